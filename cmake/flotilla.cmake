@@ -1,0 +1,60 @@
+# Build rules shared by every folder: warnings as errors, sanitizers, ccache,
+# a fast linker, and the two helpers that folders use.
+
+set(FLOTILLA_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime CCACHE_PCH_EXTSUM=1 ${CCACHE_PROGRAM})
+endif()
+find_program(MOLD_PROGRAM mold)
+if(MOLD_PROGRAM AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_link_options(-fuse-ld=mold)
+endif()
+
+# Contraction is never left to the compiler: results must not depend on it.
+add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  add_compile_options(-Wthread-safety)
+endif()
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
+endif()
+if(FLOTILLA_SANITIZE)
+  add_compile_options(-fsanitize=${FLOTILLA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1)
+  add_link_options(-fsanitize=${FLOTILLA_SANITIZE})
+  # gcc's static analysis of absl and std containers reports false positives
+  # once sanitizer code is in between.
+  add_compile_options(-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
+endif()
+
+# flotilla_library(NAME name SRCS a.cc b.cc DEPS target...)
+# A static library whose headers are included root-relative.
+function(flotilla_library)
+  cmake_parse_arguments(F "" "NAME" "SRCS;DEPS" ${ARGN})
+  if(F_SRCS)
+    add_library(${F_NAME} STATIC ${F_SRCS})
+    target_include_directories(${F_NAME} PUBLIC ${PROJECT_SOURCE_DIR})
+    target_link_libraries(${F_NAME} PUBLIC ${F_DEPS})
+  else()
+    add_library(${F_NAME} INTERFACE)
+    target_include_directories(${F_NAME} INTERFACE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(${F_NAME} INTERFACE ${F_DEPS})
+  endif()
+endfunction()
+
+# flotilla_test(NAME name SRCS a_test.cc DEPS target... [LABELS label...])
+# One gtest binary, run by ctest as one test with the source folder as its
+# working directory (so data is found under tests/data).
+function(flotilla_test)
+  cmake_parse_arguments(F "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  find_package(GTest REQUIRED)
+  add_executable(${F_NAME} ${F_SRCS})
+  target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_precompile_headers(${F_NAME} PRIVATE <gtest/gtest.h>)
+  add_test(NAME ${F_NAME} COMMAND ${F_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  if(NOT F_TIMEOUT)
+    set(F_TIMEOUT 900)
+  endif()
+  set_tests_properties(${F_NAME} PROPERTIES TIMEOUT ${F_TIMEOUT} LABELS "${F_LABELS}")
+endfunction()
