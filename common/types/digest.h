@@ -1,0 +1,58 @@
+// PlanDigest: a 64-bit summary of open branches and block tables, kept by the
+// scheduler and by every rank in time proportional to the change.
+//
+// Each fact is hashed by itself and the hashes are added modulo 2^64, so facts
+// may come and go in any order. Both sides call the same methods for the same
+// plan operations; unequal values mean that the two have drifted apart.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "common/types/ids.h"
+
+namespace flotilla {
+
+class PlanDigest {
+ public:
+  void Open(BranchHandle branch, const RequestId& request, BranchIndex index) {
+    value_ += Hash({1, branch.value(), request.incarnation, request.counter, index.value()});
+  }
+  void Close(BranchHandle branch, const RequestId& request, BranchIndex index) {
+    value_ -= Hash({1, branch.value(), request.incarnation, request.counter, index.value()});
+  }
+  // Entry `at` of the branch's table of `group` now names `block`.
+  void AddBlock(BranchHandle branch, GroupIndex group, std::uint32_t at, BlockId block) {
+    value_ += Hash({2, branch.value(), group.value(), at, block.value()});
+  }
+  void RemoveBlock(BranchHandle branch, GroupIndex group, std::uint32_t at, BlockId block) {
+    value_ -= Hash({2, branch.value(), group.value(), at, block.value()});
+  }
+  // The branch was asked to run `count` known tokens in `step` (0: a listed
+  // decode). Never removed: history is part of the summary.
+  void AddRun(Step step, BranchHandle branch, std::uint32_t count) {
+    value_ += Hash({3, step.value(), branch.value(), count});
+  }
+  void AddSkip(Step step, BranchHandle branch) {
+    value_ += Hash({4, step.value(), branch.value()});
+  }
+
+  std::uint64_t value() const { return value_; }
+
+ private:
+  // Finaliser of SplitMix64 (Steele, Lea, Flood 2014), chained over the words.
+  static std::uint64_t Hash(std::initializer_list<std::uint64_t> words) {
+    std::uint64_t h = 0x9e3779b97f4a7c15ull;
+    for (std::uint64_t w : words) {
+      h ^= w;
+      h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
+      h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+      h = (h ^ (h >> 31)) + 0x9e3779b97f4a7c15ull;
+    }
+    return h;
+  }
+
+  std::uint64_t value_ = 0;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,101 @@
+// Engine: the seam between a router and a scheduler, at token level.
+//
+// Implementations: in-process (scheduler/server), remote (gRPC), fake. All pass
+// tests/contract. A router holds engines by pointer; whoever builds the graph
+// owns them and outlives every request.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/types/event.h"
+#include "common/types/request.h"
+
+namespace flotilla {
+
+// How closely a repeated computation agrees.
+enum class Exactness : std::uint8_t {
+  kBitwise,     // the same bits, whatever the batch
+  kConsistent,  // last bits may differ (a GPU at full speed)
+};
+
+struct EngineDescription {
+  std::string model_id;               // as clients name it
+  std::uint32_t vocab_size = 0;
+  std::uint32_t max_context = 0;      // prompt + output tokens of a request
+  std::uint64_t tokenizer_hash = 0;   // content of tokenizer and chat template
+  // Hash of weights, build, recipe, instruction path, KV type and, where it
+  // matters, parallel layout. Equal ids give bit-equal answers.
+  std::uint64_t numerics_id = 0;
+  Exactness exactness = Exactness::kBitwise;
+  std::uint32_t max_branches = 0;     // of one request
+  std::uint32_t max_queue_tokens = 0; // admission limit
+};
+
+struct EngineLoad {
+  std::uint32_t running_requests = 0;
+  std::uint32_t waiting_requests = 0;
+  std::uint64_t owed_tokens = 0;      // prompt tokens to prefill + outputs allowed
+  std::uint32_t blocks_total = 0;     // without the null block
+  std::uint32_t blocks_used = 0;
+  bool ready = false;                 // a worker group is up
+  bool draining = false;
+};
+
+// Receives the events of requests. One sink usually serves one I/O thread.
+class EventSink {
+ public:
+  virtual ~EventSink() = default;
+  // All events of one step for the requests submitted with this sink, in order.
+  // Called on the engine's thread; must not block and must not call back into
+  // the engine.
+  virtual void Post(std::vector<EngineEvent> events) = 0;
+};
+
+// Ends a branch early: stop string, disconnect, abort and router-side deadline
+// all become this one call.
+struct CancelRequest {
+  RequestId request;
+  std::optional<BranchIndex> branch;  // none: all branches
+  // Output tokens of the branch that count for usage.
+  std::uint32_t keep_tokens = 0;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // What this engine serves. Constant while the engine lives, except that a
+  // new epoch may change numerics_id. Any thread. UNAVAILABLE before the first
+  // worker group was ready.
+  virtual absl::StatusOr<EngineDescription> Describe() const = 0;
+
+  // Hands a request over; never blocks. Its events go to `sink`, which the
+  // engine keeps alive until the RequestEnd. A refusal is a RequestEnd without
+  // Accepted: RESOURCE_EXHAUSTED with a retry hint (queue full), UNAVAILABLE
+  // (draining), INVALID_ARGUMENT (what this engine cannot do). Any thread.
+  virtual void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) = 0;
+
+  // Cancels; unknown or ended requests are ignored. The blocks are free at the
+  // next plan; BranchEnd and RequestEnd still follow. Any thread.
+  virtual void Cancel(const CancelRequest& cancel) = 0;
+
+  // A recent snapshot, at most one step old. Any thread.
+  virtual EngineLoad Load() const = 0;
+
+  // The tokenizer and chat template as bytes that model/ can read, so that a
+  // router needs no model file. Any thread.
+  virtual absl::StatusOr<std::string> TokenizerBytes() const = 0;
+
+  // Refuses new requests from now on and calls `done` once, when the last
+  // accepted one has ended. Any thread.
+  virtual void Drain(std::function<void()> done) = 0;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,101 @@
+// What an engine tells a router about its requests, in token ids.
+//
+// Per request: one Accepted, or one RequestEnd that refuses it; then token
+// events of each branch in position order, one BranchEnd per branch and, after
+// the last of them, one RequestEnd. Nothing follows a RequestEnd.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/types/ids.h"
+
+namespace flotilla {
+
+struct TopLogprob {
+  TokenId token = 0;
+  float logprob = 0;
+
+  bool operator==(const TopLogprob&) const = default;
+};
+
+enum class FinishReason : std::uint8_t {
+  kStop,       // a stop token was sampled
+  kLength,     // max_tokens reached
+  kCancelled,  // Engine::Cancel: disconnect, stop string, abort
+  kDeadline,   // the request's deadline passed
+  kError,      // RequestEnd::status says why
+  kMoved,      // given back unharmed: the router replays it elsewhere
+};
+
+// The request passed admission and will not be refused any more.
+struct Accepted {
+  RequestId request;
+  Attempt attempt;
+
+  bool operator==(const Accepted&) const = default;
+};
+
+// Log-probabilities of consecutive prompt tokens; the prompt's first token has
+// none, so `first` is at least 1.
+struct PromptLogprobs {
+  RequestId request;
+  Attempt attempt;
+  std::uint32_t first = 0;                     // prompt index of chosen[0]
+  std::vector<float> chosen;                   // of the prompt's own tokens
+  std::vector<std::vector<TopLogprob>> top;    // best first; same length
+
+  bool operator==(const PromptLogprobs&) const = default;
+};
+
+struct TokenEvent {
+  RequestId request;
+  Attempt attempt;
+  BranchIndex branch;
+  std::uint32_t position = 0;    // index among the branch's output tokens
+  TokenId token = 0;
+  float logprob = 0;             // of `token`, raw logits, natural log
+  std::vector<TopLogprob> top;   // best first; empty unless asked for
+
+  bool operator==(const TokenEvent&) const = default;
+};
+
+struct BranchEnd {
+  RequestId request;
+  Attempt attempt;
+  BranchIndex branch;
+  FinishReason reason = FinishReason::kStop;
+  std::uint32_t output_tokens = 0;  // after cancel: those the router keeps
+
+  bool operator==(const BranchEnd&) const = default;
+};
+
+struct Usage {
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t output_tokens = 0;  // all branches
+  std::uint32_t cached_tokens = 0;  // prompt tokens found in the prefix cache
+  std::uint32_t preemptions = 0;
+
+  bool operator==(const Usage&) const = default;
+};
+
+struct RequestEnd {
+  RequestId request;
+  Attempt attempt;
+  // OK also for cancelled requests. RESOURCE_EXHAUSTED: refused at the door.
+  absl::Status status;
+  // With RESOURCE_EXHAUSTED or UNAVAILABLE: try again after this time.
+  std::int64_t retry_after_ms = 0;
+  Usage usage;
+};
+
+using EngineEvent = std::variant<Accepted, PromptLogprobs, TokenEvent, BranchEnd, RequestEnd>;
+
+// The request and attempt that any event is about.
+inline std::pair<RequestId, Attempt> EventKey(const EngineEvent& event) {
+  return std::visit([](const auto& e) { return std::pair(e.request, e.attempt); }, event);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,96 @@
+// StepExecutor: the seam between a scheduler and its worker group.
+//
+// Implementations: in-process (worker), remote (gRPC), fake. All pass
+// tests/contract. Order of events in an epoch: Ready, then one Result per plan
+// in step order, then at most one Lost. After Lost the next Ready has a higher
+// epoch, and all KV memory is gone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/types/engine.h"
+#include "common/types/ids.h"
+#include "common/types/plan.h"
+
+namespace flotilla {
+
+// A set of layers that keep K and V of the same positions.
+struct KvGroup {
+  enum class Kind : std::uint8_t {
+    kFull,    // every position
+    kWindow,  // the last `window` positions
+    kState,   // one fixed record per branch
+  };
+  Kind kind = Kind::kFull;
+  std::uint32_t window = 0;            // kWindow only
+  std::uint32_t tokens_per_block = 0;  // slots of a block
+  std::uint64_t bytes_per_block = 0;   // on one rank
+};
+
+struct ExecutorDescription {
+  std::string model_id;
+  std::uint32_t vocab_size = 0;
+  std::uint32_t max_context = 0;
+  std::uint64_t numerics_id = 0;
+  Exactness exactness = Exactness::kBitwise;
+  std::vector<KvGroup> groups;
+  // Pages of the pool, block 0 (null) included.
+  std::uint32_t block_count = 0;
+  // Handles are below this.
+  std::uint32_t max_branches = 0;
+  // Upper bound of tokens in one plan.
+  std::uint32_t max_step_tokens = 0;
+  // Pipeline depth L: up to L + 1 plans may be unanswered.
+  std::uint32_t lag = 1;
+  // Measured at warm-up; integers so that cores need no floating point.
+  std::int64_t prefill_ns_per_token = 0;
+  std::int64_t decode_ns_per_step = 0;
+};
+
+struct Lost {
+  Epoch epoch;
+  enum class Cause : std::uint8_t {
+    kDied,         // a member exited or was killed
+    kStuck,        // heartbeat or step deadline missed
+    kDigest,       // the two sides disagreed
+    kInvalidPlan,  // an operation that the state does not allow
+    kStopped,      // asked to stop
+  };
+  Cause cause = Cause::kDied;
+  std::string detail;
+  // Steps started and not finished when the group was lost.
+  std::vector<Step> started;
+};
+
+class ExecutorListener {
+ public:
+  virtual ~ExecutorListener() = default;
+  // Called on the executor's threads, one at a time; must not block.
+  virtual void OnReady(Epoch epoch, const ExecutorDescription& description) = 0;
+  virtual void OnResult(StepResult result) = 0;
+  virtual void OnLost(const Lost& lost) = 0;
+};
+
+class StepExecutor {
+ public:
+  virtual ~StepExecutor() = default;
+
+  // Brings up the first epoch and reports it by OnReady. Called once; the
+  // listener outlives the executor or its Stop. Fails when the group can never
+  // come up (bad model file, not enough memory).
+  virtual absl::Status Start(ExecutorListener* listener) = 0;
+
+  // Queues a plan for execution; never blocks. FAILED_PRECONDITION: not the
+  // current epoch (the plan is dropped; OnLost was or will be called).
+  // RESOURCE_EXHAUSTED: more than lag + 1 plans unanswered. A plan that cannot
+  // be applied ends the epoch by OnLost(kDigest or kInvalidPlan).
+  virtual absl::Status Execute(StepPlan plan) = 0;
+
+  // Ends all threads; no event after it returns. Idempotent.
+  virtual void Stop() = 0;
+};
+
+}  // namespace flotilla

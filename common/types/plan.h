@@ -1,0 +1,193 @@
+// StepPlan and StepResult: what travels between a scheduler and the ranks of a
+// worker group.
+//
+// A plan is one ordered list of typed operations. It is incremental: ranks keep
+// each branch's tokens, length and block tables (worker/core), and a plan says
+// only what changed. Branches whose prompt is complete decode by default; a
+// plan mentions such a branch only to grant it a block, to let it sit out, or
+// to drop it. Positions of decodes are never named: a decode continues from the
+// token sampled last, which the scheduler may not have seen yet.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/types/event.h"
+#include "common/types/ids.h"
+#include "common/types/request.h"
+
+namespace flotilla {
+
+// Creates a branch with empty block tables and length 0.
+struct OpenBranch {
+  BranchHandle branch;
+  RequestId request;
+  BranchIndex index;
+  // Everything known: the prompt, then output tokens made earlier (resumption
+  // after preemption, replay). The next sampled token is output number
+  // tokens.size() - prompt_tokens.
+  std::vector<TokenId> tokens;
+  std::uint32_t prompt_tokens = 0;
+  // Positions [0, cached_tokens) are already in the blocks that the following
+  // grants name (prefix hit): the branch starts at that length.
+  std::uint32_t cached_tokens = 0;
+  SamplingParams sampling;
+  StopRule stop;
+  LogprobSpec logprobs;
+  // The branch decodes in plans whose step % lag equals cohort (see Run).
+  std::uint32_t cohort = 0;
+  // A dependent branch never decodes by default; each of its runs is listed.
+  bool dependent = false;
+
+  bool operator==(const OpenBranch&) const = default;
+};
+
+// Appends blocks to one block table of a branch.
+struct GrantBlocks {
+  BranchHandle branch;
+  GroupIndex group;
+  std::vector<BlockId> blocks;
+
+  bool operator==(const GrantBlocks&) const = default;
+};
+
+// Copies the contents of one block, in every layer, before the plan's forward.
+struct BlockCopy {
+  BlockId from, to;
+
+  bool operator==(const BlockCopy&) const = default;
+};
+
+// Creates `child` as a copy of `parent`: same tokens and length; its table of
+// group g is `tables[g]` (shared blocks by the parent's ids, copied ones by
+// their new ids). `copies` are immediate.
+struct ForkBranch {
+  BranchHandle parent, child;
+  BranchIndex index;
+  std::vector<std::vector<BlockId>> tables;
+  std::vector<BlockCopy> copies;
+
+  bool operator==(const ForkBranch&) const = default;
+};
+
+// Ends a branch; its handle and blocks are free for any later plan.
+struct DropBranch {
+  BranchHandle branch;
+
+  bool operator==(const DropBranch&) const = default;
+};
+
+// Runs a branch in this plan.
+//   count > 0: its next `count` known tokens (a prefill chunk). The chunk that
+//     reaches the last known token samples if `sample` is set; from then on the
+//     branch decodes by default: one token in every plan p with
+//     p % lag == cohort and p >= (step of its last run) + lag, until it
+//     finishes.
+//   count == 0: one decode of a dependent branch.
+struct Run {
+  BranchHandle branch;
+  std::uint32_t count = 0;
+  bool sample = false;
+  // Return log-probabilities of the known token that follows each row.
+  bool prompt_logprobs = false;
+  // Return this many best candidates instead of a sample (beam search).
+  std::uint32_t candidates = 0;
+  // Return pooled hidden states (embeddings).
+  bool pooled = false;
+
+  bool operator==(const Run&) const = default;
+};
+
+// A branch that would decode by default sits this plan out.
+struct Skip {
+  BranchHandle branch;
+
+  bool operator==(const Skip&) const = default;
+};
+
+// Moves blocks between tiers while forwards go on. Starts with its plan and is
+// reported by a later result; its blocks are pinned until then.
+struct BackgroundCopy {
+  enum class Kind : std::uint8_t { kSwapOut, kSwapIn };
+  std::uint64_t id = 0;
+  Kind kind = Kind::kSwapOut;
+  std::vector<BlockCopy> blocks;
+
+  bool operator==(const BackgroundCopy&) const = default;
+};
+
+struct LoadAdapter {
+  std::string adapter;
+  bool operator==(const LoadAdapter&) const = default;
+};
+struct UnloadAdapter {
+  std::string adapter;
+  bool operator==(const UnloadAdapter&) const = default;
+};
+
+using PlanOp = std::variant<OpenBranch, GrantBlocks, ForkBranch, DropBranch, Run, Skip,
+                            BackgroundCopy, LoadAdapter, UnloadAdapter>;
+
+struct StepPlan {
+  Epoch epoch;
+  Step step;  // previous + 1, else refused
+  // PlanDigest after all operations; a rank whose own differs ends the epoch.
+  std::uint64_t digest = 0;
+  std::vector<PlanOp> ops;
+  // The scheduler's estimate of the step's duration, for deadlines of the step.
+  std::int64_t predicted_ns = 0;
+
+  bool operator==(const StepPlan&) const = default;
+};
+
+struct SampledToken {
+  TokenId token = 0;
+  float logprob = 0;
+  std::vector<TopLogprob> top;
+
+  bool operator==(const SampledToken&) const = default;
+};
+
+// What one branch did in one step.
+struct BranchResult {
+  BranchHandle branch;
+  // Positions whose K and V are written after the step.
+  std::uint32_t length = 0;
+  // Output index of tokens[0].
+  std::uint32_t first_output = 0;
+  std::vector<SampledToken> tokens;  // empty, one, or several (speculation)
+  // Log-probabilities of prompt tokens [prompt_first, prompt_first + size).
+  std::uint32_t prompt_first = 0;
+  std::vector<SampledToken> prompt;
+  // Set in the result in which the branch finished, and in every later one in
+  // which a decode of it was a no-op.
+  std::optional<FinishReason> finished;
+  // True: the branch had finished before this step and nothing was computed.
+  bool noop = false;
+
+  bool operator==(const BranchResult&) const = default;
+};
+
+struct StepTimings {
+  std::int64_t start_ns = 0;     // executor's clock, when the forward began
+  std::int64_t compute_ns = 0;   // forward and sampling
+  std::uint32_t rows = 0;        // tokens in the flat batch
+  std::uint32_t decode_rows = 0; // of them decodes
+
+  bool operator==(const StepTimings&) const = default;
+};
+
+struct StepResult {
+  Epoch epoch;
+  Step step;
+  std::vector<BranchResult> branches;  // ascending handles
+  std::vector<std::uint64_t> copies_done;  // ids of finished background copies
+  StepTimings timings;
+
+  bool operator==(const StepResult&) const = default;
+};
+
+}  // namespace flotilla
