@@ -1,0 +1,36 @@
+// Errors that reach clients: an absl::Status that also names the request field
+// at fault, a machine-readable code and, for refusals, when to try again. Both
+// fronts translate the same status: HTTP into an OpenAI-shaped error body, gRPC
+// into status details.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace flotilla {
+
+// Codes clients branch on; the names are OpenAI's where it has one.
+inline constexpr std::string_view kContextLengthExceeded = "context_length_exceeded";
+inline constexpr std::string_view kModelNotFound = "model_not_found";
+inline constexpr std::string_view kUnknownField = "unknown_field";
+inline constexpr std::string_view kUnsupportedField = "unsupported_field";
+inline constexpr std::string_view kInvalidValue = "invalid_value";
+
+// `status` with the name of the field at fault and a code. Either may be empty.
+absl::Status WithField(absl::Status status, std::string_view field, std::string_view code);
+
+// INVALID_ARGUMENT with field and code kInvalidValue.
+absl::Status InvalidField(std::string_view field, std::string_view message);
+
+// RESOURCE_EXHAUSTED or UNAVAILABLE with a hint when to try again.
+absl::Status WithRetryAfter(absl::Status status, std::int64_t retry_after_ms);
+
+// What the status carries; empty or 0 when nothing.
+std::string ErrorField(const absl::Status& status);
+std::string ErrorCode(const absl::Status& status);
+std::int64_t RetryAfterMs(const absl::Status& status);
+
+}  // namespace flotilla

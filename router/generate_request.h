@@ -1,0 +1,120 @@
+// From what a client asked to what the service will do: parse, don't validate.
+//
+// A front fills an ApiRequest from its wire format; the Validator checks every
+// bound and resolves every default that does not need the tokenizer. Only the
+// Validator can make a GenerateRequest, so whoever holds one holds a good one.
+// Pure values: any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/types/request.h"
+
+namespace flotilla {
+
+// One message of a conversation. `content` is plain text: what looks like a
+// special token in it stays text.
+struct ChatTurn {
+  std::string role;
+  std::string content;
+};
+
+// A generation as a client asked for it, before any check. Absent optionals are
+// fields that the client left out. Numbers are as wide as the wire allows.
+struct ApiRequest {
+  std::string model;
+  // Text, token ids, or a conversation that the chat template renders.
+  std::variant<std::string, std::vector<std::int64_t>, std::vector<ChatTurn>> prompt;
+  // Text prompts only: add what the tokenizer adds by itself (BOS).
+  bool add_special_tokens = true;
+
+  std::optional<double> temperature;  // 0..2; 0 is greedy; default 1
+  std::optional<double> top_p;        // (0, 1]; default 1
+  std::optional<std::int64_t> top_k;  // 0 or -1: all; default 0
+  std::optional<std::uint64_t> seed;  // default: see InferenceService::Start
+
+  // Output tokens; 0 computes the prompt only.
+  std::optional<std::int64_t> max_tokens;
+  // Used, clipped to the context, when max_tokens is absent; absent too: the
+  // rest of the context.
+  std::optional<std::uint32_t> default_max_tokens;
+  std::vector<std::string> stop;             // cut from the output
+  std::vector<std::int64_t> stop_token_ids;  // besides the model's own end tokens
+  bool ignore_eos = false;                   // the model's end tokens do not stop
+
+  // Alternatives per token, 0..20; absent: no log-probabilities.
+  std::optional<std::int64_t> logprobs;
+  std::optional<std::int64_t> prompt_logprobs;
+
+  std::optional<std::int64_t> timeout_ms;  // > 0
+  std::int64_t priority = 0;               // -100..100, higher goes first
+  std::string tenant;                      // set by the front, never by the body
+  std::string cache_salt;
+  // The client's own name for the request: a label for logs and for the seed,
+  // never a key.
+  std::string client_request_id;
+};
+
+// Bounds of everything a client can make large. Exceeding one is
+// INVALID_ARGUMENT naming the field and the bound.
+struct RequestLimits {
+  std::size_t max_prompt_bytes = 4u << 20;
+  std::size_t max_messages = 1024;
+  std::size_t max_role_bytes = 64;
+  std::size_t max_stop_strings = 16;
+  std::size_t max_stop_bytes = 256;  // of one stop string
+  std::size_t max_stop_tokens = 64;
+  std::size_t max_label_bytes = 256;  // client request id, cache salt, tenant
+  std::int64_t max_timeout_ms = 3'600'000;
+  std::int64_t default_timeout_ms = 600'000;
+};
+
+// What the validator has to know of a model.
+struct ModelLimits {
+  std::string id;
+  std::uint32_t vocab_size = 0;
+  std::uint32_t max_context = 0;  // prompt + output tokens
+};
+
+class Validator;
+
+// A validated request. Defaults that need the prompt's length (max_tokens) or
+// randomness (seed) are resolved by the service.
+class GenerateRequest {
+ public:
+  GenerateRequest(GenerateRequest&&) = default;
+  GenerateRequest& operator=(GenerateRequest&&) = default;
+
+  // In range, valid UTF-8, token ids inside the vocabulary.
+  const ApiRequest& api() const { return api_; }
+
+ private:
+  friend class Validator;
+  friend class InferenceService;
+  explicit GenerateRequest(ApiRequest api) : api_(std::move(api)) {}
+
+  ApiRequest api_;
+};
+
+class Validator {
+ public:
+  explicit Validator(RequestLimits limits) : limits_(limits) {}
+
+  // INVALID_ARGUMENT with field and code (router/errors.h); NOT_FOUND with
+  // kModelNotFound when the request names another model.
+  absl::StatusOr<GenerateRequest> Validate(ApiRequest api, const ModelLimits& model) const;
+
+  const RequestLimits& limits() const { return limits_; }
+
+ private:
+  RequestLimits limits_;
+};
+
+}  // namespace flotilla

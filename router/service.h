@@ -1,0 +1,221 @@
+// InferenceService: everything a router does between a wire protocol and the
+// Engine seam. Both fronts (HTTP and gRPC) are thin layers over it.
+//
+// A front has I/O threads. Each opens one Lane and then talks to the service
+// through it: every callback of a generation started on a lane runs on that
+// lane's thread, where detokenization and stop matching happen too. An engine
+// step reaches a lane as one posted batch. Encoding and chat templates run on a
+// bounded pool owned by the service.
+//
+// Example, on the lane's thread:
+//   auto request = service.Validate(std::move(api));
+//   if (!request.ok()) return Refuse(request.status());
+//   auto generation = service.Start(*std::move(request), *lane, &listener);
+//   if (!generation.ok()) return Refuse(generation.status());
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/rt/clock.h"
+#include "common/types/engine.h"
+#include "router/errors.h"
+#include "router/generate_request.h"
+
+namespace flotilla {
+
+class ChatTemplate;
+class RouterProbe;
+class Tokenizer;
+
+// How work gets onto a front's I/O thread. Outlives the lanes opened on it.
+class Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+  // Runs `work` once, later, on the I/O thread; works of one dispatcher run one
+  // at a time and in order. Any thread; never blocks, never runs `work` inline.
+  virtual void Post(std::function<void()> work) = 0;
+};
+
+// Why a choice ended, as clients see it.
+enum class ChoiceFinish : std::uint8_t {
+  kStop,       // stop token or stop string
+  kLength,     // max_tokens, or the end of the context
+  kCancelled,  // Generation::Cancel or InferenceService::Abort
+  kDeadline,   // timeout_ms passed
+  kError,      // GenerationEnd::status says why
+};
+
+struct OutputToken {
+  TokenId id = 0;
+  float logprob = 0;            // of raw logits, natural log
+  std::vector<TopLogprob> top;  // best first; as many as asked for
+};
+
+// News of one choice: at most one per choice and engine step.
+struct Delta {
+  std::uint32_t choice = 0;
+  // Valid UTF-8, never half a character; text that may become a stop string is
+  // held back, so it can be empty while `tokens` is not, and the other way
+  // round in the last delta.
+  std::string text;
+  // In order, each exactly once; the token that ended the choice included.
+  std::vector<OutputToken> tokens;
+};
+
+struct PromptInfo {
+  std::vector<TokenId> tokens;
+};
+
+// Log-probabilities of prompt tokens [first, first + tokens.size()); together
+// they cover prompt positions 1 .. size - 1 (the first token has none).
+struct PromptScores {
+  std::uint32_t first = 1;
+  std::vector<OutputToken> tokens;
+};
+
+struct ChoiceEnd {
+  std::uint32_t choice = 0;
+  ChoiceFinish reason = ChoiceFinish::kStop;
+  // The stop string or token that matched, if one did.
+  std::optional<std::string> stop_string;
+  std::optional<TokenId> stop_token;
+};
+
+struct GenerationEnd {
+  // OK unless the request was refused or failed; see router/errors.h for the
+  // field, code and retry hint that it carries.
+  absl::Status status;
+  Usage usage;
+  // How often the request was submitted: more than 1 after a replay.
+  std::uint32_t attempts = 1;
+};
+
+// Receives one generation. Order: OnPrompt, OnAccepted, then OnPromptScores and
+// OnDelta, one OnChoiceEnd per choice after its last delta, and OnDone, always,
+// once, last. A failure may come at any point as OnDone with a status; choices
+// without OnChoiceEnd then never get one. Runs on the lane's thread; may destroy
+// the Generation from within OnDone, not from within the others.
+class GenerationListener {
+ public:
+  virtual ~GenerationListener() = default;
+  // The prompt as the model sees it.
+  virtual void OnPrompt(const PromptInfo& prompt) = 0;
+  // Admitted: no refusal follows. The time to answer with a success status.
+  virtual void OnAccepted() = 0;
+  virtual void OnPromptScores(PromptScores scores) = 0;
+  virtual void OnDelta(Delta delta) = 0;
+  virtual void OnChoiceEnd(const ChoiceEnd& end) = 0;
+  virtual void OnDone(const GenerationEnd& end) = 0;
+};
+
+// One running request. All calls, destruction included, on its lane's thread.
+class Generation {
+ public:
+  // Cancels unless done; no callback after this.
+  virtual ~Generation() = default;
+  // Ends it early; idempotent. Choices end with kCancelled, OnDone follows later
+  // from the lane.
+  virtual void Cancel() = 0;
+  // Public name: unguessable, unique. The key for InferenceService::Abort.
+  virtual const std::string& id() const = 0;
+};
+
+// One I/O thread's door to the service. Created and destroyed on that thread or
+// while it does not run; destroyed after its generations. After destruction
+// nothing more is posted to its dispatcher.
+class Lane {
+ public:
+  virtual ~Lane() = default;
+};
+
+struct ModelInfo {
+  ModelLimits limits;
+  std::uint64_t numerics_id = 0;
+  Exactness exactness = Exactness::kBitwise;
+  std::int64_t created_s = 0;  // Unix time at which the service began to serve it
+};
+
+struct TokenizeRequest {
+  std::string model;
+  std::variant<std::string, std::vector<ChatTurn>> input;
+  bool add_special_tokens = true;     // text only
+  bool parse_special = false;         // text only: special tokens in it are recognised
+  bool add_generation_prompt = true;  // conversations only
+};
+
+struct ServiceOptions {
+  std::string model_id;  // as clients name it
+  RequestLimits limits;
+  std::uint32_t tokenizer_threads = 1;
+  std::size_t tokenizer_queue = 256;              // jobs waiting; more are refused
+  std::size_t tokenizer_queue_bytes = 64u << 20;  // their input
+  // How often a request that an engine gave back is submitted in all.
+  std::uint32_t max_attempts = 8;
+};
+
+class InferenceService {
+ public:
+  struct Dependencies {
+    Engine* engine = nullptr;                     // not owned, outlives the service
+    const Tokenizer* tokenizer = nullptr;         // same
+    const ChatTemplate* chat_template = nullptr;  // same; null: no chat
+    const Clock* clock = nullptr;                 // the engine's clock; same
+    RouterProbe* probe = nullptr;                 // may be null; same
+  };
+
+  // Starts the pool. All lanes and generations are destroyed before the service.
+  static std::unique_ptr<InferenceService> Create(ServiceOptions options, Dependencies deps);
+  virtual ~InferenceService() = default;
+
+  // `dispatcher` outlives the lane. Any thread.
+  virtual std::unique_ptr<Lane> OpenLane(Dispatcher* dispatcher) = 0;
+
+  // Checks a request; see Validator. UNAVAILABLE while no engine was ever
+  // ready. Any thread.
+  virtual absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const = 0;
+
+  // Begins a generation; the lane's thread only. A request without a seed gets a
+  // hash of tenant and client request id, or a random one. RESOURCE_EXHAUSTED
+  // with a retry hint when the tokenizer pool's queue is full. Later refusals
+  // (queue of the engine full, prompt longer than the context: OUT_OF_RANGE
+  // with kContextLengthExceeded) arrive as OnDone before OnAccepted.
+  // `listener` outlives the returned object.
+  virtual absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, Lane& lane,
+                                                            GenerationListener* listener) = 0;
+
+  // Cancels the generation with this public id; false when there is none (any
+  // more). Any thread.
+  virtual bool Abort(std::string_view id) = 0;
+
+  // Encodes on the pool and calls `done` on the lane's thread (not at all once
+  // the lane is gone). INVALID_ARGUMENT, NOT_FOUND (model) or
+  // RESOURCE_EXHAUSTED at once as the result of `done`, posted. Lane's thread.
+  virtual void Tokenize(TokenizeRequest request, Lane& lane,
+                        std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) = 0;
+  // Decodes; special tokens included as their text, invalid UTF-8 replaced by
+  // U+FFFD. Same rules.
+  virtual void Detokenize(std::string model, std::vector<std::int64_t> tokens, Lane& lane,
+                          std::function<void(absl::StatusOr<std::string>)> done) = 0;
+
+  // The raw bytes of one token (special tokens: their text); empty when outside
+  // the vocabulary. May be part of a character. Any thread.
+  virtual std::string_view TokenBytes(TokenId token) const = 0;
+
+  // The models served. Empty while no engine was ever ready. Any thread.
+  virtual std::vector<ModelInfo> Models() const = 0;
+
+  // True when a new request would be served now: a worker group is up and the
+  // engine is not draining. Any thread.
+  virtual bool Ready() const = 0;
+};
+
+}  // namespace flotilla
