@@ -32,6 +32,7 @@ endif()
 # A static library whose headers are included root-relative.
 function(flotilla_library)
   cmake_parse_arguments(F "" "NAME" "SRCS;DEPS" ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY FLOTILLA_LIBRARIES ${F_NAME})
   if(F_SRCS)
     add_library(${F_NAME} STATIC ${F_SRCS})
     target_include_directories(${F_NAME} PUBLIC ${PROJECT_SOURCE_DIR})

