@@ -1,0 +1,41 @@
+// Layout of the paged KV cache on CPU, shared by the kernels and by the worker
+// that owns the memory. Pure constants and arithmetic.
+//
+// A block holds 16 tokens. Per layer and KV head it has one 64-byte aligned
+// record, K first, then V:
+//   bf16  K [dim/2][16 tokens][2]   V [8 token pairs][dim][2]
+//   fp32  K [dim][16 tokens]        V [16 tokens][dim]
+// so that one 64-byte load of K is sixteen keys and one of V sixteen dimensions.
+// `dim` is a multiple of 16, at most 256.
+#pragma once
+
+#include <cstdint>
+
+namespace flotilla::kernels {
+
+inline constexpr int kKvBlockTokens = 16;
+inline constexpr int kMaxHeadDim = 256;
+
+enum class KvFormat : uint8_t { kBf16, kF32 };
+
+constexpr int64_t KvElementBytes(KvFormat format) { return format == KvFormat::kBf16 ? 2 : 4; }
+
+// Bytes of one record (K and V of 16 tokens of one layer and KV head).
+constexpr int64_t KvRecordBytes(KvFormat format, int dim) {
+  return 2 * KvElementBytes(format) * kKvBlockTokens * dim;
+}
+
+// Byte offset of V inside a record.
+constexpr int64_t KvValueOffset(KvFormat format, int dim) { return KvRecordBytes(format, dim) / 2; }
+
+// Element index (not bytes) inside K or V of token `slot` (0..15), dimension d.
+constexpr int64_t KvKeyIndex(KvFormat format, int slot, int d) {
+  return format == KvFormat::kBf16 ? (d / 2 * kKvBlockTokens + slot) * 2 + d % 2
+                                   : d * kKvBlockTokens + slot;
+}
+constexpr int64_t KvValueIndex(KvFormat format, int dim, int slot, int d) {
+  return format == KvFormat::kBf16 ? (static_cast<int64_t>(slot) / 2 * dim + d) * 2 + slot % 2
+                                   : static_cast<int64_t>(slot) * dim + d;
+}
+
+}  // namespace flotilla::kernels

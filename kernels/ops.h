@@ -1,0 +1,240 @@
+// The op interface: every computation of the forward pass and of the sampler's
+// vocabulary passes, one declaration each.
+//
+// Who: the worker picks one table with GetOps and calls through it from its
+// compute threads. Ops never start threads, allocate or fail: a call does the
+// part of the work that its range names, and results do not depend on how ranges
+// are cut, on which thread runs them or on the other rows in the batch.
+//
+// Exactness: all instruction paths give the same bits as `reference`, the slow
+// obvious twin (only the payload of a NaN may differ). Each op therefore states
+// the order of its float reductions. "Lanes" are 16 partial results: element i
+// goes to lane i mod 16; "the lane tree" adds lane i and i+8, then i and i+4, i
+// and i+2, i and i+1. `fma` rounds once.
+//
+// Preconditions are the caller's invariants and are not checked here. Pointers
+// need no alignment beyond their element's, except packed weights and KV records.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/kv_layout.h"
+#include "kernels/noise.h"
+#include "kernels/packed_matrix.h"
+
+namespace flotilla::kernels {
+
+// Rows of activations as 16-bit integers, one scale per (row, slot). The worker
+// owns the arrays: QuantizeRows writes them, matmul_i16 reads them.
+// x[row, i] ~ scales[row, slot of i] * values[row, i].
+struct QuantizedRows {
+  int16_t* values = nullptr;    // [rows, k], within +-32767
+  float* block_sums = nullptr;  // [rows, k / 32] sum of the block's values, exact
+  float* scales = nullptr;      // [rows, slots]
+};
+
+// quantize_rows: fp32 rows to QuantizedRows. Per row and slot: scale = max|x| /
+// 32767, value = round-half-even(x * (32767 / max|x|)). A slot with max|x| below
+// 1e-30 becomes zeros with scale 0; one with a NaN or infinity becomes zeros with
+// scale NaN, so that its products are NaN.
+struct QuantizeArgs {
+  const float* x = nullptr;  // [rows, k] fp32
+  int64_t x_stride = 0;      // floats from row to row
+  int k = 0;                 // multiple of 32
+  int slot_count = 1;        // as MatrixView
+  const int32_t* slot_ends = nullptr;
+  QuantizedRows out;
+};
+
+// matmul_i16: out[m, c] (+)= sum of x[m, :] * W[c, :] with integer dot products
+// (kNibbles and kBytes only). Per slot, blocks ascending: acc = fma(d,
+// float(dot), acc), then for kNibbles acc = fma(m, block_sum, acc); partial =
+// scale * acc; partials are added in the slot tree. Panels of 32 columns.
+struct MatMulI16Args {
+  MatrixView weights;
+  QuantizedRows x;          // quantised with the matrix's slots
+  int rows = 0;             // M
+  float* out = nullptr;     // [rows, columns] fp32
+  int64_t out_stride = 0;   // floats from row to row
+  bool accumulate = false;  // out + product instead of product (residual add)
+};
+
+// matmul_f32: the same product in fp32. Weights are the exact values of their
+// format; per slot acc = fma(x, w, acc), k ascending; then the slot tree.
+struct MatMulF32Args {
+  MatrixView weights;
+  const float* x = nullptr;  // [rows, k] fp32
+  int64_t x_stride = 0;
+  int rows = 0;
+  float* out = nullptr;  // [rows, columns] fp32
+  int64_t out_stride = 0;
+  bool accumulate = false;
+};
+
+// rms_norm: out = x * (1 / sqrt(sum(x^2) / n + eps)) * weight, left to right. The
+// sum runs in lanes by fma, then the lane tree. `out` may be `x`.
+struct RmsNormArgs {
+  const float* x = nullptr;  // [rows, n] fp32
+  int64_t x_stride = 0;
+  const float* weight = nullptr;  // [n]
+  int n = 0;
+  float eps = 0;
+  float* out = nullptr;  // [rows, n]
+  int64_t out_stride = 0;
+};
+
+// rope: rotates, in place, the pairs (2i, 2i+1) of every head by the token's
+// position: (a, b) -> (fma(a, cos, -(b * sin)), fma(b, cos, a * sin)). Row p of
+// the table is cos[dim/2] then sin[dim/2]; see RopeTable.
+struct RopeArgs {
+  float* x = nullptr;  // [tokens, heads, dim] fp32
+  int64_t token_stride = 0;
+  int heads = 0;
+  int dim = 0;                         // multiple of 16
+  const int32_t* positions = nullptr;  // [tokens]
+  const float* table = nullptr;        // [positions, dim]
+};
+
+// silu_mul: out = gate / (1 + Exp(-gate)) * up, left to right. `out` may be
+// `gate` or `up`.
+struct SiluMulArgs {
+  const float* gate = nullptr;  // [rows, n] fp32
+  const float* up = nullptr;    // [rows, n] fp32
+  int64_t in_stride = 0;        // of gate and of up
+  int n = 0;
+  float* out = nullptr;  // [rows, n]
+  int64_t out_stride = 0;
+};
+
+// One sequence's view of the KV cache of one layer: the record of (block b, KV
+// head h) starts at base + b * block_stride + h * head_stride bytes, 64-byte
+// aligned, laid out as kv_layout.h says.
+struct KvView {
+  KvFormat format = KvFormat::kBf16;
+  int dim = 0;
+  std::byte* base = nullptr;
+  int64_t block_stride = 0;
+  int64_t head_stride = 0;
+  const int32_t* block_table = nullptr;  // [blocks of the sequence] block ids
+};
+
+// kv_write: encodes K and V of consecutive tokens of one sequence into the
+// cache. The first write of a bf16 V pair zeroes its other half.
+struct KvWriteArgs {
+  KvView cache;
+  int first_position = 0;    // absolute position of token 0
+  int heads = 0;             // KV heads
+  const float* k = nullptr;  // [tokens, heads, dim] fp32, after RoPE
+  const float* v = nullptr;  // [tokens, heads, dim] fp32
+  int64_t token_stride = 0;  // floats from token to token, of k and of v
+};
+
+// paged_attention: out = softmax(scale * q K^T) V for consecutive query tokens of
+// one sequence and the query heads that share one KV head. Token t sees the keys
+// at positions 0 ..= first_position + t, all read from the cache.
+//
+// The result for a (token, head) is a function of its position, its q and those
+// keys alone:
+//   q' = q * scale; score = fma over d ascending of q'[d] * K[d].
+//   Positions run in segments of 256 and tiles of 64. A tile: m' = max(m, its
+//   scores); when m' > m: c = Exp(m - m'), l *= c, o *= c (skipped for a
+//   segment's first tile). p = Exp(score - m') (0 past the last key); l += lane
+//   tree of ((p[0:16] + p[16:32]) + (p[32:48] + p[48:64])); o = fma(p, v, o),
+//   keys ascending.
+//   Segments merge in ascending order: M' = max(M, m); a = Exp(M - M'),
+//   b = Exp(m - M'); L = fma(L, a, l * b), O = fma(O, a, o * b).
+//   out = O * (1 / L).
+// Keys past the last one are masked before use; blocks past the last key's are
+// not read.
+struct AttentionArgs {
+  KvView cache;
+  int kv_head = 0;
+  int first_position = 0;    // absolute position of query token 0
+  int heads = 0;             // query heads of this KV head
+  const float* q = nullptr;  // [tokens, heads, dim] fp32, after RoPE, not scaled
+  int64_t q_stride = 0;      // floats from token to token
+  float scale = 0;           // 1 / sqrt(dim)
+  float* out = nullptr;      // [tokens, heads, dim] fp32
+  int64_t out_stride = 0;
+};
+
+struct TokenScore {
+  int32_t token = 0;
+  float score = 0;
+};
+
+// Max and sum of exponentials of (part of) a row of logits: sum e^(x - max).
+struct SoftmaxStats {
+  float max = 0;
+  float sum = 0;
+};
+
+// gumbel_argmax: the token with the largest fma(logit, inverse_temperature,
+// GumbelNoise(key, token)) among those kept: logit > cutoff.score, or equal to it
+// with token <= cutoff.token. The default cutoff keeps all.
+struct GumbelArgs {
+  float inverse_temperature = 1;
+  NoiseKey key;
+  TokenScore cutoff{INT32_MAX, -std::numeric_limits<float>::infinity()};
+};
+
+enum class Isa : uint8_t { kReference, kAvx2, kAvx512 };
+
+// One implementation of every op. Ranges are half open.
+struct Ops {
+  Isa isa;
+  std::string_view name;         // "reference", "avx2", "avx512"
+  std::string_view description;  // the instruction sets it needs
+
+  void (*quantize_rows)(const QuantizeArgs&, int row_begin, int row_end);
+  void (*matmul_i16)(const MatMulI16Args&, int panel_begin, int panel_end);
+  void (*matmul_f32)(const MatMulF32Args&, int panel_begin, int panel_end);
+  void (*rms_norm)(const RmsNormArgs&, int row_begin, int row_end);
+  void (*rope)(const RopeArgs&, int token_begin, int token_end);
+  void (*silu_mul)(const SiluMulArgs&, int row_begin, int row_end);
+  // y[i] += x[i].
+  void (*add)(const float* x, float* y, int64_t n);
+  void (*kv_write)(const KvWriteArgs&, int token_begin, int token_end);
+  void (*paged_attention)(const AttentionArgs&, int token_begin, int token_end);
+
+  // Vocabulary passes over a row of n >= 1 logits. Ties take the lowest id; a
+  // NaN is never taken; a row without any number above -infinity gives token 0.
+  TokenScore (*argmax)(const float* logits, int n);
+  // The `count` (1..64, <= n) largest, in descending order.
+  void (*top_n)(const float* logits, int n, int count, TokenScore* out);
+  TokenScore (*gumbel_argmax)(const float* logits, int n, const GumbelArgs& args);
+  // Per chunk of 1,024: max, then e^(x - max) summed in lanes and the lane tree;
+  // the chunks' results are merged (MergeStats) in a binary tree like slots.
+  SoftmaxStats (*softmax_stats)(const float* logits, int n);
+};
+
+// Adds two parts' statistics: m = max, sum = fma(a.sum, Exp(a.max - m), b.sum *
+// Exp(b.max - m)); a part that is all -infinity changes nothing.
+SoftmaxStats MergeStats(const SoftmaxStats& a, const SoftmaxStats& b);
+
+// log(sum e^x): log-probability of token i = logit[i] - LogSumExp(stats).
+inline float LogSumExp(const SoftmaxStats& stats) { return stats.max + Log(stats.sum); }
+
+// Every implementation of this build, slowest first.
+absl::Span<const Ops* const> AllOps();
+
+// True when this machine can run `isa`. avx2 needs AVX2, FMA and F16C; avx512
+// needs F, BW, VL, DQ and VNNI.
+bool IsaSupported(Isa isa);
+
+// The supported ones, slowest first; the last is what "auto" means.
+std::vector<Isa> DetectIsas();
+
+// "auto" (the best supported), "reference", "avx2" or "avx512". InvalidArgument
+// names the known ones; FailedPrecondition when the machine lacks it.
+absl::StatusOr<Isa> ParseIsa(std::string_view name);
+
+// The table of `isa`, which must be supported. Lives for the whole program.
+const Ops& GetOps(Isa isa);
+
+}  // namespace flotilla::kernels

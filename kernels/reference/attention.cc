@@ -1,0 +1,159 @@
+// Paged KV cache and attention, one query head at a time.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/reference/lanes.h"
+#include "kernels/reference/reference_ops.h"
+#include "kernels/scalar_math.h"
+
+namespace flotilla::kernels::reference {
+namespace {
+
+constexpr int kTileKeys = 64;
+constexpr int kSegmentKeys = 256;
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+std::byte* Record(const KvView& cache, int head, int position) {
+  return cache.base + cache.block_table[position / kKvBlockTokens] * cache.block_stride +
+         head * cache.head_stride;
+}
+
+// Element `index` of the K or V that starts at `base`.
+float Load(KvFormat format, const std::byte* base, int64_t index) {
+  if (format == KvFormat::kF32) {
+    float x;
+    std::memcpy(&x, base + index * 4, sizeof x);
+    return x;
+  }
+  uint16_t x;
+  std::memcpy(&x, base + index * 2, sizeof x);
+  return Bf16ToFloat(x);
+}
+
+void Store(KvFormat format, std::byte* base, int64_t index, float value) {
+  if (format == KvFormat::kF32) {
+    std::memcpy(base + index * 4, &value, sizeof value);
+    return;
+  }
+  const uint16_t x = FloatToBf16(value);
+  std::memcpy(base + index * 2, &x, sizeof x);
+}
+
+// Softmax state: running max, sum of exponentials, output not yet divided.
+struct State {
+  float max = kNone;
+  float sum = 0;
+  float out[kMaxHeadDim] = {};
+};
+
+// Scores of `count` (1..64) keys from position `begin`.
+void Scores(const AttentionArgs& args, const float* q, int begin, int count, float* scores) {
+  const KvView& cache = args.cache;
+  for (int j = 0; j < count; ++j) {
+    const std::byte* keys = Record(cache, args.kv_head, begin + j);
+    const int slot = (begin + j) % kKvBlockTokens;
+    float score = 0;
+    for (int d = 0; d < cache.dim; ++d) {
+      score = std::fma(q[d], Load(cache.format, keys, KvKeyIndex(cache.format, slot, d)), score);
+    }
+    scores[j] = score;
+  }
+}
+
+void AddTile(const AttentionArgs& args, const float* q, int begin, int count, State* state) {
+  const KvView& cache = args.cache;
+  float scores[kTileKeys];
+  Scores(args, q, begin, count, scores);
+  float max = state->max;
+  for (int j = 0; j < count; ++j) max = scores[j] > max ? scores[j] : max;
+  if (max > state->max && state->max != kNone) {
+    const float correction = Exp(state->max - max);
+    state->sum *= correction;
+    for (int d = 0; d < cache.dim; ++d) state->out[d] *= correction;
+  }
+  state->max = max;
+  float p[kTileKeys] = {};
+  for (int j = 0; j < count; ++j) p[j] = Exp(scores[j] - max);
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = (p[i] + p[16 + i]) + (p[32 + i] + p[48 + i]);
+  state->sum += LaneTree(lanes);
+  for (int j = 0; j < count; ++j) {
+    const std::byte* values =
+        Record(cache, args.kv_head, begin + j) + KvValueOffset(cache.format, cache.dim);
+    const int slot = (begin + j) % kKvBlockTokens;
+    for (int d = 0; d < cache.dim; ++d) {
+      const int64_t index = KvValueIndex(cache.format, cache.dim, slot, d);
+      state->out[d] = std::fma(p[j], Load(cache.format, values, index), state->out[d]);
+    }
+  }
+}
+
+// Merges a later segment into the earlier ones.
+void Merge(const State& segment, int dim, State* total) {
+  const float max = segment.max > total->max ? segment.max : total->max;
+  const float a = Exp(total->max - max);
+  const float b = Exp(segment.max - max);
+  total->max = max;
+  total->sum = std::fma(total->sum, a, segment.sum * b);
+  for (int d = 0; d < dim; ++d) {
+    total->out[d] = std::fma(total->out[d], a, segment.out[d] * b);
+  }
+}
+
+// Attention of one head over `keys` positions.
+void AttendHead(const AttentionArgs& args, const float* q, int keys, float* out) {
+  const int dim = args.cache.dim;
+  float scaled[kMaxHeadDim];
+  for (int d = 0; d < dim; ++d) scaled[d] = q[d] * args.scale;
+  State total;
+  for (int segment_begin = 0; segment_begin < keys; segment_begin += kSegmentKeys) {
+    State segment;
+    const int end = segment_begin + kSegmentKeys < keys ? segment_begin + kSegmentKeys : keys;
+    for (int begin = segment_begin; begin < end; begin += kTileKeys) {
+      AddTile(args, scaled, begin, begin + kTileKeys < end ? kTileKeys : end - begin, &segment);
+    }
+    if (segment_begin == 0) {
+      total = segment;
+    } else {
+      Merge(segment, dim, &total);
+    }
+  }
+  const float inverse = 1.0f / total.sum;
+  for (int d = 0; d < dim; ++d) out[d] = total.out[d] * inverse;
+}
+
+}  // namespace
+
+void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
+  const KvView& cache = args.cache;
+  for (int token = token_begin; token < token_end; ++token) {
+    const int position = args.first_position + token;
+    const int slot = position % kKvBlockTokens;
+    for (int head = 0; head < args.heads; ++head) {
+      std::byte* keys = Record(cache, head, position);
+      std::byte* values = keys + KvValueOffset(cache.format, cache.dim);
+      const float* k = args.k + token * args.token_stride + head * cache.dim;
+      const float* v = args.v + token * args.token_stride + head * cache.dim;
+      for (int d = 0; d < cache.dim; ++d) {
+        Store(cache.format, keys, KvKeyIndex(cache.format, slot, d), k[d]);
+        Store(cache.format, values, KvValueIndex(cache.format, cache.dim, slot, d), v[d]);
+        if (cache.format == KvFormat::kBf16 && slot % 2 == 0) {
+          Store(cache.format, values, KvValueIndex(cache.format, cache.dim, slot + 1, d), 0.0f);
+        }
+      }
+    }
+  }
+}
+
+void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
+  for (int token = token_begin; token < token_end; ++token) {
+    for (int head = 0; head < args.heads; ++head) {
+      AttendHead(args, args.q + token * args.q_stride + head * args.cache.dim,
+                 args.first_position + token + 1,
+                 args.out + token * args.out_stride + head * args.cache.dim);
+    }
+  }
+}
+
+}  // namespace flotilla::kernels::reference

@@ -1,0 +1,26 @@
+#include "kernels/reference/reference_ops.h"
+
+#include "kernels/op_tables.h"
+
+namespace flotilla::kernels {
+
+extern const Ops kReferenceOps = {
+    .isa = Isa::kReference,
+    .name = "reference",
+    .description = "scalar loops (FMA, F16C)",
+    .quantize_rows = reference::QuantizeRows,
+    .matmul_i16 = reference::MatMulI16,
+    .matmul_f32 = reference::MatMulF32,
+    .rms_norm = reference::RmsNorm,
+    .rope = reference::Rope,
+    .silu_mul = reference::SiluMul,
+    .add = reference::Add,
+    .kv_write = reference::KvWrite,
+    .paged_attention = reference::PagedAttention,
+    .argmax = reference::ArgMax,
+    .top_n = reference::TopN,
+    .gumbel_argmax = reference::GumbelArgMax,
+    .softmax_stats = reference::ComputeSoftmaxStats,
+};
+
+}  // namespace flotilla::kernels

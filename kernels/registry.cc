@@ -1,0 +1,71 @@
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/op_tables.h"
+#include "kernels/ops.h"
+
+namespace flotilla::kernels {
+
+absl::Span<const Ops* const> AllOps() {
+  static constexpr const Ops* kAll[] = {&kReferenceOps};
+  return kAll;
+}
+
+bool IsaSupported(Isa isa) {
+  switch (isa) {
+    case Isa::kReference:
+      return __builtin_cpu_supports("fma");
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
+    case Isa::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vnni");
+  }
+  return false;
+}
+
+std::vector<Isa> DetectIsas() {
+  std::vector<Isa> isas;
+  for (const Ops* ops : AllOps()) {
+    if (IsaSupported(ops->isa)) isas.push_back(ops->isa);
+  }
+  return isas;
+}
+
+absl::StatusOr<Isa> ParseIsa(std::string_view name) {
+  if (name == "auto") {
+    const std::vector<Isa> isas = DetectIsas();
+    if (isas.empty()) return absl::FailedPreconditionError("this machine lacks FMA and F16C");
+    return isas.back();
+  }
+  std::string known = "auto";
+  for (const Ops* ops : AllOps()) {
+    if (ops->name == name) {
+      if (IsaSupported(ops->isa)) return ops->isa;
+      return absl::FailedPreconditionError(absl::StrCat("this machine lacks the instructions of ",
+                                                        std::string(ops->name), ": ",
+                                                        std::string(ops->description)));
+    }
+    absl::StrAppend(&known, ", ", std::string(ops->name));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown instruction path \"", std::string(name), "\"; known: ", known));
+}
+
+const Ops& GetOps(Isa isa) {
+  for (const Ops* ops : AllOps()) {
+    if (ops->isa == isa) return *ops;
+  }
+  std::abort();
+}
+
+SoftmaxStats MergeStats(const SoftmaxStats& a, const SoftmaxStats& b) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  if (b.max == kNone) return a;
+  if (a.max == kNone) return b;
+  const float max = a.max > b.max ? a.max : b.max;
+  return {max, std::fma(a.sum, Exp(a.max - max), b.sum * Exp(b.max - max))};
+}
+
+}  // namespace flotilla::kernels

@@ -1,0 +1,98 @@
+// The project's own exp, log and number conversions, one scalar definition each.
+// The vector paths evaluate the same operations in the same order on each lane,
+// so every instruction path gives the same bits; libm, whose results change with
+// its version, is not used at run time. Pure functions.
+//
+// std::fma is exact by definition; it is one instruction in files compiled with
+// -mfma and a correct library call elsewhere.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace flotilla::kernels {
+
+inline uint32_t FloatBits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+inline float BitsFloat(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// The constants of Exp and Log (Cephes, public domain), used by all paths.
+struct MathConstants {
+  // Exp: x is clamped to [kExpLow, kExpHigh]; below kExpLow the result is 0.
+  static constexpr float kExpLow = -87.0f;  // e^-87 > smallest normal number
+  static constexpr float kExpHigh = 88.0f;  // e^88 < largest finite number
+  static constexpr float kLog2E = 1.44269504088896341f;
+  static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  static constexpr uint32_t kRoundBits = 0x4B400000;
+  static constexpr float kLn2High = 0.693359375f;
+  static constexpr float kLn2Low = -2.12194440e-4f;
+  static constexpr float kExp[6] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                                    4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  // Log: mantissa in [sqrt(1/2), sqrt(2)).
+  static constexpr uint32_t kSqrtHalfBits = 0x3F3504F3;
+  static constexpr float kLog[9] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
+                                    -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
+                                    2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
+};
+
+// e^x within 2 ulp on [-87, 88]; 0 below, e^88 above, NaN for NaN. Exp(0) == 1.
+inline float Exp(float x) {
+  using C = MathConstants;
+  const float clamped_low = C::kExpLow > x ? C::kExpLow : x;
+  const float c = C::kExpHigh < clamped_low ? C::kExpHigh : clamped_low;
+  const float t = std::fma(c, C::kLog2E, C::kRound);
+  const float n = t - C::kRound;
+  float r = std::fma(n, -C::kLn2High, c);
+  r = std::fma(n, -C::kLn2Low, r);
+  float p = C::kExp[0];
+  for (int i = 1; i < 6; ++i) p = std::fma(p, r, C::kExp[i]);
+  p = std::fma(p, r * r, r) + 1.0f;
+  const float scale = BitsFloat((FloatBits(t) - C::kRoundBits + 127u) << 23);
+  return x < C::kExpLow ? 0.0f : p * scale;
+}
+
+// Natural logarithm within 2 ulp for normal x > 0. Other arguments are outside
+// its contract: callers pass sums of exponentials and uniforms in (0, 1).
+inline float Log(float x) {
+  using C = MathConstants;
+  const uint32_t shifted = FloatBits(x) - C::kSqrtHalfBits;
+  const float e = static_cast<float>(static_cast<int32_t>(shifted) >> 23);
+  const float f = BitsFloat((shifted & 0x007FFFFFu) + C::kSqrtHalfBits) - 1.0f;
+  const float z = f * f;
+  float p = C::kLog[0];
+  for (int i = 1; i < 9; ++i) p = std::fma(p, f, C::kLog[i]);
+  p = p * f * z;
+  p = std::fma(e, C::kLn2Low, p);
+  p = std::fma(-0.5f, z, p);
+  return std::fma(e, C::kLn2High, f + p);
+}
+
+// bf16 <-> fp32; to bf16 rounds to nearest even, NaN stays a (quiet) NaN.
+inline float Bf16ToFloat(uint16_t x) { return BitsFloat(static_cast<uint32_t>(x) << 16); }
+inline uint16_t FloatToBf16(float x) {
+  const uint32_t bits = FloatBits(x);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// IEEE half to fp32, exact.
+inline float HalfToFloat(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+  const uint32_t exponent = (h >> 10) & 31u;
+  const uint32_t mantissa = h & 0x3FFu;
+  if (exponent == 31) return BitsFloat(sign | 0x7F800000u | (mantissa << 13));
+  if (exponent != 0) return BitsFloat(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+  const float subnormal = static_cast<float>(mantissa) * 0x1p-24f;
+  return BitsFloat(sign | FloatBits(subnormal));
+}
+
+}  // namespace flotilla::kernels
