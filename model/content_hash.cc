@@ -1,0 +1,73 @@
+#include "model/content_hash.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "model/text.h"
+
+namespace flotilla {
+namespace {
+
+class Hasher {
+ public:
+  Hasher() : state_(XXH64_createState(), XXH64_freeState) { XXH64_reset(state_.get(), 0); }
+
+  // Length first, so that neighbouring fields cannot run into each other.
+  void Add(std::span<const std::byte> bytes) {
+    const uint64_t size = bytes.size();
+    XXH64_update(state_.get(), &size, sizeof size);
+    XXH64_update(state_.get(), bytes.data(), bytes.size());
+  }
+
+  uint64_t Finish() const { return XXH64_digest(state_.get()); }
+
+ private:
+  std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> state_;
+};
+
+constexpr std::string_view kTokenizerKeys[] = {
+    "ggml.model",
+    "ggml.pre",
+    "ggml.tokens",
+    "ggml.token_type",
+    "ggml.merges",
+    "ggml.scores",
+    "ggml.bos_token_id",
+    "ggml.eos_token_id",
+    "ggml.eot_token_id",
+    "ggml.eom_token_id",
+    "ggml.add_bos_token",
+    "ggml.add_eos_token",
+    "ggml.unknown_token_id",
+    "ggml.add_space_prefix",
+    "chat_template",
+};
+
+constexpr size_t kSampleBytes = 4096;
+
+}  // namespace
+
+uint64_t TokenizerHash(const GgufFile& file) {
+  Hasher hasher;
+  for (const std::string_view key : kTokenizerKeys) {
+    const GgufValue* value = file.Find(Cat("tokenizer.", key));
+    hasher.Add(value == nullptr ? std::span<const std::byte>{} : value->bytes);
+  }
+  return hasher.Finish();
+}
+
+uint64_t WeightsHash(const GgufFile& file) {
+  Hasher hasher;
+  hasher.Add(file.metadata());
+  for (const GgufTensor& tensor : file.tensors()) {
+    const size_t sample = std::min(kSampleBytes, tensor.data.size());
+    hasher.Add(tensor.data.first(sample));
+    hasher.Add(tensor.data.last(sample));
+  }
+  return hasher.Finish();
+}
+
+}  // namespace flotilla

@@ -1,0 +1,121 @@
+// GGUF v2/v3 container: metadata and tensors of a model file, by view.
+//
+// A GgufFile owns a read-only memory map (or borrows the caller's bytes) and an
+// index over it. Every string, array and tensor it hands out points into those
+// bytes and lives as long as they do. Immutable after opening, so any thread
+// may read it. The file is untrusted: lengths are checked against the bytes
+// left before anything is allocated, and memory used is at most a small
+// multiple of the metadata's size. Knows nothing of what the keys mean.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "model/ggml_type.h"
+#include "model/text.h"
+
+namespace flotilla {
+
+// Metadata value types; values are the ids in the file.
+enum class GgufType : uint32_t {
+  kUint8 = 0,
+  kInt8 = 1,
+  kUint16 = 2,
+  kInt16 = 3,
+  kUint32 = 4,
+  kInt32 = 5,
+  kFloat32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kUint64 = 10,
+  kInt64 = 11,
+  kFloat64 = 12,
+};
+
+// One metadata value, by view. For an array `type` is kArray, `element_type`
+// its elements' type and `count` their number; for a scalar both types are
+// equal and count is 1. `bytes` are the packed elements as in the file (strings
+// of an array with their lengths; a scalar string without).
+struct GgufValue {
+  GgufType type;
+  GgufType element_type;
+  uint64_t count;
+  std::span<const std::byte> bytes;
+};
+
+// One tensor, by view. dims[0] is the contiguous dimension (a row), i.e. the
+// usual [rows, columns] shape reversed; dims past `rank` are 1.
+struct GgufTensor {
+  std::string_view name;
+  uint32_t rank;
+  uint64_t dims[4];
+  GgmlType type;
+  std::span<const std::byte> data;  // whole blocks, aligned as the file says
+
+  uint64_t elements() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
+};
+
+class GgufFile {
+ public:
+  // Maps the file at `path`. NotFound or another errno code if it cannot be
+  // opened, InvalidArgument naming what and where if it is not valid GGUF.
+  static absl::StatusOr<GgufFile> Open(const std::string& path);
+
+  // Reads a file held in memory; `bytes` must outlive the result and all that
+  // it hands out. InvalidArgument as for Open.
+  static absl::StatusOr<GgufFile> Parse(std::span<const std::byte> bytes);
+
+  // Null if the key is absent.
+  const GgufValue* Find(std::string_view key) const;
+
+  // Typed reads. NotFound if the key is absent, InvalidArgument if its value
+  // has another type. Integers of any width and sign serve where they fit.
+  absl::StatusOr<uint64_t> GetUint(std::string_view key) const;
+  absl::StatusOr<double> GetFloat(std::string_view key) const;
+  absl::StatusOr<bool> GetBool(std::string_view key) const;
+  absl::StatusOr<std::string_view> GetString(std::string_view key) const;
+  absl::StatusOr<std::vector<std::string_view>> GetStrings(std::string_view key) const;
+  absl::StatusOr<std::vector<int64_t>> GetInts(std::string_view key) const;
+
+  // As above, with `fallback` if the key is absent; a wrong type is still an
+  // error, since a file that says something must not be misread.
+  absl::StatusOr<uint64_t> GetUintOr(std::string_view key, uint64_t fallback) const;
+  absl::StatusOr<double> GetFloatOr(std::string_view key, double fallback) const;
+  absl::StatusOr<bool> GetBoolOr(std::string_view key, bool fallback) const;
+
+  // Null if there is no tensor of that name.
+  const GgufTensor* FindTensor(std::string_view name) const;
+
+  // In file order, which is also the order of their data.
+  std::span<const GgufTensor> tensors() const { return tensors_; }
+
+  // Everything before the tensor data, header included.
+  std::span<const std::byte> metadata() const { return metadata_; }
+
+  uint32_t version() const { return version_; }
+
+ private:
+  class Mapping;
+  class Reader;
+  struct Unmap {
+    void operator()(Mapping* mapping) const;
+  };
+
+  std::unique_ptr<Mapping, Unmap> mapping_;  // null when the bytes are borrowed
+  uint32_t version_ = 0;
+  std::span<const std::byte> metadata_;
+  absl::flat_hash_map<std::string_view, GgufValue, TextHash, TextEqual> values_;
+  std::vector<GgufTensor> tensors_;
+  absl::flat_hash_map<std::string_view, uint32_t, TextHash, TextEqual>
+      tensor_index_;  // name -> index in tensors_
+};
+
+}  // namespace flotilla

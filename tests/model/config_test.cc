@@ -1,0 +1,104 @@
+#include "model/config.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/content_hash.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace flotilla {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::TinyGguf;
+using testing::TinyModelOptions;
+
+TEST(Config, ReadsTheTinyModel) {
+  const auto bytes = TinyGguf();
+  const auto file = GgufFile::Parse(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto config = LoadConfig(*file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const TinyModelOptions tiny;
+  EXPECT_EQ(config->architecture, "llama");
+  EXPECT_EQ(config->hidden, tiny.hidden);
+  EXPECT_EQ(config->layers, tiny.layers);
+  EXPECT_EQ(config->heads, tiny.heads);
+  EXPECT_EQ(config->kv_heads, tiny.kv_heads);
+  EXPECT_EQ(config->head_dim, tiny.head_dim);
+  EXPECT_EQ(config->vocab, tiny.vocab);
+  EXPECT_EQ(config->rope_style, RopeStyle::kInterleaved);
+  EXPECT_EQ(config->rope_dim, tiny.head_dim);
+  EXPECT_TRUE(config->tied_embedding);
+  EXPECT_EQ(config->attention_slots(), 2u);
+  EXPECT_EQ(config->ffn_slots(), 3u);  // 128 + 128 + 32
+  EXPECT_EQ(config->bos_id, testing::kTinyImStart);
+  EXPECT_EQ(config->eos_id, testing::kTinyImEnd);
+  EXPECT_THAT(config->stop_ids, ElementsAre(testing::kTinyEndOfText, testing::kTinyImEnd));
+}
+
+TEST(Config, OutputMatrixEndsTying) {
+  TinyModelOptions options;
+  options.tied_embedding = false;
+  const auto bytes = TinyGguf(options);
+  const auto config = LoadConfig(*GgufFile::Parse(bytes));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_FALSE(config->tied_embedding);
+}
+
+// Replaces the first occurrence of `from`; both have one length.
+std::vector<std::byte> Replaced(std::vector<std::byte> bytes, std::string_view from,
+                                std::string_view to) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string_view::npos) << from;
+  std::copy_n(reinterpret_cast<const std::byte*>(to.data()), to.size(), bytes.begin() + at);
+  return bytes;
+}
+
+std::string LoadError(const std::vector<std::byte>& bytes) {
+  const auto file = GgufFile::Parse(bytes);
+  if (!file.ok()) return std::string(file.status().message());
+  return std::string(LoadConfig(*file).status().message());
+}
+
+TEST(Config, RefusalsNameTheProblem) {
+  const auto tiny = TinyGguf();
+  EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")), HasSubstr("'qwen2'"));
+  EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")), HasSubstr("supported: llama"));
+  EXPECT_THAT(LoadError(Replaced(tiny, "attn_q.w", "attn_z.w")),
+              HasSubstr("blk.0.attn_q.weight is missing"));
+  EXPECT_THAT(LoadError(Replaced(tiny, "llama.block_count", "llama.block_sount")),
+              HasSubstr("llama.block_count"));
+  EXPECT_THAT(
+      LoadError(Replaced(tiny, "llama.attention.head_count_kv", "llama.attention.xxxx_count_kv")),
+      HasSubstr("blk.0.attn_k.weight is [128, 64, 1, 1], not [128, 128, 1, 1]"));
+
+  TinyModelOptions deep;
+  deep.layers = 513;
+  deep.hidden = deep.ffn = 32;
+  deep.heads = deep.kv_heads = 1;
+  EXPECT_THAT(LoadError(TinyGguf(deep)), HasSubstr("llama.block_count = 513 is not in 1..512"));
+  TinyModelOptions narrow;
+  narrow.head_dim = 24;
+  EXPECT_THAT(LoadError(TinyGguf(narrow)).append(" "), HasSubstr("multiple of 16"));
+}
+
+TEST(ContentHash, SeesWeightsAndTokenizerApart) {
+  TinyModelOptions options;
+  const auto first = TinyGguf(options);
+  options.seed = 2;
+  const auto second = TinyGguf(options);
+  const auto a = GgufFile::Parse(first), b = GgufFile::Parse(second);
+  EXPECT_EQ(TokenizerHash(*a), TokenizerHash(*b));
+  EXPECT_NE(WeightsHash(*a), WeightsHash(*b));
+  const auto renamed = Replaced(first, "assistant\n", "Assistant\n");
+  const auto c = GgufFile::Parse(renamed);
+  EXPECT_NE(TokenizerHash(*a), TokenizerHash(*c));
+}
+
+}  // namespace
+}  // namespace flotilla

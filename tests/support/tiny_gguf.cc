@@ -1,0 +1,312 @@
+#include "tests/support/tiny_gguf.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <utility>
+
+namespace flotilla::testing {
+namespace {
+
+constexpr size_t kAlignment = 32;
+
+void Append(std::vector<std::byte>& out, const void* data, size_t size) {
+  const auto* bytes = static_cast<const std::byte*>(data);
+  out.insert(out.end(), bytes, bytes + size);
+}
+
+template <typename T>
+void Put(std::vector<std::byte>& out, T value) {
+  Append(out, &value, sizeof value);
+}
+
+void PutString(std::vector<std::byte>& out, std::string_view text) {
+  Put<uint64_t>(out, text.size());
+  Append(out, text.data(), text.size());
+}
+
+void Pad(std::vector<std::byte>& out) {
+  out.resize((out.size() + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+// SplitMix64: tests must not depend on the standard library's distributions.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  // Uniform in [-1, 1).
+  float Uniform() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    z ^= z >> 31;
+    return static_cast<float>(static_cast<int64_t>(z) >> 40) * 0x1p-23f;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// The byte-level alphabet: printable bytes stand for themselves, the other 68
+// for U+0100 and up, in ascending order.
+std::string ByteLevel(std::string_view bytes) {
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    int code = 0x100;
+    for (int b = 0; b <= byte; ++b) {
+      const bool printable = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+      if (b == byte && printable) code = byte;
+      if (b < byte && !printable) ++code;
+    }
+    if (code < 0x80) {
+      text += static_cast<char>(code);
+    } else {
+      text += static_cast<char>(0xc0 | code >> 6);
+      text += static_cast<char>(0x80 | (code & 0x3f));
+    }
+  }
+  return text;
+}
+
+struct Vocabulary {
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  std::vector<std::string> merges;
+};
+
+Vocabulary MakeVocabulary(uint32_t size) {
+  constexpr int32_t kNormal = 1, kControl = 3, kUnused = 5;
+  Vocabulary vocab;
+  for (const char* control : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
+    vocab.tokens.push_back(control);
+    vocab.types.push_back(kControl);
+  }
+  std::set<std::string> known;
+  const auto add = [&](const std::string& bytes) {
+    vocab.tokens.push_back(ByteLevel(bytes));
+    vocab.types.push_back(kNormal);
+    known.insert(bytes);
+  };
+  for (int b = 0; b < 256; ++b) add(std::string(1, static_cast<char>(b)));
+  // Each word adds its prefixes, shortest first, so every token is one merge
+  // of two earlier ones.
+  for (const std::string word : {" the", " and", "ing", "er", " user", "assistant", "system", " is",
+                                 " you", "hello", " world", "\xc3\xa9", "\n\n", "  "}) {
+    for (size_t n = 2; n <= word.size() && vocab.tokens.size() < size; ++n) {
+      if (known.contains(word.substr(0, n))) continue;
+      vocab.merges.push_back(ByteLevel(word.substr(0, n - 1)) + " " +
+                             ByteLevel(word.substr(n - 1, 1)));
+      add(word.substr(0, n));
+    }
+  }
+  while (vocab.tokens.size() < size) {
+    vocab.tokens.push_back("<unused_" + std::to_string(vocab.tokens.size()) + ">");
+    vocab.types.push_back(kUnused);
+  }
+  return vocab;
+}
+
+constexpr std::string_view kChatMl =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
+    "}}{% endif %}";
+
+void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
+  file.AddString("general.architecture", "llama");
+  file.AddString("general.name", "tiny");
+  file.AddUint32("general.quantization_version", 2);
+  file.AddUint32("llama.block_count", o.layers);
+  file.AddUint32("llama.context_length", o.context_length);
+  file.AddUint32("llama.embedding_length", o.hidden);
+  file.AddUint32("llama.feed_forward_length", o.ffn);
+  file.AddUint32("llama.attention.head_count", o.heads);
+  file.AddUint32("llama.attention.head_count_kv", o.kv_heads);
+  file.AddUint32("llama.attention.key_length", o.head_dim);
+  file.AddUint32("llama.attention.value_length", o.head_dim);
+  file.AddUint32("llama.rope.dimension_count", o.head_dim);
+  file.AddFloat("llama.rope.freq_base", o.rope_base);
+  file.AddFloat("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  file.AddUint32("llama.vocab_size", o.vocab);
+
+  const Vocabulary vocab = MakeVocabulary(o.vocab);
+  file.AddString("tokenizer.ggml.model", "gpt2");
+  file.AddString("tokenizer.ggml.pre", "smollm");
+  file.AddStrings("tokenizer.ggml.tokens", vocab.tokens);
+  file.AddInts("tokenizer.ggml.token_type", vocab.types);
+  file.AddStrings("tokenizer.ggml.merges", vocab.merges);
+  file.AddUint32("tokenizer.ggml.bos_token_id", kTinyImStart);
+  file.AddUint32("tokenizer.ggml.eos_token_id", kTinyImEnd);
+  file.AddBool("tokenizer.ggml.add_bos_token", false);
+  file.AddString("tokenizer.chat_template", kChatMl);
+}
+
+void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
+  Random random(o.seed);
+  // Uniform with variance 1 / columns, so activations keep their size.
+  const auto matrix = [&](const std::string& name, uint64_t columns, uint64_t rows, GgmlType type) {
+    std::vector<float> values(columns * rows);
+    const float limit = std::sqrt(3.0f / static_cast<float>(columns));
+    for (float& value : values) value = limit * random.Uniform();
+    file.AddTensor(name, {columns, rows}, type, EncodeTensor(type, values));
+  };
+  const auto norm = [&](const std::string& name) {
+    std::vector<float> values(o.hidden);
+    for (float& value : values) value = 1.0f + 0.1f * random.Uniform();
+    file.AddTensor(name, {o.hidden}, GgmlType::kF32, EncodeTensor(GgmlType::kF32, values));
+  };
+  const uint64_t q_width = uint64_t{o.heads} * o.head_dim;
+  const uint64_t kv_width = uint64_t{o.kv_heads} * o.head_dim;
+  matrix("token_embd.weight", o.hidden, o.vocab, o.embedding_type);
+  for (uint32_t layer = 0; layer < o.layers; ++layer) {
+    const std::string prefix = "blk." + std::to_string(layer) + ".";
+    norm(prefix + "attn_norm.weight");
+    matrix(prefix + "attn_q.weight", o.hidden, q_width, o.matrix_type);
+    matrix(prefix + "attn_k.weight", o.hidden, kv_width, o.matrix_type);
+    matrix(prefix + "attn_v.weight", o.hidden, kv_width, o.matrix_type);
+    matrix(prefix + "attn_output.weight", q_width, o.hidden, o.matrix_type);
+    norm(prefix + "ffn_norm.weight");
+    matrix(prefix + "ffn_gate.weight", o.hidden, o.ffn, o.matrix_type);
+    matrix(prefix + "ffn_up.weight", o.hidden, o.ffn, o.matrix_type);
+    matrix(prefix + "ffn_down.weight", o.ffn, o.hidden, o.matrix_type);
+  }
+  norm("output_norm.weight");
+  if (!o.tied_embedding) matrix("output.weight", o.hidden, o.vocab, o.embedding_type);
+}
+
+[[noreturn]] void Die(const char* why) {
+  std::fprintf(stderr, "tiny_gguf: %s\n", why);
+  std::abort();
+}
+
+}  // namespace
+
+void GgufBuilder::BeginValue(std::string_view key, uint32_t type) {
+  PutString(values_, key);
+  Put<uint32_t>(values_, type);
+  ++value_count_;
+}
+
+void GgufBuilder::AddUint32(std::string_view key, uint32_t value) {
+  BeginValue(key, 4);
+  Put(values_, value);
+}
+
+void GgufBuilder::AddUint64(std::string_view key, uint64_t value) {
+  BeginValue(key, 10);
+  Put(values_, value);
+}
+
+void GgufBuilder::AddFloat(std::string_view key, float value) {
+  BeginValue(key, 6);
+  Put(values_, value);
+}
+
+void GgufBuilder::AddBool(std::string_view key, bool value) {
+  BeginValue(key, 7);
+  Put<uint8_t>(values_, value);
+}
+
+void GgufBuilder::AddString(std::string_view key, std::string_view value) {
+  BeginValue(key, 8);
+  PutString(values_, value);
+}
+
+void GgufBuilder::AddStrings(std::string_view key, const std::vector<std::string>& values) {
+  BeginValue(key, 9);
+  Put<uint32_t>(values_, 8);
+  Put<uint64_t>(values_, values.size());
+  for (const std::string& value : values) PutString(values_, value);
+}
+
+void GgufBuilder::AddInts(std::string_view key, const std::vector<int32_t>& values) {
+  BeginValue(key, 9);
+  Put<uint32_t>(values_, 5);
+  Put<uint64_t>(values_, values.size());
+  for (const int32_t value : values) Put(values_, value);
+}
+
+void GgufBuilder::AddTensor(std::string_view name, const std::vector<uint64_t>& dims, GgmlType type,
+                            std::vector<std::byte> data) {
+  tensors_.push_back({std::string(name), dims, type, std::move(data)});
+}
+
+std::vector<std::byte> GgufBuilder::Build() const {
+  std::vector<std::byte> out;
+  Append(out, "GGUF", 4);
+  Put<uint32_t>(out, 3);
+  Put<uint64_t>(out, tensors_.size());
+  Put<uint64_t>(out, value_count_);
+  Append(out, values_.data(), values_.size());
+  uint64_t offset = 0;
+  for (const Tensor& tensor : tensors_) {
+    PutString(out, tensor.name);
+    Put<uint32_t>(out, static_cast<uint32_t>(tensor.dims.size()));
+    for (const uint64_t dim : tensor.dims) Put(out, dim);
+    Put(out, static_cast<uint32_t>(tensor.type));
+    Put(out, offset);
+    offset = (offset + tensor.data.size() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  Pad(out);
+  for (const Tensor& tensor : tensors_) {
+    Append(out, tensor.data.data(), tensor.data.size());
+    Pad(out);
+  }
+  return out;
+}
+
+std::vector<std::byte> EncodeTensor(GgmlType type, std::span<const float> values) {
+  std::vector<std::byte> out;
+  constexpr size_t kBlock = 32;
+  if (type == GgmlType::kF32) {
+    Append(out, values.data(), values.size_bytes());
+  } else if (type == GgmlType::kF16) {
+    for (const float value : values) Put(out, FloatToHalf(value));
+  } else if (type == GgmlType::kQ8_0) {
+    for (size_t i = 0; i < values.size(); i += kBlock) {
+      float largest = 0;
+      for (const float v : values.subspan(i, kBlock)) largest = std::max(largest, std::fabs(v));
+      const float scale = largest / 127;
+      Put(out, FloatToHalf(scale));
+      for (const float v : values.subspan(i, kBlock)) {
+        Put(out, static_cast<int8_t>(scale > 0 ? std::round(v / scale) : 0));
+      }
+    }
+  } else if (type == GgmlType::kQ4_1) {
+    for (size_t i = 0; i < values.size(); i += kBlock) {
+      const auto block = values.subspan(i, kBlock);
+      const auto [low, high] = std::minmax_element(block.begin(), block.end());
+      const float scale = (*high - *low) / 15;
+      const auto code = [&](size_t j) {
+        return scale > 0 ? std::clamp(std::lround((block[j] - *low) / scale), 0l, 15l) : 0l;
+      };
+      Put(out, FloatToHalf(scale));
+      Put(out, FloatToHalf(*low));
+      for (size_t j = 0; j < 16; ++j) Put(out, static_cast<uint8_t>(code(j) | code(j + 16) << 4));
+    }
+  } else {
+    Die("EncodeTensor: a type without an encoder");
+  }
+  return out;
+}
+
+std::vector<std::byte> TinyGguf(const TinyModelOptions& options) {
+  if (options.vocab < kTinyVocabMin) Die("vocab is too small");
+  GgufBuilder file;
+  AddMetadata(options, file);
+  AddWeights(options, file);
+  return file.Build();
+}
+
+void WriteTinyGguf(const std::string& path, const TinyModelOptions& options) {
+  const std::vector<std::byte> bytes = TinyGguf(options);
+  std::FILE* file = std::fopen(path.c_str(), "wb");
+  if (file == nullptr || std::fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size() ||
+      std::fclose(file) != 0) {
+    Die("the file cannot be written");
+  }
+}
+
+}  // namespace flotilla::testing

@@ -1,0 +1,81 @@
+// A GGUF writer and a tiny Llama model for tests: real container, real
+// byte-level BPE tokenizer, ChatML template, seeded random weights. Same
+// options, same bytes. No file is needed: pass the bytes to GgufFile::Parse.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/ggml_type.h"
+
+namespace flotilla::testing {
+
+// Writes a GGUF v3 file into memory; keys and tensors keep the order of calls.
+class GgufBuilder {
+ public:
+  void AddUint32(std::string_view key, uint32_t value);
+  void AddUint64(std::string_view key, uint64_t value);
+  void AddFloat(std::string_view key, float value);
+  void AddBool(std::string_view key, bool value);
+  void AddString(std::string_view key, std::string_view value);
+  void AddStrings(std::string_view key, const std::vector<std::string>& values);
+  void AddInts(std::string_view key, const std::vector<int32_t>& values);
+
+  // dims[0] is the contiguous dimension; `data` are the blocks as stored.
+  void AddTensor(std::string_view name, const std::vector<uint64_t>& dims, GgmlType type,
+                 std::vector<std::byte> data);
+
+  std::vector<std::byte> Build() const;
+
+ private:
+  void BeginValue(std::string_view key, uint32_t type);
+
+  struct Tensor {
+    std::string name;
+    std::vector<uint64_t> dims;
+    GgmlType type;
+    std::vector<std::byte> data;
+  };
+  std::vector<std::byte> values_;
+  uint64_t value_count_ = 0;
+  std::vector<Tensor> tensors_;
+};
+
+// Blocks of `type` that encode `values`; F32, F16, Q4_1 and Q8_0.
+std::vector<std::byte> EncodeTensor(GgmlType type, std::span<const float> values);
+
+struct TinyModelOptions {
+  uint32_t hidden = 128;  // multiple of 32
+  uint32_t layers = 2;
+  uint32_t heads = 4;
+  uint32_t kv_heads = 2;
+  uint32_t head_dim = 32;
+  uint32_t ffn = 288;    // multiple of 32; two whole FFN slots and a short one
+  uint32_t vocab = 320;  // at least kTinyVocabMin
+  uint32_t context_length = 512;
+  float rope_base = 10000.0f;
+  bool tied_embedding = true;
+  GgmlType matrix_type = GgmlType::kQ4_1;
+  GgmlType embedding_type = GgmlType::kQ8_0;
+  uint64_t seed = 1;
+};
+
+// Token ids of the tiny vocabulary: three control tokens, the 256 bytes (byte b
+// is token kTinyFirstByte + b), tokens made by merges, then unused ones.
+inline constexpr int32_t kTinyEndOfText = 0;  // <|endoftext|>
+inline constexpr int32_t kTinyImStart = 1;    // <|im_start|>, bos
+inline constexpr int32_t kTinyImEnd = 2;      // <|im_end|>, eos
+inline constexpr int32_t kTinyFirstByte = 3;
+inline constexpr uint32_t kTinyVocabMin = 3 + 256;
+
+// A complete model that LoadConfig and Tokenizer::FromGguf accept.
+std::vector<std::byte> TinyGguf(const TinyModelOptions& options = {});
+
+// The same in a file at `path`; aborts the test process if it cannot be written.
+void WriteTinyGguf(const std::string& path, const TinyModelOptions& options = {});
+
+}  // namespace flotilla::testing
