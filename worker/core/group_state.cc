@@ -1,0 +1,503 @@
+#include "worker/core/group_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla {
+
+struct GroupState::Branch {
+  BranchHandle handle;
+  RequestId request;
+  BranchIndex index;
+  std::vector<TokenId> tokens;
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t length = 0;  // after every applied plan
+  std::vector<std::vector<std::int32_t>> tables;
+  SamplingParams sampling;
+  StopRule stop;
+  LogprobSpec logprobs;
+  std::uint32_t cohort = 0;
+  bool dependent = false;
+  Step last_run;
+  Step skipped;  // the last step it sat out
+  bool decoding = false;
+  std::optional<FinishReason> finished;
+
+  std::uint32_t outputs() const {
+    return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
+  }
+};
+
+// A step between its Apply and its Complete.
+struct GroupState::StepWork {
+  struct Item {
+    Branch* branch;
+    BatchItem rows;
+    bool ends;  // the prompt is done and there is nothing to generate
+  };
+  Step step;
+  std::vector<Item> items;
+  std::vector<Branch*> noops;
+  std::vector<BlockCopy> copies;
+  std::uint64_t row_count = 0;
+  // Dropped by this plan; an earlier step in flight may still name them.
+  std::vector<std::unique_ptr<Branch>> retired;
+};
+
+namespace {
+
+absl::Status Invalid(BranchHandle branch, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("branch ", branch.value(), ": ", what));
+}
+
+bool ValidTop(std::int32_t top) {
+  return top >= LogprobSpec::kOff && top <= LogprobSpec::kMaxTop;
+}
+
+// What OpenBranch says by itself, without the state.
+absl::Status CheckOpen(const OpenBranch& op, const ExecutorDescription& limits) {
+  if (op.prompt_tokens == 0 || op.prompt_tokens > op.tokens.size() ||
+      op.tokens.size() > limits.max_context) {
+    return Invalid(op.branch, "number of tokens");
+  }
+  // The last token must run, or nothing could be sampled.
+  if (op.cached_tokens >= op.tokens.size()) return Invalid(op.branch, "cached tokens");
+  for (TokenId token : op.tokens) {
+    if (token < 0 || static_cast<std::uint32_t>(token) >= limits.vocab_size) {
+      return Invalid(op.branch, absl::StrCat("token ", token, " outside the vocabulary"));
+    }
+  }
+  if (op.cohort >= std::max(limits.lag, 1u)) return Invalid(op.branch, "cohort");
+  const SamplingParams& s = op.sampling;
+  if (!std::isfinite(s.temperature) || s.temperature < 0 || s.top_k < 0 || !(s.top_p > 0) ||
+      !(s.top_p <= 1)) {
+    return Invalid(op.branch, "sampling parameters");
+  }
+  if (std::adjacent_find(op.stop.stop_tokens.begin(), op.stop.stop_tokens.end(),
+                         std::greater_equal<>()) != op.stop.stop_tokens.end()) {
+    return Invalid(op.branch, "stop tokens not sorted and unique");
+  }
+  if (!ValidTop(op.logprobs.output_top) || !ValidTop(op.logprobs.prompt_top)) {
+    return Invalid(op.branch, "number of log-probabilities");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+GroupState::GroupState(Epoch epoch, const ExecutorDescription& description)
+    : epoch_(epoch),
+      limits_(description),
+      slots_(description.max_branches),
+      decoders_(std::max(description.lag, 1u)) {}
+
+GroupState::~GroupState() = default;
+
+absl::StatusOr<Batch> GroupState::Apply(const StepPlan& plan) {
+  if (broken_) return absl::FailedPreconditionError("an earlier plan could not be applied");
+  if (plan.epoch != epoch_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("plan of epoch ", plan.epoch.value(), ", this is ", epoch_.value()));
+  }
+  if (plan.step.value() != step_.value() + 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("plan of step ", plan.step.value(), " after step ", step_.value()));
+  }
+  if (in_flight_.size() >= decoders_.size()) {
+    return absl::FailedPreconditionError("more plans applied and not completed than the lag");
+  }
+  StepWork work;
+  work.step = plan.step;
+  if (absl::Status status = ApplyAll(plan, work); !status.ok()) {
+    broken_ = true;
+    return status;
+  }
+  step_ = plan.step;
+  Batch batch = MakeBatch(work);
+  in_flight_.push_back(std::move(work));
+  return batch;
+}
+
+absl::Status GroupState::ApplyAll(const StepPlan& plan, StepWork& work) {
+  for (const PlanOp& op : plan.ops) {
+    absl::Status status = std::visit([&](const auto& o) { return ApplyOp(o, work); }, op);
+    if (!status.ok()) return status;
+  }
+  for (BranchHandle handle : decoders_[work.step.value() % decoders_.size()]) {
+    Branch& branch = *slots_[handle.value()];
+    if (!Due(branch, work.step)) continue;
+    if (absl::Status status = AddDecode(branch, work); !status.ok()) return status;
+  }
+  if (work.row_count > limits_.max_step_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("step of ", work.row_count, " tokens"));
+  }
+  if (digest_.value() != plan.digest) {
+    return absl::DataLossError(absl::StrCat("digests differ in step ", work.step.value()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GroupState::ApplyOp(const OpenBranch& op, StepWork&) {
+  if (absl::Status status = CheckFree(op.branch); !status.ok()) return status;
+  if (absl::Status status = CheckOpen(op, limits_); !status.ok()) return status;
+  auto branch = std::make_unique<Branch>();
+  branch->handle = op.branch;
+  branch->request = op.request;
+  branch->index = op.index;
+  branch->tokens = op.tokens;
+  branch->prompt_tokens = op.prompt_tokens;
+  branch->length = op.cached_tokens;
+  branch->tables.resize(limits_.groups.size());
+  branch->sampling = op.sampling;
+  branch->stop = op.stop;
+  branch->logprobs = op.logprobs;
+  branch->cohort = op.cohort;
+  branch->dependent = op.dependent;
+  Insert(std::move(branch));
+  return absl::OkStatus();
+}
+
+absl::Status GroupState::ApplyOp(const GrantBlocks& op, StepWork&) {
+  absl::StatusOr<Branch*> branch = FindOpen(op.branch);
+  if (!branch.ok()) return branch.status();
+  return AppendBlocks(**branch, op.group, op.blocks);
+}
+
+absl::Status GroupState::ApplyOp(const ForkBranch& op, StepWork& work) {
+  absl::StatusOr<Branch*> parent = FindOpen(op.parent);
+  if (!parent.ok()) return parent.status();
+  if (absl::Status status = CheckFree(op.child); !status.ok()) return status;
+  if (InFlight(**parent, work)) return Invalid(op.parent, "forked while it runs");
+  if (op.tables.size() != limits_.groups.size()) return Invalid(op.child, "number of tables");
+  auto child = std::make_unique<Branch>(**parent);
+  child->handle = op.child;
+  child->index = op.index;
+  child->tables.assign(limits_.groups.size(), {});
+  for (std::uint32_t g = 0; g < op.tables.size(); ++g) {
+    absl::Status status = AppendBlocks(*child, GroupIndex(g), op.tables[g]);
+    if (!status.ok()) return status;
+  }
+  if (absl::Status status = CheckCovered(*child, child->length); !status.ok()) return status;
+  for (const BlockCopy& copy : op.copies) {
+    for (BlockId block : {copy.from, copy.to}) {
+      if (block == kNullBlock || block.value() >= limits_.block_count) {
+        return Invalid(op.child, absl::StrCat("copy of block ", block.value()));
+      }
+    }
+    work.copies.push_back(copy);
+  }
+  Insert(std::move(child));
+  return absl::OkStatus();
+}
+
+absl::Status GroupState::ApplyOp(const DropBranch& op, StepWork& work) {
+  absl::StatusOr<Branch*> found = FindOpen(op.branch);
+  if (!found.ok()) return found.status();
+  Branch& branch = **found;
+  if (branch.last_run == work.step) return Invalid(op.branch, "dropped in a step that runs it");
+  for (std::uint32_t g = 0; g < branch.tables.size(); ++g) {
+    for (std::uint32_t at = 0; at < branch.tables[g].size(); ++at) {
+      const BlockId block(static_cast<std::uint32_t>(branch.tables[g][at]));
+      digest_.RemoveBlock(op.branch, GroupIndex(g), at, block);
+    }
+  }
+  digest_.Close(op.branch, branch.request, branch.index);
+  decoders_[branch.cohort].erase(op.branch);
+  work.retired.push_back(std::move(slots_[op.branch.value()]));
+  return absl::OkStatus();
+}
+
+absl::Status GroupState::ApplyOp(const Run& op, StepWork& work) {
+  if (op.candidates > 0) return absl::UnimplementedError("Run::candidates");
+  if (op.pooled) return absl::UnimplementedError("Run::pooled");
+  absl::StatusOr<Branch*> found = FindOpen(op.branch);
+  if (!found.ok()) return found.status();
+  Branch& branch = **found;
+  if (branch.last_run == work.step) return Invalid(op.branch, "runs twice in a step");
+  digest_.AddRun(work.step, op.branch, op.count);
+  if (op.count > 0) return AddPrefill(branch, op, work);
+  if (!branch.dependent) return Invalid(op.branch, "listed decode of a free-running branch");
+  if (!branch.decoding) return Invalid(op.branch, "decodes before its prompt is done");
+  if (InFlight(branch, work)) return Invalid(op.branch, "decodes before its last result");
+  return AddDecode(branch, work);
+}
+
+absl::Status GroupState::ApplyOp(const Skip& op, StepWork& work) {
+  absl::StatusOr<Branch*> branch = FindOpen(op.branch);
+  if (!branch.ok()) return branch.status();
+  if (!Due(**branch, work.step)) return Invalid(op.branch, "skips a step it would not run in");
+  (*branch)->skipped = work.step;
+  digest_.AddSkip(work.step, op.branch);
+  return absl::OkStatus();
+}
+
+absl::Status GroupState::ApplyOp(const BackgroundCopy&, StepWork&) {
+  return absl::UnimplementedError("BackgroundCopy");
+}
+absl::Status GroupState::ApplyOp(const LoadAdapter&, StepWork&) {
+  return absl::UnimplementedError("LoadAdapter");
+}
+absl::Status GroupState::ApplyOp(const UnloadAdapter&, StepWork&) {
+  return absl::UnimplementedError("UnloadAdapter");
+}
+
+absl::Status GroupState::CheckFree(BranchHandle handle) const {
+  if (handle.value() >= slots_.size()) return Invalid(handle, "handle out of range");
+  if (slots_[handle.value()] != nullptr) return Invalid(handle, "handle in use");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GroupState::Branch*> GroupState::FindOpen(BranchHandle handle) const {
+  if (handle.value() >= slots_.size() || slots_[handle.value()] == nullptr) {
+    return Invalid(handle, "not open");
+  }
+  return slots_[handle.value()].get();
+}
+
+void GroupState::Insert(std::unique_ptr<Branch> branch) {
+  digest_.Open(branch->handle, branch->request, branch->index);
+  if (branch->decoding && !branch->dependent) decoders_[branch->cohort].insert(branch->handle);
+  slots_[branch->handle.value()] = std::move(branch);
+}
+
+absl::Status GroupState::AppendBlocks(Branch& branch, GroupIndex group,
+                                      absl::Span<const BlockId> blocks) {
+  if (group.value() >= limits_.groups.size()) return Invalid(branch.handle, "no such KV group");
+  const KvGroup& kind = limits_.groups[group.value()];
+  std::vector<std::int32_t>& table = branch.tables[group.value()];
+  for (BlockId block : blocks) {
+    if (block == kNullBlock || block.value() >= limits_.block_count) {
+      return Invalid(branch.handle, absl::StrCat("grant of block ", block.value()));
+    }
+    const bool full = kind.kind == KvGroup::Kind::kState
+                          ? !table.empty()
+                          : table.size() * std::uint64_t{kind.tokens_per_block} >= limits_.max_context;
+    if (full) return Invalid(branch.handle, "more blocks than the context needs");
+    digest_.AddBlock(branch.handle, group, static_cast<std::uint32_t>(table.size()), block);
+    table.push_back(static_cast<std::int32_t>(block.value()));
+  }
+  return absl::OkStatus();
+}
+
+// Is there a block behind each of the positions [0, end)?
+absl::Status GroupState::CheckCovered(const Branch& branch, std::uint64_t end) const {
+  for (std::size_t g = 0; g < limits_.groups.size(); ++g) {
+    const KvGroup& kind = limits_.groups[g];
+    const std::size_t blocks = branch.tables[g].size();
+    const bool covered = kind.kind == KvGroup::Kind::kState
+                             ? blocks > 0 || end == 0
+                             : blocks * std::uint64_t{kind.tokens_per_block} >= end;
+    if (!covered) return Invalid(branch.handle, absl::StrCat("no block behind position ", end - 1));
+  }
+  return absl::OkStatus();
+}
+
+bool GroupState::InFlight(const Branch& branch, const StepWork& work) const {
+  return branch.last_run == work.step ||
+         (!in_flight_.empty() && branch.last_run >= in_flight_.front().step);
+}
+
+bool GroupState::Due(const Branch& branch, Step step) const {
+  const std::uint64_t lag = decoders_.size();
+  return branch.decoding && !branch.dependent && step.value() % lag == branch.cohort &&
+         step.value() >= branch.last_run.value() + lag && branch.skipped != step;
+}
+
+bool GroupState::AtLengthEnd(const Branch& branch) const {
+  return branch.outputs() >= branch.stop.max_tokens ||
+         branch.tokens.size() >= limits_.max_context;
+}
+
+absl::Status GroupState::AddPrefill(Branch& branch, const Run& run, StepWork& work) {
+  if (branch.decoding) return Invalid(run.branch, "prefill of a decoding branch");
+  if (run.count > branch.tokens.size() - branch.length) {
+    return Invalid(run.branch, "runs past its known tokens");
+  }
+  const bool last = branch.length + run.count == branch.tokens.size();
+  if (run.sample && !last) return Invalid(run.branch, "samples before its last known token");
+  if (run.prompt_logprobs && branch.logprobs.prompt_top == LogprobSpec::kOff) {
+    return Invalid(run.branch, "log-probabilities that were not asked for");
+  }
+  if (absl::Status status = AddRows(branch, run.count, work); !status.ok()) return status;
+  StepWork::Item& item = work.items.back();
+  const bool at_end = AtLengthEnd(branch);
+  item.ends = last && at_end;
+  item.rows.samples = run.sample && !at_end && !branch.finished;
+  if (run.prompt_logprobs && item.rows.first_position + 1 < branch.prompt_tokens) {
+    const std::uint32_t first = item.rows.first_position + 1;
+    item.rows.prompt_targets = absl::MakeConstSpan(branch.tokens)
+        .subspan(first, std::min(run.count, branch.prompt_tokens - first));
+  }
+  if (run.sample) {
+    branch.decoding = true;
+    if (!branch.dependent) decoders_[branch.cohort].insert(branch.handle);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GroupState::AddDecode(Branch& branch, StepWork& work) {
+  if (branch.finished) {
+    branch.last_run = work.step;
+    work.noops.push_back(&branch);
+    return absl::OkStatus();
+  }
+  if (absl::Status status = AddRows(branch, 1, work); !status.ok()) return status;
+  work.items.back().rows.decode = true;
+  work.items.back().rows.samples = true;
+  return absl::OkStatus();
+}
+
+absl::Status GroupState::AddRows(Branch& branch, std::uint32_t count, StepWork& work) {
+  const std::uint64_t end = std::uint64_t{branch.length} + count;
+  if (absl::Status status = CheckCovered(branch, end); !status.ok()) return status;
+  BatchItem rows;
+  rows.branch = branch.handle;
+  rows.index = branch.index;
+  rows.first_position = branch.length;
+  rows.row_count = count;
+  rows.output_index = branch.outputs();
+  rows.sampling = &branch.sampling;
+  rows.logprobs = &branch.logprobs;
+  work.items.push_back({&branch, rows, false});
+  work.row_count += count;
+  branch.length = static_cast<std::uint32_t>(end);
+  branch.last_run = work.step;
+  return absl::OkStatus();
+}
+
+Batch GroupState::MakeBatch(StepWork& work) const {
+  std::sort(work.items.begin(), work.items.end(),
+            [](const auto& a, const auto& b) { return a.rows.branch < b.rows.branch; });
+  std::sort(work.noops.begin(), work.noops.end(),
+            [](const Branch* a, const Branch* b) { return a->handle < b->handle; });
+  Batch batch;
+  batch.step = work.step;
+  batch.copies = work.copies;
+  batch.group_count = static_cast<std::uint32_t>(limits_.groups.size());
+  batch.items.reserve(work.items.size());
+  batch.tokens.reserve(work.row_count);
+  batch.tables.reserve(work.items.size() * batch.group_count);
+  for (StepWork::Item& item : work.items) {
+    item.rows.row_begin = static_cast<std::uint32_t>(batch.tokens.size());
+    const auto first = item.branch->tokens.begin() + item.rows.first_position;
+    batch.tokens.insert(batch.tokens.end(), first, first + item.rows.row_count);
+    batch.tables.insert(batch.tables.end(), item.branch->tables.begin(),
+                        item.branch->tables.end());
+    batch.decode_rows += item.rows.decode;
+    batch.items.push_back(item.rows);
+  }
+  for (const Branch* branch : work.noops) batch.noops.push_back(branch->handle);
+  return batch;
+}
+
+absl::Status GroupState::CheckOutputs(const StepWork& work,
+                                      absl::Span<const ItemOutput> outputs) const {
+  if (outputs.size() != work.items.size()) {
+    return absl::InvalidArgumentError("number of item outputs");
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].failed) continue;
+    const BatchItem& rows = work.items[i].rows;
+    if (outputs[i].sampled.has_value() != rows.samples ||
+        outputs[i].prompt.size() != rows.prompt_targets.size()) {
+      return Invalid(rows.branch, "output does not fit its rows");
+    }
+    if (!rows.samples) continue;
+    const TokenId token = outputs[i].sampled->token;
+    if (token < 0 || static_cast<std::uint32_t>(token) >= limits_.vocab_size) {
+      return Invalid(rows.branch, absl::StrCat("sampled token ", token));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const ItemOutput> outputs) {
+  if (in_flight_.empty() || in_flight_.front().step != step) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", step.value(), " is not the oldest in flight"));
+  }
+  if (absl::Status status = CheckOutputs(in_flight_.front(), outputs); !status.ok()) return status;
+  const StepWork work = std::move(in_flight_.front());
+  in_flight_.erase(in_flight_.begin());
+
+  StepResult result;
+  result.epoch = epoch_;
+  result.step = step;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const BatchItem& rows = work.items[i].rows;
+    Branch& branch = *work.items[i].branch;
+    BranchResult& entry = result.branches.emplace_back();
+    entry.branch = rows.branch;
+    entry.length = rows.first_position + rows.row_count;
+    entry.first_output = rows.output_index;
+    if (outputs[i].failed) {
+      branch.finished = FinishReason::kError;
+    } else if (!outputs[i].prompt.empty()) {
+      entry.prompt_first = rows.first_position + 1;
+      entry.prompt = outputs[i].prompt;
+    }
+    // A branch that failed in an earlier chunk takes no token from a later one.
+    if (outputs[i].sampled && !branch.finished) {
+      const std::vector<TokenId>& stops = branch.stop.stop_tokens;
+      const TokenId token = outputs[i].sampled->token;
+      entry.tokens.push_back(*outputs[i].sampled);
+      branch.tokens.push_back(token);
+      if (std::binary_search(stops.begin(), stops.end(), token)) {
+        branch.finished = FinishReason::kStop;
+      } else if (AtLengthEnd(branch)) {
+        branch.finished = FinishReason::kLength;
+      }
+    }
+    if (work.items[i].ends && !branch.finished) branch.finished = FinishReason::kLength;
+    entry.finished = branch.finished;
+  }
+  for (const Branch* branch : work.noops) {
+    BranchResult& entry = result.branches.emplace_back();
+    entry.branch = branch->handle;
+    entry.length = branch->length;
+    entry.first_output = branch->outputs();
+    entry.finished = branch->finished;
+    entry.noop = true;
+  }
+  std::sort(result.branches.begin(), result.branches.end(),
+            [](const BranchResult& a, const BranchResult& b) { return a.branch < b.branch; });
+  return result;
+}
+
+std::vector<Step> GroupState::Unfinished() const {
+  std::vector<Step> steps;
+  for (const StepWork& work : in_flight_) steps.push_back(work.step);
+  return steps;
+}
+
+std::vector<BranchHandle> GroupState::Branches() const {
+  std::vector<BranchHandle> open;
+  for (const std::unique_ptr<Branch>& branch : slots_) {
+    if (branch != nullptr) open.push_back(branch->handle);
+  }
+  return open;
+}
+
+std::optional<BranchView> GroupState::View(BranchHandle handle) const {
+  const absl::StatusOr<Branch*> found = FindOpen(handle);
+  if (!found.ok()) return std::nullopt;
+  const Branch& branch = **found;
+  BranchView view;
+  view.branch = branch.handle;
+  view.request = branch.request;
+  view.index = branch.index;
+  view.tokens = branch.tokens;
+  view.prompt_tokens = branch.prompt_tokens;
+  view.length = branch.length;
+  view.tables.assign(branch.tables.begin(), branch.tables.end());
+  view.last_run = branch.last_run;
+  view.decoding = branch.decoding;
+  view.finished = branch.finished;
+  return view;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,180 @@
+// GroupState: the branches of one worker group as its ranks see them.
+//
+// A pure state machine, used alike by every rank, by the fake executor and by
+// the simulation. Plans go in, the flat work of a step comes out; sampled tokens
+// go in, the step's result comes out. It decides which branches decode, which
+// are finished, and whether scheduler and ranks still agree (PlanDigest). It
+// knows no tensors, clocks, threads or randomness. One thread at a time.
+//
+//   GroupState state(epoch, description);
+//   absl::StatusOr<Batch> batch = state.Apply(plan);        // per plan, in order
+//   std::vector<ItemOutput> outputs = Forward(*batch);      // one per item
+//   absl::StatusOr<StepResult> result = state.Complete(plan.step, outputs);
+//
+// With a lag of L up to L plans may be applied and not completed (a pipeline of
+// L stages); completions come in step order. The cost of a plan grows with its
+// operations and its batch, never with context length or idle branches.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/types/digest.h"
+#include "common/types/executor.h"
+#include "common/types/plan.h"
+
+namespace flotilla {
+
+// One branch's rows in the flat batch of a step.
+struct BatchItem {
+  BranchHandle branch;
+  BranchIndex index;               // within its request; part of the noise key
+  std::uint32_t first_position = 0;  // absolute position of the first row
+  std::uint32_t row_begin = 0;     // first row in Batch::tokens
+  std::uint32_t row_count = 0;     // at least 1; 1 for decodes
+  bool decode = false;             // continues from the token sampled last
+  // The last row's logits give one token, number `output_index` of the branch.
+  bool samples = false;
+  std::uint32_t output_index = 0;
+  // The prompt tokens whose log-probabilities are wanted: entry i is the token
+  // after row i. Empty if none are; shorter than row_count by one in the chunk
+  // that ends the prompt.
+  absl::Span<const TokenId> prompt_targets;
+  // Owned by the state. Never null.
+  const SamplingParams* sampling = nullptr;
+  const LogprobSpec* logprobs = nullptr;
+};
+
+// The work of one step, unpadded. Spans and pointers into the state are valid
+// until the next Apply or the step's own Complete.
+struct Batch {
+  Step step;
+  // To be done first, in this order.
+  std::vector<BlockCopy> copies;
+  std::vector<BatchItem> items;  // ascending handles
+  std::vector<TokenId> tokens;   // [rows] token of each row, items in order
+  // [items, groups] block ids; entry i covers positions i * tokens_per_block on.
+  std::vector<absl::Span<const std::int32_t>> tables;
+  std::uint32_t group_count = 0;
+  std::uint32_t decode_rows = 0;
+  // Decodes of branches that have finished: nothing to compute. Ascending.
+  std::vector<BranchHandle> noops;
+
+  absl::Span<const std::int32_t> table(std::size_t item, GroupIndex group) const {
+    return tables[item * group_count + group.value()];
+  }
+};
+
+// What the forward made of one BatchItem.
+struct ItemOutput {
+  // Set exactly when the item samples, unless the item failed.
+  std::optional<SampledToken> sampled;
+  // One per entry of prompt_targets, unless the item failed.
+  std::vector<SampledToken> prompt;
+  // The item's logits were unusable (NaN): ends this branch alone, with
+  // FinishReason::kError.
+  bool failed = false;
+};
+
+// One open branch, for comparison with what a scheduler believes. Spans are
+// valid until the next Apply or Complete.
+struct BranchView {
+  BranchHandle branch;
+  RequestId request;
+  BranchIndex index;
+  // Prompt and output tokens known so far.
+  absl::Span<const TokenId> tokens;
+  std::uint32_t prompt_tokens = 0;
+  // Positions with K and V once every applied plan has run.
+  std::uint32_t length = 0;
+  // [groups] block ids in table order.
+  std::vector<absl::Span<const std::int32_t>> tables;
+  // The step of its last run; 0 before the first.
+  Step last_run;
+  // Its last known token has run with `sample`: it decodes, by default or, if
+  // dependent, when told to.
+  bool decoding = false;
+  std::optional<FinishReason> finished;
+};
+
+class GroupState {
+ public:
+  // The limits of `description` bound everything that plans may ask for.
+  GroupState(Epoch epoch, const ExecutorDescription& description);
+  ~GroupState();
+  GroupState(const GroupState&) = delete;
+  GroupState& operator=(const GroupState&) = delete;
+
+  // Applies a plan's operations in order and lists the step's work.
+  //   FAILED_PRECONDITION: another epoch, not the next step, `lag` plans not
+  //     completed, or an earlier error. The plan has had no effect.
+  //   INVALID_ARGUMENT: an operation that the state does not allow.
+  //   UNIMPLEMENTED: background copies, adapters, candidates, pooled states.
+  //   DATA_LOSS: the digests differ: the two sides have drifted apart.
+  // After one of the last three the state is undefined and refuses all plans.
+  absl::StatusOr<Batch> Apply(const StepPlan& plan);
+
+  // Takes the outputs of the oldest step not completed, one per batch item:
+  // appends tokens, decides endings (stop token; max_tokens; full context) and
+  // makes the result, timings left zero. A branch with nothing left to generate
+  // when its prompt is done (max_tokens 0) ends with kLength and no token.
+  //   FAILED_PRECONDITION: `step` is not that step. Nothing has changed.
+  //   INVALID_ARGUMENT: outputs that do not fit the items. Nothing has changed.
+  absl::StatusOr<StepResult> Complete(Step step, absl::Span<const ItemOutput> outputs);
+
+  Epoch epoch() const { return epoch_; }
+  // The last plan applied; 0 before the first.
+  Step step() const { return step_; }
+  std::uint64_t digest() const { return digest_.value(); }
+  // Steps applied and not completed, ascending.
+  std::vector<Step> Unfinished() const;
+  // Open branches in ascending order, and one of them.
+  std::vector<BranchHandle> Branches() const;
+  std::optional<BranchView> View(BranchHandle branch) const;
+
+ private:
+  struct Branch;
+  struct StepWork;
+
+  absl::Status ApplyOp(const OpenBranch& op, StepWork& work);
+  absl::Status ApplyOp(const GrantBlocks& op, StepWork& work);
+  absl::Status ApplyOp(const ForkBranch& op, StepWork& work);
+  absl::Status ApplyOp(const DropBranch& op, StepWork& work);
+  absl::Status ApplyOp(const Run& op, StepWork& work);
+  absl::Status ApplyOp(const Skip& op, StepWork& work);
+  absl::Status ApplyOp(const BackgroundCopy& op, StepWork& work);
+  absl::Status ApplyOp(const LoadAdapter& op, StepWork& work);
+  absl::Status ApplyOp(const UnloadAdapter& op, StepWork& work);
+
+  absl::Status ApplyAll(const StepPlan& plan, StepWork& work);
+  absl::Status CheckFree(BranchHandle handle) const;
+  absl::StatusOr<Branch*> FindOpen(BranchHandle handle) const;
+  absl::Status AppendBlocks(Branch& branch, GroupIndex group, absl::Span<const BlockId> blocks);
+  absl::Status CheckCovered(const Branch& branch, std::uint64_t end) const;
+  absl::Status AddPrefill(Branch& branch, const Run& run, StepWork& work);
+  absl::Status AddDecode(Branch& branch, StepWork& work);
+  absl::Status AddRows(Branch& branch, std::uint32_t count, StepWork& work);
+  void Insert(std::unique_ptr<Branch> branch);
+  bool InFlight(const Branch& branch, const StepWork& work) const;
+  bool Due(const Branch& branch, Step step) const;
+  bool AtLengthEnd(const Branch& branch) const;
+  Batch MakeBatch(StepWork& work) const;
+  absl::Status CheckOutputs(const StepWork& work, absl::Span<const ItemOutput> outputs) const;
+
+  const Epoch epoch_;
+  const ExecutorDescription limits_;
+  Step step_{0};
+  bool broken_ = false;
+  PlanDigest digest_;
+  std::vector<std::unique_ptr<Branch>> slots_;  // by handle; null when free
+  std::vector<std::set<BranchHandle>> decoders_;  // by cohort: decode by default
+  std::vector<StepWork> in_flight_;               // applied, not completed
+};
+
+}  // namespace flotilla
