@@ -1,0 +1,40 @@
+// The knobs of `flotilla serve`: one field with its default, and one row of the
+// table in flags.cc with name, unit, bounds and help, for each. Only cli/ knows
+// flags; libraries take their own Options.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+
+namespace flotilla {
+
+struct ServeFlags {
+  std::string model;
+  std::string served_model_name;  // empty: the file's name without .gguf
+  std::string host = "127.0.0.1";
+  std::int64_t http_port = 8080;
+  std::int64_t grpc_port = 50051;
+  std::string compute = "accurate";
+  std::string kv_type = "bf16";
+  std::int64_t kv_blocks = 4096;
+  std::int64_t block_tokens = 16;
+  std::int64_t max_batch_tokens = 256;
+  std::int64_t max_chunk_tokens = 256;
+  std::int64_t max_seqs = 64;
+  std::int64_t queue_requests = 1024;
+  std::int64_t queue_tokens = 65536;
+  std::int64_t max_model_len = 0;
+  std::int64_t threads = 0;
+  std::string cpu_isa = "auto";
+  std::int64_t drain_seconds = 30;
+  bool lenient = false;
+  std::string ready_file;
+  std::string log_level = "info";
+};
+
+// Adds every knob to `app`. Parsing fills `flags`, which outlives `app`, and
+// refuses values outside the bounds with a message that names them.
+void AddServeFlags(CLI::App& app, ServeFlags* flags);
+
+}  // namespace flotilla

@@ -1,0 +1,20 @@
+// `flotilla inspect`: what a model file holds, for people. Reads the container
+// only, so it also shows files that flotilla cannot serve.
+#pragma once
+
+#include <ostream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "model/gguf.h"
+
+namespace flotilla {
+
+// Prints summary, metadata (sorted by key; long arrays and strings shortened;
+// control characters escaped) and the tensor table.
+void PrintGguf(const GgufFile& file, std::ostream& out);
+
+// Opens the file and prints it to standard output. Errors as GgufFile::Open.
+absl::Status RunInspect(const std::string& path);
+
+}  // namespace flotilla

@@ -1,0 +1,60 @@
+#include "cli/inspect.h"
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace flotilla {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Printed(const std::vector<std::byte>& bytes) {
+  absl::StatusOr<GgufFile> file = GgufFile::Parse(bytes);
+  EXPECT_TRUE(file.ok()) << file.status();
+  std::ostringstream out;
+  PrintGguf(*file, out);
+  return out.str();
+}
+
+TEST(InspectTest, ShowsEveryKindOfValueAndTheTensors) {
+  testing::GgufBuilder builder;
+  builder.AddString("general.name", "tiny");
+  builder.AddUint64("a.big", 1ull << 40);
+  builder.AddFloat("a.float", 0.5f);
+  builder.AddBool("a.yes", true);
+  builder.AddStrings("a.words", {"one", "two"});
+  builder.AddInts("a.many", {1, 2, 3, 4, 5, 6, 7, 8});
+  builder.AddTensor("w", {32, 2}, GgmlType::kF32,
+                    testing::EncodeTensor(GgmlType::kF32, std::vector<float>(64)));
+  const std::string text = Printed(builder.Build());
+  EXPECT_THAT(text, HasSubstr("GGUF v3, 1 tensors"));
+  EXPECT_THAT(text, HasSubstr("\"tiny\""));
+  EXPECT_THAT(text, HasSubstr("1099511627776"));
+  EXPECT_THAT(text, HasSubstr("0.5"));
+  EXPECT_THAT(text, HasSubstr("true"));
+  EXPECT_THAT(text, HasSubstr("[\"one\", \"two\"]"));
+  EXPECT_THAT(text, HasSubstr("[1, 2, 3, 4, 5, 6, ...]"));
+  EXPECT_THAT(text, HasSubstr("[2, 32]"));
+}
+
+TEST(InspectTest, AFileCannotWriteToTheTerminal) {
+  testing::GgufBuilder builder;
+  builder.AddString("evil", "\x1b[2J" + std::string(1000, 'x'));
+  const std::string text = Printed(builder.Build());
+  EXPECT_THAT(text, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(text, HasSubstr("\\033[2J"));
+  EXPECT_LT(text.size(), 300u);
+}
+
+TEST(InspectTest, AMissingFileIsAnError) {
+  EXPECT_EQ(RunInspect("no/such/file.gguf").code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace flotilla
