@@ -1,0 +1,137 @@
+// Forward: one pass of the decoder over a flat, unpadded batch that mixes
+// prefill chunks and decodes, from token ids to logits.
+//
+// The executor owns it and calls it from its thread; the pool's threads do the
+// work in phases. What a row becomes depends on its sequence alone: the order of
+// every reduction belongs to the ops (kernels/ops.h), and this class only cuts
+// rows, panels and heads into ranges. All K and V of a layer are written before
+// any attention of that layer reads. Buffers are allocated once, for
+// `max_rows` rows; a pass allocates nothing that grows with rows or context.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/ops.h"
+#include "kernels/rope_table.h"
+#include "model/config.h"
+#include "worker/aligned_buffer.h"
+#include "worker/core/group_state.h"
+#include "worker/kv_cache.h"
+#include "worker/thread_pool.h"
+#include "worker/weights.h"
+
+namespace flotilla {
+
+// How matrix products round.
+enum class Recipe : std::uint8_t {
+  kAccurate,  // 16-bit activations, one scale per row and slot; exact weights
+  kFp32,      // fp32 activations: the reference
+};
+
+std::string_view RecipeName(Recipe recipe);
+
+class Forward {
+ public:
+  // Rows of logits that exist at a time: bounds their memory (12 MiB for 96 Ki
+  // tokens) while a batch of 32 decodes still reads the head once.
+  static constexpr int kLogitRows = 32;
+
+  struct Options {
+    Recipe recipe = Recipe::kAccurate;
+    int max_rows = 512;     // of one batch
+    int max_positions = 0;  // of one branch
+  };
+
+  // Everything referenced outlives the Forward.
+  Forward(const Options& options, const ModelConfig& config, const Weights& weights,
+          const kernels::Ops& ops, KvCache& cache, ThreadPool& pool);
+
+  // Called once per wanted row, on any compute thread, several at a time:
+  // `request` is the index into `logit_rows`, `logits` [vocab] fp32.
+  using LogitSink = absl::FunctionRef<void(int request, absl::Span<const float> logits)>;
+
+  // Writes K and V of all rows of `batch` (at most max_rows, inside the tables)
+  // and hands the logits of rows `logit_rows` (ascending) to `sink`.
+  void Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink);
+
+  // Bytes of all buffers.
+  int64_t buffer_bytes() const;
+
+ private:
+  // Part of one branch's queries against one KV head.
+  struct AttentionItem {
+    int item;     // of the batch
+    int kv_head;
+    int row;      // first row, within the batch item
+    int rows;
+  };
+  // out (+)= x * matrix; x is what was quantised last where the recipe says so.
+  struct Product {
+    const kernels::MatrixView& matrix;
+    const float* x;  // [rows, matrix.k]
+    int64_t x_stride;
+    float* out;  // [rows, matrix.columns]
+    int64_t out_stride;
+    bool accumulate = false;
+    int rows;
+  };
+
+  void Embed(const Batch& batch);
+  void PlanAttention(const Batch& batch);
+  void Layer(const Batch& batch, int index);
+  // Rotates Q and K of rows [begin, end) and writes their K and V.
+  void RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t end);
+  void Attention(const Batch& batch, int layer);
+  // silu(gate) * up for panels [begin, end) of the FFN's width, into gate's place.
+  void GateUp(const kernels::MatrixView& gate_up, int64_t begin, int64_t end);
+  void Logits(absl::Span<const int32_t> logit_rows, LogitSink sink);
+
+  bool Quantizes(const kernels::MatrixView& matrix) const {
+    return recipe_ == Recipe::kAccurate && matrix.kind != kernels::PackedKind::kFloats;
+  }
+  // normed_ = RMSNorm(hidden_) * weight, quantised if `matrix` wants it.
+  void NormAndQuantize(const std::vector<float>& weight, const kernels::MatrixView& matrix);
+  // Quantises `rows` rows of `x` by the slots of `matrix`, if it wants that.
+  void Quantize(const float* x, int64_t x_stride, int rows, const kernels::MatrixView& matrix);
+  kernels::QuantizeArgs QuantizeFor(const float* x, int64_t x_stride,
+                                    const kernels::MatrixView& matrix);
+  // Panels [begin, end) of the product; on any thread.
+  void MatMul(const Product& product, int64_t begin, int64_t end);
+  // Rows in parallel where they are worth a hand-over, else on this thread.
+  void ForRows(int rows, int64_t row_elements, absl::FunctionRef<void(int64_t, int64_t)> fn);
+
+  const Recipe recipe_;
+  const ModelConfig& config_;
+  const Weights& weights_;
+  const kernels::Ops& ops_;
+  KvCache& cache_;
+  ThreadPool& pool_;
+  const kernels::RopeTable rope_;
+  const int query_width_;  // heads * head_dim
+  const int kv_width_;     // kv_heads * head_dim
+  const int qkv_width_;    // query_width_ + 2 kv_width_
+  const float attention_scale_;
+
+  int rows_ = 0;                       // of the batch in work
+  std::vector<int32_t> positions_;     // [rows]
+  std::vector<int32_t> row_items_;     // [rows] batch item of each row
+  std::vector<AttentionItem> attention_items_;
+
+  AlignedBuffer<float> hidden_;    // [max_rows, hidden] residual stream
+  AlignedBuffer<float> normed_;    // [max_rows, hidden]
+  AlignedBuffer<float> qkv_;       // [max_rows, qkv_width_]
+  AlignedBuffer<float> attended_;  // [max_rows, query_width_]
+  AlignedBuffer<float> gate_up_;   // [max_rows, 2 ffn]
+  AlignedBuffer<float> logits_;    // [kLogitRows, vocab]
+  AlignedBuffer<int16_t> quantized_;   // [max_rows, widest k]
+  AlignedBuffer<float> block_sums_;    // [max_rows, widest k / 32]
+  AlignedBuffer<float> scales_;        // [max_rows, most slots]
+};
+
+}  // namespace flotilla

@@ -1,0 +1,72 @@
+// KvCache: the memory behind the block ids of one rank.
+//
+// One mapping of `blocks` pages; a page holds 16 tokens' K and V of all layers
+// and KV heads, one record each (kernels/kv_layout.h), so that granting, freeing
+// and copying a block never depends on the model. Which block belongs to whom is
+// the scheduler's business. Memory is reserved at once and taken from the system
+// as blocks are first written, so starting is instant. Written by the executor's
+// compute threads, each its own records.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/types/ids.h"
+#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
+
+namespace flotilla {
+
+struct KvShape {
+  kernels::KvFormat format = kernels::KvFormat::kBf16;
+  int layers = 0;
+  int kv_heads = 0;
+  int head_dim = 0;  // multiple of 16
+
+  // Bytes of one block of kKvBlockTokens tokens.
+  int64_t bytes_per_block() const {
+    return int64_t{layers} * kv_heads * kernels::KvRecordBytes(format, head_dim);
+  }
+};
+
+class KvCache {
+ public:
+  // Reserves `blocks` blocks, the null block included. ResourceExhausted when
+  // the address space cannot be had.
+  static absl::StatusOr<KvCache> Create(const KvShape& shape, uint32_t blocks);
+
+  // The cache of one layer as kernels see it; the caller sets block_table.
+  kernels::KvView Layer(int layer) const;
+
+  // Copies a block in every layer. Both ids are below block_count().
+  void CopyBlock(BlockId from, BlockId to);
+
+  // Fills a block with NaN, so that reading what was never written shows.
+  void Poison(BlockId block);
+
+  uint32_t block_count() const { return blocks_; }
+  const KvShape& shape() const { return shape_; }
+
+ private:
+  struct Unmap {
+    size_t bytes;
+    void operator()(std::byte* memory) const;
+  };
+
+  std::byte* Block(BlockId block) const {
+    return memory_.get() + block.value() * shape_.bytes_per_block();
+  }
+
+  KvShape shape_;
+  uint32_t blocks_ = 0;
+  std::unique_ptr<std::byte, Unmap> memory_;
+};
+
+// Blocks, the null block included, for a machine whose operator named no number:
+// a quarter of the memory, at most 2 GiB, and never less than one branch of
+// `max_context` tokens needs.
+uint32_t DefaultBlockCount(const KvShape& shape, uint32_t max_context);
+
+}  // namespace flotilla
