@@ -76,6 +76,11 @@ class GgufFile {
   // Null if the key is absent.
   const GgufValue* Find(std::string_view key) const;
 
+  // Every metadata key with its value, in no particular order.
+  const absl::flat_hash_map<std::string_view, GgufValue, TextHash, TextEqual>& values() const {
+    return values_;
+  }
+
   // Typed reads. NotFound if the key is absent, InvalidArgument if its value
   // has another type. Integers of any width and sign serve where they fit.
   absl::StatusOr<uint64_t> GetUint(std::string_view key) const;

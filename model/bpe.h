@@ -1,0 +1,47 @@
+// Byte-pair merging of one piece of text: which token ids its bytes become.
+//
+// A value built once and then only read; any thread may encode.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/types/ids.h"
+
+namespace flotilla {
+
+class BpeMerges {
+ public:
+  BpeMerges();
+
+  // Makes `id` the token of a single byte.
+  void SetByteToken(uint8_t byte, TokenId id) { byte_ids_[byte] = id; }
+
+  void Reserve(size_t merges) { merges_.reserve(merges); }
+
+  // The neighbours (left, right) merge into `result`; of two rules that apply
+  // the lower rank goes first. The first rule for a pair stands.
+  void AddMerge(TokenId left, TokenId right, TokenId result, uint32_t rank);
+
+  // Appends the tokens of `piece`: starting from its bytes, the lowest-ranked
+  // merge is applied, leftmost on ties, until none applies. A byte without a
+  // token vanishes, as in the reference tokenizer. O(n log n) for long pieces.
+  void Encode(std::string_view piece, std::vector<TokenId>& out) const;
+
+ private:
+  struct Rule {
+    uint32_t rank;
+    TokenId result;
+  };
+
+  const Rule* FindRule(TokenId left, TokenId right) const;
+  void MergeByScan(std::vector<TokenId>& ids) const;
+  void MergeByHeap(std::vector<TokenId>& ids) const;
+
+  TokenId byte_ids_[256];                       // -1: no token
+  absl::flat_hash_map<uint64_t, Rule> merges_;  // left << 32 | right
+};
+
+}  // namespace flotilla

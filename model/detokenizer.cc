@@ -1,0 +1,39 @@
+#include "model/detokenizer.h"
+
+#include <utility>
+
+#include "model/tokenizer.h"
+#include "model/utf8.h"
+
+namespace flotilla {
+
+std::string IncrementalDetokenizer::Push(TokenId id) {
+  std::string out;
+  if (tokenizer_->IsSpecial(id)) {
+    out = Flush();
+    if (!skip_special_) out += tokenizer_->TokenBytes(id);
+    return out;
+  }
+  std::string bytes = std::exchange(held_, {});
+  bytes += tokenizer_->TokenBytes(id);
+  for (size_t at = 0; at < bytes.size();) {
+    const Utf8Part part = ReadUtf8(bytes, at);
+    if (part.kind == Utf8Part::Kind::kCharacter) {
+      out.append(bytes, at, part.bytes);
+    } else if (part.kind == Utf8Part::Kind::kInvalid) {
+      out += kReplacementCharacter;
+    } else {
+      held_ = bytes.substr(at);
+    }
+    at += part.bytes;
+  }
+  return out;
+}
+
+std::string IncrementalDetokenizer::Flush() {
+  if (held_.empty()) return {};
+  held_.clear();
+  return std::string(kReplacementCharacter);
+}
+
+}  // namespace flotilla

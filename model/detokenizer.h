@@ -1,0 +1,38 @@
+// Token ids to text as they arrive, for one branch of one request.
+//
+// A plain value owned by whoever streams the branch; used by one thread at a
+// time. Text comes out as soon as it is whole characters: at most three bytes,
+// the beginning of a character, are held back.
+#pragma once
+
+#include <string>
+
+#include "common/types/ids.h"
+
+namespace flotilla {
+
+class Tokenizer;
+
+class IncrementalDetokenizer {
+ public:
+  // `tokenizer` must outlive this object. With `skip_special` control tokens
+  // give no text; either way they end a character that was still incomplete.
+  explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true)
+      : tokenizer_(tokenizer), skip_special_(skip_special) {}
+
+  // The text that became certain with this token: always whole characters,
+  // U+FFFD for each maximal part that can no longer become one. Ids outside the
+  // vocabulary give nothing.
+  std::string Push(TokenId id);
+
+  // The end of the branch: U+FFFD if a character was left incomplete, else
+  // nothing.
+  std::string Flush();
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool skip_special_;
+  std::string held_;  // beginning of a character, 0..3 bytes
+};
+
+}  // namespace flotilla

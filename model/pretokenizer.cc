@@ -1,0 +1,146 @@
+#include "model/pretokenizer.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <unicode/bytestream.h>
+#include <unicode/normalizer2.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "model/text.h"
+
+namespace flotilla {
+
+// PCRE2's \s also matches U+180E, the reference tokenizers' does not, so white
+// space is spelled out.
+#define WS \
+  R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})"
+#define CONTRACTION R"((?:'s|'t|'re|'ve|'m|'ll|'d))"
+
+struct Pretokenizer::Row {
+  std::string_view name;
+  std::string_view pattern;
+  bool ignores_merges = false;
+  bool adds_bos = false;
+  bool nfc = false;
+};
+
+namespace {
+
+constexpr std::string_view kGpt2 =
+    CONTRACTION "| ?\\p{L}+| ?\\p{N}+| ?[^" WS "\\p{L}\\p{N}]+|[" WS "]+(?![^" WS "])|[" WS "]+";
+
+// Every digit alone, and GPT-2's split of what is between digits: there a digit
+// ends the text, hence \p{N} in the look-ahead.
+constexpr std::string_view kSmolLm =
+    CONTRACTION "| ?\\p{L}+|\\p{N}| ?[^" WS "\\p{L}\\p{N}]+|[" WS "]+(?![^" WS "\\p{N}])|[" WS "]+";
+
+#define LLAMA3_BEFORE_DIGITS "(?i:" CONTRACTION ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define LLAMA3_AFTER_DIGITS \
+  "| ?[^" WS "\\p{L}\\p{N}]+[\\r\\n]*|[" WS "]*[\\r\\n]+|[" WS "]+(?![^" WS "])|[" WS "]+"
+
+constexpr std::string_view kLlama3 = LLAMA3_BEFORE_DIGITS "\\p{N}{1,3}" LLAMA3_AFTER_DIGITS;
+constexpr std::string_view kQwen2 = LLAMA3_BEFORE_DIGITS "\\p{N}" LLAMA3_AFTER_DIGITS;
+
+// Backtracking steps for one piece. Our patterns need a few per character, so
+// this serves pieces of megabytes and still ends.
+constexpr uint32_t kMatchLimit = 50'000'000;
+
+struct FreeMatchData {
+  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+};
+struct FreeMatchContext {
+  void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
+};
+struct FreeCode {
+  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+};
+
+}  // namespace
+
+const Pretokenizer::Row Pretokenizer::kRows[] = {
+    {.name = "default", .pattern = kGpt2},
+    {.name = "gpt-2", .pattern = kGpt2},
+    {.name = "smollm", .pattern = kSmolLm},
+    {.name = "llama-bpe", .pattern = kLlama3, .ignores_merges = true, .adds_bos = true},
+    {.name = "qwen2", .pattern = kQwen2, .nfc = true},
+};
+
+struct Pretokenizer::Regex {
+  std::unique_ptr<pcre2_code, FreeCode> code;
+  std::unique_ptr<pcre2_match_context, FreeMatchContext> limits;
+};
+
+Pretokenizer::Pretokenizer(const Row* row, std::unique_ptr<const Regex> regex)
+    : row_(row), regex_(std::move(regex)) {}
+
+Pretokenizer::Pretokenizer(Pretokenizer&&) = default;
+Pretokenizer& Pretokenizer::operator=(Pretokenizer&&) = default;
+Pretokenizer::~Pretokenizer() = default;
+
+absl::StatusOr<Pretokenizer> Pretokenizer::Create(std::string_view pre) {
+  const Row* row = std::ranges::find(kRows, pre, &Row::name);
+  if (row == std::end(kRows)) {
+    std::string known;
+    for (const Row& each : kRows) known += Cat(known.empty() ? "" : ", ", each.name);
+    return Unimplemented("pre-tokenizer '", pre.substr(0, 64),
+                         "' is not supported; supported: ", known);
+  }
+  int error = 0;
+  PCRE2_SIZE error_offset = 0;
+  auto regex = std::make_unique<Regex>();
+  regex->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(row->pattern.data()),
+                                  row->pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &error_offset,
+                                  nullptr));
+  if (regex->code == nullptr) {
+    return absl::InternalError(
+        Cat("pattern of ", row->name, ": PCRE2 error ", error, " at ", error_offset));
+  }
+  // Without JIT support the interpreter serves, at a third of the speed.
+  pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE);
+  regex->limits.reset(pcre2_match_context_create(nullptr));
+  pcre2_set_match_limit(regex->limits.get(), kMatchLimit);
+  return Pretokenizer(row, std::move(regex));
+}
+
+absl::Status Pretokenizer::Split(std::string_view text,
+                                 absl::FunctionRef<void(std::string_view)> piece) const {
+  const std::unique_ptr<pcre2_match_data, FreeMatchData> match(pcre2_match_data_create(1, nullptr));
+  const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
+  for (size_t at = 0; at < text.size();) {
+    const int matched =
+        pcre2_match(regex_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
+                    PCRE2_NO_UTF_CHECK, match.get(), regex_->limits.get());
+    if (matched == PCRE2_ERROR_NOMATCH) {
+      piece(text.substr(at));
+      break;
+    }
+    if (matched < 0 || range[1] <= at) {
+      return ResourceExhausted("splitting the text stopped at byte ", at, " (PCRE2 ", matched, ")");
+    }
+    if (range[0] > at) piece(text.substr(at, range[0] - at));
+    piece(text.substr(range[0], range[1] - range[0]));
+    at = range[1];
+  }
+  return absl::OkStatus();
+}
+
+std::string Pretokenizer::Normalize(std::string_view text) const {
+  std::string out;
+  UErrorCode error = U_ZERO_ERROR;
+  if (const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(error);
+      row_->nfc && U_SUCCESS(error)) {
+    icu::StringByteSink<std::string> sink(&out, static_cast<int32_t>(text.size()));
+    nfc->normalizeUTF8(0, {text.data(), static_cast<int32_t>(text.size())}, sink, nullptr, error);
+    if (U_SUCCESS(error)) return out;
+  }
+  return std::string(text);
+}
+
+bool Pretokenizer::normalizes() const { return row_->nfc; }
+bool Pretokenizer::ignores_merges() const { return row_->ignores_merges; }
+bool Pretokenizer::adds_bos_by_default() const { return row_->adds_bos; }
+
+}  // namespace flotilla

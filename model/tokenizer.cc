@@ -1,0 +1,292 @@
+#include "model/tokenizer.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "model/detokenizer.h"
+#include "model/utf8.h"
+
+namespace flotilla {
+namespace {
+
+constexpr uint64_t kMaxVocab = 1 << 20;
+
+// GPT-2's byte-level alphabet, inverted: code point -> byte, -1 elsewhere.
+// Printable bytes stand for themselves, the other 68 for U+0100 and up.
+constexpr std::array<int16_t, 0x144> kByteOfCodePoint = [] {
+  std::array<int16_t, 0x144> table{};
+  table.fill(-1);
+  int next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable =
+        (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+    table[printable ? byte : next++] = static_cast<int16_t>(byte);
+  }
+  return table;
+}();
+
+// Appends the bytes that `text` means in the byte-level alphabet; false (and
+// nothing appended) if a character is not of that alphabet.
+template <typename Bytes>
+bool AppendByteLevel(std::string_view text, Bytes& out) {
+  const size_t begin = out.size();
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Part part = ReadUtf8(text, at);
+    if (part.kind != Utf8Part::Kind::kCharacter || part.code_point >= kByteOfCodePoint.size() ||
+        kByteOfCodePoint[part.code_point] < 0) {
+      out.resize(begin);
+      return false;
+    }
+    out.push_back(static_cast<char>(kByteOfCodePoint[part.code_point]));
+    at += part.bytes;
+  }
+  return true;
+}
+
+}  // namespace
+
+struct Tokenizer::Run {
+  size_t end;  // offset in the whole text
+  bool special_allowed;
+};
+
+absl::StatusOr<Tokenizer> Tokenizer::FromGguf(const GgufFile& file) {
+  const auto model = file.GetString("tokenizer.ggml.model");
+  if (!model.ok()) return InvalidArgument(model.status().message());
+  if (*model != "gpt2") {
+    return Unimplemented("tokenizer model '", model->substr(0, 64),
+                         "' is not supported; supported: gpt2");
+  }
+  std::string_view pre = "default";
+  if (file.Find("tokenizer.ggml.pre") != nullptr) {
+    const auto named = file.GetString("tokenizer.ggml.pre");
+    if (!named.ok()) return named.status();
+    pre = *named;
+  }
+  auto pretokenizer = Pretokenizer::Create(pre);
+  if (!pretokenizer.ok()) return pretokenizer.status();
+  Tokenizer tokenizer(*std::move(pretokenizer));
+  absl::Status status = tokenizer.ReadTokens(file);
+  if (status.ok()) status = tokenizer.ReadMerges(file);
+  if (status.ok()) status = tokenizer.ReadSpecials(file);
+  if (!status.ok()) return status;
+  tokenizer.MarkWholePieces();
+  return tokenizer;
+}
+
+absl::Status Tokenizer::ReadTokens(const GgufFile& file) {
+  const auto tokens = file.GetStrings("tokenizer.ggml.tokens");
+  if (!tokens.ok()) return InvalidArgument(tokens.status().message());
+  const auto types = file.GetInts("tokenizer.ggml.token_type");
+  if (!types.ok()) return InvalidArgument(types.status().message());
+  const size_t count = tokens->size();
+  if (count == 0 || count > kMaxVocab || types->size() != count) {
+    return InvalidArgument("tokenizer.ggml: ", count, " tokens and ", types->size(),
+                           " token types (wanted: as many, 1..", kMaxVocab, ")");
+  }
+  size_t total = 0;
+  for (const std::string_view token : *tokens) total += token.size();
+  if (total > UINT32_MAX) return InvalidArgument("tokenizer.ggml.tokens is too large");
+  bytes_.reserve(total);  // never grows again, so views into it stay valid
+  offsets_.reserve(count + 1);
+  kinds_.reserve(count);
+  by_bytes_.reserve(count);
+  added_first_.assign(256, false);
+  offsets_.push_back(0);
+  for (size_t i = 0; i < count; ++i) {
+    const std::string_view token = (*tokens)[i];
+    const int64_t type = (*types)[i];
+    if (type < 1 || type > static_cast<int64_t>(Kind::kUnused)) {
+      return InvalidArgument("tokenizer.ggml.token_type: token ", i, " has type ", type);
+    }
+    const Kind kind = static_cast<Kind>(type);
+    kinds_.push_back(kind);
+    const bool byte_level = kind == Kind::kNormal && AppendByteLevel(token, bytes_);
+    if (!byte_level) bytes_.insert(bytes_.end(), token.begin(), token.end());
+    offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
+    const auto id = static_cast<TokenId>(i);
+    const std::string_view bytes = TokenBytes(id);
+    if (bytes.empty()) continue;
+    if (byte_level) {
+      by_bytes_.emplace(bytes, id);
+      if (bytes.size() == 1) merges_.SetByteToken(static_cast<uint8_t>(bytes[0]), id);
+    } else if (kind != Kind::kNormal && kind != Kind::kUnused) {
+      added_.emplace(bytes, id);
+      added_first_[static_cast<uint8_t>(bytes[0])] = true;
+      added_sizes_.push_back(bytes.size());
+    }
+  }
+  std::ranges::sort(added_sizes_, std::greater<>());
+  added_sizes_.erase(std::unique(added_sizes_.begin(), added_sizes_.end()), added_sizes_.end());
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::ReadMerges(const GgufFile& file) {
+  const auto merges = file.GetStrings("tokenizer.ggml.merges");
+  if (!merges.ok()) return InvalidArgument(merges.status().message());
+  if (merges->size() > UINT32_MAX) return InvalidArgument("tokenizer.ggml.merges is too long");
+  merges_.Reserve(merges->size());
+  std::string both;
+  for (size_t rank = 0; rank < merges->size(); ++rank) {
+    const std::string_view merge = (*merges)[rank];
+    // A space is not in the byte-level alphabet, so the first one separates.
+    const size_t space = merge.find(' ');
+    const auto fail = [&](std::string_view problem) {
+      return InvalidArgument("tokenizer.ggml.merges: rule ", rank, " ", problem);
+    };
+    if (space == std::string_view::npos) return fail("has no space");
+    both.clear();
+    if (!AppendByteLevel(merge.substr(0, space), both)) return fail("is not byte-level text");
+    const size_t left_size = both.size();
+    if (!AppendByteLevel(merge.substr(space + 1), both)) return fail("is not byte-level text");
+    const std::string_view joined = both;
+    const auto left = by_bytes_.find(joined.substr(0, left_size));
+    const auto right = by_bytes_.find(joined.substr(left_size));
+    const auto result = by_bytes_.find(joined);
+    if (left == by_bytes_.end() || right == by_bytes_.end() || result == by_bytes_.end()) {
+      return fail("names a token that is not in the vocabulary");
+    }
+    merges_.AddMerge(left->second, right->second, result->second, static_cast<uint32_t>(rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::ReadSpecials(const GgufFile& file) {
+  for (const auto& [key, id] : {std::pair{"tokenizer.ggml.bos_token_id", &bos_id_},
+                                std::pair{"tokenizer.ggml.eos_token_id", &eos_id_}}) {
+    if (file.Find(key) == nullptr) continue;
+    const auto value = file.GetUint(key);
+    if (!value.ok()) return value.status();
+    if (*value >= vocab_size()) return InvalidArgument(key, " is outside the vocabulary");
+    *id = static_cast<TokenId>(*value);
+  }
+  const auto add_bos =
+      file.GetBoolOr("tokenizer.ggml.add_bos_token", pretokenizer_.adds_bos_by_default());
+  if (!add_bos.ok()) return add_bos.status();
+  const auto add_eos = file.GetBoolOr("tokenizer.ggml.add_eos_token", false);
+  if (!add_eos.ok()) return add_eos.status();
+  add_bos_ = *add_bos && bos_id_ >= 0;
+  add_eos_ = *add_eos && eos_id_ >= 0;
+  return absl::OkStatus();
+}
+
+// Looking a whole piece up is right only for tokens that merging leads to; a
+// vocabulary may hold others.
+void Tokenizer::MarkWholePieces() {
+  whole_.assign(vocab_size(), pretokenizer_.ignores_merges());
+  if (pretokenizer_.ignores_merges()) return;
+  std::vector<TokenId> ids;
+  for (const auto& [bytes, id] : by_bytes_) {
+    ids.clear();
+    merges_.Encode(bytes, ids);
+    whole_[id] = ids.size() == 1 && ids[0] == id;
+  }
+}
+
+std::string_view Tokenizer::TokenBytes(TokenId id) const {
+  if (id < 0 || static_cast<size_t>(id) + 1 >= offsets_.size()) return {};
+  return {bytes_.data() + offsets_[id], offsets_[id + 1] - offsets_[id]};
+}
+
+bool Tokenizer::IsSpecial(TokenId id) const {
+  if (id < 0 || static_cast<size_t>(id) >= kinds_.size()) return false;
+  return kinds_[id] == Kind::kControl || kinds_[id] == Kind::kUnknown;
+}
+
+TokenId Tokenizer::FindSpecial(std::string_view text) const {
+  const auto it = added_.find(text);
+  return it != added_.end() && IsSpecial(it->second) ? it->second : -1;
+}
+
+Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t at,
+                                         bool special_allowed) const {
+  if (!added_first_[static_cast<uint8_t>(text[at])]) return {0, -1};
+  for (const size_t size : added_sizes_) {
+    if (size > text.size() - at) continue;
+    const auto it = added_.find(text.substr(at, size));
+    if (it != added_.end() && (special_allowed || !IsSpecial(it->second))) {
+      return {size, it->second};
+    }
+  }
+  return {0, -1};
+}
+
+absl::Status Tokenizer::EncodePlain(std::string_view text, std::vector<TokenId>& out) const {
+  std::string normalized;
+  if (pretokenizer_.normalizes()) {
+    normalized = pretokenizer_.Normalize(text);
+    text = normalized;
+  }
+  return pretokenizer_.Split(text, [&](std::string_view piece) {
+    const auto it = by_bytes_.find(piece);
+    if (it != by_bytes_.end() && whole_[it->second]) {
+      out.push_back(it->second);
+    } else {
+      merges_.Encode(piece, out);
+    }
+  });
+}
+
+absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text,
+                                                           std::span<const Run> runs,
+                                                           bool add_special) const {
+  if (const size_t bad = FindInvalidUtf8(text); bad != std::string_view::npos) {
+    return InvalidArgument("the text is not UTF-8 at byte ", bad);
+  }
+  std::vector<TokenId> ids;
+  if (add_special && add_bos_) ids.push_back(bos_id_);
+  size_t plain_begin = 0;
+  size_t at = 0;
+  const auto flush_plain = [&](size_t end) -> absl::Status {
+    if (end == plain_begin) return absl::OkStatus();
+    return EncodePlain(text.substr(plain_begin, end - plain_begin), ids);
+  };
+  for (const Run& run : runs) {
+    const std::string_view visible = text.substr(0, run.end);
+    while (at < run.end) {
+      const Added added = AddedTokenAt(visible, at, run.special_allowed);
+      if (added.id < 0) {
+        ++at;
+        continue;
+      }
+      if (absl::Status status = flush_plain(at); !status.ok()) return status;
+      ids.push_back(added.id);
+      at += added.bytes;
+      plain_begin = at;
+    }
+  }
+  if (absl::Status status = flush_plain(text.size()); !status.ok()) return status;
+  if (add_special && add_eos_) ids.push_back(eos_id_);
+  return ids;
+}
+
+absl::StatusOr<std::vector<TokenId>> Tokenizer::Encode(std::string_view text,
+                                                       const EncodeOptions& options) const {
+  const Run run{text.size(), options.parse_special};
+  return EncodeRuns(text, {&run, 1}, options.add_special);
+}
+
+absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodePieces(std::span<const TextPiece> pieces,
+                                                             bool add_special) const {
+  std::string text;
+  std::vector<Run> runs;
+  for (const TextPiece& piece : pieces) {
+    text += piece.text;
+    if (runs.empty() || runs.back().special_allowed != piece.special_allowed) {
+      runs.push_back({text.size(), piece.special_allowed});
+    }
+    runs.back().end = text.size();
+  }
+  return EncodeRuns(text, runs, add_special);
+}
+
+std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special) const {
+  IncrementalDetokenizer detokenizer(this, skip_special);
+  std::string text;
+  for (const TokenId id : ids) text += detokenizer.Push(id);
+  return text + detokenizer.Flush();
+}
+
+}  // namespace flotilla

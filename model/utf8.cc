@@ -1,0 +1,48 @@
+#include "model/utf8.h"
+
+#include <cstring>
+
+namespace flotilla {
+
+Utf8Part ReadUtf8(std::string_view text, size_t at) {
+  using Kind = Utf8Part::Kind;
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) return {Kind::kCharacter, 1, lead};
+  if (lead < 0xc2 || lead > 0xf4) return {Kind::kInvalid, 1, 0};
+  const uint8_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  // The second byte's range excludes overlong forms, surrogates and values
+  // past U+10FFFF; later bytes are any continuation.
+  const uint8_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+  const uint8_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+  uint32_t code_point = lead & (0x7f >> length);
+  for (uint8_t i = 1; i < length; ++i) {
+    if (at + i == text.size()) return {Kind::kIncomplete, i, 0};
+    const uint8_t next = byte(i);
+    if (next < (i == 1 ? low : 0x80) || next > (i == 1 ? high : 0xbf)) {
+      return {Kind::kInvalid, i, 0};
+    }
+    code_point = code_point << 6 | (next & 0x3f);
+  }
+  return {Kind::kCharacter, length, code_point};
+}
+
+size_t FindInvalidUtf8(std::string_view text) {
+  constexpr uint64_t kHighBits = 0x8080808080808080;
+  for (size_t at = 0; at < text.size();) {
+    uint64_t word;
+    if (text.size() - at >= sizeof word) {  // eight ASCII bytes at a time
+      std::memcpy(&word, text.data() + at, sizeof word);
+      if ((word & kHighBits) == 0) {
+        at += sizeof word;
+        continue;
+      }
+    }
+    const Utf8Part part = ReadUtf8(text, at);
+    if (part.kind != Utf8Part::Kind::kCharacter) return at;
+    at += part.bytes;
+  }
+  return std::string_view::npos;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,32 @@
+// UTF-8 as Unicode defines it (well-formed sequences, table 3-7): no overlong
+// forms, no surrogates, nothing past U+10FFFF. Pure functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace flotilla {
+
+// U+FFFD, what stands for bytes that are not UTF-8.
+inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";
+
+// What begins at one place of a byte string.
+struct Utf8Part {
+  enum class Kind : uint8_t {
+    kCharacter,   // a whole character
+    kIncomplete,  // the text ends inside a character that began well
+    kInvalid,     // a maximal invalid part: one U+FFFD stands for it
+  };
+  Kind kind;
+  uint8_t bytes;        // length of the part, 1..4
+  uint32_t code_point;  // of a character, else 0
+};
+
+// The part that begins at `at`, which must be less than text.size().
+Utf8Part ReadUtf8(std::string_view text, size_t at);
+
+// Offset of the first byte that is not part of a whole character, or npos.
+size_t FindInvalidUtf8(std::string_view text);
+
+}  // namespace flotilla
