@@ -1,0 +1,111 @@
+// FakeExecutor: a StepExecutor without a model, for tests of everything above
+// the seam.
+//
+// Branches are the real ones (GroupState); tokens come from FakeToken, a pure
+// function that tests can predict. Faults are injected by step. It runs on its
+// own thread, or by hand: then nothing happens until the test calls Advance, and
+// all events arrive inside that call.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "common/types/executor.h"
+#include "worker/core/group_state.h"
+
+namespace flotilla {
+
+// The token that a FakeExecutor samples as number `output_index` of a branch: a
+// hash of its arguments, in [0, vocab_size).
+TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_index,
+                  std::uint32_t vocab_size);
+
+struct FakeExecutorOptions {
+  // What OnReady reports and what plans are checked against.
+  ExecutorDescription description = DefaultDescription();
+  // False: steps run on a thread as they arrive. True: only inside Advance.
+  bool manual = false;
+
+  // One KV group of 16-token blocks, 1024 blocks, context 8192, vocabulary 1000,
+  // 64 branches, 512 tokens a step, lag 1.
+  static ExecutorDescription DefaultDescription();
+};
+
+class FakeExecutor final : public StepExecutor {
+ public:
+  explicit FakeExecutor(FakeExecutorOptions options = {});
+  ~FakeExecutor() override;
+
+  absl::Status Start(ExecutorListener* listener) override;
+  absl::Status Execute(StepPlan plan) override;
+  // Not from a listener's method.
+  void Stop() override;
+
+  // Faults. Each applies once, in the current epoch or, before Ready, in the
+  // first; any thread.
+  //
+  // Loses the group (Lost::kDied) when `step` has started, before its result.
+  void LoseDuring(Step step);
+  // Loses the group right after the result of `step`; step 0: right after Ready.
+  void LoseAfter(Step step);
+  // Loses the group now; plans queued are dropped unstarted. In manual mode the
+  // event arrives with the next Advance.
+  void LoseNow();
+  // Treats the plan of `step` as one whose digest differs.
+  void CorruptDigest(Step step);
+  // Ready of the next epoch waits for Restart (default: it follows Lost at once).
+  void HoldRestart();
+  void Restart();
+  // Results wait (their steps do not start) between the two.
+  void Pause();
+  void Resume();
+
+  // Manual mode: does the one thing that is next (Ready, a step, a loss).
+  // False when nothing is left to do.
+  bool Advance();
+  // Manual mode: Advance until it returns false.
+  void AdvanceAll();
+
+  // Plans accepted and not answered.
+  std::uint32_t queued() const;
+  Epoch epoch() const;
+
+ private:
+  enum class Phase : std::uint8_t { kIdle, kStarting, kReady, kHeld, kStopped };
+
+  void Loop();
+  bool CanAdvance() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool CanAdvanceOrStopped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void BeginEpoch();
+  void RunPlan(const StepPlan& plan);
+  absl::StatusOr<StepResult> Compute(const StepPlan& plan);
+  void Lose(Lost::Cause cause, std::string detail, std::optional<Step> started);
+
+  const FakeExecutorOptions options_;
+  ExecutorListener* listener_ = nullptr;
+  std::thread thread_;
+
+  // The executing thread only: its own, or the one that calls Advance.
+  std::optional<GroupState> state_;
+
+  mutable absl::Mutex mu_;
+  Phase phase_ ABSL_GUARDED_BY(mu_) = Phase::kIdle;
+  Epoch epoch_ ABSL_GUARDED_BY(mu_){0};
+  std::deque<StepPlan> plans_ ABSL_GUARDED_BY(mu_);
+  std::uint32_t unanswered_ ABSL_GUARDED_BY(mu_) = 0;
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;
+  bool hold_restart_ ABSL_GUARDED_BY(mu_) = false;
+  bool lose_now_ ABSL_GUARDED_BY(mu_) = false;
+  std::set<Step> lose_during_ ABSL_GUARDED_BY(mu_);
+  std::set<Step> lose_after_ ABSL_GUARDED_BY(mu_);
+  std::set<Step> corrupt_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace flotilla

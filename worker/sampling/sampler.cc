@@ -1,0 +1,170 @@
+#include "worker/sampling/sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "kernels/noise.h"
+#include "kernels/scalar_math.h"
+
+namespace flotilla {
+namespace {
+
+using kernels::TokenScore;
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+// The most that Ops::top_n lists.
+constexpr int kMaxTopN = 64;
+// Logits scaled at a time, on the stack; the chunk of Ops::softmax_stats.
+constexpr std::size_t kChunk = 1024;
+
+// One row, its parameters and what is known of it.
+struct Row {
+  const kernels::Ops& ops;
+  absl::Span<const float> logits;
+  kernels::SoftmaxStats stats;
+  float lse;
+
+  int size() const { return static_cast<int>(logits.size()); }
+};
+
+absl::StatusOr<Row> Measure(const kernels::Ops& ops, absl::Span<const float> logits) {
+  const kernels::SoftmaxStats stats =
+      ops.softmax_stats(logits.data(), static_cast<int>(logits.size()));
+  // A NaN anywhere reaches the sum; without any number the maximum is -infinity.
+  if (!std::isfinite(stats.max) || !std::isfinite(stats.sum)) {
+    return absl::InternalError("the model gave a row of logits that has no softmax");
+  }
+  return Row{ops, logits, stats, kernels::LogSumExp(stats)};
+}
+
+SampledToken Describe(const Row& row, TokenId token, std::int32_t top) {
+  SampledToken result;
+  result.token = token;
+  result.logprob = row.logits[token] - row.lse;
+  const int count = std::min(top, row.size());
+  if (count <= 0) return result;
+  std::array<TokenScore, LogprobSpec::kMaxTop> best;
+  row.ops.top_n(row.logits.data(), row.size(), count, best.data());
+  result.top.reserve(count);
+  for (int i = 0; i < count && best[i].score > kMinusInfinity; ++i) {
+    result.top.push_back({best[i].token, best[i].score - row.lse});
+  }
+  return result;
+}
+
+// The k-th largest logit, 1 <= k < vocabulary.
+float KthLargest(const Row& row, int k) {
+  if (k <= kMaxTopN) {
+    std::array<TokenScore, kMaxTopN> best;
+    row.ops.top_n(row.logits.data(), row.size(), k, best.data());
+    return best[k - 1].score;
+  }
+  std::vector<float> values(row.logits.begin(), row.logits.end());
+  std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
+  return values[k - 1];
+}
+
+// A token's mass relative to that of the best token: e^((logit - max) / T).
+float Weight(const Row& row, float logit, float inverse_temperature) {
+  return kernels::Exp((logit - row.stats.max) * inverse_temperature);
+}
+
+// The mass of the whole row. Chunks of 1,024 as softmax_stats sums them, added
+// in ascending order.
+double TotalWeight(const Row& row, float inverse_temperature) {
+  double total = 0;
+  std::array<float, kChunk> scaled;
+  for (std::size_t begin = 0; begin < row.logits.size(); begin += kChunk) {
+    const absl::Span<const float> chunk = row.logits.subspan(begin, kChunk);
+    for (std::size_t i = 0; i < chunk.size(); ++i) {
+      scaled[i] = (chunk[i] - row.stats.max) * inverse_temperature;
+    }
+    const kernels::SoftmaxStats stats =
+        row.ops.softmax_stats(scaled.data(), static_cast<int>(chunk.size()));
+    if (stats.max > kMinusInfinity) {
+      total += static_cast<double>(stats.sum) * kernels::Exp(stats.max);
+    }
+  }
+  return total;
+}
+
+// A logit such that top-p cannot need any below it: all of them together, n
+// times the mass at that distance from the best, have less than the 1 - top_p
+// that may be left out (the best alone has mass 1). One more in the exponent
+// covers rounding.
+float NucleusFloor(const Row& row, float top_p, float temperature) {
+  const float distance = kernels::Log(static_cast<float>(row.size()) / (1.0f - top_p)) + 1.0f;
+  return row.stats.max - distance * temperature;
+}
+
+// The last token that top-p keeps among those with a logit of at least
+// `top_k_floor` (-infinity: all). Only tokens near the best are gathered, and
+// they are ordered only as far as the answer reaches.
+TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float top_k_floor,
+                         float inverse_temperature) {
+  const bool all = top_k_floor == kMinusInfinity;
+  const float floor = all ? NucleusFloor(row, sampling.top_p, sampling.temperature) : top_k_floor;
+  std::vector<TokenScore> heap;
+  double total = 0;
+  for (int token = 0; token < row.size(); ++token) {
+    const float logit = row.logits[token];
+    if (logit < floor || logit == kMinusInfinity) continue;
+    heap.push_back({token, logit});
+    if (!all) total += Weight(row, logit, inverse_temperature);
+  }
+  if (all) total = TotalWeight(row, inverse_temperature);
+
+  const auto after = [](const TokenScore& a, const TokenScore& b) {
+    return a.score != b.score ? a.score < b.score : a.token > b.token;
+  };
+  std::make_heap(heap.begin(), heap.end(), after);
+  const double wanted = static_cast<double>(sampling.top_p) * total;
+  double mass = 0;
+  while (true) {
+    const TokenScore best = heap.front();
+    mass += Weight(row, best.score, inverse_temperature);
+    if (mass >= wanted || heap.size() == 1) return best;
+    std::pop_heap(heap.begin(), heap.end(), after);
+    heap.pop_back();
+  }
+}
+
+TokenId Draw(const Row& row, const SamplingParams& sampling, TokenPlace place) {
+  if (sampling.temperature < kMinTemperature) {
+    return row.ops.argmax(row.logits.data(), row.size()).token;
+  }
+  kernels::GumbelArgs args;
+  args.inverse_temperature = 1.0f / sampling.temperature;
+  args.key = kernels::MakeNoiseKey(sampling.seed, place.branch.value(), place.output_index);
+  if (sampling.top_k > 0 && sampling.top_k < row.size()) {
+    args.cutoff.score = KthLargest(row, sampling.top_k);
+  }
+  if (sampling.top_p < 1.0f) {
+    args.cutoff = NucleusCutoff(row, sampling, args.cutoff.score, args.inverse_temperature);
+  }
+  return row.ops.gumbel_argmax(row.logits.data(), row.size(), args).token;
+}
+
+}  // namespace
+
+absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
+                                       const SamplingParams& sampling, const LogprobSpec& logprobs,
+                                       TokenPlace place) {
+  const absl::StatusOr<Row> row = Measure(ops, logits);
+  if (!row.ok()) return row.status();
+  return Describe(*row, Draw(*row, sampling, place), logprobs.output_top);
+}
+
+absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,
+                                         TokenId token, std::int32_t top) {
+  const absl::StatusOr<Row> row = Measure(ops, logits);
+  if (!row.ok()) return row.status();
+  return Describe(*row, token, top);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,56 @@
+// From one row of logits to a token, and to log-probabilities.
+//
+// Pure functions: the outcome depends on the row, the parameters and the place
+// of the token (branch, output index) alone, bit for bit on every instruction
+// path. No state, no allocation in the greedy path but for the list of best tokens; any number of threads.
+//
+// How a token is drawn:
+//   temperature 0 (or below kMinTemperature): arg-max of the raw logits, ties to
+//     the lowest id.
+//   else: top-k keeps every logit not below the k-th largest, so ties with it
+//     stay. Top-p then takes the kept tokens by descending logit, ascending id,
+//     until their mass, softmax(logits / T) over what top-k kept, reaches top_p;
+//     the token that reaches it is in. Among what is left the largest
+//     logit / T + Gumbel noise wins, which samples exactly their softmax; the
+//     noise is a hash of (seed, branch, output index, token id).
+// Log-probabilities are natural logs of softmax(raw logits) over the whole
+// vocabulary, whatever was kept.
+//
+// A row with a NaN, with +infinity or with nothing above -infinity has no
+// softmax: INTERNAL, which fails the request that it belongs to and no other.
+// Single logits of -infinity are fine: they are never drawn nor listed. (A whole
+// chunk of 1,024 NaNs beside sound ones counts as -infinity: softmax_stats.)
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/types/ids.h"
+#include "common/types/plan.h"
+#include "common/types/request.h"
+#include "kernels/ops.h"
+
+namespace flotilla {
+
+// 1 / T times a logit must stay far from overflow.
+inline constexpr float kMinTemperature = 1e-6f;
+
+// The place of a token: with the seed, the key of its noise.
+struct TokenPlace {
+  BranchIndex branch;
+  std::uint32_t output_index = 0;
+};
+
+// Draws a token from `logits` [vocab] fp32. `top` holds the output_top best
+// tokens, best first. The parameters are valid (GroupState checks them).
+absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
+                                       const SamplingParams& sampling, const LogprobSpec& logprobs,
+                                       TokenPlace place);
+
+// The log-probability of `token`, which is known (a prompt token), and the `top`
+// (0..LogprobSpec::kMaxTop, or kOff) best tokens. `token` is in the vocabulary.
+absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,
+                                         TokenId token, std::int32_t top);
+
+}  // namespace flotilla
