@@ -1,0 +1,142 @@
+#include "scheduler/core/invariants.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla {
+namespace {
+
+#define FLOTILLA_HOLDS(condition, number, what)                                       \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      return absl::InternalError(absl::StrCat("invariant ", number, ": ", what, " (", \
+                                              #condition, ")"));                      \
+    }                                                                                 \
+  } while (false)
+
+// 1. Every block is free, cached or used; references equal the tables naming it.
+absl::Status CheckBlocks(const CoreState& state) {
+  const BlockPool& pool = state.epoch->kv.pool();
+  FLOTILLA_HOLDS(pool.free() + pool.cached() + pool.used() == pool.total(), 1, "block counts");
+  std::vector<std::uint32_t> named(std::size_t{pool.total()} + 1, 0);
+  for (const Slot slot : state.running) {
+    for (const auto& table : state.branches[slot].tables) {
+      for (const BlockId block : table) {
+        FLOTILLA_HOLDS(block != kNullBlock && block.value() <= pool.total(), 1, "a block's id");
+        ++named[block.value()];
+      }
+    }
+  }
+  std::uint32_t used = 0;
+  for (std::uint32_t block = 0; block < named.size(); ++block) {
+    FLOTILLA_HOLDS(pool.references(BlockId(block)) == named[block], 1,
+                   absl::StrCat("references of block ", block));
+    used += named[block] > 0;
+  }
+  FLOTILLA_HOLDS(used == pool.used(), 1, "blocks used");
+  return absl::OkStatus();
+}
+
+// 2. A branch is in one state, and in the one list that belongs to it. At most
+// lag + 1 plans are unanswered, and a branch decodes in one of lag plans.
+absl::Status CheckMembership(const CoreState& state) {
+  std::uint64_t owed = 0;
+  std::size_t waiting = 0, waiting_tokens = 0;
+  for (const Slot slot : state.branches.Slots()) {
+    const Branch& branch = state.branches[slot];
+    const auto in_running = std::count(state.running.begin(), state.running.end(), slot);
+    FLOTILLA_HOLDS(in_running == (branch.open() ? 1 : 0), 2, "running list");
+    FLOTILLA_HOLDS(state.waiting.Contains(slot) != branch.open(), 2, "waiting queue");
+    FLOTILLA_HOLDS(state.deadlines.Contains(slot) == branch.deadline_ns.has_value(), 2,
+                   "deadlines");
+    FLOTILLA_HOLDS(branch.open() || branch.tables.empty(), 2, "blocks of a waiting branch");
+    FLOTILLA_HOLDS(branch.output_tokens() <= branch.stop.max_tokens, 4, "output tokens");
+    owed += branch.owed_tokens();
+    waiting += !branch.open();
+    if (!branch.open()) waiting_tokens += branch.tokens.size();
+  }
+  FLOTILLA_HOLDS(owed == state.owed_tokens, 2, "owed tokens");
+  FLOTILLA_HOLDS(waiting == state.waiting.size(), 2, "waiting count");
+  FLOTILLA_HOLDS(waiting_tokens == state.waiting.tokens(), 2, "waiting tokens");
+  FLOTILLA_HOLDS(waiting + state.running.size() == state.branches.size(), 2, "branch count");
+  const auto before = [&state](Slot a, Slot b) {
+    return state.policy->Before(state.branches[a], state.branches[b]);
+  };
+  FLOTILLA_HOLDS(std::is_sorted(state.running.begin(), state.running.end(), before), 2,
+                 "order of the running list");
+  return absl::OkStatus();
+}
+
+// 2 and 3 for the plans in flight: budgets, and one decode in lag plans.
+absl::Status CheckPlansInFlight(const CoreState& state) {
+  const EpochState& epoch = *state.epoch;
+  const std::uint32_t lag = state.description->lag;
+  FLOTILLA_HOLDS(epoch.in_flight.size() <= lag + 1, 2, "plans in flight");
+  std::vector<std::uint64_t> last_decode(state.description->max_branches, 0);
+  Step previous(epoch.last_step.value() - epoch.in_flight.size());
+  for (const PlanInFlight& plan : epoch.in_flight) {
+    FLOTILLA_HOLDS(plan.step.value() == previous.value() + 1, 2, "steps without gaps");
+    previous = plan.step;
+    std::uint32_t rows = 0;
+    for (const PlannedRun& run : plan.runs) {
+      rows += run.end - run.begin;
+      if (run.chunk || !epoch.handles.Live(run.handle, plan.step).has_value()) continue;
+      std::uint64_t& last = last_decode[run.handle.value()];
+      FLOTILLA_HOLDS(last == 0 || plan.step.value() >= last + lag, 2, "decodes of one branch");
+      last = plan.step.value();
+    }
+    FLOTILLA_HOLDS(rows <= state.MaxStepTokens(), 3, "token budget");
+    FLOTILLA_HOLDS(plan.runs.size() <= state.options.max_seqs, 3, "branch budget");
+  }
+  return absl::OkStatus();
+}
+
+// 3 and 4. lower <= upper <= max; the tables cover the upper bound and waste at
+// most one block less one slot; the difference of the bounds is in flight.
+absl::Status CheckBounds(const CoreState& state) {
+  const EpochState& epoch = *state.epoch;
+  FLOTILLA_HOLDS(state.running.size() <= state.MaxRunning(), 3, "branch budget");
+  std::vector<std::uint32_t> in_flight(state.description->max_branches, 0);
+  for (const PlanInFlight& plan : epoch.in_flight) {
+    for (const PlannedRun& run : plan.runs) {
+      if (epoch.handles.Live(run.handle, plan.step).has_value()) {
+        in_flight[run.handle.value()] += run.end - run.begin;
+      }
+    }
+  }
+  std::vector<std::uint32_t> cohorts(epoch.cohort_sizes.size(), 0);
+  for (const Slot slot : state.running) {
+    const Branch& branch = state.branches[slot];
+    const LengthBounds& length = branch.length;
+    FLOTILLA_HOLDS(length.lower <= length.upper && length.upper <= length.max, 4, "bounds");
+    FLOTILLA_HOLDS(length.upper - length.lower == in_flight[branch.handle.value()], 4,
+                   "bounds and plans in flight");
+    std::uint64_t blocks = 0;
+    for (const auto& table : branch.tables) blocks += table.size();
+    FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.upper), 4, "blocks cover the upper bound");
+    FLOTILLA_HOLDS(epoch.handles.Live(branch.handle, epoch.last_step) == slot, 2, "its handle");
+    ++cohorts[branch.cohort];
+  }
+  FLOTILLA_HOLDS(cohorts == epoch.cohort_sizes, 2, "cohort sizes");
+  FLOTILLA_HOLDS(epoch.handles.free() + epoch.handles.retired() + state.running.size() ==
+                     state.description->max_branches,
+                 2, "handles");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckInvariants(const CoreState& state) {
+  if (absl::Status s = CheckMembership(state); !s.ok()) return s;
+  if (!state.epoch.has_value()) {
+    FLOTILLA_HOLDS(state.running.empty(), 2, "open branches without a worker group");
+    return absl::OkStatus();
+  }
+  if (absl::Status s = CheckBlocks(state); !s.ok()) return s;
+  if (absl::Status s = CheckPlansInFlight(state); !s.ok()) return s;
+  return CheckBounds(state);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,130 @@
+#include "scheduler/core/result_applier.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla {
+namespace {
+
+absl::Status Mismatch(const BranchResult& result, const char* what) {
+  return absl::InternalError(
+      absl::StrCat("result of branch ", result.branch.value(), ": ", what));
+}
+
+}  // namespace
+
+absl::Status ResultApplier::Apply(const StepResult& result) {
+  if (!state_.epoch.has_value() || result.epoch != state_.epoch->epoch) return absl::OkStatus();
+  EpochState& epoch = *state_.epoch;
+  if (epoch.in_flight.empty() || epoch.in_flight.front().step != result.step) {
+    return absl::InternalError(
+        absl::StrCat("result of step ", result.step.value(), " is not the next one"));
+  }
+  const PlanInFlight plan = std::move(epoch.in_flight.front());
+  epoch.in_flight.pop_front();
+  if (plan.runs.size() != result.branches.size()) {
+    return absl::InternalError(absl::StrCat("result of ", result.branches.size(),
+                                            " branches for a plan of ", plan.runs.size()));
+  }
+  state_.rates.Observe(result.timings);
+  for (std::size_t i = 0; i < plan.runs.size(); ++i) {
+    const BranchResult& branch = result.branches[i];
+    if (branch.branch != plan.runs[i].handle) return Mismatch(branch, "it was not in the plan");
+    if (branch.noop) ++state_.counters.noops;
+    const std::optional<Slot> slot = epoch.handles.Live(branch.branch, plan.step);
+    if (!slot.has_value()) continue;  // it ended after the plan was sent
+    if (absl::Status s = ApplyRun(plan.runs[i], branch, *slot); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& result,
+                                     const Branch& branch) const {
+  if (result.noop) return Mismatch(result, "a no-op before the branch finished");
+  if (result.length != run.end || run.begin == run.end) {
+    return Mismatch(result, "its length is outside the bounds");
+  }
+  if (result.finished == FinishReason::kError) return absl::OkStatus();
+  if (result.finished.has_value() && *result.finished != FinishReason::kStop &&
+      *result.finished != FinishReason::kLength) {
+    return Mismatch(result, "an ending that is not the worker's to decide");
+  }
+  if (result.tokens.size() != (run.samples ? 1u : 0u)) {
+    return Mismatch(result, "not the number of tokens that the plan asked for");
+  }
+  for (const SampledToken& token : result.tokens) {
+    if (token.token < 0 ||
+        static_cast<std::uint32_t>(token.token) >= state_.description->vocab_size) {
+      return Mismatch(result, "a token outside the vocabulary");
+    }
+  }
+  if (!result.tokens.empty() && result.first_output != branch.output_tokens()) {
+    return Mismatch(result, "not the next output token");
+  }
+  const bool full = branch.output_tokens() + result.tokens.size() >= branch.stop.max_tokens;
+  if (run.samples && full && !result.finished.has_value()) {
+    return Mismatch(result, "unfinished at max_tokens");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& result,
+                                     Slot slot) {
+  Branch& branch = state_.branches[slot];
+  if (absl::Status s = CheckRun(run, result, branch); !s.ok()) return s;
+  state_.owed_tokens -= branch.owed_tokens();
+  branch.length.lower = result.length;
+  state_.owed_tokens += branch.owed_tokens();
+  if (result.finished == FinishReason::kError) {
+    state_.End(slot, FinishReason::kError, branch.output_tokens(),
+               absl::InternalError("the model's output was not a number"));
+    return absl::OkStatus();
+  }
+  if (absl::Status s = EmitPromptLogprobs(run, result, branch); !s.ok()) return s;
+  EmitTokens(result, branch);
+  if (result.finished.has_value()) {
+    state_.End(slot, *result.finished, branch.output_tokens(), absl::OkStatus());
+  } else if (branch.state == BranchState::kEnding && branch.length.lower == branch.length.max) {
+    state_.End(slot, FinishReason::kLength, 0, absl::OkStatus());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const BranchResult& result,
+                                               Branch& branch) {
+  if (!run.prompt_logprobs) return absl::OkStatus();
+  const std::uint32_t last = std::min(run.end, branch.prompt_tokens - 1);
+  if (result.prompt_first != run.begin + 1 || result.prompt.size() != last - run.begin) {
+    return Mismatch(result, "not the log-probabilities that the plan asked for");
+  }
+  // A recomputation after preemption brings some again: those are dropped.
+  const std::uint32_t first = std::max(result.prompt_first, branch.prompt_logprobs_next);
+  if (first > last) return absl::OkStatus();
+  PromptLogprobs event{.request = branch.request, .attempt = branch.attempt, .first = first};
+  for (std::uint32_t at = first; at <= last; ++at) {
+    const SampledToken& token = result.prompt[at - result.prompt_first];
+    event.chosen.push_back(token.logprob);
+    event.top.push_back(token.top);
+  }
+  branch.prompt_logprobs_next = last + 1;
+  state_.events.push_back(std::move(event));
+  return absl::OkStatus();
+}
+
+void ResultApplier::EmitTokens(const BranchResult& result, Branch& branch) {
+  for (const SampledToken& token : result.tokens) {
+    state_.events.push_back(TokenEvent{.request = branch.request,
+                                       .attempt = branch.attempt,
+                                       .branch = branch.index,
+                                       .position = branch.output_tokens(),
+                                       .token = token.token,
+                                       .logprob = token.logprob,
+                                       .top = token.top});
+    branch.tokens.push_back(token.token);
+    ++state_.counters.output_tokens;
+  }
+}
+
+}  // namespace flotilla

@@ -1,0 +1,35 @@
+// ResultApplier: what a step's result means for the branches and their events.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "common/types/plan.h"
+#include "scheduler/core/core_state.h"
+
+namespace flotilla {
+
+class ResultApplier {
+ public:
+  // `state` outlives the applier.
+  explicit ResultApplier(CoreState& state) : state_(state) {}
+
+  // Accounts the oldest unanswered plan's result: lengths, tokens, endings,
+  // events. Entries of branches that ended after the plan was sent are
+  // discarded, and so are results of an older epoch.
+  //   INTERNAL: the result does not answer the plan. Part of it may have been
+  //     applied; the epoch cannot be continued.
+  absl::Status Apply(const StepResult& result);
+
+ private:
+  absl::Status ApplyRun(const PlannedRun& run, const BranchResult& result, Slot slot);
+  absl::Status CheckRun(const PlannedRun& run, const BranchResult& result,
+                        const Branch& branch) const;
+  absl::Status EmitPromptLogprobs(const PlannedRun& run, const BranchResult& result,
+                                  Branch& branch);
+  void EmitTokens(const BranchResult& result, Branch& branch);
+
+  CoreState& state_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,119 @@
+// SchedulerCore: the scheduler as a pure state machine.
+//
+// Events with the time go in; plans and engine events come out. It reads no
+// clock, has no threads, writes no log and takes no decision by floating point
+// or by the order of a hash container: the same options and the same calls give
+// byte-identical plans. Owned by an engine loop (scheduler/server) or a
+// simulation; one thread.
+//
+//   SchedulerCore core(options);
+//   core.Ready(epoch, description);
+//   core.Admit(now, request);
+//   while (auto outcome = core.Plan(now); outcome.plan) executor.Execute(*outcome.plan);
+//   core.Apply(result);                    // in step order
+//   Deliver(core.TakeEvents());
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/types/engine.h"
+#include "common/types/event.h"
+#include "common/types/executor.h"
+#include "common/types/request.h"
+#include "scheduler/core/core_state.h"
+#include "scheduler/core/options.h"
+#include "scheduler/core/policy.h"
+#include "scheduler/core/step_planner.h"
+
+namespace flotilla {
+
+// What the scheduler believes of one open branch, for comparison with
+// worker/core. Spans are valid until the next call of a mutating method.
+struct OpenBranchView {
+  BranchHandle handle;
+  RequestId request;
+  BranchIndex index;
+  BranchState state = BranchState::kPrefill;
+  LengthBounds length;
+  absl::Span<const TokenId> tokens;  // those of which the results are in
+  std::vector<absl::Span<const BlockId>> tables;  // [groups]
+};
+
+// A cheap snapshot for metrics.
+struct CoreSnapshot {
+  EngineLoad load;
+  CoreCounters counters;
+  std::uint32_t in_flight = 0;      // plans without a result
+  std::uint64_t waiting_tokens = 0; // to be prefilled by those that wait
+};
+
+class SchedulerCore {
+ public:
+  explicit SchedulerCore(const CoreOptions& options,
+                         std::unique_ptr<OrderPolicy> policy = std::make_unique<FcfsPolicy>());
+
+  // A worker group is up and empty. Requests that it cannot hold any more end
+  // with RESOURCE_EXHAUSTED; the others are recomputed on it. An epoch that is
+  // not newer is ignored. INVALID_ARGUMENT: a description that no plan can be
+  // made for; the group is not used.
+  absl::Status Ready(Epoch epoch, const ExecutorDescription& description);
+
+  // The worker group of `epoch` is gone with its KV memory and all unanswered
+  // plans. Its requests wait for the next Ready; delivered tokens stay.
+  void Lost(Epoch epoch);
+
+  // Takes the request over: an Accepted event, or one RequestEnd that refuses.
+  // INVALID_ARGUMENT and UNIMPLEMENTED: see admission.h. RESOURCE_EXHAUSTED with
+  // a retry hint: queue full. UNAVAILABLE: draining, or no group was ever
+  // ready. ALREADY_EXISTS: its id is in use. DEADLINE_EXCEEDED: too late.
+  void Admit(std::int64_t now_ns, TokenizedRequest request);
+
+  // Ends the branch at once, whatever it is doing. Unknown ones are ignored.
+  void Cancel(const CancelRequest& cancel);
+
+  // The result of the oldest unanswered plan. Results of lost epochs are
+  // ignored. INTERNAL: it does not answer that plan: treat the group as lost.
+  absl::Status Apply(const StepResult& result);
+
+  // Ends what is past its deadline, then plans one step. Call again until it
+  // holds, after every other call, and at wake_ns.
+  PlanOutcome Plan(std::int64_t now_ns);
+
+  // Replaces the measured rates.
+  void SetRates(const Rates& rates) { state_.rates = rates; }
+
+  // Refuses requests from now on.
+  void Drain() { state_.draining = true; }
+
+  // Ends every request with `status`.
+  void Abort(const absl::Status& status);
+
+  // Events since the last call, in order of emission.
+  std::vector<EngineEvent> TakeEvents();
+
+  // Requests accepted and not ended.
+  std::size_t live_requests() const { return state_.branches.size(); }
+  CoreSnapshot Snapshot() const;
+
+  // Open branches in ascending order of their handles. O(branches).
+  std::vector<OpenBranchView> OpenBranches() const;
+  // The digest that the next plan starts from; 0 without a group.
+  std::uint64_t digest() const;
+  // Proves the invariants of docs/architecture.md that the core can see.
+  // INTERNAL names the first that does not hold. O(everything): for tests.
+  absl::Status CheckInvariants() const;
+
+ private:
+  void Refuse(const TokenizedRequest& request, absl::Status status, std::int64_t retry_after_ms);
+  absl::Status CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const;
+  bool EndIfComplete(Slot slot);
+  void ExpireDeadlines(std::int64_t now_ns);
+
+  CoreState state_;
+};
+
+}  // namespace flotilla
