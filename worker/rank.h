@@ -1,0 +1,102 @@
+// Rank: all that one rank computes with (weights, KV memory, forward, sampler)
+// and the step that uses it. Batches go in, samples come out.
+//
+// Owner: an executor or a rank process; one thread at a time calls, and the
+// pool's threads work for it inside a call. Knows no plans, epochs or queues:
+// what to run is decided by GroupState.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/rt/clock.h"
+#include "common/types/executor.h"
+#include "kernels/ops.h"
+#include "model/config.h"
+#include "model/gguf.h"
+#include "worker/core/group_state.h"
+#include "worker/forward.h"
+#include "worker/kv_cache.h"
+#include "worker/sampling/sampler.h"
+#include "worker/thread_pool.h"
+#include "worker/weights.h"
+
+namespace flotilla {
+
+struct RankOptions {
+  std::string model_id;  // as clients name it
+  Recipe recipe = Recipe::kAccurate;
+  kernels::KvFormat kv_format = kernels::KvFormat::kBf16;
+  kernels::Isa isa = kernels::DetectIsas().back();  // must be supported
+  int threads = 0;                // compute threads; 0: AvailableCpus()
+  std::uint32_t kv_blocks = 0;    // usable blocks of 16 tokens; 0: DefaultBlockCount
+  std::uint32_t max_context = 0;  // positions of a branch; 0: the file's
+  std::uint32_t max_step_tokens = 512;
+  std::uint32_t max_branches = 256;
+  // Tests: blocks hold NaN until they are written.
+  bool poison_blocks = false;
+};
+
+class Rank {
+ public:
+  // Packs the weights and runs a warm-up step, which touches them all and
+  // measures the rates of the description. The file is not needed afterwards.
+  // INVALID_ARGUMENT or UNIMPLEMENTED: the model or an option cannot be served;
+  // RESOURCE_EXHAUSTED: not enough memory.
+  static absl::StatusOr<std::unique_ptr<Rank>> Create(const GgufFile& file,
+                                                      const RankOptions& options,
+                                                      const Clock& clock);
+
+  // Does the batch's copies, its forward and its sampling. One output per item,
+  // valid until the next call. The batch fits the description.
+  absl::Span<const ItemOutput> Execute(const Batch& batch);
+
+  // The block was just granted to hold new tokens. Poisons it, if so configured.
+  void OnGranted(BlockId block) {
+    if (options_.poison_blocks) cache_.Poison(block);
+  }
+
+  const ExecutorDescription& description() const { return description_; }
+  const ModelConfig& config() const { return config_; }
+
+  std::int64_t weight_bytes() const { return weights_.bytes; }
+  std::int64_t buffer_bytes() const { return forward_->buffer_bytes(); }
+
+ private:
+  // Where one row of logits goes: a prompt target of an item, or its sample.
+  struct LogitRequest {
+    static constexpr std::int32_t kSample = -1;
+    std::int32_t item;
+    std::int32_t target;  // index into prompt_targets; kSample: the sample
+    bool failed = false;  // the row had no softmax
+  };
+
+  Rank(const RankOptions& options, ModelConfig config, int threads);
+  absl::Status Load(const GgufFile& file);
+  void Describe();
+  void ListLogitRows(const Batch& batch);
+  // Turns one row of logits into its output; on any compute thread.
+  void TakeLogits(const Batch& batch, int request, absl::Span<const float> logits);
+  void WarmUp(const Clock& clock);
+  // Nanoseconds of a batch of one branch, without effect on any block in use.
+  std::int64_t TimeBatch(int rows, const Clock& clock);
+
+  const RankOptions options_;
+  const ModelConfig config_;
+  const kernels::Ops& ops_;
+  ThreadPool pool_;
+  Weights weights_;
+  KvCache cache_;
+  std::unique_ptr<Forward> forward_;
+  ExecutorDescription description_;
+
+  std::vector<std::int32_t> logit_rows_;  // of the batch, ascending
+  std::vector<LogitRequest> requests_;    // same length
+  std::vector<ItemOutput> outputs_;       // one per item
+};
+
+}  // namespace flotilla
