@@ -1,7 +1,7 @@
 // FakeExecutor: a StepExecutor without a model, for tests of everything above
 // the seam.
 //
-// Branches are the real ones (GroupState); tokens come from FakeToken, a pure
+// One step runs at a time, whatever the lag. Branches are the real ones (GroupState); tokens come from FakeToken, a pure
 // function that tests can predict. Faults are injected by step. It runs on its
 // own thread, or by hand: then nothing happens until the test calls Advance, and
 // all events arrive inside that call.
@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -48,22 +49,22 @@ class FakeExecutor final : public StepExecutor {
   // Not from a listener's method.
   void Stop() override;
 
-  // Faults. Each applies once, in the current epoch or, before Ready, in the
-  // first; any thread.
+  // Faults of the current epoch (before Ready: of the first); what has not struck
+  // when it ends is forgotten. Any thread.
   //
   // Loses the group (Lost::kDied) when `step` has started, before its result.
   void LoseDuring(Step step);
   // Loses the group right after the result of `step`; step 0: right after Ready.
   void LoseAfter(Step step);
-  // Loses the group now; plans queued are dropped unstarted. In manual mode the
-  // event arrives with the next Advance.
+  // Loses the group before its next step; plans queued are dropped unstarted. In
+  // manual mode the event arrives with the next Advance.
   void LoseNow();
   // Treats the plan of `step` as one whose digest differs.
   void CorruptDigest(Step step);
   // Ready of the next epoch waits for Restart (default: it follows Lost at once).
   void HoldRestart();
   void Restart();
-  // Results wait (their steps do not start) between the two.
+  // No step starts between the two, so results wait.
   void Pause();
   void Resume();
 
@@ -85,14 +86,15 @@ class FakeExecutor final : public StepExecutor {
   bool CanAdvanceOrStopped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginEpoch();
   void RunPlan(const StepPlan& plan);
-  absl::StatusOr<StepResult> Compute(const StepPlan& plan);
-  void Lose(Lost::Cause cause, std::string detail, std::optional<Step> started);
+  StepResult Compute(const Batch& batch);
+  void Lose(Lost::Cause cause, std::string detail, std::vector<Step> started);
 
   const FakeExecutorOptions options_;
   ExecutorListener* listener_ = nullptr;
   std::thread thread_;
 
-  // The executing thread only: its own, or the one that calls Advance.
+  // The executing thread only: its own, or the one that calls Advance. None until
+  // the first Ready.
   std::optional<GroupState> state_;
 
   mutable absl::Mutex mu_;
