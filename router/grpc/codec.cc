@@ -1,0 +1,178 @@
+#include "router/grpc/codec.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/codec/status.h"
+#include "router/errors.h"
+
+namespace flotilla {
+namespace {
+
+// An element of a list costs a message a byte or two, but a copy of it tens of
+// bytes; beyond these counts nothing is copied. Far above what the Validator
+// allows.
+constexpr int kMaxMessages = 1 << 14;
+constexpr int kMaxStops = 1 << 10;
+constexpr int kMaxTokenIds = 1 << 21;
+
+// The Validator names fields as HTTP has them; here they have other names.
+constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
+    {"logprobs", "logprobs.output_top"},
+    {"messages", "chat.messages"},
+    {"messages[].role", "chat.messages.role"},
+    {"prompt_logprobs", "logprobs.prompt_top"},
+    {"stop", "stop.strings"},
+    {"stop_token_ids", "stop.token_ids"},
+    {"temperature", "sampling.temperature"},
+    {"top_k", "sampling.top_k"},
+    {"top_p", "sampling.top_p"},
+};
+
+std::string FieldName(std::string field) {
+  const auto* found = std::ranges::find(kFieldNames, std::string_view(field),
+                                        [](const auto& names) { return names.first; });
+  return found == std::end(kFieldNames) ? std::move(field) : std::string(found->second);
+}
+
+absl::Status CheckCount(std::string_view field, int count, int limit) {
+  if (count <= limit) return absl::OkStatus();
+  return InvalidField(field, absl::StrCat("has ", count, " elements; at most ", limit));
+}
+
+absl::Status ReadPrompt(const v1::GenerateRequest& request, ApiRequest& api) {
+  switch (request.prompt_case()) {
+    case v1::GenerateRequest::kText:
+      api.prompt = request.text();
+      return absl::OkStatus();
+    case v1::GenerateRequest::kTokenIds: {
+      const auto& ids = request.token_ids().ids();
+      if (auto status = CheckCount("token_ids", ids.size(), kMaxTokenIds); !status.ok()) {
+        return status;
+      }
+      api.prompt = std::vector<std::int64_t>(ids.begin(), ids.end());
+      return absl::OkStatus();
+    }
+    case v1::GenerateRequest::kChat: {
+      const auto& messages = request.chat().messages();
+      if (auto status = CheckCount("chat.messages", messages.size(), kMaxMessages); !status.ok()) {
+        return status;
+      }
+      std::vector<ChatTurn> turns;
+      turns.reserve(messages.size());
+      for (const auto& message : messages) turns.push_back({message.role(), message.content()});
+      api.prompt = std::move(turns);
+      return absl::OkStatus();
+    }
+    case v1::GenerateRequest::PROMPT_NOT_SET:
+      break;
+  }
+  return InvalidField("prompt", "one of text, token_ids and chat is required");
+}
+
+absl::Status ReadStop(const v1::StopParams& stop, ApiRequest& api) {
+  for (const auto& [field, count] : {std::pair("stop.strings", stop.strings_size()),
+                                     std::pair("stop.token_ids", stop.token_ids_size())}) {
+    if (auto status = CheckCount(field, count, kMaxStops); !status.ok()) return status;
+  }
+  api.stop.assign(stop.strings().begin(), stop.strings().end());
+  api.stop_token_ids.assign(stop.token_ids().begin(), stop.token_ids().end());
+  api.ignore_eos = stop.ignore_eos();
+  return absl::OkStatus();
+}
+
+v1::FinishReason ToProto(ChoiceFinish reason) {
+  switch (reason) {
+    case ChoiceFinish::kStop:
+      return v1::FINISH_REASON_STOP;
+    case ChoiceFinish::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case ChoiceFinish::kCancelled:
+      return v1::FINISH_REASON_CANCELLED;
+    case ChoiceFinish::kDeadline:
+      return v1::FINISH_REASON_DEADLINE;
+    case ChoiceFinish::kError:
+      return v1::FINISH_REASON_ERROR;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+void FillToken(TokenId id, float logprob, const TokenBytesFn& bytes, v1::TokenLogprob* proto) {
+  const std::string_view token = bytes(id);
+  proto->set_token_id(id);
+  proto->set_logprob(logprob);
+  proto->set_token(token.data(), token.size());
+}
+
+}  // namespace
+
+absl::StatusOr<GenerateCall> FromProto(const v1::GenerateRequest& request) {
+  GenerateCall call;
+  ApiRequest& api = call.api;
+  api.model = request.model();
+  if (auto status = ReadPrompt(request, api); !status.ok()) return status;
+  if (auto status = ReadStop(request.stop(), api); !status.ok()) return status;
+  if (request.has_add_special_tokens()) api.add_special_tokens = request.add_special_tokens();
+
+  const v1::SamplingParams& sampling = request.sampling();
+  if (sampling.has_temperature()) api.temperature = sampling.temperature();
+  if (sampling.has_top_k()) api.top_k = sampling.top_k();
+  if (sampling.has_top_p()) api.top_p = sampling.top_p();
+  if (sampling.has_seed()) api.seed = sampling.seed();
+
+  if (request.has_max_tokens()) api.max_tokens = request.max_tokens();
+  if (request.logprobs().has_output_top()) api.logprobs = request.logprobs().output_top();
+  if (request.logprobs().has_prompt_top()) api.prompt_logprobs = request.logprobs().prompt_top();
+  api.priority = request.priority();
+  api.client_request_id = request.request_id();
+  call.return_token_ids = request.return_token_ids();
+  return call;
+}
+
+TokenizeRequest FromProto(const v1::TokenizeRequest& request) {
+  return {.model = request.model(),
+          .input = request.text(),
+          .add_special_tokens = !request.has_add_special_tokens() || request.add_special_tokens(),
+          .parse_special = request.parse_special()};
+}
+
+void ToProto(const OutputToken& token, const TokenBytesFn& bytes, v1::PositionLogprobs* position) {
+  FillToken(token.id, token.logprob, bytes, position->mutable_chosen());
+  for (const TopLogprob& top : token.top) {
+    FillToken(top.token, top.logprob, bytes, position->add_top());
+  }
+}
+
+void ToProto(const ChoiceEnd& end, v1::Finish* finish) {
+  finish->set_choice(end.choice);
+  finish->set_reason(ToProto(end.reason));
+  if (end.stop_string.has_value()) finish->set_stop_string(*end.stop_string);
+  if (end.stop_token.has_value()) finish->set_stop_token(*end.stop_token);
+}
+
+void ToProto(const Usage& usage, v1::Usage* proto) {
+  proto->set_prompt_tokens(usage.prompt_tokens);
+  proto->set_output_tokens(usage.output_tokens);
+  proto->set_cached_tokens(usage.cached_tokens);
+}
+
+void ToProto(const ModelInfo& info, v1::GetModelInfoResponse* response) {
+  response->set_model(info.limits.id);
+  response->set_vocab_size(info.limits.vocab_size);
+  response->set_max_context(info.limits.max_context);
+  response->set_numerics_id(info.numerics_id);
+  response->set_bit_exact(info.exactness == Exactness::kBitwise);
+  response->set_created_s(info.created_s);
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  return ToGrpcStatus(status, {.reason = ErrorCode(status),
+                               .field = FieldName(ErrorField(status)),
+                               .retry_after_ms = RetryAfterMs(status)});
+}
+
+}  // namespace flotilla

@@ -1,0 +1,164 @@
+#include "router/grpc/generate_stream.h"
+
+#include <utility>
+
+namespace flotilla {
+namespace {
+
+Outbox::Options OutboxOptions(InferenceService* service, const absl::StatusOr<GenerateCall>& call) {
+  Outbox::Options options;
+  options.token_bytes = [service](TokenId token) { return service->TokenBytes(token); };
+  if (call.ok()) {
+    options.token_ids = call->return_token_ids;
+    options.logprobs = call->api.logprobs.has_value();
+  }
+  return options;
+}
+
+// Why the call ended, once no more events come.
+grpc::Status CallStatus(const GenerationEnd& end, bool missed_deadline) {
+  if (end.status.ok() && missed_deadline) {
+    return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "the request's deadline passed");
+  }
+  return ToGrpcStatus(end.status);
+}
+
+}  // namespace
+
+GenerateStream::GenerateStream(const Shared& shared, grpc::CallbackServerContext* context,
+                               absl::StatusOr<GenerateCall> call)
+    : shared_(shared),
+      context_(context),
+      return_token_ids_(call.ok() && call->return_token_ids),
+      outbox_(OutboxOptions(shared.service, call)) {
+  auto request = call.ok() ? shared_.service->Validate(std::move(call->api)) : call.status();
+  if (!request.ok()) {
+    finished_ = true;
+    Finish(ToGrpcStatus(request.status()));
+    return;
+  }
+  // A std::function must be copyable, a request is not.
+  auto shared_request = std::make_shared<GenerateRequest>(*std::move(request));
+  shared_.thread->Post([this, shared_request] { Begin(std::move(*shared_request)); });
+}
+
+GenerateStream::~GenerateStream() {
+  if (stall_timer_.has_value()) shared_.thread->Cancel(*stall_timer_);
+}
+
+void GenerateStream::OnWriteDone(bool ok) {
+  shared_.thread->Post([this, ok] {
+    writing_ = false;
+    in_flight_bytes_ = 0;
+    if (!ok) Abandon();
+    Flush();
+  });
+}
+
+void GenerateStream::OnCancel() {
+  shared_.thread->Post([this] {
+    Abandon();
+    Flush();
+  });
+}
+
+void GenerateStream::OnDone() {
+  shared_.thread->Post([this] { delete this; });
+}
+
+void GenerateStream::OnPrompt(const PromptInfo& prompt) {
+  accepted_.set_prompt_tokens(prompt.tokens.size());
+  if (return_token_ids_) {
+    accepted_.mutable_prompt_token_ids()->Assign(prompt.tokens.begin(), prompt.tokens.end());
+  }
+}
+
+void GenerateStream::OnAccepted() {
+  accepted_.set_id(generation_->id());
+  outbox_.Add(std::move(accepted_));
+  ScheduleFlush();
+}
+
+void GenerateStream::OnPromptScores(PromptScores scores) {
+  outbox_.Add(scores);
+  ScheduleFlush();
+}
+
+void GenerateStream::OnDelta(Delta delta) {
+  outbox_.Add(delta);
+  ScheduleFlush();
+}
+
+void GenerateStream::OnChoiceEnd(const ChoiceEnd& end) {
+  missed_deadline_ |= end.reason == ChoiceFinish::kDeadline;
+  outbox_.Add(end);
+  ScheduleFlush();
+}
+
+void GenerateStream::OnDone(const GenerationEnd& end) {
+  if (end.status.ok()) outbox_.Add(end.usage);
+  final_status_ = CallStatus(end, missed_deadline_);
+  generation_.reset();
+  ScheduleFlush();
+}
+
+void GenerateStream::Begin(GenerateRequest request) {
+  auto generation = shared_.service->Start(std::move(request), *shared_.lane, this);
+  if (generation.ok()) {
+    generation_ = *std::move(generation);
+  } else {
+    final_status_ = ToGrpcStatus(generation.status());
+    Flush();
+  }
+}
+
+void GenerateStream::Abandon() {
+  generation_.reset();
+  outbox_.Clear();
+  if (!final_status_.has_value()) final_status_ = grpc::Status::CANCELLED;
+}
+
+void GenerateStream::ScheduleFlush() {
+  WatchStall();
+  if (writing_ || flush_scheduled_) return;
+  flush_scheduled_ = true;
+  shared_.thread->Post([this] {
+    flush_scheduled_ = false;
+    Flush();
+  });
+}
+
+void GenerateStream::Flush() {
+  if (writing_ || finished_) return WatchStall();
+  const bool last = final_status_.has_value() && outbox_.size() <= 1;
+  if (!outbox_.empty()) {
+    const std::size_t waiting = outbox_.bytes();
+    in_flight_ = outbox_.Take();
+    in_flight_bytes_ = waiting - outbox_.bytes();
+    writing_ = !last;
+    if (!last) StartWrite(&in_flight_);
+  }
+  if (last) {
+    finished_ = true;
+    if (in_flight_bytes_ > 0) {
+      StartWriteAndFinish(&in_flight_, grpc::WriteOptions(), *final_status_);
+    } else {
+      Finish(*final_status_);
+    }
+  }
+  WatchStall();
+}
+
+void GenerateStream::WatchStall() {
+  const bool over = outbox_.bytes() + in_flight_bytes_ > shared_.buffer_bytes;
+  if (over && !stall_timer_.has_value()) {
+    stall_timer_ = shared_.thread->After(shared_.stall_timeout, [this] {
+      stall_timer_.reset();
+      context_->TryCancel();
+    });
+  } else if (!over && stall_timer_.has_value()) {
+    shared_.thread->Cancel(*std::exchange(stall_timer_, std::nullopt));
+  }
+}
+
+}  // namespace flotilla

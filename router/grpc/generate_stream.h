@@ -1,0 +1,89 @@
+// GenerateStream: one Generate call, from the first byte to the last.
+//
+// Stands between two sides that both call back: gRPC (on its threads; each
+// callback only posts to the lane) and the generation (on the lane). All state
+// belongs to the lane's thread. It owns itself: created when the call arrives,
+// deleted when gRPC has said OnDone.
+//
+// One write is in flight; the rest waits in the outbox. A client that leaves more
+// than the cap unread for as long as the stall timeout is cut off. The client's
+// cancel, its deadline, a lost connection and a stalled client all arrive as
+// gRPC's OnCancel and become one cancel of the generation.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "flotilla/v1/inference.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+#include "router/grpc/codec.h"
+#include "router/grpc/lane_thread.h"
+#include "router/grpc/outbox.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
+                             private GenerationListener {
+ public:
+  // What all calls of a server share; outlives them.
+  struct Shared {
+    InferenceService* service = nullptr;
+    LaneThread* thread = nullptr;
+    Lane* lane = nullptr;
+    std::size_t buffer_bytes = 0;
+    absl::Duration stall_timeout;
+  };
+
+  // On a thread of gRPC's. `call` is the request, or why it is refused at once.
+  GenerateStream(const Shared& shared, grpc::CallbackServerContext* context,
+                 absl::StatusOr<GenerateCall> call);
+  // On the lane.
+  ~GenerateStream() override;
+
+ private:
+  // From gRPC, on its threads.
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  // From the generation, on the lane.
+  void OnPrompt(const PromptInfo& prompt) override;
+  void OnAccepted() override;
+  void OnPromptScores(PromptScores scores) override;
+  void OnDelta(Delta delta) override;
+  void OnChoiceEnd(const ChoiceEnd& end) override;
+  void OnDone(const GenerationEnd& end) override;
+
+  // The rest on the lane.
+  void Begin(GenerateRequest request);
+  // Nobody is listening any more: cancels the generation, drops what waits.
+  void Abandon();
+  // Writes after the current batch of work, so that all news of an engine step
+  // makes one message.
+  void ScheduleFlush();
+  // Starts the next write, or finishes the call when nothing is left to write.
+  void Flush();
+  // Starts or stops the stall timer as what is unread passes the cap.
+  void WatchStall();
+
+  const Shared& shared_;
+  grpc::CallbackServerContext* const context_;
+  const bool return_token_ids_;
+  Outbox outbox_;
+  std::unique_ptr<Generation> generation_;  // while it may call back
+  v1::Accepted accepted_;                   // filled before it is sent
+  bool missed_deadline_ = false;            // a choice ended by its deadline
+
+  v1::GenerateResponse in_flight_;  // gRPC reads it until OnWriteDone
+  std::size_t in_flight_bytes_ = 0;
+  bool writing_ = false;
+  bool flush_scheduled_ = false;
+  std::optional<grpc::Status> final_status_;  // no more news; not finished yet
+  bool finished_ = false;                     // gRPC was told the status
+  std::optional<LaneThread::Timer> stall_timer_;
+};
+
+}  // namespace flotilla

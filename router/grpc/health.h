@@ -1,0 +1,42 @@
+// HealthService: grpc.health.v1 over InferenceService::Ready.
+//
+// gRPC's built-in one has to be told of every change; this one asks when it is
+// asked, so it cannot be stale. Knows the server ("") and the service
+// "flotilla.v1.Inference", which are healthy together. Called on gRPC's threads;
+// watchers live on the lane thread.
+#pragma once
+
+#include "absl/time/time.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+#include "router/grpc/lane_thread.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+class HealthService final : public grpc::health::v1::Health::CallbackService {
+ public:
+  // Readiness is a snapshot, not an event: a watched server looks this often.
+  // Without watchers it never does.
+  static constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
+
+  // Both outlive all calls.
+  HealthService(const InferenceService* service, LaneThread* thread)
+      : service_(service), thread_(thread) {}
+
+  // NOT_FOUND for a service that this server does not have.
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
+                                  const grpc::health::v1::HealthCheckRequest* request,
+                                  grpc::health::v1::HealthCheckResponse* response) override;
+
+  // The status now, and then every change of it.
+  grpc::ServerWriteReactor<grpc::health::v1::HealthCheckResponse>* Watch(
+      grpc::CallbackServerContext* context,
+      const grpc::health::v1::HealthCheckRequest* request) override;
+
+ private:
+  const InferenceService* const service_;
+  LaneThread* const thread_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,59 @@
+#include "router/grpc/lane_thread.h"
+
+#include "absl/time/clock.h"
+
+namespace flotilla {
+
+LaneThread::LaneThread() : thread_([this] { Loop(); }) {}
+
+LaneThread::~LaneThread() {
+  {
+    absl::MutexLock lock(&mu_);
+    closed_ = true;
+  }
+  thread_.join();
+}
+
+void LaneThread::Post(std::function<void()> work) {
+  absl::MutexLock lock(&mu_);
+  posted_.push_back(std::move(work));
+}
+
+LaneThread::Timer LaneThread::After(absl::Duration delay, std::function<void()> work) {
+  const Timer timer(absl::Now() + delay, next_timer_++);
+  timers_.emplace(timer, std::move(work));
+  return timer;
+}
+
+void LaneThread::Cancel(const Timer& timer) { timers_.erase(timer); }
+
+void LaneThread::Loop() {
+  std::vector<std::function<void()>> batch;
+  while (Take(batch)) {
+    for (auto& work : batch) {
+      work();
+      work = nullptr;  // what it holds must not outlive its turn
+    }
+    batch.clear();
+    FireTimers();
+  }
+}
+
+bool LaneThread::Take(std::vector<std::function<void()>>& batch) {
+  const absl::Time deadline =
+      timers_.empty() ? absl::InfiniteFuture() : timers_.begin()->first.first;
+  absl::MutexLock lock(&mu_);
+  mu_.AwaitWithDeadline(absl::Condition(this, &LaneThread::HasWorkOrClosed), deadline);
+  if (posted_.empty() && closed_) return false;
+  batch.swap(posted_);
+  return true;
+}
+
+void LaneThread::FireTimers() {
+  while (!timers_.empty() && timers_.begin()->first.first <= absl::Now()) {
+    auto due = timers_.extract(timers_.begin());
+    due.mapped()();
+  }
+}
+
+}  // namespace flotilla

@@ -1,0 +1,126 @@
+#include "router/grpc/server.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/server_builder_option.h"
+#include "router/grpc/generate_stream.h"
+#include "router/grpc/health.h"
+#include "router/grpc/inference_grpc.h"
+#include "router/grpc/lane_thread.h"
+
+namespace flotilla {
+namespace {
+
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+}
+
+std::string JoinAddress(const std::string& host, int port) {
+  return absl::StrContains(host, ':') ? absl::StrCat("[", host, "]:", port)
+                                      : absl::StrCat(host, ":", port);
+}
+
+// Linking the reflection library adds its plugin to every server; this takes it
+// off again where it is not wanted.
+class NoReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    const std::string name = grpc::reflection::ProtoServerReflectionPlugin().name();
+    std::erase_if(*plugins, [&](const auto& plugin) { return plugin->name() == name; });
+  }
+};
+
+void Configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(options.max_request_bytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
+  // A port that is taken is an error, not shared.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // A peer that vanished without a word is noticed after 70 s; clients may ping
+  // every 10 s, with and without calls.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
+  // A compressed request may unpack to a thousand times its size.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  // Only reflection has synchronous methods.
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  if (!IsLoopback(options.host)) builder.SetOption(std::make_unique<NoReflection>());
+}
+
+class GrpcServerImpl final : public GrpcServer {
+ public:
+  GrpcServerImpl(const GrpcOptions& options, InferenceService* service)
+      : options_(options),
+        lane_(service->OpenLane(thread_.get())),
+        shared_{.service = service,
+                .thread = thread_.get(),
+                .lane = lane_.get(),
+                .buffer_bytes = options.stream_buffer_bytes,
+                .stall_timeout = options.stall_timeout},
+        inference_(shared_),
+        health_(service, thread_.get()) {}
+
+  ~GrpcServerImpl() override {
+    Stop(absl::ZeroDuration());
+    thread_->Post([this] { lane_.reset(); });
+    thread_.reset();  // runs what ended calls have left to do
+  }
+
+  absl::Status Listen() {
+    grpc::ServerBuilder builder;
+    Configure(options_, builder);
+    int port = 0;
+    builder.AddListeningPort(JoinAddress(options_.host, options_.port),
+                             grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&inference_);
+    builder.RegisterService(&health_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port <= 0) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot listen on ", JoinAddress(options_.host, options_.port)));
+    }
+    port_ = static_cast<std::uint16_t>(port);
+    return absl::OkStatus();
+  }
+
+  std::uint16_t port() const override { return port_; }
+  std::string address() const override { return JoinAddress(options_.host, port_); }
+
+  void Stop(absl::Duration grace) override {
+    if (server_ == nullptr) return;
+    server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+    server_->Wait();
+    server_.reset();
+  }
+
+ private:
+  const GrpcOptions options_;
+  std::unique_ptr<LaneThread> thread_ = std::make_unique<LaneThread>();
+  std::unique_ptr<Lane> lane_;
+  const GenerateStream::Shared shared_;
+  InferenceGrpc inference_;
+  HealthService health_;
+  std::unique_ptr<grpc::Server> server_;
+  std::uint16_t port_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(GrpcOptions options,
+                                                              InferenceService* service) {
+  auto server = std::make_unique<GrpcServerImpl>(options, service);
+  if (auto status = server->Listen(); !status.ok()) return status;
+  return server;
+}
+
+}  // namespace flotilla

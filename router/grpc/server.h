@@ -1,0 +1,58 @@
+// GrpcServer: the gRPC front of a router: flotilla.v1.Inference, health, and on
+// loopback addresses reflection, over an InferenceService.
+//
+// Example:
+//   auto server = GrpcServer::Start({.host = "127.0.0.1", .port = 0}, &service);
+//   if (!server.ok()) return server.status();
+//   printf("grpc=%s\n", (*server)->address().c_str());
+//   ...
+//   (*server)->Stop(absl::Seconds(5));
+//
+// Owns its threads: gRPC's, and one lane thread on which detokenization runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+struct GrpcOptions {
+  // A name or an address; "0.0.0.0" and "::" are all addresses of the machine.
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 50051;  // 0: any free one
+  // A larger request is refused with RESOURCE_EXHAUSTED before it is parsed.
+  // A little above RequestLimits::max_prompt_bytes.
+  int max_request_bytes = 5 << 20;
+  // Of one connection; a client holds further calls back.
+  int max_concurrent_streams = 1024;
+  // Of one call: unread output above which the client counts as stalled, and how
+  // long it may be so before it is cut off. Generation never waits for it.
+  std::size_t stream_buffer_bytes = 64 << 10;
+  absl::Duration stall_timeout = absl::Seconds(30);
+};
+
+class GrpcServer {
+ public:
+  // Serves when it returns. `service` outlives the server. UNAVAILABLE: the
+  // address cannot be listened on (taken, not of this machine).
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(GrpcOptions options,
+                                                           InferenceService* service);
+  // Stop without grace, unless stopped.
+  virtual ~GrpcServer() = default;
+
+  virtual std::uint16_t port() const = 0;
+  // host:port, as a client dials it.
+  virtual std::string address() const = 0;
+
+  // Takes no new calls, lets running ones end for `grace` and cancels the rest.
+  // Blocks until all have ended. Not from a callback of the service. Idempotent.
+  virtual void Stop(absl::Duration grace) = 0;
+};
+
+}  // namespace flotilla
