@@ -15,8 +15,14 @@ std::uint64_t Mix(std::uint64_t x) {  // splitmix64's finaliser
   return x ^ (x >> 31);
 }
 
-// `token`, and the `top` that follow it in the vocabulary as its alternatives.
-SampledToken WithLogprobs(TokenId token, std::int32_t top, std::uint32_t vocab_size) {
+}  // namespace
+
+TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_index,
+                  std::uint32_t vocab_size) {
+  return static_cast<TokenId>(Mix(Mix(Mix(seed) ^ branch.value()) ^ output_index) % vocab_size);
+}
+
+SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_size) {
   SampledToken sampled;
   sampled.token = token;
   sampled.logprob = -0.5f;
@@ -26,13 +32,6 @@ SampledToken WithLogprobs(TokenId token, std::int32_t top, std::uint32_t vocab_s
     sampled.top.push_back({other, -0.5f - static_cast<float>(i)});
   }
   return sampled;
-}
-
-}  // namespace
-
-TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_index,
-                  std::uint32_t vocab_size) {
-  return static_cast<TokenId>(Mix(Mix(Mix(seed) ^ branch.value()) ^ output_index) % vocab_size);
 }
 
 ExecutorDescription FakeExecutorOptions::DefaultDescription() {
@@ -241,11 +240,10 @@ StepResult FakeExecutor::Compute(const Batch& batch) {
     if (item.samples) {
       const TokenId token =
           FakeToken(item.sampling->seed, item.index, item.output_index, description.vocab_size);
-      output.sampled = WithLogprobs(token, item.logprobs->output_top, description.vocab_size);
+      output.sampled = FakeSample(token, item.logprobs->output_top, description.vocab_size);
     }
     for (TokenId target : item.prompt_targets) {
-      output.prompt.push_back(
-          WithLogprobs(target, item.logprobs->prompt_top, description.vocab_size));
+      output.prompt.push_back(FakeSample(target, item.logprobs->prompt_top, description.vocab_size));
     }
   }
   // The outputs fit by construction.

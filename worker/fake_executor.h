@@ -28,6 +28,10 @@ namespace flotilla {
 TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_index,
                   std::uint32_t vocab_size);
 
+// `token` with invented log-probabilities: its own, and `top` alternatives (none
+// if negative), which are the token and those after it in the vocabulary.
+SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_size);
+
 struct FakeExecutorOptions {
   // What OnReady reports and what plans are checked against.
   ExecutorDescription description = DefaultDescription();

@@ -1,0 +1,225 @@
+#include "tests/support/fake_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "worker/fake_executor.h"
+
+namespace flotilla {
+
+EngineDescription FakeEngineOptions::DefaultDescription() {
+  EngineDescription description;
+  description.model_id = "fake";
+  description.vocab_size = 1000;
+  description.max_context = 8192;
+  description.tokenizer_hash = 1;
+  description.numerics_id = 1;
+  description.max_branches = 1;
+  description.max_queue_tokens = 65536;
+  return description;
+}
+
+FakeEngine::FakeEngine(FakeEngineOptions options) : options_(std::move(options)) {}
+
+FakeEngine::~FakeEngine() = default;
+
+void FakeEngine::Script(FakeAnswer answer) {
+  absl::MutexLock lock(&mu_);
+  scripts_.push_back(std::move(answer));
+}
+
+bool FakeEngine::Step() {
+  std::vector<std::function<void()>> drained;
+  bool left;
+  {
+    absl::MutexLock lock(&mu_);
+    // One batch per sink, in order of its first request.
+    std::vector<std::pair<std::shared_ptr<EventSink>, std::vector<EngineEvent>>> batches;
+    for (auto it = running_.begin(); it != running_.end();) {
+      auto batch = std::find_if(batches.begin(), batches.end(),
+                                [&](const auto& b) { return b.first == it->sink; });
+      if (batch == batches.end()) batch = batches.insert(batches.end(), {it->sink, {}});
+      const bool ended = StepRequest(*it, batch->second);
+      it = ended ? running_.erase(it) : std::next(it);
+    }
+    for (auto& [sink, events] : batches) sink->Post(std::move(events));
+    left = !running_.empty();
+    drained = TakeDrained();
+  }
+  for (const auto& done : drained) done();
+  return left;
+}
+
+void FakeEngine::StepAll() {
+  while (Step()) {
+  }
+}
+
+std::vector<TokenizedRequest> FakeEngine::submitted() const {
+  absl::MutexLock lock(&mu_);
+  return submitted_;
+}
+
+std::vector<CancelRequest> FakeEngine::cancelled() const {
+  absl::MutexLock lock(&mu_);
+  return cancelled_;
+}
+
+absl::StatusOr<EngineDescription> FakeEngine::Describe() const { return options_.description; }
+
+void FakeEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) {
+  {
+    absl::MutexLock lock(&mu_);
+    Running running;
+    if (!scripts_.empty()) {
+      running.answer = std::move(scripts_.front());
+      scripts_.pop_front();
+    }
+    if (absl::Status status = CheckEntry(request); !status.ok()) running.answer.refusal = status;
+    submitted_.push_back(request);
+    running.branches.resize(request.branches);
+    for (std::size_t i = 0; i < std::min(request.output_prefix.size(), running.branches.size());
+         ++i) {
+      running.branches[i].outputs = static_cast<std::uint32_t>(request.output_prefix[i].size());
+    }
+    running.request = std::move(request);
+    running.sink = std::move(sink);
+    running_.push_back(std::move(running));
+  }
+  if (!options_.manual) StepAll();
+}
+
+void FakeEngine::Cancel(const CancelRequest& cancel) {
+  absl::MutexLock lock(&mu_);
+  cancelled_.push_back(cancel);
+  for (Running& running : running_) {
+    if (running.request.id != cancel.request) continue;
+    for (std::uint32_t i = 0; i < running.branches.size(); ++i) {
+      Branch& branch = running.branches[i];
+      if (cancel.branch.value_or(BranchIndex(i)) == BranchIndex(i) && !branch.cancelled_keep) {
+        branch.cancelled_keep = cancel.keep_tokens;
+      }
+    }
+  }
+}
+
+EngineLoad FakeEngine::Load() const {
+  absl::MutexLock lock(&mu_);
+  EngineLoad load;
+  load.ready = true;
+  load.draining = draining_;
+  for (const Running& running : running_) {
+    ++(running.accepted ? load.running_requests : load.waiting_requests);
+  }
+  return load;
+}
+
+absl::StatusOr<std::string> FakeEngine::TokenizerBytes() const { return options_.tokenizer_bytes; }
+
+void FakeEngine::Drain(std::function<void()> done) {
+  std::vector<std::function<void()>> drained;
+  {
+    absl::MutexLock lock(&mu_);
+    draining_ = true;
+    drained_.push_back(std::move(done));
+    drained = TakeDrained();
+  }
+  for (const auto& call : drained) call();
+}
+
+absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
+  const EngineDescription& limits = options_.description;
+  if (draining_) return absl::UnavailableError("draining");
+  if (request.prompt.empty() || request.prompt.size() > limits.max_context) {
+    return absl::InvalidArgumentError("prompt length");
+  }
+  if (request.branches == 0 || request.branches > limits.max_branches) {
+    return absl::InvalidArgumentError("branches");
+  }
+  for (const Running& running : running_) {
+    if (running.request.id == request.id) return absl::AlreadyExistsError("request id in use");
+  }
+  return absl::OkStatus();
+}
+
+bool FakeEngine::StepRequest(Running& running, std::vector<EngineEvent>& events) const {
+  const TokenizedRequest& request = running.request;
+  RequestEnd end{.request = request.id, .attempt = request.attempt};
+  if (!running.answer.refusal.ok()) {
+    end.status = running.answer.refusal;
+    end.retry_after_ms = running.answer.retry_after_ms;
+    events.emplace_back(std::move(end));
+    return true;
+  }
+  if (!running.accepted) {
+    running.accepted = true;
+    events.emplace_back(Accepted{request.id, request.attempt});
+    if (request.logprobs.prompt_top == LogprobSpec::kOff || request.prompt.size() < 2) return false;
+    PromptLogprobs prompt{.request = request.id, .attempt = request.attempt, .first = 1};
+    for (std::size_t i = 1; i < request.prompt.size(); ++i) {
+      SampledToken token = FakeSample(request.prompt[i], request.logprobs.prompt_top,
+                                      options_.description.vocab_size);
+      prompt.chosen.push_back(token.logprob);
+      prompt.top.push_back(std::move(token.top));
+    }
+    events.emplace_back(std::move(prompt));
+    return false;
+  }
+  end.usage.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
+  bool all_ended = true;
+  for (std::uint32_t i = 0; i < running.branches.size(); ++i) {
+    Branch& branch = running.branches[i];
+    if (!branch.ended) {
+      const auto reason = StepBranch(running, BranchIndex(i), branch, events);
+      if (reason) {
+        branch.ended = true;
+        running.failed |= *reason == FinishReason::kError;
+        events.emplace_back(BranchEnd{request.id, request.attempt, BranchIndex(i), *reason,
+                                      branch.outputs});
+      }
+    }
+    all_ended &= branch.ended;
+    end.usage.output_tokens += branch.outputs;
+  }
+  if (!all_ended) return false;
+  if (running.failed) end.status = running.answer.error;
+  events.emplace_back(std::move(end));
+  return true;
+}
+
+std::optional<FinishReason> FakeEngine::StepBranch(const Running& running, BranchIndex index,
+                                                   Branch& branch,
+                                                   std::vector<EngineEvent>& events) const {
+  const TokenizedRequest& request = running.request;
+  const FakeAnswer& answer = running.answer;
+  const std::uint32_t vocab = options_.description.vocab_size;
+  if (branch.cancelled_keep) {
+    branch.outputs = std::min(branch.outputs, *branch.cancelled_keep);
+    return FinishReason::kCancelled;
+  }
+  if (!answer.error.ok() && branch.outputs >= answer.error_at) return FinishReason::kError;
+  const auto at_length_end = [&] {
+    return branch.outputs >= request.stop.max_tokens ||
+           request.prompt.size() + branch.outputs >= options_.description.max_context;
+  };
+  if (at_length_end()) return FinishReason::kLength;
+  if (answer.tokens && branch.outputs >= answer.tokens->size()) return FinishReason::kStop;
+
+  const std::uint32_t position = branch.outputs++;
+  const TokenId token = answer.tokens
+                            ? (*answer.tokens)[position]
+                            : FakeToken(request.sampling.seed, index, position, vocab);
+  SampledToken sampled = FakeSample(token, request.logprobs.output_top, vocab);
+  events.emplace_back(TokenEvent{request.id, request.attempt, index, position, token,
+                                 sampled.logprob, std::move(sampled.top)});
+  const std::vector<TokenId>& stops = request.stop.stop_tokens;
+  if (std::binary_search(stops.begin(), stops.end(), token)) return FinishReason::kStop;
+  if (at_length_end()) return FinishReason::kLength;
+  return std::nullopt;
+}
+
+std::vector<std::function<void()>> FakeEngine::TakeDrained() {
+  return running_.empty() ? std::exchange(drained_, {}) : std::vector<std::function<void()>>{};
+}
+
+}  // namespace flotilla
