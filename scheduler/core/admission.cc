@@ -86,6 +86,19 @@ absl::Status CheckFits(std::uint64_t total_tokens, std::uint32_t max_positions,
   return absl::OkStatus();
 }
 
+std::uint32_t LongestServable(const ExecutorDescription& description) {
+  std::uint32_t fits = 0, longest = description.max_context;
+  while (fits < longest) {
+    const std::uint32_t middle = longest - (longest - fits) / 2;
+    if (CheckFits(middle, middle, description).ok()) {
+      fits = middle;
+    } else {
+      longest = middle - 1;
+    }
+  }
+  return fits;
+}
+
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
                            const ExecutorDescription& description) {
   if (absl::Status s = CheckFeatures(request); !s.ok()) return s;

@@ -28,6 +28,9 @@ absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& o
 absl::Status CheckFits(std::uint64_t total_tokens, std::uint32_t max_positions,
                        const ExecutorDescription& description);
 
+// The longest prompt plus output that context and pool can hold.
+std::uint32_t LongestServable(const ExecutorDescription& description);
+
 // Whether a description can be planned for. INVALID_ARGUMENT.
 absl::Status CheckDescription(const ExecutorDescription& description);
 

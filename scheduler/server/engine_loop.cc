@@ -1,0 +1,237 @@
+#include "scheduler/server/engine_loop.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "scheduler/core/admission.h"
+
+namespace flotilla {
+namespace {
+
+// What a client of a full inbox is told to wait: far longer than the loop needs
+// to take everything in it.
+constexpr std::int64_t kInboxRetryMs = 100;
+
+void PostRefusal(const TokenizedRequest& request, EventSink& sink, absl::Status status,
+                 std::int64_t retry_after_ms) {
+  std::vector<EngineEvent> events;
+  events.push_back(RequestEnd{.request = request.id,
+                              .attempt = request.attempt,
+                              .status = std::move(status),
+                              .retry_after_ms = retry_after_ms,
+                              .usage = {}});
+  sink.Post(std::move(events));
+}
+
+}  // namespace
+
+InProcessEngine::InProcessEngine(InProcessEngineOptions options, StepExecutor* executor,
+                                 const Clock* clock)
+    : options_(std::move(options)),
+      executor_(executor),
+      clock_(clock),
+      inbox_(options_.max_inbox_requests),
+      core_(options_.core) {}
+
+InProcessEngine::~InProcessEngine() { Stop(); }
+
+absl::Status InProcessEngine::Start() {
+  thread_ = std::thread([this] { Loop(); });
+  absl::Status started = executor_->Start(this);
+  if (!started.ok()) Stop();
+  return started;
+}
+
+void InProcessEngine::Stop() {
+  inbox_.Close();
+  if (thread_.joinable()) thread_.join();
+  executor_->Stop();
+}
+
+absl::StatusOr<EngineDescription> InProcessEngine::Describe() const {
+  absl::MutexLock lock(&mu_);
+  return description_;
+}
+
+absl::StatusOr<std::string> InProcessEngine::TokenizerBytes() const {
+  if (options_.tokenizer_bytes.empty()) {
+    return absl::UnimplementedError("this engine was given no tokenizer");
+  }
+  return options_.tokenizer_bytes;
+}
+
+EngineLoad InProcessEngine::Load() const { return probe_.Read().core.load; }
+
+void InProcessEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) {
+  EngineMessage message = SubmitMessage{std::move(request), std::move(sink)};
+  const EngineInbox::Sent sent = inbox_.Send(std::move(message));
+  if (sent == EngineInbox::Sent::kYes) return;
+  const SubmitMessage& refused = std::get<SubmitMessage>(message);
+  if (sent == EngineInbox::Sent::kFull) {
+    probe_.OnInboxFull();
+    PostRefusal(refused.request, *refused.sink,
+                absl::ResourceExhaustedError("too many requests at once"), kInboxRetryMs);
+  } else {
+    PostRefusal(refused.request, *refused.sink, absl::UnavailableError("the engine has stopped"),
+                kInboxRetryMs);
+  }
+}
+
+void InProcessEngine::Cancel(const CancelRequest& cancel) { inbox_.Send(EngineMessage(cancel)); }
+
+void InProcessEngine::Drain(std::function<void()> done) {
+  EngineMessage message = DrainMessage{std::move(done)};
+  if (inbox_.Send(std::move(message)) == EngineInbox::Sent::kYes) return;
+  std::get<DrainMessage>(message).done();  // stopped: nothing is left
+}
+
+void InProcessEngine::OnReady(Epoch epoch, const ExecutorDescription& description) {
+  inbox_.Send(ReadyMessage{epoch, description});
+}
+void InProcessEngine::OnResult(StepResult result) { inbox_.Send(std::move(result)); }
+void InProcessEngine::OnLost(const flotilla::Lost& lost) { inbox_.Send(EngineMessage(lost)); }
+
+void InProcessEngine::Loop() {
+  absl::Time wake = absl::InfiniteFuture();
+  while (!inbox_.closed()) {
+    for (EngineMessage& message : inbox_.TakeAll(wake)) {
+      std::visit([this](auto& m) { Handle(std::move(m)); }, message);
+    }
+    wake = SendPlans();
+    CollectEvents();
+    probe_.OnState(core_.Snapshot());
+    PostEvents();
+    FinishDrain();
+  }
+  core_.Drain();
+  for (EngineMessage& message : inbox_.TakeAll(absl::InfinitePast())) {
+    std::visit([this](auto& m) { Handle(std::move(m)); }, message);
+  }
+  core_.Abort(absl::UnavailableError("the engine has stopped"));
+  CollectEvents();
+  probe_.OnState(core_.Snapshot());
+  PostEvents();
+  FinishDrain();
+}
+
+void InProcessEngine::Handle(SubmitMessage message) {
+  const RequestId id = message.request.id;
+  if (sinks_.contains(id)) {
+    PostRefusal(message.request, *message.sink,
+                absl::AlreadyExistsError("a request of this id is being served"), 0);
+    return;
+  }
+  sinks_.emplace(id, std::move(message.sink));
+  core_.Admit(clock_->NowNs(), std::move(message.request));
+}
+
+void InProcessEngine::Handle(const CancelRequest& cancel) { core_.Cancel(cancel); }
+
+void InProcessEngine::Handle(const StepResult& result) {
+  CollectEvents();
+  const std::size_t before = events_.size();
+  const absl::Status applied = core_.Apply(result);
+  if (!applied.ok()) FailGroup(applied);
+  probe_.OnStepDone(result.timings);
+  if (!options_.on_step) return;
+  CollectEvents();
+  StepRecord record{.epoch = result.epoch,
+                    .step = result.step,
+                    .rows = result.timings.rows,
+                    .decode_rows = result.timings.decode_rows,
+                    .tokens = {},
+                    .preemptions = core_.Snapshot().counters.preemptions};
+  for (std::size_t i = before; i < events_.size(); ++i) {
+    if (const auto* token = std::get_if<TokenEvent>(&events_[i])) {
+      record.tokens.push_back(token->request);
+    }
+  }
+  options_.on_step(record);
+}
+
+void InProcessEngine::Handle(const ReadyMessage& ready) {
+  const absl::Status usable = core_.Ready(ready.epoch, ready.description);
+  if (!usable.ok()) {
+    core_.Abort(usable);
+    return;
+  }
+  epoch_ = ready.epoch;
+  probe_.OnGroupReady();
+  absl::MutexLock lock(&mu_);
+  description_ = EngineDescription{
+      .model_id = options_.model_id.empty() ? ready.description.model_id : options_.model_id,
+      .vocab_size = ready.description.vocab_size,
+      .max_context = LongestServable(ready.description),
+      .tokenizer_hash = options_.tokenizer_hash,
+      .numerics_id = ready.description.numerics_id,
+      .exactness = ready.description.exactness,
+      .max_branches = 1,
+      .max_queue_tokens = options_.core.max_queued_tokens};
+}
+
+void InProcessEngine::Handle(const flotilla::Lost& lost) {
+  probe_.OnGroupLost();
+  core_.Lost(lost.epoch);
+}
+
+void InProcessEngine::Handle(DrainMessage message) {
+  core_.Drain();
+  drained_.push_back(std::move(message.done));
+}
+
+// The group answered what it was not asked, or takes no plans: nothing that it
+// says can be served, and its requests would fail again.
+void InProcessEngine::FailGroup(const absl::Status& status) {
+  core_.Abort(status);
+  core_.Lost(epoch_);
+}
+
+absl::Time InProcessEngine::SendPlans() {
+  while (true) {
+    const std::int64_t now_ns = clock_->NowNs();
+    PlanOutcome outcome = core_.Plan(now_ns);
+    if (!outcome.plan.has_value()) {
+      if (!outcome.wake_ns.has_value()) return absl::InfiniteFuture();
+      return absl::Now() + absl::Nanoseconds(std::max<std::int64_t>(*outcome.wake_ns - now_ns, 0));
+    }
+    probe_.OnPlanned(clock_->NowNs() - now_ns);
+    const absl::Status sent = executor_->Execute(*std::move(outcome.plan));
+    // Not the current epoch: its Lost is in the inbox or on its way.
+    if (!sent.ok() && !absl::IsFailedPrecondition(sent)) FailGroup(sent);
+  }
+}
+
+void InProcessEngine::CollectEvents() {
+  std::vector<EngineEvent> taken = core_.TakeEvents();
+  events_.insert(events_.end(), std::make_move_iterator(taken.begin()),
+                 std::make_move_iterator(taken.end()));
+}
+
+void InProcessEngine::PostEvents() {
+  struct Batch {
+    std::shared_ptr<EventSink> sink;
+    std::vector<EngineEvent> events;
+  };
+  std::vector<Batch> batches;
+  absl::flat_hash_map<EventSink*, std::size_t> batch_of;
+  for (EngineEvent& event : events_) {
+    const RequestId id = EventKey(event).first;
+    const auto sink = sinks_.find(id);
+    const auto [at, added] = batch_of.try_emplace(sink->second.get(), batches.size());
+    if (added) batches.push_back({.sink = sink->second, .events = {}});
+    const bool last = std::holds_alternative<RequestEnd>(event);
+    batches[at->second].events.push_back(std::move(event));
+    if (last) sinks_.erase(sink);
+  }
+  events_.clear();
+  for (Batch& batch : batches) batch.sink->Post(std::move(batch.events));
+}
+
+void InProcessEngine::FinishDrain() {
+  if (core_.live_requests() > 0) return;
+  for (const std::function<void()>& done : std::exchange(drained_, {})) done();
+}
+
+}  // namespace flotilla

@@ -1,0 +1,129 @@
+// InProcessEngine: the Engine whose scheduler is a thread of this process.
+//
+// One thread, the engine loop, owns the SchedulerCore. It sleeps until a
+// message arrives (a request, a cancel, a result, the fate of the worker group)
+// or a deadline is due; takes all messages at once; sends the plans that the
+// core makes; then posts each sink the events of the round as one batch.
+//
+// When plans leave: lag + 1 of them are kept unanswered, so plan N + 1 is made
+// when the result of N - lag is in, and the executor finds it queued when N
+// ends. The scheduler is thus never in the critical path; a request that
+// arrives waits for the plans already sent, at most lag steps more than if
+// they left at the last safe moment.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/rt/clock.h"
+#include "common/types/engine.h"
+#include "common/types/executor.h"
+#include "scheduler/core/scheduler_core.h"
+#include "scheduler/server/inbox.h"
+#include "scheduler/server/probe.h"
+
+namespace flotilla {
+
+// What one step did, as its result told.
+struct StepRecord {
+  Epoch epoch;
+  Step step;
+  std::uint32_t rows = 0;
+  std::uint32_t decode_rows = 0;
+  // Requests that got a token.
+  std::vector<RequestId> tokens;
+  // Total of branches preempted for memory so far.
+  std::uint64_t preemptions = 0;
+};
+
+struct InProcessEngineOptions {
+  CoreOptions core;
+  // Submitted and not yet seen by the loop; one more is refused.
+  std::uint32_t max_inbox_requests = 1024;
+  // The model's name for clients; empty: the executor's.
+  std::string model_id;
+  // What TokenizerBytes and Describe say.
+  std::string tokenizer_bytes;
+  std::uint64_t tokenizer_hash = 0;
+  // Sees each step on the loop's thread, before the step's events are posted;
+  // must not block. May be empty.
+  std::function<void(const StepRecord&)> on_step;
+};
+
+class InProcessEngine final : public Engine, private ExecutorListener {
+ public:
+  // `executor` and `clock` are not owned and outlive the engine.
+  InProcessEngine(InProcessEngineOptions options, StepExecutor* executor, const Clock* clock);
+  // Stops.
+  ~InProcessEngine() override;
+
+  // Starts the loop and the executor, once. An executor's error is returned;
+  // then the engine is stopped.
+  absl::Status Start();
+
+  // Ends every request with UNAVAILABLE, then stops executor and loop. No event
+  // is posted after it returns. Idempotent; not from a sink.
+  void Stop();
+
+  // Engine. Submit posts a refusal on the calling thread, holding no lock, when
+  // the inbox is full (RESOURCE_EXHAUSTED) or closed (UNAVAILABLE).
+  absl::StatusOr<EngineDescription> Describe() const override;
+  void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override;
+  void Cancel(const CancelRequest& cancel) override;
+  EngineLoad Load() const override;
+  absl::StatusOr<std::string> TokenizerBytes() const override;
+  void Drain(std::function<void()> done) override;
+
+  // Any thread.
+  const SchedulerProbe& probe() const { return probe_; }
+
+ private:
+  // ExecutorListener, on the executor's threads.
+  void OnReady(Epoch epoch, const ExecutorDescription& description) override;
+  void OnResult(StepResult result) override;
+  void OnLost(const Lost& lost) override;
+
+  // The loop's thread.
+  void Loop();
+  void Handle(SubmitMessage message);
+  void Handle(const CancelRequest& cancel);
+  void Handle(const StepResult& result);
+  void Handle(const ReadyMessage& ready);
+  void Handle(const Lost& lost);
+  void Handle(DrainMessage message);
+  // Sends plans until the core holds; when to plan again at the latest.
+  absl::Time SendPlans();
+  void FailGroup(const absl::Status& status);
+  void CollectEvents();
+  void PostEvents();
+  void FinishDrain();
+
+  const InProcessEngineOptions options_;
+  StepExecutor* const executor_;
+  const Clock* const clock_;
+  SchedulerProbe probe_;
+  EngineInbox inbox_;
+  std::thread thread_;
+
+  // The loop's thread only.
+  SchedulerCore core_;
+  Epoch epoch_;
+  absl::flat_hash_map<RequestId, std::shared_ptr<EventSink>> sinks_;  // of live requests
+  std::vector<EngineEvent> events_;  // of this round
+  std::vector<std::function<void()>> drained_;
+
+  mutable absl::Mutex mu_;
+  absl::StatusOr<EngineDescription> description_ ABSL_GUARDED_BY(mu_) =
+      absl::UnavailableError("no worker group is ready yet");
+};
+
+}  // namespace flotilla

@@ -1,0 +1,88 @@
+// SchedulerProbe: what the engine loop does, for whoever exports metrics.
+//
+// Methods are named after events and called by the loop's thread only; Read may
+// be called by any thread and gives one consistent snapshot. Totals count from
+// the start of the process.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/types/plan.h"
+#include "scheduler/core/scheduler_core.h"
+
+namespace flotilla {
+
+// Counts by powers of two: bucket i holds durations up to 2^i microseconds, the
+// last one everything above.
+struct DurationHistogram {
+  static constexpr std::size_t kBuckets = 25;  // up to 16.8 s
+  std::array<std::uint64_t, kBuckets + 1> counts{};
+  std::int64_t sum_ns = 0;
+
+  void Add(std::int64_t ns) {
+    std::size_t bucket = 0;
+    while (bucket < kBuckets && ns > (std::int64_t{1000} << bucket)) ++bucket;
+    ++counts[bucket];
+    sum_ns += ns;
+  }
+};
+
+struct SchedulerSnapshot {
+  CoreSnapshot core;             // queue, running, blocks, totals by kind
+  DurationHistogram plan_time;   // to make one plan
+  DurationHistogram step_time;   // compute time that workers reported
+  std::uint64_t steps = 0;
+  std::uint64_t rows = 0;        // tokens through the model
+  std::uint64_t decode_rows = 0; // of them decodes
+  std::uint64_t groups_ready = 0;
+  std::uint64_t groups_lost = 0;
+  std::uint64_t inbox_refusals = 0;
+};
+
+class SchedulerProbe {
+ public:
+  void OnPlanned(std::int64_t plan_ns) {
+    absl::MutexLock lock(&mu_);
+    snapshot_.plan_time.Add(plan_ns);
+  }
+  void OnStepDone(const StepTimings& timings) {
+    absl::MutexLock lock(&mu_);
+    ++snapshot_.steps;
+    snapshot_.rows += timings.rows;
+    snapshot_.decode_rows += timings.decode_rows;
+    snapshot_.step_time.Add(timings.compute_ns);
+  }
+  void OnGroupReady() {
+    absl::MutexLock lock(&mu_);
+    ++snapshot_.groups_ready;
+  }
+  void OnGroupLost() {
+    absl::MutexLock lock(&mu_);
+    ++snapshot_.groups_lost;
+  }
+  // Any thread: a request met a full inbox.
+  void OnInboxFull() {
+    absl::MutexLock lock(&mu_);
+    ++snapshot_.inbox_refusals;
+  }
+  // The state after a round of the loop.
+  void OnState(const CoreSnapshot& core) {
+    absl::MutexLock lock(&mu_);
+    snapshot_.core = core;
+  }
+
+  SchedulerSnapshot Read() const {
+    absl::MutexLock lock(&mu_);
+    return snapshot_;
+  }
+
+ private:
+  mutable absl::Mutex mu_;
+  SchedulerSnapshot snapshot_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace flotilla
