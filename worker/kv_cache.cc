@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -13,14 +12,20 @@ namespace flotilla {
 
 void KvCache::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
 
+namespace {
+
+int64_t PhysicalMemory() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
+
+}  // namespace
+
 absl::StatusOr<KvCache> KvCache::Create(const KvShape& shape, uint32_t blocks) {
   size_t bytes;
   if (__builtin_mul_overflow(static_cast<size_t>(shape.bytes_per_block()), size_t{blocks},
                              &bytes) ||
-      bytes == 0 || bytes > static_cast<size_t>(std::numeric_limits<int64_t>::max())) {
+      bytes > static_cast<size_t>(PhysicalMemory())) {
     return absl::ResourceExhaustedError(absl::StrCat("KV cache of ", blocks, " blocks of ",
                                                      shape.bytes_per_block(),
-                                                     " bytes cannot be addressed"));
+                                                     " bytes is more than the machine's memory"));
   }
   // Pages come zeroed and page-aligned, which serves records of 64 bytes.
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -57,8 +62,7 @@ void KvCache::Poison(BlockId block) {
 
 uint32_t DefaultBlockCount(const KvShape& shape, uint32_t max_context) {
   constexpr int64_t kMaxBytes = int64_t{2} << 30;
-  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-  const int64_t by_memory = std::min(memory / 4, kMaxBytes) / shape.bytes_per_block();
+  const int64_t by_memory = std::min(PhysicalMemory() / 4, kMaxBytes) / shape.bytes_per_block();
   const int64_t one_branch = max_context / kernels::kKvBlockTokens + 1;
   return static_cast<uint32_t>(
       std::clamp<int64_t>(std::max(by_memory, one_branch) + 1, 2, int64_t{1} << 30));

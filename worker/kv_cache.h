@@ -33,8 +33,8 @@ struct KvShape {
 
 class KvCache {
  public:
-  // Reserves `blocks` blocks, the null block included. ResourceExhausted when
-  // the address space cannot be had.
+  // Reserves `blocks` >= 1 blocks, the null block included. ResourceExhausted
+  // for more than the machine's memory.
   static absl::StatusOr<KvCache> Create(const KvShape& shape, uint32_t blocks);
 
   // The cache of one layer as kernels see it; the caller sets block_table.

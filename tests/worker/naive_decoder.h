@@ -1,0 +1,127 @@
+// The decoder as a textbook has it: dequantised weights, double sums, the whole
+// sequence at once, no cache. What Forward is compared with.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "model/config.h"
+#include "model/gguf.h"
+
+namespace flotilla::testing {
+
+class NaiveDecoder {
+ public:
+  NaiveDecoder(const GgufFile& file, const ModelConfig& config) : file_(file), config_(config) {}
+
+  // Logits [tokens, vocab] of every position.
+  std::vector<std::vector<double>> Logits(const std::vector<TokenId>& tokens) {
+    const auto& embedding = Tensor("token_embd");
+    std::vector<std::vector<double>> x;
+    for (TokenId token : tokens) {
+      const auto row = embedding.begin() + int64_t{token} * config_.hidden;
+      x.emplace_back(row, row + config_.hidden);
+    }
+    for (uint32_t i = 0; i < config_.layers; ++i) Layer(absl::StrCat("blk.", i, "."), x);
+    const auto& head = config_.tied_embedding ? embedding : Tensor("output");
+    std::vector<std::vector<double>> logits;
+    for (const auto& row : x) logits.push_back(Product(head, Norm(row, Tensor("output_norm"))));
+    return logits;
+  }
+
+ private:
+  using Row = std::vector<double>;
+
+  const std::vector<float>& Tensor(const std::string& name) {
+    auto [it, added] = tensors_.try_emplace(name);
+    if (added) {
+      const GgufTensor* tensor = file_.FindTensor(name + ".weight");
+      EXPECT_NE(tensor, nullptr) << name;
+      it->second.resize(tensor->elements());
+      EXPECT_TRUE(DequantizeRow(tensor->type, tensor->data, it->second).ok()) << name;
+    }
+    return it->second;
+  }
+
+  static Row Product(const std::vector<float>& matrix, const Row& x) {
+    Row y(matrix.size() / x.size());
+    for (size_t c = 0; c < y.size(); ++c) {
+      for (size_t k = 0; k < x.size(); ++k) y[c] += x[k] * matrix[c * x.size() + k];
+    }
+    return y;
+  }
+
+  Row Norm(const Row& x, const std::vector<float>& weight) const {
+    double sum = 0;
+    for (double v : x) sum += v * v;
+    Row y(x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      y[i] = x[i] / std::sqrt(sum / x.size() + config_.rms_eps) * weight[i];
+    }
+    return y;
+  }
+
+  void Rotate(Row& x, int position) const {
+    for (size_t i = 0; i < x.size(); i += 2) {
+      const double pair = static_cast<double>(i % config_.head_dim);
+      const double angle = position * std::pow(config_.rope_base, -pair / config_.head_dim);
+      const double a = x[i], b = x[i + 1];
+      x[i] = a * std::cos(angle) - b * std::sin(angle);
+      x[i + 1] = b * std::cos(angle) + a * std::sin(angle);
+    }
+  }
+
+  Row Attend(const Row& q, const std::vector<Row>& k, const std::vector<Row>& v, size_t last) const {
+    const uint32_t dim = config_.head_dim, group = config_.heads / config_.kv_heads;
+    Row out(q.size());
+    for (uint32_t h = 0; h < config_.heads; ++h) {
+      const uint32_t kv = h / group * dim;
+      Row p(last + 1);
+      double sum = 0;
+      for (size_t j = 0; j <= last; ++j) {
+        double score = 0;
+        for (uint32_t d = 0; d < dim; ++d) score += q[h * dim + d] * k[j][kv + d];
+        sum += p[j] = std::exp(score / std::sqrt(static_cast<double>(dim)));
+      }
+      for (size_t j = 0; j <= last; ++j) {
+        for (uint32_t d = 0; d < dim; ++d) out[h * dim + d] += p[j] / sum * v[j][kv + d];
+      }
+    }
+    return out;
+  }
+
+  void Layer(const std::string& prefix, std::vector<Row>& x) {
+    std::vector<Row> q, k, v;
+    for (size_t t = 0; t < x.size(); ++t) {
+      const Row n = Norm(x[t], Tensor(prefix + "attn_norm"));
+      q.push_back(Product(Tensor(prefix + "attn_q"), n));
+      k.push_back(Product(Tensor(prefix + "attn_k"), n));
+      v.push_back(Product(Tensor(prefix + "attn_v"), n));
+      Rotate(q[t], static_cast<int>(t));
+      Rotate(k[t], static_cast<int>(t));
+    }
+    for (size_t t = 0; t < x.size(); ++t) {
+      Add(x[t], Product(Tensor(prefix + "attn_output"), Attend(q[t], k, v, t)));
+      const Row n = Norm(x[t], Tensor(prefix + "ffn_norm"));
+      Row gate = Product(Tensor(prefix + "ffn_gate"), n);
+      const Row up = Product(Tensor(prefix + "ffn_up"), n);
+      for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+      Add(x[t], Product(Tensor(prefix + "ffn_down"), gate));
+    }
+  }
+
+  static void Add(Row& x, const Row& y) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+
+  const GgufFile& file_;
+  const ModelConfig& config_;
+  std::map<std::string, std::vector<float>> tensors_;
+};
+
+}  // namespace flotilla::testing
