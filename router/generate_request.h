@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -83,6 +84,17 @@ struct ModelLimits {
   std::uint32_t max_context = 0;  // prompt + output tokens
 };
 
+// NOT_FOUND with kModelNotFound unless `name` is the model's id.
+absl::Status CheckModel(std::string_view name, const ModelLimits& model);
+
+// INVALID_ARGUMENT when a token id is outside the vocabulary.
+absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_t>& tokens,
+                           const ModelLimits& model);
+
+// INVALID_ARGUMENT when the text or the conversation exceeds a bound.
+absl::Status CheckInput(const std::variant<std::string, std::vector<ChatTurn>>& input,
+                        const RequestLimits& limits);
+
 class Validator;
 
 // A validated request. Defaults that need the prompt's length (max_tokens) or
@@ -94,10 +106,10 @@ class GenerateRequest {
 
   // In range, valid UTF-8, token ids inside the vocabulary.
   const ApiRequest& api() const { return api_; }
+  ApiRequest Release() && { return std::move(api_); }
 
  private:
   friend class Validator;
-  friend class InferenceService;
   explicit GenerateRequest(ApiRequest api) : api_(std::move(api)) {}
 
   ApiRequest api_;

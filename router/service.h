@@ -141,7 +141,7 @@ struct ModelInfo {
   ModelLimits limits;
   std::uint64_t numerics_id = 0;
   Exactness exactness = Exactness::kBitwise;
-  std::int64_t created_s = 0;  // Unix time at which the service began to serve it
+  std::int64_t created_s = 0;  // ServiceOptions::created_s
 };
 
 struct TokenizeRequest {
@@ -153,7 +153,9 @@ struct TokenizeRequest {
 };
 
 struct ServiceOptions {
-  std::string model_id;  // as clients name it
+  std::string model_id;             // as clients name it
+  std::vector<TokenId> end_tokens;  // the model's own (ModelConfig::stop_ids)
+  std::int64_t created_s = 0;       // Unix time, for ModelInfo
   RequestLimits limits;
   std::uint32_t tokenizer_threads = 1;
   std::size_t tokenizer_queue = 256;              // jobs waiting; more are refused

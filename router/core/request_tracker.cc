@@ -1,0 +1,119 @@
+#include "router/core/request_tracker.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace flotilla {
+
+RequestTracker::RequestTracker(TokenizedRequest request, std::uint32_t max_attempts)
+    : request_(std::move(request)),
+      max_attempts_(std::max(max_attempts, 1u)),
+      branches_(request_.branches) {}
+
+TokenizedRequest RequestTracker::Submission() const {
+  TokenizedRequest submission = request_;
+  if (request_.attempt.value() > 0) {
+    for (const Branch& branch : branches_) submission.output_prefix.push_back(branch.tokens);
+  }
+  return submission;
+}
+
+std::vector<CancelRequest> RequestTracker::CancelsOfEnded() const {
+  std::vector<CancelRequest> cancels;
+  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
+    if (branches_[i].ended) cancels.push_back({request_.id, BranchIndex(i), branches_[i].keep});
+  }
+  return cancels;
+}
+
+bool RequestTracker::Apply(const Accepted& event) {
+  if (!Current(event.attempt)) return false;
+  return !std::exchange(accepted_, true);
+}
+
+RequestTracker::TokenVerdict RequestTracker::Apply(const TokenEvent& event) {
+  if (!Current(event.attempt)) return TokenVerdict::kDrop;
+  if (!Valid(event.branch)) return TokenVerdict::kGap;
+  Branch& branch = branches_[event.branch.value()];
+  if (branch.ended || event.position < branch.tokens.size()) return TokenVerdict::kDrop;
+  if (branch.moved || event.position > branch.tokens.size()) return TokenVerdict::kGap;
+  branch.tokens.push_back(event.token);
+  return TokenVerdict::kNew;
+}
+
+bool RequestTracker::Apply(PromptLogprobs& event) {
+  if (!Current(event.attempt)) return false;
+  // Engines send them in order; one that starts beyond what is known is no use.
+  if (event.first > next_prompt_logprob_ || event.chosen.size() != event.top.size()) return false;
+  const std::uint32_t had = next_prompt_logprob_ - event.first;
+  if (had >= event.chosen.size()) return false;
+  event.chosen.erase(event.chosen.begin(), event.chosen.begin() + had);
+  event.top.erase(event.top.begin(), event.top.begin() + had);
+  event.first = next_prompt_logprob_;
+  const std::uint32_t wanted = static_cast<std::uint32_t>(request_.prompt.size()) - event.first;
+  if (event.chosen.size() > wanted) {
+    event.chosen.resize(wanted);
+    event.top.resize(wanted);
+  }
+  next_prompt_logprob_ += static_cast<std::uint32_t>(event.chosen.size());
+  return !event.chosen.empty();
+}
+
+bool RequestTracker::Apply(const BranchEnd& event) {
+  if (!Current(event.attempt) || !Valid(event.branch)) return false;
+  Branch& branch = branches_[event.branch.value()];
+  if (branch.ended) return false;
+  if (event.reason == FinishReason::kMoved) {
+    branch.moved = true;
+    return false;
+  }
+  branch.ended = true;
+  branch.keep = static_cast<std::uint32_t>(branch.tokens.size());
+  return true;
+}
+
+RequestTracker::EndVerdict RequestTracker::Apply(const RequestEnd& event) {
+  if (!Current(event.attempt)) return EndVerdict::kDrop;
+  const bool replay = std::any_of(branches_.begin(), branches_.end(),
+                                  [](const Branch& b) { return b.moved && !b.ended; });
+  exhausted_ = replay && attempts() >= max_attempts_;
+  if (!replay || exhausted_) {
+    over_ = true;
+    return EndVerdict::kFinal;
+  }
+  for (Branch& branch : branches_) branch.moved = false;
+  request_.attempt = Attempt(request_.attempt.value() + 1);
+  return EndVerdict::kReplay;
+}
+
+std::optional<CancelRequest> RequestTracker::EndBranch(BranchIndex index,
+                                                       std::uint32_t keep_tokens) {
+  if (over_ || !Valid(index)) return std::nullopt;
+  Branch& branch = branches_[index.value()];
+  if (branch.ended) return std::nullopt;
+  branch.ended = true;
+  branch.keep = std::min(keep_tokens, static_cast<std::uint32_t>(branch.tokens.size()));
+  return CancelRequest{request_.id, index, branch.keep};
+}
+
+std::vector<CancelRequest> RequestTracker::EndAll() {
+  std::vector<CancelRequest> cancels;
+  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
+    const auto have = static_cast<std::uint32_t>(branches_[i].tokens.size());
+    if (auto cancel = EndBranch(BranchIndex(i), have)) cancels.push_back(*cancel);
+  }
+  return cancels;
+}
+
+Usage RequestTracker::CountedUsage(const Usage& reported) const {
+  Usage usage = reported;
+  usage.prompt_tokens = static_cast<std::uint32_t>(request_.prompt.size());
+  usage.output_tokens = 0;
+  for (const Branch& branch : branches_) {
+    usage.output_tokens +=
+        branch.ended ? branch.keep : static_cast<std::uint32_t>(branch.tokens.size());
+  }
+  return usage;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,98 @@
+// RequestTracker: what the router knows of one request at the Engine seam, so
+// that a client gets every token exactly once, whatever happens below.
+//
+// It keeps the rendered prompt, the resolved parameters and, per branch, the
+// tokens received. When an engine gives the request back (FinishReason::kMoved)
+// the tracker makes the submission that continues from those tokens. Events are
+// keyed (attempt, branch, position): older attempts and positions already had
+// are dropped. Pure: no clock, thread or text; one owner.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/types/engine.h"
+#include "common/types/event.h"
+#include "common/types/request.h"
+
+namespace flotilla {
+
+class RequestTracker {
+ public:
+  // `request` is attempt 0 without output prefix. At most `max_attempts`
+  // submissions (at least 1) are made in all.
+  RequestTracker(TokenizedRequest request, std::uint32_t max_attempts);
+
+  // The request as it is to be submitted now. After a replay, branches that had
+  // already ended are part of it (their index is their name); CancelsOfEnded()
+  // is to be sent after it.
+  TokenizedRequest Submission() const;
+  std::vector<CancelRequest> CancelsOfEnded() const;
+
+  // True for the first acceptance of all attempts.
+  bool Apply(const Accepted& event);
+
+  enum class TokenVerdict : std::uint8_t {
+    kNew,   // deliver it
+    kDrop,  // had it, or nobody wants it any more
+    kGap,   // positions are missing: the engine is broken
+  };
+  TokenVerdict Apply(const TokenEvent& event);
+
+  // Cuts off what was had before. False: nothing is left.
+  bool Apply(PromptLogprobs& event);
+
+  // True when the branch has now ended and the client is to be told. A moved
+  // branch has not.
+  bool Apply(const BranchEnd& event);
+
+  enum class EndVerdict : std::uint8_t {
+    kDrop,    // of an older attempt
+    kFinal,   // the request is over
+    kReplay,  // submit Submission() again
+  };
+  EndVerdict Apply(const RequestEnd& event);
+
+  // The router ends a branch itself (stop string, cancel), counting its first
+  // `keep_tokens` tokens. Returns what to tell the engine; none when the branch
+  // was over before.
+  std::optional<CancelRequest> EndBranch(BranchIndex branch, std::uint32_t keep_tokens);
+
+  // Ends all branches that run, each with the tokens it has.
+  std::vector<CancelRequest> EndAll();
+
+  const RequestId& id() const { return request_.id; }
+  const TokenizedRequest& request() const { return request_; }
+  std::uint32_t attempts() const { return request_.attempt.value() + 1; }
+  // Tokens received of a branch.
+  const std::vector<TokenId>& tokens(BranchIndex branch) const {
+    return branches_[branch.value()].tokens;
+  }
+  // What is charged: the prompt once, and the tokens that count. The rest is the
+  // engine's, of the attempt that ended.
+  Usage CountedUsage(const Usage& reported) const;
+  // True when an engine gave the request back and no attempt was left.
+  bool exhausted() const { return exhausted_; }
+
+ private:
+  struct Branch {
+    std::vector<TokenId> tokens;
+    std::uint32_t keep = 0;  // once ended: tokens that count
+    bool ended = false;
+    bool moved = false;  // in the current attempt
+  };
+
+  bool Current(Attempt attempt) const { return !over_ && attempt == request_.attempt; }
+  bool Valid(BranchIndex branch) const { return branch.value() < branches_.size(); }
+
+  TokenizedRequest request_;
+  const std::uint32_t max_attempts_;
+  std::vector<Branch> branches_;
+  std::uint32_t next_prompt_logprob_ = 1;
+  bool accepted_ = false;
+  bool over_ = false;
+  bool exhausted_ = false;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,63 @@
+// StopMatcher: finds stop strings in text that arrives in pieces, and holds
+// back only what may still become one. Pure; owned by one generation.
+//
+// The result does not depend on how the text is cut into pieces: the stop that
+// is complete first ends the text, and of several that end at the same byte the
+// longest. Held back is the longest suffix that is a proper prefix of a stop.
+// Text and stops are valid UTF-8, so a cut never splits a character.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace flotilla {
+
+class StopMatcher {
+ public:
+  // No stop is empty. With no stops, text passes through.
+  explicit StopMatcher(const std::vector<std::string>& stops);
+
+  struct Result {
+    // May be delivered now; ends before the stop string if one matched.
+    std::string text;
+    // Index of the stop that matched. From then on the matcher is finished:
+    // nothing is held and Append returns nothing more.
+    std::optional<std::size_t> stop;
+  };
+  Result Append(std::string_view text);
+
+  // The text ended without a stop: what was held back.
+  std::string Flush();
+
+  // Bytes held back now.
+  std::size_t held_bytes() const { return held_.size(); }
+
+ private:
+  static constexpr std::uint32_t kNone = 0xffffffff;
+  // A node of an Aho-Corasick automaton: a prefix of some stop. Children are a
+  // linked list: stops are few and short.
+  struct Node {
+    std::uint32_t first_child = kNone;
+    std::uint32_t next_sibling = kNone;
+    std::uint32_t fail = 0;      // longest proper suffix that is a node
+    std::uint32_t depth = 0;     // bytes of the prefix
+    std::uint32_t stop = kNone;  // longest stop that is a suffix of the prefix
+    std::uint8_t byte = 0;
+  };
+
+  std::uint32_t Child(std::uint32_t node, std::uint8_t byte) const;
+  void Insert(const std::string& stop, std::uint32_t index);
+  void LinkFailures();
+
+  std::vector<std::uint32_t> stop_bytes_;
+  std::vector<Node> nodes_;  // nodes_[0] is the empty prefix
+  std::uint32_t state_ = 0;
+  std::string held_;  // the last nodes_[state_].depth bytes of the text
+  bool finished_ = false;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,291 @@
+#include "router/generation.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "model/text.h"
+#include "model/tokenizer.h"
+#include "router/errors.h"
+
+namespace flotilla {
+namespace {
+
+ChoiceFinish ToChoiceFinish(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return ChoiceFinish::kStop;
+    case FinishReason::kLength:
+      return ChoiceFinish::kLength;
+    case FinishReason::kCancelled:
+      return ChoiceFinish::kCancelled;
+    case FinishReason::kDeadline:
+      return ChoiceFinish::kDeadline;
+    case FinishReason::kError:
+    case FinishReason::kMoved:  // never reaches a client
+      break;
+  }
+  return ChoiceFinish::kError;
+}
+
+}  // namespace
+
+GenerationImpl::GenerationImpl(const Environment& environment, Identity identity,
+                               const ApiRequest& api, TokenizedRequest request,
+                               const ModelLimits& limits, std::shared_ptr<LaneState> lane,
+                               GenerationListener* listener)
+    : environment_(environment),
+      identity_(std::move(identity)),
+      limits_(limits),
+      lane_(std::move(lane)),
+      start_ns_(environment.clock->NowNs()),
+      max_tokens_(api.max_tokens),
+      default_max_tokens_(api.default_max_tokens),
+      stop_strings_(api.stop),
+      listener_(listener),
+      request_(std::move(request)) {
+  for (std::uint32_t i = 0; i < request_.branches; ++i) {
+    choices_.push_back(
+        {IncrementalDetokenizer(environment_.tokenizer), StopMatcher(stop_strings_), {}, 0, false});
+    choices_.back().delta.choice = i;
+  }
+  lane_->Add(identity_.id, this);
+}
+
+GenerationImpl::~GenerationImpl() {
+  if (done_) return;
+  Detach();
+  if (cancelled_) return;  // the engine knows
+  environment_.probe->OnCancelled(RouterProbe::CancelledBy::kClient);
+  if (!tracker_) return;
+  for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
+}
+
+void GenerationImpl::Detach() {
+  done_ = true;
+  abandoned_->store(true);
+  lane_->Remove(identity_.id);
+  environment_.registry->Forget(identity_.public_id);
+}
+
+void GenerationImpl::Cancel() {
+  if (done_ || cancelled_) return;
+  cancelled_ = true;
+  abandoned_->store(true);
+  environment_.probe->OnCancelled(RouterProbe::CancelledBy::kClient);
+  if (tracker_) {
+    for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
+    return;  // RequestEnd follows
+  }
+  lane_->Run([id = identity_.id](LaneState& lane) {
+    if (GenerationImpl* self = lane.Find(id)) self->Finish(absl::OkStatus(), Usage{});
+  });
+}
+
+absl::Status GenerationImpl::ResolveLength(std::size_t prompt_tokens) {
+  if (prompt_tokens == 0) return InvalidField("prompt", "the prompt has no tokens");
+  const std::uint32_t context = limits_.max_context;
+  const auto exceeded = [&](const std::string& message) {
+    return WithField(absl::OutOfRangeError(message), "prompt", kContextLengthExceeded);
+  };
+  if (prompt_tokens > context) {
+    return exceeded(Cat("the prompt has ", prompt_tokens, " tokens; the model's context is ",
+                        context, " tokens"));
+  }
+  const auto rest = context - static_cast<std::uint32_t>(prompt_tokens);
+  if (max_tokens_) {
+    if (*max_tokens_ > rest) {
+      return exceeded(Cat("the prompt has ", prompt_tokens, " tokens and max_tokens is ",
+                          *max_tokens_, "; the model's context is ", context, " tokens"));
+    }
+    request_.stop.max_tokens = static_cast<std::uint32_t>(*max_tokens_);
+    return absl::OkStatus();
+  }
+  if (rest == 0) {
+    return exceeded(Cat("the prompt's ", prompt_tokens,
+                        " tokens fill the model's context and leave none for the answer"));
+  }
+  request_.stop.max_tokens = std::min(default_max_tokens_.value_or(rest), rest);
+  return absl::OkStatus();
+}
+
+void GenerationImpl::OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt) {
+  if (done_ || cancelled_) return;
+  absl::Status status = prompt.status();
+  if (status.ok()) status = ResolveLength(prompt->size());
+  if (status.ok() && request_.deadline_ns && environment_.clock->NowNs() >= *request_.deadline_ns) {
+    status = absl::DeadlineExceededError("the request's time ran out before it was admitted");
+  }
+  if (!status.ok()) {
+    environment_.probe->OnRefused(status);
+    return Finish(std::move(status), Usage{});
+  }
+  request_.prompt = *std::move(prompt);
+  tracker_.emplace(std::move(request_), environment_.max_attempts);
+  listener_->OnPrompt({tracker_->request().prompt});
+  // The listener may have cancelled, when there was nothing to cancel yet.
+  if (cancelled_) return Finish(absl::OkStatus(), Usage{});
+  Submit();
+}
+
+void GenerationImpl::Submit() {
+  environment_.engine->Submit(tracker_->Submission(), lane_);
+  for (const CancelRequest& cancel : tracker_->CancelsOfEnded()) {
+    environment_.engine->Cancel(cancel);
+  }
+}
+
+void GenerationImpl::OnEvent(EngineEvent event) {
+  if (done_ || !tracker_) return;
+  std::visit([this](auto& e) { Handle(std::move(e)); }, event);
+}
+
+void GenerationImpl::Handle(const Accepted& event) {
+  if (tracker_->Apply(event)) listener_->OnAccepted();
+}
+
+void GenerationImpl::Handle(PromptLogprobs event) {
+  if (!tracker_->Apply(event) || cancelled_) return;
+  const std::vector<TokenId>& prompt = tracker_->request().prompt;
+  PromptScores scores;
+  scores.first = event.first;
+  scores.tokens.reserve(event.chosen.size());
+  for (std::size_t i = 0; i < event.chosen.size(); ++i) {
+    scores.tokens.push_back({prompt[event.first + i], event.chosen[i], std::move(event.top[i])});
+  }
+  listener_->OnPromptScores(std::move(scores));
+}
+
+void GenerationImpl::Handle(TokenEvent event) {
+  switch (tracker_->Apply(event)) {
+    case RequestTracker::TokenVerdict::kDrop:
+      return;
+    case RequestTracker::TokenVerdict::kGap: {
+      for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
+      return Finish(absl::InternalError("the engine lost a token of this request"), Usage{});
+    }
+    case RequestTracker::TokenVerdict::kNew:
+      break;
+  }
+  CountFirstToken();
+  Choice& choice = choices_[event.branch.value()];
+  choice.delta.tokens.push_back({event.token, event.logprob, std::move(event.top)});
+  // A token that ends the branch gives no text.
+  const std::string text =
+      IsStopToken(event.token) ? choice.detokenizer.Flush() : choice.detokenizer.Push(event.token);
+  AddText(choice, text);
+}
+
+bool GenerationImpl::AddText(Choice& choice, std::string_view text) {
+  StopMatcher::Result result = choice.stops.Append(text);
+  choice.delta.text += result.text;
+  if (!result.stop) return false;
+  // The token that completed the stop string is the last that counts.
+  const BranchIndex branch(choice.delta.choice);
+  const auto keep = static_cast<std::uint32_t>(tracker_->tokens(branch).size());
+  if (auto cancel = tracker_->EndBranch(branch, keep)) environment_.engine->Cancel(*cancel);
+  EndChoice(choice, {.reason = ChoiceFinish::kStop, .stop_string = stop_strings_[*result.stop]});
+  return true;
+}
+
+void GenerationImpl::Handle(const BranchEnd& event) {
+  if (!tracker_->Apply(event)) return;
+  Choice& choice = choices_[event.branch.value()];
+  if (AddText(choice, choice.detokenizer.Flush())) return;
+  choice.delta.text += choice.stops.Flush();
+  ChoiceEnd end{.reason = ToChoiceFinish(event.reason)};
+  const std::vector<TokenId>& tokens = tracker_->tokens(event.branch);
+  if (event.reason == FinishReason::kStop && !tokens.empty() && IsStopToken(tokens.back())) {
+    end.stop_token = tokens.back();
+  }
+  if (event.reason == FinishReason::kDeadline) {
+    environment_.probe->OnCancelled(RouterProbe::CancelledBy::kDeadline);
+  }
+  EndChoice(choice, std::move(end));
+}
+
+void GenerationImpl::Handle(const RequestEnd& event) {
+  switch (tracker_->Apply(event)) {
+    case RequestTracker::EndVerdict::kDrop:
+      return;
+    case RequestTracker::EndVerdict::kReplay:
+      environment_.probe->OnReplayed();
+      return Submit();
+    case RequestTracker::EndVerdict::kFinal:
+      break;
+  }
+  absl::Status status = event.status;
+  if (tracker_->exhausted()) {
+    status = absl::UnavailableError("no worker group could finish this request");
+  }
+  if (!status.ok() && event.retry_after_ms > 0) {
+    status = WithRetryAfter(std::move(status), event.retry_after_ms);
+  }
+  if (status.code() == absl::StatusCode::kResourceExhausted ||
+      status.code() == absl::StatusCode::kUnavailable) {
+    environment_.probe->OnRefused(status);
+  }
+  Finish(std::move(status), event.usage);
+}
+
+void GenerationImpl::Flush() {
+  if (done_) return;
+  for (Choice& choice : choices_) FlushChoice(choice);
+}
+
+void GenerationImpl::FlushChoice(Choice& choice) {
+  Delta& delta = choice.delta;
+  if (cancelled_ || (delta.tokens.empty() && delta.text.empty())) return;
+  if (!delta.tokens.empty()) {
+    const std::int64_t now_ns = environment_.clock->NowNs();
+    const auto count = static_cast<std::int64_t>(delta.tokens.size());
+    if (choice.last_token_ns != 0) {
+      environment_.probe->OnInterToken((now_ns - choice.last_token_ns) / count);
+    }
+    choice.last_token_ns = now_ns;
+  }
+  Delta out = std::exchange(delta, {.choice = delta.choice});
+  listener_->OnDelta(std::move(out));
+}
+
+void GenerationImpl::EndChoice(Choice& choice, ChoiceEnd end) {
+  if (choice.ended) return;
+  FlushChoice(choice);
+  choice.ended = true;
+  end.choice = choice.delta.choice;
+  listener_->OnChoiceEnd(end);
+}
+
+void GenerationImpl::Finish(absl::Status status, const Usage& usage) {
+  if (done_) return;
+  for (Choice& choice : choices_) {
+    if (choice.ended) continue;
+    if (cancelled_) {
+      EndChoice(choice, {.reason = ChoiceFinish::kCancelled});
+    } else if (status.ok()) {
+      status = absl::InternalError("the engine ended the request before its choices");
+    }
+  }
+  Detach();
+  GenerationEnd end;
+  end.status = cancelled_ ? absl::OkStatus() : std::move(status);
+  if (tracker_) {
+    end.usage = tracker_->CountedUsage(usage);
+    end.attempts = tracker_->attempts();
+    environment_.probe->OnFinished(environment_.clock->NowNs() - start_ns_, end.usage.prompt_tokens,
+                                   end.usage.output_tokens);
+  }
+  listener_->OnDone(end);  // may destroy this object
+}
+
+void GenerationImpl::CountFirstToken() {
+  if (std::exchange(first_token_seen_, true)) return;
+  environment_.probe->OnFirstToken(environment_.clock->NowNs() - start_ns_);
+}
+
+bool GenerationImpl::IsStopToken(TokenId token) const {
+  const std::vector<TokenId>& stops = tracker_->request().stop.stop_tokens;
+  return std::binary_search(stops.begin(), stops.end(), token);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,110 @@
+// GenerationImpl: one request between the Engine seam and a front's listener.
+// It turns token events into text: exactly once (RequestTracker), whole
+// characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). Lives
+// on its lane's thread. Internal to the router.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/detokenizer.h"
+#include "router/core/request_tracker.h"
+#include "router/core/stop_matcher.h"
+#include "router/lane_state.h"
+#include "router/probe.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+// Where generations are found by public id, for Abort. Implemented by the
+// service; called on lane threads.
+class GenerationRegistry {
+ public:
+  virtual ~GenerationRegistry() = default;
+  virtual void Forget(const std::string& public_id) = 0;
+};
+
+class GenerationImpl final : public Generation {
+ public:
+  struct Environment {
+    Engine* engine = nullptr;
+    const Tokenizer* tokenizer = nullptr;
+    const Clock* clock = nullptr;
+    RouterProbe* probe = nullptr;  // never null
+    GenerationRegistry* registry = nullptr;
+    std::uint32_t max_attempts = 1;
+  };
+  struct Identity {
+    RequestId id;
+    std::string public_id;
+  };
+  // `request` has everything but the prompt, and max_tokens as far as it is
+  // known. `limits` are the model's.
+  GenerationImpl(const Environment& environment, Identity identity, const ApiRequest& api,
+                 TokenizedRequest request, const ModelLimits& limits,
+                 std::shared_ptr<LaneState> lane, GenerationListener* listener);
+  ~GenerationImpl() override;
+
+  void Cancel() override;
+  const std::string& id() const override { return identity_.public_id; }
+
+  // The prompt is encoded: submits it, or ends the request.
+  void OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt);
+  void OnEvent(EngineEvent event);
+  // Ends it without a word to engine or listener: nothing reaches it any more.
+  void Detach();
+  // The step's events are all in: hands out what they brought.
+  void Flush();
+
+  // Set when nobody wants the prompt any more, so that the pool can skip it.
+  const std::shared_ptr<std::atomic<bool>>& abandoned() const { return abandoned_; }
+
+ private:
+  struct Choice {
+    IncrementalDetokenizer detokenizer;
+    StopMatcher stops;
+    Delta delta;  // not yet handed out
+    std::int64_t last_token_ns = 0;
+    bool ended = false;  // OnChoiceEnd was called
+  };
+
+  absl::Status ResolveLength(std::size_t prompt_tokens);
+  void Submit();
+  void Handle(const Accepted& event);
+  void Handle(PromptLogprobs event);
+  void Handle(TokenEvent event);
+  void Handle(const BranchEnd& event);
+  void Handle(const RequestEnd& event);
+
+  void FlushChoice(Choice& choice);
+  // Appends text to the choice's delta; ends the choice when a stop matches.
+  bool AddText(Choice& choice, std::string_view text);
+  void EndChoice(Choice& choice, ChoiceEnd end);
+  void Finish(absl::Status status, const Usage& usage);
+  void CountFirstToken();
+  bool IsStopToken(TokenId token) const;
+
+  const Environment environment_;
+  const Identity identity_;
+  const ModelLimits limits_;
+  const std::shared_ptr<LaneState> lane_;
+  const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
+  const std::int64_t start_ns_;
+  const std::optional<std::int64_t> max_tokens_;
+  const std::optional<std::uint32_t> default_max_tokens_;
+  const std::vector<std::string> stop_strings_;
+  GenerationListener* const listener_;
+
+  TokenizedRequest request_;               // until it is submitted
+  std::optional<RequestTracker> tracker_;  // from then on
+  std::vector<Choice> choices_;
+  bool first_token_seen_ = false;
+  bool cancelled_ = false;
+  bool done_ = false;
+};
+
+}  // namespace flotilla

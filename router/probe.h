@@ -1,0 +1,30 @@
+// RouterProbe: what an InferenceService tells metrics, as events, so that its
+// code never sees a registry. Owned by main; called on lane threads, several at
+// once; must not block.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace flotilla {
+
+class RouterProbe {
+ public:
+  virtual ~RouterProbe() = default;
+  // A request was refused, by the validator, a queue or the engine.
+  virtual void OnRefused(const absl::Status& /*status*/) {}
+  // From Start to the first token of any choice.
+  virtual void OnFirstToken(std::int64_t /*elapsed_ns*/) {}
+  // Between deltas of one choice, per token of the later one.
+  virtual void OnInterToken(std::int64_t /*elapsed_ns*/) {}
+  enum class CancelledBy : std::uint8_t { kClient, kDeadline };
+  virtual void OnCancelled(CancelledBy /*by*/) {}
+  // A request ended: how long it took, and what it used.
+  virtual void OnFinished(std::int64_t /*elapsed_ns*/, std::uint32_t /*prompt_tokens*/,
+                          std::uint32_t /*output_tokens*/) {}
+  // An engine gave a request back and it is submitted again.
+  virtual void OnReplayed() {}
+};
+
+}  // namespace flotilla

@@ -1,0 +1,330 @@
+#include "router/service.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/random/random.h"
+#include "absl/synchronization/mutex.h"
+#include "model/chat_template.h"
+#include "model/text.h"
+#include "model/tokenizer.h"
+#include "router/generation.h"
+#include "router/lane_state.h"
+#include "router/probe.h"
+#include "router/tokenizer_pool.h"
+
+namespace flotilla {
+namespace {
+
+using Input = std::variant<std::string, std::vector<ChatTurn>>;
+
+// Bytes that wait in the pool's queue for this input.
+std::size_t InputBytes(const Input& input) {
+  if (const auto* text = std::get_if<std::string>(&input)) return text->size();
+  std::size_t bytes = 0;
+  for (const ChatTurn& turn : std::get<std::vector<ChatTurn>>(input)) {
+    bytes += turn.role.size() + turn.content.size();
+  }
+  return bytes;
+}
+
+// FNV-1a over both labels, the first closed by its length, then the finaliser
+// of SplitMix64. Stable across processes and builds.
+std::uint64_t SeedOf(std::string_view tenant, std::string_view request_id) {
+  std::uint64_t h = 0xcbf29ce484222325ull;
+  const auto add = [&h](std::uint8_t byte) { h = (h ^ byte) * 0x100000001b3ull; };
+  for (char c : tenant) add(static_cast<std::uint8_t>(c));
+  for (int shift = 0; shift < 64; shift += 8) {
+    add(static_cast<std::uint8_t>(static_cast<std::uint64_t>(tenant.size()) >> shift));
+  }
+  for (char c : request_id) add(static_cast<std::uint8_t>(c));
+  h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
+  h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+  return h ^ (h >> 31);
+}
+
+// Encoding and templating, as the pool runs them. What goes wrong there is the
+// input's fault, whichever bound it hit.
+class Encoder {
+ public:
+  Encoder(const Tokenizer* tokenizer, const ChatTemplate* chat_template)
+      : tokenizer_(tokenizer), chat_template_(chat_template) {}
+
+  bool can_chat() const { return chat_template_ != nullptr; }
+
+  absl::StatusOr<std::vector<TokenId>> Encode(const Input& input, const EncodeOptions& options,
+                                              bool add_generation_prompt) const {
+    if (const auto* text = std::get_if<std::string>(&input)) {
+      return Blame("prompt", tokenizer_->Encode(*text, options));
+    }
+    nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+    for (const ChatTurn& turn : std::get<std::vector<ChatTurn>>(input)) {
+      messages.push_back({{"role", turn.role}, {"content", turn.content}});
+    }
+    ChatTemplateOptions template_options;
+    template_options.add_generation_prompt = add_generation_prompt;
+    template_options.bos_token = tokenizer_->TokenBytes(tokenizer_->bos_id());
+    template_options.eos_token = tokenizer_->TokenBytes(tokenizer_->eos_id());
+    const auto pieces = chat_template_->Render(messages, template_options);
+    if (!pieces.ok()) return InvalidField("messages", std::string(pieces.status().message()));
+    return Blame("messages", tokenizer_->EncodePieces(*pieces));
+  }
+
+ private:
+  static absl::StatusOr<std::vector<TokenId>> Blame(std::string_view field,
+                                                    absl::StatusOr<std::vector<TokenId>> encoded) {
+    if (encoded.ok()) return encoded;
+    return InvalidField(field, std::string(encoded.status().message()));
+  }
+
+  const Tokenizer* tokenizer_;
+  const ChatTemplate* chat_template_;
+};
+
+absl::Status PoolFull() {
+  // A full queue of the pool clears in tens of milliseconds.
+  return WithRetryAfter(absl::ResourceExhaustedError("too many prompts wait for the tokenizer"),
+                        200);
+}
+
+class ServiceImpl final : public InferenceService, public GenerationRegistry {
+ public:
+  ServiceImpl(ServiceOptions options, const Dependencies& deps)
+      : options_(std::move(options)),
+        deps_(deps),
+        validator_(options_.limits),
+        encoder_(deps.tokenizer, deps.chat_template),
+        incarnation_(Random()),
+        pool_(options_.tokenizer_threads, options_.tokenizer_queue,
+              options_.tokenizer_queue_bytes) {
+    if (deps_.probe == nullptr) deps_.probe = &silent_probe_;
+    std::sort(options_.end_tokens.begin(), options_.end_tokens.end());
+  }
+
+  std::unique_ptr<Lane> OpenLane(Dispatcher* dispatcher) override {
+    return std::make_unique<LaneImpl>(dispatcher);
+  }
+
+  absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const override {
+    absl::StatusOr<ModelInfo> model = Model();
+    if (!model.ok()) return model.status();
+    const bool chat = std::holds_alternative<std::vector<ChatTurn>>(api.prompt);
+    absl::StatusOr<GenerateRequest> request = validator_.Validate(std::move(api), model->limits);
+    if (request.ok() && chat && !encoder_.can_chat()) request = NoTemplate();
+    if (!request.ok()) deps_.probe->OnRefused(request.status());
+    return request;
+  }
+
+  absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, Lane& lane,
+                                                    GenerationListener* listener) override;
+  bool Abort(std::string_view id) override;
+  void Tokenize(TokenizeRequest request, Lane& lane,
+                std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) override;
+  void Detokenize(std::string model, std::vector<std::int64_t> tokens, Lane& lane,
+                  std::function<void(absl::StatusOr<std::string>)> done) override;
+
+  std::string_view TokenBytes(TokenId token) const override {
+    return deps_.tokenizer->TokenBytes(token);
+  }
+
+  std::vector<ModelInfo> Models() const override {
+    absl::StatusOr<ModelInfo> model = Model();
+    return model.ok() ? std::vector<ModelInfo>{*std::move(model)} : std::vector<ModelInfo>{};
+  }
+
+  bool Ready() const override {
+    const EngineLoad load = deps_.engine->Load();
+    return load.ready && !load.draining;
+  }
+
+  void Forget(const std::string& public_id) override {
+    absl::MutexLock lock(&mu_);
+    running_.erase(public_id);
+  }
+
+ private:
+  struct Running {
+    std::weak_ptr<LaneState> lane;
+    RequestId id;
+  };
+
+  static LaneState& StateOf(Lane& lane) { return *static_cast<LaneImpl&>(lane).state(); }
+  static absl::Status NoTemplate() {
+    return InvalidField("messages", "this model has no chat template");
+  }
+
+  absl::StatusOr<ModelInfo> Model() const {
+    absl::StatusOr<EngineDescription> engine = deps_.engine->Describe();
+    if (!engine.ok()) return absl::UnavailableError("the model is not ready yet");
+    ModelInfo info;
+    info.limits = {options_.model_id, engine->vocab_size, engine->max_context};
+    info.numerics_id = engine->numerics_id;
+    info.exactness = engine->exactness;
+    info.created_s = options_.created_s;
+    return info;
+  }
+
+  std::uint64_t Random() {
+    absl::MutexLock lock(&mu_);
+    return absl::Uniform<std::uint64_t>(random_);
+  }
+  GenerationImpl::Identity NewIdentity();
+  TokenizedRequest Resolve(const ApiRequest& api, const RequestId& id);
+
+  ServiceOptions options_;
+  Dependencies deps_;
+  RouterProbe silent_probe_;
+  const Validator validator_;
+  const Encoder encoder_;
+  absl::Mutex mu_;
+  absl::BitGen random_ ABSL_GUARDED_BY(mu_);
+  std::uint64_t next_counter_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<std::string, Running> running_ ABSL_GUARDED_BY(mu_);  // by public id
+  const std::uint64_t incarnation_;
+  TokenizerPool pool_;  // last: its threads use the rest
+};
+
+GenerationImpl::Identity ServiceImpl::NewIdentity() {
+  const std::uint64_t high = Random(), low = Random();
+  std::array<char, 33> hex;
+  std::snprintf(hex.data(), hex.size(), "%016llx%016llx", static_cast<unsigned long long>(high),
+                static_cast<unsigned long long>(low));
+  absl::MutexLock lock(&mu_);
+  return {{incarnation_, next_counter_++}, std::string(hex.data(), 32)};
+}
+
+TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const RequestId& id) {
+  TokenizedRequest request;
+  request.id = id;
+  request.sampling.temperature = static_cast<float>(*api.temperature);
+  request.sampling.top_p = static_cast<float>(*api.top_p);
+  request.sampling.top_k = static_cast<std::int32_t>(*api.top_k);
+  if (api.seed) {
+    request.sampling.seed = *api.seed;
+  } else if (!api.client_request_id.empty()) {
+    // The same request sent twice, to whichever router, gives the same answer.
+    request.sampling.seed = SeedOf(api.tenant, api.client_request_id);
+  } else {
+    request.sampling.seed = Random();
+  }
+  std::vector<TokenId>& stops = request.stop.stop_tokens;
+  stops.assign(api.stop_token_ids.begin(), api.stop_token_ids.end());
+  if (!api.ignore_eos) {
+    stops.insert(stops.end(), options_.end_tokens.begin(), options_.end_tokens.end());
+  }
+  std::sort(stops.begin(), stops.end());
+  stops.erase(std::unique(stops.begin(), stops.end()), stops.end());
+  request.logprobs.output_top = static_cast<std::int32_t>(api.logprobs.value_or(LogprobSpec::kOff));
+  request.logprobs.prompt_top =
+      static_cast<std::int32_t>(api.prompt_logprobs.value_or(LogprobSpec::kOff));
+  request.deadline_ns = deps_.clock->NowNs() + *api.timeout_ms * 1'000'000;
+  request.priority = static_cast<std::int32_t>(api.priority);
+  request.tenant = api.tenant;
+  request.cache_salt = api.cache_salt;
+  return request;
+}
+
+absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest request, Lane& lane,
+                                                               GenerationListener* listener) {
+  absl::StatusOr<ModelInfo> model = Model();
+  if (!model.ok()) return model.status();
+  ApiRequest api = std::move(request).Release();
+  const std::shared_ptr<LaneState>& state = static_cast<LaneImpl&>(lane).state();
+  GenerationImpl::Identity identity = NewIdentity();
+  const RequestId id = identity.id;
+  {
+    absl::MutexLock lock(&mu_);
+    running_[identity.public_id] = {state, id};
+  }
+  const GenerationImpl::Environment environment{
+      deps_.engine, deps_.tokenizer, deps_.clock, deps_.probe, this, options_.max_attempts};
+  auto generation = std::make_unique<GenerationImpl>(
+      environment, std::move(identity), api, Resolve(api, id), model->limits, state, listener);
+  const auto deliver = [state, id](absl::StatusOr<std::vector<TokenId>> prompt) {
+    state->Run([id, prompt = std::move(prompt)](LaneState& lane_state) mutable {
+      if (GenerationImpl* self = lane_state.Find(id)) self->OnEncoded(std::move(prompt));
+    });
+  };
+  if (const auto* tokens = std::get_if<std::vector<std::int64_t>>(&api.prompt)) {
+    deliver(std::vector<TokenId>(tokens->begin(), tokens->end()));
+    return generation;
+  }
+  Input input = std::holds_alternative<std::string>(api.prompt)
+                    ? Input(std::get<std::string>(std::move(api.prompt)))
+                    : Input(std::get<std::vector<ChatTurn>>(std::move(api.prompt)));
+  const std::size_t bytes = InputBytes(input);
+  const bool queued = pool_.TryRun(
+      bytes, [this, input = std::move(input), deliver, add_special = api.add_special_tokens,
+              abandoned = generation->abandoned()] {
+        if (abandoned->load()) return;
+        deliver(encoder_.Encode(input, {.parse_special = false, .add_special = add_special},
+                                /*add_generation_prompt=*/true));
+      });
+  if (queued) return generation;
+  generation->Detach();
+  deps_.probe->OnRefused(PoolFull());
+  return PoolFull();
+}
+
+bool ServiceImpl::Abort(std::string_view id) {
+  absl::MutexLock lock(&mu_);
+  const auto it = running_.find(std::string(id));
+  if (it == running_.end()) return false;
+  const std::shared_ptr<LaneState> lane = it->second.lane.lock();
+  if (lane == nullptr) return false;
+  lane->Run([request = it->second.id](LaneState& state) {
+    if (GenerationImpl* generation = state.Find(request)) generation->Cancel();
+  });
+  return true;
+}
+
+void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
+                           std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) {
+  const std::shared_ptr<LaneState> state = StateOf(lane).shared_from_this();
+  const auto answer = [state, done = std::move(done)](absl::StatusOr<std::vector<TokenId>> result) {
+    state->Run([done, result = std::move(result)](LaneState&) { done(result); });
+  };
+  absl::StatusOr<ModelInfo> model = Model();
+  if (!model.ok()) return answer(model.status());
+  if (auto s = CheckModel(request.model, model->limits); !s.ok()) return answer(s);
+  if (auto s = CheckInput(request.input, options_.limits); !s.ok()) return answer(s);
+  if (request.input.index() == 1 && !encoder_.can_chat()) return answer(NoTemplate());
+  const std::size_t bytes = InputBytes(request.input);
+  const bool queued = pool_.TryRun(bytes, [this, request = std::move(request), answer] {
+    answer(encoder_.Encode(
+        request.input,
+        {.parse_special = request.parse_special, .add_special = request.add_special_tokens},
+        request.add_generation_prompt));
+  });
+  if (!queued) answer(PoolFull());
+}
+
+void ServiceImpl::Detokenize(std::string model_name, std::vector<std::int64_t> tokens, Lane& lane,
+                             std::function<void(absl::StatusOr<std::string>)> done) {
+  const std::shared_ptr<LaneState> state = StateOf(lane).shared_from_this();
+  const auto answer = [state, done = std::move(done)](absl::StatusOr<std::string> result) {
+    state->Run([done, result = std::move(result)](LaneState&) { done(result); });
+  };
+  absl::StatusOr<ModelInfo> model = Model();
+  if (!model.ok()) return answer(model.status());
+  if (auto s = CheckModel(model_name, model->limits); !s.ok()) return answer(s);
+  if (auto s = CheckTokenIds("tokens", tokens, model->limits); !s.ok()) return answer(s);
+  const bool queued = pool_.TryRun(tokens.size() * sizeof tokens[0], [this, tokens, answer] {
+    const std::vector<TokenId> ids(tokens.begin(), tokens.end());
+    answer(deps_.tokenizer->Decode(ids, /*skip_special=*/false));
+  });
+  if (!queued) answer(PoolFull());
+}
+
+}  // namespace
+
+std::unique_ptr<InferenceService> InferenceService::Create(ServiceOptions options,
+                                                           Dependencies deps) {
+  return std::make_unique<ServiceImpl>(std::move(options), deps);
+}
+
+}  // namespace flotilla

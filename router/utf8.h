@@ -1,0 +1,19 @@
+// UTF-8 as the fronts need it: check, repair, count; model/utf8.h says what is
+// well-formed. Pure functions.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace flotilla {
+
+bool IsValidUtf8(std::string_view text);
+
+// Every maximal ill-formed part, an unfinished end included, becomes one U+FFFD.
+std::string RepairUtf8(std::string_view text);
+
+// Characters (code points) of valid UTF-8.
+std::size_t Utf8Length(std::string_view text);
+
+}  // namespace flotilla
