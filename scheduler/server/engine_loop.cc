@@ -44,6 +44,12 @@ absl::Status InProcessEngine::Start() {
   return started;
 }
 
+absl::Status InProcessEngine::WaitReady() const {
+  absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(&described_));
+  return description_.status();
+}
+
 void InProcessEngine::Stop() {
   inbox_.Close();
   if (thread_.joinable()) thread_.join();
@@ -155,11 +161,16 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
   const absl::Status usable = core_.Ready(ready.epoch, ready.description);
   if (!usable.ok()) {
     core_.Abort(usable);
+    absl::MutexLock lock(&mu_);
+    if (!described_) description_ = usable;
+    described_ = true;
     return;
   }
   epoch_ = ready.epoch;
   probe_.OnGroupReady();
+  probe_.OnState(core_.Snapshot());
   absl::MutexLock lock(&mu_);
+  described_ = true;
   description_ = EngineDescription{
       .model_id = options_.model_id.empty() ? ready.description.model_id : options_.model_id,
       .vocab_size = ready.description.vocab_size,

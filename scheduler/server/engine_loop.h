@@ -70,6 +70,10 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   // then the engine is stopped.
   absl::Status Start();
 
+  // Waits until the first worker group is up, or has turned out not to be
+  // usable: then its error. For main, after Start; not after Stop.
+  absl::Status WaitReady() const;
+
   // Ends every request with UNAVAILABLE, then stops executor and loop. No event
   // is posted after it returns. Idempotent; not from a sink.
   void Stop();
@@ -122,6 +126,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   std::vector<std::function<void()>> drained_;
 
   mutable absl::Mutex mu_;
+  bool described_ ABSL_GUARDED_BY(mu_) = false;  // a group came, usable or not
   absl::StatusOr<EngineDescription> description_ ABSL_GUARDED_BY(mu_) =
       absl::UnavailableError("no worker group is ready yet");
 };
