@@ -24,7 +24,7 @@ LIBRARIES = {
 # or randomness.
 IMPURE = re.compile(
     r"^(thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore|barrier|latch|"
-    r"stop_token|chrono|ctime|time\.h|random|iostream|fstream|filesystem|cstdio|stdio\.h|cstdlib|"
+    r"stop_token|chrono|ctime|time\.h|random|iostream|fstream|filesystem|"
     r"absl/(synchronization|time|random|flags|debugging|log)/.*)$")
 
 

@@ -11,21 +11,24 @@
 namespace flotilla {
 
 struct Metrics::Impl {
+  explicit Impl(Labels common) : common(std::move(common)) {}
+
+  const Labels common;
   prometheus::Registry registry;
   absl::Mutex mu;
   std::vector<std::function<void()>> updates ABSL_GUARDED_BY(mu);
 };
 
-Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
+Metrics::Metrics(Labels common) : impl_(std::make_unique<Impl>(std::move(common))) {}
 Metrics::~Metrics() = default;
 
 Counter& Metrics::AddCounter(const std::string& name, const std::string& help,
                              const Labels& labels) {
-  return prometheus::BuildCounter().Name(name).Help(help).Register(impl_->registry).Add(labels);
+  return prometheus::BuildCounter().Name(name).Help(help).Labels(impl_->common).Register(impl_->registry).Add(labels);
 }
 
 Gauge& Metrics::AddGauge(const std::string& name, const std::string& help, const Labels& labels) {
-  return prometheus::BuildGauge().Name(name).Help(help).Register(impl_->registry).Add(labels);
+  return prometheus::BuildGauge().Name(name).Help(help).Labels(impl_->common).Register(impl_->registry).Add(labels);
 }
 
 Histogram& Metrics::AddHistogram(const std::string& name, const std::string& help,
@@ -33,6 +36,7 @@ Histogram& Metrics::AddHistogram(const std::string& name, const std::string& hel
   return prometheus::BuildHistogram()
       .Name(name)
       .Help(help)
+      .Labels(impl_->common)
       .Register(impl_->registry)
       .Add(labels, buckets);
 }

@@ -37,7 +37,8 @@ class Metrics {
   // Upper bounds, ascending; the one for infinity is implied.
   using Buckets = std::vector<double>;
 
-  Metrics();
+  // `common` labels are on every series.
+  explicit Metrics(Labels common = {});
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;

@@ -18,6 +18,17 @@ TEST(MetricsTest, SeriesAreThereFromTheStart) {
   EXPECT_THAT(page, HasSubstr("flotilla_step_seconds_bucket{le=\"+Inf\"} 0"));
 }
 
+TEST(MetricsTest, CommonLabelsAreOnEverySeries) {
+  Metrics metrics({{"model", "m"}});
+  metrics.AddGauge("flotilla_a", "A.");
+  metrics.AddCounter("flotilla_b_total", "B.", {{"by", "client"}});
+  metrics.AddHistogram("flotilla_c", "C.", {1});
+  const std::string page = metrics.Render();
+  EXPECT_THAT(page, HasSubstr("flotilla_a{model=\"m\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_b_total{model=\"m\",by=\"client\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_c_bucket{model=\"m\",le=\"1\"} 0"));
+}
+
 TEST(MetricsTest, HistogramsCount) {
   Metrics metrics;
   Histogram& steps = metrics.AddHistogram("flotilla_step_seconds", "Steps.", {0.1, 1});

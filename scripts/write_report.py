@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""usage: write_report.py RESULTS REPORT — the summary of scripts/test --long.
+
+Turns RESULTS/stages.tsv and the tables beside it into one Markdown page.
+"""
+
+import datetime
+import os
+import pathlib
+import subprocess
+import sys
+
+
+def machine():
+    name = "unknown CPU"
+    with open("/proc/cpuinfo") as info:
+        for line in info:
+            if line.startswith("model name"):
+                name = line.split(":")[1].strip()
+                break
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB"
+
+
+def main():
+    results, report = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True,
+                            capture_output=True, text=True).stdout.strip()
+    lines = ["# Serve: results of `scripts/test --long`", "",
+             f"Commit {commit}, {datetime.date.today()}, on {machine()}.", "",
+             "| what | passed | failed | seconds |", "|---|---|---|---|"]
+    for row in (results / "stages.tsv").read_text().splitlines():
+        lines.append("| " + " | ".join(row.split("\t")) + " |")
+    build = results / "clean-build.log"
+    if build.exists():
+        lines += ["", build.read_text().strip().splitlines()[-1].capitalize() + "."]
+    peer = results / "peer.md"
+    if peer.exists():
+        lines += ["", "## Speed against llama.cpp", "", peer.read_text().strip()]
+    measured = sorted((results / "measured").glob("*.md"))
+    if measured:
+        lines += ["", "## Measured by the tests", ""]
+        lines += [path.read_text().strip() for path in measured]
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text("\n".join(lines) + "\n")
+    print(report)
+
+
+if __name__ == "__main__":
+    main()
