@@ -1,0 +1,105 @@
+// PlanBuilder: writes step plans by hand, with the digest that a scheduler would
+// send. For tests of executors and of worker/core; one epoch, steps in order.
+//
+//   PlanBuilder plans(epoch);
+//   plans.Add(OpenBranch{.branch = BranchHandle(0), .tokens = {5, 6}, .prompt_tokens = 2});
+//   plans.Grant(BranchHandle(0), {1});
+//   plans.Add(Run{.branch = BranchHandle(0), .count = 2, .sample = true});
+//   StepPlan plan = plans.Take();
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "common/types/digest.h"
+#include "common/types/plan.h"
+
+namespace flotilla::testing {
+
+class PlanBuilder {
+ public:
+  explicit PlanBuilder(Epoch epoch) : plan_{.epoch = epoch, .step = Step(1)} {}
+
+  // Appends an operation. Those on branches that are not open change no digest,
+  // so that plans can be wrong on purpose.
+  void Add(OpenBranch op) {
+    branches_[op.branch] = {op.request, op.index, {}};
+    digest_.Open(op.branch, op.request, op.index);
+    plan_.ops.emplace_back(std::move(op));
+  }
+  void Add(GrantBlocks op) {
+    Append(op.branch, op.group, op.blocks);
+    plan_.ops.emplace_back(std::move(op));
+  }
+  void Add(ForkBranch op) {
+    branches_[op.child] = {branches_[op.parent].request, op.index, {}};
+    digest_.Open(op.child, branches_[op.child].request, op.index);
+    for (std::uint32_t g = 0; g < op.tables.size(); ++g) {
+      Append(op.child, GroupIndex(g), op.tables[g]);
+    }
+    plan_.ops.emplace_back(std::move(op));
+  }
+  void Add(DropBranch op) {
+    const auto it = branches_.find(op.branch);
+    if (it != branches_.end()) {
+      for (const auto& [group, table] : it->second.tables) {
+        for (std::uint32_t at = 0; at < table.size(); ++at) {
+          digest_.RemoveBlock(op.branch, group, at, table[at]);
+        }
+      }
+      digest_.Close(op.branch, it->second.request, it->second.index);
+      branches_.erase(it);
+    }
+    plan_.ops.emplace_back(op);
+  }
+  void Add(Run op) {
+    digest_.AddRun(plan_.step, op.branch, op.count);
+    plan_.ops.emplace_back(op);
+  }
+  void Add(Skip op) {
+    digest_.AddSkip(plan_.step, op.branch);
+    plan_.ops.emplace_back(op);
+  }
+  void Add(BackgroundCopy op) { plan_.ops.emplace_back(std::move(op)); }
+  void Add(LoadAdapter op) { plan_.ops.emplace_back(std::move(op)); }
+  void Add(UnloadAdapter op) { plan_.ops.emplace_back(std::move(op)); }
+
+  void Grant(BranchHandle branch, std::vector<std::uint32_t> blocks) {
+    GrantBlocks op{.branch = branch};
+    for (std::uint32_t block : blocks) op.blocks.emplace_back(block);
+    Add(std::move(op));
+  }
+
+  // The plan so far; the next one starts empty.
+  StepPlan Take() {
+    plan_.digest = digest_.value();
+    StepPlan taken = std::move(plan_);
+    plan_ = StepPlan{.epoch = taken.epoch, .step = Step(taken.step.value() + 1)};
+    return taken;
+  }
+
+ private:
+  struct Branch {
+    RequestId request;
+    BranchIndex index;
+    std::map<GroupIndex, std::vector<BlockId>> tables;
+  };
+
+  void Append(BranchHandle branch, GroupIndex group, const std::vector<BlockId>& blocks) {
+    const auto it = branches_.find(branch);
+    if (it == branches_.end()) return;
+    std::vector<BlockId>& table = it->second.tables[group];
+    for (BlockId block : blocks) {
+      digest_.AddBlock(branch, group, static_cast<std::uint32_t>(table.size()), block);
+      table.push_back(block);
+    }
+  }
+
+  StepPlan plan_;
+  PlanDigest digest_;
+  std::map<BranchHandle, Branch> branches_;
+};
+
+}  // namespace flotilla::testing

@@ -1,0 +1,284 @@
+// What GroupState refuses: wrong operations one by one, and random ones.
+#include <functional>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/worker/core/group_state_fixture.h"
+
+namespace flotilla::testing {
+namespace {
+
+// Operations that a group with one decoding branch A (prompt {1, 2}, block 1),
+// one branch B in prefill (prompt {3, 4, 5}, length 1, block 2) must refuse.
+struct Refusal {
+  const char* name;
+  std::function<void(PlanBuilder&)> write;
+  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+};
+
+class RefusalTest : public GroupStateTest, public ::testing::WithParamInterface<Refusal> {};
+
+TEST_P(RefusalTest, BreaksTheEpoch) {
+  plans_.Add(Opened(kA, {1, 2}));
+  plans_.Grant(kA, {1});
+  plans_.Add(Prefill(kA, 2, true));
+  plans_.Add(Opened(kB, {3, 4, 5}));
+  plans_.Grant(kB, {2});
+  plans_.Add(Prefill(kB, 1, false));
+  RunPlan();
+  GetParam().write(plans_);
+  EXPECT_EQ(state_.Apply(plans_.Take()).status().code(), GetParam().code);
+  EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(plans_.Take()).status()));
+}
+
+OpenBranch Changed(std::function<void(OpenBranch&)> change) {
+  OpenBranch open = Opened(kC, {1, 2});
+  change(open);
+  return open;
+}
+
+const float kNan = std::numeric_limits<float>::quiet_NaN();
+
+INSTANTIATE_TEST_SUITE_P(
+    , RefusalTest,
+    ::testing::Values(
+        Refusal{"OpenTwice", [](PlanBuilder& p) { p.Add(Opened(kA, {1})); }},
+        Refusal{"HandleOutOfRange", [](PlanBuilder& p) { p.Add(Opened(BranchHandle(4), {1})); }},
+        Refusal{"HugeHandle", [](PlanBuilder& p) { p.Add(Opened(BranchHandle(~0u), {1})); }},
+        Refusal{"NoTokens", [](PlanBuilder& p) { p.Add(Opened(kC, {})); }},
+        Refusal{"NoPrompt",
+                [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.prompt_tokens = 0; })); }},
+        Refusal{"PromptBeyondTokens",
+                [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.prompt_tokens = 3; })); }},
+        Refusal{"BeyondContext",
+                [](PlanBuilder& p) { p.Add(Opened(kC, std::vector<TokenId>(25, 1))); }},
+        Refusal{"AllCached",
+                [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.cached_tokens = 2; })); }},
+        Refusal{"NegativeToken", [](PlanBuilder& p) { p.Add(Opened(kC, {-1})); }},
+        Refusal{"TokenOutsideVocabulary", [](PlanBuilder& p) { p.Add(Opened(kC, {100})); }},
+        Refusal{"Cohort", [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.cohort = 1; })); }},
+        Refusal{"NanTemperature",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) { o.sampling.temperature = kNan; }));
+                }},
+        Refusal{"NegativeTopK",
+                [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.sampling.top_k = -1; })); }},
+        Refusal{"ZeroTopP",
+                [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.sampling.top_p = 0; })); }},
+        Refusal{"NanTopP",
+                [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.sampling.top_p = kNan; })); }},
+        Refusal{"UnsortedStops",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) { o.stop.stop_tokens = {2, 1}; }));
+                }},
+        Refusal{"RepeatedStops",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) { o.stop.stop_tokens = {2, 2}; }));
+                }},
+        Refusal{"TooManyLogprobs",
+                [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.logprobs.output_top = 21; })); }},
+        Refusal{"GrantToNobody", [](PlanBuilder& p) { p.Grant(kC, {3}); }},
+        Refusal{"GrantNull", [](PlanBuilder& p) { p.Grant(kA, {0}); }},
+        Refusal{"GrantOutOfRange", [](PlanBuilder& p) { p.Grant(kA, {20}); }},
+        Refusal{"GrantBeyondContext", [](PlanBuilder& p) { p.Grant(kA, {3, 4, 5, 6, 7, 8}); }},
+        Refusal{"GrantUnknownGroup",
+                [](PlanBuilder& p) {
+                  p.Add(GrantBlocks{kA, GroupIndex(1), {BlockId(3)}});
+                }},
+        Refusal{"DropNobody", [](PlanBuilder& p) { p.Add(DropBranch{kC}); }},
+        Refusal{"DropTwice",
+                [](PlanBuilder& p) {
+                  p.Add(DropBranch{kA});
+                  p.Add(DropBranch{kA});
+                }},
+        Refusal{"DropAfterRun",
+                [](PlanBuilder& p) {
+                  p.Add(Prefill(kB, 1, false));
+                  p.Add(DropBranch{kB});
+                }},
+        Refusal{"RunNobody", [](PlanBuilder& p) { p.Add(Prefill(kC, 1, false)); }},
+        Refusal{"RunPastTokens", [](PlanBuilder& p) { p.Add(Prefill(kB, 3, true)); }},
+        Refusal{"RunFarPastTokens", [](PlanBuilder& p) { p.Add(Prefill(kB, ~0u, true)); }},
+        Refusal{"SampleTooEarly", [](PlanBuilder& p) { p.Add(Prefill(kB, 1, true)); }},
+        Refusal{"RunTwice",
+                [](PlanBuilder& p) {
+                  p.Add(Prefill(kB, 1, false));
+                  p.Add(Prefill(kB, 1, true));
+                }},
+        Refusal{"PrefillOfDecoder", [](PlanBuilder& p) { p.Add(Prefill(kA, 1, true)); }},
+        Refusal{"ListedDecodeOfFree", [](PlanBuilder& p) { p.Add(Run{.branch = kA}); }},
+        Refusal{"DecodeBeforePrompt",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) { o.dependent = true; }));
+                  p.Add(Run{.branch = kC});
+                }},
+        Refusal{"UnaskedPromptLogprobs",
+                [](PlanBuilder& p) {
+                  p.Add(Run{.branch = kB, .count = 1, .prompt_logprobs = true});
+                }},
+        Refusal{"NoBlockBehindPrefill",
+                [](PlanBuilder& p) {
+                  p.Add(Opened(kC, {1}));
+                  p.Add(Prefill(kC, 1, true));
+                }},
+        Refusal{"NoBlockBehindDecode",
+                [](PlanBuilder& p) {
+                  p.Add(DropBranch{kA});
+                  OpenBranch open = Opened(kA, {1, 2, 3, 4, 5});
+                  open.cached_tokens = 3;
+                  p.Add(open);
+                  p.Grant(kA, {1});
+                  p.Add(Prefill(kA, 2, true));
+                }},
+        Refusal{"SkipOfPrefill", [](PlanBuilder& p) { p.Add(Skip{kB}); }},
+        Refusal{"SkipTwice",
+                [](PlanBuilder& p) {
+                  p.Add(Skip{kA});
+                  p.Add(Skip{kA});
+                }},
+        Refusal{"TooManyRows",
+                [](PlanBuilder& p) {
+                  p.Add(Opened(kC, std::vector<TokenId>(16, 1)));
+                  p.Grant(kC, {3, 4, 5, 6});
+                  p.Add(Prefill(kC, 16, true));
+                }},
+        Refusal{"ForkOntoOpen",
+                [](PlanBuilder& p) {
+                  p.Add(ForkBranch{kA, kB, BranchIndex(1), {{BlockId(1)}}, {}});
+                }},
+        Refusal{"ForkWithoutTables",
+                [](PlanBuilder& p) { p.Add(ForkBranch{kA, kC, BranchIndex(1), {}, {}}); }},
+        Refusal{"ForkUncovered",
+                [](PlanBuilder& p) { p.Add(ForkBranch{kA, kC, BranchIndex(1), {{}}, {}}); }},
+        Refusal{"ForkOfRunning",
+                [](PlanBuilder& p) {
+                  p.Add(Prefill(kB, 1, false));
+                  p.Add(ForkBranch{kB, kC, BranchIndex(1), {{BlockId(2)}}, {}});
+                }},
+        Refusal{"CopyToNull",
+                [](PlanBuilder& p) {
+                  p.Add(ForkBranch{
+                      kA, kC, BranchIndex(1), {{BlockId(1)}}, {{BlockId(1), kNullBlock}}});
+                }},
+        Refusal{"Candidates",
+                [](PlanBuilder& p) {
+                  p.Add(Run{.branch = kB, .count = 1, .candidates = 4});
+                },
+                absl::StatusCode::kUnimplemented},
+        Refusal{"Pooled",
+                [](PlanBuilder& p) {
+                  p.Add(Run{.branch = kB, .count = 1, .pooled = true});
+                },
+                absl::StatusCode::kUnimplemented},
+        Refusal{"BackgroundCopy", [](PlanBuilder& p) { p.Add(BackgroundCopy{}); },
+                absl::StatusCode::kUnimplemented},
+        Refusal{"LoadAdapter", [](PlanBuilder& p) { p.Add(LoadAdapter{"a"}); },
+                absl::StatusCode::kUnimplemented},
+        Refusal{"UnloadAdapter", [](PlanBuilder& p) { p.Add(UnloadAdapter{"a"}); },
+                absl::StatusCode::kUnimplemented}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// Adds an operation that suits the branch as it was after the last step.
+void AddSensible(PlanBuilder& plans, const GroupState& state, BranchHandle branch,
+                 const std::function<std::uint32_t(std::uint32_t)>& below) {
+  const std::optional<BranchView> view = state.View(branch);
+  if (!view) {
+    OpenBranch open = Opened(branch, std::vector<TokenId>(1 + below(8), 1));
+    open.dependent = below(4) == 0;
+    open.stop.max_tokens = below(8);
+    plans.Add(open);
+    plans.Grant(branch, {1 + below(19), 1 + below(19), 1 + below(19)});
+  } else if (view->length < view->tokens.size() && !view->decoding) {
+    const auto left = static_cast<std::uint32_t>(view->tokens.size()) - view->length;
+    const std::uint32_t count = 1 + below(left);
+    plans.Add(Prefill(branch, count, count == left));
+  } else if (view->finished || below(6) == 0) {
+    plans.Add(DropBranch{branch});
+  } else if (below(4) == 0) {
+    plans.Add(ForkBranch{branch, BranchHandle(below(4)), BranchIndex(1),
+                         {{BlockId(1 + below(19)), BlockId(2), BlockId(3)}}, {}});
+  }
+}
+
+// Adds an operation with random arguments, most often a wrong one.
+void AddRandom(PlanBuilder& plans, const std::function<std::uint32_t(std::uint32_t)>& below) {
+  const BranchHandle branch(below(5));
+  switch (below(6)) {
+    case 0: {
+      OpenBranch open = Opened(branch, std::vector<TokenId>(below(30), 1));
+      open.cohort = below(4);
+      open.cached_tokens = below(9);
+      plans.Add(open);
+      break;
+    }
+    case 1:
+      plans.Grant(branch, {below(22), 1 + below(19)});
+      break;
+    case 2:
+      plans.Add(DropBranch{branch});
+      break;
+    case 3:
+      plans.Add(Skip{branch});
+      break;
+    case 4:
+      plans.Add(ForkBranch{branch, BranchHandle(below(5)), BranchIndex(1),
+                           {{BlockId(below(22))}}, {{BlockId(below(22)), BlockId(1)}}});
+      break;
+    default:
+      plans.Add(Run{.branch = branch, .count = below(9), .sample = below(2) == 0});
+  }
+}
+
+// What every batch promises, then its completion.
+void CheckAndComplete(GroupState& state, const Batch& batch, TokenId token) {
+  std::uint32_t row = 0;
+  std::vector<ItemOutput> outputs(batch.items.size());
+  for (std::size_t i = 0; i < batch.items.size(); ++i) {
+    const BatchItem& item = batch.items[i];
+    ASSERT_EQ(item.row_begin, row);
+    row += item.row_count;
+    ASSERT_GE(batch.table(i, GroupIndex(0)).size() * 4, item.first_position + item.row_count);
+    if (item.samples) outputs[i].sampled = SampledToken{.token = token};
+  }
+  ASSERT_EQ(batch.tokens.size(), row);
+  const absl::StatusOr<StepResult> result = state.Complete(batch.step, outputs);
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(result->branches.size(), batch.items.size() + batch.noops.size());
+}
+
+// Random plans, one operation in 16 without regard to the state: refused or
+// applied, never worse.
+TEST(GroupStateFuzz, HostilePlans) {
+  const unsigned seed = 20240607;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
+  int applied = 0, refused = 0;
+  for (int round = 0; round < 20000; ++round) {
+    GroupState state(kEpoch, Limits(1 + below(3)));
+    PlanBuilder plans(kEpoch);
+    for (int step = 0; step < 30; ++step) {
+      for (std::uint32_t b = 0; b < 4; ++b) {
+        if (below(16) == 0) {
+          AddRandom(plans, below);
+        } else if (below(2) == 0) {
+          AddSensible(plans, state, BranchHandle(b), below);
+        }
+      }
+      const absl::StatusOr<Batch> batch = state.Apply(plans.Take());
+      ++(batch.ok() ? applied : refused);
+      if (!batch.ok()) break;
+      ASSERT_NO_FATAL_FAILURE(CheckAndComplete(state, *batch, TokenId(below(100))));
+    }
+  }
+  EXPECT_GT(applied, 60000);
+  EXPECT_GT(refused, 10000);
+}
+
+}  // namespace
+}  // namespace flotilla::testing

@@ -1,0 +1,365 @@
+#include "worker/core/group_state.h"
+
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/worker/core/group_state_fixture.h"
+
+namespace flotilla::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+std::vector<TokenId> TokensOf(const BranchResult& result) {
+  std::vector<TokenId> tokens;
+  for (const SampledToken& token : result.tokens) tokens.push_back(token.token);
+  return tokens;
+}
+
+TEST_F(GroupStateTest, PromptInChunksThenDecodesByDefault) {
+  plans_.Add(Opened(kA, {1, 2, 3, 4, 5}));
+  plans_.Grant(kA, {9});
+  plans_.Add(Prefill(kA, 3, false));
+  Batch batch = Apply();
+  ASSERT_EQ(batch.items.size(), 1u);
+  EXPECT_EQ(batch.items[0].first_position, 0u);
+  EXPECT_FALSE(batch.items[0].samples);
+  EXPECT_FALSE(batch.items[0].decode);
+  EXPECT_THAT(batch.tokens, ElementsAre(1, 2, 3));
+  EXPECT_THAT(batch.table(0, GroupIndex(0)), ElementsAre(9));
+  StepResult result = Complete(batch);
+  EXPECT_EQ(result.branches[0].length, 3u);
+  EXPECT_THAT(result.branches[0].tokens, IsEmpty());
+  EXPECT_EQ(result.branches[0].finished, std::nullopt);
+
+  plans_.Grant(kA, {4});
+  plans_.Add(Prefill(kA, 2, true));
+  batch = Apply();
+  EXPECT_EQ(batch.items[0].first_position, 3u);
+  EXPECT_EQ(batch.items[0].output_index, 0u);
+  EXPECT_THAT(batch.tokens, ElementsAre(4, 5));
+  result = Complete(batch);
+  EXPECT_EQ(result.branches[0].length, 5u);
+  EXPECT_EQ(result.branches[0].first_output, 0u);
+  EXPECT_THAT(TokensOf(result.branches[0]), ElementsAre(50));
+
+  batch = Apply();  // an empty plan: the branch decodes
+  EXPECT_TRUE(batch.items[0].decode);
+  EXPECT_EQ(batch.decode_rows, 1u);
+  EXPECT_EQ(batch.items[0].first_position, 5u);
+  EXPECT_EQ(batch.items[0].output_index, 1u);
+  EXPECT_THAT(batch.tokens, ElementsAre(50));
+  EXPECT_THAT(batch.table(0, GroupIndex(0)), ElementsAre(9, 4));
+  EXPECT_THAT(TokensOf(Complete(batch).branches[0]), ElementsAre(51));
+}
+
+TEST_F(GroupStateTest, ItemsInAscendingHandlesWithFlatRows) {
+  plans_.Add(Opened(kC, {1}));
+  plans_.Grant(kC, {1});
+  plans_.Add(Prefill(kC, 1, true));
+  RunPlan();
+  plans_.Add(Opened(kB, {7, 8, 9}));
+  plans_.Grant(kB, {2});
+  plans_.Add(Opened(kA, {3, 4}));
+  plans_.Grant(kA, {3});
+  plans_.Add(Prefill(kB, 3, true));
+  plans_.Add(Prefill(kA, 1, false));
+  const Batch batch = Apply();
+  ASSERT_EQ(batch.items.size(), 3u);
+  EXPECT_EQ(batch.items[0].branch, kA);
+  EXPECT_EQ(batch.items[1].branch, kB);
+  EXPECT_EQ(batch.items[2].branch, kC);
+  EXPECT_EQ(batch.items[1].row_begin, 1u);
+  EXPECT_EQ(batch.items[2].row_begin, 4u);
+  EXPECT_THAT(batch.tokens, ElementsAre(3, 7, 8, 9, 50));
+  const StepResult result = Complete(batch);
+  EXPECT_EQ(result.branches[0].branch, kA);
+  EXPECT_EQ(result.branches[2].branch, kC);
+}
+
+TEST_F(GroupStateTest, StopTokenEndsAndLaterDecodesAreNoOps) {
+  OpenBranch open = Opened(kA, {1});
+  open.stop.stop_tokens = {3, 51, 99};
+  plans_.Add(open);
+  plans_.Grant(kA, {1});
+  plans_.Add(Prefill(kA, 1, true));
+  EXPECT_EQ(RunPlan().branches[0].finished, std::nullopt);
+  StepResult result = RunPlan();
+  EXPECT_THAT(TokensOf(result.branches[0]), ElementsAre(51));
+  EXPECT_EQ(result.branches[0].finished, FinishReason::kStop);
+  for (int i = 0; i < 2; ++i) {
+    const Batch batch = Apply();
+    EXPECT_THAT(batch.items, IsEmpty());
+    EXPECT_THAT(batch.noops, ElementsAre(kA));
+    result = Complete(batch);
+    EXPECT_TRUE(result.branches[0].noop);
+    EXPECT_EQ(result.branches[0].length, 2u);
+    EXPECT_EQ(result.branches[0].first_output, 2u);
+    EXPECT_EQ(result.branches[0].finished, FinishReason::kStop);
+  }
+  plans_.Add(DropBranch{kA});
+  EXPECT_THAT(RunPlan().branches, IsEmpty());
+  EXPECT_EQ(state_.digest(), [] {
+    PlanDigest only_run;
+    only_run.AddRun(Step(1), kA, 1);
+    return only_run.value();
+  }());
+}
+
+TEST_F(GroupStateTest, LengthEndsAtMaxTokensAndAtFullContext) {
+  OpenBranch open = Opened(kA, {1});
+  open.stop.max_tokens = 2;
+  plans_.Add(open);
+  plans_.Grant(kA, {1});
+  plans_.Add(Prefill(kA, 1, true));
+  OpenBranch wide = Opened(kB, std::vector<TokenId>(14, 1));
+  wide.stop.max_tokens = 1000;
+  plans_.Add(wide);
+  plans_.Grant(kB, {2, 3, 4, 5, 6, 7});
+  plans_.Add(Prefill(kB, 14, true));
+  RunPlan();
+  EXPECT_EQ(RunPlan().branches[0].finished, FinishReason::kLength);
+  StepResult result;
+  for (int step = 3; step <= 10; ++step) {
+    EXPECT_EQ(state_.View(kB)->finished, std::nullopt) << step;
+    result = RunPlan();
+  }
+  EXPECT_EQ(result.branches[1].finished, FinishReason::kLength);
+  EXPECT_EQ(state_.View(kB)->tokens.size(), 24u);  // the context
+  EXPECT_EQ(state_.View(kB)->length, 23u);
+}
+
+TEST_F(GroupStateTest, NothingToGenerateEndsWithThePrompt) {
+  for (const bool sample : {false, true}) {
+    const BranchHandle branch = sample ? kB : kA;
+    OpenBranch open = Opened(branch, {1, 2});
+    open.stop.max_tokens = 0;
+    plans_.Add(open);
+    plans_.Grant(branch, {branch.value() + 1});
+    plans_.Add(Prefill(branch, 1, false));
+    EXPECT_EQ(RunPlan().branches.back().finished, std::nullopt);
+    plans_.Add(Prefill(branch, 1, sample));
+    const Batch batch = Apply();
+    EXPECT_FALSE(batch.items[0].samples);
+    const BranchResult result = Complete(batch).branches.back();
+    EXPECT_EQ(result.finished, FinishReason::kLength);
+    EXPECT_THAT(result.tokens, IsEmpty());
+  }
+  // Only the one that was asked to sample counts as a decoder.
+  EXPECT_THAT(Apply().noops, ElementsAre(kB));
+}
+
+TEST_F(GroupStateTest, ResumesAfterEarlierOutputAndCachedBlocks) {
+  OpenBranch open = Opened(kA, {1, 2, 3, 4, 60, 61});
+  open.prompt_tokens = 4;
+  open.cached_tokens = 4;
+  open.stop.max_tokens = 4;
+  plans_.Add(open);
+  plans_.Grant(kA, {8, 9});
+  plans_.Add(Prefill(kA, 2, true));
+  const Batch batch = Apply();
+  EXPECT_EQ(batch.items[0].first_position, 4u);
+  EXPECT_EQ(batch.items[0].output_index, 2u);
+  EXPECT_THAT(batch.tokens, ElementsAre(60, 61));
+  EXPECT_EQ(Complete(batch).branches[0].finished, std::nullopt);
+  EXPECT_EQ(RunPlan().branches[0].finished, FinishReason::kLength);
+}
+
+TEST_F(GroupStateTest, PromptTargetsFollowTheirRowsAndEndWithThePrompt) {
+  OpenBranch open = Opened(kA, {1, 2, 3, 4, 60});
+  open.prompt_tokens = 4;
+  open.logprobs.prompt_top = 2;
+  plans_.Add(open);
+  plans_.Grant(kA, {8, 9});
+  plans_.Add(flotilla::Run{.branch = kA, .count = 2, .prompt_logprobs = true});
+  Batch batch = Apply();
+  EXPECT_THAT(batch.items[0].prompt_targets, ElementsAre(2, 3));
+  EXPECT_EQ(Complete(batch).branches[0].prompt_first, 1u);
+  plans_.Add(flotilla::Run{.branch = kA, .count = 3, .sample = true, .prompt_logprobs = true});
+  batch = Apply();
+  EXPECT_THAT(batch.items[0].prompt_targets, ElementsAre(4));
+  const BranchResult result = Complete(batch).branches[0];
+  EXPECT_EQ(result.prompt_first, 3u);
+  EXPECT_EQ(result.prompt.size(), 1u);
+  EXPECT_EQ(result.first_output, 1u);
+}
+
+TEST_F(GroupStateTest, SkipLeavesOutOneStep) {
+  plans_.Add(Opened(kA, {1}));
+  plans_.Grant(kA, {1});
+  plans_.Add(Prefill(kA, 1, true));
+  RunPlan();
+  plans_.Add(Skip{kA});
+  EXPECT_THAT(RunPlan().branches, IsEmpty());
+  EXPECT_THAT(TokensOf(RunPlan().branches[0]), ElementsAre(51));
+}
+
+TEST_F(GroupStateTest, DependentBranchDecodesOnlyWhenListed) {
+  OpenBranch open = Opened(kA, {1});
+  open.dependent = true;
+  open.stop.max_tokens = 2;
+  plans_.Add(open);
+  plans_.Grant(kA, {1});
+  plans_.Add(Prefill(kA, 1, true));
+  RunPlan();
+  EXPECT_THAT(RunPlan().branches, IsEmpty());
+  plans_.Add(flotilla::Run{.branch = kA});
+  EXPECT_EQ(RunPlan().branches[0].finished, FinishReason::kLength);
+  plans_.Add(flotilla::Run{.branch = kA});
+  EXPECT_TRUE(RunPlan().branches[0].noop);
+}
+
+TEST_F(GroupStateTest, ForkSharesTokensAndDiverges) {
+  OpenBranch open = Opened(kA, {1, 2, 3, 4, 5});
+  plans_.Add(open);
+  plans_.Grant(kA, {1, 2});
+  plans_.Add(Prefill(kA, 4, false));
+  RunPlan();
+  plans_.Add(ForkBranch{.parent = kA,
+                        .child = kB,
+                        .index = BranchIndex(1),
+                        .tables = {{BlockId(1), BlockId(3)}},
+                        .copies = {{BlockId(2), BlockId(3)}}});
+  plans_.Add(Prefill(kA, 1, true));
+  plans_.Add(Prefill(kB, 1, true));
+  const Batch batch = Apply();
+  EXPECT_THAT(batch.copies, ElementsAre(BlockCopy{BlockId(2), BlockId(3)}));
+  ASSERT_EQ(batch.items.size(), 2u);
+  EXPECT_EQ(batch.items[1].index, BranchIndex(1));
+  EXPECT_EQ(batch.items[1].first_position, 4u);
+  EXPECT_THAT(batch.table(1, GroupIndex(0)), ElementsAre(1, 3));
+  Complete(batch);
+  plans_.Add(DropBranch{kA});
+  EXPECT_EQ(RunPlan().branches.size(), 1u);
+  EXPECT_THAT(state_.View(kB)->tokens, ElementsAre(1, 2, 3, 4, 5, 50, 51));
+}
+
+TEST_F(GroupStateTest, FailedItemEndsItsBranchAlone) {
+  for (BranchHandle branch : {kA, kB}) {
+    plans_.Add(Opened(branch, {1}));
+    plans_.Grant(branch, {branch.value() + 1});
+    plans_.Add(Prefill(branch, 1, true));
+  }
+  const Batch batch = Apply();
+  std::vector<ItemOutput> outputs = Outputs(batch);
+  outputs[0] = ItemOutput{.failed = true};
+  const StepResult result = state_.Complete(batch.step, outputs).value();
+  EXPECT_EQ(result.branches[0].finished, FinishReason::kError);
+  EXPECT_THAT(result.branches[0].tokens, IsEmpty());
+  EXPECT_EQ(result.branches[1].finished, std::nullopt);
+  const StepResult next = RunPlan();
+  EXPECT_TRUE(next.branches[0].noop);
+  EXPECT_FALSE(next.branches[1].noop);
+}
+
+TEST_F(GroupStateTest, OutputsThatDoNotFitChangeNothing) {
+  plans_.Add(Opened(kA, {1}));
+  plans_.Grant(kA, {1});
+  plans_.Add(Prefill(kA, 1, true));
+  const Batch batch = Apply();
+  std::vector<ItemOutput> good = Outputs(batch);
+  EXPECT_TRUE(absl::IsFailedPrecondition(state_.Complete(Step(2), good).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), {}).status()));
+  std::vector<ItemOutput> bad = good;
+  bad[0].sampled.reset();
+  EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), bad).status()));
+  for (TokenId token : {-1, 100}) {
+    bad[0].sampled = SampledToken{.token = token};
+    EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), bad).status()));
+  }
+  bad = good;
+  bad[0].prompt.emplace_back();
+  EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), bad).status()));
+  EXPECT_TRUE(state_.Complete(Step(1), good).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(state_.Complete(Step(1), good).status()));
+}
+
+TEST_F(GroupStateTest, ForeignPlansHaveNoEffect) {
+  plans_.Add(Opened(kA, {1}));
+  const StepPlan good = plans_.Take();
+  StepPlan plan = good;
+  plan.epoch = Epoch(6);
+  EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(plan).status()));
+  for (std::uint64_t step : {0, 2}) {
+    plan = good;
+    plan.step = Step(step);
+    EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(plan).status()));
+  }
+  EXPECT_THAT(state_.Branches(), IsEmpty());
+  ASSERT_TRUE(state_.Apply(good).ok());
+  // With a lag of one the next plan waits for the completion.
+  const StepPlan second = plans_.Take();
+  EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(second).status()));
+  ASSERT_TRUE(state_.Complete(Step(1), {}).ok());
+  EXPECT_TRUE(state_.Apply(second).ok());
+}
+
+TEST_F(GroupStateTest, WrongDigestEndsTheEpoch) {
+  plans_.Add(Opened(kA, {1}));
+  StepPlan plan = plans_.Take();
+  ++plan.digest;
+  EXPECT_TRUE(absl::IsDataLoss(state_.Apply(plan).status()));
+  --plan.digest;
+  EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(plan).status()));
+}
+
+class LagTest : public GroupStateTest {
+ protected:
+  LagTest() : GroupStateTest(3) {}
+};
+
+TEST_F(LagTest, DecodesInItsCohortOnceEveryLagSteps) {
+  OpenBranch open = Opened(kA, {1, 2});
+  open.cohort = 2;
+  plans_.Add(open);
+  plans_.Grant(kA, {1, 2});
+  plans_.Add(Prefill(kA, 1, false));
+  plans_.Add(Opened(kB, {1}));
+  plans_.Grant(kB, {3});
+  plans_.Add(Prefill(kB, 1, true));
+  const Batch first = Apply();
+  // Chunks of one prompt in consecutive plans, the first not completed.
+  plans_.Add(Prefill(kA, 1, true));
+  const Batch second = Apply();
+  const Batch third = Apply();
+  EXPECT_THAT(third.items, IsEmpty());  // step 3: cohort 0, but B ran in 1
+  EXPECT_THAT(state_.Unfinished(), ElementsAre(Step(1), Step(2), Step(3)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(StepPlan{kEpoch, Step(4)}).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(state_.Complete(Step(2), Outputs(second)).status()));
+  Complete(first);
+  const Batch fourth = Apply();
+  EXPECT_THAT(fourth.items, IsEmpty());  // cohort 1: nobody
+  Complete(second);
+  const Batch fifth = Apply();  // cohort 2: A, which ran in step 2
+  ASSERT_EQ(fifth.items.size(), 1u);
+  EXPECT_EQ(fifth.items[0].branch, kA);
+  EXPECT_THAT(fifth.tokens, ElementsAre(50));
+  Complete(third);
+  const Batch sixth = Apply();  // cohort 0: B
+  ASSERT_EQ(sixth.items.size(), 1u);
+  EXPECT_EQ(sixth.items[0].branch, kB);
+}
+
+TEST_F(LagTest, DropWhileARunIsInFlight) {
+  OpenBranch open = Opened(kA, {1});
+  open.cohort = 1;
+  plans_.Add(open);
+  plans_.Grant(kA, {1});
+  plans_.Add(Prefill(kA, 1, true));
+  const Batch first = Apply();
+  plans_.Add(DropBranch{kA});
+  plans_.Add(Opened(kA, {9, 9}));  // the handle is free again
+  plans_.Grant(kA, {1});
+  plans_.Add(Prefill(kA, 1, false));
+  const Batch second = Apply();
+  const StepResult result = Complete(first);
+  EXPECT_THAT(TokensOf(result.branches[0]), ElementsAre(50));
+  EXPECT_THAT(state_.View(kA)->tokens, ElementsAre(9, 9));
+  EXPECT_EQ(Complete(second).branches[0].length, 1u);
+}
+
+}  // namespace
+}  // namespace flotilla::testing
