@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/server_builder_option.h"
@@ -118,6 +119,9 @@ class GrpcServerImpl final : public GrpcServer {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(GrpcOptions options,
                                                               InferenceService* service) {
+  // Protobuf would write a line to stderr for every request with broken UTF-8;
+  // gRPC refuses those anyway.
+  google::protobuf::SetLogHandler(nullptr);
   auto server = std::make_unique<GrpcServerImpl>(options, service);
   if (auto status = server->Listen(); !status.ok()) return status;
   return server;

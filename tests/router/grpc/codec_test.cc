@@ -1,0 +1,110 @@
+#include "router/grpc/codec.h"
+
+#include "google/protobuf/text_format.h"
+#include "gtest/gtest.h"
+#include "proto/codec/status.h"
+#include "router/errors.h"
+
+namespace flotilla {
+namespace {
+
+v1::GenerateRequest Parse(const std::string& text) {
+  v1::GenerateRequest request;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &request)) << text;
+  return request;
+}
+
+TEST(GrpcCodec, ReadsEveryField) {
+  const auto call = FromProto(Parse(R"(
+      model: "m" text: "hello" add_special_tokens: false
+      sampling { temperature: 0.5 top_k: 7 top_p: 0.25 seed: 18446744073709551615 }
+      stop { strings: "a" strings: "b" token_ids: 3 token_ids: 4 ignore_eos: true }
+      max_tokens: 99 logprobs { output_top: 5 prompt_top: 2 }
+      return_token_ids: true priority: -3 request_id: "label")"));
+  ASSERT_TRUE(call.ok()) << call.status();
+  const ApiRequest& api = call->api;
+  EXPECT_EQ(api.model, "m");
+  EXPECT_EQ(std::get<std::string>(api.prompt), "hello");
+  EXPECT_FALSE(api.add_special_tokens);
+  EXPECT_EQ(api.temperature, 0.5);
+  EXPECT_EQ(api.top_k, 7);
+  EXPECT_EQ(api.top_p, 0.25);
+  EXPECT_EQ(api.seed, UINT64_MAX);
+  EXPECT_EQ(api.stop, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(api.stop_token_ids, (std::vector<std::int64_t>{3, 4}));
+  EXPECT_TRUE(api.ignore_eos);
+  EXPECT_EQ(api.max_tokens, 99);
+  EXPECT_EQ(api.logprobs, 5);
+  EXPECT_EQ(api.prompt_logprobs, 2);
+  EXPECT_EQ(api.priority, -3);
+  EXPECT_EQ(api.client_request_id, "label");
+  EXPECT_TRUE(call->return_token_ids);
+}
+
+TEST(GrpcCodec, AbsentFieldsStayAbsent) {
+  const auto call = FromProto(Parse(R"(token_ids { ids: 1 ids: -1 })"));
+  ASSERT_TRUE(call.ok());
+  const ApiRequest& api = call->api;
+  EXPECT_EQ(std::get<std::vector<std::int64_t>>(api.prompt), (std::vector<std::int64_t>{1, -1}));
+  EXPECT_TRUE(api.add_special_tokens);
+  EXPECT_FALSE(api.temperature || api.top_k || api.top_p || api.seed || api.max_tokens ||
+               api.logprobs || api.prompt_logprobs || api.timeout_ms);
+  EXPECT_FALSE(call->return_token_ids);
+}
+
+TEST(GrpcCodec, ZeroIsNotAbsent) {
+  const auto call = FromProto(Parse(
+      R"(text: "" sampling { temperature: 0 seed: 0 } max_tokens: 0 logprobs { output_top: 0 })"));
+  ASSERT_TRUE(call.ok());
+  EXPECT_EQ(call->api.temperature, 0.0);
+  EXPECT_EQ(call->api.seed, 0u);
+  EXPECT_EQ(call->api.max_tokens, 0);
+  EXPECT_EQ(call->api.logprobs, 0);
+}
+
+TEST(GrpcCodec, ReadsAChat) {
+  const auto call = FromProto(Parse(
+      R"(chat { messages { role: "system" content: "s" } messages { role: "user" content: "u" } })"));
+  ASSERT_TRUE(call.ok());
+  const auto& turns = std::get<std::vector<ChatTurn>>(call->api.prompt);
+  ASSERT_EQ(turns.size(), 2u);
+  EXPECT_EQ(turns[0].role, "system");
+  EXPECT_EQ(turns[1].content, "u");
+}
+
+TEST(GrpcCodec, RefusesShapesByName) {
+  EXPECT_EQ(ErrorField(FromProto(v1::GenerateRequest()).status()), "prompt");
+  v1::GenerateRequest messages;
+  for (int i = 0; i < 20'000; ++i) messages.mutable_chat()->add_messages();
+  EXPECT_EQ(ErrorField(FromProto(messages).status()), "chat.messages");
+  v1::GenerateRequest stops;
+  stops.set_text("x");
+  for (int i = 0; i < 2'000; ++i) stops.mutable_stop()->add_strings();
+  EXPECT_EQ(ErrorField(FromProto(stops).status()), "stop.strings");
+}
+
+TEST(GrpcCodec, ErrorsNameFieldsAsTheProtoDoes) {
+  const grpc::Status status = ToGrpcStatus(InvalidField("temperature", "too hot"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(DetailsOf(status).field, "sampling.temperature");
+  EXPECT_EQ(DetailsOf(status).reason, kInvalidValue);
+  EXPECT_EQ(DetailsOf(ToGrpcStatus(InvalidField("model", "?"))).field, "model");
+}
+
+TEST(GrpcCodec, WritesATokenWithItsAlternatives) {
+  const std::string bytes = "\xe2\x82";  // part of a character
+  v1::PositionLogprobs position;
+  ToProto(
+      {.id = 7, .logprob = -0.5f, .top = {{7, -0.5f}, {9, -1.5f}}},
+      [&](TokenId id) { return id == 7 ? std::string_view(bytes) : std::string_view(); },
+      &position);
+  EXPECT_EQ(position.chosen().token_id(), 7);
+  EXPECT_EQ(position.chosen().logprob(), -0.5f);
+  EXPECT_EQ(position.chosen().token(), bytes);
+  ASSERT_EQ(position.top_size(), 2);
+  EXPECT_EQ(position.top(1).token_id(), 9);
+  EXPECT_EQ(position.top(1).token(), "");
+}
+
+}  // namespace
+}  // namespace flotilla
