@@ -1,0 +1,154 @@
+// The real model at the Engine seam against the reference results of HF
+// transformers in fp32 (tests/data/smollm2): greedy chats token for token,
+// log-probabilities and perplexity.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/engine_runner.h"
+#include "tests/support/test_model.h"
+
+namespace flotilla {
+namespace {
+
+using nlohmann::ordered_json;
+using testing::Answer;
+using testing::EngineRunner;
+
+constexpr TokenId kImEnd = 2;
+
+struct Chat {
+  std::vector<TokenId> prompt, greedy;
+  // [steps][5] token and log-probability
+  std::vector<std::vector<std::pair<TokenId, double>>> top5;
+};
+
+std::vector<Chat> ReadChats() {
+  std::vector<Chat> chats;
+  for (const ordered_json& line : testing::ReadJsonLines("smollm2/greedy.jsonl")) {
+    chats.push_back({line["prompt_ids"], line["greedy_ids"], line["top5"]});
+  }
+  EXPECT_EQ(chats.size(), 16u);
+  return chats;
+}
+
+TokenizedRequest MakeRequest(std::uint64_t id, std::vector<TokenId> prompt) {
+  TokenizedRequest request;
+  request.id = {1, id};
+  request.prompt = std::move(prompt);
+  request.sampling.temperature = 0;
+  request.stop = {{kImEnd}, 64};
+  return request;
+}
+
+// |log-probability - reference| over the reference's five best at every golden
+// step, teacher-forced. A token missing from the 20 best counts as the 20th.
+std::vector<double> TopFiveErrors(EngineRunner& runner, const std::vector<Chat>& chats) {
+  std::vector<TokenizedRequest> requests;
+  for (const Chat& chat : chats) {
+    std::vector<TokenId> tokens = chat.prompt;
+    tokens.insert(tokens.end(), chat.greedy.begin(), chat.greedy.end());
+    requests.push_back(MakeRequest(requests.size(), std::move(tokens)));
+    requests.back().stop.max_tokens = 0;
+    requests.back().logprobs.prompt_top = 20;
+  }
+  const std::vector<Answer> answers = runner.Run(requests);
+  std::vector<double> errors;
+  for (std::size_t c = 0; c < chats.size(); ++c) {
+    EXPECT_TRUE(answers[c].status.ok()) << answers[c].status;
+    EXPECT_EQ(answers[c].prompt_top.size() + 1, requests[c].prompt.size());
+    for (std::size_t step = 0; step < chats[c].top5.size(); ++step) {
+      const auto& top = answers[c].prompt_top.at(chats[c].prompt.size() - 1 + step);
+      EXPECT_EQ(top.size(), 20u);
+      for (const auto& [token, logprob] : chats[c].top5[step]) {
+        const auto found = std::find_if(top.begin(), top.end(),
+                                        [t = token](const TopLogprob& p) { return p.token == t; });
+        errors.push_back(std::abs((found != top.end() ? *found : top.back()).logprob - logprob));
+      }
+    }
+  }
+  return errors;
+}
+
+double Mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (double v : values) sum += v;
+  return sum / static_cast<double>(values.size());
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Perplexity on a text, divided by the reference's.
+double PerplexityRatio(EngineRunner& runner, const std::string& name) {
+  std::ifstream file("tests/data/smollm2/" + name);
+  EXPECT_TRUE(file.is_open()) << name;
+  const ordered_json text = ordered_json::parse(file);
+  TokenizedRequest request = MakeRequest(1, text["ids"]);
+  request.stop.max_tokens = 0;
+  request.logprobs.prompt_top = 0;
+  const std::vector<Answer> answers = runner.Run({request});
+  EXPECT_TRUE(answers[0].status.ok()) << answers[0].status;
+  EXPECT_EQ(answers[0].prompt_logprobs.size(), text["positions"].get<std::size_t>());
+  double sum = 0;
+  for (float logprob : answers[0].prompt_logprobs) sum -= logprob;
+  const double perplexity = std::exp(sum / static_cast<double>(answers[0].prompt_logprobs.size()));
+  const double reference = text["perplexity"];
+  std::printf("%s: perplexity %.6f, reference %.6f, ratio %.6f\n", name.c_str(), perplexity,
+              reference, perplexity / reference);
+  return perplexity / reference;
+}
+
+constexpr const char* kTexts[] = {"text_gpl3.json", "text_gpl3_long.json",
+                                  "text_statistics_py.json"};
+
+EngineRunner::Options MakeOptions(Recipe recipe, kernels::KvFormat format) {
+  EngineRunner::Options options;
+  options.rank.recipe = recipe;
+  options.rank.kv_format = format;
+  options.rank.kv_blocks = 1024;
+  options.rank.poison_blocks = true;
+  return options;
+}
+
+TEST(GoldenTest, Fp32IsTheReference) {
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  EngineRunner runner(file, MakeOptions(Recipe::kFp32, kernels::KvFormat::kF32));
+  const std::vector<Chat> chats = ReadChats();
+
+  std::vector<TokenizedRequest> requests;
+  for (const Chat& chat : chats) requests.push_back(MakeRequest(requests.size(), chat.prompt));
+  const std::vector<Answer> answers = runner.Run(requests);
+  for (std::size_t c = 0; c < chats.size(); ++c) {
+    EXPECT_EQ(answers[c].ids(), chats[c].greedy) << "chat " << c;
+    EXPECT_EQ(answers[c].reason,
+              chats[c].greedy.back() == kImEnd ? FinishReason::kStop : FinishReason::kLength);
+  }
+
+  const std::vector<double> errors = TopFiveErrors(runner, chats);
+  std::printf("fp32: top-5 error median %.2g, mean %.2g over %zu values\n", Median(errors),
+              Mean(errors), errors.size());
+  EXPECT_LE(Median(errors), 2e-4);
+  for (const char* text : kTexts) EXPECT_NEAR(PerplexityRatio(runner, text), 1, 1e-4) << text;
+}
+
+TEST(GoldenTest, DefaultRecipeIsClose) {
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  EngineRunner runner(file, MakeOptions(Recipe::kAccurate, kernels::KvFormat::kBf16));
+  const std::vector<double> errors = TopFiveErrors(runner, ReadChats());
+  std::printf("accurate, bf16 KV: top-5 error mean %.4f, median %.2g\n", Mean(errors),
+              Median(errors));
+  EXPECT_LE(Mean(errors), 0.08);
+  for (const char* text : kTexts) EXPECT_LE(PerplexityRatio(runner, text), 1.003) << text;
+}
+
+}  // namespace
+}  // namespace flotilla

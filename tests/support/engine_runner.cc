@@ -1,0 +1,126 @@
+#include "tests/support/engine_runner.h"
+
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/mutex.h"
+#include "tests/support/test_model.h"
+
+namespace flotilla::testing {
+namespace {
+
+class Collector final : public EventSink {
+ public:
+  explicit Collector(const std::vector<TokenizedRequest>& requests) : answers_(requests.size()) {
+    for (std::size_t i = 0; i < requests.size(); ++i) index_[requests[i].id] = i;
+  }
+
+  void Post(std::vector<EngineEvent> events) override {
+    absl::MutexLock lock(&mu_);
+    for (EngineEvent& event : events) {
+      Answer& answer = answers_[index_.at(EventKey(event).first)];
+      EXPECT_FALSE(answer.ended) << "an event after RequestEnd";
+      std::visit([&](auto& e) { Take(answer, e); }, event);
+    }
+  }
+
+  std::vector<Answer> Wait() {
+    absl::MutexLock lock(&mu_);
+    const auto all = [this] { return ended_ == answers_.size(); };
+    mu_.Await(absl::Condition(&all));
+    return answers_;
+  }
+
+ private:
+  void Take(Answer&, Accepted&) {}
+  void Take(Answer& answer, PromptLogprobs& event) {
+    EXPECT_EQ(event.first, answer.prompt_logprobs.size() + 1);
+    answer.prompt_logprobs.insert(answer.prompt_logprobs.end(), event.chosen.begin(),
+                                  event.chosen.end());
+    answer.prompt_top.insert(answer.prompt_top.end(), event.top.begin(), event.top.end());
+  }
+  void Take(Answer& answer, TokenEvent& event) {
+    EXPECT_EQ(event.position, answer.tokens.size());
+    answer.tokens.push_back(std::move(event));
+  }
+  void Take(Answer& answer, BranchEnd& event) { answer.reason = event.reason; }
+  void Take(Answer& answer, RequestEnd& event) {
+    answer.status = event.status;
+    answer.usage = event.usage;
+    answer.ended = true;
+    ++ended_;
+  }
+
+  absl::Mutex mu_;
+  std::map<RequestId, std::size_t> index_;
+  std::vector<Answer> answers_;
+  std::size_t ended_ = 0;
+};
+
+void AppendBits(std::vector<std::uint32_t>& bits, TokenId token, float logprob,
+                const std::vector<TopLogprob>& top) {
+  bits.push_back(static_cast<std::uint32_t>(token));
+  bits.push_back(std::bit_cast<std::uint32_t>(logprob));
+  for (const TopLogprob& t : top) {
+    bits.push_back(static_cast<std::uint32_t>(t.token));
+    bits.push_back(std::bit_cast<std::uint32_t>(t.logprob));
+  }
+}
+
+}  // namespace
+
+std::vector<TokenId> Answer::ids() const {
+  std::vector<TokenId> ids;
+  for (const TokenEvent& event : tokens) ids.push_back(event.token);
+  return ids;
+}
+
+std::vector<std::uint32_t> Answer::Bits() const {
+  std::vector<std::uint32_t> bits;
+  for (std::size_t i = 0; i < prompt_logprobs.size(); ++i) {
+    AppendBits(bits, 0, prompt_logprobs[i], prompt_top[i]);
+  }
+  for (const TokenEvent& event : tokens) AppendBits(bits, event.token, event.logprob, event.top);
+  return bits;
+}
+
+EngineRunner::EngineRunner(std::shared_ptr<const GgufFile> file, Options options) {
+  executor_ = std::make_unique<InProcessExecutor>(std::move(file), options.rank, &clock_);
+  InProcessEngineOptions engine_options;
+  engine_options.core = options.core;
+  engine_ = std::make_unique<InProcessEngine>(engine_options, executor_.get(), &clock_);
+  const absl::Status status = engine_->Start();
+  EXPECT_TRUE(status.ok()) << status;
+  while (status.ok() && !engine_->Describe().ok()) std::this_thread::yield();
+}
+
+EngineRunner::~EngineRunner() { engine_->Stop(); }
+
+std::vector<Answer> EngineRunner::Run(const std::vector<TokenizedRequest>& requests) {
+  auto collector = std::make_shared<Collector>(requests);
+  for (const TokenizedRequest& request : requests) engine_->Submit(request, collector);
+  return collector->Wait();
+}
+
+std::shared_ptr<const GgufFile> OpenRealModel() {
+  auto file = GgufFile::Open(ModelPath());
+  if (!file.ok()) {
+    ADD_FAILURE() << "the model file is missing: run scripts/test, which fetches it, or set "
+                     "FLOTILLA_MODEL: "
+                  << file.status();
+    return nullptr;
+  }
+  return std::make_shared<GgufFile>(*std::move(file));
+}
+
+bool LongTests() {
+  const char* value = std::getenv("FLOTILLA_LONG");
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
+
+}  // namespace flotilla::testing

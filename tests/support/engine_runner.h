@@ -1,0 +1,65 @@
+// EngineRunner: a whole engine in the test's process (scheduler, worker, model)
+// behind the Engine seam, and requests run through it to their end.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "common/rt/clock.h"
+#include "common/types/engine.h"
+#include "model/gguf.h"
+#include "scheduler/core/options.h"
+#include "scheduler/server/engine_loop.h"
+#include "worker/in_process_executor.h"
+
+namespace flotilla::testing {
+
+// Everything that one request got.
+struct Answer {
+  bool ended = false;
+  absl::Status status;
+  FinishReason reason = FinishReason::kError;
+  Usage usage;
+  std::vector<TokenEvent> tokens;
+  // Entry i is about prompt token i + 1.
+  std::vector<float> prompt_logprobs;
+  std::vector<std::vector<TopLogprob>> prompt_top;
+
+  std::vector<TokenId> ids() const;
+  // Tokens and the bits of all log-probabilities, in order.
+  std::vector<std::uint32_t> Bits() const;
+};
+
+class EngineRunner {
+ public:
+  struct Options {
+    RankOptions rank;
+    CoreOptions core;
+  };
+
+  // Starts and waits until it is ready; a failure to start fails the test and
+  // leaves a runner whose answers are UNAVAILABLE.
+  EngineRunner(std::shared_ptr<const GgufFile> file, Options options);
+  ~EngineRunner();
+
+  // Submits all requests at once, in this order, and waits for their ends.
+  // Answers in the order of `requests`, whose ids must differ.
+  std::vector<Answer> Run(const std::vector<TokenizedRequest>& requests);
+
+  InProcessEngine& engine() { return *engine_; }
+
+ private:
+  SteadyClock clock_;
+  std::unique_ptr<InProcessExecutor> executor_;
+  std::unique_ptr<InProcessEngine> engine_;
+};
+
+// The real model's file, mapped; a missing one fails the test by name.
+std::shared_ptr<const GgufFile> OpenRealModel();
+
+// FLOTILLA_LONG=1: also what is too slow for every submission.
+bool LongTests();
+
+}  // namespace flotilla::testing
