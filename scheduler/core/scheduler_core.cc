@@ -186,6 +186,7 @@ std::vector<OpenBranchView> SchedulerCore::OpenBranches() const {
                         .request = branch.request,
                         .index = branch.index,
                         .state = branch.state,
+                        .opened = branch.opened,
                         .length = branch.length,
                         .tokens = branch.tokens,
                         .tables = {}};

@@ -38,6 +38,7 @@ struct OpenBranchView {
   RequestId request;
   BranchIndex index;
   BranchState state = BranchState::kPrefill;
+  Step opened;  // the plan that opened it under this handle
   LengthBounds length;
   absl::Span<const TokenId> tokens;  // those of which the results are in
   std::vector<absl::Span<const BlockId>> tables;  // [groups]

@@ -174,9 +174,10 @@ void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   if (last) branch.state = samples ? BranchState::kDecode : BranchState::kEnding;
   // Row i brings the log-probability of prompt token i + 1, if that is one and
   // was not delivered before a preemption.
-  const bool prompt_logprobs =
-      branch.logprobs.prompt_top != LogprobSpec::kOff &&
-      std::min(end, branch.prompt_tokens - 1) >= branch.prompt_logprobs_next;
+  const std::uint32_t last_prompt = std::min(end, branch.prompt_tokens - 1);
+  const bool prompt_logprobs = branch.logprobs.prompt_top != LogprobSpec::kOff &&
+                               last_prompt > begin &&
+                               last_prompt >= branch.prompt_logprobs_next;
   plan_.ops.push_back(Run{.branch = branch.handle,
                           .count = rows,
                           .sample = samples,

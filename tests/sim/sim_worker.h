@@ -1,0 +1,67 @@
+// SimWorker: one worker group of the simulation: the real worker/core, a model
+// that is a pure function, and KV memory whose every slot remembers what was
+// written, so that a block reused too early is seen by whoever reads it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/types/executor.h"
+#include "common/types/plan.h"
+#include "tests/sim/sim_client.h"
+#include "worker/core/group_state.h"
+
+namespace flotilla {
+
+// What worker/core held for a branch when a result was made.
+struct SimBranchMark {
+  BranchHandle branch;
+  RequestId request;
+  std::uint32_t length = 0;
+  std::size_t tokens = 0;
+  bool finished = false;
+};
+
+struct SimResult {
+  StepResult result;
+  std::vector<SimBranchMark> marks;  // of the branches in the result
+};
+
+class SimWorker {
+ public:
+  using FindClient = std::function<const SimClient&(const RequestId&)>;
+
+  SimWorker(Epoch epoch, const ExecutorDescription& description, FindClient find_client);
+
+  const GroupState& state() const { return state_; }
+  bool CanApply() const { return computing_.size() < lag_; }
+  bool CanComplete() const { return !computing_.empty(); }
+
+  // Applies the plan and runs its forward. Any error is a failed test.
+  absl::Status Apply(const StepPlan& plan);
+  // The result of the oldest step applied.
+  absl::StatusOr<SimResult> Complete();
+
+ private:
+  struct Computing {
+    Step step;
+    std::vector<ItemOutput> outputs;
+  };
+  absl::Status TrackBlocks(const StepPlan& plan);
+  absl::Status RunItem(const Batch& batch, std::size_t item, ItemOutput& output);
+
+  const std::uint32_t lag_;
+  const std::uint32_t block_tokens_;
+  const FindClient find_client_;
+  GroupState state_;
+  std::deque<Computing> computing_;
+  std::vector<std::uint64_t> kv_;     // [blocks, block_tokens] hash of what was written
+  std::vector<BranchHandle> owner_;   // [blocks]
+  std::vector<bool> owned_;           // [blocks]
+};
+
+}  // namespace flotilla

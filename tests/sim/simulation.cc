@@ -1,0 +1,406 @@
+#include "tests/sim/simulation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla {
+namespace {
+
+absl::Status Broken(int invariant, absl::string_view what) {
+  return absl::InternalError(absl::StrCat("invariant ", invariant, ": ", what));
+}
+
+std::uint64_t Sum(const CoreCounters& c) {
+  return c.stopped + c.length + c.cancelled + c.expired + c.failed;
+}
+
+}  // namespace
+
+Simulation::Simulation(std::uint64_t seed) : random_(seed) {
+  options_.max_seqs = random_.Between(1, 12);
+  options_.max_step_tokens = random_.Between(1, 48);
+  options_.max_chunk_tokens = random_.Between(1, 48);
+  options_.max_queued_requests = random_.Between(2, 12);
+  options_.max_queued_tokens = random_.Between(40, 400);
+  options_.watermark_blocks = random_.Below(3);
+  group_.lag = random_.Between(1, 3);
+  group_.max_step_tokens = random_.Between(1, 64);
+  group_.max_branches = random_.Between(1, 14);
+  length_bits_ = random_.Between(2, 6);
+  arrive_one_in_ = random_.Between(2, 24);
+  cancel_one_in_ = random_.Between(8, 200);
+  kill_one_in_ = random_.OneIn(3) ? 0 : random_.Between(100, 2000);
+  plan_weight_ = random_.Between(1, 4);
+  apply_weight_ = random_.Between(1, 4);
+  complete_weight_ = random_.Between(1, 4);
+  deliver_weight_ = random_.Between(1, 4);
+  ++coverage_.lags[group_.lag];
+  core_.emplace(options_);
+}
+
+ExecutorDescription Simulation::RandomGroup() {
+  ExecutorDescription group = group_;
+  group.model_id = "sim";
+  group.vocab_size = kSimVocab;
+  group.max_context = 120;
+  constexpr std::uint32_t kBlockTokens[] = {1, 2, 4, 16};
+  group.groups = {KvGroup{.tokens_per_block = kBlockTokens[random_.Below(4)]}};
+  if (random_.OneIn(4)) group.groups.push_back({.kind = KvGroup::Kind::kState});
+  if (random_.OneIn(4)) group.groups.push_back({.tokens_per_block = 8});
+  const std::uint32_t tokens = random_.Between(24, 200);
+  group.block_count = 3 + tokens / group.groups[0].tokens_per_block;
+  group.prefill_ns_per_token = 1000;
+  group.decode_ns_per_step = 5000;
+  return group;
+}
+
+absl::Status Simulation::Run(std::uint64_t steps) {
+  const std::uint64_t max_ticks = steps * 200;
+  absl::Status status = ReviveGroup();
+  while (status.ok() && coverage_.core.plans < steps) {
+    if (++ticks_ > max_ticks) return Broken(7, "too few plans were made");
+    status = Tick(/*arrivals=*/true);
+    coverage_.core = core_->Snapshot().counters;
+  }
+  if (status.ok()) status = WindDown();
+  coverage_.core = core_->Snapshot().counters;
+  coverage_.steps = coverage_.core.plans;
+  if (status.ok()) return status;
+  return absl::InternalError(absl::StrCat("tick ", ticks_, ": ", status.message()));
+}
+
+absl::Status Simulation::Tick(bool arrivals) {
+  now_ns_ += random_.Below(1000);
+  if (arrivals && random_.OneIn(arrive_one_in_)) Arrive();
+  if (arrivals && random_.OneIn(cancel_one_in_)) CancelSome();
+  if (arrivals && kill_one_in_ > 0 && worker_ != nullptr && random_.OneIn(kill_one_in_)) {
+    KillGroup();
+  }
+  if (absl::Status s = AfterEvent(); !s.ok()) return s;
+  if (worker_ == nullptr && random_.OneIn(8)) return ReviveGroup();
+
+  std::uint32_t pick = random_.Below(plan_weight_ + apply_weight_ + complete_weight_ +
+                                     deliver_weight_);
+  if (pick < plan_weight_) return MakePlan();
+  pick -= plan_weight_;
+  if (pick < apply_weight_) {
+    if (worker_ == nullptr || plans_.empty() || !worker_->CanApply()) return absl::OkStatus();
+    const StepPlan plan = std::move(plans_.front());
+    plans_.pop_front();
+    return worker_->Apply(plan);
+  }
+  pick -= apply_weight_;
+  if (pick < complete_weight_) {
+    if (worker_ == nullptr || !worker_->CanComplete()) return absl::OkStatus();
+    absl::StatusOr<SimResult> result = worker_->Complete();
+    if (!result.ok()) return result.status();
+    results_.push_back(*std::move(result));
+    return absl::OkStatus();
+  }
+  return DeliverResult();
+}
+
+TokenizedRequest Simulation::RandomRequest() {
+  TokenizedRequest request;
+  request.id = {.incarnation = 7, .counter = next_id_++};
+  request.attempt = Attempt(random_.Below(3));
+  const std::uint32_t prompt = random_.LogUniform(length_bits_);
+  for (std::uint32_t i = 0; i < prompt; ++i) {
+    request.prompt.push_back(static_cast<TokenId>(random_.Below(kSimVocab)));
+  }
+  request.sampling.seed = random_.Next();
+  request.stop.max_tokens = random_.OneIn(12) ? 0 : random_.LogUniform(length_bits_);
+  const auto stop = static_cast<TokenId>(random_.Below(kSimVocab));
+  if (random_.OneIn(2)) request.stop.stop_tokens = {stop};
+  if (random_.OneIn(4)) request.logprobs.prompt_top = 0;
+  if (random_.OneIn(5)) request.deadline_ns = now_ns_ + random_.Below(200'000);
+  request.priority = static_cast<std::int32_t>(random_.Below(3));
+  if (random_.OneIn(6)) {  // a replay of one that lost its scheduler
+    std::vector<TokenId>& prefix = request.output_prefix.emplace_back();
+    const std::uint32_t size = random_.Below(request.stop.max_tokens + 1);
+    while (prefix.size() < size && (prefix.empty() || prefix.back() != stop)) {
+      prefix.push_back(SimToken(request.sampling.seed, static_cast<std::uint32_t>(prefix.size())));
+    }
+  }
+  return request;
+}
+
+void Simulation::Arrive() {
+  TokenizedRequest request = RandomRequest();
+  coverage_.replayed += !request.output_prefix.empty();
+  coverage_.prompt_only += request.stop.max_tokens == 0;
+  live_.push_back(request.id.counter);
+  clients_.emplace(request.id.counter, SimClient(request));
+  core_->Admit(now_ns_, std::move(request));
+}
+
+void Simulation::CancelSome() {
+  if (live_.empty()) return;
+  const std::uint64_t id = live_[random_.Below(static_cast<std::uint32_t>(live_.size()))];
+  SimClient& client = clients_.at(id);
+  BranchState in = BranchState::kWaiting;
+  for (const OpenBranchView& branch : core_->OpenBranches()) {
+    if (branch.request.counter != id) continue;
+    in = branch.state;
+    for (const SimResult& result : results_) {
+      for (const SimBranchMark& mark : result.marks) {
+        coverage_.cancelled_after_finish += mark.finished && mark.request == branch.request;
+      }
+    }
+  }
+  ++coverage_.cancelled_in[static_cast<std::size_t>(in)];
+  CancelRequest cancel{.request = client.request().id, .branch = {}, .keep_tokens = 0};
+  cancel.keep_tokens = client.Cancel(random_.Below(4));
+  if (random_.OneIn(2)) cancel.branch = BranchIndex(0);
+  core_->Cancel(cancel);
+}
+
+absl::Status Simulation::MakePlan() {
+  PlanOutcome outcome = core_->Plan(now_ns_);
+  ++coverage_.holds[static_cast<std::size_t>(outcome.hold)];
+  if (absl::Status s = CheckHold(outcome); !s.ok()) return s;
+  if (outcome.plan.has_value()) {
+    TracePlan(*outcome.plan);
+    if (absl::Status s = CheckProgress(); !s.ok()) return s;
+    if (worker_ != nullptr) plans_.push_back(*std::move(outcome.plan));
+  }
+  return AfterEvent();
+}
+
+// Invariant 7: a hold has a reason, and what ends it is on its way.
+absl::Status Simulation::CheckHold(const PlanOutcome& outcome) const {
+  const CoreSnapshot core = core_->Snapshot();
+  bool stated = false;
+  switch (outcome.hold) {
+    case Hold::kNone: stated = true; break;
+    case Hold::kNotReady: stated = !core.load.ready; break;
+    case Hold::kPipelineFull: stated = core.in_flight == group_.lag + 1; break;
+    case Hold::kMemory:
+    case Hold::kResults: stated = core.in_flight > 0; break;
+    case Hold::kIdle: stated = core_->live_requests() == 0; break;
+  }
+  if (!stated || outcome.plan.has_value() != (outcome.hold == Hold::kNone)) {
+    return Broken(7, absl::StrCat("hold ", static_cast<int>(outcome.hold)));
+  }
+  return absl::OkStatus();
+}
+
+// Invariant 7: the first branch of the policy gains a position, or has all that
+// it can have in flight, within the plans of two rounds of the pipeline.
+absl::Status Simulation::CheckProgress() {
+  const std::vector<OpenBranchView> open = core_->OpenBranches();
+  const auto first = std::min_element(
+      open.begin(), open.end(), [this](const OpenBranchView& a, const OpenBranchView& b) {
+        const TokenizedRequest& x = Find(a.request).request();
+        const TokenizedRequest& y = Find(b.request).request();
+        if (x.priority != y.priority) return x.priority > y.priority;
+        return x.id < y.id;
+      });
+  if (first == open.end()) {
+    front_.reset();
+    return absl::OkStatus();
+  }
+  const bool same = front_ == first->request && front_upper_ == first->length.upper &&
+                    first->length.upper < first->length.max;
+  front_stalled_ = same ? front_stalled_ + 1 : 0;
+  front_ = first->request;
+  front_upper_ = first->length.upper;
+  if (front_stalled_ > 2 * group_.lag + 2) return Broken(7, "the first branch stands still");
+  return absl::OkStatus();
+}
+
+absl::Status Simulation::DeliverResult() {
+  if (stale_.has_value() && loss_told_) {
+    ++coverage_.stale_results;
+    if (absl::Status s = core_->Apply(*std::exchange(stale_, std::nullopt)); !s.ok()) return s;
+    return AfterEvent();
+  }
+  if (results_.empty()) return absl::OkStatus();
+  const SimResult result = std::move(results_.front());
+  results_.pop_front();
+  if (absl::Status s = core_->Apply(result.result); !s.ok()) return s;
+  if (absl::Status s = CompareMarks(result); !s.ok()) return s;
+  return AfterEvent();
+}
+
+void Simulation::KillGroup() {
+  std::uint32_t open = 0;
+  for (const OpenBranchView& branch : core_->OpenBranches()) {
+    ++coverage_.lost_in[static_cast<std::size_t>(branch.state)];
+    ++open;
+  }
+  coverage_.lost_idle += open == 0;
+  coverage_.lost_with_results_in_flight += !results_.empty();
+  worker_.reset();
+  plans_.clear();
+  loss_told_ = false;
+  if (!results_.empty() && random_.OneIn(2)) {  // lost on the way, or too late
+    stale_ = results_.back().result;
+    results_.clear();
+  }
+}
+
+// Tells the core of the loss, or later of the next group.
+absl::Status Simulation::ReviveGroup() {
+  if (!loss_told_) {
+    if (!results_.empty()) return DeliverResult();  // those came before the loss
+    core_->Lost(epoch_);
+    loss_told_ = true;
+    return AfterEvent();
+  }
+  epoch_ = Epoch(epoch_.value() + 1);
+  group_ = RandomGroup();
+  const std::uint64_t failed = core_->Snapshot().counters.failed;
+  if (absl::Status s = core_->Ready(epoch_, group_); !s.ok()) return s;
+  coverage_.too_large_for_new_group += core_->Snapshot().counters.failed - failed;
+  worker_ = std::make_unique<SimWorker>(
+      epoch_, group_, [this](const RequestId& id) -> const SimClient& { return Find(id); });
+  front_.reset();
+  return AfterEvent();
+}
+
+// No more arrivals: everything must end, and nothing may be left.
+absl::Status Simulation::WindDown() {
+  core_->Drain();
+  Arrive();
+  if (absl::Status s = AfterEvent(); !s.ok()) return s;
+  const std::uint64_t last = ticks_ + 400'000;
+  while (core_->live_requests() > 0 || !plans_.empty() || !results_.empty() ||
+         worker_ == nullptr || worker_->CanComplete() || !worker_->state().Branches().empty()) {
+    if (++ticks_ > last) return Broken(7, "the work does not end");
+    if (absl::Status s = Tick(/*arrivals=*/false); !s.ok()) return s;
+  }
+  const CoreSnapshot core = core_->Snapshot();
+  if (core.load.blocks_used != 0) return Broken(1, "blocks are used when idle");
+  if (core.load.owed_tokens != 0) return Broken(4, "tokens are owed when idle");
+  if (core_->Plan(now_ns_).hold != Hold::kIdle) return Broken(7, "not idle");
+  if (!live_.empty()) return Broken(5, "a request has not ended");
+  if (core.counters.accepted != Sum(core.counters)) return Broken(5, "ends and acceptances");
+  return absl::OkStatus();
+}
+
+absl::Status Simulation::AfterEvent() {
+  if (absl::Status s = TakeEvents(); !s.ok()) return s;
+  if (absl::Status s = core_->CheckInvariants(); !s.ok()) return s;
+  return CompareWithWorker();
+}
+
+absl::Status Simulation::TakeEvents() {
+  for (const EngineEvent& event : core_->TakeEvents()) {
+    const RequestId id = EventKey(event).first;
+    SimClient& client = clients_.at(id.counter);
+    if (absl::Status s = client.Take(event, now_ns_); !s.ok()) return s;
+    Trace(event.index() << 32 ^ id.counter);
+    if (const auto* token = std::get_if<TokenEvent>(&event)) Trace(token->position);
+    if (!client.ended()) continue;
+    live_.erase(std::find(live_.begin(), live_.end(), id.counter));
+    if (client.accepted()) continue;
+    coverage_.refused_full += absl::IsResourceExhausted(client.status());
+    coverage_.refused_too_large += absl::IsInvalidArgument(client.status());
+    coverage_.refused_draining += absl::IsUnavailable(client.status());
+  }
+  return absl::OkStatus();
+}
+
+// Invariant 9 for the branches of a result just applied.
+absl::Status Simulation::CompareMarks(const SimResult& result) const {
+  const std::vector<OpenBranchView> open = core_->OpenBranches();
+  for (const SimBranchMark& mark : result.marks) {
+    const auto branch = std::lower_bound(
+        open.begin(), open.end(), mark.branch,
+        [](const OpenBranchView& view, BranchHandle handle) { return view.handle < handle; });
+    if (branch == open.end() || branch->handle != mark.branch ||
+        branch->opened > result.result.step) {
+      continue;
+    }
+    if (branch->request != mark.request || branch->length.lower != mark.length ||
+        branch->tokens.size() != mark.tokens || mark.finished) {
+      return Broken(9, absl::StrCat("branch ", mark.branch.value(), " after its result"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Invariant 9 whenever the worker has applied all plans sent: tables are equal,
+// lengths within the bounds, tokens ahead by what is on its way; equal when
+// nothing is.
+absl::Status Simulation::CompareWithWorker() const {
+  if (worker_ == nullptr || !plans_.empty()) return absl::OkStatus();
+  const bool settled = results_.empty() && !worker_->CanComplete();
+  for (const OpenBranchView& mine : core_->OpenBranches()) {
+    const std::optional<BranchView> theirs = worker_->state().View(mine.handle);
+    if (!theirs || theirs->request != mine.request || theirs->index != mine.index) {
+      return Broken(9, "a branch that the worker does not have");
+    }
+    bool equal = theirs->tokens.size() >= mine.tokens.size() &&
+                 (!settled || theirs->tokens.size() == mine.tokens.size()) &&
+                 std::equal(mine.tokens.begin(), mine.tokens.end(), theirs->tokens.begin()) &&
+                 mine.length.lower <= theirs->length && theirs->length <= mine.length.upper &&
+                 (theirs->finished || theirs->length == mine.length.upper) &&
+                 (!settled || mine.length.lower == theirs->length) &&
+                 (!settled || !theirs->finished) && mine.tables.size() == theirs->tables.size();
+    for (std::size_t g = 0; equal && g < mine.tables.size(); ++g) {
+      equal = std::equal(mine.tables[g].begin(), mine.tables[g].end(), theirs->tables[g].begin(),
+                         theirs->tables[g].end(), [](BlockId a, std::int32_t b) {
+                           return static_cast<std::int32_t>(a.value()) == b;
+                         });
+    }
+    if (!equal) return Broken(9, absl::StrCat("branch ", mine.handle.value()));
+  }
+  return absl::OkStatus();
+}
+
+void Simulation::TracePlan(const StepPlan& plan) {
+  Trace(plan.epoch.value());
+  Trace(plan.step.value());
+  Trace(plan.digest);
+  Trace(static_cast<std::uint64_t>(plan.predicted_ns));
+  for (const PlanOp& op : plan.ops) {
+    Trace(op.index());
+    if (const auto* open = std::get_if<OpenBranch>(&op)) {
+      Trace(open->request.counter);
+      Trace(open->tokens.size());
+      Trace(open->cohort);
+    } else if (const auto* run = std::get_if<flotilla::Run>(&op)) {
+      Trace(run->count << 2 ^ run->sample << 1 ^ std::uint64_t{run->prompt_logprobs});
+    }
+  }
+}
+
+void SimCoverage::Add(const SimCoverage& o) {
+  const auto add = [](auto& into, const auto& from) {
+    for (std::size_t i = 0; i < into.size(); ++i) into[i] += from[i];
+  };
+  core.accepted += o.core.accepted;
+  core.refused += o.core.refused;
+  core.stopped += o.core.stopped;
+  core.length += o.core.length;
+  core.cancelled += o.core.cancelled;
+  core.expired += o.core.expired;
+  core.preemptions += o.core.preemptions;
+  core.replays += o.core.replays;
+  core.resumptions += o.core.resumptions;
+  core.skips += o.core.skips;
+  core.noops += o.core.noops;
+  core.output_tokens += o.core.output_tokens;
+  core.prefill_tokens += o.core.prefill_tokens;
+  steps += o.steps;
+  add(cancelled_in, o.cancelled_in);
+  add(lost_in, o.lost_in);
+  add(holds, o.holds);
+  add(lags, o.lags);
+  cancelled_after_finish += o.cancelled_after_finish;
+  lost_with_results_in_flight += o.lost_with_results_in_flight;
+  lost_idle += o.lost_idle;
+  stale_results += o.stale_results;
+  refused_full += o.refused_full;
+  refused_too_large += o.refused_too_large;
+  refused_draining += o.refused_draining;
+  replayed += o.replayed;
+  prompt_only += o.prompt_only;
+  too_large_for_new_group += o.too_large_for_new_group;
+}
+
+}  // namespace flotilla
