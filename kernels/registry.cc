@@ -7,7 +7,7 @@
 namespace flotilla::kernels {
 
 absl::Span<const Ops* const> AllOps() {
-  static constexpr const Ops* kAll[] = {&kReferenceOps};
+  static constexpr const Ops* kAll[] = {&kReferenceOps, &kAvx2Ops, &kAvx512Ops};
   return kAll;
 }
 

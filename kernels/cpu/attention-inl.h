@@ -1,0 +1,305 @@
+// Paged attention with online softmax. Rows are the (token, head) pairs that share
+// a KV head; up to S::kAttentionRows of them walk the keys together, so each load
+// of K and V serves several rows. A row's arithmetic never depends on the others:
+// per-row key counts mask scores before use and bound the sums over V.
+#pragma once
+
+#include "kernels/cpu/kv_write-inl.h"
+#include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/ops.h"
+
+namespace flotilla::kernels {
+
+inline constexpr int kTileKeys = 64;
+inline constexpr int kSegmentKeys = 256;
+inline constexpr int kTileBlocks = kTileKeys / kKvBlockTokens;
+
+// N rows' state. o is not yet divided by sum.
+template <int N>
+struct AttentionRows {
+  int keys[N];       // how many keys the row sees; ascending
+  int tile_keys[N];  // of those, inside the current tile
+  float* out[N];
+  float max[N];
+  float sum[N];
+  float total_max[N];
+  float total_sum[N];
+  alignas(64) float q[N][kMaxHeadDim];
+  alignas(64) float p[N][kTileKeys];
+  alignas(64) float o[N][kMaxHeadDim];
+  alignas(64) float total[N][kMaxHeadDim];
+};
+
+// Even and odd bf16 of 16 words as fp32.
+template <class S>
+FLOTILLA_INLINE typename S::F EvenHalf(typename S::I words) {
+  return S::FromBits(S::template Shl<16>(words));
+}
+template <class S>
+FLOTILLA_INLINE typename S::F OddHalf(typename S::I words) {
+  return S::FromBits(S::IAnd(words, S::ISet1(static_cast<int32_t>(0xFFFF0000u))));
+}
+
+// Scores of V blocks of 16 keys for N rows: p[r][16 v ...] = q[r] . K.
+template <class S, KvFormat kFormat, int N, int V>
+FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, AttentionRows<N>* rows,
+                                 int first) {
+  using F = typename S::F;
+  F score[N * V];
+  FLOTILLA_UNROLL
+  for (int i = 0; i < N * V; ++i) score[i] = S::Zero();
+  const auto step = [&](const F(&key)[V], int d) FLOTILLA_INLINE_LAMBDA {
+    FLOTILLA_UNROLL
+    for (int r = 0; r < N; ++r) {
+      const F q = S::Set1(rows->q[r][d]);
+      FLOTILLA_UNROLL
+      for (int v = 0; v < V; ++v) score[r * V + v] = S::Fma(q, key[v], score[r * V + v]);
+    }
+  };
+  F key[V];
+  if constexpr (kFormat == KvFormat::kBf16) {
+    for (int d = 0; d < dim; d += 2) {
+      FLOTILLA_UNROLL
+      for (int v = 0; v < V; ++v) key[v] = EvenHalf<S>(S::ILoad(blocks[v] + d * 32));
+      step(key, d);
+      FLOTILLA_UNROLL
+      for (int v = 0; v < V; ++v) key[v] = OddHalf<S>(S::ILoad(blocks[v] + d * 32));
+      step(key, d + 1);
+    }
+  } else {
+    for (int d = 0; d < dim; ++d) {
+      FLOTILLA_UNROLL
+      for (int v = 0; v < V; ++v) {
+        key[v] = S::Load(reinterpret_cast<const float*>(blocks[v] + d * 64));
+      }
+      step(key, d);
+    }
+  }
+  FLOTILLA_UNROLL
+  for (int r = 0; r < N; ++r) {
+    FLOTILLA_UNROLL
+    for (int v = 0; v < V; ++v) S::Store(rows->p[r] + first + v * 16, score[r * V + v]);
+  }
+}
+
+// Turns one row's scores into probabilities and rescales what it has so far.
+template <class S, int N>
+FLOTILLA_INLINE void SoftmaxTile(AttentionRows<N>* rows, int r, int dim) {
+  using F = typename S::F;
+  const float kNone = -__builtin_inff();
+  const int count = rows->tile_keys[r];
+  float* p = rows->p[r];
+  F score[kTileBlocks];
+  F max = S::Set1(kNone);
+  FLOTILLA_UNROLL
+  for (int b = 0; b < kTileBlocks; ++b) {
+    const int valid = count - b * 16;
+    score[b] = S::Set1(kNone);
+    if (valid > 0) {
+      score[b] = S::Select(S::FirstN(valid < 16 ? valid : 16), S::Load(p + b * 16), score[b]);
+    }
+    max = S::Max(max, score[b]);
+  }
+  const float old_max = rows->max[r];
+  const float tile_max = S::MaxLane(max);
+  const float new_max = tile_max > old_max ? tile_max : old_max;
+  if (new_max > old_max && old_max != kNone) {
+    const F correction = VExp<S>(S::Set1(old_max - new_max));
+    alignas(64) float lanes[16];
+    S::Store(lanes, correction);
+    rows->sum[r] *= lanes[0];
+    for (int d = 0; d < dim; d += 16) {
+      S::Store(rows->o[r] + d, S::Mul(S::Load(rows->o[r] + d), correction));
+    }
+  }
+  rows->max[r] = new_max;
+  FLOTILLA_UNROLL
+  for (int b = 0; b < kTileBlocks; ++b) {
+    const int valid = count - b * 16;
+    if (valid > 0) {
+      const F e = VExp<S>(S::Sub(score[b], S::Set1(new_max)));
+      score[b] = valid < 16 ? S::Select(S::FirstN(valid), e, S::Zero()) : e;
+    } else {
+      score[b] = S::Zero();
+    }
+    S::Store(p + b * 16, score[b]);
+  }
+  rows->sum[r] += S::LaneTree(S::Add(S::Add(score[0], score[1]), S::Add(score[2], score[3])));
+}
+
+// o[r][0, 16 V) += p[r][key] * V[key] for keys [begin, end) of one block, rows
+// [row, row + N).
+template <class S, KvFormat kFormat, int N, int V, class Rows>
+FLOTILLA_INLINE void BlockValues(const std::byte* values, int dim, int begin, int end, Rows* rows,
+                                 int row, int first_key, int d) {
+  using F = typename S::F;
+  F o[N * V];
+  FLOTILLA_UNROLL
+  for (int r = 0; r < N; ++r) {
+    FLOTILLA_UNROLL
+    for (int v = 0; v < V; ++v) o[r * V + v] = S::Load(rows->o[row + r] + d + v * 16);
+  }
+  for (int slot = begin; slot < end; ++slot) {
+    F value[V];
+    FLOTILLA_UNROLL
+    for (int v = 0; v < V; ++v) {
+      if constexpr (kFormat == KvFormat::kBf16) {
+        const auto words = S::ILoad(values + (slot / 2 * dim + d + v * 16) * 4);
+        value[v] = slot % 2 == 0 ? EvenHalf<S>(words) : OddHalf<S>(words);
+      } else {
+        value[v] = S::Load(reinterpret_cast<const float*>(values) + slot * dim + d + v * 16);
+      }
+    }
+    FLOTILLA_UNROLL
+    for (int r = 0; r < N; ++r) {
+      const F p = S::Set1(rows->p[row + r][first_key + slot]);
+      FLOTILLA_UNROLL
+      for (int v = 0; v < V; ++v) o[r * V + v] = S::Fma(p, value[v], o[r * V + v]);
+    }
+  }
+  FLOTILLA_UNROLL
+  for (int r = 0; r < N; ++r) {
+    FLOTILLA_UNROLL
+    for (int v = 0; v < V; ++v) S::Store(rows->o[row + r] + d + v * 16, o[r * V + v]);
+  }
+}
+
+// Adds keys [begin, end) of the tile to rows [row, row + N).
+template <class S, KvFormat kFormat, int N, class Rows>
+FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, int dim, int begin, int end,
+                               Rows* rows, int row) {
+  constexpr int V = S::kAttentionVectors;
+  for (int b = begin / kKvBlockTokens; b * kKvBlockTokens < end; ++b) {
+    const std::byte* values = blocks[b] + KvValueOffset(kFormat, dim);
+    const int key = b * kKvBlockTokens;
+    const int from = begin > key ? begin - key : 0;
+    const int to = end - key < kKvBlockTokens ? end - key : kKvBlockTokens;
+    int d = 0;
+    for (; d + 16 * V <= dim; d += 16 * V) {
+      BlockValues<S, kFormat, N, V>(values, dim, from, to, rows, row, key, d);
+    }
+    for (; d < dim; d += 16) {
+      BlockValues<S, kFormat, N, 1>(values, dim, from, to, rows, row, key, d);
+    }
+  }
+}
+
+template <class S, KvFormat kFormat, int N>
+__attribute__((noinline)) void AttendTile(const KvView& cache, int kv_head, int begin,
+                                          AttentionRows<N>* rows) {
+  constexpr int V = S::kAttentionVectors;
+  for (int r = 0; r < N; ++r) {
+    const int left = rows->keys[r] - begin;
+    rows->tile_keys[r] = left < 0 ? 0 : left < kTileKeys ? left : kTileKeys;
+  }
+  const int longest = rows->tile_keys[N - 1];
+  const int block_count = (longest + kKvBlockTokens - 1) / kKvBlockTokens;
+  const std::byte* blocks[kTileBlocks];
+  for (int b = 0; b < block_count; ++b) {
+    blocks[b] = KvRecord(cache, kv_head, begin + b * kKvBlockTokens);
+  }
+  int b = 0;
+  for (; b + V <= block_count; b += V) {
+    BlockScores<S, kFormat, N, V>(blocks + b, cache.dim, rows, b * kKvBlockTokens);
+  }
+  for (; b < block_count; ++b) {
+    BlockScores<S, kFormat, N, 1>(blocks + b, cache.dim, rows, b * kKvBlockTokens);
+  }
+  for (int r = 0; r < N; ++r) {
+    if (rows->tile_keys[r] > 0) SoftmaxTile<S>(rows, r, cache.dim);
+  }
+  // The keys that all rows see, then what later rows see beyond them.
+  const int common = rows->tile_keys[0];
+  AddValues<S, kFormat, N>(blocks, cache.dim, 0, common, rows, 0);
+  for (int r = 1; r < N; ++r) {
+    if (rows->tile_keys[r] > common) {
+      AddValues<S, kFormat, 1>(blocks, cache.dim, common, rows->tile_keys[r], rows, r);
+    }
+  }
+}
+
+// Merges the segment that begins at `begin` into the rows' totals.
+template <class S, int N>
+FLOTILLA_INLINE void MergeSegment(AttentionRows<N>* rows, int begin, int dim) {
+  using F = typename S::F;
+  for (int r = 0; r < N; ++r) {
+    if (rows->keys[r] <= begin) continue;
+    if (begin == 0) {
+      rows->total_max[r] = rows->max[r];
+      rows->total_sum[r] = rows->sum[r];
+      for (int d = 0; d < dim; d += 16) S::Store(rows->total[r] + d, S::Load(rows->o[r] + d));
+      continue;
+    }
+    const float max = rows->max[r] > rows->total_max[r] ? rows->max[r] : rows->total_max[r];
+    const F a = VExp<S>(S::Set1(rows->total_max[r] - max));
+    const F b = VExp<S>(S::Set1(rows->max[r] - max));
+    rows->total_max[r] = max;
+    alignas(64) float lanes[16];
+    S::Store(lanes, S::Fma(S::Set1(rows->total_sum[r]), a, S::Mul(S::Set1(rows->sum[r]), b)));
+    rows->total_sum[r] = lanes[0];
+    for (int d = 0; d < dim; d += 16) {
+      const F o = S::Mul(S::Load(rows->o[r] + d), b);
+      S::Store(rows->total[r] + d, S::Fma(S::Load(rows->total[r] + d), a, o));
+    }
+  }
+}
+
+// Rows [row, row + N) of the flattened (token, head) list.
+template <class S, KvFormat kFormat, int N>
+__attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
+  const int dim = args.cache.dim;
+  AttentionRows<N> rows;
+  for (int r = 0; r < N; ++r) {
+    const int token = (row + r) / args.heads;
+    const int head = (row + r) % args.heads;
+    rows.keys[r] = args.first_position + token + 1;
+    rows.out[r] = args.out + token * args.out_stride + head * dim;
+    const float* q = args.q + token * args.q_stride + head * dim;
+    const auto scale = S::Set1(args.scale);
+    for (int d = 0; d < dim; d += 16) S::Store(rows.q[r] + d, S::Mul(S::Load(q + d), scale));
+  }
+  const int keys = rows.keys[N - 1];
+  for (int segment = 0; segment < keys; segment += kSegmentKeys) {
+    for (int r = 0; r < N; ++r) {
+      rows.max[r] = -__builtin_inff();
+      rows.sum[r] = 0;
+      for (int d = 0; d < dim; d += 16) S::Store(rows.o[r] + d, S::Zero());
+    }
+    const int end = segment + kSegmentKeys < keys ? segment + kSegmentKeys : keys;
+    for (int begin = segment; begin < end; begin += kTileKeys) {
+      AttendTile<S, kFormat, N>(args.cache, args.kv_head, begin, &rows);
+    }
+    MergeSegment<S>(&rows, segment, dim);
+  }
+  for (int r = 0; r < N; ++r) {
+    const auto inverse = S::Div(S::Set1(1.0f), S::Set1(rows.total_sum[r]));
+    for (int d = 0; d < dim; d += 16) {
+      S::Store(rows.out[r] + d, S::Mul(S::Load(rows.total[r] + d), inverse));
+    }
+  }
+}
+
+// Rows [begin, end) in groups of N, the rest in smaller ones.
+template <class S, KvFormat kFormat, int N>
+void AttendRange(const AttentionArgs& args, int begin, int end) {
+  for (; begin + N <= end; begin += N) AttendRows<S, kFormat, N>(args, begin);
+  if constexpr (N > 4) {
+    AttendRange<S, kFormat, 4>(args, begin, end);
+  } else if constexpr (N > 1) {
+    AttendRange<S, kFormat, N - 1>(args, begin, end);
+  }
+}
+
+template <class S>
+void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
+  const int begin = token_begin * args.heads;
+  const int end = token_end * args.heads;
+  if (args.cache.format == KvFormat::kBf16) {
+    AttendRange<S, KvFormat::kBf16, S::kAttentionRows>(args, begin, end);
+  } else {
+    AttendRange<S, KvFormat::kF32, S::kAttentionRows>(args, begin, end);
+  }
+}
+
+}  // namespace flotilla::kernels

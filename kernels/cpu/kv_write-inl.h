@@ -1,0 +1,73 @@
+// Encoding of K and V into the paged cache.
+#pragma once
+
+#include "kernels/cpu/simd.h"
+#include "kernels/ops.h"
+
+namespace flotilla::kernels {
+
+// Start of the record of (head, position).
+FLOTILLA_INLINE std::byte* KvRecord(const KvView& cache, int head, int position) {
+  return cache.base + cache.block_table[position / kKvBlockTokens] * cache.block_stride +
+         head * cache.head_stride;
+}
+
+// bf16 bits (round to nearest even, NaN kept and quiet) in the low half of each lane.
+template <class S>
+FLOTILLA_INLINE typename S::I ToBf16(typename S::F x) {
+  const auto bits = S::Bits(x);
+  const auto high = S::template Shr<16>(bits);
+  const auto odd = S::IAnd(high, S::ISet1(1));
+  const auto rounded = S::template Shr<16>(S::IAdd(bits, S::IAdd(S::ISet1(0x7FFF), odd)));
+  return S::ISelect(S::IsNan(x), S::IOr(high, S::ISet1(0x40)), rounded);
+}
+
+template <class S>
+FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot,
+                               std::byte* record) {
+  std::byte* values = record + KvValueOffset(KvFormat::kBf16, dim) + slot / 2 * dim * 4;
+  for (int d = 0; d < dim; d += 16) {
+    // K: dimensions (2i, 2i + 1) of this token are one 32-bit word of row i.
+    alignas(64) uint32_t words[16];
+    S::IStore(words, ToBf16<S>(S::Load(k + d)));
+    uint32_t* keys = reinterpret_cast<uint32_t*>(record) + d / 2 * kKvBlockTokens + slot;
+    for (int i = 0; i < 8; ++i) keys[i * kKvBlockTokens] = words[2 * i] | words[2 * i + 1] << 16;
+    // V: an even token is the low half of its words and clears the high one.
+    const auto encoded = ToBf16<S>(S::Load(v + d));
+    if (slot % 2 == 0) {
+      S::IStore(values + d * 4, encoded);
+    } else {
+      const auto partner = S::IAnd(S::ILoad(values + d * 4), S::ISet1(0xFFFF));
+      S::IStore(values + d * 4, S::IOr(partner, S::template Shl<16>(encoded)));
+    }
+  }
+}
+
+template <class S>
+FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int dim, int slot,
+                              std::byte* record) {
+  float* keys = reinterpret_cast<float*>(record) + slot;
+  float* values = reinterpret_cast<float*>(record + KvValueOffset(KvFormat::kF32, dim));
+  for (int d = 0; d < dim; ++d) keys[d * kKvBlockTokens] = k[d];
+  for (int d = 0; d < dim; d += 16) S::Store(values + slot * dim + d, S::Load(v + d));
+}
+
+template <class S>
+void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
+  const int dim = args.cache.dim;
+  for (int token = token_begin; token < token_end; ++token) {
+    const int position = args.first_position + token;
+    const int slot = position % kKvBlockTokens;
+    for (int head = 0; head < args.heads; ++head) {
+      const int64_t source = token * args.token_stride + head * dim;
+      std::byte* record = KvRecord(args.cache, head, position);
+      if (args.cache.format == KvFormat::kBf16) {
+        WriteBf16<S>(args.k + source, args.v + source, dim, slot, record);
+      } else {
+        WriteF32<S>(args.k + source, args.v + source, dim, slot, record);
+      }
+    }
+  }
+}
+
+}  // namespace flotilla::kernels

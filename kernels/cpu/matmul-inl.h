@@ -1,0 +1,346 @@
+// Matrix products on packed weights.
+//
+// Loop order: panel outer (11 KB of q4 weights at K = 576, so it stays in L1), row
+// tiles inner, K in full. A tile of R rows x 16 H columns is held in registers; R
+// is a template parameter and never changes a result, because every output has
+// its own chain along K. A single row gets independent integer chains from the
+// four nibble positions (integer sums are exact in any order).
+#pragma once
+
+#include "kernels/cpu/simd.h"
+#include "kernels/ops.h"
+
+namespace flotilla::kernels {
+
+// Adds slot partials of a tile in the fixed tree as they arrive: a binary counter
+// of complete subtrees, level i holding 2^i slots.
+template <class S, int kVectors>
+class SlotTree {
+ public:
+  using F = typename S::F;
+
+  FLOTILLA_INLINE void Push(int slot, F (&partial)[kVectors]) {
+    int level = 0;
+    for (; slot >> level & 1; ++level) AddLevel(level, partial);
+    FLOTILLA_UNROLL
+    for (int v = 0; v < kVectors; ++v) S::Store(levels_[level] + v * 16, partial[v]);
+  }
+
+  FLOTILLA_INLINE void Finish(int slots, F (&total)[kVectors]) {
+    int level = __builtin_ctz(slots);
+    FLOTILLA_UNROLL
+    for (int v = 0; v < kVectors; ++v) total[v] = S::Load(levels_[level] + v * 16);
+    for (++level; slots >> level != 0; ++level) {
+      if (slots >> level & 1) AddLevel(level, total);
+    }
+  }
+
+ private:
+  FLOTILLA_INLINE void AddLevel(int level, F (&sum)[kVectors]) {
+    FLOTILLA_UNROLL
+    for (int v = 0; v < kVectors; ++v) sum[v] = S::Add(S::Load(levels_[level] + v * 16), sum[v]);
+  }
+
+  static constexpr int kLevels = 9;  // kMaxSlots = 2^8
+  float levels_[kLevels][kVectors * 16];
+};
+
+// Writes or adds R x H vectors to out at (row, column); columns past the matrix
+// are left out.
+template <class S, int R, int H, class Args>
+FLOTILLA_INLINE void StoreTile(const Args& args, int row, int column,
+                               const typename S::F (&tile)[R * H]) {
+  FLOTILLA_UNROLL
+  for (int r = 0; r < R; ++r) {
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) {
+      const int n = args.weights.columns - column - h * 16;
+      float* out = args.out + (row + r) * args.out_stride + column + h * 16;
+      if (n >= 16) {
+        const auto value = tile[r * H + h];
+        S::Store(out, args.accumulate ? S::Add(S::Load(out), value) : value);
+      } else if (n > 0) {
+        const auto value = tile[r * H + h];
+        S::StoreN(out, n, args.accumulate ? S::Add(S::LoadN(out, n), value) : value);
+      }
+    }
+  }
+}
+
+// One packed step of 2 k: dot[r][h] += weights[h] . x[r].
+template <class S, int R, int H, int C>
+FLOTILLA_INLINE void DotStep(typename S::I (&dot)[C][R * H], int chain,
+                             const typename S::I (&weights)[H], const int16_t* const (&x)[R],
+                             int k) {
+  FLOTILLA_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const auto pair = S::BroadcastPair(x[r] + k);
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) {
+      dot[chain][r * H + h] = S::DotPairs(dot[chain][r * H + h], weights[h], pair);
+    }
+  }
+}
+
+template <class S, int R, int H, int C, int kIndex>
+FLOTILLA_INLINE void NibbleStep(typename S::I (&dot)[C][R * H], const typename S::I (&packed)[H],
+                                const int16_t* const (&x)[R], int k) {
+  typename S::I weights[H];
+  FLOTILLA_UNROLL
+  for (int h = 0; h < H; ++h) weights[h] = S::template Nibble<kIndex>(packed[h]);
+  DotStep<S, R, H, C>(dot, kIndex % C, weights, x, k + 2 * kIndex);
+}
+
+// The integer dot products of one block (32 k) from `half` of a record on.
+template <class S, PackedKind kKind, int R, int H>
+FLOTILLA_INLINE void BlockDots(const std::byte* record, int half, const int16_t* const (&x)[R],
+                               int k, typename S::I (&dots)[R * H]) {
+  using I = typename S::I;
+  constexpr int C = R == 1 ? 4 : R < 4 ? 2 : 1;  // independent chains per output
+  I dot[C][R * H];
+  FLOTILLA_UNROLL
+  for (int c = 0; c < C; ++c) {
+    FLOTILLA_UNROLL
+    for (int i = 0; i < R * H; ++i) dot[c][i] = S::IZero();
+  }
+  if constexpr (kKind == PackedKind::kNibbles) {
+    FLOTILLA_UNROLL
+    for (int z = 0; z < 4; ++z) {
+      I packed[H];
+      FLOTILLA_UNROLL
+      for (int h = 0; h < H; ++h) packed[h] = S::ILoad(record + (half + h) * 256 + z * 64);
+      NibbleStep<S, R, H, C, 0>(dot, packed, x, k + z * 8);
+      NibbleStep<S, R, H, C, 1>(dot, packed, x, k + z * 8);
+      NibbleStep<S, R, H, C, 2>(dot, packed, x, k + z * 8);
+      NibbleStep<S, R, H, C, 3>(dot, packed, x, k + z * 8);
+    }
+  } else {
+    FLOTILLA_UNROLL
+    for (int pair = 0; pair < 16; ++pair) {
+      I weights[H];
+      FLOTILLA_UNROLL
+      for (int h = 0; h < H; ++h) {
+        weights[h] = S::WidenBytes(record + (half + h) * 512 + pair * 32);
+      }
+      DotStep<S, R, H, C>(dot, pair % C, weights, x, k + pair * 2);
+    }
+  }
+  FLOTILLA_UNROLL
+  for (int i = 0; i < R * H; ++i) {
+    I sum = dot[0][i];
+    FLOTILLA_UNROLL
+    for (int c = 1; c < C; ++c) sum = S::IAdd(sum, dot[c][i]);
+    dots[i] = sum;
+  }
+}
+
+// R rows x H halves of one panel, K in full. Kept out of line so that every tile
+// shape gets the whole register file.
+template <class S, PackedKind kKind, int R, int H>
+__attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int half, int row) {
+  using F = typename S::F;
+  const MatrixView& w = args.weights;
+  const int blocks = w.k / kBlockK;
+  const std::byte* record = w.records + static_cast<int64_t>(panel) * blocks * RecordBytes(kKind);
+  const int16_t* x[R];
+  FLOTILLA_UNROLL
+  for (int r = 0; r < R; ++r) x[r] = args.x.values + static_cast<int64_t>(row + r) * w.k;
+  const float* sums = args.x.block_sums + static_cast<int64_t>(row) * blocks;
+  const float* scales = args.x.scales + static_cast<int64_t>(row) * w.slot_count;
+
+  SlotTree<S, R * H> tree;
+  F total[R * H];
+  int block = 0;
+  for (int slot = 0; slot < w.slot_count; ++slot) {
+    F acc[R * H];
+    FLOTILLA_UNROLL
+    for (int i = 0; i < R * H; ++i) acc[i] = S::Zero();
+    for (const int end = w.slot_ends[slot] / kBlockK; block < end; ++block) {
+      typename S::I dots[R * H];
+      BlockDots<S, kKind, R, H>(record, half, x, block * kBlockK, dots);
+      FLOTILLA_UNROLL
+      for (int h = 0; h < H; ++h) {
+        constexpr int kScales =
+            kKind == PackedKind::kNibbles ? kNibbleScaleOffset : kByteScaleOffset;
+        const F d = S::LoadHalf(record + kScales + (half + h) * 32);
+        FLOTILLA_UNROLL
+        for (int r = 0; r < R; ++r) {
+          acc[r * H + h] = S::Fma(d, S::ToFloat(dots[r * H + h]), acc[r * H + h]);
+        }
+        if constexpr (kKind == PackedKind::kNibbles) {
+          const F m = S::LoadHalf(record + kNibbleMinOffset + (half + h) * 32);
+          FLOTILLA_UNROLL
+          for (int r = 0; r < R; ++r) {
+            acc[r * H + h] = S::Fma(m, S::Set1(sums[r * blocks + block]), acc[r * H + h]);
+          }
+        }
+      }
+      record += RecordBytes(kKind);
+    }
+    FLOTILLA_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const F scale = S::Set1(scales[r * w.slot_count + slot]);
+      FLOTILLA_UNROLL
+      for (int h = 0; h < H; ++h) total[r * H + h] = S::Mul(scale, acc[r * H + h]);
+    }
+    if (w.slot_count > 1) tree.Push(slot, total);
+  }
+  if (w.slot_count > 1) tree.Finish(w.slot_count, total);
+  StoreTile<S, R, H>(args, row, panel * kPanelColumns + half * 16, total);
+}
+
+// Rows [row, row + count) of a panel's half in tiles of R, the rest in smaller
+// ones.
+template <class S, PackedKind kKind, int R>
+void I16Rows(const MatMulI16Args& args, int panel, int half, int row) {
+  for (; row + R <= args.rows; row += R) I16Tile<S, kKind, R, S::kHalves>(args, panel, half, row);
+  if constexpr (R > 1) I16Rows<S, kKind, R - 1>(args, panel, half, row);
+}
+
+template <class S>
+void MatMulI16(const MatMulI16Args& args, int panel_begin, int panel_end) {
+  for (int panel = panel_begin; panel < panel_end; ++panel) {
+    for (int half = 0; half < 2; half += S::kHalves) {
+      if (args.weights.kind == PackedKind::kNibbles) {
+        I16Rows<S, PackedKind::kNibbles, S::kI16Rows>(args, panel, half, 0);
+      } else {
+        I16Rows<S, PackedKind::kBytes, S::kI16Rows>(args, panel, half, 0);
+      }
+    }
+  }
+}
+
+// One record as fp32 [32 k][32 columns], exactly as the format defines the
+// weights (d q is exact in fp32; adding m rounds once, as fma does).
+template <class S>
+FLOTILLA_INLINE void DequantizeRecord(PackedKind kind, const std::byte* record, float* out) {
+  const auto store_pair = [&](typename S::I even, typename S::I odd, typename S::F d,
+                              typename S::F m, int k, int h) FLOTILLA_INLINE_LAMBDA {
+    float* p = out + k * kPanelColumns + h * 16;
+    S::Store(p, S::Fma(d, S::ToFloat(even), m));
+    S::Store(p + kPanelColumns, S::Fma(d, S::ToFloat(odd), m));
+  };
+  for (int h = 0; h < 2; ++h) {
+    if (kind == PackedKind::kNibbles) {
+      const auto d = S::LoadHalf(record + kNibbleScaleOffset + h * 32);
+      const auto m = S::LoadHalf(record + kNibbleMinOffset + h * 32);
+      for (int z = 0; z < 4; ++z) {
+        const auto packed = S::ILoad(record + h * 256 + z * 64);
+        const auto step = [&](typename S::I q, int n) FLOTILLA_INLINE_LAMBDA {
+          store_pair(S::IAnd(q, S::ISet1(0xFFFF)), S::template Shr<16>(q), d, m, z * 8 + n * 2, h);
+        };
+        step(S::template Nibble<0>(packed), 0);
+        step(S::template Nibble<1>(packed), 1);
+        step(S::template Nibble<2>(packed), 2);
+        step(S::template Nibble<3>(packed), 3);
+      }
+    } else {
+      // -0.0 leaves every product as it is, the sign of a zero included.
+      const auto d = S::LoadHalf(record + kByteScaleOffset + h * 32);
+      const auto m = S::Set1(-0.0f);
+      for (int pair = 0; pair < 16; ++pair) {
+        const auto q = S::WidenBytes(record + h * 512 + pair * 32);
+        store_pair(S::template Sar<16>(S::template Shl<16>(q)), S::template Sar<16>(q), d, m,
+                   pair * 2, h);
+      }
+    }
+  }
+}
+
+// Adds `count` k of weights [count][32] times x to R rows of acc [rows][32].
+template <class S, int R, int H>
+__attribute__((noinline)) void F32Tile(const float* weights, const float* x, int64_t x_stride,
+                                       int count, float* acc) {
+  using F = typename S::F;
+  F sum[R * H];
+  FLOTILLA_UNROLL
+  for (int r = 0; r < R; ++r) {
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) sum[r * H + h] = S::Load(acc + r * kPanelColumns + h * 16);
+  }
+  for (int k = 0; k < count; ++k) {
+    F w[H];
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) w[h] = S::Load(weights + k * kPanelColumns + h * 16);
+    FLOTILLA_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const F value = S::Set1(x[r * x_stride + k]);
+      FLOTILLA_UNROLL
+      for (int h = 0; h < H; ++h) sum[r * H + h] = S::Fma(value, w[h], sum[r * H + h]);
+    }
+  }
+  FLOTILLA_UNROLL
+  for (int r = 0; r < R; ++r) {
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) S::Store(acc + r * kPanelColumns + h * 16, sum[r * H + h]);
+  }
+}
+
+template <class S, int R>
+void F32Rows(const float* weights, const float* x, int64_t x_stride, int rows, int count,
+             float* acc) {
+  for (; rows >= R; rows -= R, x += R * x_stride, acc += R * kPanelColumns) {
+    for (int half = 0; half < 2; half += S::kHalves) {
+      F32Tile<S, R, S::kHalves>(weights + half * 16, x, x_stride, count, acc + half * 16);
+    }
+  }
+  if constexpr (R > 1) F32Rows<S, R - 1>(weights, x, x_stride, rows, count, acc);
+}
+
+// Up to kF32GroupRows rows of one panel. Weights are made fp32 in chunks of K that
+// fit in L1 (16 KB), once for all rows of the group; partial sums wait in memory.
+inline constexpr int kF32GroupRows = 32;
+inline constexpr int kF32ChunkBlocks = 4;
+
+template <class S>
+void F32Group(const MatMulF32Args& args, int panel, int row, int rows) {
+  const MatrixView& w = args.weights;
+  const int blocks = w.k / kBlockK;
+  const int64_t record_bytes = RecordBytes(w.kind);
+  const std::byte* record = w.records + static_cast<int64_t>(panel) * blocks * record_bytes;
+  const float* x = args.x + row * args.x_stride;
+  alignas(64) float chunk[kF32ChunkBlocks * kBlockK * kPanelColumns];
+  alignas(64) float acc[kF32GroupRows * kPanelColumns];
+  SlotTree<S, 2> trees[kF32GroupRows];
+
+  int block = 0;
+  for (int slot = 0; slot < w.slot_count; ++slot) {
+    for (int i = 0; i < rows * kPanelColumns; i += 16) S::Store(acc + i, S::Zero());
+    const int end = w.slot_ends[slot] / kBlockK;
+    while (block < end) {
+      const int count = end - block < kF32ChunkBlocks ? end - block : kF32ChunkBlocks;
+      const float* weights = reinterpret_cast<const float*>(record);
+      if (w.kind != PackedKind::kFloats) {
+        for (int b = 0; b < count; ++b) {
+          DequantizeRecord<S>(w.kind, record + b * record_bytes,
+                              chunk + b * kBlockK * kPanelColumns);
+        }
+        weights = chunk;
+      }
+      F32Rows<S, S::kF32Rows>(weights, x + block * kBlockK, args.x_stride, rows, count * kBlockK,
+                              acc);
+      block += count;
+      record += count * record_bytes;
+    }
+    for (int r = 0; r < rows; ++r) {
+      const float* sums = acc + r * kPanelColumns;
+      typename S::F total[2] = {S::Load(sums), S::Load(sums + 16)};
+      if (w.slot_count > 1) trees[r].Push(slot, total);
+      if (slot + 1 < w.slot_count) continue;
+      if (w.slot_count > 1) trees[r].Finish(w.slot_count, total);
+      StoreTile<S, 1, 2>(args, row + r, panel * kPanelColumns, total);
+    }
+  }
+}
+
+template <class S>
+void MatMulF32(const MatMulF32Args& args, int panel_begin, int panel_end) {
+  for (int panel = panel_begin; panel < panel_end; ++panel) {
+    for (int row = 0; row < args.rows; row += kF32GroupRows) {
+      const int rows = args.rows - row < kF32GroupRows ? args.rows - row : kF32GroupRows;
+      F32Group<S>(args, panel, row, rows);
+    }
+  }
+}
+
+}  // namespace flotilla::kernels

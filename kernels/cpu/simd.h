@@ -1,0 +1,23 @@
+// What the vector kernels are written in. A kernel is a template over an
+// instruction path S (Avx2 or Avx512, in simd_avx2.h and simd_avx512.h), which
+// offers 16 lanes whatever the register width:
+//   F   16 fp32      I   16 int32 (or 32 int16 for the dot products)      M   mask
+// The same operations on the same lanes in the same order give the same bits on
+// every path; only tile sizes differ, which no result depends on.
+//
+// These headers are included only by files compiled with the path's -m flags.
+// Kernels are templates over S and everything below is forced inline, so that no
+// function of one path can be linked into another.
+#pragma once
+
+#define FLOTILLA_INLINE inline __attribute__((always_inline))
+
+#define FLOTILLA_INLINE_LAMBDA __attribute__((always_inline))
+
+// Unrolls the next loop (constant bounds) so that arrays of vectors live in
+// registers.
+#if defined(__clang__)
+#define FLOTILLA_UNROLL _Pragma("unroll")
+#else
+#define FLOTILLA_UNROLL _Pragma("GCC unroll 16")
+#endif

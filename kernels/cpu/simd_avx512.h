@@ -1,0 +1,139 @@
+// AVX-512 (F, BW, VL, DQ, VNNI): one register per 16 lanes. See simd.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/simd.h"
+
+namespace flotilla::kernels {
+
+struct Avx512 {
+  using F = __m512;
+  using I = __m512i;
+  using M = __mmask16;
+
+  // Register tiles: 32 registers hold 8 rows x 32 columns of dot products, 8 x 32
+  // of fp32 sums, and in attention 6 rows x 64 keys.
+  static constexpr int kI16Rows = 8;
+  static constexpr int kF32Rows = 8;
+  static constexpr int kHalves = 2;  // 16-column halves of a panel per tile
+  static constexpr int kAttentionRows = 6;
+  static constexpr int kAttentionVectors = 4;
+
+  static FLOTILLA_INLINE F Zero() { return _mm512_setzero_ps(); }
+  static FLOTILLA_INLINE F Set1(float x) { return _mm512_set1_ps(x); }
+  static FLOTILLA_INLINE F Load(const float* p) { return _mm512_loadu_ps(p); }
+  static FLOTILLA_INLINE void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  // The first n (0..16) lanes; the others load as zero and are not stored.
+  static FLOTILLA_INLINE F LoadN(const float* p, int n) {
+    return _mm512_maskz_loadu_ps(FirstN(n), p);
+  }
+  static FLOTILLA_INLINE void StoreN(float* p, int n, F x) {
+    _mm512_mask_storeu_ps(p, FirstN(n), x);
+  }
+
+  static FLOTILLA_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
+  static FLOTILLA_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static FLOTILLA_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static FLOTILLA_INLINE F Div(F a, F b) { return _mm512_div_ps(a, b); }
+  static FLOTILLA_INLINE F Sqrt(F a) { return _mm512_sqrt_ps(a); }
+  static FLOTILLA_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  // a > b ? a : b and a < b ? a : b; b when either is NaN.
+  static FLOTILLA_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
+  static FLOTILLA_INLINE F Min(F a, F b) { return _mm512_min_ps(a, b); }
+
+  static FLOTILLA_INLINE M FirstN(int n) { return static_cast<M>((1u << n) - 1u); }
+  static FLOTILLA_INLINE M Gt(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  static FLOTILLA_INLINE M Eq(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  static FLOTILLA_INLINE M IsNan(F a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+  static FLOTILLA_INLINE M IGt(I a, I b) { return _mm512_cmpgt_epi32_mask(a, b); }
+  static FLOTILLA_INLINE M And(M a, M b) { return a & b; }
+  static FLOTILLA_INLINE M Or(M a, M b) { return a | b; }
+  static FLOTILLA_INLINE M Not(M a) { return static_cast<M>(~a); }
+  static FLOTILLA_INLINE F Select(M m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
+  static FLOTILLA_INLINE I ISelect(M m, I yes, I no) { return _mm512_mask_blend_epi32(m, no, yes); }
+  static FLOTILLA_INLINE uint32_t Bitmap(M m) { return m; }
+
+  static FLOTILLA_INLINE I IZero() { return _mm512_setzero_si512(); }
+  static FLOTILLA_INLINE I ISet1(int32_t x) { return _mm512_set1_epi32(x); }
+  static FLOTILLA_INLINE I Iota() {
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+  static FLOTILLA_INLINE I ILoad(const void* p) { return _mm512_loadu_si512(p); }
+  static FLOTILLA_INLINE void IStore(void* p, I x) { _mm512_storeu_si512(p, x); }
+  static FLOTILLA_INLINE I IAdd(I a, I b) { return _mm512_add_epi32(a, b); }
+  static FLOTILLA_INLINE I ISub(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static FLOTILLA_INLINE I IMul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static FLOTILLA_INLINE I IAnd(I a, I b) { return _mm512_and_si512(a, b); }
+  static FLOTILLA_INLINE I IOr(I a, I b) { return _mm512_or_si512(a, b); }
+  static FLOTILLA_INLINE I IXor(I a, I b) { return _mm512_xor_si512(a, b); }
+  static FLOTILLA_INLINE I IMax(I a, I b) { return _mm512_max_epi32(a, b); }
+  template <int kBits>
+  static FLOTILLA_INLINE I Shl(I a) {
+    return _mm512_slli_epi32(a, kBits);
+  }
+  template <int kBits>
+  static FLOTILLA_INLINE I Shr(I a) {
+    return _mm512_srli_epi32(a, kBits);
+  }
+  template <int kBits>
+  static FLOTILLA_INLINE I Sar(I a) {
+    return _mm512_srai_epi32(a, kBits);
+  }
+  static FLOTILLA_INLINE F ToFloat(I a) { return _mm512_cvtepi32_ps(a); }
+  static FLOTILLA_INLINE I ToInt(F a) { return _mm512_cvtps_epi32(a); }  // half to even
+  static FLOTILLA_INLINE I Bits(F a) { return _mm512_castps_si512(a); }
+  static FLOTILLA_INLINE F FromBits(I a) { return _mm512_castsi512_ps(a); }
+
+  // Lane i and i+8, then i and i+4, i and i+2, i and i+1.
+  static FLOTILLA_INLINE float LaneTree(F x) {
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+  }
+  static FLOTILLA_INLINE float MaxLane(F x) { return _mm512_reduce_max_ps(x); }
+  static FLOTILLA_INLINE int32_t ISum(I x) { return _mm512_reduce_add_epi32(x); }
+  static FLOTILLA_INLINE int32_t IMaxLane(I x) { return _mm512_reduce_max_epi32(x); }
+
+  // 16 halves to fp32.
+  static FLOTILLA_INLINE F LoadHalf(const void* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  // x[0], x[0], x[1], x[1], ... x[7].
+  static FLOTILLA_INLINE F LoadTwice(const float* p) {
+    const __m512i index = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return _mm512_permutexvar_ps(index, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+  }
+  static FLOTILLA_INLINE F SwapPairs(F x) { return _mm512_permute_ps(x, 0xB1); }
+  static FLOTILLA_INLINE F NegateEven(F x) {
+    return _mm512_xor_ps(x, _mm512_castsi512_ps(_mm512_set1_epi64(0x80000000)));
+  }
+  // 16 int32 within int16 range.
+  static FLOTILLA_INLINE void StoreInt16(int16_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  }
+
+  // Integer dot products on 32 int16 = 16 columns x 2 k.
+  template <int kIndex>
+  static FLOTILLA_INLINE I Nibble(I x) {
+    const __m512i shifted = kIndex == 0 ? x : _mm512_srli_epi16(x, 4 * kIndex);
+    return kIndex == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
+  }
+  static FLOTILLA_INLINE I WidenBytes(const void* p) {
+    return _mm512_cvtepi8_epi16(_mm256_load_si256(static_cast<const __m256i*>(p)));
+  }
+  static FLOTILLA_INLINE I BroadcastPair(const int16_t* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return _mm512_set1_epi32(pair);
+  }
+  static FLOTILLA_INLINE I DotPairs(I acc, I weights, I x) {
+    return _mm512_dpwssd_epi32(acc, weights, x);
+  }
+};
+
+}  // namespace flotilla::kernels

@@ -1,0 +1,227 @@
+// The paged KV cache and attention.
+#include <algorithm>
+#include <limits>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/kernel_fixtures.h"
+
+namespace flotilla::kernels {
+namespace {
+
+class AttentionTest : public IsaTest {};
+FLOTILLA_FOR_EACH_ISA(AttentionTest);
+
+constexpr int kKvHeads = 2;
+
+// One sequence in a cache whose every unused byte is NaN; its blocks are scattered.
+struct Cache {
+  Cache(const Ops& ops, KvFormat format, int dim, int length, Random& random, int heads)
+      : format(format), dim(dim), length(length), heads(heads) {
+    const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
+    record_bytes = KvRecordBytes(format, dim);
+    const int64_t bytes = (blocks + 3) * kKvHeads * record_bytes;
+    memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
+    std::memset(memory.get(), 0xFF, bytes);  // NaN in bf16 and in fp32
+    for (int b = 0; b < blocks; ++b) table.push_back(b + 2);
+    for (int b = blocks - 1; b > 0; --b) std::swap(table[b], table[random.Int(0, b)]);
+    k = random.Floats(static_cast<size_t>(length) * kKvHeads * dim, 2.0f);
+    v = random.Floats(static_cast<size_t>(length) * kKvHeads * dim);
+    q = random.Floats(static_cast<size_t>(length) * heads * dim, 2.0f);
+    Write(ops, 0, length);
+  }
+
+  KvView view() const {
+    return {.format = format,
+            .dim = dim,
+            .base = memory.get(),
+            .block_stride = kKvHeads * record_bytes,
+            .head_stride = record_bytes,
+            .block_table = table.data()};
+  }
+
+  void Write(const Ops& ops, int begin, int end) {
+    const int64_t stride = kKvHeads * dim;
+    ops.kv_write({.cache = view(),
+                  .first_position = begin,
+                  .heads = kKvHeads,
+                  .k = k.data() + begin * stride,
+                  .v = v.data() + begin * stride,
+                  .token_stride = stride},
+                 0, end - begin);
+  }
+
+  // Attention of query tokens [begin, end) in one call, [tokens, heads, dim].
+  std::vector<float> Attend(const Ops& ops, int kv_head, int begin, int end) const {
+    std::vector<float> out(static_cast<size_t>(end - begin) * heads * dim);
+    ops.paged_attention({.cache = view(),
+                         .kv_head = kv_head,
+                         .first_position = begin,
+                         .heads = heads,
+                         .q = q.data() + static_cast<int64_t>(begin) * heads * dim,
+                         .q_stride = heads * dim,
+                         .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                         .out = out.data(),
+                         .out_stride = heads * dim},
+                        0, end - begin);
+    return out;
+  }
+
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+
+  KvFormat format;
+  int dim, length, heads;
+  int64_t record_bytes;
+  std::unique_ptr<std::byte, Free> memory;
+  std::vector<int32_t> table;
+  std::vector<float> k, v, q;  // [length, heads, dim]
+};
+
+constexpr int kLengths[] = {1,  2,   15,  16,  17,  31,  33,  63,  64,  65,
+                            66, 127, 129, 255, 256, 257, 320, 511, 513, 1037};
+
+TEST_P(AttentionTest, SameBitsAsReference) {
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+    for (const int dim : {64, 16, 80, 256}) {
+      for (const int length : kLengths) {
+        if (dim != 64 && length > 130) continue;
+        Random random(length * 1000 + dim);
+        const int heads = random.Int(1, 5);
+        SCOPED_TRACE(absl::StrCat("dim ", dim, " length ", length, " heads ", heads,
+                                  format == KvFormat::kBf16 ? " bf16" : " fp32"));
+        const Cache cache(ops(), format, dim, length, random, heads);
+        const int begin = std::max(0, length - random.Int(1, 9));
+        const std::vector<float> out = cache.Attend(ops(), 1, begin, length);
+        ASSERT_TRUE(SameBits(cache.Attend(reference(), 1, begin, length), out));
+        for (const float x : out) ASSERT_TRUE(std::isfinite(x));
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, NearDoublePrecision) {
+  Random random(6);
+  const int dim = 64;
+  const int heads = 3;
+  for (const int length : {1, 40, 300, 1000}) {
+    const Cache cache(ops(), KvFormat::kF32, dim, length, random, heads);
+    const std::vector<float> out = cache.Attend(ops(), 0, length - 1, length);
+    for (int head = 0; head < heads; ++head) {
+      const float* q = &cache.q[((length - 1) * heads + head) * dim];
+      std::vector<double> score(length);
+      double max = -1e300;
+      for (int j = 0; j < length; ++j) {
+        for (int d = 0; d < dim; ++d) score[j] += double{q[d]} * cache.k[j * kKvHeads * dim + d];
+        score[j] /= 8.0;
+        max = std::max(max, score[j]);
+      }
+      double sum = 0;
+      std::vector<double> exact(dim);
+      for (int j = 0; j < length; ++j) {
+        const double p = std::exp(score[j] - max);
+        sum += p;
+        for (int d = 0; d < dim; ++d) exact[d] += p * cache.v[j * kKvHeads * dim + d];
+      }
+      for (int d = 0; d < dim; ++d) EXPECT_NEAR(out[head * dim + d], exact[d] / sum, 4e-6);
+    }
+  }
+}
+
+TEST_P(AttentionTest, ChunkingChangesNothing) {
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+    for (const int heads : {1, 3}) {
+      Random random(17 + heads);
+      const int length = 530;
+      const Cache cache(ops(), format, 64, length, random, heads);
+      const std::vector<float> whole = cache.Attend(ops(), 0, 0, length);
+      for (const int chunk : {1, 2, 7, 16, 64, 255}) {
+        std::vector<float> parts;
+        for (int begin = 0; begin < length; begin += chunk) {
+          const std::vector<float> part =
+              cache.Attend(ops(), 0, begin, std::min(begin + chunk, length));
+          parts.insert(parts.end(), part.begin(), part.end());
+        }
+        ASSERT_TRUE(SameBits(whole, parts)) << "chunk " << chunk << " heads " << heads;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, LaterTokensChangeNothing) {
+  // A query's result is the same before and after keys beyond it are written.
+  Random random(23);
+  for (const int length : {5, 16, 63, 200}) {
+    Random same(length);
+    Cache shorter(ops(), KvFormat::kBf16, 64, length, same, 3);
+    const std::vector<float> before = shorter.Attend(ops(), 0, 0, length);
+    Random again(length);
+    Cache longer(ops(), KvFormat::kBf16, 64, length + 40, random, 3);
+    std::copy(shorter.k.begin(), shorter.k.end(), longer.k.begin());
+    std::copy(shorter.v.begin(), shorter.v.end(), longer.v.begin());
+    std::copy(shorter.q.begin(), shorter.q.end(), longer.q.begin());
+    for (size_t i = shorter.v.size(); i < longer.v.size(); ++i) longer.v[i] = HUGE_VALF;
+    longer.Write(ops(), 0, length + 40);
+    EXPECT_TRUE(SameBits(before, longer.Attend(ops(), 0, 0, length))) << length;
+  }
+}
+
+TEST_P(AttentionTest, WritesTheLayout) {
+  Random random(31);
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+    const int dim = 48;
+    const int length = 21;
+    const Cache cache(ops(), format, dim, length, random, 1);
+    const Cache& c = cache;
+    const auto element = [&](const std::byte* p, int64_t index) {
+      if (format == KvFormat::kF32) {
+        float x;
+        std::memcpy(&x, p + index * 4, 4);
+        return x;
+      }
+      uint16_t x;
+      std::memcpy(&x, p + index * 2, 2);
+      return Bf16ToFloat(x);
+    };
+    const auto stored = [&](float x) {
+      return format == KvFormat::kF32 ? x : Bf16ToFloat(FloatToBf16(x));
+    };
+    for (int position = 0; position < 32; ++position) {
+      const int slot = position % kKvBlockTokens;
+      for (int head = 0; head < kKvHeads; ++head) {
+        const std::byte* keys = c.memory.get() +
+                                c.table[position / kKvBlockTokens] * kKvHeads * c.record_bytes +
+                                head * c.record_bytes;
+        const std::byte* values = keys + KvValueOffset(format, dim);
+        for (int d = 0; d < dim; ++d) {
+          const float key = element(keys, KvKeyIndex(format, slot, d));
+          const float value = element(values, KvValueIndex(format, dim, slot, d));
+          if (position < length) {
+            const size_t at = (static_cast<size_t>(position) * kKvHeads + head) * dim + d;
+            ASSERT_EQ(key, stored(c.k[at]));
+            ASSERT_EQ(value, stored(c.v[at]));
+          } else {
+            ASSERT_TRUE(std::isnan(key));
+            // The last token's partner half of V was cleared by its first write.
+            const bool partner = format == KvFormat::kBf16 && position == length;
+            ASSERT_TRUE(partner ? value == 0.0f : std::isnan(value)) << position;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, WritesTheSameBytesAsReference) {
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+    Random a(41), b(41);
+    const Cache expected(reference(), format, 64, 75, a, 1);
+    const Cache actual(ops(), format, 64, 75, b, 1);
+    EXPECT_EQ(0, std::memcmp(expected.memory.get(), actual.memory.get(),
+                             5 * kKvHeads * expected.record_bytes));
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::kernels

@@ -1,0 +1,211 @@
+// Random inputs for the kernel tests: everything is a function of one seed, which
+// every failure prints.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "kernels/scalar_math.h"
+
+namespace flotilla::kernels {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+
+  // Uniform integer in [low, high].
+  int Int(int low, int high) {
+    return low + static_cast<int>(engine_() % static_cast<uint64_t>(high - low + 1));
+  }
+  // Uniform in [-1, 1).
+  float Unit() { return static_cast<float>(static_cast<int32_t>(engine_() >> 32)) * 0x1p-31f; }
+
+  std::vector<float> Floats(size_t n, float scale = 1.0f) {
+    std::vector<float> x(n);
+    for (float& v : x) v = Unit() * scale;
+    return x;
+  }
+
+  // A finite fp16 with magnitude in [2^-10, 2^-1), either sign.
+  uint16_t Half() {
+    return static_cast<uint16_t>(Int(0, 1) << 15 | Int(5, 13) << 10 | Int(0, 1023));
+  }
+
+  std::vector<std::byte> Rows(WeightFormat format, int rows, int k);
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// Raw file rows of `format`: valid blocks with every quant and sane scales.
+inline std::vector<std::byte> Random::Rows(WeightFormat format, int rows, int k) {
+  std::vector<std::byte> bytes(rows * RowBytes(format, k));
+  for (std::byte& b : bytes) b = static_cast<std::byte>(Int(0, 255));
+  const auto put_half = [&](size_t at) {
+    const uint16_t half = Half();
+    std::memcpy(bytes.data() + at, &half, sizeof half);
+  };
+  const int64_t block = RowBytes(format, kBlockK);
+  switch (format) {
+    case WeightFormat::kF32:
+      for (size_t i = 0; i < bytes.size(); i += 4) {
+        const float x = Unit();
+        std::memcpy(bytes.data() + i, &x, sizeof x);
+      }
+      break;
+    case WeightFormat::kF16:
+      for (size_t i = 0; i < bytes.size(); i += 2) put_half(i);
+      break;
+    case WeightFormat::kBf16:
+      for (size_t i = 0; i < bytes.size(); i += 2) {
+        const uint16_t x = FloatToBf16(Unit());
+        std::memcpy(bytes.data() + i, &x, sizeof x);
+      }
+      break;
+    case WeightFormat::kQ4_1:
+      for (size_t i = 0; i < bytes.size(); i += block) put_half(i + 2);
+      [[fallthrough]];
+    case WeightFormat::kQ4_0:
+    case WeightFormat::kQ8_0:
+      for (size_t i = 0; i < bytes.size(); i += block) put_half(i);
+      break;
+  }
+  return bytes;
+}
+
+inline const char* Name(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return "f32";
+    case WeightFormat::kF16:
+      return "f16";
+    case WeightFormat::kBf16:
+      return "bf16";
+    case WeightFormat::kQ4_0:
+      return "q4_0";
+    case WeightFormat::kQ4_1:
+      return "q4_1";
+    case WeightFormat::kQ8_0:
+      return "q8_0";
+  }
+  return "?";
+}
+
+inline constexpr WeightFormat kAllFormats[] = {WeightFormat::kF32,  WeightFormat::kF16,
+                                               WeightFormat::kBf16, WeightFormat::kQ4_0,
+                                               WeightFormat::kQ4_1, WeightFormat::kQ8_0};
+
+// Weight i of a raw row, in double, straight from GGML's definition of the format.
+inline double FileWeight(WeightFormat format, const std::byte* row, int i) {
+  const auto at = [&](int64_t offset, auto sample) {
+    std::memcpy(&sample, row + offset, sizeof sample);
+    return sample;
+  };
+  const int64_t block = i / kBlockK * RowBytes(format, kBlockK);
+  const auto half = [&](int64_t offset) { return double{HalfToFloat(at(offset, uint16_t{}))}; };
+  const auto nibble = [&](int64_t quants) {
+    const int byte = at(quants + i % 16, uint8_t{});
+    return i % 32 < 16 ? byte & 15 : byte >> 4;
+  };
+  switch (format) {
+    case WeightFormat::kF32:
+      return at(i * 4, float{});
+    case WeightFormat::kF16:
+      return half(i * 2);
+    case WeightFormat::kBf16:
+      return Bf16ToFloat(at(i * 2, uint16_t{}));
+    case WeightFormat::kQ4_0:
+      return half(block) * (nibble(block + 2) - 8);
+    case WeightFormat::kQ4_1:
+      return half(block) * nibble(block + 4) + half(block + 2);
+    case WeightFormat::kQ8_0:
+      return half(block) * at(block + 2 + i % 32, int8_t{});
+  }
+  return 0;
+}
+
+// Ascending multiples of 32 ending at k, `count` of them or as many as fit.
+inline std::vector<int32_t> RandomSlots(Random& random, int k, int count) {
+  std::vector<int32_t> ends;
+  const int blocks = k / kBlockK;
+  for (int i = 1; i < std::min(count, blocks); ++i) {
+    const int previous = ends.empty() ? 0 : ends.back() / kBlockK;
+    const int left = std::min(count, blocks) - i;  // slots that must still fit
+    ends.push_back(random.Int(previous + 1, blocks - left) * kBlockK);
+  }
+  ends.push_back(k);
+  return ends;
+}
+
+inline PackedMatrix Pack(WeightFormat format, int columns, int k,
+                         const std::vector<std::byte>& rows,
+                         const std::vector<int32_t>& slots = {}) {
+  absl::StatusOr<PackedMatrix> matrix = PackedMatrix::Create(format, columns, k, slots);
+  if (!matrix.ok()) ADD_FAILURE() << matrix.status();
+  const absl::Status packed = matrix->PackColumns(0, columns, rows, RowBytes(format, k));
+  if (!packed.ok()) ADD_FAILURE() << packed;
+  return *std::move(matrix);
+}
+
+// Owner of QuantizedRows.
+struct QuantizedBuffer {
+  QuantizedBuffer(int rows, int k, int slots)
+      : values(static_cast<size_t>(rows) * k),
+        block_sums(static_cast<size_t>(rows) * k / kBlockK),
+        scales(static_cast<size_t>(rows) * slots) {}
+
+  QuantizedRows view() { return {values.data(), block_sums.data(), scales.data()}; }
+
+  std::vector<int16_t> values;
+  std::vector<float> block_sums;
+  std::vector<float> scales;
+};
+
+inline QuantizedBuffer Quantize(const Ops& ops, const std::vector<float>& x, int rows,
+                                const MatrixView& weights) {
+  QuantizedBuffer out(rows, weights.k, weights.slot_count);
+  ops.quantize_rows({.x = x.data(),
+                     .x_stride = weights.k,
+                     .k = weights.k,
+                     .slot_count = weights.slot_count,
+                     .slot_ends = weights.slot_ends,
+                     .out = out.view()},
+                    0, rows);
+  return out;
+}
+
+template <typename T>
+testing::AssertionResult SameBits(const std::vector<T>& expected, const std::vector<T>& actual) {
+  if (expected.size() != actual.size()) return testing::AssertionFailure() << "sizes differ";
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (std::memcmp(&expected[i], &actual[i], sizeof(T)) != 0) {
+      return testing::AssertionFailure() << "element " << i << " of " << expected.size()
+                                         << ": expected " << expected[i] << ", got " << actual[i];
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
+// Runs a test once per instruction path of this machine.
+class IsaTest : public testing::TestWithParam<Isa> {
+ protected:
+  const Ops& ops() const { return GetOps(GetParam()); }
+  const Ops& reference() const { return GetOps(Isa::kReference); }
+};
+
+inline std::string IsaName(const testing::TestParamInfo<Isa>& info) {
+  return std::string(GetOps(info.param).name);
+}
+
+#define FLOTILLA_FOR_EACH_ISA(fixture) \
+  INSTANTIATE_TEST_SUITE_P(Isa, fixture, testing::ValuesIn(DetectIsas()), IsaName)
+
+}  // namespace flotilla::kernels

@@ -1,0 +1,320 @@
+// Packing, activation quantisation and the two matrix products.
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/kernel_fixtures.h"
+
+namespace flotilla::kernels {
+namespace {
+
+class MatMulTest : public IsaTest {};
+FLOTILLA_FOR_EACH_ISA(MatMulTest);
+
+// One random product and what the matrix was made of.
+struct Problem {
+  explicit Problem(uint64_t seed, WeightFormat weight_format) : random(seed) {
+    format = weight_format;
+    rows = random.Int(1, 40);
+    columns = random.Int(1, 100);
+    k = random.Int(1, 48) * kBlockK;
+    slots = RandomSlots(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9));
+    file = random.Rows(format, columns, k);
+    matrix = Pack(format, columns, k, file, slots);
+    x = random.Floats(static_cast<size_t>(rows) * k, 3.0f);
+    stride = columns + random.Int(0, 5);
+    out = random.Floats(static_cast<size_t>(rows) * stride);
+    accumulate = random.Int(0, 1) == 1;
+  }
+
+  std::string Describe() const {
+    return absl::StrCat(Name(format), " rows ", rows, " columns ", columns, " k ", k, " slots ",
+                        slots.size(), accumulate ? " accumulate" : "");
+  }
+
+  Random random;
+  WeightFormat format;
+  int rows, columns, k;
+  std::vector<int32_t> slots;
+  std::vector<std::byte> file;
+  PackedMatrix matrix;
+  std::vector<float> x;
+  int64_t stride;
+  std::vector<float> out;  // [rows, stride], initial content
+  bool accumulate;
+};
+
+std::vector<float> RunI16(const Ops& ops, const Problem& p, QuantizedBuffer& x) {
+  std::vector<float> out = p.out;
+  ops.matmul_i16({.weights = p.matrix.view(),
+                  .x = x.view(),
+                  .rows = p.rows,
+                  .out = out.data(),
+                  .out_stride = p.stride,
+                  .accumulate = p.accumulate},
+                 0, p.matrix.view().panels());
+  return out;
+}
+
+std::vector<float> RunF32(const Ops& ops, const Problem& p) {
+  std::vector<float> out = p.out;
+  ops.matmul_f32({.weights = p.matrix.view(),
+                  .x = p.x.data(),
+                  .x_stride = p.k,
+                  .rows = p.rows,
+                  .out = out.data(),
+                  .out_stride = p.stride,
+                  .accumulate = p.accumulate},
+                 0, p.matrix.view().panels());
+  return out;
+}
+
+TEST_P(MatMulTest, SameBitsAsReference) {
+  for (const WeightFormat format : kAllFormats) {
+    for (uint64_t seed = 1; seed <= 12; ++seed) {
+      Problem p(seed, format);
+      SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", p.Describe()));
+      ASSERT_TRUE(SameBits(RunF32(reference(), p), RunF32(ops(), p)));
+      if (!p.matrix.quantized()) continue;
+      QuantizedBuffer x = Quantize(reference(), p.x, p.rows, p.matrix.view());
+      ASSERT_TRUE(SameBits(RunI16(reference(), p, x), RunI16(ops(), p, x)));
+    }
+  }
+}
+
+TEST_P(MatMulTest, NearDoublePrecision) {
+  for (const WeightFormat format : kAllFormats) {
+    Problem p(77, format);
+    SCOPED_TRACE(p.Describe());
+    const std::vector<float> f32 = RunF32(ops(), p);
+    std::vector<float> i16 = f32;
+    if (p.matrix.quantized()) {
+      QuantizedBuffer x = Quantize(ops(), p.x, p.rows, p.matrix.view());
+      i16 = RunI16(ops(), p, x);
+    }
+    for (int row = 0; row < p.rows; ++row) {
+      for (int column = 0; column < p.columns; ++column) {
+        double sum = p.accumulate ? double{p.out[row * p.stride + column]} : 0.0;
+        double magnitude = std::fabs(sum);
+        for (int i = 0; i < p.k; ++i) {
+          const double weight =
+              FileWeight(format, p.file.data() + column * RowBytes(format, p.k), i);
+          sum += p.x[row * p.k + i] * weight;
+          magnitude += std::fabs(p.x[row * p.k + i] * weight);
+        }
+        // fp32: half an ulp per step of the chain, 1,536 steps, in the worst case;
+        // measured far below. 16-bit: half a step of |x|/32767 per element.
+        EXPECT_NEAR(f32[row * p.stride + column], sum, magnitude * 1e-5);
+        EXPECT_NEAR(i16[row * p.stride + column], sum, magnitude * 6e-5);
+      }
+    }
+  }
+}
+
+TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
+  for (const WeightFormat format : {WeightFormat::kQ4_1, WeightFormat::kQ8_0, WeightFormat::kF32}) {
+    Problem p(5, format);
+    p.accumulate = false;
+    const std::vector<float> batch = RunF32(ops(), p);
+    QuantizedBuffer x = Quantize(ops(), p.x, p.rows, p.matrix.view());
+    const std::vector<float> batch_i16 =
+        p.matrix.quantized() ? RunI16(ops(), p, x) : std::vector<float>();
+    for (int row = 0; row < p.rows; ++row) {
+      Problem one(5, format);
+      one.accumulate = false;
+      one.rows = 1;
+      one.x.assign(p.x.begin() + row * p.k, p.x.begin() + (row + 1) * p.k);
+      const std::vector<float> alone = RunF32(ops(), one);
+      EXPECT_EQ(0, std::memcmp(alone.data(), &batch[row * p.stride], p.columns * 4));
+      if (!p.matrix.quantized()) continue;
+      QuantizedBuffer one_x = Quantize(ops(), one.x, 1, one.matrix.view());
+      const std::vector<float> alone_i16 = RunI16(ops(), one, one_x);
+      EXPECT_EQ(0, std::memcmp(alone_i16.data(), &batch_i16[row * p.stride], p.columns * 4));
+    }
+  }
+}
+
+TEST_P(MatMulTest, WritesOnlyItsPanels) {
+  Problem p(10, WeightFormat::kQ4_1);
+  ASSERT_GT(p.matrix.view().panels(), 2);
+  p.accumulate = false;
+  const std::vector<float> whole = RunF32(ops(), p);
+  std::vector<float> parts = p.out;
+  for (int panel = p.matrix.view().panels() - 1; panel >= 0; --panel) {
+    std::vector<float> before = parts;
+    ops().matmul_f32({.weights = p.matrix.view(),
+                      .x = p.x.data(),
+                      .x_stride = p.k,
+                      .rows = p.rows,
+                      .out = parts.data(),
+                      .out_stride = p.stride},
+                     panel, panel + 1);
+    for (int row = 0; row < p.rows; ++row) {
+      for (int c = 0; c < p.stride; ++c) {
+        if (c / kPanelColumns == panel && c < p.columns) continue;
+        ASSERT_EQ(parts[row * p.stride + c], before[row * p.stride + c]);
+      }
+    }
+  }
+  EXPECT_TRUE(SameBits(whole, parts));
+}
+
+TEST_P(MatMulTest, ConsecutiveSlotSubtreesAddUpToTheWhole) {
+  // Four slots of which a rank owns two: its complete subtree, added to the other
+  // rank's, is the product of the whole matrix.
+  Random random(3);
+  const int k = 256;
+  const int columns = 40;
+  const std::vector<std::byte> file = random.Rows(WeightFormat::kQ4_1, columns, k);
+  const std::vector<float> x = random.Floats(k);
+  const auto product = [&](int begin, int end) {
+    std::vector<int32_t> slots;
+    for (int e = begin + 64; e <= end; e += 64) slots.push_back(e - begin);
+    auto matrix = PackedMatrix::Create(WeightFormat::kQ4_1, columns, end - begin, slots);
+    EXPECT_TRUE(matrix.ok());
+    const int64_t stride = RowBytes(WeightFormat::kQ4_1, k);
+    const auto shard = absl::MakeConstSpan(file).subspan(RowBytes(WeightFormat::kQ4_1, begin));
+    EXPECT_TRUE(matrix->PackColumns(0, columns, shard, stride).ok());
+    const std::vector<float> part(x.begin() + begin, x.begin() + end);
+    QuantizedBuffer quantized = Quantize(ops(), part, 1, matrix->view());
+    std::vector<float> out(columns);
+    ops().matmul_i16({.weights = matrix->view(),
+                      .x = quantized.view(),
+                      .rows = 1,
+                      .out = out.data(),
+                      .out_stride = columns},
+                     0, matrix->view().panels());
+    return out;
+  };
+  const std::vector<float> whole = product(0, 256);
+  const std::vector<float> left = product(0, 128);
+  const std::vector<float> right = product(128, 256);
+  for (int c = 0; c < columns; ++c) EXPECT_EQ(whole[c], left[c] + right[c]);
+}
+
+TEST_P(MatMulTest, QuantizesLikeTheReference) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    Problem p(seed, WeightFormat::kQ4_1);
+    // Rows of every size of number, from far below one step to near the largest.
+    for (int row = 0; row < p.rows; ++row) {
+      const float scale = std::ldexp(1.0f, p.random.Int(-120, 120));
+      for (int i = 0; i < p.k; ++i) p.x[row * p.k + i] *= scale;
+    }
+    QuantizedBuffer expected = Quantize(reference(), p.x, p.rows, p.matrix.view());
+    QuantizedBuffer actual = Quantize(ops(), p.x, p.rows, p.matrix.view());
+    EXPECT_TRUE(SameBits(expected.values, actual.values));
+    EXPECT_TRUE(SameBits(expected.block_sums, actual.block_sums));
+    EXPECT_TRUE(SameBits(expected.scales, actual.scales));
+  }
+}
+
+TEST_P(MatMulTest, QuantizationOfEdgeRows) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> x(5 * 32, 0.0f);
+  x[1 * 32 + 3] = -2.0f;
+  x[1 * 32 + 4] = 1.0f;
+  x[2 * 32 + 31] = inf;
+  x[3 * 32] = nan;
+  x[3 * 32 + 1] = inf;
+  x[4 * 32] = std::numeric_limits<float>::denorm_min();
+  const PackedMatrix matrix =
+      Pack(WeightFormat::kQ8_0, 1, 32, std::vector<std::byte>(RowBytes(WeightFormat::kQ8_0, 32)));
+  QuantizedBuffer q = Quantize(ops(), x, 5, matrix.view());
+  EXPECT_EQ(q.scales[0], 0.0f);
+  EXPECT_EQ(q.scales[1], 2.0f / 32767.0f);
+  EXPECT_EQ(q.values[32 + 3], -32767);
+  EXPECT_EQ(q.values[32 + 4], 16384);  // 16383.5 to even
+  EXPECT_EQ(q.block_sums[1], 16384.0f - 32767.0f);
+  EXPECT_TRUE(std::isnan(q.scales[2]));
+  EXPECT_TRUE(std::isnan(q.scales[3]));
+  EXPECT_EQ(q.scales[4], 0.0f);
+  for (const int row : {0, 2, 3, 4}) {
+    EXPECT_EQ(q.block_sums[row], 0.0f);
+    EXPECT_TRUE(std::all_of(&q.values[row * 32], &q.values[row * 32] + 32,
+                            [](int16_t v) { return v == 0; }));
+  }
+}
+
+TEST(PackedMatrixTest, DequantizesExactlyAsTheFormatSays) {
+  Random random(11);
+  for (const WeightFormat format : kAllFormats) {
+    SCOPED_TRACE(Name(format));
+    const int columns = 37;
+    const int k = 96;
+    const std::vector<std::byte> file = random.Rows(format, columns, k);
+    const PackedMatrix matrix = Pack(format, columns, k, file);
+    std::vector<float> weights(k);
+    for (int column = 0; column < columns; ++column) {
+      matrix.DequantizeColumn(column, absl::MakeSpan(weights));
+      for (int i = 0; i < k; ++i) {
+        const double exact = FileWeight(format, file.data() + column * RowBytes(format, k), i);
+        EXPECT_EQ(weights[i], static_cast<float>(exact));
+      }
+    }
+  }
+}
+
+TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
+  for (int half = 0; half < 0x10000; ++half) {
+    std::vector<std::byte> row(RowBytes(WeightFormat::kQ4_0, 32));
+    std::memcpy(row.data(), &half, 2);
+    auto matrix = PackedMatrix::Create(WeightFormat::kQ4_0, 1, 32);
+    ASSERT_TRUE(matrix.ok());
+    const absl::Status status = matrix->PackColumns(0, 1, row, row.size());
+    const float d = HalfToFloat(static_cast<uint16_t>(half));
+    ASSERT_EQ(status.ok(), std::fabs(d) < 8192.0f) << half;  // false for NaN
+    if (!status.ok()) continue;
+    float weights[32];
+    matrix->DequantizeColumn(0, weights);
+    ASSERT_EQ(weights[0], -8.0f * d) << half;
+  }
+}
+
+TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
+  Random random(12);
+  const int columns = 100;
+  const int k = 64;
+  const std::vector<std::byte> file = random.Rows(WeightFormat::kQ4_1, columns, k);
+  const PackedMatrix whole = Pack(WeightFormat::kQ4_1, columns, k, file);
+  auto pieces = PackedMatrix::Create(WeightFormat::kQ4_1, columns, k);
+  ASSERT_TRUE(pieces.ok());
+  const int64_t row_bytes = RowBytes(WeightFormat::kQ4_1, k);
+  for (const auto& [column, count] : {std::pair{64, 36}, {0, 5}, {5, 59}}) {
+    ASSERT_TRUE(pieces
+                    ->PackColumns(column, count,
+                                  absl::MakeConstSpan(file).subspan(column * row_bytes), row_bytes)
+                    .ok());
+  }
+  ASSERT_EQ(whole.bytes(), pieces->bytes());
+  EXPECT_EQ(0, std::memcmp(whole.view().records, pieces->view().records, whole.bytes()));
+}
+
+TEST(PackedMatrixTest, RefusesWhatDoesNotFit) {
+  const auto code = [](const auto& result) { return result.status().code(); };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 33)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 0)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 0, 32)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kF32, int64_t{1} << 40, 32)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kF32, int64_t{1} << 28, int64_t{1} << 28)),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {32})), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {16, 64})), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {64, 64})), kInvalid);
+
+  auto matrix = PackedMatrix::Create(WeightFormat::kQ8_0, 4, 32);
+  ASSERT_TRUE(matrix.ok());
+  const std::vector<std::byte> rows(4 * 34);
+  EXPECT_TRUE(matrix->PackColumns(0, 4, rows, 34).ok());
+  EXPECT_EQ(matrix->PackColumns(1, 4, rows, 34).code(), kInvalid);
+  EXPECT_EQ(matrix->PackColumns(-1, 1, rows, 34).code(), kInvalid);
+  EXPECT_EQ(matrix->PackColumns(0, 4, rows, 35).code(), kInvalid);
+  EXPECT_EQ(matrix->PackColumns(0, 4, rows, 33).code(), kInvalid);
+  EXPECT_EQ(matrix->PackColumns(0, 4, rows, INT64_MAX).code(), kInvalid);
+  EXPECT_EQ(matrix->PackColumns(2, INT64_MAX, rows, 34).code(), kInvalid);
+}
+
+}  // namespace
+}  // namespace flotilla::kernels
