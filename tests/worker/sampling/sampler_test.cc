@@ -1,0 +1,293 @@
+#include "worker/sampling/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/noise.h"
+
+namespace flotilla {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<float> RandomRow(int n, std::mt19937& random, float spread) {
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<float> row(n);
+  for (float& logit : row) logit = normal(random);
+  return row;
+}
+
+// The kept tokens by the definition: everything sorted, sums in double.
+struct Naive {
+  std::vector<TokenId> kept;
+  double margin = 1;  // distance of top_p from the nearest boundary
+};
+
+Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
+  std::vector<TokenId> order(row.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<TokenId>(i);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+  if (p.top_k > 0 && p.top_k < static_cast<int>(row.size())) {
+    const float kth = row[order[p.top_k - 1]];
+    while (row[order.back()] < kth) order.pop_back();
+  }
+  double total = 0;
+  std::vector<double> mass;
+  for (TokenId token : order) {
+    mass.push_back(std::exp((double{row[token]} - row[order[0]]) / p.temperature));
+    total += mass.back();
+  }
+  Naive naive;
+  double sum = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    naive.kept.push_back(order[i]);
+    sum += mass[i] / total;
+    if (p.top_p >= 1) continue;
+    naive.margin = std::min(naive.margin, std::abs(sum - double{p.top_p}));
+    if (sum >= p.top_p) break;
+  }
+  return naive;
+}
+
+TokenId NaiveDraw(const std::vector<float>& row, const std::vector<TokenId>& kept,
+                  const SamplingParams& p, TokenPlace place) {
+  const kernels::NoiseKey key =
+      kernels::MakeNoiseKey(p.seed, place.branch.value(), place.output_index);
+  TokenId best = -1;
+  float best_score = 0;
+  for (TokenId token : kept) {
+    const float score = std::fma(row[token], 1.0f / p.temperature,
+                                 kernels::GumbelNoise(key, static_cast<std::uint32_t>(token)));
+    if (best < 0 || score > best_score || (score == best_score && token < best)) {
+      best = token;
+      best_score = score;
+    }
+  }
+  return best;
+}
+
+// On every instruction path of this machine.
+class SamplerTest : public ::testing::TestWithParam<kernels::Isa> {
+ protected:
+  SampledToken Sample(const std::vector<float>& row, const SamplingParams& sampling,
+                      LogprobSpec logprobs = {}, TokenPlace place = {}) {
+    const auto token = SampleRow(ops_, row, sampling, logprobs, place);
+    EXPECT_TRUE(token.ok()) << token.status();
+    return token.value_or(SampledToken{.token = -1});
+  }
+
+  // How often each token comes up in `draws` places.
+  std::map<TokenId, int> Count(const std::vector<float>& row, const SamplingParams& sampling,
+                               int draws) {
+    std::map<TokenId, int> counts;
+    for (int i = 0; i < draws; ++i) {
+      ++counts[Sample(row, sampling, {}, {BranchIndex(1), static_cast<std::uint32_t>(i)}).token];
+    }
+    return counts;
+  }
+
+  const kernels::Ops& ops_ = kernels::GetOps(GetParam());
+};
+
+INSTANTIATE_TEST_SUITE_P(Isas, SamplerTest, ::testing::ValuesIn(kernels::DetectIsas()),
+                         [](const auto& info) {
+                           return std::string(kernels::GetOps(info.param).name);
+                         });
+
+TEST_P(SamplerTest, GreedyTakesTheLowestOfTheBest) {
+  SamplingParams greedy{.temperature = 0};
+  EXPECT_EQ(Sample({1, 3, 2, 3}, greedy).token, 1);
+  EXPECT_EQ(Sample({-kInfinity, -5, -kInfinity}, greedy).token, 1);
+  // Too cold to divide by, and whatever else was asked for.
+  EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 1e-7f, .top_k = 3, .top_p = 0.5f}).token, 1);
+}
+
+TEST_P(SamplerTest, EqualsTheNaiveReference) {
+  const unsigned seed = 11;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int compared = 0;
+  for (const int n : {1, 2, 7, 64, 1000, 1025, 5000}) {
+    for (int round = 0; round < 60; ++round) {
+      std::vector<float> row = RandomRow(n, random, 1.0f + static_cast<float>(round % 5));
+      if (round % 3 == 0) {  // many ties
+        for (float& logit : row) logit = std::round(logit);
+      }
+      SamplingParams p;
+      p.temperature = std::vector<float>{0.2f, 0.7f, 1.0f, 2.0f}[random() % 4];
+      p.top_k = std::vector<std::int32_t>{0, 1, 5, 40, 64, 65, 500, 100000}[random() % 8];
+      p.top_p = std::vector<float>{1.0f, 0.01f, 0.5f, 0.9f, 0.999f}[random() % 5];
+      p.seed = random();
+      const TokenPlace place{BranchIndex(random() % 4), static_cast<std::uint32_t>(random() % 99)};
+      const Naive naive = NaiveKept(row, p);
+      if (naive.margin < 1e-6) continue;  // where rounding may decide
+      ++compared;
+      ASSERT_EQ(Sample(row, p, {}, place).token, NaiveDraw(row, naive.kept, p, place))
+          << "n " << n << " T " << p.temperature << " k " << p.top_k << " p " << p.top_p;
+    }
+  }
+  EXPECT_GT(compared, 350);
+}
+
+TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
+  const unsigned seed = 12;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const kernels::Ops& reference = kernels::GetOps(kernels::Isa::kReference);
+  for (int round = 0; round < 40; ++round) {
+    const std::vector<float> row = RandomRow(3001, random, 4);
+    SamplingParams p{.temperature = 0.8f, .top_k = round % 2 ? 100 : 0, .top_p = 0.95f};
+    p.seed = random();
+    const LogprobSpec logprobs{.output_top = 20};
+    const auto expected = SampleRow(reference, row, p, logprobs, {});
+    ASSERT_TRUE(expected.ok());
+    EXPECT_EQ(Sample(row, p, logprobs), *expected);
+  }
+}
+
+TEST_P(SamplerTest, TopKKeepsTiesWithTheLast) {
+  const std::vector<float> row = {0, 2, 1, 1, -1, 1};
+  std::set<TokenId> seen;
+  for (const auto& [token, count] : Count(row, {.top_k = 2, .seed = 5}, 500)) seen.insert(token);
+  EXPECT_EQ(seen, (std::set<TokenId>{1, 2, 3, 5}));
+}
+
+TEST_P(SamplerTest, TopPTakesTiesByAscendingId) {
+  std::set<TokenId> seen;
+  for (const auto& [token, count] : Count({1, 1, 1, 1}, {.top_p = 0.5f, .seed = 5}, 500)) {
+    seen.insert(token);
+  }
+  EXPECT_EQ(seen, (std::set<TokenId>{0, 1}));
+  // The best token is kept even if top_p is smaller than its mass.
+  EXPECT_EQ(Count({1, 2, 1}, {.top_p = 1e-6f}, 100), (std::map<TokenId, int>{{1, 100}}));
+}
+
+TEST_P(SamplerTest, MassIsOfWhatTopKKept) {
+  // 0.4, 0.3, 0.2, 0.1: of the best two the first has 0.57, so 0.6 needs both.
+  const std::vector<float> row = {std::log(0.4f), std::log(0.3f), std::log(0.2f), std::log(0.1f)};
+  EXPECT_EQ(Count(row, {.top_k = 2, .top_p = 0.55f}, 200).size(), 1u);
+  EXPECT_EQ(Count(row, {.top_k = 2, .top_p = 0.6f}, 200).size(), 2u);
+  EXPECT_EQ(Count(row, {.top_p = 0.75f}, 500).size(), 3u);
+}
+
+// Chi-square against softmax(logits / T) of the kept tokens. The bound is the
+// 0.9999 quantile of 7 degrees of freedom; the seeds are fixed.
+TEST_P(SamplerTest, DrawsFollowTheDistribution) {
+  const std::vector<float> row = {0.1f, -0.4f, 1.2f, 0.8f, -3.0f, 0.5f, -0.2f, 0.3f,
+                                  -9.0f, 0.9f, -8.0f, -kInfinity};
+  constexpr int kDraws = 20000;
+  for (const std::uint64_t seed : {1ull, 2ull, 0xfeedfacecafebeefull}) {
+    const SamplingParams p{.temperature = 0.9f, .top_k = 8, .seed = seed};
+    const std::vector<TokenId> kept = NaiveKept(row, p).kept;
+    double total = 0;
+    for (TokenId token : kept) total += std::exp(row[token] / p.temperature);
+    std::map<TokenId, int> counts = Count(row, p, kDraws);
+    double chi_square = 0;
+    int counted = 0;
+    for (TokenId token : kept) {
+      const double expected = kDraws * std::exp(row[token] / p.temperature) / total;
+      chi_square += std::pow(counts[token] - expected, 2) / expected;
+      counted += counts[token];
+    }
+    EXPECT_EQ(counted, kDraws);
+    EXPECT_LT(chi_square, 29.88) << "seed " << seed;
+  }
+}
+
+// Neighbouring places draw independently: the 3 x 3 table of consecutive tokens
+// against the product of equal shares; 0.9999 quantile of 8 degrees of freedom.
+TEST_P(SamplerTest, ConsecutiveTokensAreIndependent) {
+  const std::vector<float> row(3, 0.0f);
+  const SamplingParams p{.seed = 3};
+  constexpr std::uint32_t kDraws = 18000;
+  const auto draw = [&](std::uint32_t branch, std::uint32_t index) {
+    return Sample(row, p, {}, {BranchIndex(branch), index}).token;
+  };
+  int by_index[9] = {}, by_branch[9] = {};
+  for (std::uint32_t i = 0; i < kDraws; ++i) {
+    ++by_index[draw(0, 2 * i) * 3 + draw(0, 2 * i + 1)];
+    ++by_branch[draw(2 * i, 7) * 3 + draw(2 * i + 1, 7)];
+  }
+  for (const int* table : {by_index, by_branch}) {
+    double chi_square = 0;
+    for (int cell = 0; cell < 9; ++cell) chi_square += std::pow(table[cell] - 2000.0, 2) / 2000.0;
+    EXPECT_LT(chi_square, 31.83);
+  }
+}
+
+TEST_P(SamplerTest, LogprobsAreOfTheRawLogits) {
+  std::mt19937 random(4);
+  const std::vector<float> row = RandomRow(2500, random, 3);
+  double total = 0;
+  for (float logit : row) total += std::exp(double{logit});
+  const SampledToken sampled =
+      Sample(row, {.temperature = 0.5f, .top_k = 3, .seed = 9}, {.output_top = 20});
+  EXPECT_NEAR(sampled.logprob, row[sampled.token] - std::log(total), 2e-6);
+  ASSERT_EQ(sampled.top.size(), 20u);
+  std::vector<float> sorted = row;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(row[sampled.top[i].token], sorted[i]);
+    EXPECT_NEAR(sampled.top[i].logprob, sorted[i] - std::log(total), 2e-6);
+  }
+  const auto known = RowLogprobs(ops_, row, 17, 2);
+  ASSERT_TRUE(known.ok());
+  EXPECT_EQ(known->token, 17);
+  EXPECT_NEAR(known->logprob, row[17] - std::log(total), 2e-6);
+  EXPECT_EQ(known->top.size(), 2u);
+  EXPECT_EQ(known->top[0], sampled.top[0]);
+  EXPECT_TRUE(RowLogprobs(ops_, row, 17, LogprobSpec::kOff)->top.empty());
+}
+
+TEST_P(SamplerTest, ListsNoMoreThanThereIs) {
+  const SamplingParams greedy{.temperature = 0};
+  EXPECT_EQ(Sample({1, 2, 3}, greedy, {.output_top = 20}).top.size(), 3u);
+  const SampledToken masked = Sample({1, -kInfinity, 3}, greedy, {.output_top = 20});
+  ASSERT_EQ(masked.top.size(), 2u);
+  EXPECT_EQ(masked.top[1].token, 0);
+}
+
+TEST_P(SamplerTest, RowsWithoutASoftmaxFail) {
+  for (const float bad : {kNan, -kNan, kInfinity}) {
+    for (const int at : {0, 15, 1023, 1024, 1499}) {
+      std::vector<float> row(1500, 0.5f);
+      row[at] = bad;
+      for (const float temperature : {0.0f, 1.0f}) {
+        const auto token = SampleRow(ops_, row, {.temperature = temperature, .top_p = 0.9f}, {}, {});
+        EXPECT_TRUE(absl::IsInternal(token.status())) << bad << " at " << at;
+      }
+      EXPECT_TRUE(absl::IsInternal(RowLogprobs(ops_, row, 3, 0).status()));
+    }
+  }
+  for (const float bad : {kNan, -kInfinity}) {
+    const std::vector<float> row(2000, bad);
+    EXPECT_TRUE(absl::IsInternal(SampleRow(ops_, row, {}, {}, {}).status()));
+  }
+}
+
+TEST_P(SamplerTest, ExtremeParametersStayInTheVocabulary) {
+  std::mt19937 random(6);
+  const std::vector<float> row = RandomRow(1100, random, 5);
+  for (const float temperature : {2e-6f, 1e30f, 3e38f}) {
+    for (const float top_p : {1e-38f, 0.5f, std::nextafter(1.0f, 0.0f), 1.0f}) {
+      for (const std::int32_t top_k : {0, 70, std::numeric_limits<std::int32_t>::max()}) {
+        const TokenId token =
+            Sample(row, {.temperature = temperature, .top_k = top_k, .top_p = top_p}).token;
+        EXPECT_GE(token, 0);
+        EXPECT_LT(token, 1100);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flotilla
