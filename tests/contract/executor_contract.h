@@ -1,0 +1,39 @@
+// The contract of StepExecutor, as one parametrised test. An implementation
+// passes it by adding one INSTANTIATE_TEST_SUITE_P in contract_test.cc's folder:
+//
+//   INSTANTIATE_TEST_SUITE_P(Fake, ExecutorContract, ::testing::Values(FakeCase()),
+//                            ExecutorCaseName);
+//
+// The executor needs at least 8 blocks, 4 branches, 32 tokens of context, 16
+// rows a step, and a vocabulary of at least 16.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "common/types/executor.h"
+
+namespace flotilla::testing {
+
+// An executor and, where it can inject them, deaths of its group.
+struct ContractExecutor {
+  std::unique_ptr<StepExecutor> executor;
+  std::function<void(Step)> lose_during;  // in that step, before its result
+  std::function<void(Step)> lose_after;   // after its result; step 0: after Ready
+};
+
+struct ExecutorCase {
+  std::string name;
+  std::function<ContractExecutor()> make;
+};
+
+inline std::string ExecutorCaseName(const ::testing::TestParamInfo<ExecutorCase>& info) {
+  return info.param.name;
+}
+
+class ExecutorContract : public ::testing::TestWithParam<ExecutorCase> {};
+
+}  // namespace flotilla::testing
