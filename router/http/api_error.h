@@ -1,0 +1,23 @@
+// Errors as the OpenAI API writes them, from a status (router/errors.h).
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "router/http/exchange.h"
+
+namespace flotilla {
+
+// The HTTP status that stands for a status's code.
+int HttpStatusOf(const absl::Status& status);
+
+// {"error":{"message","type","param","code"}}; always valid UTF-8.
+std::string ErrorJson(const absl::Status& status);
+
+// retry-after, retry-after-ms and x-should-retry, where they say something.
+HttpHeaders RetryHeaders(const absl::Status& status);
+
+// Answers with the error.
+void SendError(const absl::Status& status, HttpReply& reply);
+
+}  // namespace flotilla

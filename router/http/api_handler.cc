@@ -1,0 +1,253 @@
+#include "router/http/api_handler.h"
+
+#include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "model/text.h"
+#include "router/errors.h"
+#include "router/http/api_error.h"
+#include "router/http/json_text.h"
+#include "router/http/openai_exchange.h"
+#include "router/http/openai_request.h"
+#include "router/utf8.h"
+
+namespace flotilla {
+namespace {
+
+constexpr char kJson[] = "application/json";
+constexpr std::string_view kModelsPrefix = "/v1/models/";
+
+// "%2F" and the like in a path; a bad escape stays as it is.
+std::string DecodePercent(std::string_view text) {
+  const auto hex = [](char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+  };
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() && hex(text[i + 1]) >= 0 && hex(text[i + 2]) >= 0) {
+      out.push_back(static_cast<char>(hex(text[i + 1]) * 16 + hex(text[i + 2])));
+      i += 2;
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
+}
+
+void AppendModel(const ModelInfo& model, std::string& out) {
+  out += R"({"id":)";
+  AppendJsonString(model.limits.id, out);
+  out += Cat(R"(,"object":"model","created":)", model.created_s,
+             R"(,"owned_by":"flotilla","max_model_len":)", model.limits.max_context, "}");
+}
+
+// Waits for the pool's answer to /tokenize or /detokenize. The answer may come
+// after the peer has gone, so the work holds it weakly.
+class PoolExchange final : public HttpExchange {
+ public:
+  explicit PoolExchange(HttpReply& reply) : reply_(std::make_shared<HttpReply*>(&reply)) {}
+  std::weak_ptr<HttpReply*> reply() const { return reply_; }
+
+ private:
+  std::shared_ptr<HttpReply*> reply_;
+};
+
+class ApiHandler final : public HttpHandler {
+ public:
+  ApiHandler(ApiOptions options, InferenceService* service, Lane* lane)
+      : options_(std::move(options)),
+        parse_{.lenient = options_.lenient, .max_prompts = options_.max_prompts},
+        service_(*service),
+        lane_(*lane) {}
+
+  std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) override;
+
+ private:
+  using Answer = std::unique_ptr<HttpExchange> (ApiHandler::*)(HttpRequest&, HttpReply&);
+  struct Route {
+    std::string_view method, path;
+    Answer answer;
+  };
+  static const std::array<Route, 9> kRoutes;
+
+  std::unique_ptr<HttpExchange> Generate(absl::StatusOr<OpenAiRequest> parsed,
+                                         const HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> Chat(HttpRequest& request, HttpReply& reply) {
+    return Generate(ParseChatCompletion(request.body, parse_), request, reply);
+  }
+  std::unique_ptr<HttpExchange> Complete(HttpRequest& request, HttpReply& reply) {
+    return Generate(ParseCompletion(request.body, parse_), request, reply);
+  }
+  std::unique_ptr<HttpExchange> Tokenize(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> Detokenize(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> ListModels(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> GetModel(std::string_view id, HttpReply& reply);
+  std::unique_ptr<HttpExchange> Health(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> Ready(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> Metrics(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> Root(HttpRequest& request, HttpReply& reply);
+
+  const ApiOptions options_;
+  const ParseOptions parse_;
+  InferenceService& service_;
+  Lane& lane_;
+};
+
+const std::array<ApiHandler::Route, 9> ApiHandler::kRoutes = {{
+    {"POST", "/v1/chat/completions", &ApiHandler::Chat},
+    {"POST", "/v1/completions", &ApiHandler::Complete},
+    {"GET", "/v1/models", &ApiHandler::ListModels},
+    {"POST", "/tokenize", &ApiHandler::Tokenize},
+    {"POST", "/detokenize", &ApiHandler::Detokenize},
+    {"GET", "/health", &ApiHandler::Health},
+    {"GET", "/ready", &ApiHandler::Ready},
+    {"GET", "/metrics", &ApiHandler::Metrics},
+    {"GET", "/", &ApiHandler::Root},
+}};
+
+std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply& reply) {
+  std::string_view allowed;
+  for (const Route& route : kRoutes) {
+    if (request.path != route.path) continue;
+    if (request.method == route.method) return (this->*route.answer)(request, reply);
+    allowed = route.method;
+  }
+  const std::string_view path = request.path;
+  if (path.starts_with(kModelsPrefix) && path.size() > kModelsPrefix.size()) {
+    if (request.method == "GET") return GetModel(path.substr(kModelsPrefix.size()), reply);
+    allowed = "GET";
+  }
+  if (!allowed.empty()) {
+    reply.Send(405, kJson, ErrorJson(InvalidArgument("this path answers ", allowed, " only")),
+               {{"allow", std::string(allowed)}});
+    return nullptr;
+  }
+  reply.Send(
+      404, kJson,
+      ErrorJson(absl::NotFoundError(Cat("there is nothing at ", RepairUtf8(path.substr(0, 200))))),
+      {});
+  return nullptr;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::Generate(absl::StatusOr<OpenAiRequest> parsed,
+                                                   const HttpRequest& request, HttpReply& reply) {
+  if (!parsed.ok()) {
+    SendError(parsed.status(), reply);
+    return nullptr;
+  }
+  if (request.client_named) {
+    for (ApiRequest& prompt : parsed->prompts) {
+      if (prompt.client_request_id.empty()) prompt.client_request_id = request.request_id;
+    }
+  }
+  return OpenAiExchange::Start(*std::move(parsed), absl::ToUnixSeconds(absl::Now()), service_,
+                               lane_, reply);
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpReply& reply) {
+  absl::StatusOr<TokenizeRequest> parsed = ParseTokenize(request.body, parse_);
+  if (!parsed.ok()) {
+    SendError(parsed.status(), reply);
+    return nullptr;
+  }
+  auto exchange = std::make_unique<PoolExchange>(reply);
+  service_.Tokenize(*std::move(parsed), lane_,
+                    [weak = exchange->reply()](absl::StatusOr<std::vector<TokenId>> tokens) {
+                      const auto waiting = weak.lock();
+                      if (waiting == nullptr) return;
+                      if (!tokens.ok()) return SendError(tokens.status(), **waiting);
+                      std::string body = R"({"tokens":)";
+                      AppendJsonIntArray(*tokens, body);
+                      body += Cat(R"(,"count":)", tokens->size(), "}");
+                      (*waiting)->Send(200, kJson, std::move(body), {});
+                    });
+  return exchange;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::Detokenize(HttpRequest& request, HttpReply& reply) {
+  absl::StatusOr<DetokenizeRequest> parsed = ParseDetokenize(request.body, parse_);
+  if (!parsed.ok()) {
+    SendError(parsed.status(), reply);
+    return nullptr;
+  }
+  auto exchange = std::make_unique<PoolExchange>(reply);
+  service_.Detokenize(std::move(parsed->model), std::move(parsed->tokens), lane_,
+                      [weak = exchange->reply()](absl::StatusOr<std::string> text) {
+                        const auto waiting = weak.lock();
+                        if (waiting == nullptr) return;
+                        if (!text.ok()) return SendError(text.status(), **waiting);
+                        std::string body = R"({"prompt":)";
+                        AppendJsonString(*text, body);
+                        body.push_back('}');
+                        (*waiting)->Send(200, kJson, std::move(body), {});
+                      });
+  return exchange;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::ListModels(HttpRequest&, HttpReply& reply) {
+  std::string body = R"({"object":"list","data":[)";
+  bool first = true;
+  for (const ModelInfo& model : service_.Models()) {
+    if (!std::exchange(first, false)) body.push_back(',');
+    AppendModel(model, body);
+  }
+  body += "]}";
+  reply.Send(200, kJson, std::move(body), {});
+  return nullptr;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::GetModel(std::string_view id, HttpReply& reply) {
+  const std::string name = DecodePercent(id);
+  for (const ModelInfo& model : service_.Models()) {
+    if (model.limits.id != name) continue;
+    std::string body;
+    AppendModel(model, body);
+    reply.Send(200, kJson, std::move(body), {});
+    return nullptr;
+  }
+  SendError(CheckModel(name, ModelLimits{}), reply);
+  return nullptr;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::Health(HttpRequest&, HttpReply& reply) {
+  reply.Send(200, kJson, R"({"status":"ok"})", {});
+  return nullptr;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::Ready(HttpRequest&, HttpReply& reply) {
+  const bool ready = service_.Ready();
+  reply.Send(ready ? 200 : 503, kJson,
+             ready ? R"({"status":"ready"})" : R"({"status":"not ready"})", {});
+  return nullptr;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::Metrics(HttpRequest&, HttpReply& reply) {
+  if (options_.metrics) {
+    reply.Send(200, "text/plain; version=0.0.4; charset=utf-8", options_.metrics(), {});
+  } else {
+    SendError(absl::NotFoundError("this server exports no metrics"), reply);
+  }
+  return nullptr;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::Root(HttpRequest&, HttpReply& reply) {
+  std::string body = "flotilla\n\n";
+  for (const Route& route : kRoutes) body += Cat(route.method, " ", route.path, "\n");
+  reply.Send(200, "text/plain; charset=utf-8", std::move(body), {});
+  return nullptr;
+}
+
+}  // namespace
+
+std::unique_ptr<HttpHandler> MakeApiHandler(ApiOptions options, InferenceService* service,
+                                            Lane* lane) {
+  return std::make_unique<ApiHandler>(std::move(options), service, lane);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,25 @@
+// The routes of the HTTP API: which path means what, and what is answered at
+// once. Generations are OpenAiExchange's. One handler per I/O thread.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "router/http/exchange.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+struct ApiOptions {
+  bool lenient = false;
+  std::size_t max_prompts = 32;
+  std::function<std::string()> metrics;  // may be empty
+};
+
+// `service` and `lane` outlive the handler, which lives on the lane's thread.
+std::unique_ptr<HttpHandler> MakeApiHandler(ApiOptions options, InferenceService* service,
+                                            Lane* lane);
+
+}  // namespace flotilla

@@ -1,0 +1,55 @@
+// One HTTP request and its answer, between the connection, which knows bytes and
+// sockets, and the handlers, which know what is asked. All of it on the
+// connection's I/O thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace flotilla {
+
+struct HttpRequest {
+  std::string method;
+  std::string path;           // without the query
+  std::string request_id;     // the client's X-Request-Id if printable, else made up
+  bool client_named = false;  // the client sent it
+  std::string body;
+};
+
+using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
+
+// The answer being written. Either Send once, or Begin, any number of Write, and
+// End. Calls after the peer has gone do nothing.
+class HttpReply {
+ public:
+  virtual ~HttpReply() = default;
+  virtual void Send(int status, std::string_view content_type, std::string body,
+                    const HttpHeaders& headers) = 0;
+  virtual void Begin(int status, std::string_view content_type, const HttpHeaders& headers) = 0;
+  // Queued; what one turn of the I/O thread writes leaves as one chunk.
+  virtual void Write(std::string_view text) = 0;
+
+  virtual void End() = 0;
+};
+
+// A request that is being answered. Destroyed by the connection soon after the
+// answer is complete, or when the peer has gone: work still running is
+// cancelled by the destructor.
+class HttpExchange {
+ public:
+  virtual ~HttpExchange() = default;
+};
+
+class HttpHandler {
+ public:
+  virtual ~HttpHandler() = default;
+  // Answers through `reply`, now or later; what must live until then is the
+  // exchange returned (null when it was answered at once). `reply` outlives the
+  // exchange. Work that is not owned by the exchange holds a weak pointer.
+  virtual std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) = 0;
+};
+
+}  // namespace flotilla

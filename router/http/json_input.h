@@ -1,0 +1,74 @@
+// Strict reading of hostile JSON bodies: bounded nesting, no duplicate keys,
+// valid UTF-8, exact types, and every member accounted for by name.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+
+namespace flotilla {
+
+using Json = nlohmann::json;
+
+inline constexpr int kMaxJsonDepth = 64;
+
+// Parses a body that must be one JSON object. INVALID_ARGUMENT saying what is
+// wrong; the body's text is not repeated.
+absl::StatusOr<Json> ParseJsonObject(std::string_view body);
+
+// Reads the members of one object. The first error sticks; values read after it
+// do not matter. Absent and null are the same.
+//
+//   ObjectReader reader(body, "");
+//   auto seed = reader.Int("seed");
+//   reader.Neutral("n", {1});        // any other value: unsupported
+//   reader.Inert({"user", "store"});
+//   absl::Status status = reader.Finish(/*lenient=*/false, nullptr);
+class ObjectReader {
+ public:
+  // `object` outlives the reader. `path` prefixes names in errors: "" or e.g.
+  // "messages[2].".
+  ObjectReader(const Json& object, std::string path) : object_(object), path_(std::move(path)) {}
+
+  std::optional<bool> Bool(std::string_view name);
+  // A JSON integer that fits; 1.0 and "1" are not.
+  std::optional<std::int64_t> Int(std::string_view name);
+  // Any 64-bit integer, negative ones as their two's complement.
+  std::optional<std::uint64_t> Seed(std::string_view name);
+  std::optional<double> Number(std::string_view name);
+  std::optional<std::string> String(std::string_view name);
+  // A member of any type; null pointer when absent or null.
+  const Json* Value(std::string_view name);
+
+  // A feature that is not built: only the given values (which mean "off") pass.
+  void Neutral(std::string_view name, std::initializer_list<Json> off);
+  // Members that cannot matter here: any value passes.
+  void Inert(std::initializer_list<std::string_view> names);
+
+  void Fail(absl::Status status);
+  // INVALID_ARGUMENT about member `name`.
+  void FailField(std::string_view name, std::string_view what);
+  bool ok() const { return status_.ok(); }
+
+  // The first error, or, unless lenient, one that names an unknown member.
+  // Lenient: their names are appended to `ignored`.
+  absl::Status Finish(bool lenient, std::vector<std::string>* ignored);
+
+ private:
+  void WrongType(std::string_view name, std::string_view expected);
+
+  const Json& object_;
+  const std::string path_;
+  std::set<std::string, std::less<>> seen_;
+  absl::Status status_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,102 @@
+#include "router/http/logprob_text.h"
+
+#include <cstdint>
+
+#include "model/text.h"
+#include "router/http/json_text.h"
+#include "router/utf8.h"
+
+namespace flotilla {
+
+// A token that is not whole characters has no text of its own: its bytes are
+// spelled out, as at OpenAI, so that names stay distinct.
+std::string LogprobText::Name(TokenId token) const {
+  if (style_.tokens_as_token_ids) return Cat("token_id:", token);
+  const std::string_view bytes = bytes_of_(token);
+  if (IsValidUtf8(bytes)) return std::string(bytes);
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string name = "bytes:";
+  for (char c : bytes) {
+    const auto byte = static_cast<std::uint8_t>(c);
+    name += "\\x";
+    name.push_back(kHex[byte >> 4]);
+    name.push_back(kHex[byte & 15]);
+  }
+  return name;
+}
+
+void LogprobText::AppendChatToken(TokenId token, float logprob, std::string& out) const {
+  out += R"({"token":)";
+  AppendJsonString(Name(token), out);
+  out += R"(,"logprob":)";
+  AppendJsonFloat(logprob, out);
+  out += R"(,"bytes":[)";
+  bool first = true;
+  for (char c : bytes_of_(token)) {
+    if (!first) out.push_back(',');
+    first = false;
+    AppendJsonInt(static_cast<int>(static_cast<std::uint8_t>(c)), out);
+  }
+  out.push_back(']');
+}
+
+void LogprobText::Add(const OutputToken& token) {
+  if (style_.chat) {
+    if (count_++ > 0) tokens_.push_back(',');
+    AppendChatToken(token.id, token.logprob, tokens_);
+    tokens_ += R"(,"top_logprobs":[)";
+    for (std::size_t i = 0; i < token.top.size(); ++i) {
+      if (i > 0) tokens_.push_back(',');
+      AppendChatToken(token.top[i].token, token.top[i].logprob, tokens_);
+      tokens_.push_back('}');
+    }
+    tokens_ += "]}";
+    return;
+  }
+  std::string logprob;
+  AppendJsonFloat(token.logprob, logprob);
+  // The chosen token is in the map even when it is not among the best.
+  std::string top = "{";
+  bool chosen = false;
+  for (const TopLogprob& entry : token.top) {
+    if (top.size() > 1) top.push_back(',');
+    AppendJsonString(Name(entry.token), top);
+    top.push_back(':');
+    AppendJsonFloat(entry.logprob, top);
+    chosen = chosen || entry.token == token.id;
+  }
+  if (!chosen) {
+    if (top.size() > 1) top.push_back(',');
+    AppendJsonString(Name(token.id), top);
+    top += ":" + logprob;
+  }
+  top.push_back('}');
+  AddColumns(token.id, logprob, top);
+}
+
+void LogprobText::AddUnscored(TokenId token) { AddColumns(token, "null", "null"); }
+
+void LogprobText::AddColumns(TokenId token, std::string_view logprob, std::string_view top) {
+  if (count_++ > 0) {
+    for (std::string* column : {&tokens_, &logprobs_, &top_, &offsets_}) column->push_back(',');
+  }
+  AppendJsonString(Name(token), tokens_);
+  logprobs_ += logprob;
+  top_ += top;
+  AppendJsonInt(offset_, offsets_);
+  // Bytes that continue a character count for the token that began it.
+  offset_ += Utf8Length(bytes_of_(token));
+}
+
+void LogprobText::Take(std::string& out) {
+  if (style_.chat) {
+    out += R"({"content":[)" + tokens_ + "]}";
+  } else {
+    out += R"({"tokens":[)" + tokens_ + R"(],"token_logprobs":[)" + logprobs_ +
+           R"(],"top_logprobs":[)" + top_ + R"(],"text_offset":[)" + offsets_ + "]}";
+  }
+  count_ = 0;
+  for (std::string* column : {&tokens_, &logprobs_, &top_, &offsets_}) column->clear();
+}
+
+}  // namespace flotilla

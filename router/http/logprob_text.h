@@ -1,0 +1,50 @@
+// LogprobText: log-probabilities as the OpenAI API writes them, appended token
+// by token. Chat: a list of objects; completions: four parallel columns. One per
+// choice; I/O thread.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "router/service.h"
+
+namespace flotilla {
+
+class LogprobText {
+ public:
+  struct Style {
+    bool chat = false;
+    bool tokens_as_token_ids = false;  // "token_id:N" instead of the token's text
+  };
+  // The bytes of a token.
+  using BytesOf = std::function<std::string_view(TokenId)>;
+
+  LogprobText(Style style, BytesOf bytes_of) : style_(style), bytes_of_(std::move(bytes_of)) {}
+
+  // A token without log-probabilities: the first of an echoed prompt.
+  void AddUnscored(TokenId token);
+  void Add(const OutputToken& token);
+
+  // Appends the value of a "logprobs" member and begins anew; the completions'
+  // text_offset goes on counting.
+  void Take(std::string& out);
+
+  bool empty() const { return count_ == 0; }
+
+ private:
+  std::string Name(TokenId token) const;
+  void AppendChatToken(TokenId token, float logprob, std::string& out) const;
+  void AddColumns(TokenId token, std::string_view logprob, std::string_view top);
+
+  Style style_;
+  BytesOf bytes_of_;
+  std::size_t count_ = 0;   // tokens since the last Take
+  std::size_t offset_ = 0;  // characters of all tokens so far
+  std::string tokens_;      // chat: the objects; else the column of names
+  std::string logprobs_, top_, offsets_;
+};
+
+}  // namespace flotilla

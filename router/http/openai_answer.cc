@@ -1,0 +1,206 @@
+#include "router/http/openai_answer.h"
+
+#include <utility>
+
+#include "model/text.h"
+#include "router/http/json_text.h"
+
+namespace flotilla {
+namespace {
+
+std::string_view FinishName(ChoiceFinish reason) {
+  switch (reason) {
+    case ChoiceFinish::kStop:
+      return R"("stop")";
+    case ChoiceFinish::kLength:
+      return R"("length")";
+    case ChoiceFinish::kCancelled:
+      return R"("abort")";
+    case ChoiceFinish::kDeadline:
+      return R"("timeout")";
+    case ChoiceFinish::kError:
+      break;
+  }
+  return R"("error")";
+}
+
+}  // namespace
+
+OpenAiAnswer::OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of)
+    : header_(std::move(header)) {
+  head_ = R"({"id":")";
+  head_ += header_.chat ? "chatcmpl-" : "cmpl-";
+  AppendJsonEscaped(header_.id, head_);
+  head_ += R"(","object":)";
+  if (header_.chat) {
+    head_ += header_.stream ? R"("chat.completion.chunk")" : R"("chat.completion")";
+  } else {
+    head_ += R"("text_completion")";
+  }
+  head_ += Cat(R"(,"created":)", header_.created_s, R"(,"model":)");
+  AppendJsonString(header_.model, head_);
+  head_ += R"(,"choices":[)";
+  choices_.reserve(header_.choices);
+  for (std::uint32_t i = 0; i < header_.choices; ++i) {
+    choices_.emplace_back(LogprobText({header_.chat, header_.tokens_as_token_ids}, bytes_of));
+  }
+}
+
+void OpenAiAnswer::Prompt(std::uint32_t index, std::vector<TokenId> tokens, std::string text) {
+  Choice& choice = choices_[index];
+  choice.prompt = std::move(tokens);
+  if (!header_.echo) return;
+  choice.echo = std::move(text);
+  if (header_.logprobs) choice.logprobs.AddUnscored(choice.prompt.front());
+}
+
+void OpenAiAnswer::PromptScores(std::uint32_t index, const std::vector<OutputToken>& scores) {
+  for (const OutputToken& token : scores) choices_[index].logprobs.Add(token);
+}
+
+void OpenAiAnswer::BeginEvent(std::uint32_t index, std::string& out) const {
+  out += "data: ";
+  out += head_;
+  out += R"({"index":)";
+  AppendJsonInt(index, out);
+}
+
+void OpenAiAnswer::EndEvent(std::string_view finish, std::string& out) const {
+  out += R"(,"finish_reason":)";
+  out += finish;
+  out += "}]";
+  if (header_.include_usage) out += R"(,"usage":null)";
+  out += "}\n\n";
+}
+
+void OpenAiAnswer::AppendLogprobs(Choice& choice, std::string& out) {
+  out += R"(,"logprobs":)";
+  if (choice.logprobs.empty()) {
+    out += "null";
+  } else {
+    choice.logprobs.Take(out);
+  }
+}
+
+void OpenAiAnswer::AppendTokenIds(const std::vector<TokenId>& tokens, Choice& choice,
+                                  std::string& out) {
+  if (!header_.return_token_ids) return;
+  if (!std::exchange(choice.prompt_sent, true)) {
+    out += R"(,"prompt_token_ids":)";
+    AppendJsonIntArray(choice.prompt, out);
+  }
+  out += R"(,"token_ids":)";
+  AppendJsonIntArray(tokens, out);
+}
+
+void OpenAiAnswer::Start(std::uint32_t index, std::string& out) {
+  if (!header_.stream || !header_.chat) return;
+  BeginEvent(index, out);
+  out += R"(,"delta":{"role":"assistant","content":""},"logprobs":null)";
+  AppendTokenIds({}, choices_[index], out);
+  EndEvent("null", out);
+}
+
+void OpenAiAnswer::FlushEcho(std::uint32_t index, std::string& out) {
+  Choice& choice = choices_[index];
+  if (choice.echo.empty()) return;
+  BeginEvent(index, out);
+  out += R"(,"text":)";
+  AppendJsonString(choice.echo, out);
+  AppendLogprobs(choice, out);
+  AppendTokenIds({}, choice, out);
+  EndEvent("null", out);
+  choice.echo.clear();
+}
+
+void OpenAiAnswer::Add(std::uint32_t index, const Delta& delta, std::string& out) {
+  Choice& choice = choices_[index];
+  if (header_.stream) FlushEcho(index, out);
+  std::vector<TokenId> ids;
+  if (header_.return_token_ids) {
+    for (const OutputToken& token : delta.tokens) ids.push_back(token.id);
+  }
+  if (header_.logprobs) {
+    for (const OutputToken& token : delta.tokens) choice.logprobs.Add(token);
+  }
+  if (!header_.stream) {
+    AppendJsonEscaped(delta.text, choice.text);
+    choice.tokens.insert(choice.tokens.end(), ids.begin(), ids.end());
+    return;
+  }
+  if (delta.text.empty() && ids.empty() && choice.logprobs.empty()) return;
+  BeginEvent(index, out);
+  out += header_.chat ? R"(,"delta":{"content":")" : R"(,"text":")";
+  AppendJsonEscaped(delta.text, out);
+  out += header_.chat ? R"("})" : R"(")";
+  AppendLogprobs(choice, out);
+  AppendTokenIds(ids, choice, out);
+  EndEvent("null", out);
+}
+
+void OpenAiAnswer::Finish(std::uint32_t index, ChoiceFinish reason, std::string& out) {
+  Choice& choice = choices_[index];
+  choice.finish = FinishName(reason);
+  if (!header_.stream) return;
+  FlushEcho(index, out);
+  BeginEvent(index, out);
+  out += header_.chat ? R"(,"delta":{})" : R"(,"text":"")";
+  AppendLogprobs(choice, out);
+  AppendTokenIds({}, choice, out);
+  EndEvent(choice.finish, out);
+}
+
+void OpenAiAnswer::AddUsage(const Usage& usage) {
+  usage_.prompt_tokens += usage.prompt_tokens;
+  usage_.output_tokens += usage.output_tokens;
+  usage_.cached_tokens += usage.cached_tokens;
+}
+
+void OpenAiAnswer::AppendUsage(std::string& out) const {
+  const std::uint64_t total = std::uint64_t{usage_.prompt_tokens} + usage_.output_tokens;
+  out += Cat(R"({"prompt_tokens":)", usage_.prompt_tokens, R"(,"completion_tokens":)",
+             usage_.output_tokens, R"(,"total_tokens":)", total,
+             R"(,"prompt_tokens_details":{"cached_tokens":)", usage_.cached_tokens, "}}");
+}
+
+void OpenAiAnswer::End(std::string& out) {
+  if (header_.include_usage) {
+    out += "data: " + head_ + R"(],"usage":)";
+    AppendUsage(out);
+    out += "}\n\n";
+  }
+  out += "data: [DONE]\n\n";
+}
+
+void OpenAiAnswer::AppendChoice(std::uint32_t index, std::string& out) {
+  Choice& choice = choices_[index];
+  out += R"({"index":)";
+  AppendJsonInt(index, out);
+  out += header_.chat ? R"(,"message":{"role":"assistant","content":")" : R"(,"text":")";
+  AppendJsonEscaped(choice.echo, out);
+  out += choice.text;
+  out += header_.chat ? R"(","refusal":null})" : R"(")";
+  AppendLogprobs(choice, out);
+  AppendTokenIds(choice.tokens, choice, out);
+  out += R"(,"finish_reason":)";
+  out += choice.finish;
+  out.push_back('}');
+}
+
+std::string OpenAiAnswer::Body() {
+  std::string out = head_;
+  for (std::uint32_t i = 0; i < choices_.size(); ++i) {
+    if (i > 0) out.push_back(',');
+    AppendChoice(i, out);
+  }
+  out += R"(],"usage":)";
+  AppendUsage(out);
+  if (header_.return_token_ids && choices_.size() == 1) {
+    out += R"(,"prompt_token_ids":)";
+    AppendJsonIntArray(choices_[0].prompt, out);
+  }
+  out.push_back('}');
+  return out;
+}
+
+}  // namespace flotilla

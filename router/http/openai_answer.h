@@ -1,0 +1,74 @@
+// OpenAiAnswer: what the service reports of a request, written as the OpenAI API
+// answers: one JSON body, or server-sent events. Pure text; it knows neither
+// sockets nor generations. One per HTTP request; I/O thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "router/http/logprob_text.h"
+#include "router/http/openai_request.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+class OpenAiAnswer {
+ public:
+  // What the answer needs to know of its request.
+  struct Header {
+    std::string id;  // without the prefix that says the kind
+    std::string model;
+    std::int64_t created_s = 0;
+    bool chat = false, stream = false, include_usage = false, echo = false, logprobs = false;
+    bool return_token_ids = false, tokens_as_token_ids = false;
+    std::uint32_t choices = 1;
+  };
+  OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of);
+
+  // The prompt of a choice; `text` is what echo repeats.
+  void Prompt(std::uint32_t choice, std::vector<TokenId> tokens, std::string text);
+  // Log-probabilities of the echoed prompt, in order.
+  void PromptScores(std::uint32_t choice, const std::vector<OutputToken>& scores);
+
+  // Streaming: each appends whole events to `out`, or nothing when there is
+  // nothing to say. Otherwise they collect, and `out` is not touched.
+  void Start(std::uint32_t choice, std::string& out);
+  void Add(std::uint32_t choice, const Delta& delta, std::string& out);
+  void Finish(std::uint32_t choice, ChoiceFinish reason, std::string& out);
+  // A choice's own usage; they are added up.
+  void AddUsage(const Usage& usage);
+  // Streaming: the usage event, if asked for, and the end mark.
+  void End(std::string& out);
+
+  // Not streaming: the whole body, once all choices have finished.
+  std::string Body();
+
+ private:
+  struct Choice {
+    explicit Choice(LogprobText logprobs) : logprobs(std::move(logprobs)) {}
+    std::vector<TokenId> prompt;
+    std::string echo;             // to be written before the first output
+    bool prompt_sent = false;     // streaming: prompt_token_ids were written
+    std::string text;             // escaped; not streaming
+    std::vector<TokenId> tokens;  // not streaming
+    LogprobText logprobs;
+    std::string_view finish;
+  };
+
+  void BeginEvent(std::uint32_t index, std::string& out) const;
+  void EndEvent(std::string_view finish, std::string& out) const;
+  void AppendLogprobs(Choice& choice, std::string& out);
+  void AppendTokenIds(const std::vector<TokenId>& tokens, Choice& choice, std::string& out);
+  void AppendUsage(std::string& out) const;
+  void AppendChoice(std::uint32_t index, std::string& out);
+  void FlushEcho(std::uint32_t index, std::string& out);
+
+  const Header header_;
+  std::string head_;  // {"id":...,"model":"...", of the body or of every event
+  std::vector<Choice> choices_;
+  Usage usage_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,157 @@
+#include "router/http/openai_exchange.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "router/http/api_error.h"
+#include "router/utf8.h"
+
+namespace flotilla {
+namespace {
+
+constexpr char kIgnoredHeader[] = "x-flotilla-ignored-fields";
+
+// Names of ignored fields as a header's value: printable, bounded.
+std::string HeaderText(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    if (text.size() > 1000) return text + ", ...";
+    if (!text.empty()) text += ", ";
+    for (char c : name) text.push_back(c > 0x20 && c < 0x7f ? c : '?');
+  }
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<HttpExchange> OpenAiExchange::Start(OpenAiRequest request, std::int64_t now_s,
+                                                    InferenceService& service, Lane& lane,
+                                                    HttpReply& reply) {
+  std::unique_ptr<OpenAiExchange> exchange(new OpenAiExchange(std::move(request), service, reply));
+  if (absl::Status status = exchange->StartAll(now_s, lane); !status.ok()) {
+    exchange->over_ = true;
+    SendError(status, reply);
+    return nullptr;
+  }
+  return exchange;
+}
+
+absl::Status OpenAiExchange::StartAll(std::int64_t now_s, Lane& lane) {
+  const std::string model = request_.prompts.front().model;
+  const auto count = static_cast<std::uint32_t>(request_.prompts.size());
+  std::vector<GenerateRequest> valid;
+  valid.reserve(count);
+  for (ApiRequest& prompt : request_.prompts) {
+    absl::StatusOr<GenerateRequest> checked = service_.Validate(std::move(prompt));
+    if (!checked.ok()) return checked.status();
+    valid.push_back(*std::move(checked));
+  }
+  request_.prompts.clear();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    choices_.push_back(std::make_unique<Choice>(this, i));
+    absl::Status status = choices_.back()->Start(std::move(valid[i]), service_, lane);
+    if (!status.ok()) return status;
+  }
+  running_ = count;
+  if (!request_.ignored.empty()) headers_.push_back({kIgnoredHeader, HeaderText(request_.ignored)});
+  answer_ = std::make_unique<OpenAiAnswer>(
+      OpenAiAnswer::Header{.id = choices_.front()->id(),
+                           .model = model,
+                           .created_s = now_s,
+                           .chat = request_.chat,
+                           .stream = request_.stream,
+                           .include_usage = request_.include_usage,
+                           .echo = request_.echo,
+                           .logprobs = request_.logprobs,
+                           .return_token_ids = request_.return_token_ids,
+                           .tokens_as_token_ids = request_.tokens_as_token_ids,
+                           .choices = count},
+      [this](TokenId token) { return service_.TokenBytes(token); });
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiExchange::Choice::Start(GenerateRequest request, InferenceService& service,
+                                           Lane& lane) {
+  const auto* text = std::get_if<std::string>(&request.api().prompt);
+  if (exchange_->request_.echo && text != nullptr) text_ = *text;
+  auto generation = service.Start(std::move(request), lane, this);
+  if (!generation.ok()) return generation.status();
+  generation_ = *std::move(generation);
+  return absl::OkStatus();
+}
+
+void OpenAiExchange::Choice::OnPrompt(const PromptInfo& prompt) {
+  if (exchange_->request_.echo && text_.empty()) {
+    std::string bytes;
+    for (TokenId token : prompt.tokens) bytes += exchange_->service_.TokenBytes(token);
+    text_ = RepairUtf8(bytes);
+  }
+  exchange_->answer_->Prompt(index_, prompt.tokens, std::move(text_));
+}
+
+void OpenAiExchange::Choice::OnAccepted() {
+  if (exchange_->over_) return;
+  exchange_->Begin();
+  exchange_->answer_->Start(index_, exchange_->out_);
+  exchange_->Write();
+}
+
+void OpenAiExchange::Choice::OnPromptScores(::flotilla::PromptScores scores) {
+  exchange_->answer_->PromptScores(index_, scores.tokens);
+}
+
+void OpenAiExchange::Choice::OnDelta(Delta delta) {
+  if (exchange_->over_) return;
+  exchange_->answer_->Add(index_, delta, exchange_->out_);
+  exchange_->Write();
+}
+
+void OpenAiExchange::Choice::OnChoiceEnd(const ChoiceEnd& end) {
+  if (exchange_->over_ || end.reason == ChoiceFinish::kError) return;
+  exchange_->answer_->Finish(index_, end.reason, exchange_->out_);
+  exchange_->Write();
+}
+
+void OpenAiExchange::Choice::OnDone(const GenerationEnd& end) {
+  if (exchange_->over_) return;
+  if (!end.status.ok()) return exchange_->Fail(end.status);
+  exchange_->answer_->AddUsage(end.usage);
+  if (--exchange_->running_ == 0) exchange_->Complete();
+}
+
+void OpenAiExchange::Begin() {
+  if (!request_.stream || std::exchange(begun_, true)) return;
+  HttpHeaders headers = headers_;
+  headers.push_back({"cache-control", "no-cache"});
+  headers.push_back({"x-accel-buffering", "no"});
+  reply_.Begin(200, "text/event-stream; charset=utf-8", headers);
+}
+
+void OpenAiExchange::Write() {
+  if (out_.empty()) return;
+  reply_.Write(out_);
+  out_.clear();
+}
+
+void OpenAiExchange::Fail(const absl::Status& status) {
+  over_ = true;
+  if (!begun_) return SendError(status, reply_);
+  // The status line is long gone: clients raise on an event with an error.
+  reply_.Write("data: " + ErrorJson(status) + "\n\n");
+  reply_.End();
+}
+
+void OpenAiExchange::Complete() {
+  over_ = true;
+  if (!request_.stream) {
+    reply_.Send(200, "application/json", answer_->Body(), headers_);
+    return;
+  }
+  Begin();  // aborted before it was admitted
+  answer_->End(out_);
+  Write();
+  reply_.End();
+}
+
+}  // namespace flotilla

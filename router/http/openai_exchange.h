@@ -1,0 +1,69 @@
+// OpenAiExchange: one completions or chat request while it runs. It owns the
+// generations, one per prompt, and turns what they report into the answer.
+// Destroying it cancels what still runs. Lane's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "router/http/exchange.h"
+#include "router/http/openai_answer.h"
+#include "router/http/openai_request.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+class OpenAiExchange final : public HttpExchange {
+ public:
+  // Validates and starts all prompts. Null when the request was refused and the
+  // refusal sent. `reply` outlives the exchange, as do the service and the lane.
+  static std::unique_ptr<HttpExchange> Start(OpenAiRequest request, std::int64_t now_s,
+                                             InferenceService& service, Lane& lane,
+                                             HttpReply& reply);
+
+ private:
+  // Listens to the generation of one prompt.
+  class Choice final : public GenerationListener {
+   public:
+    Choice(OpenAiExchange* exchange, std::uint32_t index) : exchange_(exchange), index_(index) {}
+    absl::Status Start(GenerateRequest request, InferenceService& service, Lane& lane);
+    const std::string& id() const { return generation_->id(); }
+
+    void OnPrompt(const PromptInfo& prompt) override;
+    void OnAccepted() override;
+    void OnPromptScores(::flotilla::PromptScores scores) override;
+    void OnDelta(Delta delta) override;
+    void OnChoiceEnd(const ChoiceEnd& end) override;
+    void OnDone(const GenerationEnd& end) override;
+
+   private:
+    OpenAiExchange* const exchange_;
+    const std::uint32_t index_;
+    std::string text_;  // of the prompt, when the client sent text and wants echo
+    std::unique_ptr<Generation> generation_;
+  };
+
+  OpenAiExchange(OpenAiRequest request, InferenceService& service, HttpReply& reply)
+      : request_(std::move(request)), service_(service), reply_(reply) {}
+
+  absl::Status StartAll(std::int64_t now_s, Lane& lane);
+  void Begin();
+  void Write();
+  void Fail(const absl::Status& status);
+  void Complete();
+
+  OpenAiRequest request_;
+  InferenceService& service_;
+  HttpReply& reply_;
+  HttpHeaders headers_;
+  std::unique_ptr<OpenAiAnswer> answer_;
+  std::string out_;  // events not yet handed to the reply
+  std::uint32_t running_ = 0;
+  bool begun_ = false;
+  bool over_ = false;                             // answered in full, or failed
+  std::vector<std::unique_ptr<Choice>> choices_;  // last: they use the rest
+};
+
+}  // namespace flotilla

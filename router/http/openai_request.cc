@@ -1,0 +1,308 @@
+#include "router/http/openai_request.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "model/text.h"
+#include "router/errors.h"
+#include "router/http/json_input.h"
+
+namespace flotilla {
+namespace {
+
+// Completions without max_tokens generate this many, as at OpenAI.
+constexpr std::uint32_t kDefaultCompletionTokens = 16;
+
+// Token ids of an array; fails the reader unless all are integers.
+std::vector<std::int64_t> TokenArray(const Json& array, std::string_view name,
+                                     ObjectReader& reader) {
+  std::vector<std::int64_t> tokens;
+  tokens.reserve(array.size());
+  for (const Json& token : array) {
+    // An unsigned value beyond int64 wraps to a negative one: no token either.
+    if (!token.is_number_integer()) {
+      reader.FailField(name, "must hold integers only");
+      return {};
+    }
+    tokens.push_back(token.get<std::int64_t>());
+  }
+  return tokens;
+}
+
+// A string or a list of strings.
+std::vector<std::string> Stops(ObjectReader& reader) {
+  std::vector<std::string> stops;
+  const Json* value = reader.Value("stop");
+  if (value == nullptr) return stops;
+  if (value->is_string()) {
+    stops.push_back(value->get<std::string>());
+    return stops;
+  }
+  const bool strings =
+      value->is_array() &&
+      std::all_of(value->begin(), value->end(), [](const Json& s) { return s.is_string(); });
+  if (!strings) {
+    reader.FailField("stop", "must be a string or a list of strings");
+    return stops;
+  }
+  for (const Json& stop : *value) stops.push_back(stop.get<std::string>());
+  return stops;
+}
+
+void ReadStreamOptions(ObjectReader& reader, OpenAiRequest& request) {
+  request.stream = reader.Bool("stream").value_or(false);
+  const Json* options = reader.Value("stream_options");
+  if (options == nullptr) return;
+  if (!options->is_object()) return reader.FailField("stream_options", "must be an object");
+  if (!request.stream) return reader.FailField("stream_options", "needs 'stream': true");
+  ObjectReader inner(*options, "stream_options.");
+  request.include_usage = inner.Bool("include_usage").value_or(false);
+  inner.Neutral("include_obfuscation", {false});
+  inner.Neutral("continuous_usage_stats", {false});
+  reader.Fail(inner.Finish(false, nullptr));
+}
+
+// Sampling, stops, labels and the fields that both bodies refuse or ignore.
+void ReadCommon(ObjectReader& reader, ApiRequest& api, OpenAiRequest& request) {
+  api.model = reader.String("model").value_or("");
+  api.temperature = reader.Number("temperature");
+  api.top_p = reader.Number("top_p");
+  api.top_k = reader.Int("top_k");
+  api.seed = reader.Seed("seed");
+  api.max_tokens = reader.Int("max_tokens");
+  api.stop = Stops(reader);
+  if (const Json* tokens = reader.Value("stop_token_ids")) {
+    if (tokens->is_array()) {
+      api.stop_token_ids = TokenArray(*tokens, "stop_token_ids", reader);
+    } else {
+      reader.FailField("stop_token_ids", "must be a list of integers");
+    }
+  }
+  api.ignore_eos = reader.Bool("ignore_eos").value_or(false);
+  api.timeout_ms = reader.Int("timeout_ms");
+  api.priority = reader.Int("priority").value_or(0);
+  api.cache_salt = reader.String("cache_salt").value_or("");
+  api.client_request_id = reader.String("request_id").value_or("");
+  request.return_token_ids = reader.Bool("return_token_ids").value_or(false);
+  request.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
+  ReadStreamOptions(reader, request);
+
+  reader.Neutral("n", {1});
+  reader.Neutral("best_of", {1});
+  reader.Neutral("use_beam_search", {false});
+  reader.Neutral("presence_penalty", {0});
+  reader.Neutral("frequency_penalty", {0});
+  reader.Neutral("repetition_penalty", {1});
+  reader.Neutral("min_p", {0});
+  reader.Neutral("min_tokens", {0});
+  reader.Neutral("logit_bias", {Json::object()});
+  reader.Neutral("response_format", {Json{{"type", "text"}}});
+  reader.Neutral("skip_special_tokens", {true});
+  reader.Neutral("include_stop_str_in_output", {false});
+  reader.Inert({"user", "metadata", "store", "service_tier", "safety_identifier",
+                "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"});
+}
+
+// The text of a message's content: a string, or text parts one per line.
+std::string Content(const Json* value, ObjectReader& message) {
+  if (value != nullptr && value->is_string()) return value->get<std::string>();
+  if (value == nullptr || !value->is_array() || value->empty()) {
+    message.FailField("content", "must be a string or a list of text parts");
+    return {};
+  }
+  std::string text;
+  for (std::size_t i = 0; i < value->size(); ++i) {
+    const Json& part = (*value)[i];
+    if (!part.is_object()) {
+      message.FailField("content", "must hold objects");
+      return {};
+    }
+    ObjectReader reader(part, Cat("messages[].content[", i, "]."));
+    reader.Neutral("type", {"text"});
+    const auto piece = reader.String("text");
+    if (!piece) reader.FailField("text", "is missing");
+    if (absl::Status status = reader.Finish(false, nullptr); !status.ok()) {
+      message.Fail(status);
+      return {};
+    }
+    if (i > 0) text += '\n';
+    text += *piece;
+  }
+  return text;
+}
+
+std::optional<ChatTurn> Message(const Json& value, std::size_t index, ObjectReader& body) {
+  const std::string path = Cat("messages[", index, "]");
+  if (!value.is_object()) {
+    body.FailField(path, "must be an object");
+    return std::nullopt;
+  }
+  ObjectReader reader(value, path + ".");
+  ChatTurn turn;
+  turn.role = reader.String("role").value_or("");
+  if (turn.role == "developer") turn.role = "system";  // OpenAI's newer name for it
+  if (turn.role != "system" && turn.role != "user" && turn.role != "assistant") {
+    reader.FailField("role", "must be 'system', 'developer', 'user' or 'assistant'");
+  }
+  turn.content = Content(reader.Value("content"), reader);
+  reader.Inert({"name"});
+  reader.Neutral("tool_calls", {Json::array()});
+  reader.Neutral("function_call", {});
+  reader.Neutral("refusal", {});
+  reader.Neutral("audio", {});
+  if (absl::Status status = reader.Finish(false, nullptr); !status.ok()) {
+    body.Fail(status);
+    return std::nullopt;
+  }
+  return turn;
+}
+
+std::vector<ChatTurn> Messages(ObjectReader& reader) {
+  std::vector<ChatTurn> turns;
+  const Json* value = reader.Value("messages");
+  if (value == nullptr || !value->is_array()) {
+    reader.FailField("messages", value == nullptr ? "is missing" : "must be a list");
+    return turns;
+  }
+  for (std::size_t i = 0; i < value->size() && reader.ok(); ++i) {
+    if (auto turn = Message((*value)[i], i, reader)) turns.push_back(*std::move(turn));
+  }
+  return turns;
+}
+
+// One ApiRequest per prompt: text, token ids, or a list of either.
+void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOptions& options,
+                 OpenAiRequest& request) {
+  const Json* value = reader.Value("prompt");
+  if (value == nullptr) return reader.FailField("prompt", "is missing");
+  const auto add = [&](auto prompt) {
+    request.prompts.push_back(base);
+    request.prompts.back().prompt = std::move(prompt);
+  };
+  if (value->is_string()) return add(value->get<std::string>());
+  if (!value->is_array() || value->empty()) {
+    return reader.FailField("prompt", "must be text, token ids, or a list of either");
+  }
+  if (value->front().is_number()) return add(TokenArray(*value, "prompt", reader));
+  if (value->size() > options.max_prompts) {
+    return reader.FailField("prompt", Cat("has ", value->size(), " prompts; at most ",
+                                          options.max_prompts, " are allowed"));
+  }
+  for (const Json& prompt : *value) {
+    if (prompt.is_string()) {
+      add(prompt.get<std::string>());
+    } else if (prompt.is_array()) {
+      add(TokenArray(prompt, "prompt", reader));
+    } else {
+      return reader.FailField("prompt", "must be text, token ids, or a list of either");
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
+                                                  const ParseOptions& options) {
+  absl::StatusOr<Json> json = ParseJsonObject(body);
+  if (!json.ok()) return json.status();
+  ObjectReader reader(*json, "");
+  OpenAiRequest request;
+  request.chat = true;
+  ApiRequest api;
+  ReadCommon(reader, api, request);
+  api.prompt = Messages(reader);
+
+  if (const auto limit = reader.Int("max_completion_tokens")) {
+    api.max_tokens = std::min(api.max_tokens.value_or(*limit), *limit);
+  }
+  if (api.max_tokens && *api.max_tokens < 1) reader.FailField("max_tokens", "must be at least 1");
+
+  request.logprobs = reader.Bool("logprobs").value_or(false);
+  const auto top = reader.Int("top_logprobs");
+  if (top && !request.logprobs) reader.FailField("top_logprobs", "needs 'logprobs': true");
+  if (top && (*top < 0 || *top > LogprobSpec::kMaxTop)) {
+    reader.FailField("top_logprobs", Cat("must be from 0 to ", LogprobSpec::kMaxTop));
+  }
+  if (request.logprobs) api.logprobs = top.value_or(0);
+
+  reader.Neutral("tools", {Json::array()});
+  reader.Neutral("tool_choice", {"none", "auto"});
+  reader.Neutral("functions", {Json::array()});
+  reader.Neutral("function_call", {"none", "auto"});
+  reader.Neutral("modalities", {Json::array({"text"})});
+  reader.Neutral("audio", {});
+  reader.Neutral("prediction", {});
+  reader.Neutral("web_search_options", {});
+  reader.Neutral("reasoning_effort", {"none"});
+  reader.Neutral("verbosity", {"medium"});
+  reader.Neutral("echo", {false});
+  reader.Neutral("add_generation_prompt", {true});
+  reader.Neutral("continue_final_message", {false});
+  reader.Neutral("add_special_tokens", {false});
+  if (auto s = reader.Finish(options.lenient, &request.ignored); !s.ok()) return s;
+  request.prompts.push_back(std::move(api));
+  return request;
+}
+
+absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const ParseOptions& options) {
+  absl::StatusOr<Json> json = ParseJsonObject(body);
+  if (!json.ok()) return json.status();
+  ObjectReader reader(*json, "");
+  OpenAiRequest request;
+  ApiRequest api;
+  ReadCommon(reader, api, request);
+  api.default_max_tokens = kDefaultCompletionTokens;
+  api.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
+  request.echo = reader.Bool("echo").value_or(false);
+  api.logprobs = reader.Int("logprobs");
+  request.logprobs = api.logprobs.has_value();
+  if (request.echo) api.prompt_logprobs = api.logprobs;
+  reader.Neutral("suffix", {""});
+  ReadPrompts(reader, api, options, request);
+  if (auto s = reader.Finish(options.lenient, &request.ignored); !s.ok()) return s;
+  return request;
+}
+
+absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const ParseOptions& options) {
+  absl::StatusOr<Json> json = ParseJsonObject(body);
+  if (!json.ok()) return json.status();
+  ObjectReader reader(*json, "");
+  TokenizeRequest request;
+  request.model = reader.String("model").value_or("");
+  request.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
+  request.parse_special = reader.Bool("parse_special").value_or(false);
+  request.add_generation_prompt = reader.Bool("add_generation_prompt").value_or(true);
+  const auto prompt = reader.String("prompt");
+  if (reader.Value("messages") != nullptr) {
+    if (prompt) reader.FailField("messages", "and 'prompt' exclude each other");
+    request.input = Messages(reader);
+  } else if (prompt) {
+    request.input = *prompt;
+  } else {
+    reader.FailField("prompt", "is missing");
+  }
+  std::vector<std::string> ignored;
+  if (auto s = reader.Finish(options.lenient, &ignored); !s.ok()) return s;
+  return request;
+}
+
+absl::StatusOr<DetokenizeRequest> ParseDetokenize(std::string_view body,
+                                                  const ParseOptions& options) {
+  absl::StatusOr<Json> json = ParseJsonObject(body);
+  if (!json.ok()) return json.status();
+  ObjectReader reader(*json, "");
+  DetokenizeRequest request;
+  request.model = reader.String("model").value_or("");
+  const Json* tokens = reader.Value("tokens");
+  if (tokens != nullptr && tokens->is_array()) {
+    request.tokens = TokenArray(*tokens, "tokens", reader);
+  } else {
+    reader.FailField("tokens", "must be a list of integers");
+  }
+  std::vector<std::string> ignored;
+  if (auto s = reader.Finish(options.lenient, &ignored); !s.ok()) return s;
+  return request;
+}
+
+}  // namespace flotilla

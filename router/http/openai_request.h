@@ -1,0 +1,52 @@
+// Bodies of the OpenAI API as values: what /v1/completions, /v1/chat/completions,
+// /tokenize and /detokenize were asked to do. Pure; hostile input ends as
+// INVALID_ARGUMENT naming the field.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "router/generate_request.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+struct OpenAiRequest {
+  bool chat = false;
+  // One per prompt, in order; prompt i becomes choice i.
+  std::vector<ApiRequest> prompts;
+  bool stream = false;
+  bool include_usage = false;
+  bool echo = false;      // completions: the prompt is part of the text
+  bool logprobs = false;  // the answer carries them
+  bool return_token_ids = false;
+  bool tokens_as_token_ids = false;  // tokens are written "token_id:N"
+  // Unknown fields that a lenient server ignored.
+  std::vector<std::string> ignored;
+};
+
+struct ParseOptions {
+  bool lenient = false;  // unknown fields are ignored rather than refused
+  std::size_t max_prompts = 32;
+};
+
+absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
+                                                  const ParseOptions& options);
+absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const ParseOptions& options);
+
+// {model, prompt | messages, add_special_tokens, parse_special,
+//  add_generation_prompt}
+absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const ParseOptions& options);
+
+struct DetokenizeRequest {
+  std::string model;
+  std::vector<std::int64_t> tokens;
+};
+absl::StatusOr<DetokenizeRequest> ParseDetokenize(std::string_view body,
+                                                  const ParseOptions& options);
+
+}  // namespace flotilla

@@ -1,0 +1,60 @@
+// HttpServer: the OpenAI HTTP API on a port. Owned by main; Start and Stop on
+// main's thread. It has its own I/O threads, each with a Lane of the service.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "router/service.h"
+
+namespace flotilla {
+
+// Bounds of one connection, and how long a peer may dawdle.
+struct HttpLimits {
+  std::size_t header_bytes = 8192;      // request line and headers: else 431
+  std::size_t body_bytes = 4u << 20;    // else 413
+  std::size_t pipelined_bytes = 16384;  // read ahead while a request is served
+  // Unsent output; a peer that stays above it for `write_timeout` is cut off and
+  // its request cancelled. Generation never waits for a peer.
+  std::size_t unsent_bytes = 1u << 20;
+  absl::Duration idle_timeout = absl::Seconds(60);    // between requests
+  absl::Duration header_timeout = absl::Seconds(10);  // first byte to last header
+  absl::Duration body_timeout = absl::Seconds(30);
+  absl::Duration write_timeout = absl::Seconds(30);
+};
+
+struct HttpServerOptions {
+  std::string address = "127.0.0.1";  // an IP address, not a name
+  std::uint16_t port = 8080;          // 0: any free one
+  std::uint32_t io_threads = 1;
+  std::uint32_t max_connections = 1024;  // more get 503 and are closed
+  HttpLimits limits;
+  // Unknown body fields are ignored, with a warning header, not refused.
+  bool lenient = false;
+  std::size_t max_prompts = 32;  // of one completions request
+  // The text of /metrics; without it there is no such page. Any I/O thread.
+  std::function<std::string()> metrics;
+};
+
+class HttpServer {
+ public:
+  // `service` outlives the server.
+  static std::unique_ptr<HttpServer> Create(HttpServerOptions options, InferenceService* service);
+  // Stops without grace.
+  virtual ~HttpServer() = default;
+
+  // Listens and serves; returns the port. INVALID_ARGUMENT: not an address;
+  // UNAVAILABLE: it cannot be bound, with the reason. Once.
+  virtual absl::StatusOr<std::uint16_t> Start() = 0;
+
+  // Accepts nothing new, lets running requests finish for `grace`, cancels the
+  // rest, and joins all threads. Idempotent.
+  virtual void Stop(absl::Duration grace) = 0;
+};
+
+}  // namespace flotilla
