@@ -42,8 +42,8 @@ struct ChatTemplateOptions {
   bool add_generation_prompt = true;
   std::string bos_token;  // texts of the special tokens, from the template's side
   std::string eos_token;
-  nlohmann::ordered_json tools;   // null: the variable is undefined
-  nlohmann::ordered_json extra;   // object: further variables, e.g. enable_thinking
+  nlohmann::ordered_json tools;  // null: the variable is undefined
+  nlohmann::ordered_json extra;  // object: further variables, e.g. enable_thinking
   // What strftime_now(format) returns. Where it is not set the call is refused.
   std::function<std::string(std::string_view format)> strftime_now;
 

@@ -1,0 +1,82 @@
+// The filters, tests and methods of the template language. Pure functions of
+// their arguments; failures and costs go to the heap.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "model/jinja/value.h"
+
+namespace flotilla::jinja {
+
+// Arguments of a call, without the value that is filtered, tested or called on.
+struct Args {
+  std::span<const Value> positional;
+  std::span<const std::pair<std::string_view, Value>> named;
+};
+
+bool IsFilter(std::string_view name);
+bool IsTest(std::string_view name);
+bool HasMethod(Value self, std::string_view name);
+
+// Each fails for an unknown name, and for arguments that it does not take.
+Value CallFilter(Heap& heap, std::string_view name, Value input, const Args& args);
+bool CallTest(Heap& heap, std::string_view name, Value input, const Args& args);
+Value CallMethod(Heap& heap, Value self, std::string_view name, const Args& args);
+
+// x.name and x[key]: undefined if there is no such thing. Fail on undefined x.
+Value GetAttribute(Heap& heap, Value object, std::string_view name);
+Value GetItem(Heap& heap, Value object, Value key);
+
+// ---- For implementing them ----
+
+// Arguments matched to parameters.
+class Bound {
+ public:
+  static constexpr size_t kMaxParams = 4;
+
+  // Matches `args` to the space-separated names in `params`; fails for more or
+  // others than those.
+  Bound(Heap& heap, std::string_view callee, std::string_view params, const Args& args);
+
+  bool has(size_t i) const { return given_[i]; }
+  // Undefined if not given.
+  Value operator[](size_t i) const { return values_[i]; }
+  // The text of argument i, or the fallback; fails for another type.
+  const Text& text(Heap& heap, size_t i, const Text& fallback) const;
+  int64_t integer(Heap& heap, size_t i, int64_t fallback) const;
+  bool truth(size_t i, bool fallback) const { return given_[i] ? Truthy(values_[i]) : fallback; }
+
+ private:
+  bool given_[kMaxParams] = {};
+  Value values_[kMaxParams];
+};
+
+// A builtin: its name, its parameters' names ("*" for those that read `args`
+// themselves) and what it does.
+struct Builtin {
+  std::string_view name;
+  std::string_view params;
+  Value (*call)(Heap& heap, Value self, const Bound& bound, const Args& args);
+};
+
+// Calls the row of `table` named `name`; undefined and a failure if there is none.
+Value CallBuiltin(Heap& heap, std::span<const Builtin> table, std::string_view name, Value self,
+                  const Args& args);
+
+// White space as Python's str.strip and str.split see it.
+bool IsSpace(uint32_t code_point);
+
+// Text operations that are filters and methods both.
+Value Strip(Heap& heap, const Text& text, const Text* characters, bool left, bool right);
+Value Replace(Heap& heap, const Text& text, const Text& from, const Text& to, int64_t count);
+Text Capitalized(const Text& text);
+Text TitleCased(const Text& text);
+Text Lowered(const Text& text);
+Text Uppered(const Text& text);
+Value DictItems(Heap& heap, const Dict& dict);
+Value Join(Heap& heap, const std::vector<Value>& items, const Text& separator);
+
+}  // namespace flotilla::jinja

@@ -1,0 +1,37 @@
+// Cuts a template into tokens, applying the whitespace rules of transformers:
+// trim_blocks, lstrip_blocks, the signs - and + at tags, one newline dropped at
+// the end. Comments vanish here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace flotilla::jinja {
+
+struct Token {
+  enum class Kind : uint8_t {
+    kText,        // outside of tags
+    kPrintBegin,  // {{
+    kPrintEnd,
+    kBlockBegin,  // {%
+    kBlockEnd,
+    kName,
+    kInteger,
+    kFloat,
+    kString,    // text: its value, escapes resolved
+    kOperator,  // text: as written
+    kEnd,       // of the template
+  };
+  Kind kind;
+  std::string text;
+  uint32_t line;
+};
+
+// InvalidArgument, with the line, for characters and tags that are not Jinja.
+absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source);
+
+}  // namespace flotilla::jinja

@@ -1,0 +1,292 @@
+#include "model/jinja/value.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/utf8.h"
+
+namespace flotilla::jinja {
+namespace {
+
+constexpr uint64_t kTextBytesPerStep = 64;
+constexpr uint64_t kItemsPerStep = 4;
+
+// The identity of a dict key: equal keys, and only they, have equal ones. False
+// for values that cannot be keys.
+bool KeyIdentity(Value key, std::string& out) {
+  switch (key.type) {
+    case Type::kText:
+      out = "s" + key.text->bytes();
+      return true;
+    case Type::kInt:
+    case Type::kBool:
+      out = Cat("i", key.as_integer());
+      return true;
+    case Type::kNone:
+      out = "n";
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+void Text::Append(std::string_view text, bool user) {
+  if (text.empty()) return;
+  bytes_ += text;
+  if (runs_.empty() || runs_.back().user != user) runs_.push_back({0, user});
+  runs_.back().end = bytes_.size();
+}
+
+void Text::Append(const Text& other, size_t begin, size_t end) {
+  auto run = std::ranges::upper_bound(other.runs_, begin, {}, &Run::end);
+  for (; begin < end; ++run) {
+    const size_t stop = std::min(end, run->end);
+    Append(std::string_view(other.bytes_).substr(begin, stop - begin), run->user);
+    begin = stop;
+  }
+}
+
+bool Text::has_user_text() const { return std::ranges::any_of(runs_, &Run::user); }
+
+const Value* Dict::Find(Value key) const {
+  std::string identity;
+  if (!KeyIdentity(key, identity)) return nullptr;
+  const auto it = index.find(identity);
+  return it == index.end() ? nullptr : &items[it->second].second;
+}
+
+const Value* Dict::Find(std::string_view key) const {
+  const auto it = index.find(Cat("s", key));
+  return it == index.end() ? nullptr : &items[it->second].second;
+}
+
+bool Dict::Set(Value key, Value value) {
+  std::string identity;
+  if (!KeyIdentity(key, identity)) return false;
+  const auto [it, added] = index.try_emplace(std::move(identity), items.size());
+  if (added) {
+    items.emplace_back(key, value);
+  } else {
+    items[it->second].second = value;
+  }
+  return true;
+}
+
+bool Heap::Charge(uint64_t steps) {
+  if (!ok()) return false;
+  if (steps > steps_left_) {
+    Exhaust("steps");
+    return false;
+  }
+  steps_left_ -= steps;
+  return true;
+}
+
+Value Heap::Raise(std::string_view message) {
+  if (ok()) status_ = InvalidArgument(message);
+  return {};
+}
+
+Value Heap::Exhaust(std::string_view what) {
+  if (ok()) {
+    status_ = ResourceExhausted("template line ", line_, ": the bound on ", what, " is reached");
+  }
+  return {};
+}
+
+Value Heap::NewText(Text text) {
+  if (!Charge(1 + text.bytes().size() / kTextBytesPerStep)) return {};
+  return Value(static_cast<const Text*>(&texts_.emplace_back(std::move(text))));
+}
+
+static int DepthOf(Value value) {
+  if (value.is(Type::kList)) return value.list->depth;
+  if (value.is(Type::kDict)) return value.dict->depth;
+  return 0;
+}
+
+Value Heap::NewList(std::vector<Value> items, bool tuple) {
+  if (!Charge(1 + items.size() / kItemsPerStep)) return {};
+  int depth = 1;
+  for (const Value item : items) depth = std::max(depth, 1 + DepthOf(item));
+  if (depth > kMaxValueDepth) return Exhaust("nesting");
+  return Value(
+      static_cast<const List*>(&lists_.emplace_back(List{std::move(items), tuple, depth})));
+}
+
+Value Heap::NewDict(Dict dict) {
+  if (!Charge(1 + dict.items.size())) return {};
+  for (const auto& [key, value] : dict.items) dict.depth = std::max(dict.depth, 1 + DepthOf(value));
+  if (dict.depth > kMaxValueDepth) return Exhaust("nesting");
+  return Value(static_cast<const Dict*>(&dicts_.emplace_back(std::move(dict))));
+}
+
+std::string_view TypeName(Value value) {
+  switch (value.type) {
+    case Type::kUndefined:
+      return "Undefined";
+    case Type::kNone:
+      return "NoneType";
+    case Type::kBool:
+      return "bool";
+    case Type::kInt:
+      return "int";
+    case Type::kFloat:
+      return "float";
+    case Type::kText:
+      return "str";
+    case Type::kList:
+      return value.list->tuple ? "tuple" : "list";
+    case Type::kDict:
+      return "dict";
+    case Type::kNamespace:
+      return "Namespace";
+    case Type::kCallable:
+      return "function";
+    case Type::kLoop:
+      return "LoopContext";
+  }
+  return "?";
+}
+
+bool Truthy(Value value) {
+  switch (value.type) {
+    case Type::kUndefined:
+    case Type::kNone:
+      return false;
+    case Type::kBool:
+      return value.boolean;
+    case Type::kInt:
+      return value.integer != 0;
+    case Type::kFloat:
+      return value.real != 0;
+    case Type::kText:
+      return !value.text->bytes().empty();
+    case Type::kList:
+      return !value.list->items.empty();
+    case Type::kDict:
+      return !value.dict->items.empty();
+    default:
+      return true;
+  }
+}
+
+static bool EqualDicts(Heap& heap, const Dict& a, const Dict& b) {
+  if (a.items.size() != b.items.size()) return false;
+  for (const auto& [key, value] : a.items) {
+    const Value* other = b.Find(key);
+    if (other == nullptr || !Equal(heap, value, *other)) return false;
+  }
+  return true;
+}
+
+bool Equal(Heap& heap, Value a, Value b) {
+  if (!heap.Charge(1)) return false;
+  if (a.is_number() && b.is_number()) {
+    if (a.is_integer() && b.is_integer()) return a.as_integer() == b.as_integer();
+    return a.as_real() == b.as_real();
+  }
+  if (a.type != b.type) return false;
+  switch (a.type) {
+    case Type::kUndefined:
+    case Type::kNone:
+      return true;
+    case Type::kText:
+      return a.text->bytes() == b.text->bytes();
+    case Type::kList:
+      return a.list->tuple == b.list->tuple &&
+             std::ranges::equal(a.list->items, b.list->items,
+                                [&](Value x, Value y) { return Equal(heap, x, y); });
+    case Type::kDict:
+      return EqualDicts(heap, *a.dict, *b.dict);
+    default:
+      return a.space == b.space;
+  }
+}
+
+bool Less(Heap& heap, Value a, Value b) {
+  if (!heap.Charge(1)) return false;
+  if (a.is_integer() && b.is_integer()) return a.as_integer() < b.as_integer();
+  if (a.is_number() && b.is_number()) return a.as_real() < b.as_real();
+  if (a.is(Type::kText) && b.is(Type::kText)) return a.text->bytes() < b.text->bytes();
+  if (a.is(Type::kList) && b.is(Type::kList)) {
+    const auto &x = a.list->items, &y = b.list->items;
+    for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
+      if (!Equal(heap, x[i], y[i])) return Less(heap, x[i], y[i]);
+    }
+    return x.size() < y.size();
+  }
+  heap.Fail("'<' is not supported between '", TypeName(a), "' and '", TypeName(b), "'");
+  return false;
+}
+
+std::vector<size_t> CharacterOffsets(std::string_view text) {
+  std::vector<size_t> offsets;
+  offsets.reserve(text.size() + 1);
+  for (size_t at = 0; at < text.size(); at += ReadUtf8(text, at).bytes) offsets.push_back(at);
+  offsets.push_back(text.size());
+  return offsets;
+}
+
+std::vector<Value> Items(Heap& heap, Value value) {
+  std::vector<Value> items;
+  if (value.is(Type::kList)) {
+    heap.Charge(1 + value.list->items.size() / kItemsPerStep);
+    items = value.list->items;
+  } else if (value.is(Type::kDict)) {
+    for (const auto& item : value.dict->items) items.push_back(item.first);
+  } else if (value.is(Type::kText)) {
+    const std::string& bytes = value.text->bytes();
+    if (!heap.Charge(bytes.size())) return {};
+    const std::vector<size_t> offsets = CharacterOffsets(bytes);
+    for (size_t i = 0; i + 1 < offsets.size() && heap.ok(); ++i) {
+      Text character;
+      character.Append(*value.text, offsets[i], offsets[i + 1]);
+      items.push_back(heap.NewText(std::move(character)));
+    }
+  } else if (!value.is(Type::kUndefined)) {
+    heap.Fail("'", TypeName(value), "' object is not iterable");
+  }
+  return items;
+}
+
+Value FromJson(Heap& heap, const nlohmann::ordered_json& json, int depth) {
+  if (depth > kMaxValueDepth) return heap.Exhaust("nesting");
+  if (!heap.Charge(1)) return {};
+  using Json = nlohmann::ordered_json;
+  switch (json.type()) {
+    case Json::value_t::null:
+      return Value::None();
+    case Json::value_t::boolean:
+      return Value(json.get<bool>());
+    case Json::value_t::number_integer:
+      return Value(json.get<int64_t>());
+    case Json::value_t::number_unsigned:
+      if (json.get<uint64_t>() > INT64_MAX)
+        return heap.Fail("an integer of the input is too large");
+      return Value(json.get<int64_t>());
+    case Json::value_t::number_float:
+      return Value(json.get<double>());
+    case Json::value_t::string:
+      return heap.NewText(json.get_ref<const std::string&>(), /*user=*/true);
+    case Json::value_t::array: {
+      std::vector<Value> items;
+      items.reserve(json.size());
+      for (const Json& item : json) items.push_back(FromJson(heap, item, depth + 1));
+      return heap.NewList(std::move(items));
+    }
+    case Json::value_t::object: {
+      Dict dict;
+      for (const auto& [key, item] : json.items()) {
+        dict.Set(heap.NewText(key, /*user=*/true), FromJson(heap, item, depth + 1));
+      }
+      return heap.NewDict(std::move(dict));
+    }
+    default:
+      return heap.Fail("the input holds binary data");
+  }
+}
+
+}  // namespace flotilla::jinja

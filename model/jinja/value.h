@@ -1,0 +1,242 @@
+// Values of a template program, and the heap that owns them for one rendering.
+//
+// A Value is a small handle, freely copied; what it points to lives until its
+// Heap goes (or, for literals, the program). Everything but namespaces is
+// immutable, so values form no cycles. The Heap also carries the rendering's
+// budget and its first failure: operations that fail record it, return an
+// undefined value and go on harmlessly; loops stop when ok() turns false.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "model/text.h"
+
+namespace flotilla::jinja {
+
+// Lists nest at most this deep; it bounds the recursion over values.
+inline constexpr int kMaxValueDepth = 100;
+
+// A string that knows which of its bytes a user wrote.
+class Text {
+ public:
+  struct Run {
+    size_t end;  // offset after the run's last byte
+    bool user;
+  };
+
+  Text() = default;
+  Text(std::string_view text, bool user) { Append(text, user); }
+
+  void Append(std::string_view text, bool user);
+  void Append(const Text& other) { Append(other, 0, other.bytes_.size()); }
+  void Append(const Text& other, size_t begin, size_t end);  // bytes [begin, end)
+
+  const std::string& bytes() const { return bytes_; }
+  const std::vector<Run>& runs() const { return runs_; }  // neighbours differ
+  bool has_user_text() const;
+
+  // The text with each byte b replaced by map(b, position); length and runs stay.
+  template <typename Map>
+  Text Mapped(Map map) const {
+    Text out = *this;
+    for (size_t i = 0; i < out.bytes_.size(); ++i) out.bytes_[i] = map(out.bytes_[i], i);
+    return out;
+  }
+
+ private:
+  std::string bytes_;
+  std::vector<Run> runs_;
+};
+
+struct List;
+struct Dict;
+struct Namespace;
+struct Callable;
+struct Loop;
+
+enum class Type : uint8_t {
+  kUndefined,
+  kNone,
+  kBool,
+  kInt,
+  kFloat,
+  kText,
+  kList,  // tuples too: List::tuple
+  kDict,
+  kNamespace,
+  kCallable,
+  kLoop,
+};
+
+struct Value {
+  Type type = Type::kUndefined;
+  union {
+    bool boolean;
+    int64_t integer = 0;
+    double real;
+    const Text* text;
+    const List* list;
+    const Dict* dict;
+    Namespace* space;
+    const Callable* callable;
+    const Loop* loop;
+  };
+
+  Value() = default;
+  explicit Value(bool v) : type(Type::kBool), boolean(v) {}
+  explicit Value(int64_t v) : type(Type::kInt), integer(v) {}
+  explicit Value(double v) : type(Type::kFloat), real(v) {}
+  explicit Value(const Text* v) : type(Type::kText), text(v) {}
+  explicit Value(const List* v) : type(Type::kList), list(v) {}
+  explicit Value(const Dict* v) : type(Type::kDict), dict(v) {}
+  explicit Value(Namespace* v) : type(Type::kNamespace), space(v) {}
+  explicit Value(const Callable* v) : type(Type::kCallable), callable(v) {}
+  explicit Value(const Loop* v) : type(Type::kLoop), loop(v) {}
+
+  static Value None() {
+    Value value;
+    value.type = Type::kNone;
+    return value;
+  }
+
+  bool is(Type t) const { return type == t; }
+  bool is_integer() const { return type == Type::kInt || type == Type::kBool; }
+  bool is_number() const { return is_integer() || type == Type::kFloat; }
+  int64_t as_integer() const { return type == Type::kBool ? boolean : integer; }
+  double as_real() const { return type == Type::kFloat ? real : static_cast<double>(as_integer()); }
+};
+
+struct List {
+  std::vector<Value> items;
+  bool tuple = false;
+  int depth = 1;  // 1 + that of the deepest item
+};
+
+// A dict in insertion order.
+struct Dict {
+  std::vector<std::pair<Value, Value>> items;
+  absl::flat_hash_map<std::string, size_t> index;  // key's identity -> items
+  int depth = 1;
+
+  const Value* Find(Value key) const;  // null if absent or not a possible key
+  const Value* Find(std::string_view key) const;
+  // Replaces or appends; false if `key` cannot be one.
+  bool Set(Value key, Value value);
+};
+
+struct Namespace {
+  absl::flat_hash_map<std::string, Value> attributes;
+};
+
+struct Scope;
+struct Stmt;
+
+// Something that can be called: a macro, a global function, or a method bound
+// to its value.
+struct Callable {
+  enum class Kind : uint8_t { kMacro, kGlobal, kMethod, kJoiner };
+  Kind kind;
+  std::string_view name;  // of a global or method
+  Value self;             // of a method; the separator of a joiner
+  const Stmt* macro = nullptr;
+  Scope* scope = nullptr;       // in which the macro was defined
+  mutable bool called = false;  // of a joiner
+};
+
+// What `loop` is inside a for.
+struct Loop {
+  const std::vector<Value>* items = nullptr;
+  size_t index0 = 0;
+  int depth0 = 0;
+};
+
+class Heap {
+ public:
+  explicit Heap(uint64_t max_steps) : steps_left_(max_steps) {}
+
+  bool ok() const { return status_.ok(); }
+  const absl::Status& status() const { return status_; }
+
+  // Takes steps off the budget; false, and a failure, once it is spent.
+  bool Charge(uint64_t steps);
+
+  // Records the first failure, with the line being executed; always undefined.
+  template <typename... Parts>
+  Value Fail(const Parts&... parts) {
+    if (ok()) status_ = InvalidArgument("template line ", line_, ": ", Cat(parts...));
+    return {};
+  }
+  // As Fail, with the message alone: what raise_exception says.
+  Value Raise(std::string_view message);
+  Value Exhaust(std::string_view what);
+
+  void set_line(uint32_t line) { line_ = line; }
+  uint32_t line() const { return line_; }
+
+  Value NewText(Text text);
+  Value NewText(std::string_view text, bool user = false) { return NewText(Text(text, user)); }
+  Value NewList(std::vector<Value> items, bool tuple = false);
+  Value NewDict(Dict dict);
+  Value NewNamespace() { return Value(&spaces_.emplace_back()); }
+  Value NewCallable(Callable callable) {
+    return Charge(1) ? Value(static_cast<const Callable*>(&callables_.emplace_back(callable)))
+                     : Value();
+  }
+
+ private:
+  uint64_t steps_left_;
+  uint32_t line_ = 1;
+  absl::Status status_;
+  std::deque<Text> texts_;
+  std::deque<List> lists_;
+  std::deque<Dict> dicts_;
+  std::deque<Namespace> spaces_;
+  std::deque<Callable> callables_;
+};
+
+// Python's name of the type, for messages.
+std::string_view TypeName(Value value);
+
+bool Truthy(Value value);
+
+// Python's ==, and < for numbers, texts and lists; Less fails for other types.
+bool Equal(Heap& heap, Value a, Value b);
+bool Less(Heap& heap, Value a, Value b);
+
+// Appends str(value), or repr(value).
+void AppendStr(Heap& heap, Value value, Text& out);
+void AppendRepr(Heap& heap, Value value, Text& out);
+
+// What iterating yields: items, keys or characters; nothing for undefined.
+// Fails for what cannot be iterated.
+std::vector<Value> Items(Heap& heap, Value value);
+
+// Characters of `text` (code points), as offsets of their first bytes, then
+// the end.
+std::vector<size_t> CharacterOffsets(std::string_view text);
+
+// A JSON value as the program sees it; its texts are marked as a user's.
+Value FromJson(Heap& heap, const nlohmann::ordered_json& json, int depth = 0);
+
+struct JsonStyle {
+  int indent = -1;  // spaces per level; -1: on one line
+  bool ensure_ascii = false;
+  bool sort_keys = false;
+  std::string item_separator = ", ";
+  std::string key_separator = ": ";
+};
+
+// Appends Python's json.dumps(value).
+void AppendJson(Heap& heap, Value value, const JsonStyle& style, Text& out, int level = 0);
+
+}  // namespace flotilla::jinja
