@@ -24,13 +24,15 @@ Simulation::Simulation(std::uint64_t seed) : random_(seed) {
   options_.max_chunk_tokens = random_.Between(1, 48);
   options_.max_queued_requests = random_.Between(2, 12);
   options_.max_queued_tokens = random_.Between(40, 400);
-  options_.watermark_blocks = random_.Below(3);
+  options_.watermark_blocks = random_.OneIn(2) ? 0 : random_.Between(1, 2);
   group_.lag = random_.Between(1, 3);
   group_.max_step_tokens = random_.Between(1, 64);
   group_.max_branches = random_.Between(1, 14);
-  length_bits_ = random_.Between(2, 6);
+  prompt_bits_ = random_.Below(7);
+  output_bits_ = random_.Between(2, 6);
+  long_outputs_ = random_.OneIn(2);
   arrive_one_in_ = random_.Between(2, 24);
-  cancel_one_in_ = random_.Between(8, 200);
+  cancel_one_in_ = random_.Between(10, 400);
   kill_one_in_ = random_.OneIn(3) ? 0 : random_.Between(100, 2000);
   plan_weight_ = random_.Between(1, 4);
   apply_weight_ = random_.Between(1, 4);
@@ -49,7 +51,7 @@ ExecutorDescription Simulation::RandomGroup() {
   group.groups = {KvGroup{.tokens_per_block = kBlockTokens[random_.Below(4)]}};
   if (random_.OneIn(4)) group.groups.push_back({.kind = KvGroup::Kind::kState});
   if (random_.OneIn(4)) group.groups.push_back({.tokens_per_block = 8});
-  const std::uint32_t tokens = random_.Between(24, 200);
+  const std::uint32_t tokens = random_.Between(16, random_.OneIn(2) ? 80 : 240);
   group.block_count = 3 + tokens / group.groups[0].tokens_per_block;
   group.prefill_ns_per_token = 1000;
   group.decode_ns_per_step = 5000;
@@ -106,14 +108,16 @@ TokenizedRequest Simulation::RandomRequest() {
   TokenizedRequest request;
   request.id = {.incarnation = 7, .counter = next_id_++};
   request.attempt = Attempt(random_.Below(3));
-  const std::uint32_t prompt = random_.LogUniform(length_bits_);
+  const std::uint32_t prompt = random_.LogUniform(prompt_bits_);
   for (std::uint32_t i = 0; i < prompt; ++i) {
     request.prompt.push_back(static_cast<TokenId>(random_.Below(kSimVocab)));
   }
   request.sampling.seed = random_.Next();
-  request.stop.max_tokens = random_.OneIn(12) ? 0 : random_.LogUniform(length_bits_);
+  request.stop.max_tokens = random_.OneIn(16) ? 0
+                            : long_outputs_   ? random_.Between(1, 1u << output_bits_)
+                                              : random_.LogUniform(output_bits_);
   const auto stop = static_cast<TokenId>(random_.Below(kSimVocab));
-  if (random_.OneIn(2)) request.stop.stop_tokens = {stop};
+  if (random_.OneIn(3)) request.stop.stop_tokens = {stop};
   if (random_.OneIn(4)) request.logprobs.prompt_top = 0;
   if (random_.OneIn(5)) request.deadline_ns = now_ns_ + random_.Below(200'000);
   request.priority = static_cast<std::int32_t>(random_.Below(3));

@@ -85,7 +85,8 @@ class Simulation {
   ExecutorDescription group_;
   std::uint32_t arrive_one_in_, cancel_one_in_, kill_one_in_;
   std::uint32_t plan_weight_, apply_weight_, complete_weight_, deliver_weight_;
-  std::uint32_t length_bits_;
+  std::uint32_t prompt_bits_, output_bits_;
+  bool long_outputs_;
 
   std::optional<SchedulerCore> core_;
   std::int64_t now_ns_ = 0;

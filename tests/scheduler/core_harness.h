@@ -1,0 +1,135 @@
+// CoreHarness: a SchedulerCore and a GroupState joined by hand, so that a test
+// says itself when plans are made, run and answered. Tokens come from FakeToken.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "scheduler/core/scheduler_core.h"
+#include "worker/core/group_state.h"
+#include "worker/fake_executor.h"
+
+namespace flotilla {
+
+class CoreHarness {
+ public:
+  CoreHarness(const CoreOptions& options, const ExecutorDescription& description)
+      : core(options), description_(description) {
+    Restart();
+  }
+
+  // A worker group of the next epoch.
+  void Restart() {
+    epoch_ = Epoch(epoch_.value() + 1);
+    plans.clear();
+    worker.emplace(epoch_, description_);
+    ASSERT_TRUE(core.Ready(epoch_, description_).ok());
+  }
+  Epoch epoch() const { return epoch_; }
+
+  static TokenizedRequest Request(std::uint64_t id, std::uint32_t prompt_tokens,
+                                  std::uint32_t max_tokens) {
+    TokenizedRequest request;
+    request.id = {.incarnation = 1, .counter = id};
+    for (std::uint32_t i = 0; i < prompt_tokens; ++i) {
+      request.prompt.push_back(static_cast<TokenId>((id * 31 + i) % 1000));
+    }
+    request.sampling.seed = id;
+    request.stop.max_tokens = max_tokens;
+    return request;
+  }
+
+  void Admit(std::uint64_t id, std::uint32_t prompt_tokens, std::uint32_t max_tokens) {
+    core.Admit(now_ns, Request(id, prompt_tokens, max_tokens));
+    TakeEvents();
+  }
+
+  // One plan, not yet run; or the reason for none.
+  Hold Plan() {
+    PlanOutcome outcome = core.Plan(now_ns);
+    TakeEvents();
+    EXPECT_EQ(core.CheckInvariants(), absl::OkStatus());
+    if (outcome.plan) plans.push_back(*std::move(outcome.plan));
+    return outcome.hold;
+  }
+
+  // Runs the oldest plan and applies its result.
+  StepResult Answer() {
+    const StepPlan plan = std::move(plans.front());
+    plans.pop_front();
+    absl::StatusOr<Batch> batch = worker->Apply(plan);
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    std::vector<ItemOutput> outputs;
+    for (const BatchItem& item : batch->items) {
+      ItemOutput& output = outputs.emplace_back();
+      if (item.samples) {
+        output.sampled = SampledToken{.token = FakeToken(item.sampling->seed, item.index,
+                                                         item.output_index, 1000)};
+      }
+      for (const TokenId target : item.prompt_targets) output.prompt.push_back({.token = target});
+    }
+    StepResult result = worker->Complete(plan.step, outputs).value();
+    result.timings.rows = static_cast<std::uint32_t>(batch->tokens.size());
+    result.timings.decode_rows = batch->decode_rows;
+    EXPECT_EQ(core.Apply(result), absl::OkStatus());
+    TakeEvents();
+    EXPECT_EQ(core.CheckInvariants(), absl::OkStatus());
+    return result;
+  }
+
+  // Plans and answers one at a time until nothing is left.
+  void RunAll(int max_steps = 10'000) {
+    while (max_steps-- > 0 && Plan() == Hold::kNone) Answer();
+    ASSERT_GT(max_steps, 0);
+  }
+
+  void TakeEvents() {
+    for (EngineEvent& event : core.TakeEvents()) {
+      events[EventKey(event).first.counter].push_back(std::move(event));
+    }
+  }
+  std::uint32_t TokensOf(std::uint64_t id) {
+    std::uint32_t tokens = 0;
+    for (const EngineEvent& event : events[id]) tokens += std::holds_alternative<TokenEvent>(event);
+    return tokens;
+  }
+  std::optional<FinishReason> ReasonOf(std::uint64_t id) {
+    for (const EngineEvent& event : events[id]) {
+      if (const auto* end = std::get_if<BranchEnd>(&event)) return end->reason;
+    }
+    return std::nullopt;
+  }
+  std::optional<RequestEnd> EndOf(std::uint64_t id) {
+    for (const EngineEvent& event : events[id]) {
+      if (const auto* end = std::get_if<RequestEnd>(&event)) return *end;
+    }
+    return std::nullopt;
+  }
+
+  template <class Op>
+  static std::vector<Op> OpsOf(const StepPlan& plan) {
+    std::vector<Op> ops;
+    for (const PlanOp& op : plan.ops) {
+      if (const auto* one = std::get_if<Op>(&op)) ops.push_back(*one);
+    }
+    return ops;
+  }
+
+  SchedulerCore core;
+  std::optional<GroupState> worker;
+  std::deque<StepPlan> plans;  // made and not answered
+  std::map<std::uint64_t, std::vector<EngineEvent>> events;
+  std::int64_t now_ns = 0;
+
+ private:
+  const ExecutorDescription description_;
+  Epoch epoch_{0};
+};
+
+}  // namespace flotilla

@@ -1,0 +1,337 @@
+// InProcessEngine over a FakeExecutor: threads, sinks, refusals, the end.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "common/rt/clock.h"
+#include "scheduler/server/engine_loop.h"
+#include "worker/fake_executor.h"
+
+namespace flotilla {
+namespace {
+
+// Collects events; tests wait for what they need.
+class Collector final : public EventSink {
+ public:
+  void Post(std::vector<EngineEvent> events) override {
+    absl::MutexLock lock(&mu_);
+    ++batches_;
+    for (EngineEvent& event : events) {
+      const std::uint64_t id = EventKey(event).first.counter;
+      ended_ += std::holds_alternative<RequestEnd>(event);
+      tokens_ += std::holds_alternative<TokenEvent>(event);
+      events_[id].push_back(std::move(event));
+    }
+  }
+  void AwaitEnds(std::size_t count) {
+    absl::MutexLock lock(&mu_);
+    const auto done = [&] { return ended_ >= count; };
+    mu_.Await(absl::Condition(&done));
+  }
+  void AwaitTokens(std::size_t count) {
+    absl::MutexLock lock(&mu_);
+    const auto done = [&] { return tokens_ >= count; };
+    mu_.Await(absl::Condition(&done));
+  }
+  std::vector<EngineEvent> Of(std::uint64_t id) {
+    absl::MutexLock lock(&mu_);
+    return events_[id];
+  }
+  RequestEnd EndOf(std::uint64_t id) {
+    return std::get<RequestEnd>(Of(id).back());
+  }
+  std::size_t batches() {
+    absl::MutexLock lock(&mu_);
+    return batches_;
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::size_t ended_ = 0, tokens_ = 0, batches_ = 0;
+  std::map<std::uint64_t, std::vector<EngineEvent>> events_;
+};
+
+TokenizedRequest Request(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens) {
+  TokenizedRequest request;
+  request.id = {.incarnation = 1, .counter = id};
+  request.prompt.assign(prompt, static_cast<TokenId>(id % 1000));
+  request.sampling.seed = id;
+  request.stop.max_tokens = max_tokens;
+  return request;
+}
+
+// Every token once, in order, and the right one; then the two ends.
+void ExpectWholeAnswer(const std::vector<EngineEvent>& events, std::uint64_t id,
+                       std::uint32_t tokens) {
+  ASSERT_EQ(events.size(), tokens + 3u);
+  EXPECT_TRUE(std::holds_alternative<Accepted>(events[0]));
+  for (std::uint32_t i = 0; i < tokens; ++i) {
+    const auto& token = std::get<TokenEvent>(events[i + 1]);
+    EXPECT_EQ(token.position, i);
+    EXPECT_EQ(token.token, FakeToken(id, BranchIndex(0), i, 1000));
+  }
+  EXPECT_EQ(std::get<BranchEnd>(events[tokens + 1]).reason, FinishReason::kLength);
+  EXPECT_TRUE(std::get<RequestEnd>(events[tokens + 2]).status.ok());
+}
+
+class EngineLoopTest : public testing::Test {
+ protected:
+  ~EngineLoopTest() override {
+    if (engine) engine->Stop();
+  }
+  void Start(InProcessEngineOptions options = {}, FakeExecutorOptions fake = {}) {
+    executor = std::make_unique<FakeExecutor>(fake);
+    engine = std::make_unique<InProcessEngine>(std::move(options), executor.get(), &clock);
+    ASSERT_TRUE(engine->Start().ok());
+    if (!fake.manual) AwaitReady();
+  }
+  // By a request, which is refused until the group is there.
+  void AwaitReady() {
+    for (std::uint64_t id = 1'000'000;; ++id) {
+      auto probe = std::make_shared<Collector>();
+      engine->Submit(Request(id, 1, 1), probe);
+      probe->AwaitEnds(1);
+      if (probe->EndOf(id).status.ok()) return;
+    }
+  }
+
+  SteadyClock clock;
+  std::unique_ptr<FakeExecutor> executor;
+  std::unique_ptr<InProcessEngine> engine;
+  std::shared_ptr<Collector> sink = std::make_shared<Collector>();
+};
+
+TEST_F(EngineLoopTest, ServesManyRequestsAndEndsWithNoBlockUsed) {
+  Start();
+  for (std::uint64_t id = 1; id <= 200; ++id) engine->Submit(Request(id, 1 + id % 90, 40), sink);
+  sink->AwaitEnds(200);
+  for (std::uint64_t id = 1; id <= 200; ++id) ExpectWholeAnswer(sink->Of(id), id, 40);
+  absl::Notification drained;
+  engine->Drain([&] { drained.Notify(); });
+  drained.WaitForNotification();
+  const EngineLoad load = engine->Load();
+  EXPECT_EQ(load.blocks_used, 0u);
+  EXPECT_EQ(load.owed_tokens, 0u);
+  EXPECT_TRUE(load.draining);
+  EXPECT_GE(engine->probe().Read().core.counters.output_tokens, 200u * 40);
+}
+
+TEST_F(EngineLoopTest, EachSinkGetsOneBatchPerStep) {
+  Start();
+  std::vector<std::shared_ptr<Collector>> sinks = {sink, std::make_shared<Collector>()};
+  for (std::uint64_t id = 1; id <= 20; ++id) engine->Submit(Request(id, 4, 30), sinks[id % 2]);
+  for (const auto& s : sinks) s->AwaitEnds(10);
+  const std::uint64_t rounds = engine->probe().Read().steps + 20 + 2;  // results, arrivals
+  for (const auto& s : sinks) EXPECT_LE(s->batches(), rounds);
+}
+
+TEST_F(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
+  absl::Mutex mu;
+  std::vector<StepRecord> records;
+  InProcessEngineOptions options;
+  options.on_step = [&](const StepRecord& record) {
+    absl::MutexLock lock(&mu);
+    records.push_back(record);
+  };
+  Start(options);
+  for (std::uint64_t id = 1; id <= 8; ++id) engine->Submit(Request(id, 5, 8000), sink);
+  sink->AwaitTokens(8 * 3);
+  auto long_sink = std::make_shared<Collector>();
+  engine->Submit(Request(9, 6000, 2), long_sink);
+  long_sink->AwaitEnds(1);
+  for (std::uint64_t id = 1; id <= 8; ++id) engine->Cancel({.request = {1, id}});
+  sink->AwaitEnds(8);
+  engine->Stop();
+  absl::MutexLock lock(&mu);
+  int mixed = 0;
+  for (const StepRecord& record : records) {
+    if (record.decode_rows != 8 || record.rows <= 8) continue;
+    ++mixed;
+    std::set<std::uint64_t> got;
+    for (const RequestId& id : record.tokens) got.insert(id.counter);
+    for (std::uint64_t id = 1; id <= 8; ++id) EXPECT_TRUE(got.contains(id)) << id;
+  }
+  EXPECT_EQ(mixed, (6000 + 247) / 248);  // 256 rows, 8 of them decodes
+}
+
+TEST_F(EngineLoopTest, CancelEndsAStream) {
+  Start();
+  engine->Submit(Request(1, 4, 8000), sink);
+  sink->AwaitTokens(10);
+  engine->Cancel({.request = {1, 1}, .branch = BranchIndex(0), .keep_tokens = 7});
+  engine->Cancel({.request = {1, 99}});  // unknown: nothing
+  sink->AwaitEnds(1);
+  const std::vector<EngineEvent> events = sink->Of(1);
+  const auto& end = std::get<BranchEnd>(events[events.size() - 2]);
+  EXPECT_EQ(end.reason, FinishReason::kCancelled);
+  EXPECT_EQ(end.output_tokens, 7u);
+  EXPECT_TRUE(sink->EndOf(1).status.ok());
+}
+
+TEST_F(EngineLoopTest, DeadlineWakesAnEngineThatHasNothingElseToDo) {
+  Start();
+  executor->Pause();
+  TokenizedRequest request = Request(1, 4, 8);
+  request.deadline_ns = clock.NowNs() + 20'000'000;
+  engine->Submit(request, sink);
+  sink->AwaitEnds(1);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(sink->EndOf(1).status));
+  EXPECT_GE(clock.NowNs(), *request.deadline_ns);
+  executor->Resume();
+}
+
+TEST_F(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
+  Start();
+  for (std::uint64_t id = 1; id <= 10; ++id) engine->Submit(Request(id, 50, 300), sink);
+  for (int loss = 1; loss <= 5; ++loss) {
+    sink->AwaitTokens(static_cast<std::size_t>(loss) * 400);
+    executor->LoseNow();
+  }
+  sink->AwaitEnds(10);
+  for (std::uint64_t id = 1; id <= 10; ++id) ExpectWholeAnswer(sink->Of(id), id, 300);
+  EXPECT_GE(engine->probe().Read().groups_lost, 1u);
+}
+
+TEST_F(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
+  FakeExecutorOptions fake;
+  Start({}, fake);
+  engine->Submit(Request(1, 50, 3), sink);
+  executor->CorruptDigest(Step(12));
+  engine->Submit(Request(2, 50, 60), sink);
+  sink->AwaitEnds(2);
+  ExpectWholeAnswer(sink->Of(2), 2, 60);
+}
+
+TEST_F(EngineLoopTest, BeforeTheFirstGroupRequestsAreRefused) {
+  FakeExecutorOptions fake;
+  fake.manual = true;
+  Start({}, fake);
+  EXPECT_TRUE(absl::IsUnavailable(engine->Describe().status()));
+  engine->Submit(Request(1, 1, 1), sink);
+  sink->AwaitEnds(1);
+  EXPECT_TRUE(absl::IsUnavailable(sink->EndOf(1).status));
+}
+
+TEST_F(EngineLoopTest, DescribesTheModelAndWhatThePoolCanHold) {
+  FakeExecutorOptions fake;
+  fake.description.block_count = 11;  // ten blocks of 16
+  InProcessEngineOptions options;
+  options.model_id = "served";
+  options.tokenizer_bytes = "bytes";
+  options.tokenizer_hash = 77;
+  Start(options, fake);
+  const EngineDescription description = engine->Describe().value();
+  EXPECT_EQ(description.model_id, "served");
+  EXPECT_EQ(description.max_context, 160u);
+  EXPECT_EQ(description.tokenizer_hash, 77u);
+  EXPECT_EQ(description.max_branches, 1u);
+  EXPECT_EQ(engine->TokenizerBytes().value(), "bytes");
+}
+
+TEST_F(EngineLoopTest, DrainRefusesAndReportsTheLastEnd) {
+  Start();
+  engine->Submit(Request(1, 4, 500), sink);
+  sink->AwaitTokens(1);
+  absl::Notification drained;
+  engine->Drain([&] { drained.Notify(); });
+  engine->Submit(Request(2, 4, 5), sink);
+  drained.WaitForNotification();
+  sink->AwaitEnds(2);
+  ExpectWholeAnswer(sink->Of(1), 1, 500);
+  EXPECT_TRUE(absl::IsUnavailable(sink->EndOf(2).status));
+}
+
+TEST_F(EngineLoopTest, SecondRequestOfALiveIdIsRefusedAtItsOwnSink) {
+  Start();
+  engine->Submit(Request(1, 4, 8000), sink);
+  sink->AwaitTokens(1);
+  auto other = std::make_shared<Collector>();
+  engine->Submit(Request(1, 4, 8), other);
+  other->AwaitEnds(1);
+  EXPECT_TRUE(absl::IsAlreadyExists(other->EndOf(1).status));
+  engine->Cancel({.request = {1, 1}});
+  sink->AwaitEnds(1);
+  EXPECT_TRUE(sink->EndOf(1).status.ok());
+}
+
+TEST_F(EngineLoopTest, StopEndsEverythingOnceAndLaterRequestsAreRefused) {
+  Start();
+  executor->Pause();
+  for (std::uint64_t id = 1; id <= 70; ++id) engine->Submit(Request(id, 4, 50), sink);
+  engine->Stop();
+  sink->AwaitEnds(70);
+  for (std::uint64_t id = 1; id <= 70; ++id) {
+    EXPECT_TRUE(absl::IsUnavailable(sink->EndOf(id).status));
+  }
+  engine->Submit(Request(71, 4, 50), sink);
+  EXPECT_TRUE(absl::IsUnavailable(sink->EndOf(71).status));
+  bool drained = false;
+  engine->Drain([&] { drained = true; });
+  EXPECT_TRUE(drained);
+}
+
+// A sink that keeps the loop busy until told otherwise.
+class BlockingSink final : public EventSink {
+ public:
+  void Post(std::vector<EngineEvent>) override {
+    entered.HasBeenNotified() ? void() : entered.Notify();
+    release.WaitForNotification();
+  }
+  absl::Notification entered, release;
+};
+
+TEST_F(EngineLoopTest, FullInboxRefusesAtOnce) {
+  InProcessEngineOptions options;
+  options.max_inbox_requests = 3;
+  Start(options);
+  auto blocking = std::make_shared<BlockingSink>();
+  engine->Submit(Request(1, 4, 1), blocking);
+  blocking->entered.WaitForNotification();  // the loop takes nothing now
+  for (std::uint64_t id = 2; id <= 5; ++id) engine->Submit(Request(id, 4, 2), sink);
+  sink->AwaitEnds(1);
+  EXPECT_TRUE(absl::IsResourceExhausted(sink->EndOf(5).status));
+  EXPECT_GT(sink->EndOf(5).retry_after_ms, 0);
+  EXPECT_EQ(engine->probe().Read().inbox_refusals, 1u);
+  blocking->release.Notify();
+  sink->AwaitEnds(4);
+  for (std::uint64_t id = 2; id <= 4; ++id) ExpectWholeAnswer(sink->Of(id), id, 2);
+}
+
+// An executor whose results are wrong.
+class LyingExecutor final : public StepExecutor {
+ public:
+  absl::Status Start(ExecutorListener* listener) override {
+    listener_ = listener;
+    listener->OnReady(Epoch(1), FakeExecutorOptions::DefaultDescription());
+    return absl::OkStatus();
+  }
+  absl::Status Execute(StepPlan plan) override {
+    listener_->OnResult({.epoch = plan.epoch, .step = Step(plan.step.value() + 5)});
+    return absl::OkStatus();
+  }
+  void Stop() override {}
+
+ private:
+  ExecutorListener* listener_ = nullptr;
+};
+
+TEST_F(EngineLoopTest, AWrongResultFailsItsRequestsAndIsNotServed) {
+  LyingExecutor liar;
+  InProcessEngine lied_to({}, &liar, &clock);
+  ASSERT_TRUE(lied_to.Start().ok());
+  lied_to.Submit(Request(1, 4, 4), sink);
+  sink->AwaitEnds(1);
+  EXPECT_TRUE(absl::IsInternal(sink->EndOf(1).status));
+  lied_to.Stop();
+  EXPECT_FALSE(lied_to.Load().ready);
+}
+
+}  // namespace
+}  // namespace flotilla

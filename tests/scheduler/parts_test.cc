@@ -1,0 +1,108 @@
+// The parts of the scheduler core that stand alone: pool, heap, rates.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <set>
+
+#include "scheduler/core/block_pool.h"
+#include "scheduler/core/indexed_heap.h"
+#include "scheduler/core/kv_ledger.h"
+#include "scheduler/core/rates.h"
+
+namespace flotilla {
+namespace {
+
+TEST(BlockPool, HandsOutEachBlockOnceAndNeverTheNullBlock) {
+  BlockPool pool(5);
+  EXPECT_EQ(pool.total(), 4u);
+  std::set<BlockId> taken;
+  while (pool.free() > 0) taken.insert(pool.Take());
+  EXPECT_EQ(taken.size(), 4u);
+  EXPECT_FALSE(taken.contains(kNullBlock));
+  EXPECT_EQ(pool.used(), 4u);
+}
+
+TEST(BlockPool, SharedBlockIsFreeAfterItsLastRelease) {
+  BlockPool pool(2);
+  const BlockId block = pool.Take();
+  pool.Share(block);
+  pool.Release(block);
+  EXPECT_EQ(pool.references(block), 1u);
+  EXPECT_EQ(pool.free(), 0u);
+  pool.Release(block);
+  EXPECT_EQ(pool.free(), 1u);
+  EXPECT_EQ(pool.free() + pool.cached() + pool.used(), pool.total());
+}
+
+TEST(BlockPoolDeathTest, ReleasingAFreeBlockIsACrash) {
+  BlockPool pool(2);
+  const BlockId block = pool.Take();
+  pool.Release(block);
+  EXPECT_DEATH(pool.Release(block), "check failed");
+  EXPECT_DEATH(pool.Release(kNullBlock), "check failed");
+}
+
+TEST(IndexedHeap, AgreesWithASetUnderRandomUse) {
+  std::mt19937 random(5);
+  IndexedHeap<std::less<>> heap{std::less<>()};
+  std::set<std::uint32_t> reference;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::uint32_t slot = random() % 64;
+    if (reference.contains(slot)) {
+      EXPECT_TRUE(heap.Remove(slot));
+      reference.erase(slot);
+    } else {
+      EXPECT_FALSE(heap.Remove(slot));
+      heap.Push(slot);
+      reference.insert(slot);
+    }
+    ASSERT_EQ(heap.size(), reference.size());
+    if (reference.empty()) continue;
+    ASSERT_EQ(heap.top(), *reference.begin());
+  }
+}
+
+TEST(KvLedger, ReachIsTheLongestThatTheBlocksHold) {
+  const KvLedger ledger({{.tokens_per_block = 16},
+                         {.kind = KvGroup::Kind::kState},
+                         {.tokens_per_block = 4}},
+                        100);
+  EXPECT_EQ(ledger.BlocksFor(0), 0u);
+  EXPECT_EQ(ledger.BlocksFor(1), 3u);
+  EXPECT_EQ(ledger.BlocksFor(17), 2u + 1u + 5u);
+  Branch branch;
+  branch.tables.assign(3, {});
+  for (std::uint64_t blocks = 0; blocks < 40; ++blocks) {
+    const std::uint32_t reach = ledger.Reach(branch, 90, blocks);
+    EXPECT_LE(ledger.Lacks(branch, reach), blocks);
+    EXPECT_TRUE(reach == 90 || ledger.Lacks(branch, reach + 1) > blocks) << blocks;
+  }
+}
+
+TEST(Rates, FollowStepsAndPredict) {
+  Rates rates(1000, 50'000);
+  EXPECT_EQ(rates.PredictStepNs(10, 4), 60'000);
+  EXPECT_EQ(rates.PredictStepNs(10, 0), 10'000);
+  for (int i = 0; i < 100; ++i) rates.Observe({.compute_ns = 80'000, .rows = 4, .decode_rows = 4});
+  EXPECT_NEAR(rates.decode_ns_per_step(), 80'000, 100);
+  for (int i = 0; i < 100; ++i) {
+    rates.Observe({.compute_ns = 280'000, .rows = 104, .decode_rows = 4});
+  }
+  EXPECT_NEAR(rates.prefill_ns_per_token(), 2000, 20);
+}
+
+TEST(Rates, HostileTimingsStayInBounds) {
+  Rates rates(-5, INT64_MAX);
+  rates.Observe({.compute_ns = INT64_MAX, .rows = 1, .decode_rows = 7});
+  rates.Observe({.compute_ns = INT64_MIN, .rows = UINT32_MAX, .decode_rows = 0});
+  rates.Observe({.compute_ns = INT64_MAX, .rows = 1, .decode_rows = 0});
+  EXPECT_GE(rates.prefill_ns_per_token(), 0);
+  EXPECT_GT(rates.PredictStepNs(1'000'000, 1), 0);
+  EXPECT_GE(rates.RetryAfterMs(0), 100);
+  EXPECT_LE(rates.RetryAfterMs(UINT64_MAX), 60'000);
+}
+
+}  // namespace
+}  // namespace flotilla

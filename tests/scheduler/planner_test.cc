@@ -1,0 +1,334 @@
+// What plans contain, and what the core says of them: budgets, bounds, holds,
+// preemption, endings, refusals.
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/scheduler/core_harness.h"
+
+namespace flotilla {
+namespace {
+
+using PlanRun = flotilla::Run;  // testing::Test has a Run of its own
+
+ExecutorDescription Group() { return FakeExecutorOptions::DefaultDescription(); }
+
+ExecutorDescription SmallGroup(std::uint32_t blocks, std::uint32_t block_tokens) {
+  ExecutorDescription group = Group();
+  group.block_count = blocks + 1;
+  group.groups[0].tokens_per_block = block_tokens;
+  return group;
+}
+
+TEST(Planner, EveryDecodeRunsInEveryStepOfALongPrefill) {
+  CoreHarness harness({}, Group());
+  for (std::uint64_t id = 1; id <= 8; ++id) harness.Admit(id, 5, 200);
+  while (harness.TokensOf(8) == 0) {
+    ASSERT_EQ(harness.Plan(), Hold::kNone);
+    harness.Answer();
+  }
+  harness.Admit(100, 6000, 5);
+  int mixed_steps = 0;
+  while (harness.TokensOf(100) == 0) {
+    ASSERT_EQ(harness.Plan(), Hold::kNone);
+    const bool prefills = !CoreHarness::OpsOf<PlanRun>(harness.plans.back()).empty();
+    if (harness.plans.size() < 2) continue;  // keep one ahead, as an engine does
+    const StepResult result = harness.Answer();
+    if (!prefills || result.timings.rows <= 8) continue;
+    ++mixed_steps;
+    EXPECT_EQ(result.timings.decode_rows, 8u);
+    EXPECT_LE(result.timings.rows, 256u);
+  }
+  EXPECT_GE(mixed_steps, 6000 / 248);
+}
+
+TEST(Planner, ChunksKeepWithinBothBudgets) {
+  CoreHarness harness({.max_step_tokens = 100, .max_chunk_tokens = 30}, Group());
+  harness.Admit(1, 90, 4);
+  harness.Admit(2, 90, 4);
+  harness.Admit(3, 90, 4);
+  harness.Admit(4, 90, 4);
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  std::vector<std::uint32_t> counts;
+  for (const PlanRun& run : CoreHarness::OpsOf<PlanRun>(harness.plans.back())) counts.push_back(run.count);
+  EXPECT_EQ(counts, (std::vector<std::uint32_t>{30, 30, 30, 10}));
+  harness.Answer();
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 4u);
+}
+
+TEST(Planner, AtMostLagPlusOnePlansAreUnanswered) {
+  for (std::uint32_t lag = 1; lag <= 3; ++lag) {
+    ExecutorDescription group = Group();
+    group.lag = lag;
+    CoreHarness harness({}, group);
+    harness.Admit(1, 4, 50);
+    for (std::uint32_t i = 0; i <= lag; ++i) EXPECT_EQ(harness.Plan(), Hold::kNone);
+    EXPECT_EQ(harness.Plan(), Hold::kPipelineFull);
+    for (std::uint32_t i = 0; i <= lag; ++i) harness.Answer();
+    harness.RunAll();
+    EXPECT_EQ(harness.TokensOf(1), 50u);
+  }
+}
+
+TEST(Planner, CohortsShareTheBranchesEvenly) {
+  ExecutorDescription group = Group();
+  group.lag = 3;
+  CoreHarness harness({}, group);
+  for (std::uint64_t id = 1; id <= 9; ++id) harness.Admit(id, 3, 20);
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  std::multiset<std::uint32_t> cohorts;
+  for (const OpenBranch& open : CoreHarness::OpsOf<OpenBranch>(harness.plans.back())) {
+    cohorts.insert(open.cohort);
+  }
+  for (std::uint32_t c = 0; c < 3; ++c) EXPECT_EQ(cohorts.count(c), 3u);
+}
+
+TEST(Planner, ADecodeStepNamesNoBranchThatNeedsNothing) {
+  CoreHarness harness({}, Group());
+  harness.Admit(1, 4, 11);  // 14 positions: one block of 16
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  harness.Answer();
+  for (int step = 0; step < 10; ++step) {
+    ASSERT_EQ(harness.Plan(), Hold::kNone);
+    EXPECT_TRUE(harness.plans.back().ops.empty());
+    harness.Answer();
+  }
+  EXPECT_EQ(harness.ReasonOf(1), FinishReason::kLength);
+}
+
+TEST(Planner, NoPlanIsMadeForABranchThatHasSurelyFinished) {
+  CoreHarness harness({}, Group());
+  harness.Admit(1, 4, 2);
+  EXPECT_EQ(harness.Plan(), Hold::kNone);  // prefill, token 0
+  EXPECT_EQ(harness.Plan(), Hold::kNone);  // token 1, the last
+  harness.Answer();
+  EXPECT_EQ(harness.Plan(), Hold::kResults);
+  harness.Answer();
+  EXPECT_EQ(harness.ReasonOf(1), FinishReason::kLength);
+  EXPECT_EQ(harness.Plan(), Hold::kNone);  // the drop
+  EXPECT_EQ(CoreHarness::OpsOf<DropBranch>(harness.plans.back()).size(), 1u);
+  harness.Answer();
+  EXPECT_EQ(harness.Plan(), Hold::kIdle);
+}
+
+// Two branches of 4 blocks each in a pool of 5: the second sits out, waits for
+// the results, then gives way; both finish with their own tokens.
+TEST(Planner, LackOfABlockSkipsThenHoldsThenPreemptsTheLast) {
+  CoreHarness harness({.watermark_blocks = 0}, SmallGroup(5, 2));
+  harness.Admit(1, 2, 7);
+  harness.Admit(2, 2, 7);
+  bool skipped = false, held = false;
+  for (int step = 0; step < 8 && !held; ++step) {
+    const Hold hold = harness.Plan();
+    held = hold == Hold::kMemory;
+    if (hold != Hold::kNone) break;
+    const auto skips = CoreHarness::OpsOf<Skip>(harness.plans.back());
+    if (!skips.empty()) {
+      skipped = true;
+      EXPECT_EQ(harness.core.OpenBranches()[skips[0].branch.value()].request.counter, 2u);
+    }
+    if (harness.plans.size() > 1) harness.Answer();
+  }
+  EXPECT_TRUE(skipped);
+  EXPECT_TRUE(held);
+  EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 0u);  // results are outstanding
+  while (!harness.plans.empty()) harness.Answer();
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 1u);
+  EXPECT_EQ(harness.core.OpenBranches().size(), 1u);
+  EXPECT_EQ(harness.core.OpenBranches()[0].request.counter, 1u);
+  harness.Answer();
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    EXPECT_EQ(harness.TokensOf(id), 7u);
+    EXPECT_EQ(harness.EndOf(id)->usage.preemptions, id - 1);
+  }
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
+}
+
+TEST(Planner, HigherPriorityIsAdmittedFirst) {
+  CoreHarness harness({.max_seqs = 1}, Group());
+  harness.Admit(1, 3, 2);
+  TokenizedRequest urgent = CoreHarness::Request(2, 3, 2);
+  urgent.priority = 1;
+  harness.core.Admit(0, urgent);
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  EXPECT_EQ(CoreHarness::OpsOf<OpenBranch>(harness.plans.back())[0].request.counter, 2u);
+}
+
+TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
+  CoreHarness harness({.watermark_blocks = 1}, SmallGroup(6, 4));
+  harness.Admit(1, 8, 8);  // 2 blocks now
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  harness.Admit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for branch 1
+  harness.Answer();
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  EXPECT_TRUE(CoreHarness::OpsOf<OpenBranch>(harness.plans.back()).empty());
+  harness.Answer();
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(2), 1u);
+  EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 0u);
+}
+
+TEST(Core, CancelFreesBlocksAtOnceAndDropsInTheNextPlan) {
+  CoreHarness harness({}, Group());
+  harness.Admit(1, 40, 100);
+  harness.Plan();
+  harness.Answer();
+  harness.Plan();  // its decode is in flight
+  harness.core.Cancel({.request = {1, 1}, .branch = {}, .keep_tokens = 9});
+  harness.TakeEvents();
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
+  EXPECT_EQ(harness.ReasonOf(1), FinishReason::kCancelled);
+  EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 1u);  // never more than delivered
+  const std::size_t events = harness.events[1].size();
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  EXPECT_EQ(CoreHarness::OpsOf<DropBranch>(harness.plans.back()).size(), 1u);
+  harness.Answer();  // of the decode sent before the end: discarded
+  harness.Answer();
+  EXPECT_EQ(harness.events[1].size(), events);
+  EXPECT_EQ(harness.Plan(), Hold::kIdle);
+}
+
+TEST(Core, DeadlineEndsWaitingAndRunning) {
+  CoreHarness harness({.max_seqs = 1}, Group());
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    TokenizedRequest request = CoreHarness::Request(id, 4, 100);
+    request.deadline_ns = 1000;
+    harness.core.Admit(0, request);
+  }
+  PlanOutcome outcome = harness.core.Plan(0);
+  EXPECT_EQ(outcome.wake_ns, 1000);
+  harness.plans.push_back(*outcome.plan);
+  harness.Answer();
+  harness.now_ns = 1000;
+  harness.Plan();
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    EXPECT_EQ(harness.ReasonOf(id), FinishReason::kDeadline);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(harness.EndOf(id)->status));
+  }
+  EXPECT_EQ(harness.core.live_requests(), 0u);
+}
+
+TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
+  CoreHarness harness({}, Group());
+  TokenizedRequest request = CoreHarness::Request(1, 30, 10);
+  request.logprobs.prompt_top = 0;
+  harness.core.Admit(0, request);
+  for (int step = 0; step < 4; ++step) {
+    harness.Plan();
+    harness.Answer();
+  }
+  harness.Plan();
+  harness.core.Lost(harness.epoch());
+  EXPECT_EQ(harness.Plan(), Hold::kNotReady);
+  harness.Restart();
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  const auto open = CoreHarness::OpsOf<OpenBranch>(harness.plans.back());
+  EXPECT_EQ(open.at(0).tokens.size(), 30u + 4u);
+  EXPECT_EQ(open.at(0).prompt_tokens, 30u);
+  EXPECT_FALSE(CoreHarness::OpsOf<PlanRun>(harness.plans.back()).at(0).prompt_logprobs);
+  harness.Answer();
+  harness.RunAll();
+  std::uint32_t position = 0, logprobs = 0;
+  for (const EngineEvent& event : harness.events[1]) {
+    if (const auto* prompt = std::get_if<PromptLogprobs>(&event)) logprobs += prompt->chosen.size();
+    const auto* token = std::get_if<TokenEvent>(&event);
+    if (token == nullptr) continue;
+    EXPECT_EQ(token->position, position);
+    EXPECT_EQ(token->token, FakeToken(1, BranchIndex(0), position++, 1000));
+  }
+  EXPECT_EQ(position, 10u);
+  EXPECT_EQ(logprobs, 29u);
+}
+
+TEST(Core, OutputPrefixContinuesAtItsPosition) {
+  CoreHarness harness({}, Group());
+  TokenizedRequest request = CoreHarness::Request(1, 5, 6);
+  request.output_prefix = {{FakeToken(1, BranchIndex(0), 0, 1000)}};
+  harness.core.Admit(0, request);
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 5u);
+  EXPECT_EQ(std::get<TokenEvent>(harness.events[1][1]).position, 1u);
+  EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 6u);
+}
+
+TEST(Core, MaxTokensZeroEndsAfterThePrompt) {
+  CoreHarness harness({.max_chunk_tokens = 8}, Group());
+  TokenizedRequest request = CoreHarness::Request(1, 20, 0);
+  request.logprobs.prompt_top = 3;
+  harness.core.Admit(0, request);
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 0u);
+  EXPECT_EQ(harness.ReasonOf(1), FinishReason::kLength);
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
+}
+
+TEST(Core, RefusesByName) {
+  CoreHarness harness({.max_queued_requests = 2, .max_queued_tokens = 50}, SmallGroup(4, 16));
+  std::uint64_t id = 1;
+  const auto refusal = [&](auto change) {
+    TokenizedRequest request = CoreHarness::Request(id, 10, 4);
+    change(request);
+    harness.core.Admit(0, request);
+    harness.TakeEvents();
+    EXPECT_EQ(harness.events[id].size(), 1u);
+    return harness.EndOf(id++).value_or(RequestEnd{}).status;
+  };
+  using R = TokenizedRequest;
+  EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.branches = 2; })));
+  EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.beam.emplace(); })));
+  EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.constraint = 9; })));
+  EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.adapter = "lora"; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt.clear(); })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt[3] = 1000; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt[3] = -1; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.stop.max_tokens = UINT32_MAX; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.stop.max_tokens = 60; })));  // pool
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt.resize(51); })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.stop.stop_tokens = {5, 5}; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.sampling.top_p = 0; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.sampling.temperature = -1; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.logprobs.output_top = 21; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.output_prefix = {{1}, {2}}; })));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(refusal([](R& r) { r.deadline_ns = 0; })));
+  harness.Admit(100, 45, 1);
+  EXPECT_TRUE(absl::IsResourceExhausted(refusal([](R&) {})));  // 45 + 10 tokens
+  EXPECT_GT(harness.EndOf(id - 1)->retry_after_ms, 0);
+  harness.Admit(101, 1, 1);
+  EXPECT_TRUE(absl::IsResourceExhausted(refusal([](R& r) { r.prompt.resize(1); })));
+  harness.Admit(101, 1, 1);
+  EXPECT_TRUE(absl::IsAlreadyExists(harness.EndOf(101)->status));
+  harness.core.Drain();
+  EXPECT_TRUE(absl::IsUnavailable(refusal([](R&) {})));
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(100), 1u);
+}
+
+TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
+  const auto applied = [](auto change) {
+    CoreHarness harness({}, Group());
+    harness.Admit(1, 4, 10);
+    harness.Plan();
+    StepResult result{.epoch = harness.epoch(), .step = Step(1)};
+    result.branches.push_back({.branch = BranchHandle(0), .length = 4, .tokens = {{.token = 7}}});
+    change(result);
+    return harness.core.Apply(result);
+  };
+  EXPECT_TRUE(applied([](StepResult&) {}).ok());
+  EXPECT_TRUE(applied([](StepResult& r) { r.epoch = Epoch(0); r.step = Step(9); }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.step = Step(2); }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.branches.clear(); }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].branch = BranchHandle(63); }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].length = 5; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].tokens.clear(); }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].tokens[0].token = 1000; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].first_output = 1; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].noop = true; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].finished = FinishReason::kMoved; }).ok());
+}
+
+}  // namespace
+}  // namespace flotilla
