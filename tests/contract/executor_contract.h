@@ -1,5 +1,5 @@
 // The contract of StepExecutor, as one parametrised test. An implementation
-// passes it by adding one INSTANTIATE_TEST_SUITE_P in contract_test.cc's folder:
+// passes it by adding one file to this folder with
 //
 //   INSTANTIATE_TEST_SUITE_P(Fake, ExecutorContract, ::testing::Values(FakeCase()),
 //                            ExecutorCaseName);
@@ -18,7 +18,7 @@
 
 namespace flotilla::testing {
 
-// An executor and, where it can inject them, deaths of its group.
+// An executor and, for ExecutorDeathContract, how to kill its group.
 struct ContractExecutor {
   std::unique_ptr<StepExecutor> executor;
   std::function<void(Step)> lose_during;  // in that step, before its result
@@ -35,5 +35,8 @@ inline std::string ExecutorCaseName(const ::testing::TestParamInfo<ExecutorCase>
 }
 
 class ExecutorContract : public ::testing::TestWithParam<ExecutorCase> {};
+
+// For implementations whose group can die.
+class ExecutorDeathContract : public ExecutorContract {};
 
 }  // namespace flotilla::testing

@@ -20,6 +20,8 @@ ExecutorCase FakeCase() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fake, ExecutorContract, ::testing::Values(FakeCase()), ExecutorCaseName);
+INSTANTIATE_TEST_SUITE_P(Fake, ExecutorDeathContract, ::testing::Values(FakeCase()),
+                         ExecutorCaseName);
 
 class ManualFakeTest : public ::testing::Test {
  protected:
