@@ -29,6 +29,7 @@ constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
     {"stop", "stop.strings"},
     {"stop_token_ids", "stop.token_ids"},
     {"temperature", "sampling.temperature"},
+    {"tokens", "token_ids"},
     {"top_k", "sampling.top_k"},
     {"top_p", "sampling.top_p"},
 };

@@ -121,7 +121,7 @@ class FakeService final : public InferenceService {
     absl::StatusOr<std::string> result = std::string();
     if (auto status = CheckModel(model, Limits()); !status.ok()) result = status;
     if (result.ok()) {
-      if (auto status = CheckTokenIds("token_ids", tokens, Limits()); !status.ok()) {
+      if (auto status = CheckTokenIds("tokens", tokens, Limits()); !status.ok()) {
         result = status;
       } else {
         for (auto token : tokens) result->push_back(static_cast<char>(token));
