@@ -27,6 +27,11 @@ const BpeMerges::Rule* BpeMerges::FindRule(TokenId left, TokenId right) const {
   return it == merges_.end() ? nullptr : &it->second;
 }
 
+std::optional<uint32_t> BpeMerges::RankOf(TokenId left, TokenId right) const {
+  const Rule* rule = FindRule(left, right);
+  return rule == nullptr ? std::nullopt : std::optional(rule->rank);
+}
+
 void BpeMerges::Encode(std::string_view piece, std::vector<TokenId>& out) const {
   std::vector<TokenId> ids;
   ids.reserve(piece.size());

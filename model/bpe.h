@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,9 @@ class BpeMerges {
   // The neighbours (left, right) merge into `result`; of two rules that apply
   // the lower rank goes first. The first rule for a pair stands.
   void AddMerge(TokenId left, TokenId right, TokenId result, uint32_t rank);
+
+  // The rank of the rule for (left, right), if there is one.
+  std::optional<uint32_t> RankOf(TokenId left, TokenId right) const;
 
   // Appends the tokens of `piece`: starting from its bytes, the lowest-ranked
   // merge is applied, leftmost on ties, until none applies. A byte without a

@@ -19,8 +19,8 @@ Value LoopAttribute(Heap& heap, const Loop& loop, std::string_view name) {
   if (name == "first") return Value(index == 0);
   if (name == "last") return Value(index == size - 1);
   if (name == "length") return Value(size);
-  if (name == "depth") return Value(int64_t{loop.depth0} + 1);
-  if (name == "depth0") return Value(int64_t{loop.depth0});
+  if (name == "depth") return Value(int64_t{1});  // of recursive loops, which are not there
+  if (name == "depth0") return Value(int64_t{0});
   if (name == "previtem") return index > 0 ? (*loop.items)[index - 1] : Value();
   if (name == "nextitem") return index + 1 < size ? (*loop.items)[index + 1] : Value();
   return {};
@@ -177,6 +177,16 @@ Text TitleCased(const Text& text) {
   return text.Mapped([&](char c, size_t) {
     const char out = IsLetter(previous) ? Lower(c) : Upper(c);
     previous = c;
+    return out;
+  });
+}
+
+Text Titled(const Text& text) {
+  constexpr std::string_view kBefore = "-({[< \t\n\r\f\v";
+  bool starts = true;
+  return text.Mapped([&](char c, size_t) {
+    const char out = starts ? Upper(c) : Lower(c);
+    starts = kBefore.find(c) != std::string_view::npos;
     return out;
   });
 }

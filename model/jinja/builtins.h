@@ -73,7 +73,8 @@ bool IsSpace(uint32_t code_point);
 Value Strip(Heap& heap, const Text& text, const Text* characters, bool left, bool right);
 Value Replace(Heap& heap, const Text& text, const Text& from, const Text& to, int64_t count);
 Text Capitalized(const Text& text);
-Text TitleCased(const Text& text);
+Text TitleCased(const Text& text);  // str.title: letters after non-letters rise
+Text Titled(const Text& text);      // the filter: after space, dash or bracket
 Text Lowered(const Text& text);
 Text Uppered(const Text& text);
 Value DictItems(Heap& heap, const Dict& dict);

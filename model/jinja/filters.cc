@@ -338,7 +338,7 @@ constexpr Builtin kFilters[] = {
      [](Heap& h, Value v, const Bound&, const Args& a) { return Select(h, v, a, true, true); }},
     {"sort", "reverse case_sensitive attribute", Sort},
     {"string", "", TextFilter<Same>},
-    {"title", "", TextFilter<TitleCased>},
+    {"title", "", TextFilter<Titled>},
     {"tojson", "indent ensure_ascii sort_keys separators", ToJson},
     {"trim", "chars", Trim},
     {"unique", "case_sensitive attribute", Unique},

@@ -175,7 +175,7 @@ class Interpreter {
       Exec(stmt.else_body, scope, out);
       return;
     }
-    loops_.push_back({&items, 0, loop_depth_++});
+    loops_.push_back({&items, 0});
     Loop& loop = loops_.back();
     for (size_t i = 0; i < items.size() && heap_.ok(); ++i) {
       loop.index0 = i;
@@ -185,7 +185,6 @@ class Interpreter {
       if (Exec(stmt.body, body, out) == Flow::kBreak) break;
     }
     loop.items = nullptr;
-    --loop_depth_;
   }
 
   // ---- Expressions ----
@@ -456,7 +455,6 @@ class Interpreter {
   const RunOptions& options_;
   std::deque<Scope> scopes_;
   std::deque<Loop> loops_;  // outlive their iteration: a macro may hold one
-  int loop_depth_ = 0;
   int frames_ = 0;
 };
 

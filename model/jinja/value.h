@@ -157,7 +157,6 @@ struct Callable {
 struct Loop {
   const std::vector<Value>* items = nullptr;
   size_t index0 = 0;
-  int depth0 = 0;
 };
 
 class Heap {

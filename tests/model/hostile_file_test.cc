@@ -1,0 +1,126 @@
+// Damaged model files: refused or served, never a crash, and never more memory
+// than a small multiple of the file.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "model/chat_template.h"
+#include "model/config.h"
+#include "model/content_hash.h"
+#include "model/gguf.h"
+#include "model/tokenizer.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace {
+
+// Bytes asked of the allocator since the last reset. Single-threaded test.
+std::atomic<size_t> g_allocated{0};
+
+}  // namespace
+
+void* operator new(size_t size) {
+  g_allocated += size;
+  if (void* p = std::malloc(size)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace flotilla {
+namespace {
+
+// Reads the file as far as it lets us; true if all of it was accepted.
+bool Serve(std::span<const std::byte> bytes) {
+  const auto file = GgufFile::Parse(bytes);
+  if (!file.ok()) return false;
+  TokenizerHash(*file);
+  WeightsHash(*file);
+  const auto config = LoadConfig(*file);
+  const auto tokenizer = Tokenizer::FromGguf(*file);
+  if (tokenizer.ok()) {
+    const auto ids = tokenizer->Encode("hello world 12 \u00e9", {.parse_special = true});
+    if (ids.ok()) tokenizer->Decode(*ids);
+  }
+  const auto source = file->GetString("tokenizer.chat_template");
+  if (!source.ok()) return false;
+  const auto compiled = ChatTemplate::Compile(*source);
+  if (!compiled.ok()) return false;
+  const auto pieces = compiled->Render({{{"role", "user"}, {"content", "hi"}}},
+                                       {.max_steps = 10'000, .max_output_bytes = 1 << 16});
+  return config.ok() && tokenizer.ok() && pieces.ok();
+}
+
+// One to four changes, most of them in the metadata.
+void Mutate(std::vector<std::byte>& bytes, size_t metadata, std::mt19937_64& random) {
+  for (uint64_t n = 1 + random() % 4; n > 0 && bytes.size() > 8; --n) {
+    const size_t at = random() % (random() % 16 ? std::min(metadata, bytes.size()) : bytes.size());
+    // Changes in place reach further than those that move all that follows.
+    switch (random() % 12) {
+      case 0:
+        bytes[at] = static_cast<std::byte>(random());
+        break;
+      case 1:
+        bytes[at] ^= static_cast<std::byte>(1u << random() % 8);
+        break;
+      case 2: {  // an extreme integer
+        const uint64_t extremes[] = {0, 1, ~0ull, 1ull << 63, 1ull << 32, 0xffffffff, bytes.size()};
+        const uint64_t value = extremes[random() % std::size(extremes)];
+        for (size_t i = 0; i < 8 && at + i < bytes.size(); ++i) {
+          bytes[at + i] = static_cast<std::byte>(value >> 8 * i);
+        }
+        break;
+      }
+      case 3:
+        bytes.resize(at);
+        break;
+      case 4:
+        bytes.erase(bytes.begin() + at,
+                    bytes.begin() + std::min(at + 1 + random() % 8, bytes.size()));
+        break;
+      case 5:
+        bytes.insert(bytes.begin() + at, 1 + random() % 8, static_cast<std::byte>(random()));
+        break;
+      default:
+        bytes[at] = bytes[random() % bytes.size()];
+    }
+  }
+}
+
+TEST(HostileFile, MutationsAreRefusedOrServed) {
+  testing::TinyModelOptions small;
+  small.hidden = small.ffn = 32;
+  small.heads = small.kv_heads = 1;
+  small.layers = 1;
+  const std::vector<std::byte> whole = testing::TinyGguf(small);
+  ASSERT_TRUE(Serve(whole));
+  const size_t metadata = GgufFile::Parse(whole)->metadata().size();
+  const bool full = std::getenv("FLOTILLA_LONG") != nullptr;
+  const int rounds = full ? 100'000 : 5'000;
+  constexpr uint64_t kSeed = 20260726;
+  size_t largest = 0;
+  int served = 0;
+  for (int round = 0; round < rounds; ++round) {
+    std::mt19937_64 random(kSeed + static_cast<uint64_t>(round));
+    std::vector<std::byte> bytes = whole;
+    Mutate(bytes, metadata, random);
+    g_allocated = 0;
+    served += Serve(bytes);
+    largest = std::max(largest, g_allocated.load());
+    // A rendering that runs into its bounds, and the index of a file.
+    ASSERT_LT(g_allocated, size_t{16} << 20) << "seed " << kSeed + round;
+  }
+  std::printf("seeds from %llu: %d of %d files were served; at most %zu bytes allocated\n",
+              static_cast<unsigned long long>(kSeed), served, rounds, largest);
+  EXPECT_GT(served, 0);
+  EXPECT_LT(served, rounds);
+}
+
+}  // namespace
+}  // namespace flotilla
