@@ -14,6 +14,10 @@ endif()
 
 # Contraction is never left to the compiler: results must not depend on it.
 add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # False positives on std::string's operator= and +, fixed in GCC 13 (PR105651).
+  add_compile_options(-Wno-restrict)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   add_compile_options(-Wthread-safety)
 endif()

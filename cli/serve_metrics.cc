@@ -1,0 +1,229 @@
+#include "cli/serve_metrics.h"
+
+#include <utility>
+#include <vector>
+
+namespace flotilla {
+namespace {
+
+double Seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
+Counter& Refused(Metrics& metrics, const char* reason) {
+  return metrics.AddCounter("flotilla_router_rejected_total", "Requests refused, by reason.",
+                            {{"reason", reason}});
+}
+
+Counter& Cancelled(Metrics& metrics, const char* by) {
+  return metrics.AddCounter("flotilla_router_cancelled_total",
+                            "Requests that ended before they were complete, by cause.",
+                            {{"by", by}});
+}
+
+Histogram& StepTime(Metrics& metrics, const char* phase) {
+  return metrics.AddHistogram("flotilla_scheduler_step_duration_seconds",
+                              "Forward and sampling of one step.", kStepBuckets,
+                              {{"phase", phase}});
+}
+
+Histogram& StepTokens(Metrics& metrics, const char* kind) {
+  return metrics.AddHistogram("flotilla_scheduler_step_tokens", "Tokens of one step.",
+                              kStepTokenBuckets, {{"kind", kind}});
+}
+
+// Metrics whose values are read from the scheduler's probe at each scrape. Rows
+// of one name stand together and share their help.
+enum Type { kGauge, kCounter };
+struct SchedulerMetric {
+  Type type;
+  const char* name;
+  const char* help;
+  const char* label;  // null: none
+  const char* value;
+  double (*read)(const SchedulerSnapshot&);
+};
+using Snapshot = const SchedulerSnapshot&;
+
+constexpr char kWaiting[] = "flotilla_scheduler_requests_waiting";
+constexpr char kRunning[] = "flotilla_scheduler_requests_running";
+constexpr char kWaitingTokens[] = "flotilla_scheduler_waiting_tokens";
+constexpr char kBlocks[] = "flotilla_kv_blocks";
+constexpr char kBlocksHelp[] = "Blocks of the KV pool, by state.";
+constexpr char kFinished[] = "flotilla_scheduler_requests_finished_total";
+constexpr char kFinishedHelp[] = "Requests that ended, by reason.";
+constexpr char kTokens[] = "flotilla_scheduler_tokens_total";
+constexpr char kTokensHelp[] = "Tokens, by kind; prompt tokens count again when recomputed.";
+
+constexpr SchedulerMetric kSchedulerMetrics[] = {
+    {kGauge, kWaiting, "Requests without KV blocks.", nullptr, nullptr,
+     [](Snapshot s) -> double { return s.core.load.waiting_requests; }},
+    {kGauge, kRunning, "Requests with KV blocks.", nullptr, nullptr,
+     [](Snapshot s) -> double { return s.core.load.running_requests; }},
+    {kGauge, kWaitingTokens, "Tokens that waiting requests have to prefill.", nullptr, nullptr,
+     [](Snapshot s) -> double { return s.core.waiting_tokens; }},
+    {kGauge, kBlocks, kBlocksHelp, "state", "total",
+     [](Snapshot s) -> double { return s.core.load.blocks_total; }},
+    {kGauge, kBlocks, kBlocksHelp, "state", "used",
+     [](Snapshot s) -> double { return s.core.load.blocks_used; }},
+    {kGauge, kBlocks, kBlocksHelp, "state", "free",
+     [](Snapshot s) -> double { return s.core.load.blocks_total - s.core.load.blocks_used; }},
+    {kGauge, "flotilla_kv_utilization_ratio", "Used blocks / all blocks.", nullptr, nullptr,
+     [](Snapshot s) -> double {
+       const double total = s.core.load.blocks_total;
+       return total == 0 ? 0 : s.core.load.blocks_used / total;
+     }},
+    {kCounter, kFinished, kFinishedHelp, "reason", "stop",
+     [](Snapshot s) -> double { return s.core.counters.stopped; }},
+    {kCounter, kFinished, kFinishedHelp, "reason", "length",
+     [](Snapshot s) -> double { return s.core.counters.length; }},
+    {kCounter, kFinished, kFinishedHelp, "reason", "cancelled",
+     [](Snapshot s) -> double { return s.core.counters.cancelled; }},
+    {kCounter, kFinished, kFinishedHelp, "reason", "deadline",
+     [](Snapshot s) -> double { return s.core.counters.expired; }},
+    {kCounter, kFinished, kFinishedHelp, "reason", "error",
+     [](Snapshot s) -> double { return s.core.counters.failed; }},
+    {kCounter, "flotilla_scheduler_preemptions_total", "Sequences that gave their blocks back.",
+     "mode", "recompute", [](Snapshot s) -> double { return s.core.counters.preemptions; }},
+    {kCounter, kTokens, kTokensHelp, "kind", "prompt",
+     [](Snapshot s) -> double { return s.core.counters.prefill_tokens; }},
+    {kCounter, kTokens, kTokensHelp, "kind", "generated",
+     [](Snapshot s) -> double { return s.core.counters.output_tokens; }},
+    {kCounter, "flotilla_scheduler_plans_total", "Step plans made.", nullptr, nullptr,
+     [](Snapshot s) -> double { return s.core.counters.plans; }},
+    {kCounter, "flotilla_scheduler_plan_seconds_total", "Time spent making step plans.", nullptr,
+     nullptr, [](Snapshot s) { return Seconds(s.plan_time.sum_ns); }},
+    {kCounter, "flotilla_worker_groups_lost_total", "Worker groups that were lost.", nullptr,
+     nullptr, [](Snapshot s) -> double { return s.groups_lost; }},
+};
+
+}  // namespace
+
+ServeMetrics::ServeMetrics(const Config& config)
+    : block_tokens_(config.block_tokens),
+      metrics_(Metrics::Labels{{"model", config.model}}),
+      refused_queue_full_(Refused(metrics_, "queue_full")),
+      refused_draining_(Refused(metrics_, "draining")),
+      refused_too_long_(Refused(metrics_, "too_long")),
+      refused_deadline_(Refused(metrics_, "deadline")),
+      refused_invalid_(Refused(metrics_, "invalid")),
+      refused_other_(Refused(metrics_, "other")),
+      cancelled_by_client_(Cancelled(metrics_, "client")),
+      cancelled_by_deadline_(Cancelled(metrics_, "deadline")),
+      replays_(metrics_.AddCounter("flotilla_router_retries_total",
+                                   "Requests submitted again after an engine gave them back.")),
+      ttft_(metrics_.AddHistogram("flotilla_router_time_to_first_token_seconds",
+                                  "From arrival to the first token.", kTtftBuckets)),
+      inter_token_(metrics_.AddHistogram("flotilla_router_inter_token_latency_seconds",
+                                         "Between tokens of one answer.", kInterTokenBuckets)),
+      request_(metrics_.AddHistogram("flotilla_router_request_duration_seconds",
+                                     "From arrival to the end.", kRequestBuckets)),
+      prompt_tokens_(metrics_.AddHistogram("flotilla_router_prompt_tokens",
+                                           "Prompt tokens of one request.", kRequestTokenBuckets)),
+      output_tokens_(metrics_.AddHistogram("flotilla_router_output_tokens",
+                                           "Output tokens of one request.", kRequestTokenBuckets)),
+      step_prefill_(StepTime(metrics_, "prefill")),
+      step_decode_(StepTime(metrics_, "decode")),
+      step_mixed_(StepTime(metrics_, "mixed")),
+      batch_size_(metrics_.AddHistogram("flotilla_scheduler_batch_size", "Sequences of one step.",
+                                        kBatchSizeBuckets)),
+      step_prefill_tokens_(StepTokens(metrics_, "prefill")),
+      step_decode_tokens_(StepTokens(metrics_, "decode")),
+      kv_waste_(metrics_.AddGauge("flotilla_kv_waste_ratio",
+                                  "Slots without a token in the blocks that the sequences of the "
+                                  "last step fill.")) {
+  metrics_.AddGauge("flotilla_build_info", "1.", {{"version", config.version}, {"backend", "cpu"}})
+      .Set(1);
+  metrics_
+      .AddGauge("flotilla_kv_cache_config_info", "1.",
+                {{"block_size", std::to_string(config.block_tokens)},
+                 {"num_blocks", std::to_string(config.kv_blocks)},
+                 {"dtype", config.kv_type}})
+      .Set(1);
+}
+
+void ServeMetrics::OnStep(const StepResult& result) {
+  const StepTimings& timings = result.timings;
+  if (timings.rows == 0) return;
+  const std::uint32_t prefill_rows = timings.rows - timings.decode_rows;
+  Histogram& duration = prefill_rows == 0          ? step_decode_
+                        : timings.decode_rows == 0 ? step_prefill_
+                                                   : step_mixed_;
+  duration.Observe(Seconds(timings.compute_ns));
+  if (prefill_rows > 0) step_prefill_tokens_.Observe(prefill_rows);
+  if (timings.decode_rows > 0) step_decode_tokens_.Observe(timings.decode_rows);
+
+  std::uint64_t sequences = 0, tokens = 0, slots = 0;
+  for (const BranchResult& branch : result.branches) {
+    if (branch.noop) continue;
+    ++sequences;
+    tokens += branch.length;
+    slots += (branch.length + block_tokens_ - 1) / block_tokens_ * block_tokens_;
+  }
+  batch_size_.Observe(static_cast<double>(sequences));
+  kv_waste_.Set(slots == 0 ? 0 : 1 - static_cast<double>(tokens) / static_cast<double>(slots));
+}
+
+void ServeMetrics::Watch(const SchedulerProbe* scheduler) {
+  struct Series {
+    double (*read)(const SchedulerSnapshot&);
+    Gauge* gauge;  // one of the two
+    Counter* counter;
+  };
+  std::vector<Series> series;
+  for (const SchedulerMetric& metric : kSchedulerMetrics) {
+    Metrics::Labels labels;
+    if (metric.label != nullptr) labels[metric.label] = metric.value;
+    series.push_back(
+        {.read = metric.read,
+         .gauge =
+             metric.type == kGauge ? &metrics_.AddGauge(metric.name, metric.help, labels) : nullptr,
+         .counter = metric.type == kCounter ? &metrics_.AddCounter(metric.name, metric.help, labels)
+                                            : nullptr});
+  }
+  metrics_.OnRender([scheduler, series = std::move(series)] {
+    const SchedulerSnapshot snapshot = scheduler->Read();
+    for (const Series& one : series) {
+      if (one.gauge != nullptr) one.gauge->Set(one.read(snapshot));
+      if (one.counter != nullptr) RaiseTo(*one.counter, one.read(snapshot));
+    }
+  });
+}
+
+void ServeMetrics::OnRefused(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kResourceExhausted:
+      return refused_queue_full_.Increment();
+    case absl::StatusCode::kUnavailable:
+      return refused_draining_.Increment();
+    case absl::StatusCode::kOutOfRange:
+      return refused_too_long_.Increment();
+    case absl::StatusCode::kDeadlineExceeded:
+      return refused_deadline_.Increment();
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kUnimplemented:
+      return refused_invalid_.Increment();
+    default:
+      return refused_other_.Increment();
+  }
+}
+
+void ServeMetrics::OnFirstToken(std::int64_t elapsed_ns) { ttft_.Observe(Seconds(elapsed_ns)); }
+
+void ServeMetrics::OnInterToken(std::int64_t elapsed_ns) {
+  inter_token_.Observe(Seconds(elapsed_ns));
+}
+
+void ServeMetrics::OnCancelled(CancelledBy by) {
+  (by == CancelledBy::kClient ? cancelled_by_client_ : cancelled_by_deadline_).Increment();
+}
+
+void ServeMetrics::OnFinished(std::int64_t elapsed_ns, std::uint32_t prompt_tokens,
+                              std::uint32_t output_tokens) {
+  request_.Observe(Seconds(elapsed_ns));
+  prompt_tokens_.Observe(prompt_tokens);
+  output_tokens_.Observe(output_tokens);
+}
+
+void ServeMetrics::OnReplayed() { replays_.Increment(); }
+
+}  // namespace flotilla

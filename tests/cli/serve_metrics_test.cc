@@ -1,0 +1,134 @@
+#include "cli/serve_metrics.h"
+
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace flotilla {
+namespace {
+
+using ::testing::HasSubstr;
+
+ServeMetrics::Config TestConfig() {
+  return {.model = "m", .version = "1", .kv_type = "bf16", .kv_blocks = 64, .block_tokens = 16};
+}
+
+StepResult Step(std::uint32_t rows, std::uint32_t decode_rows,
+                const std::vector<std::uint32_t>& lengths) {
+  StepResult result;
+  result.timings = {
+      .start_ns = 0, .compute_ns = 3'000'000, .rows = rows, .decode_rows = decode_rows};
+  for (std::uint32_t length : lengths) {
+    BranchResult branch;
+    branch.length = length;
+    result.branches.push_back(branch);
+  }
+  return result;
+}
+
+TEST(ServeMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
+  ServeMetrics metrics(TestConfig());
+  SchedulerProbe scheduler;
+  metrics.Watch(&scheduler);
+  const std::string page = metrics.Render();
+  for (const char* name :
+       {"flotilla_kv_blocks{model=\"m\",state=\"free\"} 0", "flotilla_kv_waste_ratio",
+        "flotilla_scheduler_batch_size_count", "flotilla_scheduler_requests_waiting",
+        "flotilla_scheduler_step_duration_seconds_count{model=\"m\",phase=\"mixed\"} 0",
+        "flotilla_router_time_to_first_token_seconds_count",
+        "flotilla_router_inter_token_latency_seconds_count",
+        "flotilla_scheduler_preemptions_total{mode=\"recompute\",model=\"m\"} 0",
+        "flotilla_router_cancelled_total{by=\"client\",model=\"m\"} 0",
+        "flotilla_router_rejected_total{model=\"m\",reason=\"queue_full\"} 0",
+        "flotilla_build_info"}) {
+    EXPECT_THAT(page, HasSubstr(name));
+  }
+}
+
+// What promtool's `check metrics` asks of names.
+TEST(ServeMetricsTest, NamesFollowTheRules) {
+  ServeMetrics metrics(TestConfig());
+  SchedulerProbe scheduler;
+  metrics.Watch(&scheduler);
+  std::istringstream page(metrics.Render());
+  const std::regex type_line("# TYPE (flotilla_[a-z][a-z_]*) (counter|gauge|histogram)");
+  std::set<std::string> seen;
+  int families = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("# TYPE")) continue;
+    std::smatch match;
+    ASSERT_TRUE(std::regex_match(line, match, type_line)) << line;
+    EXPECT_TRUE(seen.insert(match[1]).second) << line << " appears twice";
+    EXPECT_EQ(match[2] == "counter", std::string(match[1]).ends_with("_total")) << line;
+    ++families;
+  }
+  EXPECT_GT(families, 20);
+}
+
+TEST(ServeMetricsTest, StepsAreSortedByWhatTheyDid) {
+  ServeMetrics metrics(TestConfig());
+  metrics.OnStep(Step(8, 8, {1, 2}));
+  metrics.OnStep(Step(8, 0, {8}));
+  metrics.OnStep(Step(8, 3, {8, 24}));
+  metrics.OnStep(Step(0, 0, {}));  // nothing was computed: not a step
+  const std::string page = metrics.Render();
+  for (const char* phase : {"decode", "prefill", "mixed"}) {
+    EXPECT_THAT(page, HasSubstr(std::string("flotilla_scheduler_step_duration_seconds_count{"
+                                            "model=\"m\",phase=\"") +
+                                phase + "\"} 1"));
+  }
+  EXPECT_THAT(page, HasSubstr("flotilla_scheduler_batch_size_sum{model=\"m\"} 5"));
+  // 8 + 24 tokens in 16 + 32 slots.
+  EXPECT_THAT(page, HasSubstr("flotilla_kv_waste_ratio{model=\"m\"} 0.3333"));
+}
+
+TEST(ServeMetricsTest, RefusalsAreCountedByReason) {
+  ServeMetrics metrics(TestConfig());
+  metrics.OnRefused(absl::ResourceExhaustedError("full"));
+  metrics.OnRefused(absl::UnavailableError("draining"));
+  metrics.OnRefused(absl::OutOfRangeError("long"));
+  metrics.OnRefused(absl::InvalidArgumentError("bad"));
+  metrics.OnRefused(absl::NotFoundError("model"));
+  metrics.OnRefused(absl::InternalError("?"));
+  const std::string page = metrics.Render();
+  for (const auto& [reason, count] : {std::pair{"queue_full", "1"},
+                                      {"draining", "1"},
+                                      {"too_long", "1"},
+                                      {"invalid", "2"},
+                                      {"deadline", "0"},
+                                      {"other", "1"}}) {
+    EXPECT_THAT(page,
+                HasSubstr(std::string("flotilla_router_rejected_total{model=\"m\",reason=\"") +
+                          reason + "\"} " + count + "\n"));
+  }
+}
+
+TEST(ServeMetricsTest, TheSchedulerIsReadAtEachScrape) {
+  ServeMetrics metrics(TestConfig());
+  SchedulerProbe scheduler;
+  metrics.Watch(&scheduler);
+  CoreSnapshot core;
+  core.load.blocks_total = 10;
+  core.load.blocks_used = 4;
+  core.counters.preemptions = 7;
+  scheduler.OnState(core);
+  std::string page = metrics.Render();
+  EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"free\"} 6"));
+  EXPECT_THAT(page, HasSubstr("flotilla_kv_utilization_ratio{model=\"m\"} 0.4"));
+  EXPECT_THAT(page,
+              HasSubstr("flotilla_scheduler_preemptions_total{mode=\"recompute\",model=\"m\"} 7"));
+  core.load.blocks_used = 0;
+  core.counters.preemptions = 8;
+  scheduler.OnState(core);
+  page = metrics.Render();
+  EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"used\"} 0"));
+  EXPECT_THAT(page,
+              HasSubstr("flotilla_scheduler_preemptions_total{mode=\"recompute\",model=\"m\"} 8"));
+}
+
+}  // namespace
+}  // namespace flotilla
