@@ -75,7 +75,10 @@ void FakeEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink> sin
       running.answer = std::move(scripts_.front());
       scripts_.pop_front();
     }
-    if (absl::Status status = CheckEntry(request); !status.ok()) running.answer.refusal = status;
+    if (absl::Status status = CheckEntry(request); !status.ok()) {
+      running.answer.refusal = status;
+      running.answer.retry_after_ms = 1000;
+    }
     submitted_.push_back(request);
     running.branches.resize(request.branches);
     for (std::size_t i = 0; i < std::min(request.output_prefix.size(), running.branches.size());
@@ -130,15 +133,30 @@ void FakeEngine::Drain(std::function<void()> done) {
 absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
   const EngineDescription& limits = options_.description;
   if (draining_) return absl::UnavailableError("draining");
-  if (request.prompt.empty() || request.prompt.size() > limits.max_context) {
-    return absl::InvalidArgumentError("prompt length");
+  const auto in_vocabulary = [&](TokenId token) {
+    return token >= 0 && static_cast<std::uint32_t>(token) < limits.vocab_size;
+  };
+  const SamplingParams& sampling = request.sampling;
+  if (request.prompt.empty() ||
+      !std::all_of(request.prompt.begin(), request.prompt.end(), in_vocabulary) ||
+      request.prompt.size() + std::uint64_t{request.stop.max_tokens} > limits.max_context) {
+    return absl::InvalidArgumentError("prompt");
   }
   if (request.branches == 0 || request.branches > limits.max_branches) {
     return absl::InvalidArgumentError("branches");
   }
+  if (!(sampling.temperature >= 0) || sampling.top_k < 0 || !(sampling.top_p > 0) ||
+      !std::is_sorted(request.stop.stop_tokens.begin(), request.stop.stop_tokens.end()) ||
+      request.logprobs.output_top > LogprobSpec::kMaxTop ||
+      request.logprobs.prompt_top > LogprobSpec::kMaxTop) {
+    return absl::InvalidArgumentError("parameters");
+  }
+  std::size_t waiting = request.prompt.size();
   for (const Running& running : running_) {
     if (running.request.id == request.id) return absl::AlreadyExistsError("request id in use");
+    if (!running.accepted && running.answer.refusal.ok()) waiting += running.request.prompt.size();
   }
+  if (waiting > limits.max_queue_tokens) return absl::ResourceExhaustedError("queue");
   return absl::OkStatus();
 }
 
@@ -198,11 +216,15 @@ std::optional<FinishReason> FakeEngine::StepBranch(const Running& running, Branc
     return FinishReason::kCancelled;
   }
   if (!answer.error.ok() && branch.outputs >= answer.error_at) return FinishReason::kError;
-  const auto at_length_end = [&] {
-    return branch.outputs >= request.stop.max_tokens ||
-           request.prompt.size() + branch.outputs >= options_.description.max_context;
-  };
-  if (at_length_end()) return FinishReason::kLength;
+  const std::vector<TokenId>& stops = request.stop.stop_tokens;
+  if (index.value() < request.output_prefix.size()) {
+    const std::vector<TokenId>& prefix = request.output_prefix[index.value()];
+    if (!prefix.empty() && branch.outputs == prefix.size() &&
+        std::binary_search(stops.begin(), stops.end(), prefix.back())) {
+      return FinishReason::kStop;
+    }
+  }
+  if (branch.outputs >= request.stop.max_tokens) return FinishReason::kLength;
   if (answer.tokens && branch.outputs >= answer.tokens->size()) return FinishReason::kStop;
 
   const std::uint32_t position = branch.outputs++;
@@ -212,9 +234,8 @@ std::optional<FinishReason> FakeEngine::StepBranch(const Running& running, Branc
   SampledToken sampled = FakeSample(token, request.logprobs.output_top, vocab);
   events.emplace_back(TokenEvent{request.id, request.attempt, index, position, token,
                                  sampled.logprob, std::move(sampled.top)});
-  const std::vector<TokenId>& stops = request.stop.stop_tokens;
   if (std::binary_search(stops.begin(), stops.end(), token)) return FinishReason::kStop;
-  if (at_length_end()) return FinishReason::kLength;
+  if (branch.outputs >= request.stop.max_tokens) return FinishReason::kLength;
   return std::nullopt;
 }
 
