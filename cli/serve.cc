@@ -9,10 +9,12 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/observed_executor.h"
 #include "cli/serve_metrics.h"
@@ -20,6 +22,7 @@
 #include "common/obs/log.h"
 #include "common/rt/clock.h"
 #include "model/chat_template.h"
+#include "model/config.h"
 #include "model/content_hash.h"
 #include "model/gguf.h"
 #include "model/tokenizer.h"
@@ -113,8 +116,9 @@ class LocalFleet {
   Logger* const log_;
   const SteadyClock clock_;
   std::string model_id_;
-  std::string isa_;  // the instruction path's name
-  std::shared_ptr<const GgufFile> file_;
+  std::string isa_;                       // the instruction path's name
+  std::shared_ptr<const GgufFile> file_;  // until the executor has loaded it
+  std::vector<TokenId> end_tokens_;       // the model's own
   std::optional<Tokenizer> tokenizer_;
   std::optional<ChatTemplate> chat_template_;
   std::unique_ptr<ServeMetrics> metrics_;
@@ -134,6 +138,9 @@ absl::Status LocalFleet::Start(const ServeFlags& flags, const std::string& versi
   if (!file.ok()) return file.status();
   file_ = std::make_shared<const GgufFile>(*std::move(file));
 
+  absl::StatusOr<ModelConfig> config = LoadConfig(*file_);
+  if (!config.ok()) return config.status();
+  end_tokens_ = config->stop_ids;
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromGguf(*file_);
   if (!tokenizer.ok()) return tokenizer.status();
   tokenizer_.emplace(*std::move(tokenizer));
@@ -179,6 +186,8 @@ absl::Status LocalFleet::StartEngine(const ServeFlags& flags, const std::string&
 absl::Status LocalFleet::StartFronts(const ServeFlags& flags) {
   ServiceOptions service;
   service.model_id = model_id_;
+  service.end_tokens = end_tokens_;
+  service.created_s = absl::ToUnixSeconds(absl::Now());
   service_ = InferenceService::Create(std::move(service),
                                       {.engine = engine_.get(),
                                        .tokenizer = &*tokenizer_,
@@ -218,8 +227,8 @@ void LocalFleet::PrintBanner(const ServeFlags& flags) const {
       "Try:\n"
       "  curl http://%s/v1/chat/completions -H 'Content-Type: application/json' "
       "-d '{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n",
-      model_id_, flags.compute, flags.kv_type, flags.kv_blocks, flags.block_tokens, flags.cpu_isa,
-      http, grpc_->address(), http, http, model_id_);
+      model_id_, flags.compute, flags.kv_type, flags.kv_blocks, flags.block_tokens, isa_, http,
+      grpc_->address(), http, http, model_id_);
   absl::PrintF("ready http=%s grpc=%s\n", http, grpc_->address());
   std::fflush(stdout);
 }

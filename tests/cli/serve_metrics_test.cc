@@ -41,8 +41,8 @@ TEST(ServeMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
         "flotilla_scheduler_step_duration_seconds_count{model=\"m\",phase=\"mixed\"} 0",
         "flotilla_router_time_to_first_token_seconds_count",
         "flotilla_router_inter_token_latency_seconds_count",
-        "flotilla_scheduler_preemptions_total{mode=\"recompute\",model=\"m\"} 0",
-        "flotilla_router_cancelled_total{by=\"client\",model=\"m\"} 0",
+        "flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\"} 0",
+        "flotilla_router_cancelled_total{model=\"m\",by=\"client\"} 0",
         "flotilla_router_rejected_total{model=\"m\",reason=\"queue_full\"} 0",
         "flotilla_build_info"}) {
     EXPECT_THAT(page, HasSubstr(name));
@@ -120,14 +120,14 @@ TEST(ServeMetricsTest, TheSchedulerIsReadAtEachScrape) {
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"free\"} 6"));
   EXPECT_THAT(page, HasSubstr("flotilla_kv_utilization_ratio{model=\"m\"} 0.4"));
   EXPECT_THAT(page,
-              HasSubstr("flotilla_scheduler_preemptions_total{mode=\"recompute\",model=\"m\"} 7"));
+              HasSubstr("flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\"} 7"));
   core.load.blocks_used = 0;
   core.counters.preemptions = 8;
   scheduler.OnState(core);
   page = metrics.Render();
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"used\"} 0"));
   EXPECT_THAT(page,
-              HasSubstr("flotilla_scheduler_preemptions_total{mode=\"recompute\",model=\"m\"} 8"));
+              HasSubstr("flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\"} 8"));
 }
 
 }  // namespace

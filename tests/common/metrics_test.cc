@@ -19,7 +19,7 @@ TEST(MetricsTest, SeriesAreThereFromTheStart) {
 }
 
 TEST(MetricsTest, CommonLabelsAreOnEverySeries) {
-  Metrics metrics({{"model", "m"}});
+  Metrics metrics(Metrics::Labels{{"model", "m"}});
   metrics.AddGauge("flotilla_a", "A.");
   metrics.AddCounter("flotilla_b_total", "B.", {{"by", "client"}});
   metrics.AddHistogram("flotilla_c", "C.", {1});
