@@ -48,6 +48,8 @@ Connection::Connection(boost::asio::ip::tcp::socket socket, ConnectionOwner* own
 void Connection::Start() {
   error_code ignored;
   socket_.set_option(boost::asio::ip::tcp::no_delay(true), ignored);
+  socket_.set_option(boost::asio::socket_base::send_buffer_size(owner_->limits().socket_send_bytes),
+                     ignored);
   SetDeadline(owner_->limits().idle_timeout);
   Read();
 }

@@ -22,6 +22,9 @@ struct HttpLimits {
   // Unsent output; a peer that stays above it for `write_timeout` is cut off and
   // its request cancelled. Generation never waits for a peer.
   std::size_t unsent_bytes = 1u << 20;
+  // The kernel's send buffer: left to itself it grows to megabytes before a slow
+  // peer shows. Tokens are small; this is enough for 1 MB/s over 100 ms.
+  int socket_send_bytes = 128 << 10;
   absl::Duration idle_timeout = absl::Seconds(60);    // between requests
   absl::Duration header_timeout = absl::Seconds(10);  // first byte to last header
   absl::Duration body_timeout = absl::Seconds(30);

@@ -1,0 +1,285 @@
+// Bodies of the HTTP API: what is accepted, what is refused and by which name,
+// and that no mutation of a body gets past parser and validator.
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "router/errors.h"
+#include "router/generate_request.h"
+#include "router/http/json_input.h"
+#include "router/http/json_text.h"
+#include "router/http/openai_request.h"
+#include "router/utf8.h"
+
+namespace flotilla {
+namespace {
+
+const ModelLimits kModel{"m", 1000, 512};
+
+absl::Status Check(absl::StatusOr<OpenAiRequest> parsed) {
+  if (!parsed.ok()) return parsed.status();
+  const Validator validator{RequestLimits{}};
+  for (ApiRequest& prompt : parsed->prompts) {
+    auto valid = validator.Validate(std::move(prompt), kModel);
+    if (!valid.ok()) return valid.status();
+  }
+  return absl::OkStatus();
+}
+
+std::string Chat(const std::string& more) {
+  return R"({"model":"m","messages":[{"role":"user","content":"hi"}])" + more + "}";
+}
+std::string Text(const std::string& more) { return R"({"model":"m","prompt":"hi")" + more + "}"; }
+
+absl::Status CheckChat(const std::string& body) { return Check(ParseChatCompletion(body, {})); }
+absl::Status CheckText(const std::string& body) { return Check(ParseCompletion(body, {})); }
+
+TEST(Request, AcceptsWhatClientsSend) {
+  for (
+      const char* more :
+      {"", R"(,"temperature":0,"top_p":1,"seed":-5,"stop":null,"n":1,"user":"u","store":true)",
+       R"(,"metadata":{"a":"b"},"service_tier":"auto","logit_bias":{},"tools":[])",
+       R"(,"response_format":{"type":"text"},"presence_penalty":0.0,"parallel_tool_calls":true)",
+       R"(,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"top_logprobs":20)",
+       R"(,"stop":["a","b"],"max_tokens":5,"max_completion_tokens":7,"ignore_eos":true)",
+       R"(,"top_k":-1,"timeout_ms":5,"priority":-3,"return_token_ids":true)"}) {
+    EXPECT_EQ(CheckChat(Chat(more)), absl::OkStatus()) << more;
+  }
+  EXPECT_EQ(CheckText(R"({"model":"m","prompt":[1,2,3],"echo":true,"max_tokens":0,"logprobs":20})"),
+            absl::OkStatus());
+  EXPECT_EQ(CheckText(R"({"model":"m","prompt":["a",[1,2]],"suffix":""})"), absl::OkStatus());
+}
+
+TEST(Request, TheSmallerOfTwoTokenLimitsWins) {
+  auto parsed = ParseChatCompletion(Chat(R"(,"max_tokens":9,"max_completion_tokens":7)"), {});
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->prompts[0].max_tokens, 7);
+}
+
+TEST(Request, JoinsTextPartsAndMapsTheDeveloperRole) {
+  auto parsed = ParseChatCompletion(
+      R"({"model":"m","messages":[{"role":"developer","content":[{"type":"text","text":"a"},)"
+      R"({"type":"text","text":"b"}],"name":"x"}]})",
+      {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const auto& turns = std::get<std::vector<ChatTurn>>(parsed->prompts[0].prompt);
+  EXPECT_EQ(turns[0].role, "system");
+  EXPECT_EQ(turns[0].content, "a\nb");
+}
+
+struct Refusal {
+  std::string more, field;
+  std::string_view code;
+};
+
+TEST(Request, RefusesByName) {
+  for (const Refusal& r : std::vector<Refusal>{
+           {R"(,"bogus":1)", "bogus", kUnknownField},
+           {R"(,"n":2)", "n", kUnsupportedField},
+           {R"(,"best_of":3)", "best_of", kUnsupportedField},
+           {R"(,"logit_bias":{"5":1})", "logit_bias", kUnsupportedField},
+           {R"(,"presence_penalty":0.5)", "presence_penalty", kUnsupportedField},
+           {R"(,"repetition_penalty":1.1)", "repetition_penalty", kUnsupportedField},
+           {R"(,"response_format":{"type":"json_object"})", "response_format", kUnsupportedField},
+           {R"(,"temperature":"1")", "temperature", kInvalidValue},
+           {R"(,"temperature":2.1)", "temperature", kInvalidValue},
+           {R"(,"top_p":0)", "top_p", kInvalidValue},
+           {R"(,"top_k":1.5)", "top_k", kInvalidValue},
+           {R"(,"seed":1e3)", "seed", kInvalidValue},
+           {R"(,"stop":[1])", "stop", kInvalidValue},
+           {R"(,"stop":"")", "stop", kInvalidValue},
+           {R"(,"stop_token_ids":[1000])", "stop_token_ids", kInvalidValue},
+           {R"(,"stop_token_ids":[18446744073709551615])", "stop_token_ids", kInvalidValue},
+           {R"(,"max_tokens":-1)", "max_tokens", kInvalidValue},
+           {R"(,"max_tokens":513)", "max_tokens", kContextLengthExceeded},
+           {R"(,"stream":1)", "stream", kInvalidValue},
+           {R"(,"stream_options":{"include_usage":true})", "stream_options", kInvalidValue},
+           {R"(,"stream":true,"stream_options":{"x":1})", "stream_options.x", kUnknownField},
+           {R"(,"timeout_ms":0)", "timeout_ms", kInvalidValue},
+           {R"(,"priority":101)", "priority", kInvalidValue},
+       }) {
+    for (const absl::Status& status : {CheckChat(Chat(r.more)), CheckText(Text(r.more))}) {
+      EXPECT_FALSE(status.ok()) << r.more;
+      EXPECT_EQ(ErrorField(status), r.field) << r.more << status;
+      EXPECT_EQ(ErrorCode(status), r.code) << r.more << status;
+    }
+  }
+  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"tools":[{"type":"function"}])"))), "tools");
+  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"top_logprobs":2)"))), "top_logprobs");
+  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"logprobs":5)"))), "logprobs");
+  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"max_tokens":0)"))), "max_tokens");
+  EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":true)"))), "logprobs");
+  EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":21)"))), "logprobs");
+  EXPECT_EQ(ErrorField(CheckText(Text(R"(,"suffix":"x")"))), "suffix");
+}
+
+TEST(Request, RefusesBadMessagesAndPrompts) {
+  for (const char* messages :
+       {"[]", "5", "[5]", R"([{"role":"tool","content":"x"}])", R"([{"role":"user"}])",
+        R"([{"role":"user","content":5}])", R"([{"role":"user","content":[]}])",
+        R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}])",
+        R"([{"role":"user","content":"x","tool_calls":[1]}])",
+        R"([{"role":"user","content":"x","extra":1}])"}) {
+    const auto status = CheckChat(std::string(R"({"model":"m","messages":)") + messages + "}");
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << messages;
+    EXPECT_TRUE(ErrorField(status).starts_with("messages")) << messages << ErrorField(status);
+  }
+  for (const char* prompt :
+       {"[]", "5", "{}", "[[]]", "[1000]", "[-1]", "[1.0]", "[1,\"a\"]", "[\"a\",5]", "[null]"}) {
+    const auto status = CheckText(std::string(R"({"model":"m","prompt":)") + prompt + "}");
+    EXPECT_EQ(ErrorField(status), "prompt") << prompt << status;
+  }
+}
+
+TEST(Request, OtherModelsAreNotFound) {
+  const auto status = CheckText(R"({"model":"other","prompt":"x"})");
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ErrorCode(status), kModelNotFound);
+  EXPECT_EQ(ErrorField(CheckText(R"({"prompt":"x"})")), "model");
+}
+
+TEST(Request, LimitsHoldAtTheirEdge) {
+  const std::string stop256(256, 's');
+  EXPECT_EQ(CheckText(Text(R"(,"stop":")" + stop256 + "\"")), absl::OkStatus());
+  EXPECT_EQ(ErrorField(CheckText(Text(R"(,"stop":")" + stop256 + "x\""))), "stop");
+  std::string stops = R"("a")";
+  for (int i = 1; i < 16; ++i) stops += R"(,"a")";
+  EXPECT_EQ(CheckText(Text(",\"stop\":[" + stops + "]")), absl::OkStatus());
+  EXPECT_EQ(ErrorField(CheckText(Text(",\"stop\":[" + stops + ",\"a\"]"))), "stop");
+}
+
+TEST(Request, LenientIgnoresUnknownFieldsOnly) {
+  const ParseOptions lenient{.lenient = true};
+  auto parsed = ParseCompletion(Text(R"(,"bogus":1,"other":{})"), lenient);
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->ignored, (std::vector<std::string>{"bogus", "other"}));
+  EXPECT_FALSE(ParseCompletion(Text(R"(,"n":2)"), lenient).ok());
+}
+
+TEST(Json, RefusesWhatIsNotOneCleanObject) {
+  for (const char* body : {"", "[]", "5", "{", "{}x", R"({"a":1,"a":2})", R"({"a":{"b":1,"b":1}})",
+                           "{\"a\":\"\xff\"}", R"({"a":"\ud800"})", R"({"a":1e999})",
+                           R"({"a":NaN})", "{\"a\":\"\x01\"}", "{'a':1}", "{\"a\":1,}"}) {
+    EXPECT_FALSE(ParseJsonObject(body).ok()) << body;
+  }
+  const auto nested = [](int depth) {
+    return R"({"a":)" + std::string(depth - 1, '[') + std::string(depth - 1, ']') + "}";
+  };
+  EXPECT_TRUE(ParseJsonObject(nested(kMaxJsonDepth)).ok());
+  EXPECT_FALSE(ParseJsonObject(nested(kMaxJsonDepth + 1)).ok());
+  EXPECT_FALSE(ParseJsonObject(std::string(1'000'000, '[')).ok());
+}
+
+TEST(Json, WritesWhatItCanReadBack) {
+  std::string text;
+  for (int c = 0; c < 128; ++c) text.push_back(static_cast<char>(c));
+  text += "é😀\u2028";
+  std::string out;
+  AppendJsonString(text, out);
+  EXPECT_EQ(Json::parse(out).get<std::string>(), text);
+  for (float value : {-0.1f, -1e-20f, -123.456f, 0.0f}) {
+    std::string number;
+    AppendJsonFloat(value, number);
+    EXPECT_EQ(Json::parse(number).get<float>(), value);
+  }
+  std::string infinite;
+  AppendJsonFloat(-INFINITY, infinite);
+  EXPECT_EQ(infinite, "-9999.0");
+}
+
+// One random edit of a body.
+void Mutate(std::string& body, std::mt19937_64& random) {
+  static const std::vector<std::string> kPieces = {"null",
+                                                   "true",
+                                                   "-1",
+                                                   "1e308",
+                                                   "18446744073709551616",
+                                                   "\"\"",
+                                                   "[]",
+                                                   "{}",
+                                                   "[",
+                                                   "{",
+                                                   "\\ud83d",
+                                                   "\xf0\x9f",
+                                                   "\\u0000",
+                                                   ":",
+                                                   ",",
+                                                   "\"stop\":",
+                                                   "\"n\":3,",
+                                                   "0.0000001",
+                                                   "\"<|im_end|>\""};
+  const auto at = [&](std::size_t extra) { return random() % (body.size() + extra); };
+  switch (random() % 6) {
+    case 0:
+      body.insert(at(1), kPieces[random() % kPieces.size()]);
+      break;
+    case 1:
+      if (!body.empty()) body[at(0)] = static_cast<char>(random());
+      break;
+    case 2:
+      if (!body.empty()) body.erase(at(0), 1 + random() % 8);
+      break;
+    case 3:
+      if (!body.empty()) body.insert(at(1), body.substr(at(0), random() % 40));
+      break;
+    case 4:
+      body.resize(at(1));
+      break;
+    default:
+      if (!body.empty()) body.insert(at(1), std::string(random() % 100, body[at(0)]));
+  }
+}
+
+TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
+  const std::vector<std::string> corpus = {
+      Chat(R"(,"temperature":0.5,"stop":["a","b"],"logprobs":true,"top_logprobs":3,"seed":7)"),
+      Chat(R"(,"stream":true,"stream_options":{"include_usage":true},"max_tokens":12)"),
+      Text(R"(,"echo":true,"max_tokens":0,"logprobs":5,"stop_token_ids":[1,2])"),
+      R"({"model":"m","prompt":[[1,2,3],[4]],"ignore_eos":true,"top_k":3,"top_p":0.1})",
+      R"({"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"é"}]}]})",
+      R"({"model":"m","prompt":"héllo","add_special_tokens":false,"parse_special":true})",
+      R"({"model":"m","tokens":[1,2,3]})"};
+  const std::uint64_t rounds = std::getenv("FLOTILLA_LONG") != nullptr ? 100'000 : 5'000;
+  const Validator validator{RequestLimits{}};
+  std::uint64_t served = 0;
+  for (std::uint64_t seed = 0; seed < rounds; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    std::string body = corpus[random() % corpus.size()];
+    for (std::uint64_t edits = 1 + random() % 3; edits > 0; --edits) Mutate(body, random);
+    const ParseOptions options{.lenient = random() % 2 == 0};
+    (void)ParseTokenize(body, options);
+    (void)ParseDetokenize(body, options);
+    for (auto* parse : {&ParseChatCompletion, &ParseCompletion}) {
+      auto parsed = (*parse)(body, options);
+      if (!parsed.ok()) {
+        ASSERT_TRUE(IsValidUtf8(std::string(parsed.status().message())));
+        continue;
+      }
+      for (ApiRequest& prompt : parsed->prompts) {
+        auto valid = validator.Validate(std::move(prompt), kModel);
+        if (!valid.ok()) continue;
+        ++served;
+        const ApiRequest& api = valid->api();
+        ASSERT_TRUE(*api.temperature >= 0 && *api.temperature <= 2);
+        ASSERT_TRUE(*api.top_p > 0 && *api.top_p <= 1);
+        ASSERT_TRUE(*api.top_k >= 0 && *api.top_k <= 1000);
+        ASSERT_TRUE(*api.timeout_ms > 0);
+        ASSERT_LE(api.stop.size(), 16u);
+        for (const std::string& stop : api.stop) ASSERT_TRUE(IsValidUtf8(stop) && !stop.empty());
+        for (std::int64_t id : api.stop_token_ids) ASSERT_TRUE(id >= 0 && id < 1000);
+        if (const auto* ids = std::get_if<std::vector<std::int64_t>>(&api.prompt)) {
+          for (std::int64_t id : *ids) ASSERT_TRUE(id >= 0 && id < 1000);
+        }
+      }
+    }
+  }
+  EXPECT_GT(served, rounds / 50) << "the mutations are too wild to test anything";
+}
+
+}  // namespace
+}  // namespace flotilla
