@@ -14,6 +14,7 @@ namespace {
 
 // Far above any model; keeps every product below in 64 bits.
 constexpr int64_t kMaxDimension = int64_t{1} << 28;
+constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
 constexpr int kQ4_0Bytes = 18;  // d fp16, 16 bytes of nibbles
@@ -228,7 +229,8 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(WeightFormat format, int64_t c
   matrix.columns_ = columns;
   matrix.k_ = k;
   const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
-  if (__builtin_mul_overflow(panels * (k / kBlockK), RecordBytes(matrix.kind_), &matrix.bytes_)) {
+  if (__builtin_mul_overflow(panels * (k / kBlockK), RecordBytes(matrix.kind_), &matrix.bytes_) ||
+      matrix.bytes_ > kMaxBytes) {
     return absl::InvalidArgumentError(absl::StrCat("a matrix of ", columns, " x ", k));
   }
   // Large matrices start on a huge page, so that the kernel can back them with

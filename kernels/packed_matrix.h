@@ -104,7 +104,7 @@ class PackedMatrix {
   // An all-zero matrix of `columns` x `k` for weights of `format`. `slot_ends`
   // as in MatrixView; empty means one slot. Memory is 64-byte aligned and asks
   // for huge pages. InvalidArgument when k is not a positive multiple of 32,
-  // columns is not positive, slots are malformed or the size overflows;
+  // columns is not positive, slots are malformed or the size is above 1 TiB;
   // ResourceExhausted when memory cannot be had.
   static absl::StatusOr<PackedMatrix> Create(WeightFormat format, int64_t columns, int64_t k,
                                              absl::Span<const int32_t> slot_ends = {});

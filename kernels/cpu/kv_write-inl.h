@@ -1,6 +1,8 @@
 // Encoding of K and V into the paged cache.
 #pragma once
 
+#include <immintrin.h>
+
 #include "kernels/cpu/simd.h"
 #include "kernels/ops.h"
 
@@ -31,6 +33,7 @@ FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot
     alignas(64) uint32_t words[16];
     S::IStore(words, ToBf16<S>(S::Load(k + d)));
     uint32_t* keys = reinterpret_cast<uint32_t*>(record) + d / 2 * kKvBlockTokens + slot;
+    FLOTILLA_UNROLL
     for (int i = 0; i < 8; ++i) keys[i * kKvBlockTokens] = words[2 * i] | words[2 * i + 1] << 16;
     // V: an even token is the low half of its words and clears the high one.
     const auto encoded = ToBf16<S>(S::Load(v + d));
@@ -43,30 +46,61 @@ FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot
   }
 }
 
+// `count` tokens of one block. K of four tokens is transposed in registers, four
+// dimensions at a time; single tokens, as in decode, are scattered.
 template <class S>
-FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int dim, int slot,
-                              std::byte* record) {
+FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int64_t stride, int count, int dim,
+                              int slot, std::byte* record) {
   float* keys = reinterpret_cast<float*>(record) + slot;
   float* values = reinterpret_cast<float*>(record + KvValueOffset(KvFormat::kF32, dim));
-  for (int d = 0; d < dim; ++d) keys[d * kKvBlockTokens] = k[d];
-  for (int d = 0; d < dim; d += 16) S::Store(values + slot * dim + d, S::Load(v + d));
+  int token = 0;
+  for (; token + 4 <= count; token += 4) {
+    const float* source = k + token * stride;
+    for (int d = 0; d < dim; d += 4) {
+      __m128 a = _mm_loadu_ps(source + d);
+      __m128 b = _mm_loadu_ps(source + stride + d);
+      __m128 c = _mm_loadu_ps(source + 2 * stride + d);
+      __m128 e = _mm_loadu_ps(source + 3 * stride + d);
+      _MM_TRANSPOSE4_PS(a, b, c, e);
+      float* line = keys + d * kKvBlockTokens + token;
+      _mm_storeu_ps(line, a);
+      _mm_storeu_ps(line + kKvBlockTokens, b);
+      _mm_storeu_ps(line + 2 * kKvBlockTokens, c);
+      _mm_storeu_ps(line + 3 * kKvBlockTokens, e);
+    }
+  }
+  for (; token < count; ++token) {
+    for (int d = 0; d < dim; ++d) keys[d * kKvBlockTokens + token] = k[token * stride + d];
+  }
+  for (int i = 0; i < count; ++i) {
+    for (int d = 0; d < dim; d += 16) {
+      S::Store(values + (slot + i) * dim + d, S::Load(v + i * stride + d));
+    }
+  }
 }
 
 template <class S>
 void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
   const int dim = args.cache.dim;
-  for (int token = token_begin; token < token_end; ++token) {
+  // Runs of tokens that share a block.
+  for (int token = token_begin; token < token_end;) {
     const int position = args.first_position + token;
     const int slot = position % kKvBlockTokens;
+    const int room = kKvBlockTokens - slot;
+    const int count = token_end - token < room ? token_end - token : room;
     for (int head = 0; head < args.heads; ++head) {
-      const int64_t source = token * args.token_stride + head * dim;
+      const float* k = args.k + token * args.token_stride + head * dim;
+      const float* v = args.v + token * args.token_stride + head * dim;
       std::byte* record = KvRecord(args.cache, head, position);
-      if (args.cache.format == KvFormat::kBf16) {
-        WriteBf16<S>(args.k + source, args.v + source, dim, slot, record);
-      } else {
-        WriteF32<S>(args.k + source, args.v + source, dim, slot, record);
+      if (args.cache.format == KvFormat::kF32) {
+        WriteF32<S>(k, v, args.token_stride, count, dim, slot, record);
+        continue;
+      }
+      for (int i = 0; i < count; ++i) {
+        WriteBf16<S>(k + i * args.token_stride, v + i * args.token_stride, dim, slot + i, record);
       }
     }
+    token += count;
   }
 }
 

@@ -42,10 +42,33 @@ FLOTILLA_INLINE TokenScore FirstLargest(const float* logits, int n, Score score)
   return winner;
 }
 
+// The maximum first, then its first place: two short passes without the chain of
+// compares and selects that carrying the index would need.
 template <class S>
 TokenScore ArgMax(const float* logits, int n) {
-  return FirstLargest<S>(logits, n,
-                         [](typename S::F x, typename S::I) FLOTILLA_INLINE_LAMBDA { return x; });
+  constexpr int kChains = 4;
+  const auto none = S::Set1(-__builtin_inff());
+  typename S::F largest[kChains] = {none, none, none, none};
+  int i = 0;
+  for (; i + 16 * kChains <= n; i += 16 * kChains) {
+    FLOTILLA_UNROLL
+    for (int c = 0; c < kChains; ++c) {
+      largest[c] = S::Max(S::Load(logits + i + 16 * c), largest[c]);  // passes a NaN over
+    }
+  }
+  ForVectors(n - i, [&](int64_t at, int count) FLOTILLA_INLINE_LAMBDA {
+    largest[0] = S::Max(LoadLogits<S>(logits + i + at, count), largest[0]);
+  });
+  const float max =
+      S::MaxLane(S::Max(S::Max(largest[0], largest[1]), S::Max(largest[2], largest[3])));
+  if (max == -__builtin_inff()) return {0, max};
+  for (i = 0;; i += 16) {
+    const auto x = LoadLogits<S>(logits + i, n - i < 16 ? n - i : 16);
+    const uint32_t hits = S::Bitmap(S::Eq(x, S::Set1(max)));
+    if (hits == 0) continue;
+    const int token = i + __builtin_ctz(hits);
+    return {token, logits[token]};
+  }
 }
 
 template <class S>

@@ -223,5 +223,22 @@ TEST_P(AttentionTest, WritesTheSameBytesAsReference) {
   }
 }
 
+TEST_P(AttentionTest, WritingInPiecesEqualsWritingAtOnce) {
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+    Random random(43);
+    const int length = 150;
+    Cache cache(ops(), format, 64, length, random, 1);
+    const int64_t bytes = 10 * kKvHeads * cache.record_bytes;
+    const std::vector<std::byte> whole(cache.memory.get(), cache.memory.get() + bytes);
+    std::memset(cache.memory.get(), 0xFF, bytes);
+    for (int begin = 0; begin < length;) {
+      const int end = std::min(length, begin + random.Int(1, 23));
+      cache.Write(ops(), begin, end);
+      begin = end;
+    }
+    EXPECT_EQ(0, std::memcmp(whole.data(), cache.memory.get(), bytes));
+  }
+}
+
 }  // namespace
 }  // namespace flotilla::kernels

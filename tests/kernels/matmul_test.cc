@@ -299,7 +299,7 @@ TEST(PackedMatrixTest, RefusesWhatDoesNotFit) {
   EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 0, 32)), kInvalid);
   EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kF32, int64_t{1} << 40, 32)), kInvalid);
   EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kF32, int64_t{1} << 28, int64_t{1} << 28)),
-            absl::StatusCode::kResourceExhausted);
+            kInvalid);
   EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {32})), kInvalid);
   EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {16, 64})), kInvalid);
   EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {64, 64})), kInvalid);

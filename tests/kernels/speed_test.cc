@@ -1,0 +1,67 @@
+// Every vector op is at least three times as fast as its reference. The two are
+// timed in turns, each by its best call, so that a busy machine slows both; a
+// workload that fails is tried again before it counts.
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "tests/kernels/kernel_fixtures.h"
+#include "tests/kernels/workloads.h"
+
+#ifndef NDEBUG
+constexpr bool kTimed = false;
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kTimed = false;
+#else
+constexpr bool kTimed = true;
+#endif
+
+namespace flotilla::kernels {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Seconds of one call, averaged over as many as take about `budget` seconds.
+double SecondsPerCall(const std::function<void(const Ops&)>& run, const Ops& ops, double budget) {
+  int calls = 0;
+  const Clock::time_point start = Clock::now();
+  double elapsed = 0;
+  do {
+    run(ops);
+    ++calls;
+    elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+  } while (elapsed < budget);
+  return elapsed / calls;
+}
+
+double Ratio(const std::function<void(const Ops&)>& run, const Ops& ops, const Ops& reference) {
+  double fast = std::numeric_limits<double>::infinity();
+  double slow = fast;
+  for (int round = 0; round < 5; ++round) {
+    fast = std::min(fast, SecondsPerCall(run, ops, 2e-4));
+    slow = std::min(slow, SecondsPerCall(run, reference, 2e-4));
+  }
+  return slow / fast;
+}
+
+class SpeedTest : public IsaTest {};
+FLOTILLA_FOR_EACH_ISA(SpeedTest);
+
+TEST_P(SpeedTest, ThreeTimesTheReference) {
+  if (GetParam() == Isa::kReference) return;
+  if (!kTimed) GTEST_SKIP() << "timing means something in plain release builds only";
+  for (const Workload& workload : Workloads()) {
+    // Reads 18 MB of weights: memory's speed, and seconds for the reference.
+    if (workload.operations > 5e7 && workload.bytes > 1e7) continue;
+    const std::function<void(const Ops&)> run = workload.make();
+    double ratio = 0;
+    for (int attempt = 0; attempt < 5 && ratio < 3; ++attempt) {
+      ratio = Ratio(run, ops(), reference());
+    }
+    EXPECT_GE(ratio, 3) << workload.name;
+    RecordProperty(workload.name, std::to_string(ratio));
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::kernels

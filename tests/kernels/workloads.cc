@@ -1,0 +1,217 @@
+#include "tests/kernels/workloads.h"
+
+#include <cmath>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/rope_table.h"
+#include "tests/kernels/kernel_fixtures.h"
+
+namespace flotilla::kernels {
+namespace {
+
+using Call = std::function<void(const Ops&)>;
+
+constexpr int kHidden = 576;
+constexpr int kHeadDim = 64;
+constexpr int kVocabulary = 49152;
+
+// out[rows, columns] = x[rows, k] W; integer activations or fp32.
+Workload MatMul(WeightFormat format, bool integer, int rows, int columns, int k) {
+  const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  const PackedKind kind = format == WeightFormat::kQ8_0 ? PackedKind::kBytes : PackedKind::kNibbles;
+  const auto make = [=]() -> Call {
+    Random random(1);
+    auto matrix =
+        std::make_shared<PackedMatrix>(Pack(format, columns, k, random.Rows(format, columns, k)));
+    auto x = std::make_shared<std::vector<float>>(random.Floats(static_cast<size_t>(rows) * k));
+    auto quantized = std::make_shared<QuantizedBuffer>(
+        Quantize(GetOps(DetectIsas().back()), *x, rows, matrix->view()));
+    auto out = std::make_shared<std::vector<float>>(static_cast<size_t>(rows) * columns);
+    return [=](const Ops& ops) {
+      const MatrixView weights = matrix->view();
+      if (integer) {
+        ops.matmul_i16({.weights = weights,
+                        .x = quantized->view(),
+                        .rows = rows,
+                        .out = out->data(),
+                        .out_stride = columns},
+                       0, weights.panels());
+      } else {
+        ops.matmul_f32({.weights = weights,
+                        .x = x->data(),
+                        .x_stride = k,
+                        .rows = rows,
+                        .out = out->data(),
+                        .out_stride = columns},
+                       0, weights.panels());
+      }
+    };
+  };
+  return {absl::StrCat(integer ? "matmul_i16/" : "matmul_f32/", Name(format), "/rows:", rows, "/",
+                       columns, "x", k),
+          2.0 * rows * columns * k, static_cast<double>(panels * (k / kBlockK) * RecordBytes(kind)),
+          make};
+}
+
+// Attention of one KV head's three query heads, `tokens` queries at the end of
+// `length` keys.
+Workload Attention(KvFormat format, int tokens, int length) {
+  constexpr int kHeads = 3;
+  const auto make = [=]() -> Call {
+    struct State {
+      std::vector<float> q, k, out;
+      std::vector<std::byte> memory;
+      std::vector<int32_t> table;
+      KvView cache;
+    };
+    Random random(2);
+    auto state = std::make_shared<State>();
+    state->q = random.Floats(static_cast<size_t>(tokens) * kHeads * kHeadDim);
+    state->k = random.Floats(static_cast<size_t>(length) * kHeadDim);
+    state->out.resize(state->q.size());
+    const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
+    const int64_t record = KvRecordBytes(format, kHeadDim);
+    state->memory.resize(blocks * record + 64);
+    for (int b = 0; b < blocks; ++b) state->table.push_back(b);
+    const auto address = reinterpret_cast<uintptr_t>(state->memory.data());
+    state->cache = {.format = format,
+                    .dim = kHeadDim,
+                    .base = state->memory.data() + (64 - address % 64) % 64,
+                    .block_stride = record,
+                    .head_stride = record,
+                    .block_table = state->table.data()};
+    GetOps(DetectIsas().back())
+        .kv_write({.cache = state->cache,
+                   .heads = 1,
+                   .k = state->k.data(),
+                   .v = state->k.data(),
+                   .token_stride = kHeadDim},
+                  0, length);
+    return [=](const Ops& ops) {
+      ops.paged_attention({.cache = state->cache,
+                           .first_position = length - tokens,
+                           .heads = kHeads,
+                           .q = state->q.data(),
+                           .q_stride = kHeads * kHeadDim,
+                           .scale = 0.125f,
+                           .out = state->out.data(),
+                           .out_stride = kHeads * kHeadDim},
+                          0, tokens);
+    };
+  };
+  const double keys = length - (tokens - 1) / 2.0;
+  return {absl::StrCat("paged_attention/", format == KvFormat::kBf16 ? "bf16" : "fp32",
+                       "/tokens:", tokens, "/keys:", length),
+          4.0 * tokens * kHeads * kHeadDim * keys, 2.0 * KvElementBytes(format) * length * kHeadDim,
+          make};
+}
+
+Workload KvWrites(KvFormat format) {
+  const auto make = [=]() -> Call {
+    Random random(3);
+    auto k = std::make_shared<std::vector<float>>(random.Floats(16 * kHeadDim));
+    auto memory = std::make_shared<std::vector<std::byte>>(KvRecordBytes(format, kHeadDim) + 64);
+    return [=](const Ops& ops) {
+      static constexpr int32_t kBlock = 0;
+      const auto address = reinterpret_cast<uintptr_t>(memory->data());
+      ops.kv_write({.cache = {.format = format,
+                              .dim = kHeadDim,
+                              .base = memory->data() + (64 - address % 64) % 64,
+                              .block_table = &kBlock},
+                    .heads = 1,
+                    .k = k->data(),
+                    .v = k->data(),
+                    .token_stride = kHeadDim},
+                   0, 16);
+    };
+  };
+  const double values = 16 * kHeadDim * 2;
+  return {absl::StrCat("kv_write/", format == KvFormat::kBf16 ? "bf16" : "fp32"), values,
+          values * 4, make};
+}
+
+// A workload on one vector of floats that is reused by every call.
+Workload OnFloats(std::string name, int n, double operations_each,
+                  std::function<void(const Ops&, float*)> body) {
+  const auto make = [=]() -> Call {
+    Random random(4);
+    auto x = std::make_shared<std::vector<float>>(random.Floats(2 * n, 10.0f));
+    return [=](const Ops& ops) { body(ops, x->data()); };
+  };
+  return {std::move(name), operations_each * n, 4.0 * n, make};
+}
+
+std::vector<Workload> RowWorkloads() {
+  return {
+      OnFloats("rms_norm/576", kHidden, 4,
+               [](const Ops& ops, float* x) {
+                 static const std::vector<float> weight(kHidden, 1.0f);
+                 ops.rms_norm({.x = x, .weight = weight.data(), .n = kHidden, .out = x + kHidden},
+                              0, 1);
+               }),
+      OnFloats("quantize_rows/576", kHidden, 3,
+               [](const Ops& ops, float* x) {
+                 static constexpr int32_t kEnd = kHidden;
+                 static QuantizedBuffer out(1, kHidden, 1);
+                 ops.quantize_rows({.x = x, .k = kHidden, .slot_ends = &kEnd, .out = out.view()}, 0,
+                                   1);
+               }),
+      OnFloats("rope/9x64", kHidden, 3,
+               [](const Ops& ops, float* x) {
+                 static const RopeTable table(100, kHeadDim, 1e5);
+                 static constexpr int32_t kPosition = 77;
+                 ops.rope({.x = x,
+                           .heads = 9,
+                           .dim = kHeadDim,
+                           .positions = &kPosition,
+                           .table = table.data()},
+                          0, 1);
+               }),
+      OnFloats("silu_mul/1536", 1536, 14,
+               [](const Ops& ops, float* x) {
+                 static std::vector<float> out(1536);
+                 ops.silu_mul({.gate = x, .up = x + 1536, .n = 1536, .out = out.data()}, 0, 1);
+               }),
+      OnFloats("add/576", kHidden, 1,
+               [](const Ops& ops, float* x) { ops.add(x, x + kHidden, kHidden); }),
+      OnFloats("argmax", kVocabulary, 1,
+               [](const Ops& ops, float* x) { ops.argmax(x, kVocabulary); }),
+      OnFloats("top_n/21", kVocabulary, 1,
+               [](const Ops& ops, float* x) {
+                 TokenScore top[21];
+                 ops.top_n(x, kVocabulary, 21, top);
+               }),
+      OnFloats("softmax_stats", kVocabulary, 14,
+               [](const Ops& ops, float* x) { ops.softmax_stats(x, kVocabulary); }),
+      OnFloats("gumbel_argmax", kVocabulary, 50,
+               [](const Ops& ops, float* x) {
+                 ops.gumbel_argmax(x, kVocabulary, {.key = MakeNoiseKey(1, 2, 3)});
+               }),
+  };
+}
+
+}  // namespace
+
+std::vector<Workload> Workloads() {
+  std::vector<Workload> all;
+  for (const WeightFormat format : {WeightFormat::kQ4_1, WeightFormat::kQ8_0}) {
+    for (const int rows : {1, 4, 32}) {
+      all.push_back(MatMul(format, true, rows, kHidden, kHidden));
+    }
+  }
+  all.push_back(MatMul(WeightFormat::kQ4_1, true, 32, kHidden, 1536));
+  all.push_back(MatMul(WeightFormat::kQ4_1, true, 1, kVocabulary, kHidden));
+  all.push_back(MatMul(WeightFormat::kQ4_1, false, 1, kHidden, kHidden));
+  all.push_back(MatMul(WeightFormat::kQ4_1, false, 32, kHidden, kHidden));
+  all.push_back(MatMul(WeightFormat::kQ8_0, false, 32, kHidden, kHidden));
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+    all.push_back(Attention(format, 1, 600));
+    all.push_back(Attention(format, 32, 600));
+    all.push_back(KvWrites(format));
+  }
+  for (Workload& workload : RowWorkloads()) all.push_back(std::move(workload));
+  return all;
+}
+
+}  // namespace flotilla::kernels
