@@ -243,15 +243,16 @@ StepResult FakeExecutor::Compute(const Batch& batch) {
       output.sampled = FakeSample(token, item.logprobs->output_top, description.vocab_size);
     }
     for (TokenId target : item.prompt_targets) {
-      output.prompt.push_back(FakeSample(target, item.logprobs->prompt_top, description.vocab_size));
+      output.prompt.push_back(
+          FakeSample(target, item.logprobs->prompt_top, description.vocab_size));
     }
   }
   // The outputs fit by construction.
   StepResult result = state_->Complete(batch.step, outputs).value();
   result.timings.rows = static_cast<std::uint32_t>(batch.tokens.size());
   result.timings.decode_rows = batch.decode_rows;
-  result.timings.compute_ns = description.decode_ns_per_step +
-                              description.prefill_ns_per_token * result.timings.rows;
+  result.timings.compute_ns =
+      description.decode_ns_per_step + description.prefill_ns_per_token * result.timings.rows;
   return result;
 }
 

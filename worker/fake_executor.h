@@ -1,10 +1,11 @@
 // FakeExecutor: a StepExecutor without a model, for tests of everything above
 // the seam.
 //
-// One step runs at a time, whatever the lag. Branches are the real ones (GroupState); tokens come from FakeToken, a pure
-// function that tests can predict. Faults are injected by step. It runs on its
-// own thread, or by hand: then nothing happens until the test calls Advance, and
-// all events arrive inside that call.
+// Branches are the real ones (GroupState); tokens come from FakeToken, a pure
+// function that tests can predict. One step runs at a time, whatever the lag.
+// Faults are injected by step. It runs on its own thread, or by hand: then
+// nothing happens until the test calls Advance, and all events arrive inside
+// that call.
 #pragma once
 
 #include <cstdint>

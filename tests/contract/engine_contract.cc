@@ -125,8 +125,8 @@ TEST_P(EngineContract, StopTokenIsTheLast) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 8);
   const std::vector<TokenId> tokens = session.Ask(request).token_ids();
-  const auto first = static_cast<std::size_t>(
-      std::find(tokens.begin(), tokens.end(), tokens[4]) - tokens.begin());
+  const auto first =
+      static_cast<std::size_t>(std::find(tokens.begin(), tokens.end(), tokens[4]) - tokens.begin());
   request.stop.stop_tokens = {tokens[4]};
   const RecordedAnswer answer = session.Ask(request);
   EXPECT_EQ(answer.token_ids(), std::vector<TokenId>(tokens.begin(), tokens.begin() + first + 1));
@@ -200,11 +200,11 @@ TEST_P(EngineContract, CancelOfOthersIsIgnored) {
   Session session(GetParam());
   const TokenizedRequest request = Request(1);
   session.Submit(request);
-  session.engine().Cancel({.request = {99, 2}});                // never seen
-  session.engine().Cancel({.request = {98, 1}});                // another router's
+  session.engine().Cancel({.request = {99, 2}});  // never seen
+  session.engine().Cancel({.request = {98, 1}});  // another router's
   session.engine().Cancel({.request = request.id, .branch = BranchIndex(1)});
   ExpectEnd(session.Finish(request), FinishReason::kLength, 8);
-  session.engine().Cancel({.request = request.id});             // ended
+  session.engine().Cancel({.request = request.id});  // ended
   ExpectEnd(session.Ask(Request(3)), FinishReason::kLength, 8);
 }
 

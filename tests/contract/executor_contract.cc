@@ -29,8 +29,8 @@ std::vector<StepPlan> Script(Epoch epoch) {
   plans.Add(Run{.branch = kGreedy, .count = 4, .prompt_logprobs = true});
   std::vector<StepPlan> script = {plans.Take()};
 
-  OpenBranch sampled{.branch = kSampled, .request = {1, 2}, .tokens = {3, 1, 2},
-                     .prompt_tokens = 3};
+  OpenBranch sampled{
+      .branch = kSampled, .request = {1, 2}, .tokens = {3, 1, 2}, .prompt_tokens = 3};
   sampled.sampling.seed = 77;
   plans.Add(sampled);
   plans.Grant(kSampled, {2});
@@ -197,8 +197,8 @@ TEST_P(ExecutorContract, WrongPlansEndTheEpochAtEveryPoint) {
       EXPECT_TRUE(session.executor().Execute(plan).ok());
       const Lost lost = session.recorder.WaitLost(++losses);
       EXPECT_EQ(lost.epoch, epoch);
-      EXPECT_EQ(lost.cause, fault == Fault::kDigest ? Lost::Cause::kDigest
-                                                    : Lost::Cause::kInvalidPlan);
+      EXPECT_EQ(lost.cause,
+                fault == Fault::kDigest ? Lost::Cause::kDigest : Lost::Cause::kInvalidPlan);
       EXPECT_TRUE(lost.started.empty());
       EXPECT_TRUE(absl::IsFailedPrecondition(session.executor().Execute(script[step - 1])));
       results += step - 1;

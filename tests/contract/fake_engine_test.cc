@@ -25,9 +25,9 @@ class ManualFakeEngine : public EngineUnderTest {
   FakeEngine fake_{{.manual = true}};
 };
 
-INSTANTIATE_TEST_SUITE_P(Fake, EngineContract, ::testing::Values(EngineCase{"FakeEngine", [] {
-                           return std::make_unique<ManualFakeEngine>();
-                         }}),
+INSTANTIATE_TEST_SUITE_P(Fake, EngineContract,
+                         ::testing::Values(EngineCase{
+                             "FakeEngine", [] { return std::make_unique<ManualFakeEngine>(); }}),
                          EngineCaseName);
 
 class FakeEngineTest : public ::testing::Test {

@@ -25,9 +25,7 @@ INSTANTIATE_TEST_SUITE_P(Fake, ExecutorDeathContract, ::testing::Values(FakeCase
 
 class ManualFakeTest : public ::testing::Test {
  protected:
-  ManualFakeTest() : executor_({.manual = true}) {
-    EXPECT_TRUE(executor_.Start(&recorder_).ok());
-  }
+  ManualFakeTest() : executor_({.manual = true}) { EXPECT_TRUE(executor_.Start(&recorder_).ok()); }
 
   StepPlan FirstPlan(Epoch epoch) {
     PlanBuilder plans(epoch);

@@ -14,8 +14,8 @@ namespace {
 class EngineOverFake : public EngineUnderTest {
  public:
   EngineOverFake()
-      : executor_(ExecutorOptions()), engine_({.core = {.max_queued_tokens = 4096}}, &executor_,
-                                              &clock_) {
+      : executor_(ExecutorOptions()),
+        engine_({.core = {.max_queued_tokens = 4096}}, &executor_, &clock_) {
     EXPECT_TRUE(engine_.Start().ok());
     executor_.AdvanceAll();  // Ready
     EXPECT_TRUE(engine_.WaitReady().ok());
@@ -39,9 +39,8 @@ class EngineOverFake : public EngineUnderTest {
 };
 
 INSTANTIATE_TEST_SUITE_P(InProcess, EngineContract,
-                         ::testing::Values(EngineCase{"InProcessEngine", [] {
-                           return std::make_unique<EngineOverFake>();
-                         }}),
+                         ::testing::Values(EngineCase{
+                             "InProcessEngine", [] { return std::make_unique<EngineOverFake>(); }}),
                          EngineCaseName);
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace flotilla::testing {
 // What has come for one request so far.
 struct RecordedAnswer {
   bool accepted = false;
-  std::uint32_t first_position = 0;  // of tokens[branch][0]: the prefix's length
+  std::uint32_t first_position = 0;             // of tokens[branch][0]: the prefix's length
   std::vector<std::vector<TokenEvent>> tokens;  // [branches]
   std::vector<PromptLogprobs> prompt;
   std::vector<BranchEnd> branch_ends;

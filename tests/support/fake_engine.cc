@@ -192,8 +192,8 @@ bool FakeEngine::StepRequest(Running& running, std::vector<EngineEvent>& events)
       if (reason) {
         branch.ended = true;
         running.failed |= *reason == FinishReason::kError;
-        events.emplace_back(BranchEnd{request.id, request.attempt, BranchIndex(i), *reason,
-                                      branch.outputs});
+        events.emplace_back(
+            BranchEnd{request.id, request.attempt, BranchIndex(i), *reason, branch.outputs});
       }
     }
     all_ended &= branch.ended;
@@ -228,9 +228,8 @@ std::optional<FinishReason> FakeEngine::StepBranch(const Running& running, Branc
   if (answer.tokens && branch.outputs >= answer.tokens->size()) return FinishReason::kStop;
 
   const std::uint32_t position = branch.outputs++;
-  const TokenId token = answer.tokens
-                            ? (*answer.tokens)[position]
-                            : FakeToken(request.sampling.seed, index, position, vocab);
+  const TokenId token = answer.tokens ? (*answer.tokens)[position]
+                                      : FakeToken(request.sampling.seed, index, position, vocab);
   SampledToken sampled = FakeSample(token, request.logprobs.output_top, vocab);
   events.emplace_back(TokenEvent{request.id, request.attempt, index, position, token,
                                  sampled.logprob, std::move(sampled.top)});

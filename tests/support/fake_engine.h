@@ -85,8 +85,7 @@ class FakeEngine final : public Engine {
     bool failed = false;  // a branch met the scripted error
   };
 
-  absl::Status CheckEntry(const TokenizedRequest& request) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckEntry(const TokenizedRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The request's events of one step; true when it has ended.
   bool StepRequest(Running& running, std::vector<EngineEvent>& events) const;
   std::optional<FinishReason> StepBranch(const Running& running, BranchIndex index, Branch& branch,

@@ -54,9 +54,7 @@ absl::Status Invalid(BranchHandle branch, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("branch ", branch.value(), ": ", what));
 }
 
-bool ValidTop(std::int32_t top) {
-  return top >= LogprobSpec::kOff && top <= LogprobSpec::kMaxTop;
-}
+bool ValidTop(std::int32_t top) { return top >= LogprobSpec::kOff && top <= LogprobSpec::kMaxTop; }
 
 // What OpenBranch says by itself, without the state.
 absl::Status CheckOpen(const OpenBranch& op, const ExecutorDescription& limits) {
@@ -176,6 +174,7 @@ absl::Status GroupState::ApplyOp(const ForkBranch& op, StepWork& work) {
   auto child = std::make_unique<Branch>(**parent);
   child->handle = op.child;
   child->index = op.index;
+  child->skipped = Step{};  // a skip names one branch
   child->tables.assign(limits_.groups.size(), {});
   for (std::uint32_t g = 0; g < op.tables.size(); ++g) {
     absl::Status status = AppendBlocks(*child, GroupIndex(g), op.tables[g]);
@@ -273,9 +272,10 @@ absl::Status GroupState::AppendBlocks(Branch& branch, GroupIndex group,
     if (block == kNullBlock || block.value() >= limits_.block_count) {
       return Invalid(branch.handle, absl::StrCat("grant of block ", block.value()));
     }
-    const bool full = kind.kind == KvGroup::Kind::kState
-                          ? !table.empty()
-                          : table.size() * std::uint64_t{kind.tokens_per_block} >= limits_.max_context;
+    const bool full =
+        kind.kind == KvGroup::Kind::kState
+            ? !table.empty()
+            : table.size() * std::uint64_t{kind.tokens_per_block} >= limits_.max_context;
     if (full) return Invalid(branch.handle, "more blocks than the context needs");
     digest_.AddBlock(branch.handle, group, static_cast<std::uint32_t>(table.size()), block);
     table.push_back(static_cast<std::int32_t>(block.value()));
@@ -308,8 +308,7 @@ bool GroupState::Due(const Branch& branch, Step step) const {
 }
 
 bool GroupState::AtLengthEnd(const Branch& branch) const {
-  return branch.outputs() >= branch.stop.max_tokens ||
-         branch.tokens.size() >= limits_.max_context;
+  return branch.outputs() >= branch.stop.max_tokens || branch.tokens.size() >= limits_.max_context;
 }
 
 absl::Status GroupState::AddPrefill(Branch& branch, const Run& run, StepWork& work) {
@@ -329,8 +328,9 @@ absl::Status GroupState::AddPrefill(Branch& branch, const Run& run, StepWork& wo
   item.rows.samples = run.sample && !at_end && !branch.finished;
   if (run.prompt_logprobs && item.rows.first_position + 1 < branch.prompt_tokens) {
     const std::uint32_t first = item.rows.first_position + 1;
-    item.rows.prompt_targets = absl::MakeConstSpan(branch.tokens)
-        .subspan(first, std::min(run.count, branch.prompt_tokens - first));
+    item.rows.prompt_targets =
+        absl::MakeConstSpan(branch.tokens)
+            .subspan(first, std::min(run.count, branch.prompt_tokens - first));
   }
   if (run.sample) {
     branch.decoding = true;
@@ -385,8 +385,7 @@ Batch GroupState::MakeBatch(StepWork& work) const {
     item.rows.row_begin = static_cast<std::uint32_t>(batch.tokens.size());
     const auto first = item.branch->tokens.begin() + item.rows.first_position;
     batch.tokens.insert(batch.tokens.end(), first, first + item.rows.row_count);
-    batch.tables.insert(batch.tables.end(), item.branch->tables.begin(),
-                        item.branch->tables.end());
+    batch.tables.insert(batch.tables.end(), item.branch->tables.begin(), item.branch->tables.end());
     batch.decode_rows += item.rows.decode;
     batch.items.push_back(item.rows);
   }

@@ -34,11 +34,11 @@ namespace flotilla {
 // One branch's rows in the flat batch of a step.
 struct BatchItem {
   BranchHandle branch;
-  BranchIndex index;               // within its request; part of the noise key
+  BranchIndex index;                 // within its request; part of the noise key
   std::uint32_t first_position = 0;  // absolute position of the first row
-  std::uint32_t row_begin = 0;     // first row in Batch::tokens
-  std::uint32_t row_count = 0;     // at least 1; 1 for decodes
-  bool decode = false;             // continues from the token sampled last
+  std::uint32_t row_begin = 0;       // first row in Batch::tokens
+  std::uint32_t row_count = 0;       // at least 1; 1 for decodes
+  bool decode = false;               // continues from the token sampled last
   // The last row's logits give one token, number `output_index` of the branch.
   bool samples = false;
   std::uint32_t output_index = 0;
@@ -172,7 +172,7 @@ class GroupState {
   Step step_{0};
   bool broken_ = false;
   PlanDigest digest_;
-  std::vector<std::unique_ptr<Branch>> slots_;  // by handle; null when free
+  std::vector<std::unique_ptr<Branch>> slots_;    // by handle; null when free
   std::vector<std::set<BranchHandle>> decoders_;  // by cohort: decode by default
   std::vector<StepWork> in_flight_;               // applied, not completed
 };

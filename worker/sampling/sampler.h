@@ -2,7 +2,8 @@
 //
 // Pure functions: the outcome depends on the row, the parameters and the place
 // of the token (branch, output index) alone, bit for bit on every instruction
-// path. No state, no allocation in the greedy path but for the list of best tokens; any number of threads.
+// path. No state, no allocation in the greedy path but for the list of best tokens; any number of
+// threads.
 //
 // How a token is drawn:
 //   temperature 0 (or below kMinTemperature): arg-max of the raw logits, ties to

@@ -200,8 +200,11 @@ void AddSensible(PlanBuilder& plans, const GroupState& state, BranchHandle branc
   } else if (view->finished || below(6) == 0) {
     plans.Add(DropBranch{branch});
   } else if (below(4) == 0) {
-    plans.Add(ForkBranch{branch, BranchHandle(below(4)), BranchIndex(1),
-                         {{BlockId(1 + below(19)), BlockId(2), BlockId(3)}}, {}});
+    plans.Add(ForkBranch{branch,
+                         BranchHandle(below(4)),
+                         BranchIndex(1),
+                         {{BlockId(1 + below(19)), BlockId(2), BlockId(3)}},
+                         {}});
   }
 }
 
@@ -226,8 +229,11 @@ void AddRandom(PlanBuilder& plans, const std::function<std::uint32_t(std::uint32
       plans.Add(Skip{branch});
       break;
     case 4:
-      plans.Add(ForkBranch{branch, BranchHandle(below(5)), BranchIndex(1),
-                           {{BlockId(below(22))}}, {{BlockId(below(22)), BlockId(1)}}});
+      plans.Add(ForkBranch{branch,
+                           BranchHandle(below(5)),
+                           BranchIndex(1),
+                           {{BlockId(below(22))}},
+                           {{BlockId(below(22)), BlockId(1)}}});
       break;
     default:
       plans.Add(Run{.branch = branch, .count = below(9), .sample = below(2) == 0});

@@ -182,8 +182,8 @@ TEST_P(SamplerTest, MassIsOfWhatTopKKept) {
 // Chi-square against softmax(logits / T) of the kept tokens. The bound is the
 // 0.9999 quantile of 7 degrees of freedom; the seeds are fixed.
 TEST_P(SamplerTest, DrawsFollowTheDistribution) {
-  const std::vector<float> row = {0.1f, -0.4f, 1.2f, 0.8f, -3.0f, 0.5f, -0.2f, 0.3f,
-                                  -9.0f, 0.9f, -8.0f, -kInfinity};
+  const std::vector<float> row = {0.1f,  -0.4f, 1.2f,  0.8f, -3.0f, 0.5f,
+                                  -0.2f, 0.3f,  -9.0f, 0.9f, -8.0f, -kInfinity};
   constexpr int kDraws = 20000;
   for (const std::uint64_t seed : {1ull, 2ull, 0xfeedfacecafebeefull}) {
     const SamplingParams p{.temperature = 0.9f, .top_k = 8, .seed = seed};
@@ -262,7 +262,8 @@ TEST_P(SamplerTest, RowsWithoutASoftmaxFail) {
       std::vector<float> row(1500, 0.5f);
       row[at] = bad;
       for (const float temperature : {0.0f, 1.0f}) {
-        const auto token = SampleRow(ops_, row, {.temperature = temperature, .top_p = 0.9f}, {}, {});
+        const auto token =
+            SampleRow(ops_, row, {.temperature = temperature, .top_p = 0.9f}, {}, {});
         EXPECT_TRUE(absl::IsInternal(token.status())) << bad << " at " << at;
       }
       EXPECT_TRUE(absl::IsInternal(RowLogprobs(ops_, row, 3, 0).status()));
