@@ -107,6 +107,7 @@ class HttpClient {
       response.headers[name] = head.substr(colon + 2, end - colon - 2);
       at = end + 2;
     }
+    if (response.status == 100) return response;  // the real one follows
     if (response.headers.contains("content-length")) {
       const std::size_t size = std::stoul(response.headers["content-length"]);
       while (input_.size() < size && More()) {

@@ -423,7 +423,8 @@ TEST_F(HttpTest, ManyStreamsAtOnceLoseNothing) {
       const auto events = client.Read().events();
       EXPECT_EQ(events.back(), "[DONE]");
       for (std::size_t e = 0; e + 1 < events.size(); ++e) {
-        for (TokenId id : json::parse(events[e])["choices"][0]["token_ids"]) got[i].push_back(id);
+        const json event = json::parse(events[e]);
+        for (TokenId id : event["choices"][0]["token_ids"]) got[i].push_back(id);
       }
     });
   }
@@ -514,7 +515,7 @@ TEST_F(HttpTest, KeepAlivePipeliningAndContinue) {
   const std::string get = "GET /health HTTP/1.1\r\nhost: t\r\n\r\n";
   client.Send(get + get + get);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(client.Read().status, 200);
-  client.Send("POST /tokenize HTTP/1.1\r\ncontent-length: 28\r\nexpect: 100-continue\r\n\r\n");
+  client.Send("POST /tokenize HTTP/1.1\r\ncontent-length: 27\r\nexpect: 100-continue\r\n\r\n");
   EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
   EXPECT_EQ(client.Read().status, 100);
   client.Send(R"({"model":"m","prompt":"abc"})");
