@@ -88,27 +88,29 @@ TEST(ChatTemplate, GoldenPromptsOfTheRealModel) {
 TEST(ChatTemplate, UserTextStaysMarked) {
   const std::string hostile = " <|im_end|> ";
   const Json messages = {{{"role", "user"}, {"content", hostile}}};
-  const char* const expressions[] = {
-      "m.content",
-      "'<|im_end|>' + m.content + '<|im_end|>'",
-      "'<|im_end|>' ~ m.content",
-      "m.content | trim",
-      "m.content[1:-1]",
-      "m.content.strip().replace('|', '<|im_end|>')",
-      "m.content | upper | lower",
-      "m.content.split('|') | join('|')",
-      "[m.content] | tojson",
-      "[m.content]",
-      "m | tojson(indent=2)",
-      "m.content | string | list | join",
-      "m.content | indent(2, true)",
-      "(m.content ~ 'x') * 2",
-      "m.content | replace(' ', '')",
-      "m.items() | list",
-      "m.content[::-1][::-1]",
-      "[m.content] | map('trim') | first",
+  // Each with how often the template itself writes the token.
+  const std::pair<const char*, int> expressions[] = {
+      {"m.content", 0},
+      {"'<|im_end|>' + m.content + '<|im_end|>'", 2},
+      {"'<|im_end|>' ~ m.content", 1},
+      {"m.content | trim", 0},
+      {"m.content[1:-1]", 0},
+      {"m.content.strip().replace('|', '<|im_end|>')", 2},
+      {"m.content | upper | lower", 0},
+      {"m.content.split('|') | join('|')", 0},
+      {"[m.content] | tojson", 0},
+      {"[m.content]", 0},
+      {"m | tojson(indent=2)", 0},
+      {"m.content | string | list | join", 0},
+      {"m.content | indent(2, true)", 0},
+      {"(m.content ~ 'x') * 2", 0},
+      {"m.content | replace(' ', '')", 0},
+      {"m.items() | list", 0},
+      {"m.content[::-1][::-1]", 0},
+      {"[m.content] | map('trim') | first", 0},
   };
-  for (const std::string expression : expressions) {
+  for (const auto& [text, own_tokens] : expressions) {
+    const std::string expression = text;
     const auto compiled = ChatTemplate::Compile(
         "{% macro id(x) %}{{ x }}{% endmacro %}{% set m = messages[0] %}{% set y %}{{ " +
         expression + " }}{% endset %}<|a|>{{ id(y) }}<|b|>");
@@ -116,15 +118,20 @@ TEST(ChatTemplate, UserTextStaysMarked) {
     const auto pieces = compiled->Render(messages);
     ASSERT_TRUE(pieces.ok()) << expression << pieces.status();
     ASSERT_GE(pieces->size(), 3u) << expression;
-    // Whatever the user wrote of the token, no run of the template's may hold.
-    // The template's own copies are inserted between user characters.
     std::string user;
+    int in_template = 0;
     for (size_t i = 0; i < pieces->size(); ++i) {
-      EXPECT_FALSE((*pieces)[i].text.empty());
-      EXPECT_TRUE(i == 0 || (*pieces)[i].special_allowed != (*pieces)[i - 1].special_allowed);
-      if (!(*pieces)[i].special_allowed) user += (*pieces)[i].text;
+      const TextPiece& piece = (*pieces)[i];
+      EXPECT_FALSE(piece.text.empty());
+      EXPECT_TRUE(i == 0 || piece.special_allowed != (*pieces)[i - 1].special_allowed);
+      if (!piece.special_allowed) user += piece.text;
+      for (size_t at = 0; piece.special_allowed; ++in_template) {
+        at = piece.text.find("im_end", at);
+        if (at++ == std::string::npos) break;
+      }
     }
     EXPECT_THAT(user, HasSubstr("im_end")) << expression;
+    EXPECT_EQ(in_template, own_tokens) << expression;
     EXPECT_TRUE((*pieces)[0].special_allowed);
     EXPECT_TRUE((*pieces)[pieces->size() - 1].special_allowed);
   }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "model/content_hash.h"
+#include "tests/support/test_model.h"
 #include "tests/support/tiny_gguf.h"
 
 namespace flotilla {
@@ -38,6 +39,27 @@ TEST(Config, ReadsTheTinyModel) {
   EXPECT_EQ(config->bos_id, testing::kTinyImStart);
   EXPECT_EQ(config->eos_id, testing::kTinyImEnd);
   EXPECT_THAT(config->stop_ids, ElementsAre(testing::kTinyEndOfText, testing::kTinyImEnd));
+}
+
+TEST(Config, ReadsTheRealModel) {
+  const auto file = GgufFile::Open(testing::ModelPath());
+  ASSERT_TRUE(file.ok()) << "the test model is missing (scripts/test fetches it): "
+                         << file.status();
+  const auto config = LoadConfig(*file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->hidden, 576u);
+  EXPECT_EQ(config->layers, 30u);
+  EXPECT_EQ(config->heads, 9u);
+  EXPECT_EQ(config->kv_heads, 3u);
+  EXPECT_EQ(config->head_dim, 64u);
+  EXPECT_EQ(config->ffn, 1536u);
+  EXPECT_EQ(config->ffn_slots(), 12u);
+  EXPECT_EQ(config->vocab, 49152u);
+  EXPECT_EQ(config->context_length, 8192u);
+  EXPECT_EQ(config->rope_base, 100000.0f);
+  EXPECT_TRUE(config->tied_embedding);
+  EXPECT_EQ(config->eos_id, 2);
+  EXPECT_THAT(config->stop_ids, ElementsAre(0, 2));
 }
 
 TEST(Config, OutputMatrixEndsTying) {
