@@ -515,10 +515,12 @@ TEST_F(HttpTest, KeepAlivePipeliningAndContinue) {
   const std::string get = "GET /health HTTP/1.1\r\nhost: t\r\n\r\n";
   client.Send(get + get + get);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(client.Read().status, 200);
-  client.Send("POST /tokenize HTTP/1.1\r\ncontent-length: 27\r\nexpect: 100-continue\r\n\r\n");
+  const std::string body = R"({"model":"m","prompt":"abc"})";
+  client.Send("POST /tokenize HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: " +
+              std::to_string(body.size()) + "\r\n\r\n");
   EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
   EXPECT_EQ(client.Read().status, 100);
-  client.Send(R"({"model":"m","prompt":"abc"})");
+  client.Send(body);
   EXPECT_EQ(client.Read().status, 200);
   client.Send("GET /health HTTP/1.1\r\nconnection: close\r\n\r\n");
   EXPECT_EQ(client.Read().headers.at("connection"), "close");
