@@ -24,11 +24,21 @@ Metrics::~Metrics() = default;
 
 Counter& Metrics::AddCounter(const std::string& name, const std::string& help,
                              const Labels& labels) {
-  return prometheus::BuildCounter().Name(name).Help(help).Labels(impl_->common).Register(impl_->registry).Add(labels);
+  return prometheus::BuildCounter()
+      .Name(name)
+      .Help(help)
+      .Labels(impl_->common)
+      .Register(impl_->registry)
+      .Add(labels);
 }
 
 Gauge& Metrics::AddGauge(const std::string& name, const std::string& help, const Labels& labels) {
-  return prometheus::BuildGauge().Name(name).Help(help).Labels(impl_->common).Register(impl_->registry).Add(labels);
+  return prometheus::BuildGauge()
+      .Name(name)
+      .Help(help)
+      .Labels(impl_->common)
+      .Register(impl_->registry)
+      .Add(labels);
 }
 
 Histogram& Metrics::AddHistogram(const std::string& name, const std::string& help,
