@@ -1,0 +1,58 @@
+"""The counter of test results never calls a crash a success."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import count_results  # noqa: E402
+
+GTEST_GOOD = '<testsuites><testsuite><testcase name="a" status="run"/>' \
+             '<testcase name="b" status="run"/></testsuite></testsuites>'
+GTEST_BAD = '<testsuites><testsuite><testcase name="a" status="run"/>' \
+            '<testcase name="b" status="run"><failure/></testcase></testsuite></testsuites>'
+GTEST_SKIPPED = '<testsuites><testsuite><testcase name="a"><skipped/></testcase></testsuite></testsuites>'
+
+
+def ctest(**results):
+    cases = "".join(f'<testcase name="{name}" status="{status}">'
+                    + ("<failure/>" if status == "fail" else "") + "</testcase>"
+                    for name, status in results.items())
+    return f"<testsuite>{cases}</testsuite>"
+
+
+class CountResults(unittest.TestCase):
+    def count(self, **files):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                (pathlib.Path(folder) / f"{name}.xml").write_text(text)
+            return count_results.count(pathlib.Path(folder))
+
+    def test_cases_are_counted(self):
+        self.assertEqual(self.count(ctest=ctest(one="run"), one=GTEST_GOOD), (2, 0))
+
+    def test_failures_are_counted_once(self):
+        self.assertEqual(self.count(ctest=ctest(one="fail"), one=GTEST_BAD), (1, 1))
+
+    def test_a_crash_without_results_is_a_failure(self):
+        self.assertEqual(self.count(ctest=ctest(one="fail")), (0, 1))
+
+    def test_a_crash_after_results_is_a_failure(self):
+        self.assertEqual(self.count(ctest=ctest(one="fail"), one=GTEST_GOOD), (2, 1))
+
+    def test_a_result_cut_off_is_a_failure(self):
+        self.assertEqual(self.count(ctest=ctest(one="fail"), one=GTEST_GOOD[:40]), (0, 1))
+
+    def test_a_program_that_is_no_gtest_counts_as_one(self):
+        self.assertEqual(self.count(ctest=ctest(script="run")), (1, 0))
+
+    def test_skipped_cases_are_not_passed(self):
+        self.assertEqual(self.count(pytest=GTEST_SKIPPED), (0, 0))
+
+    def test_nothing_at_all_is_a_failure(self):
+        self.assertEqual(self.count(), (0, 1))
+
+
+if __name__ == "__main__":
+    unittest.main()
