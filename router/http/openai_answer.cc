@@ -65,10 +65,11 @@ void OpenAiAnswer::BeginEvent(std::uint32_t index, std::string& out) const {
   AppendJsonInt(index, out);
 }
 
-void OpenAiAnswer::EndEvent(std::string_view finish, std::string& out) const {
+void OpenAiAnswer::EndEvent(std::string_view finish, std::string& out) {
   out += R"(,"finish_reason":)";
   out += finish;
   out += "}]";
+  if (std::exchange(prompt_due_, false)) AppendPromptIds(out);
   if (header_.include_usage) out += R"(,"usage":null)";
   out += "}\n\n";
 }
@@ -88,9 +89,17 @@ void OpenAiAnswer::AppendTokenIds(const std::vector<TokenId>& tokens, Choice& ch
   if (!std::exchange(choice.prompt_sent, true)) {
     out += R"(,"prompt_token_ids":)";
     AppendJsonIntArray(choice.prompt, out);
+    prompt_due_ = true;
   }
   out += R"(,"token_ids":)";
   AppendJsonIntArray(tokens, out);
+}
+
+// Clients of the one-prompt case look for them beside the choices.
+void OpenAiAnswer::AppendPromptIds(std::string& out) const {
+  if (choices_.size() != 1) return;
+  out += R"(,"prompt_token_ids":)";
+  AppendJsonIntArray(choices_[0].prompt, out);
 }
 
 void OpenAiAnswer::Start(std::uint32_t index, std::string& out) {
@@ -195,10 +204,7 @@ std::string OpenAiAnswer::Body() {
   }
   out += R"(],"usage":)";
   AppendUsage(out);
-  if (header_.return_token_ids && choices_.size() == 1) {
-    out += R"(,"prompt_token_ids":)";
-    AppendJsonIntArray(choices_[0].prompt, out);
-  }
+  if (header_.return_token_ids) AppendPromptIds(out);
   out.push_back('}');
   return out;
 }

@@ -58,9 +58,10 @@ class OpenAiAnswer {
   };
 
   void BeginEvent(std::uint32_t index, std::string& out) const;
-  void EndEvent(std::string_view finish, std::string& out) const;
+  void EndEvent(std::string_view finish, std::string& out);
   void AppendLogprobs(Choice& choice, std::string& out);
   void AppendTokenIds(const std::vector<TokenId>& tokens, Choice& choice, std::string& out);
+  void AppendPromptIds(std::string& out) const;
   void AppendUsage(std::string& out) const;
   void AppendChoice(std::uint32_t index, std::string& out);
   void FlushEcho(std::uint32_t index, std::string& out);
@@ -69,6 +70,7 @@ class OpenAiAnswer {
   std::string head_;  // {"id":...,"model":"...", of the body or of every event
   std::vector<Choice> choices_;
   Usage usage_;
+  bool prompt_due_ = false;  // the event being written repeats the prompt's ids
 };
 
 }  // namespace flotilla

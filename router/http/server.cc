@@ -146,9 +146,11 @@ class HttpServerImpl final : public HttpServer {
   InferenceService* const service_;
   std::atomic<std::uint32_t> connection_count_ = 0;
   std::vector<std::unique_ptr<IoThread>> threads_;
-  std::unique_ptr<tcp::acceptor> acceptor_;  // used on threads_[0] only
+  // From here on used on threads_[0] only, once it accepts.
+  std::unique_ptr<tcp::acceptor> acceptor_;
   std::unique_ptr<asio::steady_timer> accept_pause_;
   std::size_t next_thread_ = 0;
+  bool accepting_ = true;
 };
 
 absl::StatusOr<std::uint16_t> HttpServerImpl::Start() {
@@ -180,6 +182,7 @@ absl::StatusOr<std::uint16_t> HttpServerImpl::Start() {
 }
 
 void HttpServerImpl::Accept() {
+  if (!accepting_) return;
   // A socket is born on the context that will serve it.
   IoThread& thread = *threads_[next_thread_];
   next_thread_ = (next_thread_ + 1) % threads_.size();
@@ -201,6 +204,7 @@ void HttpServerImpl::Stop(absl::Duration grace) {
   if (threads_.empty()) return;
   absl::Notification closed;
   asio::post(threads_[0]->context(), [this, &closed] {
+    accepting_ = false;
     error_code ignored;
     acceptor_->close(ignored);
     accept_pause_->cancel();

@@ -163,6 +163,7 @@ TEST_F(HttpTest, ChatStream) {
   EXPECT_EQ(first["object"], "chat.completion.chunk");
   EXPECT_EQ(first["choices"][0]["delta"]["role"], "assistant");
   EXPECT_EQ(first["choices"][0]["prompt_token_ids"], engine_->submitted()[0].prompt);
+  EXPECT_EQ(first["prompt_token_ids"], engine_->submitted()[0].prompt);
   std::string text, finish;
   std::vector<TokenId> tokens;
   for (std::size_t i = 1; i + 2 < events.size(); ++i) {
