@@ -221,7 +221,7 @@ TEST(GgmlType, DequantizesByDefinition) {
   const auto block = [](std::vector<uint16_t> halves, std::vector<uint8_t> rest) {
     std::vector<std::byte> bytes(halves.size() * 2 + rest.size());
     std::memcpy(bytes.data(), halves.data(), halves.size() * 2);
-    std::memcpy(bytes.data() + halves.size() * 2, rest.data(), rest.size());
+    for (size_t i = 0; i < rest.size(); ++i) bytes[halves.size() * 2 + i] = std::byte{rest[i]};
     return bytes;
   };
   const uint16_t kHalf = FloatToHalf(0.5f), kTwo = FloatToHalf(2.0f);

@@ -25,13 +25,18 @@ std::atomic<size_t> g_allocated{0};
 
 }  // namespace
 
-void* operator new(size_t size) {
+// Not inlined, so that the compiler sees matching pairs of new and delete.
+__attribute__((noinline)) void* operator new(size_t size) {
   g_allocated += size;
   if (void* p = std::malloc(size)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+__attribute__((noinline)) void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  g_allocated += size;
+  return std::malloc(size);
+}
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace flotilla {
 namespace {
