@@ -58,7 +58,7 @@ FakeExecutor::FakeExecutor(FakeExecutorOptions options) : options_(std::move(opt
 FakeExecutor::~FakeExecutor() { Stop(); }
 
 absl::Status FakeExecutor::Start(ExecutorListener* listener) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   if (phase_ != Phase::kIdle) return absl::FailedPreconditionError("started before");
   listener_ = listener;
   phase_ = Phase::kStarting;
@@ -67,7 +67,7 @@ absl::Status FakeExecutor::Start(ExecutorListener* listener) {
 }
 
 absl::Status FakeExecutor::Execute(StepPlan plan) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   if (phase_ != Phase::kReady || plan.epoch != epoch_) {
     return absl::FailedPreconditionError(
         absl::StrCat("epoch ", plan.epoch.value(), " is not current"));
@@ -82,60 +82,60 @@ absl::Status FakeExecutor::Execute(StepPlan plan) {
 
 void FakeExecutor::Stop() {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     phase_ = Phase::kStopped;
   }
   if (thread_.joinable()) thread_.join();
 }
 
 void FakeExecutor::LoseDuring(Step step) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   lose_during_.insert(step);
 }
 
 void FakeExecutor::LoseAfter(Step step) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   lose_after_.insert(step);
 }
 
 void FakeExecutor::LoseNow() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   lose_now_ = true;
 }
 
 void FakeExecutor::CorruptDigest(Step step) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   corrupt_.insert(step);
 }
 
 void FakeExecutor::HoldRestart() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   hold_restart_ = true;
 }
 
 void FakeExecutor::Restart() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   hold_restart_ = false;
   if (phase_ == Phase::kHeld) phase_ = Phase::kStarting;
 }
 
 void FakeExecutor::Pause() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   paused_ = true;
 }
 
 void FakeExecutor::Resume() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   paused_ = false;
 }
 
 std::uint32_t FakeExecutor::queued() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return unanswered_;
 }
 
 Epoch FakeExecutor::epoch() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return epoch_;
 }
 
@@ -149,7 +149,7 @@ bool FakeExecutor::CanAdvanceOrStopped() const { return phase_ == Phase::kStoppe
 void FakeExecutor::Loop() {
   while (true) {
     {
-      absl::MutexLock lock(&mu_);
+      MutexLock lock(&mu_);
       mu_.Await(absl::Condition(this, &FakeExecutor::CanAdvanceOrStopped));
       if (phase_ == Phase::kStopped) return;
     }
@@ -161,7 +161,7 @@ bool FakeExecutor::Advance() {
   enum class Next { kEpoch, kLoss, kPlan } next;
   StepPlan plan;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (!CanAdvance()) return false;
     next = phase_ == Phase::kStarting ? Next::kEpoch : lose_now_ ? Next::kLoss : Next::kPlan;
     if (next == Next::kPlan) {
@@ -191,7 +191,7 @@ void FakeExecutor::AdvanceAll() {
 void FakeExecutor::BeginEpoch() {
   Epoch epoch;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;
     epoch_ = epoch = Epoch(epoch_.value() + 1);
     state_.emplace(epoch, options_.description);
@@ -205,7 +205,7 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
   bool lose_during, lose_after;
   StepPlan applied = plan;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     lose_during = lose_during_.count(plan.step) > 0;
     lose_after = lose_after_.count(plan.step) > 0;
     if (corrupt_.count(plan.step) > 0) applied.digest = ~applied.digest;
@@ -223,7 +223,7 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
   }
   StepResult result = Compute(*batch);
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;
     --unanswered_;
   }
@@ -262,7 +262,7 @@ void FakeExecutor::Lose(Lost::Cause cause, std::string detail, std::vector<Step>
   lost.detail = std::move(detail);
   lost.started = std::move(started);
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;
     lost.epoch = epoch_;
     phase_ = hold_restart_ ? Phase::kHeld : Phase::kStarting;

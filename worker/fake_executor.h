@@ -18,7 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "common/rt/mutex.h"
 #include "common/types/executor.h"
 #include "worker/core/group_state.h"
 
@@ -102,7 +102,7 @@ class FakeExecutor final : public StepExecutor {
   // the first Ready.
   std::optional<GroupState> state_;
 
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   Phase phase_ ABSL_GUARDED_BY(mu_) = Phase::kIdle;
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};
   std::deque<StepPlan> plans_ ABSL_GUARDED_BY(mu_);

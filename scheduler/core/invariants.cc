@@ -1,6 +1,7 @@
 #include "scheduler/core/invariants.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -82,7 +83,12 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
     std::uint32_t rows = 0;
     for (const PlannedRun& run : plan.runs) {
       rows += run.end - run.begin;
-      if (run.chunk || !epoch.handles.Live(run.handle, plan.step).has_value()) continue;
+      const std::optional<Slot> slot = epoch.handles.Live(run.handle, plan.step);
+      if (!slot.has_value()) continue;
+      FLOTILLA_HOLDS(run.begin == run.end || plan.step != epoch.last_step ||
+                         !state.branches[*slot].sat_out,
+                     7, "a branch that ran did not sit out");
+      if (run.chunk) continue;
       std::uint64_t& last = last_decode[run.handle.value()];
       FLOTILLA_HOLDS(last == 0 || plan.step.value() >= last + lag, 2, "decodes of one branch");
       last = plan.step.value();

@@ -45,7 +45,7 @@ absl::Status InProcessEngine::Start() {
 }
 
 absl::Status InProcessEngine::WaitReady() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   mu_.Await(absl::Condition(&described_));
   return description_.status();
 }
@@ -57,7 +57,7 @@ void InProcessEngine::Stop() {
 }
 
 absl::StatusOr<EngineDescription> InProcessEngine::Describe() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return description_;
 }
 
@@ -120,6 +120,9 @@ void InProcessEngine::Loop() {
   probe_.OnState(core_.Snapshot());
   PostEvents();
   FinishDrain();
+  MutexLock lock(&mu_);
+  if (!described_) description_ = absl::UnavailableError("the engine has stopped");
+  described_ = true;
 }
 
 void InProcessEngine::Handle(SubmitMessage message) {
@@ -161,7 +164,7 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
   const absl::Status usable = core_.Ready(ready.epoch, ready.description);
   if (!usable.ok()) {
     core_.Abort(usable);
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (!described_) description_ = usable;
     described_ = true;
     return;
@@ -169,7 +172,7 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
   epoch_ = ready.epoch;
   probe_.OnGroupReady();
   probe_.OnState(core_.Snapshot());
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   described_ = true;
   description_ = EngineDescription{
       .model_id = options_.model_id.empty() ? ready.description.model_id : options_.model_id,

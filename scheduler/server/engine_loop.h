@@ -23,8 +23,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "common/rt/clock.h"
+#include "common/rt/mutex.h"
 #include "common/types/engine.h"
 #include "common/types/executor.h"
 #include "scheduler/core/scheduler_core.h"
@@ -125,7 +125,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   std::vector<EngineEvent> events_;  // of this round
   std::vector<std::function<void()>> drained_;
 
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   bool described_ ABSL_GUARDED_BY(mu_) = false;  // a group came, usable or not
   absl::StatusOr<EngineDescription> description_ ABSL_GUARDED_BY(mu_) =
       absl::UnavailableError("no worker group is ready yet");

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "common/rt/mutex.h"
 #include "common/types/plan.h"
 #include "scheduler/core/scheduler_core.h"
 
@@ -46,42 +46,42 @@ struct SchedulerSnapshot {
 class SchedulerProbe {
  public:
   void OnPlanned(std::int64_t plan_ns) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     snapshot_.plan_time.Add(plan_ns);
   }
   void OnStepDone(const StepTimings& timings) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     ++snapshot_.steps;
     snapshot_.rows += timings.rows;
     snapshot_.decode_rows += timings.decode_rows;
     snapshot_.step_time.Add(timings.compute_ns);
   }
   void OnGroupReady() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     ++snapshot_.groups_ready;
   }
   void OnGroupLost() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     ++snapshot_.groups_lost;
   }
   // Any thread: a request met a full inbox.
   void OnInboxFull() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     ++snapshot_.inbox_refusals;
   }
   // The state after a round of the loop.
   void OnState(const CoreSnapshot& core) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     snapshot_.core = core;
   }
 
   SchedulerSnapshot Read() const {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     return snapshot_;
   }
 
  private:
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   SchedulerSnapshot snapshot_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -8,20 +8,36 @@
 #include <set>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "common/rt/clock.h"
+#include "common/rt/mutex.h"
 #include "scheduler/server/engine_loop.h"
 #include "worker/fake_executor.h"
 
 namespace flotilla {
 namespace {
 
+// Something that happens once, for others to wait for.
+class Signal {
+ public:
+  void Set() {
+    MutexLock lock(&mu_);
+    set_ = true;
+  }
+  void Await() {
+    MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&set_));
+  }
+
+ private:
+  Mutex mu_;
+  bool set_ = false;
+};
+
 // Collects events; tests wait for what they need.
 class Collector final : public EventSink {
  public:
   void Post(std::vector<EngineEvent> events) override {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     ++batches_;
     for (EngineEvent& event : events) {
       const std::uint64_t id = EventKey(event).first.counter;
@@ -31,29 +47,29 @@ class Collector final : public EventSink {
     }
   }
   void AwaitEnds(std::size_t count) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     const auto done = [&] { return ended_ >= count; };
     mu_.Await(absl::Condition(&done));
   }
   void AwaitTokens(std::size_t count) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     const auto done = [&] { return tokens_ >= count; };
     mu_.Await(absl::Condition(&done));
   }
   std::vector<EngineEvent> Of(std::uint64_t id) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     return events_[id];
   }
   RequestEnd EndOf(std::uint64_t id) {
     return std::get<RequestEnd>(Of(id).back());
   }
   std::size_t batches() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     return batches_;
   }
 
  private:
-  absl::Mutex mu_;
+  Mutex mu_;
   std::size_t ended_ = 0, tokens_ = 0, batches_ = 0;
   std::map<std::uint64_t, std::vector<EngineEvent>> events_;
 };
@@ -90,16 +106,8 @@ class EngineLoopTest : public testing::Test {
     executor = std::make_unique<FakeExecutor>(fake);
     engine = std::make_unique<InProcessEngine>(std::move(options), executor.get(), &clock);
     ASSERT_TRUE(engine->Start().ok());
-    if (!fake.manual) AwaitReady();
-  }
-  // By a request, which is refused until the group is there.
-  void AwaitReady() {
-    for (std::uint64_t id = 1'000'000;; ++id) {
-      auto probe = std::make_shared<Collector>();
-      engine->Submit(Request(id, 1, 1), probe);
-      probe->AwaitEnds(1);
-      if (probe->EndOf(id).status.ok()) return;
-    }
+    if (fake.manual) return;
+    ASSERT_TRUE(engine->WaitReady().ok());
   }
 
   SteadyClock clock;
@@ -113,9 +121,9 @@ TEST_F(EngineLoopTest, ServesManyRequestsAndEndsWithNoBlockUsed) {
   for (std::uint64_t id = 1; id <= 200; ++id) engine->Submit(Request(id, 1 + id % 90, 40), sink);
   sink->AwaitEnds(200);
   for (std::uint64_t id = 1; id <= 200; ++id) ExpectWholeAnswer(sink->Of(id), id, 40);
-  absl::Notification drained;
-  engine->Drain([&] { drained.Notify(); });
-  drained.WaitForNotification();
+  Signal drained;
+  engine->Drain([&] { drained.Set(); });
+  drained.Await();
   const EngineLoad load = engine->Load();
   EXPECT_EQ(load.blocks_used, 0u);
   EXPECT_EQ(load.owed_tokens, 0u);
@@ -133,11 +141,11 @@ TEST_F(EngineLoopTest, EachSinkGetsOneBatchPerStep) {
 }
 
 TEST_F(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
-  absl::Mutex mu;
+  Mutex mu;
   std::vector<StepRecord> records;
   InProcessEngineOptions options;
   options.on_step = [&](const StepRecord& record) {
-    absl::MutexLock lock(&mu);
+    MutexLock lock(&mu);
     records.push_back(record);
   };
   Start(options);
@@ -149,7 +157,7 @@ TEST_F(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
   for (std::uint64_t id = 1; id <= 8; ++id) engine->Cancel({.request = {1, id}});
   sink->AwaitEnds(8);
   engine->Stop();
-  absl::MutexLock lock(&mu);
+  MutexLock lock(&mu);
   int mixed = 0;
   for (const StepRecord& record : records) {
     if (record.decode_rows != 8 || record.rows <= 8) continue;
@@ -239,10 +247,10 @@ TEST_F(EngineLoopTest, DrainRefusesAndReportsTheLastEnd) {
   Start();
   engine->Submit(Request(1, 4, 500), sink);
   sink->AwaitTokens(1);
-  absl::Notification drained;
-  engine->Drain([&] { drained.Notify(); });
+  Signal drained;
+  engine->Drain([&] { drained.Set(); });
   engine->Submit(Request(2, 4, 5), sink);
-  drained.WaitForNotification();
+  drained.Await();
   sink->AwaitEnds(2);
   ExpectWholeAnswer(sink->Of(1), 1, 500);
   EXPECT_TRUE(absl::IsUnavailable(sink->EndOf(2).status));
@@ -281,10 +289,10 @@ TEST_F(EngineLoopTest, StopEndsEverythingOnceAndLaterRequestsAreRefused) {
 class BlockingSink final : public EventSink {
  public:
   void Post(std::vector<EngineEvent>) override {
-    entered.HasBeenNotified() ? void() : entered.Notify();
-    release.WaitForNotification();
+    entered.Set();
+    release.Await();
   }
-  absl::Notification entered, release;
+  Signal entered, release;
 };
 
 TEST_F(EngineLoopTest, FullInboxRefusesAtOnce) {
@@ -293,13 +301,13 @@ TEST_F(EngineLoopTest, FullInboxRefusesAtOnce) {
   Start(options);
   auto blocking = std::make_shared<BlockingSink>();
   engine->Submit(Request(1, 4, 1), blocking);
-  blocking->entered.WaitForNotification();  // the loop takes nothing now
+  blocking->entered.Await();  // the loop takes nothing now
   for (std::uint64_t id = 2; id <= 5; ++id) engine->Submit(Request(id, 4, 2), sink);
   sink->AwaitEnds(1);
   EXPECT_TRUE(absl::IsResourceExhausted(sink->EndOf(5).status));
   EXPECT_GT(sink->EndOf(5).retry_after_ms, 0);
   EXPECT_EQ(engine->probe().Read().inbox_refusals, 1u);
-  blocking->release.Notify();
+  blocking->release.Set();
   sink->AwaitEnds(4);
   for (std::uint64_t id = 2; id <= 4; ++id) ExpectWholeAnswer(sink->Of(id), id, 2);
 }

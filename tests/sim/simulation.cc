@@ -165,6 +165,7 @@ absl::Status Simulation::MakePlan() {
   PlanOutcome outcome = core_->Plan(now_ns_);
   ++coverage_.holds[static_cast<std::size_t>(outcome.hold)];
   if (absl::Status s = CheckHold(outcome); !s.ok()) return s;
+  if (absl::Status s = TakeEvents(); !s.ok()) return s;
   if (outcome.plan.has_value()) {
     TracePlan(*outcome.plan);
     if (absl::Status s = CheckProgress(); !s.ok()) return s;
@@ -191,10 +192,17 @@ absl::Status Simulation::CheckHold(const PlanOutcome& outcome) const {
   return absl::OkStatus();
 }
 
-// Invariant 7: the first branch of the policy gains a position, or has all that
-// it can have in flight, within the plans of two rounds of the pipeline.
+// Invariant 7: the first branch of the policy is no victim, and gains a
+// position, or has all that it can have in flight, within the plans of two
+// rounds of the pipeline.
 absl::Status Simulation::CheckProgress() {
   const std::vector<OpenBranchView> open = core_->OpenBranches();
+  const bool still_open = std::any_of(open.begin(), open.end(), [this](const auto& branch) {
+    return branch.request == front_;
+  });
+  if (front_ && !still_open && !Find(*front_).ended()) {
+    return Broken(7, "the first branch was preempted");
+  }
   const auto first = std::min_element(
       open.begin(), open.end(), [this](const OpenBranchView& a, const OpenBranchView& b) {
         const TokenizedRequest& x = Find(a.request).request();
