@@ -31,6 +31,14 @@ if(FLOTILLA_SANITIZE)
   # once sanitizer code is in between.
   add_compile_options(-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
 endif()
+if(FLOTILLA_SANITIZE STREQUAL "thread")
+  set(tsan_absl ${PROJECT_SOURCE_DIR}/tests/sanitizers/tsan_absl_mutex.cc)
+  file(STRINGS ${tsan_absl} wrapped REGEX "^#define [A-Z_]+ _Z")
+  list(TRANSFORM wrapped REPLACE "^#define [A-Z_]+ " "-Wl,--wrap=")
+  add_link_options(${wrapped})
+  add_library(flotilla_tsan_absl STATIC ${tsan_absl})
+  link_libraries(flotilla_tsan_absl)
+endif()
 
 # flotilla_library(NAME name SRCS a.cc b.cc DEPS target...)
 # A static library whose headers are included root-relative.
