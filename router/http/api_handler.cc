@@ -12,6 +12,7 @@
 #include "router/http/json_text.h"
 #include "router/http/openai_exchange.h"
 #include "router/http/openai_request.h"
+#include "router/probe.h"
 #include "router/utf8.h"
 
 namespace flotilla {
@@ -76,6 +77,11 @@ class ApiHandler final : public HttpHandler {
   };
   static const std::array<Route, 9> kRoutes;
 
+  std::unique_ptr<HttpExchange> Refuse(const absl::Status& status, HttpReply& reply) {
+    if (options_.probe != nullptr) options_.probe->OnRefused(status);
+    SendError(status, reply);
+    return nullptr;
+  }
   std::unique_ptr<HttpExchange> Generate(absl::StatusOr<OpenAiRequest> parsed,
                                          const HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Chat(HttpRequest& request, HttpReply& reply) {
@@ -137,10 +143,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply&
 
 std::unique_ptr<HttpExchange> ApiHandler::Generate(absl::StatusOr<OpenAiRequest> parsed,
                                                    const HttpRequest& request, HttpReply& reply) {
-  if (!parsed.ok()) {
-    SendError(parsed.status(), reply);
-    return nullptr;
-  }
+  if (!parsed.ok()) return Refuse(parsed.status(), reply);
   if (request.client_named) {
     for (ApiRequest& prompt : parsed->prompts) {
       if (prompt.client_request_id.empty()) prompt.client_request_id = request.request_id;
@@ -152,10 +155,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(absl::StatusOr<OpenAiRequest>
 
 std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpReply& reply) {
   absl::StatusOr<TokenizeRequest> parsed = ParseTokenize(request.body, parse_);
-  if (!parsed.ok()) {
-    SendError(parsed.status(), reply);
-    return nullptr;
-  }
+  if (!parsed.ok()) return Refuse(parsed.status(), reply);
   auto exchange = std::make_unique<PoolExchange>(reply);
   service_.Tokenize(*std::move(parsed), lane_,
                     [weak = exchange->reply()](absl::StatusOr<std::vector<TokenId>> tokens) {
@@ -172,10 +172,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpRep
 
 std::unique_ptr<HttpExchange> ApiHandler::Detokenize(HttpRequest& request, HttpReply& reply) {
   absl::StatusOr<DetokenizeRequest> parsed = ParseDetokenize(request.body, parse_);
-  if (!parsed.ok()) {
-    SendError(parsed.status(), reply);
-    return nullptr;
-  }
+  if (!parsed.ok()) return Refuse(parsed.status(), reply);
   auto exchange = std::make_unique<PoolExchange>(reply);
   service_.Detokenize(std::move(parsed->model), std::move(parsed->tokens), lane_,
                       [weak = exchange->reply()](absl::StatusOr<std::string> text) {

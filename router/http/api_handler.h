@@ -16,6 +16,7 @@ struct ApiOptions {
   bool lenient = false;
   std::size_t max_prompts = 32;
   std::function<std::string()> metrics;  // may be empty
+  RouterProbe* probe = nullptr;          // may be null
 };
 
 // `service` and `lane` outlive the handler, which lives on the lane's thread.

@@ -42,6 +42,9 @@ struct HttpServerOptions {
   std::size_t max_prompts = 32;  // of one completions request
   // The text of /metrics; without it there is no such page. Any I/O thread.
   std::function<std::string()> metrics;
+  // Told of bodies that are refused before the service sees them; may be null,
+  // else outlives the server.
+  RouterProbe* probe = nullptr;
 };
 
 class HttpServer {
