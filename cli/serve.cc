@@ -208,6 +208,7 @@ absl::Status LocalFleet::StartFronts(const ServeFlags& flags) {
   http_options.port = static_cast<std::uint16_t>(flags.http_port);
   http_options.lenient = flags.lenient;
   http_options.metrics = [metrics = metrics_.get()] { return metrics->Render(); };
+  http_options.probe = metrics_.get();
   http_ = HttpServer::Create(std::move(http_options), service_.get());
   absl::StatusOr<std::uint16_t> http_port = http_->Start();
   if (!http_port.ok()) return http_port.status();
