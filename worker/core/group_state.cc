@@ -422,7 +422,6 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
   if (absl::Status status = CheckOutputs(in_flight_.front(), outputs); !status.ok()) return status;
   const StepWork work = std::move(in_flight_.front());
   in_flight_.erase(in_flight_.begin());
-
   StepResult result;
   result.epoch = epoch_;
   result.step = step;
@@ -482,9 +481,8 @@ std::vector<BranchHandle> GroupState::Branches() const {
 }
 
 std::optional<BranchView> GroupState::View(BranchHandle handle) const {
-  const absl::StatusOr<Branch*> found = FindOpen(handle);
-  if (!found.ok()) return std::nullopt;
-  const Branch& branch = **found;
+  if (!FindOpen(handle).ok()) return std::nullopt;
+  const Branch& branch = *slots_[handle.value()];
   BranchView view;
   view.branch = branch.handle;
   view.request = branch.request;
