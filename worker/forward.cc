@@ -18,7 +18,7 @@ constexpr int64_t kParallelElements = 16 * 1024;
 // keep the micro-kernel busy, few enough for an even share of the work.
 constexpr int kAttentionRows = 16;
 // Panels of gate and of up made before their SiLU, while they are in L2.
-constexpr int64_t kFusedPanels = 4;
+constexpr int64_t kFusedPanels = 6;
 
 int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 

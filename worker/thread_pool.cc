@@ -12,6 +12,12 @@ namespace {
 constexpr std::chrono::microseconds kSpin{30};
 // Pauses between two looks at the clock, about 1 us.
 constexpr int kPausesPerCheck = 32;
+// Pieces of a thread's part: what others can take of it while it is away. A piece
+// of one row's smallest product still takes a microsecond.
+constexpr int64_t kPiecesPerThread = 4;
+constexpr int kMaxThreads = 1024;
+// Fits the 16 bits of Part.
+constexpr int64_t kMaxPieces = 0x8000;
 
 void Pause() {
 #if defined(__x86_64__)
@@ -22,13 +28,15 @@ void Pause() {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads)
-    : threads_(std::max(1, threads)), spin_(threads_ > 1 && threads_ <= AvailableCpus()) {
+    : threads_(std::clamp(threads, 1, kMaxThreads)),
+      spin_(threads_ > 1 && threads_ <= AvailableCpus()),
+      parts_(threads_) {
   workers_.reserve(threads_ - 1);
   for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { WorkerLoop(t); });
 }
 
 ThreadPool::~ThreadPool() {
-  work_ = nullptr;
+  exit_ = true;
   generation_.fetch_add(1);
   generation_.notify_all();
   for (std::thread& worker : workers_) worker.join();
@@ -48,27 +56,47 @@ void ThreadPool::WaitWhile(const std::atomic<uint32_t>& word, uint32_t old) cons
 }
 
 void ThreadPool::WorkerLoop(int thread) {
-  for (uint32_t seen = 0;; ++seen) {
+  for (uint32_t seen = 0;;) {
     WaitWhile(generation_, seen);
-    if (work_ == nullptr) return;
-    (*work_)(thread);
-    finished_.fetch_add(1);
-    finished_.notify_one();
+    if (exit_.load()) return;
+    seen = generation_.load();
+    RunPieces(thread, seen);
   }
 }
 
-void ThreadPool::Run(absl::FunctionRef<void(int)> fn) {
-  if (threads_ == 1) {
-    fn(0);
-    return;
+void ThreadPool::RunPieces(int thread, uint32_t generation) {
+  for (int i = 0; i < threads_; ++i) {
+    std::atomic<uint64_t>& word = parts_[(thread + i) % threads_].word;
+    uint64_t part = word.load(std::memory_order_acquire);
+    while (true) {
+      const uint64_t next = part >> 16 & 0xFFFF, end = part & 0xFFFF;
+      if (part >> 32 != generation || next == end) break;
+      if (!word.compare_exchange_weak(part, part + 0x10000, std::memory_order_acq_rel)) continue;
+      // A piece is taken and not done: the caller waits, so work_ is its phase's.
+      const uint32_t pieces = pieces_;
+      (*work_)(static_cast<int64_t>(next));
+      if (done_.fetch_add(1) + 1 == pieces) done_.notify_one();
+      part = word.load(std::memory_order_acquire);
+    }
   }
+}
+
+void ThreadPool::RunPhase(int pieces, bool shared, absl::FunctionRef<void(int64_t)> fn) {
+  const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
   work_ = &fn;
-  const uint32_t target = finished_.load(std::memory_order_relaxed) + threads_ - 1;
-  generation_.fetch_add(1);
+  pieces_ = static_cast<uint32_t>(pieces);
+  done_.store(0, std::memory_order_relaxed);
+  for (int t = 0; t < threads_; ++t) {
+    const uint64_t begin = shared ? 0 : uint64_t{pieces_} * t / threads_;
+    const uint64_t end = shared ? (t == 0 ? pieces_ : 0) : uint64_t{pieces_} * (t + 1) / threads_;
+    parts_[t].word.store(uint64_t{generation} << 32 | begin << 16 | end,
+                         std::memory_order_release);
+  }
+  generation_.store(generation);
   generation_.notify_all();
-  fn(0);
-  for (uint32_t done; (done = finished_.load(std::memory_order_acquire)) != target;) {
-    WaitWhile(finished_, done);
+  RunPieces(0, generation);
+  for (uint32_t done; (done = done_.load(std::memory_order_acquire)) != pieces_;) {
+    WaitWhile(done_, done);
   }
 }
 
@@ -77,10 +105,9 @@ void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t, int6
     if (count > 0) fn(0, count);
     return;
   }
-  Run([&](int thread) {
-    const int64_t begin = count * thread / threads_;
-    const int64_t end = count * (thread + 1) / threads_;
-    if (begin < end) fn(begin, end);
+  const int64_t pieces = std::min<int64_t>(count, kPiecesPerThread * threads_);
+  RunPhase(static_cast<int>(pieces), /*shared=*/false, [&](int64_t i) {
+    fn(count * i / pieces, count * (i + 1) / pieces);
   });
 }
 
@@ -89,9 +116,9 @@ void ThreadPool::ParallelItems(int64_t count, absl::FunctionRef<void(int64_t)> f
     for (int64_t i = 0; i < count; ++i) fn(i);
     return;
   }
-  next_item_.store(0, std::memory_order_relaxed);
-  Run([&](int) {
-    for (int64_t i; (i = next_item_.fetch_add(1, std::memory_order_relaxed)) < count;) fn(i);
+  const int64_t pieces = std::min(count, kMaxPieces);
+  RunPhase(static_cast<int>(pieces), /*shared=*/true, [&](int64_t piece) {
+    for (int64_t i = count * piece / pieces; i < count * (piece + 1) / pieces; ++i) fn(i);
   });
 }
 

@@ -1,11 +1,13 @@
-// ThreadPool: the compute threads of one rank. The thread that calls takes part
-// as thread 0, so a pool of one starts no thread.
+// ThreadPool: the compute threads of one rank. The thread that calls takes part,
+// so a pool of one starts no thread.
 //
 // Owner: the executor; one thread at a time may call. A step is a few hundred
-// short phases, so waits spin for about one wake-up (30 us) and then sleep on a
-// futex; with more threads than CPUs they sleep at once. An idle pool uses no
-// CPU. Results must not depend on the number of threads: the pool only cuts
-// ranges, and no op reduces across a cut.
+// short phases. Each thread has its own part of a phase, the same every time so
+// that it finds its part of a matrix in its cache, and takes pieces of others'
+// parts when it is done: a thread that the system has put aside holds nobody up.
+// Waits spin for about one wake-up (30 us) and then sleep on a futex; with more
+// threads than CPUs they sleep at once. An idle pool uses no CPU. Results must
+// not depend on who does what: no op reduces across a cut.
 #pragma once
 
 #include <atomic>
@@ -19,7 +21,7 @@ namespace flotilla {
 
 class ThreadPool {
  public:
-  // `threads` >= 1, the caller's included.
+  // `threads` in 1 .. 1,024 (clamped), the caller's included.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -27,33 +29,41 @@ class ThreadPool {
 
   int threads() const { return threads_; }
 
-  // Calls fn(t) once on every thread t and returns when all have returned. What
-  // was written before the call is seen by all, what they wrote by the caller.
-  void Run(absl::FunctionRef<void(int thread)> fn);
-
-  // Cuts [0, count) into one range per thread, the same range for the same
-  // thread every time, so that a core finds its part of a matrix in its cache.
-  // Threads without an item are not called.
+  // Calls fn with ranges that cover [0, count) once, a few per thread, and
+  // returns when all calls have returned. What was written before is seen by all
+  // calls, what they wrote by the caller.
   void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t begin, int64_t end)> fn);
 
-  // Calls fn(i) for every i below `count`, each on whichever thread is free:
-  // for items of unequal cost, largest first.
+  // Calls fn(i) once for every i below `count`, each on whichever thread is
+  // free: for items of unequal cost, dearest first.
   void ParallelItems(int64_t count, absl::FunctionRef<void(int64_t item)> fn);
 
  private:
+  // Pieces [next, end) of a phase that nobody has taken, and the phase's
+  // generation, so that a thread that comes late takes nothing of a later one.
+  struct alignas(64) Part {
+    std::atomic<uint64_t> word{0};  // generation 32, next 16, end 16
+  };
+
   void WorkerLoop(int thread);
+  // Runs all pieces; a part of them is each thread's own, or (`shared`) they are
+  // taken in ascending order by all.
+  void RunPhase(int pieces, bool shared, absl::FunctionRef<void(int64_t piece)> fn);
+  // Takes and runs pieces of phase `generation` until none is left.
+  void RunPieces(int thread, uint32_t generation);
   // Returns once `word` differs from `old`.
   void WaitWhile(const std::atomic<uint32_t>& word, uint32_t old) const;
 
   const int threads_;
   const bool spin_;
 
-  // Written by the caller before it bumps generation_, read by workers after.
-  const absl::FunctionRef<void(int)>* work_ = nullptr;  // null: exit
+  std::vector<Part> parts_;  // [threads]
+  // Of the current phase; read only by who has taken a piece of it.
+  const absl::FunctionRef<void(int64_t)>* work_ = nullptr;
+  uint32_t pieces_ = 0;
+  std::atomic<bool> exit_{false};
   alignas(64) std::atomic<uint32_t> generation_{0};
-  // Workers that have finished, ever; the caller waits for a multiple.
-  alignas(64) std::atomic<uint32_t> finished_{0};
-  alignas(64) std::atomic<int64_t> next_item_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};  // pieces of this phase
 
   std::vector<std::thread> workers_;
 };

@@ -1,0 +1,263 @@
+// Answers do not depend on company: 32 requests of 1 to 4,100 prompt tokens,
+// greedy and seeded, give the same tokens and the same bits of every
+// log-probability however they are batched, chunked, threaded, preempted or
+// computed. At the Engine seam; the whole matrix on the real model is a long
+// test, a tiny model and a part of the real one run always.
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <random>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/engine_runner.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace flotilla {
+namespace {
+
+using testing::Answer;
+using testing::EngineRunner;
+
+constexpr std::uint64_t kShuffleSeed = 20240607;
+constexpr std::uint32_t kMaxPrompt = 4100;
+// Blocks of 16 that hold the longest request with its output and little else:
+// with the longest first, more than every third request is preempted.
+constexpr std::uint32_t kSmallPool = 265;
+constexpr std::uint32_t kOutputTokens = 100;
+
+// Around block (16), segment (256) and chunk boundaries; eight above 2,048.
+constexpr std::uint32_t kLengths[] = {1,   2,   15,  16,  17,   31,   32,   33,   47,   48,  63,
+                                      64,  65,  100, 127, 128,  129,  255,  256,  257,  300, 511,
+                                      512, 513, 2049, 2063, 2064, 2065, 2500, 3001, 4095, 4100};
+
+// One way of running the same requests.
+struct Way {
+  std::string name;
+  kernels::Isa isa = kernels::DetectIsas().back();
+  int threads = 2;
+  std::uint32_t chunk_tokens = 256;
+  std::uint32_t kv_blocks = 4096;
+  enum class Order { kAlone, kRandom, kLongestFirst };
+  Order order = Order::kRandom;
+};
+
+class Exactness {
+ public:
+  // `prompts`: tokens from which prompts are cut.
+  Exactness(std::shared_ptr<const GgufFile> file, Recipe recipe, kernels::KvFormat format,
+            std::vector<TokenId> prompts, std::uint32_t output_tokens)
+      : file_(std::move(file)),
+        recipe_(recipe),
+        format_(format),
+        source_(std::move(prompts)),
+        output_tokens_(output_tokens) {}
+
+  void AddRequests(std::uint32_t min_prompt, std::uint32_t max_prompt) {
+    for (std::uint32_t length : kLengths) {
+      if (length >= min_prompt && length <= max_prompt) AddRequest(length);
+    }
+  }
+
+  std::size_t requests() const { return requests_.size(); }
+
+  // The answers that all other ways must give.
+  void SetExpected(const Way& way) {
+    expected_ = Run(way);
+    for (const Answer& answer : expected_) {
+      EXPECT_TRUE(answer.status.ok()) << answer.status;
+      EXPECT_EQ(answer.tokens.size(), output_tokens_);
+    }
+  }
+
+  void Check(const Way& way) {
+    const std::vector<Answer> answers = Run(way);
+    for (std::size_t i = 0; i < answers.size(); ++i) {
+      EXPECT_EQ(answers[i].ids(), expected_[i].ids()) << way.name << ", request " << i;
+      EXPECT_TRUE(answers[i].Bits() == expected_[i].Bits())
+          << way.name << ", request " << i << ": bits of log-probabilities differ";
+    }
+  }
+
+ private:
+  void AddRequest(std::uint32_t length) {
+    const std::uint64_t i = requests_.size();
+    TokenizedRequest request;
+    request.id = {7, i};
+    const std::size_t start = i * 37 % (source_.size() - length + 1);
+    request.prompt.assign(source_.begin() + start, source_.begin() + start + length);
+    request.stop.max_tokens = output_tokens_;
+    request.logprobs.output_top = static_cast<std::int32_t>(i % 4) * 5;
+    if (i % 5 == 0 && length <= 300) request.logprobs.prompt_top = 2;
+    // A third greedy, a third with plain temperature, a third with top-k and top-p.
+    request.sampling.seed = 1000 + i;
+    request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
+    if (i % 3 == 2) {
+      request.sampling.top_k = 40;
+      request.sampling.top_p = 0.9f;
+    }
+    requests_.push_back(std::move(request));
+  }
+
+  std::vector<Answer> Run(const Way& way) {
+    EngineRunner::Options options;
+    options.rank.recipe = recipe_;
+    options.rank.kv_format = format_;
+    options.rank.isa = way.isa;
+    options.rank.threads = way.threads;
+    options.rank.kv_blocks = way.kv_blocks;
+    options.rank.max_step_tokens = std::max(256u, way.chunk_tokens);
+    options.rank.poison_blocks = true;
+    options.core.max_step_tokens = options.rank.max_step_tokens;
+    options.core.max_chunk_tokens = way.chunk_tokens;
+    // No reserve for growth: what is started is preempted as it grows.
+    const bool overfill = way.kv_blocks == kSmallPool;
+    if (overfill) options.core.watermark_blocks = 0;
+    EngineRunner runner(file_, options);
+    const std::int64_t start = clock_.NowNs();
+    const std::vector<Answer> answers = RunInOrder(runner, way.order);
+    std::size_t preempted = 0;
+    for (const Answer& answer : answers) preempted += answer.usage.preemptions > 0;
+    std::printf("  %-44s %6.2f s, %zu of %zu preempted\n", way.name.c_str(),
+                static_cast<double>(clock_.NowNs() - start) * 1e-9, preempted, answers.size());
+    if (overfill) {
+      EXPECT_GE(preempted * 3, answers.size()) << way.name;
+    }
+    return answers;
+  }
+
+  std::vector<Answer> RunInOrder(EngineRunner& runner, Way::Order how) const {
+    std::vector<Answer> answers(requests_.size());
+    if (how == Way::Order::kAlone) {
+      for (std::size_t i = 0; i < answers.size(); ++i) answers[i] = runner.Run({requests_[i]})[0];
+      return answers;
+    }
+    std::vector<std::size_t> order(requests_.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
+    std::mt19937_64 random(kShuffleSeed);
+    if (how == Way::Order::kRandom) std::shuffle(order.begin(), order.end(), random);
+    std::vector<TokenizedRequest> ordered;
+    for (std::size_t i : order) ordered.push_back(requests_[i]);
+    const std::vector<Answer> results = runner.Run(ordered);
+    for (std::size_t i = 0; i < order.size(); ++i) answers[order[i]] = results[i];
+    return answers;
+  }
+
+  const SteadyClock clock_;
+  const std::shared_ptr<const GgufFile> file_;
+  const Recipe recipe_;
+  const kernels::KvFormat format_;
+  const std::vector<TokenId> source_;
+  const std::uint32_t output_tokens_;
+  std::vector<TokenizedRequest> requests_;
+  std::vector<Answer> expected_;
+};
+
+void CheckAllWays(Exactness& exactness) {
+  exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
+  exactness.Check({.name = "all at once, random order"});
+  for (std::uint32_t chunk : {1u, 16u, 64u, 2048u}) {
+    exactness.Check({.name = absl::StrCat("chunks of ", chunk), .chunk_tokens = chunk});
+  }
+  for (int threads : {1, 3}) {
+    exactness.Check({.name = absl::StrCat(threads, " threads"), .threads = threads});
+  }
+  exactness.Check({.name = "small pool", .kv_blocks = kSmallPool,
+                   .order = Way::Order::kLongestFirst});
+  for (kernels::Isa isa : kernels::DetectIsas()) {
+    if (isa == kernels::Isa::kReference) continue;  // ReferencePath tests it on short prompts
+    exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa});
+  }
+}
+
+const char* Name(kernels::KvFormat format) {
+  return format == kernels::KvFormat::kF32 ? "fp32" : "bf16";
+}
+
+std::vector<TokenId> TextTokens() {
+  std::ifstream file("tests/data/smollm2/text_gpl3_long.json");
+  EXPECT_TRUE(file.is_open());
+  return nlohmann::json::parse(file)["ids"];
+}
+
+std::vector<TokenId> RandomTokens(std::uint32_t vocab) {
+  std::mt19937_64 random(3);
+  std::vector<TokenId> tokens(6000);
+  for (TokenId& token : tokens) token = static_cast<TokenId>(random() % vocab);
+  return tokens;
+}
+
+class TinyExactnessTest : public ::testing::TestWithParam<kernels::KvFormat> {
+ protected:
+  TinyExactnessTest() : bytes_(testing::TinyGguf({.context_length = 8192})) {
+    auto parsed = GgufFile::Parse(bytes_);
+    EXPECT_TRUE(parsed.ok());
+    file_ = std::make_shared<GgufFile>(*std::move(parsed));
+    std::printf("shuffle seed %llu\n", static_cast<unsigned long long>(kShuffleSeed));
+  }
+  const std::vector<std::byte> bytes_;
+  std::shared_ptr<const GgufFile> file_;
+};
+
+TEST_P(TinyExactnessTest, SameBitsInEveryWay) {
+  Exactness exactness(file_, Recipe::kAccurate, GetParam(), RandomTokens(320), kOutputTokens);
+  exactness.AddRequests(1, kMaxPrompt);
+  ASSERT_EQ(exactness.requests(), 32u);
+  CheckAllWays(exactness);
+}
+
+TEST_P(TinyExactnessTest, ReferencePath) {
+  for (Recipe recipe : {Recipe::kAccurate, Recipe::kFp32}) {
+    Exactness exactness(file_, recipe, GetParam(), RandomTokens(320), 10);
+    exactness.AddRequests(1, 129);
+    exactness.SetExpected({.name = "reference", .isa = kernels::Isa::kReference});
+    for (kernels::Isa isa : kernels::DetectIsas()) {
+      exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa,
+                       .chunk_tokens = 33});
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kv, TinyExactnessTest,
+                         ::testing::Values(kernels::KvFormat::kBf16, kernels::KvFormat::kF32),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+class RealExactnessTest : public ::testing::TestWithParam<kernels::KvFormat> {};
+
+TEST_P(RealExactnessTest, PartOfTheMatrix) {
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  Exactness exactness(file, Recipe::kAccurate, GetParam(), TextTokens(), 8);
+  exactness.AddRequests(31, 33);
+  exactness.AddRequests(257, 257);
+  exactness.AddRequests(2049, 2049);
+  exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
+  exactness.Check({.name = "all at once, chunks of 64, 3 threads", .threads = 3,
+                   .chunk_tokens = 64});
+  exactness.Check({.name = "avx2 or what is there", .isa = kernels::DetectIsas()[
+                       kernels::DetectIsas().size() > 1 ? 1 : 0]});
+}
+
+TEST_P(RealExactnessTest, WholeMatrix) {
+  if (!testing::LongTests()) GTEST_SKIP() << "set FLOTILLA_LONG=1";
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  Exactness exactness(file, Recipe::kAccurate, GetParam(), TextTokens(), kOutputTokens);
+  exactness.AddRequests(1, kMaxPrompt);
+  ASSERT_EQ(exactness.requests(), 32u);
+  CheckAllWays(exactness);
+
+  Exactness reference(file, Recipe::kAccurate, GetParam(), TextTokens(), 4);
+  reference.AddRequests(1, 33);
+  reference.SetExpected({.name = "reference", .isa = kernels::Isa::kReference});
+  reference.Check({.name = "best, alone", .order = Way::Order::kAlone});
+}
+
+INSTANTIATE_TEST_SUITE_P(Kv, RealExactnessTest,
+                         ::testing::Values(kernels::KvFormat::kBf16, kernels::KvFormat::kF32),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+}  // namespace
+}  // namespace flotilla
