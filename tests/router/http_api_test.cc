@@ -1,118 +1,14 @@
-// The HTTP front with real sockets, the real tokenizer and template, and a fake
-// engine: what clients see, and what the engine is told.
+// The HTTP API with real sockets: what clients see, and what the engine is told.
 #include <algorithm>
-#include <chrono>
-#include <functional>
-#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "model/chat_template.h"
-#include "model/config.h"
-#include "model/gguf.h"
-#include "model/tokenizer.h"
-#include "router/http/server.h"
-#include "router/service.h"
-#include "tests/router/http_client.h"
-#include "tests/support/fake_engine.h"
-#include "tests/support/test_model.h"
+#include "tests/router/http_fixture.h"
 
 namespace flotilla {
 namespace {
-
-using nlohmann::json;
-using testing::HttpClient;
-using testing::HttpResponse;
-
-// What all tests share and never change: read once.
-struct Text {
-  Text() {
-    auto file = GgufFile::Open(testing::ModelPath());
-    if (!file.ok()) {
-      ADD_FAILURE() << "the model file is missing: " << file.status();
-      std::exit(1);
-    }
-    config = *LoadConfig(*file);
-    tokenizer = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
-    chat_template = std::make_unique<ChatTemplate>(
-        *ChatTemplate::Compile(*file->GetString("tokenizer.chat_template")));
-  }
-  static const Text& Get() {
-    static const Text* const text = new Text;
-    return *text;
-  }
-  std::vector<TokenId> Encode(const std::string& s) const { return *tokenizer->Encode(s); }
-
-  ModelConfig config;
-  std::unique_ptr<Tokenizer> tokenizer;
-  std::unique_ptr<ChatTemplate> chat_template;
-};
-
-// Waits for what another thread is about to do; false if it never happens.
-[[nodiscard]] bool Await(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
-struct Fixture {
-  bool manual = false;
-  std::size_t tokenizer_queue = 64;
-  HttpServerOptions http = {};
-};
-
-class HttpTest : public ::testing::Test {
- protected:
-  void Serve(Fixture setup = {}) {
-    FakeEngineOptions engine;
-    engine.description.vocab_size = text_.tokenizer->vocab_size();
-    engine.description.max_context = 2048;
-    engine.manual = setup.manual;
-    engine_ = std::make_unique<FakeEngine>(engine);
-    ServiceOptions options;
-    options.model_id = "m";
-    options.end_tokens = text_.config.stop_ids;
-    options.tokenizer_queue = setup.tokenizer_queue;
-    service_ = InferenceService::Create(options, {engine_.get(), text_.tokenizer.get(),
-                                                  text_.chat_template.get(), &clock_, nullptr});
-    setup.http.port = 0;
-    server_ = HttpServer::Create(setup.http, service_.get());
-    port_ = *server_->Start();
-  }
-  ~HttpTest() override {
-    if (server_) server_->Stop(absl::ZeroDuration());
-  }
-
-  void Answer(const std::string& text, bool end = true) {
-    std::vector<TokenId> tokens = text_.Encode(text);
-    if (end) tokens.push_back(text_.config.eos_id);
-    engine_->Script({.tokens = tokens});
-  }
-  HttpResponse Post(const std::string& path, const std::string& body,
-                    const std::string& headers = "") {
-    return HttpClient(port_).Call("POST", path, body, headers);
-  }
-  HttpResponse Chat(const std::string& more) {
-    return Post("/v1/chat/completions",
-                R"({"model":"m","messages":[{"role":"user","content":"hi"}])" + more + "}");
-  }
-  HttpResponse Complete(const std::string& more) {
-    return Post("/v1/completions", R"({"model":"m","prompt":"hi")" + more + "}");
-  }
-
-  const Text& text_ = Text::Get();
-  SteadyClock clock_;
-  std::unique_ptr<FakeEngine> engine_;
-  std::unique_ptr<InferenceService> service_;
-  std::unique_ptr<HttpServer> server_;
-  std::uint16_t port_ = 0;
-};
 
 TEST_F(HttpTest, Chat) {
   Serve();
@@ -189,21 +85,16 @@ TEST_F(HttpTest, StopStringAcrossTokensCutsTheTextAndCancels) {
   client.SendRequest("POST", "/v1/completions",
                      R"({"model":"m","prompt":"hi","stop":["zz","wo th"],"stream":true})");
   ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
-  std::thread stepping([&] {
-    // The cancel must arrive while tokens are left to generate.
-    while (engine_->cancelled().empty() && engine_->Step()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    engine_->StepAll();
-  });
+  // Accepted, "one", " two", " three"; the cancel comes while a token is left.
+  for (int i = 0; i < 4; ++i) engine_->Step();
+  ASSERT_TRUE(Await([&] { return engine_->cancelled().size() == 1; }));
+  engine_->StepAll();
   std::string text;
   for (const std::string& event : client.Read().events()) {
     if (event != "[DONE]") text += json::parse(event)["choices"][0].value("text", "");
   }
-  stepping.join();
   EXPECT_EQ(text, "one t");
-  ASSERT_EQ(engine_->cancelled().size(), 1u);
-  // "one", " two", " three": the token that completed the match counts.
+  // The token that completed the match counts.
   EXPECT_EQ(engine_->cancelled()[0].keep_tokens, 3u);
 }
 
@@ -370,82 +261,6 @@ TEST_F(HttpTest, LenientServersSayWhatTheyIgnored) {
   EXPECT_EQ(response.headers.at("x-flotilla-ignored-fields"), "bogus");
 }
 
-TEST_F(HttpTest, DisconnectCancels) {
-  Serve({.manual = true});
-  for (const char* stream : {"true", "false"}) {
-    const std::size_t before = engine_->submitted().size();
-    HttpClient client(port_);
-    client.SendRequest(
-        "POST", "/v1/completions",
-        std::string(R"({"model":"m","prompt":"hi","max_tokens":99,"stream":)") + stream + "}");
-    ASSERT_TRUE(Await([&] { return engine_->submitted().size() == before + 1; }));
-    engine_->Step();
-    client.Close();
-    ASSERT_TRUE(Await([&] { return engine_->cancelled().size() == before + 1; }));
-    engine_->StepAll();
-  }
-}
-
-TEST_F(HttpTest, ASlowReaderCostsOnlyItself) {
-  Fixture setup{.manual = true};
-  setup.http.limits.unsent_bytes = 4096;
-  setup.http.limits.write_timeout = absl::Milliseconds(200);
-  Serve(setup);
-  HttpClient slow(port_, 4096), quick(port_);
-  const std::string body = R"({"model":"m","prompt":"hi","max_tokens":2000,"ignore_eos":true,)"
-                           R"("stream":true,"logprobs":20})";
-  slow.SendRequest("POST", "/v1/completions", body);
-  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
-  const RequestId slow_id = engine_->submitted()[0].id;
-  // 2,000 tokens of about 700 bytes are far more than any socket buffers.
-  for (int i = 0; i < 1990; ++i) engine_->Step();
-  quick.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"hi","max_tokens":5})");
-  ASSERT_TRUE(Await([&] { return !engine_->cancelled().empty(); }));
-  EXPECT_EQ(engine_->cancelled()[0].request, slow_id);
-  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 2; }));
-  engine_->StepAll();
-  EXPECT_EQ(quick.Read().status, 200);
-}
-
-TEST_F(HttpTest, ManyStreamsAtOnceLoseNothing) {
-  Fixture setup{.manual = true};
-  setup.http.io_threads = 2;
-  Serve(setup);
-  constexpr int kStreams = 64, kTokens = 200;
-  std::vector<std::vector<TokenId>> got(kStreams);
-  std::vector<std::thread> clients;
-  for (int i = 0; i < kStreams; ++i) {
-    clients.emplace_back([&, i] {
-      HttpClient client(port_);
-      client.SendRequest("POST", "/v1/completions",
-                         R"({"model":"m","prompt":"hi","stream":true,"ignore_eos":true,)"
-                         R"("return_token_ids":true,"max_tokens":200,"seed":)" +
-                             std::to_string(i) + "}");
-      const auto events = client.Read().events();
-      EXPECT_EQ(events.back(), "[DONE]");
-      for (std::size_t e = 0; e + 1 < events.size(); ++e) {
-        const json event = json::parse(events[e]);
-        for (TokenId id : event["choices"][0]["token_ids"]) got[i].push_back(id);
-      }
-    });
-  }
-  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == kStreams; }));
-  engine_->StepAll();
-  for (std::thread& client : clients) client.join();
-  // Equal seeds give equal tokens: a second run, one at a time, must agree.
-  for (int i = 0; i < kStreams; i += 13) {
-    HttpClient client(port_);
-    client.SendRequest("POST", "/v1/completions",
-                       R"({"model":"m","prompt":"hi","ignore_eos":true,"return_token_ids":true,)"
-                       R"("max_tokens":200,"seed":)" +
-                           std::to_string(i) + "}");
-    ASSERT_TRUE(Await([&] { return engine_->Load().waiting_requests == 1; }));
-    engine_->StepAll();
-    EXPECT_EQ(client.Read().json()["choices"][0]["token_ids"], json(got[i]));
-  }
-  for (const auto& tokens : got) EXPECT_EQ(tokens.size(), static_cast<std::size_t>(kTokens));
-}
-
 TEST_F(HttpTest, Pages) {
   Fixture setup;
   setup.http.metrics = [] { return std::string("up 1\n"); };
@@ -484,101 +299,6 @@ TEST_F(HttpTest, TokenizeAndDetokenize) {
   EXPECT_EQ(body["prompt"], "Hello<|im_end|>");
   EXPECT_EQ(client.Call("POST", "/detokenize", R"({"model":"m","tokens":[49152]})").status, 400);
   EXPECT_EQ(client.Call("POST", "/tokenize", R"({"model":"x","prompt":"a"})").status, 404);
-}
-
-TEST_F(HttpTest, ProtocolErrorsAndLimits) {
-  Fixture setup;
-  setup.http.limits.body_bytes = 10'000;
-  Serve(setup);
-  const auto raw = [&](const std::string& bytes) {
-    HttpClient client(port_);
-    client.Send(bytes);
-    const HttpResponse response = client.Read();
-    EXPECT_TRUE(client.AtEnd()) << "left open after " << response.status;
-    return response.status;
-  };
-  EXPECT_EQ(raw("nonsense\r\n\r\n"), 400);
-  EXPECT_EQ(raw("GET / HTTP/1.1\r\nx: " + std::string(9000, 'a') + "\r\n\r\n"), 431);
-  EXPECT_EQ(raw("GET /" + std::string(100'000, 'a')), 431);
-  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: 10001\r\n\r\n"), 413);
-  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: -1\r\n\r\n"), 400);
-  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n"
-                "\r\n0\r\n\r\n"),
-            400);
-  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" +
-                std::string("4E20\r\n") + std::string(20'000, 'x') + "\r\n0\r\n\r\n"),
-            413);
-}
-
-TEST_F(HttpTest, KeepAlivePipeliningAndContinue) {
-  Serve();
-  HttpClient client(port_);
-  const std::string get = "GET /health HTTP/1.1\r\nhost: t\r\n\r\n";
-  client.Send(get + get + get);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(client.Read().status, 200);
-  const std::string body = R"({"model":"m","prompt":"abc"})";
-  client.Send("POST /tokenize HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: " +
-              std::to_string(body.size()) + "\r\n\r\n");
-  EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
-  EXPECT_EQ(client.Read().status, 100);
-  client.Send(body);
-  EXPECT_EQ(client.Read().status, 200);
-  client.Send("GET /health HTTP/1.1\r\nconnection: close\r\n\r\n");
-  EXPECT_EQ(client.Read().headers.at("connection"), "close");
-  EXPECT_TRUE(client.AtEnd());
-}
-
-TEST_F(HttpTest, OldClientsGetAStreamThatEndsWithTheConnection) {
-  Serve();
-  Answer("Hello");
-  const std::string body = R"({"model":"m","prompt":"hi","stream":true})";
-  HttpClient client(port_);
-  client.Send("POST /v1/completions HTTP/1.0\r\ncontent-length: " + std::to_string(body.size()) +
-              "\r\n\r\n" + body);
-  const HttpResponse response = client.Read();
-  EXPECT_FALSE(response.headers.contains("transfer-encoding"));
-  EXPECT_EQ(response.events().back(), "[DONE]");
-}
-
-TEST_F(HttpTest, TooManyConnectionsAreTurnedAway) {
-  Fixture setup;
-  setup.http.max_connections = 1;
-  Serve(setup);
-  HttpClient first(port_);
-  EXPECT_EQ(first.Call("GET", "/health").status, 200);
-  HttpClient second(port_);
-  EXPECT_EQ(second.Read().status, 503);
-  EXPECT_EQ(first.Call("GET", "/health").status, 200);
-}
-
-TEST_F(HttpTest, IdleConnectionsAreClosed) {
-  Fixture setup;
-  setup.http.limits.idle_timeout = absl::Milliseconds(50);
-  setup.http.limits.header_timeout = absl::Milliseconds(50);
-  Serve(setup);
-  HttpClient idle(port_), dawdling(port_);
-  dawdling.Send("GET / HT");
-  EXPECT_TRUE(idle.AtEnd());
-  EXPECT_TRUE(dawdling.AtEnd());
-}
-
-TEST_F(HttpTest, StopFinishesWhatRunsAndCancelsWhatDoesNotEnd) {
-  Serve({.manual = true});
-  HttpClient finishes(port_);
-  finishes.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"a","max_tokens":3})");
-  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
-  std::thread stopping([&] { server_->Stop(absl::Seconds(20)); });
-  engine_->StepAll();
-  EXPECT_EQ(finishes.Read().status, 200);
-  stopping.join();
-
-  Serve({.manual = true});
-  HttpClient hangs(port_);
-  hangs.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"a"})");
-  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
-  server_->Stop(absl::ZeroDuration());
-  EXPECT_EQ(engine_->cancelled().size(), 1u);
-  engine_->StepAll();  // events for a lane that is gone
 }
 
 }  // namespace

@@ -1,0 +1,186 @@
+// HTTP connections with real sockets: peers that leave, dawdle, crowd or talk
+// nonsense, and a server that stops.
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/router/http_fixture.h"
+
+namespace flotilla {
+namespace {
+
+TEST_F(HttpTest, DisconnectCancels) {
+  Serve({.manual = true});
+  for (const char* stream : {"true", "false"}) {
+    const std::size_t before = engine_->submitted().size();
+    HttpClient client(port_);
+    client.SendRequest(
+        "POST", "/v1/completions",
+        std::string(R"({"model":"m","prompt":"hi","max_tokens":99,"stream":)") + stream + "}");
+    ASSERT_TRUE(Await([&] { return engine_->submitted().size() == before + 1; }));
+    engine_->Step();
+    client.Close();
+    ASSERT_TRUE(Await([&] { return engine_->cancelled().size() == before + 1; }));
+    engine_->StepAll();
+  }
+}
+
+TEST_F(HttpTest, ASlowReaderCostsOnlyItself) {
+  Fixture setup{.manual = true};
+  setup.http.limits.unsent_bytes = 4096;
+  setup.http.limits.write_timeout = absl::Milliseconds(200);
+  Serve(setup);
+  HttpClient slow(port_, 4096), quick(port_);
+  const std::string body = R"({"model":"m","prompt":"hi","max_tokens":2000,"ignore_eos":true,)"
+                           R"("stream":true,"logprobs":20})";
+  slow.SendRequest("POST", "/v1/completions", body);
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
+  const RequestId slow_id = engine_->submitted()[0].id;
+  // 2,000 tokens of about 700 bytes are far more than any socket buffers.
+  for (int i = 0; i < 1990; ++i) engine_->Step();
+  quick.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"hi","max_tokens":5})");
+  ASSERT_TRUE(Await([&] { return !engine_->cancelled().empty(); }));
+  EXPECT_EQ(engine_->cancelled()[0].request, slow_id);
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 2; }));
+  engine_->StepAll();
+  EXPECT_EQ(quick.Read().status, 200);
+}
+
+TEST_F(HttpTest, ManyStreamsAtOnceLoseNothing) {
+  Fixture setup{.manual = true};
+  setup.http.io_threads = 2;
+  Serve(setup);
+  constexpr int kStreams = 64, kTokens = 200;
+  std::vector<std::vector<TokenId>> got(kStreams);
+  std::vector<std::thread> clients;
+  for (int i = 0; i < kStreams; ++i) {
+    clients.emplace_back([&, i] {
+      HttpClient client(port_);
+      client.SendRequest("POST", "/v1/completions",
+                         R"({"model":"m","prompt":"hi","stream":true,"ignore_eos":true,)"
+                         R"("return_token_ids":true,"max_tokens":200,"seed":)" +
+                             std::to_string(i) + "}");
+      const auto events = client.Read().events();
+      EXPECT_EQ(events.back(), "[DONE]");
+      for (std::size_t e = 0; e + 1 < events.size(); ++e) {
+        const json event = json::parse(events[e]);
+        for (TokenId id : event["choices"][0]["token_ids"]) got[i].push_back(id);
+      }
+    });
+  }
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == kStreams; }));
+  engine_->StepAll();
+  for (std::thread& client : clients) client.join();
+  // Equal seeds give equal tokens: a second run, one at a time, must agree.
+  for (int i = 0; i < kStreams; i += 13) {
+    HttpClient client(port_);
+    client.SendRequest("POST", "/v1/completions",
+                       R"({"model":"m","prompt":"hi","ignore_eos":true,"return_token_ids":true,)"
+                       R"("max_tokens":200,"seed":)" +
+                           std::to_string(i) + "}");
+    ASSERT_TRUE(Await([&] { return engine_->Load().waiting_requests == 1; }));
+    engine_->StepAll();
+    EXPECT_EQ(client.Read().json()["choices"][0]["token_ids"], json(got[i]));
+  }
+  for (const auto& tokens : got) EXPECT_EQ(tokens.size(), static_cast<std::size_t>(kTokens));
+}
+
+TEST_F(HttpTest, ProtocolErrorsAndLimits) {
+  Fixture setup;
+  setup.http.limits.body_bytes = 10'000;
+  Serve(setup);
+  const auto raw = [&](const std::string& bytes) {
+    HttpClient client(port_);
+    client.Send(bytes);
+    const HttpResponse response = client.Read();
+    EXPECT_TRUE(client.AtEnd()) << "left open after " << response.status;
+    return response.status;
+  };
+  EXPECT_EQ(raw("nonsense\r\n\r\n"), 400);
+  EXPECT_EQ(raw("GET / HTTP/1.1\r\nx: " + std::string(9000, 'a') + "\r\n\r\n"), 431);
+  EXPECT_EQ(raw("GET /" + std::string(100'000, 'a')), 431);
+  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: 10001\r\n\r\n"), 413);
+  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: -1\r\n\r\n"), 400);
+  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n"
+                "\r\n0\r\n\r\n"),
+            400);
+  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" +
+                std::string("4E20\r\n") + std::string(20'000, 'x') + "\r\n0\r\n\r\n"),
+            413);
+}
+
+TEST_F(HttpTest, KeepAlivePipeliningAndContinue) {
+  Serve();
+  HttpClient client(port_);
+  const std::string get = "GET /health HTTP/1.1\r\nhost: t\r\n\r\n";
+  client.Send(get + get + get);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client.Read().status, 200);
+  const std::string body = R"({"model":"m","prompt":"abc"})";
+  client.Send("POST /tokenize HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: " +
+              std::to_string(body.size()) + "\r\n\r\n");
+  EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
+  EXPECT_EQ(client.Read().status, 100);
+  client.Send(body);
+  EXPECT_EQ(client.Read().status, 200);
+  client.Send("GET /health HTTP/1.1\r\nconnection: close\r\n\r\n");
+  EXPECT_EQ(client.Read().headers.at("connection"), "close");
+  EXPECT_TRUE(client.AtEnd());
+}
+
+TEST_F(HttpTest, OldClientsGetAStreamThatEndsWithTheConnection) {
+  Serve();
+  Answer("Hello");
+  const std::string body = R"({"model":"m","prompt":"hi","stream":true})";
+  HttpClient client(port_);
+  client.Send("POST /v1/completions HTTP/1.0\r\ncontent-length: " + std::to_string(body.size()) +
+              "\r\n\r\n" + body);
+  const HttpResponse response = client.Read();
+  EXPECT_FALSE(response.headers.contains("transfer-encoding"));
+  EXPECT_EQ(response.events().back(), "[DONE]");
+}
+
+TEST_F(HttpTest, TooManyConnectionsAreTurnedAway) {
+  Fixture setup;
+  setup.http.max_connections = 1;
+  Serve(setup);
+  HttpClient first(port_);
+  EXPECT_EQ(first.Call("GET", "/health").status, 200);
+  HttpClient second(port_);
+  EXPECT_EQ(second.Read().status, 503);
+  EXPECT_EQ(first.Call("GET", "/health").status, 200);
+}
+
+TEST_F(HttpTest, IdleConnectionsAreClosed) {
+  Fixture setup;
+  setup.http.limits.idle_timeout = absl::Milliseconds(50);
+  setup.http.limits.header_timeout = absl::Milliseconds(50);
+  Serve(setup);
+  HttpClient idle(port_), dawdling(port_);
+  dawdling.Send("GET / HT");
+  EXPECT_TRUE(idle.AtEnd());
+  EXPECT_TRUE(dawdling.AtEnd());
+}
+
+TEST_F(HttpTest, StopFinishesWhatRunsAndCancelsWhatDoesNotEnd) {
+  Serve({.manual = true});
+  HttpClient finishes(port_);
+  finishes.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"a","max_tokens":3})");
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
+  std::thread stopping([&] { server_->Stop(absl::Seconds(20)); });
+  engine_->StepAll();
+  EXPECT_EQ(finishes.Read().status, 200);
+  stopping.join();
+
+  Serve({.manual = true});
+  HttpClient hangs(port_);
+  hangs.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"a"})");
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
+  server_->Stop(absl::ZeroDuration());
+  EXPECT_EQ(engine_->cancelled().size(), 1u);
+  engine_->StepAll();  // events for a lane that is gone
+}
+
+}  // namespace
+}  // namespace flotilla

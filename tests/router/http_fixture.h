@@ -1,0 +1,118 @@
+// A server on a free port with the real tokenizer and template and a fake
+// engine, for tests of the HTTP front.
+#pragma once
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "model/chat_template.h"
+#include "model/config.h"
+#include "model/gguf.h"
+#include "model/tokenizer.h"
+#include "router/http/server.h"
+#include "router/service.h"
+#include "tests/router/http_client.h"
+#include "tests/support/fake_engine.h"
+#include "tests/support/test_model.h"
+
+namespace flotilla {
+
+using nlohmann::json;
+using testing::HttpClient;
+using testing::HttpResponse;
+
+// What all tests share and never change: read once.
+struct Text {
+  Text() {
+    auto file = GgufFile::Open(testing::ModelPath());
+    if (!file.ok()) {
+      ADD_FAILURE() << "the model file is missing: " << file.status();
+      std::exit(1);
+    }
+    config = *LoadConfig(*file);
+    tokenizer = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
+    chat_template = std::make_unique<ChatTemplate>(
+        *ChatTemplate::Compile(*file->GetString("tokenizer.chat_template")));
+  }
+  static const Text& Get() {
+    static const Text* const text = new Text;
+    return *text;
+  }
+  std::vector<TokenId> Encode(const std::string& s) const { return *tokenizer->Encode(s); }
+
+  ModelConfig config;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<ChatTemplate> chat_template;
+};
+
+// Waits for what another thread is about to do; false if it never happens.
+[[nodiscard]] inline bool Await(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+struct Fixture {
+  bool manual = false;
+  std::size_t tokenizer_queue = 64;
+  HttpServerOptions http = {};
+};
+
+class HttpTest : public ::testing::Test {
+ protected:
+  void Serve(Fixture setup = {}) {
+    FakeEngineOptions engine;
+    engine.description.vocab_size = text_.tokenizer->vocab_size();
+    engine.description.max_context = 2048;
+    engine.manual = setup.manual;
+    engine_ = std::make_unique<FakeEngine>(engine);
+    ServiceOptions options;
+    options.model_id = "m";
+    options.end_tokens = text_.config.stop_ids;
+    options.tokenizer_queue = setup.tokenizer_queue;
+    service_ = InferenceService::Create(options, {engine_.get(), text_.tokenizer.get(),
+                                                  text_.chat_template.get(), &clock_, nullptr});
+    setup.http.port = 0;
+    server_ = HttpServer::Create(setup.http, service_.get());
+    port_ = *server_->Start();
+  }
+  ~HttpTest() override {
+    if (server_) server_->Stop(absl::ZeroDuration());
+  }
+
+  void Answer(const std::string& text, bool end = true) {
+    std::vector<TokenId> tokens = text_.Encode(text);
+    if (end) tokens.push_back(text_.config.eos_id);
+    engine_->Script({.tokens = tokens});
+  }
+  HttpResponse Post(const std::string& path, const std::string& body,
+                    const std::string& headers = "") {
+    return HttpClient(port_).Call("POST", path, body, headers);
+  }
+  HttpResponse Chat(const std::string& more) {
+    return Post("/v1/chat/completions",
+                R"({"model":"m","messages":[{"role":"user","content":"hi"}])" + more + "}");
+  }
+  HttpResponse Complete(const std::string& more) {
+    return Post("/v1/completions", R"({"model":"m","prompt":"hi")" + more + "}");
+  }
+
+  const Text& text_ = Text::Get();
+  SteadyClock clock_;
+  std::unique_ptr<FakeEngine> engine_;
+  std::unique_ptr<InferenceService> service_;
+  std::unique_ptr<HttpServer> server_;
+  std::uint16_t port_ = 0;
+};
+
+}  // namespace flotilla
