@@ -160,7 +160,7 @@ TEST(Planner, HigherPriorityIsAdmittedFirst) {
 
 TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
   CoreHarness harness({.watermark_blocks = 1}, SmallGroup(6, 4));
-  harness.Admit(1, 8, 8);  // 2 blocks now
+  harness.Admit(1, 7, 8);  // 2 blocks, in the next step too
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   harness.Admit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for branch 1
   harness.Answer();
