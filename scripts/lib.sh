@@ -1,6 +1,7 @@
 # Shared by scripts/serve and scripts/test: packages, build, model, Python.
 # Sourced with `set -euo pipefail` in force; the caller stands in the repository
 # root. Every step is idempotent, reads no input and skips what is done already.
+shopt -s inherit_errexit  # a failure inside $(...) ends the script too
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/flotilla
