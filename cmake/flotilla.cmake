@@ -24,6 +24,10 @@ endif()
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 endif()
+# Instruction sets of the SIMD kernels: given to their own files only.
+set(FLOTILLA_AVX2_FLAGS -mavx2 -mfma -mf16c)
+set(FLOTILLA_AVX512_FLAGS -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni)
+
 if(FLOTILLA_SANITIZE)
   add_compile_options(-fsanitize=${FLOTILLA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1)
   add_link_options(-fsanitize=${FLOTILLA_SANITIZE})

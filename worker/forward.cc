@@ -24,9 +24,7 @@ int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelC
 
 }  // namespace
 
-std::string_view RecipeName(Recipe recipe) {
-  return recipe == Recipe::kFp32 ? "fp32" : "accurate";
-}
+std::string_view RecipeName(Recipe recipe) { return recipe == Recipe::kFp32 ? "fp32" : "accurate"; }
 
 Forward::Forward(const Options& options, const ModelConfig& config, const Weights& weights,
                  const kernels::Ops& ops, KvCache& cache, ThreadPool& pool)
@@ -113,38 +111,37 @@ void Forward::Layer(const Batch& batch, int index) {
   const MatrixView qkv = layer.qkv.view();
   NormAndQuantize(layer.attention_norm, qkv);
   pool_.ParallelFor(qkv.panels(), [&](int64_t begin, int64_t end) {
-    MatMul({qkv, normed_.data(), config_.hidden, qkv_.data(), qkv_width_, false, rows_}, begin, end);
+    MatMul({qkv, normed_.data(), config_.hidden, qkv_.data(), qkv_width_, false, rows_}, begin,
+           end);
   });
-  ForRows(rows_, qkv_width_, [&](int64_t begin, int64_t end) {
-    RopeAndStore(batch, index, begin, end);
-  });
+  ForRows(rows_, qkv_width_,
+          [&](int64_t begin, int64_t end) { RopeAndStore(batch, index, begin, end); });
   Attention(batch, index);
 
   const MatrixView output = layer.attention_output.view();
   Quantize(attended_.data(), query_width_, rows_, output);
   pool_.ParallelFor(output.panels(), [&](int64_t begin, int64_t end) {
-    MatMul({output, attended_.data(), query_width_, hidden_.data(), config_.hidden, true, rows_}, begin,
-           end);
+    MatMul({output, attended_.data(), query_width_, hidden_.data(), config_.hidden, true, rows_},
+           begin, end);
   });
 
   const MatrixView gate_up = layer.gate_up.view();
   NormAndQuantize(layer.ffn_norm, gate_up);
-  pool_.ParallelFor(Panels(ffn), [&](int64_t begin, int64_t end) {
-    GateUp(gate_up, begin, end);
-  });
+  pool_.ParallelFor(Panels(ffn), [&](int64_t begin, int64_t end) { GateUp(gate_up, begin, end); });
 
   const MatrixView down = layer.down.view();
   Quantize(gate_up_.data(), 2 * ffn, rows_, down);
   pool_.ParallelFor(down.panels(), [&](int64_t begin, int64_t end) {
-    MatMul({down, gate_up_.data(), 2 * ffn, hidden_.data(), config_.hidden, true, rows_}, begin, end);
+    MatMul({down, gate_up_.data(), 2 * ffn, hidden_.data(), config_.hidden, true, rows_}, begin,
+           end);
   });
 }
 
 void Forward::GateUp(const MatrixView& gate_up, int64_t begin, int64_t end) {
   const int64_t ffn = config_.ffn;
   const int64_t panels = Panels(ffn);
-  const Product product{gate_up, normed_.data(), config_.hidden, gate_up_.data(), 2 * ffn,
-                        false, rows_};
+  const Product product{gate_up, normed_.data(), config_.hidden, gate_up_.data(),
+                        2 * ffn, false,          rows_};
   for (int64_t p = begin; p < end; p += kFusedPanels) {
     const int64_t last = std::min(p + kFusedPanels, end);
     MatMul(product, p, last);
@@ -152,9 +149,12 @@ void Forward::GateUp(const MatrixView& gate_up, int64_t begin, int64_t end) {
     const int64_t column = p * kPanelColumns;
     float* gate = gate_up_.data() + column;
     const kernels::SiluMulArgs args{
-        .gate = gate, .up = gate + ffn, .in_stride = 2 * ffn,
+        .gate = gate,
+        .up = gate + ffn,
+        .in_stride = 2 * ffn,
         .n = static_cast<int>(std::min(last * kPanelColumns, ffn) - column),
-        .out = gate, .out_stride = 2 * ffn};
+        .out = gate,
+        .out_stride = 2 * ffn};
     ops_.silu_mul(args, 0, rows_);
   }
 }
@@ -172,9 +172,12 @@ void Forward::RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t
   if (begin >= end) return;
 
   const int dim = static_cast<int>(config_.head_dim);
-  const kernels::RopeArgs rope{.x = qkv_.data(), .token_stride = qkv_width_,
+  const kernels::RopeArgs rope{.x = qkv_.data(),
+                               .token_stride = qkv_width_,
                                .heads = static_cast<int>(config_.heads + config_.kv_heads),
-                               .dim = dim, .positions = positions_.data(), .table = rope_.data()};
+                               .dim = dim,
+                               .positions = positions_.data(),
+                               .table = rope_.data()};
   ops_.rope(rope, static_cast<int>(begin), static_cast<int>(end));
 
   for (int64_t row = begin; row < end;) {
@@ -185,7 +188,8 @@ void Forward::RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t
     kernels::KvWriteArgs write{.cache = cache_.Layer(layer),
                                .first_position = static_cast<int>(item.first_position),
                                .heads = static_cast<int>(config_.kv_heads),
-                               .k = token + query_width_, .v = token + query_width_ + kv_width_,
+                               .k = token + query_width_,
+                               .v = token + query_width_ + kv_width_,
                                .token_stride = qkv_width_};
     write.cache.block_table = batch.table(index, GroupIndex{0}).data();
     ops_.kv_write(write, static_cast<int>(row - item.row_begin),
@@ -202,10 +206,13 @@ void Forward::Attention(const Batch& batch, int layer) {
     const BatchItem& item = batch.items[part.item];
     const int64_t head_offset = int64_t{part.kv_head} * group * config_.head_dim;
     kernels::AttentionArgs args{
-        .cache = cache, .kv_head = part.kv_head,
-        .first_position = static_cast<int>(item.first_position), .heads = group,
+        .cache = cache,
+        .kv_head = part.kv_head,
+        .first_position = static_cast<int>(item.first_position),
+        .heads = group,
         .q = qkv_.data() + int64_t{item.row_begin} * qkv_width_ + head_offset,
-        .q_stride = qkv_width_, .scale = attention_scale_,
+        .q_stride = qkv_width_,
+        .scale = attention_scale_,
         .out = attended_.data() + int64_t{item.row_begin} * query_width_ + head_offset,
         .out_stride = query_width_};
     args.cache.block_table = batch.table(part.item, GroupIndex{0}).data();
@@ -220,9 +227,12 @@ void Forward::Logits(absl::Span<const int32_t> logit_rows, LogitSink sink) {
     const auto tile = logit_rows.subspan(first, kLogitRows);
     const int rows = static_cast<int>(tile.size());
     for (int i = 0; i < rows; ++i) {
-      ops_.rms_norm({.x = hidden_.data() + tile[i] * hidden, .x_stride = hidden,
-                     .weight = weights_.output_norm.data(), .n = static_cast<int>(hidden),
-                     .eps = config_.rms_eps, .out = normed_.data() + i * hidden,
+      ops_.rms_norm({.x = hidden_.data() + tile[i] * hidden,
+                     .x_stride = hidden,
+                     .weight = weights_.output_norm.data(),
+                     .n = static_cast<int>(hidden),
+                     .eps = config_.rms_eps,
+                     .out = normed_.data() + i * hidden,
                      .out_stride = hidden},
                     0, 1);
     }
@@ -231,17 +241,20 @@ void Forward::Logits(absl::Span<const int32_t> logit_rows, LogitSink sink) {
       MatMul({head, normed_.data(), hidden, logits_.data(), vocab, false, rows}, begin, end);
     });
     pool_.ParallelItems(rows, [&](int64_t i) {
-      sink(static_cast<int>(first + i),
-           {logits_.data() + i * vocab, static_cast<size_t>(vocab)});
+      sink(static_cast<int>(first + i), {logits_.data() + i * vocab, static_cast<size_t>(vocab)});
     });
   }
 }
 
 void Forward::NormAndQuantize(const std::vector<float>& weight, const MatrixView& matrix) {
   const int64_t hidden = config_.hidden;
-  const kernels::RmsNormArgs norm{.x = hidden_.data(), .x_stride = hidden, .weight = weight.data(),
-                                  .n = static_cast<int>(hidden), .eps = config_.rms_eps,
-                                  .out = normed_.data(), .out_stride = hidden};
+  const kernels::RmsNormArgs norm{.x = hidden_.data(),
+                                  .x_stride = hidden,
+                                  .weight = weight.data(),
+                                  .n = static_cast<int>(hidden),
+                                  .eps = config_.rms_eps,
+                                  .out = normed_.data(),
+                                  .out_stride = hidden};
   const kernels::QuantizeArgs quantize = QuantizeFor(normed_.data(), hidden, matrix);
   ForRows(rows_, hidden, [&](int64_t begin, int64_t end) {
     ops_.rms_norm(norm, static_cast<int>(begin), static_cast<int>(end));
@@ -261,7 +274,10 @@ void Forward::Quantize(const float* x, int64_t x_stride, int rows, const MatrixV
 
 kernels::QuantizeArgs Forward::QuantizeFor(const float* x, int64_t x_stride,
                                            const MatrixView& matrix) {
-  return {.x = x, .x_stride = x_stride, .k = matrix.k, .slot_count = matrix.slot_count,
+  return {.x = x,
+          .x_stride = x_stride,
+          .k = matrix.k,
+          .slot_count = matrix.slot_count,
           .slot_ends = matrix.slot_ends,
           .out = {quantized_.data(), block_sums_.data(), scales_.data()}};
 }
@@ -270,12 +286,19 @@ void Forward::MatMul(const Product& p, int64_t begin, int64_t end) {
   if (Quantizes(p.matrix)) {
     ops_.matmul_i16({.weights = p.matrix,
                      .x = {quantized_.data(), block_sums_.data(), scales_.data()},
-                     .rows = p.rows, .out = p.out, .out_stride = p.out_stride,
+                     .rows = p.rows,
+                     .out = p.out,
+                     .out_stride = p.out_stride,
                      .accumulate = p.accumulate},
                     static_cast<int>(begin), static_cast<int>(end));
   } else {
-    ops_.matmul_f32({.weights = p.matrix, .x = p.x, .x_stride = p.x_stride, .rows = p.rows,
-                     .out = p.out, .out_stride = p.out_stride, .accumulate = p.accumulate},
+    ops_.matmul_f32({.weights = p.matrix,
+                     .x = p.x,
+                     .x_stride = p.x_stride,
+                     .rows = p.rows,
+                     .out = p.out,
+                     .out_stride = p.out_stride,
+                     .accumulate = p.accumulate},
                     static_cast<int>(begin), static_cast<int>(end));
   }
 }

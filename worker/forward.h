@@ -66,9 +66,9 @@ class Forward {
  private:
   // Part of one branch's queries against one KV head.
   struct AttentionItem {
-    int item;     // of the batch
+    int item;  // of the batch
     int kv_head;
-    int row;      // first row, within the batch item
+    int row;  // first row, within the batch item
     int rows;
   };
   // out (+)= x * matrix; x is what was quantised last where the recipe says so.
@@ -118,20 +118,20 @@ class Forward {
   const int qkv_width_;    // query_width_ + 2 kv_width_
   const float attention_scale_;
 
-  int rows_ = 0;                       // of the batch in work
-  std::vector<int32_t> positions_;     // [rows]
-  std::vector<int32_t> row_items_;     // [rows] batch item of each row
+  int rows_ = 0;                    // of the batch in work
+  std::vector<int32_t> positions_;  // [rows]
+  std::vector<int32_t> row_items_;  // [rows] batch item of each row
   std::vector<AttentionItem> attention_items_;
 
-  AlignedBuffer<float> hidden_;    // [max_rows, hidden] residual stream
-  AlignedBuffer<float> normed_;    // [max_rows, hidden]
-  AlignedBuffer<float> qkv_;       // [max_rows, qkv_width_]
-  AlignedBuffer<float> attended_;  // [max_rows, query_width_]
-  AlignedBuffer<float> gate_up_;   // [max_rows, 2 ffn]
-  AlignedBuffer<float> logits_;    // [kLogitRows, vocab]
-  AlignedBuffer<int16_t> quantized_;   // [max_rows, widest k]
-  AlignedBuffer<float> block_sums_;    // [max_rows, widest k / 32]
-  AlignedBuffer<float> scales_;        // [max_rows, most slots]
+  AlignedBuffer<float> hidden_;       // [max_rows, hidden] residual stream
+  AlignedBuffer<float> normed_;       // [max_rows, hidden]
+  AlignedBuffer<float> qkv_;          // [max_rows, qkv_width_]
+  AlignedBuffer<float> attended_;     // [max_rows, query_width_]
+  AlignedBuffer<float> gate_up_;      // [max_rows, 2 ffn]
+  AlignedBuffer<float> logits_;       // [kLogitRows, vocab]
+  AlignedBuffer<int16_t> quantized_;  // [max_rows, widest k]
+  AlignedBuffer<float> block_sums_;   // [max_rows, widest k / 32]
+  AlignedBuffer<float> scales_;       // [max_rows, most slots]
 };
 
 }  // namespace flotilla

@@ -16,10 +16,7 @@ Lost::Cause CauseOf(const absl::Status& status) {
 
 InProcessExecutor::InProcessExecutor(std::shared_ptr<const GgufFile> file, RankOptions options,
                                      const Clock* clock)
-    : options_(std::move(options)),
-      clock_(clock),
-      file_(std::move(file)),
-      plans_(kMaxUnanswered) {}
+    : options_(std::move(options)), clock_(clock), file_(std::move(file)), plans_(kMaxUnanswered) {}
 
 InProcessExecutor::~InProcessExecutor() { Stop(); }
 

@@ -38,8 +38,7 @@ struct WorkerProbe {
 class InProcessExecutor final : public StepExecutor {
  public:
   // `file` is read by Start and released; `clock` outlives the executor.
-  InProcessExecutor(std::shared_ptr<const GgufFile> file, RankOptions options,
-                    const Clock* clock);
+  InProcessExecutor(std::shared_ptr<const GgufFile> file, RankOptions options, const Clock* clock);
   ~InProcessExecutor() override;
 
   // Loads the model before it returns; OnReady follows on the executor's thread.

@@ -20,7 +20,8 @@ constexpr std::uint32_t kMaxKvBlocks = 1 << 30;
 
 absl::Status CheckOptions(const RankOptions& options, const ModelConfig& config) {
   if (options.max_step_tokens == 0 || options.max_step_tokens > kMaxStepTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("max_step_tokens is outside 1..", kMaxStepTokens));
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_step_tokens is outside 1..", kMaxStepTokens));
   }
   if (options.max_context > config.context_length) {
     return absl::InvalidArgumentError(absl::StrCat("max_context ", options.max_context,
@@ -41,8 +42,7 @@ Rank::Rank(const RankOptions& options, ModelConfig config, int threads)
       ops_(kernels::GetOps(options.isa)),
       pool_(threads) {}
 
-absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(const GgufFile& file,
-                                                   const RankOptions& options,
+absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(const GgufFile& file, const RankOptions& options,
                                                    const Clock& clock) {
   auto config = LoadConfig(file);
   if (!config.ok()) return config.status();
@@ -89,8 +89,9 @@ void Rank::Describe() {
       options_.max_context > 0 ? options_.max_context : config_.context_length;
   // All that a result's bits depend on, threads excluded.
   const std::string numerics = absl::StrCat(
-      weights_.content_hash, "|", std::string(RecipeName(options_.recipe)), "|", std::string(ops_.name), "|",
-      options_.kv_format == kernels::KvFormat::kF32 ? "fp32" : "bf16", "|", FLOTILLA_BUILD);
+      weights_.content_hash, "|", std::string(RecipeName(options_.recipe)), "|",
+      std::string(ops_.name), "|", options_.kv_format == kernels::KvFormat::kF32 ? "fp32" : "bf16",
+      "|", FLOTILLA_BUILD);
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.max_branches = options_.max_branches;
@@ -105,8 +106,10 @@ std::int64_t Rank::TimeBatch(int rows, const Clock& clock) {
   const LogprobSpec logprobs;
   Batch batch;
   batch.tokens.assign(rows, 0);
-  batch.items = {{.row_count = static_cast<std::uint32_t>(rows), .samples = true,
-                  .sampling = &sampling, .logprobs = &logprobs}};
+  batch.items = {{.row_count = static_cast<std::uint32_t>(rows),
+                  .samples = true,
+                  .sampling = &sampling,
+                  .logprobs = &logprobs}};
   batch.tables = {table};
   batch.group_count = 1;
   const std::int64_t start = clock.NowNs();
@@ -145,13 +148,13 @@ void Rank::TakeLogits(const Batch& batch, int request, absl::Span<const float> l
   const BatchItem& item = batch.items[wanted.item];
   ItemOutput& output = outputs_[wanted.item];
   if (wanted.target == LogitRequest::kSample) {
-    auto token = SampleRow(ops_, logits, *item.sampling, *item.logprobs,
-                           {item.index, item.output_index});
+    auto token =
+        SampleRow(ops_, logits, *item.sampling, *item.logprobs, {item.index, item.output_index});
     wanted.failed = !token.ok();
     if (token.ok()) output.sampled = *std::move(token);
   } else {
-    auto token = RowLogprobs(ops_, logits, item.prompt_targets[wanted.target],
-                             item.logprobs->prompt_top);
+    auto token =
+        RowLogprobs(ops_, logits, item.prompt_targets[wanted.target], item.logprobs->prompt_top);
     wanted.failed = !token.ok();
     if (token.ok()) output.prompt[wanted.target] = *std::move(token);
   }

@@ -32,7 +32,7 @@ struct RankOptions {
   Recipe recipe = Recipe::kAccurate;
   kernels::KvFormat kv_format = kernels::KvFormat::kBf16;
   kernels::Isa isa = kernels::DetectIsas().back();  // must be supported
-  int threads = 0;                // compute threads; 0: AvailableCpus()
+  int threads = 0;                                  // compute threads; 0: AvailableCpus()
   std::uint32_t kv_blocks = 0;    // usable blocks of 16 tokens; 0: DefaultBlockCount
   std::uint32_t max_context = 0;  // positions of a branch; 0: the file's
   std::uint32_t max_step_tokens = 512;

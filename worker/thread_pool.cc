@@ -89,8 +89,7 @@ void ThreadPool::RunPhase(int pieces, bool shared, absl::FunctionRef<void(int64_
   for (int t = 0; t < threads_; ++t) {
     const uint64_t begin = shared ? 0 : uint64_t{pieces_} * t / threads_;
     const uint64_t end = shared ? (t == 0 ? pieces_ : 0) : uint64_t{pieces_} * (t + 1) / threads_;
-    parts_[t].word.store(uint64_t{generation} << 32 | begin << 16 | end,
-                         std::memory_order_release);
+    parts_[t].word.store(uint64_t{generation} << 32 | begin << 16 | end, std::memory_order_release);
   }
   generation_.store(generation);
   generation_.notify_all();
@@ -106,9 +105,8 @@ void ThreadPool::ParallelFor(int64_t count, absl::FunctionRef<void(int64_t, int6
     return;
   }
   const int64_t pieces = std::min<int64_t>(count, kPiecesPerThread * threads_);
-  RunPhase(static_cast<int>(pieces), /*shared=*/false, [&](int64_t i) {
-    fn(count * i / pieces, count * (i + 1) / pieces);
-  });
+  RunPhase(static_cast<int>(pieces), /*shared=*/false,
+           [&](int64_t i) { fn(count * i / pieces, count * (i + 1) / pieces); });
 }
 
 void ThreadPool::ParallelItems(int64_t count, absl::FunctionRef<void(int64_t)> fn) {

@@ -22,13 +22,20 @@ constexpr int64_t kRowsPerItem = 2048;
 
 std::optional<WeightFormat> PackedFormat(GgmlType type) {
   switch (type) {
-    case GgmlType::kF32: return WeightFormat::kF32;
-    case GgmlType::kF16: return WeightFormat::kF16;
-    case GgmlType::kBF16: return WeightFormat::kBf16;
-    case GgmlType::kQ4_0: return WeightFormat::kQ4_0;
-    case GgmlType::kQ4_1: return WeightFormat::kQ4_1;
-    case GgmlType::kQ8_0: return WeightFormat::kQ8_0;
-    default: return std::nullopt;
+    case GgmlType::kF32:
+      return WeightFormat::kF32;
+    case GgmlType::kF16:
+      return WeightFormat::kF16;
+    case GgmlType::kBF16:
+      return WeightFormat::kBf16;
+    case GgmlType::kQ4_0:
+      return WeightFormat::kQ4_0;
+    case GgmlType::kQ4_1:
+      return WeightFormat::kQ4_1;
+    case GgmlType::kQ8_0:
+      return WeightFormat::kQ8_0;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -101,9 +108,8 @@ absl::Status Loader::CheckLayout() const {
     return absl::UnimplementedError("only interleaved RoPE over the whole head is supported");
   }
   if (config_.head_dim % 16 != 0 || config_.head_dim > kernels::kMaxHeadDim) {
-    return absl::UnimplementedError(absl::StrCat("head size ", config_.head_dim,
-                                                 " is not a multiple of 16 up to ",
-                                                 kernels::kMaxHeadDim));
+    return absl::UnimplementedError(absl::StrCat(
+        "head size ", config_.head_dim, " is not a multiple of 16 up to ", kernels::kMaxHeadDim));
   }
   return absl::OkStatus();
 }
@@ -184,8 +190,9 @@ absl::Status Loader::PackAll(ThreadPool& pool) {
   });
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i].ok()) continue;
-    return absl::Status(results[i].code(), absl::StrCat(std::string(items_[i].sources[0].tensor->name), ": ",
-                                                        results[i].message()));
+    return absl::Status(
+        results[i].code(),
+        absl::StrCat(std::string(items_[i].sources[0].tensor->name), ": ", results[i].message()));
   }
   return absl::OkStatus();
 }

@@ -31,10 +31,10 @@ struct LayerWeights {
 struct Weights {
   kernels::PackedMatrix embedding;  // a token's column is its row of the table
   std::vector<LayerWeights> layers;
-  std::vector<float> output_norm;  // [hidden]
+  std::vector<float> output_norm;               // [hidden]
   std::optional<kernels::PackedMatrix> output;  // none: tied to the embedding
-  uint64_t content_hash = 0;  // of the file's metadata and tensors
-  int64_t bytes = 0;          // of all matrices
+  uint64_t content_hash = 0;                    // of the file's metadata and tensors
+  int64_t bytes = 0;                            // of all matrices
 
   const kernels::PackedMatrix& head() const { return output ? *output : embedding; }
 };

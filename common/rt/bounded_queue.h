@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "common/rt/mutex.h"
 #include "absl/time/time.h"
+#include "common/rt/mutex.h"
 
 namespace flotilla {
 

@@ -26,25 +26,25 @@ enum class Exactness : std::uint8_t {
 };
 
 struct EngineDescription {
-  std::string model_id;               // as clients name it
+  std::string model_id;  // as clients name it
   std::uint32_t vocab_size = 0;
-  std::uint32_t max_context = 0;      // prompt + output tokens of a request
-  std::uint64_t tokenizer_hash = 0;   // content of tokenizer and chat template
+  std::uint32_t max_context = 0;     // prompt + output tokens of a request
+  std::uint64_t tokenizer_hash = 0;  // content of tokenizer and chat template
   // Hash of weights, build, recipe, instruction path, KV type and, where it
   // matters, parallel layout. Equal ids give bit-equal answers.
   std::uint64_t numerics_id = 0;
   Exactness exactness = Exactness::kBitwise;
-  std::uint32_t max_branches = 0;     // of one request
-  std::uint32_t max_queue_tokens = 0; // admission limit
+  std::uint32_t max_branches = 0;      // of one request
+  std::uint32_t max_queue_tokens = 0;  // admission limit
 };
 
 struct EngineLoad {
   std::uint32_t running_requests = 0;
   std::uint32_t waiting_requests = 0;
-  std::uint64_t owed_tokens = 0;      // prompt tokens to prefill + outputs allowed
-  std::uint32_t blocks_total = 0;     // without the null block
+  std::uint64_t owed_tokens = 0;   // prompt tokens to prefill + outputs allowed
+  std::uint32_t blocks_total = 0;  // without the null block
   std::uint32_t blocks_used = 0;
-  bool ready = false;                 // a worker group is up
+  bool ready = false;  // a worker group is up
   bool draining = false;
 };
 

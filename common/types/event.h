@@ -43,9 +43,9 @@ struct Accepted {
 struct PromptLogprobs {
   RequestId request;
   Attempt attempt;
-  std::uint32_t first = 0;                     // prompt index of chosen[0]
-  std::vector<float> chosen;                   // of the prompt's own tokens
-  std::vector<std::vector<TopLogprob>> top;    // best first; same length
+  std::uint32_t first = 0;                   // prompt index of chosen[0]
+  std::vector<float> chosen;                 // of the prompt's own tokens
+  std::vector<std::vector<TopLogprob>> top;  // best first; same length
 
   bool operator==(const PromptLogprobs&) const = default;
 };
@@ -54,10 +54,10 @@ struct TokenEvent {
   RequestId request;
   Attempt attempt;
   BranchIndex branch;
-  std::uint32_t position = 0;    // index among the branch's output tokens
+  std::uint32_t position = 0;  // index among the branch's output tokens
   TokenId token = 0;
-  float logprob = 0;             // of `token`, raw logits, natural log
-  std::vector<TopLogprob> top;   // best first; empty unless asked for
+  float logprob = 0;            // of `token`, raw logits, natural log
+  std::vector<TopLogprob> top;  // best first; empty unless asked for
 
   bool operator==(const TokenEvent&) const = default;
 };

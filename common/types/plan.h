@@ -172,10 +172,10 @@ struct BranchResult {
 };
 
 struct StepTimings {
-  std::int64_t start_ns = 0;     // executor's clock, when the forward began
-  std::int64_t compute_ns = 0;   // forward and sampling
-  std::uint32_t rows = 0;        // tokens in the flat batch
-  std::uint32_t decode_rows = 0; // of them decodes
+  std::int64_t start_ns = 0;      // executor's clock, when the forward began
+  std::int64_t compute_ns = 0;    // forward and sampling
+  std::uint32_t rows = 0;         // tokens in the flat batch
+  std::uint32_t decode_rows = 0;  // of them decodes
 
   bool operator==(const StepTimings&) const = default;
 };
@@ -183,7 +183,7 @@ struct StepTimings {
 struct StepResult {
   Epoch epoch;
   Step step;
-  std::vector<BranchResult> branches;  // ascending handles
+  std::vector<BranchResult> branches;      // ascending handles
   std::vector<std::uint64_t> copies_done;  // ids of finished background copies
   StepTimings timings;
 

@@ -72,9 +72,9 @@ std::uint32_t MaxPositions(std::uint32_t prompt_tokens, std::uint32_t max_tokens
 absl::Status CheckFits(std::uint64_t total_tokens, std::uint32_t max_positions,
                        const ExecutorDescription& description) {
   if (total_tokens > description.max_context) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("prompt and max_tokens are ", total_tokens, " tokens; the context is ",
-                     description.max_context));
+    return absl::InvalidArgumentError(absl::StrCat("prompt and max_tokens are ", total_tokens,
+                                                   " tokens; the context is ",
+                                                   description.max_context));
   }
   std::uint64_t blocks = 0;
   for (const KvGroup& group : description.groups) blocks += BlocksFor(group, max_positions);
@@ -105,12 +105,11 @@ absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& o
   if (absl::Status s = CheckParameters(request); !s.ok()) return s;
   if (request.prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
   if (request.prompt.size() > options.max_queued_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the prompt has ", request.prompt.size(), " tokens; the queue takes ",
-                     options.max_queued_tokens));
+    return absl::InvalidArgumentError(absl::StrCat("the prompt has ", request.prompt.size(),
+                                                   " tokens; the queue takes ",
+                                                   options.max_queued_tokens));
   }
-  const std::uint64_t total_tokens =
-      std::uint64_t{request.prompt.size()} + request.stop.max_tokens;
+  const std::uint64_t total_tokens = std::uint64_t{request.prompt.size()} + request.stop.max_tokens;
   // The sum is within the context from here on, so 32 bits hold it.
   if (total_tokens > description.max_context) return CheckFits(total_tokens, 0, description);
   const auto positions =

@@ -57,9 +57,9 @@ struct Branch {
 
   // Only while open.
   BranchHandle handle;
-  Step opened;                      // plan that opened it
-  Step last_chunk;                  // plan of its last prefill chunk
-  std::uint32_t prefill_tokens = 0; // tokens known when it was opened
+  Step opened;                       // plan that opened it
+  Step last_chunk;                   // plan of its last prefill chunk
+  std::uint32_t prefill_tokens = 0;  // tokens known when it was opened
   std::uint32_t cohort = 0;
   // It lacked a block when it could have run last, and sat that plan out.
   bool sat_out = false;

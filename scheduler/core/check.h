@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define FLOTILLA_CORE_CHECK(condition)                                                    \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      std::fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition);  \
-      std::abort();                                                                       \
-    }                                                                                     \
+#define FLOTILLA_CORE_CHECK(condition)                                                   \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
+      std::fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                      \
+    }                                                                                    \
   } while (false)

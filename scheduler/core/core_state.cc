@@ -42,12 +42,22 @@ void CoreState::End(Slot slot, FinishReason reason, std::uint32_t kept, absl::St
   deadlines.Remove(slot);
   owed_tokens -= branch.owed_tokens();
   switch (reason) {
-    case FinishReason::kStop: ++counters.stopped; break;
-    case FinishReason::kLength: ++counters.length; break;
-    case FinishReason::kCancelled: ++counters.cancelled; break;
-    case FinishReason::kDeadline: ++counters.expired; break;
+    case FinishReason::kStop:
+      ++counters.stopped;
+      break;
+    case FinishReason::kLength:
+      ++counters.length;
+      break;
+    case FinishReason::kCancelled:
+      ++counters.cancelled;
+      break;
+    case FinishReason::kDeadline:
+      ++counters.expired;
+      break;
     case FinishReason::kError:
-    case FinishReason::kMoved: ++counters.failed; break;
+    case FinishReason::kMoved:
+      ++counters.failed;
+      break;
   }
   events.push_back(BranchEnd{.request = branch.request,
                              .attempt = branch.attempt,

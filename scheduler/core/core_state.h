@@ -66,7 +66,7 @@ struct CoreCounters {
   std::uint64_t replays = 0;      // open branches of a lost group
   std::uint64_t resumptions = 0;  // opened again
   std::uint64_t skips = 0;
-  std::uint64_t noops = 0;        // decodes of branches that had finished
+  std::uint64_t noops = 0;  // decodes of branches that had finished
   std::uint64_t plans = 0;
   std::uint64_t prefill_tokens = 0;
   std::uint64_t output_tokens = 0;

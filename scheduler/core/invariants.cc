@@ -9,12 +9,12 @@
 namespace flotilla {
 namespace {
 
-#define FLOTILLA_HOLDS(condition, number, what)                                       \
-  do {                                                                                \
-    if (!(condition)) {                                                               \
-      return absl::InternalError(absl::StrCat("invariant ", number, ": ", what, " (", \
-                                              #condition, ")"));                      \
-    }                                                                                 \
+#define FLOTILLA_HOLDS(condition, number, what)                                   \
+  do {                                                                            \
+    if (!(condition)) {                                                           \
+      return absl::InternalError(                                                 \
+          absl::StrCat("invariant ", number, ": ", what, " (", #condition, ")")); \
+    }                                                                             \
   } while (false)
 
 // 1. Every block is free, cached or used; references equal the tables naming it.
@@ -85,9 +85,9 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
       rows += run.end - run.begin;
       const std::optional<Slot> slot = epoch.handles.Live(run.handle, plan.step);
       if (!slot.has_value()) continue;
-      FLOTILLA_HOLDS(run.begin == run.end || plan.step != epoch.last_step ||
-                         !state.branches[*slot].sat_out,
-                     7, "a branch that ran did not sit out");
+      FLOTILLA_HOLDS(
+          run.begin == run.end || plan.step != epoch.last_step || !state.branches[*slot].sat_out, 7,
+          "a branch that ran did not sit out");
       if (run.chunk) continue;
       std::uint64_t& last = last_decode[run.handle.value()];
       FLOTILLA_HOLDS(last == 0 || plan.step.value() >= last + lag, 2, "decodes of one branch");

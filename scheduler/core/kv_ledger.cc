@@ -2,7 +2,6 @@
 
 #include <utility>
 
-
 namespace flotilla {
 
 KvLedger::KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count)

@@ -9,8 +9,7 @@ namespace flotilla {
 namespace {
 
 absl::Status Mismatch(const BranchResult& result, const char* what) {
-  return absl::InternalError(
-      absl::StrCat("result of branch ", result.branch.value(), ": ", what));
+  return absl::InternalError(absl::StrCat("result of branch ", result.branch.value(), ": ", what));
 }
 
 }  // namespace
@@ -70,8 +69,7 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& 
   return absl::OkStatus();
 }
 
-absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& result,
-                                     Slot slot) {
+absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& result, Slot slot) {
   Branch& branch = state_.branches[slot];
   if (absl::Status s = CheckRun(run, result, branch); !s.ok()) return s;
   state_.owed_tokens -= branch.owed_tokens();

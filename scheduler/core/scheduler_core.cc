@@ -46,8 +46,7 @@ void SchedulerCore::Refuse(const TokenizedRequest& request, absl::Status status,
                                      .usage = {}});
 }
 
-absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns,
-                                       const TokenizedRequest& request) const {
+absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const {
   if (state_.draining) return absl::UnavailableError("the engine is draining");
   if (!state_.description.has_value()) {
     return absl::UnavailableError("no worker group is ready yet");
@@ -66,8 +65,8 @@ absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns,
         absl::StrCat("the queue is full: ", state_.waiting.size(), " requests wait"));
   }
   if (state_.waiting.tokens() + request.prompt.size() > state_.options.max_queued_tokens) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the queue is full: ", state_.waiting.tokens(), " prompt tokens wait"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the queue is full: ", state_.waiting.tokens(), " prompt tokens wait"));
   }
   return absl::OkStatus();
 }
@@ -75,8 +74,7 @@ absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns,
 void SchedulerCore::Admit(std::int64_t now_ns, TokenizedRequest request) {
   if (absl::Status s = CheckEntry(now_ns, request); !s.ok()) {
     const bool retry = absl::IsResourceExhausted(s) || absl::IsUnavailable(s);
-    Refuse(request, std::move(s),
-           retry ? state_.rates.RetryAfterMs(state_.waiting.tokens()) : 0);
+    Refuse(request, std::move(s), retry ? state_.rates.RetryAfterMs(state_.waiting.tokens()) : 0);
     return;
   }
   Branch branch;
@@ -123,8 +121,8 @@ void SchedulerCore::Cancel(const CancelRequest& cancel) {
   if (!slot.has_value()) return;
   const Branch& branch = state_.branches[*slot];
   if (cancel.branch.has_value() && *cancel.branch != branch.index) return;
-  state_.End(*slot, FinishReason::kCancelled,
-             std::min(cancel.keep_tokens, branch.output_tokens()), absl::OkStatus());
+  state_.End(*slot, FinishReason::kCancelled, std::min(cancel.keep_tokens, branch.output_tokens()),
+             absl::OkStatus());
 }
 
 absl::Status SchedulerCore::Apply(const StepResult& result) {
@@ -156,9 +154,7 @@ void SchedulerCore::Abort(const absl::Status& status) {
   }
 }
 
-std::vector<EngineEvent> SchedulerCore::TakeEvents() {
-  return std::exchange(state_.events, {});
-}
+std::vector<EngineEvent> SchedulerCore::TakeEvents() { return std::exchange(state_.events, {}); }
 
 CoreSnapshot SchedulerCore::Snapshot() const {
   CoreSnapshot snapshot;
@@ -193,9 +189,8 @@ std::vector<OpenBranchView> SchedulerCore::OpenBranches() const {
     for (const std::vector<BlockId>& table : branch.tables) view.tables.push_back(table);
     views.push_back(std::move(view));
   }
-  std::sort(views.begin(), views.end(), [](const OpenBranchView& a, const OpenBranchView& b) {
-    return a.handle < b.handle;
-  });
+  std::sort(views.begin(), views.end(),
+            [](const OpenBranchView& a, const OpenBranchView& b) { return a.handle < b.handle; });
   return views;
 }
 

@@ -40,7 +40,7 @@ struct OpenBranchView {
   BranchState state = BranchState::kPrefill;
   Step opened;  // the plan that opened it under this handle
   LengthBounds length;
-  absl::Span<const TokenId> tokens;  // those of which the results are in
+  absl::Span<const TokenId> tokens;               // those of which the results are in
   std::vector<absl::Span<const BlockId>> tables;  // [groups]
 };
 
@@ -48,8 +48,8 @@ struct OpenBranchView {
 struct CoreSnapshot {
   EngineLoad load;
   CoreCounters counters;
-  std::uint32_t in_flight = 0;      // plans without a result
-  std::uint64_t waiting_tokens = 0; // to be prefilled by those that wait
+  std::uint32_t in_flight = 0;       // plans without a result
+  std::uint64_t waiting_tokens = 0;  // to be prefilled by those that wait
 };
 
 class SchedulerCore {

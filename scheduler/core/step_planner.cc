@@ -91,8 +91,8 @@ void StepPlanner::AssessPrefills() {
     const Branch& branch = state_.branches[slot];
     if (branch.state != BranchState::kPrefill) continue;
     const std::uint32_t begin = branch.length.upper;
-    const std::uint32_t wanted = std::min(
-        {branch.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
+    const std::uint32_t wanted =
+        std::min({branch.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
     const std::uint32_t rows =
         kv.Reach(branch, begin + wanted, decodes_lack ? 0 : free_blocks_) - begin;
     const std::uint64_t takes = kv.Lacks(branch, begin + rows);
@@ -148,8 +148,10 @@ void StepPlanner::EmitSkips() {
 void StepPlanner::EmitDecodes() {
   for (const Slot slot : finished_) {
     const Branch& branch = state_.branches[slot];
-    runs_.push_back({.handle = branch.handle, .begin = branch.length.max,
-                     .end = branch.length.max, .samples = true});
+    runs_.push_back({.handle = branch.handle,
+                     .begin = branch.length.max,
+                     .end = branch.length.max,
+                     .samples = true});
   }
   for (const Slot slot : decodes_) {
     Branch& branch = state_.branches[slot];
@@ -176,15 +178,18 @@ void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   // was not delivered before a preemption.
   const std::uint32_t last_prompt = std::min(end, branch.prompt_tokens - 1);
   const bool prompt_logprobs = branch.logprobs.prompt_top != LogprobSpec::kOff &&
-                               last_prompt > begin &&
-                               last_prompt >= branch.prompt_logprobs_next;
+                               last_prompt > begin && last_prompt >= branch.prompt_logprobs_next;
   plan_.ops.push_back(Run{.branch = branch.handle,
                           .count = rows,
                           .sample = samples,
                           .prompt_logprobs = prompt_logprobs});
   state_.epoch->kv.AddRun(plan_.step, branch.handle, rows);
-  runs_.push_back({.handle = branch.handle, .begin = begin, .end = end, .chunk = true,
-                   .samples = samples, .prompt_logprobs = prompt_logprobs});
+  runs_.push_back({.handle = branch.handle,
+                   .begin = begin,
+                   .end = end,
+                   .chunk = true,
+                   .samples = samples,
+                   .prompt_logprobs = prompt_logprobs});
   prefill_rows_ += rows;
   state_.counters.prefill_tokens += rows;
 }

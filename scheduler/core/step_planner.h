@@ -68,11 +68,11 @@ class StepPlanner {
   std::uint32_t prefill_rows_ = 0;
 
   // What Assess found, for the state as it is.
-  std::vector<Slot> decodes_;    // due and with a block behind the position
-  std::vector<Slot> finished_;   // due, but surely finished: no-ops
-  std::vector<Slot> lacking_;    // could run but for a block
-  std::vector<Chunk> chunks_;    // of prompts already begun
-  bool due_later_ = false;       // a decode is due in another cohort's step
+  std::vector<Slot> decodes_;      // due and with a block behind the position
+  std::vector<Slot> finished_;     // due, but surely finished: no-ops
+  std::vector<Slot> lacking_;      // could run but for a block
+  std::vector<Chunk> chunks_;      // of prompts already begun
+  bool due_later_ = false;         // a decode is due in another cohort's step
   std::uint64_t free_blocks_ = 0;  // after all of the above
   std::uint64_t owed_blocks_ = 0;  // for the rest of the prompts begun
   std::uint32_t budget_ = 0;       // rows left

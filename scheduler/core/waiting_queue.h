@@ -35,9 +35,7 @@ class WaitingQueue {
   struct Before {
     const BranchTable* branches;
     const OrderPolicy* policy;
-    bool operator()(Slot a, Slot b) const {
-      return policy->Before((*branches)[a], (*branches)[b]);
-    }
+    bool operator()(Slot a, Slot b) const { return policy->Before((*branches)[a], (*branches)[b]); }
   };
 
   const BranchTable* branches_;

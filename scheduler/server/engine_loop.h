@@ -122,7 +122,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   SchedulerCore core_;
   Epoch epoch_;
   absl::flat_hash_map<RequestId, std::shared_ptr<EventSink>> sinks_;  // of live requests
-  std::vector<EngineEvent> events_;  // of this round
+  std::vector<EngineEvent> events_;                                   // of this round
   std::vector<std::function<void()>> drained_;
 
   mutable Mutex mu_;

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "common/rt/mutex.h"
 #include "absl/time/time.h"
+#include "common/rt/mutex.h"
 #include "common/types/engine.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"

@@ -32,12 +32,12 @@ struct DurationHistogram {
 };
 
 struct SchedulerSnapshot {
-  CoreSnapshot core;             // queue, running, blocks, totals by kind
-  DurationHistogram plan_time;   // to make one plan
-  DurationHistogram step_time;   // compute time that workers reported
+  CoreSnapshot core;            // queue, running, blocks, totals by kind
+  DurationHistogram plan_time;  // to make one plan
+  DurationHistogram step_time;  // compute time that workers reported
   std::uint64_t steps = 0;
-  std::uint64_t rows = 0;        // tokens through the model
-  std::uint64_t decode_rows = 0; // of them decodes
+  std::uint64_t rows = 0;         // tokens through the model
+  std::uint64_t decode_rows = 0;  // of them decodes
   std::uint64_t groups_ready = 0;
   std::uint64_t groups_lost = 0;
   std::uint64_t inbox_refusals = 0;

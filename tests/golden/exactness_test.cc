@@ -29,8 +29,8 @@ constexpr std::uint32_t kSmallPool = 265;
 constexpr std::uint32_t kOutputTokens = 100;
 
 // Around block (16), segment (256) and chunk boundaries; eight above 2,048.
-constexpr std::uint32_t kLengths[] = {1,   2,   15,  16,  17,   31,   32,   33,   47,   48,  63,
-                                      64,  65,  100, 127, 128,  129,  255,  256,  257,  300, 511,
+constexpr std::uint32_t kLengths[] = {1,   2,   15,   16,   17,   31,   32,   33,   47,   48,  63,
+                                      64,  65,  100,  127,  128,  129,  255,  256,  257,  300, 511,
                                       512, 513, 2049, 2063, 2064, 2065, 2500, 3001, 4095, 4100};
 
 // One way of running the same requests.
@@ -164,8 +164,8 @@ void CheckAllWays(Exactness& exactness) {
   for (int threads : {1, 3}) {
     exactness.Check({.name = absl::StrCat(threads, " threads"), .threads = threads});
   }
-  exactness.Check({.name = "small pool", .kv_blocks = kSmallPool,
-                   .order = Way::Order::kLongestFirst});
+  exactness.Check(
+      {.name = "small pool", .kv_blocks = kSmallPool, .order = Way::Order::kLongestFirst});
   for (kernels::Isa isa : kernels::DetectIsas()) {
     if (isa == kernels::Isa::kReference) continue;  // ReferencePath tests it on short prompts
     exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa});
@@ -214,8 +214,8 @@ TEST_P(TinyExactnessTest, ReferencePath) {
     exactness.AddRequests(1, 129);
     exactness.SetExpected({.name = "reference", .isa = kernels::Isa::kReference});
     for (kernels::Isa isa : kernels::DetectIsas()) {
-      exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa,
-                       .chunk_tokens = 33});
+      exactness.Check(
+          {.name = std::string(kernels::GetOps(isa).name), .isa = isa, .chunk_tokens = 33});
     }
   }
 }
@@ -234,10 +234,10 @@ TEST_P(RealExactnessTest, PartOfTheMatrix) {
   exactness.AddRequests(257, 257);
   exactness.AddRequests(2049, 2049);
   exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
-  exactness.Check({.name = "all at once, chunks of 64, 3 threads", .threads = 3,
-                   .chunk_tokens = 64});
-  exactness.Check({.name = "avx2 or what is there", .isa = kernels::DetectIsas()[
-                       kernels::DetectIsas().size() > 1 ? 1 : 0]});
+  exactness.Check(
+      {.name = "all at once, chunks of 64, 3 threads", .threads = 3, .chunk_tokens = 64});
+  exactness.Check({.name = "avx2 or what is there",
+                   .isa = kernels::DetectIsas()[kernels::DetectIsas().size() > 1 ? 1 : 0]});
 }
 
 TEST_P(RealExactnessTest, WholeMatrix) {

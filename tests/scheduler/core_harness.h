@@ -69,8 +69,8 @@ class CoreHarness {
     for (const BatchItem& item : batch->items) {
       ItemOutput& output = outputs.emplace_back();
       if (item.samples) {
-        output.sampled = SampledToken{.token = FakeToken(item.sampling->seed, item.index,
-                                                         item.output_index, 1000)};
+        output.sampled = SampledToken{
+            .token = FakeToken(item.sampling->seed, item.index, item.output_index, 1000)};
       }
       for (const TokenId target : item.prompt_targets) output.prompt.push_back({.token = target});
     }

@@ -60,9 +60,7 @@ class Collector final : public EventSink {
     MutexLock lock(&mu_);
     return events_[id];
   }
-  RequestEnd EndOf(std::uint64_t id) {
-    return std::get<RequestEnd>(Of(id).back());
-  }
+  RequestEnd EndOf(std::uint64_t id) { return std::get<RequestEnd>(Of(id).back()); }
   std::size_t batches() {
     MutexLock lock(&mu_);
     return batches_;

@@ -65,10 +65,8 @@ TEST(IndexedHeap, AgreesWithASetUnderRandomUse) {
 }
 
 TEST(KvLedger, ReachIsTheLongestThatTheBlocksHold) {
-  const KvLedger ledger({{.tokens_per_block = 16},
-                         {.kind = KvGroup::Kind::kState},
-                         {.tokens_per_block = 4}},
-                        100);
+  const KvLedger ledger(
+      {{.tokens_per_block = 16}, {.kind = KvGroup::Kind::kState}, {.tokens_per_block = 4}}, 100);
   EXPECT_EQ(ledger.BlocksFor(0), 0u);
   EXPECT_EQ(ledger.BlocksFor(1), 3u);
   EXPECT_EQ(ledger.BlocksFor(17), 2u + 1u + 5u);

@@ -51,7 +51,8 @@ TEST(Planner, ChunksKeepWithinBothBudgets) {
   harness.Admit(4, 90, 4);
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   std::vector<std::uint32_t> counts;
-  for (const PlanRun& run : CoreHarness::OpsOf<PlanRun>(harness.plans.back())) counts.push_back(run.count);
+  for (const PlanRun& run : CoreHarness::OpsOf<PlanRun>(harness.plans.back()))
+    counts.push_back(run.count);
   EXPECT_EQ(counts, (std::vector<std::uint32_t>{30, 30, 30, 10}));
   harness.Answer();
   harness.RunAll();
@@ -318,7 +319,10 @@ TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
     return harness.core.Apply(result);
   };
   EXPECT_TRUE(applied([](StepResult&) {}).ok());
-  EXPECT_TRUE(applied([](StepResult& r) { r.epoch = Epoch(0); r.step = Step(9); }).ok());
+  EXPECT_TRUE(applied([](StepResult& r) {
+                r.epoch = Epoch(0);
+                r.step = Step(9);
+              }).ok());
   EXPECT_FALSE(applied([](StepResult& r) { r.step = Step(2); }).ok());
   EXPECT_FALSE(applied([](StepResult& r) { r.branches.clear(); }).ok());
   EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].branch = BranchHandle(63); }).ok());

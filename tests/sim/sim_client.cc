@@ -71,7 +71,8 @@ absl::Status SimClient::On(const PromptLogprobs& event) {
 absl::Status SimClient::On(const TokenEvent& event) {
   if (!accepted_ || reason_) return Wrong("a token out of order");
   if (event.position != delivered_) return Wrong("a token's position");
-  if (event.token != SimToken(request_.sampling.seed, event.position)) return Wrong("a wrong token");
+  if (event.token != SimToken(request_.sampling.seed, event.position))
+    return Wrong("a wrong token");
   if (request_.logprobs.prompt_top != LogprobSpec::kOff && prompt_next_ < request_.prompt.size()) {
     return Wrong("a token before the prompt's log-probabilities");
   }
@@ -100,7 +101,8 @@ absl::Status SimClient::CheckReason(FinishReason reason) const {
     case FinishReason::kCancelled:
       return cancelled_ ? absl::OkStatus() : Wrong("cancelled by nobody");
     case FinishReason::kDeadline:
-      if (!request_.deadline_ns || *request_.deadline_ns > now_ns_) return Wrong("before its deadline");
+      if (!request_.deadline_ns || *request_.deadline_ns > now_ns_)
+        return Wrong("before its deadline");
       return absl::OkStatus();
     case FinishReason::kError:  // a new group is too small for it
       return absl::OkStatus();
@@ -129,11 +131,10 @@ absl::Status SimClient::On(const RequestEnd& event) {
   if (event.usage.output_tokens != kept_ || event.usage.prompt_tokens != request_.prompt.size()) {
     return Wrong("usage");
   }
-  const absl::StatusCode wanted = *reason_ == FinishReason::kDeadline
-                                      ? absl::StatusCode::kDeadlineExceeded
-                                  : *reason_ == FinishReason::kError
-                                      ? absl::StatusCode::kResourceExhausted
-                                      : absl::StatusCode::kOk;
+  const absl::StatusCode wanted =
+      *reason_ == FinishReason::kDeadline ? absl::StatusCode::kDeadlineExceeded
+      : *reason_ == FinishReason::kError  ? absl::StatusCode::kResourceExhausted
+                                          : absl::StatusCode::kOk;
   return event.status.code() == wanted ? absl::OkStatus() : Wrong("the status of the end");
 }
 

@@ -34,8 +34,8 @@ absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
     } else if (const auto* grant = std::get_if<GrantBlocks>(&op)) {
       for (const BlockId block : grant->blocks) {
         if (owned_[block.value()]) {
-          return absl::InternalError(absl::StrCat("invariant 6: block ", block.value(),
-                                                  " granted while it is in use"));
+          return absl::InternalError(
+              absl::StrCat("invariant 6: block ", block.value(), " granted while it is in use"));
         }
         owned_[block.value()] = true;
         owner_[block.value()] = grant->branch;

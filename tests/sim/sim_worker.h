@@ -59,9 +59,9 @@ class SimWorker {
   const FindClient find_client_;
   GroupState state_;
   std::deque<Computing> computing_;
-  std::vector<std::uint64_t> kv_;     // [blocks, block_tokens] hash of what was written
-  std::vector<BranchHandle> owner_;   // [blocks]
-  std::vector<bool> owned_;           // [blocks]
+  std::vector<std::uint64_t> kv_;    // [blocks, block_tokens] hash of what was written
+  std::vector<BranchHandle> owner_;  // [blocks]
+  std::vector<bool> owned_;          // [blocks]
 };
 
 }  // namespace flotilla

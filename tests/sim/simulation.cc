@@ -83,8 +83,8 @@ absl::Status Simulation::Tick(bool arrivals) {
   if (absl::Status s = AfterEvent(); !s.ok()) return s;
   if (worker_ == nullptr && random_.OneIn(8)) return ReviveGroup();
 
-  std::uint32_t pick = random_.Below(plan_weight_ + apply_weight_ + complete_weight_ +
-                                     deliver_weight_);
+  std::uint32_t pick =
+      random_.Below(plan_weight_ + apply_weight_ + complete_weight_ + deliver_weight_);
   if (pick < plan_weight_) return MakePlan();
   pick -= plan_weight_;
   if (pick < apply_weight_) {
@@ -179,12 +179,22 @@ absl::Status Simulation::CheckHold(const PlanOutcome& outcome) const {
   const CoreSnapshot core = core_->Snapshot();
   bool stated = false;
   switch (outcome.hold) {
-    case Hold::kNone: stated = true; break;
-    case Hold::kNotReady: stated = !core.load.ready; break;
-    case Hold::kPipelineFull: stated = core.in_flight == group_.lag + 1; break;
+    case Hold::kNone:
+      stated = true;
+      break;
+    case Hold::kNotReady:
+      stated = !core.load.ready;
+      break;
+    case Hold::kPipelineFull:
+      stated = core.in_flight == group_.lag + 1;
+      break;
     case Hold::kMemory:
-    case Hold::kResults: stated = core.in_flight > 0; break;
-    case Hold::kIdle: stated = core_->live_requests() == 0; break;
+    case Hold::kResults:
+      stated = core.in_flight > 0;
+      break;
+    case Hold::kIdle:
+      stated = core_->live_requests() == 0;
+      break;
   }
   if (!stated || outcome.plan.has_value() != (outcome.hold == Hold::kNone)) {
     return Broken(7, absl::StrCat("hold ", static_cast<int>(outcome.hold)));
@@ -197,19 +207,19 @@ absl::Status Simulation::CheckHold(const PlanOutcome& outcome) const {
 // rounds of the pipeline.
 absl::Status Simulation::CheckProgress() {
   const std::vector<OpenBranchView> open = core_->OpenBranches();
-  const bool still_open = std::any_of(open.begin(), open.end(), [this](const auto& branch) {
-    return branch.request == front_;
-  });
+  const bool still_open = std::any_of(
+      open.begin(), open.end(), [this](const auto& branch) { return branch.request == front_; });
   if (front_ && !still_open && !Find(*front_).ended()) {
     return Broken(7, "the first branch was preempted");
   }
-  const auto first = std::min_element(
-      open.begin(), open.end(), [this](const OpenBranchView& a, const OpenBranchView& b) {
-        const TokenizedRequest& x = Find(a.request).request();
-        const TokenizedRequest& y = Find(b.request).request();
-        if (x.priority != y.priority) return x.priority > y.priority;
-        return x.id < y.id;
-      });
+  const auto first = std::min_element(open.begin(), open.end(),
+                                      [this](const OpenBranchView& a, const OpenBranchView& b) {
+                                        const TokenizedRequest& x = Find(a.request).request();
+                                        const TokenizedRequest& y = Find(b.request).request();
+                                        if (x.priority != y.priority)
+                                          return x.priority > y.priority;
+                                        return x.id < y.id;
+                                      });
   if (first == open.end()) {
     front_.reset();
     return absl::OkStatus();
@@ -279,8 +289,8 @@ absl::Status Simulation::WindDown() {
   Arrive();
   if (absl::Status s = AfterEvent(); !s.ok()) return s;
   const std::uint64_t last = ticks_ + 400'000;
-  while (core_->live_requests() > 0 || !plans_.empty() || !results_.empty() ||
-         worker_ == nullptr || worker_->CanComplete() || !worker_->state().Branches().empty()) {
+  while (core_->live_requests() > 0 || !plans_.empty() || !results_.empty() || worker_ == nullptr ||
+         worker_->CanComplete() || !worker_->state().Branches().empty()) {
     if (++ticks_ > last) return Broken(7, "the work does not end");
     if (absl::Status s = Tick(/*arrivals=*/false); !s.ok()) return s;
   }

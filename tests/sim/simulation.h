@@ -35,11 +35,11 @@ struct SimCoverage {
   std::uint64_t refused_full = 0;
   std::uint64_t refused_too_large = 0;
   std::uint64_t refused_draining = 0;
-  std::uint64_t replayed = 0;                   // arrived with an output prefix
-  std::uint64_t prompt_only = 0;                // max_tokens 0
+  std::uint64_t replayed = 0;     // arrived with an output prefix
+  std::uint64_t prompt_only = 0;  // max_tokens 0
   std::uint64_t too_large_for_new_group = 0;
-  std::array<std::uint64_t, 6> holds{};         // by Hold
-  std::array<std::uint64_t, 4> lags{};          // runs by lag
+  std::array<std::uint64_t, 6> holds{};  // by Hold
+  std::array<std::uint64_t, 4> lags{};   // runs by lag
 
   void Add(const SimCoverage& other);
 };
@@ -93,14 +93,14 @@ class Simulation {
   std::uint64_t ticks_ = 0;
 
   Epoch epoch_{0};
-  std::unique_ptr<SimWorker> worker_;   // null: dead
-  bool loss_told_ = true;               // the core knows that it is dead
-  std::deque<StepPlan> plans_;          // sent, not applied
-  std::deque<SimResult> results_;       // on their way back
-  std::optional<StepResult> stale_;     // of a lost epoch, comes too late
+  std::unique_ptr<SimWorker> worker_;  // null: dead
+  bool loss_told_ = true;              // the core knows that it is dead
+  std::deque<StepPlan> plans_;         // sent, not applied
+  std::deque<SimResult> results_;      // on their way back
+  std::optional<StepResult> stale_;    // of a lost epoch, comes too late
 
   std::map<std::uint64_t, SimClient> clients_;
-  std::vector<std::uint64_t> live_;     // not ended, in order of arrival
+  std::vector<std::uint64_t> live_;  // not ended, in order of arrival
   std::uint64_t next_id_ = 1;
 
   // The first branch in the order of the policy must move on.

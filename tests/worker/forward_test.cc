@@ -37,10 +37,10 @@ struct Machine {
     auto loaded = LoadWeights(*model.file, model.config, pool);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     weights = *std::move(loaded);
-    auto made = KvCache::Create({format, static_cast<int>(model.config.layers),
-                                 static_cast<int>(model.config.kv_heads),
-                                 static_cast<int>(model.config.head_dim)},
-                                kBlocks);
+    auto made = KvCache::Create(
+        {format, static_cast<int>(model.config.layers), static_cast<int>(model.config.kv_heads),
+         static_cast<int>(model.config.head_dim)},
+        kBlocks);
     EXPECT_TRUE(made.ok()) << made.status();
     cache = *std::move(made);
     for (uint32_t b = 0; b < kBlocks; ++b) cache.Poison(BlockId{b});
@@ -115,8 +115,14 @@ TEST(ForwardTest, AgreesWithTheNaiveDecoder) {
   const TinyModelOptions shapes[] = {
       {},
       {.heads = 3, .kv_heads = 1, .head_dim = 64, .tied_embedding = false},
-      {.hidden = 96, .heads = 6, .kv_heads = 3, .head_dim = 16, .ffn = 160, .vocab = 333,
-       .matrix_type = GgmlType::kQ8_0, .embedding_type = GgmlType::kF16},
+      {.hidden = 96,
+       .heads = 6,
+       .kv_heads = 3,
+       .head_dim = 16,
+       .ffn = 160,
+       .vocab = 333,
+       .matrix_type = GgmlType::kQ8_0,
+       .embedding_type = GgmlType::kF16},
       {.layers = 3, .matrix_type = GgmlType::kF32, .embedding_type = GgmlType::kF32},
   };
   for (const TinyModelOptions& shape : shapes) {
@@ -156,8 +162,8 @@ void ExpectSameBits(const std::vector<std::vector<float>>& expected,
                     const std::vector<std::vector<float>>& actual, const std::string& what) {
   for (size_t p = 0; p < expected.size(); ++p) {
     ASSERT_EQ(expected[p].size(), actual[p].size()) << what << ", position " << p;
-    ASSERT_EQ(0, std::memcmp(expected[p].data(), actual[p].data(),
-                             expected[p].size() * sizeof(float)))
+    ASSERT_EQ(0,
+              std::memcmp(expected[p].data(), actual[p].data(), expected[p].size() * sizeof(float)))
         << what << ": logits differ at position " << p;
   }
 }

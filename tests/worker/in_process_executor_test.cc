@@ -55,7 +55,9 @@ class OneBranch {
 
   StepPlan Prefill() {
     StepPlan plan = Next();
-    OpenBranch open{.branch = kHandle, .request = kRequest, .tokens = prompt_,
+    OpenBranch open{.branch = kHandle,
+                    .request = kRequest,
+                    .tokens = prompt_,
                     .prompt_tokens = static_cast<uint32_t>(prompt_.size())};
     open.sampling.temperature = 0;
     open.stop.max_tokens = max_tokens_;

@@ -48,10 +48,9 @@ TEST(KvCacheTest, CopiesAndPoisonsWholeBlocksOnly) {
 }
 
 TEST(KvCacheTest, RefusesMoreThanTheMachineHas) {
-  EXPECT_EQ(KvCache::Create({kernels::KvFormat::kF32, 1 << 20, 1 << 10, 256}, 0xFFFFFFFF)
-                .status()
-                .code(),
-            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(
+      KvCache::Create({kernels::KvFormat::kF32, 1 << 20, 1 << 10, 256}, 0xFFFFFFFF).status().code(),
+      absl::StatusCode::kResourceExhausted);
 }
 
 TEST(KvCacheTest, DefaultHoldsAtLeastOneWholeBranch) {

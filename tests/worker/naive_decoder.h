@@ -76,7 +76,8 @@ class NaiveDecoder {
     }
   }
 
-  Row Attend(const Row& q, const std::vector<Row>& k, const std::vector<Row>& v, size_t last) const {
+  Row Attend(const Row& q, const std::vector<Row>& k, const std::vector<Row>& v,
+             size_t last) const {
     const uint32_t dim = config_.head_dim, group = config_.heads / config_.kv_heads;
     Row out(q.size());
     for (uint32_t h = 0; h < config_.heads; ++h) {
