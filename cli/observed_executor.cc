@@ -14,6 +14,8 @@ absl::Status ObservedExecutor::Start(ExecutorListener* listener) {
 
 absl::Status ObservedExecutor::Execute(StepPlan plan) { return inner_->Execute(std::move(plan)); }
 
+void ObservedExecutor::EndEpoch(Epoch epoch) { inner_->EndEpoch(epoch); }
+
 void ObservedExecutor::Stop() { inner_->Stop(); }
 
 void ObservedExecutor::OnReady(Epoch epoch, const ExecutorDescription& description) {

@@ -20,6 +20,7 @@ class ObservedExecutor final : public StepExecutor, private ExecutorListener {
 
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
+  void EndEpoch(Epoch epoch) override;
   void Stop() override;
 
  private:

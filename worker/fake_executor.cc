@@ -58,7 +58,7 @@ FakeExecutor::FakeExecutor(FakeExecutorOptions options) : options_(std::move(opt
 FakeExecutor::~FakeExecutor() { Stop(); }
 
 absl::Status FakeExecutor::Start(ExecutorListener* listener) {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   if (phase_ != Phase::kIdle) return absl::FailedPreconditionError("started before");
   listener_ = listener;
   phase_ = Phase::kStarting;
@@ -67,7 +67,7 @@ absl::Status FakeExecutor::Start(ExecutorListener* listener) {
 }
 
 absl::Status FakeExecutor::Execute(StepPlan plan) {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   if (phase_ != Phase::kReady || plan.epoch != epoch_) {
     return absl::FailedPreconditionError(
         absl::StrCat("epoch ", plan.epoch.value(), " is not current"));
@@ -80,68 +80,73 @@ absl::Status FakeExecutor::Execute(StepPlan plan) {
   return absl::OkStatus();
 }
 
+void FakeExecutor::EndEpoch(Epoch epoch) {
+  absl::MutexLock lock(&mu_);
+  if (phase_ == Phase::kReady && epoch == epoch_) lose_now_ = Lost::Cause::kDigest;
+}
+
 void FakeExecutor::Stop() {
   {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     phase_ = Phase::kStopped;
   }
   if (thread_.joinable()) thread_.join();
 }
 
 void FakeExecutor::LoseDuring(Step step) {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   lose_during_.insert(step);
 }
 
 void FakeExecutor::LoseAfter(Step step) {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   lose_after_.insert(step);
 }
 
 void FakeExecutor::LoseNow() {
-  MutexLock lock(&mu_);
-  lose_now_ = true;
+  absl::MutexLock lock(&mu_);
+  lose_now_ = Lost::Cause::kDied;
 }
 
 void FakeExecutor::CorruptDigest(Step step) {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   corrupt_.insert(step);
 }
 
 void FakeExecutor::HoldRestart() {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   hold_restart_ = true;
 }
 
 void FakeExecutor::Restart() {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   hold_restart_ = false;
   if (phase_ == Phase::kHeld) phase_ = Phase::kStarting;
 }
 
 void FakeExecutor::Pause() {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   paused_ = true;
 }
 
 void FakeExecutor::Resume() {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   paused_ = false;
 }
 
 std::uint32_t FakeExecutor::queued() const {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   return unanswered_;
 }
 
 Epoch FakeExecutor::epoch() const {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   return epoch_;
 }
 
 bool FakeExecutor::CanAdvance() const {
   return phase_ == Phase::kStarting ||
-         (phase_ == Phase::kReady && (lose_now_ || (!paused_ && !plans_.empty())));
+         (phase_ == Phase::kReady && (lose_now_.has_value() || (!paused_ && !plans_.empty())));
 }
 
 bool FakeExecutor::CanAdvanceOrStopped() const { return phase_ == Phase::kStopped || CanAdvance(); }
@@ -149,7 +154,7 @@ bool FakeExecutor::CanAdvanceOrStopped() const { return phase_ == Phase::kStoppe
 void FakeExecutor::Loop() {
   while (true) {
     {
-      MutexLock lock(&mu_);
+      absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(this, &FakeExecutor::CanAdvanceOrStopped));
       if (phase_ == Phase::kStopped) return;
     }
@@ -159,11 +164,13 @@ void FakeExecutor::Loop() {
 
 bool FakeExecutor::Advance() {
   enum class Next { kEpoch, kLoss, kPlan } next;
+  Lost::Cause cause{};
   StepPlan plan;
   {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     if (!CanAdvance()) return false;
     next = phase_ == Phase::kStarting ? Next::kEpoch : lose_now_ ? Next::kLoss : Next::kPlan;
+    if (next == Next::kLoss) cause = *lose_now_;
     if (next == Next::kPlan) {
       plan = std::move(plans_.front());
       plans_.pop_front();
@@ -174,7 +181,7 @@ bool FakeExecutor::Advance() {
       BeginEpoch();
       break;
     case Next::kLoss:
-      Lose(Lost::Cause::kDied, "killed between steps", {});
+      Lose(cause, "ended between steps", {});
       break;
     case Next::kPlan:
       RunPlan(plan);
@@ -191,12 +198,12 @@ void FakeExecutor::AdvanceAll() {
 void FakeExecutor::BeginEpoch() {
   Epoch epoch;
   {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;
     epoch_ = epoch = Epoch(epoch_.value() + 1);
     state_.emplace(epoch, options_.description);
     phase_ = Phase::kReady;
-    lose_now_ |= lose_after_.count(Step(0)) > 0;
+    if (lose_after_.count(Step(0)) > 0) lose_now_ = Lost::Cause::kDied;
   }
   listener_->OnReady(epoch, options_.description);
 }
@@ -205,7 +212,7 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
   bool lose_during, lose_after;
   StepPlan applied = plan;
   {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     lose_during = lose_during_.count(plan.step) > 0;
     lose_after = lose_after_.count(plan.step) > 0;
     if (corrupt_.count(plan.step) > 0) applied.digest = ~applied.digest;
@@ -223,7 +230,7 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
   }
   StepResult result = Compute(*batch);
   {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;
     --unanswered_;
   }
@@ -262,13 +269,13 @@ void FakeExecutor::Lose(Lost::Cause cause, std::string detail, std::vector<Step>
   lost.detail = std::move(detail);
   lost.started = std::move(started);
   {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;
     lost.epoch = epoch_;
     phase_ = hold_restart_ ? Phase::kHeld : Phase::kStarting;
     plans_.clear();
     unanswered_ = 0;
-    lose_now_ = false;
+    lose_now_.reset();
     lose_during_.clear();
     lose_after_.clear();
     corrupt_.clear();

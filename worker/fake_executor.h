@@ -18,7 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "common/rt/mutex.h"
+#include "absl/synchronization/mutex.h"
 #include "common/types/executor.h"
 #include "worker/core/group_state.h"
 
@@ -51,6 +51,7 @@ class FakeExecutor final : public StepExecutor {
 
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
+  void EndEpoch(Epoch epoch) override;
   // Not from a listener's method.
   void Stop() override;
 
@@ -102,14 +103,15 @@ class FakeExecutor final : public StepExecutor {
   // the first Ready.
   std::optional<GroupState> state_;
 
-  mutable Mutex mu_;
+  mutable absl::Mutex mu_;
   Phase phase_ ABSL_GUARDED_BY(mu_) = Phase::kIdle;
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};
   std::deque<StepPlan> plans_ ABSL_GUARDED_BY(mu_);
   std::uint32_t unanswered_ ABSL_GUARDED_BY(mu_) = 0;
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
   bool hold_restart_ ABSL_GUARDED_BY(mu_) = false;
-  bool lose_now_ ABSL_GUARDED_BY(mu_) = false;
+  // How the group is to be lost before its next step.
+  std::optional<Lost::Cause> lose_now_ ABSL_GUARDED_BY(mu_);
   std::set<Step> lose_during_ ABSL_GUARDED_BY(mu_);
   std::set<Step> lose_after_ ABSL_GUARDED_BY(mu_);
   std::set<Step> corrupt_ ABSL_GUARDED_BY(mu_);

@@ -44,6 +44,15 @@ absl::Status InProcessExecutor::Execute(StepPlan plan) {
   return absl::OkStatus();
 }
 
+void InProcessExecutor::EndEpoch(Epoch epoch) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_ || epoch_ == Epoch{0} || epoch != epoch_) return;
+  epoch_ = Epoch{0};  // from here on plans of this epoch are refused
+  ending_ = true;
+  plans_.Drain();
+  plans_.TryPush(StepPlan{});
+}
+
 void InProcessExecutor::Stop() {
   {
     absl::MutexLock lock(&mu_);
@@ -78,8 +87,10 @@ std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
       absl::MutexLock lock(&mu_);
       if (stopped_) return std::nullopt;
       --unanswered_;
+      if (ending_) result = absl::DataLossError("the scheduler refused a result of this epoch");
       if (!result.ok()) {
-        epoch_ = Epoch{0};  // from here on plans of this epoch are refused
+        epoch_ = Epoch{0};
+        ending_ = false;
         unanswered_ = 0;
         plans_.Drain();
       }

@@ -44,6 +44,7 @@ class InProcessExecutor final : public StepExecutor {
   // Loads the model before it returns; OnReady follows on the executor's thread.
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
+  void EndEpoch(Epoch epoch) override;
   // Waits for the running step. Not from a listener's method.
   void Stop() override;
 
@@ -72,6 +73,7 @@ class InProcessExecutor final : public StepExecutor {
   absl::Mutex mu_;
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // accepting plans; 0: none yet
   int unanswered_ ABSL_GUARDED_BY(mu_) = 0;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;  // by EndEpoch; a plan wakes the thread
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 
   BoundedQueue<StepPlan> plans_;

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "common/rt/mutex.h"
 
 namespace flotilla {
 
@@ -25,7 +25,7 @@ class BoundedQueue {
 
   // False, and `item` untouched, when the queue is full or closed.
   bool TryPush(T&& item) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     if (closed_ || items_.size() >= capacity_) return false;
     items_.push_back(std::move(item));
     return true;
@@ -33,21 +33,21 @@ class BoundedQueue {
 
   // Waits for an item; none once the queue is closed and empty.
   std::optional<T> Pop() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(this, &BoundedQueue::HasItemOrClosed));
     return TakeFront();
   }
 
   // Waits until `deadline` at most; none on time-out or when closed and empty.
   std::optional<T> PopBefore(absl::Time deadline) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     mu_.AwaitWithDeadline(absl::Condition(this, &BoundedQueue::HasItemOrClosed), deadline);
     return TakeFront();
   }
 
   // Everything queued, without waiting.
   std::vector<T> Drain() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     std::vector<T> all(std::make_move_iterator(items_.begin()),
                        std::make_move_iterator(items_.end()));
     items_.clear();
@@ -55,12 +55,12 @@ class BoundedQueue {
   }
 
   void Close() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     closed_ = true;
   }
 
   std::size_t size() const {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     return items_.size();
   }
   std::size_t capacity() const { return capacity_; }
@@ -77,7 +77,7 @@ class BoundedQueue {
   }
 
   const std::size_t capacity_;
-  mutable Mutex mu_;
+  mutable absl::Mutex mu_;
   std::deque<T> items_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };

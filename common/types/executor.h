@@ -89,6 +89,11 @@ class StepExecutor {
   // be applied ends the epoch by OnLost(kDigest or kInvalidPlan).
   virtual absl::Status Execute(StepPlan plan) = 0;
 
+  // Ends `epoch` if it is the current one: for a scheduler that got a result
+  // which does not answer its plan. OnLost(kDigest) follows, then a fresh epoch;
+  // results that were on their way may still come before it. Never blocks.
+  virtual void EndEpoch(Epoch epoch) = 0;
+
   // Ends all threads; no event after it returns. Idempotent.
   virtual void Stop() = 0;
 };

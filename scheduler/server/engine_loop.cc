@@ -14,6 +14,10 @@ namespace {
 // to take everything in it.
 constexpr std::int64_t kInboxRetryMs = 100;
 
+// A group that answers wrongly this often, and never a request in full, would
+// do so again: its requests fail.
+constexpr std::uint32_t kMaxRefusedEpochs = 3;
+
 void PostRefusal(const TokenizedRequest& request, EventSink& sink, absl::Status status,
                  std::int64_t retry_after_ms) {
   std::vector<EngineEvent> events;
@@ -45,7 +49,7 @@ absl::Status InProcessEngine::Start() {
 }
 
 absl::Status InProcessEngine::WaitReady() const {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(&described_));
   return description_.status();
 }
@@ -57,7 +61,7 @@ void InProcessEngine::Stop() {
 }
 
 absl::StatusOr<EngineDescription> InProcessEngine::Describe() const {
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   return description_;
 }
 
@@ -120,7 +124,7 @@ void InProcessEngine::Loop() {
   probe_.OnState(core_.Snapshot());
   PostEvents();
   FinishDrain();
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   if (!described_) description_ = absl::UnavailableError("the engine has stopped");
   described_ = true;
 }
@@ -142,7 +146,7 @@ void InProcessEngine::Handle(const StepResult& result) {
   CollectEvents();
   const std::size_t before = events_.size();
   const absl::Status applied = core_.Apply(result);
-  if (!applied.ok()) FailGroup(applied);
+  if (!applied.ok()) EndEpoch(applied);
   probe_.OnStepDone(result.timings);
   if (!options_.on_step) return;
   CollectEvents();
@@ -164,7 +168,7 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
   const absl::Status usable = core_.Ready(ready.epoch, ready.description);
   if (!usable.ok()) {
     core_.Abort(usable);
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     if (!described_) description_ = usable;
     described_ = true;
     return;
@@ -172,7 +176,7 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
   epoch_ = ready.epoch;
   probe_.OnGroupReady();
   probe_.OnState(core_.Snapshot());
-  MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   described_ = true;
   description_ = EngineDescription{
       .model_id = options_.model_id.empty() ? ready.description.model_id : options_.model_id,
@@ -196,10 +200,14 @@ void InProcessEngine::Handle(DrainMessage message) {
 }
 
 // The group answered what it was not asked, or takes no plans: nothing that it
-// says can be served, and its requests would fail again.
-void InProcessEngine::FailGroup(const absl::Status& status) {
-  core_.Abort(status);
+// says in this epoch is served. Its requests are computed again in the next.
+void InProcessEngine::EndEpoch(const absl::Status& why) {
+  if (++refused_epochs_ == kMaxRefusedEpochs) {
+    refused_epochs_ = 0;
+    core_.Abort(why);
+  }
   core_.Lost(epoch_);
+  executor_->EndEpoch(epoch_);
 }
 
 absl::Time InProcessEngine::SendPlans() {
@@ -213,7 +221,7 @@ absl::Time InProcessEngine::SendPlans() {
     probe_.OnPlanned(clock_->NowNs() - now_ns);
     const absl::Status sent = executor_->Execute(*std::move(outcome.plan));
     // Not the current epoch: its Lost is in the inbox or on its way.
-    if (!sent.ok() && !absl::IsFailedPrecondition(sent)) FailGroup(sent);
+    if (!sent.ok() && !absl::IsFailedPrecondition(sent)) EndEpoch(sent);
   }
 }
 
@@ -235,9 +243,14 @@ void InProcessEngine::PostEvents() {
     const auto sink = sinks_.find(id);
     const auto [at, added] = batch_of.try_emplace(sink->second.get(), batches.size());
     if (added) batches.push_back({.sink = sink->second, .events = {}});
-    const bool last = std::holds_alternative<RequestEnd>(event);
+    const auto* end = std::get_if<RequestEnd>(&event);
+    const bool last = end != nullptr;
+    const bool served = last && end->status.ok();
     batches[at->second].events.push_back(std::move(event));
-    if (last) sinks_.erase(sink);
+    if (last) {
+      if (served) refused_epochs_ = 0;
+      sinks_.erase(sink);
+    }
   }
   events_.clear();
   for (Batch& batch : batches) batch.sink->Post(std::move(batch.events));

@@ -23,8 +23,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "common/rt/clock.h"
-#include "common/rt/mutex.h"
 #include "common/types/engine.h"
 #include "common/types/executor.h"
 #include "scheduler/core/scheduler_core.h"
@@ -106,7 +106,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   void Handle(DrainMessage message);
   // Sends plans until the core holds; when to plan again at the latest.
   absl::Time SendPlans();
-  void FailGroup(const absl::Status& status);
+  void EndEpoch(const absl::Status& why);
   void CollectEvents();
   void PostEvents();
   void FinishDrain();
@@ -121,11 +121,12 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   // The loop's thread only.
   SchedulerCore core_;
   Epoch epoch_;
+  std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was served
   absl::flat_hash_map<RequestId, std::shared_ptr<EventSink>> sinks_;  // of live requests
   std::vector<EngineEvent> events_;                                   // of this round
   std::vector<std::function<void()>> drained_;
 
-  mutable Mutex mu_;
+  mutable absl::Mutex mu_;
   bool described_ ABSL_GUARDED_BY(mu_) = false;  // a group came, usable or not
   absl::StatusOr<EngineDescription> description_ ABSL_GUARDED_BY(mu_) =
       absl::UnavailableError("no worker group is ready yet");

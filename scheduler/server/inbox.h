@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "common/rt/mutex.h"
 #include "common/types/engine.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
@@ -47,7 +47,7 @@ class EngineInbox {
   // untouched.
   Sent Send(EngineMessage&& message) {
     const bool submit = std::holds_alternative<SubmitMessage>(message);
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     if (closed_) return Sent::kClosed;
     if (submit && submits_ >= max_submits_) return Sent::kFull;
     submits_ += submit;
@@ -58,7 +58,7 @@ class EngineInbox {
   // The loop: sleeps until there is something, `deadline` passes or the inbox
   // is closed, then takes everything.
   std::vector<EngineMessage> TakeAll(absl::Time deadline) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     mu_.AwaitWithDeadline(absl::Condition(this, &EngineInbox::HasSomething), deadline);
     submits_ = 0;
     return std::exchange(messages_, {});
@@ -66,11 +66,11 @@ class EngineInbox {
 
   // What is inside can still be taken; nothing more comes.
   void Close() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     closed_ = true;
   }
   bool closed() const {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     return closed_;
   }
 
@@ -80,7 +80,7 @@ class EngineInbox {
   }
 
   const std::size_t max_submits_;
-  mutable Mutex mu_;
+  mutable absl::Mutex mu_;
   std::vector<EngineMessage> messages_ ABSL_GUARDED_BY(mu_);
   std::size_t submits_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "absl/base/thread_annotations.h"
-#include "common/rt/mutex.h"
+#include "absl/synchronization/mutex.h"
 #include "common/types/plan.h"
 #include "scheduler/core/scheduler_core.h"
 
@@ -46,42 +46,42 @@ struct SchedulerSnapshot {
 class SchedulerProbe {
  public:
   void OnPlanned(std::int64_t plan_ns) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     snapshot_.plan_time.Add(plan_ns);
   }
   void OnStepDone(const StepTimings& timings) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     ++snapshot_.steps;
     snapshot_.rows += timings.rows;
     snapshot_.decode_rows += timings.decode_rows;
     snapshot_.step_time.Add(timings.compute_ns);
   }
   void OnGroupReady() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     ++snapshot_.groups_ready;
   }
   void OnGroupLost() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     ++snapshot_.groups_lost;
   }
   // Any thread: a request met a full inbox.
   void OnInboxFull() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     ++snapshot_.inbox_refusals;
   }
   // The state after a round of the loop.
   void OnState(const CoreSnapshot& core) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     snapshot_.core = core;
   }
 
   SchedulerSnapshot Read() const {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     return snapshot_;
   }
 
  private:
-  mutable Mutex mu_;
+  mutable absl::Mutex mu_;
   SchedulerSnapshot snapshot_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -223,6 +223,28 @@ TEST_P(ExecutorContract, QueuedPlansDieWithTheirEpoch) {
   EXPECT_EQ(session.recorder.result_count(), kSteps);
 }
 
+// EndEpoch is heard wherever it comes: a fresh epoch, never a plan of the old one.
+TEST_P(ExecutorContract, EndEpochStartsAFreshOne) {
+  Session session(GetParam());
+  Epoch epoch = session.Start();
+  for (std::uint64_t step = 0; step <= kSteps; ++step) {
+    const std::vector<StepPlan> script = Script(epoch);
+    session.RunSteps(script, 1, step);
+    session.executor().EndEpoch(Epoch(epoch.value() + 1));  // not the current one
+    if (step < kSteps) {
+      EXPECT_TRUE(session.executor().Execute(script[step]).ok());  // may yet be answered
+    }
+    session.executor().EndEpoch(epoch);
+    session.executor().EndEpoch(epoch);
+    const Lost lost = session.recorder.WaitLost(step + 1);
+    EXPECT_EQ(lost.epoch, epoch);
+    EXPECT_EQ(lost.cause, Lost::Cause::kDigest);
+    EXPECT_TRUE(absl::IsFailedPrecondition(session.executor().Execute(script[0])));
+    epoch = session.recorder.WaitReady(step + 2);
+  }
+  session.RunSteps(Script(epoch), 1, kSteps);
+}
+
 TEST_P(ExecutorDeathContract, ResultsBeforeNoneAfterThenAFreshEpoch) {
   for (std::uint64_t step = 0; step <= kSteps; ++step) {
     for (const bool during : {true, false}) {

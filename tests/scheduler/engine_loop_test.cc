@@ -8,8 +8,8 @@
 #include <set>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "common/rt/clock.h"
-#include "common/rt/mutex.h"
 #include "scheduler/server/engine_loop.h"
 #include "worker/fake_executor.h"
 
@@ -20,16 +20,16 @@ namespace {
 class Signal {
  public:
   void Set() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     set_ = true;
   }
   void Await() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(&set_));
   }
 
  private:
-  Mutex mu_;
+  absl::Mutex mu_;
   bool set_ = false;
 };
 
@@ -37,7 +37,7 @@ class Signal {
 class Collector final : public EventSink {
  public:
   void Post(std::vector<EngineEvent> events) override {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     ++batches_;
     for (EngineEvent& event : events) {
       const std::uint64_t id = EventKey(event).first.counter;
@@ -47,27 +47,27 @@ class Collector final : public EventSink {
     }
   }
   void AwaitEnds(std::size_t count) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     const auto done = [&] { return ended_ >= count; };
     mu_.Await(absl::Condition(&done));
   }
   void AwaitTokens(std::size_t count) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     const auto done = [&] { return tokens_ >= count; };
     mu_.Await(absl::Condition(&done));
   }
   std::vector<EngineEvent> Of(std::uint64_t id) {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     return events_[id];
   }
   RequestEnd EndOf(std::uint64_t id) { return std::get<RequestEnd>(Of(id).back()); }
   std::size_t batches() {
-    MutexLock lock(&mu_);
+    absl::MutexLock lock(&mu_);
     return batches_;
   }
 
  private:
-  Mutex mu_;
+  absl::Mutex mu_;
   std::size_t ended_ = 0, tokens_ = 0, batches_ = 0;
   std::map<std::uint64_t, std::vector<EngineEvent>> events_;
 };
@@ -139,11 +139,11 @@ TEST_F(EngineLoopTest, EachSinkGetsOneBatchPerStep) {
 }
 
 TEST_F(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
-  Mutex mu;
+  absl::Mutex mu;
   std::vector<StepRecord> records;
   InProcessEngineOptions options;
   options.on_step = [&](const StepRecord& record) {
-    MutexLock lock(&mu);
+    absl::MutexLock lock(&mu);
     records.push_back(record);
   };
   Start(options);
@@ -155,7 +155,7 @@ TEST_F(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
   for (std::uint64_t id = 1; id <= 8; ++id) engine->Cancel({.request = {1, id}});
   sink->AwaitEnds(8);
   engine->Stop();
-  MutexLock lock(&mu);
+  absl::MutexLock lock(&mu);
   int mixed = 0;
   for (const StepRecord& record : records) {
     if (record.decode_rows != 8 || record.rows <= 8) continue;
@@ -310,33 +310,62 @@ TEST_F(EngineLoopTest, FullInboxRefusesAtOnce) {
   for (std::uint64_t id = 2; id <= 4; ++id) ExpectWholeAnswer(sink->Of(id), id, 2);
 }
 
-// An executor whose results are wrong.
-class LyingExecutor final : public StepExecutor {
+// A FakeExecutor of which some results name a step that was not asked for.
+class LyingExecutor final : public StepExecutor, private ExecutorListener {
  public:
+  // Lies in this step of the first `epochs` epochs.
+  LyingExecutor(Step step, std::uint64_t epochs) : step_(step), epochs_(epochs) {}
+
   absl::Status Start(ExecutorListener* listener) override {
     listener_ = listener;
-    listener->OnReady(Epoch(1), FakeExecutorOptions::DefaultDescription());
-    return absl::OkStatus();
+    return fake_.Start(this);
   }
-  absl::Status Execute(StepPlan plan) override {
-    listener_->OnResult({.epoch = plan.epoch, .step = Step(plan.step.value() + 5)});
-    return absl::OkStatus();
-  }
-  void Stop() override {}
+  absl::Status Execute(StepPlan plan) override { return fake_.Execute(std::move(plan)); }
+  void EndEpoch(Epoch epoch) override { fake_.EndEpoch(epoch); }
+  void Stop() override { fake_.Stop(); }
 
  private:
+  void OnReady(Epoch epoch, const ExecutorDescription& description) override {
+    listener_->OnReady(epoch, description);
+  }
+  void OnResult(StepResult result) override {
+    if (result.step == step_ && result.epoch <= Epoch(epochs_)) result.step = Step(99);
+    listener_->OnResult(std::move(result));
+  }
+  void OnLost(const Lost& lost) override { listener_->OnLost(lost); }
+
+  const Step step_;
+  const std::uint64_t epochs_;
+  FakeExecutor fake_;
   ExecutorListener* listener_ = nullptr;
 };
 
-TEST_F(EngineLoopTest, AWrongResultFailsItsRequestsAndIsNotServed) {
-  LyingExecutor liar;
+TEST_F(EngineLoopTest, AWrongResultIsNotServedAndItsRequestsAreComputedAgain) {
+  for (std::uint64_t step = 1; step <= 4; ++step) {
+    LyingExecutor liar(Step(step), 2);
+    InProcessEngine lied_to({}, &liar, &clock);
+    auto answers = std::make_shared<Collector>();
+    ASSERT_TRUE(lied_to.Start().ok());
+    ASSERT_TRUE(lied_to.WaitReady().ok());
+    for (std::uint64_t id = 1; id <= 3; ++id) lied_to.Submit(Request(id, 4, 6), answers);
+    answers->AwaitEnds(3);
+    for (std::uint64_t id = 1; id <= 3; ++id) ExpectWholeAnswer(answers->Of(id), id, 6);
+    lied_to.Stop();
+  }
+}
+
+TEST_F(EngineLoopTest, AGroupThatKeepsLyingFailsItsRequestsAndIsReadyForOthers) {
+  LyingExecutor liar(Step(2), 3);
   InProcessEngine lied_to({}, &liar, &clock);
   ASSERT_TRUE(lied_to.Start().ok());
-  lied_to.Submit(Request(1, 4, 4), sink);
+  ASSERT_TRUE(lied_to.WaitReady().ok());
+  lied_to.Submit(Request(1, 4, 6), sink);
   sink->AwaitEnds(1);
   EXPECT_TRUE(absl::IsInternal(sink->EndOf(1).status));
+  lied_to.Submit(Request(2, 4, 6), sink);
+  sink->AwaitEnds(2);
+  ExpectWholeAnswer(sink->Of(2), 2, 6);
   lied_to.Stop();
-  EXPECT_FALSE(lied_to.Load().ready);
 }
 
 }  // namespace
