@@ -1,3 +1,5 @@
+#include <cpuid.h>
+
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
@@ -5,6 +7,15 @@
 #include "kernels/ops.h"
 
 namespace flotilla::kernels {
+namespace {
+
+// Conversion of fp16; clang 14's __builtin_cpu_supports does not know the name.
+bool HasF16c() {
+  unsigned eax, ebx, ecx = 0, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+}  // namespace
 
 absl::Span<const Ops* const> AllOps() {
   static constexpr const Ops* kAll[] = {&kReferenceOps, &kAvx2Ops, &kAvx512Ops};
@@ -14,13 +25,13 @@ absl::Span<const Ops* const> AllOps() {
 bool IsaSupported(Isa isa) {
   switch (isa) {
     case Isa::kReference:
-      return __builtin_cpu_supports("fma");
+      return __builtin_cpu_supports("fma") && HasF16c();
     case Isa::kAvx2:
-      return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
+      return __builtin_cpu_supports("avx2") && IsaSupported(Isa::kReference);
     case Isa::kAvx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vnni");
+      return IsaSupported(Isa::kReference) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
   }
   return false;
 }
