@@ -77,6 +77,7 @@ struct Usage {
   std::uint32_t output_tokens = 0;  // all branches
   std::uint32_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   std::uint32_t preemptions = 0;
+  std::uint32_t decode_preemptions = 0;  // of them while it decoded
 
   bool operator==(const Usage&) const = default;
 };

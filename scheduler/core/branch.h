@@ -50,6 +50,7 @@ struct Branch {
 
   BranchState state = BranchState::kWaiting;
   std::uint32_t preemptions = 0;
+  std::uint32_t decode_preemptions = 0;
   // The next prompt token whose log-probability was not yet delivered.
   std::uint32_t prompt_logprobs_next = 1;
 

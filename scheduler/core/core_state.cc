@@ -71,7 +71,8 @@ void CoreState::End(Slot slot, FinishReason reason, std::uint32_t kept, absl::St
                               .usage = Usage{.prompt_tokens = branch.prompt_tokens,
                                              .output_tokens = kept,
                                              .cached_tokens = 0,
-                                             .preemptions = branch.preemptions}});
+                                             .preemptions = branch.preemptions,
+                                             .decode_preemptions = branch.decode_preemptions}});
   branches.Erase(slot);
 }
 
@@ -84,9 +85,13 @@ void CoreState::Requeue(Slot slot) {
 }
 
 void CoreState::Preempt(Slot slot) {
+  Branch& branch = branches[slot];
+  if (branch.state == BranchState::kDecode && branch.output_tokens() > 0) {
+    ++branch.decode_preemptions;
+  }
+  ++branch.preemptions;
   Detach(slot);
   Requeue(slot);
-  ++branches[slot].preemptions;
   ++counters.preemptions;
 }
 

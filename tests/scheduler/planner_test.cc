@@ -145,6 +145,7 @@ TEST(Planner, LackOfABlockSkipsThenHoldsThenPreemptsTheLast) {
   for (std::uint64_t id = 1; id <= 2; ++id) {
     EXPECT_EQ(harness.TokensOf(id), 7u);
     EXPECT_EQ(harness.EndOf(id)->usage.preemptions, id - 1);
+    EXPECT_EQ(harness.EndOf(id)->usage.decode_preemptions, id - 1);
   }
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
 }
