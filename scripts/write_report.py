@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """usage: write_report.py RESULTS REPORT — the summary of scripts/test --long.
 
-Turns RESULTS/stages.tsv and the tables beside it into one Markdown page.
+Turns RESULTS/stages.tsv, what else lies beside it, and what tests recorded as
+properties (gtest's RecordProperty, pytest's record_property) into one Markdown
+page.
 """
 
 import datetime
@@ -9,6 +11,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 
 
 def machine():
@@ -20,6 +23,17 @@ def machine():
                 break
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB"
+
+
+def properties(results):
+    """(test, what, value) of everything that tests of the plain build measured."""
+    for stage in ("ctest", "integration"):
+        for path in sorted((results / stage).glob("*.xml")):
+            for case in ElementTree.parse(path).iter("testcase"):
+                test = f"{case.get('classname')}.{case.get('name')}".split(".test_")[-1]
+                for entry in case.iter("property"):
+                    if entry.get("name") != "cmake_labels":
+                        yield test, entry.get("name"), entry.get("value")
 
 
 def main():
@@ -37,10 +51,10 @@ def main():
     peer = results / "peer.md"
     if peer.exists():
         lines += ["", "## Speed against llama.cpp", "", peer.read_text().strip()]
-    measured = sorted((results / "measured").glob("*.md"))
+    measured = list(properties(results))
     if measured:
-        lines += ["", "## Measured by the tests", ""]
-        lines += [path.read_text().strip() for path in measured]
+        lines += ["", "## Measured by the tests", "", "| test | what | value |", "|---|---|---|"]
+        lines += ["| " + " | ".join(row) + " |" for row in measured]
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text("\n".join(lines) + "\n")
     print(report)

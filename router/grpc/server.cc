@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -101,6 +102,11 @@ class GrpcServerImpl final : public GrpcServer {
     if (server_ == nullptr) return;
     server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
     server_->Wait();
+    // The thread may not yet have returned from the call that ended the last
+    // stream.
+    absl::Notification returned;
+    thread_->Post([&] { returned.Notify(); });
+    returned.WaitForNotification();
     server_.reset();
   }
 

@@ -62,6 +62,7 @@ class Exactness {
   }
 
   std::size_t requests() const { return requests_.size(); }
+  int ways() const { return ways_; }
 
   // The answers that all other ways must give.
   void SetExpected(const Way& way) {
@@ -73,6 +74,7 @@ class Exactness {
   }
 
   void Check(const Way& way) {
+    ++ways_;
     const std::vector<Answer> answers = Run(way);
     for (std::size_t i = 0; i < answers.size(); ++i) {
       EXPECT_EQ(answers[i].ids(), expected_[i].ids()) << way.name << ", request " << i;
@@ -123,6 +125,8 @@ class Exactness {
     std::printf("  %-44s %6.2f s, %zu of %zu preempted during decode\n", way.name.c_str(),
                 static_cast<double>(clock_.NowNs() - start) * 1e-9, preempted, answers.size());
     if (overfill) {
+      ::testing::Test::RecordProperty(absl::StrCat(way.name, ": preempted during decode"),
+                                      absl::StrCat(preempted, " of ", answers.size()));
       EXPECT_GE(preempted * 3, answers.size()) << way.name;
     }
     return answers;
@@ -153,6 +157,7 @@ class Exactness {
   const std::uint32_t output_tokens_;
   std::vector<TokenizedRequest> requests_;
   std::vector<Answer> expected_;
+  int ways_ = 0;  // compared with it
 };
 
 void CheckAllWays(Exactness& exactness) {
@@ -170,6 +175,9 @@ void CheckAllWays(Exactness& exactness) {
     if (isa == kernels::Isa::kReference) continue;  // far slower: ReferencePath
     exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa});
   }
+  ::testing::Test::RecordProperty(
+      absl::StrCat("ways that gave the bits of ", exactness.requests(), " requests alone"),
+      exactness.ways());
 }
 
 const char* Name(kernels::KvFormat format) {

@@ -85,6 +85,13 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+void Record(const std::string& what, double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  std::printf("%s: %s\n", what.c_str(), text);
+  ::testing::Test::RecordProperty(what, text);
+}
+
 // Perplexity on a text, divided by the reference's.
 double PerplexityRatio(EngineRunner& runner, const std::string& name) {
   std::ifstream file("tests/data/smollm2/" + name);
@@ -100,8 +107,7 @@ double PerplexityRatio(EngineRunner& runner, const std::string& name) {
   for (float logprob : answers[0].prompt_logprobs) sum -= logprob;
   const double perplexity = std::exp(sum / static_cast<double>(answers[0].prompt_logprobs.size()));
   const double reference = text["perplexity"];
-  std::printf("%s: perplexity %.6f, reference %.6f, ratio %.6f\n", name.c_str(), perplexity,
-              reference, perplexity / reference);
+  Record(name + ", perplexity over reference", perplexity / reference);
   return perplexity / reference;
 }
 
@@ -126,15 +132,17 @@ TEST(GoldenTest, Fp32IsTheReference) {
   std::vector<TokenizedRequest> requests;
   for (const Chat& chat : chats) requests.push_back(MakeRequest(requests.size(), chat.prompt));
   const std::vector<Answer> answers = runner.Run(requests);
+  int equal = 0;
   for (std::size_t c = 0; c < chats.size(); ++c) {
     EXPECT_EQ(answers[c].ids(), chats[c].greedy) << "chat " << c;
+    equal += answers[c].ids() == chats[c].greedy;
     EXPECT_EQ(answers[c].reason,
               chats[c].greedy.back() == kImEnd ? FinishReason::kStop : FinishReason::kLength);
   }
 
+  Record("chats equal token for token", equal);
   const std::vector<double> errors = TopFiveErrors(runner, chats);
-  std::printf("fp32: top-5 error median %.2g, mean %.2g over %zu values\n", Median(errors),
-              Mean(errors), errors.size());
+  Record("top-5 error, median", Median(errors));
   EXPECT_LE(Median(errors), 2e-4);
   for (const char* text : kTexts) EXPECT_NEAR(PerplexityRatio(runner, text), 1, 1e-4) << text;
 }
@@ -144,8 +152,7 @@ TEST(GoldenTest, DefaultRecipeIsClose) {
   ASSERT_NE(file, nullptr);
   EngineRunner runner(file, MakeOptions(Recipe::kAccurate, kernels::KvFormat::kBf16));
   const std::vector<double> errors = TopFiveErrors(runner, ReadChats());
-  std::printf("accurate, bf16 KV: top-5 error mean %.4f, median %.2g\n", Mean(errors),
-              Median(errors));
+  Record("top-5 error, mean", Mean(errors));
   EXPECT_LE(Mean(errors), 0.08);
   for (const char* text : kTexts) EXPECT_LE(PerplexityRatio(runner, text), 1.003) << text;
 }

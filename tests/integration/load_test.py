@@ -54,7 +54,7 @@ def one_round(server):
     return asyncio.run(run())
 
 
-def test_three_rounds_of_64_streams(loaded):
+def test_three_rounds_of_64_streams(loaded, record_property):
     answers, looks = [], []
     for _ in range(3):
         answers.append(one_round(loaded))
@@ -71,6 +71,9 @@ def test_three_rounds_of_64_streams(loaded):
     assert answers[0] == answers[1] == answers[2]  # seeded: the same, whatever the company
     assert loaded.used_blocks() == 0
     second, third = looks[1:]
+    for what in ("threads", "descriptors", "rss_bytes"):
+        record_property(f"{what} after rounds 2 and 3",
+                        f"{getattr(second, what)}, {getattr(third, what)}")
     assert third.threads == second.threads
     assert third.descriptors == second.descriptors
     assert third.rss_bytes <= second.rss_bytes * 1.01
@@ -86,7 +89,7 @@ def settle(server):
             last, since = now, time.monotonic()
 
 
-def test_a_long_prompt_does_not_stall_streams(loaded):
+def test_a_long_prompt_does_not_stall_streams(loaded, record_property):
     """While 6,000 tokens are prefilled, each of 8 streams gets a token in every
     step: at 256 tokens a step, that is 25 steps."""
     arrivals = [[] for _ in range(8)]
@@ -121,6 +124,8 @@ def test_a_long_prompt_does_not_stall_streams(loaded):
     for times in arrivals:
         during = [t for t in times if started <= t <= ended]
         assert len(during) >= steps - 2, (len(during), steps)
+    record_property("steps of the prefill; fewest tokens that a stream got meanwhile",
+                    f"{steps}; {min(sum(started <= t <= ended for t in s) for s in arrivals)}")
     # And steadily: no gap is many times the usual one.
     gaps = [b - a for times in arrivals
             for a, b in zip(times, times[1:]) if started <= a and b <= ended]
@@ -146,12 +151,13 @@ def test_a_killed_client_leaves_nothing(loaded):
     loaded.wait_idle()
 
 
-def test_idle_costs_nothing(loaded):
+def test_idle_costs_nothing(loaded, record_property):
     loaded.wait_idle()
     seconds = 60 if LONG else 10
     before, started = loaded.cpu_seconds(), time.monotonic()
     time.sleep(seconds)
     used = (loaded.cpu_seconds() - before) / (time.monotonic() - started)
+    record_property(f"share of a core over {seconds} s", f"{used:.4%}")
     assert used < 0.01, f"{used:.2%} of a core"
 
 
