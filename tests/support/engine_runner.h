@@ -59,6 +59,14 @@ class EngineRunner {
 // The real model's file, mapped; a missing one fails the test by name.
 std::shared_ptr<const GgufFile> OpenRealModel();
 
+// Under a sanitizer the real model is 12 times slower: tests then run it on less
+// data, through the same code.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // FLOTILLA_LONG=1: also what is too slow for every submission.
 bool LongTests();
 
