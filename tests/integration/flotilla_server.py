@@ -14,6 +14,8 @@ import httpx
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "smollm2"
 MODEL = "smollm2"
+# A build with a sanitizer: an order of magnitude slower, and memory is its own.
+SANITIZED = any(name in os.environ.get("FLOTILLA_BIN", "") for name in ("/asan/", "/tsan/"))
 LONG = bool(os.environ.get("FLOTILLA_LONG"))
 
 
