@@ -64,6 +64,8 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "largest piece of one prompt in a step"},
     {"--max-seqs", &ServeFlags::max_seqs, "sequences", 1, 4096, kSchedule,
      "sequences that run at once"},
+    {"--prefix-cache", &ServeFlags::prefix_cache, "on|off", 0, 0, kSchedule,
+     "keep KV of prompts and answers for requests that begin alike; never changes results"},
     {"--queue-requests", &ServeFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
      "requests that may wait; more are refused with 429"},
     {"--queue-tokens", &ServeFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,

@@ -22,6 +22,7 @@ struct ServeFlags {
   std::int64_t max_batch_tokens = 256;
   std::int64_t max_chunk_tokens = 256;
   std::int64_t max_seqs = 64;
+  std::string prefix_cache = "on";
   std::int64_t queue_requests = 1024;
   std::int64_t queue_tokens = 65536;
   std::int64_t max_model_len = 0;

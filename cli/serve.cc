@@ -61,6 +61,7 @@ InProcessEngineOptions MakeEngineOptions(const ServeFlags& flags, const std::str
   options.core.max_seqs = static_cast<std::uint32_t>(flags.max_seqs);
   options.core.max_step_tokens = static_cast<std::uint32_t>(flags.max_batch_tokens);
   options.core.max_chunk_tokens = static_cast<std::uint32_t>(flags.max_chunk_tokens);
+  options.core.prefix_cache = flags.prefix_cache == "on";
   options.core.max_queued_requests = static_cast<std::uint32_t>(flags.queue_requests);
   options.core.max_queued_tokens = static_cast<std::uint32_t>(flags.queue_tokens);
   options.max_inbox_requests = options.core.max_queued_requests;

@@ -65,7 +65,11 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kGauge, kBlocks, kBlocksHelp, "state", "used",
      [](Snapshot s) -> double { return s.core.load.blocks_used; }},
     {kGauge, kBlocks, kBlocksHelp, "state", "free",
-     [](Snapshot s) -> double { return s.core.load.blocks_total - s.core.load.blocks_used; }},
+     [](Snapshot s) -> double {
+       return s.core.load.blocks_total - s.core.load.blocks_used - s.core.blocks_cached;
+     }},
+    {kGauge, kBlocks, kBlocksHelp, "state", "cached",
+     [](Snapshot s) -> double { return s.core.blocks_cached; }},
     {kGauge, "flotilla_kv_utilization_ratio", "Used blocks / all blocks.", nullptr, nullptr,
      [](Snapshot s) -> double {
        const double total = s.core.load.blocks_total;
@@ -85,6 +89,14 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
      "mode", "recompute", [](Snapshot s) -> double { return s.core.counters.preemptions; }},
     {kCounter, kTokens, kTokensHelp, "kind", "prompt",
      [](Snapshot s) -> double { return s.core.counters.prefill_tokens; }},
+    {kCounter, kTokens, kTokensHelp, "kind", "prompt_cached",
+     [](Snapshot s) -> double { return s.core.counters.cached_tokens; }},
+    {kCounter, "flotilla_kv_prefix_lookup_tokens_total", "Tokens looked up in the prefix cache.",
+     nullptr, nullptr, [](Snapshot s) -> double { return s.core.counters.lookup_tokens; }},
+    {kCounter, "flotilla_kv_prefix_hit_tokens_total", "Tokens found in the prefix cache.", nullptr,
+     nullptr, [](Snapshot s) -> double { return s.core.counters.cached_tokens; }},
+    {kCounter, "flotilla_kv_prefix_evictions_total", "Cached blocks that gave way to requests.",
+     nullptr, nullptr, [](Snapshot s) -> double { return s.core.counters.evictions; }},
     {kCounter, kTokens, kTokensHelp, "kind", "generated",
      [](Snapshot s) -> double { return s.core.counters.output_tokens; }},
     {kCounter, "flotilla_scheduler_plans_total", "Step plans made.", nullptr, nullptr,

@@ -31,8 +31,10 @@ struct OpenBranch {
   // tokens.size() - prompt_tokens.
   std::vector<TokenId> tokens;
   std::uint32_t prompt_tokens = 0;
-  // Positions [0, cached_tokens) are already in the blocks that the following
-  // grants name (prefix hit): the branch starts at that length.
+  // Positions [0, cached_tokens) are in the blocks that the following grants name
+  // (prefix hit), or will be once this plan's rows are written: ranks write the K
+  // and V of all rows of a plan before they read any. The branch starts at that
+  // length.
   std::uint32_t cached_tokens = 0;
   SamplingParams sampling;
   StopRule stop;

@@ -7,27 +7,50 @@
 namespace flotilla {
 
 BlockPool::BlockPool(std::uint32_t block_count)
-    : total_(std::max(block_count, 1u) - 1), references_(std::size_t{total_} + 1, 0) {
+    : total_(std::max(block_count, 1u) - 1), pages_(std::size_t{total_} + 1) {
   free_.reserve(total_);
   for (std::uint32_t block = total_; block > 0; --block) free_.push_back(block);
 }
 
+void BlockPool::Unlink(std::uint32_t block) {
+  const Page& page = pages_[block];
+  pages_[page.previous].next = page.next;
+  pages_[page.next].previous = page.previous;
+  --cached_;
+}
+
 BlockId BlockPool::Take() {
-  FLOTILLA_CORE_CHECK(!free_.empty());
-  const std::uint32_t block = free_.back();
-  free_.pop_back();
-  references_[block] = 1;
+  FLOTILLA_CORE_CHECK(available() > 0);
+  std::uint32_t block = pages_[0].next;
+  if (free_.empty()) {
+    Unlink(block);
+  } else {
+    block = free_.back();
+    free_.pop_back();
+  }
+  pages_[block] = Page{.references = 1};
   return BlockId(block);
 }
 
 void BlockPool::Share(BlockId block) {
-  FLOTILLA_CORE_CHECK(references_[block.value()] > 0);
-  ++references_[block.value()];
+  Page& page = pages_[block.value()];
+  FLOTILLA_CORE_CHECK(page.references > 0 || page.kept);
+  if (page.references++ == 0) Unlink(block.value());
 }
 
 void BlockPool::Release(BlockId block) {
-  FLOTILLA_CORE_CHECK(block != kNullBlock && references_[block.value()] > 0);
-  if (--references_[block.value()] == 0) free_.push_back(block.value());
+  Page& page = pages_[block.value()];
+  FLOTILLA_CORE_CHECK(block != kNullBlock && page.references > 0);
+  if (--page.references > 0) return;
+  if (!page.kept) {
+    free_.push_back(block.value());
+    return;
+  }
+  page.previous = pages_[0].previous;
+  page.next = 0;
+  pages_[page.previous].next = block.value();
+  pages_[0].previous = block.value();
+  ++cached_;
 }
 
 }  // namespace flotilla

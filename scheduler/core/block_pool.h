@@ -1,9 +1,9 @@
 // BlockPool: who uses which page of the KV pool, counted exactly.
 //
 // Block 0 is the null block and never handed out. Every other block is free,
-// cached or used: free + cached + used = total. A cached block (reference count
-// zero, contents still wanted) exists only with a prefix cache; until there is
-// one the count is always 0. Owned by KvLedger; one thread.
+// cached or used: free + cached + used = total. A used block is named by at
+// least one table; a cached one by none, but its contents are kept until its
+// page is needed: least recently used first. Owned by KvLedger; one thread.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +20,38 @@ class BlockPool {
 
   std::uint32_t total() const { return total_; }
   std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
-  std::uint32_t cached() const { return 0; }
+  std::uint32_t cached() const { return cached_; }
   std::uint32_t used() const { return total() - free() - cached(); }
+  // Blocks that Take can give.
+  std::uint32_t available() const { return free() + cached(); }
 
-  // Takes a free block with one reference. There is one: see free().
+  // Takes a free block with one reference, or if there is none the cached one
+  // that was released first. There is one: see available().
   BlockId Take();
-  // One more table names `block`, which is used.
+  // One more table names `block`, which is used or cached.
   void Share(BlockId block);
-  // One table less names it; the last one makes it free.
+  // One table less names it. The last one makes it free, or cached if it is kept.
   void Release(BlockId block);
-  // Tables that name `block`; 0 when free.
-  std::uint32_t references(BlockId block) const { return references_[block.value()]; }
+  // `block` is used, and its contents are worth keeping until Take gives it away.
+  void Keep(BlockId block) { pages_[block.value()].kept = true; }
+  bool kept(BlockId block) const { return pages_[block.value()].kept; }
+  // Tables that name `block`; 0 when free or cached.
+  std::uint32_t references(BlockId block) const { return pages_[block.value()].references; }
 
  private:
+  struct Page {
+    std::uint32_t references = 0;
+    bool kept = false;
+    // Neighbours in the list of cached blocks; page 0 is its head.
+    std::uint32_t previous = 0, next = 0;
+  };
+
+  void Unlink(std::uint32_t block);
+
   std::uint32_t total_;
-  std::vector<std::uint32_t> free_;        // a stack: the warmest block first
-  std::vector<std::uint32_t> references_;  // [total + 1]
+  std::uint32_t cached_ = 0;
+  std::vector<std::uint32_t> free_;  // a stack: the warmest block first
+  std::vector<Page> pages_;          // [total + 1]
 };
 
 }  // namespace flotilla

@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/types/ids.h"
 #include "common/types/request.h"
+#include "scheduler/core/prefix_index.h"
 
 namespace flotilla {
 
@@ -40,6 +42,8 @@ struct Branch {
   // The prompt, then every output token delivered.
   std::vector<TokenId> tokens;
   std::uint32_t prompt_tokens = 0;
+  // Tenant and salt: only branches of one scope share cached blocks.
+  std::string cache_scope;
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
@@ -51,6 +55,7 @@ struct Branch {
   BranchState state = BranchState::kWaiting;
   std::uint32_t preemptions = 0;
   std::uint32_t decode_preemptions = 0;
+  std::uint32_t cached_tokens = 0;  // prompt tokens found when first opened
   // The next prompt token whose log-probability was not yet delivered.
   std::uint32_t prompt_logprobs_next = 1;
 
@@ -65,9 +70,20 @@ struct Branch {
   // It lacked a block when it could have run last, and sat that plan out.
   bool sat_out = false;
   std::vector<std::vector<BlockId>> tables;  // [groups] entries in order
+  // Its leading blocks that are in the prefix index, and the last one's node.
+  std::uint32_t indexed_blocks = 0;
+  PrefixNode indexed = kNoPrefix;
+  // Its next block is there already, as a copy of the same content: no more of
+  // this branch's own are added.
+  bool duplicate = false;
 
   std::uint32_t output_tokens() const {
     return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
+  }
+  // The prefix cache has no prompt log-probabilities: a branch that wants more of
+  // them computes its prompt itself.
+  bool wants_prompt_rows() const {
+    return logprobs.prompt_top != LogprobSpec::kOff && prompt_logprobs_next < prompt_tokens;
   }
   bool open() const { return state != BranchState::kWaiting; }
   // No further run can change it: it has finished, though the result may still

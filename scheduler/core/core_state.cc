@@ -70,7 +70,7 @@ void CoreState::End(Slot slot, FinishReason reason, std::uint32_t kept, absl::St
                               .retry_after_ms = 0,
                               .usage = Usage{.prompt_tokens = branch.prompt_tokens,
                                              .output_tokens = kept,
-                                             .cached_tokens = 0,
+                                             .cached_tokens = branch.cached_tokens,
                                              .preemptions = branch.preemptions,
                                              .decode_preemptions = branch.decode_preemptions}});
   branches.Erase(slot);
@@ -80,6 +80,9 @@ void CoreState::Requeue(Slot slot) {
   Branch& branch = branches[slot];
   owed_tokens += branch.length.lower;
   branch.length.lower = branch.length.upper = 0;
+  branch.indexed_blocks = 0;
+  branch.indexed = kNoPrefix;
+  branch.duplicate = false;
   branch.state = BranchState::kWaiting;
   waiting.Push(slot);
 }

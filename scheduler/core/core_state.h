@@ -39,9 +39,9 @@ struct PlanInFlight {
 
 // What lives and dies with one epoch of the worker group.
 struct EpochState {
-  EpochState(Epoch epoch, const ExecutorDescription& description)
+  EpochState(Epoch epoch, const ExecutorDescription& description, bool prefix_cache)
       : epoch(epoch),
-        kv(description.groups, description.block_count),
+        kv(description.groups, description.block_count, prefix_cache),
         handles(description.max_branches),
         cohort_sizes(description.lag, 0) {}
 
@@ -69,6 +69,10 @@ struct CoreCounters {
   std::uint64_t noops = 0;  // decodes of branches that had finished
   std::uint64_t plans = 0;
   std::uint64_t prefill_tokens = 0;
+  std::uint64_t lookup_tokens = 0;  // looked up in the prefix cache
+  std::uint64_t cached_tokens = 0;  // found there, and not prefilled
+  std::uint64_t prefix_waits = 0;   // plans that a prompt sat out for another's prefix
+  std::uint64_t evictions = 0;      // cached blocks given away
   std::uint64_t output_tokens = 0;
 };
 

@@ -37,6 +37,8 @@ absl::Status CheckBlocks(const CoreState& state) {
     used += named[block] > 0;
   }
   FLOTILLA_HOLDS(used == pool.used(), 1, "blocks used");
+  const absl::Status index = state.epoch->kv.CheckIndex();
+  FLOTILLA_HOLDS(index.ok(), 1, index.message());
   return absl::OkStatus();
 }
 

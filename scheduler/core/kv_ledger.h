@@ -3,23 +3,33 @@
 // Grants and releases blocks of the pool, writes the plan operations that tell
 // the ranks, and keeps the PlanDigest that both sides must agree on. Made anew
 // for each epoch, because a lost group takes its KV memory with it.
+//
+// Also keeps the prefix cache: full blocks are published under their content and
+// found again by branches that begin with it. A block is published when the plan
+// that fills it is made (ranks run plans in order, and write the K and V of a
+// plan before they read any), or when the result that tells its tokens is
+// applied. Only for models with one KV group that keeps every position.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/types/digest.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
 #include "scheduler/core/block_pool.h"
 #include "scheduler/core/branch.h"
+#include "scheduler/core/prefix_index.h"
 
 namespace flotilla {
 
 class KvLedger {
  public:
   // `groups` as described by the executor; block_count includes the null block.
-  KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count);
+  KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache);
 
   const BlockPool& pool() const { return pool_; }
   std::size_t group_count() const { return groups_.size(); }
@@ -33,13 +43,32 @@ class KvLedger {
   // blocks. At least what it holds now, if that is below `wanted`.
   std::uint32_t Reach(const Branch& branch, std::uint32_t wanted, std::uint64_t blocks) const;
 
-  // Opens `branch` under its handle with empty tables.
-  void Open(Branch& branch, StepPlan& plan);
+  // What the prefix cache has for a branch that waits.
+  struct Match {
+    PrefixNode node = kNoPrefix;  // of the last block
+    std::uint32_t blocks = 0;     // leading ones that need not be computed
+    std::uint32_t pinned = 0;     // of them in no table: no longer available
+  };
+  Match FindPrefix(const Branch& branch) const;
+  // Whether `other`, whose prefill goes on, will publish the block after `match`,
+  // so that `branch` had better wait for it.
+  bool WillPublish(const Branch& other, const Branch& branch, const Match& match) const;
+
+  // Opens `branch` under its handle; its tables begin with the blocks of
+  // `match`, its length after them.
+  void Open(Branch& branch, const Match& match, StepPlan& plan);
   // Grants what it lacks to hold `positions`; the pool has that many.
   void Grow(Branch& branch, std::uint32_t positions, StepPlan& plan);
   // Takes its blocks back. They may be granted from the next plan on, which
   // must begin with the DropBranch.
   void Close(Branch& branch);
+  // The tokens of `branch` below `positions` are known, and their K and V are
+  // written once the plans sent have run: their full blocks can be found.
+  void Publish(Branch& branch, std::uint32_t positions);
+  // Cached blocks given away since the last call.
+  std::uint32_t TakeEvictions() { return std::exchange(evictions_, 0); }
+  // INTERNAL: the prefix index and the pool disagree. O(pool): for tests.
+  absl::Status CheckIndex() const;
   void AddRun(Step step, BranchHandle branch, std::uint32_t count) {
     digest_.AddRun(step, branch, count);
   }
@@ -49,8 +78,18 @@ class KvLedger {
   std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) const;
 
   const std::vector<KvGroup> groups_;
+  void AddToTable(Branch& branch, GroupIndex group, BlockId block);
+  BlockId TakeBlock();
+  // Blocks of `branch` that a hit may cover: never its last token's.
+  std::uint32_t ReusableBlocks(const Branch& branch) const;
+  absl::Span<const TokenId> TokensOf(const Branch& branch, std::uint32_t block) const;
+
   BlockPool pool_;
   PlanDigest digest_;
+  // Null: no prefix cache.
+  std::unique_ptr<PrefixIndex> index_;
+  std::uint32_t evictions_ = 0;
+  std::vector<PrefixNode> node_of_;  // [total + 1] by block; of kept blocks
 };
 
 }  // namespace flotilla

@@ -20,6 +20,9 @@ struct CoreOptions {
   // Free blocks left per running branch when a prompt is started, so that it
   // is not preempted by the growth of its neighbours at once.
   std::uint32_t watermark_blocks = 1;
+  // Keep the KV of prompts and answers while nobody else needs the memory, for
+  // requests that begin with the same tokens. Never changes an answer.
+  bool prefix_cache = true;
 };
 
 }  // namespace flotilla

@@ -82,6 +82,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& 
   }
   if (absl::Status s = EmitPromptLogprobs(run, result, branch); !s.ok()) return s;
   EmitTokens(result, branch);
+  state_.epoch->kv.Publish(branch, branch.length.lower);
   if (result.finished.has_value()) {
     state_.End(slot, *result.finished, branch.output_tokens(), absl::OkStatus());
   } else if (branch.state == BranchState::kEnding && branch.length.lower == branch.length.max) {

@@ -20,7 +20,7 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
   state_.last_epoch = epoch;
   state_.description = description;
   state_.rates = Rates(description.prefill_ns_per_token, description.decode_ns_per_step);
-  state_.epoch.emplace(epoch, description);
+  state_.epoch.emplace(epoch, description, state_.options.prefix_cache);
   for (const Slot slot : state_.branches.Slots()) {
     const Branch& branch = state_.branches[slot];
     const std::uint64_t total = std::uint64_t{branch.prompt_tokens} + branch.stop.max_tokens;
@@ -86,6 +86,8 @@ void SchedulerCore::Admit(std::int64_t now_ns, TokenizedRequest request) {
     const std::vector<TokenId>& prefix = request.output_prefix[0];
     branch.tokens.insert(branch.tokens.end(), prefix.begin(), prefix.end());
   }
+  // With the first length, no two pairs of strings make the same scope.
+  branch.cache_scope = absl::StrCat(request.tenant.size(), ":", request.tenant, request.cache_salt);
   branch.sampling = request.sampling;
   branch.stop = std::move(request.stop);
   branch.logprobs = request.logprobs;
@@ -167,6 +169,7 @@ CoreSnapshot SchedulerCore::Snapshot() const {
   if (load.ready) {
     load.blocks_total = state_.epoch->kv.pool().total();
     load.blocks_used = state_.epoch->kv.pool().used();
+    snapshot.blocks_cached = state_.epoch->kv.pool().cached();
     snapshot.in_flight = static_cast<std::uint32_t>(state_.epoch->in_flight.size());
   }
   snapshot.counters = state_.counters;

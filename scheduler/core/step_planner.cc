@@ -39,6 +39,8 @@ PlanOutcome StepPlanner::Make() {
   epoch.last_step = plan_.step;
   epoch.in_flight.push_back({.step = plan_.step, .runs = std::move(runs_)});
   ++state_.counters.plans;
+  state_.counters.prefix_waits += waits_for_prefix_;
+  state_.counters.evictions += epoch.kv.TakeEvictions();
   return {.plan = std::move(plan_)};
 }
 
@@ -54,7 +56,7 @@ void StepPlanner::Assess() {
   lacking_.clear();
   chunks_.clear();
   due_later_ = false;
-  free_blocks_ = state_.epoch->kv.pool().free();
+  free_blocks_ = state_.epoch->kv.pool().available();
   owed_blocks_ = 0;
   budget_ = state_.MaxStepTokens();
   AssessDecodes();
@@ -112,7 +114,21 @@ bool StepPlanner::SomeoneSatOut() const {
                      [this](Slot slot) { return state_.branches[slot].sat_out; });
 }
 
-bool StepPlanner::CanAdmitHead() const {
+KvLedger::Match StepPlanner::MatchHead() const {
+  if (state_.waiting.empty() || state_.running.size() >= state_.MaxRunning()) return {};
+  return state_.epoch->kv.FindPrefix(state_.branches[state_.waiting.head()]);
+}
+
+// Another prompt that begins alike is about to be computed further than this
+// one's match: to wait for it is cheaper than to compute it twice.
+bool StepPlanner::PrefixIsBeingComputed(const Branch& head, const KvLedger::Match& match) const {
+  return std::any_of(state_.running.begin(), state_.running.end(), [&](Slot slot) {
+    return state_.epoch->kv.WillPublish(state_.branches[slot], head, match);
+  });
+}
+
+bool StepPlanner::CanAdmitHead(const KvLedger::Match& match) {
+  waits_for_prefix_ = false;
   const std::size_t running = state_.running.size();
   if (state_.waiting.empty() || budget_ == 0 || !lacking_.empty() ||
       running >= state_.MaxRunning()) {
@@ -121,17 +137,20 @@ bool StepPlanner::CanAdmitHead() const {
   const HandleTable& handles = state_.epoch->handles;
   if (!handles.available() && !handles.drops_pending()) return false;
   if (running == 0) return true;  // admission made sure that it fits the pool
+  const Branch& head = state_.branches[state_.waiting.head()];
+  waits_for_prefix_ = PrefixIsBeingComputed(head, match);
+  if (waits_for_prefix_) return false;
   // The whole prompt must fit beside what is promised already; otherwise
   // several half-computed prompts would wait for each other.
-  const Branch& head = state_.branches[state_.waiting.head()];
   const std::uint64_t promised =
       owed_blocks_ + std::uint64_t{state_.options.watermark_blocks} * running;
-  return free_blocks_ >= promised + state_.epoch->kv.BlocksFor(head.tokens.size());
+  return free_blocks_ >=
+         promised + match.pinned + state_.epoch->kv.BlocksFor(head.tokens.size()) - match.blocks;
 }
 
-bool StepPlanner::WorthSending() const {
+bool StepPlanner::WorthSending() {
   return state_.epoch->handles.drops_pending() || !decodes_.empty() || !chunks_.empty() ||
-         due_later_ || CanAdmitHead();
+         due_later_ || CanAdmitHead(MatchHead());
 }
 
 void StepPlanner::EmitSkips() {
@@ -170,6 +189,7 @@ void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   branch.last_chunk = plan_.step;
   branch.sat_out = false;
   state_.epoch->kv.Grow(branch, end, plan_);
+  state_.epoch->kv.Publish(branch, end);
 
   const bool last = end == branch.prefill_tokens;
   const bool samples = last && branch.stop.max_tokens > 0;
@@ -200,29 +220,40 @@ std::uint32_t StepPlanner::SmallestCohort() const {
 }
 
 void StepPlanner::EmitAdmissions() {
-  EpochState& epoch = *state_.epoch;
-  while (CanAdmitHead()) {
+  for (KvLedger::Match match = MatchHead(); CanAdmitHead(match); match = MatchHead()) {
     const Slot slot = state_.waiting.head();
     state_.waiting.Remove(slot);
-    Branch& branch = state_.branches[slot];
-    if (branch.opened.value() > 0) ++state_.counters.resumptions;
-    branch.handle = epoch.handles.Take(slot, plan_.step);
-    branch.opened = plan_.step;
-    branch.state = BranchState::kPrefill;
-    branch.prefill_tokens = static_cast<std::uint32_t>(branch.tokens.size());
-    branch.cohort = SmallestCohort();
-    branch.sat_out = false;
-    ++epoch.cohort_sizes[branch.cohort];
-    state_.AddRunning(slot);
-    epoch.kv.Open(branch, plan_);
-
-    const std::uint32_t rows =
-        std::min({branch.prefill_tokens, state_.options.max_chunk_tokens, budget_});
-    free_blocks_ -= epoch.kv.BlocksFor(rows);
-    owed_blocks_ += epoch.kv.BlocksFor(branch.prefill_tokens) - epoch.kv.BlocksFor(rows);
-    budget_ -= rows;
-    EmitChunk(slot, rows);
+    Admit(slot, match);
   }
+}
+
+void StepPlanner::Admit(Slot slot, const KvLedger::Match& match) {
+  EpochState& epoch = *state_.epoch;
+  Branch& branch = state_.branches[slot];
+  if (branch.opened.value() > 0) ++state_.counters.resumptions;
+  branch.handle = epoch.handles.Take(slot, plan_.step);
+  branch.state = BranchState::kPrefill;
+  branch.prefill_tokens = static_cast<std::uint32_t>(branch.tokens.size());
+  branch.cohort = SmallestCohort();
+  branch.sat_out = false;
+  ++epoch.cohort_sizes[branch.cohort];
+  state_.AddRunning(slot);
+  state_.owed_tokens -= branch.owed_tokens();
+  epoch.kv.Open(branch, match, plan_);
+  state_.owed_tokens += branch.owed_tokens();
+  const std::uint32_t cached = branch.length.upper;
+  state_.counters.lookup_tokens += branch.prefill_tokens;
+  state_.counters.cached_tokens += cached;
+  if (branch.opened.value() == 0) branch.cached_tokens = std::min(cached, branch.prompt_tokens);
+  branch.opened = plan_.step;
+
+  const std::uint32_t rows =
+      std::min({branch.prefill_tokens - cached, state_.options.max_chunk_tokens, budget_});
+  const std::uint64_t takes = epoch.kv.Lacks(branch, cached + rows);
+  free_blocks_ -= match.pinned + takes;
+  owed_blocks_ += epoch.kv.Lacks(branch, branch.prefill_tokens) - takes;
+  budget_ -= rows;
+  EmitChunk(slot, rows);
 }
 
 }  // namespace flotilla

@@ -52,14 +52,17 @@ class StepPlanner {
   void Assess();
   void AssessDecodes();
   void AssessPrefills();
-  bool CanAdmitHead() const;
-  bool WorthSending() const;
+  bool CanAdmitHead(const KvLedger::Match& match);
+  KvLedger::Match MatchHead() const;
+  bool PrefixIsBeingComputed(const Branch& head, const KvLedger::Match& match) const;
+  bool WorthSending();
   bool SomeoneSatOut() const;
 
   void EmitSkips();
   void EmitDecodes();
   void EmitChunk(Slot slot, std::uint32_t rows);
   void EmitAdmissions();
+  void Admit(Slot slot, const KvLedger::Match& match);
   std::uint32_t SmallestCohort() const;
 
   CoreState& state_;
@@ -76,6 +79,7 @@ class StepPlanner {
   std::uint64_t free_blocks_ = 0;  // after all of the above
   std::uint64_t owed_blocks_ = 0;  // for the rest of the prompts begun
   std::uint32_t budget_ = 0;       // rows left
+  bool waits_for_prefix_ = false;  // the head of the queue
 };
 
 }  // namespace flotilla

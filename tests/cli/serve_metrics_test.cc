@@ -114,10 +114,12 @@ TEST(ServeMetricsTest, TheSchedulerIsReadAtEachScrape) {
   CoreSnapshot core;
   core.load.blocks_total = 10;
   core.load.blocks_used = 4;
+  core.blocks_cached = 1;
   core.counters.preemptions = 7;
   scheduler.OnState(core);
   std::string page = metrics.Render();
-  EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"free\"} 6"));
+  EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"free\"} 5"));
+  EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"cached\"} 1"));
   EXPECT_THAT(page, HasSubstr("flotilla_kv_utilization_ratio{model=\"m\"} 0.4"));
   EXPECT_THAT(page,
               HasSubstr("flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\"} 7"));

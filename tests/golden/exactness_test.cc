@@ -42,6 +42,7 @@ struct Way {
   std::uint32_t kv_blocks = 4096;
   enum class Order { kAlone, kRandom, kLongestFirst };
   Order order = Order::kRandom;
+  int copies = 1;  // of each request, at once: most find their prompt in the prefix cache
 };
 
 class Exactness {
@@ -77,8 +78,9 @@ class Exactness {
     ++ways_;
     const std::vector<Answer> answers = Run(way);
     for (std::size_t i = 0; i < answers.size(); ++i) {
-      EXPECT_EQ(answers[i].ids(), expected_[i].ids()) << way.name << ", request " << i;
-      EXPECT_TRUE(answers[i].Bits() == expected_[i].Bits())
+      const Answer& expected = expected_[i % expected_.size()];
+      EXPECT_EQ(answers[i].ids(), expected.ids()) << way.name << ", request " << i;
+      EXPECT_TRUE(answers[i].Bits() == expected.Bits())
           << way.name << ", request " << i << ": bits of log-probabilities differ";
     }
   }
@@ -119,7 +121,8 @@ class Exactness {
     if (overfill) options.core.watermark_blocks = 0;
     EngineRunner runner(file_, options);
     const std::int64_t start = clock_.NowNs();
-    const std::vector<Answer> answers = RunInOrder(runner, way.order);
+    const std::vector<Answer> answers = RunInOrder(runner, way);
+    ReportCached(way, answers);
     std::size_t preempted = 0;
     for (const Answer& answer : answers) preempted += answer.usage.decode_preemptions > 0;
     std::printf("  %-44s %6.2f s, %zu of %zu preempted during decode\n", way.name.c_str(),
@@ -132,18 +135,34 @@ class Exactness {
     return answers;
   }
 
-  std::vector<Answer> RunInOrder(EngineRunner& runner, Way::Order how) const {
-    std::vector<Answer> answers(requests_.size());
+  void ReportCached(const Way& way, const std::vector<Answer>& answers) const {
+    if (way.copies == 1) return;
+    std::uint64_t cached = 0, prompt = 0;
+    for (const Answer& answer : answers) {
+      cached += answer.usage.cached_tokens;
+      prompt += answer.usage.prompt_tokens;
+    }
+    EXPECT_GT(cached * 3, prompt) << way.name;  // half of it but for a block each
+    ::testing::Test::RecordProperty(absl::StrCat(way.name, ": prompt tokens from the prefix cache"),
+                                    absl::StrCat(cached, " of ", prompt));
+  }
+
+  std::vector<Answer> RunInOrder(EngineRunner& runner, const Way& way) const {
+    const Way::Order how = way.order;
+    std::vector<Answer> answers(requests_.size() * way.copies);
     if (how == Way::Order::kAlone) {
       for (std::size_t i = 0; i < answers.size(); ++i) answers[i] = runner.Run({requests_[i]})[0];
       return answers;
     }
-    std::vector<std::size_t> order(requests_.size());
+    std::vector<std::size_t> order(answers.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
     std::mt19937_64 random(kShuffleSeed);
     if (how == Way::Order::kRandom) std::shuffle(order.begin(), order.end(), random);
     std::vector<TokenizedRequest> ordered;
-    for (std::size_t i : order) ordered.push_back(requests_[i]);
+    for (std::size_t i : order) {
+      ordered.push_back(requests_[i % requests_.size()]);
+      ordered.back().id.counter = i;
+    }
     const std::vector<Answer> results = runner.Run(ordered);
     for (std::size_t i = 0; i < order.size(); ++i) answers[order[i]] = results[i];
     return answers;
@@ -169,6 +188,7 @@ void CheckAllWays(Exactness& exactness) {
   for (int threads : {1, 3}) {
     exactness.Check({.name = absl::StrCat(threads, " threads"), .threads = threads});
   }
+  exactness.Check({.name = "each twice", .copies = 2});
   exactness.Check(
       {.name = "small pool", .kv_blocks = kSmallPool, .order = Way::Order::kLongestFirst});
   for (kernels::Isa isa : kernels::DetectIsas()) {
@@ -244,6 +264,7 @@ TEST_P(RealExactnessTest, PartOfTheMatrix) {
   exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
   exactness.Check(
       {.name = "all at once, chunks of 64, 3 threads", .threads = 3, .chunk_tokens = 64});
+  exactness.Check({.name = "each twice", .copies = 2});
   exactness.Check({.name = "avx2 or what is there",
                    .isa = kernels::DetectIsas()[kernels::DetectIsas().size() > 1 ? 1 : 0]});
 }

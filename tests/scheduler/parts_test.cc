@@ -9,6 +9,7 @@
 #include "scheduler/core/block_pool.h"
 #include "scheduler/core/indexed_heap.h"
 #include "scheduler/core/kv_ledger.h"
+#include "scheduler/core/prefix_index.h"
 #include "scheduler/core/rates.h"
 
 namespace flotilla {
@@ -34,6 +35,45 @@ TEST(BlockPool, SharedBlockIsFreeAfterItsLastRelease) {
   pool.Release(block);
   EXPECT_EQ(pool.free(), 1u);
   EXPECT_EQ(pool.free() + pool.cached() + pool.used(), pool.total());
+}
+
+TEST(BlockPool, KeptBlocksAreCachedAndTheOldestGoesFirst) {
+  BlockPool pool(4);
+  const BlockId a = pool.Take(), b = pool.Take(), c = pool.Take();
+  for (const BlockId block : {a, b}) pool.Keep(block);
+  for (const BlockId block : {b, a, c}) pool.Release(block);
+  EXPECT_EQ(pool.cached(), 2u);
+  EXPECT_EQ(pool.free(), 1u);
+  EXPECT_EQ(pool.used(), 0u);
+  pool.Share(b);  // wanted again: now the youngest
+  pool.Release(b);
+  EXPECT_EQ(pool.Take(), c);
+  EXPECT_EQ(pool.Take(), a);
+  EXPECT_FALSE(pool.kept(a));
+  EXPECT_EQ(pool.Take(), b);
+  EXPECT_EQ(pool.available(), 0u);
+}
+
+TEST(PrefixIndex, FindsByContentAfterThePrefixInTheScope) {
+  PrefixIndex index;
+  const std::vector<TokenId> x = {1, 2}, y = {3, 4};
+  EXPECT_EQ(index.FindRoot("a"), kNoPrefix);
+  const PrefixNode root_a = index.MakeRoot("a"), root_b = index.MakeRoot("b");
+  EXPECT_EQ(index.MakeRoot("a"), root_a);
+  const PrefixNode ax = index.Insert(root_a, x, BlockId(1));
+  const PrefixNode axy = index.Insert(ax, y, BlockId(2));
+  const PrefixNode bx = index.Insert(root_b, x, BlockId(3));
+  EXPECT_EQ(index.Find(root_a, x), ax);
+  EXPECT_EQ(index.Find(root_b, x), bx);
+  EXPECT_EQ(index.Find(ax, y), axy);
+  EXPECT_EQ(index.Find(root_a, y), kNoPrefix);
+  EXPECT_EQ(index.Find(ax, x), kNoPrefix);
+  EXPECT_EQ(index.children(ax), 1u);
+  index.Erase(axy);
+  index.Erase(ax);
+  EXPECT_EQ(index.FindRoot("a"), kNoPrefix);  // with its last block
+  EXPECT_EQ(index.FindRoot("b"), root_b);
+  EXPECT_EQ(index.size(), 1u);
 }
 
 TEST(BlockPoolDeathTest, ReleasingAFreeBlockIsACrash) {
@@ -66,7 +106,8 @@ TEST(IndexedHeap, AgreesWithASetUnderRandomUse) {
 
 TEST(KvLedger, ReachIsTheLongestThatTheBlocksHold) {
   const KvLedger ledger(
-      {{.tokens_per_block = 16}, {.kind = KvGroup::Kind::kState}, {.tokens_per_block = 4}}, 100);
+      {{.tokens_per_block = 16}, {.kind = KvGroup::Kind::kState}, {.tokens_per_block = 4}}, 100,
+      /*prefix_cache=*/true);
   EXPECT_EQ(ledger.BlocksFor(0), 0u);
   EXPECT_EQ(ledger.BlocksFor(1), 3u);
   EXPECT_EQ(ledger.BlocksFor(17), 2u + 1u + 5u);

@@ -128,6 +128,11 @@ absl::Status SimClient::On(const RequestEnd& event) {
   status_ = event.status;
   if (!accepted_) return event.status.ok() ? Wrong("refused without a reason") : absl::OkStatus();
   if (!reason_) return Wrong("ended before its branch");
+  const bool prompt_rows = request_.logprobs.prompt_top != LogprobSpec::kOff;
+  if (event.usage.cached_tokens >= request_.prompt.size() + request_.stop.max_tokens ||
+      (prompt_rows && event.usage.cached_tokens > 0 && request_.prompt.size() > 1)) {
+    return Wrong("cached tokens");
+  }
   if (event.usage.output_tokens != kept_ || event.usage.prompt_tokens != request_.prompt.size()) {
     return Wrong("usage");
   }

@@ -42,6 +42,9 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   EXPECT_GT(total.core.resumptions, total.core.preemptions / 2);
   EXPECT_GT(total.core.replays, 0u);
   EXPECT_GT(total.core.skips, 0u);
+  EXPECT_GT(total.core.cached_tokens, total.core.prefill_tokens / 100);
+  EXPECT_GT(total.core.prefix_waits, 0u);
+  EXPECT_GT(total.core.evictions, 0u);
   EXPECT_GT(total.core.noops, 0u);
   EXPECT_GT(total.core.stopped, 0u);
   EXPECT_GT(total.core.length, 0u);
@@ -64,6 +67,9 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   EXPECT_GT(total.too_large_for_new_group, 0u);
   RecordProperty("steps", std::to_string(total.steps));
   RecordProperty("preemptions", std::to_string(total.core.preemptions));
+  RecordProperty("cached tokens", std::to_string(total.core.cached_tokens));
+  RecordProperty("prefilled tokens", std::to_string(total.core.prefill_tokens));
+  RecordProperty("evictions", std::to_string(total.core.evictions));
   RecordProperty("replays", std::to_string(total.core.replays));
 }
 

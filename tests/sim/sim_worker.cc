@@ -9,8 +9,17 @@
 namespace flotilla {
 namespace {
 
-std::uint64_t Written(std::uint64_t seed, std::uint32_t position, TokenId token) {
-  return SimMix(seed ^ SimMix((std::uint64_t{position} << 32) + static_cast<std::uint64_t>(token)));
+// What the model writes at each position of a request below `end`: a function of
+// the tokens so far and, so that scopes that share a block are caught, of its scope.
+std::vector<std::uint64_t> Written(const SimClient& client, std::uint32_t end) {
+  std::uint64_t hash = SimMix(std::hash<std::string>()(client.request().tenant) ^
+                              3 * std::hash<std::string>()(client.request().cache_salt));
+  std::vector<std::uint64_t> all;
+  for (std::uint32_t position = 0; position < end; ++position) {
+    hash = SimMix(hash ^ (static_cast<std::uint64_t>(client.TokenAt(position)) + 1));
+    all.push_back(hash);
+  }
+  return all;
 }
 
 }  // namespace
@@ -21,24 +30,28 @@ SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description, FindCl
       find_client_(std::move(find_client)),
       state_(epoch, description),
       kv_(std::size_t{description.block_count} * block_tokens_),
-      owner_(description.block_count),
-      owned_(description.block_count) {}
+      tables_naming_(description.block_count) {}
 
-// Nothing is shared yet: a block belongs to one branch from grant to drop.
+// A block is granted to one branch at a time, but for those that an OpenBranch
+// says are cached: they may be in other tables too.
 absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
   for (const PlanOp& op : plan.ops) {
     if (const auto* drop = std::get_if<DropBranch>(&op)) {
-      for (std::size_t block = 0; block < owned_.size(); ++block) {
-        if (owned_[block] && owner_[block] == drop->branch) owned_[block] = false;
-      }
+      for (const BlockId block : blocks_of_[drop->branch]) --tables_naming_[block.value()];
+      blocks_of_.erase(drop->branch);
+    } else if (const auto* open = std::get_if<OpenBranch>(&op)) {
+      cached_blocks_left_[open->branch] = open->cached_tokens / block_tokens_;
     } else if (const auto* grant = std::get_if<GrantBlocks>(&op)) {
+      std::uint32_t& cached = cached_blocks_left_[grant->branch];
       for (const BlockId block : grant->blocks) {
-        if (owned_[block.value()]) {
+        if (cached > 0) {
+          --cached;
+        } else if (tables_naming_[block.value()] > 0) {
           return absl::InternalError(
               absl::StrCat("invariant 6: block ", block.value(), " granted while it is in use"));
         }
-        owned_[block.value()] = true;
-        owner_[block.value()] = grant->branch;
+        ++tables_naming_[block.value()];
+        blocks_of_[grant->branch].push_back(block);
       }
     }
   }
@@ -50,32 +63,45 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   absl::StatusOr<Batch> batch = state_.Apply(plan);
   if (!batch.ok()) return batch.status();
   Computing work{.step = plan.step, .outputs = std::vector<ItemOutput>(batch->items.size())};
+  // All writes before all reads, as executors promise.
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
-    if (absl::Status s = RunItem(*batch, i, work.outputs[i]); !s.ok()) return s;
+    if (absl::Status s = WriteItem(*batch, i); !s.ok()) return s;
+  }
+  for (std::size_t i = 0; i < batch->items.size(); ++i) {
+    if (absl::Status s = ReadItem(*batch, i, work.outputs[i]); !s.ok()) return s;
   }
   computing_.push_back(std::move(work));
   return absl::OkStatus();
 }
 
-absl::Status SimWorker::RunItem(const Batch& batch, std::size_t item, ItemOutput& output) {
+std::size_t SimWorker::SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const {
+  const std::int32_t block = batch.table(item, GroupIndex(0))[position / block_tokens_];
+  return static_cast<std::size_t>(block) * block_tokens_ + position % block_tokens_;
+}
+
+absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
   const BatchItem& rows = batch.items[item];
   const SimClient& client = find_client_(state_.View(rows.branch)->request);
-  const std::uint64_t seed = client.request().sampling.seed;
-  const absl::Span<const std::int32_t> table = batch.table(item, GroupIndex(0));
-  const auto slot = [&](std::uint32_t position) -> std::uint64_t& {
-    const std::int32_t block = table[position / block_tokens_];
-    return kv_[static_cast<std::size_t>(block) * block_tokens_ + position % block_tokens_];
-  };
   const std::uint32_t end = rows.first_position + rows.row_count;
+  const std::vector<std::uint64_t> written = Written(client, end);
   for (std::uint32_t position = rows.first_position; position < end; ++position) {
     const TokenId token = batch.tokens[rows.row_begin + position - rows.first_position];
     if (token != client.TokenAt(position)) return absl::InternalError("a row has a wrong token");
-    slot(position) = Written(seed, position, token);
+    kv_[SlotOf(batch, item, position)] = written[position];
   }
+  return absl::OkStatus();
+}
+
+absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const {
+  const BatchItem& rows = batch.items[item];
+  const SimClient& client = find_client_(state_.View(rows.branch)->request);
+  const std::uint64_t seed = client.request().sampling.seed;
+  const std::uint32_t end = rows.first_position + rows.row_count;
+  const std::vector<std::uint64_t> written = Written(client, end);
   for (std::uint32_t position = 0; position < end; ++position) {
-    if (slot(position) != Written(seed, position, client.TokenAt(position))) {
+    if (kv_[SlotOf(batch, item, position)] != written[position]) {
       return absl::InternalError(absl::StrCat("KV of request ", client.request().id.counter,
-                                              " position ", position, " was overwritten"));
+                                              " position ", position, " is not its own"));
     }
   }
   if (rows.samples) {

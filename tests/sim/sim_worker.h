@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,16 +53,20 @@ class SimWorker {
     std::vector<ItemOutput> outputs;
   };
   absl::Status TrackBlocks(const StepPlan& plan);
-  absl::Status RunItem(const Batch& batch, std::size_t item, ItemOutput& output);
+  absl::Status WriteItem(const Batch& batch, std::size_t item);
+  absl::Status ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const;
+  std::size_t SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const;
 
   const std::uint32_t lag_;
   const std::uint32_t block_tokens_;
   const FindClient find_client_;
   GroupState state_;
   std::deque<Computing> computing_;
-  std::vector<std::uint64_t> kv_;    // [blocks, block_tokens] hash of what was written
-  std::vector<BranchHandle> owner_;  // [blocks]
-  std::vector<bool> owned_;          // [blocks]
+  // [blocks, block_tokens] hash of the scope and all tokens up to the one written
+  std::vector<std::uint64_t> kv_;
+  std::vector<std::uint32_t> tables_naming_;                  // [blocks]
+  std::map<BranchHandle, std::vector<BlockId>> blocks_of_;    // open branches
+  std::map<BranchHandle, std::uint32_t> cached_blocks_left_;  // to be granted
 };
 
 }  // namespace flotilla

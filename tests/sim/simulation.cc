@@ -25,6 +25,11 @@ Simulation::Simulation(std::uint64_t seed) : random_(seed) {
   options_.max_queued_requests = random_.Between(2, 12);
   options_.max_queued_tokens = random_.Between(40, 400);
   options_.watermark_blocks = random_.OneIn(2) ? 0 : random_.Between(1, 2);
+  options_.prefix_cache = !random_.OneIn(4);
+  for (std::uint32_t i = random_.Below(4); i > 0; --i) {
+    std::vector<TokenId>& opening = openings_.emplace_back();
+    while (opening.size() < 64) opening.push_back(static_cast<TokenId>(random_.Below(kSimVocab)));
+  }
   group_.lag = random_.Between(1, 3);
   group_.max_step_tokens = random_.Between(1, 64);
   group_.max_branches = random_.Between(1, 14);
@@ -109,9 +114,15 @@ TokenizedRequest Simulation::RandomRequest() {
   request.id = {.incarnation = 7, .counter = next_id_++};
   request.attempt = Attempt(random_.Below(3));
   const std::uint32_t prompt = random_.LogUniform(prompt_bits_);
-  for (std::uint32_t i = 0; i < prompt; ++i) {
+  if (!openings_.empty() && !random_.OneIn(3)) {
+    const auto& opening = openings_[random_.Below(static_cast<std::uint32_t>(openings_.size()))];
+    request.prompt.assign(opening.begin(), opening.begin() + random_.Between(1, prompt));
+  }
+  while (request.prompt.size() < prompt) {
     request.prompt.push_back(static_cast<TokenId>(random_.Below(kSimVocab)));
   }
+  if (random_.OneIn(3)) request.tenant = "t";
+  if (random_.OneIn(3)) request.cache_salt = "t";
   request.sampling.seed = random_.Next();
   request.stop.max_tokens = random_.OneIn(16) ? 0
                             : long_outputs_   ? random_.Between(1, 1u << output_bits_)
@@ -385,6 +396,7 @@ void Simulation::TracePlan(const StepPlan& plan) {
       Trace(open->request.counter);
       Trace(open->tokens.size());
       Trace(open->cohort);
+      Trace(open->cached_tokens);
     } else if (const auto* run = std::get_if<flotilla::Run>(&op)) {
       Trace(run->count << 2 ^ run->sample << 1 ^ std::uint64_t{run->prompt_logprobs});
     }
@@ -405,6 +417,9 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.replays += o.core.replays;
   core.resumptions += o.core.resumptions;
   core.skips += o.core.skips;
+  core.cached_tokens += o.core.cached_tokens;
+  core.prefix_waits += o.core.prefix_waits;
+  core.evictions += o.core.evictions;
   core.noops += o.core.noops;
   core.output_tokens += o.core.output_tokens;
   core.prefill_tokens += o.core.prefill_tokens;

@@ -1,0 +1,97 @@
+// PrefixIndex: finds the block that holds the KV of a whole block of tokens
+// after a known prefix.
+//
+// A forest: a node is one full block, its parent the block before it; the root
+// is a scope (tenant and salt), so that scopes never meet. A node is found by
+// its parent and its own tokens, which are compared, so a hit is exact by
+// induction and never rests on a hash alone. The hash of a block is computed
+// once, when it is published; absl's is salted per process. Owned by KvLedger,
+// for one epoch; one thread. Knows nothing of reference counts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/types/ids.h"
+
+namespace flotilla {
+
+// A node of a PrefixIndex: valid from Insert to Erase, then reused.
+using PrefixNode = std::uint32_t;
+inline constexpr PrefixNode kNoPrefix = ~PrefixNode{0};
+
+class PrefixIndex {
+ public:
+  PrefixIndex() : by_content_(0, Hash{this}, Equal{this}) {}
+  PrefixIndex(const PrefixIndex&) = delete;
+  PrefixIndex& operator=(const PrefixIndex&) = delete;
+
+  // The root of a scope; kNoPrefix: nothing of it is here.
+  PrefixNode FindRoot(absl::string_view scope) const;
+  // The same, made if need be. It goes when its last child does.
+  PrefixNode MakeRoot(absl::string_view scope);
+
+  // The block of `tokens` after `parent`, or kNoPrefix.
+  PrefixNode Find(PrefixNode parent, absl::Span<const TokenId> tokens) const;
+  // Adds it: `block` holds (or will, once the plans sent have run) the KV of
+  // `tokens` after `parent`. Find gives kNoPrefix for it.
+  PrefixNode Insert(PrefixNode parent, absl::Span<const TokenId> tokens, BlockId block);
+  // Removes a node without children.
+  void Erase(PrefixNode node);
+
+  BlockId block(PrefixNode node) const { return nodes_[node].block; }
+  PrefixNode parent(PrefixNode node) const { return nodes_[node].parent; }
+  std::uint32_t children(PrefixNode node) const { return nodes_[node].children; }
+  // Blocks indexed.
+  std::size_t size() const { return by_content_.size(); }
+
+ private:
+  struct Node {
+    PrefixNode parent = kNoPrefix;
+    std::uint32_t children = 0;
+    BlockId block = kNullBlock;  // of a root: null
+    std::size_t hash = 0;
+    std::vector<TokenId> tokens;
+    std::string scope;  // of a root
+  };
+  struct Content {
+    PrefixNode parent;
+    absl::Span<const TokenId> tokens;
+    std::size_t hash;
+  };
+  struct Hash {
+    using is_transparent = void;
+    const PrefixIndex* index;
+    std::size_t operator()(PrefixNode node) const { return index->nodes_[node].hash; }
+    std::size_t operator()(const Content& content) const { return content.hash; }
+  };
+  struct Equal {
+    using is_transparent = void;
+    const PrefixIndex* index;
+    bool operator()(PrefixNode a, PrefixNode b) const { return a == b; }
+    bool operator()(PrefixNode a, const Content& b) const {
+      const Node& node = index->nodes_[a];
+      return node.parent == b.parent && absl::MakeConstSpan(node.tokens) == b.tokens;
+    }
+    bool operator()(const Content& a, PrefixNode b) const { return (*this)(b, a); }
+  };
+
+  static Content MakeContent(PrefixNode parent, absl::Span<const TokenId> tokens) {
+    return {parent, tokens, absl::HashOf(parent, tokens)};
+  }
+  PrefixNode NewNode();
+
+  std::vector<Node> nodes_;
+  std::vector<PrefixNode> unused_;
+  absl::flat_hash_set<PrefixNode, Hash, Equal> by_content_;
+  absl::flat_hash_map<std::string, PrefixNode> roots_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,126 @@
+// The prefix cache as a scheduler uses it: who computes what, and who pays.
+
+#include <gtest/gtest.h>
+
+#include "tests/scheduler/core_harness.h"
+
+namespace flotilla {
+namespace {
+
+ExecutorDescription Group(std::uint32_t blocks = 1024) {
+  ExecutorDescription group = FakeExecutorOptions::DefaultDescription();
+  group.block_count = blocks + 1;
+  return group;
+}
+
+TokenizedRequest Alike(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens = 4) {
+  TokenizedRequest request = CoreHarness::Request(1, prompt, max_tokens);
+  request.id.counter = id;
+  return request;
+}
+
+std::uint64_t Prefilled(const CoreHarness& harness) {
+  return harness.core.Snapshot().counters.prefill_tokens;
+}
+
+TEST(PrefixCache, EqualPromptsThatArriveTogetherAreComputedOnce) {
+  CoreHarness harness({}, Group());
+  for (std::uint64_t id = 1; id <= 8; ++id) harness.core.Admit(0, Alike(id, 1000));
+  harness.RunAll();
+  // 62 whole blocks are shared; each computes the 8 tokens after them.
+  EXPECT_EQ(Prefilled(harness), 1000u + 7 * 8);
+  for (std::uint64_t id = 1; id <= 8; ++id) {
+    EXPECT_EQ(harness.TokensOf(id), 4u);
+    EXPECT_EQ(harness.EndOf(id)->usage.cached_tokens, id == 1 ? 0u : 992u);
+  }
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
+}
+
+TEST(PrefixCache, ShortPromptsShareABlockWithinOnePlan) {
+  CoreHarness harness({}, Group());
+  for (std::uint64_t id = 1; id <= 3; ++id) harness.core.Admit(0, Alike(id, 20));
+  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  const auto runs = CoreHarness::OpsOf<flotilla::Run>(harness.plans.back());
+  ASSERT_EQ(runs.size(), 3u);
+  EXPECT_EQ(runs[0].count, 20u);
+  EXPECT_EQ(runs[1].count, 4u);
+  EXPECT_EQ(runs[2].count, 4u);
+  harness.Answer();
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(3), 4u);
+}
+
+TEST(PrefixCache, AConversationReusesItsAnswers) {
+  CoreHarness harness({}, Group());
+  harness.core.Admit(0, Alike(1, 100, 61));
+  harness.RunAll();
+  TokenizedRequest next = Alike(2, 100);
+  for (const EngineEvent& event : harness.events[1]) {
+    if (const auto* token = std::get_if<TokenEvent>(&event)) next.prompt.push_back(token->token);
+  }
+  for (TokenId token = 0; token < 20; ++token) next.prompt.push_back(token);
+  harness.core.Admit(0, next);
+  harness.RunAll();
+  // The last output token was never an input: 160 positions are there.
+  EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 160u);
+}
+
+TEST(PrefixCache, APromptWhoseLogprobsAreWantedIsComputed) {
+  CoreHarness harness({}, Group());
+  harness.core.Admit(0, Alike(1, 100));
+  harness.RunAll();
+  TokenizedRequest scored = Alike(2, 100);
+  scored.logprobs.prompt_top = 0;
+  harness.core.Admit(0, scored);
+  harness.RunAll();
+  EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 0u);
+  EXPECT_EQ(Prefilled(harness), 200u);
+}
+
+TEST(PrefixCache, TenantsAndSaltsNeverMeet) {
+  CoreHarness harness({}, Group());
+  const char* const scopes[][2] = {{"", ""}, {"a", ""}, {"", "a"}, {"a", "b"}, {"ab", ""}};
+  std::uint64_t id = 0;
+  for (const auto& [tenant, salt] : scopes) {
+    TokenizedRequest request = Alike(++id, 100);
+    request.tenant = tenant;
+    request.cache_salt = salt;
+    harness.core.Admit(0, request);
+    harness.RunAll();
+    EXPECT_EQ(harness.EndOf(id)->usage.cached_tokens, 0u) << tenant << "/" << salt;
+  }
+}
+
+TEST(PrefixCache, CachedBlocksGiveWayToRequests) {
+  CoreHarness harness({.watermark_blocks = 0}, Group(10));
+  harness.core.Admit(0, Alike(1, 100));
+  harness.RunAll();
+  harness.Admit(50, 140, 4);  // 9 of 10 blocks; 6 are cached
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(50), 4u);
+  EXPECT_EQ(harness.core.Snapshot().counters.evictions, 5u);
+  harness.core.Admit(0, Alike(2, 100));  // its last blocks went first
+  harness.RunAll();
+  EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 16u);
+}
+
+TEST(PrefixCache, ALostGroupHasNoCache) {
+  CoreHarness harness({}, Group());
+  harness.core.Admit(0, Alike(1, 100));
+  harness.RunAll();
+  harness.core.Lost(harness.epoch());
+  harness.Restart();
+  harness.core.Admit(0, Alike(2, 100));
+  harness.RunAll();
+  EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 0u);
+}
+
+TEST(PrefixCache, CanBeOff) {
+  CoreHarness harness({.prefix_cache = false}, Group());
+  for (std::uint64_t id = 1; id <= 2; ++id) harness.core.Admit(0, Alike(id, 100));
+  harness.RunAll();
+  EXPECT_EQ(Prefilled(harness), 200u);
+}
+
+}  // namespace
+}  // namespace flotilla
