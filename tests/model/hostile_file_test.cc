@@ -1,9 +1,7 @@
 // Damaged model files: refused or served, never a crash, and never more memory
 // than a small multiple of the file.
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 #include <random>
 #include <span>
 #include <string>
@@ -16,27 +14,8 @@
 #include "model/content_hash.h"
 #include "model/gguf.h"
 #include "model/tokenizer.h"
+#include "tests/support/allocations.h"
 #include "tests/support/tiny_gguf.h"
-
-namespace {
-
-// Bytes asked of the allocator since the last reset. Single-threaded test.
-std::atomic<size_t> g_allocated{0};
-
-}  // namespace
-
-// Not inlined, so that the compiler sees matching pairs of new and delete.
-__attribute__((noinline)) void* operator new(size_t size) {
-  g_allocated += size;
-  if (void* p = std::malloc(size)) return p;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  g_allocated += size;
-  return std::malloc(size);
-}
-__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace flotilla {
 namespace {
@@ -115,14 +94,16 @@ TEST(HostileFile, MutationsAreRefusedOrServed) {
     std::mt19937_64 random(kSeed + static_cast<uint64_t>(round));
     std::vector<std::byte> bytes = whole;
     Mutate(bytes, metadata, random);
-    g_allocated = 0;
+    const testing::AllocationCount allocated;
     served += Serve(bytes);
-    largest = std::max(largest, g_allocated.load());
+    largest = std::max(largest, allocated.bytes());
     // A rendering that runs into its bounds, and the index of a file.
-    ASSERT_LT(g_allocated, size_t{16} << 20) << "seed " << kSeed + round;
+    ASSERT_LT(allocated.bytes(), size_t{16} << 20) << "seed " << kSeed + round;
   }
   std::printf("seeds from %llu: %d of %d files were served; at most %zu bytes allocated\n",
               static_cast<unsigned long long>(kSeed), served, rounds, largest);
+  RecordProperty("mutated GGUF files; most bytes allocated for one",
+                 std::to_string(rounds) + "; " + std::to_string(largest));
   EXPECT_GT(served, 0);
   EXPECT_LT(served, rounds);
 }

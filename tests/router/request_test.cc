@@ -14,6 +14,7 @@
 #include "router/http/json_text.h"
 #include "router/http/openai_request.h"
 #include "router/utf8.h"
+#include "tests/support/allocations.h"
 
 namespace flotilla {
 namespace {
@@ -245,12 +246,15 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
       R"({"model":"m","tokens":[1,2,3]})"};
   const std::uint64_t rounds = std::getenv("FLOTILLA_LONG") != nullptr ? 100'000 : 5'000;
   const Validator validator{RequestLimits{}};
+  constexpr std::size_t kFixedBytes = 64 << 10, kBytesPerByte = 200;
   std::uint64_t served = 0;
+  std::size_t most = 0;
   for (std::uint64_t seed = 0; seed < rounds; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     std::string body = corpus[random() % corpus.size()];
     for (std::uint64_t edits = 1 + random() % 3; edits > 0; --edits) Mutate(body, random);
+    const testing::AllocationCount allocated;
     const ParseOptions options{.lenient = random() % 2 == 0};
     (void)ParseTokenize(body, options);
     (void)ParseDetokenize(body, options);
@@ -277,7 +281,13 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
         }
       }
     }
+    // Four parsers and their error messages.
+    const std::size_t bytes = allocated.bytes();
+    most = std::max(most, bytes);
+    ASSERT_LE(bytes, kFixedBytes + kBytesPerByte * body.size());
   }
+  RecordProperty("mutated HTTP bodies; most bytes allocated for one",
+                 std::to_string(rounds) + "; " + std::to_string(most));
   EXPECT_GT(served, rounds / 50) << "the mutations are too wild to test anything";
 }
 

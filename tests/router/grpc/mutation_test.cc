@@ -8,6 +8,7 @@
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
 #include "router/grpc/codec.h"
+#include "tests/support/allocations.h"
 
 namespace flotilla {
 namespace {
@@ -83,9 +84,12 @@ TEST(GrpcMutation, GenerateRequestBytes) {
   const ModelLimits model{.id = "m", .vocab_size = 1000, .max_context = 64};
   const Validator validator{RequestLimits()};
   int parsed = 0, passed = 0;
+  std::size_t most = 0;
   for (int i = 0; i < count; ++i) {
+    const std::string bytes = Mutate(seeds[i % seeds.size()], random);
+    const testing::AllocationCount allocated;
     v1::GenerateRequest request;
-    if (!request.ParseFromString(Mutate(seeds[i % seeds.size()], random))) continue;
+    if (!request.ParseFromString(bytes)) continue;
     ++parsed;
     auto call = FromProto(request);
     if (!call.ok()) {
@@ -93,10 +97,14 @@ TEST(GrpcMutation, GenerateRequestBytes) {
       continue;
     }
     const auto validated = validator.Validate(std::move(call->api), model);
+    most = std::max(most, allocated.bytes());
+    ASSERT_LE(allocated.bytes(), (16u << 10) + 100 * bytes.size());
     if (!validated.ok()) continue;
     ++passed;
     CheckInRange(validated->api(), model);
   }
+  RecordProperty("mutated gRPC bodies; most bytes allocated for one",
+                 std::to_string(count) + "; " + std::to_string(most));
   // The mutations reach every stage.
   EXPECT_GT(parsed, count / 20);
   EXPECT_LT(parsed, count);
