@@ -9,7 +9,7 @@ namespace flotilla {
 KvLedger::KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache)
     : groups_(std::move(groups)), pool_(block_count) {
   if (!prefix_cache || groups_.size() != 1 || groups_[0].kind != KvGroup::Kind::kFull) return;
-  index_ = std::make_unique<PrefixIndex>();
+  index_ = std::make_unique<PrefixIndex>(pool_.total());
   node_of_.assign(std::size_t{pool_.total()} + 1, kNoPrefix);
 }
 

@@ -29,7 +29,10 @@ inline constexpr PrefixNode kNoPrefix = ~PrefixNode{0};
 
 class PrefixIndex {
  public:
-  PrefixIndex() : by_content_(0, Hash{this}, Equal{this}) {}
+  // Never grows in the middle of a plan while it holds at most `blocks` blocks.
+  explicit PrefixIndex(std::size_t blocks) : by_content_(blocks, Hash{this}, Equal{this}) {
+    nodes_.reserve(blocks + blocks / 8);  // and roots
+  }
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 

@@ -114,11 +114,6 @@ bool StepPlanner::SomeoneSatOut() const {
                      [this](Slot slot) { return state_.branches[slot].sat_out; });
 }
 
-KvLedger::Match StepPlanner::MatchHead() const {
-  if (state_.waiting.empty() || state_.running.size() >= state_.MaxRunning()) return {};
-  return state_.epoch->kv.FindPrefix(state_.branches[state_.waiting.head()]);
-}
-
 // Another prompt that begins alike is about to be computed further than this
 // one's match: to wait for it is cheaper than to compute it twice.
 bool StepPlanner::PrefixIsBeingComputed(const Branch& head, const KvLedger::Match& match) const {
@@ -127,30 +122,33 @@ bool StepPlanner::PrefixIsBeingComputed(const Branch& head, const KvLedger::Matc
   });
 }
 
-bool StepPlanner::CanAdmitHead(const KvLedger::Match& match) {
+std::optional<KvLedger::Match> StepPlanner::AdmitHead() {
   waits_for_prefix_ = false;
   const std::size_t running = state_.running.size();
   if (state_.waiting.empty() || budget_ == 0 || !lacking_.empty() ||
       running >= state_.MaxRunning()) {
-    return false;
+    return std::nullopt;
   }
   const HandleTable& handles = state_.epoch->handles;
-  if (!handles.available() && !handles.drops_pending()) return false;
-  if (running == 0) return true;  // admission made sure that it fits the pool
+  if (!handles.available() && !handles.drops_pending()) return std::nullopt;
   const Branch& head = state_.branches[state_.waiting.head()];
+  const KvLedger::Match match = state_.epoch->kv.FindPrefix(head);
+  if (running == 0) return match;  // admission made sure that it fits the pool
   waits_for_prefix_ = PrefixIsBeingComputed(head, match);
-  if (waits_for_prefix_) return false;
+  if (waits_for_prefix_) return std::nullopt;
   // The whole prompt must fit beside what is promised already; otherwise
   // several half-computed prompts would wait for each other.
   const std::uint64_t promised =
       owed_blocks_ + std::uint64_t{state_.options.watermark_blocks} * running;
-  return free_blocks_ >=
-         promised + match.pinned + state_.epoch->kv.BlocksFor(head.tokens.size()) - match.blocks;
+  const std::uint64_t takes =
+      match.pinned + state_.epoch->kv.BlocksFor(head.tokens.size()) - match.blocks;
+  if (free_blocks_ < promised + takes) return std::nullopt;
+  return match;
 }
 
 bool StepPlanner::WorthSending() {
   return state_.epoch->handles.drops_pending() || !decodes_.empty() || !chunks_.empty() ||
-         due_later_ || CanAdmitHead(MatchHead());
+         due_later_ || AdmitHead().has_value();
 }
 
 void StepPlanner::EmitSkips() {
@@ -220,14 +218,14 @@ std::uint32_t StepPlanner::SmallestCohort() const {
 }
 
 void StepPlanner::EmitAdmissions() {
-  for (KvLedger::Match match = MatchHead(); CanAdmitHead(match); match = MatchHead()) {
+  while (const std::optional<KvLedger::Match> match = AdmitHead()) {
     const Slot slot = state_.waiting.head();
     state_.waiting.Remove(slot);
-    Admit(slot, match);
+    Open(slot, *match);
   }
 }
 
-void StepPlanner::Admit(Slot slot, const KvLedger::Match& match) {
+void StepPlanner::Open(Slot slot, const KvLedger::Match& match) {
   EpochState& epoch = *state_.epoch;
   Branch& branch = state_.branches[slot];
   if (branch.opened.value() > 0) ++state_.counters.resumptions;

@@ -52,8 +52,8 @@ class StepPlanner {
   void Assess();
   void AssessDecodes();
   void AssessPrefills();
-  bool CanAdmitHead(const KvLedger::Match& match);
-  KvLedger::Match MatchHead() const;
+  // What the prefix cache has for the head of the queue, if it may start now.
+  std::optional<KvLedger::Match> AdmitHead();
   bool PrefixIsBeingComputed(const Branch& head, const KvLedger::Match& match) const;
   bool WorthSending();
   bool SomeoneSatOut() const;
@@ -62,7 +62,7 @@ class StepPlanner {
   void EmitDecodes();
   void EmitChunk(Slot slot, std::uint32_t rows);
   void EmitAdmissions();
-  void Admit(Slot slot, const KvLedger::Match& match);
+  void Open(Slot slot, const KvLedger::Match& match);
   std::uint32_t SmallestCohort() const;
 
   CoreState& state_;

@@ -55,7 +55,7 @@ TEST(BlockPool, KeptBlocksAreCachedAndTheOldestGoesFirst) {
 }
 
 TEST(PrefixIndex, FindsByContentAfterThePrefixInTheScope) {
-  PrefixIndex index;
+  PrefixIndex index(8);
   const std::vector<TokenId> x = {1, 2}, y = {3, 4};
   EXPECT_EQ(index.FindRoot("a"), kNoPrefix);
   const PrefixNode root_a = index.MakeRoot("a"), root_b = index.MakeRoot("b");
