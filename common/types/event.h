@@ -68,6 +68,8 @@ struct BranchEnd {
   BranchIndex branch;
   FinishReason reason = FinishReason::kStop;
   std::uint32_t output_tokens = 0;  // after cancel: those the router keeps
+  // Of beam search: the sequence's score (BeamOptions). Else 0.
+  float score = 0;
 
   bool operator==(const BranchEnd&) const = default;
 };

@@ -22,11 +22,22 @@ struct SamplingParams {
   std::int32_t top_k = 0;
   // Keep the smallest set of best tokens whose mass reaches top_p; 1 keeps all.
   float top_p = 1.0f;
-  // The noise of a token is a hash of (seed, branch, output index, token id).
+  // The noise of a token is a hash of (BranchSeed, output index, token id).
   std::uint64_t seed = 0;
 
   bool operator==(const SamplingParams&) const = default;
 };
+
+// The seed of one branch: the request's own for branch 0, else output number
+// `branch` of SplitMix64 (Steele, Lea, Flood 2014) seeded with it. A request with
+// one branch and this seed gives the same tokens.
+inline std::uint64_t BranchSeed(std::uint64_t seed, BranchIndex branch) {
+  if (branch.value() == 0) return seed;
+  std::uint64_t x = seed + branch.value() * 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
 
 // When a branch ends at token level. Decided by worker/core on every rank.
 struct StopRule {
@@ -54,10 +65,18 @@ struct LogprobSpec {
   bool operator==(const LogprobSpec&) const = default;
 };
 
-// Exact beam search with the semantics of HF generate.
+// Exact beam search with the semantics of HF generate. Candidates are ranked by
+// the log-probabilities of the raw logits; SamplingParams has no part in it.
 struct BeamOptions {
+  // Candidates of one step, beams * max(2, 1 + stop tokens), are at most this.
+  static constexpr std::uint32_t kMaxCandidates = 64;
+
   std::uint32_t beams = 1;
+  // A sequence's score is sum of log-probabilities / output tokens ^ this.
   float length_penalty = 1.0f;
+  // When to end: kTrue, once `beams` sequences are complete; kFalse, when no
+  // running one of today's length can beat the worst of them; kNever, when none
+  // ever can.
   enum class EarlyStopping : std::uint8_t { kFalse, kTrue, kNever };
   EarlyStopping early_stopping = EarlyStopping::kFalse;
 
@@ -83,7 +102,9 @@ struct TokenizedRequest {
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
-  // Independent continuations that share the prompt.
+  // Independent continuations that share the prompt. With `beam`: how many of its
+  // sequences are the answer, at most its beams; branch i is the i-th best, and
+  // all tokens come at the end.
   std::uint32_t branches = 1;
   std::optional<BeamOptions> beam;
   // Content hash of a compiled grammar; 0: unconstrained.

@@ -49,7 +49,7 @@ TEST_P(VocabularyTest, SameBitsAsReference) {
 
     for (int draw = 0; draw < 20; ++draw) {
       GumbelArgs args{.inverse_temperature = 0.5f + draw * 0.1f,
-                      .key = MakeNoiseKey(random.Int(0, 1000), 0, draw)};
+                      .key = MakeNoiseKey(random.Int(0, 1000), draw)};
       if (draw % 2 == 1) args.cutoff = top[random.Int(0, count - 1)];
       const TokenScore expected_draw = reference().gumbel_argmax(logits.data(), n, args);
       const TokenScore drawn = ops().gumbel_argmax(logits.data(), n, args);
@@ -119,7 +119,7 @@ TEST_P(VocabularyTest, CutoffKeepsAPrefixOfTheOrder) {
   ops().top_n(logits.data(), 200, 12, top);
   std::vector<int> drawn(200);
   for (int draw = 0; draw < 3000; ++draw) {
-    GumbelArgs args{.key = MakeNoiseKey(5, 0, draw), .cutoff = top[11]};
+    GumbelArgs args{.key = MakeNoiseKey(5, draw), .cutoff = top[11]};
     ++drawn[ops().gumbel_argmax(logits.data(), 200, args).token];
   }
   int kept = 0;
@@ -141,7 +141,7 @@ TEST_P(VocabularyTest, GumbelFollowsTheSoftmax) {
   std::vector<int> drawn(4);
   const int draws = 20000;
   for (int i = 0; i < draws; ++i) {
-    GumbelArgs args{.inverse_temperature = 1 / temperature, .key = MakeNoiseKey(99, 1, i)};
+    GumbelArgs args{.inverse_temperature = 1 / temperature, .key = MakeNoiseKey(99, i)};
     ++drawn[ops().gumbel_argmax(logits.data(), 4, args).token];
   }
   for (int i = 0; i < 4; ++i) {

@@ -140,7 +140,7 @@ TokenId Draw(const Row& row, const SamplingParams& sampling, TokenPlace place) {
   }
   kernels::GumbelArgs args;
   args.inverse_temperature = 1.0f / sampling.temperature;
-  args.key = kernels::MakeNoiseKey(sampling.seed, place.branch.value(), place.output_index);
+  args.key = kernels::MakeNoiseKey(BranchSeed(sampling.seed, place.branch), place.output_index);
   if (sampling.top_k > 0 && sampling.top_k < row.size()) {
     args.cutoff.score = KthLargest(row, sampling.top_k);
   }

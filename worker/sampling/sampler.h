@@ -13,7 +13,7 @@
 //     until their mass, softmax(logits / T) over what top-k kept, reaches top_p;
 //     the token that reaches it is in. Among what is left the largest
 //     logit / T + Gumbel noise wins, which samples exactly their softmax; the
-//     noise is a hash of (seed, branch, output index, token id).
+//     noise is a hash of (BranchSeed(seed, branch), output index, token id).
 // Log-probabilities are natural logs of softmax(raw logits) over the whole
 // vocabulary, whatever was kept.
 //

@@ -61,7 +61,7 @@ Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
 TokenId NaiveDraw(const std::vector<float>& row, const std::vector<TokenId>& kept,
                   const SamplingParams& p, TokenPlace place) {
   const kernels::NoiseKey key =
-      kernels::MakeNoiseKey(p.seed, place.branch.value(), place.output_index);
+      kernels::MakeNoiseKey(BranchSeed(p.seed, place.branch), place.output_index);
   TokenId best = -1;
   float best_score = 0;
   for (TokenId token : kept) {
@@ -109,6 +109,23 @@ TEST_P(SamplerTest, GreedyTakesTheLowestOfTheBest) {
   EXPECT_EQ(Sample({-kInfinity, -5, -kInfinity}, greedy).token, 1);
   // Too cold to divide by, and whatever else was asked for.
   EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 1e-7f, .top_k = 3, .top_p = 0.5f}).token, 1);
+}
+
+// A choice can be asked for again by itself.
+TEST_P(SamplerTest, BranchSeedGivesTheBranchsTokens) {
+  EXPECT_EQ(BranchSeed(1234567, BranchIndex(0)), 1234567u);
+  EXPECT_EQ(BranchSeed(1234567, BranchIndex(1)), 6457827717110365317u);  // published vectors
+  EXPECT_EQ(BranchSeed(1234567, BranchIndex(2)), 3203168211198807973u);
+  std::mt19937 random(5);
+  const std::vector<float> row = RandomRow(1000, random, 1.0f);
+  std::set<TokenId> tokens;
+  for (std::uint32_t branch = 0; branch < 8; ++branch) {
+    const BranchIndex index(branch);
+    const TokenId token = Sample(row, {.seed = 77}, {}, {index, 3}).token;
+    EXPECT_EQ(token, Sample(row, {.seed = BranchSeed(77, index)}, {}, {BranchIndex(0), 3}).token);
+    tokens.insert(token);
+  }
+  EXPECT_GT(tokens.size(), 4u);
 }
 
 TEST_P(SamplerTest, EqualsTheNaiveReference) {
