@@ -15,11 +15,23 @@ std::uint64_t Mix(std::uint64_t x) {  // splitmix64's finaliser
   return x ^ (x >> 31);
 }
 
+// The tokens from the one that would be sampled on, each half as likely.
+std::vector<TopLogprob> FakeCandidates(const BatchItem& item, std::uint32_t vocab_size) {
+  const TokenId first =
+      FakeToken(item.sampling->seed, BranchIndex(0), item.output_index, vocab_size);
+  std::vector<TopLogprob> candidates;
+  for (std::uint32_t i = 0; i < std::min(item.candidates, vocab_size); ++i) {
+    const auto token = static_cast<TokenId>((static_cast<std::uint32_t>(first) + i) % vocab_size);
+    candidates.push_back({token, -0.7f * static_cast<float>(i + 1)});
+  }
+  return candidates;
+}
+
 }  // namespace
 
 TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_index,
                   std::uint32_t vocab_size) {
-  return static_cast<TokenId>(Mix(Mix(Mix(seed) ^ branch.value()) ^ output_index) % vocab_size);
+  return static_cast<TokenId>(Mix(Mix(Mix(BranchSeed(seed, branch))) ^ output_index) % vocab_size);
 }
 
 SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_size) {
@@ -248,6 +260,9 @@ StepResult FakeExecutor::Compute(const Batch& batch) {
       const TokenId token =
           FakeToken(item.sampling->seed, item.index, item.output_index, description.vocab_size);
       output.sampled = FakeSample(token, item.logprobs->output_top, description.vocab_size);
+    }
+    if (item.candidates > 0) {
+      output.candidates = FakeCandidates(item, description.vocab_size);
     }
     for (TokenId target : item.prompt_targets) {
       output.prompt.push_back(

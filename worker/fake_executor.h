@@ -25,7 +25,7 @@
 namespace flotilla {
 
 // The token that a FakeExecutor samples as number `output_index` of a branch: a
-// hash of its arguments, in [0, vocab_size).
+// hash of BranchSeed(seed, branch) and the index, in [0, vocab_size).
 TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_index,
                   std::uint32_t vocab_size);
 

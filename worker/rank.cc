@@ -137,9 +137,10 @@ void Rank::ListLogitRows(const Batch& batch) {
       logit_rows_.push_back(static_cast<std::int32_t>(item.row_begin + t));
       requests_.push_back({static_cast<std::int32_t>(i), static_cast<std::int32_t>(t)});
     }
-    if (!item.samples) continue;
+    if (!item.samples && item.candidates == 0) continue;
     logit_rows_.push_back(static_cast<std::int32_t>(item.row_begin + item.row_count - 1));
-    requests_.push_back({static_cast<std::int32_t>(i), LogitRequest::kSample});
+    requests_.push_back({static_cast<std::int32_t>(i),
+                         item.samples ? LogitRequest::kSample : LogitRequest::kCandidates});
   }
 }
 
@@ -152,6 +153,10 @@ void Rank::TakeLogits(const Batch& batch, int request, absl::Span<const float> l
         SampleRow(ops_, logits, *item.sampling, *item.logprobs, {item.index, item.output_index});
     wanted.failed = !token.ok();
     if (token.ok()) output.sampled = *std::move(token);
+  } else if (wanted.target == LogitRequest::kCandidates) {
+    auto candidates = RowCandidates(ops_, logits, item.candidates);
+    wanted.failed = !candidates.ok();
+    if (candidates.ok()) output.candidates = *std::move(candidates);
   } else {
     auto token =
         RowLogprobs(ops_, logits, item.prompt_targets[wanted.target], item.logprobs->prompt_top);

@@ -67,11 +67,13 @@ class Rank {
   std::int64_t buffer_bytes() const { return forward_->buffer_bytes(); }
 
  private:
-  // Where one row of logits goes: a prompt target of an item, or its sample.
+  // Where one row of logits goes: a prompt target of an item, its sample or its
+  // candidates.
   struct LogitRequest {
     static constexpr std::int32_t kSample = -1;
+    static constexpr std::int32_t kCandidates = -2;
     std::int32_t item;
-    std::int32_t target;  // index into prompt_targets; kSample: the sample
+    std::int32_t target;  // index into prompt_targets, or one of the above
     bool failed = false;  // the row had no softmax
   };
 

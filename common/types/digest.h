@@ -28,8 +28,12 @@ class PlanDigest {
   void RemoveBlock(BranchHandle branch, GroupIndex group, std::uint32_t at, BlockId block) {
     value_ -= Hash({2, branch.value(), group.value(), at, block.value()});
   }
-  // The branch was asked to run `count` known tokens in `step` (0: a listed
-  // decode). Never removed: history is part of the summary.
+  // In `step` the branch was told a token (Run::append, ForkBranch::tokens).
+  void AddToken(Step step, BranchHandle branch, TokenId token) {
+    value_ += Hash({5, step.value(), branch.value(), static_cast<std::uint64_t>(token)});
+  }
+  // The branch was asked to run `count` known tokens in `step`. Never removed:
+  // history is part of the summary.
   void AddRun(Step step, BranchHandle branch, std::uint32_t count) {
     value_ += Hash({3, step.value(), branch.value(), count});
   }

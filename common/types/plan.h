@@ -41,7 +41,8 @@ struct OpenBranch {
   LogprobSpec logprobs;
   // The branch decodes in plans whose step % lag equals cohort (see Run).
   std::uint32_t cohort = 0;
-  // A dependent branch never decodes by default; each of its runs is listed.
+  // A dependent branch never decodes by default: who made the plan chooses its
+  // tokens from candidates.
   bool dependent = false;
 
   bool operator==(const OpenBranch&) const = default;
@@ -63,14 +64,22 @@ struct BlockCopy {
   bool operator==(const BlockCopy&) const = default;
 };
 
-// Creates `child` as a copy of `parent`: same tokens and length; its table of
-// group g is `tables[g]` (shared blocks by the parent's ids, copied ones by
-// their new ids). `copies` are immediate.
+// Creates `child` from the first `length` positions of `parent`, which earlier
+// plans have written: it knows the parent's tokens up to there, then `tokens`,
+// none of which has run. Parameters are the parent's.
+//
+// Its block tables begin with the blocks of the parent that those positions
+// fill: they are shared. A block that they fill in part, and the record of a
+// state group, is copied: the copy's target is the child's own next block. So
+// nobody ever writes to a block that two tables name.
 struct ForkBranch {
   BranchHandle parent, child;
   BranchIndex index;
-  std::vector<std::vector<BlockId>> tables;
+  std::uint32_t length = 0;
+  std::vector<TokenId> tokens;  // at least one; the prompt is complete with them
+  // One per KV group with such a block, in order of the groups; immediate.
   std::vector<BlockCopy> copies;
+  std::uint32_t cohort = 0;
 
   bool operator==(const ForkBranch&) const = default;
 };
@@ -82,20 +91,19 @@ struct DropBranch {
   bool operator==(const DropBranch&) const = default;
 };
 
-// Runs a branch in this plan.
-//   count > 0: its next `count` known tokens (a prefill chunk). The chunk that
-//     reaches the last known token samples if `sample` is set; from then on the
-//     branch decodes by default: one token in every plan p with
-//     p % lag == cohort and p >= (step of its last run) + lag, until it
-//     finishes.
-//   count == 0: one decode of a dependent branch.
+// Runs a branch in this plan: its next `count` known tokens (a prefill chunk).
+// The chunk that reaches the last known token samples if `sample` is set; from
+// then on the branch decodes by default: one token in every plan p with
+// p % lag == cohort and p >= (step of its last run) + lag, until it finishes.
 struct Run {
   BranchHandle branch;
-  std::uint32_t count = 0;
+  std::uint32_t count = 0;  // at least 1
   bool sample = false;
   // Return log-probabilities of the known token that follows each row.
   bool prompt_logprobs = false;
-  // Return this many best candidates instead of a sample (beam search).
+  // Dependent branches: tokens that become known first (a beam's choice), and how
+  // many best candidates for the next one to return instead of a sample.
+  std::vector<TokenId> append;
   std::uint32_t candidates = 0;
   // Return pooled hidden states (embeddings).
   bool pooled = false;
@@ -164,6 +172,9 @@ struct BranchResult {
   // Log-probabilities of prompt tokens [prompt_first, prompt_first + size).
   std::uint32_t prompt_first = 0;
   std::vector<SampledToken> prompt;
+  // What Run::candidates asked for: the most likely next tokens, best first, ties
+  // by the lower id. Fewer only where the vocabulary has no more.
+  std::vector<TopLogprob> candidates;
   // Set in the result in which the branch finished, and in every later one in
   // which a decode of it was a no-op.
   std::optional<FinishReason> finished;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/core/beam_search.h"
 
 namespace flotilla {
 namespace {
@@ -45,15 +46,64 @@ absl::Status CheckParameters(const TokenizedRequest& request) {
   return CheckTop(request.logprobs.prompt_top, "prompt log-probabilities");
 }
 
-absl::Status CheckFeatures(const TokenizedRequest& request) {
-  if (request.branches != 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("requests with ", request.branches, " branches are not supported"));
+absl::Status CheckBeam(const TokenizedRequest& request, const ExecutorDescription& description) {
+  const BeamOptions& beam = *request.beam;
+  if (!std::isfinite(beam.length_penalty)) {
+    return absl::InvalidArgumentError("length_penalty must be finite");
   }
-  if (request.beam.has_value()) return absl::UnimplementedError("beam search is not supported");
+  if (request.branches > beam.beams) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.branches, " sequences of ", beam.beams, " beams were asked for"));
+  }
+  if (request.stop.max_tokens == 0) {
+    return absl::InvalidArgumentError("beam search needs max_tokens of at least 1");
+  }
+  if (!request.output_prefix.empty()) {
+    return absl::InvalidArgumentError("beam search cannot go on from an output_prefix");
+  }
+  const std::uint32_t candidates = BeamSearch::Candidates(beam, request.stop.stop_tokens.size());
+  const std::uint32_t most = std::min(BeamOptions::kMaxCandidates, description.vocab_size);
+  if (candidates > most) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        beam.beams, " beams with ", request.stop.stop_tokens.size(), " stop tokens need ",
+        candidates, " candidates; at most ", most, " are possible"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBranches(const TokenizedRequest& request, const CoreOptions& options,
+                           const ExecutorDescription& description) {
+  if (request.branches == 0) return absl::InvalidArgumentError("a request has no branches");
+  const std::uint32_t width = request.beam ? request.beam->beams : request.branches;
+  const std::uint32_t most = MaxBranches(options, description);
+  // Beams that are cancelled are counted by index: their number is bounded too.
+  if (width > most || request.branches > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::max(width, request.branches), " branches; at most ", most, " can run"));
+  }
+  if (request.beam.has_value()) {
+    if (absl::Status s = CheckBeam(request, description); !s.ok()) return s;
+  }
   if (request.constraint != 0) return absl::UnimplementedError("constraints are not supported");
   if (!request.adapter.empty()) {
     return absl::UnimplementedError("adapters are not supported");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPrefixes(const TokenizedRequest& request,
+                           const ExecutorDescription& description) {
+  if (request.output_prefix.empty()) return absl::OkStatus();
+  if (request.output_prefix.size() != request.branches) {
+    return absl::InvalidArgumentError("output_prefix must have one entry per branch");
+  }
+  for (const std::vector<TokenId>& prefix : request.output_prefix) {
+    if (prefix.size() > request.stop.max_tokens) {
+      return absl::InvalidArgumentError("output_prefix is longer than max_tokens");
+    }
+    if (absl::Status s = CheckTokens(prefix, description.vocab_size, "output_prefix"); !s.ok()) {
+      return s;
+    }
   }
   return absl::OkStatus();
 }
@@ -63,21 +113,41 @@ std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) {
   return (positions + group.tokens_per_block - 1) / group.tokens_per_block;
 }
 
+// Blocks that branches of one request surely share: those before the last token
+// of the prompt. None where branches cannot be forked (KvLedger::can_fork).
+std::uint64_t SharedBlocks(const Extent& extent, const ExecutorDescription& description) {
+  std::uint64_t blocks = 0;
+  for (const KvGroup& group : description.groups) {
+    if (group.kind == KvGroup::Kind::kState) return 0;
+    blocks += (extent.prompt_tokens - 1) / group.tokens_per_block;
+  }
+  return blocks;
+}
+
 }  // namespace
 
 std::uint32_t MaxPositions(std::uint32_t prompt_tokens, std::uint32_t max_tokens) {
   return max_tokens == 0 ? prompt_tokens : prompt_tokens + max_tokens - 1;
 }
 
-absl::Status CheckFits(std::uint64_t total_tokens, std::uint32_t max_positions,
-                       const ExecutorDescription& description) {
-  if (total_tokens > description.max_context) {
-    return absl::InvalidArgumentError(absl::StrCat("prompt and max_tokens are ", total_tokens,
-                                                   " tokens; the context is ",
-                                                   description.max_context));
+std::uint32_t MaxBranches(const CoreOptions& options, const ExecutorDescription& description) {
+  return std::min({options.max_seqs, description.max_branches, options.max_step_tokens,
+                   description.max_step_tokens});
+}
+
+absl::Status CheckFits(const Extent& extent, const ExecutorDescription& description) {
+  const std::uint64_t tokens = std::uint64_t{extent.prompt_tokens} + extent.max_tokens;
+  if (tokens > description.max_context) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prompt and max_tokens are ", tokens, " tokens; the context is ", description.max_context));
   }
+  const std::uint32_t positions = MaxPositions(extent.prompt_tokens, extent.max_tokens);
   std::uint64_t blocks = 0;
-  for (const KvGroup& group : description.groups) blocks += BlocksFor(group, max_positions);
+  for (const KvGroup& group : description.groups) blocks += BlocksFor(group, positions);
+  if (extent.width > 1) {
+    const std::uint64_t shared = SharedBlocks(extent, description);
+    blocks = shared + extent.width * (blocks - shared);
+  }
   const std::uint32_t total = description.block_count - 1;
   if (blocks > total) {
     return absl::InvalidArgumentError(absl::StrCat("prompt and max_tokens may need ", blocks,
@@ -90,7 +160,7 @@ std::uint32_t LongestServable(const ExecutorDescription& description) {
   std::uint32_t fits = 0, longest = description.max_context;
   while (fits < longest) {
     const std::uint32_t middle = longest - (longest - fits) / 2;
-    if (CheckFits(middle, middle, description).ok()) {
+    if (CheckFits({.prompt_tokens = middle}, description).ok()) {
       fits = middle;
     } else {
       longest = middle - 1;
@@ -101,7 +171,7 @@ std::uint32_t LongestServable(const ExecutorDescription& description) {
 
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
                            const ExecutorDescription& description) {
-  if (absl::Status s = CheckFeatures(request); !s.ok()) return s;
+  if (absl::Status s = CheckBranches(request, options, description); !s.ok()) return s;
   if (absl::Status s = CheckParameters(request); !s.ok()) return s;
   if (request.prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
   if (request.prompt.size() > options.max_queued_tokens) {
@@ -109,23 +179,14 @@ absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& o
                                                    " tokens; the queue takes ",
                                                    options.max_queued_tokens));
   }
-  const std::uint64_t total_tokens = std::uint64_t{request.prompt.size()} + request.stop.max_tokens;
-  // The sum is within the context from here on, so 32 bits hold it.
-  if (total_tokens > description.max_context) return CheckFits(total_tokens, 0, description);
-  const auto positions =
-      MaxPositions(static_cast<std::uint32_t>(request.prompt.size()), request.stop.max_tokens);
-  if (absl::Status s = CheckFits(total_tokens, positions, description); !s.ok()) return s;
+  const Extent extent{.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size()),
+                      .max_tokens = request.stop.max_tokens,
+                      .width = request.beam ? request.beam->beams : request.branches};
+  if (absl::Status s = CheckFits(extent, description); !s.ok()) return s;
   if (absl::Status s = CheckTokens(request.prompt, description.vocab_size, "the prompt"); !s.ok()) {
     return s;
   }
-  if (request.output_prefix.empty()) return absl::OkStatus();
-  if (request.output_prefix.size() != 1) {
-    return absl::InvalidArgumentError("output_prefix must have one entry per branch");
-  }
-  if (request.output_prefix[0].size() > request.stop.max_tokens) {
-    return absl::InvalidArgumentError("output_prefix is longer than max_tokens");
-  }
-  return CheckTokens(request.output_prefix[0], description.vocab_size, "output_prefix");
+  return CheckPrefixes(request, description);
 }
 
 absl::Status CheckDescription(const ExecutorDescription& description) {

@@ -15,18 +15,28 @@ namespace flotilla {
 // allowed is never fed back.
 std::uint32_t MaxPositions(std::uint32_t prompt_tokens, std::uint32_t max_tokens);
 
+// Branches that may hold KV blocks at once: no request has more. Below the row
+// budget, so that decodes alone never fill a plan that a prompt waits for.
+std::uint32_t MaxBranches(const CoreOptions& options, const ExecutorDescription& description);
+
 // Whether `description`'s worker group could serve the request if it were
 // alone.
 //   INVALID_ARGUMENT: tokens outside the vocabulary, parameters out of range,
-//     longer than the context, the KV pool or the admission limit.
-//   UNIMPLEMENTED: several branches, beams, constraints, adapters.
+//     longer than the context, the KV pool or the admission limit, more branches
+//     or beams than can run.
+//   UNIMPLEMENTED: constraints, adapters.
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
                            const ExecutorDescription& description);
 
-// Whether a branch of at most `max_positions` and `total_tokens` fits context
-// and pool. INVALID_ARGUMENT, naming the limit.
-absl::Status CheckFits(std::uint64_t total_tokens, std::uint32_t max_positions,
-                       const ExecutorDescription& description);
+// How much a request can come to need.
+struct Extent {
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t max_tokens = 0;  // of each branch
+  std::uint32_t width = 1;       // branches or beams
+};
+
+// Whether a request fits context and pool. INVALID_ARGUMENT, naming the limit.
+absl::Status CheckFits(const Extent& extent, const ExecutorDescription& description);
 
 // The longest prompt plus output that context and pool can hold.
 std::uint32_t LongestServable(const ExecutorDescription& description);

@@ -3,44 +3,140 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/core/admission.h"
+#include "scheduler/core/check.h"
+
 namespace flotilla {
+namespace {
+
+// Leading tokens that two branches of one request share; the prompt is known to
+// be equal.
+std::uint32_t CommonTokens(const Branch& a, const Branch& b, std::uint32_t prompt_tokens) {
+  const auto most = std::min(a.tokens.size(), b.tokens.size());
+  const auto from = a.tokens.begin() + prompt_tokens;
+  const auto to = a.tokens.begin() + static_cast<std::ptrdiff_t>(most);
+  const auto differs = std::mismatch(from, to, b.tokens.begin() + prompt_tokens).first;
+  return static_cast<std::uint32_t>(differs - a.tokens.begin());
+}
+
+}  // namespace
 
 CoreState::CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> policy)
     : options(options),
       policy(std::move(policy)),
-      waiting(&branches, this->policy.get()),
-      deadlines(EarlierDeadline{&branches}) {}
+      waiting(&requests, this->policy.get()),
+      deadlines(EarlierDeadline{&requests}) {}
 
 std::uint32_t CoreState::MaxStepTokens() const {
   return std::min(options.max_step_tokens, description->max_step_tokens);
 }
 
-std::uint32_t CoreState::MaxRunning() const {
-  return std::min({options.max_seqs, description->max_branches, MaxStepTokens()});
+std::uint32_t CoreState::MaxRunning() const { return MaxBranches(options, *description); }
+
+void CoreState::UpdateOwed(Branch& branch) {
+  const std::uint64_t had = std::max(branch.length.lower, branch.fork.length);
+  const std::uint32_t wanted = RequestOf(branch).stop.max_tokens - OutputTokens(branch);
+  owed_tokens -= branch.owed_tokens;
+  branch.owed_tokens = branch.tokens.size() - had + wanted;
+  owed_tokens += branch.owed_tokens;
 }
 
 void CoreState::AddRunning(Slot slot) {
-  const auto before = [this](Slot a, Slot b) { return policy->Before(branches[a], branches[b]); };
+  const auto before = [this](Slot a, Slot b) {
+    const Branch& x = branches[a];
+    const Branch& y = branches[b];
+    if (x.request == y.request) return x.index < y.index;
+    return policy->Before(RequestOf(x), RequestOf(y));
+  };
   running.insert(std::upper_bound(running.begin(), running.end(), slot, before), slot);
 }
 
-void CoreState::Detach(Slot slot) {
-  Branch& branch = branches[slot];
-  epoch->kv.Close(branch);
-  epoch->handles.Retire(branch.handle);
-  --epoch->cohort_sizes[branch.cohort];
+void CoreState::LeaveRunning(Slot slot) {
   running.erase(std::find(running.begin(), running.end(), slot));
 }
 
-void CoreState::End(Slot slot, FinishReason reason, std::uint32_t kept, absl::Status status) {
-  Branch& branch = branches[slot];
-  if (branch.open()) {
-    Detach(slot);
-  } else {
-    waiting.Remove(slot);
+// Each branch that is not open forks from the one that knows most of its tokens,
+// among those that are open and those before it.
+void CoreState::PlanForks(Request& request) {
+  std::vector<Slot> parents;
+  for (const Slot slot : request.branches) {
+    if (branches[slot].open()) parents.push_back(slot);
   }
-  deadlines.Remove(slot);
-  owed_tokens -= branch.owed_tokens();
+  for (const Slot slot : request.branches) {
+    Branch& branch = branches[slot];
+    if (branch.open()) continue;
+    branch.fork = ForkPlan{};
+    for (const Slot parent : parents) {
+      const std::uint32_t common =
+          std::min(CommonTokens(branch, branches[parent], request.prompt_tokens),
+                   static_cast<std::uint32_t>(branch.tokens.size()) - 1);
+      if (common > branch.fork.length) branch.fork = {.parent = parent, .length = common};
+    }
+    UpdateOwed(branch);
+    parents.push_back(slot);
+  }
+}
+
+void CoreState::Enqueue(Slot slot) {
+  Request& request = requests[slot];
+  PlanForks(request);
+  std::uint64_t tokens = 0;
+  for (const Slot branch : request.branches) {
+    tokens += branches[branch].tokens.size() - branches[branch].fork.length;
+  }
+  waiting.Push(slot, tokens);
+}
+
+void CoreState::OpenRequest(Slot slot) {
+  Request& request = requests[slot];
+  waiting.Remove(slot);
+  counters.resumptions += request.was_open;
+  request.open = true;
+  reserved_branches += request.width();
+  for (const Slot branch : request.branches) {
+    branches[branch].state = BranchState::kPending;
+    AddRunning(branch);
+  }
+}
+
+Slot CoreState::AddBranch(Branch branch) {
+  Request& request = RequestOf(branch);
+  branch.state = BranchState::kPending;
+  const BranchIndex index = branch.index;
+  const Slot slot = branches.Insert(std::move(branch));
+  const auto at = std::lower_bound(request.branches.begin(), request.branches.end(), index,
+                                   [this](Slot a, BranchIndex i) { return branches[a].index < i; });
+  request.branches.insert(at, slot);
+  AddRunning(slot);
+  UpdateOwed(branches[slot]);
+  return slot;
+}
+
+// Its blocks and its handle are free.
+void CoreState::Detach(Branch& branch) {
+  epoch->kv.Close(branch, RequestOf(branch));
+  epoch->handles.Retire(branch.handle);
+  --epoch->cohort_sizes[branch.cohort];
+}
+
+void CoreState::DropBranch(Slot slot) {
+  Branch& branch = branches[slot];
+  Request& request = RequestOf(branch);
+  if (branch.open()) Detach(branch);
+  if (request.open) {
+    LeaveRunning(slot);
+    if (request.beam == nullptr) --reserved_branches;
+  }
+  owed_tokens -= branch.owed_tokens;
+  request.branches.erase(std::find(request.branches.begin(), request.branches.end(), slot));
+  branches.Erase(slot);
+  const bool was_parent = std::any_of(
+      request.branches.begin(), request.branches.end(),
+      [&](Slot other) { return !branches[other].open() && branches[other].fork.parent == slot; });
+  if (was_parent) PlanForks(request);
+}
+
+void CoreState::CountReason(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:
       ++counters.stopped;
@@ -59,52 +155,112 @@ void CoreState::End(Slot slot, FinishReason reason, std::uint32_t kept, absl::St
       ++counters.failed;
       break;
   }
-  events.push_back(BranchEnd{.request = branch.request,
-                             .attempt = branch.attempt,
-                             .branch = branch.index,
-                             .reason = reason,
-                             .output_tokens = kept});
-  events.push_back(RequestEnd{.request = branch.request,
-                              .attempt = branch.attempt,
-                              .status = std::move(status),
-                              .retry_after_ms = 0,
-                              .usage = Usage{.prompt_tokens = branch.prompt_tokens,
-                                             .output_tokens = kept,
-                                             .cached_tokens = branch.cached_tokens,
-                                             .preemptions = branch.preemptions,
-                                             .decode_preemptions = branch.decode_preemptions}});
-  branches.Erase(slot);
 }
 
+void CoreState::EmitBranchEnd(Request& request, BranchIndex index, FinishReason reason,
+                              std::uint32_t kept, float score) {
+  request.output_tokens += kept;
+  request.reason = reason;
+  events.push_back(BranchEnd{.request = request.id,
+                             .attempt = request.attempt,
+                             .branch = index,
+                             .reason = reason,
+                             .output_tokens = kept,
+                             .score = score});
+}
+
+void CoreState::EndBranch(Slot slot, FinishReason reason, std::uint32_t kept) {
+  const Slot owner = branches[slot].request;
+  Request& request = requests[owner];
+  FLOTILLA_CORE_CHECK(request.beam == nullptr);
+  const bool waits = !request.open;
+  if (waits) waiting.Remove(owner);
+  const BranchIndex index = branches[slot].index;
+  DropBranch(slot);
+  EmitBranchEnd(request, index, reason, kept);
+  if (request.branches.empty()) {
+    Forget(owner);
+  } else if (waits) {
+    Enqueue(owner);
+  }
+}
+
+void CoreState::EndRequest(Slot slot, FinishReason reason, absl::Status status) {
+  Request& request = requests[slot];
+  if (request.status.ok()) request.status = std::move(status);
+  if (!request.open) waiting.Remove(slot);
+  if (request.beam != nullptr) {
+    for (std::uint32_t i = 0; i < request.answers; ++i) {
+      if (!request.beam->cancelled[i]) EmitBranchEnd(request, BranchIndex(i), reason, 0);
+    }
+  }
+  for (const Slot branch : request.branches) {
+    if (request.beam != nullptr) break;
+    EmitBranchEnd(request, branches[branch].index, reason, OutputTokens(branches[branch]));
+  }
+  while (!request.branches.empty()) DropBranch(request.branches.back());
+  Forget(slot);
+}
+
+void CoreState::Forget(Slot slot) {
+  Request& request = requests[slot];
+  if (request.open && request.beam != nullptr) reserved_branches -= request.width();
+  deadlines.Remove(slot);
+  CountReason(request.reason);
+  events.push_back(RequestEnd{.request = request.id,
+                              .attempt = request.attempt,
+                              .status = std::move(request.status),
+                              .retry_after_ms = 0,
+                              .usage = Usage{.prompt_tokens = request.prompt_tokens,
+                                             .output_tokens = request.output_tokens,
+                                             .cached_tokens = request.cached_tokens,
+                                             .preemptions = request.preemptions,
+                                             .decode_preemptions = request.decode_preemptions}});
+  requests.Erase(slot);
+}
+
+// Its branches are in no list and hold nothing any more.
 void CoreState::Requeue(Slot slot) {
-  Branch& branch = branches[slot];
-  owed_tokens += branch.length.lower;
-  branch.length.lower = branch.length.upper = 0;
-  branch.indexed_blocks = 0;
-  branch.indexed = kNoPrefix;
-  branch.duplicate = false;
-  branch.state = BranchState::kWaiting;
-  waiting.Push(slot);
+  Request& request = requests[slot];
+  reserved_branches -= request.width();
+  request.open = false;
+  for (const Slot at : request.branches) {
+    Branch& branch = branches[at];
+    branch.state = BranchState::kWaiting;
+    branch.length.lower = branch.length.upper = 0;
+    branch.fork = ForkPlan{};
+    branch.indexed_blocks = 0;
+    branch.indexed = kNoPrefix;
+    branch.duplicate = false;
+    branch.sat_out = false;
+    branch.candidates.clear();
+  }
+  Enqueue(slot);
 }
 
 void CoreState::Preempt(Slot slot) {
-  Branch& branch = branches[slot];
-  if (branch.state == BranchState::kDecode && branch.output_tokens() > 0) {
-    ++branch.decode_preemptions;
+  Request& request = requests[slot];
+  const bool decoded = std::any_of(request.branches.begin(), request.branches.end(), [&](Slot at) {
+    return branches[at].open() && OutputTokens(branches[at]) > 0 &&
+           (branches[at].state == BranchState::kDecode || request.beam != nullptr);
+  });
+  request.decode_preemptions += decoded;
+  ++request.preemptions;
+  for (const Slot at : request.branches) {
+    if (branches[at].open()) Detach(branches[at]);
+    LeaveRunning(at);
   }
-  ++branch.preemptions;
-  Detach(slot);
   Requeue(slot);
   ++counters.preemptions;
 }
 
 void CoreState::LoseEpoch() {
-  counters.replays += running.size();
-  for (const Slot slot : running) {
-    branches[slot].tables.clear();
+  for (const Slot slot : std::exchange(running, {})) branches[slot].tables.clear();
+  for (const Slot slot : requests.Slots()) {
+    if (!requests[slot].open) continue;
+    ++counters.replays;
     Requeue(slot);
   }
-  running.clear();
   epoch.reset();
 }
 

@@ -1,5 +1,5 @@
 // CoreState: all that a scheduler core knows, and the moves that every part of
-// it shares (end, preempt). Planning is in step_planner, results in
+// it shares (open, end, preempt). Planning is in step_planner, results in
 // result_applier, the rules of entry in admission, the proofs in invariants.
 #pragma once
 
@@ -12,12 +12,14 @@
 #include "absl/status/status.h"
 #include "common/types/event.h"
 #include "common/types/executor.h"
-#include "scheduler/core/branch_table.h"
+#include "scheduler/core/branch.h"
 #include "scheduler/core/handle_table.h"
 #include "scheduler/core/kv_ledger.h"
 #include "scheduler/core/options.h"
 #include "scheduler/core/policy.h"
 #include "scheduler/core/rates.h"
+#include "scheduler/core/request.h"
+#include "scheduler/core/slot_table.h"
 #include "scheduler/core/waiting_queue.h"
 
 namespace flotilla {
@@ -30,6 +32,7 @@ struct PlannedRun {
   bool chunk = false;       // prefill; else a decode
   bool samples = false;     // brings a token unless the branch has finished
   bool prompt_logprobs = false;
+  std::uint32_t candidates = 0;  // that it asked for
 };
 
 struct PlanInFlight {
@@ -53,7 +56,8 @@ struct EpochState {
   std::deque<PlanInFlight> in_flight;       // sent and not answered, in order
 };
 
-// Totals since the core was made.
+// Totals since the core was made. A request ends under the reason of its branch
+// that ended last.
 struct CoreCounters {
   std::uint64_t accepted = 0;
   std::uint64_t refused = 0;
@@ -62,9 +66,11 @@ struct CoreCounters {
   std::uint64_t cancelled = 0;
   std::uint64_t expired = 0;
   std::uint64_t failed = 0;
-  std::uint64_t preemptions = 0;  // for memory
-  std::uint64_t replays = 0;      // open branches of a lost group
-  std::uint64_t resumptions = 0;  // opened again
+  std::uint64_t preemptions = 0;  // of requests, for memory
+  std::uint64_t replays = 0;      // open requests of a lost group
+  std::uint64_t resumptions = 0;  // requests opened again
+  std::uint64_t forks = 0;        // branches that share another's blocks
+  std::uint64_t block_copies = 0;
   std::uint64_t skips = 0;
   std::uint64_t noops = 0;  // decodes of branches that had finished
   std::uint64_t plans = 0;
@@ -84,10 +90,14 @@ struct CoreState {
   const CoreOptions options;
   const std::unique_ptr<OrderPolicy> policy;
 
-  BranchTable branches;
+  RequestTable requests;
+  SlotTable<Branch> branches;
   WaitingQueue waiting;
   DeadlineQueue deadlines;
-  std::vector<Slot> running;  // open branches in the order of the policy
+  // Branches of open requests, pending ones too: requests in the order of the
+  // policy, the branches of each by index.
+  std::vector<Slot> running;
+  std::uint32_t reserved_branches = 0;  // sum of the open requests' width
   std::uint64_t next_arrival = 0;
   std::uint64_t owed_tokens = 0;  // sum of Branch::owed_tokens
   bool draining = false;
@@ -100,25 +110,55 @@ struct CoreState {
   CoreCounters counters;
   std::vector<EngineEvent> events;  // not yet taken
 
-  // Branches that may be open at once in this epoch. Below the row budget, so
-  // that decodes alone never fill a plan that a prompt waits for.
+  // Branches that may be open at once in this epoch.
   std::uint32_t MaxRunning() const;
   std::uint32_t MaxStepTokens() const;
 
-  // Ends a branch and its request: emits BranchEnd and RequestEnd, frees its
-  // blocks, forgets it. `kept` output tokens count for usage.
-  void End(Slot slot, FinishReason reason, std::uint32_t kept, absl::Status status);
-  // Takes an open branch's blocks and puts it back into the queue; it will be
+  Request& RequestOf(const Branch& branch) { return requests[branch.request]; }
+  const Request& RequestOf(const Branch& branch) const { return requests[branch.request]; }
+  // Output tokens known of a branch, and whether it runs as beam search says.
+  std::uint32_t OutputTokens(const Branch& branch) const {
+    return static_cast<std::uint32_t>(branch.tokens.size()) - RequestOf(branch).prompt_tokens;
+  }
+  bool Dependent(const Branch& branch) const { return RequestOf(branch).beam != nullptr; }
+  // Counts anew what the branch still owes. After every change to its tokens,
+  // lengths or fork.
+  void UpdateOwed(Branch& branch);
+
+  // Puts a request that is not open into the queue.
+  void Enqueue(Slot request);
+  // Takes a request out of the queue: its branches are pending. reserved_branches
+  // grows by its width.
+  void OpenRequest(Slot request);
+  // Adds a branch to an open request, as a beam that is to be forked.
+  Slot AddBranch(Branch branch);
+  // Ends one branch: frees its blocks and forgets it; says nothing.
+  void DropBranch(Slot branch);
+
+  // Ends an answer of a request and says so: BranchEnd, of which `kept` tokens
+  // count. Once no branch is left, the request's end must follow.
+  void EmitBranchEnd(Request& request, BranchIndex index, FinishReason reason, std::uint32_t kept,
+                     float score = 0);
+  // Ends a branch that is an answer (not a beam), and with the last one its request.
+  void EndBranch(Slot branch, FinishReason reason, std::uint32_t kept);
+  // Ends all that is left of a request. Its branches keep their tokens.
+  void EndRequest(Slot request, FinishReason reason, absl::Status status);
+  // Emits the RequestEnd of a request that has no branches left, and forgets it.
+  void Forget(Slot request);
+
+  // Takes an open request's blocks and puts it back into the queue; it will be
   // recomputed from its tokens. No result is outstanding for it.
-  void Preempt(Slot slot);
-  // All open branches go back to the queue, and the epoch is over.
+  void Preempt(Slot request);
+  // All open requests go back to the queue, and the epoch is over.
   void LoseEpoch();
-  // Inserts an open branch into `running`.
-  void AddRunning(Slot slot);
 
  private:
-  void Detach(Slot slot);
-  void Requeue(Slot slot);
+  void Detach(Branch& branch);
+  void LeaveRunning(Slot branch);
+  void AddRunning(Slot branch);
+  void Requeue(Slot request);
+  void PlanForks(Request& request);
+  void CountReason(FinishReason reason);
 };
 
 }  // namespace flotilla

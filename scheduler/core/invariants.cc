@@ -42,30 +42,64 @@ absl::Status CheckBlocks(const CoreState& state) {
   return absl::OkStatus();
 }
 
-// 2. A branch is in one state, and in the one list that belongs to it. At most
-// lag + 1 plans are unanswered, and a branch decodes in one of lag plans.
+// 2. A request is in the queue or open, and its branches with it.
+absl::Status CheckRequest(const CoreState& state, Slot slot) {
+  const Request& request = state.requests[slot];
+  FLOTILLA_HOLDS(state.waiting.Contains(slot) != request.open, 2, "waiting queue");
+  FLOTILLA_HOLDS(state.deadlines.Contains(slot) == request.deadline_ns.has_value(), 2, "deadlines");
+  FLOTILLA_HOLDS(!request.branches.empty(), 2, "a request without branches");
+  FLOTILLA_HOLDS(request.branches.size() <= request.width(), 3, "branches of a request");
+  const Branch* previous = nullptr;
+  for (const Slot at : request.branches) {
+    const Branch& branch = state.branches[at];
+    FLOTILLA_HOLDS(branch.request == slot, 2, "owner of a branch");
+    FLOTILLA_HOLDS(previous == nullptr || previous->index < branch.index, 2, "order of branches");
+    previous = &branch;
+    FLOTILLA_HOLDS((branch.state == BranchState::kWaiting) != request.open, 2, "branch state");
+    const auto in_running = std::count(state.running.begin(), state.running.end(), at);
+    FLOTILLA_HOLDS(in_running == (request.open ? 1 : 0), 2, "running list");
+    FLOTILLA_HOLDS(branch.open() || branch.tables.empty(), 2, "blocks of a branch not open");
+    FLOTILLA_HOLDS(state.OutputTokens(branch) <= request.stop.max_tokens, 4, "output tokens");
+    if (branch.open() || !branch.fork.parent.has_value()) continue;
+    const auto parent =
+        std::find(request.branches.begin(), request.branches.end(), *branch.fork.parent);
+    FLOTILLA_HOLDS(parent != request.branches.end(), 2, "parent of a fork");
+    FLOTILLA_HOLDS(branch.fork.length > 0 && branch.fork.length < branch.tokens.size() &&
+                       std::equal(branch.tokens.begin(), branch.tokens.begin() + branch.fork.length,
+                                  state.branches[*parent].tokens.begin()),
+                   2, "tokens of a fork");
+  }
+  return absl::OkStatus();
+}
+
+// 2. The lists hold what belongs in them. At most lag + 1 plans are unanswered,
+// and a branch decodes in one of lag plans.
 absl::Status CheckMembership(const CoreState& state) {
-  std::uint64_t owed = 0;
-  std::size_t waiting = 0, waiting_tokens = 0;
-  for (const Slot slot : state.branches.Slots()) {
-    const Branch& branch = state.branches[slot];
-    const auto in_running = std::count(state.running.begin(), state.running.end(), slot);
-    FLOTILLA_HOLDS(in_running == (branch.open() ? 1 : 0), 2, "running list");
-    FLOTILLA_HOLDS(state.waiting.Contains(slot) != branch.open(), 2, "waiting queue");
-    FLOTILLA_HOLDS(state.deadlines.Contains(slot) == branch.deadline_ns.has_value(), 2,
-                   "deadlines");
-    FLOTILLA_HOLDS(branch.open() || branch.tables.empty(), 2, "blocks of a waiting branch");
-    FLOTILLA_HOLDS(branch.output_tokens() <= branch.stop.max_tokens, 4, "output tokens");
-    owed += branch.owed_tokens();
-    waiting += !branch.open();
-    if (!branch.open()) waiting_tokens += branch.tokens.size();
+  std::uint64_t owed = 0, reserved = 0;
+  std::size_t waiting = 0, waiting_tokens = 0, branches = 0;
+  for (const Slot slot : state.requests.Slots()) {
+    if (absl::Status s = CheckRequest(state, slot); !s.ok()) return s;
+    const Request& request = state.requests[slot];
+    waiting += !request.open;
+    waiting_tokens += request.waiting_tokens;
+    reserved += request.open ? request.width() : 0;
+    branches += request.branches.size();
+    for (const Slot at : request.branches) {
+      const Branch& branch = state.branches[at];
+      owed += branch.tokens.size() - std::max(branch.length.lower, branch.fork.length) +
+              request.stop.max_tokens - state.OutputTokens(branch);
+    }
   }
   FLOTILLA_HOLDS(owed == state.owed_tokens, 2, "owed tokens");
   FLOTILLA_HOLDS(waiting == state.waiting.size(), 2, "waiting count");
   FLOTILLA_HOLDS(waiting_tokens == state.waiting.tokens(), 2, "waiting tokens");
-  FLOTILLA_HOLDS(waiting + state.running.size() == state.branches.size(), 2, "branch count");
+  FLOTILLA_HOLDS(branches == state.branches.size(), 2, "branch count");
+  FLOTILLA_HOLDS(reserved == state.reserved_branches, 2, "reserved branches");
   const auto before = [&state](Slot a, Slot b) {
-    return state.policy->Before(state.branches[a], state.branches[b]);
+    const Branch& x = state.branches[a];
+    const Branch& y = state.branches[b];
+    if (x.request == y.request) return x.index < y.index;
+    return state.policy->Before(state.RequestOf(x), state.RequestOf(y));
   };
   FLOTILLA_HOLDS(std::is_sorted(state.running.begin(), state.running.end(), before), 2,
                  "order of the running list");
@@ -105,7 +139,9 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
 // most one block less one slot; the difference of the bounds is in flight.
 absl::Status CheckBounds(const CoreState& state) {
   const EpochState& epoch = *state.epoch;
-  FLOTILLA_HOLDS(state.running.size() <= state.MaxRunning(), 3, "branch budget");
+  FLOTILLA_HOLDS(state.running.size() <= state.reserved_branches &&
+                     state.reserved_branches <= state.MaxRunning(),
+                 3, "branch budget");
   std::vector<std::uint32_t> in_flight(state.description->max_branches, 0);
   for (const PlanInFlight& plan : epoch.in_flight) {
     for (const PlannedRun& run : plan.runs) {
@@ -115,8 +151,11 @@ absl::Status CheckBounds(const CoreState& state) {
     }
   }
   std::vector<std::uint32_t> cohorts(epoch.cohort_sizes.size(), 0);
+  std::size_t open = 0;
   for (const Slot slot : state.running) {
     const Branch& branch = state.branches[slot];
+    if (!branch.open()) continue;
+    ++open;
     const LengthBounds& length = branch.length;
     FLOTILLA_HOLDS(length.lower <= length.upper && length.upper <= length.max, 4, "bounds");
     FLOTILLA_HOLDS(length.upper - length.lower == in_flight[branch.handle.value()], 4,
@@ -128,9 +167,9 @@ absl::Status CheckBounds(const CoreState& state) {
     ++cohorts[branch.cohort];
   }
   FLOTILLA_HOLDS(cohorts == epoch.cohort_sizes, 2, "cohort sizes");
-  FLOTILLA_HOLDS(epoch.handles.free() + epoch.handles.retired() + state.running.size() ==
-                     state.description->max_branches,
-                 2, "handles");
+  FLOTILLA_HOLDS(
+      epoch.handles.free() + epoch.handles.retired() + open == state.description->max_branches, 2,
+      "handles");
   return absl::OkStatus();
 }
 

@@ -1,5 +1,6 @@
 #include "scheduler/core/kv_ledger.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -45,6 +46,18 @@ std::uint32_t KvLedger::Reach(const Branch& branch, std::uint32_t wanted,
   return can;
 }
 
+bool KvLedger::can_fork() const {
+  return std::none_of(groups_.begin(), groups_.end(),
+                      [](const KvGroup& group) { return group.kind == KvGroup::Kind::kState; });
+}
+
+std::uint64_t KvLedger::ForkNeeds(std::uint32_t length, std::uint64_t positions) const {
+  std::uint64_t blocks = BlocksFor(positions);
+  if (length == 0 || !can_fork()) return blocks;
+  for (const KvGroup& group : groups_) blocks -= length / group.tokens_per_block;
+  return blocks;
+}
+
 std::uint32_t KvLedger::ReusableBlocks(const Branch& branch) const {
   return static_cast<std::uint32_t>((branch.tokens.size() - 1) / groups_[0].tokens_per_block);
 }
@@ -54,10 +67,10 @@ absl::Span<const TokenId> KvLedger::TokensOf(const Branch& branch, std::uint32_t
   return absl::MakeConstSpan(branch.tokens).subspan(std::size_t{block} * size, size);
 }
 
-KvLedger::Match KvLedger::FindPrefix(const Branch& branch) const {
+KvLedger::Match KvLedger::FindPrefix(const Branch& branch, const Request& request) const {
   Match match;
-  if (index_ == nullptr || branch.wants_prompt_rows()) return match;
-  PrefixNode node = index_->FindRoot(branch.cache_scope);
+  if (index_ == nullptr || request.wants_prompt_rows()) return match;
+  PrefixNode node = index_->FindRoot(request.cache_scope);
   while (node != kNoPrefix && match.blocks < ReusableBlocks(branch)) {
     node = index_->Find(node, TokensOf(branch, match.blocks));
     if (node == kNoPrefix) break;
@@ -68,33 +81,34 @@ KvLedger::Match KvLedger::FindPrefix(const Branch& branch) const {
   return match;
 }
 
-bool KvLedger::WillPublish(const Branch& other, const Branch& branch, const Match& match) const {
+bool KvLedger::WillPublish(const Branch& other, const Request& others, const Branch& branch,
+                           const Request& request, const Match& match) const {
   const std::uint32_t next = match.blocks;
-  if (index_ == nullptr || branch.wants_prompt_rows() || next >= ReusableBlocks(branch) ||
+  if (index_ == nullptr || request.wants_prompt_rows() || next >= ReusableBlocks(branch) ||
       other.state != BranchState::kPrefill || other.duplicate || other.indexed_blocks != next ||
-      other.indexed != match.node || other.cache_scope != branch.cache_scope ||
+      other.indexed != match.node || others.cache_scope != request.cache_scope ||
       std::uint64_t{next + 1} * groups_[0].tokens_per_block > other.prefill_tokens) {
     return false;
   }
   return TokensOf(other, next) == TokensOf(branch, next);
 }
 
-void KvLedger::Open(Branch& branch, const Match& match, StepPlan& plan) {
+void KvLedger::Open(Branch& branch, const Request& request, const Match& match, StepPlan& plan) {
   branch.tables.assign(groups_.size(), {});
-  digest_.Open(branch.handle, branch.request, branch.index);
-  const std::uint32_t cached = match.blocks == 0 ? 0 : match.blocks * groups_[0].tokens_per_block;
+  digest_.Open(branch.handle, request.id, branch.index);
+  branch.told_tokens = static_cast<std::uint32_t>(branch.tokens.size());
   plan.ops.push_back(OpenBranch{
       .branch = branch.handle,
-      .request = branch.request,
+      .request = request.id,
       .index = branch.index,
       .tokens = branch.tokens,
-      .prompt_tokens = branch.prompt_tokens,
-      .cached_tokens = cached,
-      .sampling = branch.sampling,
-      .stop = branch.stop,
-      .logprobs = branch.logprobs,
+      .prompt_tokens = request.prompt_tokens,
+      .cached_tokens = PositionsOf(match),
+      .sampling = request.sampling,
+      .stop = request.stop,
+      .logprobs = request.logprobs,
       .cohort = branch.cohort,
-      .dependent = false,
+      .dependent = request.beam != nullptr,
   });
   if (match.blocks == 0) return;
   GrantBlocks hit{.branch = branch.handle, .group = GroupIndex(0), .blocks = {}};
@@ -110,7 +124,45 @@ void KvLedger::Open(Branch& branch, const Match& match, StepPlan& plan) {
   plan.ops.push_back(std::move(hit));
   branch.indexed_blocks = match.blocks;
   branch.indexed = match.node;
-  branch.length.lower = branch.length.upper = cached;
+  branch.length.lower = branch.length.upper = PositionsOf(match);
+}
+
+std::size_t KvLedger::Fork(const Branch& parent, Branch& branch, const Request& request,
+                           StepPlan& plan) {
+  const std::uint32_t length = branch.fork.length;
+  ForkBranch fork{.parent = parent.handle,
+                  .child = branch.handle,
+                  .index = branch.index,
+                  .length = length,
+                  .tokens = {branch.tokens.begin() + length, branch.tokens.end()},
+                  .copies = {},
+                  .cohort = branch.cohort};
+  for (const TokenId token : fork.tokens) digest_.AddToken(plan.step, branch.handle, token);
+  digest_.Open(branch.handle, request.id, branch.index);
+  branch.told_tokens = static_cast<std::uint32_t>(branch.tokens.size());
+  branch.length.lower = branch.length.upper = length;
+  branch.tables.assign(groups_.size(), {});
+  for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+    const std::uint32_t shared = length / groups_[g].tokens_per_block;
+    for (std::uint32_t at = 0; at < shared; ++at) {
+      pool_.Share(parent.tables[g][at]);
+      AddToTable(branch, GroupIndex(g), parent.tables[g][at]);
+    }
+    if (length % groups_[g].tokens_per_block == 0) continue;
+    fork.copies.push_back({.from = parent.tables[g][shared], .to = TakeBlock()});
+    AddToTable(branch, GroupIndex(g), fork.copies.back().to);
+  }
+  if (index_ != nullptr) {
+    const auto shared = length / groups_[0].tokens_per_block;
+    branch.indexed_blocks = std::min(parent.indexed_blocks, shared);
+    branch.indexed = branch.indexed_blocks == 0
+                         ? kNoPrefix
+                         : node_of_[parent.tables[0][branch.indexed_blocks - 1].value()];
+    branch.duplicate = parent.duplicate && parent.indexed_blocks <= shared;
+  }
+  const std::size_t copies = fork.copies.size();
+  plan.ops.push_back(std::move(fork));
+  return copies;
 }
 
 void KvLedger::AddToTable(Branch& branch, GroupIndex group, BlockId block) {
@@ -142,12 +194,12 @@ void KvLedger::Grow(Branch& branch, std::uint32_t positions, StepPlan& plan) {
   }
 }
 
-void KvLedger::Publish(Branch& branch, std::uint32_t positions) {
+void KvLedger::Publish(Branch& branch, const Request& request, std::uint32_t positions) {
   if (index_ == nullptr || branch.duplicate) return;
   while (std::uint64_t{branch.indexed_blocks + 1} * groups_[0].tokens_per_block <= positions) {
     const absl::Span<const TokenId> tokens = TokensOf(branch, branch.indexed_blocks);
     const PrefixNode parent =
-        branch.indexed_blocks == 0 ? index_->MakeRoot(branch.cache_scope) : branch.indexed;
+        branch.indexed_blocks == 0 ? index_->MakeRoot(request.cache_scope) : branch.indexed;
     if (index_->Find(parent, tokens) != kNoPrefix) {
       branch.duplicate = true;
       return;
@@ -162,7 +214,7 @@ void KvLedger::Publish(Branch& branch, std::uint32_t positions) {
 
 // Last blocks first: a block is released before the one that it follows, so
 // the oldest cached block never has a cached block after it.
-void KvLedger::Close(Branch& branch) {
+void KvLedger::Close(Branch& branch, const Request& request) {
   for (std::uint32_t g = 0; g < branch.tables.size(); ++g) {
     const std::vector<BlockId>& table = branch.tables[g];
     for (std::uint32_t at = static_cast<std::uint32_t>(table.size()); at-- > 0;) {
@@ -171,7 +223,7 @@ void KvLedger::Close(Branch& branch) {
     }
   }
   branch.tables.clear();
-  digest_.Close(branch.handle, branch.request, branch.index);
+  digest_.Close(branch.handle, request.id, branch.index);
 }
 
 absl::Status KvLedger::CheckIndex() const {

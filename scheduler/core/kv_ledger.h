@@ -23,6 +23,7 @@
 #include "scheduler/core/block_pool.h"
 #include "scheduler/core/branch.h"
 #include "scheduler/core/prefix_index.h"
+#include "scheduler/core/request.h"
 
 namespace flotilla {
 
@@ -43,47 +44,61 @@ class KvLedger {
   // blocks. At least what it holds now, if that is below `wanted`.
   std::uint32_t Reach(const Branch& branch, std::uint32_t wanted, std::uint64_t blocks) const;
 
-  // What the prefix cache has for a branch that waits.
+  // Whether branches can be forked at any earlier position: not where a group
+  // keeps one record per branch, which is that of its last position.
+  bool can_fork() const;
+  // Blocks of its own that a fork at `length` needs to hold `positions`.
+  std::uint64_t ForkNeeds(std::uint32_t length, std::uint64_t positions) const;
+
+  // What the prefix cache has for a branch that is not open.
   struct Match {
     PrefixNode node = kNoPrefix;  // of the last block
     std::uint32_t blocks = 0;     // leading ones that need not be computed
     std::uint32_t pinned = 0;     // of them in no table: no longer available
   };
-  Match FindPrefix(const Branch& branch) const;
+  Match FindPrefix(const Branch& branch, const Request& request) const;
   // Whether `other`, whose prefill goes on, will publish the block after `match`,
   // so that `branch` had better wait for it.
-  bool WillPublish(const Branch& other, const Branch& branch, const Match& match) const;
+  bool WillPublish(const Branch& other, const Request& others, const Branch& branch,
+                   const Request& request, const Match& match) const;
+  std::uint32_t PositionsOf(const Match& match) const {
+    return match.blocks == 0 ? 0 : match.blocks * groups_[0].tokens_per_block;
+  }
 
   // Opens `branch` under its handle; its tables begin with the blocks of
   // `match`, its length after them.
-  void Open(Branch& branch, const Match& match, StepPlan& plan);
+  void Open(Branch& branch, const Request& request, const Match& match, StepPlan& plan);
+  // Opens `branch` as a fork of `parent` at its fork.length, which plans before
+  // this one have written: full blocks are shared, one in part full is copied to a
+  // block of its own. Returns the copies made.
+  std::size_t Fork(const Branch& parent, Branch& branch, const Request& request, StepPlan& plan);
   // Grants what it lacks to hold `positions`; the pool has that many.
   void Grow(Branch& branch, std::uint32_t positions, StepPlan& plan);
   // Takes its blocks back. They may be granted from the next plan on, which
   // must begin with the DropBranch.
-  void Close(Branch& branch);
+  void Close(Branch& branch, const Request& request);
   // The tokens of `branch` below `positions` are known, and their K and V are
   // written once the plans sent have run: their full blocks can be found.
-  void Publish(Branch& branch, std::uint32_t positions);
+  void Publish(Branch& branch, const Request& request, std::uint32_t positions);
   // Cached blocks given away since the last call.
   std::uint32_t TakeEvictions() { return std::exchange(evictions_, 0); }
   // INTERNAL: the prefix index and the pool disagree. O(pool): for tests.
   absl::Status CheckIndex() const;
-  void AddRun(Step step, BranchHandle branch, std::uint32_t count) {
-    digest_.AddRun(step, branch, count);
+  void AddRun(Step step, const Run& run) {
+    for (const TokenId token : run.append) digest_.AddToken(step, run.branch, token);
+    digest_.AddRun(step, run.branch, run.count);
   }
   void AddSkip(Step step, BranchHandle branch) { digest_.AddSkip(step, branch); }
 
  private:
   std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) const;
-
-  const std::vector<KvGroup> groups_;
   void AddToTable(Branch& branch, GroupIndex group, BlockId block);
   BlockId TakeBlock();
   // Blocks of `branch` that a hit may cover: never its last token's.
   std::uint32_t ReusableBlocks(const Branch& branch) const;
   absl::Span<const TokenId> TokensOf(const Branch& branch, std::uint32_t block) const;
 
+  const std::vector<KvGroup> groups_;
   BlockPool pool_;
   PlanDigest digest_;
   // Null: no prefix cache.

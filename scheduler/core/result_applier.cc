@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/core/beam_driver.h"
 
 namespace flotilla {
 namespace {
@@ -53,16 +54,24 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& 
   if (result.tokens.size() != (run.samples ? 1u : 0u)) {
     return Mismatch(result, "not the number of tokens that the plan asked for");
   }
-  for (const SampledToken& token : result.tokens) {
-    if (token.token < 0 ||
-        static_cast<std::uint32_t>(token.token) >= state_.description->vocab_size) {
-      return Mismatch(result, "a token outside the vocabulary");
-    }
+  if (result.candidates.empty() != (run.candidates == 0) ||
+      result.candidates.size() > run.candidates) {
+    return Mismatch(result, "not the candidates that the plan asked for");
   }
-  if (!result.tokens.empty() && result.first_output != branch.output_tokens()) {
+  const auto known = [this](TokenId token) {
+    return token >= 0 && static_cast<std::uint32_t>(token) < state_.description->vocab_size;
+  };
+  if (!std::all_of(result.tokens.begin(), result.tokens.end(),
+                   [&](const SampledToken& t) { return known(t.token); }) ||
+      !std::all_of(result.candidates.begin(), result.candidates.end(),
+                   [&](const TopLogprob& t) { return known(t.token); })) {
+    return Mismatch(result, "a token outside the vocabulary");
+  }
+  const std::uint32_t outputs = state_.OutputTokens(branch);
+  if (!result.tokens.empty() && result.first_output != outputs) {
     return Mismatch(result, "not the next output token");
   }
-  const bool full = branch.output_tokens() + result.tokens.size() >= branch.stop.max_tokens;
+  const bool full = outputs + result.tokens.size() >= state_.RequestOf(branch).stop.max_tokens;
   if (run.samples && full && !result.finished.has_value()) {
     return Mismatch(result, "unfinished at max_tokens");
   }
@@ -71,53 +80,62 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& 
 
 absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& result, Slot slot) {
   Branch& branch = state_.branches[slot];
+  Request& request = state_.RequestOf(branch);
   if (absl::Status s = CheckRun(run, result, branch); !s.ok()) return s;
-  state_.owed_tokens -= branch.owed_tokens();
   branch.length.lower = result.length;
-  state_.owed_tokens += branch.owed_tokens();
   if (result.finished == FinishReason::kError) {
-    state_.End(slot, FinishReason::kError, branch.output_tokens(),
-               absl::InternalError("the model's output was not a number"));
+    const absl::Status status = absl::InternalError("the model's output was not a number");
+    if (request.beam != nullptr) {
+      state_.EndRequest(branch.request, FinishReason::kError, status);
+    } else {
+      request.status.Update(status);
+      state_.EndBranch(slot, FinishReason::kError, state_.OutputTokens(branch));
+    }
     return absl::OkStatus();
   }
-  if (absl::Status s = EmitPromptLogprobs(run, result, branch); !s.ok()) return s;
+  if (absl::Status s = EmitPromptLogprobs(run, result, request); !s.ok()) return s;
   EmitTokens(result, branch);
-  state_.epoch->kv.Publish(branch, branch.length.lower);
-  if (result.finished.has_value()) {
-    state_.End(slot, *result.finished, branch.output_tokens(), absl::OkStatus());
+  state_.UpdateOwed(branch);
+  state_.epoch->kv.Publish(branch, request, branch.length.lower);
+  if (run.candidates > 0) {
+    branch.candidates = result.candidates;
+    BeamDriver(state_).Advance(branch.request);
+  } else if (result.finished.has_value()) {
+    state_.EndBranch(slot, *result.finished, state_.OutputTokens(branch));
   } else if (branch.state == BranchState::kEnding && branch.length.lower == branch.length.max) {
-    state_.End(slot, FinishReason::kLength, 0, absl::OkStatus());
+    state_.EndBranch(slot, FinishReason::kLength, 0);
   }
   return absl::OkStatus();
 }
 
 absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const BranchResult& result,
-                                               Branch& branch) {
+                                               Request& request) {
   if (!run.prompt_logprobs) return absl::OkStatus();
-  const std::uint32_t last = std::min(run.end, branch.prompt_tokens - 1);
+  const std::uint32_t last = std::min(run.end, request.prompt_tokens - 1);
   if (result.prompt_first != run.begin + 1 || result.prompt.size() != last - run.begin) {
     return Mismatch(result, "not the log-probabilities that the plan asked for");
   }
   // A recomputation after preemption brings some again: those are dropped.
-  const std::uint32_t first = std::max(result.prompt_first, branch.prompt_logprobs_next);
+  const std::uint32_t first = std::max(result.prompt_first, request.prompt_logprobs_next);
   if (first > last) return absl::OkStatus();
-  PromptLogprobs event{.request = branch.request, .attempt = branch.attempt, .first = first};
+  PromptLogprobs event{.request = request.id, .attempt = request.attempt, .first = first};
   for (std::uint32_t at = first; at <= last; ++at) {
     const SampledToken& token = result.prompt[at - result.prompt_first];
     event.chosen.push_back(token.logprob);
     event.top.push_back(token.top);
   }
-  branch.prompt_logprobs_next = last + 1;
+  request.prompt_logprobs_next = last + 1;
   state_.events.push_back(std::move(event));
   return absl::OkStatus();
 }
 
 void ResultApplier::EmitTokens(const BranchResult& result, Branch& branch) {
+  const Request& request = state_.RequestOf(branch);
   for (const SampledToken& token : result.tokens) {
-    state_.events.push_back(TokenEvent{.request = branch.request,
-                                       .attempt = branch.attempt,
+    state_.events.push_back(TokenEvent{.request = request.id,
+                                       .attempt = request.attempt,
                                        .branch = branch.index,
-                                       .position = branch.output_tokens(),
+                                       .position = state_.OutputTokens(branch),
                                        .token = token.token,
                                        .logprob = token.logprob,
                                        .top = token.top});

@@ -26,7 +26,7 @@ class ResultApplier {
   absl::Status CheckRun(const PlannedRun& run, const BranchResult& result,
                         const Branch& branch) const;
   absl::Status EmitPromptLogprobs(const PlannedRun& run, const BranchResult& result,
-                                  Branch& branch);
+                                  Request& request);
   void EmitTokens(const BranchResult& result, Branch& branch);
 
   CoreState& state_;

@@ -21,12 +21,18 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
   state_.description = description;
   state_.rates = Rates(description.prefill_ns_per_token, description.decode_ns_per_step);
   state_.epoch.emplace(epoch, description, state_.options.prefix_cache);
-  for (const Slot slot : state_.branches.Slots()) {
-    const Branch& branch = state_.branches[slot];
-    const std::uint64_t total = std::uint64_t{branch.prompt_tokens} + branch.stop.max_tokens;
-    if (absl::Status s = CheckFits(total, branch.length.max, description); !s.ok()) {
-      state_.End(slot, FinishReason::kError, branch.output_tokens(),
-                 absl::ResourceExhaustedError(s.message()));
+  for (const Slot slot : state_.requests.Slots()) {
+    const Request& request = state_.requests[slot];
+    const Extent extent{.prompt_tokens = request.prompt_tokens,
+                        .max_tokens = request.stop.max_tokens,
+                        .width = request.width()};
+    absl::Status fits = CheckFits(extent, description);
+    if (fits.ok() && extent.width > state_.MaxRunning()) {
+      fits = absl::InvalidArgumentError(
+          absl::StrCat("the new worker group runs ", state_.MaxRunning(), " branches at most"));
+    }
+    if (!fits.ok()) {
+      state_.EndRequest(slot, FinishReason::kError, absl::ResourceExhaustedError(fits.message()));
     }
   }
   return absl::OkStatus();
@@ -51,7 +57,7 @@ absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns, const TokenizedReque
   if (!state_.description.has_value()) {
     return absl::UnavailableError("no worker group is ready yet");
   }
-  if (state_.branches.Find(request.id).has_value()) {
+  if (state_.requests.Find(request.id).has_value()) {
     return absl::AlreadyExistsError("a request of this id is being served");
   }
   if (absl::Status s = CheckServable(request, state_.options, *state_.description); !s.ok()) {
@@ -77,54 +83,102 @@ void SchedulerCore::Admit(std::int64_t now_ns, TokenizedRequest request) {
     Refuse(request, std::move(s), retry ? state_.rates.RetryAfterMs(state_.waiting.tokens()) : 0);
     return;
   }
-  Branch branch;
-  branch.request = request.id;
-  branch.attempt = request.attempt;
-  branch.tokens = std::move(request.prompt);
-  branch.prompt_tokens = static_cast<std::uint32_t>(branch.tokens.size());
-  if (!request.output_prefix.empty()) {
-    const std::vector<TokenId>& prefix = request.output_prefix[0];
-    branch.tokens.insert(branch.tokens.end(), prefix.begin(), prefix.end());
-  }
-  // With the first length, no two pairs of strings make the same scope.
-  branch.cache_scope = absl::StrCat(request.tenant.size(), ":", request.tenant, request.cache_salt);
-  branch.sampling = request.sampling;
-  branch.stop = std::move(request.stop);
-  branch.logprobs = request.logprobs;
-  branch.deadline_ns = request.deadline_ns;
-  branch.priority = request.priority;
-  branch.arrival = state_.next_arrival++;
-  branch.length.max = MaxPositions(branch.prompt_tokens, branch.stop.max_tokens);
-
-  state_.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
-  ++state_.counters.accepted;
-  state_.owed_tokens += branch.owed_tokens();
-  const Slot slot = state_.branches.Insert(std::move(branch));
-  state_.waiting.Push(slot);
-  if (EndIfComplete(slot)) return;
-  if (request.deadline_ns.has_value()) state_.deadlines.Push(slot);
+  EndComplete(Accept(std::move(request)));
 }
 
-// A replayed request may have had its last token delivered and only its end
-// lost on the way.
-bool SchedulerCore::EndIfComplete(Slot slot) {
-  const Branch& branch = state_.branches[slot];
-  if (branch.output_tokens() == 0) return false;
-  const std::vector<TokenId>& stops = branch.stop.stop_tokens;
-  const bool stopped = std::binary_search(stops.begin(), stops.end(), branch.tokens.back());
-  if (!stopped && branch.output_tokens() < branch.stop.max_tokens) return false;
-  state_.End(slot, stopped ? FinishReason::kStop : FinishReason::kLength, branch.output_tokens(),
-             absl::OkStatus());
-  return true;
+// The request is in the queue, and its branches know what they know.
+Slot SchedulerCore::Accept(TokenizedRequest request) {
+  state_.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
+  ++state_.counters.accepted;
+  Request accepted;
+  accepted.id = request.id;
+  accepted.attempt = request.attempt;
+  accepted.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
+  // With the first length, no two pairs of strings make the same scope.
+  accepted.cache_scope =
+      absl::StrCat(request.tenant.size(), ":", request.tenant, request.cache_salt);
+  accepted.sampling = request.sampling;
+  accepted.stop = std::move(request.stop);
+  accepted.logprobs = request.logprobs;
+  accepted.deadline_ns = request.deadline_ns;
+  accepted.priority = request.priority;
+  accepted.arrival = state_.next_arrival++;
+  accepted.answers = request.branches;
+  if (request.beam.has_value()) {
+    accepted.beam = std::make_unique<BeamGroup>(BeamSearch(*request.beam, accepted.stop.stop_tokens,
+                                                           accepted.stop.max_tokens,
+                                                           accepted.logprobs.output_top));
+    accepted.beam->cancelled.assign(accepted.answers, false);
+  }
+  const Slot slot = state_.requests.Insert(std::move(accepted));
+  // Beam search begins with one branch, the prompt's.
+  AddBranches(slot, request.beam ? 1 : request.branches, std::move(request.prompt),
+              std::move(request.output_prefix));
+  if (request.deadline_ns.has_value()) state_.deadlines.Push(slot);
+  return slot;
+}
+
+void SchedulerCore::AddBranches(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
+                                std::vector<std::vector<TokenId>> prefixes) {
+  Request& request = state_.requests[slot];
+  const std::uint32_t max = MaxPositions(request.prompt_tokens, request.stop.max_tokens);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Branch branch{.request = slot, .index = BranchIndex(i), .tokens = prompt};
+    if (!prefixes.empty()) {
+      branch.tokens.insert(branch.tokens.end(), prefixes[i].begin(), prefixes[i].end());
+    }
+    branch.length.max = max;
+    request.branches.push_back(state_.branches.Insert(std::move(branch)));
+  }
+  if (request.beam != nullptr) request.beam->ranked = request.branches;
+  state_.Enqueue(slot);
+}
+
+// A replayed request may have had a branch's last token delivered and only its
+// end lost on the way.
+void SchedulerCore::EndComplete(Slot slot) {
+  const StopRule stop = state_.requests[slot].stop;
+  for (const Slot at : std::vector<Slot>(state_.requests[slot].branches)) {
+    const Branch& branch = state_.branches[at];
+    const std::uint32_t outputs = state_.OutputTokens(branch);
+    if (outputs == 0) continue;
+    const bool stopped =
+        std::binary_search(stop.stop_tokens.begin(), stop.stop_tokens.end(), branch.tokens.back());
+    if (!stopped && outputs < stop.max_tokens) continue;
+    state_.EndBranch(at, stopped ? FinishReason::kStop : FinishReason::kLength, outputs);
+  }
 }
 
 void SchedulerCore::Cancel(const CancelRequest& cancel) {
-  const std::optional<Slot> slot = state_.branches.Find(cancel.request);
+  const std::optional<Slot> slot = state_.requests.Find(cancel.request);
   if (!slot.has_value()) return;
-  const Branch& branch = state_.branches[*slot];
-  if (cancel.branch.has_value() && *cancel.branch != branch.index) return;
-  state_.End(*slot, FinishReason::kCancelled, std::min(cancel.keep_tokens, branch.output_tokens()),
-             absl::OkStatus());
+  const Request& request = state_.requests[*slot];
+  if (request.beam != nullptr) {
+    if (!cancel.branch.has_value()) {
+      state_.EndRequest(*slot, FinishReason::kCancelled, absl::OkStatus());
+    } else {
+      CancelBeam(*slot, *cancel.branch);
+    }
+    return;
+  }
+  for (const Slot at : std::vector<Slot>(request.branches)) {
+    const Branch& branch = state_.branches[at];
+    if (cancel.branch.has_value() && *cancel.branch != branch.index) continue;
+    state_.EndBranch(at, FinishReason::kCancelled,
+                     std::min(cancel.keep_tokens, state_.OutputTokens(branch)));
+  }
+}
+
+// One answer less; the search goes on for the others.
+void SchedulerCore::CancelBeam(Slot slot, BranchIndex index) {
+  Request& request = state_.requests[slot];
+  std::vector<bool>& cancelled = request.beam->cancelled;
+  if (index.value() >= cancelled.size() || cancelled[index.value()]) return;
+  cancelled[index.value()] = true;
+  state_.EmitBranchEnd(request, index, FinishReason::kCancelled, 0);
+  if (std::find(cancelled.begin(), cancelled.end(), false) == cancelled.end()) {
+    state_.EndRequest(slot, FinishReason::kCancelled, absl::OkStatus());
+  }
 }
 
 absl::Status SchedulerCore::Apply(const StepResult& result) {
@@ -134,10 +188,9 @@ absl::Status SchedulerCore::Apply(const StepResult& result) {
 void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
   while (!state_.deadlines.empty()) {
     const Slot slot = state_.deadlines.top();
-    const Branch& branch = state_.branches[slot];
-    if (*branch.deadline_ns > now_ns) return;
-    state_.End(slot, FinishReason::kDeadline, branch.output_tokens(),
-               absl::DeadlineExceededError("the deadline has passed"));
+    if (*state_.requests[slot].deadline_ns > now_ns) return;
+    state_.EndRequest(slot, FinishReason::kDeadline,
+                      absl::DeadlineExceededError("the deadline has passed"));
   }
 }
 
@@ -145,14 +198,14 @@ PlanOutcome SchedulerCore::Plan(std::int64_t now_ns) {
   ExpireDeadlines(now_ns);
   PlanOutcome outcome = StepPlanner(state_).Make();
   if (!state_.deadlines.empty()) {
-    outcome.wake_ns = state_.branches[state_.deadlines.top()].deadline_ns;
+    outcome.wake_ns = state_.requests[state_.deadlines.top()].deadline_ns;
   }
   return outcome;
 }
 
 void SchedulerCore::Abort(const absl::Status& status) {
-  for (const Slot slot : state_.branches.Slots()) {
-    state_.End(slot, FinishReason::kError, state_.branches[slot].output_tokens(), status);
+  for (const Slot slot : state_.requests.Slots()) {
+    state_.EndRequest(slot, FinishReason::kError, status);
   }
 }
 
@@ -161,7 +214,8 @@ std::vector<EngineEvent> SchedulerCore::TakeEvents() { return std::exchange(stat
 CoreSnapshot SchedulerCore::Snapshot() const {
   CoreSnapshot snapshot;
   EngineLoad& load = snapshot.load;
-  load.running_requests = static_cast<std::uint32_t>(state_.running.size());
+  load.running_requests =
+      static_cast<std::uint32_t>(state_.requests.size() - state_.waiting.size());
   load.waiting_requests = static_cast<std::uint32_t>(state_.waiting.size());
   load.owed_tokens = state_.owed_tokens;
   load.draining = state_.draining;
@@ -181,14 +235,16 @@ std::vector<OpenBranchView> SchedulerCore::OpenBranches() const {
   std::vector<OpenBranchView> views;
   for (const Slot slot : state_.running) {
     const Branch& branch = state_.branches[slot];
+    if (!branch.open()) continue;
     OpenBranchView view{.handle = branch.handle,
-                        .request = branch.request,
+                        .request = state_.RequestOf(branch).id,
                         .index = branch.index,
                         .state = branch.state,
                         .opened = branch.opened,
                         .length = branch.length,
                         .tokens = branch.tokens,
                         .tables = {}};
+    if (state_.Dependent(branch)) view.tokens = view.tokens.subspan(0, branch.told_tokens);
     for (const std::vector<BlockId>& table : branch.tables) view.tables.push_back(table);
     views.push_back(std::move(view));
   }

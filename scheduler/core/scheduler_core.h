@@ -40,7 +40,8 @@ struct OpenBranchView {
   BranchState state = BranchState::kPrefill;
   Step opened;  // the plan that opened it under this handle
   LengthBounds length;
-  absl::Span<const TokenId> tokens;               // those of which the results are in
+  // Those of which the results are in; of a beam, those that the workers know.
+  absl::Span<const TokenId> tokens;
   std::vector<absl::Span<const BlockId>> tables;  // [groups]
 };
 
@@ -74,7 +75,8 @@ class SchedulerCore {
   // ready. ALREADY_EXISTS: its id is in use. DEADLINE_EXCEEDED: too late.
   void Admit(std::int64_t now_ns, TokenizedRequest request);
 
-  // Ends the branch at once, whatever it is doing. Unknown ones are ignored.
+  // Ends the branch (without one: all) at once, whatever it is doing. Unknown ones
+  // are ignored.
   void Cancel(const CancelRequest& cancel);
 
   // The result of the oldest unanswered plan. Results of lost epochs are
@@ -98,7 +100,7 @@ class SchedulerCore {
   std::vector<EngineEvent> TakeEvents();
 
   // Requests accepted and not ended.
-  std::size_t live_requests() const { return state_.branches.size(); }
+  std::size_t live_requests() const { return state_.requests.size(); }
   CoreSnapshot Snapshot() const;
 
   // Open branches in ascending order of their handles. O(branches).
@@ -112,7 +114,11 @@ class SchedulerCore {
  private:
   void Refuse(const TokenizedRequest& request, absl::Status status, std::int64_t retry_after_ms);
   absl::Status CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const;
-  bool EndIfComplete(Slot slot);
+  Slot Accept(TokenizedRequest request);
+  void AddBranches(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
+                   std::vector<std::vector<TokenId>> prefixes);
+  void EndComplete(Slot request);
+  void CancelBeam(Slot request, BranchIndex index);
   void ExpireDeadlines(std::int64_t now_ns);
 
   CoreState state_;

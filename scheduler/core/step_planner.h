@@ -1,7 +1,8 @@
 // StepPlanner: decides what the next step does and writes it as a plan.
 //
-// One object makes at most one plan. Order of the budget: every decode that is
-// due, then the prompts already begun, then new ones. Blocks are reserved for
+// One object makes at most one plan. Order of the budget: every decode and every
+// beam that is due, then the prompts already begun, then new ones. Blocks are
+// reserved for
 // the upper bound of each length. The cost grows with the running branches and
 // with what changes, never with context length.
 #pragma once
@@ -47,21 +48,42 @@ class StepPlanner {
     Slot slot;
     std::uint32_t rows;
   };
+  // Of a pending branch: with a parent a fork, else what the prefix cache has.
+  struct Opening {
+    Slot slot;
+    std::uint32_t rows;
+    KvLedger::Match match;
+  };
 
   bool DueInThisStep(const Branch& branch) const;
   void Assess();
   void AssessDecodes();
+  void AssessDecode(Slot slot);
+  // A beam that is one token from its next choice: with the decodes.
+  bool IsBeamStep(const Branch& branch) const;
+  void AssessBeamStep(Slot slot);
+  bool ParentIsReady(const Branch& branch) const;
   void AssessPrefills();
+  void AssessPrefill(Slot slot, bool decodes_lack);
+  // What is to be opened of a pending branch, with at most `blocks` new blocks.
+  std::optional<Opening> FindOpening(Slot slot, std::uint64_t blocks);
+  // Blocks that it takes to open a branch in this way and run its rows.
+  std::uint64_t OpeningNeeds(const Opening& opening) const;
+  void TakeOpening(const Opening& opening);
   // What the prefix cache has for the head of the queue, if it may start now.
   std::optional<KvLedger::Match> AdmitHead();
-  bool PrefixIsBeingComputed(const Branch& head, const KvLedger::Match& match) const;
+  std::uint64_t HeadNeeds(const Request& head, const KvLedger::Match& match) const;
+  bool PrefixIsBeingComputed(const Request& head, const KvLedger::Match& match) const;
   bool WorthSending();
   bool SomeoneSatOut() const;
+  bool InFirstRequest(const Branch& branch) const;
 
   void EmitSkips();
+  void EmitOpenings();
   void EmitDecodes();
   void EmitChunk(Slot slot, std::uint32_t rows);
   void EmitAdmissions();
+  void Admit(Slot request, const KvLedger::Match& match);
   void Open(Slot slot, const KvLedger::Match& match);
   std::uint32_t SmallestCohort() const;
 
@@ -74,7 +96,8 @@ class StepPlanner {
   std::vector<Slot> decodes_;      // due and with a block behind the position
   std::vector<Slot> finished_;     // due, but surely finished: no-ops
   std::vector<Slot> lacking_;      // could run but for a block
-  std::vector<Chunk> chunks_;      // of prompts already begun
+  std::vector<Chunk> chunks_;      // of prompts already begun, and of beams
+  std::vector<Opening> openings_;  // of pending branches
   bool due_later_ = false;         // a decode is due in another cohort's step
   std::uint64_t free_blocks_ = 0;  // after all of the above
   std::uint64_t owed_blocks_ = 0;  // for the rest of the prompts begun

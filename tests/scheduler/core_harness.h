@@ -72,6 +72,12 @@ class CoreHarness {
         output.sampled = SampledToken{
             .token = FakeToken(item.sampling->seed, item.index, item.output_index, 1000)};
       }
+      // The most likely ones of an invented model: those after the last token.
+      for (std::uint32_t i = 0; i < item.candidates; ++i) {
+        const TokenId last = batch->tokens[item.row_begin + item.row_count - 1];
+        output.candidates.push_back({static_cast<TokenId>((last + 1 + i * i) % 1000),
+                                     -0.25f * static_cast<float>(i * i + 1)});
+      }
       for (const TokenId target : item.prompt_targets) output.prompt.push_back({.token = target});
     }
     StepResult result = worker->Complete(plan.step, outputs).value();

@@ -237,7 +237,7 @@ TEST_F(EngineLoopTest, DescribesTheModelAndWhatThePoolCanHold) {
   EXPECT_EQ(description.model_id, "served");
   EXPECT_EQ(description.max_context, 160u);
   EXPECT_EQ(description.tokenizer_hash, 77u);
-  EXPECT_EQ(description.max_branches, 1u);
+  EXPECT_EQ(description.max_branches, 64u);
   EXPECT_EQ(engine->TokenizerBytes().value(), "bytes");
 }
 

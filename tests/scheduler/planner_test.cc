@@ -280,8 +280,30 @@ TEST(Core, RefusesByName) {
     return harness.EndOf(id++).value_or(RequestEnd{}).status;
   };
   using R = TokenizedRequest;
-  EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.branches = 2; })));
-  EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.beam.emplace(); })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.branches = 0; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.branches = 65; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.beam.emplace().beams = 1u << 31; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.beam.emplace().beams = 33; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) {
+    r.beam.emplace().beams = 2;
+    r.branches = 3;
+  })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) {
+    r.beam.emplace();
+    r.stop.max_tokens = 0;
+  })));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(refusal([](R& r) { r.beam.emplace().length_penalty = NAN; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) {
+    r.beam.emplace();
+    r.output_prefix = {{1}};
+  })));
+  // Three blocks are shared at most, and each branch may come to need one more
+  // than the pool has.
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) {
+    r.branches = 10;
+    r.stop.max_tokens = 20;
+  })));
   EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.constraint = 9; })));
   EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.adapter = "lora"; })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt.clear(); })));

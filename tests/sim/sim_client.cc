@@ -1,6 +1,7 @@
 #include "tests/sim/sim_client.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,27 +18,99 @@ float SimPromptLogprob(std::uint64_t seed, std::uint32_t index, TokenId token) {
   return -static_cast<float>(h % 4096) / 256;
 }
 
-SimClient::SimClient(TokenizedRequest request) : request_(std::move(request)) {
-  if (!request_.output_prefix.empty()) {
-    delivered_ = static_cast<std::uint32_t>(request_.output_prefix[0].size());
+std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uint32_t count) {
+  std::uint64_t hash = 0;
+  for (const TokenId token : tokens) hash = SimMix(hash ^ static_cast<std::uint64_t>(token));
+  std::vector<TopLogprob> candidates;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto token = static_cast<TokenId>((hash + 7 * i) % kSimVocab);  // 7 and 40 are coprime
+    const float logprob = -static_cast<float>(hash % 64) / 64 - static_cast<float>(i) / 2;
+    candidates.push_back({token, logprob});
+  }
+  return candidates;
+}
+
+namespace {
+
+// The search as it goes for a request alone: tokens and nothing else.
+std::vector<BeamSearch::Sequence> SearchAlone(const TokenizedRequest& request) {
+  struct Beam {
+    std::vector<TokenId> tokens;
+    std::vector<float> logprobs;
+    std::vector<TopLogprob> candidates;
+  };
+  BeamSearch search(*request.beam, request.stop.stop_tokens, request.stop.max_tokens,
+                    LogprobSpec::kOff);
+  std::vector<Beam> beams{{.tokens = request.prompt, .logprobs = {}, .candidates = {}}};
+  while (true) {
+    std::vector<BeamSearch::Beam> views;
+    for (Beam& beam : beams) {
+      beam.candidates = SimCandidates(beam.tokens, search.candidates());
+      views.push_back({.outputs = absl::MakeConstSpan(beam.tokens).subspan(request.prompt.size()),
+                       .logprobs = beam.logprobs,
+                       .tops = {},
+                       .candidates = beam.candidates});
+    }
+    std::vector<Beam> next;
+    for (const BeamSearch::Choice& choice : search.Step(views)) {
+      next.push_back(beams[choice.parent]);
+      next.back().tokens.push_back(choice.token.token);
+      next.back().logprobs.push_back(choice.token.logprob);
+    }
+    if (next.empty()) return search.best();
+    beams = std::move(next);
   }
 }
 
-TokenId SimClient::TokenAt(std::uint32_t position) const {
-  const auto prompt = static_cast<std::uint32_t>(request_.prompt.size());
-  if (position < prompt) return request_.prompt[position];
-  return SimToken(request_.sampling.seed, position - prompt);
+}  // namespace
+
+SimClient::SimClient(TokenizedRequest request)
+    : request_(std::move(request)), branches_(request_.branches) {
+  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
+    branches_[i].seed = BranchSeed(request_.sampling.seed, BranchIndex(i));
+    if (request_.output_prefix.empty()) continue;
+    branches_[i].delivered = static_cast<std::uint32_t>(request_.output_prefix[i].size());
+    branches_[i].prefixed = true;
+  }
+  if (request_.beam.has_value() && request_.stop.max_tokens > 0) beams_ = SearchAlone(request_);
 }
 
-std::uint32_t SimClient::Cancel(std::uint32_t dropped) {
-  cancelled_ = true;
-  keep_ = delivered_ - std::min(dropped, delivered_);
-  return keep_;
+TokenId SimClient::TokenAt(BranchIndex branch, std::uint32_t position) const {
+  const auto prompt = static_cast<std::uint32_t>(request_.prompt.size());
+  if (position < prompt) return request_.prompt[position];
+  return SimToken(BranchSeed(request_.sampling.seed, branch), position - prompt);
+}
+
+std::uint32_t SimClient::Cancel(std::optional<BranchIndex> index, std::uint32_t dropped) {
+  std::uint32_t most = 0;
+  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
+    if (!index || index->value() == i) most = std::max(most, branches_[i].delivered);
+  }
+  const std::uint32_t keep = most - std::min(dropped, most);
+  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
+    if (branches_[i].reason || (index && index->value() != i)) continue;
+    branches_[i].cancelled_keep = std::min(keep, branches_[i].delivered);
+  }
+  return keep;
+}
+
+bool SimClient::PromptComplete() const {
+  return request_.logprobs.prompt_top == LogprobSpec::kOff ||
+         prompt_next_ == request_.prompt.size() ||
+         std::any_of(branches_.begin(), branches_.end(),
+                     [](const Branch& b) { return b.cancelled_keep || b.prefixed; });
+}
+
+bool SimClient::AllEnded() const {
+  return std::all_of(branches_.begin(), branches_.end(),
+                     [](const Branch& b) { return b.reason.has_value(); });
 }
 
 absl::Status SimClient::Wrong(const char* what) const {
-  return absl::InternalError(absl::StrCat("request ", request_.id.counter, ": ", what, "; ",
-                                          delivered_, " tokens delivered"));
+  std::string delivered;
+  for (const Branch& branch : branches_) absl::StrAppend(&delivered, " ", branch.delivered);
+  return absl::InternalError(
+      absl::StrCat("request ", request_.id.counter, ": ", what, "; tokens delivered:", delivered));
 }
 
 absl::Status SimClient::Take(const EngineEvent& event, std::int64_t now_ns) {
@@ -54,7 +127,7 @@ absl::Status SimClient::On(const Accepted&) {
 }
 
 absl::Status SimClient::On(const PromptLogprobs& event) {
-  if (!accepted_ || reason_) return Wrong("prompt log-probabilities out of order");
+  if (!accepted_ || AllEnded()) return Wrong("prompt log-probabilities out of order");
   if (request_.logprobs.prompt_top == LogprobSpec::kOff) return Wrong("unwanted log-probabilities");
   if (event.first != prompt_next_) return Wrong("prompt log-probabilities not contiguous");
   for (const float logprob : event.chosen) {
@@ -69,37 +142,48 @@ absl::Status SimClient::On(const PromptLogprobs& event) {
 }
 
 absl::Status SimClient::On(const TokenEvent& event) {
-  if (!accepted_ || reason_) return Wrong("a token out of order");
-  if (event.position != delivered_) return Wrong("a token's position");
-  if (event.token != SimToken(request_.sampling.seed, event.position))
-    return Wrong("a wrong token");
-  if (request_.logprobs.prompt_top != LogprobSpec::kOff && prompt_next_ < request_.prompt.size()) {
-    return Wrong("a token before the prompt's log-probabilities");
+  if (event.branch.value() >= branches_.size()) return Wrong("a branch that it has not");
+  Branch& branch = branches_[event.branch.value()];
+  if (!accepted_ || branch.reason) return Wrong("a token out of order");
+  if (event.position != branch.delivered) return Wrong("a token's position");
+  if (!PromptComplete()) return Wrong("a token before the prompt's log-probabilities");
+  ++branch.delivered;
+  if (!request_.beam.has_value()) {
+    return event.token == SimToken(branch.seed, event.position) ? absl::OkStatus()
+                                                                : Wrong("a wrong token");
   }
-  ++delivered_;
+  const BeamSearch::Sequence& best = beams_[event.branch.value()];
+  if (event.position >= best.tokens.size() || event.token != best.tokens[event.position] ||
+      event.logprob != best.logprobs[event.position]) {
+    return Wrong("a wrong token of a beam");
+  }
   return absl::OkStatus();
 }
 
-absl::Status SimClient::CheckReason(FinishReason reason) const {
+absl::Status SimClient::CheckReason(const Branch& branch, FinishReason reason) const {
   const auto& stops = request_.stop.stop_tokens;
   const auto stops_at = [&](std::uint32_t index) {
-    return std::binary_search(stops.begin(), stops.end(), SimToken(request_.sampling.seed, index));
+    return std::binary_search(stops.begin(), stops.end(), SimToken(branch.seed, index));
   };
-  for (std::uint32_t i = 0; i + 1 < delivered_; ++i) {
+  const bool complete = PromptComplete();
+  const bool beam = request_.beam.has_value();
+  for (std::uint32_t i = 0; !beam && i + 1 < branch.delivered; ++i) {
     if (stops_at(i)) return Wrong("went on after a stop token");
   }
-  const bool complete = request_.logprobs.prompt_top == LogprobSpec::kOff ||
-                        !request_.output_prefix.empty() || prompt_next_ == request_.prompt.size();
   switch (reason) {
     case FinishReason::kStop:
-      if (delivered_ == 0 || !stops_at(delivered_ - 1)) return Wrong("no stop token");
+      if (!beam && (branch.delivered == 0 || !stops_at(branch.delivered - 1))) {
+        return Wrong("no stop token");
+      }
       return complete ? absl::OkStatus() : Wrong("prompt log-probabilities are missing");
     case FinishReason::kLength:
-      if (delivered_ != request_.stop.max_tokens) return Wrong("not at its length");
-      if (delivered_ > 0 && stops_at(delivered_ - 1)) return Wrong("a stop token ended by length");
+      if (branch.delivered != request_.stop.max_tokens) return Wrong("not at its length");
+      if (!beam && branch.delivered > 0 && stops_at(branch.delivered - 1)) {
+        return Wrong("a stop token ended by length");
+      }
       return complete ? absl::OkStatus() : Wrong("prompt log-probabilities are missing");
     case FinishReason::kCancelled:
-      return cancelled_ ? absl::OkStatus() : Wrong("cancelled by nobody");
+      return branch.cancelled_keep ? absl::OkStatus() : Wrong("cancelled by nobody");
     case FinishReason::kDeadline:
       if (!request_.deadline_ns || *request_.deadline_ns > now_ns_)
         return Wrong("before its deadline");
@@ -112,14 +196,32 @@ absl::Status SimClient::CheckReason(FinishReason reason) const {
   return Wrong("an ending that cannot be");
 }
 
+absl::Status SimClient::CheckBeamEnd(const BranchEnd& event) const {
+  if (event.reason != FinishReason::kStop && event.reason != FinishReason::kLength) {
+    return event.output_tokens == 0 ? absl::OkStatus() : Wrong("tokens of a search not ended");
+  }
+  const BeamSearch::Sequence& best = beams_[event.branch.value()];
+  if (event.output_tokens != best.tokens.size() || event.score != best.score ||
+      best.stopped != (event.reason == FinishReason::kStop)) {
+    return Wrong("the end of a beam");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SimClient::On(const BranchEnd& event) {
-  if (!accepted_ || reason_) return Wrong("a branch end out of order");
-  if (absl::Status s = CheckReason(event.reason); !s.ok()) return s;
-  kept_ = event.output_tokens;
-  if (kept_ != (event.reason == FinishReason::kCancelled ? keep_ : delivered_)) {
+  if (event.branch.value() >= branches_.size()) return Wrong("the end of a branch it has not");
+  Branch& branch = branches_[event.branch.value()];
+  if (!accepted_ || branch.reason) return Wrong("a branch end out of order");
+  if (absl::Status s = CheckReason(branch, event.reason); !s.ok()) return s;
+  if (request_.beam.has_value()) {
+    if (absl::Status s = CheckBeamEnd(event); !s.ok()) return s;
+  }
+  branch.kept = event.output_tokens;
+  const bool cancelled = event.reason == FinishReason::kCancelled;
+  if (branch.kept != (cancelled ? *branch.cancelled_keep : branch.delivered)) {
     return Wrong("the number of tokens kept");
   }
-  reason_ = event.reason;
+  branch.reason = event.reason;
   return absl::OkStatus();
 }
 
@@ -127,19 +229,23 @@ absl::Status SimClient::On(const RequestEnd& event) {
   ended_ = true;
   status_ = event.status;
   if (!accepted_) return event.status.ok() ? Wrong("refused without a reason") : absl::OkStatus();
-  if (!reason_) return Wrong("ended before its branch");
+  if (!AllEnded()) return Wrong("ended before its branches");
   const bool prompt_rows = request_.logprobs.prompt_top != LogprobSpec::kOff;
   if (event.usage.cached_tokens >= request_.prompt.size() + request_.stop.max_tokens ||
-      (prompt_rows && event.usage.cached_tokens > 0 && request_.prompt.size() > 1)) {
+      (prompt_rows && event.usage.cached_tokens > 0 && request_.prompt.size() > 1 &&
+       prompt_next_ == 1)) {
     return Wrong("cached tokens");
   }
-  if (event.usage.output_tokens != kept_ || event.usage.prompt_tokens != request_.prompt.size()) {
+  std::uint32_t kept = 0;
+  absl::StatusCode wanted = absl::StatusCode::kOk;
+  for (const Branch& branch : branches_) {
+    kept += branch.kept;
+    if (*branch.reason == FinishReason::kDeadline) wanted = absl::StatusCode::kDeadlineExceeded;
+    if (*branch.reason == FinishReason::kError) wanted = absl::StatusCode::kResourceExhausted;
+  }
+  if (event.usage.output_tokens != kept || event.usage.prompt_tokens != request_.prompt.size()) {
     return Wrong("usage");
   }
-  const absl::StatusCode wanted =
-      *reason_ == FinishReason::kDeadline ? absl::StatusCode::kDeadlineExceeded
-      : *reason_ == FinishReason::kError  ? absl::StatusCode::kResourceExhausted
-                                          : absl::StatusCode::kOk;
   return event.status.code() == wanted ? absl::OkStatus() : Wrong("the status of the end");
 }
 

@@ -1,24 +1,28 @@
 // SimClient: what one request must see, checked event by event.
 //
-// The model is a pure function of (request, output index), so every token has
+// The model is a pure function of (request, tokens so far), so every token has
 // one right value, whatever the scheduler, preemptions and lost groups do.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/types/event.h"
 #include "common/types/request.h"
+#include "scheduler/core/beam_search.h"
 
 namespace flotilla {
 
 inline constexpr std::uint32_t kSimVocab = 40;
 
-// The model: output token `index` of a request, and the log-probability of
-// prompt token `index`.
+// The model: output token `index` of a branch, by its seed; the log-probability
+// of prompt token `index`; and what may follow `tokens` in beam search.
 TokenId SimToken(std::uint64_t seed, std::uint32_t index);
 float SimPromptLogprob(std::uint64_t seed, std::uint32_t index, TokenId token);
+std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uint32_t count);
 
 class SimClient {
  public:
@@ -27,35 +31,46 @@ class SimClient {
   const TokenizedRequest& request() const { return request_; }
   bool accepted() const { return accepted_; }
   bool ended() const { return ended_; }
-  // The token at a position of prompt and output.
-  TokenId TokenAt(std::uint32_t position) const;
+  // The token at a position of prompt and output; not for beams.
+  TokenId TokenAt(BranchIndex branch, std::uint32_t position) const;
 
-  // The client asked to cancel. It keeps what it has so far but `dropped`.
-  std::uint32_t Cancel(std::uint32_t dropped);
+  // The client asks to cancel, all or one branch. It keeps what it has so far but
+  // `dropped` (of all: of the branch that has most). Returns how many those are.
+  std::uint32_t Cancel(std::optional<BranchIndex> branch, std::uint32_t dropped);
 
   // Takes the next event of this request. INTERNAL: it must not come now.
   absl::Status Take(const EngineEvent& event, std::int64_t now_ns);
-  std::optional<FinishReason> reason() const { return reason_; }
   const absl::Status& status() const { return status_; }
 
  private:
+  struct Branch {
+    std::uint64_t seed = 0;
+    std::uint32_t delivered = 0;  // output tokens, those of the prefix included
+    bool prefixed = false;
+    std::optional<std::uint32_t> cancelled_keep;
+    std::optional<FinishReason> reason;
+    std::uint32_t kept = 0;
+  };
+
   absl::Status On(const Accepted& event);
   absl::Status On(const PromptLogprobs& event);
   absl::Status On(const TokenEvent& event);
   absl::Status On(const BranchEnd& event);
   absl::Status On(const RequestEnd& event);
-  absl::Status CheckReason(FinishReason reason) const;
+  absl::Status CheckReason(const Branch& branch, FinishReason reason) const;
+  absl::Status CheckBeamEnd(const BranchEnd& event) const;
+  // The prompt's log-probabilities are all there, or need not be: who cancels a
+  // branch by name may cancel the one that computes the prompt.
+  bool PromptComplete() const;
+  bool AllEnded() const;
   absl::Status Wrong(const char* what) const;
 
   const TokenizedRequest request_;
+  std::vector<Branch> branches_;
+  std::vector<BeamSearch::Sequence> beams_;  // the answer of a beam search
   std::int64_t now_ns_ = 0;
   bool accepted_ = false;
-  bool cancelled_ = false;
-  std::uint32_t keep_ = 0;
-  std::uint32_t delivered_ = 0;  // output tokens, those of the prefix included
   std::uint32_t prompt_next_ = 1;
-  std::uint32_t kept_ = 0;
-  std::optional<FinishReason> reason_;
   bool ended_ = false;
   absl::Status status_;
 };

@@ -49,8 +49,15 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   EXPECT_GT(total.core.stopped, 0u);
   EXPECT_GT(total.core.length, 0u);
   EXPECT_GT(total.core.expired, 0u);
-  for (const std::uint64_t count : total.cancelled_in) EXPECT_GT(count, 0u);
-  for (std::size_t state = 1; state < total.lost_in.size(); ++state) {
+  EXPECT_GT(total.core.forks, total.steps / 100);
+  EXPECT_GT(total.core.block_copies, 0u);
+  EXPECT_GT(total.parallel, 0u);
+  EXPECT_GT(total.beams_served, total.beams / 10);
+  for (std::size_t state = 0; state < total.cancelled_in.size(); ++state) {
+    if (state == static_cast<std::size_t>(BranchState::kPending)) continue;
+    EXPECT_GT(total.cancelled_in[state], 0u) << "cancelled in state " << state;
+  }
+  for (std::size_t state = 2; state < total.lost_in.size(); ++state) {
     EXPECT_GT(total.lost_in[state], 0u) << "lost in state " << state;
   }
   for (const std::uint64_t count : total.holds) EXPECT_GT(count, 0u);

@@ -9,52 +9,106 @@
 namespace flotilla {
 namespace {
 
-// What the model writes at each position of a request below `end`: a function of
-// the tokens so far and, so that scopes that share a block are caught, of its scope.
-std::vector<std::uint64_t> Written(const SimClient& client, std::uint32_t end) {
-  std::uint64_t hash = SimMix(std::hash<std::string>()(client.request().tenant) ^
-                              3 * std::hash<std::string>()(client.request().cache_salt));
+// What the model writes at each position of a branch: a function of the tokens so
+// far and, so that scopes that share a block are caught, of its scope.
+std::vector<std::uint64_t> Written(const TokenizedRequest& request,
+                                   absl::Span<const TokenId> tokens) {
+  std::uint64_t hash = SimMix(std::hash<std::string>()(request.tenant) ^
+                              3 * std::hash<std::string>()(request.cache_salt));
   std::vector<std::uint64_t> all;
-  for (std::uint32_t position = 0; position < end; ++position) {
-    hash = SimMix(hash ^ (static_cast<std::uint64_t>(client.TokenAt(position)) + 1));
+  for (const TokenId token : tokens) {
+    hash = SimMix(hash ^ (static_cast<std::uint64_t>(token) + 1));
     all.push_back(hash);
   }
   return all;
 }
 
+// What a slot holds that nobody wrote.
+constexpr std::uint64_t kPoison = 0xdead;
+
 }  // namespace
 
 SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description, FindClient find_client)
-    : lag_(description.lag),
+    : groups_(description.groups),
+      lag_(description.lag),
       block_tokens_(description.groups[0].tokens_per_block),
       find_client_(std::move(find_client)),
       state_(epoch, description),
       kv_(std::size_t{description.block_count} * block_tokens_),
-      tables_naming_(description.block_count) {}
+      tables_naming_(description.block_count),
+      writer_(description.block_count) {}
+
+absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
+  for (const PlanOp& op : plan.ops) {
+    absl::Status status;
+    if (const auto* drop = std::get_if<DropBranch>(&op)) status = Track(*drop);
+    if (const auto* open = std::get_if<OpenBranch>(&op)) status = Track(*open);
+    if (const auto* grant = std::get_if<GrantBlocks>(&op)) status = Track(*grant);
+    if (const auto* fork = std::get_if<ForkBranch>(&op)) status = Track(*fork);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SimWorker::Track(const DropBranch& op) {
+  for (const std::vector<BlockId>& table : tables_[op.branch]) {
+    for (const BlockId block : table) --tables_naming_[block.value()];
+  }
+  tables_.erase(op.branch);
+  return absl::OkStatus();
+}
+
+absl::Status SimWorker::Track(const OpenBranch& op) {
+  tables_[op.branch].resize(groups_.size());
+  cached_blocks_left_[op.branch] = op.cached_tokens / block_tokens_;
+  return absl::OkStatus();
+}
+
+absl::Status SimWorker::Own(BranchHandle branch, BlockId block) {
+  if (tables_naming_[block.value()] > 0) {
+    return absl::InternalError(
+        absl::StrCat("invariant 6: block ", block.value(), " granted while it is in use"));
+  }
+  writer_[block.value()] = branch;
+  for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
+    kv_[std::size_t{block.value()} * block_tokens_ + slot] = kPoison;
+  }
+  return absl::OkStatus();
+}
 
 // A block is granted to one branch at a time, but for those that an OpenBranch
 // says are cached: they may be in other tables too.
-absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
-  for (const PlanOp& op : plan.ops) {
-    if (const auto* drop = std::get_if<DropBranch>(&op)) {
-      for (const BlockId block : blocks_of_[drop->branch]) --tables_naming_[block.value()];
-      blocks_of_.erase(drop->branch);
-    } else if (const auto* open = std::get_if<OpenBranch>(&op)) {
-      cached_blocks_left_[open->branch] = open->cached_tokens / block_tokens_;
-    } else if (const auto* grant = std::get_if<GrantBlocks>(&op)) {
-      std::uint32_t& cached = cached_blocks_left_[grant->branch];
-      for (const BlockId block : grant->blocks) {
-        if (cached > 0) {
-          --cached;
-        } else if (tables_naming_[block.value()] > 0) {
-          return absl::InternalError(
-              absl::StrCat("invariant 6: block ", block.value(), " granted while it is in use"));
-        }
-        ++tables_naming_[block.value()];
-        blocks_of_[grant->branch].push_back(block);
-      }
+absl::Status SimWorker::Track(const GrantBlocks& op) {
+  std::uint32_t& cached = cached_blocks_left_[op.branch];
+  for (const BlockId block : op.blocks) {
+    if (cached > 0) {
+      --cached;
+    } else if (absl::Status s = Own(op.branch, block); !s.ok()) {
+      return s;
     }
+    ++tables_naming_[block.value()];
+    tables_[op.branch][op.group.value()].push_back(block);
   }
+  return absl::OkStatus();
+}
+
+absl::Status SimWorker::Track(const ForkBranch& op) {
+  const Tables parent = tables_[op.parent];
+  Tables& child = tables_[op.child];
+  child.assign(groups_.size(), {});
+  std::size_t copies = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::uint32_t shared = op.length / groups_[g].tokens_per_block;
+    child[g].assign(parent[g].begin(), parent[g].begin() + shared);
+    if (op.length % groups_[g].tokens_per_block > 0) {
+      if (copies == op.copies.size()) return absl::InternalError("invariant 6: a missing copy");
+      const BlockId to = op.copies[copies++].to;
+      if (absl::Status s = Own(op.child, to); !s.ok()) return s;
+      child[g].push_back(to);
+    }
+    for (const BlockId block : child[g]) ++tables_naming_[block.value()];
+  }
+  cached_blocks_left_[op.child] = 0;
   return absl::OkStatus();
 }
 
@@ -63,6 +117,12 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   absl::StatusOr<Batch> batch = state_.Apply(plan);
   if (!batch.ok()) return batch.status();
   Computing work{.step = plan.step, .outputs = std::vector<ItemOutput>(batch->items.size())};
+  for (const BlockCopy& copy : batch->copies) {
+    for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
+      kv_[std::size_t{copy.to.value()} * block_tokens_ + slot] =
+          kv_[std::size_t{copy.from.value()} * block_tokens_ + slot];
+    }
+  }
   // All writes before all reads, as executors promise.
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
     if (absl::Status s = WriteItem(*batch, i); !s.ok()) return s;
@@ -81,23 +141,32 @@ std::size_t SimWorker::SlotOf(const Batch& batch, std::size_t item, std::uint32_
 
 absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
   const BatchItem& rows = batch.items[item];
-  const SimClient& client = find_client_(state_.View(rows.branch)->request);
+  const BranchView view = *state_.View(rows.branch);
+  const SimClient& client = find_client_(view.request);
   const std::uint32_t end = rows.first_position + rows.row_count;
-  const std::vector<std::uint64_t> written = Written(client, end);
+  const std::vector<std::uint64_t> written = Written(client.request(), view.tokens.first(end));
   for (std::uint32_t position = rows.first_position; position < end; ++position) {
     const TokenId token = batch.tokens[rows.row_begin + position - rows.first_position];
-    if (token != client.TokenAt(position)) return absl::InternalError("a row has a wrong token");
-    kv_[SlotOf(batch, item, position)] = written[position];
+    const bool beam = client.request().beam.has_value();
+    if (token != (beam ? view.tokens[position] : client.TokenAt(rows.index, position))) {
+      return absl::InternalError("a row has a wrong token");
+    }
+    const std::size_t slot = SlotOf(batch, item, position);
+    if (writer_[slot / block_tokens_] != rows.branch) {
+      return absl::InternalError("invariant 6: a write to a block that is not its own");
+    }
+    kv_[slot] = written[position];
   }
   return absl::OkStatus();
 }
 
 absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const {
   const BatchItem& rows = batch.items[item];
-  const SimClient& client = find_client_(state_.View(rows.branch)->request);
+  const BranchView view = *state_.View(rows.branch);
+  const SimClient& client = find_client_(view.request);
   const std::uint64_t seed = client.request().sampling.seed;
   const std::uint32_t end = rows.first_position + rows.row_count;
-  const std::vector<std::uint64_t> written = Written(client, end);
+  const std::vector<std::uint64_t> written = Written(client.request(), view.tokens.first(end));
   for (std::uint32_t position = 0; position < end; ++position) {
     if (kv_[SlotOf(batch, item, position)] != written[position]) {
       return absl::InternalError(absl::StrCat("KV of request ", client.request().id.counter,
@@ -105,7 +174,11 @@ absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutpu
     }
   }
   if (rows.samples) {
-    output.sampled = SampledToken{.token = SimToken(seed, rows.output_index)};
+    output.sampled =
+        SampledToken{.token = SimToken(BranchSeed(seed, rows.index), rows.output_index)};
+  }
+  if (rows.candidates > 0) {
+    output.candidates = SimCandidates(view.tokens.first(end), rows.candidates);
   }
   std::uint32_t index = rows.first_position + 1;
   for (const TokenId token : rows.prompt_targets) {

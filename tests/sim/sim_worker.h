@@ -52,11 +52,20 @@ class SimWorker {
     Step step;
     std::vector<ItemOutput> outputs;
   };
+  using Tables = std::vector<std::vector<BlockId>>;  // [groups]
+
   absl::Status TrackBlocks(const StepPlan& plan);
+  absl::Status Track(const OpenBranch& op);
+  absl::Status Track(const GrantBlocks& op);
+  absl::Status Track(const ForkBranch& op);
+  absl::Status Track(const DropBranch& op);
+  // The branch alone may write to `block` from now on.
+  absl::Status Own(BranchHandle branch, BlockId block);
   absl::Status WriteItem(const Batch& batch, std::size_t item);
   absl::Status ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const;
   std::size_t SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const;
 
+  const std::vector<KvGroup> groups_;
   const std::uint32_t lag_;
   const std::uint32_t block_tokens_;
   const FindClient find_client_;
@@ -65,7 +74,8 @@ class SimWorker {
   // [blocks, block_tokens] hash of the scope and all tokens up to the one written
   std::vector<std::uint64_t> kv_;
   std::vector<std::uint32_t> tables_naming_;                  // [blocks]
-  std::map<BranchHandle, std::vector<BlockId>> blocks_of_;    // open branches
+  std::vector<BranchHandle> writer_;                          // [blocks] while in use
+  std::map<BranchHandle, Tables> tables_;                     // open branches
   std::map<BranchHandle, std::uint32_t> cached_blocks_left_;  // to be granted
 };
 

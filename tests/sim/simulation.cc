@@ -33,6 +33,7 @@ Simulation::Simulation(std::uint64_t seed) : random_(seed) {
   group_.lag = random_.Between(1, 3);
   group_.max_step_tokens = random_.Between(1, 64);
   group_.max_branches = random_.Between(1, 14);
+  wide_one_in_ = random_.OneIn(4) ? 0 : random_.Between(2, 8);
   prompt_bits_ = random_.Below(7);
   output_bits_ = random_.Between(2, 6);
   long_outputs_ = random_.OneIn(2);
@@ -132,11 +133,25 @@ TokenizedRequest Simulation::RandomRequest() {
   if (random_.OneIn(4)) request.logprobs.prompt_top = 0;
   if (random_.OneIn(5)) request.deadline_ns = now_ns_ + random_.Below(200'000);
   request.priority = static_cast<std::int32_t>(random_.Below(3));
+  if (wide_one_in_ > 0 && random_.OneIn(wide_one_in_)) request.branches = random_.Between(2, 5);
+  if (wide_one_in_ > 0 && random_.OneIn(wide_one_in_)) {
+    constexpr BeamOptions::EarlyStopping kEarly[] = {BeamOptions::EarlyStopping::kFalse,
+                                                     BeamOptions::EarlyStopping::kTrue,
+                                                     BeamOptions::EarlyStopping::kNever};
+    request.beam = BeamOptions{.beams = request.branches + random_.Below(3),
+                               .length_penalty = random_.OneIn(2) ? 1.0f : 0.5f,
+                               .early_stopping = kEarly[random_.Below(3)]};
+    return request;
+  }
   if (random_.OneIn(6)) {  // a replay of one that lost its scheduler
-    std::vector<TokenId>& prefix = request.output_prefix.emplace_back();
-    const std::uint32_t size = random_.Below(request.stop.max_tokens + 1);
-    while (prefix.size() < size && (prefix.empty() || prefix.back() != stop)) {
-      prefix.push_back(SimToken(request.sampling.seed, static_cast<std::uint32_t>(prefix.size())));
+    for (std::uint32_t i = 0; i < request.branches; ++i) {
+      std::vector<TokenId>& prefix = request.output_prefix.emplace_back();
+      const std::uint64_t seed = BranchSeed(request.sampling.seed, BranchIndex(i));
+      const std::uint32_t size = random_.Below(request.stop.max_tokens + 1);
+      const bool stops = !request.stop.stop_tokens.empty();
+      while (prefix.size() < size && !(stops && !prefix.empty() && prefix.back() == stop)) {
+        prefix.push_back(SimToken(seed, static_cast<std::uint32_t>(prefix.size())));
+      }
     }
   }
   return request;
@@ -146,6 +161,8 @@ void Simulation::Arrive() {
   TokenizedRequest request = RandomRequest();
   coverage_.replayed += !request.output_prefix.empty();
   coverage_.prompt_only += request.stop.max_tokens == 0;
+  coverage_.parallel += !request.beam && request.branches > 1;
+  coverage_.beams += request.beam.has_value();
   live_.push_back(request.id.counter);
   clients_.emplace(request.id.counter, SimClient(request));
   core_->Admit(now_ns_, std::move(request));
@@ -167,8 +184,8 @@ void Simulation::CancelSome() {
   }
   ++coverage_.cancelled_in[static_cast<std::size_t>(in)];
   CancelRequest cancel{.request = client.request().id, .branch = {}, .keep_tokens = 0};
-  cancel.keep_tokens = client.Cancel(random_.Below(4));
-  if (random_.OneIn(2)) cancel.branch = BranchIndex(0);
+  if (random_.OneIn(2)) cancel.branch = BranchIndex(random_.Below(client.request().branches));
+  cancel.keep_tokens = client.Cancel(cancel.branch, random_.Below(4));
   core_->Cancel(cancel);
 }
 
@@ -235,11 +252,17 @@ absl::Status Simulation::CheckProgress() {
     front_.reset();
     return absl::OkStatus();
   }
-  const bool same = front_ == first->request && front_upper_ == first->length.upper &&
-                    first->length.upper < first->length.max;
+  std::uint64_t progress = 0;
+  bool all_planned = true;
+  for (const OpenBranchView& branch : open) {
+    if (branch.request != first->request) continue;
+    progress = SimMix(progress ^ branch.length.upper ^ branch.handle.value() << 20);
+    all_planned &= branch.length.upper == branch.length.max;
+  }
+  const bool same = front_ == first->request && front_progress_ == progress && !all_planned;
   front_stalled_ = same ? front_stalled_ + 1 : 0;
   front_ = first->request;
-  front_upper_ = first->length.upper;
+  front_progress_ = progress;
   if (front_stalled_ > 2 * group_.lag + 2) return Broken(7, "the first branch stands still");
   return absl::OkStatus();
 }
@@ -329,6 +352,7 @@ absl::Status Simulation::TakeEvents() {
     if (const auto* token = std::get_if<TokenEvent>(&event)) Trace(token->position);
     if (!client.ended()) continue;
     live_.erase(std::find(live_.begin(), live_.end(), id.counter));
+    coverage_.beams_served += client.request().beam && client.status().ok();
     if (client.accepted()) continue;
     coverage_.refused_full += absl::IsResourceExhausted(client.status());
     coverage_.refused_too_large += absl::IsInvalidArgument(client.status());
@@ -398,6 +422,7 @@ void Simulation::TracePlan(const StepPlan& plan) {
       Trace(open->cohort);
       Trace(open->cached_tokens);
     } else if (const auto* run = std::get_if<flotilla::Run>(&op)) {
+      Trace(run->candidates);
       Trace(run->count << 2 ^ run->sample << 1 ^ std::uint64_t{run->prompt_logprobs});
     }
   }
@@ -419,6 +444,8 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.skips += o.core.skips;
   core.cached_tokens += o.core.cached_tokens;
   core.prefix_waits += o.core.prefix_waits;
+  core.forks += o.core.forks;
+  core.block_copies += o.core.block_copies;
   core.evictions += o.core.evictions;
   core.noops += o.core.noops;
   core.output_tokens += o.core.output_tokens;
@@ -437,6 +464,9 @@ void SimCoverage::Add(const SimCoverage& o) {
   refused_draining += o.refused_draining;
   replayed += o.replayed;
   prompt_only += o.prompt_only;
+  parallel += o.parallel;
+  beams += o.beams;
+  beams_served += o.beams_served;
   too_large_for_new_group += o.too_large_for_new_group;
 }
 

@@ -26,8 +26,8 @@ namespace flotilla {
 struct SimCoverage {
   CoreCounters core;
   std::uint64_t steps = 0;
-  std::array<std::uint64_t, 4> cancelled_in{};  // by BranchState
-  std::array<std::uint64_t, 4> lost_in{};       // open branches by BranchState
+  std::array<std::uint64_t, 5> cancelled_in{};  // by BranchState (pending: as waiting)
+  std::array<std::uint64_t, 5> lost_in{};       // open branches by BranchState
   std::uint64_t cancelled_after_finish = 0;     // finished, the result on its way
   std::uint64_t lost_with_results_in_flight = 0;
   std::uint64_t lost_idle = 0;
@@ -37,6 +37,9 @@ struct SimCoverage {
   std::uint64_t refused_draining = 0;
   std::uint64_t replayed = 0;     // arrived with an output prefix
   std::uint64_t prompt_only = 0;  // max_tokens 0
+  std::uint64_t parallel = 0;     // several branches
+  std::uint64_t beams = 0;        // beam searches
+  std::uint64_t beams_served = 0;
   std::uint64_t too_large_for_new_group = 0;
   std::array<std::uint64_t, 6> holds{};  // by Hold
   std::array<std::uint64_t, 4> lags{};   // runs by lag
@@ -85,6 +88,7 @@ class Simulation {
   ExecutorDescription group_;
   std::uint32_t arrive_one_in_, cancel_one_in_, kill_one_in_;
   std::uint32_t plan_weight_, apply_weight_, complete_weight_, deliver_weight_;
+  std::uint32_t wide_one_in_;
   std::uint32_t prompt_bits_, output_bits_;
   bool long_outputs_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
@@ -106,7 +110,7 @@ class Simulation {
 
   // The first branch in the order of the policy must move on.
   std::optional<RequestId> front_;
-  std::uint32_t front_upper_ = 0;
+  std::uint64_t front_progress_ = 0;
   std::uint32_t front_stalled_ = 0;
 
   SimCoverage coverage_;

@@ -17,7 +17,10 @@ namespace {
 class Collector final : public EventSink {
  public:
   explicit Collector(const std::vector<TokenizedRequest>& requests) : answers_(requests.size()) {
-    for (std::size_t i = 0; i < requests.size(); ++i) index_[requests[i].id] = i;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      index_[requests[i].id] = i;
+      answers_[i].branches.resize(requests[i].branches);
+    }
   }
 
   void Post(std::vector<EngineEvent> events) override {
@@ -45,10 +48,16 @@ class Collector final : public EventSink {
     answer.prompt_top.insert(answer.prompt_top.end(), event.top.begin(), event.top.end());
   }
   void Take(Answer& answer, TokenEvent& event) {
-    EXPECT_EQ(event.position, answer.tokens.size());
-    answer.tokens.push_back(std::move(event));
+    Answer::Branch& branch = answer.branches.at(event.branch.value());
+    EXPECT_EQ(event.position, branch.tokens.size());
+    branch.tokens.push_back(event);
+    if (event.branch.value() == 0) answer.tokens.push_back(std::move(event));
   }
-  void Take(Answer& answer, BranchEnd& event) { answer.reason = event.reason; }
+  void Take(Answer& answer, BranchEnd& event) {
+    Answer::Branch& branch = answer.branches.at(event.branch.value());
+    branch.reason = answer.reason = event.reason;
+    branch.score = event.score;
+  }
   void Take(Answer& answer, RequestEnd& event) {
     answer.status = event.status;
     answer.usage = event.usage;
@@ -74,10 +83,14 @@ void AppendBits(std::vector<std::uint32_t>& bits, TokenId token, float logprob,
 
 }  // namespace
 
-std::vector<TokenId> Answer::ids() const {
+std::vector<TokenId> Answer::Branch::ids() const {
   std::vector<TokenId> ids;
   for (const TokenEvent& event : tokens) ids.push_back(event.token);
   return ids;
+}
+
+std::vector<TokenId> Answer::ids() const {
+  return branches.empty() ? std::vector<TokenId>{} : branches[0].ids();
 }
 
 std::vector<std::uint32_t> Answer::Bits() const {

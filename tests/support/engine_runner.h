@@ -18,11 +18,21 @@ namespace flotilla::testing {
 
 // Everything that one request got.
 struct Answer {
+  // What a request with several branches says of one.
+  struct Branch {
+    std::vector<TokenEvent> tokens;
+    FinishReason reason = FinishReason::kError;
+    float score = 0;
+
+    std::vector<TokenId> ids() const;
+  };
+
   bool ended = false;
   absl::Status status;
-  FinishReason reason = FinishReason::kError;
+  FinishReason reason = FinishReason::kError;  // of the branch that ended last
   Usage usage;
-  std::vector<TokenEvent> tokens;
+  std::vector<TokenEvent> tokens;  // of branch 0
+  std::vector<Branch> branches;    // all of them, branch 0 too
   // Entry i is about prompt token i + 1.
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TopLogprob>> prompt_top;

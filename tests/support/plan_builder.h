@@ -8,6 +8,7 @@
 //   StepPlan plan = plans.Take();
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -20,7 +21,9 @@ namespace flotilla::testing {
 
 class PlanBuilder {
  public:
-  explicit PlanBuilder(Epoch epoch) : plan_{.epoch = epoch, .step = Step(1)} {}
+  // `block_tokens`: of the one KV group; forks share blocks by it.
+  explicit PlanBuilder(Epoch epoch, std::uint32_t block_tokens = 4)
+      : block_tokens_(block_tokens), plan_{.epoch = epoch, .step = Step(1)} {}
 
   // Appends an operation. Those on branches that are not open change no digest,
   // so that plans can be wrong on purpose.
@@ -34,11 +37,19 @@ class PlanBuilder {
     plan_.ops.emplace_back(std::move(op));
   }
   void Add(ForkBranch op) {
-    branches_[op.child] = {branches_[op.parent].request, op.index, {}};
-    digest_.Open(op.child, branches_[op.child].request, op.index);
-    for (std::uint32_t g = 0; g < op.tables.size(); ++g) {
-      Append(op.child, GroupIndex(g), op.tables[g]);
+    const Branch parent = branches_[op.parent];
+    branches_[op.child] = {parent.request, op.index, {}};
+    for (const TokenId token : op.tokens) digest_.AddToken(plan_.step, op.child, token);
+    digest_.Open(op.child, parent.request, op.index);
+    std::vector<BlockId> blocks;
+    const auto table = parent.tables.find(GroupIndex(0));
+    if (table != parent.tables.end()) {
+      const std::size_t shared = op.length / block_tokens_;
+      blocks.assign(table->second.begin(),
+                    table->second.begin() + std::min(shared, table->second.size()));
     }
+    for (const BlockCopy& copy : op.copies) blocks.push_back(copy.to);
+    Append(op.child, GroupIndex(0), blocks);
     plan_.ops.emplace_back(std::move(op));
   }
   void Add(DropBranch op) {
@@ -55,8 +66,9 @@ class PlanBuilder {
     plan_.ops.emplace_back(op);
   }
   void Add(Run op) {
+    for (const TokenId token : op.append) digest_.AddToken(plan_.step, op.branch, token);
     digest_.AddRun(plan_.step, op.branch, op.count);
-    plan_.ops.emplace_back(op);
+    plan_.ops.emplace_back(std::move(op));
   }
   void Add(Skip op) {
     digest_.AddSkip(plan_.step, op.branch);
@@ -97,6 +109,7 @@ class PlanBuilder {
     }
   }
 
+  const std::uint32_t block_tokens_;
   StepPlan plan_;
   PlanDigest digest_;
   std::map<BranchHandle, Branch> branches_;

@@ -54,6 +54,11 @@ absl::Status Invalid(BranchHandle branch, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("branch ", branch.value(), ": ", what));
 }
 
+absl::Status CheckToken(BranchHandle branch, TokenId token, const ExecutorDescription& limits) {
+  if (token >= 0 && static_cast<std::uint32_t>(token) < limits.vocab_size) return absl::OkStatus();
+  return Invalid(branch, absl::StrCat("token ", token, " outside the vocabulary"));
+}
+
 bool ValidTop(std::int32_t top) { return top >= LogprobSpec::kOff && top <= LogprobSpec::kMaxTop; }
 
 // What OpenBranch says by itself, without the state.
@@ -65,9 +70,7 @@ absl::Status CheckOpen(const OpenBranch& op, const ExecutorDescription& limits) 
   // The last token must run, or nothing could be sampled.
   if (op.cached_tokens >= op.tokens.size()) return Invalid(op.branch, "cached tokens");
   for (TokenId token : op.tokens) {
-    if (token < 0 || static_cast<std::uint32_t>(token) >= limits.vocab_size) {
-      return Invalid(op.branch, absl::StrCat("token ", token, " outside the vocabulary"));
-    }
+    if (absl::Status s = CheckToken(op.branch, token, limits); !s.ok()) return s;
   }
   if (op.cohort >= std::max(limits.lag, 1u)) return Invalid(op.branch, "cohort");
   const SamplingParams& s = op.sampling;
@@ -166,30 +169,71 @@ absl::Status GroupState::ApplyOp(const GrantBlocks& op, StepWork&) {
 }
 
 absl::Status GroupState::ApplyOp(const ForkBranch& op, StepWork& work) {
-  absl::StatusOr<Branch*> parent = FindOpen(op.parent);
-  if (!parent.ok()) return parent.status();
+  absl::StatusOr<Branch*> found = FindOpen(op.parent);
+  if (!found.ok()) return found.status();
+  const Branch& parent = **found;
   if (absl::Status status = CheckFree(op.child); !status.ok()) return status;
-  if (InFlight(**parent, work)) return Invalid(op.parent, "forked while it runs");
-  if (op.tables.size() != limits_.groups.size()) return Invalid(op.child, "number of tables");
-  auto child = std::make_unique<Branch>(**parent);
+  if (parent.last_run == work.step) return Invalid(op.parent, "forked in a step that runs it");
+  if (op.length == 0 || op.length > parent.length) return Invalid(op.child, "length of a fork");
+  if (op.tokens.empty() || std::uint64_t{op.length} + op.tokens.size() < parent.prompt_tokens) {
+    return Invalid(op.child, "number of tokens");
+  }
+  if (op.cohort >= decoders_.size()) return Invalid(op.child, "cohort");
+  auto child = std::make_unique<Branch>();
   child->handle = op.child;
+  child->request = parent.request;
   child->index = op.index;
-  child->skipped = Step{};  // a skip names one branch
-  child->tables.assign(limits_.groups.size(), {});
-  for (std::uint32_t g = 0; g < op.tables.size(); ++g) {
-    absl::Status status = AppendBlocks(*child, GroupIndex(g), op.tables[g]);
-    if (!status.ok()) return status;
-  }
-  if (absl::Status status = CheckCovered(*child, child->length); !status.ok()) return status;
-  for (const BlockCopy& copy : op.copies) {
-    for (BlockId block : {copy.from, copy.to}) {
-      if (block == kNullBlock || block.value() >= limits_.block_count) {
-        return Invalid(op.child, absl::StrCat("copy of block ", block.value()));
-      }
-    }
-    work.copies.push_back(copy);
-  }
+  child->tokens.assign(parent.tokens.begin(), parent.tokens.begin() + op.length);
+  child->prompt_tokens = parent.prompt_tokens;
+  child->length = op.length;
+  child->sampling = parent.sampling;
+  child->stop = parent.stop;
+  child->logprobs = parent.logprobs;
+  child->cohort = op.cohort;
+  child->dependent = parent.dependent;
+  if (absl::Status status = Learn(*child, op.tokens, work.step); !status.ok()) return status;
+  if (absl::Status status = ShareBlocks(parent, op, *child); !status.ok()) return status;
+  work.copies.insert(work.copies.end(), op.copies.begin(), op.copies.end());
   Insert(std::move(child));
+  return absl::OkStatus();
+}
+
+// Makes a forked child's tables.
+absl::Status GroupState::ShareBlocks(const Branch& parent, const ForkBranch& op, Branch& child) {
+  child.tables.resize(limits_.groups.size());
+  std::size_t copies = 0;
+  for (std::uint32_t g = 0; g < limits_.groups.size(); ++g) {
+    const KvGroup& kind = limits_.groups[g];
+    const bool state = kind.kind == KvGroup::Kind::kState;
+    const std::uint32_t shared = state ? 0 : op.length / kind.tokens_per_block;
+    std::vector<BlockId> blocks;
+    for (std::uint32_t at = 0; at < shared; ++at) {
+      blocks.emplace_back(static_cast<std::uint32_t>(parent.tables[g][at]));
+    }
+    if (state || op.length % kind.tokens_per_block > 0) {
+      if (copies == op.copies.size()) return Invalid(op.child, "a fork without its copies");
+      const BlockCopy& copy = op.copies[copies++];
+      if (static_cast<std::int32_t>(copy.from.value()) != parent.tables[g][shared]) {
+        return Invalid(op.child, absl::StrCat("copy of block ", copy.from.value()));
+      }
+      blocks.push_back(copy.to);
+    }
+    if (absl::Status s = AppendBlocks(child, GroupIndex(g), blocks); !s.ok()) return s;
+  }
+  return copies == op.copies.size() ? absl::OkStatus()
+                                    : Invalid(op.child, "more copies than a fork needs");
+}
+
+// The branch is told tokens that follow those it knows.
+absl::Status GroupState::Learn(Branch& branch, absl::Span<const TokenId> tokens, Step step) {
+  if (branch.tokens.size() + tokens.size() > limits_.max_context) {
+    return Invalid(branch.handle, "more tokens than the context holds");
+  }
+  for (const TokenId token : tokens) {
+    if (absl::Status s = CheckToken(branch.handle, token, limits_); !s.ok()) return s;
+    digest_.AddToken(step, branch.handle, token);
+    branch.tokens.push_back(token);
+  }
   return absl::OkStatus();
 }
 
@@ -211,18 +255,21 @@ absl::Status GroupState::ApplyOp(const DropBranch& op, StepWork& work) {
 }
 
 absl::Status GroupState::ApplyOp(const Run& op, StepWork& work) {
-  if (op.candidates > 0) return absl::UnimplementedError("Run::candidates");
   if (op.pooled) return absl::UnimplementedError("Run::pooled");
   absl::StatusOr<Branch*> found = FindOpen(op.branch);
   if (!found.ok()) return found.status();
   Branch& branch = **found;
   if (branch.last_run == work.step) return Invalid(op.branch, "runs twice in a step");
+  if (op.count == 0) return Invalid(op.branch, "runs no token");
+  const bool choices = !op.append.empty() || op.candidates > 0;
+  if (choices && !branch.dependent) return Invalid(op.branch, "choices of a free-running branch");
+  if (op.sample && branch.dependent) return Invalid(op.branch, "a dependent branch samples");
+  if (op.candidates > BeamOptions::kMaxCandidates) {
+    return Invalid(op.branch, "number of candidates");
+  }
+  if (absl::Status status = Learn(branch, op.append, work.step); !status.ok()) return status;
   digest_.AddRun(work.step, op.branch, op.count);
-  if (op.count > 0) return AddPrefill(branch, op, work);
-  if (!branch.dependent) return Invalid(op.branch, "listed decode of a free-running branch");
-  if (!branch.decoding) return Invalid(op.branch, "decodes before its prompt is done");
-  if (InFlight(branch, work)) return Invalid(op.branch, "decodes before its last result");
-  return AddDecode(branch, work);
+  return AddPrefill(branch, op, work);
 }
 
 absl::Status GroupState::ApplyOp(const Skip& op, StepWork& work) {
@@ -259,7 +306,6 @@ absl::StatusOr<GroupState::Branch*> GroupState::FindOpen(BranchHandle handle) co
 
 void GroupState::Insert(std::unique_ptr<Branch> branch) {
   digest_.Open(branch->handle, branch->request, branch->index);
-  if (branch->decoding && !branch->dependent) decoders_[branch->cohort].insert(branch->handle);
   slots_[branch->handle.value()] = std::move(branch);
 }
 
@@ -296,14 +342,9 @@ absl::Status GroupState::CheckCovered(const Branch& branch, std::uint64_t end) c
   return absl::OkStatus();
 }
 
-bool GroupState::InFlight(const Branch& branch, const StepWork& work) const {
-  return branch.last_run == work.step ||
-         (!in_flight_.empty() && branch.last_run >= in_flight_.front().step);
-}
-
 bool GroupState::Due(const Branch& branch, Step step) const {
   const std::uint64_t lag = decoders_.size();
-  return branch.decoding && !branch.dependent && step.value() % lag == branch.cohort &&
+  return branch.decoding && step.value() % lag == branch.cohort &&
          step.value() >= branch.last_run.value() + lag && branch.skipped != step;
 }
 
@@ -317,15 +358,18 @@ absl::Status GroupState::AddPrefill(Branch& branch, const Run& run, StepWork& wo
     return Invalid(run.branch, "runs past its known tokens");
   }
   const bool last = branch.length + run.count == branch.tokens.size();
-  if (run.sample && !last) return Invalid(run.branch, "samples before its last known token");
+  if ((run.sample || run.candidates > 0) && !last) {
+    return Invalid(run.branch, "samples before its last known token");
+  }
   if (run.prompt_logprobs && branch.logprobs.prompt_top == LogprobSpec::kOff) {
     return Invalid(run.branch, "log-probabilities that were not asked for");
   }
   if (absl::Status status = AddRows(branch, run.count, work); !status.ok()) return status;
   StepWork::Item& item = work.items.back();
   const bool at_end = AtLengthEnd(branch);
-  item.ends = last && at_end;
+  item.ends = last && at_end && !branch.dependent;
   item.rows.samples = run.sample && !at_end && !branch.finished;
+  item.rows.candidates = branch.finished ? 0 : run.candidates;
   if (run.prompt_logprobs && item.rows.first_position + 1 < branch.prompt_tokens) {
     const std::uint32_t first = item.rows.first_position + 1;
     item.rows.prompt_targets =
@@ -334,7 +378,7 @@ absl::Status GroupState::AddPrefill(Branch& branch, const Run& run, StepWork& wo
   }
   if (run.sample) {
     branch.decoding = true;
-    if (!branch.dependent) decoders_[branch.cohort].insert(branch.handle);
+    decoders_[branch.cohort].insert(branch.handle);
   }
   return absl::OkStatus();
 }
@@ -402,14 +446,17 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
     if (outputs[i].failed) continue;
     const BatchItem& rows = work.items[i].rows;
     if (outputs[i].sampled.has_value() != rows.samples ||
-        outputs[i].prompt.size() != rows.prompt_targets.size()) {
+        outputs[i].prompt.size() != rows.prompt_targets.size() ||
+        outputs[i].candidates.empty() != (rows.candidates == 0) ||
+        outputs[i].candidates.size() > rows.candidates) {
       return Invalid(rows.branch, "output does not fit its rows");
+    }
+    for (const TopLogprob& candidate : outputs[i].candidates) {
+      if (absl::Status s = CheckToken(rows.branch, candidate.token, limits_); !s.ok()) return s;
     }
     if (!rows.samples) continue;
     const TokenId token = outputs[i].sampled->token;
-    if (token < 0 || static_cast<std::uint32_t>(token) >= limits_.vocab_size) {
-      return Invalid(rows.branch, absl::StrCat("sampled token ", token));
-    }
+    if (absl::Status s = CheckToken(rows.branch, token, limits_); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
@@ -434,9 +481,10 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
     entry.first_output = rows.output_index;
     if (outputs[i].failed) {
       branch.finished = FinishReason::kError;
-    } else if (!outputs[i].prompt.empty()) {
-      entry.prompt_first = rows.first_position + 1;
+    } else {
+      if (!outputs[i].prompt.empty()) entry.prompt_first = rows.first_position + 1;
       entry.prompt = outputs[i].prompt;
+      entry.candidates = outputs[i].candidates;
     }
     // A branch that failed in an earlier chunk takes no token from a later one.
     if (outputs[i].sampled && !branch.finished) {

@@ -42,6 +42,8 @@ struct BatchItem {
   // The last row's logits give one token, number `output_index` of the branch.
   bool samples = false;
   std::uint32_t output_index = 0;
+  // The last row's logits give this many candidates; 0: none.
+  std::uint32_t candidates = 0;
   // The prompt tokens whose log-probabilities are wanted: entry i is the token
   // after row i. Empty if none are; shorter than row_count by one in the chunk
   // that ends the prompt.
@@ -77,6 +79,8 @@ struct ItemOutput {
   std::optional<SampledToken> sampled;
   // One per entry of prompt_targets, unless the item failed.
   std::vector<SampledToken> prompt;
+  // At least one and at most as many as the item asks for, unless it failed.
+  std::vector<TopLogprob> candidates;
   // The item's logits were unusable (NaN): ends this branch alone, with
   // FinishReason::kError.
   bool failed = false;
@@ -97,8 +101,7 @@ struct BranchView {
   std::vector<absl::Span<const std::int32_t>> tables;
   // The step of its last run; 0 before the first.
   Step last_run;
-  // Its last known token has run with `sample`: it decodes, by default or, if
-  // dependent, when told to.
+  // Its last known token has run with `sample`: it decodes by default.
   bool decoding = false;
   std::optional<FinishReason> finished;
 };
@@ -115,7 +118,7 @@ class GroupState {
   //   FAILED_PRECONDITION: another epoch, not the next step, `lag` plans not
   //     completed, or an earlier error. The plan has had no effect.
   //   INVALID_ARGUMENT: an operation that the state does not allow.
-  //   UNIMPLEMENTED: background copies, adapters, candidates, pooled states.
+  //   UNIMPLEMENTED: background copies, adapters, pooled states.
   //   DATA_LOSS: the digests differ: the two sides have drifted apart.
   // After one of the last three the state is undefined and refuses all plans.
   absl::StatusOr<Batch> Apply(const StepPlan& plan);
@@ -156,12 +159,13 @@ class GroupState {
   absl::Status CheckFree(BranchHandle handle) const;
   absl::StatusOr<Branch*> FindOpen(BranchHandle handle) const;
   absl::Status AppendBlocks(Branch& branch, GroupIndex group, absl::Span<const BlockId> blocks);
+  absl::Status ShareBlocks(const Branch& parent, const ForkBranch& op, Branch& child);
+  absl::Status Learn(Branch& branch, absl::Span<const TokenId> tokens, Step step);
   absl::Status CheckCovered(const Branch& branch, std::uint64_t end) const;
   absl::Status AddPrefill(Branch& branch, const Run& run, StepWork& work);
   absl::Status AddDecode(Branch& branch, StepWork& work);
   absl::Status AddRows(Branch& branch, std::uint32_t count, StepWork& work);
   void Insert(std::unique_ptr<Branch> branch);
-  bool InFlight(const Branch& branch, const StepWork& work) const;
   bool Due(const Branch& branch, Step step) const;
   bool AtLengthEnd(const Branch& branch) const;
   Batch MakeBatch(StepWork& work) const;

@@ -19,6 +19,7 @@ using kernels::TokenScore;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // The most that Ops::top_n lists.
 constexpr int kMaxTopN = 64;
+static_assert(BeamOptions::kMaxCandidates <= kMaxTopN && LogprobSpec::kMaxTop <= kMaxTopN);
 // Logits scaled at a time, on the stack; the chunk of Ops::softmax_stats.
 constexpr std::size_t kChunk = 1024;
 
@@ -42,19 +43,22 @@ absl::StatusOr<Row> Measure(const kernels::Ops& ops, absl::Span<const float> log
   return Row{ops, logits, stats, kernels::LogSumExp(stats)};
 }
 
-SampledToken Describe(const Row& row, TokenId token, std::int32_t top) {
-  SampledToken result;
-  result.token = token;
-  result.logprob = row.logits[token] - row.lse;
-  const int count = std::min(top, row.size());
+// The best tokens, at most kMaxTopN of them.
+std::vector<TopLogprob> Best(const Row& row, int wanted) {
+  std::vector<TopLogprob> result;
+  const int count = std::min(wanted, row.size());
   if (count <= 0) return result;
-  std::array<TokenScore, LogprobSpec::kMaxTop> best;
+  std::array<TokenScore, kMaxTopN> best;
   row.ops.top_n(row.logits.data(), row.size(), count, best.data());
-  result.top.reserve(count);
+  result.reserve(count);
   for (int i = 0; i < count && best[i].score > kMinusInfinity; ++i) {
-    result.top.push_back({best[i].token, best[i].score - row.lse});
+    result.push_back({best[i].token, best[i].score - row.lse});
   }
   return result;
+}
+
+SampledToken Describe(const Row& row, TokenId token, std::int32_t top) {
+  return {.token = token, .logprob = row.logits[token] - row.lse, .top = Best(row, top)};
 }
 
 // The k-th largest logit, 1 <= k < vocabulary.
@@ -165,6 +169,14 @@ absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<con
   const absl::StatusOr<Row> row = Measure(ops, logits);
   if (!row.ok()) return row.status();
   return Describe(*row, token, top);
+}
+
+absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
+                                                      absl::Span<const float> logits,
+                                                      std::uint32_t count) {
+  const absl::StatusOr<Row> row = Measure(ops, logits);
+  if (!row.ok()) return row.status();
+  return Best(*row, static_cast<int>(count));
 }
 
 }  // namespace flotilla

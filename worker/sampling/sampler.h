@@ -24,6 +24,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -53,5 +54,12 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
 // (0..LogprobSpec::kMaxTop, or kOff) best tokens. `token` is in the vocabulary.
 absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,
                                          TokenId token, std::int32_t top);
+
+// The `count` (1..BeamOptions::kMaxCandidates) most likely tokens with their
+// log-probabilities, best first, ties by the lower id. Fewer where the vocabulary
+// has no more above -infinity.
+absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
+                                                      absl::Span<const float> logits,
+                                                      std::uint32_t count);
 
 }  // namespace flotilla

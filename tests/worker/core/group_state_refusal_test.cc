@@ -42,6 +42,17 @@ OpenBranch Changed(std::function<void(OpenBranch&)> change) {
   return open;
 }
 
+// A fork as it should be, but for what the test gives; block 1 is kA's.
+ForkBranch Forked(BranchHandle parent, BranchHandle child, std::uint32_t length,
+                  std::vector<TokenId> tokens) {
+  return {.parent = parent,
+          .child = child,
+          .index = BranchIndex(1),
+          .length = length,
+          .tokens = std::move(tokens),
+          .copies = {{BlockId(1), BlockId(3)}}};
+}
+
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 INSTANTIATE_TEST_SUITE_P(
@@ -111,11 +122,34 @@ INSTANTIATE_TEST_SUITE_P(
                   p.Add(Prefill(kB, 1, true));
                 }},
         Refusal{"PrefillOfDecoder", [](PlanBuilder& p) { p.Add(Prefill(kA, 1, true)); }},
-        Refusal{"ListedDecodeOfFree", [](PlanBuilder& p) { p.Add(Run{.branch = kA}); }},
-        Refusal{"DecodeBeforePrompt",
+        Refusal{"RunOfNothing", [](PlanBuilder& p) { p.Add(Run{.branch = kB}); }},
+        Refusal{"ChoiceOfFree",
+                [](PlanBuilder& p) {
+                  p.Add(Run{.branch = kB, .count = 3, .append = {1}});
+                }},
+        Refusal{"CandidatesOfFree",
+                [](PlanBuilder& p) {
+                  p.Add(Run{.branch = kB, .count = 2, .candidates = 4});
+                }},
+        Refusal{"SampleOfDependent",
                 [](PlanBuilder& p) {
                   p.Add(Changed([](auto& o) { o.dependent = true; }));
-                  p.Add(Run{.branch = kC});
+                  p.Grant(kC, {3, 4});
+                  p.Add(Run{.branch = kC, .count = 1, .sample = true});
+                }},
+        Refusal{"TooManyCandidates",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) { o.dependent = true; }));
+                  p.Grant(kC, {3, 4});
+                  p.Add(Run{.branch = kC,
+                            .count = 1,
+                            .candidates = BeamOptions::kMaxCandidates + 1});
+                }},
+        Refusal{"AppendOutsideTheVocabulary",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) { o.dependent = true; }));
+                  p.Grant(kC, {3, 4});
+                  p.Add(Run{.branch = kC, .count = 1, .append = {1000000}});
                 }},
         Refusal{"UnaskedPromptLogprobs",
                 [](PlanBuilder& p) {
@@ -147,29 +181,47 @@ INSTANTIATE_TEST_SUITE_P(
                   p.Grant(kC, {3, 4, 5, 6});
                   p.Add(Prefill(kC, 16, true));
                 }},
-        Refusal{"ForkOntoOpen",
+        Refusal{"ForkOntoOpen", [](PlanBuilder& p) { p.Add(Forked(kA, kB, 1, {1})); }},
+        Refusal{"ForkOfNobody", [](PlanBuilder& p) { p.Add(Forked(kC, BranchHandle(3), 1, {1})); }},
+        Refusal{"ForkOfNothing", [](PlanBuilder& p) { p.Add(Forked(kA, kC, 0, {1, 2})); }},
+        Refusal{"ForkBeyondItsParent", [](PlanBuilder& p) { p.Add(Forked(kA, kC, 9, {1})); }},
+        Refusal{"ForkWithoutTokens", [](PlanBuilder& p) { p.Add(Forked(kA, kC, 1, {})); }},
+        Refusal{"ForkOfAStrangeToken", [](PlanBuilder& p) { p.Add(Forked(kA, kC, 1, {-1})); }},
+        Refusal{"ForkWithoutCopy",
                 [](PlanBuilder& p) {
-                  p.Add(ForkBranch{kA, kB, BranchIndex(1), {{BlockId(1)}}, {}});
+                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  fork.copies.clear();
+                  p.Add(fork);
                 }},
-        Refusal{"ForkWithoutTables",
-                [](PlanBuilder& p) { p.Add(ForkBranch{kA, kC, BranchIndex(1), {}, {}}); }},
-        Refusal{"ForkUncovered",
-                [](PlanBuilder& p) { p.Add(ForkBranch{kA, kC, BranchIndex(1), {{}}, {}}); }},
-        Refusal{"ForkOfRunning",
+        Refusal{"ForkWithTwoCopies",
                 [](PlanBuilder& p) {
-                  p.Add(Prefill(kB, 1, false));
-                  p.Add(ForkBranch{kB, kC, BranchIndex(1), {{BlockId(2)}}, {}});
+                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  fork.copies.push_back(fork.copies[0]);
+                  p.Add(fork);
+                }},
+        Refusal{"ForkOfAnothersBlock",
+                [](PlanBuilder& p) {
+                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  fork.copies[0].from = BlockId(2);
+                  p.Add(fork);
                 }},
         Refusal{"CopyToNull",
                 [](PlanBuilder& p) {
-                  p.Add(ForkBranch{
-                      kA, kC, BranchIndex(1), {{BlockId(1)}}, {{BlockId(1), kNullBlock}}});
+                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  fork.copies[0].to = kNullBlock;
+                  p.Add(fork);
                 }},
-        Refusal{"Candidates",
+        Refusal{"ForkToACohortThatIsNot",
                 [](PlanBuilder& p) {
-                  p.Add(Run{.branch = kB, .count = 1, .candidates = 4});
-                },
-                absl::StatusCode::kUnimplemented},
+                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  fork.cohort = 1;
+                  p.Add(fork);
+                }},
+        Refusal{"ForkOfRunning",
+                [](PlanBuilder& p) {
+                  p.Add(Prefill(kB, 1, false));
+                  p.Add(Forked(kB, kC, 1, {1}));
+                }},
         Refusal{"Pooled",
                 [](PlanBuilder& p) {
                   p.Add(Run{.branch = kB, .count = 1, .pooled = true});
@@ -183,28 +235,40 @@ INSTANTIATE_TEST_SUITE_P(
                 absl::StatusCode::kUnimplemented}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// In the fuzz test: this handle is for dependent branches.
+constexpr BranchHandle kDependent(3);
+
 // Adds an operation that suits the branch as it was after the last step.
 void AddSensible(PlanBuilder& plans, const GroupState& state, BranchHandle branch,
                  const std::function<std::uint32_t(std::uint32_t)>& below) {
   const std::optional<BranchView> view = state.View(branch);
   if (!view) {
     OpenBranch open = Opened(branch, std::vector<TokenId>(1 + below(8), 1));
-    open.dependent = below(4) == 0;
+    open.dependent = branch == kDependent;
     open.stop.max_tokens = below(8);
     plans.Add(open);
     plans.Grant(branch, {1 + below(19), 1 + below(19), 1 + below(19)});
   } else if (view->length < view->tokens.size() && !view->decoding) {
     const auto left = static_cast<std::uint32_t>(view->tokens.size()) - view->length;
     const std::uint32_t count = 1 + below(left);
-    plans.Add(Prefill(branch, count, count == left));
+    Run run = Prefill(branch, count, count == left && branch != kDependent);
+    if (count == left && branch == kDependent) run.candidates = 1 + below(8);
+    plans.Add(run);
   } else if (view->finished || below(6) == 0) {
     plans.Add(DropBranch{branch});
+  } else if (branch == kDependent) {
+    plans.Add(Run{.branch = branch, .count = 1, .append = {3}, .candidates = 1 + below(8)});
   } else if (below(4) == 0) {
-    plans.Add(ForkBranch{branch,
-                         BranchHandle(below(4)),
-                         BranchIndex(1),
-                         {{BlockId(1 + below(19)), BlockId(2), BlockId(3)}},
-                         {}});
+    ForkBranch fork{.parent = branch,
+                    .child = BranchHandle(below(4)),
+                    .index = BranchIndex(1),
+                    .length = 1 + below(view->length),
+                    .tokens = std::vector<TokenId>(1 + below(3), 2)};
+    if (fork.length % 4 > 0) {
+      const std::int32_t last = view->tables[0][fork.length / 4];
+      fork.copies = {{BlockId(static_cast<std::uint32_t>(last)), BlockId(1 + below(19))}};
+    }
+    plans.Add(fork);
   }
 }
 
@@ -229,11 +293,12 @@ void AddRandom(PlanBuilder& plans, const std::function<std::uint32_t(std::uint32
       plans.Add(Skip{branch});
       break;
     case 4:
-      plans.Add(ForkBranch{branch,
-                           BranchHandle(below(5)),
-                           BranchIndex(1),
-                           {{BlockId(below(22))}},
-                           {{BlockId(below(22)), BlockId(1)}}});
+      plans.Add(ForkBranch{.parent = branch,
+                           .child = BranchHandle(below(5)),
+                           .index = BranchIndex(1),
+                           .length = below(9),
+                           .tokens = {1},
+                           .copies = {{BlockId(below(22)), BlockId(1)}}});
       break;
     default:
       plans.Add(Run{.branch = branch, .count = below(9), .sample = below(2) == 0});
@@ -250,6 +315,7 @@ void CheckAndComplete(GroupState& state, const Batch& batch, TokenId token) {
     row += item.row_count;
     ASSERT_GE(batch.table(i, GroupIndex(0)).size() * 4, item.first_position + item.row_count);
     if (item.samples) outputs[i].sampled = SampledToken{.token = token};
+    if (item.candidates > 0) outputs[i].candidates = {{token, -1.0f}};
   }
   ASSERT_EQ(batch.tokens.size(), row);
   const absl::StatusOr<StepResult> result = state.Complete(batch.step, outputs);

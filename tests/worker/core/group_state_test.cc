@@ -197,31 +197,61 @@ TEST_F(GroupStateTest, SkipLeavesOutOneStep) {
   EXPECT_THAT(TokensOf(RunPlan().branches[0]), ElementsAre(51));
 }
 
-TEST_F(GroupStateTest, DependentBranchDecodesOnlyWhenListed) {
+TEST_F(GroupStateTest, DependentBranchRunsWhatItIsTold) {
   OpenBranch open = Opened(kA, {1});
   open.dependent = true;
-  open.stop.max_tokens = 2;
+  open.stop = {.stop_tokens = {7}, .max_tokens = 2};
   plans_.Add(open);
   plans_.Grant(kA, {1});
-  plans_.Add(Prefill(kA, 1, true));
-  RunPlan();
-  EXPECT_THAT(RunPlan().branches, IsEmpty());
-  plans_.Add(flotilla::Run{.branch = kA});
-  EXPECT_EQ(RunPlan().branches[0].finished, FinishReason::kLength);
-  plans_.Add(flotilla::Run{.branch = kA});
-  EXPECT_TRUE(RunPlan().branches[0].noop);
+  plans_.Add(flotilla::Run{.branch = kA, .count = 1, .candidates = 2});
+  Batch batch = Apply();
+  EXPECT_EQ(batch.items[0].candidates, 2u);
+  EXPECT_FALSE(batch.items[0].samples);
+  std::vector<ItemOutput> outputs(1);
+  outputs[0].candidates = {{7, -1.0f}, {8, -2.0f}};
+  const StepResult result = state_.Complete(batch.step, outputs).value();
+  EXPECT_EQ(result.branches[0].candidates, outputs[0].candidates);
+  EXPECT_EQ(result.branches[0].finished, std::nullopt);
+  EXPECT_THAT(RunPlan().branches, IsEmpty());  // it never decodes by default
+  // Neither stop tokens nor lengths end it: who chooses its tokens does.
+  for (const TokenId token : {7, 8, 9}) {
+    plans_.Add(flotilla::Run{.branch = kA, .count = 1, .append = {token}, .candidates = 1});
+    batch = Apply();
+    EXPECT_THAT(batch.tokens, ElementsAre(token));
+    EXPECT_EQ(batch.items[0].output_index, state_.View(kA)->tokens.size() - 1);
+    outputs[0].candidates = {{1, -1.0f}};
+    EXPECT_EQ(state_.Complete(batch.step, outputs).value().branches[0].finished, std::nullopt);
+  }
+  EXPECT_THAT(state_.View(kA)->tokens, ElementsAre(1, 7, 8, 9));
 }
 
-TEST_F(GroupStateTest, ForkSharesTokensAndDiverges) {
-  OpenBranch open = Opened(kA, {1, 2, 3, 4, 5});
+TEST_F(GroupStateTest, CandidatesThatDoNotFitChangeNothing) {
+  OpenBranch open = Opened(kA, {1});
+  open.dependent = true;
   plans_.Add(open);
+  plans_.Grant(kA, {1});
+  plans_.Add(flotilla::Run{.branch = kA, .count = 1, .candidates = 2});
+  const Batch batch = Apply();
+  std::vector<ItemOutput> outputs(1);
+  EXPECT_FALSE(state_.Complete(batch.step, outputs).ok());
+  outputs[0].candidates = {{1, 0}, {2, 0}, {3, 0}};
+  EXPECT_FALSE(state_.Complete(batch.step, outputs).ok());
+  outputs[0].candidates = {{1, 0}, {1000, 0}};
+  EXPECT_FALSE(state_.Complete(batch.step, outputs).ok());
+  outputs[0].candidates = {{1, 0}};
+  EXPECT_TRUE(state_.Complete(batch.step, outputs).ok());
+}
+
+TEST_F(GroupStateTest, ForkSharesFullBlocksAndCopiesTheLast) {
+  plans_.Add(Opened(kA, {1, 2, 3, 4, 5, 6}));
   plans_.Grant(kA, {1, 2});
-  plans_.Add(Prefill(kA, 4, false));
+  plans_.Add(Prefill(kA, 5, false));
   RunPlan();
   plans_.Add(ForkBranch{.parent = kA,
                         .child = kB,
                         .index = BranchIndex(1),
-                        .tables = {{BlockId(1), BlockId(3)}},
+                        .length = 5,
+                        .tokens = {6},
                         .copies = {{BlockId(2), BlockId(3)}}});
   plans_.Add(Prefill(kA, 1, true));
   plans_.Add(Prefill(kB, 1, true));
@@ -229,12 +259,33 @@ TEST_F(GroupStateTest, ForkSharesTokensAndDiverges) {
   EXPECT_THAT(batch.copies, ElementsAre(BlockCopy{BlockId(2), BlockId(3)}));
   ASSERT_EQ(batch.items.size(), 2u);
   EXPECT_EQ(batch.items[1].index, BranchIndex(1));
-  EXPECT_EQ(batch.items[1].first_position, 4u);
+  EXPECT_EQ(batch.items[1].first_position, 5u);
   EXPECT_THAT(batch.table(1, GroupIndex(0)), ElementsAre(1, 3));
   Complete(batch);
   plans_.Add(DropBranch{kA});
   EXPECT_EQ(RunPlan().branches.size(), 1u);
-  EXPECT_THAT(state_.View(kB)->tokens, ElementsAre(1, 2, 3, 4, 5, 50, 51));
+  EXPECT_THAT(state_.View(kB)->tokens, ElementsAre(1, 2, 3, 4, 5, 6, 50, 51));
+}
+
+// A branch that goes on may be forked where it was before; with whole blocks
+// there is nothing to copy.
+TEST_F(GroupStateTest, ForkOfADecoderFromBefore) {
+  plans_.Add(Opened(kA, {1, 2, 3, 4, 5}));
+  plans_.Grant(kA, {1, 2});
+  plans_.Add(Prefill(kA, 5, true));
+  RunPlan();
+  RunPlan();
+  plans_.Add(ForkBranch{
+      .parent = kA, .child = kB, .index = BranchIndex(1), .length = 4, .tokens = {5, 60}});
+  plans_.Grant(kB, {3});
+  plans_.Add(Prefill(kB, 2, true));
+  const Batch batch = Apply();
+  EXPECT_THAT(batch.copies, IsEmpty());
+  EXPECT_THAT(batch.table(1, GroupIndex(0)), ElementsAre(1, 3));
+  EXPECT_EQ(batch.items[1].output_index, 1u);
+  Complete(batch);
+  EXPECT_THAT(state_.View(kA)->tokens, ElementsAre(1, 2, 3, 4, 5, 50, 51, 52));
+  EXPECT_THAT(state_.View(kB)->tokens, ElementsAre(1, 2, 3, 4, 5, 60, 51));
 }
 
 TEST_F(GroupStateTest, FailedItemEndsItsBranchAlone) {

@@ -1,0 +1,34 @@
+// BeamDriver: makes the choices of a beam search true in branches and blocks.
+//
+// The beams of a request run in step with each other: when the candidates of all
+// are in, BeamSearch chooses. The first child of a beam goes on in its branch,
+// further ones become pending branches forked from it, and a beam without
+// children is dropped. Part of applying results; one thread.
+#pragma once
+
+#include "scheduler/core/core_state.h"
+
+namespace flotilla {
+
+class BeamDriver {
+ public:
+  // `state` outlives the driver.
+  explicit BeamDriver(CoreState& state) : state_(state) {}
+
+  // Takes the next step of the request's search if all its beams are ready; ends
+  // the request when that was the last.
+  void Advance(Slot request);
+
+ private:
+  std::vector<BeamSearch::Choice> Choose(Request& request);
+  void Follow(Slot request, const std::vector<BeamSearch::Choice>& choices);
+  Branch Child(const Branch& parent, Slot parent_slot, const TopLogprob& token,
+               const BeamSearch& search) const;
+  void Continue(Branch& branch, const TopLogprob& token, const BeamSearch& search);
+  BranchIndex FreeIndex(const Request& request) const;
+  void Answer(Slot request);
+
+  CoreState& state_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,90 @@
+// BeamSearch: which sequences go on and which are the answer, as HF generate
+// decides it (transformers 5, `_beam_search`).
+//
+// Pure: log-probabilities go in, choices come out; it knows no blocks or plans.
+// Scores are fp32 sums in the order of the tokens, as there. Owned by a Request;
+// one thread.
+//
+//   BeamSearch search(options, stop_tokens, max_tokens);
+//   std::vector<BeamSearch::Choice> next = search.Step(beams);  // until it is empty
+//   for (const BeamSearch::Sequence& sequence : search.best()) ...
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/types/event.h"
+#include "common/types/ids.h"
+#include "common/types/request.h"
+
+namespace flotilla {
+
+class BeamSearch {
+ public:
+  // `max_tokens` is at least 1; `stop_tokens` are sorted. `keep_top`: alternatives
+  // per token that sequences carry, or LogprobSpec::kOff.
+  BeamSearch(const BeamOptions& options, std::vector<TokenId> stop_tokens, std::uint32_t max_tokens,
+             std::int32_t keep_top);
+
+  std::uint32_t beams() const { return options_.beams; }
+  // Best next tokens that Step needs of each beam: with one more per stop token
+  // and beam, enough beams go on even if all of those are chosen.
+  static std::uint32_t Candidates(const BeamOptions& options, std::size_t stop_tokens);
+  // What to ask of each beam: that many, and the alternatives that are kept.
+  std::uint32_t candidates() const;
+
+  // A running beam, as its owner keeps it.
+  struct Beam {
+    absl::Span<const TokenId> outputs;
+    absl::Span<const float> logprobs;                // of outputs
+    absl::Span<const std::vector<TopLogprob>> tops;  // of outputs; empty if not kept
+    absl::Span<const TopLogprob> candidates;         // what may follow, best first
+  };
+  // How a beam of the next step begins: beam `parent` of this one and a token.
+  struct Choice {
+    std::uint32_t parent = 0;
+    TopLogprob token;
+  };
+  // Takes the running beams in their order (the first step: one, with no outputs)
+  // and returns the next ones, best first: as many as beams(), or none when the
+  // search is over.
+  std::vector<Choice> Step(absl::Span<const Beam> running);
+
+  // A complete sequence.
+  struct Sequence {
+    std::vector<TokenId> tokens;
+    std::vector<float> logprobs;                // of tokens
+    std::vector<std::vector<TopLogprob>> tops;  // of tokens; empty if not kept
+    float score = 0;
+    bool stopped = false;  // by a stop token; else it is max_tokens long
+  };
+  // The best complete sequences, best first. Once the search is over there are
+  // beams() of them, or fewer where it ended early.
+  const std::vector<Sequence>& best() const { return best_; }
+  // What an answer lists beside a token that was chosen from `candidates`.
+  std::vector<TopLogprob> Alternatives(absl::Span<const TopLogprob> candidates) const;
+  bool keeps_alternatives() const { return keep_top_ != LogprobSpec::kOff; }
+
+ private:
+  struct Ranked {
+    std::uint32_t parent;
+    TopLogprob token;
+    float sum;
+    bool ends;
+  };
+
+  std::vector<Ranked> Rank(absl::Span<const Beam> running, std::uint32_t length) const;
+  void Complete(const Beam& beam, const Ranked& last, std::uint32_t length);
+  bool Improvable(float best_sum, std::uint32_t length) const;
+  float Penalty(std::uint32_t length) const;
+
+  const BeamOptions options_;
+  const std::vector<TokenId> stop_tokens_;
+  const std::uint32_t max_tokens_;
+  const std::int32_t keep_top_;
+  std::vector<float> sums_{0.0f};  // of the running beams
+  std::vector<Sequence> best_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,102 @@
+// Request: what the scheduler knows of one request; its continuations are Branches.
+//
+// It is the unit of queueing, admission and preemption: all its branches come and
+// go together. Lives in a slot of RequestTable from admission to its end.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "common/types/event.h"
+#include "common/types/request.h"
+#include "scheduler/core/beam_search.h"
+#include "scheduler/core/slot_table.h"
+
+namespace flotilla {
+
+// What beam search adds to a request. Its branches are the running beams.
+struct BeamGroup {
+  explicit BeamGroup(BeamSearch search) : search(std::move(search)) {}
+
+  BeamSearch search;
+  std::vector<Slot> ranked;     // the running beams, best first
+  std::vector<bool> cancelled;  // [answers] that nobody wants any more
+};
+
+struct Request {
+  RequestId id;
+  Attempt attempt;
+
+  std::uint32_t prompt_tokens = 0;
+  // Tenant and salt: only branches of one scope share cached blocks.
+  std::string cache_scope;
+  SamplingParams sampling;
+  StopRule stop;
+  LogprobSpec logprobs;
+  std::optional<std::int64_t> deadline_ns;
+
+  std::int32_t priority = 0;
+  std::uint64_t arrival = 0;  // order of admission; unique
+
+  // On the worker group; else it waits.
+  bool open = false;
+  bool was_open = false;       // at any time
+  std::vector<Slot> branches;  // not ended, by ascending index
+  std::uint32_t answers = 1;   // branches as the client counts them
+  std::unique_ptr<BeamGroup> beam;
+
+  std::uint32_t preemptions = 0;
+  std::uint32_t decode_preemptions = 0;
+  std::uint32_t cached_tokens = 0;  // prompt tokens found when first opened
+  // The next prompt token whose log-probability was not yet delivered.
+  std::uint32_t prompt_logprobs_next = 1;
+  // Tokens to be prefilled, as counted by the queue while it waits.
+  std::uint64_t waiting_tokens = 0;
+
+  // Of branches that have ended: tokens that count, the last one's reason, and
+  // the first error.
+  std::uint32_t output_tokens = 0;
+  FinishReason reason = FinishReason::kStop;
+  absl::Status status;
+
+  // The prefix cache has no prompt log-probabilities: a request that wants more
+  // of them computes its prompt itself.
+  bool wants_prompt_rows() const {
+    return logprobs.prompt_top != LogprobSpec::kOff && prompt_logprobs_next < prompt_tokens;
+  }
+  // Branches that it may come to hold at once.
+  std::uint32_t width() const {
+    return beam ? beam->search.beams() : static_cast<std::uint32_t>(branches.size());
+  }
+};
+
+// Every admitted and not ended request; found by slot or by id.
+class RequestTable : public SlotTable<Request> {
+ public:
+  // No request of this id is in the table.
+  Slot Insert(Request request) {
+    const RequestId id = request.id;
+    const Slot slot = SlotTable::Insert(std::move(request));
+    by_id_.emplace(id, slot);
+    return slot;
+  }
+  void Erase(Slot slot) {
+    by_id_.erase((*this)[slot].id);
+    SlotTable::Erase(slot);
+  }
+  std::optional<Slot> Find(const RequestId& id) const {
+    const auto found = by_id_.find(id);
+    if (found == by_id_.end()) return std::nullopt;
+    return found->second;
+  }
+
+ private:
+  absl::flat_hash_map<RequestId, Slot> by_id_;
+};
+
+}  // namespace flotilla

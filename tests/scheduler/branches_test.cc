@@ -1,0 +1,324 @@
+// Requests with several branches: shared blocks, copies on write, preemption as
+// a whole, and beams by block-table operations alone.
+#include <map>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/scheduler/core_harness.h"
+
+namespace flotilla {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+using PlanRun = flotilla::Run;  // testing::Test has a Run of its own
+
+ExecutorDescription Group(std::uint32_t block_tokens, std::uint32_t blocks) {
+  ExecutorDescription group = FakeExecutorOptions::DefaultDescription();
+  group.groups[0].tokens_per_block = block_tokens;
+  group.block_count = blocks + 1;
+  return group;
+}
+
+// Tokens of each branch, as events told them.
+std::map<std::uint32_t, std::vector<TokenId>> TokensByBranch(CoreHarness& harness,
+                                                             std::uint64_t id) {
+  std::map<std::uint32_t, std::vector<TokenId>> tokens;
+  for (const EngineEvent& event : harness.events[id]) {
+    if (const auto* token = std::get_if<TokenEvent>(&event)) {
+      tokens[token->branch.value()].push_back(token->token);
+    }
+  }
+  return tokens;
+}
+
+std::vector<BranchEnd> BranchEnds(CoreHarness& harness, std::uint64_t id) {
+  std::vector<BranchEnd> ends;
+  for (const EngineEvent& event : harness.events[id]) {
+    if (const auto* end = std::get_if<BranchEnd>(&event)) ends.push_back(*end);
+  }
+  return ends;
+}
+
+TEST(Branches, ShareThePromptAndCopyItsLastBlock) {
+  CoreHarness harness({.prefix_cache = false}, Group(4, 100));
+  TokenizedRequest request = CoreHarness::Request(1, 11, 6);
+  request.branches = 3;
+  harness.core.Admit(0, request);
+  harness.Plan();
+  // The prompt is computed once, by the first branch.
+  EXPECT_THAT(CoreHarness::OpsOf<OpenBranch>(harness.plans[0]), SizeIs(1));
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 3u);
+  harness.Plan();
+  // The others know ten of its positions: two blocks are shared, the third is
+  // copied, and they run the last token of the prompt themselves.
+  const auto forks = CoreHarness::OpsOf<ForkBranch>(harness.plans[1]);
+  ASSERT_THAT(forks, SizeIs(2));
+  for (const ForkBranch& fork : forks) {
+    EXPECT_EQ(fork.length, 10u);
+    EXPECT_THAT(fork.tokens, ElementsAre(request.prompt[10]));
+    EXPECT_THAT(fork.copies, SizeIs(1));
+  }
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 5u);
+  EXPECT_EQ(harness.core.Snapshot().counters.block_copies, 2u);
+  while (!harness.plans.empty()) harness.Answer();
+  harness.RunAll();
+  const auto tokens = TokensByBranch(harness, 1);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    ASSERT_THAT(tokens.at(i), SizeIs(6));
+    for (std::uint32_t at = 0; at < 6; ++at) {
+      EXPECT_EQ(tokens.at(i)[at],
+                FakeToken(BranchSeed(1, BranchIndex(i)), BranchIndex(0), at, 1000));
+    }
+  }
+  EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 18u);
+  EXPECT_EQ(harness.core.Snapshot().counters.prefill_tokens, 13u);  // 11, and twice the last
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
+}
+
+TEST(Branches, OneThatEndsLeavesTheOthersTheirBlocks) {
+  CoreHarness harness({.prefix_cache = false}, Group(4, 100));
+  TokenizedRequest request = CoreHarness::Request(1, 11, 20);
+  request.branches = 2;
+  harness.core.Admit(0, request);
+  for (int i = 0; i < 4; ++i) {
+    harness.Plan();
+    harness.Answer();
+  }
+  harness.core.Cancel({.request = request.id, .branch = BranchIndex(0), .keep_tokens = 1});
+  EXPECT_EQ(harness.core.CheckInvariants(), absl::OkStatus());
+  harness.RunAll();
+  const std::vector<BranchEnd> ends = BranchEnds(harness, 1);
+  ASSERT_THAT(ends, SizeIs(2));
+  EXPECT_EQ(ends[0].reason, FinishReason::kCancelled);
+  EXPECT_EQ(ends[1].reason, FinishReason::kLength);
+  EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 21u);
+}
+
+// The first branch ends before another had a block to begin with: a new one
+// computes the prompt.
+TEST(Branches, APendingBranchOutlivesItsParent) {
+  CoreHarness harness({.prefix_cache = false}, Group(4, 100));
+  TokenizedRequest request = CoreHarness::Request(1, 11, 5);
+  request.branches = 3;
+  harness.core.Admit(0, request);
+  harness.Plan();
+  harness.core.Cancel({.request = request.id, .branch = BranchIndex(0), .keep_tokens = 0});
+  EXPECT_EQ(harness.core.CheckInvariants(), absl::OkStatus());
+  harness.Plan();
+  while (!harness.plans.empty()) harness.Answer();
+  harness.RunAll();
+  const auto tokens = TokensByBranch(harness, 1);
+  EXPECT_EQ(tokens.count(0), 0u);
+  EXPECT_THAT(tokens.at(1), SizeIs(5));
+  EXPECT_THAT(tokens.at(2), SizeIs(5));
+  EXPECT_EQ(harness.core.Snapshot().counters.forks, 1u);
+}
+
+// Preempted and resumed as a whole; what they had in common is shared again.
+TEST(Branches, ArePreemptedAndResumedTogether) {
+  CoreHarness harness({.watermark_blocks = 0, .prefix_cache = false}, Group(4, 12));
+  harness.Admit(1, 8, 24);
+  TokenizedRequest request = CoreHarness::Request(2, 9, 12);
+  request.branches = 2;
+  harness.core.Admit(0, request);
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 24u);
+  EXPECT_EQ(harness.TokensOf(2), 24u);
+  const CoreCounters counters = harness.core.Snapshot().counters;
+  EXPECT_GE(counters.preemptions, 1u);
+  EXPECT_EQ(counters.resumptions, counters.preemptions);
+  EXPECT_EQ(counters.forks, 1 + counters.resumptions);
+  EXPECT_EQ(harness.EndOf(2)->usage.preemptions, counters.preemptions);
+}
+
+TEST(Branches, ARequestWaitsUntilAllItsBranchesCanRun) {
+  CoreHarness harness({.max_seqs = 4}, Group(4, 100));
+  harness.Admit(1, 4, 30);
+  harness.Admit(2, 4, 30);
+  TokenizedRequest request = CoreHarness::Request(3, 4, 3);
+  request.branches = 3;
+  harness.core.Admit(0, request);
+  harness.Plan();
+  EXPECT_EQ(harness.core.Snapshot().load.running_requests, 2u);
+  harness.core.Cancel({.request = {1, 1}});
+  harness.Plan();
+  EXPECT_EQ(harness.core.Snapshot().load.running_requests, 2u);
+  while (!harness.plans.empty()) harness.Answer();
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(3), 9u);
+}
+
+TokenizedRequest BeamRequest(std::uint64_t id, std::uint32_t prompt_tokens,
+                             std::uint32_t max_tokens, std::uint32_t beams) {
+  TokenizedRequest request = CoreHarness::Request(id, prompt_tokens, max_tokens);
+  request.beam = BeamOptions{.beams = beams};
+  request.branches = beams;
+  return request;
+}
+
+TEST(Beams, AreForkedAndDroppedByTheirTables) {
+  CoreHarness harness({.prefix_cache = false}, Group(4, 100));
+  harness.core.Admit(0, BeamRequest(1, 10, 6, 3));
+  harness.Plan();
+  EXPECT_EQ(CoreHarness::OpsOf<PlanRun>(harness.plans[0])[0].candidates, 6u);
+  EXPECT_EQ(harness.Plan(), Hold::kResults);  // what follows is not known yet
+  harness.Answer();
+  harness.Plan();
+  const StepPlan plan = harness.plans[0];
+  // The first beam goes on in its branch, two are forked at the end of the prompt.
+  const auto forks = CoreHarness::OpsOf<ForkBranch>(plan);
+  ASSERT_THAT(forks, SizeIs(2));
+  EXPECT_EQ(forks[0].length, 10u);
+  EXPECT_THAT(forks[0].copies, SizeIs(1));
+  const auto runs = CoreHarness::OpsOf<PlanRun>(plan);
+  ASSERT_THAT(runs, SizeIs(3));
+  std::map<BranchHandle, std::size_t> appended;
+  for (const PlanRun& run : runs) appended[run.branch] = run.append.size();
+  EXPECT_EQ(appended[forks[0].parent], 1u);  // told its token; forks bring theirs
+  EXPECT_EQ(appended[forks[0].child], 0u);
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 5u);
+  harness.Answer();
+  harness.RunAll();
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
+  const std::vector<BranchEnd> ends = BranchEnds(harness, 1);
+  ASSERT_THAT(ends, SizeIs(3));
+  EXPECT_GE(ends[0].score, ends[1].score);
+  EXPECT_GE(ends[1].score, ends[2].score);
+  EXPECT_THAT(TokensByBranch(harness, 1).at(0), SizeIs(6));
+}
+
+// Others decode in every step; beams in every second one, as each waits for its
+// result.
+TEST(Beams, NobodyWaitsForThem) {
+  CoreHarness harness({}, Group(4, 100));
+  harness.Admit(1, 4, 12);
+  harness.core.Admit(0, BeamRequest(2, 4, 6, 2));
+  harness.Plan();
+  harness.Plan();
+  for (int step = 0; step < 8; ++step) {
+    const std::uint32_t before = harness.TokensOf(1);
+    harness.Answer();
+    EXPECT_EQ(harness.TokensOf(1), before + 1);
+    harness.Plan();
+  }
+  EXPECT_EQ(harness.core.Snapshot().counters.noops, 0u);
+}
+
+TEST(Beams, AnAnswerThatNobodyWantsIsLeftOut) {
+  CoreHarness harness({}, Group(4, 100));
+  harness.core.Admit(0, BeamRequest(1, 4, 5, 3));
+  harness.Plan();
+  harness.core.Cancel({.request = {1, 1}, .branch = BranchIndex(1)});
+  harness.Answer();
+  harness.RunAll();
+  const auto tokens = TokensByBranch(harness, 1);
+  EXPECT_EQ(tokens.count(1), 0u);
+  EXPECT_THAT(tokens.at(0), SizeIs(5));
+  EXPECT_THAT(BranchEnds(harness, 1), SizeIs(3));
+  EXPECT_TRUE(harness.EndOf(1)->status.ok());
+
+  harness.core.Admit(0, BeamRequest(2, 4, 5, 2));
+  harness.Plan();
+  harness.core.Cancel({.request = {1, 2}, .branch = BranchIndex(1)});
+  harness.core.Cancel({.request = {1, 2}, .branch = BranchIndex(0)});
+  harness.TakeEvents();
+  EXPECT_TRUE(harness.EndOf(2).has_value());
+  EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
+}
+
+TEST(Beams, ALostGroupChangesNothing) {
+  CoreHarness undisturbed({}, Group(4, 100));
+  undisturbed.core.Admit(0, BeamRequest(1, 9, 60, 4));
+  undisturbed.RunAll();
+  CoreHarness harness({}, Group(4, 100));
+  harness.core.Admit(0, BeamRequest(1, 9, 60, 4));
+  for (int i = 0; i < 5; ++i) {
+    harness.Plan();
+    harness.Answer();
+    harness.Plan();
+    harness.Restart();
+    EXPECT_EQ(harness.core.CheckInvariants(), absl::OkStatus());
+    for (int step = 0; step < 2 + i && harness.Plan() == Hold::kNone; ++step) harness.Answer();
+  }
+  harness.RunAll();
+  EXPECT_EQ(TokensByBranch(harness, 1), TokensByBranch(undisturbed, 1));
+}
+
+// BeamSearch alone: an invented model of four tokens, the last ends a sequence.
+class Search {
+ public:
+  explicit Search(const BeamOptions& options, std::uint32_t max_tokens)
+      : search_(options, {3}, max_tokens, LogprobSpec::kOff), beams_(1) {}
+
+  // `rows`: the candidates of each running beam. Returns the tokens of the next.
+  std::vector<std::vector<TokenId>> Step(const std::vector<std::vector<TopLogprob>>& rows) {
+    std::vector<BeamSearch::Beam> views;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      views.push_back({.outputs = beams_[i], .logprobs = {}, .tops = {}, .candidates = rows[i]});
+    }
+    std::vector<std::vector<TokenId>> next;
+    for (const BeamSearch::Choice& choice : search_.Step(views)) {
+      next.push_back(beams_[choice.parent]);
+      next.back().push_back(choice.token.token);
+    }
+    return beams_ = next;
+  }
+  const std::vector<BeamSearch::Sequence>& best() const { return search_.best(); }
+
+ private:
+  BeamSearch search_;
+  std::vector<std::vector<TokenId>> beams_;
+};
+
+TEST(BeamSearch, AnEndBeyondTheBeamsIsOnlyAReserve) {
+  Search search({.beams = 2}, 9);
+  // Third of the best continuations: it does not count as complete.
+  EXPECT_THAT(search.Step({{{0, -1}, {1, -2}, {3, -3}, {2, -4}}}),
+              ElementsAre(ElementsAre(0), ElementsAre(1)));
+  EXPECT_THAT(search.best(), IsEmpty());
+  // First of the best: complete, and the beams go on with those after it.
+  EXPECT_THAT(search.Step({{{3, -1}, {0, -2}}, {{1, -2}, {0, -9}}}),
+              ElementsAre(ElementsAre(0, 0), ElementsAre(1, 1)));
+  ASSERT_THAT(search.best(), SizeIs(1));
+  EXPECT_THAT(search.best()[0].tokens, ElementsAre(0, 3));
+  EXPECT_EQ(search.best()[0].score, -1.0f);  // (-1 - 1) / 2
+  EXPECT_TRUE(search.best()[0].stopped);
+}
+
+// Two complete sequences; whether the search goes on is early_stopping's affair.
+TEST(BeamSearch, EarlyStopping) {
+  const auto steps = [](BeamOptions::EarlyStopping early, float worst, float penalty) {
+    Search search({.beams = 2, .length_penalty = penalty, .early_stopping = early}, 9);
+    search.Step({{{3, -1}, {0, -1.5}, {1, -2}, {2, -9}}});  // one complete: score -1
+    return search.Step({{{3, worst}, {0, -1}, {1, -2}}, {{0, -3}, {1, -4}, {2, -5}}}).size();
+  };
+  using Early = BeamOptions::EarlyStopping;
+  // The second is worse (-1.5 - 0.5) / 2 = -1; the best running one: -2.5 / 2.
+  EXPECT_EQ(steps(Early::kTrue, -0.5f, 1), 0u);
+  EXPECT_EQ(steps(Early::kFalse, -0.5f, 1), 0u);
+  EXPECT_EQ(steps(Early::kNever, -0.5f, 1), 2u);  // at nine tokens it could be -2.5 / 9
+  EXPECT_EQ(steps(Early::kNever, -0.5f, -1), 0u);
+  // A bad second one: (-1.5 - 0.9) / 2 is still above -2.5 / 2, but not with less
+  // penalty for what is running: -2.4 / 2^0 > -2.5.
+  EXPECT_EQ(steps(Early::kFalse, -0.9f, 0), 0u);
+}
+
+TEST(BeamSearch, LengthEndsEverySequence) {
+  Search search({.beams = 2, .length_penalty = 2}, 2);
+  search.Step({{{0, -1}, {1, -2}, {2, -3}, {3, -9}}});
+  EXPECT_THAT(search.Step({{{0, -1}, {1, -2}}, {{3, -0.5}, {2, -7}}}), IsEmpty());
+  ASSERT_THAT(search.best(), SizeIs(2));
+  EXPECT_THAT(search.best()[0].tokens, ElementsAre(0, 0));
+  EXPECT_EQ(search.best()[0].score, -0.5f);  // -2 / 2^2
+  EXPECT_FALSE(search.best()[0].stopped);
+  EXPECT_THAT(search.best()[1].tokens, ElementsAre(1, 3));
+  EXPECT_TRUE(search.best()[1].stopped);
+}
+
+}  // namespace
+}  // namespace flotilla
