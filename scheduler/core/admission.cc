@@ -135,19 +135,22 @@ std::uint32_t MaxBranches(const CoreOptions& options, const ExecutorDescription&
                    description.max_step_tokens});
 }
 
+std::uint64_t MostBlocks(const Extent& extent, const ExecutorDescription& description) {
+  const std::uint32_t positions = MaxPositions(extent.prompt_tokens, extent.max_tokens);
+  std::uint64_t blocks = 0;
+  for (const KvGroup& group : description.groups) blocks += BlocksFor(group, positions);
+  if (extent.width == 1) return blocks;
+  const std::uint64_t shared = SharedBlocks(extent, description);
+  return shared + extent.width * (blocks - shared);
+}
+
 absl::Status CheckFits(const Extent& extent, const ExecutorDescription& description) {
   const std::uint64_t tokens = std::uint64_t{extent.prompt_tokens} + extent.max_tokens;
   if (tokens > description.max_context) {
     return absl::InvalidArgumentError(absl::StrCat(
         "prompt and max_tokens are ", tokens, " tokens; the context is ", description.max_context));
   }
-  const std::uint32_t positions = MaxPositions(extent.prompt_tokens, extent.max_tokens);
-  std::uint64_t blocks = 0;
-  for (const KvGroup& group : description.groups) blocks += BlocksFor(group, positions);
-  if (extent.width > 1) {
-    const std::uint64_t shared = SharedBlocks(extent, description);
-    blocks = shared + extent.width * (blocks - shared);
-  }
+  const std::uint64_t blocks = MostBlocks(extent, description);
   const std::uint32_t total = description.block_count - 1;
   if (blocks > total) {
     return absl::InvalidArgumentError(absl::StrCat("prompt and max_tokens may need ", blocks,

@@ -35,6 +35,9 @@ struct Extent {
   std::uint32_t width = 1;       // branches or beams
 };
 
+// KV blocks that a request alone can come to hold. It fits the context.
+std::uint64_t MostBlocks(const Extent& extent, const ExecutorDescription& description);
+
 // Whether a request fits context and pool. INVALID_ARGUMENT, naming the limit.
 absl::Status CheckFits(const Extent& extent, const ExecutorDescription& description);
 

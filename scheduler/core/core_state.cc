@@ -25,13 +25,27 @@ CoreState::CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> po
     : options(options),
       policy(std::move(policy)),
       waiting(&requests, this->policy.get()),
-      deadlines(EarlierDeadline{&requests}) {}
+      deadlines(EarlierDeadline{&requests}),
+      growth(std::int64_t{options.growth_permille} * 1024) {}
 
 std::uint32_t CoreState::MaxStepTokens() const {
   return std::min(options.max_step_tokens, description->max_step_tokens);
 }
 
 std::uint32_t CoreState::MaxRunning() const { return MaxBranches(options, *description); }
+
+std::uint64_t CoreState::MostBlocks(const Request& request) const {
+  const Extent extent{.prompt_tokens = request.prompt_tokens,
+                      .max_tokens = request.stop.max_tokens,
+                      .width = request.width()};
+  return flotilla::MostBlocks(extent, *description);
+}
+
+void CoreState::LearnGrowth(std::uint32_t outputs, std::uint32_t max_tokens) {
+  if (options.growth_permille == 0 || max_tokens == 0) return;
+  const std::int64_t seen = std::int64_t{outputs} * 1000 * 1024 / max_tokens;
+  growth += (seen - growth) / 16;
+}
 
 void CoreState::UpdateOwed(Branch& branch) {
   const std::uint64_t had = std::max(branch.length.lower, branch.fork.length);
@@ -46,7 +60,7 @@ void CoreState::AddRunning(Slot slot) {
     const Branch& x = branches[a];
     const Branch& y = branches[b];
     if (x.request == y.request) return x.index < y.index;
-    return policy->Before(RequestOf(x), RequestOf(y));
+    return GoesBefore(*policy, RequestOf(x), RequestOf(y));
   };
   running.insert(std::upper_bound(running.begin(), running.end(), slot, before), slot);
 }
@@ -246,6 +260,8 @@ void CoreState::Preempt(Slot slot) {
   });
   request.decode_preemptions += decoded;
   ++request.preemptions;
+  request.undisturbed = request.preemptions >= options.max_preemptions;
+  if (options.growth_permille > 0) growth += (1000 * 1024 - growth) / 4;
   for (const Slot at : request.branches) {
     if (branches[at].open()) Detach(branches[at]);
     LeaveRunning(at);

@@ -69,6 +69,7 @@ struct CoreCounters {
   std::uint64_t preemptions = 0;  // of requests, for memory
   std::uint64_t replays = 0;      // open requests of a lost group
   std::uint64_t resumptions = 0;  // requests opened again
+  std::uint64_t bypasses = 0;     // requests that started before an earlier one
   std::uint64_t forks = 0;        // branches that share another's blocks
   std::uint64_t block_copies = 0;
   std::uint64_t skips = 0;
@@ -101,6 +102,9 @@ struct CoreState {
   std::uint64_t next_arrival = 0;
   std::uint64_t owed_tokens = 0;  // sum of Branch::owed_tokens
   bool draining = false;
+  // Thousandths of their allowed output that requests make, in 1/1024; see
+  // CoreOptions::growth_permille.
+  std::int64_t growth = 0;
 
   std::optional<ExecutorDescription> description;  // of the last epoch
   std::optional<EpochState> epoch;                 // while a group is ready
@@ -121,6 +125,9 @@ struct CoreState {
     return static_cast<std::uint32_t>(branch.tokens.size()) - RequestOf(branch).prompt_tokens;
   }
   bool Dependent(const Branch& branch) const { return RequestOf(branch).beam != nullptr; }
+  std::uint32_t growth_permille() const { return static_cast<std::uint32_t>(growth / 1024); }
+  // What a request alone can come to hold.
+  std::uint64_t MostBlocks(const Request& request) const;
   // Counts anew what the branch still owes. After every change to its tokens,
   // lengths or fork.
   void UpdateOwed(Branch& branch);
@@ -141,6 +148,8 @@ struct CoreState {
                      float score = 0);
   // Ends a branch that is an answer (not a beam), and with the last one its request.
   void EndBranch(Slot branch, FinishReason reason, std::uint32_t kept);
+  // A branch has made `outputs` tokens and no more: what others may be expected to.
+  void LearnGrowth(std::uint32_t outputs, std::uint32_t max_tokens);
   // Ends all that is left of a request. Its branches keep their tokens.
   void EndRequest(Slot request, FinishReason reason, absl::Status status);
   // Emits the RequestEnd of a request that has no branches left, and forgets it.

@@ -28,6 +28,27 @@ class IndexedHeap {
   // Every slot inside, in heap order.
   const std::vector<std::uint32_t>& slots() const { return heap_; }
 
+  // The first `count` slots in the order in which they would leave, or all there
+  // are. O(count^2): for a few.
+  std::vector<std::uint32_t> First(std::size_t count) const {
+    std::vector<std::uint32_t> first;
+    std::vector<std::size_t> next;  // positions whose parents are all in `first`
+    if (!heap_.empty()) next.push_back(0);
+    while (first.size() < count && !next.empty()) {
+      std::size_t best = 0;
+      for (std::size_t i = 1; i < next.size(); ++i) {
+        if (before_(heap_[next[i]], heap_[next[best]])) best = i;
+      }
+      const std::size_t at = next[best];
+      next.erase(next.begin() + static_cast<std::ptrdiff_t>(best));
+      first.push_back(heap_[at]);
+      for (const std::size_t child : {2 * at + 1, 2 * at + 2}) {
+        if (child < heap_.size()) next.push_back(child);
+      }
+    }
+    return first;
+  }
+
   // `slot` is not inside.
   void Push(std::uint32_t slot) {
     if (slot >= at_.size()) at_.resize(slot + 1, kOut);

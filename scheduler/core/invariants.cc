@@ -49,6 +49,8 @@ absl::Status CheckRequest(const CoreState& state, Slot slot) {
   FLOTILLA_HOLDS(state.deadlines.Contains(slot) == request.deadline_ns.has_value(), 2, "deadlines");
   FLOTILLA_HOLDS(!request.branches.empty(), 2, "a request without branches");
   FLOTILLA_HOLDS(request.branches.size() <= request.width(), 3, "branches of a request");
+  FLOTILLA_HOLDS(request.preemptions <= state.options.max_preemptions, 7, "preemptions");
+  FLOTILLA_HOLDS(request.bypassed <= state.options.max_bypass, 7, "bypasses");
   const Branch* previous = nullptr;
   for (const Slot at : request.branches) {
     const Branch& branch = state.branches[at];
@@ -99,7 +101,7 @@ absl::Status CheckMembership(const CoreState& state) {
     const Branch& x = state.branches[a];
     const Branch& y = state.branches[b];
     if (x.request == y.request) return x.index < y.index;
-    return state.policy->Before(state.RequestOf(x), state.RequestOf(y));
+    return GoesBefore(*state.policy, state.RequestOf(x), state.RequestOf(y));
   };
   FLOTILLA_HOLDS(std::is_sorted(state.running.begin(), state.running.end(), before), 2,
                  "order of the running list");

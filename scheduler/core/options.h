@@ -17,9 +17,19 @@ struct CoreOptions {
   std::uint32_t max_queued_requests = 4096;
   // Sum of their prompt tokens.
   std::uint32_t max_queued_tokens = 65536;
-  // Free blocks left per running branch when a prompt is started, so that it
-  // is not preempted by the growth of its neighbours at once.
+  // Room that is left when a request starts, so that the growth of those that run
+  // does not preempt it at once: at least so many free blocks per running branch,
   std::uint32_t watermark_blocks = 1;
+  // and so many thousandths of the output that each may still make (up to 1,024
+  // tokens). A first guess: what finished requests really used replaces it, and
+  // each preemption raises it. 0: none.
+  std::uint32_t growth_permille = 700;
+  // A request that was preempted this often is started again only with all the
+  // blocks that it can come to need, and then runs undisturbed.
+  std::uint32_t max_preemptions = 3;
+  // Requests that may pass an earlier one which waits for memory or for another's
+  // prefix, in all.
+  std::uint32_t max_bypass = 16;
   // Keep the KV of prompts and answers while nobody else needs the memory, for
   // requests that begin with the same tokens. Never changes an answer.
   bool prefix_cache = true;

@@ -23,4 +23,11 @@ class FcfsPolicy final : public OrderPolicy {
   }
 };
 
+// The order in queue and memory: those who may not be disturbed any more, then by
+// policy.
+inline bool GoesBefore(const OrderPolicy& policy, const Request& a, const Request& b) {
+  if (a.undisturbed != b.undisturbed) return a.undisturbed;
+  return policy.Before(a, b);
+}
+
 }  // namespace flotilla

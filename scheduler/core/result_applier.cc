@@ -101,6 +101,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& 
     branch.candidates = result.candidates;
     BeamDriver(state_).Advance(branch.request);
   } else if (result.finished.has_value()) {
+    state_.LearnGrowth(state_.OutputTokens(branch), request.stop.max_tokens);
     state_.EndBranch(slot, *result.finished, state_.OutputTokens(branch));
   } else if (branch.state == BranchState::kEnding && branch.length.lower == branch.length.max) {
     state_.EndBranch(slot, FinishReason::kLength, 0);

@@ -103,6 +103,7 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
   accepted.deadline_ns = request.deadline_ns;
   accepted.priority = request.priority;
   accepted.arrival = state_.next_arrival++;
+  accepted.undisturbed = state_.options.max_preemptions == 0;
   accepted.answers = request.branches;
   if (request.beam.has_value()) {
     accepted.beam = std::make_unique<BeamGroup>(BeamSearch(*request.beam, accepted.stop.stop_tokens,
@@ -241,6 +242,7 @@ std::vector<OpenBranchView> SchedulerCore::OpenBranches() const {
                         .index = branch.index,
                         .state = branch.state,
                         .opened = branch.opened,
+                        .undisturbed = state_.RequestOf(branch).undisturbed,
                         .length = branch.length,
                         .tokens = branch.tokens,
                         .tables = {}};

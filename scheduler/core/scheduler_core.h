@@ -38,7 +38,8 @@ struct OpenBranchView {
   RequestId request;
   BranchIndex index;
   BranchState state = BranchState::kPrefill;
-  Step opened;  // the plan that opened it under this handle
+  Step opened;               // the plan that opened it under this handle
+  bool undisturbed = false;  // Request::undisturbed
   LengthBounds length;
   // Those of which the results are in; of a beam, those that the workers know.
   absl::Span<const TokenId> tokens;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/core/check.h"
+
 namespace flotilla {
 
 PlanOutcome StepPlanner::Make() {
@@ -16,7 +18,9 @@ PlanOutcome StepPlanner::Make() {
   // With no result outstanding every length is exact and no block is about to
   // come free: now the last branch of the policy gives its blocks to the others.
   while (!lacking_.empty() && epoch.in_flight.empty()) {
-    state_.Preempt(state_.branches[state_.running.back()].request);
+    const Slot last = state_.branches[state_.running.back()].request;
+    FLOTILLA_CORE_CHECK(!state_.requests[last].undisturbed);
+    state_.Preempt(last);
     Assess();
   }
   if (SomeoneSatOut()) return {.hold = Hold::kMemory};
@@ -59,8 +63,9 @@ void StepPlanner::Assess() {
   chunks_.clear();
   openings_.clear();
   due_later_ = false;
-  free_blocks_ = state_.epoch->kv.pool().available();
+  free_blocks_ = state_.epoch->kv.pool().available() - ReservedBlocks();
   owed_blocks_ = 0;
+  growth_blocks_.reset();
   budget_ = state_.MaxStepTokens();
   AssessDecodes();
   AssessPrefills();
@@ -103,12 +108,13 @@ void StepPlanner::AssessDecode(Slot slot) {
   } else if (branch.surely_finished()) {
     finished_.push_back(slot);
   } else {
+    const Request& request = state_.RequestOf(branch);
     const std::uint64_t lacks = state_.epoch->kv.Lacks(branch, branch.length.upper + 1);
-    if (lacks > free_blocks_) {
+    if (lacks > Room(request)) {
       lacking_.push_back(slot);
       return;
     }
-    free_blocks_ -= lacks;
+    Take(request, lacks);
     --budget_;
     decodes_.push_back(slot);
   }
@@ -116,8 +122,9 @@ void StepPlanner::AssessDecode(Slot slot) {
 
 void StepPlanner::AssessBeamStep(Slot slot) {
   const Branch& branch = state_.branches[slot];
+  const Request& request = state_.RequestOf(branch);
   if (!branch.open()) {
-    if (const std::optional<Opening> opening = FindOpening(slot, free_blocks_)) {
+    if (const std::optional<Opening> opening = FindOpening(slot, Room(request))) {
       TakeOpening(*opening);
     } else {
       lacking_.push_back(slot);
@@ -125,11 +132,11 @@ void StepPlanner::AssessBeamStep(Slot slot) {
     return;
   }
   const std::uint64_t lacks = state_.epoch->kv.Lacks(branch, branch.length.upper + 1);
-  if (lacks > free_blocks_) {
+  if (lacks > Room(request)) {
     lacking_.push_back(slot);
     return;
   }
-  free_blocks_ -= lacks;
+  Take(request, lacks);
   --budget_;
   chunks_.push_back({slot, 1});
 }
@@ -142,25 +149,27 @@ void StepPlanner::AssessPrefills() {
   for (const Slot slot : state_.running) {
     const Branch& branch = state_.branches[slot];
     if (IsBeamStep(branch)) continue;
-    if (branch.state == BranchState::kPrefill) AssessPrefill(slot, decodes_lack);
+    const Request& request = state_.RequestOf(branch);
+    const std::uint64_t room = decodes_lack && !request.undisturbed ? 0 : Room(request);
+    if (branch.state == BranchState::kPrefill) AssessPrefill(slot, room);
     if (branch.state != BranchState::kPending) continue;
-    const std::optional<Opening> opening = FindOpening(slot, decodes_lack ? 0 : free_blocks_);
+    const std::optional<Opening> opening = FindOpening(slot, room);
     if (opening.has_value()) TakeOpening(*opening);
   }
 }
 
-void StepPlanner::AssessPrefill(Slot slot, bool decodes_lack) {
+void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
   const KvLedger& kv = state_.epoch->kv;
   const Branch& branch = state_.branches[slot];
   const std::uint32_t begin = branch.length.upper;
   const std::uint32_t wanted =
       std::min({branch.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
-  const std::uint32_t rows =
-      kv.Reach(branch, begin + wanted, decodes_lack ? 0 : free_blocks_) - begin;
+  const Request& request = state_.RequestOf(branch);
+  const std::uint32_t rows = kv.Reach(branch, begin + wanted, room) - begin;
   const std::uint64_t takes = kv.Lacks(branch, begin + rows);
-  owed_blocks_ += kv.Lacks(branch, branch.prefill_tokens) - takes;
+  Owe(request, kv.Lacks(branch, branch.prefill_tokens) - takes);
   if (rows > 0) {
-    free_blocks_ -= takes;
+    Take(request, takes);
     budget_ -= rows;
     chunks_.push_back({slot, rows});
   } else if (wanted > 0 && InFirstRequest(branch)) {
@@ -195,8 +204,7 @@ std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uin
   }
   const auto whole = static_cast<std::uint32_t>(branch.tokens.size()) - begin;
   opening.rows = whole;
-  const std::uint64_t needs = OpeningNeeds(opening);
-  owed_blocks_ += needs;
+  Owe(state_.RequestOf(branch), OpeningNeeds(opening));
   if (forks && !ParentIsReady(branch)) return std::nullopt;
   const std::uint32_t wanted = std::min({whole, state_.options.max_chunk_tokens, budget_});
   for (opening.rows = wanted; opening.rows > 0; opening.rows /= 2) {
@@ -207,9 +215,12 @@ std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uin
 }
 
 void StepPlanner::TakeOpening(const Opening& opening) {
-  const std::uint64_t takes = OpeningNeeds(opening);
-  free_blocks_ -= takes;
-  owed_blocks_ -= takes;
+  const Request& request = state_.RequestOf(state_.branches[opening.slot]);
+  if (!request.undisturbed) {
+    const std::uint64_t takes = OpeningNeeds(opening);
+    free_blocks_ -= takes;
+    owed_blocks_ -= takes;
+  }
   budget_ -= opening.rows;
   openings_.push_back(opening);
 }
@@ -219,52 +230,128 @@ bool StepPlanner::SomeoneSatOut() const {
                      [this](Slot slot) { return state_.branches[slot].sat_out; });
 }
 
+std::uint64_t StepPlanner::ReservedBlocks() const {
+  std::uint64_t reserved = 0;
+  // Those that run undisturbed are the first in order.
+  for (std::size_t at = 0; at < state_.running.size();) {
+    const Request& request = state_.RequestOf(state_.branches[state_.running[at]]);
+    if (!request.undisturbed) break;
+    std::vector<BlockId> held;
+    for (const Slot slot : request.branches) {
+      for (const auto& table : state_.branches[slot].tables) {
+        held.insert(held.end(), table.begin(), table.end());
+      }
+    }
+    std::sort(held.begin(), held.end());
+    const auto distinct = std::unique(held.begin(), held.end()) - held.begin();
+    reserved += state_.MostBlocks(request) - static_cast<std::uint64_t>(distinct);
+    at += request.branches.size();
+  }
+  return reserved;
+}
+
+std::uint64_t StepPlanner::Room(const Request& request) const {
+  return request.undisturbed ? state_.epoch->kv.pool().available() : free_blocks_;
+}
+
+void StepPlanner::Take(const Request& request, std::uint64_t blocks) {
+  if (!request.undisturbed) free_blocks_ -= blocks;
+}
+
+void StepPlanner::Owe(const Request& request, std::uint64_t blocks) {
+  if (!request.undisturbed) owed_blocks_ += blocks;
+}
+
+std::uint64_t StepPlanner::ExpectedGrowth(const Request& request) const {
+  constexpr std::uint64_t kMostTokens = 1024;  // as far as a guess is worth anything
+  if (request.undisturbed) return 0;           // reserved
+  std::uint64_t blocks = 0;
+  for (const Slot slot : request.branches) {
+    const Branch& branch = state_.branches[slot];
+    const std::uint64_t known = std::max<std::uint64_t>(branch.tokens.size(), branch.length.upper);
+    if (known >= branch.length.max) continue;
+    const std::uint64_t more = std::min<std::uint64_t>(branch.length.max - known, kMostTokens) *
+                               state_.growth_permille() / 1000;
+    blocks += state_.epoch->kv.BlocksFor(known + more) - state_.epoch->kv.BlocksFor(known);
+  }
+  return blocks;
+}
+
+std::uint64_t StepPlanner::ExpectedGrowth() {
+  if (growth_blocks_.has_value()) return *growth_blocks_;
+  growth_blocks_ = 0;
+  for (std::size_t at = 0; at < state_.running.size();) {
+    const Request& request = state_.RequestOf(state_.branches[state_.running[at]]);
+    growth_blocks_ = ExpectedGrowth() + ExpectedGrowth(request);
+    at += request.branches.size();
+  }
+  return *growth_blocks_;
+}
+
 // Another prompt that begins alike is about to be computed further than this
 // one's match: to wait for it is cheaper than to compute it twice.
-bool StepPlanner::PrefixIsBeingComputed(const Request& head, const KvLedger::Match& match) const {
-  const Branch& first = state_.branches[head.branches.front()];
+bool StepPlanner::PrefixIsBeingComputed(const Request& request,
+                                        const KvLedger::Match& match) const {
+  const Branch& first = state_.branches[request.branches.front()];
   return std::any_of(state_.running.begin(), state_.running.end(), [&](Slot slot) {
     const Branch& other = state_.branches[slot];
-    return state_.epoch->kv.WillPublish(other, state_.RequestOf(other), first, head, match);
+    return state_.epoch->kv.WillPublish(other, state_.RequestOf(other), first, request, match);
   });
 }
 
 // Blocks for all that the request knows: its first branch begins with the match,
-// the others fork.
-std::uint64_t StepPlanner::HeadNeeds(const Request& head, const KvLedger::Match& match) const {
+// the others fork. All that it can come to need if it must run undisturbed.
+std::uint64_t StepPlanner::StartNeeds(const Request& request, const KvLedger::Match& match) const {
   const KvLedger& kv = state_.epoch->kv;
-  const auto first = state_.branches[head.branches.front()].tokens.size();
+  if (request.undisturbed) return match.pinned + state_.MostBlocks(request) - match.blocks;
+  const auto first = state_.branches[request.branches.front()].tokens.size();
   std::uint64_t needs = match.pinned + kv.BlocksFor(first) - match.blocks;
-  for (std::size_t i = 1; i < head.branches.size(); ++i) {
-    const Branch& branch = state_.branches[head.branches[i]];
+  for (std::size_t i = 1; i < request.branches.size(); ++i) {
+    const Branch& branch = state_.branches[request.branches[i]];
     needs += kv.ForkNeeds(kv.can_fork() ? branch.fork.length : 0, branch.tokens.size());
   }
   // Beams that are still to come begin at the end of the prompt.
-  const std::uint64_t beams = head.width() - head.branches.size();
-  return needs + beams * kv.ForkNeeds(head.prompt_tokens, head.prompt_tokens + 1);
+  const std::uint64_t beams = request.width() - request.branches.size();
+  return needs + beams * kv.ForkNeeds(request.prompt_tokens, request.prompt_tokens + 1);
 }
 
-std::optional<KvLedger::Match> StepPlanner::AdmitHead() {
-  waits_for_prefix_ = false;
-  if (state_.waiting.empty() || budget_ == 0 || !lacking_.empty()) return std::nullopt;
-  const Request& head = state_.requests[state_.waiting.head()];
-  if (state_.reserved_branches + head.width() > state_.MaxRunning()) return std::nullopt;
+std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
+  const Request& request = state_.requests[slot];
+  if (state_.reserved_branches + request.width() > state_.MaxRunning()) return std::nullopt;
   const KvLedger::Match match =
-      state_.epoch->kv.FindPrefix(state_.branches[head.branches.front()], head);
-  if (state_.running.empty()) return match;  // admission made sure that it fits the pool
-  waits_for_prefix_ = PrefixIsBeingComputed(head, match);
-  if (waits_for_prefix_) return std::nullopt;
+      state_.epoch->kv.FindPrefix(state_.branches[request.branches.front()], request);
+  if (state_.running.empty()) return Start{slot, match};  // it fits the pool: see admission
+  if (PrefixIsBeingComputed(request, match)) {
+    waits_for_prefix_ |= slot == state_.waiting.head();
+    return std::nullopt;
+  }
   // All of it must fit beside what is promised already; otherwise several
   // half-computed prompts would wait for each other.
-  const std::uint64_t promised =
-      owed_blocks_ + std::uint64_t{state_.options.watermark_blocks} * state_.reserved_branches;
-  if (free_blocks_ < promised + HeadNeeds(head, match)) return std::nullopt;
-  return match;
+  const std::uint64_t growth =
+      std::max(ExpectedGrowth() + ExpectedGrowth(request),
+               std::uint64_t{state_.options.watermark_blocks} * state_.reserved_branches);
+  if (free_blocks_ < owed_blocks_ + growth + StartNeeds(request, match)) return std::nullopt;
+  return Start{slot, match};
+}
+
+std::optional<StepPlanner::Start> StepPlanner::FindStart() {
+  constexpr std::size_t kCandidates = 4;  // bounds the work of a plan
+  waits_for_prefix_ = false;
+  if (state_.waiting.empty() || budget_ == 0 || !lacking_.empty()) return std::nullopt;
+  if (std::optional<Start> start = TryStart(state_.waiting.head())) return start;
+  if (state_.requests[state_.waiting.head()].bypassed >= state_.options.max_bypass) {
+    return std::nullopt;
+  }
+  for (const Slot slot : state_.waiting.First(kCandidates)) {
+    if (slot == state_.waiting.head()) continue;
+    if (std::optional<Start> start = TryStart(slot)) return start;
+  }
+  return std::nullopt;
 }
 
 bool StepPlanner::WorthSending() {
   return state_.epoch->handles.drops_pending() || !decodes_.empty() || !chunks_.empty() ||
-         !openings_.empty() || due_later_ || AdmitHead().has_value();
+         !openings_.empty() || due_later_ || FindStart().has_value();
 }
 
 void StepPlanner::EmitSkips() {
@@ -278,27 +365,37 @@ void StepPlanner::EmitSkips() {
   }
 }
 
-// Forks come before any run, so that what they copy is what earlier plans wrote.
+// Openings come before any run, so that forks copy what earlier plans wrote; those
+// from the prefix cache first, before a block that they count on is given away.
 void StepPlanner::EmitOpenings() {
-  EpochState& epoch = *state_.epoch;
-  for (const Opening& opening : openings_) {
-    Branch& branch = state_.branches[opening.slot];
-    if (branch.fork.parent.has_value()) {
-      const Request& request = state_.RequestOf(branch);
-      branch.handle = epoch.handles.Take(opening.slot, plan_.step);
-      branch.cohort = SmallestCohort();
-      ++epoch.cohort_sizes[branch.cohort];
-      const Branch& parent = state_.branches[*branch.fork.parent];
-      state_.counters.block_copies += epoch.kv.Fork(parent, branch, request, plan_);
-      ++state_.counters.forks;
-    } else {
-      Open(opening.slot, opening.match);
+  for (const bool forks : {false, true}) {
+    for (const Opening& opening : openings_) {
+      if (state_.branches[opening.slot].fork.parent.has_value() == forks) EmitOpening(opening);
     }
-    branch.opened = plan_.step;
-    branch.state = BranchState::kPrefill;
-    branch.prefill_tokens = static_cast<std::uint32_t>(branch.tokens.size());
-    state_.UpdateOwed(branch);
   }
+}
+
+void StepPlanner::EmitOpening(const Opening& opening) {
+  EpochState& epoch = *state_.epoch;
+  Branch& branch = state_.branches[opening.slot];
+  if (branch.fork.parent.has_value()) {
+    branch.handle = epoch.handles.Take(opening.slot, plan_.step);
+    branch.cohort = SmallestCohort();
+    ++epoch.cohort_sizes[branch.cohort];
+    const Branch& parent = state_.branches[*branch.fork.parent];
+    state_.counters.block_copies += epoch.kv.Fork(parent, branch, state_.RequestOf(branch), plan_);
+    ++state_.counters.forks;
+    Opened(branch);
+  } else {
+    Open(opening.slot, opening.match);
+  }
+}
+
+void StepPlanner::Opened(Branch& branch) {
+  branch.opened = plan_.step;
+  branch.state = BranchState::kPrefill;
+  branch.prefill_tokens = static_cast<std::uint32_t>(branch.tokens.size());
+  state_.UpdateOwed(branch);
 }
 
 // Opens a branch that no other can be the parent of.
@@ -317,6 +414,7 @@ void StepPlanner::Open(Slot slot, const KvLedger::Match& match) {
     request.cached_tokens = std::min(branch.length.upper, request.prompt_tokens);
   }
   request.was_open = true;
+  Opened(branch);
 }
 
 void StepPlanner::EmitDecodes() {
@@ -381,30 +479,29 @@ std::uint32_t StepPlanner::SmallestCohort() const {
 }
 
 void StepPlanner::EmitAdmissions() {
-  while (const std::optional<KvLedger::Match> match = AdmitHead()) {
-    Admit(state_.waiting.head(), *match);
-  }
+  while (const std::optional<Start> start = FindStart()) Begin(*start);
 }
 
 // Opens the request's first branch; the others stay pending for now.
-void StepPlanner::Admit(Slot slot, const KvLedger::Match& match) {
+void StepPlanner::Begin(const Start& start) {
   const KvLedger& kv = state_.epoch->kv;
-  const Request& request = state_.requests[slot];
-  const std::uint64_t needs = HeadNeeds(request, match);
-  state_.OpenRequest(slot);
+  const Request& request = state_.requests[start.request];
+  const std::uint64_t needs = StartNeeds(request, start.match);
+  if (const Slot head = state_.waiting.head(); head != start.request) {
+    ++state_.requests[head].bypassed;
+    ++state_.counters.bypasses;
+  }
+  growth_blocks_ = ExpectedGrowth() + ExpectedGrowth(request);
+  state_.OpenRequest(start.request);
   const Slot first = request.branches.front();
   Branch& branch = state_.branches[first];
-  Open(first, match);
-  branch.opened = plan_.step;
-  branch.state = BranchState::kPrefill;
-  branch.prefill_tokens = static_cast<std::uint32_t>(branch.tokens.size());
-  state_.UpdateOwed(branch);
+  Open(first, start.match);
 
   const std::uint32_t rows = std::min(
       {branch.prefill_tokens - branch.length.upper, state_.options.max_chunk_tokens, budget_});
-  const std::uint64_t takes = match.pinned + kv.Lacks(branch, branch.length.upper + rows);
-  free_blocks_ -= takes;
-  owed_blocks_ += needs - takes;
+  const std::uint64_t takes = start.match.pinned + kv.Lacks(branch, branch.length.upper + rows);
+  free_blocks_ -= request.undisturbed ? needs : takes;
+  Owe(request, needs - takes);
   budget_ -= rows;
   EmitChunk(first, rows);
 }

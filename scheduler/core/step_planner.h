@@ -64,26 +64,45 @@ class StepPlanner {
   void AssessBeamStep(Slot slot);
   bool ParentIsReady(const Branch& branch) const;
   void AssessPrefills();
-  void AssessPrefill(Slot slot, bool decodes_lack);
+  void AssessPrefill(Slot slot, std::uint64_t room);
   // What is to be opened of a pending branch, with at most `blocks` new blocks.
   std::optional<Opening> FindOpening(Slot slot, std::uint64_t blocks);
   // Blocks that it takes to open a branch in this way and run its rows.
   std::uint64_t OpeningNeeds(const Opening& opening) const;
   void TakeOpening(const Opening& opening);
-  // What the prefix cache has for the head of the queue, if it may start now.
-  std::optional<KvLedger::Match> AdmitHead();
-  std::uint64_t HeadNeeds(const Request& head, const KvLedger::Match& match) const;
-  bool PrefixIsBeingComputed(const Request& head, const KvLedger::Match& match) const;
+  // A request that waits and may start now, with what the prefix cache has of it.
+  struct Start {
+    Slot request;
+    KvLedger::Match match;
+  };
+  // The first in the queue, or one of those behind it while it may be passed.
+  std::optional<Start> FindStart();
+  std::optional<Start> TryStart(Slot request);
+  std::uint64_t StartNeeds(const Request& request, const KvLedger::Match& match) const;
+  bool PrefixIsBeingComputed(const Request& request, const KvLedger::Match& match) const;
+  // Blocks that the running requests are expected to grow by.
+  std::uint64_t ExpectedGrowth();
+  std::uint64_t ExpectedGrowth(const Request& request) const;
+
+  // Blocks set aside for requests that run undisturbed: what they can still come
+  // to need beside what they hold.
+  std::uint64_t ReservedBlocks() const;
+  // Blocks that the request may take, and takes.
+  std::uint64_t Room(const Request& request) const;
+  void Take(const Request& request, std::uint64_t blocks);
+  void Owe(const Request& request, std::uint64_t blocks);
   bool WorthSending();
   bool SomeoneSatOut() const;
   bool InFirstRequest(const Branch& branch) const;
 
   void EmitSkips();
   void EmitOpenings();
+  void EmitOpening(const Opening& opening);
+  void Opened(Branch& branch);
   void EmitDecodes();
   void EmitChunk(Slot slot, std::uint32_t rows);
   void EmitAdmissions();
-  void Admit(Slot request, const KvLedger::Match& match);
+  void Begin(const Start& start);
   void Open(Slot slot, const KvLedger::Match& match);
   std::uint32_t SmallestCohort() const;
 
@@ -93,16 +112,17 @@ class StepPlanner {
   std::uint32_t prefill_rows_ = 0;
 
   // What Assess found, for the state as it is.
-  std::vector<Slot> decodes_;      // due and with a block behind the position
-  std::vector<Slot> finished_;     // due, but surely finished: no-ops
-  std::vector<Slot> lacking_;      // could run but for a block
-  std::vector<Chunk> chunks_;      // of prompts already begun, and of beams
-  std::vector<Opening> openings_;  // of pending branches
-  bool due_later_ = false;         // a decode is due in another cohort's step
-  std::uint64_t free_blocks_ = 0;  // after all of the above
-  std::uint64_t owed_blocks_ = 0;  // for the rest of the prompts begun
-  std::uint32_t budget_ = 0;       // rows left
-  bool waits_for_prefix_ = false;  // the head of the queue
+  std::vector<Slot> decodes_;                   // due and with a block behind the position
+  std::vector<Slot> finished_;                  // due, but surely finished: no-ops
+  std::vector<Slot> lacking_;                   // could run but for a block
+  std::vector<Chunk> chunks_;                   // of prompts already begun, and of beams
+  std::vector<Opening> openings_;               // of pending branches
+  bool due_later_ = false;                      // a decode is due in another cohort's step
+  std::uint64_t free_blocks_ = 0;               // after all of the above, reserved ones apart
+  std::uint64_t owed_blocks_ = 0;               // for the rest of the prompts begun
+  std::uint32_t budget_ = 0;                    // rows left
+  bool waits_for_prefix_ = false;               // the head of the queue
+  std::optional<std::uint64_t> growth_blocks_;  // ExpectedGrowth, once it was asked for
 };
 
 }  // namespace flotilla

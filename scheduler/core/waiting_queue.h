@@ -1,7 +1,8 @@
-// WaitingQueue: requests that are not open, the first by policy on top.
+// WaitingQueue: requests that are not open, the first in order on top.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "scheduler/core/indexed_heap.h"
 #include "scheduler/core/policy.h"
@@ -20,6 +21,8 @@ class WaitingQueue {
   // What is to be prefilled of all that wait.
   std::uint64_t tokens() const { return tokens_; }
   Slot head() const { return heap_.top(); }
+  // The first `count` in order, or all there are.
+  std::vector<Slot> First(std::size_t count) const { return heap_.First(count); }
   bool Contains(Slot slot) const { return heap_.Contains(slot); }
 
   // `tokens`: to be prefilled of this request.
@@ -39,7 +42,9 @@ class WaitingQueue {
   struct Before {
     const RequestTable* requests;
     const OrderPolicy* policy;
-    bool operator()(Slot a, Slot b) const { return policy->Before((*requests)[a], (*requests)[b]); }
+    bool operator()(Slot a, Slot b) const {
+      return GoesBefore(*policy, (*requests)[a], (*requests)[b]);
+    }
   };
 
   RequestTable* requests_;

@@ -118,7 +118,7 @@ class Exactness {
     options.core.max_chunk_tokens = way.chunk_tokens;
     // No reserve for growth: what is started is preempted as it grows.
     const bool overfill = way.kv_blocks == kSmallPool;
-    if (overfill) options.core.watermark_blocks = 0;
+    if (overfill) options.core.watermark_blocks = options.core.growth_permille = 0;
     EngineRunner runner(file_, options);
     const std::int64_t start = clock_.NowNs();
     const std::vector<Answer> answers = RunInOrder(runner, way);

@@ -117,7 +117,7 @@ TEST(Planner, NoPlanIsMadeForABranchThatHasSurelyFinished) {
 // Two branches of 4 blocks each in a pool of 5: the second sits out, waits for
 // the results, then gives way; both finish with their own tokens.
 TEST(Planner, LackOfABlockSkipsThenHoldsThenPreemptsTheLast) {
-  CoreHarness harness({.watermark_blocks = 0}, SmallGroup(5, 2));
+  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0}, SmallGroup(5, 2));
   harness.Admit(1, 2, 7);
   harness.Admit(2, 2, 7);
   bool skipped = false, held = false;
@@ -161,7 +161,7 @@ TEST(Planner, HigherPriorityIsAdmittedFirst) {
 }
 
 TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
-  CoreHarness harness({.watermark_blocks = 1}, SmallGroup(6, 4));
+  CoreHarness harness({.watermark_blocks = 1, .growth_permille = 0}, SmallGroup(6, 4));
   harness.Admit(1, 7, 8);  // 2 blocks, in the next step too
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   harness.Admit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for branch 1
@@ -172,6 +172,72 @@ TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(2), 1u);
   EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 0u);
+}
+
+// Whoever comes later with a higher priority takes its blocks three times, and
+// then waits for it.
+TEST(Planner, AfterThreePreemptionsARequestRunsUndisturbed) {
+  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0, .prefix_cache = false},
+                      SmallGroup(7, 4));
+  harness.Admit(1, 4, 22);  // seven blocks in the end
+  std::uint64_t id = 2;
+  while (harness.core.Snapshot().counters.preemptions < 3) {
+    TokenizedRequest urgent = CoreHarness::Request(id, 4, 12);
+    urgent.priority = 1;
+    harness.core.Admit(0, urgent);
+    for (int step = 0; step < 9 && harness.Plan() == Hold::kNone; ++step) harness.Answer();
+    ASSERT_LT(++id, 100u);
+  }
+  TokenizedRequest urgent = CoreHarness::Request(id, 4, 12);
+  urgent.priority = 1;
+  harness.core.Admit(0, urgent);
+  harness.RunAll();
+  EXPECT_EQ(harness.EndOf(1)->usage.preemptions, 3u);
+  EXPECT_EQ(harness.TokensOf(1), 22u);
+  for (std::uint64_t other = 2; other <= id; ++other) EXPECT_EQ(harness.TokensOf(other), 12u);
+  EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 3u);
+}
+
+TEST(Planner, AHeadTooLargeForNowIsPassedByAFewOnly) {
+  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0, .max_bypass = 2},
+                      SmallGroup(10, 4));
+  harness.Admit(1, 20, 20);  // five blocks, and running
+  harness.Plan();
+  harness.Answer();
+  harness.Admit(2, 36, 4);  // nine: waits
+  for (std::uint64_t id = 3; id < 8; ++id) harness.Admit(id, 3, 2);
+  harness.Plan();
+  EXPECT_EQ(harness.core.Snapshot().load.running_requests, 3u);
+  EXPECT_EQ(harness.core.Snapshot().counters.bypasses, 2u);
+  harness.Answer();
+  harness.RunAll();
+  EXPECT_EQ(harness.core.Snapshot().counters.bypasses, 2u);
+  EXPECT_EQ(harness.TokensOf(2), 4u);
+}
+
+// Room for the growth of those that run is left; how much is learned from those
+// that end.
+TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
+  CoreHarness harness({.growth_permille = 1000, .prefix_cache = false}, SmallGroup(40, 4));
+  harness.Admit(1, 4, 90);  // 24 blocks if it makes all that it may
+  harness.Admit(2, 4, 90);
+  harness.Plan();
+  EXPECT_EQ(harness.core.Snapshot().load.running_requests, 1u);
+  harness.Answer();
+  harness.core.Cancel({.request = {1, 1}});
+  harness.core.Cancel({.request = {1, 2}});
+  for (std::uint64_t id = 10; id < 60; ++id) {  // stop at their second token
+    TokenizedRequest request = CoreHarness::Request(id, 4, 90);
+    request.stop.stop_tokens = {FakeToken(id, BranchIndex(0), 1, 1000)};
+    harness.core.Admit(0, request);
+    harness.RunAll();
+  }
+  for (std::uint64_t id = 100; id < 104; ++id) harness.Admit(id, 4, 90);
+  harness.Plan();
+  EXPECT_EQ(harness.core.Snapshot().load.running_requests, 4u);
+  harness.Answer();
+  harness.RunAll();
+  for (std::uint64_t id = 100; id < 104; ++id) EXPECT_EQ(harness.TokensOf(id), 90u);
 }
 
 TEST(Core, CancelFreesBlocksAtOnceAndDropsInTheNextPlan) {

@@ -51,6 +51,8 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   EXPECT_GT(total.core.expired, 0u);
   EXPECT_GT(total.core.forks, total.steps / 100);
   EXPECT_GT(total.core.block_copies, 0u);
+  EXPECT_GT(total.core.bypasses, 0u);
+  EXPECT_GT(total.undisturbed, 0u);
   EXPECT_GT(total.parallel, 0u);
   EXPECT_GT(total.beams_served, total.beams / 10);
   for (std::size_t state = 0; state < total.cancelled_in.size(); ++state) {

@@ -25,6 +25,9 @@ Simulation::Simulation(std::uint64_t seed) : random_(seed) {
   options_.max_queued_requests = random_.Between(2, 12);
   options_.max_queued_tokens = random_.Between(40, 400);
   options_.watermark_blocks = random_.OneIn(2) ? 0 : random_.Between(1, 2);
+  options_.growth_permille = random_.OneIn(2) ? 0 : random_.Between(1, 1000);
+  options_.max_preemptions = random_.OneIn(8) ? random_.Below(3) : 3;
+  options_.max_bypass = random_.OneIn(2) ? 0 : random_.Between(1, 20);
   options_.prefix_cache = !random_.OneIn(4);
   for (std::uint32_t i = random_.Below(4); i > 0; --i) {
     std::vector<TokenId>& opening = openings_.emplace_back();
@@ -242,6 +245,7 @@ absl::Status Simulation::CheckProgress() {
   }
   const auto first = std::min_element(open.begin(), open.end(),
                                       [this](const OpenBranchView& a, const OpenBranchView& b) {
+                                        if (a.undisturbed != b.undisturbed) return a.undisturbed;
                                         const TokenizedRequest& x = Find(a.request).request();
                                         const TokenizedRequest& y = Find(b.request).request();
                                         if (x.priority != y.priority)
@@ -352,6 +356,9 @@ absl::Status Simulation::TakeEvents() {
     if (const auto* token = std::get_if<TokenEvent>(&event)) Trace(token->position);
     if (!client.ended()) continue;
     live_.erase(std::find(live_.begin(), live_.end(), id.counter));
+    const auto* end = std::get_if<RequestEnd>(&event);
+    coverage_.undisturbed += end != nullptr && end->status.ok() && end->usage.preemptions > 0 &&
+                             end->usage.preemptions == options_.max_preemptions;
     coverage_.beams_served += client.request().beam && client.status().ok();
     if (client.accepted()) continue;
     coverage_.refused_full += absl::IsResourceExhausted(client.status());
@@ -445,6 +452,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.cached_tokens += o.core.cached_tokens;
   core.prefix_waits += o.core.prefix_waits;
   core.forks += o.core.forks;
+  core.bypasses += o.core.bypasses;
   core.block_copies += o.core.block_copies;
   core.evictions += o.core.evictions;
   core.noops += o.core.noops;
@@ -464,6 +472,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   refused_draining += o.refused_draining;
   replayed += o.replayed;
   prompt_only += o.prompt_only;
+  undisturbed += o.undisturbed;
   parallel += o.parallel;
   beams += o.beams;
   beams_served += o.beams_served;

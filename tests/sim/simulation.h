@@ -38,6 +38,7 @@ struct SimCoverage {
   std::uint64_t replayed = 0;     // arrived with an output prefix
   std::uint64_t prompt_only = 0;  // max_tokens 0
   std::uint64_t parallel = 0;     // several branches
+  std::uint64_t undisturbed = 0;  // served after as many preemptions as one may have
   std::uint64_t beams = 0;        // beam searches
   std::uint64_t beams_served = 0;
   std::uint64_t too_large_for_new_group = 0;
