@@ -23,6 +23,12 @@ struct ServeFlags {
   std::int64_t max_chunk_tokens = 256;
   std::int64_t max_seqs = 64;
   std::string prefix_cache = "on";
+  std::string policy = "priority";
+  bool fair_share = false;
+  std::string tenant_weights;  // NAME=WEIGHT,...
+  std::int64_t itl_target_ms = 0;
+  std::int64_t max_preemptions = 3;
+  std::int64_t max_wait_ms = 0;
   std::int64_t queue_requests = 1024;
   std::int64_t queue_tokens = 65536;
   std::int64_t max_model_len = 0;

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/observed_executor.h"
@@ -55,9 +57,35 @@ absl::StatusOr<RankOptions> MakeRankOptions(const ServeFlags& flags, const std::
   return options;
 }
 
-InProcessEngineOptions MakeEngineOptions(const ServeFlags& flags, const std::string& model_id,
-                                         const GgufFile& file) {
+// "NAME=WEIGHT,..."; INVALID_ARGUMENT names the entry that is not.
+absl::StatusOr<std::vector<std::pair<std::string, std::uint32_t>>> ParseWeights(
+    const std::string& text) {
+  std::vector<std::pair<std::string, std::uint32_t>> weights;
+  for (const absl::string_view entry : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> parts = absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    std::uint32_t weight = 0;
+    if (parts.size() != 2 || parts[0].empty() || !absl::SimpleAtoi(parts[1], &weight) ||
+        weight == 0 || weight > 1'000'000) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--tenant-weights: '", entry, "' is not NAME=WEIGHT with a weight of 1 to 1000000"));
+    }
+    weights.emplace_back(parts[0], weight);
+  }
+  return weights;
+}
+
+absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const ServeFlags& flags,
+                                                         const std::string& model_id,
+                                                         const GgufFile& file) {
   InProcessEngineOptions options;
+  auto weights = ParseWeights(flags.tenant_weights);
+  if (!weights.ok()) return weights.status();
+  options.policy = flags.policy;
+  options.core.fair_share = flags.fair_share;
+  options.core.tenant_weights = *std::move(weights);
+  options.core.itl_target_ns = flags.itl_target_ms * 1'000'000;
+  options.core.max_wait_ns = flags.max_wait_ms * 1'000'000;
+  options.core.max_preemptions = static_cast<std::uint32_t>(flags.max_preemptions);
   options.core.max_seqs = static_cast<std::uint32_t>(flags.max_seqs);
   options.core.max_step_tokens = static_cast<std::uint32_t>(flags.max_batch_tokens);
   options.core.max_chunk_tokens = static_cast<std::uint32_t>(flags.max_chunk_tokens);
@@ -176,8 +204,9 @@ absl::Status LocalFleet::StartEngine(const ServeFlags& flags, const std::string&
   executor_ = std::make_unique<InProcessExecutor>(file_, *options, &clock_);
   observed_ = std::make_unique<ObservedExecutor>(
       executor_.get(), [metrics = metrics_.get()](const StepResult& r) { metrics->OnStep(r); });
-  engine_ = std::make_unique<InProcessEngine>(MakeEngineOptions(flags, model_id_, *file_),
-                                              observed_.get(), &clock_);
+  absl::StatusOr<InProcessEngineOptions> engine = MakeEngineOptions(flags, model_id_, *file_);
+  if (!engine.ok()) return engine.status();
+  engine_ = std::make_unique<InProcessEngine>(*std::move(engine), observed_.get(), &clock_);
   file_.reset();
   metrics_->Watch(&engine_->probe());
   if (absl::Status status = engine_->Start(); !status.ok()) return status;

@@ -69,6 +69,7 @@ void BeamDriver::Continue(Branch& branch, const TopLogprob& token, const BeamSea
 
 void BeamDriver::Follow(Slot slot, const std::vector<BeamSearch::Choice>& choices) {
   Request& request = state_.requests[slot];
+  state_.waiting.Charge(request.tenant, choices.size() * FairShare::kOutputCost);
   const BeamSearch& search = request.beam->search;
   const std::vector<Slot> before = std::exchange(request.beam->ranked, {});
   std::vector<std::optional<TopLogprob>> continues(before.size());

@@ -64,6 +64,7 @@ struct Branch {
   // It lacked a block when it could have run last, and sat that plan out.
   bool sat_out = false;
   std::vector<std::vector<BlockId>> tables;  // [groups] entries in order
+  std::uint32_t shared_blocks = 0;           // of them another's when it was opened
   // Its leading blocks that are in the prefix index, and the last one's node.
   std::uint32_t indexed_blocks = 0;
   PrefixNode indexed = kNoPrefix;

@@ -24,7 +24,8 @@ std::uint32_t CommonTokens(const Branch& a, const Branch& b, std::uint32_t promp
 CoreState::CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> policy)
     : options(options),
       policy(std::move(policy)),
-      waiting(&requests, this->policy.get()),
+      fair(options.fair_share, options.tenant_weights),
+      waiting(&requests, &fair),
       deadlines(EarlierDeadline{&requests}),
       growth(std::int64_t{options.growth_permille} * 1024) {}
 
@@ -60,7 +61,7 @@ void CoreState::AddRunning(Slot slot) {
     const Branch& x = branches[a];
     const Branch& y = branches[b];
     if (x.request == y.request) return x.index < y.index;
-    return GoesBefore(*policy, RequestOf(x), RequestOf(y));
+    return GoesBefore(RequestOf(x), RequestOf(y));
   };
   running.insert(std::upper_bound(running.begin(), running.end(), slot, before), slot);
 }
@@ -94,11 +95,36 @@ void CoreState::PlanForks(Request& request) {
 void CoreState::Enqueue(Slot slot) {
   Request& request = requests[slot];
   PlanForks(request);
-  std::uint64_t tokens = 0;
-  for (const Slot branch : request.branches) {
-    tokens += branches[branch].tokens.size() - branches[branch].fork.length;
+  request.waiting_tokens = request.waiting_rows = 0;
+  for (const Slot at : request.branches) {
+    const Branch& branch = branches[at];
+    const std::uint64_t tokens = branch.tokens.size() - branch.fork.length;
+    request.waiting_tokens += tokens;
+    request.waiting_rows += tokens + PredictOutputs(branch);
   }
-  waiting.Push(slot, tokens);
+  request.order = policy->Key(request, PredictNs(request, 0));
+  waiting.Push(slot);
+}
+
+std::uint64_t CoreState::PredictOutputs(const Branch& branch) const {
+  const Request& request = RequestOf(branch);
+  const std::uint64_t most = request.stop.max_tokens;
+  const std::uint64_t made = OutputTokens(branch);
+  const std::uint64_t predicted =
+      options.growth_permille == 0 ? most : most * growth_permille() / 1000;
+  // One that has made more than was predicted makes some more.
+  return std::min(std::max(predicted, made + made / 8 + 1), most) - std::min(made, most);
+}
+
+std::int64_t CoreState::PredictNs(const Request& request, std::uint64_t cached_tokens) const {
+  std::uint64_t tokens = 0, longest = 0;
+  for (const Slot at : request.branches) {
+    const Branch& branch = branches[at];
+    tokens += branch.tokens.size() - branch.fork.length;
+    longest = std::max(longest, PredictOutputs(branch));
+  }
+  return rates.PredictRequestNs(tokens - std::min(tokens, cached_tokens), longest,
+                                reserved_branches);
 }
 
 void CoreState::OpenRequest(Slot slot) {
@@ -218,6 +244,7 @@ void CoreState::EndRequest(Slot slot, FinishReason reason, absl::Status status) 
 
 void CoreState::Forget(Slot slot) {
   Request& request = requests[slot];
+  fair.Leave(request.tenant);
   if (request.open && request.beam != nullptr) reserved_branches -= request.width();
   deadlines.Remove(slot);
   CountReason(request.reason);

@@ -13,6 +13,7 @@
 #include "common/types/event.h"
 #include "common/types/executor.h"
 #include "scheduler/core/branch.h"
+#include "scheduler/core/fair_share.h"
 #include "scheduler/core/handle_table.h"
 #include "scheduler/core/kv_ledger.h"
 #include "scheduler/core/options.h"
@@ -65,6 +66,7 @@ struct CoreCounters {
   std::uint64_t length = 0;
   std::uint64_t cancelled = 0;
   std::uint64_t expired = 0;
+  std::uint64_t dropped_late = 0;  // of them before they started
   std::uint64_t failed = 0;
   std::uint64_t preemptions = 0;  // of requests, for memory
   std::uint64_t replays = 0;      // open requests of a lost group
@@ -91,6 +93,7 @@ struct CoreState {
   const CoreOptions options;
   const std::unique_ptr<OrderPolicy> policy;
 
+  FairShare fair;
   RequestTable requests;
   SlotTable<Branch> branches;
   WaitingQueue waiting;
@@ -128,6 +131,11 @@ struct CoreState {
   std::uint32_t growth_permille() const { return static_cast<std::uint32_t>(growth / 1024); }
   // What a request alone can come to hold.
   std::uint64_t MostBlocks(const Request& request) const;
+  // Outputs that a branch is predicted to make yet, and the time that a request
+  // would need to finish if it started now, of which `cached_tokens` need not be
+  // computed.
+  std::uint64_t PredictOutputs(const Branch& branch) const;
+  std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens) const;
   // Counts anew what the branch still owes. After every change to its tokens,
   // lengths or fork.
   void UpdateOwed(Branch& branch);

@@ -78,12 +78,13 @@ absl::Status CheckRequest(const CoreState& state, Slot slot) {
 // and a branch decodes in one of lag plans.
 absl::Status CheckMembership(const CoreState& state) {
   std::uint64_t owed = 0, reserved = 0;
-  std::size_t waiting = 0, waiting_tokens = 0, branches = 0;
+  std::size_t waiting = 0, waiting_tokens = 0, waiting_rows = 0, branches = 0;
   for (const Slot slot : state.requests.Slots()) {
     if (absl::Status s = CheckRequest(state, slot); !s.ok()) return s;
     const Request& request = state.requests[slot];
     waiting += !request.open;
     waiting_tokens += request.waiting_tokens;
+    waiting_rows += request.waiting_rows;
     reserved += request.open ? request.width() : 0;
     branches += request.branches.size();
     for (const Slot at : request.branches) {
@@ -95,13 +96,14 @@ absl::Status CheckMembership(const CoreState& state) {
   FLOTILLA_HOLDS(owed == state.owed_tokens, 2, "owed tokens");
   FLOTILLA_HOLDS(waiting == state.waiting.size(), 2, "waiting count");
   FLOTILLA_HOLDS(waiting_tokens == state.waiting.tokens(), 2, "waiting tokens");
+  FLOTILLA_HOLDS(waiting_rows == state.waiting.rows(), 2, "waiting rows");
   FLOTILLA_HOLDS(branches == state.branches.size(), 2, "branch count");
   FLOTILLA_HOLDS(reserved == state.reserved_branches, 2, "reserved branches");
   const auto before = [&state](Slot a, Slot b) {
     const Branch& x = state.branches[a];
     const Branch& y = state.branches[b];
     if (x.request == y.request) return x.index < y.index;
-    return GoesBefore(*state.policy, state.RequestOf(x), state.RequestOf(y));
+    return GoesBefore(state.RequestOf(x), state.RequestOf(y));
   };
   FLOTILLA_HOLDS(std::is_sorted(state.running.begin(), state.running.end(), before), 2,
                  "order of the running list");

@@ -25,6 +25,14 @@ std::uint64_t KvLedger::BlocksFor(std::uint64_t positions) const {
   return blocks;
 }
 
+std::uint64_t KvLedger::GrowthBlocks(std::uint64_t tokens) const {
+  std::uint64_t blocks = 0;
+  for (const KvGroup& group : groups_) {
+    if (group.kind != KvGroup::Kind::kState) blocks += BlocksFor(group, tokens);
+  }
+  return blocks;
+}
+
 std::uint64_t KvLedger::Lacks(const Branch& branch, std::uint64_t positions) const {
   std::uint64_t lacks = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -110,6 +118,7 @@ void KvLedger::Open(Branch& branch, const Request& request, const Match& match, 
       .cohort = branch.cohort,
       .dependent = request.beam != nullptr,
   });
+  branch.shared_blocks = match.blocks;
   if (match.blocks == 0) return;
   GrantBlocks hit{.branch = branch.handle, .group = GroupIndex(0), .blocks = {}};
   hit.blocks.resize(match.blocks);
@@ -142,12 +151,14 @@ std::size_t KvLedger::Fork(const Branch& parent, Branch& branch, const Request& 
   branch.told_tokens = static_cast<std::uint32_t>(branch.tokens.size());
   branch.length.lower = branch.length.upper = length;
   branch.tables.assign(groups_.size(), {});
+  branch.shared_blocks = 0;
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     const std::uint32_t shared = length / groups_[g].tokens_per_block;
     for (std::uint32_t at = 0; at < shared; ++at) {
       pool_.Share(parent.tables[g][at]);
       AddToTable(branch, GroupIndex(g), parent.tables[g][at]);
     }
+    branch.shared_blocks += shared;
     if (length % groups_[g].tokens_per_block == 0) continue;
     fork.copies.push_back({.from = parent.tables[g][shared], .to = TakeBlock()});
     AddToTable(branch, GroupIndex(g), fork.copies.back().to);

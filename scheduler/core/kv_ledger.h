@@ -38,6 +38,8 @@ class KvLedger {
 
   // Blocks of all groups that hold `positions` positions of one branch.
   std::uint64_t BlocksFor(std::uint64_t positions) const;
+  // Blocks that a branch takes for `tokens` more, at most.
+  std::uint64_t GrowthBlocks(std::uint64_t tokens) const;
   // Blocks that `branch` lacks to hold `positions`; 0 if it has them.
   std::uint64_t Lacks(const Branch& branch, std::uint64_t positions) const;
   // The most positions up to `wanted` that `branch` can hold with `blocks` more

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace flotilla {
 
@@ -20,9 +23,9 @@ struct CoreOptions {
   // Room that is left when a request starts, so that the growth of those that run
   // does not preempt it at once: at least so many free blocks per running branch,
   std::uint32_t watermark_blocks = 1;
-  // and so many thousandths of the output that each may still make (up to 1,024
-  // tokens). A first guess: what finished requests really used replaces it, and
-  // each preemption raises it. 0: none.
+  // and what they are predicted to need at once, if each makes so many thousandths
+  // of the output that it may. A first guess: what finished requests really made
+  // replaces it, and each preemption raises it. 0: none.
   std::uint32_t growth_permille = 700;
   // A request that was preempted this often is started again only with all the
   // blocks that it can come to need, and then runs undisturbed.
@@ -30,6 +33,16 @@ struct CoreOptions {
   // Requests that may pass an earlier one which waits for memory or for another's
   // prefix, in all.
   std::uint32_t max_bypass = 16;
+  // Aim at steps of at most this while anybody decodes, by smaller prefill chunks:
+  // the time between two tokens. 0: no aim.
+  std::int64_t itl_target_ns = 0;
+  // A request whose wait is predicted to be longer is refused. 0: no bound but the
+  // queue's.
+  std::int64_t max_wait_ns = 0;
+  // Tenants share the group by the tokens they are served, as their weights say (1
+  // where none is given), while they have requests waiting.
+  bool fair_share = false;
+  std::vector<std::pair<std::string, std::uint32_t>> tenant_weights;
   // Keep the KV of prompts and answers while nobody else needs the memory, for
   // requests that begin with the same tokens. Never changes an answer.
   bool prefix_cache = true;

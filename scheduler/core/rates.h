@@ -1,10 +1,16 @@
-// Rates: how fast the worker group is, in integers, as measured by its steps.
+// Rates: a model of how long steps take, fitted to the steps of the worker group
+// as they come, in integers.
 //
-// Starts from the executor's description, follows the timings of results, and
-// predicts the length of steps and of the wait behind a full queue.
+//   step = base(decode rows) + prefill rows * prefill_ns_per_token
+//
+// base is a table by the power of two of the decode rows, so it need not be a
+// line (weights are read once per step, contexts grow); each entry follows the
+// steps of pure decodes. Starts from the executor's description.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdint>
 
 #include "common/types/plan.h"
@@ -16,35 +22,69 @@ class Rates {
   Rates() = default;
   Rates(std::int64_t prefill_ns_per_token, std::int64_t decode_ns_per_step)
       : prefill_ns_per_token_(Clamp(prefill_ns_per_token)),
-        decode_ns_per_step_(Clamp(decode_ns_per_step)) {}
+        row_ns_(prefill_ns_per_token_),
+        step_ns_(Clamp(decode_ns_per_step)),
+        described_decode_ns_(Clamp(decode_ns_per_step)) {}
 
   std::int64_t prefill_ns_per_token() const { return prefill_ns_per_token_; }
-  std::int64_t decode_ns_per_step() const { return decode_ns_per_step_; }
 
   // Moves an eighth of the way to what the step shows: pure decode steps show
-  // the decode rate, the rest of mixed steps the prefill rate.
+  // the base, the rest of mixed steps the prefill rate.
   void Observe(const StepTimings& step) {
     const std::int64_t compute_ns = Clamp(step.compute_ns);
     if (step.rows == 0 || step.decode_rows > step.rows) return;
+    row_ns_ += (compute_ns / step.rows - row_ns_) / 8;
+    if (step.decode_rows > 0) step_ns_ += (compute_ns - step_ns_) / 32;
     const std::int64_t prefill_rows = step.rows - step.decode_rows;
     if (prefill_rows == 0) {
-      decode_ns_per_step_ += (compute_ns - decode_ns_per_step_) / 8;
+      std::int64_t& base = base_[Bucket(step.decode_rows)];
+      base = base == 0 ? std::max<std::int64_t>(compute_ns, 1) : base + (compute_ns - base) / 8;
       return;
     }
-    const std::int64_t decode_ns = step.decode_rows > 0 ? decode_ns_per_step_ : 0;
-    const std::int64_t per_token = std::max<std::int64_t>(compute_ns - decode_ns, 0) / prefill_rows;
+    const std::int64_t per_token =
+        std::max<std::int64_t>(compute_ns - BaseNs(step.decode_rows), 0) / prefill_rows;
     prefill_ns_per_token_ += (per_token - prefill_ns_per_token_) / 8;
   }
 
-  std::int64_t PredictStepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) const {
-    return prefill_rows * prefill_ns_per_token_ + (decode_rows > 0 ? decode_ns_per_step_ : 0);
+  // A step with nothing but decodes.
+  std::int64_t BaseNs(std::uint32_t decode_rows) const {
+    if (decode_rows == 0) return 0;
+    const std::size_t bucket = Bucket(decode_rows);
+    for (std::size_t i = bucket + 1; i-- > 0;) {  // the nearest that was seen, below first
+      if (base_[i] > 0) return base_[i];
+    }
+    for (std::size_t i = bucket + 1; i < base_.size(); ++i) {
+      if (base_[i] > 0) return base_[i];
+    }
+    return described_decode_ns_;
   }
 
-  // When a queue of so many prompt tokens will have moved on.
-  std::int64_t RetryAfterMs(std::uint64_t queued_tokens) const {
-    const auto tokens = static_cast<std::int64_t>(std::min<std::uint64_t>(queued_tokens, 1 << 30));
-    const std::int64_t per_token_us = prefill_ns_per_token_ / 1000 + 1;
-    return std::clamp<std::int64_t>(tokens * per_token_us / 1000, kMinRetryMs, kMaxRetryMs);
+  std::int64_t PredictStepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) const {
+    return prefill_rows * prefill_ns_per_token_ + BaseNs(decode_rows);
+  }
+
+  // Prefill rows beside so many decodes in a step of at most `target_ns`.
+  std::uint32_t PrefillRowsWithin(std::int64_t target_ns, std::uint32_t decode_rows) const {
+    const std::int64_t left = target_ns - BaseNs(decode_rows);
+    if (left <= 0) return 0;
+    const std::int64_t rows = left / std::max<std::int64_t>(prefill_ns_per_token_, 1);
+    return static_cast<std::uint32_t>(std::min<std::int64_t>(rows, 1 << 30));
+  }
+
+  // One request beside `running` others: its prompt, then a step per output. The
+  // others' prompts make steps longer than pure decodes are.
+  std::int64_t PredictRequestNs(std::uint64_t prefill_tokens, std::uint64_t outputs,
+                                std::uint32_t running) const {
+    const std::int64_t step_ns = running > 0 ? std::max(BaseNs(running + 1), step_ns_) : BaseNs(1);
+    return Bounded(prefill_tokens) * prefill_ns_per_token_ + Bounded(outputs) * step_ns;
+  }
+
+  // How long the group needs for so many rows, many at a time.
+  std::int64_t PredictRowsNs(std::uint64_t rows) const { return Bounded(rows) * row_ns_; }
+
+  // When a queue of so many rows will have moved on.
+  std::int64_t RetryAfterMs(std::uint64_t rows) const {
+    return std::clamp<std::int64_t>(PredictRowsNs(rows) / 1'000'000, kMinRetryMs, kMaxRetryMs);
   }
 
  private:
@@ -52,13 +92,23 @@ class Rates {
   // as a guess is worth anything.
   static constexpr std::int64_t kMinRetryMs = 100;
   static constexpr std::int64_t kMaxRetryMs = 60'000;
-  // Measurements come from outside: no more than 1000 s per step or token.
+  // Measurements come from outside: no more than 100 s per step or token, and
+  // no more than 2^26 tokens, so that products fit.
   static std::int64_t Clamp(std::int64_t ns) {
-    return std::clamp<std::int64_t>(ns, 0, 1'000'000'000'000);
+    return std::clamp<std::int64_t>(ns, 0, 100'000'000'000);
+  }
+  static std::int64_t Bounded(std::uint64_t tokens) {
+    return static_cast<std::int64_t>(std::min<std::uint64_t>(tokens, 1 << 26));
+  }
+  static std::size_t Bucket(std::uint32_t decode_rows) {
+    return static_cast<std::size_t>(std::bit_width(std::min(decode_rows, 4095u)));
   }
 
   std::int64_t prefill_ns_per_token_ = 0;
-  std::int64_t decode_ns_per_step_ = 0;
+  std::int64_t row_ns_ = 0;   // of all rows together, as batches were lately
+  std::int64_t step_ns_ = 0;  // of steps in which anybody decodes, as they were lately
+  std::int64_t described_decode_ns_ = 0;
+  std::array<std::int64_t, 13> base_{};  // by Bucket; 0: not seen
 };
 
 }  // namespace flotilla

@@ -28,6 +28,12 @@ struct BeamGroup {
   std::vector<bool> cancelled;  // [answers] that nobody wants any more
 };
 
+// Where a policy puts a request: smaller goes first, group before value.
+struct OrderKey {
+  std::int64_t group = 0;
+  std::int64_t value = 0;
+};
+
 struct Request {
   RequestId id;
   Attempt attempt;
@@ -42,6 +48,8 @@ struct Request {
 
   std::int32_t priority = 0;
   std::uint64_t arrival = 0;  // order of admission; unique
+  Slot tenant = 0;            // in FairShare
+  OrderKey order;             // as it entered the queue last
 
   // On the worker group; else it waits.
   bool open = false;
@@ -59,8 +67,10 @@ struct Request {
   std::uint32_t cached_tokens = 0;  // prompt tokens found when first opened
   // The next prompt token whose log-probability was not yet delivered.
   std::uint32_t prompt_logprobs_next = 1;
-  // Tokens to be prefilled, as counted by the queue while it waits.
+  // Tokens to be prefilled, and with the outputs predicted as well, as counted by
+  // the queue while it waits.
   std::uint64_t waiting_tokens = 0;
+  std::uint64_t waiting_rows = 0;
 
   // Of branches that have ended: tokens that count, the last one's reason, and
   // the first error.

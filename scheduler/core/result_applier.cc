@@ -143,6 +143,9 @@ void ResultApplier::EmitTokens(const BranchResult& result, Branch& branch) {
     branch.tokens.push_back(token.token);
     ++state_.counters.output_tokens;
   }
+  if (!result.tokens.empty()) {
+    state_.waiting.Charge(request.tenant, result.tokens.size() * FairShare::kOutputCost);
+  }
 }
 
 }  // namespace flotilla

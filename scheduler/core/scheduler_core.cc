@@ -74,13 +74,19 @@ absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns, const TokenizedReque
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", state_.waiting.tokens(), " prompt tokens wait"));
   }
+  const std::int64_t wait_ns = state_.rates.PredictRowsNs(state_.waiting.rows());
+  if (state_.options.max_wait_ns > 0 && wait_ns > state_.options.max_wait_ns) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the wait would be about ", wait_ns / 1'000'000, " ms; the limit is ",
+                     state_.options.max_wait_ns / 1'000'000, " ms"));
+  }
   return absl::OkStatus();
 }
 
 void SchedulerCore::Admit(std::int64_t now_ns, TokenizedRequest request) {
   if (absl::Status s = CheckEntry(now_ns, request); !s.ok()) {
     const bool retry = absl::IsResourceExhausted(s) || absl::IsUnavailable(s);
-    Refuse(request, std::move(s), retry ? state_.rates.RetryAfterMs(state_.waiting.tokens()) : 0);
+    Refuse(request, std::move(s), retry ? state_.rates.RetryAfterMs(state_.waiting.rows()) : 0);
     return;
   }
   EndComplete(Accept(std::move(request)));
@@ -104,6 +110,7 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
   accepted.priority = request.priority;
   accepted.arrival = state_.next_arrival++;
   accepted.undisturbed = state_.options.max_preemptions == 0;
+  accepted.tenant = state_.fair.Join(request.tenant);
   accepted.answers = request.branches;
   if (request.beam.has_value()) {
     accepted.beam = std::make_unique<BeamGroup>(BeamSearch(*request.beam, accepted.stop.stop_tokens,
@@ -195,8 +202,27 @@ void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
   }
 }
 
+// The next in the queue would hardly make its deadline: it ends, so that its time
+// goes to one that will.
+void SchedulerCore::DropLate(std::int64_t now_ns) {
+  if (!state_.policy->drops_late() || !state_.epoch.has_value()) return;
+  while (!state_.waiting.empty()) {
+    const Slot slot = state_.waiting.head();
+    const Request& request = state_.requests[slot];
+    if (!request.deadline_ns.has_value() || request.was_open) return;
+    const KvLedger& kv = state_.epoch->kv;
+    const Branch& first = state_.branches[request.branches.front()];
+    const std::uint32_t cached = kv.PositionsOf(kv.FindPrefix(first, request));
+    if (now_ns + state_.PredictNs(request, cached) <= *request.deadline_ns) return;
+    ++state_.counters.dropped_late;
+    state_.EndRequest(slot, FinishReason::kDeadline,
+                      absl::DeadlineExceededError("the deadline could not have been met"));
+  }
+}
+
 PlanOutcome SchedulerCore::Plan(std::int64_t now_ns) {
   ExpireDeadlines(now_ns);
+  DropLate(now_ns);
   PlanOutcome outcome = StepPlanner(state_).Make();
   if (!state_.deadlines.empty()) {
     outcome.wake_ns = state_.requests[state_.deadlines.top()].deadline_ns;
@@ -242,7 +268,7 @@ std::vector<OpenBranchView> SchedulerCore::OpenBranches() const {
                         .index = branch.index,
                         .state = branch.state,
                         .opened = branch.opened,
-                        .undisturbed = state_.RequestOf(branch).undisturbed,
+                        .rank = static_cast<std::uint32_t>(views.size()),
                         .length = branch.length,
                         .tokens = branch.tokens,
                         .tables = {}};

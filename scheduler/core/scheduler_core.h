@@ -38,8 +38,8 @@ struct OpenBranchView {
   RequestId request;
   BranchIndex index;
   BranchState state = BranchState::kPrefill;
-  Step opened;               // the plan that opened it under this handle
-  bool undisturbed = false;  // Request::undisturbed
+  Step opened;             // the plan that opened it under this handle
+  std::uint32_t rank = 0;  // in the order of memory: 0 is never a victim
   LengthBounds length;
   // Those of which the results are in; of a beam, those that the workers know.
   absl::Span<const TokenId> tokens;
@@ -58,7 +58,7 @@ struct CoreSnapshot {
 class SchedulerCore {
  public:
   explicit SchedulerCore(const CoreOptions& options,
-                         std::unique_ptr<OrderPolicy> policy = std::make_unique<FcfsPolicy>());
+                         std::unique_ptr<OrderPolicy> policy = std::make_unique<PriorityPolicy>());
 
   // A worker group is up and empty. Requests that it cannot hold any more end
   // with RESOURCE_EXHAUSTED; the others are recomputed on it. An epoch that is
@@ -73,7 +73,8 @@ class SchedulerCore {
   // Takes the request over: an Accepted event, or one RequestEnd that refuses.
   // INVALID_ARGUMENT and UNIMPLEMENTED: see admission.h. RESOURCE_EXHAUSTED with
   // a retry hint: queue full. UNAVAILABLE: draining, or no group was ever
-  // ready. ALREADY_EXISTS: its id is in use. DEADLINE_EXCEEDED: too late.
+  // ready. ALREADY_EXISTS: its id is in use. DEADLINE_EXCEEDED: too late, or (by
+  // policy) predicted to be.
   void Admit(std::int64_t now_ns, TokenizedRequest request);
 
   // Ends the branch (without one: all) at once, whatever it is doing. Unknown ones
@@ -120,6 +121,7 @@ class SchedulerCore {
                    std::vector<std::vector<TokenId>> prefixes);
   void EndComplete(Slot request);
   void CancelBeam(Slot request, BranchIndex index);
+  void DropLate(std::int64_t now_ns);
   void ExpireDeadlines(std::int64_t now_ns);
 
   CoreState state_;

@@ -65,10 +65,21 @@ void StepPlanner::Assess() {
   due_later_ = false;
   free_blocks_ = state_.epoch->kv.pool().available() - ReservedBlocks();
   owed_blocks_ = 0;
-  growth_blocks_.reset();
+  growth_.reset();
   budget_ = state_.MaxStepTokens();
   AssessDecodes();
+  KeepToItlTarget();
   AssessPrefills();
+}
+
+// Somebody's next token waits for this step: prompts get what the target leaves,
+// and always a little.
+void StepPlanner::KeepToItlTarget() {
+  constexpr std::uint32_t kLeastRows = 8;
+  const std::uint32_t rows = state_.MaxStepTokens() - budget_;
+  if (state_.options.itl_target_ns == 0 || rows == 0) return;
+  budget_ = std::min(budget_, std::max(kLeastRows, state_.rates.PrefillRowsWithin(
+                                                       state_.options.itl_target_ns, rows)));
 }
 
 bool StepPlanner::InFirstRequest(const Branch& branch) const {
@@ -262,30 +273,37 @@ void StepPlanner::Owe(const Request& request, std::uint64_t blocks) {
   if (!request.undisturbed) owed_blocks_ += blocks;
 }
 
-std::uint64_t StepPlanner::ExpectedGrowth(const Request& request) const {
-  constexpr std::uint64_t kMostTokens = 1024;  // as far as a guess is worth anything
-  if (request.undisturbed) return 0;           // reserved
-  std::uint64_t blocks = 0;
+void StepPlanner::AddGrowth(const Request& request, std::vector<Growing>& growth) const {
+  constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a guess is worth anything
+  if (request.undisturbed) return;             // reserved
   for (const Slot slot : request.branches) {
     const Branch& branch = state_.branches[slot];
-    const std::uint64_t known = std::max<std::uint64_t>(branch.tokens.size(), branch.length.upper);
-    if (known >= branch.length.max) continue;
-    const std::uint64_t more = std::min<std::uint64_t>(branch.length.max - known, kMostTokens) *
-                               state_.growth_permille() / 1000;
-    blocks += state_.epoch->kv.BlocksFor(known + more) - state_.epoch->kv.BlocksFor(known);
+    std::uint64_t held = 0;
+    for (const auto& table : branch.tables) held += table.size();
+    growth.push_back({.remaining = std::min(state_.PredictOutputs(branch), kMostTokens),
+                      .own_blocks = held - std::min<std::uint64_t>(held, branch.shared_blocks)});
   }
-  return blocks;
 }
 
-std::uint64_t StepPlanner::ExpectedGrowth() {
-  if (growth_blocks_.has_value()) return *growth_blocks_;
-  growth_blocks_ = 0;
-  for (std::size_t at = 0; at < state_.running.size();) {
-    const Request& request = state_.RequestOf(state_.branches[state_.running[at]]);
-    growth_blocks_ = ExpectedGrowth() + ExpectedGrowth(request);
-    at += request.branches.size();
+// What the running requests are predicted to need at once beyond what they hold,
+// with `request` among them.
+std::uint64_t StepPlanner::GrowthWith(const Request& request) {
+  const auto shorter = [](const Growing& a, const Growing& b) { return a.remaining < b.remaining; };
+  if (state_.options.growth_permille == 0) return 0;
+  if (!growth_.has_value()) {
+    growth_.emplace();
+    for (std::size_t at = 0; at < state_.running.size();) {
+      const Request& running = state_.RequestOf(state_.branches[state_.running[at]]);
+      AddGrowth(running, *growth_);
+      at += running.branches.size();
+    }
+    std::sort(growth_->begin(), growth_->end(), shorter);
   }
-  return *growth_blocks_;
+  std::vector<Growing> all = *growth_;
+  AddGrowth(request, all);
+  std::inplace_merge(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(growth_->size()),
+                     all.end(), shorter);
+  return PeakGrowth(all, [this](std::uint64_t t) { return state_.epoch->kv.GrowthBlocks(t); });
 }
 
 // Another prompt that begins alike is about to be computed further than this
@@ -328,7 +346,7 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   // All of it must fit beside what is promised already; otherwise several
   // half-computed prompts would wait for each other.
   const std::uint64_t growth =
-      std::max(ExpectedGrowth() + ExpectedGrowth(request),
+      std::max(GrowthWith(request),
                std::uint64_t{state_.options.watermark_blocks} * state_.reserved_branches);
   if (free_blocks_ < owed_blocks_ + growth + StartNeeds(request, match)) return std::nullopt;
   return Start{slot, match};
@@ -412,6 +430,8 @@ void StepPlanner::Open(Slot slot, const KvLedger::Match& match) {
   state_.counters.cached_tokens += branch.length.upper;
   if (!request.was_open) {
     request.cached_tokens = std::min(branch.length.upper, request.prompt_tokens);
+    state_.waiting.Charge(request.tenant,
+                          (request.prompt_tokens - request.cached_tokens) * FairShare::kPromptCost);
   }
   request.was_open = true;
   Opened(branch);
@@ -491,7 +511,7 @@ void StepPlanner::Begin(const Start& start) {
     ++state_.requests[head].bypassed;
     ++state_.counters.bypasses;
   }
-  growth_blocks_ = ExpectedGrowth() + ExpectedGrowth(request);
+  growth_.reset();
   state_.OpenRequest(start.request);
   const Slot first = request.branches.front();
   Branch& branch = state_.branches[first];

@@ -13,6 +13,7 @@
 
 #include "common/types/plan.h"
 #include "scheduler/core/core_state.h"
+#include "scheduler/core/growth.h"
 
 namespace flotilla {
 
@@ -63,6 +64,7 @@ class StepPlanner {
   bool IsBeamStep(const Branch& branch) const;
   void AssessBeamStep(Slot slot);
   bool ParentIsReady(const Branch& branch) const;
+  void KeepToItlTarget();
   void AssessPrefills();
   void AssessPrefill(Slot slot, std::uint64_t room);
   // What is to be opened of a pending branch, with at most `blocks` new blocks.
@@ -80,9 +82,8 @@ class StepPlanner {
   std::optional<Start> TryStart(Slot request);
   std::uint64_t StartNeeds(const Request& request, const KvLedger::Match& match) const;
   bool PrefixIsBeingComputed(const Request& request, const KvLedger::Match& match) const;
-  // Blocks that the running requests are expected to grow by.
-  std::uint64_t ExpectedGrowth();
-  std::uint64_t ExpectedGrowth(const Request& request) const;
+  void AddGrowth(const Request& request, std::vector<Growing>& growth) const;
+  std::uint64_t GrowthWith(const Request& request);
 
   // Blocks set aside for requests that run undisturbed: what they can still come
   // to need beside what they hold.
@@ -122,7 +123,7 @@ class StepPlanner {
   std::uint64_t owed_blocks_ = 0;               // for the rest of the prompts begun
   std::uint32_t budget_ = 0;                    // rows left
   bool waits_for_prefix_ = false;               // the head of the queue
-  std::optional<std::uint64_t> growth_blocks_;  // ExpectedGrowth, once it was asked for
+  std::optional<std::vector<Growing>> growth_;  // of the running branches, once needed
 };
 
 }  // namespace flotilla

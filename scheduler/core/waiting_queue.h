@@ -1,11 +1,16 @@
-// WaitingQueue: requests that are not open, the first in order on top.
+// WaitingQueue: requests that are not open, the next one on top.
+//
+// Undisturbed requests come first; then tenants take turns as FairShare says (with
+// it off there is one), and each tenant's requests go in the order of the policy.
+// Owned by CoreState; one thread.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "scheduler/core/fair_share.h"
 #include "scheduler/core/indexed_heap.h"
-#include "scheduler/core/policy.h"
 #include "scheduler/core/request.h"
 
 namespace flotilla {
@@ -13,43 +18,51 @@ namespace flotilla {
 class WaitingQueue {
  public:
   // Both outlive the queue.
-  WaitingQueue(RequestTable* requests, const OrderPolicy* policy)
-      : requests_(requests), heap_(Before{requests, policy}) {}
+  WaitingQueue(RequestTable* requests, FairShare* fair)
+      : requests_(requests),
+        fair_(fair),
+        undisturbed_(Earlier{requests}),
+        turns_(EarlierTurn{fair}) {}
 
-  bool empty() const { return heap_.empty(); }
-  std::size_t size() const { return heap_.size(); }
-  // What is to be prefilled of all that wait.
+  bool empty() const { return size_ == 0; }
+  std::size_t size() const { return size_; }
+  // What is to be prefilled of all that wait, and the outputs predicted as well.
   std::uint64_t tokens() const { return tokens_; }
-  Slot head() const { return heap_.top(); }
-  // The first `count` in order, or all there are.
-  std::vector<Slot> First(std::size_t count) const { return heap_.First(count); }
-  bool Contains(Slot slot) const { return heap_.Contains(slot); }
+  std::uint64_t rows() const { return rows_; }
+  bool Contains(Slot slot) const;
+  // The next one. Not empty.
+  Slot head() const;
+  // The next one and up to `count` - 1 of those that follow it.
+  std::vector<Slot> First(std::size_t count) const;
 
-  // `tokens`: to be prefilled of this request.
-  void Push(Slot slot, std::uint64_t tokens) {
-    (*requests_)[slot].waiting_tokens = tokens;
-    tokens_ += tokens;
-    heap_.Push(slot);
-  }
+  // Request::waiting_tokens and waiting_rows are set.
+  void Push(Slot slot);
   // Nothing happens when it does not wait.
-  void Remove(Slot slot) {
-    if (!heap_.Remove(slot)) return;
-    tokens_ -= (*requests_)[slot].waiting_tokens;
-    (*requests_)[slot].waiting_tokens = 0;
-  }
+  void Remove(Slot slot);
+  // Charges a tenant, whose turn may come later for it.
+  void Charge(Slot tenant, std::uint64_t cost);
 
  private:
-  struct Before {
+  struct Earlier {
     const RequestTable* requests;
-    const OrderPolicy* policy;
-    bool operator()(Slot a, Slot b) const {
-      return GoesBefore(*policy, (*requests)[a], (*requests)[b]);
-    }
+    bool operator()(Slot a, Slot b) const;
   };
+  struct EarlierTurn {
+    const FairShare* fair;
+    bool operator()(Slot a, Slot b) const { return fair->Before(a, b); }
+  };
+  using Heap = IndexedHeap<Earlier>;
+
+  Heap& HeapOf(const Request& request);
+  const Heap& HeapOf(const Request& request) const;
 
   RequestTable* requests_;
-  IndexedHeap<Before> heap_;
-  std::uint64_t tokens_ = 0;
+  FairShare* fair_;
+  Heap undisturbed_;
+  std::vector<std::unique_ptr<Heap>> of_tenant_;  // by slot
+  IndexedHeap<EarlierTurn> turns_;                // tenants with requests in of_tenant_
+  std::size_t size_ = 0;
+  std::uint64_t tokens_ = 0, rows_ = 0;
 };
 
 // DeadlineQueue: requests with a deadline, the earliest on top.

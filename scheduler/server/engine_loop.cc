@@ -37,7 +37,7 @@ InProcessEngine::InProcessEngine(InProcessEngineOptions options, StepExecutor* e
       executor_(executor),
       clock_(clock),
       inbox_(options_.max_inbox_requests),
-      core_(options_.core) {}
+      core_(options_.core, MakePolicy(options_.policy)) {}
 
 InProcessEngine::~InProcessEngine() { Stop(); }
 

@@ -47,6 +47,8 @@ struct StepRecord {
 
 struct InProcessEngineOptions {
   CoreOptions core;
+  // One of PolicyNames().
+  std::string policy = "priority";
   // Submitted and not yet seen by the loop; one more is refused.
   std::uint32_t max_inbox_requests = 1024;
   // The model's name for clients; empty: the executor's.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -19,8 +20,9 @@ namespace flotilla {
 
 class CoreHarness {
  public:
-  CoreHarness(const CoreOptions& options, const ExecutorDescription& description)
-      : core(options), description_(description) {
+  CoreHarness(const CoreOptions& options, const ExecutorDescription& description,
+              const char* policy = "priority")
+      : core(options, MakePolicy(policy)), description_(description) {
     Restart();
   }
 
@@ -83,6 +85,11 @@ class CoreHarness {
     StepResult result = worker->Complete(plan.step, outputs).value();
     result.timings.rows = static_cast<std::uint32_t>(batch->tokens.size());
     result.timings.decode_rows = batch->decode_rows;
+    if (step_ns) {
+      result.timings.compute_ns =
+          step_ns(result.timings.rows - batch->decode_rows, batch->decode_rows);
+      now_ns += result.timings.compute_ns;
+    }
     EXPECT_EQ(core.Apply(result), absl::OkStatus());
     TakeEvents();
     EXPECT_EQ(core.CheckInvariants(), absl::OkStatus());
@@ -132,6 +139,8 @@ class CoreHarness {
   std::deque<StepPlan> plans;  // made and not answered
   std::map<std::uint64_t, std::vector<EngineEvent>> events;
   std::int64_t now_ns = 0;
+  // How long a step of so many prefill and decode rows takes; null: no time.
+  std::function<std::int64_t(std::uint32_t prefill_rows, std::uint32_t decode_rows)> step_ns;
 
  private:
   const ExecutorDescription description_;

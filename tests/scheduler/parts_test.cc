@@ -125,11 +125,16 @@ TEST(Rates, FollowStepsAndPredict) {
   EXPECT_EQ(rates.PredictStepNs(10, 4), 60'000);
   EXPECT_EQ(rates.PredictStepNs(10, 0), 10'000);
   for (int i = 0; i < 100; ++i) rates.Observe({.compute_ns = 80'000, .rows = 4, .decode_rows = 4});
-  EXPECT_NEAR(rates.decode_ns_per_step(), 80'000, 100);
+  EXPECT_NEAR(rates.BaseNs(4), 80'000, 100);
+  EXPECT_EQ(rates.BaseNs(0), 0);
+  EXPECT_NEAR(rates.BaseNs(64), 80'000, 100);  // not seen: as for fewer
+  EXPECT_NEAR(rates.BaseNs(1), 80'000, 100);   // or as for more
   for (int i = 0; i < 100; ++i) {
     rates.Observe({.compute_ns = 280'000, .rows = 104, .decode_rows = 4});
   }
   EXPECT_NEAR(rates.prefill_ns_per_token(), 2000, 20);
+  EXPECT_NEAR(rates.PrefillRowsWithin(180'000, 4), 50, 1);
+  EXPECT_EQ(rates.PrefillRowsWithin(70'000, 4), 0u);
 }
 
 TEST(Rates, HostileTimingsStayInBounds) {

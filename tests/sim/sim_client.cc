@@ -148,6 +148,7 @@ absl::Status SimClient::On(const TokenEvent& event) {
   if (event.position != branch.delivered) return Wrong("a token's position");
   if (!PromptComplete()) return Wrong("a token before the prompt's log-probabilities");
   ++branch.delivered;
+  first_token_ = true;
   if (!request_.beam.has_value()) {
     return event.token == SimToken(branch.seed, event.position) ? absl::OkStatus()
                                                                 : Wrong("a wrong token");
@@ -185,9 +186,11 @@ absl::Status SimClient::CheckReason(const Branch& branch, FinishReason reason) c
     case FinishReason::kCancelled:
       return branch.cancelled_keep ? absl::OkStatus() : Wrong("cancelled by nobody");
     case FinishReason::kDeadline:
-      if (!request_.deadline_ns || *request_.deadline_ns > now_ns_)
-        return Wrong("before its deadline");
-      return absl::OkStatus();
+      if (!request_.deadline_ns) return Wrong("it has no deadline");
+      // Before that only by a policy that drops what would be late, never in the
+      // middle of an answer.
+      return *request_.deadline_ns <= now_ns_ || !first_token_ ? absl::OkStatus()
+                                                               : Wrong("before its deadline");
     case FinishReason::kError:  // a new group is too small for it
       return absl::OkStatus();
     case FinishReason::kMoved:

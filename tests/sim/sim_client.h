@@ -71,6 +71,7 @@ class SimClient {
   std::int64_t now_ns_ = 0;
   bool accepted_ = false;
   std::uint32_t prompt_next_ = 1;
+  bool first_token_ = false;  // one was delivered
   bool ended_ = false;
   absl::Status status_;
 };

@@ -52,6 +52,9 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   EXPECT_GT(total.core.forks, total.steps / 100);
   EXPECT_GT(total.core.block_copies, 0u);
   EXPECT_GT(total.core.bypasses, 0u);
+  EXPECT_GT(total.core.dropped_late, 0u);
+  EXPECT_GT(total.refused_wait, 0u);
+  for (const std::uint64_t count : total.policies) EXPECT_GT(count, seeds / 8);
   EXPECT_GT(total.undisturbed, 0u);
   EXPECT_GT(total.parallel, 0u);
   EXPECT_GT(total.beams_served, total.beams / 10);

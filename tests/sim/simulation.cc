@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace flotilla {
@@ -48,7 +49,14 @@ Simulation::Simulation(std::uint64_t seed) : random_(seed) {
   complete_weight_ = random_.Between(1, 4);
   deliver_weight_ = random_.Between(1, 4);
   ++coverage_.lags[group_.lag];
-  core_.emplace(options_);
+  if (random_.OneIn(3)) options_.itl_target_ns = random_.Between(1, 60'000);
+  if (random_.OneIn(4)) options_.max_wait_ns = random_.Between(1, 400'000);
+  options_.fair_share = random_.OneIn(2);
+  if (random_.OneIn(2)) options_.tenant_weights = {{"t", random_.Between(1, 5)}};
+  const std::vector<absl::string_view> policies = PolicyNames();
+  const std::uint32_t policy = random_.Below(static_cast<std::uint32_t>(policies.size()));
+  ++coverage_.policies[policy];
+  core_.emplace(options_, MakePolicy(policies[policy]));
 }
 
 ExecutorDescription Simulation::RandomGroup() {
@@ -243,15 +251,9 @@ absl::Status Simulation::CheckProgress() {
   if (front_ && !still_open && !Find(*front_).ended()) {
     return Broken(7, "the first branch was preempted");
   }
-  const auto first = std::min_element(open.begin(), open.end(),
-                                      [this](const OpenBranchView& a, const OpenBranchView& b) {
-                                        if (a.undisturbed != b.undisturbed) return a.undisturbed;
-                                        const TokenizedRequest& x = Find(a.request).request();
-                                        const TokenizedRequest& y = Find(b.request).request();
-                                        if (x.priority != y.priority)
-                                          return x.priority > y.priority;
-                                        return x.id < y.id;
-                                      });
+  const auto first = std::min_element(
+      open.begin(), open.end(),
+      [](const OpenBranchView& a, const OpenBranchView& b) { return a.rank < b.rank; });
   if (first == open.end()) {
     front_.reset();
     return absl::OkStatus();
@@ -362,6 +364,7 @@ absl::Status Simulation::TakeEvents() {
     coverage_.beams_served += client.request().beam && client.status().ok();
     if (client.accepted()) continue;
     coverage_.refused_full += absl::IsResourceExhausted(client.status());
+    coverage_.refused_wait += absl::StrContains(client.status().message(), "wait would be");
     coverage_.refused_too_large += absl::IsInvalidArgument(client.status());
     coverage_.refused_draining += absl::IsUnavailable(client.status());
   }
@@ -453,6 +456,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.prefix_waits += o.core.prefix_waits;
   core.forks += o.core.forks;
   core.bypasses += o.core.bypasses;
+  core.dropped_late += o.core.dropped_late;
   core.block_copies += o.core.block_copies;
   core.evictions += o.core.evictions;
   core.noops += o.core.noops;
@@ -463,11 +467,13 @@ void SimCoverage::Add(const SimCoverage& o) {
   add(lost_in, o.lost_in);
   add(holds, o.holds);
   add(lags, o.lags);
+  add(policies, o.policies);
   cancelled_after_finish += o.cancelled_after_finish;
   lost_with_results_in_flight += o.lost_with_results_in_flight;
   lost_idle += o.lost_idle;
   stale_results += o.stale_results;
   refused_full += o.refused_full;
+  refused_wait += o.refused_wait;
   refused_too_large += o.refused_too_large;
   refused_draining += o.refused_draining;
   replayed += o.replayed;

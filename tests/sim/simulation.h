@@ -33,6 +33,7 @@ struct SimCoverage {
   std::uint64_t lost_idle = 0;
   std::uint64_t stale_results = 0;
   std::uint64_t refused_full = 0;
+  std::uint64_t refused_wait = 0;  // of them for their predicted wait
   std::uint64_t refused_too_large = 0;
   std::uint64_t refused_draining = 0;
   std::uint64_t replayed = 0;     // arrived with an output prefix
@@ -42,8 +43,9 @@ struct SimCoverage {
   std::uint64_t beams = 0;        // beam searches
   std::uint64_t beams_served = 0;
   std::uint64_t too_large_for_new_group = 0;
-  std::array<std::uint64_t, 6> holds{};  // by Hold
-  std::array<std::uint64_t, 4> lags{};   // runs by lag
+  std::array<std::uint64_t, 6> holds{};     // by Hold
+  std::array<std::uint64_t, 4> lags{};      // runs by lag
+  std::array<std::uint64_t, 4> policies{};  // runs by policy
 
   void Add(const SimCoverage& other);
 };

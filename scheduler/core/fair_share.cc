@@ -1,0 +1,81 @@
+#include "scheduler/core/fair_share.h"
+
+#include <algorithm>
+
+namespace flotilla {
+namespace {
+
+// Idle tenants whose counter is kept, so that one that took too much does not
+// come back with a clean slate.
+constexpr std::size_t kMaxKnown = 8192;
+
+}  // namespace
+
+FairShare::FairShare(bool on, const std::vector<std::pair<std::string, std::uint32_t>>& weights)
+    : on_(on) {
+  for (const auto& [name, weight] : weights) weights_[name] = std::max(weight, 1u);
+}
+
+// The smallest counter of the tenants that are there.
+std::uint64_t FairShare::Floor() const {
+  bool any = false;
+  std::uint64_t floor = 0;
+  for (const Slot slot : tenants_.Slots()) {
+    const Tenant& tenant = tenants_[slot];
+    if (tenant.requests == 0) continue;
+    floor = any ? std::min(floor, tenant.served) : tenant.served;
+    any = true;
+  }
+  return any ? floor : last_floor_;
+}
+
+// Those at or below the floor would be lifted to it anyway.
+void FairShare::ForgetIdle(std::uint64_t floor) {
+  for (const Slot slot : tenants_.Slots()) {
+    const Tenant& tenant = tenants_[slot];
+    if (tenant.requests > 0 || (tenant.served > floor && tenants_.size() <= kMaxKnown)) continue;
+    by_name_.erase(tenant.name);
+    tenants_.Erase(slot);
+  }
+}
+
+Slot FairShare::Join(absl::string_view name) {
+  const std::string key(on_ ? name : absl::string_view());
+  const auto found = by_name_.find(key);
+  if (found != by_name_.end() && tenants_[found->second].requests > 0) {
+    ++tenants_[found->second].requests;
+    return found->second;
+  }
+  const std::uint64_t floor = Floor();
+  Slot slot;
+  if (found != by_name_.end()) {
+    slot = found->second;
+  } else {
+    ForgetIdle(floor);
+    const auto weight = weights_.find(key);
+    slot = tenants_.Insert({.name = key, .weight = weight == weights_.end() ? 1 : weight->second});
+    by_name_.emplace(key, slot);
+  }
+  Tenant& tenant = tenants_[slot];
+  tenant.served = std::max(tenant.served, floor);
+  tenant.requests = 1;
+  return slot;
+}
+
+void FairShare::Leave(Slot slot) {
+  Tenant& tenant = tenants_[slot];
+  last_floor_ = std::max(last_floor_, std::min(tenant.served, Floor()));
+  --tenant.requests;
+}
+
+void FairShare::Charge(Slot slot, std::uint64_t cost) {
+  Tenant& tenant = tenants_[slot];
+  tenant.served += cost * 1024 / tenant.weight;
+}
+
+bool FairShare::Before(Slot a, Slot b) const {
+  const std::uint64_t x = tenants_[a].served, y = tenants_[b].served;
+  return x != y ? x < y : a < b;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,71 @@
+#include "scheduler/core/waiting_queue.h"
+
+#include "scheduler/core/policy.h"
+
+namespace flotilla {
+
+bool WaitingQueue::Earlier::operator()(Slot a, Slot b) const {
+  return GoesBefore((*requests)[a], (*requests)[b]);
+}
+
+WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) {
+  if (request.undisturbed) return undisturbed_;
+  if (request.tenant >= of_tenant_.size()) of_tenant_.resize(request.tenant + 1);
+  std::unique_ptr<Heap>& heap = of_tenant_[request.tenant];
+  if (heap == nullptr) heap = std::make_unique<Heap>(Earlier{requests_});
+  return *heap;
+}
+
+const WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) const {
+  return const_cast<WaitingQueue*>(this)->HeapOf(request);
+}
+
+bool WaitingQueue::Contains(Slot slot) const { return HeapOf((*requests_)[slot]).Contains(slot); }
+
+Slot WaitingQueue::head() const {
+  return undisturbed_.empty() ? of_tenant_[turns_.top()]->top() : undisturbed_.top();
+}
+
+// Undisturbed ones, then the head of each tenant in turn, then those that follow
+// at the first tenant.
+std::vector<Slot> WaitingQueue::First(std::size_t count) const {
+  std::vector<Slot> first = undisturbed_.First(count);
+  const auto add = [&](const std::vector<Slot>& more, std::size_t from) {
+    for (std::size_t i = from; i < more.size() && first.size() < count; ++i) {
+      first.push_back(more[i]);
+    }
+  };
+  const std::vector<Slot> tenants = turns_.First(count);
+  for (const Slot tenant : tenants) add({of_tenant_[tenant]->top()}, 0);
+  if (!tenants.empty()) add(of_tenant_[tenants[0]]->First(count), 1);
+  return first;
+}
+
+void WaitingQueue::Push(Slot slot) {
+  const Request& request = (*requests_)[slot];
+  ++size_;
+  tokens_ += request.waiting_tokens;
+  rows_ += request.waiting_rows;
+  Heap& heap = HeapOf(request);
+  heap.Push(slot);
+  if (!request.undisturbed && heap.size() == 1) turns_.Push(request.tenant);
+}
+
+void WaitingQueue::Remove(Slot slot) {
+  Request& request = (*requests_)[slot];
+  Heap& heap = HeapOf(request);
+  if (!heap.Remove(slot)) return;
+  --size_;
+  tokens_ -= request.waiting_tokens;
+  rows_ -= request.waiting_rows;
+  request.waiting_tokens = request.waiting_rows = 0;
+  if (!request.undisturbed && heap.empty()) turns_.Remove(request.tenant);
+}
+
+void WaitingQueue::Charge(Slot tenant, std::uint64_t cost) {
+  const bool waits = turns_.Remove(tenant);
+  fair_->Charge(tenant, cost);
+  if (waits) turns_.Push(tenant);
+}
+
+}  // namespace flotilla
