@@ -12,7 +12,7 @@ RequestTracker::RequestTracker(TokenizedRequest request, std::uint32_t max_attem
 
 TokenizedRequest RequestTracker::Submission() const {
   TokenizedRequest submission = request_;
-  if (request_.attempt.value() > 0) {
+  if (request_.attempt.value() > 0 && !request_.beam) {
     for (const Branch& branch : branches_) submission.output_prefix.push_back(branch.tokens);
   }
   return submission;
@@ -20,6 +20,7 @@ TokenizedRequest RequestTracker::Submission() const {
 
 std::vector<CancelRequest> RequestTracker::CancelsOfEnded() const {
   std::vector<CancelRequest> cancels;
+  if (request_.beam) return cancels;
   for (std::uint32_t i = 0; i < branches_.size(); ++i) {
     if (branches_[i].ended) cancels.push_back({request_.id, BranchIndex(i), branches_[i].keep});
   }
@@ -102,12 +103,14 @@ std::vector<CancelRequest> RequestTracker::EndAll() {
     const auto have = static_cast<std::uint32_t>(branches_[i].tokens.size());
     if (auto cancel = EndBranch(BranchIndex(i), have)) cancels.push_back(*cancel);
   }
+  if (request_.beam && !cancels.empty()) return {CancelRequest{.request = request_.id}};
   return cancels;
 }
 
 Usage RequestTracker::CountedUsage(const Usage& reported) const {
   Usage usage = reported;
   usage.prompt_tokens = static_cast<std::uint32_t>(request_.prompt.size());
+  if (request_.beam) return usage;
   usage.output_tokens = 0;
   for (const Branch& branch : branches_) {
     usage.output_tokens +=

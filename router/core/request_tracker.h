@@ -6,6 +6,10 @@
 // the tracker makes the submission that continues from those tokens. Events are
 // keyed (attempt, branch, position): older attempts and positions already had
 // are dropped. Pure: no clock, thread or text; one owner.
+//
+// A beam search has nothing to continue from: its tokens come at the end, all at
+// once. It is replayed from the start, cancelled as a whole, and what it used is
+// the engine's to say.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +30,7 @@ class RequestTracker {
 
   // The request as it is to be submitted now. After a replay, branches that had
   // already ended are part of it (their index is their name); CancelsOfEnded()
-  // is to be sent after it.
+  // is to be sent after it. Without prefixes for a beam search.
   TokenizedRequest Submission() const;
   std::vector<CancelRequest> CancelsOfEnded() const;
 
@@ -59,7 +63,8 @@ class RequestTracker {
   // was over before.
   std::optional<CancelRequest> EndBranch(BranchIndex branch, std::uint32_t keep_tokens);
 
-  // Ends all branches that run, each with the tokens it has.
+  // Ends all branches that run, each with the tokens it has; a beam search with
+  // one cancel that names no branch and keeps nothing.
   std::vector<CancelRequest> EndAll();
 
   const RequestId& id() const { return request_.id; }
@@ -70,7 +75,7 @@ class RequestTracker {
     return branches_[branch.value()].tokens;
   }
   // What is charged: the prompt once, and the tokens that count. The rest is the
-  // engine's, of the attempt that ended.
+  // engine's, of the attempt that ended; for a beam search the tokens are too.
   Usage CountedUsage(const Usage& reported) const;
   // True when an engine gave the request back and no attempt was left.
   bool exhausted() const { return exhausted_; }

@@ -181,6 +181,38 @@ TEST(RequestTracker, CancelKeepsWhatWasCountedAndIsNotReplayed) {
   EXPECT_EQ(tracker.CountedUsage({}).output_tokens, 3u);
 }
 
+TEST(RequestTracker, ABeamSearchStartsAgainFromNothing) {
+  TokenizedRequest request = Request(2);
+  request.beam = BeamOptions{.beams = 4};
+  RequestTracker tracker(request, 3);
+  EXPECT_EQ(tracker.Apply(Token(tracker, 0, 0, 50)), Verdict::kNew);
+  EXPECT_TRUE(tracker.Apply(
+      BranchEnd{tracker.id(), Attempt(0), BranchIndex(0), FinishReason::kStop, 1, -0.5f}));
+  EXPECT_FALSE(
+      tracker.Apply(BranchEnd{tracker.id(), Attempt(0), BranchIndex(1), FinishReason::kMoved, 0}));
+  EXPECT_EQ(tracker.Apply(RequestEnd{tracker.id(), Attempt(0)}), EndVerdict::kReplay);
+  EXPECT_TRUE(tracker.Submission().output_prefix.empty());
+  EXPECT_TRUE(tracker.CancelsOfEnded().empty());
+  // Should it say again what came before, nothing is delivered twice.
+  EXPECT_EQ(tracker.Apply(Token(tracker, 0, 0, 50)), Verdict::kDrop);
+  EXPECT_EQ(tracker.Apply(Token(tracker, 1, 0, 60)), Verdict::kNew);
+}
+
+TEST(RequestTracker, ABeamSearchIsCancelledAndChargedAsAWhole) {
+  TokenizedRequest request = Request(2);
+  request.beam = BeamOptions{.beams = 4};
+  RequestTracker tracker(request, 3);
+  const std::vector<CancelRequest> cancels = tracker.EndAll();
+  ASSERT_EQ(cancels.size(), 1u);
+  EXPECT_EQ(cancels[0].request, tracker.id());
+  EXPECT_FALSE(cancels[0].branch.has_value());
+  EXPECT_EQ(cancels[0].keep_tokens, 0u);
+  EXPECT_TRUE(tracker.EndAll().empty());
+  const Usage usage = tracker.CountedUsage({.prompt_tokens = 9, .output_tokens = 77});
+  EXPECT_EQ(usage.prompt_tokens, 3u);
+  EXPECT_EQ(usage.output_tokens, 77u);
+}
+
 TEST(RequestTracker, MissingPositionsAndForeignBranchesAreGaps) {
   RequestTracker tracker(Request(1), 1);
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 1, 5)), Verdict::kGap);
