@@ -81,6 +81,26 @@ void ExpectEnd(const RecordedAnswer& answer, FinishReason reason, std::uint32_t 
   EXPECT_EQ(answer.ends[0].usage.output_tokens, output_tokens);
 }
 
+// As many branches as an engine takes, up to four: one is the smallest case.
+std::uint32_t SomeBranches(Engine& engine) {
+  return std::min(4u, engine.Describe().value().max_branches);
+}
+
+// The one end of a branch.
+BranchEnd EndOf(const RecordedAnswer& answer, std::uint32_t branch) {
+  for (const BranchEnd& end : answer.branch_ends) {
+    if (end.branch == BranchIndex(branch)) return end;
+  }
+  ADD_FAILURE() << "branch " << branch << " has no end";
+  return {};
+}
+
+std::uint32_t TokensOfAll(const RecordedAnswer& answer) {
+  std::size_t sum = 0;
+  for (const auto& tokens : answer.tokens) sum += tokens.size();
+  return static_cast<std::uint32_t>(sum);
+}
+
 TEST_P(EngineContract, DescribesWhatItServes) {
   Session session(GetParam());
   const auto description = session.engine().Describe();
@@ -157,6 +177,123 @@ TEST_P(EngineContract, ReplayOfACompleteAnswerEndsIt) {
   ExpectEnd(answer, FinishReason::kStop, 3);
 }
 
+TEST_P(EngineContract, EachBranchIsARequestWithASeedOfItsOwn) {
+  Session session(GetParam());
+  TokenizedRequest request = Request(1, 20, 8);
+  request.branches = SomeBranches(session.engine());
+  const RecordedAnswer answer = session.Ask(request);
+  ASSERT_EQ(answer.branch_ends.size(), request.branches);
+  for (std::uint32_t b = 0; b < request.branches; ++b) {
+    EXPECT_EQ(EndOf(answer, b).reason, FinishReason::kLength);
+    EXPECT_EQ(EndOf(answer, b).output_tokens, 8u);
+    TokenizedRequest alone = request;
+    alone.id.counter = 100 + b;
+    alone.branches = 1;
+    alone.sampling.seed = BranchSeed(request.sampling.seed, BranchIndex(b));
+    EXPECT_EQ(answer.token_ids(b), session.Ask(alone).token_ids()) << "branch " << b;
+  }
+  ASSERT_EQ(answer.ends.size(), 1u);
+  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+  EXPECT_EQ(answer.ends[0].usage.prompt_tokens, 20u) << "the prompt counts once";
+  EXPECT_EQ(answer.ends[0].usage.output_tokens, 8 * request.branches);
+}
+
+TEST_P(EngineContract, AStopTokenEndsItsBranchAlone) {
+  Session session(GetParam());
+  TokenizedRequest request = Request(1, 20, 12);
+  request.branches = SomeBranches(session.engine());
+  const RecordedAnswer whole = session.Ask(request);
+  const TokenId stop = whole.token_ids(request.branches - 1)[4];
+  request.stop.stop_tokens = {stop};
+  const RecordedAnswer answer = session.Ask(request);
+  for (std::uint32_t b = 0; b < request.branches; ++b) {
+    std::vector<TokenId> expected = whole.token_ids(b);
+    const auto at = std::find(expected.begin(), expected.end(), stop);
+    const bool stops = at != expected.end();
+    if (stops) expected.erase(at + 1, expected.end());
+    EXPECT_EQ(answer.token_ids(b), expected) << "branch " << b;
+    EXPECT_EQ(EndOf(answer, b).reason, stops ? FinishReason::kStop : FinishReason::kLength);
+  }
+  EXPECT_EQ(answer.ends[0].usage.output_tokens, TokensOfAll(answer));
+}
+
+TEST_P(EngineContract, CancelOfABranchLeavesTheOthers) {
+  Session session(GetParam());
+  TokenizedRequest request = Request(1, 20, 40);
+  request.branches = SomeBranches(session.engine());
+  const std::uint32_t last = request.branches - 1;
+  session.Submit(request);
+  session.PumpUntil([&] { return session.recorder->TokenCount(request.id, last) >= 3; });
+  session.engine().Cancel({.request = request.id, .branch = BranchIndex(last), .keep_tokens = 2});
+  const RecordedAnswer answer = session.Finish(request);
+  EXPECT_EQ(EndOf(answer, last).reason, FinishReason::kCancelled);
+  EXPECT_EQ(EndOf(answer, last).output_tokens, 2u);
+  for (std::uint32_t b = 0; b < last; ++b) {
+    EXPECT_EQ(EndOf(answer, b).reason, FinishReason::kLength);
+    EXPECT_EQ(answer.tokens[b].size(), 40u);
+  }
+  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+  EXPECT_EQ(answer.ends[0].usage.output_tokens, 40 * last + 2);
+}
+
+TEST_P(EngineContract, CancelWithoutABranchEndsAll) {
+  Session session(GetParam());
+  TokenizedRequest request = Request(1, 20, 400);
+  request.branches = SomeBranches(session.engine());
+  session.Submit(request);
+  session.PumpUntil([&] { return session.recorder->TokenCount(request.id) >= 3; });
+  session.engine().Cancel({.request = request.id, .keep_tokens = 1});
+  const RecordedAnswer answer = session.Finish(request);
+  for (std::uint32_t b = 0; b < request.branches; ++b) {
+    EXPECT_EQ(EndOf(answer, b).reason, FinishReason::kCancelled);
+  }
+}
+
+// Branches were given back at different lengths, one of them complete.
+TEST_P(EngineContract, ReplayContinuesEachBranchWhereItWas) {
+  Session session(GetParam());
+  TokenizedRequest request = Request(1, 20, 8);
+  request.branches = SomeBranches(session.engine());
+  const RecordedAnswer whole = session.Ask(request);
+  request.attempt = Attempt(request.attempt.value() + 1);
+  for (std::uint32_t b = 0; b < request.branches; ++b) {
+    const std::vector<TokenId> tokens = whole.token_ids(b);
+    const std::size_t had = b == 1 ? 8 : 2 * b;
+    request.output_prefix.emplace_back(tokens.begin(), tokens.begin() + had);
+  }
+  const RecordedAnswer answer = session.Ask(request);
+  for (std::uint32_t b = 0; b < request.branches; ++b) {
+    std::vector<TokenId> all = request.output_prefix[b];
+    for (const TokenId token : answer.token_ids(b)) all.push_back(token);
+    EXPECT_EQ(all, whole.token_ids(b)) << "branch " << b;
+    EXPECT_EQ(EndOf(answer, b).output_tokens, 8u);
+  }
+  EXPECT_EQ(answer.ends[0].usage.output_tokens, 8 * request.branches);
+}
+
+TEST_P(EngineContract, BeamsComeBestFirstOrAreRefusedByName) {
+  Session session(GetParam());
+  TokenizedRequest request = Request(1, 20, 8);
+  request.beam = BeamOptions{.beams = 3};
+  request.branches = std::min(2u, session.engine().Describe()->max_branches);
+  const RecordedAnswer answer = session.Ask(request);
+  if (!answer.accepted) {
+    EXPECT_TRUE(absl::IsUnimplemented(answer.ends[0].status)) << answer.ends[0].status;
+    return;
+  }
+  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+  ASSERT_EQ(answer.branch_ends.size(), request.branches);
+  for (std::uint32_t b = 0; b < request.branches; ++b) {
+    const BranchEnd end = EndOf(answer, b);
+    EXPECT_TRUE(end.reason == FinishReason::kStop || end.reason == FinishReason::kLength);
+    EXPECT_EQ(end.output_tokens, answer.tokens[b].size());
+    EXPECT_GE(answer.tokens[b].size(), 1u);
+    EXPECT_LE(answer.tokens[b].size(), 8u);
+    EXPECT_LE(end.score, EndOf(answer, b == 0 ? 0 : b - 1).score);
+  }
+  EXPECT_GE(answer.ends[0].usage.output_tokens, TokensOfAll(answer));
+}
+
 TEST_P(EngineContract, LogprobsOfPromptAndOutput) {
   Session session(GetParam());
   for (std::uint32_t max_tokens : {0u, 3u}) {
@@ -225,6 +362,8 @@ TEST_P(EngineContract, RefusesWhatItCannotServe) {
   add([&](auto& r) { r.stop.max_tokens = ~0u; });
   add([&](auto& r) { r.branches = limits.max_branches + 1; });
   add([](auto& r) { r.branches = 0; });
+  add([](auto& r) { r.beam = BeamOptions{.beams = 0}; });
+  add([](auto& r) { r.beam = BeamOptions{.beams = BeamOptions::kMaxCandidates}; });
   add([](auto& r) { r.sampling.temperature = -1; });
   add([](auto& r) { r.sampling.top_p = 0; });
   add([](auto& r) { r.sampling.top_k = -1; });

@@ -67,6 +67,29 @@ TEST_F(FakeEngineTest, FollowsItsScripts) {
   }
 }
 
+TEST_F(FakeEngineTest, ScriptsBranchesAndBeams) {
+  TokenizedRequest request;
+  request.id = {1, 1};
+  request.prompt = {1, 2};
+  request.branches = 2;
+  request.stop.max_tokens = 3;
+  for (const bool beam : {false, true}) {
+    if (beam) request.beam = BeamOptions{.beams = 4};
+    engine_.Script({.branches = {{{7, 8}, -1.0f, -0.25f}, {{5, 6, 4, 3}, -2.0f, -0.75f}}});
+    recorder_->Expect(request);
+    engine_.Submit(request, recorder_);
+    const RecordedAnswer answer = recorder_->Answer(request.id);
+    EXPECT_THAT(answer.token_ids(0), ElementsAre(7, 8));
+    EXPECT_THAT(answer.token_ids(1), ElementsAre(5, 6, 4));
+    EXPECT_EQ(answer.tokens[1][2].logprob, -2.0f);
+    ASSERT_EQ(answer.branch_ends.size(), 2u);
+    EXPECT_EQ(answer.branch_ends[0].reason, FinishReason::kStop);
+    EXPECT_EQ(answer.branch_ends[1].reason, FinishReason::kLength);
+    EXPECT_EQ(answer.branch_ends[1].score, beam ? -0.75f : 0.0f);
+    EXPECT_EQ(answer.ends[0].usage.output_tokens, 5u);
+  }
+}
+
 TEST_F(FakeEngineTest, RefusesAndFailsAsScripted) {
   engine_.Script({.refusal = absl::ResourceExhaustedError("full"), .retry_after_ms = 700});
   RecordedAnswer answer = Ask(5);

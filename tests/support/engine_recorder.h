@@ -19,8 +19,9 @@ namespace flotilla::testing {
 // What has come for one request so far.
 struct RecordedAnswer {
   bool accepted = false;
-  std::uint32_t first_position = 0;             // of tokens[branch][0]: the prefix's length
   std::vector<std::vector<TokenEvent>> tokens;  // [branches]
+  // [branches]: position of tokens[branch][0], which is the prefix's length.
+  std::vector<std::uint32_t> first_position;
   std::vector<PromptLogprobs> prompt;
   std::vector<BranchEnd> branch_ends;
   std::vector<RequestEnd> ends;  // one, once it has ended
@@ -42,8 +43,9 @@ class EngineRecorder : public EventSink {
     entry.attempt = request.attempt;
     entry.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
     entry.answer.tokens.resize(request.branches);
-    if (!request.output_prefix.empty()) {
-      entry.answer.first_position = static_cast<std::uint32_t>(request.output_prefix[0].size());
+    entry.answer.first_position.resize(request.branches);
+    for (std::size_t i = 0; i < request.output_prefix.size(); ++i) {
+      entry.answer.first_position[i] = static_cast<std::uint32_t>(request.output_prefix[i].size());
     }
   }
 
@@ -105,7 +107,8 @@ class EngineRecorder : public EventSink {
     ASSERT_LT(event.branch.value(), answer.tokens.size());
     EXPECT_FALSE(BranchEnded(answer, event.branch)) << "token after BranchEnd";
     auto& tokens = answer.tokens[event.branch.value()];
-    EXPECT_EQ(event.position, answer.first_position + tokens.size()) << "positions without gaps";
+    EXPECT_EQ(event.position, answer.first_position[event.branch.value()] + tokens.size())
+        << "positions without gaps";
     tokens.push_back(std::move(event));
   }
   static void Take(Entry& entry, BranchEnd event) {

@@ -1,11 +1,32 @@
 #include "tests/support/fake_engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "worker/fake_executor.h"
 
 namespace flotilla {
+namespace {
+
+absl::Status CheckBeams(const TokenizedRequest& request) {
+  if (!request.beam) return absl::OkStatus();
+  const std::uint64_t per_beam = std::max<std::uint64_t>(2, 1 + request.stop.stop_tokens.size());
+  if (request.beam->beams < request.branches || !request.output_prefix.empty() ||
+      !std::isfinite(request.beam->length_penalty) ||
+      request.beam->beams * per_beam > BeamOptions::kMaxCandidates) {
+    return absl::InvalidArgumentError("beam");
+  }
+  return absl::OkStatus();
+}
+
+// The script of a branch: null without one.
+const std::vector<TokenId>* ScriptOf(const FakeAnswer& answer, BranchIndex branch) {
+  if (branch.value() < answer.branches.size()) return &answer.branches[branch.value()].tokens;
+  return answer.tokens ? &*answer.tokens : nullptr;
+}
+
+}  // namespace
 
 EngineDescription FakeEngineOptions::DefaultDescription() {
   EngineDescription description;
@@ -14,7 +35,7 @@ EngineDescription FakeEngineOptions::DefaultDescription() {
   description.max_context = 8192;
   description.tokenizer_hash = 1;
   description.numerics_id = 1;
-  description.max_branches = 1;
+  description.max_branches = 8;
   description.max_queue_tokens = 65536;
   return description;
 }
@@ -145,6 +166,7 @@ absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
   if (request.branches == 0 || request.branches > limits.max_branches) {
     return absl::InvalidArgumentError("branches");
   }
+  if (absl::Status status = CheckBeams(request); !status.ok()) return status;
   if (!(sampling.temperature >= 0) || sampling.top_k < 0 || !(sampling.top_p > 0) ||
       !std::is_sorted(request.stop.stop_tokens.begin(), request.stop.stop_tokens.end()) ||
       request.logprobs.output_top > LogprobSpec::kMaxTop ||
@@ -160,6 +182,19 @@ absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
   return absl::OkStatus();
 }
 
+void FakeEngine::Accept(const TokenizedRequest& request, std::vector<EngineEvent>& events) const {
+  events.emplace_back(Accepted{request.id, request.attempt});
+  if (request.logprobs.prompt_top == LogprobSpec::kOff || request.prompt.size() < 2) return;
+  PromptLogprobs prompt{.request = request.id, .attempt = request.attempt, .first = 1};
+  for (std::size_t i = 1; i < request.prompt.size(); ++i) {
+    SampledToken token =
+        FakeSample(request.prompt[i], request.logprobs.prompt_top, options_.description.vocab_size);
+    prompt.chosen.push_back(token.logprob);
+    prompt.top.push_back(std::move(token.top));
+  }
+  events.emplace_back(std::move(prompt));
+}
+
 bool FakeEngine::StepRequest(Running& running, std::vector<EngineEvent>& events) const {
   const TokenizedRequest& request = running.request;
   RequestEnd end{.request = request.id, .attempt = request.attempt};
@@ -169,18 +204,8 @@ bool FakeEngine::StepRequest(Running& running, std::vector<EngineEvent>& events)
     events.emplace_back(std::move(end));
     return true;
   }
-  if (!running.accepted) {
-    running.accepted = true;
-    events.emplace_back(Accepted{request.id, request.attempt});
-    if (request.logprobs.prompt_top == LogprobSpec::kOff || request.prompt.size() < 2) return false;
-    PromptLogprobs prompt{.request = request.id, .attempt = request.attempt, .first = 1};
-    for (std::size_t i = 1; i < request.prompt.size(); ++i) {
-      SampledToken token = FakeSample(request.prompt[i], request.logprobs.prompt_top,
-                                      options_.description.vocab_size);
-      prompt.chosen.push_back(token.logprob);
-      prompt.top.push_back(std::move(token.top));
-    }
-    events.emplace_back(std::move(prompt));
+  if (!std::exchange(running.accepted, true)) {
+    Accept(request, events);
     return false;
   }
   end.usage.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
@@ -188,12 +213,17 @@ bool FakeEngine::StepRequest(Running& running, std::vector<EngineEvent>& events)
   for (std::uint32_t i = 0; i < running.branches.size(); ++i) {
     Branch& branch = running.branches[i];
     if (!branch.ended) {
-      const auto reason = StepBranch(running, BranchIndex(i), branch, events);
+      auto reason = StepBranch(running, BranchIndex(i), branch, events);
+      while (request.beam && !reason) {
+        reason = StepBranch(running, BranchIndex(i), branch, events);
+      }
       if (reason) {
         branch.ended = true;
         running.failed |= *reason == FinishReason::kError;
-        events.emplace_back(
-            BranchEnd{request.id, request.attempt, BranchIndex(i), *reason, branch.outputs});
+        const bool scored = request.beam && i < running.answer.branches.size();
+        events.emplace_back(BranchEnd{request.id, request.attempt, BranchIndex(i), *reason,
+                                      branch.outputs,
+                                      scored ? running.answer.branches[i].score : 0.0f});
       }
     }
     all_ended &= branch.ended;
@@ -225,12 +255,17 @@ std::optional<FinishReason> FakeEngine::StepBranch(const Running& running, Branc
     }
   }
   if (branch.outputs >= request.stop.max_tokens) return FinishReason::kLength;
-  if (answer.tokens && branch.outputs >= answer.tokens->size()) return FinishReason::kStop;
+  const std::vector<TokenId>* script = ScriptOf(answer, index);
+  if (script != nullptr && branch.outputs >= script->size()) return FinishReason::kStop;
 
   const std::uint32_t position = branch.outputs++;
-  const TokenId token = answer.tokens ? (*answer.tokens)[position]
-                                      : FakeToken(request.sampling.seed, index, position, vocab);
+  const TokenId token = script != nullptr ? (*script)[position]
+                                          : FakeToken(BranchSeed(request.sampling.seed, index),
+                                                      BranchIndex(0), position, vocab);
   SampledToken sampled = FakeSample(token, request.logprobs.output_top, vocab);
+  if (index.value() < answer.branches.size()) {
+    sampled.logprob = answer.branches[index.value()].logprob;
+  }
   events.emplace_back(TokenEvent{request.id, request.attempt, index, position, token,
                                  sampled.logprob, std::move(sampled.top)});
   if (std::binary_search(stops.begin(), stops.end(), token)) return FinishReason::kStop;

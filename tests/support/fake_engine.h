@@ -1,8 +1,9 @@
 // FakeEngine: an Engine without scheduler or model, for tests of routers.
 //
 // What a request answers is scripted: tokens, a refusal or an error. Without a
-// script its tokens are FakeToken of its seed. All events come inside Submit, or
-// in manual mode one per branch with each Step. It has no clock: deadlines are
+// script the tokens of a branch are FakeToken of its seed (BranchSeed). All events
+// come inside Submit, or in manual mode one per branch with each Step, except that
+// a beam search says all of its tokens in one. It has no clock: deadlines are
 // the test's affair. Any thread may call anything.
 #pragma once
 
@@ -21,12 +22,21 @@
 
 namespace flotilla {
 
+// What one branch of a request says.
+struct FakeBranch {
+  std::vector<TokenId> tokens;  // as in FakeAnswer
+  float logprob = -0.5f;        // of each of them
+  float score = 0;              // with beam search: of the sequence
+};
+
 // How one request is answered.
 struct FakeAnswer {
   // Output tokens of every branch. The request's stop rule ends them as usual; a
   // script that is over before that ends its branch with kStop. An output prefix
   // skips as many. None: FakeToken, until the stop rule ends it.
   std::optional<std::vector<TokenId>> tokens;
+  // Where branches differ: entry i in place of `tokens` for branch i.
+  std::vector<FakeBranch> branches;
   // Not OK: refused at the door.
   absl::Status refusal;
   std::int64_t retry_after_ms = 0;
@@ -41,7 +51,7 @@ struct FakeEngineOptions {
   bool manual = false;
   std::string tokenizer_bytes;
 
-  // Model "fake", vocabulary 1000, context 8192, one branch, 65536 queue tokens.
+  // Model "fake", vocabulary 1000, context 8192, 8 branches, 65536 queue tokens.
   static EngineDescription DefaultDescription();
 };
 
@@ -88,6 +98,8 @@ class FakeEngine final : public Engine {
   absl::Status CheckEntry(const TokenizedRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The request's events of one step; true when it has ended.
   bool StepRequest(Running& running, std::vector<EngineEvent>& events) const;
+  // Its Accepted, and the log-probabilities of its prompt if asked for.
+  void Accept(const TokenizedRequest& request, std::vector<EngineEvent>& events) const;
   std::optional<FinishReason> StepBranch(const Running& running, BranchIndex index, Branch& branch,
                                          std::vector<EngineEvent>& events) const;
   // Those that wait for the last request, once there is none.
