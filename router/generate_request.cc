@@ -1,6 +1,7 @@
 #include "router/generate_request.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "model/text.h"
@@ -9,6 +10,9 @@
 
 namespace flotilla {
 namespace {
+
+// Tokens of any context to this power stay far inside a double.
+constexpr double kMaxLengthPenalty = 10.0;
 
 absl::Status CheckText(std::string_view field, std::string_view text, std::size_t max_bytes) {
   if (text.size() > max_bytes) {
@@ -118,7 +122,88 @@ absl::Status CheckScalars(const ApiRequest& api, const RequestLimits& limits,
   return CheckText("request_id", api.client_request_id, limits.max_label_bytes);
 }
 
+// A good value that another field's value leaves no room for.
+absl::Status Unsupported(std::string_view field, std::string_view message) {
+  return WithField(absl::InvalidArgumentError(std::string(message)), field, kUnsupportedField);
+}
+
+absl::Status CheckBranches(const ApiRequest& api, const ModelLimits& model) {
+  const auto range = CheckRange<std::int64_t>;
+  if (auto s = range("n", api.n, 1, model.max_branches); !s.ok()) return s;
+  if (auto s = range("best_of", api.best_of, 1, model.max_branches); !s.ok()) return s;
+  const std::int64_t n = api.n.value_or(1), best_of = api.best_of.value_or(n);
+  if (best_of < n) {
+    return InvalidField("best_of", Cat("best_of is ", best_of, "; it must be at least n, ", n));
+  }
+  if (api.stream && best_of > n && !api.use_beam_search) {
+    return Unsupported(
+        "stream", Cat("stream is not supported with best_of greater than n: which of ", best_of,
+                      " choices are the best is known at their end"));
+  }
+  return absl::OkStatus();
+}
+
+// What only beam search has does not pass without it.
+absl::Status CheckNoBeams(const ApiRequest& api) {
+  if (api.length_penalty.value_or(1.0) != 1.0) {
+    return InvalidField("length_penalty", "length_penalty needs beam search");
+  }
+  using EarlyStopping = BeamOptions::EarlyStopping;
+  if (api.early_stopping.value_or(EarlyStopping::kFalse) != EarlyStopping::kFalse) {
+    return InvalidField("early_stopping", "early_stopping needs beam search");
+  }
+  return absl::OkStatus();
+}
+
+// Beam search draws nothing: parameters of sampling would be ignored in silence.
+absl::Status CheckNoSampling(const ApiRequest& api) {
+  const auto refuse = [](std::string_view field) {
+    return InvalidField(field, Cat(field, " has no part in beam search"));
+  };
+  const double temperature = api.temperature.value_or(1.0);
+  if (temperature != 0.0 && temperature != 1.0) return refuse("temperature");
+  if (api.top_p.value_or(1.0) != 1.0) return refuse("top_p");
+  if (api.top_k.value_or(0) > 0) return refuse("top_k");
+  if (api.seed) return refuse("seed");
+  return absl::OkStatus();
+}
+
+absl::Status CheckBeams(const ApiRequest& api, const ModelLimits& model) {
+  if (!api.use_beam_search) return CheckNoBeams(api);
+  if (auto s =
+          CheckRange("length_penalty", api.length_penalty, -kMaxLengthPenalty, kMaxLengthPenalty);
+      !s.ok()) {
+    return s;
+  }
+  if (auto s = CheckNoSampling(api); !s.ok()) return s;
+  if (!api.stop.empty()) {
+    return Unsupported("stop", "stop strings are not supported with beam search");
+  }
+  if (api.max_tokens == 0) {
+    return InvalidField("max_tokens", "max_tokens is 0; beam search needs at least 1");
+  }
+  const auto beams = static_cast<std::size_t>(api.best_of.value_or(api.n.value_or(1)));
+  const std::size_t stops = StopTokens(api, model).size();
+  const std::size_t candidates = beams * std::max<std::size_t>(2, 1 + stops);
+  if (candidates > BeamOptions::kMaxCandidates) {
+    return InvalidField(api.best_of ? "best_of" : "n",
+                        Cat(beams, " beams with ", stops, " stop tokens have ", candidates,
+                            " candidates; at most ", BeamOptions::kMaxCandidates, " are allowed"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+std::vector<TokenId> StopTokens(const ApiRequest& api, const ModelLimits& model) {
+  std::vector<TokenId> stops(api.stop_token_ids.begin(), api.stop_token_ids.end());
+  if (!api.ignore_eos) {
+    stops.insert(stops.end(), model.end_tokens.begin(), model.end_tokens.end());
+  }
+  std::sort(stops.begin(), stops.end());
+  stops.erase(std::unique(stops.begin(), stops.end()), stops.end());
+  return stops;
+}
 
 absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
                                                     const ModelLimits& model) const {
@@ -127,11 +212,14 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
   if (auto s = CheckSampling(api, model); !s.ok()) return s;
   if (auto s = CheckStops(api, limits_, model); !s.ok()) return s;
   if (auto s = CheckScalars(api, limits_, model); !s.ok()) return s;
+  if (auto s = CheckBranches(api, model); !s.ok()) return s;
+  if (auto s = CheckBeams(api, model); !s.ok()) return s;
 
   api.temperature = api.temperature.value_or(1.0);
   api.top_p = api.top_p.value_or(1.0);
   api.top_k = std::max<std::int64_t>(api.top_k.value_or(0), 0);
   api.timeout_ms = api.timeout_ms.value_or(limits_.default_timeout_ms);
+  api.n = api.n.value_or(1);
   return GenerateRequest(std::move(api));
 }
 

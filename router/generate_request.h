@@ -50,6 +50,20 @@ struct ApiRequest {
   std::vector<std::int64_t> stop_token_ids;  // besides the model's own end tokens
   bool ignore_eos = false;                   // the model's end tokens do not stop
 
+  // Choices that come back, at least 1; default 1.
+  std::optional<std::int64_t> n;
+  // Continuations computed, of which the n best by mean log-probability come
+  // back; with beam search the number of beams. At least n; default n.
+  std::optional<std::int64_t> best_of;
+  // Ranks whole sequences by the model's own log-probabilities (BeamOptions), so
+  // it excludes sampling parameters and stop strings.
+  bool use_beam_search = false;
+  std::optional<double> length_penalty;                      // beam search only; -10..10; default 1
+  std::optional<BeamOptions::EarlyStopping> early_stopping;  // the same; default kFalse
+  // The client wants each token when it is there. Fronts that can gather the
+  // answer leave it false.
+  bool stream = false;
+
   // Alternatives per token, 0..20; absent: no log-probabilities.
   std::optional<std::int64_t> logprobs;
   std::optional<std::int64_t> prompt_logprobs;
@@ -77,12 +91,18 @@ struct RequestLimits {
   std::int64_t default_timeout_ms = 600'000;
 };
 
-// What the validator has to know of a model.
+// What the validator has to know of a model and its engine.
 struct ModelLimits {
   std::string id;
   std::uint32_t vocab_size = 0;
-  std::uint32_t max_context = 0;  // prompt + output tokens
+  std::uint32_t max_context = 0;    // prompt + output tokens
+  std::uint32_t max_branches = 1;   // of one request: bounds n and best_of
+  std::vector<TokenId> end_tokens;  // the model's own
 };
+
+// The tokens that end a choice: the request's, which are inside the vocabulary,
+// and unless it ignores them the model's own. Sorted, unique.
+std::vector<TokenId> StopTokens(const ApiRequest& api, const ModelLimits& model);
 
 // NOT_FOUND with kModelNotFound unless `name` is the model's id.
 absl::Status CheckModel(std::string_view name, const ModelLimits& model);

@@ -42,12 +42,13 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       max_tokens_(api.max_tokens),
       default_max_tokens_(api.default_max_tokens),
       stop_strings_(api.stop),
+      wanted_(static_cast<std::size_t>(*api.n)),
+      scored_(api.best_of.value_or(1) > 1 && !api.use_beam_search),
       listener_(listener),
       request_(std::move(request)) {
+  choices_.reserve(request_.branches);
   for (std::uint32_t i = 0; i < request_.branches; ++i) {
-    choices_.push_back(
-        {IncrementalDetokenizer(environment_.tokenizer), StopMatcher(stop_strings_), {}, 0, false});
-    choices_.back().delta.choice = i;
+    choices_.emplace_back(environment_.tokenizer, stop_strings_).delta.choice = i;
   }
   lane_->Add(identity_.id, this);
 }
@@ -169,29 +170,30 @@ void GenerationImpl::Handle(TokenEvent event) {
   }
   CountFirstToken();
   Choice& choice = choices_[event.branch.value()];
+  choice.score.Add(event.logprob);
   choice.delta.tokens.push_back({event.token, event.logprob, std::move(event.top)});
   // A token that ends the branch gives no text.
   const std::string text =
       IsStopToken(event.token) ? choice.detokenizer.Flush() : choice.detokenizer.Push(event.token);
-  AddText(choice, text);
+  AddText(event.branch, text);
 }
 
-bool GenerationImpl::AddText(Choice& choice, std::string_view text) {
+bool GenerationImpl::AddText(BranchIndex branch, std::string_view text) {
+  Choice& choice = choices_[branch.value()];
   StopMatcher::Result result = choice.stops.Append(text);
   choice.delta.text += result.text;
   if (!result.stop) return false;
   // The token that completed the stop string is the last that counts.
-  const BranchIndex branch(choice.delta.choice);
   const auto keep = static_cast<std::uint32_t>(tracker_->tokens(branch).size());
   if (auto cancel = tracker_->EndBranch(branch, keep)) environment_.engine->Cancel(*cancel);
-  EndChoice(choice, {.reason = ChoiceFinish::kStop, .stop_string = stop_strings_[*result.stop]});
+  EndChoice(branch, {.reason = ChoiceFinish::kStop, .stop_string = stop_strings_[*result.stop]});
   return true;
 }
 
 void GenerationImpl::Handle(const BranchEnd& event) {
   if (!tracker_->Apply(event)) return;
   Choice& choice = choices_[event.branch.value()];
-  if (AddText(choice, choice.detokenizer.Flush())) return;
+  if (AddText(event.branch, choice.detokenizer.Flush())) return;
   choice.delta.text += choice.stops.Flush();
   ChoiceEnd end{.reason = ToChoiceFinish(event.reason)};
   const std::vector<TokenId>& tokens = tracker_->tokens(event.branch);
@@ -201,7 +203,8 @@ void GenerationImpl::Handle(const BranchEnd& event) {
   if (event.reason == FinishReason::kDeadline) {
     environment_.probe->OnCancelled(RouterProbe::CancelledBy::kDeadline);
   }
-  EndChoice(choice, std::move(end));
+  if (tracker_->request().beam) end.score = event.score;
+  EndChoice(event.branch, std::move(end));
 }
 
 void GenerationImpl::Handle(const RequestEnd& event) {
@@ -229,13 +232,13 @@ void GenerationImpl::Handle(const RequestEnd& event) {
 }
 
 void GenerationImpl::Flush() {
-  if (done_) return;
+  if (done_ || cancelled_ || HoldsBack()) return;
   for (Choice& choice : choices_) FlushChoice(choice);
 }
 
 void GenerationImpl::FlushChoice(Choice& choice) {
   Delta& delta = choice.delta;
-  if (cancelled_ || (delta.tokens.empty() && delta.text.empty())) return;
+  if (delta.tokens.empty() && delta.text.empty()) return;
   if (!delta.tokens.empty()) {
     const std::int64_t now_ns = environment_.clock->NowNs();
     const auto count = static_cast<std::int64_t>(delta.tokens.size());
@@ -248,24 +251,43 @@ void GenerationImpl::FlushChoice(Choice& choice) {
   listener_->OnDelta(std::move(out));
 }
 
-void GenerationImpl::EndChoice(Choice& choice, ChoiceEnd end) {
-  if (choice.ended) return;
-  FlushChoice(choice);
-  choice.ended = true;
-  end.choice = choice.delta.choice;
-  listener_->OnChoiceEnd(end);
+void GenerationImpl::EndChoice(BranchIndex branch, ChoiceEnd end) {
+  Choice& choice = choices_[branch.value()];
+  if (choice.end) return;
+  end.choice = branch.value();
+  if (scored_ && choice.score.tokens() > 0) end.score = static_cast<float>(choice.score.Get());
+  choice.end = std::move(end);
+  if (HoldsBack()) return;
+  if (!cancelled_) FlushChoice(choice);
+  listener_->OnChoiceEnd(*choice.end);
+}
+
+void GenerationImpl::HandOutBest() {
+  std::vector<double> scores;
+  for (const Choice& choice : choices_) scores.push_back(choice.score.Get());
+  std::uint32_t rank = 0;
+  for (const std::uint32_t best : BestOf(scores, wanted_)) {
+    Choice& choice = choices_[best];
+    choice.delta.choice = rank;
+    choice.end->choice = rank;
+    FlushChoice(choice);
+    listener_->OnChoiceEnd(*choice.end);
+    ++rank;
+  }
 }
 
 void GenerationImpl::Finish(absl::Status status, const Usage& usage) {
   if (done_) return;
-  for (Choice& choice : choices_) {
-    if (choice.ended) continue;
+  for (std::uint32_t i = 0; i < choices_.size(); ++i) {
+    if (choices_[i].end) continue;
     if (cancelled_) {
-      EndChoice(choice, {.reason = ChoiceFinish::kCancelled});
+      EndChoice(BranchIndex(i), {.reason = ChoiceFinish::kCancelled});
     } else if (status.ok()) {
       status = absl::InternalError("the engine ended the request before its choices");
     }
   }
+  // A cancelled answer, too, is made of whole choices: their tokens are counted.
+  if (HoldsBack() && (cancelled_ || status.ok())) HandOutBest();
   Detach();
   GenerationEnd end;
   end.status = cancelled_ ? absl::OkStatus() : std::move(status);

@@ -1,7 +1,9 @@
 // GenerationImpl: one request between the Engine seam and a front's listener.
 // It turns token events into text: exactly once (RequestTracker), whole
-// characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). Lives
-// on its lane's thread. Internal to the router.
+// characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). Where
+// only the best of its branches are the answer, all is held back until the last
+// of them has ended: at most max_tokens per branch. Lives on its lane's thread.
+// Internal to the router.
 #pragma once
 
 #include <atomic>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "model/detokenizer.h"
+#include "router/core/best_of.h"
 #include "router/core/request_tracker.h"
 #include "router/core/stop_matcher.h"
 #include "router/lane_state.h"
@@ -64,12 +67,17 @@ class GenerationImpl final : public Generation {
   const std::shared_ptr<std::atomic<bool>>& abandoned() const { return abandoned_; }
 
  private:
+  // One branch: a choice of the answer, or where fewer than all come back a
+  // candidate for one.
   struct Choice {
+    Choice(const Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
+        : detokenizer(tokenizer), stops(stop_strings) {}
     IncrementalDetokenizer detokenizer;
     StopMatcher stops;
     Delta delta;  // not yet handed out
+    MeanLogprob score;
     std::int64_t last_token_ns = 0;
-    bool ended = false;  // OnChoiceEnd was called
+    std::optional<ChoiceEnd> end;  // told, unless it is held back
   };
 
   absl::Status ResolveLength(std::size_t prompt_tokens);
@@ -81,9 +89,13 @@ class GenerationImpl final : public Generation {
   void Handle(const RequestEnd& event);
 
   void FlushChoice(Choice& choice);
-  // Appends text to the choice's delta; ends the choice when a stop matches.
-  bool AddText(Choice& choice, std::string_view text);
-  void EndChoice(Choice& choice, ChoiceEnd end);
+  // Appends text to a branch's delta; ends the branch when a stop matches.
+  bool AddText(BranchIndex branch, std::string_view text);
+  void EndChoice(BranchIndex branch, ChoiceEnd end);
+  // True where the answer is fewer choices than there are branches.
+  bool HoldsBack() const { return wanted_ < choices_.size(); }
+  // Hands out the best of what was held back.
+  void HandOutBest();
   void Finish(absl::Status status, const Usage& usage);
   void CountFirstToken();
   bool IsStopToken(TokenId token) const;
@@ -97,11 +109,13 @@ class GenerationImpl final : public Generation {
   const std::optional<std::int64_t> max_tokens_;
   const std::optional<std::uint32_t> default_max_tokens_;
   const std::vector<std::string> stop_strings_;
+  const std::size_t wanted_;  // choices of the answer
+  const bool scored_;         // choices end with their mean log-probability
   GenerationListener* const listener_;
 
   TokenizedRequest request_;               // until it is submitted
   std::optional<RequestTracker> tracker_;  // from then on
-  std::vector<Choice> choices_;
+  std::vector<Choice> choices_;            // [branches]
   bool first_token_seen_ = false;
   bool cancelled_ = false;
   bool done_ = false;

@@ -102,7 +102,6 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
         pool_(options_.tokenizer_threads, options_.tokenizer_queue,
               options_.tokenizer_queue_bytes) {
     if (deps_.probe == nullptr) deps_.probe = &silent_probe_;
-    std::sort(options_.end_tokens.begin(), options_.end_tokens.end());
   }
 
   std::unique_ptr<Lane> OpenLane(Dispatcher* dispatcher) override {
@@ -161,7 +160,8 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     absl::StatusOr<EngineDescription> engine = deps_.engine->Describe();
     if (!engine.ok()) return absl::UnavailableError("the model is not ready yet");
     ModelInfo info;
-    info.limits = {options_.model_id, engine->vocab_size, engine->max_context};
+    info.limits = {options_.model_id, engine->vocab_size, engine->max_context, engine->max_branches,
+                   options_.end_tokens};
     info.numerics_id = engine->numerics_id;
     info.exactness = engine->exactness;
     info.created_s = options_.created_s;
@@ -173,7 +173,7 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     return absl::Uniform<std::uint64_t>(random_);
   }
   GenerationImpl::Identity NewIdentity();
-  TokenizedRequest Resolve(const ApiRequest& api, const RequestId& id);
+  TokenizedRequest Resolve(const ApiRequest& api, const ModelLimits& model, const RequestId& id);
 
   ServiceOptions options_;
   Dependencies deps_;
@@ -197,7 +197,8 @@ GenerationImpl::Identity ServiceImpl::NewIdentity() {
   return {{incarnation_, next_counter_++}, std::string(hex.data(), 32)};
 }
 
-TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const RequestId& id) {
+TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& model,
+                                      const RequestId& id) {
   TokenizedRequest request;
   request.id = id;
   request.sampling.temperature = static_cast<float>(*api.temperature);
@@ -211,13 +212,16 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const RequestId& id
   } else {
     request.sampling.seed = Random();
   }
-  std::vector<TokenId>& stops = request.stop.stop_tokens;
-  stops.assign(api.stop_token_ids.begin(), api.stop_token_ids.end());
-  if (!api.ignore_eos) {
-    stops.insert(stops.end(), options_.end_tokens.begin(), options_.end_tokens.end());
+  request.stop.stop_tokens = StopTokens(api, model);
+  const auto candidates = static_cast<std::uint32_t>(api.best_of.value_or(*api.n));
+  request.branches = candidates;
+  if (api.use_beam_search) {
+    request.branches = static_cast<std::uint32_t>(*api.n);
+    request.beam = BeamOptions{
+        .beams = candidates,
+        .length_penalty = static_cast<float>(api.length_penalty.value_or(1.0)),
+        .early_stopping = api.early_stopping.value_or(BeamOptions::EarlyStopping::kFalse)};
   }
-  std::sort(stops.begin(), stops.end());
-  stops.erase(std::unique(stops.begin(), stops.end()), stops.end());
   request.logprobs.output_top = static_cast<std::int32_t>(api.logprobs.value_or(LogprobSpec::kOff));
   request.logprobs.prompt_top =
       static_cast<std::int32_t>(api.prompt_logprobs.value_or(LogprobSpec::kOff));
@@ -242,8 +246,9 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   }
   const GenerationImpl::Environment environment{
       deps_.engine, deps_.tokenizer, deps_.clock, deps_.probe, this, options_.max_attempts};
-  auto generation = std::make_unique<GenerationImpl>(
-      environment, std::move(identity), api, Resolve(api, id), model->limits, state, listener);
+  auto generation = std::make_unique<GenerationImpl>(environment, std::move(identity), api,
+                                                     Resolve(api, model->limits, id), model->limits,
+                                                     state, listener);
   const auto deliver = [state, id](absl::StatusOr<std::vector<TokenId>> prompt) {
     state->Run([id, prompt = std::move(prompt)](LaneState& lane_state) mutable {
       if (GenerationImpl* self = lane_state.Find(id)) self->OnEncoded(std::move(prompt));

@@ -88,6 +88,9 @@ struct ChoiceEnd {
   // The stop string or token that matched, if one did.
   std::optional<std::string> stop_string;
   std::optional<TokenId> stop_token;
+  // With best_of > 1: the mean log-probability of its tokens, if it has any. With
+  // beam search: the sequence's score (BeamOptions).
+  std::optional<float> score;
 };
 
 struct GenerationEnd {
@@ -101,7 +104,9 @@ struct GenerationEnd {
 
 // Receives one generation. Order: OnPrompt, OnAccepted, then OnPromptScores and
 // OnDelta, one OnChoiceEnd per choice after its last delta, and OnDone, always,
-// once, last. A failure may come at any point as OnDone with a status; choices
+// once, last. Choices are numbered from 0 to n - 1 and come interleaved; where
+// fewer than best_of come back, the deltas come at the end, best choice first; a
+// beam search's too. A failure may come at any point as OnDone with a status; choices
 // without OnChoiceEnd then never get one. Runs on the lane's thread; may destroy
 // the Generation from within OnDone, not from within the others.
 class GenerationListener {

@@ -24,10 +24,16 @@ std::string_view FinishName(ChoiceFinish reason) {
   return R"("error")";
 }
 
+void AppendScore(std::optional<float> score, std::string& out) {
+  if (!score) return;
+  out += R"(,"score":)";
+  AppendJsonFloat(*score, out);
+}
+
 }  // namespace
 
 OpenAiAnswer::OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of)
-    : header_(std::move(header)) {
+    : header_(std::move(header)), prompts_(header_.prompts) {
   head_ = R"({"id":")";
   head_ += header_.chat ? "chatcmpl-" : "cmpl-";
   AppendJsonEscaped(header_.id, head_);
@@ -40,22 +46,29 @@ OpenAiAnswer::OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of)
   head_ += Cat(R"(,"created":)", header_.created_s, R"(,"model":)");
   AppendJsonString(header_.model, head_);
   head_ += R"(,"choices":[)";
-  choices_.reserve(header_.choices);
-  for (std::uint32_t i = 0; i < header_.choices; ++i) {
+  const std::uint32_t choices = header_.prompts * header_.n;
+  choices_.reserve(choices);
+  for (std::uint32_t i = 0; i < choices; ++i) {
     choices_.emplace_back(LogprobText({header_.chat, header_.tokens_as_token_ids}, bytes_of));
   }
 }
 
-void OpenAiAnswer::Prompt(std::uint32_t index, std::vector<TokenId> tokens, std::string text) {
-  Choice& choice = choices_[index];
-  choice.prompt = std::move(tokens);
+void OpenAiAnswer::Prompt(std::uint32_t prompt, std::vector<TokenId> tokens,
+                          const std::string& text) {
+  prompts_[prompt] = std::move(tokens);
   if (!header_.echo) return;
-  choice.echo = std::move(text);
-  if (header_.logprobs) choice.logprobs.AddUnscored(choice.prompt.front());
+  for (std::uint32_t i = 0; i < header_.n; ++i) {
+    Choice& choice = choices_[IndexOf(prompt, i)];
+    choice.echo = text;
+    if (header_.logprobs) choice.logprobs.AddUnscored(prompts_[prompt].front());
+  }
 }
 
-void OpenAiAnswer::PromptScores(std::uint32_t index, const std::vector<OutputToken>& scores) {
-  for (const OutputToken& token : scores) choices_[index].logprobs.Add(token);
+void OpenAiAnswer::PromptScores(std::uint32_t prompt, const std::vector<OutputToken>& scores) {
+  for (std::uint32_t i = 0; i < header_.n; ++i) {
+    LogprobText& logprobs = choices_[IndexOf(prompt, i)].logprobs;
+    for (const OutputToken& token : scores) logprobs.Add(token);
+  }
 }
 
 void OpenAiAnswer::BeginEvent(std::uint32_t index, std::string& out) const {
@@ -83,13 +96,13 @@ void OpenAiAnswer::AppendLogprobs(Choice& choice, std::string& out) {
   }
 }
 
-void OpenAiAnswer::AppendTokenIds(const std::vector<TokenId>& tokens, Choice& choice,
+void OpenAiAnswer::AppendTokenIds(const std::vector<TokenId>& tokens, std::uint32_t index,
                                   std::string& out) {
   if (!header_.return_token_ids) return;
-  if (!std::exchange(choice.prompt_sent, true)) {
+  if (!std::exchange(choices_[index].prompt_sent, true)) {
     out += R"(,"prompt_token_ids":)";
-    AppendJsonIntArray(choice.prompt, out);
-    prompt_due_ = true;
+    AppendJsonIntArray(prompts_[index / header_.n], out);
+    prompt_due_ = index == 0;
   }
   out += R"(,"token_ids":)";
   AppendJsonIntArray(tokens, out);
@@ -97,17 +110,20 @@ void OpenAiAnswer::AppendTokenIds(const std::vector<TokenId>& tokens, Choice& ch
 
 // Clients of the one-prompt case look for them beside the choices.
 void OpenAiAnswer::AppendPromptIds(std::string& out) const {
-  if (choices_.size() != 1) return;
+  if (prompts_.size() != 1) return;
   out += R"(,"prompt_token_ids":)";
-  AppendJsonIntArray(choices_[0].prompt, out);
+  AppendJsonIntArray(prompts_[0], out);
 }
 
-void OpenAiAnswer::Start(std::uint32_t index, std::string& out) {
+void OpenAiAnswer::Start(std::uint32_t prompt, std::string& out) {
   if (!header_.stream || !header_.chat) return;
-  BeginEvent(index, out);
-  out += R"(,"delta":{"role":"assistant","content":""},"logprobs":null)";
-  AppendTokenIds({}, choices_[index], out);
-  EndEvent("null", out);
+  for (std::uint32_t i = 0; i < header_.n; ++i) {
+    const std::uint32_t index = IndexOf(prompt, i);
+    BeginEvent(index, out);
+    out += R"(,"delta":{"role":"assistant","content":""},"logprobs":null)";
+    AppendTokenIds({}, index, out);
+    EndEvent("null", out);
+  }
 }
 
 void OpenAiAnswer::FlushEcho(std::uint32_t index, std::string& out) {
@@ -117,12 +133,13 @@ void OpenAiAnswer::FlushEcho(std::uint32_t index, std::string& out) {
   out += R"(,"text":)";
   AppendJsonString(choice.echo, out);
   AppendLogprobs(choice, out);
-  AppendTokenIds({}, choice, out);
+  AppendTokenIds({}, index, out);
   EndEvent("null", out);
   choice.echo.clear();
 }
 
-void OpenAiAnswer::Add(std::uint32_t index, const Delta& delta, std::string& out) {
+void OpenAiAnswer::Add(std::uint32_t prompt, const Delta& delta, std::string& out) {
+  const std::uint32_t index = IndexOf(prompt, delta.choice);
   Choice& choice = choices_[index];
   if (header_.stream) FlushEcho(index, out);
   std::vector<TokenId> ids;
@@ -143,19 +160,22 @@ void OpenAiAnswer::Add(std::uint32_t index, const Delta& delta, std::string& out
   AppendJsonEscaped(delta.text, out);
   out += header_.chat ? R"("})" : R"(")";
   AppendLogprobs(choice, out);
-  AppendTokenIds(ids, choice, out);
+  AppendTokenIds(ids, index, out);
   EndEvent("null", out);
 }
 
-void OpenAiAnswer::Finish(std::uint32_t index, ChoiceFinish reason, std::string& out) {
+void OpenAiAnswer::Finish(std::uint32_t prompt, const ChoiceEnd& end, std::string& out) {
+  const std::uint32_t index = IndexOf(prompt, end.choice);
   Choice& choice = choices_[index];
-  choice.finish = FinishName(reason);
+  choice.finish = FinishName(end.reason);
+  choice.score = end.score;
   if (!header_.stream) return;
   FlushEcho(index, out);
   BeginEvent(index, out);
   out += header_.chat ? R"(,"delta":{})" : R"(,"text":"")";
   AppendLogprobs(choice, out);
-  AppendTokenIds({}, choice, out);
+  AppendTokenIds({}, index, out);
+  AppendScore(choice.score, out);
   EndEvent(choice.finish, out);
 }
 
@@ -190,7 +210,8 @@ void OpenAiAnswer::AppendChoice(std::uint32_t index, std::string& out) {
   out += choice.text;
   out += header_.chat ? R"(","refusal":null})" : R"(")";
   AppendLogprobs(choice, out);
-  AppendTokenIds(choice.tokens, choice, out);
+  AppendTokenIds(choice.tokens, index, out);
+  AppendScore(choice.score, out);
   out += R"(,"finish_reason":)";
   out += choice.finish;
   out.push_back('}');

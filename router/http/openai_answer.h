@@ -1,9 +1,13 @@
 // OpenAiAnswer: what the service reports of a request, written as the OpenAI API
 // answers: one JSON body, or server-sent events. Pure text; it knows neither
 // sockets nor generations. One per HTTP request; I/O thread.
+//
+// A request has one or more prompts and n choices of each: choice i of prompt p
+// has the index p * n + i.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,21 +27,23 @@ class OpenAiAnswer {
     std::int64_t created_s = 0;
     bool chat = false, stream = false, include_usage = false, echo = false, logprobs = false;
     bool return_token_ids = false, tokens_as_token_ids = false;
-    std::uint32_t choices = 1;
+    std::uint32_t prompts = 1;
+    std::uint32_t n = 1;  // choices per prompt
   };
   OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of);
 
-  // The prompt of a choice; `text` is what echo repeats.
-  void Prompt(std::uint32_t choice, std::vector<TokenId> tokens, std::string text);
+  // A prompt's tokens; `text` is what echo repeats in each of its choices.
+  void Prompt(std::uint32_t prompt, std::vector<TokenId> tokens, const std::string& text);
   // Log-probabilities of the echoed prompt, in order.
-  void PromptScores(std::uint32_t choice, const std::vector<OutputToken>& scores);
+  void PromptScores(std::uint32_t prompt, const std::vector<OutputToken>& scores);
 
-  // Streaming: each appends whole events to `out`, or nothing when there is
-  // nothing to say. Otherwise they collect, and `out` is not touched.
-  void Start(std::uint32_t choice, std::string& out);
-  void Add(std::uint32_t choice, const Delta& delta, std::string& out);
-  void Finish(std::uint32_t choice, ChoiceFinish reason, std::string& out);
-  // A choice's own usage; they are added up.
+  // What a prompt's generation says; its choices are numbered from 0. Streaming:
+  // each appends whole events to `out`, or nothing when there is nothing to say.
+  // Otherwise they collect, and `out` is not touched.
+  void Start(std::uint32_t prompt, std::string& out);
+  void Add(std::uint32_t prompt, const Delta& delta, std::string& out);
+  void Finish(std::uint32_t prompt, const ChoiceEnd& end, std::string& out);
+  // A prompt's own usage; they are added up.
   void AddUsage(const Usage& usage);
   // Streaming: the usage event, if asked for, and the end mark.
   void End(std::string& out);
@@ -48,19 +54,22 @@ class OpenAiAnswer {
  private:
   struct Choice {
     explicit Choice(LogprobText logprobs) : logprobs(std::move(logprobs)) {}
-    std::vector<TokenId> prompt;
     std::string echo;             // to be written before the first output
     bool prompt_sent = false;     // streaming: prompt_token_ids were written
     std::string text;             // escaped; not streaming
     std::vector<TokenId> tokens;  // not streaming
     LogprobText logprobs;
     std::string_view finish;
+    std::optional<float> score;
   };
 
+  std::uint32_t IndexOf(std::uint32_t prompt, std::uint32_t choice) const {
+    return prompt * header_.n + choice;
+  }
   void BeginEvent(std::uint32_t index, std::string& out) const;
   void EndEvent(std::string_view finish, std::string& out);
   void AppendLogprobs(Choice& choice, std::string& out);
-  void AppendTokenIds(const std::vector<TokenId>& tokens, Choice& choice, std::string& out);
+  void AppendTokenIds(const std::vector<TokenId>& tokens, std::uint32_t index, std::string& out);
   void AppendPromptIds(std::string& out) const;
   void AppendUsage(std::string& out) const;
   void AppendChoice(std::uint32_t index, std::string& out);
@@ -68,7 +77,8 @@ class OpenAiAnswer {
 
   const Header header_;
   std::string head_;  // {"id":...,"model":"...", of the body or of every event
-  std::vector<Choice> choices_;
+  std::vector<std::vector<TokenId>> prompts_;  // [prompts]
+  std::vector<Choice> choices_;                // [prompts * n]
   Usage usage_;
   bool prompt_due_ = false;  // the event being written repeats the prompt's ids
 };

@@ -47,16 +47,17 @@ absl::Status OpenAiExchange::StartAll(std::int64_t now_s, Lane& lane) {
     if (!checked.ok()) return checked.status();
     valid.push_back(*std::move(checked));
   }
+  const auto n = static_cast<std::uint32_t>(*valid.front().api().n);
   request_.prompts.clear();
   for (std::uint32_t i = 0; i < count; ++i) {
-    choices_.push_back(std::make_unique<Choice>(this, i));
-    absl::Status status = choices_.back()->Start(std::move(valid[i]), service_, lane);
+    prompts_.push_back(std::make_unique<Prompt>(this, i));
+    absl::Status status = prompts_.back()->Start(std::move(valid[i]), service_, lane);
     if (!status.ok()) return status;
   }
   running_ = count;
   if (!request_.ignored.empty()) headers_.push_back({kIgnoredHeader, HeaderText(request_.ignored)});
   answer_ = std::make_unique<OpenAiAnswer>(
-      OpenAiAnswer::Header{.id = choices_.front()->id(),
+      OpenAiAnswer::Header{.id = prompts_.front()->id(),
                            .model = model,
                            .created_s = now_s,
                            .chat = request_.chat,
@@ -66,12 +67,13 @@ absl::Status OpenAiExchange::StartAll(std::int64_t now_s, Lane& lane) {
                            .logprobs = request_.logprobs,
                            .return_token_ids = request_.return_token_ids,
                            .tokens_as_token_ids = request_.tokens_as_token_ids,
-                           .choices = count},
+                           .prompts = count,
+                           .n = n},
       [this](TokenId token) { return service_.TokenBytes(token); });
   return absl::OkStatus();
 }
 
-absl::Status OpenAiExchange::Choice::Start(GenerateRequest request, InferenceService& service,
+absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceService& service,
                                            Lane& lane) {
   const auto* text = std::get_if<std::string>(&request.api().prompt);
   if (exchange_->request_.echo && text != nullptr) text_ = *text;
@@ -81,39 +83,39 @@ absl::Status OpenAiExchange::Choice::Start(GenerateRequest request, InferenceSer
   return absl::OkStatus();
 }
 
-void OpenAiExchange::Choice::OnPrompt(const PromptInfo& prompt) {
+void OpenAiExchange::Prompt::OnPrompt(const PromptInfo& prompt) {
   if (exchange_->request_.echo && text_.empty()) {
     std::string bytes;
     for (TokenId token : prompt.tokens) bytes += exchange_->service_.TokenBytes(token);
     text_ = RepairUtf8(bytes);
   }
-  exchange_->answer_->Prompt(index_, prompt.tokens, std::move(text_));
+  exchange_->answer_->Prompt(index_, prompt.tokens, text_);
 }
 
-void OpenAiExchange::Choice::OnAccepted() {
+void OpenAiExchange::Prompt::OnAccepted() {
   if (exchange_->over_) return;
   exchange_->Begin();
   exchange_->answer_->Start(index_, exchange_->out_);
   exchange_->Write();
 }
 
-void OpenAiExchange::Choice::OnPromptScores(::flotilla::PromptScores scores) {
+void OpenAiExchange::Prompt::OnPromptScores(::flotilla::PromptScores scores) {
   exchange_->answer_->PromptScores(index_, scores.tokens);
 }
 
-void OpenAiExchange::Choice::OnDelta(Delta delta) {
+void OpenAiExchange::Prompt::OnDelta(Delta delta) {
   if (exchange_->over_) return;
   exchange_->answer_->Add(index_, delta, exchange_->out_);
   exchange_->Write();
 }
 
-void OpenAiExchange::Choice::OnChoiceEnd(const ChoiceEnd& end) {
+void OpenAiExchange::Prompt::OnChoiceEnd(const ChoiceEnd& end) {
   if (exchange_->over_ || end.reason == ChoiceFinish::kError) return;
-  exchange_->answer_->Finish(index_, end.reason, exchange_->out_);
+  exchange_->answer_->Finish(index_, end, exchange_->out_);
   exchange_->Write();
 }
 
-void OpenAiExchange::Choice::OnDone(const GenerationEnd& end) {
+void OpenAiExchange::Prompt::OnDone(const GenerationEnd& end) {
   if (exchange_->over_) return;
   if (!end.status.ok()) return exchange_->Fail(end.status);
   exchange_->answer_->AddUsage(end.usage);

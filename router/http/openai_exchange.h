@@ -24,10 +24,10 @@ class OpenAiExchange final : public HttpExchange {
                                              HttpReply& reply);
 
  private:
-  // Listens to the generation of one prompt.
-  class Choice final : public GenerationListener {
+  // One prompt: listens to its generation, whose choices are among the answer's.
+  class Prompt final : public GenerationListener {
    public:
-    Choice(OpenAiExchange* exchange, std::uint32_t index) : exchange_(exchange), index_(index) {}
+    Prompt(OpenAiExchange* exchange, std::uint32_t index) : exchange_(exchange), index_(index) {}
     absl::Status Start(GenerateRequest request, InferenceService& service, Lane& lane);
     const std::string& id() const { return generation_->id(); }
 
@@ -63,7 +63,7 @@ class OpenAiExchange final : public HttpExchange {
   std::uint32_t running_ = 0;
   bool begun_ = false;
   bool over_ = false;                             // answered in full, or failed
-  std::vector<std::unique_ptr<Choice>> choices_;  // last: they use the rest
+  std::vector<std::unique_ptr<Prompt>> prompts_;  // last: they use the rest
 };
 
 }  // namespace flotilla

@@ -63,6 +63,26 @@ void ReadStreamOptions(ObjectReader& reader, OpenAiRequest& request) {
   reader.Fail(inner.Finish(false, nullptr));
 }
 
+// true, false or "never".
+std::optional<BeamOptions::EarlyStopping> EarlyStopping(ObjectReader& reader) {
+  const Json* value = reader.Value("early_stopping");
+  if (value == nullptr) return std::nullopt;
+  if (*value == true) return BeamOptions::EarlyStopping::kTrue;
+  if (*value == false) return BeamOptions::EarlyStopping::kFalse;
+  if (*value == "never") return BeamOptions::EarlyStopping::kNever;
+  reader.FailField("early_stopping", "must be true, false or \"never\"");
+  return std::nullopt;
+}
+
+// How many continuations, and how they are chosen.
+void ReadBranches(ObjectReader& reader, ApiRequest& api) {
+  api.n = reader.Int("n");
+  api.best_of = reader.Int("best_of");
+  api.use_beam_search = reader.Bool("use_beam_search").value_or(false);
+  api.length_penalty = reader.Number("length_penalty");
+  api.early_stopping = EarlyStopping(reader);
+}
+
 // Sampling, stops, labels and the fields that both bodies refuse or ignore.
 void ReadCommon(ObjectReader& reader, ApiRequest& api, OpenAiRequest& request) {
   api.model = reader.String("model").value_or("");
@@ -86,11 +106,10 @@ void ReadCommon(ObjectReader& reader, ApiRequest& api, OpenAiRequest& request) {
   api.client_request_id = reader.String("request_id").value_or("");
   request.return_token_ids = reader.Bool("return_token_ids").value_or(false);
   request.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
+  ReadBranches(reader, api);
   ReadStreamOptions(reader, request);
+  api.stream = request.stream;
 
-  reader.Neutral("n", {1});
-  reader.Neutral("best_of", {1});
-  reader.Neutral("use_beam_search", {false});
   reader.Neutral("presence_penalty", {0});
   reader.Neutral("frequency_penalty", {0});
   reader.Neutral("repetition_penalty", {1});

@@ -17,7 +17,8 @@ namespace flotilla {
 
 struct OpenAiRequest {
   bool chat = false;
-  // One per prompt, in order; prompt i becomes choice i.
+  // One per prompt, in order, each with the same n; its choices are numbered from
+  // i * n on for prompt i.
   std::vector<ApiRequest> prompts;
   bool stream = false;
   bool include_usage = false;

@@ -1,5 +1,6 @@
 // Bodies of the HTTP API: what is accepted, what is refused and by which name,
 // and that no mutation of a body gets past parser and validator.
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <random>
@@ -19,7 +20,7 @@
 namespace flotilla {
 namespace {
 
-const ModelLimits kModel{"m", 1000, 512};
+const ModelLimits kModel{"m", 1000, 512, /*max_branches=*/32, /*end_tokens=*/{2}};
 
 absl::Status Check(absl::StatusOr<OpenAiRequest> parsed) {
   if (!parsed.ok()) return parsed.status();
@@ -47,7 +48,12 @@ TEST(Request, AcceptsWhatClientsSend) {
        R"(,"response_format":{"type":"text"},"presence_penalty":0.0,"parallel_tool_calls":true)",
        R"(,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"top_logprobs":20)",
        R"(,"stop":["a","b"],"max_tokens":5,"max_completion_tokens":7,"ignore_eos":true)",
-       R"(,"top_k":-1,"timeout_ms":5,"priority":-3,"return_token_ids":true)"}) {
+       R"(,"top_k":-1,"timeout_ms":5,"priority":-3,"return_token_ids":true)",
+       R"(,"n":32,"best_of":32,"stream":true)", R"(,"n":2,"best_of":5,"stop":["a"],"seed":3)",
+       R"(,"use_beam_search":false,"length_penalty":1,"early_stopping":false,"best_of":null)",
+       R"(,"use_beam_search":true,"best_of":32,"n":4,"length_penalty":-0.5,"stream":true)",
+       R"(,"use_beam_search":true,"n":3,"temperature":0,"top_p":1,"top_k":-1,"stop":[])",
+       R"(,"use_beam_search":true,"early_stopping":"never","temperature":1.0,"top_k":0)"}) {
     EXPECT_EQ(CheckChat(Chat(more)), absl::OkStatus()) << more;
   }
   EXPECT_EQ(CheckText(R"({"model":"m","prompt":[1,2,3],"echo":true,"max_tokens":0,"logprobs":20})"),
@@ -80,8 +86,6 @@ struct Refusal {
 TEST(Request, RefusesByName) {
   for (const Refusal& r : std::vector<Refusal>{
            {R"(,"bogus":1)", "bogus", kUnknownField},
-           {R"(,"n":2)", "n", kUnsupportedField},
-           {R"(,"best_of":3)", "best_of", kUnsupportedField},
            {R"(,"logit_bias":{"5":1})", "logit_bias", kUnsupportedField},
            {R"(,"presence_penalty":0.5)", "presence_penalty", kUnsupportedField},
            {R"(,"repetition_penalty":1.1)", "repetition_penalty", kUnsupportedField},
@@ -116,6 +120,91 @@ TEST(Request, RefusesByName) {
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":true)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":21)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"suffix":"x")"))), "suffix");
+}
+
+TEST(Request, BranchesAreBounded) {
+  for (const Refusal& r : std::vector<Refusal>{
+           {R"(,"n":0)", "n", kInvalidValue},
+           {R"(,"n":-1)", "n", kInvalidValue},
+           {R"(,"n":33)", "n", kInvalidValue},
+           {R"(,"n":9223372036854775807)", "n", kInvalidValue},
+           {R"(,"n":1.5)", "n", kInvalidValue},
+           {R"(,"n":"2")", "n", kInvalidValue},
+           {R"(,"best_of":0)", "best_of", kInvalidValue},
+           {R"(,"best_of":33)", "best_of", kInvalidValue},
+           {R"(,"n":3,"best_of":2)", "best_of", kInvalidValue},
+           {R"(,"n":2,"best_of":3,"stream":true)", "stream", kUnsupportedField},
+           {R"(,"length_penalty":0.5)", "length_penalty", kInvalidValue},
+           {R"(,"early_stopping":true)", "early_stopping", kInvalidValue},
+           {R"(,"early_stopping":"never")", "early_stopping", kInvalidValue},
+           {R"(,"early_stopping":"always")", "early_stopping", kInvalidValue},
+           {R"(,"early_stopping":1)", "early_stopping", kInvalidValue},
+       }) {
+    for (const absl::Status& status : {CheckChat(Chat(r.more)), CheckText(Text(r.more))}) {
+      EXPECT_FALSE(status.ok()) << r.more;
+      EXPECT_EQ(ErrorField(status), r.field) << r.more << status;
+      EXPECT_EQ(ErrorCode(status), r.code) << r.more << status;
+    }
+  }
+  EXPECT_EQ(CheckText(Text(R"(,"n":33)")).message(), "n is 33; it must be from 1 to 32");
+}
+
+TEST(Request, BeamSearchTakesNeitherSamplingNorStopStrings) {
+  for (const Refusal& r : std::vector<Refusal>{
+           {R"(,"use_beam_search":1)", "use_beam_search", kInvalidValue},
+           {R"(,"temperature":0.5)", "temperature", kInvalidValue},
+           {R"(,"top_p":0.9)", "top_p", kInvalidValue},
+           {R"(,"top_k":5)", "top_k", kInvalidValue},
+           {R"(,"seed":0)", "seed", kInvalidValue},
+           {R"(,"stop":"a")", "stop", kUnsupportedField},
+           {R"(,"length_penalty":10.5)", "length_penalty", kInvalidValue},
+           {R"(,"length_penalty":-1e300)", "length_penalty", kInvalidValue},
+           {R"(,"length_penalty":"1")", "length_penalty", kInvalidValue},
+           {R"(,"n":4,"best_of":3)", "best_of", kInvalidValue},
+       }) {
+    const std::string beams = r.more.find("use_beam") == std::string::npos
+                                  ? R"(,"use_beam_search":true)" + r.more
+                                  : r.more;
+    for (const absl::Status& status : {CheckChat(Chat(beams)), CheckText(Text(beams))}) {
+      EXPECT_EQ(ErrorField(status), r.field) << beams << status;
+      EXPECT_EQ(ErrorCode(status), r.code) << beams << status;
+    }
+  }
+  EXPECT_EQ(ErrorField(CheckText(Text(R"(,"use_beam_search":true,"max_tokens":0)"))), "max_tokens");
+}
+
+// beams * max(2, 1 + stop tokens) is at most 64; the model has one end token.
+TEST(Request, CandidatesOfBeamSearchAreBounded) {
+  const auto check = [](const std::string& more) {
+    return CheckText(Text(R"(,"use_beam_search":true)" + more));
+  };
+  EXPECT_EQ(check(R"(,"n":32)"), absl::OkStatus());
+  EXPECT_EQ(check(R"(,"n":32,"stop_token_ids":[2,2])"), absl::OkStatus());  // the end token again
+  EXPECT_EQ(ErrorField(check(R"(,"n":32,"stop_token_ids":[3])")), "n");
+  EXPECT_EQ(ErrorField(check(R"(,"n":2,"best_of":32,"stop_token_ids":[3])")), "best_of");
+  EXPECT_EQ(check(R"(,"n":32,"stop_token_ids":[3],"ignore_eos":true)"), absl::OkStatus());
+  EXPECT_EQ(check(R"(,"n":16,"stop_token_ids":[3,4])"), absl::OkStatus());
+  EXPECT_EQ(check(R"(,"n":22,"stop_token_ids":[3])").message(),
+            "22 beams with 2 stop tokens have 66 candidates; at most 64 are allowed");
+}
+
+TEST(Request, LengthPenaltyIsANumber) {
+  const Validator validator{RequestLimits{}};
+  for (const double penalty : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    ApiRequest api{.model = "m", .prompt = "x", .use_beam_search = true};
+    api.length_penalty = penalty;
+    EXPECT_EQ(ErrorField(validator.Validate(api, kModel).status()), "length_penalty");
+    api.use_beam_search = false;
+    EXPECT_EQ(ErrorField(validator.Validate(api, kModel).status()), "length_penalty");
+  }
+}
+
+TEST(Request, StopTokensAreTheRequestsAndTheModels) {
+  ApiRequest api;
+  api.stop_token_ids = {9, 3, 9};
+  EXPECT_EQ(StopTokens(api, kModel), (std::vector<TokenId>{2, 3, 9}));
+  api.ignore_eos = true;
+  EXPECT_EQ(StopTokens(api, kModel), (std::vector<TokenId>{3, 9}));
 }
 
 TEST(Request, RefusesBadMessagesAndPrompts) {
@@ -158,7 +247,7 @@ TEST(Request, LenientIgnoresUnknownFieldsOnly) {
   auto parsed = ParseCompletion(Text(R"(,"bogus":1,"other":{})"), lenient);
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(parsed->ignored, (std::vector<std::string>{"bogus", "other"}));
-  EXPECT_FALSE(ParseCompletion(Text(R"(,"n":2)"), lenient).ok());
+  EXPECT_FALSE(ParseCompletion(Text(R"(,"min_p":0.5)"), lenient).ok());
 }
 
 TEST(Json, RefusesWhatIsNotOneCleanObject) {
@@ -211,6 +300,8 @@ void Mutate(std::string& body, std::mt19937_64& random) {
                                                    ",",
                                                    "\"stop\":",
                                                    "\"n\":3,",
+                                                   "\"best_of\":4,",
+                                                   "\"use_beam_search\":true,",
                                                    "0.0000001",
                                                    "\"<|im_end|>\""};
   const auto at = [&](std::size_t extra) { return random() % (body.size() + extra); };
@@ -243,6 +334,8 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
       R"({"model":"m","prompt":[[1,2,3],[4]],"ignore_eos":true,"top_k":3,"top_p":0.1})",
       R"({"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"é"}]}]})",
       R"({"model":"m","prompt":"héllo","add_special_tokens":false,"parse_special":true})",
+      Text(R"(,"n":2,"best_of":3,"length_penalty":1,"early_stopping":false)"),
+      Chat(R"(,"n":4,"use_beam_search":true,"length_penalty":0.5,"early_stopping":"never")"),
       R"({"model":"m","tokens":[1,2,3]})"};
   const std::uint64_t rounds = std::getenv("FLOTILLA_LONG") != nullptr ? 100'000 : 5'000;
   const Validator validator{RequestLimits{}};
@@ -273,6 +366,10 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
         ASSERT_TRUE(*api.top_p > 0 && *api.top_p <= 1);
         ASSERT_TRUE(*api.top_k >= 0 && *api.top_k <= 1000);
         ASSERT_TRUE(*api.timeout_ms > 0);
+        const std::int64_t best_of = api.best_of.value_or(*api.n);
+        ASSERT_TRUE(*api.n >= 1 && *api.n <= best_of && best_of <= kModel.max_branches);
+        ASSERT_TRUE(std::abs(api.length_penalty.value_or(1)) <= 10);
+        ASSERT_TRUE(!api.use_beam_search || (api.stop.empty() && best_of * 2 <= 64));
         ASSERT_LE(api.stop.size(), 16u);
         for (const std::string& stop : api.stop) ASSERT_TRUE(IsValidUtf8(stop) && !stop.empty());
         for (std::int64_t id : api.stop_token_ids) ASSERT_TRUE(id >= 0 && id < 1000);

@@ -1,0 +1,172 @@
+// A service on a lane that moves when the test says so, and an engine that gives
+// requests back, for tests of the service without a front.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/mutex.h"
+#include "model/gguf.h"
+#include "model/tokenizer.h"
+#include "router/service.h"
+#include "tests/support/fake_engine.h"
+#include "tests/support/test_model.h"
+
+namespace flotilla {
+
+// Runs posted work when the test says so.
+class ManualDispatcher final : public Dispatcher {
+ public:
+  void Post(std::function<void()> work) override {
+    absl::MutexLock lock(&mu_);
+    queue_.push_back(std::move(work));
+  }
+  // Waits for one piece of work and runs it.
+  void RunOne() {
+    std::function<void()> work;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(
+          +[](std::deque<std::function<void()>>* queue) { return !queue->empty(); }, &queue_));
+      work = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    work();
+  }
+  void RunUntil(const bool& done) {
+    while (!done) RunOne();
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::deque<std::function<void()>> queue_;
+};
+
+struct Recorder final : GenerationListener {
+  void OnPrompt(const PromptInfo& info) override { prompt = info.tokens; }
+  void OnAccepted() override { ++accepted; }
+  void OnPromptScores(PromptScores) override {}
+  void OnDelta(Delta delta) override {
+    ++deltas;
+    text += delta.text;
+    texts[delta.choice] += delta.text;
+    for (const OutputToken& token : delta.tokens) tokens.push_back(token.id);
+  }
+  void OnChoiceEnd(const ChoiceEnd& choice) override { ends.push_back(choice); }
+  void OnDone(const GenerationEnd& generation) override {
+    EXPECT_FALSE(done);
+    done = true;
+    end = generation;
+  }
+
+  std::vector<TokenId> prompt, tokens;
+  std::string text;                            // of all choices
+  std::map<std::uint32_t, std::string> texts;  // by choice
+  int accepted = 0, deltas = 0;
+  std::vector<ChoiceEnd> ends;
+  GenerationEnd end;
+  bool done = false;
+};
+
+// Gives every request back after `per_attempt` tokens of each branch, until its
+// answers are whole. A beam search is given back once, before it says anything.
+class MovingEngine final : public Engine {
+ public:
+  // `answers[i]` is of branch i, whose tokens have log-probability -1 - i.
+  MovingEngine(std::vector<std::vector<TokenId>> answers, std::size_t per_attempt)
+      : answers_(std::move(answers)), per_attempt_(per_attempt) {}
+
+  absl::StatusOr<EngineDescription> Describe() const override {
+    EngineDescription description = FakeEngineOptions::DefaultDescription();
+    description.vocab_size = 49152;
+    return description;
+  }
+  void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override {
+    submitted.push_back(request);
+    std::vector<EngineEvent> events{Accepted{request.id, request.attempt}};
+    for (std::uint32_t b = 0; b < request.branches; ++b) SayBranch(request, b, events);
+    Usage usage{.output_tokens = 99};
+    events.push_back(RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, usage});
+    sink->Post(std::move(events));
+  }
+  void Cancel(const CancelRequest&) override {}
+  EngineLoad Load() const override { return {.ready = true}; }
+  absl::StatusOr<std::string> TokenizerBytes() const override { return std::string(); }
+  void Drain(std::function<void()> done) override { done(); }
+
+  std::vector<TokenizedRequest> submitted;
+
+ private:
+  void SayBranch(const TokenizedRequest& request, std::uint32_t b,
+                 std::vector<EngineEvent>& events) const {
+    const std::vector<TokenId>& answer = answers_[b];
+    std::size_t at = request.output_prefix.empty() ? 0 : request.output_prefix[b].size();
+    std::size_t until = std::min(at + per_attempt_, answer.size());
+    if (request.beam) until = submitted.size() == 1 ? 0 : answer.size();
+    for (; at < until; ++at) {
+      events.push_back(TokenEvent{request.id,
+                                  request.attempt,
+                                  BranchIndex(b),
+                                  static_cast<std::uint32_t>(at),
+                                  answer[at],
+                                  -1.0f - static_cast<float>(b),
+                                  {}});
+    }
+    const FinishReason reason = at < answer.size() ? FinishReason::kMoved : FinishReason::kStop;
+    events.push_back(BranchEnd{request.id, request.attempt, BranchIndex(b), reason,
+                               static_cast<std::uint32_t>(at), -0.5f * static_cast<float>(b)});
+  }
+
+  const std::vector<std::vector<TokenId>> answers_;
+  const std::size_t per_attempt_;
+};
+
+// A FakeEngine of the real vocabulary that steps when told.
+inline FakeEngineOptions Manual() {
+  FakeEngineOptions options;
+  options.description.vocab_size = 49152;
+  options.manual = true;
+  return options;
+}
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  ServiceTest() {
+    auto file = GgufFile::Open(testing::ModelPath());
+    EXPECT_TRUE(file.ok()) << "the model file is missing: " << file.status();
+    tokenizer_ = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
+  }
+  void Make(Engine* engine) {
+    ServiceOptions options;
+    options.model_id = "m";
+    options.end_tokens = {2};
+    service_ =
+        InferenceService::Create(options, {engine, tokenizer_.get(), nullptr, &clock_, nullptr});
+    lane_ = service_->OpenLane(&dispatcher_);
+  }
+  std::unique_ptr<Generation> Start(ApiRequest api, Recorder* recorder) {
+    api.model = "m";
+    auto valid = service_->Validate(std::move(api));
+    EXPECT_TRUE(valid.ok()) << valid.status();
+    auto generation = service_->Start(*std::move(valid), *lane_, recorder);
+    EXPECT_TRUE(generation.ok()) << generation.status();
+    return *std::move(generation);
+  }
+
+  std::unique_ptr<Tokenizer> tokenizer_;
+  ManualClock clock_;
+  ManualDispatcher dispatcher_;
+  std::unique_ptr<InferenceService> service_;
+  std::unique_ptr<Lane> lane_;
+};
+
+}  // namespace flotilla
