@@ -22,6 +22,8 @@ constexpr int kMaxTokenIds = 1 << 21;
 
 // The Validator names fields as HTTP has them; here they have other names.
 constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
+    {"early_stopping", "beam_search.early_stopping"},
+    {"length_penalty", "beam_search.length_penalty"},
     {"logprobs", "logprobs.output_top"},
     {"messages", "chat.messages"},
     {"messages[].role", "chat.messages.role"},
@@ -86,6 +88,27 @@ absl::Status ReadStop(const v1::StopParams& stop, ApiRequest& api) {
   return absl::OkStatus();
 }
 
+absl::Status ReadBeams(const v1::BeamSearch& beams, ApiRequest& api) {
+  using EarlyStopping = BeamOptions::EarlyStopping;
+  api.use_beam_search = true;
+  if (beams.has_length_penalty()) api.length_penalty = beams.length_penalty();
+  switch (beams.early_stopping()) {
+    case v1::BeamSearch::EARLY_STOPPING_UNSPECIFIED:
+      api.early_stopping = EarlyStopping::kFalse;
+      return absl::OkStatus();
+    case v1::BeamSearch::EARLY_STOPPING_ALWAYS:
+      api.early_stopping = EarlyStopping::kTrue;
+      return absl::OkStatus();
+    case v1::BeamSearch::EARLY_STOPPING_NEVER:
+      api.early_stopping = EarlyStopping::kNever;
+      return absl::OkStatus();
+    default:  // the enum is open: any number may come
+      return InvalidField("early_stopping", absl::StrCat("early_stopping is ",
+                                                         static_cast<int>(beams.early_stopping()),
+                                                         ", which has no meaning"));
+  }
+}
+
 v1::FinishReason ToProto(ChoiceFinish reason) {
   switch (reason) {
     case ChoiceFinish::kStop:
@@ -125,6 +148,12 @@ absl::StatusOr<GenerateCall> FromProto(const v1::GenerateRequest& request) {
   if (sampling.has_top_p()) api.top_p = sampling.top_p();
   if (sampling.has_seed()) api.seed = sampling.seed();
 
+  if (request.has_n()) api.n = request.n();
+  if (request.has_best_of()) api.best_of = request.best_of();
+  if (request.has_beam_search()) {
+    if (auto status = ReadBeams(request.beam_search(), api); !status.ok()) return status;
+  }
+
   if (request.has_max_tokens()) api.max_tokens = request.max_tokens();
   if (request.logprobs().has_output_top()) api.logprobs = request.logprobs().output_top();
   if (request.logprobs().has_prompt_top()) api.prompt_logprobs = request.logprobs().prompt_top();
@@ -153,6 +182,7 @@ void ToProto(const ChoiceEnd& end, v1::Finish* finish) {
   finish->set_reason(ToProto(end.reason));
   if (end.stop_string.has_value()) finish->set_stop_string(*end.stop_string);
   if (end.stop_token.has_value()) finish->set_stop_token(*end.stop_token);
+  if (end.score.has_value()) finish->set_score(*end.score);
 }
 
 void ToProto(const Usage& usage, v1::Usage* proto) {
@@ -165,6 +195,7 @@ void ToProto(const ModelInfo& info, v1::GetModelInfoResponse* response) {
   response->set_model(info.limits.id);
   response->set_vocab_size(info.limits.vocab_size);
   response->set_max_context(info.limits.max_context);
+  response->set_max_branches(info.limits.max_branches);
   response->set_numerics_id(info.numerics_id);
   response->set_bit_exact(info.exactness == Exactness::kBitwise);
   response->set_created_s(info.created_s);

@@ -27,8 +27,8 @@ struct GenerateCall {
   bool return_token_ids = false;
 };
 
-// INVALID_ARGUMENT naming the field: no prompt at all, or more messages, stop
-// strings or token ids than any model could take.
+// INVALID_ARGUMENT naming the field: no prompt at all, more messages, stop
+// strings or token ids than any model could take, or an unknown enum value.
 absl::StatusOr<GenerateCall> FromProto(const v1::GenerateRequest& request);
 
 TokenizeRequest FromProto(const v1::TokenizeRequest& request);

@@ -1,5 +1,6 @@
 #include "router/grpc/codec.h"
 
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "proto/codec/status.h"
@@ -48,7 +49,8 @@ TEST(GrpcCodec, AbsentFieldsStayAbsent) {
   EXPECT_EQ(std::get<std::vector<std::int64_t>>(api.prompt), (std::vector<std::int64_t>{1, -1}));
   EXPECT_TRUE(api.add_special_tokens);
   EXPECT_FALSE(api.temperature || api.top_k || api.top_p || api.seed || api.max_tokens ||
-               api.logprobs || api.prompt_logprobs || api.timeout_ms);
+               api.logprobs || api.prompt_logprobs || api.timeout_ms || api.n || api.best_of ||
+               api.use_beam_search);
   EXPECT_FALSE(call->return_token_ids);
 }
 
@@ -60,6 +62,48 @@ TEST(GrpcCodec, ZeroIsNotAbsent) {
   EXPECT_EQ(call->api.seed, 0u);
   EXPECT_EQ(call->api.max_tokens, 0);
   EXPECT_EQ(call->api.logprobs, 0);
+}
+
+TEST(GrpcCodec, ReadsBranchesAndBeams) {
+  auto call = FromProto(Parse(R"(text: "x" n: 3 best_of: 4294967295)"));
+  ASSERT_TRUE(call.ok());
+  EXPECT_EQ(call->api.n, 3);
+  EXPECT_EQ(call->api.best_of, 4294967295);
+  EXPECT_FALSE(call->api.use_beam_search);
+  EXPECT_FALSE(call->api.stream);
+  call = FromProto(Parse(R"(text: "x" beam_search {})"));
+  ASSERT_TRUE(call.ok());
+  EXPECT_TRUE(call->api.use_beam_search);
+  EXPECT_FALSE(call->api.n || call->api.best_of || call->api.length_penalty);
+  using EarlyStopping = BeamOptions::EarlyStopping;
+  EXPECT_EQ(call->api.early_stopping, EarlyStopping::kFalse);
+  for (const auto& [name, value] :
+       {std::pair("ALWAYS", EarlyStopping::kTrue), std::pair("NEVER", EarlyStopping::kNever)}) {
+    call = FromProto(Parse(
+        absl::StrCat("text: 'x' beam_search { length_penalty: 0.5 early_stopping: EARLY_STOPPING_",
+                     name, " }")));
+    ASSERT_TRUE(call.ok());
+    EXPECT_EQ(call->api.early_stopping, value);
+    EXPECT_EQ(call->api.length_penalty, 0.5);
+  }
+}
+
+TEST(GrpcCodec, RefusesAnEnumValueOfTheFuture) {
+  v1::GenerateRequest request;
+  request.set_text("x");
+  request.mutable_beam_search()->set_early_stopping(static_cast<v1::BeamSearch::EarlyStopping>(7));
+  const grpc::Status status = ToGrpcStatus(FromProto(request).status());
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(DetailsOf(status).field, "beam_search.early_stopping");
+}
+
+TEST(GrpcCodec, WritesTheScoreWhereThereIsOne) {
+  v1::Finish finish;
+  ToProto(ChoiceEnd{.choice = 2}, &finish);
+  EXPECT_FALSE(finish.has_score());
+  ToProto(ChoiceEnd{.choice = 2, .score = 0.0f}, &finish);
+  EXPECT_TRUE(finish.has_score());
+  EXPECT_EQ(finish.choice(), 2u);
 }
 
 TEST(GrpcCodec, ReadsAChat) {

@@ -137,7 +137,13 @@ class FakeService final : public InferenceService {
   }
   bool Ready() const override { return ready; }
 
-  static ModelLimits Limits() { return {.id = kModel, .vocab_size = 1000, .max_context = 4096}; }
+  static ModelLimits Limits() {
+    return {.id = kModel,
+            .vocab_size = 1000,
+            .max_context = 4096,
+            .max_branches = 8,
+            .end_tokens = {2}};
+  }
 
  private:
   struct FakeLane final : Lane {

@@ -1,5 +1,6 @@
 // Broken and hostile request bytes: refused or understood, never a crash, and
 // what passes the Validator is in range.
+#include <cmath>
 #include <cstdlib>
 #include <random>
 #include <string>
@@ -34,7 +35,17 @@ std::vector<std::string> Seeds() {
     message->set_role(role);
     message->set_content("hello");
   }
-  return {text.SerializeAsString(), tokens.SerializeAsString(), chat.SerializeAsString()};
+  v1::GenerateRequest sampled = text;
+  sampled.set_n(2);
+  sampled.set_best_of(4);
+  v1::GenerateRequest beams;
+  beams.set_model("m");
+  beams.set_text("The quick brown fox");
+  beams.set_n(3);
+  beams.mutable_beam_search()->set_length_penalty(0.5f);
+  beams.mutable_beam_search()->set_early_stopping(v1::BeamSearch::EARLY_STOPPING_NEVER);
+  return {text.SerializeAsString(), tokens.SerializeAsString(), chat.SerializeAsString(),
+          sampled.SerializeAsString(), beams.SerializeAsString()};
 }
 
 std::string Mutate(std::string bytes, std::mt19937_64& random) {
@@ -68,6 +79,10 @@ void CheckInRange(const ApiRequest& api, const ModelLimits& model) {
   EXPECT_TRUE(*api.top_k >= 0);
   EXPECT_LE(api.max_tokens.value_or(0), model.max_context);
   EXPECT_TRUE(api.logprobs.value_or(0) >= 0 && api.logprobs.value_or(0) <= 20);
+  const std::int64_t best_of = api.best_of.value_or(*api.n);
+  EXPECT_TRUE(*api.n >= 1 && *api.n <= best_of && best_of <= model.max_branches);
+  EXPECT_TRUE(std::abs(api.length_penalty.value_or(1)) <= 10);  // and a number
+  EXPECT_TRUE(!api.use_beam_search || api.stop.empty());
   if (const auto* tokens = std::get_if<std::vector<std::int64_t>>(&api.prompt)) {
     EXPECT_FALSE(tokens->empty());
     for (const auto token : *tokens) EXPECT_TRUE(token >= 0 && token < model.vocab_size);
@@ -81,7 +96,8 @@ TEST(GrpcMutation, GenerateRequestBytes) {
   std::mt19937_64 random(kSeed);
   google::protobuf::LogSilencer quiet;
   const std::vector<std::string> seeds = Seeds();
-  const ModelLimits model{.id = "m", .vocab_size = 1000, .max_context = 64};
+  const ModelLimits model{
+      .id = "m", .vocab_size = 1000, .max_context = 64, .max_branches = 8, .end_tokens = {2}};
   const Validator validator{RequestLimits()};
   int parsed = 0, passed = 0;
   std::size_t most = 0;

@@ -84,6 +84,60 @@ TEST_F(GrpcPipelineTest, TextInTextOut) {
   EXPECT_FALSE(engine_.submitted()[0].prompt.empty());
 }
 
+// The choices of a stream that ended well, in order.
+struct Choice {
+  std::string text;
+  v1::Finish finish;
+};
+std::vector<Choice> ReadChoices(grpc::ClientReader<v1::GenerateResponse>& reader, int count) {
+  std::vector<Choice> choices(count);
+  v1::GenerateResponse message;
+  while (reader.Read(&message)) {
+    for (const auto& delta : message.deltas()) choices.at(delta.choice()).text += delta.text();
+    for (const auto& finish : message.finishes()) choices.at(finish.choice()).finish = finish;
+  }
+  const grpc::Status status = reader.Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return choices;
+}
+
+TEST_F(GrpcPipelineTest, SeveralChoicesAndTheBestOfThem) {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  request.set_n(2);
+  for (const bool best : {false, true}) {
+    engine_.Script(
+        {.branches = {{Bytes("one"), -2.0f}, {Bytes("two"), -1.0f}, {Bytes("three"), -0.5f}}});
+    if (best) request.set_best_of(3);
+    grpc::ClientContext context;
+    auto reader = stub_->Generate(&context, request);
+    const auto choices = ReadChoices(*reader, 2);
+    EXPECT_EQ(choices[0].text, best ? "three" : "one");
+    EXPECT_EQ(choices[1].text, "two");
+    EXPECT_EQ(choices[0].finish.has_score(), best);
+    EXPECT_EQ(choices[1].finish.score(), best ? -1.0f : 0.0f);
+    EXPECT_EQ(choices[1].finish.reason(), v1::FINISH_REASON_STOP);
+  }
+}
+
+TEST_F(GrpcPipelineTest, BeamSearch) {
+  engine_.Script({.branches = {{Bytes("best"), -1, -0.5f}, {Bytes("second"), -1, -0.75f}}});
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  request.set_n(2);
+  request.set_best_of(4);
+  request.mutable_beam_search()->set_early_stopping(v1::BeamSearch::EARLY_STOPPING_ALWAYS);
+  grpc::ClientContext context;
+  auto reader = stub_->Generate(&context, request);
+  const auto choices = ReadChoices(*reader, 2);
+  EXPECT_EQ(choices[0].text, "best");
+  EXPECT_EQ(choices[0].finish.score(), -0.5f);
+  EXPECT_EQ(choices[1].text, "second");
+  EXPECT_EQ(choices[1].finish.score(), -0.75f);
+  ASSERT_EQ(engine_.submitted().size(), 1u);
+  EXPECT_EQ(engine_.submitted()[0].beam, (BeamOptions{4, 1.0f, BeamOptions::EarlyStopping::kTrue}));
+}
+
 TEST_F(GrpcPipelineTest, AFullEngineRefusesAtOnceWithAHint) {
   engine_.Script(
       {.refusal = absl::ResourceExhaustedError("the queue is full"), .retry_after_ms = 700});

@@ -267,6 +267,17 @@ TEST_F(GrpcServerTest, InvalidRequestsNameTheField) {
   hot.mutable_sampling()->set_temperature(3);
   EXPECT_EQ(DetailsOf(RefusedStatus(hot)).field, "sampling.temperature");
 
+  v1::GenerateRequest many = TextRequest();
+  many.set_n(FakeService::Limits().max_branches + 1);
+  EXPECT_EQ(DetailsOf(RefusedStatus(many)).field, "n");
+
+  v1::GenerateRequest beams = TextRequest();
+  beams.mutable_beam_search()->set_length_penalty(100);
+  EXPECT_EQ(DetailsOf(RefusedStatus(beams)).field, "beam_search.length_penalty");
+  beams.mutable_beam_search()->clear_length_penalty();
+  beams.mutable_stop()->add_strings("x");
+  EXPECT_EQ(DetailsOf(RefusedStatus(beams)).field, "stop.strings");
+
   v1::GenerateRequest other = TextRequest();
   other.set_model("gpt-7");
   const grpc::Status not_found = RefusedStatus(other);
@@ -396,6 +407,7 @@ TEST_F(GrpcServerTest, Models) {
     ASSERT_TRUE(stub_->GetModelInfo(&context, {}, &info).ok());
     EXPECT_EQ(info.model(), FakeService::kModel);
     EXPECT_EQ(info.max_context(), 4096u);
+    EXPECT_EQ(info.max_branches(), 8u);
     EXPECT_EQ(info.numerics_id(), 0xF00Du);
     EXPECT_TRUE(info.bit_exact());
   }
