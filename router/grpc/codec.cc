@@ -28,6 +28,7 @@ constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
     {"messages", "chat.messages"},
     {"messages[].role", "chat.messages.role"},
     {"prompt_logprobs", "logprobs.prompt_top"},
+    {"seed", "sampling.seed"},
     {"stop", "stop.strings"},
     {"stop_token_ids", "stop.token_ids"},
     {"temperature", "sampling.temperature"},

@@ -14,6 +14,15 @@
 namespace flotilla {
 namespace {
 
+// docs/api.md gives the formula to clients: SplitMix64, whose first outputs for
+// seed 0 are published.
+TEST(BranchSeed, IsTheDocumentedOne) {
+  EXPECT_EQ(BranchSeed(0, BranchIndex(0)), 0u);
+  EXPECT_EQ(BranchSeed(0, BranchIndex(1)), 0xE220A8397B1DCDAFu);
+  EXPECT_EQ(BranchSeed(0, BranchIndex(2)), 0x6E789E6AA1B965F4u);
+  EXPECT_EQ(BranchSeed(7, BranchIndex(0)), 7u);
+}
+
 class BranchesTest : public ServiceTest {
  protected:
   FakeBranch Say(const std::string& text, float logprob = -0.5f, float score = 0) {
