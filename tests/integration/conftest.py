@@ -18,6 +18,13 @@ def server(tmp_path_factory):
         yield running
 
 
+@pytest.fixture(scope="module")
+def fp32_server(tmp_path_factory):
+    """A server that computes as the reference does."""
+    with Server(tmp_path_factory.mktemp("fp32"), "--compute", "fp32", "--kv-type", "fp32") as one:
+        yield one
+
+
 @pytest.fixture(scope="session")
 def client(server):
     """OpenAI's own client; it does not retry, so that errors are seen."""

@@ -2,9 +2,7 @@
 
 import concurrent.futures
 
-import pytest
-
-from flotilla_server import MODEL, Server, json_lines
+from flotilla_server import MODEL, json_lines
 
 # A recipe that is not fp32 may part from the reference where its two best
 # tokens are closer than this.
@@ -28,12 +26,6 @@ def test_default_recipe(server):
     chats = [chat for chat in json_lines("greedy.jsonl") if chat["min_margin"] > SAFE_MARGIN]
     assert len(chats) >= 4
     check(server, chats)
-
-
-@pytest.fixture(scope="module")
-def fp32_server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("fp32"), "--compute", "fp32", "--kv-type", "fp32") as one:
-        yield one
 
 
 def test_fp32_recipe(fp32_server):

@@ -150,7 +150,7 @@ def test_emoji_survive_streaming(client):
 
 @pytest.mark.parametrize("extra, param", [
     ({"frobnicate": 1}, "frobnicate"),
-    ({"n": 2}, "n"),
+    ({"n": 1000}, "n"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"temperature": 3}, "temperature"),
