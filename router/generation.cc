@@ -200,10 +200,11 @@ void GenerationImpl::Handle(const BranchEnd& event) {
   if (event.reason == FinishReason::kStop && !tokens.empty() && IsStopToken(tokens.back())) {
     end.stop_token = tokens.back();
   }
-  if (event.reason == FinishReason::kDeadline) {
+  // The deadline is the request's: it counts once, however many branches it ends.
+  if (event.reason == FinishReason::kDeadline && !std::exchange(missed_deadline_, true)) {
     environment_.probe->OnCancelled(RouterProbe::CancelledBy::kDeadline);
   }
-  if (tracker_->request().beam) end.score = event.score;
+  if (tracker_->request().beam && !tokens.empty()) end.score = event.score;
   EndChoice(event.branch, std::move(end));
 }
 

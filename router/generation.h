@@ -117,6 +117,7 @@ class GenerationImpl final : public Generation {
   std::optional<RequestTracker> tracker_;  // from then on
   std::vector<Choice> choices_;            // [branches]
   bool first_token_seen_ = false;
+  bool missed_deadline_ = false;
   bool cancelled_ = false;
   bool done_ = false;
 };

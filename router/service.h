@@ -88,8 +88,8 @@ struct ChoiceEnd {
   // The stop string or token that matched, if one did.
   std::optional<std::string> stop_string;
   std::optional<TokenId> stop_token;
-  // With best_of > 1: the mean log-probability of its tokens, if it has any. With
-  // beam search: the sequence's score (BeamOptions).
+  // With best_of > 1: the mean log-probability of its tokens. With beam search:
+  // the sequence's score (BeamOptions). None without tokens.
   std::optional<float> score;
 };
 

@@ -191,6 +191,28 @@ TEST_F(BranchesTest, AFailureHandsOutNothingThatWasHeld) {
   EXPECT_TRUE(recorder_.ends.empty());
 }
 
+TEST_F(BranchesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
+  struct Probe : RouterProbe {
+    void OnCancelled(CancelledBy by) override { deadlines += by == CancelledBy::kDeadline ? 1 : 0; }
+    int deadlines = 0;
+  } probe;
+  probe_ = &probe;
+  FakeEngine engine(Manual());
+  Make(&engine);
+  const FakeBranch late{.reason = FinishReason::kDeadline};
+  engine.Script({.branches = {late, late}});
+  ApiRequest api = Api(2);
+  api.use_beam_search = true;
+  auto generation = Start(std::move(api), &recorder_);
+  dispatcher_.RunOne();
+  engine.StepAll();
+  dispatcher_.RunUntil(recorder_.done);
+  EXPECT_EQ(probe.deadlines, 1);
+  ASSERT_EQ(recorder_.ends.size(), 2u);
+  EXPECT_EQ(recorder_.ends[1].reason, ChoiceFinish::kDeadline);
+  EXPECT_FALSE(recorder_.ends[1].score.has_value());
+}
+
 TEST_F(BranchesTest, BestOfIsReplayedFromWhatEachBranchHad) {
   MovingEngine engine({*tokenizer_->Encode("a b c d e f g"), *tokenizer_->Encode("h i j k")}, 3);
   Make(&engine);

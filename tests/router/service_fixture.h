@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "model/gguf.h"
 #include "model/tokenizer.h"
+#include "router/probe.h"
 #include "router/service.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_model.h"
@@ -150,7 +151,7 @@ class ServiceTest : public ::testing::Test {
     options.model_id = "m";
     options.end_tokens = {2};
     service_ =
-        InferenceService::Create(options, {engine, tokenizer_.get(), nullptr, &clock_, nullptr});
+        InferenceService::Create(options, {engine, tokenizer_.get(), nullptr, &clock_, probe_});
     lane_ = service_->OpenLane(&dispatcher_);
   }
   std::unique_ptr<Generation> Start(ApiRequest api, Recorder* recorder) {
@@ -164,6 +165,7 @@ class ServiceTest : public ::testing::Test {
 
   std::unique_ptr<Tokenizer> tokenizer_;
   ManualClock clock_;
+  RouterProbe* probe_ = nullptr;  // set before Make
   ManualDispatcher dispatcher_;
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<Lane> lane_;

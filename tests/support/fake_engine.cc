@@ -256,16 +256,18 @@ std::optional<FinishReason> FakeEngine::StepBranch(const Running& running, Branc
   }
   if (branch.outputs >= request.stop.max_tokens) return FinishReason::kLength;
   const std::vector<TokenId>* script = ScriptOf(answer, index);
-  if (script != nullptr && branch.outputs >= script->size()) return FinishReason::kStop;
+  const FakeBranch* scripted =
+      index.value() < answer.branches.size() ? &answer.branches[index.value()] : nullptr;
+  if (script != nullptr && branch.outputs >= script->size()) {
+    return scripted != nullptr ? scripted->reason : FinishReason::kStop;
+  }
 
   const std::uint32_t position = branch.outputs++;
   const TokenId token = script != nullptr ? (*script)[position]
                                           : FakeToken(BranchSeed(request.sampling.seed, index),
                                                       BranchIndex(0), position, vocab);
   SampledToken sampled = FakeSample(token, request.logprobs.output_top, vocab);
-  if (index.value() < answer.branches.size()) {
-    sampled.logprob = answer.branches[index.value()].logprob;
-  }
+  if (scripted != nullptr) sampled.logprob = scripted->logprob;
   events.emplace_back(TokenEvent{request.id, request.attempt, index, position, token,
                                  sampled.logprob, std::move(sampled.top)});
   if (std::binary_search(stops.begin(), stops.end(), token)) return FinishReason::kStop;

@@ -27,6 +27,8 @@ struct FakeBranch {
   std::vector<TokenId> tokens;  // as in FakeAnswer
   float logprob = -0.5f;        // of each of them
   float score = 0;              // with beam search: of the sequence
+  // How the branch ends when the script is over.
+  FinishReason reason = FinishReason::kStop;
 };
 
 // How one request is answered.
