@@ -3,7 +3,7 @@
 # changed are compiled again.
 function(flotilla_check_headers)
   file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
-    common/*.h model/*.h kernels/*.h worker/*.h scheduler/*.h proto/*.h router/*.h cli/*.h
+    common/*.h model/*.h kernels/*.h worker/*.h scheduler/*.h simulator/*.h proto/*.h router/*.h cli/*.h
     tests/*.h)
   set(sources)
   foreach(header IN LISTS headers)

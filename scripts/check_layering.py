@@ -52,6 +52,9 @@ FOLDERS = {
     "router/core": Folder(may=("common/types",), libs=("absl",), pure=True),
     "scheduler": Folder(may=("scheduler/core", "proto/codec") + COMMON,
                         libs=("absl", "grpc", "protobuf", "system")),
+    # The cores in virtual time: no clock, no I/O.
+    "simulator": Folder(may=("scheduler/core", "worker/core", "common/types"),
+                        libs=("absl", "json"), pure=True),
     "worker": Folder(may=("worker/core", "model", "kernels", "proto/codec") + COMMON,
                      libs=("absl", "grpc", "protobuf", "xxhash", "system")),
     "router": Folder(may=("router/core", "model", "proto/codec") + COMMON,
@@ -59,9 +62,11 @@ FOLDERS = {
     # A gRPC service derives from its generated base class.
     "router/grpc": Folder(may=("router", "router/core", "model", "proto/codec") + COMMON,
                           libs=("absl", "grpc", "protobuf", "system"), generated=True),
-    "cli": Folder(may=("common", "proto/codec", "model", "kernels", "scheduler", "worker", "router"),
+    "cli": Folder(may=("common", "proto/codec", "model", "kernels", "scheduler", "simulator", "worker",
+                       "router"),
                   libs=("absl", "grpc", "cli11", "json", "spdlog", "system")),
-    "tests": Folder(may=("common", "proto", "model", "kernels", "scheduler", "worker", "router", "cli"),
+    "tests": Folder(may=("common", "proto", "model", "kernels", "scheduler", "simulator", "worker",
+                         "router", "cli"),
                     libs=tuple(set(LIBRARIES.values())) + ("system",), generated=True),
 }
 

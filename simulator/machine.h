@@ -1,0 +1,52 @@
+// Machine: what is simulated: a cost model, the KV memory beside the weights, and
+// the limits of its worker group.
+//
+// Built-in ones by name; machine_json.h reads others. docs/simulate.md has the
+// sources of the figures.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/types/executor.h"
+#include "scheduler/core/options.h"
+#include "simulator/cost_model.h"
+
+namespace flotilla {
+
+// Tokens of the simulated vocabulary: few enough for any real model, enough that
+// prompts meet by design only.
+inline constexpr std::uint32_t kSimulatedVocabulary = 32'000;
+
+struct Machine {
+  std::string name;
+  std::string model;  // for people: the model and where the figures are from
+  CostModel cost;
+  std::uint64_t kv_tokens = 65536;  // positions that the KV pool holds
+  std::uint32_t block_tokens = 16;
+  std::uint32_t max_context = 8192;
+  // Pipeline stages (ExecutorDescription::lag).
+  std::uint32_t lag = 1;
+  // Defaults of CoreOptions on this machine.
+  std::uint32_t max_seqs = 64;
+  std::uint32_t max_step_tokens = 256;
+};
+
+// The machines of this build, in the order in which --help lists them.
+std::vector<Machine> BuiltInMachines();
+
+// NOT_FOUND lists the names there are.
+absl::StatusOr<Machine> FindMachine(absl::string_view name);
+
+// What the machine's worker group says of itself; it takes as many branches and
+// rows as `core` may ask of it.
+ExecutorDescription Describe(const Machine& machine, const CoreOptions& core);
+
+// The core options that `machine` suggests. Its queue is as good as unbounded: a
+// simulation is asked how long requests wait, unless it is asked what to refuse.
+CoreOptions DefaultOptions(const Machine& machine);
+
+}  // namespace flotilla

@@ -1,0 +1,22 @@
+// Machines as JSON: a file that a user writes by hand or that a fit has written.
+//
+// One object; its fields are those of Machine and of its cost model, `kind` says
+// which ("linear" or "roofline"). Hostile input is refused by name.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "simulator/machine.h"
+
+namespace flotilla {
+
+// INVALID_ARGUMENT: not JSON, an unknown or missing field, a number out of range;
+// the field is named.
+absl::StatusOr<Machine> ParseMachine(absl::string_view json);
+
+// What ParseMachine reads as the same machine.
+std::string MachineJson(const Machine& machine);
+
+}  // namespace flotilla

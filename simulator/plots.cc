@@ -1,0 +1,134 @@
+#include "simulator/plots.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace flotilla {
+namespace {
+
+constexpr double kNsPerSecond = 1e9;
+constexpr std::size_t kCdfPoints = 200;
+
+PlotSeries OverTime(const std::string& name, const Timeline& timeline, std::int64_t end_ns) {
+  PlotSeries series{.name = name, .points = {}, .kind = PlotSeries::Kind::kStep};
+  const double width = static_cast<double>(timeline.bucket_ns()) / kNsPerSecond;
+  for (const double value : timeline.PerSecond(end_ns)) {
+    series.points.emplace_back(width * static_cast<double>(series.points.size()), value);
+  }
+  // A step is drawn up to its end.
+  if (!series.points.empty()) {
+    series.points.emplace_back(static_cast<double>(end_ns) / kNsPerSecond,
+                               series.points.back().second);
+  }
+  return series;
+}
+
+PlotSeries Distribution(const std::string& name, std::vector<double> values) {
+  PlotSeries series{.name = name, .points = {}};
+  std::sort(values.begin(), values.end());
+  if (values.empty()) return series;
+  for (std::size_t i = 0; i <= kCdfPoints; ++i) {
+    const double share = static_cast<double>(i) / kCdfPoints;
+    const auto at = static_cast<std::size_t>(share * static_cast<double>(values.size() - 1));
+    series.points.emplace_back(values[at], 100 * share);
+  }
+  return series;
+}
+
+std::vector<double> FirstTokenMs(const RunRecord& record) {
+  std::vector<double> values;
+  for (const RequestRecord& request : record.requests) {
+    if (request.first_token_ns == 0) continue;
+    values.push_back(static_cast<double>(request.first_token_ns - request.arrival_ns) / 1e6);
+  }
+  return values;
+}
+
+std::vector<double> GapsMs(const RunRecord& record) {
+  std::vector<double> values(record.gaps_us.begin(), record.gaps_us.end());
+  for (double& value : values) value /= 1000;
+  return values;
+}
+
+SvgPlot TimePlot(const char* title, const char* y_label) {
+  SvgPlot plot;
+  plot.title = title;
+  plot.x_label = "virtual time, s";
+  plot.y_label = y_label;
+  return plot;
+}
+
+SvgPlot CdfPlot(const char* title) {
+  SvgPlot plot;
+  plot.title = title;
+  plot.x_label = "milliseconds";
+  plot.y_label = "share of all, %";
+  plot.log_x = true;
+  return plot;
+}
+
+PlotSeries Curve(const std::string& name) {
+  return {.name = name, .points = {}, .kind = PlotSeries::Kind::kLine, .marks = true};
+}
+
+}  // namespace
+
+std::vector<NamedPlot> PlotRuns(absl::Span<const std::string> labels,
+                                absl::Span<const RunRecord> records) {
+  std::vector<NamedPlot> plots = {
+      {"throughput.svg", TimePlot("Output tokens per second", "tokens/s")},
+      {"queue.svg", TimePlot("Requests that wait", "requests")},
+      {"running.svg", TimePlot("Requests that run", "requests")},
+      {"blocks.svg", TimePlot("KV blocks in use", "blocks")},
+      {"ttft.svg", CdfPlot("Time to first token")},
+      {"itl.svg", CdfPlot("Time between tokens")},
+  };
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const RunRecord& r = records[i];
+    plots[0].plot.series.push_back(OverTime(labels[i], r.tokens, r.end_ns));
+    plots[1].plot.series.push_back(OverTime(labels[i], r.waiting, r.end_ns));
+    plots[2].plot.series.push_back(OverTime(labels[i], r.running, r.end_ns));
+    plots[3].plot.series.push_back(OverTime(labels[i], r.used_blocks, r.end_ns));
+    plots[4].plot.series.push_back(Distribution(labels[i], FirstTokenMs(r)));
+    plots[5].plot.series.push_back(Distribution(labels[i], GapsMs(r)));
+  }
+  return plots;
+}
+
+std::vector<NamedPlot> PlotSweeps(absl::Span<const Sweep> sweeps) {
+  SvgPlot latency, goodput;
+  latency.title = "Latency over throughput";
+  latency.x_label = "output tokens/s";
+  latency.y_label = "latency per output token, ms (mean)";
+  latency.log_y = true;
+  goodput.title = "Goodput over load";
+  goodput.x_label = "arrivals, requests/s";
+  goodput.y_label = "good requests/s";
+  for (const Sweep& sweep : sweeps) {
+    PlotSeries a = Curve(sweep.label), b = Curve(sweep.label);
+    for (std::size_t i = 0; i < sweep.runs.size(); ++i) {
+      a.points.emplace_back(sweep.runs[i].output_tokens_per_s, sweep.runs[i].token_latency_ms.mean);
+      b.points.emplace_back(sweep.rates[i], sweep.runs[i].goodput_per_s);
+    }
+    latency.series.push_back(std::move(a));
+    goodput.series.push_back(std::move(b));
+  }
+  return {{"latency_throughput.svg", std::move(latency)}, {"goodput.svg", std::move(goodput)}};
+}
+
+NamedPlot PlotMemory(absl::Span<const Summary> runs) {
+  SvgPlot plot;
+  plot.title = "Sequences served at once, by allocation";
+  plot.y_label = "sequences";
+  PlotSeries mean{.name = "mean", .points = {}, .kind = PlotSeries::Kind::kBars};
+  PlotSeries peak{.name = "peak", .points = {}, .kind = PlotSeries::Kind::kBars};
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    plot.categories.push_back(runs[i].label);
+    mean.points.emplace_back(static_cast<double>(i), runs[i].mean_running);
+    peak.points.emplace_back(static_cast<double>(i), runs[i].peak_running);
+  }
+  plot.series = {std::move(mean), std::move(peak)};
+  return {"memory.svg", std::move(plot)};
+}
+
+}  // namespace flotilla

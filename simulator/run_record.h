@@ -1,0 +1,61 @@
+// RunRecord: what happened in one simulated run, before anybody sums it up.
+//
+// Filled by Simulator (simulator.h) and by the baselines (reservation.h), read by
+// the report. Values only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "scheduler/core/scheduler_core.h"
+#include "simulator/timeline.h"
+#include "simulator/virtual_group.h"
+#include "simulator/workload.h"
+
+namespace flotilla {
+
+struct RequestRecord {
+  enum class End : std::uint8_t { kNone, kFinished, kRefused, kExpired, kFailed };
+  std::int64_t arrival_ns = 0;
+  std::int64_t first_token_ns = 0;  // 0: none came
+  std::int64_t last_token_ns = 0;
+  std::uint32_t output_tokens = 0;  // all branches
+  std::uint32_t cached_tokens = 0;
+  std::uint32_t preemptions = 0;
+  End end = End::kNone;
+};
+
+// KV slots over time, in slots times nanoseconds.
+struct MemoryRecord {
+  double used = 0;    // in blocks that some table names
+  double wasted = 0;  // of them not written by any plan sent
+  std::uint64_t peak_used = 0;
+  std::uint64_t pool = 0;  // slots there are
+};
+
+// Moments at which requests run and wait, in requests times nanoseconds.
+struct LoadRecord {
+  double running = 0;
+  double waiting = 0;
+  std::uint32_t peak_running = 0;
+  std::uint32_t peak_waiting = 0;
+};
+
+struct RunRecord {
+  std::vector<RequestRecord> requests;  // in the order of the workload
+  std::vector<std::uint32_t> gaps_us;   // between tokens of a request's first branch
+  // [tenants] prompt and output tokens served while somebody waited.
+  std::vector<std::uint64_t> contended_tokens;
+  GroupTotals group;
+  CoreCounters core;
+  MemoryRecord memory;
+  LoadRecord load;
+  std::int64_t end_ns = 0;  // the last event
+  Timeline tokens, waiting, running, used_blocks;
+
+  // A token of request `index` arrives.
+  void AddToken(std::uint32_t index, std::int64_t now_ns);
+};
+
+}  // namespace flotilla

@@ -1,0 +1,82 @@
+// Summary: a run in figures.
+//
+// Times to first token and gaps between tokens as a client next to the scheduler
+// sees them. The definitions of each figure stand beside its field; metrics() lists
+// them once, for tables, JSON and CSV alike.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "simulator/run_record.h"
+
+namespace flotilla {
+
+// What a request must keep to count as good.
+struct ServiceLevel {
+  double ttft_ms = 1000;  // time to its first token
+  double itl_ms = 100;    // mean gap between its tokens
+};
+
+struct Percentiles {
+  double mean = 0, p50 = 0, p90 = 0, p99 = 0, worst = 0;
+};
+
+struct TenantSummary {
+  std::string name;
+  std::uint64_t requests = 0;
+  std::uint64_t finished = 0;
+  std::uint64_t contended_tokens = 0;
+  double ttft_p50_ms = 0;
+  double ttft_p99_ms = 0;
+};
+
+struct Summary {
+  std::string label;
+  // Requests by how they ended.
+  double requests = 0, finished = 0, refused = 0, expired = 0;
+  // From the first arrival to the last event.
+  double seconds = 0;
+  double requests_per_s = 0;  // finished ones
+  double output_tokens_per_s = 0;
+  double prompt_tokens_per_s = 0;  // of finished ones, cached tokens included
+  // Finished requests that kept the service level, per second and as a share of all.
+  double goodput_per_s = 0;
+  double good_share = 0;
+  // Milliseconds. TTFT: arrival to first token, one for each request that got one.
+  // ITL: between two tokens of a request, one for each pair. Latency: arrival to
+  // last token of finished requests.
+  Percentiles ttft_ms, itl_ms, latency_ms;
+  // Latency of a finished request over its output tokens ("normalized latency" of
+  // Kwon et al. 2023).
+  Percentiles token_latency_ms;
+  double mean_running = 0, peak_running = 0;
+  double mean_waiting = 0, peak_waiting = 0;
+  // Of the KV pool's slots, mean over time and highest; of the used ones, the share
+  // that no plan sent has written or will write.
+  double mean_memory = 0, peak_memory = 0, wasted_memory = 0;
+  double preemptions = 0;
+  double cached_share = 0;  // of the prompt tokens looked up
+  double steps = 0;
+  double step_ms = 0;             // mean
+  double rows_per_step = 0;       // mean, prefill and decode
+  double busy_share = 0;          // of the time, the group (its first stage) computes
+  double memory_bound_share = 0;  // of the steps of a roofline
+  // Jain's index of the tokens that tenants got while somebody waited: 1 if all got
+  // as much, 1 / tenants if one got everything; 1 if nobody ever waited.
+  double fairness = 1;
+  std::vector<TenantSummary> tenants;
+};
+
+// Sums up a run of `workload`.
+Summary Summarize(const Workload& workload, const RunRecord& record, const ServiceLevel& level);
+
+// The nearest-rank percentiles and the mean; zeros of nothing. Sorts `values`.
+Percentiles PercentilesOf(std::vector<double>& values);
+
+// (sum x)^2 / (n * sum x^2); 1 of nothing and of zeros (Jain, Chiu, Hawe 1984).
+double JainIndex(absl::Span<const std::uint64_t> values);
+
+}  // namespace flotilla

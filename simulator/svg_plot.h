@@ -1,0 +1,35 @@
+// SvgPlot: small line, step and bar charts as self-contained SVG: no script, no
+// fonts, no other dependency. The background is left open and all ink is of middle
+// lightness, so that a chart reads on white and on dark pages.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace flotilla {
+
+struct PlotSeries {
+  enum class Kind { kLine, kStep, kBars };
+  std::string name;
+  // (x, y); not finite ones are left out. Bars: x counts the categories from 0.
+  std::vector<std::pair<double, double>> points;
+  Kind kind = Kind::kLine;
+  bool marks = false;  // a dot at each point
+};
+
+struct SvgPlot {
+  std::string title;
+  std::string x_label, y_label;  // with their units
+  std::vector<PlotSeries> series;
+  // Of bars: names of x = 0, 1, ...
+  std::vector<std::string> categories;
+  // Of the axes: points at 0 or below are left out.
+  bool log_x = false, log_y = false;
+
+  // The picture as an SVG document. Axes that are not logarithmic begin at 0. Names
+  // are escaped.
+  std::string Draw() const;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,32 @@
+// Timeline: a quantity over a run whose length is not known in advance, in a
+// bounded number of equal buckets. When time runs past the last one, neighbours are
+// joined and the buckets are twice as wide.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace flotilla {
+
+class Timeline {
+ public:
+  // `amount` happens at `at_ns` >= 0.
+  void Count(std::int64_t at_ns, double amount);
+  // The quantity is `value` from `from_ns` to `to_ns`.
+  void Hold(std::int64_t from_ns, std::int64_t to_ns, double value);
+
+  std::int64_t bucket_ns() const { return width_ns_; }
+  // [buckets in use] of Count: amount per second; of Hold: the mean value. The last
+  // bucket reaches until `end_ns` only.
+  std::vector<double> PerSecond(std::int64_t end_ns) const;
+
+ private:
+  static constexpr std::size_t kBuckets = 512;
+  void MakeRoom(std::int64_t at_ns);
+
+  std::int64_t width_ns_ = 1'000'000;
+  std::vector<double> sums_ = std::vector<double>(kBuckets);
+};
+
+}  // namespace flotilla

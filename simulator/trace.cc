@@ -1,0 +1,215 @@
+#include "simulator/trace.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "simulator/delimited_text.h"
+
+namespace flotilla {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t kMaxTenants = 100'000;
+constexpr std::size_t kMaxTenantBytes = 256;
+// About 30 years: nanoseconds stay far from 64 bits.
+constexpr double kMaxSeconds = 1e9;
+constexpr std::int64_t kMaxTokens = 1 << 24;
+
+std::int64_t ToNs(double seconds) { return std::llround(seconds * 1e9); }
+
+struct Column {
+  absl::string_view name;
+  bool required;
+  double min, max;
+  bool whole;
+  void (*set)(SimulatedRequest&, double);
+};
+
+template <class T>
+T To(double value) {
+  return static_cast<T>(value);
+}
+
+constexpr auto kColumns = std::to_array<Column>({
+    {"arrival_s", true, 0, kMaxSeconds, false,
+     [](SimulatedRequest& r, double v) { r.arrival_ns = ToNs(v); }},
+    {"prompt_tokens", true, 1, kMaxTokens, true,
+     [](SimulatedRequest& r, double v) { r.prompt_tokens = To<std::uint32_t>(v); }},
+    {"output_tokens", true, 1, kMaxTokens, true,
+     [](SimulatedRequest& r, double v) { r.output_tokens = To<std::uint32_t>(v); }},
+    {"priority", false, -1e6, 1e6, true,
+     [](SimulatedRequest& r, double v) { r.priority = To<std::int32_t>(v); }},
+    {"deadline_s", false, 0, kMaxSeconds, false,
+     [](SimulatedRequest& r, double v) { r.deadline_ns = ToNs(v); }},
+    {"prefix_group", false, 0, 1 << 30, true,
+     [](SimulatedRequest& r, double v) { r.prefix_group = To<std::uint32_t>(v); }},
+    {"prefix_tokens", false, 0, kMaxTokens, true,
+     [](SimulatedRequest& r, double v) { r.prefix_tokens = To<std::uint32_t>(v); }},
+    {"n", false, 1, 1024, true,
+     [](SimulatedRequest& r, double v) { r.branches = To<std::uint32_t>(v); }},
+    {"beams", false, 0, 1024, true,
+     [](SimulatedRequest& r, double v) { r.beams = To<std::uint32_t>(v); }},
+});
+constexpr absl::string_view kTenant = "tenant";
+
+const Column* FindColumn(absl::string_view name) {
+  for (const Column& column : kColumns) {
+    if (column.name == name) return &column;
+  }
+  return nullptr;
+}
+
+absl::Status LineError(std::uint64_t line, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", what));
+}
+
+// Names to indices, in order of appearance.
+class Tenants {
+ public:
+  explicit Tenants(Workload& workload) : workload_(workload) { workload_.tenants.clear(); }
+
+  absl::StatusOr<std::uint32_t> IndexOf(absl::string_view name) {
+    const auto [it, fresh] =
+        index_.try_emplace(std::string(name), static_cast<std::uint32_t>(index_.size()));
+    if (fresh) {
+      if (index_.size() > kMaxTenants) return absl::InvalidArgumentError("too many tenants");
+      if (name.size() > kMaxTenantBytes) return absl::InvalidArgumentError("name too long");
+      workload_.tenants.emplace_back(name);
+    }
+    return it->second;
+  }
+
+ private:
+  Workload& workload_;
+  absl::flat_hash_map<std::string, std::uint32_t> index_;
+};
+
+absl::Status Finish(Workload& workload) {
+  if (workload.requests.empty()) return absl::InvalidArgumentError("a trace without requests");
+  std::stable_sort(workload.requests.begin(), workload.requests.end(),
+                   [](const SimulatedRequest& a, const SimulatedRequest& b) {
+                     return a.arrival_ns < b.arrival_ns;
+                   });
+  return absl::OkStatus();
+}
+
+absl::Status ParseCsvRow(const std::vector<TextCell>& row, Tenants& tenants,
+                         SimulatedRequest& request) {
+  absl::string_view tenant;
+  for (const TextCell& cell : row) {
+    if (cell.column == kTenant) {
+      tenant = cell.text;
+      continue;
+    }
+    const Column& column = *FindColumn(cell.column);
+    absl::StatusOr<double> value = CellNumber(cell, column.min, column.max);
+    if (!value.ok()) return value.status();
+    if (column.whole && *value != std::floor(*value)) {
+      return CellError(cell, "not a whole number");
+    }
+    column.set(request, *value);
+  }
+  const absl::StatusOr<std::uint32_t> index = tenants.IndexOf(tenant);
+  if (!index.ok())
+    return LineError(row.front().line, absl::StrCat("column tenant: ", index.status().message()));
+  request.tenant = *index;
+  return absl::OkStatus();
+}
+
+absl::Status ParseCsv(absl::string_view text, Workload& workload) {
+  std::vector<absl::string_view> known = {kTenant};
+  for (const Column& column : kColumns) known.push_back(column.name);
+  const auto table = ParseDelimited(text, known, kMaxTraceRequests);
+  if (!table.ok()) return table.status();
+  for (const Column& column : kColumns) {
+    if (column.required && table->Find(column.name) < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("column ", column.name, " is missing"));
+    }
+  }
+  Tenants tenants(workload);
+  workload.requests.reserve(table->rows.size());
+  for (const std::vector<TextCell>& row : table->rows) {
+    absl::Status s = ParseCsvRow(row, tenants, workload.requests.emplace_back());
+    if (!s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseJsonLine(const Json& object, std::uint64_t line, Tenants& tenants,
+                           SimulatedRequest& request) {
+  if (!object.is_object()) return LineError(line, "not a JSON object");
+  std::string tenant;
+  for (const auto& [key, value] : object.items()) {
+    if (key == kTenant) {
+      if (!value.is_string()) return LineError(line, "column tenant: not a string");
+      tenant = value.get<std::string>();
+      continue;
+    }
+    const Column* column = FindColumn(key);
+    if (column == nullptr) {
+      return LineError(line,
+                       absl::StrCat("unknown column \"", absl::CEscape(key.substr(0, 40)), "\""));
+    }
+    const double number = value.is_number() ? value.get<double>() : NAN;
+    if (!(number >= column->min) || !(number <= column->max) ||
+        (column->whole && number != std::floor(number))) {
+      return LineError(line, absl::StrCat("column ", key, ": not a ", column->whole ? "whole " : "",
+                                          "number in ", column->min, "..", column->max));
+    }
+    column->set(request, number);
+  }
+  for (const Column& column : kColumns) {
+    if (column.required && !object.contains(std::string(column.name))) {
+      return LineError(line, absl::StrCat("column ", column.name, " is missing"));
+    }
+  }
+  const absl::StatusOr<std::uint32_t> index = tenants.IndexOf(tenant);
+  if (!index.ok()) {
+    return LineError(line, absl::StrCat("column tenant: ", index.status().message()));
+  }
+  request.tenant = *index;
+  return absl::OkStatus();
+}
+
+absl::Status ParseJsonLines(absl::string_view text, Workload& workload) {
+  Tenants tenants(workload);
+  std::uint64_t number = 0;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    line = absl::StripAsciiWhitespace(line);
+    if (line.empty()) continue;
+    if (workload.requests.size() == kMaxTraceRequests) {
+      return LineError(number, absl::StrCat("more than ", kMaxTraceRequests, " requests"));
+    }
+    // Flat objects only: depth is bounded before the parser recurses into it.
+    if (line.size() > 4096) return LineError(number, "longer than 4096 bytes");
+    const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (object.is_discarded()) return LineError(number, "not JSON");
+    absl::Status s = ParseJsonLine(object, number, tenants, workload.requests.emplace_back());
+    if (!s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Workload> ParseTrace(absl::string_view text) {
+  Workload workload;
+  workload.name = "trace";
+  const bool json = absl::StripLeadingAsciiWhitespace(text).substr(0, 1) == "{";
+  absl::Status s = json ? ParseJsonLines(text, workload) : ParseCsv(text, workload);
+  if (s.ok()) s = Finish(workload);
+  if (!s.ok()) return s;
+  return workload;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,131 @@
+#include "simulator/variants.h"
+
+#include <array>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace flotilla {
+namespace {
+
+constexpr std::size_t kMaxVariants = 64;
+
+struct PolicyRow {
+  absl::string_view name;
+  std::unique_ptr<OrderPolicy> (*make)();
+};
+
+constexpr auto kPolicies = std::to_array<PolicyRow>({
+    {"fcfs", [] { return std::unique_ptr<OrderPolicy>(new FcfsPolicy); }},
+});
+
+struct OptionRow {
+  absl::string_view name;
+  std::variant<std::uint32_t CoreOptions::*, bool CoreOptions::*> field;
+  std::uint32_t min = 0, max = 1;  // of numbers
+};
+
+constexpr auto kOptions = std::to_array<OptionRow>({
+    {"max_seqs", &CoreOptions::max_seqs, 1, 1 << 16},
+    {"max_step_tokens", &CoreOptions::max_step_tokens, 1, 1 << 20},
+    {"max_chunk_tokens", &CoreOptions::max_chunk_tokens, 1, 1 << 20},
+    {"max_queued_requests", &CoreOptions::max_queued_requests, 1, 1u << 30},
+    {"max_queued_tokens", &CoreOptions::max_queued_tokens, 1, 1u << 31},
+    {"watermark_blocks", &CoreOptions::watermark_blocks, 0, 1 << 16},
+    {"growth_permille", &CoreOptions::growth_permille, 0, 1000},
+    {"max_preemptions", &CoreOptions::max_preemptions, 0, 1 << 16},
+    {"max_bypass", &CoreOptions::max_bypass, 0, 1 << 16},
+    {"prefix_cache", &CoreOptions::prefix_cache},
+});
+
+absl::Status Add(const std::string& name, const std::vector<std::string>& values,
+                 std::vector<Variant>& variants) {
+  std::vector<Variant> all;
+  for (const Variant& variant : variants) {
+    for (const std::string& value : values) {
+      Variant& next = all.emplace_back(variant);
+      if (name == "policy") {
+        if (absl::Status s = MakePolicy(value).status(); !s.ok()) return s;
+        next.policy = value;
+      } else if (absl::Status s = SetCoreOption(name, value, &next.core); !s.ok()) {
+        return s;
+      }
+      absl::StrAppend(&next.label, next.label.empty() ? "" : " ", name, "=", value);
+      if (all.size() > kMaxVariants) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("more than ", kMaxVariants, " combinations to compare"));
+      }
+    }
+  }
+  variants = std::move(all);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<std::string> PolicyNames() {
+  std::vector<std::string> names;
+  for (const PolicyRow& row : kPolicies) names.emplace_back(row.name);
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<OrderPolicy>> MakePolicy(absl::string_view name) {
+  for (const PolicyRow& row : kPolicies) {
+    if (row.name == name) return row.make();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no policy named \"", name, "\"; there are ",
+                                                 absl::StrJoin(PolicyNames(), ", ")));
+}
+
+std::vector<std::string> CoreOptionNames() {
+  std::vector<std::string> names;
+  for (const OptionRow& row : kOptions) names.emplace_back(row.name);
+  return names;
+}
+
+absl::Status SetCoreOption(absl::string_view name, absl::string_view value, CoreOptions* options) {
+  for (const OptionRow& row : kOptions) {
+    if (row.name != name) continue;
+    if (const auto* flag = std::get_if<bool CoreOptions::*>(&row.field)) {
+      if (absl::SimpleAtob(value, &(options->*(*flag)))) return absl::OkStatus();
+      return absl::InvalidArgumentError(absl::StrCat(name, " is true or false"));
+    }
+    std::uint32_t number = 0;
+    if (!absl::SimpleAtoi(value, &number) || number < row.min || number > row.max) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is a number in ", row.min, "..", row.max));
+    }
+    options->*std::get<std::uint32_t CoreOptions::*>(row.field) = number;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no option named \"", name, "\"; there are ",
+                                                 absl::StrJoin(CoreOptionNames(), ", ")));
+}
+
+absl::StatusOr<std::vector<Variant>> ExpandVariants(const CoreOptions& base,
+                                                    const std::vector<std::string>& axes,
+                                                    const std::vector<std::string>& policies) {
+  std::vector<Variant> variants = {{.label = "", .core = base, .policy = "fcfs"}};
+  if (policies.size() == 1) {
+    if (absl::Status s = MakePolicy(policies[0]).status(); !s.ok()) return s;
+    variants[0].policy = policies[0];
+  } else if (!policies.empty()) {
+    if (absl::Status s = Add("policy", policies, variants); !s.ok()) return s;
+  }
+  for (const std::string& axis : axes) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(axis, absl::MaxSplits('=', 1));
+    const std::vector<std::string> values = absl::StrSplit(parts.second, ',', absl::SkipEmpty());
+    if (values.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", axis, "\" is not of the form option=value,value"));
+    }
+    if (absl::Status s = Add(parts.first, values, variants); !s.ok()) return s;
+  }
+  return variants;
+}
+
+}  // namespace flotilla

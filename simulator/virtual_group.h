@@ -1,0 +1,99 @@
+// VirtualGroup: a worker group in virtual time.
+//
+// Plans are applied by the real worker/core when a stage is free; how long a step
+// takes and what it samples is asked of a StepRunner. Time comes in as a value. One
+// thread; the runner outlives it.
+//
+//   group.Receive(plan);
+//   while (auto next = group.NextNs(now)) { ...; group.Advance(*next); }
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "simulator/cost_model.h"
+#include "simulator/workload.h"
+#include "worker/core/group_state.h"
+
+namespace flotilla {
+
+// Computes steps, or pretends to.
+class StepRunner {
+ public:
+  virtual ~StepRunner() = default;
+  // How long the step takes. Called once for each step, in order.
+  virtual StepCost Run(const Batch& batch, const StepShape& shape) = 0;
+};
+
+// The cost model's opinion.
+class ModelledSteps final : public StepRunner {
+ public:
+  // `model` outlives it.
+  explicit ModelledSteps(const CostModel& model) : model_(model) {}
+  StepCost Run(const Batch&, const StepShape& shape) override { return CostOf(model_, shape); }
+
+ private:
+  const CostModel& model_;
+};
+
+// Totals of the steps computed.
+struct GroupTotals {
+  std::uint64_t steps = 0;
+  std::uint64_t memory_bound = 0;
+  std::uint64_t compute_bound = 0;
+  std::int64_t busy_ns = 0;
+  StepShape rows;
+};
+
+class VirtualGroup {
+ public:
+  // `workload` tells when each answer ends; it and `runner` outlive the group.
+  VirtualGroup(Epoch epoch, const ExecutorDescription& description, const Workload& workload,
+               StepRunner& runner);
+
+  const GroupState& state() const { return state_; }
+  const GroupTotals& totals() const { return totals_; }
+
+  // A plan arrives. At most lag + 1 are unanswered.
+  void Receive(StepPlan plan) { plans_.push_back(std::move(plan)); }
+
+  // When Advance has something to do, not before `now_ns`; none: never, until
+  // another plan arrives.
+  std::optional<std::int64_t> NextNs(std::int64_t now_ns) const;
+
+  // Completes the oldest step if it is due, then starts the next if one can.
+  // Errors are those of GroupState: the scheduler sent a bad plan.
+  absl::StatusOr<std::optional<StepResult>> Advance(std::int64_t now_ns);
+
+ private:
+  struct Computing {
+    Step step;
+    std::int64_t end_ns;
+    StepTimings timings;
+    std::vector<ItemOutput> outputs;
+  };
+  bool CanStart() const { return !plans_.empty() && computing_.size() < lag_; }
+  absl::Status Start(std::int64_t now_ns);
+  SampledToken Sample(const BatchItem& item) const;
+  std::vector<TopLogprob> Candidates(const BatchItem& item) const;
+
+  const std::size_t lag_;
+  const Workload& workload_;
+  StepRunner& runner_;
+  GroupState state_;
+  std::deque<StepPlan> plans_;
+  std::deque<Computing> computing_;
+  std::int64_t stage_free_ns_ = 0;  // the first stage takes its next step
+  GroupTotals totals_;
+};
+
+// The token that the simulated model samples as output `output_index`: the stop
+// token at the end of the answer, else a hash.
+TokenId SimulatedToken(const Workload& workload, std::uint64_t request, BranchIndex branch,
+                       std::uint32_t output_index);
+
+}  // namespace flotilla

@@ -1,0 +1,188 @@
+#include "simulator/workload.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "simulator/machine.h"
+#include "simulator/random.h"
+
+namespace flotilla {
+namespace {
+
+// Spreads: published histograms of both data sets are wide for what people type
+// and narrower for answers. Cuts: 2,048 positions in all, as in the paper.
+const SyntheticOptions kPresets[] = {
+    {.name = "short",
+     .prompt = {.mean = 19, .sigma = 0.5, .max = 512},
+     .output = {.mean = 58, .sigma = 0.9, .max = 1024}},
+    {.name = "long",
+     .prompt = {.mean = 161, .sigma = 1.2, .max = 1024},
+     .output = {.mean = 338, .sigma = 0.8, .max = 1024}},
+};
+
+double NormalCdf(double x) { return 0.5 * std::erfc(-x * 0.7071067811865476); }
+
+// Mean of min(X, cut), ln X normal with (mu, sigma).
+double CutMean(double mu, double sigma, double cut) {
+  const double z = (std::log(cut) - mu) / sigma;
+  return std::exp(mu + sigma * sigma / 2) * NormalCdf(z - sigma) + cut * (1 - NormalCdf(z));
+}
+
+// Draws lengths; finds once the mu that gives the wanted mean after the cut.
+class LengthSource {
+ public:
+  explicit LengthSource(const LengthDistribution& d) : d_(d) {
+    double low = -1, high = 40;  // e^40 is above any cut
+    for (int i = 0; d.sigma > 0 && i < 100; ++i) {
+      mu_ = (low + high) / 2;
+      (CutMean(mu_, d.sigma, d.max) < d.mean ? low : high) = mu_;
+    }
+  }
+  std::uint32_t Draw(SimulatorRandom& random) const {
+    const double x = d_.sigma > 0 ? std::exp(mu_ + d_.sigma * random.Normal()) : d_.mean;
+    return static_cast<std::uint32_t>(std::clamp<double>(std::round(x), 1, d_.max));
+  }
+
+ private:
+  const LengthDistribution d_;
+  double mu_ = 0;
+};
+
+absl::Status OutOfRange(absl::string_view name, absl::string_view range) {
+  return absl::InvalidArgumentError(absl::StrCat(name, " must be ", range));
+}
+
+absl::Status CheckLengths(absl::string_view name, const LengthDistribution& d) {
+  if (d.max < 1 || d.max > 1 << 24) return OutOfRange(absl::StrCat(name, " maximum"), "1..2^24");
+  if (!(d.mean >= 1) || !(d.mean <= d.max)) {
+    return OutOfRange(absl::StrCat("mean ", name, " length"), absl::StrCat("1..", d.max));
+  }
+  if (!(d.sigma >= 0) || !(d.sigma <= 4)) return OutOfRange(absl::StrCat(name, " sigma"), "0..4");
+  return absl::OkStatus();
+}
+
+absl::Status Check(const SyntheticOptions& o) {
+  if (absl::Status s = CheckLengths("prompt", o.prompt); !s.ok()) return s;
+  if (absl::Status s = CheckLengths("output", o.output); !s.ok()) return s;
+  if (o.requests < 1 || o.requests > 10'000'000) return OutOfRange("requests", "1..10000000");
+  if (!(o.rate >= 1e-6) || !(o.rate <= 1e6)) return OutOfRange("rate", "0.000001..1000000");
+  if (!(o.gamma_shape >= 0.01) || !(o.gamma_shape <= 100)) {
+    return OutOfRange("burstiness", "0.01..100");
+  }
+  if (o.arrivals == SyntheticOptions::Arrivals::kClosed && o.concurrency < 1) {
+    return OutOfRange("concurrency", "at least 1");
+  }
+  if (o.tenants < 1 || o.tenants > 10'000) return OutOfRange("tenants", "1..10000");
+  if (o.prefix_tokens > 1 << 24) return OutOfRange("prefix tokens", "0..2^24");
+  if (o.deadline_ns < 0) return OutOfRange("deadline", "0 or more");
+  return absl::OkStatus();
+}
+
+// Tenant i with weight 1 / (i + 1).
+class TenantSource {
+ public:
+  explicit TenantSource(std::uint32_t tenants) {
+    for (std::uint32_t i = 0; i < tenants; ++i) {
+      ends_.push_back((ends_.empty() ? 0 : ends_.back()) + 1.0 / (i + 1));
+    }
+  }
+  std::uint32_t Draw(SimulatorRandom& random) const {
+    if (ends_.size() == 1) return 0;
+    const double x = random.Uniform() * ends_.back();
+    return static_cast<std::uint32_t>(
+        std::min<std::ptrdiff_t>(std::upper_bound(ends_.begin(), ends_.end(), x) - ends_.begin(),
+                                 static_cast<std::ptrdiff_t>(ends_.size()) - 1));
+  }
+
+ private:
+  std::vector<double> ends_;  // cumulative weights
+};
+
+// Token `position` of a prompt: the group's below prefix_tokens, then its own.
+TokenId PromptToken(const Workload& workload, std::uint32_t index, std::uint32_t position) {
+  const SimulatedRequest& request = workload.requests[index];
+  const bool shared = request.prefix_group != 0 && position < request.prefix_tokens;
+  const std::uint64_t source = shared ? request.prefix_group : (std::uint64_t{1} << 33) + index;
+  const std::uint64_t hash = MixBits(MixBits(workload.seed ^ source << 24) ^ position);
+  return static_cast<TokenId>(1 + hash % (kSimulatedVocabulary - 1));  // never kStopToken
+}
+
+}  // namespace
+
+std::vector<std::string> PresetNames() {
+  std::vector<std::string> names;
+  for (const SyntheticOptions& preset : kPresets) names.push_back(preset.name);
+  return names;
+}
+
+absl::StatusOr<SyntheticOptions> FindPreset(absl::string_view name) {
+  for (const SyntheticOptions& preset : kPresets) {
+    if (preset.name == name) return preset;
+  }
+  return absl::NotFoundError(absl::StrCat("no preset named \"", name, "\"; there are ",
+                                          absl::StrJoin(PresetNames(), ", ")));
+}
+
+absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
+  if (absl::Status s = Check(options); !s.ok()) return s;
+  const bool closed = options.arrivals == SyntheticOptions::Arrivals::kClosed;
+  const double shape =
+      options.arrivals == SyntheticOptions::Arrivals::kGamma ? options.gamma_shape : 1;
+  Workload workload;
+  workload.name = options.name;
+  workload.seed = options.seed;
+  workload.concurrency = closed ? options.concurrency : 0;
+  workload.tenants.clear();
+  for (std::uint32_t i = 0; i < options.tenants; ++i) {
+    workload.tenants.push_back(absl::StrCat("tenant-", i));
+  }
+  const TenantSource tenants(options.tenants);
+  const LengthSource prompts(options.prompt), outputs(options.output);
+  // A stream each, so that another rate leaves the lengths as they are.
+  SimulatorRandom gaps(options.seed), lengths(options.seed + (1ull << 40));
+  double at_ns = 0;
+  workload.requests.reserve(options.requests);
+  for (std::uint32_t i = 0; i < options.requests; ++i) {
+    SimulatedRequest& request = workload.requests.emplace_back();
+    request.arrival_ns = closed ? 0 : static_cast<std::int64_t>(at_ns);
+    at_ns += 1e9 / options.rate * (shape == 1 ? gaps.Exponential() : gaps.Gamma(shape) / shape);
+    request.prompt_tokens = prompts.Draw(lengths);
+    request.output_tokens = outputs.Draw(lengths);
+    request.tenant = tenants.Draw(lengths);
+    request.deadline_ns = options.deadline_ns;
+    if (options.prefix_groups > 0) {
+      request.prefix_group = static_cast<std::uint32_t>(1 + lengths.Below(options.prefix_groups));
+      request.prefix_tokens = options.prefix_tokens;
+      request.prompt_tokens += options.prefix_tokens;
+    }
+  }
+  return workload;
+}
+
+TokenizedRequest MakeRequest(const Workload& workload, std::uint32_t index, std::int64_t now_ns,
+                             bool length_known, std::uint32_t max_tokens) {
+  const SimulatedRequest& from = workload.requests[index];
+  TokenizedRequest request;
+  request.id = {.incarnation = 1, .counter = index};
+  request.prompt.reserve(from.prompt_tokens);
+  for (std::uint32_t i = 0; i < from.prompt_tokens; ++i) {
+    request.prompt.push_back(PromptToken(workload, index, i));
+  }
+  request.sampling.seed = index;
+  if (length_known) {
+    request.stop.max_tokens = from.output_tokens;
+  } else {
+    request.stop.max_tokens = max_tokens;
+    request.stop.stop_tokens = {kStopToken};
+  }
+  request.branches = from.branches;
+  if (from.beams > 0) request.beam = BeamOptions{.beams = from.beams};
+  if (from.deadline_ns > 0) request.deadline_ns = now_ns + from.deadline_ns;
+  request.priority = from.priority;
+  request.tenant = workload.tenants[from.tenant];
+  return request;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,131 @@
+#include "simulator/svg_plot.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "simulator/plots.h"
+
+namespace flotilla {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// "" if `text` is a well-formed document of the XML that SvgPlot uses (no comments,
+// no processing instructions), else what is wrong.
+std::string XmlError(const std::string& text) {
+  std::vector<std::string> open;
+  int roots = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] != '<') {
+      if (text[at] == '&') {
+        const std::string entity = text.substr(at, text.find(';', at) - at + 1);
+        if (entity != "&amp;" && entity != "&lt;" && entity != "&gt;" && entity != "&quot;") {
+          return "bad entity " + entity;
+        }
+      }
+      if (open.empty() && text[at] != '\n') return "text outside the root";
+      ++at;
+      continue;
+    }
+    const std::size_t end = text.find('>', at);
+    if (end == std::string::npos) return "a tag without an end";
+    const std::string tag = text.substr(at + 1, end - at - 1);
+    if (tag.find('<') != std::string::npos) return "< inside a tag";
+    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0) return "odd quotes in " + tag;
+    const std::string name = tag.substr(0, tag.find_first_of(" />", tag[0] == '/' ? 1 : 0));
+    if (tag[0] == '/') {
+      if (open.empty() || "/" + open.back() != tag) return "unexpected " + tag;
+      open.pop_back();
+    } else {
+      if (open.empty() && ++roots > 1) return "two roots";
+      if (tag.back() != '/') open.push_back(name);
+    }
+    at = end + 1;
+  }
+  if (!open.empty()) return open.back() + " is not closed";
+  return roots == 1 ? "" : "no root";
+}
+
+TEST(SvgPlotTest, TheCheckerSeesFaults) {
+  EXPECT_EQ(XmlError("<a><b/></a>\n"), "");
+  EXPECT_NE(XmlError("<a><b></a>"), "");
+  EXPECT_NE(XmlError("<a>&</a>"), "");
+  EXPECT_NE(XmlError("<a/><b/>"), "");
+  EXPECT_NE(XmlError("<a"), "");
+}
+
+SvgPlot Example() {
+  SvgPlot plot;
+  plot.title = "A < B & \"C\"\x1b";
+  plot.x_label = "time, s";
+  plot.y_label = "tokens/s";
+  plot.series = {{.name = "line <1>", .points = {{0, 0}, {1, 10}, {2, 5}}, .marks = true},
+                 {.name = "step", .points = {{0, 3}, {2, 7}}, .kind = PlotSeries::Kind::kStep}};
+  return plot;
+}
+
+TEST(SvgPlotTest, ADocumentIsWellFormedAndEscaped) {
+  const std::string svg = Example().Draw();
+  EXPECT_EQ(XmlError(svg), "");
+  EXPECT_THAT(svg, HasSubstr("A &lt; B &amp; &quot;C&quot;?"));
+  EXPECT_THAT(svg, HasSubstr("line &lt;1&gt;"));
+  EXPECT_THAT(svg, HasSubstr("time, s"));
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+}
+
+TEST(SvgPlotTest, PointsLieWhereTheAxesSay) {
+  // x 0..2 over 72..624, y 0..10 over 308..40.
+  const std::string svg = Example().Draw();
+  EXPECT_THAT(svg, HasSubstr("d=\"M72.0 308.0L348.0 40.0L624.0 174.0\""));
+  EXPECT_THAT(svg, HasSubstr("d=\"M72.0 227.6H624.0V120.4\""));
+  EXPECT_THAT(svg, HasSubstr("<circle cx=\"348.0\" cy=\"40.0\""));
+}
+
+TEST(SvgPlotTest, OddDataDrawSomething) {
+  SvgPlot plot;
+  EXPECT_EQ(XmlError(plot.Draw()), "");
+  plot.series = {{.name = "x", .points = {{NAN, 1}, {1, INFINITY}, {3, 0}}}};
+  EXPECT_EQ(XmlError(plot.Draw()), "");
+  plot.log_x = true;
+  plot.series[0].points = {{0, 1}, {-1, 2}, {5, 3}};
+  const std::string svg = plot.Draw();
+  EXPECT_EQ(XmlError(svg), "");
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, Not(HasSubstr("inf")));
+}
+
+TEST(SvgPlotTest, BarsStandSideBySide) {
+  SvgPlot plot;
+  plot.categories = {"one", "two"};
+  plot.series = {{.name = "a", .points = {{0, 4}, {1, 8}}, .kind = PlotSeries::Kind::kBars},
+                 {.name = "b", .points = {{0, 2}, {1, 6}}, .kind = PlotSeries::Kind::kBars}};
+  const std::string svg = plot.Draw();
+  EXPECT_EQ(XmlError(svg), "");
+  EXPECT_THAT(svg, HasSubstr(">two</text>"));
+  EXPECT_THAT(svg, HasSubstr("height=\"134.0\""));  // half of 268
+}
+
+TEST(PlotsTest, EveryChartOfARunIsWellFormed) {
+  RunRecord record;
+  record.end_ns = 2'000'000'000;
+  record.requests.resize(3);
+  record.AddToken(0, 1'000'000);
+  record.AddToken(0, 5'000'000);
+  record.running.Hold(0, 1'000'000'000, 2);
+  Summary summary;
+  summary.label = "a & b";
+  for (const NamedPlot& plot : PlotRuns({"a & b"}, {record})) {
+    EXPECT_EQ(XmlError(plot.plot.Draw()), "") << plot.file;
+  }
+  for (const NamedPlot& plot : PlotSweeps(std::vector<Sweep>{{"x", {1, 2}, {summary, summary}}})) {
+    EXPECT_EQ(XmlError(plot.plot.Draw()), "") << plot.file;
+  }
+  EXPECT_EQ(XmlError(PlotMemory({summary}).plot.Draw()), "");
+}
+
+}  // namespace
+}  // namespace flotilla

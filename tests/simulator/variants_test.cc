@@ -1,0 +1,52 @@
+#include "simulator/variants.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace flotilla {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(VariantsTest, AxesAreMultiplied) {
+  const auto variants =
+      ExpandVariants({}, {"max_chunk_tokens=64,128", "prefix_cache=true,false"}, {"fcfs"});
+  ASSERT_TRUE(variants.ok()) << variants.status();
+  ASSERT_EQ(variants->size(), 4u);
+  EXPECT_EQ((*variants)[0].label, "max_chunk_tokens=64 prefix_cache=true");
+  EXPECT_EQ((*variants)[3].core.max_chunk_tokens, 128u);
+  EXPECT_FALSE((*variants)[3].core.prefix_cache);
+  EXPECT_EQ((*variants)[3].policy, "fcfs");
+}
+
+TEST(VariantsTest, NothingToCompareIsOneRun) {
+  const auto variants = ExpandVariants({.max_seqs = 9}, {}, {});
+  ASSERT_TRUE(variants.ok());
+  ASSERT_EQ(variants->size(), 1u);
+  EXPECT_EQ((*variants)[0].label, "");
+  EXPECT_EQ((*variants)[0].core.max_seqs, 9u);
+}
+
+TEST(VariantsTest, EveryNamedOptionAndPolicyExists) {
+  for (const std::string& name : CoreOptionNames()) {
+    CoreOptions options;
+    EXPECT_TRUE(SetCoreOption(name, "1", &options).ok()) << name;
+  }
+  for (const std::string& name : PolicyNames()) EXPECT_TRUE(MakePolicy(name).ok()) << name;
+}
+
+TEST(VariantsTest, BadAxesAreRefusedByName) {
+  const auto message = [](std::vector<std::string> axes, std::vector<std::string> policies) {
+    return std::string(ExpandVariants({}, axes, policies).status().message());
+  };
+  EXPECT_THAT(message({"speed=1"}, {}), HasSubstr("no option named \"speed\""));
+  EXPECT_THAT(message({"max_seqs"}, {}), HasSubstr("option=value"));
+  EXPECT_THAT(message({"max_seqs=0"}, {}), HasSubstr("max_seqs is a number in 1.."));
+  EXPECT_THAT(message({"prefix_cache=maybe"}, {}), HasSubstr("true or false"));
+  EXPECT_THAT(message({}, {"lifo"}), HasSubstr("no policy named \"lifo\""));
+  EXPECT_THAT(message({"max_seqs=1,2,3,4,5,6,7,8,9", "max_step_tokens=1,2,3,4,5,6,7,8"}, {}),
+              HasSubstr("more than 64"));
+}
+
+}  // namespace
+}  // namespace flotilla
