@@ -8,6 +8,8 @@
 #include "cli/flags.h"
 #include "cli/inspect.h"
 #include "cli/serve.h"
+#include "cli/simulate.h"
+#include "cli/simulate_flags.h"
 
 namespace {
 
@@ -44,7 +46,13 @@ int main(int argc, char** argv) {
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a GGUF file holds");
   inspect->add_option("model", inspect_path, "GGUF file")->required();
 
+  flotilla::SimulateFlags simulate_flags;
+  CLI::App* simulate =
+      app.add_subcommand("simulate", "Run the scheduler in virtual time on a modelled machine");
+  flotilla::AddSimulateFlags(*simulate, &simulate_flags);
+
   CLI11_PARSE(app, argc, argv);
   if (serve->parsed()) return Report(flotilla::RunServe(serve_flags, FLOTILLA_VERSION));
+  if (simulate->parsed()) return Report(flotilla::RunSimulate(simulate_flags));
   return Report(flotilla::RunInspect(inspect_path));
 }

@@ -1,0 +1,49 @@
+// MeasureSteps: how long the steps of a real model take on this computer.
+//
+// The simulation with the hardware in the loop: the same event loop, scheduler and
+// worker core, but each batch is computed by a Rank and timed, and the virtual clock
+// advances by what it took.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/rt/clock.h"
+#include "simulator/machine.h"
+#include "simulator/simulator.h"
+#include "simulator/step_fit.h"
+#include "worker/rank.h"
+
+namespace flotilla {
+
+class StepMeter {
+ public:
+  // Loads the model. Errors as Rank::Create; FAILED_PRECONDITION: its vocabulary is
+  // smaller than the simulated one. `clock` outlives the meter.
+  static absl::StatusOr<StepMeter> Create(const std::string& model_path, int threads,
+                                          const Clock* clock);
+
+  // What the rank says of itself; the cost model is not set.
+  const Machine& machine() const { return machine_; }
+
+  // Serves `workload`, until it ends or `seconds` have passed; the steps are
+  // appended to `steps`. An unfinished run has no record: CANCELLED.
+  absl::StatusOr<RunRecord> Run(const Workload& workload, const SimulationOptions& options,
+                                double seconds, std::vector<MeasuredStep>* steps);
+
+ private:
+  StepMeter(std::unique_ptr<Rank> rank, const Clock* clock, Machine machine);
+
+  std::unique_ptr<Rank> rank_;
+  const Clock* clock_;
+  Machine machine_;
+};
+
+// The loads under which steps are measured for a fit: one to 64 requests at once,
+// short and long ones, so that all terms of the model vary.
+std::vector<Workload> MeasuringWorkloads();
+
+}  // namespace flotilla

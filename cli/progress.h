@@ -1,0 +1,34 @@
+// ProgressLine: on standard error, how far a long piece of work is, how fast it
+// goes and when it will be done. Silent for the first second. One thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/rt/clock.h"
+
+namespace flotilla {
+
+class ProgressLine {
+ public:
+  // `clock` outlives it.
+  ProgressLine(const Clock* clock, std::string what);
+  // Ends the line if anything was printed.
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  // `done` of `total` pieces are done. Prints four times a second on a terminal,
+  // every ten seconds elsewhere.
+  void Update(std::uint64_t done, std::uint64_t total);
+
+ private:
+  const Clock* const clock_;
+  const std::string what_;
+  const bool terminal_;
+  const std::int64_t start_ns_;
+  std::int64_t next_ns_;
+  bool printed_ = false;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,16 @@
+// `flotilla simulate`: the real scheduler in virtual time, for people who want to
+// know before they buy, change an option, or believe a claim.
+#pragma once
+
+#include "absl/status/status.h"
+#include "cli/simulate_flags.h"
+
+namespace flotilla {
+
+// Does what the flags say: a run, a comparison, a sweep, baselines, a fit or a
+// measurement. The report goes to standard output, progress to standard error,
+// files to --out. Errors: what the flags ask for does not exist or cannot be read
+// or written.
+absl::Status RunSimulate(const SimulateFlags& flags);
+
+}  // namespace flotilla

@@ -1,0 +1,187 @@
+#include "cli/simulate_flags.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "simulator/machine.h"
+#include "simulator/variants.h"
+#include "simulator/workload.h"
+
+namespace flotilla {
+namespace {
+
+constexpr char kExamples[] = R"(
+Examples:
+  One run, with plots, figures and each request's times in DIR:
+    flotilla simulate --machine h200 --preset long --rate 20 --requests 10000 --out DIR
+  How latency grows with load, up to where it breaks:
+    flotilla simulate --preset long --sweep-rate 5,10,20,30,40 --out DIR
+  What an option does:
+    flotilla simulate --rate 30 --preset long --compare max_chunk_tokens=256,512,2048
+  What paging buys, against reserving memory:
+    flotilla simulate --preset long --rate 60 --memory-baselines
+  A recorded trace (CSV with a header, or JSON lines: arrival_s, prompt_tokens,
+  output_tokens; also tenant, priority, deadline_s, prefix_group, prefix_tokens, n, beams):
+    flotilla simulate --trace requests.csv
+  This computer: measure the steps of a model, then simulate it:
+    flotilla simulate --measure model.gguf --out DIR
+    flotilla simulate --machine DIR/machine.json --arrivals closed --concurrency 32
+
+Tables go to standard output, progress to standard error. The same flags give the same
+figures. docs/simulate.md explains the cost models and their limits.)";
+
+CLI::Validator Between(double low, double high) { return CLI::Range(low, high).description(""); }
+
+std::string Names(const std::vector<std::string>& names) { return absl::StrJoin(names, ", "); }
+
+std::string MachineNames() {
+  std::vector<std::string> names;
+  for (const Machine& machine : BuiltInMachines()) names.push_back(machine.name);
+  return Names(names);
+}
+
+void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
+  const char* group = "Machine";
+  app.add_option("--machine", f->machine,
+                 absl::StrCat(MachineNames(), ", or the path of a .json file [default h200]"))
+      ->type_name("NAME|PATH")
+      ->group(group);
+  app.add_flag("--list-machines", f->list_machines, "print the built-in machines as JSON")
+      ->group(group);
+  app.add_option("--kv-tokens", f->kv_tokens, "positions in the KV pool; 0: the machine's")
+      ->check(Between(0, 1 << 30))
+      ->type_name("tokens")
+      ->group(group);
+  app.add_option("--round-trip", f->round_trip_us, "from scheduler to worker and back [default 0]")
+      ->check(Between(0, 1e9))
+      ->type_name("us")
+      ->group(group);
+}
+
+void AddLengthFlags(CLI::App& app, SimulateFlags* f) {
+  const char* group = "Workload";
+  const auto length = [&](const char* name, double& value, const char* help, double high) {
+    app.add_option(name, value, help)->check(Between(0, high))->group(group);
+  };
+  length("--prompt-mean", f->prompt_mean, "mean prompt length, instead of the preset's", 1 << 20);
+  length("--prompt-sigma", f->prompt_sigma, "spread of prompt lengths (of the logarithm)", 4);
+  length("--output-mean", f->output_mean, "mean output length, instead of the preset's", 1 << 20);
+  length("--output-sigma", f->output_sigma, "spread of output lengths (of the logarithm)", 4);
+  length("--deadline", f->deadline_s, "seconds after arrival; 0: none", 1e6);
+  app.add_option("--max-tokens", f->max_tokens,
+                 "what requests allow as output; answers end by themselves [default 1024]")
+      ->check(Between(1, 1 << 24))
+      ->group(group);
+  app.add_flag("--known-lengths", f->known_lengths,
+               "requests allow exactly the length of their answer, so the scheduler knows it")
+      ->group(group);
+}
+
+void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
+  const char* group = "Workload";
+  app.add_option("--trace", f->trace, "recorded requests, instead of a synthetic workload")
+      ->type_name("PATH")
+      ->group(group);
+  app.add_option("--preset", f->preset,
+                 absl::StrCat("lengths: ", Names(PresetNames()), " [default short]"))
+      ->type_name("NAME")
+      ->group(group);
+  app.add_option("--arrivals", f->arrivals, "[default poisson]")
+      ->type_name("poisson|gamma|closed")
+      ->check(CLI::IsMember({"poisson", "gamma", "closed"}).description(""))
+      ->group(group);
+  app.add_option("--rate", f->rate, "arrivals per second [default 10]")
+      ->check(Between(1e-6, 1e6))
+      ->group(group);
+  app.add_option("--burstiness", f->burstiness,
+                 "gamma: shape of the gaps; 1 is poisson, less is burstier [default 1]")
+      ->check(Between(0.01, 100))
+      ->group(group);
+  app.add_option("--concurrency", f->concurrency, "closed: requests at any time [default 16]")
+      ->check(Between(1, 1 << 20))
+      ->group(group);
+  const auto count = [&](const char* name, std::int64_t& value, double low, double high,
+                         const char* help) {
+    app.add_option(name, value, help)->check(Between(low, high))->group(group);
+  };
+  count("--requests", f->requests, 1, 10'000'000, "how many [default 1000]");
+  count("--seed", f->seed, 0, 9e15, "of arrivals and lengths [default 1]");
+  count("--tenants", f->tenants, 1, 10'000, "tenant i sends 1/(i+1) as much as the first");
+  count("--prefix-groups", f->prefix_groups, 0, 1 << 30,
+        "groups of prompts that begin alike; 0: none do");
+  count("--prefix-tokens", f->prefix_tokens, 0, 1 << 20, "the tokens in which they do");
+  AddLengthFlags(app, f);
+}
+
+void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
+  const char* group = "Scheduler and comparison";
+  app.add_option("--set", f->set,
+                 absl::StrCat("OPTION=VALUE of the scheduler: ", Names(CoreOptionNames())))
+      ->type_name("OPTION=VALUE")
+      ->group(group);
+  app.add_option("--compare", f->compare, "one run for each value; several axes: all combinations")
+      ->type_name("OPTION=V,V")
+      ->group(group);
+  app.add_option("--policies", f->policies, absl::StrCat("of order: ", Names(PolicyNames())))
+      ->delimiter(',')
+      ->type_name("NAME,NAME")
+      ->group(group);
+  app.add_option("--sweep-rate", f->sweep_rate, "one run for each arrival rate")
+      ->delimiter(',')
+      ->check(Between(1e-6, 1e6))
+      ->type_name("R,R")
+      ->group(group);
+  app.add_flag("--memory-baselines", f->memory_baselines,
+               "compare paging with reserving memory: longest, power of two, exact")
+      ->group(group);
+  app.add_option("--reserve", f->reserve, "slots of the longest sequence [default 2048]")
+      ->check(Between(1, 1 << 20))
+      ->group(group);
+}
+
+void AddOutputFlags(CLI::App& app, SimulateFlags* f) {
+  const char* group = "Output";
+  app.add_option("--slo-ttft", f->slo_ttft_ms, "goodput: time to first token [default 1000]")
+      ->check(Between(0, 1e9))
+      ->type_name("ms")
+      ->group(group);
+  app.add_option("--slo-itl", f->slo_itl_ms, "goodput: a request's mean gap [default 100]")
+      ->check(Between(0, 1e9))
+      ->type_name("ms")
+      ->group(group);
+  app.add_flag("--json", f->json, "print JSON instead of a table")->group(group);
+  app.add_option("--out", f->out, "folder for report.json, report.csv, requests.csv and plots")
+      ->type_name("DIR")
+      ->group(group);
+}
+
+void AddMeasureFlags(CLI::App& app, SimulateFlags* f) {
+  const char* group = "Measuring";
+  app.add_option("--measure", f->measure,
+                 "time the steps of this GGUF model here, fit them, write steps.csv and "
+                 "machine.json to --out")
+      ->type_name("PATH")
+      ->group(group);
+  app.add_option("--measure-seconds", f->measure_seconds, "for each of nine loads [default 6]")
+      ->check(Between(0.05, 600))
+      ->group(group);
+  app.add_option("--threads", f->threads, "compute threads; 0: what the CPU quota allows")
+      ->check(Between(0, 1024))
+      ->group(group);
+  app.add_option("--fit", f->fit, "fit a linear machine to a steps.csv and print it")
+      ->type_name("PATH")
+      ->group(group);
+}
+
+}  // namespace
+
+void AddSimulateFlags(CLI::App& app, SimulateFlags* flags) {
+  AddMachineFlags(app, flags);
+  AddWorkloadFlags(app, flags);
+  AddComparisonFlags(app, flags);
+  AddOutputFlags(app, flags);
+  AddMeasureFlags(app, flags);
+  app.get_formatter()->column_width(34);
+  app.footer(kExamples);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,58 @@
+// The knobs of `flotilla simulate`. Only cli/ knows flags; the simulator takes its
+// own options.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace flotilla {
+
+struct SimulateFlags {
+  // Machine.
+  std::string machine = "h200";
+  std::int64_t kv_tokens = 0;  // 0: the machine's
+  double round_trip_us = 0;
+  // Workload.
+  std::string trace;
+  std::string preset = "short";
+  std::string arrivals = "poisson";
+  double rate = 10;
+  double burstiness = 1;
+  std::int64_t concurrency = 16;
+  std::int64_t requests = 1000;
+  std::int64_t seed = 1;
+  double prompt_mean = 0, prompt_sigma = -1;  // out of range: the preset's
+  double output_mean = 0, output_sigma = -1;
+  std::int64_t tenants = 1;
+  std::int64_t prefix_groups = 0;
+  std::int64_t prefix_tokens = 0;
+  double deadline_s = 0;
+  std::int64_t max_tokens = 1024;
+  bool known_lengths = false;
+  // What is compared.
+  std::vector<std::string> set;      // option=value
+  std::vector<std::string> compare;  // option=value,value
+  std::vector<std::string> policies;
+  std::vector<double> sweep_rate;
+  bool memory_baselines = false;
+  std::int64_t reserve = 2048;
+  // What comes out.
+  double slo_ttft_ms = 1000;
+  double slo_itl_ms = 100;
+  bool json = false;
+  std::string out;
+  // Instead of a simulation.
+  std::string fit;
+  std::string measure;
+  double measure_seconds = 6;
+  std::int64_t threads = 0;
+  bool list_machines = false;
+};
+
+// Adds every knob and the examples to `app`. Parsing fills `flags`, which outlives
+// `app`, and refuses values outside the bounds with a message that names them.
+void AddSimulateFlags(CLI::App& app, SimulateFlags* flags);
+
+}  // namespace flotilla
