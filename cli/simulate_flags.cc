@@ -121,7 +121,8 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
   app.add_option("--compare", f->compare, "one run for each value; several axes: all combinations")
       ->type_name("OPTION=V,V")
       ->group(group);
-  app.add_option("--policies", f->policies, absl::StrCat("of order: ", Names(PolicyNames())))
+  app.add_option("--policies", f->policies,
+                 absl::StrCat("of order: ", absl::StrJoin(PolicyNames(), ", ")))
       ->delimiter(',')
       ->type_name("NAME,NAME")
       ->group(group);

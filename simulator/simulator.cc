@@ -256,9 +256,8 @@ absl::Status VirtualRun::Finish() {
 
 absl::StatusOr<RunRecord> SimulateWith(StepRunner& runner, const Machine& machine,
                                        const Workload& workload, const SimulationOptions& options) {
-  absl::StatusOr<std::unique_ptr<OrderPolicy>> policy = MakePolicy(options.policy);
-  if (!policy.ok()) return policy.status();
-  return VirtualRun(runner, machine, workload, options, *std::move(policy)).ToTheEnd();
+  if (absl::Status s = CheckPolicy(options.policy); !s.ok()) return s;
+  return VirtualRun(runner, machine, workload, options, MakePolicy(options.policy)).ToTheEnd();
 }
 
 absl::StatusOr<RunRecord> Simulate(const Machine& machine, const Workload& workload,

@@ -14,18 +14,10 @@ namespace {
 
 constexpr std::size_t kMaxVariants = 64;
 
-struct PolicyRow {
-  absl::string_view name;
-  std::unique_ptr<OrderPolicy> (*make)();
-};
-
-constexpr auto kPolicies = std::to_array<PolicyRow>({
-    {"fcfs", [] { return std::unique_ptr<OrderPolicy>(new FcfsPolicy); }},
-});
-
 struct OptionRow {
   absl::string_view name;
-  std::variant<std::uint32_t CoreOptions::*, bool CoreOptions::*> field;
+  std::variant<std::uint32_t CoreOptions::*, std::int64_t CoreOptions::*, bool CoreOptions::*>
+      field;
   std::uint32_t min = 0, max = 1;  // of numbers
 };
 
@@ -39,6 +31,9 @@ constexpr auto kOptions = std::to_array<OptionRow>({
     {"growth_permille", &CoreOptions::growth_permille, 0, 1000},
     {"max_preemptions", &CoreOptions::max_preemptions, 0, 1 << 16},
     {"max_bypass", &CoreOptions::max_bypass, 0, 1 << 16},
+    {"itl_target_ns", &CoreOptions::itl_target_ns, 0, ~0u},
+    {"max_wait_ns", &CoreOptions::max_wait_ns, 0, ~0u},
+    {"fair_share", &CoreOptions::fair_share},
     {"prefix_cache", &CoreOptions::prefix_cache},
 });
 
@@ -49,7 +44,7 @@ absl::Status Add(const std::string& name, const std::vector<std::string>& values
     for (const std::string& value : values) {
       Variant& next = all.emplace_back(variant);
       if (name == "policy") {
-        if (absl::Status s = MakePolicy(value).status(); !s.ok()) return s;
+        if (absl::Status s = CheckPolicy(value); !s.ok()) return s;
         next.policy = value;
       } else if (absl::Status s = SetCoreOption(name, value, &next.core); !s.ok()) {
         return s;
@@ -67,16 +62,8 @@ absl::Status Add(const std::string& name, const std::vector<std::string>& values
 
 }  // namespace
 
-std::vector<std::string> PolicyNames() {
-  std::vector<std::string> names;
-  for (const PolicyRow& row : kPolicies) names.emplace_back(row.name);
-  return names;
-}
-
-absl::StatusOr<std::unique_ptr<OrderPolicy>> MakePolicy(absl::string_view name) {
-  for (const PolicyRow& row : kPolicies) {
-    if (row.name == name) return row.make();
-  }
+absl::Status CheckPolicy(absl::string_view name) {
+  if (MakePolicy(name) != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("no policy named \"", name, "\"; there are ",
                                                  absl::StrJoin(PolicyNames(), ", ")));
 }
@@ -99,7 +86,11 @@ absl::Status SetCoreOption(absl::string_view name, absl::string_view value, Core
       return absl::InvalidArgumentError(
           absl::StrCat(name, " is a number in ", row.min, "..", row.max));
     }
-    options->*std::get<std::uint32_t CoreOptions::*>(row.field) = number;
+    if (const auto* field = std::get_if<std::int64_t CoreOptions::*>(&row.field)) {
+      options->*(*field) = number;
+    } else {
+      options->*std::get<std::uint32_t CoreOptions::*>(row.field) = number;
+    }
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat("no option named \"", name, "\"; there are ",
@@ -109,9 +100,9 @@ absl::Status SetCoreOption(absl::string_view name, absl::string_view value, Core
 absl::StatusOr<std::vector<Variant>> ExpandVariants(const CoreOptions& base,
                                                     const std::vector<std::string>& axes,
                                                     const std::vector<std::string>& policies) {
-  std::vector<Variant> variants = {{.label = "", .core = base, .policy = "fcfs"}};
+  std::vector<Variant> variants = {{.label = "", .core = base, .policy = "priority"}};
   if (policies.size() == 1) {
-    if (absl::Status s = MakePolicy(policies[0]).status(); !s.ok()) return s;
+    if (absl::Status s = CheckPolicy(policies[0]); !s.ok()) return s;
     variants[0].policy = policies[0];
   } else if (!policies.empty()) {
     if (absl::Status s = Add("policy", policies, variants); !s.ok()) return s;

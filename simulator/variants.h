@@ -1,8 +1,7 @@
 // Variants: what a comparison varies, by name: options of the scheduler core and
-// its policies. One table of each; a new policy or option is one row there.
+// its policies. A new option is one row in the table of variants.cc.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,9 +12,8 @@
 
 namespace flotilla {
 
-// The policy of that name. INVALID_ARGUMENT lists the names there are.
-absl::StatusOr<std::unique_ptr<OrderPolicy>> MakePolicy(absl::string_view name);
-std::vector<std::string> PolicyNames();
+// Whether there is a policy of that name (PolicyNames). INVALID_ARGUMENT lists them.
+absl::Status CheckPolicy(absl::string_view name);
 
 // Sets one field of `options` by its name. INVALID_ARGUMENT: no such option, or not
 // a value of it.

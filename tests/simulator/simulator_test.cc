@@ -201,7 +201,7 @@ TEST(SimulatorTest, UnknownPoliciesAndUselessMachinesAreRefused) {
   SimulationOptions options = OptionsFor(SlowMachine());
   options.policy = "random";
   EXPECT_THAT(Simulate(SlowMachine(), OneRequest(1, 1), options).status().message(),
-              HasSubstr("no policy named \"random\"; there are fcfs"));
+              HasSubstr("no policy named \"random\"; there are priority"));
   Machine machine = SlowMachine();
   machine.lag = 1000;
   EXPECT_EQ(Simulate(machine, OneRequest(1, 1), OptionsFor(machine)).status().code(),
