@@ -66,6 +66,12 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "sequences that run at once"},
     {"--prefix-cache", &ServeFlags::prefix_cache, "on|off", 0, 0, kSchedule,
      "keep KV of prompts and answers for requests that begin alike; never changes results"},
+    {"--host-blocks", &ServeFlags::host_blocks, "blocks", 0, 1 << 26, kSchedule,
+     "memory outside the pool for blocks of preempted requests and old prefixes"},
+    {"--disk-blocks", &ServeFlags::disk_blocks, "blocks", 0, 1 << 26, kSchedule,
+     "the same on disk; a block goes where it is cheaper to read it back than to compute it"},
+    {"--disk-dir", &ServeFlags::disk_directory, "PATH", 0, 0, kSchedule,
+     "directory of the disk blocks' file, which has no name and goes with the process"},
     {"--policy", &ServeFlags::policy, "priority|fcfs|srpt|edf", 0, 0, kSchedule,
      "who goes first: by priority then arrival, by arrival alone, shortest predicted, or "
      "earliest deadline, which ends what will hardly make it before it starts"},

@@ -23,6 +23,9 @@ struct ServeFlags {
   std::int64_t max_chunk_tokens = 256;
   std::int64_t max_seqs = 64;
   std::string prefix_cache = "on";
+  std::int64_t host_blocks = 0;
+  std::int64_t disk_blocks = 0;
+  std::string disk_directory = "/tmp";
   std::string policy = "priority";
   bool fair_share = false;
   std::string tenant_weights;  // NAME=WEIGHT,...

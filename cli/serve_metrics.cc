@@ -48,6 +48,8 @@ constexpr char kRunning[] = "flotilla_scheduler_requests_running";
 constexpr char kWaitingTokens[] = "flotilla_scheduler_waiting_tokens";
 constexpr char kBlocks[] = "flotilla_kv_blocks";
 constexpr char kBlocksHelp[] = "Blocks of the KV pool, by state.";
+constexpr char kTierCopies[] = "flotilla_kv_tier_copies_total";
+constexpr char kTierCopiesHelp[] = "Blocks copied to tiers and back.";
 constexpr char kFinished[] = "flotilla_scheduler_requests_finished_total";
 constexpr char kFinishedHelp[] = "Requests that ended, by reason.";
 constexpr char kTokens[] = "flotilla_scheduler_tokens_total";
@@ -86,7 +88,16 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kCounter, kFinished, kFinishedHelp, "reason", "error",
      [](Snapshot s) -> double { return s.core.counters.failed; }},
     {kCounter, "flotilla_scheduler_preemptions_total", "Sequences that gave their blocks back.",
-     "mode", "recompute", [](Snapshot s) -> double { return s.core.counters.preemptions; }},
+     "mode", "recompute",
+     [](Snapshot s) -> double { return s.core.counters.preemptions - s.core.counters.swapped; }},
+    {kCounter, "flotilla_scheduler_preemptions_total", "Sequences that gave their blocks back.",
+     "mode", "swap", [](Snapshot s) -> double { return s.core.counters.swapped; }},
+    {kCounter, kTierCopies, kTierCopiesHelp, "direction", "out",
+     [](Snapshot s) -> double { return s.core.counters.blocks_out; }},
+    {kCounter, kTierCopies, kTierCopiesHelp, "direction", "in",
+     [](Snapshot s) -> double { return s.core.counters.blocks_in; }},
+    {kGauge, "flotilla_kv_tier_blocks", "Blocks kept in the host and disk tiers.", nullptr, nullptr,
+     [](Snapshot s) -> double { return s.core.tier_blocks; }},
     {kCounter, "flotilla_scheduler_late_total",
      "Requests that ended before they started, as they would have missed their deadline.", nullptr,
      nullptr, [](Snapshot s) -> double { return s.core.counters.dropped_late; }},

@@ -9,6 +9,7 @@ namespace {
 constexpr int kMaxUnanswered = 2;  // lag + 1
 
 Lost::Cause CauseOf(const absl::Status& status) {
+  if (absl::IsUnavailable(status)) return Lost::Cause::kDied;  // a tier's disk
   return absl::IsDataLoss(status) ? Lost::Cause::kDigest : Lost::Cause::kInvalidPlan;
 }
 
@@ -74,6 +75,7 @@ void InProcessExecutor::Loop() {
 
 std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
   GroupState state(epoch, rank_->description());
+  rank_->ForgetCopies();
   cached_blocks_.assign(rank_->description().max_branches, 0);
   {
     absl::MutexLock lock(&mu_);
@@ -117,7 +119,10 @@ absl::StatusOr<StepResult> InProcessExecutor::RunPlan(const StepPlan& plan, Grou
                             .compute_ns = clock_->NowNs() - start,
                             .rows = static_cast<std::uint32_t>(batch->tokens.size()),
                             .decode_rows = batch->decode_rows};
-  auto result = state.Complete(plan.step, outputs);
+  // With nothing to compute the plan was sent to learn of a copy's end.
+  auto copies = rank_->TakeCopiesDone(/*wait=*/batch->items.empty());
+  if (!copies.ok()) return copies.status();
+  auto result = state.Complete(plan.step, outputs, *copies);
   if (!result.ok()) return result.status();
   result->timings = timings;
   ++probe_.steps;

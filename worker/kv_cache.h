@@ -46,6 +46,11 @@ class KvCache {
   // Fills a block with NaN, so that reading what was never written shows.
   void Poison(BlockId block);
 
+  // The bytes of a block, bytes_per_block() of them.
+  std::byte* Block(BlockId block) const {
+    return memory_.get() + block.value() * shape_.bytes_per_block();
+  }
+
   uint32_t block_count() const { return blocks_; }
   const KvShape& shape() const { return shape_; }
 
@@ -54,10 +59,6 @@ class KvCache {
     size_t bytes;
     void operator()(std::byte* memory) const;
   };
-
-  std::byte* Block(BlockId block) const {
-    return memory_.get() + block.value() * shape_.bytes_per_block();
-  }
 
   KvShape shape_;
   uint32_t blocks_ = 0;

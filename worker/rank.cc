@@ -50,13 +50,13 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(const GgufFile& file, const R
   if (!status.ok()) return status;
   const int threads = options.threads > 0 ? options.threads : AvailableCpus();
   auto rank = std::unique_ptr<Rank>(new Rank(options, *std::move(config), threads));
-  status = rank->Load(file);
+  status = rank->Load(file, clock);
   if (!status.ok()) return status;
   rank->WarmUp(clock);
   return rank;
 }
 
-absl::Status Rank::Load(const GgufFile& file) {
+absl::Status Rank::Load(const GgufFile& file, const Clock& clock) {
   auto weights = LoadWeights(file, config_, pool_);
   if (!weights.ok()) return weights.status();
   weights_ = *std::move(weights);
@@ -73,6 +73,10 @@ absl::Status Rank::Load(const GgufFile& file) {
   auto cache = KvCache::Create(shape, description_.block_count);
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
+  auto tiers = TierStore::Create(options_.tiers, cache_, clock);
+  if (!tiers.ok()) return tiers.status();
+  tiers_ = *std::move(tiers);
+  description_.tiers = tiers_->tiers();
 
   forward_ = std::make_unique<Forward>(
       Forward::Options{.recipe = options_.recipe,
@@ -167,6 +171,7 @@ void Rank::TakeLogits(const Batch& batch, int request, absl::Span<const float> l
 
 absl::Span<const ItemOutput> Rank::Execute(const Batch& batch) {
   for (const BlockCopy& copy : batch.copies) cache_.CopyBlock(copy.from, copy.to);
+  for (const BackgroundCopy& copy : batch.background) tiers_->Start(copy);
   ListLogitRows(batch);
   if (batch.items.empty()) return outputs_;
   forward_->Run(batch, logit_rows_, [&](int request, absl::Span<const float> logits) {

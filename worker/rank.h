@@ -23,6 +23,7 @@
 #include "worker/kv_cache.h"
 #include "worker/sampling/sampler.h"
 #include "worker/thread_pool.h"
+#include "worker/tier_store.h"
 #include "worker/weights.h"
 
 namespace flotilla {
@@ -37,6 +38,7 @@ struct RankOptions {
   std::uint32_t max_context = 0;  // positions of a branch; 0: the file's
   std::uint32_t max_step_tokens = 512;
   std::uint32_t max_branches = 256;
+  TierOptions tiers;
   // Tests: blocks hold NaN until they are written.
   bool poison_blocks = false;
 };
@@ -51,9 +53,15 @@ class Rank {
                                                       const RankOptions& options,
                                                       const Clock& clock);
 
-  // Does the batch's copies, its forward and its sampling. One output per item,
-  // valid until the next call. The batch fits the description.
+  // Does the batch's copies, starts the background ones, then forward and sampling. One output per
+  // item, valid until the next call. The batch fits the description.
   absl::Span<const ItemOutput> Execute(const Batch& batch);
+
+  // Background copies that have ended, see TierStore::TakeDone; and the end of all.
+  absl::StatusOr<std::vector<std::uint64_t>> TakeCopiesDone(bool wait) {
+    return tiers_->TakeDone(wait);
+  }
+  void ForgetCopies() { tiers_->Reset(); }
 
   // The block was just granted to hold new tokens. Poisons it, if so configured.
   void OnGranted(BlockId block) {
@@ -78,7 +86,7 @@ class Rank {
   };
 
   Rank(const RankOptions& options, ModelConfig config, int threads);
-  absl::Status Load(const GgufFile& file);
+  absl::Status Load(const GgufFile& file, const Clock& clock);
   void Describe();
   void ListLogitRows(const Batch& batch);
   // Turns one row of logits into its output; on any compute thread.
@@ -93,6 +101,7 @@ class Rank {
   ThreadPool pool_;
   Weights weights_;
   KvCache cache_;
+  std::unique_ptr<TierStore> tiers_;
   std::unique_ptr<Forward> forward_;
   ExecutorDescription description_;
 

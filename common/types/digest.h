@@ -37,6 +37,9 @@ class PlanDigest {
   void AddRun(Step step, BranchHandle branch, std::uint32_t count) {
     value_ += Hash({3, step.value(), branch.value(), count});
   }
+  void AddCopy(Step step, std::uint64_t id, std::uint32_t tier, BlockId block, std::uint32_t slot) {
+    value_ += Hash({6, step.value(), id, tier, block.value(), slot});
+  }
   void AddSkip(Step step, BranchHandle branch) {
     value_ += Hash({4, step.value(), branch.value()});
   }

@@ -30,6 +30,17 @@ struct KvGroup {
   std::uint64_t bytes_per_block = 0;   // on one rank
 };
 
+// A place for KV blocks outside the pool: slower and larger. Its slots are
+// numbered from 0.
+struct KvTier {
+  enum class Kind : std::uint8_t { kHost, kDisk };
+  Kind kind = Kind::kHost;
+  std::uint32_t block_count = 0;
+  // Measured: to write a block there, and to read it back.
+  std::int64_t out_ns_per_block = 0;
+  std::int64_t in_ns_per_block = 0;
+};
+
 struct ExecutorDescription {
   std::string model_id;
   std::uint32_t vocab_size = 0;
@@ -39,6 +50,8 @@ struct ExecutorDescription {
   std::vector<KvGroup> groups;
   // Pages of the pool, block 0 (null) included.
   std::uint32_t block_count = 0;
+  // Fastest first. They live and die with the epoch, as the pool does.
+  std::vector<KvTier> tiers;
   // Handles are below this.
   std::uint32_t max_branches = 0;
   // Upper bound of tokens in one plan.

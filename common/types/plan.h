@@ -118,13 +118,21 @@ struct Skip {
   bool operator==(const Skip&) const = default;
 };
 
-// Moves blocks between tiers while forwards go on. Starts with its plan and is
-// reported by a later result; its blocks are pinned until then.
+// Copies blocks between the pool and a tier while forwards go on. Starts with its
+// plan, after what earlier plans wrote, and is reported done by a later result;
+// until then nobody writes the blocks that leave or uses those that come.
 struct BackgroundCopy {
-  enum class Kind : std::uint8_t { kSwapOut, kSwapIn };
-  std::uint64_t id = 0;
-  Kind kind = Kind::kSwapOut;
-  std::vector<BlockCopy> blocks;
+  enum class Kind : std::uint8_t { kOut, kIn };
+  struct Move {
+    BlockId block;           // of the pool
+    std::uint32_t slot = 0;  // of the tier
+
+    bool operator==(const Move&) const = default;
+  };
+  std::uint64_t id = 0;  // ascending
+  Kind kind = Kind::kOut;
+  std::uint32_t tier = 0;
+  std::vector<Move> moves;
 
   bool operator==(const BackgroundCopy&) const = default;
 };

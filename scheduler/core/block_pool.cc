@@ -38,19 +38,36 @@ void BlockPool::Share(BlockId block) {
   if (page.references++ == 0) Unlink(block.value());
 }
 
-void BlockPool::Release(BlockId block) {
+bool BlockPool::Unreference(BlockId block) {
   Page& page = pages_[block.value()];
   FLOTILLA_CORE_CHECK(block != kNullBlock && page.references > 0);
-  if (--page.references > 0) return;
-  if (!page.kept) {
-    free_.push_back(block.value());
-    return;
-  }
-  page.previous = pages_[0].previous;
-  page.next = 0;
-  pages_[page.previous].next = block.value();
-  pages_[0].previous = block.value();
+  if (--page.references > 0) return false;
+  if (!page.kept) free_.push_back(block.value());
+  return page.kept;
+}
+
+void BlockPool::Link(std::uint32_t block, std::uint32_t previous, std::uint32_t next) {
+  pages_[block].previous = previous;
+  pages_[block].next = next;
+  pages_[previous].next = block;
+  pages_[next].previous = block;
   ++cached_;
+}
+
+void BlockPool::Release(BlockId block) {
+  if (Unreference(block)) Link(block.value(), pages_[0].previous, 0);
+}
+
+void BlockPool::ReleaseAsOldest(BlockId block) {
+  if (Unreference(block)) Link(block.value(), 0, pages_[0].next);
+}
+
+std::vector<BlockId> BlockPool::Oldest(std::size_t count) const {
+  std::vector<BlockId> oldest;
+  for (std::uint32_t at = pages_[0].next; at != 0 && oldest.size() < count; at = pages_[at].next) {
+    oldest.emplace_back(at);
+  }
+  return oldest;
 }
 
 }  // namespace flotilla

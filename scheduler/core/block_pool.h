@@ -32,6 +32,10 @@ class BlockPool {
   void Share(BlockId block);
   // One table less names it. The last one makes it free, or cached if it is kept.
   void Release(BlockId block);
+  // The same, but if it is cached then it is the next to be given away.
+  void ReleaseAsOldest(BlockId block);
+  // The cached blocks, the next to be given away first, `count` at most.
+  std::vector<BlockId> Oldest(std::size_t count) const;
   // `block` is used, and its contents are worth keeping until Take gives it away.
   void Keep(BlockId block) { pages_[block.value()].kept = true; }
   bool kept(BlockId block) const { return pages_[block.value()].kept; }
@@ -47,6 +51,10 @@ class BlockPool {
   };
 
   void Unlink(std::uint32_t block);
+  // Cached, between two neighbours of the list.
+  void Link(std::uint32_t block, std::uint32_t previous, std::uint32_t next);
+  // True when no table names it any more but its contents are kept.
+  bool Unreference(BlockId block);
 
   std::uint32_t total_;
   std::uint32_t cached_ = 0;

@@ -35,6 +35,10 @@ std::uint32_t CoreState::MaxStepTokens() const {
 
 std::uint32_t CoreState::MaxRunning() const { return MaxBranches(options, *description); }
 
+std::int64_t CoreState::RecomputeNs() const {
+  return rates.prefill_ns_per_token() * description->groups[0].tokens_per_block;
+}
+
 std::uint64_t CoreState::MostBlocks(const Request& request) const {
   const Extent extent{.prompt_tokens = request.prompt_tokens,
                       .max_tokens = request.stop.max_tokens,
@@ -289,12 +293,21 @@ void CoreState::Preempt(Slot slot) {
   ++request.preemptions;
   request.undisturbed = request.preemptions >= options.max_preemptions;
   if (options.growth_permille > 0) growth += (1000 * 1024 - growth) / 4;
+  std::vector<BlockId> blocks;  // that the prefix index knows
   for (const Slot at : request.branches) {
-    if (branches[at].open()) Detach(branches[at]);
+    Branch& branch = branches[at];
+    if (branch.open()) {
+      const auto begin = branch.tables[0].begin();
+      blocks.insert(blocks.end(), begin, begin + branch.indexed_blocks);
+      Detach(branch);
+    }
     LeaveRunning(at);
   }
+  const KvLedger::Stored stored = epoch->kv.Store(blocks, RecomputeNs());
   Requeue(slot);
   ++counters.preemptions;
+  counters.swapped += stored.kept > 0;
+  counters.blocks_out += stored.begun;
 }
 
 void CoreState::LoseEpoch() {

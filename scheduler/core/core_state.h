@@ -45,7 +45,7 @@ struct PlanInFlight {
 struct EpochState {
   EpochState(Epoch epoch, const ExecutorDescription& description, bool prefix_cache)
       : epoch(epoch),
-        kv(description.groups, description.block_count, prefix_cache),
+        kv(description.groups, description.block_count, prefix_cache, description.tiers),
         handles(description.max_branches),
         cohort_sizes(description.lag, 0) {}
 
@@ -69,6 +69,9 @@ struct CoreCounters {
   std::uint64_t dropped_late = 0;  // of them before they started
   std::uint64_t failed = 0;
   std::uint64_t preemptions = 0;  // of requests, for memory
+  std::uint64_t swapped = 0;      // of them those whose blocks went to a tier
+  std::uint64_t blocks_out = 0;   // begun to be copied to tiers
+  std::uint64_t blocks_in = 0;    // and back
   std::uint64_t replays = 0;      // open requests of a lost group
   std::uint64_t resumptions = 0;  // requests opened again
   std::uint64_t bypasses = 0;     // requests that started before an earlier one
@@ -136,6 +139,8 @@ struct CoreState {
   // computed.
   std::uint64_t PredictOutputs(const Branch& branch) const;
   std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens) const;
+  // The time to compute a block of K and V again.
+  std::int64_t RecomputeNs() const;
   // Counts anew what the branch still owes. After every change to its tokens,
   // lengths or fork.
   void UpdateOwed(Branch& branch);

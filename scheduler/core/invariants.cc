@@ -30,6 +30,7 @@ absl::Status CheckBlocks(const CoreState& state) {
       }
     }
   }
+  for (const BlockId block : state.epoch->kv.CopiedBlocks()) ++named[block.value()];
   std::uint32_t used = 0;
   for (std::uint32_t block = 0; block < named.size(); ++block) {
     FLOTILLA_HOLDS(pool.references(BlockId(block)) == named[block], 1,

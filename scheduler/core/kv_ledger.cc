@@ -7,11 +7,31 @@
 
 namespace flotilla {
 
-KvLedger::KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache)
-    : groups_(std::move(groups)), pool_(block_count) {
-  if (!prefix_cache || groups_.size() != 1 || groups_[0].kind != KvGroup::Kind::kFull) return;
-  index_ = std::make_unique<PrefixIndex>(pool_.total());
-  node_of_.assign(std::size_t{pool_.total()} + 1, kNoPrefix);
+namespace {
+
+std::uint64_t SlotsOf(const std::vector<KvTier>& tiers) {
+  std::uint64_t slots = 0;
+  for (const KvTier& tier : tiers) slots += tier.block_count;
+  return slots;
+}
+
+std::unique_ptr<PrefixIndex> MakeIndex(const std::vector<KvGroup>& groups,
+                                       std::uint32_t block_count, bool prefix_cache,
+                                       const std::vector<KvTier>& tiers) {
+  if (groups.size() != 1 || groups[0].kind != KvGroup::Kind::kFull) return nullptr;
+  if (!prefix_cache && tiers.empty()) return nullptr;
+  return std::make_unique<PrefixIndex>(block_count + SlotsOf(tiers));
+}
+
+}  // namespace
+
+KvLedger::KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache,
+                   const std::vector<KvTier>& tiers)
+    : groups_(std::move(groups)),
+      pool_(block_count),
+      index_(MakeIndex(groups_, block_count, prefix_cache, tiers)),
+      tiers_(tiers, index_.get()) {
+  if (index_ != nullptr) node_of_.assign(std::size_t{pool_.total()} + 1, kNoPrefix);
 }
 
 std::uint64_t KvLedger::BlocksFor(const KvGroup& group, std::uint64_t positions) const {
@@ -75,16 +95,34 @@ absl::Span<const TokenId> KvLedger::TokensOf(const Branch& branch, std::uint32_t
   return absl::MakeConstSpan(branch.tokens).subspan(std::size_t{block} * size, size);
 }
 
-KvLedger::Match KvLedger::FindPrefix(const Branch& branch, const Request& request) const {
+// The node of the branch's block number `block`, after `node` (block 0: a root).
+PrefixNode KvLedger::NodeAfter(PrefixNode node, const Branch& branch, std::uint32_t block) const {
+  return node == kNoPrefix ? kNoPrefix : index_->Find(node, TokensOf(branch, block));
+}
+
+KvLedger::Match KvLedger::FindPrefix(const Branch& branch, const Request& request,
+                                     std::int64_t recompute_ns) const {
   Match match;
   if (index_ == nullptr || request.wants_prompt_rows()) return match;
   PrefixNode node = index_->FindRoot(request.cache_scope);
-  while (node != kNoPrefix && match.blocks < ReusableBlocks(branch)) {
-    node = index_->Find(node, TokensOf(branch, match.blocks));
-    if (node == kNoPrefix) break;
+  const std::uint32_t reusable = ReusableBlocks(branch);
+  while (match.blocks < reusable) {
+    node = NodeAfter(node, branch, match.blocks);
+    if (node == kNoPrefix || index_->block(node) == kNullBlock) break;
+    match.loading = IsLoading(node);
+    if (match.loading) return match;
     match.node = node;
     ++match.blocks;
     match.pinned += pool_.references(index_->block(node)) == 0;
+  }
+  while (node != kNoPrefix && match.blocks + match.in_tiers < reusable) {
+    const TierSlot slot = index_->slot(node);
+    if (index_->block(node) != kNullBlock || !slot.kept() ||
+        !tiers_.WorthLoading(slot.tier, recompute_ns)) {
+      break;
+    }
+    ++match.in_tiers;
+    node = NodeAfter(node, branch, match.blocks + match.in_tiers);
   }
   return match;
 }
@@ -120,12 +158,7 @@ void KvLedger::Open(Branch& branch, const Request& request, const Match& match, 
   });
   branch.shared_blocks = match.blocks;
   if (match.blocks == 0) return;
-  GrantBlocks hit{.branch = branch.handle, .group = GroupIndex(0), .blocks = {}};
-  hit.blocks.resize(match.blocks);
-  PrefixNode node = match.node;
-  for (std::uint32_t at = match.blocks; at-- > 0; node = index_->parent(node)) {
-    hit.blocks[at] = index_->block(node);
-  }
+  GrantBlocks hit{.branch = branch.handle, .group = GroupIndex(0), .blocks = BlocksOf(match)};
   for (const BlockId block : hit.blocks) {
     pool_.Share(block);
     AddToTable(branch, GroupIndex(0), block);
@@ -185,9 +218,10 @@ void KvLedger::AddToTable(Branch& branch, GroupIndex group, BlockId block) {
 BlockId KvLedger::TakeBlock() {
   const BlockId block = pool_.Take();
   if (index_ == nullptr) return block;
-  if (PrefixNode& node = node_of_[block.value()]; node != kNoPrefix) {
-    index_->Erase(std::exchange(node, kNoPrefix));
-    ++evictions_;
+  if (const PrefixNode node = std::exchange(node_of_[block.value()], kNoPrefix);
+      node != kNoPrefix) {
+    evictions_ += !index_->slot(node).kept();
+    index_->SetBlock(node, kNullBlock);
   }
   return block;
 }
@@ -211,12 +245,18 @@ void KvLedger::Publish(Branch& branch, const Request& request, std::uint32_t pos
     const absl::Span<const TokenId> tokens = TokensOf(branch, branch.indexed_blocks);
     const PrefixNode parent =
         branch.indexed_blocks == 0 ? index_->MakeRoot(request.cache_scope) : branch.indexed;
-    if (index_->Find(parent, tokens) != kNoPrefix) {
+    const PrefixNode known = index_->Find(parent, tokens);
+    if (known != kNoPrefix && index_->block(known) != kNullBlock) {
       branch.duplicate = true;
       return;
     }
     const BlockId block = branch.tables[0][branch.indexed_blocks];
-    branch.indexed = index_->Insert(parent, tokens, block);
+    if (known == kNoPrefix) {
+      branch.indexed = index_->Insert(parent, tokens, block);
+    } else {  // a copy is in a tier, or nodes after it are
+      index_->SetBlock(known, block);
+      branch.indexed = known;
+    }
     node_of_[block.value()] = branch.indexed;
     pool_.Keep(block);
     ++branch.indexed_blocks;
@@ -237,8 +277,115 @@ void KvLedger::Close(Branch& branch, const Request& request) {
   digest_.Close(branch.handle, request.id, branch.index);
 }
 
+bool KvLedger::IsLoading(PrefixNode node) const {
+  return loading_.contains(index_->block(node).value());
+}
+
+KvLedger::CopyInFlight& KvLedger::CopyTo(BackgroundCopy::Kind kind, std::uint32_t tier) {
+  for (const std::uint64_t id : to_send_) {
+    CopyInFlight& copy = copies_.at(id);
+    if (copy.kind == kind && copy.tier == tier) return copy;
+  }
+  to_send_.push_back(++last_copy_);
+  return copies_
+      .emplace(last_copy_, CopyInFlight{.kind = kind, .tier = tier, .moves = {}, .nodes = {}})
+      .first->second;
+}
+
+KvLedger::Stored KvLedger::Store(const std::vector<BlockId>& blocks, std::int64_t recompute_ns) {
+  Stored stored;
+  for (const BlockId block : blocks) {
+    if (!tiers_.any() || pool_.references(block) > 0 || !pool_.kept(block)) continue;
+    const PrefixNode node = node_of_[block.value()];
+    ++stored.kept;
+    if (index_->slot(node).kept()) continue;
+    const std::optional<TierSlot> slot = tiers_.Take(node, recompute_ns);
+    if (!slot.has_value()) {
+      --stored.kept;
+      break;
+    }
+    pool_.Share(block);
+    CopyInFlight& copy = CopyTo(BackgroundCopy::Kind::kOut, slot->tier);
+    copy.moves.push_back({.block = block, .slot = slot->slot});
+    copy.nodes.push_back(node);
+    ++stored.begun;
+  }
+  return stored;
+}
+
+void KvLedger::Load(const Branch& branch, const Request& request, const Match& match) {
+  // What it follows must not give way to it.
+  const std::vector<BlockId> before = BlocksOf(match);
+  for (const BlockId block : before) pool_.Share(block);
+  PrefixNode node = match.blocks > 0 ? match.node : index_->FindRoot(request.cache_scope);
+  for (std::uint32_t i = 0; i < match.in_tiers; ++i) {
+    node = NodeAfter(node, branch, match.blocks + i);
+    const TierSlot slot = index_->slot(node);
+    tiers_.Pin(slot);  // before a block is taken, so that nothing of this goes
+    const BlockId block = TakeBlock();
+    index_->SetBlock(node, block);
+    node_of_[block.value()] = node;
+    pool_.Keep(block);
+    loading_.insert(block.value());
+    CopyInFlight& copy = CopyTo(BackgroundCopy::Kind::kIn, slot.tier);
+    copy.moves.push_back({.block = block, .slot = slot.slot});
+    copy.nodes.push_back(node);
+  }
+  for (auto block = before.rbegin(); block != before.rend(); ++block) pool_.Release(*block);
+}
+
+std::vector<BlockId> KvLedger::BlocksOf(const Match& match) const {
+  std::vector<BlockId> blocks(match.blocks);
+  PrefixNode node = match.node;
+  for (std::uint32_t at = match.blocks; at-- > 0; node = index_->parent(node)) {
+    blocks[at] = index_->block(node);
+  }
+  return blocks;
+}
+
+void KvLedger::EmitCopies(StepPlan& plan) {
+  for (const std::uint64_t id : std::exchange(to_send_, {})) {
+    const CopyInFlight& copy = copies_.at(id);
+    for (const BackgroundCopy::Move& move : copy.moves) {
+      digest_.AddCopy(plan.step, id, copy.tier, move.block, move.slot);
+    }
+    plan.ops.push_back(
+        BackgroundCopy{.id = id, .kind = copy.kind, .tier = copy.tier, .moves = copy.moves});
+  }
+}
+
+bool KvLedger::CopyDone(std::uint64_t id) {
+  const auto found = copies_.find(id);
+  if (found == copies_.end() || std::find(to_send_.begin(), to_send_.end(), id) != to_send_.end()) {
+    return false;
+  }
+  const CopyInFlight copy = std::move(found->second);
+  copies_.erase(found);
+  for (std::size_t i = 0; i < copy.moves.size(); ++i) {
+    const TierSlot slot{.tier = copy.tier, .slot = copy.moves[i].slot};
+    if (copy.kind == BackgroundCopy::Kind::kOut) {
+      index_->SetSlot(copy.nodes[i], slot);
+      pool_.ReleaseAsOldest(copy.moves[i].block);
+    } else {
+      loading_.erase(copy.moves[i].block.value());
+      pool_.Release(copy.moves[i].block);
+    }
+    tiers_.Unpin(slot);
+  }
+  return true;
+}
+
+std::vector<BlockId> KvLedger::CopiedBlocks() const {
+  std::vector<BlockId> blocks;
+  for (const auto& [id, copy] : copies_) {
+    for (const BackgroundCopy::Move& move : copy.moves) blocks.push_back(move.block);
+  }
+  return blocks;
+}
+
 absl::Status KvLedger::CheckIndex() const {
   if (index_ == nullptr) return absl::OkStatus();
+  if (absl::Status s = tiers_.Check(); !s.ok()) return s;
   std::uint32_t cached = 0;
   std::size_t indexed = 0;
   std::vector<std::uint32_t> children(node_of_.size(), 0);  // by block
@@ -254,14 +401,17 @@ absl::Status KvLedger::CheckIndex() const {
     cached += pool_.references(block) == 0;
     const BlockId before = index_->block(index_->parent(node));
     ++children[before.value()];
-    if (before != kNullBlock && pool_.references(before) < pool_.references(block)) {
+    if (before != kNullBlock && copies_.empty() &&
+        pool_.references(before) < pool_.references(block)) {
       return absl::InternalError("a block is in more tables than the one before it");
     }
   }
-  if (indexed != index_->size()) return absl::InternalError("a node without a block");
+  if (indexed != index_->size() && !tiers_.any()) {
+    return absl::InternalError("a node without a block");
+  }
   if (cached != pool_.cached()) return absl::InternalError("cached blocks");
   for (std::uint32_t b = 1; b < node_of_.size(); ++b) {
-    if (node_of_[b] != kNoPrefix && index_->children(node_of_[b]) != children[b]) {
+    if (node_of_[b] != kNoPrefix && !tiers_.any() && index_->children(node_of_[b]) != children[b]) {
       return absl::InternalError("children of a node");
     }
   }

@@ -12,16 +12,19 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "common/types/digest.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
 #include "scheduler/core/block_pool.h"
 #include "scheduler/core/branch.h"
+#include "scheduler/core/kv_tiers.h"
 #include "scheduler/core/prefix_index.h"
 #include "scheduler/core/request.h"
 
@@ -29,8 +32,10 @@ namespace flotilla {
 
 class KvLedger {
  public:
-  // `groups` as described by the executor; block_count includes the null block.
-  KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache);
+  // `groups` and `tiers` as described by the executor; block_count includes the
+  // null block. Tiers are used through the prefix index.
+  KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache,
+           const std::vector<KvTier>& tiers = {});
 
   const BlockPool& pool() const { return pool_; }
   std::size_t group_count() const { return groups_.size(); }
@@ -57,8 +62,14 @@ class KvLedger {
     PrefixNode node = kNoPrefix;  // of the last block
     std::uint32_t blocks = 0;     // leading ones that need not be computed
     std::uint32_t pinned = 0;     // of them in no table: no longer available
+    // What follows them: blocks that are in tiers, worth reading back; or one that
+    // is being read back now.
+    std::uint32_t in_tiers = 0;
+    bool loading = false;
   };
-  Match FindPrefix(const Branch& branch, const Request& request) const;
+  // `recompute_ns`: to compute a block.
+  Match FindPrefix(const Branch& branch, const Request& request,
+                   std::int64_t recompute_ns = 0) const;
   // Whether `other`, whose prefill goes on, will publish the block after `match`,
   // so that `branch` had better wait for it.
   bool WillPublish(const Branch& other, const Request& others, const Branch& branch,
@@ -82,7 +93,30 @@ class KvLedger {
   // The tokens of `branch` below `positions` are known, and their K and V are
   // written once the plans sent have run: their full blocks can be found.
   void Publish(Branch& branch, const Request& request, std::uint32_t positions);
-  // Cached blocks given away since the last call.
+  // Begins to copy those of `blocks` to tiers that are in no table, known to the
+  // index and in no tier, where that is cheaper than to compute them. They are not
+  // available until it is done.
+  struct Stored {
+    std::uint32_t begun = 0;  // copies
+    std::uint32_t kept = 0;   // those, and blocks that were in a tier already
+  };
+  Stored Store(const std::vector<BlockId>& blocks, std::int64_t recompute_ns);
+  // Begins to read back what follows `match` for `branch`: match.in_tiers blocks,
+  // which the pool has. They are cached once it is done.
+  void Load(const Branch& branch, const Request& request, const Match& match);
+  // The cached blocks that are next to be given away, `count` at most.
+  std::vector<BlockId> Oldest(std::size_t count) const { return pool_.Oldest(count); }
+  // Copies begun that no plan has told the workers, and copies not reported done.
+  bool copies_to_send() const { return !to_send_.empty(); }
+  bool copies_pending() const { return !copies_.empty(); }
+  void EmitCopies(StepPlan& plan);
+  // A copy has ended. False: there is no such copy.
+  bool CopyDone(std::uint64_t id);
+  const KvTiers& tiers() const { return tiers_; }
+  // Blocks that copies name, once for each.
+  std::vector<BlockId> CopiedBlocks() const;
+
+  // Cached blocks given away, and kept nowhere else, since the last call.
   std::uint32_t TakeEvictions() { return std::exchange(evictions_, 0); }
   // INTERNAL: the prefix index and the pool disagree. O(pool): for tests.
   absl::Status CheckIndex() const;
@@ -94,6 +128,18 @@ class KvLedger {
 
  private:
   std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) const;
+  struct CopyInFlight {
+    BackgroundCopy::Kind kind;
+    std::uint32_t tier;
+    std::vector<BackgroundCopy::Move> moves;
+    std::vector<PrefixNode> nodes;  // of the moves
+  };
+  CopyInFlight& CopyTo(BackgroundCopy::Kind kind, std::uint32_t tier);
+  PrefixNode NodeAfter(PrefixNode node, const Branch& branch, std::uint32_t block) const;
+  bool IsLoading(PrefixNode node) const;
+  // The blocks of a match, in order.
+  std::vector<BlockId> BlocksOf(const Match& match) const;
+
   void AddToTable(Branch& branch, GroupIndex group, BlockId block);
   BlockId TakeBlock();
   // Blocks of `branch` that a hit may cover: never its last token's.
@@ -105,8 +151,13 @@ class KvLedger {
   PlanDigest digest_;
   // Null: no prefix cache.
   std::unique_ptr<PrefixIndex> index_;
+  KvTiers tiers_;
   std::uint32_t evictions_ = 0;
-  std::vector<PrefixNode> node_of_;  // [total + 1] by block; of kept blocks
+  std::uint64_t last_copy_ = 0;
+  std::map<std::uint64_t, CopyInFlight> copies_;  // by id
+  std::vector<std::uint64_t> to_send_;            // ids of them
+  absl::flat_hash_set<std::uint32_t> loading_;    // blocks that are being read back
+  std::vector<PrefixNode> node_of_;               // [total + 1] by block; of kept blocks
 };
 
 }  // namespace flotilla

@@ -1,7 +1,5 @@
 #include "scheduler/core/prefix_index.h"
 
-#include "scheduler/core/check.h"
-
 namespace flotilla {
 
 PrefixNode PrefixIndex::NewNode() {
@@ -37,6 +35,7 @@ PrefixNode PrefixIndex::Insert(PrefixNode parent, absl::Span<const TokenId> toke
   nodes_[node] = Node{.parent = parent,
                       .children = 0,
                       .block = block,
+                      .slot = {},
                       .hash = MakeContent(parent, tokens).hash,
                       .tokens = {tokens.begin(), tokens.end()},
                       .scope = {}};
@@ -45,17 +44,32 @@ PrefixNode PrefixIndex::Insert(PrefixNode parent, absl::Span<const TokenId> toke
   return node;
 }
 
-void PrefixIndex::Erase(PrefixNode node) {
-  FLOTILLA_CORE_CHECK(nodes_[node].children == 0);
-  by_content_.erase(node);
-  const PrefixNode parent = nodes_[node].parent;
-  nodes_[node] = Node{};
-  unused_.push_back(node);
-  Node& above = nodes_[parent];
-  if (--above.children > 0 || above.parent != kNoPrefix) return;
-  roots_.erase(above.scope);
-  above = Node{};
-  unused_.push_back(parent);
+void PrefixIndex::SetBlock(PrefixNode node, BlockId block) {
+  nodes_[node].block = block;
+  EraseIfIdle(node);
+}
+
+void PrefixIndex::SetSlot(PrefixNode node, TierSlot slot) {
+  nodes_[node].slot = slot;
+  EraseIfIdle(node);
+}
+
+void PrefixIndex::EraseIfIdle(PrefixNode node) {
+  while (true) {
+    const Node& idle = nodes_[node];
+    if (idle.children > 0 || idle.block != kNullBlock || idle.slot.kept()) return;
+    const PrefixNode parent = idle.parent;
+    if (parent == kNoPrefix) {  // a root
+      roots_.erase(idle.scope);
+    } else {
+      by_content_.erase(node);
+      --nodes_[parent].children;
+    }
+    nodes_[node] = Node{};
+    unused_.push_back(node);
+    if (parent == kNoPrefix) return;
+    node = parent;
+  }
 }
 
 }  // namespace flotilla

@@ -1,12 +1,13 @@
-// PrefixIndex: finds the block that holds the KV of a whole block of tokens
-// after a known prefix.
+// PrefixIndex: finds where the KV of a whole block of tokens after a known prefix
+// is kept: in a block of the pool, in a slot of a tier, or in both.
 //
 // A forest: a node is one full block, its parent the block before it; the root
 // is a scope (tenant and salt), so that scopes never meet. A node is found by
 // its parent and its own tokens, which are compared, so a hit is exact by
 // induction and never rests on a hash alone. The hash of a block is computed
-// once, when it is published; absl's is salted per process. Owned by KvLedger,
-// for one epoch; one thread. Knows nothing of reference counts.
+// once, when it is published; absl's is salted per process. A node that is kept
+// nowhere stays while there are nodes after it, since those are found through it.
+// Owned by KvLedger, for one epoch; one thread. Knows nothing of reference counts.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,16 @@ namespace flotilla {
 using PrefixNode = std::uint32_t;
 inline constexpr PrefixNode kNoPrefix = ~PrefixNode{0};
 
+// A place in a tier of KV memory.
+struct TierSlot {
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  std::uint32_t tier = kNone;
+  std::uint32_t slot = 0;
+
+  bool kept() const { return tier != kNone; }
+  bool operator==(const TierSlot&) const = default;
+};
+
 class PrefixIndex {
  public:
   // Never grows in the middle of a plan while it holds at most `blocks` blocks.
@@ -46,13 +57,16 @@ class PrefixIndex {
   // Adds it: `block` holds (or will, once the plans sent have run) the KV of
   // `tokens` after `parent`. Find gives kNoPrefix for it.
   PrefixNode Insert(PrefixNode parent, absl::Span<const TokenId> tokens, BlockId block);
-  // Removes a node without children.
-  void Erase(PrefixNode node);
+  // Where a node is kept: sets or takes away (kNullBlock, TierSlot{}). One that is
+  // kept nowhere and has no children goes, and so may those before it.
+  void SetBlock(PrefixNode node, BlockId block);
+  void SetSlot(PrefixNode node, TierSlot slot);
 
   BlockId block(PrefixNode node) const { return nodes_[node].block; }
+  TierSlot slot(PrefixNode node) const { return nodes_[node].slot; }
   PrefixNode parent(PrefixNode node) const { return nodes_[node].parent; }
   std::uint32_t children(PrefixNode node) const { return nodes_[node].children; }
-  // Blocks indexed.
+  // Nodes that are no roots.
   std::size_t size() const { return by_content_.size(); }
 
  private:
@@ -60,6 +74,7 @@ class PrefixIndex {
     PrefixNode parent = kNoPrefix;
     std::uint32_t children = 0;
     BlockId block = kNullBlock;  // of a root: null
+    TierSlot slot;
     std::size_t hash = 0;
     std::vector<TokenId> tokens;
     std::string scope;  // of a root
@@ -90,6 +105,7 @@ class PrefixIndex {
     return {parent, tokens, absl::HashOf(parent, tokens)};
   }
   PrefixNode NewNode();
+  void EraseIfIdle(PrefixNode node);
 
   std::vector<Node> nodes_;
   std::vector<PrefixNode> unused_;

@@ -28,6 +28,11 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
     return absl::InternalError(absl::StrCat("result of ", result.branches.size(),
                                             " branches for a plan of ", plan.runs.size()));
   }
+  for (const std::uint64_t copy : result.copies_done) {
+    if (!epoch.kv.CopyDone(copy)) {
+      return absl::InternalError(absl::StrCat("copy ", copy, " is done but was not begun"));
+    }
+  }
   state_.rates.Observe(result.timings);
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
     const BranchResult& branch = result.branches[i];

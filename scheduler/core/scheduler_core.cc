@@ -103,6 +103,9 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
   // With the first length, no two pairs of strings make the same scope.
   accepted.cache_scope =
       absl::StrCat(request.tenant.size(), ":", request.tenant, request.cache_salt);
+  if (!state_.options.prefix_cache) {  // tiers still keep what is preempted
+    accepted.cache_scope = absl::StrCat("#", request.id.incarnation, ":", request.id.counter);
+  }
   accepted.sampling = request.sampling;
   accepted.stop = std::move(request.stop);
   accepted.logprobs = request.logprobs;
@@ -251,6 +254,7 @@ CoreSnapshot SchedulerCore::Snapshot() const {
     load.blocks_total = state_.epoch->kv.pool().total();
     load.blocks_used = state_.epoch->kv.pool().used();
     snapshot.blocks_cached = state_.epoch->kv.pool().cached();
+    snapshot.tier_blocks = state_.epoch->kv.tiers().used();
     snapshot.in_flight = static_cast<std::uint32_t>(state_.epoch->in_flight.size());
   }
   snapshot.counters = state_.counters;

@@ -17,14 +17,16 @@ PlanOutcome StepPlanner::Make() {
   Assess();
   // With no result outstanding every length is exact and no block is about to
   // come free: now the last branch of the policy gives its blocks to the others.
-  while (!lacking_.empty() && epoch.in_flight.empty()) {
+  // But not while copies to or from tiers hold blocks: those may be enough.
+  while (!lacking_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
     const Slot last = state_.branches[state_.running.back()].request;
     FLOTILLA_CORE_CHECK(!state_.requests[last].undisturbed);
     state_.Preempt(last);
     Assess();
   }
-  if (SomeoneSatOut()) return {.hold = Hold::kMemory};
-  if (!WorthSending()) {
+  const bool copies = epoch.kv.copies_to_send() || MustPoll();
+  if (SomeoneSatOut() && !copies) return {.hold = Hold::kMemory};
+  if (!WorthSending() && !copies) {
     if (!lacking_.empty()) return {.hold = Hold::kMemory};
     return {.hold = state_.requests.size() == 0 ? Hold::kIdle : Hold::kResults};
   }
@@ -36,6 +38,8 @@ PlanOutcome StepPlanner::Make() {
   for (const Opening& opening : openings_) EmitChunk(opening.slot, opening.rows);
   for (const Chunk& chunk : chunks_) EmitChunk(chunk.slot, chunk.rows);
   EmitAdmissions();
+  StoreAhead();
+  epoch.kv.EmitCopies(plan_);
 
   plan_.digest = epoch.kv.digest();
   plan_.predicted_ns =
@@ -333,12 +337,48 @@ std::uint64_t StepPlanner::StartNeeds(const Request& request, const KvLedger::Ma
   return needs + beams * kv.ForkNeeds(request.prompt_tokens, request.prompt_tokens + 1);
 }
 
+bool StepPlanner::MustPoll() const {
+  return state_.epoch->kv.copies_pending() && state_.epoch->in_flight.empty();
+}
+
+bool StepPlanner::WantsLoad(const KvLedger::Match& match) const {
+  const std::uint64_t promised = state_.running.empty() ? 0 : owed_blocks_;
+  return match.in_tiers > 0 && free_blocks_ >= match.pinned + match.in_tiers + promised;
+}
+
+void StepPlanner::Load(const Start& head) {
+  const Request& request = state_.requests[head.request];
+  state_.epoch->kv.Load(state_.branches[request.branches.front()], request, head.match);
+  free_blocks_ -= head.match.in_tiers;
+  state_.counters.blocks_in += head.match.in_tiers;
+}
+
+void StepPlanner::StoreAhead() {
+  constexpr std::uint32_t kAtOnce = 8;
+  KvLedger& kv = state_.epoch->kv;
+  const BlockPool& pool = kv.pool();
+  if (!kv.tiers().any() || pool.free() > pool.total() / 8 || free_blocks_ < 4 * kAtOnce) return;
+  const std::uint32_t stored = kv.Store(kv.Oldest(kAtOnce), state_.RecomputeNs()).begun;
+  free_blocks_ -= stored;
+  state_.counters.blocks_out += stored;
+}
+
 std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   const Request& request = state_.requests[slot];
-  if (state_.reserved_branches + request.width() > state_.MaxRunning()) return std::nullopt;
-  const KvLedger::Match match =
-      state_.epoch->kv.FindPrefix(state_.branches[request.branches.front()], request);
-  if (state_.running.empty()) return Start{slot, match};  // it fits the pool: see admission
+  const bool full = state_.reserved_branches + request.width() > state_.MaxRunning();
+  const bool head = slot == state_.waiting.head();
+  if (full && !(head && state_.epoch->kv.tiers().any())) return std::nullopt;
+  const KvLedger::Match match = state_.epoch->kv.FindPrefix(
+      state_.branches[request.branches.front()], request, state_.RecomputeNs());
+  const bool loads = head && WantsLoad(match);
+  if (loads) load_ = Start{slot, match};
+  if (loads || match.loading) {
+    waits_for_prefix_ |= head;
+    return std::nullopt;
+  }
+  if (full) return std::nullopt;
+  // Alone it fits the pool (see admission), but for what copies hold.
+  if (state_.running.empty() && !state_.epoch->kv.copies_pending()) return Start{slot, match};
   if (PrefixIsBeingComputed(request, match)) {
     waits_for_prefix_ |= slot == state_.waiting.head();
     return std::nullopt;
@@ -355,6 +395,7 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
 std::optional<StepPlanner::Start> StepPlanner::FindStart() {
   constexpr std::size_t kCandidates = 4;  // bounds the work of a plan
   waits_for_prefix_ = false;
+  load_.reset();
   if (state_.waiting.empty() || budget_ == 0 || !lacking_.empty()) return std::nullopt;
   if (std::optional<Start> start = TryStart(state_.waiting.head())) return start;
   if (state_.requests[state_.waiting.head()].bypassed >= state_.options.max_bypass) {
@@ -369,7 +410,7 @@ std::optional<StepPlanner::Start> StepPlanner::FindStart() {
 
 bool StepPlanner::WorthSending() {
   return state_.epoch->handles.drops_pending() || !decodes_.empty() || !chunks_.empty() ||
-         !openings_.empty() || due_later_ || FindStart().has_value();
+         !openings_.empty() || due_later_ || FindStart().has_value() || load_.has_value();
 }
 
 void StepPlanner::EmitSkips() {
@@ -499,7 +540,16 @@ std::uint32_t StepPlanner::SmallestCohort() const {
 }
 
 void StepPlanner::EmitAdmissions() {
-  while (const std::optional<Start> start = FindStart()) Begin(*start);
+  while (true) {
+    const std::optional<Start> start = FindStart();
+    if (load_.has_value()) {
+      Load(*load_);  // and look again: it may have taken what another would begin with
+    } else if (start.has_value()) {
+      Begin(*start);
+    } else {
+      return;
+    }
+  }
 }
 
 // Opens the request's first branch; the others stay pending for now.

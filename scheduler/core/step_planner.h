@@ -80,6 +80,14 @@ class StepPlanner {
   // The first in the queue, or one of those behind it while it may be passed.
   std::optional<Start> FindStart();
   std::optional<Start> TryStart(Slot request);
+  // Whether what tiers have of the head of the queue is to be read back now, so that
+  // it is there when its turn comes; and the beginning of that.
+  bool WantsLoad(const KvLedger::Match& match) const;
+  void Load(const Start& head);
+  // Copies the blocks that would be given away next to a tier while few are free.
+  void StoreAhead();
+  // Copies are under way that somebody waits for, and no other plan brings news.
+  bool MustPoll() const;
   std::uint64_t StartNeeds(const Request& request, const KvLedger::Match& match) const;
   bool PrefixIsBeingComputed(const Request& request, const KvLedger::Match& match) const;
   void AddGrowth(const Request& request, std::vector<Growing>& growth) const;
@@ -113,16 +121,17 @@ class StepPlanner {
   std::uint32_t prefill_rows_ = 0;
 
   // What Assess found, for the state as it is.
-  std::vector<Slot> decodes_;                   // due and with a block behind the position
-  std::vector<Slot> finished_;                  // due, but surely finished: no-ops
-  std::vector<Slot> lacking_;                   // could run but for a block
-  std::vector<Chunk> chunks_;                   // of prompts already begun, and of beams
-  std::vector<Opening> openings_;               // of pending branches
-  bool due_later_ = false;                      // a decode is due in another cohort's step
-  std::uint64_t free_blocks_ = 0;               // after all of the above, reserved ones apart
-  std::uint64_t owed_blocks_ = 0;               // for the rest of the prompts begun
-  std::uint32_t budget_ = 0;                    // rows left
-  bool waits_for_prefix_ = false;               // the head of the queue
+  std::vector<Slot> decodes_;      // due and with a block behind the position
+  std::vector<Slot> finished_;     // due, but surely finished: no-ops
+  std::vector<Slot> lacking_;      // could run but for a block
+  std::vector<Chunk> chunks_;      // of prompts already begun, and of beams
+  std::vector<Opening> openings_;  // of pending branches
+  bool due_later_ = false;         // a decode is due in another cohort's step
+  std::uint64_t free_blocks_ = 0;  // after all of the above, reserved ones apart
+  std::uint64_t owed_blocks_ = 0;  // for the rest of the prompts begun
+  std::uint32_t budget_ = 0;       // rows left
+  bool waits_for_prefix_ = false;  // the head of the queue
+  std::optional<Start> load_;      // the head of the queue, if it is to be read back first
   std::optional<std::vector<Growing>> growth_;  // of the running branches, once needed
 };
 

@@ -82,7 +82,9 @@ class CoreHarness {
       }
       for (const TokenId target : item.prompt_targets) output.prompt.push_back({.token = target});
     }
-    StepResult result = worker->Complete(plan.step, outputs).value();
+    std::vector<std::uint64_t> copies;  // are done at once
+    for (const BackgroundCopy& copy : batch->background) copies.push_back(copy.id);
+    StepResult result = worker->Complete(plan.step, outputs, copies).value();
     result.timings.rows = static_cast<std::uint32_t>(batch->tokens.size());
     result.timings.decode_rows = batch->decode_rows;
     if (step_ns) {

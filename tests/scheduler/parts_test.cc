@@ -69,8 +69,8 @@ TEST(PrefixIndex, FindsByContentAfterThePrefixInTheScope) {
   EXPECT_EQ(index.Find(root_a, y), kNoPrefix);
   EXPECT_EQ(index.Find(ax, x), kNoPrefix);
   EXPECT_EQ(index.children(ax), 1u);
-  index.Erase(axy);
-  index.Erase(ax);
+  index.SetBlock(axy, kNullBlock);
+  index.SetBlock(ax, kNullBlock);
   EXPECT_EQ(index.FindRoot("a"), kNoPrefix);  // with its last block
   EXPECT_EQ(index.FindRoot("b"), root_b);
   EXPECT_EQ(index.size(), 1u);

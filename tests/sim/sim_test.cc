@@ -52,6 +52,10 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   EXPECT_GT(total.core.forks, total.steps / 100);
   EXPECT_GT(total.core.block_copies, 0u);
   EXPECT_GT(total.core.bypasses, 0u);
+  EXPECT_GT(total.core.swapped, 0u);
+  EXPECT_GT(total.core.preemptions, total.core.swapped);  // the rest is recomputed
+  EXPECT_GT(total.core.blocks_out, 0u);
+  EXPECT_GT(total.core.blocks_in, 0u);
   EXPECT_GT(total.core.dropped_late, 0u);
   EXPECT_GT(total.refused_wait, 0u);
   for (const std::uint64_t count : total.policies) EXPECT_GT(count, seeds / 8);
@@ -82,6 +86,9 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   RecordProperty("cached tokens", std::to_string(total.core.cached_tokens));
   RecordProperty("prefilled tokens", std::to_string(total.core.prefill_tokens));
   RecordProperty("evictions", std::to_string(total.core.evictions));
+  RecordProperty("preemptions by swapping", std::to_string(total.core.swapped));
+  RecordProperty("blocks copied to tiers", std::to_string(total.core.blocks_out));
+  RecordProperty("blocks copied back", std::to_string(total.core.blocks_in));
   RecordProperty("replays", std::to_string(total.core.replays));
 }
 

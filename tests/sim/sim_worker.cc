@@ -36,7 +36,11 @@ SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description, FindCl
       state_(epoch, description),
       kv_(std::size_t{description.block_count} * block_tokens_),
       tables_naming_(description.block_count),
-      writer_(description.block_count) {}
+      writer_(description.block_count) {
+  for (const KvTier& tier : description.tiers) {
+    tiers_.emplace_back(std::size_t{tier.block_count} * block_tokens_, kPoison);
+  }
+}
 
 absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
   for (const PlanOp& op : plan.ops) {
@@ -45,9 +49,32 @@ absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
     if (const auto* open = std::get_if<OpenBranch>(&op)) status = Track(*open);
     if (const auto* grant = std::get_if<GrantBlocks>(&op)) status = Track(*grant);
     if (const auto* fork = std::get_if<ForkBranch>(&op)) status = Track(*fork);
+    if (const auto* copy = std::get_if<BackgroundCopy>(&op)) status = Track(*copy);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+// Nothing may be in the blocks that come while they come.
+absl::Status SimWorker::Track(const BackgroundCopy& op) {
+  for (const BackgroundCopy::Move& move : op.moves) {
+    if (op.kind == BackgroundCopy::Kind::kOut) continue;
+    if (absl::Status s = Own(BranchHandle(~0u), move.block); !s.ok()) return s;
+  }
+  copying_.push_back(op);
+  return absl::OkStatus();
+}
+
+void SimWorker::Finish(const BackgroundCopy& copy) {
+  std::vector<std::uint64_t>& tier = tiers_[copy.tier];
+  for (const BackgroundCopy::Move& move : copy.moves) {
+    for (std::uint32_t at = 0; at < block_tokens_; ++at) {
+      std::uint64_t& slot = tier[std::size_t{move.slot} * block_tokens_ + at];
+      std::uint64_t& block = kv_[std::size_t{move.block.value()} * block_tokens_ + at];
+      (copy.kind == BackgroundCopy::Kind::kOut ? slot : block) =
+          copy.kind == BackgroundCopy::Kind::kOut ? block : slot;
+    }
+  }
 }
 
 absl::Status SimWorker::Track(const DropBranch& op) {
@@ -116,7 +143,9 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   if (absl::Status s = TrackBlocks(plan); !s.ok()) return s;
   absl::StatusOr<Batch> batch = state_.Apply(plan);
   if (!batch.ok()) return batch.status();
-  Computing work{.step = plan.step, .outputs = std::vector<ItemOutput>(batch->items.size())};
+  Computing work{.step = plan.step,
+                 .outputs = std::vector<ItemOutput>(batch->items.size()),
+                 .idle = batch->items.empty()};
   for (const BlockCopy& copy : batch->copies) {
     for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
       kv_[std::size_t{copy.to.value()} * block_tokens_ + slot] =
@@ -187,10 +216,17 @@ absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutpu
   return absl::OkStatus();
 }
 
-absl::StatusOr<SimResult> SimWorker::Complete() {
+absl::StatusOr<SimResult> SimWorker::Complete(std::size_t copies) {
   const Computing work = std::move(computing_.front());
   computing_.pop_front();
-  absl::StatusOr<StepResult> result = state_.Complete(work.step, work.outputs);
+  std::vector<std::uint64_t> done;
+  const std::size_t wanted = work.idle ? copying_.size() : std::min(copies, copying_.size());
+  while (done.size() < wanted) {
+    Finish(copying_.front());
+    done.push_back(copying_.front().id);
+    copying_.pop_front();
+  }
+  absl::StatusOr<StepResult> result = state_.Complete(work.step, work.outputs, done);
   if (!result.ok()) return result.status();
   SimResult out{.result = *std::move(result), .marks = {}};
   for (const BranchResult& branch : out.result.branches) {

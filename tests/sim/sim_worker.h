@@ -44,13 +44,16 @@ class SimWorker {
 
   // Applies the plan and runs its forward. Any error is a failed test.
   absl::Status Apply(const StepPlan& plan);
-  // The result of the oldest step applied.
-  absl::StatusOr<SimResult> Complete();
+  // The result of the oldest step applied. `copies`: how many of the background
+  // copies have ended by then, oldest first; all of them if there is nothing else
+  // to do, as executors promise.
+  absl::StatusOr<SimResult> Complete(std::size_t copies);
 
  private:
   struct Computing {
     Step step;
     std::vector<ItemOutput> outputs;
+    bool idle = false;  // nothing was computed
   };
   using Tables = std::vector<std::vector<BlockId>>;  // [groups]
 
@@ -59,6 +62,9 @@ class SimWorker {
   absl::Status Track(const GrantBlocks& op);
   absl::Status Track(const ForkBranch& op);
   absl::Status Track(const DropBranch& op);
+  absl::Status Track(const BackgroundCopy& op);
+  // What a copy does, as late as it may.
+  void Finish(const BackgroundCopy& copy);
   // The branch alone may write to `block` from now on.
   absl::Status Own(BranchHandle branch, BlockId block);
   absl::Status WriteItem(const Batch& batch, std::size_t item);
@@ -73,6 +79,8 @@ class SimWorker {
   std::deque<Computing> computing_;
   // [blocks, block_tokens] hash of the scope and all tokens up to the one written
   std::vector<std::uint64_t> kv_;
+  std::vector<std::vector<std::uint64_t>> tiers_;  // [tiers][slots, block_tokens]
+  std::deque<BackgroundCopy> copying_;
   std::vector<std::uint32_t> tables_naming_;                  // [blocks]
   std::vector<BranchHandle> writer_;                          // [blocks] while in use
   std::map<BranchHandle, Tables> tables_;                     // open branches

@@ -37,6 +37,7 @@ Simulation::Simulation(std::uint64_t seed) : random_(seed) {
   group_.lag = random_.Between(1, 3);
   group_.max_step_tokens = random_.Between(1, 64);
   group_.max_branches = random_.Between(1, 14);
+  tiers_ = random_.OneIn(2);
   wide_one_in_ = random_.OneIn(4) ? 0 : random_.Between(2, 8);
   prompt_bits_ = random_.Below(7);
   output_bits_ = random_.Between(2, 6);
@@ -70,6 +71,17 @@ ExecutorDescription Simulation::RandomGroup() {
   if (random_.OneIn(4)) group.groups.push_back({.tokens_per_block = 8});
   const std::uint32_t tokens = random_.Between(16, random_.OneIn(2) ? 80 : 240);
   group.block_count = 3 + tokens / group.groups[0].tokens_per_block;
+  if (tiers_) {
+    group.tiers.push_back({.block_count = random_.Between(1, 24),
+                           .out_ns_per_block = random_.Below(1000),
+                           .in_ns_per_block = random_.Below(1500)});
+    if (random_.OneIn(2)) {
+      group.tiers.push_back({.kind = KvTier::Kind::kDisk,
+                             .block_count = random_.Between(1, 60),
+                             .out_ns_per_block = random_.Below(2000),
+                             .in_ns_per_block = random_.Below(3000)});
+    }
+  }
   group.prefill_ns_per_token = 1000;
   group.decode_ns_per_step = 5000;
   return group;
@@ -113,7 +125,7 @@ absl::Status Simulation::Tick(bool arrivals) {
   pick -= apply_weight_;
   if (pick < complete_weight_) {
     if (worker_ == nullptr || !worker_->CanComplete()) return absl::OkStatus();
-    absl::StatusOr<SimResult> result = worker_->Complete();
+    absl::StatusOr<SimResult> result = worker_->Complete(random_.Below(3));
     if (!result.ok()) return result.status();
     results_.push_back(*std::move(result));
     return absl::OkStatus();
@@ -330,7 +342,8 @@ absl::Status Simulation::WindDown() {
   if (absl::Status s = AfterEvent(); !s.ok()) return s;
   const std::uint64_t last = ticks_ + 400'000;
   while (core_->live_requests() > 0 || !plans_.empty() || !results_.empty() || worker_ == nullptr ||
-         worker_->CanComplete() || !worker_->state().Branches().empty()) {
+         worker_->CanComplete() || !worker_->state().Branches().empty() ||
+         worker_->state().copies_outstanding() > 0) {
     if (++ticks_ > last) return Broken(7, "the work does not end");
     if (absl::Status s = Tick(/*arrivals=*/false); !s.ok()) return s;
   }
@@ -456,6 +469,9 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.prefix_waits += o.core.prefix_waits;
   core.forks += o.core.forks;
   core.bypasses += o.core.bypasses;
+  core.swapped += o.core.swapped;
+  core.blocks_out += o.core.blocks_out;
+  core.blocks_in += o.core.blocks_in;
   core.dropped_late += o.core.dropped_late;
   core.block_copies += o.core.block_copies;
   core.evictions += o.core.evictions;

@@ -91,6 +91,7 @@ class Simulation {
   ExecutorDescription group_;
   std::uint32_t arrive_one_in_, cancel_one_in_, kill_one_in_;
   std::uint32_t plan_weight_, apply_weight_, complete_weight_, deliver_weight_;
+  bool tiers_;
   std::uint32_t wide_one_in_;
   std::uint32_t prompt_bits_, output_bits_;
   bool long_outputs_;

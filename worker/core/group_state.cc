@@ -43,6 +43,7 @@ struct GroupState::StepWork {
   std::vector<Item> items;
   std::vector<Branch*> noops;
   std::vector<BlockCopy> copies;
+  std::vector<BackgroundCopy> background;
   std::uint64_t row_count = 0;
   // Dropped by this plan; an earlier step in flight may still name them.
   std::vector<std::unique_ptr<Branch>> retired;
@@ -281,8 +282,26 @@ absl::Status GroupState::ApplyOp(const Skip& op, StepWork& work) {
   return absl::OkStatus();
 }
 
-absl::Status GroupState::ApplyOp(const BackgroundCopy&, StepWork&) {
-  return absl::UnimplementedError("BackgroundCopy");
+absl::Status GroupState::ApplyOp(const BackgroundCopy& op, StepWork& work) {
+  const auto invalid = [&op](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("background copy ", op.id, ": ", what));
+  };
+  if (op.id <= last_copy_) return invalid("ids do not ascend");
+  if (op.tier >= limits_.tiers.size()) return invalid("no such tier");
+  if (op.moves.empty()) return invalid("it moves nothing");
+  for (const BackgroundCopy::Move& move : op.moves) {
+    if (move.block == kNullBlock || move.block.value() >= limits_.block_count) {
+      return invalid(absl::StrCat("block ", move.block.value()));
+    }
+    if (move.slot >= limits_.tiers[op.tier].block_count) {
+      return invalid(absl::StrCat("slot ", move.slot));
+    }
+    digest_.AddCopy(work.step, op.id, op.tier, move.block, move.slot);
+  }
+  last_copy_ = op.id;
+  copies_.insert(op.id);
+  work.background.push_back(op);
+  return absl::OkStatus();
 }
 absl::Status GroupState::ApplyOp(const LoadAdapter&, StepWork&) {
   return absl::UnimplementedError("LoadAdapter");
@@ -421,6 +440,7 @@ Batch GroupState::MakeBatch(StepWork& work) const {
   Batch batch;
   batch.step = work.step;
   batch.copies = work.copies;
+  batch.background = std::move(work.background);
   batch.group_count = static_cast<std::uint32_t>(limits_.groups.size());
   batch.items.reserve(work.items.size());
   batch.tokens.reserve(work.row_count);
@@ -461,15 +481,24 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
   return absl::OkStatus();
 }
 
-absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const ItemOutput> outputs) {
+absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const ItemOutput> outputs,
+                                                absl::Span<const std::uint64_t> copies_done) {
   if (in_flight_.empty() || in_flight_.front().step != step) {
     return absl::FailedPreconditionError(
         absl::StrCat("step ", step.value(), " is not the oldest in flight"));
   }
   if (absl::Status status = CheckOutputs(in_flight_.front(), outputs); !status.ok()) return status;
+  for (const std::uint64_t id : copies_done) {
+    if (copies_.count(id) == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("background copy ", id, " is not outstanding"));
+    }
+  }
+  for (const std::uint64_t id : copies_done) copies_.erase(id);
   const StepWork work = std::move(in_flight_.front());
   in_flight_.erase(in_flight_.begin());
   StepResult result;
+  result.copies_done.assign(copies_done.begin(), copies_done.end());
   result.epoch = epoch_;
   result.step = step;
   for (std::size_t i = 0; i < outputs.size(); ++i) {

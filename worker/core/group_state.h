@@ -59,6 +59,8 @@ struct Batch {
   Step step;
   // To be done first, in this order.
   std::vector<BlockCopy> copies;
+  // To be started then, beside the forward.
+  std::vector<BackgroundCopy> background;
   std::vector<BatchItem> items;  // ascending handles
   std::vector<TokenId> tokens;   // [rows] token of each row, items in order
   // [items, groups] block ids; entry i covers positions i * tokens_per_block on.
@@ -118,7 +120,7 @@ class GroupState {
   //   FAILED_PRECONDITION: another epoch, not the next step, `lag` plans not
   //     completed, or an earlier error. The plan has had no effect.
   //   INVALID_ARGUMENT: an operation that the state does not allow.
-  //   UNIMPLEMENTED: background copies, adapters, pooled states.
+  //   UNIMPLEMENTED: adapters, pooled states.
   //   DATA_LOSS: the digests differ: the two sides have drifted apart.
   // After one of the last three the state is undefined and refuses all plans.
   absl::StatusOr<Batch> Apply(const StepPlan& plan);
@@ -129,12 +131,17 @@ class GroupState {
   // when its prompt is done (max_tokens 0) ends with kLength and no token.
   //   FAILED_PRECONDITION: `step` is not that step. Nothing has changed.
   //   INVALID_ARGUMENT: outputs that do not fit the items. Nothing has changed.
-  absl::StatusOr<StepResult> Complete(Step step, absl::Span<const ItemOutput> outputs);
+  //   INVALID_ARGUMENT also: a copy in `copies_done` (ids of background copies that
+  //     have ended, ascending) that is not outstanding.
+  absl::StatusOr<StepResult> Complete(Step step, absl::Span<const ItemOutput> outputs,
+                                      absl::Span<const std::uint64_t> copies_done = {});
 
   Epoch epoch() const { return epoch_; }
   // The last plan applied; 0 before the first.
   Step step() const { return step_; }
   std::uint64_t digest() const { return digest_.value(); }
+  // Background copies started and not reported done.
+  std::size_t copies_outstanding() const { return copies_.size(); }
   // Steps applied and not completed, ascending.
   std::vector<Step> Unfinished() const;
   // Open branches in ascending order, and one of them.
@@ -176,6 +183,8 @@ class GroupState {
   Step step_{0};
   bool broken_ = false;
   PlanDigest digest_;
+  std::uint64_t last_copy_ = 0;
+  std::set<std::uint64_t> copies_;                // outstanding
   std::vector<std::unique_ptr<Branch>> slots_;    // by handle; null when free
   std::vector<std::set<BranchHandle>> decoders_;  // by cohort: decode by default
   std::vector<StepWork> in_flight_;               // applied, not completed
