@@ -67,6 +67,7 @@ absl::Status SimulateCommand::Resolve() {
   if (!machine.ok()) return machine.status();
   machine_ = *std::move(machine);
   if (flags_.kv_tokens > 0) machine_.kv_tokens = static_cast<std::uint64_t>(flags_.kv_tokens);
+  machine_.host_tokens = static_cast<std::uint64_t>(flags_.host_tokens);
   if (machine_.kv_tokens < machine_.block_tokens) {
     return absl::InvalidArgumentError("--kv-tokens is below one block");
   }

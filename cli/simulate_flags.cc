@@ -51,6 +51,11 @@ void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
       ->check(Between(0, 1 << 30))
       ->type_name("tokens")
       ->group(group);
+  app.add_option("--host-tokens", f->host_tokens,
+                 "positions in host memory for preempted requests and old prefixes [default 0]")
+      ->check(Between(0, 1 << 30))
+      ->type_name("tokens")
+      ->group(group);
   app.add_option("--round-trip", f->round_trip_us, "from scheduler to worker and back [default 0]")
       ->check(Between(0, 1e9))
       ->type_name("us")

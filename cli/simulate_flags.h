@@ -13,6 +13,7 @@ struct SimulateFlags {
   // Machine.
   std::string machine = "h200";
   std::int64_t kv_tokens = 0;  // 0: the machine's
+  std::int64_t host_tokens = 0;
   double round_trip_us = 0;
   // Workload.
   std::string trace;

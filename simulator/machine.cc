@@ -1,5 +1,7 @@
 #include "simulator/machine.h"
 
+#include <variant>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -140,6 +142,15 @@ ExecutorDescription Describe(const Machine& machine, const CoreOptions& core) {
   d.max_context = machine.max_context;
   d.groups = {{.tokens_per_block = machine.block_tokens}};
   d.block_count = static_cast<std::uint32_t>(machine.kv_tokens / machine.block_tokens + 1);
+  const auto* roofline = std::get_if<RooflineModel>(&machine.cost);
+  if (machine.host_tokens > 0 && roofline != nullptr) {
+    const double bytes = roofline->kv_bytes_per_token * machine.block_tokens;
+    const auto ns = static_cast<std::int64_t>(bytes / machine.link_bytes_per_second * 1e9);
+    d.tiers.push_back(
+        {.block_count = static_cast<std::uint32_t>(machine.host_tokens / machine.block_tokens),
+         .out_ns_per_block = ns,
+         .in_ns_per_block = ns});
+  }
   d.max_branches = 2 * core.max_seqs + 1;  // handles are reused one plan late
   d.max_step_tokens = core.max_step_tokens;
   d.lag = machine.lag;

@@ -27,6 +27,10 @@ struct Machine {
   CostModel cost;
   std::uint64_t kv_tokens = 65536;  // positions that the KV pool holds
   std::uint32_t block_tokens = 16;
+  // Positions that memory of the host holds for preempted requests and old prefixes
+  // (a tier, see docs/scheduler.md), and the rate of the link to it. 0: none.
+  std::uint64_t host_tokens = 0;
+  double link_bytes_per_second = 50e9;  // PCIe 5.0 x16: 64 GB/s, less overheads
   std::uint32_t max_context = 8192;
   // Pipeline stages (ExecutorDescription::lag).
   std::uint32_t lag = 1;

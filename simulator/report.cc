@@ -70,6 +70,8 @@ constexpr auto kMetrics = std::to_array<Metric>({
     {"wasted_memory", "  of it wasted, %", 2, false,
      [](const Summary& s) { return s.wasted_memory; }, kPercent},
     {"preemptions", "preemptions", 0, true, [](const Summary& s) { return s.preemptions; }},
+    {"preemptions_swapped", "  of them swapped", 0, true,
+     [](const Summary& s) { return s.swapped; }},
     {"cached_share", "prompt tokens from cache, %", 1, true,
      [](const Summary& s) { return s.cached_share; }, kPercent},
     {"steps", "steps", 0, false, [](const Summary& s) { return s.steps; }},

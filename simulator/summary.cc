@@ -69,6 +69,7 @@ void SumMachine(const RunRecord& record, Summary& s) {
   s.peak_memory = Ratio(static_cast<double>(record.memory.peak_used), pool);
   s.wasted_memory = Ratio(record.memory.wasted, record.memory.used);
   s.preemptions = static_cast<double>(record.core.preemptions);
+  s.swapped = static_cast<double>(record.core.swapped);
   s.cached_share = Ratio(static_cast<double>(record.core.cached_tokens),
                          static_cast<double>(record.core.lookup_tokens));
   s.steps = static_cast<double>(record.group.steps);

@@ -58,6 +58,7 @@ struct Summary {
   // that no plan sent has written or will write.
   double mean_memory = 0, peak_memory = 0, wasted_memory = 0;
   double preemptions = 0;
+  double swapped = 0;       // of them those whose blocks went to a tier
   double cached_share = 0;  // of the prompt tokens looked up
   double steps = 0;
   double step_ms = 0;             // mean

@@ -10,7 +10,11 @@ namespace flotilla {
 
 VirtualGroup::VirtualGroup(Epoch epoch, const ExecutorDescription& description,
                            const Workload& workload, StepRunner& runner)
-    : lag_(description.lag), workload_(workload), runner_(runner), state_(epoch, description) {}
+    : lag_(description.lag),
+      tiers_(description.tiers),
+      workload_(workload),
+      runner_(runner),
+      state_(epoch, description) {}
 
 std::optional<std::int64_t> VirtualGroup::NextNs(std::int64_t now_ns) const {
   std::optional<std::int64_t> next;
@@ -27,7 +31,11 @@ absl::StatusOr<std::optional<StepResult>> VirtualGroup::Advance(std::int64_t now
   if (!computing_.empty() && computing_.front().end_ns <= now_ns) {
     const Computing done = std::move(computing_.front());
     computing_.pop_front();
-    absl::StatusOr<StepResult> result = state_.Complete(done.step, done.outputs);
+    std::vector<std::uint64_t> copies;
+    for (; !copies_.empty() && copies_.front().end_ns <= now_ns; copies_.pop_front()) {
+      copies.push_back(copies_.front().id);
+    }
+    absl::StatusOr<StepResult> result = state_.Complete(done.step, done.outputs, copies);
     if (!result.ok()) return result.status();
     result->timings = done.timings;
     answer = *std::move(result);
@@ -48,6 +56,10 @@ absl::Status VirtualGroup::Start(std::int64_t now_ns) {
   const StepCost cost = runner_.Run(*batch, shape);
   stage_free_ns_ = now_ns + std::max<std::int64_t>(1, cost.ns / static_cast<std::int64_t>(lag_));
   Computing work{.step = plan.step, .end_ns = now_ns + cost.ns, .timings = {}, .outputs = {}};
+  StartCopies(*batch, now_ns);
+  if (batch->items.empty() && !copies_.empty()) {  // sent to learn of a copy's end
+    work.end_ns = std::max(work.end_ns, copies_.front().end_ns);
+  }
   if (!computing_.empty()) work.end_ns = std::max(work.end_ns, computing_.back().end_ns + 1);
   work.timings = {.start_ns = now_ns,
                   .compute_ns = cost.ns,
@@ -73,6 +85,17 @@ absl::Status VirtualGroup::Start(std::int64_t now_ns) {
   totals_.rows.prefill_rows += shape.prefill_rows;
   totals_.rows.decode_rows += shape.decode_rows;
   return absl::OkStatus();
+}
+
+void VirtualGroup::StartCopies(const Batch& batch, std::int64_t now_ns) {
+  for (const BackgroundCopy& copy : batch.background) {
+    const KvTier& tier = tiers_[copy.tier];
+    const std::int64_t block_ns =
+        copy.kind == BackgroundCopy::Kind::kOut ? tier.out_ns_per_block : tier.in_ns_per_block;
+    link_free_ns_ =
+        std::max(link_free_ns_, now_ns) + block_ns * static_cast<std::int64_t>(copy.moves.size());
+    copies_.push_back({.id = copy.id, .end_ns = link_free_ns_});
+  }
 }
 
 // MakeRequest gives each request its index as seed.

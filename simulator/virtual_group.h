@@ -81,12 +81,22 @@ class VirtualGroup {
   SampledToken Sample(const BatchItem& item) const;
   std::vector<TopLogprob> Candidates(const BatchItem& item) const;
 
+  // The link to the tiers takes one copy after the other.
+  struct Copying {
+    std::uint64_t id;
+    std::int64_t end_ns;
+  };
+  void StartCopies(const Batch& batch, std::int64_t now_ns);
+
   const std::size_t lag_;
+  const std::vector<KvTier> tiers_;
   const Workload& workload_;
   StepRunner& runner_;
   GroupState state_;
   std::deque<StepPlan> plans_;
   std::deque<Computing> computing_;
+  std::deque<Copying> copies_;
+  std::int64_t link_free_ns_ = 0;
   std::int64_t stage_free_ns_ = 0;  // the first stage takes its next step
   GroupTotals totals_;
 };
