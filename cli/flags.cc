@@ -45,6 +45,10 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--lenient", &ServeFlags::lenient, "", 0, 0, kListen,
      "warn about unknown fields of requests instead of refusing them"},
 
+    {"--tenant-header", &ServeFlags::tenant_header, "NAME", 0, 0, kListen,
+     "header or metadata key, in small letters, that names the tenant of a request; only behind a "
+     "gateway that sets it"},
+
     {"--compute", &ServeFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
      "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations"},
     {"--kv-type", &ServeFlags::kv_type, "bf16|fp32", 0, 0, kCompute,

@@ -39,6 +39,7 @@ struct ServeFlags {
   std::string cpu_isa = "auto";
   std::int64_t drain_seconds = 30;
   bool lenient = false;
+  std::string tenant_header;
   std::string ready_file;
   std::string log_level = "info";
 };

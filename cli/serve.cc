@@ -230,6 +230,7 @@ absl::Status LocalFleet::StartFronts(const ServeFlags& flags) {
 
   GrpcOptions grpc_options;
   grpc_options.host = flags.host;
+  grpc_options.tenant_metadata = flags.tenant_header;
   grpc_options.port = static_cast<std::uint16_t>(flags.grpc_port);
   absl::StatusOr<std::unique_ptr<GrpcServer>> grpc =
       GrpcServer::Start(std::move(grpc_options), service_.get());
@@ -240,6 +241,7 @@ absl::Status LocalFleet::StartFronts(const ServeFlags& flags) {
   http_options.address = flags.host;
   http_options.port = static_cast<std::uint16_t>(flags.http_port);
   http_options.lenient = flags.lenient;
+  http_options.tenant_header = flags.tenant_header;
   http_options.metrics = [metrics = metrics_.get()] { return metrics->Render(); };
   http_options.probe = metrics_.get();
   http_ = HttpServer::Create(std::move(http_options), service_.get());

@@ -33,6 +33,7 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
     InferenceService* service = nullptr;
     LaneThread* thread = nullptr;
     Lane* lane = nullptr;
+    std::string tenant_metadata;  // GrpcOptions
     std::size_t buffer_bytes = 0;
     absl::Duration stall_timeout;
   };

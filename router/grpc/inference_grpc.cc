@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -30,6 +31,15 @@ std::optional<std::int64_t> TimeoutMs(const grpc::CallbackServerContext& context
   return std::clamp<std::int64_t>(left, 1, RequestLimits().max_timeout_ms);
 }
 
+// The last value of the key, as a gateway that adds its own comes last.
+std::string Tenant(const grpc::CallbackServerContext& context, const std::string& key) {
+  if (key.empty()) return {};
+  const auto [first, last] = context.client_metadata().equal_range(key);
+  if (first == last) return {};
+  const grpc::string_ref value = std::prev(last)->second;
+  return {value.data(), value.size()};
+}
+
 }  // namespace
 
 std::string InferenceGrpc::ModelName(const std::string& name) const {
@@ -44,6 +54,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceGrpc::Generate(
   if (call.ok()) {
     call->api.model = ModelName(call->api.model);
     call->api.timeout_ms = TimeoutMs(*context);
+    call->api.tenant = Tenant(*context, shared_.tenant_metadata);
   }
   return new GenerateStream(shared_, context, std::move(call));
 }

@@ -67,6 +67,7 @@ class GrpcServerImpl final : public GrpcServer {
         shared_{.service = service,
                 .thread = thread_.get(),
                 .lane = lane_.get(),
+                .tenant_metadata = options.tenant_metadata,
                 .buffer_bytes = options.stream_buffer_bytes,
                 .stall_timeout = options.stall_timeout},
         inference_(shared_),

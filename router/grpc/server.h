@@ -26,6 +26,9 @@ struct GrpcOptions {
   // A name or an address; "0.0.0.0" and "::" are all addresses of the machine.
   std::string host = "127.0.0.1";
   std::uint16_t port = 50051;  // 0: any free one
+  // The metadata key that names the tenant, for a gateway that sets it itself;
+  // empty: there is one tenant.
+  std::string tenant_metadata;
   // A larger request is refused with RESOURCE_EXHAUSTED before it is parsed.
   // A little above RequestLimits::max_prompt_bytes.
   int max_request_bytes = 5 << 20;

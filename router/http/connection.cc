@@ -160,6 +160,10 @@ void Connection::OnRequest() {
   const auto id = message["X-Request-Id"];
   request.client_named = UsableRequestId({id.data(), id.size()});
   request.request_id = request.client_named ? std::string(id) : owner_->NewRequestId();
+  if (!owner_->tenant_header().empty()) {
+    const auto tenant = message[owner_->tenant_header()];
+    request.tenant.assign(tenant.data(), tenant.size());
+  }
   request.body = std::move(message.body());
   request_id_ = request.request_id;
   if (input_.size() < owner_->limits().pipelined_bytes) Read();

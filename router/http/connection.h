@@ -31,6 +31,8 @@ class ConnectionOwner {
   virtual ~ConnectionOwner() = default;
   virtual HttpHandler& handler() = 0;
   virtual const HttpLimits& limits() const = 0;
+  // HttpServerOptions::tenant_header
+  virtual const std::string& tenant_header() const = 0;
   // True: finish the running request, then close.
   virtual bool stopping() const = 0;
   virtual std::string NewRequestId() = 0;

@@ -16,6 +16,7 @@ struct HttpRequest {
   std::string path;           // without the query
   std::string request_id;     // the client's X-Request-Id if printable, else made up
   bool client_named = false;  // the client sent it
+  std::string tenant;         // as the tenant header says
   std::string body;
 };
 

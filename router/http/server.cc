@@ -96,6 +96,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   // ConnectionOwner
   HttpHandler& handler() override { return *handler_; }
   const HttpLimits& limits() const override { return options_.limits; }
+  const std::string& tenant_header() const override { return options_.tenant_header; }
   bool stopping() const override { return stopping_; }
   std::string NewRequestId() override {
     return absl::StrCat("req-", absl::Hex(request_ids_(), absl::kZeroPad16));

@@ -37,6 +37,9 @@ struct HttpServerOptions {
   std::uint32_t io_threads = 1;
   std::uint32_t max_connections = 1024;  // more get 503 and are closed
   HttpLimits limits;
+  // The request header that names the tenant, for a gateway that sets it itself;
+  // empty: there is one tenant.
+  std::string tenant_header;
   // Unknown body fields are ignored, with a warning header, not refused.
   bool lenient = false;
   std::size_t max_prompts = 32;  // of one completions request

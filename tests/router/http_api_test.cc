@@ -202,6 +202,21 @@ TEST_F(HttpTest, TheSeedFollowsTheClientsRequestId) {
   EXPECT_NE(requests[1].sampling.seed, requests[3].sampling.seed);
 }
 
+TEST_F(HttpTest, AGatewayMayNameTheTenant) {
+  const char* body = R"({"model":"m","prompt":"hi"})";
+  Serve();  // without the option clients may say what they like
+  Post("/v1/completions", body, "X-Tenant: a\r\n");
+  EXPECT_EQ(engine_->submitted()[0].tenant, "");
+  Fixture setup;
+  setup.http.tenant_header = "x-tenant";
+  Serve(setup);
+  Post("/v1/completions", body, "X-Tenant: a\r\n");
+  Post("/v1/completions", body);
+  EXPECT_EQ(engine_->submitted()[0].tenant, "a");
+  EXPECT_EQ(engine_->submitted()[1].tenant, "");
+  EXPECT_EQ(Post("/v1/completions", body, "X-Tenant: \xff\r\n").status, 400);
+}
+
 TEST_F(HttpTest, RefusalsAreOpenAiShaped) {
   Serve();
   engine_->Script({.refusal = absl::ResourceExhaustedError("queue full"), .retry_after_ms = 1500});

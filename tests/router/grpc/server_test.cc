@@ -126,6 +126,25 @@ Heard ReadAll(grpc::ClientReader<v1::GenerateResponse>& reader) {
   return heard;
 }
 
+TEST_F(GrpcServerTest, AGatewayMayNameTheTenant) {
+  StartServer({.tenant_metadata = "x-tenant"});
+  for (const char* tenant : {"a", ""}) {
+    grpc::ClientContext context;
+    if (*tenant != 0) {
+      context.AddMetadata("x-tenant", "forged");
+      context.AddMetadata("x-tenant", tenant);  // the gateway's comes last
+    }
+    auto reader = stub_->Generate(&context, TextRequest());
+    const auto running = service_.NextStarted();
+    EXPECT_EQ(running->api.tenant, tenant);
+    Running::End(running, {});
+    v1::GenerateResponse response;
+    while (reader->Read(&response)) {
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+  }
+}
+
 TEST_F(GrpcServerTest, StreamsFromAcceptedToUsage) {
   StartServer();
   v1::GenerateRequest request = TextRequest();
