@@ -71,7 +71,7 @@ absl::Status VirtualGroup::Start(std::int64_t now_ns) {
     if (item.candidates > 0) {
       work.outputs[i].candidates = Candidates(item);
     } else if (item.samples) {
-      work.outputs[i].sampled = Sample(item);
+      work.outputs[i].sampled = {Sample(item)};
     }
     for (const TokenId token : item.prompt_targets) {
       work.outputs[i].prompt.push_back({.token = token});

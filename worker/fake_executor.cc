@@ -259,7 +259,7 @@ StepResult FakeExecutor::Compute(const Batch& batch) {
     if (item.samples) {
       const TokenId token =
           FakeToken(item.sampling->seed, item.index, item.output_index, description.vocab_size);
-      output.sampled = FakeSample(token, item.logprobs->output_top, description.vocab_size);
+      output.sampled = {FakeSample(token, item.logprobs->output_top, description.vocab_size)};
     }
     if (item.candidates > 0) {
       output.candidates = FakeCandidates(item, description.vocab_size);

@@ -60,10 +60,12 @@ int64_t Forward::buffer_bytes() const {
          logits_.bytes() + quantized_.bytes() + block_sums_.bytes() + scales_.bytes();
 }
 
-void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink) {
+void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink,
+                  int layers) {
   Embed(batch);
   PlanAttention(batch);
-  for (int i = 0; i < static_cast<int>(config_.layers); ++i) Layer(batch, i);
+  const int count = std::min(layers, static_cast<int>(config_.layers));
+  for (int i = 0; i < count; ++i) Layer(batch, i);
   Logits(logit_rows, sink);
 }
 

@@ -57,8 +57,12 @@ class Forward {
   using LogitSink = absl::FunctionRef<void(int request, absl::Span<const float> logits)>;
 
   // Writes K and V of all rows of `batch` (at most max_rows, inside the tables)
-  // and hands the logits of rows `logit_rows` (ascending) to `sink`.
-  void Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink);
+  // and hands the logits of rows `logit_rows` (ascending) to `sink`. With fewer
+  // than all `layers` the head follows the last of them, and those after it are
+  // left alone.
+  void Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink,
+           int layers = kAllLayers);
+  static constexpr int kAllLayers = 1 << 30;
 
   // Bytes of all buffers.
   int64_t buffer_bytes() const;

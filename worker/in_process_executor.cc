@@ -74,7 +74,8 @@ void InProcessExecutor::Loop() {
 }
 
 std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
-  GroupState state(epoch, rank_->description());
+  const std::unique_ptr<Proposer> proposer = rank_->MakeProposer();
+  GroupState state(epoch, rank_->description(), proposer.get());
   rank_->ForgetCopies();
   cached_blocks_.assign(rank_->description().max_branches, 0);
   {
@@ -109,11 +110,11 @@ std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
 }
 
 absl::StatusOr<StepResult> InProcessExecutor::RunPlan(const StepPlan& plan, GroupState& state) {
-  auto batch = state.Apply(plan);
+  const std::int64_t start = clock_->NowNs();
+  auto batch = state.Apply(plan);  // and guesses, which may be computed
   if (!batch.ok()) return batch.status();
   if (options_.poison_blocks) PoisonGrants(plan);
 
-  const std::int64_t start = clock_->NowNs();
   const absl::Span<const ItemOutput> outputs = rank_->Execute(*batch);
   const StepTimings timings{.start_ns = start,
                             .compute_ns = clock_->NowNs() - start,

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/cpu_quota.h"
+#include "worker/draft_model.h"
 
 namespace flotilla {
 namespace {
@@ -17,6 +18,24 @@ constexpr int kWarmUpRows = 32;
 // Bounds of the options, far above what a machine holds.
 constexpr std::uint32_t kMaxStepTokens = 1 << 16;
 constexpr std::uint32_t kMaxKvBlocks = 1 << 30;
+
+absl::Status CheckSpeculation(const RankOptions& options, const ModelConfig& config) {
+  if (options.speculation == Speculation::kOff) return absl::OkStatus();
+  if (options.draft_tokens == 0 || options.draft_tokens > Rank::kMaxDraftTokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("draft_tokens is outside 1..", Rank::kMaxDraftTokens));
+  }
+  if (options.draft_layers > config.layers) {
+    return absl::InvalidArgumentError(absl::StrCat("a draft of ", options.draft_layers,
+                                                   " layers; the model has ", config.layers));
+  }
+  const NgramOptions& ngram = options.ngram;
+  if (ngram.min_n == 0 || ngram.min_n > ngram.max_n || ngram.max_n > kMaxNgram) {
+    return absl::InvalidArgumentError(absl::StrCat("n-grams of ", ngram.min_n, " to ", ngram.max_n,
+                                                   " tokens; 1 to ", kMaxNgram, " are possible"));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckOptions(const RankOptions& options, const ModelConfig& config) {
   if (options.max_step_tokens == 0 || options.max_step_tokens > kMaxStepTokens) {
@@ -31,7 +50,7 @@ absl::Status CheckOptions(const RankOptions& options, const ModelConfig& config)
     return absl::InvalidArgumentError(absl::StrCat("kv_blocks exceeds ", kMaxKvBlocks));
   }
   if (options.max_branches == 0) return absl::InvalidArgumentError("max_branches is 0");
-  return absl::OkStatus();
+  return CheckSpeculation(options, config);
 }
 
 }  // namespace
@@ -101,6 +120,22 @@ void Rank::Describe() {
   description_.max_branches = options_.max_branches;
   description_.max_step_tokens = options_.max_step_tokens;
   description_.lag = 1;
+  const bool guesses = options_.speculation != Speculation::kOff;
+  description_.max_draft_tokens = guesses ? options_.draft_tokens : 0;
+}
+
+std::unique_ptr<Proposer> Rank::MakeProposer() {
+  switch (options_.speculation) {
+    case Speculation::kOff:
+      return nullptr;
+    case Speculation::kNgram:
+      return std::make_unique<NgramProposer>(options_.ngram);
+    case Speculation::kDraft:
+      break;
+  }
+  const std::uint32_t layers =
+      options_.draft_layers > 0 ? options_.draft_layers : std::max(1u, config_.layers / 3);
+  return std::make_unique<DraftModel>(static_cast<int>(layers), forward_.get(), &ops_);
 }
 
 std::int64_t Rank::TimeBatch(int rows, const Clock& clock) {
@@ -139,12 +174,20 @@ void Rank::ListLogitRows(const Batch& batch) {
     outputs_[i].prompt.resize(item.prompt_targets.size());
     for (std::size_t t = 0; t < item.prompt_targets.size(); ++t) {
       logit_rows_.push_back(static_cast<std::int32_t>(item.row_begin + t));
-      requests_.push_back({static_cast<std::int32_t>(i), static_cast<std::int32_t>(t)});
+      requests_.push_back({.item = static_cast<std::int32_t>(i),
+                           .kind = LogitRequest::Kind::kPrompt,
+                           .at = static_cast<std::uint32_t>(t)});
     }
     if (!item.samples && item.candidates == 0) continue;
-    logit_rows_.push_back(static_cast<std::int32_t>(item.row_begin + item.row_count - 1));
-    requests_.push_back({static_cast<std::int32_t>(i),
-                         item.samples ? LogitRequest::kSample : LogitRequest::kCandidates});
+    if (item.samples) outputs_[i].sampled.resize(1 + item.drafts);
+    const std::uint32_t first = item.row_begin + item.row_count - 1 - item.drafts;
+    for (std::uint32_t at = 0; at <= item.drafts; ++at) {
+      logit_rows_.push_back(static_cast<std::int32_t>(first + at));
+      requests_.push_back(
+          {.item = static_cast<std::int32_t>(i),
+           .kind = item.samples ? LogitRequest::Kind::kSample : LogitRequest::Kind::kCandidates,
+           .at = at});
+    }
   }
 }
 
@@ -152,20 +195,31 @@ void Rank::TakeLogits(const Batch& batch, int request, absl::Span<const float> l
   LogitRequest& wanted = requests_[request];
   const BatchItem& item = batch.items[wanted.item];
   ItemOutput& output = outputs_[wanted.item];
-  if (wanted.target == LogitRequest::kSample) {
-    auto token =
-        SampleRow(ops_, logits, *item.sampling, *item.logprobs, {item.index, item.output_index});
+  if (wanted.kind == LogitRequest::Kind::kSample) {
+    auto token = SampleRow(ops_, logits, *item.sampling, *item.logprobs,
+                           {item.index, item.output_index + wanted.at});
     wanted.failed = !token.ok();
-    if (token.ok()) output.sampled = *std::move(token);
-  } else if (wanted.target == LogitRequest::kCandidates) {
+    if (token.ok()) output.sampled[wanted.at] = *std::move(token);
+  } else if (wanted.kind == LogitRequest::Kind::kCandidates) {
     auto candidates = RowCandidates(ops_, logits, item.candidates);
     wanted.failed = !candidates.ok();
     if (candidates.ok()) output.candidates = *std::move(candidates);
   } else {
     auto token =
-        RowLogprobs(ops_, logits, item.prompt_targets[wanted.target], item.logprobs->prompt_top);
+        RowLogprobs(ops_, logits, item.prompt_targets[wanted.at], item.logprobs->prompt_top);
     wanted.failed = !token.ok();
-    if (token.ok()) output.prompt[wanted.target] = *std::move(token);
+    if (token.ok()) output.prompt[wanted.at] = *std::move(token);
+  }
+}
+
+void Rank::TakeFailures() {
+  for (const LogitRequest& request : requests_) {
+    if (!request.failed) continue;
+    ItemOutput& output = outputs_[request.item];
+    output.failed = true;
+    if (request.kind == LogitRequest::Kind::kSample && request.at < output.sampled.size()) {
+      output.sampled.resize(request.at);
+    }
   }
 }
 
@@ -177,9 +231,7 @@ absl::Span<const ItemOutput> Rank::Execute(const Batch& batch) {
   forward_->Run(batch, logit_rows_, [&](int request, absl::Span<const float> logits) {
     TakeLogits(batch, request, logits);
   });
-  for (const LogitRequest& request : requests_) {
-    if (request.failed) outputs_[request.item].failed = true;
-  }
+  TakeFailures();
   return outputs_;
 }
 

@@ -19,6 +19,8 @@
 #include "model/config.h"
 #include "model/gguf.h"
 #include "worker/core/group_state.h"
+#include "worker/core/ngram_proposer.h"
+#include "worker/core/proposer.h"
 #include "worker/forward.h"
 #include "worker/kv_cache.h"
 #include "worker/sampling/sampler.h"
@@ -27,6 +29,13 @@
 #include "worker/weights.h"
 
 namespace flotilla {
+
+// Who guesses the tokens that plans let decodes guess. Never changes a result.
+enum class Speculation : std::uint8_t {
+  kOff,
+  kNgram,  // NgramProposer: what followed the same tokens before
+  kDraft,  // DraftModel: the model's own first layers
+};
 
 struct RankOptions {
   std::string model_id;  // as clients name it
@@ -39,12 +48,19 @@ struct RankOptions {
   std::uint32_t max_step_tokens = 512;
   std::uint32_t max_branches = 256;
   TierOptions tiers;
+  Speculation speculation = Speculation::kOff;
+  std::uint32_t draft_tokens = 8;  // that a decode may guess at most; 1..kMaxDraftTokens
+  std::uint32_t draft_layers = 0;  // of the draft model; 0: a third of the model's
+  NgramOptions ngram;
   // Tests: blocks hold NaN until they are written.
   bool poison_blocks = false;
 };
 
 class Rank {
  public:
+  // As far ahead as guesses are worth a row on any machine.
+  static constexpr std::uint32_t kMaxDraftTokens = 64;
+
   // Packs the weights and runs a warm-up step, which touches them all and
   // measures the rates of the description. The file is not needed afterwards.
   // INVALID_ARGUMENT or UNIMPLEMENTED: the model or an option cannot be served;
@@ -62,6 +78,9 @@ class Rank {
     return tiers_->TakeDone(wait);
   }
   void ForgetCopies() { tiers_->Reset(); }
+  // Makes the guesses of one epoch's branches, as the options say; null for kOff.
+  // Uses the rank: it must outlive the proposer, and Propose is a call of the rank.
+  std::unique_ptr<Proposer> MakeProposer();
 
   // The block was just granted to hold new tokens. Poisons it, if so configured.
   void OnGranted(BlockId block) {
@@ -75,20 +94,21 @@ class Rank {
   std::int64_t buffer_bytes() const { return forward_->buffer_bytes(); }
 
  private:
-  // Where one row of logits goes: a prompt target of an item, its sample or its
-  // candidates.
+  // Where one row of logits goes: a prompt target of an item, one of its samples or
+  // its candidates.
   struct LogitRequest {
-    static constexpr std::int32_t kSample = -1;
-    static constexpr std::int32_t kCandidates = -2;
+    enum class Kind : std::uint8_t { kPrompt, kSample, kCandidates };
     std::int32_t item;
-    std::int32_t target;  // index into prompt_targets, or one of the above
-    bool failed = false;  // the row had no softmax
+    Kind kind;
+    std::uint32_t at = 0;  // index among the prompt targets or the samples
+    bool failed = false;   // the row had no softmax
   };
 
   Rank(const RankOptions& options, ModelConfig config, int threads);
   absl::Status Load(const GgufFile& file, const Clock& clock);
   void Describe();
   void ListLogitRows(const Batch& batch);
+  void TakeFailures();
   // Turns one row of logits into its output; on any compute thread.
   void TakeLogits(const Batch& batch, int request, absl::Span<const float> logits);
   void WarmUp(const Clock& clock);

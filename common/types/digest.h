@@ -40,6 +40,10 @@ class PlanDigest {
   void AddCopy(Step step, std::uint64_t id, std::uint32_t tier, BlockId block, std::uint32_t slot) {
     value_ += Hash({6, step.value(), id, tier, block.value(), slot});
   }
+  // From `step` on the branch guesses up to `depth` tokens ahead.
+  void AddSpeculate(Step step, BranchHandle branch, std::uint32_t depth) {
+    value_ += Hash({7, step.value(), branch.value(), depth});
+  }
   void AddSkip(Step step, BranchHandle branch) {
     value_ += Hash({4, step.value(), branch.value()});
   }

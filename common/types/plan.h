@@ -84,6 +84,30 @@ struct ForkBranch {
   bool operator==(const ForkBranch&) const = default;
 };
 
+// Takes the last `count` blocks of one block table back, which no position that
+// the branch has needs: those were granted for guesses that were wrong.
+struct TrimBlocks {
+  BranchHandle branch;
+  GroupIndex group;
+  std::uint32_t count = 0;  // at least 1
+
+  bool operator==(const TrimBlocks&) const = default;
+};
+
+// From this plan on a decode of the branch may guess up to `depth` tokens ahead.
+// In force until another says otherwise; a new branch has 0. A decode then runs
+// the token sampled last and the guesses that follow it, each row is sampled as
+// if nothing had been guessed, and tokens count as long as the row they came
+// from held the right one: so it brings between one and 1 + depth tokens, which
+// are those that it would have brought anyway. Workers find the guesses, and may
+// find fewer. Not for dependent branches.
+struct Speculate {
+  BranchHandle branch;
+  std::uint32_t depth = 0;  // at most ExecutorDescription::max_draft_tokens
+
+  bool operator==(const Speculate&) const = default;
+};
+
 // Ends a branch; its handle and blocks are free for any later plan.
 struct DropBranch {
   BranchHandle branch;
@@ -147,7 +171,7 @@ struct UnloadAdapter {
 };
 
 using PlanOp = std::variant<OpenBranch, GrantBlocks, ForkBranch, DropBranch, Run, Skip,
-                            BackgroundCopy, LoadAdapter, UnloadAdapter>;
+                            BackgroundCopy, LoadAdapter, UnloadAdapter, TrimBlocks, Speculate>;
 
 struct StepPlan {
   Epoch epoch;
@@ -177,6 +201,8 @@ struct BranchResult {
   // Output index of tokens[0].
   std::uint32_t first_output = 0;
   std::vector<SampledToken> tokens;  // empty, one, or several (speculation)
+  // Tokens that were guessed and run. All tokens but the first are among them.
+  std::uint32_t drafted = 0;
   // Log-probabilities of prompt tokens [prompt_first, prompt_first + size).
   std::uint32_t prompt_first = 0;
   std::vector<SampledToken> prompt;
@@ -194,9 +220,9 @@ struct BranchResult {
 
 struct StepTimings {
   std::int64_t start_ns = 0;      // executor's clock, when the forward began
-  std::int64_t compute_ns = 0;    // forward and sampling
+  std::int64_t compute_ns = 0;    // guesses, forward and sampling
   std::uint32_t rows = 0;         // tokens in the flat batch
-  std::uint32_t decode_rows = 0;  // of them decodes
+  std::uint32_t decode_rows = 0;  // of them decodes, their guesses included
 
   bool operator==(const StepTimings&) const = default;
 };

@@ -83,9 +83,9 @@ class Bench {
     for (const BatchItem& item : batch.items) {
       outputs.emplace_back();
       if (item.samples) {
-        outputs.back().sampled =
+        outputs.back().sampled = {
             SampledToken{.token = FakeToken(item.sampling->seed, item.index, item.output_index,
-                                            description_.vocab_size)};
+                                            description_.vocab_size)}};
       }
     }
     const StepResult result = worker_->Complete(plan.step, outputs).value();

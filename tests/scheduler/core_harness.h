@@ -1,5 +1,6 @@
 // CoreHarness: a SchedulerCore and a GroupState joined by hand, so that a test
-// says itself when plans are made, run and answered. Tokens come from FakeToken.
+// says itself when plans are made, run and answered. Tokens come from FakeToken;
+// where the description allows guesses, an NgramProposer makes them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,6 +15,7 @@
 
 #include "scheduler/core/scheduler_core.h"
 #include "worker/core/group_state.h"
+#include "worker/core/ngram_proposer.h"
 #include "worker/fake_executor.h"
 
 namespace flotilla {
@@ -30,7 +32,8 @@ class CoreHarness {
   void Restart() {
     epoch_ = Epoch(epoch_.value() + 1);
     plans.clear();
-    worker.emplace(epoch_, description_);
+    proposer_.emplace(NgramOptions{.min_n = 2, .max_n = 4});
+    worker.emplace(epoch_, description_, &*proposer_);
     ASSERT_TRUE(core.Ready(epoch_, description_).ok());
   }
   Epoch epoch() const { return epoch_; }
@@ -70,9 +73,8 @@ class CoreHarness {
     std::vector<ItemOutput> outputs;
     for (const BatchItem& item : batch->items) {
       ItemOutput& output = outputs.emplace_back();
-      if (item.samples) {
-        output.sampled = SampledToken{
-            .token = FakeToken(item.sampling->seed, item.index, item.output_index, 1000)};
+      for (std::uint32_t at = 0; item.samples && at <= item.drafts; ++at) {
+        output.sampled.push_back({.token = token_of(item, item.output_index + at)});
       }
       // The most likely ones of an invented model: those after the last token.
       for (std::uint32_t i = 0; i < item.candidates; ++i) {
@@ -141,11 +143,17 @@ class CoreHarness {
   std::deque<StepPlan> plans;  // made and not answered
   std::map<std::uint64_t, std::vector<EngineEvent>> events;
   std::int64_t now_ns = 0;
+  // The invented model, for tests to change.
+  std::function<TokenId(const BatchItem&, std::uint32_t)> token_of = [](const BatchItem& item,
+                                                                        std::uint32_t output) {
+    return FakeToken(item.sampling->seed, item.index, output, 1000);
+  };
   // How long a step of so many prefill and decode rows takes; null: no time.
   std::function<std::int64_t(std::uint32_t prefill_rows, std::uint32_t decode_rows)> step_ns;
 
  private:
   const ExecutorDescription description_;
+  std::optional<NgramProposer> proposer_;
   Epoch epoch_{0};
 };
 

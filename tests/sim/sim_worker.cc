@@ -203,8 +203,8 @@ absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutpu
     }
   }
   if (rows.samples) {
-    output.sampled =
-        SampledToken{.token = SimToken(BranchSeed(seed, rows.index), rows.output_index)};
+    output.sampled = {
+        SampledToken{.token = SimToken(BranchSeed(seed, rows.index), rows.output_index)}};
   }
   if (rows.candidates > 0) {
     output.candidates = SimCandidates(view.tokens.first(end), rows.candidates);

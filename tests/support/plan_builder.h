@@ -74,6 +74,22 @@ class PlanBuilder {
     digest_.AddSkip(plan_.step, op.branch);
     plan_.ops.emplace_back(op);
   }
+  void Add(TrimBlocks op) {
+    const auto it = branches_.find(op.branch);
+    if (it != branches_.end()) {
+      std::vector<BlockId>& table = it->second.tables[op.group];
+      for (std::uint32_t i = 0; i < op.count && !table.empty(); ++i) {
+        const auto at = static_cast<std::uint32_t>(table.size() - 1);
+        digest_.RemoveBlock(op.branch, op.group, at, table.back());
+        table.pop_back();
+      }
+    }
+    plan_.ops.emplace_back(op);
+  }
+  void Add(Speculate op) {
+    digest_.AddSpeculate(plan_.step, op.branch, op.depth);
+    plan_.ops.emplace_back(op);
+  }
   void Add(BackgroundCopy op) { plan_.ops.emplace_back(std::move(op)); }
   void Add(LoadAdapter op) { plan_.ops.emplace_back(std::move(op)); }
   void Add(UnloadAdapter op) { plan_.ops.emplace_back(std::move(op)); }

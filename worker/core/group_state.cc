@@ -25,6 +25,7 @@ struct GroupState::Branch {
   Step last_run;
   Step skipped;  // the last step it sat out
   bool decoding = false;
+  std::uint32_t draft_depth = 0;  // guesses allowed to each decode
   std::optional<FinishReason> finished;
 
   std::uint32_t outputs() const {
@@ -37,7 +38,8 @@ struct GroupState::StepWork {
   struct Item {
     Branch* branch;
     BatchItem rows;
-    bool ends;  // the prompt is done and there is nothing to generate
+    bool ends;                    // the prompt is done and there is nothing to generate
+    std::vector<TokenId> drafts;  // guesses after the last known token
   };
   Step step;
   std::vector<Item> items;
@@ -91,9 +93,10 @@ absl::Status CheckOpen(const OpenBranch& op, const ExecutorDescription& limits) 
 
 }  // namespace
 
-GroupState::GroupState(Epoch epoch, const ExecutorDescription& description)
+GroupState::GroupState(Epoch epoch, const ExecutorDescription& description, Proposer* proposer)
     : epoch_(epoch),
       limits_(description),
+      proposer_(proposer),
       slots_(description.max_branches),
       decoders_(std::max(description.lag, 1u)) {}
 
@@ -129,11 +132,7 @@ absl::Status GroupState::ApplyAll(const StepPlan& plan, StepWork& work) {
     absl::Status status = std::visit([&](const auto& o) { return ApplyOp(o, work); }, op);
     if (!status.ok()) return status;
   }
-  for (BranchHandle handle : decoders_[work.step.value() % decoders_.size()]) {
-    Branch& branch = *slots_[handle.value()];
-    if (!Due(branch, work.step)) continue;
-    if (absl::Status status = AddDecode(branch, work); !status.ok()) return status;
-  }
+  if (absl::Status status = AddDecodes(work); !status.ok()) return status;
   if (work.row_count > limits_.max_step_tokens) {
     return absl::InvalidArgumentError(absl::StrCat("step of ", work.row_count, " tokens"));
   }
@@ -250,6 +249,7 @@ absl::Status GroupState::ApplyOp(const DropBranch& op, StepWork& work) {
     }
   }
   digest_.Close(op.branch, branch.request, branch.index);
+  if (proposer_ != nullptr) proposer_->Forget(op.branch);
   decoders_[branch.cohort].erase(op.branch);
   work.retired.push_back(std::move(slots_[op.branch.value()]));
   return absl::OkStatus();
@@ -308,6 +308,32 @@ absl::Status GroupState::ApplyOp(const LoadAdapter&, StepWork&) {
 }
 absl::Status GroupState::ApplyOp(const UnloadAdapter&, StepWork&) {
   return absl::UnimplementedError("UnloadAdapter");
+}
+
+absl::Status GroupState::ApplyOp(const TrimBlocks& op, StepWork& work) {
+  absl::StatusOr<Branch*> found = FindOpen(op.branch);
+  if (!found.ok()) return found.status();
+  Branch& branch = **found;
+  if (branch.last_run == work.step) return Invalid(op.branch, "trimmed in a step that runs it");
+  if (op.group.value() >= limits_.groups.size()) return Invalid(op.branch, "no such KV group");
+  std::vector<std::int32_t>& table = branch.tables[op.group.value()];
+  if (op.count == 0 || op.count > table.size()) return Invalid(op.branch, "number of blocks");
+  for (std::uint32_t i = 0; i < op.count; ++i) {
+    const BlockId block(static_cast<std::uint32_t>(table.back()));
+    table.pop_back();
+    digest_.RemoveBlock(op.branch, op.group, static_cast<std::uint32_t>(table.size()), block);
+  }
+  return CheckCovered(branch, branch.length);
+}
+
+absl::Status GroupState::ApplyOp(const Speculate& op, StepWork& work) {
+  absl::StatusOr<Branch*> branch = FindOpen(op.branch);
+  if (!branch.ok()) return branch.status();
+  if ((*branch)->dependent) return Invalid(op.branch, "a dependent branch guesses");
+  if (op.depth > limits_.max_draft_tokens) return Invalid(op.branch, "depth of its guesses");
+  (*branch)->draft_depth = op.depth;
+  digest_.AddSpeculate(work.step, op.branch, op.depth);
+  return absl::OkStatus();
 }
 
 absl::Status GroupState::CheckFree(BranchHandle handle) const {
@@ -402,15 +428,63 @@ absl::Status GroupState::AddPrefill(Branch& branch, const Run& run, StepWork& wo
   return absl::OkStatus();
 }
 
-absl::Status GroupState::AddDecode(Branch& branch, StepWork& work) {
+std::uint32_t GroupState::DraftLimit(const Branch& branch) const {
+  if (proposer_ == nullptr || branch.finished) return 0;
+  // A decoding branch is not at its end, so one more token fits in any case.
+  const auto context = limits_.max_context - static_cast<std::uint32_t>(branch.tokens.size()) - 1;
+  return std::min({branch.draft_depth, branch.stop.max_tokens - branch.outputs() - 1, context});
+}
+
+absl::Status GroupState::AddDecodes(StepWork& work) {
+  std::vector<Branch*> due;
+  std::vector<DraftRequest> requests;
+  for (BranchHandle handle : decoders_[work.step.value() % decoders_.size()]) {
+    Branch& branch = *slots_[handle.value()];
+    if (!Due(branch, work.step)) continue;
+    due.push_back(&branch);
+    const std::uint32_t limit = DraftLimit(branch);
+    if (limit == 0) continue;
+    const std::uint64_t end = std::uint64_t{branch.length} + 1 + limit;
+    if (absl::Status status = CheckCovered(branch, end); !status.ok()) return status;
+    requests.push_back({.branch = branch.handle,
+                        .index = branch.index,
+                        .tokens = branch.tokens,
+                        .output_index = branch.outputs(),
+                        .sampling = &branch.sampling,
+                        .tables = branch.tables,
+                        .limit = limit,
+                        .drafts = {}});
+  }
+  if (!requests.empty()) proposer_->Propose(absl::MakeSpan(requests));
+  std::size_t next = 0;  // both lists are in order of the handles
+  for (Branch* branch : due) {
+    std::vector<TokenId> drafts;
+    if (next < requests.size() && requests[next].branch == branch->handle) {
+      drafts = std::move(requests[next].drafts);
+      if (drafts.size() > requests[next].limit) drafts.resize(requests[next].limit);
+      ++next;
+    }
+    if (absl::Status s = AddDecode(*branch, std::move(drafts), work); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GroupState::AddDecode(Branch& branch, std::vector<TokenId> drafts, StepWork& work) {
   if (branch.finished) {
     branch.last_run = work.step;
     work.noops.push_back(&branch);
     return absl::OkStatus();
   }
-  if (absl::Status status = AddRows(branch, 1, work); !status.ok()) return status;
-  work.items.back().rows.decode = true;
-  work.items.back().rows.samples = true;
+  for (const TokenId token : drafts) {
+    if (absl::Status s = CheckToken(branch.handle, token, limits_); !s.ok()) return s;
+  }
+  const auto guesses = static_cast<std::uint32_t>(drafts.size());
+  if (absl::Status status = AddRows(branch, 1 + guesses, work); !status.ok()) return status;
+  StepWork::Item& item = work.items.back();
+  item.rows.decode = true;
+  item.rows.samples = true;
+  item.rows.drafts = guesses;
+  item.drafts = std::move(drafts);
   return absl::OkStatus();
 }
 
@@ -425,7 +499,7 @@ absl::Status GroupState::AddRows(Branch& branch, std::uint32_t count, StepWork& 
   rows.output_index = branch.outputs();
   rows.sampling = &branch.sampling;
   rows.logprobs = &branch.logprobs;
-  work.items.push_back({&branch, rows, false});
+  work.items.push_back({&branch, rows, false, {}});
   work.row_count += count;
   branch.length = static_cast<std::uint32_t>(end);
   branch.last_run = work.step;
@@ -448,9 +522,11 @@ Batch GroupState::MakeBatch(StepWork& work) const {
   for (StepWork::Item& item : work.items) {
     item.rows.row_begin = static_cast<std::uint32_t>(batch.tokens.size());
     const auto first = item.branch->tokens.begin() + item.rows.first_position;
-    batch.tokens.insert(batch.tokens.end(), first, first + item.rows.row_count);
+    batch.tokens.insert(batch.tokens.end(), first,
+                        first + (item.rows.row_count - item.rows.drafts));
+    batch.tokens.insert(batch.tokens.end(), item.drafts.begin(), item.drafts.end());
     batch.tables.insert(batch.tables.end(), item.branch->tables.begin(), item.branch->tables.end());
-    batch.decode_rows += item.rows.decode;
+    batch.decode_rows += item.rows.decode ? item.rows.row_count : 0;
     batch.items.push_back(item.rows);
   }
   for (const Branch* branch : work.noops) batch.noops.push_back(branch->handle);
@@ -463,9 +539,16 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
     return absl::InvalidArgumentError("number of item outputs");
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].failed) continue;
     const BatchItem& rows = work.items[i].rows;
-    if (outputs[i].sampled.has_value() != rows.samples ||
+    const std::size_t samples = rows.samples ? 1 + rows.drafts : 0;
+    if (outputs[i].sampled.size() > samples) {
+      return Invalid(rows.branch, "more samples than rows");
+    }
+    for (const SampledToken& sampled : outputs[i].sampled) {
+      if (absl::Status s = CheckToken(rows.branch, sampled.token, limits_); !s.ok()) return s;
+    }
+    if (outputs[i].failed) continue;
+    if (outputs[i].sampled.size() != samples ||
         outputs[i].prompt.size() != rows.prompt_targets.size() ||
         outputs[i].candidates.empty() != (rows.candidates == 0) ||
         outputs[i].candidates.size() > rows.candidates) {
@@ -474,11 +557,26 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
     for (const TopLogprob& candidate : outputs[i].candidates) {
       if (absl::Status s = CheckToken(rows.branch, candidate.token, limits_); !s.ok()) return s;
     }
-    if (!rows.samples) continue;
-    const TokenId token = outputs[i].sampled->token;
-    if (absl::Status s = CheckToken(rows.branch, token, limits_); !s.ok()) return s;
   }
   return absl::OkStatus();
+}
+
+// Each sample is a token of the branch as long as the row that it came from held
+// the token before it: the first one always, the others while guesses are right.
+void GroupState::TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts,
+                            Branch& branch, BranchResult& entry) const {
+  const std::vector<TokenId>& stops = branch.stop.stop_tokens;
+  for (std::size_t i = 0; i < output.sampled.size(); ++i) {
+    const TokenId token = output.sampled[i].token;
+    entry.tokens.push_back(output.sampled[i]);
+    branch.tokens.push_back(token);
+    if (std::binary_search(stops.begin(), stops.end(), token)) {
+      branch.finished = FinishReason::kStop;
+    } else if (AtLengthEnd(branch)) {
+      branch.finished = FinishReason::kLength;
+    }
+    if (branch.finished || i == drafts.size() || drafts[i] != token) return;
+  }
 }
 
 absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const ItemOutput> outputs,
@@ -506,9 +604,9 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
     Branch& branch = *work.items[i].branch;
     BranchResult& entry = result.branches.emplace_back();
     entry.branch = rows.branch;
-    entry.length = rows.first_position + rows.row_count;
     entry.first_output = rows.output_index;
-    if (outputs[i].failed) {
+    entry.drafted = rows.drafts;
+    if (outputs[i].failed && (rows.drafts == 0 || outputs[i].sampled.empty())) {
       branch.finished = FinishReason::kError;
     } else {
       if (!outputs[i].prompt.empty()) entry.prompt_first = rows.first_position + 1;
@@ -516,17 +614,13 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
       entry.candidates = outputs[i].candidates;
     }
     // A branch that failed in an earlier chunk takes no token from a later one.
-    if (outputs[i].sampled && !branch.finished) {
-      const std::vector<TokenId>& stops = branch.stop.stop_tokens;
-      const TokenId token = outputs[i].sampled->token;
-      entry.tokens.push_back(*outputs[i].sampled);
-      branch.tokens.push_back(token);
-      if (std::binary_search(stops.begin(), stops.end(), token)) {
-        branch.finished = FinishReason::kStop;
-      } else if (AtLengthEnd(branch)) {
-        branch.finished = FinishReason::kLength;
-      }
-    }
+    if (!branch.finished) TakeTokens(outputs[i], work.items[i].drafts, branch, entry);
+    // What was written for wrong guesses is not part of the branch: the next rows
+    // take its place.
+    const auto tokens = static_cast<std::uint32_t>(entry.tokens.size());
+    const std::uint32_t wrong = rows.drafts - (std::max(tokens, 1u) - 1);
+    branch.length -= wrong;
+    entry.length = rows.first_position + rows.row_count - wrong;
     if (work.items[i].ends && !branch.finished) branch.finished = FinishReason::kLength;
     entry.finished = branch.finished;
   }
@@ -570,6 +664,7 @@ std::optional<BranchView> GroupState::View(BranchHandle handle) const {
   view.tables.assign(branch.tables.begin(), branch.tables.end());
   view.last_run = branch.last_run;
   view.decoding = branch.decoding;
+  view.draft_depth = branch.draft_depth;
   view.finished = branch.finished;
   return view;
 }

@@ -28,6 +28,7 @@
 #include "common/types/digest.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
+#include "worker/core/proposer.h"
 
 namespace flotilla {
 
@@ -37,9 +38,12 @@ struct BatchItem {
   BranchIndex index;                 // within its request; part of the noise key
   std::uint32_t first_position = 0;  // absolute position of the first row
   std::uint32_t row_begin = 0;       // first row in Batch::tokens
-  std::uint32_t row_count = 0;       // at least 1; 1 for decodes
+  std::uint32_t row_count = 0;       // at least 1; 1 + drafts for decodes
   bool decode = false;               // continues from the token sampled last
-  // The last row's logits give one token, number `output_index` of the branch.
+  // The last rows hold guesses, one each; 0 unless it decodes.
+  std::uint32_t drafts = 0;
+  // The logits of each of the last 1 + drafts rows give one token: the first of
+  // them number `output_index` of the branch, the others those that follow.
   bool samples = false;
   std::uint32_t output_index = 0;
   // The last row's logits give this many candidates; 0: none.
@@ -66,7 +70,7 @@ struct Batch {
   // [items, groups] block ids; entry i covers positions i * tokens_per_block on.
   std::vector<absl::Span<const std::int32_t>> tables;
   std::uint32_t group_count = 0;
-  std::uint32_t decode_rows = 0;
+  std::uint32_t decode_rows = 0;  // guesses included
   // Decodes of branches that have finished: nothing to compute. Ascending.
   std::vector<BranchHandle> noops;
 
@@ -77,14 +81,16 @@ struct Batch {
 
 // What the forward made of one BatchItem.
 struct ItemOutput {
-  // Set exactly when the item samples, unless the item failed.
-  std::optional<SampledToken> sampled;
+  // One per row that samples, in order; none if the item does not sample. If it
+  // failed, those before the first row that has none.
+  std::vector<SampledToken> sampled;
   // One per entry of prompt_targets, unless the item failed.
   std::vector<SampledToken> prompt;
   // At least one and at most as many as the item asks for, unless it failed.
   std::vector<TopLogprob> candidates;
   // The item's logits were unusable (NaN): ends this branch alone, with
-  // FinishReason::kError.
+  // FinishReason::kError. If only a guess's were, the branch goes on from the
+  // tokens before it, and ends when a row without a guess fails.
   bool failed = false;
 };
 
@@ -97,7 +103,8 @@ struct BranchView {
   // Prompt and output tokens known so far.
   absl::Span<const TokenId> tokens;
   std::uint32_t prompt_tokens = 0;
-  // Positions with K and V once every applied plan has run.
+  // Positions with K and V once every applied plan has run; of a step applied and
+  // not completed, its guesses included.
   std::uint32_t length = 0;
   // [groups] block ids in table order.
   std::vector<absl::Span<const std::int32_t>> tables;
@@ -105,13 +112,16 @@ struct BranchView {
   Step last_run;
   // Its last known token has run with `sample`: it decodes by default.
   bool decoding = false;
+  std::uint32_t draft_depth = 0;  // guesses that its decodes may make
   std::optional<FinishReason> finished;
 };
 
 class GroupState {
  public:
   // The limits of `description` bound everything that plans may ask for.
-  GroupState(Epoch epoch, const ExecutorDescription& description);
+  // `proposer` makes the guesses that plans allow (null: none); it outlives the
+  // state, knows no branch yet and is called by Apply only.
+  GroupState(Epoch epoch, const ExecutorDescription& description, Proposer* proposer = nullptr);
   ~GroupState();
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
@@ -161,6 +171,8 @@ class GroupState {
   absl::Status ApplyOp(const BackgroundCopy& op, StepWork& work);
   absl::Status ApplyOp(const LoadAdapter& op, StepWork& work);
   absl::Status ApplyOp(const UnloadAdapter& op, StepWork& work);
+  absl::Status ApplyOp(const TrimBlocks& op, StepWork& work);
+  absl::Status ApplyOp(const Speculate& op, StepWork& work);
 
   absl::Status ApplyAll(const StepPlan& plan, StepWork& work);
   absl::Status CheckFree(BranchHandle handle) const;
@@ -170,7 +182,13 @@ class GroupState {
   absl::Status Learn(Branch& branch, absl::Span<const TokenId> tokens, Step step);
   absl::Status CheckCovered(const Branch& branch, std::uint64_t end) const;
   absl::Status AddPrefill(Branch& branch, const Run& run, StepWork& work);
-  absl::Status AddDecode(Branch& branch, StepWork& work);
+  absl::Status AddDecodes(StepWork& work);
+  absl::Status AddDecode(Branch& branch, std::vector<TokenId> drafts, StepWork& work);
+  // Guesses that the branch's next decode may make: its depth, but not past its
+  // end.
+  std::uint32_t DraftLimit(const Branch& branch) const;
+  void TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts, Branch& branch,
+                  BranchResult& entry) const;
   absl::Status AddRows(Branch& branch, std::uint32_t count, StepWork& work);
   void Insert(std::unique_ptr<Branch> branch);
   bool Due(const Branch& branch, Step step) const;
@@ -180,6 +198,7 @@ class GroupState {
 
   const Epoch epoch_;
   const ExecutorDescription limits_;
+  Proposer* const proposer_;
   Step step_{0};
   bool broken_ = false;
   PlanDigest digest_;

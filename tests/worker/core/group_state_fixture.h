@@ -61,7 +61,10 @@ class GroupStateTest : public ::testing::Test {
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const BatchItem& item = batch.items[i];
       if (item.samples) {
-        outputs[i].sampled = SampledToken{.token = static_cast<TokenId>(50 + item.output_index)};
+        for (std::uint32_t at = 0; at <= item.drafts; ++at) {
+          outputs[i].sampled.push_back(
+              {.token = static_cast<TokenId>(50 + item.output_index + at)});
+        }
       }
       for (TokenId target : item.prompt_targets) {
         outputs[i].prompt.push_back({.token = target});

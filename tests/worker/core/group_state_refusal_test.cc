@@ -314,7 +314,7 @@ void CheckAndComplete(GroupState& state, const Batch& batch, TokenId token) {
     ASSERT_EQ(item.row_begin, row);
     row += item.row_count;
     ASSERT_GE(batch.table(i, GroupIndex(0)).size() * 4, item.first_position + item.row_count);
-    if (item.samples) outputs[i].sampled = SampledToken{.token = token};
+    if (item.samples) outputs[i].sampled = {SampledToken{.token = token}};
     if (item.candidates > 0) outputs[i].candidates = {{token, -1.0f}};
   }
   ASSERT_EQ(batch.tokens.size(), row);

@@ -315,10 +315,10 @@ TEST_F(GroupStateTest, OutputsThatDoNotFitChangeNothing) {
   EXPECT_TRUE(absl::IsFailedPrecondition(state_.Complete(Step(2), good).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), {}).status()));
   std::vector<ItemOutput> bad = good;
-  bad[0].sampled.reset();
+  bad[0].sampled.clear();
   EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), bad).status()));
   for (TokenId token : {-1, 100}) {
-    bad[0].sampled = SampledToken{.token = token};
+    bad[0].sampled = {SampledToken{.token = token}};
     EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), bad).status()));
   }
   bad = good;

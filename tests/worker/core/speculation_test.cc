@@ -1,0 +1,336 @@
+// Guesses in worker/core: which are taken, where they end, what is refused; and
+// the n-gram proposer against the obvious search.
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/worker/core/group_state_fixture.h"
+#include "worker/core/ngram_proposer.h"
+
+namespace flotilla::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Guesses what the test says, and remembers what it was asked.
+class ScriptedProposer final : public Proposer {
+ public:
+  void Propose(absl::Span<DraftRequest> requests) override {
+    for (DraftRequest& request : requests) {
+      limits.push_back(request.limit);
+      known = {request.tokens.begin(), request.tokens.end()};
+      request.drafts = guesses[request.branch];
+    }
+  }
+  void Forget(BranchHandle branch) override { forgotten.insert(branch); }
+
+  std::map<BranchHandle, std::vector<TokenId>> guesses;
+  std::vector<std::uint32_t> limits;
+  std::vector<TokenId> known;
+  std::set<BranchHandle> forgotten;
+};
+
+ExecutorDescription SpeculativeLimits() {
+  ExecutorDescription limits = Limits();
+  limits.max_draft_tokens = 4;
+  return limits;
+}
+
+// Token 50 + i is output i of every branch.
+class SpeculationTest : public GroupStateTest {
+ protected:
+  SpeculationTest() : speculative_(kEpoch, SpeculativeLimits(), &proposer_) {}
+
+  void Start(BranchHandle branch, std::vector<TokenId> prompt, std::uint32_t max_tokens,
+             std::vector<TokenId> stops = {}) {
+    const auto count = static_cast<std::uint32_t>(prompt.size());
+    OpenBranch open = Opened(branch, std::move(prompt));
+    open.stop = {std::move(stops), max_tokens};
+    plans_.Add(open);
+    const std::uint32_t first = 1 + 6 * branch.value();
+    plans_.Grant(branch, {first, first + 1, first + 2, first + 3, first + 4, first + 5});
+    if (count > 16) {  // more than a step takes
+      plans_.Add(Prefill(branch, 16, false));
+      Step();
+    }
+    plans_.Add(Prefill(branch, count > 16 ? count - 16 : count, true));
+  }
+
+  Batch ApplySpeculative() {
+    absl::StatusOr<Batch> batch = speculative_.Apply(plans_.Take());
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    return *std::move(batch);
+  }
+  StepResult Step() {
+    const Batch batch = ApplySpeculative();
+    absl::StatusOr<StepResult> result = speculative_.Complete(batch.step, Outputs(batch));
+    EXPECT_TRUE(result.ok()) << result.status();
+    return *std::move(result);
+  }
+  // Step, with one branch that decodes.
+  BranchResult Decode() { return Step().branches.at(0); }
+
+  static std::vector<TokenId> Tokens(const BranchResult& result) {
+    std::vector<TokenId> tokens;
+    for (const SampledToken& token : result.tokens) tokens.push_back(token.token);
+    return tokens;
+  }
+
+  ScriptedProposer proposer_;
+  GroupState speculative_;
+};
+
+TEST_F(SpeculationTest, GuessesCountAsLongAsTheyAreRight) {
+  Start(kA, {1, 2}, 20);
+  Step();  // samples 50
+  plans_.Add(Speculate{kA, 3});
+  proposer_.guesses[kA] = {51, 52, 9};
+  const Batch batch = ApplySpeculative();
+  EXPECT_THAT(batch.tokens, ElementsAre(50, 51, 52, 9));
+  EXPECT_EQ(batch.items[0].row_count, 4u);
+  EXPECT_EQ(batch.items[0].drafts, 3u);
+  EXPECT_EQ(batch.decode_rows, 4u);
+  EXPECT_THAT(proposer_.known, ElementsAre(1, 2, 50));
+  EXPECT_EQ(speculative_.View(kA)->length, 6u);
+  const BranchResult result =
+      speculative_.Complete(batch.step, Outputs(batch)).value().branches.at(0);
+  // Row 2 held the right token, so its sample counts; row 3 did not.
+  EXPECT_THAT(Tokens(result), ElementsAre(51, 52, 53));
+  EXPECT_EQ(result.first_output, 1u);
+  EXPECT_EQ(result.length, 5u);
+  EXPECT_EQ(result.drafted, 3u);
+  EXPECT_EQ(speculative_.View(kA)->length, 5u);
+  EXPECT_THAT(speculative_.View(kA)->tokens, ElementsAre(1, 2, 50, 51, 52, 53));
+  // The wrong guess's place is where the next row goes.
+  proposer_.guesses[kA] = {};
+  const Batch next = ApplySpeculative();
+  EXPECT_EQ(next.items[0].first_position, 5u);
+  EXPECT_THAT(next.tokens, ElementsAre(53));
+}
+
+TEST_F(SpeculationTest, AllRightAndAllWrong) {
+  Start(kA, {1}, 20);
+  Step();
+  plans_.Add(Speculate{kA, 2});
+  proposer_.guesses[kA] = {51, 52};
+  EXPECT_THAT(Tokens(Decode()), ElementsAre(51, 52, 53));
+  proposer_.guesses[kA] = {9, 55};  // the second would be right after the right one
+  const BranchResult wrong = Decode();
+  EXPECT_THAT(Tokens(wrong), ElementsAre(54));
+  EXPECT_EQ(wrong.length, 5u);
+  plans_.Add(Speculate{kA, 0});
+  EXPECT_THAT(Tokens(Decode()), ElementsAre(55));
+  EXPECT_THAT(proposer_.limits, ElementsAre(2, 2));
+}
+
+TEST_F(SpeculationTest, NothingFollowsAStopToken) {
+  Start(kA, {1}, 20, {52});
+  Step();
+  plans_.Add(Speculate{kA, 4});
+  proposer_.guesses[kA] = {51, 52, 53, 54};
+  const BranchResult result = Decode();
+  EXPECT_THAT(Tokens(result), ElementsAre(51, 52));
+  EXPECT_EQ(result.finished, FinishReason::kStop);
+  EXPECT_EQ(result.length, 3u);
+  EXPECT_TRUE(Decode().noop);
+}
+
+TEST_F(SpeculationTest, GuessesEndAtMaxTokens) {
+  Start(kA, {1}, 4);
+  Step();  // output 0; three are left, so two may be guessed
+  plans_.Add(Speculate{kA, 4});
+  proposer_.guesses[kA] = {51, 52, 53, 54};
+  const BranchResult result = Decode();
+  EXPECT_THAT(proposer_.limits, ElementsAre(2));
+  EXPECT_EQ(result.drafted, 2u);
+  EXPECT_THAT(Tokens(result), ElementsAre(51, 52, 53));
+  EXPECT_EQ(result.finished, FinishReason::kLength);
+  EXPECT_TRUE(Decode().noop);
+}
+
+TEST_F(SpeculationTest, TheLastTokenIsNotGuessed) {
+  Start(kA, {1}, 2);
+  Step();
+  plans_.Add(Speculate{kA, 4});
+  EXPECT_THAT(Tokens(Decode()), ElementsAre(51));
+  EXPECT_THAT(proposer_.limits, IsEmpty());
+}
+
+TEST_F(SpeculationTest, GuessesEndWithTheContext) {
+  Start(kA, std::vector<TokenId>(20, 1), 20);
+  Step();  // 21 of 24 tokens
+  plans_.Add(Speculate{kA, 4});
+  proposer_.guesses[kA] = {51, 52, 53, 54};
+  const BranchResult result = Decode();
+  EXPECT_THAT(proposer_.limits, ElementsAre(2));
+  EXPECT_THAT(Tokens(result), ElementsAre(51, 52, 53));
+  EXPECT_EQ(result.finished, FinishReason::kLength);
+}
+
+TEST_F(SpeculationTest, EachBranchHasItsOwn) {
+  Start(kA, {1}, 20);
+  Start(kB, {2}, 20);
+  Start(kC, {3}, 20);
+  Step();
+  plans_.Add(Speculate{kA, 1});
+  plans_.Add(Speculate{kC, 2});
+  proposer_.guesses[kA] = {51};
+  proposer_.guesses[kC] = {9, 9};
+  const Batch batch = ApplySpeculative();
+  EXPECT_THAT(batch.tokens, ElementsAre(50, 51, 50, 50, 9, 9));
+  const StepResult result = speculative_.Complete(batch.step, Outputs(batch)).value();
+  EXPECT_THAT(Tokens(result.branches[0]), ElementsAre(51, 52));
+  EXPECT_THAT(Tokens(result.branches[1]), ElementsAre(51));
+  EXPECT_THAT(Tokens(result.branches[2]), ElementsAre(51));
+}
+
+TEST_F(SpeculationTest, AGuessWithoutASoftmaxEndsNothing) {
+  Start(kA, {1}, 20);
+  Step();
+  plans_.Add(Speculate{kA, 3});
+  proposer_.guesses[kA] = {51, 52, 53};
+  const Batch batch = ApplySpeculative();
+  std::vector<ItemOutput> outputs = Outputs(batch);
+  outputs[0].failed = true;
+  outputs[0].sampled.resize(2);
+  const BranchResult result = speculative_.Complete(batch.step, outputs).value().branches.at(0);
+  EXPECT_THAT(Tokens(result), ElementsAre(51, 52));
+  EXPECT_EQ(result.finished, std::nullopt);
+  EXPECT_EQ(result.length, 3u);
+  // It fails again where it is no guess.
+  proposer_.guesses[kA] = {};
+  const Batch next = ApplySpeculative();
+  outputs = Outputs(next);
+  outputs[0].failed = true;
+  outputs[0].sampled.clear();
+  EXPECT_EQ(speculative_.Complete(next.step, outputs).value().branches.at(0).finished,
+            FinishReason::kError);
+}
+
+TEST_F(SpeculationTest, OutputsMustFitTheRows) {
+  Start(kA, {1}, 20);
+  Step();
+  plans_.Add(Speculate{kA, 2});
+  proposer_.guesses[kA] = {51, 52};
+  const Batch batch = ApplySpeculative();
+  const std::vector<ItemOutput> good = Outputs(batch);
+  for (const std::size_t count : {0, 2, 4}) {
+    std::vector<ItemOutput> bad = good;
+    bad[0].sampled.resize(count);
+    EXPECT_TRUE(absl::IsInvalidArgument(speculative_.Complete(batch.step, bad).status())) << count;
+  }
+  EXPECT_TRUE(speculative_.Complete(batch.step, good).ok());
+}
+
+TEST_F(SpeculationTest, TrimTakesTheLastBlocks) {
+  Start(kA, {1, 2, 3, 4, 5}, 10);
+  Step();  // length 5: two blocks of four
+  plans_.Add(TrimBlocks{.branch = kA, .group = GroupIndex(0), .count = 4});
+  Step();
+  EXPECT_THAT(speculative_.View(kA)->tables[0], ElementsAre(1, 2));
+  plans_.Add(TrimBlocks{.branch = kA, .group = GroupIndex(0), .count = 1});
+  EXPECT_TRUE(absl::IsInvalidArgument(speculative_.Apply(plans_.Take()).status()));
+}
+
+TEST_F(SpeculationTest, DropForgets) {
+  Start(kA, {1}, 10);
+  Step();
+  plans_.Add(DropBranch{kA});
+  Step();
+  EXPECT_TRUE(proposer_.forgotten.contains(kA));
+}
+
+TEST_F(SpeculationTest, Refusals) {
+  const auto refused = [&](PlanOp op) {
+    GroupState state(kEpoch, SpeculativeLimits(), &proposer_);
+    PlanBuilder plans(kEpoch);
+    OpenBranch dependent = Opened(kB, {1});
+    dependent.dependent = true;
+    plans.Add(Opened(kA, {1, 2}));
+    plans.Add(dependent);
+    std::visit([&](const auto& o) { plans.Add(o); }, op);
+    return absl::IsInvalidArgument(state.Apply(plans.Take()).status());
+  };
+  EXPECT_TRUE(refused(Speculate{kA, 5}));  // deeper than the description says
+  EXPECT_TRUE(refused(Speculate{kB, 1}));  // dependent
+  EXPECT_TRUE(refused(Speculate{kC, 1}));  // not open
+  EXPECT_TRUE(refused(TrimBlocks{.branch = kC, .group = GroupIndex(0), .count = 1}));
+  EXPECT_TRUE(refused(TrimBlocks{.branch = kA, .group = GroupIndex(0), .count = 1}));
+  EXPECT_TRUE(refused(TrimBlocks{.branch = kA, .group = GroupIndex(1), .count = 1}));
+  EXPECT_TRUE(refused(TrimBlocks{.branch = kA, .group = GroupIndex(0), .count = 0}));
+}
+
+TEST_F(SpeculationTest, AGuessOutsideTheVocabularyIsRefused) {
+  Start(kA, {1}, 10);
+  Step();
+  plans_.Add(Speculate{kA, 1});
+  proposer_.guesses[kA] = {100};
+  EXPECT_TRUE(absl::IsInvalidArgument(speculative_.Apply(plans_.Take()).status()));
+}
+
+// What NgramIndex promises, by looking everywhere.
+std::vector<TokenId> NaiveGuess(const std::vector<TokenId>& tokens, const NgramOptions& options,
+                                std::uint32_t limit) {
+  const std::size_t size = tokens.size();
+  for (std::size_t n = std::min<std::size_t>(options.max_n, size); n >= options.min_n; --n) {
+    for (std::size_t end = size - 1; end >= n; --end) {
+      if (!std::equal(tokens.end() - n, tokens.end(), tokens.begin() + end - n)) continue;
+      std::vector<TokenId> all = tokens;
+      for (std::uint32_t i = 0; i < limit; ++i) all.push_back(all[end + i]);
+      return {all.end() - limit, all.end()};
+    }
+  }
+  return {};
+}
+
+TEST(NgramIndex, FindsWhatTheObviousSearchFinds) {
+  std::mt19937_64 random(7);
+  std::size_t found = 0;
+  for (int round = 0; round < 300; ++round) {
+    NgramOptions options;
+    options.min_n = static_cast<std::uint32_t>(1 + random() % 4);
+    options.max_n = options.min_n + static_cast<std::uint32_t>(random() % 4);
+    const auto vocabulary = static_cast<TokenId>(2 + random() % 12);
+    NgramIndex index(options);
+    std::vector<TokenId> tokens;
+    for (int step = 0; step < 60; ++step) {
+      for (std::uint64_t more = 1 + random() % 3; more > 0; --more) {
+        tokens.push_back(static_cast<TokenId>(random() % vocabulary));
+      }
+      const auto limit = static_cast<std::uint32_t>(1 + random() % 8);
+      const std::vector<TokenId> guess = index.Guess(tokens, limit);
+      ASSERT_EQ(guess, NaiveGuess(tokens, options, limit)) << "round " << round << " step " << step;
+      found += !guess.empty();
+    }
+  }
+  EXPECT_GT(found, 5000u);
+}
+
+TEST(NgramIndex, GoesOnWithAPeriod) {
+  NgramIndex index({.min_n = 2, .max_n = 4});
+  EXPECT_THAT(index.Guess(std::vector<TokenId>{1, 2, 3, 1, 2, 3, 1, 2}, 7),
+              ElementsAre(3, 1, 2, 3, 1, 2, 3));
+}
+
+TEST(NgramProposer, KeepsBranchesApartAndForgets) {
+  NgramProposer proposer({.min_n = 1, .max_n = 2});
+  const std::vector<TokenId> a = {1, 2, 1}, b = {1, 3, 1}, c = {4, 5};
+  const auto guess = [&](BranchHandle branch, const std::vector<TokenId>& tokens) {
+    std::vector<DraftRequest> requests = {{.branch = branch, .tokens = tokens, .limit = 1}};
+    proposer.Propose(absl::MakeSpan(requests));
+    return requests[0].drafts;
+  };
+  EXPECT_THAT(guess(kA, a), ElementsAre(2));
+  EXPECT_THAT(guess(kB, b), ElementsAre(3));
+  proposer.Forget(kA);
+  EXPECT_THAT(guess(kA, c), IsEmpty());
+}
+
+}  // namespace
+}  // namespace flotilla::testing

@@ -1,0 +1,69 @@
+#include "worker/core/ngram_proposer.h"
+
+#include <algorithm>
+
+namespace flotilla {
+namespace {
+
+// Finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+std::uint64_t Mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+// The hash of an n-gram from that of its last n - 1 tokens and the one before.
+std::uint64_t Longer(std::uint64_t hash, TokenId token) {
+  return Mix(hash + 0x9e3779b97f4a7c15ull + static_cast<std::uint64_t>(token));
+}
+
+}  // namespace
+
+void NgramIndex::Extend(absl::Span<const TokenId> tokens, std::size_t end) {
+  for (; indexed_ < end; ++indexed_) {
+    std::uint64_t hash = 0;
+    const std::size_t longest = std::min<std::size_t>(options_.max_n, indexed_ + 1);
+    for (std::size_t n = 1; n <= longest; ++n) {
+      hash = Longer(hash, tokens[indexed_ + 1 - n]);
+      if (n >= options_.min_n) last_[hash + n] = static_cast<std::uint32_t>(indexed_ + 1);
+    }
+  }
+}
+
+std::size_t NgramIndex::Find(absl::Span<const TokenId> tokens, std::uint32_t n) const {
+  std::uint64_t hash = 0;
+  for (std::uint32_t i = 1; i <= n; ++i) hash = Longer(hash, tokens[tokens.size() - i]);
+  const auto found = last_.find(hash + n);
+  if (found == last_.end()) return 0;
+  const auto suffix = tokens.last(n);
+  const bool same = std::equal(suffix.begin(), suffix.end(), tokens.begin() + found->second - n);
+  return same ? found->second : 0;
+}
+
+std::vector<TokenId> NgramIndex::Guess(absl::Span<const TokenId> tokens, std::uint32_t limit) {
+  std::vector<TokenId> guess;
+  // Without the last token: the suffix itself is no earlier occurrence.
+  Extend(tokens, tokens.size() - 1);
+  const auto longest =
+      static_cast<std::uint32_t>(std::min<std::size_t>(options_.max_n, tokens.size()));
+  std::size_t from = 0;
+  for (std::uint32_t n = longest; n >= options_.min_n && from == 0; --n) from = Find(tokens, n);
+  if (from == 0) return guess;
+  guess.reserve(limit);
+  for (std::uint32_t i = 0; i < limit; ++i) {
+    const std::size_t at = from + i;
+    guess.push_back(at < tokens.size() ? tokens[at] : guess[at - tokens.size()]);
+  }
+  return guess;
+}
+
+void NgramProposer::Propose(absl::Span<DraftRequest> requests) {
+  for (DraftRequest& request : requests) {
+    NgramIndex& index = indexes_.try_emplace(request.branch.value(), options_).first->second;
+    request.drafts = index.Guess(request.tokens, request.limit);
+  }
+}
+
+void NgramProposer::Forget(BranchHandle branch) { indexes_.erase(branch.value()); }
+
+}  // namespace flotilla

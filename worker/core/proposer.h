@@ -1,0 +1,48 @@
+// Proposer: guesses the tokens that a decode will sample, so that one step can
+// check several.
+//
+// GroupState asks it for all decodes of a step at once. Whatever it says, the
+// answer is the same: guesses are only rows that may turn out right, and a wrong
+// one costs its row. It must be a function of what it was asked so far, so that
+// the ranks of a group guess alike. Implementations: NgramProposer, which knows
+// tokens only; DraftModel (worker/), which computes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/types/ids.h"
+#include "common/types/request.h"
+
+namespace flotilla {
+
+// One decode whose tokens are to be guessed.
+struct DraftRequest {
+  BranchHandle branch;
+  BranchIndex index;  // within its request; part of the noise key
+  // All that the branch knows; the last one has not run yet. Grows from call to
+  // call, until Forget.
+  absl::Span<const TokenId> tokens;
+  std::uint32_t output_index = 0;  // of the first token to be guessed
+  const SamplingParams* sampling = nullptr;
+  // [groups] block ids; there is one behind every row that the guesses may take.
+  absl::Span<const std::vector<std::int32_t>> tables;
+  std::uint32_t limit = 0;  // at least 1
+
+  // The guesses, in order: at most `limit`, each in the vocabulary.
+  std::vector<TokenId> drafts;
+};
+
+class Proposer {
+ public:
+  virtual ~Proposer() = default;
+
+  // Fills `drafts` of each request; they are of different branches.
+  virtual void Propose(absl::Span<DraftRequest> requests) = 0;
+
+  // The handle's next request, if any, is about another branch.
+  virtual void Forget(BranchHandle branch) = 0;
+};
+
+}  // namespace flotilla
