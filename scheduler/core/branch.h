@@ -13,6 +13,7 @@
 #include "common/types/ids.h"
 #include "scheduler/core/prefix_index.h"
 #include "scheduler/core/slot_table.h"
+#include "scheduler/core/speculation.h"
 
 namespace flotilla {
 
@@ -26,11 +27,43 @@ enum class BranchState : std::uint8_t {
 };
 
 // What is known of a branch's length (positions with K and V) while results are
-// outstanding. 0 <= lower <= upper <= max.
+// outstanding. 0 <= lower <= least <= upper <= reserved <= max.
 struct LengthBounds {
   std::uint32_t lower = 0;  // by the results applied
-  std::uint32_t upper = 0;  // once all plans sent have run; blocks cover it
-  std::uint32_t max = 0;    // it has surely finished when it gets there
+  // Once all plans sent have run, unless it finishes before; less than `upper`
+  // only where guesses may turn out wrong.
+  std::uint32_t least = 0;
+  std::uint32_t upper = 0;     // once all plans sent have run; blocks cover it
+  std::uint32_t reserved = 0;  // its blocks cover this: more since guesses were wrong
+  std::uint32_t max = 0;       // it has surely finished when it gets there
+  // Rows of the plans sent and not answered: the surest and the most.
+  std::uint32_t sent_least = 0, sent_most = 0;
+
+  // No plan is outstanding, and this is its length.
+  void Settle(std::uint32_t length) {
+    sent_least = sent_most = 0;
+    lower = least = upper = reserved = length;
+  }
+  // A plan is sent that adds at least and at most so many positions.
+  void Send(std::uint32_t least_rows, std::uint32_t most_rows) {
+    sent_least += least_rows;
+    sent_most += most_rows;
+    Update();
+  }
+  // The result of such a plan is in; so many were added.
+  void Answer(std::uint32_t least_rows, std::uint32_t most_rows, std::uint32_t rows) {
+    sent_least -= least_rows;
+    sent_most -= most_rows;
+    lower += rows;
+    Update();
+  }
+
+ private:
+  void Update() {
+    least = lower + sent_least < max ? lower + sent_least : max;
+    upper = lower + sent_most < max ? lower + sent_most : max;
+    reserved = reserved < upper ? upper : reserved;
+  }
 };
 
 // How a branch that is not open will get the K and V of its first positions.
@@ -60,6 +93,7 @@ struct Branch {
   Step last_chunk;                   // plan of its last prefill chunk
   std::uint32_t prefill_tokens = 0;  // tokens known when they were last prefilled
   std::uint32_t told_tokens = 0;     // tokens that the workers know
+  std::uint32_t told_depth = 0;      // guesses that the workers make for it
   std::uint32_t cohort = 0;
   // It lacked a block when it could have run last, and sat that plan out.
   bool sat_out = false;
@@ -72,6 +106,9 @@ struct Branch {
   // this branch's own are added.
   bool duplicate = false;
 
+  // How its guesses fare; kept while it is not open.
+  Guesses guesses;
+
   // Beam search: of each output token, what the answer says of it; and what may
   // follow the last, once the result is in.
   std::vector<float> logprobs;
@@ -81,7 +118,7 @@ struct Branch {
   bool open() const { return state > BranchState::kPending; }
   // No further run can change it: it has finished, though the result may still
   // be on its way.
-  bool surely_finished() const { return length.upper == length.max; }
+  bool surely_finished() const { return length.least == length.max; }
 };
 
 }  // namespace flotilla

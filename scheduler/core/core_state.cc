@@ -33,6 +33,10 @@ std::uint32_t CoreState::MaxStepTokens() const {
   return std::min(options.max_step_tokens, description->max_step_tokens);
 }
 
+std::uint32_t CoreState::MaxDraftTokens() const {
+  return std::min(options.max_draft_tokens, description->max_draft_tokens);
+}
+
 std::uint32_t CoreState::MaxRunning() const { return MaxBranches(options, *description); }
 
 std::int64_t CoreState::RecomputeNs() const {
@@ -272,7 +276,8 @@ void CoreState::Requeue(Slot slot) {
   for (const Slot at : request.branches) {
     Branch& branch = branches[at];
     branch.state = BranchState::kWaiting;
-    branch.length.lower = branch.length.upper = 0;
+    branch.length.Settle(0);
+    branch.told_depth = 0;
     branch.fork = ForkPlan{};
     branch.indexed_blocks = 0;
     branch.indexed = kNoPrefix;

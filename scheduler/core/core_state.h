@@ -21,6 +21,7 @@
 #include "scheduler/core/rates.h"
 #include "scheduler/core/request.h"
 #include "scheduler/core/slot_table.h"
+#include "scheduler/core/speculation.h"
 #include "scheduler/core/waiting_queue.h"
 
 namespace flotilla {
@@ -28,10 +29,13 @@ namespace flotilla {
 // What a plan asked of one branch, kept until its result.
 struct PlannedRun {
   BranchHandle handle;
-  std::uint32_t begin = 0;  // upper bound of the length before the run
-  std::uint32_t end = 0;    // and after it; equal: surely finished before
+  std::uint32_t begin = 0;  // of a chunk: the length before it
+  // Positions that it adds: of a chunk its rows, of a decode one and its guesses
+  // at most. Both 0: surely finished before.
+  std::uint32_t least = 0, most = 0;
+  std::uint32_t depth = 0;  // guesses that a decode may make
   bool chunk = false;       // prefill; else a decode
-  bool samples = false;     // brings a token unless the branch has finished
+  bool samples = false;     // brings tokens unless the branch has finished
   bool prompt_logprobs = false;
   std::uint32_t candidates = 0;  // that it asked for
 };
@@ -86,6 +90,9 @@ struct CoreCounters {
   std::uint64_t prefix_waits = 0;   // plans that a prompt sat out for another's prefix
   std::uint64_t evictions = 0;      // cached blocks given away
   std::uint64_t output_tokens = 0;
+  std::uint64_t drafted_tokens = 0;   // guessed and run
+  std::uint64_t accepted_tokens = 0;  // of them right: each saved a step of its branch
+  std::uint64_t trims = 0;            // times that blocks for wrong guesses were taken back
 };
 
 struct CoreState {
@@ -116,6 +123,7 @@ struct CoreState {
   std::optional<EpochState> epoch;                 // while a group is ready
   Epoch last_epoch{0};
   Rates rates;
+  StepCosts costs;
 
   CoreCounters counters;
   std::vector<EngineEvent> events;  // not yet taken
@@ -123,6 +131,8 @@ struct CoreState {
   // Branches that may be open at once in this epoch.
   std::uint32_t MaxRunning() const;
   std::uint32_t MaxStepTokens() const;
+  // Tokens that a decode may guess ahead at most; 0: speculation is off.
+  std::uint32_t MaxDraftTokens() const;
 
   Request& RequestOf(const Branch& branch) { return requests[branch.request]; }
   const Request& RequestOf(const Branch& branch) const { return requests[branch.request]; }

@@ -123,11 +123,11 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
     previous = plan.step;
     std::uint32_t rows = 0;
     for (const PlannedRun& run : plan.runs) {
-      rows += run.end - run.begin;
+      rows += run.most;
       const std::optional<Slot> slot = epoch.handles.Live(run.handle, plan.step);
       if (!slot.has_value()) continue;
       FLOTILLA_HOLDS(
-          run.begin == run.end || plan.step != epoch.last_step || !state.branches[*slot].sat_out, 7,
+          run.most == 0 || plan.step != epoch.last_step || !state.branches[*slot].sat_out, 7,
           "a branch that ran did not sit out");
       if (run.chunk) continue;
       std::uint64_t& last = last_decode[run.handle.value()];
@@ -148,10 +148,12 @@ absl::Status CheckBounds(const CoreState& state) {
                      state.reserved_branches <= state.MaxRunning(),
                  3, "branch budget");
   std::vector<std::uint32_t> in_flight(state.description->max_branches, 0);
+  std::vector<std::uint32_t> surely(state.description->max_branches, 0);
   for (const PlanInFlight& plan : epoch.in_flight) {
     for (const PlannedRun& run : plan.runs) {
       if (epoch.handles.Live(run.handle, plan.step).has_value()) {
-        in_flight[run.handle.value()] += run.end - run.begin;
+        in_flight[run.handle.value()] += run.most;
+        surely[run.handle.value()] += run.least;
       }
     }
   }
@@ -162,12 +164,23 @@ absl::Status CheckBounds(const CoreState& state) {
     if (!branch.open()) continue;
     ++open;
     const LengthBounds& length = branch.length;
-    FLOTILLA_HOLDS(length.lower <= length.upper && length.upper <= length.max, 4, "bounds");
-    FLOTILLA_HOLDS(length.upper - length.lower == in_flight[branch.handle.value()], 4,
-                   "bounds and plans in flight");
+    FLOTILLA_HOLDS(length.lower <= length.least && length.least <= length.upper &&
+                       length.upper <= length.reserved && length.reserved <= length.max,
+                   4, "bounds");
+    const std::uint32_t most = in_flight[branch.handle.value()];
+    const std::uint32_t least = surely[branch.handle.value()];
+    FLOTILLA_HOLDS(length.upper == std::min(length.lower + most, length.max) &&
+                       length.least == std::min(length.lower + least, length.max),
+                   4, "bounds and plans in flight");
+    // Without guesses a branch wastes less than a block; blocks of wrong ones stay
+    // until somebody needs them.
+    const bool guesses = state.MaxDraftTokens() > 0;
+    FLOTILLA_HOLDS(guesses || (length.least == length.upper && length.upper == length.reserved), 4,
+                   "bounds without guesses");
     std::uint64_t blocks = 0;
     for (const auto& table : branch.tables) blocks += table.size();
-    FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.upper), 4, "blocks cover the upper bound");
+    FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.reserved), 4,
+                   "blocks cover the upper bound");
     FLOTILLA_HOLDS(epoch.handles.Live(branch.handle, epoch.last_step) == slot, 2, "its handle");
     ++cohorts[branch.cohort];
   }

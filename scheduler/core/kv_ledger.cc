@@ -166,7 +166,7 @@ void KvLedger::Open(Branch& branch, const Request& request, const Match& match, 
   plan.ops.push_back(std::move(hit));
   branch.indexed_blocks = match.blocks;
   branch.indexed = match.node;
-  branch.length.lower = branch.length.upper = PositionsOf(match);
+  branch.length.Settle(PositionsOf(match));
 }
 
 std::size_t KvLedger::Fork(const Branch& parent, Branch& branch, const Request& request,
@@ -182,7 +182,7 @@ std::size_t KvLedger::Fork(const Branch& parent, Branch& branch, const Request& 
   for (const TokenId token : fork.tokens) digest_.AddToken(plan.step, branch.handle, token);
   digest_.Open(branch.handle, request.id, branch.index);
   branch.told_tokens = static_cast<std::uint32_t>(branch.tokens.size());
-  branch.length.lower = branch.length.upper = length;
+  branch.length.Settle(length);
   branch.tables.assign(groups_.size(), {});
   branch.shared_blocks = 0;
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
@@ -237,6 +237,27 @@ void KvLedger::Grow(Branch& branch, std::uint32_t positions, StepPlan& plan) {
     }
     plan.ops.push_back(std::move(grant));
   }
+}
+
+bool KvLedger::Trim(Branch& branch, StepPlan& plan) {
+  bool trimmed = false;
+  for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+    std::vector<BlockId>& table = branch.tables[g];
+    const std::uint64_t needs = BlocksFor(groups_[g], branch.length.upper);
+    if (table.size() <= needs) continue;
+    plan.ops.push_back(TrimBlocks{.branch = branch.handle,
+                                  .group = GroupIndex(g),
+                                  .count = static_cast<std::uint32_t>(table.size() - needs)});
+    while (table.size() > needs) {
+      const auto at = static_cast<std::uint32_t>(table.size() - 1);
+      digest_.RemoveBlock(branch.handle, GroupIndex(g), at, table.back());
+      pool_.Release(table.back());
+      table.pop_back();
+    }
+    trimmed = true;
+  }
+  branch.length.reserved = branch.length.upper;
+  return trimmed;
 }
 
 void KvLedger::Publish(Branch& branch, const Request& request, std::uint32_t positions) {

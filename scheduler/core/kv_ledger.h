@@ -87,6 +87,10 @@ class KvLedger {
   std::size_t Fork(const Branch& parent, Branch& branch, const Request& request, StepPlan& plan);
   // Grants what it lacks to hold `positions`; the pool has that many.
   void Grow(Branch& branch, std::uint32_t positions, StepPlan& plan);
+  // Takes back at once what it has beyond its upper bound, for guesses that were
+  // wrong. It has no run in this plan yet, and no other is outstanding. Whether
+  // there was anything.
+  bool Trim(Branch& branch, StepPlan& plan);
   // Takes its blocks back. They may be granted from the next plan on, which
   // must begin with the DropBranch.
   void Close(Branch& branch, const Request& request);
@@ -125,6 +129,9 @@ class KvLedger {
     digest_.AddRun(step, run.branch, run.count);
   }
   void AddSkip(Step step, BranchHandle branch) { digest_.AddSkip(step, branch); }
+  void AddSpeculate(Step step, const Speculate& op) {
+    digest_.AddSpeculate(step, op.branch, op.depth);
+  }
 
  private:
   std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) const;

@@ -46,6 +46,9 @@ struct CoreOptions {
   // Keep the KV of prompts and answers while nobody else needs the memory, for
   // requests that begin with the same tokens. Never changes an answer.
   bool prefix_cache = true;
+  // Tokens that a decode may guess ahead at most, where the executor can guess; 0:
+  // none. How many it does follows from what pays. Never changes an answer.
+  std::uint32_t max_draft_tokens = 8;
 };
 
 }  // namespace flotilla

@@ -34,6 +34,7 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
     }
   }
   state_.rates.Observe(result.timings);
+  if (state_.MaxDraftTokens() > 0) state_.costs.Observe(result.timings);
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
     const BranchResult& branch = result.branches[i];
     if (branch.branch != plan.runs[i].handle) return Mismatch(branch, "it was not in the plan");
@@ -48,15 +49,19 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
 absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& result,
                                      const Branch& branch) const {
   if (result.noop) return Mismatch(result, "a no-op before the branch finished");
-  if (result.length != run.end || run.begin == run.end) {
+  const std::uint32_t lower = branch.length.lower;
+  if (result.length < lower + run.least || result.length > lower + run.most || run.most == 0 ||
+      result.length > branch.length.max) {
     return Mismatch(result, "its length is outside the bounds");
   }
+  if (result.drafted > run.depth) return Mismatch(result, "more guesses than the plan allowed");
   if (result.finished == FinishReason::kError) return absl::OkStatus();
   if (result.finished.has_value() && *result.finished != FinishReason::kStop &&
       *result.finished != FinishReason::kLength) {
     return Mismatch(result, "an ending that is not the worker's to decide");
   }
-  if (result.tokens.size() != (run.samples ? 1u : 0u)) {
+  const std::uint32_t tokens = !run.samples ? 0 : run.chunk ? 1 : result.length - lower;
+  if (result.tokens.size() != tokens || tokens > 1 + result.drafted) {
     return Mismatch(result, "not the number of tokens that the plan asked for");
   }
   if (result.candidates.empty() != (run.candidates == 0) ||
@@ -76,9 +81,17 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& 
   if (!result.tokens.empty() && result.first_output != outputs) {
     return Mismatch(result, "not the next output token");
   }
-  const bool full = outputs + result.tokens.size() >= state_.RequestOf(branch).stop.max_tokens;
+  const StopRule& stop = state_.RequestOf(branch).stop;
+  const bool full = outputs + result.tokens.size() >= stop.max_tokens;
   if (run.samples && full && !result.finished.has_value()) {
     return Mismatch(result, "unfinished at max_tokens");
+  }
+  const bool went_on = std::any_of(
+      result.tokens.begin(), result.tokens.end() - !result.tokens.empty(), [&](const auto& t) {
+        return std::binary_search(stop.stop_tokens.begin(), stop.stop_tokens.end(), t.token);
+      });
+  if (went_on || outputs + result.tokens.size() > std::max(stop.max_tokens, outputs)) {
+    return Mismatch(result, "tokens after the end");
   }
   return absl::OkStatus();
 }
@@ -87,7 +100,8 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& 
   Branch& branch = state_.branches[slot];
   Request& request = state_.RequestOf(branch);
   if (absl::Status s = CheckRun(run, result, branch); !s.ok()) return s;
-  branch.length.lower = result.length;
+  branch.length.Answer(run.least, run.most, result.length - branch.length.lower);
+  if (run.samples && !run.chunk) CountGuesses(run, result, branch);
   if (result.finished == FinishReason::kError) {
     const absl::Status status = absl::InternalError("the model's output was not a number");
     if (request.beam != nullptr) {
@@ -117,7 +131,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& 
 absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const BranchResult& result,
                                                Request& request) {
   if (!run.prompt_logprobs) return absl::OkStatus();
-  const std::uint32_t last = std::min(run.end, request.prompt_tokens - 1);
+  const std::uint32_t last = std::min(run.begin + run.most, request.prompt_tokens - 1);
   if (result.prompt_first != run.begin + 1 || result.prompt.size() != last - run.begin) {
     return Mismatch(result, "not the log-probabilities that the plan asked for");
   }
@@ -133,6 +147,15 @@ absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const Bran
   request.prompt_logprobs_next = last + 1;
   state_.events.push_back(std::move(event));
   return absl::OkStatus();
+}
+
+void ResultApplier::CountGuesses(const PlannedRun& run, const BranchResult& result,
+                                 Branch& branch) {
+  const auto tokens = static_cast<std::uint32_t>(result.tokens.size());
+  const std::uint32_t accepted = std::max(tokens, 1u) - 1;
+  state_.counters.drafted_tokens += result.drafted;
+  state_.counters.accepted_tokens += accepted;
+  branch.guesses.OnResult(run.depth, result.drafted, accepted, tokens);
 }
 
 void ResultApplier::EmitTokens(const BranchResult& result, Branch& branch) {

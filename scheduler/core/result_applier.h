@@ -27,6 +27,7 @@ class ResultApplier {
                         const Branch& branch) const;
   absl::Status EmitPromptLogprobs(const PlannedRun& run, const BranchResult& result,
                                   Request& request);
+  void CountGuesses(const PlannedRun& run, const BranchResult& result, Branch& branch);
   void EmitTokens(const BranchResult& result, Branch& branch);
 
   CoreState& state_;

@@ -20,6 +20,7 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
   state_.last_epoch = epoch;
   state_.description = description;
   state_.rates = Rates(description.prefill_ns_per_token, description.decode_ns_per_step);
+  state_.costs = StepCosts(description.prefill_ns_per_token, description.decode_ns_per_step);
   state_.epoch.emplace(epoch, description, state_.options.prefix_cache);
   for (const Slot slot : state_.requests.Slots()) {
     const Request& request = state_.requests[slot];

@@ -19,9 +19,11 @@ PlanOutcome StepPlanner::Make() {
   // come free: now the last branch of the policy gives its blocks to the others.
   // But not while copies to or from tiers hold blocks: those may be enough.
   while (!lacking_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
-    const Slot last = state_.branches[state_.running.back()].request;
-    FLOTILLA_CORE_CHECK(!state_.requests[last].undisturbed);
-    state_.Preempt(last);
+    if (!TrimBranches()) {
+      const Slot last = state_.branches[state_.running.back()].request;
+      FLOTILLA_CORE_CHECK(!state_.requests[last].undisturbed);
+      state_.Preempt(last);
+    }
     Assess();
   }
   const bool copies = epoch.kv.copies_to_send() || MustPoll();
@@ -38,12 +40,13 @@ PlanOutcome StepPlanner::Make() {
   for (const Opening& opening : openings_) EmitChunk(opening.slot, opening.rows);
   for (const Chunk& chunk : chunks_) EmitChunk(chunk.slot, chunk.rows);
   EmitAdmissions();
+  EmitGuesses();
   StoreAhead();
   epoch.kv.EmitCopies(plan_);
 
   plan_.digest = epoch.kv.digest();
-  plan_.predicted_ns =
-      state_.rates.PredictStepNs(prefill_rows_, static_cast<std::uint32_t>(decodes_.size()));
+  plan_.predicted_ns = state_.rates.PredictStepNs(
+      prefill_rows_, static_cast<std::uint32_t>(decodes_.size()) + guess_rows_);
   std::sort(runs_.begin(), runs_.end(),
             [](const PlannedRun& a, const PlannedRun& b) { return a.handle < b.handle; });
   epoch.last_step = plan_.step;
@@ -102,7 +105,7 @@ bool StepPlanner::IsBeamStep(const Branch& branch) const {
 bool StepPlanner::ParentIsReady(const Branch& branch) const {
   if (!branch.fork.parent.has_value() || !state_.epoch->kv.can_fork()) return false;
   const Branch& parent = state_.branches[*branch.fork.parent];
-  return parent.open() && parent.length.upper >= branch.fork.length;
+  return parent.open() && parent.length.least >= branch.fork.length;
 }
 
 void StepPlanner::AssessDecodes() {
@@ -124,7 +127,8 @@ void StepPlanner::AssessDecode(Slot slot) {
     finished_.push_back(slot);
   } else {
     const Request& request = state_.RequestOf(branch);
-    const std::uint64_t lacks = state_.epoch->kv.Lacks(branch, branch.length.upper + 1);
+    const std::uint32_t end = std::min(branch.length.upper + 1, branch.length.max);
+    const std::uint64_t lacks = state_.epoch->kv.Lacks(branch, end);
     if (lacks > Room(request)) {
       lacking_.push_back(slot);
       return;
@@ -481,25 +485,81 @@ void StepPlanner::Open(Slot slot, const KvLedger::Match& match) {
 void StepPlanner::EmitDecodes() {
   for (const Slot slot : finished_) {
     const Branch& branch = state_.branches[slot];
-    runs_.push_back({.handle = branch.handle,
-                     .begin = branch.length.max,
-                     .end = branch.length.max,
-                     .samples = true});
+    runs_.push_back({.handle = branch.handle, .samples = true});
   }
   for (const Slot slot : decodes_) {
     Branch& branch = state_.branches[slot];
-    const std::uint32_t begin = branch.length.upper++;
+    branch.length.Send(1, 1);
     state_.epoch->kv.Grow(branch, branch.length.upper, plan_);
     branch.sat_out = false;
-    runs_.push_back({.handle = branch.handle, .begin = begin, .end = begin + 1, .samples = true});
+    runs_.push_back({.handle = branch.handle, .least = 1, .most = 1, .samples = true});
   }
+}
+
+bool StepPlanner::TrimBranches() {
+  bool trimmed = false;
+  for (const Slot slot : state_.running) {
+    Branch& branch = state_.branches[slot];
+    if (branch.open()) trimmed |= state_.epoch->kv.Trim(branch, plan_);
+  }
+  state_.counters.trims += trimmed;
+  return trimmed;
+}
+
+// As far as rows, blocks and the branch's own end allow. Blocks that prompts begun
+// still need, and the reserve for growth, are left alone.
+std::uint32_t StepPlanner::AllowedGuesses(const Branch& branch) const {
+  const std::uint32_t most =
+      std::min({state_.MaxDraftTokens(), budget_, branch.length.max - branch.length.least});
+  const std::uint64_t kept =
+      owed_blocks_ + std::uint64_t{state_.options.watermark_blocks} * state_.reserved_branches;
+  const std::uint64_t blocks = free_blocks_ > kept ? free_blocks_ - kept : 0;
+  const std::uint32_t upper = branch.length.upper;
+  const std::uint32_t end = std::min(upper + most, branch.length.max);
+  // Beyond its maximum no position is ever written.
+  if (state_.epoch->kv.Lacks(branch, end) <= blocks) return most;
+  return state_.epoch->kv.Reach(branch, end, blocks) - upper;
+}
+
+void StepPlanner::EmitGuesses() {
+  if (state_.MaxDraftTokens() == 0) return;
+  SpeculationLoad load{.rows = static_cast<std::uint32_t>(decodes_.size()),
+                       .tokens = decodes_.size() * std::uint64_t{Guesses::kSure},
+                       .prefill_ns = prefill_rows_ * state_.rates.prefill_ns_per_token()};
+  const bool nobody = !lacking_.empty() || state_.costs.Stale(load.rows);
+  for (std::size_t i = 0; i < decodes_.size(); ++i) {
+    Branch& branch = state_.branches[decodes_[i]];
+    const std::uint32_t most = nobody ? 0 : AllowedGuesses(branch);
+    const std::uint32_t depth =
+        most == 0 ? 0 : ChooseDepth(branch.guesses, load, state_.costs, most);
+    load.rows += depth;
+    load.tokens += ExpectedTokens(branch.guesses.chance(), depth);
+    EmitGuesses(branch, runs_[finished_.size() + i], depth);
+  }
+}
+
+void StepPlanner::EmitGuesses(Branch& branch, PlannedRun& run, std::uint32_t depth) {
+  if (branch.told_depth != depth) {
+    const Speculate op{.branch = branch.handle, .depth = depth};
+    state_.epoch->kv.AddSpeculate(plan_.step, op);
+    plan_.ops.push_back(op);
+    branch.told_depth = depth;
+  }
+  if (depth == 0) return;
+  run.depth = depth;
+  run.most += depth;
+  budget_ -= depth;
+  guess_rows_ += depth;
+  branch.length.Send(0, depth);
+  free_blocks_ -= state_.epoch->kv.Lacks(branch, branch.length.upper);
+  state_.epoch->kv.Grow(branch, branch.length.upper, plan_);
 }
 
 void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   Branch& branch = state_.branches[slot];
   const std::uint32_t begin = branch.length.upper;
   const std::uint32_t end = begin + rows;
-  branch.length.upper = end;
+  branch.length.Send(rows, rows);
   branch.last_chunk = plan_.step;
   branch.sat_out = false;
   state_.epoch->kv.Grow(branch, end, plan_);
@@ -524,7 +584,8 @@ void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   state_.epoch->kv.AddRun(plan_.step, run);
   runs_.push_back({.handle = branch.handle,
                    .begin = begin,
-                   .end = end,
+                   .least = rows,
+                   .most = rows,
                    .chunk = true,
                    .samples = samples,
                    .prompt_logprobs = prompt_logprobs,

@@ -109,6 +109,13 @@ class StepPlanner {
   void EmitOpening(const Opening& opening);
   void Opened(Branch& branch);
   void EmitDecodes();
+  // What is left of the budget and of the free blocks goes to guesses, where they
+  // pay. Nobody else gets less for them.
+  void EmitGuesses();
+  std::uint32_t AllowedGuesses(const Branch& branch) const;
+  void EmitGuesses(Branch& branch, PlannedRun& run, std::uint32_t depth);
+  // Takes back what branches have for wrong guesses. Whether there was any.
+  bool TrimBranches();
   void EmitChunk(Slot slot, std::uint32_t rows);
   void EmitAdmissions();
   void Begin(const Start& start);
@@ -119,6 +126,7 @@ class StepPlanner {
   StepPlan plan_;
   std::vector<PlannedRun> runs_;
   std::uint32_t prefill_rows_ = 0;
+  std::uint32_t guess_rows_ = 0;
 
   // What Assess found, for the state as it is.
   std::vector<Slot> decodes_;      // due and with a block behind the position

@@ -10,6 +10,10 @@
 namespace flotilla {
 
 TokenId SimToken(std::uint64_t seed, std::uint32_t index) {
+  // Every third branch repeats itself, but for a token now and then.
+  const std::uint64_t kind = SimMix(seed ^ 0x5eed);
+  const bool odd_one = SimMix(seed + index) % 16 == 0;
+  if (kind % 3 == 0 && !odd_one) index %= 2 + kind / 3 % 6;
   return static_cast<TokenId>(SimMix(seed ^ (std::uint64_t{index} << 32)) % kSimVocab);
 }
 

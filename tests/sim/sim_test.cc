@@ -60,6 +60,9 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   EXPECT_GT(total.refused_wait, 0u);
   for (const std::uint64_t count : total.policies) EXPECT_GT(count, seeds / 8);
   EXPECT_GT(total.undisturbed, 0u);
+  EXPECT_GT(total.core.accepted_tokens, total.core.output_tokens / 50);
+  EXPECT_GT(total.core.drafted_tokens, total.core.accepted_tokens);
+  EXPECT_GT(total.core.trims, 0u);
   EXPECT_GT(total.parallel, 0u);
   EXPECT_GT(total.beams_served, total.beams / 10);
   for (std::size_t state = 0; state < total.cancelled_in.size(); ++state) {
@@ -89,6 +92,8 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   RecordProperty("preemptions by swapping", std::to_string(total.core.swapped));
   RecordProperty("blocks copied to tiers", std::to_string(total.core.blocks_out));
   RecordProperty("blocks copied back", std::to_string(total.core.blocks_in));
+  RecordProperty("tokens guessed", std::to_string(total.core.drafted_tokens));
+  RecordProperty("of them right", std::to_string(total.core.accepted_tokens));
   RecordProperty("replays", std::to_string(total.core.replays));
 }
 

@@ -28,12 +28,14 @@ constexpr std::uint64_t kPoison = 0xdead;
 
 }  // namespace
 
-SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description, FindClient find_client)
+SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description,
+                     const NgramOptions& ngrams, FindClient find_client)
     : groups_(description.groups),
       lag_(description.lag),
       block_tokens_(description.groups[0].tokens_per_block),
       find_client_(std::move(find_client)),
-      state_(epoch, description),
+      proposer_(ngrams),
+      state_(epoch, description, &proposer_),
       kv_(std::size_t{description.block_count} * block_tokens_),
       tables_naming_(description.block_count),
       writer_(description.block_count) {
@@ -46,6 +48,7 @@ absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
   for (const PlanOp& op : plan.ops) {
     absl::Status status;
     if (const auto* drop = std::get_if<DropBranch>(&op)) status = Track(*drop);
+    if (const auto* trim = std::get_if<TrimBlocks>(&op)) status = Track(*trim);
     if (const auto* open = std::get_if<OpenBranch>(&op)) status = Track(*open);
     if (const auto* grant = std::get_if<GrantBlocks>(&op)) status = Track(*grant);
     if (const auto* fork = std::get_if<ForkBranch>(&op)) status = Track(*fork);
@@ -82,6 +85,16 @@ absl::Status SimWorker::Track(const DropBranch& op) {
     for (const BlockId block : table) --tables_naming_[block.value()];
   }
   tables_.erase(op.branch);
+  return absl::OkStatus();
+}
+
+absl::Status SimWorker::Track(const TrimBlocks& op) {
+  std::vector<BlockId>& table = tables_[op.branch][op.group.value()];
+  if (op.count > table.size()) return absl::InternalError("a trim of blocks that are not there");
+  for (std::uint32_t i = 0; i < op.count; ++i) {
+    --tables_naming_[table.back().value()];
+    table.pop_back();
+  }
   return absl::OkStatus();
 }
 
@@ -144,8 +157,15 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   absl::StatusOr<Batch> batch = state_.Apply(plan);
   if (!batch.ok()) return batch.status();
   Computing work{.step = plan.step,
+                 .timings = {},
                  .outputs = std::vector<ItemOutput>(batch->items.size()),
                  .idle = batch->items.empty()};
+  // Rows are cheap in one step and dear in another, so that depths change.
+  work.timings.rows = static_cast<std::uint32_t>(batch->tokens.size());
+  work.timings.decode_rows = batch->decode_rows;
+  work.timings.compute_ns =
+      5000 +
+      static_cast<std::int64_t>(SimMix(plan.step.value() / 64) % 4 * 500) * work.timings.rows;
   for (const BlockCopy& copy : batch->copies) {
     for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
       kv_[std::size_t{copy.to.value()} * block_tokens_ + slot] =
@@ -163,6 +183,16 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
+std::vector<TokenId> SimWorker::TokensOf(const Batch& batch, std::size_t item) const {
+  const BatchItem& rows = batch.items[item];
+  const BranchView view = *state_.View(rows.branch);
+  const auto known = view.tokens.first(rows.first_position + rows.row_count - rows.drafts);
+  std::vector<TokenId> tokens(known.begin(), known.end());
+  const auto end = batch.tokens.begin() + rows.row_begin + rows.row_count;
+  tokens.insert(tokens.end(), end - rows.drafts, end);
+  return tokens;
+}
+
 std::size_t SimWorker::SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const {
   const std::int32_t block = batch.table(item, GroupIndex(0))[position / block_tokens_];
   return static_cast<std::size_t>(block) * block_tokens_ + position % block_tokens_;
@@ -173,11 +203,12 @@ absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
   const BranchView view = *state_.View(rows.branch);
   const SimClient& client = find_client_(view.request);
   const std::uint32_t end = rows.first_position + rows.row_count;
-  const std::vector<std::uint64_t> written = Written(client.request(), view.tokens.first(end));
+  const std::vector<std::uint64_t> written = Written(client.request(), TokensOf(batch, item));
   for (std::uint32_t position = rows.first_position; position < end; ++position) {
     const TokenId token = batch.tokens[rows.row_begin + position - rows.first_position];
     const bool beam = client.request().beam.has_value();
-    if (token != (beam ? view.tokens[position] : client.TokenAt(rows.index, position))) {
+    const bool guess = position >= end - rows.drafts;
+    if (!guess && token != (beam ? view.tokens[position] : client.TokenAt(rows.index, position))) {
       return absl::InternalError("a row has a wrong token");
     }
     const std::size_t slot = SlotOf(batch, item, position);
@@ -195,16 +226,16 @@ absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutpu
   const SimClient& client = find_client_(view.request);
   const std::uint64_t seed = client.request().sampling.seed;
   const std::uint32_t end = rows.first_position + rows.row_count;
-  const std::vector<std::uint64_t> written = Written(client.request(), view.tokens.first(end));
+  const std::vector<std::uint64_t> written = Written(client.request(), TokensOf(batch, item));
   for (std::uint32_t position = 0; position < end; ++position) {
     if (kv_[SlotOf(batch, item, position)] != written[position]) {
       return absl::InternalError(absl::StrCat("KV of request ", client.request().id.counter,
                                               " position ", position, " is not its own"));
     }
   }
-  if (rows.samples) {
-    output.sampled = {
-        SampledToken{.token = SimToken(BranchSeed(seed, rows.index), rows.output_index)}};
+  for (std::uint32_t at = 0; rows.samples && at <= rows.drafts; ++at) {
+    output.sampled.push_back(
+        {.token = SimToken(BranchSeed(seed, rows.index), rows.output_index + at)});
   }
   if (rows.candidates > 0) {
     output.candidates = SimCandidates(view.tokens.first(end), rows.candidates);
@@ -228,6 +259,7 @@ absl::StatusOr<SimResult> SimWorker::Complete(std::size_t copies) {
   }
   absl::StatusOr<StepResult> result = state_.Complete(work.step, work.outputs, done);
   if (!result.ok()) return result.status();
+  result->timings = work.timings;
   SimResult out{.result = *std::move(result), .marks = {}};
   for (const BranchResult& branch : out.result.branches) {
     const std::optional<BranchView> view = state_.View(branch.branch);

@@ -15,6 +15,7 @@
 #include "common/types/plan.h"
 #include "tests/sim/sim_client.h"
 #include "worker/core/group_state.h"
+#include "worker/core/ngram_proposer.h"
 
 namespace flotilla {
 
@@ -36,7 +37,9 @@ class SimWorker {
  public:
   using FindClient = std::function<const SimClient&(const RequestId&)>;
 
-  SimWorker(Epoch epoch, const ExecutorDescription& description, FindClient find_client);
+  // `ngrams`: how tokens are guessed, where the description allows it.
+  SimWorker(Epoch epoch, const ExecutorDescription& description, const NgramOptions& ngrams,
+            FindClient find_client);
 
   const GroupState& state() const { return state_; }
   bool CanApply() const { return computing_.size() < lag_; }
@@ -52,6 +55,7 @@ class SimWorker {
  private:
   struct Computing {
     Step step;
+    StepTimings timings;
     std::vector<ItemOutput> outputs;
     bool idle = false;  // nothing was computed
   };
@@ -65,16 +69,20 @@ class SimWorker {
   absl::Status Track(const BackgroundCopy& op);
   // What a copy does, as late as it may.
   void Finish(const BackgroundCopy& copy);
+  absl::Status Track(const TrimBlocks& op);
   // The branch alone may write to `block` from now on.
   absl::Status Own(BranchHandle branch, BlockId block);
   absl::Status WriteItem(const Batch& batch, std::size_t item);
   absl::Status ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const;
+  // The tokens of the item's branch up to its last row, guesses included.
+  std::vector<TokenId> TokensOf(const Batch& batch, std::size_t item) const;
   std::size_t SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const;
 
   const std::vector<KvGroup> groups_;
   const std::uint32_t lag_;
   const std::uint32_t block_tokens_;
   const FindClient find_client_;
+  NgramProposer proposer_;
   GroupState state_;
   std::deque<Computing> computing_;
   // [blocks, block_tokens] hash of the scope and all tokens up to the one written

@@ -49,6 +49,10 @@ Simulation::Simulation(std::uint64_t seed) : random_(seed) {
   apply_weight_ = random_.Between(1, 4);
   complete_weight_ = random_.Between(1, 4);
   deliver_weight_ = random_.Between(1, 4);
+  options_.max_draft_tokens = random_.OneIn(4) ? 0 : random_.Between(1, 6);
+  group_.max_draft_tokens = random_.OneIn(8) ? 0 : random_.Between(1, 8);
+  ngrams_.min_n = random_.Between(1, 2);
+  ngrams_.max_n = random_.Between(2, 4);
   ++coverage_.lags[group_.lag];
   if (random_.OneIn(3)) options_.itl_target_ns = random_.Between(1, 60'000);
   if (random_.OneIn(4)) options_.max_wait_ns = random_.Between(1, 400'000);
@@ -274,8 +278,8 @@ absl::Status Simulation::CheckProgress() {
   bool all_planned = true;
   for (const OpenBranchView& branch : open) {
     if (branch.request != first->request) continue;
-    progress = SimMix(progress ^ branch.length.upper ^ branch.handle.value() << 20);
-    all_planned &= branch.length.upper == branch.length.max;
+    progress = SimMix(progress ^ branch.length.least ^ branch.handle.value() << 20);
+    all_planned &= branch.length.least == branch.length.max;
   }
   const bool same = front_ == first->request && front_progress_ == progress && !all_planned;
   front_stalled_ = same ? front_stalled_ + 1 : 0;
@@ -330,7 +334,8 @@ absl::Status Simulation::ReviveGroup() {
   if (absl::Status s = core_->Ready(epoch_, group_); !s.ok()) return s;
   coverage_.too_large_for_new_group += core_->Snapshot().counters.failed - failed;
   worker_ = std::make_unique<SimWorker>(
-      epoch_, group_, [this](const RequestId& id) -> const SimClient& { return Find(id); });
+      epoch_, group_, ngrams_,
+      [this](const RequestId& id) -> const SimClient& { return Find(id); });
   front_.reset();
   return AfterEvent();
 }
@@ -418,7 +423,7 @@ absl::Status Simulation::CompareWithWorker() const {
                  (!settled || theirs->tokens.size() == mine.tokens.size()) &&
                  std::equal(mine.tokens.begin(), mine.tokens.end(), theirs->tokens.begin()) &&
                  mine.length.lower <= theirs->length && theirs->length <= mine.length.upper &&
-                 (theirs->finished || theirs->length == mine.length.upper) &&
+                 (theirs->finished || theirs->length >= mine.length.least) &&
                  (!settled || mine.length.lower == theirs->length) &&
                  (!settled || !theirs->finished) && mine.tables.size() == theirs->tables.size();
     for (std::size_t g = 0; equal && g < mine.tables.size(); ++g) {
@@ -444,6 +449,8 @@ void Simulation::TracePlan(const StepPlan& plan) {
       Trace(open->tokens.size());
       Trace(open->cohort);
       Trace(open->cached_tokens);
+    } else if (const auto* guess = std::get_if<Speculate>(&op)) {
+      Trace(guess->depth);
     } else if (const auto* run = std::get_if<flotilla::Run>(&op)) {
       Trace(run->candidates);
       Trace(run->count << 2 ^ run->sample << 1 ^ std::uint64_t{run->prompt_logprobs});
@@ -477,6 +484,9 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.evictions += o.core.evictions;
   core.noops += o.core.noops;
   core.output_tokens += o.core.output_tokens;
+  core.drafted_tokens += o.core.drafted_tokens;
+  core.accepted_tokens += o.core.accepted_tokens;
+  core.trims += o.core.trims;
   core.prefill_tokens += o.core.prefill_tokens;
   steps += o.steps;
   add(cancelled_in, o.cancelled_in);

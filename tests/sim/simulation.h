@@ -93,6 +93,7 @@ class Simulation {
   std::uint32_t plan_weight_, apply_weight_, complete_weight_, deliver_weight_;
   bool tiers_;
   std::uint32_t wide_one_in_;
+  NgramOptions ngrams_;
   std::uint32_t prompt_bits_, output_bits_;
   bool long_outputs_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
