@@ -89,6 +89,13 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "how often a request may lose its blocks before it runs undisturbed"},
     {"--max-wait-ms", &ServeFlags::max_wait_ms, "ms", 0, 3'600'000, kSchedule,
      "refuse requests (429) whose wait is predicted to be longer; 0: only a full queue refuses"},
+    {"--speculation", &ServeFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
+     "guess tokens ahead where it pays: ngram, as the request's own text went on before; draft, by "
+     "the model's first layers; never changes results"},
+    {"--draft-tokens", &ServeFlags::draft_tokens, "tokens", 1, 64, kSchedule,
+     "tokens that one sequence guesses ahead at most"},
+    {"--draft-layers", &ServeFlags::draft_layers, "layers", 0, 1024, kSchedule,
+     "layers that a draft computes; 0: a third of the model's"},
     {"--queue-requests", &ServeFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
      "requests that may wait; more are refused with 429"},
     {"--queue-tokens", &ServeFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,

@@ -32,6 +32,9 @@ struct ServeFlags {
   std::int64_t itl_target_ms = 0;
   std::int64_t max_preemptions = 3;
   std::int64_t max_wait_ms = 0;
+  std::string speculation = "off";
+  std::int64_t draft_tokens = 8;
+  std::int64_t draft_layers = 0;
   std::int64_t queue_requests = 1024;
   std::int64_t queue_tokens = 65536;
   std::int64_t max_model_len = 0;

@@ -57,6 +57,11 @@ absl::StatusOr<RankOptions> MakeRankOptions(const ServeFlags& flags, const std::
   options.tiers = {.host_blocks = static_cast<std::uint32_t>(flags.host_blocks),
                    .disk_blocks = static_cast<std::uint32_t>(flags.disk_blocks),
                    .disk_directory = flags.disk_directory};
+  options.speculation = flags.speculation == "ngram"   ? Speculation::kNgram
+                        : flags.speculation == "draft" ? Speculation::kDraft
+                                                       : Speculation::kOff;
+  options.draft_tokens = static_cast<std::uint32_t>(flags.draft_tokens);
+  options.draft_layers = static_cast<std::uint32_t>(flags.draft_layers);
   return options;
 }
 
@@ -93,6 +98,7 @@ absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const ServeFlags& flags
   options.core.max_step_tokens = static_cast<std::uint32_t>(flags.max_batch_tokens);
   options.core.max_chunk_tokens = static_cast<std::uint32_t>(flags.max_chunk_tokens);
   options.core.prefix_cache = flags.prefix_cache == "on";
+  options.core.max_draft_tokens = static_cast<std::uint32_t>(flags.draft_tokens);
   options.core.max_queued_requests = static_cast<std::uint32_t>(flags.queue_requests);
   options.core.max_queued_tokens = static_cast<std::uint32_t>(flags.queue_tokens);
   options.max_inbox_requests = options.core.max_queued_requests;

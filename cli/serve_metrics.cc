@@ -54,6 +54,8 @@ constexpr char kFinished[] = "flotilla_scheduler_requests_finished_total";
 constexpr char kFinishedHelp[] = "Requests that ended, by reason.";
 constexpr char kTokens[] = "flotilla_scheduler_tokens_total";
 constexpr char kTokensHelp[] = "Tokens, by kind; prompt tokens count again when recomputed.";
+constexpr char kGuesses[] = "flotilla_scheduler_speculation_tokens_total";
+constexpr char kGuessesHelp[] = "Tokens guessed ahead and run, and those of them that were right.";
 
 constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kGauge, kWaiting, "Requests without KV blocks.", nullptr, nullptr,
@@ -120,6 +122,10 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
      nullptr, nullptr, [](Snapshot s) -> double { return s.core.counters.evictions; }},
     {kCounter, kTokens, kTokensHelp, "kind", "generated",
      [](Snapshot s) -> double { return s.core.counters.output_tokens; }},
+    {kCounter, kGuesses, kGuessesHelp, "kind", "drafted",
+     [](Snapshot s) -> double { return s.core.counters.drafted_tokens; }},
+    {kCounter, kGuesses, kGuessesHelp, "kind", "accepted",
+     [](Snapshot s) -> double { return s.core.counters.accepted_tokens; }},
     {kCounter, "flotilla_scheduler_plans_total", "Step plans made.", nullptr, nullptr,
      [](Snapshot s) -> double { return s.core.counters.plans; }},
     {kCounter, "flotilla_scheduler_plan_seconds_total", "Time spent making step plans.", nullptr,

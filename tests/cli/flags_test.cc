@@ -54,6 +54,8 @@ TEST(FlagsTest, EveryKindOfKnobIsRead) {
 TEST(FlagsTest, ValuesOutsideTheBoundsAreRefusedByName) {
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"--http-port", "65536"},
+      {"--speculation", "eagle"},
+      {"--draft-tokens", "0"},
       {"--http-port", "-1"},
       {"--http-port", "http"},
       {"--kv-blocks", "1"},

@@ -42,6 +42,7 @@ TEST(ServeMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
         "flotilla_router_time_to_first_token_seconds_count",
         "flotilla_router_inter_token_latency_seconds_count",
         "flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\"} 0",
+        "flotilla_scheduler_speculation_tokens_total{model=\"m\",kind=\"accepted\"} 0",
         "flotilla_router_cancelled_total{model=\"m\",by=\"client\"} 0",
         "flotilla_router_rejected_total{model=\"m\",reason=\"queue_full\"} 0",
         "flotilla_build_info"}) {
