@@ -43,6 +43,9 @@ struct Way {
   enum class Order { kAlone, kRandom, kLongestFirst };
   Order order = Order::kRandom;
   int copies = 1;  // of each request, at once: most find their prompt in the prefix cache
+  Speculation speculation = Speculation::kOff;
+  std::uint32_t draft_tokens = 8;
+  std::uint32_t draft_layers = 0;
 };
 
 class Exactness {
@@ -114,6 +117,11 @@ class Exactness {
     options.rank.kv_blocks = way.kv_blocks;
     options.rank.max_step_tokens = std::max(256u, way.chunk_tokens);
     options.rank.poison_blocks = true;
+    options.rank.speculation = way.speculation;
+    options.rank.draft_tokens = options.core.max_draft_tokens = way.draft_tokens;
+    options.rank.draft_layers = way.draft_layers;
+    // Shorter than in use: these guess often and are often wrong.
+    options.rank.ngram = {.min_n = 1, .max_n = 4};
     options.core.max_step_tokens = options.rank.max_step_tokens;
     options.core.max_chunk_tokens = way.chunk_tokens;
     // No reserve for growth: what is started is preempted as it grows.
@@ -123,6 +131,7 @@ class Exactness {
     const std::int64_t start = clock_.NowNs();
     const std::vector<Answer> answers = RunInOrder(runner, way);
     ReportCached(way, answers);
+    ReportGuesses(way, runner.engine().probe().Read().core.counters);
     std::size_t preempted = 0;
     for (const Answer& answer : answers) preempted += answer.usage.decode_preemptions > 0;
     std::printf("  %-44s %6.2f s, %zu of %zu preempted during decode\n", way.name.c_str(),
@@ -130,7 +139,9 @@ class Exactness {
     if (overfill) {
       ::testing::Test::RecordProperty(absl::StrCat(way.name, ": preempted during decode"),
                                       absl::StrCat(preempted, " of ", answers.size()));
-      EXPECT_GE(preempted * 3, answers.size()) << way.name;
+      // Guesses let some end before the pool is full; how many depends on the time.
+      const bool guesses = way.speculation != Speculation::kOff;
+      EXPECT_GE(preempted * (guesses ? answers.size() : 3), answers.size()) << way.name;
     }
     return answers;
   }
@@ -145,6 +156,17 @@ class Exactness {
     EXPECT_GT(cached * 3, prompt) << way.name;  // half of it but for a block each
     ::testing::Test::RecordProperty(absl::StrCat(way.name, ": prompt tokens from the prefix cache"),
                                     absl::StrCat(cached, " of ", prompt));
+  }
+
+  void ReportGuesses(const Way& way, const CoreCounters& counters) const {
+    EXPECT_EQ(counters.drafted_tokens > 0, way.speculation != Speculation::kOff) << way.name;
+    if (way.speculation == Speculation::kOff) return;
+    EXPECT_GT(counters.accepted_tokens, 0u) << way.name;
+    EXPECT_LT(counters.accepted_tokens, counters.drafted_tokens) << way.name;
+    const std::string right =
+        absl::StrCat(counters.accepted_tokens, " of ", counters.drafted_tokens);
+    std::printf("    guesses that were right: %s\n", right.c_str());
+    ::testing::Test::RecordProperty(absl::StrCat(way.name, ": guesses that were right"), right);
   }
 
   std::vector<Answer> RunInOrder(EngineRunner& runner, const Way& way) const {
@@ -179,6 +201,22 @@ class Exactness {
   int ways_ = 0;  // compared with it
 };
 
+// Guesses alone and in company, by both proposers; preempted ones too.
+void CheckSpeculation(Exactness& exactness, std::uint32_t layers) {
+  exactness.Check(
+      {.name = "n-grams, alone", .order = Way::Order::kAlone, .speculation = Speculation::kNgram});
+  exactness.Check({.name = "n-grams, each twice, chunks of 64",
+                   .chunk_tokens = 64,
+                   .copies = 2,
+                   .speculation = Speculation::kNgram,
+                   .draft_tokens = 3});
+  exactness.Check({.name = "draft",
+                   .order = Way::Order::kAlone,
+                   .speculation = Speculation::kDraft,
+                   .draft_tokens = 4,
+                   .draft_layers = layers});
+}
+
 void CheckAllWays(Exactness& exactness) {
   exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
   exactness.Check({.name = "all at once, random order"});
@@ -191,6 +229,10 @@ void CheckAllWays(Exactness& exactness) {
   exactness.Check({.name = "each twice", .copies = 2});
   exactness.Check(
       {.name = "small pool", .kv_blocks = kSmallPool, .order = Way::Order::kLongestFirst});
+  exactness.Check({.name = "small pool, n-grams",
+                   .kv_blocks = kSmallPool,
+                   .order = Way::Order::kLongestFirst,
+                   .speculation = Speculation::kNgram});
   for (kernels::Isa isa : kernels::DetectIsas()) {
     if (isa == kernels::Isa::kReference) continue;  // far slower: ReferencePath
     exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa});
@@ -234,6 +276,7 @@ TEST_P(TinyExactnessTest, SameBitsInEveryWay) {
   exactness.AddRequests(1, kMaxPrompt);
   ASSERT_EQ(exactness.requests(), 32u);
   CheckAllWays(exactness);
+  CheckSpeculation(exactness, 1);
 }
 
 TEST_P(TinyExactnessTest, ReferencePath) {
@@ -269,6 +312,17 @@ TEST_P(RealExactnessTest, PartOfTheMatrix) {
                    .isa = kernels::DetectIsas()[kernels::DetectIsas().size() > 1 ? 1 : 0]});
 }
 
+TEST_P(RealExactnessTest, Guesses) {
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  Exactness exactness(file, Recipe::kAccurate, GetParam(), TextTokens(),
+                      testing::kSanitized ? 8 : 48);
+  exactness.AddRequests(15, 33);
+  if (!testing::kSanitized) exactness.AddRequests(255, 257);
+  exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
+  CheckSpeculation(exactness, 24);
+}
+
 TEST_P(RealExactnessTest, WholeMatrix) {
   if (!testing::LongTests()) GTEST_SKIP() << "set FLOTILLA_LONG=1";
   const auto file = testing::OpenRealModel();
@@ -277,6 +331,7 @@ TEST_P(RealExactnessTest, WholeMatrix) {
   exactness.AddRequests(1, kMaxPrompt);
   ASSERT_EQ(exactness.requests(), 32u);
   CheckAllWays(exactness);
+  CheckSpeculation(exactness, 24);
 
   Exactness reference(file, Recipe::kAccurate, GetParam(), TextTokens(), 4);
   reference.AddRequests(1, 33);
