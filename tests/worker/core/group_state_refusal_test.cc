@@ -227,8 +227,14 @@ INSTANTIATE_TEST_SUITE_P(
                   p.Add(Run{.branch = kB, .count = 1, .pooled = true});
                 },
                 absl::StatusCode::kUnimplemented},
-        Refusal{"BackgroundCopy", [](PlanBuilder& p) { p.Add(BackgroundCopy{}); },
-                absl::StatusCode::kUnimplemented},
+        Refusal{"CopyWithoutId",
+                [](PlanBuilder& p) {
+                  p.Add(BackgroundCopy{.id = 0, .moves = {{BlockId(1), 0}}});
+                }},
+        Refusal{"CopyToATierThatIsNot",
+                [](PlanBuilder& p) {
+                  p.Add(BackgroundCopy{.id = 1, .moves = {{BlockId(1), 0}}});
+                }},
         Refusal{"LoadAdapter", [](PlanBuilder& p) { p.Add(LoadAdapter{"a"}); },
                 absl::StatusCode::kUnimplemented},
         Refusal{"UnloadAdapter", [](PlanBuilder& p) { p.Add(UnloadAdapter{"a"}); },

@@ -288,6 +288,35 @@ TEST_F(GroupStateTest, ForkOfADecoderFromBefore) {
   EXPECT_THAT(state_.View(kB)->tokens, ElementsAre(1, 2, 3, 4, 5, 60, 51));
 }
 
+TEST(GroupStateTiers, CopiesAreStartedOnceAndEndOnce) {
+  ExecutorDescription limits = Limits(1);
+  limits.tiers = {{.block_count = 2}};
+  GroupState state(kEpoch, limits);
+  const auto plan = [&](std::uint64_t step, std::vector<BackgroundCopy> copies) {
+    StepPlan made{.epoch = kEpoch, .step = Step(step), .digest = state.digest(), .ops = {}};
+    PlanDigest added;
+    for (const BackgroundCopy& copy : copies) {
+      for (const BackgroundCopy::Move& move : copy.moves) {
+        added.AddCopy(made.step, copy.id, copy.tier, move.block, move.slot);
+      }
+      made.ops.emplace_back(copy);
+    }
+    made.digest += added.value();
+    return made;
+  };
+  const BackgroundCopy out{.id = 3, .moves = {{BlockId(2), 1}}};
+  const Batch batch = state.Apply(plan(1, {out})).value();
+  EXPECT_THAT(batch.background, ElementsAre(out));
+  EXPECT_EQ(state.copies_outstanding(), 1u);
+  EXPECT_FALSE(state.Complete(Step(1), {}, {4}).ok());  // nobody began it
+  EXPECT_THAT(state.Complete(Step(1), {}, {3})->copies_done, ElementsAre(3u));
+  EXPECT_EQ(state.copies_outstanding(), 0u);
+  // Slots beyond the tier, and an id again.
+  GroupState other(kEpoch, limits);
+  EXPECT_FALSE(other.Apply(plan(1, {{.id = 1, .moves = {{BlockId(2), 2}}}})).ok());
+  EXPECT_FALSE(state.Apply(plan(2, {out})).ok());
+}
+
 TEST_F(GroupStateTest, FailedItemEndsItsBranchAlone) {
   for (BranchHandle branch : {kA, kB}) {
     plans_.Add(Opened(branch, {1}));
