@@ -28,6 +28,8 @@ struct KvGroup {
   std::uint32_t window = 0;            // kWindow only
   std::uint32_t tokens_per_block = 0;  // slots of a block
   std::uint64_t bytes_per_block = 0;   // on one rank
+
+  bool operator==(const KvGroup&) const = default;
 };
 
 // A place for KV blocks outside the pool: slower and larger. Its slots are
@@ -39,6 +41,8 @@ struct KvTier {
   // Measured: to write a block there, and to read it back.
   std::int64_t out_ns_per_block = 0;
   std::int64_t in_ns_per_block = 0;
+
+  bool operator==(const KvTier&) const = default;
 };
 
 struct ExecutorDescription {
@@ -63,6 +67,8 @@ struct ExecutorDescription {
   // Measured at warm-up; integers so that cores need no floating point.
   std::int64_t prefill_ns_per_token = 0;
   std::int64_t decode_ns_per_step = 0;
+
+  bool operator==(const ExecutorDescription&) const = default;
 };
 
 struct Lost {
@@ -78,6 +84,8 @@ struct Lost {
   std::string detail;
   // Steps started and not finished when the group was lost.
   std::vector<Step> started;
+
+  bool operator==(const Lost&) const = default;
 };
 
 class ExecutorListener {

@@ -1,0 +1,455 @@
+#include "proto/codec/plan.h"
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/codec/columns.h"
+
+namespace flotilla {
+namespace {
+
+using columns::AddDifference;
+using columns::AddTokens;
+using columns::At;
+using columns::CheckColumn;
+using columns::CheckCounts;
+using columns::CheckRows;
+using columns::CheckTokens;
+using columns::DifferenceReader;
+using columns::DropUsual;
+using columns::Wrong;
+
+// The byte of StepPlan.ops for each operation.
+enum OpKind : std::uint8_t {
+  kOpen = v1::StepPlan::kOpensFieldNumber,
+  kGrant = v1::StepPlan::kGrantsFieldNumber,
+  kFork = v1::StepPlan::kForksFieldNumber,
+  kDrop = v1::StepPlan::kDropsFieldNumber,
+  kRun = v1::StepPlan::kRunsFieldNumber,
+  kSkip = v1::StepPlan::kSkipsFieldNumber,
+  kBackgroundCopy = v1::StepPlan::kBackgroundCopiesFieldNumber,
+  kLoadAdapter = v1::StepPlan::kLoadAdaptersFieldNumber,
+  kUnloadAdapter = v1::StepPlan::kUnloadAdaptersFieldNumber,
+  kTrim = v1::StepPlan::kTrimsFieldNumber,
+  kSpeculate = v1::StepPlan::kSpeculationsFieldNumber,
+};
+constexpr std::size_t kOpKinds = kSpeculate + 1;
+
+void WriteCopies(const std::vector<BlockCopy>& copies, v1::BlockCopies* proto) {
+  std::uint32_t from = 0, to = 0;
+  for (const BlockCopy& copy : copies) {
+    AddDifference(copy.from.value(), from, proto->mutable_from());
+    AddDifference(copy.to.value(), to, proto->mutable_to());
+  }
+}
+
+absl::Status ReadCopies(const v1::BlockCopies& proto, std::vector<BlockCopy>& copies) {
+  constexpr absl::string_view kField = "forks.copies";
+  if (absl::Status s = CheckRows(kField, proto.to_size(), proto.from_size()); !s.ok()) return s;
+  DifferenceReader from(proto.from()), to(proto.to());
+  copies.reserve(proto.from_size());
+  for (int i = 0; i < proto.from_size(); ++i) {
+    copies.push_back({.from = BlockId(from.Next()), .to = BlockId(to.Next())});
+    if (copies.back().from == kNullBlock || copies.back().to == kNullBlock) {
+      return Wrong(kField, "the null block");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Appends operations to a message, one at a time.
+class PlanWriter {
+ public:
+  explicit PlanWriter(v1::StepPlan* proto) : proto_(*proto) {}
+
+  void Add(const OpenBranch& op) {
+    AddKind(kOpen);
+    v1::OpenBranch& open = *proto_.add_opens();
+    open.set_branch(op.branch.value());
+    open.set_request_incarnation(op.request.incarnation);
+    open.set_request_counter(op.request.counter);
+    open.set_index(op.index.value());
+    AddTokens(op.tokens, open.mutable_tokens());
+    open.set_prompt_tokens(op.prompt_tokens);
+    open.set_cached_tokens(op.cached_tokens);
+    open.mutable_sampling()->set_temperature(op.sampling.temperature);
+    open.mutable_sampling()->set_top_k(op.sampling.top_k);
+    open.mutable_sampling()->set_top_p(op.sampling.top_p);
+    open.mutable_sampling()->set_seed(op.sampling.seed);
+    AddTokens(op.stop.stop_tokens, open.mutable_stop_tokens());
+    open.set_max_tokens(op.stop.max_tokens);
+    open.set_output_top(op.logprobs.output_top);
+    open.set_prompt_top(op.logprobs.prompt_top);
+    open.set_cohort(op.cohort);
+    open.set_dependent(op.dependent);
+  }
+
+  void Add(const GrantBlocks& op) {
+    AddKind(kGrant);
+    v1::Grants& grants = *proto_.mutable_grants();
+    AddDifference(op.branch.value(), granted_to_, grants.mutable_branches());
+    grants.add_groups(op.group.value());
+    grants.add_counts(static_cast<std::uint32_t>(op.blocks.size()));
+    for (const BlockId block : op.blocks) {
+      AddDifference(block.value(), granted_, grants.mutable_blocks());
+    }
+  }
+
+  void Add(const ForkBranch& op) {
+    AddKind(kFork);
+    v1::ForkBranch& fork = *proto_.add_forks();
+    fork.set_parent(op.parent.value());
+    fork.set_child(op.child.value());
+    fork.set_index(op.index.value());
+    fork.set_length(op.length);
+    AddTokens(op.tokens, fork.mutable_tokens());
+    if (!op.copies.empty()) WriteCopies(op.copies, fork.mutable_copies());
+    fork.set_cohort(op.cohort);
+  }
+
+  void Add(const DropBranch& op) {
+    AddKind(kDrop);
+    AddDifference(op.branch.value(), dropped_, proto_.mutable_drops());
+  }
+
+  void Add(const Run& op) {
+    AddKind(kRun);
+    v1::Runs& runs = *proto_.mutable_runs();
+    AddDifference(op.branch.value(), run_, runs.mutable_branches());
+    runs.add_counts(op.count);
+    runs.add_sample(op.sample);
+    runs.add_prompt_logprobs(op.prompt_logprobs);
+    runs.add_pooled(op.pooled);
+    runs.add_candidates(op.candidates);
+    runs.add_append_counts(static_cast<std::uint32_t>(op.append.size()));
+    AddTokens(op.append, runs.mutable_append());
+  }
+
+  void Add(const Skip& op) {
+    AddKind(kSkip);
+    AddDifference(op.branch.value(), skipped_, proto_.mutable_skips());
+  }
+
+  void Add(const BackgroundCopy& op) {
+    AddKind(kBackgroundCopy);
+    v1::BackgroundCopy& copy = *proto_.add_background_copies();
+    copy.set_id(op.id);
+    copy.set_kind(op.kind == BackgroundCopy::Kind::kOut ? v1::BackgroundCopy::KIND_OUT
+                                                        : v1::BackgroundCopy::KIND_IN);
+    copy.set_tier(op.tier);
+    std::uint32_t block = 0, slot = 0;
+    for (const BackgroundCopy::Move& move : op.moves) {
+      AddDifference(move.block.value(), block, copy.mutable_blocks());
+      AddDifference(move.slot, slot, copy.mutable_slots());
+    }
+  }
+
+  void Add(const LoadAdapter& op) {
+    AddKind(kLoadAdapter);
+    proto_.add_load_adapters(op.adapter);
+  }
+
+  void Add(const UnloadAdapter& op) {
+    AddKind(kUnloadAdapter);
+    proto_.add_unload_adapters(op.adapter);
+  }
+
+  void Add(const TrimBlocks& op) {
+    AddKind(kTrim);
+    v1::Trims& trims = *proto_.mutable_trims();
+    AddDifference(op.branch.value(), trimmed_, trims.mutable_branches());
+    trims.add_groups(op.group.value());
+    trims.add_counts(op.count);
+  }
+
+  void Add(const Speculate& op) {
+    AddKind(kSpeculate);
+    v1::Speculations& speculations = *proto_.mutable_speculations();
+    AddDifference(op.branch.value(), speculating_, speculations.mutable_branches());
+    speculations.add_depths(op.depth);
+  }
+
+  // After the last operation.
+  void Finish() {
+    if (proto_.has_trims()) {
+      DropUsual(0u, proto_.mutable_trims()->mutable_groups());
+      DropUsual(1u, proto_.mutable_trims()->mutable_counts());
+    }
+    if (proto_.has_speculations()) {
+      DropUsual(0u, proto_.mutable_speculations()->mutable_depths());
+    }
+    if (proto_.has_grants()) {
+      DropUsual(0u, proto_.mutable_grants()->mutable_groups());
+      DropUsual(1u, proto_.mutable_grants()->mutable_counts());
+    }
+    if (!proto_.has_runs()) return;
+    v1::Runs& runs = *proto_.mutable_runs();
+    DropUsual(1u, runs.mutable_counts());
+    DropUsual(false, runs.mutable_sample());
+    DropUsual(false, runs.mutable_prompt_logprobs());
+    DropUsual(false, runs.mutable_pooled());
+    DropUsual(0u, runs.mutable_candidates());
+    DropUsual(0u, runs.mutable_append_counts());
+  }
+
+ private:
+  void AddKind(OpKind kind) { proto_.mutable_ops()->push_back(static_cast<char>(kind)); }
+
+  v1::StepPlan& proto_;
+  // The last entry of each list of differences.
+  std::uint32_t granted_to_ = 0, granted_ = 0, dropped_ = 0, run_ = 0, skipped_ = 0, trimmed_ = 0,
+                speculating_ = 0;
+};
+
+// Reads operations in their order; each kind goes through its own rows.
+class PlanReader {
+ public:
+  // `proto` outlives the reader.
+  explicit PlanReader(const v1::StepPlan& proto)
+      : proto_(proto),
+        granted_to_(proto.grants().branches()),
+        granted_(proto.grants().blocks()),
+        dropped_(proto.drops()),
+        run_(proto.runs().branches()),
+        skipped_(proto.skips()),
+        trimmed_(proto.trims().branches()),
+        speculating_(proto.speculations().branches()) {}
+
+  absl::Status Read(std::vector<PlanOp>& ops) {
+    if (absl::Status s = CheckKinds(); !s.ok()) return s;
+    if (absl::Status s = CheckGrants(); !s.ok()) return s;
+    if (absl::Status s = CheckRuns(); !s.ok()) return s;
+    if (absl::Status s = CheckGuesses(); !s.ok()) return s;
+    rows_ = {};
+    ops.reserve(proto_.ops().size());
+    for (const char kind : proto_.ops()) {
+      const std::size_t row = rows_[static_cast<std::uint8_t>(kind)]++;
+      absl::StatusOr<PlanOp> op = ReadOp(static_cast<OpKind>(kind), row);
+      if (!op.ok()) return op.status();
+      ops.push_back(*std::move(op));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // Counts the rows of each kind: the message has as many.
+  absl::Status CheckKinds() {
+    for (const char c : proto_.ops()) {
+      const auto kind = static_cast<std::uint8_t>(c);
+      if (kind < kOpen || kind >= kOpKinds) {
+        return Wrong("ops", absl::StrCat("operation of kind ", kind));
+      }
+      ++rows_[kind];
+    }
+    const std::pair<absl::string_view, std::pair<int, OpKind>> lists[] = {
+        {"opens", {proto_.opens_size(), kOpen}},
+        {"grants.branches", {proto_.grants().branches_size(), kGrant}},
+        {"forks", {proto_.forks_size(), kFork}},
+        {"drops", {proto_.drops_size(), kDrop}},
+        {"runs.branches", {proto_.runs().branches_size(), kRun}},
+        {"skips", {proto_.skips_size(), kSkip}},
+        {"background_copies", {proto_.background_copies_size(), kBackgroundCopy}},
+        {"load_adapters", {proto_.load_adapters_size(), kLoadAdapter}},
+        {"unload_adapters", {proto_.unload_adapters_size(), kUnloadAdapter}},
+        {"trims.branches", {proto_.trims().branches_size(), kTrim}},
+        {"speculations.branches", {proto_.speculations().branches_size(), kSpeculate}},
+    };
+    for (const auto& [field, list] : lists) {
+      if (absl::Status s = CheckRows(field, list.first, rows_[list.second]); !s.ok()) return s;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckGrants() const {
+    const v1::Grants& grants = proto_.grants();
+    const std::size_t rows = rows_[kGrant];
+    if (absl::Status s = CheckColumn("grants.groups", grants.groups_size(), rows); !s.ok()) {
+      return s;
+    }
+    return CheckCounts("grants.counts", grants.counts(), 1, rows, grants.blocks_size());
+  }
+
+  absl::Status CheckRuns() const {
+    const v1::Runs& runs = proto_.runs();
+    const std::size_t rows = rows_[kRun];
+    const std::pair<absl::string_view, int> columns[] = {
+        {"runs.counts", runs.counts_size()},
+        {"runs.sample", runs.sample_size()},
+        {"runs.prompt_logprobs", runs.prompt_logprobs_size()},
+        {"runs.pooled", runs.pooled_size()},
+        {"runs.candidates", runs.candidates_size()},
+    };
+    for (const auto& [field, size] : columns) {
+      if (absl::Status s = CheckColumn(field, size, rows); !s.ok()) return s;
+    }
+    if (absl::Status s = CheckTokens("runs.append", runs.append()); !s.ok()) return s;
+    return CheckCounts("runs.append_counts", runs.append_counts(), 0, rows, runs.append_size());
+  }
+
+  absl::Status CheckGuesses() const {
+    const v1::Trims& trims = proto_.trims();
+    const std::size_t rows = rows_[kTrim];
+    absl::Status s = CheckColumn("trims.groups", trims.groups_size(), rows);
+    s.Update(CheckColumn("trims.counts", trims.counts_size(), rows));
+    s.Update(
+        CheckColumn("speculations.depths", proto_.speculations().depths_size(), rows_[kSpeculate]));
+    return s;
+  }
+
+  absl::StatusOr<PlanOp> ReadOp(OpKind kind, std::size_t row) {
+    const int at = static_cast<int>(row);
+    switch (kind) {
+      case kOpen:
+        return ReadOpen(proto_.opens(at));
+      case kGrant:
+        return ReadGrant(row);
+      case kFork:
+        return ReadFork(proto_.forks(at));
+      case kDrop:
+        return DropBranch{.branch = BranchHandle(dropped_.Next())};
+      case kRun:
+        return ReadRun(row);
+      case kSkip:
+        return Skip{.branch = BranchHandle(skipped_.Next())};
+      case kBackgroundCopy:
+        return ReadBackgroundCopy(proto_.background_copies(at));
+      case kLoadAdapter:
+        return LoadAdapter{.adapter = proto_.load_adapters(at)};
+      case kUnloadAdapter:
+        return UnloadAdapter{.adapter = proto_.unload_adapters(at)};
+      case kTrim:
+        return TrimBlocks{.branch = BranchHandle(trimmed_.Next()),
+                          .group = GroupIndex(At(proto_.trims().groups(), row, 0u)),
+                          .count = At(proto_.trims().counts(), row, 1u)};
+      case kSpeculate:
+        return Speculate{.branch = BranchHandle(speculating_.Next()),
+                         .depth = At(proto_.speculations().depths(), row, 0u)};
+    }
+    return Wrong("ops", "an operation that is not known");
+  }
+
+  absl::StatusOr<PlanOp> ReadOpen(const v1::OpenBranch& proto) const {
+    if (absl::Status s = CheckTokens("opens.tokens", proto.tokens()); !s.ok()) return s;
+    if (absl::Status s = CheckTokens("opens.stop_tokens", proto.stop_tokens()); !s.ok()) return s;
+    if (std::isnan(proto.sampling().temperature()) || std::isnan(proto.sampling().top_p())) {
+      return Wrong("opens.sampling", "not a number");
+    }
+    return OpenBranch{
+        .branch = BranchHandle(proto.branch()),
+        .request = {.incarnation = proto.request_incarnation(), .counter = proto.request_counter()},
+        .index = BranchIndex(proto.index()),
+        .tokens = {proto.tokens().begin(), proto.tokens().end()},
+        .prompt_tokens = proto.prompt_tokens(),
+        .cached_tokens = proto.cached_tokens(),
+        .sampling = {.temperature = proto.sampling().temperature(),
+                     .top_k = proto.sampling().top_k(),
+                     .top_p = proto.sampling().top_p(),
+                     .seed = proto.sampling().seed()},
+        .stop = {.stop_tokens = {proto.stop_tokens().begin(), proto.stop_tokens().end()},
+                 .max_tokens = proto.max_tokens()},
+        .logprobs = {.output_top = proto.output_top(), .prompt_top = proto.prompt_top()},
+        .cohort = proto.cohort(),
+        .dependent = proto.dependent(),
+    };
+  }
+
+  absl::StatusOr<PlanOp> ReadGrant(std::size_t row) {
+    const v1::Grants& grants = proto_.grants();
+    GrantBlocks grant{.branch = BranchHandle(granted_to_.Next()),
+                      .group = GroupIndex(At(grants.groups(), row, 0u)),
+                      .blocks = {}};
+    const std::uint32_t count = At(grants.counts(), row, 1u);
+    grant.blocks.reserve(count);  // the counts were checked against the blocks
+    for (std::uint32_t i = 0; i < count; ++i) {
+      grant.blocks.emplace_back(granted_.Next());
+      if (grant.blocks.back() == kNullBlock) return Wrong("grants.blocks", "the null block");
+    }
+    return grant;
+  }
+
+  absl::StatusOr<PlanOp> ReadFork(const v1::ForkBranch& proto) const {
+    if (absl::Status s = CheckTokens("forks.tokens", proto.tokens()); !s.ok()) return s;
+    ForkBranch fork{.parent = BranchHandle(proto.parent()),
+                    .child = BranchHandle(proto.child()),
+                    .index = BranchIndex(proto.index()),
+                    .length = proto.length(),
+                    .tokens = {proto.tokens().begin(), proto.tokens().end()},
+                    .copies = {},
+                    .cohort = proto.cohort()};
+    if (absl::Status s = ReadCopies(proto.copies(), fork.copies); !s.ok()) return s;
+    return fork;
+  }
+
+  absl::StatusOr<PlanOp> ReadRun(std::size_t row) {
+    const v1::Runs& runs = proto_.runs();
+    const auto* append = runs.append().data() + appended_;
+    const std::uint32_t appends = At(runs.append_counts(), row, 0u);
+    appended_ += appends;
+    return Run{.branch = BranchHandle(run_.Next()),
+               .count = At(runs.counts(), row, 1u),
+               .sample = At(runs.sample(), row, false),
+               .prompt_logprobs = At(runs.prompt_logprobs(), row, false),
+               .append = {append, append + appends},
+               .candidates = At(runs.candidates(), row, 0u),
+               .pooled = At(runs.pooled(), row, false)};
+  }
+
+  absl::StatusOr<PlanOp> ReadBackgroundCopy(const v1::BackgroundCopy& proto) const {
+    BackgroundCopy copy{.id = proto.id(), .kind = {}, .tier = proto.tier(), .moves = {}};
+    switch (proto.kind()) {
+      case v1::BackgroundCopy::KIND_OUT:
+        copy.kind = BackgroundCopy::Kind::kOut;
+        break;
+      case v1::BackgroundCopy::KIND_IN:
+        copy.kind = BackgroundCopy::Kind::kIn;
+        break;
+      default:  // the enum is open: any number may come
+        return Wrong("background_copies.kind", absl::StrCat(static_cast<int>(proto.kind())));
+    }
+    const auto rows = static_cast<std::size_t>(proto.blocks_size());
+    absl::Status s = CheckRows("background_copies.slots", proto.slots_size(), rows);
+    if (!s.ok()) return s;
+    DifferenceReader blocks(proto.blocks()), slots(proto.slots());
+    copy.moves.reserve(rows);
+    while (copy.moves.size() < rows) {
+      copy.moves.push_back({.block = BlockId(blocks.Next()), .slot = slots.Next()});
+      if (copy.moves.back().block == kNullBlock) {
+        return Wrong("background_copies.blocks", "the null block");
+      }
+    }
+    return copy;
+  }
+
+  const v1::StepPlan& proto_;
+  std::array<std::size_t, kOpKinds> rows_{};  // by OpKind
+  DifferenceReader granted_to_, granted_, dropped_, run_, skipped_, trimmed_, speculating_;
+  std::size_t appended_ = 0;
+};
+
+}  // namespace
+
+void ToProto(const StepPlan& plan, v1::StepPlan* proto) {
+  proto->set_epoch(plan.epoch.value());
+  proto->set_step(plan.step.value());
+  proto->set_digest(plan.digest);
+  proto->set_predicted_ns(plan.predicted_ns);
+  PlanWriter writer(proto);
+  for (const PlanOp& op : plan.ops) {
+    std::visit([&writer](const auto& o) { writer.Add(o); }, op);
+  }
+  writer.Finish();
+}
+
+absl::StatusOr<StepPlan> FromProto(const v1::StepPlan& proto) {
+  StepPlan plan{.epoch = Epoch(proto.epoch()),
+                .step = Step(proto.step()),
+                .digest = proto.digest(),
+                .ops = {},
+                .predicted_ns = proto.predicted_ns()};
+  if (absl::Status s = PlanReader(proto).Read(plan.ops); !s.ok()) return s;
+  return plan;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,223 @@
+#include "tests/proto/codec/random_values.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace flotilla::testing {
+
+std::uint64_t RandomValues::Word() {
+  switch (Below(8)) {
+    case 0:
+      return 0;
+    case 1:
+      return ~std::uint64_t{0};
+    case 2:
+      return random_();
+    default:
+      return random_() >> Below(64);
+  }
+}
+
+float RandomValues::Logprob() {
+  if (Below(16) == 0) return -std::numeric_limits<float>::infinity();
+  return -static_cast<float>(Below(1 << 20)) / 4096;
+}
+
+std::string RandomValues::Name() {
+  std::string name(Below(12), 'a');
+  for (char& c : name) c = static_cast<char>('a' + Below(26));
+  return name;
+}
+
+std::vector<TokenId> RandomValues::Tokens(std::size_t most) {
+  std::vector<TokenId> tokens(Below(most + 1));
+  for (TokenId& token : tokens) token = Token();
+  return tokens;
+}
+
+std::vector<BlockCopy> RandomValues::Copies() {
+  std::vector<BlockCopy> copies(Below(4));
+  for (BlockCopy& copy : copies) copy = {.from = Block(), .to = Block()};
+  return copies;
+}
+
+OpenBranch RandomValues::Open() {
+  return {.branch = BranchHandle(Number()),
+          .request = {.incarnation = Word(), .counter = Word()},
+          .index = BranchIndex(Number()),
+          .tokens = Tokens(40),
+          .prompt_tokens = Number(),
+          .cached_tokens = Number(),
+          .sampling = {.temperature = 0.25f * static_cast<float>(Below(9)),
+                       .top_k = static_cast<std::int32_t>(Number()),
+                       .top_p = 0.125f * static_cast<float>(Below(9)),
+                       .seed = Word()},
+          .stop = {.stop_tokens = Tokens(3), .max_tokens = Number()},
+          .logprobs = {.output_top = static_cast<std::int32_t>(Below(22)) - 1,
+                       .prompt_top = static_cast<std::int32_t>(Below(22)) - 1},
+          .cohort = Number(),
+          .dependent = Flip()};
+}
+
+Run RandomValues::RandomRun() {
+  const bool plain = Flip();
+  Run run{.branch = BranchHandle(Number()), .count = Number(), .sample = Flip()};
+  if (plain) return run;
+  run.prompt_logprobs = Flip();
+  run.append = Tokens(4);
+  run.candidates = Number();
+  run.pooled = Flip();
+  return run;
+}
+
+PlanOp RandomValues::Op() {
+  switch (Below(std::variant_size_v<PlanOp>)) {
+    case 0:
+      return Open();
+    case 1: {
+      GrantBlocks grant{
+          .branch = BranchHandle(Number()), .group = GroupIndex(Below(3)), .blocks = {}};
+      for (std::size_t i = Flip() ? 1 : Below(6); i > 0; --i) grant.blocks.push_back(Block());
+      return grant;
+    }
+    case 2:
+      return ForkBranch{.parent = BranchHandle(Number()),
+                        .child = BranchHandle(Number()),
+                        .index = BranchIndex(Number()),
+                        .length = Number(),
+                        .tokens = Tokens(4),
+                        .copies = Copies(),
+                        .cohort = Number()};
+    case 3:
+      return DropBranch{.branch = BranchHandle(Number())};
+    case 4:
+      return RandomRun();
+    case 5:
+      return Skip{.branch = BranchHandle(Number())};
+    case 6: {
+      BackgroundCopy copy{.id = Word(),
+                          .kind = Flip() ? BackgroundCopy::Kind::kOut : BackgroundCopy::Kind::kIn,
+                          .tier = Number(),
+                          .moves = {}};
+      for (std::size_t i = Below(5); i > 0; --i) copy.moves.push_back({Block(), Number()});
+      return copy;
+    }
+    case 7:
+      return LoadAdapter{.adapter = Name()};
+    case 8:
+      return UnloadAdapter{.adapter = Name()};
+    case 9:
+      return TrimBlocks{.branch = BranchHandle(Number()),
+                        .group = GroupIndex(static_cast<std::uint32_t>(Below(3))),
+                        .count = Flip() ? 1 : Number()};
+    default:
+      return Speculate{.branch = BranchHandle(Number()), .depth = Flip() ? 0 : Number()};
+  }
+}
+
+StepPlan RandomValues::Plan() {
+  StepPlan plan{.epoch = Epoch(Word()),
+                .step = flotilla::Step(Word()),
+                .digest = Word(),
+                .ops = {},
+                .predicted_ns = static_cast<std::int64_t>(Word())};
+  for (std::size_t i = Below(30); i > 0; --i) plan.ops.push_back(Op());
+  return plan;
+}
+
+std::vector<TopLogprob> RandomValues::Tops() {
+  std::vector<TopLogprob> tops(Flip() ? 0 : Below(5));
+  for (TopLogprob& top : tops) top = {.token = Token(), .logprob = Logprob()};
+  return tops;
+}
+
+std::vector<SampledToken> RandomValues::Sampled(std::size_t most) {
+  std::vector<SampledToken> tokens(Below(most + 1));
+  for (SampledToken& token : tokens) {
+    token = {.token = Token(), .logprob = Logprob(), .top = Tops()};
+  }
+  return tokens;
+}
+
+BranchResult RandomValues::Branch() {
+  BranchResult branch{.branch = BranchHandle(Number()),
+                      .length = Number(),
+                      .first_output = Number(),
+                      .tokens = Sampled(3)};
+  if (Flip()) return branch;
+  branch.drafted = Number();
+  branch.prompt_first = Number();
+  branch.prompt = Sampled(6);
+  branch.candidates = Tops();
+  if (Flip()) branch.finished = static_cast<FinishReason>(Below(6));
+  branch.noop = Flip();
+  return branch;
+}
+
+StepResult RandomValues::Result() {
+  StepResult result{.epoch = Epoch(Word()),
+                    .step = flotilla::Step(Word()),
+                    .branches = {},
+                    .copies_done = {},
+                    .timings = {.start_ns = static_cast<std::int64_t>(Word()),
+                                .compute_ns = static_cast<std::int64_t>(Word()),
+                                .rows = Number(),
+                                .decode_rows = Number()}};
+  for (std::size_t i = Below(20); i > 0; --i) result.branches.push_back(Branch());
+  for (std::size_t i = Below(3); i > 0; --i) result.copies_done.push_back(Word());
+  return result;
+}
+
+ExecutorDescription RandomValues::Description() {
+  ExecutorDescription description{
+      .model_id = Name(),
+      .vocab_size = Number(),
+      .max_context = Number(),
+      .numerics_id = Word(),
+      .exactness = Flip() ? Exactness::kBitwise : Exactness::kConsistent,
+      .groups = {},
+      .block_count = Number(),
+      .max_branches = Number(),
+      .max_step_tokens = Number(),
+      .lag = Number(),
+      .max_draft_tokens = Number(),
+      .prefill_ns_per_token = static_cast<std::int64_t>(Word()),
+      .decode_ns_per_step = static_cast<std::int64_t>(Word())};
+  for (std::size_t i = Below(4); i > 0; --i) {
+    description.groups.push_back({.kind = static_cast<KvGroup::Kind>(Below(3)),
+                                  .window = Number(),
+                                  .tokens_per_block = Number(),
+                                  .bytes_per_block = Word()});
+  }
+  for (std::size_t i = Below(3); i > 0; --i) {
+    description.tiers.push_back({.kind = Flip() ? KvTier::Kind::kHost : KvTier::Kind::kDisk,
+                                 .block_count = Number(),
+                                 .out_ns_per_block = static_cast<std::int64_t>(Word()),
+                                 .in_ns_per_block = static_cast<std::int64_t>(Word())});
+  }
+  return description;
+}
+
+GroupCommand RandomValues::Command() {
+  if (Below(4) == 0) return EndEpoch{.epoch = Epoch(Word())};
+  return Plan();
+}
+
+GroupEvent RandomValues::Event() {
+  switch (Below(4)) {
+    case 0:
+      return GroupReady{.epoch = Epoch(Word()), .description = Description()};
+    case 1: {
+      Lost lost{.epoch = Epoch(Word()),
+                .cause = static_cast<Lost::Cause>(Below(5)),
+                .detail = "cut \xe2\x82",
+                .started = {}};
+      for (std::size_t i = Below(4); i > 0; --i) lost.started.emplace_back(Word());
+      return lost;
+    }
+    default:
+      return Result();
+  }
+}
+
+}  // namespace flotilla::testing

@@ -1,0 +1,46 @@
+// Random plans, results and events for the codec's tests: every operation, every
+// field, edges of their ranges more often than chance would have them.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+#include "common/types/plan.h"
+#include "proto/codec/group.h"
+
+namespace flotilla::testing {
+
+class RandomValues {
+ public:
+  explicit RandomValues(std::uint64_t seed) : random_(seed) {}
+
+  StepPlan Plan();
+  StepResult Result();
+  GroupCommand Command();
+  GroupEvent Event();
+  // In [0, n).
+  std::size_t Below(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
+
+ private:
+  bool Flip() { return Below(2) == 0; }
+  std::uint64_t Word();  // small ones and the largest are frequent
+  std::uint32_t Number() { return static_cast<std::uint32_t>(Word()); }
+  float Logprob();
+  TokenId Token() { return static_cast<TokenId>(Number() >> 1); }
+  BlockId Block() { return BlockId(std::max(Number(), 1u)); }
+  std::string Name();
+  std::vector<TokenId> Tokens(std::size_t most);
+  std::vector<BlockCopy> Copies();
+  std::vector<TopLogprob> Tops();
+  std::vector<SampledToken> Sampled(std::size_t most);
+  PlanOp Op();
+  OpenBranch Open();
+  Run RandomRun();
+  BranchResult Branch();
+  ExecutorDescription Description();
+
+  std::mt19937_64 random_;
+};
+
+}  // namespace flotilla::testing
