@@ -29,6 +29,12 @@ std::uint64_t FairShare::Floor() const {
   return any ? floor : last_floor_;
 }
 
+std::uint64_t FairShare::requests() const {
+  std::uint64_t all = 0;
+  for (const Slot slot : tenants_.Slots()) all += tenants_[slot].requests;
+  return all;
+}
+
 // Those at or below the floor would be lifted to it anyway.
 void FairShare::ForgetIdle(std::uint64_t floor) {
   for (const Slot slot : tenants_.Slots()) {

@@ -35,6 +35,9 @@ class FairShare {
   bool Before(Slot a, Slot b) const;
   // Tenants that are known: those that are there, and some that were.
   std::size_t size() const { return tenants_.size(); }
+  // Requests of the tenant that have come and not left.
+  std::uint32_t requests(Slot tenant) const { return tenants_[tenant].requests; }
+  std::uint64_t requests() const;  // of all. O(tenants)
 
  private:
   struct Tenant {

@@ -1,6 +1,7 @@
 #include "scheduler/core/invariants.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -72,6 +73,17 @@ absl::Status CheckRequest(const CoreState& state, Slot slot) {
                                   state.branches[*parent].tokens.begin()),
                    2, "tokens of a fork");
   }
+  return absl::OkStatus();
+}
+
+// 2. Each tenant is charged for as many requests as it has.
+absl::Status CheckTenants(const CoreState& state) {
+  std::map<Slot, std::uint32_t> requests;
+  for (const Slot slot : state.requests.Slots()) ++requests[state.requests[slot].tenant];
+  for (const auto& [tenant, count] : requests) {
+    FLOTILLA_HOLDS(state.fair.requests(tenant) == count, 2, "requests of a tenant");
+  }
+  FLOTILLA_HOLDS(state.fair.requests() == state.requests.size(), 2, "requests of all tenants");
   return absl::OkStatus();
 }
 
@@ -195,6 +207,7 @@ absl::Status CheckBounds(const CoreState& state) {
 
 absl::Status CheckInvariants(const CoreState& state) {
   if (absl::Status s = CheckMembership(state); !s.ok()) return s;
+  if (absl::Status s = CheckTenants(state); !s.ok()) return s;
   if (!state.epoch.has_value()) {
     FLOTILLA_HOLDS(state.running.empty(), 2, "open branches without a worker group");
     return absl::OkStatus();

@@ -286,6 +286,21 @@ std::vector<OpenBranchView> SchedulerCore::OpenBranches() const {
   return views;
 }
 
+std::vector<BranchStatus> SchedulerCore::BranchStates() const {
+  std::vector<BranchStatus> states;
+  for (const Slot slot : state_.requests.Slots()) {
+    const Request& request = state_.requests[slot];
+    for (const Slot at : request.branches) {
+      const Branch& branch = state_.branches[at];
+      states.push_back({.request = request.id, .index = branch.index, .state = branch.state});
+    }
+  }
+  std::sort(states.begin(), states.end(), [](const BranchStatus& a, const BranchStatus& b) {
+    return a.request != b.request ? a.request < b.request : a.index < b.index;
+  });
+  return states;
+}
+
 std::uint64_t SchedulerCore::digest() const {
   return state_.epoch.has_value() ? state_.epoch->kv.digest() : 0;
 }

@@ -46,6 +46,13 @@ struct OpenBranchView {
   std::vector<absl::Span<const BlockId>> tables;  // [groups]
 };
 
+// What one branch is doing, open or not.
+struct BranchStatus {
+  RequestId request;
+  BranchIndex index;
+  BranchState state = BranchState::kWaiting;
+};
+
 // A cheap snapshot for metrics.
 struct CoreSnapshot {
   EngineLoad load;
@@ -108,6 +115,8 @@ class SchedulerCore {
 
   // Open branches in ascending order of their handles. O(branches).
   std::vector<OpenBranchView> OpenBranches() const;
+  // Every branch of every request, by id and index. O(branches): for tests.
+  std::vector<BranchStatus> BranchStates() const;
   // The digest that the next plan starts from; 0 without a group.
   std::uint64_t digest() const;
   // Proves the invariants of docs/architecture.md that the core can see.

@@ -1,6 +1,7 @@
 #include "tests/sim/sim_client.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -36,33 +37,61 @@ std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uin
 
 namespace {
 
-// The search as it goes for a request alone: tokens and nothing else.
-std::vector<BeamSearch::Sequence> SearchAlone(const TokenizedRequest& request) {
-  struct Beam {
-    std::vector<TokenId> tokens;
-    std::vector<float> logprobs;
-    std::vector<TopLogprob> candidates;
-  };
-  BeamSearch search(*request.beam, request.stop.stop_tokens, request.stop.max_tokens,
-                    LogprobSpec::kOff);
-  std::vector<Beam> beams{{.tokens = request.prompt, .logprobs = {}, .candidates = {}}};
-  while (true) {
-    std::vector<BeamSearch::Beam> views;
-    for (Beam& beam : beams) {
-      beam.candidates = SimCandidates(beam.tokens, search.candidates());
-      views.push_back({.outputs = absl::MakeConstSpan(beam.tokens).subspan(request.prompt.size()),
-                       .logprobs = beam.logprobs,
-                       .tops = {},
-                       .candidates = beam.candidates});
+// The score that a sequence of `length` tokens has, or would have.
+float Score(float sum, std::uint32_t length, const BeamOptions& options) {
+  return sum / static_cast<float>(std::pow(static_cast<double>(length),
+                                           static_cast<double>(options.length_penalty)));
+}
+
+// All that `running` can become by one more token, the most likely first.
+std::vector<SimBeam> Extend(const TokenizedRequest& request, const std::vector<SimBeam>& running) {
+  const auto stops = static_cast<std::uint32_t>(request.stop.stop_tokens.size());
+  const std::uint32_t count = request.beam->beams * std::max(2u, 1 + stops);
+  std::vector<SimBeam> all;
+  for (const SimBeam& beam : running) {
+    std::vector<TokenId> known = request.prompt;
+    known.insert(known.end(), beam.tokens.begin(), beam.tokens.end());
+    for (const TopLogprob& next : SimCandidates(known, count)) {
+      SimBeam& longer = all.emplace_back(beam);
+      longer.tokens.push_back(next.token);
+      longer.logprobs.push_back(next.logprob);
+      longer.sum += next.logprob;
+      longer.stopped = std::count(request.stop.stop_tokens.begin(), request.stop.stop_tokens.end(),
+                                  next.token) > 0;
     }
-    std::vector<Beam> next;
-    for (const BeamSearch::Choice& choice : search.Step(views)) {
-      next.push_back(beams[choice.parent]);
-      next.back().tokens.push_back(choice.token.token);
-      next.back().logprobs.push_back(choice.token.logprob);
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const SimBeam& a, const SimBeam& b) { return a.sum > b.sum; });
+  all.resize(std::min<std::size_t>(all.size(), count));
+  return all;
+}
+
+// Beam search for a request alone, tokens and nothing else: HF's rules written
+// down a second time, so that an error in the scheduler's is seen.
+std::vector<SimBeam> SearchAlone(const TokenizedRequest& request) {
+  const BeamOptions& options = *request.beam;
+  const std::uint32_t longest = request.stop.max_tokens;
+  std::vector<SimBeam> running(1), done;
+  for (std::uint32_t length = 1;; ++length) {
+    const std::vector<SimBeam> all = Extend(request, running);
+    running.clear();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (!all[i].stopped && length < longest) {
+        if (running.size() < options.beams) running.push_back(all[i]);
+      } else if (i < options.beams) {
+        done.push_back(all[i]);
+        done.back().score = Score(all[i].sum, length, options);
+      }
     }
-    if (next.empty()) return search.best();
-    beams = std::move(next);
+    std::stable_sort(done.begin(), done.end(),
+                     [](const SimBeam& a, const SimBeam& b) { return a.score > b.score; });
+    if (done.size() > options.beams) done.resize(options.beams);
+    if (running.empty()) return done;
+    if (done.size() < options.beams) continue;
+    if (options.early_stopping == BeamOptions::EarlyStopping::kTrue) return done;
+    const bool never = options.early_stopping == BeamOptions::EarlyStopping::kNever;
+    const std::uint32_t at = never && options.length_penalty > 0 ? longest : length;
+    if (Score(running[0].sum, at, options) <= done.back().score) return done;
   }
 }
 
@@ -157,7 +186,7 @@ absl::Status SimClient::On(const TokenEvent& event) {
     return event.token == SimToken(branch.seed, event.position) ? absl::OkStatus()
                                                                 : Wrong("a wrong token");
   }
-  const BeamSearch::Sequence& best = beams_[event.branch.value()];
+  const SimBeam& best = beams_[event.branch.value()];
   if (event.position >= best.tokens.size() || event.token != best.tokens[event.position] ||
       event.logprob != best.logprobs[event.position]) {
     return Wrong("a wrong token of a beam");
@@ -207,7 +236,7 @@ absl::Status SimClient::CheckBeamEnd(const BranchEnd& event) const {
   if (event.reason != FinishReason::kStop && event.reason != FinishReason::kLength) {
     return event.output_tokens == 0 ? absl::OkStatus() : Wrong("tokens of a search not ended");
   }
-  const BeamSearch::Sequence& best = beams_[event.branch.value()];
+  const SimBeam& best = beams_[event.branch.value()];
   if (event.output_tokens != best.tokens.size() || event.score != best.score ||
       best.stopped != (event.reason == FinishReason::kStop)) {
     return Wrong("the end of a beam");

@@ -12,7 +12,6 @@
 #include "absl/types/span.h"
 #include "common/types/event.h"
 #include "common/types/request.h"
-#include "scheduler/core/beam_search.h"
 
 namespace flotilla {
 
@@ -23,6 +22,14 @@ inline constexpr std::uint32_t kSimVocab = 40;
 TokenId SimToken(std::uint64_t seed, std::uint32_t index);
 float SimPromptLogprob(std::uint64_t seed, std::uint32_t index, TokenId token);
 std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uint32_t count);
+
+// A sequence of a beam search.
+struct SimBeam {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;  // of each token
+  float sum = 0, score = 0;
+  bool stopped = false;  // by a stop token
+};
 
 class SimClient {
  public:
@@ -67,7 +74,7 @@ class SimClient {
 
   const TokenizedRequest request_;
   std::vector<Branch> branches_;
-  std::vector<BeamSearch::Sequence> beams_;  // the answer of a beam search
+  std::vector<SimBeam> beams_;  // the answer of a beam search
   std::int64_t now_ns_ = 0;
   bool accepted_ = false;
   std::uint32_t prompt_next_ = 1;

@@ -193,6 +193,19 @@ std::vector<TokenId> SimWorker::TokensOf(const Batch& batch, std::size_t item) c
   return tokens;
 }
 
+absl::Status SimWorker::Refuse(const StepPlan& plan) {
+  const std::uint64_t digest = state_.digest();
+  const Step step = state_.step();
+  const absl::Status status = state_.Apply(plan).status();
+  if (!absl::IsFailedPrecondition(status)) {
+    return absl::InternalError(absl::StrCat("invariant 9: a plan not refused: ", status.message()));
+  }
+  if (state_.digest() != digest || state_.step() != step) {
+    return absl::InternalError("invariant 9: a refused plan had an effect");
+  }
+  return absl::OkStatus();
+}
+
 std::size_t SimWorker::SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const {
   const std::int32_t block = batch.table(item, GroupIndex(0))[position / block_tokens_];
   return static_cast<std::size_t>(block) * block_tokens_ + position % block_tokens_;

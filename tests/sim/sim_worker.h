@@ -47,6 +47,9 @@ class SimWorker {
 
   // Applies the plan and runs its forward. Any error is a failed test.
   absl::Status Apply(const StepPlan& plan);
+  // A plan that it must refuse, as of another epoch or not the next step; an error
+  // if it does not, or if the plan had an effect.
+  absl::Status Refuse(const StepPlan& plan);
   // The result of the oldest step applied. `copies`: how many of the background
   // copies have ended by then, oldest first; all of them if there is nothing else
   // to do, as executors promise.

@@ -13,6 +13,9 @@ absl::Status Broken(int invariant, absl::string_view what) {
   return absl::InternalError(absl::StrCat("invariant ", invariant, ": ", what));
 }
 
+// Plans that a branch may wait for copies: each step ends none, one or two of them.
+constexpr std::uint32_t kMostCopySteps = 100;
+
 std::uint64_t Sum(const CoreCounters& c) {
   return c.stopped + c.length + c.cancelled + c.expired + c.failed;
 }
@@ -108,23 +111,18 @@ absl::Status Simulation::Run(std::uint64_t steps) {
 
 absl::Status Simulation::Tick(bool arrivals) {
   now_ns_ += random_.Below(1000);
-  if (arrivals && random_.OneIn(arrive_one_in_)) Arrive();
-  if (arrivals && random_.OneIn(cancel_one_in_)) CancelSome();
-  if (arrivals && kill_one_in_ > 0 && worker_ != nullptr && random_.OneIn(kill_one_in_)) {
-    KillGroup();
+  if (arrivals) {
+    if (absl::Status s = Disturb(); !s.ok()) return s;
   }
-  if (absl::Status s = AfterEvent(); !s.ok()) return s;
   if (worker_ == nullptr && random_.OneIn(8)) return ReviveGroup();
+  if (worker_ != nullptr && epoch_.value() > 1 && random_.OneIn(64)) return LateMessage();
 
   std::uint32_t pick =
       random_.Below(plan_weight_ + apply_weight_ + complete_weight_ + deliver_weight_);
   if (pick < plan_weight_) return MakePlan();
   pick -= plan_weight_;
   if (pick < apply_weight_) {
-    if (worker_ == nullptr || plans_.empty() || !worker_->CanApply()) return absl::OkStatus();
-    const StepPlan plan = std::move(plans_.front());
-    plans_.pop_front();
-    return worker_->Apply(plan);
+    return ApplyPlan();
   }
   pick -= apply_weight_;
   if (pick < complete_weight_) {
@@ -132,9 +130,31 @@ absl::Status Simulation::Tick(bool arrivals) {
     absl::StatusOr<SimResult> result = worker_->Complete(random_.Below(3));
     if (!result.ok()) return result.status();
     results_.push_back(*std::move(result));
-    return absl::OkStatus();
+    return CompareWithWorker();
   }
   return DeliverResult();
+}
+
+absl::Status Simulation::ApplyPlan() {
+  if (worker_ == nullptr || plans_.empty() || !worker_->CanApply()) return absl::OkStatus();
+  const StepPlan plan = std::move(plans_.front());
+  plans_.pop_front();
+  if (absl::Status s = worker_->Apply(plan); !s.ok()) return s;
+  if (absl::Status s = CompareWithWorker(); !s.ok()) return s;
+  if (!random_.OneIn(64)) return absl::OkStatus();
+  Count(SimFault::kStepRefused);
+  return worker_->Refuse(plan);
+}
+
+// What comes from outside at any time.
+absl::Status Simulation::Disturb() {
+  const bool arrive = random_.OneIn(arrive_one_in_);
+  if (arrive) Arrive();
+  const bool cancel = random_.OneIn(cancel_one_in_);
+  if (cancel) CancelSome();
+  const bool kill = kill_one_in_ > 0 && worker_ != nullptr && random_.OneIn(kill_one_in_);
+  if (kill) KillGroup();
+  return arrive || cancel || kill ? AfterEvent() : absl::OkStatus();
 }
 
 TokenizedRequest Simulation::RandomRequest() {
@@ -195,35 +215,61 @@ void Simulation::Arrive() {
   core_->Admit(now_ns_, std::move(request));
 }
 
+// Half the time one branch: where one waits to be forked, the one that it is to be
+// forked from, so that it must find the prompt in the prefix cache.
+CancelRequest Simulation::RandomCancel() {
+  const std::vector<BranchStatus> states = core_->BranchStates();
+  const auto pending = std::find_if(states.begin(), states.end(), [](const BranchStatus& branch) {
+    return branch.state == BranchState::kPending;
+  });
+  if (pending != states.end() && random_.OneIn(2)) {
+    const auto first = std::find_if(states.begin(), states.end(), [&](const BranchStatus& branch) {
+      return branch.request == pending->request;
+    });
+    const SimClient& client = Find(pending->request);
+    if (!client.request().beam) return {.request = first->request, .branch = first->index};
+  }
+  const std::uint64_t id = live_[random_.Below(static_cast<std::uint32_t>(live_.size()))];
+  const TokenizedRequest& request = clients_.at(id).request();
+  CancelRequest cancel{.request = request.id, .branch = {}};
+  if (random_.OneIn(2)) cancel.branch = BranchIndex(random_.Below(request.branches));
+  return cancel;
+}
+
 void Simulation::CancelSome() {
   if (live_.empty()) return;
-  const std::uint64_t id = live_[random_.Below(static_cast<std::uint32_t>(live_.size()))];
-  SimClient& client = clients_.at(id);
-  BranchState in = BranchState::kWaiting;
-  for (const OpenBranchView& branch : core_->OpenBranches()) {
-    if (branch.request.counter != id) continue;
-    in = branch.state;
+  CancelRequest cancel = RandomCancel();
+  for (const BranchStatus& branch : core_->BranchStates()) {
+    if (branch.request != cancel.request) continue;
+    ++coverage_.cancelled_in[static_cast<std::size_t>(branch.state)];
     for (const SimResult& result : results_) {
       for (const SimBranchMark& mark : result.marks) {
-        coverage_.cancelled_after_finish += mark.finished && mark.request == branch.request;
+        Count(SimFault::kCancelAfterFinish, mark.finished && mark.request == branch.request);
       }
     }
   }
-  ++coverage_.cancelled_in[static_cast<std::size_t>(in)];
-  CancelRequest cancel{.request = client.request().id, .branch = {}, .keep_tokens = 0};
-  if (random_.OneIn(2)) cancel.branch = BranchIndex(random_.Below(client.request().branches));
+  SimClient& client = clients_.at(cancel.request.counter);
   cancel.keep_tokens = client.Cancel(cancel.branch, random_.Below(4));
   core_->Cancel(cancel);
 }
 
 absl::Status Simulation::MakePlan() {
+  const CoreSnapshot before = core_->Snapshot();
   PlanOutcome outcome = core_->Plan(now_ns_);
+  if (before.in_flight > 0 &&
+      core_->Snapshot().counters.preemptions > before.counters.preemptions) {
+    return Broken(7, "preempted while results are on their way");
+  }
   ++coverage_.holds[static_cast<std::size_t>(outcome.hold)];
   if (absl::Status s = CheckHold(outcome); !s.ok()) return s;
   if (absl::Status s = TakeEvents(); !s.ok()) return s;
   if (outcome.plan.has_value()) {
     TracePlan(*outcome.plan);
+    for (const PlanOp& op : outcome.plan->ops) {
+      if (const auto* copy = std::get_if<BackgroundCopy>(&op)) copying_.insert(copy->id);
+    }
     if (absl::Status s = CheckProgress(); !s.ok()) return s;
+    Count(SimFault::kPlanToTheDead, worker_ == nullptr);
     if (worker_ != nullptr) plans_.push_back(*std::move(outcome.plan));
   }
   return AfterEvent();
@@ -282,16 +328,20 @@ absl::Status Simulation::CheckProgress() {
     all_planned &= branch.length.least == branch.length.max;
   }
   const bool same = front_ == first->request && front_progress_ == progress && !all_planned;
-  front_stalled_ = same ? front_stalled_ + 1 : 0;
+  // Copies to and from tiers may hold the blocks that it lacks, for as long as they
+  // take.
+  front_stalled_ = same ? front_stalled_ + copying_.empty() : 0;
+  front_waits_ = same ? front_waits_ + !copying_.empty() : 0;
   front_ = first->request;
   front_progress_ = progress;
-  if (front_stalled_ > 2 * group_.lag + 2) return Broken(7, "the first branch stands still");
+  if (front_stalled_ > 2 * group_.lag + 2 || front_waits_ > kMostCopySteps)
+    return Broken(7, "the first branch stands still");
   return absl::OkStatus();
 }
 
 absl::Status Simulation::DeliverResult() {
   if (stale_.has_value() && loss_told_) {
-    ++coverage_.stale_results;
+    Count(worker_ == nullptr ? SimFault::kLateResult : SimFault::kLateResultNewEpoch);
     if (absl::Status s = core_->Apply(*std::exchange(stale_, std::nullopt)); !s.ok()) return s;
     return AfterEvent();
   }
@@ -299,44 +349,81 @@ absl::Status Simulation::DeliverResult() {
   const SimResult result = std::move(results_.front());
   results_.pop_front();
   if (absl::Status s = core_->Apply(result.result); !s.ok()) return s;
+  for (const std::uint64_t id : result.result.copies_done) copying_.erase(id);
   if (absl::Status s = CompareMarks(result); !s.ok()) return s;
   return AfterEvent();
 }
 
 void Simulation::KillGroup() {
-  std::uint32_t open = 0;
-  for (const OpenBranchView& branch : core_->OpenBranches()) {
+  for (const BranchStatus& branch : core_->BranchStates()) {
     ++coverage_.lost_in[static_cast<std::size_t>(branch.state)];
-    ++open;
   }
-  coverage_.lost_idle += open == 0;
-  coverage_.lost_with_results_in_flight += !results_.empty();
+  const bool sent = !plans_.empty(), running = worker_->CanComplete(), done = !results_.empty();
+  Count(SimFault::kDiedIdle, core_->OpenBranches().empty());
+  Count(SimFault::kDiedPlanSent, sent);
+  Count(SimFault::kDiedStepRunning, running);
+  Count(SimFault::kDiedResultSent, done);
+  Count(SimFault::kDiedInAllPhases, sent && running && done);
   worker_.reset();
+  if (sent) stale_plan_ = std::move(plans_.back());
   plans_.clear();
   loss_told_ = false;
-  if (!results_.empty() && random_.OneIn(2)) {  // lost on the way, or too late
+  if (done && random_.OneIn(2)) {  // lost on the way, or too late
     stale_ = results_.back().result;
     results_.clear();
   }
 }
 
-// Tells the core of the loss, or later of the next group.
 absl::Status Simulation::ReviveGroup() {
-  if (!loss_told_) {
-    if (!results_.empty()) return DeliverResult();  // those came before the loss
-    core_->Lost(epoch_);
+  if (loss_told_) return NextGroup();
+  if (random_.OneIn(4)) {
+    Count(SimFault::kLossNotTold);
+    if (!results_.empty()) stale_ = results_.front().result;
+    results_.clear();
     loss_told_ = true;
-    return AfterEvent();
+    return NextGroup();
   }
+  if (!results_.empty()) return DeliverResult();  // those came before the loss
+  core_->Lost(epoch_);
+  loss_told_ = true;
+  return AfterEvent();
+}
+
+absl::Status Simulation::NextGroup() {
   epoch_ = Epoch(epoch_.value() + 1);
   group_ = RandomGroup();
+  copying_.clear();
   const std::uint64_t failed = core_->Snapshot().counters.failed;
   if (absl::Status s = core_->Ready(epoch_, group_); !s.ok()) return s;
-  coverage_.too_large_for_new_group += core_->Snapshot().counters.failed - failed;
+  Count(SimFault::kTooLargeForNewGroup, core_->Snapshot().counters.failed - failed);
   worker_ = std::make_unique<SimWorker>(
       epoch_, group_, ngrams_,
       [this](const RequestId& id) -> const SimClient& { return Find(id); });
   front_.reset();
+  return AfterEvent();
+}
+
+// What belongs to a lost epoch changes nothing in the next, on either side.
+absl::Status Simulation::LateMessage() {
+  if (stale_plan_.has_value() && random_.OneIn(2)) {
+    Count(SimFault::kEpochRefused);
+    return worker_->Refuse(*std::exchange(stale_plan_, std::nullopt));
+  }
+  const CoreSnapshot before = core_->Snapshot();
+  const std::uint64_t digest = core_->digest();
+  const Epoch old(epoch_.value() - 1);
+  if (random_.OneIn(2)) {
+    Count(SimFault::kLateLoss);
+    core_->Lost(old);
+  } else {
+    Count(SimFault::kLateReady);
+    if (absl::Status s = core_->Ready(old, group_); !s.ok()) return s;
+  }
+  const CoreSnapshot after = core_->Snapshot();
+  if (!after.load.ready || after.in_flight != before.in_flight || core_->digest() != digest ||
+      after.counters.replays != before.counters.replays) {
+    return Broken(9, "an event of an older epoch had an effect");
+  }
   return AfterEvent();
 }
 
@@ -358,13 +445,41 @@ absl::Status Simulation::WindDown() {
   if (core_->Plan(now_ns_).hold != Hold::kIdle) return Broken(7, "not idle");
   if (!live_.empty()) return Broken(5, "a request has not ended");
   if (core.counters.accepted != Sum(core.counters)) return Broken(5, "ends and acceptances");
+  if (core.counters.preemptions != preemptions_) return Broken(5, "preemptions reported");
   return absl::OkStatus();
 }
 
 absl::Status Simulation::AfterEvent() {
   if (absl::Status s = TakeEvents(); !s.ok()) return s;
   if (absl::Status s = core_->CheckInvariants(); !s.ok()) return s;
+  CountTransitions();
   return CompareWithWorker();
+}
+
+void Simulation::CountTransitions() {
+  std::vector<BranchStatus> now = core_->BranchStates();
+  const auto key = [](const BranchStatus& b) { return std::pair(b.request, b.index); };
+  const auto count = [this](std::size_t from, std::size_t to) {
+    if (from != to) ++coverage_.transitions[from][to];
+  };
+  auto was = states_.begin();
+  for (const BranchStatus& is : now) {
+    for (; was != states_.end() && key(*was) < key(is); ++was) {
+      count(static_cast<std::size_t>(was->state), kAbsent);
+    }
+    auto from = kAbsent;
+    const auto to = static_cast<std::size_t>(is.state);
+    if (was != states_.end() && key(*was) == key(is)) {
+      from = static_cast<std::size_t>(was++->state);
+    }
+    // A beam that ended and a new one may have the same index.
+    const bool other = from != kAbsent && from > to && is.state == BranchState::kPending &&
+                       Find(is.request).request().beam.has_value();
+    if (other) count(std::exchange(from, kAbsent), kAbsent);
+    count(from, to);
+  }
+  for (; was != states_.end(); ++was) count(static_cast<std::size_t>(was->state), kAbsent);
+  states_ = std::move(now);
 }
 
 absl::Status Simulation::TakeEvents() {
@@ -377,6 +492,7 @@ absl::Status Simulation::TakeEvents() {
     if (!client.ended()) continue;
     live_.erase(std::find(live_.begin(), live_.end(), id.counter));
     const auto* end = std::get_if<RequestEnd>(&event);
+    if (end != nullptr) preemptions_ += end->usage.preemptions;
     coverage_.undisturbed += end != nullptr && end->status.ok() && end->usage.preemptions > 0 &&
                              end->usage.preemptions == options_.max_preemptions;
     coverage_.beams_served += client.request().beam && client.status().ok();
@@ -489,15 +605,15 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.trims += o.core.trims;
   core.prefill_tokens += o.core.prefill_tokens;
   steps += o.steps;
+  for (std::size_t from = 0; from < kSimStates; ++from) {
+    add(transitions[from], o.transitions[from]);
+  }
+  add(faults, o.faults);
   add(cancelled_in, o.cancelled_in);
   add(lost_in, o.lost_in);
   add(holds, o.holds);
   add(lags, o.lags);
   add(policies, o.policies);
-  cancelled_after_finish += o.cancelled_after_finish;
-  lost_with_results_in_flight += o.lost_with_results_in_flight;
-  lost_idle += o.lost_idle;
-  stale_results += o.stale_results;
   refused_full += o.refused_full;
   refused_wait += o.refused_wait;
   refused_too_large += o.refused_too_large;
@@ -508,7 +624,6 @@ void SimCoverage::Add(const SimCoverage& o) {
   parallel += o.parallel;
   beams += o.beams;
   beams_served += o.beams_served;
-  too_large_for_new_group += o.too_large_for_new_group;
 }
 
 }  // namespace flotilla

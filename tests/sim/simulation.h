@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,16 +23,79 @@
 
 namespace flotilla {
 
+// A state of the branch machine as the simulation sees it: BranchState, and not
+// there (not yet, or ended).
+inline constexpr std::size_t kAbsent = 5, kSimStates = 6;
+inline constexpr const char* kStateNames[kSimStates] = {"waiting", "pending", "prefill",
+                                                        "decode",  "ending",  "absent"};
+
+// What a branch was before an event and is after it. An event can take several
+// steps at once (a plan preempts a request and starts it again), so what is listed
+// in neither way may be seen.
+struct SimTransition {
+  BranchState from, to;
+  bool possible;  // it must be seen; else it must never be
+};
+inline constexpr BranchState kGone{kAbsent};
+inline constexpr SimTransition kTransitions[] = {
+    {kGone, BranchState::kWaiting, true},                  // admitted
+    {kGone, BranchState::kPending, true},                  // a beam forks
+    {kGone, BranchState::kPrefill, false},                 // opened before it was pending
+    {kGone, BranchState::kDecode, false},                  //
+    {kGone, BranchState::kEnding, false},                  //
+    {BranchState::kWaiting, BranchState::kPending, true},  // its request is opened
+    {BranchState::kWaiting, BranchState::kPrefill, true},  // and it, with a first chunk,
+    {BranchState::kWaiting, BranchState::kDecode, true},   // or with all it knows
+    {BranchState::kWaiting, BranchState::kEnding, true},   //
+    {BranchState::kWaiting, kGone, true},                  // cancelled, late, too large
+    {BranchState::kPending, BranchState::kWaiting, true},  // preempted, or its group lost
+    {BranchState::kPending, BranchState::kPrefill, true},  // forked, or for memory
+    {BranchState::kPending, BranchState::kDecode, true},   //
+    {BranchState::kPending, BranchState::kEnding, true},   // a beam's one token
+    {BranchState::kPending, kGone, true},                  // cancelled, or too late
+    {BranchState::kPrefill, BranchState::kWaiting, true},  // preempted, or its group lost
+    {BranchState::kPrefill, BranchState::kDecode, true},   // its last chunk
+    {BranchState::kPrefill, BranchState::kEnding, true},   //
+    {BranchState::kPrefill, kGone, true},                  // cancelled, or too late
+    {BranchState::kDecode, BranchState::kWaiting, true},   // preempted, or its group lost
+    {BranchState::kDecode, BranchState::kEnding, false},   // a decode ends by its result
+    {BranchState::kDecode, kGone, true},                   // finished, cancelled, too late
+    {BranchState::kEnding, BranchState::kWaiting, true},   // preempted, or its group lost
+    {BranchState::kEnding, BranchState::kPrefill, true},   // a beam goes on
+    {BranchState::kEnding, BranchState::kDecode, false},   // the result ends it
+    {BranchState::kEnding, kGone, true},                   // finished, or nobody follows it
+};
+
+// What goes wrong between the two sides. The test asserts that all of it did.
+enum class SimFault : std::uint8_t {
+  kDiedIdle,            // no branch was open
+  kDiedPlanSent,        // the group died with a plan sent and not applied
+  kDiedStepRunning,     // with a plan applied and not completed
+  kDiedResultSent,      // with a result on its way
+  kDiedInAllPhases,     // with all three at once
+  kPlanToTheDead,       // a plan was made before the loss was told
+  kLossNotTold,         // the next group was ready first
+  kLateLoss,            // of an older epoch; ignored
+  kLateReady,           // of an older epoch; ignored
+  kLateResult,          // of a lost epoch, before the next; ignored
+  kLateResultNewEpoch,  // of a lost epoch, in the next one; ignored
+  kEpochRefused,        // a plan of a lost epoch came to the next group
+  kStepRefused,         // a plan came twice
+  kCancelAfterFinish,   // the result that says so was on its way
+  kTooLargeForNewGroup,
+  kCount,
+};
+inline constexpr std::size_t kSimFaults = static_cast<std::size_t>(SimFault::kCount);
+
 // How often each interesting thing happened; the test asserts that all did.
 struct SimCoverage {
   CoreCounters core;
   std::uint64_t steps = 0;
-  std::array<std::uint64_t, 5> cancelled_in{};  // by BranchState (pending: as waiting)
-  std::array<std::uint64_t, 5> lost_in{};       // open branches by BranchState
-  std::uint64_t cancelled_after_finish = 0;     // finished, the result on its way
-  std::uint64_t lost_with_results_in_flight = 0;
-  std::uint64_t lost_idle = 0;
-  std::uint64_t stale_results = 0;
+  // [from][to] BranchState or kAbsent
+  std::array<std::array<std::uint64_t, kSimStates>, kSimStates> transitions{};
+  std::array<std::uint64_t, kSimFaults> faults{};  // by SimFault
+  std::array<std::uint64_t, 5> cancelled_in{};     // branches by BranchState
+  std::array<std::uint64_t, 5> lost_in{};          // branches by BranchState
   std::uint64_t refused_full = 0;
   std::uint64_t refused_wait = 0;  // of them for their predicted wait
   std::uint64_t refused_too_large = 0;
@@ -42,7 +106,6 @@ struct SimCoverage {
   std::uint64_t undisturbed = 0;  // served after as many preemptions as one may have
   std::uint64_t beams = 0;        // beam searches
   std::uint64_t beams_served = 0;
-  std::uint64_t too_large_for_new_group = 0;
   std::array<std::uint64_t, 6> holds{};     // by Hold
   std::array<std::uint64_t, 4> lags{};      // runs by lag
   std::array<std::uint64_t, 4> policies{};  // runs by policy
@@ -65,19 +128,29 @@ class Simulation {
  private:
   // One thing that happens.
   absl::Status Tick(bool arrivals);
+  absl::Status Disturb();
   void Arrive();
   TokenizedRequest RandomRequest();
+  CancelRequest RandomCancel();
   void CancelSome();
   absl::Status MakePlan();
   absl::Status CheckHold(const PlanOutcome& outcome) const;
   absl::Status CheckProgress();
   absl::Status DeliverResult();
   void KillGroup();
+  // Tells the core of the loss, or of the next group.
   absl::Status ReviveGroup();
+  absl::Status NextGroup();
+  absl::Status LateMessage();
+  absl::Status ApplyPlan();
   ExecutorDescription RandomGroup();
   absl::Status WindDown();
 
   absl::Status AfterEvent();
+  void CountTransitions();
+  void Count(SimFault fault, std::uint64_t times = 1) {
+    coverage_.faults[static_cast<std::size_t>(fault)] += times;
+  }
   absl::Status TakeEvents();
   absl::Status CompareMarks(const SimResult& result) const;
   absl::Status CompareWithWorker() const;
@@ -107,7 +180,9 @@ class Simulation {
   bool loss_told_ = true;              // the core knows that it is dead
   std::deque<StepPlan> plans_;         // sent, not applied
   std::deque<SimResult> results_;      // on their way back
-  std::optional<StepResult> stale_;    // of a lost epoch, comes too late
+  // Of a lost epoch, come too late.
+  std::optional<StepResult> stale_;
+  std::optional<StepPlan> stale_plan_;
 
   std::map<std::uint64_t, SimClient> clients_;
   std::vector<std::uint64_t> live_;  // not ended, in order of arrival
@@ -116,7 +191,12 @@ class Simulation {
   // The first branch in the order of the policy must move on.
   std::optional<RequestId> front_;
   std::uint64_t front_progress_ = 0;
-  std::uint32_t front_stalled_ = 0;
+  std::uint32_t front_stalled_ = 0;  // plans in which it did not
+  std::uint32_t front_waits_ = 0;    // and while copies were under way
+  std::set<std::uint64_t> copying_;  // ids of copies in plans, not reported done
+
+  std::vector<BranchStatus> states_;  // after the last event
+  std::uint64_t preemptions_ = 0;     // that ended requests report
 
   SimCoverage coverage_;
   std::uint64_t trace_hash_ = 0;
