@@ -48,6 +48,10 @@ def main():
     build = results / "clean-build.log"
     if build.exists():
         lines += ["", build.read_text().strip().splitlines()[-1].capitalize() + "."]
+    mutants = results / "mutants.txt"
+    if mutants.exists():
+        lines += ["", "Deliberate errors in the cores, given to the simulation: "
+                  + mutants.read_text().strip() + "."]
     peer = results / "peer.md"
     if peer.exists():
         lines += ["", "## Speed against llama.cpp", "", peer.read_text().strip()]
