@@ -110,6 +110,7 @@ void InProcessEngine::Loop() {
       std::visit([this](auto& m) { Handle(std::move(m)); }, message);
     }
     wake = SendPlans();
+    if (options_.on_planned) options_.on_planned(core_);
     CollectEvents();
     probe_.OnState(core_.Snapshot());
     PostEvents();

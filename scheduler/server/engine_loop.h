@@ -59,6 +59,10 @@ struct InProcessEngineOptions {
   // Sees each step on the loop's thread, before the step's events are posted;
   // must not block. May be empty.
   std::function<void(const StepRecord&)> on_step;
+  // Sees the scheduler when it has sent all the plans it can, on the loop's thread;
+  // so it stays until the next call. Reads it only, must not block and keeps no
+  // reference. For measurements; may be empty.
+  std::function<void(const SchedulerCore&)> on_planned;
 };
 
 class InProcessEngine final : public Engine, private ExecutorListener {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -47,6 +48,8 @@ class EngineRunner {
   struct Options {
     RankOptions rank;
     CoreOptions core;
+    // InProcessEngineOptions::on_planned.
+    std::function<void(const SchedulerCore&)> on_planned;
   };
 
   // Starts and waits until it is ready; a failure to start fails the test and
