@@ -1,0 +1,187 @@
+// The KV pool on the real model, at the Engine seam: little of it is wasted,
+// branches of a request share what they can, and a quarter of the pool that a load
+// would like is nearly enough for it. A few requests always; the figures that are
+// required of the whole load (tests/support/memory_load.h) in the long run.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "tests/support/memory_load.h"
+
+namespace flotilla {
+namespace {
+
+using testing::Answer;
+using testing::EngineRunner;
+using testing::LongTests;
+using testing::MemoryCase;
+using testing::MemoryMeter;
+using testing::MemoryRun;
+
+// Every case in the long run; else those that a few requests are enough for.
+bool Wanted(const MemoryCase& one) {
+  if (LongTests()) return true;
+  return one.width == 1 || (one.width == 4 && one.preset == std::string("short"));
+}
+
+std::uint32_t Requests(const std::string& preset) {
+  if (testing::kSanitized) return 2;
+  if (!LongTests()) return 8;
+  return preset == "short" ? 40 : 24;
+}
+
+void ExpectWellUsed(const MemoryCase& one, const MemoryRun& run, std::uint32_t requests) {
+  SCOPED_TRACE(one.Name());
+  EXPECT_EQ(run.use.mismatches, 0u);
+  EXPECT_EQ(run.preemptions, 0u);
+  EXPECT_LT(run.use.worst_waste, 16u);
+  if (testing::kSanitized) return;
+  if (one.width == 1) {
+    EXPECT_EQ(run.use.saving(), 0);
+    if (std::string(one.preset) == "long") {
+      EXPECT_LT(run.use.waste(), testing::kMostWaste);
+    }
+  } else if (!one.beams) {
+    // Nothing is shared while the prompt is computed.
+    EXPECT_NEAR(run.use.saving(), PossibleSaving(one, requests), 0.02);
+  }
+  // The first few requests are shorter than the preset's mean: less to share.
+  if (one.width > 1 && (LongTests() || one.beams)) {
+    EXPECT_GE(run.use.saving(), one.required_saving - (LongTests() ? 0 : 0.05));
+  }
+}
+
+TEST(MemoryTest, LittleIsWastedAndMuchShared) {
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  for (const std::string preset : {"short", "long"}) {
+    testing::MemoryLoad load(file, testing::MemoryPool(preset));
+    const std::uint32_t requests = Requests(preset);
+    for (const MemoryCase& one : testing::kMemoryCases) {
+      if (one.preset != preset || !Wanted(one)) continue;
+      const MemoryRun run = load.Run(MakeMemoryRequests(one, requests));
+      ExpectWellUsed(one, run, requests);
+      RecordProperty(
+          absl::StrCat(one.Name(), ": waste; saving"),
+          absl::StrFormat("%.2f %%; %.1f %%", 100 * run.use.waste(), 100 * run.use.saving()));
+    }
+  }
+}
+
+// One engine with a pool of so many blocks, and what it did.
+class Pool {
+ public:
+  Pool(std::shared_ptr<const GgufFile> file, std::uint32_t blocks) {
+    EngineRunner::Options options;
+    options.rank.kv_blocks = blocks;
+    options.on_planned = [this](const SchedulerCore& core) { meter_.Sample(core); };
+    runner_ = std::make_unique<EngineRunner>(std::move(file), std::move(options));
+  }
+
+  std::vector<Answer> Run(const std::vector<TokenizedRequest>& requests) {
+    const std::int64_t start_ns = clock_.NowNs();
+    std::vector<Answer> answers = runner_->Run(requests);
+    seconds_ = 1e-9 * static_cast<double>(clock_.NowNs() - start_ns);
+    peak_blocks_ = meter_.Take().peak_blocks;
+    return answers;
+  }
+
+  double seconds() const { return seconds_; }                 // of the last run
+  std::uint32_t peak_blocks() const { return peak_blocks_; }  // in it
+  CoreCounters counters() const {                             // of all runs
+    return runner_->engine().probe().Read().core.counters;
+  }
+
+ private:
+  const SteadyClock clock_;
+  MemoryMeter meter_;
+  double seconds_ = 0;
+  std::uint32_t peak_blocks_ = 0;
+  std::unique_ptr<EngineRunner> runner_;
+};
+
+void ExpectSameAnswers(const std::vector<Answer>& expected, const std::vector<Answer>& answers) {
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    ASSERT_TRUE(answers[i].status.ok()) << answers[i].status;
+    EXPECT_EQ(answers[i].Bits(), expected[i].Bits()) << "request " << i;
+    EXPECT_LE(answers[i].usage.preemptions, 3u) << "request " << i;
+  }
+}
+
+// What one load did in both pools.
+struct Comparison {
+  std::uint32_t blocks = 0;    // all that it wanted
+  std::vector<double> ratios;  // of throughput with a quarter of them, by round
+  CoreCounters ample, quarter;
+
+  double median() const {
+    std::vector<double> sorted = ratios;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+};
+
+// Serves the load in turns with all the blocks that it can use and with a quarter of
+// them; a busy machine slows both. Answers and preemptions are checked.
+Comparison ServeWithAQuarter(const char* preset, std::uint32_t count, int rounds) {
+  Comparison result;
+  const auto file = testing::OpenRealModel();
+  if (file == nullptr) return result;
+  Pool ample(file, 4096);
+  std::unique_ptr<Pool> quarter;
+  std::vector<TokenizedRequest> requests =
+      testing::MakeMemoryRequests({preset, 1, false, 0}, count);
+  for (int round = 0; round < rounds; ++round) {
+    // Nobody finds the prompts of the round before.
+    for (TokenizedRequest& request : requests) request.cache_salt = absl::StrCat(round);
+    const std::vector<Answer> expected = ample.Run(requests);
+    if (quarter == nullptr) {
+      result.blocks = ample.peak_blocks();
+      quarter = std::make_unique<Pool>(file, result.blocks / 4);
+    }
+    ExpectSameAnswers(expected, quarter->Run(requests));
+    result.ratios.push_back(ample.seconds() / quarter->seconds());
+    std::printf("round %d: %.1f s with %u blocks, %.1f s with %u\n", round, ample.seconds(),
+                result.blocks, quarter->seconds(), result.blocks / 4);
+    std::fflush(stdout);
+  }
+  result.ample = ample.counters();
+  result.quarter = quarter->counters();
+  return result;
+}
+
+// The one place that looks at how blocks were won back.
+void ExpectPreemptions(const Comparison& result) {
+  EXPECT_EQ(result.ample.preemptions, 0u);
+  EXPECT_EQ(result.quarter.resumptions, result.quarter.preemptions);
+  ::testing::Test::RecordProperty(
+      "throughput with a quarter of the blocks",
+      absl::StrFormat("%.2f of that with all %d (%d rounds); %d preemptions, %d prompt tokens "
+                      "computed instead of %d",
+                      result.median(), result.blocks, result.ratios.size(),
+                      result.quarter.preemptions, result.quarter.prefill_tokens,
+                      result.ample.prefill_tokens));
+}
+
+TEST(MemoryTest, AQuarterOfThePoolGivesTheSameAnswers) {
+  const Comparison result = ServeWithAQuarter("short", testing::kSanitized ? 12 : 40, 1);
+  ASSERT_EQ(result.ratios.size(), 1u);
+  ExpectPreemptions(result);
+}
+
+TEST(MemoryTest, AQuarterOfThePoolIsNearlyAsFast) {
+  if (!LongTests()) GTEST_SKIP() << "only with FLOTILLA_LONG=1";
+  const Comparison result = ServeWithAQuarter("long", 64, 3);
+  ASSERT_EQ(result.ratios.size(), 3u);
+  ExpectPreemptions(result);
+  EXPECT_GE(result.median(), 0.85);
+}
+
+}  // namespace
+}  // namespace flotilla
