@@ -52,9 +52,11 @@ def main():
     if mutants.exists():
         lines += ["", "Deliberate errors in the cores, given to the simulation: "
                   + mutants.read_text().strip() + "."]
-    peer = results / "peer.md"
-    if peer.exists():
-        lines += ["", "## Speed against llama.cpp", "", peer.read_text().strip()]
+    for name, title in (("peer.md", "Speed against llama.cpp"), ("memory.md", "KV memory"),
+                        ("prefix_cache.md", "What the prefix cache costs at no hits")):
+        page = results / name
+        if page.exists():
+            lines += ["", f"## {title}", "", page.read_text().strip()]
     measured = list(properties(results))
     if measured:
         lines += ["", "## Measured by the tests", "", "| test | what | value |", "|---|---|---|"]
