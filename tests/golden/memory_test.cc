@@ -156,9 +156,11 @@ Comparison ServeWithAQuarter(const char* preset, std::uint32_t count, int rounds
   return result;
 }
 
-// The one place that looks at how blocks were won back.
+// The one place that looks at how blocks were won back: these pools have no tiers, so
+// every victim is computed again.
 void ExpectPreemptions(const Comparison& result) {
   EXPECT_EQ(result.ample.preemptions, 0u);
+  EXPECT_EQ(result.quarter.swapped, 0u);
   EXPECT_EQ(result.quarter.resumptions, result.quarter.preemptions);
   ::testing::Test::RecordProperty(
       "throughput with a quarter of the blocks",
@@ -180,7 +182,7 @@ TEST(MemoryTest, AQuarterOfThePoolIsNearlyAsFast) {
   const Comparison result = ServeWithAQuarter("long", 64, 3);
   ASSERT_EQ(result.ratios.size(), 3u);
   ExpectPreemptions(result);
-  EXPECT_GE(std::max(Median(result.ratios), Median(result.cpu_ratios)), 0.85);
+  EXPECT_GE(Median(result.ratios), 0.85);
 }
 
 }  // namespace
