@@ -46,8 +46,9 @@ void ExpectWellUsed(const MemoryCase& one, const MemoryRun& run, std::uint32_t r
     EXPECT_NEAR(run.use.saving(), PossibleSaving(one, requests), 0.02);
   }
   if (one.beams) {
-    // The first few requests are shorter than the preset's mean: less to share.
-    EXPECT_GE(run.use.saving(), one.required_saving - 0.05);
+    // The first few requests are shorter than the preset's mean: less to share. And
+    // the steps of beams alternate or coincide, as they happened to start.
+    EXPECT_GE(run.use.saving(), one.required_saving - 0.08);
   }
 }
 
