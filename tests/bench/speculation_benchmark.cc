@@ -5,8 +5,9 @@
 //                         [draft layers, or shortest n-gram; 0: the default]
 //                         [batch sizes, default 1 4 8]
 //
-// Two kinds of answer: a copy (repeat a passage; a program with a name changed),
-// and sampled prose that does not repeat itself. Prompts are in the prefix cache
+// Answers that copy (a passage repeated, corrected, quoted), one that hardly does (a
+// small model asked to change a program writes another one), and sampled prose that
+// does not repeat itself. Prompts are in the prefix cache
 // from the first round on, so what is timed is decode. Answers are compared: a
 // difference ends the program.
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "model/tokenizer.h"
 #include "tests/support/engine_runner.h"
 
@@ -58,7 +60,15 @@ struct Task {
 std::vector<Task> Tasks() {
   return {{"copy: repeat a passage",
            Chat(absl::StrCat("Repeat this text word for word.\n\n", kPassage)), 0, 200},
-          {"copy: change a program",
+          {"copy: correct the spelling",
+           Chat(absl::StrCat("Correct the spelling of this text and give the whole text:\n\n",
+                             absl::StrReplaceAll(kPassage, {{"fog", "fogg"}, {"word", "wrod"}}))),
+           0, 200},
+          {"copy: quote a passage",
+           Chat(absl::StrCat("Quote the sentences of this text that speak of the pilot.\n\n",
+                             kPassage)),
+           0, 200},
+          {"mixed: change a program",
            Chat(absl::StrCat("Here is a Python file:\n\n", kProgram,
                              "\nWrite the whole file again, with `rate` renamed to `tax_rate`.")),
            0, 200},
@@ -129,7 +139,7 @@ void Measure(EngineRunner& off, EngineRunner& on, const Tokenizer& tokenizer, co
   const double fastest = *std::min_element(without.begin(), without.end());
   const double fastest_with = *std::min_element(with.begin(), with.end());
   std::printf(
-      "B=%-2d %-24s off %7.1f tok/s, on %7.1f tok/s: best rounds %.2fx, median %.2fx, "
+      "B=%-2d %-26s off %7.1f tok/s, on %7.1f tok/s: best rounds %.2fx, median %.2fx, "
       "its processor time %.2fx; guessed %.2f per token, %2.0f %% right\n",
       batch, task.name, static_cast<double>(tokens) / fastest,
       static_cast<double>(tokens) / fastest_with, fastest / fastest_with, Median(ratios),

@@ -49,6 +49,12 @@ std::vector<TokenId> NgramIndex::Guess(absl::Span<const TokenId> tokens, std::ui
   std::size_t from = 0;
   for (std::uint32_t n = longest; n >= options_.min_n && from == 0; --n) from = Find(tokens, n);
   if (from == 0) return guess;
+  std::uint32_t common = 0;
+  while (common <= limit && common < from &&
+         tokens[from - 1 - common] == tokens[tokens.size() - 1 - common]) {
+    ++common;
+  }
+  limit = std::min(limit, std::max(common, 2u) - 1);
   guess.reserve(limit);
   for (std::uint32_t i = 0; i < limit; ++i) {
     const std::size_t at = from + i;

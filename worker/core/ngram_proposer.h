@@ -1,6 +1,8 @@
 // NgramProposer: guesses that a branch goes on as it did when it last had these
 // tokens (prompt lookup). Good where answers repeat their prompt: edits, quotes,
-// extraction, code.
+// extraction, code. The longer what it now repeats already is, the more it
+// guesses, since long repetitions go on and short ones are chance (SuffixDecoding,
+// Oliaro et al. 2024).
 //
 // Each branch has an index of the n-grams of its own tokens, min_n <= n <= max_n,
 // by hash; it grows by max_n - min_n + 1 entries per token and a lookup reads at
@@ -21,7 +23,7 @@ namespace flotilla {
 struct NgramOptions {
   // Tokens at the end of the branch that must have occurred before: the longest
   // such suffix counts. Shorter ones find more and are right less often.
-  std::uint32_t min_n = 3;
+  std::uint32_t min_n = 2;
   std::uint32_t max_n = 5;  // at most kMaxNgram
 };
 
@@ -34,9 +36,10 @@ class NgramIndex {
   explicit NgramIndex(const NgramOptions& options) : options_(options) {}
 
   // What followed the last earlier occurrence of the longest suffix of `tokens`
-  // that has one: up to `limit` tokens. Where the occurrence is so late that
-  // they reach the end of `tokens`, they go on with themselves. `tokens` begins
-  // with what earlier calls were given.
+  // that has one: up to `limit` tokens, and one fewer than the two occurrences have
+  // in common, but one at least. Where the occurrence is so late that they reach the
+  // end of `tokens`, they go on with themselves. `tokens` begins with what earlier
+  // calls were given.
   std::vector<TokenId> Guess(absl::Span<const TokenId> tokens, std::uint32_t limit);
 
  private:

@@ -281,6 +281,9 @@ std::vector<TokenId> NaiveGuess(const std::vector<TokenId>& tokens, const NgramO
   for (std::size_t n = std::min<std::size_t>(options.max_n, size); n >= options.min_n; --n) {
     for (std::size_t end = size - 1; end >= n; --end) {
       if (!std::equal(tokens.end() - n, tokens.end(), tokens.begin() + end - n)) continue;
+      std::uint32_t common = 0;
+      while (common < end && tokens[end - 1 - common] == tokens[size - 1 - common]) ++common;
+      limit = std::min(limit, std::max<std::uint32_t>(common - 1, 1));
       std::vector<TokenId> all = tokens;
       for (std::uint32_t i = 0; i < limit; ++i) all.push_back(all[end + i]);
       return {all.end() - limit, all.end()};
@@ -312,9 +315,9 @@ TEST(NgramIndex, FindsWhatTheObviousSearchFinds) {
   EXPECT_GT(found, 5000u);
 }
 
-TEST(NgramIndex, GoesOnWithAPeriod) {
+TEST(NgramIndex, GoesOnWithAPeriodAsLongAsItLasted) {
   NgramIndex index({.min_n = 2, .max_n = 4});
-  EXPECT_THAT(index.Guess(std::vector<TokenId>{1, 2, 3, 1, 2, 3, 1, 2}, 7),
+  EXPECT_THAT(index.Guess(std::vector<TokenId>{1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2}, 9),
               ElementsAre(3, 1, 2, 3, 1, 2, 3));
 }
 
