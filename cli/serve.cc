@@ -135,6 +135,22 @@ absl::Status WriteReadyFile(const std::string& path, int http_port, int grpc_por
   return absl::UnavailableError("the ready file '" + path + "' cannot be written");
 }
 
+void LogPreemption(Logger& log, const Preemption& p) {
+  const auto id = [](const RequestId& request) {
+    return absl::StrCat(absl::Hex(request.incarnation), "-", request.counter);
+  };
+  log.Debug("preempted", {{"request", id(p.victim)},
+                          {"for", id(p.winner)},
+                          {"mode", ModeName(p.reason)},
+                          {"reason", ReasonName(p.reason)},
+                          {"victim", p.decoding ? "decode" : "prefill"},
+                          {"blocks", p.blocks},
+                          {"swapped_blocks", p.swapped_blocks},
+                          {"swap_us_per_block", p.swap_ns / 1000},
+                          {"compute_us_per_block", p.recompute_ns / 1000},
+                          {"cost_ms", p.cost_ns / 1'000'000}});
+}
+
 // The roles of one process, joined; members are destroyed from last to first.
 class LocalFleet {
  public:
@@ -215,6 +231,7 @@ absl::Status LocalFleet::StartEngine(const ServeFlags& flags, const std::string&
       executor_.get(), [metrics = metrics_.get()](const StepResult& r) { metrics->OnStep(r); });
   absl::StatusOr<InProcessEngineOptions> engine = MakeEngineOptions(flags, model_id_, *file_);
   if (!engine.ok()) return engine.status();
+  engine->on_preemption = [log = log_](const Preemption& p) { LogPreemption(*log, p); };
   engine_ = std::make_unique<InProcessEngine>(*std::move(engine), observed_.get(), &clock_);
   file_.reset();
   metrics_->Watch(&engine_->probe());

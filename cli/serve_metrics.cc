@@ -89,11 +89,6 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
      [](Snapshot s) -> double { return s.core.counters.expired; }},
     {kCounter, kFinished, kFinishedHelp, "reason", "error",
      [](Snapshot s) -> double { return s.core.counters.failed; }},
-    {kCounter, "flotilla_scheduler_preemptions_total", "Sequences that gave their blocks back.",
-     "mode", "recompute",
-     [](Snapshot s) -> double { return s.core.counters.preemptions - s.core.counters.swapped; }},
-    {kCounter, "flotilla_scheduler_preemptions_total", "Sequences that gave their blocks back.",
-     "mode", "swap", [](Snapshot s) -> double { return s.core.counters.swapped; }},
     {kCounter, kTierCopies, kTierCopiesHelp, "direction", "out",
      [](Snapshot s) -> double { return s.core.counters.blocks_out; }},
     {kCounter, kTierCopies, kTierCopiesHelp, "direction", "in",
@@ -133,6 +128,43 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kCounter, "flotilla_worker_groups_lost_total", "Worker groups that were lost.", nullptr,
      nullptr, [](Snapshot s) -> double { return s.groups_lost; }},
 };
+
+// Who gave blocks back, why in this way, and what it costs.
+void WatchPreemptions(Metrics& metrics, const SchedulerProbe* scheduler) {
+  struct Series {
+    Counter *prefills, *decodes, *blocks, *seconds;
+  };
+  std::vector<Series> series;
+  for (std::size_t i = 0; i < kPreemptionReasons; ++i) {
+    const auto reason = static_cast<PreemptionReason>(i);
+    const Metrics::Labels labels = {{"mode", ModeName(reason)}, {"reason", ReasonName(reason)}};
+    const auto victims = [&](const char* victim) {
+      Metrics::Labels all = labels;
+      all["victim"] = victim;
+      return &metrics.AddCounter("flotilla_scheduler_preemptions_total",
+                                 "Requests that gave their blocks back to others.", all);
+    };
+    series.push_back(
+        {.prefills = victims("prefill"),
+         .decodes = victims("decode"),
+         .blocks = &metrics.AddCounter("flotilla_scheduler_preempted_blocks_total",
+                                       "Blocks that preempted requests gave back.", labels),
+         .seconds = &metrics.AddCounter(
+             "flotilla_scheduler_preemption_cost_seconds_total",
+             "Predicted time to copy or to compute again what preempted requests had.", labels)});
+  }
+  metrics.OnRender([scheduler, series = std::move(series)] {
+    const PreemptionCounters totals = scheduler->Read().core.counters.preempted;
+    for (std::size_t i = 0; i < series.size(); ++i) {
+      const Series& one = series[i];
+      const PreemptionTotals& total = totals[i];
+      RaiseTo(*one.prefills, static_cast<double>(total.count - total.decoding));
+      RaiseTo(*one.decodes, static_cast<double>(total.decoding));
+      RaiseTo(*one.blocks, static_cast<double>(total.blocks));
+      RaiseTo(*one.seconds, Seconds(total.cost_ns));
+    }
+  });
+}
 
 }  // namespace
 
@@ -218,6 +250,7 @@ void ServeMetrics::Watch(const SchedulerProbe* scheduler) {
          .counter = metric.type == kCounter ? &metrics_.AddCounter(metric.name, metric.help, labels)
                                             : nullptr});
   }
+  WatchPreemptions(metrics_, scheduler);
   metrics_.OnRender([scheduler, series = std::move(series)] {
     const SchedulerSnapshot snapshot = scheduler->Read();
     for (const Series& one : series) {

@@ -288,8 +288,10 @@ void CoreState::Requeue(Slot slot) {
   Enqueue(slot);
 }
 
-void CoreState::Preempt(Slot slot) {
+void CoreState::Preempt(Slot slot, Slot winner) {
+  constexpr std::size_t kMostRecent = 256;
   Request& request = requests[slot];
+  const std::uint32_t available = epoch->kv.pool().available();
   const bool decoded = std::any_of(request.branches.begin(), request.branches.end(), [&](Slot at) {
     return branches[at].open() && OutputTokens(branches[at]) > 0 &&
            (branches[at].state == BranchState::kDecode || request.beam != nullptr);
@@ -308,11 +310,31 @@ void CoreState::Preempt(Slot slot) {
     }
     LeaveRunning(at);
   }
-  const KvLedger::Stored stored = epoch->kv.Store(blocks, RecomputeNs());
+  const KvTiers& tiers = epoch->kv.tiers();
+  Preemption record{.victim = request.id,
+                    .winner = requests[winner].id,
+                    .decoding = decoded,
+                    .blocks = epoch->kv.pool().available() - available,
+                    .swap_ns = tiers.SwapNs(),
+                    .recompute_ns = RecomputeNs()};
+  const KvLedger::Stored stored = epoch->kv.Store(blocks, record.recompute_ns);
+  record.swapped_blocks = stored.kept;
+  record.reason = stored.kept > 0    ? PreemptionReason::kSwapped
+                  : !tiers.any()     ? PreemptionReason::kNoTier
+                  : stored.able == 0 ? PreemptionReason::kNoWholeBlock
+                                     : PreemptionReason::kRecomputed;
+  const std::int64_t computed = record.blocks - std::min(record.blocks, stored.kept);
+  record.cost_ns = stored.begun * record.swap_ns + computed * record.recompute_ns;
   Requeue(slot);
   ++counters.preemptions;
   counters.swapped += stored.kept > 0;
   counters.blocks_out += stored.begun;
+  PreemptionTotals& totals = counters.preempted[static_cast<std::size_t>(record.reason)];
+  ++totals.count;
+  totals.decoding += decoded;
+  totals.blocks += record.blocks;
+  totals.cost_ns += record.cost_ns;
+  if (preemptions.size() < kMostRecent) preemptions.push_back(record);
 }
 
 void CoreState::LoseEpoch() {

@@ -18,6 +18,7 @@
 #include "scheduler/core/kv_ledger.h"
 #include "scheduler/core/options.h"
 #include "scheduler/core/policy.h"
+#include "scheduler/core/preemption.h"
 #include "scheduler/core/rates.h"
 #include "scheduler/core/request.h"
 #include "scheduler/core/slot_table.h"
@@ -72,14 +73,15 @@ struct CoreCounters {
   std::uint64_t expired = 0;
   std::uint64_t dropped_late = 0;  // of them before they started
   std::uint64_t failed = 0;
-  std::uint64_t preemptions = 0;  // of requests, for memory
-  std::uint64_t swapped = 0;      // of them those whose blocks went to a tier
-  std::uint64_t blocks_out = 0;   // begun to be copied to tiers
-  std::uint64_t blocks_in = 0;    // and back
-  std::uint64_t replays = 0;      // open requests of a lost group
-  std::uint64_t resumptions = 0;  // requests opened again
-  std::uint64_t bypasses = 0;     // requests that started before an earlier one
-  std::uint64_t forks = 0;        // branches that share another's blocks
+  std::uint64_t preemptions = 0;   // of requests, for memory
+  std::uint64_t swapped = 0;       // of them those whose blocks went to a tier
+  PreemptionCounters preempted{};  // the same, by reason
+  std::uint64_t blocks_out = 0;    // begun to be copied to tiers
+  std::uint64_t blocks_in = 0;     // and back
+  std::uint64_t replays = 0;       // open requests of a lost group
+  std::uint64_t resumptions = 0;   // requests opened again
+  std::uint64_t bypasses = 0;      // requests that started before an earlier one
+  std::uint64_t forks = 0;         // branches that share another's blocks
   std::uint64_t block_copies = 0;
   std::uint64_t skips = 0;
   std::uint64_t noops = 0;  // decodes of branches that had finished
@@ -126,7 +128,8 @@ struct CoreState {
   StepCosts costs;
 
   CoreCounters counters;
-  std::vector<EngineEvent> events;  // not yet taken
+  std::vector<EngineEvent> events;      // not yet taken
+  std::vector<Preemption> preemptions;  // not yet taken
 
   // Branches that may be open at once in this epoch.
   std::uint32_t MaxRunning() const;
@@ -178,9 +181,9 @@ struct CoreState {
   // Emits the RequestEnd of a request that has no branches left, and forgets it.
   void Forget(Slot request);
 
-  // Takes an open request's blocks and puts it back into the queue; it will be
-  // recomputed from its tokens. No result is outstanding for it.
-  void Preempt(Slot request);
+  // Takes an open request's blocks, of which `winner` lacks some (it may be the same
+  // request), and puts it back into the queue. No result is outstanding for it.
+  void Preempt(Slot request, Slot winner);
   // All open requests go back to the queue, and the epoch is over.
   void LoseEpoch();
 

@@ -315,15 +315,19 @@ KvLedger::CopyInFlight& KvLedger::CopyTo(BackgroundCopy::Kind kind, std::uint32_
 
 KvLedger::Stored KvLedger::Store(const std::vector<BlockId>& blocks, std::int64_t recompute_ns) {
   Stored stored;
+  bool full = !tiers_.any();
   for (const BlockId block : blocks) {
-    if (!tiers_.any() || pool_.references(block) > 0 || !pool_.kept(block)) continue;
+    if (pool_.references(block) > 0 || !pool_.kept(block)) continue;
+    ++stored.able;
+    if (full) continue;
     const PrefixNode node = node_of_[block.value()];
     ++stored.kept;
     if (index_->slot(node).kept()) continue;
     const std::optional<TierSlot> slot = tiers_.Take(node, recompute_ns);
     if (!slot.has_value()) {
       --stored.kept;
-      break;
+      full = true;  // what follows is of no use without this one
+      continue;
     }
     pool_.Share(block);
     CopyInFlight& copy = CopyTo(BackgroundCopy::Kind::kOut, slot->tier);

@@ -101,6 +101,7 @@ class KvLedger {
   // index and in no tier, where that is cheaper than to compute them. They are not
   // available until it is done.
   struct Stored {
+    std::uint32_t able = 0;   // blocks of which a tier could keep a copy
     std::uint32_t begun = 0;  // copies
     std::uint32_t kept = 0;   // those, and blocks that were in a tier already
   };

@@ -22,6 +22,15 @@ bool KvTiers::WorthLoading(std::uint32_t tier, std::int64_t recompute_ns) const 
   return stores_[tier].tier.in_ns_per_block < recompute_ns;
 }
 
+std::int64_t KvTiers::SwapNs() const {
+  std::int64_t least = 0;
+  for (const Store& store : stores_) {
+    const std::int64_t ns = store.tier.out_ns_per_block + store.tier.in_ns_per_block;
+    if (least == 0 || ns < least) least = ns;
+  }
+  return least;
+}
+
 std::optional<TierSlot> KvTiers::Take(PrefixNode node, std::int64_t recompute_ns) {
   for (const bool free_only : {true, false}) {
     for (std::uint32_t t = 0; t < stores_.size(); ++t) {

@@ -26,6 +26,9 @@ class KvTiers {
   bool WorthStoring(std::uint32_t tier, std::int64_t recompute_ns) const;
   bool WorthLoading(std::uint32_t tier, std::int64_t recompute_ns) const;
 
+  // The least that one of them takes to write a block and to read it back; 0: none.
+  std::int64_t SwapNs() const;
+
   // A slot for the node's block, pinned, in the fastest tier with room that is
   // worth it; its last content is forgotten. None: no tier is, or all are pinned.
   std::optional<TierSlot> Take(PrefixNode node, std::int64_t recompute_ns);

@@ -240,6 +240,10 @@ void SchedulerCore::Abort(const absl::Status& status) {
   }
 }
 
+std::vector<Preemption> SchedulerCore::TakePreemptions() {
+  return std::exchange(state_.preemptions, {});
+}
+
 std::vector<EngineEvent> SchedulerCore::TakeEvents() { return std::exchange(state_.events, {}); }
 
 CoreSnapshot SchedulerCore::Snapshot() const {

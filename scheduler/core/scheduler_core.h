@@ -108,6 +108,8 @@ class SchedulerCore {
 
   // Events since the last call, in order of emission.
   std::vector<EngineEvent> TakeEvents();
+  // Preemptions since the last call, in order; 256 at most, the rest is only counted.
+  std::vector<Preemption> TakePreemptions();
 
   // Requests accepted and not ended.
   std::size_t live_requests() const { return state_.requests.size(); }

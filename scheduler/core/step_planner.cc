@@ -22,7 +22,7 @@ PlanOutcome StepPlanner::Make() {
     if (!TrimBranches()) {
       const Slot last = state_.branches[state_.running.back()].request;
       FLOTILLA_CORE_CHECK(!state_.requests[last].undisturbed);
-      state_.Preempt(last);
+      state_.Preempt(last, state_.branches[lacking_.front()].request);
     }
     Assess();
   }

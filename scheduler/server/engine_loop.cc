@@ -110,6 +110,9 @@ void InProcessEngine::Loop() {
       std::visit([this](auto& m) { Handle(std::move(m)); }, message);
     }
     wake = SendPlans();
+    for (const Preemption& preemption : core_.TakePreemptions()) {
+      if (options_.on_preemption) options_.on_preemption(preemption);
+    }
     if (options_.on_planned) options_.on_planned(core_);
     CollectEvents();
     probe_.OnState(core_.Snapshot());

@@ -59,6 +59,8 @@ struct InProcessEngineOptions {
   // Sees each step on the loop's thread, before the step's events are posted;
   // must not block. May be empty.
   std::function<void(const StepRecord&)> on_step;
+  // Sees each preemption, on the loop's thread; must not block. May be empty.
+  std::function<void(const Preemption&)> on_preemption;
   // Sees the scheduler when it has sent all the plans it can, on the loop's thread;
   // so it stays until the next call. Reads it only, must not block and keeps no
   // reference. For measurements; may be empty.

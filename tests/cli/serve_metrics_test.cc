@@ -41,7 +41,9 @@ TEST(ServeMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
         "flotilla_scheduler_step_duration_seconds_count{model=\"m\",phase=\"mixed\"} 0",
         "flotilla_router_time_to_first_token_seconds_count",
         "flotilla_router_inter_token_latency_seconds_count",
-        "flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\"} 0",
+        "flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\",reason=\"no_tier\","
+        "victim=\"decode\"} 0",
+        "flotilla_scheduler_preempted_blocks_total{model=\"m\",mode=\"swap\",reason=\"cheaper\"} 0",
         "flotilla_scheduler_speculation_tokens_total{model=\"m\",kind=\"accepted\"} 0",
         "flotilla_router_cancelled_total{model=\"m\",by=\"client\"} 0",
         "flotilla_router_rejected_total{model=\"m\",reason=\"queue_full\"} 0",
@@ -116,21 +118,27 @@ TEST(ServeMetricsTest, TheSchedulerIsReadAtEachScrape) {
   core.load.blocks_total = 10;
   core.load.blocks_used = 4;
   core.blocks_cached = 1;
-  core.counters.preemptions = 7;
+  PreemptionTotals& computed =
+      core.counters.preempted[static_cast<std::size_t>(PreemptionReason::kRecomputed)];
+  computed = {.count = 7, .decoding = 5, .blocks = 12, .cost_ns = 250'000'000};
   scheduler.OnState(core);
   std::string page = metrics.Render();
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"free\"} 5"));
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"cached\"} 1"));
   EXPECT_THAT(page, HasSubstr("flotilla_kv_utilization_ratio{model=\"m\"} 0.4"));
+  const std::string labels = "{model=\"m\",mode=\"recompute\",reason=\"cheaper\"";
+  const std::string preemptions = "flotilla_scheduler_preemptions_total" + labels;
+  EXPECT_THAT(page, HasSubstr(preemptions + ",victim=\"decode\"} 5"));
+  EXPECT_THAT(page, HasSubstr(preemptions + ",victim=\"prefill\"} 2"));
+  EXPECT_THAT(page, HasSubstr("flotilla_scheduler_preempted_blocks_total" + labels + "} 12"));
   EXPECT_THAT(page,
-              HasSubstr("flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\"} 7"));
+              HasSubstr("flotilla_scheduler_preemption_cost_seconds_total" + labels + "} 0.25"));
   core.load.blocks_used = 0;
-  core.counters.preemptions = 8;
+  ++computed.count;
   scheduler.OnState(core);
   page = metrics.Render();
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"used\"} 0"));
-  EXPECT_THAT(page,
-              HasSubstr("flotilla_scheduler_preemptions_total{model=\"m\",mode=\"recompute\"} 8"));
+  EXPECT_THAT(page, HasSubstr(preemptions + ",victim=\"prefill\"} 3"));
 }
 
 }  // namespace

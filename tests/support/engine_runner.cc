@@ -106,6 +106,7 @@ EngineRunner::EngineRunner(std::shared_ptr<const GgufFile> file, Options options
   executor_ = std::make_unique<InProcessExecutor>(std::move(file), options.rank, &clock_);
   InProcessEngineOptions engine_options;
   engine_options.core = options.core;
+  engine_options.on_preemption = std::move(options.on_preemption);
   engine_options.on_planned = std::move(options.on_planned);
   engine_ = std::make_unique<InProcessEngine>(engine_options, executor_.get(), &clock_);
   const absl::Status status = engine_->Start();

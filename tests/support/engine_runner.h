@@ -48,7 +48,8 @@ class EngineRunner {
   struct Options {
     RankOptions rank;
     CoreOptions core;
-    // InProcessEngineOptions::on_planned.
+    // Those of InProcessEngineOptions.
+    std::function<void(const Preemption&)> on_preemption;
     std::function<void(const SchedulerCore&)> on_planned;
   };
 
