@@ -40,7 +40,7 @@ def main():
     results, report = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True,
                             capture_output=True, text=True).stdout.strip()
-    lines = ["# Serve: results of `scripts/test --long`", "",
+    lines = ["# Results of `scripts/test --long`", "",
              f"Commit {commit}, {datetime.date.today()}, on {machine()}.", "",
              "| what | passed | failed | seconds |", "|---|---|---|---|"]
     for row in (results / "stages.tsv").read_text().splitlines():

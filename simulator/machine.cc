@@ -13,11 +13,11 @@ namespace {
 // measured; docs/simulate.md states the residuals.
 Machine ThisCpu() {
   LinearModel m;
-  m.step_ns = 6.16e6;
-  m.prefill_row_ns = 1.03e6;
-  m.decode_row_ns = 1.46e6;
-  m.prefill_context_ns = 911;
-  m.decode_context_ns = 0;
+  m.step_ns = 2.49e6;
+  m.prefill_row_ns = 382e3;
+  m.decode_row_ns = 601e3;
+  m.prefill_context_ns = 183;
+  m.decode_context_ns = 852;
   return {.name = "this-cpu",
           .model = "SmolLM2-135M Q4_1, two CPU cores (fitted)",
           .cost = m,
