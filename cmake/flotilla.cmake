@@ -62,11 +62,12 @@ function(flotilla_library)
   endif()
 endfunction()
 
-# flotilla_test(NAME name SRCS a_test.cc DEPS target... [LABELS label...])
+# flotilla_test(NAME name SRCS a_test.cc DEPS target... [TIMEOUT s] [SERIAL] [LABELS label...])
 # One gtest binary, run by ctest as one test with the source folder as its
-# working directory (so data is found under tests/data).
+# working directory (so data is found under tests/data). SERIAL: with no other test
+# beside it, since it compares times.
 function(flotilla_test)
-  cmake_parse_arguments(F "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(F "SERIAL" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   find_package(GTest REQUIRED)
   add_executable(${F_NAME} ${F_SRCS})
   target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
@@ -76,4 +77,7 @@ function(flotilla_test)
     set(F_TIMEOUT 900)
   endif()
   set_tests_properties(${F_NAME} PROPERTIES TIMEOUT ${F_TIMEOUT} LABELS "${F_LABELS}")
+  if(F_SERIAL)
+    set_tests_properties(${F_NAME} PROPERTIES RUN_SERIAL TRUE)
+  endif()
 endfunction()
