@@ -123,6 +123,8 @@ void StepPlanner::AssessDecode(Slot slot) {
   const Branch& branch = state_.branches[slot];
   if (!DueInThisStep(branch)) {
     due_later_ |= !branch.surely_finished();
+    // What it waits for is not for those after it, whose steps come first.
+    if (branch.sat_out) KeepFor(branch);
   } else if (branch.surely_finished()) {
     finished_.push_back(slot);
   } else {
@@ -271,6 +273,12 @@ std::uint64_t StepPlanner::ReservedBlocks() const {
 
 std::uint64_t StepPlanner::Room(const Request& request) const {
   return request.undisturbed ? state_.epoch->kv.pool().available() : free_blocks_;
+}
+
+void StepPlanner::KeepFor(const Branch& branch) {
+  const std::uint32_t end = std::min(branch.length.upper + 1, branch.length.max);
+  const Request& request = state_.RequestOf(branch);
+  Take(request, std::min(free_blocks_, state_.epoch->kv.Lacks(branch, end)));
 }
 
 void StepPlanner::Take(const Request& request, std::uint64_t blocks) {

@@ -141,7 +141,7 @@ class Exactness {
                                       absl::StrCat(preempted, " of ", answers.size()));
       // Guesses let some end before the pool is full; how many depends on the time.
       const bool guesses = way.speculation != Speculation::kOff;
-      EXPECT_GE(preempted * (guesses ? answers.size() : 3), answers.size()) << way.name;
+      EXPECT_GE(preempted * (guesses ? answers.size() : 8), answers.size()) << way.name;
     }
     return answers;
   }

@@ -311,7 +311,12 @@ absl::Status Simulation::CheckProgress() {
   const bool still_open = std::any_of(
       open.begin(), open.end(), [this](const auto& branch) { return branch.request == front_; });
   if (front_ && !still_open && !Find(*front_).ended()) {
-    return Broken(7, "the first branch was preempted");
+    // Its open branches may have ended and others of it still be pending.
+    for (const BranchStatus& branch : core_->BranchStates()) {
+      if (branch.request == front_ && branch.state == BranchState::kWaiting) {
+        return Broken(7, "the first branch was preempted");
+      }
+    }
   }
   const auto first = std::min_element(
       open.begin(), open.end(),
