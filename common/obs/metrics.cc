@@ -13,6 +13,12 @@ namespace flotilla {
 struct Metrics::Impl {
   explicit Impl(Labels common) : common(std::move(common)) {}
 
+  std::vector<prometheus::MetricFamily> Collect() ABSL_LOCKS_EXCLUDED(mu) {
+    absl::MutexLock lock(&mu);
+    for (const std::function<void()>& update : updates) update();
+    return registry.Collect();
+  }
+
   const Labels common;
   prometheus::Registry registry;
   absl::Mutex mu;
@@ -56,10 +62,15 @@ void Metrics::OnRender(std::function<void()> update) {
   impl_->updates.push_back(std::move(update));
 }
 
-std::string Metrics::Render() {
-  absl::MutexLock lock(&impl_->mu);
-  for (const std::function<void()>& update : impl_->updates) update();
-  return prometheus::TextSerializer().Serialize(impl_->registry.Collect());
+std::string Metrics::Render() { return prometheus::TextSerializer().Serialize(impl_->Collect()); }
+
+std::shared_ptr<prometheus::Collectable> Metrics::AsCollectable() {
+  struct View final : prometheus::Collectable {
+    explicit View(Impl* impl) : impl(impl) {}
+    std::vector<prometheus::MetricFamily> Collect() const override { return impl->Collect(); }
+    Impl* const impl;
+  };
+  return std::make_shared<View>(impl_.get());
 }
 
 void RaiseTo(Counter& counter, double total) {

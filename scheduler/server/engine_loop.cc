@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "common/rt/sink_batches.h"
 #include "scheduler/core/admission.h"
 
 namespace flotilla {
@@ -236,28 +237,21 @@ void InProcessEngine::CollectEvents() {
 }
 
 void InProcessEngine::PostEvents() {
-  struct Batch {
-    std::shared_ptr<EventSink> sink;
-    std::vector<EngineEvent> events;
-  };
-  std::vector<Batch> batches;
-  absl::flat_hash_map<EventSink*, std::size_t> batch_of;
+  SinkBatches batches;
   for (EngineEvent& event : events_) {
     const RequestId id = EventKey(event).first;
     const auto sink = sinks_.find(id);
-    const auto [at, added] = batch_of.try_emplace(sink->second.get(), batches.size());
-    if (added) batches.push_back({.sink = sink->second, .events = {}});
     const auto* end = std::get_if<RequestEnd>(&event);
     const bool last = end != nullptr;
     const bool served = last && end->status.ok();
-    batches[at->second].events.push_back(std::move(event));
+    batches.Add(sink->second, std::move(event));
     if (last) {
       if (served) refused_epochs_ = 0;
       sinks_.erase(sink);
     }
   }
   events_.clear();
-  for (Batch& batch : batches) batch.sink->Post(std::move(batch.events));
+  batches.Post();
 }
 
 void InProcessEngine::FinishDrain() {

@@ -1,12 +1,12 @@
-#include "router/grpc/lane_thread.h"
+#include "common/rt/task_thread.h"
 
 #include "absl/time/clock.h"
 
 namespace flotilla {
 
-LaneThread::LaneThread() : thread_([this] { Loop(); }) {}
+TaskThread::TaskThread() : thread_([this] { Loop(); }) {}
 
-LaneThread::~LaneThread() {
+TaskThread::~TaskThread() {
   {
     absl::MutexLock lock(&mu_);
     closed_ = true;
@@ -14,20 +14,20 @@ LaneThread::~LaneThread() {
   thread_.join();
 }
 
-void LaneThread::Post(std::function<void()> work) {
+void TaskThread::Post(std::function<void()> work) {
   absl::MutexLock lock(&mu_);
   posted_.push_back(std::move(work));
 }
 
-LaneThread::Timer LaneThread::After(absl::Duration delay, std::function<void()> work) {
+TaskThread::Timer TaskThread::After(absl::Duration delay, std::function<void()> work) {
   const Timer timer(absl::Now() + delay, next_timer_++);
   timers_.emplace(timer, std::move(work));
   return timer;
 }
 
-void LaneThread::Cancel(const Timer& timer) { timers_.erase(timer); }
+void TaskThread::Cancel(const Timer& timer) { timers_.erase(timer); }
 
-void LaneThread::Loop() {
+void TaskThread::Loop() {
   std::vector<std::function<void()>> batch;
   while (Take(batch)) {
     for (auto& work : batch) {
@@ -39,17 +39,17 @@ void LaneThread::Loop() {
   }
 }
 
-bool LaneThread::Take(std::vector<std::function<void()>>& batch) {
+bool TaskThread::Take(std::vector<std::function<void()>>& batch) {
   const absl::Time deadline =
       timers_.empty() ? absl::InfiniteFuture() : timers_.begin()->first.first;
   absl::MutexLock lock(&mu_);
-  mu_.AwaitWithDeadline(absl::Condition(this, &LaneThread::HasWorkOrClosed), deadline);
+  mu_.AwaitWithDeadline(absl::Condition(this, &TaskThread::HasWorkOrClosed), deadline);
   if (posted_.empty() && closed_) return false;
   batch.swap(posted_);
   return true;
 }
 
-void LaneThread::FireTimers() {
+void TaskThread::FireTimers() {
   while (!timers_.empty() && timers_.begin()->first.first <= absl::Now()) {
     auto due = timers_.extract(timers_.begin());
     due.mapped()();

@@ -1,0 +1,24 @@
+// MetricsServer: /metrics of a process without an HTTP front, for Prometheus.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/obs/metrics.h"
+
+namespace flotilla {
+
+class MetricsServer {
+ public:
+  // Serves `metrics`, which outlives it, until it is destroyed. `address`: host:port; 0
+  // is any free port. UNAVAILABLE: the address cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address,
+                                                              Metrics* metrics);
+  virtual ~MetricsServer() = default;
+
+  virtual std::uint16_t port() const = 0;
+};
+
+}  // namespace flotilla
