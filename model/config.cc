@@ -251,14 +251,20 @@ absl::Status ReadTokenIds(const GgufFile& file, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// The vocabulary's size is that of the token list; a stated size must agree.
-absl::Status ReadVocab(const GgufFile& file, ConfigReader& in, ModelConfig& config) {
+absl::StatusOr<uint32_t> CountTokens(const GgufFile& file) {
   const GgufValue* tokens = file.Find("tokenizer.ggml.tokens");
   if (tokens == nullptr || tokens->type != GgufType::kArray || tokens->count == 0 ||
       tokens->count > kMaxVocab) {
     return InvalidArgument("tokenizer.ggml.tokens is not a list of 1..", kMaxVocab, " strings");
   }
-  config.vocab = in.Uint("vocab_size", tokens->count, tokens->count, tokens->count);
+  return static_cast<uint32_t>(tokens->count);
+}
+
+// The vocabulary's size is that of the token list; a stated size must agree.
+absl::Status ReadVocab(const GgufFile& file, ConfigReader& in, ModelConfig& config) {
+  const absl::StatusOr<uint32_t> tokens = CountTokens(file);
+  if (!tokens.ok()) return tokens.status();
+  config.vocab = in.Uint("vocab_size", *tokens, *tokens, *tokens);
   return in.status();
 }
 
@@ -297,6 +303,15 @@ absl::StatusOr<ModelConfig> LoadConfig(const GgufFile& file) {
   if (status.ok()) status = CheckTensors(file, config);
   if (!status.ok()) return status;
   return config;
+}
+
+absl::StatusOr<std::vector<TokenId>> LoadStopTokens(const GgufFile& file) {
+  const absl::StatusOr<uint32_t> tokens = CountTokens(file);
+  if (!tokens.ok()) return tokens.status();
+  ModelConfig config;
+  config.vocab = *tokens;
+  if (absl::Status status = ReadTokenIds(file, config); !status.ok()) return status;
+  return std::move(config.stop_ids);
 }
 
 }  // namespace flotilla

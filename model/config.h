@@ -66,4 +66,7 @@ std::vector<std::string_view> KnownArchitectures();
 // InvalidArgument for a file that contradicts itself.
 absl::StatusOr<ModelConfig> LoadConfig(const GgufFile& file);
 
+// ModelConfig::stop_ids alone, also of a file that has a tokenizer and no model.
+absl::StatusOr<std::vector<TokenId>> LoadStopTokens(const GgufFile& file);
+
 }  // namespace flotilla

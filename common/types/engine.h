@@ -36,6 +36,15 @@ struct EngineDescription {
   Exactness exactness = Exactness::kBitwise;
   std::uint32_t max_branches = 0;      // of one request
   std::uint32_t max_queue_tokens = 0;  // admission limit
+
+  bool operator==(const EngineDescription&) const = default;
+};
+
+// What makes text into tokens and back, for who has no model file.
+struct TokenizerContent {
+  std::string model_id;    // whose it is, as clients name it
+  std::uint64_t hash = 0;  // EngineDescription::tokenizer_hash
+  std::string content;     // bytes that model/ can read
 };
 
 struct EngineLoad {
@@ -46,6 +55,8 @@ struct EngineLoad {
   std::uint32_t blocks_used = 0;
   bool ready = false;  // a worker group is up
   bool draining = false;
+
+  bool operator==(const EngineLoad&) const = default;
 };
 
 // Receives the events of requests. One sink usually serves one I/O thread.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/codec/columns.h"
+#include "proto/codec/enums.h"
 #include "proto/codec/plan.h"
 #include "proto/codec/result.h"
 
@@ -11,13 +12,9 @@ namespace flotilla {
 namespace {
 
 using columns::Wrong;
-
-// Enum values of the two sides, in pairs; FindWire and FindDomain go either way.
-template <class Wire, class Domain>
-struct EnumPair {
-  Wire wire;
-  Domain domain;
-};
+using enums::EnumPair;
+using enums::FindDomain;
+using enums::FindWire;
 
 constexpr EnumPair<v1::KvGroup::Kind, KvGroup::Kind> kGroupKinds[] = {
     {v1::KvGroup::KIND_FULL, KvGroup::Kind::kFull},
@@ -39,27 +36,6 @@ constexpr EnumPair<v1::GroupLost::Cause, Lost::Cause> kCauses[] = {
     {v1::GroupLost::CAUSE_INVALID_PLAN, Lost::Cause::kInvalidPlan},
     {v1::GroupLost::CAUSE_STOPPED, Lost::Cause::kStopped},
 };
-
-// Every domain value is in its table.
-template <class Wire, class Domain, std::size_t N>
-Wire FindWire(const EnumPair<Wire, Domain> (&pairs)[N], Domain domain) {
-  for (const auto& pair : pairs) {
-    if (pair.domain == domain) return pair.wire;
-  }
-  return pairs[0].wire;
-}
-
-// The enums of the wire are open: any number may come.
-template <class Wire, class Domain, std::size_t N>
-absl::Status FindDomain(absl::string_view field, const EnumPair<Wire, Domain> (&pairs)[N],
-                        Wire wire, Domain& domain) {
-  for (const auto& pair : pairs) {
-    if (pair.wire != wire) continue;
-    domain = pair.domain;
-    return absl::OkStatus();
-  }
-  return Wrong(field, absl::StrCat(static_cast<int>(wire)));
-}
 
 void ToProto(const ExecutorDescription& description, v1::ExecutorDescription* proto) {
   proto->set_model_id(description.model_id);

@@ -38,6 +38,8 @@ class Session {
     engine().Submit(request, recorder);
   }
 
+  void Settle() { made_->Settle(); }
+
   // Lets the engine work until `done`, a minute at most.
   template <class Done>
   void PumpUntil(const Done& done) {
@@ -330,6 +332,7 @@ TEST_P(EngineContract, CancelBeforeTheFirstToken) {
   const TokenizedRequest request = Request(1, 20, 8);
   session.Submit(request);
   session.engine().Cancel({.request = request.id, .branch = BranchIndex(0)});
+  session.Settle();
   ExpectEnd(session.Finish(request), FinishReason::kCancelled, 0);
 }
 
@@ -457,7 +460,8 @@ TEST_P(EngineContract, DrainEndsWhatRunsAndRefusesTheRest) {
     EXPECT_TRUE(session.recorder->Ended(request.id)) << "drained before the last request ended";
     ++done;
   });
-  const TokenizedRequest late = Request(2);
+  TokenizedRequest late = Request(2);
+  late.attempt = Attempt(0);  // a new one
   EXPECT_TRUE(absl::IsUnavailable(session.Refusal(late).status));
   ExpectEnd(session.Finish(request), FinishReason::kLength, 8);
   session.PumpUntil([&] { return done == 1 && session.engine().Load().draining; });

@@ -26,6 +26,8 @@ class EngineUnderTest {
   // Lets one step happen if there is one to do. Nothing is computed outside, so
   // that tests can act between two tokens. False: nothing to do now.
   virtual bool Pump() = 0;
+  // Returns when the engine has heard all that it was told, where that takes time.
+  virtual void Settle() {}
 };
 
 struct EngineCase {

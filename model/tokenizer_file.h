@@ -1,0 +1,16 @@
+// The part of a model file that turns text into tokens and back, as a file of its own:
+// what a router gets, so that it needs no model.
+#pragma once
+
+#include <string>
+
+#include "model/gguf.h"
+
+namespace flotilla {
+
+// A GGUF file without tensors that has every `tokenizer.*` value of `file`, the chat
+// template among them, ordered by name. Tokenizer::FromGguf, LoadStopTokens and
+// TokenizerHash say of it what they say of `file`.
+std::string TokenizerFile(const GgufFile& file);
+
+}  // namespace flotilla

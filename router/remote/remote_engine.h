@@ -1,0 +1,115 @@
+// RemoteEngine: an Engine in another process, on one gRPC stream
+// (flotilla.v1.Scheduler).
+//
+// When the stream breaks, the requests that were there are given back (kMoved), to be
+// submitted again from the tokens that have come. Such submissions wait here until the
+// scheduler is back, for a while; new requests are refused meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/rt/clock.h"
+#include "common/rt/sink_batches.h"
+#include "common/types/engine.h"
+
+namespace flotilla {
+
+struct EngineNews;  // proto/codec/engine.h
+
+struct RemoteEngineOptions {
+  std::string address;  // of the scheduler: host:port
+  // Between two attempts to attach.
+  absl::Duration retry = absl::Milliseconds(200);
+  // How long a request that was given back waits for the scheduler.
+  absl::Duration hold = absl::Seconds(60);
+};
+
+class RemoteEngine final : public Engine {
+ public:
+  // `clock` outlives it and is the one of the requests' deadlines.
+  RemoteEngine(RemoteEngineOptions options, const Clock* clock);
+  // Stops, unless stopped.
+  ~RemoteEngine() override;
+
+  // Once, before all else. That no scheduler answers yet is no failure.
+  void Start();
+  // All requests that are not over end with UNAVAILABLE; no event after it returns.
+  // Not from a sink. Idempotent.
+  void Stop();
+
+  // UNAVAILABLE until the scheduler has a worker group.
+  absl::StatusOr<EngineDescription> Describe() const override;
+  void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override;
+  void Cancel(const CancelRequest& cancel) override;
+  // Not ready while the stream is broken.
+  EngineLoad Load() const override;
+  // Asks the scheduler; 10 seconds at most.
+  absl::StatusOr<std::string> TokenizerBytes() const override;
+  // Of this router's requests: the scheduler serves others on.
+  void Drain(std::function<void()> done) override;
+
+  // Why there is no scheduler now; OK: there is one, or nothing was tried yet.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Link;
+  struct Entry {
+    Attempt attempt;
+    std::shared_ptr<EventSink> sink;
+    bool accepted = false;
+    std::vector<bool> ended;  // [branches]
+    // While it waits for the scheduler: what is to be sent, until when it waits, and
+    // where its first tokens come from.
+    std::optional<TokenizedRequest> held;
+    std::vector<CancelRequest> cancels;  // to be sent after it
+    absl::Time until;
+    std::uint64_t numerics_id = 0;
+  };
+
+  // Of a held request.
+  static bool CancelledWhole(const Entry& entry);
+  static std::uint32_t KeptTokens(const Entry& entry, BranchIndex branch);
+  // The branches that have not ended end so.
+  static void EndBranches(const RequestId& id, const Entry& entry, FinishReason reason,
+                          SinkBatches& batches);
+
+  void Loop();
+  // From the link, one at a time.
+  void OnNews(EngineNews news);
+  void OnBroken(const absl::Status& why);
+  // Sends what waits, on the link that was just described.
+  void SendHeld(SinkBatches& batches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends what has waited too long.
+  void ExpireHeld();
+  // Those who wait for the end of all requests, if that has come.
+  std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const RemoteEngineOptions options_;
+  const Clock* const clock_;
+  std::thread thread_;
+
+  mutable absl::Mutex mu_;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  Link* link_ ABSL_GUARDED_BY(mu_) = nullptr;   // the running one
+  bool attached_ ABSL_GUARDED_BY(mu_) = false;  // it has brought a description
+  std::optional<EngineDescription> description_ ABSL_GUARDED_BY(mu_);  // the last
+  EngineLoad load_ ABSL_GUARDED_BY(mu_);
+  std::map<RequestId, Entry> requests_ ABSL_GUARDED_BY(mu_);  // not over
+  std::vector<std::function<void()>> drained_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace flotilla

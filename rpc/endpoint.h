@@ -1,0 +1,45 @@
+// How the fleet's processes listen and dial: addresses, keep-alives, credentials and
+// message sizes, in one place for all internal services.
+//
+// Internal streams are long-lived and quiet at times, so both ends ping: a peer that
+// is stopped or unreachable is noticed after kPingAfter + kPingTimeout.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "grpcpp/grpcpp.h"
+
+namespace flotilla::rpc {
+
+inline constexpr absl::Duration kPingAfter = absl::Seconds(5);
+inline constexpr absl::Duration kPingTimeout = absl::Seconds(3);
+// Plans of a whole prompt, results with many log-probabilities, a tokenizer.
+inline constexpr int kMaxMessageBytes = 64 << 20;
+
+// "host:port", brackets around an IPv6 address.
+std::string JoinAddress(const std::string& host, int port);
+
+struct ListenOptions {
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 0;  // 0: any free one
+};
+
+// A server of `services`, which outlive it, and the port it listens on.
+// UNAVAILABLE: the address cannot be listened on.
+struct Listening {
+  std::unique_ptr<grpc::Server> server;
+  std::uint16_t port = 0;
+};
+absl::StatusOr<Listening> Listen(const ListenOptions& options,
+                                 const std::vector<grpc::Service*>& services);
+
+// A connection of its own, made when a call is. One that could not be made is not tried
+// again for a while, so who tries again dials again.
+std::shared_ptr<grpc::Channel> Dial(const std::string& address);
+
+}  // namespace flotilla::rpc

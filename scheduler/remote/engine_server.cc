@@ -1,0 +1,307 @@
+#include "scheduler/remote/engine_server.h"
+
+#include <functional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "common/rt/task_thread.h"
+#include "flotilla/v1/scheduler.grpc.pb.h"
+#include "proto/codec/engine.h"
+#include "proto/codec/status.h"
+#include "rpc/stream.h"
+
+namespace flotilla {
+namespace {
+
+// The requests that routers have here, by id. What a router has left behind may still
+// be ending when it comes again. Any thread.
+class RequestRegistry {
+ public:
+  // False, and `submit` runs once the one of this id has ended: there is one.
+  bool Begin(const RequestId& id, std::function<void()> submit) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    const auto [at, added] = waiting_.try_emplace(id);
+    if (!added) at->second.push_back(std::move(submit));
+    return added;
+  }
+  // The one of this id has ended: the next to be submitted, if any.
+  std::function<void()> End(const RequestId& id) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    const auto at = waiting_.find(id);
+    if (at == waiting_.end()) return nullptr;
+    if (at->second.empty()) {
+      waiting_.erase(at);
+      return nullptr;
+    }
+    std::function<void()> next = std::move(at->second.front());
+    at->second.erase(at->second.begin());
+    return next;
+  }
+
+ private:
+  absl::Mutex mu_;
+  // Of each id in the engine: those that wait for its end.
+  absl::flat_hash_map<RequestId, std::vector<std::function<void()>>> waiting_ ABSL_GUARDED_BY(mu_);
+};
+
+using NewsStream = rpc::ServerStream<v1::EngineCommand, v1::EngineNews>;
+
+// One router: the sink of its requests, which outlives its stream until the last of
+// them has ended.
+class RouterLink final : public EventSink, public std::enable_shared_from_this<RouterLink> {
+ public:
+  RouterLink(Engine* engine, RequestRegistry* registry, TaskThread* thread, NewsStream* stream)
+      : engine_(engine), registry_(registry), thread_(thread), stream_(stream) {}
+
+  void Submit(TokenizedRequest request) ABSL_LOCKS_EXCLUDED(mu_) {
+    const RequestId id = request.id;
+    {
+      absl::MutexLock lock(&mu_);
+      if (stream_ == nullptr) return;
+      requests_.insert(id);
+    }
+    auto submit = [self = shared_from_this(), request = std::move(request)]() mutable {
+      self->SubmitNow(std::move(request));
+    };
+    auto shared = std::make_shared<decltype(submit)>(std::move(submit));
+    if (registry_->Begin(id, [shared] { (*shared)(); })) (*shared)();
+  }
+
+  // One that cannot even be read.
+  void Refuse(const RequestId& id, Attempt attempt, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_) {
+    EngineNews news;
+    news.events.push_back(
+        RequestEnd{.request = id, .attempt = attempt, .status = std::move(status)});
+    absl::MutexLock lock(&mu_);
+    Send(news);
+  }
+
+  void Cancel(const CancelRequest& cancel) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (!requests_.contains(cancel.request)) return;  // not this router's
+    }
+    engine_->Cancel(cancel);
+  }
+
+  // The stream is gone: nobody wants the answers.
+  void Leave() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::flat_hash_set<RequestId> left;
+    {
+      absl::MutexLock lock(&mu_);
+      stream_ = nullptr;
+      left = requests_;
+    }
+    for (const RequestId& id : left) {
+      engine_->Cancel({.request = id, .branch = std::nullopt, .keep_tokens = 0});
+    }
+  }
+
+  void Post(std::vector<EngineEvent> events) override ABSL_LOCKS_EXCLUDED(mu_) {
+    std::vector<RequestId> ended;
+    for (const EngineEvent& event : events) {
+      if (std::holds_alternative<RequestEnd>(event)) ended.push_back(EventKey(event).first);
+    }
+    {
+      absl::MutexLock lock(&mu_);
+      for (const RequestId& id : ended) requests_.erase(id);
+      Send({.events = std::move(events), .load = {}, .description = {}});
+    }
+    // The rest calls the engine, so not from inside its own call.
+    for (const RequestId& id : ended) {
+      if (auto next = registry_->End(id)) thread_->Post(std::move(next));
+    }
+    if (!ended.empty()) thread_->Post([self = shared_from_this()] { self->Tell(); });
+  }
+
+  // Tells what has changed, if anything has. On the thread.
+  void Tell() ABSL_LOCKS_EXCLUDED(mu_) {
+    // Nothing is said before the description is: it is what readiness means.
+    absl::StatusOr<EngineDescription> description = engine_->Describe();
+    if (!description.ok()) return;
+    const EngineLoad load = engine_->Load();
+    EngineNews news;
+    if (description->numerics_id != told_numerics_id_) news.description = *std::move(description);
+    if (news.description.has_value() || load != told_load_) news.load = load;
+    if (!news.load.has_value()) return;
+    told_load_ = load;
+    if (news.description.has_value()) told_numerics_id_ = news.description->numerics_id;
+    absl::MutexLock lock(&mu_);
+    Send(news);
+  }
+
+ private:
+  void SubmitNow(TokenizedRequest request) ABSL_LOCKS_EXCLUDED(mu_) {
+    const RequestId id = request.id;
+    if (gone()) {
+      if (auto next = registry_->End(id)) thread_->Post(std::move(next));
+      return;
+    }
+    engine_->Submit(std::move(request), shared_from_this());
+    // Leave may have come before it was in the engine.
+    if (gone()) engine_->Cancel({.request = id, .branch = std::nullopt, .keep_tokens = 0});
+  }
+
+  bool gone() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return stream_ == nullptr;
+  }
+
+  void Send(const EngineNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (stream_ == nullptr) return;
+    v1::EngineNews message;
+    ToProto(news, &message);
+    stream_->Send(std::move(message));
+  }
+
+  Engine* const engine_;
+  RequestRegistry* const registry_;
+  TaskThread* const thread_;
+  absl::Mutex mu_;
+  NewsStream* stream_ ABSL_GUARDED_BY(mu_);  // null: gone
+  absl::flat_hash_set<RequestId> requests_ ABSL_GUARDED_BY(mu_);
+  // Of the thread.
+  std::uint64_t told_numerics_id_ = 0;  // 0: nothing was told
+  EngineLoad told_load_;
+};
+
+class EngineServerImpl;
+
+// One Attach call.
+class RouterStream final : public NewsStream {
+ public:
+  explicit RouterStream(EngineServerImpl* server);
+
+ private:
+  bool OnMessage(const v1::EngineCommand& message) override;
+  void OnGone() override;
+
+  EngineServerImpl* const server_;
+  std::shared_ptr<RouterLink> link_;
+};
+
+class EngineServerImpl final : public EngineServer, private v1::Scheduler::CallbackService {
+ public:
+  EngineServerImpl(const EngineServerOptions& options, Engine* engine, const Clock* clock)
+      : options_(options), engine_(engine), clock_(clock) {}
+  ~EngineServerImpl() override { Stop(); }
+
+  absl::Status Begin() {
+    absl::StatusOr<rpc::Listening> listening = rpc::Listen(options_.listen, {this});
+    if (!listening.ok()) return listening.status();
+    listening_ = *std::move(listening);
+    return absl::OkStatus();
+  }
+
+  std::uint16_t port() const override { return listening_.port; }
+
+  void Stop() override {
+    if (listening_.server == nullptr) return;
+    listening_.server->Shutdown(absl::ToChronoTime(absl::Now()));
+    listening_.server->Wait();
+    listening_.server.reset();
+    absl::Notification idle;  // what was posted before has run
+    thread_.Post([&idle] { idle.Notify(); });
+    idle.WaitForNotification();
+  }
+
+  std::shared_ptr<RouterLink> Add(NewsStream* stream) {
+    auto link = std::make_shared<RouterLink>(engine_, &registry_, &thread_, stream);
+    thread_.Post([this, link] {
+      links_.insert(link);
+      link->Tell();
+      if (!ticking_) Tick();
+    });
+    return link;
+  }
+  void Remove(const std::shared_ptr<RouterLink>& link) {
+    link->Leave();
+    thread_.Post([this, link] { links_.erase(link); });
+  }
+
+  const Clock& clock() const { return *clock_; }
+
+ private:
+  grpc::ServerBidiReactor<v1::EngineCommand, v1::EngineNews>* Attach(
+      grpc::CallbackServerContext*) override {
+    return new RouterStream(this);
+  }
+
+  grpc::ServerUnaryReactor* GetTokenizer(grpc::CallbackServerContext* context,
+                                         const v1::TokenizerRequest*,
+                                         v1::TokenizerContent* content) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<EngineDescription> description = engine_->Describe();
+    absl::StatusOr<std::string> bytes = engine_->TokenizerBytes();
+    if (!description.ok() || !bytes.ok()) {
+      reactor->Finish(ToGrpcStatus(description.ok() ? bytes.status() : description.status(), {}));
+      return reactor;
+    }
+    content->set_hash(description->tokenizer_hash);
+    content->set_content(*std::move(bytes));
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  // On the thread: sleeps while there is no router.
+  void Tick() {
+    ticking_ = !links_.empty();
+    if (!ticking_) return;
+    for (const auto& link : links_) link->Tell();
+    thread_.After(options_.load_interval, [this] { Tick(); });
+  }
+
+  const EngineServerOptions options_;
+  Engine* const engine_;
+  const Clock* const clock_;
+  RequestRegistry registry_;
+  // Of the thread.
+  absl::flat_hash_set<std::shared_ptr<RouterLink>> links_;
+  bool ticking_ = false;
+  TaskThread thread_;
+  rpc::Listening listening_;
+};
+
+RouterStream::RouterStream(EngineServerImpl* server) : server_(server), link_(server->Add(this)) {
+  Begin();
+}
+
+bool RouterStream::OnMessage(const v1::EngineCommand& message) {
+  absl::StatusOr<EngineCommand> command = FromProto(message, server_->clock().NowNs());
+  if (!command.ok() && message.has_submit()) {  // others need not suffer
+    const v1::RequestId& id = message.submit().id();
+    link_->Refuse({id.incarnation(), id.counter()}, Attempt(message.submit().attempt()),
+                  command.status());
+    return true;
+  }
+  if (!command.ok()) {
+    Close(ToGrpcStatus(command.status(), {}));
+    return false;
+  }
+  if (auto* request = std::get_if<TokenizedRequest>(&*command)) {
+    link_->Submit(std::move(*request));
+  } else {
+    link_->Cancel(std::get<CancelRequest>(*command));
+  }
+  return true;
+}
+
+void RouterStream::OnGone() { server_->Remove(link_); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EngineServer>> EngineServer::Start(
+    const EngineServerOptions& options, Engine* engine, const Clock* clock) {
+  auto server = std::make_unique<EngineServerImpl>(options, engine, clock);
+  if (absl::Status status = server->Begin(); !status.ok()) return status;
+  return server;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,71 @@
+// RemoteExecutor: a StepExecutor whose worker group is behind an agent, on one gRPC
+// stream (flotilla.v1.WorkerGroup).
+//
+// A stream that breaks is the loss of the group: everything there is started afresh
+// when it is back, which is tried until Stop. Epochs are counted here, so that they
+// ascend whatever agent answers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/types/executor.h"
+
+namespace flotilla {
+
+struct RemoteExecutorOptions {
+  std::string address;  // of the agent: host:port
+  // Between two attempts to attach.
+  absl::Duration retry = absl::Milliseconds(200);
+};
+
+class RemoteExecutor final : public StepExecutor {
+ public:
+  explicit RemoteExecutor(RemoteExecutorOptions options);
+  ~RemoteExecutor() override;
+
+  // OK at once: that no agent answers yet is no failure.
+  absl::Status Start(ExecutorListener* listener) override;
+  absl::Status Execute(StepPlan plan) override;
+  void EndEpoch(Epoch epoch) override;
+  // Not from a listener's method.
+  void Stop() override;
+
+  // Asks the agent for the tokenizer of the group's model; 10 seconds at most.
+  // UNAVAILABLE: it does not answer.
+  absl::StatusOr<TokenizerContent> FetchTokenizer() const;
+
+  // Why there is no group now; OK: there is one, or nothing was tried yet.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Link;
+
+  void Loop();
+  // The link has ended: the listener hears of the loss of what it was told of.
+  void OnBroken(const absl::Status& why);
+
+  const RemoteExecutorOptions options_;
+  ExecutorListener* listener_ = nullptr;
+  std::thread thread_;
+
+  mutable absl::Mutex mu_;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  Link* link_ ABSL_GUARDED_BY(mu_) = nullptr;  // the running one
+  Epoch last_epoch_ ABSL_GUARDED_BY(mu_){0};
+  // Between Ready and Lost: the epoch here and at the agent.
+  Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // 0: none
+  Epoch agents_epoch_ ABSL_GUARDED_BY(mu_){0};
+  bool accepting_ ABSL_GUARDED_BY(mu_) = false;  // plans of it
+  std::uint32_t room_ ABSL_GUARDED_BY(mu_) = 0;  // plans that may still be sent
+};
+
+}  // namespace flotilla

@@ -1,0 +1,258 @@
+// What travels between router and scheduler comes back as it was; what cannot be is
+// refused by the field's name.
+#include "proto/codec/engine.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace flotilla {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kNow = 5'000'000'000;
+
+// The message, through its bytes.
+template <class Proto>
+Proto Sent(const Proto& proto) {
+  Proto received;
+  EXPECT_TRUE(received.ParseFromString(proto.SerializeAsString()));
+  return received;
+}
+
+EngineCommand RoundTrip(const EngineCommand& command, std::int64_t later = kNow) {
+  v1::EngineCommand proto;
+  ToProto(command, kNow, &proto);
+  absl::StatusOr<EngineCommand> back = FromProto(Sent(proto), later);
+  EXPECT_TRUE(back.ok()) << back.status();
+  return back.ok() ? *back : EngineCommand();
+}
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : random_(seed) {}
+  std::uint64_t Word() { return random_() >> (random_() % 64); }
+  std::uint32_t Number() { return static_cast<std::uint32_t>(Word()); }
+  bool Flip() { return random_() % 2 == 0; }
+  float Real() { return static_cast<float>(static_cast<std::int32_t>(Number())) / 1024; }
+  TokenId Token() { return static_cast<TokenId>(Number() >> 1); }
+  std::string Text() {
+    std::string text(random_() % 6, '\0');
+    for (char& c : text) c = static_cast<char>(random_());  // not always UTF-8
+    return text;
+  }
+  std::vector<TokenId> Tokens() {
+    std::vector<TokenId> tokens(random_() % 5);
+    for (TokenId& token : tokens) token = Token();
+    return tokens;
+  }
+  std::vector<TopLogprob> Tops() {
+    std::vector<TopLogprob> tops(random_() % 3);
+    for (TopLogprob& top : tops) top = {Token(), -Real()};
+    return tops;
+  }
+  RequestId Id() { return {Word(), Word()}; }
+
+  TokenizedRequest Request() {
+    TokenizedRequest r;
+    r.id = Id();
+    r.attempt = Attempt(Number());
+    r.prompt = Tokens();
+    for (std::uint64_t i = random_() % 3; i > 0; --i) r.output_prefix.push_back(Tokens());
+    r.sampling = {.temperature = Real(),
+                  .top_k = static_cast<std::int32_t>(Number()),
+                  .top_p = Real(),
+                  .seed = Word()};
+    r.stop = {.stop_tokens = Tokens(), .max_tokens = Number()};
+    r.logprobs = {.output_top = static_cast<std::int32_t>(random_() % 22) - 1,
+                  .prompt_top = static_cast<std::int32_t>(random_() % 22) - 1};
+    r.branches = Number();
+    if (Flip()) {
+      r.beam = BeamOptions{.beams = Number(),
+                           .length_penalty = Real(),
+                           .early_stopping = BeamOptions::EarlyStopping(random_() % 3)};
+    }
+    r.constraint = Word();
+    if (Flip()) r.deadline_ns = static_cast<std::int64_t>(Word() >> 1);
+    r.priority = static_cast<std::int32_t>(Number());
+    r.tenant = Text();
+    r.cache_salt = Text();
+    r.adapter = Text();
+    r.suspicion = Number();
+    if (Flip()) r.trace = {Word(), Word(), Word(), Flip()};
+    return r;
+  }
+
+  EngineEvent Event() {
+    const RequestId id = Id();
+    const Attempt attempt(Number());
+    switch (random_() % 5) {
+      case 0:
+        return Accepted{id, attempt};
+      case 1: {
+        PromptLogprobs event{.request = id, .attempt = attempt, .first = Number()};
+        for (std::uint64_t i = random_() % 4; i > 0; --i) {
+          event.chosen.push_back(-Real());
+          event.top.push_back(Tops());
+        }
+        return event;
+      }
+      case 2:
+        return TokenEvent{id, attempt, BranchIndex(Number()), Number(), Token(), -Real(), Tops()};
+      case 3:
+        return BranchEnd{id,       attempt, BranchIndex(Number()), FinishReason(random_() % 6),
+                         Number(), Real()};
+      default:
+        return RequestEnd{.request = id,
+                          .attempt = attempt,
+                          .status = Flip() ? absl::OkStatus() : absl::UnavailableError(Text()),
+                          .retry_after_ms = static_cast<std::int64_t>(Word()),
+                          .usage = {Number(), Number(), Number(), Number(), Number()}};
+    }
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+bool Same(const EngineEvent& a, const EngineEvent& b) {
+  const auto* end = std::get_if<RequestEnd>(&a);
+  if (end == nullptr) {
+    return a.index() == b.index() && std::visit(
+                                         [&](const auto& left) {
+                                           using T = std::decay_t<decltype(left)>;
+                                           if constexpr (std::is_same_v<T, RequestEnd>) {
+                                             return false;
+                                           } else {
+                                             return left == std::get<T>(b);
+                                           }
+                                         },
+                                         a);
+  }
+  const auto* other = std::get_if<RequestEnd>(&b);
+  return other != nullptr && end->request == other->request && end->attempt == other->attempt &&
+         end->status == other->status && end->retry_after_ms == other->retry_after_ms &&
+         end->usage == other->usage;
+}
+
+TEST(EngineCodec, RequestsComeBackAsTheyWere) {
+  for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
+    const TokenizedRequest request = Random(seed).Request();
+    EXPECT_EQ(std::get<TokenizedRequest>(RoundTrip(request)), request) << "seed " << seed;
+  }
+}
+
+TEST(EngineCodec, EventsComeBackAsTheyWere) {
+  for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
+    Random random(seed);
+    EngineNews news;
+    for (int i = 0; i < 4; ++i) news.events.push_back(random.Event());
+    v1::EngineNews proto;
+    ToProto(news, &proto);
+    const absl::StatusOr<EngineNews> back = FromProto(Sent(proto));
+    ASSERT_TRUE(back.ok()) << back.status() << " seed " << seed;
+    ASSERT_EQ(back->events.size(), 4u);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_TRUE(Same(back->events[i], news.events[i])) << "seed " << seed << " event " << i;
+    }
+    EXPECT_FALSE(back->load.has_value());
+    EXPECT_FALSE(back->description.has_value());
+  }
+}
+
+TEST(EngineCodec, ADeadlineKeepsWhatIsLeftOfIt) {
+  TokenizedRequest request;
+  request.deadline_ns = kNow + 700;
+  const EngineCommand back = RoundTrip(request, /*later=*/40);
+  EXPECT_EQ(std::get<TokenizedRequest>(back).deadline_ns, 740);
+  request.deadline_ns = std::numeric_limits<std::int64_t>::min();
+  EXPECT_EQ(std::get<TokenizedRequest>(RoundTrip(request, -5)).deadline_ns,
+            std::numeric_limits<std::int64_t>::min());
+}
+
+TEST(EngineCodec, CancelsLoadAndDescriptionComeBack) {
+  const CancelRequest one{.request = {3, 4}, .branch = BranchIndex(0), .keep_tokens = 9};
+  const auto back = std::get<CancelRequest>(RoundTrip(one));
+  EXPECT_EQ(back.request, one.request);
+  EXPECT_EQ(back.branch, one.branch);
+  EXPECT_EQ(back.keep_tokens, 9u);
+  EXPECT_FALSE(
+      std::get<CancelRequest>(RoundTrip(CancelRequest{.request = {3, 4}})).branch.has_value());
+
+  const EngineNews news{
+      .events = {},
+      .load = EngineLoad{1, 2, 3, 4, 5, true, true},
+      .description = EngineDescription{"m", 1, 2, 3, 4, Exactness::kConsistent, 5, 6}};
+  v1::EngineNews proto;
+  ToProto(news, &proto);
+  const absl::StatusOr<EngineNews> received = FromProto(Sent(proto));
+  ASSERT_TRUE(received.ok()) << received.status();
+  EXPECT_EQ(received->load, news.load);
+  EXPECT_EQ(received->description, news.description);
+}
+
+TEST(EngineCodec, WhatCannotBeIsRefusedByName) {
+  const auto refusal = [](auto change) {
+    v1::EngineCommand proto;
+    ToProto(EngineCommand(TokenizedRequest{}), kNow, &proto);
+    change(*proto.mutable_submit());
+    return std::string(FromProto(proto, kNow).status().message());
+  };
+  EXPECT_THAT(refusal([](auto& r) { r.add_prompt(-1); }), HasSubstr("submit.prompt"));
+  EXPECT_THAT(refusal([](auto& r) { r.add_output_prefix()->add_tokens(-2); }),
+              HasSubstr("submit.output_prefix"));
+  EXPECT_THAT(refusal([](auto& r) { r.mutable_sampling()->set_top_p(NAN); }),
+              HasSubstr("submit.sampling.top_p"));
+  EXPECT_THAT(refusal([](auto& r) { r.mutable_beam(); }), HasSubstr("early_stopping"));
+  EXPECT_THAT(std::string(FromProto(v1::EngineCommand(), kNow).status().message()),
+              HasSubstr("command"));
+
+  const auto wrong = [](auto change) {
+    v1::EngineNews proto;
+    change(*proto.add_events());
+    return std::string(FromProto(proto).status().message());
+  };
+  EXPECT_THAT(wrong([](auto&) {}), HasSubstr("event"));
+  EXPECT_THAT(wrong([](auto& e) { e.mutable_token()->set_token(-1); }), HasSubstr("token.token"));
+  EXPECT_THAT(wrong([](auto& e) { e.mutable_token()->mutable_top()->add_ids(1); }),
+              HasSubstr("token.top"));
+  EXPECT_THAT(wrong([](auto& e) { e.mutable_branch_end(); }), HasSubstr("branch_end.reason"));
+  EXPECT_THAT(wrong([](auto& e) { e.mutable_request_end()->set_code(17); }),
+              HasSubstr("request_end.code"));
+  EXPECT_THAT(wrong([](auto& e) {
+                e.mutable_prompt_logprobs()->add_chosen(-1);
+                e.mutable_prompt_logprobs()->add_top_counts(4'000'000'000u);
+              }),
+              HasSubstr("prompt_logprobs.top_counts"));
+}
+
+// Any bytes of a peer give a value or a refusal.
+TEST(EngineCodec, DamagedMessagesAreRefusedOrRead) {
+  std::mt19937_64 random(9);
+  std::size_t parsed = 0;
+  for (std::uint64_t seed = 1; seed <= 3000; ++seed) {
+    Random values(seed);
+    v1::EngineNews news;
+    v1::EngineCommand command;
+    ToProto(EngineNews{.events = {values.Event(), values.Event()}}, &news);
+    ToProto(EngineCommand(values.Request()), kNow, &command);
+    for (std::string bytes : {news.SerializeAsString(), command.SerializeAsString()}) {
+      for (int i = 0; i < 3 && !bytes.empty(); ++i) {
+        bytes[random() % bytes.size()] = static_cast<char>(random());
+      }
+      if (news.ParseFromString(bytes)) parsed += FromProto(news).ok();
+      if (command.ParseFromString(bytes)) parsed += FromProto(command, kNow).ok();
+    }
+  }
+  EXPECT_GT(parsed, 100u);
+}
+
+}  // namespace
+}  // namespace flotilla

@@ -1,0 +1,69 @@
+#include "worker/agent/group_link.h"
+
+#include <utility>
+#include <variant>
+
+namespace flotilla {
+
+absl::Status GroupLink::Attach(AttachedScheduler* scheduler) {
+  absl::MutexLock lock(&mu_);
+  if (scheduler_ != nullptr) {
+    return absl::AlreadyExistsError("another scheduler is attached to this worker group");
+  }
+  scheduler_ = scheduler;
+  Tell();
+  return absl::OkStatus();
+}
+
+void GroupLink::Detach(AttachedScheduler* scheduler) {
+  absl::MutexLock lock(&mu_);
+  if (scheduler_ != scheduler) return;
+  scheduler_ = nullptr;
+  told_ = false;
+  EndUsedEpoch();
+}
+
+void GroupLink::Handle(AttachedScheduler* scheduler, GroupCommand command) {
+  absl::MutexLock lock(&mu_);
+  if (scheduler_ != scheduler || !told_) return;
+  if (const auto* end = std::get_if<EndEpoch>(&command)) {
+    executor_->EndEpoch(end->epoch);
+    return;
+  }
+  const Epoch epoch = ready_->epoch;
+  used_ = true;
+  const absl::Status sent = executor_->Execute(std::get<StepPlan>(std::move(command)));
+  // FAILED_PRECONDITION: its Lost is on the way.
+  if (!sent.ok() && !absl::IsFailedPrecondition(sent)) executor_->EndEpoch(epoch);
+}
+
+void GroupLink::OnReady(Epoch epoch, const ExecutorDescription& description) {
+  absl::MutexLock lock(&mu_);
+  ready_ = GroupReady{.epoch = epoch, .description = description};
+  used_ = false;
+  Tell();
+}
+
+void GroupLink::OnResult(StepResult result) {
+  absl::MutexLock lock(&mu_);
+  if (told_) scheduler_->Send(GroupEvent(std::move(result)));
+}
+
+void GroupLink::OnLost(const Lost& lost) {
+  absl::MutexLock lock(&mu_);
+  ready_.reset();
+  if (std::exchange(told_, false)) scheduler_->Send(GroupEvent(lost));
+}
+
+// Of an epoch that nobody used.
+void GroupLink::Tell() {
+  if (scheduler_ == nullptr || !ready_.has_value() || used_) return;
+  told_ = true;
+  scheduler_->Send(GroupEvent(*ready_));
+}
+
+void GroupLink::EndUsedEpoch() {
+  if (ready_.has_value() && used_) executor_->EndEpoch(ready_->epoch);
+}
+
+}  // namespace flotilla
