@@ -9,9 +9,9 @@
 namespace flotilla {
 namespace {
 
-using Text = std::string ServeFlags::*;
-using Number = std::int64_t ServeFlags::*;
-using Switch = bool ServeFlags::*;
+using Text = std::string RoleFlags::*;
+using Number = std::int64_t RoleFlags::*;
+using Switch = bool RoleFlags::*;
 
 struct Knob {
   std::string_view name;
@@ -21,7 +21,13 @@ struct Knob {
   std::int64_t min = 0, max = 0;  // numbers only
   std::string_view group;
   std::string_view help;
+  unsigned roles;
 };
+
+constexpr unsigned Of(Role role) { return 1u << static_cast<unsigned>(role); }
+constexpr unsigned kServe = Of(Role::kServe), kRouter = Of(Role::kRouter),
+                   kScheduler = Of(Role::kScheduler), kWorker = Of(Role::kWorker);
+constexpr unsigned kFleet = kRouter | kScheduler | kWorker, kAll = kServe | kFleet;
 
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kListen = "Listening";
@@ -31,82 +37,105 @@ constexpr std::string_view kProcess = "Process";
 
 // Numbers are bounded so that no product of them overflows 64 bits.
 constexpr auto kKnobs = std::to_array<Knob>({
-    {"--model", &ServeFlags::model, "PATH", 0, 0, kModel, "GGUF file to serve (required)"},
-    {"--served-model-name", &ServeFlags::served_model_name, "NAME", 0, 0, kModel,
-     "name that clients use; default: the file's name without .gguf"},
-    {"--max-model-len", &ServeFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
-     "prompt + output of one request; 0: what the model was trained for"},
+    {"--model", &RoleFlags::model, "PATH", 0, 0, kModel, "GGUF file to serve (required)",
+     kServe | kWorker},
+    {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
+     "name that clients use; default: the file's name without .gguf", kServe | kWorker},
+    {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
+     "prompt + output of one request; 0: what the model was trained for", kServe | kWorker},
 
-    {"--host", &ServeFlags::host, "ADDRESS", 0, 0, kListen, "address to listen on"},
-    {"--http-port", &ServeFlags::http_port, "port", 0, 65535, kListen,
-     "OpenAI HTTP API; 0: any free port"},
-    {"--grpc-port", &ServeFlags::grpc_port, "port", 0, 65535, kListen,
-     "gRPC API flotilla.v1; 0: any free port"},
-    {"--lenient", &ServeFlags::lenient, "", 0, 0, kListen,
-     "warn about unknown fields of requests instead of refusing them"},
+    {"--host", &RoleFlags::host, "ADDRESS", 0, 0, kListen, "address to listen on", kAll},
+    {"--http-port", &RoleFlags::http_port, "port", 0, 65535, kListen,
+     "OpenAI HTTP API; 0: any free port", kServe | kRouter},
+    {"--grpc-port", &RoleFlags::grpc_port, "port", 0, 65535, kListen,
+     "gRPC API flotilla.v1; 0: any free port", kServe | kRouter},
+    {"--listen-port", &RoleFlags::listen_port, "port", 0, 65535, kListen,
+     "where the rest of the fleet finds this process; 0: any free port", kScheduler | kWorker},
+    {"--metrics-port", &RoleFlags::metrics_port, "port", 0, 65535, kListen,
+     "metrics for Prometheus; 0: any free port", kScheduler | kWorker},
+    {"--scheduler", &RoleFlags::scheduler, "HOST:PORT", 0, 0, kListen,
+     "the scheduler whose model is served (required)", kRouter},
+    {"--worker", &RoleFlags::worker, "HOST:PORT", 0, 0, kListen,
+     "the agent of the worker group (required)", kScheduler},
+    {"--hold-seconds", &RoleFlags::hold_seconds, "seconds", 0, 3600, kListen,
+     "how long requests wait for a scheduler that went away", kRouter},
+    {"--lenient", &RoleFlags::lenient, "", 0, 0, kListen,
+     "warn about unknown fields of requests instead of refusing them", kServe | kRouter},
 
-    {"--tenant-header", &ServeFlags::tenant_header, "NAME", 0, 0, kListen,
+    {"--tenant-header", &RoleFlags::tenant_header, "NAME", 0, 0, kListen,
      "header or metadata key, in small letters, that names the tenant of a request; only behind a "
-     "gateway that sets it"},
+     "gateway that sets it",
+     kServe | kRouter},
 
-    {"--compute", &ServeFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
-     "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations"},
-    {"--kv-type", &ServeFlags::kv_type, "bf16|fp32", 0, 0, kCompute,
-     "how keys and values are kept"},
-    {"--cpu-isa", &ServeFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
-     "instruction path; auto: the best this CPU has"},
-    {"--threads", &ServeFlags::threads, "threads", 0, 1024, kCompute,
-     "compute threads; 0: what the cgroup's CPU quota allows; never changes results"},
+    {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
+     "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations",
+     kServe | kWorker},
+    {"--kv-type", &RoleFlags::kv_type, "bf16|fp32", 0, 0, kCompute, "how keys and values are kept",
+     kServe | kWorker},
+    {"--cpu-isa", &RoleFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
+     "instruction path; auto: the best this CPU has", kServe | kWorker},
+    {"--threads", &RoleFlags::threads, "threads", 0, 1024, kCompute,
+     "compute threads; 0: what the cgroup's CPU quota allows; never changes results",
+     kServe | kWorker},
 
-    {"--kv-blocks", &ServeFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule,
-     "blocks of the KV pool"},
-    {"--block-tokens", &ServeFlags::block_tokens, "tokens", 16, 16, kSchedule,
-     "tokens per KV block"},
-    {"--max-batch-tokens", &ServeFlags::max_batch_tokens, "tokens", 1, 1 << 16, kSchedule,
-     "token budget of a step, prefill and decode together"},
-    {"--max-chunk-tokens", &ServeFlags::max_chunk_tokens, "tokens", 1, 1 << 16, kSchedule,
-     "largest piece of one prompt in a step"},
-    {"--max-seqs", &ServeFlags::max_seqs, "sequences", 1, 4096, kSchedule,
-     "sequences that run at once"},
-    {"--prefix-cache", &ServeFlags::prefix_cache, "on|off", 0, 0, kSchedule,
-     "keep KV of prompts and answers for requests that begin alike; never changes results"},
-    {"--host-blocks", &ServeFlags::host_blocks, "blocks", 0, 1 << 26, kSchedule,
-     "memory outside the pool for blocks of preempted requests and old prefixes"},
-    {"--disk-blocks", &ServeFlags::disk_blocks, "blocks", 0, 1 << 26, kSchedule,
-     "the same on disk; a block goes where it is cheaper to read it back than to compute it"},
-    {"--disk-dir", &ServeFlags::disk_directory, "PATH", 0, 0, kSchedule,
-     "directory of the disk blocks' file, which has no name and goes with the process"},
-    {"--policy", &ServeFlags::policy, "priority|fcfs|srpt|edf", 0, 0, kSchedule,
+    {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule, "blocks of the KV pool",
+     kServe | kWorker},
+    {"--block-tokens", &RoleFlags::block_tokens, "tokens", 16, 16, kSchedule, "tokens per KV block",
+     kServe | kWorker},
+    {"--max-batch-tokens", &RoleFlags::max_batch_tokens, "tokens", 1, 1 << 16, kSchedule,
+     "token budget of a step, prefill and decode together", kServe | kScheduler | kWorker},
+    {"--max-chunk-tokens", &RoleFlags::max_chunk_tokens, "tokens", 1, 1 << 16, kSchedule,
+     "largest piece of one prompt in a step", kServe | kScheduler},
+    {"--max-seqs", &RoleFlags::max_seqs, "sequences", 1, 4096, kSchedule,
+     "sequences that run at once", kServe | kScheduler | kWorker},
+    {"--prefix-cache", &RoleFlags::prefix_cache, "on|off", 0, 0, kSchedule,
+     "keep KV of prompts and answers for requests that begin alike; never changes results",
+     kServe | kScheduler},
+    {"--host-blocks", &RoleFlags::host_blocks, "blocks", 0, 1 << 26, kSchedule,
+     "memory outside the pool for blocks of preempted requests and old prefixes", kServe | kWorker},
+    {"--disk-blocks", &RoleFlags::disk_blocks, "blocks", 0, 1 << 26, kSchedule,
+     "the same on disk; a block goes where it is cheaper to read it back than to compute it",
+     kServe | kWorker},
+    {"--disk-dir", &RoleFlags::disk_directory, "PATH", 0, 0, kSchedule,
+     "directory of the disk blocks' file, which has no name and goes with the process",
+     kServe | kWorker},
+    {"--policy", &RoleFlags::policy, "priority|fcfs|srpt|edf", 0, 0, kSchedule,
      "who goes first: by priority then arrival, by arrival alone, shortest predicted, or "
-     "earliest deadline, which ends what will hardly make it before it starts"},
-    {"--fair-share", &ServeFlags::fair_share, "", 0, 0, kSchedule,
-     "tenants take turns by the tokens they were served"},
-    {"--tenant-weights", &ServeFlags::tenant_weights, "NAME=WEIGHT,...", 0, 0, kSchedule,
-     "shares of tenants under --fair-share; others have 1"},
-    {"--itl-target-ms", &ServeFlags::itl_target_ms, "ms", 0, 60'000, kSchedule,
-     "aim at steps of at most this while anybody decodes, by smaller prefill chunks; 0: no aim"},
-    {"--max-preemptions", &ServeFlags::max_preemptions, "times", 0, 1000, kSchedule,
-     "how often a request may lose its blocks before it runs undisturbed"},
-    {"--max-wait-ms", &ServeFlags::max_wait_ms, "ms", 0, 3'600'000, kSchedule,
-     "refuse requests (429) whose wait is predicted to be longer; 0: only a full queue refuses"},
-    {"--speculation", &ServeFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
+     "earliest deadline, which ends what will hardly make it before it starts",
+     kServe | kScheduler},
+    {"--fair-share", &RoleFlags::fair_share, "", 0, 0, kSchedule,
+     "tenants take turns by the tokens they were served", kServe | kScheduler},
+    {"--tenant-weights", &RoleFlags::tenant_weights, "NAME=WEIGHT,...", 0, 0, kSchedule,
+     "shares of tenants under --fair-share; others have 1", kServe | kScheduler},
+    {"--itl-target-ms", &RoleFlags::itl_target_ms, "ms", 0, 60'000, kSchedule,
+     "aim at steps of at most this while anybody decodes, by smaller prefill chunks; 0: no aim",
+     kServe | kScheduler},
+    {"--max-preemptions", &RoleFlags::max_preemptions, "times", 0, 1000, kSchedule,
+     "how often a request may lose its blocks before it runs undisturbed", kServe | kScheduler},
+    {"--max-wait-ms", &RoleFlags::max_wait_ms, "ms", 0, 3'600'000, kSchedule,
+     "refuse requests (429) whose wait is predicted to be longer; 0: only a full queue refuses",
+     kServe | kScheduler},
+    {"--speculation", &RoleFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
      "guess tokens ahead where it pays: ngram, as the request's own text went on before; draft, by "
-     "the model's first layers; never changes results"},
-    {"--draft-tokens", &ServeFlags::draft_tokens, "tokens", 1, 64, kSchedule,
-     "tokens that one sequence guesses ahead at most"},
-    {"--draft-layers", &ServeFlags::draft_layers, "layers", 0, 1024, kSchedule,
-     "layers that a draft computes; 0: a third of the model's"},
-    {"--queue-requests", &ServeFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
-     "requests that may wait; more are refused with 429"},
-    {"--queue-tokens", &ServeFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,
-     "prompt tokens that may wait; more are refused with 429"},
+     "the model's first layers; never changes results",
+     kServe | kWorker},
+    {"--draft-tokens", &RoleFlags::draft_tokens, "tokens", 1, 64, kSchedule,
+     "tokens that one sequence guesses ahead at most", kServe | kScheduler | kWorker},
+    {"--draft-layers", &RoleFlags::draft_layers, "layers", 0, 1024, kSchedule,
+     "layers that a draft computes; 0: a third of the model's", kServe | kWorker},
+    {"--queue-requests", &RoleFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
+     "requests that may wait; more are refused with 429", kServe | kScheduler},
+    {"--queue-tokens", &RoleFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,
+     "prompt tokens that may wait; more are refused with 429", kServe | kScheduler},
 
-    {"--drain-seconds", &ServeFlags::drain_seconds, "seconds", 0, 86400, kProcess,
-     "time for running requests to finish after SIGTERM or SIGINT"},
-    {"--ready-file", &ServeFlags::ready_file, "PATH", 0, 0, kProcess,
-     "written once the server is ready: {\"http\":PORT,\"grpc\":PORT,\"pid\":PID}"},
-    {"--log-level", &ServeFlags::log_level, "debug|info|warning|error", 0, 0, kProcess,
-     "least severe log lines on standard error"},
+    {"--drain-seconds", &RoleFlags::drain_seconds, "seconds", 0, 86400, kProcess,
+     "time for running requests to finish after SIGTERM or SIGINT", kServe | kRouter | kScheduler},
+    {"--ready-file", &RoleFlags::ready_file, "PATH", 0, 0, kProcess,
+     "written once the process is ready: {\"http\":PORT,\"grpc\":PORT,\"pid\":PID}, with the "
+     "ports that it has",
+     kAll},
+    {"--log-level", &RoleFlags::log_level, "debug|info|warning|error", 0, 0, kProcess,
+     "least severe log lines on standard error", kAll},
 });
 
 std::vector<std::string> Split(std::string_view choices) {
@@ -119,7 +148,7 @@ std::vector<std::string> Split(std::string_view choices) {
 // A validator without a description: bounds are part of the knob's help.
 CLI::Validator Silent(CLI::Validator validator) { return validator.description(""); }
 
-void Add(CLI::App& app, const Knob& knob, ServeFlags* flags) {
+void Add(CLI::App& app, const Knob& knob, RoleFlags* flags) {
   const std::string name(knob.name), unit(knob.unit);
   std::string help(knob.help);
   CLI::Option* option = nullptr;
@@ -142,11 +171,15 @@ void Add(CLI::App& app, const Knob& knob, ServeFlags* flags) {
 
 }  // namespace
 
-void AddServeFlags(CLI::App& app, ServeFlags* flags) {
-  for (const Knob& knob : kKnobs) Add(app, knob, flags);
+void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
+  for (const Knob& knob : kKnobs) {
+    if ((knob.roles & Of(role)) != 0) Add(app, knob, flags);
+  }
   app.get_formatter()->column_width(38);
   app.get_formatter()->label("REQUIRED", "");
-  app.get_option("--model")->required();
+  for (const char* name : {"--model", "--scheduler", "--worker"}) {
+    if (CLI::Option* option = app.get_option_no_throw(name)) option->required();
+  }
 }
 
 }  // namespace flotilla

@@ -1,6 +1,6 @@
-// The knobs of `flotilla serve`: one field with its default, and one row of the
-// table in flags.cc with name, unit, bounds and help, for each. Only cli/ knows
-// flags; libraries take their own Options.
+// The knobs of the roles: one field with its default, and one row of the table in
+// flags.cc with name, unit, bounds, help and the roles that have it, for each. Only
+// cli/ knows flags; libraries take their own Options.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,12 +9,20 @@
 
 namespace flotilla {
 
-struct ServeFlags {
+// What a process is; `serve` is all of them.
+enum class Role { kServe, kRouter, kScheduler, kWorker };
+
+struct RoleFlags {
   std::string model;
   std::string served_model_name;  // empty: the file's name without .gguf
   std::string host = "127.0.0.1";
   std::int64_t http_port = 8080;
   std::int64_t grpc_port = 50051;
+  std::int64_t listen_port = 0;   // of scheduler and worker, for the fleet
+  std::int64_t metrics_port = 0;  // of scheduler and worker
+  std::string scheduler;          // HOST:PORT
+  std::string worker;             // HOST:PORT
+  std::int64_t hold_seconds = 60;
   std::string compute = "accurate";
   std::string kv_type = "bf16";
   std::int64_t kv_blocks = 4096;
@@ -47,8 +55,8 @@ struct ServeFlags {
   std::string log_level = "info";
 };
 
-// Adds every knob to `app`. Parsing fills `flags`, which outlives `app`, and
-// refuses values outside the bounds with a message that names them.
-void AddServeFlags(CLI::App& app, ServeFlags* flags);
+// Adds every knob of the role to `app`. Parsing fills `flags`, which outlives `app`,
+// and refuses values outside the bounds with a message that names them.
+void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags);
 
 }  // namespace flotilla

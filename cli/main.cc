@@ -1,15 +1,21 @@
 // The flotilla program: one subcommand per role or tool.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "cli/flags.h"
 #include "cli/inspect.h"
+#include "cli/router.h"
+#include "cli/scheduler.h"
 #include "cli/serve.h"
 #include "cli/simulate.h"
 #include "cli/simulate_flags.h"
+#include "cli/worker.h"
 
 namespace {
 
@@ -24,6 +30,17 @@ Once it prints `ready http=HOST:PORT grpc=HOST:PORT` on standard output:
 
 SIGINT or SIGTERM: no new requests, running ones finish; a second one ends at once.)";
 
+constexpr char kFleetExamples[] = R"(
+Examples, a fleet on one machine:
+  flotilla worker --model m.gguf --listen-port 7001 &
+  flotilla scheduler --worker 127.0.0.1:7001 --listen-port 7002 &
+  flotilla router --scheduler 127.0.0.1:7002
+
+Each prints a line that begins with `ready` once it can work; they may start in any
+order. SIGINT or SIGTERM: running requests finish; a second one ends at once.)";
+
+constexpr char kLinkPrefix[] = "flotilla-";
+
 int Report(const absl::Status& status) {
   if (status.ok()) return 0;
   std::cerr << "flotilla: " << status.message() << "\n";
@@ -37,10 +54,20 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", FLOTILLA_VERSION);
   app.require_subcommand(1);
 
-  flotilla::ServeFlags serve_flags;
+  using flotilla::Role;
+  flotilla::RoleFlags serve_flags, router_flags, scheduler_flags, worker_flags;
   CLI::App* serve = app.add_subcommand("serve", "Serve a model, all roles in this process");
-  flotilla::AddServeFlags(*serve, &serve_flags);
+  flotilla::AddRoleFlags(*serve, Role::kServe, &serve_flags);
   serve->footer(kServeExamples);
+  CLI::App* router = app.add_subcommand("router", "Serve clients; models are run elsewhere");
+  flotilla::AddRoleFlags(*router, Role::kRouter, &router_flags);
+  router->footer(kFleetExamples);
+  CLI::App* scheduler = app.add_subcommand("scheduler", "Schedule the work of a worker group");
+  flotilla::AddRoleFlags(*scheduler, Role::kScheduler, &scheduler_flags);
+  scheduler->footer(kFleetExamples);
+  CLI::App* worker = app.add_subcommand("worker", "Run a model for a scheduler");
+  flotilla::AddRoleFlags(*worker, Role::kWorker, &worker_flags);
+  worker->footer(kFleetExamples);
 
   std::string inspect_path;
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a GGUF file holds");
@@ -51,8 +78,23 @@ int main(int argc, char** argv) {
       app.add_subcommand("simulate", "Run the scheduler in virtual time on a modelled machine");
   flotilla::AddSimulateFlags(*simulate, &simulate_flags);
 
-  CLI11_PARSE(app, argc, argv);
+  // flotilla-router is flotilla router.
+  std::vector<std::string> words(argv, argv + argc);
+  const std::string called = words[0].substr(words[0].rfind('/') + 1);
+  if (called.starts_with(kLinkPrefix)) {
+    words.insert(words.begin() + 1, called.substr(std::string_view(kLinkPrefix).size()));
+  }
+  std::reverse(words.begin() + 1, words.end());  // as the library wants them
+  words.erase(words.begin());
+  try {
+    app.parse(words);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
   if (serve->parsed()) return Report(flotilla::RunServe(serve_flags, FLOTILLA_VERSION));
+  if (router->parsed()) return Report(flotilla::RunRouter(router_flags, FLOTILLA_VERSION));
+  if (scheduler->parsed()) return Report(flotilla::RunScheduler(scheduler_flags, FLOTILLA_VERSION));
+  if (worker->parsed()) return Report(flotilla::RunWorker(worker_flags, FLOTILLA_VERSION));
   if (simulate->parsed()) return Report(flotilla::RunSimulate(simulate_flags));
   return Report(flotilla::RunInspect(inspect_path));
 }

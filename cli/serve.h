@@ -17,6 +17,6 @@ namespace flotilla {
 //   ready http=HOST:PORT grpc=HOST:PORT
 // Errors: the model cannot be read or served, an address cannot be listened on.
 // Called from main before any thread is started.
-absl::Status RunServe(const ServeFlags& flags, const std::string& version);
+absl::Status RunServe(const RoleFlags& flags, const std::string& version);
 
 }  // namespace flotilla

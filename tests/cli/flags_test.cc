@@ -12,9 +12,9 @@ namespace {
 using ::testing::HasSubstr;
 
 // Parses as the program would; the error's text, or "" when all is well.
-std::string Parse(std::vector<std::string> args, ServeFlags* flags) {
+std::string Parse(std::vector<std::string> args, RoleFlags* flags) {
   CLI::App app{"test", "test"};
-  AddServeFlags(app, flags);
+  AddRoleFlags(app, Role::kServe, flags);
   std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its back
   try {
     app.parse(args);
@@ -25,7 +25,7 @@ std::string Parse(std::vector<std::string> args, ServeFlags* flags) {
 }
 
 TEST(FlagsTest, DefaultsThatOthersRelyOn) {
-  ServeFlags flags;
+  RoleFlags flags;
   ASSERT_EQ(Parse({"--model", "m.gguf"}, &flags), "");
   EXPECT_EQ(flags.model, "m.gguf");
   EXPECT_EQ(flags.host, "127.0.0.1");
@@ -44,7 +44,7 @@ TEST(FlagsTest, DefaultsThatOthersRelyOn) {
 }
 
 TEST(FlagsTest, EveryKindOfKnobIsRead) {
-  ServeFlags flags;
+  RoleFlags flags;
   ASSERT_EQ(Parse({"--model=m", "--http-port=0", "--kv-type", "fp32", "--lenient"}, &flags), "");
   EXPECT_EQ(flags.http_port, 0);
   EXPECT_EQ(flags.kv_type, "fp32");
@@ -68,21 +68,21 @@ TEST(FlagsTest, ValuesOutsideTheBoundsAreRefusedByName) {
       {"--kv-blocks", "99999999999999999999"},
   };
   for (const auto& [name, value] : bad) {
-    ServeFlags flags;
+    RoleFlags flags;
     EXPECT_THAT(Parse({"--model", "m", name, value}, &flags), HasSubstr(name)) << value;
   }
 }
 
 TEST(FlagsTest, UnknownFlagsAndAMissingModelAreRefused) {
-  ServeFlags flags;
+  RoleFlags flags;
   EXPECT_THAT(Parse({"--model", "m", "--gpu"}, &flags), HasSubstr("--gpu"));
   EXPECT_THAT(Parse({}, &flags), HasSubstr("--model"));
 }
 
 TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {
   CLI::App app{"test", "test"};
-  ServeFlags flags;
-  AddServeFlags(app, &flags);
+  RoleFlags flags;
+  AddRoleFlags(app, Role::kServe, &flags);
   const std::string help = app.help();
   EXPECT_THAT(help, HasSubstr("--kv-blocks blocks"));
   EXPECT_THAT(help, HasSubstr("[2..67108864, default 4096]"));

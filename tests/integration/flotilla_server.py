@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import time
 
@@ -51,39 +52,48 @@ class Process:
     rss_bytes: int
 
 
-class Server:
-    """One `flotilla serve`, on free ports; a context manager."""
+def parse_metrics(page):
+    """{name{labels}: value} of a page of /metrics."""
+    values = {}
+    for line in page.splitlines():
+        if match := re.fullmatch(r"([^#\s]+(?:\{.*\})?) (\S+)", line):
+            values[match[1]] = float(match[2])
+    return values
 
-    def __init__(self, directory, *flags):
+
+class Program:
+    """A `flotilla` process of one role, whose ready file names its ports."""
+
+    def __init__(self, directory, role, *flags, wait=True):
         for path in (model_path(), binary()):
             assert os.path.exists(path), f"{path} is missing: run scripts/test"
-        ready = pathlib.Path(directory) / "ready.json"
-        command = [binary(), "serve", "--model", model_path(), "--served-model-name", MODEL,
-                   "--http-port", "0", "--grpc-port", "0", "--ready-file", str(ready), *flags]
-        self.log = open(pathlib.Path(directory) / "server.log", "w+b")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log)
-        line = self.process.stdout.readline().decode()
-        assert line.startswith("ready "), f"{line!r}\n{self.log_text()}"
-        ports = json.loads(ready.read_text())
-        assert ports["pid"] == self.process.pid
-        self.ready_line = line
-        self.url = f"http://127.0.0.1:{ports['http']}"
-        self.grpc_address = f"127.0.0.1:{ports['grpc']}"
-        self.http = httpx.Client(base_url=self.url, timeout=300)
+        self.role = role
+        self.ready_file = pathlib.Path(directory) / f"{role}.json"
+        self.ready_file.unlink(missing_ok=True)
+        self.log = open(pathlib.Path(directory) / f"{role}.log", "a+b")
+        self.process = subprocess.Popen(
+            [binary(), role, "--ready-file", str(self.ready_file), *flags],
+            stdout=subprocess.PIPE, stderr=self.log)
+        self.ready_line = self.ports = None
+        if wait:
+            self.wait_ready()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.stop()
+    def wait_ready(self):
+        self.ready_line = self.process.stdout.readline().decode()
+        assert self.ready_line.startswith("ready "), f"{self.ready_line!r}\n{self.log_text()}"
+        self.ports = json.loads(self.ready_file.read_text())
+        assert self.ports["pid"] == self.process.pid
 
     def log_text(self):
         self.log.seek(0)
         return self.log.read().decode(errors="replace")
 
+    def kill(self, number):
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
     def stop(self):
-        """SIGTERM; the server must end cleanly."""
-        self.http.close()
+        """SIGTERM; it must end cleanly."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -94,26 +104,46 @@ class Server:
             raise
         assert code == 0, f"exit code {code}\n{self.log_text()[-4000:]}"
 
+    def metrics_page(self):
+        port = self.ports.get("metrics") or self.ports["http"]
+        return httpx.get(f"http://127.0.0.1:{port}/metrics").text
+
+    def metric(self, name, **labels):
+        """The sum over all series of `name` that have these labels."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        series = [value for key, value in parse_metrics(self.metrics_page()).items()
+                  if key.split("{")[0] == name and all(w in key for w in wanted)]
+        assert series, f"no metric {name} {labels}"
+        return sum(series)
+
+
+class Server(Program):
+    """One `flotilla serve`, on free ports; a context manager."""
+
+    def __init__(self, directory, *flags):
+        super().__init__(directory, "serve", "--model", model_path(), "--served-model-name",
+                         MODEL, "--http-port", "0", "--grpc-port", "0", *flags)
+        self.url = f"http://127.0.0.1:{self.ports['http']}"
+        self.grpc_address = f"127.0.0.1:{self.ports['grpc']}"
+        self.http = httpx.Client(base_url=self.url, timeout=300)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.stop()
+
+    def stop(self):
+        self.http.close()
+        super().stop()
+
     def post(self, path, **body):
         response = self.http.post(path, json=body)
         assert response.status_code == 200, response.text
         return response.json()
 
     def metrics(self):
-        """{name{labels}: value} of /metrics."""
-        values = {}
-        for line in self.http.get("/metrics").text.splitlines():
-            if match := re.fullmatch(r"([^#\s]+(?:\{.*\})?) (\S+)", line):
-                values[match[1]] = float(match[2])
-        return values
-
-    def metric(self, name, **labels):
-        """The sum over all series of `name` that have these labels."""
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        series = [value for key, value in self.metrics().items()
-                  if key.split("{")[0] == name and all(w in key for w in wanted)]
-        assert series, f"no metric {name} {labels}"
-        return sum(series)
+        return parse_metrics(self.metrics_page())
 
     def used_blocks(self):
         return self.metric("flotilla_kv_blocks", state="used")
@@ -132,3 +162,50 @@ class Server:
     def cpu_seconds(self):
         fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_ports(count):
+    """Ports that nobody listened on a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Fleet:
+    """A worker, a scheduler and a router, each a process; a context manager."""
+
+    ROLES = ("worker", "scheduler", "router")
+
+    def __init__(self, directory, order=ROLES):
+        self.directory = directory
+        worker_port, scheduler_port = free_ports(2)
+        self.flags = {
+            "worker": ["--model", model_path(), "--served-model-name", MODEL,
+                       "--listen-port", str(worker_port)],
+            "scheduler": ["--worker", f"127.0.0.1:{worker_port}",
+                          "--listen-port", str(scheduler_port)],
+            "router": ["--scheduler", f"127.0.0.1:{scheduler_port}",
+                       "--http-port", "0", "--grpc-port", "0"]}
+        self.worker = self.scheduler = self.router = None
+        for role in order:
+            self.start(role, wait=False)
+        for role in self.ROLES:
+            getattr(self, role).wait_ready()
+        self.url = f"http://127.0.0.1:{self.router.ports['http']}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.http.close()
+        for role in reversed(self.ROLES):
+            one = getattr(self, role)
+            if one.process.poll() is None:
+                one.stop()
+
+    def start(self, role, wait=True):
+        """A process of this role, in the place of one that has ended."""
+        setattr(self, role, Program(self.directory, role, *self.flags[role], wait=wait))

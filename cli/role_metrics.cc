@@ -1,4 +1,4 @@
-#include "cli/serve_metrics.h"
+#include "cli/role_metrics.h"
 
 #include <utility>
 #include <vector>
@@ -168,50 +168,81 @@ void WatchPreemptions(Metrics& metrics, const SchedulerProbe* scheduler) {
 
 }  // namespace
 
-ServeMetrics::ServeMetrics(const Config& config)
-    : block_tokens_(config.block_tokens),
-      metrics_(Metrics::Labels{{"model", config.model}}),
-      refused_queue_full_(Refused(metrics_, "queue_full")),
-      refused_draining_(Refused(metrics_, "draining")),
-      refused_too_long_(Refused(metrics_, "too_long")),
-      refused_deadline_(Refused(metrics_, "deadline")),
-      refused_invalid_(Refused(metrics_, "invalid")),
-      refused_other_(Refused(metrics_, "other")),
-      cancelled_by_client_(Cancelled(metrics_, "client")),
-      cancelled_by_deadline_(Cancelled(metrics_, "deadline")),
-      replays_(metrics_.AddCounter("flotilla_router_retries_total",
-                                   "Requests submitted again after an engine gave them back.")),
-      ttft_(metrics_.AddHistogram("flotilla_router_time_to_first_token_seconds",
-                                  "From arrival to the first token.", kTtftBuckets)),
-      inter_token_(metrics_.AddHistogram("flotilla_router_inter_token_latency_seconds",
-                                         "Between tokens of one answer.", kInterTokenBuckets)),
-      request_(metrics_.AddHistogram("flotilla_router_request_duration_seconds",
-                                     "From arrival to the end.", kRequestBuckets)),
-      prompt_tokens_(metrics_.AddHistogram("flotilla_router_prompt_tokens",
-                                           "Prompt tokens of one request.", kRequestTokenBuckets)),
-      output_tokens_(metrics_.AddHistogram("flotilla_router_output_tokens",
-                                           "Output tokens of one request.", kRequestTokenBuckets)),
-      step_prefill_(StepTime(metrics_, "prefill")),
-      step_decode_(StepTime(metrics_, "decode")),
-      step_mixed_(StepTime(metrics_, "mixed")),
-      batch_size_(metrics_.AddHistogram("flotilla_scheduler_batch_size", "Sequences of one step.",
-                                        kBatchSizeBuckets)),
-      step_prefill_tokens_(StepTokens(metrics_, "prefill")),
-      step_decode_tokens_(StepTokens(metrics_, "decode")),
-      kv_waste_(metrics_.AddGauge("flotilla_kv_waste_ratio",
-                                  "Slots without a token in the blocks that the sequences of the "
-                                  "last step fill.")) {
-  metrics_.AddGauge("flotilla_build_info", "1.", {{"version", config.version}, {"backend", "cpu"}})
-      .Set(1);
-  metrics_
+void AddBuildInfo(Metrics& metrics, const std::string& version) {
+  metrics.AddGauge("flotilla_build_info", "1.", {{"version", version}, {"backend", "cpu"}}).Set(1);
+}
+
+void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
+                     std::uint32_t block_tokens) {
+  metrics
       .AddGauge("flotilla_kv_cache_config_info", "1.",
-                {{"block_size", std::to_string(config.block_tokens)},
-                 {"num_blocks", std::to_string(config.kv_blocks)},
-                 {"dtype", config.kv_type}})
+                {{"block_size", std::to_string(block_tokens)},
+                 {"num_blocks", std::to_string(kv_blocks)},
+                 {"dtype", kv_type}})
       .Set(1);
 }
 
-void ServeMetrics::OnStep(const StepResult& result) {
+void WatchWorker(Metrics& metrics, const WorkerProbe* worker) {
+  Counter& steps = metrics.AddCounter("flotilla_worker_steps_total", "Plans executed.");
+  Counter& prefill = metrics.AddCounter("flotilla_worker_rows_total", "Tokens computed, by phase.",
+                                        {{"phase", "prefill"}});
+  Counter& decode = metrics.AddCounter("flotilla_worker_rows_total", "Tokens computed, by phase.",
+                                       {{"phase", "decode"}});
+  Counter& compute =
+      metrics.AddCounter("flotilla_worker_compute_seconds_total", "Forward and sampling.");
+  Counter& lost = metrics.AddCounter("flotilla_worker_epochs_lost_total", "Epochs that ended.");
+  Gauge& weights = metrics.AddGauge("flotilla_worker_weight_bytes", "Memory of the weights.");
+  Gauge& buffers =
+      metrics.AddGauge("flotilla_worker_buffer_bytes", "Memory of the KV pool and of activations.");
+  metrics.OnRender([=, &steps, &prefill, &decode, &compute, &lost, &weights, &buffers] {
+    const auto decoded = static_cast<double>(worker->decode_rows);
+    RaiseTo(steps, static_cast<double>(worker->steps));
+    RaiseTo(prefill, static_cast<double>(worker->rows) - decoded);
+    RaiseTo(decode, decoded);
+    RaiseTo(compute, Seconds(worker->compute_ns));
+    RaiseTo(lost, static_cast<double>(worker->epochs_lost));
+    weights.Set(static_cast<double>(worker->weight_bytes));
+    buffers.Set(static_cast<double>(worker->buffer_bytes));
+  });
+}
+
+RouterMetrics::RouterMetrics(Metrics& metrics)
+    : refused_queue_full_(Refused(metrics, "queue_full")),
+      refused_draining_(Refused(metrics, "draining")),
+      refused_too_long_(Refused(metrics, "too_long")),
+      refused_deadline_(Refused(metrics, "deadline")),
+      refused_invalid_(Refused(metrics, "invalid")),
+      refused_other_(Refused(metrics, "other")),
+      cancelled_by_client_(Cancelled(metrics, "client")),
+      cancelled_by_deadline_(Cancelled(metrics, "deadline")),
+      replays_(metrics.AddCounter("flotilla_router_retries_total",
+                                  "Requests submitted again after an engine gave them back.")),
+      ttft_(metrics.AddHistogram("flotilla_router_time_to_first_token_seconds",
+                                 "From arrival to the first token.", kTtftBuckets)),
+      inter_token_(metrics.AddHistogram("flotilla_router_inter_token_latency_seconds",
+                                        "Between tokens of one answer.", kInterTokenBuckets)),
+      request_(metrics.AddHistogram("flotilla_router_request_duration_seconds",
+                                    "From arrival to the end.", kRequestBuckets)),
+      prompt_tokens_(metrics.AddHistogram("flotilla_router_prompt_tokens",
+                                          "Prompt tokens of one request.", kRequestTokenBuckets)),
+      output_tokens_(metrics.AddHistogram("flotilla_router_output_tokens",
+                                          "Output tokens of one request.", kRequestTokenBuckets)) {}
+
+SchedulerMetrics::SchedulerMetrics(Metrics& metrics, std::uint32_t block_tokens)
+    : metrics_(metrics),
+      block_tokens_(block_tokens),
+      step_prefill_(StepTime(metrics, "prefill")),
+      step_decode_(StepTime(metrics, "decode")),
+      step_mixed_(StepTime(metrics, "mixed")),
+      batch_size_(metrics.AddHistogram("flotilla_scheduler_batch_size", "Sequences of one step.",
+                                       kBatchSizeBuckets)),
+      step_prefill_tokens_(StepTokens(metrics, "prefill")),
+      step_decode_tokens_(StepTokens(metrics, "decode")),
+      kv_waste_(metrics.AddGauge("flotilla_kv_waste_ratio",
+                                 "Slots without a token in the blocks that the sequences of the "
+                                 "last step fill.")) {}
+
+void SchedulerMetrics::OnStep(const StepResult& result) {
   const StepTimings& timings = result.timings;
   if (timings.rows == 0) return;
   const std::uint32_t prefill_rows = timings.rows - timings.decode_rows;
@@ -233,7 +264,7 @@ void ServeMetrics::OnStep(const StepResult& result) {
   kv_waste_.Set(slots == 0 ? 0 : 1 - static_cast<double>(tokens) / static_cast<double>(slots));
 }
 
-void ServeMetrics::Watch(const SchedulerProbe* scheduler) {
+void SchedulerMetrics::Watch(const SchedulerProbe* scheduler) {
   struct Series {
     double (*read)(const SchedulerSnapshot&);
     Gauge* gauge;  // one of the two
@@ -260,7 +291,7 @@ void ServeMetrics::Watch(const SchedulerProbe* scheduler) {
   });
 }
 
-void ServeMetrics::OnRefused(const absl::Status& status) {
+void RouterMetrics::OnRefused(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
       return refused_queue_full_.Increment();
@@ -279,23 +310,23 @@ void ServeMetrics::OnRefused(const absl::Status& status) {
   }
 }
 
-void ServeMetrics::OnFirstToken(std::int64_t elapsed_ns) { ttft_.Observe(Seconds(elapsed_ns)); }
+void RouterMetrics::OnFirstToken(std::int64_t elapsed_ns) { ttft_.Observe(Seconds(elapsed_ns)); }
 
-void ServeMetrics::OnInterToken(std::int64_t elapsed_ns) {
+void RouterMetrics::OnInterToken(std::int64_t elapsed_ns) {
   inter_token_.Observe(Seconds(elapsed_ns));
 }
 
-void ServeMetrics::OnCancelled(CancelledBy by) {
+void RouterMetrics::OnCancelled(CancelledBy by) {
   (by == CancelledBy::kClient ? cancelled_by_client_ : cancelled_by_deadline_).Increment();
 }
 
-void ServeMetrics::OnFinished(std::int64_t elapsed_ns, std::uint32_t prompt_tokens,
-                              std::uint32_t output_tokens) {
+void RouterMetrics::OnFinished(std::int64_t elapsed_ns, std::uint32_t prompt_tokens,
+                               std::uint32_t output_tokens) {
   request_.Observe(Seconds(elapsed_ns));
   prompt_tokens_.Observe(prompt_tokens);
   output_tokens_.Observe(output_tokens);
 }
 
-void ServeMetrics::OnReplayed() { replays_.Increment(); }
+void RouterMetrics::OnReplayed() { replays_.Increment(); }
 
 }  // namespace flotilla

@@ -1,4 +1,4 @@
-#include "cli/serve_metrics.h"
+#include "cli/role_metrics.h"
 
 #include <regex>
 #include <set>
@@ -13,9 +13,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
-ServeMetrics::Config TestConfig() {
-  return {.model = "m", .version = "1", .kv_type = "bf16", .kv_blocks = 64, .block_tokens = 16};
-}
+// A process that plays router and scheduler.
+struct TwoRoles {
+  TwoRoles() {
+    AddBuildInfo(registry, "1");
+    AddKvConfigInfo(registry, "bf16", 64, 16);
+  }
+  std::string Render() { return registry.Render(); }
+
+  Metrics registry{Metrics::Labels{{"model", "m"}}};
+  RouterMetrics router{registry};
+  SchedulerMetrics scheduler{registry, 16};
+};
 
 StepResult Step(std::uint32_t rows, std::uint32_t decode_rows,
                 const std::vector<std::uint32_t>& lengths) {
@@ -30,10 +39,10 @@ StepResult Step(std::uint32_t rows, std::uint32_t decode_rows,
   return result;
 }
 
-TEST(ServeMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
-  ServeMetrics metrics(TestConfig());
+TEST(RoleMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
+  TwoRoles metrics;
   SchedulerProbe scheduler;
-  metrics.Watch(&scheduler);
+  metrics.scheduler.Watch(&scheduler);
   const std::string page = metrics.Render();
   for (const char* name :
        {"flotilla_kv_blocks{model=\"m\",state=\"free\"} 0", "flotilla_kv_waste_ratio",
@@ -53,10 +62,10 @@ TEST(ServeMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
 }
 
 // What promtool's `check metrics` asks of names.
-TEST(ServeMetricsTest, NamesFollowTheRules) {
-  ServeMetrics metrics(TestConfig());
+TEST(RoleMetricsTest, NamesFollowTheRules) {
+  TwoRoles metrics;
   SchedulerProbe scheduler;
-  metrics.Watch(&scheduler);
+  metrics.scheduler.Watch(&scheduler);
   std::istringstream page(metrics.Render());
   const std::regex type_line("# TYPE (flotilla_[a-z][a-z_]*) (counter|gauge|histogram)");
   std::set<std::string> seen;
@@ -72,12 +81,12 @@ TEST(ServeMetricsTest, NamesFollowTheRules) {
   EXPECT_GT(families, 20);
 }
 
-TEST(ServeMetricsTest, StepsAreSortedByWhatTheyDid) {
-  ServeMetrics metrics(TestConfig());
-  metrics.OnStep(Step(8, 8, {1, 2}));
-  metrics.OnStep(Step(8, 0, {8}));
-  metrics.OnStep(Step(8, 3, {8, 24}));
-  metrics.OnStep(Step(0, 0, {}));  // nothing was computed: not a step
+TEST(RoleMetricsTest, StepsAreSortedByWhatTheyDid) {
+  TwoRoles metrics;
+  metrics.scheduler.OnStep(Step(8, 8, {1, 2}));
+  metrics.scheduler.OnStep(Step(8, 0, {8}));
+  metrics.scheduler.OnStep(Step(8, 3, {8, 24}));
+  metrics.scheduler.OnStep(Step(0, 0, {}));  // nothing was computed: not a step
   const std::string page = metrics.Render();
   for (const char* phase : {"decode", "prefill", "mixed"}) {
     EXPECT_THAT(page, HasSubstr(std::string("flotilla_scheduler_step_duration_seconds_count{"
@@ -89,14 +98,14 @@ TEST(ServeMetricsTest, StepsAreSortedByWhatTheyDid) {
   EXPECT_THAT(page, HasSubstr("flotilla_kv_waste_ratio{model=\"m\"} 0.3333"));
 }
 
-TEST(ServeMetricsTest, RefusalsAreCountedByReason) {
-  ServeMetrics metrics(TestConfig());
-  metrics.OnRefused(absl::ResourceExhaustedError("full"));
-  metrics.OnRefused(absl::UnavailableError("draining"));
-  metrics.OnRefused(absl::OutOfRangeError("long"));
-  metrics.OnRefused(absl::InvalidArgumentError("bad"));
-  metrics.OnRefused(absl::NotFoundError("model"));
-  metrics.OnRefused(absl::InternalError("?"));
+TEST(RoleMetricsTest, RefusalsAreCountedByReason) {
+  TwoRoles metrics;
+  metrics.router.OnRefused(absl::ResourceExhaustedError("full"));
+  metrics.router.OnRefused(absl::UnavailableError("draining"));
+  metrics.router.OnRefused(absl::OutOfRangeError("long"));
+  metrics.router.OnRefused(absl::InvalidArgumentError("bad"));
+  metrics.router.OnRefused(absl::NotFoundError("model"));
+  metrics.router.OnRefused(absl::InternalError("?"));
   const std::string page = metrics.Render();
   for (const auto& [reason, count] : {std::pair{"queue_full", "1"},
                                       {"draining", "1"},
@@ -110,10 +119,10 @@ TEST(ServeMetricsTest, RefusalsAreCountedByReason) {
   }
 }
 
-TEST(ServeMetricsTest, TheSchedulerIsReadAtEachScrape) {
-  ServeMetrics metrics(TestConfig());
+TEST(RoleMetricsTest, TheSchedulerIsReadAtEachScrape) {
+  TwoRoles metrics;
   SchedulerProbe scheduler;
-  metrics.Watch(&scheduler);
+  metrics.scheduler.Watch(&scheduler);
   CoreSnapshot core;
   core.load.blocks_total = 10;
   core.load.blocks_used = 4;

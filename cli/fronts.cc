@@ -1,0 +1,125 @@
+#include "cli/fronts.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "cli/role_options.h"
+#include "model/chat_template.h"
+#include "model/config.h"
+#include "model/tokenizer.h"
+#include "router/grpc/server.h"
+#include "router/http/server.h"
+#include "router/service.h"
+
+namespace flotilla {
+namespace {
+
+constexpr char kTemplateKey[] = "tokenizer.chat_template";
+
+// The model's chat template; none when the file has none.
+absl::StatusOr<std::optional<ChatTemplate>> LoadChatTemplate(const GgufFile& file) {
+  if (file.Find(kTemplateKey) == nullptr) return std::nullopt;
+  absl::StatusOr<std::string_view> source = file.GetString(kTemplateKey);
+  if (!source.ok()) return source.status();
+  absl::StatusOr<ChatTemplate> chat_template = ChatTemplate::Compile(*source);
+  if (!chat_template.ok()) return chat_template.status();
+  return *std::move(chat_template);
+}
+
+class FrontsImpl final : public Fronts {
+ public:
+  absl::Status Begin(const RoleFlags& flags, const std::string& model_id, const GgufFile& file,
+                     const Parts& parts) {
+    absl::StatusOr<std::vector<TokenId>> end_tokens = LoadStopTokens(file);
+    if (!end_tokens.ok()) return end_tokens.status();
+    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromGguf(file);
+    if (!tokenizer.ok()) return tokenizer.status();
+    tokenizer_.emplace(*std::move(tokenizer));
+    absl::StatusOr<std::optional<ChatTemplate>> chat_template = LoadChatTemplate(file);
+    if (chat_template.ok()) {
+      chat_template_ = *std::move(chat_template);
+    } else {
+      parts.log->Warning("chat template not usable, chats are refused",
+                         {{"reason", chat_template.status()}});
+    }
+
+    ServiceOptions service;
+    service.model_id = model_id;
+    service.end_tokens = *std::move(end_tokens);
+    service.created_s = absl::ToUnixSeconds(absl::Now());
+    service_ = InferenceService::Create(
+        std::move(service), {.engine = parts.engine,
+                             .tokenizer = &*tokenizer_,
+                             .chat_template = chat_template_ ? &*chat_template_ : nullptr,
+                             .clock = parts.clock,
+                             .probe = parts.probe});
+
+    GrpcOptions grpc_options;
+    grpc_options.host = flags.host;
+    grpc_options.tenant_metadata = flags.tenant_header;
+    grpc_options.port = static_cast<std::uint16_t>(flags.grpc_port);
+    absl::StatusOr<std::unique_ptr<GrpcServer>> grpc =
+        GrpcServer::Start(std::move(grpc_options), service_.get());
+    if (!grpc.ok()) return grpc.status();
+    grpc_ = *std::move(grpc);
+
+    HttpServerOptions http_options;
+    http_options.address = flags.host;
+    http_options.port = static_cast<std::uint16_t>(flags.http_port);
+    http_options.lenient = flags.lenient;
+    http_options.tenant_header = flags.tenant_header;
+    http_options.metrics = [metrics = parts.metrics] { return metrics->Render(); };
+    http_options.probe = parts.probe;
+    http_ = HttpServer::Create(std::move(http_options), service_.get());
+    absl::StatusOr<std::uint16_t> http_port = http_->Start();
+    if (!http_port.ok()) return http_port.status();
+    http_port_ = *http_port;
+    return absl::OkStatus();
+  }
+
+  std::uint16_t http_port() const override { return http_port_; }
+  std::uint16_t grpc_port() const override { return grpc_->port(); }
+  std::string grpc_address() const override { return grpc_->address(); }
+  void Stop(absl::Duration grace) override {
+    grpc_->Stop(grace);
+    http_->Stop(grace);
+  }
+
+ private:
+  // Destroyed from last to first.
+  std::optional<Tokenizer> tokenizer_;
+  std::optional<ChatTemplate> chat_template_;
+  std::unique_ptr<InferenceService> service_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<HttpServer> http_;
+  std::uint16_t http_port_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Fronts>> Fronts::Start(const RoleFlags& flags,
+                                                      const std::string& model_id,
+                                                      const GgufFile& file, const Parts& parts) {
+  auto fronts = std::make_unique<FrontsImpl>();
+  if (absl::Status status = fronts->Begin(flags, model_id, file, parts); !status.ok()) {
+    return status;
+  }
+  return fronts;
+}
+
+std::string UsageText(const RoleFlags& flags, const std::string& model_id, const Fronts& fronts) {
+  const std::string http = HostPort(flags.host, fronts.http_port());
+  return absl::StrFormat(
+      "  OpenAI   http://%s/v1\n"
+      "  gRPC     %s\n"
+      "  metrics  http://%s/metrics\n\n"
+      "Try:\n"
+      "  curl http://%s/v1/chat/completions -H 'Content-Type: application/json' "
+      "-d '{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n",
+      http, fronts.grpc_address(), http, http, model_id);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,83 @@
+// The metrics of each role, and how each gets its value: the router's from its probe,
+// the scheduler's from step results and from a snapshot of its probe at each scrape,
+// the worker's from its probe at each scrape.
+//
+// Built by main before the roles and destroyed after them, on one registry per
+// process. Names and buckets are part of the public interface: docs/api.md lists them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/obs/metrics.h"
+#include "common/types/plan.h"
+#include "router/probe.h"
+#include "scheduler/server/probe.h"
+#include "worker/in_process_executor.h"
+
+namespace flotilla {
+
+// flotilla_build_info and, where there is a KV pool, its configuration.
+void AddBuildInfo(Metrics& metrics, const std::string& version);
+void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
+                     std::uint32_t block_tokens);
+
+class RouterMetrics final : public RouterProbe {
+ public:
+  explicit RouterMetrics(Metrics& metrics);
+
+  // Any thread.
+  void OnRefused(const absl::Status& status) override;
+  void OnFirstToken(std::int64_t elapsed_ns) override;
+  void OnInterToken(std::int64_t elapsed_ns) override;
+  void OnCancelled(CancelledBy by) override;
+  void OnFinished(std::int64_t elapsed_ns, std::uint32_t prompt_tokens,
+                  std::uint32_t output_tokens) override;
+  void OnReplayed() override;
+
+ private:
+  Counter& refused_queue_full_;
+  Counter& refused_draining_;
+  Counter& refused_too_long_;
+  Counter& refused_deadline_;
+  Counter& refused_invalid_;
+  Counter& refused_other_;
+  Counter& cancelled_by_client_;
+  Counter& cancelled_by_deadline_;
+  Counter& replays_;
+  Histogram& ttft_;
+  Histogram& inter_token_;
+  Histogram& request_;
+  Histogram& prompt_tokens_;
+  Histogram& output_tokens_;
+};
+
+class SchedulerMetrics final {
+ public:
+  // `metrics` outlives it.
+  SchedulerMetrics(Metrics& metrics, std::uint32_t block_tokens);
+
+  // Sees every step result; one thread.
+  void OnStep(const StepResult& result);
+
+  // Reads `scheduler` at each scrape from now on. It outlives the last Render;
+  // called once, before the first.
+  void Watch(const SchedulerProbe* scheduler);
+
+ private:
+  Metrics& metrics_;
+  const std::uint32_t block_tokens_;
+  Histogram& step_prefill_;
+  Histogram& step_decode_;
+  Histogram& step_mixed_;
+  Histogram& batch_size_;
+  Histogram& step_prefill_tokens_;
+  Histogram& step_decode_tokens_;
+  Gauge& kv_waste_;
+};
+
+// Reads `worker`, which outlives the last Render, at each scrape from now on.
+void WatchWorker(Metrics& metrics, const WorkerProbe* worker);
+
+}  // namespace flotilla

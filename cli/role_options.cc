@@ -1,0 +1,133 @@
+#include "cli/role_options.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "model/content_hash.h"
+#include "model/tokenizer_file.h"
+
+namespace flotilla {
+namespace {
+
+// "NAME=WEIGHT,..."; INVALID_ARGUMENT names the entry that is not.
+absl::StatusOr<std::vector<std::pair<std::string, std::uint32_t>>> ParseWeights(
+    const std::string& text) {
+  std::vector<std::pair<std::string, std::uint32_t>> weights;
+  for (const absl::string_view entry : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> parts = absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    std::uint32_t weight = 0;
+    if (parts.size() != 2 || parts[0].empty() || !absl::SimpleAtoi(parts[1], &weight) ||
+        weight == 0 || weight > 1'000'000) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--tenant-weights: '", entry, "' is not NAME=WEIGHT with a weight of 1 to 1000000"));
+    }
+    weights.emplace_back(parts[0], weight);
+  }
+  return weights;
+}
+
+void LogPreemption(Logger& log, const Preemption& p) {
+  const auto id = [](const RequestId& request) {
+    return absl::StrCat(absl::Hex(request.incarnation), "-", request.counter);
+  };
+  log.Debug("preempted", {{"request", id(p.victim)},
+                          {"for", id(p.winner)},
+                          {"mode", ModeName(p.reason)},
+                          {"reason", ReasonName(p.reason)},
+                          {"victim", p.decoding ? "decode" : "prefill"},
+                          {"blocks", p.blocks},
+                          {"swapped_blocks", p.swapped_blocks},
+                          {"swap_us_per_block", p.swap_ns / 1000},
+                          {"compute_us_per_block", p.recompute_ns / 1000},
+                          {"cost_ms", p.cost_ns / 1'000'000}});
+}
+
+}  // namespace
+
+std::string ModelId(const RoleFlags& flags) {
+  return flags.served_model_name.empty() ? std::filesystem::path(flags.model).stem().string()
+                                         : flags.served_model_name;
+}
+
+absl::StatusOr<RankOptions> MakeRankOptions(const RoleFlags& flags, const std::string& model_id) {
+  absl::StatusOr<kernels::Isa> isa = kernels::ParseIsa(flags.cpu_isa);
+  if (!isa.ok()) return isa.status();
+  RankOptions options;
+  options.model_id = model_id;
+  options.recipe = flags.compute == "fp32" ? Recipe::kFp32 : Recipe::kAccurate;
+  options.kv_format = flags.kv_type == "fp32" ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
+  options.isa = *isa;
+  options.threads = static_cast<int>(flags.threads);
+  options.kv_blocks = static_cast<std::uint32_t>(flags.kv_blocks);
+  options.max_context = static_cast<std::uint32_t>(flags.max_model_len);
+  options.max_step_tokens = static_cast<std::uint32_t>(flags.max_batch_tokens);
+  options.max_branches = static_cast<std::uint32_t>(flags.max_seqs);
+  options.tiers = {.host_blocks = static_cast<std::uint32_t>(flags.host_blocks),
+                   .disk_blocks = static_cast<std::uint32_t>(flags.disk_blocks),
+                   .disk_directory = flags.disk_directory};
+  options.speculation = flags.speculation == "ngram"   ? Speculation::kNgram
+                        : flags.speculation == "draft" ? Speculation::kDraft
+                                                       : Speculation::kOff;
+  options.draft_tokens = static_cast<std::uint32_t>(flags.draft_tokens);
+  options.draft_layers = static_cast<std::uint32_t>(flags.draft_layers);
+  return options;
+}
+
+absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
+                                                         TokenizerContent tokenizer, Logger* log) {
+  InProcessEngineOptions options;
+  auto weights = ParseWeights(flags.tenant_weights);
+  if (!weights.ok()) return weights.status();
+  options.policy = flags.policy;
+  options.core.fair_share = flags.fair_share;
+  options.core.tenant_weights = *std::move(weights);
+  options.core.itl_target_ns = flags.itl_target_ms * 1'000'000;
+  options.core.max_wait_ns = flags.max_wait_ms * 1'000'000;
+  options.core.max_preemptions = static_cast<std::uint32_t>(flags.max_preemptions);
+  options.core.max_seqs = static_cast<std::uint32_t>(flags.max_seqs);
+  options.core.max_step_tokens = static_cast<std::uint32_t>(flags.max_batch_tokens);
+  options.core.max_chunk_tokens = static_cast<std::uint32_t>(flags.max_chunk_tokens);
+  options.core.prefix_cache = flags.prefix_cache == "on";
+  options.core.max_draft_tokens = static_cast<std::uint32_t>(flags.draft_tokens);
+  options.core.max_queued_requests = static_cast<std::uint32_t>(flags.queue_requests);
+  options.core.max_queued_tokens = static_cast<std::uint32_t>(flags.queue_tokens);
+  options.max_inbox_requests = options.core.max_queued_requests;
+  options.model_id = tokenizer.model_id;
+  options.tokenizer_hash = tokenizer.hash;
+  options.tokenizer_bytes = std::move(tokenizer.content);
+  options.on_preemption = [log](const Preemption& p) { LogPreemption(*log, p); };
+  return options;
+}
+
+TokenizerContent TokenizerContentOf(const GgufFile& file, const std::string& model_id) {
+  return {.model_id = model_id, .hash = TokenizerHash(file), .content = TokenizerFile(file)};
+}
+
+std::string HostPort(const std::string& host, int port) {
+  const bool ipv6 = host.find(':') != std::string::npos;
+  return ipv6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
+
+absl::Status WriteReadyFile(const std::string& path,
+                            const std::vector<std::pair<std::string, int>>& ports) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string draft = absl::StrCat(path, ".", getpid(), ".tmp");
+  std::ofstream out(draft, std::ios::trunc);
+  out << "{";
+  for (const auto& [name, port] : ports) out << absl::StrFormat("\"%s\":%d,", name, port);
+  out << absl::StrFormat("\"pid\":%d}\n", getpid());
+  out.close();
+  std::error_code error;
+  if (out) std::filesystem::rename(draft, path, error);
+  if (out && !error) return absl::OkStatus();
+  std::filesystem::remove(draft, error);
+  return absl::UnavailableError("the ready file '" + path + "' cannot be written");
+}
+
+}  // namespace flotilla

@@ -1,0 +1,89 @@
+#include "cli/scheduler.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "cli/observed_executor.h"
+#include "cli/role_metrics.h"
+#include "cli/role_options.h"
+#include "cli/signals.h"
+#include "common/obs/log.h"
+#include "common/obs/metrics_server.h"
+#include "common/rt/clock.h"
+#include "scheduler/remote/engine_server.h"
+#include "scheduler/remote/remote_executor.h"
+#include "scheduler/server/engine_loop.h"
+
+namespace flotilla {
+namespace {
+
+constexpr absl::Duration kRetry = absl::Milliseconds(200);
+
+}  // namespace
+
+absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
+  Signals signals;
+  absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
+  if (!level.ok()) return level.status();
+  Logger log(*level);
+  const SteadyClock clock;
+
+  RemoteExecutor executor({.address = flags.worker});
+  absl::StatusOr<TokenizerContent> tokenizer = executor.FetchTokenizer();
+  for (bool told = false; !tokenizer.ok(); tokenizer = executor.FetchTokenizer()) {
+    if (!std::exchange(told, true)) {
+      log.Info("waiting for the worker group",
+               {{"worker", flags.worker}, {"reason", tokenizer.status()}});
+    }
+    if (signals.Wait(kRetry) == Signals::Event::kStop) return absl::OkStatus();
+  }
+
+  Metrics metrics(Metrics::Labels{{"model", tokenizer->model_id}});
+  AddBuildInfo(metrics, version);
+  SchedulerMetrics scheduler_metrics(metrics, static_cast<std::uint32_t>(flags.block_tokens));
+  ObservedExecutor observed(
+      &executor, [&scheduler_metrics](const StepResult& r) { scheduler_metrics.OnStep(r); });
+  absl::StatusOr<InProcessEngineOptions> options =
+      MakeEngineOptions(flags, *std::move(tokenizer), &log);
+  if (!options.ok()) return options.status();
+  InProcessEngine engine(*std::move(options), &observed, &clock);
+  scheduler_metrics.Watch(&engine.probe());
+  if (absl::Status status = engine.Start(); !status.ok()) return status;
+  auto metrics_server =
+      MetricsServer::Start(HostPort(flags.host, static_cast<int>(flags.metrics_port)), &metrics);
+  if (!metrics_server.ok()) return metrics_server.status();
+  auto server = EngineServer::Start(
+      {.listen = {.host = flags.host, .port = static_cast<std::uint16_t>(flags.listen_port)}},
+      &engine, &clock);
+  if (!server.ok()) return server.status();
+
+  const int port = (*server)->port(), metrics_port = (*metrics_server)->port();
+  absl::Status ready =
+      WriteReadyFile(flags.ready_file, {{"listen", port}, {"metrics", metrics_port}});
+  if (!ready.ok()) return ready;
+  absl::PrintF("ready scheduler=%s metrics=%s\n", HostPort(flags.host, port),
+               HostPort(flags.host, metrics_port));
+  std::fflush(stdout);
+
+  const int number = signals.WaitForStop();
+  log.Info("stopping", {{"signal", number}, {"drain_seconds", flags.drain_seconds}});
+  engine.Drain([&signals] { signals.Wake(); });
+  switch (signals.Wait(absl::Seconds(flags.drain_seconds))) {
+    case Signals::Event::kWoken:
+      break;
+    case Signals::Event::kTimeout:
+      log.Warning("requests are still running; routers submit them again", {});
+      break;
+    case Signals::Event::kStop:
+      std::_Exit(130);  // asked twice: at once
+  }
+  (*server)->Stop();
+  engine.Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace flotilla

@@ -1,0 +1,16 @@
+// `flotilla worker`: the agent of a worker group, and its one rank.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "cli/flags.h"
+
+namespace flotilla {
+
+// Loads the model and executes a scheduler's plans until SIGINT or SIGTERM. When it can
+// it prints one line on standard output: ready worker=HOST:PORT metrics=HOST:PORT
+// Called from main before any thread is started.
+absl::Status RunWorker(const RoleFlags& flags, const std::string& version);
+
+}  // namespace flotilla

@@ -1,0 +1,173 @@
+"""A fleet of processes: what clients see when one of them dies, stops or restarts.
+
+Answers must be byte for byte those of an undisturbed run; each token comes once.
+"""
+
+import concurrent.futures
+import json
+import signal
+
+import httpx
+import pytest
+
+from flotilla_server import MODEL, Fleet, wait_until
+
+PROMPTS = ["Once upon a time", "The capital of France is", "In the beginning",
+           "def fibonacci(n):", "My favourite colour is", "The sea was calm and"]
+TOKENS = 120
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    with Fleet(tmp_path) as one:
+        yield one
+
+
+def requests():
+    """Greedy and sampled ones, with several choices and log-probabilities."""
+    for i, prompt in enumerate(PROMPTS):
+        yield dict(model=MODEL, prompt=prompt, max_tokens=TOKENS, ignore_eos=True,
+                   temperature=0 if i % 2 == 0 else 0.8, seed=i, n=2 if i == 3 else 1,
+                   logprobs=1 if i == 4 else None, return_token_ids=True)
+
+
+class Stream:
+    """One streamed completion, read by a thread."""
+
+    def __init__(self, url, body):
+        self.tokens, self.logprobs, self.text = {}, {}, {}
+        self.finishes = {}
+        self.body = {**{k: v for k, v in body.items() if v is not None}, "stream": True}
+        self.url = url
+
+    def run(self):
+        with httpx.Client(base_url=self.url, timeout=120) as http, \
+                http.stream("POST", "/v1/completions", json=self.body) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line[len("data: "):])
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    self.take(choice)
+        return self
+
+    def take(self, choice):
+        i = choice["index"]
+        self.tokens.setdefault(i, []).extend(choice.get("token_ids") or [])
+        self.text[i] = self.text.get(i, "") + (choice.get("text") or "")
+        if choice.get("logprobs"):
+            self.logprobs.setdefault(i, []).extend(choice["logprobs"]["token_logprobs"])
+        if choice.get("finish_reason"):
+            assert i not in self.finishes
+            self.finishes[i] = choice["finish_reason"]
+
+    def answer(self):
+        return self.tokens, self.text, self.logprobs, self.finishes
+
+    def token_count(self):
+        return sum(len(tokens) for tokens in list(self.tokens.values()))
+
+
+def serve_all(fleet, disturb=None):
+    """All answers; `disturb` is called when every stream has some tokens."""
+    streams = [Stream(fleet.url, body) for body in requests()]
+    with concurrent.futures.ThreadPoolExecutor(len(streams)) as pool:
+        running = [pool.submit(stream.run) for stream in streams]
+        if disturb:
+            wait_until(lambda: all(stream.token_count() > 5 for stream in streams)
+                       or any(one.done() for one in running), "tokens on all streams")
+            disturb()
+        for one in running:
+            one.result()
+    return [stream.answer() for stream in streams]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    with Fleet(tmp_path_factory.mktemp("undisturbed")) as one:
+        return serve_all(one)
+
+
+def test_the_fleet_answers_as_one_process_does(server, undisturbed):
+    assert serve_all(server) == undisturbed
+    tokens, _, logprobs, finishes = undisturbed[3]
+    assert [len(t) for t in tokens.values()] == [TOKENS] * 2
+    assert finishes == {0: "length", 1: "length"}
+    assert len(undisturbed[4][2][0]) == TOKENS
+
+
+def notice(fleet, role):
+    """Whether the one above it takes it for gone."""
+    if role == "scheduler":
+        return fleet.http.get("/ready").status_code == 503
+    return fleet.scheduler.metric("flotilla_worker_groups_lost_total") > 0
+
+
+@pytest.mark.parametrize("role", ["worker", "scheduler"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT,
+                                    signal.SIGSTOP])
+def test_a_process_that_goes_costs_a_pause(fleet, undisturbed, role, number):
+    def go():
+        one = getattr(fleet, role)
+        if number == signal.SIGSTOP:
+            one.process.send_signal(number)
+            wait_until(lambda: notice(fleet, role), "it is missed")
+            one.process.send_signal(signal.SIGCONT)
+        else:
+            one.kill(number)
+            fleet.start(role)  # as its supervisor does, on the same port
+
+    assert serve_all(fleet, go) == undisturbed
+    if role == "scheduler" and number != signal.SIGTERM:  # that one lets them finish
+        assert fleet.router.metric("flotilla_router_retries_total") >= len(PROMPTS)
+
+
+def test_a_router_that_goes_leaves_nothing_behind(fleet):
+    with httpx.stream("POST", f"{fleet.url}/v1/completions",
+                      json=dict(model=MODEL, prompt="x", max_tokens=2000, ignore_eos=True,
+                                stream=True), timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert fleet.scheduler.metric("flotilla_kv_blocks", state="used") > 0
+        fleet.router.kill(signal.SIGKILL)
+        wait_until(lambda: fleet.scheduler.metric("flotilla_kv_blocks", state="used") == 0,
+                   "its blocks are free")
+
+
+def test_new_requests_are_refused_while_there_is_no_scheduler(fleet):
+    fleet.scheduler.kill(signal.SIGKILL)
+    wait_until(lambda: fleet.http.get("/ready").status_code == 503, "not ready")
+    answer = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt="x"))
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    fleet.start("scheduler")
+    wait_until(lambda: fleet.http.get("/ready").status_code == 200, "ready again")
+    answer = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt="x", max_tokens=3))
+    assert answer.status_code == 200, answer.text
+
+
+def test_roles_start_in_any_order(tmp_path):
+    with Fleet(tmp_path, order=("router", "scheduler", "worker")) as fleet:
+        answer = fleet.http.post("/v1/completions",
+                                 json=dict(model=MODEL, prompt="x", max_tokens=3))
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_router_needs_no_model_file(fleet):
+    command = fleet.router.process.args
+    assert "--model" not in command and not any(str(word).endswith(".gguf") for word in command)
+    answer = fleet.http.post("/v1/chat/completions",
+                             json=dict(model=MODEL, max_tokens=3,
+                                       messages=[dict(role="user", content="Hello")]))
+    assert answer.status_code == 200, answer.text
+
+
+def test_every_role_has_metrics(fleet):
+    fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt="x", max_tokens=3))
+    assert fleet.worker.metric("flotilla_worker_steps_total") >= 3
+    assert fleet.scheduler.metric("flotilla_scheduler_tokens_total", kind="generated") == 3
+    assert fleet.router.metric("flotilla_router_output_tokens_count") == 1
+    for one in (fleet.worker, fleet.scheduler, fleet.router):
+        assert one.metric("flotilla_build_info", model=MODEL) == 1
