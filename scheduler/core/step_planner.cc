@@ -129,8 +129,7 @@ void StepPlanner::AssessDecode(Slot slot) {
     finished_.push_back(slot);
   } else {
     const Request& request = state_.RequestOf(branch);
-    const std::uint32_t end = std::min(branch.length.upper + 1, branch.length.max);
-    const std::uint64_t lacks = state_.epoch->kv.Lacks(branch, end);
+    const std::uint64_t lacks = LacksForNext(branch);
     if (lacks > Room(request)) {
       lacking_.push_back(slot);
       return;
@@ -275,10 +274,13 @@ std::uint64_t StepPlanner::Room(const Request& request) const {
   return request.undisturbed ? state_.epoch->kv.pool().available() : free_blocks_;
 }
 
-void StepPlanner::KeepFor(const Branch& branch) {
+std::uint64_t StepPlanner::LacksForNext(const Branch& branch) const {
   const std::uint32_t end = std::min(branch.length.upper + 1, branch.length.max);
-  const Request& request = state_.RequestOf(branch);
-  Take(request, std::min(free_blocks_, state_.epoch->kv.Lacks(branch, end)));
+  return state_.epoch->kv.Lacks(branch, end);
+}
+
+void StepPlanner::KeepFor(const Branch& branch) {
+  Take(state_.RequestOf(branch), std::min(free_blocks_, LacksForNext(branch)));
 }
 
 void StepPlanner::Take(const Request& request, std::uint64_t blocks) {

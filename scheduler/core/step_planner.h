@@ -99,6 +99,8 @@ class StepPlanner {
   // Blocks that the request may take, and takes.
   std::uint64_t Room(const Request& request) const;
   void Take(const Request& request, std::uint64_t blocks);
+  // Blocks that a decode needs for its next token.
+  std::uint64_t LacksForNext(const Branch& branch) const;
   // Takes what a branch that sat out lacks, though it cannot be granted in this step.
   void KeepFor(const Branch& branch);
   void Owe(const Request& request, std::uint64_t blocks);
