@@ -1,7 +1,6 @@
 #include "cli/router.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "cli/drain.h"
 #include "cli/fronts.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
@@ -83,18 +83,9 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
                (*fronts)->grpc_address());
   std::fflush(stdout);
 
-  const int number = signals.WaitForStop();
-  log.Info("stopping", {{"signal", number}, {"drain_seconds", flags.drain_seconds}});
-  engine.Drain([&signals] { signals.Wake(); });
-  switch (signals.Wait(absl::Seconds(flags.drain_seconds))) {
-    case Signals::Event::kWoken:
-      break;
-    case Signals::Event::kTimeout:
-      log.Warning("requests are still running, ending them", {});
-      engine.Stop();
-      break;
-    case Signals::Event::kStop:
-      std::_Exit(130);  // asked twice: at once
+  if (!WaitAndDrain(engine, signals, flags.drain_seconds, log)) {
+    log.Warning("requests are still running, ending them", {});
+    engine.Stop();
   }
   (*fronts)->Stop(kCloseGrace);
   engine.Stop();

@@ -1,12 +1,12 @@
 #include "cli/scheduler.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "cli/drain.h"
 #include "cli/observed_executor.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
@@ -69,17 +69,8 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
                HostPort(flags.host, metrics_port));
   std::fflush(stdout);
 
-  const int number = signals.WaitForStop();
-  log.Info("stopping", {{"signal", number}, {"drain_seconds", flags.drain_seconds}});
-  engine.Drain([&signals] { signals.Wake(); });
-  switch (signals.Wait(absl::Seconds(flags.drain_seconds))) {
-    case Signals::Event::kWoken:
-      break;
-    case Signals::Event::kTimeout:
-      log.Warning("requests are still running; routers submit them again", {});
-      break;
-    case Signals::Event::kStop:
-      std::_Exit(130);  // asked twice: at once
+  if (!WaitAndDrain(engine, signals, flags.drain_seconds, log)) {
+    log.Warning("requests are still running; routers submit them again", {});
   }
   (*server)->Stop();
   engine.Stop();

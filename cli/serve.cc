@@ -1,13 +1,13 @@
 #include "cli/serve.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "cli/drain.h"
 #include "cli/fronts.h"
 #include "cli/observed_executor.h"
 #include "cli/role_metrics.h"
@@ -34,7 +34,7 @@ class LocalFleet {
   absl::Status Start(const RoleFlags& flags, const std::string& version);
 
   // Waits for a signal and ends in order: refuse, finish, close.
-  void RunUntilStopped(Signals& signals, absl::Duration drain);
+  void RunUntilStopped(Signals& signals, std::int64_t drain_seconds);
 
  private:
   absl::Status StartEngine(const RoleFlags& flags, const std::shared_ptr<const GgufFile>& file);
@@ -112,19 +112,10 @@ void LocalFleet::PrintBanner(const RoleFlags& flags) const {
   std::fflush(stdout);
 }
 
-void LocalFleet::RunUntilStopped(Signals& signals, absl::Duration drain) {
-  const int number = signals.WaitForStop();
-  log_->Info("stopping", {{"signal", number}, {"drain_seconds", absl::ToDoubleSeconds(drain)}});
-  engine_->Drain([&signals] { signals.Wake(); });
-  switch (signals.Wait(drain)) {
-    case Signals::Event::kWoken:
-      break;
-    case Signals::Event::kTimeout:
-      log_->Warning("requests are still running, ending them");
-      engine_->Stop();
-      break;
-    case Signals::Event::kStop:
-      std::_Exit(130);  // asked twice: at once
+void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {
+  if (!WaitAndDrain(*engine_, signals, drain_seconds, *log_)) {
+    log_->Warning("requests are still running, ending them");
+    engine_->Stop();
   }
   fronts_->Stop(kCloseGrace);
 }
@@ -138,7 +129,7 @@ absl::Status RunServe(const RoleFlags& flags, const std::string& version) {
   Logger log(*level);
   LocalFleet fleet(&log);
   if (absl::Status status = fleet.Start(flags, version); !status.ok()) return status;
-  fleet.RunUntilStopped(signals, absl::Seconds(flags.drain_seconds));
+  fleet.RunUntilStopped(signals, flags.drain_seconds);
   return absl::OkStatus();
 }
 
