@@ -103,22 +103,35 @@ std::vector<std::uint32_t> Answer::Bits() const {
 }
 
 EngineRunner::EngineRunner(std::shared_ptr<const GgufFile> file, Options options) {
-  executor_ = std::make_unique<InProcessExecutor>(std::move(file), options.rank, &clock_);
+  executor_ = std::make_unique<InProcessExecutor>(
+      std::move(file), options.rank,
+      options.frozen_clock ? static_cast<const Clock*>(&frozen_clock_) : &clock_);
   InProcessEngineOptions engine_options;
   engine_options.core = options.core;
   engine_options.on_preemption = std::move(options.on_preemption);
   engine_options.on_planned = std::move(options.on_planned);
+  if (options.together) {
+    engine_options.on_planned =
+        [this, inner = std::move(engine_options.on_planned)](const SchedulerCore& core) {
+          submitted_.WaitForNotification();
+          if (inner) inner(core);
+        };
+  }
   engine_ = std::make_unique<InProcessEngine>(engine_options, executor_.get(), &clock_);
   const absl::Status status = engine_->Start();
   EXPECT_TRUE(status.ok()) << status;
   while (status.ok() && !engine_->Describe().ok()) std::this_thread::yield();
 }
 
-EngineRunner::~EngineRunner() { engine_->Stop(); }
+EngineRunner::~EngineRunner() {
+  if (!submitted_.HasBeenNotified()) submitted_.Notify();
+  engine_->Stop();
+}
 
 std::vector<Answer> EngineRunner::Run(const std::vector<TokenizedRequest>& requests) {
   auto collector = std::make_shared<Collector>(requests);
   for (const TokenizedRequest& request : requests) engine_->Submit(request, collector);
+  if (!submitted_.HasBeenNotified()) submitted_.Notify();
   return collector->Wait();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/notification.h"
 #include "common/rt/clock.h"
 #include "common/types/engine.h"
 #include "model/gguf.h"
@@ -48,6 +49,11 @@ class EngineRunner {
   struct Options {
     RankOptions rank;
     CoreOptions core;
+    // The engine sees all requests of the first Run at once, however slowly they are
+    // submitted.
+    bool together = false;
+    // To the executor a step takes no time, so that guesses always seem to pay.
+    bool frozen_clock = false;
     // Those of InProcessEngineOptions.
     std::function<void(const Preemption&)> on_preemption;
     std::function<void(const SchedulerCore&)> on_planned;
@@ -66,6 +72,8 @@ class EngineRunner {
 
  private:
   SteadyClock clock_;
+  ManualClock frozen_clock_;
+  absl::Notification submitted_;  // the first Run
   std::unique_ptr<InProcessExecutor> executor_;
   std::unique_ptr<InProcessEngine> engine_;
 };
