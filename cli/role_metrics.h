@@ -14,7 +14,7 @@
 #include "common/types/plan.h"
 #include "router/probe.h"
 #include "scheduler/server/probe.h"
-#include "worker/in_process_executor.h"
+#include "worker/probe.h"
 
 namespace flotilla {
 

@@ -1,17 +1,14 @@
 // InProcessExecutor: the StepExecutor whose one rank lives in this process.
 //
-// Plans wait in a queue of at most lag + 1 = 2; one thread applies them in order
-// with GroupState, computes them with Rank and reports. The scheduler's thread
+// Plans wait in a queue of at most lag + 1 = 2; one thread runs them in order with
+// RankRunner and reports. The scheduler's thread
 // never waits for it. A plan that cannot be applied ends the epoch; the next one
 // starts at once with empty branches, since weights and memory are unharmed.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -19,21 +16,11 @@
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
 #include "model/gguf.h"
-#include "worker/core/group_state.h"
+#include "worker/probe.h"
 #include "worker/rank.h"
+#include "worker/rank_runner.h"
 
 namespace flotilla {
-
-// What the worker has done so far. One writer, any reader: a scrape.
-struct WorkerProbe {
-  std::atomic<std::uint64_t> steps{0};
-  std::atomic<std::uint64_t> rows{0};         // tokens through the forward
-  std::atomic<std::uint64_t> decode_rows{0};  // of them decodes
-  std::atomic<std::int64_t> compute_ns{0};    // forward and sampling
-  std::atomic<std::uint64_t> epochs_lost{0};
-  std::atomic<std::int64_t> weight_bytes{0};
-  std::atomic<std::int64_t> buffer_bytes{0};
-};
 
 class InProcessExecutor final : public StepExecutor {
  public:
@@ -54,9 +41,6 @@ class InProcessExecutor final : public StepExecutor {
   void Loop();
   // Executes plans of `epoch` until one fails (its Lost is returned) or Stop.
   std::optional<Lost> RunEpoch(Epoch epoch);
-  absl::StatusOr<StepResult> RunPlan(const StepPlan& plan, GroupState& state);
-  // Tells the rank of granted blocks whose contents are still to come.
-  void PoisonGrants(const StepPlan& plan);
 
   const RankOptions options_;
   const Clock* const clock_;
@@ -65,10 +49,7 @@ class InProcessExecutor final : public StepExecutor {
   WorkerProbe probe_;
 
   // The executor's thread only, once started.
-  std::unique_ptr<Rank> rank_;
-  // By handle: prefix-cached blocks still to be granted, which keep their
-  // contents. Used with poison_blocks only.
-  std::vector<std::uint32_t> cached_blocks_;
+  std::unique_ptr<RankRunner> rank_;
 
   absl::Mutex mu_;
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // accepting plans; 0: none yet
