@@ -1,0 +1,88 @@
+#include "proto/codec/rank.h"
+
+#include <utility>
+
+#include "flotilla/v1/rank.pb.h"
+#include "proto/codec/columns.h"
+#include "proto/codec/plan.h"
+
+namespace flotilla {
+namespace {
+
+using columns::Wrong;
+
+// Parses `bytes`; false if they are not such a message.
+template <class Message>
+bool Parse(absl::string_view bytes, Message* message) {
+  return message->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+}
+
+}  // namespace
+
+std::string Encode(const RankCommand& command) {
+  v1::RankCommand proto;
+  if (const auto* plan = std::get_if<StepPlan>(&command)) {
+    ToProto(*plan, proto.mutable_plan());
+  } else {
+    proto.set_begin_epoch(std::get<BeginEpoch>(command).epoch.value());
+  }
+  return proto.SerializeAsString();
+}
+
+std::string Encode(const RankEvent& event) {
+  v1::RankEvent proto;
+  if (const auto* hello = std::get_if<RankHello>(&event)) {
+    proto.mutable_hello()->set_rank(hello->rank);
+    proto.mutable_hello()->set_size(hello->size);
+  } else if (const auto* loaded = std::get_if<RankLoaded>(&event)) {
+    proto.mutable_loaded()->set_weight_bytes(loaded->weight_bytes);
+    proto.mutable_loaded()->set_buffer_bytes(loaded->buffer_bytes);
+  } else if (const auto* refused = std::get_if<RankRefused>(&event)) {
+    proto.mutable_refused()->set_code(static_cast<std::uint32_t>(refused->why.code()));
+    proto.mutable_refused()->set_message(std::string(refused->why.message()));
+  } else {
+    ToProto(std::get<GroupEvent>(event), proto.mutable_group());
+  }
+  return proto.SerializeAsString();
+}
+
+absl::StatusOr<RankCommand> DecodeRankCommand(absl::string_view bytes) {
+  v1::RankCommand proto;
+  if (!Parse(bytes, &proto)) return Wrong("command", "no message");
+  switch (proto.command_case()) {
+    case v1::RankCommand::kPlan:
+      return FromProto(proto.plan());
+    case v1::RankCommand::kBeginEpoch:
+      return BeginEpoch{.epoch = Epoch(proto.begin_epoch())};
+    case v1::RankCommand::COMMAND_NOT_SET:
+      break;
+  }
+  return Wrong("command", "none that is known");
+}
+
+absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
+  v1::RankEvent proto;
+  if (!Parse(bytes, &proto)) return Wrong("event", "no message");
+  switch (proto.event_case()) {
+    case v1::RankEvent::kHello:
+      return RankHello{.rank = proto.hello().rank(), .size = proto.hello().size()};
+    case v1::RankEvent::kLoaded:
+      return RankLoaded{.weight_bytes = proto.loaded().weight_bytes(),
+                        .buffer_bytes = proto.loaded().buffer_bytes()};
+    case v1::RankEvent::kRefused: {
+      const auto code = static_cast<absl::StatusCode>(proto.refused().code());
+      if (code == absl::StatusCode::kOk) return Wrong("refused.code", "0");
+      return RankRefused{.why = absl::Status(code, proto.refused().message())};
+    }
+    case v1::RankEvent::kGroup: {
+      absl::StatusOr<GroupEvent> event = FromProto(proto.group());
+      if (!event.ok()) return event.status();
+      return *std::move(event);
+    }
+    case v1::RankEvent::EVENT_NOT_SET:
+      break;
+  }
+  return Wrong("event", "none that is known");
+}
+
+}  // namespace flotilla

@@ -1,0 +1,52 @@
+// What travels between the agent of a worker group and one of its ranks, as values and
+// as bytes of flotilla.v1 messages. Pure functions: any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/codec/group.h"
+
+namespace flotilla {
+
+// StepRunner::BeginEpoch.
+struct BeginEpoch {
+  Epoch epoch;
+
+  bool operator==(const BeginEpoch&) const = default;
+};
+using RankCommand = std::variant<StepPlan, BeginEpoch>;
+
+// Who a rank is.
+struct RankHello {
+  std::uint32_t rank = 0, size = 0;
+
+  bool operator==(const RankHello&) const = default;
+};
+// The model is loaded and warm.
+struct RankLoaded {
+  std::int64_t weight_bytes = 0, buffer_bytes = 0;
+
+  bool operator==(const RankLoaded&) const = default;
+};
+// It cannot be loaded, for this reason.
+struct RankRefused {
+  absl::Status why;
+
+  bool operator==(const RankRefused&) const = default;
+};
+// Of GroupEvent, Ready says that the epoch has begun.
+using RankEvent = std::variant<RankHello, RankLoaded, RankRefused, GroupEvent>;
+
+std::string Encode(const RankCommand& command);
+std::string Encode(const RankEvent& event);
+
+// INVALID_ARGUMENT: not such a message, or as for plans and group events.
+absl::StatusOr<RankCommand> DecodeRankCommand(absl::string_view bytes);
+absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes);
+
+}  // namespace flotilla

@@ -1,0 +1,87 @@
+// What travels between an agent and its ranks comes out unchanged; broken bytes are
+// refused or understood.
+#include "proto/codec/rank.h"
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "google/protobuf/stubs/logging.h"
+#include "gtest/gtest.h"
+#include "tests/proto/codec/random_values.h"
+
+namespace flotilla {
+namespace {
+
+constexpr int kRounds = 2000;
+
+RankCommand RandomCommand(testing::RandomValues& random) {
+  if (random.Below(4) == 0) return BeginEpoch{Epoch(random.Below(1'000'000))};
+  return random.Plan();
+}
+
+RankEvent RandomEvent(testing::RandomValues& random) {
+  const auto number = [&] { return static_cast<std::uint32_t>(random.Below(1u << 31)); };
+  switch (random.Below(4)) {
+    case 0:
+      return RankHello{.rank = number(), .size = number()};
+    case 1:
+      return RankLoaded{.weight_bytes = std::int64_t{number()} << 20, .buffer_bytes = number()};
+    case 2:
+      return RankRefused{absl::Status(static_cast<absl::StatusCode>(1 + random.Below(16)),
+                                      std::string(random.Below(20), 'x'))};
+    default:
+      return random.Event();
+  }
+}
+
+TEST(RankCodec, MessagesComeThroughUnchanged) {
+  testing::RandomValues random(7);
+  std::vector<int> commands(std::variant_size_v<RankCommand>, 0);
+  std::vector<int> events(std::variant_size_v<RankEvent>, 0);
+  for (int i = 0; i < kRounds; ++i) {
+    const RankCommand command = RandomCommand(random);
+    const auto command_back = DecodeRankCommand(Encode(command));
+    ASSERT_TRUE(command_back.ok()) << command_back.status() << " round " << i;
+    ASSERT_TRUE(*command_back == command) << "round " << i;
+    ++commands[command.index()];
+    const RankEvent event = RandomEvent(random);
+    const auto event_back = DecodeRankEvent(Encode(event));
+    ASSERT_TRUE(event_back.ok()) << event_back.status() << " round " << i;
+    ASSERT_TRUE(*event_back == event) << "round " << i;
+    ++events[event.index()];
+  }
+  for (const int count : commands) EXPECT_GT(count, kRounds / 10);
+  for (const int count : events) EXPECT_GT(count, kRounds / 10);
+}
+
+TEST(RankCodec, BrokenBytesAreRefusedOrUnderstood) {
+  const google::protobuf::LogSilencer quiet;
+  testing::RandomValues random(8);
+  int refused = 0;
+  for (int i = 0; i < 10 * kRounds; ++i) {
+    std::string bytes =
+        random.Below(2) == 0 ? Encode(RandomCommand(random)) : Encode(RandomEvent(random));
+    for (std::size_t edits = 1 + random.Below(3); edits > 0 && !bytes.empty(); --edits) {
+      bytes[random.Below(bytes.size())] = static_cast<char>(random.Below(256));
+    }
+    const auto command = DecodeRankCommand(bytes);
+    const auto event = DecodeRankEvent(bytes);
+    for (const absl::Status& status : {command.status(), event.status()}) {
+      if (status.ok()) continue;
+      ++refused;
+      ASSERT_TRUE(absl::IsInvalidArgument(status)) << status;
+    }
+  }
+  EXPECT_GT(refused, kRounds);
+}
+
+TEST(RankCodec, WhatSaysNothingIsRefused) {
+  EXPECT_TRUE(absl::IsInvalidArgument(DecodeRankCommand("").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(DecodeRankEvent("").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      DecodeRankEvent(Encode(RankEvent(RankRefused{absl::OkStatus()}))).status()));
+}
+
+}  // namespace
+}  // namespace flotilla
