@@ -17,7 +17,7 @@ LIBRARIES = {
     "nlohmann": "json", "CLI": "cli11", "spdlog": "spdlog", "fmt": "spdlog",
     "prometheus": "prometheus", "pcre2.h": "pcre2", "unicode": "icu", "xxhash.h": "xxhash",
     "gtest": "gtest", "gmock": "gtest", "benchmark": "benchmark",
-    "immintrin.h": "simd", "cpuid.h": "simd",
+    "immintrin.h": "simd", "cpuid.h": "simd", "mpi.h": "mpi",
 }
 
 # Values and pure functions only: what would let a core see time, threads, I/O
@@ -62,6 +62,8 @@ FOLDERS = {
                         libs=("absl", "json"), pure=True),
     "worker": Folder(may=("worker/core", "model", "kernels", "proto/codec") + COMMON,
                      libs=("absl", "grpc", "protobuf", "xxhash", "system")),
+    "worker/group": Folder(may=("worker", "worker/core", "proto/codec") + COMMON,
+                           libs=("absl", "mpi", "system")),
     "worker/agent": Folder(may=("worker", "proto/codec", "rpc") + COMMON,
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "router": Folder(may=("router/core", "model", "proto/codec") + COMMON,

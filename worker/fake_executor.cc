@@ -46,6 +46,24 @@ SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_siz
   return sampled;
 }
 
+std::vector<ItemOutput> FakeOutputs(const Batch& batch, std::uint32_t vocab_size) {
+  std::vector<ItemOutput> outputs;
+  outputs.reserve(batch.items.size());
+  for (const BatchItem& item : batch.items) {
+    ItemOutput& output = outputs.emplace_back();
+    if (item.samples) {
+      const TokenId token =
+          FakeToken(item.sampling->seed, item.index, item.output_index, vocab_size);
+      output.sampled = {FakeSample(token, item.logprobs->output_top, vocab_size)};
+    }
+    if (item.candidates > 0) output.candidates = FakeCandidates(item, vocab_size);
+    for (TokenId target : item.prompt_targets) {
+      output.prompt.push_back(FakeSample(target, item.logprobs->prompt_top, vocab_size));
+    }
+  }
+  return outputs;
+}
+
 ExecutorDescription FakeExecutorOptions::DefaultDescription() {
   ExecutorDescription description;
   description.model_id = "fake";
@@ -252,25 +270,9 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
 
 StepResult FakeExecutor::Compute(const Batch& batch) {
   const ExecutorDescription& description = options_.description;
-  std::vector<ItemOutput> outputs;
-  outputs.reserve(batch.items.size());
-  for (const BatchItem& item : batch.items) {
-    ItemOutput& output = outputs.emplace_back();
-    if (item.samples) {
-      const TokenId token =
-          FakeToken(item.sampling->seed, item.index, item.output_index, description.vocab_size);
-      output.sampled = {FakeSample(token, item.logprobs->output_top, description.vocab_size)};
-    }
-    if (item.candidates > 0) {
-      output.candidates = FakeCandidates(item, description.vocab_size);
-    }
-    for (TokenId target : item.prompt_targets) {
-      output.prompt.push_back(
-          FakeSample(target, item.logprobs->prompt_top, description.vocab_size));
-    }
-  }
   // The outputs fit by construction.
-  StepResult result = state_->Complete(batch.step, outputs).value();
+  StepResult result =
+      state_->Complete(batch.step, FakeOutputs(batch, description.vocab_size)).value();
   result.timings.rows = static_cast<std::uint32_t>(batch.tokens.size());
   result.timings.decode_rows = batch.decode_rows;
   result.timings.compute_ns =

@@ -33,6 +33,10 @@ TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_i
 // if negative), which are the token and those after it in the vocabulary.
 SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_size);
 
+// What a step gives whose rows are computed by FakeToken and FakeSample: one entry per
+// item of the batch.
+std::vector<ItemOutput> FakeOutputs(const Batch& batch, std::uint32_t vocab_size);
+
 struct FakeExecutorOptions {
   // What OnReady reports and what plans are checked against.
   ExecutorDescription description = DefaultDescription();

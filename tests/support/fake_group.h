@@ -1,0 +1,123 @@
+// A ProcessExecutor with fake ranks (tests/worker/group/fake_rank.cc) in directories of
+// its own, which must be empty in the end.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "common/obs/log.h"
+#include "common/rt/clock.h"
+#include "worker/group/process_executor.h"
+
+namespace flotilla::testing {
+
+// A directory that goes with it.
+class ScratchDirectory {
+ public:
+  ScratchDirectory() {
+    std::string path = ::testing::TempDir() + "flotilla-XXXXXX";
+    EXPECT_NE(mkdtemp(path.data()), nullptr);
+    path_ = path;
+  }
+  ~ScratchDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchDirectory(const ScratchDirectory&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Keeps the lines of a log.
+class LogLines {
+ public:
+  class Sink final : public Logger::Sink {
+   public:
+    explicit Sink(LogLines* lines) : lines_(lines) {}
+    void Write(LogLevel, std::string_view line) override {
+      absl::MutexLock lock(&lines_->mu_);
+      lines_->lines_.emplace_back(line);
+    }
+
+   private:
+    LogLines* const lines_;
+  };
+
+  // Those that contain `text`.
+  std::vector<std::string> With(const std::string& text) const {
+    absl::MutexLock lock(&mu_);
+    std::vector<std::string> found;
+    for (const std::string& line : lines_) {
+      if (line.find(text) != std::string::npos) found.push_back(line);
+    }
+    return found;
+  }
+
+ private:
+  mutable absl::Mutex mu_;
+  std::vector<std::string> lines_ ABSL_GUARDED_BY(mu_);
+};
+
+class FakeGroup {
+ public:
+  explicit FakeGroup(int ranks)
+      : log_(LogLevel::kDebug, std::make_unique<LogLines::Sink>(&lines)),
+        executor_(std::make_unique<ProcessExecutor>(
+            ProcessExecutorOptions{
+                .group = {.command = {FLOTILLA_FAKE_RANK, "--faults", faults_.path()},
+                          .ranks = ranks,
+                          .temporary = temporary_.path()},
+                .watch = {}},
+            &clock_, &log_)) {}
+  // Stops, and looks at what is left.
+  ~FakeGroup() {
+    executor_->Stop();
+    EXPECT_TRUE(std::filesystem::is_empty(temporary_.path())) << "files were left behind";
+  }
+
+  ProcessExecutor& executor() { return *executor_; }
+  void AddFault(const std::string& name, const std::string& fault) {
+    const std::string path = absl::StrCat(faults_.path(), "/", name);
+    std::ofstream(path + ".tmp") << fault << "\n";
+    std::filesystem::rename(path + ".tmp", path);
+  }
+
+  // Of the group that became ready last, as the log tells.
+  pid_t RankPid(int rank) const { return Pids("ranks=").at(static_cast<std::size_t>(rank)); }
+  pid_t LauncherPid() const { return Pids("mpirun=").at(0); }
+
+  LogLines lines;
+
+ private:
+  std::vector<pid_t> Pids(const std::string& field) const {
+    std::string line = lines.With("worker group ready").back();
+    line.erase(0, line.find(field) + field.size());
+    std::vector<pid_t> pids;
+    for (const auto pid : absl::StrSplit(line.substr(0, line.find(' ')), ',')) {
+      EXPECT_TRUE(absl::SimpleAtoi(pid, &pids.emplace_back()));
+    }
+    return pids;
+  }
+
+  ScratchDirectory temporary_, faults_;
+  SteadyClock clock_;
+  Logger log_;
+  std::unique_ptr<ProcessExecutor> executor_;
+};
+
+}  // namespace flotilla::testing

@@ -1,0 +1,42 @@
+// Frames: messages on a stream socket, each after its size in bytes (32 bits,
+// little-endian).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace flotilla {
+
+// Of one message, as on the wires between processes of a fleet.
+inline constexpr std::size_t kMaxFrameBytes = 64 << 20;
+
+// A message with its size before it. `message` is at most kMaxFrameBytes long.
+std::string Frame(absl::string_view message);
+
+// Puts the bytes of a socket together to messages. Holds one message at most, and what
+// one read brought after it.
+class FrameReader {
+ public:
+  // Reads once from `fd`. False: nothing there now (a socket that does not block).
+  // UNAVAILABLE: the other side has closed it; INVALID_ARGUMENT: a size above
+  // kMaxFrameBytes.
+  absl::StatusOr<bool> ReadFrom(int fd);
+
+  // The next message that is there whole.
+  std::optional<std::string> Next();
+
+ private:
+  std::string buffer_;
+  std::size_t taken_ = 0;  // bytes of it that Next has given
+};
+
+// Writes all of it to a socket that blocks. UNAVAILABLE: the other side is gone.
+absl::Status WriteAll(int fd, absl::string_view bytes);
+
+}  // namespace flotilla

@@ -1,0 +1,42 @@
+// GroupProbe: how the members of a worker group are, for its metrics.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "worker/core/watch.h"
+
+namespace flotilla {
+
+// Why the processes of a group were started again.
+enum class RestartCause : std::uint8_t {
+  kDied,     // a member ended
+  kStopped,  // a member was stopped
+  kSilent,   // no heartbeat
+  kStuck,    // a step took too long
+  kGarbage,  // a rank sent what makes no sense
+};
+inline constexpr std::size_t kRestartCauses = 5;
+
+constexpr const char* CauseName(RestartCause cause) {
+  constexpr const char* kNames[kRestartCauses] = {"died", "stopped", "silent", "stuck", "garbage"};
+  return kNames[static_cast<std::size_t>(cause)];
+}
+
+// One writer, any reader: a scrape.
+struct GroupProbe {
+  struct Rank {
+    std::atomic<bool> up{false};                // it is connected and the group has not been lost
+    std::atomic<std::int64_t> heartbeat_ns{0};  // the last that was seen; 0: none yet
+  };
+
+  explicit GroupProbe(int count) : ranks(static_cast<std::size_t>(count)) {}
+
+  std::vector<Rank> ranks;
+  std::array<std::atomic<std::uint64_t>, kRestartCauses> restarts{};
+};
+
+}  // namespace flotilla

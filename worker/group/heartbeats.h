@@ -1,0 +1,64 @@
+// Heartbeats: a page of memory that the agent shares with its ranks. Each rank writes
+// its slot, the agent reads all.
+//
+// The page is anonymous memory: writing to one of a file can stand still while the
+// file's page is written to disk, and a heartbeat must not.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace flotilla {
+
+// What a rank does.
+enum class RankPhase : std::uint32_t { kStarting, kLoading, kWaiting, kRunning };
+
+// Of one rank, on cache lines of its own. All zero before it has connected.
+struct alignas(128) HeartbeatSlot {
+  std::atomic<std::int64_t> time_ns;  // CLOCK_MONOTONIC, every kHeartbeatPeriodMs
+  std::atomic<RankPhase> phase;
+  std::atomic<std::uint64_t> epoch;         // the current one
+  std::atomic<std::uint64_t> started_step;  // of the epoch: the last that began
+  std::atomic<std::uint64_t> done_step;     // of the epoch: the last whose answer was sent
+  // Why the process is ending, as far as it can know: the signal that it got, or
+  // 1 + its exit code.
+  std::atomic<std::int32_t> signal;
+  std::atomic<std::int32_t> exit_plus_one;
+
+  static_assert(std::atomic<std::int64_t>::is_always_lock_free);
+};
+
+inline constexpr int kHeartbeatPeriodMs = 100;
+
+class HeartbeatPage {
+ public:
+  // A new page of `ranks` slots. UNAVAILABLE: the system has none.
+  static absl::StatusOr<HeartbeatPage> Create(int ranks);
+  // The page that another process of this user made, by its path(). INVALID_ARGUMENT:
+  // there is none, or not with so many slots.
+  static absl::StatusOr<HeartbeatPage> Open(const std::string& path, int ranks);
+
+  HeartbeatPage(HeartbeatPage&& other) noexcept;
+  HeartbeatPage& operator=(HeartbeatPage&&) = delete;
+  ~HeartbeatPage();
+
+  HeartbeatSlot& slot(int rank) const { return slots_[rank]; }
+  // Where other processes find it while this one lives and has it.
+  const std::string& path() const { return path_; }
+
+ private:
+  HeartbeatPage(int fd, HeartbeatSlot* slots, int ranks, std::string path)
+      : fd_(fd), slots_(slots), ranks_(ranks), path_(std::move(path)) {}
+  static absl::StatusOr<HeartbeatPage> Map(int fd, int ranks, std::string path);
+
+  int fd_;
+  HeartbeatSlot* slots_;
+  int ranks_;
+  std::string path_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,62 @@
+#include "worker/group/proc.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "worker/group/unique_fd.h"
+
+namespace flotilla {
+namespace {
+
+// The beginning of a file; empty if it cannot be read.
+std::string ReadSome(const std::string& path, std::size_t limit) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text(file.ok() ? limit : 0, '\0');
+  std::size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t got = read(file.get(), text.data() + size, text.size() - size);
+    if (got <= 0) break;
+    size += static_cast<std::size_t>(got);
+  }
+  text.resize(size);
+  return text;
+}
+
+}  // namespace
+
+char ProcessState(pid_t pid) {
+  // PID (NAME) STATE ...; the name may hold anything, brackets too.
+  const std::string stat = ReadSome(absl::StrCat("/proc/", pid, "/stat"), 512);
+  const std::size_t end = stat.rfind(") ");
+  return end == std::string::npos || end + 2 >= stat.size() ? 'X' : stat[end + 2];
+}
+
+std::vector<pid_t> ProcessesWithArguments(const std::vector<std::string>& arguments) {
+  std::string text;  // as the kernel writes them: each between null bytes
+  for (const std::string& argument : arguments) text.append(1, '\0').append(argument);
+  text.append(1, '\0');
+  std::vector<pid_t> found;
+  DIR* proc = opendir("/proc");
+  if (proc == nullptr) return found;
+  while (const dirent* entry = readdir(proc)) {
+    pid_t pid = 0;
+    if (!absl::SimpleAtoi(entry->d_name, &pid) || pid == getpid()) continue;
+    const std::string words = ReadSome(absl::StrCat("/proc/", pid, "/cmdline"), 64 << 10);
+    if (words.find(text) != std::string::npos) found.push_back(pid);
+  }
+  closedir(proc);
+  return found;
+}
+
+bool HasEnded(int pidfd) {
+  pollfd one{.fd = pidfd, .events = POLLIN, .revents = 0};
+  return poll(&one, 1, 0) > 0;
+}
+
+}  // namespace flotilla

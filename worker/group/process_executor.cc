@@ -1,0 +1,423 @@
+#include "worker/group/process_executor.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "worker/core/merge_descriptions.h"
+
+namespace flotilla {
+namespace {
+
+// From mpirun to the last rank's hello: a fraction of a second, unless the machine has
+// other things to do.
+constexpr std::int64_t kConnectLimitNs = 60'000'000'000;
+constexpr int kStopGraceMs = 1000;
+
+bool IsPermanent(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kResourceExhausted:
+      return true;
+    default:
+      return false;
+  }
+}
+
+RestartCause CauseOf(Fault fault) {
+  switch (fault) {
+    case Fault::kStopped:
+      return RestartCause::kStopped;
+    case Fault::kSilent:
+      return RestartCause::kSilent;
+    case Fault::kStuck:
+      return RestartCause::kStuck;
+    case Fault::kNone:
+    case Fault::kDied:
+      break;
+  }
+  return RestartCause::kDied;
+}
+
+Lost::Cause LostCause(RestartCause cause) {
+  const bool died = cause == RestartCause::kDied || cause == RestartCause::kGarbage;
+  return died ? Lost::Cause::kDied : Lost::Cause::kStuck;
+}
+
+}  // namespace
+
+ProcessExecutor::ProcessExecutor(ProcessExecutorOptions options, const Clock* clock, Logger* log)
+    : options_(std::move(options)), clock_(clock), log_(log), group_probe_(options_.group.ranks) {}
+
+ProcessExecutor::~ProcessExecutor() { Stop(); }
+
+absl::Status ProcessExecutor::Start(ExecutorListener* listener) {
+  listener_ = listener;
+  absl::MutexLock lock(&mu_);
+  if (stopped_) return absl::CancelledError("stopped");
+  thread_ = std::thread([this] { Loop(); });
+  const auto decided = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return ready_once_ || stopped_ || !refused_.ok();
+  };
+  mu_.Await(absl::Condition(&decided));
+  if (!refused_.ok()) return refused_;
+  return ready_once_ ? absl::OkStatus() : absl::CancelledError("stopped before it was ready");
+}
+
+absl::Status ProcessExecutor::Execute(StepPlan plan) {
+  const Unanswered sent{.step = plan.step,
+                        .sent_ns = clock_->NowNs(),
+                        .predicted_ns = std::max<std::int64_t>(plan.predicted_ns, 0)};
+  const Epoch epoch = plan.epoch;
+  const std::string message = Encode(RankCommand(std::move(plan)));
+  absl::MutexLock lock(&mu_);
+  if (stopped_ || epoch_ == Epoch{0} || epoch != epoch_) {
+    return absl::FailedPreconditionError("not the current epoch");
+  }
+  if (unanswered_.size() > lag_) {
+    return absl::ResourceExhaustedError("lag + 1 plans are unanswered");
+  }
+  if (message.size() > kMaxFrameBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a plan of ", message.size(), " bytes; ", kMaxFrameBytes, " are allowed"));
+  }
+  unanswered_.push_back(sent);
+  reachable_->Send(message);
+  return absl::OkStatus();
+}
+
+void ProcessExecutor::EndEpoch(Epoch epoch) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_ || epoch_ == Epoch{0} || epoch != epoch_) return;
+  epoch_ = Epoch{0};  // from here on plans of this epoch are refused
+  ending_ = true;
+  reachable_->Wake();
+}
+
+void ProcessExecutor::Stop() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopped_ = true;
+    if (reachable_ != nullptr) reachable_->Wake();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+bool ProcessExecutor::Stopped() const {
+  absl::MutexLock lock(&mu_);
+  return stopped_;
+}
+
+bool ProcessExecutor::WaitToLaunch(int failures) {
+  absl::MutexLock lock(&mu_);
+  return !mu_.AwaitWithTimeout(absl::Condition(&stopped_),
+                               absl::Nanoseconds(RestartDelayNs(failures)));
+}
+
+void ProcessExecutor::Loop() {
+  for (int failures = 0; WaitToLaunch(failures);) {
+    const absl::Status ended = Live();
+    failures = ended.ok() ? 0 : failures + 1;
+    if (ended.ok()) continue;
+    absl::MutexLock lock(&mu_);
+    if (stopped_) return;
+    // Once it was ready it may be so again: a file that was replaced, memory that another
+    // took.
+    if (!ready_once_ && IsPermanent(ended)) {
+      refused_ = ended;
+      return;
+    }
+    log_->Warning("worker group does not start", {{"attempt", failures}, {"error", ended}});
+  }
+}
+
+absl::Status ProcessExecutor::Live() {
+  auto group = RankGroup::Launch(options_.group);
+  if (!group.ok()) return group.status();
+  life_ = Life{.group = *std::move(group),
+               .watch = GroupWatch(options_.watch),
+               .launched_ns = clock_->NowNs()};
+  life_.beginning = {.since_ns = life_.launched_ns, .limit_ns = kConnectLimitNs};
+  life_.loaded.resize(options_.group.ranks);
+  life_.begun.resize(options_.group.ranks);
+  {
+    absl::MutexLock lock(&mu_);
+    reachable_ = life_.group.get();
+  }
+  std::optional<End> end;
+  while (!end.has_value()) end = Turn();
+  BuryLife(*end);
+  {
+    absl::MutexLock lock(&mu_);
+    reachable_ = nullptr;
+  }
+  const bool was_ready = life_.was_ready;
+  life_ = Life{};  // and wipes the directory
+  if (was_ready) return absl::OkStatus();
+  return end->refused.ok() ? absl::UnavailableError(end->detail) : end->refused;
+}
+
+std::optional<ProcessExecutor::End> ProcessExecutor::Turn() {
+  const std::int64_t left_ns = std::max<std::int64_t>(0, life_.next_look_ns - clock_->NowNs());
+  RankGroup::Heard heard = life_.group->Wait(static_cast<int>((left_ns + 999'999) / 1'000'000));
+  for (const RankGroup::News& news : heard.news) {
+    if (std::optional<End> end = Take(news)) return end;
+  }
+  if (Stopped()) return End{};
+  EndEpochAsAsked();
+  const std::int64_t now = clock_->NowNs();
+  if (!heard.deaths && now < life_.next_look_ns) return std::nullopt;
+  life_.next_look_ns = now + options_.watch.period_ns;
+  ForwardLogs();
+  return Look(now);
+}
+
+std::optional<ProcessExecutor::End> ProcessExecutor::Take(const RankGroup::News& news) {
+  const auto garbage = [&](absl::string_view what) {
+    return End{.cause = RestartCause::kGarbage,
+               .detail = absl::StrCat("rank ", news.rank, " (pid ", life_.group->pid(news.rank),
+                                      "): ", what)};
+  };
+  if (!news.event.ok()) return garbage(news.event.status().message());
+  if (const auto* loaded = std::get_if<RankLoaded>(&*news.event)) {
+    life_.loaded[news.rank] = *loaded;
+    const auto has = [](const auto& one) { return one.has_value(); };
+    if (life_.stage == Stage::kStarting &&
+        std::all_of(life_.loaded.begin(), life_.loaded.end(), has)) {
+      BeginNextEpoch(0);
+    }
+    return std::nullopt;
+  }
+  if (const auto* refused = std::get_if<RankRefused>(&*news.event)) {
+    return End{.detail = std::string(refused->why.message()), .refused = refused->why};
+  }
+  if (const auto* event = std::get_if<GroupEvent>(&*news.event)) {
+    std::optional<End> end = TakeGroupEvent(news.rank, *event);
+    if (end.has_value() && end->cause == RestartCause::kGarbage) return garbage(end->detail);
+    return end;
+  }
+  return garbage("a second hello");
+}
+
+std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(int rank,
+                                                                    const GroupEvent& event) {
+  if (const auto* result = std::get_if<StepResult>(&event)) return TakeResult(*result);
+  if (const auto* lost = std::get_if<Lost>(&event)) {
+    // Every rank finds the same fault in the same plan; the first one is heard.
+    if (life_.stage == Stage::kReady && lost->epoch == last_epoch_) {
+      BeginNextEpoch(LoseEpoch(lost->cause, lost->detail, /*with_started=*/false));
+    }
+    return std::nullopt;
+  }
+  const auto& ready = std::get<GroupReady>(event);
+  if (life_.stage != Stage::kBeginning || ready.epoch != last_epoch_) return std::nullopt;
+  life_.begun[rank] = ready.description;
+  return FinishBeginning();
+}
+
+std::optional<ProcessExecutor::End> ProcessExecutor::TakeResult(const StepResult& result) {
+  // What an epoch that has ended still brings.
+  if (life_.stage != Stage::kReady || result.epoch != last_epoch_) return std::nullopt;
+  {
+    absl::MutexLock lock(&mu_);
+    if (unanswered_.empty() || unanswered_.front().step != result.step) {
+      return End{.cause = RestartCause::kGarbage,
+                 .detail = absl::StrCat("a result of step ", result.step.value(),
+                                        " that is not the next")};
+    }
+    unanswered_.pop_front();
+    last_result_ns_ = clock_->NowNs();
+  }
+  probe_.OnStep(result.timings);
+  listener_->OnResult(result);
+  return std::nullopt;
+}
+
+void ProcessExecutor::BeginNextEpoch(std::int64_t outstanding_ns) {
+  last_epoch_ = Epoch(last_epoch_.value() + 1);
+  life_.stage = Stage::kBeginning;
+  life_.begun.assign(options_.group.ranks, std::nullopt);
+  life_.beginning = {.since_ns = clock_->NowNs(), .limit_ns = StepLimitNs(outstanding_ns)};
+  life_.group->Send(Encode(RankCommand(BeginEpoch{last_epoch_})));
+}
+
+std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
+  std::vector<ExecutorDescription> descriptions;
+  for (const auto& one : life_.begun) {
+    if (!one.has_value()) return std::nullopt;
+    descriptions.push_back(*one);
+  }
+  const auto merged = MergeDescriptions(descriptions);
+  if (!merged.ok()) {
+    return End{.detail = std::string(merged.status().message()), .refused = merged.status()};
+  }
+  if (!life_.was_ready) {
+    std::string pids;
+    std::int64_t weights = 0, buffers = 0;
+    for (int rank = 0; rank < options_.group.ranks; ++rank) {
+      absl::StrAppend(&pids, rank == 0 ? "" : ",", life_.group->pid(rank));
+      weights += life_.loaded[rank]->weight_bytes;
+      buffers += life_.loaded[rank]->buffer_bytes;
+    }
+    probe_.weight_bytes = weights;
+    probe_.buffer_bytes = buffers;
+    log_->Info("worker group ready",
+               {{"epoch", last_epoch_.value()},
+                {"ranks", pids},
+                {"mpirun", life_.group->launcher_pid()},
+                {"seconds",
+                 absl::StrFormat(
+                     "%.2f", static_cast<double>(clock_->NowNs() - life_.launched_ns) * 1e-9)}});
+  }
+  life_.stage = Stage::kReady;
+  life_.was_ready = true;
+  NoteRanks(life_.group->Ranks());
+  {
+    absl::MutexLock lock(&mu_);
+    epoch_ = last_epoch_;
+    lag_ = merged->lag;
+    last_result_ns_ = 0;
+    ready_once_ = true;
+  }
+  listener_->OnReady(last_epoch_, *merged);
+  return std::nullopt;
+}
+
+void ProcessExecutor::EndEpochAsAsked() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!std::exchange(ending_, false)) return;
+  }
+  // Unless it was lost otherwise in the meantime.
+  if (life_.stage != Stage::kReady) return;
+  BeginNextEpoch(LoseEpoch(Lost::Cause::kDigest, "the scheduler refused a result of this epoch",
+                           /*with_started=*/false));
+}
+
+std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, bool with_started) {
+  Lost lost{.epoch = last_epoch_, .cause = cause, .detail = std::move(detail), .started = {}};
+  std::uint64_t started = 0;
+  for (int rank = 0; with_started && rank < options_.group.ranks; ++rank) {
+    const HeartbeatSlot& slot = life_.group->slot(rank);
+    if (slot.epoch == last_epoch_.value()) started = std::max(started, slot.started_step.load());
+  }
+  std::int64_t outstanding_ns = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    epoch_ = Epoch{0};
+    ending_ = false;
+    for (const Unanswered& plan : unanswered_) {
+      outstanding_ns += plan.predicted_ns;
+      if (with_started && plan.step.value() <= started) lost.started.push_back(plan.step);
+    }
+    unanswered_.clear();
+  }
+  ++probe_.epochs_lost;
+  listener_->OnLost(lost);
+  return outstanding_ns;
+}
+
+std::optional<WorkUnderway> ProcessExecutor::Underway(std::vector<MemberSample>* ranks) {
+  const auto mark = [&](const auto& is_behind) {
+    for (std::size_t i = 0; i < ranks->size(); ++i) {
+      (*ranks)[i].behind = is_behind(static_cast<int>(i));
+    }
+  };
+  switch (life_.stage) {
+    case Stage::kStarting:
+      // Loading takes what it takes; heartbeats tell that it goes on.
+      if (life_.group->all_connected()) return std::nullopt;
+      mark([&](int rank) { return life_.group->pid(rank) == 0; });
+      return life_.beginning;
+    case Stage::kBeginning:
+      mark([&](int rank) { return !life_.begun[rank].has_value(); });
+      return life_.beginning;
+    case Stage::kReady:
+      break;
+  }
+  absl::MutexLock lock(&mu_);
+  if (unanswered_.empty()) return std::nullopt;
+  const Unanswered& oldest = unanswered_.front();
+  mark([&](int rank) { return life_.group->slot(rank).done_step < oldest.step.value(); });
+  return WorkUnderway{.since_ns = std::max(oldest.sent_ns, last_result_ns_),
+                      .limit_ns = StepLimitNs(oldest.predicted_ns)};
+}
+
+std::optional<ProcessExecutor::End> ProcessExecutor::Look(std::int64_t now_ns) {
+  const MemberSample launcher = life_.group->Launcher();
+  std::vector<MemberSample> ranks = life_.group->Ranks();
+  NoteRanks(ranks);
+  const auto work = Underway(&ranks);
+  const Verdict verdict = life_.watch.Judge(now_ns, launcher, ranks, work);
+  if (verdict.fault == Fault::kNone) return std::nullopt;
+  return End{.cause = CauseOf(verdict.fault), .detail = Describe(verdict)};
+}
+
+void ProcessExecutor::NoteRanks(const std::vector<MemberSample>& ranks) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    GroupProbe::Rank& probe = group_probe_.ranks[rank];
+    probe.up = life_.group->pid(static_cast<int>(rank)) != 0;
+    if (ranks[rank].heartbeat_ns.has_value()) probe.heartbeat_ns = *ranks[rank].heartbeat_ns;
+  }
+}
+
+std::string ProcessExecutor::Describe(const Verdict& verdict) {
+  if (verdict.fault == Fault::kDied) return life_.group->Obituary(verdict.member);
+  const std::string who =
+      verdict.member == Verdict::kLauncher
+          ? absl::StrCat("mpirun (pid ", life_.group->launcher_pid(), ")")
+          : absl::StrCat("rank ", verdict.member, " (pid ", life_.group->pid(verdict.member), ")");
+  const std::string seconds = absl::StrFormat("%.1f s", static_cast<double>(verdict.age_ns) * 1e-9);
+  switch (verdict.fault) {
+    case Fault::kStopped:
+      return absl::StrCat(who, ": is stopped");
+    case Fault::kSilent:
+      return absl::StrCat(who, ": no heartbeat for ", seconds);
+    default:
+      return absl::StrCat(who, ": has not finished its work for ", seconds);
+  }
+}
+
+void ProcessExecutor::BuryLife(const End& end) {
+  for (GroupProbe::Rank& rank : group_probe_.ranks) rank.up = false;
+  if (!end.cause.has_value()) {
+    {
+      absl::MutexLock lock(&mu_);
+      epoch_ = Epoch{0};
+    }
+    life_.group->Close(kStopGraceMs);
+    return;
+  }
+  ++group_probe_.restarts[static_cast<std::size_t>(*end.cause)];
+  log_->Warning(
+      "worker group lost",
+      {{"epoch", last_epoch_.value()}, {"cause", CauseName(*end.cause)}, {"detail", end.detail}});
+  const std::int64_t detected_ns = clock_->NowNs();
+  life_.group->Kill();
+  ForwardLogs();
+  log_->Debug("worker group killed", {{"ms", (clock_->NowNs() - detected_ns) / 1'000'000}});
+  // Results that were sent before the end are results.
+  for (const RankGroup::News& news : life_.group->TakeRest().news) {
+    if (news.event.ok() && std::holds_alternative<GroupEvent>(*news.event)) {
+      const auto& event = std::get<GroupEvent>(*news.event);
+      if (const auto* result = std::get_if<StepResult>(&event)) (void)TakeResult(*result);
+    }
+  }
+  if (life_.stage == Stage::kReady) {
+    LoseEpoch(LostCause(*end.cause), end.detail, /*with_started=*/true);
+  }
+}
+
+void ProcessExecutor::ForwardLogs() {
+  for (const auto& [who, line] : life_.group->TakeLogLines()) {
+    log_->Info("printed", {{"by", who}, {"line", line}});
+  }
+}
+
+}  // namespace flotilla

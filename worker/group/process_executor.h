@@ -1,0 +1,135 @@
+// ProcessExecutor: the StepExecutor whose ranks are processes, started by mpirun. The
+// heart of a worker group's agent.
+//
+// A plan goes to every rank over its socket from the thread that brings it; one thread
+// of this class listens to the ranks, watches their health, and starts the processes
+// again when a member dies, is stopped, falls silent or is stuck. Epochs that end for
+// another reason (the two sides disagree) keep their processes.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/obs/log.h"
+#include "common/rt/clock.h"
+#include "common/types/executor.h"
+#include "worker/core/watch.h"
+#include "worker/group/group_probe.h"
+#include "worker/group/rank_group.h"
+#include "worker/probe.h"
+
+namespace flotilla {
+
+struct ProcessExecutorOptions {
+  RankGroupOptions group;
+  WatchOptions watch;
+};
+
+class ProcessExecutor final : public StepExecutor {
+ public:
+  // `clock` is the system's monotonic one: ranks write its times too. It and `log`
+  // outlive the executor.
+  ProcessExecutor(ProcessExecutorOptions options, const Clock* clock, Logger* log);
+  ~ProcessExecutor() override;
+
+  // Waits for the first Ready, for as long as processes that die before it can be started
+  // again. Fails when that makes no sense: a rank says that it cannot load the model, or
+  // there is no mpirun. CANCELLED: stopped meanwhile, by another thread.
+  absl::Status Start(ExecutorListener* listener) override;
+  absl::Status Execute(StepPlan plan) override;
+  void EndEpoch(Epoch epoch) override;
+  // Ranks have a second to end by themselves. Not from a listener's method; else any
+  // thread, one at a time.
+  void Stop() override;
+
+  const WorkerProbe& probe() const { return probe_; }
+  const GroupProbe& group_probe() const { return group_probe_; }
+
+ private:
+  // What the processes are doing.
+  enum class Stage : std::uint8_t {
+    kStarting,   // until all have loaded the model
+    kBeginning,  // an epoch: until all have said so
+    kReady,
+  };
+  // Of one life of the processes. The watch thread's.
+  struct Life {
+    std::unique_ptr<RankGroup> group;
+    GroupWatch watch{WatchOptions{}};
+    Stage stage = Stage::kStarting;
+    bool was_ready = false;
+    WorkUnderway beginning;  // of kStarting, the connecting
+    std::vector<std::optional<RankLoaded>> loaded;
+    std::vector<std::optional<ExecutorDescription>> begun;
+    std::int64_t launched_ns = 0;
+    std::int64_t next_look_ns = 0;
+  };
+  // Why a life ends.
+  struct End {
+    std::optional<RestartCause> cause;  // none: Stop, or it was refused
+    std::string detail;
+    absl::Status refused;  // by a rank, for good
+  };
+  struct Unanswered {
+    Step step;
+    std::int64_t sent_ns;
+    std::int64_t predicted_ns;
+  };
+
+  void Loop();
+  bool WaitToLaunch(int failures) ABSL_LOCKS_EXCLUDED(mu_);
+  // One life, from launch to wipe. OK if it was ready.
+  absl::Status Live();
+  std::optional<End> Turn();
+  std::optional<End> Take(const RankGroup::News& news);
+  std::optional<End> TakeGroupEvent(int rank, const GroupEvent& event);
+  std::optional<End> TakeResult(const StepResult& result) ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<End> Look(std::int64_t now_ns);
+  std::optional<WorkUnderway> Underway(std::vector<MemberSample>* ranks) ABSL_LOCKS_EXCLUDED(mu_);
+  std::string Describe(const Verdict& verdict);
+  void NoteRanks(const std::vector<MemberSample>& ranks);
+  void BeginNextEpoch(std::int64_t outstanding_ns);
+  std::optional<End> FinishBeginning();
+  void EndEpochAsAsked() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the epoch for both sides; its plans are dropped. What they were predicted to
+  // take. Only in kReady.
+  std::int64_t LoseEpoch(Lost::Cause cause, std::string detail, bool with_started)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void BuryLife(const End& end);
+  void ForwardLogs();
+  bool Stopped() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  const ProcessExecutorOptions options_;
+  const Clock* const clock_;
+  Logger* const log_;
+  ExecutorListener* listener_ = nullptr;
+  WorkerProbe probe_;
+  GroupProbe group_probe_;
+  std::thread thread_;
+
+  // The watch thread's.
+  Life life_;
+  Epoch last_epoch_{0};  // the highest that was begun
+
+  mutable absl::Mutex mu_;
+  RankGroup* reachable_ ABSL_GUARDED_BY(mu_) = nullptr;  // life_.group, while it lives
+  Epoch epoch_ ABSL_GUARDED_BY(mu_){0};                  // accepting plans; 0: none
+  std::uint32_t lag_ ABSL_GUARDED_BY(mu_) = 1;
+  std::deque<Unanswered> unanswered_ ABSL_GUARDED_BY(mu_);
+  std::int64_t last_result_ns_ ABSL_GUARDED_BY(mu_) = 0;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;  // EndEpoch was called
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool ready_once_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status refused_ ABSL_GUARDED_BY(mu_);  // why it never will be
+};
+
+}  // namespace flotilla

@@ -1,0 +1,368 @@
+#include "worker/group/rank_group.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+extern "C" {  // glibc 2.36 does not say so itself
+#include <sys/pidfd.h>
+}
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "worker/group/directory.h"
+#include "worker/group/launch.h"
+#include "worker/group/proc.h"
+
+namespace flotilla {
+namespace {
+
+// Killed processes are gone within milliseconds; one that hangs in the kernel is not
+// waited for any longer.
+constexpr absl::Duration kKillLimit = absl::Seconds(5);
+constexpr absl::Duration kKillPeriod = absl::Milliseconds(1);
+constexpr int kLastBreathMs = 20;
+constexpr std::size_t kMaxStrangers = 16;  // connections before their hello
+
+absl::Status Failed(absl::string_view what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+}  // namespace
+
+RankGroup::RankGroup(RankGroupOptions options, std::string directory, HeartbeatPage page)
+    : options_(std::move(options)),
+      directory_(std::move(directory)),
+      page_(std::move(page)),
+      ranks_(options_.ranks),
+      sockets_(options_.ranks, -1),
+      unsent_(options_.ranks) {
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    logs_.emplace_back(absl::StrCat("rank ", rank),
+                       absl::StrCat(directory_, "/", RankLogName(rank)));
+  }
+  logs_.emplace_back("mpirun", absl::StrCat(directory_, "/", kLauncherLog));
+}
+
+absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Launch(const RankGroupOptions& options) {
+  auto page = HeartbeatPage::Create(options.ranks);
+  if (!page.ok()) return page.status();
+  std::string directory = absl::StrCat(options.temporary, "/flotilla-group-XXXXXX");
+  if (mkdtemp(directory.data()) == nullptr) {  // 0700
+    return Failed(absl::StrCat("a directory in '", options.temporary, "'"));
+  }
+  std::unique_ptr<RankGroup> group(new RankGroup(options, std::move(directory), *std::move(page)));
+  if (absl::Status status = group->Listen(); !status.ok()) return status;
+  if (absl::Status status = group->Spawn(); !status.ok()) return status;
+  return group;
+}
+
+RankGroup::~RankGroup() {
+  Kill();
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+absl::Status RankGroup::Listen() {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = absl::StrCat(directory_, "/", kAgentSocket);
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("TMPDIR: '", path, "' is longer than the ",
+                                                   sizeof(address.sun_path) - 1,
+                                                   " bytes of a socket's name"));
+  }
+  std::copy(path.begin(), path.end(), address.sun_path);
+  wake_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  listener_.Reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!wake_.ok() || !listener_.ok() ||
+      bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+      listen(listener_.get(), options_.ranks) != 0) {
+    return Failed("the agent's socket");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankGroup::Spawn() {
+  // Ranks whose launcher has died become children of this process, which then can wait
+  // for them; else they would stay as zombies of whoever adopts them.
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  auto launched = LaunchJob({.launcher = options_.launcher,
+                             .command = options_.command,
+                             .ranks = options_.ranks,
+                             .directory = directory_,
+                             .heartbeats = page_.path()});
+  if (!launched.ok()) return launched.status();
+  launcher_ = *launched;
+  launcher_pidfd_.Reset(pidfd_open(launcher_, 0));
+  return launcher_pidfd_.ok() ? absl::OkStatus() : Failed("pidfd_open");
+}
+
+void RankGroup::Wake() {
+  const std::uint64_t one = 1;
+  (void)!write(wake_.get(), &one, sizeof(one));  // full: it is awake anyway
+}
+
+void RankGroup::Send(absl::string_view message) {
+  const std::string frame = Frame(message);
+  bool wake = false;
+  absl::MutexLock lock(&mu_);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (sockets_[rank] < 0) continue;
+    unsent_[rank] += frame;
+    FlushRank(rank);
+    wake |= !unsent_[rank].empty();
+  }
+  if (wake) Wake();  // to wait for room
+}
+
+void RankGroup::FlushRank(int rank) {
+  std::string& bytes = unsent_[rank];
+  std::size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t put =
+        send(sockets_[rank], bytes.data() + sent, bytes.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (put < 0) {  // its end will be read
+      sent = bytes.size();
+      break;
+    }
+    sent += static_cast<std::size_t>(put);
+  }
+  bytes.erase(0, sent);
+}
+
+void RankGroup::Flush() {
+  absl::MutexLock lock(&mu_);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (sockets_[rank] >= 0) FlushRank(rank);
+  }
+}
+
+RankGroup::Heard RankGroup::Wait(int timeout_ms) {
+  std::vector<pollfd> polled = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
+                                {.fd = listener_.get(), .events = POLLIN, .revents = 0},
+                                {.fd = launcher_pidfd_.get(), .events = POLLIN, .revents = 0}};
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& connection : connections_) {
+      const bool full = connection->rank >= 0 && !unsent_[connection->rank].empty();
+      polled.push_back({.fd = connection->socket.get(),
+                        .events = static_cast<short>(full ? POLLIN | POLLOUT : POLLIN),
+                        .revents = 0});
+    }
+  }
+  Heard heard;
+  if (poll(polled.data(), polled.size(), timeout_ms) <= 0) return heard;
+  std::uint64_t ignored = 0;
+  (void)!read(wake_.get(), &ignored, sizeof(ignored));
+  heard.deaths = HasEnded(launcher_pidfd_.get());
+  Flush();
+  ReadAll(&heard);
+  Accept();
+  return heard;
+}
+
+void RankGroup::Accept() {
+  while (connections_.size() < ranks_.size() + kMaxStrangers) {
+    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.ok()) return;
+    ucred peer{};
+    socklen_t size = sizeof(peer);
+    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+        peer.uid != geteuid()) {
+      continue;
+    }
+    auto connection = std::make_unique<Connection>();
+    connection->socket = std::move(socket);
+    connection->pid = peer.pid;
+    connections_.push_back(std::move(connection));
+  }
+}
+
+void RankGroup::ReadAll(Heard* heard) {
+  for (std::size_t i = 0; i < connections_.size();) {
+    if (Read(*connections_[i], &heard->news)) {
+      ++i;
+      continue;
+    }
+    heard->deaths |= connections_[i]->rank >= 0;
+    Drop(*connections_[i]);
+    connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+bool RankGroup::Read(Connection& connection, std::vector<News>* news) {
+  while (true) {
+    const auto read = connection.reader.ReadFrom(connection.socket.get());
+    while (const auto message = connection.reader.Next()) {
+      auto event = DecodeRankEvent(*message);
+      if (connection.rank < 0) {
+        const auto* hello = event.ok() ? std::get_if<RankHello>(&*event) : nullptr;
+        if (hello == nullptr || !TakeHello(connection, *hello)) return false;
+        continue;
+      }
+      const bool garbage = !event.ok();
+      news->push_back({.rank = connection.rank, .event = std::move(event)});
+      if (garbage) return false;
+    }
+    if (!read.ok()) {
+      if (connection.rank >= 0 && absl::IsInvalidArgument(read.status())) {
+        news->push_back({.rank = connection.rank, .event = read.status()});
+      }
+      return false;
+    }
+    if (!*read) return true;
+  }
+}
+
+bool RankGroup::TakeHello(Connection& connection, const RankHello& hello) {
+  if (hello.size != ranks_.size() || hello.rank >= ranks_.size()) return false;
+  Member& member = ranks_[hello.rank];
+  UniqueFd pidfd(pidfd_open(connection.pid, 0));
+  if (member.pid != 0 || !pidfd.ok()) return false;
+  member.pid = connection.pid;
+  member.pidfd = std::move(pidfd);
+  connection.rank = static_cast<int>(hello.rank);
+  ++connected_;
+  absl::MutexLock lock(&mu_);
+  sockets_[connection.rank] = connection.socket.get();
+  return true;
+}
+
+void RankGroup::Drop(Connection& connection) {
+  if (connection.rank < 0) return;
+  ranks_[connection.rank].gone = true;
+  absl::MutexLock lock(&mu_);
+  sockets_[connection.rank] = -1;
+  unsent_[connection.rank].clear();
+}
+
+MemberSample RankGroup::Launcher() const {
+  if (launcher_reaped_ || HasEnded(launcher_pidfd_.get())) {
+    return {.life = MemberSample::Life::kGone};
+  }
+  return {.life = ProcessState(launcher_) == 'T' ? MemberSample::Life::kStopped
+                                                 : MemberSample::Life::kAlive};
+}
+
+std::vector<MemberSample> RankGroup::Ranks() const {
+  std::vector<MemberSample> samples(ranks_.size());
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const Member& member = ranks_[rank];
+    MemberSample& sample = samples[rank];
+    if (member.pid == 0) continue;
+    if (member.gone || HasEnded(member.pidfd.get())) {
+      sample.life = MemberSample::Life::kGone;
+      continue;
+    }
+    if (ProcessState(member.pid) == 'T') sample.life = MemberSample::Life::kStopped;
+    const std::int64_t beat = page_.slot(static_cast<int>(rank)).time_ns;
+    if (beat != 0) sample.heartbeat_ns = beat;
+  }
+  return samples;
+}
+
+std::string RankGroup::Obituary(int member) {
+  if (member == Verdict::kLauncher) {
+    siginfo_t info{};
+    std::string how = "alive";
+    if (waitid(P_PID, static_cast<id_t>(launcher_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid == launcher_) {
+      how = absl::StrCat(info.si_code == CLD_EXITED ? "exit code " : "signal ", info.si_status);
+    }
+    return absl::StrCat("mpirun (pid ", launcher_, "): ", how);
+  }
+  const HeartbeatSlot& slot = page_.slot(member);
+  const std::string who = absl::StrCat("rank ", member, " (pid ", ranks_[member].pid, "): ");
+  if (const int number = slot.signal; number != 0) return absl::StrCat(who, "signal ", number);
+  if (const int code = slot.exit_plus_one; code != 0) {
+    return absl::StrCat(who, "exit code ", code - 1);
+  }
+  // Its socket closes some microseconds before the process has ended.
+  pollfd end{.fd = ranks_[member].pidfd.get(), .events = POLLIN, .revents = 0};
+  return absl::StrCat(who, poll(&end, 1, kLastBreathMs) > 0 ? "ended without a word, as by signal 9"
+                                                            : "closed its socket");
+}
+
+std::vector<std::pair<std::string, std::string>> RankGroup::TakeLogLines() {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (LogTail& log : logs_) {
+    for (std::string& line : log.TakeLines(/*at_end=*/launcher_reaped_)) {
+      lines.emplace_back(log.name(), std::move(line));
+    }
+  }
+  return lines;
+}
+
+std::vector<pid_t> RankGroup::FindMembers() const {
+  return ProcessesWithArguments({"--group-dir", directory_});
+}
+
+bool RankGroup::Reap() {
+  if (!launcher_reaped_ && launcher_ != 0) {
+    if (waitpid(launcher_, nullptr, WNOHANG) == 0) return false;
+    launcher_reaped_ = true;
+  }
+  // From here on its children are this process's, or it has waited for them itself.
+  bool all = true;
+  for (const Member& member : ranks_) {
+    if (member.pid != 0) all &= waitpid(member.pid, nullptr, WNOHANG) != 0;
+  }
+  for (const pid_t stray : strays_) all &= waitpid(stray, nullptr, WNOHANG) != 0;
+  return all;
+}
+
+void RankGroup::Kill() {
+  if (launcher_reaped_ || launcher_ == 0) return;
+  const absl::Time limit = absl::Now() + kKillLimit;
+  do {
+    // Ranks that have not connected yet, and those that the launcher starts meanwhile.
+    for (const pid_t pid : FindMembers()) {
+      kill(pid, SIGKILL);
+      const bool known = pid == launcher_ ||
+                         std::any_of(ranks_.begin(), ranks_.end(),
+                                     [&](const Member& member) { return member.pid == pid; }) ||
+                         std::count(strays_.begin(), strays_.end(), pid) > 0;
+      if (!known) strays_.push_back(pid);
+    }
+    for (const Member& member : ranks_) {
+      if (member.pidfd.ok()) pidfd_send_signal(member.pidfd.get(), SIGKILL, nullptr, 0);
+    }
+    if (Reap()) return;
+    absl::SleepFor(kKillPeriod);
+  } while (absl::Now() < limit);
+}
+
+RankGroup::Heard RankGroup::TakeRest() {
+  Heard heard;
+  ReadAll(&heard);
+  return heard;
+}
+
+bool RankGroup::AllRanksGone() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Member& member) {
+    return member.pid != 0 && HasEnded(member.pidfd.get());
+  });
+}
+
+void RankGroup::Close(int grace_ms) {
+  for (const auto& connection : connections_) shutdown(connection->socket.get(), SHUT_RDWR);
+  const absl::Time limit = absl::Now() + absl::Milliseconds(grace_ms);
+  while (all_connected() && !AllRanksGone() && absl::Now() < limit) absl::SleepFor(kKillPeriod);
+  Kill();
+}
+
+}  // namespace flotilla

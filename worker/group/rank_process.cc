@@ -1,0 +1,226 @@
+#include "worker/group/rank_process.h"
+
+#include <fcntl.h>
+#include <mpi.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "common/rt/clock.h"
+#include "proto/codec/rank.h"
+#include "worker/group/directory.h"
+#include "worker/group/frames.h"
+#include "worker/group/heartbeats.h"
+
+namespace flotilla {
+namespace {
+
+// Signals that a rank can leave a word about before it dies of them.
+constexpr int kDeadlySignals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGABRT,
+                                  SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+
+// Signal handlers take no argument of ours, so this has to be global.
+HeartbeatSlot* g_slot = nullptr;
+
+void NoteSignal(int number) {
+  g_slot->signal.store(number, std::memory_order_relaxed);
+  std::signal(number, SIG_DFL);
+  raise(number);
+}
+
+void NoteExit(int code, void*) { g_slot->exit_plus_one.store(code + 1, std::memory_order_relaxed); }
+
+// What is printed goes to a file of the agent's directory: mpirun would stop a rank
+// whose output it does not read, and the agent tells whose output it is.
+void RedirectOutput(const std::string& directory) {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  const std::string path =
+      absl::StrCat(directory, "/", RankLogName(rank == nullptr ? 0 : std::atoi(rank)));
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (file < 0) return;
+  dup2(file, STDOUT_FILENO);
+  dup2(file, STDERR_FILENO);
+  close(file);
+}
+
+[[noreturn]] void Fail(const absl::Status& why) {
+  std::fprintf(stderr, "rank: %s\n", std::string(why.message()).c_str());
+  _exit(1);
+}
+
+absl::StatusOr<int> ConnectToAgent(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("'", path, "' is too long for a socket"));
+  }
+  std::copy(path.begin(), path.end(), address.sun_path);
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    return absl::UnavailableError(absl::StrCat("no agent at '", path, "': ", std::strerror(errno)));
+  }
+  return fd;
+}
+
+std::int64_t MonotonicNs() { return SteadyClock().NowNs(); }
+
+struct HeartArguments {
+  HeartbeatSlot* slot;
+  int socket;
+};
+
+// The heartbeat, and the end of the process when the agent is gone. A plain thread: it
+// waits for nothing but the time, so it beats for as long as the process is let run.
+void* Beat(void* argument) {
+  const HeartArguments heart = *static_cast<HeartArguments*>(argument);
+  while (true) {
+    heart.slot->time_ns.store(MonotonicNs(), std::memory_order_release);
+    pollfd agent{.fd = heart.socket, .events = POLLRDHUP, .revents = 0};
+    if (poll(&agent, 1, kHeartbeatPeriodMs) > 0) {
+      NoteExit(0, nullptr);
+      _exit(0);
+    }
+  }
+}
+
+class RankProcess {
+ public:
+  RankProcess(int socket, HeartbeatSlot* slot) : socket_(socket), slot_(*slot) {}
+
+  // Until the agent goes away, or what it says makes no sense.
+  absl::Status Serve(int rank, int size, const MakeRunner& make) {
+    slot_.phase = RankPhase::kLoading;
+    absl::Status sent = Send(RankHello{.rank = static_cast<std::uint32_t>(rank),
+                                       .size = static_cast<std::uint32_t>(size)});
+    if (!sent.ok()) return sent;
+    auto runner = make(rank, size);
+    if (!runner.ok()) {
+      (void)Send(RankRefused{.why = runner.status()});
+      return Drain();
+    }
+    runner_ = *std::move(runner);
+    slot_.phase = RankPhase::kWaiting;
+    sent = Send(RankLoaded{.weight_bytes = runner_->weight_bytes(),
+                           .buffer_bytes = runner_->buffer_bytes()});
+    while (sent.ok()) {
+      const auto message = Receive();
+      if (!message.ok()) return message.status();
+      auto command = DecodeRankCommand(*message);
+      if (!command.ok()) return command.status();
+      sent = Handle(*command);
+    }
+    return sent;
+  }
+
+ private:
+  absl::Status Handle(const RankCommand& command) {
+    if (const auto* begin = std::get_if<BeginEpoch>(&command)) return Begin(begin->epoch);
+    const auto& plan = std::get<StepPlan>(command);
+    // The rest of an epoch that has failed.
+    if (!epoch_.has_value() || plan.epoch != *epoch_) return absl::OkStatus();
+    return Run(plan);
+  }
+
+  absl::Status Begin(Epoch epoch) {
+    epoch_ = epoch;
+    runner_->BeginEpoch(epoch);
+    slot_.started_step = 0;
+    slot_.done_step = 0;
+    slot_.epoch = epoch.value();
+    return Send(GroupEvent(GroupReady{.epoch = epoch, .description = runner_->description()}));
+  }
+
+  absl::Status Run(const StepPlan& plan) {
+    slot_.started_step = plan.step.value();
+    slot_.phase = RankPhase::kRunning;
+    auto result = runner_->Run(plan);
+    absl::Status sent;
+    if (!result.ok()) {
+      sent = Send(GroupEvent(Lost{.epoch = *std::exchange(epoch_, std::nullopt),
+                                  .cause = LostCauseOf(result.status()),
+                                  .detail = std::string(result.status().message()),
+                                  .started = {}}));
+    } else if (result->has_value()) {
+      sent = Send(GroupEvent(**std::move(result)));
+    }
+    slot_.done_step = plan.step.value();
+    slot_.phase = RankPhase::kWaiting;
+    return sent;
+  }
+
+  absl::Status Send(const RankEvent& event) { return WriteAll(socket_, Frame(Encode(event))); }
+
+  absl::StatusOr<std::string> Receive() {
+    while (true) {
+      if (auto message = reader_.Next()) return *std::move(message);
+      if (const auto read = reader_.ReadFrom(socket_); !read.ok()) return read.status();
+    }
+  }
+
+  // Waits for the agent to close the socket.
+  absl::Status Drain() {
+    while (true) {
+      if (const auto message = Receive(); !message.ok()) return message.status();
+    }
+  }
+
+  const int socket_;
+  HeartbeatSlot& slot_;
+  FrameReader reader_;
+  std::unique_ptr<StepRunner> runner_;
+  std::optional<Epoch> epoch_;
+};
+
+}  // namespace
+
+void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // should mpirun go without a word
+  std::signal(SIGPIPE, SIG_IGN);
+  RedirectOutput(options.group_directory);
+
+  int provided = 0, rank = 0, size = 0;
+  // One thread calls MPI, the one that runs plans.
+  if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS ||
+      MPI_Comm_rank(MPI_COMM_WORLD, &rank) != MPI_SUCCESS ||
+      MPI_Comm_size(MPI_COMM_WORLD, &size) != MPI_SUCCESS) {
+    Fail(absl::UnavailableError("MPI does not start"));
+  }
+  static auto page = HeartbeatPage::Open(options.heartbeats, size);
+  if (!page.ok()) Fail(page.status());
+  g_slot = &page->slot(rank);
+  for (const int number : kDeadlySignals) std::signal(number, NoteSignal);
+  on_exit(NoteExit, nullptr);
+
+  const auto socket = ConnectToAgent(absl::StrCat(options.group_directory, "/", kAgentSocket));
+  if (!socket.ok()) Fail(socket.status());
+  static HeartArguments heart{.slot = g_slot, .socket = *socket};
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, Beat, &heart) != 0) {
+    Fail(absl::ResourceExhaustedError("no thread for the heartbeat"));
+  }
+  pthread_setname_np(thread, "heartbeat");
+  pthread_detach(thread);
+
+  RankProcess process(*socket, g_slot);
+  const absl::Status ended = process.Serve(rank, size, make);
+  if (!absl::IsUnavailable(ended)) Fail(ended);
+  // Not MPI_Finalize: it would wait for ranks that may be dead. Nor destructors: memory
+  // goes with the process.
+  _exit(0);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,32 @@
+// RankProcess: the main program of one rank of a worker group, started by mpirun.
+//
+// It connects to the agent's socket, loads its part of the model, and then runs plans
+// as they come. Nothing waits in MPI between steps, and no gRPC is in here. It ends
+// when the agent's socket closes, whatever it is doing.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/step_runner.h"
+
+namespace flotilla {
+
+struct RankProcessOptions {
+  // The agent's, see directory.h.
+  std::string group_directory;
+  std::string heartbeats;  // HeartbeatPage::path of the agent
+};
+
+// Loads what rank `rank` of `size` needs, and warms up. INVALID_ARGUMENT, UNIMPLEMENTED,
+// NOT_FOUND, FAILED_PRECONDITION or RESOURCE_EXHAUSTED: it never will; the agent gives
+// up. Else the agent tries again.
+using MakeRunner = std::function<absl::StatusOr<std::unique_ptr<StepRunner>>(int rank, int size)>;
+
+// Runs the rank until the agent goes away; ends the process by _exit, with 0 then.
+// Call it from main before anything else has started a thread.
+[[noreturn]] void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make);
+
+}  // namespace flotilla
