@@ -26,7 +26,8 @@ struct Knob {
 
 constexpr unsigned Of(Role role) { return 1u << static_cast<unsigned>(role); }
 constexpr unsigned kServe = Of(Role::kServe), kRouter = Of(Role::kRouter),
-                   kScheduler = Of(Role::kScheduler), kWorker = Of(Role::kWorker);
+                   kScheduler = Of(Role::kScheduler), kWorker = Of(Role::kWorker),
+                   kRank = Of(Role::kRank);
 constexpr unsigned kFleet = kRouter | kScheduler | kWorker, kAll = kServe | kFleet;
 
 constexpr std::string_view kModel = "Model";
@@ -38,11 +39,11 @@ constexpr std::string_view kProcess = "Process";
 // Numbers are bounded so that no product of them overflows 64 bits.
 constexpr auto kKnobs = std::to_array<Knob>({
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel, "GGUF file to serve (required)",
-     kServe | kWorker},
+     kServe | kWorker | kRank},
     {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
-     "name that clients use; default: the file's name without .gguf", kServe | kWorker},
+     "name that clients use; default: the file's name without .gguf", kServe | kWorker | kRank},
     {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
-     "prompt + output of one request; 0: what the model was trained for", kServe | kWorker},
+     "prompt + output of one request; 0: what the model was trained for", kServe | kWorker | kRank},
 
     {"--host", &RoleFlags::host, "ADDRESS", 0, 0, kListen, "address to listen on", kAll},
     {"--http-port", &RoleFlags::http_port, "port", 0, 65535, kListen,
@@ -62,6 +63,11 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--lenient", &RoleFlags::lenient, "", 0, 0, kListen,
      "warn about unknown fields of requests instead of refusing them", kServe | kRouter},
 
+    {"--group-dir", &RoleFlags::group_directory, "PATH", 0, 0, kListen,
+     "directory of the worker group's agent (required)", kRank},
+    {"--heartbeats", &RoleFlags::heartbeats, "PATH", 0, 0, kListen,
+     "page of the agent's memory for heartbeats (required)", kRank},
+
     {"--tenant-header", &RoleFlags::tenant_header, "NAME", 0, 0, kListen,
      "header or metadata key, in small letters, that names the tenant of a request; only behind a "
      "gateway that sets it",
@@ -69,36 +75,46 @@ constexpr auto kKnobs = std::to_array<Knob>({
 
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
      "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations",
-     kServe | kWorker},
+     kServe | kWorker | kRank},
     {"--kv-type", &RoleFlags::kv_type, "bf16|fp32", 0, 0, kCompute, "how keys and values are kept",
-     kServe | kWorker},
+     kServe | kWorker | kRank},
     {"--cpu-isa", &RoleFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
-     "instruction path; auto: the best this CPU has", kServe | kWorker},
+     "instruction path; auto: the best this CPU has", kServe | kWorker | kRank},
     {"--threads", &RoleFlags::threads, "threads", 0, 1024, kCompute,
      "compute threads; 0: what the cgroup's CPU quota allows; never changes results",
-     kServe | kWorker},
+     kServe | kWorker | kRank},
+
+    {"--tp", &RoleFlags::tensor_parallel, "ranks", 1, 64, kCompute,
+     "ranks that share every layer (tensor parallel)", kWorker | kRank},
+    {"--pp", &RoleFlags::pipeline_parallel, "stages", 1, 64, kCompute,
+     "stages of layers, each of --tp ranks (pipeline parallel)", kWorker | kRank},
+    {"--launcher", &RoleFlags::launcher, "auto|mpi|none", 0, 0, kCompute,
+     "mpi: ranks are processes that mpirun starts, watched and started again by this one; none: "
+     "one rank, in this process; auto: mpi",
+     kWorker},
 
     {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule, "blocks of the KV pool",
-     kServe | kWorker},
+     kServe | kWorker | kRank},
     {"--block-tokens", &RoleFlags::block_tokens, "tokens", 16, 16, kSchedule, "tokens per KV block",
      kServe | kWorker},
     {"--max-batch-tokens", &RoleFlags::max_batch_tokens, "tokens", 1, 1 << 16, kSchedule,
-     "token budget of a step, prefill and decode together", kServe | kScheduler | kWorker},
+     "token budget of a step, prefill and decode together", kServe | kScheduler | kWorker | kRank},
     {"--max-chunk-tokens", &RoleFlags::max_chunk_tokens, "tokens", 1, 1 << 16, kSchedule,
      "largest piece of one prompt in a step", kServe | kScheduler},
     {"--max-seqs", &RoleFlags::max_seqs, "sequences", 1, 4096, kSchedule,
-     "sequences that run at once", kServe | kScheduler | kWorker},
+     "sequences that run at once", kServe | kScheduler | kWorker | kRank},
     {"--prefix-cache", &RoleFlags::prefix_cache, "on|off", 0, 0, kSchedule,
      "keep KV of prompts and answers for requests that begin alike; never changes results",
      kServe | kScheduler},
     {"--host-blocks", &RoleFlags::host_blocks, "blocks", 0, 1 << 26, kSchedule,
-     "memory outside the pool for blocks of preempted requests and old prefixes", kServe | kWorker},
+     "memory outside the pool for blocks of preempted requests and old prefixes",
+     kServe | kWorker | kRank},
     {"--disk-blocks", &RoleFlags::disk_blocks, "blocks", 0, 1 << 26, kSchedule,
      "the same on disk; a block goes where it is cheaper to read it back than to compute it",
-     kServe | kWorker},
+     kServe | kWorker | kRank},
     {"--disk-dir", &RoleFlags::disk_directory, "PATH", 0, 0, kSchedule,
      "directory of the disk blocks' file, which has no name and goes with the process",
-     kServe | kWorker},
+     kServe | kWorker | kRank},
     {"--policy", &RoleFlags::policy, "priority|fcfs|srpt|edf", 0, 0, kSchedule,
      "who goes first: by priority then arrival, by arrival alone, shortest predicted, or "
      "earliest deadline, which ends what will hardly make it before it starts",
@@ -118,11 +134,11 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--speculation", &RoleFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
      "guess tokens ahead where it pays: ngram, as the request's own text went on before; draft, by "
      "the model's first layers; never changes results",
-     kServe | kWorker},
+     kServe | kWorker | kRank},
     {"--draft-tokens", &RoleFlags::draft_tokens, "tokens", 1, 64, kSchedule,
-     "tokens that one sequence guesses ahead at most", kServe | kScheduler | kWorker},
+     "tokens that one sequence guesses ahead at most", kServe | kScheduler | kWorker | kRank},
     {"--draft-layers", &RoleFlags::draft_layers, "layers", 0, 1024, kSchedule,
-     "layers that a draft computes; 0: a third of the model's", kServe | kWorker},
+     "layers that a draft computes; 0: a third of the model's", kServe | kWorker | kRank},
     {"--queue-requests", &RoleFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
      "requests that may wait; more are refused with 429", kServe | kScheduler},
     {"--queue-tokens", &RoleFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,
@@ -177,9 +193,28 @@ void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
   }
   app.get_formatter()->column_width(38);
   app.get_formatter()->label("REQUIRED", "");
-  for (const char* name : {"--model", "--scheduler", "--worker"}) {
+  for (const char* name : {"--model", "--scheduler", "--worker", "--group-dir", "--heartbeats"}) {
     if (CLI::Option* option = app.get_option_no_throw(name)) option->required();
   }
+}
+
+std::vector<std::string> RankArguments(const RoleFlags& worker) {
+  std::vector<std::string> words;
+  for (const Knob& knob : kKnobs) {
+    if ((knob.roles & kWorker) == 0 || (knob.roles & kRank) == 0) continue;
+    std::string value;
+    if (const Switch* field = std::get_if<Switch>(&knob.field)) {
+      if (worker.**field) words.emplace_back(knob.name);
+      continue;
+    } else if (const Number* field = std::get_if<Number>(&knob.field)) {
+      value = std::to_string(worker.**field);
+    } else {
+      value = worker.*std::get<Text>(knob.field);
+      if (value.empty()) continue;
+    }
+    words.push_back(std::string(knob.name) + "=" + value);
+  }
+  return words;
 }
 
 }  // namespace flotilla

@@ -6,11 +6,12 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace flotilla {
 
-// What a process is; `serve` is all of them.
-enum class Role { kServe, kRouter, kScheduler, kWorker };
+// What a process is; `serve` is all of them but a rank, which a worker starts.
+enum class Role { kServe, kRouter, kScheduler, kWorker, kRank };
 
 struct RoleFlags {
   std::string model;
@@ -23,6 +24,11 @@ struct RoleFlags {
   std::string scheduler;          // HOST:PORT
   std::string worker;             // HOST:PORT
   std::int64_t hold_seconds = 60;
+  std::int64_t tensor_parallel = 1;
+  std::int64_t pipeline_parallel = 1;
+  std::string launcher = "auto";
+  std::string group_directory;  // of a rank, and the next: from its agent
+  std::string heartbeats;
   std::string compute = "accurate";
   std::string kv_type = "bf16";
   std::int64_t kv_blocks = 4096;
@@ -58,5 +64,8 @@ struct RoleFlags {
 // Adds every knob of the role to `app`. Parsing fills `flags`, which outlives `app`,
 // and refuses values outside the bounds with a message that names them.
 void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags);
+
+// The arguments of a rank that computes as the flags of its worker say.
+std::vector<std::string> RankArguments(const RoleFlags& worker);
 
 }  // namespace flotilla

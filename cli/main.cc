@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "cli/flags.h"
 #include "cli/inspect.h"
+#include "cli/rank.h"
 #include "cli/router.h"
 #include "cli/scheduler.h"
 #include "cli/serve.h"
@@ -55,7 +56,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
 
   using flotilla::Role;
-  flotilla::RoleFlags serve_flags, router_flags, scheduler_flags, worker_flags;
+  flotilla::RoleFlags serve_flags, router_flags, scheduler_flags, worker_flags, rank_flags;
   CLI::App* serve = app.add_subcommand("serve", "Serve a model, all roles in this process");
   flotilla::AddRoleFlags(*serve, Role::kServe, &serve_flags);
   serve->footer(kServeExamples);
@@ -68,6 +69,9 @@ int main(int argc, char** argv) {
   CLI::App* worker = app.add_subcommand("worker", "Run a model for a scheduler");
   flotilla::AddRoleFlags(*worker, Role::kWorker, &worker_flags);
   worker->footer(kFleetExamples);
+  // Started by a worker, with flags of its own making.
+  CLI::App* rank = app.add_subcommand("rank", "")->group("");
+  flotilla::AddRoleFlags(*rank, Role::kRank, &rank_flags);
 
   std::string inspect_path;
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a GGUF file holds");
@@ -95,6 +99,7 @@ int main(int argc, char** argv) {
   if (router->parsed()) return Report(flotilla::RunRouter(router_flags, FLOTILLA_VERSION));
   if (scheduler->parsed()) return Report(flotilla::RunScheduler(scheduler_flags, FLOTILLA_VERSION));
   if (worker->parsed()) return Report(flotilla::RunWorker(worker_flags, FLOTILLA_VERSION));
+  if (rank->parsed()) flotilla::RunRank(rank_flags);
   if (simulate->parsed()) return Report(flotilla::RunSimulate(simulate_flags));
   return Report(flotilla::RunInspect(inspect_path));
 }

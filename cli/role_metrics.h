@@ -11,9 +11,11 @@
 
 #include "absl/status/status.h"
 #include "common/obs/metrics.h"
+#include "common/rt/clock.h"
 #include "common/types/plan.h"
 #include "router/probe.h"
 #include "scheduler/server/probe.h"
+#include "worker/group/group_probe.h"
 #include "worker/probe.h"
 
 namespace flotilla {
@@ -79,5 +81,8 @@ class SchedulerMetrics final {
 
 // Reads `worker`, which outlives the last Render, at each scrape from now on.
 void WatchWorker(Metrics& metrics, const WorkerProbe* worker);
+
+// The same for the ranks of a group of processes. `clock` is the one of their heartbeats.
+void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock);
 
 }  // namespace flotilla
