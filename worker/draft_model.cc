@@ -34,15 +34,12 @@ bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at)
     asked.push_back(&request);
   }
   if (batch.items.empty()) return false;
-  forward_->Run(
-      batch, rows,
-      [&](int index, absl::Span<const float> logits) {
-        DraftRequest& request = *asked[static_cast<std::size_t>(index)];
-        const TokenPlace place{request.index, request.output_index + at};
-        auto token = SampleRow(*ops_, logits, *request.sampling, kNoLogprobs, place);
-        if (token.ok()) request.drafts.push_back(token->token);
-      },
-      layers_);
+  forward_->RunFirst(layers_, batch, rows, [&](int index, absl::Span<const float> logits) {
+    DraftRequest& request = *asked[static_cast<std::size_t>(index)];
+    const TokenPlace place{request.index, request.output_index + at};
+    auto token = SampleRow(*ops_, logits, *request.sampling, kNoLogprobs, place);
+    if (token.ok()) request.drafts.push_back(token->token);
+  });
   return true;
 }
 

@@ -19,6 +19,10 @@ constexpr int64_t kParallelElements = 16 * 1024;
 constexpr int kAttentionRows = 16;
 // Panels of gate and of up made before their SiLU, while they are in L2.
 constexpr int64_t kFusedPanels = 6;
+// Registers of a tree over kMaxSlots slots, of columns that stay in L1.
+constexpr int kTreeDepth = 10;
+constexpr int64_t kTreeColumns = 256;
+static_assert(kernels::kMaxSlots < 1 << (kTreeDepth - 1));
 
 int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 
@@ -26,21 +30,67 @@ int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelC
 
 std::string_view RecipeName(Recipe recipe) { return recipe == Recipe::kFp32 ? "fp32" : "accurate"; }
 
+Forward::SumTree Forward::MakeSumTree(absl::Span<const IndexRange> slots, uint32_t all) {
+  SumTree tree;
+  std::vector<IndexRange> subtrees;
+  for (size_t rank = 0; rank < slots.size(); ++rank) {
+    const auto own = SubtreesOf(slots[rank], all);
+    for (size_t i = 0; i < own.size(); ++i) {
+      tree.parts.push_back({static_cast<int>(rank), static_cast<int>(i)});
+      subtrees.push_back(own[i]);
+    }
+  }
+  tree.program = MakeTreeProgram(subtrees);
+  return tree;
+}
+
+Communicator::Limits Forward::ExchangeLimits(const Options& options, const ModelConfig& config,
+                                             absl::Span<const ModelShard> shards,
+                                             ParallelShape shape) {
+  size_t subtrees = 0;
+  for (const ModelShard& shard : shards) {
+    subtrees =
+        std::max({subtrees, SubtreesOf(AttentionSlots(shard), config.attention_slots()).size(),
+                  SubtreesOf(FfnSlots(config, shard), config.ffn_slots()).size()});
+  }
+  const int64_t hidden = int64_t{std::max(options.max_rows, kLogitRows)} * config.hidden;
+  Communicator::Limits limits;
+  if (shape.tensor > 1) limits.exchange_floats = static_cast<int64_t>(subtrees) * hidden;
+  if (shape.tensor > 1) limits.logit_floats = int64_t{kLogitRows} * config.vocab;
+  if (shape.pipeline > 1) limits.hidden_floats = hidden;
+  return limits;
+}
+
 Forward::Forward(const Options& options, const ModelConfig& config, const Weights& weights,
-                 const kernels::Ops& ops, KvCache& cache, ThreadPool& pool)
+                 const kernels::Ops& ops, KvCache& cache, ThreadPool& pool,
+                 Communicator* communicator, absl::Span<const ModelShard> shards)
     : recipe_(options.recipe),
       config_(config),
       weights_(weights),
       ops_(ops),
       cache_(cache),
       pool_(pool),
+      communicator_(communicator),
       rope_(options.max_positions, config.head_dim, config.rope_base),
-      query_width_(config.heads * config.head_dim),
-      kv_width_(config.kv_heads * config.head_dim),
+      kv_heads_(static_cast<int>(weights.shard.kv_heads.size())),
+      query_heads_(kv_heads_ * static_cast<int>(config.heads / config.kv_heads)),
+      query_width_(query_heads_ * static_cast<int>(config.head_dim)),
+      kv_width_(kv_heads_ * static_cast<int>(config.head_dim)),
       qkv_width_(query_width_ + 2 * kv_width_),
+      ffn_(weights.shard.ffn.size()),
       attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))) {
+  if (communicator_ != nullptr && communicator_->shape().tensor > 1) {
+    const uint32_t ranks = communicator_->shape().tensor;
+    std::vector<IndexRange> attention, ffn;
+    for (const ModelShard& shard : shards.subspan(communicator_->stage() * ranks, ranks)) {
+      attention.push_back(AttentionSlots(shard));
+      ffn.push_back(FfnSlots(config, shard));
+    }
+    trees_ = {MakeSumTree(attention, config.attention_slots()),
+              MakeSumTree(ffn, config.ffn_slots())};
+  }
   const int64_t rows = std::max(options.max_rows, kLogitRows);
-  const int64_t widest = std::max({config.hidden, config.ffn, config.heads * config.head_dim});
+  const int64_t widest = std::max<int64_t>({config.hidden, ffn_, query_width_});
   const int64_t most_slots = std::max({1u, config.attention_slots(), config.ffn_slots()});
   positions_.resize(rows);
   row_items_.resize(rows);
@@ -48,8 +98,10 @@ Forward::Forward(const Options& options, const ModelConfig& config, const Weight
   normed_ = AlignedBuffer<float>(rows * config.hidden);
   qkv_ = AlignedBuffer<float>(rows * qkv_width_);
   attended_ = AlignedBuffer<float>(rows * query_width_);
-  gate_up_ = AlignedBuffer<float>(rows * 2 * config.ffn);
-  logits_ = AlignedBuffer<float>(int64_t{kLogitRows} * config.vocab);
+  gate_up_ = AlignedBuffer<float>(rows * 2 * ffn_);
+  if (alone() && weights.shard.vocab.size() > 0) {
+    logits_ = AlignedBuffer<float>(int64_t{kLogitRows} * config.vocab);
+  }
   quantized_ = AlignedBuffer<int16_t>(rows * widest);
   block_sums_ = AlignedBuffer<float>(rows * widest / kBlockK);
   scales_ = AlignedBuffer<float>(rows * most_slots);
@@ -60,16 +112,40 @@ int64_t Forward::buffer_bytes() const {
          logits_.bytes() + quantized_.bytes() + block_sums_.bytes() + scales_.bytes();
 }
 
-void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink,
-                  int layers) {
-  Embed(batch);
-  PlanAttention(batch);
-  const int count = std::min(layers, static_cast<int>(config_.layers));
-  for (int i = 0; i < count; ++i) Layer(batch, i);
-  Logits(logit_rows, sink);
+void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink) {
+  Layers(batch, static_cast<int>(weights_.layers.size()));
+  if (communicator_ != nullptr && !communicator_->last_stage()) {
+    communicator_->SendHidden(hidden_.data(), int64_t{rows_} * config_.hidden);
+    return;
+  }
+  Logits(logit_rows, /*to_all=*/false, sink);
 }
 
-void Forward::Embed(const Batch& batch) {
+void Forward::RunFirst(int layers, const Batch& batch, absl::Span<const int32_t> logit_rows,
+                       LogitSink sink) {
+  Layers(batch, layers);
+  Logits(logit_rows, /*to_all=*/true, sink);
+}
+
+bool Forward::HasLogits(int request) const {
+  if (communicator_ == nullptr) return true;
+  return communicator_->last_stage() &&
+         static_cast<uint32_t>(request) % communicator_->shape().tensor ==
+             communicator_->tensor_rank();
+}
+
+void Forward::Layers(const Batch& batch, int count) {
+  PlaceRows(batch);
+  if (communicator_ == nullptr || communicator_->first_stage()) {
+    Embed(batch);
+  } else {
+    communicator_->ReceiveHidden(hidden_.data(), int64_t{rows_} * config_.hidden);
+  }
+  PlanAttention(batch);
+  for (int i = 0; i < count; ++i) Layer(batch, i);
+}
+
+void Forward::PlaceRows(const Batch& batch) {
   rows_ = static_cast<int>(batch.tokens.size());
   for (size_t i = 0; i < batch.items.size(); ++i) {
     const BatchItem& item = batch.items[i];
@@ -78,11 +154,17 @@ void Forward::Embed(const Batch& batch) {
       row_items_[item.row_begin + r] = static_cast<int32_t>(i);
     }
   }
-  const int64_t hidden = config_.hidden;
-  ForRows(rows_, hidden, [&](int64_t begin, int64_t end) {
+}
+
+void Forward::Embed(const Batch& batch) {
+  const size_t hidden = config_.hidden;
+  const GgufTensor& table = weights_.tokens;
+  const size_t row_bytes = table.data.size() / table.dims[1];
+  ForRows(rows_, config_.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      weights_.embedding.DequantizeColumn(
-          batch.tokens[r], {hidden_.data() + r * hidden, static_cast<size_t>(hidden)});
+      // Cannot fail: LoadConfig has checked type and size, GroupState the tokens.
+      (void)DequantizeRow(table.type, table.data.subspan(batch.tokens[r] * row_bytes, row_bytes),
+                          {hidden_.data() + r * hidden, hidden});
     }
   });
 }
@@ -92,9 +174,9 @@ void Forward::PlanAttention(const Batch& batch) {
   for (size_t i = 0; i < batch.items.size(); ++i) {
     const int count = static_cast<int>(batch.items[i].row_count);
     for (int row = 0; row < count; row += kAttentionRows) {
-      for (uint32_t head = 0; head < config_.kv_heads; ++head) {
-        attention_items_.push_back({static_cast<int>(i), static_cast<int>(head), row,
-                                    std::min(kAttentionRows, count - row)});
+      for (int head = 0; head < kv_heads_; ++head) {
+        attention_items_.push_back(
+            {static_cast<int>(i), head, row, std::min(kAttentionRows, count - row)});
       }
     }
   }
@@ -108,42 +190,87 @@ void Forward::PlanAttention(const Batch& batch) {
 
 void Forward::Layer(const Batch& batch, int index) {
   const LayerWeights& layer = weights_.layers[index];
-  const int64_t ffn = config_.ffn;
 
   const MatrixView qkv = layer.qkv.view();
   NormAndQuantize(layer.attention_norm, qkv);
   pool_.ParallelFor(qkv.panels(), [&](int64_t begin, int64_t end) {
-    MatMul({qkv, normed_.data(), config_.hidden, qkv_.data(), qkv_width_, false, rows_}, begin,
-           end);
+    MatMul({.matrix = qkv,
+            .x = normed_.data(),
+            .x_stride = config_.hidden,
+            .out = qkv_.data(),
+            .out_stride = qkv_width_,
+            .rows = rows_},
+           begin, end);
   });
   ForRows(rows_, qkv_width_,
           [&](int64_t begin, int64_t end) { RopeAndStore(batch, index, begin, end); });
   Attention(batch, index);
-
-  const MatrixView output = layer.attention_output.view();
-  Quantize(attended_.data(), query_width_, rows_, output);
-  pool_.ParallelFor(output.panels(), [&](int64_t begin, int64_t end) {
-    MatMul({output, attended_.data(), query_width_, hidden_.data(), config_.hidden, true, rows_},
-           begin, end);
-  });
+  AddRowParallel(layer.attention_output, attended_.data(), query_width_, kAttentionTree);
 
   const MatrixView gate_up = layer.gate_up.view();
   NormAndQuantize(layer.ffn_norm, gate_up);
-  pool_.ParallelFor(Panels(ffn), [&](int64_t begin, int64_t end) { GateUp(gate_up, begin, end); });
+  pool_.ParallelFor(Panels(ffn_), [&](int64_t begin, int64_t end) { GateUp(gate_up, begin, end); });
+  AddRowParallel(layer.down, gate_up_.data(), 2 * ffn_, kFfnTree);
+}
 
-  const MatrixView down = layer.down.view();
-  Quantize(gate_up_.data(), 2 * ffn, rows_, down);
-  pool_.ParallelFor(down.panels(), [&](int64_t begin, int64_t end) {
-    MatMul({down, gate_up_.data(), 2 * ffn, hidden_.data(), config_.hidden, true, rows_}, begin,
-           end);
+void Forward::AddRowParallel(const std::vector<SlotProduct>& products, const float* x,
+                             int64_t x_stride, int tree) {
+  const int64_t hidden = config_.hidden, panels = Panels(hidden);
+  float* const outgoing = alone() ? nullptr : communicator_->Outgoing();
+  const auto count = static_cast<int64_t>(products.size());
+  std::vector<MatrixView>& views = views_;
+  views.clear();
+  for (const SlotProduct& product : products) views.push_back(product.matrix.view());
+  const auto product = [&](int64_t i) {
+    return Product{.matrix = views[i],
+                   .x = x + products[i].first_k,
+                   .x_stride = x_stride,
+                   .out = alone() ? hidden_.data() : outgoing + i * rows_ * hidden,
+                   .out_stride = hidden,
+                   .accumulate = alone(),
+                   .rows = rows_,
+                   .first_k = products[i].first_k,
+                   .first_slot = products[i].first_slot};
+  };
+  for (int64_t i = 0; i < count; ++i) Quantize(product(i));
+  pool_.ParallelFor(count * panels, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin / panels; i * panels < end; ++i) {
+      MatMul(product(i), std::max(begin - i * panels, int64_t{0}),
+             std::min(end - i * panels, panels));
+    }
   });
+  if (alone()) return;
+  const absl::Span<const float* const> parts = communicator_->Exchange();
+  ForRows(rows_, hidden * static_cast<int64_t>(trees_[tree].parts.size()),
+          [&](int64_t begin, int64_t end) { AddParts(trees_[tree], parts, begin, end); });
+}
+
+void Forward::AddParts(const SumTree& tree, absl::Span<const float* const> parts, int64_t begin,
+                       int64_t end) {
+  const int64_t hidden = config_.hidden;
+  float registers[kTreeDepth][kTreeColumns];
+  for (int64_t at = begin * hidden; at < end * hidden; at += kTreeColumns) {
+    const int64_t n = std::min(kTreeColumns, end * hidden - at);
+    for (const TreeStep& step : tree.program.steps) {
+      if (step.load) {
+        const SumTree::Part& part = tree.parts[step.from];
+        std::copy_n(parts[part.rank] + part.place * rows_ * hidden + at, n, registers[step.to]);
+      } else {
+        ops_.add(registers[step.to + 1], registers[step.to], n);
+      }
+    }
+    ops_.add(registers[0], hidden_.data() + at, n);
+  }
 }
 
 void Forward::GateUp(const MatrixView& gate_up, int64_t begin, int64_t end) {
-  const int64_t ffn = config_.ffn;
-  const int64_t panels = Panels(ffn);
-  const Product product{gate_up, normed_.data(), config_.hidden, gate_up_.data(),
-                        2 * ffn, false,          rows_};
+  const int64_t panels = Panels(ffn_);
+  const Product product{.matrix = gate_up,
+                        .x = normed_.data(),
+                        .x_stride = config_.hidden,
+                        .out = gate_up_.data(),
+                        .out_stride = 2 * ffn_,
+                        .rows = rows_};
   for (int64_t p = begin; p < end; p += kFusedPanels) {
     const int64_t last = std::min(p + kFusedPanels, end);
     MatMul(product, p, last);
@@ -152,11 +279,11 @@ void Forward::GateUp(const MatrixView& gate_up, int64_t begin, int64_t end) {
     float* gate = gate_up_.data() + column;
     const kernels::SiluMulArgs args{
         .gate = gate,
-        .up = gate + ffn,
-        .in_stride = 2 * ffn,
-        .n = static_cast<int>(std::min(last * kPanelColumns, ffn) - column),
+        .up = gate + ffn_,
+        .in_stride = 2 * ffn_,
+        .n = static_cast<int>(std::min(last * kPanelColumns, ffn_) - column),
         .out = gate,
-        .out_stride = 2 * ffn};
+        .out_stride = 2 * ffn_};
     ops_.silu_mul(args, 0, rows_);
   }
 }
@@ -176,7 +303,7 @@ void Forward::RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t
   const int dim = static_cast<int>(config_.head_dim);
   const kernels::RopeArgs rope{.x = qkv_.data(),
                                .token_stride = qkv_width_,
-                               .heads = static_cast<int>(config_.heads + config_.kv_heads),
+                               .heads = query_heads_ + kv_heads_,
                                .dim = dim,
                                .positions = positions_.data(),
                                .table = rope_.data()};
@@ -189,7 +316,7 @@ void Forward::RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t
     const float* token = qkv_.data() + item.row_begin * int64_t{qkv_width_};
     kernels::KvWriteArgs write{.cache = cache_.Layer(layer),
                                .first_position = static_cast<int>(item.first_position),
-                               .heads = static_cast<int>(config_.kv_heads),
+                               .heads = kv_heads_,
                                .k = token + query_width_,
                                .v = token + query_width_ + kv_width_,
                                .token_stride = qkv_width_};
@@ -222,9 +349,9 @@ void Forward::Attention(const Batch& batch, int layer) {
   });
 }
 
-void Forward::Logits(absl::Span<const int32_t> logit_rows, LogitSink sink) {
+void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, LogitSink sink) {
   const int64_t hidden = config_.hidden, vocab = config_.vocab;
-  const MatrixView head = weights_.head().view();
+  const MatrixView head = weights_.head.view();
   for (size_t first = 0; first < logit_rows.size(); first += kLogitRows) {
     const auto tile = logit_rows.subspan(first, kLogitRows);
     const int rows = static_cast<int>(tile.size());
@@ -238,12 +365,21 @@ void Forward::Logits(absl::Span<const int32_t> logit_rows, LogitSink sink) {
                      .out_stride = hidden},
                     0, 1);
     }
-    Quantize(normed_.data(), hidden, rows, head);
-    pool_.ParallelFor(head.panels(), [&](int64_t begin, int64_t end) {
-      MatMul({head, normed_.data(), hidden, logits_.data(), vocab, false, rows}, begin, end);
-    });
+    float* const logits = alone() ? logits_.data() : communicator_->Logits();
+    const Product product{.matrix = head,
+                          .x = normed_.data(),
+                          .x_stride = hidden,
+                          .out = logits + weights_.shard.vocab.begin,
+                          .out_stride = vocab,
+                          .rows = rows};
+    Quantize(product);
+    pool_.ParallelFor(head.panels(),
+                      [&](int64_t begin, int64_t end) { MatMul(product, begin, end); });
+    if (!alone()) communicator_->ShareLogits();
     pool_.ParallelItems(rows, [&](int64_t i) {
-      sink(static_cast<int>(first + i), {logits_.data() + i * vocab, static_cast<size_t>(vocab)});
+      const int request = static_cast<int>(first + i);
+      if (!to_all && !HasLogits(request)) return;
+      sink(request, {logits + i * vocab, static_cast<size_t>(vocab)});
     });
   }
 }
@@ -257,7 +393,12 @@ void Forward::NormAndQuantize(const std::vector<float>& weight, const MatrixView
                                   .eps = config_.rms_eps,
                                   .out = normed_.data(),
                                   .out_stride = hidden};
-  const kernels::QuantizeArgs quantize = QuantizeFor(normed_.data(), hidden, matrix);
+  const kernels::QuantizeArgs quantize = QuantizeFor({.matrix = matrix,
+                                                      .x = normed_.data(),
+                                                      .x_stride = hidden,
+                                                      .out = nullptr,
+                                                      .out_stride = 0,
+                                                      .rows = rows_});
   ForRows(rows_, hidden, [&](int64_t begin, int64_t end) {
     ops_.rms_norm(norm, static_cast<int>(begin), static_cast<int>(end));
     if (Quantizes(matrix)) {
@@ -266,28 +407,33 @@ void Forward::NormAndQuantize(const std::vector<float>& weight, const MatrixView
   });
 }
 
-void Forward::Quantize(const float* x, int64_t x_stride, int rows, const MatrixView& matrix) {
-  if (!Quantizes(matrix)) return;
-  const kernels::QuantizeArgs args = QuantizeFor(x, x_stride, matrix);
-  ForRows(rows, matrix.k, [&](int64_t begin, int64_t end) {
+void Forward::Quantize(const Product& product) {
+  if (!Quantizes(product.matrix)) return;
+  const kernels::QuantizeArgs args = QuantizeFor(product);
+  ForRows(product.rows, product.matrix.k, [&](int64_t begin, int64_t end) {
     ops_.quantize_rows(args, static_cast<int>(begin), static_cast<int>(end));
   });
 }
 
-kernels::QuantizeArgs Forward::QuantizeFor(const float* x, int64_t x_stride,
-                                           const MatrixView& matrix) {
-  return {.x = x,
-          .x_stride = x_stride,
-          .k = matrix.k,
-          .slot_count = matrix.slot_count,
-          .slot_ends = matrix.slot_ends,
-          .out = {quantized_.data(), block_sums_.data(), scales_.data()}};
+kernels::QuantizeArgs Forward::QuantizeFor(const Product& product) {
+  return {.x = product.x,
+          .x_stride = product.x_stride,
+          .k = product.matrix.k,
+          .slot_count = product.matrix.slot_count,
+          .slot_ends = product.matrix.slot_ends,
+          .out = QuantizedOf(product)};
+}
+
+kernels::QuantizedRows Forward::QuantizedOf(const Product& product) {
+  return {quantized_.data() + product.rows * product.first_k,
+          block_sums_.data() + product.rows * product.first_k / kBlockK,
+          scales_.data() + product.rows * product.first_slot};
 }
 
 void Forward::MatMul(const Product& p, int64_t begin, int64_t end) {
   if (Quantizes(p.matrix)) {
     ops_.matmul_i16({.weights = p.matrix,
-                     .x = {quantized_.data(), block_sums_.data(), scales_.data()},
+                     .x = QuantizedOf(p),
                      .rows = p.rows,
                      .out = p.out,
                      .out_stride = p.out_stride,

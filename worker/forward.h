@@ -1,6 +1,10 @@
 // Forward: one pass of the decoder over a flat, unpadded batch that mixes
 // prefill chunks and decodes, from token ids to logits.
 //
+// Of a group with several ranks each computes its shard and exchanges parts with the
+// others through the Communicator. The bits are those of one rank: sums over slots are
+// added in the tree of the whole model by every rank.
+//
 // The executor owns it and calls it from its thread; the pool's threads do the
 // work in phases. What a row becomes depends on its sequence alone: the order of
 // every reduction belongs to the ops (kernels/ops.h), and this class only cuts
@@ -21,6 +25,7 @@
 #include "kernels/rope_table.h"
 #include "model/config.h"
 #include "worker/aligned_buffer.h"
+#include "worker/communicator.h"
 #include "worker/core/group_state.h"
 #include "worker/kv_cache.h"
 #include "worker/thread_pool.h"
@@ -48,21 +53,31 @@ class Forward {
     int max_positions = 0;  // of one branch
   };
 
-  // Everything referenced outlives the Forward.
+  // What ranks tell each other in a pass, with `shards` of all ranks.
+  static Communicator::Limits ExchangeLimits(const Options& options, const ModelConfig& config,
+                                             absl::Span<const ModelShard> shards,
+                                             ParallelShape shape);
+
+  // Everything referenced outlives the Forward. `weights` and `cache` are of this rank's
+  // shard. `shards`: those of all ranks of `communicator`; null and empty: one rank.
   Forward(const Options& options, const ModelConfig& config, const Weights& weights,
-          const kernels::Ops& ops, KvCache& cache, ThreadPool& pool);
+          const kernels::Ops& ops, KvCache& cache, ThreadPool& pool,
+          Communicator* communicator = nullptr, absl::Span<const ModelShard> shards = {});
 
   // Called once per wanted row, on any compute thread, several at a time:
-  // `request` is the index into `logit_rows`, `logits` [vocab] fp32.
+  // `request` is the index into `logit_rows`, `logits` [vocab] fp32. Logits exist on
+  // the last stage only.
   using LogitSink = absl::FunctionRef<void(int request, absl::Span<const float> logits)>;
 
   // Writes K and V of all rows of `batch` (at most max_rows, inside the tables)
-  // and hands the logits of rows `logit_rows` (ascending) to `sink`. With fewer
-  // than all `layers` the head follows the last of them, and those after it are
-  // left alone.
-  void Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink,
-           int layers = kAllLayers);
-  static constexpr int kAllLayers = 1 << 30;
+  // and hands the logits of rows `logit_rows` (ascending) to `sink`: each to one rank
+  // of the last stage, HasLogits says which. All ranks call alike.
+  void Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink);
+  // With the first `layers` alone: the head follows the last of them. Every rank gets
+  // all logits. One stage only.
+  void RunFirst(int layers, const Batch& batch, absl::Span<const int32_t> logit_rows,
+                LogitSink sink);
+  bool HasLogits(int request) const;
 
   // Bytes of all buffers.
   int64_t buffer_bytes() const;
@@ -75,6 +90,15 @@ class Forward {
     int row;  // first row, within the batch item
     int rows;
   };
+  // A row-parallel product of all ranks: whose sum each register of the tree's program
+  // loads, by rank and place among its parts.
+  struct SumTree {
+    struct Part {
+      int rank, place;
+    };
+    TreeProgram program;
+    std::vector<Part> parts;
+  };
   // out (+)= x * matrix; x is what was quantised last where the recipe says so.
   struct Product {
     const kernels::MatrixView& matrix;
@@ -83,28 +107,42 @@ class Forward {
     float* out;  // [rows, matrix.columns]
     int64_t out_stride;
     bool accumulate = false;
-    int rows;
+    int rows = 0;
+    // Where the quantised rows of x are.
+    int64_t first_k = 0;
+    int64_t first_slot = 0;
   };
 
+  static SumTree MakeSumTree(absl::Span<const IndexRange> slots, uint32_t all);
+  bool alone() const { return trees_.empty(); }
+  void PlaceRows(const Batch& batch);
   void Embed(const Batch& batch);
+  // What the stages of this rank do with the batch up to the last layer's output.
+  void Layers(const Batch& batch, int count);
   void PlanAttention(const Batch& batch);
   void Layer(const Batch& batch, int index);
+  // hidden_ += x * the row-parallel matrix of all ranks.
+  void AddRowParallel(const std::vector<SlotProduct>& products, const float* x, int64_t x_stride,
+                      int tree);
+  // Adds what all ranks have exchanged to rows [begin, end) of hidden_.
+  void AddParts(const SumTree& tree, absl::Span<const float* const> parts, int64_t begin,
+                int64_t end);
   // Rotates Q and K of rows [begin, end) and writes their K and V.
   void RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t end);
   void Attention(const Batch& batch, int layer);
   // silu(gate) * up for panels [begin, end) of the FFN's width, into gate's place.
   void GateUp(const kernels::MatrixView& gate_up, int64_t begin, int64_t end);
-  void Logits(absl::Span<const int32_t> logit_rows, LogitSink sink);
+  void Logits(absl::Span<const int32_t> logit_rows, bool to_all, LogitSink sink);
 
   bool Quantizes(const kernels::MatrixView& matrix) const {
     return recipe_ == Recipe::kAccurate && matrix.kind != kernels::PackedKind::kFloats;
   }
   // normed_ = RMSNorm(hidden_) * weight, quantised if `matrix` wants it.
   void NormAndQuantize(const std::vector<float>& weight, const kernels::MatrixView& matrix);
-  // Quantises `rows` rows of `x` by the slots of `matrix`, if it wants that.
-  void Quantize(const float* x, int64_t x_stride, int rows, const kernels::MatrixView& matrix);
-  kernels::QuantizeArgs QuantizeFor(const float* x, int64_t x_stride,
-                                    const kernels::MatrixView& matrix);
+  // Quantises the rows of a product's x by the slots of its matrix, if it wants that.
+  void Quantize(const Product& product);
+  kernels::QuantizeArgs QuantizeFor(const Product& product);
+  kernels::QuantizedRows QuantizedOf(const Product& product);
   // Panels [begin, end) of the product; on any thread.
   void MatMul(const Product& product, int64_t begin, int64_t end);
   // Rows in parallel where they are worth a hand-over, else on this thread.
@@ -116,23 +154,32 @@ class Forward {
   const kernels::Ops& ops_;
   KvCache& cache_;
   ThreadPool& pool_;
+  Communicator* const communicator_;  // null: one rank
   const kernels::RopeTable rope_;
-  const int query_width_;  // heads * head_dim
-  const int kv_width_;     // kv_heads * head_dim
+  const int kv_heads_;     // of this rank, as all below
+  const int query_heads_;  // kv_heads_ * group
+  const int query_width_;  // query_heads_ * head_dim
+  const int kv_width_;     // kv_heads_ * head_dim
   const int qkv_width_;    // query_width_ + 2 kv_width_
+  const int64_t ffn_;
   const float attention_scale_;
+
+  // Of attention output and of FFN down; empty where one rank has whole products.
+  enum { kAttentionTree, kFfnTree };
+  std::vector<SumTree> trees_;
 
   int rows_ = 0;                    // of the batch in work
   std::vector<int32_t> positions_;  // [rows]
   std::vector<int32_t> row_items_;  // [rows] batch item of each row
   std::vector<AttentionItem> attention_items_;
+  std::vector<kernels::MatrixView> views_;  // of the row-parallel product in work
 
   AlignedBuffer<float> hidden_;       // [max_rows, hidden] residual stream
   AlignedBuffer<float> normed_;       // [max_rows, hidden]
   AlignedBuffer<float> qkv_;          // [max_rows, qkv_width_]
   AlignedBuffer<float> attended_;     // [max_rows, query_width_]
-  AlignedBuffer<float> gate_up_;      // [max_rows, 2 ffn]
-  AlignedBuffer<float> logits_;       // [kLogitRows, vocab]
+  AlignedBuffer<float> gate_up_;      // [max_rows, 2 ffn_]
+  AlignedBuffer<float> logits_;       // [kLogitRows, vocab], where one rank has them all
   AlignedBuffer<int16_t> quantized_;  // [max_rows, widest k]
   AlignedBuffer<float> block_sums_;   // [max_rows, widest k / 32]
   AlignedBuffer<float> scales_;       // [max_rows, most slots]

@@ -2,27 +2,39 @@
 
 #include <utility>
 
+#include "worker/local_group.h"
+#include "worker/rank_runner.h"
+
 namespace flotilla {
 namespace {
 
-constexpr int kMaxUnanswered = 2;  // lag + 1
+// One rank, or all ranks of a group as threads.
+absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(std::shared_ptr<const GgufFile> file,
+                                                       const RankOptions& options,
+                                                       const Clock* clock) {
+  if (options.shape.ranks() == 1) return RankRunner::Create(std::move(file), options, clock);
+  return LocalGroup::Create(std::move(file), options, clock);
+}
 
 }  // namespace
 
 InProcessExecutor::InProcessExecutor(std::shared_ptr<const GgufFile> file, RankOptions options,
                                      const Clock* clock)
-    : options_(std::move(options)), clock_(clock), file_(std::move(file)), plans_(kMaxUnanswered) {}
+    : options_(std::move(options)),
+      clock_(clock),
+      file_(std::move(file)),
+      max_unanswered_(static_cast<int>(options_.shape.pipeline) + 1),
+      plans_(max_unanswered_) {}
 
 InProcessExecutor::~InProcessExecutor() { Stop(); }
 
 absl::Status InProcessExecutor::Start(ExecutorListener* listener) {
   listener_ = listener;
-  auto rank = RankRunner::Create(*file_, options_, clock_);
-  if (!rank.ok()) return rank.status();
-  file_.reset();
-  rank_ = *std::move(rank);
-  probe_.weight_bytes = rank_->weight_bytes();
-  probe_.buffer_bytes = rank_->buffer_bytes();
+  auto runner = MakeRunner(std::move(file_), options_, clock_);
+  if (!runner.ok()) return runner.status();
+  runner_ = *std::move(runner);
+  probe_.weight_bytes = runner_->weight_bytes();
+  probe_.buffer_bytes = runner_->buffer_bytes();
   thread_ = std::thread([this] { Loop(); });
   return absl::OkStatus();
 }
@@ -32,7 +44,7 @@ absl::Status InProcessExecutor::Execute(StepPlan plan) {
   if (stopped_ || epoch_ == Epoch{0} || plan.epoch != epoch_) {
     return absl::FailedPreconditionError("not the current epoch");
   }
-  if (unanswered_ == kMaxUnanswered || !plans_.TryPush(std::move(plan))) {
+  if (unanswered_ == max_unanswered_ || !plans_.TryPush(std::move(plan))) {
     return absl::ResourceExhaustedError("lag + 1 plans are unanswered");
   }
   ++unanswered_;
@@ -68,15 +80,15 @@ void InProcessExecutor::Loop() {
 }
 
 std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
-  rank_->BeginEpoch(epoch);
+  runner_->BeginEpoch(epoch);
   {
     absl::MutexLock lock(&mu_);
     if (stopped_) return std::nullopt;
     epoch_ = epoch;
   }
-  listener_->OnReady(epoch, rank_->description());
+  listener_->OnReady(epoch, runner_->description());
   while (std::optional<StepPlan> plan = plans_.Pop()) {
-    auto result = rank_->Run(*plan);
+    auto result = runner_->Run(*plan);
     {
       absl::MutexLock lock(&mu_);
       if (stopped_) return std::nullopt;

@@ -1,7 +1,7 @@
 // InProcessExecutor: the StepExecutor whose one rank lives in this process.
 //
 // Plans wait in a queue of at most lag + 1 = 2; one thread runs them in order with
-// RankRunner and reports. The scheduler's thread
+// a StepRunner and reports. The scheduler's thread
 // never waits for it. A plan that cannot be applied ends the epoch; the next one
 // starts at once with empty branches, since weights and memory are unharmed.
 #pragma once
@@ -18,7 +18,7 @@
 #include "model/gguf.h"
 #include "worker/probe.h"
 #include "worker/rank.h"
-#include "worker/rank_runner.h"
+#include "worker/step_runner.h"
 
 namespace flotilla {
 
@@ -45,11 +45,12 @@ class InProcessExecutor final : public StepExecutor {
   const RankOptions options_;
   const Clock* const clock_;
   std::shared_ptr<const GgufFile> file_;  // null once started
+  const int max_unanswered_;              // lag + 1
   ExecutorListener* listener_ = nullptr;
   WorkerProbe probe_;
 
   // The executor's thread only, once started.
-  std::unique_ptr<RankRunner> rank_;
+  std::unique_ptr<StepRunner> runner_;
 
   absl::Mutex mu_;
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // accepting plans; 0: none yet

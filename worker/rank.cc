@@ -18,6 +18,8 @@ constexpr int kWarmUpRows = 32;
 // Bounds of the options, far above what a machine holds.
 constexpr std::uint32_t kMaxStepTokens = 1 << 16;
 constexpr std::uint32_t kMaxKvBlocks = 1 << 30;
+// Of a note, for background copies that have ended.
+constexpr std::int64_t kCopyNoteBytes = 64 << 10;
 
 absl::Status CheckSpeculation(const RankOptions& options, const ModelConfig& config) {
   if (options.speculation == Speculation::kOff) return absl::OkStatus();
@@ -28,6 +30,9 @@ absl::Status CheckSpeculation(const RankOptions& options, const ModelConfig& con
   if (options.draft_layers > config.layers) {
     return absl::InvalidArgumentError(absl::StrCat("a draft of ", options.draft_layers,
                                                    " layers; the model has ", config.layers));
+  }
+  if (options.speculation == Speculation::kDraft && options.shape.pipeline > 1) {
+    return absl::InvalidArgumentError("a draft model needs all layers on one stage (pp 1)");
   }
   const NgramOptions& ngram = options.ngram;
   if (ngram.min_n == 0 || ngram.min_n > ngram.max_n || ngram.max_n > kMaxNgram) {
@@ -53,42 +58,88 @@ absl::Status CheckOptions(const RankOptions& options, const ModelConfig& config)
   return CheckSpeculation(options, config);
 }
 
+Forward::Options ForwardOptions(const RankOptions& options, std::uint32_t max_context) {
+  return {.recipe = options.recipe,
+          .max_rows = static_cast<int>(options.max_step_tokens),
+          .max_positions = static_cast<int>(max_context)};
+}
+
+std::uint32_t MaxContext(const RankOptions& options, const ModelConfig& config) {
+  return options.max_context > 0 ? options.max_context : config.context_length;
+}
+
 }  // namespace
 
-Rank::Rank(const RankOptions& options, ModelConfig config, int threads)
-    : options_(options),
-      config_(std::move(config)),
-      ops_(kernels::GetOps(options.isa)),
-      pool_(threads) {}
-
-absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(const GgufFile& file, const RankOptions& options,
-                                                   const Clock& clock) {
+absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& options) {
   auto config = LoadConfig(file);
   if (!config.ok()) return config.status();
   absl::Status status = CheckOptions(options, *config);
   if (!status.ok()) return status;
-  const int threads = options.threads > 0 ? options.threads : AvailableCpus();
-  auto rank = std::unique_ptr<Rank>(new Rank(options, *std::move(config), threads));
-  status = rank->Load(file, clock);
+  auto shards = ShardModel(file, *config, options.shape);
+  if (!shards.ok()) return shards.status();
+  GroupLayout layout{.shape = options.shape, .shards = *std::move(shards), .limits = {}};
+  layout.limits = Forward::ExchangeLimits(ForwardOptions(options, MaxContext(options, *config)),
+                                          *config, layout.shards, options.shape);
+  layout.limits.lag = options.shape.pipeline;
+  layout.limits.note_bytes =
+      kCopyNoteBytes + StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_branches);
+  return layout;
+}
+
+Rank::Rank(std::shared_ptr<const GgufFile> file, const RankOptions& options, ModelConfig config,
+           int threads, Communicator* communicator)
+    : file_(std::move(file)),
+      options_(options),
+      config_(std::move(config)),
+      communicator_(communicator),
+      ops_(kernels::GetOps(options.isa)),
+      pool_(threads) {}
+
+absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const GgufFile> file,
+                                                   const RankOptions& options, const Clock& clock,
+                                                   Communicator* communicator) {
+  auto config = LoadConfig(*file);
+  if (!config.ok()) return config.status();
+  absl::Status status = CheckOptions(options, *config);
+  if (!status.ok()) return status;
+  const int ranks = static_cast<int>(options.shape.ranks());
+  const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCpus() / ranks);
+  auto rank = std::unique_ptr<Rank>(
+      new Rank(std::move(file), options, *std::move(config), threads, communicator));
+  status = rank->Load(clock);
   if (!status.ok()) return status;
   rank->WarmUp(clock);
+  if (communicator != nullptr && communicator->aborted()) {
+    return absl::UnavailableError("another rank of the group has failed");
+  }
   return rank;
 }
 
-absl::Status Rank::Load(const GgufFile& file, const Clock& clock) {
-  auto weights = LoadWeights(file, config_, pool_);
+absl::Status Rank::Load(const Clock& clock) {
+  std::vector<ModelShard> shards;
+  if (communicator_ != nullptr) {
+    auto layout = PlanGroup(*file_, options_);
+    if (!layout.ok()) return layout.status();
+    shards = std::move(layout->shards);
+  }
+  auto weights = LoadWeights(
+      *file_, config_, shards.empty() ? WholeModel(config_) : shards[communicator_->rank()], pool_);
   if (!weights.ok()) return weights.status();
   weights_ = *std::move(weights);
   Describe();
 
-  const KvShape shape{options_.kv_format, static_cast<int>(config_.layers),
+  const ModelShard& shard = weights_.shard;
+  const KvShape shape{options_.kv_format, static_cast<int>(shard.layers.size()),
+                      static_cast<int>(shard.kv_heads.size()), static_cast<int>(config_.head_dim)};
+  const KvShape whole{options_.kv_format, static_cast<int>(config_.layers),
                       static_cast<int>(config_.kv_heads), static_cast<int>(config_.head_dim)};
   description_.groups = {{.kind = KvGroup::Kind::kFull,
                           .tokens_per_block = kBlockTokens,
                           .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())}};
+  // The same on all ranks, which share the machine's memory.
   description_.block_count = options_.kv_blocks > 0
                                  ? options_.kv_blocks + 1
-                                 : DefaultBlockCount(shape, description_.max_context);
+                                 : DefaultBlockCount(whole, description_.max_context);
   auto cache = KvCache::Create(shape, description_.block_count);
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
@@ -97,19 +148,15 @@ absl::Status Rank::Load(const GgufFile& file, const Clock& clock) {
   tiers_ = *std::move(tiers);
   description_.tiers = tiers_->tiers();
 
-  forward_ = std::make_unique<Forward>(
-      Forward::Options{.recipe = options_.recipe,
-                       .max_rows = static_cast<int>(options_.max_step_tokens),
-                       .max_positions = static_cast<int>(description_.max_context)},
-      config_, weights_, ops_, cache_, pool_);
+  forward_ = std::make_unique<Forward>(ForwardOptions(options_, description_.max_context), config_,
+                                       weights_, ops_, cache_, pool_, communicator_, shards);
   return absl::OkStatus();
 }
 
 void Rank::Describe() {
   description_.model_id = options_.model_id;
   description_.vocab_size = config_.vocab;
-  description_.max_context =
-      options_.max_context > 0 ? options_.max_context : config_.context_length;
+  description_.max_context = MaxContext(options_, config_);
   // All that a result's bits depend on, threads excluded.
   const std::string numerics = absl::StrCat(
       weights_.content_hash, "|", std::string(RecipeName(options_.recipe)), "|",
@@ -119,7 +166,7 @@ void Rank::Describe() {
   description_.exactness = Exactness::kBitwise;
   description_.max_branches = options_.max_branches;
   description_.max_step_tokens = options_.max_step_tokens;
-  description_.lag = 1;
+  description_.lag = options_.shape.pipeline;
   const bool guesses = options_.speculation != Speculation::kOff;
   description_.max_draft_tokens = guesses ? options_.draft_tokens : 0;
 }
@@ -164,75 +211,15 @@ void Rank::WarmUp(const Clock& clock) {
   description_.decode_ns_per_step = std::max<std::int64_t>(1, TimeBatch(1, clock));
 }
 
-void Rank::ListLogitRows(const Batch& batch) {
-  logit_rows_.clear();
-  requests_.clear();
-  outputs_.resize(batch.items.size());
-  for (std::size_t i = 0; i < batch.items.size(); ++i) {
-    const BatchItem& item = batch.items[i];
-    outputs_[i] = ItemOutput{};
-    outputs_[i].prompt.resize(item.prompt_targets.size());
-    for (std::size_t t = 0; t < item.prompt_targets.size(); ++t) {
-      logit_rows_.push_back(static_cast<std::int32_t>(item.row_begin + t));
-      requests_.push_back({.item = static_cast<std::int32_t>(i),
-                           .kind = LogitRequest::Kind::kPrompt,
-                           .at = static_cast<std::uint32_t>(t)});
-    }
-    if (!item.samples && item.candidates == 0) continue;
-    if (item.samples) outputs_[i].sampled.resize(1 + item.drafts);
-    const std::uint32_t first = item.row_begin + item.row_count - 1 - item.drafts;
-    for (std::uint32_t at = 0; at <= item.drafts; ++at) {
-      logit_rows_.push_back(static_cast<std::int32_t>(first + at));
-      requests_.push_back(
-          {.item = static_cast<std::int32_t>(i),
-           .kind = item.samples ? LogitRequest::Kind::kSample : LogitRequest::Kind::kCandidates,
-           .at = at});
-    }
-  }
-}
-
-void Rank::TakeLogits(const Batch& batch, int request, absl::Span<const float> logits) {
-  LogitRequest& wanted = requests_[request];
-  const BatchItem& item = batch.items[wanted.item];
-  ItemOutput& output = outputs_[wanted.item];
-  if (wanted.kind == LogitRequest::Kind::kSample) {
-    auto token = SampleRow(ops_, logits, *item.sampling, *item.logprobs,
-                           {item.index, item.output_index + wanted.at});
-    wanted.failed = !token.ok();
-    if (token.ok()) output.sampled[wanted.at] = *std::move(token);
-  } else if (wanted.kind == LogitRequest::Kind::kCandidates) {
-    auto candidates = RowCandidates(ops_, logits, item.candidates);
-    wanted.failed = !candidates.ok();
-    if (candidates.ok()) output.candidates = *std::move(candidates);
-  } else {
-    auto token =
-        RowLogprobs(ops_, logits, item.prompt_targets[wanted.at], item.logprobs->prompt_top);
-    wanted.failed = !token.ok();
-    if (token.ok()) output.prompt[wanted.at] = *std::move(token);
-  }
-}
-
-void Rank::TakeFailures() {
-  for (const LogitRequest& request : requests_) {
-    if (!request.failed) continue;
-    ItemOutput& output = outputs_[request.item];
-    output.failed = true;
-    if (request.kind == LogitRequest::Kind::kSample && request.at < output.sampled.size()) {
-      output.sampled.resize(request.at);
-    }
-  }
-}
-
-absl::Span<const ItemOutput> Rank::Execute(const Batch& batch) {
+StepOutputs Rank::Execute(const Batch& batch) {
   for (const BlockCopy& copy : batch.copies) cache_.CopyBlock(copy.from, copy.to);
   for (const BackgroundCopy& copy : batch.background) tiers_->Start(copy);
-  ListLogitRows(batch);
-  if (batch.items.empty()) return outputs_;
-  forward_->Run(batch, logit_rows_, [&](int request, absl::Span<const float> logits) {
-    TakeLogits(batch, request, logits);
+  StepOutputs outputs(batch);
+  if (batch.items.empty()) return outputs;
+  forward_->Run(batch, outputs.rows(), [&](int request, absl::Span<const float> logits) {
+    outputs.Take(ops_, batch, request, logits);
   });
-  TakeFailures();
-  return outputs_;
+  return outputs;
 }
 
 }  // namespace flotilla

@@ -1,5 +1,5 @@
-// Rank: all that one rank computes with (weights, KV memory, forward, sampler)
-// and the step that uses it. Batches go in, samples come out.
+// Rank: all that one rank computes with (its shard of weights and KV memory, forward,
+// sampler) and the step that uses it. Batches go in, samples come out.
 //
 // Owner: an executor or a rank process; one thread at a time calls, and the
 // pool's threads work for it inside a call. Knows no plans, epochs or queues:
@@ -18,12 +18,13 @@
 #include "kernels/ops.h"
 #include "model/config.h"
 #include "model/gguf.h"
+#include "worker/communicator.h"
 #include "worker/core/group_state.h"
 #include "worker/core/ngram_proposer.h"
 #include "worker/core/proposer.h"
 #include "worker/forward.h"
 #include "worker/kv_cache.h"
-#include "worker/sampling/sampler.h"
+#include "worker/step_outputs.h"
 #include "worker/thread_pool.h"
 #include "worker/tier_store.h"
 #include "worker/weights.h"
@@ -42,7 +43,8 @@ struct RankOptions {
   Recipe recipe = Recipe::kAccurate;
   kernels::KvFormat kv_format = kernels::KvFormat::kBf16;
   kernels::Isa isa = kernels::DetectIsas().back();  // must be supported
-  int threads = 0;                                  // compute threads; 0: AvailableCpus()
+  ParallelShape shape;                              // ranks of the group
+  int threads = 0;                // compute threads of a rank; 0: its share of AvailableCpus()
   std::uint32_t kv_blocks = 0;    // usable blocks of 16 tokens; 0: DefaultBlockCount
   std::uint32_t max_context = 0;  // positions of a branch; 0: the file's
   std::uint32_t max_step_tokens = 512;
@@ -56,22 +58,35 @@ struct RankOptions {
   bool poison_blocks = false;
 };
 
+// How a model is laid out over the ranks of a group.
+struct GroupLayout {
+  ParallelShape shape;
+  std::vector<ModelShard> shards;  // one per rank
+  Communicator::Limits limits;     // what their communicators must hold
+};
+
+// INVALID_ARGUMENT: an option, or a shape that the model cannot be cut into.
+absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& options);
+
 class Rank {
  public:
   // As far ahead as guesses are worth a row on any machine.
   static constexpr std::uint32_t kMaxDraftTokens = 64;
 
   // Packs the weights and runs a warm-up step, which touches them all and
-  // measures the rates of the description. The file is not needed afterwards.
+  // measures the rates of the description. `communicator`: this rank's, of a group laid
+  // out by PlanGroup, all of whose ranks are created at the same time; it outlives the
+  // rank. Null: the only rank.
   // INVALID_ARGUMENT or UNIMPLEMENTED: the model or an option cannot be served;
-  // RESOURCE_EXHAUSTED: not enough memory.
-  static absl::StatusOr<std::unique_ptr<Rank>> Create(const GgufFile& file,
+  // RESOURCE_EXHAUSTED: not enough memory; UNAVAILABLE: another rank has failed.
+  static absl::StatusOr<std::unique_ptr<Rank>> Create(std::shared_ptr<const GgufFile> file,
                                                       const RankOptions& options,
-                                                      const Clock& clock);
+                                                      const Clock& clock,
+                                                      Communicator* communicator = nullptr);
 
-  // Does the batch's copies, starts the background ones, then forward and sampling. One output per
-  // item, valid until the next call. The batch fits the description.
-  absl::Span<const ItemOutput> Execute(const Batch& batch);
+  // Does the batch's copies, starts the background ones, then forward and sampling. The
+  // batch fits the description. Of several ranks each has the outputs of some requests.
+  StepOutputs Execute(const Batch& batch);
 
   // Background copies that have ended, see TierStore::TakeDone; and the end of all.
   absl::StatusOr<std::vector<std::uint64_t>> TakeCopiesDone(bool wait) {
@@ -94,29 +109,18 @@ class Rank {
   std::int64_t buffer_bytes() const { return forward_->buffer_bytes(); }
 
  private:
-  // Where one row of logits goes: a prompt target of an item, one of its samples or
-  // its candidates.
-  struct LogitRequest {
-    enum class Kind : std::uint8_t { kPrompt, kSample, kCandidates };
-    std::int32_t item;
-    Kind kind;
-    std::uint32_t at = 0;  // index among the prompt targets or the samples
-    bool failed = false;   // the row had no softmax
-  };
-
-  Rank(const RankOptions& options, ModelConfig config, int threads);
-  absl::Status Load(const GgufFile& file, const Clock& clock);
+  Rank(std::shared_ptr<const GgufFile> file, const RankOptions& options, ModelConfig config,
+       int threads, Communicator* communicator);
+  absl::Status Load(const Clock& clock);
   void Describe();
-  void ListLogitRows(const Batch& batch);
-  void TakeFailures();
-  // Turns one row of logits into its output; on any compute thread.
-  void TakeLogits(const Batch& batch, int request, absl::Span<const float> logits);
   void WarmUp(const Clock& clock);
   // Nanoseconds of a batch of one branch, without effect on any block in use.
   std::int64_t TimeBatch(int rows, const Clock& clock);
 
+  const std::shared_ptr<const GgufFile> file_;  // the table of token vectors
   const RankOptions options_;
   const ModelConfig config_;
+  Communicator* const communicator_;
   const kernels::Ops& ops_;
   ThreadPool pool_;
   Weights weights_;
@@ -124,10 +128,6 @@ class Rank {
   std::unique_ptr<TierStore> tiers_;
   std::unique_ptr<Forward> forward_;
   ExecutorDescription description_;
-
-  std::vector<std::int32_t> logit_rows_;  // of the batch, ascending
-  std::vector<LogitRequest> requests_;    // same length
-  std::vector<ItemOutput> outputs_;       // one per item
 };
 
 }  // namespace flotilla

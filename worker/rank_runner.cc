@@ -1,23 +1,34 @@
 #include "worker/rank_runner.h"
 
+#include <cstring>
+#include <iterator>
 #include <utility>
 #include <variant>
 
 namespace flotilla {
 
-RankRunner::RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock)
-    : poison_blocks_(poison_blocks), clock_(clock), rank_(std::move(rank)) {}
+RankRunner::RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock,
+                       Communicator* communicator)
+    : poison_blocks_(poison_blocks),
+      clock_(clock),
+      communicator_(communicator),
+      rank_(std::move(rank)) {}
 
-absl::StatusOr<std::unique_ptr<RankRunner>> RankRunner::Create(const GgufFile& file,
+absl::StatusOr<std::unique_ptr<RankRunner>> RankRunner::Create(std::shared_ptr<const GgufFile> file,
                                                                const RankOptions& options,
-                                                               const Clock* clock) {
-  auto rank = Rank::Create(file, options, *clock);
+                                                               const Clock* clock,
+                                                               Communicator* communicator) {
+  auto rank = Rank::Create(std::move(file), options, *clock, communicator);
   if (!rank.ok()) return rank.status();
   return std::unique_ptr<RankRunner>(
-      new RankRunner(*std::move(rank), options.poison_blocks, clock));
+      new RankRunner(*std::move(rank), options.poison_blocks, clock, communicator));
 }
 
 void RankRunner::BeginEpoch(Epoch epoch) {
+  // All ranks have had the same plans: notes that nobody needs any more are taken, so
+  // that the next are those of the new epoch.
+  for (; !computed_.empty(); computed_.pop_front()) communicator_->TakeNotes();
+  copies_ended_.clear();
   state_.reset();  // before the proposer, which it uses
   proposer_ = rank_->MakeProposer();
   state_.emplace(epoch, rank_->description(), proposer_.get());
@@ -26,12 +37,15 @@ void RankRunner::BeginEpoch(Epoch epoch) {
 }
 
 absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) {
+  if (computed_.size() == rank_->description().lag) {
+    if (auto result = CompleteOldest(); !result.ok()) return result.status();
+  }
   const std::int64_t start = clock_->NowNs();
   auto batch = state_->Apply(plan);  // and guesses, which may be computed
   if (!batch.ok()) return batch.status();
   if (poison_blocks_) PoisonGrants(plan);
 
-  const absl::Span<const ItemOutput> outputs = rank_->Execute(*batch);
+  StepOutputs outputs = rank_->Execute(*batch);
   const StepTimings timings{.start_ns = start,
                             .compute_ns = clock_->NowNs() - start,
                             .rows = static_cast<std::uint32_t>(batch->tokens.size()),
@@ -39,10 +53,67 @@ absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) 
   // With nothing to compute the plan was sent to learn of a copy's end.
   auto copies = rank_->TakeCopiesDone(/*wait=*/batch->items.empty());
   if (!copies.ok()) return copies.status();
-  auto result = state_->Complete(plan.step, outputs, *copies);
+  if (communicator_ == nullptr) {
+    auto result = state_->Complete(plan.step, outputs.Finish(), *copies);
+    if (!result.ok()) return result.status();
+    result->timings = timings;
+    return *std::move(result);
+  }
+  SendNote(outputs, *copies);
+  computed_.push_back({plan.step, std::move(outputs), timings});
+  if (!communicator_->last_stage()) return std::nullopt;
+  auto result = CompleteOldest();
   if (!result.ok()) return result.status();
-  result->timings = timings;
+  if (!communicator_->head()) return std::nullopt;
   return *std::move(result);
+}
+
+void RankRunner::SendNote(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies) {
+  const std::uint64_t count = copies.size();
+  std::vector<std::byte> note((1 + count) * sizeof(std::uint64_t));
+  std::memcpy(note.data(), &count, sizeof(count));
+  if (count > 0) {
+    std::memcpy(note.data() + sizeof(count), copies.data(), count * sizeof(std::uint64_t));
+  }
+  if (communicator_->last_stage()) {
+    outputs.Write(communicator_->tensor_rank(), communicator_->shape().tensor, note);
+  }
+  communicator_->SendNote(note);
+}
+
+absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
+  Computed computed = std::move(computed_.front());
+  computed_.pop_front();
+  const auto notes = communicator_->TakeNotes();
+  if (communicator_->aborted()) return absl::UnavailableError("another rank has failed");
+  const ParallelShape shape = communicator_->shape();
+  for (std::uint32_t rank = 0; rank < shape.ranks(); ++rank) {
+    absl::Span<const std::byte> note = notes[rank];
+    std::uint64_t count = 0;
+    if (note.size() < sizeof(count)) return absl::InternalError("a rank's note is cut short");
+    std::memcpy(&count, note.data(), sizeof(count));
+    note.remove_prefix(sizeof(count));
+    if (count > note.size() / sizeof(std::uint64_t)) {
+      return absl::InternalError("a rank's note is cut short");
+    }
+    for (; count > 0; --count, note.remove_prefix(sizeof(std::uint64_t))) {
+      std::uint64_t id = 0;
+      std::memcpy(&id, note.data(), sizeof(id));
+      ++copies_ended_[id];
+    }
+    if (rank < shape.ranks() - shape.tensor) continue;
+    const absl::Status read = computed.outputs.Read(rank % shape.tensor, shape.tensor, note);
+    if (!read.ok()) return read;
+  }
+  // A copy has ended when it has on every rank.
+  std::vector<std::uint64_t> ended;
+  for (auto copy = copies_ended_.begin(); copy != copies_ended_.end();) {
+    if (copy->second == shape.ranks()) ended.push_back(copy->first);
+    copy = copy->second == shape.ranks() ? copies_ended_.erase(copy) : std::next(copy);
+  }
+  auto result = state_->Complete(computed.step, computed.outputs.Finish(), ended);
+  if (result.ok()) result->timings = computed.timings;
+  return result;
 }
 
 void RankRunner::PoisonGrants(const StepPlan& plan) {

@@ -1,10 +1,15 @@
 // RankRunner: one rank and the branches of its current epoch.
 //
-// Plans are applied in order by GroupState and computed by Rank. Owner: an executor or
-// a rank process; one thread at a time calls. Knows no queue, socket or thread.
+// Plans are applied in order by GroupState and computed by Rank. Where there are several
+// ranks each tells the others what it sampled, so that all states stay the same; stages
+// before the last learn it when they have to, which lets a pipeline fill. Owner: an
+// executor or a rank process; one thread at a time calls. Knows no queue, socket or
+// thread.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -21,11 +26,12 @@ namespace flotilla {
 
 class RankRunner final : public StepRunner {
  public:
-  // Loads the model and warms up, see Rank::Create. The file is not needed afterwards;
-  // `clock` outlives the runner.
-  static absl::StatusOr<std::unique_ptr<RankRunner>> Create(const GgufFile& file,
+  // Loads the model and warms up, see Rank::Create. `clock` and `communicator` outlive
+  // the runner.
+  static absl::StatusOr<std::unique_ptr<RankRunner>> Create(std::shared_ptr<const GgufFile> file,
                                                             const RankOptions& options,
-                                                            const Clock* clock);
+                                                            const Clock* clock,
+                                                            Communicator* communicator = nullptr);
 
   void BeginEpoch(Epoch epoch) override;
   absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override;
@@ -34,17 +40,33 @@ class RankRunner final : public StepRunner {
   std::int64_t buffer_bytes() const override { return rank_->buffer_bytes(); }
 
  private:
-  RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock);
+  // A step that this rank has computed and not completed.
+  struct Computed {
+    Step step;
+    StepOutputs outputs;
+    StepTimings timings;
+  };
+
+  RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock,
+             Communicator* communicator);
+  // Tells all ranks what this one has of a step: copies that have ended, outputs.
+  void SendNote(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies);
+  // Completes the oldest step computed, with the notes of all ranks.
+  absl::StatusOr<StepResult> CompleteOldest();
   // Tells the rank of granted blocks whose contents are still to come.
   void PoisonGrants(const StepPlan& plan);
 
   const bool poison_blocks_;
   const Clock* const clock_;
+  Communicator* const communicator_;  // null: the only rank
   const std::unique_ptr<Rank> rank_;
 
   // Of the current epoch; none before the first.
   std::unique_ptr<Proposer> proposer_;  // may be null; the state uses it
   std::optional<GroupState> state_;
+  std::deque<Computed> computed_;
+  // Background copies that some ranks have reported ended, and how many.
+  std::map<std::uint64_t, std::uint32_t> copies_ended_;
   // By handle: prefix-cached blocks still to be granted, which keep their
   // contents. Used with poison_blocks only.
   std::vector<std::uint32_t> cached_blocks_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <string>
 
 #include <xxhash.h>
@@ -19,6 +20,13 @@ using kernels::WeightFormat;
 // Rows packed by one work item: large enough to amortise the hand-over, small
 // enough that the embedding table is spread over all threads.
 constexpr int64_t kRowsPerItem = 2048;
+// Shards of the vocabulary are made of the chunks that its reductions go by.
+constexpr uint32_t kVocabChunk = 1024;
+constexpr char kTokens[] = "token_embd.weight";
+
+std::string HeadName(const ModelConfig& config) {
+  return config.tied_embedding ? kTokens : "output.weight";
+}
 
 std::optional<WeightFormat> PackedFormat(GgmlType type) {
   switch (type) {
@@ -39,11 +47,13 @@ std::optional<WeightFormat> PackedFormat(GgmlType type) {
   }
 }
 
-// Rows [row, row + count) of a tensor that become columns from `column` on.
+// Rows `rows` of a tensor, of each the elements from first_k on that the matrix has
+// room for, become columns from `column` on.
 struct Source {
   const GgufTensor* tensor;
   int64_t row;
   int64_t count;
+  int64_t first_k;
   int64_t column;
 };
 
@@ -53,45 +63,55 @@ struct PackItem {
   std::vector<Source> sources;
 };
 
-absl::Span<const std::byte> RowsOf(const Source& source) {
-  const int64_t row_bytes = source.tensor->data.size() / source.tensor->dims[1];
-  return {source.tensor->data.data() + source.row * row_bytes,
-          static_cast<size_t>(source.count * row_bytes)};
-}
-
 absl::Status Pack(PackedMatrix& matrix, const Source& source) {
-  const absl::Span<const std::byte> rows = RowsOf(source);
-  if (PackedFormat(source.tensor->type) == matrix.format()) {
-    return matrix.PackColumns(source.column, source.count, rows, rows.size() / source.count);
+  const GgufTensor& tensor = *source.tensor;
+  const int64_t row_bytes = tensor.data.size() / tensor.dims[1];
+  const std::byte* rows = tensor.data.data() + source.row * row_bytes;
+  if (const auto format = PackedFormat(tensor.type); format == matrix.format()) {
+    const int64_t skip = source.first_k == 0 ? 0 : kernels::RowBytes(*format, source.first_k);
+    return matrix.PackColumns(source.column, source.count,
+                              {rows + skip, static_cast<size_t>(source.count * row_bytes - skip)},
+                              row_bytes);
   }
   // Row by row through fp32, which holds every weight of every block type.
-  const int64_t row_bytes = rows.size() / source.count;
-  std::vector<float> values(matrix.k());
+  std::vector<float> values(tensor.dims[0]);
   for (int64_t r = 0; r < source.count; ++r) {
-    absl::Status status = DequantizeRow(
-        source.tensor->type, {rows.data() + r * row_bytes, static_cast<size_t>(row_bytes)}, values);
+    absl::Status status =
+        DequantizeRow(tensor.type, {rows + r * row_bytes, static_cast<size_t>(row_bytes)}, values);
     if (!status.ok()) return status;
-    status = matrix.PackColumns(
-        source.column + r, 1,
-        {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(float)},
-        values.size() * sizeof(float));
+    const auto* begin = reinterpret_cast<const std::byte*>(values.data() + source.first_k);
+    const size_t bytes = matrix.k() * sizeof(float);
+    status = matrix.PackColumns(source.column + r, 1, {begin, bytes}, bytes);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
+// Part of a tensor: rows, and the elements of each.
+struct Piece {
+  std::string name;
+  int64_t row;
+  int64_t count;
+  int64_t first_k = 0;
+};
+
 class Loader {
  public:
-  Loader(const GgufFile& file, const ModelConfig& config) : file_(file), config_(config) {}
+  Loader(const GgufFile& file, const ModelConfig& config, const ModelShard& shard)
+      : file_(file), config_(config), shard_(shard) {}
 
   absl::StatusOr<Weights> Load(ThreadPool& pool);
 
  private:
   absl::Status CheckLayout() const;
-  absl::Status LoadLayer(int index, LayerWeights& layer);
-  // Creates `matrix` from the rows of `names` below each other, and its items.
-  absl::Status AddMatrix(const std::vector<std::string>& names, absl::Span<const int32_t> slot_ends,
-                         PackedMatrix& matrix);
+  absl::Status LoadLayer(uint32_t index, LayerWeights& layer);
+  // Creates `matrix` from `pieces` below each other, k elements of each row, and its
+  // items.
+  absl::Status AddMatrix(const std::vector<Piece>& pieces, int64_t k,
+                         absl::Span<const int32_t> slot_ends, PackedMatrix& matrix);
+  // A row-parallel matrix. `ends`: where all slots of the model end; `slots`: ours.
+  absl::Status AddSlotProducts(const std::string& name, absl::Span<const int32_t> ends,
+                               IndexRange slots, std::vector<SlotProduct>& products);
   absl::Status AddVector(const std::string& name, std::vector<float>& out) const;
   absl::StatusOr<const GgufTensor*> Find(const std::string& name) const;
   absl::Status PackAll(ThreadPool& pool);
@@ -99,6 +119,7 @@ class Loader {
 
   const GgufFile& file_;
   const ModelConfig& config_;
+  const ModelShard& shard_;
   std::vector<PackItem> items_;
   int64_t bytes_ = 0;
 };
@@ -127,20 +148,18 @@ absl::Status Loader::AddVector(const std::string& name, std::vector<float>& out)
   return DequantizeRow((*tensor)->type, (*tensor)->data, out);
 }
 
-absl::Status Loader::AddMatrix(const std::vector<std::string>& names,
+absl::Status Loader::AddMatrix(const std::vector<Piece>& pieces, int64_t k,
                                absl::Span<const int32_t> slot_ends, PackedMatrix& matrix) {
   std::vector<Source> sources;
   std::optional<WeightFormat> format;
-  int64_t columns = 0, k = 0;
-  for (const std::string& name : names) {
-    const auto tensor = Find(name);
+  int64_t columns = 0;
+  for (const Piece& piece : pieces) {
+    const auto tensor = Find(piece.name);
     if (!tensor.ok()) return tensor.status();
-    const GgufTensor& t = **tensor;
-    const auto own = PackedFormat(t.type).value_or(WeightFormat::kF32);
+    const auto own = PackedFormat((*tensor)->type).value_or(WeightFormat::kF32);
     format = format.value_or(own) == own ? own : WeightFormat::kF32;
-    k = static_cast<int64_t>(t.dims[0]);
-    sources.push_back({&t, 0, static_cast<int64_t>(t.dims[1]), columns});
-    columns += sources.back().count;
+    sources.push_back({*tensor, piece.row, piece.count, piece.first_k, columns});
+    columns += piece.count;
   }
   auto created = PackedMatrix::Create(*format, columns, k, slot_ends);
   if (!created.ok()) return created.status();
@@ -153,31 +172,65 @@ absl::Status Loader::AddMatrix(const std::vector<std::string>& names,
   }
   static_assert(kRowsPerItem % kernels::kPanelColumns == 0);
   for (int64_t row = 0; row < columns; row += kRowsPerItem) {
-    const int64_t count = std::min(kRowsPerItem, columns - row);
-    items_.push_back({&matrix, {{sources[0].tensor, row, count, row}}});
+    Source part = sources[0];
+    part.row += row;
+    part.column = row;
+    part.count = std::min(kRowsPerItem, columns - row);
+    items_.push_back({&matrix, {part}});
   }
   return absl::OkStatus();
 }
 
-absl::Status Loader::LoadLayer(int index, LayerWeights& layer) {
+absl::Status Loader::AddSlotProducts(const std::string& name, absl::Span<const int32_t> ends,
+                                     IndexRange slots, std::vector<SlotProduct>& products) {
+  const auto begin_of = [&](uint32_t slot) { return slot == 0 ? 0 : ends[slot - 1]; };
+  const auto subtrees = SubtreesOf(slots, static_cast<uint32_t>(ends.size()));
+  products.resize(subtrees.size());  // items point to the matrices
+  for (size_t i = 0; i < subtrees.size(); ++i) {
+    const IndexRange subtree = subtrees[i];
+    const int32_t first = begin_of(subtree.begin);
+    std::vector<int32_t> own_ends;
+    for (uint32_t slot = subtree.begin; slot < subtree.end; ++slot) {
+      own_ends.push_back(ends[slot] - first);
+    }
+    products[i].first_k = first - begin_of(slots.begin);
+    products[i].first_slot = static_cast<int>(subtree.begin - slots.begin);
+    absl::Status status = AddMatrix({{name, 0, config_.hidden, first}}, own_ends.back(), own_ends,
+                                    products[i].matrix);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Loader::LoadLayer(uint32_t index, LayerWeights& layer) {
   const std::string prefix = absl::StrCat("blk.", index, ".");
   const auto name = [&](const char* part) { return absl::StrCat(prefix, part, ".weight"); };
 
   const int32_t head_group = config_.heads / config_.kv_heads * config_.head_dim;
-  std::vector<int32_t> attention_slots, ffn_slots;
+  std::vector<int32_t> attention_ends, ffn_ends;
   for (uint32_t h = 0; h < config_.attention_slots(); ++h) {
-    attention_slots.push_back((h + 1) * head_group);
+    attention_ends.push_back((h + 1) * head_group);
   }
   for (uint32_t s = 0; s < config_.ffn_slots(); ++s) {
-    ffn_slots.push_back(std::min((s + 1) * config_.ffn_slot, config_.ffn));
+    ffn_ends.push_back(std::min((s + 1) * config_.ffn_slot, config_.ffn));
   }
+  const int64_t hidden = config_.hidden;
+  const IndexRange heads = shard_.kv_heads, ffn = shard_.ffn;
+  const Piece q{name("attn_q"), int64_t{heads.begin} * head_group,
+                int64_t{heads.size()} * head_group};
+  const Piece k{name("attn_k"), int64_t{heads.begin} * config_.head_dim,
+                int64_t{heads.size()} * config_.head_dim};
+  const Piece v{name("attn_v"), k.row, k.count};
 
   absl::Status status = AddVector(name("attn_norm"), layer.attention_norm);
   status.Update(AddVector(name("ffn_norm"), layer.ffn_norm));
-  status.Update(AddMatrix({name("attn_q"), name("attn_k"), name("attn_v")}, {}, layer.qkv));
-  status.Update(AddMatrix({name("attn_output")}, attention_slots, layer.attention_output));
-  status.Update(AddMatrix({name("ffn_gate"), name("ffn_up")}, {}, layer.gate_up));
-  status.Update(AddMatrix({name("ffn_down")}, ffn_slots, layer.down));
+  status.Update(AddMatrix({q, k, v}, hidden, {}, layer.qkv));
+  status.Update(AddSlotProducts(name("attn_output"), attention_ends, AttentionSlots(shard_),
+                                layer.attention_output));
+  status.Update(AddMatrix(
+      {{name("ffn_gate"), ffn.begin, ffn.size()}, {name("ffn_up"), ffn.begin, ffn.size()}}, hidden,
+      {}, layer.gate_up));
+  status.Update(AddSlotProducts(name("ffn_down"), ffn_ends, FfnSlots(config_, shard_), layer.down));
   return status;
 }
 
@@ -211,14 +264,18 @@ absl::StatusOr<Weights> Loader::Load(ThreadPool& pool) {
   absl::Status status = CheckLayout();
   if (!status.ok()) return status;
   Weights weights;
-  weights.layers.resize(config_.layers);
-  status = AddMatrix({"token_embd.weight"}, {}, weights.embedding);
-  status.Update(AddVector("output_norm.weight", weights.output_norm));
-  if (!config_.tied_embedding) {
-    status.Update(AddMatrix({"output.weight"}, {}, weights.output.emplace()));
+  weights.shard = shard_;
+  weights.layers.resize(shard_.layers.size());
+  const auto tokens = Find(kTokens);
+  if (!tokens.ok()) return tokens.status();
+  weights.tokens = **tokens;
+  status = AddVector("output_norm.weight", weights.output_norm);
+  if (shard_.vocab.size() > 0) {
+    status.Update(AddMatrix({{HeadName(config_), shard_.vocab.begin, shard_.vocab.size()}},
+                            config_.hidden, {}, weights.head));
   }
-  for (uint32_t i = 0; status.ok() && i < config_.layers; ++i) {
-    status = LoadLayer(i, weights.layers[i]);
+  for (uint32_t i = 0; status.ok() && i < shard_.layers.size(); ++i) {
+    status = LoadLayer(shard_.layers.begin + i, weights.layers[i]);
   }
   if (status.ok()) status = PackAll(pool);
   if (!status.ok()) return status;
@@ -229,9 +286,65 @@ absl::StatusOr<Weights> Loader::Load(ThreadPool& pool) {
 
 }  // namespace
 
+ModelShard WholeModel(const ModelConfig& config) {
+  return {.layers = {0, config.layers},
+          .kv_heads = {0, config.kv_heads},
+          .ffn = {0, config.ffn},
+          .vocab = {0, config.vocab}};
+}
+
+absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
+                                                   ParallelShape shape) {
+  // A tensor's bytes in the file are near enough to its bytes when packed.
+  const auto bytes = [&](const std::string& name) {
+    const GgufTensor* tensor = file.FindTensor(name);
+    return tensor == nullptr ? uint64_t{0} : uint64_t{tensor->data.size()};
+  };
+  const auto layer_bytes = [&](std::initializer_list<const char*> parts) {
+    uint64_t sum = 0;
+    for (const char* part : parts) sum += bytes(absl::StrCat("blk.0.", part, ".weight"));
+    return sum;
+  };
+  const ModelParts parts{
+      .layers = config.layers,
+      .attention_slots = config.attention_slots(),
+      .ffn_slots = config.ffn_slots(),
+      .vocab_chunks = (config.vocab + kVocabChunk - 1) / kVocabChunk,
+      .attention_slot_bytes =
+          layer_bytes({"attn_q", "attn_k", "attn_v", "attn_output"}) / config.attention_slots(),
+      .ffn_slot_bytes = layer_bytes({"ffn_gate", "ffn_up", "ffn_down"}) / config.ffn_slots(),
+      .vocab_chunk_bytes =
+          bytes(HeadName(config)) / ((config.vocab + kVocabChunk - 1) / kVocabChunk)};
+  const auto shards = PlanShards(parts, shape);
+  if (!shards.ok()) return shards.status();
+  std::vector<ModelShard> result;
+  for (const Shard& shard : *shards) {
+    const auto scaled = [](IndexRange range, uint32_t width, uint32_t end) {
+      return IndexRange{std::min(range.begin * width, end), std::min(range.end * width, end)};
+    };
+    result.push_back({.layers = shard.layers,
+                      .kv_heads = shard.attention_slots,
+                      .ffn = scaled(shard.ffn_slots, config.ffn_slot, config.ffn),
+                      .vocab = scaled(shard.vocab_chunks, kVocabChunk, config.vocab)});
+  }
+  return result;
+}
+
+std::vector<IndexRange> SubtreesOf(IndexRange slots, std::uint32_t all) {
+  if (slots.size() == all) return {slots};
+  return CompleteSubtrees(slots);
+}
+
+IndexRange AttentionSlots(const ModelShard& shard) { return shard.kv_heads; }
+
+IndexRange FfnSlots(const ModelConfig& config, const ModelShard& shard) {
+  return {shard.ffn.begin / config.ffn_slot,
+          (shard.ffn.end + config.ffn_slot - 1) / config.ffn_slot};
+}
+
 absl::StatusOr<Weights> LoadWeights(const GgufFile& file, const ModelConfig& config,
-                                    ThreadPool& pool) {
-  return Loader(file, config).Load(pool);
+                                    const ModelShard& shard, ThreadPool& pool) {
+  return Loader(file, config, shard).Load(pool);
 }
 
 }  // namespace flotilla

@@ -1,50 +1,82 @@
-// Weights: the model's tensors in the arrangement that the kernels read, made
-// once at start from the mapped file and then immutable.
+// Weights: the tensors of a rank's shard of the model in the arrangement that the
+// kernels read, made once at start from the mapped file and then immutable.
 //
 // Q, K and V are one matrix, so are gate and up: one product each. Matrices keep
 // the file's quantisation exactly; what the packed formats do not cover (other
 // block types, parts of a fused matrix that differ) is stored as the exact fp32
-// values. The two row-parallel matrices are cut into the model's slots.
+// values. The two row-parallel matrices are cut into the model's slots. The table of
+// token vectors stays in the file, which all ranks of a host share.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/packed_matrix.h"
 #include "model/config.h"
 #include "model/gguf.h"
+#include "worker/core/sharding.h"
 #include "worker/thread_pool.h"
 
 namespace flotilla {
 
+// What of a model one rank computes, in the model's own units.
+struct ModelShard {
+  IndexRange layers;
+  IndexRange kv_heads;  // with the query heads of each
+  IndexRange ffn;       // columns; whole slots
+  IndexRange vocab;     // tokens whose logits it computes; whole chunks; may be empty
+
+  bool operator==(const ModelShard&) const = default;
+};
+
+// All of it, and the shards of a group's ranks. INVALID_ARGUMENT as PlanShards.
+ModelShard WholeModel(const ModelConfig& config);
+absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
+                                                   ParallelShape shape);
+
+// A product over some of the slots: one complete subtree of the slot tree, or the
+// whole tree.
+struct SlotProduct {
+  kernels::PackedMatrix matrix;
+  std::int64_t first_k = 0;  // of the rank's own columns
+  int first_slot = 0;        // of the rank's own slots
+};
+
 struct LayerWeights {
-  std::vector<float> attention_norm;       // [hidden]
-  kernels::PackedMatrix qkv;               // hidden -> (heads + 2 kv_heads) * head_dim
-  kernels::PackedMatrix attention_output;  // heads * head_dim -> hidden; slots: KV heads
-  std::vector<float> ffn_norm;             // [hidden]
-  kernels::PackedMatrix gate_up;           // hidden -> 2 ffn: gate, then up
-  kernels::PackedMatrix down;              // ffn -> hidden; slots: config.ffn_slot
+  std::vector<float> attention_norm;          // [hidden]
+  kernels::PackedMatrix qkv;                  // hidden -> (heads + 2 kv_heads) * head_dim
+  std::vector<SlotProduct> attention_output;  // heads * head_dim -> hidden; slots: KV heads
+  std::vector<float> ffn_norm;                // [hidden]
+  kernels::PackedMatrix gate_up;              // hidden -> 2 ffn: gate, then up
+  std::vector<SlotProduct> down;              // ffn -> hidden; slots: config.ffn_slot
 };
 
+// Heads and ffn above are the shard's.
 struct Weights {
-  kernels::PackedMatrix embedding;  // a token's column is its row of the table
-  std::vector<LayerWeights> layers;
-  std::vector<float> output_norm;               // [hidden]
-  std::optional<kernels::PackedMatrix> output;  // none: tied to the embedding
-  uint64_t content_hash = 0;                    // of the file's metadata and tensors
-  int64_t bytes = 0;                            // of all matrices
-
-  const kernels::PackedMatrix& head() const { return output ? *output : embedding; }
+  ModelShard shard;
+  GgufTensor tokens{};               // [vocab] rows of [hidden], in the file
+  std::vector<LayerWeights> layers;  // the shard's
+  std::vector<float> output_norm;    // [hidden]
+  kernels::PackedMatrix head;        // hidden -> the shard's tokens; empty without any
+  uint64_t content_hash = 0;         // of the file's metadata and tensors
+  int64_t bytes = 0;                 // of all matrices
 };
 
-// Packs all tensors with the threads of `pool` (the caller's is one of them).
-// The file is not needed afterwards. `config` is what LoadConfig said of this
+// The slots of a row-parallel product, by where they end, and the subtrees of them that
+// the owner of `slots` adds by itself: the whole range if these are all.
+std::vector<IndexRange> SubtreesOf(IndexRange slots, std::uint32_t all);
+// The slots behind a shard's heads and FFN columns.
+IndexRange AttentionSlots(const ModelShard& shard);
+IndexRange FfnSlots(const ModelConfig& config, const ModelShard& shard);
+
+// Packs the shard's tensors with the threads of `pool` (the caller's is one of them).
+// The file outlives the weights. `config` is what LoadConfig said of this
 // file, so tensors are present and have the right dimensions. Unimplemented for
 // a layout that kernels do not know (half-split or partial RoPE, head_dim),
 // ResourceExhausted when memory cannot be had.
 absl::StatusOr<Weights> LoadWeights(const GgufFile& file, const ModelConfig& config,
-                                    ThreadPool& pool);
+                                    const ModelShard& shard, ThreadPool& pool);
 
 }  // namespace flotilla

@@ -34,7 +34,7 @@ struct Machine {
   Machine(const Model& model, Recipe recipe, kernels::KvFormat format, kernels::Isa isa,
           int threads)
       : pool(threads) {
-    auto loaded = LoadWeights(*model.file, model.config, pool);
+    auto loaded = LoadWeights(*model.file, model.config, WholeModel(model.config), pool);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     weights = *std::move(loaded);
     auto made = KvCache::Create(

@@ -1,0 +1,104 @@
+// The real model cut over the ranks of a group: whatever the layout, the answers of one
+// rank, bit for bit; and in fp32 those of HF transformers.
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/engine_runner.h"
+#include "tests/support/test_model.h"
+
+namespace flotilla {
+namespace {
+
+using nlohmann::ordered_json;
+using testing::Answer;
+using testing::EngineRunner;
+
+constexpr TokenId kImEnd = 2;
+constexpr ParallelShape kShapes[] = {{3, 1}, {2, 1}, {1, 2}, {2, 2}};
+
+// The golden chats with log-probabilities, then sampled ones, two branches each, prompt
+// log-probabilities, and a beam search.
+struct Load {
+  std::vector<TokenizedRequest> requests;
+  std::vector<std::vector<TokenId>> greedy;  // of the first requests
+};
+
+Load MakeLoad() {
+  Load load;
+  for (const ordered_json& line : testing::ReadJsonLines("smollm2/greedy.jsonl")) {
+    TokenizedRequest& request = load.requests.emplace_back();
+    request.id = {1, load.requests.size()};
+    request.prompt = line["prompt_ids"].get<std::vector<TokenId>>();
+    request.stop = {{kImEnd}, 64};
+    request.sampling.temperature = 0;
+    request.logprobs.output_top = 5;
+    load.greedy.push_back(line["greedy_ids"].get<std::vector<TokenId>>());
+    if (testing::kSanitized && load.greedy.size() == 2) break;
+  }
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    TokenizedRequest& request = load.requests.emplace_back(load.requests[i % load.greedy.size()]);
+    request.id = {2, i};
+    request.sampling = {.temperature = 0.9f, .top_k = 50, .top_p = 0.95f, .seed = i};
+    request.stop.max_tokens = 24;
+    request.branches = 2;
+    request.logprobs.prompt_top = 3;
+  }
+  TokenizedRequest& beam = load.requests.emplace_back(load.requests[0]);
+  beam.id = {3, 0};
+  beam.logprobs = {};
+  beam.stop.max_tokens = 24;
+  beam.branches = 4;
+  beam.beam = BeamOptions{.beams = 4};
+  return load;
+}
+
+std::vector<Answer> Serve(ParallelShape shape, Recipe recipe, const Load& load) {
+  EngineRunner::Options options;
+  options.rank.shape = shape;
+  options.rank.recipe = recipe;
+  options.rank.kv_format =
+      recipe == Recipe::kFp32 ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
+  options.rank.kv_blocks = 512;
+  options.rank.poison_blocks = true;
+  EngineRunner runner(testing::OpenRealModel(), options);
+  return runner.Run(load.requests);
+}
+
+std::string NameOf(ParallelShape shape) {
+  return absl::StrCat("tp", shape.tensor, "pp", shape.pipeline);
+}
+
+class ParallelTest : public ::testing::TestWithParam<Recipe> {};
+
+TEST_P(ParallelTest, EveryLayoutGivesTheBitsOfOneRank) {
+  const Load load = MakeLoad();
+  const std::vector<Answer> alone = Serve({}, GetParam(), load);
+  for (const ParallelShape shape : kShapes) {
+    SCOPED_TRACE(NameOf(shape));
+    const std::vector<Answer> answers = Serve(shape, GetParam(), load);
+    for (std::size_t i = 0; i < answers.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat("request ", i));
+      ASSERT_TRUE(answers[i].status.ok()) << answers[i].status;
+      EXPECT_EQ(answers[i].Bits(), alone[i].Bits());
+      ASSERT_EQ(answers[i].branches.size(), alone[i].branches.size());
+      for (std::size_t b = 0; b < answers[i].branches.size(); ++b) {
+        EXPECT_EQ(answers[i].branches[b].ids(), alone[i].branches[b].ids());
+        EXPECT_EQ(answers[i].branches[b].score, alone[i].branches[b].score);
+      }
+      EXPECT_EQ(answers[i].prompt_logprobs, alone[i].prompt_logprobs);
+      if (GetParam() == Recipe::kFp32 && i < load.greedy.size()) {
+        EXPECT_EQ(answers[i].ids(), load.greedy[i]);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, ParallelTest, ::testing::Values(Recipe::kAccurate, Recipe::kFp32),
+                         [](const auto& info) { return std::string(RecipeName(info.param)); });
+
+}  // namespace
+}  // namespace flotilla

@@ -1,0 +1,121 @@
+#include "worker/core/sharding.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla {
+namespace {
+
+absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
+  if (shape.tensor == 0 || shape.pipeline == 0 || shape.tensor > kMaxRanks ||
+      shape.pipeline > kMaxRanks || shape.ranks() > kMaxRanks) {
+    return absl::InvalidArgumentError(absl::StrCat("tp ", shape.tensor, " x pp ", shape.pipeline,
+                                                   ": a group has 1 to ", kMaxRanks, " ranks"));
+  }
+  if (shape.pipeline > parts.layers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pp ", shape.pipeline, ": the model has ", parts.layers, " layers"));
+  }
+  const std::uint32_t most = std::min({parts.attention_slots, parts.ffn_slots, parts.vocab_chunks});
+  if (shape.tensor > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tp ", shape.tensor, ": the model can be cut into ", most, " (",
+                     parts.attention_slots, " KV heads, ", parts.ffn_slots, " FFN slots, ",
+                     parts.vocab_chunks, " chunks of the vocabulary)"));
+  }
+  return absl::OkStatus();
+}
+
+// Cuts `count` items of `bytes` each over those who have `owned` bytes already, so that
+// the sums come as close as whole items allow, and everybody gets one at least.
+std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes,
+                              std::vector<std::uint64_t>& owned) {
+  std::vector<std::uint32_t> shares(owned.size(), 1);
+  for (std::uint64_t& sum : owned) sum += bytes;
+  for (std::size_t left = count - owned.size(); left > 0; --left) {
+    const auto least = std::min_element(owned.begin(), owned.end());
+    *least += bytes;
+    ++shares[static_cast<std::size_t>(least - owned.begin())];
+  }
+  std::vector<IndexRange> ranges;
+  std::uint32_t begin = 0;
+  for (const std::uint32_t share : shares) {
+    ranges.push_back({begin, begin + share});
+    begin += share;
+  }
+  return ranges;
+}
+
+// The layers of each stage. The last stage's head weighs like so many layers; a stage
+// has one layer at least.
+std::vector<IndexRange> ShareLayers(const ModelParts& parts, std::uint32_t stages) {
+  const std::uint64_t layer =
+      parts.attention_slots * parts.attention_slot_bytes + parts.ffn_slots * parts.ffn_slot_bytes;
+  std::vector<std::uint64_t> owned(stages, 0);
+  owned.back() = parts.vocab_chunks * parts.vocab_chunk_bytes;
+  return Share(parts.layers, layer, owned);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape) {
+  if (absl::Status status = CheckShape(parts, shape); !status.ok()) return status;
+  const std::vector<IndexRange> layers = ShareLayers(parts, shape.pipeline);
+  std::vector<Shard> shards;
+  for (std::uint32_t stage = 0; stage < shape.pipeline; ++stage) {
+    const bool last = stage + 1 == shape.pipeline;
+    const std::uint64_t count = layers[stage].size();
+    std::vector<std::uint64_t> owned(shape.tensor, 0);
+    const auto attention = Share(parts.attention_slots, count * parts.attention_slot_bytes, owned);
+    const auto ffn = Share(parts.ffn_slots, count * parts.ffn_slot_bytes, owned);
+    const auto vocab = last ? Share(parts.vocab_chunks, parts.vocab_chunk_bytes, owned)
+                            : std::vector<IndexRange>(shape.tensor);
+    for (std::uint32_t t = 0; t < shape.tensor; ++t) {
+      shards.push_back({layers[stage], attention[t], ffn[t], vocab[t]});
+    }
+  }
+  return shards;
+}
+
+std::vector<IndexRange> CompleteSubtrees(IndexRange range) {
+  std::vector<IndexRange> subtrees;
+  for (std::uint32_t begin = range.begin; begin < range.end;) {
+    std::uint32_t size = std::bit_floor(range.end - begin);
+    if (begin > 0) size = std::min(size, begin & -begin);
+    subtrees.push_back({begin, begin + size});
+    begin += size;
+  }
+  return subtrees;
+}
+
+TreeProgram MakeTreeProgram(absl::Span<const IndexRange> subtrees) {
+  TreeProgram program;
+  std::vector<IndexRange> registers;
+  const auto merge = [&] {
+    const std::uint32_t end = registers.back().end;
+    registers.pop_back();
+    registers.back().end = end;
+    program.steps.push_back({.to = static_cast<std::uint32_t>(registers.size() - 1)});
+  };
+  for (std::size_t i = 0; i < subtrees.size(); ++i) {
+    program.steps.push_back({.load = true,
+                             .to = static_cast<std::uint32_t>(registers.size()),
+                             .from = static_cast<std::uint32_t>(i)});
+    registers.push_back(subtrees[i]);
+    program.depth = std::max(program.depth, static_cast<std::uint32_t>(registers.size()));
+    while (registers.size() > 1) {
+      const IndexRange& right = registers.back();
+      const IndexRange& left = registers[registers.size() - 2];
+      if (left.size() != right.size() || left.begin % (2 * left.size()) != 0) break;
+      merge();
+    }
+  }
+  // The odd ones carry up: smallest first.
+  while (registers.size() > 1) merge();
+  return program;
+}
+
+}  // namespace flotilla

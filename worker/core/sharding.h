@@ -1,0 +1,82 @@
+// How a model is cut into the shards of a worker group's ranks, and how the partial
+// sums of shards become the sum that one rank would have made. Pure functions.
+//
+// A group has `pipeline` stages of `tensor` ranks; rank r is number r % tensor of
+// stage r / tensor. A stage owns consecutive layers; a rank of it owns consecutive
+// slots of each row-parallel product (kernels/packed_matrix.h): whole KV head groups of
+// attention, whole FFN slots, and chunks of the vocabulary. Shares may be uneven: what
+// is balanced is the sum of a rank's bytes, not each matrix.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace flotilla {
+
+// Half open.
+struct IndexRange {
+  std::uint32_t begin = 0, end = 0;
+
+  std::uint32_t size() const { return end - begin; }
+  bool operator==(const IndexRange&) const = default;
+};
+
+struct ParallelShape {
+  std::uint32_t tensor = 1;    // ranks that share each layer
+  std::uint32_t pipeline = 1;  // stages of consecutive layers
+
+  std::uint32_t ranks() const { return tensor * pipeline; }
+  bool operator==(const ParallelShape&) const = default;
+};
+
+// A model by its divisible parts, and what each weighs.
+struct ModelParts {
+  std::uint32_t layers = 0;
+  std::uint32_t attention_slots = 0;  // of a layer
+  std::uint32_t ffn_slots = 0;        // of a layer
+  std::uint32_t vocab_chunks = 0;     // of the head
+  std::uint64_t attention_slot_bytes = 0;
+  std::uint64_t ffn_slot_bytes = 0;
+  std::uint64_t vocab_chunk_bytes = 0;
+};
+
+// What one rank owns.
+struct Shard {
+  IndexRange layers;
+  IndexRange attention_slots;
+  IndexRange ffn_slots;
+  IndexRange vocab_chunks;  // empty but on the last stage
+
+  bool operator==(const Shard&) const = default;
+};
+
+// The shards of all ranks. Stages differ by as little as whole layers allow, the head
+// counted with the last; the ranks of a stage by as little as whole slots allow.
+// INVALID_ARGUMENT: a shape of 0 or above kMaxRanks; more stages than layers; more ranks
+// in a stage than attention slots, FFN slots or vocabulary chunks.
+inline constexpr std::uint32_t kMaxRanks = 64;
+absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape);
+
+// The complete subtrees, ascending, of the slot tree (pairs (0,1), (2,3), ... and so on
+// upwards) that slots [range.begin, range.end) consist of: what a rank that owns them
+// can add by itself. Each has a power of two slots and starts at a multiple of it.
+std::vector<IndexRange> CompleteSubtrees(IndexRange range);
+
+// How the sums of complete subtrees, which together are slots 0 to the last, are added
+// to the sum of the whole tree. Instructions for registers 0 .. depth - 1, each as wide
+// as the sums; the result is in register 0.
+struct TreeStep {
+  bool load = false;       // register = sum `from`; else register += register + 1
+  std::uint32_t to = 0;    // register
+  std::uint32_t from = 0;  // load only: index of the subtree
+};
+struct TreeProgram {
+  std::vector<TreeStep> steps;
+  std::uint32_t depth = 0;
+};
+TreeProgram MakeTreeProgram(absl::Span<const IndexRange> subtrees);
+
+}  // namespace flotilla
