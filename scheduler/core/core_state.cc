@@ -253,6 +253,8 @@ void CoreState::EndRequest(Slot slot, FinishReason reason, absl::Status status) 
 void CoreState::Forget(Slot slot) {
   Request& request = requests[slot];
   fair.Leave(request.tenant);
+  suspects -= request.suspect;
+  if (probation == slot) probation.reset();
   if (request.open && request.beam != nullptr) reserved_branches -= request.width();
   deadlines.Remove(slot);
   CountReason(request.reason);
@@ -273,6 +275,7 @@ void CoreState::Requeue(Slot slot) {
   Request& request = requests[slot];
   reserved_branches -= request.width();
   request.open = false;
+  if (probation == slot) probation.reset();
   for (const Slot at : request.branches) {
     Branch& branch = branches[at];
     branch.state = BranchState::kWaiting;
@@ -335,6 +338,52 @@ void CoreState::Preempt(Slot slot, Slot winner) {
   totals.blocks += record.blocks;
   totals.cost_ns += record.cost_ns;
   if (preemptions.size() < kMostRecent) preemptions.push_back(record);
+}
+
+std::optional<Slot> CoreState::Blame(absl::Span<const Step> started) {
+  std::vector<Slot> under_way;
+  bool company = false;  // of branches that are gone: whoever is left was not alone
+  for (const PlanInFlight& plan : epoch->in_flight) {
+    if (std::find(started.begin(), started.end(), plan.step) == started.end()) continue;
+    for (const PlannedRun& run : plan.runs) {
+      if (run.most == 0) continue;  // surely finished
+      const std::optional<Slot> branch = epoch->handles.Live(run.handle, plan.step);
+      if (branch.has_value()) under_way.push_back(branches[*branch].request);
+      company |= !branch.has_value();
+    }
+  }
+  std::sort(under_way.begin(), under_way.end());
+  under_way.erase(std::unique(under_way.begin(), under_way.end()), under_way.end());
+  counters.suspicions += under_way.size();
+  std::optional<Slot> condemned;
+  for (const Slot slot : under_way) {
+    Request& request = requests[slot];
+    request.lone_deaths += request.suspect && under_way.size() == 1 && !company;
+    if (request.lone_deaths >= options.max_lone_deaths) condemned = slot;
+    // The positions of the fatal step are among those that it knows, or the next: of a
+    // step whose result was lost with the group.
+    std::size_t known = 0;
+    for (const Slot at : request.branches) known = std::max(known, branches[at].tokens.size());
+    suspects += !request.suspect;
+    request.suspect = true;
+    request.probation_length = static_cast<std::uint32_t>(known) + 1;
+  }
+  return condemned;
+}
+
+void CoreState::EndProbation() {
+  if (!probation.has_value()) return;
+  Request& request = requests[*probation];
+  const bool past = std::all_of(request.branches.begin(), request.branches.end(), [&](Slot at) {
+    const Branch& branch = branches[at];
+    return branch.open() &&
+           branch.length.lower >= std::min(request.probation_length, branch.length.max);
+  });
+  if (!past) return;
+  request.suspect = false;
+  --suspects;
+  probation.reset();
+  ++counters.cleared;
 }
 
 void CoreState::LoseEpoch() {

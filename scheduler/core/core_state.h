@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/types/event.h"
 #include "common/types/executor.h"
 #include "scheduler/core/branch.h"
@@ -60,6 +61,7 @@ struct EpochState {
   HandleTable handles;
   std::vector<std::uint32_t> cohort_sizes;  // [lag] open branches
   std::deque<PlanInFlight> in_flight;       // sent and not answered, in order
+  bool last_was_probation = false;          // the last plan
 };
 
 // Totals since the core was made. A request ends under the reason of its branch
@@ -79,6 +81,9 @@ struct CoreCounters {
   std::uint64_t blocks_out = 0;    // begun to be copied to tiers
   std::uint64_t blocks_in = 0;     // and back
   std::uint64_t replays = 0;       // open requests of a lost group
+  std::uint64_t suspicions = 0;    // of them under way when their group died
+  std::uint64_t cleared = 0;       // suspects that got past that point
+  std::uint64_t condemned = 0;     // and those failed for what they do to groups
   std::uint64_t resumptions = 0;   // requests opened again
   std::uint64_t bypasses = 0;      // requests that started before an earlier one
   std::uint64_t forks = 0;         // branches that share another's blocks
@@ -114,6 +119,8 @@ struct CoreState {
   // policy, the branches of each by index.
   std::vector<Slot> running;
   std::uint32_t reserved_branches = 0;  // sum of the open requests' width
+  std::uint32_t suspects = 0;           // requests
+  std::optional<Slot> probation;        // the one that is open
   std::uint64_t next_arrival = 0;
   std::uint64_t owed_tokens = 0;  // sum of Branch::owed_tokens
   bool draining = false;
@@ -186,6 +193,11 @@ struct CoreState {
   void Preempt(Slot request, Slot winner);
   // All open requests go back to the queue, and the epoch is over.
   void LoseEpoch();
+  // The group died while it computed these steps, before LoseEpoch: requests that
+  // they ran are suspects. Of these, one to be failed.
+  std::optional<Slot> Blame(absl::Span<const Step> started);
+  // Clears the request on probation, if results have brought it far enough.
+  void EndProbation();
 
  private:
   void Detach(Branch& branch);

@@ -58,6 +58,12 @@ struct Request {
   std::uint32_t answers = 1;   // branches as the client counts them
   std::unique_ptr<BeamGroup> beam;
 
+  // It was under way when its worker group died: while it is open and has not got
+  // past that point, on probation, it has steps of its own. Only one is.
+  bool suspect = false;
+  std::uint32_t lone_deaths = 0;       // of the group, with this suspect alone under way
+  std::uint32_t probation_length = 0;  // positions behind which it is cleared
+
   std::uint32_t preemptions = 0;
   // It was preempted as often as one may be: it goes before all others, with its
   // blocks reserved, and is no victim any more.

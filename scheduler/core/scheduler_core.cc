@@ -39,8 +39,16 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
   return absl::OkStatus();
 }
 
-void SchedulerCore::Lost(Epoch epoch) {
-  if (state_.epoch.has_value() && state_.epoch->epoch == epoch) state_.LoseEpoch();
+void SchedulerCore::Lost(Epoch epoch, absl::Span<const Step> started) {
+  if (!state_.epoch.has_value() || state_.epoch->epoch != epoch) return;
+  const std::optional<Slot> condemned = state_.Blame(started);
+  state_.LoseEpoch();
+  if (!condemned.has_value()) return;
+  ++state_.counters.condemned;
+  state_.EndRequest(*condemned, FinishReason::kError,
+                    absl::InternalError(absl::StrCat(
+                        "the worker group died ", state_.requests[*condemned].lone_deaths,
+                        " times while it computed this request alone")));
 }
 
 void SchedulerCore::Refuse(const TokenizedRequest& request, absl::Status status,

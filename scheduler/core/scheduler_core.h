@@ -75,8 +75,10 @@ class SchedulerCore {
   absl::Status Ready(Epoch epoch, const ExecutorDescription& description);
 
   // The worker group of `epoch` is gone with its KV memory and all unanswered
-  // plans. Its requests wait for the next Ready; delivered tokens stay.
-  void Lost(Epoch epoch);
+  // plans. Its requests wait for the next Ready; delivered tokens stay. `started`:
+  // steps that it was computing when it died. Their requests are suspects
+  // (CoreOptions::max_lone_deaths); one that kills its group ends with INTERNAL.
+  void Lost(Epoch epoch, absl::Span<const Step> started = {});
 
   // Takes the request over: an Accepted event, or one RequestEnd that refuses.
   // INVALID_ARGUMENT and UNIMPLEMENTED: see admission.h. RESOURCE_EXHAUSTED with

@@ -14,7 +14,7 @@ PlanOutcome StepPlanner::Make() {
   plan_.epoch = epoch.epoch;
   plan_.step = Step(epoch.last_step.value() + 1);
 
-  Assess();
+  Choose();
   // With no result outstanding every length is exact and no block is about to
   // come free: now the last branch of the policy gives its blocks to the others.
   // But not while copies to or from tiers hold blocks: those may be enough.
@@ -50,6 +50,8 @@ PlanOutcome StepPlanner::Make() {
   std::sort(runs_.begin(), runs_.end(),
             [](const PlannedRun& a, const PlannedRun& b) { return a.handle < b.handle; });
   epoch.last_step = plan_.step;
+  // A plan in which nobody ran was nobody's turn.
+  if (prefill_rows_ > 0 || !decodes_.empty()) epoch.last_was_probation = probation_;
   epoch.in_flight.push_back({.step = plan_.step, .runs = std::move(runs_)});
   ++state_.counters.plans;
   state_.counters.prefix_waits += waits_for_prefix_;
@@ -63,7 +65,23 @@ bool StepPlanner::DueInThisStep(const Branch& branch) const {
          plan_.step.value() >= branch.last_chunk.value() + lag;
 }
 
+// In turns, unless one of the two has nothing to do.
+void StepPlanner::Choose() {
+  if (state_.suspects > 0) {
+    const bool first = !state_.epoch->last_was_probation;
+    for (const bool probation : {first, !first}) {
+      probation_ = probation;
+      Assess();
+      const bool runs = !decodes_.empty() || !chunks_.empty() || !openings_.empty();
+      if (runs || !lacking_.empty() || FindStart().has_value()) return;
+    }
+    probation_ = false;
+  }
+  Assess();
+}
+
 void StepPlanner::Assess() {
+  aside_.clear();
   decodes_.clear();
   finished_.clear();
   lacking_.clear();
@@ -111,9 +129,16 @@ bool StepPlanner::ParentIsReady(const Branch& branch) const {
 void StepPlanner::AssessDecodes() {
   for (const Slot slot : state_.running) {
     const Branch& branch = state_.branches[slot];
+    const bool ours = IsFor(state_.RequestOf(branch));
     if (branch.state == BranchState::kDecode) {
-      AssessDecode(slot);
-    } else if (IsBeamStep(branch)) {
+      if (ours || branch.surely_finished()) {
+        AssessDecode(slot);
+      } else if (DueInThisStep(branch)) {
+        aside_.push_back(slot);
+      } else {
+        due_later_ = true;
+      }
+    } else if (ours && IsBeamStep(branch)) {
       AssessBeamStep(slot);
     }
   }
@@ -168,8 +193,8 @@ void StepPlanner::AssessPrefills() {
   const bool decodes_lack = !lacking_.empty();
   for (const Slot slot : state_.running) {
     const Branch& branch = state_.branches[slot];
-    if (IsBeamStep(branch)) continue;
     const Request& request = state_.RequestOf(branch);
+    if (IsBeamStep(branch) || !IsFor(request)) continue;
     const std::uint64_t room = decodes_lack && !request.undisturbed ? 0 : Room(request);
     if (branch.state == BranchState::kPrefill) AssessPrefill(slot, room);
     if (branch.state != BranchState::kPending) continue;
@@ -379,6 +404,7 @@ void StepPlanner::StoreAhead() {
 
 std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   const Request& request = state_.requests[slot];
+  if (!IsFor(request) || (probation_ && state_.probation.has_value())) return std::nullopt;
   const bool full = state_.reserved_branches + request.width() > state_.MaxRunning();
   const bool head = slot == state_.waiting.head();
   if (full && !(head && state_.epoch->kv.tiers().any())) return std::nullopt;
@@ -434,6 +460,12 @@ void StepPlanner::EmitSkips() {
     if (branch.state != BranchState::kDecode) continue;  // a prompt just is not run
     plan_.ops.push_back(Skip{.branch = branch.handle});
     state_.epoch->kv.AddSkip(plan_.step, branch.handle);
+    ++state_.counters.skips;
+  }
+  for (const Slot slot : aside_) {
+    const BranchHandle handle = state_.branches[slot].handle;
+    plan_.ops.push_back(Skip{.branch = handle});
+    state_.epoch->kv.AddSkip(plan_.step, handle);
     ++state_.counters.skips;
   }
 }
@@ -634,6 +666,7 @@ void StepPlanner::Begin(const Start& start) {
   }
   growth_.reset();
   state_.OpenRequest(start.request);
+  if (request.suspect) state_.probation = start.request;
   const Slot first = request.branches.front();
   Branch& branch = state_.branches[first];
   Open(first, start.match);

@@ -5,6 +5,9 @@
 // reserved for
 // the upper bound of each length. The cost grows with the running branches and
 // with what changes, never with context length.
+//
+// While a request is on probation (Request::suspect) plans alternate between steps of
+// its own, in which all others sit out, and steps of all others.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +60,10 @@ class StepPlanner {
   };
 
   bool DueInThisStep(const Branch& branch) const;
+  // Chooses whom the step is for, and looks at them.
+  void Choose();
+  // Whether the step is for this request's kind: the one on probation, or all others.
+  bool IsFor(const Request& request) const { return request.suspect == probation_; }
   void Assess();
   void AssessDecodes();
   void AssessDecode(Slot slot);
@@ -132,10 +139,13 @@ class StepPlanner {
   std::uint32_t prefill_rows_ = 0;
   std::uint32_t guess_rows_ = 0;
 
+  bool probation_ = false;  // a step for the suspect alone
+
   // What Assess found, for the state as it is.
   std::vector<Slot> decodes_;      // due and with a block behind the position
   std::vector<Slot> finished_;     // due, but surely finished: no-ops
   std::vector<Slot> lacking_;      // could run but for a block
+  std::vector<Slot> aside_;        // due, but the step is for others
   std::vector<Chunk> chunks_;      // of prompts already begun, and of beams
   std::vector<Opening> openings_;  // of pending branches
   bool due_later_ = false;         // a decode is due in another cohort's step

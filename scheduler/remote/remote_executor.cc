@@ -74,6 +74,7 @@ class RemoteExecutor::Link final
       self.agents_epoch_ = ready.epoch;
       self.accepting_ = true;
       self.room_ = ready.description.lag + 1;
+      self.unanswered_.clear();
       self.status_ = absl::OkStatus();
     }
     self.listener_->OnReady(epoch, ready.description);
@@ -90,6 +91,7 @@ class RemoteExecutor::Link final
       }
       result.epoch = self.epoch_;
       ++self.room_;
+      if (!self.unanswered_.empty()) self.unanswered_.pop_front();
     }
     self.listener_->OnResult(std::move(result));
     return absl::OkStatus();
@@ -132,6 +134,7 @@ absl::Status RemoteExecutor::Execute(StepPlan plan) {
   }
   if (room_ == 0) return absl::ResourceExhaustedError("lag + 1 plans are unanswered");
   --room_;
+  unanswered_.push_back(plan.step);
   plan.epoch = agents_epoch_;
   link_->Send(GroupCommand(std::move(plan)));
   return absl::OkStatus();
@@ -198,6 +201,8 @@ void RemoteExecutor::OnBroken(const absl::Status& why) {
     if (stopped_ || epoch_ == Epoch{0}) return;
     lost.epoch = std::exchange(epoch_, Epoch{0});
     accepting_ = false;
+    // The agent did not say what it was computing: the oldest, if it had any plan.
+    if (!unanswered_.empty()) lost.started = {unanswered_.front()};
   }
   listener_->OnLost(lost);
 }

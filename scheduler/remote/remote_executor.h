@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
@@ -66,6 +67,7 @@ class RemoteExecutor final : public StepExecutor {
   Epoch agents_epoch_ ABSL_GUARDED_BY(mu_){0};
   bool accepting_ ABSL_GUARDED_BY(mu_) = false;  // plans of it
   std::uint32_t room_ ABSL_GUARDED_BY(mu_) = 0;  // plans that may still be sent
+  std::deque<Step> unanswered_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace flotilla

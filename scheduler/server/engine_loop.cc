@@ -196,7 +196,7 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
 
 void InProcessEngine::Handle(const flotilla::Lost& lost) {
   probe_.OnGroupLost();
-  core_.Lost(lost.epoch);
+  core_.Lost(lost.epoch, lost.started);
 }
 
 void InProcessEngine::Handle(DrainMessage message) {

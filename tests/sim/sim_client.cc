@@ -277,7 +277,11 @@ absl::Status SimClient::On(const RequestEnd& event) {
   for (const Branch& branch : branches_) {
     kept += branch.kept;
     if (*branch.reason == FinishReason::kDeadline) wanted = absl::StatusCode::kDeadlineExceeded;
-    if (*branch.reason == FinishReason::kError) wanted = absl::StatusCode::kResourceExhausted;
+    if (*branch.reason == FinishReason::kError) {
+      wanted = MayBeCondemned() && absl::IsInternal(event.status)
+                   ? absl::StatusCode::kInternal
+                   : absl::StatusCode::kResourceExhausted;
+    }
   }
   if (event.usage.output_tokens != kept || event.usage.prompt_tokens != request_.prompt.size()) {
     return Wrong("usage");

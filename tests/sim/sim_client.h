@@ -45,6 +45,15 @@ class SimClient {
   // `dropped` (of all: of the branch that has most). Returns how many those are.
   std::uint32_t Cancel(std::optional<BranchIndex> branch, std::uint32_t dropped);
 
+  // Whoever computes this position dies of it.
+  void KillAt(std::uint32_t position) { kills_at_ = position; }
+  std::optional<std::uint32_t> kills_at() const { return kills_at_; }
+  // Its group died while it computed this request, and (`alone`) no other.
+  void OnGroupDied(bool alone) {
+    ++deaths_;
+    lone_deaths_ += alone;
+  }
+
   // Takes the next event of this request. INTERNAL: it must not come now.
   absl::Status Take(const EngineEvent& event, std::int64_t now_ns);
   const absl::Status& status() const { return status_; }
@@ -72,6 +81,10 @@ class SimClient {
   bool AllEnded() const;
   absl::Status Wrong(const char* what) const;
 
+  // One that is failed for killing groups was alone at two deaths, and under way at
+  // one before.
+  bool MayBeCondemned() const { return lone_deaths_ >= 2 && deaths_ >= 3; }
+
   const TokenizedRequest request_;
   std::vector<Branch> branches_;
   std::vector<SimBeam> beams_;  // the answer of a beam search
@@ -80,6 +93,8 @@ class SimClient {
   std::uint32_t prompt_next_ = 1;
   bool first_token_ = false;  // one was delivered
   bool ended_ = false;
+  std::optional<std::uint32_t> kills_at_;
+  std::uint32_t deaths_ = 0, lone_deaths_ = 0;
   absl::Status status_;
 };
 

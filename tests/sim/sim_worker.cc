@@ -1,6 +1,7 @@
 #include "tests/sim/sim_worker.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -178,10 +179,31 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   }
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
     if (absl::Status s = ReadItem(*batch, i, work.outputs[i]); !s.ok()) return s;
+    const BatchItem& rows = batch->items[i];
+    work.requests.push_back(state_.View(rows.branch)->request);
+    const std::optional<std::uint32_t> kills = find_client_(work.requests.back()).kills_at();
+    work.fatal |= kills.has_value() && *kills >= rows.first_position &&
+                  *kills < rows.first_position + rows.row_count - rows.drafts;
   }
   computing_.push_back(std::move(work));
   return absl::OkStatus();
 }
+
+std::vector<Step> SimWorker::Started() const {
+  std::vector<Step> steps;
+  for (const Computing& work : computing_) steps.push_back(work.step);
+  return steps;
+}
+
+std::vector<RequestId> SimWorker::UnderWay() const {
+  std::set<RequestId> requests;
+  for (const Computing& work : computing_) {
+    requests.insert(work.requests.begin(), work.requests.end());
+  }
+  return {requests.begin(), requests.end()};
+}
+
+bool SimWorker::IsFatal() const { return !computing_.empty() && computing_.front().fatal; }
 
 std::vector<TokenId> SimWorker::TokensOf(const Batch& batch, std::size_t item) const {
   const BatchItem& rows = batch.items[item];

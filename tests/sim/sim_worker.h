@@ -45,6 +45,12 @@ class SimWorker {
   bool CanApply() const { return computing_.size() < lag_; }
   bool CanComplete() const { return !computing_.empty(); }
 
+  // Steps applied and not completed, whose requests they run, and whether the oldest
+  // of them runs a position that kills the group.
+  std::vector<Step> Started() const;
+  std::vector<RequestId> UnderWay() const;
+  bool IsFatal() const;
+
   // Applies the plan and runs its forward. Any error is a failed test.
   absl::Status Apply(const StepPlan& plan);
   // A plan that it must refuse, as of another epoch or not the next step; an error
@@ -60,7 +66,9 @@ class SimWorker {
     Step step;
     StepTimings timings;
     std::vector<ItemOutput> outputs;
-    bool idle = false;  // nothing was computed
+    bool idle = false;                // nothing was computed
+    std::vector<RequestId> requests;  // of the items
+    bool fatal = false;
   };
   using Tables = std::vector<std::vector<BlockId>>;  // [groups]
 

@@ -22,7 +22,8 @@ std::uint64_t Sum(const CoreCounters& c) {
 
 }  // namespace
 
-Simulation::Simulation(std::uint64_t seed) : random_(seed) {
+Simulation::Simulation(std::uint64_t seed)
+    : random_(seed), fatal_(~seed), blames_(SimMix(seed ^ 1) % 2 == 1) {
   options_.max_seqs = random_.Between(1, 12);
   options_.max_step_tokens = random_.Between(1, 48);
   options_.max_chunk_tokens = random_.Between(1, 48);
@@ -127,6 +128,11 @@ absl::Status Simulation::Tick(bool arrivals) {
   pick -= apply_weight_;
   if (pick < complete_weight_) {
     if (worker_ == nullptr || !worker_->CanComplete()) return absl::OkStatus();
+    if (worker_->IsFatal()) {
+      Count(SimFault::kDiedOfRequest);
+      KillGroup();
+      return AfterEvent();
+    }
     absl::StatusOr<SimResult> result = worker_->Complete(random_.Below(3));
     if (!result.ok()) return result.status();
     results_.push_back(*std::move(result));
@@ -211,7 +217,11 @@ void Simulation::Arrive() {
   coverage_.parallel += !request.beam && request.branches > 1;
   coverage_.beams += request.beam.has_value();
   live_.push_back(request.id.counter);
-  clients_.emplace(request.id.counter, SimClient(request));
+  SimClient& client = clients_.emplace(request.id.counter, SimClient(request)).first->second;
+  if (blames_ && fatal_.OneIn(24)) {
+    const auto positions = static_cast<std::uint32_t>(request.prompt.size());
+    client.KillAt(fatal_.Below(positions + request.stop.max_tokens));
+  }
   core_->Admit(now_ns_, std::move(request));
 }
 
@@ -339,7 +349,10 @@ absl::Status Simulation::CheckProgress() {
   front_waits_ = same ? front_waits_ + !copying_.empty() : 0;
   front_ = first->request;
   front_progress_ = progress;
-  if (front_stalled_ > 2 * group_.lag + 2 || front_waits_ > kMostCopySteps)
+  // A suspect has every second step for itself.
+  const std::uint64_t suspicions = core_->Snapshot().counters.suspicions;
+  const std::uint32_t turns = suspicions > 0 ? 2 : 1;
+  if (front_stalled_ > turns * (2 * group_.lag + 2) || front_waits_ > kMostCopySteps)
     return Broken(7, "the first branch stands still");
   return absl::OkStatus();
 }
@@ -369,6 +382,16 @@ void Simulation::KillGroup() {
   Count(SimFault::kDiedStepRunning, running);
   Count(SimFault::kDiedResultSent, done);
   Count(SimFault::kDiedInAllPhases, sent && running && done);
+  started_.clear();
+  if (blames_) {
+    started_ = worker_->Started();
+    std::vector<SimClient*> under_way;
+    for (const RequestId& id : worker_->UnderWay()) {
+      SimClient& client = clients_.at(id.counter);
+      if (!client.ended()) under_way.push_back(&client);
+    }
+    for (SimClient* client : under_way) client->OnGroupDied(under_way.size() == 1);
+  }
   worker_.reset();
   if (sent) stale_plan_ = std::move(plans_.back());
   plans_.clear();
@@ -389,7 +412,7 @@ absl::Status Simulation::ReviveGroup() {
     return NextGroup();
   }
   if (!results_.empty()) return DeliverResult();  // those came before the loss
-  core_->Lost(epoch_);
+  core_->Lost(epoch_, started_);
   loss_told_ = true;
   return AfterEvent();
 }
@@ -591,6 +614,9 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.expired += o.core.expired;
   core.preemptions += o.core.preemptions;
   core.replays += o.core.replays;
+  core.suspicions += o.core.suspicions;
+  core.cleared += o.core.cleared;
+  core.condemned += o.core.condemned;
   core.resumptions += o.core.resumptions;
   core.skips += o.core.skips;
   core.cached_tokens += o.core.cached_tokens;

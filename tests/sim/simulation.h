@@ -83,6 +83,7 @@ enum class SimFault : std::uint8_t {
   kStepRefused,         // a plan came twice
   kCancelAfterFinish,   // the result that says so was on its way
   kTooLargeForNewGroup,
+  kDiedOfRequest,  // which will do so again
   kCount,
 };
 inline constexpr std::size_t kSimFaults = static_cast<std::size_t>(SimFault::kCount);
@@ -169,6 +170,10 @@ class Simulation {
   NgramOptions ngrams_;
   std::uint32_t prompt_bits_, output_bits_;
   bool long_outputs_;
+  // A random stream of its own, so that seeds without deaths by requests stay as they
+  // were; whether groups say which steps they died in.
+  SimRandom fatal_;
+  const bool blames_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 
   std::optional<SchedulerCore> core_;
@@ -178,6 +183,7 @@ class Simulation {
   Epoch epoch_{0};
   std::unique_ptr<SimWorker> worker_;  // null: dead
   bool loss_told_ = true;              // the core knows that it is dead
+  std::vector<Step> started_;          // what it died in
   std::deque<StepPlan> plans_;         // sent, not applied
   std::deque<SimResult> results_;      // on their way back
   // Of a lost epoch, come too late.

@@ -1,0 +1,158 @@
+// A request whose computation kills its worker group is found and failed alone;
+// whoever was merely near it is not.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "tests/scheduler/core_harness.h"
+
+namespace flotilla {
+namespace {
+
+ExecutorDescription Group() {
+  ExecutorDescription group;
+  group.vocab_size = 1000;
+  group.max_context = 2048;
+  group.groups = {KvGroup{.tokens_per_block = 16}};
+  group.block_count = 400;
+  group.max_branches = 32;
+  group.max_step_tokens = 256;
+  group.prefill_ns_per_token = 1000;
+  group.decode_ns_per_step = 1000;
+  return group;
+}
+
+class Suspects : public ::testing::Test {
+ protected:
+  Suspects() : harness({}, Group()) {}
+
+  // Whose rows the next answer computes.
+  std::set<std::uint64_t> RequestsOf(const StepPlan& plan) {
+    std::set<std::uint64_t> requests;
+    for (const BranchHandle handle : harness.worker->Branches()) {
+      const BranchView view = *harness.worker->View(handle);
+      if (view.finished || !view.decoding) continue;
+      const bool skipped = std::any_of(plan.ops.begin(), plan.ops.end(), [&](const PlanOp& op) {
+        const auto* skip = std::get_if<Skip>(&op);
+        return skip != nullptr && skip->branch == handle;
+      });
+      if (!skipped) requests.insert(view.request.counter);
+    }
+    for (const auto& open : CoreHarness::OpsOf<OpenBranch>(plan))
+      opened[open.branch] = open.request.counter;
+    for (const auto& run : CoreHarness::OpsOf<flotilla::Run>(plan)) requests.insert(opened[run.branch]);
+    return requests;
+  }
+
+  // Plans and answers until nothing is left; a plan that runs `killer` kills the group.
+  // Returns how often.
+  int RunWithKiller(std::uint64_t killer) {
+    int deaths = 0;
+    for (int step = 0; step < 2000; ++step) {
+      if (harness.Plan() != Hold::kNone) return deaths;
+      const StepPlan& plan = harness.plans.back();
+      if (RequestsOf(plan).count(killer) == 0) {
+        harness.Answer();
+        continue;
+      }
+      ++deaths;
+      Die({plan.step});
+    }
+    ADD_FAILURE() << "no end";
+    return deaths;
+  }
+
+  void Die(const std::vector<Step>& started) {
+    harness.core.Lost(harness.epoch(), started);
+    harness.TakeEvents();
+    opened.clear();
+    harness.Restart();
+  }
+
+  CoreHarness harness;
+  std::map<BranchHandle, std::uint64_t> opened;
+};
+
+TEST_F(Suspects, TheOneThatKillsIsFailedAndAllOthersAreServed) {
+  for (std::uint64_t id = 1; id <= 8; ++id) harness.Admit(id, 20, 12);
+  EXPECT_EQ(RunWithKiller(5), 3);  // once in company, twice alone
+  for (std::uint64_t id = 1; id <= 8; ++id) {
+    SCOPED_TRACE(id);
+    if (id == 5) {
+      EXPECT_TRUE(absl::IsInternal(harness.EndOf(id)->status)) << harness.EndOf(id)->status;
+    } else {
+      EXPECT_TRUE(harness.EndOf(id)->status.ok());
+      EXPECT_EQ(harness.TokensOf(id), 12u);
+    }
+  }
+  const CoreCounters counters = harness.core.Snapshot().counters;
+  EXPECT_EQ(counters.condemned, 1u);
+  EXPECT_GT(counters.cleared, 0u);
+}
+
+TEST_F(Suspects, OneThatKillsAloneFromTheStartIsFoundToo) {
+  harness.Admit(1, 20, 12);
+  EXPECT_EQ(RunWithKiller(1), 3);
+  EXPECT_TRUE(absl::IsInternal(harness.EndOf(1)->status));
+}
+
+TEST_F(Suspects, ADeathFromOutsideCostsNobodyItsAnswer) {
+  for (std::uint64_t id = 1; id <= 4; ++id) harness.Admit(id, 20, 30);
+  for (int round = 0; round < 10; ++round) {
+    for (int step = 0; step < 20; ++step) {
+      if (harness.Plan() == Hold::kNone) harness.Answer();
+    }
+    if (harness.Plan() != Hold::kNone) break;
+    Die({harness.plans.back().step});
+  }
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 30u);
+  EXPECT_EQ(harness.core.Snapshot().counters.condemned, 0u);
+}
+
+TEST_F(Suspects, ADeathWithNoStepStartedBlamesNobody) {
+  harness.Admit(1, 20, 12);
+  for (int round = 0; round < 5; ++round) {
+    harness.Plan();
+    Die({});
+  }
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 12u);
+  EXPECT_EQ(harness.core.Snapshot().counters.suspicions, 0u);
+}
+
+// Suspects run alone, one after another, and others in between.
+TEST_F(Suspects, StepsAlternateBetweenASuspectAndTheOthers) {
+  for (std::uint64_t id = 1; id <= 3; ++id) harness.Admit(id, 20, 40);
+  for (int step = 0; step < 4; ++step) {
+    harness.Plan();
+    harness.Answer();
+  }
+  harness.Plan();
+  Die({harness.plans.back().step});
+  harness.Admit(4, 20, 40);  // no suspect
+  int alone = 0, together = 0;
+  std::set<std::uint64_t> probed;
+  while (harness.core.Snapshot().counters.cleared < 3) {
+    ASSERT_EQ(harness.Plan(), Hold::kNone);
+    const std::set<std::uint64_t> requests = RequestsOf(harness.plans.back());
+    ASSERT_FALSE(requests.empty());
+    if (requests.size() == 1) {
+      ++alone;
+      probed.insert(*requests.begin());
+    } else {
+      ++together;
+      EXPECT_TRUE(requests.count(4));
+    }
+    harness.Answer();
+    ASSERT_LT(alone + together, 30);
+  }
+  for (std::uint64_t id = 1; id <= 3; ++id) EXPECT_EQ(probed.count(id), 1u) << id;
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 40u);
+}
+
+}  // namespace
+}  // namespace flotilla
