@@ -81,16 +81,19 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--cpu-isa", &RoleFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
      "instruction path; auto: the best this CPU has", kServe | kWorker | kRank},
     {"--threads", &RoleFlags::threads, "threads", 0, 1024, kCompute,
-     "compute threads; 0: what the cgroup's CPU quota allows; never changes results",
+     "compute threads of a rank; 0: its share of what the cgroup's CPU quota allows; never changes "
+     "results",
      kServe | kWorker | kRank},
 
     {"--tp", &RoleFlags::tensor_parallel, "ranks", 1, 64, kCompute,
-     "ranks that share every layer (tensor parallel)", kWorker | kRank},
+     "ranks that share every layer (tensor parallel); never changes results",
+     kServe | kWorker | kRank},
     {"--pp", &RoleFlags::pipeline_parallel, "stages", 1, 64, kCompute,
-     "stages of layers, each of --tp ranks (pipeline parallel)", kWorker | kRank},
+     "stages of layers, each of --tp ranks (pipeline parallel); never changes results",
+     kServe | kWorker | kRank},
     {"--launcher", &RoleFlags::launcher, "auto|mpi|none", 0, 0, kCompute,
      "mpi: ranks are processes that mpirun starts, watched and started again by this one; none: "
-     "one rank, in this process; auto: mpi",
+     "they are threads of this process; auto: mpi",
      kWorker},
 
     {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule, "blocks of the KV pool",

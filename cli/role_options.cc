@@ -63,6 +63,8 @@ absl::StatusOr<RankOptions> MakeRankOptions(const RoleFlags& flags, const std::s
   options.recipe = flags.compute == "fp32" ? Recipe::kFp32 : Recipe::kAccurate;
   options.kv_format = flags.kv_type == "fp32" ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
   options.isa = *isa;
+  options.shape = {.tensor = static_cast<std::uint32_t>(flags.tensor_parallel),
+                   .pipeline = static_cast<std::uint32_t>(flags.pipeline_parallel)};
   options.threads = static_cast<int>(flags.threads);
   options.kv_blocks = static_cast<std::uint32_t>(flags.kv_blocks);
   options.max_context = static_cast<std::uint32_t>(flags.max_model_len);

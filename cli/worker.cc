@@ -108,9 +108,6 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   Logger log(*level);
   const SteadyClock clock;
 
-  if (flags.launcher == "none" && flags.tensor_parallel * flags.pipeline_parallel > 1) {
-    return absl::InvalidArgumentError("--launcher none: --tp and --pp need processes");
-  }
   const std::string model_id = ModelId(flags);
   absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);
   if (!opened.ok()) return opened.status();

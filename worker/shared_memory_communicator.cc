@@ -63,7 +63,7 @@ absl::StatusOr<SharedRegion> SharedRegion::Create(std::int64_t bytes) {
 }
 
 absl::StatusOr<SharedRegion> SharedRegion::Open(const std::string& path, std::int64_t bytes) {
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
   absl::StatusOr<SharedRegion> region =
       absl::ResourceExhaustedError(absl::StrCat("cannot share ", bytes, " bytes in ", path));

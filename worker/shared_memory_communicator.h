@@ -23,8 +23,8 @@ class SharedRegion {
  public:
   // Of this process alone. RESOURCE_EXHAUSTED.
   static absl::StatusOr<SharedRegion> Create(std::int64_t bytes);
-  // The file at `path`, which the first to open it makes; a file system in memory is
-  // wanted. All open it with the same size. RESOURCE_EXHAUSTED or another errno code.
+  // The file at `path`, empty when the first opens it; one in memory is wanted. All open
+  // it with the same size. RESOURCE_EXHAUSTED or another errno code.
   static absl::StatusOr<SharedRegion> Open(const std::string& path, std::int64_t bytes);
 
   std::byte* data() const { return memory_.get(); }
