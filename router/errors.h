@@ -18,6 +18,7 @@ inline constexpr std::string_view kModelNotFound = "model_not_found";
 inline constexpr std::string_view kUnknownField = "unknown_field";
 inline constexpr std::string_view kUnsupportedField = "unsupported_field";
 inline constexpr std::string_view kInvalidValue = "invalid_value";
+inline constexpr std::string_view kInvalidApiKey = "invalid_api_key";
 
 // `status` with the name of the field at fault and a code. Either may be empty.
 absl::Status WithField(absl::Status status, std::string_view field, std::string_view code);

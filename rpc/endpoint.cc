@@ -1,10 +1,16 @@
 #include "rpc/endpoint.h"
 
+#include <arpa/inet.h>
+
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace flotilla::rpc {
 namespace {
+
+constexpr absl::Duration kRetryRefused = absl::Seconds(2);
 
 int Milliseconds(absl::Duration d) { return static_cast<int>(d / absl::Milliseconds(1)); }
 
@@ -13,6 +19,26 @@ int Milliseconds(absl::Duration d) { return static_cast<int>(d / absl::Milliseco
 std::string JoinAddress(const std::string& host, int port) {
   return absl::StrContains(host, ':') ? absl::StrCat("[", host, "]:", port)
                                       : absl::StrCat(host, ":", port);
+}
+
+bool IsLoopback(const std::string& host) {
+  if (host == "localhost") return true;
+  in_addr v4{};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  in6_addr v6{};
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+absl::Status CheckExposure(const std::string& host, const Credentials& credentials) {
+  if (IsLoopback(host) || credentials.protect()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--host ", host,
+      " lets other machines in, and nothing says which: give --fleet-secret-file, or --tls-cert, "
+      "--tls-key and --tls-ca, or, if the network keeps others out, --insecure-internal"));
+}
+
+absl::Duration RetryDelay(const absl::Status& status, absl::Duration usual) {
+  return absl::IsUnauthenticated(status) ? std::max(usual, kRetryRefused) : usual;
 }
 
 absl::StatusOr<Listening> Listen(const ListenOptions& options,
@@ -31,7 +57,10 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   int port = 0;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(address,
+                           options.credentials == nullptr ? grpc::InsecureServerCredentials()
+                                                          : options.credentials->ForServer(),
+                           &port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   Listening listening{.server = builder.BuildAndStart()};
   if (listening.server == nullptr || port <= 0) {
@@ -41,7 +70,7 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
   return listening;
 }
 
-std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
+std::shared_ptr<grpc::Channel> Dial(const std::string& address, Credentials* credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -50,6 +79,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Not the process-wide pool, which remembers failures.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  if (credentials != nullptr) return credentials->Dial(address, arguments);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "rpc/credentials.h"
 
 namespace flotilla::rpc {
 
@@ -23,10 +24,20 @@ inline constexpr int kMaxMessageBytes = 64 << 20;
 
 // "host:port", brackets around an IPv6 address.
 std::string JoinAddress(const std::string& host, int port);
+// Whether only this machine reaches it.
+bool IsLoopback(const std::string& host);
+
+// FAILED_PRECONDITION: internal ports on `host` would take anybody who reaches them.
+absl::Status CheckExposure(const std::string& host, const Credentials& credentials);
+
+// When to dial a peer again after a call that ended so: who was refused comes slowly, for
+// only an operator can change that.
+absl::Duration RetryDelay(const absl::Status& status, absl::Duration usual);
 
 struct ListenOptions {
   std::string host = "127.0.0.1";
-  std::uint16_t port = 0;  // 0: any free one
+  std::uint16_t port = 0;                    // 0: any free one
+  std::shared_ptr<Credentials> credentials;  // null: takes anybody
 };
 
 // A server of `services`, which outlive it, and the port it listens on.
@@ -39,7 +50,7 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
                                  const std::vector<grpc::Service*>& services);
 
 // A connection of its own, made when a call is. One that could not be made is not tried
-// again for a while, so who tries again dials again.
-std::shared_ptr<grpc::Channel> Dial(const std::string& address);
+// again for a while, so who tries again dials again. `credentials`: null, no proofs.
+std::shared_ptr<grpc::Channel> Dial(const std::string& address, Credentials* credentials);
 
 }  // namespace flotilla::rpc

@@ -46,7 +46,8 @@ class RemoteEngine::Link final
  public:
   explicit Link(RemoteEngine* engine)
       : engine_(engine),
-        stub_(v1::Scheduler::NewStub(rpc::Dial(engine->options_.address))),
+        stub_(v1::Scheduler::NewStub(
+            rpc::Dial(engine->options_.address, engine->options_.credentials.get()))),
         stream_(this) {}
 
   // Messages come from here on.
@@ -213,7 +214,8 @@ absl::StatusOr<std::string> RemoteEngine::TokenizerBytes() const {
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTokenizerTimeout));
   v1::TokenizerContent content;
   const grpc::Status status =
-      v1::Scheduler::NewStub(rpc::Dial(options_.address))->GetTokenizer(&context, {}, &content);
+      v1::Scheduler::NewStub(rpc::Dial(options_.address, options_.credentials.get()))
+          ->GetTokenizer(&context, {}, &content);
   if (!status.ok()) return ToAbslStatus(status);
   return std::move(*content.mutable_content());
 }
@@ -253,7 +255,8 @@ void RemoteEngine::Loop() {
     OnBroken(why);
     ExpireHeld();
     absl::MutexLock lock(&mu_);
-    if (mu_.AwaitWithTimeout(absl::Condition(&stopped_), options_.retry)) return;
+    if (mu_.AwaitWithTimeout(absl::Condition(&stopped_), rpc::RetryDelay(why, options_.retry)))
+      return;
   }
 }
 

@@ -23,6 +23,7 @@
 #include "common/rt/clock.h"
 #include "common/rt/sink_batches.h"
 #include "common/types/engine.h"
+#include "rpc/credentials.h"
 
 namespace flotilla {
 
@@ -34,6 +35,7 @@ struct RemoteEngineOptions {
   absl::Duration retry = absl::Milliseconds(200);
   // How long a request that was given back waits for the scheduler.
   absl::Duration hold = absl::Seconds(60);
+  std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
 };
 
 class RemoteEngine final : public Engine {

@@ -24,7 +24,8 @@ class RemoteExecutor::Link final
  public:
   explicit Link(RemoteExecutor* executor)
       : executor_(executor),
-        stub_(v1::WorkerGroup::NewStub(rpc::Dial(executor->options_.address))),
+        stub_(v1::WorkerGroup::NewStub(
+            rpc::Dial(executor->options_.address, executor->options_.credentials.get()))),
         stream_(this) {}
 
   // Messages come from here on.
@@ -161,7 +162,8 @@ absl::StatusOr<TokenizerContent> RemoteExecutor::FetchTokenizer() const {
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTokenizerTimeout));
   v1::TokenizerContent content;
   const grpc::Status status =
-      v1::WorkerGroup::NewStub(rpc::Dial(options_.address))->GetTokenizer(&context, {}, &content);
+      v1::WorkerGroup::NewStub(rpc::Dial(options_.address, options_.credentials.get()))
+          ->GetTokenizer(&context, {}, &content);
   if (!status.ok()) return ToAbslStatus(status);
   return TokenizerContent{.model_id = content.model_id(),
                           .hash = content.hash(),
@@ -189,7 +191,8 @@ void RemoteExecutor::Loop() {
     }
     OnBroken(why);
     absl::MutexLock lock(&mu_);
-    if (mu_.AwaitWithTimeout(absl::Condition(&stopped_), options_.retry)) return;
+    if (mu_.AwaitWithTimeout(absl::Condition(&stopped_), rpc::RetryDelay(why, options_.retry)))
+      return;
   }
 }
 

@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/types/executor.h"
+#include "rpc/credentials.h"
 
 namespace flotilla {
 
@@ -25,6 +26,7 @@ struct RemoteExecutorOptions {
   std::string address;  // of the agent: host:port
   // Between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
+  std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
 };
 
 class RemoteExecutor final : public StepExecutor {

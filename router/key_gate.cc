@@ -1,0 +1,31 @@
+#include "router/key_gate.h"
+
+#include <optional>
+#include <utility>
+
+#include "router/errors.h"
+
+namespace flotilla {
+
+absl::StatusOr<std::unique_ptr<KeyGate>> KeyGate::Open(WatchedFileOptions file,
+                                                       RouterProbe* probe) {
+  auto keys = WatchedFile<ApiKeys>::Open(std::move(file), &ApiKeys::Parse);
+  if (!keys.ok()) return keys.status();
+  return std::unique_ptr<KeyGate>(new KeyGate(*std::move(keys), probe));
+}
+
+absl::StatusOr<std::string> KeyGate::Admit(std::string_view authorization) {
+  const std::string_view key = BearerToken(authorization);
+  if (!key.empty()) {
+    if (std::optional<std::string> name = keys_->Get()->Find(key)) return *std::move(name);
+  }
+  // What was sent is not repeated: it may be nearly right, and errors are logged.
+  const absl::Status refused = WithField(
+      absl::UnauthenticatedError(key.empty() ? "an API key is needed: Authorization: Bearer KEY"
+                                             : "the API key is not valid"),
+      "", kInvalidApiKey);
+  if (probe_ != nullptr) probe_->OnRefused(refused);
+  return refused;
+}
+
+}  // namespace flotilla

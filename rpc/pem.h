@@ -1,0 +1,18 @@
+// What can be known of PEM files before they are used.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace flotilla::rpc {
+
+// INVALID_ARGUMENT: there is no certificate, or it is not valid at `now`; there is no
+// private key, it has a passphrase, or it is of another certificate.
+absl::Status CheckKeyPair(std::string_view certificate, std::string_view key, absl::Time now);
+
+// INVALID_ARGUMENT: there is no certificate in it.
+absl::Status CheckAuthorities(std::string_view certificates);
+
+}  // namespace flotilla::rpc
