@@ -32,6 +32,7 @@ constexpr unsigned kFleet = kRouter | kScheduler | kWorker, kAll = kServe | kFle
 
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kListen = "Listening";
+constexpr std::string_view kSecurity = "Security";
 constexpr std::string_view kCompute = "Computing";
 constexpr std::string_view kSchedule = "Scheduling and memory";
 constexpr std::string_view kProcess = "Process";
@@ -72,6 +73,27 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "header or metadata key, in small letters, that names the tenant of a request; only behind a "
      "gateway that sets it",
      kServe | kRouter},
+
+    {"--api-keys-file", &RoleFlags::api_keys_file, "PATH", 0, 0, kSecurity,
+     "clients need a key of this file, with lines NAME KEY or NAME sha256:HEX; NAME is their "
+     "tenant; read again when it changes",
+     kServe | kRouter},
+    {"--fleet-secret-file", &RoleFlags::fleet_secret_file, "PATH", 0, 0, kSecurity,
+     "streams between the roles need the secret of this file: 32 to 256 characters; a second line "
+     "is accepted, too; read again when it changes",
+     kFleet},
+    {"--tls-cert", &RoleFlags::tls_cert, "PATH", 0, 0, kSecurity,
+     "PEM certificate of this process: streams between the roles are encrypted, and both ends "
+     "need one; read again when it changes",
+     kFleet},
+    {"--tls-key", &RoleFlags::tls_key, "PATH", 0, 0, kSecurity, "its private key, PEM", kFleet},
+    {"--tls-ca", &RoleFlags::tls_ca, "PATH", 0, 0, kSecurity,
+     "the fleet's certificate authorities, PEM: whoever has a certificate of theirs is a member",
+     kFleet},
+    {"--insecure-internal", &RoleFlags::insecure_internal, "", 0, 0, kSecurity,
+     "listen for the fleet on any --host without secret and certificates: the network keeps "
+     "others out",
+     kScheduler | kWorker},
 
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
      "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations",

@@ -57,6 +57,10 @@ struct RoleFlags {
   std::int64_t drain_seconds = 30;
   bool lenient = false;
   std::string tenant_header;
+  std::string api_keys_file;
+  std::string tls_cert, tls_key, tls_ca;  // of the fleet's own streams
+  std::string fleet_secret_file;
+  bool insecure_internal = false;
   std::string ready_file;
   std::string log_level = "info";
 };

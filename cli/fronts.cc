@@ -12,6 +12,7 @@
 #include "model/tokenizer.h"
 #include "router/grpc/server.h"
 #include "router/http/server.h"
+#include "router/key_gate.h"
 #include "router/service.h"
 
 namespace flotilla {
@@ -57,7 +58,10 @@ class FrontsImpl final : public Fronts {
                              .clock = parts.clock,
                              .probe = parts.probe});
 
+    if (absl::Status status = OpenGate(flags, parts); !status.ok()) return status;
+
     GrpcOptions grpc_options;
+    grpc_options.gate = gate_.get();
     grpc_options.host = flags.host;
     grpc_options.tenant_metadata = flags.tenant_header;
     grpc_options.port = static_cast<std::uint16_t>(flags.grpc_port);
@@ -71,6 +75,7 @@ class FrontsImpl final : public Fronts {
     http_options.port = static_cast<std::uint16_t>(flags.http_port);
     http_options.lenient = flags.lenient;
     http_options.tenant_header = flags.tenant_header;
+    http_options.gate = gate_.get();
     http_options.metrics = [metrics = parts.metrics] { return metrics->Render(); };
     http_options.probe = parts.probe;
     http_ = HttpServer::Create(std::move(http_options), service_.get());
@@ -89,9 +94,23 @@ class FrontsImpl final : public Fronts {
   }
 
  private:
+  absl::Status OpenGate(const RoleFlags& flags, const Parts& parts) {
+    if (flags.api_keys_file.empty()) return absl::OkStatus();
+    if (!flags.tenant_header.empty()) {
+      return absl::InvalidArgumentError(
+          "--tenant-header and --api-keys-file: the name of a key is the tenant");
+    }
+    absl::StatusOr<std::unique_ptr<KeyGate>> gate = KeyGate::Open(
+        {.path = flags.api_keys_file, .clock = parts.clock, .log = parts.log}, parts.probe);
+    if (!gate.ok()) return gate.status();
+    gate_ = *std::move(gate);
+    return absl::OkStatus();
+  }
+
   // Destroyed from last to first.
   std::optional<Tokenizer> tokenizer_;
   std::optional<ChatTemplate> chat_template_;
+  std::unique_ptr<KeyGate> gate_;  // null: there are no keys
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<HttpServer> http_;

@@ -239,6 +239,7 @@ RouterMetrics::RouterMetrics(Metrics& metrics)
       refused_too_long_(Refused(metrics, "too_long")),
       refused_deadline_(Refused(metrics, "deadline")),
       refused_invalid_(Refused(metrics, "invalid")),
+      refused_key_(Refused(metrics, "unauthenticated")),
       refused_other_(Refused(metrics, "other")),
       cancelled_by_client_(Cancelled(metrics, "client")),
       cancelled_by_deadline_(Cancelled(metrics, "deadline")),
@@ -332,6 +333,8 @@ void RouterMetrics::OnRefused(const absl::Status& status) {
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kUnimplemented:
       return refused_invalid_.Increment();
+    case absl::StatusCode::kUnauthenticated:
+      return refused_key_.Increment();
     default:
       return refused_other_.Increment();
   }

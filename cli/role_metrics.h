@@ -44,6 +44,7 @@ class RouterMetrics final : public RouterProbe {
   Counter& refused_too_long_;
   Counter& refused_deadline_;
   Counter& refused_invalid_;
+  Counter& refused_key_;
   Counter& refused_other_;
   Counter& cancelled_by_client_;
   Counter& cancelled_by_deadline_;

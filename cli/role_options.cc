@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "model/content_hash.h"
 #include "model/tokenizer_file.h"
+#include "rpc/endpoint.h"
 
 namespace flotilla {
 namespace {
@@ -109,6 +110,20 @@ absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
 
 TokenizerContent TokenizerContentOf(const GgufFile& file, const std::string& model_id) {
   return {.model_id = model_id, .hash = TokenizerHash(file), .content = TokenizerFile(file)};
+}
+
+absl::StatusOr<std::shared_ptr<rpc::Credentials>> MakeCredentials(const RoleFlags& flags,
+                                                                  bool listens, const Clock* clock,
+                                                                  Logger* log) {
+  auto credentials = rpc::Credentials::Create({.tls_cert = flags.tls_cert,
+                                               .tls_key = flags.tls_key,
+                                               .tls_ca = flags.tls_ca,
+                                               .secret_file = flags.fleet_secret_file,
+                                               .clock = clock,
+                                               .log = log});
+  if (!credentials.ok() || !listens || flags.insecure_internal) return credentials;
+  if (absl::Status open = rpc::CheckExposure(flags.host, **credentials); !open.ok()) return open;
+  return credentials;
 }
 
 std::string HostPort(const std::string& host, int port) {

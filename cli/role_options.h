@@ -2,6 +2,7 @@
 // process says that it is ready.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,8 +11,10 @@
 #include "absl/status/statusor.h"
 #include "cli/flags.h"
 #include "common/obs/log.h"
+#include "common/rt/clock.h"
 #include "common/types/engine.h"
 #include "model/gguf.h"
+#include "rpc/credentials.h"
 #include "scheduler/server/engine_loop.h"
 #include "worker/rank.h"
 
@@ -24,6 +27,13 @@ absl::StatusOr<RankOptions> MakeRankOptions(const RoleFlags& flags, const std::s
 absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
                                                          TokenizerContent tokenizer, Logger* log);
 TokenizerContent TokenizerContentOf(const GgufFile& file, const std::string& model_id);
+
+// What this process shows to the rest of the fleet, and demands of it. `clock` and `log`
+// outlive it. INVALID_ARGUMENT and others name the flag or the file; FAILED_PRECONDITION:
+// a role that listens for the fleet would take anybody.
+absl::StatusOr<std::shared_ptr<rpc::Credentials>> MakeCredentials(const RoleFlags& flags,
+                                                                  bool listens, const Clock* clock,
+                                                                  Logger* log);
 
 // "host:port", brackets around an IPv6 address.
 std::string HostPort(const std::string& host, int port);

@@ -54,8 +54,12 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   if (!level.ok()) return level.status();
   Logger log(*level);
   const SteadyClock clock;
+  auto credentials = MakeCredentials(flags, /*listens=*/false, &clock, &log);
+  if (!credentials.ok()) return credentials.status();
 
-  RemoteEngine engine({.address = flags.scheduler, .hold = absl::Seconds(flags.hold_seconds)},
+  RemoteEngine engine({.address = flags.scheduler,
+                       .hold = absl::Seconds(flags.hold_seconds),
+                       .credentials = *credentials},
                       &clock);
   engine.Start();
   const std::optional<Served> served = WaitForScheduler(engine, flags.scheduler, signals, log);

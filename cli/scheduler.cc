@@ -14,6 +14,7 @@
 #include "common/obs/log.h"
 #include "common/obs/metrics_server.h"
 #include "common/rt/clock.h"
+#include "rpc/endpoint.h"
 #include "scheduler/remote/engine_server.h"
 #include "scheduler/remote/remote_executor.h"
 #include "scheduler/server/engine_loop.h"
@@ -31,15 +32,18 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   if (!level.ok()) return level.status();
   Logger log(*level);
   const SteadyClock clock;
+  auto credentials = MakeCredentials(flags, /*listens=*/true, &clock, &log);
+  if (!credentials.ok()) return credentials.status();
 
-  RemoteExecutor executor({.address = flags.worker});
+  RemoteExecutor executor({.address = flags.worker, .credentials = *credentials});
   absl::StatusOr<TokenizerContent> tokenizer = executor.FetchTokenizer();
   for (bool told = false; !tokenizer.ok(); tokenizer = executor.FetchTokenizer()) {
     if (!std::exchange(told, true)) {
       log.Info("waiting for the worker group",
                {{"worker", flags.worker}, {"reason", tokenizer.status()}});
     }
-    if (signals.Wait(kRetry) == Signals::Event::kStop) return absl::OkStatus();
+    if (signals.Wait(rpc::RetryDelay(tokenizer.status(), kRetry)) == Signals::Event::kStop)
+      return absl::OkStatus();
   }
 
   Metrics metrics(Metrics::Labels{{"model", tokenizer->model_id}});
@@ -56,9 +60,11 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   auto metrics_server =
       MetricsServer::Start(HostPort(flags.host, static_cast<int>(flags.metrics_port)), &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
-  auto server = EngineServer::Start(
-      {.listen = {.host = flags.host, .port = static_cast<std::uint16_t>(flags.listen_port)}},
-      &engine, &clock);
+  auto server =
+      EngineServer::Start({.listen = {.host = flags.host,
+                                      .port = static_cast<std::uint16_t>(flags.listen_port),
+                                      .credentials = *credentials}},
+                          &engine, &clock);
   if (!server.ok()) return server.status();
 
   const int port = (*server)->port(), metrics_port = (*metrics_server)->port();

@@ -107,6 +107,8 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   if (!level.ok()) return level.status();
   Logger log(*level);
   const SteadyClock clock;
+  auto credentials = MakeCredentials(flags, /*listens=*/true, &clock, &log);
+  if (!credentials.ok()) return credentials.status();
 
   const std::string model_id = ModelId(flags);
   absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);
@@ -126,9 +128,10 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   auto metrics_server =
       MetricsServer::Start(HostPort(flags.host, static_cast<int>(flags.metrics_port)), &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
-  auto server = GroupServer::Start(
-      {.host = flags.host, .port = static_cast<std::uint16_t>(flags.listen_port)},
-      std::move(tokenizer), group.executor());
+  auto server = GroupServer::Start({.host = flags.host,
+                                    .port = static_cast<std::uint16_t>(flags.listen_port),
+                                    .credentials = *credentials},
+                                   std::move(tokenizer), group.executor());
   if (!server.ok()) return stop.stopped() ? absl::OkStatus() : server.status();
 
   const int port = (*server)->port(), metrics_port = (*metrics_server)->port();

@@ -17,7 +17,7 @@ LIBRARIES = {
     "nlohmann": "json", "CLI": "cli11", "spdlog": "spdlog", "fmt": "spdlog",
     "prometheus": "prometheus", "pcre2.h": "pcre2", "unicode": "icu", "xxhash.h": "xxhash",
     "gtest": "gtest", "gmock": "gtest", "benchmark": "benchmark",
-    "immintrin.h": "simd", "cpuid.h": "simd", "mpi.h": "mpi",
+    "openssl": "openssl", "immintrin.h": "simd", "cpuid.h": "simd", "mpi.h": "mpi",
 }
 
 # Values and pure functions only: what would let a core see time, threads, I/O
@@ -36,7 +36,7 @@ class Folder:
     generated: bool = False  # may include generated protobuf headers
 
 
-COMMON = ("common/types", "common/rt", "common/obs")
+COMMON = ("common/types", "common/rt", "common/obs", "common/auth")
 
 # Longest matching prefix wins.
 FOLDERS = {
@@ -44,9 +44,12 @@ FOLDERS = {
     "common/rt": Folder(may=("common/types",), libs=("absl", "system")),
     "common/obs": Folder(may=("common/types", "common/rt"),
                          libs=("absl", "prometheus", "spdlog", "system")),
+    # Secrets: how they are kept, compared and read.
+    "common/auth": Folder(may=("common/types", "common/rt", "common/obs"),
+                          libs=("absl", "openssl", "system")),
     "proto/codec": Folder(may=COMMON, libs=("absl", "grpc", "protobuf"), generated=True),
     # Streams between the fleet's processes: no messages of its own.
-    "rpc": Folder(may=COMMON, libs=("absl", "grpc", "system")),
+    "rpc": Folder(may=COMMON, libs=("absl", "grpc", "openssl", "system")),
     "model": Folder(may=COMMON, libs=("absl", "json", "pcre2", "icu", "xxhash", "system")),
     "kernels": Folder(may=COMMON, libs=("absl", "simd", "xxhash", "system")),
     "scheduler/core": Folder(may=("common/types",), libs=("absl",), pure=True),
@@ -70,7 +73,7 @@ FOLDERS = {
                      libs=("absl", "grpc", "protobuf", "boost", "json", "pcre2", "icu", "system")),
     "router/remote": Folder(may=("router", "proto/codec", "rpc") + COMMON,
                             libs=("absl", "grpc", "protobuf", "system"), generated=True),
-    "router/grpc": Folder(may=("router", "router/core", "model", "proto/codec") + COMMON,
+    "router/grpc": Folder(may=("router", "router/core", "model", "proto/codec", "rpc") + COMMON,
                           libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "cli": Folder(may=("common", "proto/codec", "rpc", "model", "kernels", "scheduler", "simulator",
                        "worker", "router"),

@@ -21,6 +21,7 @@
 #include "router/grpc/codec.h"
 #include "router/grpc/lane_thread.h"
 #include "router/grpc/outbox.h"
+#include "router/key_gate.h"
 #include "router/service.h"
 
 namespace flotilla {
@@ -34,6 +35,7 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
     LaneThread* thread = nullptr;
     Lane* lane = nullptr;
     std::string tenant_metadata;  // GrpcOptions
+    KeyGate* gate = nullptr;      // the same
     std::size_t buffer_bytes = 0;
     absl::Duration stall_timeout;
   };

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "router/errors.h"
 #include "router/grpc/codec.h"
+#include "rpc/call_guard.h"
 
 namespace flotilla {
 namespace {
@@ -31,13 +32,19 @@ std::optional<std::int64_t> TimeoutMs(const grpc::CallbackServerContext& context
   return std::clamp<std::int64_t>(left, 1, RequestLimits().max_timeout_ms);
 }
 
-// The last value of the key, as a gateway that adds its own comes last.
-std::string Tenant(const grpc::CallbackServerContext& context, const std::string& key) {
-  if (key.empty()) return {};
-  const auto [first, last] = context.client_metadata().equal_range(key);
-  if (first == last) return {};
+// Whoever's key it is; without keys, the last value of the tenant's metadata, as a
+// gateway that adds its own comes last. UNAUTHENTICATED: a key that was taken away just
+// now.
+absl::StatusOr<std::string> Tenant(const grpc::CallbackServerContext& context,
+                                   const GenerateStream::Shared& shared) {
+  if (shared.gate != nullptr) {
+    return shared.gate->Admit(rpc::AuthorizationOf(context.client_metadata()));
+  }
+  if (shared.tenant_metadata.empty()) return std::string();
+  const auto [first, last] = context.client_metadata().equal_range(shared.tenant_metadata);
+  if (first == last) return std::string();
   const grpc::string_ref value = std::prev(last)->second;
-  return {value.data(), value.size()};
+  return std::string(value.data(), value.size());
 }
 
 }  // namespace
@@ -54,7 +61,12 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceGrpc::Generate(
   if (call.ok()) {
     call->api.model = ModelName(call->api.model);
     call->api.timeout_ms = TimeoutMs(*context);
-    call->api.tenant = Tenant(*context, shared_.tenant_metadata);
+    absl::StatusOr<std::string> tenant = Tenant(*context, shared_);
+    if (tenant.ok()) {
+      call->api.tenant = *std::move(tenant);
+    } else {
+      call = tenant.status();
+    }
   }
   return new GenerateStream(shared_, context, std::move(call));
 }

@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -11,22 +10,35 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/server_builder_option.h"
+#include "router/grpc/codec.h"
 #include "router/grpc/generate_stream.h"
 #include "router/grpc/health.h"
 #include "router/grpc/inference_grpc.h"
 #include "router/grpc/lane_thread.h"
+#include "rpc/call_guard.h"
+#include "rpc/endpoint.h"
 
 namespace flotilla {
 namespace {
 
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+// The methods that need no key. Whatever is not here does, reflection included.
+bool IsOpen(std::string_view path) {
+  return path == "/grpc.health.v1.Health/Check" || path == "/grpc.health.v1.Health/Watch";
 }
 
-std::string JoinAddress(const std::string& host, int port) {
-  return absl::StrContains(host, ':') ? absl::StrCat("[", host, "]:", port)
-                                      : absl::StrCat(host, ":", port);
-}
+// Keys, in front of all services.
+class KeyGuard final : public rpc::CallGuard {
+ public:
+  explicit KeyGuard(KeyGate* gate) : gate_(gate) {}
+
+  grpc::Status Check(std::string_view path, std::string_view authorization) override {
+    if (IsOpen(path)) return grpc::Status::OK;
+    return ToGrpcStatus(gate_->Admit(authorization).status());
+  }
+
+ private:
+  KeyGate* const gate_;
+};
 
 // Linking the reflection library adds its plugin to every server; this takes it
 // off again where it is not wanted.
@@ -56,7 +68,7 @@ void Configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   // Only reflection has synchronous methods.
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
-  if (!IsLoopback(options.host)) builder.SetOption(std::make_unique<NoReflection>());
+  if (!rpc::IsLoopback(options.host)) builder.SetOption(std::make_unique<NoReflection>());
 }
 
 class GrpcServerImpl final : public GrpcServer {
@@ -68,6 +80,7 @@ class GrpcServerImpl final : public GrpcServer {
                 .thread = thread_.get(),
                 .lane = lane_.get(),
                 .tenant_metadata = options.tenant_metadata,
+                .gate = options.gate,
                 .buffer_bytes = options.stream_buffer_bytes,
                 .stall_timeout = options.stall_timeout},
         inference_(shared_),
@@ -83,21 +96,22 @@ class GrpcServerImpl final : public GrpcServer {
     grpc::ServerBuilder builder;
     Configure(options_, builder);
     int port = 0;
-    builder.AddListeningPort(JoinAddress(options_.host, options_.port),
-                             grpc::InsecureServerCredentials(), &port);
+    std::shared_ptr<rpc::CallGuard> guard;
+    if (options_.gate != nullptr) guard = std::make_shared<KeyGuard>(options_.gate);
+    const std::string address = rpc::JoinAddress(options_.host, options_.port);
+    builder.AddListeningPort(address, rpc::Guarded(nullptr, std::move(guard)), &port);
     builder.RegisterService(&inference_);
     builder.RegisterService(&health_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port <= 0) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot listen on ", JoinAddress(options_.host, options_.port)));
+      return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
     }
     port_ = static_cast<std::uint16_t>(port);
     return absl::OkStatus();
   }
 
   std::uint16_t port() const override { return port_; }
-  std::string address() const override { return JoinAddress(options_.host, port_); }
+  std::string address() const override { return rpc::JoinAddress(options_.host, port_); }
 
   void Stop(absl::Duration grace) override {
     if (server_ == nullptr) return;

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "router/key_gate.h"
 #include "router/service.h"
 
 namespace flotilla {
@@ -29,6 +30,9 @@ struct GrpcOptions {
   // The metadata key that names the tenant, for a gateway that sets it itself;
   // empty: there is one tenant.
   std::string tenant_metadata;
+  // Admits callers, who are the tenants then, to everything but health; null: everybody.
+  // Outlives the server.
+  KeyGate* gate = nullptr;
   // A larger request is refused with RESOURCE_EXHAUSTED before it is parsed.
   // A little above RequestLimits::max_prompt_bytes.
   int max_request_bytes = 5 << 20;

@@ -57,6 +57,8 @@ int HttpStatusOf(const absl::Status& status) {
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kUnimplemented:
       return 400;
+    case absl::StatusCode::kUnauthenticated:
+      return 401;
     case absl::StatusCode::kNotFound:
       return 404;
     case absl::StatusCode::kResourceExhausted:
@@ -85,13 +87,14 @@ std::string ErrorJson(const absl::Status& status) {
   return out;
 }
 
-HttpHeaders RetryHeaders(const absl::Status& status) {
+HttpHeaders ErrorHeaders(const absl::Status& status) {
   const int http = HttpStatusOf(status);
   if (http == 429 || http == 503) {
     const std::int64_t ms = std::max<std::int64_t>(RetryAfterMs(status), 1);
     return {{"retry-after", std::to_string((ms + 999) / 1000)},
             {"retry-after-ms", std::to_string(ms)}};
   }
+  if (http == 401) return {{"www-authenticate", "Bearer"}};
   // Clients retry 5xx by themselves; what failed once for want of time or by a
   // fault of ours would only cost it again.
   if (http >= 500) return {{"x-should-retry", "false"}};
@@ -99,7 +102,7 @@ HttpHeaders RetryHeaders(const absl::Status& status) {
 }
 
 void SendError(const absl::Status& status, HttpReply& reply) {
-  reply.Send(HttpStatusOf(status), "application/json", ErrorJson(status), RetryHeaders(status));
+  reply.Send(HttpStatusOf(status), "application/json", ErrorJson(status), ErrorHeaders(status));
 }
 
 }  // namespace flotilla

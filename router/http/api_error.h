@@ -14,8 +14,9 @@ int HttpStatusOf(const absl::Status& status);
 // {"error":{"message","type","param","code"}}; always valid UTF-8.
 std::string ErrorJson(const absl::Status& status);
 
-// retry-after, retry-after-ms and x-should-retry, where they say something.
-HttpHeaders RetryHeaders(const absl::Status& status);
+// retry-after, retry-after-ms, x-should-retry and www-authenticate, where they say
+// something.
+HttpHeaders ErrorHeaders(const absl::Status& status);
 
 // Answers with the error.
 void SendError(const absl::Status& status, HttpReply& reply);

@@ -19,7 +19,8 @@ namespace flotilla {
 namespace {
 
 constexpr char kJson[] = "application/json";
-constexpr std::string_view kModelsPrefix = "/v1/models/";
+constexpr std::string_view kIdSuffix = "{id}";
+constexpr std::string_view kModel = "/v1/models/{id}";
 
 // "%2F" and the like in a path; a bad escape stays as it is.
 std::string DecodePercent(std::string_view text) {
@@ -67,15 +68,26 @@ class ApiHandler final : public HttpHandler {
         service_(*service),
         lane_(*lane) {}
 
+  absl::StatusOr<std::optional<std::string>> Admit(std::string_view path,
+                                                   std::string_view authorization) override;
   std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) override;
 
  private:
   using Answer = std::unique_ptr<HttpExchange> (ApiHandler::*)(HttpRequest&, HttpReply&);
+  // Who may ask: whoever has a key, where there are keys, or anybody.
+  enum class Access : std::uint8_t { kKey, kAnybody };
   struct Route {
-    std::string_view method, path;
+    std::string_view method, path;  // a path that ends with {id} stands for all such
+    Access access;
     Answer answer;
+
+    bool Matches(std::string_view asked) const {
+      if (!path.ends_with(kIdSuffix)) return asked == path;
+      const std::string_view prefix = path.substr(0, path.size() - kIdSuffix.size());
+      return asked.size() > prefix.size() && asked.starts_with(prefix);
+    }
   };
-  static const std::array<Route, 9> kRoutes;
+  static const std::array<Route, 10> kRoutes;
 
   std::unique_ptr<HttpExchange> Refuse(const absl::Status& status, HttpReply& reply) {
     if (options_.probe != nullptr) options_.probe->OnRefused(status);
@@ -93,7 +105,7 @@ class ApiHandler final : public HttpHandler {
   std::unique_ptr<HttpExchange> Tokenize(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Detokenize(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> ListModels(HttpRequest& request, HttpReply& reply);
-  std::unique_ptr<HttpExchange> GetModel(std::string_view id, HttpReply& reply);
+  std::unique_ptr<HttpExchange> GetModel(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Health(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Ready(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Metrics(HttpRequest& request, HttpReply& reply);
@@ -105,30 +117,39 @@ class ApiHandler final : public HttpHandler {
   Lane& lane_;
 };
 
-const std::array<ApiHandler::Route, 9> ApiHandler::kRoutes = {{
-    {"POST", "/v1/chat/completions", &ApiHandler::Chat},
-    {"POST", "/v1/completions", &ApiHandler::Complete},
-    {"GET", "/v1/models", &ApiHandler::ListModels},
-    {"POST", "/tokenize", &ApiHandler::Tokenize},
-    {"POST", "/detokenize", &ApiHandler::Detokenize},
-    {"GET", "/health", &ApiHandler::Health},
-    {"GET", "/ready", &ApiHandler::Ready},
-    {"GET", "/metrics", &ApiHandler::Metrics},
-    {"GET", "/", &ApiHandler::Root},
+const std::array<ApiHandler::Route, 10> ApiHandler::kRoutes = {{
+    {"POST", "/v1/chat/completions", Access::kKey, &ApiHandler::Chat},
+    {"POST", "/v1/completions", Access::kKey, &ApiHandler::Complete},
+    {"GET", "/v1/models", Access::kKey, &ApiHandler::ListModels},
+    {"GET", kModel, Access::kKey, &ApiHandler::GetModel},
+    {"POST", "/tokenize", Access::kKey, &ApiHandler::Tokenize},
+    {"POST", "/detokenize", Access::kKey, &ApiHandler::Detokenize},
+    {"GET", "/health", Access::kAnybody, &ApiHandler::Health},
+    {"GET", "/ready", Access::kAnybody, &ApiHandler::Ready},
+    {"GET", "/metrics", Access::kAnybody, &ApiHandler::Metrics},
+    {"GET", "/", Access::kKey, &ApiHandler::Root},
 }};
+
+absl::StatusOr<std::optional<std::string>> ApiHandler::Admit(std::string_view path,
+                                                             std::string_view authorization) {
+  if (options_.gate == nullptr) return std::nullopt;
+  // A path that does not exist needs a key, too: nobody learns by trying.
+  for (const Route& route : kRoutes) {
+    if (route.access == Access::kAnybody && route.Matches(path)) return std::nullopt;
+  }
+  absl::StatusOr<std::string> tenant = options_.gate->Admit(authorization);
+  if (!tenant.ok()) return tenant.status();
+  return *std::move(tenant);
+}
 
 std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply& reply) {
   std::string_view allowed;
   for (const Route& route : kRoutes) {
-    if (request.path != route.path) continue;
+    if (!route.Matches(request.path)) continue;
     if (request.method == route.method) return (this->*route.answer)(request, reply);
     allowed = route.method;
   }
   const std::string_view path = request.path;
-  if (path.starts_with(kModelsPrefix) && path.size() > kModelsPrefix.size()) {
-    if (request.method == "GET") return GetModel(path.substr(kModelsPrefix.size()), reply);
-    allowed = "GET";
-  }
   if (!allowed.empty()) {
     reply.Send(405, kJson, ErrorJson(InvalidArgument("this path answers ", allowed, " only")),
                {{"allow", std::string(allowed)}});
@@ -200,8 +221,9 @@ std::unique_ptr<HttpExchange> ApiHandler::ListModels(HttpRequest&, HttpReply& re
   return nullptr;
 }
 
-std::unique_ptr<HttpExchange> ApiHandler::GetModel(std::string_view id, HttpReply& reply) {
-  const std::string name = DecodePercent(id);
+std::unique_ptr<HttpExchange> ApiHandler::GetModel(HttpRequest& request, HttpReply& reply) {
+  const std::string name =
+      DecodePercent(std::string_view(request.path).substr(kModel.size() - kIdSuffix.size()));
   for (const ModelInfo& model : service_.Models()) {
     if (model.limits.id != name) continue;
     std::string body;

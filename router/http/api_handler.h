@@ -8,6 +8,7 @@
 #include <string>
 
 #include "router/http/exchange.h"
+#include "router/key_gate.h"
 #include "router/service.h"
 
 namespace flotilla {
@@ -17,6 +18,7 @@ struct ApiOptions {
   std::size_t max_prompts = 32;
   std::function<std::string()> metrics;  // may be empty
   RouterProbe* probe = nullptr;          // may be null
+  KeyGate* gate = nullptr;               // null: everybody is admitted
 };
 
 // `service` and `lane` outlive the handler, which lives on the lane's thread.

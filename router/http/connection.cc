@@ -15,6 +15,7 @@
 
 #include "absl/time/clock.h"
 #include "model/text.h"
+#include "router/http/api_error.h"
 #include "router/http/json_text.h"
 
 namespace flotilla {
@@ -33,6 +34,12 @@ std::string ErrorBody(std::string_view message) {
   AppendJsonString(message, body);
   body += R"(,"type":"invalid_request_error","param":null,"code":null}})";
   return body;
+}
+
+// The target without its query.
+std::string_view PathOf(boost::beast::string_view target) {
+  const std::string_view text(target.data(), target.size());
+  return text.substr(0, text.find('?'));
 }
 
 bool UsableRequestId(std::string_view id) {
@@ -122,26 +129,39 @@ void Connection::Parse() {
     input_.erase(0, used);
     if (error == http::error::need_more) break;
     if (error) return RefuseBadRequest(error);
-    if (parser_->is_header_done() && !header_seen_) OnHeader();
+    if (parser_->is_header_done() && !header_seen_ && !OnHeader()) return;
     if (used == 0) break;
   }
+  if (!header_seen_ && parser_->is_header_done() && !OnHeader()) return;
   if (parser_->is_done()) return OnRequest();
-  if (!header_seen_ && parser_->is_header_done()) OnHeader();
   if (!header_seen_ && input_.size() > limits.header_bytes) {
     return RefuseBadRequest(http::error::header_limit);
   }
   Read();
 }
 
-void Connection::OnHeader() {
+bool Connection::OnHeader() {
   header_seen_ = true;
   SetDeadline(owner_->limits().body_timeout);
   const auto& header = parser_->get();
+  const auto authorization = header[http::field::authorization];
+  const bool once = header.count(http::field::authorization) == 1;
+  absl::StatusOr<std::optional<std::string>> tenant = owner_->handler().Admit(
+      PathOf(header.target()),
+      once ? std::string_view(authorization.data(), authorization.size()) : std::string_view());
+  if (!tenant.ok()) {
+    BeginRefusal();
+    SendError(tenant.status(), *this);
+    Read();
+    return false;
+  }
+  tenant_ = *std::move(tenant);
   if (header.version() >= 11 && !parser_->is_done() &&
       boost::beast::iequals(header[http::field::expect], "100-continue")) {
     pending_ += "HTTP/1.1 100 Continue\r\n\r\n";
     ScheduleFlush();
   }
+  return true;
 }
 
 void Connection::OnRequest() {
@@ -155,12 +175,13 @@ void Connection::OnRequest() {
 
   HttpRequest request;
   request.method = std::string(message.method_string());
-  const std::string_view target(message.target().data(), message.target().size());
-  request.path = std::string(target.substr(0, target.find('?')));
+  request.path = std::string(PathOf(message.target()));
   const auto id = message["X-Request-Id"];
   request.client_named = UsableRequestId({id.data(), id.size()});
   request.request_id = request.client_named ? std::string(id) : owner_->NewRequestId();
-  if (!owner_->tenant_header().empty()) {
+  if (tenant_.has_value()) {
+    request.tenant = *std::move(tenant_);
+  } else if (!owner_->tenant_header().empty()) {
     const auto tenant = message[owner_->tenant_header()];
     request.tenant.assign(tenant.data(), tenant.size());
   }
@@ -180,6 +201,12 @@ void Connection::RefuseBadRequest(const error_code& error) {
     status = 413;
     message = Cat("the request body is longer than ", owner_->limits().body_bytes, " bytes");
   }
+  BeginRefusal();
+  Send(status, "application/json", ErrorBody(message), {});
+  Read();
+}
+
+void Connection::BeginRefusal() {
   parser_.reset();
   ClearDeadline();
   keep_alive_ = false;  // where the next request would begin is unknown
@@ -187,8 +214,6 @@ void Connection::RefuseBadRequest(const error_code& error) {
   state_ = State::kServing;
   answered_ = false;
   request_id_ = owner_->NewRequestId();
-  Send(status, "application/json", ErrorBody(message), {});
-  Read();
 }
 
 // --- Answering ---------------------------------------------------------------

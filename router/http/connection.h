@@ -73,9 +73,12 @@ class Connection final : public HttpReply, public std::enable_shared_from_this<C
   void Read();
   void OnRead(const boost::system::error_code& error, std::size_t bytes);
   void Parse();
-  void OnHeader();
+  // False: the request was refused, its body is not read.
+  bool OnHeader();
   void OnRequest();
   void RefuseBadRequest(const boost::system::error_code& error);
+  // Ends reading in mid-request: an answer follows, and then the connection is closed.
+  void BeginRefusal();
 
   void AppendHead(int status, std::string_view content_type, const HttpHeaders& headers);
   void ScheduleFlush();
@@ -100,6 +103,7 @@ class Connection final : public HttpReply, public std::enable_shared_from_this<C
   std::string input_;  // read and not yet parsed
   std::optional<Parser> parser_;
   bool header_seen_ = false;
+  std::optional<std::string> tenant_;  // as the handler admitted the request
 
   std::unique_ptr<HttpExchange> exchange_;
   std::string request_id_;

@@ -4,10 +4,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "absl/status/statusor.h"
 
 namespace flotilla {
 
@@ -16,7 +19,7 @@ struct HttpRequest {
   std::string path;           // without the query
   std::string request_id;     // the client's X-Request-Id if printable, else made up
   bool client_named = false;  // the client sent it
-  std::string tenant;         // as the tenant header says
+  std::string tenant;         // as the key or the tenant header says
   std::string body;
 };
 
@@ -47,6 +50,10 @@ class HttpExchange {
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
+  // Before a body is read: who asks, by the Authorization header (empty: there is none,
+  // or several), as the tenant; none: callers have no names. Else why it is refused.
+  virtual absl::StatusOr<std::optional<std::string>> Admit(std::string_view path,
+                                                           std::string_view authorization) = 0;
   // Answers through `reply`, now or later; what must live until then is the
   // exchange returned (null when it was answered at once). `reply` outlives the
   // exchange. Work that is not owned by the exchange holds a weak pointer.

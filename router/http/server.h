@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "router/key_gate.h"
 #include "router/service.h"
 
 namespace flotilla {
@@ -40,6 +41,8 @@ struct HttpServerOptions {
   // The request header that names the tenant, for a gateway that sets it itself;
   // empty: there is one tenant.
   std::string tenant_header;
+  // Admits callers, who are the tenants then; null: everybody. Outlives the server.
+  KeyGate* gate = nullptr;
   // Unknown body fields are ignored, with a warning header, not refused.
   bool lenient = false;
   std::size_t max_prompts = 32;  // of one completions request

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "grpc/support/log.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "rpc/call_guard.h"
 #include "rpc/endpoint.h"
@@ -46,6 +47,11 @@ class Service final : public Health::Service {
 
 class CredentialsTest : public ::testing::Test {
  protected:
+  // gRPC tells of each handshake that fails, as most here are to.
+  static void SetUpTestSuite() {
+    gpr_set_log_function([](gpr_log_func_args*) {});
+  }
+
   CredentialsOptions Options() {
     return {.look_every = absl::Seconds(1), .clock = &clock_, .log = &log_.logger()};
   }
