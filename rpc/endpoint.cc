@@ -6,11 +6,22 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "grpcpp/impl/server_builder_option.h"
 
 namespace flotilla::rpc {
 namespace {
 
 constexpr absl::Duration kRetryRefused = absl::Seconds(2);
+
+// Libraries that are linked for other servers add services to every one (reflection,
+// for one); these serve what they are given.
+class NoPlugins final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->clear();
+  }
+};
 
 int Milliseconds(absl::Duration d) { return static_cast<int>(d / absl::Milliseconds(1)); }
 
@@ -45,6 +56,7 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
                                  const std::vector<grpc::Service*>& services) {
   const std::string address = JoinAddress(options.host, options.port);
   grpc::ServerBuilder builder;
+  builder.SetOption(std::make_unique<NoPlugins>());
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a taken port is an error

@@ -178,7 +178,7 @@ class Fleet:
 
     ROLES = ("worker", "scheduler", "router")
 
-    def __init__(self, directory, order=ROLES):
+    def __init__(self, directory, order=ROLES, extra=None):
         self.directory = directory
         worker_port, scheduler_port = free_ports(2)
         self.flags = {
@@ -188,6 +188,8 @@ class Fleet:
                           "--listen-port", str(scheduler_port)],
             "router": ["--scheduler", f"127.0.0.1:{scheduler_port}",
                        "--http-port", "0", "--grpc-port", "0"]}
+        for role, flags in (extra or {}).items():
+            self.flags[role] += flags
         self.worker = self.scheduler = self.router = None
         for role in order:
             self.start(role, wait=False)
