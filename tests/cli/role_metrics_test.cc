@@ -105,6 +105,7 @@ TEST(RoleMetricsTest, RefusalsAreCountedByReason) {
   metrics.router.OnRefused(absl::OutOfRangeError("long"));
   metrics.router.OnRefused(absl::InvalidArgumentError("bad"));
   metrics.router.OnRefused(absl::NotFoundError("model"));
+  metrics.router.OnRefused(absl::UnauthenticatedError("key"));
   metrics.router.OnRefused(absl::InternalError("?"));
   const std::string page = metrics.Render();
   for (const auto& [reason, count] : {std::pair{"queue_full", "1"},
@@ -112,6 +113,7 @@ TEST(RoleMetricsTest, RefusalsAreCountedByReason) {
                                       {"too_long", "1"},
                                       {"invalid", "2"},
                                       {"deadline", "0"},
+                                      {"unauthenticated", "1"},
                                       {"other", "1"}}) {
     EXPECT_THAT(page,
                 HasSubstr(std::string("flotilla_router_rejected_total{model=\"m\",reason=\"") +

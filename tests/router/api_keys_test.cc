@@ -1,0 +1,135 @@
+// Files of keys, also hostile ones, and the gate that reads them.
+#include "router/api_keys.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/rt/clock.h"
+#include "router/errors.h"
+#include "router/key_gate.h"
+#include "tests/support/secret_files.h"
+
+namespace flotilla {
+namespace {
+
+const std::string kKey = "sk-0123456789abcdef", kOther = "sk-fedcba9876543210";
+
+TEST(ApiKeysTest, FindsTheNameOfAKeyAndOfNothingElse) {
+  const auto keys = ApiKeys::Parse("# people\n\n alice\t" + kKey + " \r\nbob " + kOther +
+                                   "\nalice sk-another-key-of-alices\n");
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ(keys->size(), 3u);
+  EXPECT_EQ(keys->Find(kKey), "alice");
+  EXPECT_EQ(keys->Find(kOther), "bob");
+  EXPECT_EQ(keys->Find("sk-another-key-of-alices"), "alice");
+  for (const std::string& wrong :
+       {std::string(), kKey + "0", kKey.substr(1), std::string("alice"), "alice " + kKey,
+        std::string("sk-0123456789ABCDEF"), kKey + std::string(1, '\0')}) {
+    EXPECT_EQ(keys->Find(wrong), std::nullopt) << wrong;
+  }
+}
+
+TEST(ApiKeysTest, AFileNeedNotTellTheKey) {
+  // printf sk-0123456789abcdef | sha256sum
+  const std::string hex = "221df437bc4f8c4d9718bd7a9ec4c1021c72fd69dfb2a5f568ecf4607c824bee";
+  const auto keys = ApiKeys::Parse("alice sha256:" + hex);
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ(keys->Find(kKey), "alice");
+  EXPECT_EQ(keys->Find(hex), std::nullopt);
+  EXPECT_EQ(keys->Find("sha256:" + hex), std::nullopt);
+}
+
+TEST(ApiKeysTest, RefusesByLineAndNeverRepeatsAKey) {
+  const std::string good = "alice " + kKey + "\n";
+  const std::vector<std::string> files = {
+      "",
+      "\n# nothing\n",
+      kKey,                                           // no name
+      good + "bob\n",                                 // no key
+      good + "bob " + kOther + " x\n",                // too many words
+      good + "bob " + kKey + "\n",                    // twice
+      good + "b/b " + kOther + "\n",                  // a name that is none
+      good + std::string(65, 'n') + " " + kOther,     // too long a name
+      good + "bob secret-of-15-ch",                   // too short
+      good + "bob " + std::string(257, 'k'),          // too long a key
+      good + "bob sk-0123456789\xc3\xa4" + "abcdef",  // no ASCII
+      good + "bob sk-0123456789" + std::string(1, '\0') + "abcdef",
+      good + "bob sha256:" + std::string(63, 'a'),
+      good + "bob sha256:" + std::string(64, 'x'),
+      std::string(1 << 20, 'x'),
+      std::string(1 << 20, '\n'),
+      std::string(1 << 16, '\0'),
+  };
+  for (const std::string& file : files) {
+    const auto keys = ApiKeys::Parse(file);
+    ASSERT_EQ(keys.status().code(), absl::StatusCode::kInvalidArgument) << file.substr(0, 100);
+    const std::string message(keys.status().message());
+    EXPECT_EQ(message.find("sk-"), std::string::npos) << message;
+    EXPECT_EQ(message.find("secret"), std::string::npos) << message;
+    EXPECT_EQ(message.starts_with("line 2: "), file.starts_with(good)) << message;
+  }
+}
+
+TEST(ApiKeysTest, KeysAreBounded) {
+  std::string file;
+  for (std::size_t i = 0; i < ApiKeys::kMaxKeys; ++i) {
+    absl::StrAppend(&file, "n", i, " key-number-00000000000-", i, "\n");
+  }
+  EXPECT_TRUE(ApiKeys::Parse(file).ok());
+  EXPECT_FALSE(ApiKeys::Parse(file + "one " + kKey).ok());
+  EXPECT_TRUE(ApiKeys::Parse("n " + std::string(16, 'k')).ok());
+  EXPECT_TRUE(ApiKeys::Parse("n " + std::string(256, 'k')).ok());
+}
+
+TEST(ApiKeysTest, EveryCutOfAGoodFileIsGoodOrRefused) {
+  const std::string file = "alice " + kKey + "\n# x\nbob sha256:" + std::string(64, 'a') + "\n";
+  for (std::size_t bytes = 0; bytes <= file.size(); ++bytes) {
+    const auto keys = ApiKeys::Parse(file.substr(0, bytes));
+    EXPECT_EQ(keys.ok(), keys.status().message().empty());
+    EXPECT_TRUE(!keys.ok() || keys->size() >= 1) << bytes;
+  }
+}
+
+class Counting final : public RouterProbe {
+ public:
+  void OnRefused(const absl::Status& status) override {
+    if (absl::IsUnauthenticated(status)) ++refused;
+  }
+  int refused = 0;
+};
+
+TEST(KeyGateTest, AdmitsByTheFileAsItIsNow) {
+  testing::SecretFiles files;
+  testing::LogLines log;
+  ManualClock clock;
+  Counting probe;
+  auto gate = KeyGate::Open(
+      {.path = files.Write("keys", "alice " + kKey), .clock = &clock, .log = &log.logger()},
+      &probe);
+  ASSERT_TRUE(gate.ok()) << gate.status();
+  EXPECT_EQ((*gate)->Admit("Bearer " + kKey).value(), "alice");
+  for (const std::string& wrong :
+       {std::string(), kKey, "Basic " + kKey, "Bearer " + kOther, std::string("Bearer ")}) {
+    const auto refused = (*gate)->Admit(wrong);
+    EXPECT_TRUE(absl::IsUnauthenticated(refused.status())) << wrong;
+    EXPECT_EQ(ErrorCode(refused.status()), kInvalidApiKey);
+    EXPECT_EQ(refused.status().ToString().find("sk-"), std::string::npos);
+  }
+  EXPECT_EQ(probe.refused, 5);
+
+  files.Write("keys", "bob " + kOther);
+  clock.AdvanceNs(1'000'000'000);
+  EXPECT_EQ((*gate)->Admit("Bearer " + kOther).value(), "bob");
+  EXPECT_FALSE((*gate)->Admit("Bearer " + kKey).ok());
+  files.Write("keys", "bob");
+  clock.AdvanceNs(1'000'000'000);
+  EXPECT_EQ((*gate)->Admit("Bearer " + kOther).value(), "bob");
+  EXPECT_EQ(log.Count("expected NAME KEY"), 1);
+  for (const std::string& line : log.lines()) EXPECT_EQ(line.find("sk-"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace flotilla

@@ -1,0 +1,120 @@
+// The HTTP front with keys: who is admitted, when, and as whom.
+#include <memory>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "router/key_gate.h"
+#include "tests/router/http_fixture.h"
+#include "tests/support/secret_files.h"
+
+namespace flotilla {
+namespace {
+
+const std::string kKey = "sk-0123456789abcdef", kOther = "sk-fedcba9876543210";
+const std::string kAlice = "Authorization: Bearer " + kKey + "\r\n";
+const std::string kBob = "authorization: bearer " + kOther + "\r\n";
+constexpr char kBody[] = R"({"model":"m","prompt":"hi"})";
+
+class HttpKeysTest : public HttpTest {
+ protected:
+  HttpKeysTest() {
+    gate_ = *KeyGate::Open({.path = files_.Write("keys", "alice " + kKey + "\nbob " + kOther),
+                            .clock = &file_clock_,
+                            .log = &log_.logger()},
+                           nullptr);
+  }
+  void ServeWithKeys(bool manual = false) {
+    Fixture setup;
+    setup.manual = manual;
+    setup.http.gate = gate_.get();
+    Serve(setup);
+  }
+
+  testing::SecretFiles files_;
+  testing::LogLines log_;
+  ManualClock file_clock_;
+  std::unique_ptr<KeyGate> gate_;
+};
+
+TEST_F(HttpKeysTest, WithoutAKeyTheAnswerIsOpenAis) {
+  ServeWithKeys();
+  const HttpResponse response = Post("/v1/completions", kBody);
+  EXPECT_EQ(response.status, 401);
+  EXPECT_EQ(response.headers.at("www-authenticate"), "Bearer");
+  const json error = response.json()["error"];
+  EXPECT_EQ(error["code"], "invalid_api_key");
+  EXPECT_EQ(error["type"], "invalid_request_error");
+  EXPECT_TRUE(error["param"].is_null());
+  EXPECT_TRUE(engine_->submitted().empty());
+}
+
+TEST_F(HttpKeysTest, TheOwnerOfTheKeyIsTheTenant) {
+  ServeWithKeys();
+  HttpClient client(port_);  // one connection: each request by its own header
+  EXPECT_EQ(client.Call("POST", "/v1/completions", kBody, kAlice).status, 200);
+  EXPECT_EQ(client.Call("POST", "/v1/completions", kBody, kBob).status, 200);
+  EXPECT_EQ(engine_->submitted()[0].tenant, "alice");
+  EXPECT_EQ(engine_->submitted()[1].tenant, "bob");
+  EXPECT_EQ(client.Call("POST", "/v1/completions", kBody).status, 401);
+  EXPECT_TRUE(client.AtEnd());
+  EXPECT_EQ(engine_->submitted().size(), 2u);
+}
+
+TEST_F(HttpKeysTest, HealthNeedsNoKeyAndWhatDoesNotExistDoes) {
+  ServeWithKeys();
+  EXPECT_EQ(HttpClient(port_).Call("GET", "/health").status, 200);
+  EXPECT_EQ(HttpClient(port_).Call("GET", "/ready?x=1").status, 200);
+  for (const char* path : {"/", "/v1/models", "/nothing", "/health/", "/HEALTH", "*",
+                           "http://t/health", "/%68ealth"}) {
+    EXPECT_EQ(HttpClient(port_).Call("GET", path).status, 401) << path;
+  }
+  EXPECT_EQ(HttpClient(port_).Call("GET", "/nothing", "", kAlice).status, 404);
+}
+
+TEST_F(HttpKeysTest, ABodyIsNotReadBeforeTheKey) {
+  ServeWithKeys();
+  HttpClient client(port_);
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\n"
+      "content-length: 4000000\r\n\r\n");
+  EXPECT_EQ(client.Read().status, 401);  // and no 100 before it
+}
+
+TEST_F(HttpKeysTest, TwoHeadersAreNone) {
+  ServeWithKeys();
+  EXPECT_EQ(Post("/v1/completions", kBody, kAlice + kBob).status, 401);
+  EXPECT_EQ(Post("/v1/completions", kBody, kAlice + kAlice).status, 401);
+}
+
+TEST_F(HttpKeysTest, APipelinedRequestIsJudgedByItself) {
+  ServeWithKeys();
+  HttpClient client(port_);
+  client.SendRequest("POST", "/v1/completions", kBody, kAlice);
+  client.SendRequest("POST", "/v1/completions", kBody);
+  client.SendRequest("POST", "/v1/completions", kBody, kAlice);
+  EXPECT_EQ(client.Read().status, 200);
+  EXPECT_EQ(client.Read().status, 401);
+  EXPECT_TRUE(client.AtEnd());
+  EXPECT_EQ(engine_->submitted().size(), 1u);
+}
+
+TEST_F(HttpKeysTest, AKeyIsTakenAwayFromOpenConnectionsButNotFromARunningAnswer) {
+  ServeWithKeys(/*manual=*/true);
+  Answer("one two");
+  HttpClient client(port_);
+  client.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"hi","stream":true})",
+                     kAlice);
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
+  files_.Write("keys", "bob " + kOther);
+  file_clock_.AdvanceNs(1'000'000'000);
+  EXPECT_EQ(Post("/v1/completions", kBody, kAlice).status, 401);
+  engine_->StepAll();
+  const HttpResponse response = client.Read();
+  EXPECT_EQ(response.status, 200);
+  EXPECT_EQ(response.events().back(), "[DONE]");
+  EXPECT_EQ(client.Call("POST", "/v1/completions", kBody, kAlice).status, 401);
+}
+
+}  // namespace
+}  // namespace flotilla
