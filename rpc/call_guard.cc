@@ -1,5 +1,6 @@
 #include "rpc/call_guard.h"
 
+#include <iterator>
 #include <string>
 #include <utility>
 

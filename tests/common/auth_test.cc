@@ -95,7 +95,7 @@ TEST_F(WatchedFileTest, AChangeInPlaceWithTheOldSizeAndTimeIsSeen) {
   LaterOf(**file);
   LaterOf(**file);
   files_.Write("f", "two");
-  EXPECT_EQ(LaterOf(**file), "two");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(LaterOf(**file), "two");
   struct stat before {};
   stat(path.c_str(), &before);
   std::ofstream(path) << "six";

@@ -133,19 +133,28 @@ TEST_F(CredentialsTest, MethodsThatDoNotExistAreGuardedToo) {
 }
 
 TEST_F(CredentialsTest, TheSecretMustComeOnceAndAsABearer) {
-  Serve(WithSecret("server", kSecret));
-  const auto code = [&](std::vector<std::string> values) {
-    grpc::ClientContext context;
-    for (const std::string& value : values) context.AddMetadata("authorization", value);
-    HealthCheckResponse response;
-    return Health::NewStub(Dial(address_, nullptr))->Check(&context, {}, &response).error_code();
-  };
-  EXPECT_EQ(code({"Bearer " + kSecret}), StatusCode::OK);
-  EXPECT_EQ(code({"bearer " + kSecret}), StatusCode::OK);
-  EXPECT_EQ(code({kSecret}), StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(code({"Basic " + kSecret}), StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(code({"Bearer " + kOther, "Bearer " + kSecret}), StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(code({"Bearer " + kSecret.substr(1)}), StatusCode::UNAUTHENTICATED);
+  const PemPair fleet = MakeAuthority("fleet");
+  CredentialsOptions both = WriteTls("server", Issue(fleet, "server"), fleet.certificate);
+  both.secret_file = files_.Write("secret", kSecret);
+  const auto client = Make(WriteTls("client", Issue(fleet, "client"), fleet.certificate));
+  for (const bool tls : {false, true}) {
+    Serve(tls ? Make(both) : WithSecret("server", kSecret));
+    const auto code = [&](std::vector<std::string> values) {
+      grpc::ClientContext context;
+      for (const std::string& value : values) context.AddMetadata("authorization", value);
+      HealthCheckResponse response;
+      return Health::NewStub(Dial(address_, tls ? client.get() : nullptr))
+          ->Check(&context, {}, &response)
+          .error_code();
+    };
+    EXPECT_EQ(code({"Bearer " + kSecret}), StatusCode::OK);
+    EXPECT_EQ(code({"bearer " + kSecret}), StatusCode::OK);
+    EXPECT_EQ(code({kSecret}), StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(code({"Basic " + kSecret}), StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(code({"Bearer " + kOther, "Bearer " + kSecret}), StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(code({"Bearer " + kSecret, "Bearer " + kSecret}), StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(code({"Bearer " + kSecret.substr(1)}), StatusCode::UNAUTHENTICATED);
+  }
 }
 
 TEST_F(CredentialsTest, ASecretIsReplacedWithoutAPause) {
