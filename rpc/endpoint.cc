@@ -11,6 +11,7 @@
 namespace flotilla::rpc {
 namespace {
 
+constexpr absl::Duration kHandshake = absl::Seconds(10);
 constexpr absl::Duration kRetryRefused = absl::Seconds(2);
 
 // Libraries that are linked for other servers add services to every one (reflection,
@@ -66,6 +67,8 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              Milliseconds(kPingAfter) / 2);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
+  // Who connects and says nothing is let go after this, not after gRPC's two minutes.
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshake));
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   int port = 0;

@@ -263,6 +263,26 @@ TEST_F(CredentialsTest, CertificatesAreReplacedWhileItRuns) {
   EXPECT_EQ(CallOn(channel).error_code(), StatusCode::OK);  // a connection that was made before
 }
 
+TEST_F(CredentialsTest, WhatABrokenCertificateDoesIsMendedByAGoodOne) {
+  const PemPair fleet = MakeAuthority("fleet");
+  Serve(Make(WriteTls("server", Issue(fleet, "scheduler"), fleet.certificate)));
+  const auto client = Make(WriteTls("client", Issue(fleet, "router"), fleet.certificate));
+  const auto channel = Dial(address_, client.get());
+  const auto wait_for = [&](StatusCode code) {
+    const absl::Time give_up = absl::Now() + absl::Seconds(20);
+    while (CodeOf(client) != code && absl::Now() < give_up) {
+    }
+    EXPECT_EQ(CodeOf(client), code);
+    EXPECT_EQ(CallOn(channel).error_code(), StatusCode::OK);  // made before
+  };
+  wait_for(StatusCode::OK);
+  // The key of another: new connections fail.
+  files_.Write("server.key", Issue(fleet, "other").key);
+  wait_for(StatusCode::UNAVAILABLE);
+  WriteTls("server", Issue(fleet, "scheduler"), fleet.certificate);
+  wait_for(StatusCode::OK);
+}
+
 TEST_F(CredentialsTest, FilesAreJudgedAtTheStart) {
   const PemPair fleet = MakeAuthority("fleet"), member = Issue(fleet, "a");
   const auto refusal = [](const CredentialsOptions& options) {
