@@ -17,7 +17,8 @@ import httpx
 import pytest
 from google.protobuf import descriptor_pb2
 
-from flotilla_server import DATA, MODEL, ROOT, Fleet, binary, json_lines, wait_until
+from flotilla_server import (MODEL, ROOT, Fleet, Server, binary, json_lines, model_path,
+                             wait_until)
 from security_files import Authority, new_secret, write
 
 ANYBODY = {"/health", "/ready", "/metrics"}
@@ -385,6 +386,20 @@ def test_what_would_be_open_does_not_start(flags, why):
                           capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert why in done.stderr
+
+
+def test_one_process_takes_keys_too(tmp_path):
+    keys = str(write(tmp_path / "keys", f"alice {KEY}\n"))
+    with Server(tmp_path, "--api-keys-file", keys) as server:
+        assert server.http.get("/v1/models").status_code == 401
+        assert server.http.get("/v1/models", headers=bearer(KEY)).status_code == 200
+        with dial(server.ports["grpc"]) as channel:
+            assert call(channel, "/flotilla.v1.Inference/ListModels") \
+                == grpc.StatusCode.UNAUTHENTICATED
+    done = subprocess.run([binary(), "serve", "--model", model_path(), "--api-keys-file", keys,
+                           "--tenant-header", "x-tenant"], capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 1 and "--tenant-header and --api-keys-file" in done.stderr
 
 
 def test_nothing_secret_is_told(fleet, files):
