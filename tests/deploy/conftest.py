@@ -1,0 +1,5 @@
+"""Registers the invariants, whichever test asks for them."""
+
+import fleet_invariants  # noqa: F401
+import network_invariants  # noqa: F401
+import pod_invariants  # noqa: F401

@@ -1,0 +1,36 @@
+"""Every overlay renders, has the shape that it promises and keeps every invariant."""
+
+import pytest
+
+from invariants import INVARIANTS
+from manifests import OVERLAYS, Fleet, render
+
+# {overlay: {pods: how many}}; None: the autoscaler's.
+SHAPES = {
+    "cpu-small": {"router": 1, "group": 1},
+    "gpu": {"router": 1, "group": 1},
+    "multi-group": {"router": 2, "group": None},
+    "multi-host": {"router": 2, "group": 2, "group-worker": 2},
+    "inference-gateway": {"group": 2},
+}
+
+
+@pytest.fixture(scope="session", params=OVERLAYS)
+def overlay(request):
+    return request.param, Fleet(render(f"overlays/{request.param}"))
+
+
+def test_overlays_have_their_shape(overlay):
+    name, fleet = overlay
+    assert {pod.component: pod.owner["spec"].get("replicas") for pod in fleet.pods()} == SHAPES[name]
+
+
+def test_only_the_gpu_overlay_asks_for_gpus(overlay):
+    name, fleet = overlay
+    gpus = ["nvidia.com/gpu" in one.raw["resources"]["limits"] for one in fleet.containers("worker")]
+    assert gpus == [name == "gpu"]
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_invariant(overlay, name):
+    assert list(INVARIANTS[name](overlay[1])) == []
