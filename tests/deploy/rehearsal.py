@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+"""Runs the pods of an overlay on this machine, as Kubernetes would, and uses them.
+
+Containers get what the manifests say: arguments, settings, secrets, the model, a root
+that is read-only but for their folders, the manifests' user and no capabilities, and
+the order in which they start and end. Probes are asked as a kubelet asks them. All
+pods share one network, where every name is this machine; one pod of each kind runs.
+
+Starts itself again in a network and a mount namespace of its own, so ports are free
+and nothing stays behind. Prints what it saw as JSON:
+
+  rehearsal.py OVERLAY PROGRAM MODEL
+"""
+
+import concurrent.futures
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import fleet_invariants
+from manifests import Fleet, render
+
+KEY = "rehearsal-0123456789abcdef"
+SECRETS = {"api-keys": f"rehearsal {KEY}\n", "fleet-secret": "0123456789abcdef" * 4 + "\n"}
+START_SECONDS = 60  # of a small model; what the manifests allow is an invariant
+WORDS = 160
+
+
+def mount(*arguments):
+    subprocess.run(["mount", *map(str, arguments)], check=True)
+
+
+class Machine:
+    """A copy-on-write image of this machine's files, and an empty network."""
+
+    def __init__(self, folder, program):
+        mount("-t", "tmpfs", "tmpfs", folder)
+        for name in ("upper", "work", "root"):
+            (folder / name).mkdir()
+        self.root = folder / "root"
+        mount("-t", "overlay", "overlay", "-o",
+              f"lowerdir=/,upperdir={folder}/upper,workdir={folder}/work", self.root)
+        target = self.root / "usr/local/bin/flotilla"
+        target.write_bytes(pathlib.Path(program).read_bytes())
+        target.chmod(0o755)
+        for name in ("proc", "dev"):
+            mount("--rbind", f"/{name}", self.root / name)
+        with socket.socket() as one:  # what `ip link set lo up` does
+            fcntl.ioctl(one, 0x8914, struct.pack("16sH14x", b"lo", 1))
+
+    def name_hosts(self, names):
+        hosts = self.root / "etc/hosts"
+        hosts.write_text(f"127.0.0.1 localhost {' '.join(names)}\n")
+
+
+class Process:
+    """A running container."""
+
+    def __init__(self, machine, fleet, container, model, folder, is_root):
+        self.container, self.drain_seconds = container, 0
+        view = folder / f"{container.pod.component}-{container.name}"
+        view.mkdir()
+        script = [f"mount --bind {machine.root} {view}", f"mount --rbind /dev {view}/dev"]
+        script += self._volumes(machine, container, model, view, folder)
+        script += [f"mount -o remount,ro,bind {view}"]
+        context = container.pod.spec["securityContext"]
+        as_user = (["setpriv", f"--reuid={context['runAsUser']}", f"--regid={context['runAsGroup']}",
+                    "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+                   if is_root else ["setpriv", "--no-new-privs"])
+        script += ['exec "$@"']
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR": "/tmp"}
+        self.log = open(folder / f"{view.name}.log", "w+b")
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-ec", "; ".join(script), "sh", "chroot", view, *as_user,
+             "/usr/local/bin/flotilla", *self.arguments(fleet)],
+            env=environment, stdout=self.log, stderr=self.log)
+
+    @staticmethod
+    def _volumes(machine, container, model, view, folder):
+        """Commands that mount the container's volumes below `view`."""
+        volumes = {volume["name"]: volume for volume in container.pod.spec["volumes"]}
+        for one in container.raw["volumeMounts"]:
+            path, volume = one["mountPath"], volumes[one["name"]]
+            (machine.root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+            target = f"{view}{path}"
+            if "emptyDir" in volume:
+                yield f"mount -t tmpfs -o mode=1777,size=1g tmpfs {target}"
+            elif "secret" in volume:
+                yield f"mount --bind {secret_folder(folder, one['name'], container)} {target}"
+            else:
+                yield f"mount --rbind {model} {target}; mount -o remount,ro,bind {target}"
+
+    def arguments(self, fleet):
+        """As the manifests have them, without flags that the program does not know yet."""
+        values = {k: v for k, v in self.container.variables(fleet).items() if v is not None}
+        values["POD_NAME"] = "flotilla-group-0"
+        known = fleet_invariants.known_flags(self.container.role)
+        arguments = [re.sub(r"\$\(([A-Z_]+)\)", lambda m: values[m[1]], a)
+                     for a in self.container.raw["args"]]
+        arguments = [a for a in arguments if not a.startswith("--") or a.split("=")[0] in known]
+        if not dns_is_known():
+            arguments = [a.replace("dns:///flotilla-scheduler", "127.0.0.1") for a in arguments]
+        return arguments
+
+    def probe(self, name):
+        probe = self.container.raw[name]
+        action = probe.get("httpGet") or probe["tcpSocket"]
+        port, timeout = self.container.ports()[action["port"]], probe.get("timeoutSeconds", 1)
+        try:
+            if "tcpSocket" in probe:
+                socket.create_connection(("127.0.0.1", port), timeout).close()
+                return True
+            return get(port, action["path"], timeout) == 200
+        except OSError:
+            return False
+
+    def wait(self, name):
+        """Until the probe succeeds; how many seconds that took."""
+        start = time.monotonic()
+        while not self.probe(name):
+            assert self.process.poll() is None, f"{self.container} ended\n{self.log_text()}"
+            assert time.monotonic() < start + START_SECONDS, f"{name} fails\n{self.log_text()}"
+            time.sleep(0.05)
+        return round(time.monotonic() - start, 2)
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout=60)
+        assert code == 0, f"{self.container} ends with {code}\n{self.log_text()}"
+
+    def log_text(self):
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")[-4000:]
+
+
+def dns_is_known():
+    """Whether --scheduler takes dns:/// names."""
+    program = os.environ["FLOTILLA_BIN"]
+    return "dns:///" in subprocess.run([program, "router", "--help"], capture_output=True, text=True,
+                                       check=True).stdout
+
+
+def secret_folder(folder, name, container):
+    """A Secret as a kubelet writes it: links through a folder that is exchanged whole."""
+    target = folder / f"secret-{name}"
+    if not target.exists():
+        data = target / "..2026_01_01"
+        data.mkdir(parents=True)
+        (target / "..data").symlink_to(data.name)
+        file = {"fleet": "fleet-secret"}.get(name, name)
+        (data / file).write_text(SECRETS[file])
+        (data / file).chmod(0o440)
+        if os.geteuid() == 0:
+            with contextlib.suppress(OSError):  # one user only where root is not real
+                os.chown(data / file, 0, container.pod.spec["securityContext"]["fsGroup"])
+        (target / file).symlink_to(f"..data/{file}")
+    return target
+
+
+def get(port, path, timeout):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def metrics(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read().decode()
+    return {m[1]: float(m[2]) for m in re.finditer(r"^(\w+)\{[^}]*\} (\S+)$", page, re.MULTILINE)}
+
+
+def generate(port, model, started=None):
+    """A streamed answer of WORDS tokens; `started` hears of the first."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": WORDS, "temperature": 0,
+            "ignore_eos": True, "stream": True, "return_token_ids": True}
+    connection.request("POST", "/v1/completions", json.dumps(body),
+                       {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+    tokens = []
+    for line in response:
+        if line.startswith(b"data: {"):
+            chunk = json.loads(line[6:])
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                tokens += choice.get("token_ids") or []
+            if started is not None and tokens and not started.done():
+                started.set_result(True)
+    return tokens
+
+
+def start_pod(pod, launch):
+    """Sidecars first, each once the one before has started; then the rest at once."""
+    running = []
+    for container in [c for c in pod.containers() if c.sidecar]:
+        running.append(launch(container))
+        running[-1].wait("startupProbe")
+    running += [launch(c) for c in pod.containers() if not c.sidecar]
+    for one in running:
+        one.wait("startupProbe")
+    return running
+
+
+def end_pod(processes):
+    """Ordinary containers at once, sidecars after them, last first."""
+    for one in [p for p in processes if not p.container.sidecar]:
+        one.process.send_signal(signal.SIGTERM)
+    for one in [p for p in processes if not p.container.sidecar]:
+        code = one.process.wait(timeout=60)
+        assert code == 0, f"{one.container} ends with {code}\n{one.log_text()}"
+    for one in reversed([p for p in processes if p.container.sidecar]):
+        one.end()
+
+
+def rehearse(overlay, program, model, folder):
+    fleet = Fleet(render(f"overlays/{overlay}"))
+    is_root = os.environ.get("REHEARSAL_ROOT") == "1"
+    machine = Machine(folder, program)
+    machine.name_hosts(["flotilla-scheduler", "flotilla-group-0-1.flotilla-group"])
+    worker = fleet.containers("worker")[0]
+    models = folder / "models"
+    models.mkdir()
+    (models / worker.variables(fleet)["MODEL_FILE"]).touch()
+    mount("--bind", model, models / worker.variables(fleet)["MODEL_FILE"])
+
+    processes = []
+
+    def launch(container):
+        one = Process(machine, fleet, container, models, folder, is_root)
+        processes.append(one)
+        return one
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pods = list(pool.map(lambda pod: start_pod(pod, launch), fleet.pods()))
+            seen = {"roles": {}, "overlay": overlay}
+            for one in processes:
+                one.wait("readinessProbe")
+                assert one.probe("livenessProbe")
+                status = pathlib.Path(f"/proc/{one.process.pid}/status").read_text()
+                seen["roles"][one.container.role] = {
+                    "uid": int(re.search(r"Uid:\t(\d+)", status)[1]),
+                    "capabilities": re.search(r"CapBnd:\t(\w+)", status)[1]}
+            http_port = fleet.containers("router")[0].ports()["http"]
+            name = worker.variables(fleet)["SERVED_MODEL_NAME"]
+            seen["undisturbed"] = generate(http_port, name)
+            values = metrics(worker.ports()["worker-metrics"])
+            seen["worker_bytes"] = (values["flotilla_worker_weight_bytes"] +
+                                    values["flotilla_worker_buffer_bytes"])
+            # The group goes while it answers; then what is left.
+            started = concurrent.futures.Future()
+            answer = pool.submit(generate, http_port, name, started)
+            started.result(timeout=60)
+            order = sorted(pods, key=lambda p: ["group", "group-worker", "router"].index(
+                p[0].container.pod.component))
+            for pod in order:
+                if pod is order[-1]:
+                    seen["drained"] = answer.result(timeout=60)
+                end_pod(pod)
+            return seen
+    finally:
+        for one in processes:
+            if one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
+
+
+def main():
+    overlay, program, model = sys.argv[1:]
+    os.environ["FLOTILLA_BIN"] = program  # whose flags are known
+    if "REHEARSAL_ROOT" not in os.environ:
+        is_root = os.geteuid() == 0
+        os.environ["REHEARSAL_ROOT"] = "1" if is_root else "0"
+        os.execvp("unshare", ["unshare", "--net", "--mount", "--propagation", "private",
+                              *([] if is_root else ["--map-root-user"]), sys.executable, *sys.argv])
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            print(json.dumps(rehearse(overlay, program, model, pathlib.Path(folder))))
+        finally:
+            subprocess.run(["umount", "--recursive", "--lazy", folder], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Rendered pods, run on this machine: they start, serve, drain and end as promised."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from manifests import ROOT, Fleet, render, size
+from rehearsal import WORDS
+
+# One of each shape: gpu and multi-group have the same pods as cpu-small.
+SHAPES = ("cpu-small", "multi-host", "inference-gateway")
+
+
+def program():
+    return os.environ.get("FLOTILLA_BIN", str(ROOT / "build/release/bin/flotilla"))
+
+
+@functools.cache
+def may_unshare():
+    """Whether this machine lets us have namespaces of our own."""
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    return subprocess.run(["unshare", "--net", "--mount", *user, "true"], capture_output=True,
+                          check=False).returncode == 0
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def rehearsed(request):
+    if not may_unshare():
+        pytest.skip("no network and mount namespaces here")
+    model = os.environ.get("FLOTILLA_MODEL", "")
+    assert os.path.exists(model), "FLOTILLA_MODEL names no model: run scripts/test"
+    result = subprocess.run(
+        [sys.executable, pathlib.Path(__file__).with_name("rehearsal.py"), request.param, program(),
+         model], capture_output=True, text=True, timeout=180, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_every_role_runs_without_rights(rehearsed):
+    assert set(rehearsed["roles"]) == {"router", "scheduler", "worker"}
+    for role, seen in rehearsed["roles"].items():
+        if os.geteuid() == 0:
+            assert seen == {"uid": 65532, "capabilities": "0" * 16}, role
+
+
+def test_a_group_that_is_taken_away_finishes_its_answer(rehearsed):
+    assert len(rehearsed["undisturbed"]) == WORDS
+    assert rehearsed["drained"] == rehearsed["undisturbed"]
+
+
+def test_a_full_pool_fits_into_the_memory_limit(rehearsed):
+    fleet = Fleet(render(f"overlays/{rehearsed['overlay']}"))
+    worker = fleet.containers("worker")[0]
+    shm = next(v["emptyDir"]["sizeLimit"] for v in worker.pod.spec["volumes"] if v["name"] == "shm")
+    limit = size(worker.raw["resources"]["limits"]["memory"])
+    assert 1.25 * rehearsed["worker_bytes"] + size(shm) < limit
