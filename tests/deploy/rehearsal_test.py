@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -53,9 +54,19 @@ def test_a_group_that_is_taken_away_finishes_its_answer(rehearsed):
     assert rehearsed["drained"] == rehearsed["undisturbed"]
 
 
+def pool_bytes(blocks):
+    """Of a bf16 KV pool, by the formula of docs/kubernetes.md."""
+    text = subprocess.run([program(), "inspect", os.environ["FLOTILLA_MODEL"]], capture_output=True,
+                          text=True, check=True).stdout
+    of = {key: int(value) for key, value in re.findall(r"llama\.(\S+) +u32 +(\d+)", text)}
+    head = of["embedding_length"] // of["attention.head_count"]
+    return blocks * 16 * 4 * of["block_count"] * of["attention.head_count_kv"] * head
+
+
 def test_a_full_pool_fits_into_the_memory_limit(rehearsed):
     fleet = Fleet(render(f"overlays/{rehearsed['overlay']}"))
     worker = fleet.containers("worker")[0]
+    wanted = rehearsed["worker_bytes"] + pool_bytes(int(worker.flags(fleet)["--kv-blocks"]))
     shm = next(v["emptyDir"]["sizeLimit"] for v in worker.pod.spec["volumes"] if v["name"] == "shm")
     limit = size(worker.raw["resources"]["limits"]["memory"])
-    assert 1.25 * rehearsed["worker_bytes"] + size(shm) < limit
+    assert 1.25 * wanted + size(shm) < limit
