@@ -2,9 +2,10 @@
 """Runs the pods of an overlay on this machine, as Kubernetes would, and uses them.
 
 Containers get what the manifests say: arguments, settings, secrets, the model, a root
-that is read-only but for their folders, the manifests' user and no capabilities, and
-the order in which they start and end. Probes are asked as a kubelet asks them. All
-pods share one network, where every name is this machine; one pod of each kind runs.
+that is read-only but for their folders, their user (who has no name here) and no
+capabilities. They start and end in Kubernetes' order, and probes are asked as a kubelet
+asks them. All pods share one network, where every name is this machine; one pod of each
+kind runs.
 
 Starts itself again in a network and a mount namespace of its own, so ports are free
 and nothing stays behind. Prints what it saw as JSON:
@@ -29,7 +30,7 @@ import tempfile
 import time
 
 import fleet_invariants
-from manifests import Fleet, render
+from manifests import ROOT, Fleet, render
 
 KEY = "rehearsal-0123456789abcdef"
 SECRETS = {"api-keys": f"rehearsal {KEY}\n", "fleet-secret": "0123456789abcdef" * 4 + "\n"}
@@ -54,7 +55,7 @@ class Machine:
         target = self.root / "usr/local/bin/flotilla"
         target.write_bytes(pathlib.Path(program).read_bytes())
         target.chmod(0o755)
-        for name in ("proc", "dev"):
+        for name in ("proc", "sys", "dev"):
             mount("--rbind", f"/{name}", self.root / name)
         with socket.socket() as one:  # what `ip link set lo up` does
             fcntl.ioctl(one, 0x8914, struct.pack("16sH14x", b"lo", 1))
@@ -71,7 +72,7 @@ class Process:
         self.container, self.drain_seconds = container, 0
         view = folder / f"{container.pod.component}-{container.name}"
         view.mkdir()
-        script = [f"mount --bind {machine.root} {view}", f"mount --rbind /dev {view}/dev"]
+        script = [f"mount --rbind {machine.root} {view}"]
         script += self._volumes(machine, container, model, view, folder)
         script += [f"mount -o remount,ro,bind {view}"]
         context = container.pod.spec["securityContext"]
@@ -79,7 +80,7 @@ class Process:
                     "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
                    if is_root else ["setpriv", "--no-new-privs"])
         script += ['exec "$@"']
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR": "/tmp"}
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **image_environment()}
         self.log = open(folder / f"{view.name}.log", "w+b")
         self.process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-ec", "; ".join(script), "sh", "chroot", view, *as_user,
@@ -142,6 +143,12 @@ class Process:
     def log_text(self):
         self.log.seek(0)
         return self.log.read().decode(errors="replace")[-4000:]
+
+
+def image_environment():
+    """What the image sets."""
+    line = re.search(r"^ENV (.*)$", (ROOT / "deploy/docker/Dockerfile").read_text(), re.MULTILINE)[1]
+    return dict(one.split("=") for one in line.split())
 
 
 def dns_is_known():
@@ -289,11 +296,13 @@ def main():
         os.environ["REHEARSAL_ROOT"] = "1" if is_root else "0"
         os.execvp("unshare", ["unshare", "--net", "--mount", "--propagation", "private",
                               *([] if is_root else ["--map-root-user"]), sys.executable, *sys.argv])
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            print(json.dumps(rehearse(overlay, program, model, pathlib.Path(folder))))
-        finally:
-            subprocess.run(["umount", "--recursive", "--lazy", folder], check=True)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="rehearsal-"))
+    try:
+        print(json.dumps(rehearse(overlay, program, model, folder)))
+    finally:
+        # All that was made lies in a tmpfs there. Nothing is deleted through mounts.
+        subprocess.run(["umount", "--recursive", "--lazy", folder], check=True)
+        folder.rmdir()
 
 
 if __name__ == "__main__":
