@@ -218,6 +218,9 @@ MUTATIONS = [
     ("foreign_kinds_are_the_known_ones", "cpu-small", lambda f: f.add("DaemonSet", "x")),
     ("nothing_is_allowed_by_default", "cpu-small",
      lambda f: f.fleet.objects.remove(f.the("NetworkPolicy", "flotilla-default-deny"))),
+    ("policies_tell_ports_by_number", "cpu-small",
+     lambda f: f.the("NetworkPolicy", "flotilla-group")["spec"]["ingress"][0]["ports"].append(
+         {"port": "worker"})),
     ("only_clients_reach_the_api", "cpu-small",
      lambda f: f.the("NetworkPolicy", "flotilla-router")["spec"]["ingress"][0]["from"].append(
          {"namespaceSelector": {}})),
@@ -229,7 +232,7 @@ MUTATIONS = [
      lambda f: f.the("NetworkPolicy", "flotilla-group-worker")["spec"]["ingress"].pop(0)),
     ("internal_ports_are_closed_to_others", "cpu-small",
      lambda f: f.the("NetworkPolicy", "flotilla-group")["spec"]["ingress"][0]["ports"].append(
-         {"port": "worker"})),
+         {"port": 7001})),
     ("internal_ports_are_closed_to_others", "multi-host",
      lambda f: f.the("NetworkPolicy", "flotilla-group-worker")["spec"]["ingress"][1]["ports"].append(
          {"port": 7001})),

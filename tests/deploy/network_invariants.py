@@ -41,7 +41,7 @@ def lets_in(fleet, pod, port, namespace, labels):
     policies = _policies(fleet, pod, "Ingress")
     return not policies or any(
         _admits(rule["from"], namespace, labels) and
-        any(p["port"] in (port, _port_of(pod, port)) for p in rule["ports"])
+        any(p["port"] == _port_of(pod, port) for p in rule["ports"])
         for spec in policies for rule in spec.get("ingress", []))
 
 
@@ -70,6 +70,16 @@ def nothing_is_allowed_by_default(fleet):
     for pod in fleet.pods():
         if not any(_matches(spec["podSelector"], pod.labels) for spec in bare):
             yield f"{pod} is open where no policy speaks of it"
+
+
+@invariant
+def policies_tell_ports_by_number(fleet):
+    """Plug-ins resolve names by themselves, and not all know a sidecar's."""
+    for policy in fleet.of("NetworkPolicy"):
+        for rule in policy["spec"].get("ingress", []) + policy["spec"].get("egress", []):
+            for port in rule["ports"]:
+                if not isinstance(port["port"], int):
+                    yield f"NetworkPolicy {policy['metadata']['name']} names port {port['port']}"
 
 
 @invariant

@@ -8,13 +8,12 @@ asks them. All pods share one network, where every name is this machine; one pod
 kind runs.
 
 Starts itself again in a network and a mount namespace of its own, so ports are free
-and nothing stays behind. Prints what it saw as JSON:
+and nothing stays behind; that takes root. Prints what it saw as JSON:
 
   rehearsal.py OVERLAY PROGRAM MODEL
 """
 
 import concurrent.futures
-import contextlib
 import fcntl
 import http.client
 import json
@@ -68,7 +67,7 @@ class Machine:
 class Process:
     """A running container."""
 
-    def __init__(self, machine, fleet, container, model, folder, is_root):
+    def __init__(self, machine, fleet, container, model, folder):
         self.container, self.drain_seconds = container, 0
         view = folder / f"{container.pod.component}-{container.name}"
         view.mkdir()
@@ -76,9 +75,8 @@ class Process:
         script += self._volumes(machine, container, model, view, folder)
         script += [f"mount -o remount,ro,bind {view}"]
         context = container.pod.spec["securityContext"]
-        as_user = (["setpriv", f"--reuid={context['runAsUser']}", f"--regid={context['runAsGroup']}",
-                    "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
-                   if is_root else ["setpriv", "--no-new-privs"])
+        as_user = ["setpriv", f"--reuid={context['runAsUser']}", f"--regid={context['runAsGroup']}",
+                   "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
         script += ['exec "$@"']
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **image_environment()}
         self.log = open(folder / f"{view.name}.log", "w+b")
@@ -168,9 +166,7 @@ def secret_folder(folder, name, container):
         file = {"fleet": "fleet-secret"}.get(name, name)
         (data / file).write_text(SECRETS[file])
         (data / file).chmod(0o440)
-        if os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # one user only where root is not real
-                os.chown(data / file, 0, container.pod.spec["securityContext"]["fsGroup"])
+        os.chown(data / file, 0, container.pod.spec["securityContext"]["fsGroup"])
         (target / file).symlink_to(f"..data/{file}")
     return target
 
@@ -237,7 +233,6 @@ def end_pod(processes):
 
 def rehearse(overlay, program, model, folder):
     fleet = Fleet(render(f"overlays/{overlay}"))
-    is_root = os.environ.get("REHEARSAL_ROOT") == "1"
     machine = Machine(folder, program)
     machine.name_hosts(["flotilla-scheduler", "flotilla-group-0-1.flotilla-group"])
     worker = fleet.containers("worker")[0]
@@ -249,7 +244,7 @@ def rehearse(overlay, program, model, folder):
     processes = []
 
     def launch(container):
-        one = Process(machine, fleet, container, models, folder, is_root)
+        one = Process(machine, fleet, container, models, folder)
         processes.append(one)
         return one
 
@@ -291,11 +286,10 @@ def rehearse(overlay, program, model, folder):
 def main():
     overlay, program, model = sys.argv[1:]
     os.environ["FLOTILLA_BIN"] = program  # whose flags are known
-    if "REHEARSAL_ROOT" not in os.environ:
-        is_root = os.geteuid() == 0
-        os.environ["REHEARSAL_ROOT"] = "1" if is_root else "0"
+    if os.environ.setdefault("REHEARSAL", "outside") == "outside":
+        os.environ["REHEARSAL"] = "inside"
         os.execvp("unshare", ["unshare", "--net", "--mount", "--propagation", "private",
-                              *([] if is_root else ["--map-root-user"]), sys.executable, *sys.argv])
+                              sys.executable, *sys.argv])
     folder = pathlib.Path(tempfile.mkdtemp(prefix="rehearsal-"))
     try:
         print(json.dumps(rehearse(overlay, program, model, folder)))
