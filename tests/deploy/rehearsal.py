@@ -107,10 +107,7 @@ class Process:
         known = fleet_invariants.known_flags(self.container.role)
         arguments = [re.sub(r"\$\(([A-Z_]+)\)", lambda m: values[m[1]], a)
                      for a in self.container.raw["args"]]
-        arguments = [a for a in arguments if not a.startswith("--") or a.split("=")[0] in known]
-        if not dns_is_known():
-            arguments = [a.replace("dns:///flotilla-scheduler", "127.0.0.1") for a in arguments]
-        return arguments
+        return [a for a in arguments if not a.startswith("--") or a.split("=")[0] in known]
 
     def probe(self, name):
         probe = self.container.raw[name]
@@ -147,13 +144,6 @@ def image_environment():
     """What the image sets."""
     line = re.search(r"^ENV (.*)$", (ROOT / "deploy/docker/Dockerfile").read_text(), re.MULTILINE)[1]
     return dict(one.split("=") for one in line.split())
-
-
-def dns_is_known():
-    """Whether --scheduler takes dns:/// names."""
-    program = os.environ["FLOTILLA_BIN"]
-    return "dns:///" in subprocess.run([program, "router", "--help"], capture_output=True, text=True,
-                                       check=True).stdout
 
 
 def secret_folder(folder, name, container):
