@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/obs/process_metrics.h"
+
 namespace flotilla {
 namespace {
 
@@ -62,6 +64,15 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
      [](Snapshot s) -> double { return s.core.load.waiting_requests; }},
     {kGauge, kRunning, "Requests with KV blocks.", nullptr, nullptr,
      [](Snapshot s) -> double { return s.core.load.running_requests; }},
+    {kGauge, "flotilla_scheduler_owed_tokens",
+     "Tokens that running and waiting requests may still cost: prompt to prefill, output allowed.",
+     nullptr, nullptr, [](Snapshot s) -> double { return s.core.load.owed_tokens; }},
+    {kGauge, "flotilla_scheduler_group_ready", "1 while the worker group takes plans.", nullptr,
+     nullptr, [](Snapshot s) -> double { return s.core.load.ready ? 1 : 0; }},
+    {kGauge, "flotilla_scheduler_draining", "1 while new requests are refused before a stop.",
+     nullptr, nullptr, [](Snapshot s) -> double { return s.core.load.draining ? 1 : 0; }},
+    {kGauge, "flotilla_scheduler_plans_in_flight", "Step plans without a result.", nullptr, nullptr,
+     [](Snapshot s) -> double { return s.core.in_flight; }},
     {kGauge, kWaitingTokens, "Tokens that waiting requests have to prefill.", nullptr, nullptr,
      [](Snapshot s) -> double { return s.core.waiting_tokens; }},
     {kGauge, kBlocks, kBlocksHelp, "state", "total",
@@ -168,7 +179,8 @@ void WatchPreemptions(Metrics& metrics, const SchedulerProbe* scheduler) {
 
 }  // namespace
 
-void AddBuildInfo(Metrics& metrics, const std::string& version) {
+void AddProcessInfo(Metrics& metrics, const std::string& version) {
+  AddProcessMetrics(metrics);
   metrics.AddGauge("flotilla_build_info", "1.", {{"version", version}, {"backend", "cpu"}}).Set(1);
 }
 
@@ -233,8 +245,22 @@ void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {
   });
 }
 
+void WatchEngine(Metrics& metrics, const Engine* engine) {
+  Gauge& ready = metrics.AddGauge("flotilla_router_ready", "1 while new requests are served.");
+  Gauge& draining = metrics.AddGauge("flotilla_router_draining",
+                                     "1 while new requests are refused before a stop.");
+  metrics.OnRender([engine, &ready, &draining] {
+    const EngineLoad load = engine->Load();
+    ready.Set(load.ready && !load.draining ? 1 : 0);
+    draining.Set(load.draining ? 1 : 0);
+  });
+}
+
 RouterMetrics::RouterMetrics(Metrics& metrics)
-    : refused_queue_full_(Refused(metrics, "queue_full")),
+    : requests_(metrics.AddCounter("flotilla_router_requests_total", "Valid requests.")),
+      in_flight_(metrics.AddGauge("flotilla_router_requests_in_flight",
+                                  "Valid requests that are not over.")),
+      refused_queue_full_(Refused(metrics, "queue_full")),
       refused_draining_(Refused(metrics, "draining")),
       refused_too_long_(Refused(metrics, "too_long")),
       refused_deadline_(Refused(metrics, "deadline")),
@@ -292,7 +318,7 @@ void SchedulerMetrics::OnStep(const StepResult& result) {
   kv_waste_.Set(slots == 0 ? 0 : 1 - static_cast<double>(tokens) / static_cast<double>(slots));
 }
 
-void SchedulerMetrics::Watch(const SchedulerProbe* scheduler) {
+void SchedulerMetrics::Watch(const SchedulerProbe* scheduler, const Clock* clock) {
   struct Series {
     double (*read)(const SchedulerSnapshot&);
     Gauge* gauge;  // one of the two
@@ -309,15 +335,27 @@ void SchedulerMetrics::Watch(const SchedulerProbe* scheduler) {
          .counter = metric.type == kCounter ? &metrics_.AddCounter(metric.name, metric.help, labels)
                                             : nullptr});
   }
+  Gauge& step_age = metrics_.AddGauge(
+      "flotilla_scheduler_step_age_seconds",
+      "How long the next result has been waited for; 0 while every plan is answered.");
   WatchPreemptions(metrics_, scheduler);
-  metrics_.OnRender([scheduler, series = std::move(series)] {
+  metrics_.OnRender([scheduler, clock, &step_age, series = std::move(series)] {
     const SchedulerSnapshot snapshot = scheduler->Read();
+    const std::int64_t now_ns = clock->NowNs();
+    step_age.Set(Seconds(now_ns - snapshot.unanswered_since_ns.value_or(now_ns)));
     for (const Series& one : series) {
       if (one.gauge != nullptr) one.gauge->Set(one.read(snapshot));
       if (one.counter != nullptr) RaiseTo(*one.counter, one.read(snapshot));
     }
   });
 }
+
+void RouterMetrics::OnStarted() {
+  requests_.Increment();
+  in_flight_.Increment();
+}
+
+void RouterMetrics::OnEnded() { in_flight_.Decrement(); }
 
 void RouterMetrics::OnRefused(const absl::Status& status) {
   switch (status.code()) {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "common/obs/metrics.h"
 #include "common/rt/clock.h"
+#include "common/types/engine.h"
 #include "common/types/plan.h"
 #include "router/probe.h"
 #include "scheduler/server/probe.h"
@@ -20,8 +21,9 @@
 
 namespace flotilla {
 
-// flotilla_build_info and, where there is a KV pool, its configuration.
-void AddBuildInfo(Metrics& metrics, const std::string& version);
+// What every process has: flotilla_build_info and process_*.
+void AddProcessInfo(Metrics& metrics, const std::string& version);
+// The configuration of a KV pool.
 void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
                      std::uint32_t block_tokens);
 
@@ -30,6 +32,8 @@ class RouterMetrics final : public RouterProbe {
   explicit RouterMetrics(Metrics& metrics);
 
   // Any thread.
+  void OnStarted() override;
+  void OnEnded() override;
   void OnRefused(const absl::Status& status) override;
   void OnFirstToken(std::int64_t elapsed_ns) override;
   void OnInterToken(std::int64_t elapsed_ns) override;
@@ -39,6 +43,8 @@ class RouterMetrics final : public RouterProbe {
   void OnReplayed() override;
 
  private:
+  Counter& requests_;
+  Gauge& in_flight_;
   Counter& refused_queue_full_;
   Counter& refused_draining_;
   Counter& refused_too_long_;
@@ -64,9 +70,9 @@ class SchedulerMetrics final {
   // Sees every step result; one thread.
   void OnStep(const StepResult& result);
 
-  // Reads `scheduler` at each scrape from now on. It outlives the last Render;
-  // called once, before the first.
-  void Watch(const SchedulerProbe* scheduler);
+  // Reads `scheduler`, whose loop runs by `clock`, at each scrape from now on. Both
+  // outlive the last Render; called once, before the first.
+  void Watch(const SchedulerProbe* scheduler, const Clock* clock);
 
  private:
   Metrics& metrics_;
@@ -79,6 +85,10 @@ class SchedulerMetrics final {
   Histogram& step_decode_tokens_;
   Gauge& kv_waste_;
 };
+
+// Whether new requests are served: reads `engine`, which outlives the last Render, at
+// each scrape from now on.
+void WatchEngine(Metrics& metrics, const Engine* engine);
 
 // Reads `worker`, which outlives the last Render, at each scrape from now on.
 void WatchWorker(Metrics& metrics, const WorkerProbe* worker);

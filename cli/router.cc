@@ -69,8 +69,9 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   const std::string& model_id = served->description.model_id;
 
   Metrics metrics(Metrics::Labels{{"model", model_id}});
-  AddBuildInfo(metrics, version);
+  AddProcessInfo(metrics, version);
   RouterMetrics router_metrics(metrics);
+  WatchEngine(metrics, &engine);
   absl::StatusOr<std::unique_ptr<Fronts>> fronts = Fronts::Start(flags, model_id, *file,
                                                                  {.engine = &engine,
                                                                   .metrics = &metrics,

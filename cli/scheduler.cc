@@ -47,7 +47,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   }
 
   Metrics metrics(Metrics::Labels{{"model", tokenizer->model_id}});
-  AddBuildInfo(metrics, version);
+  AddProcessInfo(metrics, version);
   SchedulerMetrics scheduler_metrics(metrics, static_cast<std::uint32_t>(flags.block_tokens));
   ObservedExecutor observed(
       &executor, [&scheduler_metrics](const StepResult& r) { scheduler_metrics.OnStep(r); });
@@ -55,7 +55,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
       MakeEngineOptions(flags, *std::move(tokenizer), &log);
   if (!options.ok()) return options.status();
   InProcessEngine engine(*std::move(options), &observed, &clock);
-  scheduler_metrics.Watch(&engine.probe());
+  scheduler_metrics.Watch(&engine.probe(), &clock);
   if (absl::Status status = engine.Start(); !status.ok()) return status;
   auto metrics_server =
       MetricsServer::Start(HostPort(flags.host, static_cast<int>(flags.metrics_port)), &metrics);

@@ -60,7 +60,7 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   const auto file = std::make_shared<const GgufFile>(*std::move(opened));
 
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
-  AddBuildInfo(*metrics_, version);
+  AddProcessInfo(*metrics_, version);
   AddKvConfigInfo(*metrics_, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
                   static_cast<std::uint32_t>(flags.block_tokens));
   router_metrics_ = std::make_unique<RouterMetrics>(*metrics_);
@@ -95,7 +95,8 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
       MakeEngineOptions(flags, TokenizerContentOf(*file, model_id_), log_);
   if (!engine.ok()) return engine.status();
   engine_ = std::make_unique<InProcessEngine>(*std::move(engine), observed_.get(), &clock_);
-  scheduler_metrics_->Watch(&engine_->probe());
+  scheduler_metrics_->Watch(&engine_->probe(), &clock_);
+  WatchEngine(*metrics_, engine_.get());
   WatchWorker(*metrics_, &executor_->probe());
   if (absl::Status status = engine_->Start(); !status.ok()) return status;
   return engine_->WaitReady();

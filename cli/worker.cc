@@ -119,7 +119,7 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   if (!options.ok()) return options.status();
 
   Metrics metrics(Metrics::Labels{{"model", model_id}});
-  AddBuildInfo(metrics, version);
+  AddProcessInfo(metrics, version);
   AddKvConfigInfo(metrics, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
                   static_cast<std::uint32_t>(flags.block_tokens));
   Group group(flags, std::move(file), *std::move(options), &clock, &log);

@@ -51,6 +51,7 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
     choices_.emplace_back(environment_.tokenizer, stop_strings_).delta.choice = i;
   }
   lane_->Add(identity_.id, this);
+  environment_.probe->OnStarted();
 }
 
 GenerationImpl::~GenerationImpl() {
@@ -67,6 +68,7 @@ void GenerationImpl::Detach() {
   abandoned_->store(true);
   lane_->Remove(identity_.id);
   environment_.registry->Forget(identity_.public_id);
+  environment_.probe->OnEnded();
 }
 
 void GenerationImpl::Cancel() {

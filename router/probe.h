@@ -12,6 +12,9 @@ namespace flotilla {
 class RouterProbe {
  public:
   virtual ~RouterProbe() = default;
+  // A request that is valid begins, and is over: one of each.
+  virtual void OnStarted() {}
+  virtual void OnEnded() {}
   // A request was refused, by the validator, a queue or the engine.
   virtual void OnRefused(const absl::Status& /*status*/) {}
   // From Start to the first token of any choice.

@@ -116,7 +116,7 @@ void InProcessEngine::Loop() {
     }
     if (options_.on_planned) options_.on_planned(core_);
     CollectEvents();
-    probe_.OnState(core_.Snapshot());
+    probe_.OnState(clock_->NowNs(), core_.Snapshot());
     PostEvents();
     FinishDrain();
   }
@@ -126,7 +126,7 @@ void InProcessEngine::Loop() {
   }
   core_.Abort(absl::UnavailableError("the engine has stopped"));
   CollectEvents();
-  probe_.OnState(core_.Snapshot());
+  probe_.OnState(clock_->NowNs(), core_.Snapshot());
   PostEvents();
   FinishDrain();
   absl::MutexLock lock(&mu_);
@@ -152,7 +152,7 @@ void InProcessEngine::Handle(const StepResult& result) {
   const std::size_t before = events_.size();
   const absl::Status applied = core_.Apply(result);
   if (!applied.ok()) EndEpoch(applied);
-  probe_.OnStepDone(result.timings);
+  probe_.OnStepDone(clock_->NowNs(), result.timings);
   if (!options_.on_step) return;
   CollectEvents();
   StepRecord record{.epoch = result.epoch,
@@ -180,7 +180,7 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
   }
   epoch_ = ready.epoch;
   probe_.OnGroupReady();
-  probe_.OnState(core_.Snapshot());
+  probe_.OnState(clock_->NowNs(), core_.Snapshot());
   absl::MutexLock lock(&mu_);
   described_ = true;
   description_ = EngineDescription{

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -41,6 +42,9 @@ struct SchedulerSnapshot {
   std::uint64_t groups_ready = 0;
   std::uint64_t groups_lost = 0;
   std::uint64_t inbox_refusals = 0;
+  // Since when the oldest plan without a result is the next to be answered, on the
+  // loop's clock; none: every plan is answered.
+  std::optional<std::int64_t> unanswered_since_ns;
 };
 
 class SchedulerProbe {
@@ -49,12 +53,13 @@ class SchedulerProbe {
     absl::MutexLock lock(&mu_);
     snapshot_.plan_time.Add(plan_ns);
   }
-  void OnStepDone(const StepTimings& timings) {
+  void OnStepDone(std::int64_t now_ns, const StepTimings& timings) {
     absl::MutexLock lock(&mu_);
     ++snapshot_.steps;
     snapshot_.rows += timings.rows;
     snapshot_.decode_rows += timings.decode_rows;
     snapshot_.step_time.Add(timings.compute_ns);
+    snapshot_.unanswered_since_ns = now_ns;  // until OnState says that none is left
   }
   void OnGroupReady() {
     absl::MutexLock lock(&mu_);
@@ -70,9 +75,14 @@ class SchedulerProbe {
     ++snapshot_.inbox_refusals;
   }
   // The state after a round of the loop.
-  void OnState(const CoreSnapshot& core) {
+  void OnState(std::int64_t now_ns, const CoreSnapshot& core) {
     absl::MutexLock lock(&mu_);
     snapshot_.core = core;
+    if (core.in_flight == 0) {
+      snapshot_.unanswered_since_ns.reset();
+    } else if (!snapshot_.unanswered_since_ns.has_value()) {
+      snapshot_.unanswered_since_ns = now_ns;
+    }
   }
 
   SchedulerSnapshot Read() const {

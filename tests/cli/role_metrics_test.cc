@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 // A process that plays router and scheduler.
 struct TwoRoles {
   TwoRoles() {
-    AddBuildInfo(registry, "1");
+    AddProcessInfo(registry, "1");
     AddKvConfigInfo(registry, "bf16", 64, 16);
   }
   std::string Render() { return registry.Render(); }
@@ -24,6 +24,7 @@ struct TwoRoles {
   Metrics registry{Metrics::Labels{{"model", "m"}}};
   RouterMetrics router{registry};
   SchedulerMetrics scheduler{registry, 16};
+  ManualClock clock;
 };
 
 StepResult Step(std::uint32_t rows, std::uint32_t decode_rows,
@@ -42,7 +43,7 @@ StepResult Step(std::uint32_t rows, std::uint32_t decode_rows,
 TEST(RoleMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
   TwoRoles metrics;
   SchedulerProbe scheduler;
-  metrics.scheduler.Watch(&scheduler);
+  metrics.scheduler.Watch(&scheduler, &metrics.clock);
   const std::string page = metrics.Render();
   for (const char* name :
        {"flotilla_kv_blocks{model=\"m\",state=\"free\"} 0", "flotilla_kv_waste_ratio",
@@ -56,6 +57,9 @@ TEST(RoleMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
         "flotilla_scheduler_speculation_tokens_total{model=\"m\",kind=\"accepted\"} 0",
         "flotilla_router_cancelled_total{model=\"m\",by=\"client\"} 0",
         "flotilla_router_rejected_total{model=\"m\",reason=\"queue_full\"} 0",
+        "flotilla_scheduler_group_ready{model=\"m\"} 0",
+        "flotilla_scheduler_step_age_seconds{model=\"m\"} 0",
+        "flotilla_router_requests_total{model=\"m\"} 0", "process_start_time_seconds{model=\"m\"} ",
         "flotilla_build_info"}) {
     EXPECT_THAT(page, HasSubstr(name));
   }
@@ -65,9 +69,10 @@ TEST(RoleMetricsTest, EverySeriesIsThereBeforeTheFirstRequest) {
 TEST(RoleMetricsTest, NamesFollowTheRules) {
   TwoRoles metrics;
   SchedulerProbe scheduler;
-  metrics.scheduler.Watch(&scheduler);
+  metrics.scheduler.Watch(&scheduler, &metrics.clock);
   std::istringstream page(metrics.Render());
-  const std::regex type_line("# TYPE (flotilla_[a-z][a-z_]*) (counter|gauge|histogram)");
+  const std::regex type_line(
+      "# TYPE ((?:flotilla|process)_[a-z][a-z_]*) (counter|gauge|histogram)");
   std::set<std::string> seen;
   int families = 0;
   for (std::string line; std::getline(page, line);) {
@@ -124,7 +129,7 @@ TEST(RoleMetricsTest, RefusalsAreCountedByReason) {
 TEST(RoleMetricsTest, TheSchedulerIsReadAtEachScrape) {
   TwoRoles metrics;
   SchedulerProbe scheduler;
-  metrics.scheduler.Watch(&scheduler);
+  metrics.scheduler.Watch(&scheduler, &metrics.clock);
   CoreSnapshot core;
   core.load.blocks_total = 10;
   core.load.blocks_used = 4;
@@ -132,7 +137,7 @@ TEST(RoleMetricsTest, TheSchedulerIsReadAtEachScrape) {
   PreemptionTotals& computed =
       core.counters.preempted[static_cast<std::size_t>(PreemptionReason::kRecomputed)];
   computed = {.count = 7, .decoding = 5, .blocks = 12, .cost_ns = 250'000'000};
-  scheduler.OnState(core);
+  scheduler.OnState(0, core);
   std::string page = metrics.Render();
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"free\"} 5"));
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"cached\"} 1"));
@@ -146,10 +151,78 @@ TEST(RoleMetricsTest, TheSchedulerIsReadAtEachScrape) {
               HasSubstr("flotilla_scheduler_preemption_cost_seconds_total" + labels + "} 0.25"));
   core.load.blocks_used = 0;
   ++computed.count;
-  scheduler.OnState(core);
+  scheduler.OnState(0, core);
   page = metrics.Render();
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"used\"} 0"));
   EXPECT_THAT(page, HasSubstr(preemptions + ",victim=\"prefill\"} 3"));
+}
+
+TEST(RoleMetricsTest, AStepThatDoesNotComeAges) {
+  TwoRoles metrics;
+  SchedulerProbe scheduler;
+  metrics.scheduler.Watch(&scheduler, &metrics.clock);
+  const auto expect_age = [&metrics](const std::string& seconds) {
+    EXPECT_THAT(metrics.Render(),
+                HasSubstr("flotilla_scheduler_step_age_seconds{model=\"m\"} " + seconds + "\n"));
+  };
+  CoreSnapshot core;
+  metrics.clock.AdvanceNs(5'000'000'000);
+  scheduler.OnState(metrics.clock.NowNs(), core);
+  expect_age("0");
+
+  core.in_flight = 1;  // a plan was sent
+  scheduler.OnState(metrics.clock.NowNs(), core);
+  metrics.clock.AdvanceNs(2'000'000'000);
+  core.in_flight = 2;  // and another: the first is still the one that is waited for
+  scheduler.OnState(metrics.clock.NowNs(), core);
+  expect_age("2");
+
+  scheduler.OnStepDone(metrics.clock.NowNs(), StepTimings{});
+  core.in_flight = 1;
+  scheduler.OnState(metrics.clock.NowNs(), core);
+  expect_age("0");
+  metrics.clock.AdvanceNs(1'500'000'000);
+  expect_age("1.5");
+
+  scheduler.OnStepDone(metrics.clock.NowNs(), StepTimings{});
+  core.in_flight = 0;
+  scheduler.OnState(metrics.clock.NowNs(), core);
+  metrics.clock.AdvanceNs(60'000'000'000);
+  expect_age("0");  // idle is not late
+}
+
+TEST(RoleMetricsTest, RequestsInFlightComeAndGo) {
+  TwoRoles metrics;
+  metrics.router.OnStarted();
+  metrics.router.OnStarted();
+  metrics.router.OnEnded();
+  const std::string page = metrics.Render();
+  EXPECT_THAT(page, HasSubstr("flotilla_router_requests_total{model=\"m\"} 2\n"));
+  EXPECT_THAT(page, HasSubstr("flotilla_router_requests_in_flight{model=\"m\"} 1\n"));
+}
+
+TEST(RoleMetricsTest, ARouterIsReadyWhenItsEngineIs) {
+  struct FakeEngine final : Engine {
+    absl::StatusOr<EngineDescription> Describe() const override { return EngineDescription{}; }
+    void Submit(TokenizedRequest, std::shared_ptr<EventSink>) override {}
+    void Cancel(const CancelRequest&) override {}
+    EngineLoad Load() const override { return load; }
+    absl::StatusOr<std::string> TokenizerBytes() const override { return ""; }
+    void Drain(std::function<void()>) override {}
+    EngineLoad load;
+  } engine;
+  Metrics metrics;
+  WatchEngine(metrics, &engine);
+  const auto expect = [&metrics](const char* ready, const char* draining) {
+    const std::string page = metrics.Render();
+    EXPECT_THAT(page, HasSubstr(std::string("\nflotilla_router_ready ") + ready + "\n"));
+    EXPECT_THAT(page, HasSubstr(std::string("\nflotilla_router_draining ") + draining + "\n"));
+  };
+  expect("0", "0");
+  engine.load.ready = true;
+  expect("1", "0");
+  engine.load.draining = true;
+  expect("0", "1");
 }
 
 }  // namespace
