@@ -40,8 +40,21 @@ install_packages() {
   say "installing packages: $missing"
   export DEBIAN_FRONTEND=noninteractive
   "${as_root[@]}" apt-get update -qq </dev/null
-  # shellcheck disable=SC2086
-  "${as_root[@]}" apt-get install -y -qq --no-install-recommends $missing </dev/null >&2
+  (
+    # What policy-rc.d forbids is not started: prometheus brings a system service, but ours
+    # is a process of scripts/fleet.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+      trap '"${as_root[@]}" rm -f "$policy"' EXIT
+      printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+      "${as_root[@]}" chmod 755 "$policy"
+    fi
+    # shellcheck disable=SC2086
+    "${as_root[@]}" apt-get install -y -qq --no-install-recommends $missing </dev/null >&2
+  )
+  case " $missing " in
+    *" prometheus "*) "${as_root[@]}" update-rc.d prometheus disable >&2 ;;  # systemd's unit, too
+  esac
 }
 
 # build PRESET [NINJA_TARGET...]: configures when new, builds in build/PRESET.
