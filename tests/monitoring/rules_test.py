@@ -60,7 +60,7 @@ class Kubernetes(unittest.TestCase):
     pods' meta labels come from a file."""
 
     LABELS = {"container_init": "false", "phase": "Running",
-              "label_app_kubernetes_io_part_of": "flotilla"}
+              "label_app_kubernetes_io_name": "flotilla"}
 
     def labels(self, *pods):
         """[the labels of its target, or None if it has none] of each pod."""
@@ -83,19 +83,18 @@ class Kubernetes(unittest.TestCase):
         return [found[f"10.0.0.{i}:1"] for i in range(len(pods))]
 
     def test_role_and_group(self):
-        router, scheduler, rank, named, other, port, init = self.labels(
-            {"label_app_kubernetes_io_component": "router", "container_name": "main",
-             "container_port_name": "http", "name": "r-0", "namespace": "ns"},
-            {"label_app_kubernetes_io_component": "group", "container_name": "scheduler",
-             "container_port_name": "metrics", "name": "g-0"},
-            {"label_app_kubernetes_io_component": "group", "container_name": "worker",
-             "container_port_name": "metrics-w", "name": "g-1-0",
+        router, scheduler, rank, named, other, sidecar, port, init = self.labels(
+            {"container_name": "router", "container_port_name": "http", "name": "r-0",
+             "namespace": "ns"},
+            {"container_name": "scheduler", "container_port_name": "sched-metrics", "name": "g-0"},
+            {"container_name": "worker", "container_port_name": "metrics", "name": "g-1-0",
              "label_leaderworkerset_sigs_k8s_io_group_index": "1"},
             {"container_name": "worker", "container_port_name": "metrics", "name": "g-2",
              "label_flotilla_group": "blue"},
             {"container_name": "worker", "container_port_name": "metrics",
-             "label_app_kubernetes_io_part_of": "another"},
-            {"container_name": "worker", "container_port_name": "grpc"},
+             "label_app_kubernetes_io_name": "another"},
+            {"container_name": "proxy", "container_port_name": "http"},
+            {"container_name": "worker", "container_port_name": "worker"},
             {"container_name": "worker", "container_port_name": "metrics",
              "container_init": "true"})
         self.assertEqual((router["role"], router["pod"], router["namespace"]),
@@ -104,7 +103,7 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual((scheduler["role"], scheduler["group"]), ("scheduler", "g-0"))
         self.assertEqual((rank["role"], rank["group"]), ("worker", "1"))
         self.assertEqual((named["role"], named["group"]), ("worker", "blue"))
-        self.assertEqual([other, port, init], [None] * 3)
+        self.assertEqual([other, sidecar, port, init], [None] * 4)
 
 
 class Dashboards(unittest.TestCase):
