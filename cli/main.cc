@@ -16,6 +16,7 @@
 #include "cli/serve.h"
 #include "cli/simulate.h"
 #include "cli/simulate_flags.h"
+#include "cli/top.h"
 #include "cli/worker.h"
 
 namespace {
@@ -82,6 +83,10 @@ int main(int argc, char** argv) {
       app.add_subcommand("simulate", "Run the scheduler in virtual time on a modelled machine");
   flotilla::AddSimulateFlags(*simulate, &simulate_flags);
 
+  flotilla::TopFlags top_flags;
+  CLI::App* top = app.add_subcommand("top", "Watch a fleet, by its metrics");
+  flotilla::AddTopFlags(*top, &top_flags);
+
   // flotilla-router is flotilla router.
   std::vector<std::string> words(argv, argv + argc);
   const std::string called = words[0].substr(words[0].rfind('/') + 1);
@@ -101,5 +106,6 @@ int main(int argc, char** argv) {
   if (worker->parsed()) return Report(flotilla::RunWorker(worker_flags, FLOTILLA_VERSION));
   if (rank->parsed()) flotilla::RunRank(rank_flags);
   if (simulate->parsed()) return Report(flotilla::RunSimulate(simulate_flags));
+  if (top->parsed()) return Report(flotilla::RunTop(top_flags));
   return Report(flotilla::RunInspect(inspect_path));
 }

@@ -77,7 +77,7 @@ FOLDERS = {
                           libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "cli": Folder(may=("common", "proto/codec", "rpc", "model", "kernels", "scheduler", "simulator",
                        "worker", "router"),
-                  libs=("absl", "grpc", "cli11", "json", "spdlog", "system")),
+                  libs=("absl", "grpc", "boost", "cli11", "json", "spdlog", "system")),
     "tests": Folder(may=("common", "proto", "rpc", "model", "kernels", "scheduler", "simulator", "worker",
                          "router", "cli"),
                     libs=tuple(set(LIBRARIES.values())) + ("system",), generated=True),

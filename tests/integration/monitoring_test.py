@@ -211,6 +211,19 @@ def test_every_panel_has_data(served, prometheus):
     assert not missing
 
 
+def test_top_shows_every_process(fleet):
+    shown = run_fleet("top", fleet.directory, "--once")
+    assert shown.returncode == 0, shown.stderr
+    table = [line.split() for line in shown.stdout.splitlines() if line]
+    assert [row[0] for row in table if row[0].isupper()] == ["ROUTER", "GROUP", "WORKER"]
+    for row in fleet.rows:
+        if row["role"] != "prometheus":
+            port = row["ports"].get("metrics") or row["ports"]["http"]
+            assert any(cells[0] == f"127.0.0.1:{port}" for cells in table), shown.stdout
+    assert sum("ready" in row for row in table) == 3
+    assert "MISSING" not in shown.stdout
+
+
 def test_a_healthy_fleet_alarms_nobody(served, prometheus):
     alerts = prometheus.get("/alerts")["alerts"]
     assert not [one["labels"] for one in alerts if one["state"] == "firing"]

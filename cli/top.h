@@ -1,0 +1,25 @@
+// `flotilla top`: a live view of a fleet in a terminal, from the metrics of its processes.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace flotilla {
+
+struct TopFlags {
+  std::vector<std::string> metrics;  // host:port
+  double interval_s = 2;
+  bool once = false;
+};
+
+// Adds the flags to `app`; parsing fills `flags`, which outlives it.
+void AddTopFlags(CLI::App& app, TopFlags* flags);
+
+// Shows tables until SIGINT or SIGTERM, or one. UNAVAILABLE: the one table is empty, since
+// no process answered.
+absl::Status RunTop(const TopFlags& flags);
+
+}  // namespace flotilla
