@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/obs/process_metrics.h"
-
 namespace flotilla {
 namespace {
 
@@ -179,8 +177,7 @@ void WatchPreemptions(Metrics& metrics, const SchedulerProbe* scheduler) {
 
 }  // namespace
 
-void AddProcessInfo(Metrics& metrics, const std::string& version) {
-  AddProcessMetrics(metrics);
+void AddBuildInfo(Metrics& metrics, const std::string& version) {
   metrics.AddGauge("flotilla_build_info", "1.", {{"version", version}, {"backend", "cpu"}}).Set(1);
 }
 

@@ -21,9 +21,8 @@
 
 namespace flotilla {
 
-// What every process has: flotilla_build_info and process_*.
-void AddProcessInfo(Metrics& metrics, const std::string& version);
-// The configuration of a KV pool.
+// flotilla_build_info and, where there is a KV pool, its configuration.
+void AddBuildInfo(Metrics& metrics, const std::string& version);
 void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
                      std::uint32_t block_tokens);
 

@@ -15,6 +15,7 @@
 #include "cli/role_options.h"
 #include "cli/signals.h"
 #include "common/obs/log.h"
+#include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
 #include "router/remote/remote_engine.h"
 
@@ -69,7 +70,8 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   const std::string& model_id = served->description.model_id;
 
   Metrics metrics(Metrics::Labels{{"model", model_id}});
-  AddProcessInfo(metrics, version);
+  AddBuildInfo(metrics, version);
+  AddProcessMetrics(metrics);
   RouterMetrics router_metrics(metrics);
   WatchEngine(metrics, &engine);
   absl::StatusOr<std::unique_ptr<Fronts>> fronts = Fronts::Start(flags, model_id, *file,

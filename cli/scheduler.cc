@@ -13,6 +13,7 @@
 #include "cli/signals.h"
 #include "common/obs/log.h"
 #include "common/obs/metrics_server.h"
+#include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
 #include "rpc/endpoint.h"
 #include "scheduler/remote/engine_server.h"
@@ -47,7 +48,8 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   }
 
   Metrics metrics(Metrics::Labels{{"model", tokenizer->model_id}});
-  AddProcessInfo(metrics, version);
+  AddBuildInfo(metrics, version);
+  AddProcessMetrics(metrics);
   SchedulerMetrics scheduler_metrics(metrics, static_cast<std::uint32_t>(flags.block_tokens));
   ObservedExecutor observed(
       &executor, [&scheduler_metrics](const StepResult& r) { scheduler_metrics.OnStep(r); });

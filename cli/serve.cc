@@ -14,6 +14,7 @@
 #include "cli/role_options.h"
 #include "cli/signals.h"
 #include "common/obs/log.h"
+#include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
 #include "model/gguf.h"
 #include "scheduler/server/engine_loop.h"
@@ -60,7 +61,8 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   const auto file = std::make_shared<const GgufFile>(*std::move(opened));
 
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
-  AddProcessInfo(*metrics_, version);
+  AddBuildInfo(*metrics_, version);
+  AddProcessMetrics(*metrics_);
   AddKvConfigInfo(*metrics_, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
                   static_cast<std::uint32_t>(flags.block_tokens));
   router_metrics_ = std::make_unique<RouterMetrics>(*metrics_);

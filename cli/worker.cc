@@ -17,6 +17,7 @@
 #include "cli/signals.h"
 #include "common/obs/log.h"
 #include "common/obs/metrics_server.h"
+#include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
 #include "model/gguf.h"
 #include "worker/agent/group_server.h"
@@ -119,7 +120,8 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   if (!options.ok()) return options.status();
 
   Metrics metrics(Metrics::Labels{{"model", model_id}});
-  AddProcessInfo(metrics, version);
+  AddBuildInfo(metrics, version);
+  AddProcessMetrics(metrics);
   AddKvConfigInfo(metrics, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
                   static_cast<std::uint32_t>(flags.block_tokens));
   Group group(flags, std::move(file), *std::move(options), &clock, &log);

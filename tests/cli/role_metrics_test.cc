@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "common/obs/process_metrics.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,7 +17,8 @@ using ::testing::HasSubstr;
 // A process that plays router and scheduler.
 struct TwoRoles {
   TwoRoles() {
-    AddProcessInfo(registry, "1");
+    AddBuildInfo(registry, "1");
+    AddProcessMetrics(registry);
     AddKvConfigInfo(registry, "bf16", 64, 16);
   }
   std::string Render() { return registry.Render(); }

@@ -63,8 +63,9 @@ class RunningFleet:
         return [row for row in self.rows if row["role"] == role]
 
     def client(self, i):
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.of('router')[i]['ports']['http']}/v1",
-                             api_key="unused", max_retries=0)
+        port = self.of("router")[i]["ports"]["http"]
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused",
+                             max_retries=0)
 
 
 class Prometheus:
@@ -238,6 +239,20 @@ def test_names_and_help_follow_the_rules(fleet):
         lint = subprocess.run(["promtool", "check", "metrics"], input=page, text=True,
                               capture_output=True, timeout=60)
         assert lint.returncode == 0 and not lint.stderr, lint
+        assert "\nprocess_start_time_seconds{" in page and "\nflotilla_build_info{" in page
+
+
+def test_a_worker_that_dies_is_noticed(fleet, prometheus):
+    # The last test that needs this fleet.
+    os.kill(fleet.of("worker")[0]["pid"], signal.SIGKILL)
+    expected = {("FlotillaTargetDown", "worker", "0"), ("FlotillaGroupNotReady", "scheduler", "0"),
+                ("FlotillaRouterNotReady", "router", None), ("FlotillaNothingServes", None, None)}
+
+    def pending():  # they fire after a minute, which promtool's tests see
+        labels = [one["labels"] for one in prometheus.get("/alerts")["alerts"]]
+        return {(one["alertname"], one.get("role"), one.get("group")) for one in labels}
+
+    wait_until(lambda: expected <= pending(), f"{expected} are pending")
 
 
 def test_up_says_where_everything_is(tmp_path):

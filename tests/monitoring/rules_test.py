@@ -108,7 +108,8 @@ class Kubernetes(unittest.TestCase):
 
 class Dashboards(unittest.TestCase):
     def boards(self):
-        found = [json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*"))]
+        found = [json.loads(path.read_text())
+                 for path in sorted((GRAFANA / "dashboards").glob("*"))]
         self.assertEqual(len(found), 5)
         return found
 

@@ -16,7 +16,8 @@ FAKE = f"""#!{sys.executable}
 import http.server, json, os, subprocess, sys, pathlib
 flags = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 role = sys.argv[1]
-pages = dict(worker={{"/metrics": ""}}, router={{"/ready": "", "/v1/models": '{{"data": [{{"id": "m"}}]}}'}},
+pages = dict(worker={{"/metrics": ""}},
+             router={{"/ready": "", "/v1/models": '{{"data": [{{"id": "m"}}]}}'}},
              scheduler={{"/metrics": 'flotilla_scheduler_group_ready{{model="m"}} 1\\n'}})[role]
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
