@@ -340,6 +340,10 @@ DASHBOARDS = {
                    for what, metric in (
                        ("epochs, worker", "flotilla_worker_epochs_lost_total"),
                        ("groups, scheduler", "flotilla_worker_groups_lost_total"))]),
+            Panel("Requests computed again", "short", "Since yesterday: running requests whose "
+                  "blocks were lost with a group. They go on, after a pause.",
+                  [("group {{group}}", "sum by (group) "
+                    "(increase(flotilla_scheduler_recomputed_requests_total{GROUP}[1d]))")]),
             Panel("Weights", "bytes", "Memory of the weights; constant.",
                   [("group {{group}}", "flotilla_worker_weight_bytes{GROUP}")]),
             Panel("KV pool and activations", "bytes", "Memory of the pool and of buffers; "

@@ -138,12 +138,14 @@ TEST(RoleMetricsTest, TheSchedulerIsReadAtEachScrape) {
   core.blocks_cached = 1;
   PreemptionTotals& computed =
       core.counters.preempted[static_cast<std::size_t>(PreemptionReason::kRecomputed)];
+  core.counters.replays = 2;
   computed = {.count = 7, .decoding = 5, .blocks = 12, .cost_ns = 250'000'000};
   scheduler.OnState(0, core);
   std::string page = metrics.Render();
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"free\"} 5"));
   EXPECT_THAT(page, HasSubstr("flotilla_kv_blocks{model=\"m\",state=\"cached\"} 1"));
   EXPECT_THAT(page, HasSubstr("flotilla_kv_utilization_ratio{model=\"m\"} 0.4"));
+  EXPECT_THAT(page, HasSubstr("flotilla_scheduler_recomputed_requests_total{model=\"m\"} 2\n"));
   const std::string labels = "{model=\"m\",mode=\"recompute\",reason=\"cheaper\"";
   const std::string preemptions = "flotilla_scheduler_preemptions_total" + labels;
   EXPECT_THAT(page, HasSubstr(preemptions + ",victim=\"decode\"} 5"));
