@@ -245,10 +245,11 @@ void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {
   });
 }
 
-void WatchEngine(Metrics& metrics, const Engine* engine) {
-  Gauge& ready = metrics.AddGauge("flotilla_router_ready", "1 while new requests are served.");
+void WatchEngine(Metrics& metrics, const Engine* engine, const Metrics::Labels& labels) {
+  Gauge& ready =
+      metrics.AddGauge("flotilla_router_ready", "1 while new requests are served.", labels);
   Gauge& draining = metrics.AddGauge("flotilla_router_draining",
-                                     "1 while new requests are refused before a stop.");
+                                     "1 while new requests are refused before a stop.", labels);
   metrics.OnRender([engine, &ready, &draining] {
     const EngineLoad load = engine->Load();
     ready.Set(load.ready && !load.draining ? 1 : 0);

@@ -85,9 +85,9 @@ class SchedulerMetrics final {
   Gauge& kv_waste_;
 };
 
-// Whether new requests are served: reads `engine`, which outlives the last Render, at
+// Whether a router serves new requests: reads `engine`, which outlives the last Render, at
 // each scrape from now on.
-void WatchEngine(Metrics& metrics, const Engine* engine);
+void WatchEngine(Metrics& metrics, const Engine* engine, const Metrics::Labels& labels = {});
 
 // Reads `worker`, which outlives the last Render, at each scrape from now on.
 void WatchWorker(Metrics& metrics, const WorkerProbe* worker);

@@ -18,7 +18,7 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SELECTIONS = {
     "ROUTER": 'model=~"$model",instance=~"$instance"',
     "GROUP": 'model=~"$model",group=~"$group",instance=~"$instance"',
-    "PROCESS": 'model=~"$model",instance=~"$instance",role!=""',
+    "PROCESS": 'role!="",instance=~"$instance"',  # one may serve several models
 }
 WIDTH, HEIGHT = 24, 8  # of the grid, and of a panel
 

@@ -106,8 +106,8 @@ DASHBOARDS = {
                     "the network is gone.",
                     'up{role=~"router|scheduler|worker",instance=~"$instance"}', "up", "DOWN",
                     width=12),
-            up_down("Routers", "Whether each router serves new requests; not while it drains or "
-                    "reaches no group.", "flotilla_router_ready{ROUTER}", width=6),
+            up_down("Routers", "Whether each router serves new requests for a model; not while "
+                    "it drains or reaches no group.", "flotilla_router_ready{ROUTER}", width=6),
             up_down("Groups", "Whether each scheduler has a worker group that takes plans.",
                     "flotilla_scheduler_group_ready{GROUP}", width=6),
         ]),
@@ -140,8 +140,8 @@ DASHBOARDS = {
                   [("{{role}} {{instance}}", "process_threads{PROCESS}")]),
             Panel("Versions", "none", "Processes by version. More than one is a roll-out; "
                   "requests cannot move between versions.",
-                  [("{{version}} {{backend}}",
-                    "count by (version, backend) (flotilla_build_info{PROCESS})")], kind="stat"),
+                  [("{{version}} {{backend}}", "count by (version, backend) (max by (instance, "
+                    "version, backend) (flotilla_build_info{PROCESS}))")], kind="stat"),
         ]),
     ]),
     "latency": ("flotilla: latency", [
