@@ -5,12 +5,14 @@ Answers must be byte for byte those of an undisturbed run; each token comes once
 
 import concurrent.futures
 import json
+import os
 import signal
+import time
 
 import httpx
 import pytest
 
-from flotilla_server import MODEL, Fleet, wait_until
+from flotilla_server import MODEL, Fleet, Program, model_path, wait_until
 
 PROMPTS = ["Once upon a time", "The capital of France is", "In the beginning",
            "def fibonacci(n):", "My favourite colour is", "The sea was calm and"]
@@ -122,6 +124,55 @@ def test_a_process_that_goes_costs_a_pause(fleet, undisturbed, role, number):
     assert serve_all(fleet, go) == undisturbed
     if role == "scheduler" and number != signal.SIGTERM:  # that one lets them finish
         assert fleet.router.metric("flotilla_router_retries_total") >= len(PROMPTS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT,
+                                    signal.SIGSTOP])
+def test_a_member_of_a_worker_group_that_goes_costs_a_pause(fleet, undisturbed, number):
+    """First its rank, then the mpirun of the next one; the agent starts them again."""
+    worker = fleet.worker
+
+    def restarts():
+        return worker.metric("flotilla_worker_restarts_total")
+
+    def go():
+        for count, member in enumerate(("rank", "mpirun"), 1):
+            (rank,), mpirun = worker.members()
+            start = time.monotonic()
+            os.kill(rank if member == "rank" else mpirun, number)
+            wait_until(lambda: restarts() == count, "the loss is noticed", seconds=2)
+            noticed = time.monotonic()
+            wait_until(lambda: worker.members()[0] != [rank], "the group is ready again", seconds=5)
+            print(f"{member}, {number.name}: noticed after {noticed - start:.2f} s, "
+                  f"ready {time.monotonic() - noticed:.2f} s later")
+            for pid in (rank, mpirun):
+                assert not os.path.exists(f"/proc/{pid}"), "a member was left behind"
+
+    assert serve_all(fleet, go) == undisturbed
+    assert fleet.scheduler.metric("flotilla_worker_groups_lost_total") == 2
+    assert worker.metric("flotilla_worker_restarts_total",
+                         cause="stopped" if number == signal.SIGSTOP else "died") == 2
+    assert worker.metric("flotilla_worker_up", rank="0") == 1
+    assert worker.metric("flotilla_worker_heartbeat_age_seconds", rank="0") < 1
+
+
+def test_a_worker_leaves_no_process_and_no_file_behind(tmp_path, monkeypatch):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    worker = Program(tmp_path, "worker", "--model", model_path())
+    (rank,), mpirun = worker.members()
+    assert len(list(temporary.iterdir())) == 1
+    worker.stop()
+    assert not os.path.exists(f"/proc/{rank}") and not os.path.exists(f"/proc/{mpirun}")
+    assert not list(temporary.iterdir())
+
+
+def test_a_worker_that_never_can_load_its_model_says_why(tmp_path):
+    worker = Program(tmp_path, "worker", "--model", model_path(), "--max-model-len", "9999999",
+                     wait=False)
+    assert worker.process.wait(timeout=30) == 1
+    assert "max_context 9999999 exceeds the model's" in worker.log_text()
 
 
 def test_a_router_that_goes_leaves_nothing_behind(fleet):

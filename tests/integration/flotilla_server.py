@@ -88,6 +88,12 @@ class Program:
         self.log.seek(0)
         return self.log.read().decode(errors="replace")
 
+    def members(self):
+        """Of a worker's group, as its log told last: pids of its ranks and of mpirun."""
+        found = re.findall(r"worker group ready .*ranks=(\S+) mpirun=(\d+)", self.log_text())
+        ranks, mpirun = found[-1]
+        return [int(pid) for pid in ranks.split(",")], int(mpirun)
+
     def kill(self, number):
         self.process.send_signal(number)
         return self.process.wait(timeout=60)
