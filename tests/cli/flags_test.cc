@@ -89,5 +89,31 @@ TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {
   EXPECT_THAT(help, HasSubstr("auto|reference|avx2|avx512"));
 }
 
+// A rank that parses what its worker passes on computes as the worker was told.
+TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
+  RoleFlags worker;
+  worker.model = "a model.gguf";
+  worker.kv_type = "fp32";
+  worker.kv_blocks = 77;
+  worker.tensor_parallel = 3;
+  worker.draft_layers = 5;
+  worker.disk_directory = "/var/x";
+  std::vector<std::string> words = RankArguments(worker);
+  words.insert(words.end(), {"--group-dir", "d", "--heartbeats", "h"});
+  RoleFlags rank;
+  CLI::App app{"test", "test"};
+  AddRoleFlags(app, Role::kRank, &rank);
+  std::reverse(words.begin(), words.end());
+  ASSERT_NO_THROW(app.parse(words));
+  EXPECT_EQ(rank.model, "a model.gguf");
+  EXPECT_EQ(rank.kv_type, "fp32");
+  EXPECT_EQ(rank.kv_blocks, 77);
+  EXPECT_EQ(rank.tensor_parallel, 3);
+  EXPECT_EQ(rank.draft_layers, 5);
+  EXPECT_EQ(rank.disk_directory, "/var/x");
+  EXPECT_EQ(rank.group_directory, "d");
+  EXPECT_EQ(RankArguments(rank), RankArguments(worker));
+}
+
 }  // namespace
 }  // namespace flotilla

@@ -229,5 +229,28 @@ TEST(RoleMetricsTest, ARouterIsReadyWhenItsEngineIs) {
   expect("0", "1");
 }
 
+TEST(RoleMetricsTest, RanksAreReadAtEachScrape) {
+  Metrics metrics;
+  ManualClock clock;
+  GroupProbe group(2);
+  WatchGroup(metrics, &group, &clock);
+  std::string page = metrics.Render();
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_up{rank=\"1\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_heartbeat_age_seconds{rank=\"1\"} 0"));
+  for (const char* cause : {"died", "stopped", "silent", "stuck", "garbage"}) {
+    EXPECT_THAT(
+        page, HasSubstr(std::string("flotilla_worker_restarts_total{cause=\"") + cause + "\"} 0"));
+  }
+  clock.AdvanceNs(10'000'000'000);
+  group.ranks[1].up = true;
+  group.ranks[1].heartbeat_ns = 8'000'000'000;
+  ++group.restarts[static_cast<std::size_t>(RestartCause::kStuck)];
+  page = metrics.Render();
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_up{rank=\"0\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_up{rank=\"1\"} 1"));
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_heartbeat_age_seconds{rank=\"1\"} 2"));
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_restarts_total{cause=\"stuck\"} 1"));
+}
+
 }  // namespace
 }  // namespace flotilla

@@ -104,21 +104,27 @@ TEST(WatchSeeds, NoFalseAlarmAndNoneMissed) {
     const bool silent = below(2) == 0;
     const std::int64_t falls_ill = kSecond + below(20 * kSecond);
     const std::int64_t limit = silent ? kSecond : StepLimitNs(below(3 * kSecond));
-    std::int64_t step_since = 0, last_late = 0;
+    std::int64_t step_since = 0, last_late = 0, asleep_until = 0;
     for (MemberSample& rank : ranks) rank.heartbeat_ns = 0;
-    Verdict verdict;
     std::int64_t now = 0;
+    Verdict verdict = watch.Judge(now, {}, ranks, std::nullopt);
     while (verdict.fault == Fault::kNone) {
       // Mostly in time, now and then later than anything else may be.
       const bool late = below(30) == 0;
       now += late ? 500 * kMs + below(5 * kSecond) : 100 * kMs + below(50 * kMs);
-      if (late) last_late = now;
+      if (late) {
+        last_late = now;
+        // What stopped the agent stopped the ranks, and some are slow to wake.
+        if (below(2) == 0) asleep_until = now + below(700 * kMs);
+      }
       const bool ill = now >= falls_ill;
       for (std::size_t i = 0; i < ranks.size(); ++i) {
-        if (!(ill && silent && i == sick)) ranks[i].heartbeat_ns = now - below(900 * kMs);
+        const bool beats = now >= asleep_until && !(ill && silent && i == sick);
+        if (beats) ranks[i].heartbeat_ns = now - below(900 * kMs);
         ranks[i].behind = i == sick;
       }
-      if (!(ill && !silent)) step_since = std::max(step_since, now - below(limit - 200 * kMs));
+      if (now >= asleep_until && !(ill && !silent))
+        step_since = std::max(step_since, now - below(limit - 200 * kMs));
       verdict =
           watch.Judge(now, {}, ranks, WorkUnderway{.since_ns = step_since, .limit_ns = limit});
       ASSERT_TRUE(ill || verdict.fault == Fault::kNone) << now;
