@@ -1,7 +1,7 @@
 // StepExecutor: the seam between a scheduler and its worker group.
 //
-// Implementations: in-process (worker), remote (gRPC), fake. All pass
-// tests/contract. Order of events in an epoch: Ready, then one Result per plan
+// Implementations: in-process and processes under mpirun (worker), remote (gRPC), fake.
+// All pass tests/contract. Order of events in an epoch: Ready, then one Result per plan
 // in step order, then at most one Lost. After Lost the next Ready has a higher
 // epoch, and all KV memory is gone.
 #pragma once

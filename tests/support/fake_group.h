@@ -97,6 +97,7 @@ class FakeGroup {
     std::filesystem::rename(path + ".tmp", path);
   }
 
+  const std::string& temporary() const { return temporary_.path(); }
   // Of the group that became ready last, as the log tells.
   pid_t RankPid(int rank) const { return Pids("ranks=").at(static_cast<std::size_t>(rank)); }
   pid_t LauncherPid() const { return Pids("mpirun=").at(0); }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "worker/core/merge_descriptions.h"
+#include "worker/group/directory.h"
 
 namespace flotilla {
 namespace {
@@ -27,6 +28,19 @@ bool IsPermanent(const absl::Status& status) {
       return true;
     default:
       return false;
+  }
+}
+
+const char* PhaseName(RankPhase phase) {
+  switch (phase) {
+    case RankPhase::kLoading:
+      return "loading";
+    case RankPhase::kWaiting:
+      return "waiting";
+    case RankPhase::kRunning:
+      return "running";
+    default:  // it may have written anything
+      return "starting";
   }
 }
 
@@ -74,10 +88,11 @@ absl::Status ProcessExecutor::Execute(StepPlan plan) {
   const Unanswered sent{.step = plan.step,
                         .sent_ns = clock_->NowNs(),
                         .predicted_ns = std::max<std::int64_t>(plan.predicted_ns, 0)};
-  const Epoch epoch = plan.epoch;
-  const std::string message = Encode(RankCommand(std::move(plan)));
+  const RankCommand command(std::move(plan));
+  const std::string message = Encode(command);
   absl::MutexLock lock(&mu_);
-  if (stopped_ || epoch_ == Epoch{0} || epoch != epoch_) {
+  const StepPlan& sent_plan = std::get<StepPlan>(command);
+  if (stopped_ || epoch_ == Epoch{0} || sent_plan.epoch != epoch_) {
     return absl::FailedPreconditionError("not the current epoch");
   }
   if (unanswered_.size() > lag_) {
@@ -88,8 +103,23 @@ absl::Status ProcessExecutor::Execute(StepPlan plan) {
         absl::StrCat("a plan of ", message.size(), " bytes; ", kMaxFrameBytes, " are allowed"));
   }
   unanswered_.push_back(sent);
+  NoteCopies(sent_plan);
   reachable_->Send(message);
   return absl::OkStatus();
+}
+
+// A step may have to wait for copies of its own plan and of earlier ones, which the
+// scheduler does not count among the step's own time.
+void ProcessExecutor::NoteCopies(const StepPlan& plan) {
+  for (const PlanOp& op : plan.ops) {
+    const auto* copy = std::get_if<BackgroundCopy>(&op);
+    if (copy == nullptr || copy->tier >= tiers_.size()) continue;
+    const KvTier& tier = tiers_[copy->tier];
+    const std::int64_t per_block =
+        copy->kind == BackgroundCopy::Kind::kOut ? tier.out_ns_per_block : tier.in_ns_per_block;
+    copies_.push_back({.id = copy->id,
+                       .predicted_ns = per_block * static_cast<std::int64_t>(copy->moves.size())});
+  }
 }
 
 void ProcessExecutor::EndEpoch(Epoch epoch) {
@@ -121,6 +151,7 @@ bool ProcessExecutor::WaitToLaunch(int failures) {
 }
 
 void ProcessExecutor::Loop() {
+  RemoveStaleDirectories(options_.group.temporary);
   for (int failures = 0; WaitToLaunch(failures);) {
     const absl::Status ended = Live();
     failures = ended.ok() ? 0 : failures + 1;
@@ -232,6 +263,10 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeResult(const StepResult
                                         " that is not the next")};
     }
     unanswered_.pop_front();
+    std::erase_if(copies_, [&](const Copy& copy) {
+      return std::find(result.copies_done.begin(), result.copies_done.end(), copy.id) !=
+             result.copies_done.end();
+    });
     last_result_ns_ = clock_->NowNs();
   }
   probe_.OnStep(result.timings);
@@ -282,6 +317,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
     absl::MutexLock lock(&mu_);
     epoch_ = last_epoch_;
     lag_ = merged->lag;
+    tiers_ = merged->tiers;
     last_result_ns_ = 0;
     ready_once_ = true;
   }
@@ -316,7 +352,9 @@ std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, b
       outstanding_ns += plan.predicted_ns;
       if (with_started && plan.step.value() <= started) lost.started.push_back(plan.step);
     }
+    for (const Copy& copy : copies_) outstanding_ns += copy.predicted_ns;
     unanswered_.clear();
+    copies_.clear();
   }
   ++probe_.epochs_lost;
   listener_->OnLost(lost);
@@ -345,8 +383,10 @@ std::optional<WorkUnderway> ProcessExecutor::Underway(std::vector<MemberSample>*
   if (unanswered_.empty()) return std::nullopt;
   const Unanswered& oldest = unanswered_.front();
   mark([&](int rank) { return life_.group->slot(rank).done_step < oldest.step.value(); });
+  std::int64_t predicted_ns = oldest.predicted_ns;
+  for (const Copy& copy : copies_) predicted_ns += copy.predicted_ns;
   return WorkUnderway{.since_ns = std::max(oldest.sent_ns, last_result_ns_),
-                      .limit_ns = StepLimitNs(oldest.predicted_ns)};
+                      .limit_ns = StepLimitNs(predicted_ns)};
 }
 
 std::optional<ProcessExecutor::End> ProcessExecutor::Look(std::int64_t now_ns) {
@@ -373,7 +413,12 @@ std::string ProcessExecutor::Describe(const Verdict& verdict) {
       verdict.member == Verdict::kLauncher
           ? absl::StrCat("mpirun (pid ", life_.group->launcher_pid(), ")")
           : absl::StrCat("rank ", verdict.member, " (pid ", life_.group->pid(verdict.member), ")");
-  const std::string seconds = absl::StrFormat("%.1f s", static_cast<double>(verdict.age_ns) * 1e-9);
+  std::string seconds = absl::StrFormat("%.1f s", static_cast<double>(verdict.age_ns) * 1e-9);
+  if (verdict.member != Verdict::kLauncher) {
+    const HeartbeatSlot& slot = life_.group->slot(verdict.member);
+    absl::StrAppend(&seconds, " (", PhaseName(slot.phase), ", step ", slot.started_step.load(),
+                    ")");
+  }
   switch (verdict.fault) {
     case Fault::kStopped:
       return absl::StrCat(who, ": is stopped");

@@ -84,6 +84,11 @@ class ProcessExecutor final : public StepExecutor {
     std::int64_t sent_ns;
     std::int64_t predicted_ns;
   };
+  // A background copy that has not been reported done.
+  struct Copy {
+    std::uint64_t id;
+    std::int64_t predicted_ns;
+  };
 
   void Loop();
   bool WaitToLaunch(int failures) ABSL_LOCKS_EXCLUDED(mu_);
@@ -94,6 +99,7 @@ class ProcessExecutor final : public StepExecutor {
   std::optional<End> TakeGroupEvent(int rank, const GroupEvent& event);
   std::optional<End> TakeResult(const StepResult& result) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<End> Look(std::int64_t now_ns);
+  void NoteCopies(const StepPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::optional<WorkUnderway> Underway(std::vector<MemberSample>* ranks) ABSL_LOCKS_EXCLUDED(mu_);
   std::string Describe(const Verdict& verdict);
   void NoteRanks(const std::vector<MemberSample>& ranks);
@@ -125,6 +131,8 @@ class ProcessExecutor final : public StepExecutor {
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};                  // accepting plans; 0: none
   std::uint32_t lag_ ABSL_GUARDED_BY(mu_) = 1;
   std::deque<Unanswered> unanswered_ ABSL_GUARDED_BY(mu_);
+  std::vector<Copy> copies_ ABSL_GUARDED_BY(mu_);  // of plans of the epoch
+  std::vector<KvTier> tiers_ ABSL_GUARDED_BY(mu_);
   std::int64_t last_result_ns_ ABSL_GUARDED_BY(mu_) = 0;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;  // EndEpoch was called
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;

@@ -58,7 +58,7 @@ RankGroup::RankGroup(RankGroupOptions options, std::string directory, HeartbeatP
 absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Launch(const RankGroupOptions& options) {
   auto page = HeartbeatPage::Create(options.ranks);
   if (!page.ok()) return page.status();
-  std::string directory = absl::StrCat(options.temporary, "/flotilla-group-XXXXXX");
+  std::string directory = absl::StrCat(options.temporary, "/", kDirectoryPrefix, "XXXXXX");
   if (mkdtemp(directory.data()) == nullptr) {  // 0700
     return Failed(absl::StrCat("a directory in '", options.temporary, "'"));
   }
@@ -285,16 +285,16 @@ std::string RankGroup::Obituary(int member) {
     }
     return absl::StrCat("mpirun (pid ", launcher_, "): ", how);
   }
+  // Its socket closes some microseconds before the process has ended.
+  pollfd end{.fd = ranks_[member].pidfd.get(), .events = POLLIN, .revents = 0};
+  const bool ended = poll(&end, 1, kLastBreathMs) > 0;
   const HeartbeatSlot& slot = page_.slot(member);
   const std::string who = absl::StrCat("rank ", member, " (pid ", ranks_[member].pid, "): ");
   if (const int number = slot.signal; number != 0) return absl::StrCat(who, "signal ", number);
   if (const int code = slot.exit_plus_one; code != 0) {
     return absl::StrCat(who, "exit code ", code - 1);
   }
-  // Its socket closes some microseconds before the process has ended.
-  pollfd end{.fd = ranks_[member].pidfd.get(), .events = POLLIN, .revents = 0};
-  return absl::StrCat(who, poll(&end, 1, kLastBreathMs) > 0 ? "ended without a word, as by signal 9"
-                                                            : "closed its socket");
+  return absl::StrCat(who, ended ? "ended without a word, as by signal 9" : "closed its socket");
 }
 
 std::vector<std::pair<std::string, std::string>> RankGroup::TakeLogLines() {

@@ -8,9 +8,11 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "tests/support/fake_group.h"
 #include "tests/support/plan_builder.h"
 #include "worker/fake_executor.h"
+#include "worker/group/directory.h"
 #include "worker/group/proc.h"
 
 namespace flotilla::testing {
@@ -56,6 +59,14 @@ std::vector<StepPlan> Script(Epoch epoch) {
   std::vector<StepPlan> script = {plans.Take()};
   for (int step = 2; step <= 3; ++step) script.push_back(plans.Take());
   return script;
+}
+
+// Makes what is in the directory an hour old.
+void MakeOld(const std::string& path) {
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    std::filesystem::last_write_time(
+        entry, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  }
 }
 
 class ProcessExecutorTest : public ::testing::Test {
@@ -131,7 +142,7 @@ TEST_F(ProcessExecutorTest, WhateverARankDoesInAStepIsNoticed) {
       {"oversize", kDied, "4294967295 bytes", 0, kDetectSeconds},
       {"stop", kStuck, "is stopped", 0, kDetectSeconds},
       {"silent", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
-      {"stuck", kStuck, "has not finished its work", 2, 3},
+      {"stuck", kStuck, "(running, step 2)", 2, 3},
   };
   FakeGroup group(3);
   Recorder recorder;
@@ -272,6 +283,27 @@ TEST_F(ProcessExecutorTest, RanksEndWithTheirAgent) {
   EXPECT_TRUE(members().empty());
   while (waitpid(-1, nullptr, WNOHANG) > 0) {  // this process has adopted them
   }
+  // What such an agent leaves on disk goes when another one starts, if it is old enough to
+  // be nobody's who is just starting.
+  const auto left = [&] {
+    return std::distance(std::filesystem::directory_iterator(temporary.path()), {});
+  };
+  EXPECT_EQ(left(), 1);
+  RemoveStaleDirectories(temporary.path());
+  EXPECT_EQ(left(), 1);
+  MakeOld(temporary.path());
+  RemoveStaleDirectories(temporary.path());
+  EXPECT_EQ(left(), 0);
+}
+
+TEST_F(ProcessExecutorTest, DirectoriesOfLiveAgentsAreNotStale) {
+  FakeGroup group(1);
+  Recorder recorder;
+  ASSERT_TRUE(group.executor().Start(&recorder).ok());
+  MakeOld(group.temporary());
+  RemoveStaleDirectories(group.temporary());
+  EXPECT_FALSE(std::filesystem::is_empty(group.temporary()));
+  RunStep(group, recorder, Script(recorder.WaitReady(1)), 1);
 }
 
 }  // namespace
