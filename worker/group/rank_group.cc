@@ -33,6 +33,9 @@ namespace {
 constexpr absl::Duration kKillLimit = absl::Seconds(5);
 constexpr absl::Duration kKillPeriod = absl::Milliseconds(1);
 constexpr int kLastBreathMs = 20;
+// Of a connection in one go, 64 KiB each: more than a socket holds, and not so much that
+// a rank that never ends talking keeps the others and the watch waiting.
+constexpr int kMaxReads = 64;
 constexpr std::size_t kMaxStrangers = 16;  // connections before their hello
 
 absl::Status Failed(absl::string_view what) {
@@ -205,7 +208,7 @@ void RankGroup::ReadAll(Heard* heard) {
 }
 
 bool RankGroup::Read(Connection& connection, std::vector<News>* news) {
-  while (true) {
+  for (int reads = 0; reads < kMaxReads; ++reads) {
     const auto read = connection.reader.ReadFrom(connection.socket.get());
     while (const auto message = connection.reader.Next()) {
       auto event = DecodeRankEvent(*message);
@@ -226,6 +229,7 @@ bool RankGroup::Read(Connection& connection, std::vector<News>* news) {
     }
     if (!*read) return true;
   }
+  return true;
 }
 
 bool RankGroup::TakeHello(Connection& connection, const RankHello& hello) {
