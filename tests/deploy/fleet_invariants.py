@@ -13,8 +13,6 @@ from manifests import CUSTOM, K8S, ROOT
 LABELS = {"app.kubernetes.io/name": "flotilla", "app.kubernetes.io/instance": "flotilla",
           "app.kubernetes.io/part-of": "flotilla"}
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
-# Flags that the secrets and tls components use. A program without them is older.
-ANNOUNCED = {"--api-keys-file", "--fleet-secret-file", "--tls-cert", "--tls-key", "--tls-ca"}
 # Which flag opens which named port.
 PORT_FLAGS = {("router", "http"): "--http-port", ("router", "grpc"): "--grpc-port",
               ("scheduler", "scheduler"): "--listen-port",
@@ -75,7 +73,7 @@ def objects_are_few_of_a_kind_and_name(fleet):
 @invariant
 def the_program_knows_its_flags(fleet):
     for one in fleet.containers():
-        for flag in one.flags(fleet).keys() - known_flags(one.role) - ANNOUNCED:
+        for flag in one.flags(fleet).keys() - known_flags(one.role):
             yield f"{one}: flotilla {one.role} has no {flag}"
 
 

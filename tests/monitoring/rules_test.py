@@ -59,8 +59,7 @@ class Kubernetes(unittest.TestCase):
     """The labels that pods' targets get. Debian's Prometheus knows no Kubernetes, so the
     pods' meta labels come from a file."""
 
-    LABELS = {"container_init": "false", "phase": "Running",
-              "label_app_kubernetes_io_name": "flotilla"}
+    LABELS = {"phase": "Running", "label_app_kubernetes_io_name": "flotilla"}
 
     def labels(self, *pods):
         """[the labels of its target, or None if it has none] of each pod."""
@@ -83,7 +82,7 @@ class Kubernetes(unittest.TestCase):
         return [found[f"10.0.0.{i}:1"] for i in range(len(pods))]
 
     def test_role_and_group(self):
-        router, scheduler, rank, named, other, sidecar, port, init = self.labels(
+        router, scheduler, rank, named, other, proxy, port, sidecar = self.labels(
             {"container_name": "router", "container_port_name": "http", "name": "r-0",
              "namespace": "ns"},
             {"container_name": "scheduler", "container_port_name": "sched-metrics", "name": "g-0"},
@@ -95,7 +94,7 @@ class Kubernetes(unittest.TestCase):
              "label_app_kubernetes_io_name": "another"},
             {"container_name": "proxy", "container_port_name": "http"},
             {"container_name": "worker", "container_port_name": "worker"},
-            {"container_name": "worker", "container_port_name": "metrics",
+            {"container_name": "worker", "container_port_name": "worker-metrics", "name": "g-3",
              "container_init": "true"})
         self.assertEqual((router["role"], router["pod"], router["namespace"]),
                          ("router", "r-0", "ns"))
@@ -103,7 +102,8 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual((scheduler["role"], scheduler["group"]), ("scheduler", "g-0"))
         self.assertEqual((rank["role"], rank["group"]), ("worker", "1"))
         self.assertEqual((named["role"], named["group"]), ("worker", "blue"))
-        self.assertEqual([other, sidecar, port, init], [None] * 4)
+        self.assertEqual((sidecar["role"], sidecar["group"]), ("worker", "g-3"))
+        self.assertEqual([other, proxy, port], [None] * 3)
 
 
 class Dashboards(unittest.TestCase):
