@@ -90,7 +90,8 @@ class Engine {
   // Hands a request over; never blocks. Its events go to `sink`, which the
   // engine keeps alive until the RequestEnd. A refusal is a RequestEnd without
   // Accepted: RESOURCE_EXHAUSTED with a retry hint (queue full), UNAVAILABLE
-  // (draining), INVALID_ARGUMENT (what this engine cannot do). Any thread.
+  // (draining), INVALID_ARGUMENT (what this engine cannot do). A replay (attempt
+  // above 0) passes full queues and a drain. Any thread.
   virtual void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) = 0;
 
   // Cancels; unknown or ended requests are ignored. The blocks are free at the

@@ -62,7 +62,10 @@ void SchedulerCore::Refuse(const TokenizedRequest& request, absl::Status status,
 }
 
 absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const {
-  if (state_.draining) return absl::UnavailableError("the engine is draining");
+  // A replay was admitted before, here or elsewhere, and is not refused any more: a
+  // client waits for the rest of its answer. So there are as many as were admitted.
+  const bool replay = request.attempt > Attempt(0);
+  if (state_.draining && !replay) return absl::UnavailableError("the engine is draining");
   if (!state_.description.has_value()) {
     return absl::UnavailableError("no worker group is ready yet");
   }
@@ -75,6 +78,10 @@ absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns, const TokenizedReque
   if (request.deadline_ns.has_value() && *request.deadline_ns <= now_ns) {
     return absl::DeadlineExceededError("the deadline has passed");
   }
+  return replay ? absl::OkStatus() : CheckQueue(request);
+}
+
+absl::Status SchedulerCore::CheckQueue(const TokenizedRequest& request) const {
   if (state_.waiting.size() >= state_.options.max_queued_requests) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", state_.waiting.size(), " requests wait"));

@@ -130,6 +130,8 @@ class SchedulerCore {
  private:
   void Refuse(const TokenizedRequest& request, absl::Status status, std::int64_t retry_after_ms);
   absl::Status CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const;
+  // The bounds of the queue, which replays pass.
+  absl::Status CheckQueue(const TokenizedRequest& request) const;
   Slot Accept(TokenizedRequest request);
   void AddBranches(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
                    std::vector<std::vector<TokenId>> prefixes);

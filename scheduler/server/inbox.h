@@ -1,9 +1,9 @@
 // EngineInbox: how other threads reach the engine loop.
 //
-// One queue, so that what a thread sends arrives in its order. Requests are
+// One queue, so that what a thread sends arrives in its order. New requests are
 // bounded and refused when there are too many; everything else is bounded by
-// what was admitted (a cancel per request, lag + 1 results, one Ready or Lost
-// at a time) and always taken. Nobody blocks but the loop itself.
+// what was admitted (a replay or a cancel per request, lag + 1 results, one Ready
+// or Lost at a time) and always taken. Nobody blocks but the loop itself.
 #pragma once
 
 #include <cstddef>
@@ -43,10 +43,11 @@ class EngineInbox {
 
   explicit EngineInbox(std::size_t max_submits) : max_submits_(max_submits) {}
 
-  // Any thread. kFull concerns requests only; unless kYes, `message` is
+  // Any thread. kFull concerns new requests only; unless kYes, `message` is
   // untouched.
   Sent Send(EngineMessage&& message) {
-    const bool submit = std::holds_alternative<SubmitMessage>(message);
+    const auto* submission = std::get_if<SubmitMessage>(&message);
+    const bool submit = submission != nullptr && submission->request.attempt == Attempt(0);
     absl::MutexLock lock(&mu_);
     if (closed_) return Sent::kClosed;
     if (submit && submits_ >= max_submits_) return Sent::kFull;

@@ -18,7 +18,6 @@ TokenizedRequest Request(std::uint64_t number, std::uint32_t prompt_tokens = 20,
                          std::uint32_t max_tokens = 8) {
   TokenizedRequest request;
   request.id = {99, number};
-  request.attempt = Attempt(3);
   for (std::uint32_t i = 0; i < prompt_tokens; ++i) {
     request.prompt.push_back(static_cast<TokenId>((number + i) % 16));
   }
@@ -414,6 +413,22 @@ TEST_P(EngineContract, FullQueueRefusesWithAHint) {
   EXPECT_GT(refused, 0);
 }
 
+TEST_P(EngineContract, AReplayPassesAFullQueue) {
+  Session session(GetParam());
+  const EngineDescription limits = session.engine().Describe().value();
+  const std::uint32_t prompt = std::min(limits.max_context - 8, limits.max_queue_tokens);
+  const std::uint32_t count = limits.max_queue_tokens / prompt + 20;
+  std::vector<TokenizedRequest> requests;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    requests.push_back(Request(i + 1, prompt, 1));
+    requests.back().attempt = Attempt(1);
+    session.Submit(requests.back());
+  }
+  for (const TokenizedRequest& request : requests) {
+    ExpectEnd(session.Finish(request), FinishReason::kLength, 1);
+  }
+}
+
 TEST_P(EngineContract, ManyThreadsEachWithItsSink) {
   Session session(GetParam());
   constexpr int kThreads = 4;
@@ -460,9 +475,10 @@ TEST_P(EngineContract, DrainEndsWhatRunsAndRefusesTheRest) {
     EXPECT_TRUE(session.recorder->Ended(request.id)) << "drained before the last request ended";
     ++done;
   });
-  TokenizedRequest late = Request(2);
-  late.attempt = Attempt(0);  // a new one
-  EXPECT_TRUE(absl::IsUnavailable(session.Refusal(late).status));
+  EXPECT_TRUE(absl::IsUnavailable(session.Refusal(Request(2)).status));
+  TokenizedRequest replay = Request(3);  // it was accepted once
+  replay.attempt = Attempt(1);
+  ExpectEnd(session.Ask(replay), FinishReason::kLength, 8);
   ExpectEnd(session.Finish(request), FinishReason::kLength, 8);
   session.PumpUntil([&] { return done == 1 && session.engine().Load().draining; });
   session.engine().Drain([&] { ++done; });  // idle: at once

@@ -397,6 +397,29 @@ TEST(Core, RefusesByName) {
   EXPECT_EQ(harness.TokensOf(100), 1u);
 }
 
+// It was admitted once: neither a full queue nor a drain refuses it, but what it asks
+// for is judged.
+TEST(Core, AReplayPassesAdmission) {
+  CoreHarness harness({.max_queued_requests = 1, .max_queued_tokens = 20, .max_wait_ns = 1},
+                      SmallGroup(4, 16));
+  harness.Admit(1, 10, 4);
+  TokenizedRequest replay = CoreHarness::Request(2, 12, 4);
+  replay.attempt = Attempt(1);
+  replay.output_prefix = {{5}};
+  harness.core.Admit(0, replay);
+  harness.core.Drain();
+  replay.id.counter = 3;
+  harness.core.Admit(0, replay);
+  replay.id.counter = 4;
+  replay.output_prefix = {{5}, {6}};
+  harness.core.Admit(0, replay);
+  harness.RunAll();
+  for (const std::uint64_t id : {1, 2, 3}) {
+    EXPECT_EQ(harness.ReasonOf(id), FinishReason::kLength) << id;
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(harness.EndOf(4)->status));
+}
+
 TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
   const auto applied = [](auto change) {
     CoreHarness harness({}, Group());

@@ -155,7 +155,7 @@ absl::Status Simulation::ApplyPlan() {
 // What comes from outside at any time.
 absl::Status Simulation::Disturb() {
   const bool arrive = random_.OneIn(arrive_one_in_);
-  if (arrive) Arrive();
+  if (arrive) Arrive(RandomRequest());
   const bool cancel = random_.OneIn(cancel_one_in_);
   if (cancel) CancelSome();
   const bool kill = kill_one_in_ > 0 && worker_ != nullptr && random_.OneIn(kill_one_in_);
@@ -166,7 +166,7 @@ absl::Status Simulation::Disturb() {
 TokenizedRequest Simulation::RandomRequest() {
   TokenizedRequest request;
   request.id = {.incarnation = 7, .counter = next_id_++};
-  request.attempt = Attempt(random_.Below(3));
+  request.attempt = Attempt(random_.OneIn(4) ? 1 : 0);
   const std::uint32_t prompt = random_.LogUniform(prompt_bits_);
   if (!openings_.empty() && !random_.OneIn(3)) {
     const auto& opening = openings_[random_.Below(static_cast<std::uint32_t>(openings_.size()))];
@@ -210,8 +210,7 @@ TokenizedRequest Simulation::RandomRequest() {
   return request;
 }
 
-void Simulation::Arrive() {
-  TokenizedRequest request = RandomRequest();
+void Simulation::Arrive(TokenizedRequest request) {
   coverage_.replayed += !request.output_prefix.empty();
   coverage_.prompt_only += request.stop.max_tokens == 0;
   coverage_.parallel += !request.beam && request.branches > 1;
@@ -458,7 +457,11 @@ absl::Status Simulation::LateMessage() {
 // No more arrivals: everything must end, and nothing may be left.
 absl::Status Simulation::WindDown() {
   core_->Drain();
-  Arrive();
+  TokenizedRequest late = RandomRequest(), again = RandomRequest();
+  late.attempt = Attempt(0);
+  again.attempt = Attempt(1);
+  Arrive(std::move(late));
+  Arrive(std::move(again));
   if (absl::Status s = AfterEvent(); !s.ok()) return s;
   const std::uint64_t last = ticks_ + 400'000;
   while (core_->live_requests() > 0 || !plans_.empty() || !results_.empty() || worker_ == nullptr ||

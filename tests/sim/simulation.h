@@ -130,7 +130,7 @@ class Simulation {
   // One thing that happens.
   absl::Status Tick(bool arrivals);
   absl::Status Disturb();
-  void Arrive();
+  void Arrive(TokenizedRequest request);
   TokenizedRequest RandomRequest();
   CancelRequest RandomCancel();
   void CancelSome();

@@ -153,7 +153,8 @@ void FakeEngine::Drain(std::function<void()> done) {
 
 absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
   const EngineDescription& limits = options_.description;
-  if (draining_) return absl::UnavailableError("draining");
+  const bool replay = request.attempt > Attempt(0);
+  if (draining_ && !replay) return absl::UnavailableError("draining");
   const auto in_vocabulary = [&](TokenId token) {
     return token >= 0 && static_cast<std::uint32_t>(token) < limits.vocab_size;
   };
@@ -178,7 +179,7 @@ absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
     if (running.request.id == request.id) return absl::AlreadyExistsError("request id in use");
     if (!running.accepted && running.answer.refusal.ok()) waiting += running.request.prompt.size();
   }
-  if (waiting > limits.max_queue_tokens) return absl::ResourceExhaustedError("queue");
+  if (waiting > limits.max_queue_tokens && !replay) return absl::ResourceExhaustedError("queue");
   return absl::OkStatus();
 }
 
