@@ -1,0 +1,448 @@
+#include "router/core/fleet_core.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla {
+namespace {
+
+constexpr std::int64_t kRetryAfterMs = 1000;
+// An owner that goes on does so at once; this is far longer.
+constexpr std::int64_t kMovedForNs = 10'000'000'000;
+// Groups that a new request is offered to, as long as they refuse it for overload.
+constexpr std::size_t kOffers = 2;
+
+bool HasTokens(const TokenizedRequest& request) {
+  return std::any_of(request.output_prefix.begin(), request.output_prefix.end(),
+                     [](const std::vector<TokenId>& prefix) { return !prefix.empty(); });
+}
+
+// What a group comes to owe by it: see EngineLoad::owed_tokens.
+std::uint64_t TokensOf(const TokenizedRequest& request, std::uint32_t overlap) {
+  const std::uint64_t width = request.beam ? request.beam->beams : request.branches;
+  return request.prompt.size() - overlap + width * request.stop.max_tokens;
+}
+
+bool CancelledWhole(std::uint32_t branches, const std::vector<CancelRequest>& cancels) {
+  if (cancels.empty()) return false;
+  std::vector<bool> cancelled(branches);
+  for (const CancelRequest& cancel : cancels) {
+    if (!cancel.branch.has_value()) return true;
+    if (cancel.branch->value() < branches) cancelled[cancel.branch->value()] = true;
+  }
+  return std::find(cancelled.begin(), cancelled.end(), false) == cancelled.end();
+}
+
+// Output tokens of a branch that count, when it ends before it was sent.
+std::uint32_t KeptTokens(const TokenizedRequest& request, const std::vector<CancelRequest>& cancels,
+                         BranchIndex branch) {
+  for (const CancelRequest& cancel : cancels) {
+    if (cancel.branch.value_or(branch) == branch) return cancel.keep_tokens;
+  }
+  return branch.value() < request.output_prefix.size()
+             ? static_cast<std::uint32_t>(request.output_prefix[branch.value()].size())
+             : 0;
+}
+
+bool IsOverload(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+}
+
+}  // namespace
+
+std::uint64_t FleetCore::Random() {
+  // Outputs of SplitMix64 (Steele, Lea, Flood 2014).
+  std::uint64_t x = options_.seed + ++draws_ * 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+bool FleetCore::Removable(GroupId id) const {
+  const Group& group = groups_.at(id);
+  return group.leaving && group.live == 0;
+}
+
+void FleetCore::OnAttached(std::int64_t now_ns, GroupId id, EngineDescription description) {
+  Group& group = groups_.at(id);
+  auto model = std::find_if(models_.begin(), models_.end(),
+                            [&](const Model& m) { return m.id == description.model_id; });
+  if (model == models_.end()) {
+    model = models_.insert(
+        models_.end(), {.id = description.model_id, .tokenizer_hash = description.tokenizer_hash});
+  }
+  group.model = static_cast<std::size_t>(model - models_.begin());
+  group.usable = model->tokenizer_hash == description.tokenizer_hash;
+  group.description = std::move(description);
+  if (!std::exchange(group.attached, true)) group.life = GroupKey(++lives_);
+  SendHeld(now_ns);
+}
+
+void FleetCore::OnDetached(GroupId id) {
+  Group& group = groups_.at(id);
+  group.attached = false;
+  group.life = GroupKey(++lives_);
+  group.owed = {};
+  group.load = {};
+}
+
+void FleetCore::OnLoad(GroupId id, const EngineLoad& load) {
+  Group& group = groups_.at(id);
+  group.load = load;
+  group.owed.OnReport(load.owed_tokens);
+}
+
+int FleetCore::Tier(GroupId id, const Group& group, const Entry& entry) const {
+  const bool serves = group.attached && group.usable && group.model == entry.model;
+  if (!serves ||
+      std::find(entry.refused_by.begin(), entry.refused_by.end(), id) != entry.refused_by.end()) {
+    return kUnusable;
+  }
+  if (entry.numerics_id != 0 && group.description->numerics_id != entry.numerics_id) {
+    return kUnusable;
+  }
+  // One that ends soon takes what was begun elsewhere, rather than let it wait.
+  if (group.leaving || group.load.draining) {
+    return entry.attempt > Attempt(0) ? kUnusable - 1 : kUnusable;
+  }
+  return group.load.ready ? 0 : 1;
+}
+
+std::optional<FleetCore::Choice> FleetCore::Choose(const Entry& entry) {
+  std::vector<GroupId> best;
+  int tier = kUnusable - 1;
+  for (const auto& [id, group] : groups_) {
+    const int own = Tier(id, group, entry);
+    if (own > tier) continue;
+    if (own < tier) best.clear();
+    tier = own;
+    best.push_back(id);
+  }
+  if (best.empty()) return std::nullopt;
+  const TokenizedRequest& request = *entry.request;
+  Choice choice;
+  choice.chain = PrefixMap::ChainOf(request.prompt, request.tenant, request.cache_salt);
+  const std::vector<PrefixMap::Overlap> overlaps = prefixes_.Find(choice.chain);
+  std::vector<GroupChoice> choices;
+  for (const GroupId id : best) {
+    const Group& group = groups_.at(id);
+    GroupChoice& one = choices.emplace_back();
+    one.owed_tokens = group.owed.total();
+    for (const PrefixMap::Overlap& overlap : overlaps) {
+      if (overlap.group == group.life) one.overlap_tokens = overlap.tokens;
+    }
+  }
+  const std::size_t chosen = ChooseGroup(choices, Random());
+  choice.group = best[chosen];
+  choice.overlap_tokens = choices[chosen].overlap_tokens;
+  return choice;
+}
+
+bool FleetCore::Possible(const Entry& entry) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& one) {
+    const Group& group = one.second;
+    // A group that was never there may be anything.
+    if (!group.description.has_value()) return true;
+    return group.usable && group.model == entry.model &&
+           (entry.numerics_id == 0 || group.description->numerics_id == entry.numerics_id);
+  });
+}
+
+void FleetCore::SendTo(const Choice& choice, Entry& entry) {
+  Group& group = groups_.at(choice.group);
+  prefixes_.OnSent(choice.chain, group.life);
+  entry.group = choice.group;
+  entry.life = group.life;
+  entry.tokens = TokensOf(*entry.request, choice.overlap_tokens);
+  group.owed.OnSent(entry.tokens);
+  ++group.live;
+  ++group.requests;
+  if (entry.attempt > Attempt(0) && entry.refused_by.empty()) {
+    CountReplay(entry, entry.held_until_ns ? ReplayResult::kResumed : ReplayResult::kSent);
+  }
+  if (entry.held_until_ns.has_value()) {
+    entry.held_until_ns.reset();
+    --held_;
+  }
+  actions_.commands.emplace_back(choice.group, *entry.request);
+  for (const CancelRequest& cancel : entry.cancels) {
+    actions_.commands.emplace_back(choice.group, cancel);
+  }
+}
+
+void FleetCore::LeaveGroup(Entry& entry) {
+  if (!entry.group.has_value()) return;
+  Group& group = groups_.at(*entry.group);
+  --group.live;
+  if (!entry.accepted && entry.life == group.life) group.owed.OnNotServed(entry.tokens);
+  entry.group.reset();
+}
+
+FleetCore::Requests::iterator FleetCore::Erase(Requests::iterator at) {
+  LeaveGroup(at->second);
+  if (at->second.held_until_ns.has_value()) --held_;
+  return requests_.erase(at);
+}
+
+FleetCore::Requests::iterator FleetCore::EndWith(Requests::iterator at, absl::Status status) {
+  const Entry& entry = at->second;
+  actions_.events.emplace_back(entry.sink, RequestEnd{.request = at->first,
+                                                      .attempt = entry.attempt,
+                                                      .status = std::move(status),
+                                                      .retry_after_ms = kRetryAfterMs,
+                                                      .usage = {}});
+  return Erase(at);
+}
+
+FleetCore::Requests::iterator FleetCore::EndHere(Requests::iterator at, FinishReason reason) {
+  const Entry& entry = at->second;
+  const RequestId& id = at->first;
+  actions_.events.emplace_back(entry.sink, Accepted{id, entry.attempt});
+  for (std::uint32_t i = 0; i < entry.branches; ++i) {
+    actions_.events.emplace_back(
+        entry.sink,
+        BranchEnd{.request = id,
+                  .attempt = entry.attempt,
+                  .branch = BranchIndex(i),
+                  .reason = reason,
+                  .output_tokens = KeptTokens(*entry.request, entry.cancels, BranchIndex(i))});
+  }
+  actions_.events.emplace_back(entry.sink, RequestEnd{.request = id, .attempt = entry.attempt});
+  return Erase(at);
+}
+
+void FleetCore::CountReplay(const Entry& entry, ReplayResult result) {
+  ++counters_.replays[HasTokens(*entry.request)][static_cast<std::size_t>(result)];
+}
+
+FleetCore::Requests::iterator FleetCore::Route(std::int64_t now_ns, Requests::iterator at) {
+  Entry& entry = at->second;
+  if (CancelledWhole(entry.branches, entry.cancels)) return EndHere(at, FinishReason::kCancelled);
+  if (const std::optional<Choice> choice = Choose(entry)) {
+    SendTo(*choice, entry);
+    return std::next(at);
+  }
+  if (entry.attempt == Attempt(0)) {
+    if (entry.refusal.has_value()) {
+      actions_.events.emplace_back(entry.sink, *std::move(entry.refusal));
+      return Erase(at);
+    }
+    const bool any = !GroupsOf(entry.model).empty();
+    return EndWith(
+        at, absl::UnavailableError(any ? "the schedulers are draining" : "no scheduler is there"));
+  }
+  if (!Possible(entry)) {
+    CountReplay(entry, ReplayResult::kImpossible);
+    return EndWith(
+        at, absl::UnavailableError("no scheduler is known that computes as the one that began this "
+                                   "answer, so it cannot go on"));
+  }
+  if (!entry.held_until_ns.has_value()) {
+    entry.held_until_ns = now_ns + options_.hold_ns;
+    ++held_;
+  }
+  entry.refused_by.clear();  // who refused now may take it later
+  return std::next(at);
+}
+
+void FleetCore::Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest request,
+                       std::shared_ptr<EventSink> sink) {
+  const RequestId id = request.id;
+  const bool replay = request.attempt > Attempt(0);
+  absl::Status refused = stopped_;
+  if (refused.ok() && !replay && (draining_ || models_[model].draining)) {
+    refused = absl::UnavailableError("the router is draining");
+  }
+  if (refused.ok() && requests_.contains(id)) {
+    refused = absl::AlreadyExistsError("a request of this id is being served");
+  }
+  if (!refused.ok()) {
+    actions_.events.emplace_back(std::move(sink), RequestEnd{.request = id,
+                                                             .attempt = request.attempt,
+                                                             .status = std::move(refused),
+                                                             .retry_after_ms = kRetryAfterMs,
+                                                             .usage = {}});
+    return;
+  }
+  Entry entry;
+  entry.attempt = request.attempt;
+  entry.model = model;
+  entry.sink = std::move(sink);
+  entry.branches = request.branches;
+  if (const auto moved = moved_.find(id); moved != moved_.end()) {
+    if (HasTokens(request)) entry.numerics_id = moved->second.numerics_id;
+    moved_.erase(moved);
+  }
+  entry.request = std::move(request);
+  Route(now_ns, requests_.emplace(id, std::move(entry)).first);
+}
+
+void FleetCore::Cancel(const CancelRequest& cancel) {
+  const auto at = requests_.find(cancel.request);
+  if (at == requests_.end()) return;
+  Entry& entry = at->second;
+  if (!entry.accepted) entry.cancels.push_back(cancel);
+  if (entry.group.has_value()) {
+    actions_.commands.emplace_back(*entry.group, cancel);
+  } else if (CancelledWhole(entry.branches, entry.cancels)) {
+    EndHere(at, FinishReason::kCancelled);
+  }
+}
+
+bool FleetCore::TryElsewhere(std::int64_t now_ns, Requests::iterator at, const RequestEnd& end) {
+  Entry& entry = at->second;
+  if (entry.accepted || !stopped_.ok() || !IsOverload(end.status)) return false;
+  entry.refused_by.push_back(*entry.group);
+  LeaveGroup(entry);
+  if (!entry.refusal.has_value() || end.retry_after_ms < entry.refusal->retry_after_ms) {
+    entry.refusal = end;
+  }
+  if (entry.attempt == Attempt(0) && absl::IsResourceExhausted(end.status) &&
+      entry.refused_by.size() >= kOffers) {
+    actions_.events.emplace_back(entry.sink, *std::move(entry.refusal));
+    Erase(at);
+    return true;
+  }
+  Route(now_ns, at);
+  return true;
+}
+
+void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEvent> events) {
+  Group& group = groups_.at(id);
+  for (EngineEvent& event : events) {
+    const auto [request, attempt] = EventKey(event);
+    const auto at = requests_.find(request);
+    if (at == requests_.end() || at->second.attempt != attempt || at->second.group != id) continue;
+    Entry& entry = at->second;
+    if (std::holds_alternative<Accepted>(event) && !std::exchange(entry.accepted, true)) {
+      if (entry.life == group.life) group.owed.OnAdmitted(entry.tokens);
+      entry.request.reset();
+      entry.cancels.clear();
+      entry.refusal.reset();
+      // From here on the answer is this group's.
+      if (entry.numerics_id == 0 && group.description.has_value()) {
+        entry.numerics_id = group.description->numerics_id;
+      }
+    }
+    if (const auto* end = std::get_if<BranchEnd>(&event)) {
+      entry.moved |= end->reason == FinishReason::kMoved;
+    }
+    const auto* end = std::get_if<RequestEnd>(&event);
+    if (end != nullptr && TryElsewhere(now_ns, at, *end)) continue;
+    const bool over = end != nullptr;
+    actions_.events.emplace_back(entry.sink, std::move(event));
+    if (!over) continue;
+    if (entry.moved) moved_[request] = {entry.model, entry.numerics_id, now_ns + kMovedForNs};
+    Erase(at);
+  }
+}
+
+void FleetCore::SendHeld(std::int64_t now_ns) {
+  if (held_ == 0) return;
+  for (auto at = requests_.begin(); at != requests_.end();) {
+    at = at->second.held_until_ns.has_value() ? Route(now_ns, at) : std::next(at);
+  }
+}
+
+void FleetCore::Tick(std::int64_t now_ns) {
+  std::erase_if(moved_, [&](const auto& one) { return one.second.until_ns <= now_ns; });
+  SendHeld(now_ns);
+  if (held_ == 0) return;
+  for (auto at = requests_.begin(); at != requests_.end();) {
+    const Entry& entry = at->second;
+    if (!entry.held_until_ns.has_value()) {
+      ++at;
+    } else if (entry.request->deadline_ns.value_or(now_ns + 1) <= now_ns) {
+      at = EndHere(at, FinishReason::kDeadline);
+    } else if (*entry.held_until_ns <= now_ns) {
+      CountReplay(entry, ReplayResult::kExpired);
+      at = EndWith(at, absl::UnavailableError("the scheduler did not come back"));
+    } else {
+      ++at;
+    }
+  }
+}
+
+void FleetCore::Stop(const absl::Status& status) {
+  stopped_ = status;
+  moved_.clear();
+  for (auto at = requests_.begin(); at != requests_.end();) {
+    at = at->second.held_until_ns.has_value() ? EndWith(at, status) : std::next(at);
+  }
+}
+
+void FleetCore::Drain(std::optional<std::size_t> model) {
+  if (model.has_value()) {
+    models_[*model].draining = true;
+  } else {
+    draining_ = true;
+  }
+}
+
+bool FleetCore::Drained(std::optional<std::size_t> model) const {
+  const auto of_model = [&](const auto& one) {
+    return !model.has_value() || one.second.model == *model;
+  };
+  return std::none_of(requests_.begin(), requests_.end(), of_model) &&
+         std::none_of(moved_.begin(), moved_.end(), of_model);
+}
+
+absl::StatusOr<EngineDescription> FleetCore::Describe(std::size_t model) const {
+  std::optional<EngineDescription> all;
+  for (const auto& [id, group] : groups_) {
+    if (!group.description.has_value() || !group.usable || group.model != model) continue;
+    const EngineDescription& one = *group.description;
+    if (!all.has_value()) {
+      all = one;
+      continue;
+    }
+    if (one.exactness == Exactness::kConsistent) all->exactness = one.exactness;
+    all->vocab_size = std::min(all->vocab_size, one.vocab_size);
+    all->max_context = std::min(all->max_context, one.max_context);
+    all->max_branches = std::min(all->max_branches, one.max_branches);
+    all->max_queue_tokens = std::min(all->max_queue_tokens, one.max_queue_tokens);
+  }
+  if (!all.has_value()) return absl::UnavailableError("no scheduler has answered yet");
+  return *std::move(all);
+}
+
+EngineLoad FleetCore::Load(std::size_t model) const {
+  EngineLoad load;
+  bool open = false;
+  for (const auto& [id, group] : groups_) {
+    if (!group.attached || !group.usable || group.model != model) continue;
+    load.running_requests += group.load.running_requests;
+    load.waiting_requests += group.load.waiting_requests;
+    load.owed_tokens += group.owed.total();
+    load.blocks_total += group.load.blocks_total;
+    load.blocks_used += group.load.blocks_used;
+    load.ready |= group.load.ready;
+    open |= group.load.ready && !group.load.draining && !group.leaving;
+  }
+  load.draining = draining_ || models_[model].draining || (load.ready && !open);
+  return load;
+}
+
+std::vector<GroupId> FleetCore::GroupsOf(std::size_t model) const {
+  std::vector<GroupId> open, closing;
+  for (const auto& [id, group] : groups_) {
+    if (!group.attached || !group.usable || group.model != model) continue;
+    (group.leaving || group.load.draining || !group.load.ready ? closing : open).push_back(id);
+  }
+  open.insert(open.end(), closing.begin(), closing.end());
+  return open;
+}
+
+FleetCore::GroupView FleetCore::View(GroupId id) const {
+  const Group& group = groups_.at(id);
+  const bool up = group.attached && group.load.ready;
+  return {.up = up,
+          .open = up && !group.leaving && !group.load.draining,
+          .usable = group.usable,
+          .owed_tokens = group.owed.total(),
+          .requests = group.requests,
+          .model_id = group.description ? group.description->model_id : std::string()};
+}
+
+}  // namespace flotilla

@@ -1,0 +1,211 @@
+// FleetCore: which group serves each request of a router, from submission to its end.
+//
+// A request goes to one of the groups that serve its model. One that is refused before
+// it was accepted goes to another; one that is given back (FinishReason::kMoved) is
+// submitted again by its owner, from the tokens that have come, and goes on where the
+// numerics id is that of the beginning: at once if there is such a group, else it is
+// held until there is one, for a while. What is delivered to an owner comes from one
+// group per attempt.
+//
+// Pure: time is a value, randomness a seed; what is to be done comes out of Take().
+// Owned by Fleet (router/remote), which has the wires and one lock around all this.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/types/engine.h"
+#include "router/core/group_choice.h"
+#include "router/core/prefix_map.h"
+
+namespace flotilla {
+
+// A group as this router names it, from AddGroup to RemoveGroup.
+using GroupId = StrongId<struct GroupIdTag, std::uint64_t>;
+
+struct FleetCoreOptions {
+  // How long a request that was given back waits for a group.
+  std::int64_t hold_ns = 60'000'000'000;
+  std::uint64_t seed = 0;               // of the draws between groups
+  std::size_t prefix_blocks = 1 << 16;  // PrefixMap
+};
+
+// What happened to requests that were given back.
+enum class ReplayResult : std::uint8_t {
+  kSent,        // to another group, or the same, at once
+  kResumed,     // once there was a group again
+  kExpired,     // none came back in time
+  kImpossible,  // no group is left that goes on with equal bits
+};
+inline constexpr std::size_t kReplayResults = 4;
+
+struct FleetCounters {
+  // [0]: nothing was delivered before, [1]: it went on after delivered tokens.
+  std::array<std::array<std::uint64_t, kReplayResults>, 2> replays{};
+};
+
+class FleetCore {
+ public:
+  explicit FleetCore(const FleetCoreOptions& options)
+      : options_(options), prefixes_(options.prefix_blocks) {}
+
+  // What is to be done, in this order: commands to groups, then events to owners.
+  using Command = std::variant<TokenizedRequest, CancelRequest>;
+  struct Actions {
+    std::vector<std::pair<GroupId, Command>> commands;
+    std::vector<std::pair<std::shared_ptr<EventSink>, EngineEvent>> events;
+  };
+  Actions Take() { return std::exchange(actions_, {}); }
+
+  // A group that may serve once it is attached. `group` is new.
+  void AddGroup(GroupId group) { groups_.try_emplace(group); }
+  // A leaving group gets no new requests; what it has it ends.
+  void SetLeaving(GroupId group, bool leaving) { groups_.at(group).leaving = leaving; }
+  // Leaving, and without requests.
+  bool Removable(GroupId group) const;
+  void RemoveGroup(GroupId group) { groups_.erase(group); }
+
+  // It serves what `description` says; again when that changes.
+  void OnAttached(std::int64_t now_ns, GroupId group, EngineDescription description);
+  // It is gone. The events that give its requests back follow.
+  void OnDetached(GroupId group);
+  void OnLoad(GroupId group, const EngineLoad& load);
+
+  // See Engine. `model` is an index of models().
+  void Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest request,
+              std::shared_ptr<EventSink> sink);
+  void Cancel(const CancelRequest& cancel);
+  // What a group says, in its order. A command that could not be sent is said to be
+  // refused in this way too.
+  void OnEvents(std::int64_t now_ns, GroupId group, std::vector<EngineEvent> events);
+  // Sends what is held where that is possible now, and ends what was held too long. Wanted
+  // every now and then while `waiting`.
+  void Tick(std::int64_t now_ns);
+  bool waiting() const { return held_ > 0 || !moved_.empty(); }
+  // Ends what is held, with `status`, and refuses all that comes. What is at groups ends
+  // as they say, and is sent nowhere else.
+  void Stop(const absl::Status& status);
+
+  // Refuses new requests of one model, or of all.
+  void Drain(std::optional<std::size_t> model);
+  // True when no request of it is left, nor one that its owner is about to submit again.
+  bool Drained(std::optional<std::size_t> model) const;
+
+  // The models that groups have served, in the order in which they were met; none goes.
+  // Groups that give the same id another tokenizer serve nobody.
+  struct Model {
+    std::string id;
+    std::uint64_t tokenizer_hash = 0;
+    bool draining = false;
+  };
+  const std::vector<Model>& models() const { return models_; }
+  // What every group of the model, there or gone for now, can do.
+  absl::StatusOr<EngineDescription> Describe(std::size_t model) const;
+  // Of all its groups together.
+  EngineLoad Load(std::size_t model) const;
+  // Those that are attached, the ones for new requests first.
+  std::vector<GroupId> GroupsOf(std::size_t model) const;
+
+  struct GroupView {
+    bool up = false;     // attached and ready
+    bool open = false;   // and takes new requests
+    bool usable = true;  // false: its tokenizer is not the model's
+    std::uint64_t owed_tokens = 0;
+    std::uint64_t requests = 0;  // sent there so far, replays included
+    std::string model_id;        // empty until it was attached
+  };
+  GroupView View(GroupId group) const;
+  const FleetCounters& counters() const { return counters_; }
+
+ private:
+  struct Group {
+    std::optional<EngineDescription> description;  // the last
+    std::size_t model = 0;                         // of models_
+    bool attached = false;
+    bool usable = true;
+    bool leaving = false;
+    EngineLoad load;
+    GroupKey life;
+    OwedTokens owed;
+    std::size_t live = 0;  // requests there
+    std::uint64_t requests = 0;
+  };
+  struct Entry {
+    Attempt attempt;
+    std::size_t model = 0;
+    std::shared_ptr<EventSink> sink;
+    std::uint32_t branches = 0;
+    std::optional<GroupId> group;  // none: held
+    GroupKey life;                 // of the group it was sent to
+    std::uint64_t tokens = 0;      // as counted in the group's OwedTokens
+    bool accepted = false;
+    bool moved = false;
+    // Until it is accepted: what to send elsewhere, and what is to follow it.
+    std::optional<TokenizedRequest> request;
+    std::vector<CancelRequest> cancels;
+    // Of a replay with tokens: the numerics id that it needs; 0: any.
+    std::uint64_t numerics_id = 0;
+    std::vector<GroupId> refused_by;
+    std::optional<RequestEnd> refusal;  // the one with the shortest wait
+    std::optional<std::int64_t> held_until_ns;
+  };
+  // A request that was given back, until its owner submits it again.
+  struct Moved {
+    std::size_t model = 0;
+    std::uint64_t numerics_id = 0;
+    std::int64_t until_ns = 0;
+  };
+  using Requests = std::map<RequestId, Entry>;
+
+  static constexpr int kUnusable = 3;
+  // Lower is better.
+  int Tier(GroupId id, const Group& group, const Entry& entry) const;
+  struct Choice {
+    GroupId group;
+    PrefixMap::Chain chain;
+    std::uint32_t overlap_tokens = 0;
+  };
+  std::optional<Choice> Choose(const Entry& entry);
+  // Whether a group that is known, if perhaps gone for now, could go on with it.
+  bool Possible(const Entry& entry) const;
+  // Sends it, holds it or refuses it. The iterator after it.
+  Requests::iterator Route(std::int64_t now_ns, Requests::iterator at);
+  void SendTo(const Choice& choice, Entry& entry);
+  // It left the group it was sent to.
+  void LeaveGroup(Entry& entry);
+  // True: the refusal is not the owner's to hear, as it was sent elsewhere or is held.
+  bool TryElsewhere(std::int64_t now_ns, Requests::iterator at, const RequestEnd& end);
+  void SendHeld(std::int64_t now_ns);
+  Requests::iterator EndWith(Requests::iterator at, absl::Status status);
+  // It is nowhere else: it ends as an engine would end it.
+  Requests::iterator EndHere(Requests::iterator at, FinishReason reason);
+  Requests::iterator Erase(Requests::iterator at);
+  void CountReplay(const Entry& entry, ReplayResult result);
+  std::uint64_t Random();
+
+  const FleetCoreOptions options_;
+  PrefixMap prefixes_;
+  std::map<GroupId, Group> groups_;
+  std::vector<Model> models_;
+  Requests requests_;  // not over
+  std::map<RequestId, Moved> moved_;
+  std::size_t held_ = 0;  // of requests_
+  std::uint64_t draws_ = 0;
+  std::uint64_t lives_ = 0;
+  bool draining_ = false;
+  absl::Status stopped_;  // OK: it has not
+  FleetCounters counters_;
+  Actions actions_;
+};
+
+}  // namespace flotilla

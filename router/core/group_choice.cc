@@ -1,0 +1,33 @@
+#include "router/core/group_choice.h"
+
+namespace flotilla {
+namespace {
+
+// Tokens that are in the way of this request's first one, all prompts being equal.
+std::int64_t Cost(const GroupChoice& group) {
+  return static_cast<std::int64_t>(group.owed_tokens) - group.overlap_tokens;
+}
+
+}  // namespace
+
+std::size_t ChooseGroup(absl::Span<const GroupChoice> groups, std::uint64_t random) {
+  const std::size_t count = groups.size();
+  std::size_t best = random % count;
+  const auto consider = [&](std::size_t other) {
+    if (Cost(groups[other]) < Cost(groups[best])) best = other;
+  };
+  if (count > 1) consider((best + 1 + (random >> 32) % (count - 1)) % count);
+  std::size_t longest = best;
+  for (std::size_t i = 0; i < count; ++i) {
+    const GroupChoice &a = groups[i], &b = groups[longest];
+    if (a.overlap_tokens > b.overlap_tokens ||
+        (a.overlap_tokens == b.overlap_tokens && a.owed_tokens < b.owed_tokens &&
+         a.overlap_tokens > 0)) {
+      longest = i;
+    }
+  }
+  consider(longest);
+  return best;
+}
+
+}  // namespace flotilla

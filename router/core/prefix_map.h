@@ -1,0 +1,70 @@
+// PrefixMap: which groups were sent which beginnings of prompts lately, so that a
+// prompt goes where its prefix probably is in the cache.
+//
+// A beginning is a chain of whole blocks of 16 tokens, each known by a hash of itself
+// and all before it: what a scheduler's prefix cache holds. It is a hint: a group may
+// have evicted what it was sent. Bounded; the beginnings that were sent least recently
+// go first, and of one prompt its end. Pure; one owner.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "common/types/ids.h"
+
+namespace flotilla {
+
+// One life of a group: a group that was lost comes back with another key, and an
+// empty cache.
+using GroupKey = StrongId<struct GroupKeyTag, std::uint64_t>;
+
+class PrefixMap {
+ public:
+  static constexpr std::size_t kBlockTokens = 16;
+  // Of one prompt; what is longer is told apart by its first 32,768 tokens.
+  static constexpr std::size_t kMaxChain = 2048;
+  // Groups remembered for one block, the last to be sent it first.
+  static constexpr std::size_t kHolders = 4;
+
+  // At most `max_blocks` are remembered (about 150 bytes each).
+  explicit PrefixMap(std::size_t max_blocks) : max_blocks_(max_blocks) {}
+
+  using Chain = std::vector<std::uint64_t>;
+  // The blocks of a prompt that a cache may have: all whole ones before its last token.
+  // Tenants and salts never share.
+  static Chain ChainOf(absl::Span<const TokenId> prompt, std::string_view tenant,
+                       std::string_view cache_salt);
+
+  struct Overlap {
+    GroupKey group;
+    std::uint32_t tokens = 0;  // of the beginning, at least one block
+  };
+  // The groups that were sent a beginning of this chain, each once.
+  std::vector<Overlap> Find(const Chain& chain) const;
+
+  // The prompt goes to `group`.
+  void OnSent(const Chain& chain, GroupKey group);
+
+  std::size_t size() const { return blocks_.size(); }
+
+ private:
+  struct Block {
+    std::uint64_t hash = 0;
+    std::array<GroupKey, kHolders> holders;
+    std::size_t count = 0;
+  };
+  // Front: sent last.
+  using Recent = std::list<Block>;
+
+  const std::size_t max_blocks_;
+  Recent recent_;
+  absl::flat_hash_map<std::uint64_t, Recent::iterator> blocks_;
+};
+
+}  // namespace flotilla

@@ -1,0 +1,345 @@
+// FleetCore as values: groups that attach, refuse, give back and go, under one lock that
+// is not there.
+#include "router/core/fleet_core.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace flotilla {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+
+// The owner of requests; nothing is posted to it here.
+class Owner final : public EventSink {
+ public:
+  void Post(std::vector<EngineEvent>) override { FAIL() << "the core does not post"; }
+};
+
+EngineDescription Description(const std::string& model = "m", std::uint64_t numerics = 1,
+                              std::uint64_t tokenizer = 9) {
+  EngineDescription description;
+  description.model_id = model;
+  description.vocab_size = 1000;
+  description.max_context = 100;
+  description.tokenizer_hash = tokenizer;
+  description.numerics_id = numerics;
+  description.max_branches = 4;
+  description.max_queue_tokens = 500;
+  return description;
+}
+
+TokenizedRequest Request(std::uint64_t number, std::uint32_t attempt = 0) {
+  TokenizedRequest request;
+  request.id = {1, number};
+  request.attempt = Attempt(attempt);
+  request.prompt = {1, 2, 3};
+  request.stop.max_tokens = 10;
+  if (attempt > 0) request.output_prefix = {{7, 8}};
+  return request;
+}
+
+class FleetCoreTest : public ::testing::Test {
+ protected:
+  static GroupId Id(std::uint64_t number) { return GroupId(number); }
+  void Attach(std::uint64_t number, const EngineDescription& description = Description()) {
+    core_.OnLoad(Id(number), {.ready = true});
+    core_.OnAttached(now_ns_, Id(number), description);
+  }
+  void Add(std::uint64_t number, const EngineDescription& description = Description()) {
+    core_.AddGroup(Id(number));
+    Attach(number, description);
+  }
+  void Submit(const TokenizedRequest& request, std::size_t model = 0) {
+    core_.Submit(now_ns_, model, request, owner_);
+  }
+  // Where the only submission since goes; none: nowhere.
+  std::optional<std::uint64_t> SentTo() {
+    FleetCore::Actions actions = core_.Take();
+    for (auto& [sink, event] : actions.events) events_.push_back(std::move(event));
+    std::optional<std::uint64_t> group;
+    for (const auto& [id, command] : actions.commands) {
+      if (!std::holds_alternative<TokenizedRequest>(command)) continue;
+      EXPECT_FALSE(group.has_value()) << "sent twice";
+      group = id.value();
+      sent_ = std::get<TokenizedRequest>(command);
+    }
+    return group;
+  }
+  void Say(std::uint64_t group, std::vector<EngineEvent> events) {
+    core_.OnEvents(now_ns_, Id(group), std::move(events));
+  }
+  void Accept(std::uint64_t group, const TokenizedRequest& request) {
+    Say(group, {Accepted{request.id, request.attempt}});
+  }
+  void Refuse(std::uint64_t group, const TokenizedRequest& request, absl::Status status,
+              std::int64_t retry_after_ms = 0) {
+    Say(group, {RequestEnd{request.id, request.attempt, std::move(status), retry_after_ms, {}}});
+  }
+  void GiveBack(std::uint64_t group, const TokenizedRequest& request) {
+    Say(group, {BranchEnd{request.id, request.attempt, BranchIndex(0), FinishReason::kMoved},
+                RequestEnd{request.id, request.attempt, absl::UnavailableError("gone"), 0, {}}});
+  }
+  // The last end that an owner heard of, forgetting what came before.
+  RequestEnd LastEnd() {
+    SentTo();
+    for (auto at = events_.rbegin(); at != events_.rend(); ++at) {
+      if (const auto* end = std::get_if<RequestEnd>(&*at)) {
+        const RequestEnd last = *end;
+        events_.clear();
+        return last;
+      }
+    }
+    ADD_FAILURE() << "no request has ended";
+    return {};
+  }
+  std::uint64_t Replays(bool begun, ReplayResult result) const {
+    return core_.counters().replays[begun][static_cast<std::size_t>(result)];
+  }
+
+  std::int64_t now_ns_ = 0;
+  FleetCore core_{{.hold_ns = 60 * kSecond, .seed = 1}};
+  const std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
+  std::vector<EngineEvent> events_;
+  TokenizedRequest sent_;
+};
+
+TEST_F(FleetCoreTest, NewRequestsNeedAGroupThatIsThere) {
+  core_.AddGroup(Id(1));
+  Attach(1);
+  core_.OnDetached(Id(1));
+  Submit(Request(1));
+  const RequestEnd end = LastEnd();
+  EXPECT_TRUE(absl::IsUnavailable(end.status));
+  EXPECT_GT(end.retry_after_ms, 0);
+  Attach(1);
+  Submit(Request(1));
+  EXPECT_EQ(SentTo(), 1u);
+}
+
+TEST_F(FleetCoreTest, ARefusalForOverloadIsTriedOnceElsewhere) {
+  for (const std::uint64_t group : {1, 2, 3}) Add(group);
+  Submit(Request(1));
+  const std::uint64_t first = *SentTo();
+  Refuse(first, Request(1), absl::ResourceExhaustedError("full"), 300);
+  const std::uint64_t second = *SentTo();
+  EXPECT_NE(second, first);
+  EXPECT_TRUE(events_.empty());
+  Refuse(second, Request(1), absl::ResourceExhaustedError("full"), 700);
+  EXPECT_EQ(LastEnd().retry_after_ms, 300) << "the shorter wait";
+}
+
+TEST_F(FleetCoreTest, GroupsThatAreGoneOrDrainRefuseForNobody) {
+  for (const std::uint64_t group : {1, 2, 3}) Add(group);
+  Submit(Request(1));
+  for (int i = 0; i < 3; ++i) {
+    const std::optional<std::uint64_t> group = SentTo();
+    ASSERT_TRUE(group.has_value());
+    Refuse(*group, Request(1), absl::UnavailableError("draining"), 10);
+  }
+  EXPECT_TRUE(absl::IsUnavailable(LastEnd().status));
+}
+
+TEST_F(FleetCoreTest, WhatIsWrongWithARequestIsTheOwnersToHear) {
+  Add(1);
+  Add(2);
+  Submit(Request(1));
+  Refuse(*SentTo(), Request(1), absl::InvalidArgumentError("prompt"));
+  EXPECT_EQ(SentTo(), std::nullopt);
+  EXPECT_TRUE(absl::IsInvalidArgument(LastEnd().status));
+}
+
+TEST_F(FleetCoreTest, AnAnswerThatBeganGoesOnOnlyWithEqualNumerics) {
+  Add(1);
+  Submit(Request(1));
+  EXPECT_EQ(SentTo(), 1u);
+  Accept(1, Request(1));
+  Add(2, Description("m", /*numerics=*/2));
+  core_.OnDetached(Id(1));
+  GiveBack(1, Request(1));
+  Submit(Request(1, 1));
+  EXPECT_EQ(SentTo(), std::nullopt) << "waits for 1";
+  EXPECT_TRUE(core_.waiting());
+  Add(3);
+  EXPECT_EQ(SentTo(), 3u);
+  EXPECT_EQ(sent_.output_prefix, Request(1, 1).output_prefix);
+  EXPECT_EQ(Replays(true, ReplayResult::kResumed), 1u);
+  // Also when it is given back again, before it was accepted there.
+  core_.OnDetached(Id(3));
+  Refuse(3, Request(1, 1), absl::UnavailableError("gone"));
+  EXPECT_EQ(SentTo(), std::nullopt);
+  // The one that it needs came back with another build, and so did the other.
+  Attach(1, Description("m", 2));
+  EXPECT_EQ(SentTo(), std::nullopt) << "3 may come back";
+  Attach(3, Description("m", 2));
+  EXPECT_TRUE(absl::IsUnavailable(LastEnd().status));
+  EXPECT_EQ(Replays(true, ReplayResult::kImpossible), 1u);
+}
+
+TEST_F(FleetCoreTest, WhatHasNotBegunGoesAnywhere) {
+  Add(1);
+  Submit(Request(1));
+  SentTo();
+  Accept(1, Request(1));
+  Add(2, Description("m", /*numerics=*/2));
+  core_.OnDetached(Id(1));
+  GiveBack(1, Request(1));
+  TokenizedRequest again = Request(1, 1);
+  again.output_prefix = {{}};
+  Submit(again);
+  EXPECT_EQ(SentTo(), 2u);
+  EXPECT_EQ(Replays(false, ReplayResult::kSent), 1u);
+}
+
+TEST_F(FleetCoreTest, AReplayPrefersOpenGroupsButTakesOneThatDrains) {
+  Add(1);
+  Add(2);
+  core_.OnLoad(Id(1), {.ready = true, .draining = true});
+  Submit(Request(1, 1));
+  EXPECT_EQ(SentTo(), 2u);
+  core_.SetLeaving(Id(2), true);
+  Submit(Request(2, 1));
+  EXPECT_TRUE(SentTo().has_value());
+  Submit(Request(3));
+  EXPECT_TRUE(absl::IsUnavailable(LastEnd().status)) << "a new one";
+}
+
+// Its scheduler queues it: a worker that restarts is a pause.
+TEST_F(FleetCoreTest, AGroupWithoutItsWorkerIsTheSecondBest) {
+  Add(1);
+  core_.OnLoad(Id(1), {.ready = false});
+  Submit(Request(1));
+  EXPECT_EQ(SentTo(), 1u);
+  Add(2);
+  Submit(Request(2));
+  EXPECT_EQ(SentTo(), 2u);
+}
+
+TEST_F(FleetCoreTest, WhatIsHeldExpiresOrMissesItsDeadline) {
+  Add(1);
+  core_.OnDetached(Id(1));
+  Submit(Request(1, 1));
+  TokenizedRequest hurried = Request(2, 1);
+  hurried.deadline_ns = 5 * kSecond;
+  Submit(hurried);
+  EXPECT_EQ(SentTo(), std::nullopt);
+  now_ns_ = 5 * kSecond;
+  core_.Tick(now_ns_);
+  EXPECT_TRUE(LastEnd().status.ok());  // and its branch says why
+  core_.Drain(std::nullopt);
+  EXPECT_FALSE(core_.Drained(std::nullopt));
+  now_ns_ = 60 * kSecond;
+  core_.Tick(now_ns_);
+  EXPECT_TRUE(absl::IsUnavailable(LastEnd().status));
+  EXPECT_TRUE(core_.Drained(std::nullopt));
+  EXPECT_FALSE(core_.waiting());
+  EXPECT_EQ(Replays(true, ReplayResult::kExpired), 1u);
+}
+
+TEST_F(FleetCoreTest, ADrainWaitsForWhoIsAboutToSubmitAgain) {
+  Add(1);
+  Submit(Request(1));
+  SentTo();
+  Accept(1, Request(1));
+  core_.Drain(0);
+  GiveBack(1, Request(1));
+  EXPECT_FALSE(core_.Drained(0));
+  Submit(Request(1, 1));
+  EXPECT_EQ(SentTo(), 1u) << "a replay passes the drain";
+  Accept(1, Request(1, 1));
+  Say(1, {RequestEnd{{1, 1}, Attempt(1), absl::OkStatus(), 0, {}}});
+  EXPECT_TRUE(core_.Drained(0));
+}
+
+TEST_F(FleetCoreTest, CancelsFollowTheRequest) {
+  Add(1);
+  Add(2);
+  TokenizedRequest request = Request(1);
+  request.branches = 2;
+  Submit(request);
+  const std::uint64_t first = *SentTo();
+  core_.Cancel({.request = request.id, .branch = BranchIndex(1)});
+  FleetCore::Actions actions = core_.Take();
+  ASSERT_EQ(actions.commands.size(), 1u);
+  EXPECT_EQ(actions.commands[0].first, Id(first));
+  Refuse(first, request, absl::ResourceExhaustedError("full"));
+  actions = core_.Take();
+  ASSERT_EQ(actions.commands.size(), 2u) << "the request, and its cancel";
+  EXPECT_TRUE(std::holds_alternative<CancelRequest>(actions.commands[1].second));
+  EXPECT_NE(actions.commands[1].first, Id(first));
+}
+
+TEST_F(FleetCoreTest, EventsOfOthersAreDropped) {
+  Add(1);
+  Add(2);
+  Submit(Request(1));
+  const std::uint64_t group = *SentTo();
+  Accept(3 - group, Request(1));
+  Accept(group, Request(1, 4));
+  EXPECT_EQ(SentTo(), std::nullopt);
+  EXPECT_TRUE(events_.empty());
+}
+
+TEST_F(FleetCoreTest, EqualPromptsGoTogetherAndAGroupThatCameBackHasForgotten) {
+  for (const std::uint64_t group : {1, 2, 3, 4, 5, 6}) Add(group);
+  TokenizedRequest request = Request(1);
+  request.prompt.assign(400, 5);
+  std::uint64_t home = 0;
+  for (std::uint64_t number = 1; number < 20; ++number) {
+    request.id.counter = number;
+    Submit(request);
+    const std::uint64_t group = *SentTo();
+    if (home == 0) home = group;
+    EXPECT_EQ(group, home);
+    Say(home, {Accepted{request.id, request.attempt},
+               RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
+    core_.OnLoad(Id(home), {.owed_tokens = 20, .ready = true});
+  }
+  core_.OnDetached(Id(home));
+  Attach(home);
+  core_.OnLoad(Id(home), {.owed_tokens = 20, .ready = true});
+  request.id.counter = 100;
+  Submit(request);
+  EXPECT_NE(SentTo(), home);
+}
+
+TEST_F(FleetCoreTest, ModelsAreKeptApartAndLimitsAreTheLeast) {
+  Add(1, Description("a"));
+  Add(2, Description("b"));
+  EngineDescription narrow = Description("a");
+  narrow.max_context = 50;
+  Add(3, narrow);
+  Add(4, Description("a", 1, /*tokenizer=*/10));
+  ASSERT_EQ(core_.models().size(), 2u);
+  EXPECT_EQ(core_.Describe(0)->max_context, 50u);
+  EXPECT_EQ(core_.Describe(1)->max_context, 100u);
+  EXPECT_FALSE(core_.View(Id(4)).usable);
+  for (std::uint64_t number = 1; number < 20; ++number) {
+    Submit(Request(number), number % 2);
+    const std::uint64_t group = *SentTo();
+    EXPECT_EQ(group == 2, number % 2 == 1) << group;
+    EXPECT_NE(group, 4u);
+  }
+}
+
+TEST_F(FleetCoreTest, AGroupThatLeavesIsKeptWhileItHasRequests) {
+  Add(1);
+  Submit(Request(1));
+  EXPECT_EQ(SentTo(), 1u);
+  core_.SetLeaving(Id(1), true);
+  EXPECT_FALSE(core_.Removable(Id(1)));
+  Accept(1, Request(1));
+  Say(1, {RequestEnd{{1, 1}, Attempt(0), absl::OkStatus(), 0, {}}});
+  EXPECT_TRUE(core_.Removable(Id(1)));
+  core_.SetLeaving(Id(1), false);
+  EXPECT_FALSE(core_.Removable(Id(1)));
+}
+
+}  // namespace
+}  // namespace flotilla
