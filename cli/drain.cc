@@ -1,24 +1,42 @@
 #include "cli/drain.h"
 
+#include <atomic>
 #include <cstdlib>
+#include <memory>
+#include <utility>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 namespace flotilla {
 
+bool Drain(const std::function<void(std::function<void()> done)>& drain, Signals& signals,
+           std::int64_t drain_seconds) {
+  // `done` may be called after this has returned.
+  const auto drained = std::make_shared<std::atomic<bool>>(false);
+  drain([drained, &signals] {
+    *drained = true;
+    signals.Wake();
+  });
+  const absl::Time until = absl::Now() + absl::Seconds(drain_seconds);
+  while (!*drained) {  // others wake it too
+    switch (signals.Wait(until - absl::Now())) {
+      case Signals::Event::kWoken:
+        break;
+      case Signals::Event::kTimeout:
+        return *drained;
+      case Signals::Event::kStop:
+        std::_Exit(130);
+    }
+  }
+  return true;
+}
+
 bool WaitAndDrain(Engine& engine, Signals& signals, std::int64_t drain_seconds, Logger& log) {
   const int number = signals.WaitForStop();
   log.Info("stopping", {{"signal", number}, {"drain_seconds", drain_seconds}});
-  engine.Drain([&signals] { signals.Wake(); });
-  switch (signals.Wait(absl::Seconds(drain_seconds))) {
-    case Signals::Event::kWoken:
-      return true;
-    case Signals::Event::kTimeout:
-      return false;
-    case Signals::Event::kStop:
-      break;
-  }
-  std::_Exit(130);
+  return Drain([&engine](std::function<void()> done) { engine.Drain(std::move(done)); }, signals,
+               drain_seconds);
 }
 
 }  // namespace flotilla

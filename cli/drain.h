@@ -2,12 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "cli/signals.h"
 #include "common/obs/log.h"
 #include "common/types/engine.h"
 
 namespace flotilla {
+
+// Calls `drain` with what it calls when all has ended, and waits for that, for
+// `drain_seconds` at most. False: some still run. A request to stop meanwhile ends the
+// process at once, with exit code 130.
+bool Drain(const std::function<void(std::function<void()> done)>& drain, Signals& signals,
+           std::int64_t drain_seconds);
 
 // Waits for a request to stop, then until the engine's requests have ended, for
 // `drain_seconds` at most. False: some still run. Another request to stop ends the

@@ -10,12 +10,13 @@ namespace flotilla {
 namespace {
 
 using Text = std::string RoleFlags::*;
+using Texts = std::vector<std::string> RoleFlags::*;  // may be given several times
 using Number = std::int64_t RoleFlags::*;
 using Switch = bool RoleFlags::*;
 
 struct Knob {
   std::string_view name;
-  std::variant<Text, Number, Switch> field;
+  std::variant<Text, Texts, Number, Switch> field;
   // Numbers: the unit. Text: what it is, or the choices as "a|b|c".
   std::string_view unit;
   std::int64_t min = 0, max = 0;  // numbers only
@@ -55,8 +56,10 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "where the rest of the fleet finds this process; 0: any free port", kScheduler | kWorker},
     {"--metrics-port", &RoleFlags::metrics_port, "port", 0, 65535, kListen,
      "metrics for Prometheus; 0: any free port", kScheduler | kWorker},
-    {"--scheduler", &RoleFlags::scheduler, "HOST:PORT", 0, 0, kListen,
-     "the scheduler whose model is served (required)", kRouter},
+    {"--scheduler", &RoleFlags::schedulers, "HOST:PORT", 0, 0, kListen,
+     "a scheduler whose model is served, several times for several; dns:///NAME:PORT for all "
+     "addresses of a name, looked up again every 5 seconds (required)",
+     kRouter},
     {"--worker", &RoleFlags::worker, "HOST:PORT", 0, 0, kListen,
      "the agent of the worker group (required)", kScheduler},
     {"--hold-seconds", &RoleFlags::hold_seconds, "seconds", 0, 3600, kListen,
@@ -201,6 +204,9 @@ void Add(CLI::App& app, const Knob& knob, RoleFlags* flags) {
             std::to_string(value) + "]";
     option = app.add_option(name, value, help);
     option->check(Silent(CLI::Range(knob.min, knob.max)))->type_name(unit);
+  } else if (const Texts* field = std::get_if<Texts>(&knob.field)) {
+    option = app.add_option(name, flags->**field, help)->type_name(unit);
+    option->allow_extra_args(false);  // one value each time
   } else {
     std::string& value = flags->*std::get<Text>(knob.field);
     if (!value.empty()) help += " [default " + value + "]";

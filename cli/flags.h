@@ -19,10 +19,10 @@ struct RoleFlags {
   std::string host = "127.0.0.1";
   std::int64_t http_port = 8080;
   std::int64_t grpc_port = 50051;
-  std::int64_t listen_port = 0;   // of scheduler and worker, for the fleet
-  std::int64_t metrics_port = 0;  // of scheduler and worker
-  std::string scheduler;          // HOST:PORT
-  std::string worker;             // HOST:PORT
+  std::int64_t listen_port = 0;         // of scheduler and worker, for the fleet
+  std::int64_t metrics_port = 0;        // of scheduler and worker
+  std::vector<std::string> schedulers;  // HOST:PORT or dns:///NAME:PORT
+  std::string worker;                   // HOST:PORT
   std::int64_t hold_seconds = 60;
   std::int64_t tensor_parallel = 1;
   std::int64_t pipeline_parallel = 1;

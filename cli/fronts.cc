@@ -30,54 +30,65 @@ absl::StatusOr<std::optional<ChatTemplate>> LoadChatTemplate(const GgufFile& fil
   return *std::move(chat_template);
 }
 
+// What makes a model's text and tokens.
+struct ModelText {
+  Tokenizer tokenizer;
+  std::optional<ChatTemplate> chat_template;
+};
+
 class FrontsImpl final : public Fronts {
  public:
-  absl::Status Begin(const RoleFlags& flags, const std::string& model_id, const GgufFile& file,
-                     const Parts& parts) {
+  FrontsImpl(const RoleFlags& flags, const Parts& parts)
+      : flags_(flags),
+        parts_(parts),
+        service_(InferenceService::Create({}, parts.clock, parts.probe)) {}
+
+  absl::Status AddModel(const std::string& model_id, const GgufFile& file, Engine* engine,
+                        RouterProbe* probe) override {
     absl::StatusOr<std::vector<TokenId>> end_tokens = LoadStopTokens(file);
     if (!end_tokens.ok()) return end_tokens.status();
     absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromGguf(file);
     if (!tokenizer.ok()) return tokenizer.status();
-    tokenizer_.emplace(*std::move(tokenizer));
     absl::StatusOr<std::optional<ChatTemplate>> chat_template = LoadChatTemplate(file);
-    if (chat_template.ok()) {
-      chat_template_ = *std::move(chat_template);
-    } else {
-      parts.log->Warning("chat template not usable, chats are refused",
-                         {{"reason", chat_template.status()}});
+    if (!chat_template.ok()) {
+      parts_.log->Warning("chat template not usable, chats are refused",
+                          {{"model", model_id}, {"reason", chat_template.status()}});
+      chat_template = std::nullopt;
     }
+    texts_.push_back(
+        std::make_unique<ModelText>(ModelText{*std::move(tokenizer), *std::move(chat_template)}));
+    const ModelText& text = *texts_.back();
+    service_->AddModel({.id = model_id,
+                        .end_tokens = *std::move(end_tokens),
+                        .created_s = absl::ToUnixSeconds(absl::Now()),
+                        .engine = engine,
+                        .tokenizer = &text.tokenizer,
+                        .chat_template = text.chat_template ? &*text.chat_template : nullptr,
+                        .probe = probe});
+    return absl::OkStatus();
+  }
 
-    ServiceOptions service;
-    service.model_id = model_id;
-    service.end_tokens = *std::move(end_tokens);
-    service.created_s = absl::ToUnixSeconds(absl::Now());
-    service_ = InferenceService::Create(
-        std::move(service), {.engine = parts.engine,
-                             .tokenizer = &*tokenizer_,
-                             .chat_template = chat_template_ ? &*chat_template_ : nullptr,
-                             .clock = parts.clock,
-                             .probe = parts.probe});
-
-    if (absl::Status status = OpenGate(flags, parts); !status.ok()) return status;
+  absl::Status Listen() override {
+    if (absl::Status status = OpenGate(); !status.ok()) return status;
 
     GrpcOptions grpc_options;
     grpc_options.gate = gate_.get();
-    grpc_options.host = flags.host;
-    grpc_options.tenant_metadata = flags.tenant_header;
-    grpc_options.port = static_cast<std::uint16_t>(flags.grpc_port);
+    grpc_options.host = flags_.host;
+    grpc_options.tenant_metadata = flags_.tenant_header;
+    grpc_options.port = static_cast<std::uint16_t>(flags_.grpc_port);
     absl::StatusOr<std::unique_ptr<GrpcServer>> grpc =
         GrpcServer::Start(std::move(grpc_options), service_.get());
     if (!grpc.ok()) return grpc.status();
     grpc_ = *std::move(grpc);
 
     HttpServerOptions http_options;
-    http_options.address = flags.host;
-    http_options.port = static_cast<std::uint16_t>(flags.http_port);
-    http_options.lenient = flags.lenient;
-    http_options.tenant_header = flags.tenant_header;
+    http_options.address = flags_.host;
+    http_options.port = static_cast<std::uint16_t>(flags_.http_port);
+    http_options.lenient = flags_.lenient;
+    http_options.tenant_header = flags_.tenant_header;
     http_options.gate = gate_.get();
-    http_options.metrics = [metrics = parts.metrics] { return metrics->Render(); };
-    http_options.probe = parts.probe;
+    http_options.metrics = [metrics = parts_.metrics] { return metrics->Render(); };
+    http_options.probe = parts_.probe;
     http_ = HttpServer::Create(std::move(http_options), service_.get());
     absl::StatusOr<std::uint16_t> http_port = http_->Start();
     if (!http_port.ok()) return http_port.status();
@@ -94,22 +105,23 @@ class FrontsImpl final : public Fronts {
   }
 
  private:
-  absl::Status OpenGate(const RoleFlags& flags, const Parts& parts) {
-    if (flags.api_keys_file.empty()) return absl::OkStatus();
-    if (!flags.tenant_header.empty()) {
+  absl::Status OpenGate() {
+    if (flags_.api_keys_file.empty()) return absl::OkStatus();
+    if (!flags_.tenant_header.empty()) {
       return absl::InvalidArgumentError(
           "--tenant-header and --api-keys-file: the name of a key is the tenant");
     }
     absl::StatusOr<std::unique_ptr<KeyGate>> gate = KeyGate::Open(
-        {.path = flags.api_keys_file, .clock = parts.clock, .log = parts.log}, parts.probe);
+        {.path = flags_.api_keys_file, .clock = parts_.clock, .log = parts_.log}, parts_.probe);
     if (!gate.ok()) return gate.status();
     gate_ = *std::move(gate);
     return absl::OkStatus();
   }
 
+  const RoleFlags flags_;
+  const Parts parts_;
   // Destroyed from last to first.
-  std::optional<Tokenizer> tokenizer_;
-  std::optional<ChatTemplate> chat_template_;
+  std::vector<std::unique_ptr<const ModelText>> texts_;
   std::unique_ptr<KeyGate> gate_;  // null: there are no keys
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<GrpcServer> grpc_;
@@ -119,14 +131,8 @@ class FrontsImpl final : public Fronts {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Fronts>> Fronts::Start(const RoleFlags& flags,
-                                                      const std::string& model_id,
-                                                      const GgufFile& file, const Parts& parts) {
-  auto fronts = std::make_unique<FrontsImpl>();
-  if (absl::Status status = fronts->Begin(flags, model_id, file, parts); !status.ok()) {
-    return status;
-  }
-  return fronts;
+std::unique_ptr<Fronts> Fronts::Create(const RoleFlags& flags, const Parts& parts) {
+  return std::make_unique<FrontsImpl>(flags, parts);
 }
 
 std::string UsageText(const RoleFlags& flags, const std::string& model_id, const Fronts& fronts) {

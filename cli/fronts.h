@@ -1,12 +1,12 @@
-// Fronts: the router's half of a process, from text to an engine: templates and
-// tokenizer, the inference service, and its HTTP and gRPC servers.
+// Fronts: the router's half of a process, from text to engines: templates and
+// tokenizers, the inference service, and its HTTP and gRPC servers.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cli/flags.h"
 #include "common/obs/log.h"
@@ -21,20 +21,23 @@ namespace flotilla {
 class Fronts {
  public:
   struct Parts {
-    Engine* engine = nullptr;
-    Metrics* metrics = nullptr;  // what /metrics shows
-    RouterProbe* probe = nullptr;
+    Metrics* metrics = nullptr;    // what /metrics shows
+    RouterProbe* probe = nullptr;  // of requests that name no model
     const Clock* clock = nullptr;
     Logger* log = nullptr;
   };
 
-  // Serves when it returns. All parts outlive it; `file` has the model's tokenizer and
-  // is not needed any more. Errors: a tokenizer that cannot be used, an address that
-  // cannot be listened on.
-  static absl::StatusOr<std::unique_ptr<Fronts>> Start(const RoleFlags& flags,
-                                                       const std::string& model_id,
-                                                       const GgufFile& file, const Parts& parts);
+  // All parts outlive it. Nothing is served yet.
+  static std::unique_ptr<Fronts> Create(const RoleFlags& flags, const Parts& parts);
   virtual ~Fronts() = default;
+
+  // Serves one more model from now on, as `model_id`; any time. `file` has its tokenizer
+  // and is not needed any more; `engine` and `probe` outlive it. Errors: a tokenizer that
+  // cannot be used.
+  virtual absl::Status AddModel(const std::string& model_id, const GgufFile& file, Engine* engine,
+                                RouterProbe* probe) = 0;
+  // Serves when it returns; once. Errors: an address that cannot be listened on.
+  virtual absl::Status Listen() = 0;
 
   virtual std::uint16_t http_port() const = 0;
   virtual std::uint16_t grpc_port() const = 0;

@@ -1,5 +1,9 @@
 #include "cli/role_metrics.h"
 
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -8,15 +12,37 @@ namespace {
 
 double Seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
-Counter& Refused(Metrics& metrics, const char* reason) {
-  return metrics.AddCounter("flotilla_router_rejected_total", "Requests refused, by reason.",
-                            {{"reason", reason}});
+Metrics::Labels With(Metrics::Labels labels, const char* name, const std::string& value) {
+  labels[name] = value;
+  return labels;
 }
 
-Counter& Cancelled(Metrics& metrics, const char* by) {
+Counter& Refused(Metrics& metrics, const Metrics::Labels& labels, const char* reason) {
+  return metrics.AddCounter("flotilla_router_rejected_total", "Requests refused, by reason.",
+                            With(labels, "reason", reason));
+}
+
+Counter& Cancelled(Metrics& metrics, const Metrics::Labels& labels, const char* by) {
   return metrics.AddCounter("flotilla_router_cancelled_total",
                             "Requests that ended before they were complete, by cause.",
-                            {{"by", by}});
+                            With(labels, "by", by));
+}
+
+// One group of a router.
+struct GroupSeries {
+  Gauge* up = nullptr;
+  Gauge* owed = nullptr;
+  Counter* requests = nullptr;
+  std::uint64_t seen = 0;  // of its requests; a group that comes again begins at 0
+};
+GroupSeries AddGroup(Metrics& metrics, const std::string& address) {
+  const Metrics::Labels labels = {{"group", address}};
+  return {.up = &metrics.AddGauge("flotilla_router_group_up",
+                                  "1: the scheduler and its worker group are there.", labels),
+          .owed = &metrics.AddGauge("flotilla_router_group_owed_tokens",
+                                    "Tokens that the group owes, as this router knows it.", labels),
+          .requests = &metrics.AddCounter("flotilla_router_group_requests_total",
+                                          "Requests sent to the group, replays included.", labels)};
 }
 
 Histogram& StepTime(Metrics& metrics, const char* phase) {
@@ -180,8 +206,11 @@ void WatchPreemptions(Metrics& metrics, const SchedulerProbe* scheduler) {
 
 }  // namespace
 
-void AddBuildInfo(Metrics& metrics, const std::string& version) {
-  metrics.AddGauge("flotilla_build_info", "1.", {{"version", version}, {"backend", "cpu"}}).Set(1);
+void AddBuildInfo(Metrics& metrics, const std::string& version, const Metrics::Labels& labels) {
+  metrics
+      .AddGauge("flotilla_build_info", "1.",
+                With(With(labels, "version", version), "backend", "cpu"))
+      .Set(1);
 }
 
 void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
@@ -257,31 +286,74 @@ void WatchEngine(Metrics& metrics, const Engine* engine, const Metrics::Labels& 
   });
 }
 
-RouterMetrics::RouterMetrics(Metrics& metrics)
-    : requests_(metrics.AddCounter("flotilla_router_requests_total", "Valid requests.")),
+RouterMetrics::RouterMetrics(Metrics& metrics, const Metrics::Labels& labels)
+    : requests_(metrics.AddCounter("flotilla_router_requests_total", "Valid requests.", labels)),
       in_flight_(metrics.AddGauge("flotilla_router_requests_in_flight",
-                                  "Valid requests that are not over.")),
-      refused_queue_full_(Refused(metrics, "queue_full")),
-      refused_draining_(Refused(metrics, "draining")),
-      refused_too_long_(Refused(metrics, "too_long")),
-      refused_deadline_(Refused(metrics, "deadline")),
-      refused_invalid_(Refused(metrics, "invalid")),
-      refused_key_(Refused(metrics, "unauthenticated")),
-      refused_other_(Refused(metrics, "other")),
-      cancelled_by_client_(Cancelled(metrics, "client")),
-      cancelled_by_deadline_(Cancelled(metrics, "deadline")),
+                                  "Valid requests that are not over.", labels)),
+      refused_queue_full_(Refused(metrics, labels, "queue_full")),
+      refused_draining_(Refused(metrics, labels, "draining")),
+      refused_too_long_(Refused(metrics, labels, "too_long")),
+      refused_deadline_(Refused(metrics, labels, "deadline")),
+      refused_invalid_(Refused(metrics, labels, "invalid")),
+      refused_key_(Refused(metrics, labels, "unauthenticated")),
+      refused_other_(Refused(metrics, labels, "other")),
+      cancelled_by_client_(Cancelled(metrics, labels, "client")),
+      cancelled_by_deadline_(Cancelled(metrics, labels, "deadline")),
       replays_(metrics.AddCounter("flotilla_router_retries_total",
-                                  "Requests submitted again after an engine gave them back.")),
+                                  "Requests submitted again after an engine gave them back.",
+                                  labels)),
       ttft_(metrics.AddHistogram("flotilla_router_time_to_first_token_seconds",
-                                 "From arrival to the first token.", kTtftBuckets)),
+                                 "From arrival to the first token.", kTtftBuckets, labels)),
       inter_token_(metrics.AddHistogram("flotilla_router_inter_token_latency_seconds",
-                                        "Between tokens of one answer.", kInterTokenBuckets)),
+                                        "Between tokens of one answer.", kInterTokenBuckets,
+                                        labels)),
       request_(metrics.AddHistogram("flotilla_router_request_duration_seconds",
-                                    "From arrival to the end.", kRequestBuckets)),
+                                    "From arrival to the end.", kRequestBuckets, labels)),
       prompt_tokens_(metrics.AddHistogram("flotilla_router_prompt_tokens",
-                                          "Prompt tokens of one request.", kRequestTokenBuckets)),
+                                          "Prompt tokens of one request.", kRequestTokenBuckets,
+                                          labels)),
       output_tokens_(metrics.AddHistogram("flotilla_router_output_tokens",
-                                          "Output tokens of one request.", kRequestTokenBuckets)) {}
+                                          "Output tokens of one request.", kRequestTokenBuckets,
+                                          labels)) {}
+
+void WatchFleet(Metrics& metrics, const Fleet* fleet) {
+  constexpr const char* kKinds[] = {"not_begun", "begun"};
+  constexpr const char* kResults[kReplayResults] = {"sent", "resumed", "expired", "impossible"};
+  std::array<std::array<Counter*, kReplayResults>, 2> replays;
+  for (std::size_t kind = 0; kind < replays.size(); ++kind) {
+    for (std::size_t result = 0; result < kReplayResults; ++result) {
+      replays[kind][result] = &metrics.AddCounter(
+          "flotilla_router_replays_total",
+          "Requests that groups gave back: whether tokens had been delivered, and what became of "
+          "them.",
+          {{"kind", kKinds[kind]}, {"result", kResults[result]}});
+    }
+  }
+  // By address. Groups come and go; one that has gone stays, and is not up.
+  auto all = std::make_shared<std::map<std::string, GroupSeries>>();
+  metrics.OnRender([&metrics, fleet, replays, all] {
+    const FleetCounters counters = fleet->Counters();
+    for (std::size_t kind = 0; kind < replays.size(); ++kind) {
+      for (std::size_t result = 0; result < kReplayResults; ++result) {
+        RaiseTo(*replays[kind][result], static_cast<double>(counters.replays[kind][result]));
+      }
+    }
+    for (auto& [address, series] : *all) {
+      series.up->Set(0);
+      series.owed->Set(0);
+    }
+    for (const FleetGroup& group : fleet->Groups()) {
+      const auto [at, fresh] = all->try_emplace(group.address);
+      GroupSeries& series = at->second;
+      if (fresh) series = AddGroup(metrics, group.address);
+      series.up->Set(group.view.up ? 1 : 0);
+      series.owed->Set(static_cast<double>(group.view.owed_tokens));
+      if (group.view.requests < series.seen) series.seen = 0;
+      series.requests->Increment(static_cast<double>(group.view.requests - series.seen));
+      series.seen = group.view.requests;
+    }
+  });
+}
 
 SchedulerMetrics::SchedulerMetrics(Metrics& metrics, std::uint32_t block_tokens)
     : metrics_(metrics),

@@ -15,6 +15,7 @@
 #include "common/types/engine.h"
 #include "common/types/plan.h"
 #include "router/probe.h"
+#include "router/remote/fleet.h"
 #include "scheduler/server/probe.h"
 #include "worker/group/group_probe.h"
 #include "worker/probe.h"
@@ -22,13 +23,14 @@
 namespace flotilla {
 
 // flotilla_build_info and, where there is a KV pool, its configuration.
-void AddBuildInfo(Metrics& metrics, const std::string& version);
+void AddBuildInfo(Metrics& metrics, const std::string& version, const Metrics::Labels& labels = {});
 void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
                      std::uint32_t block_tokens);
 
 class RouterMetrics final : public RouterProbe {
  public:
-  explicit RouterMetrics(Metrics& metrics);
+  // `labels` are on each series.
+  explicit RouterMetrics(Metrics& metrics, const Metrics::Labels& labels = {});
 
   // Any thread.
   void OnStarted() override;
@@ -60,6 +62,11 @@ class RouterMetrics final : public RouterProbe {
   Histogram& prompt_tokens_;
   Histogram& output_tokens_;
 };
+
+// The groups of a router, at each scrape from now on: which are up, what they owe, how many
+// requests they were sent, and what became of requests that were given back. `fleet`
+// outlives the last Render.
+void WatchFleet(Metrics& metrics, const Fleet* fleet);
 
 class SchedulerMetrics final {
  public:

@@ -2,12 +2,14 @@
 
 #include <cstdio>
 #include <memory>
-#include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "cli/drain.h"
 #include "cli/fronts.h"
@@ -17,35 +19,103 @@
 #include "common/obs/log.h"
 #include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
-#include "router/remote/remote_engine.h"
+#include "router/remote/discovery.h"
+#include "router/remote/fleet.h"
+#include "router/remote/fleet_engine.h"
 
 namespace flotilla {
 namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
+constexpr absl::Duration kLong = absl::Hours(1);
 constexpr absl::Duration kCloseGrace = absl::Seconds(2);
 
-// What the scheduler serves, and the tokenizer of it. None: a signal came first.
-struct Served {
-  EngineDescription description;
-  std::string tokenizer;
-};
-std::optional<Served> WaitForScheduler(const RemoteEngine& engine, const std::string& address,
-                                       Signals& signals, Logger& log) {
-  for (bool told = false;;) {
-    absl::StatusOr<EngineDescription> description = engine.Describe();
-    absl::Status missing = description.status();
-    if (description.ok()) {
-      absl::StatusOr<std::string> tokenizer = engine.TokenizerBytes();
-      if (tokenizer.ok()) return Served{*std::move(description), *std::move(tokenizer)};
-      missing = tokenizer.status();
-    }
-    if (!std::exchange(told, true)) {
-      log.Info("waiting for the scheduler", {{"scheduler", address}, {"reason", missing}});
-    }
-    if (signals.Wait(kRetry) == Signals::Event::kStop) return std::nullopt;
-  }
+FleetOptions MakeFleetOptions(const RoleFlags& flags, std::shared_ptr<rpc::Credentials> credentials,
+                              Signals& signals, Logger& log) {
+  FleetOptions options;
+  options.credentials = std::move(credentials);
+  options.core.hold_ns = absl::ToInt64Nanoseconds(absl::Seconds(flags.hold_seconds));
+  std::random_device random;
+  options.core.seed = (std::uint64_t{random()} << 32) | random();
+  options.on_attached = [&](const std::string& address, const EngineDescription& description) {
+    log.Info("scheduler attached", {{"scheduler", address}, {"model", description.model_id}});
+    signals.Wake();  // perhaps a model that is new
+  };
+  options.on_lost = [&log](const std::string& address, const absl::Status& why) {
+    log.Warning("scheduler lost", {{"scheduler", address}, {"reason", why}});
+  };
+  return options;
 }
+
+DiscoveryOptions MakeDiscoveryOptions(const RoleFlags& flags, Fleet& fleet, Logger& log) {
+  DiscoveryOptions options;
+  options.targets = flags.schedulers;
+  options.on_addresses = [&](const std::vector<std::string>& addresses) {
+    log.Info("schedulers known", {{"addresses", absl::StrJoin(addresses, " ")}});
+    fleet.SetAddresses(addresses);
+  };
+  options.on_failure = [&log](const DnsName& name, const absl::Status& why) {
+    log.Warning("name not resolved, its last addresses stay",
+                {{"name", name.host}, {"reason", why}});
+  };
+  return options;
+}
+
+// The models that schedulers have shown, each with an engine and metrics, added to the
+// fronts as they come. Main's thread.
+class RouterModels {
+ public:
+  // All outlive it, and it the fronts.
+  RouterModels(Fleet* fleet, Metrics* metrics, std::string version, Logger* log)
+      : fleet_(fleet), metrics_(metrics), version_(std::move(version)), log_(log) {}
+
+  // False: one could not be added yet, and should be tried again.
+  bool AddNew(Fronts& fronts) {
+    const std::vector<std::string> models = fleet_->Models();
+    while (next_ < models.size()) {
+      const absl::Status added = Add(next_, models[next_], fronts);
+      // One whose tokenizer cannot be used at all is passed over.
+      if (absl::IsUnavailable(added) || absl::IsDeadlineExceeded(added)) return false;
+      if (!added.ok()) {
+        log_->Error("model not usable", {{"model", models[next_]}, {"reason", added}});
+      } else {
+        served_.push_back(models[next_]);
+      }
+      ++next_;
+    }
+    return true;
+  }
+  const std::vector<std::string>& served() const { return served_; }
+
+ private:
+  struct Model {
+    Model(Fleet* fleet, std::size_t index, Metrics& metrics, const Metrics::Labels& labels)
+        : engine(fleet, index), probe(metrics, labels) {}
+    FleetEngine engine;
+    RouterMetrics probe;
+  };
+
+  absl::Status Add(std::size_t index, const std::string& name, Fronts& fronts) {
+    FleetEngine engine(fleet_, index);
+    const absl::StatusOr<std::string> content = engine.TokenizerBytes();
+    if (!content.ok()) return content.status();
+    const absl::StatusOr<GgufFile> file = GgufFile::Parse(std::as_bytes(std::span(*content)));
+    if (!file.ok()) return file.status();
+    const Metrics::Labels labels = {{"model", name}};
+    models_.push_back(std::make_unique<Model>(fleet_, index, *metrics_, labels));
+    AddBuildInfo(*metrics_, version_, labels);
+    WatchEngine(*metrics_, &models_.back()->engine, labels);
+    return fronts.AddModel(name, *file, &models_.back()->engine, &models_.back()->probe);
+  }
+
+  Fleet* const fleet_;
+  Metrics* const metrics_;
+  const std::string version_;
+  Logger* const log_;
+  std::size_t next_ = 0;  // of the fleet's models
+  std::vector<std::unique_ptr<Model>> models_;
+  std::vector<std::string> served_;
+};
 
 }  // namespace
 
@@ -58,44 +128,46 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   auto credentials = MakeCredentials(flags, /*listens=*/false, &clock, &log);
   if (!credentials.ok()) return credentials.status();
 
-  RemoteEngine engine({.address = flags.scheduler,
-                       .hold = absl::Seconds(flags.hold_seconds),
-                       .credentials = *credentials},
-                      &clock);
-  engine.Start();
-  const std::optional<Served> served = WaitForScheduler(engine, flags.scheduler, signals, log);
-  if (!served.has_value()) return absl::OkStatus();
-  absl::StatusOr<GgufFile> file = GgufFile::Parse(std::as_bytes(std::span(served->tokenizer)));
-  if (!file.ok()) return file.status();
-  const std::string& model_id = served->description.model_id;
+  Fleet fleet(MakeFleetOptions(flags, *credentials, signals, log), &clock);
+  absl::StatusOr<std::unique_ptr<Discovery>> discovery =
+      Discovery::Start(MakeDiscoveryOptions(flags, fleet, log));
+  if (!discovery.ok()) return discovery.status();
 
-  Metrics metrics(Metrics::Labels{{"model", model_id}});
-  AddBuildInfo(metrics, version);
+  Metrics metrics;
+  // What a client invents is no label.
+  RouterMetrics unknown(metrics, {{"model", "_unknown"}});
   AddProcessMetrics(metrics);
-  RouterMetrics router_metrics(metrics);
-  WatchEngine(metrics, &engine);
-  absl::StatusOr<std::unique_ptr<Fronts>> fronts = Fronts::Start(flags, model_id, *file,
-                                                                 {.engine = &engine,
-                                                                  .metrics = &metrics,
-                                                                  .probe = &router_metrics,
-                                                                  .clock = &clock,
-                                                                  .log = &log});
-  if (!fronts.ok()) return fronts.status();
+  WatchFleet(metrics, &fleet);
+  RouterModels models(&fleet, &metrics, version, &log);
+  const std::unique_ptr<Fronts> fronts =
+      Fronts::Create(flags, {.metrics = &metrics, .probe = &unknown, .clock = &clock, .log = &log});
+  while (!models.AddNew(*fronts) || models.served().empty()) {
+    if (signals.Wait(kRetry) == Signals::Event::kStop) return absl::OkStatus();
+  }
+  if (absl::Status status = fronts->Listen(); !status.ok()) return status;
   absl::Status ready = WriteReadyFile(
-      flags.ready_file, {{"http", (*fronts)->http_port()}, {"grpc", (*fronts)->grpc_port()}});
+      flags.ready_file, {{"http", fronts->http_port()}, {"grpc", fronts->grpc_port()}});
   if (!ready.ok()) return ready;
-  absl::FPrintF(stderr, "\nflotilla routes to %s, which serves %s\n%s", flags.scheduler, model_id,
-                UsageText(flags, model_id, **fronts));
-  absl::PrintF("ready http=%s grpc=%s\n", HostPort(flags.host, (*fronts)->http_port()),
-               (*fronts)->grpc_address());
+  absl::FPrintF(stderr, "\nflotilla routes to %s, which serve %s\n%s",
+                absl::StrJoin(flags.schedulers, " "), absl::StrJoin(models.served(), " "),
+                UsageText(flags, models.served().front(), *fronts));
+  absl::PrintF("ready http=%s grpc=%s\n", HostPort(flags.host, fronts->http_port()),
+               fronts->grpc_address());
   std::fflush(stdout);
 
-  if (!WaitAndDrain(engine, signals, flags.drain_seconds, log)) {
-    log.Warning("requests are still running, ending them", {});
-    engine.Stop();
+  bool all_added = true;
+  while (signals.Wait(all_added ? kLong : kRetry) != Signals::Event::kStop) {
+    all_added = models.AddNew(*fronts);
   }
-  (*fronts)->Stop(kCloseGrace);
-  engine.Stop();
+  log.Info("stopping", {{"drain_seconds", flags.drain_seconds}});
+  const auto drain = [&fleet](std::function<void()> done) { fleet.Drain(std::move(done)); };
+  if (!Drain(drain, signals, flags.drain_seconds)) {
+    log.Warning("requests are still running, ending them", {});
+    fleet.Stop();
+  }
+  fronts->Stop(kCloseGrace);
+  discovery->reset();
+  fleet.Stop();
   return absl::OkStatus();
 }
 

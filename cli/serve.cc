@@ -70,14 +70,12 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
       std::make_unique<SchedulerMetrics>(*metrics_, static_cast<std::uint32_t>(flags.block_tokens));
   if (absl::Status status = StartEngine(flags, file); !status.ok()) return status;
 
-  absl::StatusOr<std::unique_ptr<Fronts>> fronts = Fronts::Start(flags, model_id_, *file,
-                                                                 {.engine = engine_.get(),
-                                                                  .metrics = metrics_.get(),
-                                                                  .probe = router_metrics_.get(),
-                                                                  .clock = &clock_,
-                                                                  .log = log_});
-  if (!fronts.ok()) return fronts.status();
-  fronts_ = *std::move(fronts);
+  fronts_ = Fronts::Create(
+      flags,
+      {.metrics = metrics_.get(), .probe = router_metrics_.get(), .clock = &clock_, .log = log_});
+  absl::Status added = fronts_->AddModel(model_id_, *file, engine_.get(), router_metrics_.get());
+  if (!added.ok()) return added;
+  if (absl::Status listening = fronts_->Listen(); !listening.ok()) return listening;
   absl::Status status = WriteReadyFile(
       flags.ready_file, {{"http", fronts_->http_port()}, {"grpc", fronts_->grpc_port()}});
   if (status.ok()) PrintBanner(flags);

@@ -224,7 +224,10 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
 }
 
 absl::Status CheckModel(std::string_view name, const ModelLimits& model) {
-  if (name == model.id) return absl::OkStatus();
+  return name == model.id ? absl::OkStatus() : NoSuchModel(name);
+}
+
+absl::Status NoSuchModel(std::string_view name) {
   if (name.empty()) return InvalidField("model", "model is missing");
   // The name is the client's text: cut to a length that fits a log line.
   const std::string shown = RepairUtf8(name.substr(0, 200));

@@ -104,7 +104,11 @@ struct ModelLimits {
 // and unless it ignores them the model's own. Sorted, unique.
 std::vector<TokenId> StopTokens(const ApiRequest& api, const ModelLimits& model);
 
-// NOT_FOUND with kModelNotFound unless `name` is the model's id.
+// Of a name that no model has: NOT_FOUND with kModelNotFound; INVALID_ARGUMENT when it is
+// empty.
+absl::Status NoSuchModel(std::string_view name);
+
+// NoSuchModel unless `name` is the model's id.
 absl::Status CheckModel(std::string_view name, const ModelLimits& model);
 
 // INVALID_ARGUMENT when a token id is outside the vocabulary.

@@ -91,17 +91,31 @@ absl::Status PoolFull() {
                         200);
 }
 
+// A model, and what is made of it once. Stays where it is.
+struct Model {
+  Model(ServedModel served_model, RouterProbe* silent)
+      : served(std::move(served_model)), encoder(served.tokenizer, served.chat_template) {
+    if (served.probe == nullptr) served.probe = silent;
+  }
+  ServedModel served;
+  const Encoder encoder;
+};
+
 class ServiceImpl final : public InferenceService, public GenerationRegistry {
  public:
-  ServiceImpl(ServiceOptions options, const Dependencies& deps)
+  ServiceImpl(ServiceOptions options, const Clock* clock, RouterProbe* probe)
       : options_(std::move(options)),
-        deps_(deps),
+        clock_(clock),
+        probe_(probe == nullptr ? &silent_probe_ : probe),
         validator_(options_.limits),
-        encoder_(deps.tokenizer, deps.chat_template),
         incarnation_(Random()),
         pool_(options_.tokenizer_threads, options_.tokenizer_queue,
-              options_.tokenizer_queue_bytes) {
-    if (deps_.probe == nullptr) deps_.probe = &silent_probe_;
+              options_.tokenizer_queue_bytes) {}
+
+  void AddModel(ServedModel served) override {
+    auto model = std::make_unique<Model>(std::move(served), &silent_probe_);
+    absl::MutexLock lock(&models_mu_);
+    models_.push_back(std::move(model));
   }
 
   std::unique_ptr<Lane> OpenLane(Dispatcher* dispatcher) override {
@@ -109,12 +123,17 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   }
 
   absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const override {
-    absl::StatusOr<ModelInfo> model = Model();
-    if (!model.ok()) return model.status();
+    absl::StatusOr<Known> known = Find(api.model);
+    if (!known.ok()) {
+      probe_->OnRefused(known.status());
+      return known.status();
+    }
+    const Model& model = *known->model;
     const bool chat = std::holds_alternative<std::vector<ChatTurn>>(api.prompt);
-    absl::StatusOr<GenerateRequest> request = validator_.Validate(std::move(api), model->limits);
-    if (request.ok() && chat && !encoder_.can_chat()) request = NoTemplate();
-    if (!request.ok()) deps_.probe->OnRefused(request.status());
+    absl::StatusOr<GenerateRequest> request =
+        validator_.Validate(std::move(api), known->info.limits);
+    if (request.ok() && chat && !model.encoder.can_chat()) request = NoTemplate();
+    if (!request.ok()) model.served.probe->OnRefused(request.status());
     return request;
   }
 
@@ -126,18 +145,26 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   void Detokenize(std::string model, std::vector<std::int64_t> tokens, Lane& lane,
                   std::function<void(absl::StatusOr<std::string>)> done) override;
 
-  std::string_view TokenBytes(TokenId token) const override {
-    return deps_.tokenizer->TokenBytes(token);
+  std::string_view TokenBytes(std::string_view name, TokenId token) const override {
+    const Model* model = FindServed(name);
+    return model == nullptr ? std::string_view() : model->served.tokenizer->TokenBytes(token);
   }
 
   std::vector<ModelInfo> Models() const override {
-    absl::StatusOr<ModelInfo> model = Model();
-    return model.ok() ? std::vector<ModelInfo>{*std::move(model)} : std::vector<ModelInfo>{};
+    std::vector<ModelInfo> infos;
+    absl::ReaderMutexLock lock(&models_mu_);
+    for (const auto& model : models_) {
+      if (auto info = InfoOf(*model); info.ok()) infos.push_back(*std::move(info));
+    }
+    return infos;
   }
 
   bool Ready() const override {
-    const EngineLoad load = deps_.engine->Load();
-    return load.ready && !load.draining;
+    absl::ReaderMutexLock lock(&models_mu_);
+    return std::any_of(models_.begin(), models_.end(), [](const auto& model) {
+      const EngineLoad load = model->served.engine->Load();
+      return load.ready && !load.draining;
+    });
   }
 
   void Forget(const std::string& public_id) override {
@@ -156,16 +183,41 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     return InvalidField("messages", "this model has no chat template");
   }
 
-  absl::StatusOr<ModelInfo> Model() const {
-    absl::StatusOr<EngineDescription> engine = deps_.engine->Describe();
+  static absl::StatusOr<ModelInfo> InfoOf(const Model& model) {
+    absl::StatusOr<EngineDescription> engine = model.served.engine->Describe();
     if (!engine.ok()) return absl::UnavailableError("the model is not ready yet");
     ModelInfo info;
-    info.limits = {options_.model_id, engine->vocab_size, engine->max_context, engine->max_branches,
-                   options_.end_tokens};
+    info.limits = {model.served.id, engine->vocab_size, engine->max_context, engine->max_branches,
+                   model.served.end_tokens};
     info.numerics_id = engine->numerics_id;
     info.exactness = engine->exactness;
-    info.created_s = options_.created_s;
+    info.created_s = model.served.created_s;
     return info;
+  }
+
+  // Null: there is none.
+  const Model* FindServed(std::string_view name) const {
+    absl::ReaderMutexLock lock(&models_mu_);
+    for (const auto& model : models_) {
+      if (model->served.id == name) return model.get();
+    }
+    return nullptr;
+  }
+
+  struct Known {
+    const Model* model;
+    ModelInfo info;
+  };
+  // A model that is served. UNAVAILABLE while there is none at all.
+  absl::StatusOr<Known> Find(std::string_view name) const {
+    const Model* model = FindServed(name);
+    if (model == nullptr) {
+      if (Models().empty()) return absl::UnavailableError("the model is not ready yet");
+      return NoSuchModel(name);
+    }
+    absl::StatusOr<ModelInfo> info = InfoOf(*model);
+    if (!info.ok()) return info.status();
+    return Known{model, *std::move(info)};
   }
 
   std::uint64_t Random() {
@@ -175,11 +227,14 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   GenerationImpl::Identity NewIdentity();
   TokenizedRequest Resolve(const ApiRequest& api, const ModelLimits& model, const RequestId& id);
 
-  ServiceOptions options_;
-  Dependencies deps_;
+  const ServiceOptions options_;
+  const Clock* const clock_;
   RouterProbe silent_probe_;
+  RouterProbe* const probe_;
   const Validator validator_;
-  const Encoder encoder_;
+  mutable absl::Mutex models_mu_;
+  // In the order in which they came; each stays for good.
+  std::vector<std::unique_ptr<const Model>> models_ ABSL_GUARDED_BY(models_mu_);
   absl::Mutex mu_;
   absl::BitGen random_ ABSL_GUARDED_BY(mu_);
   std::uint64_t next_counter_ ABSL_GUARDED_BY(mu_) = 1;
@@ -225,7 +280,7 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   request.logprobs.output_top = static_cast<std::int32_t>(api.logprobs.value_or(LogprobSpec::kOff));
   request.logprobs.prompt_top =
       static_cast<std::int32_t>(api.prompt_logprobs.value_or(LogprobSpec::kOff));
-  request.deadline_ns = deps_.clock->NowNs() + *api.timeout_ms * 1'000'000;
+  request.deadline_ns = clock_->NowNs() + *api.timeout_ms * 1'000'000;
   request.priority = static_cast<std::int32_t>(api.priority);
   request.tenant = api.tenant;
   request.cache_salt = api.cache_salt;
@@ -234,9 +289,11 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
 
 absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest request, Lane& lane,
                                                                GenerationListener* listener) {
-  absl::StatusOr<ModelInfo> model = Model();
-  if (!model.ok()) return model.status();
   ApiRequest api = std::move(request).Release();
+  absl::StatusOr<Known> known = Find(api.model);
+  if (!known.ok()) return known.status();
+  const Model& model = *known->model;
+  const ModelLimits& limits = known->info.limits;
   const std::shared_ptr<LaneState>& state = static_cast<LaneImpl&>(lane).state();
   GenerationImpl::Identity identity = NewIdentity();
   const RequestId id = identity.id;
@@ -245,10 +302,10 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
     running_[identity.public_id] = {state, id};
   }
   const GenerationImpl::Environment environment{
-      deps_.engine, deps_.tokenizer, deps_.clock, deps_.probe, this, options_.max_attempts};
-  auto generation = std::make_unique<GenerationImpl>(environment, std::move(identity), api,
-                                                     Resolve(api, model->limits, id), model->limits,
-                                                     state, listener);
+      model.served.engine,  model.served.tokenizer, clock_, model.served.probe, this,
+      options_.max_attempts};
+  auto generation = std::make_unique<GenerationImpl>(
+      environment, std::move(identity), api, Resolve(api, limits, id), limits, state, listener);
   const auto deliver = [state, id](absl::StatusOr<std::vector<TokenId>> prompt) {
     state->Run([id, prompt = std::move(prompt)](LaneState& lane_state) mutable {
       if (GenerationImpl* self = lane_state.Find(id)) self->OnEncoded(std::move(prompt));
@@ -263,15 +320,15 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
                     : Input(std::get<std::vector<ChatTurn>>(std::move(api.prompt)));
   const std::size_t bytes = InputBytes(input);
   const bool queued = pool_.TryRun(
-      bytes, [this, input = std::move(input), deliver, add_special = api.add_special_tokens,
+      bytes, [&model, input = std::move(input), deliver, add_special = api.add_special_tokens,
               abandoned = generation->abandoned()] {
         if (abandoned->load()) return;
-        deliver(encoder_.Encode(input, {.parse_special = false, .add_special = add_special},
-                                /*add_generation_prompt=*/true));
+        deliver(model.encoder.Encode(input, {.parse_special = false, .add_special = add_special},
+                                     /*add_generation_prompt=*/true));
       });
   if (queued) return generation;
   generation->Detach();
-  deps_.probe->OnRefused(PoolFull());
+  model.served.probe->OnRefused(PoolFull());
   return PoolFull();
 }
 
@@ -293,14 +350,14 @@ void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
   const auto answer = [state, done = std::move(done)](absl::StatusOr<std::vector<TokenId>> result) {
     state->Run([done, result = std::move(result)](LaneState&) { done(result); });
   };
-  absl::StatusOr<ModelInfo> model = Model();
-  if (!model.ok()) return answer(model.status());
-  if (auto s = CheckModel(request.model, model->limits); !s.ok()) return answer(s);
+  const absl::StatusOr<Known> known = Find(request.model);
+  if (!known.ok()) return answer(known.status());
+  const Encoder& encoder = known->model->encoder;
   if (auto s = CheckInput(request.input, options_.limits); !s.ok()) return answer(s);
-  if (request.input.index() == 1 && !encoder_.can_chat()) return answer(NoTemplate());
+  if (request.input.index() == 1 && !encoder.can_chat()) return answer(NoTemplate());
   const std::size_t bytes = InputBytes(request.input);
-  const bool queued = pool_.TryRun(bytes, [this, request = std::move(request), answer] {
-    answer(encoder_.Encode(
+  const bool queued = pool_.TryRun(bytes, [&encoder, request = std::move(request), answer] {
+    answer(encoder.Encode(
         request.input,
         {.parse_special = request.parse_special, .add_special = request.add_special_tokens},
         request.add_generation_prompt));
@@ -314,13 +371,13 @@ void ServiceImpl::Detokenize(std::string model_name, std::vector<std::int64_t> t
   const auto answer = [state, done = std::move(done)](absl::StatusOr<std::string> result) {
     state->Run([done, result = std::move(result)](LaneState&) { done(result); });
   };
-  absl::StatusOr<ModelInfo> model = Model();
-  if (!model.ok()) return answer(model.status());
-  if (auto s = CheckModel(model_name, model->limits); !s.ok()) return answer(s);
-  if (auto s = CheckTokenIds("tokens", tokens, model->limits); !s.ok()) return answer(s);
-  const bool queued = pool_.TryRun(tokens.size() * sizeof tokens[0], [this, tokens, answer] {
+  const absl::StatusOr<Known> known = Find(model_name);
+  if (!known.ok()) return answer(known.status());
+  if (auto s = CheckTokenIds("tokens", tokens, known->info.limits); !s.ok()) return answer(s);
+  const Tokenizer* tokenizer = known->model->served.tokenizer;
+  const bool queued = pool_.TryRun(tokens.size() * sizeof tokens[0], [tokenizer, tokens, answer] {
     const std::vector<TokenId> ids(tokens.begin(), tokens.end());
-    answer(deps_.tokenizer->Decode(ids, /*skip_special=*/false));
+    answer(tokenizer->Decode(ids, /*skip_special=*/false));
   });
   if (!queued) answer(PoolFull());
 }
@@ -328,8 +385,8 @@ void ServiceImpl::Detokenize(std::string model_name, std::vector<std::int64_t> t
 }  // namespace
 
 std::unique_ptr<InferenceService> InferenceService::Create(ServiceOptions options,
-                                                           Dependencies deps) {
-  return std::make_unique<ServiceImpl>(std::move(options), deps);
+                                                           const Clock* clock, RouterProbe* probe) {
+  return std::make_unique<ServiceImpl>(std::move(options), clock, probe);
 }
 
 }  // namespace flotilla

@@ -146,7 +146,19 @@ struct ModelInfo {
   ModelLimits limits;
   std::uint64_t numerics_id = 0;
   Exactness exactness = Exactness::kBitwise;
-  std::int64_t created_s = 0;  // ServiceOptions::created_s
+  std::int64_t created_s = 0;  // ServedModel::created_s
+};
+
+// A model, and what makes its text and tokens. Nothing of it is owned, and all outlives
+// the service.
+struct ServedModel {
+  std::string id;                   // as clients name it
+  std::vector<TokenId> end_tokens;  // the model's own (ModelConfig::stop_ids)
+  std::int64_t created_s = 0;       // Unix time, for ModelInfo
+  Engine* engine = nullptr;         // on the service's clock
+  const Tokenizer* tokenizer = nullptr;
+  const ChatTemplate* chat_template = nullptr;  // null: no chat
+  RouterProbe* probe = nullptr;                 // may be null
 };
 
 struct TokenizeRequest {
@@ -158,9 +170,6 @@ struct TokenizeRequest {
 };
 
 struct ServiceOptions {
-  std::string model_id;             // as clients name it
-  std::vector<TokenId> end_tokens;  // the model's own (ModelConfig::stop_ids)
-  std::int64_t created_s = 0;       // Unix time, for ModelInfo
   RequestLimits limits;
   std::uint32_t tokenizer_threads = 1;
   std::size_t tokenizer_queue = 256;              // jobs waiting; more are refused
@@ -171,23 +180,20 @@ struct ServiceOptions {
 
 class InferenceService {
  public:
-  struct Dependencies {
-    Engine* engine = nullptr;                     // not owned, outlives the service
-    const Tokenizer* tokenizer = nullptr;         // same
-    const ChatTemplate* chat_template = nullptr;  // same; null: no chat
-    const Clock* clock = nullptr;                 // the engine's clock; same
-    RouterProbe* probe = nullptr;                 // may be null; same
-  };
-
-  // Starts the pool. All lanes and generations are destroyed before the service.
-  static std::unique_ptr<InferenceService> Create(ServiceOptions options, Dependencies deps);
+  // Starts the pool. All lanes and generations are destroyed before the service. `clock`,
+  // and `probe`, which hears of requests that name no model and may be null, outlive it.
+  static std::unique_ptr<InferenceService> Create(ServiceOptions options, const Clock* clock,
+                                                  RouterProbe* probe = nullptr);
   virtual ~InferenceService() = default;
+
+  // Serves one more model from now on; none goes. Its id is new. Any thread.
+  virtual void AddModel(ServedModel model) = 0;
 
   // `dispatcher` outlives the lane. Any thread.
   virtual std::unique_ptr<Lane> OpenLane(Dispatcher* dispatcher) = 0;
 
-  // Checks a request; see Validator. UNAVAILABLE while no engine was ever
-  // ready. Any thread.
+  // Checks a request; see Validator. NOT_FOUND with kModelNotFound for a model that is
+  // not served, UNAVAILABLE while its engine was never ready. Any thread.
   virtual absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const = 0;
 
   // Begins a generation; the lane's thread only. A request without a seed gets a
@@ -214,14 +220,15 @@ class InferenceService {
                           std::function<void(absl::StatusOr<std::string>)> done) = 0;
 
   // The raw bytes of one token (special tokens: their text); empty when outside
-  // the vocabulary. May be part of a character. Any thread.
-  virtual std::string_view TokenBytes(TokenId token) const = 0;
+  // the vocabulary, or when there is no such model. May be part of a character. Any
+  // thread.
+  virtual std::string_view TokenBytes(std::string_view model, TokenId token) const = 0;
 
-  // The models served. Empty while no engine was ever ready. Any thread.
+  // The models served, without those whose engine was never ready. Any thread.
   virtual std::vector<ModelInfo> Models() const = 0;
 
-  // True when a new request would be served now: a worker group is up and the
-  // engine is not draining. Any thread.
+  // True when a new request for one of the models would be served now: a worker group is
+  // up and the engine is not draining. Any thread.
   virtual bool Ready() const = 0;
 };
 

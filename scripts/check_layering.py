@@ -71,7 +71,7 @@ FOLDERS = {
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "router": Folder(may=("router/core", "model", "proto/codec") + COMMON,
                      libs=("absl", "grpc", "protobuf", "boost", "json", "pcre2", "icu", "system")),
-    "router/remote": Folder(may=("router", "proto/codec", "rpc") + COMMON,
+    "router/remote": Folder(may=("router", "router/core", "proto/codec", "rpc") + COMMON,
                             libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "router/grpc": Folder(may=("router", "router/core", "model", "proto/codec", "rpc") + COMMON,
                           libs=("absl", "grpc", "protobuf", "system"), generated=True),

@@ -7,8 +7,10 @@ namespace {
 
 Outbox::Options OutboxOptions(InferenceService* service, const absl::StatusOr<GenerateCall>& call) {
   Outbox::Options options;
-  options.token_bytes = [service](TokenId token) { return service->TokenBytes(token); };
   if (call.ok()) {
+    options.token_bytes = [service, model = call->api.model](TokenId token) {
+      return service->TokenBytes(model, token);
+    };
     options.token_ids = call->return_token_ids;
     options.logprobs = call->api.logprobs.has_value();
   }

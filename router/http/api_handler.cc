@@ -231,7 +231,7 @@ std::unique_ptr<HttpExchange> ApiHandler::GetModel(HttpRequest& request, HttpRep
     reply.Send(200, kJson, std::move(body), {});
     return nullptr;
   }
-  SendError(CheckModel(name, ModelLimits{}), reply);
+  SendError(NoSuchModel(name), reply);
   return nullptr;
 }
 

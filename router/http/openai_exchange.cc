@@ -38,7 +38,7 @@ std::unique_ptr<HttpExchange> OpenAiExchange::Start(OpenAiRequest request, std::
 }
 
 absl::Status OpenAiExchange::StartAll(std::int64_t now_s, Lane& lane) {
-  const std::string model = request_.prompts.front().model;
+  model_ = request_.prompts.front().model;
   const auto count = static_cast<std::uint32_t>(request_.prompts.size());
   std::vector<GenerateRequest> valid;
   valid.reserve(count);
@@ -58,7 +58,7 @@ absl::Status OpenAiExchange::StartAll(std::int64_t now_s, Lane& lane) {
   if (!request_.ignored.empty()) headers_.push_back({kIgnoredHeader, HeaderText(request_.ignored)});
   answer_ = std::make_unique<OpenAiAnswer>(
       OpenAiAnswer::Header{.id = prompts_.front()->id(),
-                           .model = model,
+                           .model = model_,
                            .created_s = now_s,
                            .chat = request_.chat,
                            .stream = request_.stream,
@@ -69,7 +69,7 @@ absl::Status OpenAiExchange::StartAll(std::int64_t now_s, Lane& lane) {
                            .tokens_as_token_ids = request_.tokens_as_token_ids,
                            .prompts = count,
                            .n = n},
-      [this](TokenId token) { return service_.TokenBytes(token); });
+      [this](TokenId token) { return service_.TokenBytes(model_, token); });
   return absl::OkStatus();
 }
 
@@ -86,7 +86,9 @@ absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceSer
 void OpenAiExchange::Prompt::OnPrompt(const PromptInfo& prompt) {
   if (exchange_->request_.echo && text_.empty()) {
     std::string bytes;
-    for (TokenId token : prompt.tokens) bytes += exchange_->service_.TokenBytes(token);
+    for (TokenId token : prompt.tokens) {
+      bytes += exchange_->service_.TokenBytes(exchange_->model_, token);
+    }
     text_ = RepairUtf8(bytes);
   }
   exchange_->answer_->Prompt(index_, prompt.tokens, text_);

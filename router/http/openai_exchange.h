@@ -58,6 +58,7 @@ class OpenAiExchange final : public HttpExchange {
   InferenceService& service_;
   HttpReply& reply_;
   HttpHeaders headers_;
+  std::string model_;
   std::unique_ptr<OpenAiAnswer> answer_;
   std::string out_;  // events not yet handed to the reply
   std::uint32_t running_ = 0;

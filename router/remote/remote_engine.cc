@@ -25,19 +25,6 @@ RequestEnd EndWith(const RequestId& id, Attempt attempt, absl::Status status) {
           .usage = {}};
 }
 
-void Refuse(const TokenizedRequest& request, EventSink& sink, absl::Status status) {
-  std::vector<EngineEvent> events;
-  events.push_back(EndWith(request.id, request.attempt, std::move(status)));
-  sink.Post(std::move(events));
-}
-
-bool HasTokens(const TokenizedRequest& request) {
-  for (const std::vector<TokenId>& prefix : request.output_prefix) {
-    if (!prefix.empty()) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 // One stream, from the dial to its end.
@@ -87,8 +74,9 @@ class RemoteEngine::Link final
   rpc::ClientStream<v1::EngineCommand, v1::EngineNews> stream_;
 };
 
-RemoteEngine::RemoteEngine(RemoteEngineOptions options, const Clock* clock)
-    : options_(std::move(options)), clock_(clock) {}
+RemoteEngine::RemoteEngine(RemoteEngineOptions options, const Clock* clock,
+                           RemoteEngineObserver* observer)
+    : options_(std::move(options)), clock_(clock), observer_(observer) {}
 RemoteEngine::~RemoteEngine() { Stop(); }
 
 void RemoteEngine::Start() {
@@ -131,82 +119,39 @@ EngineLoad RemoteEngine::Load() const {
   return load;
 }
 
+absl::Status RemoteEngine::TrySubmit(TokenizedRequest request, std::shared_ptr<EventSink> sink) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_) return absl::UnavailableError("the router has stopped");
+  if (draining_ && request.attempt == Attempt(0)) {
+    return absl::UnavailableError("the router is draining");
+  }
+  if (!attached_) return absl::UnavailableError("the scheduler is not there");
+  if (requests_.contains(request.id)) {
+    return absl::AlreadyExistsError("a request of this id is being served");
+  }
+  Entry& entry = requests_[request.id];
+  entry.attempt = request.attempt;
+  entry.sink = std::move(sink);
+  entry.ended.resize(request.branches);
+  link_->Send(EngineCommand(std::move(request)), clock_->NowNs());
+  return absl::OkStatus();
+}
+
 void RemoteEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) {
-  absl::Status refused;
-  {
-    absl::MutexLock lock(&mu_);
-    const bool again = request.attempt > Attempt(0);
-    if (stopped_) {
-      refused = absl::UnavailableError("the router has stopped");
-    } else if (draining_ && !again) {
-      refused = absl::UnavailableError("the router is draining");
-    } else if (!attached_ && !again) {
-      refused = absl::UnavailableError("the scheduler is not there");
-    } else if (requests_.contains(request.id)) {
-      refused = absl::AlreadyExistsError("a request of this id is being served");
-    } else {
-      Entry& entry = requests_[request.id];
-      entry.attempt = request.attempt;
-      entry.sink = std::move(sink);
-      entry.ended.resize(request.branches);
-      if (attached_) {
-        link_->Send(EngineCommand(std::move(request)), clock_->NowNs());
-      } else {
-        entry.until = absl::Now() + options_.hold;
-        entry.numerics_id = description_.has_value() ? description_->numerics_id : 0;
-        entry.held = std::move(request);
-      }
-      return;
-    }
-  }
-  Refuse(request, *sink, refused);
-}
-
-bool RemoteEngine::CancelledWhole(const Entry& entry) {
-  std::vector<bool> cancelled(entry.ended.size());
-  for (const CancelRequest& cancel : entry.cancels) {
-    if (!cancel.branch.has_value()) return true;
-    if (cancel.branch->value() < cancelled.size()) cancelled[cancel.branch->value()] = true;
-  }
-  return std::find(cancelled.begin(), cancelled.end(), false) == cancelled.end();
-}
-
-std::uint32_t RemoteEngine::KeptTokens(const Entry& entry, BranchIndex branch) {
-  for (const CancelRequest& cancel : entry.cancels) {
-    if (cancel.branch.value_or(branch) == branch) return cancel.keep_tokens;
-  }
-  return 0;
+  const RequestId id = request.id;
+  const Attempt attempt = request.attempt;
+  absl::Status refused = TrySubmit(std::move(request), sink);
+  if (refused.ok()) return;
+  std::vector<EngineEvent> events;
+  events.push_back(EndWith(id, attempt, std::move(refused)));
+  sink->Post(std::move(events));
 }
 
 void RemoteEngine::Cancel(const CancelRequest& cancel) {
-  SinkBatches batches;
-  std::vector<std::function<void()>> drained;
-  {
-    absl::MutexLock lock(&mu_);
-    const auto at = requests_.find(cancel.request);
-    if (at == requests_.end()) return;
-    Entry& entry = at->second;
-    if (!entry.held.has_value()) {
-      if (attached_) link_->Send(EngineCommand(cancel), clock_->NowNs());
-      return;
-    }
-    entry.cancels.push_back(cancel);
-    if (!CancelledWhole(entry)) return;
-    // It is nowhere else: it ends here.
-    batches.Add(entry.sink, Accepted{cancel.request, entry.attempt});
-    for (std::uint32_t i = 0; i < entry.ended.size(); ++i) {
-      batches.Add(entry.sink, BranchEnd{.request = cancel.request,
-                                        .attempt = entry.attempt,
-                                        .branch = BranchIndex(i),
-                                        .reason = FinishReason::kCancelled,
-                                        .output_tokens = KeptTokens(entry, BranchIndex(i))});
-    }
-    batches.Add(entry.sink, RequestEnd{.request = cancel.request, .attempt = entry.attempt});
-    requests_.erase(at);
-    drained = TakeDrained();
+  absl::MutexLock lock(&mu_);
+  if (attached_ && requests_.contains(cancel.request)) {
+    link_->Send(EngineCommand(cancel), clock_->NowNs());
   }
-  batches.Post();
-  for (const auto& done : drained) done();
 }
 
 absl::StatusOr<std::string> RemoteEngine::TokenizerBytes() const {
@@ -253,7 +198,6 @@ void RemoteEngine::Loop() {
       status_ = why;
     }
     OnBroken(why);
-    ExpireHeld();
     absl::MutexLock lock(&mu_);
     if (mu_.AwaitWithTimeout(absl::Condition(&stopped_), rpc::RetryDelay(why, options_.retry)))
       return;
@@ -268,9 +212,9 @@ void RemoteEngine::OnNews(EngineNews news) {
     if (stopped_) return;
     if (news.load.has_value()) load_ = *news.load;
     if (news.description.has_value()) {
-      description_ = *std::move(news.description);
+      description_ = news.description;
       status_ = absl::OkStatus();
-      if (!std::exchange(attached_, true)) SendHeld(batches);
+      attached_ = true;
     }
     for (EngineEvent& event : news.events) {
       const auto [id, attempt] = EventKey(event);
@@ -288,30 +232,28 @@ void RemoteEngine::OnNews(EngineNews news) {
     drained = TakeDrained();
   }
   batches.Post();
+  if (observer_ != nullptr) {
+    if (news.load.has_value()) observer_->OnLoad(*news.load);
+    if (news.description.has_value()) observer_->OnAttached(*news.description);
+  }
   for (const auto& done : drained) done();
 }
 
 void RemoteEngine::OnBroken(const absl::Status& why) {
+  if (observer_ != nullptr) observer_->OnDetached(why);
   SinkBatches batches;
+  std::vector<std::function<void()>> drained;
   {
     absl::MutexLock lock(&mu_);
     if (stopped_) return;  // Stop ends them
-    for (auto at = requests_.begin(); at != requests_.end();) {
-      const auto& [id, entry] = *at;
-      if (entry.held.has_value()) {
-        ++at;
-        continue;
-      }
-      // What no engine has accepted yet is refused; what a client waits for comes again.
-      if (entry.accepted || entry.attempt > Attempt(0)) {
-        if (!entry.accepted) batches.Add(entry.sink, Accepted{id, entry.attempt});
-        EndBranches(id, entry, FinishReason::kMoved, batches);
-      }
+    for (const auto& [id, entry] : std::exchange(requests_, {})) {
+      if (entry.accepted) EndBranches(id, entry, FinishReason::kMoved, batches);
       batches.Add(entry.sink, EndWith(id, entry.attempt, why));
-      at = requests_.erase(at);
     }
+    drained = TakeDrained();
   }
-  batches.Post();  // and they come again, to be held
+  batches.Post();  // and they come again
+  for (const auto& done : drained) done();
 }
 
 void RemoteEngine::EndBranches(const RequestId& id, const Entry& entry, FinishReason reason,
@@ -323,52 +265,6 @@ void RemoteEngine::EndBranches(const RequestId& id, const Entry& entry, FinishRe
         BranchEnd{
             .request = id, .attempt = entry.attempt, .branch = BranchIndex(i), .reason = reason});
   }
-}
-
-void RemoteEngine::SendHeld(SinkBatches& batches) {
-  for (auto at = requests_.begin(); at != requests_.end();) {
-    Entry& entry = at->second;
-    if (!entry.held.has_value()) {
-      ++at;
-      continue;
-    }
-    if (entry.numerics_id != description_->numerics_id && HasTokens(*entry.held)) {
-      batches.Add(entry.sink,
-                  EndWith(at->first, entry.attempt,
-                          absl::UnavailableError(
-                              "the scheduler came back with another model or build, so the "
-                              "answer cannot go on as it began")));
-      at = requests_.erase(at);
-      continue;
-    }
-    link_->Send(EngineCommand(*std::exchange(entry.held, std::nullopt)), clock_->NowNs());
-    for (const CancelRequest& cancel : std::exchange(entry.cancels, {})) {
-      link_->Send(EngineCommand(cancel), clock_->NowNs());
-    }
-    ++at;
-  }
-}
-
-void RemoteEngine::ExpireHeld() {
-  SinkBatches batches;
-  std::vector<std::function<void()>> drained;
-  {
-    absl::MutexLock lock(&mu_);
-    const absl::Time now = absl::Now();
-    for (auto at = requests_.begin(); at != requests_.end();) {
-      const Entry& entry = at->second;
-      if (!entry.held.has_value() || entry.until > now) {
-        ++at;
-        continue;
-      }
-      batches.Add(entry.sink, EndWith(at->first, entry.attempt,
-                                      absl::UnavailableError("the scheduler did not come back")));
-      at = requests_.erase(at);
-    }
-    drained = TakeDrained();
-  }
-  batches.Post();
-  for (const auto& done : drained) done();
 }
 
 std::vector<std::function<void()>> RemoteEngine::TakeDrained() {

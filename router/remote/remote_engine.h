@@ -2,8 +2,9 @@
 // (flotilla.v1.Scheduler).
 //
 // When the stream breaks, the requests that were there are given back (kMoved), to be
-// submitted again from the tokens that have come. Such submissions wait here until the
-// scheduler is back, for a while; new requests are refused meanwhile.
+// submitted again from the tokens that have come, here or elsewhere; what nobody had
+// accepted is refused. While the scheduler is away everything is refused, and the stream
+// is tried again. Fleet (fleet.h) joins several of them.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +34,28 @@ struct RemoteEngineOptions {
   std::string address;  // of the scheduler: host:port
   // Between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
-  // How long a request that was given back waits for the scheduler.
-  absl::Duration hold = absl::Seconds(60);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
+};
+
+// Hears how a scheduler is. One call at a time, in the order of its events, which come to
+// their sinks on the same threads; not while RemoteEngine is locked.
+class RemoteEngineObserver {
+ public:
+  virtual ~RemoteEngineObserver() = default;
+  // It serves what `description` says; again when that has changed.
+  virtual void OnAttached(const EngineDescription& description) = 0;
+  // Contains every request that was accepted before.
+  virtual void OnLoad(const EngineLoad& load) = 0;
+  // The stream broke, or could not be made. Before the events that give back.
+  virtual void OnDetached(const absl::Status& why) = 0;
 };
 
 class RemoteEngine final : public Engine {
  public:
-  // `clock` outlives it and is the one of the requests' deadlines.
-  RemoteEngine(RemoteEngineOptions options, const Clock* clock);
+  // `clock` outlives it and is the one of the requests' deadlines. So does `observer`,
+  // which may be null.
+  RemoteEngine(RemoteEngineOptions options, const Clock* clock,
+               RemoteEngineObserver* observer = nullptr);
   // Stops, unless stopped.
   ~RemoteEngine() override;
 
@@ -54,6 +68,9 @@ class RemoteEngine final : public Engine {
   // UNAVAILABLE until the scheduler has a worker group.
   absl::StatusOr<EngineDescription> Describe() const override;
   void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override;
+  // As Submit, but a refusal that is known here is the result, and no event.
+  absl::Status TrySubmit(TokenizedRequest request, std::shared_ptr<EventSink> sink)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(const CancelRequest& cancel) override;
   // Not ready while the stream is broken.
   EngineLoad Load() const override;
@@ -72,17 +89,8 @@ class RemoteEngine final : public Engine {
     std::shared_ptr<EventSink> sink;
     bool accepted = false;
     std::vector<bool> ended;  // [branches]
-    // While it waits for the scheduler: what is to be sent, until when it waits, and
-    // where its first tokens come from.
-    std::optional<TokenizedRequest> held;
-    std::vector<CancelRequest> cancels;  // to be sent after it
-    absl::Time until;
-    std::uint64_t numerics_id = 0;
   };
 
-  // Of a held request.
-  static bool CancelledWhole(const Entry& entry);
-  static std::uint32_t KeptTokens(const Entry& entry, BranchIndex branch);
   // The branches that have not ended end so.
   static void EndBranches(const RequestId& id, const Entry& entry, FinishReason reason,
                           SinkBatches& batches);
@@ -91,15 +99,12 @@ class RemoteEngine final : public Engine {
   // From the link, one at a time.
   void OnNews(EngineNews news);
   void OnBroken(const absl::Status& why);
-  // Sends what waits, on the link that was just described.
-  void SendHeld(SinkBatches& batches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Ends what has waited too long.
-  void ExpireHeld();
   // Those who wait for the end of all requests, if that has come.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const RemoteEngineOptions options_;
   const Clock* const clock_;
+  RemoteEngineObserver* const observer_;
   std::thread thread_;
 
   mutable absl::Mutex mu_;

@@ -12,9 +12,9 @@ namespace {
 using ::testing::HasSubstr;
 
 // Parses as the program would; the error's text, or "" when all is well.
-std::string Parse(std::vector<std::string> args, RoleFlags* flags) {
+std::string Parse(std::vector<std::string> args, RoleFlags* flags, Role role = Role::kServe) {
   CLI::App app{"test", "test"};
-  AddRoleFlags(app, Role::kServe, flags);
+  AddRoleFlags(app, role, flags);
   std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its back
   try {
     app.parse(args);
@@ -77,6 +77,18 @@ TEST(FlagsTest, UnknownFlagsAndAMissingModelAreRefused) {
   RoleFlags flags;
   EXPECT_THAT(Parse({"--model", "m", "--gpu"}, &flags), HasSubstr("--gpu"));
   EXPECT_THAT(Parse({}, &flags), HasSubstr("--model"));
+}
+
+TEST(FlagsTest, SchedulersAreAsManyAsAreNamed) {
+  RoleFlags flags;
+  ASSERT_EQ(
+      Parse({"--scheduler", "a:1", "--lenient", "--scheduler=dns:///b:2"}, &flags, Role::kRouter),
+      "");
+  EXPECT_EQ(flags.schedulers, (std::vector<std::string>{"a:1", "dns:///b:2"}));
+  RoleFlags none;
+  EXPECT_THAT(Parse({}, &none, Role::kRouter), HasSubstr("--scheduler"));
+  EXPECT_THAT(Parse({"--scheduler", "a:1", "b:2"}, &none, Role::kRouter), HasSubstr("b:2"))
+      << "one value each time";
 }
 
 TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {

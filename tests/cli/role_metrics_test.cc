@@ -6,8 +6,10 @@
 #include <string>
 
 #include "common/obs/process_metrics.h"
+#include "common/rt/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/remote/fleet.h"
 
 namespace flotilla {
 namespace {
@@ -250,6 +252,35 @@ TEST(RoleMetricsTest, RanksAreReadAtEachScrape) {
   EXPECT_THAT(page, HasSubstr("flotilla_worker_up{rank=\"1\"} 1"));
   EXPECT_THAT(page, HasSubstr("flotilla_worker_heartbeat_age_seconds{rank=\"1\"} 2"));
   EXPECT_THAT(page, HasSubstr("flotilla_worker_restarts_total{cause=\"stuck\"} 1"));
+}
+
+TEST(RoleMetricsTest, ARouterShowsItsGroupsAndKeepsThoseThatLeft) {
+  const SteadyClock clock;
+  Fleet fleet({}, &clock);
+  Metrics registry;
+  WatchFleet(registry, &fleet);
+  EXPECT_THAT(registry.Render(),
+              HasSubstr("flotilla_router_replays_total{kind=\"begun\",result=\"sent\"} 0"));
+  fleet.SetAddresses({"127.0.0.1:1"});  // where nobody listens
+  const char* kUp = "flotilla_router_group_up{group=\"127.0.0.1:1\"} 0";
+  const std::string page = registry.Render();
+  EXPECT_THAT(page, HasSubstr(kUp));
+  EXPECT_THAT(page, HasSubstr("flotilla_router_group_owed_tokens{group=\"127.0.0.1:1\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_router_group_requests_total{group=\"127.0.0.1:1\"} 0"));
+  fleet.SetAddresses({});
+  EXPECT_THAT(registry.Render(), HasSubstr(kUp));
+}
+
+TEST(RoleMetricsTest, ModelsOfOneRouterAreToldApart) {
+  Metrics registry;
+  RouterMetrics a(registry, {{"model", "a"}}), b(registry, {{"model", "b"}});
+  b.OnReplayed();
+  b.OnRefused(absl::ResourceExhaustedError("full"));
+  const std::string page = registry.Render();
+  EXPECT_THAT(page, HasSubstr("flotilla_router_retries_total{model=\"a\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_router_retries_total{model=\"b\"} 1"));
+  EXPECT_THAT(page,
+              HasSubstr("flotilla_router_rejected_total{model=\"b\",reason=\"queue_full\"} 1"));
 }
 
 }  // namespace

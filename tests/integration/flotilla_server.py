@@ -64,13 +64,13 @@ def parse_metrics(page):
 class Program:
     """A `flotilla` process of one role, whose ready file names its ports."""
 
-    def __init__(self, directory, role, *flags, wait=True):
+    def __init__(self, directory, role, *flags, wait=True, name=None):
         for path in (model_path(), binary()):
             assert os.path.exists(path), f"{path} is missing: run scripts/test"
         self.role = role
-        self.ready_file = pathlib.Path(directory) / f"{role}.json"
+        self.ready_file = pathlib.Path(directory) / f"{name or role}.json"
         self.ready_file.unlink(missing_ok=True)
-        self.log = open(pathlib.Path(directory) / f"{role}.log", "a+b")
+        self.log = open(pathlib.Path(directory) / f"{name or role}.log", "a+b")
         self.process = subprocess.Popen(
             [binary(), role, "--ready-file", str(self.ready_file), *flags],
             stdout=subprocess.PIPE, stderr=self.log)
@@ -217,3 +217,76 @@ class Fleet:
     def start(self, role, wait=True):
         """A process of this role, in the place of one that has ended."""
         setattr(self, role, Program(self.directory, role, *self.flags[role], wait=wait))
+
+
+class Groups:
+    """Several groups, each a scheduler and its worker, before several routers; a context
+    manager."""
+
+    def __init__(self, directory, models=(MODEL, MODEL), routers=2, drain_seconds=(30, 30)):
+        self.directory = directory
+        ports = free_ports(2 * len(models))
+        self.flags = {}
+        self.processes = {}
+        self.addresses = []
+        for i, model in enumerate(models):
+            worker_port, port = ports[2 * i:2 * i + 2]
+            self.addresses.append(f"127.0.0.1:{port}")
+            self.flags[f"worker{i}"] = ["--model", model_path(), "--served-model-name", model,
+                                        "--listen-port", str(worker_port), "--threads", "1",
+                                        "--kv-blocks", "1024"]
+            self.flags[f"scheduler{i}"] = ["--worker", f"127.0.0.1:{worker_port}",
+                                           "--listen-port", str(port),
+                                           "--drain-seconds", str(drain_seconds[i])]
+        # The second router learns of the first group by a name.
+        by_name = [f"dns:///localhost:{ports[1]}", *self.addresses[1:]]
+        for i in range(routers):
+            self.flags[f"router{i}"] = ["--http-port", "0", "--grpc-port", "0"]
+            for target in self.addresses if i == 0 else by_name:
+                self.flags[f"router{i}"] += ["--scheduler", target]
+        self.start(*self.flags)
+        self.routers = [httpx.Client(base_url=self.url(i), timeout=60) for i in range(routers)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for http in self.routers:
+            http.close()
+        for name in reversed(self.flags):
+            if self.processes[name].process.poll() is None:
+                self.processes[name].stop()
+
+    def start(self, *names):
+        """Processes of these names, in the place of those that have ended."""
+        for name in names:
+            role = name.rstrip("0123456789")
+            self.processes[name] = Program(self.directory, role, *self.flags[name], wait=False,
+                                           name=name)
+        for name in names:
+            self.processes[name].wait_ready()
+
+    def kill(self, *names):
+        for name in names:
+            self.processes[name].process.send_signal(signal.SIGKILL)
+        for name in names:
+            self.processes[name].process.wait(timeout=60)
+
+    def url(self, router=0):
+        return f"http://127.0.0.1:{self.processes[f'router{router}'].ports['http']}"
+
+    def up(self, group, router=0):
+        """Whether the router has the group."""
+        pages = parse_metrics(self.processes[f"router{router}"].metrics_page())
+        return any(value == 1 for key, value in pages.items()
+                   if key.startswith("flotilla_router_group_up")
+                   and key.endswith(f':{self.addresses[group].split(":")[1]}"}}'))
+
+    def sent(self, group, router=0):
+        """Requests that the router sent to the group."""
+        return self.processes[f"router{router}"].metric(
+            "flotilla_router_group_requests_total", group=self.addresses[group])
+
+    def replays(self, result, router=0):
+        return self.processes[f"router{router}"].metric("flotilla_router_replays_total",
+                                                        result=result)

@@ -77,11 +77,13 @@ class HttpTest : public ::testing::Test {
     engine.manual = setup.manual;
     engine_ = std::make_unique<FakeEngine>(engine);
     ServiceOptions options;
-    options.model_id = "m";
-    options.end_tokens = text_.config.stop_ids;
     options.tokenizer_queue = setup.tokenizer_queue;
-    service_ = InferenceService::Create(options, {engine_.get(), text_.tokenizer.get(),
-                                                  text_.chat_template.get(), &clock_, nullptr});
+    service_ = InferenceService::Create(options, &clock_);
+    service_->AddModel({.id = "m",
+                        .end_tokens = text_.config.stop_ids,
+                        .engine = engine_.get(),
+                        .tokenizer = text_.tokenizer.get(),
+                        .chat_template = text_.chat_template.get()});
     setup.http.port = 0;
     server_ = HttpServer::Create(setup.http, service_.get());
     port_ = *server_->Start();

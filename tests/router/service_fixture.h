@@ -147,15 +147,19 @@ class ServiceTest : public ::testing::Test {
     tokenizer_ = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
   }
   void Make(Engine* engine) {
-    ServiceOptions options;
-    options.model_id = "m";
-    options.end_tokens = {2};
-    service_ =
-        InferenceService::Create(options, {engine, tokenizer_.get(), nullptr, &clock_, probe_});
+    service_ = InferenceService::Create({}, &clock_, probe_);
+    Add("m", engine);
     lane_ = service_->OpenLane(&dispatcher_);
   }
+  void Add(const std::string& model, Engine* engine) {
+    service_->AddModel({.id = model,
+                        .end_tokens = {2},
+                        .engine = engine,
+                        .tokenizer = tokenizer_.get(),
+                        .probe = probe_});
+  }
   std::unique_ptr<Generation> Start(ApiRequest api, Recorder* recorder) {
-    api.model = "m";
+    if (api.model.empty()) api.model = "m";
     auto valid = service_->Validate(std::move(api));
     EXPECT_TRUE(valid.ok()) << valid.status();
     auto generation = service_->Start(*std::move(valid), *lane_, recorder);

@@ -119,5 +119,24 @@ TEST_F(ServiceTest, AStepsTokensComeAsOneDelta) {
   EXPECT_EQ(recorder.text, "one two three");
 }
 
+TEST_F(ServiceTest, EachModelHasItsEngine) {
+  FakeEngine first(Manual()), second(Manual());
+  Make(&first);
+  EXPECT_EQ(service_->Models().size(), 1u);
+  ApiRequest api{.model = "other", .prompt = std::string("hi")};
+  EXPECT_TRUE(absl::IsNotFound(service_->Validate(api).status()));
+  Add("other", &second);
+  ASSERT_EQ(service_->Models().size(), 2u);
+  EXPECT_EQ(service_->Models()[1].limits.id, "other");
+  Recorder recorder;
+  auto generation =
+      Start({.model = "other", .prompt = std::vector<std::int64_t>{1}, .max_tokens = 1}, &recorder);
+  dispatcher_.RunOne();  // encoded
+  EXPECT_TRUE(first.submitted().empty());
+  EXPECT_EQ(second.submitted().size(), 1u);
+  EXPECT_EQ(service_->TokenBytes("other", 500), tokenizer_->TokenBytes(500));
+  EXPECT_EQ(service_->TokenBytes("third", 500), "");
+}
+
 }  // namespace
 }  // namespace flotilla

@@ -129,7 +129,8 @@ class FakeService final : public InferenceService {
     }
     static_cast<FakeLane&>(lane).dispatcher->Post([result, done] { done(result); });
   }
-  std::string_view TokenBytes(TokenId token) const override {
+  void AddModel(ServedModel) override {}
+  std::string_view TokenBytes(std::string_view, TokenId token) const override {
     return token >= 0 && token < 256 ? std::string_view(&bytes_[token], 1) : std::string_view();
   }
   std::vector<ModelInfo> Models() const override {

@@ -35,10 +35,8 @@ class GrpcPipelineTest : public ::testing::Test {
     auto tokenizer = Tokenizer::FromGguf(*file);
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     tokenizer_ = std::make_unique<Tokenizer>(*std::move(tokenizer));
-    ServiceOptions options;
-    options.model_id = "tiny";
-    service_ = InferenceService::Create(
-        std::move(options), {.engine = &engine_, .tokenizer = tokenizer_.get(), .clock = &clock_});
+    service_ = InferenceService::Create({}, &clock_);
+    service_->AddModel({.id = "tiny", .engine = &engine_, .tokenizer = tokenizer_.get()});
     auto server = GrpcServer::Start({.port = 0}, service_.get());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);

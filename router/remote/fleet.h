@@ -1,0 +1,112 @@
+// Fleet: the schedulers that a router knows, their wires, and the requests on them.
+//
+// It gives FleetCore (router/core), which decides, its events and does what it says: a
+// RemoteEngine per address, one lock around the core, a thread for what is held. Groups
+// come and go with SetAddresses; the models are what groups say they serve. FleetEngine
+// is one of these models as an Engine.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/rt/clock.h"
+#include "common/rt/sink_batches.h"
+#include "common/rt/task_thread.h"
+#include "common/types/engine.h"
+#include "router/core/fleet_core.h"
+#include "rpc/credentials.h"
+
+namespace flotilla {
+
+struct FleetOptions {
+  std::shared_ptr<rpc::Credentials> credentials;  // shown to schedulers; null: none
+  // Between two attempts to attach to a scheduler.
+  absl::Duration retry = absl::Milliseconds(200);
+  FleetCoreOptions core;
+  // A scheduler has answered, or what it serves has changed. Must not block, nor call the
+  // fleet.
+  std::function<void(const std::string& address, const EngineDescription&)> on_attached;
+  // One that had answered is gone. The same.
+  std::function<void(const std::string& address, const absl::Status& why)> on_lost;
+};
+
+// One group as metrics show it.
+struct FleetGroup {
+  std::string address;
+  FleetCore::GroupView view;
+};
+
+class Fleet {
+ public:
+  // `clock` outlives it and is the one of the requests' deadlines.
+  Fleet(FleetOptions options, const Clock* clock);
+  // Stops, unless stopped.
+  ~Fleet();
+  Fleet(const Fleet&) = delete;
+  Fleet& operator=(const Fleet&) = delete;
+
+  // The schedulers there are, host:port, from now on. One that is not among them any more
+  // gets no new requests, and is left when those that it has are over.
+  void SetAddresses(const std::vector<std::string>& addresses) ABSL_LOCKS_EXCLUDED(mu_);
+  // All requests that are not over end with UNAVAILABLE; no event after it returns. Not
+  // from a sink. Idempotent.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+  // See Engine::Drain; of all models.
+  void Drain(std::function<void()> done) { DrainModel(std::nullopt, std::move(done)); }
+
+  // The models met so far, in the order in which they were met; none goes.
+  std::vector<std::string> Models() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<FleetGroup> Groups() const ABSL_LOCKS_EXCLUDED(mu_);
+  FleetCounters Counters() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  friend class FleetEngine;
+  class Member;
+
+  // As Engine, of one model: an index of Models().
+  absl::StatusOr<EngineDescription> Describe(std::size_t model) const ABSL_LOCKS_EXCLUDED(mu_);
+  EngineLoad Load(std::size_t model) const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::string> TokenizerBytes(std::size_t model) const ABSL_LOCKS_EXCLUDED(mu_);
+  void DrainModel(std::optional<std::size_t> model, std::function<void()> done)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Tells the core, and does what it says.
+  void Run(absl::FunctionRef<void(FleetCore&)> tell) ABSL_LOCKS_EXCLUDED(mu_);
+  void Perform(SinkBatches& batches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // False: it could not be sent.
+  bool Send(GroupId group, FleetCore::Command command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ArmTick() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool AnyLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // On the thread.
+  void Tick() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the wires of groups that are not to be used any more.
+  void RemoveLeft() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const FleetOptions options_;
+  const Clock* const clock_;
+  mutable absl::Mutex mu_;
+  FleetCore core_ ABSL_GUARDED_BY(mu_);
+  std::map<GroupId, std::shared_ptr<Member>> members_ ABSL_GUARDED_BY(mu_);
+  std::uint64_t next_group_ ABSL_GUARDED_BY(mu_) = 1;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool ticking_ ABSL_GUARDED_BY(mu_) = false;
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;  // some group is
+  std::vector<std::pair<std::optional<std::size_t>, std::function<void()>>> drains_
+      ABSL_GUARDED_BY(mu_);
+  TaskThread thread_;  // last: its work uses the rest
+};
+
+}  // namespace flotilla

@@ -1,0 +1,44 @@
+// FleetEngine: one model of a Fleet as an Engine.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/types/engine.h"
+#include "router/remote/fleet.h"
+
+namespace flotilla {
+
+class FleetEngine final : public Engine {
+ public:
+  // `model` is an index of Fleet::Models(). `fleet` outlives it.
+  FleetEngine(Fleet* fleet, std::size_t model) : fleet_(fleet), model_(model) {}
+
+  // What every group of the model can do; the numerics id is one group's.
+  absl::StatusOr<EngineDescription> Describe() const override { return fleet_->Describe(model_); }
+  void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override {
+    fleet_->Run([&](FleetCore& core) {
+      core.Submit(fleet_->clock_->NowNs(), model_, std::move(request), std::move(sink));
+    });
+  }
+  void Cancel(const CancelRequest& cancel) override {
+    fleet_->Run([&](FleetCore& core) { core.Cancel(cancel); });
+  }
+  // The sum over its groups. Draining: no group takes new requests.
+  EngineLoad Load() const override { return fleet_->Load(model_); }
+  // Asks its groups, one after the other; 10 seconds each at most.
+  absl::StatusOr<std::string> TokenizerBytes() const override {
+    return fleet_->TokenizerBytes(model_);
+  }
+  // Of this router's requests: the schedulers serve others on.
+  void Drain(std::function<void()> done) override { fleet_->DrainModel(model_, std::move(done)); }
+
+ private:
+  Fleet* const fleet_;
+  const std::size_t model_;
+};
+
+}  // namespace flotilla
