@@ -240,6 +240,10 @@ void RemoteEngine::OnNews(EngineNews news) {
 }
 
 void RemoteEngine::OnBroken(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopped_) return;  // Stop ends them
+  }
   if (observer_ != nullptr) observer_->OnDetached(why);
   SinkBatches batches;
   std::vector<std::function<void()>> drained;

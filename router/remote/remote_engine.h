@@ -46,7 +46,8 @@ class RemoteEngineObserver {
   virtual void OnAttached(const EngineDescription& description) = 0;
   // Contains every request that was accepted before.
   virtual void OnLoad(const EngineLoad& load) = 0;
-  // The stream broke, or could not be made. Before the events that give back.
+  // The stream broke, or could not be made. Before the events that give back. Not after
+  // Stop.
   virtual void OnDetached(const absl::Status& why) = 0;
 };
 

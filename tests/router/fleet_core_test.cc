@@ -5,45 +5,17 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "tests/router/fleet_values.h"
+
 namespace flotilla {
 namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
-
-// The owner of requests; nothing is posted to it here.
-class Owner final : public EventSink {
- public:
-  void Post(std::vector<EngineEvent>) override { FAIL() << "the core does not post"; }
-};
-
-EngineDescription Description(const std::string& model = "m", std::uint64_t numerics = 1,
-                              std::uint64_t tokenizer = 9) {
-  EngineDescription description;
-  description.model_id = model;
-  description.vocab_size = 1000;
-  description.max_context = 100;
-  description.tokenizer_hash = tokenizer;
-  description.numerics_id = numerics;
-  description.max_branches = 4;
-  description.max_queue_tokens = 500;
-  return description;
-}
-
-TokenizedRequest Request(std::uint64_t number, std::uint32_t attempt = 0) {
-  TokenizedRequest request;
-  request.id = {1, number};
-  request.attempt = Attempt(attempt);
-  request.prompt = {1, 2, 3};
-  request.stop.max_tokens = 10;
-  if (attempt > 0) request.output_prefix = {{7, 8}};
-  return request;
-}
 
 class FleetCoreTest : public ::testing::Test {
  protected:

@@ -1,0 +1,272 @@
+// FleetCore under everything at once, from a seed.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "router/core/fleet_core.h"
+#include "tests/router/fleet_values.h"
+
+namespace flotilla {
+namespace {
+
+// Everything that can happen, in a random order: owners that submit again what they are
+// given back, groups that come, refuse, go, change their build and leave. Tokens are counted
+// only: what matters is who hears what.
+class Storm {
+ public:
+  explicit Storm(std::uint64_t seed) : random_(seed), core_({.hold_ns = kHoldNs, .seed = seed}) {
+    for (std::uint64_t id = 1; id <= kGroups; ++id) {
+      core_.AddGroup(GroupId(id));
+      groups_[GroupId(id)] = {};
+    }
+    Attach(GroupId(1), groups_[GroupId(1)], 1);  // so that there is a model
+  }
+
+  void Run() {
+    for (int i = 0; i < 2000; ++i) {
+      Disturb();
+      Perform();
+    }
+    WindDown();
+  }
+
+  std::uint64_t answered = 0, refused = 0, given_back = 0;
+
+ private:
+  static constexpr std::uint64_t kGroups = 4;
+  static constexpr std::int64_t kHoldNs = 1000;
+  static constexpr std::uint32_t kTokens = 6;
+
+  struct AtGroup {
+    TokenizedRequest request;
+    bool accepted = false;
+    std::uint32_t tokens = 0;  // delivered, those of the prefix included
+    bool cancelled = false;
+  };
+  struct Group {
+    bool attached = false;
+    std::uint64_t numerics = 1;
+    std::map<RequestId, AtGroup> requests;
+  };
+  struct Answer {
+    TokenizedRequest request;
+    std::uint32_t tokens = 0;
+    std::uint64_t numerics = 0;  // of whom the first token came
+    bool open = true;            // an end is to come
+    bool moved = false;
+  };
+
+  bool OneIn(int n) { return random_() % static_cast<unsigned>(n) == 0; }
+  GroupId SomeGroup() { return GroupId(1 + random_() % kGroups); }
+
+  void Disturb() {
+    now_ns_ += static_cast<std::int64_t>(random_() % 20);
+    const GroupId id = SomeGroup();
+    Group& group = groups_[id];
+    switch (random_() % 12) {
+      case 0:
+      case 1:
+        return Submit();
+      case 2:
+        if (OneIn(4)) group.attached ? Detach(id, group) : Attach(id, group, OneIn(6) ? 2 : 1);
+        return;
+      case 3:
+        if (group.attached)
+          core_.OnLoad(id,
+                       {.owed_tokens = random_() % 50, .ready = !OneIn(4), .draining = OneIn(4)});
+        return;
+      case 4:
+        if (OneIn(4)) core_.SetLeaving(id, OneIn(2));
+        return;
+      case 5:
+        return core_.Tick(now_ns_);
+      case 6:
+        if (!answers_.empty() && OneIn(4)) {
+          core_.Cancel(
+              {.request = std::next(answers_.begin(), random_() % answers_.size())->first});
+        }
+        return;
+      default:
+        return Advance(id, group);
+    }
+  }
+
+  void Submit() {
+    TokenizedRequest request = Request(++last_);
+    request.stop.max_tokens = kTokens;
+    answers_[request.id].request = request;
+    core_.Submit(now_ns_, 0, std::move(request), owner_);
+  }
+
+  void Attach(GroupId id, Group& group, std::uint64_t numerics) {
+    group.attached = true;
+    group.numerics = numerics;
+    core_.OnLoad(id, {.ready = true});
+    core_.OnAttached(now_ns_, id, Description("m", group.numerics));
+  }
+  // As RemoteEngine: what was accepted is given back, the rest refused.
+  void Detach(GroupId id, Group& group) {
+    group.attached = false;
+    core_.OnDetached(id);
+    for (auto& [request, at] : std::exchange(group.requests, {})) {
+      std::vector<EngineEvent> events;
+      if (at.accepted) {
+        events.push_back(
+            BranchEnd{request, at.request.attempt, BranchIndex(0), FinishReason::kMoved});
+      }
+      events.push_back(
+          RequestEnd{request, at.request.attempt, absl::UnavailableError("gone"), 0, {}});
+      core_.OnEvents(now_ns_, id, std::move(events));
+    }
+  }
+
+  // One step of one request of the group.
+  void Advance(GroupId id, Group& group) {
+    if (group.requests.empty()) return;
+    const auto at = std::next(group.requests.begin(), random_() % group.requests.size());
+    auto& [request, one] = *at;
+    const Attempt attempt = one.request.attempt;
+    std::vector<EngineEvent> events;
+    bool over = false;
+    if (!one.accepted && OneIn(4) && attempt == Attempt(0)) {
+      events.push_back(RequestEnd{request, attempt, absl::ResourceExhaustedError("full"), 5, {}});
+      over = true;
+    } else if (!std::exchange(one.accepted, true)) {
+      events.push_back(Accepted{request, attempt});
+    } else if (one.cancelled || one.tokens == kTokens) {
+      events.push_back(BranchEnd{request, attempt, BranchIndex(0),
+                                 one.cancelled ? FinishReason::kCancelled : FinishReason::kLength});
+      events.push_back(RequestEnd{request, attempt, absl::OkStatus(), 0, {}});
+      over = true;
+    } else {
+      events.push_back(TokenEvent{request, attempt, BranchIndex(0), one.tokens++, 7});
+    }
+    if (over) group.requests.erase(at);
+    core_.OnEvents(now_ns_, id, std::move(events));
+  }
+
+  void Perform() {
+    while (true) {
+      FleetCore::Actions actions = core_.Take();
+      if (actions.commands.empty() && actions.events.empty()) return;
+      for (auto& [id, command] : actions.commands) {
+        Group& group = groups_[id];
+        ASSERT_TRUE(group.attached) << "a command to a group that is gone";
+        if (const auto* cancel = std::get_if<CancelRequest>(&command)) {
+          const auto at = group.requests.find(cancel->request);
+          if (at != group.requests.end()) at->second.cancelled = true;
+          continue;
+        }
+        auto& request = std::get<TokenizedRequest>(command);
+        const std::uint32_t had = request.output_prefix.empty()
+                                      ? 0
+                                      : static_cast<std::uint32_t>(request.output_prefix[0].size());
+        const RequestId request_id = request.id;
+        if (had > 0) {
+          ASSERT_EQ(group.numerics, answers_.at(request_id).numerics);
+        }
+        ASSERT_TRUE(group.requests
+                        .emplace(request_id, AtGroup{.request = std::move(request), .tokens = had})
+                        .second)
+            << "twice in one group";
+      }
+      for (auto& [sink, event] : actions.events) Hear(event);
+    }
+  }
+
+  void Hear(const EngineEvent& event) {
+    const auto [id, attempt] = EventKey(event);
+    const auto at = answers_.find(id);
+    ASSERT_NE(at, answers_.end()) << "after the end";
+    Answer& answer = at->second;
+    ASSERT_EQ(attempt, answer.request.attempt);
+    if (const auto* token = std::get_if<TokenEvent>(&event)) {
+      ASSERT_EQ(token->position, answer.tokens++);
+      for (const auto& [group_id, group] : groups_) {
+        if (group.requests.contains(id)) answer.numerics = group.numerics;
+      }
+    }
+    if (const auto* end = std::get_if<BranchEnd>(&event)) {
+      answer.moved = end->reason == FinishReason::kMoved;
+    }
+    const auto* end = std::get_if<RequestEnd>(&event);
+    if (end == nullptr) return;
+    if (!answer.moved) {
+      ++(end->status.ok() ? answered : refused);
+      if (end->status.ok()) return static_cast<void>(answers_.erase(at));
+      answers_.erase(at);
+      return;
+    }
+    ++given_back;
+    answer.moved = false;
+    answer.request.attempt = Attempt(attempt.value() + 1);
+    answer.request.output_prefix = {std::vector<TokenId>(answer.tokens, 7)};
+    core_.Submit(now_ns_, 0, answer.request, owner_);
+  }
+
+  // Groups of the first build come back: all that is left is answered, or too late.
+  void WindDown() {
+    for (auto& [id, group] : groups_) {
+      if (group.attached) Detach(id, group);
+      Perform();
+    }
+    for (auto& [id, group] : groups_) {
+      Attach(id, group, 1);
+      core_.SetLeaving(id, false);
+      Perform();
+    }
+    for (int i = 0; i < 20; ++i) {  // some of them refused
+      Submit();
+      Perform();
+    }
+    for (int i = 0; i < 100'000 && !answers_.empty(); ++i) {
+      const GroupId id = SomeGroup();
+      Advance(id, groups_[id]);
+      if (OneIn(10)) core_.Tick(now_ns_ += 10);
+      Perform();
+    }
+    EXPECT_TRUE(answers_.empty());
+    core_.Tick(now_ns_ + 20'000'000'000);
+    EXPECT_FALSE(core_.waiting());
+    EXPECT_TRUE(core_.Drained(std::nullopt));
+    for (const auto& [id, group] : groups_) {
+      core_.OnLoad(id, {.ready = true});
+      EXPECT_EQ(core_.View(id).owed_tokens, 0u) << "what was sent is accounted for";
+      core_.SetLeaving(id, true);
+      EXPECT_TRUE(core_.Removable(id));
+    }
+  }
+
+  std::mt19937_64 random_;
+  FleetCore core_;
+  std::int64_t now_ns_ = 0;
+  std::uint64_t last_ = 0;
+  std::map<GroupId, Group> groups_;
+  std::map<RequestId, Answer> answers_;
+  const std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
+};
+
+TEST(FleetCoreStorm, EveryRequestEndsOnceAndNothingIsForgotten) {
+  std::uint64_t answered = 0, refused = 0, given_back = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(seed);
+    Storm storm(seed);
+    storm.Run();
+    if (::testing::Test::HasFatalFailure() || ::testing::Test::HasFailure()) return;
+    answered += storm.answered;
+    refused += storm.refused;
+    given_back += storm.given_back;
+  }
+  EXPECT_GT(answered, 10'000u);
+  EXPECT_GT(refused, 100u);
+  EXPECT_GT(given_back, 1'000u);
+}
+
+}  // namespace
+}  // namespace flotilla
