@@ -264,7 +264,12 @@ absl::Status SimClient::On(const BranchEnd& event) {
 absl::Status SimClient::On(const RequestEnd& event) {
   ended_ = true;
   status_ = event.status;
-  if (!accepted_) return event.status.ok() ? Wrong("refused without a reason") : absl::OkStatus();
+  if (!accepted_) {
+    if (event.status.ok()) return Wrong("refused without a reason");
+    const bool busy = absl::IsResourceExhausted(event.status) || absl::IsUnavailable(event.status);
+    return busy && request_.attempt > Attempt(0) ? Wrong("a replay was refused for its time")
+                                                 : absl::OkStatus();
+  }
   if (!AllEnded()) return Wrong("ended before its branches");
   const bool prompt_rows = request_.logprobs.prompt_top != LogprobSpec::kOff;
   if (event.usage.cached_tokens >= request_.prompt.size() + request_.stop.max_tokens ||
