@@ -7,6 +7,7 @@ Answers must be byte for byte those of an undisturbed run; each token comes once
 import concurrent.futures
 import signal
 
+import grpc
 import pytest
 
 from flotilla_server import MODEL, Groups, wait_until
@@ -15,7 +16,7 @@ from fleet_test import Stream, requests
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory):
-    with Groups(tmp_path_factory.mktemp("groups"), drain_seconds=(30, 1)) as running:
+    with Groups(tmp_path_factory.mktemp("groups"), drain_seconds=(30, 0)) as running:
         yield running
 
 
@@ -88,11 +89,33 @@ def test_the_same_request_id_gives_the_same_answer_through_another_router(groups
     assert ask(0, "retry-1") != ask(1, "retry-2")
 
 
-def test_another_group_goes_on_when_one_dies(groups, undisturbed):
+def test_the_same_request_id_over_grpc(groups, pb):
+    def ask(router, name):
+        port = groups.processes[f"router{router}"].ports["grpc"]
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            request = pb.messages.GenerateRequest(model=MODEL, text="My favourite colour is",
+                                                  max_tokens=24, request_id=name)
+            responses = list(pb.services.InferenceStub(channel).Generate(request))
+        return "".join(delta.text for response in responses for delta in response.deltas)
+
+    assert ask(0, "retry-1") == ask(1, "retry-1")
+    assert ask(0, "retry-1") != ask(1, "retry-2")
+
+
+def freeze(groups):
+    groups.processes["scheduler0"].process.send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("end", [lambda groups: groups.kill("scheduler0", "worker0"),
+                                 lambda groups: groups.kill("scheduler0"), freeze],
+                         ids=["both die", "scheduler dies", "scheduler is frozen"])
+def test_another_group_goes_on_when_one_dies(groups, undisturbed, end):
     before = groups.replays("sent"), groups.replays("resumed")
-    assert serve_all(groups, lambda: groups.kill("scheduler0", "worker0")) == undisturbed
+    assert serve_all(groups, lambda: end(groups)) == undisturbed
     assert groups.replays("sent") > before[0], "the dead group had work"
     assert groups.replays("resumed") == before[1], "nobody waited"
+    if groups.processes["scheduler0"].process.poll() is None:
+        groups.processes["scheduler0"].process.send_signal(signal.SIGCONT)
 
 
 def test_a_group_that_drains_loses_nothing(groups, undisturbed):
@@ -102,12 +125,12 @@ def test_a_group_that_drains_loses_nothing(groups, undisturbed):
     def drain():
         sent = groups.sent(0)
         draining.send_signal(signal.SIGTERM)
-        complete(groups.routers[0], "The sea", max_tokens=2)  # at once, by the other
+        complete(groups.routers[0], "The sea", max_tokens=2)  # by the other
         assert groups.sent(0) > sent
 
     assert serve_all(groups, drain) == undisturbed
     assert draining.wait(timeout=30) == 0
-    # Its second to drain was too short: what was left went on elsewhere.
+    # It had no time to finish what it had, which went on elsewhere.
     assert groups.replays("sent") > before
 
 
