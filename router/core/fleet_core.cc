@@ -18,10 +18,10 @@ bool HasTokens(const TokenizedRequest& request) {
                      [](const std::vector<TokenId>& prefix) { return !prefix.empty(); });
 }
 
-// What a group comes to owe by it: see EngineLoad::owed_tokens.
-std::uint64_t TokensOf(const TokenizedRequest& request, std::uint32_t overlap) {
+// The outputs that a group comes to owe by it: see EngineLoad::owed_tokens.
+std::uint64_t OutputsOf(const TokenizedRequest& request) {
   const std::uint64_t width = request.beam ? request.beam->beams : request.branches;
-  return request.prompt.size() - overlap + width * request.stop.max_tokens;
+  return width * request.stop.max_tokens;
 }
 
 bool CancelledWhole(std::uint32_t branches, const std::vector<CancelRequest>& cancels) {
@@ -120,7 +120,8 @@ void FleetCore::SendTo(const Choice& choice, Entry& entry) {
   prefixes_.OnSent(choice.chain, group.life);
   entry.group = choice.group;
   entry.life = group.life;
-  entry.tokens = TokensOf(*entry.request, choice.overlap_tokens);
+  entry.prefill = entry.request->prompt.size() - choice.overlap_tokens;
+  entry.tokens = entry.prefill + OutputsOf(*entry.request);
   group.owed.OnSent(entry.tokens);
   ++group.live;
   ++group.requests;
@@ -141,7 +142,9 @@ void FleetCore::LeaveGroup(Entry& entry) {
   if (!entry.group.has_value()) return;
   Group& group = groups_.at(*entry.group);
   --group.live;
-  if (!entry.accepted && entry.life == group.life) group.owed.OnNotServed(entry.tokens);
+  if (entry.life == group.life) {
+    entry.accepted ? group.owed.OnDone(entry.tokens) : group.owed.OnNotServed(entry.tokens);
+  }
   entry.group.reset();
 }
 
@@ -290,6 +293,11 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
       if (entry.numerics_id == 0 && group.description.has_value()) {
         entry.numerics_id = group.description->numerics_id;
       }
+    }
+    if (std::holds_alternative<TokenEvent>(event) && entry.life == group.life) {
+      const std::uint64_t done = std::min(entry.tokens, std::exchange(entry.prefill, 0) + 1);
+      entry.tokens -= done;
+      group.owed.OnDone(done);
     }
     if (const auto* end = std::get_if<BranchEnd>(&event)) {
       entry.moved |= end->reason == FinishReason::kMoved;

@@ -147,7 +147,8 @@ class FleetCore {
     std::uint32_t branches = 0;
     std::optional<GroupId> group;  // none: held
     GroupKey life;                 // of the group it was sent to
-    std::uint64_t tokens = 0;      // as counted in the group's OwedTokens
+    std::uint64_t tokens = 0;      // still counted in the group's OwedTokens
+    std::uint64_t prefill = 0;     // of them, until the first token comes
     bool accepted = false;
     bool moved = false;
     // Until it is accepted: what to send elsewhere, and what is to follow it.

@@ -8,6 +8,7 @@
 // that is not chosen for its cache. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -24,11 +25,13 @@ struct GroupChoice {
 // 64 bits.
 std::size_t ChooseGroup(absl::Span<const GroupChoice> groups, std::uint64_t random);
 
-// What a group owes as one router knows it: what the group reported last, and what this
-// router has sent since and the report cannot contain yet. Example:
+// What a group owes as one router knows it: its own requests to the token, as it hears
+// every one of them, and those of other routers as the group's last report had them.
+// Example:
 //
 //   owed.OnSent(n);      // on its way
-//   owed.OnAdmitted(n);  // from now on the next report contains it
+//   owed.OnAdmitted(n);  // from now on a report contains it
+//   owed.OnDone(1);      // a token came
 //   owed.OnReport(r);
 class OwedTokens {
  public:
@@ -36,19 +39,18 @@ class OwedTokens {
   void OnSent(std::uint64_t tokens) { sent_ += tokens; }
   void OnAdmitted(std::uint64_t tokens) {
     sent_ -= tokens;
-    admitted_ += tokens;
+    own_ += tokens;
   }
   void OnNotServed(std::uint64_t tokens) { sent_ -= tokens; }
-  void OnReport(std::uint64_t owed_tokens) {
-    reported_ = owed_tokens;
-    admitted_ = 0;
-  }
-  std::uint64_t total() const { return reported_ + admitted_ + sent_; }
+  // Computed, or not wanted any more; in all what was admitted.
+  void OnDone(std::uint64_t tokens) { own_ -= tokens; }
+  void OnReport(std::uint64_t owed_tokens) { others_ = owed_tokens - std::min(owed_tokens, own_); }
+  std::uint64_t total() const { return others_ + own_ + sent_; }
 
  private:
-  std::uint64_t reported_ = 0;
-  std::uint64_t admitted_ = 0;  // since the report
-  std::uint64_t sent_ = 0;      // not yet admitted
+  std::uint64_t others_ = 0;
+  std::uint64_t own_ = 0;
+  std::uint64_t sent_ = 0;  // not yet admitted
 };
 
 }  // namespace flotilla

@@ -281,6 +281,21 @@ TEST_F(FleetCoreTest, EqualPromptsGoTogetherAndAGroupThatCameBackHasForgotten) {
   EXPECT_NE(SentTo(), home);
 }
 
+TEST_F(FleetCoreTest, WhatIsOwedFallsWithEveryTokenAndIsGoneAtTheEnd) {
+  Add(1);
+  TokenizedRequest request = Request(1);
+  Submit(request);
+  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 13u);
+  Accept(1, request);
+  core_.OnLoad(Id(1), {.owed_tokens = 33, .ready = true});  // 20 are another router's
+  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 33u);
+  Say(1, {TokenEvent{request.id, request.attempt, BranchIndex(0), 0, 7}});
+  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 29u) << "the prompt and a token";
+  Say(1, {TokenEvent{request.id, request.attempt, BranchIndex(0), 1, 7},
+          RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
+  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 20u);
+}
+
 TEST_F(FleetCoreTest, ModelsAreKeptApartAndLimitsAreTheLeast) {
   Add(1, Description("a"));
   Add(2, Description("b"));

@@ -121,18 +121,26 @@ TEST(ChooseGroup, APrefixIsWorthItsTokensAndNoMore) {
   for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseGroup(groups, random()), 8u);
 }
 
-TEST(OwedTokens, CountsWhatAReportCannotContain) {
+TEST(OwedTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
   OwedTokens owed;
-  owed.OnReport(50);
+  owed.OnReport(50);  // of others
   owed.OnSent(100);
   owed.OnSent(7);
   EXPECT_EQ(owed.total(), 157u);
   owed.OnAdmitted(100);
   EXPECT_EQ(owed.total(), 157u);
-  owed.OnReport(140);  // with it
+  owed.OnReport(140);  // with it, and 40 of others
   EXPECT_EQ(owed.total(), 147u);
   owed.OnNotServed(7);
-  EXPECT_EQ(owed.total(), 140u);
+  owed.OnDone(90);
+  EXPECT_EQ(owed.total(), 50u) << "before the next report";
+  owed.OnDone(10);
+  owed.OnReport(40);
+  EXPECT_EQ(owed.total(), 40u);
+  owed.OnSent(30);
+  owed.OnAdmitted(30);
+  owed.OnReport(25);  // a step ahead of its events
+  EXPECT_EQ(owed.total(), 30u);
 }
 
 // Queues of tokens, each group doing one per tick; a prompt that is in a group's cache
