@@ -42,7 +42,8 @@ class Suspects : public ::testing::Test {
     }
     for (const auto& open : CoreHarness::OpsOf<OpenBranch>(plan))
       opened[open.branch] = open.request.counter;
-    for (const auto& run : CoreHarness::OpsOf<flotilla::Run>(plan)) requests.insert(opened[run.branch]);
+    for (const auto& run : CoreHarness::OpsOf<flotilla::Run>(plan))
+      requests.insert(opened[run.branch]);
     return requests;
   }
 
