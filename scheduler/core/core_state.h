@@ -61,7 +61,6 @@ struct EpochState {
   HandleTable handles;
   std::vector<std::uint32_t> cohort_sizes;  // [lag] open branches
   std::deque<PlanInFlight> in_flight;       // sent and not answered, in order
-  bool last_was_probation = false;          // the last plan
 };
 
 // Totals since the core was made. A request ends under the reason of its branch

@@ -50,8 +50,6 @@ PlanOutcome StepPlanner::Make() {
   std::sort(runs_.begin(), runs_.end(),
             [](const PlannedRun& a, const PlannedRun& b) { return a.handle < b.handle; });
   epoch.last_step = plan_.step;
-  // A plan in which nobody ran was nobody's turn.
-  if (prefill_rows_ > 0 || !decodes_.empty()) epoch.last_was_probation = probation_;
   epoch.in_flight.push_back({.step = plan_.step, .runs = std::move(runs_)});
   ++state_.counters.plans;
   state_.counters.prefix_waits += waits_for_prefix_;
@@ -65,15 +63,16 @@ bool StepPlanner::DueInThisStep(const Branch& branch) const {
          plan_.step.value() >= branch.last_chunk.value() + lag;
 }
 
-// In turns, unless one of the two has nothing to do.
+// In turns of a round of the pipeline each, so that every cohort has both; unless one of
+// the two has nothing to do.
 void StepPlanner::Choose() {
   if (state_.suspects > 0) {
-    const bool first = !state_.epoch->last_was_probation;
+    const bool first = plan_.step.value() / state_.description->lag % 2 == 0;
     for (const bool probation : {first, !first}) {
       probation_ = probation;
       Assess();
       const bool runs = !decodes_.empty() || !chunks_.empty() || !openings_.empty();
-      if (runs || !lacking_.empty() || FindStart().has_value()) return;
+      if (runs || !lacking_.empty() || FindStart().has_value() || load_.has_value()) return;
     }
     probation_ = false;
   }

@@ -42,8 +42,8 @@ class Stream:
         self.body = {**{k: v for k, v in body.items() if v is not None}, "stream": True}
         self.url = url
 
-    def run(self):
-        with httpx.Client(base_url=self.url, timeout=120) as http, \
+    def run(self, timeout=120, headers=None):
+        with httpx.Client(base_url=self.url, timeout=timeout, headers=headers) as http, \
                 http.stream("POST", "/v1/completions", json=self.body) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():

@@ -223,7 +223,8 @@ class Groups:
     """Several groups, each a scheduler and its worker, before several routers; a context
     manager."""
 
-    def __init__(self, directory, models=(MODEL, MODEL), routers=2, drain_seconds=(30, 30)):
+    def __init__(self, directory, models=(MODEL, MODEL), routers=2, drain_seconds=(30, 30),
+                 worker=()):
         self.directory = directory
         ports = free_ports(2 * len(models))
         self.flags = {}
@@ -234,7 +235,7 @@ class Groups:
             self.addresses.append(f"127.0.0.1:{port}")
             self.flags[f"worker{i}"] = ["--model", model_path(), "--served-model-name", model,
                                         "--listen-port", str(worker_port), "--threads", "1",
-                                        "--kv-blocks", "1024"]
+                                        "--kv-blocks", "1024", *worker]
             self.flags[f"scheduler{i}"] = ["--worker", f"127.0.0.1:{worker_port}",
                                            "--listen-port", str(port),
                                            "--drain-seconds", str(drain_seconds[i])]

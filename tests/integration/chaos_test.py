@@ -1,0 +1,206 @@
+"""Chaos on real processes: a member of a fleet is killed, stopped or ended while 16 clients
+stream. Nothing accepted is lost, altered or comes twice; a router takes its own connections
+with it, and its clients get the same answers from the other one.
+
+A fault is a process, a signal and a phase of the clients' requests. Every tenth of all
+combinations is tried, all of them and some again with FLOTILLA_LONG=1.
+"""
+
+import collections
+import concurrent.futures
+import itertools
+import os
+import random
+import signal
+import time
+
+import httpx
+import pytest
+
+from fleet_test import PROMPTS, Stream
+from flotilla_server import LONG, MODEL, Groups, wait_until
+
+CLIENTS = 16
+TOKENS = 60
+PROCESSES = ("router0", "scheduler0", "worker0", "mpirun", "rank 0", "rank 1")
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGABRT)
+PHASES = ("arrival", "prefill", "decode", "end")
+FAULTS = list(itertools.product(PROCESSES, SIGNALS, PHASES))
+SEED = int(os.environ.get("FLOTILLA_CHAOS_SEED", "1"))
+DETECTED_S, READY_S = 2, 5
+
+
+def chosen():
+    """Spread evenly: each process, signal and phase about as often as every other."""
+    dice = random.Random(SEED)
+    if LONG:
+        return FAULTS + dice.sample(FAULTS, max(0, 108 - len(FAULTS)))
+    # Steps of a Latin square: 10 faults in which every process and signal is met.
+    return [(PROCESSES[i % 6], SIGNALS[(i + i // 4) % 4], PHASES[(i + i // 3) % 4])
+            for i in range(10)]
+
+
+def bodies():
+    """Greedy, seeded by their name, several choices, log-probabilities, beams."""
+    for i in range(CLIENTS):
+        body = dict(model=MODEL, prompt=f"{PROMPTS[i % len(PROMPTS)]} {i}", max_tokens=TOKENS,
+                    ignore_eos=True, temperature=0 if i % 3 == 0 else 0.8, n=2 if i % 5 == 1 else 1,
+                    logprobs=1 if i % 4 == 2 else None, return_token_ids=True)
+        if i % 8 == 7:
+            body |= dict(use_beam_search=True, best_of=3, n=2, temperature=0, logprobs=None)
+        yield body
+
+
+class Client:
+    """One request, asked again under the same id when its router goes."""
+
+    def __init__(self, fleet, number, body, first):
+        self.fleet, self.body = fleet, body
+        self.request_id = f"chaos-{number}"
+        self.router = first
+        self.retries = 0
+        self.stream = None
+
+    def run(self, deadline=90):
+        give_up = time.monotonic() + deadline
+        parts = []
+        while True:
+            self.stream = Stream(self.fleet.url(self.router), self.body)
+            try:
+                self.stream.run(headers={"x-request-id": self.request_id}, timeout=8)
+                break
+            except (httpx.TransportError, AssertionError) as error:
+                refused = isinstance(error, AssertionError) and "503" in str(error)
+                assert refused or isinstance(error, httpx.TransportError), error
+                assert time.monotonic() < give_up, "no answer"
+                parts.append(self.stream.tokens)
+                self.retries += not refused
+                self.router = 1 - self.router
+                time.sleep(0.05)
+        for part in parts:  # what came before was the same answer
+            for choice, tokens in part.items():
+                assert self.stream.tokens[choice][:len(tokens)] == tokens
+        return self.stream.answer()
+
+
+class Round:
+    """All clients at once, and a fault among them."""
+
+    def __init__(self, fleet):
+        self.fleet = fleet
+        self.clients = [Client(fleet, i, body, i % 2) for i, body in enumerate(bodies())]
+
+    def tokens(self):
+        return [client.stream.token_count() if client.stream else 0 for client in self.clients]
+
+    def wait_for(self, phase, running):
+        streams = [i for i, client in enumerate(self.clients)
+                   if not client.body.get("use_beam_search")]
+        reached = {
+            "arrival": lambda: True,
+            "prefill": lambda: any(self.tokens()),
+            "decode": lambda: all(self.tokens()[i] > 5 for i in streams),
+            "end": lambda: sum(self.tokens()[i] >= TOKENS for i in streams) >= len(streams) // 2,
+        }[phase]
+        wait_until(lambda: reached() or any(one.done() for one in running), phase)
+
+    def run(self, phase=None, disturb=None):
+        with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+            running = [pool.submit(client.run) for client in self.clients]
+            if disturb:
+                self.wait_for(phase, running)
+                disturb()
+            return [one.result() for one in running]
+
+
+class Chaos:
+    def __init__(self, fleet):
+        self.fleet = fleet
+        self.report = collections.defaultdict(list)
+
+    @property
+    def worker(self):
+        return self.fleet.processes["worker0"]
+
+    @property
+    def scheduler(self):
+        return self.fleet.processes["scheduler0"]
+
+    def serves(self):
+        return (self.scheduler.process.poll() is None
+                and self.scheduler.metric("flotilla_scheduler_group_ready") == 1)
+
+    def timed(self, what, condition, limit):
+        start = time.monotonic()
+        wait_until(condition, what, seconds=limit)
+        self.report[what].append(time.monotonic() - start)
+
+    def strike(self, process, number):
+        if process in ("mpirun", "rank 0", "rank 1"):
+            self.strike_member(process, number)
+        else:
+            self.strike_process(process, number)
+        wait_until(self.serves, "the group serves", seconds=30)
+
+    def strike_member(self, member, number):
+        ranks, mpirun = self.worker.members()
+        before = self.worker.metric("flotilla_worker_restarts_total")
+        os.kill(mpirun if member == "mpirun" else ranks[int(member[-1])], number)
+        self.timed("member missed",
+                   lambda: self.worker.metric("flotilla_worker_restarts_total") > before, DETECTED_S)
+        self.timed("group ready again", lambda: self.worker.members()[0] != ranks, READY_S)
+        for pid in (*ranks, mpirun):
+            assert not os.path.exists(f"/proc/{pid}"), "a member was left behind"
+
+    def strike_process(self, name, number):
+        one = self.fleet.processes[name]
+        # Who misses it: a router its scheduler, a scheduler its worker.
+        lost = self.scheduler.metric("flotilla_worker_groups_lost_total") \
+            if name == "worker0" else 0
+        missed = {
+            "worker0": lambda: self.scheduler.metric("flotilla_worker_groups_lost_total") > lost,
+            "scheduler0": lambda: not self.fleet.up(0, router=1),
+            "router0": lambda: True,
+        }[name]
+        one.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            self.timed("process missed", missed, DETECTED_S)
+            # Its supervisor's liveness probe ends it.
+            one.process.kill()
+            one.process.wait(timeout=60)
+        elif number == signal.SIGTERM:
+            assert one.process.wait(timeout=60) == 0
+        else:
+            self.timed("process missed", missed, DETECTED_S)
+            one.process.wait(timeout=60)
+        self.fleet.start(name)  # as its supervisor does, on the same ports
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    with Groups(tmp_path_factory.mktemp("chaos"), models=(MODEL,), routers=2,
+                worker=("--tp", "2")) as running:
+        yield running
+
+
+def test_nothing_accepted_is_lost(fleet):
+    chaos = Chaos(fleet)
+    expected = Round(fleet).run()
+    assert Round(fleet).run() == expected, "answers follow from the requests' names"
+    counts = collections.Counter()
+    failed = 0
+    for process, number, phase in chosen():
+        wait_until(lambda: fleet.up(0, 0) and fleet.up(0, 1), "both routers have the group")
+        round_ = Round(fleet)
+        answers = round_.run(phase, lambda p=process, n=number: chaos.strike(p, n))
+        assert answers == expected, f"{process}, {number.name}, {phase}"
+        if process != "router0":
+            assert not any(client.retries for client in round_.clients), "a connection was lost"
+        failed += chaos.scheduler.metric("flotilla_scheduler_suspects_total", outcome="failed")
+        counts.update((process, number.name, phase))
+    print(f"{sum(counts.values()) // 3} faults, seed {SEED}:",
+          ", ".join(f"{what} {count}" for what, count in counts.items()))
+    for what, times in chaos.report.items():
+        print(f"{what}: {len(times)} times, median {sorted(times)[len(times) // 2]:.2f} s, "
+              f"most {max(times):.2f} s")
+    assert failed == 0, "a request was failed for what came from outside"

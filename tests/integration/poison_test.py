@@ -1,0 +1,33 @@
+"""A request whose computation really kills the worker is failed alone."""
+
+import concurrent.futures
+import pathlib
+import subprocess
+
+from flotilla_server import Fleet
+from fleet_test import MODEL, Stream, requests
+
+POISON = [31337] * 400  # long enough that its step takes longer than it lives
+
+
+def test_a_request_that_kills_its_worker_is_failed_alone(tmp_path, monkeypatch):
+    with Fleet(tmp_path) as fleet:
+        expected = [Stream(fleet.url, body).run().answer() for body in requests()]
+
+    library = tmp_path / "poison.so"
+    source = pathlib.Path(__file__).with_name("poison.c")
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    with Fleet(tmp_path) as fleet, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        monkeypatch.delenv("LD_PRELOAD")
+        streams = [pool.submit(Stream(fleet.url, body).run) for body in requests()]
+        answer = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt=POISON,
+                                                              max_tokens=4))
+        assert answer.status_code == 500, answer.text
+        assert "the worker group died 2 times while it computed this request alone" in answer.text
+        assert [stream.result().answer() for stream in streams] == expected
+        # Once in company or alone, then twice alone as a suspect.
+        assert fleet.worker.metric("flotilla_worker_restarts_total") == 3
+        assert fleet.scheduler.metric("flotilla_scheduler_suspects_total", outcome="failed") == 1
+        after = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt="x", max_tokens=3))
+        assert after.status_code == 200, after.text
