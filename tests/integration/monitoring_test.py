@@ -218,7 +218,7 @@ def test_top_shows_every_process(fleet):
     table = [line.split() for line in shown.stdout.splitlines() if line]
     assert [row[0] for row in table if row[0].isupper()] == ["ROUTER", "GROUP", "WORKER"]
     for row in fleet.rows:
-        if row["role"] != "prometheus":
+        if row["role"] not in ("prometheus", "rank"):
             port = row["ports"].get("metrics") or row["ports"]["http"]
             assert any(cells[0] == f"127.0.0.1:{port}" for cells in table), shown.stdout
     assert sum("ready" in row for row in table) == 3
@@ -232,7 +232,7 @@ def test_a_healthy_fleet_alarms_nobody(served, prometheus):
 
 def test_names_and_help_follow_the_rules(fleet):
     for row in fleet.rows:
-        if row["role"] == "prometheus":
+        if row["role"] in ("prometheus", "rank"):
             continue
         port = row["ports"].get("metrics") or row["ports"]["http"]
         page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
@@ -259,7 +259,7 @@ def test_up_says_where_everything_is(tmp_path):
     with RunningFleet(tmp_path, "--routers", "1", "--no-prometheus") as fleet:
         lines = fleet.started.stdout.splitlines()
         assert lines[0].split() == ["ROLE", "GROUP", "RANK", "PID", "STATE", "PORTS", "URL"]
-        assert [row["role"] for row in fleet.rows] == ["worker", "scheduler", "router"]
+        assert [row["role"] for row in fleet.rows] == ["worker", "rank", "scheduler", "router"]
         for row, line in zip(fleet.rows, lines[1:]):
             assert row["state"] == "ready"
             assert line.split()[0] == row["role"] and str(row["pid"]) in line.split()
