@@ -18,7 +18,9 @@ import httpx
 import pytest
 
 from fleet_test import PROMPTS, Stream
-from flotilla_server import LONG, MODEL, Groups, wait_until
+from flotilla_server import LONG, MODEL, SANITIZED, Groups, wait_until
+
+pytestmark = pytest.mark.skipif(SANITIZED, reason="its limits are times")
 
 CLIENTS = 16
 TOKENS = 60
@@ -204,3 +206,55 @@ def test_nothing_accepted_is_lost(fleet):
         print(f"{what}: {len(times)} times, median {sorted(times)[len(times) // 2]:.2f} s, "
               f"most {max(times):.2f} s")
     assert failed == 0, "a request was failed for what came from outside"
+
+
+def test_a_rolling_restart_loses_nothing(tmp_path):
+    """Every process once, in turn, under load; ten times with FLOTILLA_LONG=1."""
+    with Groups(tmp_path, models=(MODEL, MODEL), routers=2, worker=("--tp", "1")) as fleet:
+        expected = Round(fleet).run()
+        served, ended = [0], []
+
+        def load():
+            while not ended:
+                assert Round(fleet).run() == expected
+                served[0] += CLIENTS
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(load)
+            try:
+                for _ in range(10 if LONG else 1):
+                    for name in list(fleet.flags):
+                        one = fleet.processes[name].process
+                        one.send_signal(signal.SIGTERM)
+                        assert one.wait(timeout=60) == 0, name
+                        fleet.start(name)
+                        wait_until(lambda: all(fleet.up(g, r) for g in (0, 1) for r in (0, 1)),
+                                   f"all are there after {name}")
+                        assert not loading.done(), loading.result()
+            finally:
+                ended.append(True)
+            loading.result()
+        print(f"{served[0]} requests served meanwhile")
+
+
+def test_idle_costs_next_to_nothing(fleet):
+    """Under 1 % of a core each: agent, ranks, scheduler and routers."""
+    seconds = 30 if LONG else 4
+    ranks, mpirun = fleet.processes["worker0"].members()
+    pids = {f"rank {i}": pid for i, pid in enumerate(ranks)} | {"mpirun": mpirun}
+    pids |= {name: one.process.pid for name, one in fleet.processes.items()}
+
+    def cpu():
+        ticks = {}
+        for name, pid in pids.items():
+            with open(f"/proc/{pid}/stat") as stat:
+                fields = stat.read().rsplit(")", 1)[1].split()
+            ticks[name] = int(fields[11]) + int(fields[12])
+        return ticks
+
+    before = cpu()
+    time.sleep(seconds)  # what is measured is time that passes
+    shares = {name: (ticks - before[name]) / os.sysconf("SC_CLK_TCK") / seconds
+              for name, ticks in cpu().items()}
+    print(", ".join(f"{name} {100 * share:.2f} %" for name, share in shares.items()))
+    assert max(shares.values()) < 0.01, shares

@@ -240,6 +240,11 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(int rank,
                                                                     const GroupEvent& event) {
   if (const auto* result = std::get_if<StepResult>(&event)) return TakeResult(*result);
   if (const auto* lost = std::get_if<Lost>(&event)) {
+    // Its tier's disk: the other ranks know nothing of it, and wait for this one.
+    if (lost->cause == Lost::Cause::kDied && options_.group.ranks > 1) {
+      return End{.cause = RestartCause::kDied,
+                 .detail = absl::StrCat("rank ", rank, ": ", lost->detail)};
+    }
     // Every rank finds the same fault in the same plan; the first one is heard.
     if (life_.stage == Stage::kReady && lost->epoch == last_epoch_) {
       BeginNextEpoch(LoseEpoch(lost->cause, lost->detail, /*with_started=*/false));
