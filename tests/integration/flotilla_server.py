@@ -226,7 +226,8 @@ class Groups:
     def __init__(self, directory, models=(MODEL, MODEL), routers=2, drain_seconds=(30, 30),
                  worker=()):
         self.directory = directory
-        ports = free_ports(2 * len(models))
+        ports = free_ports(2 * len(models) + routers)
+        self.http_ports = ports[2 * len(models):]  # clients hold both
         self.flags = {}
         self.processes = {}
         self.addresses = []
@@ -242,7 +243,7 @@ class Groups:
         # The second router learns of the first group by a name.
         by_name = [f"dns:///localhost:{ports[1]}", *self.addresses[1:]]
         for i in range(routers):
-            self.flags[f"router{i}"] = ["--http-port", "0", "--grpc-port", "0"]
+            self.flags[f"router{i}"] = ["--http-port", str(self.http_ports[i]), "--grpc-port", "0"]
             for target in self.addresses if i == 0 else by_name:
                 self.flags[f"router{i}"] += ["--scheduler", target]
         self.start(*self.flags)
@@ -274,7 +275,7 @@ class Groups:
             self.processes[name].process.wait(timeout=60)
 
     def url(self, router=0):
-        return f"http://127.0.0.1:{self.processes[f'router{router}'].ports['http']}"
+        return f"http://127.0.0.1:{self.http_ports[router]}"
 
     def up(self, group, router=0):
         """Whether the router has the group."""
