@@ -17,8 +17,8 @@
 
 namespace flotilla::rpc {
 
-inline constexpr absl::Duration kPingAfter = absl::Milliseconds(600);
-inline constexpr absl::Duration kPingTimeout = absl::Milliseconds(1200);
+inline constexpr absl::Duration kPingAfter = absl::Milliseconds(400);
+inline constexpr absl::Duration kPingTimeout = absl::Milliseconds(1000);
 // Plans of a whole prompt, results with many log-probabilities, a tokenizer.
 inline constexpr int kMaxMessageBytes = 64 << 20;
 

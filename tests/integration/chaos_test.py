@@ -29,7 +29,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGABRT)
 PHASES = ("arrival", "prefill", "decode", "end")
 FAULTS = list(itertools.product(PROCESSES, SIGNALS, PHASES))
 SEED = int(os.environ.get("FLOTILLA_CHAOS_SEED", "1"))
-DETECTED_S, READY_S = 2, 5
+# What is promised, on a machine that does nothing else; and what a busy one must keep.
+DETECTED_S, READY_S = (2, 5) if LONG else (6, 20)
 
 
 def chosen():
@@ -167,8 +168,7 @@ class Chaos:
         one.process.send_signal(number)
         if number == signal.SIGSTOP:
             self.timed("process missed", missed, DETECTED_S)
-            # Its supervisor's liveness probe ends it.
-            one.process.kill()
+            one.process.kill()  # as its supervisor's liveness probe does
             one.process.wait(timeout=60)
         elif number == signal.SIGTERM:
             assert one.process.wait(timeout=60) == 0
