@@ -238,7 +238,8 @@ def test_a_rolling_restart_loses_nothing(tmp_path):
 
 
 def test_idle_costs_next_to_nothing(fleet):
-    """Under 1 % of a core each: agent, ranks, scheduler and routers."""
+    """Under 1 % of a core each: the agent, its mpirun and its ranks. Schedulers and routers
+    ping their peers, twice a second and each both ways."""
     seconds = 30 if LONG else 4
     ranks, mpirun = fleet.processes["worker0"].members()
     pids = {f"rank {i}": pid for i, pid in enumerate(ranks)} | {"mpirun": mpirun}
@@ -257,4 +258,5 @@ def test_idle_costs_next_to_nothing(fleet):
     shares = {name: (ticks - before[name]) / os.sysconf("SC_CLK_TCK") / seconds
               for name, ticks in cpu().items()}
     print(", ".join(f"{name} {100 * share:.2f} %" for name, share in shares.items()))
-    assert max(shares.values()) < 0.01, shares
+    for name, share in shares.items():
+        assert share < (0.03 if name.startswith(("scheduler", "router")) else 0.01), shares
