@@ -72,9 +72,9 @@ class Stream:
         return sum(len(tokens) for tokens in list(self.tokens.values()))
 
 
-def serve_all(fleet, disturb=None):
+def serve_all(url, disturb=None):
     """All answers; `disturb` is called when every stream has some tokens."""
-    streams = [Stream(fleet.url, body) for body in requests()]
+    streams = [Stream(url, body) for body in requests()]
     with concurrent.futures.ThreadPoolExecutor(len(streams)) as pool:
         running = [pool.submit(stream.run) for stream in streams]
         if disturb:
@@ -89,11 +89,11 @@ def serve_all(fleet, disturb=None):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     with Fleet(tmp_path_factory.mktemp("undisturbed")) as one:
-        return serve_all(one)
+        return serve_all(one.url)
 
 
 def test_the_fleet_answers_as_one_process_does(server, undisturbed):
-    assert serve_all(server) == undisturbed
+    assert serve_all(server.url) == undisturbed
     tokens, _, logprobs, finishes = undisturbed[3]
     assert [len(t) for t in tokens.values()] == [TOKENS] * 2
     assert finishes == {0: "length", 1: "length"}
@@ -121,7 +121,7 @@ def test_a_process_that_goes_costs_a_pause(fleet, undisturbed, role, number):
             one.kill(number)
             fleet.start(role)  # as its supervisor does, on the same port
 
-    assert serve_all(fleet, go) == undisturbed
+    assert serve_all(fleet.url, go) == undisturbed
     if role == "scheduler" and number != signal.SIGTERM:  # that one lets them finish
         assert fleet.router.metric("flotilla_router_retries_total") >= len(PROMPTS)
 
@@ -148,7 +148,7 @@ def test_a_member_of_a_worker_group_that_goes_costs_a_pause(fleet, undisturbed, 
             for pid in (rank, mpirun):
                 assert not os.path.exists(f"/proc/{pid}"), "a member was left behind"
 
-    assert serve_all(fleet, go) == undisturbed
+    assert serve_all(fleet.url, go) == undisturbed
     assert fleet.scheduler.metric("flotilla_worker_groups_lost_total") == 2
     assert worker.metric("flotilla_worker_restarts_total",
                          cause="stopped" if number == signal.SIGSTOP else "died") == 2

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from flotilla_server import MODEL, Groups, wait_until
-from fleet_test import Stream, requests
+from fleet_test import serve_all
 
 
 @pytest.fixture(scope="module")
@@ -28,23 +28,9 @@ def all_there(groups):
     wait_until(lambda: all(groups.up(g, r) for g in (0, 1) for r in (0, 1)), "all groups are up")
 
 
-def serve_all(groups, disturb=None):
-    """All answers of the first router; `disturb` is called when every stream has tokens."""
-    streams = [Stream(groups.url(), body) for body in requests()]
-    with concurrent.futures.ThreadPoolExecutor(len(streams)) as pool:
-        running = [pool.submit(stream.run) for stream in streams]
-        if disturb:
-            wait_until(lambda: all(stream.token_count() > 5 for stream in streams)
-                       or any(one.done() for one in running), "tokens on all streams")
-            disturb()
-        for one in running:
-            one.result()
-    return [stream.answer() for stream in streams]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(groups):
-    return serve_all(groups)
+    return serve_all(groups.url())
 
 
 def complete(http, prompt, **more):
@@ -111,7 +97,7 @@ def freeze(groups):
                          ids=["both die", "scheduler dies", "scheduler is frozen"])
 def test_another_group_goes_on_when_one_dies(groups, undisturbed, end):
     before = groups.replays("sent"), groups.replays("resumed")
-    assert serve_all(groups, lambda: end(groups)) == undisturbed
+    assert serve_all(groups.url(), lambda: end(groups)) == undisturbed
     assert groups.replays("sent") > before[0], "the dead group had work"
     assert groups.replays("resumed") == before[1], "nobody waited"
     if groups.processes["scheduler0"].process.poll() is None:
@@ -128,7 +114,7 @@ def test_a_group_that_drains_loses_nothing(groups, undisturbed):
         complete(groups.routers[0], "The sea", max_tokens=2)  # by the other
         assert groups.sent(0) > sent
 
-    assert serve_all(groups, drain) == undisturbed
+    assert serve_all(groups.url(), drain) == undisturbed
     assert draining.wait(timeout=30) == 0
     # It had no time to finish what it had, which went on elsewhere.
     assert groups.replays("sent") > before
