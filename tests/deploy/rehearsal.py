@@ -26,6 +26,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import fleet_invariants
@@ -125,15 +126,15 @@ class Process:
         """Until the probe succeeds; how many seconds that took."""
         start = time.monotonic()
         while not self.probe(name):
-            assert self.process.poll() is None, f"{self.container} ended\n{self.log_text()}"
-            assert time.monotonic() < start + START_SECONDS, f"{name} fails\n{self.log_text()}"
+            assert self.process.poll() is None, f"{self.container} ended"
+            assert time.monotonic() < start + START_SECONDS, f"{name} fails: {self.container}"
             time.sleep(0.05)
         return round(time.monotonic() - start, 2)
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout=60)
-        assert code == 0, f"{self.container} ends with {code}\n{self.log_text()}"
+        assert code == 0, f"{self.container} ends with {code}"
 
     def log_text(self):
         self.log.seek(0)
@@ -216,7 +217,7 @@ def end_pod(processes):
         one.process.send_signal(signal.SIGTERM)
     for one in [p for p in processes if not p.container.sidecar]:
         code = one.process.wait(timeout=60)
-        assert code == 0, f"{one.container} ends with {code}\n{one.log_text()}"
+        assert code == 0, f"{one.container} ends with {code}"
     for one in reversed([p for p in processes if p.container.sidecar]):
         one.end()
 
@@ -233,14 +234,19 @@ def rehearse(overlay, program, model, folder):
 
     processes = []
 
+    preparing = threading.Lock()  # of folders that pods share
+
     def launch(container):
-        one = Process(machine, fleet, container, models, folder)
-        processes.append(one)
-        return one
+        with preparing:
+            processes.append(Process(machine, fleet, container, models, folder))
+            return processes[-1]
 
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            pods = list(pool.map(lambda pod: start_pod(pod, launch), fleet.pods()))
+            starts = [pool.submit(start_pod, pod, launch) for pod in fleet.pods()]
+            for start in concurrent.futures.as_completed(starts):
+                start.result()  # the first failure is the cause of the others
+            pods = [start.result() for start in starts]
             seen = {"roles": {}, "overlay": overlay}
             for one in processes:
                 one.wait("readinessProbe")
@@ -266,6 +272,10 @@ def rehearse(overlay, program, model, folder):
                     seen["drained"] = answer.result(timeout=60)
                 end_pod(pod)
             return seen
+    except BaseException:
+        for one in processes:  # why one is not there is often in the log of another
+            print(f"== {one.container}\n{one.log_text()}", file=sys.stderr)
+        raise
     finally:
         for one in processes:
             if one.process.poll() is None:
