@@ -66,6 +66,7 @@ absl::StatusOr<RankOptions> MakeRankOptions(const RoleFlags& flags, const std::s
   options.isa = *isa;
   options.shape = {.tensor = static_cast<std::uint32_t>(flags.tensor_parallel),
                    .pipeline = static_cast<std::uint32_t>(flags.pipeline_parallel)};
+  options.balance = flags.balance == "bytes" ? ShardBalance::kBytes : ShardBalance::kStep;
   options.threads = static_cast<int>(flags.threads);
   options.kv_blocks = static_cast<std::uint32_t>(flags.kv_blocks);
   options.max_context = static_cast<std::uint32_t>(flags.max_model_len);
