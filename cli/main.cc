@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "cli/flags.h"
 #include "cli/inspect.h"
 #include "cli/rank.h"
@@ -52,6 +53,11 @@ int Report(const absl::Status& status) {
 }  // namespace
 
 int main(int argc, char** argv) {
+#ifdef NDEBUG
+  // Debian builds Abseil with its checks: without this every lock, of gRPC too, is
+  // entered into a graph.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+#endif
   CLI::App app{"flotilla serves open large language models", "flotilla"};
   app.set_version_flag("--version", FLOTILLA_VERSION);
   app.require_subcommand(1);

@@ -35,20 +35,20 @@ std::string Frame(absl::string_view message) {
 }
 
 absl::StatusOr<bool> FrameReader::ReadFrom(int fd) {
-  buffer_.erase(0, std::exchange(taken_, 0));
-  const std::size_t before = buffer_.size();
-  buffer_.resize(before + kReadBytes);
+  std::memmove(buffer_.data(), buffer_.data() + taken_, filled_ - taken_);
+  filled_ -= std::exchange(taken_, 0);
+  if (buffer_.size() < filled_ + kReadBytes) buffer_.resize(filled_ + kReadBytes);
   ssize_t got = 0;
   do {
-    got = recv(fd, buffer_.data() + before, kReadBytes, 0);
+    got = recv(fd, buffer_.data() + filled_, kReadBytes, 0);
   } while (got < 0 && errno == EINTR);
-  buffer_.resize(before + static_cast<std::size_t>(got > 0 ? got : 0));
+  filled_ += static_cast<std::size_t>(got > 0 ? got : 0);
   if (got == 0) return absl::UnavailableError("the socket was closed");
   if (got < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
     return absl::UnavailableError(absl::StrCat("the socket: ", std::strerror(errno)));
   }
-  if (buffer_.size() >= kSizeBytes && SizeAt(buffer_.data()) > kMaxFrameBytes) {
+  if (filled_ >= kSizeBytes && SizeAt(buffer_.data()) > kMaxFrameBytes) {
     return absl::InvalidArgumentError(absl::StrCat("a message of ", SizeAt(buffer_.data()),
                                                    " bytes; ", kMaxFrameBytes, " are allowed"));
   }
@@ -56,7 +56,7 @@ absl::StatusOr<bool> FrameReader::ReadFrom(int fd) {
 }
 
 std::optional<std::string> FrameReader::Next() {
-  const std::size_t there = buffer_.size() - taken_;
+  const std::size_t there = filled_ - taken_;
   if (there < kSizeBytes) return std::nullopt;
   const std::size_t size = SizeAt(buffer_.data() + taken_);
   if (there - kSizeBytes < size) return std::nullopt;

@@ -32,7 +32,8 @@ class FrameReader {
   std::optional<std::string> Next();
 
  private:
-  std::string buffer_;
+  std::string buffer_;  // filled_ bytes of it are read
+  std::size_t filled_ = 0;
   std::size_t taken_ = 0;  // bytes of it that Next has given
 };
 

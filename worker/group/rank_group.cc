@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <tuple>
 
 extern "C" {  // glibc 2.36 does not say so itself
 #include <sys/pidfd.h>
@@ -169,12 +170,14 @@ RankGroup::Heard RankGroup::Wait(int timeout_ms) {
   }
   Heard heard;
   if (poll(polled.data(), polled.size(), timeout_ms) <= 0) return heard;
+  const auto [wake, knock, launcher] = std::tie(polled[0], polled[1], polled[2]);
   std::uint64_t ignored = 0;
-  (void)!read(wake_.get(), &ignored, sizeof(ignored));
-  heard.deaths = HasEnded(launcher_pidfd_.get());
-  Flush();
+  if (wake.revents != 0) (void)!read(wake_.get(), &ignored, sizeof(ignored));
+  heard.deaths = launcher.revents != 0;
+  const auto has_room = [](const pollfd& one) { return (one.revents & POLLOUT) != 0; };
+  if (std::any_of(polled.begin(), polled.end(), has_room)) Flush();
   ReadAll(&heard);
-  Accept();
+  if (knock.revents != 0) Accept();
   return heard;
 }
 
