@@ -1,25 +1,31 @@
-"""A model over several rank processes: every layout gives the bits of one rank, and in
-fp32 the answers of the reference."""
+"""Fleets of scripts/fleet: every layout gives the bits of one rank, and in fp32 the
+answers of the reference."""
 
 import concurrent.futures
 
+import httpx
 import pytest
 
-from flotilla_server import MODEL, Fleet, SANITIZED, json_lines
+from fleet_script import RunningFleet
+from flotilla_server import MODEL, SANITIZED, json_lines, parse_metrics
 
-LAYOUTS = [(1, 1), (3, 1), (2, 1), (1, 2), (2, 2)]
-RECIPES = {"fp32": ["--compute", "fp32", "--kv-type", "fp32"], "accurate": []}
+LAYOUTS = {"one rank": (1, 1, 1), "TP=3": (1, 3, 1), "TP=2": (1, 2, 1), "PP=2": (1, 1, 2),
+           "TP=2 x PP=2": (1, 2, 2), "two groups": (2, 1, 1), "two groups of TP=2": (2, 2, 1)}
+RECIPES = {"fp32": "--compute fp32 --kv-type fp32", "accurate": ""}
 CHATS = json_lines("greedy.jsonl")[:2 if SANITIZED else 16]
 
 
-def serve(directory, tp, pp, recipe):
+def serve(directory, layout, recipe):
     """Tokens and log-probabilities of all chats, greedy, and of some sampled ones."""
-    flags = ["--tp", str(tp), "--pp", str(pp), "--kv-blocks", "1024", *RECIPES[recipe]]
-    with Fleet(directory, extra={"worker": flags}) as fleet:
-        assert len(fleet.worker.members()[0]) == tp * pp
+    groups, tp, pp = layout
+    flags = ["--groups", str(groups), "--tp", str(tp), "--pp", str(pp)]
+    with RunningFleet(directory, "--routers", "1", "--no-prometheus", *flags,
+                      worker_args=f"--kv-blocks 1024 {RECIPES[recipe]}") as fleet, \
+            httpx.Client(base_url=fleet.url(), timeout=120) as http:
+        assert len(fleet.of("rank")) == groups * tp * pp
 
         def ask(chat, **more):
-            answer = fleet.http.post("/v1/chat/completions", json=dict(
+            answer = http.post("/v1/chat/completions", json=dict(
                 model=MODEL, messages=chat["messages"], logprobs=True, top_logprobs=5,
                 return_token_ids=True, **more))
             assert answer.status_code == 200, answer.text
@@ -30,18 +36,20 @@ def serve(directory, tp, pp, recipe):
                       for chat in CHATS]
             sampled = [pool.submit(ask, chat, temperature=0.9, top_p=0.95, seed=i, n=2, max_tokens=24)
                        for i, chat in enumerate(CHATS[:3])]
-            return [one.result() for one in greedy], [one.result() for one in sampled]
+            answers = [one.result() for one in greedy], [one.result() for one in sampled]
+        for scheduler in fleet.of("scheduler"):
+            page = httpx.get(f"http://127.0.0.1:{scheduler['ports']['metrics']}/metrics").text
+            assert any(name.startswith("flotilla_scheduler_requests_finished_total{") and value
+                       for name, value in parse_metrics(page).items()), "every group works"
+        return answers
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_layout_gives_the_bits_of_one_rank(tmp_path, recipe):
-    answers = {}
-    for tp, pp in LAYOUTS:
-        directory = tmp_path / f"tp{tp}pp{pp}"
-        directory.mkdir()
-        answers[tp, pp] = serve(directory, tp, pp, recipe)
-    for layout, answer in answers.items():
-        assert answer == answers[1, 1], f"tp, pp = {layout}"
+    answers = {name: serve(tmp_path / name.replace(" ", "_"), layout, recipe)
+               for name, layout in LAYOUTS.items()}
+    for name, answer in answers.items():
+        assert answer == answers["one rank"], name
     if recipe == "fp32":
-        for chat, [(tokens, _)] in zip(CHATS, answers[1, 1][0]):
+        for chat, [(tokens, _)] in zip(CHATS, answers["one rank"][0]):
             assert tokens == chat["greedy_ids"], chat["messages"]

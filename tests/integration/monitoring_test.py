@@ -18,54 +18,15 @@ import httpx
 import openai
 import pytest
 
-from flotilla_server import MODEL, ROOT, binary, model_path, wait_until
+from fleet_script import RunningFleet, run_fleet, up
+from flotilla_server import MODEL, ROOT, wait_until
 
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 PROMPT = "The lighthouse keeper climbed the stairs once more and looked out over the sea, where"
 
 
-def run_fleet(command, directory, *flags):
-    return subprocess.run(
-        [ROOT / "scripts/fleet", command, "--dir", directory, *flags], text=True,
-        capture_output=True, timeout=120,
-        env={**os.environ, "FLOTILLA_BIN": binary(), "FLOTILLA_MODEL": model_path()})
-
-
-def up(directory, *flags):
-    return run_fleet("up", directory, "--http-port", "0", "--grpc-port", "0",
-                     "--prometheus-port", "0", "--scrape-interval", "1",
-                     f"--worker-args=--served-model-name {MODEL}", *flags)
-
-
-class RunningFleet:
-    """A fleet of scripts/fleet; a context manager."""
-
-    def __init__(self, directory, *flags):
-        self.directory = directory
-        self.started = up(directory, *flags)
-        assert self.started.returncode == 0, self.started.stderr
-        self.rows = self.status()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        ended = run_fleet("down", self.directory)
-        assert ended.returncode == 0, ended.stderr
-
-    def status(self):
-        return json.loads(run_fleet("status", self.directory, "--json").stdout)
-
-    def states(self):
-        return {row["role"]: row["state"] for row in self.status()}
-
-    def of(self, role):
-        return [row for row in self.rows if row["role"] == role]
-
-    def client(self, i):
-        port = self.of("router")[i]["ports"]["http"]
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused",
-                             max_retries=0)
+def openai_client(fleet, router):
+    return openai.OpenAI(base_url=f"{fleet.url(router)}/v1", api_key="unused", max_retries=0)
 
 
 class Prometheus:
@@ -97,14 +58,14 @@ def serve_clients(fleet):
         own.output += usage.completion_tokens
 
     for i in range(6):
-        with fleet.client(i % 2) as client:
+        with openai_client(fleet, i % 2) as client:
             count(client.completions.create(model=MODEL, prompt=f"{PROMPT} {i}",
                                             max_tokens=8 + i, temperature=0).usage)
             stream = client.chat.completions.create(
                 model=MODEL, messages=[dict(role="user", content=f"Count to {i + 3}.")],
                 max_tokens=16, seed=i, stream=True, stream_options={"include_usage": True})
             count([chunk.usage for chunk in stream if chunk.usage][-1])
-    with fleet.client(0) as client:
+    with openai_client(fleet, 0) as client:
         own.left_prompt = client.completions.create(model=MODEL, prompt=PROMPT,
                                                     max_tokens=1).usage.prompt_tokens
         own.started, own.finished = own.started + 1, own.finished + 1
@@ -292,7 +253,7 @@ def test_up_says_where_everything_is(tmp_path):
 
 def test_down_waits_a_bounded_time(tmp_path):
     with RunningFleet(tmp_path, "--routers", "1", "--no-prometheus") as fleet, \
-            fleet.client(0) as client:
+            openai_client(fleet, 0) as client:
         stream = iter(client.completions.create(model=MODEL, prompt="x", max_tokens=8000,
                                                 stream=True, extra_body={"ignore_eos": True}))
         next(stream)
