@@ -129,7 +129,7 @@ class Exactness {
     if (overfill) options.core.watermark_blocks = options.core.growth_permille = 0;
     // So that how many are preempted, and guess, does not depend on the machine.
     options.together = overfill;
-    options.frozen_clock = way.speculation != Speculation::kOff;
+    options.frozen_clock = overfill || way.speculation != Speculation::kOff;
     EngineRunner runner(file_, options);
     const std::int64_t start = clock_.NowNs();
     const std::vector<Answer> answers = RunInOrder(runner, way);

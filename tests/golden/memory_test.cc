@@ -240,7 +240,7 @@ class MemoryQuarterTest : public ::testing::TestWithParam<Quarter> {};
 TEST_P(MemoryQuarterTest, IsNearlyAsFast) {
   if (!LongTests()) GTEST_SKIP() << "only with FLOTILLA_LONG=1";
   const TierOptions& tiers = GetParam().tiers;
-  const Comparison result = ServeWithAQuarter("long", 128, 1, tiers);
+  const Comparison result = ServeWithAQuarter("long", 128, 2, tiers);
   ASSERT_GT(result.blocks, 0u);
   ExpectReasonsHold(result);
   Report(GetParam().name, result);

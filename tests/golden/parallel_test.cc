@@ -18,7 +18,12 @@ using testing::Answer;
 using testing::EngineRunner;
 
 constexpr TokenId kImEnd = 2;
-constexpr ParallelShape kShapes[] = {{3, 1}, {2, 1}, {1, 2}, {2, 2}};
+struct Layout {
+  ParallelShape shape;
+  ShardBalance balance = ShardBalance::kStep;
+};
+constexpr Layout kLayouts[] = {
+    {{3, 1}}, {{2, 1}}, {{2, 1}, ShardBalance::kBytes}, {{1, 2}}, {{2, 2}}};
 
 // The golden chats with log-probabilities, then sampled ones, two branches each, prompt
 // log-probabilities, and a beam search.
@@ -56,9 +61,10 @@ Load MakeLoad() {
   return load;
 }
 
-std::vector<Answer> Serve(ParallelShape shape, Recipe recipe, const Load& load) {
+std::vector<Answer> Serve(const Layout& layout, Recipe recipe, const Load& load) {
   EngineRunner::Options options;
-  options.rank.shape = shape;
+  options.rank.shape = layout.shape;
+  options.rank.balance = layout.balance;
   options.rank.recipe = recipe;
   options.rank.kv_format =
       recipe == Recipe::kFp32 ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
@@ -68,8 +74,9 @@ std::vector<Answer> Serve(ParallelShape shape, Recipe recipe, const Load& load) 
   return runner.Run(load.requests);
 }
 
-std::string NameOf(ParallelShape shape) {
-  return absl::StrCat("tp", shape.tensor, "pp", shape.pipeline);
+std::string NameOf(const Layout& layout) {
+  return absl::StrCat("tp", layout.shape.tensor, "pp", layout.shape.pipeline,
+                      layout.balance == ShardBalance::kBytes ? " by bytes" : "");
 }
 
 class ParallelTest : public ::testing::TestWithParam<Recipe> {};
@@ -77,9 +84,9 @@ class ParallelTest : public ::testing::TestWithParam<Recipe> {};
 TEST_P(ParallelTest, EveryLayoutGivesTheBitsOfOneRank) {
   const Load load = MakeLoad();
   const std::vector<Answer> alone = Serve({}, GetParam(), load);
-  for (const ParallelShape shape : kShapes) {
-    SCOPED_TRACE(NameOf(shape));
-    const std::vector<Answer> answers = Serve(shape, GetParam(), load);
+  for (const Layout& layout : kLayouts) {
+    SCOPED_TRACE(NameOf(layout));
+    const std::vector<Answer> answers = Serve(layout, GetParam(), load);
     for (std::size_t i = 0; i < answers.size(); ++i) {
       SCOPED_TRACE(absl::StrCat("request ", i));
       ASSERT_TRUE(answers[i].status.ok()) << answers[i].status;

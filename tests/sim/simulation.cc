@@ -314,44 +314,48 @@ absl::Status Simulation::CheckHold(const PlanOutcome& outcome) const {
 
 // Invariant 7: the first branch of the policy is no victim, and gains a
 // position, or has all that it can have in flight, within the plans of two
-// rounds of the pipeline.
+// rounds of the pipeline; of three, if its blocks had to be copied away from others.
 absl::Status Simulation::CheckProgress() {
   const std::vector<OpenBranchView> open = core_->OpenBranches();
   const bool still_open = std::any_of(
       open.begin(), open.end(), [this](const auto& branch) { return branch.request == front_; });
+  bool pending = false;  // its open branches have ended and others of it are yet to open
   if (front_ && !still_open && !Find(*front_).ended()) {
-    // Its open branches may have ended and others of it still be pending.
     for (const BranchStatus& branch : core_->BranchStates()) {
-      if (branch.request == front_ && branch.state == BranchState::kWaiting) {
-        return Broken(7, "the first branch was preempted");
-      }
+      if (branch.request != front_) continue;
+      if (branch.state == BranchState::kWaiting) return Broken(7, "the first branch was preempted");
+      pending |= branch.state == BranchState::kPending;
     }
   }
-  const auto first = std::min_element(
-      open.begin(), open.end(),
-      [](const OpenBranchView& a, const OpenBranchView& b) { return a.rank < b.rank; });
-  if (first == open.end()) {
+  if (open.empty() && !pending) {
     front_.reset();
     return absl::OkStatus();
   }
+  const RequestId first =
+      pending ? *front_
+              : std::min_element(open.begin(), open.end(), [](const auto& a, const auto& b) {
+                  return a.rank < b.rank;
+                })->request;
   std::uint64_t progress = 0;
-  bool all_planned = true;
+  bool all_planned = !pending;
   for (const OpenBranchView& branch : open) {
-    if (branch.request != first->request) continue;
+    if (branch.request != first) continue;
     progress = SimMix(progress ^ branch.length.least ^ branch.handle.value() << 20);
     all_planned &= branch.length.least == branch.length.max;
   }
-  const bool same = front_ == first->request && front_progress_ == progress && !all_planned;
+  const bool same = front_ == first && front_progress_ == progress && !all_planned;
   // Copies to and from tiers may hold the blocks that it lacks, for as long as they
   // take.
   front_stalled_ = same ? front_stalled_ + copying_.empty() : 0;
   front_waits_ = same ? front_waits_ + !copying_.empty() : 0;
-  front_ = first->request;
+  front_ = first;
   front_progress_ = progress;
+  // Its turn comes once a round: what a copy frees just after it is a round late.
+  const std::uint32_t rounds = front_waits_ > 0 ? 3 : 2;
   // A suspect has every second step for itself.
   const std::uint64_t suspicions = core_->Snapshot().counters.suspicions;
   const std::uint32_t turns = suspicions > 0 ? 2 : 1;
-  if (front_stalled_ > turns * (2 * group_.lag + 2) || front_waits_ > kMostCopySteps)
+  if (front_stalled_ > turns * (rounds * group_.lag + 2) || front_waits_ > kMostCopySteps)
     return Broken(7, "the first branch stands still");
   return absl::OkStatus();
 }
