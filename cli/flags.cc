@@ -116,6 +116,11 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--pp", &RoleFlags::pipeline_parallel, "stages", 1, 64, kCompute,
      "stages of layers, each of --tp ranks (pipeline parallel); never changes results",
      kServe | kWorker | kRank},
+    {"--balance", &RoleFlags::balance, "step|bytes", 0, 0, kCompute,
+     "what --tp cuts alike: each layer's parts, for the fastest step, or the bytes of a rank, "
+     "where "
+     "memory is short; never changes results",
+     kServe | kWorker | kRank},
     {"--launcher", &RoleFlags::launcher, "auto|mpi|none", 0, 0, kCompute,
      "mpi: ranks are processes that mpirun starts, watched and started again by this one; none: "
      "they are threads of this process; auto: mpi",

@@ -26,6 +26,7 @@ struct RoleFlags {
   std::int64_t hold_seconds = 60;
   std::int64_t tensor_parallel = 1;
   std::int64_t pipeline_parallel = 1;
+  std::string balance = "step";
   std::string launcher = "auto";
   std::string group_directory;  // of a rank, and the next: from its agent
   std::string heartbeats;

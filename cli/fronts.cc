@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "cli/request_log.h"
 #include "cli/role_options.h"
 #include "model/chat_template.h"
 #include "model/config.h"
@@ -36,12 +37,19 @@ struct ModelText {
   std::optional<ChatTemplate> chat_template;
 };
 
+ServiceOptions MakeServiceOptions(Logger* log) {
+  ServiceOptions options;
+  options.on_over = [log](const RequestRecord& record) { LogOver(*log, record); };
+  return options;
+}
+
 class FrontsImpl final : public Fronts {
  public:
   FrontsImpl(const RoleFlags& flags, const Parts& parts)
       : flags_(flags),
         parts_(parts),
-        service_(InferenceService::Create({}, parts.clock, parts.probe)) {}
+        service_(
+            InferenceService::Create(MakeServiceOptions(parts.log), parts.clock, parts.probe)) {}
 
   absl::Status AddModel(const std::string& model_id, const GgufFile& file, Engine* engine,
                         RouterProbe* probe) override {

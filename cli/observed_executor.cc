@@ -4,15 +4,18 @@
 
 namespace flotilla {
 
-ObservedExecutor::ObservedExecutor(StepExecutor* inner, Observer observer)
-    : inner_(inner), observer_(std::move(observer)) {}
+ObservedExecutor::ObservedExecutor(StepExecutor* inner, Observers observers)
+    : inner_(inner), observers_(std::move(observers)) {}
 
 absl::Status ObservedExecutor::Start(ExecutorListener* listener) {
   listener_ = listener;
   return inner_->Start(this);
 }
 
-absl::Status ObservedExecutor::Execute(StepPlan plan) { return inner_->Execute(std::move(plan)); }
+absl::Status ObservedExecutor::Execute(StepPlan plan) {
+  if (observers_.on_plan) observers_.on_plan(plan);
+  return inner_->Execute(std::move(plan));
+}
 
 void ObservedExecutor::EndEpoch(Epoch epoch) { inner_->EndEpoch(epoch); }
 
@@ -23,7 +26,7 @@ void ObservedExecutor::OnReady(Epoch epoch, const ExecutorDescription& descripti
 }
 
 void ObservedExecutor::OnResult(StepResult result) {
-  observer_(result);
+  if (observers_.on_result) observers_.on_result(result);
   listener_->OnResult(std::move(result));
 }
 

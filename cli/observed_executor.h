@@ -1,6 +1,6 @@
 // ObservedExecutor: a StepExecutor that passes everything through to another
-// one and shows each result to an observer on its way, so that neither the
-// scheduler nor the worker knows of metrics.
+// one and shows plans or results to an observer on their way, so that neither
+// the scheduler nor the worker knows of metrics and logs.
 #pragma once
 
 #include <functional>
@@ -11,12 +11,16 @@ namespace flotilla {
 
 class ObservedExecutor final : public StepExecutor, private ExecutorListener {
  public:
-  // Sees each result before the scheduler does, on the executor's thread; must
-  // not block.
-  using Observer = std::function<void(const StepResult&)>;
+  // Each may be empty, and must not block.
+  struct Observers {
+    // Before the executor, on the thread of who calls it.
+    std::function<void(const StepPlan&)> on_plan;
+    // Before the scheduler, on the executor's thread.
+    std::function<void(const StepResult&)> on_result;
+  };
 
   // `inner` is not owned and outlives this object.
-  ObservedExecutor(StepExecutor* inner, Observer observer);
+  ObservedExecutor(StepExecutor* inner, Observers observers);
 
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
@@ -29,7 +33,7 @@ class ObservedExecutor final : public StepExecutor, private ExecutorListener {
   void OnLost(const Lost& lost) override;
 
   StepExecutor* const inner_;
-  const Observer observer_;
+  const Observers observers_;
   ExecutorListener* listener_ = nullptr;  // set before inner_->Start
 };
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "cli/request_log.h"
 #include "model/content_hash.h"
 #include "model/tokenizer_file.h"
 #include "rpc/endpoint.h"
@@ -31,22 +32,6 @@ absl::StatusOr<std::vector<std::pair<std::string, std::uint32_t>>> ParseWeights(
     weights.emplace_back(parts[0], weight);
   }
   return weights;
-}
-
-void LogPreemption(Logger& log, const Preemption& p) {
-  const auto id = [](const RequestId& request) {
-    return absl::StrCat(absl::Hex(request.incarnation), "-", request.counter);
-  };
-  log.Debug("preempted", {{"request", id(p.victim)},
-                          {"for", id(p.winner)},
-                          {"mode", ModeName(p.reason)},
-                          {"reason", ReasonName(p.reason)},
-                          {"victim", p.decoding ? "decode" : "prefill"},
-                          {"blocks", p.blocks},
-                          {"swapped_blocks", p.swapped_blocks},
-                          {"swap_us_per_block", p.swap_ns / 1000},
-                          {"compute_us_per_block", p.recompute_ns / 1000},
-                          {"cost_ms", p.cost_ns / 1'000'000}});
 }
 
 }  // namespace
@@ -105,7 +90,10 @@ absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
   options.model_id = tokenizer.model_id;
   options.tokenizer_hash = tokenizer.hash;
   options.tokenizer_bytes = std::move(tokenizer.content);
-  options.on_preemption = [log](const Preemption& p) { LogPreemption(*log, p); };
+  if (log->Takes(LogLevel::kDebug)) {
+    options.on_preemption = [log](const Preemption& p) { LogPreemption(*log, p); };
+    options.on_over = [log](const ServedRecord& r) { LogServed(*log, r); };
+  }
   return options;
 }
 

@@ -52,7 +52,9 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   AddProcessMetrics(metrics);
   SchedulerMetrics scheduler_metrics(metrics, static_cast<std::uint32_t>(flags.block_tokens));
   ObservedExecutor observed(
-      &executor, [&scheduler_metrics](const StepResult& r) { scheduler_metrics.OnStep(r); });
+      &executor, {.on_plan = nullptr, .on_result = [&scheduler_metrics](const StepResult& r) {
+                    scheduler_metrics.OnStep(r);
+                  }});
   absl::StatusOr<InProcessEngineOptions> options =
       MakeEngineOptions(flags, *std::move(tokenizer), &log);
   if (!options.ok()) return options.status();

@@ -10,6 +10,7 @@
 #include "cli/drain.h"
 #include "cli/fronts.h"
 #include "cli/observed_executor.h"
+#include "cli/request_log.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/signals.h"
@@ -90,7 +91,9 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
   executor_ = std::make_unique<InProcessExecutor>(file, *options, &clock_);
   observed_ = std::make_unique<ObservedExecutor>(
       executor_.get(),
-      [metrics = scheduler_metrics_.get()](const StepResult& r) { metrics->OnStep(r); });
+      ObservedExecutor::Observers{.on_plan = PlanLog(log_),
+                                  .on_result = [metrics = scheduler_metrics_.get()](
+                                                   const StepResult& r) { metrics->OnStep(r); }});
   absl::StatusOr<InProcessEngineOptions> engine =
       MakeEngineOptions(flags, TokenizerContentOf(*file, model_id_), log_);
   if (!engine.ok()) return engine.status();

@@ -12,6 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "cli/observed_executor.h"
+#include "cli/request_log.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/signals.h"
@@ -130,10 +132,11 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   auto metrics_server =
       MetricsServer::Start(HostPort(flags.host, static_cast<int>(flags.metrics_port)), &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
+  ObservedExecutor observed(group.executor(), {.on_plan = PlanLog(&log), .on_result = nullptr});
   auto server = GroupServer::Start({.host = flags.host,
                                     .port = static_cast<std::uint16_t>(flags.listen_port),
                                     .credentials = *credentials},
-                                   std::move(tokenizer), group.executor());
+                                   std::move(tokenizer), &observed);
   if (!server.ok()) return stop.stopped() ? absl::OkStatus() : server.status();
 
   const int port = (*server)->port(), metrics_port = (*metrics_server)->port();

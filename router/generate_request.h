@@ -75,6 +75,10 @@ struct ApiRequest {
   // The client's own name for the request: a label for logs and for the seed,
   // never a key.
   std::string client_request_id;
+  // What logs call it if the client has no name for it; part of no answer.
+  std::string label;
+  // The span of the client that this request belongs to; all zero: none.
+  TraceContext trace;
 };
 
 // Bounds of everything a client can make large. Exceeding one is

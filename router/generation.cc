@@ -44,6 +44,7 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       stop_strings_(api.stop),
       wanted_(static_cast<std::size_t>(*api.n)),
       scored_(api.best_of.value_or(1) > 1 && !api.use_beam_search),
+      parent_span_(api.trace.span),
       listener_(listener),
       request_(std::move(request)) {
   choices_.reserve(request_.branches);
@@ -57,7 +58,9 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
 GenerationImpl::~GenerationImpl() {
   if (done_) return;
   Detach();
-  if (cancelled_) return;  // the engine knows
+  const bool known = std::exchange(cancelled_, true);
+  TellOver(absl::OkStatus(), tracker_ ? tracker_->CountedUsage({}) : Usage{});
+  if (known) return;  // to the engine
   environment_.probe->OnCancelled(RouterProbe::CancelledBy::kClient);
   if (!tracker_) return;
   for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
@@ -144,7 +147,9 @@ void GenerationImpl::OnEvent(EngineEvent event) {
 }
 
 void GenerationImpl::Handle(const Accepted& event) {
-  if (tracker_->Apply(event)) listener_->OnAccepted();
+  if (!tracker_->Apply(event)) return;
+  accepted_ = true;
+  listener_->OnAccepted();
 }
 
 void GenerationImpl::Handle(PromptLogprobs event) {
@@ -300,12 +305,36 @@ void GenerationImpl::Finish(absl::Status status, const Usage& usage) {
     environment_.probe->OnFinished(environment_.clock->NowNs() - start_ns_, end.usage.prompt_tokens,
                                    end.usage.output_tokens);
   }
+  TellOver(end.status, end.usage);
   listener_->OnDone(end);  // may destroy this object
 }
 
+void GenerationImpl::TellOver(const absl::Status& status, const Usage& usage) const {
+  if (!environment_.on_over) return;
+  using Outcome = RequestRecord::Outcome;
+  const TokenizedRequest& request = tracker_ ? tracker_->request() : request_;
+  environment_.on_over({.id = identity_.id,
+                        .public_id = identity_.public_id,
+                        .label = request.label,
+                        .model = limits_.id,
+                        .tenant = request.tenant,
+                        .trace = request.trace,
+                        .parent_span = parent_span_,
+                        .outcome = !status.ok() ? accepted_ ? Outcome::kFailed : Outcome::kRefused
+                                   : cancelled_ ? Outcome::kCancelled
+                                   : missed_deadline_ ? Outcome::kDeadline
+                                                      : Outcome::kFinished,
+                        .status = status,
+                        .usage = usage,
+                        .attempts = tracker_ ? tracker_->attempts() : 0,
+                        .first_token_ns = first_token_ns_,
+                        .elapsed_ns = environment_.clock->NowNs() - start_ns_});
+}
+
 void GenerationImpl::CountFirstToken() {
-  if (std::exchange(first_token_seen_, true)) return;
-  environment_.probe->OnFirstToken(environment_.clock->NowNs() - start_ns_);
+  if (first_token_ns_.has_value()) return;
+  first_token_ns_ = environment_.clock->NowNs() - start_ns_;
+  environment_.probe->OnFirstToken(*first_token_ns_);
 }
 
 bool GenerationImpl::IsStopToken(TokenId token) const {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,7 @@ class GenerationImpl final : public Generation {
     RouterProbe* probe = nullptr;  // never null
     GenerationRegistry* registry = nullptr;
     std::uint32_t max_attempts = 1;
+    std::function<void(const RequestRecord&)> on_over;  // may be empty
   };
   struct Identity {
     RequestId id;
@@ -98,6 +100,8 @@ class GenerationImpl final : public Generation {
   void HandOutBest();
   void Finish(absl::Status status, const Usage& usage);
   void CountFirstToken();
+  // Tells on_over.
+  void TellOver(const absl::Status& status, const Usage& usage) const;
   bool IsStopToken(TokenId token) const;
 
   const Environment environment_;
@@ -111,12 +115,14 @@ class GenerationImpl final : public Generation {
   const std::vector<std::string> stop_strings_;
   const std::size_t wanted_;  // choices of the answer
   const bool scored_;         // choices end with their mean log-probability
+  const std::uint64_t parent_span_;
   GenerationListener* const listener_;
 
-  TokenizedRequest request_;               // until it is submitted
-  std::optional<RequestTracker> tracker_;  // from then on
-  std::vector<Choice> choices_;            // [branches]
-  bool first_token_seen_ = false;
+  TokenizedRequest request_;                    // until it is submitted
+  std::optional<RequestTracker> tracker_;       // from then on
+  std::vector<Choice> choices_;                 // [branches]
+  std::optional<std::int64_t> first_token_ns_;  // since the start
+  bool accepted_ = false;
   bool missed_deadline_ = false;
   bool cancelled_ = false;
   bool done_ = false;

@@ -284,6 +284,13 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   request.priority = static_cast<std::int32_t>(api.priority);
   request.tenant = api.tenant;
   request.cache_salt = api.cache_salt;
+  request.label = api.client_request_id.empty() ? api.label : api.client_request_id;
+  request.trace = api.trace;
+  if (api.trace == TraceContext()) {  // it begins here
+    request.trace.trace_high = Random();
+    request.trace.trace_low = Random();
+  }
+  request.trace.span = Random();
   return request;
 }
 
@@ -302,8 +309,8 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
     running_[identity.public_id] = {state, id};
   }
   const GenerationImpl::Environment environment{
-      model.served.engine,  model.served.tokenizer, clock_, model.served.probe, this,
-      options_.max_attempts};
+      model.served.engine,   model.served.tokenizer, clock_, model.served.probe, this,
+      options_.max_attempts, options_.on_over};
   auto generation = std::make_unique<GenerationImpl>(
       environment, std::move(identity), api, Resolve(api, limits, id), limits, state, listener);
   const auto deliver = [state, id](absl::StatusOr<std::vector<TokenId>> prompt) {

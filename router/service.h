@@ -169,6 +169,30 @@ struct TokenizeRequest {
   bool add_generation_prompt = true;  // conversations only
 };
 
+// What became of a request, for logs. Its texts live as long as the call that shows it.
+struct RequestRecord {
+  enum class Outcome : std::uint8_t {
+    kFinished,
+    kCancelled,  // by the client, or by Abort
+    kDeadline,   // ended early, with what it had
+    kRefused,    // `status` says why; it was never accepted
+    kFailed,     // `status` says why; it was
+  };
+  RequestId id;
+  std::string_view public_id;
+  std::string_view label;  // the client's name of it
+  std::string_view model;
+  std::string_view tenant;
+  TraceContext trace;             // this router's span
+  std::uint64_t parent_span = 0;  // the client's; 0: the trace begins here
+  Outcome outcome = Outcome::kFinished;
+  absl::Status status;
+  Usage usage;
+  std::uint32_t attempts = 0;                  // submissions; 0: it came to none
+  std::optional<std::int64_t> first_token_ns;  // both since its start
+  std::int64_t elapsed_ns = 0;
+};
+
 struct ServiceOptions {
   RequestLimits limits;
   std::uint32_t tokenizer_threads = 1;
@@ -176,6 +200,9 @@ struct ServiceOptions {
   std::size_t tokenizer_queue_bytes = 64u << 20;  // their input
   // How often a request that an engine gave back is submitted in all.
   std::uint32_t max_attempts = 8;
+  // Sees each request that was started when it is over, on its lane's thread; must not
+  // block. May be empty.
+  std::function<void(const RequestRecord&)> on_over;
 };
 
 class InferenceService {

@@ -75,7 +75,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& o
   if (!config.ok()) return config.status();
   absl::Status status = CheckOptions(options, *config);
   if (!status.ok()) return status;
-  auto shards = ShardModel(file, *config, options.shape);
+  auto shards = ShardModel(file, *config, options.shape, options.balance);
   if (!shards.ok()) return shards.status();
   GroupLayout layout{.shape = options.shape, .shards = *std::move(shards), .limits = {}};
   layout.limits = Forward::ExchangeLimits(ForwardOptions(options, MaxContext(options, *config)),

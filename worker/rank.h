@@ -44,6 +44,7 @@ struct RankOptions {
   kernels::KvFormat kv_format = kernels::KvFormat::kBf16;
   kernels::Isa isa = kernels::DetectIsas().back();  // must be supported
   ParallelShape shape;                              // ranks of the group
+  ShardBalance balance = ShardBalance::kStep;
   int threads = 0;                // compute threads of a rank; 0: its share of AvailableCpus()
   std::uint32_t kv_blocks = 0;    // usable blocks of 16 tokens; 0: DefaultBlockCount
   std::uint32_t max_context = 0;  // positions of a branch; 0: the file's

@@ -294,7 +294,7 @@ ModelShard WholeModel(const ModelConfig& config) {
 }
 
 absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
-                                                   ParallelShape shape) {
+                                                   ParallelShape shape, ShardBalance balance) {
   // A tensor's bytes in the file are near enough to its bytes when packed.
   const auto bytes = [&](const std::string& name) {
     const GgufTensor* tensor = file.FindTensor(name);
@@ -315,7 +315,7 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const M
       .ffn_slot_bytes = layer_bytes({"ffn_gate", "ffn_up", "ffn_down"}) / config.ffn_slots(),
       .vocab_chunk_bytes =
           bytes(HeadName(config)) / ((config.vocab + kVocabChunk - 1) / kVocabChunk)};
-  const auto shards = PlanShards(parts, shape);
+  const auto shards = PlanShards(parts, shape, balance);
   if (!shards.ok()) return shards.status();
   std::vector<ModelShard> result;
   for (const Shard& shard : *shards) {

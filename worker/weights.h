@@ -34,7 +34,7 @@ struct ModelShard {
 // All of it, and the shards of a group's ranks. INVALID_ARGUMENT as PlanShards.
 ModelShard WholeModel(const ModelConfig& config);
 absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
-                                                   ParallelShape shape);
+                                                   ParallelShape shape, ShardBalance balance);
 
 // A product over some of the slots: one complete subtree of the slot tree, or the
 // whole tree.

@@ -96,10 +96,11 @@ Logger::Logger(LogLevel level, std::unique_ptr<Sink> sink)
 
 Logger::~Logger() = default;
 
+bool Logger::Takes(LogLevel level) const { return impl_->out.should_log(ToSpdlog(level)); }
+
 void Logger::Log(LogLevel level, std::string_view event, Fields fields) {
-  const spdlog::level::level_enum spdlog_level = ToSpdlog(level);
-  if (!impl_->out.should_log(spdlog_level)) return;
-  impl_->out.log(spdlog_level, spdlog::string_view_t(Format(event, fields)));
+  if (!Takes(level)) return;
+  impl_->out.log(ToSpdlog(level), spdlog::string_view_t(Format(event, fields)));
 }
 
 }  // namespace flotilla

@@ -63,9 +63,13 @@ class Logger {
   }
   void Error(std::string_view event, Fields fields = {}) { Log(LogLevel::kError, event, fields); }
 
+  void Log(LogLevel level, std::string_view event, Fields fields);
+
+  // Whether lines of this level go anywhere: before fields that are dear to make.
+  bool Takes(LogLevel level) const;
+
  private:
   struct Impl;
-  void Log(LogLevel level, std::string_view event, Fields fields);
 
   std::unique_ptr<Impl> impl_;
 };

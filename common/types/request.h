@@ -120,6 +120,8 @@ struct TokenizedRequest {
   std::string adapter;
   // Deaths of a worker group at which a step of this request was running.
   std::uint32_t suspicion = 0;
+  // For logs: the client's own name of the request, and the router's span of its trace.
+  std::string label;
   TraceContext trace;
 
   bool operator==(const TokenizedRequest&) const = default;

@@ -89,6 +89,7 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
   proto->set_cache_salt(request.cache_salt);
   proto->set_adapter(request.adapter);
   proto->set_suspicion(request.suspicion);
+  proto->set_label(request.label);
   if (request.trace != TraceContext()) {
     v1::EngineRequest::Trace& trace = *proto->mutable_trace();
     trace.set_trace_high(request.trace.trace_high);
@@ -136,6 +137,7 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
   request.cache_salt = proto.cache_salt();
   request.adapter = proto.adapter();
   request.suspicion = proto.suspicion();
+  request.label = proto.label();
   request.trace = {.trace_high = proto.trace().trace_high(),
                    .trace_low = proto.trace().trace_low(),
                    .span = proto.trace().span(),

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/obs/trace.h"
 #include "router/errors.h"
 #include "router/grpc/codec.h"
 #include "rpc/call_guard.h"
@@ -47,6 +48,13 @@ absl::StatusOr<std::string> Tenant(const grpc::CallbackServerContext& context,
   return std::string(value.data(), value.size());
 }
 
+// Of the metadata; all zero where there is none that is valid.
+TraceContext Trace(const grpc::CallbackServerContext& context) {
+  const auto found = context.client_metadata().find("traceparent");
+  if (found == context.client_metadata().end()) return {};
+  return ParseTraceparent({found->second.data(), found->second.size()}).value_or(TraceContext());
+}
+
 }  // namespace
 
 std::string InferenceGrpc::ModelName(const std::string& name) const {
@@ -64,6 +72,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceGrpc::Generate(
     absl::StatusOr<std::string> tenant = Tenant(*context, shared_);
     if (tenant.ok()) {
       call->api.tenant = *std::move(tenant);
+      call->api.trace = Trace(*context);
     } else {
       call = tenant.status();
     }

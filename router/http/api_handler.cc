@@ -165,7 +165,11 @@ std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply&
 std::unique_ptr<HttpExchange> ApiHandler::Generate(absl::StatusOr<OpenAiRequest> parsed,
                                                    const HttpRequest& request, HttpReply& reply) {
   if (!parsed.ok()) return Refuse(parsed.status(), reply);
-  for (ApiRequest& prompt : parsed->prompts) prompt.tenant = request.tenant;
+  for (ApiRequest& prompt : parsed->prompts) {
+    prompt.tenant = request.tenant;
+    prompt.trace = request.trace;
+    prompt.label = request.request_id;
+  }
   if (request.client_named) {
     for (ApiRequest& prompt : parsed->prompts) {
       if (prompt.client_request_id.empty()) prompt.client_request_id = request.request_id;

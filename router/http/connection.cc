@@ -14,6 +14,7 @@
 #include <boost/beast/http/status.hpp>
 
 #include "absl/time/clock.h"
+#include "common/obs/trace.h"
 #include "model/text.h"
 #include "router/http/api_error.h"
 #include "router/http/json_text.h"
@@ -179,6 +180,8 @@ void Connection::OnRequest() {
   const auto id = message["X-Request-Id"];
   request.client_named = UsableRequestId({id.data(), id.size()});
   request.request_id = request.client_named ? std::string(id) : owner_->NewRequestId();
+  const auto trace = message["traceparent"];
+  request.trace = ParseTraceparent({trace.data(), trace.size()}).value_or(TraceContext());
   if (tenant_.has_value()) {
     request.tenant = *std::move(tenant_);
   } else if (!owner_->tenant_header().empty()) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/types/request.h"
 
 namespace flotilla {
 
@@ -20,6 +21,7 @@ struct HttpRequest {
   std::string request_id;     // the client's X-Request-Id if printable, else made up
   bool client_named = false;  // the client sent it
   std::string tenant;         // as the key or the tenant header says
+  TraceContext trace;         // of a valid traceparent; else all zero
   std::string body;
 };
 

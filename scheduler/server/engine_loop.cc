@@ -136,13 +136,18 @@ void InProcessEngine::Loop() {
 
 void InProcessEngine::Handle(SubmitMessage message) {
   const RequestId id = message.request.id;
-  if (sinks_.contains(id)) {
+  if (live_.contains(id)) {
     PostRefusal(message.request, *message.sink,
                 absl::AlreadyExistsError("a request of this id is being served"), 0);
     return;
   }
-  sinks_.emplace(id, std::move(message.sink));
-  core_.Admit(clock_->NowNs(), std::move(message.request));
+  const std::int64_t now_ns = clock_->NowNs();
+  live_.emplace(id, Live{.sink = std::move(message.sink),
+                         .label = message.request.label,
+                         .trace = message.request.trace,
+                         .submitted_ns = now_ns,
+                         .first_token_ns = std::nullopt});
+  core_.Admit(now_ns, std::move(message.request));
 }
 
 void InProcessEngine::Handle(const CancelRequest& cancel) { core_.Cancel(cancel); }
@@ -239,19 +244,30 @@ void InProcessEngine::CollectEvents() {
 void InProcessEngine::PostEvents() {
   SinkBatches batches;
   for (EngineEvent& event : events_) {
-    const RequestId id = EventKey(event).first;
-    const auto sink = sinks_.find(id);
+    const auto live = live_.find(EventKey(event).first);
     const auto* end = std::get_if<RequestEnd>(&event);
     const bool last = end != nullptr;
-    const bool served = last && end->status.ok();
-    batches.Add(sink->second, std::move(event));
-    if (last) {
-      if (served) refused_epochs_ = 0;
-      sinks_.erase(sink);
+    if (last && end->status.ok()) refused_epochs_ = 0;
+    if (last && options_.on_over) TellOver(live->second, *end);
+    if (std::holds_alternative<TokenEvent>(event) && !live->second.first_token_ns.has_value()) {
+      live->second.first_token_ns = clock_->NowNs() - live->second.submitted_ns;
     }
+    batches.Add(live->second.sink, std::move(event));
+    if (last) live_.erase(live);
   }
   events_.clear();
   batches.Post();
+}
+
+void InProcessEngine::TellOver(const Live& live, const RequestEnd& end) const {
+  options_.on_over({.id = end.request,
+                    .attempt = end.attempt,
+                    .label = live.label,
+                    .trace = live.trace,
+                    .status = end.status,
+                    .usage = end.usage,
+                    .first_token_ns = live.first_token_ns,
+                    .elapsed_ns = clock_->NowNs() - live.submitted_ns});
 }
 
 void InProcessEngine::FinishDrain() {

@@ -15,7 +15,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -45,6 +47,19 @@ struct StepRecord {
   std::uint64_t preemptions = 0;
 };
 
+// What became of a request, or of one attempt at it, for logs. The label lives as long as
+// the call that shows it.
+struct ServedRecord {
+  RequestId id;
+  Attempt attempt;
+  std::string_view label;  // TokenizedRequest::label
+  TraceContext trace;
+  absl::Status status;
+  Usage usage;
+  std::optional<std::int64_t> first_token_ns;  // both since it was submitted
+  std::int64_t elapsed_ns = 0;
+};
+
 struct InProcessEngineOptions {
   CoreOptions core;
   // One of PolicyNames().
@@ -61,6 +76,8 @@ struct InProcessEngineOptions {
   std::function<void(const StepRecord&)> on_step;
   // Sees each preemption, on the loop's thread; must not block. May be empty.
   std::function<void(const Preemption&)> on_preemption;
+  // Sees each request that has ended, on the loop's thread; must not block. May be empty.
+  std::function<void(const ServedRecord&)> on_over;
   // Sees the scheduler when it has sent all the plans it can, on the loop's thread;
   // so it stays until the next call. Reads it only, must not block and keeps no
   // reference. For measurements; may be empty.
@@ -130,8 +147,16 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   SchedulerCore core_;
   Epoch epoch_;
   std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was served
-  absl::flat_hash_map<RequestId, std::shared_ptr<EventSink>> sinks_;  // of live requests
-  std::vector<EngineEvent> events_;                                   // of this round
+  struct Live {
+    std::shared_ptr<EventSink> sink;
+    std::string label;
+    TraceContext trace;
+    std::int64_t submitted_ns = 0;
+    std::optional<std::int64_t> first_token_ns;  // since then
+  };
+  void TellOver(const Live& live, const RequestEnd& end) const;
+  absl::flat_hash_map<RequestId, Live> live_;
+  std::vector<EngineEvent> events_;  // of this round
   std::vector<std::function<void()>> drained_;
 
   mutable absl::Mutex mu_;

@@ -147,7 +147,7 @@ class ServiceTest : public ::testing::Test {
     tokenizer_ = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
   }
   void Make(Engine* engine) {
-    service_ = InferenceService::Create({}, &clock_, probe_);
+    service_ = InferenceService::Create(options_, &clock_, probe_);
     Add("m", engine);
     lane_ = service_->OpenLane(&dispatcher_);
   }
@@ -169,7 +169,8 @@ class ServiceTest : public ::testing::Test {
 
   std::unique_ptr<Tokenizer> tokenizer_;
   ManualClock clock_;
-  RouterProbe* probe_ = nullptr;  // set before Make
+  RouterProbe* probe_ = nullptr;  // set before Make, as options_
+  ServiceOptions options_;
   ManualDispatcher dispatcher_;
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<Lane> lane_;

@@ -33,6 +33,53 @@ TEST_F(ServiceTest, ARequestGivenBackIsContinuedAndNothingIsSaidTwice) {
   EXPECT_EQ(second.output_prefix[0], std::vector<TokenId>(answer.begin(), answer.begin() + 4));
 }
 
+TEST_F(ServiceTest, SaysWhatBecameOfARequest) {
+  struct Seen {
+    RequestRecord::Outcome outcome;
+    std::string label;
+    TraceContext trace;
+    std::uint64_t parent_span;
+    std::uint32_t attempts, output_tokens;
+  };
+  std::vector<Seen> seen;
+  options_.on_over = [&](const RequestRecord& r) {
+    seen.push_back({r.outcome, std::string(r.label), r.trace, r.parent_span, r.attempts,
+                    r.usage.output_tokens});
+  };
+  MovingEngine engine({std::vector<TokenId>(6, 500)}, 4);
+  Make(&engine);
+  Recorder recorder;
+  const TraceContext client{.trace_high = 1, .trace_low = 2, .span = 3, .sampled = true};
+  auto generation =
+      Start({.prompt = std::string("hi"), .client_request_id = "mine", .trace = client}, &recorder);
+  dispatcher_.RunUntil(recorder.done);
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_EQ(seen[0].outcome, RequestRecord::Outcome::kFinished);
+  EXPECT_EQ(seen[0].label, "mine");
+  EXPECT_EQ(seen[0].attempts, 2u);
+  EXPECT_EQ(seen[0].output_tokens, 6u);
+  EXPECT_EQ(seen[0].parent_span, 3u);
+  TraceContext own = client;
+  own.span = seen[0].trace.span;
+  EXPECT_EQ(seen[0].trace, own);
+  EXPECT_NE(own.span, client.span);
+  EXPECT_EQ(engine.submitted.back().trace, own);
+  EXPECT_EQ(engine.submitted.back().label, "mine");
+
+  Recorder too_long;
+  auto refused = Start({.prompt = std::vector<std::int64_t>{1}, .max_tokens = 8192}, &too_long);
+  dispatcher_.RunUntil(too_long.done);
+  Recorder left;
+  Start({.prompt = std::string("hi"), .label = "made-up"}, &left).reset();
+  ASSERT_EQ(seen.size(), 3u);
+  EXPECT_EQ(seen[1].outcome, RequestRecord::Outcome::kRefused);
+  EXPECT_EQ(seen[1].attempts, 0u);
+  EXPECT_NE(seen[1].trace.trace_high, 0u);
+  EXPECT_EQ(seen[1].parent_span, 0u);
+  EXPECT_EQ(seen[2].outcome, RequestRecord::Outcome::kCancelled);
+  EXPECT_EQ(seen[2].label, "made-up");
+}
+
 TEST_F(ServiceTest, ARequestGivenBackForEverEndsUnavailable) {
   MovingEngine engine({std::vector<TokenId>(100, 500)}, 0);
   Make(&engine);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -30,15 +30,21 @@ absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
 }
 
 // Cuts `count` items of `bytes` each over those who have `owned` bytes already, so that
-// the sums come as close as whole items allow, and everybody gets one at least.
-std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes,
+// what is balanced comes as close as whole items allow, and everybody gets one at least.
+std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes, ShardBalance balance,
                               std::vector<std::uint64_t>& owned) {
   std::vector<std::uint32_t> shares(owned.size(), 1);
   for (std::uint64_t& sum : owned) sum += bytes;
+  const auto weight = [&](std::size_t i) {
+    return std::pair(balance == ShardBalance::kStep ? shares[i] : 0u, owned[i]);
+  };
   for (std::size_t left = count - owned.size(); left > 0; --left) {
-    const auto least = std::min_element(owned.begin(), owned.end());
-    *least += bytes;
-    ++shares[static_cast<std::size_t>(least - owned.begin())];
+    std::size_t least = 0;
+    for (std::size_t i = 1; i < owned.size(); ++i) {
+      if (weight(i) < weight(least)) least = i;
+    }
+    owned[least] += bytes;
+    ++shares[least];
   }
   std::vector<IndexRange> ranges;
   std::uint32_t begin = 0;
@@ -56,12 +62,13 @@ std::vector<IndexRange> ShareLayers(const ModelParts& parts, std::uint32_t stage
       parts.attention_slots * parts.attention_slot_bytes + parts.ffn_slots * parts.ffn_slot_bytes;
   std::vector<std::uint64_t> owned(stages, 0);
   owned.back() = parts.vocab_chunks * parts.vocab_chunk_bytes;
-  return Share(parts.layers, layer, owned);
+  return Share(parts.layers, layer, ShardBalance::kBytes, owned);
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape) {
+absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape,
+                                              ShardBalance balance) {
   if (absl::Status status = CheckShape(parts, shape); !status.ok()) return status;
   const std::vector<IndexRange> layers = ShareLayers(parts, shape.pipeline);
   std::vector<Shard> shards;
@@ -69,9 +76,12 @@ absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelS
     const bool last = stage + 1 == shape.pipeline;
     const std::uint64_t count = layers[stage].size();
     std::vector<std::uint64_t> owned(shape.tensor, 0);
-    const auto attention = Share(parts.attention_slots, count * parts.attention_slot_bytes, owned);
-    const auto ffn = Share(parts.ffn_slots, count * parts.ffn_slot_bytes, owned);
-    const auto vocab = last ? Share(parts.vocab_chunks, parts.vocab_chunk_bytes, owned)
+    const auto share = [&](std::uint32_t items, std::uint64_t bytes) {
+      return Share(items, bytes, balance, owned);
+    };
+    const auto attention = share(parts.attention_slots, count * parts.attention_slot_bytes);
+    const auto ffn = share(parts.ffn_slots, count * parts.ffn_slot_bytes);
+    const auto vocab = last ? share(parts.vocab_chunks, parts.vocab_chunk_bytes)
                             : std::vector<IndexRange>(shape.tensor);
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {
       shards.push_back({layers[stage], attention[t], ffn[t], vocab[t]});

@@ -4,8 +4,7 @@
 // A group has `pipeline` stages of `tensor` ranks; rank r is number r % tensor of
 // stage r / tensor. A stage owns consecutive layers; a rank of it owns consecutive
 // slots of each row-parallel product (kernels/packed_matrix.h): whole KV head groups of
-// attention, whole FFN slots, and chunks of the vocabulary. Shares may be uneven: what
-// is balanced is the sum of a rank's bytes, not each matrix.
+// attention, whole FFN slots, and chunks of the vocabulary. Shares may be uneven.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +31,17 @@ struct ParallelShape {
   bool operator==(const ParallelShape&) const = default;
 };
 
+// What the ranks of a stage are made to have alike. They meet after each layer's
+// attention and after its FFN, and wait there for the one with the largest share.
+enum class ShardBalance : std::uint8_t {
+  // Each part by itself, so that the waits are short: the fastest step. Items that
+  // cannot be cut evenly go where they bring the sums of bytes closest.
+  kStep,
+  // The sum of a rank's bytes, where memory is short: 3 KV heads over 2 ranks are 2 + 1,
+  // and the FFN is cut the other way.
+  kBytes,
+};
+
 // A model by its divisible parts, and what each weighs.
 struct ModelParts {
   std::uint32_t layers = 0;
@@ -54,11 +64,13 @@ struct Shard {
 };
 
 // The shards of all ranks. Stages differ by as little as whole layers allow, the head
-// counted with the last; the ranks of a stage by as little as whole slots allow.
+// counted with the last; the ranks of a stage, in what `balance` says, by as little as
+// whole slots allow.
 // INVALID_ARGUMENT: a shape of 0 or above kMaxRanks; more stages than layers; more ranks
 // in a stage than attention slots, FFN slots or vocabulary chunks.
 inline constexpr std::uint32_t kMaxRanks = 64;
-absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape);
+absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape,
+                                              ShardBalance balance = ShardBalance::kStep);
 
 // The complete subtrees, ascending, of the slot tree (pairs (0,1), (2,3), ... and so on
 // upwards) that slots [range.begin, range.end) consist of: what a rank that owns them

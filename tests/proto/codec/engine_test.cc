@@ -86,6 +86,7 @@ class Random {
     r.cache_salt = Text();
     r.adapter = Text();
     r.suspicion = Number();
+    r.label = Text();
     if (Flip()) r.trace = {Word(), Word(), Word(), Flip()};
     return r;
   }

@@ -33,10 +33,30 @@ TEST(PlanShardsTest, OneRankHasAll) {
   EXPECT_EQ(*shards, std::vector<Shard>({{{0, 30}, {0, 3}, {0, 12}, {0, 48}}}));
 }
 
-// 2 + 1 heads, and the FFN cut the other way.
-TEST(PlanShardsTest, UnevenHeadsAreMadeUpForByTheRest) {
-  const ModelParts parts = SmallModel();
+// 2 + 1 heads: the ranks wait for each other's halves of the FFN and the head no more
+// than they must.
+TEST(PlanShardsTest, EachPartIsCutEvenly) {
+  const auto shards = PlanShards(SmallModel(), {.tensor = 2});
+  ASSERT_TRUE(shards.ok());
+  EXPECT_EQ(*shards, std::vector<Shard>({{{0, 30}, {0, 2}, {0, 6}, {0, 24}},
+                                         {{0, 30}, {2, 3}, {6, 12}, {24, 48}}}));
+}
+
+// What is left over goes to the rank with fewer bytes: here the odd FFN slot.
+TEST(PlanShardsTest, OddItemsBringTheBytesCloser) {
+  ModelParts parts = SmallModel();
+  parts.ffn_slots = 13;
   const auto shards = PlanShards(parts, {.tensor = 2});
+  ASSERT_TRUE(shards.ok());
+  EXPECT_EQ((*shards)[0].attention_slots.size(), 2u);
+  EXPECT_EQ((*shards)[0].ffn_slots.size(), 6u);
+  EXPECT_EQ((*shards)[1].ffn_slots.size(), 7u);
+}
+
+// 2 + 1 heads, and the FFN cut the other way.
+TEST(PlanShardsTest, BalancesBytesWhereAsked) {
+  const ModelParts parts = SmallModel();
+  const auto shards = PlanShards(parts, {.tensor = 2}, ShardBalance::kBytes);
   ASSERT_TRUE(shards.ok());
   ASSERT_EQ(shards->size(), 2u);
   EXPECT_EQ((*shards)[0].attention_slots.size(), 2u);
@@ -74,7 +94,8 @@ TEST(PlanShardsTest, EveryPartBelongsToOneRank) {
                            .ffn_slot_bytes = draw(1, 1000),
                            .vocab_chunk_bytes = draw(1, 1000)};
     SCOPED_TRACE(round);
-    const auto shards = PlanShards(parts, shape);
+    const auto balance = round % 2 == 0 ? ShardBalance::kStep : ShardBalance::kBytes;
+    const auto shards = PlanShards(parts, shape, balance);
     ASSERT_TRUE(shards.ok()) << shards.status();
     ASSERT_EQ(shards->size(), shape.ranks());
     std::uint32_t layer = 0;

@@ -1,0 +1,113 @@
+#include "cli/request_log.h"
+
+#include <string>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/obs/trace.h"
+
+namespace flotilla {
+namespace {
+
+std::string Milliseconds(std::int64_t ns) {
+  return absl::StrFormat("%.1f", static_cast<double>(ns) * 1e-6);
+}
+
+std::string FirstToken(const std::optional<std::int64_t>& ns) {
+  return ns.has_value() ? Milliseconds(*ns) : "none";
+}
+
+const char* Name(RequestRecord::Outcome outcome) {
+  switch (outcome) {
+    case RequestRecord::Outcome::kFinished:
+      return "finished";
+    case RequestRecord::Outcome::kCancelled:
+      return "cancelled";
+    case RequestRecord::Outcome::kDeadline:
+      return "deadline";
+    case RequestRecord::Outcome::kRefused:
+      return "refused";
+    case RequestRecord::Outcome::kFailed:
+      return "failed";
+  }
+  return "";
+}
+
+}  // namespace
+
+void LogOver(Logger& log, const RequestRecord& r) {
+  const bool refused = r.outcome == RequestRecord::Outcome::kRefused;
+  const LogLevel level = refused                                        ? LogLevel::kDebug
+                         : r.outcome == RequestRecord::Outcome::kFailed ? LogLevel::kWarning
+                                                                        : LogLevel::kInfo;
+  if (!log.Takes(level)) return;
+  log.Log(level, "request over",
+          {{"request", RequestName(r.id)},
+           {"id", r.public_id},
+           {"client_request_id", r.label},
+           {"trace_id", TraceIdText(r.trace)},
+           {"span_id", SpanIdText(r.trace.span)},
+           {"parent_span_id", SpanIdText(r.parent_span)},
+           {"model", r.model},
+           {"tenant", r.tenant},
+           {"outcome", Name(r.outcome)},
+           {"error", std::string(r.status.message())},
+           {"prompt_tokens", r.usage.prompt_tokens},
+           {"cached_tokens", r.usage.cached_tokens},
+           {"output_tokens", r.usage.output_tokens},
+           {"attempts", r.attempts},
+           {"first_token_ms", FirstToken(r.first_token_ns)},
+           {"ms", Milliseconds(r.elapsed_ns)}});
+}
+
+void LogServed(Logger& log, const ServedRecord& r) {
+  log.Debug("request served", {{"request", RequestName(r.id)},
+                               {"attempt", r.attempt.value()},
+                               {"client_request_id", r.label},
+                               {"trace_id", TraceIdText(r.trace)},
+                               {"span_id", SpanIdText(r.trace.span)},
+                               {"status", r.status},
+                               {"prompt_tokens", r.usage.prompt_tokens},
+                               {"cached_tokens", r.usage.cached_tokens},
+                               {"output_tokens", r.usage.output_tokens},
+                               {"preemptions", r.usage.preemptions},
+                               {"first_token_ms", FirstToken(r.first_token_ns)},
+                               {"ms", Milliseconds(r.elapsed_ns)}});
+}
+
+void LogPreemption(Logger& log, const Preemption& p) {
+  log.Debug("preempted", {{"request", RequestName(p.victim)},
+                          {"for", RequestName(p.winner)},
+                          {"mode", ModeName(p.reason)},
+                          {"reason", ReasonName(p.reason)},
+                          {"victim", p.decoding ? "decode" : "prefill"},
+                          {"blocks", p.blocks},
+                          {"swapped_blocks", p.swapped_blocks},
+                          {"swap_us_per_block", p.swap_ns / 1000},
+                          {"compute_us_per_block", p.recompute_ns / 1000},
+                          {"cost_ms", p.cost_ns / 1'000'000}});
+}
+
+std::function<void(const StepPlan&)> PlanLog(Logger* log) {
+  if (!log->Takes(LogLevel::kDebug)) return nullptr;
+  return [log](const StepPlan& plan) {
+    for (const PlanOp& op : plan.ops) {
+      if (const auto* open = std::get_if<OpenBranch>(&op)) {
+        log->Debug("branch opened", {{"request", RequestName(open->request)},
+                                     {"branch", open->index.value()},
+                                     {"handle", open->branch.value()},
+                                     {"epoch", plan.epoch.value()},
+                                     {"step", plan.step.value()},
+                                     {"tokens", open->tokens.size()},
+                                     {"cached_tokens", open->cached_tokens}});
+      } else if (const auto* drop = std::get_if<DropBranch>(&op)) {
+        log->Debug("branch dropped", {{"handle", drop->branch.value()},
+                                      {"epoch", plan.epoch.value()},
+                                      {"step", plan.step.value()}});
+      }
+    }
+  };
+}
+
+}  // namespace flotilla

@@ -1,0 +1,95 @@
+"""One request, followed through the logs of all roles."""
+
+import re
+
+import grpc
+import pytest
+
+from flotilla_server import MODEL, Fleet, wait_until
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+DEBUG = {role: ["--log-level", "debug"] for role in Fleet.ROLES}
+
+
+def lines(program, event, **fields):
+    """The fields of the lines of an event that have these."""
+    found = []
+    for line in program.log_text().splitlines():
+        if re.match(rf"\S+ \w+ {event} ", line):
+            one = {key: plain or quoted for key, quoted, plain in
+                   re.findall(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\S+))', line)}
+            if all(one.get(key) == value for key, value in fields.items()):
+                found.append(one)
+    return found
+
+
+def follow(fleet, **fields):
+    """The request's line of the router, of the scheduler, and of the worker."""
+    wait_until(lambda: lines(fleet.router, "request over", **fields), f"the router tells of {fields}")
+    [over] = lines(fleet.router, "request over", **fields)
+    wait_until(lambda: lines(fleet.scheduler, "request served", request=over["request"]),
+               "the scheduler tells of it")
+    [served] = lines(fleet.scheduler, "request served", request=over["request"])
+    opened = lines(fleet.worker, "branch opened", request=over["request"])
+    for key in ("trace_id", "span_id", "client_request_id", "prompt_tokens", "output_tokens"):
+        assert served[key] == over[key], key
+    return over, served, opened
+
+
+@pytest.fixture(scope="module", name="fleet")
+def a_fleet(tmp_path_factory):
+    with Fleet(tmp_path_factory.mktemp("fleet"), extra=DEBUG) as fleet:
+        yield fleet
+
+
+def test_a_request_is_found_by_its_id_and_trace_in_all_roles(fleet):
+    answer = fleet.http.post("/v1/completions",
+                             headers={"X-Request-Id": "mine-1", "traceparent": PARENT},
+                             json=dict(model=MODEL, prompt="Once", max_tokens=5, n=2,
+                                       ignore_eos=True))
+    assert answer.status_code == 200, answer.text
+    over, served, opened = follow(fleet, client_request_id="mine-1")
+    assert (over["trace_id"], over["parent_span_id"]) == (TRACE, PARENT.split("-")[2])
+    assert over["span_id"] != over["parent_span_id"]
+    assert over["id"] in answer.json()["id"]
+    assert (over["outcome"], over["attempts"], over["output_tokens"]) == ("finished", "1", "10")
+    assert float(over["first_token_ms"]) <= float(over["ms"])
+    assert served["attempt"] == "0" and served["status"] == "OK"
+    assert opened[0]["branch"] == "0"
+
+
+def test_a_request_without_names_gets_them(fleet):
+    answer = fleet.http.post("/v1/completions", headers={"traceparent": PARENT.upper()},
+                             json=dict(model=MODEL, prompt="Twice", max_tokens=2))
+    over, _, opened = follow(fleet, client_request_id=answer.headers["x-request-id"])
+    assert over["trace_id"] not in (TRACE, "0" * 32), "an invalid traceparent begins a new trace"
+    assert over["parent_span_id"] == "0" * 16
+    assert len(opened) == 1
+
+
+def test_grpc_carries_them_too(fleet, pb):
+    with grpc.insecure_channel(f"127.0.0.1:{fleet.router.ports['grpc']}") as channel:
+        stub = pb.services.InferenceStub(channel)
+        request = pb.messages.GenerateRequest(model=MODEL, text="Thrice", max_tokens=2,
+                                              request_id="mine-3")
+        assert list(stub.Generate(request, metadata=[("traceparent", PARENT)]))
+    over, _, _ = follow(fleet, client_request_id="mine-3")
+    assert over["trace_id"] == TRACE
+
+
+def test_refused_and_cancelled_requests_are_told_apart(fleet):
+    fleet.http.post("/v1/completions", headers={"X-Request-Id": "too-long"},
+                    json=dict(model=MODEL, prompt="x", max_tokens=8192))
+    wait_until(lambda: lines(fleet.router, "request over", client_request_id="too-long"), "told")
+    [refused] = lines(fleet.router, "request over", client_request_id="too-long")
+    assert refused["outcome"] == "refused" and "context" in refused["error"]
+    assert refused["attempts"] == "0" and refused["first_token_ms"] == "none"
+
+    with fleet.http.stream("POST", "/v1/completions", headers={"X-Request-Id": "left"},
+                           json=dict(model=MODEL, prompt="x", max_tokens=8000, stream=True,
+                                     ignore_eos=True)) as stream:
+        next(stream.iter_lines())
+    over, served, _ = follow(fleet, client_request_id="left")
+    assert over["outcome"] == "cancelled" and int(over["output_tokens"]) > 0
+    assert int(served["output_tokens"]) >= int(over["output_tokens"])
