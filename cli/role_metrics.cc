@@ -243,8 +243,8 @@ void WatchWorker(Metrics& metrics, const WorkerProbe* worker) {
       metrics.AddCounter("flotilla_worker_compute_seconds_total", "Forward and sampling.");
   Counter& lost = metrics.AddCounter("flotilla_worker_epochs_lost_total", "Epochs that ended.");
   Gauge& weights = metrics.AddGauge("flotilla_worker_weight_bytes", "Memory of the weights.");
-  Gauge& buffers =
-      metrics.AddGauge("flotilla_worker_buffer_bytes", "Memory of the KV pool and of activations.");
+  Gauge& buffers = metrics.AddGauge("flotilla_worker_buffer_bytes",
+                                    "Memory of activations; the KV pool is not in it.");
   metrics.OnRender([=, &steps, &prefill, &decode, &compute, &lost, &weights, &buffers] {
     const auto decoded = static_cast<double>(worker->decode_rows);
     RaiseTo(steps, static_cast<double>(worker->steps));

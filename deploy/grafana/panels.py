@@ -346,8 +346,7 @@ DASHBOARDS = {
                     "(increase(flotilla_scheduler_recomputed_requests_total{GROUP}[1d]))")]),
             Panel("Weights", "bytes", "Memory of the weights; constant.",
                   [("group {{group}}", "flotilla_worker_weight_bytes{GROUP}")]),
-            Panel("KV pool and activations", "bytes", "Memory of the pool and of buffers; "
-                  "constant.",
+            Panel("Activations", "bytes", "Memory of the buffers of a step; constant.",
                   [("group {{group}}", "flotilla_worker_buffer_bytes{GROUP}")]),
             Panel("Resident memory", "bytes", "Of worker processes; above weights + pool + 200 MB "
                   "and growing: report it.",
