@@ -156,7 +156,8 @@ class Exactness {
       cached += answer.usage.cached_tokens;
       prompt += answer.usage.prompt_tokens;
     }
-    EXPECT_GT(cached * 3, prompt) << way.name;  // half of it but for a block each
+    // Half of it but for a block each, which is most of what sanitizers have time for.
+    EXPECT_GT(testing::kSanitized ? cached * 8 : cached * 3, prompt) << way.name;
     ::testing::Test::RecordProperty(absl::StrCat(way.name, ": prompt tokens from the prefix cache"),
                                     absl::StrCat(cached, " of ", prompt));
   }
@@ -164,7 +165,10 @@ class Exactness {
   void ReportGuesses(const Way& way, const CoreCounters& counters) const {
     EXPECT_EQ(counters.drafted_tokens > 0, way.speculation != Speculation::kOff) << way.name;
     if (way.speculation == Speculation::kOff) return;
-    EXPECT_GT(counters.accepted_tokens, 0u) << way.name;
+    // Sanitizers have time for a few guesses only.
+    if (!testing::kSanitized) {
+      EXPECT_GT(counters.accepted_tokens, 0u) << way.name;
+    }
     EXPECT_LT(counters.accepted_tokens, counters.drafted_tokens) << way.name;
     const std::string right =
         absl::StrCat(counters.accepted_tokens, " of ", counters.drafted_tokens);
