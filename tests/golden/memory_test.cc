@@ -221,7 +221,7 @@ void Report(const char* what, const Comparison& result) {
 }
 
 TEST(MemoryTest, AQuarterOfThePoolGivesTheSameAnswers) {
-  const Comparison result = ServeWithAQuarter("short", testing::kSanitized ? 12 : 40, 1, {});
+  const Comparison result = ServeWithAQuarter("short", testing::kSanitized ? 20 : 40, 1, {});
   ASSERT_GT(result.blocks, 0u);
   ExpectReasonsHold(result);
   EXPECT_EQ(result.quarter.swapped, 0u);
