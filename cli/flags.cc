@@ -29,6 +29,9 @@ constexpr unsigned Of(Role role) { return 1u << static_cast<unsigned>(role); }
 constexpr unsigned kServe = Of(Role::kServe), kRouter = Of(Role::kRouter),
                    kScheduler = Of(Role::kScheduler), kWorker = Of(Role::kWorker),
                    kRank = Of(Role::kRank);
+// A scheduler that was given a model: it runs the worker group itself.
+constexpr unsigned kOwnGroup = 1u << 8;
+constexpr unsigned kGroup = kServe | kWorker | kRank | kOwnGroup;
 constexpr unsigned kFleet = kRouter | kScheduler | kWorker, kAll = kServe | kFleet;
 
 constexpr std::string_view kModel = "Model";
@@ -40,12 +43,14 @@ constexpr std::string_view kProcess = "Process";
 
 // Numbers are bounded so that no product of them overflows 64 bits.
 constexpr auto kKnobs = std::to_array<Knob>({
-    {"--model", &RoleFlags::model, "PATH", 0, 0, kModel, "GGUF file to serve (required)",
+    {"--model", &RoleFlags::model, "PATH", 0, 0, kModel, "GGUF file to serve",
      kServe | kWorker | kRank},
+    {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
+     "GGUF file of the worker group that this process runs itself, instead of --worker", kOwnGroup},
     {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
-     "name that clients use; default: the file's name without .gguf", kServe | kWorker | kRank},
+     "name that clients use; default: the file's name without .gguf", kGroup},
     {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
-     "prompt + output of one request; 0: what the model was trained for", kServe | kWorker | kRank},
+     "prompt + output of one request; 0: what the model was trained for", kGroup},
 
     {"--host", &RoleFlags::host, "ADDRESS", 0, 0, kListen, "address to listen on", kAll},
     {"--http-port", &RoleFlags::http_port, "port", 0, 65535, kListen,
@@ -58,19 +63,19 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "metrics for Prometheus; 0: any free port", kScheduler | kWorker},
     {"--scheduler", &RoleFlags::schedulers, "HOST:PORT", 0, 0, kListen,
      "a scheduler whose model is served, several times for several; dns:///NAME:PORT for all "
-     "addresses of a name, looked up again every 5 seconds (required)",
+     "addresses of a name, looked up again every 5 seconds",
      kRouter},
     {"--worker", &RoleFlags::worker, "HOST:PORT", 0, 0, kListen,
-     "the agent of the worker group (required)", kScheduler},
+     "the agent of the worker group that serves; or --model", kScheduler},
     {"--hold-seconds", &RoleFlags::hold_seconds, "seconds", 0, 3600, kListen,
      "how long requests wait for a scheduler that went away", kRouter},
     {"--lenient", &RoleFlags::lenient, "", 0, 0, kListen,
      "warn about unknown fields of requests instead of refusing them", kServe | kRouter},
 
     {"--group-dir", &RoleFlags::group_directory, "PATH", 0, 0, kListen,
-     "directory of the worker group's agent (required)", kRank},
+     "directory of the worker group's agent", kRank},
     {"--heartbeats", &RoleFlags::heartbeats, "PATH", 0, 0, kListen,
-     "page of the agent's memory for heartbeats (required)", kRank},
+     "page of the agent's memory for heartbeats", kRank},
 
     {"--tenant-header", &RoleFlags::tenant_header, "NAME", 0, 0, kListen,
      "header or metadata key, in small letters, that names the tenant of a request; only behind a "
@@ -99,37 +104,34 @@ constexpr auto kKnobs = std::to_array<Knob>({
      kScheduler | kWorker},
 
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
-     "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations",
-     kServe | kWorker | kRank},
+     "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations", kGroup},
     {"--kv-type", &RoleFlags::kv_type, "bf16|fp32", 0, 0, kCompute, "how keys and values are kept",
-     kServe | kWorker | kRank},
+     kGroup},
     {"--cpu-isa", &RoleFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
-     "instruction path; auto: the best this CPU has", kServe | kWorker | kRank},
+     "instruction path; auto: the best this CPU has", kGroup},
     {"--threads", &RoleFlags::threads, "threads", 0, 1024, kCompute,
      "compute threads of a rank; 0: its share of what the cgroup's CPU quota allows; never changes "
      "results",
-     kServe | kWorker | kRank},
+     kGroup},
 
     {"--tp", &RoleFlags::tensor_parallel, "ranks", 1, 64, kCompute,
-     "ranks that share every layer (tensor parallel); never changes results",
-     kServe | kWorker | kRank},
+     "ranks that share every layer (tensor parallel); never changes results", kGroup},
     {"--pp", &RoleFlags::pipeline_parallel, "stages", 1, 64, kCompute,
-     "stages of layers, each of --tp ranks (pipeline parallel); never changes results",
-     kServe | kWorker | kRank},
+     "stages of layers, each of --tp ranks (pipeline parallel); never changes results", kGroup},
     {"--balance", &RoleFlags::balance, "step|bytes", 0, 0, kCompute,
      "what --tp cuts alike: each layer's parts, for the fastest step, or the bytes of a rank, "
      "where "
      "memory is short; never changes results",
-     kServe | kWorker | kRank},
+     kGroup},
     {"--launcher", &RoleFlags::launcher, "auto|mpi|none", 0, 0, kCompute,
      "mpi: ranks are processes that mpirun starts, watched and started again by this one; none: "
      "they are threads of this process; auto: mpi",
-     kWorker},
+     kWorker | kOwnGroup},
 
     {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule, "blocks of the KV pool",
-     kServe | kWorker | kRank},
+     kGroup},
     {"--block-tokens", &RoleFlags::block_tokens, "tokens", 16, 16, kSchedule, "tokens per KV block",
-     kServe | kWorker},
+     kServe | kWorker | kOwnGroup},
     {"--max-batch-tokens", &RoleFlags::max_batch_tokens, "tokens", 1, 1 << 16, kSchedule,
      "token budget of a step, prefill and decode together", kServe | kScheduler | kWorker | kRank},
     {"--max-chunk-tokens", &RoleFlags::max_chunk_tokens, "tokens", 1, 1 << 16, kSchedule,
@@ -140,14 +142,12 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "keep KV of prompts and answers for requests that begin alike; never changes results",
      kServe | kScheduler},
     {"--host-blocks", &RoleFlags::host_blocks, "blocks", 0, 1 << 26, kSchedule,
-     "memory outside the pool for blocks of preempted requests and old prefixes",
-     kServe | kWorker | kRank},
+     "memory outside the pool for blocks of preempted requests and old prefixes", kGroup},
     {"--disk-blocks", &RoleFlags::disk_blocks, "blocks", 0, 1 << 26, kSchedule,
      "the same on disk; a block goes where it is cheaper to read it back than to compute it",
-     kServe | kWorker | kRank},
+     kGroup},
     {"--disk-dir", &RoleFlags::disk_directory, "PATH", 0, 0, kSchedule,
-     "directory of the disk blocks' file, which has no name and goes with the process",
-     kServe | kWorker | kRank},
+     "directory of the disk blocks' file, which has no name and goes with the process", kGroup},
     {"--policy", &RoleFlags::policy, "priority|fcfs|srpt|edf", 0, 0, kSchedule,
      "who goes first: by priority then arrival, by arrival alone, shortest predicted, or "
      "earliest deadline, which ends what will hardly make it before it starts",
@@ -167,11 +167,11 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--speculation", &RoleFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
      "guess tokens ahead where it pays: ngram, as the request's own text went on before; draft, by "
      "the model's first layers; never changes results",
-     kServe | kWorker | kRank},
+     kGroup},
     {"--draft-tokens", &RoleFlags::draft_tokens, "tokens", 1, 64, kSchedule,
      "tokens that one sequence guesses ahead at most", kServe | kScheduler | kWorker | kRank},
     {"--draft-layers", &RoleFlags::draft_layers, "layers", 0, 1024, kSchedule,
-     "layers that a draft computes; 0: a third of the model's", kServe | kWorker | kRank},
+     "layers that a draft computes; 0: a third of the model's", kGroup},
     {"--queue-requests", &RoleFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
      "requests that may wait; more are refused with 429", kServe | kScheduler},
     {"--queue-tokens", &RoleFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,
@@ -197,7 +197,7 @@ std::vector<std::string> Split(std::string_view choices) {
 // A validator without a description: bounds are part of the knob's help.
 CLI::Validator Silent(CLI::Validator validator) { return validator.description(""); }
 
-void Add(CLI::App& app, const Knob& knob, RoleFlags* flags) {
+CLI::Option* Add(CLI::App& app, const Knob& knob, RoleFlags* flags) {
   const std::string name(knob.name), unit(knob.unit);
   std::string help(knob.help);
   CLI::Option* option = nullptr;
@@ -218,19 +218,33 @@ void Add(CLI::App& app, const Knob& knob, RoleFlags* flags) {
     option = app.add_option(name, value, help)->type_name(unit);
     if (unit.find('|') != std::string::npos) option->check(Silent(CLI::IsMember(Split(unit))));
   }
-  option->group(std::string(knob.group));
+  return option->group(std::string(knob.group));
 }
 
 }  // namespace
 
 void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
+  const unsigned mine = Of(role) | (role == Role::kScheduler ? kOwnGroup : 0);
+  std::vector<CLI::Option*> of_own_group;
   for (const Knob& knob : kKnobs) {
-    if ((knob.roles & Of(role)) != 0) Add(app, knob, flags);
+    if ((knob.roles & mine) == 0) continue;
+    CLI::Option* option = Add(app, knob, flags);
+    if ((knob.roles & Of(role)) == 0) of_own_group.push_back(option);
   }
   app.get_formatter()->column_width(38);
   app.get_formatter()->label("REQUIRED", "");
-  for (const char* name : {"--model", "--scheduler", "--worker", "--group-dir", "--heartbeats"}) {
-    if (CLI::Option* option = app.get_option_no_throw(name)) option->required();
+  if (role == Role::kScheduler) {
+    CLI::Option* model = app.get_option("--model");
+    model->excludes(app.get_option("--worker"));
+    for (CLI::Option* option : of_own_group) {
+      if (option != model) option->needs(model);
+    }
+    return;
+  }
+  for (const char* name : {"--model", "--scheduler", "--group-dir", "--heartbeats"}) {
+    CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr) continue;
+    option->required()->description(option->get_description() + " (required)");
   }
 }
 

@@ -39,6 +39,10 @@ Examples, a fleet on one machine:
   flotilla scheduler --worker 127.0.0.1:7001 --listen-port 7002 &
   flotilla router --scheduler 127.0.0.1:7002
 
+The same with scheduler and worker group in one process, a stream less per token:
+  flotilla scheduler --model m.gguf --listen-port 7002 &
+  flotilla router --scheduler 127.0.0.1:7002
+
 Each prints a line that begins with `ready` once it can work; they may start in any
 order. SIGINT or SIGTERM: running requests finish; a second one ends at once.)";
 

@@ -2,15 +2,20 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "cli/drain.h"
 #include "cli/observed_executor.h"
+#include "cli/request_log.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/signals.h"
+#include "cli/stop_listener.h"
+#include "cli/worker_group.h"
 #include "common/obs/log.h"
 #include "common/obs/metrics_server.h"
 #include "common/obs/process_metrics.h"
@@ -25,6 +30,22 @@ namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 
+// The tokenizer of the group's model, once its agent answers; none: stopped meanwhile.
+std::optional<TokenizerContent> WaitForTokenizer(const RemoteExecutor& executor,
+                                                 const std::string& address, Signals& signals,
+                                                 Logger& log) {
+  absl::StatusOr<TokenizerContent> tokenizer = executor.FetchTokenizer();
+  for (bool told = false; !tokenizer.ok(); tokenizer = executor.FetchTokenizer()) {
+    if (!std::exchange(told, true)) {
+      log.Info("waiting for the worker group",
+               {{"worker", address}, {"reason", tokenizer.status()}});
+    }
+    const absl::Duration delay = rpc::RetryDelay(tokenizer.status(), kRetry);
+    if (signals.Wait(delay) == Signals::Event::kStop) return std::nullopt;
+  }
+  return *std::move(tokenizer);
+}
+
 }  // namespace
 
 absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
@@ -36,34 +57,48 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   auto credentials = MakeCredentials(flags, /*listens=*/true, &clock, &log);
   if (!credentials.ok()) return credentials.status();
 
-  RemoteExecutor executor({.address = flags.worker, .credentials = *credentials});
-  absl::StatusOr<TokenizerContent> tokenizer = executor.FetchTokenizer();
-  for (bool told = false; !tokenizer.ok(); tokenizer = executor.FetchTokenizer()) {
-    if (!std::exchange(told, true)) {
-      log.Info("waiting for the worker group",
-               {{"worker", flags.worker}, {"reason", tokenizer.status()}});
-    }
-    if (signals.Wait(rpc::RetryDelay(tokenizer.status(), kRetry)) == Signals::Event::kStop)
-      return absl::OkStatus();
+  // The worker group: behind an agent, or this process's own.
+  std::unique_ptr<WorkerGroup> own;
+  std::optional<RemoteExecutor> remote;
+  std::optional<TokenizerContent> tokenizer;
+  if (!flags.worker.empty()) {
+    remote.emplace(RemoteExecutorOptions{.address = flags.worker, .credentials = *credentials});
+    tokenizer = WaitForTokenizer(*remote, flags.worker, signals, log);
+    if (!tokenizer.has_value()) return absl::OkStatus();
+  } else if (!flags.model.empty()) {
+    auto created = WorkerGroup::Create(flags, &clock, &log);
+    if (!created.ok()) return created.status();
+    own = *std::move(created);
+    tokenizer = own->tokenizer();
+  } else {
+    return absl::InvalidArgumentError(
+        "say where the worker group is, --worker HOST:PORT, or run it here, --model PATH");
   }
 
   Metrics metrics(Metrics::Labels{{"model", tokenizer->model_id}});
   AddBuildInfo(metrics, version);
   AddProcessMetrics(metrics);
   SchedulerMetrics scheduler_metrics(metrics, static_cast<std::uint32_t>(flags.block_tokens));
-  ObservedExecutor observed(
-      &executor, {.on_plan = nullptr, .on_result = [&scheduler_metrics](const StepResult& r) {
-                    scheduler_metrics.OnStep(r);
-                  }});
+  if (own != nullptr) own->AddMetrics(metrics);
+  StepExecutor* const executor = own != nullptr ? own->executor() : &*remote;
+  ObservedExecutor observed(executor, {.on_plan = own != nullptr ? PlanLog(&log) : nullptr,
+                                       .on_result = [&scheduler_metrics](const StepResult& r) {
+                                         scheduler_metrics.OnStep(r);
+                                       }});
   absl::StatusOr<InProcessEngineOptions> options =
       MakeEngineOptions(flags, *std::move(tokenizer), &log);
   if (!options.ok()) return options.status();
   InProcessEngine engine(*std::move(options), &observed, &clock);
   scheduler_metrics.Watch(&engine.probe(), &clock);
-  if (absl::Status status = engine.Start(); !status.ok()) return status;
   auto metrics_server =
       MetricsServer::Start(HostPort(flags.host, static_cast<int>(flags.metrics_port)), &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
+  StopListener starting(&signals, [&own] {
+    if (own != nullptr) own->StopProcesses();
+  });
+  const absl::Status started = engine.Start();
+  if (starting.End()) return absl::OkStatus();
+  if (!started.ok()) return started;
   auto server =
       EngineServer::Start({.listen = {.host = flags.host,
                                       .port = static_cast<std::uint16_t>(flags.listen_port),

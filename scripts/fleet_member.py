@@ -133,7 +133,8 @@ class Member:
     def ranks(self):
         """(rank, pid, stopped) of the ranks that are processes of their own, started by mpirun."""
         found = []
-        for pid, proc in descendants(self.pid).items() if self.role == "worker" else ():
+        runs_them = self.role in ("worker", "scheduler")
+        for pid, proc in descendants(self.pid).items() if runs_them else ():
             with contextlib.suppress(OSError):
                 environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 found += [(int(value.partition(b"=")[2]), pid, proc.status in "Tt")

@@ -91,6 +91,24 @@ TEST(FlagsTest, SchedulersAreAsManyAsAreNamed) {
       << "one value each time";
 }
 
+TEST(FlagsTest, ASchedulerIsToldWhereItsGroupIsOrRunsIt) {
+  RoleFlags remote;
+  ASSERT_EQ(Parse({"--worker", "w:1", "--max-seqs", "9"}, &remote, Role::kScheduler), "");
+  EXPECT_EQ(remote.worker, "w:1");
+  RoleFlags own;
+  ASSERT_EQ(Parse({"--model", "m.gguf", "--tp", "2", "--launcher=none"}, &own, Role::kScheduler),
+            "");
+  EXPECT_EQ(own.model, "m.gguf");
+  EXPECT_EQ(own.tensor_parallel, 2);
+  RoleFlags both;
+  EXPECT_THAT(Parse({"--worker", "w:1", "--model", "m"}, &both, Role::kScheduler),
+              HasSubstr("--worker"));
+  // What the group does is said where it runs.
+  RoleFlags elsewhere;
+  EXPECT_THAT(Parse({"--worker", "w:1", "--tp", "2"}, &elsewhere, Role::kScheduler),
+              HasSubstr("--model"));
+}
+
 TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {
   CLI::App app{"test", "test"};
   RoleFlags flags;

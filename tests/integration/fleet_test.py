@@ -129,8 +129,12 @@ def test_a_process_that_goes_costs_a_pause(fleet, undisturbed, role, number):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT,
                                     signal.SIGSTOP])
 def test_a_member_of_a_worker_group_that_goes_costs_a_pause(fleet, undisturbed, number):
+    check_that_the_group_is_started_again(fleet, undisturbed, number)
+
+
+def check_that_the_group_is_started_again(fleet, undisturbed, number):
     """First its rank, then the mpirun of the next one; the agent starts them again."""
-    worker = fleet.worker
+    worker = fleet.group
 
     def restarts():
         return worker.metric("flotilla_worker_restarts_total")
@@ -156,6 +160,25 @@ def test_a_member_of_a_worker_group_that_goes_costs_a_pause(fleet, undisturbed, 
     assert worker.metric("flotilla_worker_heartbeat_age_seconds", rank="0") < 1
 
 
+def test_a_scheduler_that_runs_its_group_starts_it_again(tmp_path, undisturbed):
+    with Fleet(tmp_path, colocate=True) as fleet:
+        check_that_the_group_is_started_again(fleet, undisturbed, signal.SIGKILL)
+
+
+def test_a_scheduler_that_runs_its_group_takes_it_along(tmp_path, undisturbed):
+    with Fleet(tmp_path, colocate=True) as fleet:
+        (rank,), mpirun = fleet.scheduler.members()
+
+        def go():
+            fleet.scheduler.kill(signal.SIGKILL)
+            for pid in (rank, mpirun):
+                wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "it ends too", seconds=5)
+            fleet.start("scheduler")
+
+        assert serve_all(fleet.url, go) == undisturbed
+        assert fleet.router.metric("flotilla_router_retries_total") >= len(PROMPTS)
+
+
 def test_a_worker_leaves_no_process_and_no_file_behind(tmp_path, monkeypatch):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -168,11 +191,18 @@ def test_a_worker_leaves_no_process_and_no_file_behind(tmp_path, monkeypatch):
     assert not list(temporary.iterdir())
 
 
-def test_a_worker_that_never_can_load_its_model_says_why(tmp_path):
-    worker = Program(tmp_path, "worker", "--model", model_path(), "--max-model-len", "9999999",
-                     wait=False)
-    assert worker.process.wait(timeout=30) == 1
-    assert "max_context 9999999 exceeds the model's" in worker.log_text()
+@pytest.mark.parametrize("role", ["worker", "scheduler"])
+def test_a_group_that_never_can_load_its_model_says_why(tmp_path, role):
+    one = Program(tmp_path, role, "--model", model_path(), "--max-model-len", "9999999",
+                  wait=False)
+    assert one.process.wait(timeout=30) == 1
+    assert "max_context 9999999 exceeds the model's" in one.log_text()
+
+
+def test_a_scheduler_wants_to_know_its_group(tmp_path):
+    one = Program(tmp_path, "scheduler", wait=False)
+    assert one.process.wait(timeout=30) == 1
+    assert "--worker HOST:PORT" in one.log_text() and "--model PATH" in one.log_text()
 
 
 def test_a_router_that_goes_leaves_nothing_behind(fleet):

@@ -180,36 +180,43 @@ def free_ports(count):
 
 
 class Fleet:
-    """A worker, a scheduler and a router, each a process; a context manager."""
+    """A worker, a scheduler and a router, each a process; a context manager. Colocated, the
+    scheduler runs the worker group itself."""
 
     ROLES = ("worker", "scheduler", "router")
 
-    def __init__(self, directory, order=ROLES, extra=None):
+    def __init__(self, directory, order=ROLES, extra=None, colocate=False):
         self.directory = directory
         worker_port, scheduler_port = free_ports(2)
+        model = ["--model", model_path(), "--served-model-name", MODEL]
         self.flags = {
-            "worker": ["--model", model_path(), "--served-model-name", MODEL,
-                       "--listen-port", str(worker_port)],
-            "scheduler": ["--worker", f"127.0.0.1:{worker_port}",
+            "worker": [*model, "--listen-port", str(worker_port)],
+            "scheduler": [*(model if colocate else ["--worker", f"127.0.0.1:{worker_port}"]),
                           "--listen-port", str(scheduler_port)],
             "router": ["--scheduler", f"127.0.0.1:{scheduler_port}",
                        "--http-port", "0", "--grpc-port", "0"]}
         for role, flags in (extra or {}).items():
             self.flags[role] += flags
-        self.worker = self.scheduler = self.router = None
+        self.roles = [role for role in self.ROLES if role != "worker" or not colocate]
         for role in order:
-            self.start(role, wait=False)
-        for role in self.ROLES:
+            if role in self.roles:
+                self.start(role, wait=False)
+        for role in self.roles:
             getattr(self, role).wait_ready()
         self.url = f"http://127.0.0.1:{self.router.ports['http']}"
         self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    @property
+    def group(self):
+        """The process that runs the ranks."""
+        return getattr(self, self.roles[0])
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
         self.http.close()
-        for role in reversed(self.ROLES):
+        for role in reversed(self.roles):
             one = getattr(self, role)
             if one.process.poll() is None:
                 one.stop()

@@ -136,6 +136,7 @@ void ProcessExecutor::Stop() {
     stopped_ = true;
     if (reachable_ != nullptr) reachable_->Wake();
   }
+  absl::MutexLock one_at_a_time(&join_mu_);
   if (thread_.joinable()) thread_.join();
 }
 

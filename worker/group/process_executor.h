@@ -48,7 +48,7 @@ class ProcessExecutor final : public StepExecutor {
   absl::Status Execute(StepPlan plan) override;
   void EndEpoch(Epoch epoch) override;
   // Ranks have a second to end by themselves. Not from a listener's method; else any
-  // thread, one at a time.
+  // thread.
   void Stop() override;
 
   const WorkerProbe& probe() const { return probe_; }
@@ -120,7 +120,8 @@ class ProcessExecutor final : public StepExecutor {
   ExecutorListener* listener_ = nullptr;
   WorkerProbe probe_;
   GroupProbe group_probe_;
-  std::thread thread_;
+  std::thread thread_;     // started under mu_, joined under join_mu_
+  absl::Mutex join_mu_;
 
   // The watch thread's.
   Life life_;

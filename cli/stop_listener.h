@@ -1,0 +1,48 @@
+// StopListener: hears of a request to stop while the role is busy with something that
+// may take for ever, such as starting processes.
+#pragma once
+
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "cli/signals.h"
+
+namespace flotilla {
+
+class StopListener {
+ public:
+  // Calls `on_stop`, on a thread of its own, at the first request to stop.
+  StopListener(Signals* signals, std::function<void()> on_stop)
+      : signals_(signals), thread_([this, on_stop = std::move(on_stop)] {
+          Signals::Event event;
+          do {
+            event = signals_->Wait(absl::Hours(1));
+          } while (event == Signals::Event::kTimeout);
+          if (event != Signals::Event::kStop) return;
+          on_stop();
+          stopped_.Notify();
+        }) {}
+  ~StopListener() { End(); }
+
+  // Until `on_stop` has returned.
+  void WaitForStop() { stopped_.WaitForNotification(); }
+
+  // Listens no more. Whether there was a request to stop; then `on_stop` has returned.
+  bool End() {
+    if (thread_.joinable()) {
+      signals_->Wake();
+      thread_.join();
+    }
+    return stopped_.HasBeenNotified();
+  }
+
+ private:
+  Signals* const signals_;
+  absl::Notification stopped_;
+  std::thread thread_;  // the last: it uses the others
+};
+
+}  // namespace flotilla

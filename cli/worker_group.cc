@@ -1,0 +1,66 @@
+#include "cli/worker_group.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "cli/role_metrics.h"
+#include "cli/role_options.h"
+#include "model/gguf.h"
+#include "worker/cpu_quota.h"
+
+namespace flotilla {
+namespace {
+
+ProcessExecutorOptions ProcessOptions(const RoleFlags& flags) {
+  RoleFlags rank = flags;
+  const std::int64_t ranks = flags.tensor_parallel * flags.pipeline_parallel;
+  if (rank.threads == 0) rank.threads = std::max<std::int64_t>(1, AvailableCpus() / ranks);
+  std::error_code unknown;
+  ProcessExecutorOptions options;
+  options.group.command = {std::filesystem::read_symlink("/proc/self/exe", unknown), "rank"};
+  for (std::string& word : RankArguments(rank)) options.group.command.push_back(std::move(word));
+  options.group.ranks = static_cast<int>(ranks);
+  const char* temporary = std::getenv("TMPDIR");
+  options.group.temporary = temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary;
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags& flags,
+                                                                 const Clock* clock, Logger* log) {
+  const std::string model_id = ModelId(flags);
+  absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);
+  if (!opened.ok()) return opened.status();
+  auto file = std::make_shared<const GgufFile>(*std::move(opened));
+  absl::StatusOr<RankOptions> options = MakeRankOptions(flags, model_id);
+  if (!options.ok()) return options.status();
+  std::unique_ptr<WorkerGroup> group(
+      new WorkerGroup(flags, TokenizerContentOf(*file, model_id), clock));
+  if (flags.launcher == "none") {
+    group->in_process_.emplace(std::move(file), *std::move(options), clock);
+  } else {
+    group->processes_.emplace(ProcessOptions(flags), clock, log);
+  }
+  return group;
+}
+
+StepExecutor* WorkerGroup::executor() {
+  if (in_process_.has_value()) return &*in_process_;
+  return &*processes_;
+}
+
+void WorkerGroup::AddMetrics(Metrics& metrics) const {
+  AddKvConfigInfo(metrics, flags_.kv_type, static_cast<std::uint32_t>(flags_.kv_blocks),
+                  static_cast<std::uint32_t>(flags_.block_tokens));
+  WatchWorker(metrics, in_process_.has_value() ? &in_process_->probe() : &processes_->probe());
+  if (processes_.has_value()) WatchGroup(metrics, &processes_->group_probe(), clock_);
+}
+
+void WorkerGroup::StopProcesses() {
+  if (processes_.has_value()) processes_->Stop();
+}
+
+}  // namespace flotilla

@@ -1,0 +1,47 @@
+// WorkerGroup: the ranks of a model, run by this process for its own scheduler or for
+// one elsewhere.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "cli/flags.h"
+#include "common/obs/log.h"
+#include "common/obs/metrics.h"
+#include "common/rt/clock.h"
+#include "common/types/engine.h"
+#include "common/types/executor.h"
+#include "worker/group/process_executor.h"
+#include "worker/in_process_executor.h"
+
+namespace flotilla {
+
+class WorkerGroup {
+ public:
+  // Opens the model; the ranks start with the executor. `clock` and `log` outlive it.
+  // INVALID_ARGUMENT and others name the flag or what is wrong with the file.
+  static absl::StatusOr<std::unique_ptr<WorkerGroup>> Create(const RoleFlags& flags,
+                                                             const Clock* clock, Logger* log);
+
+  const TokenizerContent& tokenizer() const { return tokenizer_; }
+  // Ranks that are processes, or threads of this one (--launcher none).
+  StepExecutor* executor();
+  // `metrics` is read no more once the group is gone.
+  void AddMetrics(Metrics& metrics) const;
+  // Stops ranks that are processes; also ends a start that goes on for ever. Any thread.
+  void StopProcesses();
+
+ private:
+  WorkerGroup(const RoleFlags& flags, TokenizerContent tokenizer, const Clock* clock)
+      : flags_(flags), clock_(clock), tokenizer_(std::move(tokenizer)) {}
+
+  const RoleFlags flags_;
+  const Clock* const clock_;
+  const TokenizerContent tokenizer_;
+  std::optional<InProcessExecutor> in_process_;  // one of the two
+  std::optional<ProcessExecutor> processes_;
+};
+
+}  // namespace flotilla
