@@ -127,6 +127,10 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "mpi: ranks are processes that mpirun starts, watched and started again by this one; none: "
      "they are threads of this process; auto: mpi",
      kWorker | kOwnGroup},
+    {"--transport", &RoleFlags::transport, "auto|shared|mpi", 0, 0, kCompute,
+     "how ranks that are processes exchange activations: through memory that they share, or by MPI "
+     "messages; auto: shared where all are on one host; never changes results",
+     kWorker | kRank | kOwnGroup},
 
     {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule, "blocks of the KV pool",
      kGroup},

@@ -28,6 +28,7 @@ struct RoleFlags {
   std::int64_t pipeline_parallel = 1;
   std::string balance = "step";
   std::string launcher = "auto";
+  std::string transport = "auto";
   std::string group_directory;  // of a rank, and the next: from its agent
   std::string heartbeats;
   std::string compute = "accurate";

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cli/role_options.h"
 #include "common/rt/clock.h"
 #include "model/gguf.h"
 #include "worker/cpu_quota.h"
+#include "worker/group/mpi_communicator.h"
 #include "worker/group/rank_process.h"
 #include "worker/group/share_region.h"
 #include "worker/rank_runner.h"
@@ -19,18 +22,35 @@ namespace {
 
 // A rank of several: its part of the model, and what joins it to the others. Lives as
 // long as the process.
-absl::StatusOr<Communicator*> JoinRanks(const GgufFile& file, const RankOptions& options,
+absl::StatusOr<Communicator*> JoinRanks(const GgufFile& file, const ModelConfig& config,
+                                        const RankOptions& options, const std::string& transport,
                                         int rank) {
   absl::StatusOr<GroupLayout> layout = PlanGroup(file, options);
   if (!layout.ok()) return layout.status();
-  auto region = ShareRegion(SharedMemoryCommunicator::RegionBytes(layout->shape, layout->limits));
-  if (!region.ok()) return region.status();
+  const ParallelShape shape = layout->shape;
+  const auto number = static_cast<std::uint32_t>(rank);
   const bool spin =
-      static_cast<int>(layout->shape.ranks()) * std::max(1, options.threads) <= AvailableCpus();
+      static_cast<int>(shape.ranks()) * std::max(1, options.threads) <= AvailableCpus();
+  const bool one_host = OnOneHost();
+  if (transport == "shared" && !one_host) {
+    return absl::FailedPreconditionError("--transport shared: the ranks are on several hosts");
+  }
   static std::unique_ptr<Communicator> communicator;
+  if (transport == "mpi" || !one_host) {
+    std::vector<IndexRange> columns;
+    const std::uint32_t stage_begin = number - number % shape.tensor;
+    for (std::uint32_t t = 0; t < shape.tensor; ++t) {
+      columns.push_back(layout->shards[stage_begin + t].vocab);
+    }
+    communicator = std::make_unique<MpiCommunicator>(shape, number, layout->limits,
+                                                     std::move(columns), config.vocab, spin);
+    return communicator.get();
+  }
+  auto region = ShareRegion(SharedMemoryCommunicator::RegionBytes(shape, layout->limits));
+  if (!region.ok()) return region.status();
   communicator = std::make_unique<SharedMemoryCommunicator>(
-      std::make_shared<const SharedRegion>(*std::move(region)), layout->shape,
-      static_cast<std::uint32_t>(rank), layout->limits, spin);
+      std::make_shared<const SharedRegion>(*std::move(region)), shape, number, layout->limits,
+      spin);
   return communicator.get();
 }
 
@@ -47,7 +67,10 @@ absl::StatusOr<std::unique_ptr<StepRunner>> LoadRank(const RoleFlags& flags, int
   auto file = std::make_shared<const GgufFile>(*std::move(opened));
   Communicator* communicator = nullptr;
   if (size > 1) {
-    absl::StatusOr<Communicator*> joined = JoinRanks(*file, *options, rank);
+    const absl::StatusOr<ModelConfig> config = LoadConfig(*file);
+    if (!config.ok()) return config.status();
+    absl::StatusOr<Communicator*> joined =
+        JoinRanks(*file, *config, *options, flags.transport, rank);
     if (!joined.ok()) return joined.status();
     communicator = *joined;
   }

@@ -3,7 +3,7 @@
 // One per rank; all ranks make the same calls in the same order, and so a call needs no
 // name. Sums never happen here: parts are exchanged as they are, and every rank adds
 // them in the order that the recipe fixes. One thread at a time; between steps nobody
-// waits. Implementations: SharedMemoryCommunicator.
+// waits. Implementations: SharedMemoryCommunicator, MpiCommunicator.
 //
 // A rank that ends cannot be waited for: after Abort (by anybody) all waits return at
 // once with contents that mean nothing. Whoever uses what a step made asks `aborted`
@@ -44,14 +44,14 @@ class Communicator {
   // Where this rank puts its part of the next Exchange (Limits::exchange_floats, 64-byte
   // aligned).
   virtual float* Outgoing() = 0;
-  // Waits for all ranks of the stage; the parts of each, in order. Valid until the
-  // exchange or logits after the next.
-  virtual absl::Span<const float* const> Exchange() = 0;
+  // Gives `count` floats of it to all ranks of the stage and waits for theirs; the parts
+  // of each, in order. Valid until the exchange or logits after the next.
+  virtual absl::Span<const float* const> Exchange(std::int64_t count) = 0;
 
   // A tile of logits that all ranks of the stage fill, each its own columns; then they
-  // wait for each other. Valid until the tile after the next.
+  // wait until all have the first `rows` of it. Valid until the tile after the next.
   virtual float* Logits() = 0;
-  virtual void ShareLogits() = 0;
+  virtual void ShareLogits(std::int64_t rows) = 0;
 
   // From rank t of a stage to rank t of the next: `count` floats. Sending waits only
   // while two are under way.
@@ -64,6 +64,10 @@ class Communicator {
   // The notes of all ranks about the oldest step not taken. Waits for them. Valid until
   // the next call.
   virtual absl::Span<const std::vector<std::byte>> TakeNotes() = 0;
+
+  // Between steps: moves on what this rank has sent and others have not got yet; false:
+  // there is nothing.
+  virtual bool Progress() { return false; }
 
   // Any thread.
   virtual void Abort() = 0;

@@ -240,7 +240,7 @@ void Forward::AddRowParallel(const std::vector<SlotProduct>& products, const flo
     }
   });
   if (alone()) return;
-  const absl::Span<const float* const> parts = communicator_->Exchange();
+  const absl::Span<const float* const> parts = communicator_->Exchange(count * rows_ * hidden);
   ForRows(rows_, hidden * static_cast<int64_t>(trees_[tree].parts.size()),
           [&](int64_t begin, int64_t end) { AddParts(trees_[tree], parts, begin, end); });
 }
@@ -375,7 +375,7 @@ void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, LogitSin
     Quantize(product);
     pool_.ParallelFor(head.panels(),
                       [&](int64_t begin, int64_t end) { MatMul(product, begin, end); });
-    if (!alone()) communicator_->ShareLogits();
+    if (!alone()) communicator_->ShareLogits(rows);
     pool_.ParallelItems(rows, [&](int64_t i) {
       const int request = static_cast<int>(first + i);
       if (!to_all && !HasLogits(request)) return;

@@ -35,6 +35,7 @@ class RankRunner final : public StepRunner {
 
   void BeginEpoch(Epoch epoch) override;
   absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override;
+  bool Progress() override { return communicator_ != nullptr && communicator_->Progress(); }
   const ExecutorDescription& description() const override { return rank_->description(); }
   std::int64_t weight_bytes() const override { return rank_->weight_bytes(); }
   std::int64_t buffer_bytes() const override { return rank_->buffer_bytes(); }

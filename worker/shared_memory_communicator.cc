@@ -173,7 +173,7 @@ void SharedMemoryCommunicator::Reset() {
 // that meeting when they had read what the buffer held.
 float* SharedMemoryCommunicator::Outgoing() { return ExchangeBuffer(rank(), met_ % 2); }
 
-absl::Span<const float* const> SharedMemoryCommunicator::Exchange() {
+absl::Span<const float* const> SharedMemoryCommunicator::Exchange(std::int64_t) {
   const std::uint32_t parity = met_ % 2;
   Meet();
   for (std::uint32_t t = 0; t < shape().tensor; ++t) {
@@ -186,7 +186,7 @@ float* SharedMemoryCommunicator::Logits() {
   return At<float>(layout_.logits + (tiles_ % 2) * layout_.logit_bytes);
 }
 
-void SharedMemoryCommunicator::ShareLogits() {
+void SharedMemoryCommunicator::ShareLogits(std::int64_t) {
   ++tiles_;
   Meet();
 }

@@ -56,9 +56,9 @@ class SharedMemoryCommunicator final : public Communicator {
   void Reset();
 
   float* Outgoing() override;
-  absl::Span<const float* const> Exchange() override;
+  absl::Span<const float* const> Exchange(std::int64_t count) override;
   float* Logits() override;
-  void ShareLogits() override;
+  void ShareLogits(std::int64_t rows) override;
   void SendHidden(const float* data, std::int64_t count) override;
   void ReceiveHidden(float* data, std::int64_t count) override;
   void SendNote(absl::Span<const std::byte> note) override;

@@ -28,6 +28,10 @@ class StepRunner {
   // the plan is not one that the state allows. The epoch is over then.
   virtual absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) = 0;
 
+  // Between plans: moves on what other ranks have not got yet of earlier ones; false:
+  // there is nothing, until the next Run.
+  virtual bool Progress() { return false; }
+
   virtual const ExecutorDescription& description() const = 0;
 
   // Of this rank.

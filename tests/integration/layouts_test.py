@@ -12,17 +12,18 @@ from flotilla_server import MODEL, SANITIZED, json_lines, parse_metrics
 LAYOUTS = {"one rank": (1, 1, 1), "TP=3": (1, 3, 1), "TP=2": (1, 2, 1), "PP=2": (1, 1, 2),
            "TP=2 x PP=2": (1, 2, 2), "two groups": (2, 1, 1), "two groups of TP=2": (2, 2, 1)}
 COLOCATED = "two groups of TP=2, run by their schedulers"
+MESSAGES = "TP=2 x PP=2, by MPI messages"
 RECIPES = {"fp32": "--compute fp32 --kv-type fp32", "accurate": ""}
 CHATS = json_lines("greedy.jsonl")[:2 if SANITIZED else 16]
 
 
-def serve(directory, layout, recipe, colocate=False):
+def serve(directory, layout, recipe, colocate=False, worker_args=""):
     """Tokens and log-probabilities of all chats, greedy, and of some sampled ones."""
     groups, tp, pp = layout
     flags = ["--groups", str(groups), "--tp", str(tp), "--pp", str(pp),
              *(["--colocate"] if colocate else [])]
     with RunningFleet(directory, "--routers", "1", "--no-prometheus", *flags,
-                      worker_args=f"--kv-blocks 1024 {RECIPES[recipe]}") as fleet, \
+                      worker_args=f"--kv-blocks 1024 {RECIPES[recipe]} {worker_args}") as fleet, \
             httpx.Client(base_url=fleet.url(), timeout=120) as http:
         assert len(fleet.of("rank")) == groups * tp * pp
         assert len(fleet.of("worker")) == (0 if colocate else groups)
@@ -52,6 +53,8 @@ def test_every_layout_gives_the_bits_of_one_rank(tmp_path, recipe):
     answers = {name: serve(tmp_path / name.replace(" ", "_"), layout, recipe)
                for name, layout in LAYOUTS.items()}
     answers[COLOCATED] = serve(tmp_path / "colocated", (2, 2, 1), recipe, colocate=True)
+    answers[MESSAGES] = serve(tmp_path / "messages", (1, 2, 2), recipe,
+                              worker_args="--transport mpi")
     for name, answer in answers.items():
         assert answer == answers["one rank"], name
     if recipe == "fp32":

@@ -29,6 +29,9 @@
 namespace flotilla {
 namespace {
 
+// Between two looks at what other ranks have not got yet, while there is no plan.
+constexpr int kProgressMs = 1;
+
 // Signals that a rank can leave a word about before it dies of them.
 constexpr int kDeadlySignals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGABRT,
                                   SIGSEGV, SIGBUS, SIGFPE, SIGILL};
@@ -167,6 +170,10 @@ class RankProcess {
   absl::StatusOr<std::string> Receive() {
     while (true) {
       if (auto message = reader_.Next()) return *std::move(message);
+      while (runner_ != nullptr && runner_->Progress()) {
+        pollfd agent{.fd = socket_, .events = POLLIN, .revents = 0};
+        if (poll(&agent, 1, kProgressMs) != 0) break;
+      }
       if (const auto read = reader_.ReadFrom(socket_); !read.ok()) return read.status();
     }
   }
