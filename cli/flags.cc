@@ -76,6 +76,8 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "directory of the worker group's agent", kRank},
     {"--heartbeats", &RoleFlags::heartbeats, "PATH", 0, 0, kListen,
      "page of the agent's memory for heartbeats", kRank},
+    {"--agent", &RoleFlags::agent, "HOST:PORT", 0, 0, kListen,
+     "the agent, of a rank that may be on another host", kRank},
 
     {"--tenant-header", &RoleFlags::tenant_header, "NAME", 0, 0, kListen,
      "header or metadata key, in small letters, that names the tenant of a request; only behind a "
@@ -131,6 +133,17 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "how ranks that are processes exchange activations: through memory that they share, or by MPI "
      "messages; auto: shared where all are on one host; never changes results",
      kWorker | kRank | kOwnGroup},
+    {"--group-network", &RoleFlags::group_network, "ADDRESS/BITS", 0, 0, kCompute,
+     "ranks may be on other hosts: the private network, such as 10.1.0.0/16, by which hosts reach "
+     "each other; what they say there is not encrypted",
+     kWorker | kOwnGroup},
+    {"--hostfile", &RoleFlags::hostfile, "PATH", 0, 0, kCompute,
+     "with --group-network: mpirun's list of hosts; none: as its environment says (Slurm)",
+     kWorker | kOwnGroup},
+    {"--remote-shell", &RoleFlags::remote_shell, "COMMAND", 0, 0, kCompute,
+     "with --group-network: what starts a process on a host, called with the host and the command; "
+     "none: mpirun's choice, ssh",
+     kWorker | kOwnGroup},
 
     {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule, "blocks of the KV pool",
      kGroup},
@@ -237,6 +250,10 @@ void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
   }
   app.get_formatter()->column_width(38);
   app.get_formatter()->label("REQUIRED", "");
+  for (const char* name : {"--hostfile", "--remote-shell"}) {
+    CLI::Option* option = app.get_option_no_throw(name);
+    if (option != nullptr) option->needs(app.get_option("--group-network"));
+  }
   if (role == Role::kScheduler) {
     CLI::Option* model = app.get_option("--model");
     model->excludes(app.get_option("--worker"));
@@ -245,7 +262,7 @@ void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
     }
     return;
   }
-  for (const char* name : {"--model", "--scheduler", "--group-dir", "--heartbeats"}) {
+  for (const char* name : {"--model", "--scheduler", "--group-dir"}) {
     CLI::Option* option = app.get_option_no_throw(name);
     if (option == nullptr) continue;
     option->required()->description(option->get_description() + " (required)");

@@ -29,8 +29,12 @@ struct RoleFlags {
   std::string balance = "step";
   std::string launcher = "auto";
   std::string transport = "auto";
+  std::string group_network;  // ADDRESS/BITS; and the next: of a group on several hosts
+  std::string hostfile;
+  std::string remote_shell;
   std::string group_directory;  // of a rank, and the next: from its agent
   std::string heartbeats;
+  std::string agent;
   std::string compute = "accurate";
   std::string kv_type = "bf16";
   std::int64_t kv_blocks = 4096;

@@ -1,11 +1,13 @@
 #include "cli/rank.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cli/role_options.h"
 #include "common/rt/clock.h"
@@ -20,6 +22,13 @@
 namespace flotilla {
 namespace {
 
+// Ranks of the job on this host.
+int RanksHere() {
+  int count = 1;
+  const char* variable = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  return variable != nullptr && absl::SimpleAtoi(variable, &count) ? std::max(1, count) : 1;
+}
+
 // A rank of several: its part of the model, and what joins it to the others. Lives as
 // long as the process.
 absl::StatusOr<Communicator*> JoinRanks(const GgufFile& file, const ModelConfig& config,
@@ -29,8 +38,7 @@ absl::StatusOr<Communicator*> JoinRanks(const GgufFile& file, const ModelConfig&
   if (!layout.ok()) return layout.status();
   const ParallelShape shape = layout->shape;
   const auto number = static_cast<std::uint32_t>(rank);
-  const bool spin =
-      static_cast<int>(shape.ranks()) * std::max(1, options.threads) <= AvailableCpus();
+  const bool spin = RanksHere() * std::max(1, options.threads) <= AvailableCpus();
   const bool one_host = OnOneHost();
   if (transport == "shared" && !one_host) {
     return absl::FailedPreconditionError("--transport shared: the ranks are on several hosts");
@@ -62,6 +70,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> LoadRank(const RoleFlags& flags, int
     return absl::InvalidArgumentError(
         absl::StrCat("--tp x --pp is ", options->shape.ranks(), "; the job has ", size, " ranks"));
   }
+  if (options->threads == 0) options->threads = std::max(1, AvailableCpus() / RanksHere());
   absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);
   if (!opened.ok()) return opened.status();
   auto file = std::make_shared<const GgufFile>(*std::move(opened));
@@ -83,7 +92,9 @@ absl::StatusOr<std::unique_ptr<StepRunner>> LoadRank(const RoleFlags& flags, int
 
 void RunRank(const RoleFlags& flags) {
   const SteadyClock clock;
-  RunRankProcess({.group_directory = flags.group_directory, .heartbeats = flags.heartbeats},
+  RunRankProcess({.group_directory = flags.group_directory,
+                  .heartbeats = flags.heartbeats,
+                  .agent = flags.agent},
                  [&](int rank, int size) { return LoadRank(flags, rank, size, &clock); });
 }
 

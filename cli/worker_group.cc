@@ -16,12 +16,21 @@ namespace {
 ProcessExecutorOptions ProcessOptions(const RoleFlags& flags) {
   RoleFlags rank = flags;
   const std::int64_t ranks = flags.tensor_parallel * flags.pipeline_parallel;
-  if (rank.threads == 0) rank.threads = std::max<std::int64_t>(1, AvailableCpus() / ranks);
+  const bool hosts = !flags.group_network.empty();
+  // On several hosts each rank sees for itself.
+  if (rank.threads == 0 && !hosts) {
+    rank.threads = std::max<std::int64_t>(1, AvailableCpus() / ranks);
+  }
   std::error_code unknown;
   ProcessExecutorOptions options;
   options.group.command = {std::filesystem::read_symlink("/proc/self/exe", unknown), "rank"};
   for (std::string& word : RankArguments(rank)) options.group.command.push_back(std::move(word));
   options.group.ranks = static_cast<int>(ranks);
+  if (hosts) {
+    options.group.hosts = HostOptions{.network = flags.group_network,
+                                      .hostfile = flags.hostfile,
+                                      .remote_shell = flags.remote_shell};
+  }
   const char* temporary = std::getenv("TMPDIR");
   options.group.temporary = temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary;
   return options;
@@ -31,6 +40,9 @@ ProcessExecutorOptions ProcessOptions(const RoleFlags& flags) {
 
 absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags& flags,
                                                                  const Clock* clock, Logger* log) {
+  if (flags.launcher == "none" && !flags.group_network.empty()) {
+    return absl::InvalidArgumentError("--group-network: --launcher none has no other hosts");
+  }
   const std::string model_id = ModelId(flags);
   absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);
   if (!opened.ok()) return opened.status();

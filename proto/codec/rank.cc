@@ -34,6 +34,13 @@ std::string Encode(const RankEvent& event) {
   if (const auto* hello = std::get_if<RankHello>(&event)) {
     proto.mutable_hello()->set_rank(hello->rank);
     proto.mutable_hello()->set_size(hello->size);
+    proto.mutable_hello()->set_token(hello->token);
+    proto.mutable_hello()->set_pid(hello->pid);
+  } else if (const auto* beat = std::get_if<RankHeartbeat>(&event)) {
+    proto.mutable_heartbeat()->set_phase(beat->phase);
+    proto.mutable_heartbeat()->set_epoch(beat->epoch);
+    proto.mutable_heartbeat()->set_started_step(beat->started_step);
+    proto.mutable_heartbeat()->set_done_step(beat->done_step);
   } else if (const auto* loaded = std::get_if<RankLoaded>(&event)) {
     proto.mutable_loaded()->set_weight_bytes(loaded->weight_bytes);
     proto.mutable_loaded()->set_buffer_bytes(loaded->buffer_bytes);
@@ -65,7 +72,15 @@ absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
   if (!Parse(bytes, &proto)) return Wrong("event", "no message");
   switch (proto.event_case()) {
     case v1::RankEvent::kHello:
-      return RankHello{.rank = proto.hello().rank(), .size = proto.hello().size()};
+      return RankHello{.rank = proto.hello().rank(),
+                       .size = proto.hello().size(),
+                       .token = proto.hello().token(),
+                       .pid = proto.hello().pid()};
+    case v1::RankEvent::kHeartbeat:
+      return RankHeartbeat{.phase = proto.heartbeat().phase(),
+                           .epoch = proto.heartbeat().epoch(),
+                           .started_step = proto.heartbeat().started_step(),
+                           .done_step = proto.heartbeat().done_step()};
     case v1::RankEvent::kLoaded:
       return RankLoaded{.weight_bytes = proto.loaded().weight_bytes(),
                         .buffer_bytes = proto.loaded().buffer_bytes()};

@@ -24,8 +24,17 @@ using RankCommand = std::variant<StepPlan, BeginEpoch>;
 // Who a rank is.
 struct RankHello {
   std::uint32_t rank = 0, size = 0;
+  std::string token;      // of an agent that listens by TCP
+  std::uint32_t pid = 0;  // on its host; the same
 
   bool operator==(const RankHello&) const = default;
+};
+// What a rank is doing, if it shares no memory with the agent: as in HeartbeatSlot.
+struct RankHeartbeat {
+  std::uint32_t phase = 0;
+  std::uint64_t epoch = 0, started_step = 0, done_step = 0;
+
+  bool operator==(const RankHeartbeat&) const = default;
 };
 // The model is loaded and warm.
 struct RankLoaded {
@@ -40,7 +49,7 @@ struct RankRefused {
   bool operator==(const RankRefused&) const = default;
 };
 // Of GroupEvent, Ready says that the epoch has begun.
-using RankEvent = std::variant<RankHello, RankLoaded, RankRefused, GroupEvent>;
+using RankEvent = std::variant<RankHello, RankLoaded, RankRefused, GroupEvent, RankHeartbeat>;
 
 std::string Encode(const RankCommand& command);
 std::string Encode(const RankEvent& event);

@@ -109,6 +109,17 @@ TEST(FlagsTest, ASchedulerIsToldWhereItsGroupIsOrRunsIt) {
               HasSubstr("--model"));
 }
 
+TEST(FlagsTest, HostsNeedTheirNetwork) {
+  RoleFlags flags;
+  EXPECT_THAT(Parse({"--model", "m", "--hostfile", "h"}, &flags, Role::kWorker),
+              HasSubstr("--group-network"));
+  RoleFlags all;
+  ASSERT_EQ(Parse({"--model", "m", "--hostfile", "h", "--group-network", "10.0.0.0/8"}, &all,
+                  Role::kWorker),
+            "");
+  EXPECT_EQ(all.group_network, "10.0.0.0/8");
+}
+
 TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {
   CLI::App app{"test", "test"};
   RoleFlags flags;

@@ -19,7 +19,8 @@ namespace {
 // A group whose last rank can be killed when a result has been heard.
 class Killable final : public StepExecutor, private ExecutorListener {
  public:
-  explicit Killable(int ranks) : group_(ranks), last_rank_(ranks - 1) {}
+  Killable(int ranks, std::optional<HostOptions> hosts)
+      : group_(ranks, std::move(hosts)), last_rank_(ranks - 1) {}
 
   void LoseDuring(Step step) {
     group_.AddFault(absl::StrCat("rank-0-step-", step.value()), "kill");
@@ -60,9 +61,9 @@ class Killable final : public StepExecutor, private ExecutorListener {
   std::optional<Step> lose_after_;
 };
 
-ExecutorCase ProcessCase(int ranks) {
-  return {absl::StrCat("Ranks", ranks), [ranks] {
-            auto made = std::make_unique<Killable>(ranks);
+ExecutorCase ProcessCase(int ranks, std::optional<HostOptions> hosts = std::nullopt) {
+  return {absl::StrCat("Ranks", ranks, hosts.has_value() ? "ByTcp" : ""), [ranks, hosts] {
+            auto made = std::make_unique<Killable>(ranks, hosts);
             Killable* raw = made.get();
             return ContractExecutor{std::move(made), [raw](Step step) { raw->LoseDuring(step); },
                                     [raw](Step step) { raw->LoseAfter(step); }};
@@ -70,9 +71,11 @@ ExecutorCase ProcessCase(int ranks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Process, ExecutorContract,
-                         ::testing::Values(ProcessCase(1), ProcessCase(2), ProcessCase(3)),
+                         ::testing::Values(ProcessCase(1), ProcessCase(2), ProcessCase(3),
+                                           ProcessCase(2, Loopback())),
                          ExecutorCaseName);
-INSTANTIATE_TEST_SUITE_P(Process, ExecutorDeathContract, ::testing::Values(ProcessCase(2)),
+INSTANTIATE_TEST_SUITE_P(Process, ExecutorDeathContract,
+                         ::testing::Values(ProcessCase(2), ProcessCase(2, Loopback())),
                          ExecutorCaseName);
 
 }  // namespace

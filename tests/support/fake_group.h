@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -75,15 +76,21 @@ class LogLines {
   std::vector<std::string> lines_ ABSL_GUARDED_BY(mu_);
 };
 
+// As a group on several hosts, which all happen to be this one.
+inline HostOptions Loopback() {
+  return {.network = "127.0.0.0/8", .hostfile = "", .remote_shell = "/bin/false"};
+}
+
 class FakeGroup {
  public:
-  explicit FakeGroup(int ranks)
+  explicit FakeGroup(int ranks, std::optional<HostOptions> hosts = std::nullopt)
       : log_(LogLevel::kDebug, std::make_unique<LogLines::Sink>(&lines)),
         executor_(std::make_unique<ProcessExecutor>(
             ProcessExecutorOptions{
                 .group = {.command = {FLOTILLA_FAKE_RANK, "--faults", faults_.path()},
                           .ranks = ranks,
-                          .temporary = temporary_.path()},
+                          .temporary = temporary_.path(),
+                          .hosts = std::move(hosts)},
                 .watch = {}},
             &clock_, &log_)) {}
   // Stops, and looks at what is left.

@@ -31,6 +31,9 @@ class FrameReader {
   // The next message that is there whole.
   std::optional<std::string> Next();
 
+  // Bytes that were read and are no message yet.
+  std::size_t pending() const { return filled_ - taken_; }
+
  private:
   std::string buffer_;  // filled_ bytes of it are read
   std::size_t filled_ = 0;

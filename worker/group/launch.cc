@@ -16,21 +16,39 @@
 namespace flotilla {
 namespace {
 
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+// One host: no remote start, shared memory only, control connections on loopback.
+Settings OneHost(const std::string& directory) {
+  return {{"OMPI_MCA_plm", "isolated"},
+          {"OMPI_MCA_btl", "self,vader"},
+          {"OMPI_MCA_orte_tmpdir_base", directory},
+          {"OMPI_MCA_btl_vader_backing_directory", directory},
+          {"OMPI_MCA_oob_tcp_if_include", "lo"}};
+}
+
+// Other hosts' session directories are where they always are: TMPDIR is this host's.
+Settings SeveralHosts(const RemoteLaunch& remote) {
+  Settings settings = {{"OMPI_MCA_btl", "self,vader,tcp"},
+                       {"OMPI_MCA_btl_tcp_if_include", remote.network},
+                       {"OMPI_MCA_oob_tcp_if_include", remote.network},
+                       {kTokenVariable, remote.token}};
+  if (!remote.remote_shell.empty()) {
+    settings.emplace_back("OMPI_MCA_plm", "rsh");
+    settings.emplace_back("OMPI_MCA_plm_rsh_agent", remote.remote_shell);
+  }
+  return settings;
+}
+
 // What Open MPI is told by its environment.
-std::vector<std::pair<std::string, std::string>> MpiSettings(const std::string& directory) {
-  std::vector<std::pair<std::string, std::string>> settings = {
-      {"TMPDIR", directory},
-      {"OMPI_MCA_orte_tmpdir_base", directory},
-      {"OMPI_MCA_btl_vader_backing_directory", directory},
-      // One host: no remote start, shared memory only, control connections on loopback.
-      {"OMPI_MCA_plm", "isolated"},
-      {"OMPI_MCA_pml", "ob1"},
-      {"OMPI_MCA_btl", "self,vader"},
-      {"OMPI_MCA_oob_tcp_if_include", "lo"},
-      // Containers forbid process_vm_readv.
-      {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
-      {"OMPI_MCA_mpi_yield_when_idle", "1"},
-  };
+Settings MpiSettings(const LaunchOptions& options) {
+  Settings settings =
+      options.remote.has_value() ? SeveralHosts(*options.remote) : OneHost(options.directory);
+  settings.insert(settings.end(), {{"TMPDIR", options.directory},
+                                   {"OMPI_MCA_pml", "ob1"},
+                                   // Containers forbid process_vm_readv.
+                                   {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
+                                   {"OMPI_MCA_mpi_yield_when_idle", "1"}});
   if (geteuid() == 0) {  // as in a container; mpirun asks to be told twice
     settings.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
     settings.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -39,8 +57,8 @@ std::vector<std::pair<std::string, std::string>> MpiSettings(const std::string& 
 }
 
 // This process's environment with the settings in it.
-std::vector<std::string> Environment(const std::string& directory) {
-  const auto settings = MpiSettings(directory);
+std::vector<std::string> Environment(const LaunchOptions& options) {
+  const Settings settings = MpiSettings(options);
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     bool ours = false;
@@ -56,8 +74,18 @@ std::vector<std::string> Environment(const std::string& directory) {
 std::vector<std::string> CommandLine(const LaunchOptions& options) {
   std::vector<std::string> words = {options.launcher,  "-n",        absl::StrCat(options.ranks),
                                     "--oversubscribe", "--bind-to", "none"};
+  std::vector<std::string> added = {"--group-dir", options.directory};
+  if (options.remote.has_value()) {
+    words.insert(words.end(), {"-x", kTokenVariable});
+    if (!options.remote->hostfile.empty()) {
+      words.insert(words.end(), {"--hostfile", options.remote->hostfile});
+    }
+    added.insert(added.end(), {"--agent", options.remote->agent});
+  } else {
+    added.insert(added.end(), {"--heartbeats", options.heartbeats});
+  }
   words.insert(words.end(), options.command.begin(), options.command.end());
-  words.insert(words.end(), {"--group-dir", options.directory, "--heartbeats", options.heartbeats});
+  words.insert(words.end(), added.begin(), added.end());
   return words;
 }
 
@@ -72,7 +100,7 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
 
 absl::StatusOr<pid_t> LaunchJob(const LaunchOptions& options) {
   std::vector<std::string> words = CommandLine(options);
-  std::vector<std::string> environment = Environment(options.directory);
+  std::vector<std::string> environment = Environment(options);
   const std::string log = absl::StrCat(options.directory, "/", kLauncherLog);
 
   posix_spawn_file_actions_t files;

@@ -354,6 +354,10 @@ std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, b
     absl::MutexLock lock(&mu_);
     epoch_ = Epoch{0};
     ending_ = false;
+    // A rank of another host may have begun a step and died before it could say so.
+    if (with_started && options_.group.hosts.has_value() && !unanswered_.empty()) {
+      started = std::max(started, unanswered_.front().step.value());
+    }
     for (const Unanswered& plan : unanswered_) {
       outstanding_ns += plan.predicted_ns;
       if (with_started && plan.step.value() <= started) lost.started.push_back(plan.step);

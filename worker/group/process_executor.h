@@ -120,7 +120,7 @@ class ProcessExecutor final : public StepExecutor {
   ExecutorListener* listener_ = nullptr;
   WorkerProbe probe_;
   GroupProbe group_probe_;
-  std::thread thread_;     // started under mu_, joined under join_mu_
+  std::thread thread_;  // started under mu_, joined under join_mu_
   absl::Mutex join_mu_;
 
   // The watch thread's.

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <system_error>
 #include <tuple>
+#include <variant>
 
 extern "C" {  // glibc 2.36 does not say so itself
 #include <sys/pidfd.h>
@@ -22,7 +23,10 @@ extern "C" {  // glibc 2.36 does not say so itself
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/auth/secret_digest.h"
+#include "common/rt/clock.h"
 #include "worker/group/directory.h"
+#include "worker/group/hosts.h"
 #include "worker/group/launch.h"
 #include "worker/group/proc.h"
 
@@ -34,10 +38,15 @@ namespace {
 constexpr absl::Duration kKillLimit = absl::Seconds(5);
 constexpr absl::Duration kKillPeriod = absl::Milliseconds(1);
 constexpr int kLastBreathMs = 20;
+// So long a rank on another host is waited for; it ends by itself later.
+constexpr int kRemoteEndMs = 1000;
 // Of a connection in one go, 64 KiB each: more than a socket holds, and not so much that
 // a rank that never ends talking keeps the others and the watch waiting.
 constexpr int kMaxReads = 64;
-constexpr std::size_t kMaxStrangers = 16;  // connections before their hello
+// Connections before their hello: how many, and what they may take for it.
+constexpr std::size_t kMaxStrangers = 16;
+constexpr std::size_t kMaxHelloBytes = 4096;
+constexpr absl::Duration kHelloLimit = absl::Seconds(5);
 
 absl::Status Failed(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
@@ -89,12 +98,25 @@ absl::Status RankGroup::Listen() {
   }
   std::copy(path.begin(), path.end(), address.sun_path);
   wake_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  listener_.Reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!wake_.ok() || !listener_.ok() ||
-      bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      listen(listener_.get(), options_.ranks) != 0) {
+  local_.Reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!wake_.ok() || !local_.ok() ||
+      bind(local_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+      listen(local_.get(), options_.ranks) != 0) {
     return Failed("the agent's socket");
   }
+  return Remote() ? ListenForHosts() : absl::OkStatus();
+}
+
+absl::Status RankGroup::ListenForHosts() {
+  const auto address = AddressInNetwork(options_.hosts->network);
+  if (!address.ok()) return absl::InvalidArgumentError(address.status().message());
+  auto listener = ListenTcp(*address);
+  if (!listener.ok()) return listener.status();
+  auto token = RandomToken();
+  if (!token.ok()) return token.status();
+  tcp_ = *std::move(listener);
+  token_ = *std::move(token);
+  agent_ = absl::StrCat(*address, ":", PortOf(tcp_));
   return absl::OkStatus();
 }
 
@@ -102,11 +124,20 @@ absl::Status RankGroup::Spawn() {
   // Ranks whose launcher has died become children of this process, which then can wait
   // for them; else they would stay as zombies of whoever adopts them.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  auto launched = LaunchJob({.launcher = options_.launcher,
-                             .command = options_.command,
-                             .ranks = options_.ranks,
-                             .directory = directory_,
-                             .heartbeats = page_.path()});
+  LaunchOptions launch{.launcher = options_.launcher,
+                       .command = options_.command,
+                       .ranks = options_.ranks,
+                       .directory = directory_,
+                       .heartbeats = page_.path(),
+                       .remote = std::nullopt};
+  if (Remote()) {
+    launch.remote = RemoteLaunch{.agent = agent_,
+                                 .token = token_,
+                                 .network = options_.hosts->network,
+                                 .hostfile = options_.hosts->hostfile,
+                                 .remote_shell = options_.hosts->remote_shell};
+  }
+  auto launched = LaunchJob(launch);
   if (!launched.ok()) return launched.status();
   launcher_ = *launched;
   launcher_pidfd_.Reset(pidfd_open(launcher_, 0));
@@ -157,7 +188,7 @@ void RankGroup::Flush() {
 
 RankGroup::Heard RankGroup::Wait(int timeout_ms) {
   std::vector<pollfd> polled = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
-                                {.fd = listener_.get(), .events = POLLIN, .revents = 0},
+                                {.fd = listener().get(), .events = POLLIN, .revents = 0},
                                 {.fd = launcher_pidfd_.get(), .events = POLLIN, .revents = 0}};
   {
     absl::MutexLock lock(&mu_);
@@ -183,17 +214,22 @@ RankGroup::Heard RankGroup::Wait(int timeout_ms) {
 
 void RankGroup::Accept() {
   while (connections_.size() < ranks_.size() + kMaxStrangers) {
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket(accept4(listener().get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.ok()) return;
-    ucred peer{};
-    socklen_t size = sizeof(peer);
-    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
-        peer.uid != geteuid()) {
-      continue;
-    }
     auto connection = std::make_unique<Connection>();
+    if (Remote()) {
+      TuneTcp(socket);
+    } else {
+      ucred peer{};
+      socklen_t size = sizeof(peer);
+      if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+          peer.uid != geteuid()) {
+        continue;
+      }
+      connection->pid = peer.pid;
+    }
     connection->socket = std::move(socket);
-    connection->pid = peer.pid;
+    connection->accepted = absl::Now();
     connections_.push_back(std::move(connection));
   }
 }
@@ -220,9 +256,18 @@ bool RankGroup::Read(Connection& connection, std::vector<News>* news) {
         if (hello == nullptr || !TakeHello(connection, *hello)) return false;
         continue;
       }
+      if (const auto* beat = event.ok() ? std::get_if<RankHeartbeat>(&*event) : nullptr;
+          beat != nullptr && Remote()) {
+        TakeHeartbeat(connection.rank, *beat);
+        continue;
+      }
       const bool garbage = !event.ok();
       news->push_back({.rank = connection.rank, .event = std::move(event)});
       if (garbage) return false;
+    }
+    if (connection.rank < 0 && (connection.reader.pending() > kMaxHelloBytes ||
+                                absl::Now() - connection.accepted > kHelloLimit)) {
+      return false;
     }
     if (!read.ok()) {
       if (connection.rank >= 0 && absl::IsInvalidArgument(read.status())) {
@@ -238,15 +283,31 @@ bool RankGroup::Read(Connection& connection, std::vector<News>* news) {
 bool RankGroup::TakeHello(Connection& connection, const RankHello& hello) {
   if (hello.size != ranks_.size() || hello.rank >= ranks_.size()) return false;
   Member& member = ranks_[hello.rank];
-  UniqueFd pidfd(pidfd_open(connection.pid, 0));
-  if (member.pid != 0 || !pidfd.ok()) return false;
+  if (member.pid != 0) return false;
+  if (Remote()) {
+    if (!(SecretDigest::Of(hello.token) == SecretDigest::Of(token_)) || hello.pid == 0)
+      return false;
+    connection.pid = static_cast<pid_t>(hello.pid);
+  } else {
+    member.pidfd.Reset(pidfd_open(connection.pid, 0));
+    if (!member.pidfd.ok()) return false;
+  }
   member.pid = connection.pid;
-  member.pidfd = std::move(pidfd);
   connection.rank = static_cast<int>(hello.rank);
   ++connected_;
   absl::MutexLock lock(&mu_);
   sockets_[connection.rank] = connection.socket.get();
   return true;
+}
+
+// As a rank of this host writes its slot itself, but by this host's clock.
+void RankGroup::TakeHeartbeat(int rank, const RankHeartbeat& beat) {
+  HeartbeatSlot& slot = page_.slot(rank);
+  slot.phase = static_cast<RankPhase>(beat.phase);
+  slot.started_step = beat.started_step;
+  slot.done_step = beat.done_step;
+  slot.epoch = beat.epoch;
+  slot.time_ns = SteadyClock().NowNs();
 }
 
 void RankGroup::Drop(Connection& connection) {
@@ -265,17 +326,22 @@ MemberSample RankGroup::Launcher() const {
                                                  : MemberSample::Life::kAlive};
 }
 
+bool RankGroup::Ended(const Member& member) {
+  return member.gone || (member.pidfd.ok() && HasEnded(member.pidfd.get()));
+}
+
 std::vector<MemberSample> RankGroup::Ranks() const {
   std::vector<MemberSample> samples(ranks_.size());
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const Member& member = ranks_[rank];
     MemberSample& sample = samples[rank];
     if (member.pid == 0) continue;
-    if (member.gone || HasEnded(member.pidfd.get())) {
+    if (Ended(member)) {
       sample.life = MemberSample::Life::kGone;
       continue;
     }
-    if (ProcessState(member.pid) == 'T') sample.life = MemberSample::Life::kStopped;
+    if (member.pidfd.ok() && ProcessState(member.pid) == 'T')
+      sample.life = MemberSample::Life::kStopped;
     const std::int64_t beat = page_.slot(static_cast<int>(rank)).time_ns;
     if (beat != 0) sample.heartbeat_ns = beat;
   }
@@ -326,6 +392,7 @@ bool RankGroup::Reap() {
   // From here on its children are this process's, or it has waited for them itself.
   bool all = true;
   for (const Member& member : ranks_) {
+    // One on another host, or that was reaped by its launcher, is no child.
     if (member.pid != 0) all &= waitpid(member.pid, nullptr, WNOHANG) != 0;
   }
   for (const pid_t stray : strays_) all &= waitpid(stray, nullptr, WNOHANG) != 0;
@@ -348,13 +415,31 @@ void RankGroup::Kill() {
     for (const Member& member : ranks_) {
       if (member.pidfd.ok()) pidfd_send_signal(member.pidfd.get(), SIGKILL, nullptr, 0);
     }
-    if (Reap()) return;
+    if (Reap()) break;
     absl::SleepFor(kKillPeriod);
   } while (absl::Now() < limit);
+  if (!Remote()) return;
+  AwaitRemoteEnds(kRemoteEndMs);
+  // What the launcher has started other hosts' daemons with: remote shells, which are
+  // children of this process now. It has no others.
+  kill(-launcher_, SIGKILL);
+  while (waitpid(-1, nullptr, WNOHANG) > 0) {
+  }
+}
+
+void RankGroup::AwaitRemoteEnds(int limit_ms) {
+  // A rank ends when the agent has nothing more to say; one that is stopped, when its
+  // host's mpirun misses this one.
+  std::erase_if(connections_, [](const auto& connection) { return connection->rank < 0; });
+  for (const auto& connection : connections_) shutdown(connection->socket.get(), SHUT_WR);
+  const absl::Time limit = absl::Now() + absl::Milliseconds(limit_ms);
+  for (ReadAll(&rest_); !connections_.empty() && absl::Now() < limit; ReadAll(&rest_)) {
+    absl::SleepFor(kKillPeriod);
+  }
 }
 
 RankGroup::Heard RankGroup::TakeRest() {
-  Heard heard;
+  Heard heard = std::exchange(rest_, Heard{});
   ReadAll(&heard);
   return heard;
 }
@@ -366,6 +451,10 @@ bool RankGroup::AllRanksGone() const {
 }
 
 void RankGroup::Close(int grace_ms) {
+  if (Remote()) {
+    AwaitRemoteEnds(grace_ms);
+    return Kill();
+  }
   for (const auto& connection : connections_) shutdown(connection->socket.get(), SHUT_RDWR);
   const absl::Time limit = absl::Now() + absl::Milliseconds(grace_ms);
   while (all_connected() && !AllRanksGone() && absl::Now() < limit) absl::SleepFor(kKillPeriod);

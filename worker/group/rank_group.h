@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "proto/codec/rank.h"
 #include "worker/core/watch.h"
 #include "worker/group/frames.h"
@@ -27,20 +29,29 @@
 
 namespace flotilla {
 
+// A group whose ranks may be on other hosts: all of them talk to the agent by TCP, in
+// plain text, and show a token that each life makes anew.
+struct HostOptions {
+  std::string network;       // by which hosts reach each other, ADDRESS/BITS
+  std::string hostfile;      // Open MPI's; empty: as the environment says (Slurm)
+  std::string remote_shell;  // starts a process on a host; empty: Open MPI's choice
+};
+
 struct RankGroupOptions {
-  // The program of a rank and its arguments; --group-dir DIR and --heartbeats PATH are
-  // added.
+  // The program of a rank and its arguments; --group-dir DIR and --heartbeats PATH, or
+  // --agent HOST:PORT, are added.
   std::vector<std::string> command;
   int ranks = 1;
   std::string launcher = "mpirun";  // found by PATH
   std::string temporary;            // where the group's directory is made
+  std::optional<HostOptions> hosts;
 };
 
 class RankGroup {
  public:
   // Starts the job; the ranks connect by and by. NOT_FOUND: there is no such launcher;
-  // INVALID_ARGUMENT: `temporary` is too long a path for a socket; UNAVAILABLE: the
-  // system lacks something just now.
+  // INVALID_ARGUMENT: `temporary` is too long a path for a socket, or the network none that
+  // this host is in; UNAVAILABLE: the system lacks something just now.
   static absl::StatusOr<std::unique_ptr<RankGroup>> Launch(const RankGroupOptions& options);
   // Kills what lives.
   ~RankGroup();
@@ -69,6 +80,8 @@ class RankGroup {
   std::vector<MemberSample> Ranks() const;
   const HeartbeatSlot& slot(int rank) const { return page_.slot(rank); }
   bool all_connected() const { return connected_ == options_.ranks; }
+  // Where ranks of other hosts connect, host:port.
+  const std::string& agent() const { return agent_; }
   pid_t launcher_pid() const { return launcher_; }
   pid_t pid(int rank) const { return ranks_[rank].pid; }  // 0: has not connected
   // "rank 1 (pid 123): signal 6", as far as it is known; Verdict::kLauncher too.
@@ -92,20 +105,30 @@ class RankGroup {
     FrameReader reader;
     int rank = -1;  // until it has said hello
     pid_t pid = 0;
+    absl::Time accepted;
   };
   struct Member {
     pid_t pid = 0;
-    UniqueFd pidfd;
+    UniqueFd pidfd;     // none, if it may be on another host
     bool gone = false;  // its socket has closed
   };
+  static bool Ended(const Member& member);
 
   RankGroup(RankGroupOptions options, std::string directory, HeartbeatPage page);
   absl::Status Listen();
+  absl::Status ListenForHosts();
+  // Where ranks knock.
+  const UniqueFd& listener() const { return Remote() ? tcp_ : local_; }
   absl::Status Spawn();
   void Accept();
   // Reads what is there; false: the connection is over.
   bool Read(Connection& connection, std::vector<News>* news);
   bool TakeHello(Connection& connection, const RankHello& hello);
+  void TakeHeartbeat(int rank, const RankHeartbeat& beat);
+  bool Remote() const { return options_.hosts.has_value(); }
+  // Reads what ranks on other hosts still say until they have closed their sockets, for
+  // `limit_ms` at most.
+  void AwaitRemoteEnds(int limit_ms);
   void ReadAll(Heard* heard);
   void Drop(Connection& connection);
   void Flush() ABSL_LOCKS_EXCLUDED(mu_);
@@ -120,7 +143,9 @@ class RankGroup {
   const RankGroupOptions options_;
   const std::string directory_;
   const HeartbeatPage page_;
-  UniqueFd wake_, listener_;
+  UniqueFd wake_;
+  UniqueFd local_;  // also tells that the directory is in use
+  UniqueFd tcp_;    // for ranks on other hosts
   pid_t launcher_ = 0;
   UniqueFd launcher_pidfd_;
   bool launcher_reaped_ = false;
@@ -129,6 +154,8 @@ class RankGroup {
   std::vector<pid_t> strays_;  // members found that never said hello
   int connected_ = 0;
   std::vector<LogTail> logs_;  // of the ranks, then of the launcher
+  std::string agent_, token_;  // what ranks of other hosts are told
+  Heard rest_;                 // read while the group was killed
 
   absl::Mutex mu_;
   // By rank: where commands go, -1 if nowhere; and what the socket has not taken.

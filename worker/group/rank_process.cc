@@ -20,11 +20,15 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "common/rt/clock.h"
 #include "proto/codec/rank.h"
 #include "worker/group/directory.h"
 #include "worker/group/frames.h"
 #include "worker/group/heartbeats.h"
+#include "worker/group/hosts.h"
+#include "worker/group/launch.h"
+#include "worker/group/unique_fd.h"
 
 namespace flotilla {
 namespace {
@@ -65,35 +69,65 @@ void RedirectOutput(const std::string& directory) {
   _exit(1);
 }
 
-absl::StatusOr<int> ConnectToAgent(const std::string& path) {
+absl::StatusOr<UniqueFd> ConnectToAgent(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
     return absl::InvalidArgumentError(absl::StrCat("'", path, "' is too long for a socket"));
   }
   std::copy(path.begin(), path.end(), address.sun_path);
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+  UniqueFd agent(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!agent.ok() ||
+      connect(agent.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     return absl::UnavailableError(absl::StrCat("no agent at '", path, "': ", std::strerror(errno)));
   }
-  return fd;
+  return agent;
 }
 
 std::int64_t MonotonicNs() { return SteadyClock().NowNs(); }
 
+// The socket to the agent. Two threads write to it if heartbeats go by it.
+class AgentSocket {
+ public:
+  AgentSocket(UniqueFd socket, bool remote) : socket_(std::move(socket)), remote_(remote) {}
+
+  int fd() const { return socket_.get(); }
+  // The agent sees the heartbeat slot only by what is sent of it.
+  bool remote() const { return remote_; }
+
+  absl::Status Send(const RankEvent& event) {
+    const std::string frame = Frame(Encode(event));
+    absl::MutexLock lock(&mu_);
+    return WriteAll(socket_.get(), frame);
+  }
+  absl::Status SendHeartbeat(const HeartbeatSlot& slot) {
+    return Send(RankHeartbeat{.phase = static_cast<std::uint32_t>(slot.phase.load()),
+                              .epoch = slot.epoch,
+                              .started_step = slot.started_step,
+                              .done_step = slot.done_step});
+  }
+
+ private:
+  const UniqueFd socket_;
+  const bool remote_;
+  absl::Mutex mu_;
+};
+
 struct HeartArguments {
   HeartbeatSlot* slot;
-  int socket;
+  AgentSocket* agent;
 };
 
 // The heartbeat, and the end of the process when the agent is gone. A plain thread: it
-// waits for nothing but the time, so it beats for as long as the process is let run.
+// waits for nothing but the time, so it beats for as long as the process is let run (and,
+// where it beats by the socket, the agent reads).
 void* Beat(void* argument) {
   const HeartArguments heart = *static_cast<HeartArguments*>(argument);
   while (true) {
     heart.slot->time_ns.store(MonotonicNs(), std::memory_order_release);
-    pollfd agent{.fd = heart.socket, .events = POLLRDHUP, .revents = 0};
-    if (poll(&agent, 1, kHeartbeatPeriodMs) > 0) {
+    pollfd agent{.fd = heart.agent->fd(), .events = POLLRDHUP, .revents = 0};
+    const bool gone = poll(&agent, 1, kHeartbeatPeriodMs) > 0;
+    if (gone || (heart.agent->remote() && !heart.agent->SendHeartbeat(*heart.slot).ok())) {
       NoteExit(0, nullptr);
       _exit(0);
     }
@@ -102,14 +136,11 @@ void* Beat(void* argument) {
 
 class RankProcess {
  public:
-  RankProcess(int socket, HeartbeatSlot* slot) : socket_(socket), slot_(*slot) {}
+  RankProcess(AgentSocket* agent, HeartbeatSlot* slot) : agent_(*agent), slot_(*slot) {}
 
   // Until the agent goes away, or what it says makes no sense.
   absl::Status Serve(int rank, int size, const MakeRunner& make) {
     slot_.phase = RankPhase::kLoading;
-    absl::Status sent = Send(RankHello{.rank = static_cast<std::uint32_t>(rank),
-                                       .size = static_cast<std::uint32_t>(size)});
-    if (!sent.ok()) return sent;
     auto runner = make(rank, size);
     if (!runner.ok()) {
       (void)Send(RankRefused{.why = runner.status()});
@@ -117,8 +148,8 @@ class RankProcess {
     }
     runner_ = *std::move(runner);
     slot_.phase = RankPhase::kWaiting;
-    sent = Send(RankLoaded{.weight_bytes = runner_->weight_bytes(),
-                           .buffer_bytes = runner_->buffer_bytes()});
+    absl::Status sent = Send(RankLoaded{.weight_bytes = runner_->weight_bytes(),
+                                        .buffer_bytes = runner_->buffer_bytes()});
     while (sent.ok()) {
       const auto message = Receive();
       if (!message.ok()) return message.status();
@@ -150,8 +181,11 @@ class RankProcess {
   absl::Status Run(const StepPlan& plan) {
     slot_.started_step = plan.step.value();
     slot_.phase = RankPhase::kRunning;
-    auto result = runner_->Run(plan);
     absl::Status sent;
+    // Should the step be the end of this process, the agent knows of it.
+    if (agent_.remote()) sent = agent_.SendHeartbeat(slot_);
+    if (!sent.ok()) return sent;
+    auto result = runner_->Run(plan);
     if (!result.ok()) {
       sent = Send(GroupEvent(Lost{.epoch = *std::exchange(epoch_, std::nullopt),
                                   .cause = LostCauseOf(result.status()),
@@ -165,16 +199,16 @@ class RankProcess {
     return sent;
   }
 
-  absl::Status Send(const RankEvent& event) { return WriteAll(socket_, Frame(Encode(event))); }
+  absl::Status Send(const RankEvent& event) { return agent_.Send(event); }
 
   absl::StatusOr<std::string> Receive() {
     while (true) {
       if (auto message = reader_.Next()) return *std::move(message);
       while (runner_ != nullptr && runner_->Progress()) {
-        pollfd agent{.fd = socket_, .events = POLLIN, .revents = 0};
+        pollfd agent{.fd = agent_.fd(), .events = POLLIN, .revents = 0};
         if (poll(&agent, 1, kProgressMs) != 0) break;
       }
-      if (const auto read = reader_.ReadFrom(socket_); !read.ok()) return read.status();
+      if (const auto read = reader_.ReadFrom(agent_.fd()); !read.ok()) return read.status();
     }
   }
 
@@ -185,7 +219,7 @@ class RankProcess {
     }
   }
 
-  const int socket_;
+  AgentSocket& agent_;
   HeartbeatSlot& slot_;
   FrameReader reader_;
   std::unique_ptr<StepRunner> runner_;
@@ -195,9 +229,10 @@ class RankProcess {
 }  // namespace
 
 void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
+  const bool remote = !options.agent.empty();
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // should mpirun go without a word
   std::signal(SIGPIPE, SIG_IGN);
-  RedirectOutput(options.group_directory);
+  if (!remote) RedirectOutput(options.group_directory);  // else mpirun takes it along
 
   int provided = 0, rank = 0, size = 0;
   // One thread calls MPI, the one that runs plans.
@@ -206,15 +241,25 @@ void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
       MPI_Comm_size(MPI_COMM_WORLD, &size) != MPI_SUCCESS) {
     Fail(absl::UnavailableError("MPI does not start"));
   }
-  static auto page = HeartbeatPage::Open(options.heartbeats, size);
+  static auto page =
+      remote ? HeartbeatPage::Create(size) : HeartbeatPage::Open(options.heartbeats, size);
   if (!page.ok()) Fail(page.status());
   g_slot = &page->slot(rank);
   for (const int number : kDeadlySignals) std::signal(number, NoteSignal);
   on_exit(NoteExit, nullptr);
 
-  const auto socket = ConnectToAgent(absl::StrCat(options.group_directory, "/", kAgentSocket));
+  auto socket = remote ? ConnectTcp(options.agent)
+                       : ConnectToAgent(absl::StrCat(options.group_directory, "/", kAgentSocket));
   if (!socket.ok()) Fail(socket.status());
-  static HeartArguments heart{.slot = g_slot, .socket = *socket};
+  static AgentSocket agent(*std::move(socket), remote);
+  const char* token = std::getenv(kTokenVariable);
+  // Before any heartbeat.
+  const absl::Status hello = agent.Send(RankHello{.rank = static_cast<std::uint32_t>(rank),
+                                                  .size = static_cast<std::uint32_t>(size),
+                                                  .token = token == nullptr ? "" : token,
+                                                  .pid = static_cast<std::uint32_t>(getpid())});
+  if (!hello.ok()) Fail(hello);
+  static HeartArguments heart{.slot = g_slot, .agent = &agent};
   pthread_t thread;
   if (pthread_create(&thread, nullptr, Beat, &heart) != 0) {
     Fail(absl::ResourceExhaustedError("no thread for the heartbeat"));
@@ -222,7 +267,7 @@ void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
   pthread_setname_np(thread, "heartbeat");
   pthread_detach(thread);
 
-  RankProcess process(*socket, g_slot);
+  RankProcess process(&agent, g_slot);
   const absl::Status ended = process.Serve(rank, size, make);
   if (!absl::IsUnavailable(ended)) Fail(ended);
   // Not MPI_Finalize: it would wait for ranks that may be dead. Nor destructors: memory

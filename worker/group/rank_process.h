@@ -18,6 +18,7 @@ struct RankProcessOptions {
   // The agent's, see directory.h.
   std::string group_directory;
   std::string heartbeats;  // HeartbeatPage::path of the agent
+  std::string agent;       // host:port, if it may be on another host; then not the other two
 };
 
 // Loads what rank `rank` of `size` needs, and warms up. INVALID_ARGUMENT, UNIMPLEMENTED,

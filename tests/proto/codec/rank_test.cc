@@ -22,14 +22,22 @@ RankCommand RandomCommand(testing::RandomValues& random) {
 
 RankEvent RandomEvent(testing::RandomValues& random) {
   const auto number = [&] { return static_cast<std::uint32_t>(random.Below(1u << 31)); };
-  switch (random.Below(4)) {
+  switch (random.Below(5)) {
     case 0:
-      return RankHello{.rank = number(), .size = number()};
+      return RankHello{.rank = number(),
+                       .size = number(),
+                       .token = std::string(random.Below(20), 't'),
+                       .pid = number()};
     case 1:
       return RankLoaded{.weight_bytes = std::int64_t{number()} << 20, .buffer_bytes = number()};
     case 2:
       return RankRefused{absl::Status(static_cast<absl::StatusCode>(1 + random.Below(16)),
                                       std::string(random.Below(20), 'x'))};
+    case 3:
+      return RankHeartbeat{.phase = number(),
+                           .epoch = random.Below(1'000'000),
+                           .started_step = random.Below(1'000'000),
+                           .done_step = random.Below(1'000'000)};
     default:
       return random.Event();
   }

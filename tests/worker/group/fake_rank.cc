@@ -135,6 +135,7 @@ int main(int argc, char** argv) {
     if (name == "--faults") faults = argv[i + 1];
     if (name == "--group-dir") options.group_directory = argv[i + 1];
     if (name == "--heartbeats") options.heartbeats = argv[i + 1];
+    if (name == "--agent") options.agent = argv[i + 1];
   }
   using flotilla::testing::FakeRunner;
   flotilla::RunRankProcess(

@@ -2,6 +2,7 @@
 // lost, within what time, that it comes back by itself, and that nothing stays behind.
 #include "worker/group/process_executor.h"
 
+#include <poll.h>
 #include <sys/wait.h>
 
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <string>
 #include <thread>
@@ -29,6 +31,8 @@
 #include "tests/support/plan_builder.h"
 #include "worker/fake_executor.h"
 #include "worker/group/directory.h"
+#include "worker/group/frames.h"
+#include "worker/group/hosts.h"
 #include "worker/group/proc.h"
 
 namespace flotilla::testing {
@@ -172,6 +176,81 @@ TEST_F(ProcessExecutorTest, WhateverARankDoesInAStepIsNoticed) {
     EXPECT_EQ(lost.started, answered ? std::vector<Step>{} : std::vector<Step>{Step(2)});
   }
   RunStep(group, recorder, Script(recorder.WaitReady(number + 1)), 1);
+}
+
+// A rank on another host is known by what it says; what happens to it is noticed all the
+// same, and the step that it died in is among those started.
+TEST_F(ProcessExecutorTest, RanksThatTalkByTcpAreWatchedToo) {
+  struct Case {
+    const char* fault;
+    Lost::Cause cause;
+    const char* detail;
+    double least_seconds, most_seconds;
+  };
+  constexpr auto kDied = Lost::Cause::kDied, kStuck = Lost::Cause::kStuck;
+  const Case cases[] = {
+      {"kill", kDied, "closed its socket", 0, kDetectSeconds},
+      {"exit", kDied, "closed its socket", 0, kDetectSeconds},
+      {"abort", kDied, "closed its socket", 0, kDetectSeconds},
+      {"stop", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
+      {"silent", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
+      {"stuck", kStuck, "(running, step 2)", 2, 3},
+  };
+  FakeGroup group(2, Loopback());
+  Recorder recorder;
+  ASSERT_TRUE(group.executor().Start(&recorder).ok());
+  std::size_t number = 0;
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.fault);
+    const std::vector<StepPlan> script = Script(recorder.WaitReady(number + 1));
+    RunStep(group, recorder, script, 1);
+    group.AddFault("rank-0-step-2", one.fault);
+    const std::int64_t start = SteadyClock().NowNs();
+    ASSERT_TRUE(group.executor().Execute(script[1]).ok());
+    const Lost lost = recorder.WaitLost(++number);
+    const double seconds = static_cast<double>(recorder.lost_ns - start) * 1e-9;
+    std::printf("by TCP, %s: lost after %.3f s: %s\n", one.fault, seconds, lost.detail.c_str());
+    EXPECT_GE(seconds, one.least_seconds);
+    EXPECT_LE(seconds, one.most_seconds);
+    EXPECT_EQ(lost.cause, one.cause);
+    EXPECT_THAT(lost.detail, HasSubstr("rank 0"));
+    EXPECT_THAT(lost.detail, HasSubstr(one.detail));
+    EXPECT_EQ(lost.started, std::vector<Step>{Step(2)});
+  }
+  RunStep(group, recorder, Script(recorder.WaitReady(number + 1)), 1);
+}
+
+// Whoever reaches the agent's port from the network, without the token of this life.
+TEST_F(ProcessExecutorTest, StrangersAreNoRanks) {
+  const ScratchDirectory temporary, faults;
+  std::ofstream(faults.path() + "/rank-0-load") << "stuck\n";
+  auto group = RankGroup::Launch({.command = {FLOTILLA_FAKE_RANK, "--faults", faults.path()},
+                                  .ranks = 2,
+                                  .temporary = temporary.path(),
+                                  .hosts = Loopback()});
+  ASSERT_TRUE(group.ok()) << group.status();
+  const std::string hellos[] = {
+      Frame(Encode(RankHello{.rank = 1, .size = 2, .token = "", .pid = 1})),
+      Frame(Encode(RankHello{.rank = 1, .size = 2, .token = std::string(64, '0'), .pid = 1})),
+      Frame(Encode(RankLoaded{})),
+      std::string(10'000, 'x'),
+      Frame(std::string(10'000, 'x')).substr(0, 9'000),  // the rest never comes
+  };
+  for (const std::string& hello : hellos) {
+    auto stranger = ConnectTcp((*group)->agent());
+    ASSERT_TRUE(stranger.ok()) << stranger.status();
+    (void)WriteAll(stranger->get(), hello);
+    FrameReader reader;
+    absl::StatusOr<bool> read = true;
+    const absl::Time limit = absl::Now() + absl::Seconds(30);
+    while (read.ok() && absl::Now() < limit) {  // until the stranger has been shown out
+      (*group)->Wait(10);
+      pollfd end{.fd = stranger->get(), .events = POLLIN, .revents = 0};
+      if (poll(&end, 1, 0) > 0) read = reader.ReadFrom(stranger->get());
+    }
+    EXPECT_TRUE(absl::IsUnavailable(read.status())) << read.status();
+  }
+  EXPECT_NE((*group)->pid(1), 1);
 }
 
 TEST_F(ProcessExecutorTest, DescribesWhatAllRanksCanDo) {
