@@ -120,6 +120,7 @@ absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
   o.prefix_groups = static_cast<std::uint32_t>(flags_.prefix_groups);
   o.prefix_tokens = static_cast<std::uint32_t>(flags_.prefix_tokens);
   o.deadline_ns = static_cast<std::int64_t>(flags_.deadline_s * 1e9);
+  o.last_deadline_ns = static_cast<std::int64_t>(flags_.last_deadline_s * 1e9);
   return MakeWorkload(o);
 }
 

@@ -72,6 +72,8 @@ void AddLengthFlags(CLI::App& app, SimulateFlags* f) {
   length("--output-mean", f->output_mean, "mean output length, instead of the preset's", 1 << 20);
   length("--output-sigma", f->output_sigma, "spread of output lengths (of the logarithm)", 4);
   length("--deadline", f->deadline_s, "seconds after arrival; 0: none", 1e6);
+  length("--last-deadline", f->last_deadline_s,
+         "deadlines evenly spread from --deadline to this; 0: all are --deadline", 1e6);
   app.add_option("--max-tokens", f->max_tokens,
                  "what requests allow as output; answers end by themselves [default 1024]")
       ->check(Between(1, 1 << 24))

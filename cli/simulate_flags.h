@@ -30,6 +30,7 @@ struct SimulateFlags {
   std::int64_t prefix_groups = 0;
   std::int64_t prefix_tokens = 0;
   double deadline_s = 0;
+  double last_deadline_s = 0;
   std::int64_t max_tokens = 1024;
   bool known_lengths = false;
   // What is compared.

@@ -77,6 +77,9 @@ absl::Status Check(const SyntheticOptions& o) {
   if (o.tenants < 1 || o.tenants > 10'000) return OutOfRange("tenants", "1..10000");
   if (o.prefix_tokens > 1 << 24) return OutOfRange("prefix tokens", "0..2^24");
   if (o.deadline_ns < 0) return OutOfRange("deadline", "0 or more");
+  if (o.last_deadline_ns != 0 && (o.deadline_ns == 0 || o.last_deadline_ns < o.deadline_ns)) {
+    return OutOfRange("last deadline", "0, or a deadline's or more");
+  }
   return absl::OkStatus();
 }
 
@@ -140,8 +143,9 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
   }
   const TenantSource tenants(options.tenants);
   const LengthSource prompts(options.prompt), outputs(options.output);
-  // A stream each, so that another rate leaves the lengths as they are.
-  SimulatorRandom gaps(options.seed), lengths(options.seed + (1ull << 40));
+  // A stream each, so that another rate, or deadlines, leave the lengths as they are.
+  SimulatorRandom gaps(options.seed), lengths(options.seed + (1ull << 40)),
+      deadlines(options.seed + (2ull << 40));
   double at_ns = 0;
   workload.requests.reserve(options.requests);
   for (std::uint32_t i = 0; i < options.requests; ++i) {
@@ -152,6 +156,10 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
     request.output_tokens = outputs.Draw(lengths);
     request.tenant = tenants.Draw(lengths);
     request.deadline_ns = options.deadline_ns;
+    if (options.last_deadline_ns > 0) {
+      const auto spread = static_cast<double>(options.last_deadline_ns - options.deadline_ns);
+      request.deadline_ns += static_cast<std::int64_t>(deadlines.Uniform() * spread);
+    }
     if (options.prefix_groups > 0) {
       request.prefix_group = static_cast<std::uint32_t>(1 + lengths.Below(options.prefix_groups));
       request.prefix_tokens = options.prefix_tokens;

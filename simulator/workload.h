@@ -68,7 +68,9 @@ struct SyntheticOptions {
   // group's tokens, and has its own length after them. 0: no shared prefixes.
   std::uint32_t prefix_groups = 0;
   std::uint32_t prefix_tokens = 0;
+  // After arrival; 0: none. With a last one, each between the two, all alike likely.
   std::int64_t deadline_ns = 0;
+  std::int64_t last_deadline_ns = 0;
   std::uint64_t seed = 1;
 };
 

@@ -1,5 +1,6 @@
 #include "simulator/workload.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "gmock/gmock.h"
@@ -118,6 +119,31 @@ TEST(WorkloadTest, GroupsShareTheirPrefixAndNothingElse) {
   }
   EXPECT_GT(same, 10);
   EXPECT_LT(same, 50);
+}
+
+TEST(WorkloadTest, DeadlinesAreSpreadAndLeaveTheRestAsItIs) {
+  SyntheticOptions options = Preset("short", 2000);
+  const Workload without = MakeWorkload(options).value();
+  options.deadline_ns = 1'000'000'000;
+  options.last_deadline_ns = 5'000'000'000;
+  const Workload w = MakeWorkload(options).value();
+  double sum = 0;
+  std::int64_t least = options.last_deadline_ns, most = 0;
+  for (std::size_t i = 0; i < w.requests.size(); ++i) {
+    SimulatedRequest request = w.requests[i];
+    least = std::min(least, request.deadline_ns);
+    most = std::max(most, request.deadline_ns);
+    sum += static_cast<double>(request.deadline_ns);
+    request.deadline_ns = 0;
+    EXPECT_EQ(request, without.requests[i]);
+  }
+  EXPECT_GE(least, 1'000'000'000);
+  EXPECT_LE(most, 5'000'000'000);
+  EXPECT_NEAR(sum / 2000, 3e9, 1e8);
+  options.last_deadline_ns = 999'999'999;
+  EXPECT_FALSE(MakeWorkload(options).ok());
+  options.deadline_ns = 0;
+  EXPECT_FALSE(MakeWorkload(options).ok());
 }
 
 TEST(WorkloadTest, TheFirstTenantSendsMost) {
