@@ -43,7 +43,7 @@ FOLDERS = {
     "common/types": Folder(libs=("absl",), pure=True),
     "common/rt": Folder(may=("common/types",), libs=("absl", "system")),
     "common/obs": Folder(may=("common/types", "common/rt"),
-                         libs=("absl", "prometheus", "spdlog", "system")),
+                         libs=("absl", "boost", "prometheus", "spdlog", "system")),
     # Secrets: how they are kept, compared and read.
     "common/auth": Folder(may=("common/types", "common/rt", "common/obs"),
                           libs=("absl", "openssl", "system")),

@@ -64,15 +64,6 @@ void Metrics::OnRender(std::function<void()> update) {
 
 std::string Metrics::Render() { return prometheus::TextSerializer().Serialize(impl_->Collect()); }
 
-std::shared_ptr<prometheus::Collectable> Metrics::AsCollectable() {
-  struct View final : prometheus::Collectable {
-    explicit View(Impl* impl) : impl(impl) {}
-    std::vector<prometheus::MetricFamily> Collect() const override { return impl->Collect(); }
-    Impl* const impl;
-  };
-  return std::make_shared<View>(impl_.get());
-}
-
 void RaiseTo(Counter& counter, double total) {
   const double missing = total - counter.Value();
   if (missing > 0) counter.Increment(missing);

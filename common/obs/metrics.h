@@ -15,7 +15,6 @@
 // and keep the reference: finding a series costs more than counting in it.
 #pragma once
 
-#include <prometheus/collectable.h>
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
@@ -61,8 +60,6 @@ class Metrics {
   // All series in Prometheus' text format 0.0.4. Any thread; renders are done
   // one at a time.
   std::string Render();
-  // The same, for the library's own server; this outlives it.
-  std::shared_ptr<prometheus::Collectable> AsCollectable();
 
  private:
   struct Impl;

@@ -1,44 +1,177 @@
 #include "common/obs/metrics_server.h"
 
-#include <prometheus/exposer.h>
-
-#include <exception>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/beast/http/write.hpp>
+#include <chrono>
 #include <optional>
+#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 
 namespace flotilla {
 namespace {
 
-class MetricsServerImpl final : public MetricsServer {
- public:
-  // Throws where the library does.
-  MetricsServerImpl(const std::string& address, Metrics* metrics)
-      : collectable_(metrics->AsCollectable()), exposer_(address, /*num_threads=*/1) {
-    exposer_.RegisterCollectable(collectable_);
-  }
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
 
-  std::uint16_t port() const override {
-    return static_cast<std::uint16_t>(exposer_.GetListeningPorts().at(0));
+constexpr int kMaxConnections = 32;
+constexpr std::uint32_t kMaxHeaderBytes = 8192;
+// For a request to come whole, for its answer to be taken, and between two.
+constexpr std::chrono::seconds kPatience{10};
+// Until the next try, when the process has no more descriptors.
+constexpr std::chrono::milliseconds kAcceptDelay{100};
+
+class MetricsServerImpl;
+
+// One connection; lives as long as something is asked of it.
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(tcp::socket socket, Metrics* metrics, int* connections)
+      : stream_(std::move(socket)), metrics_(metrics), connections_(connections) {
+    ++*connections_;
+  }
+  ~Session() { --*connections_; }
+
+  void Read() {
+    parser_.emplace();
+    parser_->header_limit(kMaxHeaderBytes);
+    stream_.expires_after(kPatience);
+    http::async_read(
+        stream_, input_, *parser_, [self = shared_from_this()](error_code error, std::size_t) {
+          if (!error) return self->Answer();
+          if (error == http::error::header_limit) {
+            return self->Refuse(http::status::request_header_fields_too_large);
+          }
+          const bool wrong =
+              error.category() == http::make_error_code(http::error::bad_method).category();
+          if (wrong && error != http::error::end_of_stream &&
+              error != http::error::partial_message) {
+            self->Refuse(http::status::bad_request);
+          }
+        });
   }
 
  private:
-  const std::shared_ptr<prometheus::Collectable> collectable_;
-  prometheus::Exposer exposer_;
+  void Answer() {
+    const auto& request = parser_->get();
+    const beast::string_view target = request.target();
+    const bool keep = request.keep_alive();
+    if (request.method() != http::verb::get) return Refuse(http::status::method_not_allowed);
+    if (target.substr(0, target.find('?')) != "/metrics") {
+      return Write(http::status::not_found, "There is /metrics.\n", keep);
+    }
+    Write(http::status::ok, metrics_->Render(), keep);
+  }
+
+  // And ends the connection.
+  void Refuse(http::status status) {
+    Write(status, absl::StrCat(std::string(http::obsolete_reason(status)), "\n"), /*keep=*/false);
+  }
+
+  void Write(http::status status, std::string text, bool keep) {
+    output_ = {status, 11};
+    output_.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
+    if (status == http::status::method_not_allowed) output_.set(http::field::allow, "GET");
+    output_.keep_alive(keep);
+    output_.body() = std::move(text);
+    output_.prepare_payload();
+    stream_.expires_after(kPatience);
+    http::async_write(stream_, output_,
+                      [self = shared_from_this(), keep](error_code error, std::size_t) {
+                        if (!error && keep) return self->Read();
+                        error_code ignored;
+                        self->stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+                      });
+  }
+
+  beast::tcp_stream stream_;
+  Metrics* const metrics_;
+  int* const connections_;
+  beast::flat_buffer input_{2 * kMaxHeaderBytes};
+  std::optional<http::request_parser<http::empty_body>> parser_;
+  http::response<http::string_body> output_;
+};
+
+// One thread accepts, reads, renders and writes.
+class MetricsServerImpl final : public MetricsServer {
+ public:
+  explicit MetricsServerImpl(Metrics* metrics) : metrics_(metrics) {}
+  ~MetricsServerImpl() override {
+    io_.stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  error_code Listen(const std::string& host, const std::string& port) {
+    error_code error;
+    const auto found = tcp::resolver(io_).resolve(
+        host, port, tcp::resolver::passive | tcp::resolver::numeric_service, error);
+    if (error) return error;
+    const tcp::endpoint endpoint = found.begin()->endpoint();
+    acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(tcp::acceptor::max_listen_connections, error);
+    if (error) return error;
+    port_ = acceptor_.local_endpoint().port();
+    Accept();
+    thread_ = std::thread([this] { io_.run(); });
+    return error;
+  }
+
+  std::uint16_t port() const override { return port_; }
+
+ private:
+  void Accept() {
+    acceptor_.async_accept([this](error_code error, tcp::socket socket) {
+      if (error) {
+        retry_.expires_after(kAcceptDelay);
+        return retry_.async_wait([this](error_code ended) {
+          if (!ended) Accept();
+        });
+      }
+      // One too many is closed at once.
+      if (connections_ < kMaxConnections) {
+        std::make_shared<Session>(std::move(socket), metrics_, &connections_)->Read();
+      }
+      Accept();
+    });
+  }
+
+  Metrics* const metrics_;
+  int connections_ = 0;  // the sessions that io_ keeps count themselves here
+  std::uint16_t port_ = 0;
+  asio::io_context io_{1};
+  tcp::acceptor acceptor_{io_};
+  asio::steady_timer retry_{io_};
+  std::thread thread_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
                                                                     Metrics* metrics) {
-  try {
-    return std::make_unique<MetricsServerImpl>(address, metrics);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", address, " for metrics: ", error.what()));
-  }
+  const std::size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  auto server = std::make_unique<MetricsServerImpl>(metrics);
+  const error_code error =
+      server->Listen(host, colon == std::string::npos ? "0" : address.substr(colon + 1));
+  if (!error) return server;
+  return absl::UnavailableError(
+      absl::StrCat("cannot listen on ", address, " for metrics: ", error.message()));
 }
 
 }  // namespace flotilla

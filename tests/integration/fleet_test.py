@@ -4,9 +4,11 @@ Answers must be byte for byte those of an undisturbed run; each token comes once
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
+import socket
 import time
 
 import httpx
@@ -252,3 +254,16 @@ def test_every_role_has_metrics(fleet):
     assert fleet.router.metric("flotilla_router_output_tokens_count") == 1
     for one in (fleet.worker, fleet.scheduler, fleet.router):
         assert one.metric("flotilla_build_info", model=MODEL) == 1
+
+
+def test_what_else_is_asked_of_a_metrics_port_harms_nobody(fleet):
+    for one in (fleet.worker, fleet.scheduler):
+        url = f"http://127.0.0.1:{one.ports['metrics']}"
+        assert httpx.get(f"{url}/nope").status_code == 404
+        assert httpx.post(f"{url}/metrics", content=b"x" * 100_000).status_code in (400, 405)
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.get(f"{url}/metrics", headers={"x": "x" * 100_000})
+        with socket.create_connection(("127.0.0.1", one.ports["metrics"])) as raw:
+            raw.sendall(b"\0" * 10_000)
+        assert one.metric("flotilla_build_info", model=MODEL) == 1
+        assert one.process.poll() is None
