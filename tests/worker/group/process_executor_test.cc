@@ -88,6 +88,45 @@ class ProcessExecutorTest : public ::testing::Test {
     ASSERT_TRUE(group.executor().Execute(script[number - 1]).ok());
     recorder.WaitResult(before + 1);
   }
+
+  static constexpr auto kDied = Lost::Cause::kDied, kStuck = Lost::Cause::kStuck;
+  struct Case {
+    const char* fault;
+    Lost::Cause cause;
+    const char* detail;
+    double least_seconds, most_seconds;
+  };
+  // Each fault strikes one of the first `ranks` in a step of its own, in turns.
+  static void ExpectNoticed(FakeGroup& group, std::size_t ranks, const std::vector<Case>& cases) {
+    Recorder recorder;
+    ASSERT_TRUE(group.executor().Start(&recorder).ok());
+    std::size_t number = 0;
+    for (const Case& one : cases) {
+      SCOPED_TRACE(one.fault);
+      const std::size_t rank = number % ranks;
+      const std::vector<StepPlan> script = Script(recorder.WaitReady(number + 1));
+      RunStep(group, recorder, script, 1);
+      group.AddFault(absl::StrCat("rank-", rank, "-step-2"), one.fault);
+      const std::size_t results = recorder.result_count();
+      const std::int64_t start = SteadyClock().NowNs();
+      ASSERT_TRUE(group.executor().Execute(script[1]).ok());
+      const Lost lost = recorder.WaitLost(++number);
+      const double seconds = static_cast<double>(recorder.lost_ns - start) * 1e-9;
+      std::printf("rank %zu, %s: lost after %.3f s: %s\n", rank, one.fault, seconds,
+                  lost.detail.c_str());
+      EXPECT_GE(seconds, one.least_seconds);
+      EXPECT_LE(seconds, one.most_seconds);
+      EXPECT_EQ(lost.cause, one.cause);
+      EXPECT_THAT(lost.detail, HasSubstr(one.detail));
+      EXPECT_THAT(lost.detail, HasSubstr(absl::StrCat("rank ", rank)));
+      // Rank 0 may have answered before another rank was missed: then the step is done.
+      const bool answered = recorder.result_count() > results;
+      EXPECT_TRUE(rank != 0 || !answered);
+      EXPECT_EQ(lost.started, answered ? std::vector<Step>{} : std::vector<Step>{Step(2)});
+    }
+    RunStep(group, recorder, Script(recorder.WaitReady(number + 1)), 1);
+    group.executor().Stop();  // before the recorder goes
+  }
 };
 
 // What happens to a member from outside, while the group has nothing to do or a plan.
@@ -129,95 +168,31 @@ TEST_F(ProcessExecutorTest, AnyMemberThatIsKilledOrStoppedIsNoticed) {
 
 // What a rank does to itself in a step: its step is among those started.
 TEST_F(ProcessExecutorTest, WhateverARankDoesInAStepIsNoticed) {
-  struct Case {
-    const char* fault;
-    Lost::Cause cause;
-    const char* detail;
-    double least_seconds, most_seconds;
-  };
-  constexpr auto kDied = Lost::Cause::kDied, kStuck = Lost::Cause::kStuck;
-  const Case cases[] = {
-      {"kill", kDied, "ended without a word", 0, kDetectSeconds},
-      {"exit", kDied, "exit code 3", 0, kDetectSeconds},
-      {"abort", kDied, "signal 6", 0, kDetectSeconds},
-      {"term", kDied, "signal 15", 0, kDetectSeconds},
-      {"close", kDied, "rank ", 0, kDetectSeconds},
-      {"garbage", kDied, "no message", 0, kDetectSeconds},
-      {"oversize", kDied, "4294967295 bytes", 0, kDetectSeconds},
-      {"stop", kStuck, "is stopped", 0, kDetectSeconds},
-      {"silent", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
-      {"stuck", kStuck, "(running, step 2)", 2, 3},
-  };
   FakeGroup group(3);
-  Recorder recorder;
-  ASSERT_TRUE(group.executor().Start(&recorder).ok());
-  std::size_t number = 0;
-  for (const Case& one : cases) {
-    SCOPED_TRACE(one.fault);
-    const int rank = static_cast<int>(number % 3);
-    const std::vector<StepPlan> script = Script(recorder.WaitReady(number + 1));
-    RunStep(group, recorder, script, 1);
-    group.AddFault(absl::StrCat("rank-", rank, "-step-2"), one.fault);
-    const std::size_t results = recorder.result_count();
-    const std::int64_t start = SteadyClock().NowNs();
-    ASSERT_TRUE(group.executor().Execute(script[1]).ok());
-    const Lost lost = recorder.WaitLost(++number);
-    const double seconds = static_cast<double>(recorder.lost_ns - start) * 1e-9;
-    std::printf("rank %d, %s: lost after %.3f s: %s\n", rank, one.fault, seconds,
-                lost.detail.c_str());
-    EXPECT_GE(seconds, one.least_seconds);
-    EXPECT_LE(seconds, one.most_seconds);
-    EXPECT_EQ(lost.cause, one.cause);
-    EXPECT_THAT(lost.detail, HasSubstr(one.detail));
-    EXPECT_THAT(lost.detail, HasSubstr(absl::StrCat("rank ", rank)));
-    // Rank 0 may have answered before another rank was missed: then the step is done.
-    const bool answered = recorder.result_count() > results;
-    EXPECT_TRUE(rank != 0 || !answered);
-    EXPECT_EQ(lost.started, answered ? std::vector<Step>{} : std::vector<Step>{Step(2)});
-  }
-  RunStep(group, recorder, Script(recorder.WaitReady(number + 1)), 1);
+  ExpectNoticed(group, 3,
+                {{"kill", kDied, "ended without a word", 0, kDetectSeconds},
+                 {"exit", kDied, "exit code 3", 0, kDetectSeconds},
+                 {"abort", kDied, "signal 6", 0, kDetectSeconds},
+                 {"term", kDied, "signal 15", 0, kDetectSeconds},
+                 {"close", kDied, "rank ", 0, kDetectSeconds},
+                 {"garbage", kDied, "no message", 0, kDetectSeconds},
+                 {"oversize", kDied, "4294967295 bytes", 0, kDetectSeconds},
+                 {"stop", kStuck, "is stopped", 0, kDetectSeconds},
+                 {"silent", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
+                 {"stuck", kStuck, "(running, step 2)", 2, 3}});
 }
 
 // A rank on another host is known by what it says; what happens to it is noticed all the
 // same, and the step that it died in is among those started.
 TEST_F(ProcessExecutorTest, RanksThatTalkByTcpAreWatchedToo) {
-  struct Case {
-    const char* fault;
-    Lost::Cause cause;
-    const char* detail;
-    double least_seconds, most_seconds;
-  };
-  constexpr auto kDied = Lost::Cause::kDied, kStuck = Lost::Cause::kStuck;
-  const Case cases[] = {
-      {"kill", kDied, "closed its socket", 0, kDetectSeconds},
-      {"exit", kDied, "closed its socket", 0, kDetectSeconds},
-      {"abort", kDied, "closed its socket", 0, kDetectSeconds},
-      {"stop", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
-      {"silent", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
-      {"stuck", kStuck, "(running, step 2)", 2, 3},
-  };
   FakeGroup group(2, Loopback());
-  Recorder recorder;
-  ASSERT_TRUE(group.executor().Start(&recorder).ok());
-  std::size_t number = 0;
-  for (const Case& one : cases) {
-    SCOPED_TRACE(one.fault);
-    const std::vector<StepPlan> script = Script(recorder.WaitReady(number + 1));
-    RunStep(group, recorder, script, 1);
-    group.AddFault("rank-0-step-2", one.fault);
-    const std::int64_t start = SteadyClock().NowNs();
-    ASSERT_TRUE(group.executor().Execute(script[1]).ok());
-    const Lost lost = recorder.WaitLost(++number);
-    const double seconds = static_cast<double>(recorder.lost_ns - start) * 1e-9;
-    std::printf("by TCP, %s: lost after %.3f s: %s\n", one.fault, seconds, lost.detail.c_str());
-    EXPECT_GE(seconds, one.least_seconds);
-    EXPECT_LE(seconds, one.most_seconds);
-    EXPECT_EQ(lost.cause, one.cause);
-    EXPECT_THAT(lost.detail, HasSubstr("rank 0"));
-    EXPECT_THAT(lost.detail, HasSubstr(one.detail));
-    EXPECT_EQ(lost.started, std::vector<Step>{Step(2)});
-  }
-  RunStep(group, recorder, Script(recorder.WaitReady(number + 1)), 1);
+  ExpectNoticed(group, 1,
+                {{"kill", kDied, "closed its socket", 0, kDetectSeconds},
+                 {"exit", kDied, "closed its socket", 0, kDetectSeconds},
+                 {"abort", kDied, "closed its socket", 0, kDetectSeconds},
+                 {"stop", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
+                 {"silent", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
+                 {"stuck", kStuck, "(running, step 2)", 2, 3}});
 }
 
 // Whoever reaches the agent's port from the network, without the token of this life.
