@@ -41,8 +41,10 @@ class ClientStream final : private grpc::ClientBidiReactor<Out, In> {
   grpc::ClientContext& context() { return context_; }
   grpc::ClientBidiReactor<Out, In>* reactor() { return this; }
 
-  // Once, after the call was made with context() and reactor().
-  void Begin() {
+  // Once, after the call was made with context() and reactor(). Other threads may send
+  // from then on.
+  void Begin() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
     this->AddHold();  // for writes that begin outside of callbacks
     this->StartCall();
   }
