@@ -225,7 +225,9 @@ void GenerationImpl::Handle(const RequestEnd& event) {
     case RequestTracker::EndVerdict::kFinal:
       break;
   }
-  absl::Status status = event.status;
+  // To a whole answer the engine has nothing to add, not even that it was lost before it
+  // heard of a stop string.
+  absl::Status status = AllChoicesAreWhole() ? absl::OkStatus() : event.status;
   if (tracker_->exhausted()) {
     status = absl::UnavailableError("no worker group could finish this request");
   }
@@ -237,6 +239,13 @@ void GenerationImpl::Handle(const RequestEnd& event) {
     environment_.probe->OnRefused(status);
   }
   Finish(std::move(status), event.usage);
+}
+
+bool GenerationImpl::AllChoicesAreWhole() const {
+  return std::all_of(choices_.begin(), choices_.end(), [](const Choice& choice) {
+    return choice.end.has_value() && (choice.end->reason == ChoiceFinish::kStop ||
+                                      choice.end->reason == ChoiceFinish::kLength);
+  });
 }
 
 void GenerationImpl::Flush() {

@@ -99,6 +99,8 @@ class GenerationImpl final : public Generation {
   // Hands out the best of what was held back.
   void HandOutBest();
   void Finish(absl::Status status, const Usage& usage);
+  // Each has ended as the client wished.
+  bool AllChoicesAreWhole() const;
   void CountFirstToken();
   // Tells on_over.
   void TellOver(const absl::Status& status, const Usage& usage) const;

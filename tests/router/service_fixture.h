@@ -95,8 +95,13 @@ class MovingEngine final : public Engine {
     submitted.push_back(request);
     std::vector<EngineEvent> events{Accepted{request.id, request.attempt}};
     for (std::uint32_t b = 0; b < request.branches; ++b) SayBranch(request, b, events);
+    const bool moved = std::any_of(events.begin(), events.end(), [](const EngineEvent& event) {
+      const auto* end = std::get_if<BranchEnd>(&event);
+      return end != nullptr && end->reason == FinishReason::kMoved;
+    });
+    const absl::Status status = moved ? absl::UnavailableError("gone") : absl::OkStatus();
     Usage usage{.output_tokens = 99};
-    events.push_back(RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, usage});
+    events.push_back(RequestEnd{request.id, request.attempt, status, 0, usage});
     sink->Post(std::move(events));
   }
   void Cancel(const CancelRequest&) override {}
