@@ -69,6 +69,10 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "the agent of the worker group that serves; or --model", kScheduler},
     {"--hold-seconds", &RoleFlags::hold_seconds, "seconds", 0, 3600, kListen,
      "how long requests wait for a scheduler that went away", kRouter},
+    {"--move-after-seconds", &RoleFlags::move_after_seconds, "seconds", 0, 3600, kListen,
+     "how long requests wait for a worker group that went away, before another group goes on with "
+     "them",
+     kRouter},
     {"--lenient", &RoleFlags::lenient, "", 0, 0, kListen,
      "warn about unknown fields of requests instead of refusing them", kServe | kRouter},
 

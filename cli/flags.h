@@ -24,6 +24,7 @@ struct RoleFlags {
   std::vector<std::string> schedulers;  // HOST:PORT or dns:///NAME:PORT
   std::string worker;                   // HOST:PORT
   std::int64_t hold_seconds = 60;
+  std::int64_t move_after_seconds = 10;
   std::int64_t tensor_parallel = 1;
   std::int64_t pipeline_parallel = 1;
   std::string balance = "step";

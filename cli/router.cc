@@ -35,6 +35,7 @@ FleetOptions MakeFleetOptions(const RoleFlags& flags, std::shared_ptr<rpc::Crede
   FleetOptions options;
   options.credentials = std::move(credentials);
   options.core.hold_ns = absl::ToInt64Nanoseconds(absl::Seconds(flags.hold_seconds));
+  options.core.move_after_ns = absl::ToInt64Nanoseconds(absl::Seconds(flags.move_after_seconds));
   std::random_device random;
   options.core.seed = (std::uint64_t{random()} << 32) | random();
   options.on_attached = [&](const std::string& address, const EngineDescription& description) {

@@ -60,7 +60,8 @@ std::uint64_t FleetCore::Random() {
 }
 
 int FleetCore::Tier(GroupId id, const Group& group, const Entry& entry) const {
-  const bool serves = group.attached && group.usable && group.model == entry.model;
+  const bool serves =
+      group.attached && group.usable && group.model == entry.model && id != entry.taken_from;
   if (!serves ||
       std::find(entry.refused_by.begin(), entry.refused_by.end(), id) != entry.refused_by.end()) {
     return kUnusable;
@@ -212,6 +213,7 @@ FleetCore::Requests::iterator FleetCore::Route(std::int64_t now_ns, Requests::it
     ++held_;
   }
   entry.refused_by.clear();  // who refused now may take it later
+  entry.taken_from.reset();  // and so may who has forgotten it by then
   return std::next(at);
 }
 
@@ -241,6 +243,7 @@ void FleetCore::Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest 
   entry.branches = request.branches;
   if (const auto moved = moved_.find(id); moved != moved_.end()) {
     if (HasTokens(request)) entry.numerics_id = moved->second.numerics_id;
+    entry.taken_from = moved->second.from;
     moved_.erase(moved);
   }
   entry.request = std::move(request);
@@ -288,6 +291,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
       if (entry.life == group.life) group.owed.OnAdmitted(entry.tokens);
       entry.request.reset();
       entry.cancels.clear();
+      entry.refused_by.clear();
       entry.refusal.reset();
       // From here on the answer is this group's.
       if (entry.numerics_id == 0 && group.description.has_value()) {
@@ -307,7 +311,9 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
     const bool over = end != nullptr;
     actions_.events.emplace_back(entry.sink, std::move(event));
     if (!over) continue;
-    if (entry.moved) moved_[request] = {entry.model, entry.numerics_id, now_ns + kMovedForNs};
+    if (entry.moved) {
+      moved_[request] = {entry.model, entry.numerics_id, now_ns + kMovedForNs, std::nullopt};
+    }
     Erase(at);
   }
 }
@@ -319,8 +325,48 @@ void FleetCore::SendHeld(std::int64_t now_ns) {
   }
 }
 
+bool FleetCore::AnyStuck() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& one) {
+    return one.second.no_worker_since_ns.has_value() && one.second.live > 0;
+  });
+}
+
+bool FleetCore::HasBetter(const Entry& entry) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& one) {
+    return one.first != entry.group && Tier(one.first, one.second, entry) == 0;
+  });
+}
+
+void FleetCore::TakeStuck(std::int64_t now_ns) {
+  if (!AnyStuck() || !stopped_.ok()) return;
+  for (auto at = requests_.begin(); at != requests_.end();) {
+    const Entry& entry = at->second;
+    const bool there = entry.group.has_value() && entry.accepted;
+    const std::optional<std::int64_t> since =
+        there ? groups_.at(*entry.group).no_worker_since_ns : std::nullopt;
+    const bool stuck = since.has_value() && now_ns - *since >= options_.move_after_ns;
+    at = stuck && HasBetter(entry) ? TakeBack(now_ns, at) : std::next(at);
+  }
+}
+
+// Its owner hears what it would of a group that gives it back.
+FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests::iterator at) {
+  const Entry& entry = at->second;
+  const RequestId& id = at->first;
+  actions_.commands.emplace_back(*entry.group, CancelRequest{.request = id});
+  for (std::uint32_t i = 0; i < entry.branches; ++i) {
+    actions_.events.emplace_back(entry.sink, BranchEnd{.request = id,
+                                                       .attempt = entry.attempt,
+                                                       .branch = BranchIndex(i),
+                                                       .reason = FinishReason::kMoved});
+  }
+  moved_[id] = {entry.model, entry.numerics_id, now_ns + kMovedForNs, entry.group};
+  return EndWith(at, absl::UnavailableError("the worker group did not come back"));
+}
+
 void FleetCore::Tick(std::int64_t now_ns) {
   std::erase_if(moved_, [&](const auto& one) { return one.second.until_ns <= now_ns; });
+  TakeStuck(now_ns);
   SendHeld(now_ns);
   if (held_ == 0) return;
   for (auto at = requests_.begin(); at != requests_.end();) {

@@ -4,8 +4,9 @@
 // it was accepted goes to another; one that is given back (FinishReason::kMoved) is
 // submitted again by its owner, from the tokens that have come, and goes on where the
 // numerics id is that of the beginning: at once if there is such a group, else it is
-// held until there is one, for a while. What is delivered to an owner comes from one
-// group per attempt.
+// held until there is one, for a while. What a group has that lost its worker is taken
+// from it after a while, if another could go on. What is delivered to an owner comes
+// from one group per attempt.
 //
 // Pure: time is a value, randomness a seed; what is to be done comes out of Take().
 // Owned by Fleet (router/remote), which has the wires and one lock around all this.
@@ -36,6 +37,8 @@ using GroupId = StrongId<struct GroupIdTag, std::uint64_t>;
 struct FleetCoreOptions {
   // How long a request that was given back waits for a group.
   std::int64_t hold_ns = 60'000'000'000;
+  // How long a group may be without its worker before another goes on with its requests.
+  std::int64_t move_after_ns = 10'000'000'000;
   std::uint64_t seed = 0;               // of the draws between groups
   std::size_t prefix_blocks = 1 << 16;  // PrefixMap
 };
@@ -79,7 +82,7 @@ class FleetCore {
   void OnAttached(std::int64_t now_ns, GroupId group, EngineDescription description);
   // It is gone. The events that give its requests back follow.
   void OnDetached(GroupId group);
-  void OnLoad(GroupId group, const EngineLoad& load);
+  void OnLoad(std::int64_t now_ns, GroupId group, const EngineLoad& load);
 
   // See Engine. `model` is an index of models().
   void Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest request,
@@ -88,10 +91,10 @@ class FleetCore {
   // What a group says, in its order. A command that could not be sent is said to be
   // refused in this way too.
   void OnEvents(std::int64_t now_ns, GroupId group, std::vector<EngineEvent> events);
-  // Sends what is held where that is possible now, and ends what was held too long. Wanted
-  // every now and then while `waiting`.
+  // Sends what is held where that is possible now, ends what was held too long, and takes
+  // back what waits for a worker. Wanted every now and then while `waiting`.
   void Tick(std::int64_t now_ns);
-  bool waiting() const { return held_ > 0 || !moved_.empty(); }
+  bool waiting() const { return held_ > 0 || !moved_.empty() || AnyStuck(); }
   // Ends what is held, with `status`, and refuses all that comes. What is at groups ends
   // as they say, and is sent nowhere else.
   void Stop(const absl::Status& status);
@@ -135,6 +138,7 @@ class FleetCore {
     bool usable = true;
     bool leaving = false;
     EngineLoad load;
+    std::optional<std::int64_t> no_worker_since_ns;  // while it is attached
     GroupKey life;
     OwedTokens owed;
     std::size_t live = 0;  // requests there
@@ -157,6 +161,7 @@ class FleetCore {
     // Of a replay with tokens: the numerics id that it needs; 0: any.
     std::uint64_t numerics_id = 0;
     std::vector<GroupId> refused_by;
+    std::optional<GroupId> taken_from;  // may still have it
     std::optional<RequestEnd> refusal;  // the one with the shortest wait
     std::optional<std::int64_t> held_until_ns;
   };
@@ -165,6 +170,7 @@ class FleetCore {
     std::size_t model = 0;
     std::uint64_t numerics_id = 0;
     std::int64_t until_ns = 0;
+    std::optional<GroupId> from;  // a group that it was taken from, and may still have it
   };
   using Requests = std::map<RequestId, Entry>;
 
@@ -187,6 +193,12 @@ class FleetCore {
   // True: the refusal is not the owner's to hear, as it was sent elsewhere or is held.
   bool TryElsewhere(std::int64_t now_ns, Requests::iterator at, const RequestEnd& end);
   void SendHeld(std::int64_t now_ns);
+  // A group waits for its worker, and requests wait with it.
+  bool AnyStuck() const;
+  // Another group could go on with it now.
+  bool HasBetter(const Entry& entry) const;
+  void TakeStuck(std::int64_t now_ns);
+  Requests::iterator TakeBack(std::int64_t now_ns, Requests::iterator at);
   Requests::iterator EndWith(Requests::iterator at, absl::Status status);
   // It is nowhere else: it ends as an engine would end it.
   Requests::iterator EndHere(Requests::iterator at, FinishReason reason);

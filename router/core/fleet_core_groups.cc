@@ -32,11 +32,17 @@ void FleetCore::OnDetached(GroupId id) {
   group.life = GroupKey(++lives_);
   group.owed = {};
   group.load = {};
+  group.no_worker_since_ns.reset();
 }
 
-void FleetCore::OnLoad(GroupId id, const EngineLoad& load) {
+void FleetCore::OnLoad(std::int64_t now_ns, GroupId id, const EngineLoad& load) {
   Group& group = groups_.at(id);
   group.load = load;
+  if (load.ready) {
+    group.no_worker_since_ns.reset();
+  } else if (!group.no_worker_since_ns.has_value()) {
+    group.no_worker_since_ns = now_ns;
+  }
   group.owed.OnReport(load.owed_tokens);
 }
 

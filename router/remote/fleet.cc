@@ -38,7 +38,7 @@ class Fleet::Member final : public RemoteEngineObserver, public EventSink {
     if (fleet_->options_.on_attached) fleet_->options_.on_attached(address_, description);
   }
   void OnLoad(const EngineLoad& load) override {
-    fleet_->Run([&](FleetCore& core) { core.OnLoad(id_, load); });
+    fleet_->Run([&](FleetCore& core) { core.OnLoad(fleet_->clock_->NowNs(), id_, load); });
   }
   void OnDetached(const absl::Status& why) override {
     fleet_->Run([&](FleetCore& core) { core.OnDetached(id_); });

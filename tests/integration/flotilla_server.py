@@ -227,11 +227,11 @@ class Fleet:
 
 
 class Groups:
-    """Several groups, each a scheduler and its worker, before several routers; a context
-    manager."""
+    """Several groups, each a scheduler and its worker, or (`colocate`) a scheduler that runs
+    its group itself, behind several routers; a context manager."""
 
     def __init__(self, directory, models=(MODEL, MODEL), routers=2, drain_seconds=(30, 30),
-                 worker=()):
+                 worker=(), router=(), colocate=False):
         self.directory = directory
         ports = free_ports(2 * len(models) + routers)
         self.http_ports = ports[2 * len(models):]  # clients hold both
@@ -241,16 +241,18 @@ class Groups:
         for i, model in enumerate(models):
             worker_port, port = ports[2 * i:2 * i + 2]
             self.addresses.append(f"127.0.0.1:{port}")
-            self.flags[f"worker{i}"] = ["--model", model_path(), "--served-model-name", model,
-                                        "--listen-port", str(worker_port), "--threads", "1",
-                                        "--kv-blocks", "1024", *worker]
-            self.flags[f"scheduler{i}"] = ["--worker", f"127.0.0.1:{worker_port}",
-                                           "--listen-port", str(port),
-                                           "--drain-seconds", str(drain_seconds[i])]
+            group = ["--model", model_path(), "--served-model-name", model, "--threads", "1",
+                     "--kv-blocks", "1024", *worker]
+            if not colocate:
+                self.flags[f"worker{i}"] = ["--listen-port", str(worker_port), *group]
+                group = ["--worker", f"127.0.0.1:{worker_port}"]
+            self.flags[f"scheduler{i}"] = ["--listen-port", str(port),
+                                           "--drain-seconds", str(drain_seconds[i]), *group]
         # The second router learns of the first group by a name.
         by_name = [f"dns:///localhost:{ports[1]}", *self.addresses[1:]]
         for i in range(routers):
-            self.flags[f"router{i}"] = ["--http-port", str(self.http_ports[i]), "--grpc-port", "0"]
+            self.flags[f"router{i}"] = ["--http-port", str(self.http_ports[i]), "--grpc-port", "0",
+                                         *router]
             for target in self.addresses if i == 0 else by_name:
                 self.flags[f"router{i}"] += ["--scheduler", target]
         self.start(*self.flags)

@@ -104,6 +104,17 @@ def test_another_group_goes_on_when_one_dies(groups, undisturbed, end):
         groups.processes["scheduler0"].process.send_signal(signal.SIGCONT)
 
 
+def test_another_group_goes_on_when_a_worker_does_not_come_back(tmp_path, undisturbed):
+    """Its scheduler lives, so the stream to the router does."""
+    with Groups(tmp_path, routers=1, router=("--move-after-seconds", "1")) as groups:
+        assert serve_all(groups.url(), lambda: groups.kill("worker0")) == undisturbed
+        assert groups.replays("sent") > 0, "the group without a worker had work"
+        assert groups.replays("resumed") == 0, "nobody was held"
+        scheduler = groups.processes["scheduler0"]
+        wait_until(lambda: scheduler.metric("flotilla_scheduler_requests_waiting") == 0,
+                   "it has forgotten them")
+
+
 def test_a_group_that_drains_loses_nothing(groups, undisturbed):
     draining = groups.processes["scheduler1"].process
     before = groups.replays("sent")

@@ -21,7 +21,7 @@ class FleetCoreTest : public ::testing::Test {
  protected:
   static GroupId Id(std::uint64_t number) { return GroupId(number); }
   void Attach(std::uint64_t number, const EngineDescription& description = Description()) {
-    core_.OnLoad(Id(number), {.ready = true});
+    core_.OnLoad(now_ns_, Id(number), {.ready = true});
     core_.OnAttached(now_ns_, Id(number), description);
   }
   void Add(std::uint64_t number, const EngineDescription& description = Description()) {
@@ -76,7 +76,7 @@ class FleetCoreTest : public ::testing::Test {
   }
 
   std::int64_t now_ns_ = 0;
-  FleetCore core_{{.hold_ns = 60 * kSecond, .seed = 1}};
+  FleetCore core_{{.hold_ns = 60 * kSecond, .move_after_ns = 10 * kSecond, .seed = 1}};
   const std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
   std::vector<EngineEvent> events_;
   TokenizedRequest sent_;
@@ -172,7 +172,7 @@ TEST_F(FleetCoreTest, WhatHasNotBegunGoesAnywhere) {
 TEST_F(FleetCoreTest, AReplayPrefersOpenGroupsButTakesOneThatDrains) {
   Add(1);
   Add(2);
-  core_.OnLoad(Id(1), {.ready = true, .draining = true});
+  core_.OnLoad(now_ns_, Id(1), {.ready = true, .draining = true});
   Submit(Request(1, 1));
   EXPECT_EQ(SentTo(), 2u);
   core_.SetLeaving(Id(2), true);
@@ -185,12 +185,105 @@ TEST_F(FleetCoreTest, AReplayPrefersOpenGroupsButTakesOneThatDrains) {
 // Its scheduler queues it: a worker that restarts is a pause.
 TEST_F(FleetCoreTest, AGroupWithoutItsWorkerIsTheSecondBest) {
   Add(1);
-  core_.OnLoad(Id(1), {.ready = false});
+  core_.OnLoad(now_ns_, Id(1), {.ready = false});
   Submit(Request(1));
   EXPECT_EQ(SentTo(), 1u);
   Add(2);
   Submit(Request(2));
   EXPECT_EQ(SentTo(), 2u);
+}
+
+// Two groups, and two requests at the first, whose worker goes.
+class StuckTest : public FleetCoreTest {
+ protected:
+  StuckTest() {
+    Add(1);
+    for (const std::uint64_t number : {1, 2}) {
+      TokenizedRequest request = Request(number);
+      request.branches = 2;
+      Submit(request);
+      EXPECT_EQ(SentTo(), 1u);
+      Accept(1, request);
+    }
+    SentTo();
+    events_.clear();
+    EXPECT_FALSE(core_.waiting());
+    core_.OnLoad(now_ns_, Id(1), {.ready = false});
+    EXPECT_TRUE(core_.waiting());
+  }
+  // What Tick has to say at a time: cancels, and events.
+  FleetCore::Actions At(std::int64_t seconds) {
+    now_ns_ = seconds * kSecond;
+    core_.Tick(now_ns_);
+    return core_.Take();
+  }
+};
+
+TEST_F(StuckTest, AnotherGroupGoesOnAfterAWhile) {
+  Add(2);
+  EXPECT_TRUE(At(9).commands.empty());
+  const FleetCore::Actions actions = At(10);
+  ASSERT_EQ(actions.commands.size(), 2u);
+  for (const auto& [group, command] : actions.commands) {
+    EXPECT_EQ(group, Id(1));
+    EXPECT_FALSE(std::get<CancelRequest>(command).branch.has_value());
+  }
+  ASSERT_EQ(actions.events.size(), 6u) << "two branches and the end of each";
+  EXPECT_EQ(std::get<BranchEnd>(actions.events[0].second).reason, FinishReason::kMoved);
+  EXPECT_TRUE(absl::IsUnavailable(std::get<RequestEnd>(actions.events[2].second).status));
+  EXPECT_FALSE(core_.Drained(0)) << "their owner comes again";
+  // Its worker is back; but what it had it may not have forgotten yet.
+  core_.OnLoad(now_ns_, Id(1), {.ready = true});
+  for (const std::uint64_t number : {1, 2}) {
+    Submit(Request(number, 1));
+    EXPECT_EQ(SentTo(), 2u);
+    Accept(2, Request(number, 1));
+    Say(1, {BranchEnd{{1, number}, Attempt(0), BranchIndex(0), FinishReason::kCancelled},
+            RequestEnd{{1, number}, Attempt(0), absl::OkStatus(), 0, {}}});
+    EXPECT_EQ(SentTo(), std::nullopt);
+  }
+  EXPECT_EQ(Replays(true, ReplayResult::kSent), 2u);
+  EXPECT_FALSE(core_.waiting());
+  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 0u);
+}
+
+TEST_F(StuckTest, ItIsOnlyTakenFromAGroupIfAnotherCouldGoOn) {
+  Add(2, Description("m", /*numerics=*/2));
+  Add(3, Description("other"));
+  Add(4);
+  core_.OnLoad(now_ns_, Id(4), {.ready = true, .draining = true});
+  Add(5);
+  core_.OnLoad(now_ns_, Id(5), {.ready = false});
+  EXPECT_TRUE(At(100).commands.empty());
+  EXPECT_TRUE(core_.waiting());
+  core_.OnLoad(now_ns_, Id(5), {.ready = true});
+  EXPECT_EQ(At(101).commands.size(), 2u);
+}
+
+TEST_F(StuckTest, AWorkerThatComesBackInTimeKeepsIt) {
+  Add(2);
+  now_ns_ = 9 * kSecond;
+  core_.OnLoad(now_ns_, Id(1), {.ready = false});  // still: its time does not begin anew
+  core_.OnLoad(now_ns_, Id(1), {.ready = true});
+  EXPECT_FALSE(core_.waiting());
+  EXPECT_TRUE(At(50).commands.empty());
+  core_.OnLoad(now_ns_, Id(1), {.ready = false});
+  EXPECT_TRUE(At(59).commands.empty());
+  core_.OnDetached(Id(1));  // then its stream gives it back
+  EXPECT_TRUE(At(70).commands.empty());
+}
+
+// No group that may have it takes it, nor does one that was tried; it waits.
+TEST_F(StuckTest, AGroupThatItWasTakenFromMayTakeItLater) {
+  Add(2);
+  At(10);
+  core_.OnDetached(Id(2));
+  core_.OnLoad(now_ns_, Id(1), {.ready = true});
+  Submit(Request(1, 1));
+  EXPECT_EQ(SentTo(), std::nullopt);
+  now_ns_ += kSecond;
+  core_.Tick(now_ns_);
+  EXPECT_EQ(SentTo(), 1u);
 }
 
 TEST_F(FleetCoreTest, WhatIsHeldExpiresOrMissesItsDeadline) {
@@ -271,11 +364,11 @@ TEST_F(FleetCoreTest, EqualPromptsGoTogetherAndAGroupThatCameBackHasForgotten) {
     EXPECT_EQ(group, home);
     Say(home, {Accepted{request.id, request.attempt},
                RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
-    core_.OnLoad(Id(home), {.owed_tokens = 20, .ready = true});
+    core_.OnLoad(now_ns_, Id(home), {.owed_tokens = 20, .ready = true});
   }
   core_.OnDetached(Id(home));
   Attach(home);
-  core_.OnLoad(Id(home), {.owed_tokens = 20, .ready = true});
+  core_.OnLoad(now_ns_, Id(home), {.owed_tokens = 20, .ready = true});
   request.id.counter = 100;
   Submit(request);
   EXPECT_NE(SentTo(), home);
@@ -287,7 +380,7 @@ TEST_F(FleetCoreTest, WhatIsOwedFallsWithEveryTokenAndIsGoneAtTheEnd) {
   Submit(request);
   EXPECT_EQ(core_.View(Id(1)).owed_tokens, 13u);
   Accept(1, request);
-  core_.OnLoad(Id(1), {.owed_tokens = 33, .ready = true});  // 20 are another router's
+  core_.OnLoad(now_ns_, Id(1), {.owed_tokens = 33, .ready = true});  // 20 are another router's
   EXPECT_EQ(core_.View(Id(1)).owed_tokens, 33u);
   Say(1, {TokenEvent{request.id, request.attempt, BranchIndex(0), 0, 7}});
   EXPECT_EQ(core_.View(Id(1)).owed_tokens, 29u) << "the prompt and a token";

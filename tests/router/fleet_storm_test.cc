@@ -20,7 +20,8 @@ namespace {
 // only: what matters is who hears what.
 class Storm {
  public:
-  explicit Storm(std::uint64_t seed) : random_(seed), core_({.hold_ns = kHoldNs, .seed = seed}) {
+  explicit Storm(std::uint64_t seed)
+      : random_(seed), core_({.hold_ns = kHoldNs, .move_after_ns = kMoveAfterNs, .seed = seed}) {
     for (std::uint64_t id = 1; id <= kGroups; ++id) {
       core_.AddGroup(GroupId(id));
       groups_[GroupId(id)] = {};
@@ -41,6 +42,7 @@ class Storm {
  private:
   static constexpr std::uint64_t kGroups = 4;
   static constexpr std::int64_t kHoldNs = 1000;
+  static constexpr std::int64_t kMoveAfterNs = 200;
   static constexpr std::uint32_t kTokens = 6;
 
   struct AtGroup {
@@ -78,7 +80,7 @@ class Storm {
         return;
       case 3:
         if (group.attached)
-          core_.OnLoad(id,
+          core_.OnLoad(now_ns_, id,
                        {.owed_tokens = random_() % 50, .ready = !OneIn(4), .draining = OneIn(4)});
         return;
       case 4:
@@ -107,7 +109,7 @@ class Storm {
   void Attach(GroupId id, Group& group, std::uint64_t numerics) {
     group.attached = true;
     group.numerics = numerics;
-    core_.OnLoad(id, {.ready = true});
+    core_.OnLoad(now_ns_, id, {.ready = true});
     core_.OnAttached(now_ns_, id, Description("m", group.numerics));
   }
   // As RemoteEngine: what was accepted is given back, the rest refused.
@@ -171,10 +173,14 @@ class Storm {
         if (had > 0) {
           ASSERT_EQ(group.numerics, answers_.at(request_id).numerics);
         }
-        ASSERT_TRUE(group.requests
-                        .emplace(request_id, AtGroup{.request = std::move(request), .tokens = had})
-                        .second)
-            << "twice in one group";
+        const Attempt attempt = request.attempt;
+        const auto [there, fresh] = group.requests.emplace(
+            request_id, AtGroup{.request = std::move(request), .tokens = had});
+        if (fresh) continue;
+        // As RemoteEngine and Fleet: what it was taken from has not forgotten it yet.
+        ASSERT_TRUE(there->second.cancelled) << "twice in one group";
+        core_.OnEvents(now_ns_, id,
+                       {RequestEnd{request_id, attempt, absl::UnavailableError("there"), 0, {}}});
       }
       for (auto& [sink, event] : actions.events) Hear(event);
     }
@@ -189,7 +195,9 @@ class Storm {
     if (const auto* token = std::get_if<TokenEvent>(&event)) {
       ASSERT_EQ(token->position, answer.tokens++);
       for (const auto& [group_id, group] : groups_) {
-        if (group.requests.contains(id)) answer.numerics = group.numerics;
+        const auto there = group.requests.find(id);
+        if (there == group.requests.end()) continue;
+        if (there->second.request.attempt == attempt) answer.numerics = group.numerics;
       }
     }
     if (const auto* end = std::get_if<BranchEnd>(&event)) {
@@ -236,7 +244,7 @@ class Storm {
     EXPECT_FALSE(core_.waiting());
     EXPECT_TRUE(core_.Drained(std::nullopt));
     for (const auto& [id, group] : groups_) {
-      core_.OnLoad(id, {.ready = true});
+      core_.OnLoad(now_ns_, id, {.ready = true});
       EXPECT_EQ(core_.View(id).owed_tokens, 0u) << "what was sent is accounted for";
       core_.SetLeaving(id, true);
       EXPECT_TRUE(core_.Removable(id));
