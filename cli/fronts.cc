@@ -151,7 +151,8 @@ std::string UsageText(const RoleFlags& flags, const std::string& model_id, const
       "  metrics  http://%s/metrics\n\n"
       "Try:\n"
       "  curl http://%s/v1/chat/completions -H 'Content-Type: application/json' "
-      "-d '{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n",
+      "-d '{\"model\":\"%s\",\"temperature\":0,"
+      "\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n",
       http, fronts.grpc_address(), http, http, model_id);
 }
 
