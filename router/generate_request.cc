@@ -78,7 +78,45 @@ absl::Status CheckSampling(const ApiRequest& api, const ModelLimits& model) {
     return InvalidField("top_p",
                         Cat("top_p is ", *api.top_p, "; it must be greater than 0 and at most 1"));
   }
-  return CheckRange<std::int64_t>("top_k", api.top_k, -1, model.vocab_size);
+  if (auto s = CheckRange<std::int64_t>("top_k", api.top_k, -1, model.vocab_size); !s.ok()) {
+    return s;
+  }
+  return CheckRange("min_p", api.min_p, 0.0, 1.0);
+}
+
+absl::Status CheckBias(const ApiRequest& api, const ModelLimits& model) {
+  constexpr double kMost = SamplingParams::kMaxBias;
+  if (api.logit_bias.size() > SamplingParams::kMaxBiases) {
+    return InvalidField("logit_bias",
+                        Cat("logit_bias has ", api.logit_bias.size(), " tokens; at most ",
+                            SamplingParams::kMaxBiases, " are allowed"));
+  }
+  std::vector<std::int64_t> tokens;
+  tokens.reserve(api.logit_bias.size());
+  for (const auto& [token, bias] : api.logit_bias) {
+    if (auto s = CheckRange("logit_bias", std::optional(bias), -kMost, kMost); !s.ok()) return s;
+    tokens.push_back(token);
+  }
+  if (auto s = CheckTokenIds("logit_bias", tokens, model); !s.ok()) return s;
+  std::sort(tokens.begin(), tokens.end());
+  if (std::adjacent_find(tokens.begin(), tokens.end()) != tokens.end()) {
+    return InvalidField("logit_bias", "logit_bias names a token twice");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPenalties(const ApiRequest& api, const ModelLimits& model) {
+  using P = SamplingParams;
+  const auto range = CheckRange<double>;
+  constexpr double kMost = P::kMaxPenalty;
+  if (auto s = range("frequency_penalty", api.frequency_penalty, -kMost, kMost); !s.ok()) return s;
+  if (auto s = range("presence_penalty", api.presence_penalty, -kMost, kMost); !s.ok()) return s;
+  if (auto s = range("repetition_penalty", api.repetition_penalty, P::kMinRepetitionPenalty,
+                     P::kMaxRepetitionPenalty);
+      !s.ok()) {
+    return s;
+  }
+  return CheckBias(api, model);
 }
 
 absl::Status CheckStops(const ApiRequest& api, const RequestLimits& limits,
@@ -113,6 +151,8 @@ absl::Status CheckScalars(const ApiRequest& api, const RequestLimits& limits,
                                                      " tokens")),
                            "max_tokens", kContextLengthExceeded);
   }
+  const std::int64_t most = api.max_tokens.value_or(model.max_context);
+  if (auto s = range("min_tokens", api.min_tokens, 0, most); !s.ok()) return s;
   if (auto s = range("logprobs", api.logprobs, 0, kMaxTop); !s.ok()) return s;
   if (auto s = range("prompt_logprobs", api.prompt_logprobs, 0, kMaxTop); !s.ok()) return s;
   if (auto s = range("timeout_ms", api.timeout_ms, 1, limits.max_timeout_ms); !s.ok()) return s;
@@ -164,6 +204,12 @@ absl::Status CheckNoSampling(const ApiRequest& api) {
   if (temperature != 0.0 && temperature != 1.0) return refuse("temperature");
   if (api.top_p.value_or(1.0) != 1.0) return refuse("top_p");
   if (api.top_k.value_or(0) > 0) return refuse("top_k");
+  if (api.min_p.value_or(0.0) != 0.0) return refuse("min_p");
+  if (api.frequency_penalty.value_or(0.0) != 0.0) return refuse("frequency_penalty");
+  if (api.presence_penalty.value_or(0.0) != 0.0) return refuse("presence_penalty");
+  if (api.repetition_penalty.value_or(1.0) != 1.0) return refuse("repetition_penalty");
+  if (!api.logit_bias.empty()) return refuse("logit_bias");
+  if (api.min_tokens.value_or(0) != 0) return refuse("min_tokens");
   if (api.seed) return refuse("seed");
   return absl::OkStatus();
 }
@@ -210,6 +256,7 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
   if (auto s = CheckModel(api.model, model); !s.ok()) return s;
   if (auto s = CheckPrompt(api, limits_, model); !s.ok()) return s;
   if (auto s = CheckSampling(api, model); !s.ok()) return s;
+  if (auto s = CheckPenalties(api, model); !s.ok()) return s;
   if (auto s = CheckStops(api, limits_, model); !s.ok()) return s;
   if (auto s = CheckScalars(api, limits_, model); !s.ok()) return s;
   if (auto s = CheckBranches(api, model); !s.ok()) return s;

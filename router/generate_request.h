@@ -36,9 +36,14 @@ struct ApiRequest {
   // Text prompts only: add what the tokenizer adds by itself (BOS).
   bool add_special_tokens = true;
 
-  std::optional<double> temperature;  // 0..2; 0 is greedy; default 1
-  std::optional<double> top_p;        // (0, 1]; default 1
-  std::optional<std::int64_t> top_k;  // 0 or -1: all; default 0
+  std::optional<double> temperature;                          // 0..2; 0 is greedy; default 1
+  std::optional<double> top_p;                                // (0, 1]; default 1
+  std::optional<std::int64_t> top_k;                          // 0 or -1: all; default 0
+  std::optional<double> min_p;                                // 0..1; default 0
+  std::optional<double> frequency_penalty, presence_penalty;  // -2..2; default 0
+  std::optional<double> repetition_penalty;                   // 0.01..100; default 1
+  // By token id, -100..100 each.
+  std::vector<std::pair<std::int64_t, double>> logit_bias;
   std::optional<std::uint64_t> seed;  // default: see InferenceService::Start
 
   // Output tokens; 0 computes the prompt only.
@@ -49,6 +54,8 @@ struct ApiRequest {
   std::vector<std::string> stop;             // cut from the output
   std::vector<std::int64_t> stop_token_ids;  // besides the model's own end tokens
   bool ignore_eos = false;                   // the model's end tokens do not stop
+  // Nothing stops among the first so many output tokens; at most max_tokens; default 0.
+  std::optional<std::int64_t> min_tokens;
 
   // Choices that come back, at least 1; default 1.
   std::optional<std::int64_t> n;

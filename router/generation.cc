@@ -187,6 +187,10 @@ void GenerationImpl::Handle(TokenEvent event) {
 
 bool GenerationImpl::AddText(BranchIndex branch, std::string_view text) {
   Choice& choice = choices_[branch.value()];
+  if (tracker_->tokens(branch).size() <= tracker_->request().stop.min_tokens) {
+    choice.delta.text += text;  // too early for a stop string, or a part of one
+    return false;
+  }
   StopMatcher::Result result = choice.stops.Append(text);
   choice.delta.text += result.text;
   if (!result.stop) return false;

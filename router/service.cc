@@ -259,6 +259,15 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   request.sampling.temperature = static_cast<float>(*api.temperature);
   request.sampling.top_p = static_cast<float>(*api.top_p);
   request.sampling.top_k = static_cast<std::int32_t>(*api.top_k);
+  request.sampling.min_p = static_cast<float>(api.min_p.value_or(0));
+  request.sampling.frequency_penalty = static_cast<float>(api.frequency_penalty.value_or(0));
+  request.sampling.presence_penalty = static_cast<float>(api.presence_penalty.value_or(0));
+  request.sampling.repetition_penalty = static_cast<float>(api.repetition_penalty.value_or(1));
+  for (const auto& [token, bias] : api.logit_bias) {
+    request.sampling.logit_bias.push_back({static_cast<TokenId>(token), static_cast<float>(bias)});
+  }
+  std::sort(request.sampling.logit_bias.begin(), request.sampling.logit_bias.end(),
+            [](const LogitBias& a, const LogitBias& b) { return a.token < b.token; });
   if (api.seed) {
     request.sampling.seed = *api.seed;
   } else if (!api.client_request_id.empty()) {
@@ -268,6 +277,7 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
     request.sampling.seed = Random();
   }
   request.stop.stop_tokens = StopTokens(api, model);
+  request.stop.min_tokens = static_cast<std::uint32_t>(api.min_tokens.value_or(0));
   const auto candidates = static_cast<std::uint32_t>(api.best_of.value_or(*api.n));
   request.branches = candidates;
   if (api.use_beam_search) {

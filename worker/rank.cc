@@ -189,12 +189,14 @@ std::int64_t Rank::TimeBatch(int rows, const Clock& clock) {
   // Every position lies in the null block: written by padding, never granted.
   const std::vector<std::int32_t> table(rows / kBlockTokens + 1, 0);
   const SamplingParams sampling;
+  const StopRule stop;
   const LogprobSpec logprobs;
   Batch batch;
   batch.tokens.assign(rows, 0);
   batch.items = {{.row_count = static_cast<std::uint32_t>(rows),
                   .samples = true,
                   .sampling = &sampling,
+                  .stop = &stop,
                   .logprobs = &logprobs}};
   batch.tables = {table};
   batch.group_count = 1;

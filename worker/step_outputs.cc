@@ -53,6 +53,13 @@ bool GetToken(absl::Span<const std::byte>& note, SampledToken& token) {
   return Get(note, token.token) && Get(note, token.logprob) && GetEntries(note, token.top);
 }
 
+// The place of sample `at` of an item.
+TokenPlace PlaceOf(const Batch& batch, const BatchItem& item, std::uint32_t at) {
+  const std::uint32_t first = item.row_begin + item.row_count - item.drafts;
+  return PlaceAfter(item.index, item.known, item.output_index,
+                    absl::MakeConstSpan(batch.tokens).subspan(first, at), *item.stop);
+}
+
 }  // namespace
 
 StepOutputs::StepOutputs(const Batch& batch) : outputs_(batch.items.size()) {
@@ -84,8 +91,8 @@ void StepOutputs::Take(const kernels::Ops& ops, const Batch& batch, int request,
   const BatchItem& item = batch.items[wanted.item];
   ItemOutput& output = outputs_[wanted.item];
   if (wanted.kind == Request::Kind::kSample) {
-    auto token = SampleRow(ops, logits, *item.sampling, *item.logprobs,
-                           {item.index, item.output_index + wanted.at});
+    auto token =
+        SampleRow(ops, logits, *item.sampling, *item.logprobs, PlaceOf(batch, item, wanted.at));
     wanted.failed = !token.ok();
     if (token.ok()) output.sampled[wanted.at] = *std::move(token);
   } else if (wanted.kind == Request::Kind::kCandidates) {

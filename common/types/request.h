@@ -11,59 +11,9 @@
 #include <vector>
 
 #include "common/types/ids.h"
+#include "common/types/sampling.h"
 
 namespace flotilla {
-
-// How a token is drawn from a row of logits. Order: temperature, top-k, top-p.
-struct SamplingParams {
-  // 0 means greedy: arg-max of the raw logits, ties to the lowest id.
-  float temperature = 1.0f;
-  // Keep the k best (ties with the k-th stay); 0 keeps all.
-  std::int32_t top_k = 0;
-  // Keep the smallest set of best tokens whose mass reaches top_p; 1 keeps all.
-  float top_p = 1.0f;
-  // The noise of a token is a hash of (BranchSeed, output index, token id).
-  std::uint64_t seed = 0;
-
-  bool operator==(const SamplingParams&) const = default;
-};
-
-// The seed of one branch: the request's own for branch 0, else output number
-// `branch` of SplitMix64 (Steele, Lea, Flood 2014) seeded with it. A request with
-// one branch and this seed gives the same tokens.
-inline std::uint64_t BranchSeed(std::uint64_t seed, BranchIndex branch) {
-  if (branch.value() == 0) return seed;
-  std::uint64_t x = seed + branch.value() * 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
-
-// When a branch ends at token level. Decided by worker/core on every rank.
-struct StopRule {
-  // Ends the branch with FinishReason::kStop; the token itself is emitted as
-  // the last token event. Sorted, unique. Already without the model's own end
-  // tokens when the client asked to ignore them.
-  std::vector<TokenId> stop_tokens;
-  // Output tokens allowed, those of an output prefix included. 0: none, only
-  // the prompt is computed (log-probabilities of the prompt).
-  std::uint32_t max_tokens = 16;
-
-  bool operator==(const StopRule&) const = default;
-};
-
-// Which log-probabilities travel back. They are natural logs of the raw logits.
-// The chosen token's own is always part of a token event.
-struct LogprobSpec {
-  static constexpr std::int32_t kOff = -1;
-  static constexpr std::int32_t kMaxTop = 20;
-  // kOff, or number of best alternatives per output token, 0..kMaxTop.
-  std::int32_t output_top = kOff;
-  // kOff, or number of best alternatives per prompt token, 0..kMaxTop.
-  std::int32_t prompt_top = kOff;
-
-  bool operator==(const LogprobSpec&) const = default;
-};
 
 // Exact beam search with the semantics of HF generate. Candidates are ranked by
 // the log-probabilities of the raw logits; SamplingParams has no part in it.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/codec/columns.h"
 #include "proto/codec/enums.h"
+#include "proto/codec/sampling.h"
 
 namespace flotilla {
 namespace {
@@ -64,13 +65,10 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
   for (const std::vector<TokenId>& prefix : request.output_prefix) {
     AddTokens(prefix, proto->add_output_prefix()->mutable_tokens());
   }
-  v1::EngineRequest::Sampling& sampling = *proto->mutable_sampling();
-  sampling.set_temperature(request.sampling.temperature);
-  sampling.set_top_k(request.sampling.top_k);
-  sampling.set_top_p(request.sampling.top_p);
-  sampling.set_seed(request.sampling.seed);
+  ToProto(request.sampling, proto->mutable_sampling());
   AddTokens(request.stop.stop_tokens, proto->mutable_stop_tokens());
   proto->set_max_tokens(request.stop.max_tokens);
+  proto->set_min_tokens(request.stop.min_tokens);
   proto->set_output_top(request.logprobs.output_top);
   proto->set_prompt_top(request.logprobs.prompt_top);
   proto->set_branches(request.branches);
@@ -108,16 +106,11 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
     s.Update(CheckTokens("submit.output_prefix", prefix.tokens()));
     request.output_prefix.emplace_back(prefix.tokens().begin(), prefix.tokens().end());
   }
-  const v1::EngineRequest::Sampling& sampling = proto.sampling();
-  s.Update(CheckNumber("submit.sampling.temperature", sampling.temperature()));
-  s.Update(CheckNumber("submit.sampling.top_p", sampling.top_p()));
-  request.sampling = {.temperature = sampling.temperature(),
-                      .top_k = sampling.top_k(),
-                      .top_p = sampling.top_p(),
-                      .seed = sampling.seed()};
+  s.Update(FromProto("submit.sampling", proto.sampling(), request.sampling));
   s.Update(CheckTokens("submit.stop_tokens", proto.stop_tokens()));
   request.stop.stop_tokens.assign(proto.stop_tokens().begin(), proto.stop_tokens().end());
   request.stop.max_tokens = proto.max_tokens();
+  request.stop.min_tokens = proto.min_tokens();
   request.logprobs = {.output_top = proto.output_top(), .prompt_top = proto.prompt_top()};
   request.branches = proto.branches();
   if (proto.has_beam()) {

@@ -1,11 +1,11 @@
 #include "proto/codec/plan.h"
 
 #include <array>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/codec/columns.h"
+#include "proto/codec/sampling.h"
 
 namespace flotilla {
 namespace {
@@ -74,12 +74,10 @@ class PlanWriter {
     AddTokens(op.tokens, open.mutable_tokens());
     open.set_prompt_tokens(op.prompt_tokens);
     open.set_cached_tokens(op.cached_tokens);
-    open.mutable_sampling()->set_temperature(op.sampling.temperature);
-    open.mutable_sampling()->set_top_k(op.sampling.top_k);
-    open.mutable_sampling()->set_top_p(op.sampling.top_p);
-    open.mutable_sampling()->set_seed(op.sampling.seed);
+    ToProto(op.sampling, open.mutable_sampling());
     AddTokens(op.stop.stop_tokens, open.mutable_stop_tokens());
     open.set_max_tokens(op.stop.max_tokens);
+    open.set_min_tokens(op.stop.min_tokens);
     open.set_output_top(op.logprobs.output_top);
     open.set_prompt_top(op.logprobs.prompt_top);
     open.set_cohort(op.cohort);
@@ -333,9 +331,8 @@ class PlanReader {
   absl::StatusOr<PlanOp> ReadOpen(const v1::OpenBranch& proto) const {
     if (absl::Status s = CheckTokens("opens.tokens", proto.tokens()); !s.ok()) return s;
     if (absl::Status s = CheckTokens("opens.stop_tokens", proto.stop_tokens()); !s.ok()) return s;
-    if (std::isnan(proto.sampling().temperature()) || std::isnan(proto.sampling().top_p())) {
-      return Wrong("opens.sampling", "not a number");
-    }
+    SamplingParams sampling;
+    if (absl::Status s = FromProto("opens.sampling", proto.sampling(), sampling); !s.ok()) return s;
     return OpenBranch{
         .branch = BranchHandle(proto.branch()),
         .request = {.incarnation = proto.request_incarnation(), .counter = proto.request_counter()},
@@ -343,12 +340,10 @@ class PlanReader {
         .tokens = {proto.tokens().begin(), proto.tokens().end()},
         .prompt_tokens = proto.prompt_tokens(),
         .cached_tokens = proto.cached_tokens(),
-        .sampling = {.temperature = proto.sampling().temperature(),
-                     .top_k = proto.sampling().top_k(),
-                     .top_p = proto.sampling().top_p(),
-                     .seed = proto.sampling().seed()},
+        .sampling = std::move(sampling),
         .stop = {.stop_tokens = {proto.stop_tokens().begin(), proto.stop_tokens().end()},
-                 .max_tokens = proto.max_tokens()},
+                 .max_tokens = proto.max_tokens(),
+                 .min_tokens = proto.min_tokens()},
         .logprobs = {.output_top = proto.output_top(), .prompt_top = proto.prompt_top()},
         .cohort = proto.cohort(),
         .dependent = proto.dependent(),

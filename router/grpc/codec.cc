@@ -18,16 +18,23 @@ namespace {
 // allows.
 constexpr int kMaxMessages = 1 << 14;
 constexpr int kMaxStops = 1 << 10;
+constexpr int kMaxBiases = 1 << 12;
 constexpr int kMaxTokenIds = 1 << 21;
 
 // The Validator names fields as HTTP has them; here they have other names.
 constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
     {"early_stopping", "beam_search.early_stopping"},
+    {"frequency_penalty", "sampling.frequency_penalty"},
     {"length_penalty", "beam_search.length_penalty"},
+    {"logit_bias", "sampling.logit_bias"},
     {"logprobs", "logprobs.output_top"},
     {"messages", "chat.messages"},
     {"messages[].role", "chat.messages.role"},
+    {"min_p", "sampling.min_p"},
+    {"min_tokens", "stop.min_tokens"},
+    {"presence_penalty", "sampling.presence_penalty"},
     {"prompt_logprobs", "logprobs.prompt_top"},
+    {"repetition_penalty", "sampling.repetition_penalty"},
     {"seed", "sampling.seed"},
     {"stop", "stop.strings"},
     {"stop_token_ids", "stop.token_ids"},
@@ -86,6 +93,24 @@ absl::Status ReadStop(const v1::StopParams& stop, ApiRequest& api) {
   api.stop.assign(stop.strings().begin(), stop.strings().end());
   api.stop_token_ids.assign(stop.token_ids().begin(), stop.token_ids().end());
   api.ignore_eos = stop.ignore_eos();
+  if (stop.has_min_tokens()) api.min_tokens = stop.min_tokens();
+  return absl::OkStatus();
+}
+
+absl::Status ReadSampling(const v1::SamplingParams& sampling, ApiRequest& api) {
+  if (sampling.has_temperature()) api.temperature = sampling.temperature();
+  if (sampling.has_top_k()) api.top_k = sampling.top_k();
+  if (sampling.has_top_p()) api.top_p = sampling.top_p();
+  if (sampling.has_seed()) api.seed = sampling.seed();
+  if (sampling.has_min_p()) api.min_p = sampling.min_p();
+  if (sampling.has_frequency_penalty()) api.frequency_penalty = sampling.frequency_penalty();
+  if (sampling.has_presence_penalty()) api.presence_penalty = sampling.presence_penalty();
+  if (sampling.has_repetition_penalty()) api.repetition_penalty = sampling.repetition_penalty();
+  const int biases = sampling.logit_bias_size();
+  if (auto s = CheckCount("sampling.logit_bias", biases, kMaxBiases); !s.ok()) return s;
+  for (const v1::LogitBias& entry : sampling.logit_bias()) {
+    api.logit_bias.emplace_back(entry.token_id(), entry.bias());
+  }
   return absl::OkStatus();
 }
 
@@ -142,12 +167,7 @@ absl::StatusOr<GenerateCall> FromProto(const v1::GenerateRequest& request) {
   if (auto status = ReadPrompt(request, api); !status.ok()) return status;
   if (auto status = ReadStop(request.stop(), api); !status.ok()) return status;
   if (request.has_add_special_tokens()) api.add_special_tokens = request.add_special_tokens();
-
-  const v1::SamplingParams& sampling = request.sampling();
-  if (sampling.has_temperature()) api.temperature = sampling.temperature();
-  if (sampling.has_top_k()) api.top_k = sampling.top_k();
-  if (sampling.has_top_p()) api.top_p = sampling.top_p();
-  if (sampling.has_seed()) api.seed = sampling.seed();
+  if (auto status = ReadSampling(request.sampling(), api); !status.ok()) return status;
 
   if (request.has_n()) api.n = request.n();
   if (request.has_best_of()) api.best_of = request.best_of();

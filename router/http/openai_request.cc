@@ -1,6 +1,7 @@
 #include "router/http/openai_request.h"
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <utility>
 
@@ -50,6 +51,28 @@ std::vector<std::string> Stops(ObjectReader& reader) {
   return stops;
 }
 
+// {"token id": bias}.
+std::vector<std::pair<std::int64_t, double>> LogitBiases(ObjectReader& reader) {
+  std::vector<std::pair<std::int64_t, double>> biases;
+  const Json* value = reader.Value("logit_bias");
+  if (value == nullptr) return biases;
+  if (!value->is_object()) {
+    reader.FailField("logit_bias", "must be an object of token ids and numbers");
+    return biases;
+  }
+  for (const auto& [name, bias] : value->items()) {
+    std::int64_t token = 0;
+    // Not absl::SimpleAtoi, which takes blanks and signs.
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), token);
+    if (error != std::errc() || end != name.data() + name.size() || !bias.is_number()) {
+      reader.FailField("logit_bias", "must be an object of token ids and numbers");
+      return {};
+    }
+    biases.emplace_back(token, bias.get<double>());
+  }
+  return biases;
+}
+
 void ReadStreamOptions(ObjectReader& reader, OpenAiRequest& request) {
   request.stream = reader.Bool("stream").value_or(false);
   const Json* options = reader.Value("stream_options");
@@ -89,8 +112,14 @@ void ReadCommon(ObjectReader& reader, ApiRequest& api, OpenAiRequest& request) {
   api.temperature = reader.Number("temperature");
   api.top_p = reader.Number("top_p");
   api.top_k = reader.Int("top_k");
+  api.min_p = reader.Number("min_p");
+  api.frequency_penalty = reader.Number("frequency_penalty");
+  api.presence_penalty = reader.Number("presence_penalty");
+  api.repetition_penalty = reader.Number("repetition_penalty");
+  api.logit_bias = LogitBiases(reader);
   api.seed = reader.Seed("seed");
   api.max_tokens = reader.Int("max_tokens");
+  api.min_tokens = reader.Int("min_tokens");
   api.stop = Stops(reader);
   if (const Json* tokens = reader.Value("stop_token_ids")) {
     if (tokens->is_array()) {
@@ -110,12 +139,6 @@ void ReadCommon(ObjectReader& reader, ApiRequest& api, OpenAiRequest& request) {
   ReadStreamOptions(reader, request);
   api.stream = request.stream;
 
-  reader.Neutral("presence_penalty", {0});
-  reader.Neutral("frequency_penalty", {0});
-  reader.Neutral("repetition_penalty", {1});
-  reader.Neutral("min_p", {0});
-  reader.Neutral("min_tokens", {0});
-  reader.Neutral("logit_bias", {Json::object()});
   reader.Neutral("response_format", {Json{{"type", "text"}}});
   reader.Neutral("skip_special_tokens", {true});
   reader.Neutral("include_stop_str_in_output", {false});

@@ -20,30 +20,11 @@ absl::Status CheckTokens(const std::vector<TokenId>& tokens, std::uint32_t vocab
   return absl::OkStatus();
 }
 
-absl::Status CheckTop(std::int32_t top, const char* what) {
-  if (top < LogprobSpec::kOff || top > LogprobSpec::kMaxTop) {
-    return absl::InvalidArgumentError(absl::StrCat(what, " must be -1 to 20, is ", top));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckParameters(const TokenizedRequest& request) {
-  const SamplingParams& sampling = request.sampling;
-  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
-    return absl::InvalidArgumentError("temperature must be finite and not negative");
-  }
-  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
-    return absl::InvalidArgumentError("top_p must be above 0 and at most 1");
-  }
-  if (sampling.top_k < 0) return absl::InvalidArgumentError("top_k must not be negative");
-  const std::vector<TokenId>& stops = request.stop.stop_tokens;
-  if (std::adjacent_find(stops.begin(), stops.end(), std::greater_equal<>()) != stops.end()) {
-    return absl::InvalidArgumentError("stop tokens must be sorted and unique");
-  }
-  if (absl::Status s = CheckTop(request.logprobs.output_top, "output log-probabilities"); !s.ok()) {
-    return s;
-  }
-  return CheckTop(request.logprobs.prompt_top, "prompt log-probabilities");
+absl::Status CheckParameters(const TokenizedRequest& request, std::uint32_t vocab_size) {
+  absl::Status s = CheckSampling(request.sampling, vocab_size);
+  s.Update(CheckStopRule(request.stop));
+  s.Update(CheckLogprobs(request.logprobs));
+  return s;
 }
 
 absl::Status CheckBeam(const TokenizedRequest& request, const ExecutorDescription& description) {
@@ -175,7 +156,7 @@ std::uint32_t LongestServable(const ExecutorDescription& description) {
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
                            const ExecutorDescription& description) {
   if (absl::Status s = CheckBranches(request, options, description); !s.ok()) return s;
-  if (absl::Status s = CheckParameters(request); !s.ok()) return s;
+  if (absl::Status s = CheckParameters(request, description.vocab_size); !s.ok()) return s;
   if (request.prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
   if (request.prompt.size() > options.max_queued_tokens) {
     return absl::InvalidArgumentError(absl::StrCat("the prompt has ", request.prompt.size(),

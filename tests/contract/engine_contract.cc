@@ -369,6 +369,10 @@ TEST_P(EngineContract, RefusesWhatItCannotServe) {
   add([](auto& r) { r.sampling.temperature = -1; });
   add([](auto& r) { r.sampling.top_p = 0; });
   add([](auto& r) { r.sampling.top_k = -1; });
+  add([](auto& r) { r.sampling.min_p = 1.5f; });
+  add([](auto& r) { r.sampling.repetition_penalty = 0; });
+  add([](auto& r) { r.sampling.presence_penalty = 3; });
+  add([](auto& r) { r.sampling.logit_bias = {{-1, 1}}; });
   add([](auto& r) { r.stop.stop_tokens = {5, 4}; });
   add([](auto& r) { r.logprobs.output_top = 21; });
   for (const TokenizedRequest& request : hopeless) {

@@ -98,12 +98,19 @@ class Exactness {
     request.stop.max_tokens = output_tokens_;
     request.logprobs.output_top = static_cast<std::int32_t>(i % 4) * 5;
     if (i % 5 == 0 && length <= 300) request.logprobs.prompt_top = 2;
-    // A third greedy, a third with plain temperature, a third with top-k and top-p.
+    // A third greedy, a third with plain temperature, a third with top-k and top-p; of
+    // all these a quarter with penalties.
     request.sampling.seed = 1000 + i;
     request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
     if (i % 3 == 2) {
       request.sampling.top_k = 40;
       request.sampling.top_p = 0.9f;
+    }
+    if (i % 4 == 1) {
+      request.sampling.repetition_penalty = 1.2f;
+      request.sampling.frequency_penalty = 0.3f;
+      request.sampling.presence_penalty = 0.4f;
+      request.sampling.logit_bias = {{11, -2.0f}, {260, 0.5f}};
     }
     requests_.push_back(std::move(request));
   }

@@ -48,6 +48,8 @@ Load MakeLoad() {
     TokenizedRequest& request = load.requests.emplace_back(load.requests[i % load.greedy.size()]);
     request.id = {2, i};
     request.sampling = {.temperature = 0.9f, .top_k = 50, .top_p = 0.95f, .seed = i};
+    if (i == 1) request.sampling.repetition_penalty = 1.2f;
+    if (i == 2) request.sampling.frequency_penalty = request.sampling.presence_penalty = 0.5f;
     request.stop.max_tokens = 24;
     request.branches = 2;
     request.logprobs.prompt_top = 3;

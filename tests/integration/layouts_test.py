@@ -38,7 +38,8 @@ def serve(directory, layout, recipe, colocate=False, worker_args=""):
         with concurrent.futures.ThreadPoolExecutor(len(CHATS) + 3) as pool:
             greedy = [pool.submit(ask, chat, temperature=0, max_tokens=len(chat["greedy_ids"]))
                       for chat in CHATS]
-            sampled = [pool.submit(ask, chat, temperature=0.9, top_p=0.95, seed=i, n=2, max_tokens=24)
+            sampled = [pool.submit(ask, chat, temperature=0.9, top_p=0.95, seed=i, n=2, max_tokens=24,
+                                   frequency_penalty=i / 2, repetition_penalty=1 + i / 10)
                        for i, chat in enumerate(CHATS[:3])]
             answers = [one.result() for one in greedy], [one.result() for one in sampled]
         for scheduler in fleet.of("scheduler"):

@@ -198,6 +198,7 @@ BEAMS = {"use_beam_search": True, "n": 2}
     ({**BEAMS, "top_p": 0.5}, "top_p", "beam search"),
     ({**BEAMS, "top_k": 5}, "top_k", "beam search"),
     ({**BEAMS, "seed": 1}, "seed", "beam search"),
+    ({**BEAMS, "frequency_penalty": 1}, "frequency_penalty", "beam search"),
     ({**BEAMS, "length_penalty": 11}, "length_penalty", "from -10 to 10"),
     ({**BEAMS, "early_stopping": "soon"}, "early_stopping", "never"),
     ({**BEAMS, "stop_token_ids": list(range(3, 40))}, "n", "at most 64"),
@@ -220,6 +221,9 @@ def test_refusals_over_http(client, extra, param, said):
     (dict(beam_search={}, stop=dict(strings=["x"])), "stop.strings"),
     (dict(beam_search={}, sampling=dict(temperature=0.5)), "sampling.temperature"),
     (dict(beam_search={}, sampling=dict(seed=1)), "sampling.seed"),
+    (dict(beam_search={}, sampling=dict(logit_bias=[dict(token_id=1)])), "sampling.logit_bias"),
+    (dict(sampling=dict(repetition_penalty=0)), "sampling.repetition_penalty"),
+    (dict(stop=dict(min_tokens=9), max_tokens=8), "stop.min_tokens"),
 ])
 def test_refusals_over_grpc(stub, pb, fields, name):
     with pytest.raises(grpc.RpcError) as error:

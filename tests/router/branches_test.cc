@@ -89,6 +89,41 @@ TEST_F(BranchesTest, AStopStringEndsItsChoiceAlone) {
   EXPECT_EQ(recorder_.end.usage.output_tokens, 4 + engine.cancelled()[0].keep_tokens);
 }
 
+// What comes before min_tokens is not looked at, not even as the beginning of a stop
+// string that ends later.
+TEST_F(BranchesTest, StopStringsWaitForMinTokens) {
+  FakeEngine engine(Manual());
+  Make(&engine);
+  engine.Script({.branches = {Say("one two three two five"), Say("one two three four five")}});
+  ApiRequest api = Api(2);
+  api.stop = {" two", "three four"};
+  api.min_tokens = 3;
+  auto generation = Start(std::move(api), &recorder_);
+  dispatcher_.RunOne();
+  while (engine.cancelled().empty()) Step(engine);
+  engine.StepAll();
+  dispatcher_.RunUntil(recorder_.done);
+  EXPECT_EQ(recorder_.texts[0], "one two three");
+  EXPECT_EQ(recorder_.texts[1], "one two three four five");
+  EXPECT_EQ(engine.submitted()[0].stop.min_tokens, 3u);
+}
+
+// The engine goes before it hears that a stop string has ended the answer.
+TEST_F(BranchesTest, AWholeAnswerIsNotLostWithItsEngine) {
+  MovingEngine engine({*tokenizer_->Encode("one two three four"),
+                       *tokenizer_->Encode("five six seven two eight nine")},
+                      3);
+  Make(&engine);
+  ApiRequest api = Api(2);
+  api.stop = {" two", " seven"};
+  auto generation = Start(std::move(api), &recorder_);
+  dispatcher_.RunUntil(recorder_.done);
+  EXPECT_EQ(engine.submitted.size(), 1u);
+  EXPECT_TRUE(recorder_.end.status.ok()) << recorder_.end.status;
+  EXPECT_EQ(recorder_.texts[0], "one");
+  EXPECT_EQ(recorder_.texts[1], "five six");
+}
+
 TEST_F(BranchesTest, TheBestComeAtTheEndBestFirst) {
   FakeEngine engine(Manual());
   Make(&engine);

@@ -178,14 +178,24 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
   Serve();
   Complete("");
   Complete(R"(,"temperature":0,"top_k":5,"top_p":0.5,"seed":9,"ignore_eos":true,"max_tokens":3,)"
-           R"("priority":2,"stop_token_ids":[7,5])");
+           R"("priority":2,"stop_token_ids":[7,5],"min_tokens":2,"min_p":0.25,)"
+           R"("frequency_penalty":-2,"presence_penalty":0.5,"repetition_penalty":1.5,)"
+           R"("logit_bias":{"9":-100,"10":1.5,"8":0})");
   const auto requests = engine_->submitted();
   EXPECT_EQ(requests[0].stop.max_tokens, 16u);
   EXPECT_EQ(requests[0].sampling.temperature, 1.0f);
   EXPECT_EQ(requests[0].stop.stop_tokens, text_.config.stop_ids);
   EXPECT_TRUE(requests[0].deadline_ns.has_value());
-  EXPECT_EQ(requests[1].sampling, (SamplingParams{0.0f, 5, 0.5f, 9}));
-  EXPECT_EQ(requests[1].stop, (StopRule{{5, 7}, 3}));
+  EXPECT_EQ(requests[1].sampling, (SamplingParams{.temperature = 0,
+                                                  .top_k = 5,
+                                                  .top_p = 0.5f,
+                                                  .min_p = 0.25f,
+                                                  .repetition_penalty = 1.5f,
+                                                  .frequency_penalty = -2,
+                                                  .presence_penalty = 0.5f,
+                                                  .logit_bias = {{8, 0}, {9, -100}, {10, 1.5f}},
+                                                  .seed = 9}));
+  EXPECT_EQ(requests[1].stop, (StopRule{{5, 7}, 3, 2}));
   EXPECT_EQ(requests[1].priority, 2);
 }
 

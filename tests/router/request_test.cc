@@ -46,6 +46,9 @@ TEST(Request, AcceptsWhatClientsSend) {
       {"", R"(,"temperature":0,"top_p":1,"seed":-5,"stop":null,"n":1,"user":"u","store":true)",
        R"(,"metadata":{"a":"b"},"service_tier":"auto","logit_bias":{},"tools":[])",
        R"(,"response_format":{"type":"text"},"presence_penalty":0.0,"parallel_tool_calls":true)",
+       R"(,"frequency_penalty":-2,"presence_penalty":2,"repetition_penalty":0.01,"min_p":1)",
+       R"(,"logit_bias":{"0":-100,"999":100.0},"repetition_penalty":100,"min_p":0)",
+       R"(,"min_tokens":512)", R"(,"min_tokens":7,"max_tokens":7)",
        R"(,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"top_logprobs":20)",
        R"(,"stop":["a","b"],"max_tokens":5,"max_completion_tokens":7,"ignore_eos":true)",
        R"(,"top_k":-1,"timeout_ms":5,"priority":-3,"return_token_ids":true)",
@@ -86,9 +89,22 @@ struct Refusal {
 TEST(Request, RefusesByName) {
   for (const Refusal& r : std::vector<Refusal>{
            {R"(,"bogus":1)", "bogus", kUnknownField},
-           {R"(,"logit_bias":{"5":1})", "logit_bias", kUnsupportedField},
-           {R"(,"presence_penalty":0.5)", "presence_penalty", kUnsupportedField},
-           {R"(,"repetition_penalty":1.1)", "repetition_penalty", kUnsupportedField},
+           {R"(,"logit_bias":{"5":100.5})", "logit_bias", kInvalidValue},
+           {R"(,"logit_bias":{"1000":1})", "logit_bias", kInvalidValue},
+           {R"(,"logit_bias":{"-1":1})", "logit_bias", kInvalidValue},
+           {R"(,"logit_bias":{" 5":1})", "logit_bias", kInvalidValue},
+           {R"(,"logit_bias":{"5":1,"05":2})", "logit_bias", kInvalidValue},
+           {R"(,"logit_bias":{"":1})", "logit_bias", kInvalidValue},
+           {R"(,"logit_bias":{"99999999999999999999":1})", "logit_bias", kInvalidValue},
+           {R"(,"logit_bias":{"5":"1"})", "logit_bias", kInvalidValue},
+           {R"(,"logit_bias":[5])", "logit_bias", kInvalidValue},
+           {R"(,"presence_penalty":2.1)", "presence_penalty", kInvalidValue},
+           {R"(,"frequency_penalty":-2.1)", "frequency_penalty", kInvalidValue},
+           {R"(,"repetition_penalty":0)", "repetition_penalty", kInvalidValue},
+           {R"(,"repetition_penalty":101)", "repetition_penalty", kInvalidValue},
+           {R"(,"min_p":1.5)", "min_p", kInvalidValue},
+           {R"(,"min_tokens":-1)", "min_tokens", kInvalidValue},
+           {R"(,"min_tokens":8,"max_tokens":7)", "min_tokens", kInvalidValue},
            {R"(,"response_format":{"type":"json_object"})", "response_format", kUnsupportedField},
            {R"(,"temperature":"1")", "temperature", kInvalidValue},
            {R"(,"temperature":2.1)", "temperature", kInvalidValue},
@@ -156,6 +172,12 @@ TEST(Request, BeamSearchTakesNeitherSamplingNorStopStrings) {
            {R"(,"top_p":0.9)", "top_p", kInvalidValue},
            {R"(,"top_k":5)", "top_k", kInvalidValue},
            {R"(,"seed":0)", "seed", kInvalidValue},
+           {R"(,"min_p":0.1)", "min_p", kInvalidValue},
+           {R"(,"frequency_penalty":1)", "frequency_penalty", kInvalidValue},
+           {R"(,"presence_penalty":-1)", "presence_penalty", kInvalidValue},
+           {R"(,"repetition_penalty":1.1)", "repetition_penalty", kInvalidValue},
+           {R"(,"logit_bias":{"5":1})", "logit_bias", kInvalidValue},
+           {R"(,"min_tokens":1)", "min_tokens", kInvalidValue},
            {R"(,"stop":"a")", "stop", kUnsupportedField},
            {R"(,"length_penalty":10.5)", "length_penalty", kInvalidValue},
            {R"(,"length_penalty":-1e300)", "length_penalty", kInvalidValue},
@@ -240,6 +262,12 @@ TEST(Request, LimitsHoldAtTheirEdge) {
   for (int i = 1; i < 16; ++i) stops += R"(,"a")";
   EXPECT_EQ(CheckText(Text(",\"stop\":[" + stops + "]")), absl::OkStatus());
   EXPECT_EQ(ErrorField(CheckText(Text(",\"stop\":[" + stops + ",\"a\"]"))), "stop");
+  // As many tokens as the limit are more than this model has: the first refusal is of
+  // their number.
+  std::string biases = R"("0":1)";
+  for (int i = 1; i < 1025; ++i) biases += ",\"" + std::to_string(i) + "\":1";
+  EXPECT_EQ(CheckText(Text(",\"logit_bias\":{" + biases + "}")).message(),
+            "logit_bias has 1025 tokens; at most 1024 are allowed");
 }
 
 TEST(Request, LenientIgnoresUnknownFieldsOnly) {
@@ -247,7 +275,7 @@ TEST(Request, LenientIgnoresUnknownFieldsOnly) {
   auto parsed = ParseCompletion(Text(R"(,"bogus":1,"other":{})"), lenient);
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(parsed->ignored, (std::vector<std::string>{"bogus", "other"}));
-  EXPECT_FALSE(ParseCompletion(Text(R"(,"min_p":0.5)"), lenient).ok());
+  EXPECT_FALSE(ParseCompletion(Text(R"(,"suffix":"x")"), lenient).ok());
 }
 
 TEST(Json, RefusesWhatIsNotOneCleanObject) {
@@ -365,6 +393,13 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
         ASSERT_TRUE(*api.temperature >= 0 && *api.temperature <= 2);
         ASSERT_TRUE(*api.top_p > 0 && *api.top_p <= 1);
         ASSERT_TRUE(*api.top_k >= 0 && *api.top_k <= 1000);
+        ASSERT_TRUE(api.min_p.value_or(0) >= 0 && api.min_p.value_or(0) <= 1);
+        ASSERT_TRUE(std::abs(api.frequency_penalty.value_or(0)) <= 2);
+        ASSERT_TRUE(std::abs(api.presence_penalty.value_or(0)) <= 2);
+        ASSERT_TRUE(api.repetition_penalty.value_or(1) >= 0.01);
+        for (const auto& [token, bias] : api.logit_bias) {
+          ASSERT_TRUE(token >= 0 && token < 1000 && std::abs(bias) <= 100);
+        }
         ASSERT_TRUE(*api.timeout_ms > 0);
         const std::int64_t best_of = api.best_of.value_or(*api.n);
         ASSERT_TRUE(*api.n >= 1 && *api.n <= best_of && best_of <= kModel.max_branches);

@@ -158,7 +158,6 @@ absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
   const auto in_vocabulary = [&](TokenId token) {
     return token >= 0 && static_cast<std::uint32_t>(token) < limits.vocab_size;
   };
-  const SamplingParams& sampling = request.sampling;
   if (request.prompt.empty() ||
       !std::all_of(request.prompt.begin(), request.prompt.end(), in_vocabulary) ||
       request.prompt.size() + std::uint64_t{request.stop.max_tokens} > limits.max_context) {
@@ -168,12 +167,10 @@ absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
     return absl::InvalidArgumentError("branches");
   }
   if (absl::Status status = CheckBeams(request); !status.ok()) return status;
-  if (!(sampling.temperature >= 0) || sampling.top_k < 0 || !(sampling.top_p > 0) ||
-      !std::is_sorted(request.stop.stop_tokens.begin(), request.stop.stop_tokens.end()) ||
-      request.logprobs.output_top > LogprobSpec::kMaxTop ||
-      request.logprobs.prompt_top > LogprobSpec::kMaxTop) {
-    return absl::InvalidArgumentError("parameters");
-  }
+  absl::Status parameters = CheckSampling(request.sampling, limits.vocab_size);
+  parameters.Update(CheckStopRule(request.stop));
+  parameters.Update(CheckLogprobs(request.logprobs));
+  if (!parameters.ok()) return parameters;
   std::size_t waiting = request.prompt.size();
   for (const Running& running : running_) {
     if (running.request.id == request.id) return absl::AlreadyExistsError("request id in use");

@@ -1,7 +1,6 @@
 #include "worker/core/group_state.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -62,8 +61,6 @@ absl::Status CheckToken(BranchHandle branch, TokenId token, const ExecutorDescri
   return Invalid(branch, absl::StrCat("token ", token, " outside the vocabulary"));
 }
 
-bool ValidTop(std::int32_t top) { return top >= LogprobSpec::kOff && top <= LogprobSpec::kMaxTop; }
-
 // What OpenBranch says by itself, without the state.
 absl::Status CheckOpen(const OpenBranch& op, const ExecutorDescription& limits) {
   if (op.prompt_tokens == 0 || op.prompt_tokens > op.tokens.size() ||
@@ -76,19 +73,10 @@ absl::Status CheckOpen(const OpenBranch& op, const ExecutorDescription& limits) 
     if (absl::Status s = CheckToken(op.branch, token, limits); !s.ok()) return s;
   }
   if (op.cohort >= std::max(limits.lag, 1u)) return Invalid(op.branch, "cohort");
-  const SamplingParams& s = op.sampling;
-  if (!std::isfinite(s.temperature) || s.temperature < 0 || s.top_k < 0 || !(s.top_p > 0) ||
-      !(s.top_p <= 1)) {
-    return Invalid(op.branch, "sampling parameters");
-  }
-  if (std::adjacent_find(op.stop.stop_tokens.begin(), op.stop.stop_tokens.end(),
-                         std::greater_equal<>()) != op.stop.stop_tokens.end()) {
-    return Invalid(op.branch, "stop tokens not sorted and unique");
-  }
-  if (!ValidTop(op.logprobs.output_top) || !ValidTop(op.logprobs.prompt_top)) {
-    return Invalid(op.branch, "number of log-probabilities");
-  }
-  return absl::OkStatus();
+  absl::Status s = CheckSampling(op.sampling, limits.vocab_size);
+  s.Update(CheckStopRule(op.stop));
+  s.Update(CheckLogprobs(op.logprobs));
+  return s.ok() ? s : Invalid(op.branch, s.message());
 }
 
 }  // namespace
@@ -451,6 +439,7 @@ absl::Status GroupState::AddDecodes(StepWork& work) {
                         .tokens = branch.tokens,
                         .output_index = branch.outputs(),
                         .sampling = &branch.sampling,
+                        .stop = &branch.stop,
                         .tables = branch.tables,
                         .limit = limit,
                         .drafts = {}});
@@ -497,7 +486,9 @@ absl::Status GroupState::AddRows(Branch& branch, std::uint32_t count, StepWork& 
   rows.first_position = branch.length;
   rows.row_count = count;
   rows.output_index = branch.outputs();
+  rows.known = branch.tokens;
   rows.sampling = &branch.sampling;
+  rows.stop = &branch.stop;
   rows.logprobs = &branch.logprobs;
   work.items.push_back({&branch, rows, false, {}});
   work.row_count += count;

@@ -52,8 +52,12 @@ struct BatchItem {
   // after row i. Empty if none are; shorter than row_count by one in the chunk
   // that ends the prompt.
   absl::Span<const TokenId> prompt_targets;
+  // What the branch knows, prompt and output. If it decodes, the last one is the
+  // token of the first row.
+  absl::Span<const TokenId> known;
   // Owned by the state. Never null.
   const SamplingParams* sampling = nullptr;
+  const StopRule* stop = nullptr;
   const LogprobSpec* logprobs = nullptr;
 };
 

@@ -26,6 +26,7 @@ struct DraftRequest {
   absl::Span<const TokenId> tokens;
   std::uint32_t output_index = 0;  // of the first token to be guessed
   const SamplingParams* sampling = nullptr;
+  const StopRule* stop = nullptr;
   // [groups] block ids; there is one behind every row that the guesses may take.
   absl::Span<const std::vector<std::int32_t>> tables;
   std::uint32_t limit = 0;  // at least 1

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/noise.h"
@@ -106,13 +107,13 @@ float NucleusFloor(const Row& row, float top_p, float temperature) {
   return row.stats.max - distance * temperature;
 }
 
-// The last token that top-p keeps among those with a logit of at least
-// `top_k_floor` (-infinity: all). Only tokens near the best are gathered, and
-// they are ordered only as far as the answer reaches.
-TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float top_k_floor,
+// The last token that top-p keeps among those with a logit of at least `kept`
+// (-infinity: all). Only tokens near the best are gathered, and they are ordered
+// only as far as the answer reaches.
+TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float kept,
                          float inverse_temperature) {
-  const bool all = top_k_floor == kMinusInfinity;
-  const float floor = all ? NucleusFloor(row, sampling.top_p, sampling.temperature) : top_k_floor;
+  const bool all = kept == kMinusInfinity;
+  const float floor = all ? NucleusFloor(row, sampling.top_p, sampling.temperature) : kept;
   std::vector<TokenScore> heap;
   double total = 0;
   for (int token = 0; token < row.size(); ++token) {
@@ -138,15 +139,18 @@ TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float t
   }
 }
 
-TokenId Draw(const Row& row, const SamplingParams& sampling, TokenPlace place) {
+TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPlace& place) {
   if (sampling.temperature < kMinTemperature) {
     return row.ops.argmax(row.logits.data(), row.size()).token;
   }
   kernels::GumbelArgs args;
   args.inverse_temperature = 1.0f / sampling.temperature;
   args.key = kernels::MakeNoiseKey(BranchSeed(sampling.seed, place.branch), place.output_index);
+  if (sampling.min_p > 0) {
+    args.cutoff.score = row.stats.max + kernels::Log(sampling.min_p) * sampling.temperature;
+  }
   if (sampling.top_k > 0 && sampling.top_k < row.size()) {
-    args.cutoff.score = KthLargest(row, sampling.top_k);
+    args.cutoff.score = std::max(args.cutoff.score, KthLargest(row, sampling.top_k));
   }
   if (sampling.top_p < 1.0f) {
     args.cutoff = NucleusCutoff(row, sampling, args.cutoff.score, args.inverse_temperature);
@@ -154,14 +158,74 @@ TokenId Draw(const Row& row, const SamplingParams& sampling, TokenPlace place) {
   return row.ops.gumbel_argmax(row.logits.data(), row.size(), args).token;
 }
 
+bool Penalises(const SamplingParams& sampling) {
+  return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
+         sampling.presence_penalty != 0;
+}
+
+bool Changes(const SamplingParams& sampling, const TokenPlace& place) {
+  return Penalises(sampling) || !sampling.logit_bias.empty() || !place.banned.empty();
+}
+
+// The cost grows with the tokens before the place, not with the vocabulary.
+void Penalise(const SamplingParams& sampling, const TokenPlace& place, absl::Span<float> logits) {
+  constexpr std::uint32_t kInPrompt = 1u << 31;
+  // [vocab] how often a token is in the output, and kInPrompt. Zero between calls.
+  static thread_local std::vector<std::uint32_t> seen;
+  if (seen.size() < logits.size()) seen.resize(logits.size());
+  for (const TokenId token : place.prompt) seen[token] = kInPrompt;
+  for (const TokenId token : place.output) ++seen[token];
+  for (const TokenId token : place.guesses) ++seen[token];
+  for (const auto tokens : {place.prompt, place.output, place.guesses}) {
+    for (const TokenId token : tokens) {
+      const std::uint32_t found = std::exchange(seen[token], 0);
+      if (found == 0) continue;  // not its first time in these lists
+      float& logit = logits[token];
+      logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
+      const std::uint32_t count = found & ~kInPrompt;
+      if (count == 0) continue;
+      logit -= sampling.frequency_penalty * static_cast<float>(count);
+      logit -= sampling.presence_penalty;
+    }
+  }
+}
+
+void Change(const SamplingParams& sampling, const TokenPlace& place, absl::Span<float> logits) {
+  for (const TokenId token : place.banned) {
+    if (static_cast<std::size_t>(token) < logits.size()) logits[token] = kMinusInfinity;
+  }
+  for (const LogitBias& entry : sampling.logit_bias) logits[entry.token] += entry.bias;
+  if (Penalises(sampling)) Penalise(sampling, place, logits);
+}
+
 }  // namespace
+
+TokenPlace PlaceAfter(BranchIndex branch, absl::Span<const TokenId> known, std::uint32_t outputs,
+                      absl::Span<const TokenId> guesses, const StopRule& stop) {
+  TokenPlace place{.branch = branch,
+                   .output_index = outputs + static_cast<std::uint32_t>(guesses.size()),
+                   .prompt = known.first(known.size() - outputs),
+                   .output = known.last(outputs),
+                   .guesses = guesses,
+                   .banned = {}};
+  if (place.output_index < stop.min_tokens) place.banned = stop.stop_tokens;
+  return place;
+}
 
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
                                        const SamplingParams& sampling, const LogprobSpec& logprobs,
-                                       TokenPlace place) {
+                                       const TokenPlace& place) {
   const absl::StatusOr<Row> row = Measure(ops, logits);
   if (!row.ok()) return row.status();
-  return Describe(*row, Draw(*row, sampling, place), logprobs.output_top);
+  if (!Changes(sampling, place)) {
+    return Describe(*row, Draw(*row, sampling, place), logprobs.output_top);
+  }
+  static thread_local std::vector<float> copy;
+  copy.assign(logits.begin(), logits.end());
+  Change(sampling, place, absl::MakeSpan(copy));
+  const absl::StatusOr<Row> changed = Measure(ops, copy);
+  if (!changed.ok()) return changed.status();
+  return Describe(*row, Draw(*changed, sampling, place), logprobs.output_top);
 }
 
 absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,

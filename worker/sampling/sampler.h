@@ -1,21 +1,24 @@
 // From one row of logits to a token, and to log-probabilities.
 //
 // Pure functions: the outcome depends on the row, the parameters and the place
-// of the token (branch, output index) alone, bit for bit on every instruction
-// path. No state, no allocation in the greedy path but for the list of best tokens; any number of
-// threads.
+// of the token (branch, output index, what comes before) alone, bit for bit on
+// every instruction path. No state; no allocation in the greedy path but for the
+// list of best tokens; any number of threads.
 //
 // How a token is drawn:
-//   temperature 0 (or below kMinTemperature): arg-max of the raw logits, ties to
+//   Stop tokens that may not come yet get -infinity, then the bias is added, then
+//     the penalties are applied: repetition, frequency, presence (SamplingParams).
+//   temperature 0 (or below kMinTemperature): arg-max of these logits, ties to
 //     the lowest id.
-//   else: top-k keeps every logit not below the k-th largest, so ties with it
-//     stay. Top-p then takes the kept tokens by descending logit, ascending id,
-//     until their mass, softmax(logits / T) over what top-k kept, reaches top_p;
-//     the token that reaches it is in. Among what is left the largest
+//   else: min-p keeps every logit not below max + T ln(min_p), top-k every one not
+//     below the k-th largest, so ties with it stay. Top-p then takes the kept
+//     tokens by descending logit, ascending id, until their mass,
+//     softmax(logits / T) over what was kept, reaches top_p; the token that reaches
+//     it is in. Among what is left the largest
 //     logit / T + Gumbel noise wins, which samples exactly their softmax; the
 //     noise is a hash of (BranchSeed(seed, branch), output index, token id).
 // Log-probabilities are natural logs of softmax(raw logits) over the whole
-// vocabulary, whatever was kept.
+// vocabulary, whatever was changed or kept.
 //
 // A row with a NaN, with +infinity or with nothing above -infinity has no
 // softmax: INTERNAL, which fails the request that it belongs to and no other.
@@ -38,17 +41,28 @@ namespace flotilla {
 // 1 / T times a logit must stay far from overflow.
 inline constexpr float kMinTemperature = 1e-6f;
 
-// The place of a token: with the seed, the key of its noise.
+// The place of a token. Branch and index are, with the seed, the key of its noise.
 struct TokenPlace {
   BranchIndex branch;
   std::uint32_t output_index = 0;
+  // What comes before it, all inside the vocabulary: the prompt, the output, and
+  // guesses for the end of the output.
+  absl::Span<const TokenId> prompt, output, guesses;
+  // Stop tokens that may not come yet (StopRule::min_tokens). A model's file may name
+  // some that its vocabulary does not have.
+  absl::Span<const TokenId> banned;
 };
+
+// The place after `known`, whose last `outputs` tokens are output, and `guesses`. Views
+// into what it was given.
+TokenPlace PlaceAfter(BranchIndex branch, absl::Span<const TokenId> known, std::uint32_t outputs,
+                      absl::Span<const TokenId> guesses, const StopRule& stop);
 
 // Draws a token from `logits` [vocab] fp32. `top` holds the output_top best
 // tokens, best first. The parameters are valid (GroupState checks them).
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
                                        const SamplingParams& sampling, const LogprobSpec& logprobs,
-                                       TokenPlace place);
+                                       const TokenPlace& place);
 
 // The log-probability of `token`, which is known (a prompt token), and the `top`
 // (0..LogprobSpec::kMaxTop, or kOff) best tokens. `token` is in the vocabulary.

@@ -69,8 +69,15 @@ class Random {
     r.sampling = {.temperature = Real(),
                   .top_k = static_cast<std::int32_t>(Number()),
                   .top_p = Real(),
+                  .min_p = Real(),
+                  .repetition_penalty = Real(),
+                  .frequency_penalty = -Real(),
+                  .presence_penalty = Real(),
                   .seed = Word()};
-    r.stop = {.stop_tokens = Tokens(), .max_tokens = Number()};
+    for (std::uint64_t i = random_() % 3; i > 0; --i) {
+      r.sampling.logit_bias.push_back({Token(), -Real()});
+    }
+    r.stop = {.stop_tokens = Tokens(), .max_tokens = Number(), .min_tokens = Number()};
     r.logprobs = {.output_top = static_cast<std::int32_t>(random_() % 22) - 1,
                   .prompt_top = static_cast<std::int32_t>(random_() % 22) - 1};
     r.branches = Number();
@@ -211,6 +218,15 @@ TEST(EngineCodec, WhatCannotBeIsRefusedByName) {
               HasSubstr("submit.output_prefix"));
   EXPECT_THAT(refusal([](auto& r) { r.mutable_sampling()->set_top_p(NAN); }),
               HasSubstr("submit.sampling.top_p"));
+  EXPECT_THAT(refusal([](auto& r) { r.mutable_sampling()->set_frequency_penalty(NAN); }),
+              HasSubstr("submit.sampling.frequency_penalty"));
+  EXPECT_THAT(refusal([](auto& r) { r.mutable_sampling()->add_biases(1); }),
+              HasSubstr("submit.sampling.biased_tokens"));
+  EXPECT_THAT(refusal([](auto& r) {
+                r.mutable_sampling()->add_biased_tokens(1);
+                r.mutable_sampling()->add_biases(NAN);
+              }),
+              HasSubstr("submit.sampling.biases"));
   EXPECT_THAT(refusal([](auto& r) { r.mutable_beam(); }), HasSubstr("early_stopping"));
   EXPECT_THAT(std::string(FromProto(v1::EngineCommand(), kNow).status().message()),
               HasSubstr("command"));

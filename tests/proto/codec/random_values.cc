@@ -35,6 +35,12 @@ std::vector<TokenId> RandomValues::Tokens(std::size_t most) {
   return tokens;
 }
 
+std::vector<LogitBias> RandomValues::Biases() {
+  std::vector<LogitBias> biases(Below(4));
+  for (LogitBias& entry : biases) entry = {.token = Token(), .bias = Logprob()};
+  return biases;
+}
+
 std::vector<BlockCopy> RandomValues::Copies() {
   std::vector<BlockCopy> copies(Below(4));
   for (BlockCopy& copy : copies) copy = {.from = Block(), .to = Block()};
@@ -51,8 +57,13 @@ OpenBranch RandomValues::Open() {
           .sampling = {.temperature = 0.25f * static_cast<float>(Below(9)),
                        .top_k = static_cast<std::int32_t>(Number()),
                        .top_p = 0.125f * static_cast<float>(Below(9)),
+                       .min_p = 0.125f * static_cast<float>(Below(9)),
+                       .repetition_penalty = 0.5f * static_cast<float>(Below(9)),
+                       .frequency_penalty = 0.5f * static_cast<float>(Below(9)) - 2,
+                       .presence_penalty = 0.5f * static_cast<float>(Below(9)) - 2,
+                       .logit_bias = Biases(),
                        .seed = Word()},
-          .stop = {.stop_tokens = Tokens(3), .max_tokens = Number()},
+          .stop = {.stop_tokens = Tokens(3), .max_tokens = Number(), .min_tokens = Number()},
           .logprobs = {.output_top = static_cast<std::int32_t>(Below(22)) - 1,
                        .prompt_top = static_cast<std::int32_t>(Below(22)) - 1},
           .cohort = Number(),

@@ -31,6 +31,7 @@ class RandomValues {
   BlockId Block() { return BlockId(std::max(Number(), 1u)); }
   std::string Name();
   std::vector<TokenId> Tokens(std::size_t most);
+  std::vector<LogitBias> Biases();
   std::vector<BlockCopy> Copies();
   std::vector<TopLogprob> Tops();
   std::vector<SampledToken> Sampled(std::size_t most);

@@ -18,8 +18,10 @@ v1::GenerateRequest Parse(const std::string& text) {
 TEST(GrpcCodec, ReadsEveryField) {
   const auto call = FromProto(Parse(R"(
       model: "m" text: "hello" add_special_tokens: false
-      sampling { temperature: 0.5 top_k: 7 top_p: 0.25 seed: 18446744073709551615 }
-      stop { strings: "a" strings: "b" token_ids: 3 token_ids: 4 ignore_eos: true }
+      sampling { temperature: 0.5 top_k: 7 top_p: 0.25 seed: 18446744073709551615
+        min_p: 0.125 frequency_penalty: -2 presence_penalty: 0.5 repetition_penalty: 1.5
+        logit_bias { token_id: 7 bias: -100 } }
+      stop { strings: "a" strings: "b" token_ids: 3 token_ids: 4 ignore_eos: true min_tokens: 6 }
       max_tokens: 99 logprobs { output_top: 5 prompt_top: 2 }
       return_token_ids: true priority: -3 request_id: "label")"));
   ASSERT_TRUE(call.ok()) << call.status();
@@ -34,6 +36,12 @@ TEST(GrpcCodec, ReadsEveryField) {
   EXPECT_EQ(api.stop, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(api.stop_token_ids, (std::vector<std::int64_t>{3, 4}));
   EXPECT_TRUE(api.ignore_eos);
+  EXPECT_EQ(api.min_tokens, 6);
+  EXPECT_EQ(api.min_p, 0.125);
+  EXPECT_EQ(api.frequency_penalty, -2);
+  EXPECT_EQ(api.presence_penalty, 0.5);
+  EXPECT_EQ(api.repetition_penalty, 1.5);
+  EXPECT_EQ(api.logit_bias, (std::vector<std::pair<std::int64_t, double>>{{7, -100.0}}));
   EXPECT_EQ(api.max_tokens, 99);
   EXPECT_EQ(api.logprobs, 5);
   EXPECT_EQ(api.prompt_logprobs, 2);
@@ -50,7 +58,9 @@ TEST(GrpcCodec, AbsentFieldsStayAbsent) {
   EXPECT_TRUE(api.add_special_tokens);
   EXPECT_FALSE(api.temperature || api.top_k || api.top_p || api.seed || api.max_tokens ||
                api.logprobs || api.prompt_logprobs || api.timeout_ms || api.n || api.best_of ||
-               api.use_beam_search);
+               api.use_beam_search || api.min_p || api.frequency_penalty || api.presence_penalty ||
+               api.repetition_penalty || api.min_tokens);
+  EXPECT_TRUE(api.logit_bias.empty());
   EXPECT_FALSE(call->return_token_ids);
 }
 

@@ -22,6 +22,8 @@ std::vector<std::string> Seeds() {
   text.mutable_sampling()->set_top_p(0.9f);
   text.mutable_sampling()->set_top_k(40);
   text.mutable_sampling()->set_seed(7);
+  text.mutable_sampling()->set_repetition_penalty(1.1f);
+  text.mutable_sampling()->add_logit_bias()->set_token_id(5);
   text.mutable_stop()->add_strings("\n\n");
   text.mutable_stop()->add_token_ids(2);
   text.set_max_tokens(16);

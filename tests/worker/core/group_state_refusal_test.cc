@@ -83,6 +83,22 @@ INSTANTIATE_TEST_SUITE_P(
                 [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.sampling.top_p = 0; })); }},
         Refusal{"NanTopP",
                 [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.sampling.top_p = kNan; })); }},
+        Refusal{"ZeroRepetitionPenalty",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) { o.sampling.repetition_penalty = 0; }));
+                }},
+        Refusal{"BiasOutsideVocabulary",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) {
+                    o.sampling.logit_bias = {{100, 1}};
+                  }));
+                }},
+        Refusal{"UnsortedBias",
+                [](PlanBuilder& p) {
+                  p.Add(Changed([](auto& o) {
+                    o.sampling.logit_bias = {{5, 1}, {5, 2}};
+                  }));
+                }},
         Refusal{"UnsortedStops",
                 [](PlanBuilder& p) {
                   p.Add(Changed([](auto& o) { o.stop.stop_tokens = {2, 1}; }));

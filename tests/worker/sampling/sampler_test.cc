@@ -29,14 +29,23 @@ std::vector<float> RandomRow(int n, std::mt19937& random, float spread) {
 // The kept tokens by the definition: everything sorted, sums in double.
 struct Naive {
   std::vector<TokenId> kept;
-  double margin = 1;  // distance of top_p from the nearest boundary
+  double margin = 1;  // distance of top_p and min_p from the nearest boundary
 };
 
 Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
+  Naive naive;
   std::vector<TokenId> order(row.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<TokenId>(i);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
-  if (p.top_k > 0 && p.top_k < static_cast<int>(row.size())) {
+  if (p.min_p > 0) {
+    const double least = row[order[0]] + std::log(double{p.min_p}) * p.temperature;
+    while (row[order.back()] < least) {
+      naive.margin = std::min(naive.margin, least - row[order.back()]);
+      order.pop_back();
+    }
+    naive.margin = std::min(naive.margin, row[order.back()] - least);
+  }
+  if (p.top_k > 0 && p.top_k < static_cast<int>(order.size())) {
     const float kth = row[order[p.top_k - 1]];
     while (row[order.back()] < kth) order.pop_back();
   }
@@ -46,7 +55,6 @@ Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
     mass.push_back(std::exp((double{row[token]} - row[order[0]]) / p.temperature));
     total += mass.back();
   }
-  Naive naive;
   double sum = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
     naive.kept.push_back(order[i]);
@@ -143,6 +151,7 @@ TEST_P(SamplerTest, EqualsTheNaiveReference) {
       p.temperature = std::vector<float>{0.2f, 0.7f, 1.0f, 2.0f}[random() % 4];
       p.top_k = std::vector<std::int32_t>{0, 1, 5, 40, 64, 65, 500, 100000}[random() % 8];
       p.top_p = std::vector<float>{1.0f, 0.01f, 0.5f, 0.9f, 0.999f}[random() % 5];
+      p.min_p = std::vector<float>{0, 0, 0.05f, 0.3f, 0.9f}[random() % 5];
       p.seed = random();
       const TokenPlace place{BranchIndex(random() % 4), static_cast<std::uint32_t>(random() % 99)};
       const Naive naive = NaiveKept(row, p);
@@ -155,6 +164,97 @@ TEST_P(SamplerTest, EqualsTheNaiveReference) {
   EXPECT_GT(compared, 350);
 }
 
+// The logits by the definition of each field, token by token.
+std::vector<float> NaiveChanged(std::vector<float> row, const SamplingParams& p,
+                                const std::vector<TokenId>& prompt,
+                                const std::vector<TokenId>& output) {
+  for (const LogitBias& entry : p.logit_bias) row[entry.token] += entry.bias;
+  for (TokenId token = 0; token < static_cast<TokenId>(row.size()); ++token) {
+    const auto times = std::count(output.begin(), output.end(), token);
+    const bool seen = times > 0 || std::count(prompt.begin(), prompt.end(), token) > 0;
+    float& logit = row[token];
+    if (seen) logit = logit > 0 ? logit / p.repetition_penalty : logit * p.repetition_penalty;
+    if (times == 0) continue;
+    logit -= p.frequency_penalty * static_cast<float>(times);
+    logit -= p.presence_penalty;
+  }
+  return row;
+}
+
+std::vector<TokenId> RandomTokens(int count, int vocab, std::mt19937& random) {
+  std::vector<TokenId> tokens(count);
+  for (TokenId& token : tokens) token = static_cast<TokenId>(random() % vocab);
+  return tokens;
+}
+
+// Penalties and bias are as if the model had said the changed logits, guesses count
+// as output, and log-probabilities stay the model's.
+TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
+  const unsigned seed = 13;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int changed = 0;
+  for (int round = 0; round < 300; ++round) {
+    const int vocab = std::vector<int>{7, 100, 1025}[round % 3];
+    const std::vector<float> row = RandomRow(vocab, random, 2);
+    SamplingParams p{.temperature = round % 2 ? 0.7f : 0.0f};
+    p.top_p = round % 5 ? 1.0f : 0.9f;
+    p.seed = random();
+    const SamplingParams plain = p;
+    p.repetition_penalty = std::vector<float>{1, 1.3f, 0.5f, 100}[random() % 4];
+    p.frequency_penalty = std::vector<float>{0, 0.4f, -2, 2}[random() % 4];
+    p.presence_penalty = std::vector<float>{0, 0.7f, -1.5f, 2}[random() % 4];
+    if (random() % 2) p.logit_bias = {{1, -100.0f}, {4, 1.5f}, {6, 0.25f}};
+    const std::vector<TokenId> prompt = RandomTokens(random() % 20, vocab, random);
+    std::vector<TokenId> output = RandomTokens(random() % 20, vocab, random);
+    const std::vector<TokenId> guesses = RandomTokens(random() % 4, vocab, random);
+    const TokenPlace place{.branch = BranchIndex(random() % 3),
+                           .output_index = static_cast<std::uint32_t>(output.size()),
+                           .prompt = prompt,
+                           .output = output,
+                           .guesses = guesses};
+    const SampledToken sampled = Sample(row, p, {.output_top = 2}, place);
+    std::vector<TokenId> all = output;
+    all.insert(all.end(), guesses.begin(), guesses.end());
+    const TokenPlace bare{place.branch, place.output_index};
+    const SampledToken expected =
+        Sample(NaiveChanged(row, p, prompt, all), plain, {.output_top = 2}, bare);
+    ASSERT_EQ(sampled.token, expected.token) << "round " << round;
+    ASSERT_EQ(sampled.top, Sample(row, plain, {.output_top = 2}, bare).top);
+    const auto known = RowLogprobs(ops_, row, sampled.token, 2);
+    ASSERT_EQ(sampled, *known);
+    changed += sampled.token != Sample(row, plain, {}, bare).token;
+  }
+  EXPECT_GT(changed, 50);
+}
+
+TEST_P(SamplerTest, StopTokensThatMayNotComeAreNeverDrawn) {
+  const std::vector<TokenId> stops = {-1, 1, 3, 4, 1 << 30};  // of four tokens
+  TokenPlace place;
+  place.banned = stops;
+  EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 0}, {}, place).token, 2);
+  // No bias brings them back.
+  const SamplingParams biased{.temperature = 0, .logit_bias = {{1, 100.0f}}};
+  EXPECT_EQ(Sample({1, 3, 2, 3}, biased, {}, place).token, 2);
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    place.output_index = i;
+    EXPECT_EQ(Sample({1, 3, 2, 3}, {.top_k = 1, .seed = 8}, {}, place).token, 2);
+  }
+}
+
+TEST_P(SamplerTest, MinPKeepsWhatIsLikelyEnough) {
+  const std::vector<float> row = {std::log(0.4f), std::log(0.3f), std::log(0.2f), std::log(0.1f)};
+  EXPECT_EQ(Count(row, {.min_p = 0.2f}, 500).size(), 4u);
+  EXPECT_EQ(Count(row, {.min_p = 0.3f}, 500).size(), 3u);
+  EXPECT_EQ(Count(row, {.min_p = 0.6f}, 500).size(), 2u);
+  EXPECT_EQ(Count({1, 2, 2, 0}, {.min_p = 1}, 500).size(), 2u);
+  // At half the temperature the shares are the squares: 0.16 to 0.09, 0.04 and 0.01.
+  EXPECT_EQ(Count(row, {.temperature = 0.5f, .min_p = 0.3f}, 500).size(), 2u);
+  // The mass of top-p is of what min-p kept: of 0.4 and 0.3 the first has 0.57.
+  EXPECT_EQ(Count(row, {.top_p = 0.55f, .min_p = 0.6f}, 200).size(), 1u);
+  EXPECT_EQ(Count(row, {.top_p = 0.6f, .min_p = 0.6f}, 200).size(), 2u);
+}
+
 TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
   const unsigned seed = 12;
   SCOPED_TRACE(seed);
@@ -164,10 +264,17 @@ TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
     const std::vector<float> row = RandomRow(3001, random, 4);
     SamplingParams p{.temperature = 0.8f, .top_k = round % 2 ? 100 : 0, .top_p = 0.95f};
     p.seed = random();
+    if (round % 4 == 1) p.min_p = 0.02f;
+    if (round % 4 == 3) {
+      p.repetition_penalty = 1.1f;
+      p.frequency_penalty = 0.3f;
+    }
+    const std::vector<TokenId> prompt = RandomTokens(50, 3001, random);
+    const TokenPlace place{.prompt = prompt, .output = prompt};
     const LogprobSpec logprobs{.output_top = 20};
-    const auto expected = SampleRow(reference, row, p, logprobs, {});
+    const auto expected = SampleRow(reference, row, p, logprobs, place);
     ASSERT_TRUE(expected.ok());
-    EXPECT_EQ(Sample(row, p, logprobs), *expected);
+    EXPECT_EQ(Sample(row, p, logprobs, place), *expected);
   }
 }
 
@@ -298,10 +405,13 @@ TEST_P(SamplerTest, ExtremeParametersStayInTheVocabulary) {
   for (const float temperature : {2e-6f, 1e30f, 3e38f}) {
     for (const float top_p : {1e-38f, 0.5f, std::nextafter(1.0f, 0.0f), 1.0f}) {
       for (const std::int32_t top_k : {0, 70, std::numeric_limits<std::int32_t>::max()}) {
-        const TokenId token =
-            Sample(row, {.temperature = temperature, .top_k = top_k, .top_p = top_p}).token;
-        EXPECT_GE(token, 0);
-        EXPECT_LT(token, 1100);
+        for (const float min_p : {0.0f, 1e-45f, std::nextafter(1.0f, 0.0f), 1.0f}) {
+          const SamplingParams p{
+              .temperature = temperature, .top_k = top_k, .top_p = top_p, .min_p = min_p};
+          const TokenId token = Sample(row, p).token;
+          EXPECT_GE(token, 0);
+          EXPECT_LT(token, 1100);
+        }
       }
     }
   }

@@ -1,0 +1,97 @@
+// How tokens are drawn, when a branch ends, and which log-probabilities come back.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/types/ids.h"
+
+namespace flotilla {
+
+struct LogitBias {
+  TokenId token = 0;
+  float bias = 0;
+
+  bool operator==(const LogitBias&) const = default;
+};
+
+// How a token is drawn from a row of logits. First they are changed, in this order:
+// logit bias, repetition, frequency and presence penalty; these are functions of the
+// tokens before the row alone, so an answer that is taken up again goes on as it
+// would have. Then tokens are kept: those of min-p, those of top-k, and of what is
+// left those of top-p; one of them is drawn at the temperature.
+struct SamplingParams {
+  static constexpr float kMinRepetitionPenalty = 0.01f, kMaxRepetitionPenalty = 100;
+  static constexpr float kMaxPenalty = 2;  // frequency and presence; as low as -2
+  static constexpr float kMaxBias = 100;   // as low as -100
+  static constexpr std::size_t kMaxBiases = 1024;
+
+  // 0 means greedy: arg-max of the changed logits, ties to the lowest id.
+  float temperature = 1.0f;
+  // Keep the k best (ties with the k-th stay); 0 keeps all.
+  std::int32_t top_k = 0;
+  // Keep the smallest set of best tokens whose mass reaches top_p; 1 keeps all.
+  float top_p = 1.0f;
+  // Keep what is at least this share as likely as the best; 0 keeps all.
+  float min_p = 0.0f;
+  // Of each token in the prompt or the output: positive logits are divided by it,
+  // negative ones multiplied (Keskar et al. 2019, arXiv:1909.05858, 4.1); 1 changes none.
+  float repetition_penalty = 1.0f;
+  // Subtracted as often as the token is in the output.
+  float frequency_penalty = 0.0f;
+  // Subtracted once if the token is in the output.
+  float presence_penalty = 0.0f;
+  // Added. Ascending tokens, unique.
+  std::vector<LogitBias> logit_bias;
+  // The noise of a token is a hash of (BranchSeed, output index, token id).
+  std::uint64_t seed = 0;
+
+  bool operator==(const SamplingParams&) const = default;
+};
+
+// The seed of one branch: the request's own for branch 0, else output number
+// `branch` of SplitMix64 (Steele, Lea, Flood 2014) seeded with it. A request with
+// one branch and this seed gives the same tokens.
+inline std::uint64_t BranchSeed(std::uint64_t seed, BranchIndex branch) {
+  if (branch.value() == 0) return seed;
+  std::uint64_t x = seed + branch.value() * 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// When a branch ends at token level. Decided by worker/core on every rank.
+struct StopRule {
+  // Ends the branch with FinishReason::kStop; the token itself is emitted as
+  // the last token event. Sorted, unique. Already without the model's own end
+  // tokens when the client asked to ignore them.
+  std::vector<TokenId> stop_tokens;
+  // Output tokens allowed, those of an output prefix included. 0: none, only
+  // the prompt is computed (log-probabilities of the prompt).
+  std::uint32_t max_tokens = 16;
+  // The first so many output tokens are no stop tokens: these are not drawn.
+  std::uint32_t min_tokens = 0;
+
+  bool operator==(const StopRule&) const = default;
+};
+
+// Which log-probabilities travel back. They are natural logs of the raw logits.
+// The chosen token's own is always part of a token event.
+struct LogprobSpec {
+  static constexpr std::int32_t kOff = -1;
+  static constexpr std::int32_t kMaxTop = 20;
+  // kOff, or number of best alternatives per output token, 0..kMaxTop.
+  std::int32_t output_top = kOff;
+  // kOff, or number of best alternatives per prompt token, 0..kMaxTop.
+  std::int32_t prompt_top = kOff;
+
+  bool operator==(const LogprobSpec&) const = default;
+};
+
+// INVALID_ARGUMENT naming what is outside its range or not a number.
+absl::Status CheckSampling(const SamplingParams& sampling, std::uint32_t vocab_size);
+absl::Status CheckStopRule(const StopRule& stop);
+absl::Status CheckLogprobs(const LogprobSpec& logprobs);
+
+}  // namespace flotilla
