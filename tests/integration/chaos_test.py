@@ -3,7 +3,8 @@ stream. Nothing accepted is lost, altered or comes twice; a router takes its own
 with it, and its clients get the same answers from the other one.
 
 A fault is a process, a signal and a phase of the clients' requests. Every tenth of all
-combinations is tried, all of them and some again with FLOTILLA_LONG=1.
+combinations is tried, all of them and some again with FLOTILLA_LONG=1; and some on a
+scheduler that runs its group itself.
 """
 
 import collections
@@ -31,24 +32,29 @@ FAULTS = list(itertools.product(PROCESSES, SIGNALS, PHASES))
 SEED = int(os.environ.get("FLOTILLA_CHAOS_SEED", "1"))
 # What is promised, on a machine that does nothing else; and what a busy one must keep.
 DETECTED_S, READY_S = (2, 5) if LONG else (6, 20)
+# How long a client waits for the next token: a scheduler that runs its group itself comes
+# back with a model to load.
+PATIENCE_S = DETECTED_S + READY_S + 5
 
 
-def chosen():
+def chosen(processes, count):
     """Spread evenly: each process, signal and phase about as often as every other."""
-    dice = random.Random(SEED)
-    if LONG:
-        return FAULTS + dice.sample(FAULTS, max(0, 108 - len(FAULTS)))
-    # Steps of a Latin square: 10 faults in which every process and signal is met.
-    return [(PROCESSES[i % 6], SIGNALS[(i + i // 4) % 4], PHASES[(i + i // 3) % 4])
-            for i in range(10)]
+    if count >= len(FAULTS):
+        return FAULTS + random.Random(SEED).sample(FAULTS, count - len(FAULTS))
+    # Steps of a Latin square: in 10 faults every process and signal is met.
+    return [(processes[i % len(processes)], SIGNALS[(i + i // 4) % 4], PHASES[(i + i // 3) % 4])
+            for i in range(count)]
 
 
 def bodies():
-    """Greedy, seeded by their name, several choices, log-probabilities, beams."""
+    """Greedy, seeded by their name, several choices, log-probabilities, penalties, beams."""
     for i in range(CLIENTS):
         body = dict(model=MODEL, prompt=f"{PROMPTS[i % len(PROMPTS)]} {i}", max_tokens=TOKENS,
                     ignore_eos=True, temperature=0 if i % 3 == 0 else 0.8, n=2 if i % 5 == 1 else 1,
                     logprobs=1 if i % 4 == 2 else None, return_token_ids=True)
+        if i % 5 == 3:
+            body |= dict(repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.3,
+                         logit_bias={"260": -2})
         if i % 8 == 7:
             body |= dict(use_beam_search=True, best_of=3, n=2, temperature=0, logprobs=None)
         yield body
@@ -70,7 +76,7 @@ class Client:
         while True:
             self.stream = Stream(self.fleet.url(self.router), self.body)
             try:
-                self.stream.run(headers={"x-request-id": self.request_id}, timeout=8)
+                self.stream.run(headers={"x-request-id": self.request_id}, timeout=PATIENCE_S)
                 break
             except (httpx.TransportError, AssertionError) as error:
                 refused = isinstance(error, AssertionError) and "503" in str(error)
@@ -123,7 +129,8 @@ class Chaos:
 
     @property
     def worker(self):
-        return self.fleet.processes["worker0"]
+        """Whose children the ranks are."""
+        return self.fleet.processes.get("worker0", self.scheduler)
 
     @property
     def scheduler(self):
@@ -185,13 +192,13 @@ def fleet(tmp_path_factory):
         yield running
 
 
-def test_nothing_accepted_is_lost(fleet):
+def survive(fleet, faults):
     chaos = Chaos(fleet)
     expected = Round(fleet).run()
     assert Round(fleet).run() == expected, "answers follow from the requests' names"
     counts = collections.Counter()
     failed = 0
-    for process, number, phase in chosen():
+    for process, number, phase in faults:
         wait_until(lambda: fleet.up(0, 0) and fleet.up(0, 1), "both routers have the group")
         round_ = Round(fleet)
         answers = round_.run(phase, lambda p=process, n=number: chaos.strike(p, n))
@@ -206,6 +213,16 @@ def test_nothing_accepted_is_lost(fleet):
         print(f"{what}: {len(times)} times, median {sorted(times)[len(times) // 2]:.2f} s, "
               f"most {max(times):.2f} s")
     assert failed == 0, "a request was failed for what came from outside"
+
+
+def test_nothing_accepted_is_lost(fleet):
+    survive(fleet, chosen(PROCESSES, 108 if LONG else 10))
+
+
+def test_nothing_accepted_is_lost_where_schedulers_run_their_groups(tmp_path):
+    processes = [process for process in PROCESSES if process != "worker0"]
+    with Groups(tmp_path, models=(MODEL,), worker=("--tp", "2"), colocate=True) as fleet:
+        survive(fleet, chosen(processes, 40 if LONG else 5))
 
 
 def test_a_rolling_restart_loses_nothing(tmp_path):
