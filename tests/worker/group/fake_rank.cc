@@ -11,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -46,12 +47,20 @@ void SleepForever() {
 
 // Stops the heartbeat, and nothing else.
 void StopTheHeart() {
-  std::signal(SIGUSR2, [](int) { SleepForever(); });
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::string name;
-    std::getline(std::ifstream(task.path() / "comm") >> std::ws, name);
-    if (name != "heartbeat") continue;
-    syscall(SYS_tgkill, getpid(), std::stoi(task.path().filename()), SIGUSR2);
+  static std::atomic<bool> stopped{false};
+  std::signal(SIGUSR2, [](int) {
+    stopped = true;
+    SleepForever();
+  });
+  // A thread that begins or ends meanwhile may hide another one from who lists them.
+  while (!stopped) {
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name;
+      std::getline(std::ifstream(task.path() / "comm") >> std::ws, name);
+      if (name != "heartbeat") continue;
+      syscall(SYS_tgkill, getpid(), std::stoi(task.path().filename()), SIGUSR2);
+    }
+    usleep(1000);
   }
 }
 
