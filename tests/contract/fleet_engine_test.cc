@@ -44,7 +44,8 @@ class FleetSettler {
   void Settle(Fleet& fleet, Engine& engine) {
     for (const FleetGroup& group : fleet.Groups()) {
       int tries = 0;
-      while (group.view.open && AskedBy(fleet, engine, group.address) != group.address) {
+      while (IsOpen(fleet, group.address) &&
+             AskedBy(fleet, engine, group.address) != group.address) {
         ASSERT_LT(++tries, 1000) << "no prompt goes to " << group.address;
         homes_.erase(group.address);
       }
@@ -52,6 +53,14 @@ class FleetSettler {
   }
 
  private:
+  // Now: one may begin to drain while it is asked.
+  static bool IsOpen(const Fleet& fleet, const std::string& address) {
+    const std::vector<FleetGroup> groups = fleet.Groups();
+    return std::any_of(groups.begin(), groups.end(), [&](const FleetGroup& group) {
+      return group.address == address && group.view.open;
+    });
+  }
+
   // The group that a request went to which should go to `wanted`.
   std::string AskedBy(Fleet& fleet, Engine& engine, const std::string& wanted) {
     const auto home = homes_.find(wanted);
