@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""usage: write_report.py RESULTS REPORT — the summary of scripts/test --long.
+"""usage: write_report.py RESULTS PART FOLDER — the page of a part of scripts/test --long.
 
-Turns RESULTS/stages.tsv, what else lies beside it, and what tests recorded as
-properties (gtest's RecordProperty, pytest's record_property) into one Markdown
-page.
+Turns the part's stages in RESULTS/stages.tsv, what else lies beside it, and what tests
+recorded as properties (gtest's RecordProperty, pytest's record_property) into one
+Markdown page, FOLDER/long-PART.md.
 """
 
 import datetime
@@ -12,6 +12,14 @@ import pathlib
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+
+# The stages of each part, in the order of the page.
+PARTS = {
+    "sanitizers": ("soak", "tsan", "asan+ubsan", "asan+ubsan-integration"),
+    "tests": ("layering", "scripts", "monitoring", "format", "headers", "locks", "mutants", "ctest",
+              "integration", "deploy"),
+    "measurements": ("peer-comparison", "memory", "prefix-cache-cost", "clean-build"),
+}
 
 
 def machine():
@@ -36,32 +44,41 @@ def properties(results):
                         yield test, entry.get("name"), entry.get("value")
 
 
+def stages(results, part):
+    """Rows of the part's table."""
+    rows = {row.split("\t")[0]: row.split("\t")
+            for row in (results / "stages.tsv").read_text().splitlines()}
+    return [rows[name] for name in PARTS[part] if name in rows]
+
+
 def main():
-    results, report = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    results, part, folder = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True,
                             capture_output=True, text=True).stdout.strip()
-    lines = ["# Results of `scripts/test --long`", "",
+    lines = [f"# Results of `scripts/test --long --part {part}`", "",
              f"Commit {commit}, {datetime.date.today()}, on {machine()}.", "",
              "| what | passed | failed | seconds |", "|---|---|---|---|"]
-    for row in (results / "stages.tsv").read_text().splitlines():
-        lines.append("| " + " | ".join(row.split("\t")) + " |")
-    build = results / "clean-build.log"
-    if build.exists():
-        lines += ["", build.read_text().strip().splitlines()[-1].capitalize() + "."]
-    mutants = results / "mutants.txt"
-    if mutants.exists():
-        lines += ["", "Deliberate errors in the cores, given to the simulation: "
-                  + mutants.read_text().strip() + "."]
-    for name, title in (("peer.md", "Speed against llama.cpp"), ("memory.md", "KV memory"),
-                        ("prefix_cache.md", "What the prefix cache costs at no hits")):
-        page = results / name
-        if page.exists():
-            lines += ["", f"## {title}", "", page.read_text().strip()]
-    measured = list(properties(results))
-    if measured:
-        lines += ["", "## Measured by the tests", "", "| test | what | value |", "|---|---|---|"]
-        lines += ["| " + " | ".join(row) + " |" for row in measured]
-    report.parent.mkdir(parents=True, exist_ok=True)
+    lines += ["| " + " | ".join(row) + " |" for row in stages(results, part)]
+    if part == "tests":
+        mutants = results / "mutants.txt"
+        if mutants.exists():
+            lines += ["", "Deliberate errors in the cores, given to the simulation: "
+                      + mutants.read_text().strip() + "."]
+        measured = list(properties(results))
+        if measured:
+            lines += ["", "## Measured by the tests", "", "| test | what | value |", "|---|---|---|"]
+            lines += ["| " + " | ".join(row) + " |" for row in measured]
+    if part == "measurements":
+        build = results / "clean-build.log"
+        if build.exists():
+            lines += ["", build.read_text().strip().splitlines()[-1].capitalize() + "."]
+        for name, title in (("peer.md", "Speed against llama.cpp"), ("memory.md", "KV memory"),
+                            ("prefix_cache.md", "What the prefix cache costs at no hits")):
+            page = results / name
+            if page.exists():
+                lines += ["", f"## {title}", "", page.read_text().strip()]
+    folder.mkdir(parents=True, exist_ok=True)
+    report = folder / f"long-{part}.md"
     report.write_text("\n".join(lines) + "\n")
     print(report)
 
