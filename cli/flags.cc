@@ -28,11 +28,11 @@ struct Knob {
 constexpr unsigned Of(Role role) { return 1u << static_cast<unsigned>(role); }
 constexpr unsigned kServe = Of(Role::kServe), kRouter = Of(Role::kRouter),
                    kScheduler = Of(Role::kScheduler), kWorker = Of(Role::kWorker),
-                   kRank = Of(Role::kRank);
+                   kRank = Of(Role::kRank), kHost = Of(Role::kHost);
 // A scheduler that was given a model: it runs the worker group itself.
 constexpr unsigned kOwnGroup = 1u << 8;
 constexpr unsigned kGroup = kServe | kWorker | kRank | kOwnGroup;
-constexpr unsigned kFleet = kRouter | kScheduler | kWorker, kAll = kServe | kFleet;
+constexpr unsigned kFleet = kRouter | kScheduler | kWorker | kHost, kAll = kServe | kFleet;
 
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kListen = "Listening";
@@ -58,9 +58,10 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--grpc-port", &RoleFlags::grpc_port, "port", 0, 65535, kListen,
      "gRPC API flotilla.v1; 0: any free port", kServe | kRouter},
     {"--listen-port", &RoleFlags::listen_port, "port", 0, 65535, kListen,
-     "where the rest of the fleet finds this process; 0: any free port", kScheduler | kWorker},
+     "where the rest of the fleet finds this process; 0: any free port",
+     kScheduler | kWorker | kHost},
     {"--metrics-port", &RoleFlags::metrics_port, "port", 0, 65535, kListen,
-     "metrics for Prometheus; 0: any free port", kScheduler | kWorker},
+     "metrics for Prometheus; 0: any free port", kScheduler | kWorker | kHost},
     {"--scheduler", &RoleFlags::schedulers, "HOST:PORT", 0, 0, kListen,
      "a scheduler whose model is served, several times for several; dns:///NAME:PORT for all "
      "addresses of a name, looked up again every 5 seconds",
@@ -107,7 +108,7 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--insecure-internal", &RoleFlags::insecure_internal, "", 0, 0, kSecurity,
      "listen for the fleet on any --host without secret and certificates: the network keeps "
      "others out",
-     kScheduler | kWorker},
+     kScheduler | kWorker | kHost},
 
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
      "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations", kGroup},
@@ -141,8 +142,15 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "ranks may be on other hosts: the private network, such as 10.1.0.0/16, by which hosts reach "
      "each other; what they say there is not encrypted",
      kWorker | kOwnGroup},
+    {"--hosts", &RoleFlags::hosts, "HOST,HOST...", 0, 0, kCompute,
+     "with --group-network: the hosts of the ranks, this one first; HOST:RANKS for several",
+     kWorker | kOwnGroup},
     {"--hostfile", &RoleFlags::hostfile, "PATH", 0, 0, kCompute,
-     "with --group-network: mpirun's list of hosts; none: as its environment says (Slurm)",
+     "the same as mpirun's file; with neither, as its environment says (Slurm)",
+     kWorker | kOwnGroup},
+    {"--hosts-port", &RoleFlags::hosts_port, "port", 0, 65535, kCompute,
+     "with --group-network: other hosts run `flotilla host` on this port, which starts ranks "
+     "there; 0: --remote-shell does",
      kWorker | kOwnGroup},
     {"--remote-shell", &RoleFlags::remote_shell, "COMMAND", 0, 0, kCompute,
      "with --group-network: what starts a process on a host, called with the host and the command; "
@@ -254,9 +262,13 @@ void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
   }
   app.get_formatter()->column_width(38);
   app.get_formatter()->label("REQUIRED", "");
-  for (const char* name : {"--hostfile", "--remote-shell"}) {
+  for (const char* name : {"--hosts", "--hostfile", "--hosts-port", "--remote-shell"}) {
     CLI::Option* option = app.get_option_no_throw(name);
     if (option != nullptr) option->needs(app.get_option("--group-network"));
+  }
+  if (CLI::Option* hosts = app.get_option_no_throw("--hosts"); hosts != nullptr) {
+    hosts->excludes(app.get_option("--hostfile"));
+    app.get_option("--hosts-port")->excludes(app.get_option("--remote-shell"));
   }
   if (role == Role::kScheduler) {
     CLI::Option* model = app.get_option("--model");

@@ -10,8 +10,9 @@
 
 namespace flotilla {
 
-// What a process is; `serve` is all of them but a rank, which a worker starts.
-enum class Role { kServe, kRouter, kScheduler, kWorker, kRank };
+// What a process is; `serve` is router, scheduler and worker, which starts ranks; a host
+// starts those of workers elsewhere.
+enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kHost };
 
 struct RoleFlags {
   std::string model;
@@ -19,8 +20,8 @@ struct RoleFlags {
   std::string host = "127.0.0.1";
   std::int64_t http_port = 8080;
   std::int64_t grpc_port = 50051;
-  std::int64_t listen_port = 0;         // of scheduler and worker, for the fleet
-  std::int64_t metrics_port = 0;        // of scheduler and worker
+  std::int64_t listen_port = 0;         // of scheduler, worker and host, for the fleet
+  std::int64_t metrics_port = 0;        // of scheduler, worker and host
   std::vector<std::string> schedulers;  // HOST:PORT or dns:///NAME:PORT
   std::string worker;                   // HOST:PORT
   std::int64_t hold_seconds = 60;
@@ -31,7 +32,9 @@ struct RoleFlags {
   std::string launcher = "auto";
   std::string transport = "auto";
   std::string group_network;  // ADDRESS/BITS; and the next: of a group on several hosts
+  std::string hosts;          // HOST or HOST:RANKS, comma-separated; or:
   std::string hostfile;
+  std::int64_t hosts_port = 0;  // of `flotilla host`; 0: remote_shell starts processes there
   std::string remote_shell;
   std::string group_directory;  // of a rank, and the next: from its agent
   std::string heartbeats;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "cli/on.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "model/gguf.h"
@@ -13,7 +14,21 @@
 namespace flotilla {
 namespace {
 
-ProcessExecutorOptions ProcessOptions(const RoleFlags& flags) {
+absl::StatusOr<HostOptions> MakeHostOptions(const RoleFlags& flags) {
+  HostOptions options{.network = flags.group_network,
+                      .hostfile = flags.hostfile,
+                      .hosts = flags.hosts,
+                      .remote_shell = flags.remote_shell};
+  if (flags.hosts_port != 0) {
+    absl::StatusOr<std::string> command = OnCommand();
+    if (!command.ok()) return command.status();
+    options.remote_shell = *std::move(command);
+    options.remote_shell_environment = OnEnvironment(flags);
+  }
+  return options;
+}
+
+absl::StatusOr<ProcessExecutorOptions> ProcessOptions(const RoleFlags& flags) {
   RoleFlags rank = flags;
   const std::int64_t ranks = flags.tensor_parallel * flags.pipeline_parallel;
   const bool hosts = !flags.group_network.empty();
@@ -27,9 +42,9 @@ ProcessExecutorOptions ProcessOptions(const RoleFlags& flags) {
   for (std::string& word : RankArguments(rank)) options.group.command.push_back(std::move(word));
   options.group.ranks = static_cast<int>(ranks);
   if (hosts) {
-    options.group.hosts = HostOptions{.network = flags.group_network,
-                                      .hostfile = flags.hostfile,
-                                      .remote_shell = flags.remote_shell};
+    absl::StatusOr<HostOptions> host_options = MakeHostOptions(flags);
+    if (!host_options.ok()) return host_options.status();
+    options.group.hosts = *std::move(host_options);
   }
   const char* temporary = std::getenv("TMPDIR");
   options.group.temporary = temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary;
@@ -54,7 +69,9 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
   if (flags.launcher == "none") {
     group->in_process_.emplace(std::move(file), *std::move(options), clock);
   } else {
-    group->processes_.emplace(ProcessOptions(flags), clock, log);
+    auto processes = ProcessOptions(flags);
+    if (!processes.ok()) return processes.status();
+    group->processes_.emplace(*std::move(processes), clock, log);
   }
   return group;
 }

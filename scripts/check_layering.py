@@ -67,6 +67,8 @@ FOLDERS = {
                      libs=("absl", "grpc", "protobuf", "xxhash", "system")),
     "worker/group": Folder(may=("worker", "worker/core", "proto/codec") + COMMON,
                            libs=("absl", "mpi", "system")),
+    "worker/hosts": Folder(may=("worker/group", "proto/codec", "rpc") + COMMON,
+                           libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "worker/agent": Folder(may=("worker", "proto/codec", "rpc") + COMMON,
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "router": Folder(may=("router/core", "model", "proto/codec") + COMMON,

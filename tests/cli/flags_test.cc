@@ -1,8 +1,10 @@
 #include "cli/flags.h"
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "cli/on.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -118,6 +120,45 @@ TEST(FlagsTest, HostsNeedTheirNetwork) {
                   Role::kWorker),
             "");
   EXPECT_EQ(all.group_network, "10.0.0.0/8");
+}
+
+TEST(FlagsTest, HostsAreNamedAndReachedInOneWay) {
+  const std::vector<std::string> base = {"--model", "m", "--group-network", "10.0.0.0/8"};
+  const auto with = [&](std::vector<std::string> more, RoleFlags* flags) {
+    more.insert(more.begin(), base.begin(), base.end());
+    return Parse(std::move(more), flags, Role::kWorker);
+  };
+  RoleFlags flags;
+  ASSERT_EQ(with({"--hosts", "a,b:2", "--hosts-port", "7003"}, &flags), "");
+  EXPECT_EQ(flags.hosts, "a,b:2");
+  EXPECT_EQ(flags.hosts_port, 7003);
+  RoleFlags both;
+  EXPECT_THAT(with({"--hosts", "a", "--hostfile", "h"}, &both), HasSubstr("--hostfile"));
+  RoleFlags two;
+  EXPECT_THAT(with({"--hosts-port", "1", "--remote-shell", "s"}, &two),
+              HasSubstr("--remote-shell"));
+}
+
+// The flags of `flotilla on` come by the environment; its words are mpirun's, whatever they
+// look like.
+TEST(FlagsTest, WhatMpirunSaysIsNoFlag) {
+  RoleFlags worker;
+  worker.hosts_port = 7003;
+  worker.fleet_secret_file = "/etc/a secret";
+  for (const auto& [name, value] : OnEnvironment(worker)) setenv(name.c_str(), value.c_str(), 1);
+  CLI::App app{"test", "test"};
+  CLI::App* on = app.add_subcommand("on");
+  RoleFlags flags;
+  AddOnFlags(*on, &flags);
+  const std::vector<std::string> words = {"host", "orted", "-mca", "x", "--port", "9", "--help"};
+  std::vector<std::string> args = words;
+  args.insert(args.begin(), "on");
+  std::reverse(args.begin(), args.end());
+  ASSERT_NO_THROW(app.parse(args));
+  for (const auto& [name, value] : OnEnvironment(worker)) unsetenv(name.c_str());
+  EXPECT_EQ(flags.hosts_port, 7003);
+  EXPECT_EQ(flags.fleet_secret_file, "/etc/a secret");
+  EXPECT_EQ(on->remaining(), words);
 }
 
 TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {

@@ -17,7 +17,8 @@ WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 PORT_FLAGS = {("router", "http"): "--http-port", ("router", "grpc"): "--grpc-port",
               ("scheduler", "scheduler"): "--listen-port",
               ("scheduler", "sched-metrics"): "--metrics-port",
-              ("worker", "worker"): "--listen-port", ("worker", "worker-metrics"): "--metrics-port"}
+              ("worker", "worker"): "--listen-port", ("worker", "worker-metrics"): "--metrics-port",
+              ("host", "host"): "--listen-port", ("host", "host-metrics"): "--metrics-port"}
 
 
 @functools.cache
@@ -159,6 +160,30 @@ def schedulers_find_workers(fleet):
                       f"{{{{POD_NAME}}}}-1.{lws['metadata']['name']}:{c.ports()['worker']}"]
         if not found:
             yield f"{one} finds no worker at {address}"
+
+
+@invariant
+def workers_find_their_hosts(fleet):
+    """As many as there are ranks: the leader's own pod, then the others of its group."""
+    for one in fleet.containers("worker"):
+        flags, owner = one.flags(fleet), one.pod.owner
+        hosts = [c for c in fleet.containers("host") if c.pod.owner is owner]
+        if "--hosts" not in flags:
+            if hosts:
+                yield f"{one} does not use {hosts[0]}"
+            continue
+        count = owner["spec"]["leaderWorkerTemplate"]["size"]
+        name = owner["metadata"]["name"]
+        others = [f"{{{{POD_NAME}}}}-{i}.{name}" for i in range(1, count)]
+        if flags["--hosts"].split(",") != ["{{POD_NAME}}", *others]:
+            yield f"{one} looks for hosts {flags['--hosts']}"
+        if int(flags.get("--tp", 1)) * int(flags.get("--pp", 1)) != count:
+            yield f"{one} has another number of ranks than of hosts"
+        if [c.flags(fleet).get("--listen-port") for c in hosts] != [flags.get("--hosts-port")]:
+            yield f"{one} finds no host at port {flags.get('--hosts-port')}"
+        for c in hosts:
+            if c.raw["resources"] != one.raw["resources"]:
+                yield f"ranks on {c} have other resources than those on {one}"
 
 
 @invariant

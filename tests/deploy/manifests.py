@@ -51,7 +51,7 @@ class Container:
 
     @property
     def role(self):
-        """The first argument: router, scheduler or worker."""
+        """The first argument: router, scheduler, worker or host."""
         return (self.raw.get("args") or [""])[0]
 
     def variables(self, fleet):

@@ -11,6 +11,7 @@ SHAPES = {
     "gpu": {"router": 1, "group": 1},
     "multi-group": {"router": 2, "group": None},
     "multi-host": {"router": 2, "group": 2, "group-worker": 2},
+    "multi-host-model": {"router": 2, "group": 1, "group-host": 1},
     "inference-gateway": {"group": 2},
 }
 

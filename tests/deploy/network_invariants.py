@@ -32,24 +32,31 @@ def _policies(fleet, pod, direction):
             _matches(one["spec"]["podSelector"], pod.labels)]
 
 
+def _opens(port, number):
+    return port["port"] <= number <= port.get("endPort", port["port"])
+
+
 def _port_of(pod, name):
     return next(one.ports()[name] for one in pod.containers() if name in one.ports())
 
 
-def lets_in(fleet, pod, port, namespace, labels):
-    """Whether `pod` takes connections to its port of this name from there."""
+def _takes(fleet, pod, number, namespace, labels):
     policies = _policies(fleet, pod, "Ingress")
     return not policies or any(
-        _admits(rule["from"], namespace, labels) and
-        any(p["port"] == _port_of(pod, port) for p in rule["ports"])
+        _admits(rule["from"], namespace, labels) and any(_opens(p, number) for p in rule["ports"])
         for spec in policies for rule in spec.get("ingress", []))
+
+
+def lets_in(fleet, pod, port, namespace, labels):
+    """Whether `pod` takes connections to its port of this name from there."""
+    return _takes(fleet, pod, _port_of(pod, port), namespace, labels)
 
 
 def lets_out(fleet, pod, number, namespace, labels):
     """Whether `pod` may connect to a port of that number there."""
     policies = _policies(fleet, pod, "Egress")
     return not policies or any(
-        _admits(rule["to"], namespace, labels) and any(p["port"] == number for p in rule["ports"])
+        _admits(rule["to"], namespace, labels) and any(_opens(p, number) for p in rule["ports"])
         for spec in policies for rule in spec.get("egress", []))
 
 
@@ -110,9 +117,27 @@ def schedulers_reach_workers(fleet):
 
 
 @invariant
+def ranks_reach_each_other(fleet):
+    """On whatever port the kernel gave them."""
+    ends = [one.pod for role in ("worker", "host") for one in fleet.containers(role)]
+    for source in ends:
+        for target in ends:
+            alone = source.owner is target.owner and source is target
+            if alone or not any(one.role == "host" for pod in (source, target)
+                                for one in pod.containers()):
+                continue
+            for number in (1024, 65535):
+                if not (lets_out(fleet, source, number, HOME, target.labels) and
+                        _takes(fleet, target, number, HOME, source.labels)):
+                    yield f"ranks of {source} do not reach port {number} of {target}"
+
+
+@invariant
 def internal_ports_are_closed_to_others(fleet):
-    for role, port, friends in (("scheduler", "scheduler", {"router"}),
-                                ("worker", "worker", {"scheduler"})):
+    # Ranks talk on any port, so that a group and its hosts are wide open to each other.
+    for role, port, friends in (("scheduler", "scheduler", {"router", "host"}),
+                                ("worker", "worker", {"scheduler", "host"}),
+                                ("host", "host", {"worker", "host"})):
         for target, one in _with(fleet, role):
             for namespace in (CLIENTS, MONITORING, STRANGERS):
                 if lets_in(fleet, target, port, namespace, {}):
@@ -126,7 +151,7 @@ def internal_ports_are_closed_to_others(fleet):
 @invariant
 def prometheus_reaches_the_metrics(fleet):
     for role, port in (("router", "http"), ("scheduler", "sched-metrics"),
-                       ("worker", "worker-metrics")):
+                       ("worker", "worker-metrics"), ("host", "host-metrics")):
         for pod, one in _with(fleet, role):
             if not lets_in(fleet, pod, port, MONITORING, {}):
                 yield f"Prometheus does not reach {port} of {one}"
@@ -137,11 +162,12 @@ def prometheus_reaches_the_metrics(fleet):
 @invariant
 def names_resolve_where_they_are_used(fleet):
     for one in fleet.containers():
-        named = [flag for flag in ("--scheduler", "--worker")
-                 if flag in one.flags(fleet) and "127.0.0.1" not in one.flags(fleet)[flag]]
+        named = [flag for beside in one.pod.containers()
+                 for flag in ("--scheduler", "--worker", "--hosts")
+                 if flag in beside.flags(fleet) and "127.0.0.1" not in beside.flags(fleet)[flag]]
         dns = lets_out(fleet, one.pod, 53, DNS["namespaceSelector"]["matchLabels"],
                        {"k8s-app": "kube-dns"})
-        if bool(named) != dns and one.role != "worker":
+        if bool(named) != dns:
             yield f"{one} {'cannot ask' if named else 'may ask'} the cluster's DNS"
 
 

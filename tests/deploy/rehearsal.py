@@ -4,8 +4,8 @@
 Containers get what the manifests say: arguments, settings, secrets, the model, a root
 that is read-only but for their folders, their user (who has no name here) and no
 capabilities. They start and end in Kubernetes' order, and probes are asked as a kubelet
-asks them. All pods share one network, where every name is this machine; one pod of each
-kind runs.
+asks them. All pods share one network, where every name is an address of this machine; one pod
+of each kind runs.
 
 Starts itself again in a network and a mount namespace of its own, so ports are free
 and nothing stays behind; that takes root. Prints what it saw as JSON:
@@ -60,9 +60,9 @@ class Machine:
         with socket.socket() as one:  # what `ip link set lo up` does
             fcntl.ioctl(one, 0x8914, struct.pack("16sH14x", b"lo", 1))
 
-    def name_hosts(self, names):
+    def name_hosts(self, addresses):
         hosts = self.root / "etc/hosts"
-        hosts.write_text(f"127.0.0.1 localhost {' '.join(names)}\n")
+        hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()))
 
 
 class Process:
@@ -72,7 +72,7 @@ class Process:
         self.container, self.drain_seconds = container, 0
         view = folder / f"{container.pod.component}-{container.name}"
         view.mkdir()
-        script = [f"mount --rbind {machine.root} {view}"]
+        script = [f"hostname {pod_name(container.pod)}", f"mount --rbind {machine.root} {view}"]
         script += self._volumes(machine, container, model, view, folder)
         script += [f"mount -o remount,ro,bind {view}"]
         context = container.pod.spec["securityContext"]
@@ -82,7 +82,7 @@ class Process:
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **image_environment()}
         self.log = open(folder / f"{view.name}.log", "w+b")
         self.process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-ec", "; ".join(script), "sh", "chroot", view, *as_user,
+            ["unshare", "--mount", "--uts", "sh", "-ec", "; ".join(script), "sh", "chroot", view, *as_user,
              "/usr/local/bin/flotilla", *self.arguments(fleet)],
             env=environment, stdout=self.log, stderr=self.log)
 
@@ -104,7 +104,7 @@ class Process:
     def arguments(self, fleet):
         """As the manifests have them, without flags that the program does not know yet."""
         values = {k: v for k, v in self.container.variables(fleet).items() if v is not None}
-        values["POD_NAME"] = "flotilla-group-0"
+        values |= {"POD_NAME": pod_name(self.container.pod), "GROUP_NETWORK": "127.0.0.0/8"}
         known = fleet_invariants.known_flags(self.container.role)
         arguments = [re.sub(r"\$\(([A-Z_]+)\)", lambda m: values[m[1]], a)
                      for a in self.container.raw["args"]]
@@ -139,6 +139,11 @@ class Process:
     def log_text(self):
         self.log.seek(0)
         return self.log.read().decode(errors="replace")[-4000:]
+
+
+def pod_name(pod):
+    """Of the first one. The second of a LeaderWorkerSet's group is named after its leader."""
+    return f"{pod.owner['metadata']['name']}-0" + ("-1" if pod.part == " worker" else "")
 
 
 def image_environment():
@@ -225,7 +230,11 @@ def end_pod(processes):
 def rehearse(overlay, program, model, folder):
     fleet = Fleet(render(f"overlays/{overlay}"))
     machine = Machine(folder, program)
-    machine.name_hosts(["flotilla-scheduler", "flotilla-group-0-1.flotilla-group"])
+    # The second pod of a group is another host by its address, which loopback has, too.
+    machine.name_hosts({"localhost": "127.0.0.1", "flotilla-scheduler": "127.0.0.1",
+                        "flotilla-group-0": "127.0.0.1",
+                        "flotilla-group-0-1": "127.0.0.2",
+                        "flotilla-group-0-1.flotilla-group": "127.0.0.2"})
     worker = fleet.containers("worker")[0]
     models = folder / "models"
     models.mkdir()
@@ -255,6 +264,8 @@ def rehearse(overlay, program, model, folder):
                 seen["roles"][one.container.role] = {
                     "uid": int(re.search(r"Uid:\t(\d+)", status)[1]),
                     "capabilities": re.search(r"CapBnd:\t(\w+)", status)[1]}
+            seen["lent"] = any("daemon started for a worker group" in one.log_text()
+                               for one in processes if one.container.role == "host")
             http_port = fleet.containers("router")[0].ports()["http"]
             name = worker.variables(fleet)["SERVED_MODEL_NAME"]
             seen["undisturbed"] = generate(http_port, name)
@@ -265,8 +276,8 @@ def rehearse(overlay, program, model, folder):
             started = concurrent.futures.Future()
             answer = pool.submit(generate, http_port, name, started)
             started.result(timeout=60)
-            order = sorted(pods, key=lambda p: ["group", "group-worker", "router"].index(
-                p[0].container.pod.component))
+            kinds = ["group", "group-worker", "group-host", "router"]
+            order = sorted(pods, key=lambda p: kinds.index(p[0].container.pod.component))
             for pod in order:
                 if pod is order[-1]:
                     seen["drained"] = answer.result(timeout=60)

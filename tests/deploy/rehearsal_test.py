@@ -14,7 +14,7 @@ from manifests import ROOT, Fleet, render, size
 from rehearsal import WORDS
 
 # One of each shape: gpu and multi-group have the same pods as cpu-small.
-SHAPES = ("cpu-small", "multi-host", "inference-gateway")
+SHAPES = ("cpu-small", "multi-host", "multi-host-model", "inference-gateway")
 
 
 def program():
@@ -42,9 +42,14 @@ def rehearsed(request):
 
 
 def test_every_role_runs_without_rights(rehearsed):
-    assert set(rehearsed["roles"]) == {"router", "scheduler", "worker"}
+    hosts = {"host"} if rehearsed["overlay"] == "multi-host-model" else set()
+    assert set(rehearsed["roles"]) == {"router", "scheduler", "worker"} | hosts
     for role, seen in rehearsed["roles"].items():
         assert seen == {"uid": 65532, "capabilities": "0" * 16}, role
+
+
+def test_ranks_run_on_every_host_of_a_group(rehearsed):
+    assert rehearsed["lent"] == (rehearsed["overlay"] == "multi-host-model")
 
 
 def test_a_group_that_is_taken_away_finishes_its_answer(rehearsed):

@@ -1,7 +1,10 @@
 """A group whose ranks are on two hosts: this machine, and a network namespace with a link
-to it, where processes are started by what stands for ssh."""
+to it, where processes are started by what stands for ssh, or by `flotilla host`."""
 
+import contextlib
+import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -9,7 +12,7 @@ import subprocess
 import pytest
 
 from fleet_test import serve_all
-from flotilla_server import SANITIZED, Fleet, wait_until
+from flotilla_server import SANITIZED, Fleet, binary, wait_until
 
 # Addresses of this test's own link; the fourth number of each host's.
 NETWORK, HERE, THERE = "10.213.77.0/24", "10.213.77.1", "10.213.77.2"
@@ -21,7 +24,7 @@ def run(*words):
 
 @pytest.fixture(scope="module")
 def second_host(tmp_path_factory):
-    """(name of its namespace, hostfile, remote shell)."""
+    """(name of its namespace, flags of a worker by the way it starts processes there)."""
     name = f"flotilla-{os.getpid()}"
     folder = tmp_path_factory.mktemp("hosts")
     if os.geteuid() != 0 or not shutil.which("ip"):
@@ -42,17 +45,63 @@ def second_host(tmp_path_factory):
         shell.write_text(f'#!/bin/sh\n# HOST COMMAND...\n[ "$1" = {THERE} ] || exit 1\nshift\n'
                          f'exec ip netns exec {name} sh -c "$*"\n')
         shell.chmod(0o700)
-        yield name, hostfile, shell
+        secret = folder / "secret"
+        secret.write_text(secrets.token_hex(32))
+        secret.chmod(0o600)
+        yield name, {
+            "shell": ["--hostfile", str(hostfile), "--remote-shell", str(shell)],
+            "host": ["--hosts", f"{HERE},{THERE}", "--fleet-secret-file", str(secret)],
+        }
     finally:
         subprocess.run(["ip", "link", "del", "flotilla0"], capture_output=True)
         run("ip", "netns", "del", name)
 
 
-def fleet_on(directory, second_host, *layout):
-    _, hostfile, shell = second_host
-    return Fleet(directory, extra={"worker": [
-        *layout, "--threads", "1", "--group-network", NETWORK, "--hostfile", str(hostfile),
-        "--remote-shell", str(shell)]})
+class Lent:
+    """`flotilla host` in the namespace; a context manager."""
+
+    def __init__(self, directory, name, flags):
+        self.directory, self.name, self.flags = directory, name, flags
+        self.port = 0
+        self.start()
+
+    def start(self):
+        """At the port that it had, if it had one."""
+        ready = self.directory / "host.json"
+        ready.unlink(missing_ok=True)
+        with open(self.directory / "host.log", "ab") as log:
+            self.process = subprocess.Popen(
+                ["ip", "netns", "exec", self.name, binary(), "host", "--host", THERE,
+                 "--listen-port", str(self.port), "--ready-file", str(ready), *self.flags],
+                stdout=log, stderr=log)
+        wait_until(ready.exists, "the other host is lent")
+        self.port = json.loads(ready.read_text())["listen"]
+
+    def stop(self):
+        self.process.terminate()
+        assert self.process.wait(20) == 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.stop()
+
+
+@contextlib.contextmanager
+def fleet_on(directory, second_host, way, *layout):
+    """The fleet, whose `other` is what was lent to it."""
+    name, ways = second_host
+    flags = [*layout, "--threads", "1", "--group-network", NETWORK, *ways[way]]
+    secret = flags[flags.index("--fleet-secret-file"):][:2] if way == "host" else []
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(Lent(directory, name, secret)) if secret else None
+        if other:
+            flags += ["--hosts-port", str(other.port)]
+        fleet = stack.enter_context(Fleet(directory, extra={
+            "worker": flags, "scheduler": secret, "router": secret}))
+        fleet.other = other
+        yield fleet
 
 
 def ranks_there(second_host, fleet):
@@ -67,19 +116,22 @@ def one_host(tmp_path_factory):
         return serve_all(one.url)
 
 
-@pytest.mark.parametrize("layout", [("--tp", "2"), ("--pp", "2")], ids=["TP=2", "PP=2"])
-def test_two_hosts_give_the_bits_of_one(tmp_path, second_host, one_host, layout):
-    with fleet_on(tmp_path, second_host, *layout) as fleet:
+@pytest.mark.parametrize("way, layout", [("shell", ("--tp", "2")), ("shell", ("--pp", "2")),
+                                         ("host", ("--tp", "2"))],
+                         ids=["TP=2", "PP=2", "TP=2 by flotilla host"])
+def test_two_hosts_give_the_bits_of_one(tmp_path, second_host, one_host, way, layout):
+    with fleet_on(tmp_path, second_host, way, *layout) as fleet:
         assert len(fleet.worker.members()[0]) == 2
         assert len(ranks_there(second_host, fleet)) == 1
         assert serve_all(fleet.url) == one_host
 
 
 @pytest.mark.skipif(SANITIZED, reason="measures time")
-def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one_host):
+@pytest.mark.parametrize("way", ["shell", "host"])
+def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one_host, way):
     """Its rank is killed, then the next one stopped, then the link is cut for a while."""
     name = second_host[0]
-    with fleet_on(tmp_path, second_host, "--tp", "2") as fleet:
+    with fleet_on(tmp_path, second_host, way, "--tp", "2") as fleet:
         worker = fleet.worker
         lost = []
 
@@ -108,5 +160,24 @@ def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one
             return gone & set(run("ip", "netns", "pids", name).stdout.split())
 
         wait_until(lambda: not earlier_ranks(), "earlier ranks have ended", seconds=10)
+        # `flotilla host` runs one daemon and its rank, and has waited for all before.
+        if way == "host":
+            inside = run("ip", "netns", "pids", name).stdout.split()
+            assert len(inside) == 3, inside
     wait_until(lambda: not run("ip", "netns", "pids", name).stdout.split(),
                "the other host is empty", seconds=10)
+
+
+def test_a_group_waits_for_a_host_that_went(tmp_path, second_host, one_host):
+    with fleet_on(tmp_path, second_host, "host", "--tp", "2") as fleet:
+        before = fleet.worker.members()[0]
+
+        def go():
+            fleet.other.stop()
+            wait_until(lambda: fleet.worker.metric("flotilla_worker_restarts_total") > 0,
+                       "the loss is noticed")
+            fleet.other.start()
+            wait_until(lambda: fleet.worker.members()[0] != before, "the group is ready again",
+                       seconds=60)
+
+        assert serve_all(fleet.url, go) == one_host

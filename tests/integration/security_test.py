@@ -17,8 +17,8 @@ import httpx
 import pytest
 from google.protobuf import descriptor_pb2
 
-from flotilla_server import (MODEL, ROOT, Fleet, Server, binary, json_lines, model_path,
-                             wait_until)
+from flotilla_server import (MODEL, ROOT, Fleet, Program, Server, binary, json_lines,
+                             model_path, wait_until)
 from security_files import Authority, new_secret, write
 
 ANYBODY = {"/health", "/ready", "/metrics"}
@@ -136,7 +136,7 @@ def rpcs(tmp_path_factory):
     assert len(found) >= 12
     services = {path.split("/")[1] for path in found}
     assert services >= {"flotilla.v1.Inference", "flotilla.v1.Scheduler", "flotilla.v1.WorkerGroup",
-                        "grpc.health.v1.Health"}
+                        "flotilla.v1.Host", "grpc.health.v1.Health"}
     return found + ["/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
                     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
                     "/flotilla.v1.Scheduler/NoSuchMethod", "/no.Such/Method"]
@@ -170,9 +170,18 @@ def bearer_metadata(secret):
     return [("authorization", f"Bearer {secret}")]
 
 
-@pytest.mark.parametrize("role", ["worker", "scheduler"])
-def test_every_internal_rpc_needs_certificate_and_secret(fleet, files, rpcs, role):
-    port = fleet.worker.ports["listen"] if role == "worker" else fleet.scheduler.ports["listen"]
+@pytest.fixture(scope="module")
+def host(tmp_path_factory, files):
+    """What lends its machine to worker groups."""
+    one = Program(tmp_path_factory.mktemp("host"), "host",
+                  *internal_flags(files.folder, files.secret, files.ours, "host"))
+    yield one
+    one.stop()
+
+
+@pytest.mark.parametrize("role", ["worker", "scheduler", "host"])
+def test_every_internal_rpc_needs_certificate_and_secret(fleet, host, files, rpcs, role):
+    port = {"worker": fleet.worker, "scheduler": fleet.scheduler, "host": host}[role].ports["listen"]
     ours = tls(files.ours, files.member)
     right = bearer_metadata(files.secret)
     strangers = {
@@ -197,8 +206,8 @@ def test_every_internal_rpc_needs_certificate_and_secret(fleet, files, rpcs, rol
         for path in rpcs:
             code = call(channel, path, right)
             assert code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE), path
-            served = path.startswith("/flotilla.v1.WorkerGroup/" if role == "worker"
-                                     else "/flotilla.v1.Scheduler/") and "NoSuch" not in path
+            service = {"worker": "WorkerGroup", "scheduler": "Scheduler", "host": "Host"}[role]
+            served = path.startswith(f"/flotilla.v1.{service}/") and "NoSuch" not in path
             assert (code != grpc.StatusCode.UNIMPLEMENTED) == served, (path, code)
     assert fleet.scheduler.metric("flotilla_worker_groups_lost_total") == before
 

@@ -1,22 +1,23 @@
 #include "worker/group/launch.h"
 
 #include <fcntl.h>
-#include <spawn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "worker/group/directory.h"
+#include "worker/group/spawn.h"
+#include "worker/group/unique_fd.h"
 
 namespace flotilla {
 namespace {
 
-using Settings = std::vector<std::pair<std::string, std::string>>;
+using Settings = EnvironmentSettings;
 
 // One host: no remote start, shared memory only, control connections on loopback.
 Settings OneHost(const std::string& directory) {
@@ -36,7 +37,12 @@ Settings SeveralHosts(const RemoteLaunch& remote) {
   if (!remote.remote_shell.empty()) {
     settings.emplace_back("OMPI_MCA_plm", "rsh");
     settings.emplace_back("OMPI_MCA_plm_rsh_agent", remote.remote_shell);
+    // All daemons from here: another host may have no such shell.
+    settings.emplace_back("OMPI_MCA_plm_rsh_no_tree_spawn", "1");
   }
+  // The remote shell is called by the names that were given.
+  settings.emplace_back("OMPI_MCA_orte_keep_fqdn_hostnames", "1");
+  settings.insert(settings.end(), remote.environment.begin(), remote.environment.end());
   return settings;
 }
 
@@ -59,14 +65,12 @@ Settings MpiSettings(const LaunchOptions& options) {
 // This process's environment with the settings in it.
 std::vector<std::string> Environment(const LaunchOptions& options) {
   const Settings settings = MpiSettings(options);
-  std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    bool ours = false;
-    for (const auto& [name, value] : settings) {
-      ours |= absl::StartsWith(*variable, absl::StrCat(name, "="));
-    }
-    if (!ours) variables.emplace_back(*variable);
-  }
+  std::vector<std::string> variables = OwnEnvironment();
+  std::erase_if(variables, [&](const std::string& variable) {
+    return std::any_of(settings.begin(), settings.end(), [&](const auto& setting) {
+      return absl::StartsWith(variable, absl::StrCat(setting.first, "="));
+    });
+  });
   for (const auto& [name, value] : settings) variables.push_back(absl::StrCat(name, "=", value));
   return variables;
 }
@@ -80,6 +84,9 @@ std::vector<std::string> CommandLine(const LaunchOptions& options) {
     if (!options.remote->hostfile.empty()) {
       words.insert(words.end(), {"--hostfile", options.remote->hostfile});
     }
+    if (!options.remote->hosts.empty()) {
+      words.insert(words.end(), {"--host", options.remote->hosts});
+    }
     added.insert(added.end(), {"--agent", options.remote->agent});
   } else {
     added.insert(added.end(), {"--heartbeats", options.heartbeats});
@@ -89,48 +96,14 @@ std::vector<std::string> CommandLine(const LaunchOptions& options) {
   return words;
 }
 
-std::vector<char*> Pointers(std::vector<std::string>& words) {
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
 }  // namespace
 
 absl::StatusOr<pid_t> LaunchJob(const LaunchOptions& options) {
-  std::vector<std::string> words = CommandLine(options);
-  std::vector<std::string> environment = Environment(options);
-  const std::string log = absl::StrCat(options.directory, "/", kLauncherLog);
-
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, log.c_str(),
-                                   O_WRONLY | O_CREAT | O_APPEND, 0600);
-  posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
-  posix_spawn_file_actions_addclosefrom_np(&files, STDERR_FILENO + 1);
-
-  // The agent blocks and ignores signals that the job must get.
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  pid_t pid = 0;
-  const int error = posix_spawnp(&pid, options.launcher.c_str(), &files, &attributes,
-                                 Pointers(words).data(), Pointers(environment).data());
-  posix_spawn_file_actions_destroy(&files);
-  posix_spawnattr_destroy(&attributes);
-  if (error == 0) return pid;
-  const std::string what = absl::StrCat("'", options.launcher, "': ", std::strerror(error));
-  if (error == ENOENT || error == EACCES) return absl::NotFoundError(what);
-  return absl::UnavailableError(what);
+  const std::string path = absl::StrCat(options.directory, "/", kLauncherLog);
+  const UniqueFd log(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!log.ok()) return absl::UnavailableError(absl::StrCat(path, ": ", std::strerror(errno)));
+  return Spawn(
+      {.words = CommandLine(options), .environment = Environment(options), .output = log.get()});
 }
 
 }  // namespace flotilla

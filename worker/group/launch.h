@@ -5,19 +5,25 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace flotilla {
 
+// Names and values.
+using EnvironmentSettings = std::vector<std::pair<std::string, std::string>>;
+
 // Of a job whose ranks may be on other hosts.
 struct RemoteLaunch {
   // Where ranks find the agent, host:port, and what they show there.
   std::string agent, token;
-  std::string network;       // ADDRESS/BITS: what MPI's messages take
-  std::string hostfile;      // Open MPI's format; empty: as the launcher's environment says
-  std::string remote_shell;  // starts a process on a host; empty: Open MPI's choice
+  std::string network;              // ADDRESS/BITS: what MPI's messages take
+  std::string hostfile;             // Open MPI's format; empty: as the launcher's environment says
+  std::string hosts;                // instead of it: HOST or HOST:RANKS, comma-separated
+  std::string remote_shell;         // starts a process on a host; empty: Open MPI's choice
+  EnvironmentSettings environment;  // of the remote shell
 };
 
 struct LaunchOptions {

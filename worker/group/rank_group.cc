@@ -27,7 +27,6 @@ extern "C" {  // glibc 2.36 does not say so itself
 #include "common/rt/clock.h"
 #include "worker/group/directory.h"
 #include "worker/group/hosts.h"
-#include "worker/group/launch.h"
 #include "worker/group/proc.h"
 
 namespace flotilla {
@@ -135,7 +134,9 @@ absl::Status RankGroup::Spawn() {
                                  .token = token_,
                                  .network = options_.hosts->network,
                                  .hostfile = options_.hosts->hostfile,
-                                 .remote_shell = options_.hosts->remote_shell};
+                                 .hosts = options_.hosts->hosts,
+                                 .remote_shell = options_.hosts->remote_shell,
+                                 .environment = options_.hosts->remote_shell_environment};
   }
   auto launched = LaunchJob(launch);
   if (!launched.ok()) return launched.status();

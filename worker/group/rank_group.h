@@ -24,6 +24,7 @@
 #include "worker/core/watch.h"
 #include "worker/group/frames.h"
 #include "worker/group/heartbeats.h"
+#include "worker/group/launch.h"
 #include "worker/group/log_tail.h"
 #include "worker/group/unique_fd.h"
 
@@ -33,8 +34,10 @@ namespace flotilla {
 // plain text, and show a token that each life makes anew.
 struct HostOptions {
   std::string network;       // by which hosts reach each other, ADDRESS/BITS
-  std::string hostfile;      // Open MPI's; empty: as the environment says (Slurm)
+  std::string hostfile;      // Open MPI's; empty: `hosts`, or as the environment says (Slurm)
+  std::string hosts;         // HOST or HOST:RANKS, comma-separated
   std::string remote_shell;  // starts a process on a host; empty: Open MPI's choice
+  EnvironmentSettings remote_shell_environment;
 };
 
 struct RankGroupOptions {

@@ -1,0 +1,14 @@
+// `flotilla host`: lends this host to worker groups whose agent is elsewhere.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "cli/flags.h"
+
+namespace flotilla {
+
+// Serves until SIGINT or SIGTERM, which end the ranks on this host.
+absl::Status RunHost(const RoleFlags& flags, const std::string& version);
+
+}  // namespace flotilla

@@ -1,0 +1,84 @@
+#include "cli/on.h"
+
+#include <sys/prctl.h>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "cli/role_options.h"
+#include "common/obs/log.h"
+#include "common/rt/clock.h"
+#include "rpc/endpoint.h"
+#include "worker/hosts/run_on_host.h"
+
+namespace flotilla {
+namespace {
+
+constexpr char kPort[] = "FLOTILLA_ON_PORT";
+// A path that another process is told, which may have another working directory.
+struct PathFlag {
+  const char* name;
+  const char* variable;
+  std::string RoleFlags::*field;
+};
+constexpr PathFlag kPaths[] = {
+    {"--fleet-secret-file", "FLOTILLA_ON_FLEET_SECRET_FILE", &RoleFlags::fleet_secret_file},
+    {"--tls-cert", "FLOTILLA_ON_TLS_CERT", &RoleFlags::tls_cert},
+    {"--tls-key", "FLOTILLA_ON_TLS_KEY", &RoleFlags::tls_key},
+    {"--tls-ca", "FLOTILLA_ON_TLS_CA", &RoleFlags::tls_ca},
+};
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> OnEnvironment(const RoleFlags& worker) {
+  std::vector<std::pair<std::string, std::string>> variables;
+  variables.emplace_back(kPort, absl::StrCat(worker.hosts_port));
+  // A daemon that leaves its session and parent would outlive its call.
+  variables.emplace_back("OMPI_MCA_orte_leave_session_attached", "1");
+  for (const PathFlag& path : kPaths) {
+    const std::string& value = worker.*path.field;
+    if (value.empty()) continue;
+    variables.emplace_back(path.variable, std::filesystem::absolute(value).string());
+  }
+  return variables;
+}
+
+absl::StatusOr<std::string> OnCommand() {
+  std::error_code error;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (error || program.find_first_of(" :") != std::string::npos) {
+    return absl::FailedPreconditionError(absl::StrCat("--hosts-port: mpirun cannot call '", program,
+                                                      "': the path has a space or a colon"));
+  }
+  return absl::StrCat(program, " on");
+}
+
+void AddOnFlags(CLI::App& app, RoleFlags* flags) {
+  app.prefix_command();
+  app.add_option("--port", flags->hosts_port)->envname(kPort);
+  for (const PathFlag& path : kPaths) {
+    app.add_option(path.name, flags->*path.field)->envname(path.variable);
+  }
+}
+
+absl::StatusOr<int> RunOn(const RoleFlags& flags, const std::vector<std::string>& words) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // should mpirun go without a word
+  if (words.size() < 2) return absl::InvalidArgumentError("on: say HOST COMMAND...");
+  auto arguments = DaemonArguments({words.begin() + 1, words.end()});
+  if (!arguments.ok()) return arguments.status();
+  Logger log(LogLevel::kError);
+  const SteadyClock clock;
+  auto credentials = MakeCredentials(flags, /*listens=*/false, &clock, &log);
+  if (!credentials.ok()) return credentials.status();
+  return RunOnHost({.address = rpc::JoinAddress(words[0], static_cast<int>(flags.hosts_port)),
+                    .arguments = *std::move(arguments),
+                    .credentials = credentials->get(),
+                    .on_output = [](std::string_view output) {
+                      std::fwrite(output.data(), 1, output.size(), stderr);
+                      return true;
+                    }});
+}
+
+}  // namespace flotilla

@@ -1,0 +1,75 @@
+// Daemons: the Open MPI daemons (orted) that this host runs for worker groups whose agent
+// is elsewhere. A daemon starts ranks, and ends with its Daemon.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/group/unique_fd.h"
+
+namespace flotilla {
+
+class Daemons;
+
+// One running process. One thread.
+class Daemon {
+ public:
+  // Ends it: by SIGTERM, on which it ends its ranks and removes its files, and what is left
+  // after a second by SIGKILL.
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  struct News {
+    std::string output;            // since the last call, 64 KiB at most
+    std::optional<int> exit_code;  // it has ended, and nothing is left of its output
+  };
+  // As soon as there are any, or after `timeout_ms`.
+  News Wait(int timeout_ms);
+
+ private:
+  friend class Daemons;
+  Daemon(Daemons* owner, pid_t pid, UniqueFd pidfd, UniqueFd output);
+  std::string ReadOutput();
+
+  Daemons* const owner_;
+  const pid_t pid_;
+  const UniqueFd pidfd_;
+  const UniqueFd output_;
+  bool closed_ = false;  // nobody prints any more
+};
+
+// Any thread.
+class Daemons {
+ public:
+  static constexpr std::size_t kMaxDaemons = 16;
+  static constexpr std::size_t kMaxArguments = 256;
+  static constexpr std::size_t kMaxArgumentBytes = 64 << 10;  // of all arguments
+
+  // `program`: found by PATH.
+  explicit Daemons(std::string program) : program_(std::move(program)) {}
+
+  // The errors of flotilla.v1.Host.Run. This outlives what it returns.
+  absl::StatusOr<std::unique_ptr<Daemon>> Start(const std::vector<std::string>& arguments)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::size_t running() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  friend class Daemon;
+  void Forget(pid_t pid) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::string program_;
+  mutable absl::Mutex mu_;
+  std::set<pid_t> pids_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace flotilla
