@@ -326,6 +326,16 @@ RouterMetrics::RouterMetrics(Metrics& metrics, const Metrics::Labels& labels)
                                           "Output tokens of one request.", kRequestTokenBuckets,
                                           labels)) {}
 
+void WatchCertificate(Metrics& metrics, const rpc::Credentials* credentials) {
+  Gauge& expiry = metrics.AddGauge(
+      "flotilla_tls_certificate_expiry_timestamp_seconds",
+      "When the certificate of the fleet's streams ends; 0: they are not encrypted.");
+  metrics.OnRender([credentials, &expiry] {
+    const std::optional<absl::Time> end = credentials->CertificateExpiry();
+    expiry.Set(end.has_value() ? static_cast<double>(absl::ToUnixSeconds(*end)) : 0);
+  });
+}
+
 void WatchFleet(Metrics& metrics, const Fleet* fleet) {
   constexpr const char* kKinds[] = {"not_begun", "begun"};
   constexpr const char* kResults[kReplayResults] = {"sent", "resumed", "expired", "impossible"};

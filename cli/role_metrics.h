@@ -16,6 +16,7 @@
 #include "common/types/plan.h"
 #include "router/probe.h"
 #include "router/remote/fleet.h"
+#include "rpc/credentials.h"
 #include "scheduler/server/probe.h"
 #include "worker/group/group_probe.h"
 #include "worker/probe.h"
@@ -26,6 +27,10 @@ namespace flotilla {
 void AddBuildInfo(Metrics& metrics, const std::string& version, const Metrics::Labels& labels = {});
 void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
                      std::uint32_t block_tokens);
+
+// When the certificate of the fleet's streams ends, at each scrape; 0: there is none.
+// `credentials` outlives the last Render.
+void WatchCertificate(Metrics& metrics, const rpc::Credentials* credentials);
 
 class RouterMetrics final : public RouterProbe {
  public:

@@ -15,10 +15,10 @@
 #include "cli/fronts.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
+#include "cli/role_process.h"
 #include "cli/signals.h"
 #include "common/obs/log.h"
 #include "common/obs/process_metrics.h"
-#include "common/rt/clock.h"
 #include "router/remote/discovery.h"
 #include "router/remote/fleet.h"
 #include "router/remote/fleet_engine.h"
@@ -121,15 +121,14 @@ class RouterModels {
 }  // namespace
 
 absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
-  Signals signals;
-  absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
-  if (!level.ok()) return level.status();
-  Logger log(*level);
-  const SteadyClock clock;
-  auto credentials = MakeCredentials(flags, /*listens=*/false, &clock, &log);
-  if (!credentials.ok()) return credentials.status();
+  auto process = RoleProcess::Begin(flags, /*listens=*/false);
+  if (!process.ok()) return process.status();
+  Signals& signals = (*process)->signals;
+  const Clock& clock = (*process)->clock;
+  Logger& log = (*process)->log;
+  const std::shared_ptr<rpc::Credentials>& credentials = (*process)->credentials;
 
-  Fleet fleet(MakeFleetOptions(flags, *credentials, signals, log), &clock);
+  Fleet fleet(MakeFleetOptions(flags, credentials, signals, log), &clock);
   absl::StatusOr<std::unique_ptr<Discovery>> discovery =
       Discovery::Start(MakeDiscoveryOptions(flags, fleet, log));
   if (!discovery.ok()) return discovery.status();
@@ -138,6 +137,7 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   // What a client invents is no label.
   RouterMetrics unknown(metrics, {{"model", "_unknown"}});
   AddProcessMetrics(metrics);
+  WatchCertificate(metrics, credentials.get());
   WatchFleet(metrics, &fleet);
   RouterModels models(&fleet, &metrics, version, &log);
   const std::unique_ptr<Fronts> fronts =

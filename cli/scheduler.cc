@@ -1,25 +1,21 @@
 #include "cli/scheduler.h"
 
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "cli/drain.h"
 #include "cli/observed_executor.h"
 #include "cli/request_log.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
+#include "cli/role_process.h"
 #include "cli/signals.h"
 #include "cli/stop_listener.h"
 #include "cli/worker_group.h"
 #include "common/obs/log.h"
-#include "common/obs/metrics_server.h"
-#include "common/obs/process_metrics.h"
-#include "common/rt/clock.h"
 #include "rpc/endpoint.h"
 #include "scheduler/remote/engine_server.h"
 #include "scheduler/remote/remote_executor.h"
@@ -49,20 +45,19 @@ std::optional<TokenizerContent> WaitForTokenizer(const RemoteExecutor& executor,
 }  // namespace
 
 absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
-  Signals signals;
-  absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
-  if (!level.ok()) return level.status();
-  Logger log(*level);
-  const SteadyClock clock;
-  auto credentials = MakeCredentials(flags, /*listens=*/true, &clock, &log);
-  if (!credentials.ok()) return credentials.status();
+  auto process = RoleProcess::Begin(flags, /*listens=*/true);
+  if (!process.ok()) return process.status();
+  Signals& signals = (*process)->signals;
+  const Clock& clock = (*process)->clock;
+  Logger& log = (*process)->log;
+  const std::shared_ptr<rpc::Credentials>& credentials = (*process)->credentials;
 
   // The worker group: behind an agent, or this process's own.
   std::unique_ptr<WorkerGroup> own;
   std::optional<RemoteExecutor> remote;
   std::optional<TokenizerContent> tokenizer;
   if (!flags.worker.empty()) {
-    remote.emplace(RemoteExecutorOptions{.address = flags.worker, .credentials = *credentials});
+    remote.emplace(RemoteExecutorOptions{.address = flags.worker, .credentials = credentials});
     tokenizer = WaitForTokenizer(*remote, flags.worker, signals, log);
     if (!tokenizer.has_value()) return absl::OkStatus();
   } else if (!flags.model.empty()) {
@@ -76,8 +71,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   }
 
   Metrics metrics(Metrics::Labels{{"model", tokenizer->model_id}});
-  AddBuildInfo(metrics, version);
-  AddProcessMetrics(metrics);
+  AddRoleMetrics(metrics, **process, version);
   SchedulerMetrics scheduler_metrics(metrics, static_cast<std::uint32_t>(flags.block_tokens));
   if (own != nullptr) own->AddMetrics(metrics);
   StepExecutor* const executor = own != nullptr ? own->executor() : &*remote;
@@ -90,8 +84,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   if (!options.ok()) return options.status();
   InProcessEngine engine(*std::move(options), &observed, &clock);
   scheduler_metrics.Watch(&engine.probe(), &clock);
-  auto metrics_server =
-      MetricsServer::Start(HostPort(flags.host, static_cast<int>(flags.metrics_port)), &metrics);
+  auto metrics_server = ServeMetrics(flags, &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
   StopListener starting(&signals, [&own] {
     if (own != nullptr) own->StopProcesses();
@@ -102,17 +95,12 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   auto server =
       EngineServer::Start({.listen = {.host = flags.host,
                                       .port = static_cast<std::uint16_t>(flags.listen_port),
-                                      .credentials = *credentials}},
+                                      .credentials = credentials}},
                           &engine, &clock);
   if (!server.ok()) return server.status();
 
-  const int port = (*server)->port(), metrics_port = (*metrics_server)->port();
-  absl::Status ready =
-      WriteReadyFile(flags.ready_file, {{"listen", port}, {"metrics", metrics_port}});
+  absl::Status ready = AnnounceReady(flags, "scheduler", (*server)->port(), **metrics_server);
   if (!ready.ok()) return ready;
-  absl::PrintF("ready scheduler=%s metrics=%s\n", HostPort(flags.host, port),
-               HostPort(flags.host, metrics_port));
-  std::fflush(stdout);
 
   if (!WaitAndDrain(engine, signals, flags.drain_seconds, log)) {
     log.Warning("requests are still running; routers submit them again", {});

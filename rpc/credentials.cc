@@ -159,6 +159,13 @@ class CredentialsImpl final : public Credentials {
 
   bool protect() const override { return tls() || secret_ != nullptr; }
 
+  std::optional<absl::Time> CertificateExpiry() const override {
+    if (!tls()) return std::nullopt;
+    const absl::StatusOr<std::string> certificate = ReadSecretFile(options_.tls_cert, nullptr);
+    if (!certificate.ok()) return std::nullopt;
+    return ExpiryOf(*certificate);
+  }
+
   std::shared_ptr<grpc::ServerCredentials> ForServer() override {
     std::shared_ptr<CallGuard> guard;
     if (secret_ != nullptr) {

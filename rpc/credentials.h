@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -41,6 +42,8 @@ class Credentials {
 
   // False: neither proof is asked for.
   virtual bool protect() const = 0;
+  // When the certificate ends that is in its file now. None: there is none, or it cannot be read.
+  virtual std::optional<absl::Time> CertificateExpiry() const = 0;
   // Of one server.
   virtual std::shared_ptr<grpc::ServerCredentials> ForServer() = 0;
   // A channel to `address` whose calls carry the proofs. The log hears when the peer

@@ -55,6 +55,15 @@ absl::Status CheckKeyPair(std::string_view certificate, std::string_view key, ab
   return absl::OkStatus();
 }
 
+std::optional<absl::Time> ExpiryOf(std::string_view certificate) {
+  const Certificate own = FirstCertificate(certificate);
+  std::tm end{};
+  if (own == nullptr || ASN1_TIME_to_tm(X509_get0_notAfter(own.get()), &end) != 1) {
+    return std::nullopt;
+  }
+  return absl::FromTimeT(timegm(&end));
+}
+
 absl::Status CheckAuthorities(std::string_view certificates) {
   if (FirstCertificate(certificates) != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError("there is no certificate in PEM");

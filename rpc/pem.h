@@ -1,6 +1,7 @@
 // What can be known of PEM files before they are used.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -11,6 +12,9 @@ namespace flotilla::rpc {
 // INVALID_ARGUMENT: there is no certificate, or it is not valid at `now`; there is no
 // private key, it has a passphrase, or it is of another certificate.
 absl::Status CheckKeyPair(std::string_view certificate, std::string_view key, absl::Time now);
+
+// When the first certificate ends; none: there is none.
+std::optional<absl::Time> ExpiryOf(std::string_view certificate);
 
 // INVALID_ARGUMENT: there is no certificate in it.
 absl::Status CheckAuthorities(std::string_view certificates);

@@ -16,11 +16,11 @@ class Authority:
                 "-noenc", "-days", "2", "-subj", f"/CN={name}", "-keyout", self.key,
                 "-out", self.certificate)
 
-    def issue(self, name):
+    def issue(self, name, days=1):
         """NAME.pem and NAME.key."""
         pem, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-                "-noenc", "-days", "1", "-subj", f"/CN={name}",
+                "-noenc", "-days", days, "-subj", f"/CN={name}",
                 "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
                 "-addext", "basicConstraints=critical,CA:FALSE",
                 "-CA", self.certificate, "-CAkey", self.key, "-keyout", key, "-out", pem)

@@ -10,6 +10,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import time
 import types
 
 import grpc
@@ -288,7 +289,7 @@ def rotate(fleet, files):
     wait_taken(files.ours, next_probe, next_secret, grpc.StatusCode.UNIMPLEMENTED)
     write_secrets(next_secret, files.secret)
     for role in Fleet.ROLES:
-        pem, key = next_authority.issue(f"next-{role}")
+        pem, key = next_authority.issue(f"next-{role}", days=2)
         write(files.folder / f"{role}.key", key.read_text())
         write(files.folder / f"{role}.pem", pem.read_text())
     wait_taken(next_authority, next_probe, next_secret, grpc.StatusCode.UNIMPLEMENTED)
@@ -296,6 +297,14 @@ def rotate(fleet, files):
     write(files.ours.certificate, next_authority.certificate.read_text())
     wait_taken(next_authority, probe, next_secret, grpc.StatusCode.UNAVAILABLE)
     wait_taken(next_authority, next_probe, files.secret, grpc.StatusCode.UNAUTHENTICATED)
+
+
+def certificate_ends(fleet):
+    """When, by each process's metrics."""
+    ends = [getattr(fleet, role).metric("flotilla_tls_certificate_expiry_timestamp_seconds")
+            for role in Fleet.ROLES]
+    assert all(0 < end - time.time() < 3 * 86400 for end in ends)
+    return ends
 
 
 class Endless:
@@ -339,7 +348,9 @@ def test_secret_and_certificates_change_under_a_running_stream(tmp_path, files):
         running = pool.submit(stream.run)
         try:
             stream.wait_for(5, running)
+            ends = certificate_ends(fleet)
             rotate(fleet, own)
+            assert all(later > end + 80_000 for end, later in zip(ends, certificate_ends(fleet)))
             assert fleet.router.metric("flotilla_router_retries_total") == 0
             fleet.scheduler.kill(signal.SIGKILL)  # so that all connect again
             fleet.start("scheduler")

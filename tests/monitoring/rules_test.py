@@ -82,7 +82,7 @@ class Kubernetes(unittest.TestCase):
         return [found[f"10.0.0.{i}:1"] for i in range(len(pods))]
 
     def test_role_and_group(self):
-        router, scheduler, rank, named, other, proxy, port, sidecar = self.labels(
+        router, scheduler, rank, named, other, proxy, port, sidecar, host = self.labels(
             {"container_name": "router", "container_port_name": "http", "name": "r-0",
              "namespace": "ns"},
             {"container_name": "scheduler", "container_port_name": "sched-metrics", "name": "g-0"},
@@ -95,7 +95,9 @@ class Kubernetes(unittest.TestCase):
             {"container_name": "proxy", "container_port_name": "http"},
             {"container_name": "worker", "container_port_name": "worker"},
             {"container_name": "worker", "container_port_name": "worker-metrics", "name": "g-3",
-             "container_init": "true"})
+             "container_init": "true"},
+            {"container_name": "host", "container_port_name": "host-metrics", "name": "g-4-1",
+             "label_leaderworkerset_sigs_k8s_io_group_index": "4"})
         self.assertEqual((router["role"], router["pod"], router["namespace"]),
                          ("router", "r-0", "ns"))
         self.assertNotIn("group", router)
@@ -103,6 +105,7 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual((rank["role"], rank["group"]), ("worker", "1"))
         self.assertEqual((named["role"], named["group"]), ("worker", "blue"))
         self.assertEqual((sidecar["role"], sidecar["group"]), ("worker", "g-3"))
+        self.assertEqual((host["role"], host["group"]), ("host", "4"))
         self.assertEqual([other, proxy, port], [None] * 3)
 
 

@@ -59,6 +59,10 @@ TEST(PemTest, JudgesCertificatesBeforeTheyAreUsed) {
             "certificate: it has expired");
   EXPECT_EQ(message(member.certificate, member.key, now - absl::Hours(2)),
             "certificate: it is not valid yet");
+  ASSERT_TRUE(ExpiryOf(member.certificate).has_value());
+  EXPECT_GT(*ExpiryOf(member.certificate), now);
+  EXPECT_LT(*ExpiryOf(member.certificate), now + absl::Hours(2));
+  EXPECT_EQ(ExpiryOf(member.key), std::nullopt);
   // Cut anywhere, it is no certificate, and nothing worse happens.
   for (std::size_t bytes = 0; bytes < member.certificate.size() - 2; bytes += 7) {
     EXPECT_FALSE(CheckKeyPair(member.certificate.substr(0, bytes), member.key, now).ok()) << bytes;

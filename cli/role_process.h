@@ -1,0 +1,47 @@
+// What every process of a fleet begins and ends with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cli/flags.h"
+#include "cli/signals.h"
+#include "common/obs/log.h"
+#include "common/obs/metrics.h"
+#include "common/obs/metrics_server.h"
+#include "common/rt/clock.h"
+#include "rpc/credentials.h"
+
+namespace flotilla {
+
+// Made before any thread, and destroyed last: the others use it.
+struct RoleProcess {
+  // `listens`: whether the rest of the fleet calls this process. Errors name the flag.
+  static absl::StatusOr<std::unique_ptr<RoleProcess>> Begin(const RoleFlags& flags, bool listens);
+
+  Signals signals;
+  SteadyClock clock;
+  Logger log;
+  std::shared_ptr<rpc::Credentials> credentials;
+
+ private:
+  explicit RoleProcess(LogLevel level) : log(level) {}
+};
+
+// The metrics of any process, among them when its certificate ends. `process` outlives the
+// last Render.
+void AddRoleMetrics(Metrics& metrics, const RoleProcess& process, const std::string& version);
+
+// Serves `metrics` at --metrics-port. UNAVAILABLE: the port is taken.
+absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const RoleFlags& flags,
+                                                            Metrics* metrics);
+
+// Writes the ready file and the line that tells that `role` listens for the fleet at `port`.
+absl::Status AnnounceReady(const RoleFlags& flags, std::string_view role, std::uint16_t port,
+                           const MetricsServer& metrics);
+
+}  // namespace flotilla
