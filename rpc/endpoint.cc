@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "grpcpp/impl/server_builder_option.h"
 
 namespace flotilla::rpc {
@@ -51,6 +52,14 @@ absl::Status CheckExposure(const std::string& host, const Credentials& credentia
 
 absl::Duration RetryDelay(const absl::Status& status, absl::Duration usual) {
   return absl::IsUnauthenticated(status) ? std::max(usual, kRetryRefused) : usual;
+}
+
+bool Listening::Stop() {
+  if (server == nullptr) return false;
+  server->Shutdown(absl::ToChronoTime(absl::Now()));
+  server->Wait();
+  server.reset();
+  return true;
 }
 
 absl::StatusOr<Listening> Listen(const ListenOptions& options,

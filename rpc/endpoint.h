@@ -43,8 +43,11 @@ struct ListenOptions {
 // A server of `services`, which outlive it, and the port it listens on.
 // UNAVAILABLE: the address cannot be listened on.
 struct Listening {
-  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<grpc::Server> server;  // null: it was stopped, or never listened
   std::uint16_t port = 0;
+
+  // Ends all calls and waits for their handlers; false: there is no server any more.
+  bool Stop();
 };
 absl::StatusOr<Listening> Listen(const ListenOptions& options,
                                  const std::vector<grpc::Service*>& services);

@@ -10,7 +10,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "common/rt/task_thread.h"
 #include "flotilla/v1/scheduler.grpc.pb.h"
 #include "proto/codec/engine.h"
@@ -203,10 +202,7 @@ class EngineServerImpl final : public EngineServer, private v1::Scheduler::Callb
   std::uint16_t port() const override { return listening_.port; }
 
   void Stop() override {
-    if (listening_.server == nullptr) return;
-    listening_.server->Shutdown(absl::ToChronoTime(absl::Now()));
-    listening_.server->Wait();
-    listening_.server.reset();
+    if (!listening_.Stop()) return;
     absl::Notification idle;  // what was posted before has run
     thread_.Post([&idle] { idle.Notify(); });
     idle.WaitForNotification();

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "flotilla/v1/worker.grpc.pb.h"
 #include "proto/codec/group.h"
 #include "proto/codec/status.h"
@@ -88,11 +87,7 @@ class GroupServerImpl final : public GroupServer {
   std::uint16_t port() const override { return listening_.port; }
 
   void Stop() override {
-    if (listening_.server != nullptr) {
-      listening_.server->Shutdown(absl::ToChronoTime(absl::Now()));
-      listening_.server->Wait();
-      listening_.server.reset();
-    }
+    listening_.Stop();
     executor_->Stop();
   }
 

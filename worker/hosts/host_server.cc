@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "flotilla/v1/host.grpc.pb.h"
 #include "proto/codec/status.h"
 #include "worker/hosts/daemons.h"
@@ -66,12 +65,7 @@ class HostServerImpl final : public HostServer {
 
   std::uint16_t port() const override { return listening_.port; }
 
-  void Stop() override {
-    if (listening_.server == nullptr) return;
-    listening_.server->Shutdown(absl::ToChronoTime(absl::Now()));
-    listening_.server->Wait();
-    listening_.server.reset();
-  }
+  void Stop() override { listening_.Stop(); }
 
  private:
   Service service_;
