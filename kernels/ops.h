@@ -164,6 +164,9 @@ struct AttentionArgs {
   int64_t out_stride = 0;
 };
 
+// Tokens whose logits are summed together first, at multiples of it.
+inline constexpr int kVocabularyChunk = 1024;
+
 struct TokenScore {
   int32_t token = 0;
   float score = 0;
@@ -177,11 +180,13 @@ struct SoftmaxStats {
 
 // gumbel_argmax: the token with the largest fma(logit, inverse_temperature,
 // GumbelNoise(key, token)) among those kept: logit > cutoff.score, or equal to it
-// with token <= cutoff.token. The default cutoff keeps all.
+// with token <= cutoff.token. The default cutoff keeps all. Of a part of a row,
+// logits[0] is that of `first_token`; tokens are named by their ids all the same.
 struct GumbelArgs {
   float inverse_temperature = 1;
   NoiseKey key;
   TokenScore cutoff{INT32_MAX, -std::numeric_limits<float>::infinity()};
+  int32_t first_token = 0;
 };
 
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512 };
@@ -204,12 +209,12 @@ struct Ops {
   void (*paged_attention)(const AttentionArgs&, int token_begin, int token_end);
 
   // Vocabulary passes over a row of n >= 1 logits. Ties take the lowest id; a
-  // NaN is never taken; a row without any number above -infinity gives token 0.
+  // NaN is never taken; a row without any number above -infinity gives its first token.
   TokenScore (*argmax)(const float* logits, int n);
   // The `count` (1..64, <= n) largest, in descending order.
   void (*top_n)(const float* logits, int n, int count, TokenScore* out);
   TokenScore (*gumbel_argmax)(const float* logits, int n, const GumbelArgs& args);
-  // Per chunk of 1,024: max, then e^(x - max) summed in lanes and the lane tree;
+  // Per chunk of kVocabularyChunk: max, then e^(x - max) summed in lanes and the lane tree;
   // the chunks' results are merged (MergeStats) in a binary tree like slots.
   SoftmaxStats (*softmax_stats)(const float* logits, int n);
 };

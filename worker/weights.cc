@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/kv_layout.h"
+#include "kernels/ops.h"
 
 namespace flotilla {
 namespace {
@@ -21,7 +22,7 @@ using kernels::WeightFormat;
 // enough that the embedding table is spread over all threads.
 constexpr int64_t kRowsPerItem = 2048;
 // Shards of the vocabulary are made of the chunks that its reductions go by.
-constexpr uint32_t kVocabChunk = 1024;
+constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
 constexpr char kTokens[] = "token_embd.weight";
 
 std::string HeadName(const ModelConfig& config) {

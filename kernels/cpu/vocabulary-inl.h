@@ -8,8 +8,6 @@
 
 namespace flotilla::kernels {
 
-inline constexpr int kStatsChunk = 1024;
-
 // 16 logits from p, with -infinity past the first n.
 template <class S>
 FLOTILLA_INLINE typename S::F LoadLogits(const float* p, int n) {
@@ -17,7 +15,7 @@ FLOTILLA_INLINE typename S::F LoadLogits(const float* p, int n) {
   return S::Select(S::FirstN(n), S::LoadN(p, n), S::Set1(-__builtin_inff()));
 }
 
-// The first index with the largest score(i, vector of logits, ids); `score` gives
+// The first place with the largest score(vector of logits, their places); `score` gives
 // -infinity for what is left out.
 template <class S, class Score>
 FLOTILLA_INLINE TokenScore FirstLargest(const float* logits, int n, Score score) {
@@ -77,12 +75,16 @@ TokenScore GumbelArgMax(const float* logits, int n, const GumbelArgs& args) {
   const auto last = S::ISet1(args.cutoff.token);
   const auto temperature = S::Set1(args.inverse_temperature);
   const auto none = S::Set1(-__builtin_inff());
-  return FirstLargest<S>(logits, n, [&](typename S::F x, typename S::I ids) FLOTILLA_INLINE_LAMBDA {
+  const auto first = S::ISet1(args.first_token);
+  const auto score = [&](typename S::F x, typename S::I places) FLOTILLA_INLINE_LAMBDA {
+    const auto ids = S::IAdd(places, first);
     const auto above = S::Gt(x, cutoff);
     const auto tied = S::And(S::Eq(x, cutoff), S::Not(S::IGt(ids, last)));
-    const auto score = S::Fma(x, temperature, VGumbelNoise<S>(args.key, ids));
-    return S::Select(S::Or(above, tied), score, none);
-  });
+    const auto value = S::Fma(x, temperature, VGumbelNoise<S>(args.key, ids));
+    return S::Select(S::Or(above, tied), value, none);
+  };
+  const TokenScore winner = FirstLargest<S>(logits, n, score);
+  return {winner.token + args.first_token, winner.score};
 }
 
 // Rows past the first few vectors rarely beat the smallest kept score, so the
@@ -125,8 +127,8 @@ SoftmaxStats ComputeSoftmaxStats(const float* logits, int n) {
   // A binary counter of subtrees: level i holds 2^i chunks, as in SlotTree.
   SoftmaxStats levels[32];
   int chunks = 0;
-  for (int begin = 0; begin < n; begin += kStatsChunk, ++chunks) {
-    const int count = n - begin < kStatsChunk ? n - begin : kStatsChunk;
+  for (int begin = 0; begin < n; begin += kVocabularyChunk, ++chunks) {
+    const int count = n - begin < kVocabularyChunk ? n - begin : kVocabularyChunk;
     SoftmaxStats stats = ChunkStats<S>(logits + begin, count);
     int level = 0;
     for (; chunks >> level & 1; ++level) stats = MergeStats(levels[level], stats);

@@ -9,7 +9,6 @@
 namespace flotilla::kernels::reference {
 namespace {
 
-constexpr int kChunk = 1024;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 SoftmaxStats ChunkStats(const float* logits, int n) {
@@ -43,13 +42,14 @@ void TopN(const float* logits, int n, int count, TokenScore* out) {
 }
 
 TokenScore GumbelArgMax(const float* logits, int n, const GumbelArgs& args) {
-  TokenScore best{0, kNone};
+  TokenScore best{args.first_token, kNone};
   for (int i = 0; i < n; ++i) {
-    const bool kept =
-        logits[i] > args.cutoff.score || (logits[i] == args.cutoff.score && i <= args.cutoff.token);
+    const int32_t token = args.first_token + i;
+    const bool kept = logits[i] > args.cutoff.score ||
+                      (logits[i] == args.cutoff.score && token <= args.cutoff.token);
     if (!kept) continue;
-    const float score = std::fma(logits[i], args.inverse_temperature, GumbelNoise(args.key, i));
-    if (score > best.score) best = {i, score};
+    const float score = std::fma(logits[i], args.inverse_temperature, GumbelNoise(args.key, token));
+    if (score > best.score) best = {token, score};
   }
   return best;
 }
@@ -58,8 +58,9 @@ SoftmaxStats ComputeSoftmaxStats(const float* logits, int n) {
   // A binary counter of subtrees: level i holds 2^i chunks, like the slot tree.
   SoftmaxStats levels[32];
   int chunks = 0;
-  for (int begin = 0; begin < n; begin += kChunk, ++chunks) {
-    SoftmaxStats stats = ChunkStats(logits + begin, n - begin < kChunk ? n - begin : kChunk);
+  for (int begin = 0; begin < n; begin += kVocabularyChunk, ++chunks) {
+    SoftmaxStats stats =
+        ChunkStats(logits + begin, n - begin < kVocabularyChunk ? n - begin : kVocabularyChunk);
     int level = 0;
     for (; chunks >> level & 1; ++level) stats = MergeStats(levels[level], stats);
     levels[level] = stats;

@@ -132,6 +132,25 @@ TEST_P(VocabularyTest, CutoffKeepsAPrefixOfTheOrder) {
   EXPECT_EQ(kept, 12);
 }
 
+// A part of a row draws by its tokens' ids: the better of two parts is the row's.
+TEST_P(VocabularyTest, PartsOfARowDrawAsTheRow) {
+  Random random(33);
+  for (int draw = 0; draw < 200; ++draw) {
+    const int n = random.Int(2, 3000), cut = random.Int(1, n - 1);
+    const std::vector<float> logits = Logits(random, n);
+    GumbelArgs args{.inverse_temperature = 0.8f, .key = MakeNoiseKey(7, draw)};
+    if (draw % 2 == 1) args.cutoff = {random.Int(0, n - 1), random.Floats(1, 12.0f)[0]};
+    const TokenScore whole = ops().gumbel_argmax(logits.data(), n, args);
+    TokenScore best = ops().gumbel_argmax(logits.data(), cut, args);
+    args.first_token = cut;
+    const TokenScore rest = ops().gumbel_argmax(logits.data() + cut, n - cut, args);
+    if (rest.score > best.score) best = rest;
+    EXPECT_EQ(best.token, whole.token) << "n " << n << ", cut " << cut;
+    EXPECT_EQ(FloatBits(best.score), FloatBits(whole.score));
+    EXPECT_GE(rest.token, cut);
+  }
+}
+
 TEST_P(VocabularyTest, GumbelFollowsTheSoftmax) {
   const std::vector<float> logits = {2.0f, 1.0f, 0.0f, -1.0f};
   const float temperature = 0.7f;
