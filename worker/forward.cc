@@ -112,19 +112,21 @@ int64_t Forward::buffer_bytes() const {
          logits_.bytes() + quantized_.bytes() + block_sums_.bytes() + scales_.bytes();
 }
 
-void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, LogitSink sink) {
+void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, WantsWhole whole,
+                  LogitSink sink) {
   Layers(batch, static_cast<int>(weights_.layers.size()));
   if (communicator_ != nullptr && !communicator_->last_stage()) {
     communicator_->SendHidden(hidden_.data(), int64_t{rows_} * config_.hidden);
     return;
   }
-  Logits(logit_rows, /*to_all=*/false, sink);
+  Logits(logit_rows, /*to_all=*/false, whole, sink);
 }
 
 void Forward::RunFirst(int layers, const Batch& batch, absl::Span<const int32_t> logit_rows,
                        LogitSink sink) {
   Layers(batch, layers);
-  Logits(logit_rows, /*to_all=*/true, sink);
+  Logits(
+      logit_rows, /*to_all=*/true, [](int) { return true; }, sink);
 }
 
 bool Forward::HasLogits(int request) const {
@@ -349,7 +351,8 @@ void Forward::Attention(const Batch& batch, int layer) {
   });
 }
 
-void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, LogitSink sink) {
+void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsWhole whole,
+                     LogitSink sink) {
   const int64_t hidden = config_.hidden, vocab = config_.vocab;
   const MatrixView head = weights_.head.view();
   for (size_t first = 0; first < logit_rows.size(); first += kLogitRows) {
@@ -375,11 +378,18 @@ void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, LogitSin
     Quantize(product);
     pool_.ParallelFor(head.panels(),
                       [&](int64_t begin, int64_t end) { MatMul(product, begin, end); });
-    if (!alone()) communicator_->ShareLogits(rows);
+    bool any_whole = false;
+    for (int i = 0; i < rows; ++i) any_whole |= whole(static_cast<int>(first) + i);
+    if (!alone() && any_whole) communicator_->ShareLogits(rows);
+    const IndexRange own = weights_.shard.vocab;
     pool_.ParallelItems(rows, [&](int64_t i) {
       const int request = static_cast<int>(first + i);
-      if (!to_all && !HasLogits(request)) return;
-      sink(request, {logits + i * vocab, static_cast<size_t>(vocab)});
+      const float* const row = logits + i * vocab;
+      if (!alone() && !whole(request)) {
+        sink(request, {row + own.begin, own.size()});
+      } else if (to_all || HasLogits(request)) {
+        sink(request, {row, static_cast<size_t>(vocab)});
+      }
     });
   }
 }

@@ -68,6 +68,15 @@ std::uint32_t MaxContext(const RankOptions& options, const ModelConfig& config) 
   return options.max_context > 0 ? options.max_context : config.context_length;
 }
 
+// None where a rank has all of it.
+std::optional<VocabularyCut> CutVocabulary(absl::Span<const ModelShard> shards,
+                                           ParallelShape shape) {
+  if (shape.tensor == 1) return std::nullopt;
+  std::vector<IndexRange> tokens;
+  for (const ModelShard& shard : shards.last(shape.tensor)) tokens.push_back(shard.vocab);
+  return VocabularyCut(tokens);
+}
+
 }  // namespace
 
 absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& options) {
@@ -81,8 +90,10 @@ absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& o
   layout.limits = Forward::ExchangeLimits(ForwardOptions(options, MaxContext(options, *config)),
                                           *config, layout.shards, options.shape);
   layout.limits.lag = options.shape.pipeline;
+  const auto vocabulary = CutVocabulary(layout.shards, options.shape);
   layout.limits.note_bytes =
-      kCopyNoteBytes + StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_branches);
+      kCopyNoteBytes + StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_branches,
+                                                 vocabulary.has_value() ? &*vocabulary : nullptr);
   return layout;
 }
 
@@ -121,6 +132,7 @@ absl::Status Rank::Load(const Clock& clock) {
     auto layout = PlanGroup(*file_, options_);
     if (!layout.ok()) return layout.status();
     shards = std::move(layout->shards);
+    vocabulary_ = CutVocabulary(shards, options_.shape);
   }
   auto weights = LoadWeights(
       *file_, config_, shards.empty() ? WholeModel(config_) : shards[communicator_->rank()], pool_);
@@ -216,10 +228,15 @@ void Rank::WarmUp(const Clock& clock) {
 StepOutputs Rank::Execute(const Batch& batch) {
   for (const BlockCopy& copy : batch.copies) cache_.CopyBlock(copy.from, copy.to);
   for (const BackgroundCopy& copy : batch.background) tiers_->Start(copy);
-  StepOutputs outputs(batch);
+  StepOutputs outputs(batch, vocabulary_.has_value() ? &*vocabulary_ : nullptr);
   if (batch.items.empty()) return outputs;
-  forward_->Run(batch, outputs.rows(), [&](int request, absl::Span<const float> logits) {
-    outputs.Take(ops_, batch, request, logits);
+  const auto whole = [&](int request) { return outputs.whole(request); };
+  forward_->Run(batch, outputs.rows(), whole, [&](int request, absl::Span<const float> logits) {
+    if (outputs.whole(request)) {
+      outputs.Take(ops_, batch, request, logits);
+    } else {
+      outputs.TakePart(ops_, batch, request, communicator_->tensor_rank(), logits);
+    }
   });
   return outputs;
 }

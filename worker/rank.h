@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -125,6 +126,8 @@ class Rank {
   const kernels::Ops& ops_;
   ThreadPool pool_;
   Weights weights_;
+  // Where the ranks of the last stage have a shard of the vocabulary each.
+  std::optional<VocabularyCut> vocabulary_;
   KvCache cache_;
   std::unique_ptr<TierStore> tiers_;
   std::unique_ptr<Forward> forward_;

@@ -1,5 +1,6 @@
 #include "worker/step_outputs.h"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -28,16 +29,18 @@ bool Get(absl::Span<const std::byte>& note, T& value) {
   return true;
 }
 
-void PutEntries(const std::vector<TopLogprob>& entries, std::vector<std::byte>& note) {
+template <class T>
+void PutEntries(const std::vector<T>& entries, std::vector<std::byte>& note) {
   Put(static_cast<std::uint32_t>(entries.size()), note);
-  for (const TopLogprob& entry : entries) Put(entry, note);
+  for (const T& entry : entries) Put(entry, note);
 }
 
-bool GetEntries(absl::Span<const std::byte>& note, std::vector<TopLogprob>& entries) {
+template <class T>
+bool GetEntries(absl::Span<const std::byte>& note, std::int64_t most, std::vector<T>& entries) {
   std::uint32_t count = 0;
-  if (!Get(note, count) || count > kMostEntries) return false;
+  if (!Get(note, count) || count > most) return false;
   entries.resize(count);
-  for (TopLogprob& entry : entries) {
+  for (T& entry : entries) {
     if (!Get(note, entry)) return false;
   }
   return true;
@@ -50,7 +53,21 @@ void PutToken(const SampledToken& token, std::vector<std::byte>& note) {
 }
 
 bool GetToken(absl::Span<const std::byte>& note, SampledToken& token) {
-  return Get(note, token.token) && Get(note, token.logprob) && GetEntries(note, token.top);
+  return Get(note, token.token) && Get(note, token.logprob) &&
+         GetEntries(note, kMostEntries, token.top);
+}
+
+void PutPart(const RowPart& part, std::vector<std::byte>& note) {
+  Put(part.winner, note);
+  Put(part.logit, note);
+  PutEntries(part.stats, note);
+  PutEntries(part.best, note);
+}
+
+bool GetPart(absl::Span<const std::byte>& note, std::size_t subtrees, RowPart& part) {
+  return Get(note, part.winner) && Get(note, part.logit) &&
+         GetEntries(note, static_cast<std::int64_t>(subtrees), part.stats) &&
+         part.stats.size() == subtrees && GetEntries(note, kMostEntries, part.best);
 }
 
 // The place of sample `at` of an item.
@@ -62,58 +79,99 @@ TokenPlace PlaceOf(const Batch& batch, const BatchItem& item, std::uint32_t at) 
 
 }  // namespace
 
-StepOutputs::StepOutputs(const Batch& batch) : outputs_(batch.items.size()) {
+StepOutputs::StepOutputs(const Batch& batch, const VocabularyCut* cut)
+    : cut_(cut), outputs_(batch.items.size()) {
+  const auto want = [&](std::uint32_t row, const Request& request) {
+    rows_.push_back(static_cast<std::int32_t>(row));
+    requests_.push_back(request);
+  };
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const BatchItem& item = batch.items[i];
     outputs_[i].prompt.resize(item.prompt_targets.size());
+    Request request{.item = static_cast<std::int32_t>(i),
+                    .kind = Request::Kind::kPrompt,
+                    .parts = cut != nullptr};
+    if (!item.prompt_targets.empty()) request.top = item.logprobs->prompt_top;
     for (std::size_t t = 0; t < item.prompt_targets.size(); ++t) {
-      rows_.push_back(static_cast<std::int32_t>(item.row_begin + t));
-      requests_.push_back({.item = static_cast<std::int32_t>(i),
-                           .kind = Request::Kind::kPrompt,
-                           .at = static_cast<std::uint32_t>(t)});
+      request.at = static_cast<std::uint32_t>(t);
+      want(item.row_begin + request.at, request);
     }
     if (!item.samples && item.candidates == 0) continue;
     if (item.samples) outputs_[i].sampled.resize(1 + item.drafts);
     const std::uint32_t first = item.row_begin + item.row_count - 1 - item.drafts;
+    request.kind = item.samples ? Request::Kind::kSample : Request::Kind::kCandidates;
+    request.top = item.samples ? item.logprobs->output_top : std::int32_t(item.candidates);
+    request.parts = cut != nullptr && !(item.samples && NeedsWholeRow(*item.sampling));
     for (std::uint32_t at = 0; at <= item.drafts; ++at) {
-      rows_.push_back(static_cast<std::int32_t>(first + at));
-      requests_.push_back(
-          {.item = static_cast<std::int32_t>(i),
-           .kind = item.samples ? Request::Kind::kSample : Request::Kind::kCandidates,
-           .at = at});
+      request.at = at;
+      want(first + at, request);
     }
   }
+  if (cut == nullptr) return;
+  own_parts_.resize(requests_.size());
+  all_parts_.resize(requests_.size());
 }
 
 void StepOutputs::Take(const kernels::Ops& ops, const Batch& batch, int request,
                        absl::Span<const float> logits) {
   Request& wanted = requests_[request];
   const BatchItem& item = batch.items[wanted.item];
-  ItemOutput& output = outputs_[wanted.item];
-  if (wanted.kind == Request::Kind::kSample) {
-    auto token =
-        SampleRow(ops, logits, *item.sampling, *item.logprobs, PlaceOf(batch, item, wanted.at));
-    wanted.failed = !token.ok();
-    if (token.ok()) output.sampled[wanted.at] = *std::move(token);
-  } else if (wanted.kind == Request::Kind::kCandidates) {
-    auto candidates = RowCandidates(ops, logits, item.candidates);
-    wanted.failed = !candidates.ok();
-    if (candidates.ok()) output.candidates = *std::move(candidates);
-  } else {
-    auto token =
-        RowLogprobs(ops, logits, item.prompt_targets[wanted.at], item.logprobs->prompt_top);
-    wanted.failed = !token.ok();
-    if (token.ok()) output.prompt[wanted.at] = *std::move(token);
+  switch (wanted.kind) {
+    case Request::Kind::kSample:
+      return Store(wanted, SampleRow(ops, logits, *item.sampling, *item.logprobs,
+                                     PlaceOf(batch, item, wanted.at)));
+    case Request::Kind::kPrompt:
+      return Store(wanted, RowLogprobs(ops, logits, item.prompt_targets[wanted.at], wanted.top));
+    case Request::Kind::kCandidates:
+      return Store(wanted, RowCandidates(ops, logits, item.candidates));
   }
 }
 
-void StepOutputs::Write(std::uint32_t first, std::uint32_t stride,
+void StepOutputs::TakePart(const kernels::Ops& ops, const Batch& batch, int request,
+                           std::uint32_t shard, absl::Span<const float> logits) {
+  const Request& wanted = requests_[request];
+  const BatchItem& item = batch.items[wanted.item];
+  const VocabularyShard& tokens = cut_->shard(shard);
+  RowPart& part = own_parts_[request];
+  switch (wanted.kind) {
+    case Request::Kind::kSample:
+      part = SamplePart(ops, tokens, logits, *item.sampling, *item.logprobs,
+                        PlaceOf(batch, item, wanted.at));
+      break;
+    case Request::Kind::kPrompt:
+      part = LogprobsPart(ops, tokens, logits, item.prompt_targets[wanted.at], wanted.top);
+      break;
+    case Request::Kind::kCandidates:
+      part = CandidatesPart(ops, tokens, logits, item.candidates);
+      break;
+  }
+}
+
+void StepOutputs::Store(Request& wanted, absl::StatusOr<SampledToken> token) {
+  wanted.failed = !token.ok();
+  if (wanted.failed) return;
+  ItemOutput& output = outputs_[wanted.item];
+  const bool sample = wanted.kind == Request::Kind::kSample;
+  (sample ? output.sampled : output.prompt)[wanted.at] = *std::move(token);
+}
+
+void StepOutputs::Store(Request& wanted, absl::StatusOr<std::vector<TopLogprob>> candidates) {
+  wanted.failed = !candidates.ok();
+  if (!wanted.failed) outputs_[wanted.item].candidates = *std::move(candidates);
+}
+
+void StepOutputs::Write(std::uint32_t rank, std::uint32_t ranks,
                         std::vector<std::byte>& note) const {
-  for (std::size_t i = first; i < requests_.size(); i += stride) {
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
     const Request& request = requests_[i];
-    const ItemOutput& output = outputs_[request.item];
+    if (request.parts) {
+      PutPart(own_parts_[i], note);
+      continue;
+    }
+    if (i % ranks != rank) continue;
     Put(static_cast<std::uint8_t>(request.failed), note);
     if (request.failed) continue;
+    const ItemOutput& output = outputs_[request.item];
     switch (request.kind) {
       case Request::Kind::kPrompt:
         PutToken(output.prompt[request.at], note);
@@ -128,26 +186,14 @@ void StepOutputs::Write(std::uint32_t first, std::uint32_t stride,
   }
 }
 
-absl::Status StepOutputs::Read(std::uint32_t first, std::uint32_t stride,
+absl::Status StepOutputs::Read(std::uint32_t rank, std::uint32_t ranks,
                                absl::Span<const std::byte> note) {
   bool good = true;
-  for (std::size_t i = first; good && i < requests_.size(); i += stride) {
-    Request& request = requests_[i];
-    ItemOutput& output = outputs_[request.item];
-    std::uint8_t failed = 0;
-    good = Get(note, failed);
-    request.failed = failed != 0;
-    if (!good || request.failed) continue;
-    switch (request.kind) {
-      case Request::Kind::kPrompt:
-        good = GetToken(note, output.prompt[request.at]);
-        break;
-      case Request::Kind::kSample:
-        good = GetToken(note, output.sampled[request.at]);
-        break;
-      case Request::Kind::kCandidates:
-        good = GetEntries(note, output.candidates);
-        break;
+  for (std::size_t i = 0; good && i < requests_.size(); ++i) {
+    if (requests_[i].parts) {
+      good = ReadPart(i, rank, note);
+    } else if (i % ranks == rank) {
+      good = ReadWhole(requests_[i], note);
     }
   }
   if (!good || !note.empty()) {
@@ -156,13 +202,51 @@ absl::Status StepOutputs::Read(std::uint32_t first, std::uint32_t stride,
   return absl::OkStatus();
 }
 
-std::int64_t StepOutputs::MaxNoteBytes(std::int64_t requests) {
-  return requests *
-         static_cast<std::int64_t>(sizeof(std::uint8_t) + sizeof(TokenId) + sizeof(float) +
-                                   sizeof(std::uint32_t) + kMostEntries * sizeof(TopLogprob));
+bool StepOutputs::ReadPart(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& note) {
+  RowPart part;
+  if (!GetPart(note, cut_->shard(rank).subtrees.size(), part)) return false;
+  Append(std::move(part), all_parts_[i]);
+  return true;
+}
+
+bool StepOutputs::ReadWhole(Request& request, absl::Span<const std::byte>& note) {
+  ItemOutput& output = outputs_[request.item];
+  std::uint8_t failed = 0;
+  if (!Get(note, failed)) return false;
+  request.failed = failed != 0;
+  if (request.failed) return true;
+  switch (request.kind) {
+    case Request::Kind::kPrompt:
+      return GetToken(note, output.prompt[request.at]);
+    case Request::Kind::kSample:
+      return GetToken(note, output.sampled[request.at]);
+    case Request::Kind::kCandidates:
+      break;
+  }
+  return GetEntries(note, kMostEntries, output.candidates);
+}
+
+std::int64_t StepOutputs::MaxNoteBytes(std::int64_t requests, const VocabularyCut* cut) {
+  constexpr std::int64_t kEntries = sizeof(std::uint32_t) + kMostEntries * sizeof(TopLogprob);
+  constexpr std::int64_t kWhole = sizeof(std::uint8_t) + sizeof(TokenId) + sizeof(float) + kEntries;
+  static_assert(sizeof(TopLogprob) == sizeof(kernels::TokenScore));
+  const std::int64_t stats =
+      cut == nullptr
+          ? 0
+          : static_cast<std::int64_t>(cut->most_subtrees() * sizeof(kernels::SoftmaxStats));
+  return requests * (kWhole + sizeof(kernels::TokenScore) + sizeof(std::uint32_t) + stats);
 }
 
 absl::Span<const ItemOutput> StepOutputs::Finish() {
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    Request& request = requests_[i];
+    if (!request.parts) continue;
+    if (request.kind == Request::Kind::kCandidates) {
+      Store(request, ConcludeCandidates(all_parts_[i], *cut_, request.top));
+    } else {
+      Store(request, ConcludeToken(all_parts_[i], *cut_, request.top));
+    }
+  }
   for (const Request& request : requests_) {
     if (!request.failed) continue;
     ItemOutput& output = outputs_[request.item];

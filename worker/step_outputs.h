@@ -1,8 +1,9 @@
 // StepOutputs: what becomes of the rows of logits of one step: which rows are wanted,
 // for what, and what was made of each.
 //
-// A rank takes the rows that it has logits of. Where several ranks share them, each
-// tells the others what it took (a note), and all have the same outputs in the end.
+// A rank takes the rows that it has logits of. Where several ranks share them, a row is
+// taken whole by one of them, or in parts by all; each tells the others what it took (a
+// note), and all have the same outputs in the end.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +14,39 @@
 #include "absl/types/span.h"
 #include "kernels/ops.h"
 #include "worker/core/group_state.h"
+#include "worker/sampling/row_parts.h"
 
 namespace flotilla {
 
 class StepOutputs {
  public:
-  // Lists the wanted rows of `batch`.
-  explicit StepOutputs(const Batch& batch);
+  // Lists the wanted rows of `batch`. `cut`: of the vocabulary over the ranks that share
+  // each row, which outlives this; null: they have whole rows.
+  explicit StepOutputs(const Batch& batch, const VocabularyCut* cut = nullptr);
 
   // Ascending; request i is about rows()[i].
   absl::Span<const std::int32_t> rows() const { return rows_; }
+
+  // Whether a request wants one rank to have its whole row, or each rank its shard.
+  bool whole(int request) const { return !requests_[request].parts; }
 
   // Turns one row of logits into its output; any thread, several at a time, each
   // request once. `batch` is that of the constructor.
   void Take(const kernels::Ops& ops, const Batch& batch, int request,
             absl::Span<const float> logits);
+  // The same of one shard.
+  void TakePart(const kernels::Ops& ops, const Batch& batch, int request, std::uint32_t shard,
+                absl::Span<const float> logits);
 
-  // What was taken of requests `first`, first + stride, ...; and the same into the outputs
-  // of another rank. INVALID_ARGUMENT: it is not about these requests.
-  void Write(std::uint32_t first, std::uint32_t stride, std::vector<std::byte>& note) const;
-  absl::Status Read(std::uint32_t first, std::uint32_t stride, absl::Span<const std::byte> note);
+  // What rank `rank` of those that share the rows took: of the whole ones, requests rank,
+  // rank + ranks, ...; and the same into the outputs of any rank, its own too, in the order
+  // of the ranks. INVALID_ARGUMENT: it is not about these requests.
+  void Write(std::uint32_t rank, std::uint32_t ranks, std::vector<std::byte>& note) const;
+  absl::Status Read(std::uint32_t rank, std::uint32_t ranks, absl::Span<const std::byte> note);
   // An upper bound of what Write appends about so many requests.
-  static std::int64_t MaxNoteBytes(std::int64_t requests);
+  static std::int64_t MaxNoteBytes(std::int64_t requests, const VocabularyCut* cut);
 
-  // Once all requests are taken or read: one output per item of the batch.
+  // Once all requests are taken, or all notes read: one output per item of the batch.
   absl::Span<const ItemOutput> Finish();
 
  private:
@@ -48,11 +58,23 @@ class StepOutputs {
     Kind kind;
     std::uint32_t at = 0;  // index among the prompt targets or the samples
     bool failed = false;   // the row had no softmax
+    bool parts = false;    // taken by shards
+    std::int32_t top = 0;  // best tokens or candidates that are listed
   };
 
+  // Puts a token, or candidates, where the request wants them.
+  void Store(Request& wanted, absl::StatusOr<SampledToken> token);
+  void Store(Request& wanted, absl::StatusOr<std::vector<TopLogprob>> candidates);
+  // Of one rank's note about request i; false: it is not that.
+  bool ReadPart(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& note);
+  bool ReadWhole(Request& request, absl::Span<const std::byte>& note);
+
+  const VocabularyCut* cut_;
   std::vector<std::int32_t> rows_;
   std::vector<Request> requests_;    // same length
   std::vector<ItemOutput> outputs_;  // one per item
+  // Of requests that are taken in parts: this rank's, and those of all ranks read.
+  std::vector<RowPart> own_parts_, all_parts_;
 };
 
 }  // namespace flotilla

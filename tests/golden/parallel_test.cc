@@ -44,12 +44,14 @@ Load MakeLoad() {
     load.greedy.push_back(line["greedy_ids"].get<std::vector<TokenId>>());
     if (testing::kSanitized && load.greedy.size() == 2) break;
   }
-  for (std::uint64_t i = 0; i < 3; ++i) {
+  for (std::uint64_t i = 0; i < 4; ++i) {
     TokenizedRequest& request = load.requests.emplace_back(load.requests[i % load.greedy.size()]);
     request.id = {2, i};
     request.sampling = {.temperature = 0.9f, .top_k = 50, .top_p = 0.95f, .seed = i};
     if (i == 1) request.sampling.repetition_penalty = 1.2f;
     if (i == 2) request.sampling.frequency_penalty = request.sampling.presence_penalty = 0.5f;
+    // From the whole vocabulary: ranks draw of their own shards.
+    if (i == 3) request.sampling = {.temperature = 0.9f, .seed = i};
     request.stop.max_tokens = 24;
     request.branches = 2;
     request.logprobs.prompt_top = 3;

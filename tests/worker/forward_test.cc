@@ -94,7 +94,8 @@ void Step(Machine& machine, std::vector<Sequence*> sequences, const std::vector<
   }
   std::vector<int32_t> logit_rows(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) logit_rows[r] = static_cast<int32_t>(r);
-  machine.forward->Run(batch, logit_rows, [&](int request, absl::Span<const float> logits) {
+  const auto whole = [](int) { return true; };
+  machine.forward->Run(batch, logit_rows, whole, [&](int request, absl::Span<const float> logits) {
     rows[request].first->logits[rows[request].second].assign(logits.begin(), logits.end());
   });
 }

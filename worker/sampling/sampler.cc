@@ -21,8 +21,8 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // The most that Ops::top_n lists.
 constexpr int kMaxTopN = 64;
 static_assert(BeamOptions::kMaxCandidates <= kMaxTopN && LogprobSpec::kMaxTop <= kMaxTopN);
-// Logits scaled at a time, on the stack; the chunk of Ops::softmax_stats.
-constexpr std::size_t kChunk = 1024;
+// Logits scaled at a time, on the stack.
+constexpr std::size_t kChunk = kernels::kVocabularyChunk;
 
 // One row, its parameters and what is known of it.
 struct Row {
@@ -37,11 +37,9 @@ struct Row {
 absl::StatusOr<Row> Measure(const kernels::Ops& ops, absl::Span<const float> logits) {
   const kernels::SoftmaxStats stats =
       ops.softmax_stats(logits.data(), static_cast<int>(logits.size()));
-  // A NaN anywhere reaches the sum; without any number the maximum is -infinity.
-  if (!std::isfinite(stats.max) || !std::isfinite(stats.sum)) {
-    return absl::InternalError("the model gave a row of logits that has no softmax");
-  }
-  return Row{ops, logits, stats, kernels::LogSumExp(stats)};
+  const absl::StatusOr<float> lse = RowLogSumExp(stats);
+  if (!lse.ok()) return lse.status();
+  return Row{ops, logits, stats, *lse};
 }
 
 // The best tokens, at most kMaxTopN of them.
@@ -145,7 +143,7 @@ TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPlace& p
   }
   kernels::GumbelArgs args;
   args.inverse_temperature = 1.0f / sampling.temperature;
-  args.key = kernels::MakeNoiseKey(BranchSeed(sampling.seed, place.branch), place.output_index);
+  args.key = TokenNoise(sampling, place);
   if (sampling.min_p > 0) {
     args.cutoff.score = row.stats.max + kernels::Log(sampling.min_p) * sampling.temperature;
   }
@@ -163,42 +161,71 @@ bool Penalises(const SamplingParams& sampling) {
          sampling.presence_penalty != 0;
 }
 
-bool Changes(const SamplingParams& sampling, const TokenPlace& place) {
-  return Penalises(sampling) || !sampling.logit_bias.empty() || !place.banned.empty();
-}
-
 // The cost grows with the tokens before the place, not with the vocabulary.
-void Penalise(const SamplingParams& sampling, const TokenPlace& place, absl::Span<float> logits) {
+void Penalise(const SamplingParams& sampling, const TokenPlace& place, TokenId first_token,
+              absl::Span<float> logits) {
   constexpr std::uint32_t kInPrompt = 1u << 31;
-  // [vocab] how often a token is in the output, and kInPrompt. Zero between calls.
+  // By place in `logits`: how often a token is in the output, and kInPrompt. Zero between
+  // calls.
   static thread_local std::vector<std::uint32_t> seen;
   if (seen.size() < logits.size()) seen.resize(logits.size());
-  for (const TokenId token : place.prompt) seen[token] = kInPrompt;
-  for (const TokenId token : place.output) ++seen[token];
-  for (const TokenId token : place.guesses) ++seen[token];
-  for (const auto tokens : {place.prompt, place.output, place.guesses}) {
+  const auto each = [&](absl::Span<const TokenId> tokens, auto fn) {
     for (const TokenId token : tokens) {
-      const std::uint32_t found = std::exchange(seen[token], 0);
-      if (found == 0) continue;  // not its first time in these lists
-      float& logit = logits[token];
+      const auto at = static_cast<std::size_t>(token - first_token);
+      if (at < logits.size()) fn(at);
+    }
+  };
+  each(place.prompt, [](std::size_t at) { seen[at] = kInPrompt; });
+  each(place.output, [](std::size_t at) { ++seen[at]; });
+  each(place.guesses, [](std::size_t at) { ++seen[at]; });
+  for (const auto tokens : {place.prompt, place.output, place.guesses}) {
+    each(tokens, [&](std::size_t at) {
+      const std::uint32_t found = std::exchange(seen[at], 0);
+      if (found == 0) return;  // not its first time in these lists
+      float& logit = logits[at];
       logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
       const std::uint32_t count = found & ~kInPrompt;
-      if (count == 0) continue;
+      if (count == 0) return;
       logit -= sampling.frequency_penalty * static_cast<float>(count);
       logit -= sampling.presence_penalty;
-    }
+    });
   }
-}
-
-void Change(const SamplingParams& sampling, const TokenPlace& place, absl::Span<float> logits) {
-  for (const TokenId token : place.banned) {
-    if (static_cast<std::size_t>(token) < logits.size()) logits[token] = kMinusInfinity;
-  }
-  for (const LogitBias& entry : sampling.logit_bias) logits[entry.token] += entry.bias;
-  if (Penalises(sampling)) Penalise(sampling, place, logits);
 }
 
 }  // namespace
+
+absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats) {
+  // A NaN anywhere reaches the sum; without any number the maximum is -infinity.
+  if (!std::isfinite(stats.max) || !std::isfinite(stats.sum)) {
+    return absl::InternalError("the model gave a row of logits that has no softmax");
+  }
+  return kernels::LogSumExp(stats);
+}
+
+kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPlace& place) {
+  return kernels::MakeNoiseKey(BranchSeed(sampling.seed, place.branch), place.output_index);
+}
+
+bool NeedsWholeRow(const SamplingParams& sampling) {
+  if (sampling.temperature < kMinTemperature) return false;
+  return sampling.min_p > 0 || sampling.top_k > 0 || sampling.top_p < 1.0f;
+}
+
+bool ChangesLogits(const SamplingParams& sampling, const TokenPlace& place) {
+  return Penalises(sampling) || !sampling.logit_bias.empty() || !place.banned.empty();
+}
+
+void ChangeLogits(const SamplingParams& sampling, const TokenPlace& place, TokenId first_token,
+                  absl::Span<float> logits) {
+  const auto at = [&](TokenId token) { return static_cast<std::size_t>(token - first_token); };
+  for (const TokenId token : place.banned) {
+    if (at(token) < logits.size()) logits[at(token)] = kMinusInfinity;
+  }
+  for (const LogitBias& entry : sampling.logit_bias) {
+    if (at(entry.token) < logits.size()) logits[at(entry.token)] += entry.bias;
+  }
+  if (Penalises(sampling)) Penalise(sampling, place, first_token, logits);
+}
 
 TokenPlace PlaceAfter(BranchIndex branch, absl::Span<const TokenId> known, std::uint32_t outputs,
                       absl::Span<const TokenId> guesses, const StopRule& stop) {
@@ -217,12 +244,12 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
                                        const TokenPlace& place) {
   const absl::StatusOr<Row> row = Measure(ops, logits);
   if (!row.ok()) return row.status();
-  if (!Changes(sampling, place)) {
+  if (!ChangesLogits(sampling, place)) {
     return Describe(*row, Draw(*row, sampling, place), logprobs.output_top);
   }
   static thread_local std::vector<float> copy;
   copy.assign(logits.begin(), logits.end());
-  Change(sampling, place, absl::MakeSpan(copy));
+  ChangeLogits(sampling, place, 0, absl::MakeSpan(copy));
   const absl::StatusOr<Row> changed = Measure(ops, copy);
   if (!changed.ok()) return changed.status();
   return Describe(*row, Draw(*changed, sampling, place), logprobs.output_top);

@@ -58,6 +58,21 @@ struct TokenPlace {
 TokenPlace PlaceAfter(BranchIndex branch, absl::Span<const TokenId> known, std::uint32_t outputs,
                       absl::Span<const TokenId> guesses, const StopRule& stop);
 
+// What the random part of a token at this place is made from.
+kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPlace& place);
+
+// What a token is drawn from where there are stop tokens that may not come, biases or
+// penalties: `logits` are those of tokens first_token, first_token + 1, ...
+bool ChangesLogits(const SamplingParams& sampling, const TokenPlace& place);
+void ChangeLogits(const SamplingParams& sampling, const TokenPlace& place, TokenId first_token,
+                  absl::Span<float> logits);
+
+// False: shards of the row say enough each by itself to draw the token (row_parts.h).
+bool NeedsWholeRow(const SamplingParams& sampling);
+
+// The log-sum-exp of a row by its statistics. INTERNAL: it has no softmax.
+absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats);
+
 // Draws a token from `logits` [vocab] fp32. `top` holds the output_top best
 // tokens, best first. The parameters are valid (GroupState checks them).
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
