@@ -4,9 +4,11 @@
 // the whole load and the figures that are required of it.
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
+#include <map>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -24,6 +26,7 @@ using testing::LongTests;
 using testing::MemoryCase;
 using testing::MemoryMeter;
 using testing::MemoryRun;
+using testing::Turns;
 
 // Those cases that a few requests are enough for.
 bool Wanted(const MemoryCase& one) {
@@ -69,11 +72,16 @@ TEST(MemoryTest, LittleIsWastedAndMuchShared) {
   }
 }
 
+// More blocks than any load here holds.
+constexpr std::uint32_t kAmple = 4096;
+
 // One engine with a pool of so many blocks and tiers below it, and what it did.
 class Pool {
  public:
-  Pool(std::shared_ptr<const GgufFile> file, std::uint32_t blocks, const TierOptions& tiers = {}) {
+  Pool(std::shared_ptr<const GgufFile> file, std::uint32_t blocks, const TierOptions& tiers = {},
+       std::shared_ptr<Turns> turns = nullptr) {
     EngineRunner::Options options;
+    options.turns = std::move(turns);
     options.rank.kv_blocks = blocks;
     options.rank.tiers = tiers;
     options.on_preemption = [this](const Preemption& one) { preemptions_.push_back(one); };
@@ -82,26 +90,18 @@ class Pool {
   }
 
   std::vector<Answer> Run(const std::vector<TokenizedRequest>& requests) {
-    const std::int64_t start_ns = clock_.NowNs();
-    const std::clock_t start_cpu = std::clock();
     std::vector<Answer> answers = runner_->Run(requests);
-    seconds_ = 1e-9 * static_cast<double>(clock_.NowNs() - start_ns);
-    cpu_seconds_ = static_cast<double>(std::clock() - start_cpu) / CLOCKS_PER_SEC;
     peak_blocks_ = meter_.Take().peak_blocks;
     return answers;
   }
 
-  double seconds() const { return seconds_; }                 // of the last run
-  double cpu_seconds() const { return cpu_seconds_; }         // of all threads, in it
-  std::uint32_t peak_blocks() const { return peak_blocks_; }  // in it
+  std::uint32_t peak_blocks() const { return peak_blocks_; }  // in the last run
   // Of all runs.
   CoreCounters counters() const { return runner_->engine().probe().Read().core.counters; }
   const std::vector<Preemption>& preemptions() const { return preemptions_; }
 
  private:
-  const SteadyClock clock_;
   MemoryMeter meter_;
-  double seconds_ = 0, cpu_seconds_ = 0;
   std::uint32_t peak_blocks_ = 0;
   std::vector<Preemption> preemptions_;  // the engine's thread adds, between runs it rests
   std::unique_ptr<EngineRunner> runner_;
@@ -118,53 +118,45 @@ void ExpectSameAnswers(const std::vector<Answer>& expected, const std::vector<An
 // What one load did in both pools.
 struct Comparison {
   std::uint32_t blocks = 0;  // all that it wanted
-  // The fastest rounds with all of them, and with a quarter: other work on the machine
-  // only ever makes a round longer.
   double seconds = 0, quarter_seconds = 0;
-  double cpu_seconds = 0, quarter_cpu_seconds = 0;
-  // Of throughput. By processor time: all threads of the engine compute all the time,
-  // and so what others do on the machine hardly matters.
-  double ratio() const { return cpu_seconds / quarter_cpu_seconds; }
-  double wall_ratio() const { return seconds / quarter_seconds; }
+  double ratio() const { return seconds / quarter_seconds; }  // of throughput
   CoreCounters ample, quarter;
   std::vector<Preemption> preemptions;
 };
 
-// Serves the load in turns with all the blocks that it can use and with a quarter of
-// them; a busy machine slows both. Answers and preemptions are checked.
-Comparison ServeWithAQuarter(const char* preset, std::uint32_t count, int rounds,
-                             const TierOptions& tiers) {
+// The most blocks that the load holds at a time if it may.
+std::uint32_t PeakBlocks(const std::shared_ptr<const GgufFile>& file, const char* preset,
+                         std::uint32_t count) {
+  static std::map<std::pair<std::string, std::uint32_t>, std::uint32_t> known;
+  std::uint32_t& blocks = known[{preset, count}];
+  if (blocks > 0) return blocks;
+  Pool ample(file, kAmple);
+  ample.Run(testing::MakeMemoryRequests({preset, 1, false, 0}, count));
+  return blocks = ample.peak_blocks();
+}
+
+// Serves the load with all the blocks that it can use and with a quarter of them, step by
+// step in turns, so that a machine that is slower for a while is so for both. Answers and
+// preemptions are checked.
+Comparison ServeWithAQuarter(const char* preset, std::uint32_t count, const TierOptions& tiers) {
   Comparison result;
   const auto file = testing::OpenRealModel();
   if (file == nullptr) return result;
-  Pool ample(file, 4096);
-  std::unique_ptr<Pool> quarter;
-  std::vector<TokenizedRequest> requests =
+  result.blocks = PeakBlocks(file, preset, count);
+  const std::vector<TokenizedRequest> requests =
       testing::MakeMemoryRequests({preset, 1, false, 0}, count);
-  for (int round = 0; round < rounds; ++round) {
-    // Nobody finds the prompts of the round before.
-    for (TokenizedRequest& request : requests) request.cache_salt = absl::StrCat(round);
-    const std::vector<Answer> expected = ample.Run(requests);
-    if (quarter == nullptr) {
-      result.blocks = ample.peak_blocks();
-      quarter = std::make_unique<Pool>(file, result.blocks / 4, tiers);
-    }
-    ExpectSameAnswers(expected, quarter->Run(requests));
-    const auto faster = [&](double best, double now) {
-      return round == 0 ? now : std::min(best, now);
-    };
-    result.seconds = faster(result.seconds, ample.seconds());
-    result.quarter_seconds = faster(result.quarter_seconds, quarter->seconds());
-    result.cpu_seconds = faster(result.cpu_seconds, ample.cpu_seconds());
-    result.quarter_cpu_seconds = faster(result.quarter_cpu_seconds, quarter->cpu_seconds());
-    std::printf("round %d: %.1f s with %u blocks, %.1f s with %u; CPU %.1f s, %.1f s\n", round,
-                ample.seconds(), result.blocks, quarter->seconds(), result.blocks / 4,
-                ample.cpu_seconds(), quarter->cpu_seconds());
-    std::fflush(stdout);
-  }
+  const auto turns = std::make_shared<Turns>();
+  Pool ample(file, kAmple, {}, turns), quarter(file, result.blocks / 4, tiers, turns);
+  std::vector<Answer> expected;
+  std::thread beside([&] { expected = ample.Run(requests); });
+  const std::vector<Answer> answers = quarter.Run(requests);
+  beside.join();
+  ExpectSameAnswers(expected, answers);
+  result.seconds = 1e-9 * static_cast<double>(turns->StepNs(0));
+  result.quarter_seconds = 1e-9 * static_cast<double>(turns->StepNs(1));
   result.ample = ample.counters();
-  result.quarter = quarter->counters();
-  result.preemptions = quarter->preemptions();
+  result.quarter = quarter.counters();
+  result.preemptions = quarter.preemptions();
   return result;
 }
 
@@ -210,18 +202,18 @@ void Report(const char* what, const Comparison& result) {
                           1e-6 * static_cast<double>(totals.cost_ns));
   }
   const std::string line = absl::StrFormat(
-      "%.2f of that with all %d (%.2f by the clock); preemptions: %s; %d prompt tokens computed "
-      "instead of %d, %d "
-      "blocks read back",
-      result.ratio(), result.blocks, result.wall_ratio(), why.empty() ? "none" : why,
-      result.quarter.prefill_tokens, result.ample.prefill_tokens, result.quarter.blocks_in);
+      "%.2f of that with all %d (%.1f s of steps, %.1f s); preemptions: %s; %d prompt tokens "
+      "computed instead of %d, %d blocks read back",
+      result.ratio(), result.blocks, result.quarter_seconds, result.seconds,
+      why.empty() ? "none" : why, result.quarter.prefill_tokens, result.ample.prefill_tokens,
+      result.quarter.blocks_in);
   std::printf("throughput with a quarter of the blocks, %s: %s\n", what, line.c_str());
   ::testing::Test::RecordProperty(absl::StrCat("throughput with a quarter of the blocks, ", what),
                                   line);
 }
 
 TEST(MemoryTest, AQuarterOfThePoolGivesTheSameAnswers) {
-  const Comparison result = ServeWithAQuarter("short", testing::kSanitized ? 20 : 40, 1, {});
+  const Comparison result = ServeWithAQuarter("short", testing::kSanitized ? 20 : 40, {});
   ASSERT_GT(result.blocks, 0u);
   ExpectReasonsHold(result);
   EXPECT_EQ(result.quarter.swapped, 0u);
@@ -240,7 +232,7 @@ class MemoryQuarterTest : public ::testing::TestWithParam<Quarter> {};
 TEST_P(MemoryQuarterTest, IsNearlyAsFast) {
   if (!LongTests()) GTEST_SKIP() << "only with FLOTILLA_LONG=1";
   const TierOptions& tiers = GetParam().tiers;
-  const Comparison result = ServeWithAQuarter("long", 128, 2, tiers);
+  const Comparison result = ServeWithAQuarter("long", 128, tiers);
   ASSERT_GT(result.blocks, 0u);
   ExpectReasonsHold(result);
   Report(GetParam().name, result);

@@ -117,7 +117,10 @@ EngineRunner::EngineRunner(std::shared_ptr<const GgufFile> file, Options options
           if (inner) inner(core);
         };
   }
-  engine_ = std::make_unique<InProcessEngine>(engine_options, executor_.get(), &clock_);
+  turns_ = std::move(options.turns);
+  if (turns_ != nullptr) turn_ = turns_->Join(executor_.get());
+  engine_ = std::make_unique<InProcessEngine>(
+      engine_options, turn_ == nullptr ? executor_.get() : turn_.get(), &clock_);
   const absl::Status status = engine_->Start();
   EXPECT_TRUE(status.ok()) << status;
   while (status.ok() && !engine_->Describe().ok()) std::this_thread::yield();

@@ -14,6 +14,7 @@
 #include "model/gguf.h"
 #include "scheduler/core/options.h"
 #include "scheduler/server/engine_loop.h"
+#include "tests/support/turns.h"
 #include "worker/in_process_executor.h"
 
 namespace flotilla::testing {
@@ -54,6 +55,8 @@ class EngineRunner {
     bool together = false;
     // To the executor a step takes no time, so that guesses always seem to pay.
     bool frozen_clock = false;
+    // Computes when it has its turn; null: always.
+    std::shared_ptr<Turns> turns;
     // Those of InProcessEngineOptions.
     std::function<void(const Preemption&)> on_preemption;
     std::function<void(const SchedulerCore&)> on_planned;
@@ -75,6 +78,8 @@ class EngineRunner {
   ManualClock frozen_clock_;
   absl::Notification submitted_;  // the first Run
   std::unique_ptr<InProcessExecutor> executor_;
+  std::shared_ptr<Turns> turns_;
+  std::unique_ptr<StepExecutor> turn_;  // of turns_
   std::unique_ptr<InProcessEngine> engine_;
 };
 

@@ -1,0 +1,44 @@
+// Turns: several engines compute in turns, a step at a time, and the time that the steps
+// of each take is added up.
+//
+// To compare how long engines take: one after the other they would meet another machine,
+// as what else goes on there changes within seconds. Step by step it meets all alike.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/rt/clock.h"
+#include "common/types/executor.h"
+
+namespace flotilla::testing {
+
+class Turns {
+ public:
+  // An executor whose steps take their turns; `inner` and this outlive it. Any number, before
+  // the first of them starts.
+  std::unique_ptr<StepExecutor> Join(StepExecutor* inner);
+
+  // Of the steps of the `member`-th that joined, from 0.
+  std::int64_t StepNs(std::size_t member) const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Member;
+
+  // Begins the next step: of the member after `last_`, if it has one.
+  void Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const SteadyClock clock_;
+  mutable absl::Mutex mu_;
+  std::vector<Member*> members_ ABSL_GUARDED_BY(mu_);  // null: gone
+  std::vector<std::int64_t> step_ns_ ABSL_GUARDED_BY(mu_);
+  bool running_ ABSL_GUARDED_BY(mu_) = false;  // the step of `last_`
+  std::size_t last_ ABSL_GUARDED_BY(mu_) = 0;
+  std::int64_t start_ns_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace flotilla::testing
