@@ -118,6 +118,7 @@ void ExpectSameAnswers(const std::vector<Answer>& expected, const std::vector<An
 // What one load did in both pools.
 struct Comparison {
   std::uint32_t blocks = 0;  // all that it wanted
+  // Of steps, from plan to result; what an engine waits between them is not in it.
   double seconds = 0, quarter_seconds = 0;
   double ratio() const { return seconds / quarter_seconds; }  // of throughput
   CoreCounters ample, quarter;
