@@ -80,7 +80,7 @@ class Process:
                    "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
         script += ['exec "$@"']
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **image_environment()}
-        self.log = open(folder / f"{view.name}.log", "w+b")
+        self.log = open(folder / f"{view.name}.log", "wb")
         self.process = subprocess.Popen(
             ["unshare", "--mount", "--uts", "sh", "-ec", "; ".join(script), "sh", "chroot", view, *as_user,
              "/usr/local/bin/flotilla", *self.arguments(fleet)],
@@ -137,8 +137,8 @@ class Process:
         assert code == 0, f"{self.container} ends with {code}"
 
     def log_text(self):
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace")[-4000:]
+        # By a file of its own: the one that the process writes to shares its place with it.
+        return pathlib.Path(self.log.name).read_text(errors="replace")[-4000:]
 
 
 def pod_name(pod):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -85,8 +86,8 @@ class Program:
         assert self.ports["pid"] == self.process.pid
 
     def log_text(self):
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace")
+        # By a file of its own: the one that the process writes to shares its place with it.
+        return pathlib.Path(self.log.name).read_text(errors="replace")
 
     def members(self):
         """Of a worker's group, as its log told last: pids of its ranks and of mpirun."""
@@ -171,8 +172,16 @@ class Server(Program):
 
 
 def free_ports(count):
-    """Ports that nobody listened on a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Ports that nobody listened on a moment ago, of those that the kernel gives to nobody
+    who does not ask for them: else a connection could get one before it is listened on."""
+    given = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    sockets = []
+    while len(sockets) < count:
+        try:
+            port = random.randrange(10000, int(given.split()[0]))
+            sockets.append(socket.create_server(("127.0.0.1", port)))
+        except OSError:  # taken
+            pass
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
         one.close()
