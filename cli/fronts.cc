@@ -81,6 +81,7 @@ class FrontsImpl final : public Fronts {
 
     GrpcOptions grpc_options;
     grpc_options.gate = gate_.get();
+    grpc_options.poller = parts_.poller;
     grpc_options.host = flags_.host;
     grpc_options.tenant_metadata = flags_.tenant_header;
     grpc_options.port = static_cast<std::uint16_t>(flags_.grpc_port);

@@ -15,6 +15,7 @@
 #include "common/types/engine.h"
 #include "model/gguf.h"
 #include "router/probe.h"
+#include "rpc/poller.h"
 
 namespace flotilla {
 
@@ -25,6 +26,7 @@ class Fronts {
     RouterProbe* probe = nullptr;  // of requests that name no model
     const Clock* clock = nullptr;
     Logger* log = nullptr;
+    std::shared_ptr<rpc::Poller> poller;  // null: gRPC gets one of its own
   };
 
   // All parts outlive it. Nothing is served yet.

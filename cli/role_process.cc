@@ -20,6 +20,7 @@ absl::StatusOr<std::unique_ptr<RoleProcess>> RoleProcess::Begin(const RoleFlags&
   auto credentials = MakeCredentials(flags, listens, &process->clock, &process->log);
   if (!credentials.ok()) return credentials.status();
   process->credentials = *std::move(credentials);
+  process->poller = std::make_shared<rpc::Poller>();
   return process;
 }
 

@@ -30,10 +30,12 @@ constexpr absl::Duration kRetry = absl::Milliseconds(200);
 constexpr absl::Duration kLong = absl::Hours(1);
 constexpr absl::Duration kCloseGrace = absl::Seconds(2);
 
-FleetOptions MakeFleetOptions(const RoleFlags& flags, std::shared_ptr<rpc::Credentials> credentials,
-                              Signals& signals, Logger& log) {
+FleetOptions MakeFleetOptions(const RoleFlags& flags, RoleProcess& process) {
+  Signals& signals = process.signals;
+  Logger& log = process.log;
   FleetOptions options;
-  options.credentials = std::move(credentials);
+  options.credentials = process.credentials;
+  options.poller = process.poller;
   options.core.hold_ns = absl::ToInt64Nanoseconds(absl::Seconds(flags.hold_seconds));
   options.core.move_after_ns = absl::ToInt64Nanoseconds(absl::Seconds(flags.move_after_seconds));
   std::random_device random;
@@ -128,7 +130,7 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   Logger& log = (*process)->log;
   const std::shared_ptr<rpc::Credentials>& credentials = (*process)->credentials;
 
-  Fleet fleet(MakeFleetOptions(flags, credentials, signals, log), &clock);
+  Fleet fleet(MakeFleetOptions(flags, **process), &clock);
   absl::StatusOr<std::unique_ptr<Discovery>> discovery =
       Discovery::Start(MakeDiscoveryOptions(flags, fleet, log));
   if (!discovery.ok()) return discovery.status();
@@ -140,8 +142,11 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   WatchCertificate(metrics, credentials.get());
   WatchFleet(metrics, &fleet);
   RouterModels models(&fleet, &metrics, version, &log);
-  const std::unique_ptr<Fronts> fronts =
-      Fronts::Create(flags, {.metrics = &metrics, .probe = &unknown, .clock = &clock, .log = &log});
+  const std::unique_ptr<Fronts> fronts = Fronts::Create(flags, {.metrics = &metrics,
+                                                                .probe = &unknown,
+                                                                .clock = &clock,
+                                                                .log = &log,
+                                                                .poller = (*process)->poller});
   while (!models.AddNew(*fronts) || models.served().empty()) {
     if (signals.Wait(kRetry) == Signals::Event::kStop) return absl::OkStatus();
   }

@@ -57,7 +57,8 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   std::optional<RemoteExecutor> remote;
   std::optional<TokenizerContent> tokenizer;
   if (!flags.worker.empty()) {
-    remote.emplace(RemoteExecutorOptions{.address = flags.worker, .credentials = credentials});
+    remote.emplace(RemoteExecutorOptions{
+        .address = flags.worker, .credentials = credentials, .poller = (*process)->poller});
     tokenizer = WaitForTokenizer(*remote, flags.worker, signals, log);
     if (!tokenizer.has_value()) return absl::OkStatus();
   } else if (!flags.model.empty()) {
@@ -95,7 +96,8 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   auto server =
       EngineServer::Start({.listen = {.host = flags.host,
                                       .port = static_cast<std::uint16_t>(flags.listen_port),
-                                      .credentials = credentials}},
+                                      .credentials = credentials,
+                                      .poller = (*process)->poller}},
                           &engine, &clock);
   if (!server.ok()) return server.status();
 

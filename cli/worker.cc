@@ -36,7 +36,8 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   ObservedExecutor observed(group.executor(), {.on_plan = PlanLog(&log), .on_result = nullptr});
   auto server = GroupServer::Start({.host = flags.host,
                                     .port = static_cast<std::uint16_t>(flags.listen_port),
-                                    .credentials = credentials},
+                                    .credentials = credentials,
+                                    .poller = (*process)->poller},
                                    group.tokenizer(), &observed);
   if (!server.ok()) return stop.End() ? absl::OkStatus() : server.status();
 

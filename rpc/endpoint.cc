@@ -7,23 +7,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "grpcpp/impl/server_builder_option.h"
 
 namespace flotilla::rpc {
 namespace {
 
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 constexpr absl::Duration kRetryRefused = absl::Seconds(2);
-
-// Libraries that are linked for other servers add services to every one (reflection,
-// for one); these serve what they are given.
-class NoPlugins final : public grpc::ServerBuilderOption {
- public:
-  void UpdateArguments(grpc::ChannelArguments*) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    plugins->clear();
-  }
-};
 
 int Milliseconds(absl::Duration d) { return static_cast<int>(d / absl::Milliseconds(1)); }
 
@@ -62,11 +51,7 @@ bool Listening::Stop() {
   return true;
 }
 
-absl::StatusOr<Listening> Listen(const ListenOptions& options,
-                                 const std::vector<grpc::Service*>& services) {
-  const std::string address = JoinAddress(options.host, options.port);
-  grpc::ServerBuilder builder;
-  builder.SetOption(std::make_unique<NoPlugins>());
+void ConfigureInternal(grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a taken port is an error
@@ -80,11 +65,20 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshake));
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+}
+
+std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const ListenOptions& options) {
+  return options.credentials == nullptr ? grpc::InsecureServerCredentials()
+                                        : options.credentials->ForServer();
+}
+
+absl::StatusOr<Listening> Listen(const ListenOptions& options,
+                                 const std::vector<grpc::Service*>& services) {
+  const std::string address = JoinAddress(options.host, options.port);
+  grpc::ServerBuilder builder;
+  ConfigureInternal(builder);
   int port = 0;
-  builder.AddListeningPort(address,
-                           options.credentials == nullptr ? grpc::InsecureServerCredentials()
-                                                          : options.credentials->ForServer(),
-                           &port);
+  builder.AddListeningPort(address, ServerCredentialsOf(options), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   Listening listening{.server = builder.BuildAndStart()};
   if (listening.server == nullptr || port <= 0) {

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "rpc/credentials.h"
+#include "rpc/poller.h"
 
 namespace flotilla::rpc {
 
@@ -38,10 +39,16 @@ struct ListenOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;                    // 0: any free one
   std::shared_ptr<Credentials> credentials;  // null: takes anybody
+  // Where the calls of a Server (rpc/server.h) are heard; null: on a poller of its own.
+  std::shared_ptr<Poller> poller;
 };
 
-// A server of `services`, which outlive it, and the port it listens on.
-// UNAVAILABLE: the address cannot be listened on.
+// What every server of the fleet is built with: keep-alives and bounds.
+void ConfigureInternal(grpc::ServerBuilder& builder);
+std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const ListenOptions& options);
+
+// A server of `services`, which outlive it and have threads of gRPC's to block, and the
+// port it listens on. UNAVAILABLE: the address cannot be listened on.
 struct Listening {
   std::unique_ptr<grpc::Server> server;  // null: it was stopped, or never listened
   std::uint16_t port = 0;

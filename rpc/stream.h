@@ -3,29 +3,36 @@
 // One read and one write are in flight at any time; what is to be written waits in
 // order. Nothing here bounds that queue: the protocols on top bound what they send
 // by what the other end has asked for. Send may be called from any thread, also from
-// the handler. The handler hears one thing at a time, on gRPC's threads, and must
+// the handler. The handler hears one thing at a time, on the poller's thread, and must
 // not block.
 #pragma once
 
+#include <cstddef>
 #include <deque>
+#include <memory>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "grpcpp/grpcpp.h"
+#include "rpc/poller.h"
+#include "rpc/server.h"
 
 namespace flotilla::rpc {
 
+// The metadata by which a server says that it has taken a stream: a call that was refused,
+// or reached nobody, has none.
+inline constexpr char kTakenMetadata[] = "flotilla-stream";
+
 // The client's end. Lives until Wait has returned. Example:
 //
-//   ClientStream<Command, Event> stream(&handler);
-//   stub->async()->Attach(&stream.context(), &stream);
-//   stream.Begin();
+//   ClientStream<Command, Event> stream(poller, &handler);
+//   stream.Begin(stub->PrepareAsyncAttach(&stream.context(), stream.queue()));
 //   stream.Send(command);
 //   grpc::Status why = stream.Wait();
 template <class Out, class In>
-class ClientStream final : private grpc::ClientBidiReactor<Out, In> {
+class ClientStream final {
  public:
   class Handler {
    public:
@@ -36,17 +43,17 @@ class ClientStream final : private grpc::ClientBidiReactor<Out, In> {
   };
 
   // `handler` outlives it.
-  explicit ClientStream(Handler* handler) : handler_(handler) {}
+  ClientStream(std::shared_ptr<Poller> poller, Handler* handler)
+      : poller_(std::move(poller)), handler_(handler) {}
 
   grpc::ClientContext& context() { return context_; }
-  grpc::ClientBidiReactor<Out, In>* reactor() { return this; }
+  grpc::CompletionQueue* queue() { return poller_->queue(); }
 
-  // Once, after the call was made with context() and reactor(). Other threads may send
-  // from then on.
-  void Begin() ABSL_LOCKS_EXCLUDED(mu_) {
+  // Once, with the call made of context() and queue(). Other threads may send from then on.
+  void Begin(std::unique_ptr<grpc::ClientAsyncReaderWriter<Out, In>> io) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    this->AddHold();  // for writes that begin outside of callbacks
-    this->StartCall();
+    io_ = std::move(io);
+    io_->StartCall(start_.get());
   }
 
   // Nothing happens once the stream has ended.
@@ -54,7 +61,7 @@ class ClientStream final : private grpc::ClientBidiReactor<Out, In> {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
     out_.push_back(std::move(message));
-    if (out_.size() == 1) this->StartWrite(&out_.front());
+    if (started_ && out_.size() == 1) io_->Write(out_.front(), write_.get());
   }
 
   // Ends it from this side.
@@ -67,54 +74,94 @@ class ClientStream final : private grpc::ClientBidiReactor<Out, In> {
   }
 
  private:
-  // Reads begin here, so that the handler hears one thing at a time.
-  void OnReadInitialMetadataDone(bool ok) override {
-    if (ok) handler_->OnOpen();
-    this->StartRead(&in_);
+  void OnStart(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    if (!ok) return Finish();
+    started_ = true;
+    io_->ReadInitialMetadata(metadata_.get());
+    if (!out_.empty()) io_->Write(out_.front(), write_.get());
   }
 
-  void OnReadDone(bool ok) override {
+  void OnMetadata(bool ok) {
+    if (ok && context_.GetServerInitialMetadata().contains(kTakenMetadata)) handler_->OnOpen();
+    io_->Read(&in_, read_.get());
+  }
+
+  // Reads begin here, so that the handler hears one thing at a time.
+  void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
     if (ok) {
       handler_->OnMessage(in_);
-      this->StartRead(&in_);
+      io_->Read(&in_, read_.get());
       return;
     }
     absl::MutexLock lock(&mu_);
+    Finish();
+  }
+
+  void Finish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     closed_ = true;
-    this->RemoveHold();
+    if (!started_) out_.clear();
+    io_->Finish(&status_, finish_.get());
   }
 
-  void OnWriteDone(bool ok) override {
-    absl::MutexLock lock(&mu_);
-    out_.pop_front();
-    if (ok && !closed_ && !out_.empty()) this->StartWrite(&out_.front());
+  void OnWrite(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
+    bool last = false;
+    {
+      absl::MutexLock lock(&mu_);
+      out_.pop_front();
+      if (!ok || closed_) out_.clear();
+      if (!out_.empty()) io_->Write(out_.front(), write_.get());
+      last = finished_;
+    }
+    if (last) done_.Notify();
   }
 
-  void OnDone(const grpc::Status& status) override {
-    status_ = status;
-    done_.Notify();
+  void OnFinish(bool) ABSL_LOCKS_EXCLUDED(mu_) {
+    bool writing = false;
+    {
+      absl::MutexLock lock(&mu_);
+      finished_ = true;
+      writing = !out_.empty();
+    }
+    if (writing) {
+      context_.TryCancel();  // what is being written has nowhere to go
+    } else {
+      done_.Notify();
+    }
   }
 
+  const std::shared_ptr<Poller> poller_;
   Handler* const handler_;
+  MemberTag<ClientStream, &ClientStream::OnStart> start_{this};
+  MemberTag<ClientStream, &ClientStream::OnMetadata> metadata_{this};
+  MemberTag<ClientStream, &ClientStream::OnRead> read_{this};
+  MemberTag<ClientStream, &ClientStream::OnWrite> write_{this};
+  MemberTag<ClientStream, &ClientStream::OnFinish> finish_{this};
   grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientAsyncReaderWriter<Out, In>> io_;
   In in_;
   grpc::Status status_;
   absl::Notification done_;
   absl::Mutex mu_;
+  bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<Out> out_ ABSL_GUARDED_BY(mu_);  // the first is being written
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;  // status_ is there
+  // Once it has started, the first is being written.
+  std::deque<Out> out_ ABSL_GUARDED_BY(mu_);
 };
 
-// The server's end; a call's reactor. Owns itself, and is gone after OnGone.
+// The server's end. Owns itself, and is gone after OnGone.
 template <class In, class Out>
-class ServerStream : public grpc::ServerBidiReactor<In, Out> {
+class ServerStream {
  public:
+  using Call = StreamCall<In, Out>;
+
   // Nothing happens once it has ended.
   void Send(Out message) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
     out_.push_back(std::move(message));
-    if (out_.size() == 1) this->StartWrite(&out_.front());
+    if (begun_ && out_.size() == 1) Write();
   }
 
   // Ends it with a status, without what is still to be written. The first one counts.
@@ -122,48 +169,98 @@ class ServerStream : public grpc::ServerBidiReactor<In, Out> {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
     closed_ = true;
-    this->Finish(status);
+    ++pending_;
+    call_->io.Finish(status, end_.get());
   }
 
  protected:
-  // In the constructor of what derives, last.
-  void Begin() {
-    this->StartSendInitialMetadata();
-    this->StartRead(&in_);
+  // On the poller's thread, in what Server::OnStream was told to do.
+  explicit ServerStream(std::unique_ptr<Call> call) : call_(std::move(call)) {
+    call_->over.to = &over_;
+  }
+  virtual ~ServerStream() = default;
+
+  // In the constructor of what derives, last. What was sent before waits for it.
+  void Begin() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    if (closed_) return;
+    begun_ = true;
+    pending_ += 2;
+    call_->context.AddInitialMetadata(kTakenMetadata, "1");
+    call_->io.SendInitialMetadata(end_.get());
+    call_->io.Read(&in_, read_.get());
+    if (!out_.empty()) Write();
+  }
+
+  // Messages that were sent and not yet taken by the transport.
+  std::size_t waiting() const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return out_.size();
   }
 
   // False: the stream is to end; Close was called.
   virtual bool OnMessage(const In& message) = 0;
-  // The client is gone, or Close took effect. The last call, and of any thread: the
+  // The client is gone, or Close took effect. The last call, on the poller's thread: the
   // object is deleted when it returns.
   virtual void OnGone() = 0;
 
  private:
-  void OnReadDone(bool ok) final {
+  void Write() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    ++pending_;
+    call_->io.Write(out_.front(), write_.get());
+  }
+
+  void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
     if (ok && OnMessage(in_)) {
-      this->StartRead(&in_);
-      return;
+      absl::MutexLock lock(&mu_);
+      if (!closed_) {
+        call_->io.Read(&in_, read_.get());
+        return;
+      }
     }
     Close(grpc::Status::OK);
+    OnEnd(ok);
   }
 
-  void OnWriteDone(bool ok) final {
-    absl::MutexLock lock(&mu_);
-    out_.pop_front();
-    if (ok && !closed_ && !out_.empty()) this->StartWrite(&out_.front());
+  void OnWrite(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      absl::MutexLock lock(&mu_);
+      out_.pop_front();
+      if (ok && !closed_ && !out_.empty()) Write();
+    }
+    OnEnd(ok);
   }
 
-  void OnCancel() final { Close(grpc::Status::CANCELLED); }
+  // Finished, or the client is gone: gRPC has nobody to write to.
+  void OnOver(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      absl::MutexLock lock(&mu_);
+      closed_ = true;
+    }
+    OnEnd(ok);
+  }
 
-  void OnDone() final {
+  // One of the operations is over.
+  void OnEnd(bool) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (--pending_ > 0) return;
+    }
     OnGone();
     delete this;
   }
 
+  const std::unique_ptr<Call> call_;
+  MemberTag<ServerStream, &ServerStream::OnRead> read_{this};
+  MemberTag<ServerStream, &ServerStream::OnWrite> write_{this};
+  MemberTag<ServerStream, &ServerStream::OnOver> over_{this};
+  MemberTag<ServerStream, &ServerStream::OnEnd> end_{this};
   In in_;
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
+  int pending_ ABSL_GUARDED_BY(mu_) = 1;  // operations, one of them the call itself
+  bool begun_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<Out> out_ ABSL_GUARDED_BY(mu_);  // the first is being written
+  std::deque<Out> out_ ABSL_GUARDED_BY(mu_);  // once it has begun, the first is being written
 };
 
 }  // namespace flotilla::rpc

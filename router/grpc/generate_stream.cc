@@ -27,21 +27,15 @@ grpc::Status CallStatus(const GenerationEnd& end, bool missed_deadline) {
 
 }  // namespace
 
-GenerateStream::GenerateStream(const Shared& shared, grpc::CallbackServerContext* context,
-                               absl::StatusOr<GenerateCall> call)
-    : shared_(shared),
-      context_(context),
-      return_token_ids_(call.ok() && call->return_token_ids),
-      outbox_(OutboxOptions(shared.service, call)) {
-  auto request = call.ok() ? shared_.service->Validate(std::move(call->api)) : call.status();
-  if (!request.ok()) {
-    finished_ = true;
-    Finish(ToGrpcStatus(request.status()));
-    return;
-  }
+GenerateStream::GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
+                               absl::StatusOr<GenerateCall> generate)
+    : ServerWriter(std::move(call)),
+      shared_(shared),
+      return_token_ids_(generate.ok() && generate->return_token_ids),
+      outbox_(OutboxOptions(shared.service, generate)) {
   // A std::function must be copyable, a request is not.
-  auto shared_request = std::make_shared<GenerateRequest>(*std::move(request));
-  shared_.thread->Post([this, shared_request] { Begin(std::move(*shared_request)); });
+  auto shared_call = std::make_shared<absl::StatusOr<GenerateCall>>(std::move(generate));
+  shared_.thread->Post([this, shared_call] { Begin(std::move(*shared_call)); });
 }
 
 GenerateStream::~GenerateStream() {
@@ -104,8 +98,10 @@ void GenerateStream::OnDone(const GenerationEnd& end) {
   ScheduleFlush();
 }
 
-void GenerateStream::Begin(GenerateRequest request) {
-  auto generation = shared_.service->Start(std::move(request), *shared_.lane, this);
+void GenerateStream::Begin(absl::StatusOr<GenerateCall> call) {
+  auto request = call.ok() ? shared_.service->Validate(std::move(call->api)) : call.status();
+  auto generation = request.ok() ? shared_.service->Start(*std::move(request), *shared_.lane, this)
+                                 : request.status();
   if (generation.ok()) {
     generation_ = *std::move(generation);
   } else {
@@ -132,21 +128,19 @@ void GenerateStream::ScheduleFlush() {
 
 void GenerateStream::Flush() {
   if (writing_ || finished_) return WatchStall();
-  const bool last = final_status_.has_value() && outbox_.size() <= 1;
+  finished_ = final_status_.has_value() && outbox_.size() <= 1;
   if (!outbox_.empty()) {
     const std::size_t waiting = outbox_.bytes();
-    in_flight_ = outbox_.Take();
+    const v1::GenerateResponse message = outbox_.Take();
     in_flight_bytes_ = waiting - outbox_.bytes();
-    writing_ = !last;
-    if (!last) StartWrite(&in_flight_);
-  }
-  if (last) {
-    finished_ = true;
-    if (in_flight_bytes_ > 0) {
-      StartWriteAndFinish(&in_flight_, grpc::WriteOptions(), *final_status_);
+    writing_ = !finished_;
+    if (finished_) {
+      StartWriteAndFinish(message, *final_status_);
     } else {
-      Finish(*final_status_);
+      StartWrite(message);
     }
+  } else if (finished_) {
+    Finish(*final_status_);
   }
   WatchStall();
 }
@@ -156,7 +150,7 @@ void GenerateStream::WatchStall() {
   if (over && !stall_timer_.has_value()) {
     stall_timer_ = shared_.thread->After(shared_.stall_timeout, [this] {
       stall_timer_.reset();
-      context_->TryCancel();
+      context().TryCancel();
     });
   } else if (!over && stall_timer_.has_value()) {
     shared_.thread->Cancel(*std::exchange(stall_timer_, std::nullopt));

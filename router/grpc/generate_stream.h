@@ -1,9 +1,9 @@
 // GenerateStream: one Generate call, from the first byte to the last.
 //
-// Stands between two sides that both call back: gRPC (on its threads; each
+// Stands between two sides that both call back: gRPC (on the poller's thread; each
 // callback only posts to the lane) and the generation (on the lane). All state
 // belongs to the lane's thread. It owns itself: created when the call arrives,
-// deleted when gRPC has said OnDone.
+// deleted when OnDone was said.
 //
 // One write is in flight; the rest waits in the outbox. A client that leaves more
 // than the cap unread for as long as the stall timeout is cut off. The client's
@@ -23,12 +23,15 @@
 #include "router/grpc/outbox.h"
 #include "router/key_gate.h"
 #include "router/service.h"
+#include "rpc/writer.h"
 
 namespace flotilla {
 
-class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
+class GenerateStream final : private rpc::ServerWriter<v1::GenerateRequest, v1::GenerateResponse>,
                              private GenerationListener {
  public:
+  using Call = ServerWriter::Call;
+
   // What all calls of a server share; outlives them.
   struct Shared {
     InferenceService* service = nullptr;
@@ -40,14 +43,14 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
     absl::Duration stall_timeout;
   };
 
-  // On a thread of gRPC's. `call` is the request, or why it is refused at once.
-  GenerateStream(const Shared& shared, grpc::CallbackServerContext* context,
-                 absl::StatusOr<GenerateCall> call);
+  // On the poller's thread. `generate` is the request, or why it is refused at once.
+  GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
+                 absl::StatusOr<GenerateCall> generate);
   // On the lane.
   ~GenerateStream() override;
 
  private:
-  // From gRPC, on its threads.
+  // From gRPC, on the poller's thread.
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
@@ -61,7 +64,7 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
   void OnDone(const GenerationEnd& end) override;
 
   // The rest on the lane.
-  void Begin(GenerateRequest request);
+  void Begin(absl::StatusOr<GenerateCall> call);
   // Nobody is listening any more: cancels the generation, drops what waits.
   void Abandon();
   // Writes after the current batch of work, so that all news of an engine step
@@ -73,15 +76,13 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
   void WatchStall();
 
   const Shared& shared_;
-  grpc::CallbackServerContext* const context_;
   const bool return_token_ids_;
   Outbox outbox_;
   std::unique_ptr<Generation> generation_;  // while it may call back
   v1::Accepted accepted_;                   // filled before it is sent
   bool missed_deadline_ = false;            // a choice ended by its deadline
 
-  v1::GenerateResponse in_flight_;  // gRPC reads it until OnWriteDone
-  std::size_t in_flight_bytes_ = 0;
+  std::size_t in_flight_bytes_ = 0;  // of what is being written
   bool writing_ = false;
   bool flush_scheduled_ = false;
   std::optional<grpc::Status> final_status_;  // no more news; not finished yet

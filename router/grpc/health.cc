@@ -1,10 +1,12 @@
 #include "router/grpc/health.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "flotilla/v1/inference.grpc.pb.h"
+#include "rpc/writer.h"
 
 namespace flotilla {
 namespace {
@@ -21,10 +23,10 @@ HealthCheckResponse::ServingStatus StatusOf(const std::string& name,
 }
 
 // One Watch call; owns itself. State belongs to the lane's thread.
-class Watcher final : public grpc::ServerWriteReactor<HealthCheckResponse> {
+class Watcher final : private rpc::ServerWriter<HealthCheckRequest, HealthCheckResponse> {
  public:
-  Watcher(const InferenceService* service, LaneThread* thread, std::string name)
-      : service_(service), thread_(thread), name_(std::move(name)) {
+  Watcher(std::unique_ptr<Call> call, const InferenceService* service, LaneThread* thread)
+      : ServerWriter(std::move(call)), service_(service), thread_(thread) {
     thread_->Post([this] { Look(); });
   }
 
@@ -47,10 +49,10 @@ class Watcher final : public grpc::ServerWriteReactor<HealthCheckResponse> {
 
   void Look() {
     if (cancelled_) return;
-    const auto status = StatusOf(name_, *service_);
+    const auto status = StatusOf(request().service(), *service_);
     if (status == response_.status()) return LookLater();
     response_.set_status(status);
-    StartWrite(&response_);
+    StartWrite(response_);
   }
 
   void LookLater() {
@@ -63,7 +65,6 @@ class Watcher final : public grpc::ServerWriteReactor<HealthCheckResponse> {
 
   const InferenceService* const service_;
   LaneThread* const thread_;
-  const std::string name_;
   HealthCheckResponse response_;  // sent last; UNKNOWN: nothing yet
   std::optional<LaneThread::Timer> timer_;
   bool cancelled_ = false;
@@ -71,23 +72,18 @@ class Watcher final : public grpc::ServerWriteReactor<HealthCheckResponse> {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* context,
-                                               const HealthCheckRequest* request,
-                                               HealthCheckResponse* response) {
-  auto* reactor = context->DefaultReactor();
-  const auto status = StatusOf(request->service(), *service_);
-  if (status == HealthCheckResponse::SERVICE_UNKNOWN) {
-    reactor->Finish(grpc::Status(grpc::StatusCode::NOT_FOUND, "unknown service"));
-  } else {
-    response->set_status(status);
-    reactor->Finish(grpc::Status::OK);
-  }
-  return reactor;
-}
-
-grpc::ServerWriteReactor<HealthCheckResponse>* HealthService::Watch(
-    grpc::CallbackServerContext*, const HealthCheckRequest* request) {
-  return new Watcher(service_, thread_, request->service());
+void HealthService::Attach(rpc::Server& server) {
+  using Service = grpc::health::v1::Health::AsyncService;
+  server.OnCall(&grpc_service_, &Service::RequestCheck, [this](auto* call) {
+    const auto status = StatusOf(call->request.service(), *service_);
+    if (status == HealthCheckResponse::SERVICE_UNKNOWN) {
+      return call->Finish(grpc::Status(grpc::StatusCode::NOT_FOUND, "unknown service"));
+    }
+    call->response.set_status(status);
+    call->Finish(grpc::Status::OK);
+  });
+  server.OnWriter(&grpc_service_, &Service::RequestWatch,
+                  [this](auto call) { new Watcher(std::move(call), service_, thread_); });
 }
 
 }  // namespace flotilla

@@ -11,10 +11,11 @@
 #include "grpcpp/grpcpp.h"
 #include "router/grpc/lane_thread.h"
 #include "router/service.h"
+#include "rpc/server.h"
 
 namespace flotilla {
 
-class HealthService final : public grpc::health::v1::Health::CallbackService {
+class HealthService {
  public:
   // Readiness is a snapshot, not an event: a watched server looks this often.
   // Without watchers it never does.
@@ -24,19 +25,16 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   HealthService(const InferenceService* service, LaneThread* thread)
       : service_(service), thread_(thread) {}
 
-  // NOT_FOUND for a service that this server does not have.
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
-                                  const grpc::health::v1::HealthCheckRequest* request,
-                                  grpc::health::v1::HealthCheckResponse* response) override;
-
-  // The status now, and then every change of it.
-  grpc::ServerWriteReactor<grpc::health::v1::HealthCheckResponse>* Watch(
-      grpc::CallbackServerContext* context,
-      const grpc::health::v1::HealthCheckRequest* request) override;
+  grpc::Service* grpc_service() { return &grpc_service_; }
+  // Hears the calls of `server`, which listens with grpc_service() and stops before this
+  // goes. Check is NOT_FOUND for a service that this server does not have; Watch tells the
+  // status now, and then every change of it.
+  void Attach(rpc::Server& server);
 
  private:
   const InferenceService* const service_;
   LaneThread* const thread_;
+  grpc::health::v1::Health::AsyncService grpc_service_;
 };
 
 }  // namespace flotilla

@@ -26,7 +26,7 @@ constexpr int kMaxDetokenize = 1 << 20;
 // The time the client allows, if it allows any limited time; at least 1 ms, as
 // gRPC itself ends calls whose deadline has passed. More than the server allows
 // is as much as it allows.
-std::optional<std::int64_t> TimeoutMs(const grpc::CallbackServerContext& context) {
+std::optional<std::int64_t> TimeoutMs(const grpc::ServerContext& context) {
   const auto deadline = context.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return std::nullopt;
   const std::int64_t left = absl::ToInt64Milliseconds(absl::FromChrono(deadline) - absl::Now());
@@ -36,7 +36,7 @@ std::optional<std::int64_t> TimeoutMs(const grpc::CallbackServerContext& context
 // Whoever's key it is; without keys, the last value of the tenant's metadata, as a
 // gateway that adds its own comes last. UNAUTHENTICATED: a key that was taken away just
 // now.
-absl::StatusOr<std::string> Tenant(const grpc::CallbackServerContext& context,
+absl::StatusOr<std::string> Tenant(const grpc::ServerContext& context,
                                    const GenerateStream::Shared& shared) {
   if (shared.gate != nullptr) {
     return shared.gate->Admit(rpc::AuthorizationOf(context.client_metadata()));
@@ -49,7 +49,7 @@ absl::StatusOr<std::string> Tenant(const grpc::CallbackServerContext& context,
 }
 
 // Of the metadata; all zero where there is none that is valid.
-TraceContext Trace(const grpc::CallbackServerContext& context) {
+TraceContext Trace(const grpc::ServerContext& context) {
   const auto found = context.client_metadata().find("traceparent");
   if (found == context.client_metadata().end()) return {};
   return ParseTraceparent({found->second.data(), found->second.size()}).value_or(TraceContext());
@@ -63,98 +63,87 @@ std::string InferenceGrpc::ModelName(const std::string& name) const {
   return models.size() == 1 ? models.front().limits.id : name;
 }
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceGrpc::Generate(
-    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  auto call = FromProto(*request);
-  if (call.ok()) {
-    call->api.model = ModelName(call->api.model);
-    call->api.timeout_ms = TimeoutMs(*context);
-    absl::StatusOr<std::string> tenant = Tenant(*context, shared_);
+void InferenceGrpc::Attach(rpc::Server& server) {
+  using Service = v1::Inference::AsyncService;
+  server.OnWriter(&service_, &Service::RequestGenerate,
+                  [this](auto call) { Generate(std::move(call)); });
+  server.OnCall(&service_, &Service::RequestTokenize, [this](auto* call) { Tokenize(call); });
+  server.OnCall(&service_, &Service::RequestDetokenize, [this](auto* call) { Detokenize(call); });
+  server.OnCall(&service_, &Service::RequestGetModelInfo,
+                [this](auto* call) { GetModelInfo(call); });
+  server.OnCall(&service_, &Service::RequestListModels, [this](auto* call) {
+    for (const ModelInfo& model : shared_.service->Models()) {
+      call->response.add_models(model.limits.id);
+    }
+    call->Finish(grpc::Status::OK);
+  });
+  server.OnCall(&service_, &Service::RequestAbort, [this](auto* call) {
+    call->response.set_found(shared_.service->Abort(call->request.id()));
+    call->Finish(grpc::Status::OK);
+  });
+}
+
+void InferenceGrpc::Generate(std::unique_ptr<GenerateStream::Call> call) {
+  auto generate = FromProto(call->request);
+  if (generate.ok()) {
+    generate->api.model = ModelName(generate->api.model);
+    generate->api.timeout_ms = TimeoutMs(call->context);
+    absl::StatusOr<std::string> tenant = Tenant(call->context, shared_);
     if (tenant.ok()) {
-      call->api.tenant = *std::move(tenant);
-      call->api.trace = Trace(*context);
+      generate->api.tenant = *std::move(tenant);
+      generate->api.trace = Trace(call->context);
     } else {
-      call = tenant.status();
+      generate = tenant.status();
     }
   }
-  return new GenerateStream(shared_, context, std::move(call));
+  new GenerateStream(std::move(call), shared_, std::move(generate));  // owns itself
 }
 
-grpc::ServerUnaryReactor* InferenceGrpc::Tokenize(grpc::CallbackServerContext* context,
-                                                  const v1::TokenizeRequest* request,
-                                                  v1::TokenizeResponse* response) {
-  auto* reactor = context->DefaultReactor();
-  TokenizeRequest tokenize = FromProto(*request);
+void InferenceGrpc::Tokenize(TokenizeCall* call) {
+  TokenizeRequest tokenize = FromProto(call->request);
   tokenize.model = ModelName(tokenize.model);
-  shared_.thread->Post([this, reactor, response, tokenize = std::move(tokenize)]() mutable {
-    shared_.service->Tokenize(std::move(tokenize), *shared_.lane,
-                              [reactor, response](absl::StatusOr<std::vector<TokenId>> tokens) {
-                                if (tokens.ok())
-                                  response->mutable_token_ids()->Assign(tokens->begin(),
-                                                                        tokens->end());
-                                reactor->Finish(ToGrpcStatus(tokens.status()));
-                              });
+  shared_.thread->Post([this, call, tokenize = std::move(tokenize)]() mutable {
+    shared_.service->Tokenize(
+        std::move(tokenize), *shared_.lane, [call](absl::StatusOr<std::vector<TokenId>> tokens) {
+          if (tokens.ok()) {
+            call->response.mutable_token_ids()->Assign(tokens->begin(), tokens->end());
+          }
+          call->Finish(ToGrpcStatus(tokens.status()));
+        });
   });
-  return reactor;
 }
 
-grpc::ServerUnaryReactor* InferenceGrpc::Detokenize(grpc::CallbackServerContext* context,
-                                                    const v1::DetokenizeRequest* request,
-                                                    v1::DetokenizeResponse* response) {
-  auto* reactor = context->DefaultReactor();
-  if (request->token_ids_size() > kMaxDetokenize) {
-    reactor->Finish(ToGrpcStatus(
+void InferenceGrpc::Detokenize(DetokenizeCall* call) {
+  if (call->request.token_ids_size() > kMaxDetokenize) {
+    return call->Finish(ToGrpcStatus(
         InvalidField("token_ids", absl::StrCat("at most ", kMaxDetokenize, " tokens"))));
-    return reactor;
   }
-  std::vector<std::int64_t> tokens(request->token_ids().begin(), request->token_ids().end());
-  shared_.thread->Post([this, reactor, response, model = ModelName(request->model()),
-                        tokens = std::move(tokens)]() mutable {
-    shared_.service->Detokenize(std::move(model), std::move(tokens), *shared_.lane,
-                                [reactor, response](absl::StatusOr<std::string> text) {
-                                  if (text.ok()) response->set_text(*std::move(text));
-                                  reactor->Finish(ToGrpcStatus(text.status()));
-                                });
-  });
-  return reactor;
+  std::vector<std::int64_t> tokens(call->request.token_ids().begin(),
+                                   call->request.token_ids().end());
+  shared_.thread->Post(
+      [this, call, model = ModelName(call->request.model()), tokens = std::move(tokens)]() mutable {
+        shared_.service->Detokenize(std::move(model), std::move(tokens), *shared_.lane,
+                                    [call](absl::StatusOr<std::string> text) {
+                                      if (text.ok()) call->response.set_text(*std::move(text));
+                                      call->Finish(ToGrpcStatus(text.status()));
+                                    });
+      });
 }
 
-grpc::ServerUnaryReactor* InferenceGrpc::GetModelInfo(grpc::CallbackServerContext* context,
-                                                      const v1::GetModelInfoRequest* request,
-                                                      v1::GetModelInfoResponse* response) {
-  auto* reactor = context->DefaultReactor();
+void InferenceGrpc::GetModelInfo(ModelInfoCall* call) {
   const std::vector<ModelInfo> models = shared_.service->Models();
-  const std::string name = ModelName(request->model());
+  const std::string name = ModelName(call->request.model());
   const auto found = std::ranges::find(models, name, [](const auto& m) { return m.limits.id; });
   if (found != models.end()) {
-    ToProto(*found, response);
-    reactor->Finish(grpc::Status::OK);
+    ToProto(*found, &call->response);
+    call->Finish(grpc::Status::OK);
   } else if (models.empty()) {
-    reactor->Finish(ToGrpcStatus(absl::UnavailableError("no model is loaded yet")));
+    call->Finish(ToGrpcStatus(absl::UnavailableError("no model is loaded yet")));
   } else {
-    reactor->Finish(ToGrpcStatus(
+    call->Finish(ToGrpcStatus(
         WithField(absl::NotFoundError(absl::StrCat("the model '", name, "' is not served")),
                   "model", kModelNotFound)));
   }
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* InferenceGrpc::ListModels(grpc::CallbackServerContext* context,
-                                                    const v1::ListModelsRequest*,
-                                                    v1::ListModelsResponse* response) {
-  for (const ModelInfo& model : shared_.service->Models()) response->add_models(model.limits.id);
-  auto* reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* InferenceGrpc::Abort(grpc::CallbackServerContext* context,
-                                               const v1::AbortRequest* request,
-                                               v1::AbortResponse* response) {
-  response->set_found(shared_.service->Abort(request->id()));
-  auto* reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
 }
 
 }  // namespace flotilla

@@ -4,42 +4,40 @@
 // takes time to the lane. Errors carry their details (proto/codec/status.h).
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "router/grpc/generate_stream.h"
+#include "rpc/server.h"
 
 namespace flotilla {
 
-class InferenceGrpc final : public v1::Inference::CallbackService {
+class InferenceGrpc {
  public:
   // `shared` outlives all calls.
   explicit InferenceGrpc(const GenerateStream::Shared& shared) : shared_(shared) {}
 
-  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
-      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
-                                     const v1::TokenizeRequest* request,
-                                     v1::TokenizeResponse* response) override;
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
-                                       const v1::DetokenizeRequest* request,
-                                       v1::DetokenizeResponse* response) override;
-  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
-                                         const v1::GetModelInfoRequest* request,
-                                         v1::GetModelInfoResponse* response) override;
-  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context,
-                                       const v1::ListModelsRequest* request,
-                                       v1::ListModelsResponse* response) override;
-  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
-                                  const v1::AbortRequest* request,
-                                  v1::AbortResponse* response) override;
+  grpc::Service* service() { return &service_; }
+  // Hears the calls of `server`, which listens with service() and stops before this goes.
+  void Attach(rpc::Server& server);
 
  private:
+  using TokenizeCall = rpc::UnaryCall<v1::TokenizeRequest, v1::TokenizeResponse>;
+  using DetokenizeCall = rpc::UnaryCall<v1::DetokenizeRequest, v1::DetokenizeResponse>;
+  using ModelInfoCall = rpc::UnaryCall<v1::GetModelInfoRequest, v1::GetModelInfoResponse>;
+
+  // Each on the poller's thread.
+  void Generate(std::unique_ptr<GenerateStream::Call> call);
+  void Tokenize(TokenizeCall* call);
+  void Detokenize(DetokenizeCall* call);
+  void GetModelInfo(ModelInfoCall* call);
   // `name`, or the only model's where the client named none.
   std::string ModelName(const std::string& name) const;
 
   const GenerateStream::Shared& shared_;
+  v1::Inference::AsyncService service_;
 };
 
 }  // namespace flotilla

@@ -1,8 +1,8 @@
 // LaneThread: the I/O thread of the gRPC front.
 //
-// gRPC's callbacks arrive on its own threads, several at a time; each of ours
-// only posts here. So every call's state has one owner thread and no lock, and
-// detokenization runs neither on gRPC's threads nor on the engine's. The queue needs
+// What gRPC has to say arrives on the poller's thread, which must not block; each call
+// only posts it here. So every call's state has one owner thread and no lock, and
+// detokenization runs neither on the poller's thread nor on the engine's. The queue needs
 // no bound of its own: what calls post is a few entries per call, and what the engine
 // posts is bounded by what was admitted.
 #pragma once

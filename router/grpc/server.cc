@@ -3,20 +3,18 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "google/protobuf/stubs/logging.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
-#include "grpcpp/impl/server_builder_option.h"
 #include "router/grpc/codec.h"
 #include "router/grpc/generate_stream.h"
 #include "router/grpc/health.h"
 #include "router/grpc/inference_grpc.h"
 #include "router/grpc/lane_thread.h"
+#include "router/grpc/reflection.h"
 #include "rpc/call_guard.h"
 #include "rpc/endpoint.h"
+#include "rpc/server.h"
 
 namespace flotilla {
 namespace {
@@ -40,17 +38,6 @@ class KeyGuard final : public rpc::CallGuard {
   KeyGate* const gate_;
 };
 
-// Linking the reflection library adds its plugin to every server; this takes it
-// off again where it is not wanted.
-class NoReflection final : public grpc::ServerBuilderOption {
- public:
-  void UpdateArguments(grpc::ChannelArguments*) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    const std::string name = grpc::reflection::ProtoServerReflectionPlugin().name();
-    std::erase_if(*plugins, [&](const auto& plugin) { return plugin->name() == name; });
-  }
-};
-
 void Configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(options.max_request_bytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
@@ -66,9 +53,6 @@ void Configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
   // A compressed request may unpack to a thousand times its size.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // Only reflection has synchronous methods.
-  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
-  if (!rpc::IsLoopback(options.host)) builder.SetOption(std::make_unique<NoReflection>());
 }
 
 class GrpcServerImpl final : public GrpcServer {
@@ -84,7 +68,11 @@ class GrpcServerImpl final : public GrpcServer {
                 .buffer_bytes = options.stream_buffer_bytes,
                 .stall_timeout = options.stall_timeout},
         inference_(shared_),
-        health_(service, thread_.get()) {}
+        health_(service, thread_.get()),
+        reflection_({v1::Inference::service_full_name(),
+                     grpc::health::v1::Health::service_full_name(),
+                     grpc::reflection::v1alpha::ServerReflection::service_full_name()}),
+        server_(options.poller) {}
 
   ~GrpcServerImpl() override {
     Stop(absl::ZeroDuration());
@@ -93,36 +81,32 @@ class GrpcServerImpl final : public GrpcServer {
   }
 
   absl::Status Listen() {
-    grpc::ServerBuilder builder;
-    Configure(options_, builder);
-    int port = 0;
     std::shared_ptr<rpc::CallGuard> guard;
     if (options_.gate != nullptr) guard = std::make_shared<KeyGuard>(options_.gate);
-    const std::string address = rpc::JoinAddress(options_.host, options_.port);
-    builder.AddListeningPort(address, rpc::Guarded(nullptr, std::move(guard)), &port);
-    builder.RegisterService(&inference_);
-    builder.RegisterService(&health_);
-    server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port <= 0) {
-      return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
-    }
-    port_ = static_cast<std::uint16_t>(port);
+    std::vector<grpc::Service*> services = {inference_.service(), health_.grpc_service()};
+    const bool reflects = rpc::IsLoopback(options_.host);
+    if (reflects) services.push_back(reflection_.grpc_service());
+    absl::Status status = server_.Listen(
+        rpc::JoinAddress(options_.host, options_.port), rpc::Guarded(nullptr, std::move(guard)),
+        services, [this](grpc::ServerBuilder& builder) { Configure(options_, builder); });
+    if (!status.ok()) return status;
+    inference_.Attach(server_);
+    health_.Attach(server_);
+    if (reflects) reflection_.Attach(server_);
     return absl::OkStatus();
   }
 
-  std::uint16_t port() const override { return port_; }
-  std::string address() const override { return rpc::JoinAddress(options_.host, port_); }
+  std::uint16_t port() const override { return server_.port(); }
+  std::string address() const override { return rpc::JoinAddress(options_.host, port()); }
 
   void Stop(absl::Duration grace) override {
-    if (server_ == nullptr) return;
-    server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
-    server_->Wait();
+    if (std::exchange(stopped_, true)) return;
+    server_.Stop(grace);
     // The thread may not yet have returned from the call that ended the last
     // stream.
     absl::Notification returned;
     thread_->Post([&] { returned.Notify(); });
     returned.WaitForNotification();
-    server_.reset();
   }
 
  private:
@@ -132,8 +116,9 @@ class GrpcServerImpl final : public GrpcServer {
   const GenerateStream::Shared shared_;
   InferenceGrpc inference_;
   HealthService health_;
-  std::unique_ptr<grpc::Server> server_;
-  std::uint16_t port_ = 0;
+  ReflectionService reflection_;
+  rpc::Server server_;
+  bool stopped_ = false;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 //   ...
 //   (*server)->Stop(absl::Seconds(5));
 //
-// Owns its threads: gRPC's, and one lane thread on which detokenization runs.
+// Hears its calls on a poller, and owns one lane thread, on which detokenization runs.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "router/key_gate.h"
 #include "router/service.h"
+#include "rpc/poller.h"
 
 namespace flotilla {
 
@@ -42,6 +43,7 @@ struct GrpcOptions {
   // long it may be so before it is cut off. Generation never waits for it.
   std::size_t stream_buffer_bytes = 64 << 10;
   absl::Duration stall_timeout = absl::Seconds(30);
+  std::shared_ptr<rpc::Poller> poller;  // hears the calls; null: one of its own
 };
 
 class GrpcServer {

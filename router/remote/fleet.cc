@@ -25,7 +25,8 @@ class Fleet::Member final : public RemoteEngineObserver, public EventSink {
         address_(address),
         engine_({.address = address,
                  .retry = fleet->options_.retry,
-                 .credentials = fleet->options_.credentials},
+                 .credentials = fleet->options_.credentials,
+                 .poller = fleet->options_.poller},
                 fleet->clock_, this) {}
 
   RemoteEngine& engine() { return engine_; }
@@ -60,7 +61,9 @@ class Fleet::Member final : public RemoteEngineObserver, public EventSink {
 };
 
 Fleet::Fleet(FleetOptions options, const Clock* clock)
-    : options_(std::move(options)), clock_(clock), core_(options_.core) {}
+    : options_(std::move(options)), clock_(clock), core_(options_.core) {
+  if (options_.poller == nullptr) options_.poller = std::make_shared<rpc::Poller>();
+}
 
 Fleet::~Fleet() { Stop(); }
 

@@ -27,11 +27,13 @@
 #include "common/types/engine.h"
 #include "router/core/fleet_core.h"
 #include "rpc/credentials.h"
+#include "rpc/poller.h"
 
 namespace flotilla {
 
 struct FleetOptions {
   std::shared_ptr<rpc::Credentials> credentials;  // shown to schedulers; null: none
+  std::shared_ptr<rpc::Poller> poller;            // hears them; null: one of the fleet's own
   // Between two attempts to attach to a scheduler.
   absl::Duration retry = absl::Milliseconds(200);
   FleetCoreOptions core;
@@ -95,7 +97,7 @@ class Fleet {
   // Ends the wires of groups that are not to be used any more.
   void RemoveLeft() ABSL_LOCKS_EXCLUDED(mu_);
 
-  const FleetOptions options_;
+  FleetOptions options_;  // as given, and with a poller
   const Clock* const clock_;
   mutable absl::Mutex mu_;
   FleetCore core_ ABSL_GUARDED_BY(mu_);

@@ -35,13 +35,10 @@ class RemoteEngine::Link final
       : engine_(engine),
         stub_(v1::Scheduler::NewStub(
             rpc::Dial(engine->options_.address, engine->options_.credentials.get()))),
-        stream_(this) {}
+        stream_(engine->options_.poller, this) {}
 
   // Messages come from here on.
-  void Begin() {
-    stub_->async()->Attach(&stream_.context(), stream_.reactor());
-    stream_.Begin();
-  }
+  void Begin() { stream_.Begin(stub_->PrepareAsyncAttach(&stream_.context(), stream_.queue())); }
 
   void Send(const EngineCommand& command, std::int64_t now_ns) {
     v1::EngineCommand message;
@@ -76,7 +73,9 @@ class RemoteEngine::Link final
 
 RemoteEngine::RemoteEngine(RemoteEngineOptions options, const Clock* clock,
                            RemoteEngineObserver* observer)
-    : options_(std::move(options)), clock_(clock), observer_(observer) {}
+    : options_(std::move(options)), clock_(clock), observer_(observer) {
+  if (options_.poller == nullptr) options_.poller = std::make_shared<rpc::Poller>();
+}
 RemoteEngine::~RemoteEngine() { Stop(); }
 
 void RemoteEngine::Start() {

@@ -25,6 +25,7 @@
 #include "common/rt/sink_batches.h"
 #include "common/types/engine.h"
 #include "rpc/credentials.h"
+#include "rpc/poller.h"
 
 namespace flotilla {
 
@@ -35,6 +36,7 @@ struct RemoteEngineOptions {
   // Between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
+  std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one of its own
 };
 
 // Hears how a scheduler is. One call at a time, in the order of its events, which come to
@@ -103,7 +105,7 @@ class RemoteEngine final : public Engine {
   // Those who wait for the end of all requests, if that has come.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const RemoteEngineOptions options_;
+  RemoteEngineOptions options_;  // as given, and with a poller
   const Clock* const clock_;
   RemoteEngineObserver* const observer_;
   std::thread thread_;

@@ -14,6 +14,7 @@
 #include "flotilla/v1/scheduler.grpc.pb.h"
 #include "proto/codec/engine.h"
 #include "proto/codec/status.h"
+#include "rpc/server.h"
 #include "rpc/stream.h"
 
 namespace flotilla {
@@ -176,7 +177,7 @@ class EngineServerImpl;
 // One Attach call.
 class RouterStream final : public NewsStream {
  public:
-  explicit RouterStream(EngineServerImpl* server);
+  RouterStream(std::unique_ptr<Call> call, EngineServerImpl* server);
 
  private:
   bool OnMessage(const v1::EngineCommand& message) override;
@@ -186,23 +187,28 @@ class RouterStream final : public NewsStream {
   std::shared_ptr<RouterLink> link_;
 };
 
-class EngineServerImpl final : public EngineServer, private v1::Scheduler::CallbackService {
+class EngineServerImpl final : public EngineServer {
  public:
   EngineServerImpl(const EngineServerOptions& options, Engine* engine, const Clock* clock)
-      : options_(options), engine_(engine), clock_(clock) {}
+      : options_(options), engine_(engine), clock_(clock), server_(options.listen.poller) {}
   ~EngineServerImpl() override { Stop(); }
 
   absl::Status Begin() {
-    absl::StatusOr<rpc::Listening> listening = rpc::Listen(options_.listen, {this});
-    if (!listening.ok()) return listening.status();
-    listening_ = *std::move(listening);
+    if (absl::Status status = server_.Listen(options_.listen, {&service_}); !status.ok()) {
+      return status;
+    }
+    server_.OnStream(&service_, &v1::Scheduler::AsyncService::RequestAttach,
+                     [this](auto call) { new RouterStream(std::move(call), this); });
+    server_.OnCall(&service_, &v1::Scheduler::AsyncService::RequestGetTokenizer,
+                   [this](auto* call) { call->Finish(GetTokenizer(call->response)); });
     return absl::OkStatus();
   }
 
-  std::uint16_t port() const override { return listening_.port; }
+  std::uint16_t port() const override { return server_.port(); }
 
   void Stop() override {
-    if (!listening_.Stop()) return;
+    if (std::exchange(stopped_, true)) return;
+    server_.Stop(absl::ZeroDuration());
     absl::Notification idle;  // what was posted before has run
     thread_.Post([&idle] { idle.Notify(); });
     idle.WaitForNotification();
@@ -225,25 +231,15 @@ class EngineServerImpl final : public EngineServer, private v1::Scheduler::Callb
   const Clock& clock() const { return *clock_; }
 
  private:
-  grpc::ServerBidiReactor<v1::EngineCommand, v1::EngineNews>* Attach(
-      grpc::CallbackServerContext*) override {
-    return new RouterStream(this);
-  }
-
-  grpc::ServerUnaryReactor* GetTokenizer(grpc::CallbackServerContext* context,
-                                         const v1::TokenizerRequest*,
-                                         v1::TokenizerContent* content) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  grpc::Status GetTokenizer(v1::TokenizerContent& content) {
     const absl::StatusOr<EngineDescription> description = engine_->Describe();
     absl::StatusOr<std::string> bytes = engine_->TokenizerBytes();
     if (!description.ok() || !bytes.ok()) {
-      reactor->Finish(ToGrpcStatus(description.ok() ? bytes.status() : description.status(), {}));
-      return reactor;
+      return ToGrpcStatus(description.ok() ? bytes.status() : description.status(), {});
     }
-    content->set_hash(description->tokenizer_hash);
-    content->set_content(*std::move(bytes));
-    reactor->Finish(grpc::Status::OK);
-    return reactor;
+    content.set_hash(description->tokenizer_hash);
+    content.set_content(*std::move(bytes));
+    return grpc::Status::OK;
   }
 
   // On the thread: sleeps while there is no router.
@@ -262,10 +258,13 @@ class EngineServerImpl final : public EngineServer, private v1::Scheduler::Callb
   absl::flat_hash_set<std::shared_ptr<RouterLink>> links_;
   bool ticking_ = false;
   TaskThread thread_;
-  rpc::Listening listening_;
+  v1::Scheduler::AsyncService service_;
+  rpc::Server server_;
+  bool stopped_ = false;
 };
 
-RouterStream::RouterStream(EngineServerImpl* server) : server_(server), link_(server->Add(this)) {
+RouterStream::RouterStream(std::unique_ptr<Call> call, EngineServerImpl* server)
+    : ServerStream(std::move(call)), server_(server), link_(server->Add(this)) {
   Begin();
 }
 

@@ -26,13 +26,10 @@ class RemoteExecutor::Link final
       : executor_(executor),
         stub_(v1::WorkerGroup::NewStub(
             rpc::Dial(executor->options_.address, executor->options_.credentials.get()))),
-        stream_(this) {}
+        stream_(executor->options_.poller, this) {}
 
   // Messages come from here on.
-  void Begin() {
-    stub_->async()->Attach(&stream_.context(), stream_.reactor());
-    stream_.Begin();
-  }
+  void Begin() { stream_.Begin(stub_->PrepareAsyncAttach(&stream_.context(), stream_.queue())); }
 
   void Send(const GroupCommand& command) {
     v1::GroupCommand message;
@@ -119,7 +116,9 @@ class RemoteExecutor::Link final
   rpc::ClientStream<v1::GroupCommand, v1::GroupEvent> stream_;
 };
 
-RemoteExecutor::RemoteExecutor(RemoteExecutorOptions options) : options_(std::move(options)) {}
+RemoteExecutor::RemoteExecutor(RemoteExecutorOptions options) : options_(std::move(options)) {
+  if (options_.poller == nullptr) options_.poller = std::make_shared<rpc::Poller>();
+}
 RemoteExecutor::~RemoteExecutor() { Stop(); }
 
 absl::Status RemoteExecutor::Start(ExecutorListener* listener) {

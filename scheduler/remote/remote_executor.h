@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "common/types/executor.h"
 #include "rpc/credentials.h"
+#include "rpc/poller.h"
 
 namespace flotilla {
 
@@ -27,6 +28,7 @@ struct RemoteExecutorOptions {
   // Between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
+  std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one of its own
 };
 
 class RemoteExecutor final : public StepExecutor {
@@ -55,7 +57,7 @@ class RemoteExecutor final : public StepExecutor {
   // The link has ended: the listener hears of the loss of what it was told of.
   void OnBroken(const absl::Status& why);
 
-  const RemoteExecutorOptions options_;
+  RemoteExecutorOptions options_;  // as given, and with a poller
   ExecutorListener* listener_ = nullptr;
   std::thread thread_;
 

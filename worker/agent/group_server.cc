@@ -5,6 +5,7 @@
 #include "flotilla/v1/worker.grpc.pb.h"
 #include "proto/codec/group.h"
 #include "proto/codec/status.h"
+#include "rpc/server.h"
 #include "rpc/stream.h"
 #include "worker/agent/group_link.h"
 
@@ -15,7 +16,8 @@ namespace {
 class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::GroupEvent>,
                               private AttachedScheduler {
  public:
-  explicit SchedulerStream(GroupLink* link) : link_(link) {
+  SchedulerStream(std::unique_ptr<Call> call, GroupLink* link)
+      : ServerStream(std::move(call)), link_(link) {
     if (const absl::Status attached = link_->Attach(this); !attached.ok()) {
       Close(ToGrpcStatus(attached, {}));
       return;
@@ -45,57 +47,43 @@ class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::Gro
   GroupLink* const link_;
 };
 
-class Service final : public v1::WorkerGroup::CallbackService {
- public:
-  Service(TokenizerContent tokenizer, GroupLink* link)
-      : tokenizer_(std::move(tokenizer)), link_(link) {}
-
-  grpc::ServerBidiReactor<v1::GroupCommand, v1::GroupEvent>* Attach(
-      grpc::CallbackServerContext*) override {
-    return new SchedulerStream(link_);
-  }
-
-  grpc::ServerUnaryReactor* GetTokenizer(grpc::CallbackServerContext* context,
-                                         const v1::TokenizerRequest*,
-                                         v1::TokenizerContent* content) override {
-    content->set_hash(tokenizer_.hash);
-    content->set_content(tokenizer_.content);
-    content->set_model_id(tokenizer_.model_id);
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
-    return reactor;
-  }
-
- private:
-  const TokenizerContent tokenizer_;
-  GroupLink* const link_;
-};
-
 class GroupServerImpl final : public GroupServer {
  public:
-  GroupServerImpl(TokenizerContent tokenizer, StepExecutor* executor)
-      : executor_(executor), link_(executor), service_(std::move(tokenizer), &link_) {}
+  GroupServerImpl(std::shared_ptr<rpc::Poller> poller, TokenizerContent tokenizer,
+                  StepExecutor* executor)
+      : tokenizer_(std::move(tokenizer)),
+        executor_(executor),
+        link_(executor),
+        server_(std::move(poller)) {}
   ~GroupServerImpl() override { Stop(); }
 
   absl::Status Begin(const rpc::ListenOptions& options) {
-    absl::StatusOr<rpc::Listening> listening = rpc::Listen(options, {&service_});
-    if (!listening.ok()) return listening.status();
-    listening_ = *std::move(listening);
+    if (absl::Status status = server_.Listen(options, {&service_}); !status.ok()) return status;
+    server_.OnStream(&service_, &v1::WorkerGroup::AsyncService::RequestAttach,
+                     [this](auto call) { new SchedulerStream(std::move(call), &link_); });
+    server_.OnCall(&service_, &v1::WorkerGroup::AsyncService::RequestGetTokenizer,
+                   [this](auto* call) {
+                     call->response.set_hash(tokenizer_.hash);
+                     call->response.set_content(tokenizer_.content);
+                     call->response.set_model_id(tokenizer_.model_id);
+                     call->Finish(grpc::Status::OK);
+                   });
     return executor_->Start(&link_);
   }
 
-  std::uint16_t port() const override { return listening_.port; }
+  std::uint16_t port() const override { return server_.port(); }
 
   void Stop() override {
-    listening_.Stop();
+    server_.Stop(absl::ZeroDuration());
     executor_->Stop();
   }
 
  private:
+  const TokenizerContent tokenizer_;
   StepExecutor* const executor_;
   GroupLink link_;
-  Service service_;
-  rpc::Listening listening_;
+  v1::WorkerGroup::AsyncService service_;
+  rpc::Server server_;
 };
 
 }  // namespace
@@ -103,7 +91,7 @@ class GroupServerImpl final : public GroupServer {
 absl::StatusOr<std::unique_ptr<GroupServer>> GroupServer::Start(const rpc::ListenOptions& options,
                                                                 TokenizerContent tokenizer,
                                                                 StepExecutor* executor) {
-  auto server = std::make_unique<GroupServerImpl>(std::move(tokenizer), executor);
+  auto server = std::make_unique<GroupServerImpl>(options.poller, std::move(tokenizer), executor);
   if (absl::Status status = server->Begin(options); !status.ok()) return status;
   return server;
 }

@@ -1,0 +1,58 @@
+// Poller: the one thread on which a process hears gRPC.
+//
+// gRPC's callback API listens with two threads or more, and whichever sees a message
+// first wakes another to listen in its place before it reads: each message costs several
+// switches of threads, on cores that compute. Here one thread waits on one queue for
+// everything, calls that come in and calls that were made, and does what has become due
+// itself. So it must never block, and what it calls must not either.
+#pragma once
+
+#include <memory>
+#include <thread>
+
+#include "grpcpp/grpcpp.h"
+
+namespace flotilla::rpc {
+
+// What an operation on the queue is begun with: static_cast<void*>(tag), of a Tag*.
+class Tag {
+ public:
+  // The operation is over; on the poller's thread. `ok` as gRPC says it of the operation.
+  virtual void Over(bool ok) = 0;
+
+ protected:
+  ~Tag() = default;
+};
+
+// A tag that calls a method of what holds it.
+template <class T, void (T::*kMethod)(bool)>
+class MemberTag final : public Tag {
+ public:
+  explicit MemberTag(T* owner) : owner_(owner) {}
+  void Over(bool ok) override { (owner_->*kMethod)(ok); }
+  void* get() { return static_cast<Tag*>(this); }
+
+ private:
+  T* const owner_;
+};
+
+class Poller {
+ public:
+  Poller();
+  // Waits for what has begun: servers on it have stopped, streams have ended. Not on its
+  // own thread.
+  ~Poller();
+  Poller(const Poller&) = delete;
+  Poller& operator=(const Poller&) = delete;
+
+  grpc::ServerCompletionQueue* queue() { return queue_.get(); }
+  // What makes the server that listens on the queue: one, once. It knows the queue already.
+  grpc::ServerBuilder& builder() { return builder_; }
+
+ private:
+  grpc::ServerBuilder builder_;
+  const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::thread thread_;
+};
+
+}  // namespace flotilla::rpc

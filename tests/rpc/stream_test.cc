@@ -1,0 +1,292 @@
+// Streams over real connections: what arrives, how they end, and that one thread hears all
+// of it. The reflection protocol's messages serve as any others would.
+#include "rpc/stream.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "rpc/endpoint.h"
+#include "rpc/server.h"
+
+namespace flotilla::rpc {
+namespace {
+
+using grpc::reflection::v1alpha::ServerReflection;
+using Request = grpc::reflection::v1alpha::ServerReflectionRequest;
+using Response = grpc::reflection::v1alpha::ServerReflectionResponse;
+using grpc::StatusCode;
+
+Request Say(const std::string& text) {
+  Request request;
+  request.set_host(text);
+  return request;
+}
+Response Answer(const std::string& text) {
+  Response response;
+  response.set_valid_host(text);
+  return response;
+}
+
+// What the server's streams do and saw.
+struct Script {
+  std::function<void(ServerStream<Request, Response>&)> before_begin, on_message;
+  bool refuse = false;  // at once, before it begins
+  absl::Mutex mu;
+  std::vector<std::string> heard ABSL_GUARDED_BY(mu);
+  std::vector<std::thread::id> threads ABSL_GUARDED_BY(mu);
+  std::string peer ABSL_GUARDED_BY(mu);
+  int gone ABSL_GUARDED_BY(mu) = 0;
+
+  void AwaitGone(int count) {
+    absl::MutexLock lock(&mu);
+    const auto done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return gone >= count; };
+    mu.Await(absl::Condition(&done));
+  }
+};
+
+class Scripted final : public ServerStream<Request, Response> {
+ public:
+  Scripted(std::unique_ptr<Call> call, Script* script)
+      : ServerStream(std::move(call)), script_(script) {
+    if (script_->before_begin) script_->before_begin(*this);
+    if (script_->refuse) {
+      Close({StatusCode::ALREADY_EXISTS, "refused"});
+    } else {
+      Begin();
+    }
+  }
+
+ private:
+  bool OnMessage(const Request& message) override {
+    {
+      absl::MutexLock lock(&script_->mu);
+      script_->heard.push_back(message.host());
+      script_->threads.push_back(std::this_thread::get_id());
+    }
+    if (message.host() == "end") {
+      Close({StatusCode::ABORTED, "ended"});
+      return false;
+    }
+    if (script_->on_message) {
+      script_->on_message(*this);
+    } else {
+      Send(Answer(message.host()));
+    }
+    return true;
+  }
+  void OnGone() override {
+    absl::MutexLock lock(&script_->mu);
+    ++script_->gone;
+  }
+
+  Script* const script_;
+};
+
+// A client, and what it heard.
+class Client final : private ClientStream<Request, Response>::Handler {
+ public:
+  Client(std::shared_ptr<Poller> poller, int port)
+      : stub_(ServerReflection::NewStub(Dial(absl::StrCat("127.0.0.1:", port), nullptr))),
+        stream_(std::move(poller), this) {
+    stream_.Begin(stub_->PrepareAsyncServerReflectionInfo(&stream_.context(), stream_.queue()));
+  }
+  ClientStream<Request, Response>& stream() { return stream_; }
+  void AwaitHeard(std::size_t count) {
+    absl::MutexLock lock(&mu_);
+    const auto done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return heard_.size() >= count; };
+    mu_.Await(absl::Condition(&done));
+  }
+  // After the end, or what was awaited.
+  std::vector<std::string> heard() {
+    absl::MutexLock lock(&mu_);
+    return heard_;
+  }
+  std::thread::id thread() {
+    absl::MutexLock lock(&mu_);
+    return thread_;
+  }
+  bool opened() {
+    absl::MutexLock lock(&mu_);
+    return opened_;
+  }
+
+ private:
+  void OnOpen() override {
+    absl::MutexLock lock(&mu_);
+    EXPECT_TRUE(heard_.empty());
+    opened_ = true;
+  }
+  void OnMessage(const Response& message) override {
+    absl::MutexLock lock(&mu_);
+    heard_.push_back(message.valid_host());
+    thread_ = std::this_thread::get_id();
+  }
+
+  absl::Mutex mu_;
+  bool opened_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::string> heard_ ABSL_GUARDED_BY(mu_);
+  std::thread::id thread_ ABSL_GUARDED_BY(mu_);
+  const std::unique_ptr<ServerReflection::Stub> stub_;
+  ClientStream<Request, Response> stream_;
+};
+
+class StreamTest : public testing::Test {
+ protected:
+  void Serve(const ListenOptions& options = {}) {
+    server_.reset();
+    service_ = std::make_unique<ServerReflection::AsyncService>();
+    server_ = std::make_unique<Server>(options.poller);
+    ASSERT_TRUE(server_->Listen(options, {service_.get()}).ok());
+    server_->OnStream(service_.get(), &ServerReflection::AsyncService::RequestServerReflectionInfo,
+                      [this](auto call) {
+                        {
+                          absl::MutexLock lock(&script_.mu);
+                          script_.peer = call->context.peer();
+                        }
+                        new Scripted(std::move(call), &script_);
+                      });
+  }
+  std::unique_ptr<Client> Connect() { return std::make_unique<Client>(poller_, server_->port()); }
+
+  const std::shared_ptr<Poller> poller_ = std::make_shared<Poller>();
+  Script script_;
+  std::unique_ptr<ServerReflection::AsyncService> service_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(StreamTest, CarriesMessagesInOrderBothWaysAtOnce) {
+  Serve();
+  auto client = Connect();
+  std::vector<std::string> said;
+  for (int i = 0; i < 1000; ++i) said.push_back(absl::StrCat(i));
+  for (const std::string& text : said) client->stream().Send(Say(text));
+  client->AwaitHeard(said.size());
+  EXPECT_EQ(client->heard(), said);
+  EXPECT_TRUE(client->opened());
+  client->stream().Cancel();
+  EXPECT_EQ(client->stream().Wait().error_code(), StatusCode::CANCELLED);
+  script_.AwaitGone(1);
+  absl::MutexLock lock(&script_.mu);
+  EXPECT_EQ(script_.heard, said);
+}
+
+// The reason for the poller: one thread hears both ends, if it is to.
+TEST_F(StreamTest, OneThreadHearsWhatComesInAndWhatComesBack) {
+  Serve({.poller = poller_});
+  auto client = Connect();
+  for (int i = 1; i <= 20; ++i) {
+    client->stream().Send(Say("hello"));
+    client->AwaitHeard(static_cast<std::size_t>(i));
+  }
+  {
+    absl::MutexLock lock(&script_.mu);
+    for (const std::thread::id id : script_.threads) EXPECT_EQ(id, client->thread());
+  }
+  EXPECT_NE(client->thread(), std::this_thread::get_id());
+  client->stream().Cancel();
+  client->stream().Wait();
+}
+
+TEST_F(StreamTest, WhatIsSentBeforeItBeginsWaits) {
+  script_.before_begin = [](ServerStream<Request, Response>& stream) {
+    std::thread([&] {
+      for (int i = 0; i < 3; ++i) stream.Send(Answer(absl::StrCat(i)));
+    }).join();
+  };
+  Serve();
+  auto client = Connect();
+  client->AwaitHeard(3);
+  EXPECT_EQ(client->heard(), (std::vector<std::string>{"0", "1", "2"}));
+  client->stream().Cancel();
+  client->stream().Wait();
+}
+
+TEST_F(StreamTest, TheServersEndIsTheStatusThatTheClientGets) {
+  Serve();
+  auto client = Connect();
+  for (const char* text : {"one", "end", "after"}) client->stream().Send(Say(text));
+  const grpc::Status status = client->stream().Wait();
+  EXPECT_EQ(status.error_code(), StatusCode::ABORTED);
+  EXPECT_EQ(status.error_message(), "ended");
+  script_.AwaitGone(1);
+  client->stream().Send(Say("nobody hears this"));
+}
+
+TEST_F(StreamTest, ARefusedStreamNeverOpens) {
+  script_.refuse = true;
+  Serve();
+  auto client = Connect();
+  client->stream().Send(Say("hello"));
+  EXPECT_EQ(client->stream().Wait().error_code(), StatusCode::ALREADY_EXISTS);
+  EXPECT_FALSE(client->opened());
+  EXPECT_TRUE(client->heard().empty());
+  script_.AwaitGone(1);
+}
+
+TEST_F(StreamTest, OneThatReachesNobodyEnds) {
+  Serve();
+  const int port = server_->port();
+  server_->Stop(absl::ZeroDuration());
+  Client client(poller_, port);
+  client.stream().Send(Say("hello"));
+  EXPECT_EQ(client.stream().Wait().error_code(), StatusCode::UNAVAILABLE);
+  EXPECT_FALSE(client.opened());
+}
+
+// A client that says much and hears nothing: its writes are in the way of nobody's end.
+TEST_F(StreamTest, EndsWhileMuchIsUnderWay) {
+  script_.on_message = [](ServerStream<Request, Response>& stream) {
+    stream.Send(Answer(std::string(1 << 20, 'x')));
+  };
+  Serve();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 4; ++i) {
+    clients.push_back(Connect());
+    for (int k = 0; k < 20; ++k) clients.back()->stream().Send(Say(std::string(1 << 20, 'y')));
+  }
+  clients[0]->AwaitHeard(1);
+  clients[1]->stream().Cancel();
+  clients[2]->stream().Send(Say("end"));
+  EXPECT_EQ(clients[1]->stream().Wait().error_code(), StatusCode::CANCELLED);
+  server_->Stop(absl::ZeroDuration());
+  for (const auto& client : clients) EXPECT_FALSE(client->stream().Wait().ok());
+  absl::MutexLock lock(&script_.mu);
+  EXPECT_LE(script_.gone, 4);
+}
+
+// Calls that come while the server stops are served, refused or ended, and all are gone
+// when Stop returns.
+TEST_F(StreamTest, StopsWhileCallsCome) {
+  for (int life = 0; life < 5; ++life) {
+    Serve();
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([this, port = server_->port()] {
+        for (int k = 0; k < 10; ++k) {
+          Client client(poller_, port);
+          client.stream().Send(Say("hello"));
+          client.stream().Send(Say("end"));
+          EXPECT_FALSE(client.stream().Wait().ok());
+        }
+      });
+    }
+    script_.AwaitGone(1);
+    server_->Stop(absl::ZeroDuration());
+    for (std::thread& thread : threads) thread.join();
+    server_.reset();
+    absl::MutexLock lock(&script_.mu);
+    script_.gone = 0;
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::rpc
