@@ -288,5 +288,28 @@ TEST_F(StreamTest, StopsWhileCallsCome) {
   }
 }
 
+TEST_F(StreamTest, GoesByTheSocketBesideAPortIfThereIsOne) {
+  Serve();  // any port: there is none
+  auto client = Connect();
+  client->stream().Send(Say("hello"));
+  client->AwaitHeard(1);
+  client->stream().Cancel();
+  client->stream().Wait();
+  const std::uint16_t port = server_->port();
+  {
+    absl::MutexLock lock(&script_.mu);
+    EXPECT_TRUE(absl::StartsWith(script_.peer, "ipv4:127.0.0.1:")) << script_.peer;
+  }
+  server_.reset();
+  Serve({.port = port});  // this one
+  client = Connect();
+  client->stream().Send(Say("hello"));
+  client->AwaitHeard(1);
+  client->stream().Cancel();
+  client->stream().Wait();
+  absl::MutexLock lock(&script_.mu);
+  EXPECT_TRUE(absl::StartsWith(script_.peer, "unix")) << script_.peer;
+}
+
 }  // namespace
 }  // namespace flotilla::rpc
