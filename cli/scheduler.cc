@@ -83,6 +83,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   absl::StatusOr<InProcessEngineOptions> options =
       MakeEngineOptions(flags, *std::move(tokenizer), &log);
   if (!options.ok()) return options.status();
+  options->rounds_on_senders = own == nullptr || own->has_own_processes();
   InProcessEngine engine(*std::move(options), &observed, &clock);
   scheduler_metrics.Watch(&engine.probe(), &clock);
   auto metrics_server = ServeMetrics(flags, &metrics);

@@ -28,6 +28,8 @@ class WorkerGroup {
   const TokenizerContent& tokenizer() const { return tokenizer_; }
   // Ranks that are processes, or threads of this one (--launcher none).
   StepExecutor* executor();
+  // Whether its threads that bring results have nothing to compute.
+  bool has_own_processes() const { return processes_.has_value(); }
   // `metrics` is read no more once the group is gone.
   void AddMetrics(Metrics& metrics) const;
   // Stops ranks that are processes; also ends a start that goes on for ever. Any thread.

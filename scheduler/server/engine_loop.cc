@@ -77,7 +77,7 @@ EngineLoad InProcessEngine::Load() const { return probe_.Read().core.load; }
 
 void InProcessEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) {
   EngineMessage message = SubmitMessage{std::move(request), std::move(sink)};
-  const EngineInbox::Sent sent = inbox_.Send(std::move(message));
+  const EngineInbox::Sent sent = Send(std::move(message));
   if (sent == EngineInbox::Sent::kYes) return;
   const SubmitMessage& refused = std::get<SubmitMessage>(message);
   if (sent == EngineInbox::Sent::kFull) {
@@ -90,7 +90,7 @@ void InProcessEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink
   }
 }
 
-void InProcessEngine::Cancel(const CancelRequest& cancel) { inbox_.Send(EngineMessage(cancel)); }
+void InProcessEngine::Cancel(const CancelRequest& cancel) { Send(EngineMessage(cancel)); }
 
 void InProcessEngine::Drain(std::function<void()> done) {
   EngineMessage message = DrainMessage{std::move(done)};
@@ -99,29 +99,42 @@ void InProcessEngine::Drain(std::function<void()> done) {
 }
 
 void InProcessEngine::OnReady(Epoch epoch, const ExecutorDescription& description) {
-  inbox_.Send(ReadyMessage{epoch, description});
+  Send(ReadyMessage{epoch, description});
 }
-void InProcessEngine::OnResult(StepResult result) { inbox_.Send(std::move(result)); }
-void InProcessEngine::OnLost(const flotilla::Lost& lost) { inbox_.Send(EngineMessage(lost)); }
+void InProcessEngine::OnResult(StepResult result) { Send(std::move(result)); }
+void InProcessEngine::OnLost(const flotilla::Lost& lost) { Send(EngineMessage(lost)); }
+
+EngineInbox::Sent InProcessEngine::Send(EngineMessage&& message) {
+  std::vector<EngineMessage> turn;
+  const EngineInbox::Sent sent =
+      inbox_.Send(std::move(message), options_.rounds_on_senders ? &turn : nullptr);
+  if (!turn.empty()) inbox_.EndTurn(Round(std::move(turn)));
+  return sent;
+}
+
+absl::Time InProcessEngine::Round(std::vector<EngineMessage> messages) {
+  for (EngineMessage& message : messages) {
+    std::visit([this](auto& m) { Handle(std::move(m)); }, message);
+  }
+  const absl::Time wake = SendPlans();
+  for (const Preemption& preemption : core_.TakePreemptions()) {
+    if (options_.on_preemption) options_.on_preemption(preemption);
+  }
+  if (options_.on_planned) options_.on_planned(core_);
+  CollectEvents();
+  probe_.OnState(clock_->NowNs(), core_.Snapshot());
+  PostEvents();
+  FinishDrain();
+  return wake;
+}
 
 void InProcessEngine::Loop() {
-  absl::Time wake = absl::InfiniteFuture();
-  while (!inbox_.closed()) {
-    for (EngineMessage& message : inbox_.TakeAll(wake)) {
-      std::visit([this](auto& m) { Handle(std::move(m)); }, message);
-    }
-    wake = SendPlans();
-    for (const Preemption& preemption : core_.TakePreemptions()) {
-      if (options_.on_preemption) options_.on_preemption(preemption);
-    }
-    if (options_.on_planned) options_.on_planned(core_);
-    CollectEvents();
-    probe_.OnState(clock_->NowNs(), core_.Snapshot());
-    PostEvents();
-    FinishDrain();
+  std::vector<EngineMessage> messages = inbox_.AwaitTurn();
+  for (; !inbox_.closed(); messages = inbox_.AwaitTurn()) {
+    inbox_.EndTurn(Round(std::move(messages)));
   }
   core_.Drain();
-  for (EngineMessage& message : inbox_.TakeAll(absl::InfinitePast())) {
+  for (EngineMessage& message : messages) {
     std::visit([this](auto& m) { Handle(std::move(m)); }, message);
   }
   core_.Abort(absl::UnavailableError("the engine has stopped"));

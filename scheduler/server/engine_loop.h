@@ -3,7 +3,9 @@
 // One thread, the engine loop, owns the SchedulerCore. It sleeps until a
 // message arrives (a request, a cancel, a result, the fate of the worker group)
 // or a deadline is due; takes all messages at once; sends the plans that the
-// core makes; then posts each sink the events of the round as one batch.
+// core makes; then posts each sink the events of the round as one batch. Where the
+// threads that bring messages have the time (InProcessEngineOptions::rounds_on_senders),
+// one that finds the loop asleep does its round itself, and nobody is woken for it.
 //
 // When plans leave: lag + 1 of them are kept unanswered, so plan N + 1 is made
 // when the result of N - lag is in, and the executor finds it queued when N
@@ -66,19 +68,24 @@ struct InProcessEngineOptions {
   std::string policy = "priority";
   // Submitted and not yet seen by the loop; one more is refused.
   std::uint32_t max_inbox_requests = 1024;
+  // A message is acted on by the thread that brings it when no other is acting: it saves a
+  // switch of threads per step. Not where an executor that computes brings results on the
+  // thread that computes. Executor and sinks are called with the locks of the callers of
+  // Submit, Cancel, OnReady, OnResult and OnLost then: they must hold none that those take.
+  bool rounds_on_senders = false;
   // The model's name for clients; empty: the executor's.
   std::string model_id;
   // What TokenizerBytes and Describe say.
   std::string tokenizer_bytes;
   std::uint64_t tokenizer_hash = 0;
-  // Sees each step on the loop's thread, before the step's events are posted;
-  // must not block. May be empty.
+  // Sees each step within its round, before the step's events are posted; must not
+  // block. May be empty.
   std::function<void(const StepRecord&)> on_step;
-  // Sees each preemption, on the loop's thread; must not block. May be empty.
+  // Sees each preemption, within a round; must not block. May be empty.
   std::function<void(const Preemption&)> on_preemption;
-  // Sees each request that has ended, on the loop's thread; must not block. May be empty.
+  // Sees each request that has ended, within a round; must not block. May be empty.
   std::function<void(const ServedRecord&)> on_over;
-  // Sees the scheduler when it has sent all the plans it can, on the loop's thread;
+  // Sees the scheduler when it has sent all the plans it can, within a round;
   // so it stays until the next call. Reads it only, must not block and keeps no
   // reference. For measurements; may be empty.
   std::function<void(const SchedulerCore&)> on_planned;
@@ -121,8 +128,12 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   void OnResult(StepResult result) override;
   void OnLost(const Lost& lost) override;
 
-  // The loop's thread.
+  // Sends to the loop, or acts at once. As EngineInbox::Send.
+  EngineInbox::Sent Send(EngineMessage&& message);
   void Loop();
+
+  // Of who has the turn.
+  absl::Time Round(std::vector<EngineMessage> messages);  // when the next is due
   void Handle(SubmitMessage message);
   void Handle(const CancelRequest& cancel);
   void Handle(const StepResult& result);
@@ -143,7 +154,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   EngineInbox inbox_;
   std::thread thread_;
 
-  // The loop's thread only.
+  // Of who has the turn.
   SchedulerCore core_;
   Epoch epoch_;
   std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was served

@@ -4,6 +4,9 @@
 // bounded and refused when there are too many; everything else is bounded by
 // what was admitted (a replay or a cancel per request, lag + 1 results, one Ready
 // or Lost at a time) and always taken. Nobody blocks but the loop itself.
+//
+// A round (take all messages, act on them) is one thread's at a time: whoever has the
+// turn. It is the loop's, or that of a thread which sends when nobody has it and asks.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/types/engine.h"
 #include "common/types/executor.h"
@@ -44,8 +48,9 @@ class EngineInbox {
   explicit EngineInbox(std::size_t max_submits) : max_submits_(max_submits) {}
 
   // Any thread. kFull concerns new requests only; unless kYes, `message` is
-  // untouched.
-  Sent Send(EngineMessage&& message) {
+  // untouched. With `turn`, and if nobody has it, the caller has the turn then, `turn`
+  // gets all messages, and EndTurn is due; else `turn` stays empty.
+  Sent Send(EngineMessage&& message, std::vector<EngineMessage>* turn = nullptr) {
     const auto* submission = std::get_if<SubmitMessage>(&message);
     const bool submit = submission != nullptr && submission->request.attempt == Attempt(0);
     absl::MutexLock lock(&mu_);
@@ -53,16 +58,27 @@ class EngineInbox {
     if (submit && submits_ >= max_submits_) return Sent::kFull;
     submits_ += submit;
     messages_.push_back(std::move(message));
+    if (turn != nullptr && !taken_) *turn = Take();
     return Sent::kYes;
   }
 
-  // The loop: sleeps until there is something, `deadline` passes or the inbox
-  // is closed, then takes everything.
-  std::vector<EngineMessage> TakeAll(absl::Time deadline) {
+  // The loop: sleeps until there is something, the time that EndTurn named passes or the
+  // inbox is closed; then it has the turn, and all messages.
+  std::vector<EngineMessage> AwaitTurn() {
     absl::MutexLock lock(&mu_);
-    mu_.AwaitWithDeadline(absl::Condition(this, &EngineInbox::HasSomething), deadline);
-    submits_ = 0;
-    return std::exchange(messages_, {});
+    do {
+      sleeps_until_ = wake_;
+      mu_.AwaitWithDeadline(absl::Condition(this, &EngineInbox::IsDue), wake_);
+      mu_.Await(absl::Condition(this, &EngineInbox::IsFree));
+    } while (!closed_ && messages_.empty() && absl::Now() < wake_);
+    return Take();
+  }
+
+  // The next one is due when there is something, at the latest at `wake`.
+  void EndTurn(absl::Time wake) {
+    absl::MutexLock lock(&mu_);
+    taken_ = false;
+    wake_ = wake;
   }
 
   // What is inside can still be taken; nothing more comes.
@@ -76,8 +92,14 @@ class EngineInbox {
   }
 
  private:
-  bool HasSomething() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return closed_ || !messages_.empty();
+  std::vector<EngineMessage> Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    taken_ = true;
+    submits_ = 0;
+    return std::exchange(messages_, {});
+  }
+  bool IsFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !taken_; }
+  bool IsDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !taken_ && (closed_ || !messages_.empty() || wake_ < sleeps_until_);
   }
 
   const std::size_t max_submits_;
@@ -85,6 +107,9 @@ class EngineInbox {
   std::vector<EngineMessage> messages_ ABSL_GUARDED_BY(mu_);
   std::size_t submits_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool taken_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the turn
+  absl::Time wake_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  absl::Time sleeps_until_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // the loop
 };
 
 }  // namespace flotilla

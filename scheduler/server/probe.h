@@ -1,6 +1,6 @@
 // SchedulerProbe: what the engine loop does, for whoever exports metrics.
 //
-// Methods are named after events and called by the loop's thread only; Read may
+// Methods are named after events and called within a round only; Read may
 // be called by any thread and gives one consistent snapshot. Totals count from
 // the start of the process.
 #pragma once

@@ -1,4 +1,5 @@
-// InProcessEngine over a FakeExecutor: threads, sinks, refusals, the end.
+// InProcessEngine over a FakeExecutor: threads, sinks, refusals, the end; with rounds on the
+// loop's thread alone, and on those of senders.
 
 #include <gtest/gtest.h>
 
@@ -6,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -61,6 +63,14 @@ class Collector final : public EventSink {
     return events_[id];
   }
   RequestEnd EndOf(std::uint64_t id) { return std::get<RequestEnd>(Of(id).back()); }
+  std::size_t ends() {
+    absl::MutexLock lock(&mu_);
+    return ended_;
+  }
+  std::size_t tokens() {
+    absl::MutexLock lock(&mu_);
+    return tokens_;
+  }
   std::size_t batches() {
     absl::MutexLock lock(&mu_);
     return batches_;
@@ -95,12 +105,14 @@ void ExpectWholeAnswer(const std::vector<EngineEvent>& events, std::uint64_t id,
   EXPECT_TRUE(std::get<RequestEnd>(events[tokens + 2]).status.ok());
 }
 
-class EngineLoopTest : public testing::Test {
+// GetParam: InProcessEngineOptions::rounds_on_senders.
+class EngineLoopTest : public testing::TestWithParam<bool> {
  protected:
   ~EngineLoopTest() override {
     if (engine) engine->Stop();
   }
   void Start(InProcessEngineOptions options = {}, FakeExecutorOptions fake = {}) {
+    options.rounds_on_senders = GetParam();
     executor = std::make_unique<FakeExecutor>(fake);
     engine = std::make_unique<InProcessEngine>(std::move(options), executor.get(), &clock);
     ASSERT_TRUE(engine->Start().ok());
@@ -114,7 +126,7 @@ class EngineLoopTest : public testing::Test {
   std::shared_ptr<Collector> sink = std::make_shared<Collector>();
 };
 
-TEST_F(EngineLoopTest, ServesManyRequestsAndEndsWithNoBlockUsed) {
+TEST_P(EngineLoopTest, ServesManyRequestsAndEndsWithNoBlockUsed) {
   Start();
   for (std::uint64_t id = 1; id <= 200; ++id) engine->Submit(Request(id, 1 + id % 90, 40), sink);
   sink->AwaitEnds(200);
@@ -129,7 +141,7 @@ TEST_F(EngineLoopTest, ServesManyRequestsAndEndsWithNoBlockUsed) {
   EXPECT_GE(engine->probe().Read().core.counters.output_tokens, 200u * 40);
 }
 
-TEST_F(EngineLoopTest, EachSinkGetsOneBatchPerStep) {
+TEST_P(EngineLoopTest, EachSinkGetsOneBatchPerStep) {
   Start();
   std::vector<std::shared_ptr<Collector>> sinks = {sink, std::make_shared<Collector>()};
   for (std::uint64_t id = 1; id <= 20; ++id) engine->Submit(Request(id, 4, 30), sinks[id % 2]);
@@ -138,7 +150,7 @@ TEST_F(EngineLoopTest, EachSinkGetsOneBatchPerStep) {
   for (const auto& s : sinks) EXPECT_LE(s->batches(), rounds);
 }
 
-TEST_F(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
+TEST_P(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
   absl::Mutex mu;
   std::vector<StepRecord> records;
   InProcessEngineOptions options;
@@ -146,14 +158,16 @@ TEST_F(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
     absl::MutexLock lock(&mu);
     records.push_back(record);
   };
-  Start(options);
+  FakeExecutorOptions fake;
+  fake.manual = true;  // else the eight could end before the long one comes
+  Start(options, fake);
   for (std::uint64_t id = 1; id <= 8; ++id) engine->Submit(Request(id, 5, 8000), sink);
-  sink->AwaitTokens(8 * 3);
+  while (sink->tokens() < 8 * 3) executor->Advance();
   auto long_sink = std::make_shared<Collector>();
   engine->Submit(Request(9, 6000, 2), long_sink);
-  long_sink->AwaitEnds(1);
+  while (long_sink->ends() < 1) executor->Advance();
   for (std::uint64_t id = 1; id <= 8; ++id) engine->Cancel({.request = {1, id}});
-  sink->AwaitEnds(8);
+  while (sink->ends() < 8) executor->Advance();
   engine->Stop();
   absl::MutexLock lock(&mu);
   int mixed = 0;
@@ -167,7 +181,7 @@ TEST_F(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
   EXPECT_EQ(mixed, (6000 + 247) / 248);  // 256 rows, 8 of them decodes
 }
 
-TEST_F(EngineLoopTest, CancelEndsAStream) {
+TEST_P(EngineLoopTest, CancelEndsAStream) {
   Start();
   engine->Submit(Request(1, 4, 8000), sink);
   sink->AwaitTokens(10);
@@ -181,7 +195,7 @@ TEST_F(EngineLoopTest, CancelEndsAStream) {
   EXPECT_TRUE(sink->EndOf(1).status.ok());
 }
 
-TEST_F(EngineLoopTest, DeadlineWakesAnEngineThatHasNothingElseToDo) {
+TEST_P(EngineLoopTest, DeadlineWakesAnEngineThatHasNothingElseToDo) {
   Start();
   executor->Pause();
   TokenizedRequest request = Request(1, 4, 8);
@@ -193,7 +207,7 @@ TEST_F(EngineLoopTest, DeadlineWakesAnEngineThatHasNothingElseToDo) {
   executor->Resume();
 }
 
-TEST_F(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
+TEST_P(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
   Start();
   for (std::uint64_t id = 1; id <= 10; ++id) engine->Submit(Request(id, 50, 300), sink);
   for (int loss = 1; loss <= 5; ++loss) {
@@ -206,7 +220,7 @@ TEST_F(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
   EXPECT_GE(engine->probe().Read().groups_lost, 1u);
 }
 
-TEST_F(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
+TEST_P(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
   FakeExecutorOptions fake;
   Start({}, fake);
   engine->Submit(Request(1, 50, 3), sink);
@@ -216,7 +230,7 @@ TEST_F(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
   ExpectWholeAnswer(sink->Of(2), 2, 60);
 }
 
-TEST_F(EngineLoopTest, BeforeTheFirstGroupRequestsAreRefused) {
+TEST_P(EngineLoopTest, BeforeTheFirstGroupRequestsAreRefused) {
   FakeExecutorOptions fake;
   fake.manual = true;
   Start({}, fake);
@@ -226,7 +240,7 @@ TEST_F(EngineLoopTest, BeforeTheFirstGroupRequestsAreRefused) {
   EXPECT_TRUE(absl::IsUnavailable(sink->EndOf(1).status));
 }
 
-TEST_F(EngineLoopTest, DescribesTheModelAndWhatThePoolCanHold) {
+TEST_P(EngineLoopTest, DescribesTheModelAndWhatThePoolCanHold) {
   FakeExecutorOptions fake;
   fake.description.block_count = 11;  // ten blocks of 16
   InProcessEngineOptions options;
@@ -242,7 +256,7 @@ TEST_F(EngineLoopTest, DescribesTheModelAndWhatThePoolCanHold) {
   EXPECT_EQ(engine->TokenizerBytes().value(), "bytes");
 }
 
-TEST_F(EngineLoopTest, DrainRefusesAndReportsTheLastEnd) {
+TEST_P(EngineLoopTest, DrainRefusesAndReportsTheLastEnd) {
   Start();
   engine->Submit(Request(1, 4, 500), sink);
   sink->AwaitTokens(1);
@@ -255,7 +269,7 @@ TEST_F(EngineLoopTest, DrainRefusesAndReportsTheLastEnd) {
   EXPECT_TRUE(absl::IsUnavailable(sink->EndOf(2).status));
 }
 
-TEST_F(EngineLoopTest, SecondRequestOfALiveIdIsRefusedAtItsOwnSink) {
+TEST_P(EngineLoopTest, SecondRequestOfALiveIdIsRefusedAtItsOwnSink) {
   Start();
   engine->Submit(Request(1, 4, 8000), sink);
   sink->AwaitTokens(1);
@@ -268,7 +282,7 @@ TEST_F(EngineLoopTest, SecondRequestOfALiveIdIsRefusedAtItsOwnSink) {
   EXPECT_TRUE(sink->EndOf(1).status.ok());
 }
 
-TEST_F(EngineLoopTest, StopEndsEverythingOnceAndLaterRequestsAreRefused) {
+TEST_P(EngineLoopTest, StopEndsEverythingOnceAndLaterRequestsAreRefused) {
   Start();
   executor->Pause();
   for (std::uint64_t id = 1; id <= 70; ++id) engine->Submit(Request(id, 4, 50), sink);
@@ -294,19 +308,20 @@ class BlockingSink final : public EventSink {
   Signal entered, release;
 };
 
-TEST_F(EngineLoopTest, FullInboxRefusesAtOnce) {
+TEST_P(EngineLoopTest, FullInboxRefusesAtOnce) {
   InProcessEngineOptions options;
   options.max_inbox_requests = 3;
   Start(options);
   auto blocking = std::make_shared<BlockingSink>();
-  engine->Submit(Request(1, 4, 1), blocking);
-  blocking->entered.Await();  // the loop takes nothing now
+  std::thread sender([&] { engine->Submit(Request(1, 4, 1), blocking); });
+  blocking->entered.Await();  // whoever has the turn takes nothing now
   for (std::uint64_t id = 2; id <= 5; ++id) engine->Submit(Request(id, 4, 2), sink);
   sink->AwaitEnds(1);
   EXPECT_TRUE(absl::IsResourceExhausted(sink->EndOf(5).status));
   EXPECT_GT(sink->EndOf(5).retry_after_ms, 0);
   EXPECT_EQ(engine->probe().Read().inbox_refusals, 1u);
   blocking->release.Set();
+  sender.join();
   sink->AwaitEnds(4);
   for (std::uint64_t id = 2; id <= 4; ++id) ExpectWholeAnswer(sink->Of(id), id, 2);
 }
@@ -341,7 +356,7 @@ class LyingExecutor final : public StepExecutor, private ExecutorListener {
   ExecutorListener* listener_ = nullptr;
 };
 
-TEST_F(EngineLoopTest, AWrongResultIsNotServedAndItsRequestsAreComputedAgain) {
+TEST_P(EngineLoopTest, AWrongResultIsNotServedAndItsRequestsAreComputedAgain) {
   for (std::uint64_t step = 1; step <= 4; ++step) {
     LyingExecutor liar(Step(step), 2);
     InProcessEngine lied_to({}, &liar, &clock);
@@ -355,7 +370,7 @@ TEST_F(EngineLoopTest, AWrongResultIsNotServedAndItsRequestsAreComputedAgain) {
   }
 }
 
-TEST_F(EngineLoopTest, AGroupThatKeepsLyingFailsItsRequestsAndIsReadyForOthers) {
+TEST_P(EngineLoopTest, AGroupThatKeepsLyingFailsItsRequestsAndIsReadyForOthers) {
   LyingExecutor liar(Step(2), 3);
   InProcessEngine lied_to({}, &liar, &clock);
   ASSERT_TRUE(lied_to.Start().ok());
@@ -368,6 +383,36 @@ TEST_F(EngineLoopTest, AGroupThatKeepsLyingFailsItsRequestsAndIsReadyForOthers) 
   ExpectWholeAnswer(sink->Of(2), 2, 6);
   lied_to.Stop();
 }
+
+// Nobody is woken for what the thread that brings it can do: with rounds on senders they
+// run within Submit and within the executor's calls, else never.
+TEST_P(EngineLoopTest, RoundsRunWhereTheyAreToRun) {
+  absl::Mutex mu;
+  std::set<std::thread::id> threads;
+  InProcessEngineOptions options;
+  options.on_planned = [&](const SchedulerCore&) {
+    absl::MutexLock lock(&mu);
+    threads.insert(std::this_thread::get_id());
+  };
+  FakeExecutorOptions fake;
+  fake.manual = true;
+  Start(options, fake);
+  executor->AdvanceAll();  // Ready
+  ASSERT_TRUE(engine->WaitReady().ok());
+  {
+    absl::MutexLock lock(&mu);
+    threads.clear();
+  }
+  engine->Submit(Request(1, 4, 1), sink);
+  while (engine->probe().Read().core.counters.output_tokens == 0) executor->AdvanceAll();
+  sink->AwaitEnds(1);
+  engine->Stop();
+  absl::MutexLock lock(&mu);
+  EXPECT_EQ(threads.count(std::this_thread::get_id()), GetParam() ? 1u : 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rounds, EngineLoopTest, testing::Bool(),
+                         [](const auto& param) { return param.param ? "OnSenders" : "OnTheLoop"; });
 
 }  // namespace
 }  // namespace flotilla
