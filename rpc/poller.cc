@@ -5,7 +5,7 @@ namespace flotilla::rpc {
 Poller::Poller() : queue_(builder_.AddCompletionQueue()) {
   thread_ = std::thread([queue = queue_.get()] {
     void* tag = nullptr;
-    for (bool ok = false; queue->Next(&tag, &ok);) static_cast<Tag*>(tag)->Over(ok);
+    for (bool ok = false; queue->Next(&tag, &ok);) FromQueue(tag)->Over(ok);
   });
 }
 

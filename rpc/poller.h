@@ -12,9 +12,16 @@
 
 #include "grpcpp/grpcpp.h"
 
+#ifdef __SANITIZE_THREAD__
+extern "C" {
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+}
+#endif
+
 namespace flotilla::rpc {
 
-// What an operation on the queue is begun with: static_cast<void*>(tag), of a Tag*.
+// What hears of an operation on the queue.
 class Tag {
  public:
   // The operation is over; on the poller's thread. `ok` as gRPC says it of the operation.
@@ -24,13 +31,29 @@ class Tag {
   ~Tag() = default;
 };
 
+// What an operation is begun with, right when it is, and the tag that it is over for. In
+// between the library carries it from one thread to another, which a thread sanitizer does
+// not see unless it is told.
+inline void* ToQueue(Tag* tag) {
+#ifdef __SANITIZE_THREAD__
+  __tsan_release(tag);
+#endif
+  return tag;
+}
+inline Tag* FromQueue(void* begun) {
+#ifdef __SANITIZE_THREAD__
+  __tsan_acquire(begun);
+#endif
+  return static_cast<Tag*>(begun);
+}
+
 // A tag that calls a method of what holds it.
 template <class T, void (T::*kMethod)(bool)>
 class MemberTag final : public Tag {
  public:
   explicit MemberTag(T* owner) : owner_(owner) {}
   void Over(bool ok) override { (owner_->*kMethod)(ok); }
-  void* get() { return static_cast<Tag*>(this); }
+  void* get() { return ToQueue(this); }
 
  private:
   T* const owner_;

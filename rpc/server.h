@@ -73,7 +73,7 @@ struct ServerCall {
 template <class In, class Out>
 struct StreamCall final : ServerCall {
   explicit StreamCall(CallCount* count) : ServerCall(count) {
-    context.AsyncNotifyWhenDone(static_cast<Tag*>(&over));
+    context.AsyncNotifyWhenDone(ToQueue(&over));
   }
   grpc::ServerAsyncReaderWriter<Out, In> io{&context};
 };
@@ -82,7 +82,7 @@ struct StreamCall final : ServerCall {
 template <class Request, class Response>
 struct WriterCall final : ServerCall {
   explicit WriterCall(CallCount* count) : ServerCall(count) {
-    context.AsyncNotifyWhenDone(static_cast<Tag*>(&over));
+    context.AsyncNotifyWhenDone(ToQueue(&over));
   }
   Request request;
   grpc::ServerAsyncWriter<Response> io{&context};
@@ -95,11 +95,12 @@ class UnaryCall final : public ServerCall, private Tag {
   using ServerCall::ServerCall;
 
   // Once, from any thread; it is gone some time after.
-  void Finish(const grpc::Status& status) {
+  void Finish(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);  // until gRPC has the answer
     if (status.ok()) {
-      io.Finish(response, status, static_cast<Tag*>(this));
+      io.Finish(response, status, ToQueue(this));
     } else {
-      io.FinishWithError(status, static_cast<Tag*>(this));
+      io.FinishWithError(status, ToQueue(this));
     }
   }
 
@@ -108,7 +109,12 @@ class UnaryCall final : public ServerCall, private Tag {
   grpc::ServerAsyncResponseWriter<Response> io{&context};
 
  private:
-  void Over(bool) override { delete this; }
+  void Over(bool) override {
+    { absl::MutexLock lock(&mu_); }
+    delete this;
+  }
+
+  absl::Mutex mu_;
 };
 
 class Server {
@@ -184,7 +190,8 @@ class Server {
 
     void Next() {
       call_ = std::make_unique<Call>(count_);
-      request_(call_.get(), static_cast<Tag*>(this));
+      Call* const call = call_.get();  // another thread's from then on
+      request_(call, ToQueue(this));
     }
     void Over(bool ok) override {
       std::unique_ptr<Call> call = std::move(call_);

@@ -89,18 +89,12 @@ ServerReflectionResponse ReflectionService::Answer(const ServerReflectionRequest
     }
     case ServerReflectionRequest::kAllExtensionNumbersOfType: {
       const std::string& name = request.all_extension_numbers_of_type();
-      const Descriptor* type = pool.FindMessageTypeByName(name);
-      if (type == nullptr) {
+      if (pool.FindMessageTypeByName(name) == nullptr) {
         Fail(grpc::StatusCode::NOT_FOUND, name + " is not known", response);
         break;
       }
-      auto& numbers = *response.mutable_all_extension_numbers_response();
-      numbers.set_base_type_name(name);
-      std::vector<const FieldDescriptor*> extensions;
-      pool.FindAllExtensions(type, &extensions);
-      for (const FieldDescriptor* field : extensions) {
-        numbers.add_extension_number(field->number());
-      }
+      // Messages of proto3, and there are no others, have no extensions.
+      response.mutable_all_extension_numbers_response()->set_base_type_name(name);
       break;
     }
     case ServerReflectionRequest::kListServices:

@@ -120,6 +120,14 @@ class EngineLoopTest : public testing::TestWithParam<bool> {
     ASSERT_TRUE(engine->WaitReady().ok());
   }
 
+  // In manual mode.
+  template <class Condition>
+  void AdvanceWhile(const Condition& condition) {
+    while (condition()) {
+      if (!executor->Advance()) std::this_thread::yield();
+    }
+  }
+
   SteadyClock clock;
   std::unique_ptr<FakeExecutor> executor;
   std::unique_ptr<InProcessEngine> engine;
@@ -161,13 +169,15 @@ TEST_P(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
   FakeExecutorOptions fake;
   fake.manual = true;  // else the eight could end before the long one comes
   Start(options, fake);
+  executor->AdvanceAll();  // Ready
+  ASSERT_TRUE(engine->WaitReady().ok());
   for (std::uint64_t id = 1; id <= 8; ++id) engine->Submit(Request(id, 5, 8000), sink);
-  while (sink->tokens() < 8 * 3) executor->Advance();
+  AdvanceWhile([&] { return sink->tokens() < 8 * 3; });
   auto long_sink = std::make_shared<Collector>();
   engine->Submit(Request(9, 6000, 2), long_sink);
-  while (long_sink->ends() < 1) executor->Advance();
+  AdvanceWhile([&] { return long_sink->ends() < 1; });
   for (std::uint64_t id = 1; id <= 8; ++id) engine->Cancel({.request = {1, id}});
-  while (sink->ends() < 8) executor->Advance();
+  AdvanceWhile([&] { return sink->ends() < 8; });
   engine->Stop();
   absl::MutexLock lock(&mu);
   int mixed = 0;
@@ -209,6 +219,7 @@ TEST_P(EngineLoopTest, DeadlineWakesAnEngineThatHasNothingElseToDo) {
 
 TEST_P(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
   Start();
+  executor->LoseAfter(Step(100));  // one at least: the others may come when all is over
   for (std::uint64_t id = 1; id <= 10; ++id) engine->Submit(Request(id, 50, 300), sink);
   for (int loss = 1; loss <= 5; ++loss) {
     sink->AwaitTokens(static_cast<std::size_t>(loss) * 400);
@@ -404,7 +415,7 @@ TEST_P(EngineLoopTest, RoundsRunWhereTheyAreToRun) {
     threads.clear();
   }
   engine->Submit(Request(1, 4, 1), sink);
-  while (engine->probe().Read().core.counters.output_tokens == 0) executor->AdvanceAll();
+  AdvanceWhile([&] { return engine->probe().Read().core.counters.output_tokens == 0; });
   sink->AwaitEnds(1);
   engine->Stop();
   absl::MutexLock lock(&mu);
