@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "rpc/endpoint.h"

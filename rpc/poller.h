@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "grpcpp/grpcpp.h"
 
@@ -77,5 +78,10 @@ class Poller {
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::thread thread_;
 };
+
+// `shared`, or where there is none a poller of one's own.
+inline std::shared_ptr<Poller> SharedOrOwn(std::shared_ptr<Poller> shared) {
+  return shared != nullptr ? std::move(shared) : std::make_shared<Poller>();
+}
 
 }  // namespace flotilla::rpc

@@ -20,8 +20,7 @@ void CallCount::WaitForNone() const {
       +[](const int* calls) { return *calls == 0; }, &calls_));
 }
 
-Server::Server(std::shared_ptr<Poller> poller)
-    : poller_(poller != nullptr ? std::move(poller) : std::make_shared<Poller>()) {}
+Server::Server(std::shared_ptr<Poller> poller) : poller_(SharedOrOwn(std::move(poller))) {}
 
 absl::Status Server::Listen(const ListenOptions& options,
                             const std::vector<grpc::Service*>& services) {

@@ -42,9 +42,9 @@ class ClientStream final {
     virtual void OnMessage(const In& message) = 0;
   };
 
-  // `handler` outlives it.
+  // `poller`: null for one of its own. `handler` outlives it.
   ClientStream(std::shared_ptr<Poller> poller, Handler* handler)
-      : poller_(std::move(poller)), handler_(handler) {}
+      : poller_(SharedOrOwn(std::move(poller))), handler_(handler) {}
 
   grpc::ClientContext& context() { return context_; }
   grpc::CompletionQueue* queue() { return poller_->queue(); }

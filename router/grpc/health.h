@@ -2,7 +2,7 @@
 //
 // gRPC's built-in one has to be told of every change; this one asks when it is
 // asked, so it cannot be stale. Knows the server ("") and the service
-// "flotilla.v1.Inference", which are healthy together. Called on gRPC's threads;
+// "flotilla.v1.Inference", which are healthy together. Called on the poller's thread;
 // watchers live on the lane thread.
 #pragma once
 

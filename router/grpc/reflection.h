@@ -2,6 +2,7 @@
 // types of a server whose .proto files they do not have.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>

@@ -61,9 +61,7 @@ class Fleet::Member final : public RemoteEngineObserver, public EventSink {
 };
 
 Fleet::Fleet(FleetOptions options, const Clock* clock)
-    : options_(std::move(options)), clock_(clock), core_(options_.core) {
-  if (options_.poller == nullptr) options_.poller = std::make_shared<rpc::Poller>();
-}
+    : options_(std::move(options)), clock_(clock), core_(options_.core) {}
 
 Fleet::~Fleet() { Stop(); }
 

@@ -33,7 +33,7 @@ namespace flotilla {
 
 struct FleetOptions {
   std::shared_ptr<rpc::Credentials> credentials;  // shown to schedulers; null: none
-  std::shared_ptr<rpc::Poller> poller;            // hears them; null: one of the fleet's own
+  std::shared_ptr<rpc::Poller> poller;            // hears them; null: one for each stream
   // Between two attempts to attach to a scheduler.
   absl::Duration retry = absl::Milliseconds(200);
   FleetCoreOptions core;
@@ -97,7 +97,7 @@ class Fleet {
   // Ends the wires of groups that are not to be used any more.
   void RemoveLeft() ABSL_LOCKS_EXCLUDED(mu_);
 
-  FleetOptions options_;  // as given, and with a poller
+  const FleetOptions options_;
   const Clock* const clock_;
   mutable absl::Mutex mu_;
   FleetCore core_ ABSL_GUARDED_BY(mu_);

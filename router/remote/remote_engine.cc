@@ -73,9 +73,7 @@ class RemoteEngine::Link final
 
 RemoteEngine::RemoteEngine(RemoteEngineOptions options, const Clock* clock,
                            RemoteEngineObserver* observer)
-    : options_(std::move(options)), clock_(clock), observer_(observer) {
-  if (options_.poller == nullptr) options_.poller = std::make_shared<rpc::Poller>();
-}
+    : options_(std::move(options)), clock_(clock), observer_(observer) {}
 RemoteEngine::~RemoteEngine() { Stop(); }
 
 void RemoteEngine::Start() {

@@ -36,7 +36,7 @@ struct RemoteEngineOptions {
   // Between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
-  std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one of its own
+  std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one for each stream
 };
 
 // Hears how a scheduler is. One call at a time, in the order of its events, which come to
@@ -105,7 +105,7 @@ class RemoteEngine final : public Engine {
   // Those who wait for the end of all requests, if that has come.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  RemoteEngineOptions options_;  // as given, and with a poller
+  const RemoteEngineOptions options_;
   const Clock* const clock_;
   RemoteEngineObserver* const observer_;
   std::thread thread_;

@@ -116,9 +116,7 @@ class RemoteExecutor::Link final
   rpc::ClientStream<v1::GroupCommand, v1::GroupEvent> stream_;
 };
 
-RemoteExecutor::RemoteExecutor(RemoteExecutorOptions options) : options_(std::move(options)) {
-  if (options_.poller == nullptr) options_.poller = std::make_shared<rpc::Poller>();
-}
+RemoteExecutor::RemoteExecutor(RemoteExecutorOptions options) : options_(std::move(options)) {}
 RemoteExecutor::~RemoteExecutor() { Stop(); }
 
 absl::Status RemoteExecutor::Start(ExecutorListener* listener) {

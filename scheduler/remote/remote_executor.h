@@ -28,7 +28,7 @@ struct RemoteExecutorOptions {
   // Between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
-  std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one of its own
+  std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one for each stream
 };
 
 class RemoteExecutor final : public StepExecutor {
@@ -57,7 +57,7 @@ class RemoteExecutor final : public StepExecutor {
   // The link has ended: the listener hears of the loss of what it was told of.
   void OnBroken(const absl::Status& why);
 
-  RemoteExecutorOptions options_;  // as given, and with a poller
+  const RemoteExecutorOptions options_;
   ExecutorListener* listener_ = nullptr;
   std::thread thread_;
 
