@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "common/auth/random_token.h"
 #include "common/auth/secret_digest.h"
 #include "common/auth/watched_file.h"
 #include "tests/support/secret_files.h"
@@ -18,6 +19,13 @@ namespace {
 
 using testing::LogLines;
 using testing::SecretFiles;
+
+TEST(RandomTokenTest, TokensDiffer) {
+  const auto one = RandomToken(), other = RandomToken();
+  ASSERT_TRUE(one.ok() && other.ok());
+  EXPECT_EQ(one->size(), 64u);
+  EXPECT_NE(*one, *other);
+}
 
 TEST(SecretDigestTest, EqualsOfEqualSecretsOnly) {
   EXPECT_EQ(SecretDigest::Of("a secret"), SecretDigest::Of("a secret"));

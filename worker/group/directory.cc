@@ -13,7 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "worker/group/unique_fd.h"
+#include "common/rt/unique_fd.h"
 
 namespace flotilla {
 namespace {

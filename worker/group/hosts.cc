@@ -4,17 +4,14 @@
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -65,14 +62,6 @@ absl::StatusOr<std::string> AddressInNetwork(const std::string& network) {
     return std::string(text);
   }
   return absl::NotFoundError(absl::StrCat("this host has no address in ", network));
-}
-
-absl::StatusOr<std::string> RandomToken() {
-  std::array<char, 32> bytes;
-  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    return Failed("getrandom");
-  }
-  return absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
 }
 
 void TuneTcp(const UniqueFd& socket) {

@@ -5,16 +5,13 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "worker/group/unique_fd.h"
+#include "common/rt/unique_fd.h"
 
 namespace flotilla {
 
 // This host's address in `network`, ADDRESS/BITS in IPv4. INVALID_ARGUMENT: it is not
 // that; NOT_FOUND: this host has none in it.
 absl::StatusOr<std::string> AddressInNetwork(const std::string& network);
-
-// 32 random bytes in hex. UNAVAILABLE: the system gives none.
-absl::StatusOr<std::string> RandomToken();
 
 // Listens on `address`, any free port, and does not block. UNAVAILABLE.
 absl::StatusOr<UniqueFd> ListenTcp(const std::string& address);

@@ -10,9 +10,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/rt/unique_fd.h"
 #include "worker/group/directory.h"
 #include "worker/group/spawn.h"
-#include "worker/group/unique_fd.h"
 
 namespace flotilla {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/group/unique_fd.h"
+#include "common/rt/unique_fd.h"
 
 namespace flotilla {
 

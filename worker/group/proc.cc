@@ -9,7 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "worker/group/unique_fd.h"
+#include "common/rt/unique_fd.h"
 
 namespace flotilla {
 namespace {

@@ -23,6 +23,7 @@ extern "C" {  // glibc 2.36 does not say so itself
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/auth/random_token.h"
 #include "common/auth/secret_digest.h"
 #include "common/rt/clock.h"
 #include "worker/group/directory.h"

@@ -20,13 +20,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/rt/frames.h"
+#include "common/rt/unique_fd.h"
 #include "proto/codec/rank.h"
 #include "worker/core/watch.h"
-#include "worker/group/frames.h"
 #include "worker/group/heartbeats.h"
 #include "worker/group/launch.h"
 #include "worker/group/log_tail.h"
-#include "worker/group/unique_fd.h"
 
 namespace flotilla {
 

@@ -22,13 +22,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/rt/clock.h"
+#include "common/rt/frames.h"
+#include "common/rt/unique_fd.h"
 #include "proto/codec/rank.h"
 #include "worker/group/directory.h"
-#include "worker/group/frames.h"
 #include "worker/group/heartbeats.h"
 #include "worker/group/hosts.h"
 #include "worker/group/launch.h"
-#include "worker/group/unique_fd.h"
 
 namespace flotilla {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "worker/group/unique_fd.h"
+#include "common/rt/unique_fd.h"
 
 namespace flotilla {
 

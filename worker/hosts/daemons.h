@@ -14,7 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "worker/group/unique_fd.h"
+#include "common/rt/unique_fd.h"
 
 namespace flotilla {
 

@@ -26,12 +26,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/rt/frames.h"
 #include "tests/support/executor_recorder.h"
 #include "tests/support/fake_group.h"
 #include "tests/support/plan_builder.h"
 #include "worker/fake_executor.h"
 #include "worker/group/directory.h"
-#include "worker/group/frames.h"
 #include "worker/group/hosts.h"
 #include "worker/group/proc.h"
 

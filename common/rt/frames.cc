@@ -1,4 +1,4 @@
-#include "worker/group/frames.h"
+#include "common/rt/frames.h"
 
 #include <sys/socket.h>
 
