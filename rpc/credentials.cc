@@ -178,7 +178,7 @@ class CredentialsImpl final : public Credentials {
     return Guarded(grpc::experimental::TlsServerCredentials(tls_options), std::move(guard));
   }
 
-  std::shared_ptr<grpc::Channel> Dial(const std::string& address, const std::string& target,
+  std::shared_ptr<grpc::Channel> Dial(const std::string& address,
                                       const grpc::ChannelArguments& arguments) override {
     std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
     if (tls()) {
@@ -192,7 +192,7 @@ class CredentialsImpl final : public Credentials {
     }
     std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> proofs;
     proofs.push_back(std::make_unique<ProofInterceptors>(secret_, peers_, address));
-    return grpc::experimental::CreateCustomChannelWithInterceptors(target, credentials, arguments,
+    return grpc::experimental::CreateCustomChannelWithInterceptors(address, credentials, arguments,
                                                                    std::move(proofs));
   }
 

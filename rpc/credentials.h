@@ -46,9 +46,9 @@ class Credentials {
   virtual std::optional<absl::Time> CertificateExpiry() const = 0;
   // Of one server.
   virtual std::shared_ptr<grpc::ServerCredentials> ForServer() = 0;
-  // A channel to `target` whose calls carry the proofs. The log hears when the peer, which
-  // it knows as `address`, refuses them or cannot be reached: once, until it has answered.
-  virtual std::shared_ptr<grpc::Channel> Dial(const std::string& address, const std::string& target,
+  // A channel to `address` whose calls carry the proofs. The log hears when the peer
+  // refuses them or cannot be reached: once, until it has answered.
+  virtual std::shared_ptr<grpc::Channel> Dial(const std::string& address,
                                               const grpc::ChannelArguments& arguments) = 0;
 };
 

@@ -7,7 +7,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "rpc/local_socket.h"
 
 namespace flotilla::rpc {
 namespace {
@@ -98,9 +97,8 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address, Credentials* cre
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Not the process-wide pool, which remembers failures.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  const std::string target = LocalSocketToDial(address).value_or(address);
-  if (credentials != nullptr) return credentials->Dial(address, target, arguments);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  if (credentials != nullptr) return credentials->Dial(address, arguments);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
 }  // namespace flotilla::rpc

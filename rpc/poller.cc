@@ -14,4 +14,10 @@ Poller::~Poller() {
   thread_.join();
 }
 
+FrameLoop& Poller::frames() {
+  absl::MutexLock lock(&mu_);
+  if (frames_ == nullptr) frames_ = std::make_unique<FrameLoop>();
+  return *frames_;
+}
+
 }  // namespace flotilla::rpc

@@ -1,11 +1,7 @@
 #include "rpc/server.h"
 
-#include <optional>
-#include <string>
-
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "rpc/local_socket.h"
 
 namespace flotilla::rpc {
 
@@ -24,14 +20,8 @@ Server::Server(std::shared_ptr<Poller> poller) : poller_(SharedOrOwn(std::move(p
 
 absl::Status Server::Listen(const ListenOptions& options,
                             const std::vector<grpc::Service*>& services) {
-  const std::optional<std::string> local = LocalSocketToListen(options.host, options.port);
   return Listen(JoinAddress(options.host, options.port), ServerCredentialsOf(options), services,
-                [&](grpc::ServerBuilder& builder) {
-                  ConfigureInternal(builder);
-                  if (local.has_value()) {
-                    builder.AddListeningPort(*local, ServerCredentialsOf(options));
-                  }
-                });
+                ConfigureInternal);
 }
 
 absl::Status Server::Listen(const std::string& address,

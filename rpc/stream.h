@@ -1,21 +1,27 @@
 // Two ends of one bidirectional gRPC stream, as messages that are sent and received.
 //
-// One read and one write are in flight at any time; what is to be written waits in
-// order. Nothing here bounds that queue: the protocols on top bound what they send
-// by what the other end has asked for. Send may be called from any thread, also from
-// the handler. The handler hears one thing at a time, on the poller's thread, and must
-// not block.
+// On one host messages go past gRPC (rpc/bypass.h), else over the call: one read and one
+// write are in flight there at any time; what is to be written waits in order. Nothing
+// here bounds that queue: the protocols on top bound what they send by what the other end
+// has asked for. Send may be called from any thread, also from the handler. The handler
+// hears one thing at a time, on a thread of the poller's, and must not block.
 #pragma once
 
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "common/rt/frame_loop.h"
 #include "grpcpp/grpcpp.h"
+#include "rpc/bypass.h"
 #include "rpc/poller.h"
 #include "rpc/server.h"
 
@@ -32,7 +38,7 @@ inline constexpr char kTakenMetadata[] = "flotilla-stream";
 //   stream.Send(command);
 //   grpc::Status why = stream.Wait();
 template <class Out, class In>
-class ClientStream final {
+class ClientStream final : private FrameSocket::Handler {
  public:
   class Handler {
    public:
@@ -42,9 +48,16 @@ class ClientStream final {
     virtual void OnMessage(const In& message) = 0;
   };
 
-  // `poller`: null for one of its own. `handler` outlives it.
-  ClientStream(std::shared_ptr<Poller> poller, Handler* handler)
-      : poller_(SharedOrOwn(std::move(poller))), handler_(handler) {}
+  // `poller`: null for one of its own. `handler` outlives it. `bypass`: whether messages may
+  // go past gRPC.
+  ClientStream(std::shared_ptr<Poller> poller, Handler* handler, bool bypass = true)
+      : poller_(SharedOrOwn(std::move(poller))), handler_(handler) {
+    if (!bypass) return;
+    absl::StatusOr<BypassOffer> offer = BypassOffer::Make();
+    if (!offer.ok()) return;  // over gRPC then
+    context_.AddMetadata(kBypassMetadata, offer->text());
+    offer_ = *std::move(offer);
+  }
 
   grpc::ClientContext& context() { return context_; }
   grpc::CompletionQueue* queue() { return poller_->queue(); }
@@ -60,8 +73,9 @@ class ClientStream final {
   void Send(Out message) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
+    if (socket_ != nullptr) return socket_->Send(message.SerializeAsString());
     out_.push_back(std::move(message));
-    if (started_ && out_.size() == 1) io_->Write(out_.front(), write_.get());
+    if (open_ && out_.size() == 1) io_->Write(out_.front(), write_.get());
   }
 
   // Ends it from this side.
@@ -77,20 +91,47 @@ class ClientStream final {
   void OnStart(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (!ok) return Finish();
-    started_ = true;
     io_->ReadInitialMetadata(metadata_.get());
-    if (!out_.empty()) io_->Write(out_.front(), write_.get());
   }
 
-  void OnMetadata(bool ok) {
-    if (ok && context_.GetServerInitialMetadata().contains(kTakenMetadata)) handler_->OnOpen();
+  void OnMetadata(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
+    const auto& metadata = context_.GetServerInitialMetadata();
+    if (ok && metadata.contains(kTakenMetadata)) {
+      handler_->OnOpen();
+      Open(metadata.contains(kBypassMetadata));
+    }
     io_->Read(&in_, read_.get());
+  }
+
+  // What was sent before goes out.
+  void Open(bool bypassed) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    const std::optional<BypassOffer> offer = std::exchange(offer_, std::nullopt);
+    if (!bypassed) {
+      open_ = true;
+      if (!out_.empty()) io_->Write(out_.front(), write_.get());
+      return;
+    }
+    absl::StatusOr<UniqueFd> fd = absl::NotFoundError("there was no offer");
+    if (offer.has_value()) fd = offer->Accept();
+    if (!fd.ok()) return Cancel();
+    absl::StatusOr<std::shared_ptr<FrameSocket>> socket =
+        poller_->frames().Add(*std::move(fd), this);
+    if (!socket.ok()) return Cancel();
+    socket_ = *std::move(socket);
+    hearing_ = true;
+    for (const Out& message : out_) socket_->Send(message.SerializeAsString());
+    out_.clear();
   }
 
   // Reads begin here, so that the handler hears one thing at a time.
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
     if (ok) {
-      handler_->OnMessage(in_);
+      if (bypassed()) {
+        Cancel();  // it said that it would not
+      } else {
+        handler_->OnMessage(in_);
+      }
       io_->Read(&in_, read_.get());
       return;
     }
@@ -98,9 +139,28 @@ class ClientStream final {
     Finish();
   }
 
+  void OnFrame(const std::string& bytes) override {
+    if (!broken_ && heard_.ParseFromString(bytes)) return handler_->OnMessage(heard_);
+    broken_ = true;
+    Cancel();
+  }
+
+  // Of the server's end gRPC says why.
+  void OnClosed(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_) {
+    if (absl::IsInvalidArgument(why)) Cancel();
+    bool last = false;
+    {
+      absl::MutexLock lock(&mu_);
+      hearing_ = false;
+      last = over();
+    }
+    if (last) done_.Notify();
+  }
+
   void Finish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     closed_ = true;
-    if (!started_) out_.clear();
+    if (socket_ != nullptr) socket_->Shutdown();
+    if (!open_) out_.clear();
     io_->Finish(&status_, finish_.get());
   }
 
@@ -111,23 +171,29 @@ class ClientStream final {
       out_.pop_front();
       if (!ok || closed_) out_.clear();
       if (!out_.empty()) io_->Write(out_.front(), write_.get());
-      last = finished_;
+      last = over();
     }
     if (last) done_.Notify();
   }
 
   void OnFinish(bool) ABSL_LOCKS_EXCLUDED(mu_) {
-    bool writing = false;
+    bool last = false;
     {
       absl::MutexLock lock(&mu_);
       finished_ = true;
-      writing = !out_.empty();
+      if (!out_.empty()) context_.TryCancel();  // what is being written has nowhere to go
+      last = over();
     }
-    if (writing) {
-      context_.TryCancel();  // what is being written has nowhere to go
-    } else {
-      done_.Notify();
-    }
+    if (last) done_.Notify();
+  }
+
+  // Nothing more happens. Whoever sees it first ends Wait.
+  bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return finished_ && out_.empty() && !hearing_;
+  }
+  bool bypassed() const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return socket_ != nullptr;
   }
 
   const std::shared_ptr<Poller> poller_;
@@ -140,19 +206,24 @@ class ClientStream final {
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientAsyncReaderWriter<Out, In>> io_;
   In in_;
+  In heard_;             // past gRPC
+  bool broken_ = false;  // what came past gRPC was no message
   grpc::Status status_;
   absl::Notification done_;
-  absl::Mutex mu_;
-  bool started_ ABSL_GUARDED_BY(mu_) = false;
+  mutable absl::Mutex mu_;
+  std::optional<BypassOffer> offer_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<FrameSocket> socket_ ABSL_GUARDED_BY(mu_);  // null: messages go over gRPC
+  bool hearing_ ABSL_GUARDED_BY(mu_) = false;                 // the socket has not closed
+  bool open_ ABSL_GUARDED_BY(mu_) = false;                    // messages go over gRPC by now
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;  // status_ is there
-  // Once it has started, the first is being written.
+  // Once it is open, the first is being written.
   std::deque<Out> out_ ABSL_GUARDED_BY(mu_);
 };
 
 // The server's end. Owns itself, and is gone after OnGone.
 template <class In, class Out>
-class ServerStream {
+class ServerStream : private FrameSocket::Handler {
  public:
   using Call = StreamCall<In, Out>;
 
@@ -160,6 +231,7 @@ class ServerStream {
   void Send(Out message) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
+    if (socket_ != nullptr) return socket_->Send(message.SerializeAsString());
     out_.push_back(std::move(message));
     if (begun_ && out_.size() == 1) Write();
   }
@@ -168,7 +240,7 @@ class ServerStream {
   void Close(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
-    closed_ = true;
+    Shut();
     ++pending_;
     call_->io.Finish(status, end_.get());
   }
@@ -186,6 +258,7 @@ class ServerStream {
     if (closed_) return;
     begun_ = true;
     pending_ += 2;
+    TakeOffer();
     call_->context.AddInitialMetadata(kTakenMetadata, "1");
     call_->io.SendInitialMetadata(end_.get());
     call_->io.Read(&in_, read_.get());
@@ -195,13 +268,13 @@ class ServerStream {
   // Messages that were sent and not yet taken by the transport.
   std::size_t waiting() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    return out_.size();
+    return socket_ != nullptr ? socket_->waiting() : out_.size();
   }
 
   // False: the stream is to end; Close was called.
   virtual bool OnMessage(const In& message) = 0;
-  // The client is gone, or Close took effect. The last call, on the poller's thread: the
-  // object is deleted when it returns.
+  // The client is gone, or Close took effect. The last call, on a thread of the poller's:
+  // the object is deleted when it returns.
   virtual void OnGone() = 0;
 
  private:
@@ -210,8 +283,51 @@ class ServerStream {
     call_->io.Write(out_.front(), write_.get());
   }
 
+  // From here on messages go past gRPC, if the client has offered a way that is one.
+  void TakeOffer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto& metadata = call_->context.client_metadata();
+    const auto offer = metadata.find(kBypassMetadata);
+    if (offer == metadata.end()) return;
+    absl::StatusOr<UniqueFd> fd = TakeBypass({offer->second.data(), offer->second.size()});
+    if (!fd.ok()) return;
+    absl::StatusOr<std::shared_ptr<FrameSocket>> socket =
+        call_->poller->frames().Add(*std::move(fd), this);
+    if (!socket.ok()) return;
+    socket_ = *std::move(socket);
+    ++pending_;
+    call_->context.AddInitialMetadata(kBypassMetadata, "1");
+    for (const Out& message : out_) socket_->Send(message.SerializeAsString());
+    out_.clear();
+  }
+
+  void Shut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    closed_ = true;
+    if (socket_ != nullptr) socket_->Shutdown();
+  }
+  // Whether messages go that way, and still may.
+  bool Hears(bool past_grpc) const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return !closed_ && (socket_ != nullptr) == past_grpc;
+  }
+
+  void OnFrame(const std::string& bytes) override ABSL_LOCKS_EXCLUDED(mu_) {
+    if (!Hears(true)) return;
+    if (!heard_.ParseFromString(bytes)) {
+      Close({grpc::StatusCode::INVALID_ARGUMENT, "what came past gRPC is no message"});
+    } else if (!OnMessage(heard_)) {
+      Close(grpc::Status::OK);
+    }
+  }
+
+  void OnClosed(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_) {
+    Close({absl::IsInvalidArgument(why) ? grpc::StatusCode::INVALID_ARGUMENT
+                                        : grpc::StatusCode::UNAVAILABLE,
+           std::string(why.message())});
+    OnEnd(true);
+  }
+
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
-    if (ok && OnMessage(in_)) {
+    if (ok && Hears(false) && OnMessage(in_)) {
       absl::MutexLock lock(&mu_);
       if (!closed_) {
         call_->io.Read(&in_, read_.get());
@@ -235,7 +351,7 @@ class ServerStream {
   void OnOver(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       absl::MutexLock lock(&mu_);
-      closed_ = true;
+      Shut();
     }
     OnEnd(ok);
   }
@@ -256,8 +372,10 @@ class ServerStream {
   MemberTag<ServerStream, &ServerStream::OnOver> over_{this};
   MemberTag<ServerStream, &ServerStream::OnEnd> end_{this};
   In in_;
+  In heard_;  // past gRPC
   mutable absl::Mutex mu_;
-  int pending_ ABSL_GUARDED_BY(mu_) = 1;  // operations, one of them the call itself
+  std::shared_ptr<FrameSocket> socket_ ABSL_GUARDED_BY(mu_);  // null: messages go over gRPC
+  int pending_ ABSL_GUARDED_BY(mu_) = 1;  // operations, one of them the call; the socket
   bool begun_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<Out> out_ ABSL_GUARDED_BY(mu_);  // once it has begun, the first is being written

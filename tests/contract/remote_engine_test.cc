@@ -1,5 +1,6 @@
-// RemoteEngine, over gRPC to an EngineServer with an InProcessEngine behind it, passes
-// the contract; and what it does when the stream breaks.
+// RemoteEngine, over a stream to an EngineServer with an InProcessEngine behind it, passes
+// the contract, with messages over gRPC and past it; and what it does when the stream
+// breaks.
 #include "router/remote/remote_engine.h"
 
 #include <memory>
@@ -14,10 +15,11 @@
 namespace flotilla::testing {
 namespace {
 
-std::unique_ptr<RemoteEngine> Attach(std::uint16_t port, const Clock& clock) {
+std::unique_ptr<RemoteEngine> Attach(std::uint16_t port, const Clock& clock, bool bypass = true) {
   auto engine = std::make_unique<RemoteEngine>(
       RemoteEngineOptions{.address = absl::StrCat("127.0.0.1:", port),
-                          .retry = absl::Milliseconds(1)},
+                          .retry = absl::Milliseconds(1),
+                          .bypass = bypass},
       &clock);
   engine->Start();
   return engine;
@@ -41,9 +43,9 @@ class Settler {
   std::uint64_t count_ = 0;
 };
 
-class OverGrpc final : public EngineUnderTest {
+class Remote final : public EngineUnderTest {
  public:
-  OverGrpc() : remote_(Attach(scheduler_.port(), clock_)) {
+  explicit Remote(bool bypass) : remote_(Attach(scheduler_.port(), clock_, bypass)) {
     WaitUntil([&] { return remote_->Load().ready; });
   }
   Engine& engine() override { return *remote_; }
@@ -62,10 +64,11 @@ class OverGrpc final : public EngineUnderTest {
   Settler settler_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Remote, EngineContract,
-                         ::testing::Values(EngineCase{"RemoteEngine",
-                                                      [] { return std::make_unique<OverGrpc>(); }}),
-                         EngineCaseName);
+INSTANTIATE_TEST_SUITE_P(
+    Remote, EngineContract,
+    ::testing::Values(EngineCase{"OverGrpc", [] { return std::make_unique<Remote>(false); }},
+                      EngineCase{"PastGrpc", [] { return std::make_unique<Remote>(true); }}),
+    EngineCaseName);
 
 TokenizedRequest Request(std::uint64_t number, std::uint32_t max_tokens) {
   TokenizedRequest request;

@@ -42,17 +42,19 @@ class StartsLater final : public StepExecutor {
 };
 
 // Both ends of the wire, as one executor.
-class OverGrpc final : public StepExecutor {
+class Remote final : public StepExecutor {
  public:
-  explicit OverGrpc(std::unique_ptr<StepExecutor> behind)
-      : behind_(std::make_unique<StartsLater>(std::move(behind))) {}
+  Remote(std::unique_ptr<StepExecutor> behind, bool bypass)
+      : behind_(std::make_unique<StartsLater>(std::move(behind))), bypass_(bypass) {}
 
   absl::Status Start(ExecutorListener* listener) override {
     auto server = GroupServer::Start({}, {}, behind_.get());
     if (!server.ok()) return server.status();
     server_ = *std::move(server);
-    remote_ = std::make_unique<RemoteExecutor>(RemoteExecutorOptions{
-        .address = absl::StrCat("127.0.0.1:", server_->port()), .retry = absl::Milliseconds(1)});
+    remote_ = std::make_unique<RemoteExecutor>(
+        RemoteExecutorOptions{.address = absl::StrCat("127.0.0.1:", server_->port()),
+                              .retry = absl::Milliseconds(1),
+                              .bypass = bypass_});
     absl::Status started = remote_->Start(listener);
     // The group lives after the scheduler came, so that it sees all of it.
     while (!absl::StrContains(remote_->status().message(), "not ready yet")) {
@@ -68,23 +70,24 @@ class OverGrpc final : public StepExecutor {
   }
 
  private:
-  std::unique_ptr<StartsLater> behind_;
+  const std::unique_ptr<StartsLater> behind_;
+  const bool bypass_;
   std::unique_ptr<GroupServer> server_;
   std::unique_ptr<RemoteExecutor> remote_;
 };
 
-ExecutorCase FakeCase() {
-  return {"FakeOverGrpc", [] {
+ExecutorCase FakeCase(bool bypass) {
+  return {bypass ? "FakePastGrpc" : "FakeOverGrpc", [bypass] {
             auto fake = std::make_unique<FakeExecutor>();
             FakeExecutor* raw = fake.get();
-            return ContractExecutor{std::make_unique<OverGrpc>(std::move(fake)),
+            return ContractExecutor{std::make_unique<Remote>(std::move(fake), bypass),
                                     [raw](Step step) { raw->LoseDuring(step); },
                                     [raw](Step step) { raw->LoseAfter(step); }};
           }};
 }
 
 ExecutorCase RealCase() {
-  return {"RankOverGrpc", [] {
+  return {"RankPastGrpc", [] {
             static const SteadyClock clock;
             static const std::vector<std::byte> bytes = TinyGguf();
             auto file = GgufFile::Parse(bytes);
@@ -94,15 +97,18 @@ ExecutorCase RealCase() {
             options.threads = 2;
             options.kv_blocks = 64;
             options.poison_blocks = true;
-            return ContractExecutor{std::make_unique<OverGrpc>(std::make_unique<InProcessExecutor>(
-                std::make_shared<const GgufFile>(*std::move(file)), options, &clock))};
+            return ContractExecutor{std::make_unique<Remote>(
+                std::make_unique<InProcessExecutor>(
+                    std::make_shared<const GgufFile>(*std::move(file)), options, &clock),
+                true)};
           }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Remote, ExecutorContract, ::testing::Values(FakeCase(), RealCase()),
+INSTANTIATE_TEST_SUITE_P(Remote, ExecutorContract,
+                         ::testing::Values(FakeCase(false), FakeCase(true), RealCase()),
                          ExecutorCaseName);
-INSTANTIATE_TEST_SUITE_P(Remote, ExecutorDeathContract, ::testing::Values(FakeCase()),
-                         ExecutorCaseName);
+INSTANTIATE_TEST_SUITE_P(Remote, ExecutorDeathContract,
+                         ::testing::Values(FakeCase(false), FakeCase(true)), ExecutorCaseName);
 
 class RemoteExecutorTest : public ::testing::Test {
  protected:
