@@ -62,22 +62,38 @@ function(flotilla_library)
   endif()
 endfunction()
 
-# flotilla_test(NAME name SRCS a_test.cc DEPS target... [TIMEOUT s] [SERIAL] [LABELS label...])
+# flotilla_test(NAME name SRCS a_test.cc DEPS target... [TIMEOUT s] [SERIAL] [HALVES]
+#               [LABELS label...])
 # One gtest binary, run by ctest as one test with the source folder as its
 # working directory (so data is found under tests/data). SERIAL: with no other test
-# beside it, since it compares times.
+# beside it, since it compares times. HALVES: as two tests, each every other one of its
+# cases, since it takes longer than all others together.
 function(flotilla_test)
-  cmake_parse_arguments(F "SERIAL" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(F "SERIAL;HALVES" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   find_package(GTest REQUIRED)
   add_executable(${F_NAME} ${F_SRCS})
   target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_precompile_headers(${F_NAME} PRIVATE <gtest/gtest.h>)
   add_test(NAME ${F_NAME} COMMAND ${F_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set(tests ${F_NAME})
+  if(F_HALVES)
+    # By a name of its own, which its results get, and which can be built as every test can.
+    set(other ${F_NAME}_2)
+    add_custom_target(${other} ALL COMMAND ${CMAKE_COMMAND} -E create_symlink ${F_NAME} ${other})
+    add_dependencies(${other} ${F_NAME})
+    add_test(NAME ${other} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${other}
+             WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    set_tests_properties(${F_NAME} PROPERTIES
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=0")
+    set_tests_properties(${other} PROPERTIES
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=1")
+    list(APPEND tests ${other})
+  endif()
   if(NOT F_TIMEOUT)
     set(F_TIMEOUT 900)
   endif()
-  set_tests_properties(${F_NAME} PROPERTIES TIMEOUT ${F_TIMEOUT} LABELS "${F_LABELS}")
+  set_tests_properties(${tests} PROPERTIES TIMEOUT ${F_TIMEOUT} LABELS "${F_LABELS}")
   if(F_SERIAL)
-    set_tests_properties(${F_NAME} PROPERTIES RUN_SERIAL TRUE)
+    set_tests_properties(${tests} PROPERTIES RUN_SERIAL TRUE)
   endif()
 endfunction()
