@@ -83,9 +83,10 @@ function(flotilla_test)
     add_dependencies(${other} ${F_NAME})
     add_test(NAME ${other} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${other}
              WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-    set_tests_properties(${F_NAME} PROPERTIES
+    # COST: both first, and so beside each other.
+    set_tests_properties(${F_NAME} PROPERTIES COST 3600
       ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=0")
-    set_tests_properties(${other} PROPERTIES
+    set_tests_properties(${other} PROPERTIES COST 3600
       ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=1")
     list(APPEND tests ${other})
   endif()
