@@ -35,8 +35,10 @@ std::string Frame(absl::string_view message) {
 }
 
 absl::StatusOr<bool> FrameReader::ReadFrom(int fd) {
-  std::memmove(buffer_.data(), buffer_.data() + taken_, filled_ - taken_);
-  filled_ -= std::exchange(taken_, 0);
+  if (taken_ > 0) {  // not at every read of a long message
+    std::memmove(buffer_.data(), buffer_.data() + taken_, filled_ - taken_);
+    filled_ -= std::exchange(taken_, 0);
+  }
   if (buffer_.size() < filled_ + kReadBytes) buffer_.resize(filled_ + kReadBytes);
   ssize_t got = 0;
   do {
