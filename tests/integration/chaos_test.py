@@ -192,7 +192,16 @@ def fleet(tmp_path_factory):
         yield running
 
 
-def survive(fleet, faults):
+@pytest.fixture
+def record(record_property):
+    """What was measured, for who watches and for the report of the long run."""
+    def both(what, value):
+        print(f"{what}: {value}")
+        record_property(what, value)
+    return both
+
+
+def survive(fleet, faults, record):
     chaos = Chaos(fleet)
     expected = Round(fleet).run()
     assert Round(fleet).run() == expected, "answers follow from the requests' names"
@@ -207,25 +216,25 @@ def survive(fleet, faults):
             assert not any(client.retries for client in round_.clients), "a connection was lost"
         failed += chaos.scheduler.metric("flotilla_scheduler_suspects_total", outcome="failed")
         counts.update((process, number.name, phase))
-    print(f"{sum(counts.values()) // 3} faults, seed {SEED}:",
-          ", ".join(f"{what} {count}" for what, count in counts.items()))
+    record(f"faults with seed {SEED}: how many of each process, signal, phase",
+           f"{len(faults)}: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
     for what, times in chaos.report.items():
-        print(f"{what}: {len(times)} times, median {sorted(times)[len(times) // 2]:.2f} s, "
-              f"most {max(times):.2f} s")
+        record(f"{what}: times; median and most in seconds",
+               f"{len(times)}; {sorted(times)[len(times) // 2]:.2f} and {max(times):.2f}")
     assert failed == 0, "a request was failed for what came from outside"
 
 
-def test_nothing_accepted_is_lost(fleet):
-    survive(fleet, chosen(PROCESSES, 108 if LONG else 10))
+def test_nothing_accepted_is_lost(fleet, record):
+    survive(fleet, chosen(PROCESSES, 108 if LONG else 10), record)
 
 
-def test_nothing_accepted_is_lost_where_schedulers_run_their_groups(tmp_path):
+def test_nothing_accepted_is_lost_where_schedulers_run_their_groups(tmp_path, record):
     processes = [process for process in PROCESSES if process != "worker0"]
     with Groups(tmp_path, models=(MODEL,), worker=("--tp", "2"), colocate=True) as fleet:
-        survive(fleet, chosen(processes, 40 if LONG else 5))
+        survive(fleet, chosen(processes, 40 if LONG else 5), record)
 
 
-def test_a_rolling_restart_loses_nothing(tmp_path):
+def test_a_rolling_restart_loses_nothing(tmp_path, record):
     """Every process once, in turn, under load; ten times with FLOTILLA_LONG=1."""
     with Groups(tmp_path, models=(MODEL, MODEL), routers=2, worker=("--tp", "1")) as fleet:
         expected = Round(fleet).run()
@@ -251,10 +260,10 @@ def test_a_rolling_restart_loses_nothing(tmp_path):
             finally:
                 ended.append(True)
             loading.result()
-        print(f"{served[0]} requests served meanwhile")
+        record("requests served meanwhile", served[0])
 
 
-def test_idle_costs_next_to_nothing(fleet):
+def test_idle_costs_next_to_nothing(fleet, record):
     """Under 1 % of a core each: the agent, its mpirun and its ranks. Schedulers and routers
     ping their peers, twice a second and each both ways."""
     seconds = 30 if LONG else 4
@@ -274,6 +283,7 @@ def test_idle_costs_next_to_nothing(fleet):
     time.sleep(seconds)  # what is measured is time that passes
     shares = {name: (ticks - before[name]) / os.sysconf("SC_CLK_TCK") / seconds
               for name, ticks in cpu().items()}
-    print(", ".join(f"{name} {100 * share:.2f} %" for name, share in shares.items()))
+    record("share of a core", ", ".join(
+        f"{name} {100 * share:.2f} %" for name, share in shares.items()))
     for name, share in shares.items():
         assert share < (0.03 if name.startswith(("scheduler", "router")) else 0.01), shares
