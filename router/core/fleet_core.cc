@@ -8,8 +8,10 @@ namespace flotilla {
 namespace {
 
 constexpr std::int64_t kRetryAfterMs = 1000;
-// An owner that goes on does so at once; this is far longer.
+// An owner that goes on does so at once; this is far longer, and then nobody waits for it.
 constexpr std::int64_t kMovedForNs = 10'000'000'000;
+// If it has merely stood still, its answer goes on where it is computed as it began.
+constexpr std::int64_t kKnownForNs = 600'000'000'000;
 // Groups that a new request is offered to, as long as they refuse it for overload.
 constexpr std::size_t kOffers = 2;
 
@@ -312,7 +314,9 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
     actions_.events.emplace_back(entry.sink, std::move(event));
     if (!over) continue;
     if (entry.moved) {
-      moved_[request] = {entry.model, entry.numerics_id, now_ns + kMovedForNs, std::nullopt};
+      moved_[request] = {.model = entry.model,
+                         .numerics_id = entry.numerics_id,
+                         .until_ns = now_ns + kMovedForNs};
     }
     Erase(at);
   }
@@ -360,12 +364,17 @@ FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests:
                                                        .branch = BranchIndex(i),
                                                        .reason = FinishReason::kMoved});
   }
-  moved_[id] = {entry.model, entry.numerics_id, now_ns + kMovedForNs, entry.group};
+  moved_[id] = {.model = entry.model,
+                .numerics_id = entry.numerics_id,
+                .until_ns = now_ns + kMovedForNs,
+                .from = entry.group};
   return EndWith(at, absl::UnavailableError("the worker group did not come back"));
 }
 
 void FleetCore::Tick(std::int64_t now_ns) {
-  std::erase_if(moved_, [&](const auto& one) { return one.second.until_ns <= now_ns; });
+  for (auto& [id, moved] : moved_) moved.expected &= now_ns < moved.until_ns;
+  std::erase_if(moved_,
+                [&](const auto& one) { return one.second.until_ns + kKnownForNs <= now_ns; });
   TakeStuck(now_ns);
   SendHeld(now_ns);
   if (held_ == 0) return;
@@ -404,8 +413,9 @@ bool FleetCore::Drained(std::optional<std::size_t> model) const {
   const auto of_model = [&](const auto& one) {
     return !model.has_value() || one.second.model == *model;
   };
+  const auto expected = [&](const auto& one) { return one.second.expected && of_model(one); };
   return std::none_of(requests_.begin(), requests_.end(), of_model) &&
-         std::none_of(moved_.begin(), moved_.end(), of_model);
+         std::none_of(moved_.begin(), moved_.end(), expected);
 }
 
 }  // namespace flotilla

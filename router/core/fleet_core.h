@@ -169,7 +169,8 @@ class FleetCore {
   struct Moved {
     std::size_t model = 0;
     std::uint64_t numerics_id = 0;
-    std::int64_t until_ns = 0;
+    std::int64_t until_ns = 0;  // is expected so long
+    bool expected = true;
     std::optional<GroupId> from;  // a group that it was taken from, and may still have it
   };
   using Requests = std::map<RequestId, Entry>;

@@ -3,6 +3,7 @@
 #include "router/core/fleet_core.h"
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -57,6 +58,14 @@ class FleetCoreTest : public ::testing::Test {
   void GiveBack(std::uint64_t group, const TokenizedRequest& request) {
     Say(group, {BranchEnd{request.id, request.attempt, BranchIndex(0), FinishReason::kMoved},
                 RequestEnd{request.id, request.attempt, absl::UnavailableError("gone"), 0, {}}});
+  }
+  // A group, the only one, begins to answer.
+  void Begin(std::uint64_t group, std::initializer_list<std::uint64_t> ids) {
+    for (const std::uint64_t id : ids) {
+      Submit(Request(id));
+      EXPECT_EQ(SentTo(), group);
+      Accept(group, Request(id));
+    }
   }
   // The last end that an owner heard of, forgetting what came before.
   RequestEnd LastEnd() {
@@ -154,6 +163,32 @@ TEST_F(FleetCoreTest, AnAnswerThatBeganGoesOnOnlyWithEqualNumerics) {
   EXPECT_EQ(Replays(true, ReplayResult::kImpossible), 1u);
 }
 
+// Its owner stood still: no drain waits for that, but what it needs is still known.
+TEST_F(FleetCoreTest, WhoComesBackLateGoesOnOnlyWithEqualNumerics) {
+  Add(1);
+  Submit(Request(1));
+  SentTo();
+  Accept(1, Request(1));
+  core_.OnDetached(Id(1));
+  GiveBack(1, Request(1));
+  EXPECT_FALSE(core_.Drained(std::nullopt));
+  now_ns_ += 11 * kSecond;
+  core_.Tick(now_ns_);
+  EXPECT_TRUE(core_.Drained(std::nullopt));
+  Add(2, Description("m", /*numerics=*/2));
+  Submit(Request(1, 1));
+  EXPECT_EQ(SentTo(), std::nullopt) << "waits for 1";
+  Attach(1);
+  EXPECT_EQ(SentTo(), 1u);
+  // Who never comes is forgotten.
+  Accept(1, Request(1, 1));
+  GiveBack(1, Request(1, 1));
+  EXPECT_TRUE(core_.waiting());
+  now_ns_ += 611 * kSecond;
+  core_.Tick(now_ns_);
+  EXPECT_FALSE(core_.waiting());
+}
+
 TEST_F(FleetCoreTest, WhatHasNotBegunGoesAnywhere) {
   Add(1);
   Submit(Request(1));
@@ -170,6 +205,10 @@ TEST_F(FleetCoreTest, WhatHasNotBegunGoesAnywhere) {
 }
 
 TEST_F(FleetCoreTest, AReplayPrefersOpenGroupsButTakesOneThatDrains) {
+  Add(3);
+  Begin(3, {1, 2});
+  core_.OnDetached(Id(3));
+  for (const std::uint64_t id : {1, 2}) GiveBack(3, Request(id));
   Add(1);
   Add(2);
   core_.OnLoad(now_ns_, Id(1), {.ready = true, .draining = true});
@@ -288,7 +327,9 @@ TEST_F(StuckTest, AGroupThatItWasTakenFromMayTakeItLater) {
 
 TEST_F(FleetCoreTest, WhatIsHeldExpiresOrMissesItsDeadline) {
   Add(1);
+  Begin(1, {1, 2});
   core_.OnDetached(Id(1));
+  for (const std::uint64_t id : {1, 2}) GiveBack(1, Request(id));
   Submit(Request(1, 1));
   TokenizedRequest hurried = Request(2, 1);
   hurried.deadline_ns = 5 * kSecond;
