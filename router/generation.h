@@ -87,6 +87,7 @@ class GenerationImpl final : public Generation {
   void Handle(const Accepted& event);
   void Handle(PromptLogprobs event);
   void Handle(TokenEvent event);
+  void Handle(const LoneDeath&) {}  // of an engine in this process: there is no other
   void Handle(const BranchEnd& event);
   void Handle(const RequestEnd& event);
 

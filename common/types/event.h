@@ -2,7 +2,8 @@
 //
 // Per request: one Accepted, or one RequestEnd that refuses it; then token
 // events of each branch in position order, one BranchEnd per branch and, after
-// the last of them, one RequestEnd. Nothing follows a RequestEnd.
+// the last of them, one RequestEnd. Nothing follows a RequestEnd. LoneDeath may
+// stand anywhere between the first and the last.
 #pragma once
 
 #include <cstdint>
@@ -62,6 +63,16 @@ struct TokenEvent {
   bool operator==(const TokenEvent&) const = default;
 };
 
+// The worker group died while it computed this request alone, for the `count`th time; for
+// who sends it elsewhere (TokenizedRequest::lone_deaths).
+struct LoneDeath {
+  RequestId request;
+  Attempt attempt;
+  std::uint32_t count = 0;
+
+  bool operator==(const LoneDeath&) const = default;
+};
+
 struct BranchEnd {
   RequestId request;
   Attempt attempt;
@@ -94,7 +105,8 @@ struct RequestEnd {
   Usage usage;
 };
 
-using EngineEvent = std::variant<Accepted, PromptLogprobs, TokenEvent, BranchEnd, RequestEnd>;
+using EngineEvent =
+    std::variant<Accepted, PromptLogprobs, TokenEvent, LoneDeath, BranchEnd, RequestEnd>;
 
 // The request and attempt that any event is about.
 inline std::pair<RequestId, Attempt> EventKey(const EngineEvent& event) {

@@ -68,8 +68,9 @@ struct TokenizedRequest {
   // Requests with different salts never share cached blocks.
   std::string cache_salt;
   std::string adapter;
-  // Deaths of a worker group at which a step of this request was running.
-  std::uint32_t suspicion = 0;
+  // Deaths of worker groups that computed this request alone, in earlier attempts. With
+  // any it is computed alone first, until it is past what it had got to.
+  std::uint32_t lone_deaths = 0;
   // For logs: the client's own name of the request, and the router's span of its trace.
   std::string label;
   TraceContext trace;

@@ -86,7 +86,7 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
   proto->set_tenant(request.tenant);
   proto->set_cache_salt(request.cache_salt);
   proto->set_adapter(request.adapter);
-  proto->set_suspicion(request.suspicion);
+  proto->set_lone_deaths(request.lone_deaths);
   proto->set_label(request.label);
   if (request.trace != TraceContext()) {
     v1::EngineRequest::Trace& trace = *proto->mutable_trace();
@@ -129,7 +129,7 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
   request.tenant = proto.tenant();
   request.cache_salt = proto.cache_salt();
   request.adapter = proto.adapter();
-  request.suspicion = proto.suspicion();
+  request.lone_deaths = proto.lone_deaths();
   request.label = proto.label();
   request.trace = {.trace_high = proto.trace().trace_high(),
                    .trace_low = proto.trace().trace_low(),
@@ -181,6 +181,9 @@ struct EventWriter {
     out.set_token(event.token);
     out.set_logprob(event.logprob);
     if (!event.top.empty()) Write(event.top, out.mutable_top());
+  }
+  void operator()(const LoneDeath& event) const {
+    proto->mutable_lone_death()->set_count(event.count);
   }
   void operator()(const BranchEnd& event) const {
     v1::EngineEvent::BranchEnd& out = *proto->mutable_branch_end();
@@ -236,6 +239,11 @@ absl::Status Read(const v1::EngineEvent::Token& proto, TokenEvent& event) {
   return absl::OkStatus();
 }
 
+absl::Status Read(const v1::EngineEvent::LoneDeath& proto, LoneDeath& event) {
+  event.count = proto.count();
+  return absl::OkStatus();
+}
+
 absl::Status Read(const v1::EngineEvent::BranchEnd& proto, BranchEnd& event) {
   event.branch = BranchIndex(proto.branch());
   event.output_tokens = proto.output_tokens();
@@ -276,6 +284,8 @@ absl::StatusOr<EngineEvent> Read(const v1::EngineEvent& proto) {
       return ReadAs<PromptLogprobs>(proto, proto.prompt_logprobs());
     case v1::EngineEvent::kToken:
       return ReadAs<TokenEvent>(proto, proto.token());
+    case v1::EngineEvent::kLoneDeath:
+      return ReadAs<LoneDeath>(proto, proto.lone_death());
     case v1::EngineEvent::kBranchEnd:
       return ReadAs<BranchEnd>(proto, proto.branch_end());
     case v1::EngineEvent::kRequestEnd:

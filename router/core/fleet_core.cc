@@ -246,6 +246,7 @@ void FleetCore::Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest 
   if (const auto moved = moved_.find(id); moved != moved_.end()) {
     if (HasTokens(request)) entry.numerics_id = moved->second.numerics_id;
     entry.taken_from = moved->second.from;
+    entry.lone_deaths = request.lone_deaths = moved->second.lone_deaths;
     moved_.erase(moved);
   }
   entry.request = std::move(request);
@@ -305,6 +306,10 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
       entry.tokens -= done;
       group.owed.OnDone(done);
     }
+    if (const auto* death = std::get_if<LoneDeath>(&event)) {
+      entry.lone_deaths = std::max(entry.lone_deaths, death->count);
+      continue;  // its owner has one engine, and this is it
+    }
     if (const auto* end = std::get_if<BranchEnd>(&event)) {
       entry.moved |= end->reason == FinishReason::kMoved;
     }
@@ -316,7 +321,8 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
     if (entry.moved) {
       moved_[request] = {.model = entry.model,
                          .numerics_id = entry.numerics_id,
-                         .until_ns = now_ns + kMovedForNs};
+                         .until_ns = now_ns + kMovedForNs,
+                         .lone_deaths = entry.lone_deaths};
     }
     Erase(at);
   }
@@ -367,7 +373,8 @@ FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests:
   moved_[id] = {.model = entry.model,
                 .numerics_id = entry.numerics_id,
                 .until_ns = now_ns + kMovedForNs,
-                .from = entry.group};
+                .from = entry.group,
+                .lone_deaths = entry.lone_deaths};
   return EndWith(at, absl::UnavailableError("the worker group did not come back"));
 }
 

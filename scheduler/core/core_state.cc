@@ -354,21 +354,28 @@ std::optional<Slot> CoreState::Blame(absl::Span<const Step> started) {
   }
   std::sort(under_way.begin(), under_way.end());
   under_way.erase(std::unique(under_way.begin(), under_way.end()), under_way.end());
-  counters.suspicions += under_way.size();
   std::optional<Slot> condemned;
   for (const Slot slot : under_way) {
     Request& request = requests[slot];
-    request.lone_deaths += request.suspect && under_way.size() == 1 && !company;
+    if (request.suspect && under_way.size() == 1 && !company) {
+      events.push_back(LoneDeath{
+          .request = request.id, .attempt = request.attempt, .count = ++request.lone_deaths});
+    }
     if (request.lone_deaths >= options.max_lone_deaths) condemned = slot;
-    // The positions of the fatal step are among those that it knows, or the next: of a
-    // step whose result was lost with the group.
-    std::size_t known = 0;
-    for (const Slot at : request.branches) known = std::max(known, branches[at].tokens.size());
-    suspects += !request.suspect;
-    request.suspect = true;
-    request.probation_length = static_cast<std::uint32_t>(known) + 1;
+    Suspect(request);
   }
   return condemned;
+}
+
+void CoreState::Suspect(Request& request) {
+  // The positions of the fatal step are among those that it knows, or the next: of a
+  // step whose result was lost with the group.
+  std::size_t known = 0;
+  for (const Slot at : request.branches) known = std::max(known, branches[at].tokens.size());
+  ++counters.suspicions;
+  suspects += !request.suspect;
+  request.suspect = true;
+  request.probation_length = static_cast<std::uint32_t>(known) + 1;
 }
 
 void CoreState::EndProbation() {

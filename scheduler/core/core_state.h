@@ -80,7 +80,7 @@ struct CoreCounters {
   std::uint64_t blocks_out = 0;    // begun to be copied to tiers
   std::uint64_t blocks_in = 0;     // and back
   std::uint64_t replays = 0;       // open requests of a lost group
-  std::uint64_t suspicions = 0;    // of them under way when their group died
+  std::uint64_t suspicions = 0;    // of them under way when a group died
   std::uint64_t cleared = 0;       // suspects that got past that point
   std::uint64_t condemned = 0;     // and those failed for what they do to groups
   std::uint64_t resumptions = 0;   // requests opened again
@@ -195,6 +195,8 @@ struct CoreState {
   // The group died while it computed these steps, before LoseEpoch: requests that
   // they ran are suspects. Of these, one to be failed.
   std::optional<Slot> Blame(absl::Span<const Step> started);
+  // It is computed alone until it has got past what it knows.
+  void Suspect(Request& request);
   // Clears the request on probation, if results have brought it far enough.
   void EndProbation();
 

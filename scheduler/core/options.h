@@ -32,7 +32,8 @@ struct CoreOptions {
   std::uint32_t max_preemptions = 3;
   // A request that was under way when its worker group died is a suspect: it is
   // computed alone until it is past that point. One that was alone at so many deaths,
-  // and a suspect before each, is failed. (Two: what kills a process from outside may
+  // and a suspect before each, is failed; deaths of other groups that it comes from
+  // (TokenizedRequest::lone_deaths) count. (Two: what kills a process from outside may
   // strike anybody once.)
   std::uint32_t max_lone_deaths = 2;
   // Requests that may pass an earlier one which waits for memory or for another's

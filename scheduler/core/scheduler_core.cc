@@ -131,6 +131,7 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
   accepted.undisturbed = state_.options.max_preemptions == 0;
   accepted.tenant = state_.fair.Join(request.tenant);
   accepted.answers = request.branches;
+  accepted.lone_deaths = request.lone_deaths;
   if (request.beam.has_value()) {
     accepted.beam = std::make_unique<BeamGroup>(BeamSearch(*request.beam, accepted.stop.stop_tokens,
                                                            accepted.stop.max_tokens,
@@ -158,6 +159,7 @@ void SchedulerCore::AddBranches(Slot slot, std::uint32_t count, std::vector<Toke
     request.branches.push_back(state_.branches.Insert(std::move(branch)));
   }
   if (request.beam != nullptr) request.beam->ranked = request.branches;
+  if (request.lone_deaths > 0) state_.Suspect(request);
   state_.Enqueue(slot);
 }
 

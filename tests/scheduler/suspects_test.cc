@@ -99,6 +99,47 @@ TEST_F(Suspects, OneThatKillsAloneFromTheStartIsFoundToo) {
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(1)->status));
 }
 
+// Who sends a request elsewhere hears what its group died of, and says so there.
+TEST_F(Suspects, WhatDiedElsewhereIsComputedAloneFirstAndCounts) {
+  harness.Admit(1, 20, 12);
+  harness.Admit(2, 20, 12);
+  TokenizedRequest moved = CoreHarness::Request(3, 20, 12);
+  moved.attempt = Attempt(1);
+  moved.lone_deaths = 1;
+  harness.core.Admit(harness.now_ns, moved);
+  EXPECT_EQ(RunWithKiller(3), 1);  // alone, and the second in all
+  EXPECT_TRUE(absl::IsInternal(harness.EndOf(3)->status)) << harness.EndOf(3)->status;
+  for (const std::uint64_t id : {1, 2}) EXPECT_EQ(harness.TokensOf(id), 12u);
+  EXPECT_EQ(harness.core.Snapshot().counters.suspicions, 2u);  // its own; once known, again
+}
+
+TEST_F(Suspects, LoneDeathsAreTold) {
+  for (std::uint64_t id = 1; id <= 3; ++id) harness.Admit(id, 20, 12);
+  RunWithKiller(2);
+  for (std::uint64_t id = 1; id <= 3; ++id) {
+    std::vector<std::uint32_t> counts;
+    for (const EngineEvent& event : harness.events[id]) {
+      if (const auto* death = std::get_if<LoneDeath>(&event)) counts.push_back(death->count);
+    }
+    EXPECT_EQ(counts, id == 2 ? std::vector<std::uint32_t>({1, 2}) : std::vector<std::uint32_t>())
+        << id;
+  }
+}
+
+// Alone at a death that came from outside: cleared when it gets past the point.
+TEST_F(Suspects, WhatIsInnocentElsewhereIsCleared) {
+  TokenizedRequest moved = CoreHarness::Request(1, 20, 12);
+  moved.attempt = Attempt(1);
+  moved.output_prefix = {{5, 6, 7}};
+  moved.lone_deaths = 1;
+  harness.core.Admit(harness.now_ns, moved);
+  harness.Admit(2, 20, 12);
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 9u);
+  EXPECT_EQ(harness.TokensOf(2), 12u);
+  EXPECT_EQ(harness.core.Snapshot().counters.cleared, 1u);
+}
+
 TEST_F(Suspects, ADeathFromOutsideCostsNobodyItsAnswer) {
   for (std::uint64_t id = 1; id <= 4; ++id) harness.Admit(id, 20, 30);
   for (int round = 0; round < 10; ++round) {

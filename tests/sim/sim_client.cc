@@ -98,7 +98,9 @@ std::vector<SimBeam> SearchAlone(const TokenizedRequest& request) {
 }  // namespace
 
 SimClient::SimClient(TokenizedRequest request)
-    : request_(std::move(request)), branches_(request_.branches) {
+    : request_(std::move(request)),
+      branches_(request_.branches),
+      told_lone_deaths_(request_.lone_deaths) {
   for (std::uint32_t i = 0; i < branches_.size(); ++i) {
     branches_[i].seed = BranchSeed(request_.sampling.seed, BranchIndex(i));
     if (request_.output_prefix.empty()) continue;
@@ -242,6 +244,12 @@ absl::Status SimClient::CheckBeamEnd(const BranchEnd& event) const {
     return Wrong("the end of a beam");
   }
   return absl::OkStatus();
+}
+
+absl::Status SimClient::On(const LoneDeath& event) {
+  if (!accepted_ || AllEnded()) return Wrong("a death out of order");
+  const bool counted = event.count == ++told_lone_deaths_ && told_lone_deaths_ <= LoneDeaths();
+  return counted ? absl::OkStatus() : Wrong("lone deaths are counted wrong");
 }
 
 absl::Status SimClient::On(const BranchEnd& event) {

@@ -71,6 +71,7 @@ class SimClient {
   absl::Status On(const Accepted& event);
   absl::Status On(const PromptLogprobs& event);
   absl::Status On(const TokenEvent& event);
+  absl::Status On(const LoneDeath& event);
   absl::Status On(const BranchEnd& event);
   absl::Status On(const RequestEnd& event);
   absl::Status CheckReason(const Branch& branch, FinishReason reason) const;
@@ -81,9 +82,12 @@ class SimClient {
   bool AllEnded() const;
   absl::Status Wrong(const char* what) const;
 
+  std::uint32_t LoneDeaths() const { return request_.lone_deaths + lone_deaths_; }
   // One that is failed for killing groups was alone at two deaths, and under way at
-  // one before.
-  bool MayBeCondemned() const { return lone_deaths_ >= 2 && deaths_ >= 3; }
+  // one before, here or elsewhere.
+  bool MayBeCondemned() const {
+    return LoneDeaths() >= 2 && deaths_ >= (request_.lone_deaths > 0 ? 1u : 3u);
+  }
 
   const TokenizedRequest request_;
   std::vector<Branch> branches_;
@@ -94,7 +98,8 @@ class SimClient {
   bool first_token_ = false;  // one was delivered
   bool ended_ = false;
   std::optional<std::uint32_t> kills_at_;
-  std::uint32_t deaths_ = 0, lone_deaths_ = 0;
+  std::uint32_t deaths_ = 0, lone_deaths_ = 0;  // here
+  std::uint32_t told_lone_deaths_;              // by the core
   absl::Status status_;
 };
 

@@ -215,6 +215,8 @@ void Simulation::Arrive(TokenizedRequest request) {
   coverage_.prompt_only += request.stop.max_tokens == 0;
   coverage_.parallel += !request.beam && request.branches > 1;
   coverage_.beams += request.beam.has_value();
+  // It may have killed another group.
+  if (blames_ && !request.output_prefix.empty() && fatal_.OneIn(4)) request.lone_deaths = 1;
   live_.push_back(request.id.counter);
   SimClient& client = clients_.emplace(request.id.counter, SimClient(request)).first->second;
   if (blames_ && fatal_.OneIn(24)) {

@@ -111,6 +111,7 @@ class EngineRecorder : public EventSink {
         << "positions without gaps";
     tokens.push_back(std::move(event));
   }
+  static void Take(Entry& entry, LoneDeath) { EXPECT_TRUE(entry.answer.accepted); }
   static void Take(Entry& entry, BranchEnd event) {
     EXPECT_TRUE(entry.answer.accepted);
     EXPECT_FALSE(BranchEnded(entry.answer, event.branch)) << "two ends of a branch";

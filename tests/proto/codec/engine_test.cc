@@ -49,7 +49,7 @@ class Random {
     return text;
   }
   std::vector<TokenId> Tokens() {
-    std::vector<TokenId> tokens(random_() % 5);
+    std::vector<TokenId> tokens(random_() % 6);
     for (TokenId& token : tokens) token = Token();
     return tokens;
   }
@@ -92,7 +92,7 @@ class Random {
     r.tenant = Text();
     r.cache_salt = Text();
     r.adapter = Text();
-    r.suspicion = Number();
+    r.lone_deaths = Number();
     r.label = Text();
     if (Flip()) r.trace = {Word(), Word(), Word(), Flip()};
     return r;
@@ -115,6 +115,8 @@ class Random {
       case 2:
         return TokenEvent{id, attempt, BranchIndex(Number()), Number(), Token(), -Real(), Tops()};
       case 3:
+        return LoneDeath{id, attempt, Number()};
+      case 4:
         return BranchEnd{id,       attempt, BranchIndex(Number()), FinishReason(random_() % 6),
                          Number(), Real()};
       default:
