@@ -136,9 +136,9 @@ std::uint32_t PeakBlocks(const std::shared_ptr<const GgufFile>& file, const char
   return blocks = ample.peak_blocks();
 }
 
-// Serves the load with all the blocks that it can use and with a quarter of them, step by
-// step in turns, so that a machine that is slower for a while is so for both. Answers and
-// preemptions are checked.
+// Serves the load with all the blocks that it can use and with a quarter of them, in turns,
+// so that a machine that is slower for a while is so for both. Answers and preemptions are
+// checked.
 Comparison ServeWithAQuarter(const char* preset, std::uint32_t count, const TierOptions& tiers) {
   Comparison result;
   const auto file = testing::OpenRealModel();

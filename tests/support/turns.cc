@@ -1,5 +1,7 @@
 #include "tests/support/turns.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace flotilla::testing {
@@ -28,7 +30,7 @@ class Turns::Member final : public StepExecutor, private ExecutorListener {
   void EndEpoch(Epoch epoch) override { inner_->EndEpoch(epoch); }
 
   void Stop() override ABSL_LOCKS_EXCLUDED(turns_->mu_) {
-    EndStep(/*forget=*/true);
+    EndStep(/*rows=*/0, /*forget=*/true);
     inner_->Stop();
   }
 
@@ -45,20 +47,21 @@ class Turns::Member final : public StepExecutor, private ExecutorListener {
     listener_->OnReady(epoch, description);
   }
   void OnResult(StepResult result) override {
-    EndStep(/*forget=*/false);
+    EndStep(result.timings.rows, /*forget=*/false);
     listener_->OnResult(std::move(result));
   }
   void OnLost(const Lost& lost) override {
-    EndStep(/*forget=*/true);
+    EndStep(/*rows=*/0, /*forget=*/true);
     listener_->OnLost(lost);
   }
 
   // The running step has ended, if it is this one's; with `forget` no other one comes.
-  void EndStep(bool forget) ABSL_LOCKS_EXCLUDED(turns_->mu_) {
+  void EndStep(std::uint32_t rows, bool forget) ABSL_LOCKS_EXCLUDED(turns_->mu_) {
     absl::MutexLock lock(&turns_->mu_);
     if (forget) plans_.clear();
     if (!turns_->running_ || turns_->last_ != index_) return;
     turns_->step_ns_[index_] += turns_->clock_.NowNs() - turns_->start_ns_;
+    turns_->rows_[index_] += rows;
     turns_->running_ = false;
     turns_->Next();
   }
@@ -75,6 +78,7 @@ std::unique_ptr<StepExecutor> Turns::Join(StepExecutor* inner) {
   auto member = std::make_unique<Member>(this, members_.size(), inner);
   members_.push_back(member.get());
   step_ns_.push_back(0);
+  rows_.push_back(0);
   return member;
 }
 
@@ -84,12 +88,18 @@ std::int64_t Turns::StepNs(std::size_t member) const {
 }
 
 void Turns::Next() {
-  for (std::size_t i = 1; !running_ && i <= members_.size(); ++i) {
-    const std::size_t member = (last_ + i) % members_.size();
+  if (running_) return;
+  std::vector<std::size_t> order(members_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [this](std::size_t a, std::size_t b)
+                       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return rows_[a] < rows_[b]; });
+  for (const std::size_t member : order) {
     start_ns_ = clock_.NowNs();
     if (members_[member] == nullptr || !members_[member]->BeginStep()) continue;
     running_ = true;
     last_ = member;
+    return;
   }
 }
 

@@ -1,8 +1,10 @@
 // Turns: several engines compute in turns, a step at a time, and the time that the steps
 // of each take is added up.
 //
-// To compare how long engines take: one after the other they would meet another machine,
-// as what else goes on there changes within seconds. Step by step it meets all alike.
+// To compare how long engines take for the same work: one after the other they would meet
+// another machine, as what else goes on there changes within seconds. Whoever has computed
+// fewest rows is next, so all are equally far at any time, and end together, also if one
+// needs more steps for it.
 #pragma once
 
 #include <cstdint>
@@ -29,15 +31,16 @@ class Turns {
  private:
   class Member;
 
-  // Begins the next step: of the member after `last_`, if it has one.
+  // Begins the next step: of the member that has computed least, of those that have one.
   void Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const SteadyClock clock_;
   mutable absl::Mutex mu_;
   std::vector<Member*> members_ ABSL_GUARDED_BY(mu_);  // null: gone
   std::vector<std::int64_t> step_ns_ ABSL_GUARDED_BY(mu_);
-  bool running_ ABSL_GUARDED_BY(mu_) = false;  // the step of `last_`
-  std::size_t last_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<std::uint64_t> rows_ ABSL_GUARDED_BY(mu_);  // that each has computed
+  bool running_ ABSL_GUARDED_BY(mu_) = false;             // the step of `last_`
+  std::size_t last_ ABSL_GUARDED_BY(mu_) = 0;  // the member whose step was the last to begin
   std::int64_t start_ns_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
