@@ -1,6 +1,6 @@
-"""Chaos on real processes: a member of a fleet is killed, stopped or ended while 16 clients
-stream. Nothing accepted is lost, altered or comes twice; a router takes its own connections
-with it, and its clients get the same answers from the other one.
+"""Chaos on real processes: a member of a fleet is killed, stopped or ended, or exits, while 16
+clients stream. Nothing accepted is lost, altered or comes twice; a router takes its own
+connections with it, and its clients get the same answers from the other one.
 
 A fault is a process, a signal and a phase of the clients' requests. Every tenth of all
 combinations is tried, all of them and some again with FLOTILLA_LONG=1; and some on a
@@ -19,14 +19,15 @@ import httpx
 import pytest
 
 from fleet_test import PROMPTS, Stream
-from flotilla_server import LONG, MODEL, SANITIZED, Groups, wait_until
+from flotilla_server import LONG, MODEL, SANITIZED, Groups, shared_library, wait_until
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="its limits are times")
 
 CLIENTS = 16
 TOKENS = 60
 PROCESSES = ("router0", "scheduler0", "worker0", "mpirun", "rank 0", "rank 1")
-SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGABRT)
+EXIT = signal.SIGRTMIN  # exit.c
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, EXIT)
 PHASES = ("arrival", "prefill", "decode", "end")
 FAULTS = list(itertools.product(PROCESSES, SIGNALS, PHASES))
 SEED = int(os.environ.get("FLOTILLA_CHAOS_SEED", "1"))
@@ -181,8 +182,15 @@ class Chaos:
             assert one.process.wait(timeout=60) == 0
         else:
             self.timed("process missed", missed, DETECTED_S)
-            one.process.wait(timeout=60)
+            assert one.process.wait(timeout=60) == (3 if number == EXIT else -number)
         self.fleet.start(name)  # as its supervisor does, on the same ports
+
+
+@pytest.fixture(scope="module", autouse=True)
+def processes_that_exit(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_PRELOAD", shared_library("exit", tmp_path_factory.mktemp("exit")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +219,12 @@ def survive(fleet, faults, record):
         wait_until(lambda: fleet.up(0, 0) and fleet.up(0, 1), "both routers have the group")
         round_ = Round(fleet)
         answers = round_.run(phase, lambda p=process, n=number: chaos.strike(p, n))
-        assert answers == expected, f"{process}, {number.name}, {phase}"
+        name = "exit" if number == EXIT else number.name
+        assert answers == expected, f"{process}, {name}, {phase}"
         if process != "router0":
             assert not any(client.retries for client in round_.clients), "a connection was lost"
         failed += chaos.scheduler.metric("flotilla_scheduler_suspects_total", outcome="failed")
-        counts.update((process, number.name, phase))
+        counts.update((process, name, phase))
     record(f"faults with seed {SEED}: how many of each process, signal, phase",
            f"{len(faults)}: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
     for what, times in chaos.report.items():

@@ -44,6 +44,14 @@ def wait_until(condition, what, seconds=30):
         time.sleep(0.02)
 
 
+def shared_library(source, folder):
+    """A C file beside the tests, as LD_PRELOAD wants it."""
+    library = folder / f"{source}.so"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library,
+                    pathlib.Path(__file__).with_name(f"{source}.c"), "-ldl"], check=True)
+    return str(library)
+
+
 @dataclasses.dataclass
 class Process:
     """What the kernel says about the server."""

@@ -28,7 +28,7 @@ static void Look(const void* bytes, ssize_t count) {
 }
 
 /* A rank takes what its socket holds, which may be several plans: it would then die in the
-   step of the first. It gets one frame at a time (worker/group/frames.cc). */
+   step of the first. It gets one frame at a time (common/rt/frames.cc). */
 static ssize_t OneFrame(int file, void* bytes, size_t size) {
   unsigned char head[4];
   const ssize_t peeked = recv(file, head, sizeof(head), MSG_PEEK | MSG_WAITALL);

@@ -1,12 +1,10 @@
 """A request whose computation really kills the worker is failed alone."""
 
 import concurrent.futures
-import pathlib
-import subprocess
 
 import pytest
 
-from flotilla_server import MODEL, SANITIZED, Fleet
+from flotilla_server import MODEL, SANITIZED, Fleet, shared_library
 from fleet_test import Stream, requests
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="a sanitizer wants to be the first library")
@@ -18,10 +16,7 @@ def test_a_request_that_kills_its_worker_is_failed_alone(tmp_path, monkeypatch):
     with Fleet(tmp_path) as fleet:
         expected = [Stream(fleet.url, body).run().answer() for body in requests()]
 
-    library = tmp_path / "poison.so"
-    source = pathlib.Path(__file__).with_name("poison.c")
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("LD_PRELOAD", shared_library("poison", tmp_path))
     with Fleet(tmp_path) as fleet, concurrent.futures.ThreadPoolExecutor(8) as pool:
         monkeypatch.delenv("LD_PRELOAD")
         streams = [pool.submit(Stream(fleet.url, body).run) for body in requests()]
