@@ -1,8 +1,9 @@
 // How the fleet's processes listen and dial: addresses, keep-alives, credentials and
 // message sizes, in one place for all internal services.
 //
-// Internal streams are long-lived and quiet at times, so both ends ping: a peer that
-// is stopped or unreachable is noticed after kPingAfter + kPingTimeout.
+// Internal streams are long-lived and quiet at times, so both ends ping: a peer that is
+// stopped or unreachable is noticed within 2 s. The caller is the slower end: gRPC sends its
+// pings a second apart at least, whatever kPingAfter says, so kPingTimeout after the second.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@
 namespace flotilla::rpc {
 
 inline constexpr absl::Duration kPingAfter = absl::Milliseconds(400);
-inline constexpr absl::Duration kPingTimeout = absl::Milliseconds(1000);
+inline constexpr absl::Duration kPingTimeout = absl::Milliseconds(800);
 // Plans of a whole prompt, results with many log-probabilities, a tokenizer.
 inline constexpr int kMaxMessageBytes = 64 << 20;
 
