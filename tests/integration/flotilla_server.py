@@ -1,5 +1,6 @@
 """Starts the real program for tests and looks at it from outside."""
 
+import atexit
 import dataclasses
 import json
 import os
@@ -70,6 +71,16 @@ def parse_metrics(page):
     return values
 
 
+STARTED = []  # processes that may still run
+
+
+@atexit.register
+def end_what_is_left():
+    """Of tests and starts that failed half-way."""
+    for process in STARTED:
+        process.kill()
+
+
 class Program:
     """A `flotilla` process of one role, whose ready file names its ports."""
 
@@ -83,6 +94,7 @@ class Program:
         self.process = subprocess.Popen(
             [binary(), role, "--ready-file", str(self.ready_file), *flags],
             stdout=subprocess.PIPE, stderr=self.log)
+        STARTED[:] = [one for one in STARTED if one.poll() is None] + [self.process]
         self.ready_line = self.ports = None
         if wait:
             self.wait_ready()
