@@ -1,63 +1,85 @@
-// Tokens per second at the Engine seam: B requests of 128 prompt tokens and 128
-// output tokens each, all submitted at once.
+// Tokens per second at the Engine seam: B requests at once, of 128 prompt tokens each and
+// 128 steps of decode after the token that prefill gives (what llama-batched-bench -npp 128
+// -ntg 128 computes).
 //
-//   decode_benchmark [batch sizes, default 1 8 32]
+//   decode_benchmark [--rounds=N, default 3] [batch sizes, default 1 8 32]
 //
-// Prefill is timed by the same requests with one output token; what the other
-// 127 take longer is decode. Each figure is the median of kRounds.
+// "prefill" is a run of its own that ends with the first tokens, "both" one with prefill and
+// decode, and "decode" what the second takes longer. Each figure is the median of the
+// rounds. Exits 1 when the model computed fewer rows than a figure claims
+// (tests/support/throughput.h).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
-#include "tests/support/engine_runner.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "tests/support/throughput.h"
 
 namespace flotilla {
 namespace {
 
-constexpr int kRounds = 3;
-constexpr std::uint32_t kPromptTokens = 128, kOutputTokens = 128;
+using testing::Throughput;
+using testing::ThroughputMeter;
 
-double Seconds(testing::EngineRunner& runner, int batch, std::uint32_t output_tokens) {
-  std::vector<TokenizedRequest> requests(batch);
-  for (int i = 0; i < batch; ++i) {
-    requests[i].id = {1, static_cast<std::uint64_t>(i)};
-    for (std::uint32_t t = 0; t < kPromptTokens; ++t) {
-      requests[i].prompt.push_back(static_cast<TokenId>(1000 + i * 131 + t * 17));
-    }
-    requests[i].sampling.temperature = 0;
-    requests[i].stop.max_tokens = output_tokens;
-  }
-  const SteadyClock clock;
-  const std::int64_t start = clock.NowNs();
-  runner.Run(requests);
-  return static_cast<double>(clock.NowNs() - start) * 1e-9;
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
 
-void Measure(testing::EngineRunner& runner, int batch) {
-  std::vector<double> prefill, decode;
-  for (int round = 0; round < kRounds; ++round) {
-    const double first = Seconds(runner, batch, 1);
-    const double all = Seconds(runner, batch, kOutputTokens);
-    prefill.push_back(batch * kPromptTokens / first);
-    decode.push_back(batch * (kOutputTokens - 1) / (all - first));
+// Prints the batch's line, or why there is none.
+bool Measure(ThroughputMeter& meter, int batch, int rounds) {
+  // Touches what only batches of this size use.
+  absl::Status status =
+      meter.Measure({.batch = batch, .prompt_tokens = 16, .decode_tokens = 16}).status();
+  std::vector<double> prefill, decode, both;
+  for (int round = 0; status.ok() && round < rounds; ++round) {
+    const absl::StatusOr<Throughput> one = meter.Measure({.batch = batch});
+    if (!one.ok()) {
+      status = one.status();
+      break;
+    }
+    prefill.push_back(one->prefill());
+    decode.push_back(one->decode());
+    both.push_back(one->both());
   }
-  std::sort(prefill.begin(), prefill.end());
-  std::sort(decode.begin(), decode.end());
-  std::printf("B=%-3d prefill %8.1f tok/s, decode %8.1f tok/s\n", batch, prefill[kRounds / 2],
-              decode[kRounds / 2]);
+  if (!status.ok()) {
+    std::fprintf(stderr, "B=%d: %s\n", batch, status.ToString().c_str());
+    return false;
+  }
+  std::printf("B=%-3d prefill %8.1f tok/s, decode %8.1f tok/s, both %8.1f tok/s\n", batch,
+              Median(prefill), Median(decode), Median(both));
   std::fflush(stdout);
+  return true;
 }
 
 }  // namespace
 }  // namespace flotilla
 
 int main(int argc, char** argv) {
+  int rounds = 3;
+  std::vector<int> batches;
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view word = argv[i];
+    int value = 0;
+    const bool is_rounds = absl::ConsumePrefix(&word, "--rounds=");
+    if (!absl::SimpleAtoi(word, &value) || value < 1) {
+      std::fprintf(stderr, "usage: decode_benchmark [--rounds=N] [batch sizes]\n");
+      return 2;
+    }
+    if (is_rounds) {
+      rounds = value;
+    } else {
+      batches.push_back(value);
+    }
+  }
+  if (batches.empty()) batches = {1, 8, 32};
   const auto file = flotilla::testing::OpenRealModel();
   if (file == nullptr) return 1;
-  std::vector<int> batches;
-  for (int i = 1; i < argc; ++i) batches.push_back(std::max(1, std::atoi(argv[i])));
-  if (batches.empty()) batches = {1, 8, 32};
-  flotilla::testing::EngineRunner runner(file, {});
-  for (int batch : batches) flotilla::Measure(runner, batch);
+  flotilla::testing::ThroughputMeter meter(file, {});
+  for (const int batch : batches) {
+    if (!flotilla::Measure(meter, batch, rounds)) return 1;
+  }
 }
