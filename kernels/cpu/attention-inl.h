@@ -169,7 +169,7 @@ FLOTILLA_INLINE void BlockValues(const std::byte* values, int dim, int begin, in
 template <class S, KvFormat kFormat, int N, class Rows>
 FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, int dim, int begin, int end,
                                Rows* rows, int row) {
-  constexpr int V = S::kAttentionVectors;
+  constexpr int V = S::AttentionVectors(N);
   for (int b = begin / kKvBlockTokens; b * kKvBlockTokens < end; ++b) {
     const std::byte* values = blocks[b] + KvValueOffset(kFormat, dim);
     const int key = b * kKvBlockTokens;
@@ -188,7 +188,7 @@ FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, int dim, int begi
 template <class S, KvFormat kFormat, int N>
 __attribute__((noinline)) void AttendTile(const KvView& cache, int kv_head, int begin,
                                           AttentionRows<N>* rows) {
-  constexpr int V = S::kAttentionVectors;
+  constexpr int V = S::AttentionVectors(N);
   for (int r = 0; r < N; ++r) {
     const int left = rows->keys[r] - begin;
     rows->tile_keys[r] = left < 0 ? 0 : left < kTileKeys ? left : kTileKeys;

@@ -6,14 +6,21 @@
 // its own chain along K. A single row gets independent integer chains from the
 // four nibble positions (integer sums are exact in any order).
 //
-// GOP/s of one core, q4_1, 576 x 576 (Zen 5 at 4.2 GHz, whose 16-bit peak is 536 in
-// AVX-512; tests/bench/kernels_benchmark):
-//                 M = 1   M = 4   M = 32
-//   i16 AVX-512     285     409      440    LM head at M = 1: 63 GB/s of weights
-//   i16 AVX2        119     120      120
-//   f32 AVX-512      39      --      232    of 267
-//   f32 AVX2         24      --      116    of 134
+// GOP/s of one core, 256 x 576, and in brackets the share of what the machine's own
+// multiply-adds reach in registers, which tests/kernels/product_rate_test.cc holds at 65 %
+// for M = 32 and 512. A Xeon (Emerald Rapids) at 3.1 GHz: vpmaddwd + vpaddd 144, vpdpwssd
+// 396.
+//                  M = 1       M = 4      M = 32     M = 512
+//   q4   AVX-512   135 (34)   240 (61)   275 (69)   275 (69)
+//   q8_0 AVX-512   152 (38)   266 (67)   295 (74)   293 (74)
+//   q4   AVX2       77 (54)   115 (80)   110 (76)   110 (76)
+//   q8_0 AVX2       86 (60)   130 (90)   125 (86)   125 (86)
+// An AVX-512 unit also takes apart the weights and adds up blocks: with 8 rows a tile
+// cannot pass 71 (q4) and 78 (q8_0). fp32, 576 x 576, on a Zen 5 at 4.2 GHz: AVX-512 39 at
+// M = 1, 232 of 267 at M = 32; AVX2 24, 116 of 134 (tests/bench/kernels_benchmark).
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/cpu/simd.h"
 #include "kernels/ops.h"
@@ -75,6 +82,54 @@ FLOTILLA_INLINE void StoreTile(const Args& args, int row, int column,
   }
 }
 
+// Independent chains of each of `outputs` dot products: so many that sums do not wait for
+// each other.
+template <class S>
+constexpr int DotChains(int outputs) {
+  return outputs >= S::kDotSums ? 1 : 2 * outputs >= S::kDotSums ? 2 : 4;
+}
+
+// The N fp32 sums of a tile from block to block. Where they and the dot products of a
+// block do not fit the register file together, those have it and these wait in memory.
+template <class S, int N>
+class SumsInRegisters {
+ public:
+  using F = typename S::F;
+
+  FLOTILLA_INLINE SumsInRegisters() {
+    FLOTILLA_UNROLL
+    for (int i = 0; i < N; ++i) sums_[i] = S::Zero();
+  }
+  FLOTILLA_INLINE F Get(int i) const { return sums_[i]; }
+  FLOTILLA_INLINE void Set(int i, F sum) { sums_[i] = sum; }
+
+ private:
+  F sums_[N];
+};
+template <class S, int N>
+class SumsInMemory {
+ public:
+  using F = typename S::F;
+
+  FLOTILLA_INLINE SumsInMemory() : at_(sums_) {
+    // Now the compiler cannot know where they are, and so not move them to registers.
+    asm("" : "+r"(at_));
+    FLOTILLA_UNROLL
+    for (int i = 0; i < N; ++i) Set(i, S::Zero());
+  }
+  SumsInMemory(const SumsInMemory&) = delete;
+  SumsInMemory& operator=(const SumsInMemory&) = delete;
+  FLOTILLA_INLINE F Get(int i) const { return S::Load(at_ + i * 16); }
+  FLOTILLA_INLINE void Set(int i, F sum) { S::Store(at_ + i * 16, sum); }
+
+ private:
+  float* at_;
+  alignas(64) float sums_[N * 16];
+};
+template <class S, int N>
+using TileSums =
+    std::conditional_t<(N <= S::kRegisterSums), SumsInRegisters<S, N>, SumsInMemory<S, N>>;
+
 // One packed step of 2 k: dot[r][h] += weights[h] . x[r].
 template <class S, int R, int H, int C>
 FLOTILLA_INLINE void DotStep(typename S::I (&dot)[C][R * H], int chain,
@@ -104,7 +159,7 @@ template <class S, PackedKind kKind, int R, int H>
 FLOTILLA_INLINE void BlockDots(const std::byte* record, int half, const int16_t* const (&x)[R],
                                int k, typename S::I (&dots)[R * H]) {
   using I = typename S::I;
-  constexpr int C = R == 1 ? 4 : R < 4 ? 2 : 1;  // independent chains per output
+  constexpr int C = DotChains<S>(R * H);
   I dot[C][R * H];
   FLOTILLA_UNROLL
   for (int c = 0; c < C; ++c) {
@@ -160,9 +215,7 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
   F total[R * H];
   int block = 0;
   for (int slot = 0; slot < w.slot_count; ++slot) {
-    F acc[R * H];
-    FLOTILLA_UNROLL
-    for (int i = 0; i < R * H; ++i) acc[i] = S::Zero();
+    TileSums<S, R * H> acc;
     for (const int end = w.slot_ends[slot] / kBlockK; block < end; ++block) {
       typename S::I dots[R * H];
       BlockDots<S, kKind, R, H>(record, half, x, block * kBlockK, dots);
@@ -171,16 +224,18 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
         constexpr int kScales =
             kKind == PackedKind::kNibbles ? kNibbleScaleOffset : kByteScaleOffset;
         const F d = S::LoadHalf(record + kScales + (half + h) * 32);
+        F m = S::Zero();
+        if constexpr (kKind == PackedKind::kNibbles) {
+          m = S::LoadHalf(record + kNibbleMinOffset + (half + h) * 32);
+        }
         FLOTILLA_UNROLL
         for (int r = 0; r < R; ++r) {
-          acc[r * H + h] = S::Fma(d, S::ToFloat(dots[r * H + h]), acc[r * H + h]);
-        }
-        if constexpr (kKind == PackedKind::kNibbles) {
-          const F m = S::LoadHalf(record + kNibbleMinOffset + (half + h) * 32);
-          FLOTILLA_UNROLL
-          for (int r = 0; r < R; ++r) {
-            acc[r * H + h] = S::Fma(m, S::Set1(sums[r * blocks + block]), acc[r * H + h]);
+          const int i = r * H + h;
+          F sum = S::Fma(d, S::ToFloat(dots[i]), acc.Get(i));
+          if constexpr (kKind == PackedKind::kNibbles) {
+            sum = S::Fma(m, S::Set1(sums[r * blocks + block]), sum);
           }
+          acc.Set(i, sum);
         }
       }
       record += RecordBytes(kKind);
@@ -189,7 +244,7 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
     for (int r = 0; r < R; ++r) {
       const F scale = S::Set1(scales[r * w.slot_count + slot]);
       FLOTILLA_UNROLL
-      for (int h = 0; h < H; ++h) total[r * H + h] = S::Mul(scale, acc[r * H + h]);
+      for (int h = 0; h < H; ++h) total[r * H + h] = S::Mul(scale, acc.Get(r * H + h));
     }
     if (w.slot_count > 1) tree.Push(slot, total);
   }

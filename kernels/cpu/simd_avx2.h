@@ -19,13 +19,16 @@ struct Avx2 {
   };
   using M = F;  // all ones or all zeros per lane
 
-  // Sixteen registers: 4 rows x 16 columns of dot products, 6 x 16 of fp32 sums,
-  // in attention 3 rows x 32 keys.
+  // Sixteen registers: 4 rows x 16 columns of dot products, 6 x 16 of fp32 sums, and
+  // in attention 6 rows x 16 keys.
   static constexpr int kI16Rows = 4;
+  static constexpr int kDotSums = 2;       // of two registers; a sum takes one clock
+  static constexpr int kRegisterSums = 2;  // beside as many dot products
   static constexpr int kF32Rows = 6;
   static constexpr int kHalves = 1;
-  static constexpr int kAttentionRows = 3;
-  static constexpr int kAttentionVectors = 2;
+  static constexpr int kAttentionRows = 6;
+  // Blocks of 16 keys at a time: enough sums that none waits for its last one.
+  static constexpr int AttentionVectors(int rows) { return rows > 3 ? 1 : 2; }
 
   static FLOTILLA_INLINE F Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static FLOTILLA_INLINE F Set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -223,11 +226,17 @@ struct Avx2 {
   // vpmaddwd is exact: the only overflow needs four times -32768, which neither
   // operand ever holds.
   static FLOTILLA_INLINE I DotPairs(I acc, I weights, I x) {
-    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(weights.a, x.a)),
-            _mm256_add_epi32(acc.b, _mm256_madd_epi16(weights.b, x.b))};
+    return {SumInPlace(acc.a, _mm256_madd_epi16(weights.a, x.a)),
+            SumInPlace(acc.b, _mm256_madd_epi16(weights.b, x.b))};
   }
 
  private:
+  // By hand, since gcc 12 makes many products of a tile before it adds the first, and
+  // keeps them on the stack.
+  static FLOTILLA_INLINE __m256i SumInPlace(__m256i sum, __m256i product) {
+    asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product));
+    return sum;
+  }
   template <int kIndex>
   static FLOTILLA_INLINE __m256i Nibble1(__m256i x) {
     const __m256i shifted = kIndex == 0 ? x : _mm256_srli_epi16(x, 4 * kIndex);

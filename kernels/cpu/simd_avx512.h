@@ -18,10 +18,12 @@ struct Avx512 {
   // Register tiles: 32 registers hold 8 rows x 32 columns of dot products, 8 x 32
   // of fp32 sums, and in attention 6 rows x 64 keys.
   static constexpr int kI16Rows = 8;
+  static constexpr int kDotSums = 8;        // vpdpwssd takes five clocks, two begin in each
+  static constexpr int kRegisterSums = 12;  // beside as many dot products
   static constexpr int kF32Rows = 8;
   static constexpr int kHalves = 2;  // 16-column halves of a panel per tile
   static constexpr int kAttentionRows = 6;
-  static constexpr int kAttentionVectors = 4;
+  static constexpr int AttentionVectors(int) { return 4; }
 
   static FLOTILLA_INLINE F Zero() { return _mm512_setzero_ps(); }
   static FLOTILLA_INLINE F Set1(float x) { return _mm512_set1_ps(x); }
