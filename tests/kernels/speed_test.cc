@@ -8,14 +8,6 @@
 #include "tests/kernels/kernel_fixtures.h"
 #include "tests/kernels/workloads.h"
 
-#ifndef NDEBUG
-constexpr bool kTimed = false;
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kTimed = false;
-#else
-constexpr bool kTimed = true;
-#endif
-
 namespace flotilla::kernels {
 namespace {
 

@@ -193,6 +193,10 @@ std::vector<Workload> RowWorkloads() {
 
 }  // namespace
 
+Workload IntegerProduct(WeightFormat format, int rows, int columns, int k) {
+  return MatMul(format, true, rows, columns, k);
+}
+
 std::vector<Workload> Workloads() {
   std::vector<Workload> all;
   for (const WeightFormat format : {WeightFormat::kQ4_1, WeightFormat::kQ8_0}) {

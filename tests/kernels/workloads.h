@@ -1,5 +1,5 @@
 // One workload per op with the shapes of SmolLM2-135M (hidden 576, FFN 1,536, 9
-// query and 3 KV heads of 64, vocabulary 49,152): shared by the speed test and
+// query and 3 KV heads of 64, vocabulary 49,152): shared by the tests of speed and
 // the benchmark.
 #pragma once
 
@@ -11,6 +11,13 @@
 
 namespace flotilla::kernels {
 
+// Timing means something in plain release builds only.
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kTimed = false;
+#else
+inline constexpr bool kTimed = true;
+#endif
+
 struct Workload {
   std::string name;
   double operations;  // per call
@@ -20,5 +27,8 @@ struct Workload {
 };
 
 std::vector<Workload> Workloads();
+
+// out[rows, columns] = x[rows, k] W with integer activations.
+Workload IntegerProduct(WeightFormat format, int rows, int columns, int k);
 
 }  // namespace flotilla::kernels

@@ -1,0 +1,19 @@
+// The machine's own rate of 16-bit multiply-adds: what a product of integers could reach at
+// most on an instruction path, if it did nothing but multiply and add in registers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace flotilla::kernels {
+
+// Operations (a multiply-add is two) of one round of MultiplyAdds.
+int64_t MultiplyAddOperations(Isa isa);
+
+// Runs the path's sequence `rounds` times, at least once: vpmaddwd and vpaddd (AVX2) or
+// vpdpwssd (AVX-512), on as many independent sums as the latencies ask for. `isa` is
+// supported here and not the reference.
+void MultiplyAdds(Isa isa, int64_t rounds);
+
+}  // namespace flotilla::kernels
