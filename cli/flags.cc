@@ -57,6 +57,18 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "OpenAI HTTP API; 0: any free port", kServe | kRouter},
     {"--grpc-port", &RoleFlags::grpc_port, "port", 0, 65535, kListen,
      "gRPC API flotilla.v1; 0: any free port", kServe | kRouter},
+    {"--health-port", &RoleFlags::health_port, "port", -1, 65535, kListen,
+     "/health, /ready and /metrics once more, with connections of their own, which no client of "
+     "the API takes away; 0: any free port; -1: none",
+     kServe | kRouter},
+    {"--max-connections", &RoleFlags::max_connections, "connections", 1, 1 << 20, kListen,
+     "of HTTP; fewer where the limit of file descriptors is low; one more takes the place of the "
+     "one that has been idle for longest",
+     kServe | kRouter},
+    {"--allowed-hosts", &RoleFlags::allowed_hosts, "NAME,NAME...", 0, 0, kListen,
+     "names that HTTP requests may have in their Host, besides those of loopback; *: any; default: "
+     "any, but on a loopback address those of loopback",
+     kServe | kRouter},
     {"--listen-port", &RoleFlags::listen_port, "port", 0, 65535, kListen,
      "where the rest of the fleet finds this process; 0: any free port",
      kScheduler | kWorker | kHost},

@@ -22,6 +22,9 @@ struct RoleFlags {
   std::int64_t grpc_port = 50051;
   std::int64_t listen_port = 0;         // of scheduler, worker and host, for the fleet
   std::int64_t metrics_port = 0;        // of scheduler, worker and host
+  std::int64_t health_port = -1;        // -1: none
+  std::int64_t max_connections = 1024;  // of HTTP
+  std::string allowed_hosts;            // comma-separated
   std::vector<std::string> schedulers;  // HOST:PORT or dns:///NAME:PORT
   std::string worker;                   // HOST:PORT
   std::int64_t hold_seconds = 60;

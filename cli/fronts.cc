@@ -1,13 +1,18 @@
 #include "cli/fronts.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "cli/request_log.h"
 #include "cli/role_options.h"
+#include "common/rt/descriptors.h"
 #include "model/chat_template.h"
 #include "model/config.h"
 #include "model/tokenizer.h"
@@ -20,6 +25,12 @@ namespace flotilla {
 namespace {
 
 constexpr char kTemplateKey[] = "tokenizer.chat_template";
+// Of the process's file descriptors, at most, left for what is not a connection to the HTTP
+// API: gRPC's connections, files, the fleet's streams, and a few that are kept for accepting.
+constexpr std::uint64_t kOtherDescriptors = 256;
+constexpr std::size_t kSpareDescriptors = 16;
+// Kubelets, Prometheus, and a person who looks.
+constexpr std::uint32_t kHealthConnections = 32;
 
 // The model's chat template; none when the file has none.
 absl::StatusOr<std::optional<ChatTemplate>> LoadChatTemplate(const GgufFile& file) {
@@ -90,30 +101,61 @@ class FrontsImpl final : public Fronts {
     if (!grpc.ok()) return grpc.status();
     grpc_ = *std::move(grpc);
 
-    HttpServerOptions http_options;
-    http_options.address = flags_.host;
-    http_options.port = static_cast<std::uint16_t>(flags_.http_port);
-    http_options.lenient = flags_.lenient;
-    http_options.tenant_header = flags_.tenant_header;
-    http_options.gate = gate_.get();
-    http_options.metrics = [metrics = parts_.metrics] { return metrics->Render(); };
-    http_options.probe = parts_.probe;
-    http_ = HttpServer::Create(std::move(http_options), service_.get());
-    absl::StatusOr<std::uint16_t> http_port = http_->Start();
+    absl::StatusOr<std::uint16_t> http_port = ListenHttp();
     if (!http_port.ok()) return http_port.status();
     http_port_ = *http_port;
-    return absl::OkStatus();
+    return ListenHealth();
   }
 
   std::uint16_t http_port() const override { return http_port_; }
+  std::optional<std::uint16_t> health_port() const override { return health_port_; }
   std::uint16_t grpc_port() const override { return grpc_->port(); }
   std::string grpc_address() const override { return grpc_->address(); }
   void Stop(absl::Duration grace) override {
     grpc_->Stop(grace);
     http_->Stop(grace);
+    if (health_ != nullptr) health_->Stop(grace);
   }
 
  private:
+  // Of the API's port and of the one for health.
+  HttpServerOptions CommonOptions() const {
+    HttpServerOptions options;
+    options.address = flags_.host;
+    options.allowed_hosts = absl::StrSplit(flags_.allowed_hosts, ',', absl::SkipWhitespace());
+    options.metrics = [metrics = parts_.metrics] { return metrics->Render(); };
+    options.spare_descriptors = kSpareDescriptors;
+    return options;
+  }
+
+  absl::StatusOr<std::uint16_t> ListenHttp() {
+    HttpServerOptions http_options = CommonOptions();
+    http_options.port = static_cast<std::uint16_t>(flags_.http_port);
+    http_options.lenient = flags_.lenient;
+    http_options.tenant_header = flags_.tenant_header;
+    http_options.gate = gate_.get();
+    http_options.probe = parts_.probe;
+    const std::uint64_t limit = DescriptorLimit();
+    const std::uint64_t others = std::min(kOtherDescriptors, limit / 2);
+    http_options.max_connections =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(flags_.max_connections, limit - others));
+    http_ = HttpServer::Create(std::move(http_options), service_.get());
+    return http_->Start();
+  }
+
+  absl::Status ListenHealth() {
+    if (flags_.health_port < 0) return absl::OkStatus();
+    HttpServerOptions options = CommonOptions();
+    options.port = static_cast<std::uint16_t>(flags_.health_port);
+    options.max_connections = kHealthConnections;
+    options.health_only = true;
+    health_ = HttpServer::Create(std::move(options), service_.get());
+    const absl::StatusOr<std::uint16_t> port = health_->Start();
+    if (!port.ok()) return port.status();
+    health_port_ = *port;
+    return absl::OkStatus();
+  }
+
   absl::Status OpenGate() {
     if (flags_.api_keys_file.empty()) return absl::OkStatus();
     if (!flags_.tenant_header.empty()) {
@@ -135,13 +177,30 @@ class FrontsImpl final : public Fronts {
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<HttpServer> health_;  // null: there is none
   std::uint16_t http_port_ = 0;
+  std::optional<std::uint16_t> health_port_;
 };
 
 }  // namespace
 
 std::unique_ptr<Fronts> Fronts::Create(const RoleFlags& flags, const Parts& parts) {
   return std::make_unique<FrontsImpl>(flags, parts);
+}
+
+absl::Status AnnounceFronts(const RoleFlags& flags, const Fronts& fronts) {
+  std::vector<std::pair<std::string, int>> ports = {{"http", fronts.http_port()},
+                                                    {"grpc", fronts.grpc_port()}};
+  std::string health;
+  if (const std::optional<std::uint16_t> port = fronts.health_port(); port.has_value()) {
+    ports.emplace_back("health", *port);
+    health = absl::StrCat(" health=", HostPort(flags.host, *port));
+  }
+  if (absl::Status written = WriteReadyFile(flags.ready_file, ports); !written.ok()) return written;
+  absl::PrintF("ready http=%s grpc=%s%s\n", HostPort(flags.host, fronts.http_port()),
+               fronts.grpc_address(), health);
+  std::fflush(stdout);
+  return absl::OkStatus();
 }
 
 std::string UsageText(const RoleFlags& flags, const std::string& model_id, const Fronts& fronts) {

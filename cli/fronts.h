@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -42,11 +43,16 @@ class Fronts {
   virtual absl::Status Listen() = 0;
 
   virtual std::uint16_t http_port() const = 0;
+  virtual std::optional<std::uint16_t> health_port() const = 0;  // none: without --health-port
   virtual std::uint16_t grpc_port() const = 0;
   virtual std::string grpc_address() const = 0;
   // Ends connections once they have sent their last bytes, for `grace` at most.
   virtual void Stop(absl::Duration grace) = 0;
 };
+
+// Writes the ready file and the line `ready http=HOST:PORT grpc=HOST:PORT`, with
+// ` health=HOST:PORT` where there is such a port.
+absl::Status AnnounceFronts(const RoleFlags& flags, const Fronts& fronts);
 
 // How to use what is served, for a person: addresses, and a command to try.
 std::string UsageText(const RoleFlags& flags, const std::string& model_id, const Fronts& fronts);

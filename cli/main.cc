@@ -21,6 +21,7 @@
 #include "cli/simulate_flags.h"
 #include "cli/top.h"
 #include "cli/worker.h"
+#include "common/rt/descriptors.h"
 
 namespace {
 
@@ -72,6 +73,7 @@ int main(int argc, char** argv) {
   // entered into a graph.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 #endif
+  flotilla::RaiseDescriptorLimit();
   CLI::App app{"flotilla serves open large language models", "flotilla"};
   app.set_version_flag("--version", FLOTILLA_VERSION);
   app.require_subcommand(1);

@@ -151,15 +151,10 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
     if (signals.Wait(kRetry) == Signals::Event::kStop) return absl::OkStatus();
   }
   if (absl::Status status = fronts->Listen(); !status.ok()) return status;
-  absl::Status ready = WriteReadyFile(
-      flags.ready_file, {{"http", fronts->http_port()}, {"grpc", fronts->grpc_port()}});
-  if (!ready.ok()) return ready;
   absl::FPrintF(stderr, "\nflotilla routes to %s, which serve %s\n%s",
                 absl::StrJoin(flags.schedulers, " "), absl::StrJoin(models.served(), " "),
                 UsageText(flags, models.served().front(), *fronts));
-  absl::PrintF("ready http=%s grpc=%s\n", HostPort(flags.host, fronts->http_port()),
-               fronts->grpc_address());
-  std::fflush(stdout);
+  if (absl::Status ready = AnnounceFronts(flags, *fronts); !ready.ok()) return ready;
 
   bool all_added = true;
   while (signals.Wait(all_added ? kLong : kRetry) != Signals::Event::kStop) {

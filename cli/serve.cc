@@ -77,10 +77,8 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   absl::Status added = fronts_->AddModel(model_id_, *file, engine_.get(), router_metrics_.get());
   if (!added.ok()) return added;
   if (absl::Status listening = fronts_->Listen(); !listening.ok()) return listening;
-  absl::Status status = WriteReadyFile(
-      flags.ready_file, {{"http", fronts_->http_port()}, {"grpc", fronts_->grpc_port()}});
-  if (status.ok()) PrintBanner(flags);
-  return status;
+  PrintBanner(flags);
+  return AnnounceFronts(flags, *fronts_);
 }
 
 absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
@@ -111,9 +109,6 @@ void LocalFleet::PrintBanner(const RoleFlags& flags) const {
                 "  compute  %s, KV %s, %d blocks of %d tokens, instruction path %s\n%s",
                 model_id_, flags.compute, flags.kv_type, flags.kv_blocks, flags.block_tokens, isa_,
                 UsageText(flags, model_id_, *fronts_));
-  absl::PrintF("ready http=%s grpc=%s\n", HostPort(flags.host, fronts_->http_port()),
-               fronts_->grpc_address());
-  std::fflush(stdout);
 }
 
 void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {

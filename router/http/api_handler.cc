@@ -5,6 +5,9 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "model/text.h"
 #include "router/errors.h"
@@ -19,6 +22,7 @@ namespace flotilla {
 namespace {
 
 constexpr char kJson[] = "application/json";
+constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST";
 constexpr std::string_view kIdSuffix = "{id}";
 constexpr std::string_view kModel = "/v1/models/{id}";
 
@@ -40,6 +44,29 @@ std::string DecodePercent(std::string_view text) {
     }
   }
   return out;
+}
+
+bool IsJson(std::string_view content_type) {
+  const std::string_view type = content_type.substr(0, content_type.find(';'));
+  return absl::EqualsIgnoreCase(absl::StripAsciiWhitespace({type.data(), type.size()}), kJson);
+}
+
+HttpRefusal ToRefusal(const absl::Status& status, int http_status) {
+  return {.status = http_status, .body = ErrorJson(status), .headers = ErrorHeaders(status)};
+}
+HttpRefusal ToRefusal(const absl::Status& status) {
+  return ToRefusal(status, HttpStatusOf(status));
+}
+
+absl::Status NothingAt(std::string_view path) {
+  return absl::NotFoundError(Cat("there is nothing at ", RepairUtf8(path.substr(0, 200))));
+}
+
+HttpRefusal RefuseHost(std::string_view host) {
+  return ToRefusal(InvalidArgument("a server on a loopback address does not answer the Host '",
+                                   RepairUtf8(host.substr(0, 200)),
+                                   "': ask localhost, or start it with --allowed-hosts"),
+                   403);
 }
 
 void AppendModel(const ModelInfo& model, std::string& out) {
@@ -68,8 +95,7 @@ class ApiHandler final : public HttpHandler {
         service_(*service),
         lane_(*lane) {}
 
-  absl::StatusOr<std::optional<std::string>> Admit(std::string_view path,
-                                                   std::string_view authorization) override;
+  HttpAdmission Admit(const HttpHead& head) override;
   std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) override;
 
  private:
@@ -81,6 +107,9 @@ class ApiHandler final : public HttpHandler {
     Access access;
     Answer answer;
 
+    bool Answers(std::string_view asked) const {
+      return asked == method || (asked == kHead && method == kGet);
+    }
     bool Matches(std::string_view asked) const {
       if (!path.ends_with(kIdSuffix)) return asked == path;
       const std::string_view prefix = path.substr(0, path.size() - kIdSuffix.size());
@@ -88,6 +117,14 @@ class ApiHandler final : public HttpHandler {
     }
   };
   static const std::array<Route, 10> kRoutes;
+
+  static HttpRefusal RefuseMethod(const Route& route) {
+    return {.status = 405,
+            .body = ErrorJson(InvalidArgument("this path answers ", route.method, " only")),
+            .headers = {{"allow", route.method == kGet ? "GET, HEAD" : std::string(route.method)}}};
+  }
+  // The route that answers `method` at `path`, if there is one, or another of that path.
+  const Route* Find(std::string_view method, std::string_view path) const;
 
   std::unique_ptr<HttpExchange> Refuse(const absl::Status& status, HttpReply& reply) {
     if (options_.probe != nullptr) options_.probe->OnRefused(status);
@@ -130,35 +167,53 @@ const std::array<ApiHandler::Route, 10> ApiHandler::kRoutes = {{
     {"GET", "/", Access::kKey, &ApiHandler::Root},
 }};
 
-absl::StatusOr<std::optional<std::string>> ApiHandler::Admit(std::string_view path,
-                                                             std::string_view authorization) {
-  if (options_.gate == nullptr) return std::nullopt;
-  // A path that does not exist needs a key, too: nobody learns by trying.
+const ApiHandler::Route* ApiHandler::Find(std::string_view method, std::string_view path) const {
+  const Route* found = nullptr;
   for (const Route& route : kRoutes) {
-    if (route.access == Access::kAnybody && route.Matches(path)) return std::nullopt;
+    if (!route.Matches(path) || (options_.health_only && route.access != Access::kAnybody))
+      continue;
+    found = &route;
+    if (route.Answers(method)) return found;
   }
-  absl::StatusOr<std::string> tenant = options_.gate->Admit(authorization);
-  if (!tenant.ok()) return tenant.status();
-  return *std::move(tenant);
+  return found;
+}
+
+HttpAdmission ApiHandler::Admit(const HttpHead& head) {
+  if (!options_.hosts.Allows(head.host)) return {.refusal = RefuseHost(head.host)};
+  const Route* route = Find(head.method, head.path);
+  HttpAdmission admission;
+  // A path that does not exist needs a key, too: nobody learns by trying.
+  if (options_.gate != nullptr && (route == nullptr || route->access == Access::kKey)) {
+    absl::StatusOr<std::string> tenant = options_.gate->Admit(head.authorization);
+    if (!tenant.ok()) return {.refusal = ToRefusal(tenant.status())};
+    admission.tenant = *std::move(tenant);
+  }
+  if (head.has_body) {
+    if (route == nullptr) {
+      admission.refusal = ToRefusal(NothingAt(head.path));
+    } else if (route->method != kPost) {
+      admission.refusal = ToRefusal(InvalidArgument("this path takes no body"), 413);
+    } else if (!route->Answers(head.method)) {
+      admission.refusal = RefuseMethod(*route);
+    }
+  }
+  // What a page may send elsewhere without asking (a form, text) is not JSON by its type.
+  if (!admission.refusal && head.from_page && head.method == kPost && !IsJson(head.content_type)) {
+    admission.refusal =
+        ToRefusal(InvalidArgument("a request with an Origin needs the Content-Type ", kJson), 415);
+  }
+  return admission;
 }
 
 std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply& reply) {
-  std::string_view allowed;
-  for (const Route& route : kRoutes) {
-    if (!route.Matches(request.path)) continue;
-    if (request.method == route.method) return (this->*route.answer)(request, reply);
-    allowed = route.method;
-  }
-  const std::string_view path = request.path;
-  if (!allowed.empty()) {
-    reply.Send(405, kJson, ErrorJson(InvalidArgument("this path answers ", allowed, " only")),
-               {{"allow", std::string(allowed)}});
+  const Route* route = Find(request.method, request.path);
+  if (route == nullptr) {
+    SendError(NothingAt(request.path), reply);
     return nullptr;
   }
-  reply.Send(
-      404, kJson,
-      ErrorJson(absl::NotFoundError(Cat("there is nothing at ", RepairUtf8(path.substr(0, 200))))),
-      {});
+  if (route->Answers(request.method)) return (this->*route->answer)(request, reply);
+  HttpRefusal refusal = RefuseMethod(*route);
+  reply.Send(refusal.status, kJson, std::move(refusal.body), refusal.headers);
   return nullptr;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "router/http/exchange.h"
+#include "router/http/host_policy.h"
 #include "router/key_gate.h"
 #include "router/service.h"
 
@@ -19,6 +20,8 @@ struct ApiOptions {
   std::function<std::string()> metrics;  // may be empty
   RouterProbe* probe = nullptr;          // may be null
   KeyGate* gate = nullptr;               // null: everybody is admitted
+  HostPolicy hosts = HostPolicy("", {});
+  bool health_only = false;  // the other routes are not there
 };
 
 // `service` and `lane` outlive the handler, which lives on the lane's thread.

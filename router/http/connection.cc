@@ -8,8 +8,8 @@
 #include <utility>
 
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/error.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/beast/http/error.hpp>
 #include <boost/beast/http/field.hpp>
 #include <boost/beast/http/status.hpp>
 
@@ -17,7 +17,6 @@
 #include "common/obs/trace.h"
 #include "model/text.h"
 #include "router/http/api_error.h"
-#include "router/http/json_text.h"
 
 namespace flotilla {
 namespace {
@@ -30,17 +29,25 @@ constexpr std::size_t kMaxRequestIdBytes = 128;
 // once would reset the connection and lose the answer on its way.
 constexpr absl::Duration kLingerTimeout = absl::Seconds(2);
 
-std::string ErrorBody(std::string_view message) {
-  std::string body = R"({"error":{"message":)";
-  AppendJsonString(message, body);
-  body += R"(,"type":"invalid_request_error","param":null,"code":null}})";
-  return body;
-}
+// An interim answer, which clients skip.
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+// Each probe of a peer waits so many times longer than the one before: some clients take no
+// more than five interim answers.
+constexpr int kProbeBackoff = 10;
+// What an idle connection keeps of its buffers.
+constexpr std::size_t kKeptInputBytes = 1024;
 
 // The target without its query.
 std::string_view PathOf(boost::beast::string_view target) {
   const std::string_view text(target.data(), target.size());
   return text.substr(0, text.find('?'));
+}
+
+// The one value of a header; empty if there is none, or several.
+std::string_view OneOf(const http::fields& fields, http::field name) {
+  if (fields.count(name) != 1) return {};
+  const auto value = fields[name];
+  return {value.data(), value.size()};
 }
 
 bool UsableRequestId(std::string_view id) {
@@ -58,17 +65,22 @@ void Connection::Start() {
   socket_.set_option(boost::asio::ip::tcp::no_delay(true), ignored);
   socket_.set_option(boost::asio::socket_base::send_buffer_size(owner_->limits().socket_send_bytes),
                      ignored);
-  SetDeadline(owner_->limits().idle_timeout);
-  Read();
+  Enter(State::kIdle);
+  Guarded([&] {
+    SetDeadline(owner_->limits().idle_timeout);
+    Read();
+  });
 }
 
 void Connection::Reject(int status, std::string body) {
   keep_alive_ = false;
   linger_ = true;
-  state_ = State::kServing;
-  request_id_ = owner_->NewRequestId();
-  Send(status, "application/json", std::move(body), {{"retry-after", "1"}});
-  Read();
+  Enter(State::kServing);
+  Guarded([&] {
+    request_id_ = owner_->NewRequestId();
+    Send(status, "application/json", std::move(body), {{"retry-after", "1"}});
+    Read();
+  });
 }
 
 void Connection::Drain() {
@@ -78,9 +90,11 @@ void Connection::Drain() {
 
 void Connection::Close() {
   if (state_ == State::kClosed) return;
-  state_ = State::kClosed;
+  Enter(State::kClosed);
   const auto self = shared_from_this();  // OnClosed may drop the owner's
   timer_.cancel();
+  if (probe_timer_.has_value()) probe_timer_->cancel();
+  reader_.reset();
   error_code ignored;
   socket_.shutdown(boost::asio::ip::tcp::socket::shutdown_both, ignored);
   socket_.close(ignored);
@@ -91,75 +105,103 @@ void Connection::Close() {
   });
 }
 
+void Connection::Enter(State state) {
+  state_ = state;
+  unlink();
+  ConnectionLists::List* list = nullptr;
+  if (state == State::kIdle) list = &owner_->lists().idle;
+  if (state == State::kReadingHead) list = &owner_->lists().head;
+  if (state == State::kReadingBody) list = &owner_->lists().body;
+  if (list == nullptr) return;
+  since_ = std::chrono::steady_clock::now();
+  list->push_back(*this);
+}
+
 // --- Reading -----------------------------------------------------------------
 
 void Connection::Read() {
-  if (reading_ || state_ == State::kClosed) return;
+  if (reading_ || input_ended_ || state_ == State::kClosed) return;
   reading_ = true;
   socket_.async_read_some(boost::asio::buffer(chunk_),
                           [self = shared_from_this()](const error_code& error, std::size_t bytes) {
-                            self->OnRead(error, bytes);
+                            self->reading_ = false;
+                            if (self->state_ != State::kClosed)
+                              self->Guarded([&] { self->OnRead(error, bytes); });
                           });
 }
 
 void Connection::OnRead(const error_code& error, std::size_t bytes) {
-  reading_ = false;
-  if (state_ == State::kClosed) return;
-  // A peer that closed its sending side is gone, too: nobody reads the rest.
+  if (error == boost::asio::error::eof) return OnInputEnd();
   if (error) return Close();
   if (state_ == State::kLingering) return Read();
   input_.append(chunk_.data(), bytes);
-  if (state_ == State::kIdle || state_ == State::kReading) return Parse();
+  if (state_ != State::kServing && state_ != State::kFlushing) return Parse();
   if (input_.size() < owner_->limits().pipelined_bytes) Read();
 }
 
 void Connection::Parse() {
-  const HttpLimits& limits = owner_->limits();
   if (state_ == State::kIdle) {
-    state_ = State::kReading;
-    header_seen_ = false;
-    parser_.emplace();
-    parser_->header_limit(static_cast<std::uint32_t>(limits.header_bytes));
-    parser_->body_limit(limits.body_bytes);
-    parser_->eager(true);
-    SetDeadline(limits.header_timeout);
+    Enter(State::kReadingHead);
+    reader_.emplace(&owner_->limits(), &owner_->body_memory());
+    head_only_ = false;
+    SetDeadline(owner_->limits().header_timeout);
   }
-  while (input_.size() > 0 && !parser_->is_done()) {
-    error_code error;
-    const std::size_t used = parser_->put(boost::asio::buffer(input_), error);
-    input_.erase(0, used);
-    if (error == http::error::need_more) break;
-    if (error) return RefuseBadRequest(error);
-    if (parser_->is_header_done() && !header_seen_ && !OnHeader()) return;
-    if (used == 0) break;
+  while (true) {
+    switch (reader_->Read(input_)) {
+      case RequestReader::Step::kMore:
+        return input_ended_ ? Close() : Read();
+      case RequestReader::Step::kHead:
+        if (!OnHead()) return;
+        break;
+      case RequestReader::Step::kNoMemory:
+        if (owner_->MakeRoomForBody(this)) break;
+        return RefuseForMemory();
+      case RequestReader::Step::kRequest:
+        return OnRequest();
+      case RequestReader::Step::kRefused:
+        return Refuse(reader_->refusal());
+    }
   }
-  if (!header_seen_ && parser_->is_header_done() && !OnHeader()) return;
-  if (parser_->is_done()) return OnRequest();
-  if (!header_seen_ && input_.size() > limits.header_bytes) {
-    return RefuseBadRequest(http::error::header_limit);
-  }
-  Read();
 }
 
-bool Connection::OnHeader() {
-  header_seen_ = true;
+bool Connection::OnHead() {
+  const RequestReader::Head& head = reader_->head();
+  Enter(State::kReadingBody);
   SetDeadline(owner_->limits().body_timeout);
-  const auto& header = parser_->get();
-  const auto authorization = header[http::field::authorization];
-  const bool once = header.count(http::field::authorization) == 1;
-  absl::StatusOr<std::optional<std::string>> tenant = owner_->handler().Admit(
-      PathOf(header.target()),
-      once ? std::string_view(authorization.data(), authorization.size()) : std::string_view());
-  if (!tenant.ok()) {
-    BeginRefusal();
-    SendError(tenant.status(), *this);
-    Read();
+  const auto method = head.method_string(), host = head[http::field::host];
+  head_only_ = head.method() == http::verb::head;
+  http10_ = head.version() < 11;
+  HttpAdmission admission =
+      owner_->handler().Admit({.method = {method.data(), method.size()},
+                               .path = PathOf(head.target()),
+                               .host = {host.data(), host.size()},
+                               .authorization = OneOf(head, http::field::authorization),
+                               .content_type = OneOf(head, http::field::content_type),
+                               .from_page = head.count(http::field::origin) > 0,
+                               .has_body = reader_->has_body()});
+  if (admission.refusal.has_value()) {
+    Refuse(*std::move(admission.refusal));
     return false;
   }
-  tenant_ = *std::move(tenant);
-  if (header.version() >= 11 && !parser_->is_done() &&
-      boost::beast::iequals(header[http::field::expect], "100-continue")) {
-    pending_ += "HTTP/1.1 100 Continue\r\n\r\n";
+  // Here and not when the request is whole: the parser adds a trailer's fields to the head's.
+  request_ = HttpRequest();
+  request_.method = std::string(method);
+  request_.path = std::string(PathOf(head.target()));
+  const auto id = head["X-Request-Id"];
+  request_.client_named = UsableRequestId({id.data(), id.size()});
+  request_.request_id = request_.client_named ? std::string(id) : owner_->NewRequestId();
+  const auto trace = head["traceparent"];
+  request_.trace = ParseTraceparent({trace.data(), trace.size()}).value_or(TraceContext());
+  if (admission.tenant.has_value()) {
+    request_.tenant = *std::move(admission.tenant);
+  } else if (!owner_->tenant_header().empty()) {
+    const auto tenant = head[owner_->tenant_header()];
+    request_.tenant.assign(tenant.data(), tenant.size());
+  }
+  keep_alive_ = keep_alive_ && head.keep_alive();
+  if (!http10_ && !reader_->whole() &&
+      boost::beast::iequals(head[http::field::expect], "100-continue")) {
+    pending_ += kContinue;
     ScheduleFlush();
   }
   return true;
@@ -167,61 +209,94 @@ bool Connection::OnHeader() {
 
 void Connection::OnRequest() {
   ClearDeadline();
-  state_ = State::kServing;
-  answered_ = false;
-  keep_alive_ = keep_alive_ && parser_->keep_alive() && !owner_->stopping();
-  auto message = parser_->release();
-  parser_.reset();
-  http10_ = message.version() < 11;
-
-  HttpRequest request;
-  request.method = std::string(message.method_string());
-  request.path = std::string(PathOf(message.target()));
-  const auto id = message["X-Request-Id"];
-  request.client_named = UsableRequestId({id.data(), id.size()});
-  request.request_id = request.client_named ? std::string(id) : owner_->NewRequestId();
-  const auto trace = message["traceparent"];
-  request.trace = ParseTraceparent({trace.data(), trace.size()}).value_or(TraceContext());
-  if (tenant_.has_value()) {
-    request.tenant = *std::move(tenant_);
-  } else if (!owner_->tenant_header().empty()) {
-    const auto tenant = message[owner_->tenant_header()];
-    request.tenant.assign(tenant.data(), tenant.size());
-  }
-  request.body = std::move(message.body());
-  request_id_ = request.request_id;
+  Enter(State::kServing);
+  answered_ = begun_ = false;
+  keep_alive_ = keep_alive_ && !owner_->stopping() && !(input_ended_ && input_.empty());
+  request_.body = reader_->TakeBody();
+  request_.charge = reader_->TakeCharge();
+  reader_.reset();
+  request_id_ = request_.request_id;
   if (input_.size() < owner_->limits().pipelined_bytes) Read();
-  exchange_ = owner_->handler().Handle(std::move(request), *this);
-}
-
-void Connection::RefuseBadRequest(const error_code& error) {
-  int status = 400;
-  std::string message = "malformed HTTP request: " + error.message();
-  if (error == http::error::header_limit) {
-    status = 431;
-    message = Cat("request headers are longer than ", owner_->limits().header_bytes, " bytes");
-  } else if (error == http::error::body_limit) {
-    status = 413;
-    message = Cat("the request body is longer than ", owner_->limits().body_bytes, " bytes");
+  try {
+    exchange_ = owner_->handler().Handle(std::move(request_), *this);
+  } catch (const std::bad_alloc&) {
+    if (begun_) return Close();
+    SendError(absl::UnavailableError("the server has no memory for this request now"), *this);
   }
-  BeginRefusal();
-  Send(status, "application/json", ErrorBody(message), {});
-  Read();
 }
 
-void Connection::BeginRefusal() {
-  parser_.reset();
+void Connection::Refuse(HttpRefusal refusal) {
+  reader_.reset();
   ClearDeadline();
   keep_alive_ = false;  // where the next request would begin is unknown
   linger_ = true;
-  state_ = State::kServing;
-  answered_ = false;
+  Enter(State::kServing);
+  answered_ = begun_ = false;
   request_id_ = owner_->NewRequestId();
+  Send(refusal.status, "application/json", std::move(refusal.body), refusal.headers);
+  Read();
+}
+
+void Connection::RefuseForMemory() {
+  const absl::Status status = absl::UnavailableError("the server has no memory for this body now");
+  Refuse({.status = 503, .body = ErrorJson(status), .headers = {{"retry-after", "1"}}});
+}
+
+void Connection::OnNoMemory() {
+  if (state_ != State::kReadingHead && state_ != State::kReadingBody) return Close();
+  try {
+    reader_.reset();  // which may be what there is not enough for
+    RefuseForMemory();
+  } catch (const std::bad_alloc&) {
+    Close();
+  }
+}
+
+void Connection::RefuseSlowBody() {
+  Guarded([&] {
+    Refuse({.status = 408,
+            .body = TransportErrorJson("the body came too slowly while memory was short"),
+            .headers = {}});
+  });
+}
+
+// --- A peer that sends no more -------------------------------------------------
+
+void Connection::OnInputEnd() {
+  input_ended_ = true;
+  if (state_ != State::kServing && state_ != State::kFlushing) return Close();
+  if (input_.empty()) keep_alive_ = false;
+  // A peer that reads on looks like one that has gone, until that one's reset.
+  socket_.async_wait(boost::asio::ip::tcp::socket::wait_error,
+                     [self = shared_from_this()](const error_code& error) {
+                       if (!error) self->Close();
+                     });
+  probe_delay_ = owner_->limits().probe_delay;
+  probe_timer_.emplace(socket_.get_executor());
+  ProbePeer();
+}
+
+void Connection::ProbePeer() {
+  probe_timer_->expires_after(absl::ToChronoMilliseconds(probe_delay_));
+  probe_delay_ *= kProbeBackoff;
+  probe_timer_->async_wait([weak = weak_from_this()](const error_code& error) {
+    const auto self = weak.lock();
+    if (error || self == nullptr || self->state_ == State::kClosed) return;
+    self->Guarded([&] {
+      // What has begun tells by its own bytes; older clients know no interim answers.
+      if (self->state_ == State::kServing && !self->begun_ && !self->http10_) {
+        self->pending_ += kContinue;
+        self->ScheduleFlush();
+      }
+      self->ProbePeer();
+    });
+  });
 }
 
 // --- Answering ---------------------------------------------------------------
 
 void Connection::AppendHead(int status, std::string_view content_type, const HttpHeaders& headers) {
+  begun_ = true;
   const auto reason = http::obsolete_reason(static_cast<http::status>(status));
   pending_ += Cat(
       "HTTP/1.1 ", status, " ", std::string_view(reason.data(), reason.size()),
@@ -240,33 +315,39 @@ void Connection::Send(int status, std::string_view content_type, std::string bod
                       const HttpHeaders& headers) {
   if (state_ != State::kServing || answered_) return;
   chunked_ = false;
-  AppendHead(status, content_type, headers);
-  pending_ += Cat("content-length: ", body.size(), "\r\n\r\n");
-  pending_ += body;
-  answered_ = true;
-  ScheduleFlush();
+  Guarded([&] {
+    AppendHead(status, content_type, headers);
+    pending_ += Cat("content-length: ", body.size(), "\r\n\r\n");
+    if (!head_only_) pending_ += body;
+    answered_ = true;
+    ScheduleFlush();
+  });
 }
 
 void Connection::Begin(int status, std::string_view content_type, const HttpHeaders& headers) {
   if (state_ != State::kServing || answered_) return;
   chunked_ = !http10_;
   if (http10_) keep_alive_ = false;  // the end of the body is the end of the connection
-  AppendHead(status, content_type, headers);
-  if (chunked_) pending_ += "transfer-encoding: chunked\r\n";
-  pending_ += "\r\n";
-  ScheduleFlush();
+  Guarded([&] {
+    AppendHead(status, content_type, headers);
+    if (chunked_) pending_ += "transfer-encoding: chunked\r\n";
+    pending_ += "\r\n";
+    ScheduleFlush();
+  });
 }
 
 void Connection::Write(std::string_view text) {
   if (state_ != State::kServing || answered_) return;
-  body_ += text;
-  ScheduleFlush();
+  Guarded([&] {
+    body_ += text;
+    ScheduleFlush();
+  });
 }
 
 void Connection::End() {
   if (state_ != State::kServing || answered_) return;
   answered_ = true;
-  ScheduleFlush();
+  Guarded([&] { ScheduleFlush(); });
 }
 
 void Connection::ScheduleFlush() {
@@ -274,7 +355,7 @@ void Connection::ScheduleFlush() {
   if (std::exchange(flush_scheduled_, true)) return;
   boost::asio::post(socket_.get_executor(), [self = shared_from_this()] {
     self->flush_scheduled_ = false;
-    self->Flush();
+    self->Guarded([&] { self->Flush(); });
   });
 }
 
@@ -295,7 +376,7 @@ void Connection::Flush() {
   }
   if (answered_ && state_ == State::kServing) {
     if (std::exchange(chunked_, false)) pending_ += "0\r\n\r\n";
-    state_ = State::kFlushing;
+    Enter(State::kFlushing);
   }
   if (written_ < writing_.size()) return;  // a write is in flight
   if (pending_.empty()) {
@@ -317,7 +398,9 @@ void Connection::OnWrite(const error_code& error, std::size_t bytes) {
     if (bytes > 0) WatchOutput();
     socket_.async_write_some(
         boost::asio::buffer(writing_.data() + written_, writing_.size() - written_),
-        [self = shared_from_this()](const error_code& e, std::size_t n) { self->OnWrite(e, n); });
+        [self = shared_from_this()](const error_code& e, std::size_t n) {
+          self->Guarded([&] { self->OnWrite(e, n); });
+        });
     return;
   }
   writing_.clear();
@@ -334,7 +417,8 @@ void Connection::OnAnswered() {
 }
 
 void Connection::Linger() {
-  state_ = State::kLingering;
+  if (input_ended_) return Close();
+  Enter(State::kLingering);
   SetDeadline(kLingerTimeout);
   error_code ignored;
   socket_.shutdown(boost::asio::ip::tcp::socket::shutdown_send, ignored);
@@ -343,11 +427,13 @@ void Connection::Linger() {
 
 void Connection::NextRequest() {
   if (owner_->stopping()) return Close();
-  state_ = State::kIdle;
+  Enter(State::kIdle);
   write_watched_ = false;
   SetDeadline(owner_->limits().idle_timeout);
-  if (input_.empty()) return Read();
-  Parse();
+  if (!input_.empty()) return Parse();
+  if (input_ended_) return Close();
+  if (input_.capacity() > kKeptInputBytes) std::string().swap(input_);
+  Read();
 }
 
 // --- Deadlines ---------------------------------------------------------------

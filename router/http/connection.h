@@ -1,29 +1,38 @@
-// Connection: HTTP/1.1 on one socket. Parses requests within bounds, hands them
-// to a handler one at a time, and writes answers with one write in flight.
+// Connection: HTTP/1.1 on one socket. Has requests read within bounds
+// (router/http/request_reader.h), hands them to a handler one at a time, and writes answers
+// with one write in flight.
 //
 // A read is always pending while fewer than `pipelined_bytes` wait, so that a
 // disconnect is seen, and the exchange destroyed, while an answer is generated.
+// A peer that has closed its sending side may still read: it gets its answer, and an interim
+// answer of a few bytes, to which one that has gone replies with a reset.
 // A peer that is slow is cut off by one deadline timer; it never slows anyone
-// else. Kept alive by its pending operations; lives on one I/O thread.
+// else. An allocation that fails costs the connection for which it was. Kept alive by its
+// pending operations; lives on one I/O thread.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
+#include <boost/intrusive/list.hpp>
 
 #include "router/http/exchange.h"
+#include "router/http/memory_budget.h"
+#include "router/http/request_reader.h"
 #include "router/http/server.h"
 
 namespace flotilla {
+
+struct ConnectionLists;
 
 // What the connections of one I/O thread share; outlives them.
 class ConnectionOwner {
@@ -31,16 +40,27 @@ class ConnectionOwner {
   virtual ~ConnectionOwner() = default;
   virtual HttpHandler& handler() = 0;
   virtual const HttpLimits& limits() const = 0;
+  virtual MemoryBudget& body_memory() = 0;
+  virtual ConnectionLists& lists() = 0;
+  // Cuts off the slowest body that holds memory of the budget; false: none is slow, or it is
+  // `asking`'s.
+  virtual bool MakeRoomForBody(const class Connection* asking) = 0;
   // HttpServerOptions::tenant_header
   virtual const std::string& tenant_header() const = 0;
   // True: finish the running request, then close.
   virtual bool stopping() const = 0;
   virtual std::string NewRequestId() = 0;
   // The connection is closed; called once.
-  virtual void OnClosed(class Connection* connection) = 0;
+  virtual void OnClosed(Connection* connection) = 0;
 };
 
-class Connection final : public HttpReply, public std::enable_shared_from_this<Connection> {
+// A connection leaves the list that it is in by itself.
+using ConnectionHook =
+    boost::intrusive::list_base_hook<boost::intrusive::link_mode<boost::intrusive::auto_unlink>>;
+
+class Connection final : public HttpReply,
+                         public std::enable_shared_from_this<Connection>,
+                         public ConnectionHook {
  public:
   Connection(boost::asio::ip::tcp::socket socket, ConnectionOwner* owner);
 
@@ -51,6 +71,11 @@ class Connection final : public HttpReply, public std::enable_shared_from_this<C
   void Drain();
   // Closes now; a running request is cancelled.
   void Close();
+  // Answers 408 and closes: the body is in the way of others.
+  void RefuseSlowBody();
+  bool holds_body_memory() const { return reader_.has_value() && reader_->charged(); }
+  // Since when it has been in the list of ConnectionLists that it is in.
+  std::chrono::steady_clock::time_point since() const { return since_; }
 
   // HttpReply, for the handler.
   void Send(int status, std::string_view content_type, std::string body,
@@ -60,25 +85,41 @@ class Connection final : public HttpReply, public std::enable_shared_from_this<C
   void End() override;
 
  private:
-  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
   enum class State : std::uint8_t {
-    kIdle,       // between requests
-    kReading,    // parts of a request are there
+    kIdle,         // between requests
+    kReadingHead,  // parts of a request are there
+    kReadingBody,
     kServing,    // the handler answers
     kFlushing,   // the answer is complete but not sent
     kLingering,  // refused in mid-request: what still comes is thrown away
     kClosed,
   };
 
+  // Runs a handler; if it cannot get memory, the connection ends.
+  template <class Work>
+  void Guarded(Work work) {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      OnNoMemory();
+    }
+  }
+  void OnNoMemory();
+  // And keeps the list of the state.
+  void Enter(State state);
+
   void Read();
   void OnRead(const boost::system::error_code& error, std::size_t bytes);
   void Parse();
   // False: the request was refused, its body is not read.
-  bool OnHeader();
+  bool OnHead();
   void OnRequest();
-  void RefuseBadRequest(const boost::system::error_code& error);
-  // Ends reading in mid-request: an answer follows, and then the connection is closed.
-  void BeginRefusal();
+  // Ends reading in mid-request: the refusal is sent, and then the connection is closed.
+  void Refuse(HttpRefusal refusal);
+  void RefuseForMemory();
+  // The peer will send nothing more.
+  void OnInputEnd();
+  void ProbePeer();
 
   void AppendHead(int status, std::string_view content_type, const HttpHeaders& headers);
   void ScheduleFlush();
@@ -96,22 +137,27 @@ class Connection final : public HttpReply, public std::enable_shared_from_this<C
   boost::asio::ip::tcp::socket socket_;
   ConnectionOwner* const owner_;
   boost::asio::steady_timer timer_;
+  std::optional<boost::asio::steady_timer> probe_timer_;  // once the input has ended
+  absl::Duration probe_delay_;                            // until the next
 
   State state_ = State::kIdle;
-  bool reading_ = false;  // a read into chunk_ is pending
+  std::chrono::steady_clock::time_point since_;
+  bool reading_ = false;      // a read into chunk_ is pending
+  bool input_ended_ = false;  // the peer has closed its sending side
   std::array<char, 8192> chunk_;
   std::string input_;  // read and not yet parsed
-  std::optional<Parser> parser_;
-  bool header_seen_ = false;
-  std::optional<std::string> tenant_;  // as the handler admitted the request
+  std::optional<RequestReader> reader_;
+  HttpRequest request_;  // as the head says, until it is whole
 
   std::unique_ptr<HttpExchange> exchange_;
   std::string request_id_;
   bool keep_alive_ = true;
   bool http10_ = false;
-  bool chunked_ = false;   // of the current answer
-  bool answered_ = false;  // End or Send was called
-  bool linger_ = false;    // the peer may still be sending its request
+  bool head_only_ = false;  // the request is a HEAD
+  bool begun_ = false;      // the answer's head is on its way
+  bool chunked_ = false;    // of the current answer
+  bool answered_ = false;   // End or Send was called
+  bool linger_ = false;     // the peer may still be sending its request
 
   std::string pending_;      // framed, to be written
   std::string body_;         // streamed text, not yet framed as a chunk
@@ -119,6 +165,14 @@ class Connection final : public HttpReply, public std::enable_shared_from_this<C
   std::size_t written_ = 0;  // of writing_
   bool flush_scheduled_ = false;
   bool write_watched_ = false;  // the deadline is one for output
+};
+
+// The connections that a peer keeps waiting; of each list the first has waited for longest.
+struct ConnectionLists {
+  using List = boost::intrusive::list<Connection, boost::intrusive::constant_time_size<false>>;
+  List idle;  // between requests
+  List head;  // in mid-request
+  List body;
 };
 
 }  // namespace flotilla

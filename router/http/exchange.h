@@ -10,10 +10,21 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "common/types/request.h"
+#include "router/http/memory_budget.h"
 
 namespace flotilla {
+
+// What is known of a request before its body is read.
+struct HttpHead {
+  std::string_view method;
+  std::string_view path;           // without the query
+  std::string_view host;           // the Host header; empty: there is none
+  std::string_view authorization;  // empty: there is none, or several
+  std::string_view content_type;   // the same
+  bool from_page = false;          // a browser says which page asks: there is an Origin
+  bool has_body = false;           // bytes of one are announced
+};
 
 struct HttpRequest {
   std::string method;
@@ -23,15 +34,29 @@ struct HttpRequest {
   std::string tenant;         // as the key or the tenant header says
   TraceContext trace;         // of a valid traceparent; else all zero
   std::string body;
+  MemoryCharge charge;  // what the body holds of the budget for bodies, until this goes
 };
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
+
+// An answer that ends the connection, since the body that follows is not read.
+struct HttpRefusal {
+  int status = 400;
+  std::string body;  // JSON
+  HttpHeaders headers;
+};
+
+struct HttpAdmission {
+  std::optional<std::string> tenant;  // as a key names it; none: callers have no names
+  std::optional<HttpRefusal> refusal;
+};
 
 // The answer being written. Either Send once, or Begin, any number of Write, and
 // End. Calls after the peer has gone do nothing.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;
+  // To HEAD the body is not sent, but its length.
   virtual void Send(int status, std::string_view content_type, std::string body,
                     const HttpHeaders& headers) = 0;
   virtual void Begin(int status, std::string_view content_type, const HttpHeaders& headers) = 0;
@@ -52,10 +77,9 @@ class HttpExchange {
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
-  // Before a body is read: who asks, by the Authorization header (empty: there is none,
-  // or several), as the tenant; none: callers have no names. Else why it is refused.
-  virtual absl::StatusOr<std::optional<std::string>> Admit(std::string_view path,
-                                                           std::string_view authorization) = 0;
+  // Before a body is read: who asks, or why it is refused. No request without a body is
+  // refused for its method or path: Handle answers that, and the connection stays.
+  virtual HttpAdmission Admit(const HttpHead& head) = 0;
   // Answers through `reply`, now or later; what must live until then is the
   // exchange returned (null when it was answered at once). `reply` outlives the
   // exchange. Work that is not owned by the exchange holds a weak pointer.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <new>
 #include <random>
 #include <string_view>
 #include <thread>
@@ -19,9 +21,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/rt/descriptors.h"
 #include "model/text.h"
 #include "router/http/api_handler.h"
 #include "router/http/connection.h"
+#include "router/http/host_policy.h"
 
 namespace flotilla {
 namespace {
@@ -37,20 +41,32 @@ constexpr char kTooManyConnections[] =
 // One I/O thread: an io_context, the lane, and the connections it owns.
 class IoThread final : public ConnectionOwner, public Dispatcher {
  public:
-  IoThread(const HttpServerOptions& options, InferenceService* service,
-           std::atomic<std::uint32_t>* connection_count)
-      : options_(options),
-        connection_count_(connection_count),
+  // What the threads of a server share; outlives them.
+  struct Shared {
+    explicit Shared(HttpServerOptions given)
+        : options(std::move(given)), body_memory(options.body_memory_bytes) {}
+    const HttpServerOptions options;
+    std::atomic<std::uint32_t> connections = 0;
+    MemoryBudget body_memory;
+    // A connection has closed; on its thread.
+    std::function<void()> on_closed;
+  };
+
+  IoThread(Shared* shared, InferenceService* service)
+      : shared_(*shared),
+        options_(shared->options),
         lane_(service->OpenLane(this)),
-        handler_(MakeApiHandler({.lenient = options.lenient,
-                                 .max_prompts = options.max_prompts,
-                                 .metrics = options.metrics,
-                                 .probe = options.probe,
-                                 .gate = options.gate},
+        handler_(MakeApiHandler({.lenient = options_.lenient,
+                                 .max_prompts = options_.max_prompts,
+                                 .metrics = options_.metrics,
+                                 .probe = options_.probe,
+                                 .gate = options_.gate,
+                                 .hosts = HostPolicy(options_.address, options_.allowed_hosts),
+                                 .health_only = options_.health_only},
                                 service, lane_.get())),
         work_(context_.get_executor()),
         request_ids_(std::random_device{}()),
-        thread_([this] { context_.run(); }) {}
+        thread_([this] { Run(); }) {}
 
   ~IoThread() override {
     work_.reset();
@@ -66,9 +82,9 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   // Any thread.
   void Adopt(tcp::socket socket) {
     asio::post(context_, [this, socket = std::move(socket)]() mutable {
-      const bool full = connection_count_->fetch_add(1) >= options_.max_connections;
       auto connection = std::make_shared<Connection>(std::move(socket), this);
       connections_.insert(connection);
+      const bool full = shared_.connections.fetch_add(1) >= options_.max_connections && !MakeRoom();
       if (full || stopping_) {
         connection->Reject(503, kTooManyConnections);
       } else {
@@ -91,6 +107,19 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
     asio::post(context_, [this] { ForAll([](Connection& connection) { connection.Close(); }); });
   }
 
+  // Closes the connection that has kept the server waiting for longest: one that is idle, or
+  // in a request's head, or slow with its body. False: there is none. I/O thread.
+  bool MakeRoom() {
+    for (ConnectionLists::List* list : {&lists_.idle, &lists_.head}) {
+      if (list->empty()) continue;
+      list->front().Close();
+      return true;
+    }
+    if (lists_.body.empty() || !IsSlow(lists_.body.front())) return false;
+    lists_.body.front().Close();
+    return true;
+  }
+
   // Dispatcher
   void Post(std::function<void()> work) override { asio::post(context_, std::move(work)); }
 
@@ -98,17 +127,43 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   HttpHandler& handler() override { return *handler_; }
   const HttpLimits& limits() const override { return options_.limits; }
   const std::string& tenant_header() const override { return options_.tenant_header; }
+  MemoryBudget& body_memory() override { return shared_.body_memory; }
+  ConnectionLists& lists() override { return lists_; }
+  bool MakeRoomForBody(const Connection* asking) override {
+    for (Connection& one : lists_.body) {
+      if (&one == asking || !IsSlow(one)) return false;
+      if (!one.holds_body_memory()) continue;
+      one.RefuseSlowBody();
+      return true;
+    }
+    return false;
+  }
   bool stopping() const override { return stopping_; }
   std::string NewRequestId() override {
     return absl::StrCat("req-", absl::Hex(request_ids_(), absl::kZeroPad16));
   }
   void OnClosed(Connection* connection) override {
     connections_.erase(connection->shared_from_this());
-    connection_count_->fetch_sub(1);
+    shared_.connections.fetch_sub(1);
+    shared_.on_closed();
     ReportIfDrained();
   }
 
  private:
+  void Run() {
+    while (true) {
+      try {
+        context_.run();
+        return;
+      } catch (const std::bad_alloc&) {
+        // A piece of work is lost for want of memory; connections see to their own.
+      }
+    }
+  }
+  bool IsSlow(const Connection& connection) const {
+    return std::chrono::steady_clock::now() - connection.since() >=
+           absl::ToChronoNanoseconds(options_.limits.slow_body);
+  }
   template <class Visit>
   void ForAll(Visit visit) {
     const std::vector<std::shared_ptr<Connection>> all(connections_.begin(), connections_.end());
@@ -118,14 +173,15 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
     if (drained_ && connections_.empty()) std::exchange(drained_, nullptr)();
   }
 
+  Shared& shared_;
   const HttpServerOptions& options_;
-  std::atomic<std::uint32_t>* const connection_count_;
   // Destroyed in reverse: connections, then what their exchanges use, then the
   // context that the sockets belong to.
   asio::io_context context_{1};
   std::unique_ptr<Lane> lane_;
   std::unique_ptr<HttpHandler> handler_;
   std::unordered_set<std::shared_ptr<Connection>> connections_;
+  ConnectionLists lists_;
   bool stopping_ = false;
   std::function<void()> drained_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -136,7 +192,17 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
 class HttpServerImpl final : public HttpServer {
  public:
   HttpServerImpl(HttpServerOptions options, InferenceService* service)
-      : options_(std::move(options)), service_(service) {}
+      : shared_(std::move(options)),
+        options_(shared_.options),
+        service_(service),
+        spare_(options_.spare_descriptors) {
+    shared_.on_closed = [this] {
+      spare_.Refill();
+      if (!stalled_) return;
+      asio::post(threads_[0]->context(), [this] { Accept(); });
+      stalled_ = false;
+    };
+  }
   ~HttpServerImpl() override { Stop(absl::ZeroDuration()); }
 
   absl::StatusOr<std::uint16_t> Start() override;
@@ -144,10 +210,14 @@ class HttpServerImpl final : public HttpServer {
 
  private:
   void Accept();
+  void AcceptOne();
+  void PauseAccepting();
 
-  const HttpServerOptions options_;
+  IoThread::Shared shared_;
+  const HttpServerOptions& options_;
   InferenceService* const service_;
-  std::atomic<std::uint32_t> connection_count_ = 0;
+  SpareDescriptors spare_;
+  std::atomic<bool> stalled_ = false;  // nothing will accept until a connection closes
   std::vector<std::unique_ptr<IoThread>> threads_;
   // From here on used on threads_[0] only, once it accepts.
   std::unique_ptr<tcp::acceptor> acceptor_;
@@ -168,7 +238,7 @@ absl::StatusOr<std::uint16_t> HttpServerImpl::Start() {
         Cat(what, " ", options_.address, ":", options_.port, ": ", error.message()));
   };
   for (std::uint32_t i = 0; i < std::max(options_.io_threads, 1u); ++i) {
-    threads_.push_back(std::make_unique<IoThread>(options_, service_, &connection_count_));
+    threads_.push_back(std::make_unique<IoThread>(&shared_, service_));
   }
   acceptor_ = std::make_unique<tcp::acceptor>(threads_[0]->context());
   acceptor_->open(endpoint.protocol(), error);
@@ -178,6 +248,8 @@ absl::StatusOr<std::uint16_t> HttpServerImpl::Start() {
   if (error) return fail("cannot bind");
   acceptor_->listen(asio::socket_base::max_listen_connections, error);
   if (error) return fail("cannot listen on");
+  acceptor_->non_blocking(true, error);
+  if (error) return fail("cannot listen on");
   const std::uint16_t port = acceptor_->local_endpoint(error).port();
   accept_pause_ = std::make_unique<asio::steady_timer>(threads_[0]->context());
   asio::post(threads_[0]->context(), [this] { Accept(); });
@@ -186,21 +258,46 @@ absl::StatusOr<std::uint16_t> HttpServerImpl::Start() {
 
 void HttpServerImpl::Accept() {
   if (!accepting_) return;
+  // The system says that there are no descriptors even if nobody waits; so this is waited for.
+  acceptor_->async_wait(tcp::acceptor::wait_read, [this](error_code error) {
+    if (error == asio::error::operation_aborted) return;
+    try {
+      AcceptOne();
+    } catch (const std::bad_alloc&) {
+      PauseAccepting();
+    }
+  });
+}
+
+void HttpServerImpl::AcceptOne() {
   // A socket is born on the context that will serve it.
   IoThread& thread = *threads_[next_thread_];
   next_thread_ = (next_thread_ + 1) % threads_.size();
-  acceptor_->async_accept(thread.context(), [this, &thread](error_code error, tcp::socket socket) {
-    if (error == asio::error::operation_aborted) return;
-    if (!error) {
-      thread.Adopt(std::move(socket));
-      return Accept();
-    }
-    // Out of descriptors, as a rule: the backlog can wait a moment.
+  tcp::socket socket(thread.context());
+  error_code error;
+  acceptor_->accept(socket, error);
+  const bool no_descriptor = error.value() == EMFILE || error.value() == ENFILE;
+  if (no_descriptor && (threads_[0]->MakeRoom() || spare_.Release())) {
+    acceptor_->accept(socket, error);
+  }
+  if (!error) {
+    thread.Adopt(std::move(socket));
+  } else if (error != asio::error::connection_aborted && error != asio::error::would_block) {
+    return PauseAccepting();
+  }
+  Accept();
+}
+
+// The backlog waits a moment: until a descriptor, or memory, is free again.
+void HttpServerImpl::PauseAccepting() {
+  try {
     accept_pause_->expires_after(std::chrono::milliseconds(100));
     accept_pause_->async_wait([this](error_code cancelled) {
       if (!cancelled) Accept();
     });
-  });
+  } catch (const std::bad_alloc&) {
+    stalled_ = true;  // a connection that closes leaves memory
+  }
 }
 
 void HttpServerImpl::Stop(absl::Duration grace) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -18,6 +19,8 @@ namespace flotilla {
 // Bounds of one connection, and how long a peer may dawdle.
 struct HttpLimits {
   std::size_t header_bytes = 8192;      // request line and headers: else 431
+  std::size_t header_fields = 100;      // each takes memory besides its bytes: else 431
+  std::size_t framing_bytes = 8192;     // a chunk's line before its data, or a trailer: else 400
   std::size_t body_bytes = 4u << 20;    // else 413
   std::size_t pipelined_bytes = 16384;  // read ahead while a request is served
   // Unsent output; a peer that stays above it for `write_timeout` is cut off and
@@ -30,13 +33,31 @@ struct HttpLimits {
   absl::Duration header_timeout = absl::Seconds(10);  // first byte to last header
   absl::Duration body_timeout = absl::Seconds(30);
   absl::Duration write_timeout = absl::Seconds(30);
+  // A body that takes longer may be cut off in favour of others, when the memory for bodies
+  // or the connections are used up.
+  absl::Duration slow_body = absl::Seconds(1);
+  // From when a peer has closed its sending side until it is asked, by an interim answer,
+  // whether it is still there; then ten times as long, and so on.
+  absl::Duration probe_delay = absl::Milliseconds(250);
 };
 
 struct HttpServerOptions {
   std::string address = "127.0.0.1";  // an IP address, not a name
   std::uint16_t port = 8080;          // 0: any free one
   std::uint32_t io_threads = 1;
-  std::uint32_t max_connections = 1024;  // more get 503 and are closed
+  // At this bound a new one takes the place of the one that has been idle for longest, or
+  // else slow with its request; if there is none, it gets 503 and is closed.
+  std::uint32_t max_connections = 1024;
+  // Memory for bodies that are being read, over all connections, beyond the first 8 KiB of
+  // each. Who finds it spent gets 503, after bodies that are slow were cut off.
+  std::size_t body_memory_bytes = 32u << 20;
+  // Descriptors kept open for nothing, to be closed for connections when the process has no
+  // others left.
+  std::size_t spare_descriptors = 0;
+  // Host headers that are answered besides those of loopback (router/http/host_policy.h).
+  std::vector<std::string> allowed_hosts;
+  // Only what needs no key: /health, /ready and /metrics.
+  bool health_only = false;
   HttpLimits limits;
   // The request header that names the tenant, for a gateway that sets it itself;
   // empty: there is one tenant.

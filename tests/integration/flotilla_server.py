@@ -72,6 +72,7 @@ def parse_metrics(page):
 
 
 STARTED = []  # processes that may still run
+PREEXEC = None  # what a process does before it becomes the program: limits that a test sets
 
 
 @atexit.register
@@ -93,7 +94,7 @@ class Program:
         self.log = open(pathlib.Path(directory) / f"{name or role}.log", "a+b")
         self.process = subprocess.Popen(
             [binary(), role, "--ready-file", str(self.ready_file), *flags],
-            stdout=subprocess.PIPE, stderr=self.log)
+            stdout=subprocess.PIPE, stderr=self.log, preexec_fn=PREEXEC)
         STARTED[:] = [one for one in STARTED if one.poll() is None] + [self.process]
         self.ready_line = self.ports = None
         if wait:

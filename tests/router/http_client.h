@@ -76,8 +76,17 @@ class HttpClient {
   }
   void SendRequest(const std::string& method, const std::string& path, const std::string& body,
                    const std::string& headers = "") {
-    Send(method + " " + path + " HTTP/1.1\r\nhost: t\r\n" + headers +
+    Send(method + " " + path + " HTTP/1.1\r\nhost: localhost\r\n" + headers +
          "content-length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+  }
+
+  // No more will be sent; what is read is not over.
+  void CloseSending() { shutdown(fd_, SHUT_WR); }
+
+  // Whether something has come that was not read, or the end.
+  bool HasInput() const {
+    char byte;
+    return !input_.empty() || recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
   }
 
   // Reads until `mark` has come in; false at the end of the stream.
@@ -90,7 +99,9 @@ class HttpClient {
   // True when the server has closed the connection and nothing is left.
   bool AtEnd() { return input_.empty() && !More(); }
 
-  HttpResponse Read() {
+  // The answer to a HEAD: of a body there is nothing.
+  HttpResponse ReadHead() { return Read(/*has_body=*/false); }
+  HttpResponse Read(bool has_body = true) {
     HttpResponse response;
     if (!ReadUntil("\r\n\r\n")) {
       ADD_FAILURE() << "no response, only: " << input_;
@@ -108,6 +119,7 @@ class HttpClient {
       at = end + 2;
     }
     if (response.status == 100) return response;  // the real one follows
+    if (!has_body) return response;
     if (response.headers.contains("content-length")) {
       const std::size_t size = std::stoul(response.headers["content-length"]);
       while (input_.size() < size && More()) {

@@ -99,14 +99,17 @@ TEST_F(HttpTest, ProtocolErrorsAndLimits) {
     return response.status;
   };
   EXPECT_EQ(raw("nonsense\r\n\r\n"), 400);
-  EXPECT_EQ(raw("GET / HTTP/1.1\r\nx: " + std::string(9000, 'a') + "\r\n\r\n"), 431);
+  EXPECT_EQ(raw("GET / HTTP/1.1\r\nhost: localhost\r\nx: " + std::string(9000, 'a') + "\r\n\r\n"),
+            431);
   EXPECT_EQ(raw("GET /" + std::string(100'000, 'a')), 431);
-  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: 10001\r\n\r\n"), 413);
-  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: -1\r\n\r\n"), 400);
-  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n"
+  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10001\r\n\r\n"),
+            413);
+  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n"), 400);
+  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
+                "1\r\ntransfer-encoding: chunked\r\n"
                 "\r\n0\r\n\r\n"),
             400);
-  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" +
+  EXPECT_EQ(raw("POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" +
                 std::string("4E20\r\n") + std::string(20'000, 'x') + "\r\n0\r\n\r\n"),
             413);
 }
@@ -114,17 +117,18 @@ TEST_F(HttpTest, ProtocolErrorsAndLimits) {
 TEST_F(HttpTest, KeepAlivePipeliningAndContinue) {
   Serve();
   HttpClient client(port_);
-  const std::string get = "GET /health HTTP/1.1\r\nhost: t\r\n\r\n";
+  const std::string get = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
   client.Send(get + get + get);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(client.Read().status, 200);
   const std::string body = R"({"model":"m","prompt":"abc"})";
-  client.Send("POST /tokenize HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: " +
-              std::to_string(body.size()) + "\r\n\r\n");
+  client.Send(
+      "POST /tokenize HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: " +
+      std::to_string(body.size()) + "\r\n\r\n");
   EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
   EXPECT_EQ(client.Read().status, 100);
   client.Send(body);
   EXPECT_EQ(client.Read().status, 200);
-  client.Send("GET /health HTTP/1.1\r\nconnection: close\r\n\r\n");
+  client.Send("GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
   EXPECT_EQ(client.Read().headers.at("connection"), "close");
   EXPECT_TRUE(client.AtEnd());
 }
@@ -142,14 +146,130 @@ TEST_F(HttpTest, OldClientsGetAStreamThatEndsWithTheConnection) {
 }
 
 TEST_F(HttpTest, TooManyConnectionsAreTurnedAway) {
-  Fixture setup;
+  Fixture setup{.manual = true};
   setup.http.max_connections = 1;
   Serve(setup);
-  HttpClient first(port_);
-  EXPECT_EQ(first.Call("GET", "/health").status, 200);
+  HttpClient busy(port_);
+  busy.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"hi","max_tokens":2})");
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
   HttpClient second(port_);
   EXPECT_EQ(second.Read().status, 503);
-  EXPECT_EQ(first.Call("GET", "/health").status, 200);
+  engine_->StepAll();
+  EXPECT_EQ(busy.Read().status, 200);
+}
+
+TEST_F(HttpTest, TheConnectionIdleLongestGivesWay) {
+  Fixture setup;
+  setup.http.max_connections = 3;
+  Serve(setup);
+  HttpClient first(port_), second(port_), third(port_);
+  for (HttpClient* one : {&second, &first, &third}) {
+    EXPECT_EQ(one->Call("GET", "/health").status, 200);
+  }
+  HttpClient fourth(port_);
+  EXPECT_EQ(fourth.Call("GET", "/health").status, 200);
+  EXPECT_TRUE(second.AtEnd());
+  first.Send("GET /hea");  // in mid-request, which idle ones come before
+  EXPECT_EQ(fourth.Call("GET", "/health").status, 200);
+  HttpClient fifth(port_), sixth(port_);
+  for (HttpClient* one : {&fifth, &sixth}) EXPECT_EQ(one->Call("GET", "/health").status, 200);
+  EXPECT_TRUE(third.AtEnd());
+  EXPECT_TRUE(fourth.AtEnd());
+  first.Send("lth HTTP/1.1\r\nhost: localhost\r\n\r\n");
+  EXPECT_EQ(first.Read().status, 200);
+}
+
+TEST_F(HttpTest, SlowRequestsGiveWayWhereNobodyIsIdle) {
+  Fixture setup{.manual = true};
+  setup.http.max_connections = 2;
+  setup.http.limits.slow_body = absl::ZeroDuration();
+  Serve(setup);
+  HttpClient head(port_), body(port_);
+  head.Send("GET /hea");
+  body.Send(
+      "POST /tokenize HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+      "content-length: 9\r\n\r\n");
+  EXPECT_EQ(body.Read().status, 100);
+  HttpClient other(port_);
+  EXPECT_EQ(other.Call("GET", "/health").status, 200);
+  EXPECT_TRUE(head.AtEnd());
+  other.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"hi","max_tokens":2})");
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
+  HttpClient another(port_);
+  EXPECT_EQ(another.Call("GET", "/health").status, 200);
+  EXPECT_TRUE(body.AtEnd());
+  engine_->StepAll();
+  EXPECT_EQ(other.Read().status, 200);
+}
+
+TEST_F(HttpTest, APeerThatHalfClosesGetsItsAnswer) {
+  Serve({.manual = true});
+  for (const char* stream : {"true", "false"}) {
+    const std::size_t before = engine_->submitted().size();
+    HttpClient client(port_);
+    client.SendRequest(
+        "POST", "/v1/completions",
+        std::string(R"({"model":"m","prompt":"hi","max_tokens":3,"stream":)") + stream + "}");
+    client.CloseSending();
+    ASSERT_TRUE(Await([&] { return engine_->submitted().size() == before + 1; }));
+    engine_->StepAll();
+    HttpResponse response = client.Read();
+    if (response.status == 100) response = client.Read();
+    EXPECT_EQ(response.status, 200);
+    EXPECT_TRUE(client.AtEnd());
+  }
+  EXPECT_TRUE(engine_->cancelled().empty());
+
+  HttpClient pipelining(port_);
+  const std::string get = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+  pipelining.Send(get + get + "GET /hea");
+  pipelining.CloseSending();
+  EXPECT_EQ(pipelining.Read().status, 200);
+  EXPECT_EQ(pipelining.Read().status, 200);
+  EXPECT_TRUE(pipelining.AtEnd());
+}
+
+// Whoever has only closed its sending side is asked, by an interim answer, and stays.
+TEST_F(HttpTest, AHalfClosedPeerIsProbedAndWaitedFor) {
+  Fixture setup{.manual = true};
+  setup.http.limits.probe_delay = absl::Milliseconds(1);
+  Serve(setup);
+  HttpClient client(port_);
+  client.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"hi","max_tokens":3})");
+  client.CloseSending();
+  EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
+  EXPECT_EQ(client.Read().status, 100);
+  EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));  // once more, ten times later
+  EXPECT_EQ(client.Read().status, 100);
+  ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
+  engine_->StepAll();
+  HttpResponse response = client.Read();
+  while (response.status == 100) response = client.Read();
+  EXPECT_EQ(response.status, 200);
+  EXPECT_TRUE(engine_->cancelled().empty());
+}
+
+TEST_F(HttpTest, HeadIsGetWithoutTheBody) {
+  Fixture setup;
+  setup.http.metrics = [] { return std::string("up 1\n"); };
+  Serve(setup);
+  HttpClient client(port_);  // one connection, kept alive
+  for (const char* path : {"/", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/m",
+                           "/v1/models/none", "/nothing"}) {
+    const HttpResponse get = client.Call("GET", path);
+    client.Send(std::string("HEAD ") + path + " HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    HttpResponse head = client.ReadHead();
+    EXPECT_EQ(head.status, get.status) << path;
+    for (const char* name : {"content-length", "content-type"}) {
+      EXPECT_EQ(head.headers.at(name), get.headers.at(name)) << path;
+    }
+  }
+  client.Send("HEAD /v1/completions HTTP/1.1\r\nhost: localhost\r\n\r\n");
+  const HttpResponse wrong = client.ReadHead();
+  EXPECT_EQ(wrong.status, 405);
+  EXPECT_EQ(wrong.headers.at("allow"), "POST");
+  EXPECT_EQ(client.Call("GET", "/health").status, 200);  // nothing of a body lies before it
+  EXPECT_EQ(client.Call("DELETE", "/health").headers.at("allow"), "GET, HEAD");
 }
 
 TEST_F(HttpTest, IdleConnectionsAreClosed) {

@@ -76,7 +76,7 @@ TEST_F(HttpKeysTest, ABodyIsNotReadBeforeTheKey) {
   ServeWithKeys();
   HttpClient client(port_);
   client.Send(
-      "POST /v1/completions HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\n"
+      "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
       "content-length: 4000000\r\n\r\n");
   EXPECT_EQ(client.Read().status, 401);  // and no 100 before it
 }

@@ -23,4 +23,11 @@ class AllocationCount {
   const std::size_t start_;
 };
 
+// While it lives, allocations of `least` bytes and more fail, in all threads. One at a time.
+class FailLargeAllocations {
+ public:
+  explicit FailLargeAllocations(std::size_t least);
+  ~FailLargeAllocations();
+};
+
 }  // namespace flotilla::testing

@@ -1,0 +1,52 @@
+// HeadScanner: finds where the head of an HTTP/1 request ends, and refuses what RFC 9112
+// forbids in its lines, in front of the library's parser, which forgives some of it: folded
+// lines, line ends other than CRLF, blanks around a field's name, control characters. What
+// one reader forgives and another does not is how requests are smuggled past a proxy.
+//
+// It sees each byte once as it comes, so that nonsense is refused by its first line, and
+// keeps none: a head is only parsed, and memory taken for its fields, when it is whole.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace flotilla {
+
+class HeadScanner {
+ public:
+  enum class Result : std::uint8_t {
+    kMore,     // no end yet
+    kEnd,      // the head is the first size() bytes
+    kBad,      // refused: error() says why
+    kTooLong,  // more than `max_bytes`
+    kTooMany,  // more than `max_fields`
+  };
+
+  HeadScanner(std::size_t max_bytes, std::size_t max_fields)
+      : max_bytes_(max_bytes), max_fields_(max_fields) {}
+
+  // `input` begins with the head's first byte and is what has come so far: what was there at
+  // the last call, and more. Not called again after anything but kMore.
+  Result Scan(std::string_view input);
+
+  std::size_t size() const { return at_; }
+  const char* error() const { return error_; }
+
+ private:
+  enum class Place : std::uint8_t { kMethod, kStartLine, kLineStart, kName, kValue };
+
+  // Null, or what is wrong with `c` where it stands.
+  const char* Judge(char c);
+  const char* JudgeInLine(char c);
+
+  const std::size_t max_bytes_, max_fields_;
+  std::size_t at_ = 0;  // bytes seen
+  std::size_t lines_ = 0;
+  Place place_ = Place::kMethod;
+  bool after_return_ = false;  // the last byte was CR
+  bool ended_ = false;
+  const char* error_ = "";
+};
+
+}  // namespace flotilla
