@@ -11,12 +11,16 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
+#include <boost/intrusive/list.hpp>
+#include <cerrno>
 #include <chrono>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/rt/descriptors.h"
 
 namespace flotilla {
 namespace {
@@ -34,23 +38,38 @@ constexpr std::chrono::seconds kPatience{10};
 // Until the next try, when the process has no more descriptors.
 constexpr std::chrono::milliseconds kAcceptDelay{100};
 
-class MetricsServerImpl;
+using SessionHook =
+    boost::intrusive::list_base_hook<boost::intrusive::link_mode<boost::intrusive::auto_unlink>>;
+class Session;
+// Those of which a request is awaited; the first for longest.
+using WaitingSessions =
+    boost::intrusive::list<Session, boost::intrusive::constant_time_size<false>>;
 
 // One connection; lives as long as something is asked of it.
-class Session : public std::enable_shared_from_this<Session> {
+class Session : public std::enable_shared_from_this<Session>, public SessionHook {
  public:
-  Session(tcp::socket socket, Metrics* metrics, int* connections)
-      : stream_(std::move(socket)), metrics_(metrics), connections_(connections) {
+  Session(tcp::socket socket, Metrics* metrics, WaitingSessions* waiting, int* connections)
+      : stream_(std::move(socket)),
+        metrics_(metrics),
+        waiting_(waiting),
+        connections_(connections) {
     ++*connections_;
   }
   ~Session() { --*connections_; }
 
+  void Close() {
+    unlink();
+    stream_.close();
+  }
+
   void Read() {
+    waiting_->push_back(*this);
     parser_.emplace();
     parser_->header_limit(kMaxHeaderBytes);
     stream_.expires_after(kPatience);
     http::async_read(
         stream_, input_, *parser_, [self = shared_from_this()](error_code error, std::size_t) {
+          self->unlink();
           if (!error) return self->Answer();
           if (error == http::error::header_limit) {
             return self->Refuse(http::status::request_header_fields_too_large);
@@ -69,7 +88,14 @@ class Session : public std::enable_shared_from_this<Session> {
     const auto& request = parser_->get();
     const beast::string_view target = request.target();
     const bool keep = request.keep_alive();
-    if (request.method() != http::verb::get) return Refuse(http::status::method_not_allowed);
+    head_only_ = request.method() == http::verb::head;
+    if (request.method() != http::verb::get && !head_only_) {
+      return Refuse(http::status::method_not_allowed);
+    }
+    // Where the next request begins could be read in two ways.
+    if (request.count(http::field::transfer_encoding) > 0) {
+      return Refuse(http::status::bad_request);
+    }
     if (target.substr(0, target.find('?')) != "/metrics") {
       return Write(http::status::not_found, "There is /metrics.\n", keep);
     }
@@ -84,10 +110,11 @@ class Session : public std::enable_shared_from_this<Session> {
   void Write(http::status status, std::string text, bool keep) {
     output_ = {status, 11};
     output_.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
-    if (status == http::status::method_not_allowed) output_.set(http::field::allow, "GET");
+    if (status == http::status::method_not_allowed) output_.set(http::field::allow, "GET, HEAD");
     output_.keep_alive(keep);
     output_.body() = std::move(text);
     output_.prepare_payload();
+    if (head_only_) output_.body().clear();
     stream_.expires_after(kPatience);
     http::async_write(stream_, output_,
                       [self = shared_from_this(), keep](error_code error, std::size_t) {
@@ -99,7 +126,9 @@ class Session : public std::enable_shared_from_this<Session> {
 
   beast::tcp_stream stream_;
   Metrics* const metrics_;
+  WaitingSessions* const waiting_;
   int* const connections_;
+  bool head_only_ = false;
   beast::flat_buffer input_{2 * kMaxHeaderBytes};
   std::optional<http::request_parser<http::empty_body>> parser_;
   http::response<http::string_body> output_;
@@ -124,35 +153,71 @@ class MetricsServerImpl final : public MetricsServer {
     if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
     if (!error) acceptor_.bind(endpoint, error);
     if (!error) acceptor_.listen(tcp::acceptor::max_listen_connections, error);
+    if (!error) acceptor_.non_blocking(true, error);
     if (error) return error;
     port_ = acceptor_.local_endpoint().port();
     Accept();
-    thread_ = std::thread([this] { io_.run(); });
+    thread_ = std::thread([this] { Run(); });
     return error;
   }
 
   std::uint16_t port() const override { return port_; }
 
  private:
-  void Accept() {
-    acceptor_.async_accept([this](error_code error, tcp::socket socket) {
-      if (error) {
-        retry_.expires_after(kAcceptDelay);
-        return retry_.async_wait([this](error_code ended) {
-          if (!ended) Accept();
-        });
+  void Run() {
+    while (true) {
+      try {
+        io_.run();
+        return;
+      } catch (const std::bad_alloc&) {
+        // Costs the connection for which it was.
       }
-      // One too many is closed at once.
-      if (connections_ < kMaxConnections) {
-        std::make_shared<Session>(std::move(socket), metrics_, &connections_)->Read();
+    }
+  }
+  // The system says that there are no descriptors even if nobody waits; so this is waited for.
+  void Accept() {
+    acceptor_.async_wait(tcp::acceptor::wait_read, [this](error_code ended) {
+      if (ended) return;
+      tcp::socket socket(io_);
+      error_code error;
+      acceptor_.accept(socket, error);
+      const bool no_descriptor = error.value() == EMFILE || error.value() == ENFILE;
+      if (no_descriptor && (MakeRoom() || spare_.Release())) acceptor_.accept(socket, error);
+      if (!error) {
+        Serve(std::move(socket));
+      } else if (error != asio::error::would_block && error != asio::error::connection_aborted) {
+        return Pause();
       }
       Accept();
+    });
+  }
+  // One too many takes the place of the one that has been silent for longest, if one is.
+  void Serve(tcp::socket socket) {
+    if (connections_ >= kMaxConnections && !MakeRoom()) return;
+    try {
+      std::make_shared<Session>(std::move(socket), metrics_, &waiting_, &connections_)->Read();
+      spare_.Refill();
+    } catch (const std::bad_alloc&) {
+      // It is closed.
+    }
+  }
+  bool MakeRoom() {
+    if (waiting_.empty()) return false;
+    waiting_.front().Close();
+    return true;
+  }
+  void Pause() {
+    retry_.expires_after(kAcceptDelay);
+    retry_.async_wait([this](error_code ended) {
+      if (!ended) Accept();
     });
   }
 
   Metrics* const metrics_;
   int connections_ = 0;  // the sessions that io_ keeps count themselves here
   std::uint16_t port_ = 0;
+  WaitingSessions waiting_;
+  SpareDescriptors spare_{1};
   asio::io_context io_{1};
   tcp::acceptor acceptor_{io_};
   asio::steady_timer retry_{io_};

@@ -19,6 +19,7 @@
 namespace flotilla {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -103,14 +104,30 @@ TEST_F(MetricsServerTest, ManyConnectionsThatSayNothingAreBounded) {
   {
     std::vector<std::unique_ptr<Client>> silent;
     for (int i = 0; i < 40; ++i) silent.push_back(std::make_unique<Client>(server_->port()));
-    EXPECT_EQ(silent.back()->Read(), "");  // closed
-    silent.front()->Send(absl::StrCat(kGet, "\r\n"));
-    EXPECT_THAT(silent.front()->Read("tea_cups_total 3\n"), StartsWith("HTTP/1.1 200"));
+    EXPECT_EQ(silent.front()->Read(), "");  // closed: it was silent for longest
+    silent.back()->Send(absl::StrCat(kGet, "\r\n"));
+    EXPECT_THAT(silent.back()->Read("tea_cups_total 3\n"), StartsWith("HTTP/1.1 200"));
+    // Somebody new finds a place beside them.
+    EXPECT_THAT(Ask("GET /metrics HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 200"));
   }
-  // Once they are gone there is room.
-  std::string answer;
-  for (int i = 0; i < 1000 && answer.empty(); ++i) answer = Ask("GET /metrics HTTP/1.0\r\n\r\n");
+  EXPECT_THAT(Ask("GET /metrics HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(MetricsServerTest, HeadIsGetWithoutTheBody) {
+  const std::string answer = Ask("HEAD /metrics HTTP/1.0\r\n\r\n");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answer, HasSubstr("Content-Length: "));
+  EXPECT_THAT(answer, EndsWith("\r\n\r\n"));
+}
+
+// Whatever announces a body is answered once.
+TEST_F(MetricsServerTest, BodiesAreRefusedOnce) {
+  for (const char* headers : {"Transfer-Encoding: xchunked\r\n", "Transfer-Encoding: chunked\r\n",
+                              "Content-Length: 3\r\n"}) {
+    const std::string answer = Ask(absl::StrCat(kGet, headers, "\r\n0\r\n\r\n", kGet, "\r\n"));
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 400")) << headers;
+    EXPECT_EQ(answer.find("HTTP/1.1", 1), std::string::npos) << answer;
+  }
 }
 
 TEST_F(MetricsServerTest, ItStopsWithConnectionsOpen) {
