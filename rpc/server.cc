@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "rpc/accept_guard.h"
 
 namespace flotilla::rpc {
 
@@ -28,6 +29,11 @@ absl::Status Server::Listen(const std::string& address,
                             std::shared_ptr<grpc::ServerCredentials> credentials,
                             const std::vector<grpc::Service*>& services,
                             absl::FunctionRef<void(grpc::ServerBuilder&)> configure) {
+  if (!AcceptGuard::InPlace()) {
+    return absl::FailedPreconditionError(
+        "this build's gRPC is not a shared library: nothing "
+        "keeps its connections from taking all descriptors");
+  }
   grpc::ServerBuilder& builder = poller_->builder();
   configure(builder);
   int port = 0;

@@ -149,7 +149,7 @@ def asked(server):
 def test_idle_sockets_silence_nobody(poor):
     before = poor.look().descriptors
     most = 10 if SANITIZED else 2
-    for port in ("http", "health"):
+    for port in ("http", "health", "grpc"):
         with idle_sockets(poor.ports[port]):
             for _ in range(3):
                 times = asked(poor)

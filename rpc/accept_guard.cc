@@ -1,0 +1,112 @@
+#include "rpc/accept_guard.h"
+
+#include <dlfcn.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+struct grpc_resolved_address;
+
+namespace flotilla::rpc {
+namespace {
+
+constexpr char kAccept[] = "_Z12grpc_accept4iP21grpc_resolved_addressii";
+// Of the descriptors, those from which on one connection makes room for another, and those
+// that gRPC does not get: as many as there are for all that is not HTTP (cli/fronts.cc), less
+// what files and HTTP's own reserve need.
+constexpr std::uint64_t kShort = 192, kGone = 64;
+constexpr std::size_t kMostRemembered = 1 << 16;
+
+std::uint64_t Without(std::uint64_t limit, std::uint64_t reserve) {
+  return limit - std::min(reserve, limit * reserve / 1024);
+}
+
+AcceptGuard& Guard() {
+  static auto* const guard = new AcceptGuard;  // gRPC's threads may outlive main
+  return *guard;
+}
+
+}  // namespace
+
+int AcceptGuard::Accept(absl::FunctionRef<int()> accept) {
+  while (true) {
+    const int fd = accept();
+    if (fd < 0 && errno != EMFILE && errno != ENFILE) return -1;
+    if (fd < 0) {
+      if (DropOne(accept)) continue;
+      errno = EAGAIN;
+      return -1;
+    }
+    const std::uint64_t limit = DescriptorLimit(), number = static_cast<std::uint64_t>(fd);
+    if (number >= Without(limit, kGone)) {
+      close(fd);
+      continue;
+    }
+    absl::MutexLock lock(&mu_);
+    if (number >= Without(limit, kShort)) CloseOldestSilent();
+    Remember(fd);
+    return fd;
+  }
+}
+
+bool AcceptGuard::InPlace() {
+  return dlsym(RTLD_DEFAULT, kAccept) != dlsym(RTLD_NEXT, kAccept) &&
+         dlsym(RTLD_NEXT, kAccept) != nullptr;
+}
+
+bool AcceptGuard::DropOne(absl::FunctionRef<int()> accept) {
+  if (!spare_.Release()) return false;
+  const int fd = accept();
+  if (fd >= 0) close(fd);
+  spare_.Refill();
+  return fd >= 0;
+}
+
+bool AcceptGuard::IsSilent(const Accepted& one) {
+  sockaddr_storage peer{};
+  socklen_t bytes = sizeof(peer);
+  if (getpeername(one.fd, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0) return false;
+  if (bytes != one.peer_bytes || std::memcmp(&peer, &one.peer, bytes) != 0) return false;
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  return getsockopt(one.fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+         info.tcpi_bytes_received == 0;
+}
+
+void AcceptGuard::Remember(int fd) {
+  // Most have spoken before the next one comes, so this stays short.
+  while (!accepted_.empty() &&
+         (accepted_.size() >= kMostRemembered || !IsSilent(accepted_.front()))) {
+    accepted_.pop_front();
+  }
+  Accepted one{.fd = fd, .peer = {}, .peer_bytes = sizeof(sockaddr_storage)};
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&one.peer), &one.peer_bytes) == 0) {
+    accepted_.push_back(one);
+  }
+}
+
+void AcceptGuard::CloseOldestSilent() {
+  while (!accepted_.empty()) {
+    const Accepted one = accepted_.front();
+    accepted_.pop_front();
+    if (!IsSilent(one)) continue;
+    shutdown(one.fd, SHUT_RDWR);  // gRPC sees its end, and closes it
+    return;
+  }
+}
+
+}  // namespace flotilla::rpc
+
+// In the place of gRPC's function of this name.
+int GuardedAccept(int listener, grpc_resolved_address* peer, int nonblock,
+                  int cloexec) asm("_Z12grpc_accept4iP21grpc_resolved_addressii");
+
+int GuardedAccept(int listener, grpc_resolved_address* peer, int nonblock, int cloexec) {
+  using namespace flotilla::rpc;  // NOLINT: this function stands in for one of no namespace
+  static const auto accept = reinterpret_cast<decltype(&GuardedAccept)>(dlsym(RTLD_NEXT, kAccept));
+  return Guard().Accept([&] { return accept(listener, peer, nonblock, cloexec); });
+}
