@@ -270,6 +270,7 @@ void HttpServerImpl::Accept() {
 }
 
 void HttpServerImpl::AcceptOne() {
+  if (!accepting_) return;
   // A socket is born on the context that will serve it.
   IoThread& thread = *threads_[next_thread_];
   next_thread_ = (next_thread_ + 1) % threads_.size();
