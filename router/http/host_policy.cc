@@ -23,7 +23,7 @@ bool IsLoopback(std::string_view name) {
 
 HostPolicy::HostPolicy(std::string_view address, std::vector<std::string> allowed)
     : allowed_(std::move(allowed)) {
-  for (std::string& name : allowed_) absl::AsciiStrToLower(&name);
+  for (std::string& name : allowed_) absl::StripAsciiWhitespace(&name);
   any_ = std::find(allowed_.begin(), allowed_.end(), "*") != allowed_.end() ||
          (allowed_.empty() && !IsLoopback(address));
 }

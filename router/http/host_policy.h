@@ -21,7 +21,7 @@ class HostPolicy {
   bool Allows(std::string_view host) const;
 
  private:
-  std::vector<std::string> allowed_;  // in small letters
+  std::vector<std::string> allowed_;
   bool any_ = false;
 };
 

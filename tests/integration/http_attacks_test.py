@@ -27,7 +27,8 @@ KEY = "a-key-" + new_secret()
 def keyed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keyed")
     keys = write(folder / "keys", f"alice {KEY}\n")
-    with Server(folder, "--api-keys-file", str(keys), "--health-port", "0") as one:
+    with Server(folder, "--api-keys-file", str(keys), "--health-port", "0",
+                "--allowed-hosts", "proxy.example, other.example") as one:
         yield one
 
 
@@ -173,6 +174,15 @@ def test_the_health_port_shows_health_alone(keyed):
         for path in ("/v1/models", "/v1/completions", "/nothing", "/"):
             assert health.get(path, headers={"authorization": f"Bearer {KEY}"}).status_code == 404
         assert health.post("/v1/completions", json={}).status_code == 404
+
+
+def test_a_loopback_address_answers_to_its_names_and_to_those_it_was_given(keyed, server):
+    for url, host, status in ((keyed.url, "other.example:443", 200), (keyed.url, "localhost", 200),
+                              (keyed.url, "page.example", 403), (server.url, "127.0.0.1", 200),
+                              (server.url, "proxy.example", 403)):
+        answer = httpx.get(f"{url}/health", headers={"host": host})
+        assert answer.status_code == status, (host, answer.text)
+    assert "--allowed-hosts" in answer.json()["error"]["message"]
 
 
 def test_a_peer_that_half_closes_gets_its_answer(server):

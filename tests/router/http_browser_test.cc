@@ -84,7 +84,7 @@ TEST(HostPolicyTest, OtherAddressesAnswerEverybodyUnlessToldWhom) {
   EXPECT_TRUE(HostPolicy("127.0.0.2", {}).Allows(""));
   EXPECT_TRUE(HostPolicy("127.0.0.1", {"*"}).Allows("any.example"));
   EXPECT_FALSE(HostPolicy("0.0.0.0", {"a.example"}).Allows("b.example"));
-  EXPECT_TRUE(HostPolicy("0.0.0.0", {"a.example"}).Allows("A.example:80"));
+  EXPECT_TRUE(HostPolicy("0.0.0.0", {"b", " a.Example "}).Allows("A.example:80"));
 }
 
 }  // namespace
