@@ -27,6 +27,7 @@ absl::StatusOr<std::unique_ptr<RoleProcess>> RoleProcess::Begin(const RoleFlags&
 void AddRoleMetrics(Metrics& metrics, const RoleProcess& process, const std::string& version) {
   AddBuildInfo(metrics, version);
   AddProcessMetrics(metrics);
+  WatchLog(metrics, &process.log);
   WatchCertificate(metrics, process.credentials.get());
 }
 

@@ -15,6 +15,7 @@
 #include "common/obs/metrics_server.h"
 #include "common/rt/clock.h"
 #include "rpc/credentials.h"
+#include "rpc/grpc_log.h"
 #include "rpc/poller.h"
 
 namespace flotilla {
@@ -27,6 +28,7 @@ struct RoleProcess {
   Signals signals;
   SteadyClock clock;
   Logger log;
+  const rpc::GrpcLog grpc_log{&log};
   std::shared_ptr<rpc::Credentials> credentials;
   std::shared_ptr<rpc::Poller> poller;  // hears all of the process's gRPC
 

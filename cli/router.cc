@@ -139,6 +139,7 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   // What a client invents is no label.
   RouterMetrics unknown(metrics, {{"model", "_unknown"}});
   AddProcessMetrics(metrics);
+  WatchLog(metrics, &log);
   WatchCertificate(metrics, credentials.get());
   WatchFleet(metrics, &fleet);
   RouterModels models(&fleet, &metrics, version, &log);
@@ -151,9 +152,9 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
     if (signals.Wait(kRetry) == Signals::Event::kStop) return absl::OkStatus();
   }
   if (absl::Status status = fronts->Listen(); !status.ok()) return status;
-  absl::FPrintF(stderr, "\nflotilla routes to %s, which serve %s\n%s",
-                absl::StrJoin(flags.schedulers, " "), absl::StrJoin(models.served(), " "),
-                UsageText(flags, models.served().front(), *fronts));
+  log.Print(absl::StrFormat(
+      "\nflotilla routes to %s, which serve %s\n%s", absl::StrJoin(flags.schedulers, " "),
+      absl::StrJoin(models.served(), " "), UsageText(flags, models.served().front(), *fronts)));
   if (absl::Status ready = AnnounceFronts(flags, *fronts); !ready.ok()) return ready;
 
   bool all_added = true;

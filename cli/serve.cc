@@ -18,6 +18,7 @@
 #include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
 #include "model/gguf.h"
+#include "rpc/grpc_log.h"
 #include "scheduler/server/engine_loop.h"
 #include "worker/in_process_executor.h"
 
@@ -64,6 +65,7 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
   AddBuildInfo(*metrics_, version);
   AddProcessMetrics(*metrics_);
+  WatchLog(*metrics_, log_);
   AddKvConfigInfo(*metrics_, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
                   static_cast<std::uint32_t>(flags.block_tokens));
   router_metrics_ = std::make_unique<RouterMetrics>(*metrics_);
@@ -104,11 +106,11 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
 }
 
 void LocalFleet::PrintBanner(const RoleFlags& flags) const {
-  absl::FPrintF(stderr,
-                "\nflotilla serves %s\n"
-                "  compute  %s, KV %s, %d blocks of %d tokens, instruction path %s\n%s",
-                model_id_, flags.compute, flags.kv_type, flags.kv_blocks, flags.block_tokens, isa_,
-                UsageText(flags, model_id_, *fronts_));
+  log_->Print(
+      absl::StrFormat("\nflotilla serves %s\n"
+                      "  compute  %s, KV %s, %d blocks of %d tokens, instruction path %s\n%s",
+                      model_id_, flags.compute, flags.kv_type, flags.kv_blocks, flags.block_tokens,
+                      isa_, UsageText(flags, model_id_, *fronts_)));
 }
 
 void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {
@@ -126,6 +128,7 @@ absl::Status RunServe(const RoleFlags& flags, const std::string& version) {
   absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
   if (!level.ok()) return level.status();
   Logger log(*level);
+  const rpc::GrpcLog grpc_log(&log);
   LocalFleet fleet(&log);
   if (absl::Status status = fleet.Start(flags, version); !status.ok()) return status;
   fleet.RunUntilStopped(signals, flags.drain_seconds);

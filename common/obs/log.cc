@@ -3,13 +3,16 @@
 #include <spdlog/common.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/base_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
 
 #include <algorithm>
 #include <mutex>
 #include <utility>
 
-#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/obs/line_writer.h"
+#include "common/obs/printable.h"
 
 namespace flotilla {
 namespace {
@@ -49,10 +52,26 @@ class ForwardingSink final : public spdlog::sinks::base_sink<std::mutex> {
   const std::unique_ptr<Logger::Sink> target_;
 };
 
+// Formats lines, and hands them to the thread that writes.
+class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit QueueSink(LineWriter* writer) : writer_(writer) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    writer_->Put(std::string(line.data(), line.size()), message.level >= spdlog::level::warn);
+  }
+  void flush_() override {}
+
+  LineWriter* const writer_;
+};
+
 bool NeedsQuotes(std::string_view value) {
-  return value.empty() || std::any_of(value.begin(), value.end(), [](unsigned char c) {
-           return c <= ' ' || c == '"' || c == '=' || c == '\\' || c == 0x7f;
-         });
+  const auto parts_fields = [](char c) { return c == ' ' || c == '"' || c == '=' || c == '\\'; };
+  return value.empty() || std::any_of(value.begin(), value.end(), parts_fields) ||
+         !IsPrintable(value);
 }
 
 std::string Format(std::string_view event, Logger::Fields fields) {
@@ -60,12 +79,18 @@ std::string Format(std::string_view event, Logger::Fields fields) {
   for (const LogField& field : fields) {
     line.append(" ").append(field.key).append("=");
     if (NeedsQuotes(field.value)) {
-      line.append("\"").append(absl::Utf8SafeCEscape(field.value)).append("\"");
+      line.append("\"").append(Printable(field.value, /*quoted=*/true)).append("\"");
     } else {
       line += field.value;
     }
   }
   return line;
+}
+
+// A line of the log that stands where others are missing.
+std::string LinesAreMissing(std::uint64_t count) {
+  return absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()),
+                      " warning log lines dropped lines=", count, "\n");
 }
 
 }  // namespace
@@ -80,19 +105,25 @@ absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name) {
 }
 
 struct Logger::Impl {
-  explicit Impl(LogLevel level, spdlog::sink_ptr sink) : out("flotilla", std::move(sink)) {
+  Impl(LogLevel level, std::unique_ptr<LineWriter> lines, spdlog::sink_ptr sink)
+      : writer(std::move(lines)), out("flotilla", std::move(sink)) {
     out.set_level(ToSpdlog(level));
     out.set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %l %v", spdlog::pattern_time_type::utc);
-    out.flush_on(spdlog::level::debug);
   }
+
+  const std::unique_ptr<LineWriter> writer;  // null: there is a Sink
   spdlog::logger out;
 };
 
-Logger::Logger(LogLevel level)
-    : impl_(std::make_unique<Impl>(level, std::make_shared<spdlog::sinks::stderr_sink_mt>())) {}
+Logger::Logger(LogLevel level) {
+  auto writer = std::make_unique<LineWriter>(LineWriterOptions{.missing = LinesAreMissing});
+  auto sink = std::make_shared<QueueSink>(writer.get());
+  impl_ = std::make_unique<Impl>(level, std::move(writer), std::move(sink));
+}
 
 Logger::Logger(LogLevel level, std::unique_ptr<Sink> sink)
-    : impl_(std::make_unique<Impl>(level, std::make_shared<ForwardingSink>(std::move(sink)))) {}
+    : impl_(std::make_unique<Impl>(level, nullptr,
+                                   std::make_shared<ForwardingSink>(std::move(sink)))) {}
 
 Logger::~Logger() = default;
 
@@ -101,6 +132,14 @@ bool Logger::Takes(LogLevel level) const { return impl_->out.should_log(ToSpdlog
 void Logger::Log(LogLevel level, std::string_view event, Fields fields) {
   if (!Takes(level)) return;
   impl_->out.log(ToSpdlog(level), spdlog::string_view_t(Format(event, fields)));
+}
+
+void Logger::Print(std::string text) {
+  if (impl_->writer != nullptr) impl_->writer->Put(std::move(text), /*important=*/true);
+}
+
+std::uint64_t Logger::dropped_lines() const {
+  return impl_->writer == nullptr ? 0 : impl_->writer->dropped();
 }
 
 }  // namespace flotilla

@@ -4,11 +4,13 @@
 //   2026-01-31T12:00:00.123Z info listening http=127.0.0.1:8080 streams=12
 //
 // Built by main and handed to shells by pointer; cores never log. All methods
-// may be called from any thread. Values of one line never break it: they are
-// quoted and escaped where necessary.
+// may be called from any thread, and none waits for who reads standard error: lines go
+// through a bounded queue to a thread that writes them (line_writer.h). Values of one line
+// never break it: they are quoted and escaped where necessary (printable.h).
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -54,6 +56,7 @@ class Logger {
   // Writes to standard error.
   explicit Logger(LogLevel level);
   Logger(LogLevel level, std::unique_ptr<Sink> sink);
+  // Writes what is queued, unless the reader takes no more for a second.
   ~Logger();
 
   void Debug(std::string_view event, Fields fields = {}) { Log(LogLevel::kDebug, event, fields); }
@@ -67,6 +70,12 @@ class Logger {
 
   // Whether lines of this level go anywhere: before fields that are dear to make.
   bool Takes(LogLevel level) const;
+
+  // Text for people, lines with their ends, in its place among the others. Not for a Sink.
+  void Print(std::string text);
+
+  // Lines that found no room, as nobody read those before them.
+  std::uint64_t dropped_lines() const;
 
  private:
   struct Impl;

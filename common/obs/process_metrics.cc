@@ -96,4 +96,11 @@ void AddProcessMetrics(Metrics& metrics) {
   });
 }
 
+void WatchLog(Metrics& metrics, const Logger* log) {
+  Counter& dropped = metrics.AddCounter("flotilla_log_dropped_lines_total",
+                                        "Lines of the log that found no room.");
+  metrics.OnRender(
+      [log, &dropped] { RaiseTo(dropped, static_cast<double>(log->dropped_lines())); });
+}
+
 }  // namespace flotilla

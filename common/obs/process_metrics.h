@@ -1,7 +1,8 @@
 // Process metrics: what the kernel knows about this process, under the names that
 // Prometheus' own client libraries use (process_*), so that stock dashboards work.
 //
-// Added by main to the process's registry; read from /proc at each scrape.
+// Added by main to the process's registry; read from /proc at each scrape. And what became
+// of the lines of its log.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "common/obs/log.h"
 #include "common/obs/metrics.h"
 
 namespace flotilla {
@@ -29,5 +31,8 @@ absl::StatusOr<ProcessStat> ParseProcessStat(std::string_view text);
 // process_resident_memory_bytes, process_open_fds, process_max_fds and process_threads.
 // A value that cannot be read stays as it was.
 void AddProcessMetrics(Metrics& metrics);
+
+// Adds flotilla_log_dropped_lines_total. `log` outlives the last Render.
+void WatchLog(Metrics& metrics, const Logger* log);
 
 }  // namespace flotilla

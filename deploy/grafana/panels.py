@@ -138,6 +138,10 @@ DASHBOARDS = {
                     "process_open_fds{PROCESS} / process_max_fds{PROCESS}")], maximum=1),
             Panel("Threads", "short", "Threads of each process; constant after the start.",
                   [("{{role}} {{instance}}", "process_threads{PROCESS}")]),
+            Panel("Log lines dropped", "cps", "Lines that nobody read in time. Above 0, what "
+                  "collects the log stands still or is too slow.",
+                  [("{{role}} {{instance}}",
+                    "rate(flotilla_log_dropped_lines_total{PROCESS}[$__rate_interval])")]),
             Panel("Versions", "none", "Processes by version. More than one is a roll-out; "
                   "requests cannot move between versions.",
                   [("{{version}} {{backend}}", "count by (version, backend) (max by (instance, "
