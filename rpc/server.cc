@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "rpc/accept_guard.h"
+#include "rpc/transport_guard.h"
 
 namespace flotilla::rpc {
 
@@ -29,6 +30,7 @@ absl::Status Server::Listen(const std::string& address,
                             std::shared_ptr<grpc::ServerCredentials> credentials,
                             const std::vector<grpc::Service*>& services,
                             absl::FunctionRef<void(grpc::ServerBuilder&)> configure) {
+  if (absl::Status guarded = CheckTransportGuard(); !guarded.ok()) return guarded;
   if (!AcceptGuard::InPlace()) {
     return absl::FailedPreconditionError(
         "this build's gRPC is not a shared library: nothing "

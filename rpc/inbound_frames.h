@@ -1,0 +1,72 @@
+// InboundFrames: whether the frames that an HTTP/2 connection brings stay within bounds, read
+// from its bytes alone. Pure.
+//
+// A header block is a HEADERS frame (or PUSH_PROMISE) and the CONTINUATION frames after it,
+// until one says that it is the last. HTTP/2 does not bound their number, and gRPC 1.51 keeps
+// what it cannot decode yet: a string or a number that goes on for ever.
+//
+// Besides, gRPC answers each PING and keeps something of each stream that is reset (rapid
+// reset, CVE-2023-44487), as fast as they come and whether or not answers are read. Both are
+// allowed at a rate here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+namespace flotilla::rpc {
+
+// Frames of a block with their headers. gRPC takes 8 KiB of metadata by default; a block within
+// that is refused as a call, one beyond this ends the connection.
+inline constexpr std::size_t kMaxHeaderBlockBytes = 32 << 10;
+// Each may bring some: gRPC counts metadata anew in each frame.
+inline constexpr int kMaxContinuations = 4;
+
+// What an event may come at: so many at once, and so many a second in the long run.
+class Allowance {
+ public:
+  Allowance(double burst, double per_second)
+      : burst_(burst), per_second_(per_second), left_(burst) {}
+  // Takes one; false: there is none just now. `now_ns` of a monotonic clock.
+  bool Take(std::int64_t now_ns);
+
+ private:
+  const double burst_, per_second_;
+  double left_;
+  std::int64_t last_ns_ = 0;
+};
+
+// A gRPC client sends some PINGs a second: it measures the connection, and asks whether the
+// peer lives.
+inline constexpr double kPingBurst = 100, kPingsPerSecond = 20;
+// Calls that are cancelled: all of a connection at once (1,024), then as fast as a gateway's
+// users lose patience.
+inline constexpr double kResetBurst = 2048, kResetsPerSecond = 200;
+
+// Of one end of one connection; its owner calls it in the order of the bytes.
+class InboundFrames {
+ public:
+  // Reads on, at `now_ns` of a monotonic clock. RESOURCE_EXHAUSTED: a frame begins in `bytes`
+  // that is too much; the connection is to be closed before these bytes are used. The first
+  // bytes of a client may be HTTP/2's preface.
+  absl::Status Read(absl::Span<const std::uint8_t> bytes, std::int64_t now_ns);
+
+ private:
+  static constexpr std::size_t kFrameHeader = 9;
+
+  absl::Status BeginFrame(std::int64_t now_ns);
+  absl::Status BeginHeaders(std::uint32_t length, std::uint8_t type, std::uint8_t flags);
+
+  std::uint64_t skip_ = 0;  // bytes that are not looked at: the rest of a payload
+  bool begun_ = false;      // the first byte was seen
+  std::uint8_t header_[kFrameHeader] = {};
+  std::size_t header_bytes_ = 0;
+  std::size_t block_bytes_ = 0;  // 0: none is open
+  int continuations_ = 0;
+  Allowance pings_{kPingBurst, kPingsPerSecond};
+  Allowance resets_{kResetBurst, kResetsPerSecond};
+};
+
+}  // namespace flotilla::rpc

@@ -1,0 +1,181 @@
+"""What one HTTP/2 connection can make gRPC keep before it has shown a key: little, on the
+public port and on the internal ones."""
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from flotilla_server import LONG, MODEL, Fleet, wait_until
+from security_files import new_secret, write
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+END_STREAM, END_HEADERS = 1, 4
+MIB = 1 << 20
+# Of resident memory, beside what the connection costs at all. Buffered, an attack takes as
+# much as it sends.
+BOUND = 64 * MIB
+SECONDS = 60 if LONG else 3
+SENT = 256 * MIB  # an attack that is not cut off ends here, or by its time
+HELD = 200  # connections at a time
+
+
+def frame(kind, flags, stream, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(
+        ">I", stream) + payload
+
+
+def literal(name, value):
+    """A header, neither compressed nor kept in a table; short ones."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def request(path):
+    return (literal(b":method", b"POST") + literal(b":scheme", b"http") +
+            literal(b":path", path) + literal(b":authority", b"a") +
+            literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers"))
+
+
+# A string of 2 GB that never ends; a number with zeros in front of it, without end; and
+# metadata of a size that each frame may have.
+ENDLESS = {
+    "string": (b"\x00" + b"\x7f\x81\xff\xff\xff\x07", b"a" * 16384),
+    "number": (b"\x00" + b"\x7f", b"\x80" * 16384),
+    "metadata": (request(b"/x"), (b"\x00\x05x-abc\x7f\xe1\x2e" + b"b" * 6000)),
+}
+
+
+def resets():
+    """Streams that are opened and reset at once, without end; 1000 a time."""
+    for first in range(1, 1 << 30, 2000):
+        yield b"".join(frame(HEADERS, END_HEADERS, stream, request(b"/a/b")) +
+                       frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
+                       for stream in range(first, first + 2000, 2))
+
+
+# Frames that a server answers, or keeps something for.
+FLOODS = {
+    "ping": lambda: itertools.repeat(frame(PING, 0, 0, b"12345678") * 1000),
+    "settings": lambda: itertools.repeat(
+        frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 20)) * 1000),
+    "reset": resets,
+}
+
+
+class Attacker:
+    """Connections that send something over and over, and read no answer; each is made again
+    when it is closed."""
+
+    def __init__(self, address, begin, again, connections=1):
+        self.address, self.begin, self.again = address, begin, again
+        self.sent = self.closed = 0
+        self.until = time.monotonic() + SECONDS
+        self.threads = [threading.Thread(target=self.attack) for _ in range(connections)]
+        for thread in self.threads:
+            thread.start()
+
+    def attack(self):
+        while time.monotonic() < self.until and self.sent < SENT:
+            with socket.create_connection(self.address) as one:
+                one.settimeout(1)
+                try:
+                    one.sendall(PREFACE + frame(SETTINGS, 0, 0) + self.begin)
+                    for some in self.again():
+                        one.sendall(some)
+                        self.sent += len(some)
+                        if time.monotonic() > self.until or self.sent > SENT:
+                            break
+                except TimeoutError:  # not taken, as nobody reads the answers
+                    self.closed += 1
+                except OSError:
+                    self.closed += 1
+
+    def run(self, program):
+        """The most of resident memory meanwhile, and what stays a while after."""
+        most = 0
+        while any(thread.is_alive() for thread in self.threads):
+            most = max(most, rss(program))
+            time.sleep(0.02)
+        return most, rss(program)
+
+
+def tell(name, attacker, before, most, after):
+    print(f"{name}: {attacker.sent / MIB:.0f} MiB sent, closed {attacker.closed} times, "
+          f"{(most - before) / MIB:+.1f} MiB at most, {(after - before) / MIB:+.1f} after")
+
+
+def rss(program):
+    with open(f"/proc/{program.process.pid}/status", encoding="utf-8") as status:
+        [line] = [line for line in status if line.startswith("VmRSS")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.fixture(scope="module", name="fleet")
+def a_fleet(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fleet")
+    keys = ["--fleet-secret-file", str(write(directory / "secret", new_secret() + "\n"))]
+    with Fleet(directory, extra={role: keys for role in Fleet.ROLES}) as fleet:
+        yield fleet
+
+
+def port_of(fleet, role):
+    program = getattr(fleet, role)
+    return program, ("127.0.0.1", program.ports["grpc" if role == "router" else "listen"])
+
+
+def complete(fleet):
+    """The fleet serves; soon after an attack that took one of its threads."""
+    wait_until(lambda: fleet.http.post("/v1/completions", json={
+        "model": MODEL, "prompt": "a", "max_tokens": 1}).status_code == 200, "it serves")
+
+
+@pytest.mark.parametrize("connections", [1, 16])
+@pytest.mark.parametrize("what", ENDLESS)
+@pytest.mark.parametrize("role", Fleet.ROLES)
+def test_a_header_block_that_does_not_end_is_cut_off(fleet, role, what, connections):
+    program, address = port_of(fleet, role)
+    complete(fleet)
+    before = rss(program)
+    begin, again = ENDLESS[what]
+    attacker = Attacker(address, frame(HEADERS, 0, 1, begin),
+                        lambda: itertools.repeat(frame(CONTINUATION, 0, 1, again)), connections)
+    most, after = attacker.run(program)
+    tell(f"{role} {what} x{connections}", attacker, before, most, after)
+    assert attacker.closed > 0
+    assert most - before < BOUND
+    complete(fleet)
+
+
+@pytest.mark.parametrize("what", FLOODS)
+@pytest.mark.parametrize("role", ["worker", "router"])
+def test_a_flood_of_frames_takes_no_memory(fleet, role, what):
+    program, address = port_of(fleet, role)
+    complete(fleet)
+    before = rss(program)
+    attacker = Attacker(address, b"", FLOODS[what], connections=4)
+    most, after = attacker.run(program)
+    tell(f"{role} {what}", attacker, before, most, after)
+    assert most - before < BOUND
+    complete(fleet)
+
+
+def test_blocks_that_are_left_open_hold_little(fleet):
+    """As much as is allowed, held by many connections."""
+    program, address = port_of(fleet, "router")
+    complete(fleet)
+    before, begin, _ = rss(program), *ENDLESS["string"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(HELD):
+            one = stack.enter_context(socket.create_connection(address))
+            one.sendall(PREFACE + frame(SETTINGS, 0, 0) +
+                        frame(HEADERS, 0, 1, begin + b"a" * 16000) +
+                        frame(CONTINUATION, 0, 1, b"a" * 16000))
+        complete(fleet)
+        held = rss(program) - before
+    print(f"{HELD} connections hold {held / MIB:.1f} MiB")
+    assert held < BOUND
