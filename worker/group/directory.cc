@@ -1,5 +1,7 @@
 #include "worker/group/directory.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -7,24 +9,42 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/rt/unique_fd.h"
 
 namespace flotilla {
 namespace {
 
-constexpr std::time_t kYoungSeconds = 60;
+// Of names in the temporary directory that are looked at, and of directories removed, at one
+// start.
+constexpr int kMaxNames = 100'000;
+constexpr int kMaxRemoved = 1000;
+// New directories, until one is not taken for a stale one before it is locked.
+constexpr int kMaxTries = 16;
 
-// Whether it is a directory of this user that has not changed for a while.
-bool IsOld(const std::string& path) {
-  struct stat info;
-  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid() &&
-         info.st_mtime + kYoungSeconds < std::time(nullptr);
+// Locks a directory of this user, if nobody else has; none: not such a directory, or somebody
+// has.
+UniqueFd Lock(const std::string& path) {
+  UniqueFd directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat info {};
+  if (!directory.ok() || fstat(directory.get(), &info) != 0 || info.st_uid != geteuid() ||
+      flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
+    return UniqueFd();
+  }
+  return directory;
+}
+
+// Whether `path` is what `directory` is open on.
+bool IsStillThere(const std::string& path, const UniqueFd& directory) {
+  struct stat by_path {
+  }, by_fd{};
+  return lstat(path.c_str(), &by_path) == 0 && fstat(directory.get(), &by_fd) == 0 &&
+         by_path.st_dev == by_fd.st_dev && by_path.st_ino == by_fd.st_ino;
 }
 
 // Whether nobody listens at the socket.
@@ -41,15 +61,38 @@ bool IsDead(const std::string& path) {
 
 }  // namespace
 
+absl::StatusOr<GroupDirectory> MakeGroupDirectory(const std::string& temporary) {
+  const auto failed = [&] {
+    return absl::UnavailableError(
+        absl::StrCat("a directory in '", temporary, "': ", std::strerror(errno)));
+  };
+  for (int tries = 0; tries < kMaxTries; ++tries) {
+    GroupDirectory made{.path = absl::StrCat(temporary, "/", kDirectoryPrefix, "XXXXXX")};
+    if (mkdtemp(made.path.data()) == nullptr) return failed();  // 0700
+    made.lock = Lock(made.path);
+    if (made.lock.ok() && IsStillThere(made.path, made.lock)) return made;
+    // Another agent, which starts as well, was faster and removes it; or there are no locks.
+    const UniqueFd unlocked(open(made.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (unlocked.ok() && flock(unlocked.get(), LOCK_EX) != 0) return made;
+  }
+  errno = EAGAIN;
+  return failed();
+}
+
 void RemoveStaleDirectories(const std::string& temporary) {
   std::error_code error;
   std::filesystem::directory_iterator entry(temporary, error);
+  int names = 0, removed = 0;
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    const std::string path = entry->path();
+    if (++names > kMaxNames || removed == kMaxRemoved) return;
     if (!absl::StartsWith(entry->path().filename().native(), kDirectoryPrefix)) continue;
-    if (!IsOld(path) || !IsDead(absl::StrCat(path, "/", kAgentSocket))) continue;
+    const std::string path = entry->path();
+    const UniqueFd lock = Lock(path);
+    // An agent of a version before this one has no lock, but listens.
+    if (!lock.ok() || !IsDead(absl::StrCat(path, "/", kAgentSocket))) continue;
     std::error_code ignored;
     std::filesystem::remove_all(path, ignored);
+    ++removed;
   }
 }
 

@@ -4,6 +4,9 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "common/rt/unique_fd.h"
+
 namespace flotilla {
 
 // How its name begins.
@@ -15,8 +18,18 @@ inline constexpr char kLauncherLog[] = "mpirun.log";
 // What a rank prints.
 inline std::string RankLogName(int rank) { return "rank-" + std::to_string(rank) + ".log"; }
 
-// Removes directories of this user in `temporary` that no agent listens in any more. Those
-// younger than a minute stay: their agents may be about to.
+// A directory of this process alone. Whoever else may remove it holds its lock meanwhile
+// (flock), which the kernel takes from a process that ends, however it does.
+struct GroupDirectory {
+  std::string path;
+  UniqueFd lock;  // none, where the file system has no locks: then nobody removes it
+};
+// A new one in `temporary`, for its user alone. UNAVAILABLE: there can be none just now.
+absl::StatusOr<GroupDirectory> MakeGroupDirectory(const std::string& temporary);
+
+// Removes directories of this user in `temporary` whose agents are gone, also if they have
+// just gone; never one of an agent that lives or is starting, whatever namespace it is in.
+// Links are not followed. Looks at a bounded number of names.
 void RemoveStaleDirectories(const std::string& temporary);
 
 }  // namespace flotilla

@@ -26,7 +26,6 @@ extern "C" {  // glibc 2.36 does not say so itself
 #include "common/auth/random_token.h"
 #include "common/auth/secret_digest.h"
 #include "common/rt/clock.h"
-#include "worker/group/directory.h"
 #include "worker/group/hosts.h"
 #include "worker/group/proc.h"
 
@@ -54,7 +53,7 @@ absl::Status Failed(absl::string_view what) {
 
 }  // namespace
 
-RankGroup::RankGroup(RankGroupOptions options, std::string directory, HeartbeatPage page)
+RankGroup::RankGroup(RankGroupOptions options, GroupDirectory directory, HeartbeatPage page)
     : options_(std::move(options)),
       directory_(std::move(directory)),
       page_(std::move(page)),
@@ -63,19 +62,17 @@ RankGroup::RankGroup(RankGroupOptions options, std::string directory, HeartbeatP
       unsent_(options_.ranks) {
   for (int rank = 0; rank < options_.ranks; ++rank) {
     logs_.emplace_back(absl::StrCat("rank ", rank),
-                       absl::StrCat(directory_, "/", RankLogName(rank)));
+                       absl::StrCat(directory_.path, "/", RankLogName(rank)));
   }
-  logs_.emplace_back("mpirun", absl::StrCat(directory_, "/", kLauncherLog));
+  logs_.emplace_back("mpirun", absl::StrCat(directory_.path, "/", kLauncherLog));
 }
 
 absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Launch(const RankGroupOptions& options) {
   auto page = HeartbeatPage::Create(options.ranks);
   if (!page.ok()) return page.status();
-  std::string directory = absl::StrCat(options.temporary, "/", kDirectoryPrefix, "XXXXXX");
-  if (mkdtemp(directory.data()) == nullptr) {  // 0700
-    return Failed(absl::StrCat("a directory in '", options.temporary, "'"));
-  }
-  std::unique_ptr<RankGroup> group(new RankGroup(options, std::move(directory), *std::move(page)));
+  auto directory = MakeGroupDirectory(options.temporary);
+  if (!directory.ok()) return directory.status();
+  std::unique_ptr<RankGroup> group(new RankGroup(options, *std::move(directory), *std::move(page)));
   if (absl::Status status = group->Listen(); !status.ok()) return status;
   if (absl::Status status = group->Spawn(); !status.ok()) return status;
   return group;
@@ -84,13 +81,13 @@ absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Launch(const RankGroupOpti
 RankGroup::~RankGroup() {
   Kill();
   std::error_code ignored;
-  std::filesystem::remove_all(directory_, ignored);
+  std::filesystem::remove_all(directory_.path, ignored);
 }
 
 absl::Status RankGroup::Listen() {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string path = absl::StrCat(directory_, "/", kAgentSocket);
+  const std::string path = absl::StrCat(directory_.path, "/", kAgentSocket);
   if (path.size() >= sizeof(address.sun_path)) {
     return absl::InvalidArgumentError(absl::StrCat("TMPDIR: '", path, "' is longer than the ",
                                                    sizeof(address.sun_path) - 1,
@@ -127,7 +124,7 @@ absl::Status RankGroup::Spawn() {
   LaunchOptions launch{.launcher = options_.launcher,
                        .command = options_.command,
                        .ranks = options_.ranks,
-                       .directory = directory_,
+                       .directory = directory_.path,
                        .heartbeats = page_.path(),
                        .remote = std::nullopt};
   if (Remote()) {
@@ -383,7 +380,7 @@ std::vector<std::pair<std::string, std::string>> RankGroup::TakeLogLines() {
 }
 
 std::vector<pid_t> RankGroup::FindMembers() const {
-  return ProcessesWithArguments({"--group-dir", directory_});
+  return ProcessesWithArguments({"--group-dir", directory_.path});
 }
 
 bool RankGroup::Reap() {

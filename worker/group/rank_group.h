@@ -24,6 +24,7 @@
 #include "common/rt/unique_fd.h"
 #include "proto/codec/rank.h"
 #include "worker/core/watch.h"
+#include "worker/group/directory.h"
 #include "worker/group/heartbeats.h"
 #include "worker/group/launch.h"
 #include "worker/group/log_tail.h"
@@ -117,7 +118,7 @@ class RankGroup {
   };
   static bool Ended(const Member& member);
 
-  RankGroup(RankGroupOptions options, std::string directory, HeartbeatPage page);
+  RankGroup(RankGroupOptions options, GroupDirectory directory, HeartbeatPage page);
   absl::Status Listen();
   absl::Status ListenForHosts();
   // Where ranks knock.
@@ -144,11 +145,11 @@ class RankGroup {
   bool Reap();
 
   const RankGroupOptions options_;
-  const std::string directory_;
+  const GroupDirectory directory_;
   const HeartbeatPage page_;
   UniqueFd wake_;
-  UniqueFd local_;  // also tells that the directory is in use
-  UniqueFd tcp_;    // for ranks on other hosts
+  UniqueFd local_;
+  UniqueFd tcp_;  // for ranks on other hosts
   pid_t launcher_ = 0;
   UniqueFd launcher_pidfd_;
   bool launcher_reaped_ = false;
