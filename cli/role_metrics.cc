@@ -257,33 +257,6 @@ void WatchWorker(Metrics& metrics, const WorkerProbe* worker) {
   });
 }
 
-void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {
-  std::vector<Gauge*> up, age;
-  for (std::size_t rank = 0; rank < group->ranks.size(); ++rank) {
-    const Metrics::Labels labels = {{"rank", std::to_string(rank)}};
-    up.push_back(&metrics.AddGauge("flotilla_worker_up", "1 while the rank runs.", labels));
-    age.push_back(&metrics.AddGauge("flotilla_worker_heartbeat_age_seconds",
-                                    "Since the rank's last heartbeat.", labels));
-  }
-  std::vector<Counter*> restarts;
-  for (std::size_t i = 0; i < kRestartCauses; ++i) {
-    restarts.push_back(&metrics.AddCounter("flotilla_worker_restarts_total",
-                                           "Times that the ranks were started again, by cause.",
-                                           {{"cause", CauseName(static_cast<RestartCause>(i))}}));
-  }
-  metrics.OnRender([group, clock, up, age, restarts] {
-    for (std::size_t rank = 0; rank < up.size(); ++rank) {
-      const GroupProbe::Rank& one = group->ranks[rank];
-      const std::int64_t beat = one.heartbeat_ns;
-      up[rank]->Set(one.up ? 1 : 0);
-      age[rank]->Set(beat == 0 ? 0 : Seconds(clock->NowNs() - beat));
-    }
-    for (std::size_t i = 0; i < kRestartCauses; ++i) {
-      RaiseTo(*restarts[i], static_cast<double>(group->restarts[i]));
-    }
-  });
-}
-
 void WatchEngine(Metrics& metrics, const Engine* engine, const Metrics::Labels& labels) {
   Gauge& ready =
       metrics.AddGauge("flotilla_router_ready", "1 while new requests are served.", labels);

@@ -18,7 +18,6 @@
 #include "router/remote/fleet.h"
 #include "rpc/credentials.h"
 #include "scheduler/server/probe.h"
-#include "worker/group/group_probe.h"
 #include "worker/probe.h"
 
 namespace flotilla {
@@ -103,8 +102,5 @@ void WatchEngine(Metrics& metrics, const Engine* engine, const Metrics::Labels& 
 
 // Reads `worker`, which outlives the last Render, at each scrape from now on.
 void WatchWorker(Metrics& metrics, const WorkerProbe* worker);
-
-// The same for the ranks of a group of processes. `clock` is the one of their heartbeats.
-void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock);
 
 }  // namespace flotilla

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "cli/group_metrics.h"
 #include "cli/on.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"

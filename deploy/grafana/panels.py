@@ -122,13 +122,17 @@ DASHBOARDS = {
             REFUSED, FIRST_TOKEN, INTER_TOKEN, OUTPUT_RATE]),
         ("Groups", [QUEUE, UTILIZATION, STEP_AGE]),
         ("Processes", [
-            Panel("CPU", "short", "CPU cores in use. A worker at its --threads is busy; a router "
+            Panel("CPU", "short", "CPU cores in use. A rank at its --threads is busy; a router "
                   "near 1 core is worth a second one.",
                   [("{{role}} {{instance}}",
-                    "rate(process_cpu_seconds_total{PROCESS}[$__rate_interval])")]),
-            Panel("Resident memory", "bytes", "A worker's is weights and KV pool, and constant. "
+                    "rate(process_cpu_seconds_total{PROCESS}[$__rate_interval])"),
+                   ("{{instance}} rank {{rank}}",
+                    "rate(flotilla_worker_rank_cpu_seconds_total{PROCESS}[$__rate_interval])")]),
+            Panel("Resident memory", "bytes", "A rank's is weights and KV pool, and constant. "
                   "One that grows for hours is a leak: report it.",
-                  [("{{role}} {{instance}}", "process_resident_memory_bytes{PROCESS}")]),
+                  [("{{role}} {{instance}}", "process_resident_memory_bytes{PROCESS}"),
+                   ("{{instance}} rank {{rank}}",
+                    "flotilla_worker_rank_resident_memory_bytes{PROCESS}")]),
             Panel("Uptime", "s", "Since the start of each process. What keeps falling to 0 is "
                   "restarted again and again.",
                   [("{{role}} {{instance}}", "time() - process_start_time_seconds{PROCESS}")]),
@@ -333,8 +337,12 @@ DASHBOARDS = {
                   [("group {{group}}",
                     rate("flotilla_worker_compute_seconds_total", "GROUP", "group") + " / " +
                     rate("flotilla_worker_rows_total", "GROUP", "group"))]),
-            Panel("CPU", "short", "CPU cores in use by workers; at --threads while busy.",
-                  [("group {{group}}", 'rate(process_cpu_seconds_total{GROUP,role="worker"}'
+            Panel("CPU", "short", "CPU cores in use by each rank, and by the process that started "
+                  "them (with --launcher none it computes itself); at --threads while busy. "
+                  "Uneven ranks wait for each other.",
+                  [("group {{group}} rank {{rank}}", "sum by (group, instance, rank) "
+                    "(rate(flotilla_worker_rank_cpu_seconds_total{GROUP}[$__rate_interval]))"),
+                   ("group {{group}} {{role}}", 'rate(process_cpu_seconds_total{GROUP,role="worker"}'
                     "[$__rate_interval])")]),
         ]),
         ("Health", [
@@ -352,9 +360,13 @@ DASHBOARDS = {
                   [("group {{group}}", "flotilla_worker_weight_bytes{GROUP}")]),
             Panel("Activations", "bytes", "Memory of the buffers of a step; constant.",
                   [("group {{group}}", "flotilla_worker_buffer_bytes{GROUP}")]),
-            Panel("Resident memory", "bytes", "Of worker processes; above weights + pool + 200 MB "
+            Panel("Resident memory", "bytes", "Of each rank, the model's file and what ranks "
+                  "share included, and of worker processes; above weights + pool + 200 MB "
                   "and growing: report it.",
-                  [("group {{group}}", 'process_resident_memory_bytes{GROUP,role="worker"}')]),
+                  [("group {{group}} rank {{rank}}",
+                    "flotilla_worker_rank_resident_memory_bytes{GROUP}"),
+                   ("group {{group}} {{role}}",
+                    'process_resident_memory_bytes{GROUP,role="worker"}')]),
         ]),
     ]),
 }

@@ -41,6 +41,8 @@ std::string Encode(const RankEvent& event) {
     proto.mutable_heartbeat()->set_epoch(beat->epoch);
     proto.mutable_heartbeat()->set_started_step(beat->started_step);
     proto.mutable_heartbeat()->set_done_step(beat->done_step);
+    proto.mutable_heartbeat()->set_cpu_ns(beat->cpu_ns);
+    proto.mutable_heartbeat()->set_resident_bytes(beat->resident_bytes);
   } else if (const auto* loaded = std::get_if<RankLoaded>(&event)) {
     proto.mutable_loaded()->set_weight_bytes(loaded->weight_bytes);
     proto.mutable_loaded()->set_buffer_bytes(loaded->buffer_bytes);
@@ -80,7 +82,9 @@ absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
       return RankHeartbeat{.phase = proto.heartbeat().phase(),
                            .epoch = proto.heartbeat().epoch(),
                            .started_step = proto.heartbeat().started_step(),
-                           .done_step = proto.heartbeat().done_step()};
+                           .done_step = proto.heartbeat().done_step(),
+                           .cpu_ns = proto.heartbeat().cpu_ns(),
+                           .resident_bytes = proto.heartbeat().resident_bytes()};
     case v1::RankEvent::kLoaded:
       return RankLoaded{.weight_bytes = proto.loaded().weight_bytes(),
                         .buffer_bytes = proto.loaded().buffer_bytes()};

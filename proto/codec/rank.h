@@ -33,6 +33,7 @@ struct RankHello {
 struct RankHeartbeat {
   std::uint32_t phase = 0;
   std::uint64_t epoch = 0, started_step = 0, done_step = 0;
+  std::int64_t cpu_ns = 0, resident_bytes = 0;
 
   bool operator==(const RankHeartbeat&) const = default;
 };

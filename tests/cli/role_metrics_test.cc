@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "cli/group_metrics.h"
 #include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
 #include "gmock/gmock.h"
@@ -246,12 +247,17 @@ TEST(RoleMetricsTest, RanksAreReadAtEachScrape) {
   clock.AdvanceNs(10'000'000'000);
   group.ranks[1].up = true;
   group.ranks[1].heartbeat_ns = 8'000'000'000;
+  group.ranks[1].cpu_ns = 2'500'000'000;
+  group.ranks[1].resident_bytes = 1 << 20;
   ++group.restarts[static_cast<std::size_t>(RestartCause::kStuck)];
   page = metrics.Render();
   EXPECT_THAT(page, HasSubstr("flotilla_worker_up{rank=\"0\"} 0"));
   EXPECT_THAT(page, HasSubstr("flotilla_worker_up{rank=\"1\"} 1"));
   EXPECT_THAT(page, HasSubstr("flotilla_worker_heartbeat_age_seconds{rank=\"1\"} 2"));
   EXPECT_THAT(page, HasSubstr("flotilla_worker_restarts_total{cause=\"stuck\"} 1"));
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_rank_cpu_seconds_total{rank=\"0\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_rank_cpu_seconds_total{rank=\"1\"} 2.5"));
+  EXPECT_THAT(page, HasSubstr("flotilla_worker_rank_resident_memory_bytes{rank=\"1\"} 1048576"));
 }
 
 TEST(RoleMetricsTest, ARouterShowsItsGroupsAndKeepsThoseThatLeft) {

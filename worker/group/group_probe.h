@@ -31,6 +31,8 @@ struct GroupProbe {
   struct Rank {
     std::atomic<bool> up{false};                // it is connected and the group has not been lost
     std::atomic<std::int64_t> heartbeat_ns{0};  // the last that was seen; 0: none yet
+    std::atomic<std::int64_t> cpu_ns{0};        // of all its processes so far
+    std::atomic<std::int64_t> resident_bytes{0};
   };
 
   explicit GroupProbe(int count) : ranks(static_cast<std::size_t>(count)) {}

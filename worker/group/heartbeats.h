@@ -24,6 +24,8 @@ struct alignas(128) HeartbeatSlot {
   std::atomic<std::uint64_t> epoch;         // the current one
   std::atomic<std::uint64_t> started_step;  // of the epoch: the last that began
   std::atomic<std::uint64_t> done_step;     // of the epoch: the last whose answer was sent
+  std::atomic<std::int64_t> cpu_ns;         // that the process has used, system time included
+  std::atomic<std::int64_t> resident_bytes;
   // Why the process is ending, as far as it can know: the signal that it got, or
   // 1 + its exit code.
   std::atomic<std::int32_t> signal;

@@ -178,6 +178,7 @@ absl::Status ProcessExecutor::Live() {
   life_.beginning = {.since_ns = life_.launched_ns, .limit_ns = kConnectLimitNs};
   life_.loaded.resize(options_.group.ranks);
   life_.begun.resize(options_.group.ranks);
+  life_.cpu_ns.resize(options_.group.ranks);
   {
     absl::MutexLock lock(&mu_);
     reachable_ = life_.group.get();
@@ -415,6 +416,17 @@ void ProcessExecutor::NoteRanks(const std::vector<MemberSample>& ranks) {
     probe.up = life_.group->pid(static_cast<int>(rank)) != 0;
     if (ranks[rank].heartbeat_ns.has_value()) probe.heartbeat_ns = *ranks[rank].heartbeat_ns;
   }
+  NoteUsage();
+}
+
+// A new process of a rank counts from 0, the probe goes on.
+void ProcessExecutor::NoteUsage() {
+  for (std::size_t rank = 0; rank < group_probe_.ranks.size(); ++rank) {
+    const HeartbeatSlot& slot = life_.group->slot(static_cast<int>(rank));
+    const std::int64_t cpu_ns = std::max(life_.cpu_ns[rank], slot.cpu_ns.load());
+    group_probe_.ranks[rank].cpu_ns += cpu_ns - std::exchange(life_.cpu_ns[rank], cpu_ns);
+    group_probe_.ranks[rank].resident_bytes = slot.resident_bytes.load();
+  }
 }
 
 std::string ProcessExecutor::Describe(const Verdict& verdict) {
@@ -440,7 +452,11 @@ std::string ProcessExecutor::Describe(const Verdict& verdict) {
 }
 
 void ProcessExecutor::BuryLife(const End& end) {
-  for (GroupProbe::Rank& rank : group_probe_.ranks) rank.up = false;
+  NoteUsage();
+  for (GroupProbe::Rank& rank : group_probe_.ranks) {
+    rank.up = false;
+    rank.resident_bytes = 0;
+  }
   if (!end.cause.has_value()) {
     {
       absl::MutexLock lock(&mu_);

@@ -70,6 +70,7 @@ class ProcessExecutor final : public StepExecutor {
     WorkUnderway beginning;  // of kStarting, the connecting
     std::vector<std::optional<RankLoaded>> loaded;
     std::vector<std::optional<ExecutorDescription>> begun;
+    std::vector<std::int64_t> cpu_ns;  // of each rank, as far as the probe has it
     std::int64_t launched_ns = 0;
     std::int64_t next_look_ns = 0;
   };
@@ -103,6 +104,7 @@ class ProcessExecutor final : public StepExecutor {
   std::optional<WorkUnderway> Underway(std::vector<MemberSample>* ranks) ABSL_LOCKS_EXCLUDED(mu_);
   std::string Describe(const Verdict& verdict);
   void NoteRanks(const std::vector<MemberSample>& ranks);
+  void NoteUsage();
   void BeginNextEpoch(std::int64_t outstanding_ns);
   std::optional<End> FinishBeginning();
   void EndEpochAsAsked() ABSL_LOCKS_EXCLUDED(mu_);

@@ -306,6 +306,8 @@ void RankGroup::TakeHeartbeat(int rank, const RankHeartbeat& beat) {
   slot.started_step = beat.started_step;
   slot.done_step = beat.done_step;
   slot.epoch = beat.epoch;
+  slot.cpu_ns = beat.cpu_ns;
+  slot.resident_bytes = beat.resident_bytes;
   slot.time_ns = SteadyClock().NowNs();
 }
 

@@ -104,7 +104,9 @@ class AgentSocket {
     return Send(RankHeartbeat{.phase = static_cast<std::uint32_t>(slot.phase.load()),
                               .epoch = slot.epoch,
                               .started_step = slot.started_step,
-                              .done_step = slot.done_step});
+                              .done_step = slot.done_step,
+                              .cpu_ns = slot.cpu_ns,
+                              .resident_bytes = slot.resident_bytes});
   }
 
  private:
@@ -112,6 +114,20 @@ class AgentSocket {
   const bool remote_;
   absl::Mutex mu_;
 };
+
+// Enters what this process uses.
+void NoteUsage(int statm, HeartbeatSlot* slot) {
+  timespec used{};
+  if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used) == 0) {
+    slot->cpu_ns = used.tv_sec * std::int64_t{1'000'000'000} + used.tv_nsec;
+  }
+  char text[128] = {};  // pages: all, resident, ...
+  long long all = 0, resident = 0;
+  if (pread(statm, text, sizeof(text) - 1, 0) > 0 &&
+      std::sscanf(text, "%lld %lld", &all, &resident) == 2) {
+    slot->resident_bytes = resident * sysconf(_SC_PAGESIZE);
+  }
+}
 
 struct HeartArguments {
   HeartbeatSlot* slot;
@@ -123,7 +139,9 @@ struct HeartArguments {
 // where it beats by the socket, the agent reads).
 void* Beat(void* argument) {
   const HeartArguments heart = *static_cast<HeartArguments*>(argument);
+  const UniqueFd statm(open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
   while (true) {
+    NoteUsage(statm.get(), heart.slot);
     heart.slot->time_ns.store(MonotonicNs(), std::memory_order_release);
     pollfd agent{.fd = heart.agent->fd(), .events = POLLRDHUP, .revents = 0};
     const bool gone = poll(&agent, 1, kHeartbeatPeriodMs) > 0;

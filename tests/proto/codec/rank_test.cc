@@ -37,7 +37,9 @@ RankEvent RandomEvent(testing::RandomValues& random) {
       return RankHeartbeat{.phase = number(),
                            .epoch = random.Below(1'000'000),
                            .started_step = random.Below(1'000'000),
-                           .done_step = random.Below(1'000'000)};
+                           .done_step = random.Below(1'000'000),
+                           .cpu_ns = std::int64_t{number()} << 20,
+                           .resident_bytes = std::int64_t{number()} << 10};
     default:
       return random.Event();
   }
