@@ -1,14 +1,13 @@
 #include "cli/top.h"
 
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdio>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/fetch_pages.h"
-#include "cli/signals.h"
+#include "cli/terminal.h"
 #include "cli/top_view.h"
 #include "common/rt/clock.h"
 
@@ -17,12 +16,17 @@ namespace {
 
 constexpr std::size_t kMaxProcesses = 256;
 constexpr absl::Duration kTimeout = absl::Seconds(2);
-constexpr char kClearScreen[] = "\x1b[H\x1b[2J";
+// One picture: from the top of a cleared screen, lines that are too long all the same (wide
+// characters) are cut by the terminal, and do not wrap.
+constexpr char kBeginPicture[] = "\x1b[H\x1b[2J\x1b[?7l";
+constexpr char kEndPicture[] = "\x1b[?7h";
 
 constexpr char kExamples[] = R"(
 Examples:
   flotilla top --metrics 127.0.0.1:8080 127.0.0.1:9101 127.0.0.1:9102
   scripts/fleet top
+
+q ends it.
 
 Addresses are those of /metrics: a router's HTTP port, --metrics-port of others. Rates and
 latencies (TTFT: time to first token, ITL: inter-token latency) are those between two looks.)";
@@ -40,10 +44,10 @@ std::vector<Look> LookAt(const std::vector<std::string>& addresses, const Clock&
 }
 
 // Whether anybody still reads it.
-bool Show(const TopView& view, bool clear) {
-  if (clear) std::fputs(kClearScreen, stdout);
-  std::fputs(TopText(view).c_str(), stdout);
-  if (!clear) std::fputc('\n', stdout);
+bool Show(const TopView& view, const Terminal& terminal, bool picture) {
+  if (picture) std::fputs(kBeginPicture, stdout);
+  std::fputs(TopText(view, terminal.columns()).c_str(), stdout);
+  std::fputs(picture ? kEndPicture : "\n", stdout);
   return std::fflush(stdout) == 0;
 }
 
@@ -63,20 +67,28 @@ void AddTopFlags(CLI::App& app, TopFlags* flags) {
 }
 
 absl::Status RunTop(const TopFlags& flags) {
-  Signals signals;
+  Terminal terminal;
   const SteadyClock clock;
-  const bool clear = !flags.once && isatty(STDOUT_FILENO) != 0;
+  const bool picture = !flags.once && terminal.shows();
   std::vector<Look> now = LookAt(flags.metrics, clock);
-  if (!flags.once) Show(MakeTopView({}, now), clear);
-  while (signals.Wait(absl::Seconds(flags.interval_s)) != Signals::Event::kStop) {
-    const std::vector<Look> before = std::exchange(now, LookAt(flags.metrics, clock));
-    const TopView view = MakeTopView(before, now);
-    if (!Show(view, clear)) break;
+  TopView view = MakeTopView({}, now);
+  if (!flags.once) Show(view, terminal, picture);
+  absl::Time next = absl::Now() + absl::Seconds(flags.interval_s);
+  while (true) {
+    const Terminal::Event event = terminal.Wait(next);
+    if (event == Terminal::Event::kQuit) return absl::OkStatus();
+    if (event == Terminal::Event::kTimeout) {
+      const std::vector<Look> before = std::exchange(now, LookAt(flags.metrics, clock));
+      view = MakeTopView(before, now);
+      next = absl::Now() + absl::Seconds(flags.interval_s);
+    } else if (!picture) {
+      continue;  // of another width from the next table on
+    }
+    if (!Show(view, terminal, picture)) return absl::OkStatus();
     if (!flags.once) continue;
-    if (view.missing.size() < now.size()) break;
+    if (view.missing.size() < now.size()) return absl::OkStatus();
     return absl::UnavailableError("no process answered");
   }
-  return absl::OkStatus();
 }
 
 }  // namespace flotilla

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/obs/printable.h"
 
 namespace flotilla {
 namespace {
@@ -51,38 +53,101 @@ WorkerRow MakeWorkerRow(const std::string& address, const MetricsPage& now,
                         const MetricsChange& change) {
   constexpr char kSteps[] = "flotilla_worker_steps_total";
   constexpr char kCompute[] = "flotilla_worker_compute_seconds_total";
+  std::optional<double> cores = change.Rate("process_cpu_seconds_total");
+  if (cores.has_value()) {
+    *cores += change.Rate("flotilla_worker_rank_cpu_seconds_total").value_or(0);
+  }
   return {.address = address,
           .busy = change.Rate(kCompute),
           .steps_per_s = change.Rate(kSteps),
           .tokens_per_s = change.Rate("flotilla_worker_rows_total"),
           .s_per_step = change.Ratio(kCompute, kSteps),
-          .cpu_cores = change.Rate("process_cpu_seconds_total"),
-          .resident_bytes = now.Sum("process_resident_memory_bytes")};
+          .cpu_cores = cores,
+          .resident_bytes = now.Sum("process_resident_memory_bytes") +
+                            now.Sum("flotilla_worker_rank_resident_memory_bytes")};
+}
+
+// Of text that is UTF-8.
+std::size_t Characters(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+// The line, or what has room of it and a sign that there is more.
+std::string Cut(std::string line, std::optional<std::size_t> columns) {
+  if (!columns.has_value() || Characters(line) <= *columns) return line;
+  std::size_t bytes = 0;
+  for (std::size_t left = *columns; bytes < line.size(); ++bytes) {
+    if ((line[bytes] & 0xc0) != 0x80 && left-- <= 1) break;
+  }
+  return line.substr(0, bytes) + "…";
 }
 
 // Columns as wide as their widest cell; the first is left-aligned, with room for text.
 class Table {
  public:
-  explicit Table(std::vector<std::string> header) { Add(std::move(header)); }
-  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  struct Column {
+    const char* title;
+    int leave_out;  // first the one with the least number; kAlways: never
+  };
+  static constexpr int kAlways = 100;
 
-  std::string Text() const {
-    std::vector<std::size_t> widths(rows_.front().size());
-    for (const auto& row : rows_) {
-      for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {
+    std::vector<std::string> titles;
+    for (const Column& column : columns_) titles.push_back(column.title);
+    Add(titles);
+  }
+  void Add(const std::vector<std::string>& row) {
+    rows_.emplace_back();
+    for (const std::string& cell : row) rows_.back().push_back(Printable(cell));
+  }
+
+  std::string Text(std::optional<std::size_t> room) {
+    while (room.has_value() && Width() > *room && LeaveOne()) {
     }
+    const std::vector<std::size_t> widths = Widths();
     std::string text;
     for (const auto& row : rows_) {
+      std::string line;
       for (std::size_t i = 0; i < row.size(); ++i) {
-        const std::string padding(widths[i] - row[i].size(), ' ');
-        absl::StrAppend(&text, i == 0 ? row[i] + padding : "  " + padding + row[i]);
+        const std::string padding(widths[i] - Characters(row[i]), ' ');
+        absl::StrAppend(&line, i == 0 ? row[i] + padding : "  " + padding + row[i]);
       }
-      text += '\n';
+      absl::StrAppend(&text, Cut(std::move(line), room), "\n");
     }
     return text;
   }
 
  private:
+  std::vector<std::size_t> Widths() const {
+    std::vector<std::size_t> widths(columns_.size());
+    for (const auto& row : rows_) {
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        widths[i] = std::max(widths[i], Characters(row[i]));
+      }
+    }
+    return widths;
+  }
+
+  std::size_t Width() const {
+    std::size_t all = 0;
+    for (const std::size_t width : Widths()) all += (all == 0 ? 0 : 2) + width;
+    return all;
+  }
+
+  // False: none may be left out.
+  bool LeaveOne() {
+    const auto least = std::min_element(
+        columns_.begin(), columns_.end(),
+        [](const Column& a, const Column& b) { return a.leave_out < b.leave_out; });
+    if (least->leave_out == kAlways) return false;
+    const auto index = least - columns_.begin();
+    columns_.erase(least);
+    for (auto& row : rows_) row.erase(row.begin() + index);
+    return true;
+  }
+
+  std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
 
@@ -130,42 +195,76 @@ TopView MakeTopView(absl::Span<const Look> before, absl::Span<const Look> now) {
   return view;
 }
 
-std::string TopText(const TopView& view) {
+namespace {
+
+Table RouterTable(const std::vector<RouterRow>& rows) {
+  Table table({{"ROUTER", Table::kAlways},
+               {"STATE", Table::kAlways},
+               {"IN FLIGHT", 4},
+               {"REQ/S", 7},
+               {"REFUSED/S", 1},
+               {"TTFT P50", 6},
+               {"P99", 3},
+               {"ITL P50", 5},
+               {"P99", 2}});
+  for (const RouterRow& row : rows) {
+    table.Add({row.address, State(row.ready, row.draining), Number(row.in_flight, 0),
+               Number(row.requests_per_s), Number(row.refused_per_s),
+               Seconds(row.first_token_p50_s), Seconds(row.first_token_p99_s),
+               Seconds(row.inter_token_p50_s), Seconds(row.inter_token_p99_s)});
+  }
+  return table;
+}
+
+Table GroupTable(const std::vector<GroupRow>& rows) {
+  Table table({{"GROUP", Table::kAlways},
+               {"STATE", Table::kAlways},
+               {"WAITING", 7},
+               {"RUNNING", 8},
+               {"BATCH", 1},
+               {"BLOCKS", 6},
+               {"OUT/S", 9},
+               {"PROMPT/S", 2},
+               {"HITS", 3},
+               {"STEP AGE", 5},
+               {"MODEL", 4}});
+  for (const GroupRow& row : rows) {
+    table.Add({row.address, State(row.ready, row.draining), Number(row.waiting, 0),
+               Number(row.running, 0), Number(row.batch),
+               absl::StrFormat("%.0f/%.0f", row.blocks_used, row.blocks_total),
+               Number(row.output_tokens_per_s), Number(row.prompt_tokens_per_s),
+               Percent(row.hit_ratio), Seconds(row.step_age_s), row.model});
+  }
+  return table;
+}
+
+Table WorkerTable(const std::vector<WorkerRow>& rows) {
+  Table table({{"WORKER", Table::kAlways},
+               {"BUSY", 4},
+               {"STEPS/S", 1},
+               {"TOKENS/S", 3},
+               {"PER STEP", 2},
+               {"CPUS", 6},
+               {"MEMORY", 5}});
+  for (const WorkerRow& row : rows) {
+    table.Add({row.address, Percent(row.busy), Number(row.steps_per_s), Number(row.tokens_per_s),
+               Seconds(row.s_per_step), Number(row.cpu_cores),
+               absl::StrFormat("%.0fMiB", row.resident_bytes / (1 << 20))});
+  }
+  return table;
+}
+
+}  // namespace
+
+std::string TopText(const TopView& view, std::optional<std::size_t> columns) {
   std::vector<std::string> parts;
-  if (!view.routers.empty()) {
-    Table table({"ROUTER", "STATE", "IN FLIGHT", "REQ/S", "REFUSED/S", "TTFT P50", "P99", "ITL P50",
-                 "P99"});
-    for (const RouterRow& row : view.routers) {
-      table.Add({row.address, State(row.ready, row.draining), Number(row.in_flight, 0),
-                 Number(row.requests_per_s), Number(row.refused_per_s),
-                 Seconds(row.first_token_p50_s), Seconds(row.first_token_p99_s),
-                 Seconds(row.inter_token_p50_s), Seconds(row.inter_token_p99_s)});
-    }
-    parts.push_back(table.Text());
-  }
-  if (!view.groups.empty()) {
-    Table table({"GROUP", "STATE", "WAITING", "RUNNING", "BATCH", "BLOCKS", "OUT/S", "PROMPT/S",
-                 "HITS", "STEP AGE", "MODEL"});
-    for (const GroupRow& row : view.groups) {
-      table.Add({row.address, State(row.ready, row.draining), Number(row.waiting, 0),
-                 Number(row.running, 0), Number(row.batch),
-                 absl::StrFormat("%.0f/%.0f", row.blocks_used, row.blocks_total),
-                 Number(row.output_tokens_per_s), Number(row.prompt_tokens_per_s),
-                 Percent(row.hit_ratio), Seconds(row.step_age_s), row.model});
-    }
-    parts.push_back(table.Text());
-  }
-  if (!view.workers.empty()) {
-    Table table({"WORKER", "BUSY", "STEPS/S", "TOKENS/S", "PER STEP", "CPUS", "MEMORY"});
-    for (const WorkerRow& row : view.workers) {
-      table.Add({row.address, Percent(row.busy), Number(row.steps_per_s), Number(row.tokens_per_s),
-                 Seconds(row.s_per_step), Number(row.cpu_cores),
-                 absl::StrFormat("%.0fMiB", row.resident_bytes / (1 << 20))});
-    }
-    parts.push_back(table.Text());
-  }
+  if (!view.routers.empty()) parts.push_back(RouterTable(view.routers).Text(columns));
+  if (!view.groups.empty()) parts.push_back(GroupTable(view.groups).Text(columns));
+  if (!view.workers.empty()) parts.push_back(WorkerTable(view.workers).Text(columns));
   std::string missing;
-  for (const std::string& one : view.missing) absl::StrAppend(&missing, "MISSING  ", one, "\n");
+  for (const std::string& one : view.missing) {
+    absl::StrAppend(&missing, Cut("MISSING  " + Printable(one), columns), "\n");
+  }
   if (!missing.empty()) parts.push_back(std::move(missing));
   std::string text;
   for (const std::string& part : parts) absl::StrAppend(&text, text.empty() ? "" : "\n", part);

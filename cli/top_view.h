@@ -2,6 +2,7 @@
 // and rows a table. Pure.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,7 +47,9 @@ struct GroupRow {  // a scheduler
 struct WorkerRow {
   std::string address;
   std::optional<double> busy;  // share of time in forward and sampling
-  std::optional<double> steps_per_s, tokens_per_s, s_per_step, cpu_cores;
+  std::optional<double> steps_per_s, tokens_per_s, s_per_step;
+  // Of the process and of its ranks.
+  std::optional<double> cpu_cores;
   double resident_bytes = 0;
 
   bool operator==(const WorkerRow&) const = default;
@@ -63,7 +66,9 @@ struct TopView {
 // for each role that it plays: `flotilla serve` has all three.
 TopView MakeTopView(absl::Span<const Look> before, absl::Span<const Look> now);
 
-// Tables of at most 100 columns, as long as addresses and names are short.
-std::string TopText(const TopView& view);
+// Tables whose lines have at most `columns` characters; none: no bound. Where there is too
+// little room, columns are left out, the least telling first, and then lines are cut. What
+// processes and users named is made printable.
+std::string TopText(const TopView& view, std::optional<std::size_t> columns = std::nullopt);
 
 }  // namespace flotilla

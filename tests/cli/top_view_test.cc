@@ -1,8 +1,12 @@
 #include "cli/top_view.h"
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -12,6 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr std::int64_t kSecond = 1'000'000'000;
@@ -117,6 +122,61 @@ TEST(TopViewTest, AWorker) {
   EXPECT_EQ(TopText(view),
             "WORKER  BUSY  STEPS/S  TOKENS/S  PER STEP  CPUS  MEMORY\n"
             "a:1      80%    100.0     500.0     8.0ms   1.5  100MiB\n");
+}
+
+TEST(TopViewTest, AWorkersRanksAreItsOwn) {
+  const auto page = [](const char* cpu) {
+    return absl::StrCat("flotilla_worker_steps_total 0\nprocess_cpu_seconds_total 1\n",
+                        "process_resident_memory_bytes 1048576\n",
+                        "flotilla_worker_rank_cpu_seconds_total{rank=\"0\"} ", cpu, "\n",
+                        "flotilla_worker_rank_cpu_seconds_total{rank=\"1\"} 7.5\n",
+                        "flotilla_worker_rank_resident_memory_bytes{rank=\"0\"} 2097152\n",
+                        "flotilla_worker_rank_resident_memory_bytes{rank=\"1\"} 3145728\n");
+  };
+  const TopView view =
+      MakeTopView({At("a:1", page("10"), 0)}, {At("a:1", page("14"), 2 * kSecond)});
+  ASSERT_THAT(view.workers, SizeIs(1));
+  EXPECT_EQ(view.workers[0].cpu_cores, 2);
+  EXPECT_EQ(view.workers[0].resident_bytes, 6 << 20);
+}
+
+std::size_t LongestLine(const std::string& text) {
+  std::size_t longest = 0;
+  for (const std::string_view line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
+    longest = std::max(longest,
+                       static_cast<std::size_t>(std::count_if(
+                           line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; })));
+  }
+  return longest;
+}
+
+TEST(TopViewTest, LinesFitWhateverTheWidth) {
+  const std::string address = "[fd00:1234:5678::aaaa:bbbb]:54321";
+  const std::vector<Look> now = {
+      At(address, std::string(kRouter) + kScheduler + "flotilla_worker_steps_total 0\n", 0),
+      At("b:1", "flotilla_router_ready 0\nflotilla_router_requests_in_flight 123456789\n", 0),
+      {.address = "c:1", .page = absl::UnavailableError(std::string(300, 'x') + "\u4e2d")}};
+  const TopView view = MakeTopView({}, now);
+  for (std::size_t columns = 1; columns <= 200; ++columns) {
+    EXPECT_LE(LongestLine(TopText(view, columns)), columns) << columns;
+  }
+  // At 200 nothing is missing but the end of the last line; at 70 some columns are.
+  const std::string wide = TopText(view, 200), narrow = TopText(view, 70);
+  for (const char* title : {"REFUSED/S", "TTFT P50", "STEP AGE", "MODEL", "PER STEP"}) {
+    EXPECT_THAT(wide, HasSubstr(title));
+  }
+  for (const char* title : {"STATE", "REQ/S", "OUT/S", "CPUS", "MEMORY", "MISSING  c:1: xxx"}) {
+    EXPECT_THAT(narrow, HasSubstr(title));
+  }
+  EXPECT_THAT(narrow, Not(HasSubstr("REFUSED/S")));
+  EXPECT_THAT(narrow, HasSubstr("x\u2026\n"));
+  EXPECT_GT(LongestLine(TopText(view)), 300u);
+}
+
+TEST(TopViewTest, NamesCannotCommandTheTerminal) {
+  const TopView view = MakeTopView(
+      {}, {At("a:1", "flotilla_scheduler_group_ready{model=\"m\x1b[2J\u202e\"} 1\n", 0)});
+  EXPECT_THAT(TopText(view), HasSubstr("m\\x1b[2J\\u{202e}\n"));
 }
 
 TEST(TopViewTest, OneProcessMayPlayEveryRole) {
