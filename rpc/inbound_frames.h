@@ -43,7 +43,7 @@ class Allowance {
 inline constexpr double kPingBurst = 100, kPingsPerSecond = 20;
 // Calls that are cancelled: all of a connection at once (1,024), then as fast as a gateway's
 // users lose patience.
-inline constexpr double kResetBurst = 2048, kResetsPerSecond = 200;
+inline constexpr double kResetBurst = 1024, kResetsPerSecond = 200;
 
 // Of one end of one connection; its owner calls it in the order of the bytes.
 class InboundFrames {

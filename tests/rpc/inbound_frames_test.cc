@@ -86,9 +86,9 @@ TEST(InboundFramesTest, PingsAndResetsAreAllowedAtARate) {
   EXPECT_TRUE(pass(ping, 100, 20));
   EXPECT_FALSE(pass(ping, 101, 0));
   EXPECT_FALSE(pass(ping, 100, 21));
-  EXPECT_TRUE(pass(reset, 2048, 200));
-  EXPECT_FALSE(pass(reset, 2049, 0));
-  EXPECT_FALSE(pass(reset, 2048, 201));
+  EXPECT_TRUE(pass(reset, 1024, 200));
+  EXPECT_FALSE(pass(reset, 1025, 0));
+  EXPECT_FALSE(pass(reset, 1024, 201));
   EXPECT_TRUE(pass(Frame(kSettings, 0, 36), 100'000, 0));
 }
 
