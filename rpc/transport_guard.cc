@@ -42,7 +42,7 @@ class Connections {
   }
 
  private:
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
   absl::Mutex mu_;
   absl::flat_hash_map<const grpc_chttp2_transport*, InboundFrames> frames_ ABSL_GUARDED_BY(mu_);
 };
