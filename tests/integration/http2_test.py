@@ -21,7 +21,7 @@ MIB = 1 << 20
 # much as it sends.
 BOUND = 64 * MIB
 SECONDS = 60 if LONG else 3
-SENT = 256 * MIB  # an attack that is not cut off ends here, or by its time
+SENT = (1 << 20) * MIB if LONG else 256 * MIB  # an attack ends here, or by its time
 HELD = 200  # connections at a time
 
 
@@ -71,10 +71,10 @@ class Attacker:
     """Connections that send something over and over, and read no answer; each is made again
     when it is closed."""
 
-    def __init__(self, address, begin, again, connections=1):
+    def __init__(self, address, begin, again, connections):
         self.address, self.begin, self.again = address, begin, again
         self.sent = self.closed = 0
-        self.until = time.monotonic() + SECONDS
+        self.until = time.monotonic() + (SECONDS if connections > 1 else 3)
         self.threads = [threading.Thread(target=self.attack) for _ in range(connections)]
         for thread in self.threads:
             thread.start()
