@@ -2,7 +2,8 @@
 // its trace id; the router and the scheduler also have the client's name of it.
 //
 // A router says what became of a request at "info", unless it was refused before it was
-// accepted: as many as an overload brings, so at "debug", where the other roles log.
+// accepted, for another reason than its deadline: as many as an overload brings, so at
+// "debug", where the other roles log.
 #pragma once
 
 #include <functional>

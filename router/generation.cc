@@ -58,12 +58,8 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
 GenerationImpl::~GenerationImpl() {
   if (done_) return;
   Detach();
-  const bool known = std::exchange(cancelled_, true);
+  if (!cancelled_) CancelWork(TimeIsUp());
   TellOver(absl::OkStatus(), tracker_ ? tracker_->CountedUsage({}) : Usage{});
-  if (known) return;  // to the engine
-  environment_.probe->OnCancelled(RouterProbe::CancelledBy::kClient);
-  if (!tracker_) return;
-  for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
 }
 
 void GenerationImpl::Detach() {
@@ -76,16 +72,39 @@ void GenerationImpl::Detach() {
 
 void GenerationImpl::Cancel() {
   if (done_ || cancelled_) return;
-  cancelled_ = true;
-  abandoned_->store(true);
-  environment_.probe->OnCancelled(RouterProbe::CancelledBy::kClient);
-  if (tracker_) {
-    for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
-    return;  // RequestEnd follows
-  }
+  CancelWork(TimeIsUp());
+  if (tracker_) return;  // RequestEnd follows
   lane_->Run([id = identity_.id](LaneState& lane) {
     if (GenerationImpl* self = lane.Find(id)) self->Finish(absl::OkStatus(), Usage{});
   });
+}
+
+void GenerationImpl::Expire() {
+  if (done_ || cancelled_) return;
+  CancelWork(/*late=*/true);
+}
+
+void GenerationImpl::CancelWork(bool late) {
+  cancelled_ = true;
+  abandoned_->store(true);
+  if (late) {
+    CountDeadline();
+  } else {
+    environment_.probe->OnCancelled(RouterProbe::CancelledBy::kClient);
+  }
+  if (!tracker_) return;
+  for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
+}
+
+bool GenerationImpl::TimeIsUp() const {
+  const TokenizedRequest& request = tracker_ ? tracker_->request() : request_;
+  return request.deadline_ns && environment_.clock->NowNs() >= *request.deadline_ns;
+}
+
+void GenerationImpl::CountDeadline() {
+  if (std::exchange(missed_deadline_, true)) return;
+  if (accepted_) return environment_.probe->OnCancelled(RouterProbe::CancelledBy::kDeadline);
+  environment_.probe->OnRefused(absl::DeadlineExceededError("before it was accepted"));
 }
 
 absl::Status GenerationImpl::ResolveLength(std::size_t prompt_tokens) {
@@ -119,11 +138,11 @@ void GenerationImpl::OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt) {
   if (done_ || cancelled_) return;
   absl::Status status = prompt.status();
   if (status.ok()) status = ResolveLength(prompt->size());
-  if (status.ok() && request_.deadline_ns && environment_.clock->NowNs() >= *request_.deadline_ns) {
+  if (status.ok() && TimeIsUp()) {
     status = absl::DeadlineExceededError("the request's time ran out before it was admitted");
   }
   if (!status.ok()) {
-    environment_.probe->OnRefused(status);
+    CountRefusal(status);
     return Finish(std::move(status), Usage{});
   }
   request_.prompt = *std::move(prompt);
@@ -211,10 +230,7 @@ void GenerationImpl::Handle(const BranchEnd& event) {
   if (event.reason == FinishReason::kStop && !tokens.empty() && IsStopToken(tokens.back())) {
     end.stop_token = tokens.back();
   }
-  // The deadline is the request's: it counts once, however many branches it ends.
-  if (event.reason == FinishReason::kDeadline && !std::exchange(missed_deadline_, true)) {
-    environment_.probe->OnCancelled(RouterProbe::CancelledBy::kDeadline);
-  }
+  if (event.reason == FinishReason::kDeadline) CountDeadline();
   if (tracker_->request().beam && !tokens.empty()) end.score = event.score;
   EndChoice(event.branch, std::move(end));
 }
@@ -238,11 +254,14 @@ void GenerationImpl::Handle(const RequestEnd& event) {
   if (!status.ok() && event.retry_after_ms > 0) {
     status = WithRetryAfter(std::move(status), event.retry_after_ms);
   }
-  if (status.code() == absl::StatusCode::kResourceExhausted ||
-      status.code() == absl::StatusCode::kUnavailable) {
-    environment_.probe->OnRefused(status);
-  }
+  if (!cancelled_) CountRefusal(status);
   Finish(std::move(status), event.usage);
+}
+
+void GenerationImpl::CountRefusal(const absl::Status& status) {
+  if (absl::IsDeadlineExceeded(status)) return CountDeadline();
+  const bool late_refusal = absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+  if (late_refusal || (!tracker_ && !status.ok())) environment_.probe->OnRefused(status);
 }
 
 bool GenerationImpl::AllChoicesAreWhole() const {
@@ -333,10 +352,10 @@ void GenerationImpl::TellOver(const absl::Status& status, const Usage& usage) co
                         .tenant = request.tenant,
                         .trace = request.trace,
                         .parent_span = parent_span_,
-                        .outcome = !status.ok() ? accepted_ ? Outcome::kFailed : Outcome::kRefused
-                                   : cancelled_ ? Outcome::kCancelled
-                                   : missed_deadline_ ? Outcome::kDeadline
-                                                      : Outcome::kFinished,
+                        .outcome = missed_deadline_ ? Outcome::kDeadline
+                                   : !status.ok() ? accepted_ ? Outcome::kFailed : Outcome::kRefused
+                                   : cancelled_   ? Outcome::kCancelled
+                                                  : Outcome::kFinished,
                         .status = status,
                         .usage = usage,
                         .attempts = tracker_ ? tracker_->attempts() : 0,

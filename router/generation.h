@@ -55,6 +55,7 @@ class GenerationImpl final : public Generation {
   ~GenerationImpl() override;
 
   void Cancel() override;
+  void Expire() override;
   const std::string& id() const override { return identity_.public_id; }
 
   // The prompt is encoded: submits it, or ends the request.
@@ -100,6 +101,14 @@ class GenerationImpl final : public Generation {
   // Hands out the best of what was held back.
   void HandOutBest();
   void Finish(absl::Status status, const Usage& usage);
+  // Nobody wants the answer any more: tells the engine. `late`: because its time was over.
+  void CancelWork(bool late);
+  bool TimeIsUp() const;
+  // The request ends by its deadline, which counts once, however many branches it ends: as
+  // a refusal until it was accepted.
+  void CountDeadline();
+  // It ends with `status`: counts it where that is a refusal or the deadline.
+  void CountRefusal(const absl::Status& status);
   // Each has ended as the client wished.
   bool AllChoicesAreWhole() const;
   void CountFirstToken();

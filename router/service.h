@@ -130,6 +130,9 @@ class Generation {
   // Ends it early; idempotent. Choices end with kCancelled, OnDone follows later
   // from the lane.
   virtual void Cancel() = 0;
+  // The front ends it because its time is over; to be destroyed then. Only records and
+  // metrics tell it from a client that leaves.
+  virtual void Expire() = 0;
   // Public name: unguessable, unique. The key for InferenceService::Abort.
   virtual const std::string& id() const = 0;
 };
@@ -174,7 +177,7 @@ struct RequestRecord {
   enum class Outcome : std::uint8_t {
     kFinished,
     kCancelled,  // by the client, or by Abort
-    kDeadline,   // ended early, with what it had
+    kDeadline,   // its time was over, whether it was accepted by then or not
     kRefused,    // `status` says why; it was never accepted
     kFailed,     // `status` says why; it was
   };

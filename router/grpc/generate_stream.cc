@@ -17,6 +17,16 @@ Outbox::Options OutboxOptions(InferenceService* service, const absl::StatusOr<Ge
   return options;
 }
 
+// Whether a call that was cut off now, of those that began at `begun`, was cut off by its
+// deadline. A client ends its call by its own clock and told the server its time rounded up,
+// by 1 % at most (gRPC's `grpc-timeout` has two digits or more); the rest is for the way.
+bool EndedByDeadline(const grpc::ServerContext& context, absl::Time begun) {
+  const auto deadline = context.deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) return false;
+  const absl::Time end = absl::FromChrono(deadline);
+  return absl::Now() >= end - (end - begun) / 100 - absl::Milliseconds(20);
+}
+
 // Why the call ended, once no more events come.
 grpc::Status CallStatus(const GenerationEnd& end, bool missed_deadline) {
   if (end.status.ok() && missed_deadline) {
@@ -111,6 +121,7 @@ void GenerateStream::Begin(absl::StatusOr<GenerateCall> call) {
 }
 
 void GenerateStream::Abandon() {
+  if (generation_ != nullptr && EndedByDeadline(context(), begun_)) generation_->Expire();
   generation_.reset();
   outbox_.Clear();
   if (!final_status_.has_value()) final_status_ = grpc::Status::CANCELLED;

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
@@ -76,6 +77,7 @@ class GenerateStream final : private rpc::ServerWriter<v1::GenerateRequest, v1::
   void WatchStall();
 
   const Shared& shared_;
+  const absl::Time begun_ = absl::Now();
   const bool return_token_ids_;
   Outbox outbox_;
   std::unique_ptr<Generation> generation_;  // while it may call back

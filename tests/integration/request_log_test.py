@@ -93,3 +93,42 @@ def test_refused_and_cancelled_requests_are_told_apart(fleet):
     over, served, _ = follow(fleet, client_request_id="left")
     assert over["outcome"] == "cancelled" and int(over["output_tokens"]) > 0
     assert int(served["output_tokens"]) >= int(over["output_tokens"])
+
+
+def counted(fleet):
+    """How many requests ended so, by the router's metrics."""
+    return {"client": fleet.router.metric("flotilla_router_cancelled_total", by="client"),
+            "deadline": fleet.router.metric("flotilla_router_cancelled_total", by="deadline"),
+            "refused": fleet.router.metric("flotilla_router_rejected_total", reason="deadline")}
+
+
+@pytest.mark.parametrize("way", ["timeout_ms", "timeout_ms, streamed", "of two choices",
+                                 "of a gRPC call", "before it is admitted"])
+def test_a_request_that_ends_by_its_deadline_says_so(fleet, pb, way):
+    """In the log, and once in the metrics, wherever it was and whoever noticed first."""
+    name = f"late: {way}".replace(" ", "-")
+    before = counted(fleet)
+    body = dict(model=MODEL, prompt="x", max_tokens=8000, ignore_eos=True, timeout_ms=400)
+    if way == "of a gRPC call":
+        with grpc.insecure_channel(f"127.0.0.1:{fleet.router.ports['grpc']}") as channel:
+            request = pb.messages.GenerateRequest(model=MODEL, text="x", max_tokens=8000,
+                                                  request_id=name)
+            request.stop.ignore_eos = True
+            with pytest.raises(grpc.RpcError) as error:
+                # gRPC tells the server 1.49 s: the client gives up before it does.
+                list(pb.services.InferenceStub(channel).Generate(request, timeout=1.481))
+            assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    else:
+        body |= {"of two choices": dict(n=2), "timeout_ms, streamed": dict(stream=True),
+                 # The tokenizer alone takes longer.
+                 "before it is admitted": dict(timeout_ms=1, prompt="a b " * 2000,
+                                               max_tokens=10)}.get(way, {})
+        answer = fleet.http.post("/v1/completions", headers={"X-Request-Id": name}, json=body)
+        assert answer.status_code == 504 or body.get("stream"), answer.text
+    wait_until(lambda: lines(fleet.router, "request over", client_request_id=name), "it is told")
+    [over] = lines(fleet.router, "request over", client_request_id=name)
+    assert over["outcome"] == "deadline", over
+    rise = {key: value - before[key] for key, value in counted(fleet).items()}
+    assert rise["client"] == 0 and rise["deadline"] + rise["refused"] == 1, rise
+    # One that was admitted is not refused; the tokenizer may have been quick.
+    assert way == "before it is admitted" or rise["refused"] == 0

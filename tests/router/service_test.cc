@@ -140,6 +140,89 @@ TEST_F(ServiceTest, TimeSpentBeforeAdmissionCounts) {
   EXPECT_TRUE(engine.submitted().empty());
 }
 
+// Wherever its time runs out: the record says deadline, and metrics count one.
+TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
+  struct Probe : RouterProbe {
+    void OnCancelled(CancelledBy by) override {
+      ++(by == CancelledBy::kDeadline ? deadlines : clients);
+    }
+    void OnRefused(const absl::Status& status) override {
+      ++(absl::IsDeadlineExceeded(status) ? refused : other);
+    }
+    int deadlines = 0, refused = 0, clients = 0, other = 0;
+  } probe;
+  probe_ = &probe;
+  std::vector<RequestRecord::Outcome> seen;
+  options_.on_over = [&](const RequestRecord& r) { seen.push_back(r.outcome); };
+  FakeEngine engine(Manual());
+  Make(&engine);
+  const auto start = [&](Recorder* recorder) {
+    return Start({.prompt = std::vector<std::int64_t>{1}, .timeout_ms = 100}, recorder);
+  };
+  const auto submit = [&](std::size_t count) {
+    while (engine.submitted().size() < count) dispatcher_.RunOne();
+  };
+  const auto expect = [&](const char* where, int deadlines, int refused, int clients) {
+    EXPECT_EQ(probe.deadlines, deadlines) << where;
+    EXPECT_EQ(probe.refused, refused) << where;
+    EXPECT_EQ(probe.clients, clients) << where;
+    EXPECT_EQ(probe.other, 0) << where;
+    ASSERT_EQ(seen.size(), static_cast<std::size_t>(deadlines + refused + clients)) << where;
+    EXPECT_EQ(seen.back() == RequestRecord::Outcome::kDeadline, clients == 0) << where;
+  };
+  {
+    Recorder recorder;
+    auto waits = start(&recorder);
+    clock_.AdvanceNs(200'000'000);
+    dispatcher_.RunUntil(recorder.done);
+    expect("before the engine heard of it", 0, 1, 0);
+  }
+  {
+    Recorder recorder;
+    auto waits = start(&recorder);
+    clock_.AdvanceNs(200'000'000);
+    waits.reset();
+    expect("its client left when it was late already", 0, 2, 0);
+  }
+  {
+    engine.Script({.refusal = absl::DeadlineExceededError("late")});
+    Recorder recorder;
+    auto refused = start(&recorder);
+    submit(1);
+    engine.StepAll();
+    dispatcher_.RunUntil(recorder.done);
+    EXPECT_EQ(recorder.end.status.code(), absl::StatusCode::kDeadlineExceeded);
+    expect("at the engine's door", 0, 3, 0);
+  }
+  {
+    engine.Script({.error = absl::DeadlineExceededError("late"), .error_at = 2});
+    Recorder recorder;
+    auto running = start(&recorder);
+    submit(2);
+    engine.StepAll();
+    dispatcher_.RunUntil(recorder.done);
+    EXPECT_EQ(recorder.end.status.code(), absl::StatusCode::kDeadlineExceeded);
+    expect("while it ran", 1, 3, 0);
+  }
+  for (const int deadlines : {2, 3}) {  // by the call's deadline, before and after its own
+    Recorder recorder;
+    auto call = start(&recorder);
+    submit(static_cast<std::size_t>(deadlines) + 1);
+    engine.Step();
+    while (recorder.accepted == 0) dispatcher_.RunOne();
+    if (deadlines == 3) clock_.AdvanceNs(200'000'000);
+    if (deadlines == 2) call->Expire();
+    call.reset();
+    engine.StepAll();
+    expect("cut off", deadlines, 3, 0);
+  }
+  Recorder recorder;
+  auto left = start(&recorder);
+  submit(5);
+  left.reset();
+  expect("a client that leaves in time", 3, 3, 1);
+}
+
 TEST_F(ServiceTest, DestroyedGenerationsAndLanesHearNothing) {
   FakeEngine engine(Manual());
   Make(&engine);

@@ -156,6 +156,7 @@ class FakeService final : public InferenceService {
         : service(s), running(std::move(r)) {}
     ~FakeGeneration() override { service->OnDestroyed(*running); }
     void Cancel() override {}
+    void Expire() override {}
     const std::string& id() const override { return running->id; }
     FakeService* const service;
     const std::shared_ptr<Running> running;
