@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <boost/asio/ip/address.hpp>
 #include <filesystem>
 #include <fstream>
 
@@ -13,6 +14,7 @@
 #include "model/content_hash.h"
 #include "model/tokenizer_file.h"
 #include "rpc/endpoint.h"
+#include "rpc/ports.h"
 
 namespace flotilla {
 namespace {
@@ -113,6 +115,38 @@ absl::StatusOr<std::shared_ptr<rpc::Credentials>> MakeCredentials(const RoleFlag
   if (!credentials.ok() || !listens || flags.insecure_internal) return credentials;
   if (absl::Status open = rpc::CheckExposure(flags.host, **credentials); !open.ok()) return open;
   return credentials;
+}
+
+absl::Status CheckPorts(const RoleFlags& flags, bool listens) {
+  struct Port {
+    const char* flag;
+    const char* what;
+    std::int64_t number;
+  };
+  const Port first = listens ? Port{"--listen-port", "for the fleet", flags.listen_port}
+                             : Port{"--http-port", "HTTP", flags.http_port};
+  const Port second = listens ? Port{"--metrics-port", "metrics", flags.metrics_port}
+                              : Port{"--grpc-port", "gRPC", flags.grpc_port};
+  if (first.number != 0 && first.number == second.number) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(first.flag, " and ", second.flag, " are both ", first.number));
+  }
+  boost::system::error_code no_address;
+  boost::asio::ip::make_address(flags.host, no_address);
+  if (!listens && no_address) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--host ", flags.host, ": that is not an IP address"));
+  }
+  for (const Port& port : {first, second}) {
+    const absl::Status free = rpc::CheckPort(flags.host, static_cast<std::uint16_t>(port.number));
+    if (free.ok()) continue;
+    return absl::Status(
+        free.code(),
+        absl::StrCat("cannot listen on ", HostPort(flags.host, static_cast<int>(port.number)), " (",
+                     port.what, "): ", free.message(), "; choose another by ",
+                     absl::IsUnavailable(free) ? port.flag : "--host"));
+  }
+  return absl::OkStatus();
 }
 
 std::string HostPort(const std::string& host, int port) {

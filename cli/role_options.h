@@ -35,6 +35,11 @@ absl::StatusOr<std::shared_ptr<rpc::Credentials>> MakeCredentials(const RoleFlag
                                                                   bool listens, const Clock* clock,
                                                                   Logger* log);
 
+// Whether this process could listen where the flags say: on its ports for the fleet if
+// `listens`, else on those for clients. To be asked before what takes long. UNAVAILABLE or
+// INVALID_ARGUMENT: "cannot listen on HOST:PORT (gRPC): ...", with the flag to change.
+absl::Status CheckPorts(const RoleFlags& flags, bool listens);
+
 // "host:port", brackets around an IPv6 address.
 std::string HostPort(const std::string& host, int port);
 // Writes {"NAME":PORT,...,"pid":PID}, unless `path` is empty. Readers see the whole

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "cli/drain.h"
 #include "cli/fronts.h"
+#include "cli/model_flags.h"
 #include "cli/observed_executor.h"
 #include "cli/request_log.h"
 #include "cli/role_metrics.h"
@@ -87,6 +88,7 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
                                      const std::shared_ptr<const GgufFile>& file) {
   absl::StatusOr<RankOptions> options = MakeRankOptions(flags, model_id_);
   if (!options.ok()) return options.status();
+  if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
   isa_ = std::string(kernels::GetOps(options->isa).name);
   executor_ = std::make_unique<InProcessExecutor>(file, *options, &clock_);
   observed_ = std::make_unique<ObservedExecutor>(
@@ -127,6 +129,7 @@ absl::Status RunServe(const RoleFlags& flags, const std::string& version) {
   Signals signals;
   absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
   if (!level.ok()) return level.status();
+  if (absl::Status free = CheckPorts(flags, /*listens=*/false); !free.ok()) return free;
   Logger log(*level);
   const rpc::GrpcLog grpc_log(&log);
   LocalFleet fleet(&log);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cli/group_metrics.h"
+#include "cli/model_flags.h"
 #include "cli/on.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
@@ -65,6 +66,7 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
   auto file = std::make_shared<const GgufFile>(*std::move(opened));
   absl::StatusOr<RankOptions> options = MakeRankOptions(flags, model_id);
   if (!options.ok()) return options.status();
+  if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
   std::unique_ptr<WorkerGroup> group(
       new WorkerGroup(flags, TokenizerContentOf(*file, model_id), clock));
   if (flags.launcher == "none") {

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "rpc/ports.h"
 #include "rpc/transport_guard.h"
 
 namespace flotilla::rpc {
@@ -84,7 +85,7 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
   for (grpc::Service* service : services) builder.RegisterService(service);
   Listening listening{.server = builder.BuildAndStart()};
   if (listening.server == nullptr || port <= 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
+    return CannotListen(address);
   }
   listening.port = static_cast<std::uint16_t>(port);
   return listening;

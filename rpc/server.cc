@@ -1,8 +1,8 @@
 #include "rpc/server.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "rpc/accept_guard.h"
+#include "rpc/ports.h"
 #include "rpc/transport_guard.h"
 
 namespace flotilla::rpc {
@@ -43,7 +43,7 @@ absl::Status Server::Listen(const std::string& address,
   for (grpc::Service* service : services) builder.RegisterService(service);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port <= 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
+    return CannotListen(address);
   }
   port_ = static_cast<std::uint16_t>(port);
   return absl::OkStatus();

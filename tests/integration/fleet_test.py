@@ -198,7 +198,7 @@ def test_a_group_that_never_can_load_its_model_says_why(tmp_path, role):
     one = Program(tmp_path, role, "--model", model_path(), "--max-model-len", "9999999",
                   wait=False)
     assert one.process.wait(timeout=30) == 1
-    assert "max_context 9999999 exceeds the model's" in one.log_text()
+    assert "--max-model-len 9999999: the model was trained for" in one.log_text()
 
 
 def test_a_scheduler_wants_to_know_its_group(tmp_path):

@@ -1,0 +1,74 @@
+#include "cli/model_flags.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/config.h"
+#include "worker/kv_cache.h"
+
+namespace flotilla {
+namespace {
+
+// INVALID_ARGUMENT "--flag value: why".
+template <class Value>
+absl::Status Wrong(const char* flag, const Value& value, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(flag, " ", value, ": ", why));
+}
+
+absl::Status CheckSpeculation(const RoleFlags& flags, const ModelConfig& config) {
+  if (flags.speculation == "off") return absl::OkStatus();
+  if (flags.draft_layers > std::int64_t{config.layers}) {
+    return Wrong("--draft-layers", flags.draft_layers,
+                 absl::StrCat("the model has ", config.layers, " layers"));
+  }
+  if (flags.speculation == "draft" && flags.pipeline_parallel > 1) {
+    return Wrong("--speculation", "draft", "it needs all layers on one stage, --pp 1");
+  }
+  return absl::OkStatus();
+}
+
+// What ranks on this host reserve together, in memory, and where on disk.
+absl::Status CheckMemory(const RoleFlags& flags, const RankOptions& options,
+                         const ModelConfig& config) {
+  if (!flags.group_network.empty()) return absl::OkStatus();  // that is for each host to say
+  const KvShape shape{options.kv_format, static_cast<int>(config.layers),
+                      static_cast<int>(config.kv_heads), static_cast<int>(config.head_dim)};
+  const std::int64_t memory = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  const std::int64_t most = memory / shape.bytes_per_block();
+  for (const auto& [flag, blocks] :
+       {std::pair("--kv-blocks", flags.kv_blocks), std::pair("--host-blocks", flags.host_blocks)}) {
+    if (blocks <= most) continue;
+    return absl::ResourceExhaustedError(
+        absl::StrCat(flag, " ", blocks, ": blocks of ", shape.bytes_per_block(),
+                     " bytes are more than this machine's memory, which holds ", most));
+  }
+  if (flags.disk_blocks > 0 && access(flags.disk_directory.c_str(), W_OK | X_OK) != 0) {
+    return Wrong("--disk-dir", flags.disk_directory, std::strerror(errno));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckModelFlags(const RoleFlags& flags, const RankOptions& options,
+                             const GgufFile& file) {
+  const absl::StatusOr<ModelConfig> config = LoadConfig(file);
+  if (!config.ok()) return config.status();
+  if (flags.max_model_len > std::int64_t{config->context_length}) {
+    return Wrong("--max-model-len", flags.max_model_len,
+                 absl::StrCat("the model was trained for ", config->context_length, " tokens"));
+  }
+  if (auto status = CheckSpeculation(flags, *config); !status.ok()) return status;
+  if (auto status = CheckMemory(flags, options, *config); !status.ok()) return status;
+  const auto layout = ShardModel(file, *config, options.shape, options.balance);
+  if (layout.ok() || !absl::IsInvalidArgument(layout.status())) return layout.status();
+  // "tp 4: the model can be cut into 3 ..."
+  return absl::InvalidArgumentError(absl::StrCat("--", layout.status().message()));
+}
+
+}  // namespace flotilla

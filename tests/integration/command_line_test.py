@@ -1,0 +1,146 @@
+"""What the program says of a command line that it cannot follow: what is wrong, by the names
+that its user typed, before it has loaded a model."""
+
+import socket
+import subprocess
+import time
+
+import pytest
+
+from flotilla_server import SANITIZED, Program, binary, model_path
+
+
+def say(*words, seconds=60):
+    """Its exit code, and its lines on standard error."""
+    done = subprocess.run([binary(), *words], capture_output=True, text=True, timeout=seconds)
+    assert done.stdout == "", "nothing that is wrong is on standard output"
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("words, said", [
+    ("serve --modle m.gguf", "flotilla serve: unknown flag --modle; did you mean --model?"),
+    ("serve m.gguf",
+     "flotilla serve: serve takes no argument 'm.gguf'; did you mean --model m.gguf?"),
+    ("router --model m.gguf",
+     "flotilla router: router has no flag --model; serve, scheduler, worker have it"),
+    ("worker --model m --port 1", "flotilla worker: unknown flag --port; did you mean "
+     "--listen-port or --metrics-port or --hosts-port?"),
+    ("frobnicate", "flotilla: unknown command 'frobnicate' (commands: serve, router, scheduler, "
+     "worker, host, inspect, simulate, top)"),
+    ("serv --model m", "flotilla: unknown command 'serv'; did you mean serve? (commands: serve, "
+     "router, scheduler, worker, host, inspect, simulate, top)"),
+    ("simulate --polices fcfs", "flotilla simulate: unknown flag --polices; did you mean "
+     "--policies?"),
+    ("serve", "flotilla serve: --model is required")])
+def test_what_is_not_known_is_named(words, said):
+    code, lines = say(*words.split())
+    assert code not in (0, 1) and lines[0] == said
+    assert len(lines) == 2 and "--help" in lines[1]
+
+
+def test_a_link_to_the_program_says_so_too(tmp_path):
+    (tmp_path / "flotilla-router").symlink_to(binary())
+    done = subprocess.run([tmp_path / "flotilla-router", "--schedular", "a:1"],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode not in (0, 1)
+    assert done.stderr.startswith(
+        "flotilla router: unknown flag --schedular; did you mean --scheduler?\n")
+
+
+def test_help_and_version_are_no_errors():
+    for words in (["--help"], ["serve", "--help"], ["--version"]):
+        done = subprocess.run([binary(), *words], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and done.stdout and not done.stderr
+
+
+# --- Ports -------------------------------------------------------------------
+
+
+@pytest.fixture(name="busy")
+def a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        yield one.getsockname()[1]
+
+
+PORTS = {"--http-port": "HTTP", "--grpc-port": "gRPC", "--listen-port": "for the fleet",
+         "--metrics-port": "metrics"}
+
+
+@pytest.mark.parametrize("role, flag", [
+    ("serve", "--http-port"), ("serve", "--grpc-port"), ("router", "--http-port"),
+    ("router", "--grpc-port"), ("worker", "--listen-port"), ("worker", "--metrics-port"),
+    ("scheduler", "--listen-port"), ("scheduler", "--metrics-port"), ("host", "--listen-port"),
+    ("host", "--metrics-port")])
+def test_a_port_that_is_taken_is_told_in_one_line(busy, role, flag):
+    """With the cause, and before anything is loaded or waited for."""
+    flags = {"serve": ["--model", model_path()], "worker": ["--model", model_path()],
+             "scheduler": ["--worker", "127.0.0.1:1"], "router": ["--scheduler", "127.0.0.1:1"],
+             "host": []}[role]
+    if role in ("serve", "router"):
+        other = "--grpc-port" if flag == "--http-port" else "--http-port"
+        flags += [other, "0"]
+    started = time.monotonic()
+    assert say(role, *flags, flag, str(busy)) == (1, [
+        f"flotilla: cannot listen on 127.0.0.1:{busy} ({PORTS[flag]}): Address already in use; "
+        f"choose another by {flag}"])
+    assert time.monotonic() - started < (20 if SANITIZED else 5)
+
+
+@pytest.mark.parametrize("words, said", [
+    ("serve --model m --http-port 7001 --grpc-port 7001",
+     "--http-port and --grpc-port are both 7001"),
+    ("serve --model m --host localhost", "--host localhost: that is not an IP address"),
+    ("serve --model m --host 192.0.2.1", "cannot listen on 192.0.2.1:8080 (HTTP): Cannot assign "
+     "requested address; choose another by --host"),
+    ("worker --model m --host no.such.invalid", "choose another by --host")])
+def test_an_address_that_cannot_be_listened_on_is_told(words, said):
+    code, lines = say(*words.split())
+    assert code == 1 and len(lines) == 1 and said in lines[0]
+
+
+def test_two_servers_do_not_share_a_port(tmp_path):
+    """What a second server is told of the first one's port."""
+    first = Program(tmp_path, "serve", "--model", model_path(), "--http-port", "0",
+                    "--grpc-port", "0", "--kv-blocks", "64")
+    try:
+        for name, flag, other in (("grpc", "--grpc-port", "--http-port"),
+                                  ("http", "--http-port", "--grpc-port")):
+            code, (line,) = say("serve", "--model", model_path(), flag, str(first.ports[name]),
+                                other, "0")
+            assert code == 1 and "Address already in use" in line and flag in line
+    finally:
+        first.stop()
+
+
+# --- Options that the model decides on ---------------------------------------
+
+
+@pytest.mark.parametrize("role, words, said", [
+    ("serve", "--max-model-len 100000", "--max-model-len 100000: the model was trained for 8192 "
+     "tokens"),
+    ("worker", "--max-model-len 100000", "--max-model-len 100000"),
+    ("scheduler", "--max-model-len 100000", "--max-model-len 100000"),
+    ("serve", "--speculation draft --draft-layers 31", "--draft-layers 31: the model has 30 "
+     "layers"),
+    ("worker", "--speculation draft --pp 2", "--speculation draft: it needs all layers on one "
+     "stage, --pp 1"),
+    ("worker", "--pp 31", "--pp 31: the model has 30 layers"),
+    ("worker", "--tp 4", "--tp 4: the model can be cut into 3"),
+    ("worker", "--tp 64 --pp 64", "--tp 64 x pp 64: a group has 1 to"),
+    ("serve", "--kv-blocks 67108864", "--kv-blocks 67108864: blocks of "),
+    ("serve", "--host-blocks 67108864", "--host-blocks 67108864: blocks of "),
+    ("worker", "--kv-blocks 67108864", "--kv-blocks 67108864: blocks of "),
+    ("serve", "--disk-blocks 1 --disk-dir /no/such", "--disk-dir /no/such: No such file or directory"),
+    ("serve", "--tenant-weights alice", "--tenant-weights"),
+    ("serve", "--api-keys-file /no/such", "/no/such"),
+    ("worker", "--tls-cert /no/such", "--tls-cert"),
+    ("worker", "--fleet-secret-file /no/such", "/no/such")])
+def test_an_option_is_blamed_by_its_flag(role, words, said):
+    ports = ["--http-port", "0", "--grpc-port", "0"] if role == "serve" else []
+    started = time.monotonic()
+    code, lines = say(role, "--model", model_path(), *ports, *words.split())
+    assert code == 1 and said in lines[-1], lines
+    assert len(lines) == 1, lines
+    for name in ("max_context", "kv_blocks", "max_step_tokens", "max_branches", "draft_layers"):
+        assert name not in lines[-1]
+    assert time.monotonic() - started < (60 if SANITIZED else 10)
