@@ -48,7 +48,9 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
      "GGUF file of the worker group that this process runs itself, instead of --worker", kOwnGroup},
     {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
-     "name that clients use; default: the file's name without .gguf", kGroup},
+     "name that clients use; default: the file's name without .gguf, whose format (.Q4_1) they may "
+     "leave away",
+     kGroup},
     {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
      "prompt + output of one request; 0: what the model was trained for", kGroup},
 

@@ -13,6 +13,7 @@
 #include "cli/host.h"
 #include "cli/inspect.h"
 #include "cli/on.h"
+#include "cli/parse_error.h"
 #include "cli/rank.h"
 #include "cli/router.h"
 #include "cli/scheduler.h"
@@ -32,7 +33,7 @@ Examples:
 
 Once it prints `ready http=HOST:PORT grpc=HOST:PORT` on standard output:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
-    -d '{"messages":[{"role":"user","content":"Hello!"}],"model":"NAME"}'
+    -d '{"messages":[{"role":"user","content":"Hello!"}],"model":"SmolLM2-135M-Instruct"}'
 
 SIGINT or SIGTERM: no new requests, running ones finish; a second one ends at once.)";
 
@@ -126,8 +127,11 @@ int main(int argc, char** argv) {
   words.erase(words.begin());
   try {
     app.parse(words);
-  } catch (const CLI::ParseError& error) {
+  } catch (const CLI::Success& error) {  // help or the version was asked for
     return app.exit(error);
+  } catch (const CLI::ParseError& error) {
+    std::cerr << flotilla::ExplainParseError(app, error) << "\n";
+    return error.get_exit_code();
   }
   if (serve->parsed()) return Report(flotilla::RunServe(serve_flags, FLOTILLA_VERSION));
   if (router->parsed()) return Report(flotilla::RunRouter(router_flags, FLOTILLA_VERSION));

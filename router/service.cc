@@ -14,6 +14,7 @@
 #include "model/tokenizer.h"
 #include "router/generation.h"
 #include "router/lane_state.h"
+#include "router/model_name.h"
 #include "router/probe.h"
 #include "router/tokenizer_pool.h"
 
@@ -129,6 +130,7 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
       return known.status();
     }
     const Model& model = *known->model;
+    api.model = model.served.id;
     const bool chat = std::holds_alternative<std::vector<ChatTurn>>(api.prompt);
     absl::StatusOr<GenerateRequest> request =
         validator_.Validate(std::move(api), known->info.limits);
@@ -195,13 +197,19 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     return info;
   }
 
-  // Null: there is none.
+  // The one that a client means; null: there is none.
   const Model* FindServed(std::string_view name) const {
     absl::ReaderMutexLock lock(&models_mu_);
-    for (const auto& model : models_) {
-      if (model->served.id == name) return model.get();
-    }
-    return nullptr;
+    const auto called = [this](std::string_view id) ABSL_SHARED_LOCKS_REQUIRED(models_mu_) {
+      const auto at = std::find_if(models_.begin(), models_.end(),
+                                   [id](const auto& model) { return model->served.id == id; });
+      return at == models_.end() ? nullptr : at->get();
+    };
+    if (const Model* exactly = called(name)) return exactly;
+    std::vector<std::string_view> ids;
+    for (const auto& model : models_) ids.push_back(model->served.id);
+    const std::string_view meant = ModelMeant(name, ids);
+    return meant.empty() ? nullptr : called(meant);
   }
 
   struct Known {

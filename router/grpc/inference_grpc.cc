@@ -14,6 +14,7 @@
 #include "common/obs/trace.h"
 #include "router/errors.h"
 #include "router/grpc/codec.h"
+#include "router/model_name.h"
 #include "rpc/call_guard.h"
 
 namespace flotilla {
@@ -133,9 +134,11 @@ void InferenceGrpc::Detokenize(DetokenizeCall* call) {
 void InferenceGrpc::GetModelInfo(ModelInfoCall* call) {
   const std::vector<ModelInfo> models = shared_.service->Models();
   const std::string name = ModelName(call->request.model());
-  const auto found = std::ranges::find(models, name, [](const auto& m) { return m.limits.id; });
-  if (found != models.end()) {
-    ToProto(*found, &call->response);
+  std::vector<std::string_view> ids;
+  for (const ModelInfo& model : models) ids.push_back(model.limits.id);
+  const auto found = std::ranges::find(ids, ModelMeant(name, ids));
+  if (found != ids.end()) {
+    ToProto(models[static_cast<std::size_t>(found - ids.begin())], &call->response);
     call->Finish(grpc::Status::OK);
   } else if (models.empty()) {
     call->Finish(ToGrpcStatus(absl::UnavailableError("no model is loaded yet")));

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -15,6 +16,7 @@
 #include "router/http/json_text.h"
 #include "router/http/openai_exchange.h"
 #include "router/http/openai_request.h"
+#include "router/model_name.h"
 #include "router/probe.h"
 #include "router/utf8.h"
 
@@ -283,8 +285,12 @@ std::unique_ptr<HttpExchange> ApiHandler::ListModels(HttpRequest&, HttpReply& re
 std::unique_ptr<HttpExchange> ApiHandler::GetModel(HttpRequest& request, HttpReply& reply) {
   const std::string name =
       DecodePercent(std::string_view(request.path).substr(kModel.size() - kIdSuffix.size()));
-  for (const ModelInfo& model : service_.Models()) {
-    if (model.limits.id != name) continue;
+  const std::vector<ModelInfo> models = service_.Models();
+  std::vector<std::string_view> ids;
+  for (const ModelInfo& model : models) ids.push_back(model.limits.id);
+  const std::string_view meant = ModelMeant(name, ids);
+  for (const ModelInfo& model : models) {
+    if (meant.empty() || model.limits.id != meant) continue;
     std::string body;
     AppendModel(model, body);
     reply.Send(200, kJson, std::move(body), {});
