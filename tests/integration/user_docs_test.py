@@ -1,0 +1,237 @@
+"""README.md, docs/api.md and docs/operations.md: what they tell users to do works as it
+stands, and the limits that they list are those of the program."""
+
+import json
+import re
+import socket
+import subprocess
+
+import pytest
+
+from flotilla_server import ROOT, Program, binary, model_path
+from security_files import new_secret
+
+README = (ROOT / "README.md").read_text()
+API = (ROOT / "docs" / "api.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+MODEL_FILE = re.search(r"^MODEL_FILE=(\S+)$", (ROOT / "scripts" / "lib.sh").read_text(),
+                       re.MULTILINE)[1]
+
+
+@pytest.fixture(scope="module", name="plain")
+def a_plain_server(tmp_path_factory):
+    """`flotilla serve --model FILE`, the file called as scripts/serve fetches it."""
+    folder = tmp_path_factory.mktemp("plain")
+    model = folder / MODEL_FILE
+    model.symlink_to(model_path())
+    one = Program(folder, "serve", "--model", str(model), "--http-port", "0", "--grpc-port", "0")
+    yield one
+    one.stop()
+
+
+def blocks(page):
+    """The page's code blocks."""
+    return re.findall(r"^```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def curls():
+    """Each `curl` command of the pages, with what follows it in its block, up to its quotes' end."""
+    found = []
+    for page in (README, API):
+        found += [match for block in blocks(page)
+                  for match in re.findall(r"^curl .*?\}'$", block, re.DOTALL | re.MULTILINE)]
+    help_text = subprocess.run([binary(), "serve", "--help"], capture_output=True, text=True,
+                               check=True).stdout
+    found += [re.sub(r"\\\n\s*", "", one)
+              for one in re.findall(r"curl .*?\}'$", help_text, re.DOTALL | re.MULTILINE)]
+    assert len(found) >= 3
+    return found
+
+
+def test_commands_work_as_they_stand(plain):
+    for command in curls():
+        assert "http://127.0.0.1:8080/" in command
+        here = command.replace(":8080/", f":{plain.ports['http']}/")
+        done = subprocess.run(["bash", "-c", here + " -sS --max-time 120"], capture_output=True,
+                              text=True, check=True)
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"], (command, done.stdout)
+
+
+def test_the_python_example_works_as_it_stands(plain):
+    (example,) = [block for block in blocks(README) if "from openai import" in block]
+    assert ":8080/" in example
+    said = []
+    exec(example.replace(":8080/", f":{plain.ports['http']}/"),  # pylint: disable=exec-used
+         {"print": lambda text, **_: said.append(text)})
+    assert "Paris" in "".join(said)
+
+
+def test_models_are_called_by_one_rule(plain):
+    """By the file's name, as README says, whatever starts the server: nothing gives the
+    default model another one."""
+    import httpx
+    base = f"http://127.0.0.1:{plain.ports['http']}"
+    name = MODEL_FILE.removesuffix(".gguf")
+    assert [one["id"] for one in httpx.get(f"{base}/v1/models").json()["data"]] == [name]
+    short = re.search(r'"model": "([^"]+)"', README)[1]
+    assert short != name and name.startswith(short)
+    named = "".join(blocks(README) + blocks(API))
+    assert set(re.findall(r'"?model"?(?::|=) ?"([^"]+)"', named)) == {short}
+    for called in (short, name):
+        assert httpx.get(f"{base}/v1/models/{called}").json()["id"] == name
+        answer = httpx.post(f"{base}/v1/completions", timeout=60,
+                            json=dict(model=called, prompt="x", max_tokens=1))
+        assert answer.status_code == 200, answer.text
+    assert httpx.get(f"{base}/v1/models/{short}.Q8_0").status_code == 404
+    for script in ("serve", "fleet"):
+        assert "--served-model-name " not in (ROOT / "scripts" / script).read_text()
+
+
+# --- Secrets -----------------------------------------------------------------
+
+
+def run_as_documented(folder):
+    """The documented commands that make keys, secrets and certificates, under the usual umask."""
+    secret = re.search(r"`([^`]*openssl rand[^`]*> fleet\.secret\)?)`", OPERATIONS)[1]
+    made = [block for block in blocks(OPERATIONS) if "openssl" in block]
+    assert len(made) == 2, "the keys, and the certificates"
+    script = "\n".join([secret, *made])
+    script = script[:script.index("flotilla worker")]
+    subprocess.run(["bash", "-euc", "umask 022\n" + script], cwd=folder, check=True,
+                   capture_output=True)
+
+
+def test_documented_secrets_are_no_cause_for_warnings(tmp_path):
+    run_as_documented(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"fleet.secret", "keys", "ca.key", "worker-1.key", "worker-1.pem"} <= names
+    for name in ("fleet.secret", "keys", "ca.key", "worker-1.key"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+    at = lambda name: str(tmp_path / name)  # noqa: E731
+    worker = Program(tmp_path, "worker", "--model", model_path(), "--launcher", "none",
+                     "--fleet-secret-file", at("fleet.secret"), "--tls-cert", at("worker-1.pem"),
+                     "--tls-key", at("worker-1.key"), "--tls-ca", at("ca.pem"))
+    worker.stop()
+    serve = Program(tmp_path, "serve", "--model", model_path(), "--http-port", "0",
+                    "--grpc-port", "0", "--api-keys-file", at("keys"))
+    serve.stop()
+    for one in (worker, serve):
+        assert " warning " not in one.log_text() and " error " not in one.log_text()
+
+
+def test_a_secret_that_everybody_may_read_is_warned_of(tmp_path):
+    """So that the test above could fail."""
+    secret = tmp_path / "fleet.secret"
+    secret.write_text(new_secret())
+    secret.chmod(0o644)
+    one = Program(tmp_path, "host", "--fleet-secret-file", str(secret))
+    one.stop()
+    assert " warning " in one.log_text()
+
+
+# --- Limits ------------------------------------------------------------------
+
+
+def limits():
+    """{what: (number, unit, status)} of the section's table."""
+    table = API[API.index("\n## Limits\n"):]
+    rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \| ([^|]+?) \|$", table, re.MULTILINE)
+    found = {}
+    for what, limit, refusal in rows[1:]:
+        if match := re.match(r"([\d,]+)(?: (KiB|MiB))?", limit):
+            scale = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}[match[2]]
+            found[what] = (int(match[1].replace(",", "")) * scale, refusal)
+    return found
+
+
+LIMITS = limits()
+CHAT = "/v1/chat/completions"
+
+
+def body(path, **fields):
+    base = dict(model="SmolLM2-135M-Instruct", max_tokens=1, temperature=0)
+    if path == CHAT:
+        base["messages"] = [{"role": "user", "content": "x"}]
+    else:
+        base["prompt"] = "x"
+    return path, json.dumps(base | fields)
+
+
+def nested(depth):
+    """As deep as this, the body itself included."""
+    path, text = body("/v1/completions")
+    return path, text[:-1] + ', "metadata": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
+def padded(size):
+    path, text = body("/v1/completions")
+    return path, text[:-1] + " " * (size - len(text)) + "}"
+
+
+COMPLETIONS = "/v1/completions"
+# What asks for exactly so much.
+PROBES = {
+    "body": padded,
+    "nesting of JSON": nested,
+    "prompts of one request": lambda n: body(COMPLETIONS, prompt=["x"] * n),
+    # More than this model's context, which is found out later.
+    "messages": lambda n: body(CHAT, messages=[{"role": "user", "content": "x y z w"}] * n),
+    "`stop` strings": lambda n: body(CHAT, stop=[f"no {i}" for i in range(n)]),
+    "one `stop` string, bytes": lambda n: body(CHAT, stop="z" * n),
+    "`stop_token_ids`": lambda n: body(CHAT, stop_token_ids=list(range(100, 100 + n))),
+    "tokens in `logit_bias`": lambda n: body(CHAT, logit_bias={str(i): 0.5 for i in range(n)}),
+    "`n`, `best_of`": lambda n: body(CHAT, n=n),
+    "`top_logprobs`, `logprobs`": lambda n: body(CHAT, logprobs=True, top_logprobs=n),
+    "`timeout_ms`": lambda n: body(CHAT, timeout_ms=n),
+    "`request_id`, `cache_salt`, bytes": lambda n: body(CHAT, cache_salt="s" * n),
+    # Of the output, none but the end is likely.
+    "prompt and output, tokens": lambda n: body(COMPLETIONS, prompt=[1, 2, 3], max_tokens=n - 3,
+                                                logit_bias={"2": 100}),
+}
+
+
+@pytest.mark.parametrize("what", list(PROBES))
+def test_a_limit_holds_as_documented(plain, what):
+    """What is at the limit is served, what is one above it is refused by the status named."""
+    import httpx
+    limit, refusal = LIMITS[what]
+    url = f"http://127.0.0.1:{plain.ports['http']}"
+    json_type = {"Content-Type": "application/json"}
+    path, text = PROBES[what](limit)
+    answer = httpx.post(url + path, content=text, headers=json_type, timeout=120)
+    # The largest of all are too much for this model, but not for the limit.
+    fits = answer.status_code == 200 or "context" in answer.text
+    assert fits, answer.text[:500]
+    path, text = PROBES[what](limit + 1)
+    answer = httpx.post(url + path, content=text, headers=json_type, timeout=120)
+    assert str(answer.status_code) == refusal.split()[0], answer.text[:500]
+    if match := re.search(r"`(\w+)`", refusal):
+        assert match[1] == answer.json()["error"]["code"], answer.text[:500]
+
+
+def test_the_limit_of_headers_holds_as_documented(plain):
+    limit, refusal = LIMITS["request line and headers"]
+    def status(size):
+        request = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: "
+        request += b"y" * (size - len(request) - 4) + b"\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", plain.ports["http"]), timeout=30) as one:
+            one.sendall(request)
+            return one.recv(100).split()[1].decode()
+    assert status(limit) == "200"
+    # Lines are counted when they are whole.
+    assert status(limit + 1024) == refusal.split()[0]
+
+
+# Those of the table that take too much to probe here, and where the number is.
+CONSTANTS = {
+    "requests that wait": ("cli/flags.h", r"queue_requests = (\d+)"),
+    "prompt tokens that wait": ("cli/flags.h", r"queue_tokens = (\d+)"),
+    "connections": ("router/http/server.h", r"max_connections = (\d+)"),
+}
+
+
+def test_every_limit_is_tested():
+    assert set(LIMITS) == set(PROBES) | {
+        "request line and headers"} | set(CONSTANTS)
+    for what, (file, pattern) in CONSTANTS.items():
+        assert int(re.search(pattern, (ROOT / file).read_text())[1]) == LIMITS[what][0], what

@@ -1,0 +1,62 @@
+// README's section "What runs" says what the code's tables say.
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/str_split.h"
+#include "gtest/gtest.h"
+#include "model/config.h"
+#include "model/ggml_type.h"
+#include "model/pretokenizer.h"
+
+namespace flotilla {
+namespace {
+
+using Names = std::set<std::string>;
+
+// What is between backquotes in the row of the section's table that begins with `title`.
+Names RowOf(const std::string& title) {
+  std::ifstream file("README.md");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t section = text.find("\n## What runs\n");
+  const std::size_t row = text.find("\n| " + title + " |", section);
+  EXPECT_NE(section, std::string::npos) << "run the test from the source folder";
+  EXPECT_NE(row, std::string::npos) << title;
+  if (row == std::string::npos) return {};
+  const std::string line = text.substr(row + 1, text.find('\n', row + 1) - row - 1);
+  Names names;
+  bool inside = false;
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(line, '`'))) {
+    if (inside) names.insert(part);
+    inside = !inside;
+  }
+  return names;
+}
+
+TEST(WhatRunsTest, Architectures) {
+  const auto known = KnownArchitectures();
+  EXPECT_EQ(RowOf("architecture"), Names(known.begin(), known.end()));
+}
+
+TEST(WhatRunsTest, WeightFormats) {
+  Names decodable;
+  for (std::uint32_t id = 0; id < 256; ++id) {
+    const GgmlTypeInfo* type = FindGgmlType(id);
+    if (type != nullptr && IsDecodable(type->type)) decodable.insert(std::string(type->name));
+  }
+  EXPECT_EQ(RowOf("weights"), decodable);
+}
+
+TEST(WhatRunsTest, Pretokenizers) {
+  const std::string refusal(Pretokenizer::Create("?").status().message());
+  const std::string list = refusal.substr(refusal.rfind(": ") + 2);
+  Names known = absl::StrSplit(list, ", ");
+  known.insert("gpt2");  // the only kind of tokenizer (Tokenizer::FromGguf)
+  EXPECT_EQ(RowOf("tokenizer"), known);
+}
+
+}  // namespace
+}  // namespace flotilla
