@@ -16,11 +16,11 @@ absl::StatusOr<std::unique_ptr<RoleProcess>> RoleProcess::Begin(const RoleFlags&
                                                                 bool listens) {
   const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
   if (!level.ok()) return level.status();
-  if (absl::Status free = CheckPorts(flags, listens); !free.ok()) return free;
   std::unique_ptr<RoleProcess> process(new RoleProcess(*level));
   auto credentials = MakeCredentials(flags, listens, &process->clock, &process->log);
   if (!credentials.ok()) return credentials.status();
   process->credentials = *std::move(credentials);
+  if (absl::Status free = CheckPorts(flags, listens); !free.ok()) return free;
   process->poller = std::make_shared<rpc::Poller>();
   return process;
 }

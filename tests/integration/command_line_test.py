@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_told_in_one_line(busy, role, flag):
     ("serve --model m --host localhost", "--host localhost: that is not an IP address"),
     ("serve --model m --host 192.0.2.1", "cannot listen on 192.0.2.1:8080 (HTTP): Cannot assign "
      "requested address; choose another by --host"),
-    ("worker --model m --host no.such.invalid", "choose another by --host")])
+    ("worker --model m --insecure-internal --host no.such.invalid", "choose another by --host")])
 def test_an_address_that_cannot_be_listened_on_is_told(words, said):
     code, lines = say(*words.split())
     assert code == 1 and len(lines) == 1 and said in lines[0]
@@ -130,7 +130,8 @@ def test_two_servers_do_not_share_a_port(tmp_path):
     ("serve", "--kv-blocks 67108864", "--kv-blocks 67108864: blocks of "),
     ("serve", "--host-blocks 67108864", "--host-blocks 67108864: blocks of "),
     ("worker", "--kv-blocks 67108864", "--kv-blocks 67108864: blocks of "),
-    ("serve", "--disk-blocks 1 --disk-dir /no/such", "--disk-dir /no/such: No such file or directory"),
+    ("serve", "--disk-blocks 1 --disk-dir /no/such", "--disk-dir /no/such: No such file or "
+     "directory"),
     ("serve", "--tenant-weights alice", "--tenant-weights"),
     ("serve", "--api-keys-file /no/such", "/no/such"),
     ("worker", "--tls-cert /no/such", "--tls-cert"),

@@ -426,8 +426,8 @@ def test_one_process_takes_keys_too(tmp_path):
             assert call(channel, "/flotilla.v1.Inference/ListModels") \
                 == grpc.StatusCode.UNAUTHENTICATED
     done = subprocess.run([binary(), "serve", "--model", model_path(), "--api-keys-file", keys,
-                           "--tenant-header", "x-tenant"], capture_output=True, text=True,
-                          timeout=60)
+                           "--tenant-header", "x-tenant", "--http-port", "0", "--grpc-port", "0"],
+                          capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "--tenant-header and --api-keys-file" in done.stderr
 
 
