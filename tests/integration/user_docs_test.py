@@ -35,7 +35,7 @@ def blocks(page):
 
 
 def curls():
-    """Each `curl` command of the pages, with what follows it in its block, up to its quotes' end."""
+    """Each `curl` command of the pages and of `serve --help`."""
     found = []
     for page in (README, API):
         found += [match for block in blocks(page)
@@ -127,6 +127,15 @@ def test_a_secret_that_everybody_may_read_is_warned_of(tmp_path):
     one = Program(tmp_path, "host", "--fleet-secret-file", str(secret))
     one.stop()
     assert " warning " in one.log_text()
+
+
+def test_the_page_on_security_names_tests_that_exist():
+    page = (ROOT / "SECURITY.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+_test\.\w+`[^|]*) \|$", page, re.MULTILINE)
+    assert len(rows) >= 13
+    for row in rows:
+        named = re.findall(r"`([\w/]+_test\.\w+)`", row)
+        assert named and all((ROOT / "tests" / name).is_file() for name in named), row
 
 
 # --- Limits ------------------------------------------------------------------

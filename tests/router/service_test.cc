@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/escaping.h"
 #include "tests/router/service_fixture.h"
 
 namespace flotilla {
@@ -115,6 +116,26 @@ TEST_F(ServiceTest, AbortByPublicIdEndsItOnce) {
   EXPECT_TRUE(recorder.end.status.ok());
   EXPECT_EQ(recorder.end.usage.output_tokens, 1u);
   EXPECT_FALSE(service_->Abort(generation->id()));
+}
+
+// What a client has to know to abort a request: nobody guesses it. Of 64 ids each of the
+// 128 bits is 0 and is 1; that it is not, is as likely as 1 in 2^56.
+TEST_F(ServiceTest, PublicIdsAreRandomInEachBit) {
+  FakeEngine engine(Manual());
+  Make(&engine);
+  std::vector<std::uint8_t> ever(16, 0), always(16, 0xff);
+  for (int i = 0; i < 64; ++i) {
+    Recorder recorder;
+    const std::string bytes =
+        absl::HexStringToBytes(Start({.prompt = std::vector<std::int64_t>{1}}, &recorder)->id());
+    ASSERT_EQ(bytes.size(), 16u);
+    for (std::size_t at = 0; at < bytes.size(); ++at) {
+      ever[at] |= static_cast<std::uint8_t>(bytes[at]);
+      always[at] &= static_cast<std::uint8_t>(bytes[at]);
+    }
+  }
+  EXPECT_EQ(ever, std::vector<std::uint8_t>(16, 0xff));
+  EXPECT_EQ(always, std::vector<std::uint8_t>(16, 0));
 }
 
 TEST_F(ServiceTest, CancelBeforeThePromptIsEncodedNeverReachesTheEngine) {
