@@ -144,8 +144,8 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   bool Abort(std::string_view id) override;
   void Tokenize(TokenizeRequest request, Lane& lane,
                 std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) override;
-  void Detokenize(std::string model, std::vector<std::int64_t> tokens, Lane& lane,
-                  std::function<void(absl::StatusOr<std::string>)> done) override;
+  void Detokenize(std::string model, std::string_view tenant, std::vector<std::int64_t> tokens,
+                  Lane& lane, std::function<void(absl::StatusOr<std::string>)> done) override;
 
   std::string_view TokenBytes(std::string_view name, TokenId token) const override {
     const Model* model = FindServed(name);
@@ -345,8 +345,9 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
                     : Input(std::get<std::vector<ChatTurn>>(std::move(api.prompt)));
   const std::size_t bytes = InputBytes(input);
   const bool queued = pool_.TryRun(
-      bytes, [&model, input = std::move(input), deliver, add_special = api.add_special_tokens,
-              abandoned = generation->abandoned()] {
+      api.tenant, bytes,
+      [&model, input = std::move(input), deliver, add_special = api.add_special_tokens,
+       abandoned = generation->abandoned()] {
         if (abandoned->load()) return;
         deliver(model.encoder.Encode(input, {.parse_special = false, .add_special = add_special},
                                      /*add_generation_prompt=*/true));
@@ -381,7 +382,8 @@ void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
   if (auto s = CheckInput(request.input, options_.limits); !s.ok()) return answer(s);
   if (request.input.index() == 1 && !encoder.can_chat()) return answer(NoTemplate());
   const std::size_t bytes = InputBytes(request.input);
-  const bool queued = pool_.TryRun(bytes, [&encoder, request = std::move(request), answer] {
+  const std::string tenant = request.tenant;
+  const bool queued = pool_.TryRun(tenant, bytes, [&encoder, request = std::move(request), answer] {
     answer(encoder.Encode(
         request.input,
         {.parse_special = request.parse_special, .add_special = request.add_special_tokens},
@@ -390,7 +392,8 @@ void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
   if (!queued) answer(PoolFull());
 }
 
-void ServiceImpl::Detokenize(std::string model_name, std::vector<std::int64_t> tokens, Lane& lane,
+void ServiceImpl::Detokenize(std::string model_name, std::string_view tenant,
+                             std::vector<std::int64_t> tokens, Lane& lane,
                              std::function<void(absl::StatusOr<std::string>)> done) {
   const std::shared_ptr<LaneState> state = StateOf(lane).shared_from_this();
   const auto answer = [state, done = std::move(done)](absl::StatusOr<std::string> result) {
@@ -400,10 +403,11 @@ void ServiceImpl::Detokenize(std::string model_name, std::vector<std::int64_t> t
   if (!known.ok()) return answer(known.status());
   if (auto s = CheckTokenIds("tokens", tokens, known->info.limits); !s.ok()) return answer(s);
   const Tokenizer* tokenizer = known->model->served.tokenizer;
-  const bool queued = pool_.TryRun(tokens.size() * sizeof tokens[0], [tokenizer, tokens, answer] {
-    const std::vector<TokenId> ids(tokens.begin(), tokens.end());
-    answer(tokenizer->Decode(ids, /*skip_special=*/false));
-  });
+  const bool queued =
+      pool_.TryRun(tenant, tokens.size() * sizeof tokens[0], [tokenizer, tokens, answer] {
+        const std::vector<TokenId> ids(tokens.begin(), tokens.end());
+        answer(tokenizer->Decode(ids, /*skip_special=*/false));
+      });
   if (!queued) answer(PoolFull());
 }
 

@@ -166,6 +166,7 @@ struct ServedModel {
 
 struct TokenizeRequest {
   std::string model;
+  std::string tenant;  // set by the front; takes turns with others at the pool
   std::variant<std::string, std::vector<ChatTurn>> input;
   bool add_special_tokens = true;     // text only
   bool parse_special = false;         // text only: special tokens in it are recognised
@@ -245,8 +246,9 @@ class InferenceService {
   virtual void Tokenize(TokenizeRequest request, Lane& lane,
                         std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) = 0;
   // Decodes; special tokens included as their text, invalid UTF-8 replaced by
-  // U+FFFD. Same rules.
-  virtual void Detokenize(std::string model, std::vector<std::int64_t> tokens, Lane& lane,
+  // U+FFFD. `tenant` as in a TokenizeRequest. Same rules.
+  virtual void Detokenize(std::string model, std::string_view tenant,
+                          std::vector<std::int64_t> tokens, Lane& lane,
                           std::function<void(absl::StatusOr<std::string>)> done) = 0;
 
   // The raw bytes of one token (special tokens: their text); empty when outside

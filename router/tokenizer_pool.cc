@@ -18,7 +18,8 @@ TokenizerPool::~TokenizerPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool TokenizerPool::TryRun(std::size_t input_bytes, std::function<void()> job) {
+bool TokenizerPool::TryRun(std::string_view /*tenant*/, std::size_t input_bytes,
+                           std::function<void()> job) {
   if (queued_bytes_.fetch_add(input_bytes) + input_bytes <= max_bytes_ &&
       queue_.TryPush({input_bytes, std::move(job)})) {
     return true;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -22,9 +23,10 @@ class TokenizerPool {
   TokenizerPool(const TokenizerPool&) = delete;
   TokenizerPool& operator=(const TokenizerPool&) = delete;
 
-  // Runs `job` soon on a pool thread; `input_bytes` count while it waits. False,
-  // and `job` is not run, when a bound is reached.
-  bool TryRun(std::size_t input_bytes, std::function<void()> job);
+  // Runs `job` soon on a pool thread, for `tenant` (empty: nobody's in particular);
+  // `input_bytes`, the text that the job works on, count while it waits. False, and `job`
+  // is not run, when a bound is reached.
+  bool TryRun(std::string_view tenant, std::size_t input_bytes, std::function<void()> job);
 
  private:
   struct Job {

@@ -101,7 +101,10 @@ void InferenceGrpc::Generate(std::unique_ptr<GenerateStream::Call> call) {
 }
 
 void InferenceGrpc::Tokenize(TokenizeCall* call) {
+  absl::StatusOr<std::string> tenant = Tenant(call->context, shared_);
+  if (!tenant.ok()) return call->Finish(ToGrpcStatus(tenant.status()));
   TokenizeRequest tokenize = FromProto(call->request);
+  tokenize.tenant = *std::move(tenant);
   tokenize.model = ModelName(tokenize.model);
   shared_.thread->Post([this, call, tokenize = std::move(tokenize)]() mutable {
     shared_.service->Tokenize(
@@ -119,16 +122,19 @@ void InferenceGrpc::Detokenize(DetokenizeCall* call) {
     return call->Finish(ToGrpcStatus(
         InvalidField("token_ids", absl::StrCat("at most ", kMaxDetokenize, " tokens"))));
   }
+  absl::StatusOr<std::string> tenant = Tenant(call->context, shared_);
+  if (!tenant.ok()) return call->Finish(ToGrpcStatus(tenant.status()));
   std::vector<std::int64_t> tokens(call->request.token_ids().begin(),
                                    call->request.token_ids().end());
-  shared_.thread->Post(
-      [this, call, model = ModelName(call->request.model()), tokens = std::move(tokens)]() mutable {
-        shared_.service->Detokenize(std::move(model), std::move(tokens), *shared_.lane,
-                                    [call](absl::StatusOr<std::string> text) {
-                                      if (text.ok()) call->response.set_text(*std::move(text));
-                                      call->Finish(ToGrpcStatus(text.status()));
-                                    });
-      });
+  shared_.thread->Post([this, call, tenant = *std::move(tenant),
+                        model = ModelName(call->request.model()),
+                        tokens = std::move(tokens)]() mutable {
+    shared_.service->Detokenize(std::move(model), tenant, std::move(tokens), *shared_.lane,
+                                [call](absl::StatusOr<std::string> text) {
+                                  if (text.ok()) call->response.set_text(*std::move(text));
+                                  call->Finish(ToGrpcStatus(text.status()));
+                                });
+  });
 }
 
 void InferenceGrpc::GetModelInfo(ModelInfoCall* call) {

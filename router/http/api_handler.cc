@@ -239,6 +239,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(absl::StatusOr<OpenAiRequest>
 std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpReply& reply) {
   absl::StatusOr<TokenizeRequest> parsed = ParseTokenize(request.body, parse_);
   if (!parsed.ok()) return Refuse(parsed.status(), reply);
+  parsed->tenant = request.tenant;
   auto exchange = std::make_unique<PoolExchange>(reply);
   service_.Tokenize(*std::move(parsed), lane_,
                     [weak = exchange->reply()](absl::StatusOr<std::vector<TokenId>> tokens) {
@@ -257,7 +258,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Detokenize(HttpRequest& request, HttpR
   absl::StatusOr<DetokenizeRequest> parsed = ParseDetokenize(request.body, parse_);
   if (!parsed.ok()) return Refuse(parsed.status(), reply);
   auto exchange = std::make_unique<PoolExchange>(reply);
-  service_.Detokenize(std::move(parsed->model), std::move(parsed->tokens), lane_,
+  service_.Detokenize(std::move(parsed->model), request.tenant, std::move(parsed->tokens), lane_,
                       [weak = exchange->reply()](absl::StatusOr<std::string> text) {
                         const auto waiting = weak.lock();
                         if (waiting == nullptr) return;

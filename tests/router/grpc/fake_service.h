@@ -116,8 +116,8 @@ class FakeService final : public InferenceService {
     }
     static_cast<FakeLane&>(lane).dispatcher->Post([result, done] { done(result); });
   }
-  void Detokenize(std::string model, std::vector<std::int64_t> tokens, Lane& lane,
-                  std::function<void(absl::StatusOr<std::string>)> done) override {
+  void Detokenize(std::string model, std::string_view /*tenant*/, std::vector<std::int64_t> tokens,
+                  Lane& lane, std::function<void(absl::StatusOr<std::string>)> done) override {
     absl::StatusOr<std::string> result = std::string();
     if (auto status = CheckModel(model, Limits()); !status.ok()) result = status;
     if (result.ok()) {
