@@ -42,6 +42,9 @@ class BpeMerges {
 
   const Rule* FindRule(TokenId left, TokenId right) const;
   void MergeByScan(std::vector<TokenId>& ids) const;
+  // False, with `ids` merged so far, at a merge that leads to one of a lower rank, as no
+  // trained vocabulary has: the heap goes on.
+  bool MergeByRank(std::vector<TokenId>& ids) const;
   void MergeByHeap(std::vector<TokenId>& ids) const;
 
   TokenId byte_ids_[256];                       // -1: no token

@@ -4,12 +4,16 @@
 #include <pcre2.h>
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
+#include <unicode/uchar.h>
+#include <unicode/unistr.h>
 
 #include <algorithm>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "model/text.h"
+#include "model/utf8.h"
 
 namespace flotilla {
 
@@ -47,6 +51,65 @@ constexpr std::string_view kQwen2 = LLAMA3_BEFORE_DIGITS "\\p{N}" LLAMA3_AFTER_D
 // Backtracking steps for one piece. Our patterns need a few per character, so
 // this serves pieces of megabytes and still ends.
 constexpr uint32_t kMatchLimit = 50'000'000;
+
+// More characters in a row that may change places than any script writes. ICU orders them
+// by insertion: 400 KB of accents above and below took it a minute.
+constexpr size_t kLongRun = 64;
+
+struct Mark {
+  UChar32 character;
+  uint8_t order;  // its combining class; 0: it stays where it is
+};
+
+// Appends `run` decomposed and in canonical order, of which NFC makes the same.
+void AppendOrdered(const icu::Normalizer2& nfc, std::string_view run, std::string& out) {
+  std::vector<Mark> marks;
+  const auto add = [&](UChar32 c) { marks.push_back({c, u_getCombiningClass(c)}); };
+  icu::UnicodeString parts;
+  for (size_t at = 0; at < run.size();) {
+    const Utf8Part part = ReadUtf8(run, at);
+    at += part.bytes;
+    const auto character = static_cast<UChar32>(part.code_point);
+    if (nfc.getDecomposition(character, parts)) {
+      for (int32_t i = 0; i < parts.length(); i = parts.moveIndex32(i, 1)) add(parts.char32At(i));
+    } else {
+      add(character);
+    }
+  }
+  const auto stays = [](const Mark& mark) { return mark.order == 0; };
+  for (auto begin = marks.begin(); begin != marks.end();) {
+    const auto end = std::find_if(begin, marks.end(), stays);
+    std::stable_sort(begin, end, [](const Mark& a, const Mark& b) { return a.order < b.order; });
+    begin = std::find_if_not(end, marks.end(), stays);
+  }
+  icu::UnicodeString ordered;
+  for (const Mark& mark : marks) ordered.append(mark.character);
+  ordered.toUTF8String(out);
+}
+
+// `text` with its long runs in order; `kept` holds it where there are any.
+std::string_view OrderLongRuns(const icu::Normalizer2& nfc, std::string_view text,
+                               std::string& kept) {
+  size_t copied = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    size_t characters = 0;
+    while (at < text.size() && static_cast<uint8_t>(text[at]) >= 0x80) {
+      const Utf8Part part = ReadUtf8(text, at);
+      if (nfc.hasBoundaryBefore(static_cast<UChar32>(part.code_point))) break;
+      at += part.bytes;
+      ++characters;
+    }
+    if (characters > kLongRun) {
+      kept += text.substr(copied, begin - copied);
+      AppendOrdered(nfc, text.substr(begin, at - begin), kept);
+      copied = at;
+    }
+    if (at < text.size()) at += ReadUtf8(text, at).bytes;
+  }
+  if (copied == 0) return text;
+  return kept += text.substr(copied);
+}
 
 struct FreeMatchData {
   void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
@@ -106,7 +169,7 @@ absl::StatusOr<Pretokenizer> Pretokenizer::Create(std::string_view pre) {
 }
 
 absl::Status Pretokenizer::Split(std::string_view text,
-                                 absl::FunctionRef<void(std::string_view)> piece) const {
+                                 absl::FunctionRef<bool(std::string_view)> piece) const {
   const std::unique_ptr<pcre2_match_data, FreeMatchData> match(pcre2_match_data_create(1, nullptr));
   const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
   for (size_t at = 0; at < text.size();) {
@@ -120,8 +183,8 @@ absl::Status Pretokenizer::Split(std::string_view text,
     if (matched < 0 || range[1] <= at) {
       return ResourceExhausted("splitting the text stopped at byte ", at, " (PCRE2 ", matched, ")");
     }
-    if (range[0] > at) piece(text.substr(at, range[0] - at));
-    piece(text.substr(range[0], range[1] - range[0]));
+    if (range[0] > at && !piece(text.substr(at, range[0] - at))) break;
+    if (!piece(text.substr(range[0], range[1] - range[0]))) break;
     at = range[1];
   }
   return absl::OkStatus();
@@ -132,11 +195,26 @@ std::string Pretokenizer::Normalize(std::string_view text) const {
   UErrorCode error = U_ZERO_ERROR;
   if (const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(error);
       row_->nfc && U_SUCCESS(error)) {
+    std::string kept;
+    text = OrderLongRuns(*nfc, text, kept);
     icu::StringByteSink<std::string> sink(&out, static_cast<int32_t>(text.size()));
     nfc->normalizeUTF8(0, {text.data(), static_cast<int32_t>(text.size())}, sink, nullptr, error);
     if (U_SUCCESS(error)) return out;
   }
   return std::string(text);
+}
+
+size_t Pretokenizer::NormalizationCut(std::string_view text, size_t at) const {
+  UErrorCode error = U_ZERO_ERROR;
+  const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(error);
+  if (U_FAILURE(error)) return text.size();
+  while (at < text.size() && (static_cast<uint8_t>(text[at]) & 0xc0) == 0x80) ++at;
+  while (at < text.size()) {
+    const Utf8Part part = ReadUtf8(text, at);
+    if (nfc->hasBoundaryBefore(static_cast<UChar32>(part.code_point))) break;
+    at += part.bytes;
+  }
+  return std::min(at, text.size());
 }
 
 bool Pretokenizer::normalizes() const { return row_->nfc; }

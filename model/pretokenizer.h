@@ -25,12 +25,16 @@ class Pretokenizer {
   Pretokenizer& operator=(Pretokenizer&&);
   ~Pretokenizer();
 
-  // Calls `piece` with consecutive parts of `text`, which must be valid UTF-8.
-  // ResourceExhausted if the expression runs into its match limit.
-  absl::Status Split(std::string_view text, absl::FunctionRef<void(std::string_view)> piece) const;
+  // Calls `piece` with consecutive parts of `text`, which must be valid UTF-8, until it
+  // returns false; what comes after is not looked at. ResourceExhausted if the expression
+  // runs into its match limit.
+  absl::Status Split(std::string_view text, absl::FunctionRef<bool(std::string_view)> piece) const;
 
   // Text as the model's tokenizer wants it before splitting: NFC for some.
   std::string Normalize(std::string_view text) const;
+  // Where a text may be cut so that its parts are normalised as the whole is: the first such
+  // offset at or after `at`, or its size.
+  size_t NormalizationCut(std::string_view text, size_t at) const;
   bool normalizes() const;
 
   // A piece that is itself a token is taken whole, even if merges would not

@@ -45,6 +45,10 @@ bool AppendByteLevel(std::string_view text, Bytes& out) {
   return true;
 }
 
+absl::Status TooMany(size_t max_tokens) {
+  return absl::OutOfRangeError(Cat("the text has more than ", max_tokens, " tokens"));
+}
+
 }  // namespace
 
 struct Tokenizer::Run {
@@ -109,9 +113,13 @@ absl::Status Tokenizer::ReadTokens(const GgufFile& file) {
     const auto id = static_cast<TokenId>(i);
     const std::string_view bytes = TokenBytes(id);
     if (bytes.empty()) continue;
+    if (kind != Kind::kUnused) bound_.AddToken(bytes);
     if (byte_level) {
       by_bytes_.emplace(bytes, id);
-      if (bytes.size() == 1) merges_.SetByteToken(static_cast<uint8_t>(bytes[0]), id);
+      if (bytes.size() == 1) {
+        merges_.SetByteToken(static_cast<uint8_t>(bytes[0]), id);
+        bound_.AddByte(static_cast<uint8_t>(bytes[0]));
+      }
     } else if (kind != Kind::kNormal && kind != Kind::kUnused) {
       added_.emplace(bytes, id);
       added_first_[static_cast<uint8_t>(bytes[0])] = true;
@@ -213,35 +221,64 @@ Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t at,
   return {0, -1};
 }
 
-absl::Status Tokenizer::EncodePlain(std::string_view text, std::vector<TokenId>& out) const {
+// In parts, so that a text which is too long is not normalised as a whole.
+absl::Status Tokenizer::Normalize(std::string_view text, size_t max_tokens,
+                                  std::string& out) const {
+  constexpr size_t kPartBytes = 64 << 10;
+  size_t judged = kPartBytes;  // bytes of `out`; they double, so that all looks are one more
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = pretokenizer_.NormalizationCut(text, std::min(at + kPartBytes, text.size()));
+    out += pretokenizer_.Normalize(text.substr(at, end - at));
+    at = end;
+    if (out.size() < judged || at == text.size()) continue;
+    if (bound_.Exceeds(out, max_tokens)) return TooMany(max_tokens);
+    judged = 2 * out.size();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::EncodePlain(std::string_view text, size_t max_tokens,
+                                    std::vector<TokenId>& out) const {
   std::string normalized;
   if (pretokenizer_.normalizes()) {
-    normalized = pretokenizer_.Normalize(text);
+    const absl::Status status = Normalize(text, max_tokens - out.size(), normalized);
+    if (!status.ok()) return TooMany(max_tokens);
     text = normalized;
   }
-  return pretokenizer_.Split(text, [&](std::string_view piece) {
+  bool fits = true;
+  const absl::Status split = pretokenizer_.Split(text, [&](std::string_view piece) {
     const auto it = by_bytes_.find(piece);
     if (it != by_bytes_.end() && whole_[it->second]) {
       out.push_back(it->second);
+    } else if (bound_.Exceeds(piece, max_tokens - out.size())) {
+      fits = false;  // not worth merging
     } else {
       merges_.Encode(piece, out);
     }
+    fits = fits && out.size() <= max_tokens;
+    return fits;
   });
+  return fits ? split : TooMany(max_tokens);
 }
 
 absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text,
                                                            std::span<const Run> runs,
-                                                           bool add_special) const {
+                                                           const EncodeOptions& options) const {
+  const size_t max_tokens = options.max_tokens;
+  const bool too_long = pretokenizer_.normalizes() ? bound_.NormalizedExceeds(text, max_tokens)
+                                                   : bound_.Exceeds(text, max_tokens);
+  if (too_long) return TooMany(max_tokens);
   if (const size_t bad = FindInvalidUtf8(text); bad != std::string_view::npos) {
     return InvalidArgument("the text is not UTF-8 at byte ", bad);
   }
   std::vector<TokenId> ids;
-  if (add_special && add_bos_) ids.push_back(bos_id_);
+  if (options.add_special && add_bos_) ids.push_back(bos_id_);
   size_t plain_begin = 0;
   size_t at = 0;
   const auto flush_plain = [&](size_t end) -> absl::Status {
+    if (ids.size() > max_tokens) return TooMany(max_tokens);
     if (end == plain_begin) return absl::OkStatus();
-    return EncodePlain(text.substr(plain_begin, end - plain_begin), ids);
+    return EncodePlain(text.substr(plain_begin, end - plain_begin), max_tokens, ids);
   };
   for (const Run& run : runs) {
     const std::string_view visible = text.substr(0, run.end);
@@ -258,18 +295,19 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
     }
   }
   if (absl::Status status = flush_plain(text.size()); !status.ok()) return status;
-  if (add_special && add_eos_) ids.push_back(eos_id_);
+  if (options.add_special && add_eos_) ids.push_back(eos_id_);
+  if (ids.size() > max_tokens) return TooMany(max_tokens);
   return ids;
 }
 
 absl::StatusOr<std::vector<TokenId>> Tokenizer::Encode(std::string_view text,
                                                        const EncodeOptions& options) const {
   const Run run{text.size(), options.parse_special};
-  return EncodeRuns(text, {&run, 1}, options.add_special);
+  return EncodeRuns(text, {&run, 1}, options);
 }
 
 absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodePieces(std::span<const TextPiece> pieces,
-                                                             bool add_special) const {
+                                                             const EncodeOptions& options) const {
   std::string text;
   std::vector<Run> runs;
   for (const TextPiece& piece : pieces) {
@@ -279,7 +317,7 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodePieces(std::span<const Tex
     }
     runs.back().end = text.size();
   }
-  return EncodeRuns(text, runs, add_special);
+  return EncodeRuns(text, runs, options);
 }
 
 std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special) const {

@@ -21,6 +21,7 @@
 #include "model/pretokenizer.h"
 #include "model/text.h"
 #include "model/text_piece.h"
+#include "model/token_bound.h"
 
 namespace flotilla {
 
@@ -30,6 +31,10 @@ struct EncodeOptions {
   bool parse_special = false;
   // Add bos and eos where the model wants them. Chat templates write their own.
   bool add_special = false;
+  // More tokens are refused as soon as they are certain, without encoding the rest.
+  size_t max_tokens = kUnlimited;
+
+  static constexpr size_t kUnlimited = SIZE_MAX;
 };
 
 class Tokenizer {
@@ -40,15 +45,18 @@ class Tokenizer {
   static absl::StatusOr<Tokenizer> FromGguf(const GgufFile& file);
 
   // Token ids of `text`. InvalidArgument, naming the byte offset, if it is not
-  // UTF-8; ResourceExhausted if splitting it runs into the match limit.
+  // UTF-8; ResourceExhausted if splitting it runs into the match limit; OutOfRange past
+  // `max_tokens`. What that costs follows the bound, not the text: besides a look at every
+  // byte, no text is split or merged that could not have fitted.
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                               const EncodeOptions& options = {}) const;
 
   // Token ids of the pieces as one text: plain text that spans pieces is split
   // and merged as a whole, special tokens count only inside runs of pieces that
-  // allow them. Errors as for Encode, offsets counting from the first piece.
+  // allow them, whatever parse_special says. Errors as for Encode, offsets counting from
+  // the first piece.
   absl::StatusOr<std::vector<TokenId>> EncodePieces(std::span<const TextPiece> pieces,
-                                                    bool add_special = false) const;
+                                                    const EncodeOptions& options = {}) const;
 
   // The bytes that `id` stands for (not always whole characters); of a special
   // token its text. Empty for an id outside the vocabulary. Lives as long as
@@ -88,15 +96,19 @@ class Tokenizer {
   };
   Added AddedTokenAt(std::string_view text, size_t at, bool special_allowed) const;
 
-  absl::Status EncodePlain(std::string_view text, std::vector<TokenId>& out) const;
+  // Both OutOfRange when `out` would have more than `max_tokens`.
+  absl::Status EncodePlain(std::string_view text, size_t max_tokens,
+                           std::vector<TokenId>& out) const;
+  absl::Status Normalize(std::string_view text, size_t max_tokens, std::string& out) const;
   absl::StatusOr<std::vector<TokenId>> EncodeRuns(std::string_view text, std::span<const Run> runs,
-                                                  bool add_special) const;
+                                                  const EncodeOptions& options) const;
 
   template <typename Value>
   using TextMap = absl::flat_hash_map<std::string_view, Value, TextHash, TextEqual>;
 
   Pretokenizer pretokenizer_;
   BpeMerges merges_;
+  TokenBound bound_;
   std::vector<char> bytes_;          // of all tokens, one after the other
   std::vector<uint32_t> offsets_;    // [vocab + 1] into bytes_
   std::vector<Kind> kinds_;          // [vocab]

@@ -1,7 +1,10 @@
 #include "model/tokenizer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -9,9 +12,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unicode/normalizer2.h>
+#include <unicode/unistr.h>
 
 #include "model/detokenizer.h"
 #include "model/utf8.h"
+#include "tests/support/allocations.h"
 #include "tests/support/test_model.h"
 #include "tests/support/tiny_gguf.h"
 
@@ -107,16 +113,91 @@ TEST(Tokenizer, MegabyteWithoutASpace) {
   }
 }
 
-// The heap and the scan are two ways to one result.
-TEST(Tokenizer, LongAndShortPiecesMergeAlike) {
+// A bound refuses what has more tokens, and nothing else, and changes no ids.
+TEST(Tokenizer, ABoundRefusesWhatHasMoreTokensAndNothingElse) {
+  const std::string units[] = {" ",    "a",     "=", "-",      "\n",      "the ",
+                               "\t",   "7",     "<", "\u00e9", "\u4e2d",  "\U0001f600",
+                               "\r\n", "Zebra", "*", "_",      "e\u0301", "<|im_end|>"};
+  const auto exact = [](const Tokenizer& tokenizer, const std::string& text) {
+    const auto ids = tokenizer.Encode(text, {.parse_special = true, .add_special = true});
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    const auto fits = tokenizer.Encode(
+        text, {.parse_special = true, .add_special = true, .max_tokens = ids->size()});
+    ASSERT_TRUE(fits.ok()) << fits.status();
+    EXPECT_EQ(*fits, *ids);
+    for (size_t less = 1; less <= ids->size(); less *= 2) {
+      const auto refused = tokenizer
+                               .Encode(text, {.parse_special = true,
+                                              .add_special = true,
+                                              .max_tokens = ids->size() - less})
+                               .status();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kOutOfRange);
+    }
+  };
+  for (const auto& test : testing::ReadJsonLines("smollm2/tokenize.jsonl")) {
+    exact(SmolLm2(), test["text"].get<std::string>());
+  }
+  for (uint32_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::string text;
+    for (uint32_t run = 0; run < 1 + random() % 8; ++run) {
+      const std::string& unit = units[random() % std::size(units)];
+      for (uint32_t i = 1 + random() % (random() % 4 == 0 ? 400 : 8); i > 0; --i) text += unit;
+    }
+    exact(SmolLm2(), text);
+  }
+}
+
+std::string Repeated(std::string_view unit, size_t bytes) {
+  std::string text;
+  while (text.size() < bytes) text += unit;
+  return text;
+}
+
+// What is refused costs what the bound allows, not what was sent: 16 kinds of megabytes, and
+// one that arithmetic alone does not refuse, so that encoding has to stop.
+TEST(Tokenizer, WhatIsTooLongIsNotEncoded) {
+  constexpr size_t kBytes = 4 << 20, kBound = 2048;
+  std::mt19937 random(7);
+  std::string letters;
+  while (letters.size() < kBytes) letters += static_cast<char>('a' + random() % 26);
+  std::vector<std::string> texts = {letters};
+  for (const std::string unit : {"a", " ", "7", "=", "<", "\n", "\n    ", "<|im_", "\u4e2d",
+                                 "\U0001f600", "e\u0301", "the quick brown fox ", "a b ", "{\"}"}) {
+    texts.push_back(Repeated(unit, kBytes));
+  }
+  texts.push_back(Repeated(" a", 40'000));  // 20,000 tokens
+  for (const std::string& text : texts) {
+    SCOPED_TRACE(text.substr(0, 20));
+    const testing::AllocationCount count;
+    const auto ids = SmolLm2().Encode(text, {.parse_special = true, .max_tokens = kBound});
+    EXPECT_EQ(ids.status().code(), absl::StatusCode::kOutOfRange);
+    EXPECT_LT(count.bytes(), 64u << 10);  // twice the ids that fit, and their growth
+    const TextPiece piece{text, false};
+    EXPECT_EQ(SmolLm2().EncodePieces({&piece, 1}, {.max_tokens = kBound}).status().code(),
+              absl::StatusCode::kOutOfRange);
+  }
+}
+
+// The heap, the ranks and the scan are three ways to one result. Rules as a vocabulary is
+// trained, and (for the heap) such as none has.
+class Merging : public ::testing::TestWithParam<bool> {};
+
+TEST_P(Merging, LongAndShortPiecesMergeAlike) {
   BpeMerges merges;
   for (int b = 0; b < 4; ++b) merges.SetByteToken('a' + b, b);
   std::mt19937 random(11);
   std::vector<std::string> bytes = {"a", "b", "c", "d"};
-  for (uint32_t rank = 0; rank < 60; ++rank) {
+  std::vector<uint32_t> ranks(60);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (GetParam()) std::ranges::shuffle(ranks, random);
+  std::map<uint32_t, TokenId> result_of;
+  for (const uint32_t rank : ranks) {
     const auto left = static_cast<TokenId>(random() % bytes.size());
     const auto right = static_cast<TokenId>(random() % bytes.size());
     merges.AddMerge(left, right, static_cast<TokenId>(bytes.size()), rank);
+    result_of[rank] = static_cast<TokenId>(bytes.size());
     bytes.push_back(bytes[left] + bytes[right]);
   }
   for (int round = 0; round < 2000; ++round) {
@@ -136,7 +217,7 @@ TEST(Tokenizer, LongAndShortPiecesMergeAlike) {
         if (rank && *rank < best) best = *rank, at = i;
       }
       if (best == UINT32_MAX) break;
-      expected[at] = static_cast<TokenId>(4 + best);
+      expected[at] = result_of.at(best);
       expected.erase(expected.begin() + static_cast<long>(at) + 1);
       merged = true;
     }
@@ -148,6 +229,8 @@ TEST(Tokenizer, LongAndShortPiecesMergeAlike) {
     ASSERT_EQ(back, piece.substr(0, 60));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Merging, ::testing::Bool());
 
 TEST(Tokenizer, BytesAndDecoding) {
   EXPECT_EQ(SmolLm2().TokenBytes(905), " world");
@@ -168,7 +251,11 @@ TEST(Tokenizer, EveryPretokenizerSplitsAsPublished) {
     std::vector<std::string> pieces;
     const auto made = Pretokenizer::Create(pre);
     EXPECT_TRUE(made.ok()) << made.status();
-    EXPECT_TRUE(made->Split(text, [&](std::string_view p) { pieces.emplace_back(p); }).ok());
+    const auto keep = [&](std::string_view p) {
+      pieces.emplace_back(p);
+      return true;
+    };
+    EXPECT_TRUE(made->Split(text, keep).ok());
     return pieces;
   };
   EXPECT_THAT(split("gpt-2", "I'm 12  x\n"), ElementsAre("I", "'m", " 12", " ", " x", "\n"));
@@ -181,6 +268,40 @@ TEST(Tokenizer, EveryPretokenizerSplitsAsPublished) {
   EXPECT_EQ(Pretokenizer::Create("qwen2")->Normalize("e\u0301"), "\u00e9");
   EXPECT_THAT(std::string(Pretokenizer::Create("nosuch").status().message()),
               HasSubstr("'nosuch' is not supported; supported: default, gpt-2, smollm"));
+}
+
+// Accents in every order come out as ICU alone would have them, and a megabyte of them in
+// time: one by one they took it hours.
+TEST(Tokenizer, LongRunsOfMarksAreNormalisedAsIcuWould) {
+  const auto pre = Pretokenizer::Create("qwen2");
+  ASSERT_TRUE(pre.ok());
+  UErrorCode error = U_ZERO_ERROR;
+  const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(error);
+  ASSERT_TRUE(U_SUCCESS(error));
+  // Marks below and above, some that decompose, starters that compose backwards, and others.
+  const UChar32 characters[] = {0x301,  0x316,  0x327, 0x344, 0x345,  0xf73,   0xf81,
+                                0x1161, 0x11a8, 0x9be, 0x94d, 0x20d0, 0x1d165, 0x340};
+  const UChar32 bases[] = {'e', 0xe9, 0x1100, 0xac00, 0x9c7, 0x1ea5, ' '};
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    icu::UnicodeString text;
+    for (int part = 0; part < 3; ++part) {
+      text.append(bases[random() % std::size(bases)]);
+      for (uint32_t i = random() % 300; i > 0; --i) {
+        text.append(characters[random() % std::size(characters)]);
+      }
+    }
+    std::string utf8, expected;
+    text.toUTF8String(utf8);
+    nfc->normalize(text, error).toUTF8String(expected);
+    ASSERT_EQ(pre->Normalize(utf8), expected);
+  }
+  std::string marks;
+  while (marks.size() < 1 << 20) marks += "\xcc\x81\xcc\x96";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(pre->Normalize("e" + marks).size(), marks.size());  // one accent joins the e
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 // The text of `bytes`, straight from Unicode's table of well-formed sequences.
