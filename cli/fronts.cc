@@ -20,6 +20,7 @@
 #include "router/http/server.h"
 #include "router/key_gate.h"
 #include "router/service.h"
+#include "worker/cpu_quota.h"
 
 namespace flotilla {
 namespace {
@@ -48,8 +49,15 @@ struct ModelText {
   std::optional<ChatTemplate> chat_template;
 };
 
+// Threads that encode prompts. One encodes a million tokens a second or so, which no machine
+// prefills: there are several so that short inputs do not wait for long ones (FairQueue), of
+// which three make that so, and a few more where there are CPUs to spare, since those that
+// compute need theirs.
+std::uint32_t TokenizerThreads() { return std::clamp(AvailableCpus() / 4, 3, 8); }
+
 ServiceOptions MakeServiceOptions(Logger* log) {
   ServiceOptions options;
+  options.tokenizer_threads = TokenizerThreads();
   options.on_over = [log](const RequestRecord& record) { LogOver(*log, record); };
   return options;
 }

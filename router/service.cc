@@ -23,12 +23,16 @@ namespace {
 
 using Input = std::variant<std::string, std::vector<ChatTurn>>;
 
+// What a turn of a conversation costs the template besides its text, in bytes that take as
+// long to encode.
+constexpr std::size_t kTurnBytes = 64;
+
 // Bytes that wait in the pool's queue for this input.
 std::size_t InputBytes(const Input& input) {
   if (const auto* text = std::get_if<std::string>(&input)) return text->size();
   std::size_t bytes = 0;
   for (const ChatTurn& turn : std::get<std::vector<ChatTurn>>(input)) {
-    bytes += turn.role.size() + turn.content.size();
+    bytes += kTurnBytes + turn.role.size() + turn.content.size();
   }
   return bytes;
 }
@@ -60,7 +64,7 @@ class Encoder {
   absl::StatusOr<std::vector<TokenId>> Encode(const Input& input, const EncodeOptions& options,
                                               bool add_generation_prompt) const {
     if (const auto* text = std::get_if<std::string>(&input)) {
-      return Blame("prompt", tokenizer_->Encode(*text, options));
+      return Blame("prompt", tokenizer_->Encode(*text, options), options);
     }
     nlohmann::ordered_json messages = nlohmann::ordered_json::array();
     for (const ChatTurn& turn : std::get<std::vector<ChatTurn>>(input)) {
@@ -72,13 +76,20 @@ class Encoder {
     template_options.eos_token = tokenizer_->TokenBytes(tokenizer_->eos_id());
     const auto pieces = chat_template_->Render(messages, template_options);
     if (!pieces.ok()) return InvalidField("messages", std::string(pieces.status().message()));
-    return Blame("messages", tokenizer_->EncodePieces(*pieces));
+    return Blame("messages", tokenizer_->EncodePieces(*pieces, options), options);
   }
 
  private:
   static absl::StatusOr<std::vector<TokenId>> Blame(std::string_view field,
-                                                    absl::StatusOr<std::vector<TokenId>> encoded) {
+                                                    absl::StatusOr<std::vector<TokenId>> encoded,
+                                                    const EncodeOptions& options) {
     if (encoded.ok()) return encoded;
+    if (absl::IsOutOfRange(encoded.status())) {
+      return WithField(absl::OutOfRangeError(Cat("the prompt has more than ", options.max_tokens,
+                                                 " tokens; the model's context is ",
+                                                 options.max_tokens, " tokens")),
+                       "prompt", kContextLengthExceeded);
+    }
     return InvalidField(field, std::string(encoded.status().message()));
   }
 
@@ -347,11 +358,12 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   const bool queued = pool_.TryRun(
       api.tenant, bytes,
       [&model, input = std::move(input), deliver, add_special = api.add_special_tokens,
-       abandoned = generation->abandoned()] {
-        if (abandoned->load()) return;
-        deliver(model.encoder.Encode(input, {.parse_special = false, .add_special = add_special},
-                                     /*add_generation_prompt=*/true));
-      });
+       max_tokens = limits.max_context] {
+        deliver(model.encoder.Encode(
+            input, {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens},
+            /*add_generation_prompt=*/true));
+      },
+      generation->abandoned());
   if (queued) return generation;
   generation->Detach();
   model.served.probe->OnRefused(PoolFull());
@@ -383,12 +395,16 @@ void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
   if (request.input.index() == 1 && !encoder.can_chat()) return answer(NoTemplate());
   const std::size_t bytes = InputBytes(request.input);
   const std::string tenant = request.tenant;
-  const bool queued = pool_.TryRun(tenant, bytes, [&encoder, request = std::move(request), answer] {
-    answer(encoder.Encode(
-        request.input,
-        {.parse_special = request.parse_special, .add_special = request.add_special_tokens},
-        request.add_generation_prompt));
-  });
+  const auto abandoned = request.abandoned;
+  const bool queued = pool_.TryRun(
+      tenant, bytes,
+      [&encoder, request = std::move(request), answer] {
+        answer(encoder.Encode(
+            request.input,
+            {.parse_special = request.parse_special, .add_special = request.add_special_tokens},
+            request.add_generation_prompt));
+      },
+      abandoned);
   if (!queued) answer(PoolFull());
 }
 

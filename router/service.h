@@ -14,6 +14,7 @@
 //   if (!generation.ok()) return Refuse(generation.status());
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -167,6 +168,8 @@ struct ServedModel {
 struct TokenizeRequest {
   std::string model;
   std::string tenant;  // set by the front; takes turns with others at the pool
+  // Set by the front when nobody waits for the answer any more; may be null.
+  std::shared_ptr<const std::atomic<bool>> abandoned;
   std::variant<std::string, std::vector<ChatTurn>> input;
   bool add_special_tokens = true;     // text only
   bool parse_special = false;         // text only: special tokens in it are recognised
@@ -229,9 +232,10 @@ class InferenceService {
 
   // Begins a generation; the lane's thread only. A request without a seed gets a
   // hash of tenant and client request id, or a random one. RESOURCE_EXHAUSTED
-  // with a retry hint when the tokenizer pool's queue is full. Later refusals
-  // (queue of the engine full, prompt longer than the context: OUT_OF_RANGE
-  // with kContextLengthExceeded) arrive as OnDone before OnAccepted.
+  // with a retry hint when the tokenizer pool's queue is full, or this tenant's part of
+  // it. Later refusals (queue of the engine full, prompt longer than the context:
+  // OUT_OF_RANGE with kContextLengthExceeded, without its length, as encoding ends there)
+  // arrive as OnDone before OnAccepted.
   // `listener` outlives the returned object.
   virtual absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, Lane& lane,
                                                             GenerationListener* listener) = 0;

@@ -1,38 +1,74 @@
 #include "router/tokenizer_pool.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 namespace flotilla {
 
 TokenizerPool::TokenizerPool(std::uint32_t threads, std::size_t max_jobs, std::size_t max_bytes)
-    : max_bytes_(max_bytes), queue_(max_jobs) {
+    : queue_({std::max(threads, 1u), max_jobs, max_bytes}) {
   for (std::uint32_t i = 0; i < std::max(threads, 1u); ++i) {
     threads_.emplace_back([this] { Work(); });
   }
 }
 
 TokenizerPool::~TokenizerPool() {
-  queue_.Close();
+  {
+    absl::MutexLock lock(&mu_);
+    closed_ = true;
+  }
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool TokenizerPool::TryRun(std::string_view /*tenant*/, std::size_t input_bytes,
-                           std::function<void()> job) {
-  if (queued_bytes_.fetch_add(input_bytes) + input_bytes <= max_bytes_ &&
-      queue_.TryPush({input_bytes, std::move(job)})) {
-    return true;
+bool TokenizerPool::TryRun(std::string_view tenant, std::size_t input_bytes,
+                           std::function<void()> job, Abandoned abandoned) {
+  std::vector<Job> swept;  // destroyed after the lock is given back
+  absl::MutexLock lock(&mu_);
+  const std::uint64_t id = next_id_++;
+  if (!queue_.Push(tenant, input_bytes, id)) {
+    swept = Sweep();
+    if (swept.empty() || !queue_.Push(tenant, input_bytes, id)) return false;
   }
-  queued_bytes_.fetch_sub(input_bytes);
-  return false;
+  jobs_.emplace(id, Job{std::move(job), std::move(abandoned)});
+  return true;
 }
 
 void TokenizerPool::Work() {
-  while (std::optional<Job> job = queue_.Pop()) {
-    queued_bytes_.fetch_sub(job->bytes);
-    job->run();
+  while (std::optional<Turn> turn = Wait()) {
+    if (!turn->job.dropped()) turn->job.run();
+    turn->job = {};  // what it holds goes before others take its place
+    absl::MutexLock lock(&mu_);
+    queue_.Done(turn->size);
   }
+}
+
+std::optional<TokenizerPool::Turn> TokenizerPool::Wait() {
+  absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(this, &TokenizerPool::HasTurnOrEnds));
+  const std::optional<FairQueue::Job> next = queue_.Next();
+  if (!next) return std::nullopt;
+  return Turn{next->size, Take(next->id)};
+}
+
+bool TokenizerPool::HasTurnOrEnds() const {
+  return queue_.HasNext() || (closed_ && queue_.waiting() == 0);
+}
+
+TokenizerPool::Job TokenizerPool::Take(std::uint64_t id) {
+  return std::move(jobs_.extract(id).mapped());
+}
+
+std::vector<TokenizerPool::Job> TokenizerPool::Sweep() {
+  std::vector<std::uint64_t> dropped;
+  for (const auto& [id, job] : jobs_) {
+    if (job.dropped()) dropped.push_back(id);
+  }
+  std::vector<Job> taken;
+  for (const std::uint64_t id : dropped) {
+    queue_.Remove(id);
+    taken.push_back(Take(id));
+  }
+  return taken;
 }
 
 }  // namespace flotilla

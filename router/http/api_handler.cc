@@ -1,6 +1,7 @@
 #include "router/http/api_handler.h"
 
 #include <array>
+#include <atomic>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -83,9 +84,13 @@ void AppendModel(const ModelInfo& model, std::string& out) {
 class PoolExchange final : public HttpExchange {
  public:
   explicit PoolExchange(HttpReply& reply) : reply_(std::make_shared<HttpReply*>(&reply)) {}
+  ~PoolExchange() override { abandoned_->store(true); }
   std::weak_ptr<HttpReply*> reply() const { return reply_; }
+  // Set once the peer has gone.
+  std::shared_ptr<const std::atomic<bool>> abandoned() const { return abandoned_; }
 
  private:
+  const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<HttpReply*> reply_;
 };
 
@@ -242,6 +247,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpRep
   parsed->tenant = request.tenant;
   auto exchange = std::make_unique<PoolExchange>(reply);
   service_.Tokenize(*std::move(parsed), lane_,
+  parsed->abandoned = exchange->abandoned();
                     [weak = exchange->reply()](absl::StatusOr<std::vector<TokenId>> tokens) {
                       const auto waiting = weak.lock();
                       if (waiting == nullptr) return;
