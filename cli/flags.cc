@@ -104,8 +104,9 @@ constexpr auto kKnobs = std::to_array<Knob>({
      kServe | kRouter},
 
     {"--api-keys-file", &RoleFlags::api_keys_file, "PATH", 0, 0, kSecurity,
-     "clients need a key of this file, with lines NAME KEY or NAME sha256:HEX; NAME is their "
-     "tenant; read again when it changes",
+     "clients need a key of this file, with lines NAME KEY or NAME sha256:HEX, and then "
+     "max-priority=N where a key shall not use any priority; NAME is their tenant; read again "
+     "when it changes",
      kServe | kRouter},
     {"--fleet-secret-file", &RoleFlags::fleet_secret_file, "PATH", 0, 0, kSecurity,
      "streams between the roles need the secret of this file: 32 to 256 characters; a second line "

@@ -1,11 +1,15 @@
 #include "router/api_keys.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace flotilla {
 namespace {
@@ -36,6 +40,28 @@ absl::StatusOr<SecretDigest> DigestOf(std::string_view key) {
                                                  " printable ASCII characters"));
 }
 
+constexpr absl::string_view kMaxPriority = "max-priority=";
+
+// Of the words after the key. Options may hold a key in the wrong place, so what stands
+// there is not repeated.
+absl::Status ReadOptions(const std::vector<absl::string_view>& words, KeyOwner& owner) {
+  bool seen = false;
+  for (std::size_t i = 2; i < words.size(); ++i) {
+    if (!absl::StartsWith(words[i], kMaxPriority)) {
+      return absl::InvalidArgumentError(
+          "unknown option; a key may be followed by max-priority=N, and by nothing else");
+    }
+    if (std::exchange(seen, true)) return absl::InvalidArgumentError("max-priority stands twice");
+    std::int64_t most = 0;
+    if (!absl::SimpleAtoi(absl::StripPrefix(words[i], kMaxPriority), &most) || most < -100 ||
+        most > 100) {
+      return absl::InvalidArgumentError("max-priority is a whole number from -100 to 100");
+    }
+    owner.max_priority = most;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ApiKeys> ApiKeys::Parse(std::string_view text) {
@@ -52,11 +78,15 @@ absl::StatusOr<ApiKeys> ApiKeys::Parse(std::string_view text) {
     if (said.empty() || said.front() == '#') continue;
     const std::vector<absl::string_view> words =
         absl::StrSplit(said, absl::ByAnyChar(" \t"), absl::SkipEmpty());
-    if (words.size() != 2) return wrong("expected NAME KEY or NAME sha256:HEX");
+    if (words.size() < 2) return wrong("expected NAME KEY or NAME sha256:HEX");
     const std::string_view name(words[0].data(), words[0].size());
     if (!IsName(name)) {
       return wrong(
           absl::StrCat("a name is 1 to ", kMaxNameBytes, " letters, digits, '.', '_' and '-'"));
+    }
+    KeyOwner owner{.name = std::string(name)};
+    if (const absl::Status options = ReadOptions(words, owner); !options.ok()) {
+      return wrong(std::string(options.message()));
     }
     const auto digest = DigestOf({words[1].data(), words[1].size()});
     if (!digest.ok()) return wrong(std::string(digest.status().message()));
@@ -64,20 +94,20 @@ absl::StatusOr<ApiKeys> ApiKeys::Parse(std::string_view text) {
       if (other.digest == *digest) return wrong("this key stands there twice");
     }
     if (keys.keys_.size() == kMaxKeys) return wrong(absl::StrCat("more than ", kMaxKeys, " keys"));
-    keys.keys_.push_back({std::string(name), *digest});
+    keys.keys_.push_back({std::move(owner), *digest});
   }
   if (keys.keys_.empty()) return absl::InvalidArgumentError("there is no key");
   return keys;
 }
 
-std::optional<std::string> ApiKeys::Find(std::string_view key) const {
+std::optional<KeyOwner> ApiKeys::Find(std::string_view key) const {
   const SecretDigest digest = SecretDigest::Of(key);
   const Key* found = nullptr;
   for (const Key& one : keys_) {
     if (one.digest == digest) found = &one;
   }
   if (found == nullptr) return std::nullopt;
-  return found->name;
+  return found->owner;
 }
 
 }  // namespace flotilla

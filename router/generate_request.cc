@@ -157,6 +157,10 @@ absl::Status CheckScalars(const ApiRequest& api, const RequestLimits& limits,
   if (auto s = range("prompt_logprobs", api.prompt_logprobs, 0, kMaxTop); !s.ok()) return s;
   if (auto s = range("timeout_ms", api.timeout_ms, 1, limits.max_timeout_ms); !s.ok()) return s;
   if (auto s = range("priority", std::optional(api.priority), -100, 100); !s.ok()) return s;
+  if (api.priority > api.max_priority) {
+    return InvalidField("priority", Cat("priority is ", api.priority, "; this key may use at most ",
+                                        api.max_priority));
+  }
   if (auto s = CheckText("cache_salt", api.cache_salt, limits.max_label_bytes); !s.ok()) return s;
   if (auto s = CheckText("tenant", api.tenant, limits.max_label_bytes); !s.ok()) return s;
   return CheckText("request_id", api.client_request_id, limits.max_label_bytes);

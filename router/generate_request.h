@@ -78,6 +78,7 @@ struct ApiRequest {
   std::optional<std::int64_t> timeout_ms;  // > 0
   std::int64_t priority = 0;               // -100..100, higher goes first
   std::string tenant;                      // set by the front, never by the body
+  std::int64_t max_priority = 100;         // the same; what the caller's key allows
   std::string cache_salt;
   // The client's own name for the request: a label for logs and for the seed,
   // never a key.

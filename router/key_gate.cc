@@ -14,10 +14,10 @@ absl::StatusOr<std::unique_ptr<KeyGate>> KeyGate::Open(WatchedFileOptions file,
   return std::unique_ptr<KeyGate>(new KeyGate(*std::move(keys), probe));
 }
 
-absl::StatusOr<std::string> KeyGate::Admit(std::string_view authorization) {
+absl::StatusOr<KeyOwner> KeyGate::Admit(std::string_view authorization) {
   const std::string_view key = BearerToken(authorization);
   if (!key.empty()) {
-    if (std::optional<std::string> name = keys_->Get()->Find(key)) return *std::move(name);
+    if (std::optional<KeyOwner> owner = keys_->Get()->Find(key)) return *std::move(owner);
   }
   // What was sent is not repeated: it may be nearly right, and errors are logged.
   const absl::Status refused = WithField(

@@ -20,8 +20,9 @@ class KeyGate {
   static absl::StatusOr<std::unique_ptr<KeyGate>> Open(WatchedFileOptions file, RouterProbe* probe);
 
   // Who calls with this Authorization header or metadata ("Bearer KEY"; empty: none was
-  // sent): the tenant. UNAUTHENTICATED with kInvalidApiKey, and the probe hears of it.
-  absl::StatusOr<std::string> Admit(std::string_view authorization);
+  // sent); the owner's name is the tenant. UNAUTHENTICATED with kInvalidApiKey, and the probe hears
+  // of it.
+  absl::StatusOr<KeyOwner> Admit(std::string_view authorization);
 
  private:
   KeyGate(std::unique_ptr<WatchedFile<ApiKeys>> keys, RouterProbe* probe)

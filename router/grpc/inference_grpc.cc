@@ -37,16 +37,16 @@ std::optional<std::int64_t> TimeoutMs(const grpc::ServerContext& context) {
 // Whoever's key it is; without keys, the last value of the tenant's metadata, as a
 // gateway that adds its own comes last. UNAUTHENTICATED: a key that was taken away just
 // now.
-absl::StatusOr<std::string> Tenant(const grpc::ServerContext& context,
-                                   const GenerateStream::Shared& shared) {
+absl::StatusOr<KeyOwner> Caller(const grpc::ServerContext& context,
+                                const GenerateStream::Shared& shared) {
   if (shared.gate != nullptr) {
     return shared.gate->Admit(rpc::AuthorizationOf(context.client_metadata()));
   }
-  if (shared.tenant_metadata.empty()) return std::string();
+  if (shared.tenant_metadata.empty()) return KeyOwner();
   const auto [first, last] = context.client_metadata().equal_range(shared.tenant_metadata);
-  if (first == last) return std::string();
+  if (first == last) return KeyOwner();
   const grpc::string_ref value = std::prev(last)->second;
-  return std::string(value.data(), value.size());
+  return KeyOwner{.name = std::string(value.data(), value.size())};
 }
 
 // Of the metadata; all zero where there is none that is valid.
@@ -89,22 +89,23 @@ void InferenceGrpc::Generate(std::unique_ptr<GenerateStream::Call> call) {
   if (generate.ok()) {
     generate->api.model = ModelName(generate->api.model);
     generate->api.timeout_ms = TimeoutMs(call->context);
-    absl::StatusOr<std::string> tenant = Tenant(call->context, shared_);
-    if (tenant.ok()) {
-      generate->api.tenant = *std::move(tenant);
+    absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);
+    if (caller.ok()) {
+      generate->api.tenant = std::move(caller->name);
+      generate->api.max_priority = caller->max_priority;
       generate->api.trace = Trace(call->context);
     } else {
-      generate = tenant.status();
+      generate = caller.status();
     }
   }
   new GenerateStream(std::move(call), shared_, std::move(generate));  // owns itself
 }
 
 void InferenceGrpc::Tokenize(TokenizeCall* call) {
-  absl::StatusOr<std::string> tenant = Tenant(call->context, shared_);
-  if (!tenant.ok()) return call->Finish(ToGrpcStatus(tenant.status()));
+  absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);
+  if (!caller.ok()) return call->Finish(ToGrpcStatus(caller.status()));
   TokenizeRequest tokenize = FromProto(call->request);
-  tokenize.tenant = *std::move(tenant);
+  tokenize.tenant = std::move(caller->name);
   tokenize.model = ModelName(tokenize.model);
   shared_.thread->Post([this, call, tokenize = std::move(tokenize)]() mutable {
     shared_.service->Tokenize(
@@ -122,11 +123,11 @@ void InferenceGrpc::Detokenize(DetokenizeCall* call) {
     return call->Finish(ToGrpcStatus(
         InvalidField("token_ids", absl::StrCat("at most ", kMaxDetokenize, " tokens"))));
   }
-  absl::StatusOr<std::string> tenant = Tenant(call->context, shared_);
-  if (!tenant.ok()) return call->Finish(ToGrpcStatus(tenant.status()));
+  absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);
+  if (!caller.ok()) return call->Finish(ToGrpcStatus(caller.status()));
   std::vector<std::int64_t> tokens(call->request.token_ids().begin(),
                                    call->request.token_ids().end());
-  shared_.thread->Post([this, call, tenant = *std::move(tenant),
+  shared_.thread->Post([this, call, tenant = std::move(caller->name),
                         model = ModelName(call->request.model()),
                         tokens = std::move(tokens)]() mutable {
     shared_.service->Detokenize(std::move(model), tenant, std::move(tokens), *shared_.lane,

@@ -191,9 +191,9 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
   HttpAdmission admission;
   // A path that does not exist needs a key, too: nobody learns by trying.
   if (options_.gate != nullptr && (route == nullptr || route->access == Access::kKey)) {
-    absl::StatusOr<std::string> tenant = options_.gate->Admit(head.authorization);
-    if (!tenant.ok()) return {.refusal = ToRefusal(tenant.status())};
-    admission.tenant = *std::move(tenant);
+    absl::StatusOr<KeyOwner> caller = options_.gate->Admit(head.authorization);
+    if (!caller.ok()) return {.refusal = ToRefusal(caller.status())};
+    admission.caller = *std::move(caller);
   }
   if (head.has_body) {
     if (route == nullptr) {
@@ -229,6 +229,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(absl::StatusOr<OpenAiRequest>
   if (!parsed.ok()) return Refuse(parsed.status(), reply);
   for (ApiRequest& prompt : parsed->prompts) {
     prompt.tenant = request.tenant;
+    prompt.max_priority = request.max_priority;
     prompt.trace = request.trace;
     prompt.label = request.request_id;
   }
@@ -246,8 +247,8 @@ std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpRep
   if (!parsed.ok()) return Refuse(parsed.status(), reply);
   parsed->tenant = request.tenant;
   auto exchange = std::make_unique<PoolExchange>(reply);
-  service_.Tokenize(*std::move(parsed), lane_,
   parsed->abandoned = exchange->abandoned();
+  service_.Tokenize(*std::move(parsed), lane_,
                     [weak = exchange->reply()](absl::StatusOr<std::vector<TokenId>> tokens) {
                       const auto waiting = weak.lock();
                       if (waiting == nullptr) return;

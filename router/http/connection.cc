@@ -192,8 +192,9 @@ bool Connection::OnHead() {
   request_.request_id = request_.client_named ? std::string(id) : owner_->NewRequestId();
   const auto trace = head["traceparent"];
   request_.trace = ParseTraceparent({trace.data(), trace.size()}).value_or(TraceContext());
-  if (admission.tenant.has_value()) {
-    request_.tenant = *std::move(admission.tenant);
+  if (admission.caller.has_value()) {
+    request_.tenant = std::move(admission.caller->name);
+    request_.max_priority = admission.caller->max_priority;
   } else if (!owner_->tenant_header().empty()) {
     const auto tenant = head[owner_->tenant_header()];
     request_.tenant.assign(tenant.data(), tenant.size());

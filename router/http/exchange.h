@@ -3,6 +3,7 @@
 // connection's I/O thread.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "common/types/request.h"
+#include "router/api_keys.h"
 #include "router/http/memory_budget.h"
 
 namespace flotilla {
@@ -28,11 +30,12 @@ struct HttpHead {
 
 struct HttpRequest {
   std::string method;
-  std::string path;           // without the query
-  std::string request_id;     // the client's X-Request-Id if printable, else made up
-  bool client_named = false;  // the client sent it
-  std::string tenant;         // as the key or the tenant header says
-  TraceContext trace;         // of a valid traceparent; else all zero
+  std::string path;                 // without the query
+  std::string request_id;           // the client's X-Request-Id if printable, else made up
+  bool client_named = false;        // the client sent it
+  std::string tenant;               // as the key or the tenant header says
+  std::int64_t max_priority = 100;  // as the key says
+  TraceContext trace;               // of a valid traceparent; else all zero
   std::string body;
   MemoryCharge charge;  // what the body holds of the budget for bodies, until this goes
 };
@@ -47,7 +50,7 @@ struct HttpRefusal {
 };
 
 struct HttpAdmission {
-  std::optional<std::string> tenant;  // as a key names it; none: callers have no names
+  std::optional<KeyOwner> caller;  // whose key it is; none: callers have no names
   std::optional<HttpRefusal> refusal;
 };
 

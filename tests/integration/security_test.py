@@ -431,6 +431,47 @@ def test_one_process_takes_keys_too(tmp_path):
     assert done.returncode == 1 and "--tenant-header and --api-keys-file" in done.stderr
 
 
+def test_a_key_has_a_highest_priority(tmp_path, pb):
+    """The same over both fronts, by the file as it is now."""
+    keys = tmp_path / "keys"
+    write(keys, f"alice {KEY} max-priority=0\nbob {OTHER_KEY}\n")
+
+    def refusals(server, stub, key, priority):
+        """What each front says; None: it answers."""
+        answer = server.http.post("/v1/completions", headers=bearer(key), json=dict(
+            model=MODEL, prompt="hi", max_tokens=1, priority=priority))
+        assert answer.status_code in (200, 400), answer.text
+        error = answer.json().get("error", {})
+        assert answer.status_code == 200 or error["param"] == "priority", answer.text
+        request = pb.messages.GenerateRequest(model=MODEL, text="hi", priority=priority)
+        request.max_tokens = 1
+        try:
+            list(stub.Generate(request, metadata=bearer_metadata(key), timeout=60))
+            return error.get("message"), None
+        except grpc.RpcError as refused:
+            assert refused.code() == grpc.StatusCode.INVALID_ARGUMENT, refused
+            return error.get("message"), refused.details()
+
+    with Server(tmp_path, "--api-keys-file", str(keys)) as server, \
+            dial(server.ports["grpc"]) as channel:
+        stub = pb.services.InferenceStub(channel)
+        too_high = "priority is 100; this key may use at most 0"
+        assert refusals(server, stub, KEY, 100) == (too_high, too_high)
+        for key, priority in ((KEY, 0), (KEY, -100), (OTHER_KEY, 100)):
+            assert refusals(server, stub, key, priority) == (None, None)
+        write(keys, f"alice {KEY}\nbob {OTHER_KEY} max-priority=-5\n")
+        wait_until(lambda: refusals(server, stub, KEY, 100) == (None, None), "alice may")
+        too_high = "priority is 0; this key may use at most -5"
+        wait_until(lambda: refusals(server, stub, OTHER_KEY, 0) == (too_high, too_high),
+                   "bob may not")
+        write(keys, f"alice {KEY} max-priority=high\n")  # changes nothing but the log
+
+        def told():
+            assert refusals(server, stub, KEY, 100) == (None, None)
+            return "max-priority is a whole number" in server.log_text()
+        wait_until(told, "the log says what is wrong with the file")
+
+
 def test_nothing_secret_is_told(fleet, files):
     """After all that was tried above: not in logs, nor in metrics."""
     told = "".join(getattr(fleet, role).log_text() + getattr(fleet, role).metrics_page()

@@ -17,18 +17,23 @@ namespace {
 
 const std::string kKey = "sk-0123456789abcdef", kOther = "sk-fedcba9876543210";
 
+// Empty: nobody's.
+std::string NameOf(const ApiKeys& keys, const std::string& key) {
+  return keys.Find(key).value_or(KeyOwner()).name;
+}
+
 TEST(ApiKeysTest, FindsTheNameOfAKeyAndOfNothingElse) {
   const auto keys = ApiKeys::Parse("# people\n\n alice\t" + kKey + " \r\nbob " + kOther +
                                    "\nalice sk-another-key-of-alices\n");
   ASSERT_TRUE(keys.ok()) << keys.status();
   EXPECT_EQ(keys->size(), 3u);
-  EXPECT_EQ(keys->Find(kKey), "alice");
-  EXPECT_EQ(keys->Find(kOther), "bob");
-  EXPECT_EQ(keys->Find("sk-another-key-of-alices"), "alice");
+  EXPECT_EQ(NameOf(*keys, kKey), "alice");
+  EXPECT_EQ(NameOf(*keys, kOther), "bob");
+  EXPECT_EQ(NameOf(*keys, "sk-another-key-of-alices"), "alice");
   for (const std::string& wrong :
        {std::string(), kKey + "0", kKey.substr(1), std::string("alice"), "alice " + kKey,
         std::string("sk-0123456789ABCDEF"), kKey + std::string(1, '\0')}) {
-    EXPECT_EQ(keys->Find(wrong), std::nullopt) << wrong;
+    EXPECT_EQ(NameOf(*keys, wrong), "") << wrong;
   }
 }
 
@@ -37,9 +42,18 @@ TEST(ApiKeysTest, AFileNeedNotTellTheKey) {
   const std::string hex = "221df437bc4f8c4d9718bd7a9ec4c1021c72fd69dfb2a5f568ecf4607c824bee";
   const auto keys = ApiKeys::Parse("alice sha256:" + hex);
   ASSERT_TRUE(keys.ok()) << keys.status();
-  EXPECT_EQ(keys->Find(kKey), "alice");
-  EXPECT_EQ(keys->Find(hex), std::nullopt);
-  EXPECT_EQ(keys->Find("sha256:" + hex), std::nullopt);
+  EXPECT_EQ(NameOf(*keys, kKey), "alice");
+  EXPECT_EQ(NameOf(*keys, hex), "");
+  EXPECT_EQ(NameOf(*keys, "sha256:" + hex), "");
+}
+
+TEST(ApiKeysTest, AKeyMayHaveAHighestPriority) {
+  const auto keys = ApiKeys::Parse("alice " + kKey + " max-priority=0\nbob " + kOther +
+                                   "\t max-priority=-100 \ncarol sk-another-key-of-carols\n");
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ(keys->Find(kKey)->max_priority, 0);
+  EXPECT_EQ(keys->Find(kOther)->max_priority, -100);
+  EXPECT_EQ(keys->Find("sk-another-key-of-carols")->max_priority, 100);  // whatever there is
 }
 
 TEST(ApiKeysTest, RefusesByLineAndNeverRepeatsAKey) {
@@ -47,9 +61,19 @@ TEST(ApiKeysTest, RefusesByLineAndNeverRepeatsAKey) {
   const std::vector<std::string> files = {
       "",
       "\n# nothing\n",
-      kKey,                                           // no name
-      good + "bob\n",                                 // no key
-      good + "bob " + kOther + " x\n",                // too many words
+      kKey,                                      // no name
+      good + "bob\n",                            // no key
+      good + "bob " + kOther + " x\n",           // no option
+      good + "bob " + kOther + " " + kKey,       // the same
+      good + "bob " + kOther + " max-priority",  // no value
+      good + "bob " + kOther + " max-priority=",
+      good + "bob " + kOther + " max-priority=1.5",
+      good + "bob " + kOther + " max-priority=101",
+      good + "bob " + kOther + " max-priority=-101",
+      good + "bob " + kOther + " max-priority=99999999999999999999",
+      good + "bob " + kOther + " max-priority=1 max-priority=1",
+      good + "bob " + kOther + " Max-Priority=1",
+      good + "bob max-priority=1 " + kOther,
       good + "bob " + kKey + "\n",                    // twice
       good + "b/b " + kOther + "\n",                  // a name that is none
       good + std::string(65, 'n') + " " + kOther,     // too long a name
@@ -85,7 +109,8 @@ TEST(ApiKeysTest, KeysAreBounded) {
 }
 
 TEST(ApiKeysTest, EveryCutOfAGoodFileIsGoodOrRefused) {
-  const std::string file = "alice " + kKey + "\n# x\nbob sha256:" + std::string(64, 'a') + "\n";
+  const std::string file =
+      "alice " + kKey + " max-priority=-10\n# x\nbob sha256:" + std::string(64, 'a') + "\n";
   for (std::size_t bytes = 0; bytes <= file.size(); ++bytes) {
     const auto keys = ApiKeys::Parse(file.substr(0, bytes));
     EXPECT_EQ(keys.ok(), keys.status().message().empty());
@@ -110,7 +135,7 @@ TEST(KeyGateTest, AdmitsByTheFileAsItIsNow) {
       {.path = files.Write("keys", "alice " + kKey), .clock = &clock, .log = &log.logger()},
       &probe);
   ASSERT_TRUE(gate.ok()) << gate.status();
-  EXPECT_EQ((*gate)->Admit("Bearer " + kKey).value(), "alice");
+  EXPECT_EQ((*gate)->Admit("Bearer " + kKey).value().name, "alice");
   for (const std::string& wrong :
        {std::string(), kKey, "Basic " + kKey, "Bearer " + kOther, std::string("Bearer ")}) {
     const auto refused = (*gate)->Admit(wrong);
@@ -122,11 +147,11 @@ TEST(KeyGateTest, AdmitsByTheFileAsItIsNow) {
 
   files.Write("keys", "bob " + kOther);
   clock.AdvanceNs(1'000'000'000);
-  EXPECT_EQ((*gate)->Admit("Bearer " + kOther).value(), "bob");
+  EXPECT_EQ((*gate)->Admit("Bearer " + kOther).value().name, "bob");
   EXPECT_FALSE((*gate)->Admit("Bearer " + kKey).ok());
   files.Write("keys", "bob");
   clock.AdvanceNs(1'000'000'000);
-  EXPECT_EQ((*gate)->Admit("Bearer " + kOther).value(), "bob");
+  EXPECT_EQ((*gate)->Admit("Bearer " + kOther).value().name, "bob");
   EXPECT_EQ(log.Count("expected NAME KEY"), 1);
   for (const std::string& line : log.lines()) EXPECT_EQ(line.find("sk-"), std::string::npos);
 }

@@ -99,6 +99,26 @@ TEST_F(HttpKeysTest, APipelinedRequestIsJudgedByItself) {
   EXPECT_EQ(engine_->submitted().size(), 1u);
 }
 
+TEST_F(HttpKeysTest, APriorityAboveTheKeysIsRefusedByTheFileAsItIsNow) {
+  ServeWithKeys();
+  const auto ask = [this](int priority, const std::string& key) {
+    return Post("/v1/completions",
+                R"({"model":"m","prompt":"hi","priority":)" + std::to_string(priority) + "}", key);
+  };
+  EXPECT_EQ(ask(100, kAlice).status, 200);  // without the option, any
+  files_.Write("keys", "alice " + kKey + " max-priority=0\nbob " + kOther);
+  file_clock_.AdvanceNs(1'000'000'000);
+  const HttpResponse refused = ask(100, kAlice);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "priority");
+  EXPECT_EQ(refused.json()["error"]["message"], "priority is 100; this key may use at most 0");
+  EXPECT_EQ(ask(1, kAlice).status, 400);
+  EXPECT_EQ(ask(0, kAlice).status, 200);
+  EXPECT_EQ(ask(-100, kAlice).status, 200);
+  EXPECT_EQ(ask(100, kBob).status, 200);
+  EXPECT_EQ(engine_->submitted().size(), 4u);
+}
+
 TEST_F(HttpKeysTest, AKeyIsTakenAwayFromOpenConnectionsButNotFromARunningAnswer) {
   ServeWithKeys(/*manual=*/true);
   Answer("one two");
