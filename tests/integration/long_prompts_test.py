@@ -90,7 +90,7 @@ def test_prompts_that_are_too_long_delay_nobody(server, what, record_property):
     record_property("first token quiet and beside four of 4 MB, s", f"{quiet:.3f} {busy:.3f}")
     # Each body is still received and parsed by the I/O thread: some 30 ms of four others'.
     # When prompts were encoded whole and in order this was 9 to 18 s on a busy machine.
-    assert busy < 4 * quiet + 1, (quiet, busy)
+    assert busy < 4 * quiet + 2, (quiet, busy)
 
 
 def test_the_refusal_says_what_is_known(server):
@@ -113,4 +113,4 @@ def test_long_texts_are_tokenized_beside_short_prompts(server, record_property):
     with beside(server, "/tokenize", body, wanted=200):
         busy = median_first_token(server)
     record_property("first token quiet and beside four /tokenize, s", f"{quiet:.3f} {busy:.3f}")
-    assert busy < 4 * quiet + 1, (quiet, busy)
+    assert busy < 4 * quiet + 2, (quiet, busy)

@@ -133,7 +133,7 @@ void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
 
   const Vocabulary vocab = MakeVocabulary(o.vocab);
   file.AddString("tokenizer.ggml.model", "gpt2");
-  file.AddString("tokenizer.ggml.pre", "smollm");
+  file.AddString("tokenizer.ggml.pre", o.pretokenizer);
   file.AddStrings("tokenizer.ggml.tokens", vocab.tokens);
   file.AddInts("tokenizer.ggml.token_type", vocab.types);
   file.AddStrings("tokenizer.ggml.merges", vocab.merges);

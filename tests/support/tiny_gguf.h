@@ -62,6 +62,7 @@ struct TinyModelOptions {
   GgmlType matrix_type = GgmlType::kQ4_1;
   GgmlType embedding_type = GgmlType::kQ8_0;
   uint64_t seed = 1;
+  std::string_view pretokenizer = "smollm";
 };
 
 // Token ids of the tiny vocabulary: three control tokens, the 256 bytes (byte b
