@@ -87,14 +87,14 @@ make_venv() {
   python3 -m venv "$venv" >&2
 }
 
-# install_python REQUIREMENTS [VENV]: installs them once per content of the file.
+# install_python REQUIREMENTS [VENV [PIP_FLAG...]]: installs them once per content of the file.
 install_python() {
   local venv=${2:-$VENV} stamp
   stamp=$venv/.installed-$(sha256sum "$1" | cut -c1-16)
   make_venv "$venv"
   [ -f "$stamp" ] && return 0
   say "installing Python packages of ${1#"$ROOT"/}"
-  "$venv/bin/pip" install --quiet -r "$1" </dev/null >&2
+  "$venv/bin/pip" install --quiet "${@:3}" -r "$1" </dev/null >&2
   touch "$stamp"
 }
 

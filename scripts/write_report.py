@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ElementTree
 PARTS = {
     "sanitizers": ("soak", "tsan", "asan+ubsan", "asan+ubsan-integration"),
     "tests": ("layering", "scripts", "monitoring", "format", "headers", "locks", "mutants", "ctest",
-              "integration", "deploy"),
+              "integration", "deploy", "clients"),
     "measurements": ("peer-comparison", "memory", "prefix-cache-cost", "clean-build"),
 }
 
@@ -35,7 +35,7 @@ def machine():
 
 def properties(results):
     """(test, what, value) of everything that tests of the plain build measured."""
-    for stage in ("ctest", "integration"):
+    for stage in ("ctest", "integration", "clients"):
         for path in sorted((results / stage).glob("*.xml")):
             for case in ElementTree.parse(path).iter("testcase"):
                 test = f"{case.get('classname')}.{case.get('name')}".split(".test_")[-1]

@@ -1,0 +1,168 @@
+"""Programs of others that speak the OpenAI API, against a server: benchmarks (GuideLLM,
+AIPerf), LangChain, and schemathesis, which holds docs/openapi.yaml against it.
+
+They are in an environment of their own, whose bin folder FLOTILLA_CLIENTS names;
+`scripts/test --long` makes it. None of them reaches any other host: the benchmarks' tokenizer
+(a token is a byte) is made here, where Hugging Face's would be kept.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from flotilla_server import MODEL, ROOT, SANITIZED, Server
+
+HERE = pathlib.Path(__file__).parent
+CLIENTS = os.environ.get("FLOTILLA_CLIENTS")
+
+pytestmark = [pytest.mark.skipif(not CLIENTS, reason="only with FLOTILLA_CLIENTS"),
+              pytest.mark.skipif(SANITIZED, reason="other people's patience")]
+
+TOKENIZER = "tests/bytes"
+MAKE_TOKENIZER = """
+import sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+one = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+one.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+one.decoder = decoders.ByteLevel()
+PreTrainedTokenizerFast(tokenizer_object=one).save_pretrained(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("server")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home of Hugging Face with one tokenizer."""
+    folder = tmp_path_factory.mktemp("huggingface")
+    model = folder / "hub" / f"models--{TOKENIZER.replace('/', '--')}"
+    revision = "0" * 39 + "1"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(revision)
+    run(["python", "-c", MAKE_TOKENIZER, model / "snapshots" / revision], folder, folder)
+    return folder
+
+
+def run(command, home, folder, seconds=300, **environment):
+    """A program of the clients' environment; its output."""
+    command = [pathlib.Path(CLIENTS) / command[0], *command[1:]]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=folder,
+                          timeout=seconds, env={
+                              **os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1",
+                              "NO_COLOR": "1", "COLUMNS": "200", **environment})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
+
+
+def snapshot(home):
+    """Where the tokenizer lies."""
+    return next(home.glob("hub/*/snapshots/*"))
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "completions"])
+def test_guidellm(server, home, tmp_path, chat, record_property):
+    """It streams with `continuous_usage_stats`, and counts tokens by the server's usage."""
+    prompts = [dict(prompt=f"Tell me story {i}.", output_tokens_count=8) for i in range(8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    run(["guidellm", "run",
+         "--backend", f"kind=openai_http,target={server.url},model={MODEL},request_format={path}",
+         "--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=6",
+         "--data", "kind=json_file,path=prompts.jsonl",
+         "--tokenizer", f"kind=hf_auto,model={snapshot(home)}",
+         "--output", "kind=json,path=out.json", "--disable-console-interactive"],
+        home, tmp_path, PYTHONPATH=str(HERE / "stand_ins"))
+    [benchmark] = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    errors = [one.get("error") for one in benchmark["requests"]["errored"]]
+    assert totals["successful"] == 6 and not totals["errored"], errors[:2]
+    served = benchmark["requests"]["successful"]
+    record_property("GuideLLM: output tokens of each request",
+                    str([one["output_metrics"]["text_tokens"] for one in served]))
+    assert all(one["output_metrics"]["text_tokens"] == 8 for one in served)
+
+
+def test_aiperf(server, home, tmp_path):
+    """Its probe asks for /metrics by HEAD and then, on the same connection, by GET; only if it
+    gets there does the report have the server's own figures."""
+    run(["aiperf", "profile", "-m", MODEL, "--url", server.url, "--endpoint-type", "chat",
+         "--streaming", "--tokenizer", TOKENIZER, "--use-server-token-count",
+         "--request-count", "8", "--concurrency", "2", "--isl", "64", "--osl", "8",
+         "--extra-inputs", "ignore_eos:true", "--ui", "simple", "--artifact-dir", tmp_path / "out"],
+        home, tmp_path)
+    told = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
+    assert told["request_count"]["avg"] == 8 and not told.get("error_summary"), told
+    assert told["usage_completion_tokens"]["avg"] == 8
+    log = (tmp_path / "out" / "logs" / "aiperf.log").read_text()
+    assert "no Prometheus endpoints reachable" not in log
+    [metrics] = (tmp_path / "out").glob("server_metrics*.json")
+    assert "flotilla_router_requests" in metrics.read_text()
+
+
+def test_langchain(server, home, tmp_path):
+    told = json.loads(run(["python", HERE / "langchain_use.py", f"{server.url}/v1", MODEL],
+                          home, tmp_path))
+    assert told["stream"] == told["invoke"] and told["chunks"] > 3
+    for usage in (told["usage"], told["stream_usage"]):
+        assert 0 < usage["output_tokens"] <= 12
+        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert told["usage"]["input_tokens"] == told["stream_usage"]["input_tokens"]
+    assert len(told["batch"]) == 3 and all(told["batch"]) and told["text"]
+    assert "".join(one["token"] for one in told["logprobs"]).startswith(told["invoke"])
+    assert all(len(one["top_logprobs"]) == 2 for one in told["logprobs"])
+    assert told["stopped"] == told["invoke"].split(".")[0]
+
+
+CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
+          "response_headers_conformance", "response_schema_conformance",
+          "negative_data_rejection", "unsupported_method")
+
+
+def schema_of(model, vocabulary):
+    """docs/openapi.yaml with what this server has: its model, and so many tokens."""
+    text = (ROOT / "docs" / "openapi.yaml").read_text()
+    for general, ours in (
+            ("ModelName: {type: string, minLength: 1}", f"ModelName: {{enum: [{model}]}}"),
+            ("items: {type: integer, minimum: 0}}",
+             f"items: {{type: integer, minimum: 0, maximum: {vocabulary - 1}}}}}")):
+        assert general in text
+        text = text.replace(general, ours)
+    return text
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["open", "without a key"])
+def test_schemathesis(home, tmp_path, keyed, record_property):
+    """Requests made from the schema, good and bad ones: what is bad is refused, and each answer
+    is of a status, type and form that the schema has."""
+    if keyed:
+        keys = tmp_path / "keys"
+        keys.write_text("alice a-key-that-nobody-here-has-0123456789\n")
+        keys.chmod(0o600)
+    (tmp_path / "openapi.yaml").write_text(schema_of(MODEL, 49152))
+    # A deadline of 1 ms is a good value, and passes.
+    (tmp_path / "schemathesis.toml").write_text(
+        '[checks]\nnot_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]\n')
+    # A short context: some requests go on to its end.
+    with Server(tmp_path, "--kv-blocks", "8",
+                *(["--api-keys-file", str(keys)] if keyed else [])) as server:
+        told = run(["schemathesis", "--config-file", "schemathesis.toml", "run", "openapi.yaml",
+                    "--url", server.url, "--seed", "1",
+                    "--max-examples", "10" if keyed else "60", "--checks", ",".join(CHECKS),
+                    "--continue-on-failure", "--generation-database", "none",
+                    "--request-timeout", "60", "--suppress-health-check", "all", "--no-color"],
+                   home, tmp_path, seconds=1200)
+        server.wait_idle()
+    print(told)
+    record_property("schemathesis", re.search(r"\d+ generated, \d+ passed", told)[0])
+    shutil.rmtree(tmp_path / ".hypothesis", ignore_errors=True)
