@@ -33,6 +33,10 @@ def machine():
     return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB"
 
 
+# Tests with parameters, `name[parameter]`, that measure the same of each: tables of their own.
+TABLES = {"nobody_notices": "Attacks beside eight streams"}
+
+
 def properties(results):
     """(test, what, value) of everything that tests of the plain build measured."""
     for stage in ("ctest", "integration", "clients"):
@@ -42,6 +46,21 @@ def properties(results):
                 for entry in case.iter("property"):
                     if entry.get("name") != "cmake_labels":
                         yield test, entry.get("name"), entry.get("value")
+
+
+def table(measured, name, title):
+    """Lines: a row of each parameter, with what was measured as columns."""
+    rows = {}
+    for test, what, value in measured:
+        if test.startswith(f"{name}["):
+            rows.setdefault(test[len(name) + 1:-1], {})[what] = value
+    if not rows:
+        return []
+    columns = max(rows.values(), key=len)
+    lines = ["", f"## {title}", "", "| | " + " | ".join(columns) + " |",
+             "|---" * (len(columns) + 1) + "|"]
+    return lines + ["| " + " | ".join([name] + [row.get(what, "") for what in columns]) + " |"
+                    for name, row in rows.items()]
 
 
 def stages(results, part):
@@ -65,9 +84,12 @@ def main():
             lines += ["", "Deliberate errors in the cores, given to the simulation: "
                       + mutants.read_text().strip() + "."]
         measured = list(properties(results))
-        if measured:
+        for name, title in TABLES.items():
+            lines += table(measured, name, title)
+        others = [row for row in measured if row[0].split("[")[0] not in TABLES]
+        if others:
             lines += ["", "## Measured by the tests", "", "| test | what | value |", "|---|---|---|"]
-            lines += ["| " + " | ".join(row) + " |" for row in measured]
+            lines += ["| " + " | ".join(row) + " |" for row in others]
     if part == "measurements":
         build = results / "clean-build.log"
         if build.exists():

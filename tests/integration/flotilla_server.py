@@ -83,9 +83,10 @@ def end_what_is_left():
 
 
 class Program:
-    """A `flotilla` process of one role, whose ready file names its ports."""
+    """A `flotilla` process of one role, whose ready file names its ports. `prefix` is the
+    command that becomes it; `stderr`, where its log goes instead of a file."""
 
-    def __init__(self, directory, role, *flags, wait=True, name=None):
+    def __init__(self, directory, role, *flags, wait=True, name=None, prefix=(), stderr=None):
         for path in (model_path(), binary()):
             assert os.path.exists(path), f"{path} is missing: run scripts/test"
         self.role = role
@@ -93,8 +94,8 @@ class Program:
         self.ready_file.unlink(missing_ok=True)
         self.log = open(pathlib.Path(directory) / f"{name or role}.log", "a+b")
         self.process = subprocess.Popen(
-            [binary(), role, "--ready-file", str(self.ready_file), *flags],
-            stdout=subprocess.PIPE, stderr=self.log, preexec_fn=PREEXEC)
+            [*prefix, binary(), role, "--ready-file", str(self.ready_file), *flags],
+            stdout=subprocess.PIPE, stderr=stderr or self.log, preexec_fn=PREEXEC)
         STARTED[:] = [one for one in STARTED if one.poll() is None] + [self.process]
         self.ready_line = self.ports = None
         if wait:
@@ -144,13 +145,24 @@ class Program:
         assert series, f"no metric {name} {labels}"
         return sum(series)
 
+    def look(self):
+        proc = pathlib.Path(f"/proc/{self.process.pid}")
+        status = (proc / "status").read_text()
+        return Process(threads=int(re.search(r"Threads:\s+(\d+)", status)[1]),
+                       descriptors=len(os.listdir(proc / "fd")),
+                       rss_bytes=int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024)
+
+    def cpu_seconds(self):
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 class Server(Program):
     """One `flotilla serve`, on free ports; a context manager."""
 
-    def __init__(self, directory, *flags):
+    def __init__(self, directory, *flags, **options):
         super().__init__(directory, "serve", "--model", model_path(), "--served-model-name",
-                         MODEL, "--http-port", "0", "--grpc-port", "0", *flags)
+                         MODEL, "--http-port", "0", "--grpc-port", "0", *flags, **options)
         self.url = f"http://127.0.0.1:{self.ports['http']}"
         self.grpc_address = f"127.0.0.1:{self.ports['grpc']}"
         self.http = httpx.Client(base_url=self.url, timeout=300)
@@ -179,17 +191,6 @@ class Server(Program):
     def wait_idle(self):
         """Until nothing runs: every block is free again."""
         wait_until(lambda: self.used_blocks() == 0, "used blocks are 0")
-
-    def look(self):
-        proc = pathlib.Path(f"/proc/{self.process.pid}")
-        status = (proc / "status").read_text()
-        return Process(threads=int(re.search(r"Threads:\s+(\d+)", status)[1]),
-                       descriptors=len(os.listdir(proc / "fd")),
-                       rss_bytes=int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024)
-
-    def cpu_seconds(self):
-        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_ports(count):

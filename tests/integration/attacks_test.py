@@ -1,0 +1,290 @@
+"""Each attack of attackers.py, beside eight clients that stream: the server lives, keeps its
+memory, and nobody else notices.
+
+Windows of time with the attack and of the same length without it take turns in one server:
+in the long form three of 20 s of each, taken together; in the short one of 2 s, of which one
+pair must be good. What is compared is what the streaming clients see, and what the kernel
+says of the server's processes.
+
+The attacker needs CPU time, too, and on a machine with two cores this alone would delay
+tokens. So the server computes with one thread, and clients and attackers stay on the last
+CPU, where attackers yield to everybody (nice 10): what delays a token then is what the
+server does for the attacker. FLOTILLA_ATTACK_SECONDS gives windows of another length.
+"""
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import pathlib
+import re
+import time
+import types
+
+import grpc
+import pytest
+
+import attackers
+import floods
+import request_floods
+from flotilla_server import LONG, SANITIZED, Fleet, Server, wait_until
+from security_files import new_secret, write
+from steady_streams import STREAMS, SteadyStreams, Window
+
+pytestmark = pytest.mark.skipif(SANITIZED, reason="measures time and memory")
+
+ROUNDS = 3
+SECONDS = float(os.environ.get("FLOTILLA_ATTACK_SECONDS", 20 if LONG else 2))  # of a window
+MIB = 1 << 20
+MEMORY_BYTES = 64 * MIB
+# What must hold on a machine that does nothing else, and what a busy one must keep: its
+# other work comes and goes between two windows.
+P99_RATIO, P99_SLACK_S = (1.2, 0.0) if LONG else (2.0, 0.02)
+MOST_S = 1.0  # more than without the attack, for a token, the first one, or /health
+# Blocks for the streams, which use 7 each, and some more: the pool's memory is taken by use.
+SERVER = ["--threads", "1", "--kv-blocks", "96", "--prefix-cache", "off"]
+F_SETPIPE_SZ = 1031
+NOTHING = Window([], [], [], [])
+ALL = [attack() for attack in floods.ALL + request_floods.ALL]
+
+
+@contextlib.contextmanager
+def started(attack, directory):
+    """What is attacked: `.processes` that are looked at, `.front` that streams come to,
+    `.scheduler` that has blocks, `.ports` for the attacker and `.key` of the streams."""
+    flags, options, key, keys = [*attack.flags], {}, "", {}
+    with contextlib.ExitStack() as stack:
+        if attack.keyed:
+            key, keys["key"] = new_secret(), new_secret()
+            # Of the second name no request has a priority above 0.
+            capped = " priority=0" if attack.shares_places else ""
+            flags += ["--api-keys-file", str(write(
+                directory / "keys", f"streams {key}\nattacker {keys['key']}{capped}\n"))]
+        if attack.descriptors:
+            options["prefix"] = ["prlimit", f"--nofile={attack.descriptors}:{attack.descriptors}"]
+        if attack.unread_log:
+            unread, options["stderr"] = os.pipe()
+            fcntl.fcntl(unread, F_SETPIPE_SZ, 4096)
+            stack.callback(os.close, unread)
+        if attack.roles == ("serve",):
+            one = stack.enter_context(Server(directory, *SERVER, *flags, **options))
+            if "stderr" in options:
+                os.close(options["stderr"])
+            processes, scheduler, internal = [one], one, ()
+        else:
+            fleet = stack.enter_context(Fleet(directory, extra={
+                "worker": SERVER[:4], "scheduler": [*SERVER[4:]]}))
+            one, scheduler = fleet.router, fleet.scheduler
+            processes = [fleet.router, fleet.scheduler, fleet.worker]
+            internal = (scheduler.ports["listen"], fleet.worker.ports["listen"])
+        yield types.SimpleNamespace(
+            processes=processes, front=one, scheduler=scheduler, key=key,
+            ports=attackers.Ports(one.ports["http"], one.ports["grpc"], internal, **keys))
+
+
+class Attacker:
+    """The process that attacks."""
+
+    def __init__(self, attack, ports):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=attackers.perform, daemon=True,
+                                       args=(attack, ports, SECONDS, theirs))
+        self.process.start()
+        assert self.receive(30) == "ready"
+        self.counts = {}
+
+    def begin(self):
+        self.pipe.send(True)
+        assert self.receive(60) == "begun"
+
+    def end(self):
+        """Waits for the attack's end and adds up what came of it."""
+        for what, count in self.receive(SECONDS + 60).items():
+            self.counts[what] = self.counts.get(what, 0) + count
+
+    def receive(self, seconds):
+        assert self.pipe.poll(seconds), "the attacker is stuck"
+        return self.pipe.recv()
+
+    def stop(self):
+        with contextlib.suppress(OSError):
+            self.pipe.send(False)
+        self.process.join(5)
+        self.process.kill()
+
+
+class Memory:
+    """Resident memory of processes, in bytes: now, and the most since `begin`."""
+
+    def __init__(self, processes):
+        self.processes = processes
+
+    def read(self, line):
+        return [int(re.search(rf"{line}:\s+(\d+)",
+                              pathlib.Path(f"/proc/{one.process.pid}/status").read_text())[1])
+                * 1024 for one in self.processes]
+
+    def begin(self):
+        for one in self.processes:
+            pathlib.Path(f"/proc/{one.process.pid}/clear_refs").write_text("5")
+        self.before = self.read("VmRSS")
+
+    def most(self):
+        return self.read("VmHWM")
+
+
+def used_blocks(server):
+    return server.scheduler.metric("flotilla_kv_blocks", state="used")
+
+
+def counts_of(server):
+    looks = [one.look() for one in server.processes]
+    return [one.threads for one in looks], [one.descriptors for one in looks]
+
+
+def wait_settled(server):
+    """Until nothing runs, and threads and descriptors have not changed for half a second."""
+    wait_until(lambda: used_blocks(server) == 0, "no block is used")
+    last, since = counts_of(server), time.monotonic()
+    while time.monotonic() - since < 0.5:
+        time.sleep(0.05)
+        if (now := counts_of(server)) != last:
+            last, since = now, time.monotonic()
+    return last
+
+
+def streaming(server):
+    return SteadyStreams(server.ports.http, server.key, {max(os.sched_getaffinity(0))})
+
+
+def attacked(attack, server, attacker, memory):
+    """The windows without and with the attack: all of them together, or (in the short form)
+    the first pair that is good."""
+    with streaming(server) as streams:
+        wait_until(lambda: streams.flowing(STREAMS * 16), "streams flow", 60)
+        pairs = []
+        for _ in range(ROUNDS):
+            begun = time.monotonic()
+            time.sleep(SECONDS)  # what is measured is time that passes
+            quiet_ended = time.monotonic()
+            if not pairs:
+                memory.begin()
+            attacker.begin()
+            attacker_begun = time.monotonic()
+            time.sleep(SECONDS / 2)
+            if attack.descriptors:
+                assert grpc_answers(server), "gRPC is silent"
+            time.sleep(max(0, attacker_begun + SECONDS - time.monotonic()))
+            ended = time.monotonic()
+            attacker.end()
+            time.sleep(1)  # what an attack leaves behind is over then, or it counts
+            for one in server.processes:
+                assert one.process.poll() is None, f"{one.role} has ended"
+            pairs.append((streams.window(begun, quiet_ended),
+                          streams.window(attacker_begun, ended, ongoing=True)))
+            if not LONG and not complaints(attack, *pairs[-1]):
+                break
+        most = memory.most()
+    if LONG:
+        quiet, disturbed = zip(*pairs)
+        return sum(quiet, NOTHING), sum(disturbed, NOTHING), most
+    return *pairs[-1], most
+
+
+def grpc_answers(server):
+    """Whether somebody who comes now is answered."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel:
+        try:
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=MOST_S * 3)
+            return True
+        except grpc.RpcError:
+            return False
+
+
+def milliseconds(seconds):
+    return f"{1000 * seconds:.0f}"
+
+
+@pytest.mark.parametrize("attack", ALL, ids=str)
+def test_nobody_notices(attack, tmp_path, record_property):
+    with started(attack, tmp_path) as server:
+        with streaming(server) as streams:  # so that all is there that is made at first use
+            wait_until(lambda: streams.flowing(STREAMS * 16), "streams flow", 60)
+        threads, descriptors = wait_settled(server)
+        memory, attacker = Memory(server.processes), Attacker(attack, server.ports)
+        try:
+            quiet, disturbed, most = attacked(attack, server, attacker, memory)
+        finally:
+            attacker.stop()
+        told = report(attack, quiet, disturbed, memory, most, attacker.counts, record_property)
+        wait_until(lambda: used_blocks(server) == 0, "no block is used")
+        assert not disturbed.failures, f"{disturbed.failures[:3]} {told}"
+        for before, peak in zip(memory.before, most):
+            assert peak - before <= MEMORY_BYTES, told
+        assert not complaints(attack, quiet, disturbed), told
+        wait_until(lambda: all(now <= then for now, then in
+                               zip(sum(counts_of(server), []), threads + descriptors)),
+                   f"threads and descriptors are as before: {threads} {descriptors}")
+        record_property("threads", join(threads))
+        record_property("descriptors", join(descriptors))
+        for what in attack.forbidden:
+            assert not attacker.counts.get(what), told
+        check_log(attack, server)
+
+
+def join(numbers):
+    return " + ".join(map(str, numbers))
+
+
+def report(attack, quiet, disturbed, memory, most, counts, record_property):
+    """The figures, as columns of the long run's table."""
+    ratio = disturbed.p99() / quiet.p99() if quiet.gaps and disturbed.gaps else float("inf")
+    now = memory.read("VmRSS")
+    figures = {
+        "p99 ms, quiet": milliseconds(quiet.p99()), "attacked": milliseconds(disturbed.p99()),
+        "ratio": f"{ratio:.2f}",
+        "longest ms, quiet": milliseconds(max(quiet.gaps)),
+        "longest ms": milliseconds(max(disturbed.gaps)),
+        "tokens, quiet": len(quiet.gaps), "tokens": len(disturbed.gaps),
+        "first token ms, most": milliseconds(max(disturbed.firsts, default=0)),
+        "/health ms, most": milliseconds(max(disturbed.health, default=0)),
+        "MiB before": join(one // MIB for one in memory.before),
+        "most": join(one // MIB for one in most), "after": join(one // MIB for one in now),
+        "what was sent": ", ".join(f"{what} {count}" for what, count in counts.items()),
+    }
+    for what, value in figures.items():
+        record_property(what, value)
+    told = f"{attack}: {figures}"
+    print(told)
+    return told
+
+
+def complaints(attack, quiet, disturbed):
+    """What the streaming clients have to say about the attack."""
+    if not (quiet.gaps and disturbed.gaps and disturbed.health):
+        return ["nothing came"]
+    found = []
+    if max(disturbed.health) > max(quiet.health, default=0) + MOST_S:
+        found.append("/health")
+    if attack.shares_places:
+        # Ten attackers and eight clients want eight places: four ninths of the tokens are due.
+        return found + ["too few tokens"] * (len(disturbed.gaps) < 0.15 * len(quiet.gaps))
+    # The usual time between tokens, and the longest: a server that stands still sends few
+    # tokens meanwhile, so that no percentile shows it.
+    if disturbed.p99() > P99_RATIO * quiet.p99() + P99_SLACK_S:
+        found.append("p99")
+    if max(disturbed.gaps) > max(quiet.gaps) + MOST_S:
+        found.append("a token")
+    if max(disturbed.firsts, default=0) > max(quiet.firsts, default=0) + MOST_S:
+        found.append("a first token")
+    return found
+
+
+def check_log(attack, server):
+    if not attack.marks:
+        return
+    log = server.front.log_text()
+    assert "client_request_id=" in log
+    raw = [hex(mark) for mark in attack.marks if chr(mark) in log]
+    assert not raw, raw

@@ -1,0 +1,260 @@
+"""Attackers that send requests in a loop: kinds of Attack (attackers.py)."""
+
+import collections
+import json
+import socket
+import threading
+import time
+
+from attackers import MODEL, Attack, connect, head, paced, post
+
+
+class Requests(Attack):
+    """Sends messages in turn, each on a connection of its own, `rate` per second at most from
+    each of `clients`; `judge` names what came of one."""
+
+    rate = 100
+    clients = 1
+    timeout = 30  # for an answer
+    linger = 0.0  # how long after an answer more is awaited
+
+    def messages(self, ports):
+        raise NotImplementedError
+
+    def judge(self, message, answer, closed):
+        return answer[9:12].decode() or "no answer"
+
+    def prepare(self, ports):
+        self.made = self.messages(ports)
+
+    def run(self, ports, until):
+        counts = collections.Counter()
+
+        def client(number):
+            for turn in paced(self.rate, until):
+                message = self.made[(turn * self.clients + number) % len(self.made)]
+                self.ask(ports, message, min(until + 2, time.monotonic() + self.timeout), counts)
+
+        threads = [threading.Thread(target=client, args=(i,)) for i in range(self.clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return dict(counts)
+
+    def ask(self, ports, message, deadline, counts):
+        answer, closed = b"", False
+        try:
+            with connect(ports.http) as one:
+                one.settimeout(max(0.1, deadline - time.monotonic()))
+                self.send(one, message)
+                while data := one.recv(65536):
+                    answer += data
+                    if self.linger:
+                        one.settimeout(self.linger)
+                closed = True
+        except TimeoutError:
+            if not answer and time.monotonic() >= deadline - 0.05:
+                counts["unanswered when the time was over"] += 1
+                return
+        except OSError:
+            closed = True
+        counts[self.judge(message, answer, closed)] += 1
+
+    def send(self, one, message):
+        one.sendall(message)
+
+
+def wide(size, before, item, after):
+    """JSON of about `size` bytes with many siblings."""
+    count = (size - len(before) - len(after)) // (len(item) + 1)
+    return (before + ",".join([item] * count) + after).encode()
+
+
+class WideJson(Requests):
+    """750 KB of JSON with many siblings, one body after the other, 10 per second at most."""
+
+    size = 750_000
+    rate = 10
+
+    def messages(self, ports):
+        model = f'{{"model":"{MODEL}",'
+        chat, plain = "/v1/chat/completions", "/v1/completions"
+        return [post(path, ports.http, wide(self.size, model + before, item, after))
+                for path, before, item, after in (
+                    (chat, '"messages":[', "{}", "]}"),
+                    (plain, '"prompt":[', "[1]", "]}"),
+                    (plain, '"prompt":"x","stop":[', '""', "]}"),
+                    (chat, '"x":[', '{"a":[]}', "]}"),
+                    (plain, '"prompt":[', "1", "]}"))]
+
+
+class WideJson4MB(WideJson):
+    """The same with 4 MB, 3 per second at most."""
+
+    size = 4_000_000
+    rate = 3
+
+
+class RefusedPrompts(Requests):
+    """A client sends prompts of 4 MB, which are too long for the model, one after the other,
+    5 per second at most."""
+
+    rate = 5
+
+    def messages(self, ports):
+        words = ["ocean ", "liberty of ", "seven hundred and "]
+        return [post("/v1/completions", ports.http, dict(
+            model=MODEL, max_tokens=1, prompt=word * (4_190_000 // len(word)))) for word in words]
+
+
+class RefusedPromptsOfFour(RefusedPrompts):
+    """The same by four clients."""
+
+    clients = 4
+
+
+class Smuggling(Requests):
+    """Requests whose end two readers could see in different places, each with another one
+    behind it, 50 per second: each is to be refused, and the connection closed."""
+
+    rate = 50
+    linger = 0.2
+    forbidden = ("answered twice", "left open", "accepted")
+
+    def messages(self, ports):
+        inner = head("GET", "/health", ports.http)
+        line = f"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1:{ports.http}\r\n"
+        codings = ["identity", "chunked, identity", "gzip, chunked, gzip", "xchunked",
+                   "chunked, chunked", "\x0bchunked", "chunked\r\ntransfer-encoding: identity",
+                   "identity\r\ncontent-length: 0"]
+        made = [f"{line}transfer-encoding: {coding}\r\n\r\n".encode() + inner
+                for coding in codings]
+        # Without a host, and with two.
+        made += [b"GET /health HTTP/1.1\r\n\r\n" + inner,
+                 b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n" + inner]
+        return made
+
+    def judge(self, message, answer, closed):
+        if answer.count(b"HTTP/1.1 ") > 1:
+            return "answered twice"
+        if not answer:
+            return "no answer"
+        if not answer.startswith(b"HTTP/1.1 4") and not answer.startswith(b"HTTP/1.1 501"):
+            return "accepted"
+        return "refused" if closed else "left open"
+
+
+class HalfClosers(Requests):
+    """Whole requests whose sender closes its side and then waits for the answer, 50 per
+    second."""
+
+    rate = 50
+    forbidden = ("unanswered",)
+
+    def messages(self, ports):
+        return [head("GET", "/health", ports.http),
+                post("/tokenize", ports.http, dict(model=MODEL, prompt="Half a league"))]
+
+    def send(self, one, message):
+        one.sendall(message)
+        one.shutdown(socket.SHUT_WR)
+
+    def judge(self, message, answer, closed):
+        return "answered" if answer.startswith(b"HTTP/1.1 200 ") else "unanswered"
+
+
+class ForeignPages(Requests):
+    """What a page of a foreign site could send through a browser on the server's machine,
+    100 per second: other types of content with an Origin, and foreign names of this host."""
+
+    forbidden = ("accepted",)
+
+    def messages(self, ports):
+        body = json.dumps(dict(model=MODEL, prompt="x")).encode()
+        length = f"content-length: {len(body)}"
+        origin = "origin: http://evil.example"
+        simple = [head("POST", "/tokenize", ports.http, "connection: close", origin, length,
+                       *kind) + body
+                  for kind in ((), ("content-type: text/plain",),
+                               ("content-type: application/x-www-form-urlencoded",))]
+        return simple + [
+            f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode()
+            for host in ("evil.example", f"evil.example:{ports.http}", "127.0.0.1.evil.example")]
+
+    def judge(self, message, answer, closed):
+        return "accepted" if answer.startswith(b"HTTP/1.1 2") else "refused"
+
+
+class LogEscapes(Requests):
+    """Ids with controls of C1 and bidirectional overrides, on 5 requests per second."""
+
+    rate = 5
+    marks = [*range(0x80, 0xa0), *range(0x202a, 0x202f), *range(0x2066, 0x206a)]
+
+    def messages(self, ports):
+        return [post("/v1/completions", ports.http, dict(
+            model=MODEL, prompt="x", max_tokens=1, request_id=f"a{chr(mark)}b"))
+            for mark in self.marks]
+
+
+class StandingLogReader(Requests):
+    """Nobody reads the server's log, whose pipe takes 4 KiB; 50 requests per second fill it."""
+
+    rate = 50
+    timeout = 2
+    flags = ("--log-level", "debug")
+    unread_log = True
+
+    def messages(self, ports):
+        return [post("/v1/completions", ports.http, dict(
+            model=MODEL, prompt="x", max_tokens=0, request_id="i" * 200))]
+
+
+class HighPriority(Requests):
+    """Ten clients whose key allows no priority above 0 ask with 100 for 48 tokens each, again
+    and again, of a server with 8 places. Streams of another key must get their turns."""
+
+    clients = 10
+    rate = 50
+    flags = ("--max-seqs", "8")
+    keyed = True
+    shares_places = True
+
+    def messages(self, ports):
+        return [post("/v1/completions", ports.http, dict(
+            model=MODEL, prompt=[2000 + i, 2100], max_tokens=48, ignore_eos=True, temperature=0,
+            priority=100), key=ports.key) for i in range(20)]
+
+
+# --- gRPC --------------------------------------------------------------------
+
+
+class UnreadableProtobufs(Attack):
+    """Calls whose message is none of protobuf, 50 per second."""
+
+    rate = 50
+    forbidden = ("another code",)
+
+    def run(self, ports, until):
+        import grpc
+
+        counts = collections.Counter()
+        messages = [b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f", b"\x08", b"\x0f" * 4096]
+        paths = [f"/flotilla.v1.Inference/{name}"
+                 for name in ("Generate", "Tokenize", "Detokenize", "GetModelInfo", "Abort")]
+        with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+            for turn in paced(self.rate, until):
+                call = channel.unary_stream(paths[turn % len(paths)])(
+                    messages[turn % len(messages)], timeout=10)
+                try:
+                    list(call)
+                    counts["another code"] += 1
+                except grpc.RpcError as error:
+                    refused = error.code() == grpc.StatusCode.INVALID_ARGUMENT
+                    counts["INVALID_ARGUMENT" if refused else "another code"] += 1
+        return dict(counts)
+
+
+ALL = (WideJson, WideJson4MB, RefusedPrompts, RefusedPromptsOfFour, Smuggling, StandingLogReader,
+       LogEscapes, HalfClosers, UnreadableProtobufs, ForeignPages, HighPriority)
