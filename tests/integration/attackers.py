@@ -36,11 +36,11 @@ class Attack:
     # What is attacked.
     flags = ()  # of the server
     roles = ("serve",)
-    keyed = False  # it wants keys; the attacker's allows no priority above 0
+    keyed = False  # it wants keys
+    key_options = ""  # of the attacker's, in the server's file
     descriptors = None  # that it may have, if not as many as usual
     unread_log = False  # nobody reads its standard error, a pipe of 4 KiB
     # What is to be seen.
-    shares_places = False  # the attacker's requests take places from others', which is right
     marks = ()  # code points that the log must not hold
 
     def prepare(self, ports):

@@ -56,10 +56,9 @@ def started(attack, directory):
     with contextlib.ExitStack() as stack:
         if attack.keyed:
             key, keys["key"] = new_secret(), new_secret()
-            # Of the second name no request has a priority above 0.
-            capped = " priority=0" if attack.shares_places else ""
             flags += ["--api-keys-file", str(write(
-                directory / "keys", f"streams {key}\nattacker {keys['key']}{capped}\n"))]
+                directory / "keys",
+                f"streams {key}\nattacker {keys['key']} {attack.key_options}\n"))]
         if attack.descriptors:
             options["prefix"] = ["prlimit", f"--nofile={attack.descriptors}:{attack.descriptors}"]
         if attack.unread_log:
@@ -267,9 +266,6 @@ def complaints(attack, quiet, disturbed):
     found = []
     if max(disturbed.health) > max(quiet.health, default=0) + MOST_S:
         found.append("/health")
-    if attack.shares_places:
-        # Ten attackers and eight clients want eight places: four ninths of the tokens are due.
-        return found + ["too few tokens"] * (len(disturbed.gaps) < 0.15 * len(quiet.gaps))
     # The usual time between tokens, and the longest: a server that stands still sends few
     # tokens meanwhile, so that no percentile shows it.
     if disturbed.p99() > P99_RATIO * quiet.p99() + P99_SLACK_S:

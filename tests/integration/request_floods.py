@@ -212,14 +212,15 @@ class StandingLogReader(Requests):
 
 
 class HighPriority(Requests):
-    """Ten clients whose key allows no priority above 0 ask with 100 for 48 tokens each, again
-    and again, of a server with 8 places. Streams of another key must get their turns."""
+    """Ten clients whose key allows no priority above 0 ask with 100 for 48 tokens each, 10
+    times per second each, of a server with 8 places."""
 
     clients = 10
-    rate = 50
+    rate = 10
     flags = ("--max-seqs", "8")
     keyed = True
-    shares_places = True
+    key_options = "max-priority=0"
+    forbidden = ("200",)
 
     def messages(self, ports):
         return [post("/v1/completions", ports.http, dict(
