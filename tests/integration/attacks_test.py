@@ -182,7 +182,7 @@ def attacked(attack, server, attacker, memory):
                 assert one.process.poll() is None, f"{one.role} has ended"
             pairs.append((streams.window(begun, quiet_ended),
                           streams.window(attacker_begun, ended, ongoing=True)))
-            if not LONG and not complaints(attack, *pairs[-1]):
+            if not LONG and not complaints(*pairs[-1]):
                 break
         most = memory.most()
     if LONG:
@@ -221,7 +221,8 @@ def test_nobody_notices(attack, tmp_path, record_property):
         assert not disturbed.failures, f"{disturbed.failures[:3]} {told}"
         for before, peak in zip(memory.before, most):
             assert peak - before <= MEMORY_BYTES, told
-        assert not complaints(attack, quiet, disturbed), told
+        found = complaints(quiet, disturbed)
+        assert not found, f"{found} {told}"
         wait_until(lambda: all(now <= then for now, then in
                                zip(sum(counts_of(server), []), threads + descriptors)),
                    f"threads and descriptors are as before: {threads} {descriptors}")
@@ -259,7 +260,7 @@ def report(attack, quiet, disturbed, memory, most, counts, record_property):
     return told
 
 
-def complaints(attack, quiet, disturbed):
+def complaints(quiet, disturbed):
     """What the streaming clients have to say about the attack."""
     if not (quiet.gaps and disturbed.gaps and disturbed.health):
         return ["nothing came"]
