@@ -17,7 +17,7 @@ def test_every_route_is_in_it(server):
     routes = {tuple(line.split(" ")) for line in page.splitlines()[2:]}
     described = {(method.upper(), path) for path, methods in SCHEMA["paths"].items()
                  for method in methods}
-    assert described == routes
+    assert described == {route for route in routes if route[0] != "HEAD"}
 
 
 def test_it_says_who_may_ask():

@@ -161,7 +161,8 @@ class HalfClosers(Requests):
         one.shutdown(socket.SHUT_WR)
 
     def judge(self, message, answer, closed):
-        return "answered" if answer.startswith(b"HTTP/1.1 200 ") else "unanswered"
+        # An interim answer may come first, by which the server learns whether one is there.
+        return "answered" if b"HTTP/1.1 200 " in answer else "unanswered"
 
 
 class ForeignPages(Requests):
