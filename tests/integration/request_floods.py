@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+import urllib.request
 
 from attackers import MODEL, Attack, connect, head, paced, post
 
@@ -188,9 +189,10 @@ class ForeignPages(Requests):
 
 
 class LogEscapes(Requests):
-    """Ids with controls of C1 and bidirectional overrides, on 5 requests per second."""
+    """Ids with controls of C1 and bidirectional overrides, on 2 requests per second: more would
+    delay others by being served."""
 
-    rate = 5
+    rate = 2
     marks = [*range(0x80, 0xa0), *range(0x202a, 0x202f), *range(0x2066, 0x206a)]
 
     def messages(self, ports):
@@ -200,7 +202,8 @@ class LogEscapes(Requests):
 
 
 class StandingLogReader(Requests):
-    """Nobody reads the server's log, whose pipe takes 4 KiB; 50 requests per second fill it."""
+    """Nobody reads the server's log, whose pipe takes 4 KiB. 50 requests per second that do not
+    fit the context, and so cost no step, write a line each."""
 
     rate = 50
     timeout = 2
@@ -208,8 +211,10 @@ class StandingLogReader(Requests):
     unread_log = True
 
     def messages(self, ports):
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports.http}/v1/models") as answer:
+            context = json.load(answer)["data"][0]["max_model_len"]
         return [post("/v1/completions", ports.http, dict(
-            model=MODEL, prompt="x", max_tokens=0, request_id="i" * 200))]
+            model=MODEL, prompt="x", max_tokens=context, request_id="i" * 200))]
 
 
 class HighPriority(Requests):
