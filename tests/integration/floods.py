@@ -116,7 +116,7 @@ class InternalContinuationFlood(ContinuationFlood):
 
 class HeldBodies(Attack):
     """200 connections, each of which announces 4 MiB, sends all but a byte and waits; those
-    that are refused are opened again, 50 per second at most."""
+    that are refused are opened again. 16 per second, which is 64 MiB/s."""
 
     path = "/health"
     with_key = False
@@ -127,25 +127,21 @@ class HeldBodies(Attack):
         beginning = head("POST", self.path, ports.http, f"content-length: {MAX_BODY}",
                          key=ports.key if self.with_key else "")
         body = memoryview(bytes(MAX_BODY - 1))
-        try:
-            while time.monotonic() < until:
-                for _ in paced(50, until):
-                    if len(held) >= self.connections:
-                        break
-                    if one := self.hold(ports.http, beginning, body, counts):
-                        held.append(one)
-                else:
-                    break
+        for turn in paced(16, until + 10):
+            # Longer only if the machine was too slow for 128 MiB.
+            if time.monotonic() >= until and turn >= 32:
+                break
+            if len(held) == self.connections:
                 one = held.popleft()
                 if self.alive(one):
                     held.append(one)
-                    time.sleep(0.005)
-                else:
-                    counts["refused"] += 1
-        finally:
-            counts["held at the end"] = len(held)
-            for one in held:
-                one.close()
+                    continue
+                counts["refused"] += 1
+            if one := self.hold(ports.http, beginning, body, counts):
+                held.append(one)
+        counts["held at the end"] = len(held)
+        for one in held:
+            one.close()
         return dict(counts)
 
     @staticmethod
@@ -196,7 +192,7 @@ class HeldBodiesWithKey(HeldBodiesWithoutKey):
 
 class IdleSockets(Attack):
     """1,500 connections that say nothing, to a server that may have 1,024 descriptors. Those
-    that are closed are opened again; 1,500 are opened per second at most."""
+    that are closed are opened again, 200 per second at most."""
 
     sockets = 1500
     descriptors = 1024
@@ -211,14 +207,15 @@ class IdleSockets(Attack):
                 break
 
     def run(self, ports, until):
-        for _ in paced(30, until):
-            for _ in range(min(50, len(self.held))):
-                one = self.held.popleft()
-                if HeldBodies.alive(one):
-                    self.held.append(one)
-                else:
-                    self.counts["closed by the server"] += 1
-                    self.open(ports)
+        for _ in paced(200, until):
+            if not self.held:
+                break
+            one = self.held.popleft()
+            if HeldBodies.alive(one):
+                self.held.append(one)
+            else:
+                self.counts["closed by the server"] += 1
+                self.open(ports)
         for one in self.held:
             one.close()
         return {**self.counts, "held at the end": len(self.held)}
