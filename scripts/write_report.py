@@ -88,7 +88,8 @@ def main():
             lines += table(measured, name, title)
         others = [row for row in measured if row[0].split("[")[0] not in TABLES]
         if others:
-            lines += ["", "## Measured by the tests", "", "| test | what | value |", "|---|---|---|"]
+            lines += ["", "## Measured by the tests", "",
+                      "| test | what | value |", "|---|---|---|"]
             lines += ["| " + " | ".join(row) + " |" for row in others]
     if part == "measurements":
         build = results / "clean-build.log"
