@@ -6,6 +6,7 @@
 
 #include "model/text.h"
 #include "router/errors.h"
+#include "router/names.h"
 #include "router/utf8.h"
 
 namespace flotilla {
@@ -31,31 +32,41 @@ absl::Status CheckRange(std::string_view field, const std::optional<T>& value, T
   return absl::OkStatus();
 }
 
-absl::Status CheckConversation(const std::vector<ChatTurn>& turns, const RequestLimits& limits) {
-  if (turns.empty()) return InvalidField("messages", "messages must not be empty");
-  if (turns.size() > limits.max_messages) {
-    return InvalidField("messages", Cat("messages has ", turns.size(), " entries; at most ",
-                                        limits.max_messages, " are allowed"));
+// The role as templates know it.
+absl::Status CheckRole(std::size_t index, std::string& role) {
+  if (role == "developer") role = "system";
+  if (role == "system" || role == "user" || role == "assistant") return absl::OkStatus();
+  const std::string field = Cat("messages[", index, "].role");
+  if (role == "tool" || role == "function") {
+    return WithField(InvalidArgument("'", field, "' is '", role,
+                                     "', which is not supported: there are no tools here"),
+                     field, kUnsupportedField);
   }
+  return InvalidField(field,
+                      Cat("'", field, "' must be 'system', 'developer', 'user' or 'assistant'"));
+}
+
+absl::Status CheckConversation(std::vector<ChatTurn>& turns, const RequestLimits& limits) {
+  if (turns.empty()) return InvalidField("messages", "messages must not be empty");
+  if (turns.size() > limits.max_messages) return TooManyMessages(limits);
   std::size_t bytes = 0;
-  for (const ChatTurn& turn : turns) {
-    if (turn.role.empty()) return InvalidField("messages", "a message's role must not be empty");
-    if (auto s = CheckText("messages[].role", turn.role, limits.max_role_bytes); !s.ok()) return s;
-    bytes += turn.content.size();
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    if (auto s = CheckRole(i, turns[i].role); !s.ok()) return s;
+    bytes += turns[i].content.size();
     if (bytes > limits.max_prompt_bytes) {
       return InvalidField("messages", Cat("messages are more than ", limits.max_prompt_bytes,
                                           " bytes long in all"));
     }
-    if (!IsValidUtf8(turn.content)) {
-      return InvalidField("messages", "a message's content is not valid UTF-8");
+    if (!IsValidUtf8(turns[i].content)) {
+      const std::string field = Cat("messages[", i, "].content");
+      return InvalidField(field, Cat("'", field, "' is not valid UTF-8"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckPrompt(const ApiRequest& api, const RequestLimits& limits,
-                         const ModelLimits& model) {
-  if (const auto* turns = std::get_if<std::vector<ChatTurn>>(&api.prompt)) {
+absl::Status CheckPrompt(ApiRequest& api, const RequestLimits& limits, const ModelLimits& model) {
+  if (auto* turns = std::get_if<std::vector<ChatTurn>>(&api.prompt)) {
     return CheckConversation(*turns, limits);
   }
   if (const auto* text = std::get_if<std::string>(&api.prompt)) {
@@ -275,15 +286,17 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
 }
 
 absl::Status CheckModel(std::string_view name, const ModelLimits& model) {
-  return name == model.id ? absl::OkStatus() : NoSuchModel(name);
+  return name == model.id ? absl::OkStatus() : NoSuchModel(name, {model.id});
 }
 
-absl::Status NoSuchModel(std::string_view name) {
-  if (name.empty()) return InvalidField("model", "model is missing");
+absl::Status NoSuchModel(std::string_view name, std::vector<std::string> served) {
+  const std::string there = NearestNames(name, std::move(served));
+  const std::string hint = there.empty() ? "" : Cat("; served here: ", there);
+  if (name.empty()) return InvalidField("model", Cat("model is missing", hint));
   // The name is the client's text: cut to a length that fits a log line.
   const std::string shown = RepairUtf8(name.substr(0, 200));
-  return WithField(absl::NotFoundError(Cat("the model '", shown, "' does not exist")), "model",
-                   kModelNotFound);
+  return WithField(absl::NotFoundError(Cat("the model '", shown, "' does not exist", hint)),
+                   "model", kModelNotFound);
 }
 
 absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_t>& tokens,
@@ -297,9 +310,13 @@ absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_
   return absl::OkStatus();
 }
 
-absl::Status CheckInput(const std::variant<std::string, std::vector<ChatTurn>>& input,
+absl::Status TooManyMessages(const RequestLimits& limits) {
+  return InvalidField("messages", Cat("messages has more than ", limits.max_messages, " entries"));
+}
+
+absl::Status CheckInput(std::variant<std::string, std::vector<ChatTurn>>& input,
                         const RequestLimits& limits) {
-  if (const auto* turns = std::get_if<std::vector<ChatTurn>>(&input)) {
+  if (auto* turns = std::get_if<std::vector<ChatTurn>>(&input)) {
     return CheckConversation(*turns, limits);
   }
   return CheckText("prompt", std::get<std::string>(input), limits.max_prompt_bytes);

@@ -23,7 +23,7 @@ namespace flotilla {
 // One message of a conversation. `content` is plain text: what looks like a
 // special token in it stays text.
 struct ChatTurn {
-  std::string role;
+  std::string role;  // "system" (or "developer", OpenAI's newer name for it), "user", "assistant"
   std::string content;
 };
 
@@ -94,7 +94,6 @@ struct ApiRequest {
 struct RequestLimits {
   std::size_t max_prompt_bytes = 4u << 20;
   std::size_t max_messages = 1024;
-  std::size_t max_role_bytes = 64;
   std::size_t max_stop_strings = 16;
   std::size_t max_stop_bytes = 256;  // of one stop string
   std::size_t max_stop_tokens = 64;
@@ -116,9 +115,10 @@ struct ModelLimits {
 // and unless it ignores them the model's own. Sorted, unique.
 std::vector<TokenId> StopTokens(const ApiRequest& api, const ModelLimits& model);
 
-// Of a name that no model has: NOT_FOUND with kModelNotFound; INVALID_ARGUMENT when it is
-// empty.
-absl::Status NoSuchModel(std::string_view name);
+// Of a name that none of the models `served` has: NOT_FOUND with kModelNotFound, or
+// INVALID_ARGUMENT when it is empty. The message has the names that are, nearest first, in
+// bounded length; whoever may not see them gets no such error.
+absl::Status NoSuchModel(std::string_view name, std::vector<std::string> served);
 
 // NoSuchModel unless `name` is the model's id.
 absl::Status CheckModel(std::string_view name, const ModelLimits& model);
@@ -127,8 +127,13 @@ absl::Status CheckModel(std::string_view name, const ModelLimits& model);
 absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_t>& tokens,
                            const ModelLimits& model);
 
-// INVALID_ARGUMENT when the text or the conversation exceeds a bound.
-absl::Status CheckInput(const std::variant<std::string, std::vector<ChatTurn>>& input,
+// A conversation of more turns than RequestLimits::max_messages, for fronts that see it
+// before they have read them all.
+absl::Status TooManyMessages(const RequestLimits& limits);
+
+// INVALID_ARGUMENT when the text or the conversation exceeds a bound, or has a role that
+// there is not. Roles become those that templates know: "developer" is "system".
+absl::Status CheckInput(std::variant<std::string, std::vector<ChatTurn>>& input,
                         const RequestLimits& limits);
 
 class Validator;
@@ -140,7 +145,7 @@ class GenerateRequest {
   GenerateRequest(GenerateRequest&&) = default;
   GenerateRequest& operator=(GenerateRequest&&) = default;
 
-  // In range, valid UTF-8, token ids inside the vocabulary.
+  // In range, valid UTF-8, token ids inside the vocabulary, roles as templates know them.
   const ApiRequest& api() const { return api_; }
   ApiRequest Release() && { return std::move(api_); }
 

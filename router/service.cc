@@ -158,6 +158,10 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   void Detokenize(std::string model, std::string_view tenant, std::vector<std::int64_t> tokens,
                   Lane& lane, std::function<void(absl::StatusOr<std::string>)> done) override;
 
+  absl::Status RunOnPool(std::string_view tenant, std::size_t input_bytes, Lane& lane,
+                         std::function<std::function<void()>()> work,
+                         std::shared_ptr<const std::atomic<bool>> abandoned) override;
+
   std::string_view TokenBytes(std::string_view name, TokenId token) const override {
     const Model* model = FindServed(name);
     return model == nullptr ? std::string_view() : model->served.tokenizer->TokenBytes(token);
@@ -223,6 +227,12 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     return meant.empty() ? nullptr : called(meant);
   }
 
+  std::vector<std::string> ModelNames() const {
+    std::vector<std::string> names;
+    for (ModelInfo& model : Models()) names.push_back(std::move(model.limits.id));
+    return names;
+  }
+
   struct Known {
     const Model* model;
     ModelInfo info;
@@ -231,8 +241,9 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   absl::StatusOr<Known> Find(std::string_view name) const {
     const Model* model = FindServed(name);
     if (model == nullptr) {
-      if (Models().empty()) return absl::UnavailableError("the model is not ready yet");
-      return NoSuchModel(name);
+      std::vector<std::string> served = ModelNames();
+      if (served.empty()) return absl::UnavailableError("the model is not ready yet");
+      return NoSuchModel(name, std::move(served));
     }
     absl::StatusOr<ModelInfo> info = InfoOf(*model);
     if (!info.ok()) return info.status();
@@ -386,7 +397,7 @@ void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
                            std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) {
   const std::shared_ptr<LaneState> state = StateOf(lane).shared_from_this();
   const auto answer = [state, done = std::move(done)](absl::StatusOr<std::vector<TokenId>> result) {
-    state->Run([done, result = std::move(result)](LaneState&) { done(result); });
+    state->Run([done, result = std::move(result)](LaneState&) mutable { done(std::move(result)); });
   };
   const absl::StatusOr<Known> known = Find(request.model);
   if (!known.ok()) return answer(known.status());
@@ -413,7 +424,7 @@ void ServiceImpl::Detokenize(std::string model_name, std::string_view tenant,
                              std::function<void(absl::StatusOr<std::string>)> done) {
   const std::shared_ptr<LaneState> state = StateOf(lane).shared_from_this();
   const auto answer = [state, done = std::move(done)](absl::StatusOr<std::string> result) {
-    state->Run([done, result = std::move(result)](LaneState&) { done(result); });
+    state->Run([done, result = std::move(result)](LaneState&) mutable { done(std::move(result)); });
   };
   const absl::StatusOr<Known> known = Find(model_name);
   if (!known.ok()) return answer(known.status());
@@ -425,6 +436,19 @@ void ServiceImpl::Detokenize(std::string model_name, std::string_view tenant,
         answer(tokenizer->Decode(ids, /*skip_special=*/false));
       });
   if (!queued) answer(PoolFull());
+}
+
+absl::Status ServiceImpl::RunOnPool(std::string_view tenant, std::size_t input_bytes, Lane& lane,
+                                    std::function<std::function<void()>()> work,
+                                    std::shared_ptr<const std::atomic<bool>> abandoned) {
+  const bool queued = pool_.TryRun(
+      tenant, input_bytes,
+      [state = StateOf(lane).shared_from_this(), work = std::move(work)]() mutable {
+        std::function<void()> then = std::exchange(work, nullptr)();  // `work` goes here
+        state->Run([then = std::move(then)](LaneState&) { then(); });
+      },
+      std::move(abandoned));
+  return queued ? absl::OkStatus() : PoolFull();
 }
 
 }  // namespace

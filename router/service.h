@@ -255,6 +255,15 @@ class InferenceService {
                           std::vector<std::int64_t> tokens, Lane& lane,
                           std::function<void(absl::StatusOr<std::string>)> done) = 0;
 
+  // For what a front has to do with a long input: runs `work` on the pool, as the tenant's
+  // and as `input_bytes` of input, destroys it there, and runs what it returned on the
+  // lane's thread (not at all once the lane is gone). RESOURCE_EXHAUSTED with a retry hint,
+  // and nothing runs, when the pool's queue is full. Nothing runs either if `abandoned` (null:
+  // never) is set before the work's turn. Lane's thread.
+  virtual absl::Status RunOnPool(std::string_view tenant, std::size_t input_bytes, Lane& lane,
+                                 std::function<std::function<void()>()> work,
+                                 std::shared_ptr<const std::atomic<bool>> abandoned) = 0;
+
   // The raw bytes of one token (special tokens: their text); empty when outside
   // the vocabulary, or when there is no such model. May be part of a character. Any
   // thread.

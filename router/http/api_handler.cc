@@ -1,8 +1,9 @@
 #include "router/http/api_handler.h"
 
 #include <array>
-#include <atomic>
+#include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,6 +18,8 @@
 #include "router/http/json_text.h"
 #include "router/http/openai_exchange.h"
 #include "router/http/openai_request.h"
+#include "router/http/pool_exchange.h"
+#include "router/http/route_hint.h"
 #include "router/model_name.h"
 #include "router/probe.h"
 #include "router/utf8.h"
@@ -61,10 +64,6 @@ HttpRefusal ToRefusal(const absl::Status& status) {
   return ToRefusal(status, HttpStatusOf(status));
 }
 
-absl::Status NothingAt(std::string_view path) {
-  return absl::NotFoundError(Cat("there is nothing at ", RepairUtf8(path.substr(0, 200))));
-}
-
 HttpRefusal RefuseHost(std::string_view host) {
   return ToRefusal(InvalidArgument("a server on a loopback address does not answer the Host '",
                                    RepairUtf8(host.substr(0, 200)),
@@ -79,20 +78,10 @@ void AppendModel(const ModelInfo& model, std::string& out) {
              R"(,"owned_by":"flotilla","max_model_len":)", model.limits.max_context, "}");
 }
 
-// Waits for the pool's answer to /tokenize or /detokenize. The answer may come
-// after the peer has gone, so the work holds it weakly.
-class PoolExchange final : public HttpExchange {
- public:
-  explicit PoolExchange(HttpReply& reply) : reply_(std::make_shared<HttpReply*>(&reply)) {}
-  ~PoolExchange() override { abandoned_->store(true); }
-  std::weak_ptr<HttpReply*> reply() const { return reply_; }
-  // Set once the peer has gone.
-  std::shared_ptr<const std::atomic<bool>> abandoned() const { return abandoned_; }
-
- private:
-  const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
-  std::shared_ptr<HttpReply*> reply_;
-};
+// Bodies up to this size are parsed, and answers of so many tokens or bytes written, on the
+// I/O thread: within a millisecond or two. Others wait there for nobody else's.
+constexpr std::size_t kInlineBytes = 64 << 10;
+constexpr std::size_t kInlineTokens = 16 << 10;
 
 class ApiHandler final : public HttpHandler {
  public:
@@ -132,22 +121,44 @@ class ApiHandler final : public HttpHandler {
   }
   // The route that answers `method` at `path`, if there is one, or another of that path.
   const Route* Find(std::string_view method, std::string_view path) const;
+  // What the asker may have meant by a path that there is not; may be empty.
+  static std::string PathHint(std::string_view asked);
+  static absl::Status NothingAt(std::string_view path) {
+    return absl::NotFoundError(
+        Cat("there is nothing at ", RepairUtf8(path.substr(0, 200)), PathHint(path)));
+  }
 
   std::unique_ptr<HttpExchange> Refuse(const absl::Status& status, HttpReply& reply) {
     if (options_.probe != nullptr) options_.probe->OnRefused(status);
     SendError(status, reply);
     return nullptr;
   }
-  std::unique_ptr<HttpExchange> Generate(absl::StatusOr<OpenAiRequest> parsed,
-                                         const HttpRequest& request, HttpReply& reply);
+  // Has the body read by `parse`, here or, when it is long, on the pool, where it is then
+  // destroyed; what it asks for goes on as `next`.
+  template <class Parsed>
+  std::unique_ptr<HttpExchange> Parse(
+      HttpRequest request, HttpReply& reply,
+      std::function<absl::StatusOr<Parsed>(const HttpRequest&)> parse,
+      std::unique_ptr<HttpExchange> (ApiHandler::*next)(Parsed, HttpReply&));
+  // Answers with what `write` makes, which runs on the pool if that takes long.
+  void Send(PoolExchange& exchange, bool is_long, std::function<std::string()> write);
+
+  template <class Body>
+  std::unique_ptr<HttpExchange> Generate(Body parse_body, HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Chat(HttpRequest& request, HttpReply& reply) {
-    return Generate(ParseChatCompletion(request.body, parse_), request, reply);
+    return Generate(&ParseChatCompletion, request, reply);
   }
   std::unique_ptr<HttpExchange> Complete(HttpRequest& request, HttpReply& reply) {
-    return Generate(ParseCompletion(request.body, parse_), request, reply);
+    return Generate(&ParseCompletion, request, reply);
+  }
+  std::unique_ptr<HttpExchange> Start(ValidOpenAiRequest valid, HttpReply& reply) {
+    return OpenAiExchange::Start(std::move(valid), absl::ToUnixSeconds(absl::Now()), service_,
+                                 lane_, reply);
   }
   std::unique_ptr<HttpExchange> Tokenize(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> RunTokenize(TokenizeRequest tokenize, HttpReply& reply);
   std::unique_ptr<HttpExchange> Detokenize(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> RunDetokenize(DetokenizeRequest detokenize, HttpReply& reply);
   std::unique_ptr<HttpExchange> ListModels(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> GetModel(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Health(HttpRequest& request, HttpReply& reply);
@@ -212,6 +223,13 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
   return admission;
 }
 
+std::string ApiHandler::PathHint(std::string_view asked) {
+  std::vector<std::string_view> paths;
+  for (const Route& route : kRoutes) paths.push_back(route.path);
+  const std::string_view meant = NearestPath(asked, paths);
+  return meant.empty() ? "" : Cat("; did you mean ", meant, "?");
+}
+
 std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply& reply) {
   const Route* route = Find(request.method, request.path);
   if (route == nullptr) {
@@ -224,56 +242,133 @@ std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply&
   return nullptr;
 }
 
-std::unique_ptr<HttpExchange> ApiHandler::Generate(absl::StatusOr<OpenAiRequest> parsed,
-                                                   const HttpRequest& request, HttpReply& reply) {
-  if (!parsed.ok()) return Refuse(parsed.status(), reply);
-  for (ApiRequest& prompt : parsed->prompts) {
-    prompt.tenant = request.tenant;
-    prompt.max_priority = request.max_priority;
-    prompt.trace = request.trace;
-    prompt.label = request.request_id;
+template <class Parsed>
+std::unique_ptr<HttpExchange> ApiHandler::Parse(
+    HttpRequest request, HttpReply& reply,
+    std::function<absl::StatusOr<Parsed>(const HttpRequest&)> parse,
+    std::unique_ptr<HttpExchange> (ApiHandler::*next)(Parsed, HttpReply&)) {
+  if (request.body.size() <= kInlineBytes) {
+    absl::StatusOr<Parsed> parsed = parse(request);
+    if (parsed.ok()) return (this->*next)(*std::move(parsed), reply);
+    SendError(parsed.status(), reply);
+    return nullptr;
   }
-  if (request.client_named) {
-    for (ApiRequest& prompt : parsed->prompts) {
-      if (prompt.client_request_id.empty()) prompt.client_request_id = request.request_id;
+  auto exchange = std::make_unique<PoolExchange>(reply);
+  const std::string tenant = request.tenant;
+  const std::size_t bytes = request.body.size();
+  // What is not copyable goes by a pointer: a std::function holds it.
+  auto shared = std::make_shared<HttpRequest>(std::move(request));
+  auto work = [this, next, parse = std::move(parse), shared = std::move(shared),
+               self = exchange->self()]() -> std::function<void()> {
+    if (self.expired()) return [] {};
+    auto parsed = std::make_shared<absl::StatusOr<Parsed>>(parse(*shared));
+    return [this, next, parsed, self] {
+      // The handler lives as long as the exchanges do.
+      const std::shared_ptr<PoolExchange*> waiting = self.lock();
+      if (waiting == nullptr) return;
+      PoolExchange& waiter = **waiting;
+      if (!parsed->ok()) return SendError(parsed->status(), waiter.reply());
+      waiter.GoOnAs((this->*next)(*std::move(*parsed), waiter.reply()));
+    };
+  };
+  absl::Status status =
+      service_.RunOnPool(tenant, bytes, lane_, std::move(work), exchange->abandoned());
+  if (!status.ok()) return Refuse(status, reply);
+  return exchange;
+}
+
+template <class Body>
+std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest& request,
+                                                   HttpReply& reply) {
+  // May run on the pool's thread: what it holds outlives that.
+  const auto parse = [parse_body, options = parse_, probe = options_.probe, service = &service_](
+                         const HttpRequest& from) -> absl::StatusOr<ValidOpenAiRequest> {
+    absl::StatusOr<OpenAiRequest> parsed = parse_body(from.body, options);
+    if (!parsed.ok()) {
+      if (probe != nullptr) probe->OnRefused(parsed.status());
+      return parsed.status();
     }
-  }
-  return OpenAiExchange::Start(*std::move(parsed), absl::ToUnixSeconds(absl::Now()), service_,
-                               lane_, reply);
+    for (ApiRequest& prompt : parsed->prompts) {
+      prompt.tenant = from.tenant;
+      prompt.max_priority = from.max_priority;
+      prompt.trace = from.trace;
+      prompt.label = from.request_id;
+      if (from.client_named && prompt.client_request_id.empty()) {
+        prompt.client_request_id = from.request_id;
+      }
+    }
+    return Validate(*std::move(parsed), *service);
+  };
+  return Parse<ValidOpenAiRequest>(std::move(request), reply, parse, &ApiHandler::Start);
+}
+
+void ApiHandler::Send(PoolExchange& exchange, bool is_long, std::function<std::string()> write) {
+  if (!is_long) return exchange.reply().Send(200, kJson, write(), {});
+  auto work = [write = std::move(write), self = exchange.self()]() -> std::function<void()> {
+    if (self.expired()) return [] {};
+    auto body = std::make_shared<std::string>(write());
+    return [body, self] {
+      const std::shared_ptr<PoolExchange*> waiting = self.lock();
+      if (waiting != nullptr) (*waiting)->reply().Send(200, kJson, std::move(*body), {});
+    };
+  };
+  const absl::Status status =
+      service_.RunOnPool("", 0, lane_, std::move(work), exchange.abandoned());
+  if (!status.ok()) Refuse(status, exchange.reply());
 }
 
 std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpReply& reply) {
-  absl::StatusOr<TokenizeRequest> parsed = ParseTokenize(request.body, parse_);
-  if (!parsed.ok()) return Refuse(parsed.status(), reply);
-  parsed->tenant = request.tenant;
+  const auto parse = [options = parse_, probe = options_.probe](const HttpRequest& from) {
+    absl::StatusOr<TokenizeRequest> parsed = ParseTokenize(from.body, options);
+    if (parsed.ok()) parsed->tenant = from.tenant;
+    if (!parsed.ok() && probe != nullptr) probe->OnRefused(parsed.status());
+    return parsed;
+  };
+  return Parse<TokenizeRequest>(std::move(request), reply, parse, &ApiHandler::RunTokenize);
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::RunTokenize(TokenizeRequest tokenize, HttpReply& reply) {
   auto exchange = std::make_unique<PoolExchange>(reply);
-  parsed->abandoned = exchange->abandoned();
-  service_.Tokenize(*std::move(parsed), lane_,
-                    [weak = exchange->reply()](absl::StatusOr<std::vector<TokenId>> tokens) {
-                      const auto waiting = weak.lock();
+  tokenize.abandoned = exchange->abandoned();
+  service_.Tokenize(std::move(tokenize), lane_,
+                    [this, self = exchange->self()](absl::StatusOr<std::vector<TokenId>> tokens) {
+                      const std::shared_ptr<PoolExchange*> waiting = self.lock();
                       if (waiting == nullptr) return;
-                      if (!tokens.ok()) return SendError(tokens.status(), **waiting);
-                      std::string body = R"({"tokens":)";
-                      AppendJsonIntArray(*tokens, body);
-                      body += Cat(R"(,"count":)", tokens->size(), "}");
-                      (*waiting)->Send(200, kJson, std::move(body), {});
+                      if (!tokens.ok()) return SendError(tokens.status(), (*waiting)->reply());
+                      const bool is_long = tokens->size() > kInlineTokens;
+                      Send(**waiting, is_long, [tokens = *std::move(tokens)] {
+                        std::string body = R"({"tokens":)";
+                        AppendJsonIntArray(tokens, body);
+                        return body += Cat(R"(,"count":)", tokens.size(), "}");
+                      });
                     });
   return exchange;
 }
 
 std::unique_ptr<HttpExchange> ApiHandler::Detokenize(HttpRequest& request, HttpReply& reply) {
-  absl::StatusOr<DetokenizeRequest> parsed = ParseDetokenize(request.body, parse_);
-  if (!parsed.ok()) return Refuse(parsed.status(), reply);
+  const auto parse = [options = parse_, probe = options_.probe](const HttpRequest& from) {
+    absl::StatusOr<DetokenizeRequest> parsed = ParseDetokenize(from.body, options);
+    if (parsed.ok()) parsed->tenant = from.tenant;
+    if (!parsed.ok() && probe != nullptr) probe->OnRefused(parsed.status());
+    return parsed;
+  };
+  return Parse<DetokenizeRequest>(std::move(request), reply, parse, &ApiHandler::RunDetokenize);
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::RunDetokenize(DetokenizeRequest detokenize,
+                                                        HttpReply& reply) {
   auto exchange = std::make_unique<PoolExchange>(reply);
-  service_.Detokenize(std::move(parsed->model), request.tenant, std::move(parsed->tokens), lane_,
-                      [weak = exchange->reply()](absl::StatusOr<std::string> text) {
-                        const auto waiting = weak.lock();
+  service_.Detokenize(std::move(detokenize.model), detokenize.tenant, std::move(detokenize.tokens),
+                      lane_, [this, self = exchange->self()](absl::StatusOr<std::string> text) {
+                        const std::shared_ptr<PoolExchange*> waiting = self.lock();
                         if (waiting == nullptr) return;
-                        if (!text.ok()) return SendError(text.status(), **waiting);
-                        std::string body = R"({"prompt":)";
-                        AppendJsonString(*text, body);
-                        body.push_back('}');
-                        (*waiting)->Send(200, kJson, std::move(body), {});
+                        if (!text.ok()) return SendError(text.status(), (*waiting)->reply());
+                        const bool is_long = text->size() > kInlineBytes;
+                        Send(**waiting, is_long, [text = *std::move(text)] {
+                          std::string body = R"({"prompt":)";
+                          AppendJsonString(text, body);
+                          return body += '}';
+                        });
                       });
   return exchange;
 }
@@ -294,9 +389,9 @@ std::unique_ptr<HttpExchange> ApiHandler::GetModel(HttpRequest& request, HttpRep
   const std::string name =
       DecodePercent(std::string_view(request.path).substr(kModel.size() - kIdSuffix.size()));
   const std::vector<ModelInfo> models = service_.Models();
-  std::vector<std::string_view> ids;
-  for (const ModelInfo& model : models) ids.push_back(model.limits.id);
-  const std::string_view meant = ModelMeant(name, ids);
+  std::vector<std::string> served;
+  for (const ModelInfo& model : models) served.push_back(model.limits.id);
+  const std::string meant(ModelMeant(name, {served.begin(), served.end()}));
   for (const ModelInfo& model : models) {
     if (meant.empty() || model.limits.id != meant) continue;
     std::string body;
@@ -304,7 +399,7 @@ std::unique_ptr<HttpExchange> ApiHandler::GetModel(HttpRequest& request, HttpRep
     reply.Send(200, kJson, std::move(body), {});
     return nullptr;
   }
-  SendError(NoSuchModel(name), reply);
+  SendError(NoSuchModel(name, std::move(served)), reply);
   return nullptr;
 }
 

@@ -1,28 +1,22 @@
-// Strict reading of hostile JSON bodies: bounded nesting, no duplicate keys,
-// valid UTF-8, exact types, and every member accounted for by name.
+// Strict reading of a JSON document: exact types, and every member accounted for by name.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "nlohmann/json.hpp"
+#include "router/http/json_document.h"
 
 namespace flotilla {
 
-using Json = nlohmann::json;
-
-inline constexpr int kMaxJsonDepth = 64;
-
-// Parses a body that must be one JSON object. INVALID_ARGUMENT saying what is
-// wrong; the body's text is not repeated.
-absl::StatusOr<Json> ParseJsonObject(std::string_view body);
+// So many names of ignored members are kept: more than the header that tells them shows.
+inline constexpr std::size_t kMaxIgnored = 512;
 
 // Reads the members of one object. The first error sticks; values read after it
 // do not matter. Absent and null are the same.
@@ -49,17 +43,22 @@ class ObjectReader {
   const Json* Value(std::string_view name);
 
   // A feature that is not built: only the given values (which mean "off") pass.
-  void Neutral(std::string_view name, std::initializer_list<Json> off);
+  void Neutral(std::string_view name, std::span<const Json> off);
+  void Neutral(std::string_view name, std::initializer_list<Json> off) {
+    Neutral(name, std::span(off.begin(), off.size()));
+  }
   // Members that cannot matter here: any value passes.
   void Inert(std::initializer_list<std::string_view> names);
 
   void Fail(absl::Status status);
   // INVALID_ARGUMENT about member `name`.
   void FailField(std::string_view name, std::string_view what);
+  // The same with kUnsupportedField.
+  void Unsupported(std::string_view name, std::string_view what);
   bool ok() const { return status_.ok(); }
 
   // The first error, or, unless lenient, one that names an unknown member.
-  // Lenient: their names are appended to `ignored`.
+  // Lenient: their names are appended to `ignored` until it has kMaxIgnored.
   absl::Status Finish(bool lenient, std::vector<std::string>* ignored);
 
  private:

@@ -1,5 +1,6 @@
 #include "router/http/openai_answer.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "model/text.h"
@@ -22,6 +23,11 @@ std::string_view FinishName(ChoiceFinish reason) {
       break;
   }
   return R"("error")";
+}
+
+void AppendCounts(std::uint64_t prompt_tokens, std::uint64_t output_tokens, std::string& out) {
+  out += Cat(R"("prompt_tokens":)", prompt_tokens, R"(,"completion_tokens":)", output_tokens,
+             R"(,"total_tokens":)", prompt_tokens + output_tokens);
 }
 
 void AppendScore(std::optional<float> score, std::string& out) {
@@ -78,12 +84,18 @@ void OpenAiAnswer::BeginEvent(std::uint32_t index, std::string& out) const {
   AppendJsonInt(index, out);
 }
 
-void OpenAiAnswer::EndEvent(std::string_view finish, std::string& out) {
+void OpenAiAnswer::EndEvent(std::uint32_t index, std::string_view finish, std::string& out) {
   out += R"(,"finish_reason":)";
   out += finish;
   out += "}]";
   if (std::exchange(prompt_due_, false)) AppendPromptIds(out);
-  if (header_.include_usage) out += R"(,"usage":null)";
+  if (header_.continuous_usage) {
+    out += R"(,"usage":{)";
+    AppendCounts(prompts_[index / header_.n].size(), choices_[index].output_tokens, out);
+    out.push_back('}');
+  } else if (header_.include_usage) {
+    out += R"(,"usage":null)";
+  }
   out += "}\n\n";
 }
 
@@ -122,7 +134,7 @@ void OpenAiAnswer::Start(std::uint32_t prompt, std::string& out) {
     BeginEvent(index, out);
     out += R"(,"delta":{"role":"assistant","content":""},"logprobs":null)";
     AppendTokenIds({}, index, out);
-    EndEvent("null", out);
+    EndEvent(index, "null", out);
   }
 }
 
@@ -134,7 +146,7 @@ void OpenAiAnswer::FlushEcho(std::uint32_t index, std::string& out) {
   AppendJsonString(choice.echo, out);
   AppendLogprobs(choice, out);
   AppendTokenIds({}, index, out);
-  EndEvent("null", out);
+  EndEvent(index, "null", out);
   choice.echo.clear();
 }
 
@@ -142,6 +154,7 @@ void OpenAiAnswer::Add(std::uint32_t prompt, const Delta& delta, std::string& ou
   const std::uint32_t index = IndexOf(prompt, delta.choice);
   Choice& choice = choices_[index];
   if (header_.stream) FlushEcho(index, out);
+  choice.output_tokens += static_cast<std::uint32_t>(delta.tokens.size());
   std::vector<TokenId> ids;
   if (header_.return_token_ids) {
     for (const OutputToken& token : delta.tokens) ids.push_back(token.id);
@@ -161,7 +174,7 @@ void OpenAiAnswer::Add(std::uint32_t prompt, const Delta& delta, std::string& ou
   out += header_.chat ? R"("})" : R"(")";
   AppendLogprobs(choice, out);
   AppendTokenIds(ids, index, out);
-  EndEvent("null", out);
+  EndEvent(index, "null", out);
 }
 
 void OpenAiAnswer::Finish(std::uint32_t prompt, const ChoiceEnd& end, std::string& out) {
@@ -176,7 +189,7 @@ void OpenAiAnswer::Finish(std::uint32_t prompt, const ChoiceEnd& end, std::strin
   AppendLogprobs(choice, out);
   AppendTokenIds({}, index, out);
   AppendScore(choice.score, out);
-  EndEvent(choice.finish, out);
+  EndEvent(index, choice.finish, out);
 }
 
 void OpenAiAnswer::AddUsage(const Usage& usage) {
@@ -186,10 +199,9 @@ void OpenAiAnswer::AddUsage(const Usage& usage) {
 }
 
 void OpenAiAnswer::AppendUsage(std::string& out) const {
-  const std::uint64_t total = std::uint64_t{usage_.prompt_tokens} + usage_.output_tokens;
-  out += Cat(R"({"prompt_tokens":)", usage_.prompt_tokens, R"(,"completion_tokens":)",
-             usage_.output_tokens, R"(,"total_tokens":)", total,
-             R"(,"prompt_tokens_details":{"cached_tokens":)", usage_.cached_tokens, "}}");
+  out.push_back('{');
+  AppendCounts(usage_.prompt_tokens, usage_.output_tokens, out);
+  out += Cat(R"(,"prompt_tokens_details":{"cached_tokens":)", usage_.cached_tokens, "}}");
 }
 
 void OpenAiAnswer::End(std::string& out) {

@@ -25,7 +25,9 @@ class OpenAiAnswer {
     std::string id;  // without the prefix that says the kind
     std::string model;
     std::int64_t created_s = 0;
-    bool chat = false, stream = false, include_usage = false, echo = false, logprobs = false;
+    bool chat = false, stream = false, include_usage = false;
+    bool continuous_usage = false;  // with include_usage: every event has its choice's usage
+    bool echo = false, logprobs = false;
     bool return_token_ids = false, tokens_as_token_ids = false;
     std::uint32_t prompts = 1;
     std::uint32_t n = 1;  // choices per prompt
@@ -58,6 +60,7 @@ class OpenAiAnswer {
     bool prompt_sent = false;     // streaming: prompt_token_ids were written
     std::string text;             // escaped; not streaming
     std::vector<TokenId> tokens;  // not streaming
+    std::uint32_t output_tokens = 0;
     LogprobText logprobs;
     std::string_view finish;
     std::optional<float> score;
@@ -67,7 +70,7 @@ class OpenAiAnswer {
     return prompt * header_.n + choice;
   }
   void BeginEvent(std::uint32_t index, std::string& out) const;
-  void EndEvent(std::string_view finish, std::string& out);
+  void EndEvent(std::uint32_t index, std::string_view finish, std::string& out);
   void AppendLogprobs(Choice& choice, std::string& out);
   void AppendTokenIds(const std::vector<TokenId>& tokens, std::uint32_t index, std::string& out);
   void AppendPromptIds(std::string& out) const;

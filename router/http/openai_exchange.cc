@@ -25,11 +25,27 @@ std::string HeaderText(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::unique_ptr<HttpExchange> OpenAiExchange::Start(OpenAiRequest request, std::int64_t now_s,
+absl::StatusOr<ValidOpenAiRequest> Validate(OpenAiRequest request,
+                                            const InferenceService& service) {
+  ValidOpenAiRequest valid;
+  valid.prompts.reserve(request.prompts.size());
+  for (ApiRequest& prompt : request.prompts) {
+    absl::StatusOr<GenerateRequest> checked = service.Validate(std::move(prompt));
+    if (!checked.ok()) return checked.status();
+    valid.prompts.push_back(*std::move(checked));
+  }
+  request.prompts.clear();
+  valid.request = std::move(request);
+  return valid;
+}
+
+std::unique_ptr<HttpExchange> OpenAiExchange::Start(ValidOpenAiRequest valid, std::int64_t now_s,
                                                     InferenceService& service, Lane& lane,
                                                     HttpReply& reply) {
-  std::unique_ptr<OpenAiExchange> exchange(new OpenAiExchange(std::move(request), service, reply));
-  if (absl::Status status = exchange->StartAll(now_s, lane); !status.ok()) {
+  std::unique_ptr<OpenAiExchange> exchange(
+      new OpenAiExchange(std::move(valid.request), service, reply));
+  absl::Status status = exchange->StartAll(std::move(valid.prompts), now_s, lane);
+  if (!status.ok()) {
     exchange->over_ = true;
     SendError(status, reply);
     return nullptr;
@@ -37,21 +53,14 @@ std::unique_ptr<HttpExchange> OpenAiExchange::Start(OpenAiRequest request, std::
   return exchange;
 }
 
-absl::Status OpenAiExchange::StartAll(std::int64_t now_s, Lane& lane) {
-  model_ = request_.prompts.front().model;
-  const auto count = static_cast<std::uint32_t>(request_.prompts.size());
-  std::vector<GenerateRequest> valid;
-  valid.reserve(count);
-  for (ApiRequest& prompt : request_.prompts) {
-    absl::StatusOr<GenerateRequest> checked = service_.Validate(std::move(prompt));
-    if (!checked.ok()) return checked.status();
-    valid.push_back(*std::move(checked));
-  }
-  const auto n = static_cast<std::uint32_t>(*valid.front().api().n);
-  request_.prompts.clear();
+absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std::int64_t now_s,
+                                      Lane& lane) {
+  model_ = prompts.front().api().model;
+  const auto count = static_cast<std::uint32_t>(prompts.size());
+  const auto n = static_cast<std::uint32_t>(*prompts.front().api().n);
   for (std::uint32_t i = 0; i < count; ++i) {
     prompts_.push_back(std::make_unique<Prompt>(this, i));
-    absl::Status status = prompts_.back()->Start(std::move(valid[i]), service_, lane);
+    absl::Status status = prompts_.back()->Start(std::move(prompts[i]), service_, lane);
     if (!status.ok()) return status;
   }
   running_ = count;
@@ -63,6 +72,7 @@ absl::Status OpenAiExchange::StartAll(std::int64_t now_s, Lane& lane) {
                            .chat = request_.chat,
                            .stream = request_.stream,
                            .include_usage = request_.include_usage,
+                           .continuous_usage = request_.continuous_usage,
                            .echo = request_.echo,
                            .logprobs = request_.logprobs,
                            .return_token_ids = request_.return_token_ids,

@@ -15,11 +15,20 @@
 
 namespace flotilla {
 
+// A request whose prompts are valid.
+struct ValidOpenAiRequest {
+  OpenAiRequest request;  // without its prompts
+  std::vector<GenerateRequest> prompts;
+};
+
+// All of its prompts, or why one of them is refused (InferenceService::Validate). Any thread.
+absl::StatusOr<ValidOpenAiRequest> Validate(OpenAiRequest request, const InferenceService& service);
+
 class OpenAiExchange final : public HttpExchange {
  public:
-  // Validates and starts all prompts. Null when the request was refused and the
-  // refusal sent. `reply` outlives the exchange, as do the service and the lane.
-  static std::unique_ptr<HttpExchange> Start(OpenAiRequest request, std::int64_t now_s,
+  // Starts all prompts. Null when the request was refused and the refusal sent. `reply`
+  // outlives the exchange, as do the service and the lane.
+  static std::unique_ptr<HttpExchange> Start(ValidOpenAiRequest valid, std::int64_t now_s,
                                              InferenceService& service, Lane& lane,
                                              HttpReply& reply);
 
@@ -48,7 +57,7 @@ class OpenAiExchange final : public HttpExchange {
   OpenAiExchange(OpenAiRequest request, InferenceService& service, HttpReply& reply)
       : request_(std::move(request)), service_(service), reply_(reply) {}
 
-  absl::Status StartAll(std::int64_t now_s, Lane& lane);
+  absl::Status StartAll(std::vector<GenerateRequest> prompts, std::int64_t now_s, Lane& lane);
   void Begin();
   void Write();
   void Fail(const absl::Status& status);

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include "model/text.h"
 #include "router/errors.h"
+#include "router/http/foreign_fields.h"
 #include "router/http/json_input.h"
 
 namespace flotilla {
@@ -21,9 +24,13 @@ std::vector<std::int64_t> TokenArray(const Json& array, std::string_view name,
   std::vector<std::int64_t> tokens;
   tokens.reserve(array.size());
   for (const Json& token : array) {
-    // An unsigned value beyond int64 wraps to a negative one: no token either.
     if (!token.is_number_integer()) {
       reader.FailField(name, "must hold integers only");
+      return {};
+    }
+    if (token.is_number_unsigned() &&
+        token.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
+      reader.FailField(name, Cat("holds ", token.get<std::uint64_t>(), ", which is no token id"));
       return {};
     }
     tokens.push_back(token.get<std::int64_t>());
@@ -73,7 +80,7 @@ std::vector<std::pair<std::int64_t, double>> LogitBiases(ObjectReader& reader) {
   return biases;
 }
 
-void ReadStreamOptions(ObjectReader& reader, OpenAiRequest& request) {
+void ReadStreamOptions(ObjectReader& reader, bool lenient, OpenAiRequest& request) {
   request.stream = reader.Bool("stream").value_or(false);
   const Json* options = reader.Value("stream_options");
   if (options == nullptr) return;
@@ -81,9 +88,10 @@ void ReadStreamOptions(ObjectReader& reader, OpenAiRequest& request) {
   if (!request.stream) return reader.FailField("stream_options", "needs 'stream': true");
   ObjectReader inner(*options, "stream_options.");
   request.include_usage = inner.Bool("include_usage").value_or(false);
+  request.continuous_usage =
+      inner.Bool("continuous_usage_stats").value_or(false) && request.include_usage;
   inner.Neutral("include_obfuscation", {false});
-  inner.Neutral("continuous_usage_stats", {false});
-  reader.Fail(inner.Finish(false, nullptr));
+  reader.Fail(inner.Finish(lenient, &request.ignored));
 }
 
 // true, false or "never".
@@ -107,7 +115,7 @@ void ReadBranches(ObjectReader& reader, ApiRequest& api) {
 }
 
 // Sampling, stops, labels and the fields that both bodies refuse or ignore.
-void ReadCommon(ObjectReader& reader, ApiRequest& api, OpenAiRequest& request) {
+void ReadCommon(ObjectReader& reader, bool lenient, ApiRequest& api, OpenAiRequest& request) {
   api.model = reader.String("model").value_or("");
   api.temperature = reader.Number("temperature");
   api.top_p = reader.Number("top_p");
@@ -136,18 +144,25 @@ void ReadCommon(ObjectReader& reader, ApiRequest& api, OpenAiRequest& request) {
   request.return_token_ids = reader.Bool("return_token_ids").value_or(false);
   request.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
   ReadBranches(reader, api);
-  ReadStreamOptions(reader, request);
+  ReadStreamOptions(reader, lenient, request);
   api.stream = request.stream;
 
   reader.Neutral("response_format", {Json{{"type", "text"}}});
-  reader.Neutral("skip_special_tokens", {true});
-  reader.Neutral("include_stop_str_in_output", {false});
   reader.Inert({"user", "metadata", "store", "service_tier", "safety_identifier",
                 "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"});
+  CheckForeignFields(reader);
 }
 
-// The text of a message's content: a string, or text parts one per line.
-std::string Content(const Json* value, ObjectReader& message) {
+// What reading a message may ignore, and whom it tells.
+struct Ignoring {
+  bool lenient = false;
+  std::vector<std::string>* names = nullptr;
+};
+
+// The text of a message's content: a string, or text parts one per line. `path` is the
+// message's.
+std::string Content(const Json* value, std::string_view path, Ignoring ignoring,
+                    ObjectReader& message) {
   if (value != nullptr && value->is_string()) return value->get<std::string>();
   if (value == nullptr || !value->is_array() || value->empty()) {
     message.FailField("content", "must be a string or a list of text parts");
@@ -160,11 +175,11 @@ std::string Content(const Json* value, ObjectReader& message) {
       message.FailField("content", "must hold objects");
       return {};
     }
-    ObjectReader reader(part, Cat("messages[].content[", i, "]."));
+    ObjectReader reader(part, Cat(path, ".content[", i, "]."));
     reader.Neutral("type", {"text"});
     const auto piece = reader.String("text");
     if (!piece) reader.FailField("text", "is missing");
-    if (absl::Status status = reader.Finish(false, nullptr); !status.ok()) {
+    if (auto status = reader.Finish(ignoring.lenient, ignoring.names); !status.ok()) {
       message.Fail(status);
       return {};
     }
@@ -174,33 +189,35 @@ std::string Content(const Json* value, ObjectReader& message) {
   return text;
 }
 
-std::optional<ChatTurn> Message(const Json& value, std::size_t index, ObjectReader& body) {
+std::optional<ChatTurn> Message(const Json& value, std::size_t index, Ignoring ignoring,
+                                ObjectReader& body) {
   const std::string path = Cat("messages[", index, "]");
   if (!value.is_object()) {
     body.FailField(path, "must be an object");
     return std::nullopt;
   }
   ObjectReader reader(value, path + ".");
+  // Before the content, which is null beside them: they are what is wrong then.
+  if (const Json* calls = reader.Value("tool_calls"); calls != nullptr && *calls != Json::array()) {
+    reader.Unsupported("tool_calls", "is not supported: there are no tools here");
+  }
+  reader.Neutral("function_call", {});
   ChatTurn turn;
   turn.role = reader.String("role").value_or("");
-  if (turn.role == "developer") turn.role = "system";  // OpenAI's newer name for it
-  if (turn.role != "system" && turn.role != "user" && turn.role != "assistant") {
-    reader.FailField("role", "must be 'system', 'developer', 'user' or 'assistant'");
-  }
-  turn.content = Content(reader.Value("content"), reader);
+  // The answer of a tool: the Validator says that there are none.
+  if (turn.role == "tool" || turn.role == "function") reader.Inert({"tool_call_id"});
+  turn.content = Content(reader.Value("content"), path, ignoring, reader);
   reader.Inert({"name"});
-  reader.Neutral("tool_calls", {Json::array()});
-  reader.Neutral("function_call", {});
   reader.Neutral("refusal", {});
   reader.Neutral("audio", {});
-  if (absl::Status status = reader.Finish(false, nullptr); !status.ok()) {
+  if (auto status = reader.Finish(ignoring.lenient, ignoring.names); !status.ok()) {
     body.Fail(status);
     return std::nullopt;
   }
   return turn;
 }
 
-std::vector<ChatTurn> Messages(ObjectReader& reader) {
+std::vector<ChatTurn> Messages(ObjectReader& reader, Ignoring ignoring) {
   std::vector<ChatTurn> turns;
   const Json* value = reader.Value("messages");
   if (value == nullptr || !value->is_array()) {
@@ -208,9 +225,16 @@ std::vector<ChatTurn> Messages(ObjectReader& reader) {
     return turns;
   }
   for (std::size_t i = 0; i < value->size() && reader.ok(); ++i) {
-    if (auto turn = Message((*value)[i], i, reader)) turns.push_back(*std::move(turn));
+    if (auto turn = Message((*value)[i], i, ignoring, reader)) turns.push_back(*std::move(turn));
   }
   return turns;
+}
+
+// A body with `messages`, of which there may be so many.
+absl::StatusOr<Json> ParseBody(std::string_view body, const ParseOptions& options) {
+  const ListBound messages{"messages", options.limits.max_messages,
+                           TooManyMessages(options.limits)};
+  return ParseJsonObject(body, &messages);
 }
 
 // One ApiRequest per prompt: text, token ids, or a list of either.
@@ -246,14 +270,14 @@ void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOption
 
 absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
                                                   const ParseOptions& options) {
-  absl::StatusOr<Json> json = ParseJsonObject(body);
+  absl::StatusOr<Json> json = ParseBody(body, options);
   if (!json.ok()) return json.status();
   ObjectReader reader(*json, "");
   OpenAiRequest request;
   request.chat = true;
   ApiRequest api;
-  ReadCommon(reader, api, request);
-  api.prompt = Messages(reader);
+  ReadCommon(reader, options.lenient, api, request);
+  api.prompt = Messages(reader, {options.lenient, &request.ignored});
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
     api.max_tokens = std::min(api.max_tokens.value_or(*limit), *limit);
@@ -293,7 +317,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const Parse
   ObjectReader reader(*json, "");
   OpenAiRequest request;
   ApiRequest api;
-  ReadCommon(reader, api, request);
+  ReadCommon(reader, options.lenient, api, request);
   api.default_max_tokens = kDefaultCompletionTokens;
   api.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
   request.echo = reader.Bool("echo").value_or(false);
@@ -307,7 +331,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const Parse
 }
 
 absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const ParseOptions& options) {
-  absl::StatusOr<Json> json = ParseJsonObject(body);
+  absl::StatusOr<Json> json = ParseBody(body, options);
   if (!json.ok()) return json.status();
   ObjectReader reader(*json, "");
   TokenizeRequest request;
@@ -315,16 +339,16 @@ absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const Parse
   request.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
   request.parse_special = reader.Bool("parse_special").value_or(false);
   request.add_generation_prompt = reader.Bool("add_generation_prompt").value_or(true);
+  std::vector<std::string> ignored;
   const auto prompt = reader.String("prompt");
   if (reader.Value("messages") != nullptr) {
     if (prompt) reader.FailField("messages", "and 'prompt' exclude each other");
-    request.input = Messages(reader);
+    request.input = Messages(reader, {options.lenient, &ignored});
   } else if (prompt) {
     request.input = *prompt;
   } else {
     reader.FailField("prompt", "is missing");
   }
-  std::vector<std::string> ignored;
   if (auto s = reader.Finish(options.lenient, &ignored); !s.ok()) return s;
   return request;
 }

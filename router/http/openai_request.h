@@ -22,8 +22,9 @@ struct OpenAiRequest {
   std::vector<ApiRequest> prompts;
   bool stream = false;
   bool include_usage = false;
-  bool echo = false;      // completions: the prompt is part of the text
-  bool logprobs = false;  // the answer carries them
+  bool continuous_usage = false;  // in every event, as far as it has come
+  bool echo = false;              // completions: the prompt is part of the text
+  bool logprobs = false;          // the answer carries them
   bool return_token_ids = false;
   bool tokens_as_token_ids = false;  // tokens are written "token_id:N"
   // Unknown fields that a lenient server ignored.
@@ -33,6 +34,7 @@ struct OpenAiRequest {
 struct ParseOptions {
   bool lenient = false;  // unknown fields are ignored rather than refused
   std::size_t max_prompts = 32;
+  RequestLimits limits;  // what ends the reading of a body early
 };
 
 absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
@@ -45,6 +47,7 @@ absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const Parse
 
 struct DetokenizeRequest {
   std::string model;
+  std::string tenant;  // whose turn of the pool it is; not of the body
   std::vector<std::int64_t> tokens;
 };
 absl::StatusOr<DetokenizeRequest> ParseDetokenize(std::string_view body,

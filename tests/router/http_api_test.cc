@@ -78,6 +78,33 @@ TEST_F(HttpTest, ChatStream) {
   EXPECT_EQ(usage["usage"]["completion_tokens"], tokens.size());
 }
 
+TEST_F(HttpTest, UsageInEveryChunk) {
+  Serve();
+  Answer("Hello there, world!");
+  const auto events =
+      Chat(
+          R"(,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true})")
+          .events();
+  const std::size_t prompt = engine_->submitted()[0].prompt.size();
+  const std::size_t total = text_.Encode("Hello there, world!").size() + 1;
+  std::size_t before = 0;
+  for (std::size_t i = 0; i + 1 < events.size(); ++i) {
+    const json usage = json::parse(events[i])["usage"];
+    const std::size_t output = usage["completion_tokens"];
+    EXPECT_EQ(usage["prompt_tokens"], prompt);
+    EXPECT_EQ(usage["total_tokens"], prompt + output);
+    EXPECT_TRUE(i == 0 ? output == 0 : output >= before && output > 0);
+    before = output;
+  }
+  EXPECT_EQ(before, total);
+  // Without include_usage it says nothing, as in vLLM.
+  Answer("Hello");
+  for (const std::string& event :
+       Chat(R"(,"stream":true,"stream_options":{"continuous_usage_stats":true})").events()) {
+    EXPECT_TRUE(event == "[DONE]" || !json::parse(event).contains("usage"));
+  }
+}
+
 TEST_F(HttpTest, StopStringAcrossTokensCutsTheTextAndCancels) {
   Serve({.manual = true});
   Answer("one two three four");
@@ -298,6 +325,10 @@ TEST_F(HttpTest, Pages) {
   EXPECT_EQ(client.Call("GET", "/ready").status, 200);
   EXPECT_EQ(client.Call("GET", "/metrics").body, "up 1\n");
   EXPECT_EQ(client.Call("GET", "/nothing").status, 404);
+  EXPECT_EQ(client.Call("POST", "/chat/completions", "{}").json()["error"]["message"],
+            "there is nothing at /chat/completions; did you mean /v1/chat/completions?");
+  EXPECT_EQ(client.Call("GET", "/v1/models/x").json()["error"]["message"],
+            "the model 'x' does not exist; served here: 'm'");
   const HttpResponse wrong = client.Call("GET", "/v1/completions");
   EXPECT_EQ(wrong.status, 405);
   EXPECT_EQ(wrong.headers.at("allow"), "POST");

@@ -76,7 +76,9 @@ TEST(Request, JoinsTextPartsAndMapsTheDeveloperRole) {
       R"({"type":"text","text":"b"}],"name":"x"}]})",
       {});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  const auto& turns = std::get<std::vector<ChatTurn>>(parsed->prompts[0].prompt);
+  const auto valid = Validator({}).Validate(std::move(parsed->prompts[0]), kModel);
+  ASSERT_TRUE(valid.ok()) << valid.status();
+  const auto& turns = std::get<std::vector<ChatTurn>>(valid->api().prompt);
   EXPECT_EQ(turns[0].role, "system");
   EXPECT_EQ(turns[0].content, "a\nb");
 }
@@ -235,7 +237,8 @@ TEST(Request, RefusesBadMessagesAndPrompts) {
         R"([{"role":"user","content":5}])", R"([{"role":"user","content":[]}])",
         R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}])",
         R"([{"role":"user","content":"x","tool_calls":[1]}])",
-        R"([{"role":"user","content":"x","extra":1}])"}) {
+        R"([{"role":"user","content":"x","extra":1}])",
+        R"([{"role":"user","content":[{"type":"text","text":"x","cache_control":{}}]}])"}) {
     const auto status = CheckChat(std::string(R"({"model":"m","messages":)") + messages + "}");
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << messages;
     EXPECT_TRUE(ErrorField(status).starts_with("messages")) << messages << ErrorField(status);
@@ -247,8 +250,36 @@ TEST(Request, RefusesBadMessagesAndPrompts) {
   }
 }
 
+TEST(Request, ToolCallsAreRefusedAsWhatTheyAre) {
+  const auto check = [](const std::string& turn) {
+    return CheckChat(R"({"model":"m","messages":[{"role":"user","content":"x"},)" + turn + "]}");
+  };
+  // The content is null beside them, and that is not what is wrong.
+  absl::Status status =
+      check(R"({"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function"}]})");
+  EXPECT_EQ(ErrorField(status), "messages[1].tool_calls");
+  EXPECT_EQ(ErrorCode(status), kUnsupportedField);
+  EXPECT_EQ(status.message(), "'messages[1].tool_calls' is not supported: there are no tools here");
+  status = check(R"({"role":"tool","tool_call_id":"1","content":"x"})");
+  EXPECT_EQ(ErrorField(status), "messages[1].role");
+  EXPECT_EQ(ErrorCode(status), kUnsupportedField);
+  EXPECT_EQ(ErrorField(check(R"({"role":"assistant","content":null})")), "messages[1].content");
+  EXPECT_EQ(check(R"({"role":"assistant","content":"x","tool_calls":[]})"), absl::OkStatus());
+}
+
+TEST(Request, ANumberThatIsNoTokenIdIsNamedAsItWasSent) {
+  for (const char* prompt : {"[18446744073709551615]", "[[1],[2,18446744073709551615]]"}) {
+    const auto status = CheckText(std::string(R"({"model":"m","prompt":)") + prompt + "}");
+    EXPECT_EQ(ErrorField(status), "prompt");
+    EXPECT_EQ(status.message(), "'prompt' holds 18446744073709551615, which is no token id");
+  }
+  EXPECT_EQ(CheckText(R"({"model":"m","prompt":[9223372036854775807]})").message(),
+            "prompt: token id 9223372036854775807 is outside the vocabulary (1000 tokens)");
+}
+
 TEST(Request, OtherModelsAreNotFound) {
   const auto status = CheckText(R"({"model":"other","prompt":"x"})");
+  EXPECT_EQ(status.message(), "the model 'other' does not exist; served here: 'm'");
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ErrorCode(status), kModelNotFound);
   EXPECT_EQ(ErrorField(CheckText(R"({"prompt":"x"})")), "model");
@@ -278,18 +309,25 @@ TEST(Request, LenientIgnoresUnknownFieldsOnly) {
   EXPECT_FALSE(ParseCompletion(Text(R"(,"suffix":"x")"), lenient).ok());
 }
 
-TEST(Json, RefusesWhatIsNotOneCleanObject) {
-  for (const char* body : {"", "[]", "5", "{", "{}x", R"({"a":1,"a":2})", R"({"a":{"b":1,"b":1}})",
-                           "{\"a\":\"\xff\"}", R"({"a":"\ud800"})", R"({"a":1e999})",
-                           R"({"a":NaN})", "{\"a\":\"\x01\"}", "{'a':1}", "{\"a\":1,}"}) {
-    EXPECT_FALSE(ParseJsonObject(body).ok()) << body;
-  }
-  const auto nested = [](int depth) {
-    return R"({"a":)" + std::string(depth - 1, '[') + std::string(depth - 1, ']') + "}";
-  };
-  EXPECT_TRUE(ParseJsonObject(nested(kMaxJsonDepth)).ok());
-  EXPECT_FALSE(ParseJsonObject(nested(kMaxJsonDepth + 1)).ok());
-  EXPECT_FALSE(ParseJsonObject(std::string(1'000'000, '[')).ok());
+TEST(Request, LenientIgnoresNestedFieldsToo) {
+  const std::string body = R"({"model":"m","stream":true,"stream_options":{"more":1},"messages":[)"
+                           R"({"role":"assistant","content":"x","reasoning_content":"y"},)"
+                           R"({"role":"user","content":[{"type":"text","text":"x"},)"
+                           R"({"type":"text","text":"x","cache_control":{"type":"ephemeral"}}]}]})";
+  auto parsed = ParseChatCompletion(body, {.lenient = true});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->ignored,
+            (std::vector<std::string>{"stream_options.more", "messages[0].reasoning_content",
+                                      "messages[1].content[1].cache_control"}));
+  EXPECT_EQ(ErrorField(ParseChatCompletion(body, {}).status()), "stream_options.more");
+}
+
+TEST(Request, TheNamesOfIgnoredFieldsAreBounded) {
+  std::string body = R"({"model":"m","prompt":"x")";
+  for (int i = 0; i < 10'000; ++i) body += ",\"" + std::to_string(i) + "\":0";
+  auto parsed = ParseCompletion(body + "}", {.lenient = true});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->ignored.size(), kMaxIgnored);
 }
 
 TEST(Json, WritesWhatItCanReadBack) {

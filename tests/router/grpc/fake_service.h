@@ -129,6 +129,12 @@ class FakeService final : public InferenceService {
     }
     static_cast<FakeLane&>(lane).dispatcher->Post([result, done] { done(result); });
   }
+  absl::Status RunOnPool(std::string_view, std::size_t, Lane& lane,
+                         std::function<std::function<void()>()> work,
+                         std::shared_ptr<const std::atomic<bool>>) override {
+    static_cast<FakeLane&>(lane).dispatcher->Post(work());
+    return absl::OkStatus();
+  }
   void AddModel(ServedModel) override {}
   std::string_view TokenBytes(std::string_view, TokenId token) const override {
     return token >= 0 && token < 256 ? std::string_view(&bytes_[token], 1) : std::string_view();

@@ -1,0 +1,132 @@
+#include "router/http/foreign_fields.h"
+
+#include <utility>
+
+namespace flotilla {
+namespace {
+
+// vLLM's extensions of the OpenAI API.
+std::vector<ForeignField> OfVllm() {
+  return {
+      {"allowed_token_ids", {}},
+      {"bad_words", {Json::array()}},
+      {"chat_template", {}},
+      {"chat_template_kwargs", {Json::object()}},
+      {"detokenize", {true}},
+      {"documents", {Json::array()}},
+      {"guided_choice", {}},
+      {"guided_decoding_backend", {}, /*inert=*/true},  // nothing is guided
+      {"guided_grammar", {}},
+      {"guided_json", {}},
+      {"guided_regex", {}},
+      {"guided_whitespace_pattern", {}, /*inert=*/true},
+      {"include_reasoning", {true}},
+      {"include_stop_str_in_output", {false}},
+      {"kv_transfer_params", {}},
+      {"logits_processors", {Json::array()}},
+      {"media_io_kwargs", {Json::object()}},
+      {"mm_processor_kwargs", {Json::object()}},
+      {"prompt_embeds", {}},
+      {"prompt_logprobs", {}},
+      {"skip_special_tokens", {true}},
+      {"spaces_between_special_tokens", {true}},
+      {"structural_tag", {}},
+      {"structured_outputs", {}},
+      {"thinking_token_budget", {}},
+      {"truncate_prompt_tokens", {}},
+      {"truncation_side", {}},
+      {"vllm_xargs", {Json::object()}},
+  };
+}
+
+// Those of llama.cpp's server. The parameters of a sampler that is off are inert.
+std::vector<ForeignField> OfLlamaCpp() {
+  return {
+      {"cache_prompt", {true}},
+      {"dry_allowed_length", {}, /*inert=*/true},
+      {"dry_base", {}, /*inert=*/true},
+      {"dry_multiplier", {0}},
+      {"dry_penalty_last_n", {}, /*inert=*/true},
+      {"dry_sequence_breakers", {}, /*inert=*/true},
+      {"dynatemp_exponent", {}, /*inert=*/true},
+      {"dynatemp_range", {0}},
+      {"grammar", {""}},
+      {"id_slot", {-1}},
+      {"json_schema", {}},
+      {"lora", {Json::array()}},
+      {"min_keep", {0}},
+      {"mirostat", {0}},
+      {"mirostat_eta", {}, /*inert=*/true},
+      {"mirostat_tau", {}, /*inert=*/true},
+      {"n_discard", {0}},
+      {"n_indent", {0}},
+      {"n_keep", {0, -1}},  // nothing is ever thrown out of the context
+      {"n_probs", {0}},
+      {"parse_tool_calls", {false}},
+      {"post_sampling_probs", {false}},
+      {"reasoning_format", {"none"}},
+      {"repeat_penalty", {1}},
+      {"response_fields", {Json::array()}},
+      {"return_progress", {false}},
+      {"return_timings", {false}},
+      {"return_tokens", {false}},
+      {"samplers", {}},  // their order is another one here
+      {"slot_id", {-1}},
+      {"speculative.n_max", {}, /*inert=*/true},  // speculation changes no answer
+      {"speculative.n_min", {}, /*inert=*/true},
+      {"speculative.p_min", {}, /*inert=*/true},
+      {"t_max_predict_ms", {0, -1}},
+      {"t_max_prompt_ms", {0, -1}},
+      {"tfs_z", {1}},
+      {"thinking_forced_open", {false}},
+      {"timings_per_token", {false}},
+      {"top_n_sigma", {-1, 0}},
+      {"typical_p", {1}},
+      {"xtc_probability", {0}},
+      {"xtc_threshold", {}, /*inert=*/true},
+  };
+}
+
+// llama.cpp's name of max_tokens: passes beside an equal one.
+void CheckPredict(ObjectReader& body) {
+  const Json* predict = body.Value("n_predict");
+  const Json* max_tokens = body.Value("max_tokens");
+  if (predict == nullptr || (max_tokens != nullptr && *predict == *max_tokens)) return;
+  body.Unsupported("n_predict", "is not supported, except as equal to 'max_tokens'");
+}
+
+// How far back llama.cpp's penalties look: here, over everything.
+void CheckRepeatWindow(ObjectReader& body) {
+  constexpr std::pair<std::string_view, int> kPenalties[] = {
+      {"frequency_penalty", 0}, {"presence_penalty", 0}, {"repetition_penalty", 1}};
+  for (const auto& [penalty, off] : kPenalties) {
+    const Json* value = body.Value(penalty);
+    if (value != nullptr && *value != off) return body.Neutral("repeat_last_n", {-1});
+  }
+  body.Inert({"repeat_last_n"});
+}
+
+}  // namespace
+
+const std::vector<ForeignField>& ForeignFields() {
+  static const std::vector<ForeignField>* const fields = [] {
+    auto* all = new std::vector<ForeignField>(OfVllm());
+    for (ForeignField& field : OfLlamaCpp()) all->push_back(std::move(field));
+    return all;
+  }();
+  return *fields;
+}
+
+void CheckForeignFields(ObjectReader& body) {
+  for (const ForeignField& field : ForeignFields()) {
+    if (field.inert) {
+      body.Inert({field.name});
+    } else {
+      body.Neutral(field.name, field.neutral);
+    }
+  }
+  CheckPredict(body);
+  CheckRepeatWindow(body);
+}
+
+}  // namespace flotilla

@@ -1,0 +1,61 @@
+#include "router/http/route_hint.h"
+
+#include <cstddef>
+#include <string>
+
+#include "router/names.h"
+
+namespace flotilla {
+namespace {
+
+constexpr std::size_t kReadBytes = 200;
+constexpr std::size_t kTypos = 3;
+
+// The path without versions in front of it and without superfluous slashes:
+// "/v1//v1/models/" is "/models".
+std::string Bare(std::string_view path) {
+  std::string bare;
+  while (!path.empty()) {
+    if (path.front() == '/') {
+      path.remove_prefix(1);
+      continue;
+    }
+    const std::string_view segment = path.substr(0, path.find('/'));
+    path.remove_prefix(segment.size());
+    if (bare.empty() && (segment == "v1" || segment == "api" || segment == "openai")) continue;
+    bare += '/';
+    bare += segment;
+  }
+  return bare;
+}
+
+// "/v1/models/x" is one of "/v1/models/{id}".
+bool IsOneOf(std::string_view asked, std::string_view path) {
+  const std::size_t id = path.find("{id}");
+  if (id == std::string_view::npos) return asked == path;
+  return asked.size() > id && asked.starts_with(path.substr(0, id));
+}
+
+}  // namespace
+
+std::string_view NearestPath(std::string_view asked, std::span<const std::string_view> paths) {
+  const std::string bare = Bare(asked.substr(0, kReadBytes));
+  if (bare.empty()) return {};
+  for (std::string_view path : paths) {
+    if (IsOneOf(bare, Bare(path))) return path;
+  }
+  std::string_view nearest;
+  std::size_t least = kTypos + 1;
+  for (std::string_view path : paths) {
+    const std::string other = Bare(path);
+    const std::size_t typos = EditDistance(bare, other);
+    // Half of a short name is another name.
+    if (typos < least && typos * 2 < other.size()) {
+      least = typos;
+      nearest = path;
+    }
+  }
+  return nearest;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,57 @@
+#include "router/names.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "model/text.h"
+#include "router/utf8.h"
+
+namespace flotilla {
+namespace {
+
+constexpr std::size_t kComparedBytes = 64;
+constexpr std::size_t kComparedNames = 256;
+constexpr std::size_t kShownNames = 5;
+constexpr std::size_t kShownBytes = 100;  // of one name
+
+}  // namespace
+
+std::size_t EditDistance(std::string_view a, std::string_view b) {
+  a = a.substr(0, kComparedBytes);
+  b = b.substr(0, kComparedBytes);
+  // Wagner and Fischer's table, a row at a time: row[j] is the distance of what was seen
+  // of `a` to the first j bytes of `b`.
+  std::array<std::size_t, kComparedBytes + 1> row;
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string NearestNames(std::string_view wrong, std::vector<std::string> names) {
+  const std::size_t count = names.size();
+  names.resize(std::min(count, kComparedNames));
+  std::vector<std::pair<std::size_t, std::size_t>> order;  // distance, index
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    order.emplace_back(EditDistance(wrong, names[i]), i);
+  }
+  std::sort(order.begin(), order.end());
+  std::string text;
+  const std::size_t shown = std::min(order.size(), kShownNames);
+  for (std::size_t i = 0; i < shown; ++i) {
+    if (i > 0) text += i + 1 == count ? " and " : ", ";
+    const std::string_view name = names[order[i].second];
+    text += Cat("'", RepairUtf8(name.substr(0, kShownBytes)), "'");
+  }
+  if (count > shown) text += Cat(" and ", count - shown, count - shown == 1 ? " other" : " others");
+  return text;
+}
+
+}  // namespace flotilla

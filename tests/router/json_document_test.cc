@@ -1,0 +1,173 @@
+// Bodies as documents: what is refused, by which words, and that the largest of them cost
+// bounded time and memory.
+#include "router/http/json_document.h"
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "router/errors.h"
+#include "router/generate_request.h"
+#include "router/http/api_error.h"
+#include "router/http/openai_request.h"
+#include "tests/router/large_bodies.h"
+#include "tests/support/allocations.h"
+
+namespace flotilla {
+namespace {
+
+constexpr std::size_t kBody = 4u << 20;  // HttpLimits::body_bytes
+
+double SecondsOf(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+TEST(JsonDocument, RefusesWhatIsNotOneCleanObject) {
+  for (const char* body : {"", "[]", "5", "{", "{}x", R"({"a":1,"a":2})", R"({"a":{"b":1,"b":1}})",
+                           "{\"a\":\"\xff\"}", R"({"a":"\ud800"})", R"({"a":1e999})",
+                           R"({"a":NaN})", "{\"a\":\"\x01\"}", "{'a':1}", "{\"a\":1,}"}) {
+    const absl::Status status = ParseJsonObject(body).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << body;
+    EXPECT_EQ(ErrorCode(status), "invalid_json") << body;
+  }
+  const auto nested = [](int depth) {
+    return R"({"a":)" + std::string(depth - 1, '[') + std::string(depth - 1, ']') + "}";
+  };
+  EXPECT_TRUE(ParseJsonObject(nested(kMaxJsonDepth)).ok());
+  EXPECT_FALSE(ParseJsonObject(nested(kMaxJsonDepth + 1)).ok());
+}
+
+TEST(JsonDocument, IsWhatTheLibraryReads) {
+  const std::string body =
+      R"({"a":[1,-2,3.5,true,false,null,"x\u00e9\n",[],{},{"b":[[0]],"c":"","":{}}],"d":18446744073709551615})";
+  const absl::StatusOr<Json> document = ParseJsonObject(body);
+  ASSERT_TRUE(document.ok()) << document.status();
+  EXPECT_EQ(*document, Json::parse(body));
+  EXPECT_EQ(document->dump(), Json::parse(body).dump());
+}
+
+TEST(JsonDocument, SaysWhatIsWrong) {
+  const auto message = [](std::string_view body) {
+    return std::string(ParseJsonObject(body).status().message());
+  };
+  EXPECT_EQ(message("{\"a\":\"xyz\xff\"}"), "the request body is not valid UTF-8 at byte 10");
+  EXPECT_EQ(message("{\"a\":\"\xc3(\"}"), "the request body is not valid UTF-8 at byte 7");
+  EXPECT_EQ(message("\xff{}"), "the request body is not valid UTF-8 at byte 1");
+  EXPECT_EQ(message("{\"a\":\"x\xf0\x9f"), "the request body is not valid UTF-8 at byte 8");
+  // What comes first is what is told.
+  EXPECT_EQ(message("{\"a\" 1, \"b\":\"\xff\"}"),
+            "the request body is not a JSON object: syntax error at byte 6");
+  EXPECT_EQ(message("[1]"), "the request body is not a JSON object: it is of another type");
+  EXPECT_EQ(message(R"({"a":1,"a":2})"),
+            "the request body is not a JSON object: duplicate key 'a'");
+  EXPECT_EQ(message(R"({"a":1e999})"),
+            "the request body is not a JSON object: a number is out of range");
+}
+
+TEST(JsonDocument, AListEndsTheParseAtItsBound) {
+  const ListBound bound{"list", 3, InvalidField("list", "too long")};
+  EXPECT_TRUE(ParseJsonObject(R"({"list":[1,{},[0,0,0,0]],"x":[1,2,3,4]})", &bound).ok());
+  EXPECT_TRUE(ParseJsonObject(R"({"list":{"list":[1,2,3,4]}})", &bound).ok());
+  // What comes after it is not read.
+  EXPECT_EQ(ParseJsonObject(R"({"list":[1,2,3,4 and no JSON)", &bound).status(), bound.too_long);
+  EXPECT_EQ(ParseJsonObject(R"({"x":[],"list":[[],[],[],[)", &bound).status(), bound.too_long);
+}
+
+TEST(JsonDocument, ALongConversationIsRefusedWhileItIsRead) {
+  std::string turns;
+  for (int i = 0; i < 1024; ++i) turns += R"({"role":"user","content":"x"},)";
+  const auto body = [&](const std::string& more) {
+    return R"({"model":"m","messages":[)" + turns + more;
+  };
+  EXPECT_TRUE(ParseChatCompletion(
+                  R"({"model":"m","messages":[)" + turns.substr(0, turns.size() - 1) + "]}", {})
+                  .ok());
+  for (const auto& status : {ParseChatCompletion(body("{} broken"), {}).status(),
+                             ParseTokenize(body("{} broken"), {}).status()}) {
+    EXPECT_EQ(ErrorField(status), "messages");
+    EXPECT_EQ(status, TooManyMessages(RequestLimits()));
+  }
+}
+
+// Every parser, and the check of what it made, of the largest bodies: in time that grows
+// with their length. Parsing by callback took 17 s for 750 KB of the first.
+TEST(JsonDocument, TheLargestBodiesCostLittle) {
+  const ModelLimits model{"m", 50'000, 8192, /*max_branches=*/32, /*end_tokens=*/{2}};
+  const Validator validator{RequestLimits{}};
+  double slowest = 0;
+  std::size_t most = 0;
+  bool lenient = false;  // in turns
+  for (const auto& [name, body] : testing::LargeBodies(kBody)) {
+    ASSERT_LE(body.size(), kBody + 1) << name;
+    ASSERT_GE(body.size(), kBody - 110'000) << name;
+    lenient = !lenient;
+    const ParseOptions options{.lenient = lenient};
+    const testing::AllocationCount allocated;
+    const double seconds = SecondsOf([&] {
+      for (auto* parse : {&ParseChatCompletion, &ParseCompletion}) {
+        absl::StatusOr<OpenAiRequest> parsed = (*parse)(body, options);
+        absl::Status status = parsed.status();
+        for (std::size_t i = 0; status.ok() && i < parsed->prompts.size(); ++i) {
+          status = validator.Validate(std::move(parsed->prompts[i]), model).status();
+        }
+        EXPECT_LT(ErrorJson(status).size(), 1000u) << name;
+      }
+      (void)ParseTokenize(body, options);
+      (void)ParseDetokenize(body, options);
+    });
+    // Four parsers: 0.3 s each would be too long; here a machine may be ten times slower.
+    EXPECT_LT(seconds, 4 * 3.0) << name;
+    // All that was ever asked for, growing lists and all, by four parsers.
+    EXPECT_LT(allocated.bytes(), std::size_t{4} * (96u << 20)) << name;
+    slowest = std::max(slowest, seconds);
+    most = std::max(most, allocated.bytes());
+  }
+  RecordProperty("slowest of four parsers, s", std::to_string(slowest));
+  RecordProperty("most bytes asked for by four parsers", std::to_string(most));
+}
+
+// Four times the objects take about four times as long. Compared where no bound is reached
+// and neither document is in a cache.
+TEST(JsonDocument, TimeIsLinear) {
+  const auto body = [](std::size_t objects) {
+    std::string text = R"({"list":[)";
+    for (std::size_t i = 0; i < objects; ++i) text += "{},";
+    text.back() = ']';
+    return text + "}";
+  };
+  const auto best = [&](std::size_t objects) {
+    const std::string text = body(objects);
+    double seconds = 1e9;
+    for (int i = 0; i < 5; ++i) {
+      seconds = std::min(seconds, SecondsOf([&] { EXPECT_TRUE(ParseJsonObject(text).ok()); }));
+    }
+    return seconds;
+  };
+  EXPECT_LT(best(160'000), 10 * best(40'000));  // quadratic: 16 times
+}
+
+TEST(JsonDocument, MemoryIsBoundedAndTokenIdsFit) {
+  const auto status = [](const std::string& body) { return ParseJsonObject(body).status(); };
+  const auto list = [](const std::string& piece, std::size_t count) {
+    std::string text = R"({"list":[)";
+    for (std::size_t i = 0; i < count; ++i) text += piece;
+    text.back() = ']';
+    return text + "}";
+  };
+  EXPECT_TRUE(status(list("12345,", kBody / 6 - 10)).ok());  // 4 MiB of token ids
+  EXPECT_TRUE(status(list("1,", 1'000'000)).ok());
+  for (const std::string& body : {list("1,", 1'100'000), list("{},", 300'000), list("[],", 400'000),
+                                  list("\"\",", 300'000)}) {
+    const testing::AllocationCount allocated;
+    EXPECT_EQ(status(body).message(),
+              "the request body has too many values: they would take more than 16 MiB of memory");
+    EXPECT_LT(allocated.bytes(), 5 * kMaxJsonBytes);  // with the lists that grew
+  }
+}
+
+}  // namespace
+}  // namespace flotilla
