@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "model/text.h"
 #include "proto/codec/status.h"
 #include "router/errors.h"
 
@@ -16,7 +17,6 @@ namespace {
 // An element of a list costs a message a byte or two, but a copy of it tens of
 // bytes; beyond these counts nothing is copied. Far above what the Validator
 // allows.
-constexpr int kMaxMessages = 1 << 14;
 constexpr int kMaxStops = 1 << 10;
 constexpr int kMaxBiases = 1 << 12;
 constexpr int kMaxTokenIds = 1 << 21;
@@ -28,8 +28,6 @@ constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
     {"length_penalty", "beam_search.length_penalty"},
     {"logit_bias", "sampling.logit_bias"},
     {"logprobs", "logprobs.output_top"},
-    {"messages", "chat.messages"},
-    {"messages[].role", "chat.messages.role"},
     {"min_p", "sampling.min_p"},
     {"min_tokens", "stop.min_tokens"},
     {"presence_penalty", "sampling.presence_penalty"},
@@ -45,6 +43,7 @@ constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
 };
 
 std::string FieldName(std::string field) {
+  if (field.starts_with("messages")) return "chat." + field;  // and what is in one of them
   const auto* found = std::ranges::find(kFieldNames, std::string_view(field),
                                         [](const auto& names) { return names.first; });
   return found == std::end(kFieldNames) ? std::move(field) : std::string(found->second);
@@ -52,7 +51,7 @@ std::string FieldName(std::string field) {
 
 absl::Status CheckCount(std::string_view field, int count, int limit) {
   if (count <= limit) return absl::OkStatus();
-  return InvalidField(field, absl::StrCat("has ", count, " elements; at most ", limit));
+  return InvalidField(field, Cat(field, " has ", count, " elements; at most ", limit));
 }
 
 absl::Status ReadPrompt(const v1::GenerateRequest& request, ApiRequest& api) {
@@ -70,8 +69,9 @@ absl::Status ReadPrompt(const v1::GenerateRequest& request, ApiRequest& api) {
     }
     case v1::GenerateRequest::kChat: {
       const auto& messages = request.chat().messages();
-      if (auto status = CheckCount("chat.messages", messages.size(), kMaxMessages); !status.ok()) {
-        return status;
+      constexpr RequestLimits kLimits;
+      if (static_cast<std::size_t>(messages.size()) > kLimits.max_messages) {
+        return TooManyMessages(kLimits);
       }
       std::vector<ChatTurn> turns;
       turns.reserve(messages.size());
@@ -180,6 +180,7 @@ absl::StatusOr<GenerateCall> FromProto(const v1::GenerateRequest& request) {
   if (request.logprobs().has_prompt_top()) api.prompt_logprobs = request.logprobs().prompt_top();
   api.priority = request.priority();
   api.client_request_id = request.request_id();
+  api.cache_salt = request.cache_salt();
   call.return_token_ids = request.return_token_ids();
   return call;
 }

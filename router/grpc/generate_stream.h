@@ -22,14 +22,16 @@
 #include "router/grpc/codec.h"
 #include "router/grpc/lane_thread.h"
 #include "router/grpc/outbox.h"
+#include "router/grpc/readable.h"
 #include "router/key_gate.h"
 #include "router/service.h"
 #include "rpc/writer.h"
 
 namespace flotilla {
 
-class GenerateStream final : private rpc::ServerWriter<v1::GenerateRequest, v1::GenerateResponse>,
-                             private GenerationListener {
+class GenerateStream final
+    : private rpc::ServerWriter<Readable<v1::GenerateRequest>, v1::GenerateResponse>,
+      private GenerationListener {
  public:
   using Call = ServerWriter::Call;
 

@@ -58,36 +58,35 @@ TraceContext Trace(const grpc::ServerContext& context) {
 
 }  // namespace
 
-std::string InferenceGrpc::ModelName(const std::string& name) const {
-  if (!name.empty()) return name;
-  const std::vector<ModelInfo> models = shared_.service->Models();
-  return models.size() == 1 ? models.front().limits.id : name;
-}
-
 void InferenceGrpc::Attach(rpc::Server& server) {
-  using Service = v1::Inference::AsyncService;
-  server.OnWriter(&service_, &Service::RequestGenerate,
+  using M = InferenceMethods;
+  server.OnWriter(&service_,
+                  &M::RequestWriter<M::kGenerate, v1::GenerateRequest, v1::GenerateResponse>,
                   [this](auto call) { Generate(std::move(call)); });
-  server.OnCall(&service_, &Service::RequestTokenize, [this](auto* call) { Tokenize(call); });
-  server.OnCall(&service_, &Service::RequestDetokenize, [this](auto* call) { Detokenize(call); });
-  server.OnCall(&service_, &Service::RequestGetModelInfo,
-                [this](auto* call) { GetModelInfo(call); });
-  server.OnCall(&service_, &Service::RequestListModels, [this](auto* call) {
-    for (const ModelInfo& model : shared_.service->Models()) {
-      call->response.add_models(model.limits.id);
-    }
-    call->Finish(grpc::Status::OK);
-  });
-  server.OnCall(&service_, &Service::RequestAbort, [this](auto* call) {
-    call->response.set_found(shared_.service->Abort(call->request.id()));
+  OnReadable<M::kTokenize, v1::TokenizeRequest, v1::TokenizeResponse>(
+      server, [this](auto* call) { Tokenize(call); });
+  OnReadable<M::kDetokenize, v1::DetokenizeRequest, v1::DetokenizeResponse>(
+      server, [this](auto* call) { Detokenize(call); });
+  OnReadable<M::kGetModelInfo, v1::GetModelInfoRequest, v1::GetModelInfoResponse>(
+      server, [this](auto* call) { GetModelInfo(call); });
+  OnReadable<M::kListModels, v1::ListModelsRequest, v1::ListModelsResponse>(
+      server, [this](auto* call) {
+        for (const ModelInfo& model : shared_.service->Models()) {
+          call->response.add_models(model.limits.id);
+        }
+        call->Finish(grpc::Status::OK);
+      });
+  OnReadable<M::kAbort, v1::AbortRequest, v1::AbortResponse>(server, [this](auto* call) {
+    call->response.set_found(shared_.service->Abort(call->request.message.id()));
     call->Finish(grpc::Status::OK);
   });
 }
 
 void InferenceGrpc::Generate(std::unique_ptr<GenerateStream::Call> call) {
-  auto generate = FromProto(call->request);
+  const absl::Status readable = call->request.status();
+  auto generate =
+      readable.ok() ? FromProto(call->request.message) : absl::StatusOr<GenerateCall>(readable);
   if (generate.ok()) {
-    generate->api.model = ModelName(generate->api.model);
     generate->api.timeout_ms = TimeoutMs(call->context);
     absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);
     if (caller.ok()) {
@@ -104,9 +103,8 @@ void InferenceGrpc::Generate(std::unique_ptr<GenerateStream::Call> call) {
 void InferenceGrpc::Tokenize(TokenizeCall* call) {
   absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);
   if (!caller.ok()) return call->Finish(ToGrpcStatus(caller.status()));
-  TokenizeRequest tokenize = FromProto(call->request);
+  TokenizeRequest tokenize = FromProto(call->request.message);
   tokenize.tenant = std::move(caller->name);
-  tokenize.model = ModelName(tokenize.model);
   shared_.thread->Post([this, call, tokenize = std::move(tokenize)]() mutable {
     shared_.service->Tokenize(
         std::move(tokenize), *shared_.lane, [call](absl::StatusOr<std::vector<TokenId>> tokens) {
@@ -119,16 +117,15 @@ void InferenceGrpc::Tokenize(TokenizeCall* call) {
 }
 
 void InferenceGrpc::Detokenize(DetokenizeCall* call) {
-  if (call->request.token_ids_size() > kMaxDetokenize) {
+  const v1::DetokenizeRequest& request = call->request.message;
+  if (request.token_ids_size() > kMaxDetokenize) {
     return call->Finish(ToGrpcStatus(
         InvalidField("token_ids", absl::StrCat("at most ", kMaxDetokenize, " tokens"))));
   }
   absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);
   if (!caller.ok()) return call->Finish(ToGrpcStatus(caller.status()));
-  std::vector<std::int64_t> tokens(call->request.token_ids().begin(),
-                                   call->request.token_ids().end());
-  shared_.thread->Post([this, call, tenant = std::move(caller->name),
-                        model = ModelName(call->request.model()),
+  std::vector<std::int64_t> tokens(request.token_ids().begin(), request.token_ids().end());
+  shared_.thread->Post([this, call, tenant = std::move(caller->name), model = request.model(),
                         tokens = std::move(tokens)]() mutable {
     shared_.service->Detokenize(std::move(model), tenant, std::move(tokens), *shared_.lane,
                                 [call](absl::StatusOr<std::string> text) {
@@ -139,21 +136,20 @@ void InferenceGrpc::Detokenize(DetokenizeCall* call) {
 }
 
 void InferenceGrpc::GetModelInfo(ModelInfoCall* call) {
+  const std::string& name = call->request.message.model();
   const std::vector<ModelInfo> models = shared_.service->Models();
-  const std::string name = ModelName(call->request.model());
-  std::vector<std::string_view> ids;
-  for (const ModelInfo& model : models) ids.push_back(model.limits.id);
-  const auto found = std::ranges::find(ids, ModelMeant(name, ids));
-  if (found != ids.end()) {
-    ToProto(models[static_cast<std::size_t>(found - ids.begin())], &call->response);
-    call->Finish(grpc::Status::OK);
-  } else if (models.empty()) {
-    call->Finish(ToGrpcStatus(absl::UnavailableError("no model is loaded yet")));
-  } else {
-    call->Finish(ToGrpcStatus(
-        WithField(absl::NotFoundError(absl::StrCat("the model '", name, "' is not served")),
-                  "model", kModelNotFound)));
+  std::vector<std::string> served;
+  for (const ModelInfo& model : models) served.push_back(model.limits.id);
+  const std::string meant(ModelMeant(name, {served.begin(), served.end()}));
+  for (const ModelInfo& model : models) {
+    if (meant.empty() || model.limits.id != meant) continue;
+    ToProto(model, &call->response);
+    return call->Finish(grpc::Status::OK);
   }
+  if (models.empty()) {
+    return call->Finish(ToGrpcStatus(absl::UnavailableError("no model is loaded yet")));
+  }
+  call->Finish(ToGrpcStatus(NoSuchModel(name, std::move(served))));
 }
 
 }  // namespace flotilla

@@ -5,14 +5,35 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
+#include "router/grpc/codec.h"
 #include "router/grpc/generate_stream.h"
+#include "router/grpc/readable.h"
 #include "rpc/server.h"
 
 namespace flotilla {
+
+// The generated service, by methods that take the next call whether or not its request can
+// be read. Methods are known by their place in inference.proto.
+class InferenceMethods final : public v1::Inference::AsyncService {
+ public:
+  enum Method { kGenerate, kTokenize, kDetokenize, kGetModelInfo, kListModels, kAbort };
+
+  template <Method kMethod, class Request, class Response>
+  void RequestWriter(grpc::ServerContext* context, Readable<Request>* request,
+                     grpc::ServerAsyncWriter<Response>* io, grpc::CompletionQueue* queue,
+                     grpc::ServerCompletionQueue* heard_on, void* tag) {
+    RequestAsyncServerStreaming(kMethod, context, request, io, queue, heard_on, tag);
+  }
+  template <Method kMethod, class Request, class Response>
+  void RequestCall(grpc::ServerContext* context, Readable<Request>* request,
+                   grpc::ServerAsyncResponseWriter<Response>* io, grpc::CompletionQueue* queue,
+                   grpc::ServerCompletionQueue* heard_on, void* tag) {
+    RequestAsyncUnary(kMethod, context, request, io, queue, heard_on, tag);
+  }
+};
 
 class InferenceGrpc {
  public:
@@ -24,20 +45,29 @@ class InferenceGrpc {
   void Attach(rpc::Server& server);
 
  private:
-  using TokenizeCall = rpc::UnaryCall<v1::TokenizeRequest, v1::TokenizeResponse>;
-  using DetokenizeCall = rpc::UnaryCall<v1::DetokenizeRequest, v1::DetokenizeResponse>;
-  using ModelInfoCall = rpc::UnaryCall<v1::GetModelInfoRequest, v1::GetModelInfoResponse>;
+  using TokenizeCall = rpc::UnaryCall<Readable<v1::TokenizeRequest>, v1::TokenizeResponse>;
+  using DetokenizeCall = rpc::UnaryCall<Readable<v1::DetokenizeRequest>, v1::DetokenizeResponse>;
+  using ModelInfoCall = rpc::UnaryCall<Readable<v1::GetModelInfoRequest>, v1::GetModelInfoResponse>;
+
+  // Has `handle` hear the calls of a unary method, except those whose request is unreadable.
+  template <InferenceMethods::Method kMethod, class Request, class Response, class Handle>
+  void OnReadable(rpc::Server& server, Handle handle) {
+    server.OnCall(&service_, &InferenceMethods::RequestCall<kMethod, Request, Response>,
+                  [handle](rpc::UnaryCall<Readable<Request>, Response>* call) {
+                    if (absl::Status status = call->request.status(); !status.ok()) {
+                      return call->Finish(ToGrpcStatus(status));
+                    }
+                    handle(call);
+                  });
+  }
 
   // Each on the poller's thread.
   void Generate(std::unique_ptr<GenerateStream::Call> call);
   void Tokenize(TokenizeCall* call);
   void Detokenize(DetokenizeCall* call);
   void GetModelInfo(ModelInfoCall* call);
-  // `name`, or the only model's where the client named none.
-  std::string ModelName(const std::string& name) const;
-
   const GenerateStream::Shared& shared_;
-  v1::Inference::AsyncService service_;
+  InferenceMethods service_;
 };
 
 }  // namespace flotilla

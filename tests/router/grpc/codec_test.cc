@@ -23,7 +23,7 @@ TEST(GrpcCodec, ReadsEveryField) {
         logit_bias { token_id: 7 bias: -100 } }
       stop { strings: "a" strings: "b" token_ids: 3 token_ids: 4 ignore_eos: true min_tokens: 6 }
       max_tokens: 99 logprobs { output_top: 5 prompt_top: 2 }
-      return_token_ids: true priority: -3 request_id: "label")"));
+      return_token_ids: true priority: -3 request_id: "label" cache_salt: "salt")"));
   ASSERT_TRUE(call.ok()) << call.status();
   const ApiRequest& api = call->api;
   EXPECT_EQ(api.model, "m");
@@ -47,6 +47,7 @@ TEST(GrpcCodec, ReadsEveryField) {
   EXPECT_EQ(api.prompt_logprobs, 2);
   EXPECT_EQ(api.priority, -3);
   EXPECT_EQ(api.client_request_id, "label");
+  EXPECT_EQ(api.cache_salt, "salt");
   EXPECT_TRUE(call->return_token_ids);
 }
 
@@ -130,7 +131,7 @@ TEST(GrpcCodec, RefusesShapesByName) {
   EXPECT_EQ(ErrorField(FromProto(v1::GenerateRequest()).status()), "prompt");
   v1::GenerateRequest messages;
   for (int i = 0; i < 20'000; ++i) messages.mutable_chat()->add_messages();
-  EXPECT_EQ(ErrorField(FromProto(messages).status()), "chat.messages");
+  EXPECT_EQ(DetailsOf(ToGrpcStatus(FromProto(messages).status())).field, "chat.messages");
   v1::GenerateRequest stops;
   stops.set_text("x");
   for (int i = 0; i < 2'000; ++i) stops.mutable_stop()->add_strings();
@@ -143,6 +144,8 @@ TEST(GrpcCodec, ErrorsNameFieldsAsTheProtoDoes) {
   EXPECT_EQ(DetailsOf(status).field, "sampling.temperature");
   EXPECT_EQ(DetailsOf(status).reason, kInvalidValue);
   EXPECT_EQ(DetailsOf(ToGrpcStatus(InvalidField("model", "?"))).field, "model");
+  EXPECT_EQ(DetailsOf(ToGrpcStatus(InvalidField("messages[3].role", "?"))).field,
+            "chat.messages[3].role");
 }
 
 TEST(GrpcCodec, WritesATokenWithItsAlternatives) {

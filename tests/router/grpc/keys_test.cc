@@ -61,6 +61,7 @@ TEST_F(GrpcKeysTest, TheOwnerOfTheKeyIsTheTenant) {
   context.AddMetadata("authorization", "Bearer " + kKey);
   context.AddMetadata("x-tenant", "forged");
   v1::GenerateRequest request;
+  request.set_model(FakeService::kModel);
   request.set_text("hi");
   auto reader = stub_->Generate(&context, request);
   const auto running = service_.NextStarted();

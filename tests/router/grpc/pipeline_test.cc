@@ -66,6 +66,7 @@ class GrpcPipelineTest : public ::testing::Test {
 TEST_F(GrpcPipelineTest, TextInTextOut) {
   engine_.Script({.tokens = Bytes("caf\xc3\xa9 STOP never")});
   v1::GenerateRequest request;
+  request.set_model("tiny");
   request.set_text("hello");
   request.mutable_stop()->add_strings("STOP");
   grpc::ClientContext context;
@@ -101,6 +102,7 @@ std::vector<Choice> ReadChoices(grpc::ClientReader<v1::GenerateResponse>& reader
 
 TEST_F(GrpcPipelineTest, SeveralChoicesAndTheBestOfThem) {
   v1::GenerateRequest request;
+  request.set_model("tiny");
   request.set_text("hello");
   request.set_n(2);
   for (const bool best : {false, true}) {
@@ -121,6 +123,7 @@ TEST_F(GrpcPipelineTest, SeveralChoicesAndTheBestOfThem) {
 TEST_F(GrpcPipelineTest, BeamSearch) {
   engine_.Script({.branches = {{Bytes("best"), -1, -0.5f}, {Bytes("second"), -1, -0.75f}}});
   v1::GenerateRequest request;
+  request.set_model("tiny");
   request.set_text("hello");
   request.set_n(2);
   request.set_best_of(4);
@@ -140,6 +143,7 @@ TEST_F(GrpcPipelineTest, AFullEngineRefusesAtOnceWithAHint) {
   engine_.Script(
       {.refusal = absl::ResourceExhaustedError("the queue is full"), .retry_after_ms = 700});
   v1::GenerateRequest request;
+  request.set_model("tiny");
   request.set_text("hello");
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, request);
@@ -153,6 +157,7 @@ TEST_F(GrpcPipelineTest, AFullEngineRefusesAtOnceWithAHint) {
 TEST_F(GrpcPipelineTest, AnEngineErrorEndsTheCall) {
   engine_.Script({.tokens = Bytes("abcdef"), .error = absl::InternalError("lost"), .error_at = 3});
   v1::GenerateRequest request;
+  request.set_model("tiny");
   request.mutable_token_ids()->add_ids(5);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, request);
@@ -164,6 +169,7 @@ TEST_F(GrpcPipelineTest, AnEngineErrorEndsTheCall) {
 
 TEST_F(GrpcPipelineTest, TooLongAPromptIsOutOfRange) {
   v1::GenerateRequest request;
+  request.set_model("tiny");
   for (int i = 0; i < 10'000; ++i) request.mutable_token_ids()->add_ids(5);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, request);
@@ -177,6 +183,7 @@ TEST_F(GrpcPipelineTest, TooLongAPromptIsOutOfRange) {
 TEST_F(GrpcPipelineTest, TokenizeAndBack) {
   const std::string original = "caf\xc3\xa9 <|im_end|>";
   v1::TokenizeRequest request;
+  request.set_model("tiny");
   request.set_text(original);
   request.set_add_special_tokens(false);
   v1::TokenizeResponse tokens;
@@ -186,6 +193,7 @@ TEST_F(GrpcPipelineTest, TokenizeAndBack) {
   }
   for (const TokenId token : tokens.token_ids()) EXPECT_NE(token, testing::kTinyImEnd);
   v1::DetokenizeRequest back;
+  back.set_model("tiny");
   *back.mutable_token_ids() = tokens.token_ids();
   v1::DetokenizeResponse text;
   grpc::ClientContext context;

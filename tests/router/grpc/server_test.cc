@@ -45,6 +45,7 @@ class GrpcServerTest : public ::testing::Test {
 
   static v1::GenerateRequest TextRequest(const std::string& text = "hi") {
     v1::GenerateRequest request;
+    request.set_model(FakeService::kModel);
     request.set_text(text);
     return request;
   }
@@ -382,6 +383,7 @@ TEST_F(GrpcServerTest, ManyStreamsLoseNothing) {
 TEST_F(GrpcServerTest, TokenizeAndDetokenize) {
   StartServer();
   v1::TokenizeRequest request;
+  request.set_model(FakeService::kModel);
   request.set_text("ab");
   v1::TokenizeResponse tokens;
   {
@@ -397,6 +399,7 @@ TEST_F(GrpcServerTest, TokenizeAndDetokenize) {
     EXPECT_THAT(tokens.token_ids(), ::testing::ElementsAre(256, 'a', 'b'));
   }
   v1::DetokenizeRequest back;
+  back.set_model(FakeService::kModel);
   back.add_token_ids('h');
   back.add_token_ids('i');
   v1::DetokenizeResponse text;
@@ -423,7 +426,9 @@ TEST_F(GrpcServerTest, Models) {
   v1::GetModelInfoResponse info;
   {
     grpc::ClientContext context;
-    ASSERT_TRUE(stub_->GetModelInfo(&context, {}, &info).ok());
+    v1::GetModelInfoRequest request;
+    request.set_model(FakeService::kModel);
+    ASSERT_TRUE(stub_->GetModelInfo(&context, request, &info).ok());
     EXPECT_EQ(info.model(), FakeService::kModel);
     EXPECT_EQ(info.max_context(), 4096u);
     EXPECT_EQ(info.max_branches(), 8u);

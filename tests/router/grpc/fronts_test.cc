@@ -1,0 +1,374 @@
+// Both fronts over one service: the same requests are accepted, and the others refused with
+// the same code, field and message; and no field is on one side alone without a reason.
+#include <fstream>
+#include <map>
+#include <memory>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "flotilla/v1/inference.grpc.pb.h"
+#include "google/protobuf/text_format.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "model/chat_template.h"
+#include "model/gguf.h"
+#include "model/tokenizer.h"
+#include "proto/codec/status.h"
+#include "router/grpc/server.h"
+#include "router/http/server.h"
+#include "router/service.h"
+#include "tests/router/http_client.h"
+#include "tests/support/fake_engine.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace flotilla {
+namespace {
+
+using nlohmann::json;
+
+// gRPC's code as HTTP has it; docs/api.md has the table.
+int HttpStatusOf(grpc::StatusCode code) {
+  switch (code) {
+    case grpc::StatusCode::OK:
+      return 200;
+    case grpc::StatusCode::INVALID_ARGUMENT:
+    case grpc::StatusCode::OUT_OF_RANGE:
+      return 400;
+    case grpc::StatusCode::NOT_FOUND:
+      return 404;
+    default:
+      return 500;
+  }
+}
+
+struct Verdict {
+  int status = 0;
+  std::string message, field, code;
+  bool operator==(const Verdict&) const = default;
+};
+void PrintTo(const Verdict& verdict, std::ostream* out) {
+  *out << verdict.status << " '" << verdict.message << "' of '" << verdict.field << "', "
+       << verdict.code;
+}
+
+class FrontsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::vector<std::byte> bytes = testing::TinyGguf();
+    auto file = GgufFile::Parse(bytes);
+    ASSERT_TRUE(file.ok()) << file.status();
+    tokenizer_ = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
+    chat_template_ = std::make_unique<ChatTemplate>(*ChatTemplate::Compile(
+        "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"));
+    service_ = InferenceService::Create({}, &clock_);
+    for (const char* name : {"tiny", "small"}) {
+      service_->AddModel({.id = name,
+                          .engine = &engine_,
+                          .tokenizer = tokenizer_.get(),
+                          .chat_template = chat_template_.get()});
+    }
+    grpc_ = *GrpcServer::Start({.port = 0}, service_.get());
+    stub_ = v1::Inference::NewStub(
+        grpc::CreateChannel(grpc_->address(), grpc::InsecureChannelCredentials()));
+    http_ = HttpServer::Create({.port = 0}, service_.get());
+    http_port_ = *http_->Start();
+  }
+  void TearDown() override {
+    http_->Stop(absl::ZeroDuration());
+    grpc_->Stop(absl::ZeroDuration());
+  }
+
+  Verdict OverHttp(const std::string& path, const std::string& body) {
+    const testing::HttpResponse response = testing::HttpClient(http_port_).Call("POST", path, body);
+    if (response.status == 200) return {.status = 200};
+    const json error = response.json()["error"];
+    const auto text = [&](const char* name) {
+      return error[name].is_null() ? std::string() : error[name].get<std::string>();
+    };
+    return {response.status, text("message"), text("param"), text("code")};
+  }
+  Verdict OverGrpc(const v1::GenerateRequest& request) {
+    grpc::ClientContext context;
+    auto reader = stub_->Generate(&context, request);
+    v1::GenerateResponse message;
+    while (reader->Read(&message)) {
+    }
+    const grpc::Status status = reader->Finish();
+    if (status.ok()) return {.status = 200};
+    const auto details = DetailsOf(status);
+    return {HttpStatusOf(status.error_code()), status.error_message(), details.field,
+            details.reason};
+  }
+
+  const SteadyClock clock_;
+  FakeEngine engine_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ChatTemplate> chat_template_;
+  std::unique_ptr<InferenceService> service_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<v1::Inference::Stub> stub_;
+  std::unique_ptr<HttpServer> http_;
+  std::uint16_t http_port_ = 0;
+};
+
+struct Case {
+  std::string http;                    // members of a body, without braces
+  std::string proto;                   // the same, as text of a GenerateRequest
+  std::string http_field, grpc_field;  // at fault; empty: the request is served
+};
+
+// A list of `count` pieces.
+std::string Many(int count, const std::string& piece, const std::string& between) {
+  std::string text = piece;
+  for (int i = 1; i < count; ++i) text += between + piece;
+  return text;
+}
+
+const char kHi[] = R"("messages":[{"role":"user","content":"hi"}])";
+const char kProtoHi[] = R"(chat { messages { role: "user" content: "hi" } })";
+
+std::vector<Case> ChatCases() {
+  const auto role = [](const std::string& name, const std::string& field) -> Case {
+    return {R"("model":"tiny","messages":[{"role":"user","content":"hi"},{"role":")" + name +
+                R"(","content":"x"}])",
+            R"(model: "tiny" chat { messages { role: "user" content: "hi" } messages { role: ")" +
+                name + R"(" content: "x" } })",
+            field, field.empty() ? "" : "chat." + field};
+  };
+  return {
+      role("system", ""),
+      role("developer", ""),
+      role("user", ""),
+      role("assistant", ""),
+      role("", "messages[1].role"),
+      role("tool", "messages[1].role"),
+      role("function", "messages[1].role"),
+      role("User", "messages[1].role"),
+      role("king", "messages[1].role"),
+      role(std::string(1000, 'r'), "messages[1].role"),
+      {R"("model":"tiny","messages":[])", R"(model: "tiny" chat {})", "messages", "chat.messages"},
+      {R"("model":"tiny","messages":[)" + Many(1025, R"({"role":"user","content":"x"})", ",") + "]",
+       R"(model: "tiny" chat {)" + Many(1025, R"(messages { role: "user" content: "x" })", " ") +
+           "}",
+       "messages", "chat.messages"},
+      {kHi, kProtoHi, "model", "model"},
+      {std::string(R"("model":"",)") + kHi, std::string(R"(model: "" )") + kProtoHi, "model",
+       "model"},
+      {std::string(R"("model":"tinny",)") + kHi, std::string(R"(model: "tinny" )") + kProtoHi,
+       "model", "model"},
+      {std::string(R"("model":"small",)") + kHi, std::string(R"(model: "small" )") + kProtoHi, "",
+       ""},
+  };
+}
+
+std::vector<Case> TextCases() {
+  const std::string http = R"("model":"tiny","prompt":"hi",)";
+  const std::string proto = R"(model: "tiny" text: "hi" max_tokens: 16 )";
+  const auto with = [&](const std::string& more, const std::string& proto_more,
+                        const std::string& field = "", const std::string& grpc_field = "") -> Case {
+    return {http + more, proto + proto_more, field, grpc_field};
+  };
+  return {
+      with(R"("temperature":3)", "sampling { temperature: 3 }", "temperature",
+           "sampling.temperature"),
+      with(R"("temperature":-1)", "sampling { temperature: -1 }", "temperature",
+           "sampling.temperature"),
+      with(R"("top_p":0)", "sampling { top_p: 0 }", "top_p", "sampling.top_p"),
+      with(R"("top_k":-2)", "sampling { top_k: -2 }", "top_k", "sampling.top_k"),
+      with(R"("min_p":2)", "sampling { min_p: 2 }", "min_p", "sampling.min_p"),
+      with(R"("frequency_penalty":3)", "sampling { frequency_penalty: 3 }", "frequency_penalty",
+           "sampling.frequency_penalty"),
+      with(R"("presence_penalty":3)", "sampling { presence_penalty: 3 }", "presence_penalty",
+           "sampling.presence_penalty"),
+      with(R"("repetition_penalty":0)", "sampling { repetition_penalty: 0 }", "repetition_penalty",
+           "sampling.repetition_penalty"),
+      with(R"("logit_bias":{"5":101})", "sampling { logit_bias { token_id: 5 bias: 101 } }",
+           "logit_bias", "sampling.logit_bias"),
+      with(R"("logit_bias":{"99999999":1})",
+           "sampling { logit_bias { token_id: 99999999 bias: 1 } }", "logit_bias",
+           "sampling.logit_bias"),
+      with(R"("seed":7)", "sampling { seed: 7 }"),
+      with(R"("n":0)", "n: 0", "n", "n"),
+      with(R"("n":1000)", "n: 1000", "n", "n"),
+      with(R"("n":2,"best_of":1)", "n: 2 best_of: 1", "best_of", "best_of"),
+      with(R"("use_beam_search":true,"length_penalty":11)", "beam_search { length_penalty: 11 }",
+           "length_penalty", "beam_search.length_penalty"),
+      with(R"("use_beam_search":true,"seed":1)", "beam_search {} sampling { seed: 1 }", "seed",
+           "sampling.seed"),
+      with(R"("use_beam_search":true,"stop":"x")", R"(beam_search {} stop { strings: "x" })",
+           "stop", "stop.strings"),
+      with(R"("stop":"")", R"(stop { strings: "" })", "stop", "stop.strings"),
+      with(R"("stop":[)" + Many(17, R"("x")", ",") + "]",
+           "stop {" + Many(17, R"(strings: "x")", " ") + "}", "stop", "stop.strings"),
+      with(R"("stop":")" + std::string(257, 's') + '"',
+           R"(stop { strings: ")" + std::string(257, 's') + R"(" })", "stop", "stop.strings"),
+      with(R"("stop_token_ids":[-1])", "stop { token_ids: -1 }", "stop_token_ids",
+           "stop.token_ids"),
+      with(R"("min_tokens":17,"max_tokens":16)", "stop { min_tokens: 17 }", "min_tokens",
+           "stop.min_tokens"),
+      with(R"("logprobs":21)", "logprobs { output_top: 21 }", "logprobs", "logprobs.output_top"),
+      with(R"("priority":101)", "priority: 101", "priority", "priority"),
+      with(R"("request_id":")" + std::string(257, 'x') + '"',
+           R"(request_id: ")" + std::string(257, 'x') + '"', "request_id", "request_id"),
+      with(R"("cache_salt":"salt")", R"(cache_salt: "salt")"),
+      with(R"("cache_salt":")" + std::string(257, 'x') + '"',
+           R"(cache_salt: ")" + std::string(257, 'x') + '"', "cache_salt", "cache_salt"),
+      {R"("model":"tiny","prompt":"hi","max_tokens":1000000)",
+       R"(model: "tiny" text: "hi" max_tokens: 1000000)", "max_tokens", "max_tokens"},
+      {R"("model":"tiny","prompt":"")", R"(model: "tiny" text: "" max_tokens: 16)", "prompt",
+       "prompt"},
+      {R"("model":"tiny","prompt":[99999999])",
+       R"(model: "tiny" token_ids { ids: 99999999 } max_tokens: 16)", "prompt", "prompt"},
+      {R"("model":"tiny","prompt":[)" + Many(9000, "5", ",") + "]",
+       R"(model: "tiny" token_ids {)" + Many(9000, "ids: 5", " ") + "}", "prompt", "prompt"},
+  };
+}
+
+TEST_F(FrontsTest, JudgeAlike) {
+  const auto check = [&](const std::string& path, const Case& one) {
+    v1::GenerateRequest request;
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(one.proto, &request)) << one.proto;
+    const std::string shown = one.http.substr(0, 200);
+    Verdict http = OverHttp(path, "{" + one.http + "}");
+    Verdict grpc = OverGrpc(request);
+    EXPECT_EQ(http.status == 200, one.http_field.empty()) << shown << http.message;
+    EXPECT_EQ(http.field, one.http_field) << shown << http.message;
+    EXPECT_EQ(grpc.field, one.grpc_field) << shown << grpc.message;
+    http.field = grpc.field = "";  // each by its own names
+    EXPECT_EQ(http, grpc) << shown;
+  };
+  for (const Case& one : ChatCases()) check("/v1/chat/completions", one);
+  for (const Case& one : TextCases()) check("/v1/completions", one);
+}
+
+TEST_F(FrontsTest, WhatTheEngineIsToldIsTheSame) {
+  const char* http = R"({"model":"tiny","messages":[{"role":"developer","content":"hi"}],
+      "cache_salt":"salt","seed":1,"max_tokens":5})";
+  v1::GenerateRequest request;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      R"(model: "tiny" chat { messages { role: "developer" content: "hi" } }
+         cache_salt: "salt" sampling { seed: 1 } max_tokens: 5)",
+      &request));
+  EXPECT_EQ(OverHttp("/v1/chat/completions", http).status, 200);
+  EXPECT_EQ(OverGrpc(request).status, 200);
+  const auto submitted = engine_.submitted();
+  ASSERT_EQ(submitted.size(), 2u);
+  EXPECT_EQ(submitted[0].prompt, submitted[1].prompt);
+  std::string rendered;
+  for (TokenId id : submitted[0].prompt) rendered += tokenizer_->TokenBytes(id);
+  EXPECT_EQ(rendered, "system:hi;");
+  for (const TokenizedRequest& one : submitted) EXPECT_EQ(one.cache_salt, "salt");
+}
+
+// Of every field in docs/api.md's table: the field of GenerateRequest that is its
+// counterpart, or, in parentheses, why there is none.
+const std::map<std::string, std::string>& Counterparts() {
+  static const std::map<std::string, std::string> counterparts = {
+      {"model", "model"},
+      {"messages", "chat.messages"},
+      {"prompt", "text token_ids.ids"},
+      {"max_tokens", "max_tokens"},
+      {"max_completion_tokens", "max_tokens"},
+      {"temperature", "sampling.temperature"},
+      {"top_p", "sampling.top_p"},
+      {"top_k", "sampling.top_k"},
+      {"min_p", "sampling.min_p"},
+      {"frequency_penalty", "sampling.frequency_penalty"},
+      {"presence_penalty", "sampling.presence_penalty"},
+      {"repetition_penalty", "sampling.repetition_penalty"},
+      {"logit_bias", "sampling.logit_bias"},
+      {"seed", "sampling.seed"},
+      {"n", "n"},
+      {"best_of", "best_of"},
+      {"use_beam_search", "beam_search"},
+      {"length_penalty", "beam_search.length_penalty"},
+      {"early_stopping", "beam_search.early_stopping"},
+      {"stop", "stop.strings"},
+      {"stop_token_ids", "stop.token_ids"},
+      {"ignore_eos", "stop.ignore_eos"},
+      {"min_tokens", "stop.min_tokens"},
+      {"stream", "(a call always streams)"},
+      {"stream_options.include_usage", "(the last message has the usage)"},
+      {"stream_options.continuous_usage_stats", "(clients count tokens by return_token_ids)"},
+      {"logprobs", "logprobs.output_top"},
+      {"top_logprobs", "logprobs.output_top"},
+      {"echo", "logprobs.prompt_top"},
+      {"timeout_ms", "(the call's deadline)"},
+      {"cache_salt", "cache_salt"},
+      {"priority", "priority"},
+      {"request_id", "request_id"},
+      {"X-Request-Id", "(a header; request_id)"},
+      {"traceparent", "(metadata of that name)"},
+      {"return_token_ids", "return_token_ids"},
+      {"return_tokens_as_token_ids", "(tokens come with id and bytes)"},
+  };
+  return counterparts;
+}
+
+// The fields in the first column of the table of the generation endpoints.
+std::set<std::string> DocumentedFields() {
+  std::ifstream file("docs/api.md");
+  EXPECT_TRUE(file.is_open()) << "run the test from the source folder";
+  std::set<std::string> fields;
+  bool in_table = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("| field |")) in_table = true;
+    if (in_table && !line.starts_with("|")) break;
+    if (!in_table) continue;
+    const std::string column = line.substr(0, line.find('|', 1));
+    static const std::regex quoted("`([A-Za-z_.-]+)`");
+    for (std::sregex_iterator it(column.begin(), column.end(), quoted), end; it != end; ++it) {
+      fields.insert((*it)[1]);
+    }
+  }
+  return fields;
+}
+
+// "a.b" of a message; null if there is none.
+const google::protobuf::FieldDescriptor* FindField(const std::string& path) {
+  const google::protobuf::Descriptor* message = v1::GenerateRequest::descriptor();
+  const google::protobuf::FieldDescriptor* field = nullptr;
+  std::stringstream names(path);
+  for (std::string name; std::getline(names, name, '.');) {
+    field = message == nullptr ? nullptr : message->FindFieldByName(name);
+    if (field == nullptr) return nullptr;
+    message = field->message_type();
+  }
+  return field;
+}
+
+TEST(Fronts, HaveTheSameFields) {
+  const std::set<std::string> documented = DocumentedFields();
+  std::set<std::string> reached = {"add_special_tokens"};  // of both, beside the table
+  for (const std::string& name : documented) {
+    ASSERT_TRUE(Counterparts().contains(name)) << name << " has no counterpart, and no reason";
+    const std::string& counterpart = Counterparts().at(name);
+    if (counterpart.starts_with("(")) continue;
+    std::stringstream paths(counterpart);
+    for (std::string path; paths >> path;) {
+      EXPECT_NE(FindField(path), nullptr) << path;
+      reached.insert(path.substr(0, path.find('.')));
+      reached.insert(path);
+    }
+  }
+  for (const auto& [name, counterpart] : Counterparts()) {
+    EXPECT_TRUE(documented.contains(name)) << name << " is not in docs/api.md";
+  }
+  // And nothing is over gRPC alone.
+  const google::protobuf::Descriptor* request = v1::GenerateRequest::descriptor();
+  for (int i = 0; i < request->field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = request->field(i);
+    EXPECT_TRUE(reached.contains(field->name())) << field->name();
+    const google::protobuf::Descriptor* inner = field->message_type();
+    for (int j = 0; inner != nullptr && j < inner->field_count(); ++j) {
+      const std::string path = field->name() + "." + inner->field(j)->name();
+      EXPECT_TRUE(reached.contains(path)) << path;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flotilla
