@@ -69,9 +69,9 @@ class Builder {
     return Refuse(BadBody(Cat("syntax error at byte ", position)));
   }
 
-  absl::StatusOr<Json> Result() && {
+  absl::StatusOr<JsonDocument> Result() && {
     if (!status_.ok()) return std::move(status_);
-    return std::move(root_);
+    return std::move(document_);
   }
 
  private:
@@ -96,8 +96,8 @@ class Builder {
         Refuse(BadBody("it is of another type"));
         return nullptr;
       }
-      root_ = std::move(value);
-      return &root_;
+      document_.root() = std::move(value);
+      return &document_.root();
     }
     if (open_.back()->is_object()) {
       *member_ = std::move(value);
@@ -128,7 +128,7 @@ class Builder {
 
   const std::string_view body_;
   const ListBound* const bound_;
-  Json root_;
+  JsonDocument document_;
   std::vector<Json*> open_;        // the containers around the place, the root first
   Json* member_ = nullptr;         // the value that the last key names
   const Json* bounded_ = nullptr;  // the list that `bound_` is about, once it has begun
@@ -137,9 +137,24 @@ class Builder {
   absl::Status status_;
 };
 
+// Empties `value`; nested kMaxJsonDepth deep at most.
+void TakeApart(Json& value) {
+  if (value.is_array()) {
+    auto& list = value.get_ref<Json::array_t&>();
+    for (Json& element : list) TakeApart(element);
+    list.clear();
+  } else if (value.is_object()) {
+    auto& members = value.get_ref<Json::object_t&>();
+    for (auto& [name, member] : members) TakeApart(member);
+    members.clear();
+  }
+}
+
 }  // namespace
 
-absl::StatusOr<Json> ParseJsonObject(std::string_view body, const ListBound* bound) {
+JsonDocument::~JsonDocument() { TakeApart(root_); }
+
+absl::StatusOr<JsonDocument> ParseJsonObject(std::string_view body, const ListBound* bound) {
   Builder builder(body, bound);
   Json::sax_parse(body.data(), body.data() + body.size(), &builder);
   return std::move(builder).Result();

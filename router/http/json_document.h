@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,6 +24,25 @@ inline constexpr int kMaxJsonDepth = 64;
 // the token ids that a body of 4 MiB holds, or about 150,000 members of objects.
 inline constexpr std::size_t kMaxJsonBytes = 16u << 20;
 
+// A document that was parsed. It is taken apart without any memory: the library's own
+// destructor asks for as much as a list has elements, and ends the process if there is none.
+class JsonDocument {
+ public:
+  JsonDocument() = default;
+  JsonDocument(JsonDocument&& other) noexcept : root_(std::move(other.root_)) {}
+  JsonDocument& operator=(JsonDocument&& other) noexcept {
+    root_.swap(other.root_);
+    return *this;
+  }
+  ~JsonDocument();
+
+  const Json& root() const { return root_; }
+  Json& root() { return root_; }
+
+ private:
+  Json root_;
+};
+
 // A list, directly in the body's object, that ends the parse when it is longer.
 struct ListBound {
   std::string_view name;
@@ -34,6 +54,7 @@ struct ListBound {
 // nested kMaxJsonDepth deep at most, kMaxJsonBytes at most. INVALID_ARGUMENT saying what is
 // wrong, with the byte, counted from 1, where that helps; the body's text is not repeated,
 // but for a bounded part of a key. `bound` may be null.
-absl::StatusOr<Json> ParseJsonObject(std::string_view body, const ListBound* bound = nullptr);
+absl::StatusOr<JsonDocument> ParseJsonObject(std::string_view body,
+                                             const ListBound* bound = nullptr);
 
 }  // namespace flotilla

@@ -231,7 +231,7 @@ std::vector<ChatTurn> Messages(ObjectReader& reader, Ignoring ignoring) {
 }
 
 // A body with `messages`, of which there may be so many.
-absl::StatusOr<Json> ParseBody(std::string_view body, const ParseOptions& options) {
+absl::StatusOr<JsonDocument> ParseBody(std::string_view body, const ParseOptions& options) {
   const ListBound messages{"messages", options.limits.max_messages,
                            TooManyMessages(options.limits)};
   return ParseJsonObject(body, &messages);
@@ -270,9 +270,9 @@ void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOption
 
 absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
                                                   const ParseOptions& options) {
-  absl::StatusOr<Json> json = ParseBody(body, options);
+  absl::StatusOr<JsonDocument> json = ParseBody(body, options);
   if (!json.ok()) return json.status();
-  ObjectReader reader(*json, "");
+  ObjectReader reader(json->root(), "");
   OpenAiRequest request;
   request.chat = true;
   ApiRequest api;
@@ -312,9 +312,9 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
 }
 
 absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const ParseOptions& options) {
-  absl::StatusOr<Json> json = ParseJsonObject(body);
+  absl::StatusOr<JsonDocument> json = ParseJsonObject(body);
   if (!json.ok()) return json.status();
-  ObjectReader reader(*json, "");
+  ObjectReader reader(json->root(), "");
   OpenAiRequest request;
   ApiRequest api;
   ReadCommon(reader, options.lenient, api, request);
@@ -331,9 +331,9 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const Parse
 }
 
 absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const ParseOptions& options) {
-  absl::StatusOr<Json> json = ParseBody(body, options);
+  absl::StatusOr<JsonDocument> json = ParseBody(body, options);
   if (!json.ok()) return json.status();
-  ObjectReader reader(*json, "");
+  ObjectReader reader(json->root(), "");
   TokenizeRequest request;
   request.model = reader.String("model").value_or("");
   request.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
@@ -355,9 +355,9 @@ absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const Parse
 
 absl::StatusOr<DetokenizeRequest> ParseDetokenize(std::string_view body,
                                                   const ParseOptions& options) {
-  absl::StatusOr<Json> json = ParseJsonObject(body);
+  absl::StatusOr<JsonDocument> json = ParseJsonObject(body);
   if (!json.ok()) return json.status();
-  ObjectReader reader(*json, "");
+  ObjectReader reader(json->root(), "");
   DetokenizeRequest request;
   request.model = reader.String("model").value_or("");
   const Json* tokens = reader.Value("tokens");

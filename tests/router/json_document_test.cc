@@ -44,10 +44,10 @@ TEST(JsonDocument, RefusesWhatIsNotOneCleanObject) {
 TEST(JsonDocument, IsWhatTheLibraryReads) {
   const std::string body =
       R"({"a":[1,-2,3.5,true,false,null,"x\u00e9\n",[],{},{"b":[[0]],"c":"","":{}}],"d":18446744073709551615})";
-  const absl::StatusOr<Json> document = ParseJsonObject(body);
+  const absl::StatusOr<JsonDocument> document = ParseJsonObject(body);
   ASSERT_TRUE(document.ok()) << document.status();
-  EXPECT_EQ(*document, Json::parse(body));
-  EXPECT_EQ(document->dump(), Json::parse(body).dump());
+  EXPECT_EQ(document->root(), Json::parse(body));
+  EXPECT_EQ(document->root().dump(), Json::parse(body).dump());
 }
 
 TEST(JsonDocument, SaysWhatIsWrong) {
