@@ -22,6 +22,7 @@
 #include "cli/simulate_flags.h"
 #include "cli/top.h"
 #include "cli/worker.h"
+#include "common/rt/allocator.h"
 #include "common/rt/descriptors.h"
 
 namespace {
@@ -74,6 +75,7 @@ int main(int argc, char** argv) {
   // entered into a graph.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 #endif
+  flotilla::ConfigureAllocator();
   flotilla::RaiseDescriptorLimit();
   CLI::App app{"flotilla serves open large language models", "flotilla"};
   app.set_version_flag("--version", FLOTILLA_VERSION);

@@ -1,10 +1,12 @@
 #include "router/tokenizer_pool.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
-namespace flotilla {
+#include "common/rt/allocator.h"
 
+namespace flotilla {
 TokenizerPool::TokenizerPool(std::uint32_t threads, std::size_t max_jobs, std::size_t max_bytes)
     : queue_({std::max(threads, 1u), max_jobs, max_bytes}) {
   for (std::uint32_t i = 0; i < std::max(threads, 1u); ++i) {
@@ -35,8 +37,14 @@ bool TokenizerPool::TryRun(std::string_view tenant, std::size_t input_bytes,
 
 void TokenizerPool::Work() {
   while (std::optional<Turn> turn = Wait()) {
-    if (!turn->job.dropped()) turn->job.run();
+    try {
+      if (!turn->job.dropped()) turn->job.run();
+    } catch (const std::bad_alloc&) {
+      // Jobs see to their own request; what they could not even say is lost, and no thread.
+    }
     turn->job = {};  // what it holds goes before others take its place
+    // The allocator would keep it, for each thread that has had a large input.
+    if (turn->size == FairQueue::Size::kLarge) ReturnFreeMemory();
     absl::MutexLock lock(&mu_);
     queue_.Done(turn->size);
   }
