@@ -41,4 +41,9 @@ std::int64_t RetryAfterMs(const absl::Status& status) {
   return absl::SimpleAtoi(Payload(status, kRetryUrl), &ms) ? ms : 0;
 }
 
+absl::Status NoMemory() {
+  return WithRetryAfter(absl::UnavailableError("the server has no memory for this request now"),
+                        1000);
+}
+
 }  // namespace flotilla

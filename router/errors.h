@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "absl/status/status.h"
 
@@ -28,6 +30,19 @@ absl::Status InvalidField(std::string_view field, std::string_view message);
 
 // RESOURCE_EXHAUSTED or UNAVAILABLE with a hint when to try again.
 absl::Status WithRetryAfter(absl::Status status, std::int64_t retry_after_ms);
+
+// UNAVAILABLE with a hint, for the one request whose allocation failed.
+absl::Status NoMemory();
+
+// What `work` returns, a Status or StatusOr; NoMemory() if an allocation of it fails.
+template <class Work>
+std::invoke_result_t<Work&> OrNoMemory(Work work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return NoMemory();
+  }
+}
 
 // What the status carries; empty or 0 when nothing.
 std::string ErrorField(const absl::Status& status);

@@ -79,6 +79,7 @@ struct ApiRequest {
   std::int64_t priority = 0;               // -100..100, higher goes first
   std::string tenant;                      // set by the front, never by the body
   std::int64_t max_priority = 100;         // the same; what the caller's key allows
+  std::int64_t waited_ns = 0;              // the same; since it came, until it is started
   std::string cache_salt;
   // The client's own name for the request: a label for logs and for the seed,
   // never a key.

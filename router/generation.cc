@@ -38,7 +38,7 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       identity_(std::move(identity)),
       limits_(limits),
       lane_(std::move(lane)),
-      start_ns_(environment.clock->NowNs()),
+      start_ns_(environment.clock->NowNs() - api.waited_ns),
       max_tokens_(api.max_tokens),
       default_max_tokens_(api.default_max_tokens),
       stop_strings_(api.stop),

@@ -97,6 +97,19 @@ class Encoder {
   const ChatTemplate* chat_template_;
 };
 
+// A token may have a hundred bytes: what is too long is refused before it is written.
+absl::StatusOr<std::string> Decode(const Tokenizer& tokenizer,
+                                   const std::vector<std::int64_t>& tokens, std::size_t most) {
+  const std::vector<TokenId> ids(tokens.begin(), tokens.end());
+  std::size_t bytes = 0;
+  for (const TokenId id : ids) bytes += tokenizer.TokenBytes(id).size();
+  if (bytes > most) {
+    return InvalidField("tokens", Cat("the text of tokens is ", bytes, " bytes long; at most ",
+                                      most, " are allowed"));
+  }
+  return tokenizer.Decode(ids, /*skip_special=*/false);
+}
+
 absl::Status PoolFull() {
   // A full queue of the pool clears in tens of milliseconds.
   return WithRetryAfter(absl::ResourceExhaustedError("too many prompts wait for the tokenizer"),
@@ -155,8 +168,8 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   bool Abort(std::string_view id) override;
   void Tokenize(TokenizeRequest request, Lane& lane,
                 std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) override;
-  void Detokenize(std::string model, std::string_view tenant, std::vector<std::int64_t> tokens,
-                  Lane& lane, std::function<void(absl::StatusOr<std::string>)> done) override;
+  void Detokenize(DetokenizeRequest request, Lane& lane,
+                  std::function<void(absl::StatusOr<std::string>)> done) override;
 
   absl::Status RunOnPool(std::string_view tenant, std::size_t input_bytes, Lane& lane,
                          std::function<std::function<void()>()> work,
@@ -320,7 +333,7 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   request.logprobs.output_top = static_cast<std::int32_t>(api.logprobs.value_or(LogprobSpec::kOff));
   request.logprobs.prompt_top =
       static_cast<std::int32_t>(api.prompt_logprobs.value_or(LogprobSpec::kOff));
-  request.deadline_ns = clock_->NowNs() + *api.timeout_ms * 1'000'000;
+  request.deadline_ns = clock_->NowNs() - api.waited_ns + *api.timeout_ms * 1'000'000;
   request.priority = static_cast<std::int32_t>(api.priority);
   request.tenant = api.tenant;
   request.cache_salt = api.cache_salt;
@@ -370,9 +383,11 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
       api.tenant, bytes,
       [&model, input = std::move(input), deliver, add_special = api.add_special_tokens,
        max_tokens = limits.max_context] {
-        deliver(model.encoder.Encode(
-            input, {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens},
-            /*add_generation_prompt=*/true));
+        deliver(OrNoMemory([&] {
+          return model.encoder.Encode(
+              input, {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens},
+              /*add_generation_prompt=*/true);
+        }));
       },
       generation->abandoned());
   if (queued) return generation;
@@ -410,31 +425,42 @@ void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
   const bool queued = pool_.TryRun(
       tenant, bytes,
       [&encoder, request = std::move(request), answer] {
-        answer(encoder.Encode(
-            request.input,
-            {.parse_special = request.parse_special, .add_special = request.add_special_tokens},
-            request.add_generation_prompt));
+        answer(OrNoMemory([&] {
+          return encoder.Encode(
+              request.input,
+              {.parse_special = request.parse_special, .add_special = request.add_special_tokens},
+              request.add_generation_prompt);
+        }));
       },
       abandoned);
   if (!queued) answer(PoolFull());
 }
 
-void ServiceImpl::Detokenize(std::string model_name, std::string_view tenant,
-                             std::vector<std::int64_t> tokens, Lane& lane,
+void ServiceImpl::Detokenize(DetokenizeRequest request, Lane& lane,
                              std::function<void(absl::StatusOr<std::string>)> done) {
   const std::shared_ptr<LaneState> state = StateOf(lane).shared_from_this();
   const auto answer = [state, done = std::move(done)](absl::StatusOr<std::string> result) {
     state->Run([done, result = std::move(result)](LaneState&) mutable { done(std::move(result)); });
   };
-  const absl::StatusOr<Known> known = Find(model_name);
+  const absl::StatusOr<Known> known = Find(request.model);
   if (!known.ok()) return answer(known.status());
-  if (auto s = CheckTokenIds("tokens", tokens, known->info.limits); !s.ok()) return answer(s);
+  if (request.tokens.size() > kMaxDetokenize) {
+    return answer(
+        InvalidField("tokens", Cat("tokens has ", request.tokens.size(), " entries; at most ",
+                                   kMaxDetokenize, " are allowed")));
+  }
+  if (auto s = CheckTokenIds("tokens", request.tokens, known->info.limits); !s.ok()) {
+    return answer(s);
+  }
   const Tokenizer* tokenizer = known->model->served.tokenizer;
-  const bool queued =
-      pool_.TryRun(tenant, tokens.size() * sizeof tokens[0], [tokenizer, tokens, answer] {
-        const std::vector<TokenId> ids(tokens.begin(), tokens.end());
-        answer(tokenizer->Decode(ids, /*skip_special=*/false));
-      });
+  const std::size_t bytes = request.tokens.size() * sizeof request.tokens[0];
+  const std::string tenant = request.tenant;
+  const auto abandoned = request.abandoned;
+  const bool queued = pool_.TryRun(
+      tenant, bytes,
+      [tokenizer, tokens = std::move(request.tokens), most = options_.limits.max_prompt_bytes,
+       answer] { answer(OrNoMemory([&] { return Decode(*tokenizer, tokens, most); })); },
+      abandoned);
   if (!queued) answer(PoolFull());
 }
 

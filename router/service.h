@@ -176,6 +176,16 @@ struct TokenizeRequest {
   bool add_generation_prompt = true;  // conversations only
 };
 
+// Tokens that Detokenize takes at most.
+inline constexpr std::size_t kMaxDetokenize = 1 << 20;
+
+struct DetokenizeRequest {
+  std::string model;
+  std::vector<std::int64_t> tokens;
+  std::string tenant;                                  // as in a TokenizeRequest
+  std::shared_ptr<const std::atomic<bool>> abandoned;  // the same
+};
+
 // What became of a request, for logs. Its texts live as long as the call that shows it.
 struct RequestRecord {
   enum class Outcome : std::uint8_t {
@@ -204,7 +214,7 @@ struct ServiceOptions {
   RequestLimits limits;
   std::uint32_t tokenizer_threads = 1;
   std::size_t tokenizer_queue = 256;              // jobs waiting; more are refused
-  std::size_t tokenizer_queue_bytes = 64u << 20;  // their input
+  std::size_t tokenizer_queue_bytes = 32u << 20;  // their input
   // How often a request that an engine gave back is submitted in all.
   std::uint32_t max_attempts = 8;
   // Sees each request that was started when it is over, on its lane's thread; must not
@@ -250,9 +260,9 @@ class InferenceService {
   virtual void Tokenize(TokenizeRequest request, Lane& lane,
                         std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) = 0;
   // Decodes; special tokens included as their text, invalid UTF-8 replaced by
-  // U+FFFD. `tenant` as in a TokenizeRequest. Same rules.
-  virtual void Detokenize(std::string model, std::string_view tenant,
-                          std::vector<std::int64_t> tokens, Lane& lane,
+  // U+FFFD. INVALID_ARGUMENT also for more than kMaxDetokenize tokens, or a text longer than
+  // RequestLimits::max_prompt_bytes. Same rules.
+  virtual void Detokenize(DetokenizeRequest request, Lane& lane,
                           std::function<void(absl::StatusOr<std::string>)> done) = 0;
 
   // For what a front has to do with a long input: runs `work` on the pool, as the tenant's

@@ -22,7 +22,6 @@ namespace {
 
 // Far above any context; keeps a message from being copied at eight times its
 // size before it is refused.
-constexpr int kMaxDetokenize = 1 << 20;
 
 // The time the client allows, if it allows any limited time; at least 1 ms, as
 // gRPC itself ends calls whose deadline has passed. More than the server allows
@@ -118,16 +117,19 @@ void InferenceGrpc::Tokenize(TokenizeCall* call) {
 
 void InferenceGrpc::Detokenize(DetokenizeCall* call) {
   const v1::DetokenizeRequest& request = call->request.message;
-  if (request.token_ids_size() > kMaxDetokenize) {
+  // Before they are copied.
+  if (request.token_ids_size() > static_cast<int>(kMaxDetokenize)) {
     return call->Finish(ToGrpcStatus(
         InvalidField("token_ids", absl::StrCat("at most ", kMaxDetokenize, " tokens"))));
   }
   absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);
   if (!caller.ok()) return call->Finish(ToGrpcStatus(caller.status()));
-  std::vector<std::int64_t> tokens(request.token_ids().begin(), request.token_ids().end());
-  shared_.thread->Post([this, call, tenant = std::move(caller->name), model = request.model(),
-                        tokens = std::move(tokens)]() mutable {
-    shared_.service->Detokenize(std::move(model), tenant, std::move(tokens), *shared_.lane,
+  DetokenizeRequest detokenize{.model = request.model(),
+                               .tokens = {request.token_ids().begin(), request.token_ids().end()},
+                               .tenant = std::move(caller->name),
+                               .abandoned = nullptr};
+  shared_.thread->Post([this, call, detokenize = std::move(detokenize)]() mutable {
+    shared_.service->Detokenize(std::move(detokenize), *shared_.lane,
                                 [call](absl::StatusOr<std::string> text) {
                                   if (text.ok()) call->response.set_text(*std::move(text));
                                   call->Finish(ToGrpcStatus(text.status()));

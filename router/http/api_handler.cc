@@ -1,6 +1,7 @@
 #include "router/http/api_handler.h"
 
 #include <array>
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -81,7 +82,30 @@ void AppendModel(const ModelInfo& model, std::string& out) {
 // Bodies up to this size are parsed, and answers of so many tokens or bytes written, on the
 // I/O thread: within a millisecond or two. Others wait there for nobody else's.
 constexpr std::size_t kInlineBytes = 64 << 10;
-constexpr std::size_t kInlineTokens = 16 << 10;
+// A token's id and its comma, as an answer has them.
+constexpr std::size_t kTokenBytes = 7;
+// What the pool's answers hold until they are sent, over all connections.
+constexpr std::size_t kAnswerBytes = 32u << 20;
+
+// For the lane's thread: `work` on the exchange, if it is still there. If it cannot get memory
+// the exchange fails, and nobody else.
+template <class Work>
+std::function<void()> OnLane(std::weak_ptr<PoolExchange*> self, Work work) {
+  return [self = std::move(self), work = std::move(work)]() mutable {
+    const std::shared_ptr<PoolExchange*> waiting = self.lock();
+    if (waiting == nullptr) return;
+    HttpReply& reply = (*waiting)->reply();
+    try {
+      work(**waiting);
+    } catch (const std::bad_alloc&) {
+      reply.Fail();
+    }
+  };
+}
+
+std::int64_t WaitedNs(const HttpRequest& request) {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now() - request.came).count();
+}
 
 class ApiHandler final : public HttpHandler {
  public:
@@ -140,8 +164,10 @@ class ApiHandler final : public HttpHandler {
       HttpRequest request, HttpReply& reply,
       std::function<absl::StatusOr<Parsed>(const HttpRequest&)> parse,
       std::unique_ptr<HttpExchange> (ApiHandler::*next)(Parsed, HttpReply&));
-  // Answers with what `write` makes, which runs on the pool if that takes long.
-  void Send(PoolExchange& exchange, bool is_long, std::function<std::string()> write);
+  // Answers with what `write` makes, of some `bytes`; where these are many it runs on the pool,
+  // as the tenant's, and 503 is the answer if too much waits to be sent already.
+  void Send(PoolExchange& exchange, const std::string& tenant, std::size_t bytes,
+            std::function<std::string()> write);
 
   template <class Body>
   std::unique_ptr<HttpExchange> Generate(Body parse_body, HttpRequest& request, HttpReply& reply);
@@ -168,6 +194,7 @@ class ApiHandler final : public HttpHandler {
 
   const ApiOptions options_;
   const ParseOptions parse_;
+  MemoryBudget answers_{kAnswerBytes};
   InferenceService& service_;
   Lane& lane_;
 };
@@ -256,20 +283,20 @@ std::unique_ptr<HttpExchange> ApiHandler::Parse(
   auto exchange = std::make_unique<PoolExchange>(reply);
   const std::string tenant = request.tenant;
   const std::size_t bytes = request.body.size();
+  // Of the memory for bodies that are read; from here on the pool's bounds count this one.
+  const MemoryCharge charge = std::move(request.charge);
   // What is not copyable goes by a pointer: a std::function holds it.
   auto shared = std::make_shared<HttpRequest>(std::move(request));
   auto work = [this, next, parse = std::move(parse), shared = std::move(shared),
                self = exchange->self()]() -> std::function<void()> {
     if (self.expired()) return [] {};
-    auto parsed = std::make_shared<absl::StatusOr<Parsed>>(parse(*shared));
-    return [this, next, parsed, self] {
-      // The handler lives as long as the exchanges do.
-      const std::shared_ptr<PoolExchange*> waiting = self.lock();
-      if (waiting == nullptr) return;
-      PoolExchange& waiter = **waiting;
+    auto parsed =
+        std::make_shared<absl::StatusOr<Parsed>>(OrNoMemory([&] { return parse(*shared); }));
+    // The handler lives as long as the exchanges do.
+    return OnLane(self, [this, next, parsed](PoolExchange& waiter) {
       if (!parsed->ok()) return SendError(parsed->status(), waiter.reply());
       waiter.GoOnAs((this->*next)(*std::move(*parsed), waiter.reply()));
-    };
+    });
   };
   absl::Status status =
       service_.RunOnPool(tenant, bytes, lane_, std::move(work), exchange->abandoned());
@@ -291,6 +318,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest&
     for (ApiRequest& prompt : parsed->prompts) {
       prompt.tenant = from.tenant;
       prompt.max_priority = from.max_priority;
+      prompt.waited_ns = WaitedNs(from);
       prompt.trace = from.trace;
       prompt.label = from.request_id;
       if (from.client_named && prompt.client_request_id.empty()) {
@@ -302,18 +330,23 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest&
   return Parse<ValidOpenAiRequest>(std::move(request), reply, parse, &ApiHandler::Start);
 }
 
-void ApiHandler::Send(PoolExchange& exchange, bool is_long, std::function<std::string()> write) {
-  if (!is_long) return exchange.reply().Send(200, kJson, write(), {});
+void ApiHandler::Send(PoolExchange& exchange, const std::string& tenant, std::size_t bytes,
+                      std::function<std::string()> write) {
+  if (bytes <= kInlineBytes) return exchange.reply().Send(200, kJson, write(), {});
+  MemoryCharge charge(&answers_);
+  if (!charge.Grow(bytes)) return SendError(NoMemory(), exchange.reply());
+  exchange.Hold(std::move(charge));
   auto work = [write = std::move(write), self = exchange.self()]() -> std::function<void()> {
     if (self.expired()) return [] {};
-    auto body = std::make_shared<std::string>(write());
-    return [body, self] {
-      const std::shared_ptr<PoolExchange*> waiting = self.lock();
-      if (waiting != nullptr) (*waiting)->reply().Send(200, kJson, std::move(*body), {});
-    };
+    auto body = std::make_shared<absl::StatusOr<std::string>>(
+        OrNoMemory([&]() -> absl::StatusOr<std::string> { return write(); }));
+    return OnLane(self, [body](PoolExchange& waiter) {
+      if (!body->ok()) return SendError(body->status(), waiter.reply());
+      waiter.reply().Send(200, kJson, **std::move(body), {});
+    });
   };
   const absl::Status status =
-      service_.RunOnPool("", 0, lane_, std::move(work), exchange.abandoned());
+      service_.RunOnPool(tenant, bytes, lane_, std::move(work), exchange.abandoned());
   if (!status.ok()) Refuse(status, exchange.reply());
 }
 
@@ -330,18 +363,19 @@ std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpRep
 std::unique_ptr<HttpExchange> ApiHandler::RunTokenize(TokenizeRequest tokenize, HttpReply& reply) {
   auto exchange = std::make_unique<PoolExchange>(reply);
   tokenize.abandoned = exchange->abandoned();
-  service_.Tokenize(std::move(tokenize), lane_,
-                    [this, self = exchange->self()](absl::StatusOr<std::vector<TokenId>> tokens) {
-                      const std::shared_ptr<PoolExchange*> waiting = self.lock();
-                      if (waiting == nullptr) return;
-                      if (!tokens.ok()) return SendError(tokens.status(), (*waiting)->reply());
-                      const bool is_long = tokens->size() > kInlineTokens;
-                      Send(**waiting, is_long, [tokens = *std::move(tokens)] {
-                        std::string body = R"({"tokens":)";
-                        AppendJsonIntArray(tokens, body);
-                        return body += Cat(R"(,"count":)", tokens.size(), "}");
-                      });
-                    });
+  const std::string tenant = tokenize.tenant;
+  auto done = [this, tenant, self = exchange->self()](absl::StatusOr<std::vector<TokenId>> tokens) {
+    OnLane(self, [&](PoolExchange& waiter) {
+      if (!tokens.ok()) return SendError(tokens.status(), waiter.reply());
+      const std::size_t bytes = tokens->size() * kTokenBytes;
+      Send(waiter, tenant, bytes, [tokens = *std::move(tokens)] {
+        std::string body = R"({"tokens":)";
+        AppendJsonIntArray(tokens, body);
+        return body += Cat(R"(,"count":)", tokens.size(), "}");
+      });
+    })();
+  };
+  service_.Tokenize(std::move(tokenize), lane_, std::move(done));
   return exchange;
 }
 
@@ -358,18 +392,20 @@ std::unique_ptr<HttpExchange> ApiHandler::Detokenize(HttpRequest& request, HttpR
 std::unique_ptr<HttpExchange> ApiHandler::RunDetokenize(DetokenizeRequest detokenize,
                                                         HttpReply& reply) {
   auto exchange = std::make_unique<PoolExchange>(reply);
-  service_.Detokenize(std::move(detokenize.model), detokenize.tenant, std::move(detokenize.tokens),
-                      lane_, [this, self = exchange->self()](absl::StatusOr<std::string> text) {
-                        const std::shared_ptr<PoolExchange*> waiting = self.lock();
-                        if (waiting == nullptr) return;
-                        if (!text.ok()) return SendError(text.status(), (*waiting)->reply());
-                        const bool is_long = text->size() > kInlineBytes;
-                        Send(**waiting, is_long, [text = *std::move(text)] {
-                          std::string body = R"({"prompt":)";
-                          AppendJsonString(text, body);
-                          return body += '}';
-                        });
-                      });
+  detokenize.abandoned = exchange->abandoned();
+  const std::string tenant = detokenize.tenant;
+  auto done = [this, tenant, self = exchange->self()](absl::StatusOr<std::string> text) {
+    OnLane(self, [&](PoolExchange& waiter) {
+      if (!text.ok()) return SendError(text.status(), waiter.reply());
+      const std::size_t bytes = text->size();
+      Send(waiter, tenant, bytes, [text = *std::move(text)] {
+        std::string body = R"({"prompt":)";
+        AppendJsonString(text, body);
+        return body += '}';
+      });
+    })();
+  };
+  service_.Detokenize(std::move(detokenize), lane_, std::move(done));
   return exchange;
 }
 

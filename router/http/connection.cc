@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "common/obs/trace.h"
 #include "model/text.h"
+#include "router/errors.h"
 #include "router/http/api_error.h"
 
 namespace flotilla {
@@ -213,6 +214,7 @@ void Connection::OnRequest() {
   Enter(State::kServing);
   answered_ = begun_ = false;
   keep_alive_ = keep_alive_ && !owner_->stopping() && !(input_ended_ && input_.empty());
+  request_.came = std::chrono::steady_clock::now();
   request_.body = reader_->TakeBody();
   request_.charge = reader_->TakeCharge();
   reader_.reset();
@@ -221,8 +223,7 @@ void Connection::OnRequest() {
   try {
     exchange_ = owner_->handler().Handle(std::move(request_), *this);
   } catch (const std::bad_alloc&) {
-    if (begun_) return Close();
-    SendError(absl::UnavailableError("the server has no memory for this request now"), *this);
+    Fail();
   }
 }
 
@@ -349,6 +350,12 @@ void Connection::End() {
   if (state_ != State::kServing || answered_) return;
   answered_ = true;
   Guarded([&] { ScheduleFlush(); });
+}
+
+void Connection::Fail() {
+  if (state_ != State::kServing || answered_) return;
+  if (begun_) return Close();
+  Guarded([&] { SendError(NoMemory(), *this); });
 }
 
 void Connection::ScheduleFlush() {

@@ -83,6 +83,7 @@ class Connection final : public HttpReply,
   void Begin(int status, std::string_view content_type, const HttpHeaders& headers) override;
   void Write(std::string_view text) override;
   void End() override;
+  void Fail() override;
 
  private:
   enum class State : std::uint8_t {

@@ -3,6 +3,7 @@
 // connection's I/O thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -36,6 +37,7 @@ struct HttpRequest {
   std::string tenant;               // as the key or the tenant header says
   std::int64_t max_priority = 100;  // as the key says
   TraceContext trace;               // of a valid traceparent; else all zero
+  std::chrono::steady_clock::time_point came;  // when it was whole
   std::string body;
   MemoryCharge charge;  // what the body holds of the budget for bodies, until this goes
 };
@@ -67,6 +69,8 @@ class HttpReply {
   virtual void Write(std::string_view text) = 0;
 
   virtual void End() = 0;
+  // For want of memory: answers 503, or closes the connection if an answer has begun.
+  virtual void Fail() = 0;
 };
 
 // A request that is being answered. Destroyed by the connection soon after the

@@ -1,6 +1,7 @@
 #include "router/http/openai_exchange.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 #include <variant>
 
@@ -83,6 +84,16 @@ absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std:
   return absl::OkStatus();
 }
 
+template <class Work>
+void OpenAiExchange::Guarded(Work work) {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    over_ = true;
+    reply_.Fail();
+  }
+}
+
 absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceService& service,
                                            Lane& lane) {
   const auto* text = std::get_if<std::string>(&request.api().prompt);
@@ -94,44 +105,54 @@ absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceSer
 }
 
 void OpenAiExchange::Prompt::OnPrompt(const PromptInfo& prompt) {
-  if (exchange_->request_.echo && text_.empty()) {
-    std::string bytes;
-    for (TokenId token : prompt.tokens) {
-      bytes += exchange_->service_.TokenBytes(exchange_->model_, token);
+  exchange_->Guarded([&] {
+    if (exchange_->request_.echo && text_.empty()) {
+      std::string bytes;
+      for (TokenId token : prompt.tokens) {
+        bytes += exchange_->service_.TokenBytes(exchange_->model_, token);
+      }
+      text_ = RepairUtf8(bytes);
     }
-    text_ = RepairUtf8(bytes);
-  }
-  exchange_->answer_->Prompt(index_, prompt.tokens, text_);
+    exchange_->answer_->Prompt(index_, prompt.tokens, text_);
+  });
 }
 
 void OpenAiExchange::Prompt::OnAccepted() {
-  if (exchange_->over_) return;
-  exchange_->Begin();
-  exchange_->answer_->Start(index_, exchange_->out_);
-  exchange_->Write();
+  exchange_->Guarded([&] {
+    if (exchange_->over_) return;
+    exchange_->Begin();
+    exchange_->answer_->Start(index_, exchange_->out_);
+    exchange_->Write();
+  });
 }
 
 void OpenAiExchange::Prompt::OnPromptScores(::flotilla::PromptScores scores) {
-  exchange_->answer_->PromptScores(index_, scores.tokens);
+  exchange_->Guarded([&] { exchange_->answer_->PromptScores(index_, scores.tokens); });
 }
 
 void OpenAiExchange::Prompt::OnDelta(Delta delta) {
-  if (exchange_->over_) return;
-  exchange_->answer_->Add(index_, delta, exchange_->out_);
-  exchange_->Write();
+  exchange_->Guarded([&] {
+    if (exchange_->over_) return;
+    exchange_->answer_->Add(index_, delta, exchange_->out_);
+    exchange_->Write();
+  });
 }
 
 void OpenAiExchange::Prompt::OnChoiceEnd(const ChoiceEnd& end) {
-  if (exchange_->over_ || end.reason == ChoiceFinish::kError) return;
-  exchange_->answer_->Finish(index_, end, exchange_->out_);
-  exchange_->Write();
+  exchange_->Guarded([&] {
+    if (exchange_->over_ || end.reason == ChoiceFinish::kError) return;
+    exchange_->answer_->Finish(index_, end, exchange_->out_);
+    exchange_->Write();
+  });
 }
 
 void OpenAiExchange::Prompt::OnDone(const GenerationEnd& end) {
-  if (exchange_->over_) return;
-  if (!end.status.ok()) return exchange_->Fail(end.status);
-  exchange_->answer_->AddUsage(end.usage);
-  if (--exchange_->running_ == 0) exchange_->Complete();
+  exchange_->Guarded([&] {
+    if (exchange_->over_) return;
+    if (!end.status.ok()) return exchange_->Fail(end.status);
+    exchange_->answer_->AddUsage(end.usage);
+    if (--exchange_->running_ == 0) exchange_->Complete();
+  });
 }
 
 void OpenAiExchange::Begin() {

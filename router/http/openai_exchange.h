@@ -58,6 +58,9 @@ class OpenAiExchange final : public HttpExchange {
       : request_(std::move(request)), service_(service), reply_(reply) {}
 
   absl::Status StartAll(std::vector<GenerateRequest> prompts, std::int64_t now_s, Lane& lane);
+  // If `work` cannot get memory, this request fails, and no other.
+  template <class Work>
+  void Guarded(Work work);
   void Begin();
   void Write();
   void Fail(const absl::Status& status);

@@ -45,11 +45,6 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const Parse
 //  add_generation_prompt}
 absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const ParseOptions& options);
 
-struct DetokenizeRequest {
-  std::string model;
-  std::string tenant;  // whose turn of the pool it is; not of the body
-  std::vector<std::int64_t> tokens;
-};
 absl::StatusOr<DetokenizeRequest> ParseDetokenize(std::string_view body,
                                                   const ParseOptions& options);
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "router/http/exchange.h"
+#include "router/http/memory_budget.h"
 
 namespace flotilla {
 
@@ -25,11 +26,14 @@ class PoolExchange final : public HttpExchange {
   std::weak_ptr<PoolExchange*> self() const { return self_; }
   // Set once the exchange is gone: what still waits in the pool need not run.
   std::shared_ptr<const std::atomic<bool>> abandoned() const { return abandoned_; }
+  // What the answer holds of a budget, as long as this one lives.
+  void Hold(MemoryCharge charge) { charge_ = std::move(charge); }
   // Lives as long as this one: what the request goes on as. May be null.
   void GoOnAs(std::unique_ptr<HttpExchange> next) { next_ = std::move(next); }
 
  private:
   HttpReply& reply_;
+  MemoryCharge charge_;
   std::unique_ptr<HttpExchange> next_;
   const std::shared_ptr<PoolExchange*> self_;
   const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);

@@ -205,5 +205,54 @@ TEST_F(HttpTest, AnAllocationThatFailsCostsOneConnection) {
   EXPECT_EQ(Complete(R"(,"max_tokens":2)").status, 200);
 }
 
+// Beyond the body: while the pool parses it, and while it encodes.
+TEST_F(HttpTest, AnAllocationThatFailsOnThePoolCostsOneRequest) {
+  Serve();
+  std::string lists = R"({"model":"m","x":[[])";
+  while (lists.size() < 100'000) lists += ",[]";
+  lists += "]}";
+  const std::string word = R"({"model":"m","prompt":")" + std::string(100'000, 'a') + "\"}";
+  HttpClient client(port_);
+  EXPECT_EQ(client.Call("POST", "/v1/completions", lists).status, 400);
+  EXPECT_EQ(client.Call("POST", "/tokenize", word).status, 200);
+  {
+    testing::FailLargeAllocations failing(300'000);  // which the bodies are not
+    EXPECT_EQ(client.Call("POST", "/v1/completions", lists).status, 503);
+    EXPECT_EQ(client.Call("POST", "/tokenize", word).status, 503);
+    EXPECT_EQ(client.Call("GET", "/health").status, 200);
+  }
+  EXPECT_EQ(client.Call("POST", "/v1/completions", lists).status, 400);
+  EXPECT_EQ(client.Call("POST", "/tokenize", word).status, 200);
+}
+
+// The charge of a body is for its reading: what waits for the pool may outlive the server.
+TEST_F(HttpTest, BodiesThatWaitForThePoolLeaveRoomForOthers) {
+  Fixture setup;
+  setup.http.body_memory_bytes = 2 * kMiB;
+  Serve(setup);
+  std::vector<std::unique_ptr<HttpClient>> clients;
+  for (int i = 0; i < 12; ++i) {
+    clients.push_back(std::make_unique<HttpClient>(port_));
+    const std::string body = LargeBody(kMiB);
+    clients.back()->Send(PostHead("/tokenize", Announce(body.size())));
+    clients.back()->Send(body);
+    EXPECT_NE(Post("/v1/completions", LargeBody(20 << 10)).status, 503);
+  }
+  clients.clear();
+  server_.reset();
+  service_.reset();
+}
+
+TEST_F(HttpTest, WhatIsDetokenizedIsBounded) {
+  Serve();
+  std::string longest;
+  for (int i = 0; i < 60'000; ++i) longest += "46778,";  // 81 bytes each
+  longest.back() = ']';
+  const HttpResponse response = Post("/detokenize", R"({"model":"m","tokens":[)" + longest + "}");
+  EXPECT_EQ(response.status, 400);
+  EXPECT_EQ(response.json()["error"]["message"],
+            "the text of tokens is 4860000 bytes long; at most 4194304 are allowed");
+}
+
 }  // namespace
 }  // namespace flotilla

@@ -116,15 +116,15 @@ class FakeService final : public InferenceService {
     }
     static_cast<FakeLane&>(lane).dispatcher->Post([result, done] { done(result); });
   }
-  void Detokenize(std::string model, std::string_view /*tenant*/, std::vector<std::int64_t> tokens,
-                  Lane& lane, std::function<void(absl::StatusOr<std::string>)> done) override {
+  void Detokenize(DetokenizeRequest request, Lane& lane,
+                  std::function<void(absl::StatusOr<std::string>)> done) override {
     absl::StatusOr<std::string> result = std::string();
-    if (auto status = CheckModel(model, Limits()); !status.ok()) result = status;
+    if (auto status = CheckModel(request.model, Limits()); !status.ok()) result = status;
     if (result.ok()) {
-      if (auto status = CheckTokenIds("tokens", tokens, Limits()); !status.ok()) {
+      if (auto status = CheckTokenIds("tokens", request.tokens, Limits()); !status.ok()) {
         result = status;
       } else {
-        for (auto token : tokens) result->push_back(static_cast<char>(token));
+        for (auto token : request.tokens) result->push_back(static_cast<char>(token));
       }
     }
     static_cast<FakeLane&>(lane).dispatcher->Post([result, done] { done(result); });
