@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "router/names.h"
 
 namespace flotilla {
 namespace {
@@ -31,24 +32,6 @@ bool HasAllWordsOf(const std::string& name, const std::string& typed) {
 
 }  // namespace
 
-std::size_t EditDistance(std::string_view a, std::string_view b, std::size_t limit) {
-  // Rows of the usual table, for the first i - 2, i - 1 and i letters of a.
-  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) last[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        row[j] = std::min(row[j], before[j - 2] + 1);
-      }
-    }
-    std::swap(before, last);
-    std::swap(last, row);
-  }
-  return std::min(last[b.size()], limit + 1);
-}
-
 std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std::string>& names) {
   if (typed.size() > kMaxTyped) return {};
   const std::string wanted = Normal(typed);
@@ -58,7 +41,7 @@ std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std
   const std::size_t limit = std::min<std::size_t>(3, (letters + 2) / 3);
   std::vector<std::pair<std::size_t, std::string>> near;  // how far in half errors, and what
   for (const std::string& name : names) {
-    const std::size_t errors = EditDistance(wanted, Normal(name), limit);
+    const std::size_t errors = EditDistance(wanted, Normal(name));
     if (errors <= limit) near.emplace_back(2 * errors, name);
   }
   for (const std::string& name : names) {

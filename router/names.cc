@@ -20,16 +20,18 @@ constexpr std::size_t kShownBytes = 100;  // of one name
 std::size_t EditDistance(std::string_view a, std::string_view b) {
   a = a.substr(0, kComparedBytes);
   b = b.substr(0, kComparedBytes);
-  // Wagner and Fischer's table, a row at a time: row[j] is the distance of what was seen
-  // of `a` to the first j bytes of `b`.
-  std::array<std::size_t, kComparedBytes + 1> row;
+  // Wagner and Fischer's table, of which three rows are needed at a time: row[j] is the
+  // distance of what was seen of `a` to the first j bytes of `b`.
+  std::array<std::size_t, kComparedBytes + 1> before{}, last{}, row{};
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
+    before = std::exchange(last, row);
+    row[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
     }
   }
   return row[b.size()];

@@ -9,8 +9,9 @@
 
 namespace flotilla {
 
-// How many characters have to be changed, added or removed to make one of the other; of
-// both, the first 64 bytes count.
+// How many characters have to be changed, added, removed or exchanged with their neighbour
+// to make one of the other (the optimal string alignment distance); of both, the first 64
+// bytes count.
 std::size_t EditDistance(std::string_view a, std::string_view b);
 
 // "'b', 'a' and 3 others": the names that are nearest to `wrong` first, five at most. Of

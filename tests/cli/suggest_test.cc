@@ -16,19 +16,6 @@ const std::vector<std::string> kFlags = {"--model",     "--served-model-name", "
                                          "--http-port", "--grpc-port",         "--host",
                                          "--tp",        "--max-seqs",          "--kv-blocks"};
 
-TEST(SuggestTest, DistancesAreCountedUpToTheirLimit) {
-  EXPECT_EQ(EditDistance("", "", 3), 0u);
-  EXPECT_EQ(EditDistance("abc", "", 3), 3u);
-  EXPECT_EQ(EditDistance("", "abcd", 3), 4u);
-  EXPECT_EQ(EditDistance("model", "modle", 3), 1u) << "neighbours that changed places";
-  EXPECT_EQ(EditDistance("model", "mdel", 3), 1u);
-  EXPECT_EQ(EditDistance("model", "mmodel", 3), 1u);
-  EXPECT_EQ(EditDistance("model", "modal", 3), 1u);
-  EXPECT_EQ(EditDistance("kitten", "sitting", 3), 3u);
-  EXPECT_EQ(EditDistance("kitten", "sitting", 2), 3u) << "more than the limit is one more";
-  EXPECT_EQ(EditDistance("abcdefgh", "12345678", 2), 3u);
-}
-
 TEST(SuggestTest, WhatIsWrittenAlikeIsMeant) {
   EXPECT_THAT(NamesLike("--modle", kFlags), ElementsAre("--model"));
   EXPECT_THAT(NamesLike("-model", kFlags), ElementsAre("--model"));

@@ -15,6 +15,12 @@ namespace {
 TEST(Names, EditDistance) {
   EXPECT_EQ(EditDistance("", ""), 0u);
   EXPECT_EQ(EditDistance("", "abc"), 3u);
+  EXPECT_EQ(EditDistance("abc", ""), 3u);
+  EXPECT_EQ(EditDistance("model", "modle"), 1u) << "neighbours that changed places";
+  EXPECT_EQ(EditDistance("ab", "ba"), 1u);
+  EXPECT_EQ(EditDistance("model", "mdel"), 1u);
+  EXPECT_EQ(EditDistance("model", "mmodel"), 1u);
+  EXPECT_EQ(EditDistance("model", "modal"), 1u);
   EXPECT_EQ(EditDistance("kitten", "sitting"), 3u);
   EXPECT_EQ(EditDistance("sitting", "kitten"), 3u);
   EXPECT_EQ(EditDistance(std::string(1'000'000, 'a'), std::string(1'000'000, 'b')), 64u);
