@@ -49,7 +49,7 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "GGUF file of the worker group that this process runs itself, instead of --worker", kOwnGroup},
     {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
      "name that clients use; default: the file's name without .gguf, whose format (.Q4_1) they may "
-     "leave away",
+     "leave out",
      kGroup},
     {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
      "prompt + output of one request; 0: what the model was trained for", kGroup},
@@ -224,8 +224,8 @@ constexpr auto kKnobs = std::to_array<Knob>({
     {"--drain-seconds", &RoleFlags::drain_seconds, "seconds", 0, 86400, kProcess,
      "time for running requests to finish after SIGTERM or SIGINT", kServe | kRouter | kScheduler},
     {"--ready-file", &RoleFlags::ready_file, "PATH", 0, 0, kProcess,
-     "written once the process is ready: {\"http\":PORT,\"grpc\":PORT,\"pid\":PID}, with the "
-     "ports that it has",
+     "written once the process is ready: {\"http\":PORT,\"grpc\":PORT,\"health\":PORT,"
+     "\"pid\":PID}, with the ports that it has",
      kAll},
     {"--log-level", &RoleFlags::log_level, "debug|info|warning|error", 0, 0, kProcess,
      "least severe log lines on standard error", kAll},

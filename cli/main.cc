@@ -32,7 +32,8 @@ Examples:
   flotilla serve --model SmolLM2-135M-Instruct.Q4_1.gguf
   flotilla serve --model m.gguf --served-model-name chat --http-port 0 --threads 4
 
-Once it prints `ready http=HOST:PORT grpc=HOST:PORT` on standard output:
+Once it prints `ready http=HOST:PORT grpc=HOST:PORT` on standard output (and
+`health=HOST:PORT`, with --health-port):
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
     -d '{"messages":[{"role":"user","content":"Hello!"}],"model":"SmolLM2-135M-Instruct"}'
 

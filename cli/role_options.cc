@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/ip/address.hpp>
 #include <filesystem>
 #include <fstream>
@@ -123,21 +124,29 @@ absl::Status CheckPorts(const RoleFlags& flags, bool listens) {
     const char* what;
     std::int64_t number;
   };
-  const Port first = listens ? Port{"--listen-port", "for the fleet", flags.listen_port}
-                             : Port{"--http-port", "HTTP", flags.http_port};
-  const Port second = listens ? Port{"--metrics-port", "metrics", flags.metrics_port}
-                              : Port{"--grpc-port", "gRPC", flags.grpc_port};
-  if (first.number != 0 && first.number == second.number) {
+  std::vector<Port> ports;
+  if (listens) {
+    ports = {{"--listen-port", "for the fleet", flags.listen_port},
+             {"--metrics-port", "metrics", flags.metrics_port}};
+  } else {
+    ports = {{"--http-port", "HTTP", flags.http_port}, {"--grpc-port", "gRPC", flags.grpc_port}};
+    if (flags.health_port >= 0) ports.push_back({"--health-port", "health", flags.health_port});
+  }
+  for (auto port = ports.begin(); port != ports.end(); ++port) {
+    const auto same = std::find_if(ports.begin(), port, [&](const Port& other) {
+      return other.number != 0 && other.number == port->number;
+    });
+    if (same == port) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(first.flag, " and ", second.flag, " are both ", first.number));
+        absl::StrCat(same->flag, " and ", port->flag, " are both ", port->number));
   }
   boost::system::error_code no_address;
   boost::asio::ip::make_address(flags.host, no_address);
   if (!listens && no_address) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--host ", flags.host, ": that is not an IP address"));
+        absl::StrCat("--host ", flags.host, ": that is not an IP address; for example 127.0.0.1"));
   }
-  for (const Port& port : {first, second}) {
+  for (const Port& port : ports) {
     const absl::Status free = rpc::CheckPort(flags.host, static_cast<std::uint16_t>(port.number));
     if (free.ok()) continue;
     return absl::Status(

@@ -63,22 +63,22 @@ def a_port_that_is_taken():
 
 
 PORTS = {"--http-port": "HTTP", "--grpc-port": "gRPC", "--listen-port": "for the fleet",
-         "--metrics-port": "metrics"}
+         "--metrics-port": "metrics", "--health-port": "health"}
 
 
 @pytest.mark.parametrize("role, flag", [
     ("serve", "--http-port"), ("serve", "--grpc-port"), ("router", "--http-port"),
-    ("router", "--grpc-port"), ("worker", "--listen-port"), ("worker", "--metrics-port"),
-    ("scheduler", "--listen-port"), ("scheduler", "--metrics-port"), ("host", "--listen-port"),
-    ("host", "--metrics-port")])
+    ("router", "--grpc-port"), ("serve", "--health-port"), ("router", "--health-port"),
+    ("worker", "--listen-port"), ("worker", "--metrics-port"), ("scheduler", "--listen-port"),
+    ("scheduler", "--metrics-port"), ("host", "--listen-port"), ("host", "--metrics-port")])
 def test_a_port_that_is_taken_is_told_in_one_line(busy, role, flag):
     """With the cause, and before anything is loaded or waited for."""
     flags = {"serve": ["--model", model_path()], "worker": ["--model", model_path()],
              "scheduler": ["--worker", "127.0.0.1:1"], "router": ["--scheduler", "127.0.0.1:1"],
              "host": []}[role]
     if role in ("serve", "router"):
-        other = "--grpc-port" if flag == "--http-port" else "--http-port"
-        flags += [other, "0"]
+        for other in {"--http-port", "--grpc-port"} - {flag}:
+            flags += [other, "0"]
     started = time.monotonic()
     assert say(role, *flags, flag, str(busy)) == (1, [
         f"flotilla: cannot listen on 127.0.0.1:{busy} ({PORTS[flag]}): Address already in use; "
@@ -89,7 +89,12 @@ def test_a_port_that_is_taken_is_told_in_one_line(busy, role, flag):
 @pytest.mark.parametrize("words, said", [
     ("serve --model m --http-port 7001 --grpc-port 7001",
      "--http-port and --grpc-port are both 7001"),
-    ("serve --model m --host localhost", "--host localhost: that is not an IP address"),
+    ("serve --model m --http-port 8099 --health-port 8099",
+     "--http-port and --health-port are both 8099"),
+    ("router --scheduler a:1 --grpc-port 8099 --health-port 8099",
+     "--grpc-port and --health-port are both 8099"),
+    ("serve --model m --host localhost",
+     "--host localhost: that is not an IP address; for example 127.0.0.1"),
     ("serve --model m --host 192.0.2.1", "cannot listen on 192.0.2.1:8080 (HTTP): Cannot assign "
      "requested address; choose another by --host"),
     ("worker --model m --insecure-internal --host no.such.invalid", "choose another by --host")])
