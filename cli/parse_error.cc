@@ -1,12 +1,17 @@
 #include "cli/parse_error.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
+#include <string_view>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "cli/suggest.h"
 
 namespace flotilla {
@@ -48,10 +53,15 @@ std::string AllCommands(const CLI::App& app) {
 
 std::string UnknownCommand(const CLI::App& app, const std::string& word) {
   if (absl::StartsWith(word, "-")) {
-    return absl::StrCat("a command goes before ", word, AllCommands(app));
+    const std::vector<std::string> like = NamesLike(word, FlagsOf(app));
+    return like.empty() ? absl::StrCat("a command goes before ", word, AllCommands(app))
+                        : absl::StrCat("unknown flag ", word, DidYouMean(like));
   }
+  const std::string flag = "--" + word;
   return absl::StrCat("unknown command '", word, "'",
-                      DidYouMean(NamesLike(word, NamesOf(Commands(app)))), AllCommands(app));
+                      DidYouMean(Has(app, flag) ? std::vector<std::string>{flag}
+                                                : NamesLike(word, NamesOf(Commands(app)))),
+                      AllCommands(app));
 }
 
 std::string UnknownFlag(const CLI::App& app, const CLI::App& command, const std::string& word) {
@@ -86,6 +96,85 @@ std::string UnexpectedWord(const CLI::App& command, const std::string& word) {
   return flag.has_value() ? says + DidYouMean({absl::StrCat(*flag, " ", word)}) : says;
 }
 
+// The flag that the library speaks of, and what it says of it: "--NAME: TEXT",
+// "Could not convert: --NAME = VALUE".
+const CLI::Option* Blamed(const CLI::App& command, std::string_view text) {
+  const std::size_t begin = text.find("--");
+  if (begin == std::string_view::npos) return nullptr;
+  const std::string_view from = text.substr(begin);
+  return command.get_option_no_throw(std::string(from.substr(0, from.find_first_of(" :=,"))));
+}
+
+// "a", "a or b", "a, b or c".
+std::string OneOf(const std::vector<std::string>& choices) {
+  const std::vector<std::string> first(choices.begin(), choices.end() - 1);
+  return first.empty() ? choices.back()
+                       : absl::StrCat(absl::StrJoin(first, ", "), " or ", choices.back());
+}
+
+// What it takes, by the name of its type: numbers have their unit in small letters or what
+// the library calls them, choices bars, and others capitals.
+std::string Needs(const std::string& type) {
+  if (absl::StrContains(type, '|')) return OneOf(absl::StrSplit(type, '|'));
+  const bool is_number = type == "INT" || type == "UINT" || type == "FLOAT" ||
+                         std::any_of(type.begin(), type.end(), absl::ascii_islower);
+  return is_number ? "a number" : absl::StrCat("a value (", type, ")");
+}
+
+std::string WrongCount(const CLI::Option& option, const std::string& name) {
+  const std::size_t times = option.results().size();
+  if (times == 0) return absl::StrCat(name, " needs ", Needs(option.get_type_name()));
+  return times == 2 ? name + " is given twice" : absl::StrCat(name, " is given ", times, " times");
+}
+
+// The library's bound, without its zeros behind the point.
+std::string Bound(std::string_view text) {
+  double number = 0;
+  const bool is_whole =
+      absl::SimpleAtod({text.data(), text.size()}, &number) && number == std::floor(number);
+  return std::string(is_whole ? text.substr(0, text.find('.')) : text);
+}
+
+// Of a value that may not be, what may: the library's texts in the words of the others.
+// Empty: it says something else.
+std::string WrongValue(std::string_view text, const std::string& name, const std::string& value) {
+  constexpr std::string_view kRange = " not in range ", kSet = " not in {";
+  const std::string but = absl::StrCat(", not '", value, "'");
+  if (const std::size_t at = text.rfind(kRange); at != std::string_view::npos) {
+    const std::vector<std::string> bounds =
+        absl::StrSplit(std::string(text.substr(at + kRange.size())), " to ");
+    if (bounds.size() != 2) return "";
+    return absl::StrCat(name, " must be a number from ", Bound(bounds[0]), " to ", Bound(bounds[1]),
+                        but);
+  }
+  if (const std::size_t at = text.rfind(kSet); at != std::string_view::npos) {
+    std::string_view all = text.substr(at + kSet.size());
+    all = all.substr(0, all.find('}'));
+    return absl::StrCat(name, " must be ", OneOf(absl::StrSplit(std::string(all), ',')), but);
+  }
+  return "";
+}
+
+// What is wrong with the words of a flag that is known.
+std::string WrongUse(const CLI::App& command, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const CLI::Option* option = Blamed(command, text);
+  if (option == nullptr) return text;
+  const std::string name = option->get_name();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    return WrongCount(*option, name);
+  }
+  const std::string value = option->results().empty() ? "" : option->results().back();
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
+    if (option->get_expected_max() == 0) return name + " takes no value";
+    return absl::StrCat(name, " must be a whole number, not '", value, "'");
+  }
+  if (dynamic_cast<const CLI::ValidationError*>(&error) != nullptr) {
+    if (std::string said = WrongValue(text, name, value); !said.empty()) return said;
+  }
+  return text;
+}
+
 std::string Explain(const CLI::App& app, const CLI::App* command, const CLI::ParseError& error) {
   if (command == nullptr) {
     const std::vector<std::string> unknown = app.remaining();
@@ -99,7 +188,7 @@ std::string Explain(const CLI::App& app, const CLI::App* command, const CLI::Par
   });
   if (flag != unknown.end()) return UnknownFlag(app, *command, *flag);
   if (!unknown.empty()) return UnexpectedWord(*command, unknown.front());
-  return error.what();
+  return WrongUse(*command, error);
 }
 
 }  // namespace

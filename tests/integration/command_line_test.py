@@ -31,7 +31,18 @@ def say(*words, seconds=60):
      "router, scheduler, worker, host, inspect, simulate, top)"),
     ("simulate --polices fcfs", "flotilla simulate: unknown flag --polices; did you mean "
      "--policies?"),
-    ("serve", "flotilla serve: --model is required")])
+    ("serve", "flotilla serve: --model is required"),
+    ("help", "flotilla: unknown command 'help'; did you mean --help? (commands: serve, router, "
+     "scheduler, worker, host, inspect, simulate, top)"),
+    ("--versoin", "flotilla: unknown flag --versoin; did you mean --version?"),
+    ("serve --model a --model b", "flotilla serve: --model is given twice"),
+    ("serve --model m --max-seqs", "flotilla serve: --max-seqs needs a number"),
+    ("serve --model m --lenient=foo", "flotilla serve: --lenient takes no value"),
+    ("serve --model m --http-port abc",
+     "flotilla serve: --http-port must be a number from 0 to 65535, not 'abc'"),
+    ("simulate --seed abc",
+     "flotilla simulate: --seed must be a number from 0 to 9000000000000000, not 'abc'"),
+    ("top --interval", "flotilla top: --interval needs a number")])
 def test_what_is_not_known_is_named(words, said):
     code, lines = say(*words.split())
     assert code not in (0, 1) and lines[0] == said
