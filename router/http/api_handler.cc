@@ -139,15 +139,21 @@ class ApiHandler final : public HttpHandler {
   static const std::array<Route, 10> kRoutes;
 
   static HttpRefusal RefuseMethod(const Route& route) {
+    const bool is_get = route.method == kGet;
     return {.status = 405,
-            .body = ErrorJson(InvalidArgument("this path answers ", route.method, " only")),
-            .headers = {{"allow", route.method == kGet ? "GET, HEAD" : std::string(route.method)}}};
+            .body = ErrorJson(InvalidArgument("this path answers ",
+                                              is_get ? "GET and HEAD" : route.method, " only")),
+            .headers = {{"allow", is_get ? "GET, HEAD" : std::string(route.method)}}};
   }
   // The route that answers `method` at `path`, if there is one, or another of that path.
   const Route* Find(std::string_view method, std::string_view path) const;
-  // What the asker may have meant by a path that there is not; may be empty.
-  static std::string PathHint(std::string_view asked);
-  static absl::Status NothingAt(std::string_view path) {
+  // Whether this server has the route at all.
+  bool Has(const Route& route) const {
+    return !options_.health_only || route.access == Access::kAnybody;
+  }
+  // What the asker may have meant by a path that there is not, or where all paths are.
+  std::string PathHint(std::string_view asked) const;
+  absl::Status NothingAt(std::string_view path) const {
     return absl::NotFoundError(
         Cat("there is nothing at ", RepairUtf8(path.substr(0, 200)), PathHint(path)));
   }
@@ -215,8 +221,7 @@ const std::array<ApiHandler::Route, 10> ApiHandler::kRoutes = {{
 const ApiHandler::Route* ApiHandler::Find(std::string_view method, std::string_view path) const {
   const Route* found = nullptr;
   for (const Route& route : kRoutes) {
-    if (!route.Matches(path) || (options_.health_only && route.access != Access::kAnybody))
-      continue;
+    if (!route.Matches(path) || !Has(route)) continue;
     found = &route;
     if (route.Answers(method)) return found;
   }
@@ -250,11 +255,14 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
   return admission;
 }
 
-std::string ApiHandler::PathHint(std::string_view asked) {
+std::string ApiHandler::PathHint(std::string_view asked) const {
   std::vector<std::string_view> paths;
-  for (const Route& route : kRoutes) paths.push_back(route.path);
+  for (const Route& route : kRoutes) {
+    if (Has(route)) paths.push_back(route.path);
+  }
   const std::string_view meant = NearestPath(asked, paths);
-  return meant.empty() ? "" : Cat("; did you mean ", meant, "?");
+  if (!meant.empty()) return Cat("; did you mean ", meant, "?");
+  return options_.health_only ? "" : "; GET / lists the paths";
 }
 
 std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply& reply) {

@@ -324,7 +324,12 @@ TEST_F(HttpTest, Pages) {
   EXPECT_EQ(client.Call("GET", "/health").status, 200);
   EXPECT_EQ(client.Call("GET", "/ready").status, 200);
   EXPECT_EQ(client.Call("GET", "/metrics").body, "up 1\n");
-  EXPECT_EQ(client.Call("GET", "/nothing").status, 404);
+  for (const std::string path : {"/nothing", "/v1", "/v1/", "/v1/responses", "/v1/embeddings"}) {
+    const HttpResponse none = client.Call("GET", path);
+    EXPECT_EQ(none.status, 404);
+    EXPECT_EQ(none.json()["error"]["message"],
+              "there is nothing at " + path + "; GET / lists the paths");
+  }
   // Its body is not read, so the connection ends.
   EXPECT_EQ(HttpClient(port_).Call("POST", "/chat/completions", "{}").json()["error"]["message"],
             "there is nothing at /chat/completions; did you mean /v1/chat/completions?");
@@ -333,7 +338,10 @@ TEST_F(HttpTest, Pages) {
   const HttpResponse wrong = client.Call("GET", "/v1/completions");
   EXPECT_EQ(wrong.status, 405);
   EXPECT_EQ(wrong.headers.at("allow"), "POST");
-  EXPECT_EQ(client.Call("POST", "/v1/models/m").status, 405);
+  EXPECT_EQ(wrong.json()["error"]["message"], "this path answers POST only");
+  const HttpResponse model = client.Call("POST", "/v1/models/m");
+  EXPECT_EQ(model.status, 405);
+  EXPECT_EQ(model.json()["error"]["message"], "this path answers GET and HEAD only");
 }
 
 TEST_F(HttpTest, TokenizeAndDetokenize) {
