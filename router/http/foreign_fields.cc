@@ -64,7 +64,7 @@ std::vector<ForeignField> OfLlamaCpp() {
       {"n_probs", {0}},
       {"parse_tool_calls", {false}},
       {"post_sampling_probs", {false}},
-      {"reasoning_format", {"none"}},
+      {"reasoning_format", {"none", "auto"}},  // no answer has reasoning to be told apart
       {"repeat_penalty", {1}},
       {"response_fields", {Json::array()}},
       {"return_progress", {false}},
@@ -87,12 +87,14 @@ std::vector<ForeignField> OfLlamaCpp() {
   };
 }
 
-// llama.cpp's name of max_tokens: passes beside an equal one.
+// llama.cpp's name of max_tokens: passes beside an equal one, and as -1, its default, which is
+// no bound besides that of max_tokens.
 void CheckPredict(ObjectReader& body) {
   const Json* predict = body.Value("n_predict");
   const Json* max_tokens = body.Value("max_tokens");
-  if (predict == nullptr || (max_tokens != nullptr && *predict == *max_tokens)) return;
-  body.Unsupported("n_predict", "is not supported, except as equal to 'max_tokens'");
+  if (predict == nullptr || *predict == -1 || (max_tokens != nullptr && *predict == *max_tokens))
+    return;
+  body.Unsupported("n_predict", "is not supported, except as -1 or equal to 'max_tokens'");
 }
 
 // How far back llama.cpp's penalties look: here, over everything.

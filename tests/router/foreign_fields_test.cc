@@ -3,6 +3,7 @@
 #include "router/http/foreign_fields.h"
 
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -64,7 +65,15 @@ TEST(ForeignFields, SomeDependOnOthers) {
   EXPECT_EQ(Parse({{"n_predict", 5}, {"max_tokens", 5}}), absl::OkStatus());
   EXPECT_EQ(ErrorField(Parse({{"n_predict", 5}, {"max_tokens", 6}})), "n_predict");
   EXPECT_EQ(ErrorField(Parse({{"n_predict", 5}})), "n_predict");
-  EXPECT_EQ(ErrorField(Parse({{"n_predict", -1}})), "n_predict");
+  EXPECT_EQ(ErrorField(Parse({{"n_predict", -2}})), "n_predict");
+  // llama.cpp's default: no bound of its own.
+  EXPECT_EQ(Parse({{"n_predict", -1}}), absl::OkStatus());
+  Json body = TextBody();
+  body.update({{"n_predict", -1}, {"max_tokens", 5}});
+  EXPECT_EQ(ParseCompletion(body.dump(), {})->prompts.front().max_tokens, 5);
+  body.erase("max_tokens");
+  EXPECT_EQ(ParseCompletion(body.dump(), {})->prompts.front().max_tokens, std::nullopt);
+  EXPECT_EQ(Parse({{"reasoning_format", "auto"}}), absl::OkStatus());
   EXPECT_EQ(Parse({{"repeat_last_n", 64}}), absl::OkStatus());
   EXPECT_EQ(Parse({{"repeat_last_n", 64}, {"presence_penalty", 0.0}, {"repetition_penalty", 1}}),
             absl::OkStatus());
