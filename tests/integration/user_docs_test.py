@@ -138,6 +138,23 @@ def test_the_page_on_security_names_tests_that_exist():
         assert named and all((ROOT / "tests" / name).is_file() for name in named), row
 
 
+def missing(page):
+    """What the page names in tests/ and is not there: files, folders, programs (X of X.cc)."""
+    named = re.findall(r"(?<![\w/])tests/[\w./-]*\w", page)
+    return [name for name in named
+            if not any((ROOT / (name + end)).exists() for end in ("", ".cc"))]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"] + sorted(
+    f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+def test_a_page_names_tests_that_exist(page):
+    text = (ROOT / page).read_text()
+    assert missing(text) == []
+    if page == "SECURITY.md":
+        assert text.count("tests/integration/") >= 8
+    assert missing(text + "`tests/no/such_test.py`.") == ["tests/no/such_test.py"]
+
+
 # --- Limits ------------------------------------------------------------------
 
 
