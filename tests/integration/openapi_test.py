@@ -1,11 +1,13 @@
 """docs/openapi.yaml has every route and every field: those of the server's own route table,
 and those of the tables in docs/api.md. tests/clients hold the server against it."""
 
+import json
 import re
 
+import jsonschema
 import yaml
 
-from flotilla_server import ROOT
+from flotilla_server import MODEL, ROOT
 
 SCHEMA = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text())
 MANUAL = (ROOT / "docs" / "api.md").read_text()
@@ -43,8 +45,47 @@ def test_every_field_of_the_manual_is_in_it():
     described = {one for name in ("ChatRequest", "CompletionRequest")
                  for one in fields(schemas[name])}
     assert len(named) > 30 and named <= described, named - described
-    tokenize = re.search(r"`/tokenize` takes `\{([\w, ]+)\}`", MANUAL)[1].split(", ")
-    assert set(tokenize) <= set(schemas["TokenizeRequest"]["properties"])
+    tokenize = re.findall(r"\w+", re.search(r"`/tokenize` takes `\{([\w,\s]+)\}`", MANUAL)[1])
+    assert set(tokenize) == set(schemas["TokenizeRequest"]["properties"])
+
+
+def neutral():
+    """(endpoint, field, whether of a message, value that passes) of the manual's table."""
+    table = re.search(r"\| field of OpenAI's API.*?\n\n", MANUAL, re.DOTALL)[0]
+    for row in table.strip().splitlines()[2:]:
+        names, values = row.strip("| ").split(" | ")
+        endpoints = [one for one in ("chat", "completions") if names.startswith(one + ":")]
+        for part in names.removeprefix("chat:").removeprefix("completions:").split(";"):
+            for field in re.findall(r"`([\w.]+)`", part):
+                for value in ["null"] + re.findall(r"`([^`]+)`", values):
+                    for endpoint in endpoints or ["chat", "completions"]:
+                        yield endpoint, field, "of a message" in part, json.loads(value)
+
+
+def test_values_that_ask_for_nothing_pass(server):
+    """Each of the manual's, at the server and in the schema; and none but those."""
+    base = {"chat": ("ChatRequest", "/v1/chat/completions"),
+            "completions": ("CompletionRequest", "/v1/completions")}
+    seen = set()
+    for endpoint, field, of_message, value in neutral():
+        message = {"role": "user", "content": "x"}
+        body = dict(model=MODEL, max_tokens=1)
+        body |= dict(messages=[message]) if endpoint == "chat" else dict(prompt="x")
+        name, url = base[endpoint]
+        owner, inner = message if of_message else body, field
+        if "." in field:
+            outer, inner = field.split(".")
+            owner = body[outer] = {}
+            body["stream"] = True
+        for given, status in ((value, 200), ("something else", 400)):
+            owner[inner] = given
+            answer = server.http.post(url, json=body)
+            assert answer.status_code == status, (field, given, answer.text)
+            schema = {"$ref": f"#/components/schemas/{name}", "components": SCHEMA["components"]}
+            valid = jsonschema.Draft202012Validator(schema).is_valid(body)
+            assert valid == (status == 200), (field, given)
+        seen.add(field)
+    assert len(seen) >= 18
 
 
 def test_headers_of_the_manual_are_in_it():
