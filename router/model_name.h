@@ -1,4 +1,4 @@
-// Which model a client means. A model that nobody named is called like its file, whose name
+// Which model a client means. A model that nobody named is named after its file, whose name
 // ends with how the weights are stored: `SmolLM2-135M-Instruct.Q4_1`. Clients may leave that
 // away where it says nothing, so what is written for a model holds for each of its files.
 // Pure.

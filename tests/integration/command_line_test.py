@@ -1,6 +1,7 @@
 """What the program says of a command line that it cannot follow: what is wrong, by the names
 that its user typed, before it has loaded a model."""
 
+import re
 import socket
 import subprocess
 import time
@@ -62,6 +63,9 @@ def test_help_and_version_are_no_errors():
     for words in (["--help"], ["serve", "--help"], ["--version"]):
         done = subprocess.run([binary(), *words], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and done.stdout and not done.stderr
+        if words[0] == "serve":
+            assert "`health=HOST:PORT`" in done.stdout
+            assert '"health":PORT' in re.sub(r"\s+", "", done.stdout)
 
 
 # --- Ports -------------------------------------------------------------------
