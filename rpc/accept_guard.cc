@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
+
+#include "rpc/interposed.h"
 
 struct grpc_resolved_address;
 
@@ -46,19 +49,17 @@ int AcceptGuard::Accept(absl::FunctionRef<int()> accept) {
       close(fd);
       continue;
     }
+    const bool is_short = number >= Without(limit, kShort);
+    if (!is_short) spare_.Refill();  // another thread may have taken what it was refilled from
     absl::MutexLock lock(&mu_);
-    if (number >= Without(limit, kShort)) CloseOldestSilent();
+    if (is_short) CloseOldestSilent();
     Remember(fd);
     return fd;
   }
 }
 
-bool AcceptGuard::InPlace() {
-  return dlsym(RTLD_DEFAULT, kAccept) != dlsym(RTLD_NEXT, kAccept) &&
-         dlsym(RTLD_NEXT, kAccept) != nullptr;
-}
-
 bool AcceptGuard::DropOne(absl::FunctionRef<int()> accept) {
+  spare_.Refill();  // another thread may have taken the number the last time
   if (!spare_.Release()) return false;
   const int fd = accept();
   if (fd >= 0) close(fd);
@@ -73,8 +74,11 @@ bool AcceptGuard::IsSilent(const Accepted& one) {
   if (bytes != one.peer_bytes || std::memcmp(&peer, &one.peer, bytes) != 0) return false;
   tcp_info info{};
   socklen_t size = sizeof(info);
-  return getsockopt(one.fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
-         info.tcpi_bytes_received == 0;
+  if (getsockopt(one.fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  // A kernel that does not count says nothing of anybody; one that does has seen a handshake.
+  const bool counts =
+      size >= offsetof(tcp_info, tcpi_segs_in) + sizeof(info.tcpi_segs_in) && info.tcpi_segs_in > 0;
+  return counts && info.tcpi_bytes_received == 0;
 }
 
 void AcceptGuard::Remember(int fd) {
@@ -110,3 +114,11 @@ int GuardedAccept(int listener, grpc_resolved_address* peer, int nonblock, int c
   static const auto accept = reinterpret_cast<decltype(&GuardedAccept)>(dlsym(RTLD_NEXT, kAccept));
   return Guard().Accept([&] { return accept(listener, peer, nonblock, cloexec); });
 }
+
+namespace flotilla::rpc {
+
+bool AcceptGuard::InPlace() {
+  return IsInterposed(kAccept, reinterpret_cast<const void*>(&GuardedAccept));
+}
+
+}  // namespace flotilla::rpc

@@ -7,8 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "rpc/guards.h"
 #include "rpc/ports.h"
-#include "rpc/transport_guard.h"
 
 namespace flotilla::rpc {
 namespace {
@@ -76,7 +76,7 @@ std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const ListenOptions
 
 absl::StatusOr<Listening> Listen(const ListenOptions& options,
                                  const std::vector<grpc::Service*>& services) {
-  if (absl::Status guarded = CheckTransportGuard(); !guarded.ok()) return guarded;
+  if (absl::Status guarded = CheckGuards(); !guarded.ok()) return guarded;
   const std::string address = JoinAddress(options.host, options.port);
   grpc::ServerBuilder builder;
   ConfigureInternal(builder);

@@ -1,9 +1,8 @@
 #include "rpc/server.h"
 
 #include "absl/time/clock.h"
-#include "rpc/accept_guard.h"
+#include "rpc/guards.h"
 #include "rpc/ports.h"
-#include "rpc/transport_guard.h"
 
 namespace flotilla::rpc {
 
@@ -30,12 +29,7 @@ absl::Status Server::Listen(const std::string& address,
                             std::shared_ptr<grpc::ServerCredentials> credentials,
                             const std::vector<grpc::Service*>& services,
                             absl::FunctionRef<void(grpc::ServerBuilder&)> configure) {
-  if (absl::Status guarded = CheckTransportGuard(); !guarded.ok()) return guarded;
-  if (!AcceptGuard::InPlace()) {
-    return absl::FailedPreconditionError(
-        "this build's gRPC is not a shared library: nothing "
-        "keeps its connections from taking all descriptors");
-  }
+  if (absl::Status guarded = CheckGuards(); !guarded.ok()) return guarded;
   grpc::ServerBuilder& builder = poller_->builder();
   configure(builder);
   int port = 0;

@@ -13,6 +13,7 @@
 #include "grpc/slice.h"
 #include "grpcpp/version_info.h"
 #include "rpc/inbound_frames.h"
+#include "rpc/interposed.h"
 
 // The declarations below are those of this version.
 #if GRPC_CPP_VERSION_MAJOR != 1 || GRPC_CPP_VERSION_MINOR != 51
@@ -82,15 +83,9 @@ void GuardedDestroy(grpc_chttp2_transport* transport) {
 
 namespace flotilla::rpc {
 
-absl::Status CheckTransportGuard() {
-  // What gRPC's own calls are bound to, and what the guard goes on to.
-  const bool taken = dlsym(RTLD_DEFAULT, kRead) == reinterpret_cast<void*>(&GuardedRead) &&
-                     dlsym(RTLD_DEFAULT, kDestroy) == reinterpret_cast<void*>(&GuardedDestroy);
-  const bool leads_on = dlsym(RTLD_NEXT, kRead) != nullptr && dlsym(RTLD_NEXT, kDestroy) != nullptr;
-  if (taken && leads_on) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "this build's gRPC cannot be guarded against floods of frames: it is to be linked as "
-      "a shared library, of version 1.51");
+bool TransportIsGuarded() {
+  return IsInterposed(kRead, reinterpret_cast<const void*>(&GuardedRead)) &&
+         IsInterposed(kDestroy, reinterpret_cast<const void*>(&GuardedDestroy));
 }
 
 }  // namespace flotilla::rpc

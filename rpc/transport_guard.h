@@ -9,12 +9,9 @@
 // and when this may go, are in docs/adr/0003-header-blocks.md.
 #pragma once
 
-#include "absl/status/status.h"
-
 namespace flotilla::rpc {
 
-// What every server asks before it listens. FAILED_PRECONDITION: connections of this process
-// are not guarded, since its gRPC is linked in another way.
-absl::Status CheckTransportGuard();
+// Whether gRPC's transport asks this library; see CheckGuards.
+bool TransportIsGuarded();
 
 }  // namespace flotilla::rpc
