@@ -38,7 +38,9 @@ absl::Status CheckPort(const std::string& host, std::uint16_t port) {
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
   const int error = TryAddress(*found);
-  if (error == 0) return absl::OkStatus();
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {  // one is enough
+    if ((at == found ? error : TryAddress(*at)) == 0) return absl::OkStatus();
+  }
   const bool other_port_may_do = error == EADDRINUSE || error == EACCES;
   return other_port_may_do ? absl::UnavailableError(std::strerror(error))
                            : absl::InvalidArgumentError(std::strerror(error));
