@@ -77,6 +77,8 @@ void Terminal::Suspend() {
 
 Terminal::Event Terminal::Wait(absl::Time deadline) {
   while (true) {
+    // After ^Z, bg and fg: Suspend ended in the background, and nothing tells of fg.
+    if (!keys_) ReadKeys();
     std::array<pollfd, 2> polled = {
         pollfd{.fd = signals_.get(), .events = POLLIN, .revents = 0},
         pollfd{.fd = keys_ ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0}};
