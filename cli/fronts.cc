@@ -49,15 +49,9 @@ struct ModelText {
   std::optional<ChatTemplate> chat_template;
 };
 
-// Threads that encode prompts. One encodes a million tokens a second or so, which no machine
-// prefills: there are several so that short inputs do not wait for long ones (FairQueue), of
-// which three make that so, and a few more where there are CPUs to spare, since those that
-// compute need theirs.
-std::uint32_t TokenizerThreads() { return std::clamp(AvailableCpus() / 4, 3, 8); }
-
 ServiceOptions MakeServiceOptions(Logger* log) {
   ServiceOptions options;
-  options.tokenizer_threads = TokenizerThreads();
+  options.tokenizer_threads = TokenizerThreads(AvailableCpus());
   options.on_over = [log](const RequestRecord& record) { LogOver(*log, record); };
   return options;
 }
@@ -191,6 +185,8 @@ class FrontsImpl final : public Fronts {
 };
 
 }  // namespace
+
+std::uint32_t TokenizerThreads(int cpus) { return std::clamp(cpus / 4, 3, 8); }
 
 std::unique_ptr<Fronts> Fronts::Create(const RoleFlags& flags, const Parts& parts) {
   return std::make_unique<FrontsImpl>(flags, parts);

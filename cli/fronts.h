@@ -50,6 +50,12 @@ class Fronts {
   virtual void Stop(absl::Duration grace) = 0;
 };
 
+// Threads that encode prompts, of a process that may run on so many CPUs. One encodes a million
+// tokens a second or so, which no machine prefills: there are several so that short inputs do
+// not wait for long ones (FairQueue), of which three make that so, and up to eight where there
+// are CPUs to spare, since those that compute need theirs.
+std::uint32_t TokenizerThreads(int cpus);
+
 // Writes the ready file and the line `ready http=HOST:PORT grpc=HOST:PORT`, with
 // ` health=HOST:PORT` where there is such a port.
 absl::Status AnnounceFronts(const RoleFlags& flags, const Fronts& fronts);
