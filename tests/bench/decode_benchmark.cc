@@ -2,7 +2,8 @@
 // 128 steps of decode after the token that prefill gives (what llama-batched-bench -npp 128
 // -ntg 128 computes).
 //
-//   decode_benchmark [--rounds=N, default 3] [batch sizes, default 1 8 32]
+//   decode_benchmark [--rounds=N, default 3] [--threads=N, default all CPUs] [batch sizes, default
+//   1 8 32]
 //
 // "prefill" is a run of its own that ends with the first tokens, "both" one with prefill and
 // decode, and "decode" what the second takes longer. Each figure is the median of the
@@ -60,17 +61,21 @@ bool Measure(ThroughputMeter& meter, int batch, int rounds) {
 
 int main(int argc, char** argv) {
   int rounds = 3;
+  flotilla::testing::EngineRunner::Options options;
   std::vector<int> batches;
   for (int i = 1; i < argc; ++i) {
     absl::string_view word = argv[i];
     int value = 0;
     const bool is_rounds = absl::ConsumePrefix(&word, "--rounds=");
+    const bool is_threads = absl::ConsumePrefix(&word, "--threads=");
     if (!absl::SimpleAtoi(word, &value) || value < 1) {
-      std::fprintf(stderr, "usage: decode_benchmark [--rounds=N] [batch sizes]\n");
+      std::fprintf(stderr, "usage: decode_benchmark [--rounds=N] [--threads=N] [batch sizes]\n");
       return 2;
     }
     if (is_rounds) {
       rounds = value;
+    } else if (is_threads) {
+      options.rank.threads = value;
     } else {
       batches.push_back(value);
     }
@@ -78,7 +83,7 @@ int main(int argc, char** argv) {
   if (batches.empty()) batches = {1, 8, 32};
   const auto file = flotilla::testing::OpenRealModel();
   if (file == nullptr) return 1;
-  flotilla::testing::ThroughputMeter meter(file, {});
+  flotilla::testing::ThroughputMeter meter(file, options);
   for (const int batch : batches) {
     if (!flotilla::Measure(meter, batch, rounds)) return 1;
   }
