@@ -38,9 +38,12 @@ class Allowance {
   std::int64_t last_ns_ = 0;
 };
 
-// A gRPC client sends some PINGs a second: it measures the connection, and asks whether the
-// peer lives.
-inline constexpr double kPingBurst = 100, kPingsPerSecond = 20;
+// A gRPC client may send a PING for a DATA frame that comes while none of its PINGs is
+// unanswered (grpc-go does: so it measures the connection). So there is at most one a round
+// trip, and at most one a DATA frame: some hundred a second for a stream of tokens, and a
+// thousand for a connection of many streams, whose frames come at once with each step. The
+// burst is what comes late, all at once, from a network that stood still.
+inline constexpr double kPingBurst = 3000, kPingsPerSecond = 1000;
 // Calls that are cancelled: all of a connection at once (1,024), then as fast as a gateway's
 // users lose patience.
 inline constexpr double kResetBurst = 1024, kResetsPerSecond = 200;

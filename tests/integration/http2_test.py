@@ -14,8 +14,8 @@ from flotilla_server import LONG, MODEL, Fleet, wait_until
 from security_files import new_secret, write
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
-END_STREAM, END_HEADERS = 1, 4
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
+END_STREAM, END_HEADERS, ACK = 1, 4, 1
 MIB = 1 << 20
 # Of resident memory, beside what the connection costs at all. Buffered, an attack takes as
 # much as it sends.
@@ -73,7 +73,7 @@ class Attacker:
 
     def __init__(self, address, begin, again, connections):
         self.address, self.begin, self.again = address, begin, again
-        self.sent = self.closed = 0
+        self.sent = self.closed = self.stuck = 0
         self.until = time.monotonic() + (SECONDS if connections > 1 else 3)
         self.threads = [threading.Thread(target=self.attack) for _ in range(connections)]
         for thread in self.threads:
@@ -91,7 +91,7 @@ class Attacker:
                         if time.monotonic() > self.until or self.sent > SENT:
                             break
                 except TimeoutError:  # not taken, as nobody reads the answers
-                    self.closed += 1
+                    self.stuck += 1
                 except OSError:
                     self.closed += 1
 
@@ -106,6 +106,7 @@ class Attacker:
 
 def tell(name, attacker, before, most, after):
     print(f"{name}: {attacker.sent / MIB:.0f} MiB sent, closed {attacker.closed} times, "
+          f"stuck {attacker.stuck} times, "
           f"{(most - before) / MIB:+.1f} MiB at most, {(after - before) / MIB:+.1f} after")
 
 
@@ -147,7 +148,7 @@ def test_a_header_block_that_does_not_end_is_cut_off(fleet, role, what, connecti
     most, after = attacker.run(program)
     tell(f"{role} {what} x{connections}", attacker, before, most, after)
     assert attacker.closed > 0
-    assert most - before < BOUND
+    assert most - before < BOUND and after - before < BOUND
     complete(fleet)
 
 
@@ -162,7 +163,14 @@ def test_a_flood_of_frames_takes_no_memory(fleet, role, what):
     tell(f"{role} {what}", attacker, before, most, after)
     # Calls that nobody refuses for want of a key leave something behind in gRPC's heap: 88 MiB
     # after a minute of connections made anew, where it was 309 after 8 s.
-    assert most - before < (2 * BOUND if what == "reset" else BOUND)
+    bound = 2 * BOUND if what == "reset" else BOUND
+    assert most - before < bound and after - before < bound
+    # It took place: SETTINGS have no rate and are taken as fast as they come, or not any more;
+    # the others are cut off before any connection is stuck.
+    if what == "settings":
+        assert attacker.sent > MIB
+    else:
+        assert attacker.closed >= 4 and attacker.sent >= attacker.closed * 10_000
     complete(fleet)
 
 
@@ -181,3 +189,104 @@ def test_blocks_that_are_left_open_hold_little(fleet):
         held = rss(program) - before
     print(f"{HELD} connections hold {held / MIB:.1f} MiB")
     assert held < BOUND
+
+
+class AllowedPings:
+    """Sends PINGs at the rate that is allowed and reads no answer, while its time lasts. gRPC
+    itself ends a connection that has no calls for it soon: then by another one."""
+
+    def __init__(self, address, seconds):
+        self.address, self.until = address, time.monotonic() + seconds
+        self.sent = self.ended = 0
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        while time.monotonic() < self.until:
+            with socket.create_connection(self.address) as one:
+                one.settimeout(1)
+                try:
+                    self.use(one)
+                except OSError:
+                    self.ended += 1
+
+    def use(self, one):
+        ping = frame(PING, 0, 0, b"12345678")
+        one.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        begin, sent = time.monotonic(), 0
+        while (now := time.monotonic()) < self.until:
+            some = 2900 + int((now - begin) * 950) - sent
+            one.sendall(ping * some)
+            sent += some
+            self.sent += some
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("connections", [1, 16])
+def test_pings_at_the_allowed_rate_cost_little_though_no_answer_is_read(fleet, connections):
+    program, address = port_of(fleet, "router")
+    complete(fleet)
+    before = most = rss(program)
+    pings = [AllowedPings(address, SECONDS) for _ in range(connections)]
+    try:
+        while any(one.thread.is_alive() for one in pings):
+            most = max(most, rss(program))
+            time.sleep(0.02)
+    finally:
+        for one in pings:
+            one.thread.join()
+    complete(fleet)
+    print(f"{connections} connections sent {sum(one.sent for one in pings)} PINGs, "
+          f"{sum(one.ended for one in pings)} ended: "
+          f"{(most - before) / MIB:+.1f} MiB at most, {(rss(program) - before) / MIB:+.1f} after")
+    assert all(one.sent >= 2900 for one in pings)
+    assert most - before < BOUND
+
+
+def frames_of(one):
+    """(kind, flags, payload) of each frame that comes, until the connection's end."""
+    with one.makefile("rb") as stream:
+        while len(header := stream.read(9)) == 9:
+            length = int.from_bytes(header[:3], "big")
+            yield header[3], header[4], stream.read(length)
+
+
+def messages_of(data):
+    """The messages that are in a gRPC stream's bytes."""
+    while data:
+        length = int.from_bytes(data[1:5], "big")
+        yield data[5:5 + length]
+        data = data[5 + length:]
+
+
+def test_a_ping_for_each_data_frame_does_not_end_a_stream(fleet, pb):
+    """As grpc-go measures a connection, and more: it waits for an answer before the next."""
+    _, address = port_of(fleet, "router")
+    complete(fleet)
+    body = pb.messages.GenerateRequest(
+        model=MODEL, text="Once upon a time", max_tokens=300,
+        stop=pb.messages.StopParams(ignore_eos=True)).SerializeToString()
+    data, pings, ended = b"", 0, False
+    with socket.create_connection(address) as one:
+        one.settimeout(300)
+        one.sendall(PREFACE + frame(SETTINGS, 0, 0) +
+                    frame(HEADERS, END_HEADERS, 1, request(b"/flotilla.v1.Inference/Generate")) +
+                    frame(DATA, END_STREAM, 1, b"\0" + struct.pack(">I", len(body)) + body))
+        for kind, flags, payload in frames_of(one):
+            if kind == SETTINGS and not flags & ACK:
+                one.sendall(frame(SETTINGS, ACK, 0))
+            elif kind == PING and not flags & ACK:
+                one.sendall(frame(PING, ACK, 0, payload))
+            elif kind == DATA and payload:
+                data += payload
+                pings += 1
+                size = struct.pack(">I", len(payload))
+                one.sendall(frame(WINDOW_UPDATE, 0, 0, size) + frame(WINDOW_UPDATE, 0, 1, size) +
+                            frame(PING, 0, 0, b"bandwdth"))
+            elif kind == HEADERS and flags & END_STREAM:
+                ended = True
+                break
+    print(f"{pings} PINGs")
+    assert ended, f"cut off after {pings} PINGs"
+    answers = [pb.messages.GenerateResponse.FromString(one) for one in messages_of(data)]
+    assert answers[-1].usage.output_tokens == 300
