@@ -147,6 +147,18 @@ def test_an_unreadable_message_is_the_clients_fault(channel, stub, pb, method):
     assert stub.ListModels(pb.messages.ListModelsRequest()).models
 
 
+@pytest.mark.parametrize("method", ["Generate", "ListModels"])
+def test_a_call_without_a_message_is_grpcs_own_error(channel, stub, pb, method):
+    call = channel.stream_stream if method == "Generate" else channel.stream_unary
+    answer = call(f"/flotilla.v1.Inference/{method}", request_serializer=lambda x: x,
+                  response_deserializer=lambda x: x)
+    with pytest.raises(grpc.RpcError) as error:
+        result = answer(iter(()), timeout=60)
+        list(result if method == "Generate" else [result])
+    assert error.value.code() == grpc.StatusCode.INTERNAL
+    assert stub.ListModels(pb.messages.ListModelsRequest()).models
+
+
 def refused(server, path, body, status=400):
     answer = server.http.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
     assert answer.status_code == status, answer.text
