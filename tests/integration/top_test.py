@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -37,10 +38,13 @@ class Top:
         self.resize(columns)
         self.before = termios.tcgetattr(self.inner)
         self.process = subprocess.Popen(
-            [binary(), "top", "--interval", "0.2", *flags, "--metrics", *addresses(fleet)],
+            self.command(fleet, *flags),
             stdin=self.inner, stdout=self.inner, stderr=self.inner, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         STARTED.append(self.process)
+
+    def command(self, fleet, *flags):
+        return [binary(), "top", "--interval", "0.2", *flags, "--metrics", *addresses(fleet)]
 
     def resize(self, columns):
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
@@ -114,6 +118,34 @@ def test_a_stopped_job_lends_the_terminal(fleet):
         top.picture(["WORKER"])
         top.type(b"q")
         assert top.wait() == 0
+
+
+class TopOfShell(Top):
+    """A shell on a terminal of its own, which is told to run `flotilla top`."""
+
+    def command(self, fleet, *flags):
+        self.line = shlex.join(super().command(fleet, *flags))
+        return ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+
+    def reads_keys(self):
+        return not termios.tcgetattr(self.inner)[3] & termios.ICANON
+
+
+def test_a_job_that_comes_back_from_the_background_reads_keys(fleet):
+    with TopOfShell(fleet, 100) as shell:
+        shell.type(f"{shell.line}\n".encode())
+        shell.picture(["WORKER"])
+        shell.type(b"\x1a")
+        wait_until(lambda: not shell.reads_keys(), "the terminal is the shell's")
+        shell.type(b"bg\n")
+        shell.picture(["WORKER"])
+        shell.type(b"fg\n")
+        shell.picture(["WORKER"])
+        wait_until(shell.reads_keys, "keys are read again")
+        shell.type(b"q")
+        wait_until(lambda: not shell.reads_keys(), "it ends")
+        shell.type(b"exit\n")
+        assert shell.wait() == 0
 
 
 def test_without_a_terminal_it_reads_no_keys(fleet):
