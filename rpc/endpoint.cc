@@ -8,11 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "rpc/guards.h"
+#include "rpc/held_messages.h"
 #include "rpc/ports.h"
 
 namespace flotilla::rpc {
 namespace {
 
+// What a connection brings at once, before anybody looks at it. gRPC would make it 4 MiB, as
+// much as an unfinished message announces.
+constexpr int kReadBytes = 64 << 10;
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 constexpr absl::Duration kRetryRefused = absl::Seconds(2);
 
@@ -53,8 +57,14 @@ bool Listening::Stop() {
   return true;
 }
 
+void SetQuota(grpc::ServerBuilder& builder) {
+  builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(kQuotaBytes));
+  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBytes);
+}
+
 void ConfigureInternal(grpc::ServerBuilder& builder) {
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  SetQuota(builder);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(kMaxHeldBytes));
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a taken port is an error
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kPingAfter));

@@ -6,6 +6,7 @@
 // pings a second apart at least, whatever kPingAfter says, so kPingTimeout after the second.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,7 +23,11 @@ namespace flotilla::rpc {
 inline constexpr absl::Duration kPingAfter = absl::Milliseconds(400);
 inline constexpr absl::Duration kPingTimeout = absl::Milliseconds(800);
 // Plans of a whole prompt, results with many log-probabilities, a tokenizer.
+// To a server a quarter of it, which is what it holds of unfinished ones (rpc/held_messages.h).
 inline constexpr int kMaxMessageBytes = 64 << 20;
+// Of a server's calls and of what was read for them. It is the second bound: who holds
+// unfinished messages is cut off far below it, while gRPC beyond it cancels anybody's calls.
+inline constexpr std::size_t kQuotaBytes = 128 << 20;
 
 // "host:port", brackets around an IPv6 address.
 std::string JoinAddress(const std::string& host, int port);
@@ -44,6 +49,8 @@ struct ListenOptions {
   std::shared_ptr<Poller> poller;
 };
 
+// Bounds what gRPC has for the server's connections and calls, public or internal.
+void SetQuota(grpc::ServerBuilder& builder);
 // What every server of the fleet is built with: keep-alives and bounds.
 void ConfigureInternal(grpc::ServerBuilder& builder);
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const ListenOptions& options);

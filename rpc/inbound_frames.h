@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "rpc/frame_reader.h"
 
 namespace flotilla::rpc {
 
@@ -57,15 +58,10 @@ class InboundFrames {
   absl::Status Read(absl::Span<const std::uint8_t> bytes, std::int64_t now_ns);
 
  private:
-  static constexpr std::size_t kFrameHeader = 9;
+  absl::Status BeginFrame(const FrameHeader& frame, std::int64_t now_ns);
+  absl::Status BeginHeaders(const FrameHeader& frame);
 
-  absl::Status BeginFrame(std::int64_t now_ns);
-  absl::Status BeginHeaders(std::uint32_t length, std::uint8_t type, std::uint8_t flags);
-
-  std::uint64_t skip_ = 0;  // bytes that are not looked at: the rest of a payload
-  bool begun_ = false;      // the first byte was seen
-  std::uint8_t header_[kFrameHeader] = {};
-  std::size_t header_bytes_ = 0;
+  FrameReader reader_;
   std::size_t block_bytes_ = 0;  // 0: none is open
   int continuations_ = 0;
   Allowance pings_{kPingBurst, kPingsPerSecond};

@@ -39,6 +39,9 @@ class KeyGuard final : public rpc::CallGuard {
 };
 
 void Configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
+  rpc::SetQuota(builder);
+  // A stream that nobody reads from has 64 KiB then, and no more on a fast network.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.SetMaxReceiveMessageSize(options.max_request_bytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
   // A port that is taken is an error, not shared.

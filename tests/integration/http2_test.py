@@ -2,19 +2,24 @@
 public port and on the internal ones."""
 
 import contextlib
+import collections
 import itertools
+import select
 import socket
 import struct
 import threading
 import time
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flotilla_server import LONG, MODEL, Fleet, wait_until
 from security_files import new_secret, write
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0, 1, 3, 4, 6, 7, 8, 9)
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 MIB = 1 << 20
 # Of resident memory, beside what the connection costs at all. Buffered, an attack takes as
@@ -68,8 +73,8 @@ FLOODS = {
 
 
 class Attacker:
-    """Connections that send something over and over, and read no answer; each is made again
-    when it is closed."""
+    """Connections that send something over and over, and read no answer (`once`); each is made
+    again when it is closed."""
 
     def __init__(self, address, begin, again, connections):
         self.address, self.begin, self.again = address, begin, again
@@ -84,16 +89,19 @@ class Attacker:
             with socket.create_connection(self.address) as one:
                 one.settimeout(1)
                 try:
-                    one.sendall(PREFACE + frame(SETTINGS, 0, 0) + self.begin)
-                    for some in self.again():
-                        one.sendall(some)
-                        self.sent += len(some)
-                        if time.monotonic() > self.until or self.sent > SENT:
-                            break
+                    self.once(one)
                 except TimeoutError:  # not taken, as nobody reads the answers
                     self.stuck += 1
                 except OSError:
                     self.closed += 1
+
+    def once(self, one):
+        one.sendall(PREFACE + frame(SETTINGS, 0, 0) + self.begin)
+        for some in self.again():
+            one.sendall(some)
+            self.sent += len(some)
+            if time.monotonic() > self.until or self.sent > SENT:
+                break
 
     def run(self, program):
         """The most of resident memory meanwhile, and what stays a while after."""
@@ -102,6 +110,70 @@ class Attacker:
             most = max(most, rss(program))
             time.sleep(0.02)
         return most, rss(program)
+
+
+class Holder(Attacker):
+    """Calls of `path`, 100 on each connection, that each bring a message of 4.9 MiB less one
+    byte, as fast as the server takes them, and hold it to the end of the attack."""
+
+    STREAMS, SIZE = range(1, 200, 2), int(4.9 * MIB)
+    WINDOW = 65535
+
+    def __init__(self, address, path, connections, key=""):
+        headers = request(path) + (literal(b"authorization", b"Bearer " + key.encode())
+                                   if key else b"")
+        begin = b"".join(frame(HEADERS, END_HEADERS, stream, headers) for stream in self.STREAMS)
+        super().__init__(address, begin, None, connections)
+
+    def once(self, one):
+        one.sendall(PREFACE + frame(SETTINGS, 0, 0) + self.begin)
+        # Of each stream, and of the connection, which is 0.
+        windows = collections.Counter({stream: self.WINDOW for stream in (0, *self.STREAMS)})
+        left = {stream: self.SIZE + 5 - 1 for stream in self.STREAMS}
+        unread, initial = b"", [self.WINDOW]
+        while time.monotonic() < self.until:
+            if select.select([one], [], [], 0.01)[0]:
+                some = one.recv(65536)
+                if not some:
+                    raise ConnectionError
+                unread = self.read(one, unread + some, windows, left, initial)
+            for stream in list(left):
+                some = min(16384, left[stream], windows[stream], windows[0])
+                begins = left[stream] == self.SIZE + 5 - 1
+                if some < (5 if begins else 1) or self.sent > SENT:
+                    continue
+                payload = bytes(some)
+                if begins:
+                    payload = struct.pack(">BI", 0, self.SIZE) + bytes(some - 5)
+                one.sendall(frame(DATA, 0, stream, payload))
+                self.sent += some
+                left[stream] -= some
+                windows[stream] -= some
+                windows[0] -= some
+
+    @staticmethod
+    def read(one, unread, windows, left, initial):
+        """What the server says of windows and calls; the beginning of its next frame."""
+        while len(unread) >= 9 + int.from_bytes(unread[:3], "big"):
+            length, kind, flags = int.from_bytes(unread[:3], "big"), unread[3], unread[4]
+            stream = int.from_bytes(unread[5:9], "big")
+            payload, unread = unread[9:9 + length], unread[9 + length:]
+            if kind == WINDOW_UPDATE:
+                windows[stream] += int.from_bytes(payload, "big")
+            elif kind == SETTINGS and not flags & 1:
+                for name, value in struct.iter_unpack(">HI", payload):
+                    if name == 4:  # the initial window of streams
+                        for some in left:
+                            windows[some] += value - initial[0]
+                        initial[0] = value
+                one.sendall(frame(SETTINGS, 1, 0))
+            elif kind == PING and not flags & 1:
+                one.sendall(frame(PING, 1, 0, payload))
+            elif kind in (HEADERS, RST_STREAM):  # the call is over
+                left.pop(stream, None)
+            elif kind == GOAWAY:
+                raise ConnectionError
+        return unread
 
 
 def tell(name, attacker, before, most, after):
@@ -127,6 +199,19 @@ def a_fleet(tmp_path_factory):
 def port_of(fleet, role):
     program = getattr(fleet, role)
     return program, ("127.0.0.1", program.ports["grpc" if role == "router" else "listen"])
+
+
+KEY = "sk-of-an-attacker-who-has-one"
+
+
+@pytest.fixture(scope="module", name="keyed_fleet")
+def a_keyed_fleet(tmp_path_factory):
+    """One that takes keys, and has no secret."""
+    directory = tmp_path_factory.mktemp("keyed")
+    keys = write(directory / "keys", f"attacker {KEY}\n")
+    with Fleet(directory, extra={"router": ["--api-keys-file", str(keys)]}) as fleet:
+        fleet.http.headers["authorization"] = f"Bearer {KEY}"
+        yield fleet
 
 
 def complete(fleet):
@@ -290,3 +375,51 @@ def test_a_ping_for_each_data_frame_does_not_end_a_stream(fleet, pb):
     assert ended, f"cut off after {pings} PINGs"
     answers = [pb.messages.GenerateResponse.FromString(one) for one in messages_of(data)]
     assert answers[-1].usage.output_tokens == 300
+
+
+GENERATE = b"/flotilla.v1.Inference/Generate"
+PATHS = {"router": GENERATE, "scheduler": b"/flotilla.v1.Scheduler/GetTokenizer",
+         "worker": b"/flotilla.v1.WorkerGroup/GetTokenizer"}
+
+
+@pytest.mark.parametrize("connections", [1, 16])
+@pytest.mark.parametrize("role", Fleet.ROLES)
+@pytest.mark.parametrize("attacked", ["fleet", "keyed_fleet"])
+def test_messages_that_do_not_end_hold_little(request, pb, attacked, role, connections):
+    """Of a client where there are no keys, and of one that has a key; on the internal ports of
+    somebody without the secret, and where there is none."""
+    fleet = request.getfixturevalue(attacked)
+    program, address = port_of(fleet, role)
+    key = KEY if attacked == "keyed_fleet" and role == "router" else ""
+    complete(fleet)
+    before = rss(program)
+    attacker = Holder(address, PATHS[role], connections, key)
+    slowest = []
+    others = threading.Thread(target=use_while, args=(fleet, pb, key, attacker, slowest))
+    others.start()
+    most, _ = attacker.run(program)
+    others.join()
+    after = rss(program)
+    tell(f"{attacked} {role} x{connections}", attacker, before, most, after)
+    print(f"others waited for {max(slowest):.2f} s")
+    assert most - before < BOUND
+    wait_until(lambda: rss(program) - before < BOUND, "the memory is given back", seconds=10)
+    assert max(slowest) < 5
+    complete(fleet)
+
+
+def use_while(fleet, pb, key, attacker, seconds):
+    """Calls on connections of their own while the attack lasts; how long each took."""
+    while any(thread.is_alive() for thread in attacker.threads) or not seconds:
+        begun = time.monotonic()
+        with grpc.insecure_channel(f"127.0.0.1:{fleet.router.ports['grpc']}") as channel:
+            try:
+                health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(),
+                                                          timeout=30)
+                list(pb.services.InferenceStub(channel).Generate(
+                    pb.messages.GenerateRequest(model=MODEL, text="a", max_tokens=1), timeout=30,
+                    metadata=[("authorization", f"Bearer {KEY}")]))
+                seconds.append(time.monotonic() - begun)
+            except grpc.RpcError as error:
+                print(error)
+                seconds.append(float("inf"))
