@@ -13,32 +13,44 @@ constexpr size_t kScanLimit = 64;
 
 constexpr uint32_t kNoRank = UINT32_MAX;
 
-struct Symbol {
-  TokenId id;  // -1 once merged into its left neighbour
-  uint32_t previous;
-  uint32_t next;
+// The tokens of a piece, which merge where they lie, in four bytes a byte of it: one that spans
+// several places has its token at the first, and minus its span at the second and at the last.
+class Symbols {
+ public:
+  explicit Symbols(std::vector<TokenId>& ids) : ids_(ids) {}
+
+  uint32_t size() const { return static_cast<uint32_t>(ids_.size()); }
+  // Negative once merged into its left neighbour.
+  TokenId operator[](uint32_t at) const { return ids_[at]; }
+  // size() after the last.
+  uint32_t Next(uint32_t at) const {
+    const uint32_t second = at + 1;
+    return second < size() && ids_[second] < 0 ? at - ids_[second] : second;
+  }
+  // Of any but the first.
+  uint32_t Previous(uint32_t at) const {
+    const TokenId before = ids_[at - 1];
+    return before < 0 ? at + before : at - 1;
+  }
+  void Join(uint32_t at, TokenId result) {
+    const uint32_t gone = Next(at), end = Next(gone);
+    const auto span = static_cast<TokenId>(end - at);
+    ids_[at] = result;
+    ids_[gone] = ids_[at + 1] = ids_[end - 1] = -span;
+  }
+  // Leaves the tokens, side by side.
+  void Collect() {
+    size_t count = 0;
+    for (uint32_t at = 0, next; at < size(); at = next) {
+      next = Next(at);
+      ids_[count++] = ids_[at];
+    }
+    ids_.resize(count);
+  }
+
+ private:
+  std::vector<TokenId>& ids_;
 };
-
-// Neighbours point at each other; the last one's next is their count.
-std::vector<Symbol> Linked(const std::vector<TokenId>& ids) {
-  const auto count = static_cast<uint32_t>(ids.size());
-  std::vector<Symbol> symbols(count);
-  for (uint32_t i = 0; i < count; ++i) symbols[i] = {ids[i], i - 1, i + 1};
-  return symbols;
-}
-
-void Join(std::vector<Symbol>& symbols, uint32_t at, TokenId result) {
-  const uint32_t gone = symbols[at].next;
-  symbols[at].id = result;
-  symbols[at].next = symbols[gone].next;
-  symbols[gone].id = -1;
-  if (symbols[at].next < symbols.size()) symbols[symbols[at].next].previous = at;
-}
-
-void Collect(const std::vector<Symbol>& symbols, std::vector<TokenId>& ids) {
-  ids.clear();
-  for (uint32_t i = 0; i < symbols.size(); i = symbols[i].next) ids.push_back(symbols[i].id);
-}
 
 }  // namespace
 
@@ -101,12 +113,12 @@ void BpeMerges::MergeByScan(std::vector<TokenId>& ids) const {
 // as one heap of all pairs where a piece repeats itself, since a rank has few lookups in the
 // hash table that miss the cache, and its positions lie side by side.
 bool BpeMerges::MergeByRank(std::vector<TokenId>& ids) const {
-  std::vector<Symbol> symbols = Linked(ids);
+  Symbols symbols(ids);
   absl::flat_hash_map<uint32_t, std::vector<uint32_t>> waiting;  // positions by rank
   std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> ranks;
   const auto rule_at = [&](uint32_t i) {
-    const uint32_t next = symbols[i].next;
-    return next < symbols.size() ? FindRule(symbols[i].id, symbols[next].id) : nullptr;
+    const uint32_t next = symbols.Next(i);
+    return next < symbols.size() ? FindRule(symbols[i], symbols[next]) : nullptr;
   };
   const auto push = [&](uint32_t i) {
     const Rule* rule = rule_at(i);
@@ -123,28 +135,28 @@ bool BpeMerges::MergeByRank(std::vector<TokenId>& ids) const {
     std::vector<uint32_t> positions = std::move(waiting.extract(rank).mapped());
     std::ranges::sort(positions);
     for (const uint32_t at : positions) {
-      const Rule* rule = symbols[at].id < 0 ? nullptr : rule_at(at);
+      const Rule* rule = symbols[at] < 0 ? nullptr : rule_at(at);
       if (rule == nullptr || rule->rank != rank) continue;  // the pair has changed since
-      Join(symbols, at, rule->result);
+      symbols.Join(at, rule->result);
       uint32_t lowest = push(at);
-      if (at > 0) lowest = std::min(lowest, push(symbols[at].previous));
+      if (at > 0) lowest = std::min(lowest, push(symbols.Previous(at)));
       if (lowest <= rank) {  // it goes before the rest of this rank
-        Collect(symbols, ids);
+        symbols.Collect();
         return false;
       }
     }
   }
-  Collect(symbols, ids);
+  symbols.Collect();
   return true;
 }
 
 void BpeMerges::MergeByHeap(std::vector<TokenId>& ids) const {
-  std::vector<Symbol> symbols = Linked(ids);
+  Symbols symbols(ids);
   using Candidate = std::tuple<uint32_t, uint32_t>;  // rank, position of the left symbol
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
   const auto rule_at = [&](uint32_t i) {
-    const uint32_t next = symbols[i].next;
-    return next < symbols.size() ? FindRule(symbols[i].id, symbols[next].id) : nullptr;
+    const uint32_t next = symbols.Next(i);
+    return next < symbols.size() ? FindRule(symbols[i], symbols[next]) : nullptr;
   };
   const auto push = [&](uint32_t i) {
     if (const Rule* rule = rule_at(i)) heap.emplace(rule->rank, i);
@@ -153,14 +165,14 @@ void BpeMerges::MergeByHeap(std::vector<TokenId>& ids) const {
   while (!heap.empty()) {
     const auto [rank, at] = heap.top();
     heap.pop();
-    if (symbols[at].id < 0) continue;
+    if (symbols[at] < 0) continue;
     const Rule* rule = rule_at(at);
     if (rule == nullptr || rule->rank != rank) continue;  // the pair has changed since
-    Join(symbols, at, rule->result);
+    symbols.Join(at, rule->result);
     push(at);
-    if (at > 0) push(symbols[at].previous);
+    if (at > 0) push(symbols.Previous(at));
   }
-  Collect(symbols, ids);
+  symbols.Collect();
 }
 
 }  // namespace flotilla
