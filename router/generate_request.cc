@@ -15,11 +15,22 @@ namespace {
 // Tokens of any context to this power stay far inside a double.
 constexpr double kMaxLengthPenalty = 10.0;
 
+absl::Status CheckBytes(std::string_view field, std::string_view text, std::size_t max_bytes) {
+  if (text.size() <= max_bytes) return absl::OkStatus();
+  return InvalidField(
+      field, Cat(field, " is ", text.size(), " bytes long; at most ", max_bytes, " are allowed"));
+}
+
+// How many entries of a list, called `what`, there are.
+absl::Status CheckCount(std::string_view field, std::size_t count, std::string_view what,
+                        std::size_t most) {
+  if (count <= most) return absl::OkStatus();
+  return InvalidField(field,
+                      Cat(field, " has ", count, " ", what, "; at most ", most, " are allowed"));
+}
+
 absl::Status CheckText(std::string_view field, std::string_view text, std::size_t max_bytes) {
-  if (text.size() > max_bytes) {
-    return InvalidField(
-        field, Cat(field, " is ", text.size(), " bytes long; at most ", max_bytes, " are allowed"));
-  }
+  if (auto s = CheckBytes(field, text, max_bytes); !s.ok()) return s;
   if (!IsValidUtf8(text)) return InvalidField(field, Cat(field, " is not valid UTF-8"));
   return absl::OkStatus();
 }
@@ -95,13 +106,13 @@ absl::Status CheckSampling(const ApiRequest& api, const ModelLimits& model) {
   return CheckRange("min_p", api.min_p, 0.0, 1.0);
 }
 
+absl::Status CheckBiasCount(const ApiRequest& api) {
+  return CheckCount("logit_bias", api.logit_bias.size(), "tokens", SamplingParams::kMaxBiases);
+}
+
 absl::Status CheckBias(const ApiRequest& api, const ModelLimits& model) {
   constexpr double kMost = SamplingParams::kMaxBias;
-  if (api.logit_bias.size() > SamplingParams::kMaxBiases) {
-    return InvalidField("logit_bias",
-                        Cat("logit_bias has ", api.logit_bias.size(), " tokens; at most ",
-                            SamplingParams::kMaxBiases, " are allowed"));
-  }
+  if (auto s = CheckBiasCount(api); !s.ok()) return s;
   std::vector<std::int64_t> tokens;
   tokens.reserve(api.logit_bias.size());
   for (const auto& [token, bias] : api.logit_bias) {
@@ -130,22 +141,30 @@ absl::Status CheckPenalties(const ApiRequest& api, const ModelLimits& model) {
   return CheckBias(api, model);
 }
 
-absl::Status CheckStops(const ApiRequest& api, const RequestLimits& limits,
-                        const ModelLimits& model) {
-  if (api.stop.size() > limits.max_stop_strings) {
-    return InvalidField("stop", Cat("stop has ", api.stop.size(), " strings; at most ",
-                                    limits.max_stop_strings, " are allowed"));
+absl::Status CheckStopSizes(const ApiRequest& api, const RequestLimits& limits) {
+  if (auto s = CheckCount("stop", api.stop.size(), "strings", limits.max_stop_strings); !s.ok()) {
+    return s;
   }
   for (const std::string& stop : api.stop) {
-    if (stop.empty()) return InvalidField("stop", "a stop string must not be empty");
-    if (auto s = CheckText("stop", stop, limits.max_stop_bytes); !s.ok()) return s;
+    if (auto s = CheckBytes("stop", stop, limits.max_stop_bytes); !s.ok()) return s;
   }
-  if (api.stop_token_ids.size() > limits.max_stop_tokens) {
-    return InvalidField("stop_token_ids",
-                        Cat("stop_token_ids has ", api.stop_token_ids.size(), " entries; at most ",
-                            limits.max_stop_tokens, " are allowed"));
+  return CheckCount("stop_token_ids", api.stop_token_ids.size(), "entries", limits.max_stop_tokens);
+}
+
+absl::Status CheckStops(const ApiRequest& api, const RequestLimits& limits,
+                        const ModelLimits& model) {
+  if (auto s = CheckStopSizes(api, limits); !s.ok()) return s;
+  for (const std::string& stop : api.stop) {
+    if (stop.empty()) return InvalidField("stop", "a stop string must not be empty");
+    if (!IsValidUtf8(stop)) return InvalidField("stop", "stop is not valid UTF-8");
   }
   return CheckTokenIds("stop_token_ids", api.stop_token_ids, model);
+}
+
+absl::Status CheckLabelSizes(const ApiRequest& api, const RequestLimits& limits) {
+  const std::size_t most = limits.max_label_bytes;
+  if (auto s = CheckBytes("cache_salt", api.cache_salt, most); !s.ok()) return s;
+  return CheckBytes("request_id", api.client_request_id, most);
 }
 
 absl::Status CheckScalars(const ApiRequest& api, const RequestLimits& limits,
@@ -308,6 +327,13 @@ absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckSizes(const ApiRequest& api, const RequestLimits& limits) {
+  if (api.model.size() > limits.max_model_bytes) return NoSuchModel(api.model, {});
+  if (auto s = CheckBiasCount(api); !s.ok()) return s;
+  if (auto s = CheckStopSizes(api, limits); !s.ok()) return s;
+  return CheckLabelSizes(api, limits);
 }
 
 absl::Status TooManyMessages(const RequestLimits& limits) {

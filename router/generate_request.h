@@ -94,10 +94,13 @@ struct ApiRequest {
 // INVALID_ARGUMENT naming the field and the bound.
 struct RequestLimits {
   std::size_t max_prompt_bytes = 4u << 20;
+  std::size_t max_tokenized = 1u << 20;  // tokens that a text to be tokenized may have
   std::size_t max_messages = 1024;
   std::size_t max_stop_strings = 16;
   std::size_t max_stop_bytes = 256;  // of one stop string
   std::size_t max_stop_tokens = 64;
+  // No model has a longer name; of a request for one it is not told what is served.
+  std::size_t max_model_bytes = 1024;
   std::size_t max_label_bytes = 256;  // client request id, cache salt, tenant
   std::int64_t max_timeout_ms = 3'600'000;
   std::int64_t default_timeout_ms = 600'000;
@@ -131,6 +134,11 @@ absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_
 // A conversation of more turns than RequestLimits::max_messages, for fronts that see it
 // before they have read them all.
 absl::Status TooManyMessages(const RequestLimits& limits);
+
+// The Validator's error when a field other than the prompt exceeds its bound; OK otherwise,
+// whatever the values are. For fronts that make several requests of one body: what all of
+// them have in common is small enough to copy then.
+absl::Status CheckSizes(const ApiRequest& api, const RequestLimits& limits);
 
 // INVALID_ARGUMENT when the text or the conversation exceeds a bound, or has a role that
 // there is not. Roles become those that templates know: "developer" is "system".

@@ -110,6 +110,12 @@ absl::StatusOr<std::string> Decode(const Tokenizer& tokenizer,
   return tokenizer.Decode(ids, /*skip_special=*/false);
 }
 
+// Of an input to be tokenized, which need not fit a context.
+absl::Status TooManyTokens(const Input& input, std::size_t most) {
+  return InvalidField(input.index() == 0 ? "prompt" : "messages",
+                      Cat("the text has more than ", most, " tokens"));
+}
+
 absl::Status PoolFull() {
   // A full queue of the pool clears in tens of milliseconds.
   return WithRetryAfter(absl::ResourceExhaustedError("too many prompts wait for the tokenizer"),
@@ -424,13 +430,16 @@ void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
   const auto abandoned = request.abandoned;
   const bool queued = pool_.TryRun(
       tenant, bytes,
-      [&encoder, request = std::move(request), answer] {
-        answer(OrNoMemory([&] {
-          return encoder.Encode(
-              request.input,
-              {.parse_special = request.parse_special, .add_special = request.add_special_tokens},
-              request.add_generation_prompt);
-        }));
+      [&encoder, request = std::move(request), most = options_.limits.max_tokenized, answer] {
+        auto tokens = OrNoMemory([&] {
+          return encoder.Encode(request.input,
+                                {.parse_special = request.parse_special,
+                                 .add_special = request.add_special_tokens,
+                                 .max_tokens = most},
+                                request.add_generation_prompt);
+        });
+        const bool too_many = absl::IsOutOfRange(tokens.status());
+        answer(too_many ? TooManyTokens(request.input, most) : std::move(tokens));
       },
       abandoned);
   if (!queued) answer(PoolFull());

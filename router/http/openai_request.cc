@@ -115,7 +115,8 @@ void ReadBranches(ObjectReader& reader, ApiRequest& api) {
 }
 
 // Sampling, stops, labels and the fields that both bodies refuse or ignore.
-void ReadCommon(ObjectReader& reader, bool lenient, ApiRequest& api, OpenAiRequest& request) {
+void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& api,
+                OpenAiRequest& request) {
   api.model = reader.String("model").value_or("");
   api.temperature = reader.Number("temperature");
   api.top_p = reader.Number("top_p");
@@ -144,8 +145,9 @@ void ReadCommon(ObjectReader& reader, bool lenient, ApiRequest& api, OpenAiReque
   request.return_token_ids = reader.Bool("return_token_ids").value_or(false);
   request.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
   ReadBranches(reader, api);
-  ReadStreamOptions(reader, lenient, request);
+  ReadStreamOptions(reader, options.lenient, request);
   api.stream = request.stream;
+  reader.Fail(CheckSizes(api, options.limits));
 
   reader.Neutral("response_format", {Json{{"type", "text"}}});
   reader.Inert({"user", "metadata", "store", "service_tier", "safety_identifier",
@@ -237,10 +239,12 @@ absl::StatusOr<JsonDocument> ParseBody(std::string_view body, const ParseOptions
   return ParseJsonObject(body, &messages);
 }
 
-// One ApiRequest per prompt: text, token ids, or a list of either.
+// One ApiRequest per prompt: text, token ids, or a list of either. What they share is copied
+// for each, so none is made of a body that is refused already.
 void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOptions& options,
                  OpenAiRequest& request) {
   const Json* value = reader.Value("prompt");
+  if (!reader.ok()) return;
   if (value == nullptr) return reader.FailField("prompt", "is missing");
   const auto add = [&](auto prompt) {
     request.prompts.push_back(base);
@@ -256,6 +260,7 @@ void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOption
                                           options.max_prompts, " are allowed"));
   }
   for (const Json& prompt : *value) {
+    if (!reader.ok()) return;
     if (prompt.is_string()) {
       add(prompt.get<std::string>());
     } else if (prompt.is_array()) {
@@ -276,7 +281,7 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
   OpenAiRequest request;
   request.chat = true;
   ApiRequest api;
-  ReadCommon(reader, options.lenient, api, request);
+  ReadCommon(reader, options, api, request);
   api.prompt = Messages(reader, {options.lenient, &request.ignored});
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
@@ -317,7 +322,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const Parse
   ObjectReader reader(json->root(), "");
   OpenAiRequest request;
   ApiRequest api;
-  ReadCommon(reader, options.lenient, api, request);
+  ReadCommon(reader, options, api, request);
   api.default_max_tokens = kDefaultCompletionTokens;
   api.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
   request.echo = reader.Bool("echo").value_or(false);
@@ -340,12 +345,12 @@ absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const Parse
   request.parse_special = reader.Bool("parse_special").value_or(false);
   request.add_generation_prompt = reader.Bool("add_generation_prompt").value_or(true);
   std::vector<std::string> ignored;
-  const auto prompt = reader.String("prompt");
+  auto prompt = reader.String("prompt");
   if (reader.Value("messages") != nullptr) {
     if (prompt) reader.FailField("messages", "and 'prompt' exclude each other");
     request.input = Messages(reader, {options.lenient, &ignored});
   } else if (prompt) {
-    request.input = *prompt;
+    request.input = *std::move(prompt);
   } else {
     reader.FailField("prompt", "is missing");
   }

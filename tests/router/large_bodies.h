@@ -39,7 +39,21 @@ inline std::vector<std::pair<std::string, std::string>> LargeBodies(std::size_t 
     return body + after;
   };
   const std::string deep = std::string(50, '[') + std::string(50, ']') + ',';
+  std::string prompts = R"("prompt":[)";
+  for (int i = 0; i < 32; ++i) prompts += i == 0 ? R"("")" : R"(,"")";
+  prompts += "],";
+  // A field that 32 prompts share.
+  const auto shared = [&](const std::string& before, const std::string& piece,
+                          const std::string& after) {
+    return Filled(bytes, model + prompts + before, piece, after + "}");
+  };
   return {
+      {"shared stop", shared(R"("stop":")", "x", "\"")},
+      {"shared salt", shared(R"("cache_salt":")", "x", "\"")},
+      {"shared name", shared(R"("request_id":")", "x", "\"")},
+      {"shared model", Filled(bytes, '{' + prompts + R"("model":")", "m", "\"}")},
+      {"shared biases", keys(prompts + R"("logit_bias":{)", "1", "}}")},
+      {"shared stop tokens", shared(R"("stop_token_ids":[)", "1111111,", "]")},
       {"empty messages", list("messages", "{},")},
       {"empty lists as messages", list("messages", "[],")},
       {"messages", list("messages", turn + ',')},

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -39,6 +40,38 @@ std::string Text(const std::string& more) { return R"({"model":"m","prompt":"hi"
 
 absl::Status CheckChat(const std::string& body) { return Check(ParseChatCompletion(body, {})); }
 absl::Status CheckText(const std::string& body) { return Check(ParseCompletion(body, {})); }
+
+// Before anything is copied for each prompt, and in the Validator's words, wherever they hold.
+TEST(Request, LargeFieldsAreRefusedWhileReading) {
+  const auto text = [](int bytes) { return '"' + std::string(bytes, 'x') + '"'; };
+  std::string biases = R"("0":1)", ids = "0";
+  for (std::size_t i = 1; i <= SamplingParams::kMaxBiases; ++i) {
+    biases += ",\"" + std::to_string(i) + "\":1";
+    ids += ",1";
+  }
+  const std::map<std::string, std::string> fields = {{"stop_token_ids", '[' + ids + ']'},
+                                                     {"stop", text(257)},
+                                                     {"logit_bias", '{' + biases + '}'},
+                                                     {"cache_salt", text(257)},
+                                                     {"request_id", text(257)}};
+  for (const auto& [name, value] : fields) {
+    const std::string more = ",\"" + name + "\":" + value;
+    for (const absl::Status& status :
+         {ParseChatCompletion(Chat(more), {}).status(), ParseCompletion(Text(more), {}).status()}) {
+      EXPECT_EQ(ErrorField(status), name) << status;
+      EXPECT_EQ(ErrorCode(status), kInvalidValue);
+    }
+    if (name == "logit_bias") continue;  // has one bound for all
+    const RequestLimits wide{
+        .max_stop_bytes = 999, .max_stop_tokens = 9999, .max_label_bytes = 999};
+    EXPECT_EQ(Check(ParseCompletion(Text(more), {.limits = wide})), CheckText(Text(more)));
+  }
+  const absl::Status unknown =
+      ParseCompletion(R"({"prompt":"x","model":)" + text(1025) + "}", {}).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ErrorCode(unknown), kModelNotFound);
+  EXPECT_LT(unknown.message().size(), 300u);
+}
 
 TEST(Request, AcceptsWhatClientsSend) {
   for (
@@ -295,7 +328,7 @@ TEST(Request, LimitsHoldAtTheirEdge) {
   EXPECT_EQ(ErrorField(CheckText(Text(",\"stop\":[" + stops + ",\"a\"]"))), "stop");
   // As many tokens as the limit are more than this model has: the first refusal is of
   // their number.
-  std::string biases = R"("0":1)";
+  std::string biases = R"("0":1)", ids = "0";
   for (int i = 1; i < 1025; ++i) biases += ",\"" + std::to_string(i) + "\":1";
   EXPECT_EQ(CheckText(Text(",\"logit_bias\":{" + biases + "}")).message(),
             "logit_bias has 1025 tokens; at most 1024 are allowed");
