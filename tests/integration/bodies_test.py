@@ -24,40 +24,46 @@ def filled(before, piece, after, size=BODY):
     return before + (piece * count).rstrip(b",") + after
 
 
-def keys(before, value, after):
-    pieces, size = [before], len(before) + len(after)
-    for i in range(BODY):
+def keys(before, value, after, size):
+    pieces, length = [before], len(before) + len(after)
+    for i in range(size):
         piece = b'"%d":%s' % (i, value)
-        size += len(piece) + 1
-        if size > BODY:
+        length += len(piece) + 1
+        if length > size:
             return pieces[0] + b",".join(pieces[1:]) + after
         pieces.append(piece)
 
 
 MODEL_FIELD = b'{"model":"' + MODEL.encode() + b'",'
 THIRTY_TWO = b'"prompt":["x"' + b',"x"' * 31 + b"],"
-LARGE = {
-    "empty messages": filled(MODEL_FIELD + b'"messages":[', b"{},", b"]}"),
-    "messages": filled(MODEL_FIELD + b'"messages":[', b'{"role":"user","content":"x"},', b"]}"),
-    "empty objects": filled(MODEL_FIELD + b'"tools":[', b"{},", b"]}"),
-    "empty lists": filled(MODEL_FIELD + b'"prompt":[', b"[],", b"]}"),
-    "deep nests": filled(MODEL_FIELD + b'"prompt":[', b"[" * 50 + b"]" * 50 + b",", b"]}"),
-    "an open nest": filled(MODEL_FIELD + b'"prompt":', b"[", b""),
-    "escapes": filled(MODEL_FIELD + b'"stop":"', rb"\u0000", b'"}'),
-    "numbers": filled(MODEL_FIELD + b'"prompt":[', b"1,", b"]}"),
-    "floats": filled(MODEL_FIELD + b'"prompt":[', b"0.123456789123456789,", b"]}"),
-    "stops": filled(MODEL_FIELD + b'"prompt":"x","stop":[', b'"x",', b"]}"),
-    "keys": keys(MODEL_FIELD, b"1", b"}"),
-    "biases": keys(MODEL_FIELD + b'"prompt":"x","logit_bias":{', b"1", b"}}"),
-    "parts": filled(MODEL_FIELD + b'"messages":[{"role":"user","content":[',
-                    b'{"type":"text","text":""},', b"]}]}"),
-    # What 32 prompts share: copied for each, it took 330 MiB.
-    "shared stop tokens": filled(MODEL_FIELD + THIRTY_TWO + b'"stop_token_ids":[', b"1111111,",
-                                 b"]}"),
-    "shared stop": filled(MODEL_FIELD + THIRTY_TWO + b'"stop":"', b"x", b'"}'),
-    "shared salt": filled(MODEL_FIELD + THIRTY_TWO + b'"cache_salt":"', b"x", b'"}'),
-    "invalid UTF-8 at the end": filled(MODEL_FIELD + b'"prompt":"', b"x", b'\xff"}'),
-}
+def bodies(size):
+    return {
+        "empty messages": filled(MODEL_FIELD + b'"messages":[', b"{},", b"]}", size),
+        "messages": filled(MODEL_FIELD + b'"messages":[',
+                           b'{"role":"user","content":"x"},', b"]}", size),
+        "empty objects": filled(MODEL_FIELD + b'"tools":[', b"{},", b"]}", size),
+        "empty lists": filled(MODEL_FIELD + b'"prompt":[', b"[],", b"]}", size),
+        "deep nests": filled(MODEL_FIELD + b'"prompt":[',
+                             b"[" * 50 + b"]" * 50 + b",", b"]}", size),
+        "an open nest": filled(MODEL_FIELD + b'"prompt":', b"[", b"", size),
+        "escapes": filled(MODEL_FIELD + b'"stop":"', rb"\u0000", b'"}', size),
+        "numbers": filled(MODEL_FIELD + b'"prompt":[', b"1,", b"]}", size),
+        "floats": filled(MODEL_FIELD + b'"prompt":[', b"0.123456789123456789,", b"]}", size),
+        "stops": filled(MODEL_FIELD + b'"prompt":"x","stop":[', b'"x",', b"]}", size),
+        "keys": keys(MODEL_FIELD, b"1", b"}", size),
+        "biases": keys(MODEL_FIELD + b'"prompt":"x","logit_bias":{', b"1", b"}}", size),
+        "parts": filled(MODEL_FIELD + b'"messages":[{"role":"user","content":[',
+                        b'{"type":"text","text":""},', b"]}]}", size),
+        # What 32 prompts share: copied for each, it took 140 MiB.
+        "shared stop tokens": filled(MODEL_FIELD + THIRTY_TWO + b'"stop_token_ids":[', b"1111111,",
+                                     b"]}", size),
+        "shared stop": filled(MODEL_FIELD + THIRTY_TWO + b'"stop":"', b"x", b'"}', size),
+        "shared salt": filled(MODEL_FIELD + THIRTY_TWO + b'"cache_salt":"', b"x", b'"}', size),
+        "invalid UTF-8 at the end": filled(MODEL_FIELD + b'"prompt":"', b"x", b'\xff"}', size),
+    }
+
+
+LARGE = bodies(BODY)
 
 
 class HealthWatch:
@@ -104,9 +110,9 @@ def test_the_largest_bodies_stop_nobody(server, name):
     assert health.slowest < 1 * SLOW
 
 
-def best_times(server, name, path, rounds=3):
+def best_times(server, body, path, rounds=3):
     """Of a body, and of the slowest /health beside it: the least of so many times each."""
-    body, times, healths = LARGE[name], [], []
+    times, healths = [], []
     for _ in range(rounds):
         with HealthWatch(server) as health:
             started = time.monotonic()
@@ -116,12 +122,23 @@ def best_times(server, name, path, rounds=3):
     return min(times), min(healths)
 
 
+SMALL = bodies(BODY // 4)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_time_grows_with_the_body(server, name):
+    """Quadratic time would be 16 times as long; below 50 ms nothing is judged."""
+    small, _ = best_times(server, SMALL[name], "/v1/completions")
+    large, _ = best_times(server, LARGE[name], "/v1/completions")
+    assert large <= max(8 * small, 0.05 * SLOW)
+
+
 @pytest.mark.skipif(not LONG or SANITIZED, reason="needs a machine that does nothing else")
 @pytest.mark.parametrize("name", LARGE)
 def test_the_largest_bodies_on_an_idle_machine(server, name):
     """What the server does each time counts, not one stall of the machine."""
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize"):
-        seconds, health = best_times(server, name, path)
+        seconds, health = best_times(server, LARGE[name], path)
         print(f"{name} {path}: {seconds:.3f} s, /health {health:.3f} s")
         assert seconds <= 0.3
         assert health <= 0.05
