@@ -198,7 +198,7 @@ void GuardedDestroy(grpc_chttp2_transport* transport) {
   static const auto destroy = GrpcsOwn<decltype(&GuardedDestroy)>(kDestroy);
   const bool trim = AllConnections().Forget(transport);  // before its memory is another's
   destroy(transport);
-  if (trim) ReturnFreeMemory();
+  if (trim) flotilla::ReturnFreeMemory();
 }
 
 namespace flotilla::rpc {
