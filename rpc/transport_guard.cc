@@ -116,8 +116,10 @@ class Connections {
     Connection* worst = nullptr;
     double most = 0;
     for (auto& [transport, one] : connections_) {
+      if (one.held.bytes() == 0) continue;
+      // 0 of what has begun in this very read: tiny frames hold much at once.
       const double held = one.held.ByteSeconds(now_ns);
-      if (held > most) worst = &one, most = held;
+      if (worst == nullptr || held > most) worst = &one, most = held;
     }
     held_bytes_ -= worst->held.bytes();
     worst->held = HeldMessages();

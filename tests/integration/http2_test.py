@@ -423,3 +423,22 @@ def use_while(fleet, pb, key, attacker, seconds):
             except grpc.RpcError as error:
                 print(error)
                 seconds.append(float("inf"))
+
+
+def test_frames_of_one_byte_hold_little(fleet):
+    """Each keeps the buffer that it was read into: a message of many holds much at once."""
+    for role in Fleet.ROLES:
+        program, address = port_of(fleet, role)
+        before = rss(program)
+        message = struct.pack(">BI", 0, 4 * MIB)
+        flood = frame(HEADERS, END_HEADERS, 1, request(PATHS[role])) + frame(DATA, 0, 1, message)
+        flood += frame(DATA, 0, 1, b"x") * 6000  # within one read of the server
+        for _ in range(20):
+            with socket.create_connection(address, timeout=30) as one:
+                with contextlib.suppress(OSError):
+                    one.sendall(PREFACE + frame(SETTINGS, 0, 0) + flood)
+                    while one.recv(65536):  # until it is cut off
+                        pass
+        assert program.process.poll() is None
+        assert rss(program) - before < BOUND
+    complete(fleet)

@@ -108,7 +108,7 @@ def test_the_refusal_says_what_is_known(server):
 def test_long_texts_are_tokenized_beside_short_prompts(server, record_property):
     """/tokenize has no context, so its longest texts take seconds: of the one thread that
     they may have."""
-    body = json.dumps(dict(model=MODEL, prompt=TEXTS["letters"]))
+    body = json.dumps(dict(model=MODEL, prompt=TEXTS["one letter"]))
     quiet = median_first_token(server)
     with beside(server, "/tokenize", body, wanted=200):
         busy = median_first_token(server)
