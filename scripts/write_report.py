@@ -18,6 +18,7 @@ PARTS = {
     "sanitizers": ("soak", "tsan", "asan+ubsan", "asan+ubsan-integration"),
     "tests": ("layering", "scripts", "monitoring", "format", "headers", "locks", "mutants", "ctest",
               "integration", "deploy", "clients"),
+    "attacks": ("attacks",),
     "measurements": ("peer-comparison", "memory", "prefix-cache-cost", "clean-build"),
 }
 
@@ -37,9 +38,9 @@ def machine():
 TABLES = {"nobody_notices": "Attacks beside eight streams"}
 
 
-def properties(results):
-    """(test, what, value) of everything that tests of the plain build measured."""
-    for stage in ("ctest", "integration", "clients"):
+def properties(results, part):
+    """(test, what, value) of everything that the part's tests measured."""
+    for stage in PARTS[part]:
         for path in sorted((results / stage).glob("*.xml")):
             for case in ElementTree.parse(path).iter("testcase"):
                 test = f"{case.get('classname')}.{case.get('name')}".split(".test_")[-1]
@@ -83,7 +84,8 @@ def main():
         if mutants.exists():
             lines += ["", "Deliberate errors in the cores, given to the simulation: "
                       + mutants.read_text().strip() + "."]
-        measured = list(properties(results))
+    if part in ("tests", "attacks"):
+        measured = list(properties(results, part))
         for name, title in TABLES.items():
             lines += table(measured, name, title)
         others = [row for row in measured if row[0].split("[")[0] not in TABLES]

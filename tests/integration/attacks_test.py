@@ -1,15 +1,15 @@
 """Each attack of attackers.py, beside eight clients that stream: the server lives, keeps its
 memory, and nobody else notices.
 
-Windows of time with the attack and of the same length without it take turns in one server:
-in the long form three of 20 s of each, taken together; in the short one of 2 s, of which one
-pair must be good. What is compared is what the streaming clients see, and what the kernel
+Windows of time with the attack and without it take turns in one server: in the long form
+three of 20 s and of 10 s, taken together; in the short one of 2 s both, of which one pair must
+be good. What is compared is what the streaming clients see, and what the kernel
 says of the server's processes.
 
 The attacker needs CPU time, too, and on a machine with two cores this alone would delay
 tokens. So the server computes with one thread, and clients and attackers stay on the last
 CPU, where attackers yield to everybody (nice 10): what delays a token then is what the
-server does for the attacker. FLOTILLA_ATTACK_SECONDS gives windows of another length.
+server does for the attacker. FLOTILLA_ATTACK_SECONDS gives other lengths.
 """
 
 import contextlib
@@ -34,7 +34,8 @@ from steady_streams import STREAMS, SteadyStreams, Window
 pytestmark = pytest.mark.skipif(SANITIZED, reason="measures time and memory")
 
 ROUNDS = 3
-SECONDS = float(os.environ.get("FLOTILLA_ATTACK_SECONDS", 20 if LONG else 2))  # of a window
+SECONDS = float(os.environ.get("FLOTILLA_ATTACK_SECONDS", 20 if LONG else 2))  # of an attack
+QUIET_SECONDS = SECONDS / 2 if LONG else SECONDS
 MIB = 1 << 20
 MEMORY_BYTES = 64 * MIB
 # What must hold on a machine that does nothing else, and what a busy one must keep: its
@@ -166,7 +167,7 @@ def attacked(attack, server, attacker, memory):
         pairs = []
         for _ in range(ROUNDS):
             begun = time.monotonic()
-            time.sleep(SECONDS)  # what is measured is time that passes
+            time.sleep(QUIET_SECONDS)  # what is measured is time that passes
             quiet_ended = time.monotonic()
             if not pairs:
                 memory.begin()
