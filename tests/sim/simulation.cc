@@ -276,6 +276,7 @@ absl::Status Simulation::MakePlan() {
   if (absl::Status s = TakeEvents(); !s.ok()) return s;
   if (outcome.plan.has_value()) {
     TracePlan(*outcome.plan);
+    plans_made_.Add(*outcome.plan);
     for (const PlanOp& op : outcome.plan->ops) {
       if (const auto* copy = std::get_if<BackgroundCopy>(&op)) copying_.insert(copy->id);
     }

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "scheduler/core/scheduler_core.h"
+#include "tests/sim/plan_hash.h"
 #include "tests/sim/sim_client.h"
 #include "tests/sim/sim_random.h"
 #include "tests/sim/sim_worker.h"
@@ -124,6 +125,8 @@ class Simulation {
 
   // Of all plans and events in their order.
   std::uint64_t trace_hash() const { return trace_hash_; }
+  // Of all plans in their order, each field of them.
+  std::uint64_t plan_hash() const { return plans_made_.value(); }
   const SimCoverage& coverage() const { return coverage_; }
 
  private:
@@ -206,6 +209,7 @@ class Simulation {
 
   SimCoverage coverage_;
   std::uint64_t trace_hash_ = 0;
+  PlanHash plans_made_;
 };
 
 }  // namespace flotilla

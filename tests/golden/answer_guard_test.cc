@@ -1,0 +1,115 @@
+// Two golden chats of 32 tokens give, in each recipe, KV type and layout, the tokens and the
+// bits of log-probabilities whose hashes are in tests/data/answer_hashes.txt: a change that
+// is about names, rooms or speed leaves every answer as it was.
+//
+//   FLOTILLA_RECORD=1   writes the file anew, for a change that means to change answers
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "tests/support/engine_runner.h"
+#include "tests/support/test_model.h"
+
+namespace flotilla {
+namespace {
+
+using testing::Answer;
+using testing::EngineRunner;
+
+constexpr const char* kFile = "tests/data/answer_hashes.txt";
+constexpr std::size_t kChats = 2;
+constexpr std::uint32_t kOutputTokens = 32;
+
+struct Layout {
+  ParallelShape shape;
+  ShardBalance balance = ShardBalance::kStep;
+};
+constexpr Layout kLayouts[] = {{{1, 1}}, {{3, 1}}, {{2, 1}}, {{2, 1}, ShardBalance::kBytes},
+                               {{1, 2}}, {{2, 2}}};
+
+// FNV-1a of 32-bit words (Fowler, Noll, Vo), by bytes from the lowest.
+class Hash {
+ public:
+  void Add(std::uint32_t word) {
+    for (int byte = 0; byte < 4; ++byte, word >>= 8) {
+      value_ = (value_ ^ (word & 0xff)) * 0x100000001b3u;
+    }
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+std::vector<TokenizedRequest> Chats() {
+  std::vector<TokenizedRequest> requests;
+  for (const auto& line : testing::ReadJsonLines("smollm2/greedy.jsonl")) {
+    TokenizedRequest& request = requests.emplace_back();
+    request.id = {1, requests.size()};
+    request.prompt = line["prompt_ids"].get<std::vector<TokenId>>();
+    request.stop.max_tokens = kOutputTokens;
+    request.sampling.temperature = 0;
+    request.logprobs = {.output_top = 20, .prompt_top = 20};
+    if (requests.size() == kChats) break;
+  }
+  return requests;
+}
+
+// What the chats give: "<hash of tokens> <hash of log-probabilities>".
+std::string Serve(Recipe recipe, kernels::KvFormat format, const Layout& layout) {
+  EngineRunner::Options options;
+  options.rank.recipe = recipe;
+  options.rank.kv_format = format;
+  options.rank.shape = layout.shape;
+  options.rank.balance = layout.balance;
+  options.rank.kv_blocks = 64;
+  EngineRunner runner(testing::OpenRealModel(), options);
+  Hash tokens, logprobs;
+  for (const Answer& answer : runner.Run(Chats())) {
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(answer.tokens.size(), kOutputTokens);
+    for (const TokenId token : answer.ids()) tokens.Add(static_cast<std::uint32_t>(token));
+    for (const std::uint32_t word : answer.Bits()) logprobs.Add(word);
+  }
+  return absl::StrFormat("%016x %016x", tokens.value(), logprobs.value());
+}
+
+std::vector<std::string> Lines() {
+  std::vector<std::string> lines;
+  std::ifstream file(kFile);
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(AnswerGuard, AnswersAreWhatTheyWere) {
+  const std::size_t layouts = testing::kSanitized ? 1 : std::size(kLayouts);
+  std::vector<std::string> hashes;
+  for (const Recipe recipe : {Recipe::kAccurate, Recipe::kFp32}) {
+    for (const auto format : {kernels::KvFormat::kBf16, kernels::KvFormat::kF32}) {
+      const std::string name = absl::StrCat(std::string(RecipeName(recipe)),
+                                            format == kernels::KvFormat::kF32 ? " fp32" : " bf16");
+      for (std::size_t i = 0; i < layouts; ++i) {
+        const std::string line = absl::StrCat(name, " ", Serve(recipe, format, kLayouts[i]));
+        if (i == 0) hashes.push_back(line);
+        EXPECT_EQ(line, hashes.back())
+            << "tp" << kLayouts[i].shape.tensor << "pp" << kLayouts[i].shape.pipeline;
+      }
+    }
+  }
+  if (std::getenv("FLOTILLA_RECORD") != nullptr) {
+    std::ofstream file(kFile);
+    for (const std::string& line : hashes) file << line << "\n";
+  }
+  EXPECT_EQ(hashes, Lines()) << "other answers than before; where that is meant, record them "
+                                "with FLOTILLA_RECORD=1";
+}
+
+}  // namespace
+}  // namespace flotilla

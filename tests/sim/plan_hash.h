@@ -1,0 +1,44 @@
+// PlanHash: a hash of plans as values, which no change of names or of layout moves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/types/plan.h"
+#include "tests/sim/sim_random.h"
+
+namespace flotilla {
+
+class PlanHash {
+ public:
+  // Adds every field of the plan and of its operations, in their order.
+  void Add(const StepPlan& plan);
+
+  // Of all plans added so far, in their order.
+  std::uint64_t value() const { return value_; }
+
+ private:
+  void Add(std::uint64_t word) { value_ = SimMix(value_ ^ word); }
+  void Add(float number);
+  void Add(const std::string& text);
+  template <class Id>
+  void AddIds(const std::vector<Id>& ids);
+
+  void Add(const SamplingParams& sampling);
+  void Add(const OpenBranch& op);
+  void Add(const GrantBlocks& op);
+  void Add(const ForkBranch& op);
+  void Add(const DropBranch& op);
+  void Add(const Run& op);
+  void Add(const Skip& op);
+  void Add(const BackgroundCopy& op);
+  void Add(const LoadAdapter& op);
+  void Add(const UnloadAdapter& op);
+  void Add(const TrimBlocks& op);
+  void Add(const Speculate& op);
+
+  std::uint64_t value_ = 0;
+};
+
+}  // namespace flotilla
