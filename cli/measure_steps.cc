@@ -52,7 +52,7 @@ absl::StatusOr<StepMeter> StepMeter::Create(const std::string& model_path, int t
   options.threads = threads;
   options.kv_blocks = kKvBlocks;
   options.max_step_tokens = kMaxStepTokens;
-  options.max_branches = 2 * kMaxSeqs + 1;
+  options.max_sequences = 2 * kMaxSeqs + 1;
   auto rank = Rank::Create(std::make_shared<const GgufFile>(*std::move(file)), options, *clock);
   if (!rank.ok()) return rank.status();
   const ExecutorDescription& d = (*rank)->description();

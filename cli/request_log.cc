@@ -93,18 +93,18 @@ std::function<void(const StepPlan&)> PlanLog(Logger* log) {
   if (!log->Takes(LogLevel::kDebug)) return nullptr;
   return [log](const StepPlan& plan) {
     for (const PlanOp& op : plan.ops) {
-      if (const auto* open = std::get_if<OpenBranch>(&op)) {
-        log->Debug("branch opened", {{"request", RequestName(open->request)},
-                                     {"branch", open->index.value()},
-                                     {"handle", open->branch.value()},
-                                     {"epoch", plan.epoch.value()},
-                                     {"step", plan.step.value()},
-                                     {"tokens", open->tokens.size()},
-                                     {"cached_tokens", open->cached_tokens}});
-      } else if (const auto* drop = std::get_if<DropBranch>(&op)) {
-        log->Debug("branch dropped", {{"handle", drop->branch.value()},
-                                      {"epoch", plan.epoch.value()},
-                                      {"step", plan.step.value()}});
+      if (const auto* open = std::get_if<OpenSequence>(&op)) {
+        log->Debug("sequence opened", {{"request", RequestName(open->request)},
+                                       {"sequence", open->index.value()},
+                                       {"handle", open->sequence.value()},
+                                       {"epoch", plan.epoch.value()},
+                                       {"step", plan.step.value()},
+                                       {"tokens", open->tokens.size()},
+                                       {"cached_tokens", open->cached_tokens}});
+      } else if (const auto* drop = std::get_if<DropSequence>(&op)) {
+        log->Debug("sequence dropped", {{"handle", drop->sequence.value()},
+                                        {"epoch", plan.epoch.value()},
+                                        {"step", plan.step.value()}});
       }
     }
   };

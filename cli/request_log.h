@@ -20,7 +20,7 @@ void LogOver(Logger& log, const RequestRecord& record);
 void LogServed(Logger& log, const ServedRecord& record);
 void LogPreemption(Logger& log, const Preemption& preemption);
 
-// Logs each branch that a plan opens or drops; empty if `log` takes no such lines.
+// Logs each sequence that a plan opens or drops; empty if `log` takes no such lines.
 std::function<void(const StepPlan&)> PlanLog(Logger* log);
 
 }  // namespace flotilla

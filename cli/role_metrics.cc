@@ -149,10 +149,11 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kCounter, "flotilla_scheduler_bypasses_total",
      "Requests that started before an earlier one that waited for memory.", nullptr, nullptr,
      [](Snapshot s) -> double { return s.core.counters.bypasses; }},
-    {kCounter, "flotilla_kv_forks_total", "Branches that began with another branch's blocks.",
+    {kCounter, "flotilla_kv_forks_total", "Sequences that began with another sequence's blocks.",
      nullptr, nullptr, [](Snapshot s) -> double { return s.core.counters.forks; }},
-    {kCounter, "flotilla_kv_block_copies_total", "Blocks copied for a branch that writes to them.",
-     nullptr, nullptr, [](Snapshot s) -> double { return s.core.counters.block_copies; }},
+    {kCounter, "flotilla_kv_block_copies_total",
+     "Blocks copied for a sequence that writes to them.", nullptr, nullptr,
+     [](Snapshot s) -> double { return s.core.counters.block_copies; }},
     {kCounter, kTokens, kTokensHelp, "kind", "prompt",
      [](Snapshot s) -> double { return s.core.counters.prefill_tokens; }},
     {kCounter, kTokens, kTokensHelp, "kind", "prompt_cached",
@@ -374,11 +375,11 @@ void SchedulerMetrics::OnStep(const StepResult& result) {
   if (timings.decode_rows > 0) step_decode_tokens_.Observe(timings.decode_rows);
 
   std::uint64_t sequences = 0, tokens = 0, slots = 0;
-  for (const BranchResult& branch : result.branches) {
-    if (branch.noop) continue;
+  for (const SequenceResult& sequence : result.sequences) {
+    if (sequence.noop) continue;
     ++sequences;
-    tokens += branch.length;
-    slots += (branch.length + block_tokens_ - 1) / block_tokens_ * block_tokens_;
+    tokens += sequence.length;
+    slots += (sequence.length + block_tokens_ - 1) / block_tokens_ * block_tokens_;
   }
   batch_size_.Observe(static_cast<double>(sequences));
   kv_waste_.Set(slots == 0 ? 0 : 1 - static_cast<double>(tokens) / static_cast<double>(slots));

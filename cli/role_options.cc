@@ -59,7 +59,7 @@ absl::StatusOr<RankOptions> MakeRankOptions(const RoleFlags& flags, const std::s
   options.kv_blocks = static_cast<std::uint32_t>(flags.kv_blocks);
   options.max_context = static_cast<std::uint32_t>(flags.max_model_len);
   options.max_step_tokens = static_cast<std::uint32_t>(flags.max_batch_tokens);
-  options.max_branches = static_cast<std::uint32_t>(flags.max_seqs);
+  options.max_sequences = static_cast<std::uint32_t>(flags.max_seqs);
   options.tiers = {.host_blocks = static_cast<std::uint32_t>(flags.host_blocks),
                    .disk_blocks = static_cast<std::uint32_t>(flags.disk_blocks),
                    .disk_directory = flags.disk_directory};

@@ -1,4 +1,4 @@
-// Random numbers of sampling: pure functions of (the branch's seed, index of the
+// Random numbers of sampling: pure functions of (the sequence's seed, index of the
 // output token, token id). Nothing is drawn in sequence, so a token's noise does
 // not depend on the batch, on a restart or on the rank that holds its logit.
 #pragma once
@@ -23,8 +23,8 @@ inline uint64_t Mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The key of one sampled token: `seed` of its branch (BranchSeed), `index` of
-// the token among the branch's output tokens.
+// The key of one sampled token: `seed` of its sequence (SequenceSeed), `index` of
+// the token among the sequence's output tokens.
 inline NoiseKey MakeNoiseKey(uint64_t seed, uint64_t index) {
   const uint64_t key = Mix64(Mix64(Mix64(seed)) ^ index);
   return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};

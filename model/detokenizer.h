@@ -1,6 +1,6 @@
-// Token ids to text as they arrive, for one branch of one request.
+// Token ids to text as they arrive, for one sequence of one request.
 //
-// A plain value owned by whoever streams the branch; used by one thread at a
+// A plain value owned by whoever streams the sequence; used by one thread at a
 // time. Text comes out as soon as it is whole characters: at most three bytes,
 // the beginning of a character, are held back.
 #pragma once
@@ -25,7 +25,7 @@ class IncrementalDetokenizer {
   // vocabulary give nothing.
   std::string Push(TokenId id);
 
-  // The end of the branch: U+FFFD if a character was left incomplete, else
+  // The end of the sequence: U+FFFD if a character was left incomplete, else
   // nothing.
   std::string Flush();
 

@@ -201,10 +201,10 @@ absl::Status Unsupported(std::string_view field, std::string_view message) {
   return WithField(absl::InvalidArgumentError(std::string(message)), field, kUnsupportedField);
 }
 
-absl::Status CheckBranches(const ApiRequest& api, const ModelLimits& model) {
+absl::Status CheckSequences(const ApiRequest& api, const ModelLimits& model) {
   const auto range = CheckRange<std::int64_t>;
-  if (auto s = range("n", api.n, 1, model.max_branches); !s.ok()) return s;
-  if (auto s = range("best_of", api.best_of, 1, model.max_branches); !s.ok()) return s;
+  if (auto s = range("n", api.n, 1, model.max_sequences); !s.ok()) return s;
+  if (auto s = range("best_of", api.best_of, 1, model.max_sequences); !s.ok()) return s;
   const std::int64_t n = api.n.value_or(1), best_of = api.best_of.value_or(n);
   if (best_of < n) {
     return InvalidField("best_of", Cat("best_of is ", best_of, "; it must be at least n, ", n));
@@ -293,7 +293,7 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
   if (auto s = CheckPenalties(api, model); !s.ok()) return s;
   if (auto s = CheckStops(api, limits_, model); !s.ok()) return s;
   if (auto s = CheckScalars(api, limits_, model); !s.ok()) return s;
-  if (auto s = CheckBranches(api, model); !s.ok()) return s;
+  if (auto s = CheckSequences(api, model); !s.ok()) return s;
   if (auto s = CheckBeams(api, model); !s.ok()) return s;
 
   api.temperature = api.temperature.value_or(1.0);

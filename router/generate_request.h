@@ -111,7 +111,7 @@ struct ModelLimits {
   std::string id;
   std::uint32_t vocab_size = 0;
   std::uint32_t max_context = 0;    // prompt + output tokens
-  std::uint32_t max_branches = 1;   // of one request: bounds n and best_of
+  std::uint32_t max_sequences = 1;  // of one request: bounds n and best_of
   std::vector<TokenId> end_tokens;  // the model's own
 };
 

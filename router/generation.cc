@@ -47,8 +47,8 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       parent_span_(api.trace.span),
       listener_(listener),
       request_(std::move(request)) {
-  choices_.reserve(request_.branches);
-  for (std::uint32_t i = 0; i < request_.branches; ++i) {
+  choices_.reserve(request_.sequences);
+  for (std::uint32_t i = 0; i < request_.sequences; ++i) {
     choices_.emplace_back(environment_.tokenizer, stop_strings_).delta.choice = i;
   }
   lane_->Add(identity_.id, this);
@@ -195,18 +195,18 @@ void GenerationImpl::Handle(TokenEvent event) {
       break;
   }
   CountFirstToken();
-  Choice& choice = choices_[event.branch.value()];
+  Choice& choice = choices_[event.sequence.value()];
   choice.score.Add(event.logprob);
   choice.delta.tokens.push_back({event.token, event.logprob, std::move(event.top)});
-  // A token that ends the branch gives no text.
+  // A token that ends the sequence gives no text.
   const std::string text =
       IsStopToken(event.token) ? choice.detokenizer.Flush() : choice.detokenizer.Push(event.token);
-  AddText(event.branch, text);
+  AddText(event.sequence, text);
 }
 
-bool GenerationImpl::AddText(BranchIndex branch, std::string_view text) {
-  Choice& choice = choices_[branch.value()];
-  if (tracker_->tokens(branch).size() <= tracker_->request().stop.min_tokens) {
+bool GenerationImpl::AddText(SequenceIndex sequence, std::string_view text) {
+  Choice& choice = choices_[sequence.value()];
+  if (tracker_->tokens(sequence).size() <= tracker_->request().stop.min_tokens) {
     choice.delta.text += text;  // too early for a stop string, or a part of one
     return false;
   }
@@ -214,25 +214,25 @@ bool GenerationImpl::AddText(BranchIndex branch, std::string_view text) {
   choice.delta.text += result.text;
   if (!result.stop) return false;
   // The token that completed the stop string is the last that counts.
-  const auto keep = static_cast<std::uint32_t>(tracker_->tokens(branch).size());
-  if (auto cancel = tracker_->EndBranch(branch, keep)) environment_.engine->Cancel(*cancel);
-  EndChoice(branch, {.reason = ChoiceFinish::kStop, .stop_string = stop_strings_[*result.stop]});
+  const auto keep = static_cast<std::uint32_t>(tracker_->tokens(sequence).size());
+  if (auto cancel = tracker_->EndSequence(sequence, keep)) environment_.engine->Cancel(*cancel);
+  EndChoice(sequence, {.reason = ChoiceFinish::kStop, .stop_string = stop_strings_[*result.stop]});
   return true;
 }
 
-void GenerationImpl::Handle(const BranchEnd& event) {
+void GenerationImpl::Handle(const SequenceEnd& event) {
   if (!tracker_->Apply(event)) return;
-  Choice& choice = choices_[event.branch.value()];
-  if (AddText(event.branch, choice.detokenizer.Flush())) return;
+  Choice& choice = choices_[event.sequence.value()];
+  if (AddText(event.sequence, choice.detokenizer.Flush())) return;
   choice.delta.text += choice.stops.Flush();
   ChoiceEnd end{.reason = ToChoiceFinish(event.reason)};
-  const std::vector<TokenId>& tokens = tracker_->tokens(event.branch);
+  const std::vector<TokenId>& tokens = tracker_->tokens(event.sequence);
   if (event.reason == FinishReason::kStop && !tokens.empty() && IsStopToken(tokens.back())) {
     end.stop_token = tokens.back();
   }
   if (event.reason == FinishReason::kDeadline) CountDeadline();
   if (tracker_->request().beam && !tokens.empty()) end.score = event.score;
-  EndChoice(event.branch, std::move(end));
+  EndChoice(event.sequence, std::move(end));
 }
 
 void GenerationImpl::Handle(const RequestEnd& event) {
@@ -291,10 +291,10 @@ void GenerationImpl::FlushChoice(Choice& choice) {
   listener_->OnDelta(std::move(out));
 }
 
-void GenerationImpl::EndChoice(BranchIndex branch, ChoiceEnd end) {
-  Choice& choice = choices_[branch.value()];
+void GenerationImpl::EndChoice(SequenceIndex sequence, ChoiceEnd end) {
+  Choice& choice = choices_[sequence.value()];
   if (choice.end) return;
-  end.choice = branch.value();
+  end.choice = sequence.value();
   if (scored_ && choice.score.tokens() > 0) end.score = static_cast<float>(choice.score.Get());
   choice.end = std::move(end);
   if (HoldsBack()) return;
@@ -321,7 +321,7 @@ void GenerationImpl::Finish(absl::Status status, const Usage& usage) {
   for (std::uint32_t i = 0; i < choices_.size(); ++i) {
     if (choices_[i].end) continue;
     if (cancelled_) {
-      EndChoice(BranchIndex(i), {.reason = ChoiceFinish::kCancelled});
+      EndChoice(SequenceIndex(i), {.reason = ChoiceFinish::kCancelled});
     } else if (status.ok()) {
       status = absl::InternalError("the engine ended the request before its choices");
     }

@@ -1,8 +1,8 @@
 // GenerationImpl: one request between the Engine seam and a front's listener.
 // It turns token events into text: exactly once (RequestTracker), whole
 // characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). Where
-// only the best of its branches are the answer, all is held back until the last
-// of them has ended: at most max_tokens per branch. Lives on its lane's thread.
+// only the best of its sequences are the answer, all is held back until the last
+// of them has ended: at most max_tokens per sequence. Lives on its lane's thread.
 // Internal to the router.
 #pragma once
 
@@ -70,7 +70,7 @@ class GenerationImpl final : public Generation {
   const std::shared_ptr<std::atomic<bool>>& abandoned() const { return abandoned_; }
 
  private:
-  // One branch: a choice of the answer, or where fewer than all come back a
+  // One sequence: a choice of the answer, or where fewer than all come back a
   // candidate for one.
   struct Choice {
     Choice(const Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
@@ -89,14 +89,14 @@ class GenerationImpl final : public Generation {
   void Handle(PromptLogprobs event);
   void Handle(TokenEvent event);
   void Handle(const LoneDeath&) {}  // of an engine in this process: there is no other
-  void Handle(const BranchEnd& event);
+  void Handle(const SequenceEnd& event);
   void Handle(const RequestEnd& event);
 
   void FlushChoice(Choice& choice);
-  // Appends text to a branch's delta; ends the branch when a stop matches.
-  bool AddText(BranchIndex branch, std::string_view text);
-  void EndChoice(BranchIndex branch, ChoiceEnd end);
-  // True where the answer is fewer choices than there are branches.
+  // Appends text to a sequence's delta; ends the sequence when a stop matches.
+  bool AddText(SequenceIndex sequence, std::string_view text);
+  void EndChoice(SequenceIndex sequence, ChoiceEnd end);
+  // True where the answer is fewer choices than there are sequences.
   bool HoldsBack() const { return wanted_ < choices_.size(); }
   // Hands out the best of what was held back.
   void HandOutBest();
@@ -104,7 +104,7 @@ class GenerationImpl final : public Generation {
   // Nobody wants the answer any more: tells the engine. `late`: because its time was over.
   void CancelWork(bool late);
   bool TimeIsUp() const;
-  // The request ends by its deadline, which counts once, however many branches it ends: as
+  // The request ends by its deadline, which counts once, however many sequences it ends: as
   // a refusal until it was accepted.
   void CountDeadline();
   // It ends with `status`: counts it where that is a refusal or the deadline.
@@ -132,7 +132,7 @@ class GenerationImpl final : public Generation {
 
   TokenizedRequest request_;                    // until it is submitted
   std::optional<RequestTracker> tracker_;       // from then on
-  std::vector<Choice> choices_;                 // [branches]
+  std::vector<Choice> choices_;                 // [sequences]
   std::optional<std::int64_t> first_token_ns_;  // since the start
   bool accepted_ = false;
   bool missed_deadline_ = false;

@@ -223,7 +223,7 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     absl::StatusOr<EngineDescription> engine = model.served.engine->Describe();
     if (!engine.ok()) return absl::UnavailableError("the model is not ready yet");
     ModelInfo info;
-    info.limits = {model.served.id, engine->vocab_size, engine->max_context, engine->max_branches,
+    info.limits = {model.served.id, engine->vocab_size, engine->max_context, engine->max_sequences,
                    model.served.end_tokens};
     info.numerics_id = engine->numerics_id;
     info.exactness = engine->exactness;
@@ -328,9 +328,9 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   request.stop.stop_tokens = StopTokens(api, model);
   request.stop.min_tokens = static_cast<std::uint32_t>(api.min_tokens.value_or(0));
   const auto candidates = static_cast<std::uint32_t>(api.best_of.value_or(*api.n));
-  request.branches = candidates;
+  request.sequences = candidates;
   if (api.use_beam_search) {
-    request.branches = static_cast<std::uint32_t>(*api.n);
+    request.sequences = static_cast<std::uint32_t>(*api.n);
     request.beam = BeamOptions{
         .beams = candidates,
         .length_penalty = static_cast<float>(api.length_penalty.value_or(1.0)),

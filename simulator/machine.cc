@@ -151,7 +151,7 @@ ExecutorDescription Describe(const Machine& machine, const CoreOptions& core) {
          .out_ns_per_block = ns,
          .in_ns_per_block = ns});
   }
-  d.max_branches = 2 * core.max_seqs + 1;  // handles are reused one plan late
+  d.max_sequences = 2 * core.max_seqs + 1;  // handles are reused one plan late
   d.max_step_tokens = core.max_step_tokens;
   d.lag = machine.lag;
   const StepShape prefill{.prefill_rows = core.max_step_tokens, .samples = 1};

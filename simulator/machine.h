@@ -45,7 +45,7 @@ std::vector<Machine> BuiltInMachines();
 // NOT_FOUND lists the names there are.
 absl::StatusOr<Machine> FindMachine(absl::string_view name);
 
-// What the machine's worker group says of itself; it takes as many branches and
+// What the machine's worker group says of itself; it takes as many sequences and
 // rows as `core` may ask of it.
 ExecutorDescription Describe(const Machine& machine, const CoreOptions& core);
 

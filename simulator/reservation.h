@@ -32,7 +32,7 @@ std::uint64_t ReservedSlots(Reservation reservation, const SimulatedRequest& req
                             std::uint32_t max_tokens);
 
 // Serves `workload` to the end with reservations; options as for Simulate (policy,
-// prefix cache, lengths and round trip have no meaning here; several branches of a
+// prefix cache, lengths and round trip have no meaning here; several sequences of a
 // request count as one). Requests that can never fit are refused.
 absl::StatusOr<RunRecord> SimulateReservation(const Machine& machine, const Workload& workload,
                                               const SimulationOptions& options,

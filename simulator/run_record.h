@@ -20,7 +20,7 @@ struct RequestRecord {
   std::int64_t arrival_ns = 0;
   std::int64_t first_token_ns = 0;  // 0: none came
   std::int64_t last_token_ns = 0;
-  std::uint32_t output_tokens = 0;  // all branches
+  std::uint32_t output_tokens = 0;  // all sequences
   std::uint32_t cached_tokens = 0;
   std::uint32_t preemptions = 0;
   End end = End::kNone;
@@ -44,7 +44,7 @@ struct LoadRecord {
 
 struct RunRecord {
   std::vector<RequestRecord> requests;  // in the order of the workload
-  std::vector<std::uint32_t> gaps_us;   // between tokens of a request's first branch
+  std::vector<std::uint32_t> gaps_us;   // between tokens of a request's first sequence
   // [tenants] prompt and output tokens served while somebody waited.
   std::vector<std::uint64_t> contended_tokens;
   GroupTotals group;

@@ -181,7 +181,7 @@ void VirtualRun::TakeEvents() {
 
 void VirtualRun::Take(const TokenEvent& event) {
   const auto index = static_cast<std::uint32_t>(event.request.counter);
-  if (event.branch.value() > 0) {
+  if (event.sequence.value() > 0) {
     ++record_.requests[index].output_tokens;
     record_.tokens.Count(now_ns_, 1);
   } else {
@@ -189,7 +189,7 @@ void VirtualRun::Take(const TokenEvent& event) {
   }
   if (snapshot_.load.waiting_requests == 0) return;
   const SimulatedRequest& request = workload_.requests[index];
-  const bool first = event.position == 0 && event.branch.value() == 0;
+  const bool first = event.position == 0 && event.sequence.value() == 0;
   record_.contended_tokens[request.tenant] += 1 + (first ? request.prompt_tokens : 0);
 }
 
@@ -230,8 +230,9 @@ void VirtualRun::Observe() {
   used_slots_ = std::uint64_t{snapshot_.load.blocks_used} * block_tokens_;
   wasted_slots_ = 0;
   // A shared block is full, so it adds as much to a table's slots as to the length.
-  for (const OpenBranchView& branch : core_.OpenBranches()) {
-    wasted_slots_ += branch.tables[0].size() * std::uint64_t{block_tokens_} - branch.length.upper;
+  for (const OpenSequenceView& sequence : core_.OpenSequences()) {
+    wasted_slots_ +=
+        sequence.tables[0].size() * std::uint64_t{block_tokens_} - sequence.length.upper;
   }
   record_.memory.peak_used = std::max(record_.memory.peak_used, used_slots_);
   record_.load.peak_running = std::max(record_.load.peak_running, snapshot_.load.running_requests);

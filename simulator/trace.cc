@@ -55,7 +55,7 @@ constexpr auto kColumns = std::to_array<Column>({
     {"prefix_tokens", false, 0, kMaxTokens, true,
      [](SimulatedRequest& r, double v) { r.prefix_tokens = To<std::uint32_t>(v); }},
     {"n", false, 1, 1024, true,
-     [](SimulatedRequest& r, double v) { r.branches = To<std::uint32_t>(v); }},
+     [](SimulatedRequest& r, double v) { r.sequences = To<std::uint32_t>(v); }},
     {"beams", false, 0, 1024, true,
      [](SimulatedRequest& r, double v) { r.beams = To<std::uint32_t>(v); }},
 });

@@ -114,10 +114,10 @@ std::vector<TopLogprob> VirtualGroup::Candidates(const BatchItem& item) const {
   return candidates;
 }
 
-TokenId SimulatedToken(const Workload& workload, std::uint64_t request, BranchIndex branch,
+TokenId SimulatedToken(const Workload& workload, std::uint64_t request, SequenceIndex sequence,
                        std::uint32_t output_index) {
   if (output_index + 1 >= workload.requests[request].output_tokens) return kStopToken;
-  const std::uint64_t hash = MixBits(MixBits(workload.seed ^ request << 24 ^ branch.value()) ^
+  const std::uint64_t hash = MixBits(MixBits(workload.seed ^ request << 24 ^ sequence.value()) ^
                                      ~std::uint64_t{output_index});
   return static_cast<TokenId>(1 + hash % (kSimulatedVocabulary - 1));
 }

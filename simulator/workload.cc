@@ -185,7 +185,7 @@ TokenizedRequest MakeRequest(const Workload& workload, std::uint32_t index, std:
     request.stop.max_tokens = max_tokens;
     request.stop.stop_tokens = {kStopToken};
   }
-  request.branches = from.branches;
+  request.sequences = from.sequences;
   if (from.beams > 0) request.beam = BeamOptions{.beams = from.beams};
   if (from.deadline_ns > 0) request.deadline_ns = now_ns + from.deadline_ns;
   request.priority = from.priority;

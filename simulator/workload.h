@@ -25,7 +25,7 @@ struct SimulatedRequest {
   // Requests of one group begin with the same prefix_tokens tokens; 0: of none.
   std::uint32_t prefix_group = 0;
   std::uint32_t prefix_tokens = 0;
-  std::uint32_t branches = 1;
+  std::uint32_t sequences = 1;
   std::uint32_t beams = 0;  // 0: no beam search
 
   bool operator==(const SimulatedRequest&) const = default;

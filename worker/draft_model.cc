@@ -18,10 +18,10 @@ bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at)
   std::vector<std::int32_t> rows;
   std::vector<DraftRequest*> asked;
   for (DraftRequest& request : requests) {
-    // A row without a softmax gave no guess: the branch's guesses end there.
+    // A row without a softmax gave no guess: the sequence's guesses end there.
     if (request.drafts.size() != at || at >= request.limit) continue;
     const auto row = static_cast<std::uint32_t>(batch.tokens.size());
-    BatchItem item{.branch = request.branch, .index = request.index};
+    BatchItem item{.sequence = request.sequence, .index = request.index};
     item.first_position = static_cast<std::uint32_t>(request.tokens.size()) - 1 + at;
     item.row_begin = row;
     item.row_count = 1;

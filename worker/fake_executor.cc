@@ -18,7 +18,7 @@ std::uint64_t Mix(std::uint64_t x) {  // splitmix64's finaliser
 // The tokens from the one that would be sampled on, each half as likely.
 std::vector<TopLogprob> FakeCandidates(const BatchItem& item, std::uint32_t vocab_size) {
   const TokenId first =
-      FakeToken(item.sampling->seed, BranchIndex(0), item.output_index, vocab_size);
+      FakeToken(item.sampling->seed, SequenceIndex(0), item.output_index, vocab_size);
   std::vector<TopLogprob> candidates;
   for (std::uint32_t i = 0; i < std::min(item.candidates, vocab_size); ++i) {
     const auto token = static_cast<TokenId>((static_cast<std::uint32_t>(first) + i) % vocab_size);
@@ -29,9 +29,10 @@ std::vector<TopLogprob> FakeCandidates(const BatchItem& item, std::uint32_t voca
 
 }  // namespace
 
-TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_index,
+TokenId FakeToken(std::uint64_t seed, SequenceIndex sequence, std::uint32_t output_index,
                   std::uint32_t vocab_size) {
-  return static_cast<TokenId>(Mix(Mix(Mix(BranchSeed(seed, branch))) ^ output_index) % vocab_size);
+  return static_cast<TokenId>(Mix(Mix(Mix(SequenceSeed(seed, sequence))) ^ output_index) %
+                              vocab_size);
 }
 
 SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_size) {
@@ -75,7 +76,7 @@ ExecutorDescription FakeExecutorOptions::DefaultDescription() {
   group.bytes_per_block = 1024;
   description.groups = {group};
   description.block_count = 1024;
-  description.max_branches = 64;
+  description.max_sequences = 64;
   description.max_step_tokens = 512;
   description.lag = 1;
   description.prefill_ns_per_token = 1000;

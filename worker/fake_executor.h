@@ -1,7 +1,7 @@
 // FakeExecutor: a StepExecutor without a model, for tests of everything above
 // the seam.
 //
-// Branches are the real ones (GroupState); tokens come from FakeToken, a pure
+// Sequences are the real ones (GroupState); tokens come from FakeToken, a pure
 // function that tests can predict. One step runs at a time, whatever the lag.
 // Faults are injected by step. It runs on its own thread, or by hand: then
 // nothing happens until the test calls Advance, and all events arrive inside
@@ -24,9 +24,9 @@
 
 namespace flotilla {
 
-// The token that a FakeExecutor samples as number `output_index` of a branch: a
-// hash of BranchSeed(seed, branch) and the index, in [0, vocab_size).
-TokenId FakeToken(std::uint64_t seed, BranchIndex branch, std::uint32_t output_index,
+// The token that a FakeExecutor samples as number `output_index` of a sequence: a
+// hash of SequenceSeed(seed, sequence) and the index, in [0, vocab_size).
+TokenId FakeToken(std::uint64_t seed, SequenceIndex sequence, std::uint32_t output_index,
                   std::uint32_t vocab_size);
 
 // `token` with invented log-probabilities: its own, and `top` alternatives (none
@@ -44,7 +44,7 @@ struct FakeExecutorOptions {
   bool manual = false;
 
   // One KV group of 16-token blocks, 1024 blocks, context 8192, vocabulary 1000,
-  // 64 branches, 512 tokens a step, lag 1.
+  // 64 sequences, 512 tokens a step, lag 1.
   static ExecutorDescription DefaultDescription();
 };
 

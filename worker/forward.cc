@@ -291,8 +291,8 @@ void Forward::GateUp(const MatrixView& gate_up, int64_t begin, int64_t end) {
 }
 
 void Forward::RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t end) {
-  // Two tokens of a branch whose V share a bf16 pair belong to one thread: a
-  // range starts and ends at an even position or another branch.
+  // Two tokens of a sequence whose V share a bf16 pair belong to one thread: a
+  // range starts and ends at an even position or another sequence.
   const auto align = [&](int64_t row) {
     const bool splits_pair = row > 0 && row < rows_ && positions_[row] % 2 == 1 &&
                              row_items_[row] == row_items_[row - 1];

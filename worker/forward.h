@@ -50,7 +50,7 @@ class Forward {
   struct Options {
     Recipe recipe = Recipe::kAccurate;
     int max_rows = 512;     // of one batch
-    int max_positions = 0;  // of one branch
+    int max_positions = 0;  // of one sequence
   };
 
   // What ranks tell each other in a pass, with `shards` of all ranks.
@@ -87,7 +87,7 @@ class Forward {
   int64_t buffer_bytes() const;
 
  private:
-  // Part of one branch's queries against one KV head.
+  // Part of one sequence's queries against one KV head.
   struct AttentionItem {
     int item;  // of the batch
     int kv_head;

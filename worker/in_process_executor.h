@@ -3,7 +3,7 @@
 // Plans wait in a queue of at most lag + 1 = 2; one thread runs them in order with
 // a StepRunner and reports. The scheduler's thread
 // never waits for it. A plan that cannot be applied ends the epoch; the next one
-// starts at once with empty branches, since weights and memory are unharmed.
+// starts at once with empty sequences, since weights and memory are unharmed.
 #pragma once
 
 #include <memory>

@@ -66,7 +66,7 @@ class KvCache {
 };
 
 // Blocks, the null block included, for a machine whose operator named no number:
-// a quarter of the memory, at most 2 GiB, and never less than one branch of
+// a quarter of the memory, at most 2 GiB, and never less than one sequence of
 // `max_context` tokens needs.
 uint32_t DefaultBlockCount(const KvShape& shape, uint32_t max_context);
 

@@ -54,7 +54,7 @@ absl::Status CheckOptions(const RankOptions& options, const ModelConfig& config)
   if (options.kv_blocks > kMaxKvBlocks) {
     return absl::InvalidArgumentError(absl::StrCat("kv_blocks exceeds ", kMaxKvBlocks));
   }
-  if (options.max_branches == 0) return absl::InvalidArgumentError("max_branches is 0");
+  if (options.max_sequences == 0) return absl::InvalidArgumentError("max_sequences is 0");
   return CheckSpeculation(options, config);
 }
 
@@ -92,7 +92,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& o
   layout.limits.lag = options.shape.pipeline;
   const auto vocabulary = CutVocabulary(layout.shards, options.shape);
   layout.limits.note_bytes =
-      kCopyNoteBytes + StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_branches,
+      kCopyNoteBytes + StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_sequences,
                                                  vocabulary.has_value() ? &*vocabulary : nullptr);
   return layout;
 }
@@ -176,7 +176,7 @@ void Rank::Describe() {
       "|", FLOTILLA_BUILD);
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
-  description_.max_branches = options_.max_branches;
+  description_.max_sequences = options_.max_sequences;
   description_.max_step_tokens = options_.max_step_tokens;
   description_.lag = options_.shape.pipeline;
   const bool guesses = options_.speculation != Speculation::kOff;

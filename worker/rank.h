@@ -48,9 +48,9 @@ struct RankOptions {
   ShardBalance balance = ShardBalance::kStep;
   int threads = 0;                // compute threads of a rank; 0: its share of AvailableCpus()
   std::uint32_t kv_blocks = 0;    // usable blocks of 16 tokens; 0: DefaultBlockCount
-  std::uint32_t max_context = 0;  // positions of a branch; 0: the file's
+  std::uint32_t max_context = 0;  // positions of a sequence; 0: the file's
   std::uint32_t max_step_tokens = 512;
-  std::uint32_t max_branches = 256;
+  std::uint32_t max_sequences = 256;
   TierOptions tiers;
   Speculation speculation = Speculation::kOff;
   std::uint32_t draft_tokens = 8;  // that a decode may guess at most; 1..kMaxDraftTokens
@@ -95,7 +95,7 @@ class Rank {
     return tiers_->TakeDone(wait);
   }
   void ForgetCopies() { tiers_->Reset(); }
-  // Makes the guesses of one epoch's branches, as the options say; null for kOff.
+  // Makes the guesses of one epoch's sequences, as the options say; null for kOff.
   // Uses the rank: it must outlive the proposer, and Propose is a call of the rank.
   std::unique_ptr<Proposer> MakeProposer();
 
@@ -116,7 +116,7 @@ class Rank {
   absl::Status Load(const Clock& clock);
   void Describe();
   void WarmUp(const Clock& clock);
-  // Nanoseconds of a batch of one branch, without effect on any block in use.
+  // Nanoseconds of a batch of one sequence, without effect on any block in use.
   std::int64_t TimeBatch(int rows, const Clock& clock);
 
   const std::shared_ptr<const GgufFile> file_;  // the table of token vectors

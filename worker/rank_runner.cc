@@ -33,7 +33,7 @@ void RankRunner::BeginEpoch(Epoch epoch) {
   proposer_ = rank_->MakeProposer();
   state_.emplace(epoch, rank_->description(), proposer_.get());
   rank_->ForgetCopies();
-  cached_blocks_.assign(rank_->description().max_branches, 0);
+  cached_blocks_.assign(rank_->description().max_sequences, 0);
 }
 
 absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) {
@@ -118,10 +118,10 @@ absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
 
 void RankRunner::PoisonGrants(const StepPlan& plan) {
   for (const PlanOp& op : plan.ops) {
-    if (const auto* open = std::get_if<OpenBranch>(&op)) {
-      cached_blocks_[open->branch.value()] = open->cached_tokens / kernels::kKvBlockTokens;
+    if (const auto* open = std::get_if<OpenSequence>(&op)) {
+      cached_blocks_[open->sequence.value()] = open->cached_tokens / kernels::kKvBlockTokens;
     } else if (const auto* grant = std::get_if<GrantBlocks>(&op)) {
-      std::uint32_t& cached = cached_blocks_[grant->branch.value()];
+      std::uint32_t& cached = cached_blocks_[grant->sequence.value()];
       for (BlockId block : grant->blocks) {
         if (cached > 0) {
           --cached;

@@ -1,4 +1,4 @@
-// RankRunner: one rank and the branches of its current epoch.
+// RankRunner: one rank and the sequences of its current epoch.
 //
 // Plans are applied in order by GroupState and computed by Rank. Where there are several
 // ranks each tells the others what it sampled, so that all states stay the same; stages

@@ -18,7 +18,7 @@ class StepRunner {
  public:
   virtual ~StepRunner() = default;
 
-  // Forgets all branches; the next plan is step 1 of `epoch`. Before the first Run, and
+  // Forgets all sequences; the next plan is step 1 of `epoch`. Before the first Run, and
   // after every failed one.
   virtual void BeginEpoch(Epoch epoch) = 0;
 

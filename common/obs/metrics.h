@@ -75,7 +75,7 @@ extern const Metrics::Buckets kRequestBuckets;       // 0.01 · 2^k up to 655
 extern const Metrics::Buckets kTtftBuckets;          // OpenTelemetry's, up to 160
 extern const Metrics::Buckets kInterTokenBuckets;    // 1 ms to 8 s
 extern const Metrics::Buckets kStepBuckets;          // 0.2 ms to 2 s
-extern const Metrics::Buckets kBatchSizeBuckets;     // branches: powers of two
+extern const Metrics::Buckets kBatchSizeBuckets;     // sequences: powers of two
 extern const Metrics::Buckets kStepTokenBuckets;     // tokens: 1, then powers of two
 extern const Metrics::Buckets kRequestTokenBuckets;  // tokens: 1-2-5 to 100,000
 

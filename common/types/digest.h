@@ -1,4 +1,4 @@
-// PlanDigest: a 64-bit summary of open branches and block tables, kept by the
+// PlanDigest: a 64-bit summary of open sequences and block tables, kept by the
 // scheduler and by every rank in time proportional to the change.
 //
 // Each fact is hashed by itself and the hashes are added modulo 2^64, so facts
@@ -15,37 +15,37 @@ namespace flotilla {
 
 class PlanDigest {
  public:
-  void Open(BranchHandle branch, const RequestId& request, BranchIndex index) {
-    value_ += Hash({1, branch.value(), request.incarnation, request.counter, index.value()});
+  void Open(SequenceHandle sequence, const RequestId& request, SequenceIndex index) {
+    value_ += Hash({1, sequence.value(), request.incarnation, request.counter, index.value()});
   }
-  void Close(BranchHandle branch, const RequestId& request, BranchIndex index) {
-    value_ -= Hash({1, branch.value(), request.incarnation, request.counter, index.value()});
+  void Close(SequenceHandle sequence, const RequestId& request, SequenceIndex index) {
+    value_ -= Hash({1, sequence.value(), request.incarnation, request.counter, index.value()});
   }
-  // Entry `at` of the branch's table of `group` now names `block`.
-  void AddBlock(BranchHandle branch, GroupIndex group, std::uint32_t at, BlockId block) {
-    value_ += Hash({2, branch.value(), group.value(), at, block.value()});
+  // Entry `at` of the sequence's table of `group` now names `block`.
+  void AddBlock(SequenceHandle sequence, GroupIndex group, std::uint32_t at, BlockId block) {
+    value_ += Hash({2, sequence.value(), group.value(), at, block.value()});
   }
-  void RemoveBlock(BranchHandle branch, GroupIndex group, std::uint32_t at, BlockId block) {
-    value_ -= Hash({2, branch.value(), group.value(), at, block.value()});
+  void RemoveBlock(SequenceHandle sequence, GroupIndex group, std::uint32_t at, BlockId block) {
+    value_ -= Hash({2, sequence.value(), group.value(), at, block.value()});
   }
-  // In `step` the branch was told a token (Run::append, ForkBranch::tokens).
-  void AddToken(Step step, BranchHandle branch, TokenId token) {
-    value_ += Hash({5, step.value(), branch.value(), static_cast<std::uint64_t>(token)});
+  // In `step` the sequence was told a token (Run::append, ForkSequence::tokens).
+  void AddToken(Step step, SequenceHandle sequence, TokenId token) {
+    value_ += Hash({5, step.value(), sequence.value(), static_cast<std::uint64_t>(token)});
   }
-  // The branch was asked to run `count` known tokens in `step`. Never removed:
+  // The sequence was asked to run `count` known tokens in `step`. Never removed:
   // history is part of the summary.
-  void AddRun(Step step, BranchHandle branch, std::uint32_t count) {
-    value_ += Hash({3, step.value(), branch.value(), count});
+  void AddRun(Step step, SequenceHandle sequence, std::uint32_t count) {
+    value_ += Hash({3, step.value(), sequence.value(), count});
   }
   void AddCopy(Step step, std::uint64_t id, std::uint32_t tier, BlockId block, std::uint32_t slot) {
     value_ += Hash({6, step.value(), id, tier, block.value(), slot});
   }
-  // From `step` on the branch guesses up to `depth` tokens ahead.
-  void AddSpeculate(Step step, BranchHandle branch, std::uint32_t depth) {
-    value_ += Hash({7, step.value(), branch.value(), depth});
+  // From `step` on the sequence guesses up to `depth` tokens ahead.
+  void AddSpeculate(Step step, SequenceHandle sequence, std::uint32_t depth) {
+    value_ += Hash({7, step.value(), sequence.value(), depth});
   }
-  void AddSkip(Step step, BranchHandle branch) {
-    value_ += Hash({4, step.value(), branch.value()});
+  void AddSkip(Step step, SequenceHandle sequence) {
+    value_ += Hash({4, step.value(), sequence.value()});
   }
 
   std::uint64_t value() const { return value_; }

@@ -34,7 +34,7 @@ struct EngineDescription {
   // matters, parallel layout. Equal ids give bit-equal answers.
   std::uint64_t numerics_id = 0;
   Exactness exactness = Exactness::kBitwise;
-  std::uint32_t max_branches = 0;      // of one request
+  std::uint32_t max_sequences = 0;     // of one request
   std::uint32_t max_queue_tokens = 0;  // admission limit
 
   bool operator==(const EngineDescription&) const = default;
@@ -69,12 +69,12 @@ class EventSink {
   virtual void Post(std::vector<EngineEvent> events) = 0;
 };
 
-// Ends a branch early: stop string, disconnect, abort and router-side deadline
+// Ends a sequence early: stop string, disconnect, abort and router-side deadline
 // all become this one call.
 struct CancelRequest {
   RequestId request;
-  std::optional<BranchIndex> branch;  // none: all branches
-  // Output tokens of the branch that count for usage.
+  std::optional<SequenceIndex> sequence;  // none: all sequences
+  // Output tokens of the sequence that count for usage.
   std::uint32_t keep_tokens = 0;
 };
 
@@ -95,7 +95,7 @@ class Engine {
   virtual void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) = 0;
 
   // Cancels; unknown or ended requests are ignored. The blocks are free at the
-  // next plan; BranchEnd and RequestEnd still follow. Any thread.
+  // next plan; SequenceEnd and RequestEnd still follow. Any thread.
   virtual void Cancel(const CancelRequest& cancel) = 0;
 
   // A recent snapshot, at most one step old. Any thread.

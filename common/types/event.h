@@ -1,7 +1,7 @@
 // What an engine tells a router about its requests, in token ids.
 //
 // Per request: one Accepted, or one RequestEnd that refuses it; then token
-// events of each branch in position order, one BranchEnd per branch and, after
+// events of each sequence in position order, one SequenceEnd per sequence and, after
 // the last of them, one RequestEnd. Nothing follows a RequestEnd. LoneDeath may
 // stand anywhere between the first and the last.
 #pragma once
@@ -54,8 +54,8 @@ struct PromptLogprobs {
 struct TokenEvent {
   RequestId request;
   Attempt attempt;
-  BranchIndex branch;
-  std::uint32_t position = 0;  // index among the branch's output tokens
+  SequenceIndex sequence;
+  std::uint32_t position = 0;  // index among the sequence's output tokens
   TokenId token = 0;
   float logprob = 0;            // of `token`, raw logits, natural log
   std::vector<TopLogprob> top;  // best first; empty unless asked for
@@ -73,21 +73,21 @@ struct LoneDeath {
   bool operator==(const LoneDeath&) const = default;
 };
 
-struct BranchEnd {
+struct SequenceEnd {
   RequestId request;
   Attempt attempt;
-  BranchIndex branch;
+  SequenceIndex sequence;
   FinishReason reason = FinishReason::kStop;
   std::uint32_t output_tokens = 0;  // after cancel: those the router keeps
   // Of beam search: the sequence's score (BeamOptions). Else 0.
   float score = 0;
 
-  bool operator==(const BranchEnd&) const = default;
+  bool operator==(const SequenceEnd&) const = default;
 };
 
 struct Usage {
   std::uint32_t prompt_tokens = 0;
-  std::uint32_t output_tokens = 0;  // all branches
+  std::uint32_t output_tokens = 0;  // all sequences
   std::uint32_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   std::uint32_t preemptions = 0;
   std::uint32_t decode_preemptions = 0;  // of them while it decoded
@@ -106,7 +106,7 @@ struct RequestEnd {
 };
 
 using EngineEvent =
-    std::variant<Accepted, PromptLogprobs, TokenEvent, LoneDeath, BranchEnd, RequestEnd>;
+    std::variant<Accepted, PromptLogprobs, TokenEvent, LoneDeath, SequenceEnd, RequestEnd>;
 
 // The request and attempt that any event is about.
 inline std::pair<RequestId, Attempt> EventKey(const EngineEvent& event) {

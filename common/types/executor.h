@@ -22,7 +22,7 @@ struct KvGroup {
   enum class Kind : std::uint8_t {
     kFull,    // every position
     kWindow,  // the last `window` positions
-    kState,   // one fixed record per branch
+    kState,   // one fixed record per sequence
   };
   Kind kind = Kind::kFull;
   std::uint32_t window = 0;            // kWindow only
@@ -57,7 +57,7 @@ struct ExecutorDescription {
   // Fastest first. They live and die with the epoch, as the pool does.
   std::vector<KvTier> tiers;
   // Handles are below this.
-  std::uint32_t max_branches = 0;
+  std::uint32_t max_sequences = 0;
   // Upper bound of tokens in one plan.
   std::uint32_t max_step_tokens = 0;
   // Pipeline depth L: up to L + 1 plans may be unanswered.

@@ -41,12 +41,12 @@ using Step = StrongId<struct StepTag, std::uint64_t>;
 // A page of the KV pool. Block 0 is the null block: never granted, never read.
 using BlockId = StrongId<struct BlockTag, std::uint32_t>;
 inline constexpr BlockId kNullBlock{0};
-// Index of a branch within its request, 0-based (n, best_of, beams).
-using BranchIndex = StrongId<struct BranchIndexTag, std::uint32_t>;
-// Name of a branch between scheduler and workers: a dense slot below
-// ExecutorDescription::max_branches, in use from OpenBranch to DropBranch and
+// Index of a sequence within its request, 0-based (n, best_of, beams).
+using SequenceIndex = StrongId<struct SequenceIndexTag, std::uint32_t>;
+// Name of a sequence between scheduler and workers: a dense slot below
+// ExecutorDescription::max_sequences, in use from OpenSequence to DropSequence and
 // then free for reuse.
-using BranchHandle = StrongId<struct BranchHandleTag, std::uint32_t>;
+using SequenceHandle = StrongId<struct SequenceHandleTag, std::uint32_t>;
 // Position of a KV group in ExecutorDescription::groups.
 using GroupIndex = StrongId<struct GroupIndexTag, std::uint32_t>;
 // How often the router has submitted this request; events of older attempts

@@ -2,9 +2,9 @@
 // worker group.
 //
 // A plan is one ordered list of typed operations. It is incremental: ranks keep
-// each branch's tokens, length and block tables (worker/core), and a plan says
-// only what changed. Branches whose prompt is complete decode by default; a
-// plan mentions such a branch only to grant it a block, to let it sit out, or
+// each sequence's tokens, length and block tables (worker/core), and a plan says
+// only what changed. Sequences whose prompt is complete decode by default; a
+// plan mentions such a sequence only to grant it a block, to let it sit out, or
 // to drop it. Positions of decodes are never named: a decode continues from the
 // token sampled last, which the scheduler may not have seen yet.
 #pragma once
@@ -21,11 +21,11 @@
 
 namespace flotilla {
 
-// Creates a branch with empty block tables and length 0.
-struct OpenBranch {
-  BranchHandle branch;
+// Creates a sequence with empty block tables and length 0.
+struct OpenSequence {
+  SequenceHandle sequence;
   RequestId request;
-  BranchIndex index;
+  SequenceIndex index;
   // Everything known: the prompt, then output tokens made earlier (resumption
   // after preemption, replay). The next sampled token is output number
   // tokens.size() - prompt_tokens.
@@ -33,24 +33,24 @@ struct OpenBranch {
   std::uint32_t prompt_tokens = 0;
   // Positions [0, cached_tokens) are in the blocks that the following grants name
   // (prefix hit), or will be once this plan's rows are written: ranks write the K
-  // and V of all rows of a plan before they read any. The branch starts at that
+  // and V of all rows of a plan before they read any. The sequence starts at that
   // length.
   std::uint32_t cached_tokens = 0;
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
-  // The branch decodes in plans whose step % lag equals cohort (see Run).
+  // The sequence decodes in plans whose step % lag equals cohort (see Run).
   std::uint32_t cohort = 0;
-  // A dependent branch never decodes by default: who made the plan chooses its
+  // A beam never decodes by default: who made the plan chooses its
   // tokens from candidates.
-  bool dependent = false;
+  bool is_beam = false;
 
-  bool operator==(const OpenBranch&) const = default;
+  bool operator==(const OpenSequence&) const = default;
 };
 
-// Appends blocks to one block table of a branch.
+// Appends blocks to one block table of a sequence.
 struct GrantBlocks {
-  BranchHandle branch;
+  SequenceHandle sequence;
   GroupIndex group;
   std::vector<BlockId> blocks;
 
@@ -72,60 +72,60 @@ struct BlockCopy {
 // fill: they are shared. A block that they fill in part, and the record of a
 // state group, is copied: the copy's target is the child's own next block. So
 // nobody ever writes to a block that two tables name.
-struct ForkBranch {
-  BranchHandle parent, child;
-  BranchIndex index;
+struct ForkSequence {
+  SequenceHandle parent, child;
+  SequenceIndex index;
   std::uint32_t length = 0;
   std::vector<TokenId> tokens;  // at least one; the prompt is complete with them
   // One per KV group with such a block, in order of the groups; immediate.
   std::vector<BlockCopy> copies;
   std::uint32_t cohort = 0;
 
-  bool operator==(const ForkBranch&) const = default;
+  bool operator==(const ForkSequence&) const = default;
 };
 
 // Takes the last `count` blocks of one block table back, which no position that
-// the branch has needs: those were granted for guesses that were wrong.
+// the sequence has needs: those were granted for guesses that were wrong.
 struct TrimBlocks {
-  BranchHandle branch;
+  SequenceHandle sequence;
   GroupIndex group;
   std::uint32_t count = 0;  // at least 1
 
   bool operator==(const TrimBlocks&) const = default;
 };
 
-// From this plan on a decode of the branch may guess up to `depth` tokens ahead.
-// In force until another says otherwise; a new branch has 0. A decode then runs
+// From this plan on a decode of the sequence may guess up to `depth` tokens ahead.
+// In force until another says otherwise; a new sequence has 0. A decode then runs
 // the token sampled last and the guesses that follow it, each row is sampled as
 // if nothing had been guessed, and tokens count as long as the row they came
 // from held the right one: so it brings between one and 1 + depth tokens, which
 // are those that it would have brought anyway. Workers find the guesses, and may
-// find fewer. Not for dependent branches.
+// find fewer. Not for beams.
 struct Speculate {
-  BranchHandle branch;
+  SequenceHandle sequence;
   std::uint32_t depth = 0;  // at most ExecutorDescription::max_draft_tokens
 
   bool operator==(const Speculate&) const = default;
 };
 
-// Ends a branch; its handle and blocks are free for any later plan.
-struct DropBranch {
-  BranchHandle branch;
+// Ends a sequence; its handle and blocks are free for any later plan.
+struct DropSequence {
+  SequenceHandle sequence;
 
-  bool operator==(const DropBranch&) const = default;
+  bool operator==(const DropSequence&) const = default;
 };
 
-// Runs a branch in this plan: its next `count` known tokens (a prefill chunk).
+// Runs a sequence in this plan: its next `count` known tokens (a prefill chunk).
 // The chunk that reaches the last known token samples if `sample` is set; from
-// then on the branch decodes by default: one token in every plan p with
+// then on the sequence decodes by default: one token in every plan p with
 // p % lag == cohort and p >= (step of its last run) + lag, until it finishes.
 struct Run {
-  BranchHandle branch;
+  SequenceHandle sequence;
   std::uint32_t count = 0;  // at least 1
   bool sample = false;
   // Return log-probabilities of the known token that follows each row.
   bool prompt_logprobs = false;
-  // Dependent branches: tokens that become known first (a beam's choice), and how
+  // Beams: tokens that become known first (a beam's choice), and how
   // many best candidates for the next one to return instead of a sample.
   std::vector<TokenId> append;
   std::uint32_t candidates = 0;
@@ -135,9 +135,9 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
-// A branch that would decode by default sits this plan out.
+// A sequence that would decode by default sits this plan out.
 struct Skip {
-  BranchHandle branch;
+  SequenceHandle sequence;
 
   bool operator==(const Skip&) const = default;
 };
@@ -170,7 +170,7 @@ struct UnloadAdapter {
   bool operator==(const UnloadAdapter&) const = default;
 };
 
-using PlanOp = std::variant<OpenBranch, GrantBlocks, ForkBranch, DropBranch, Run, Skip,
+using PlanOp = std::variant<OpenSequence, GrantBlocks, ForkSequence, DropSequence, Run, Skip,
                             BackgroundCopy, LoadAdapter, UnloadAdapter, TrimBlocks, Speculate>;
 
 struct StepPlan {
@@ -193,9 +193,9 @@ struct SampledToken {
   bool operator==(const SampledToken&) const = default;
 };
 
-// What one branch did in one step.
-struct BranchResult {
-  BranchHandle branch;
+// What one sequence did in one step.
+struct SequenceResult {
+  SequenceHandle sequence;
   // Positions whose K and V are written after the step.
   std::uint32_t length = 0;
   // Output index of tokens[0].
@@ -209,13 +209,13 @@ struct BranchResult {
   // What Run::candidates asked for: the most likely next tokens, best first, ties
   // by the lower id. Fewer only where the vocabulary has no more.
   std::vector<TopLogprob> candidates;
-  // Set in the result in which the branch finished, and in every later one in
+  // Set in the result in which the sequence finished, and in every later one in
   // which a decode of it was a no-op.
   std::optional<FinishReason> finished;
-  // True: the branch had finished before this step and nothing was computed.
+  // True: the sequence had finished before this step and nothing was computed.
   bool noop = false;
 
-  bool operator==(const BranchResult&) const = default;
+  bool operator==(const SequenceResult&) const = default;
 };
 
 struct StepTimings {
@@ -230,7 +230,7 @@ struct StepTimings {
 struct StepResult {
   Epoch epoch;
   Step step;
-  std::vector<BranchResult> branches;      // ascending handles
+  std::vector<SequenceResult> sequences;   // ascending handles
   std::vector<std::uint64_t> copies_done;  // ids of finished background copies
   StepTimings timings;
 

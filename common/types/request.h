@@ -1,7 +1,7 @@
 // A request as the scheduler sees it: token ids and resolved parameters, no text.
 //
 // The router's validator makes it; every default is resolved and the seed is
-// always set. The types carry what later features need (branches, beams,
+// always set. The types carry what later features need (sequences, beams,
 // constraints, adapters, replay); an engine refuses by name what it cannot do.
 #pragma once
 
@@ -46,16 +46,16 @@ struct TokenizedRequest {
   Attempt attempt;
   // At least one token, all inside the vocabulary.
   std::vector<TokenId> prompt;
-  // Per branch: tokens already delivered to the client, continued from here
-  // (replay). Empty, or one entry per branch.
+  // Per sequence: tokens already delivered to the client, continued from here
+  // (replay). Empty, or one entry per sequence.
   std::vector<std::vector<TokenId>> output_prefix;
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
   // Independent continuations that share the prompt. With `beam`: how many of its
-  // sequences are the answer, at most its beams; branch i is the i-th best, and
+  // sequences are the answer, at most its beams; sequence i is the i-th best, and
   // all tokens come at the end.
-  std::uint32_t branches = 1;
+  std::uint32_t sequences = 1;
   std::optional<BeamOptions> beam;
   // Content hash of a compiled grammar; 0: unconstrained.
   std::uint64_t constraint = 0;

@@ -1,4 +1,4 @@
-// How tokens are drawn, when a branch ends, and which log-probabilities come back.
+// How tokens are drawn, when a sequence ends, and which log-probabilities come back.
 #pragma once
 
 #include <cstdint>
@@ -44,26 +44,26 @@ struct SamplingParams {
   float presence_penalty = 0.0f;
   // Added. Ascending tokens, unique.
   std::vector<LogitBias> logit_bias;
-  // The noise of a token is a hash of (BranchSeed, output index, token id).
+  // The noise of a token is a hash of (SequenceSeed, output index, token id).
   std::uint64_t seed = 0;
 
   bool operator==(const SamplingParams&) const = default;
 };
 
-// The seed of one branch: the request's own for branch 0, else output number
-// `branch` of SplitMix64 (Steele, Lea, Flood 2014) seeded with it. A request with
-// one branch and this seed gives the same tokens.
-inline std::uint64_t BranchSeed(std::uint64_t seed, BranchIndex branch) {
-  if (branch.value() == 0) return seed;
-  std::uint64_t x = seed + branch.value() * 0x9E3779B97F4A7C15u;
+// The seed of one sequence: the request's own for sequence 0, else output number
+// `sequence` of SplitMix64 (Steele, Lea, Flood 2014) seeded with it. A request with
+// one sequence and this seed gives the same tokens.
+inline std::uint64_t SequenceSeed(std::uint64_t seed, SequenceIndex sequence) {
+  if (sequence.value() == 0) return seed;
+  std::uint64_t x = seed + sequence.value() * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
 }
 
-// When a branch ends at token level. Decided by worker/core on every rank.
+// When a sequence ends at token level. Decided by worker/core on every rank.
 struct StopRule {
-  // Ends the branch with FinishReason::kStop; the token itself is emitted as
+  // Ends the sequence with FinishReason::kStop; the token itself is emitted as
   // the last token event. Sorted, unique. Already without the model's own end
   // tokens when the client asked to ignore them.
   std::vector<TokenId> stop_tokens;

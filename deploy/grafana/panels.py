@@ -247,8 +247,8 @@ DASHBOARDS = {
                   [("{{mode}}",
                     rate("flotilla_scheduler_preempted_blocks_total", "GROUP", "mode"))]),
         ]),
-        ("Branches and tiers", [
-            Panel("Forks and copies", "cps", "Branches that began with another's blocks, and "
+        ("Sequences and tiers", [
+            Panel("Forks and copies", "cps", "Sequences that began with another's blocks, and "
                   "blocks copied for them. Copies should not exceed forks by much.",
                   [("forks", rate("flotilla_kv_forks_total", "GROUP", "")),
                    ("copies", rate("flotilla_kv_block_copies_total", "GROUP", ""))]),

@@ -71,7 +71,7 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
   proto->set_min_tokens(request.stop.min_tokens);
   proto->set_output_top(request.logprobs.output_top);
   proto->set_prompt_top(request.logprobs.prompt_top);
-  proto->set_branches(request.branches);
+  proto->set_sequences(request.sequences);
   if (request.beam.has_value()) {
     v1::EngineRequest::Beam& beam = *proto->mutable_beam();
     beam.set_beams(request.beam->beams);
@@ -112,7 +112,7 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
   request.stop.max_tokens = proto.max_tokens();
   request.stop.min_tokens = proto.min_tokens();
   request.logprobs = {.output_top = proto.output_top(), .prompt_top = proto.prompt_top()};
-  request.branches = proto.branches();
+  request.sequences = proto.sequences();
   if (proto.has_beam()) {
     BeamOptions beam{.beams = proto.beam().beams(),
                      .length_penalty = proto.beam().length_penalty()};
@@ -176,7 +176,7 @@ struct EventWriter {
   }
   void operator()(const TokenEvent& event) const {
     v1::EngineEvent::Token& out = *proto->mutable_token();
-    out.set_branch(event.branch.value());
+    out.set_sequence(event.sequence.value());
     out.set_position(event.position);
     out.set_token(event.token);
     out.set_logprob(event.logprob);
@@ -185,9 +185,9 @@ struct EventWriter {
   void operator()(const LoneDeath& event) const {
     proto->mutable_lone_death()->set_count(event.count);
   }
-  void operator()(const BranchEnd& event) const {
-    v1::EngineEvent::BranchEnd& out = *proto->mutable_branch_end();
-    out.set_branch(event.branch.value());
+  void operator()(const SequenceEnd& event) const {
+    v1::EngineEvent::SequenceEnd& out = *proto->mutable_sequence_end();
+    out.set_sequence(event.sequence.value());
     out.set_reason(FindWire(kFinish, event.reason));
     out.set_output_tokens(event.output_tokens);
     out.set_score(event.score);
@@ -231,7 +231,7 @@ absl::Status Read(const v1::EngineEvent::Token& proto, TokenEvent& event) {
   s.Update(CheckNumber("token.logprob", proto.logprob()));
   if (proto.token() < 0) s.Update(Wrong("token.token", "negative"));
   if (!s.ok()) return s;
-  event.branch = BranchIndex(proto.branch());
+  event.sequence = SequenceIndex(proto.sequence());
   event.position = proto.position();
   event.token = proto.token();
   event.logprob = proto.logprob();
@@ -244,12 +244,12 @@ absl::Status Read(const v1::EngineEvent::LoneDeath& proto, LoneDeath& event) {
   return absl::OkStatus();
 }
 
-absl::Status Read(const v1::EngineEvent::BranchEnd& proto, BranchEnd& event) {
-  event.branch = BranchIndex(proto.branch());
+absl::Status Read(const v1::EngineEvent::SequenceEnd& proto, SequenceEnd& event) {
+  event.sequence = SequenceIndex(proto.sequence());
   event.output_tokens = proto.output_tokens();
   event.score = proto.score();
-  absl::Status s = FindDomain("branch_end.reason", kFinish, proto.reason(), event.reason);
-  s.Update(CheckNumber("branch_end.score", event.score));
+  absl::Status s = FindDomain("sequence_end.reason", kFinish, proto.reason(), event.reason);
+  s.Update(CheckNumber("sequence_end.score", event.score));
   return s;
 }
 
@@ -286,8 +286,8 @@ absl::StatusOr<EngineEvent> Read(const v1::EngineEvent& proto) {
       return ReadAs<TokenEvent>(proto, proto.token());
     case v1::EngineEvent::kLoneDeath:
       return ReadAs<LoneDeath>(proto, proto.lone_death());
-    case v1::EngineEvent::kBranchEnd:
-      return ReadAs<BranchEnd>(proto, proto.branch_end());
+    case v1::EngineEvent::kSequenceEnd:
+      return ReadAs<SequenceEnd>(proto, proto.sequence_end());
     case v1::EngineEvent::kRequestEnd:
       return ReadAs<RequestEnd>(proto, proto.request_end());
     case v1::EngineEvent::EVENT_NOT_SET:
@@ -313,7 +313,7 @@ void Write(const EngineDescription& description, v1::EngineDescription* proto) {
   proto->set_tokenizer_hash(description.tokenizer_hash);
   proto->set_numerics_id(description.numerics_id);
   proto->set_exactness(FindWire(kExactness, description.exactness));
-  proto->set_max_branches(description.max_branches);
+  proto->set_max_sequences(description.max_sequences);
   proto->set_max_queue_tokens(description.max_queue_tokens);
 }
 
@@ -326,7 +326,7 @@ void ToProto(const EngineCommand& command, std::int64_t now_ns, v1::EngineComman
   }
   const auto& cancel = std::get<CancelRequest>(command);
   Write(cancel.request, proto->mutable_cancel()->mutable_request());
-  if (cancel.branch.has_value()) proto->mutable_cancel()->set_branch(cancel.branch->value());
+  if (cancel.sequence.has_value()) proto->mutable_cancel()->set_sequence(cancel.sequence->value());
   proto->mutable_cancel()->set_keep_tokens(cancel.keep_tokens);
 }
 
@@ -340,7 +340,7 @@ absl::StatusOr<EngineCommand> FromProto(const v1::EngineCommand& proto, std::int
     case v1::EngineCommand::kCancel: {
       CancelRequest cancel{.request = Read(proto.cancel().request()),
                            .keep_tokens = proto.cancel().keep_tokens()};
-      if (proto.cancel().has_branch()) cancel.branch = BranchIndex(proto.cancel().branch());
+      if (proto.cancel().has_sequence()) cancel.sequence = SequenceIndex(proto.cancel().sequence());
       return cancel;
     }
     case v1::EngineCommand::COMMAND_NOT_SET:
@@ -387,7 +387,7 @@ absl::StatusOr<EngineNews> FromProto(const v1::EngineNews& proto) {
                                   .tokenizer_hash = d.tokenizer_hash(),
                                   .numerics_id = d.numerics_id(),
                                   .exactness = {},
-                                  .max_branches = d.max_branches(),
+                                  .max_sequences = d.max_sequences(),
                                   .max_queue_tokens = d.max_queue_tokens()};
     if (absl::Status s =
             FindDomain("description.exactness", kExactness, d.exactness(), description.exactness);

@@ -58,7 +58,7 @@ void ToProto(const ExecutorDescription& description, v1::ExecutorDescription* pr
     entry.set_out_ns_per_block(tier.out_ns_per_block);
     entry.set_in_ns_per_block(tier.in_ns_per_block);
   }
-  proto->set_max_branches(description.max_branches);
+  proto->set_max_sequences(description.max_sequences);
   proto->set_max_step_tokens(description.max_step_tokens);
   proto->set_lag(description.lag);
   proto->set_max_draft_tokens(description.max_draft_tokens);
@@ -75,7 +75,7 @@ absl::StatusOr<ExecutorDescription> FromProto(const v1::ExecutorDescription& pro
                                   .groups = {},
                                   .block_count = proto.block_count(),
                                   .tiers = {},
-                                  .max_branches = proto.max_branches(),
+                                  .max_sequences = proto.max_sequences(),
                                   .max_step_tokens = proto.max_step_tokens(),
                                   .lag = proto.lag(),
                                   .max_draft_tokens = proto.max_draft_tokens(),

@@ -64,10 +64,10 @@ class PlanWriter {
  public:
   explicit PlanWriter(v1::StepPlan* proto) : proto_(*proto) {}
 
-  void Add(const OpenBranch& op) {
+  void Add(const OpenSequence& op) {
     AddKind(kOpen);
-    v1::OpenBranch& open = *proto_.add_opens();
-    open.set_branch(op.branch.value());
+    v1::OpenSequence& open = *proto_.add_opens();
+    open.set_sequence(op.sequence.value());
     open.set_request_incarnation(op.request.incarnation);
     open.set_request_counter(op.request.counter);
     open.set_index(op.index.value());
@@ -81,13 +81,13 @@ class PlanWriter {
     open.set_output_top(op.logprobs.output_top);
     open.set_prompt_top(op.logprobs.prompt_top);
     open.set_cohort(op.cohort);
-    open.set_dependent(op.dependent);
+    open.set_is_beam(op.is_beam);
   }
 
   void Add(const GrantBlocks& op) {
     AddKind(kGrant);
     v1::Grants& grants = *proto_.mutable_grants();
-    AddDifference(op.branch.value(), granted_to_, grants.mutable_branches());
+    AddDifference(op.sequence.value(), granted_to_, grants.mutable_sequences());
     grants.add_groups(op.group.value());
     grants.add_counts(static_cast<std::uint32_t>(op.blocks.size()));
     for (const BlockId block : op.blocks) {
@@ -95,9 +95,9 @@ class PlanWriter {
     }
   }
 
-  void Add(const ForkBranch& op) {
+  void Add(const ForkSequence& op) {
     AddKind(kFork);
-    v1::ForkBranch& fork = *proto_.add_forks();
+    v1::ForkSequence& fork = *proto_.add_forks();
     fork.set_parent(op.parent.value());
     fork.set_child(op.child.value());
     fork.set_index(op.index.value());
@@ -107,15 +107,15 @@ class PlanWriter {
     fork.set_cohort(op.cohort);
   }
 
-  void Add(const DropBranch& op) {
+  void Add(const DropSequence& op) {
     AddKind(kDrop);
-    AddDifference(op.branch.value(), dropped_, proto_.mutable_drops());
+    AddDifference(op.sequence.value(), dropped_, proto_.mutable_drops());
   }
 
   void Add(const Run& op) {
     AddKind(kRun);
     v1::Runs& runs = *proto_.mutable_runs();
-    AddDifference(op.branch.value(), run_, runs.mutable_branches());
+    AddDifference(op.sequence.value(), run_, runs.mutable_sequences());
     runs.add_counts(op.count);
     runs.add_sample(op.sample);
     runs.add_prompt_logprobs(op.prompt_logprobs);
@@ -127,7 +127,7 @@ class PlanWriter {
 
   void Add(const Skip& op) {
     AddKind(kSkip);
-    AddDifference(op.branch.value(), skipped_, proto_.mutable_skips());
+    AddDifference(op.sequence.value(), skipped_, proto_.mutable_skips());
   }
 
   void Add(const BackgroundCopy& op) {
@@ -157,7 +157,7 @@ class PlanWriter {
   void Add(const TrimBlocks& op) {
     AddKind(kTrim);
     v1::Trims& trims = *proto_.mutable_trims();
-    AddDifference(op.branch.value(), trimmed_, trims.mutable_branches());
+    AddDifference(op.sequence.value(), trimmed_, trims.mutable_sequences());
     trims.add_groups(op.group.value());
     trims.add_counts(op.count);
   }
@@ -165,7 +165,7 @@ class PlanWriter {
   void Add(const Speculate& op) {
     AddKind(kSpeculate);
     v1::Speculations& speculations = *proto_.mutable_speculations();
-    AddDifference(op.branch.value(), speculating_, speculations.mutable_branches());
+    AddDifference(op.sequence.value(), speculating_, speculations.mutable_sequences());
     speculations.add_depths(op.depth);
   }
 
@@ -207,13 +207,13 @@ class PlanReader {
   // `proto` outlives the reader.
   explicit PlanReader(const v1::StepPlan& proto)
       : proto_(proto),
-        granted_to_(proto.grants().branches()),
+        granted_to_(proto.grants().sequences()),
         granted_(proto.grants().blocks()),
         dropped_(proto.drops()),
-        run_(proto.runs().branches()),
+        run_(proto.runs().sequences()),
         skipped_(proto.skips()),
-        trimmed_(proto.trims().branches()),
-        speculating_(proto.speculations().branches()) {}
+        trimmed_(proto.trims().sequences()),
+        speculating_(proto.speculations().sequences()) {}
 
   absl::Status Read(std::vector<PlanOp>& ops) {
     if (absl::Status s = CheckKinds(); !s.ok()) return s;
@@ -243,16 +243,16 @@ class PlanReader {
     }
     const std::pair<absl::string_view, std::pair<int, OpKind>> lists[] = {
         {"opens", {proto_.opens_size(), kOpen}},
-        {"grants.branches", {proto_.grants().branches_size(), kGrant}},
+        {"grants.sequences", {proto_.grants().sequences_size(), kGrant}},
         {"forks", {proto_.forks_size(), kFork}},
         {"drops", {proto_.drops_size(), kDrop}},
-        {"runs.branches", {proto_.runs().branches_size(), kRun}},
+        {"runs.sequences", {proto_.runs().sequences_size(), kRun}},
         {"skips", {proto_.skips_size(), kSkip}},
         {"background_copies", {proto_.background_copies_size(), kBackgroundCopy}},
         {"load_adapters", {proto_.load_adapters_size(), kLoadAdapter}},
         {"unload_adapters", {proto_.unload_adapters_size(), kUnloadAdapter}},
-        {"trims.branches", {proto_.trims().branches_size(), kTrim}},
-        {"speculations.branches", {proto_.speculations().branches_size(), kSpeculate}},
+        {"trims.sequences", {proto_.trims().sequences_size(), kTrim}},
+        {"speculations.sequences", {proto_.speculations().sequences_size(), kSpeculate}},
     };
     for (const auto& [field, list] : lists) {
       if (absl::Status s = CheckRows(field, list.first, rows_[list.second]); !s.ok()) return s;
@@ -306,11 +306,11 @@ class PlanReader {
       case kFork:
         return ReadFork(proto_.forks(at));
       case kDrop:
-        return DropBranch{.branch = BranchHandle(dropped_.Next())};
+        return DropSequence{.sequence = SequenceHandle(dropped_.Next())};
       case kRun:
         return ReadRun(row);
       case kSkip:
-        return Skip{.branch = BranchHandle(skipped_.Next())};
+        return Skip{.sequence = SequenceHandle(skipped_.Next())};
       case kBackgroundCopy:
         return ReadBackgroundCopy(proto_.background_copies(at));
       case kLoadAdapter:
@@ -318,25 +318,25 @@ class PlanReader {
       case kUnloadAdapter:
         return UnloadAdapter{.adapter = proto_.unload_adapters(at)};
       case kTrim:
-        return TrimBlocks{.branch = BranchHandle(trimmed_.Next()),
+        return TrimBlocks{.sequence = SequenceHandle(trimmed_.Next()),
                           .group = GroupIndex(At(proto_.trims().groups(), row, 0u)),
                           .count = At(proto_.trims().counts(), row, 1u)};
       case kSpeculate:
-        return Speculate{.branch = BranchHandle(speculating_.Next()),
+        return Speculate{.sequence = SequenceHandle(speculating_.Next()),
                          .depth = At(proto_.speculations().depths(), row, 0u)};
     }
     return Wrong("ops", "an operation that is not known");
   }
 
-  absl::StatusOr<PlanOp> ReadOpen(const v1::OpenBranch& proto) const {
+  absl::StatusOr<PlanOp> ReadOpen(const v1::OpenSequence& proto) const {
     if (absl::Status s = CheckTokens("opens.tokens", proto.tokens()); !s.ok()) return s;
     if (absl::Status s = CheckTokens("opens.stop_tokens", proto.stop_tokens()); !s.ok()) return s;
     SamplingParams sampling;
     if (absl::Status s = FromProto("opens.sampling", proto.sampling(), sampling); !s.ok()) return s;
-    return OpenBranch{
-        .branch = BranchHandle(proto.branch()),
+    return OpenSequence{
+        .sequence = SequenceHandle(proto.sequence()),
         .request = {.incarnation = proto.request_incarnation(), .counter = proto.request_counter()},
-        .index = BranchIndex(proto.index()),
+        .index = SequenceIndex(proto.index()),
         .tokens = {proto.tokens().begin(), proto.tokens().end()},
         .prompt_tokens = proto.prompt_tokens(),
         .cached_tokens = proto.cached_tokens(),
@@ -346,13 +346,13 @@ class PlanReader {
                  .min_tokens = proto.min_tokens()},
         .logprobs = {.output_top = proto.output_top(), .prompt_top = proto.prompt_top()},
         .cohort = proto.cohort(),
-        .dependent = proto.dependent(),
+        .is_beam = proto.is_beam(),
     };
   }
 
   absl::StatusOr<PlanOp> ReadGrant(std::size_t row) {
     const v1::Grants& grants = proto_.grants();
-    GrantBlocks grant{.branch = BranchHandle(granted_to_.Next()),
+    GrantBlocks grant{.sequence = SequenceHandle(granted_to_.Next()),
                       .group = GroupIndex(At(grants.groups(), row, 0u)),
                       .blocks = {}};
     const std::uint32_t count = At(grants.counts(), row, 1u);
@@ -364,15 +364,15 @@ class PlanReader {
     return grant;
   }
 
-  absl::StatusOr<PlanOp> ReadFork(const v1::ForkBranch& proto) const {
+  absl::StatusOr<PlanOp> ReadFork(const v1::ForkSequence& proto) const {
     if (absl::Status s = CheckTokens("forks.tokens", proto.tokens()); !s.ok()) return s;
-    ForkBranch fork{.parent = BranchHandle(proto.parent()),
-                    .child = BranchHandle(proto.child()),
-                    .index = BranchIndex(proto.index()),
-                    .length = proto.length(),
-                    .tokens = {proto.tokens().begin(), proto.tokens().end()},
-                    .copies = {},
-                    .cohort = proto.cohort()};
+    ForkSequence fork{.parent = SequenceHandle(proto.parent()),
+                      .child = SequenceHandle(proto.child()),
+                      .index = SequenceIndex(proto.index()),
+                      .length = proto.length(),
+                      .tokens = {proto.tokens().begin(), proto.tokens().end()},
+                      .copies = {},
+                      .cohort = proto.cohort()};
     if (absl::Status s = ReadCopies(proto.copies(), fork.copies); !s.ok()) return s;
     return fork;
   }
@@ -382,7 +382,7 @@ class PlanReader {
     const auto* append = runs.append().data() + appended_;
     const std::uint32_t appends = At(runs.append_counts(), row, 0u);
     appended_ += appends;
-    return Run{.branch = BranchHandle(run_.Next()),
+    return Run{.sequence = SequenceHandle(run_.Next()),
                .count = At(runs.counts(), row, 1u),
                .sample = At(runs.sample(), row, false),
                .prompt_logprobs = At(runs.prompt_logprobs(), row, false),

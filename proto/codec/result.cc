@@ -64,20 +64,20 @@ absl::Status ReadFinish(int value, std::optional<FinishReason>& reason) {
   return absl::OkStatus();
 }
 
-void WriteBranch(const BranchResult& branch, std::uint32_t& last, v1::StepResult* proto) {
-  AddDifference(branch.branch.value(), last, proto->mutable_branches());
-  proto->add_lengths(branch.length);
-  proto->add_first_outputs(branch.first_output);
-  proto->add_token_counts(static_cast<std::uint32_t>(branch.tokens.size()));
-  for (const SampledToken& token : branch.tokens) WriteSampled(token, proto->mutable_tokens());
-  proto->add_drafted(branch.drafted);
-  proto->add_prompt_firsts(branch.prompt_first);
-  proto->add_prompt_counts(static_cast<std::uint32_t>(branch.prompt.size()));
-  for (const SampledToken& token : branch.prompt) WriteSampled(token, proto->mutable_prompt());
-  proto->add_candidate_counts(static_cast<std::uint32_t>(branch.candidates.size()));
-  for (const TopLogprob& top : branch.candidates) WriteTop(top, proto->mutable_candidates());
-  proto->add_finished(ToProto(branch.finished));
-  proto->add_noops(branch.noop);
+void WriteSequence(const SequenceResult& sequence, std::uint32_t& last, v1::StepResult* proto) {
+  AddDifference(sequence.sequence.value(), last, proto->mutable_sequences());
+  proto->add_lengths(sequence.length);
+  proto->add_first_outputs(sequence.first_output);
+  proto->add_token_counts(static_cast<std::uint32_t>(sequence.tokens.size()));
+  for (const SampledToken& token : sequence.tokens) WriteSampled(token, proto->mutable_tokens());
+  proto->add_drafted(sequence.drafted);
+  proto->add_prompt_firsts(sequence.prompt_first);
+  proto->add_prompt_counts(static_cast<std::uint32_t>(sequence.prompt.size()));
+  for (const SampledToken& token : sequence.prompt) WriteSampled(token, proto->mutable_prompt());
+  proto->add_candidate_counts(static_cast<std::uint32_t>(sequence.candidates.size()));
+  for (const TopLogprob& top : sequence.candidates) WriteTop(top, proto->mutable_candidates());
+  proto->add_finished(ToProto(sequence.finished));
+  proto->add_noops(sequence.noop);
 }
 
 void DropUsualColumns(v1::StepResult* proto) {
@@ -163,7 +163,7 @@ class SampledReader {
 };
 
 absl::Status CheckColumns(const v1::StepResult& proto) {
-  const auto rows = static_cast<std::size_t>(proto.branches_size());
+  const auto rows = static_cast<std::size_t>(proto.sequences_size());
   const std::pair<absl::string_view, int> columns[] = {
       {"lengths", proto.lengths_size()},   {"first_outputs", proto.first_outputs_size()},
       {"drafted", proto.drafted_size()},   {"prompt_firsts", proto.prompt_firsts_size()},
@@ -184,25 +184,25 @@ absl::Status CheckColumns(const v1::StepResult& proto) {
   return s;
 }
 
-absl::Status ReadBranches(const v1::StepResult& proto, std::vector<BranchResult>& branches) {
-  DifferenceReader handles(proto.branches());
+absl::Status ReadSequences(const v1::StepResult& proto, std::vector<SequenceResult>& sequences) {
+  DifferenceReader handles(proto.sequences());
   SampledReader tokens(proto.tokens()), prompt(proto.prompt());
   TopReader candidates(proto.candidates());
-  const auto rows = static_cast<std::size_t>(proto.branches_size());
-  branches.reserve(rows);
+  const auto rows = static_cast<std::size_t>(proto.sequences_size());
+  sequences.reserve(rows);
   for (std::size_t row = 0; row < rows; ++row) {
-    BranchResult& branch = branches.emplace_back();
-    branch.branch = BranchHandle(handles.Next());
-    branch.length = At(proto.lengths(), row, 0u);
-    branch.first_output = At(proto.first_outputs(), row, 0u);
-    branch.tokens = tokens.Next(At(proto.token_counts(), row, 1u));
-    branch.drafted = At(proto.drafted(), row, 0u);
-    branch.prompt_first = At(proto.prompt_firsts(), row, 0u);
-    branch.prompt = prompt.Next(At(proto.prompt_counts(), row, 0u));
-    branch.candidates = candidates.Next(At(proto.candidate_counts(), row, 0u));
-    branch.noop = At(proto.noops(), row, false);
+    SequenceResult& sequence = sequences.emplace_back();
+    sequence.sequence = SequenceHandle(handles.Next());
+    sequence.length = At(proto.lengths(), row, 0u);
+    sequence.first_output = At(proto.first_outputs(), row, 0u);
+    sequence.tokens = tokens.Next(At(proto.token_counts(), row, 1u));
+    sequence.drafted = At(proto.drafted(), row, 0u);
+    sequence.prompt_first = At(proto.prompt_firsts(), row, 0u);
+    sequence.prompt = prompt.Next(At(proto.prompt_counts(), row, 0u));
+    sequence.candidates = candidates.Next(At(proto.candidate_counts(), row, 0u));
+    sequence.noop = At(proto.noops(), row, false);
     const int finished = At<int>(proto.finished(), row, v1::StepResult::FINISH_NONE);
-    if (absl::Status s = ReadFinish(finished, branch.finished); !s.ok()) return s;
+    if (absl::Status s = ReadFinish(finished, sequence.finished); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
@@ -213,7 +213,7 @@ void ToProto(const StepResult& result, v1::StepResult* proto) {
   proto->set_epoch(result.epoch.value());
   proto->set_step(result.step.value());
   std::uint32_t last = 0;
-  for (const BranchResult& branch : result.branches) WriteBranch(branch, last, proto);
+  for (const SequenceResult& sequence : result.sequences) WriteSequence(sequence, last, proto);
   DropUsualColumns(proto);
   proto->mutable_copies_done()->Add(result.copies_done.begin(), result.copies_done.end());
   v1::StepTimings& timings = *proto->mutable_timings();
@@ -227,13 +227,13 @@ absl::StatusOr<StepResult> FromProto(const v1::StepResult& proto) {
   if (absl::Status s = CheckColumns(proto); !s.ok()) return s;
   StepResult result{.epoch = Epoch(proto.epoch()),
                     .step = Step(proto.step()),
-                    .branches = {},
+                    .sequences = {},
                     .copies_done = {proto.copies_done().begin(), proto.copies_done().end()},
                     .timings = {.start_ns = proto.timings().start_ns(),
                                 .compute_ns = proto.timings().compute_ns(),
                                 .rows = proto.timings().rows(),
                                 .decode_rows = proto.timings().decode_rows()}};
-  if (absl::Status s = ReadBranches(proto, result.branches); !s.ok()) return s;
+  if (absl::Status s = ReadSequences(proto, result.sequences); !s.ok()) return s;
   return result;
 }
 

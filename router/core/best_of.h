@@ -1,7 +1,7 @@
 // best_of: which of several independent continuations are the answer.
 //
 // OpenAI's rule: those with the highest log-probability per token. Pure; used by
-// a generation once all of its branches have ended.
+// a generation once all of its sequences have ended.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace flotilla {
 
-// Mean log-probability of the output tokens of one branch, added in order.
+// Mean log-probability of the output tokens of one sequence, added in order.
 class MeanLogprob {
  public:
   void Add(float logprob) {
@@ -20,7 +20,7 @@ class MeanLogprob {
     ++tokens_;
   }
   std::uint32_t tokens() const { return tokens_; }
-  // Minus infinity without tokens: any other branch is better.
+  // Minus infinity without tokens: any other sequence is better.
   double Get() const;
 
  private:

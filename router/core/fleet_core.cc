@@ -22,28 +22,28 @@ bool HasTokens(const TokenizedRequest& request) {
 
 // The outputs that a group comes to owe by it: see EngineLoad::owed_tokens.
 std::uint64_t OutputsOf(const TokenizedRequest& request) {
-  const std::uint64_t width = request.beam ? request.beam->beams : request.branches;
+  const std::uint64_t width = request.beam ? request.beam->beams : request.sequences;
   return width * request.stop.max_tokens;
 }
 
-bool CancelledWhole(std::uint32_t branches, const std::vector<CancelRequest>& cancels) {
+bool CancelledWhole(std::uint32_t sequences, const std::vector<CancelRequest>& cancels) {
   if (cancels.empty()) return false;
-  std::vector<bool> cancelled(branches);
+  std::vector<bool> cancelled(sequences);
   for (const CancelRequest& cancel : cancels) {
-    if (!cancel.branch.has_value()) return true;
-    if (cancel.branch->value() < branches) cancelled[cancel.branch->value()] = true;
+    if (!cancel.sequence.has_value()) return true;
+    if (cancel.sequence->value() < sequences) cancelled[cancel.sequence->value()] = true;
   }
   return std::find(cancelled.begin(), cancelled.end(), false) == cancelled.end();
 }
 
-// Output tokens of a branch that count, when it ends before it was sent.
+// Output tokens of a sequence that count, when it ends before it was sent.
 std::uint32_t KeptTokens(const TokenizedRequest& request, const std::vector<CancelRequest>& cancels,
-                         BranchIndex branch) {
+                         SequenceIndex sequence) {
   for (const CancelRequest& cancel : cancels) {
-    if (cancel.branch.value_or(branch) == branch) return cancel.keep_tokens;
+    if (cancel.sequence.value_or(sequence) == sequence) return cancel.keep_tokens;
   }
-  return branch.value() < request.output_prefix.size()
-             ? static_cast<std::uint32_t>(request.output_prefix[branch.value()].size())
+  return sequence.value() < request.output_prefix.size()
+             ? static_cast<std::uint32_t>(request.output_prefix[sequence.value()].size())
              : 0;
 }
 
@@ -171,14 +171,14 @@ FleetCore::Requests::iterator FleetCore::EndHere(Requests::iterator at, FinishRe
   const Entry& entry = at->second;
   const RequestId& id = at->first;
   actions_.events.emplace_back(entry.sink, Accepted{id, entry.attempt});
-  for (std::uint32_t i = 0; i < entry.branches; ++i) {
+  for (std::uint32_t i = 0; i < entry.sequences; ++i) {
     actions_.events.emplace_back(
         entry.sink,
-        BranchEnd{.request = id,
-                  .attempt = entry.attempt,
-                  .branch = BranchIndex(i),
-                  .reason = reason,
-                  .output_tokens = KeptTokens(*entry.request, entry.cancels, BranchIndex(i))});
+        SequenceEnd{.request = id,
+                    .attempt = entry.attempt,
+                    .sequence = SequenceIndex(i),
+                    .reason = reason,
+                    .output_tokens = KeptTokens(*entry.request, entry.cancels, SequenceIndex(i))});
   }
   actions_.events.emplace_back(entry.sink, RequestEnd{.request = id, .attempt = entry.attempt});
   return Erase(at);
@@ -190,7 +190,7 @@ void FleetCore::CountReplay(const Entry& entry, ReplayResult result) {
 
 FleetCore::Requests::iterator FleetCore::Route(std::int64_t now_ns, Requests::iterator at) {
   Entry& entry = at->second;
-  if (CancelledWhole(entry.branches, entry.cancels)) return EndHere(at, FinishReason::kCancelled);
+  if (CancelledWhole(entry.sequences, entry.cancels)) return EndHere(at, FinishReason::kCancelled);
   if (const std::optional<Choice> choice = Choose(entry)) {
     SendTo(*choice, entry);
     return std::next(at);
@@ -242,7 +242,7 @@ void FleetCore::Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest 
   entry.attempt = request.attempt;
   entry.model = model;
   entry.sink = std::move(sink);
-  entry.branches = request.branches;
+  entry.sequences = request.sequences;
   if (const auto moved = moved_.find(id); moved != moved_.end()) {
     if (HasTokens(request)) entry.numerics_id = moved->second.numerics_id;
     entry.taken_from = moved->second.from;
@@ -260,7 +260,7 @@ void FleetCore::Cancel(const CancelRequest& cancel) {
   if (!entry.accepted) entry.cancels.push_back(cancel);
   if (entry.group.has_value()) {
     actions_.commands.emplace_back(*entry.group, cancel);
-  } else if (CancelledWhole(entry.branches, entry.cancels)) {
+  } else if (CancelledWhole(entry.sequences, entry.cancels)) {
     EndHere(at, FinishReason::kCancelled);
   }
 }
@@ -310,7 +310,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
       entry.lone_deaths = std::max(entry.lone_deaths, death->count);
       continue;  // its owner has one engine, and this is it
     }
-    if (const auto* end = std::get_if<BranchEnd>(&event)) {
+    if (const auto* end = std::get_if<SequenceEnd>(&event)) {
       entry.moved |= end->reason == FinishReason::kMoved;
     }
     const auto* end = std::get_if<RequestEnd>(&event);
@@ -364,11 +364,11 @@ FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests:
   const Entry& entry = at->second;
   const RequestId& id = at->first;
   actions_.commands.emplace_back(*entry.group, CancelRequest{.request = id});
-  for (std::uint32_t i = 0; i < entry.branches; ++i) {
-    actions_.events.emplace_back(entry.sink, BranchEnd{.request = id,
-                                                       .attempt = entry.attempt,
-                                                       .branch = BranchIndex(i),
-                                                       .reason = FinishReason::kMoved});
+  for (std::uint32_t i = 0; i < entry.sequences; ++i) {
+    actions_.events.emplace_back(entry.sink, SequenceEnd{.request = id,
+                                                         .attempt = entry.attempt,
+                                                         .sequence = SequenceIndex(i),
+                                                         .reason = FinishReason::kMoved});
   }
   moved_[id] = {.model = entry.model,
                 .numerics_id = entry.numerics_id,

@@ -148,7 +148,7 @@ class FleetCore {
     Attempt attempt;
     std::size_t model = 0;
     std::shared_ptr<EventSink> sink;
-    std::uint32_t branches = 0;
+    std::uint32_t sequences = 0;
     std::optional<GroupId> group;  // none: held
     GroupKey life;                 // of the group it was sent to
     std::uint64_t tokens = 0;      // still counted in the group's OwedTokens

@@ -58,7 +58,7 @@ absl::StatusOr<EngineDescription> FleetCore::Describe(std::size_t model) const {
     if (one.exactness == Exactness::kConsistent) all->exactness = one.exactness;
     all->vocab_size = std::min(all->vocab_size, one.vocab_size);
     all->max_context = std::min(all->max_context, one.max_context);
-    all->max_branches = std::min(all->max_branches, one.max_branches);
+    all->max_sequences = std::min(all->max_sequences, one.max_sequences);
     all->max_queue_tokens = std::min(all->max_queue_tokens, one.max_queue_tokens);
   }
   if (!all.has_value()) return absl::UnavailableError("no scheduler has answered yet");

@@ -8,12 +8,12 @@ namespace flotilla {
 RequestTracker::RequestTracker(TokenizedRequest request, std::uint32_t max_attempts)
     : request_(std::move(request)),
       max_attempts_(std::max(max_attempts, 1u)),
-      branches_(request_.branches) {}
+      sequences_(request_.sequences) {}
 
 TokenizedRequest RequestTracker::Submission() const {
   TokenizedRequest submission = request_;
   if (request_.attempt.value() > 0 && !request_.beam) {
-    for (const Branch& branch : branches_) submission.output_prefix.push_back(branch.tokens);
+    for (const Sequence& sequence : sequences_) submission.output_prefix.push_back(sequence.tokens);
   }
   return submission;
 }
@@ -21,8 +21,8 @@ TokenizedRequest RequestTracker::Submission() const {
 std::vector<CancelRequest> RequestTracker::CancelsOfEnded() const {
   std::vector<CancelRequest> cancels;
   if (request_.beam) return cancels;
-  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
-    if (branches_[i].ended) cancels.push_back({request_.id, BranchIndex(i), branches_[i].keep});
+  for (std::uint32_t i = 0; i < sequences_.size(); ++i) {
+    if (sequences_[i].ended) cancels.push_back({request_.id, SequenceIndex(i), sequences_[i].keep});
   }
   return cancels;
 }
@@ -34,11 +34,11 @@ bool RequestTracker::Apply(const Accepted& event) {
 
 RequestTracker::TokenVerdict RequestTracker::Apply(const TokenEvent& event) {
   if (!Current(event.attempt)) return TokenVerdict::kDrop;
-  if (!Valid(event.branch)) return TokenVerdict::kGap;
-  Branch& branch = branches_[event.branch.value()];
-  if (branch.ended || event.position < branch.tokens.size()) return TokenVerdict::kDrop;
-  if (branch.moved || event.position > branch.tokens.size()) return TokenVerdict::kGap;
-  branch.tokens.push_back(event.token);
+  if (!Valid(event.sequence)) return TokenVerdict::kGap;
+  Sequence& sequence = sequences_[event.sequence.value()];
+  if (sequence.ended || event.position < sequence.tokens.size()) return TokenVerdict::kDrop;
+  if (sequence.moved || event.position > sequence.tokens.size()) return TokenVerdict::kGap;
+  sequence.tokens.push_back(event.token);
   return TokenVerdict::kNew;
 }
 
@@ -60,48 +60,48 @@ bool RequestTracker::Apply(PromptLogprobs& event) {
   return !event.chosen.empty();
 }
 
-bool RequestTracker::Apply(const BranchEnd& event) {
-  if (!Current(event.attempt) || !Valid(event.branch)) return false;
-  Branch& branch = branches_[event.branch.value()];
-  if (branch.ended) return false;
+bool RequestTracker::Apply(const SequenceEnd& event) {
+  if (!Current(event.attempt) || !Valid(event.sequence)) return false;
+  Sequence& sequence = sequences_[event.sequence.value()];
+  if (sequence.ended) return false;
   if (event.reason == FinishReason::kMoved) {
-    branch.moved = true;
+    sequence.moved = true;
     return false;
   }
-  branch.ended = true;
-  branch.keep = static_cast<std::uint32_t>(branch.tokens.size());
+  sequence.ended = true;
+  sequence.keep = static_cast<std::uint32_t>(sequence.tokens.size());
   return true;
 }
 
 RequestTracker::EndVerdict RequestTracker::Apply(const RequestEnd& event) {
   if (!Current(event.attempt)) return EndVerdict::kDrop;
-  const bool replay = std::any_of(branches_.begin(), branches_.end(),
-                                  [](const Branch& b) { return b.moved && !b.ended; });
+  const bool replay = std::any_of(sequences_.begin(), sequences_.end(),
+                                  [](const Sequence& b) { return b.moved && !b.ended; });
   exhausted_ = replay && attempts() >= max_attempts_;
   if (!replay || exhausted_) {
     over_ = true;
     return EndVerdict::kFinal;
   }
-  for (Branch& branch : branches_) branch.moved = false;
+  for (Sequence& sequence : sequences_) sequence.moved = false;
   request_.attempt = Attempt(request_.attempt.value() + 1);
   return EndVerdict::kReplay;
 }
 
-std::optional<CancelRequest> RequestTracker::EndBranch(BranchIndex index,
-                                                       std::uint32_t keep_tokens) {
+std::optional<CancelRequest> RequestTracker::EndSequence(SequenceIndex index,
+                                                         std::uint32_t keep_tokens) {
   if (over_ || !Valid(index)) return std::nullopt;
-  Branch& branch = branches_[index.value()];
-  if (branch.ended) return std::nullopt;
-  branch.ended = true;
-  branch.keep = std::min(keep_tokens, static_cast<std::uint32_t>(branch.tokens.size()));
-  return CancelRequest{request_.id, index, branch.keep};
+  Sequence& sequence = sequences_[index.value()];
+  if (sequence.ended) return std::nullopt;
+  sequence.ended = true;
+  sequence.keep = std::min(keep_tokens, static_cast<std::uint32_t>(sequence.tokens.size()));
+  return CancelRequest{request_.id, index, sequence.keep};
 }
 
 std::vector<CancelRequest> RequestTracker::EndAll() {
   std::vector<CancelRequest> cancels;
-  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
-    const auto have = static_cast<std::uint32_t>(branches_[i].tokens.size());
-    if (auto cancel = EndBranch(BranchIndex(i), have)) cancels.push_back(*cancel);
+  for (std::uint32_t i = 0; i < sequences_.size(); ++i) {
+    const auto have = static_cast<std::uint32_t>(sequences_[i].tokens.size());
+    if (auto cancel = EndSequence(SequenceIndex(i), have)) cancels.push_back(*cancel);
   }
   if (request_.beam && !cancels.empty()) return {CancelRequest{.request = request_.id}};
   return cancels;
@@ -112,9 +112,9 @@ Usage RequestTracker::CountedUsage(const Usage& reported) const {
   usage.prompt_tokens = static_cast<std::uint32_t>(request_.prompt.size());
   if (request_.beam) return usage;
   usage.output_tokens = 0;
-  for (const Branch& branch : branches_) {
+  for (const Sequence& sequence : sequences_) {
     usage.output_tokens +=
-        branch.ended ? branch.keep : static_cast<std::uint32_t>(branch.tokens.size());
+        sequence.ended ? sequence.keep : static_cast<std::uint32_t>(sequence.tokens.size());
   }
   return usage;
 }

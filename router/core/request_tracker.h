@@ -1,10 +1,10 @@
 // RequestTracker: what the router knows of one request at the Engine seam, so
 // that a client gets every token exactly once, whatever happens below.
 //
-// It keeps the rendered prompt, the resolved parameters and, per branch, the
+// It keeps the rendered prompt, the resolved parameters and, per sequence, the
 // tokens received. When an engine gives the request back (FinishReason::kMoved)
 // the tracker makes the submission that continues from those tokens. Events are
-// keyed (attempt, branch, position): older attempts and positions already had
+// keyed (attempt, sequence, position): older attempts and positions already had
 // are dropped. Pure: no clock, thread or text; one owner.
 //
 // A beam search has nothing to continue from: its tokens come at the end, all at
@@ -28,7 +28,7 @@ class RequestTracker {
   // submissions (at least 1) are made in all.
   RequestTracker(TokenizedRequest request, std::uint32_t max_attempts);
 
-  // The request as it is to be submitted now. After a replay, branches that had
+  // The request as it is to be submitted now. After a replay, sequences that had
   // already ended are part of it (their index is their name); CancelsOfEnded()
   // is to be sent after it. Without prefixes for a beam search.
   TokenizedRequest Submission() const;
@@ -47,9 +47,9 @@ class RequestTracker {
   // Cuts off what was had before. False: nothing is left.
   bool Apply(PromptLogprobs& event);
 
-  // True when the branch has now ended and the client is to be told. A moved
-  // branch has not.
-  bool Apply(const BranchEnd& event);
+  // True when the sequence has now ended and the client is to be told. A moved
+  // sequence has not.
+  bool Apply(const SequenceEnd& event);
 
   enum class EndVerdict : std::uint8_t {
     kDrop,    // of an older attempt
@@ -58,21 +58,21 @@ class RequestTracker {
   };
   EndVerdict Apply(const RequestEnd& event);
 
-  // The router ends a branch itself (stop string, cancel), counting its first
-  // `keep_tokens` tokens. Returns what to tell the engine; none when the branch
+  // The router ends a sequence itself (stop string, cancel), counting its first
+  // `keep_tokens` tokens. Returns what to tell the engine; none when the sequence
   // was over before.
-  std::optional<CancelRequest> EndBranch(BranchIndex branch, std::uint32_t keep_tokens);
+  std::optional<CancelRequest> EndSequence(SequenceIndex sequence, std::uint32_t keep_tokens);
 
-  // Ends all branches that run, each with the tokens it has; a beam search with
-  // one cancel that names no branch and keeps nothing.
+  // Ends all sequences that run, each with the tokens it has; a beam search with
+  // one cancel that names no sequence and keeps nothing.
   std::vector<CancelRequest> EndAll();
 
   const RequestId& id() const { return request_.id; }
   const TokenizedRequest& request() const { return request_; }
   std::uint32_t attempts() const { return request_.attempt.value() + 1; }
-  // Tokens received of a branch.
-  const std::vector<TokenId>& tokens(BranchIndex branch) const {
-    return branches_[branch.value()].tokens;
+  // Tokens received of a sequence.
+  const std::vector<TokenId>& tokens(SequenceIndex sequence) const {
+    return sequences_[sequence.value()].tokens;
   }
   // What is charged: the prompt once, and the tokens that count. The rest is the
   // engine's, of the attempt that ended; for a beam search the tokens are too.
@@ -81,7 +81,7 @@ class RequestTracker {
   bool exhausted() const { return exhausted_; }
 
  private:
-  struct Branch {
+  struct Sequence {
     std::vector<TokenId> tokens;
     std::uint32_t keep = 0;  // once ended: tokens that count
     bool ended = false;
@@ -89,11 +89,11 @@ class RequestTracker {
   };
 
   bool Current(Attempt attempt) const { return !over_ && attempt == request_.attempt; }
-  bool Valid(BranchIndex branch) const { return branch.value() < branches_.size(); }
+  bool Valid(SequenceIndex sequence) const { return sequence.value() < sequences_.size(); }
 
   TokenizedRequest request_;
   const std::uint32_t max_attempts_;
-  std::vector<Branch> branches_;
+  std::vector<Sequence> sequences_;
   std::uint32_t next_prompt_logprob_ = 1;
   bool accepted_ = false;
   bool over_ = false;

@@ -217,7 +217,7 @@ void ToProto(const ModelInfo& info, v1::GetModelInfoResponse* response) {
   response->set_model(info.limits.id);
   response->set_vocab_size(info.limits.vocab_size);
   response->set_max_context(info.limits.max_context);
-  response->set_max_branches(info.limits.max_branches);
+  response->set_max_sequences(info.limits.max_sequences);
   response->set_numerics_id(info.numerics_id);
   response->set_bit_exact(info.exactness == Exactness::kBitwise);
   response->set_created_s(info.created_s);

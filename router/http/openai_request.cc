@@ -106,7 +106,7 @@ std::optional<BeamOptions::EarlyStopping> EarlyStopping(ObjectReader& reader) {
 }
 
 // How many continuations, and how they are chosen.
-void ReadBranches(ObjectReader& reader, ApiRequest& api) {
+void ReadSequences(ObjectReader& reader, ApiRequest& api) {
   api.n = reader.Int("n");
   api.best_of = reader.Int("best_of");
   api.use_beam_search = reader.Bool("use_beam_search").value_or(false);
@@ -144,7 +144,7 @@ void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& a
   api.client_request_id = reader.String("request_id").value_or("");
   request.return_token_ids = reader.Bool("return_token_ids").value_or(false);
   request.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
-  ReadBranches(reader, api);
+  ReadSequences(reader, api);
   ReadStreamOptions(reader, options.lenient, request);
   api.stream = request.stream;
   reader.Fail(CheckSizes(api, options.limits));

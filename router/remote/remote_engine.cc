@@ -92,7 +92,7 @@ void RemoteEngine::Stop() {
   {
     absl::MutexLock lock(&mu_);
     for (const auto& [id, entry] : std::exchange(requests_, {})) {
-      if (entry.accepted) EndBranches(id, entry, FinishReason::kError, batches);
+      if (entry.accepted) EndSequences(id, entry, FinishReason::kError, batches);
       batches.Add(entry.sink,
                   EndWith(id, entry.attempt, absl::UnavailableError("the router has stopped")));
     }
@@ -129,7 +129,7 @@ absl::Status RemoteEngine::TrySubmit(TokenizedRequest request, std::shared_ptr<E
   Entry& entry = requests_[request.id];
   entry.attempt = request.attempt;
   entry.sink = std::move(sink);
-  entry.ended.resize(request.branches);
+  entry.ended.resize(request.sequences);
   link_->Send(EngineCommand(std::move(request)), clock_->NowNs());
   return absl::OkStatus();
 }
@@ -219,8 +219,8 @@ void RemoteEngine::OnNews(EngineNews news) {
       if (at == requests_.end() || at->second.attempt != attempt) continue;
       Entry& entry = at->second;
       entry.accepted |= std::holds_alternative<Accepted>(event);
-      if (const auto* end = std::get_if<BranchEnd>(&event)) {
-        if (end->branch.value() < entry.ended.size()) entry.ended[end->branch.value()] = true;
+      if (const auto* end = std::get_if<SequenceEnd>(&event)) {
+        if (end->sequence.value() < entry.ended.size()) entry.ended[end->sequence.value()] = true;
       }
       const bool over = std::holds_alternative<RequestEnd>(event);
       batches.Add(entry.sink, std::move(event));
@@ -248,7 +248,7 @@ void RemoteEngine::OnBroken(const absl::Status& why) {
     absl::MutexLock lock(&mu_);
     if (stopped_) return;  // Stop ends them
     for (const auto& [id, entry] : std::exchange(requests_, {})) {
-      if (entry.accepted) EndBranches(id, entry, FinishReason::kMoved, batches);
+      if (entry.accepted) EndSequences(id, entry, FinishReason::kMoved, batches);
       batches.Add(entry.sink, EndWith(id, entry.attempt, why));
     }
     drained = TakeDrained();
@@ -257,14 +257,14 @@ void RemoteEngine::OnBroken(const absl::Status& why) {
   for (const auto& done : drained) done();
 }
 
-void RemoteEngine::EndBranches(const RequestId& id, const Entry& entry, FinishReason reason,
-                               SinkBatches& batches) {
+void RemoteEngine::EndSequences(const RequestId& id, const Entry& entry, FinishReason reason,
+                                SinkBatches& batches) {
   for (std::uint32_t i = 0; i < entry.ended.size(); ++i) {
     if (entry.ended[i]) continue;
-    batches.Add(
-        entry.sink,
-        BranchEnd{
-            .request = id, .attempt = entry.attempt, .branch = BranchIndex(i), .reason = reason});
+    batches.Add(entry.sink, SequenceEnd{.request = id,
+                                        .attempt = entry.attempt,
+                                        .sequence = SequenceIndex(i),
+                                        .reason = reason});
   }
 }
 

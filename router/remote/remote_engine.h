@@ -92,12 +92,12 @@ class RemoteEngine final : public Engine {
     Attempt attempt;
     std::shared_ptr<EventSink> sink;
     bool accepted = false;
-    std::vector<bool> ended;  // [branches]
+    std::vector<bool> ended;  // [sequences]
   };
 
-  // The branches that have not ended end so.
-  static void EndBranches(const RequestId& id, const Entry& entry, FinishReason reason,
-                          SinkBatches& batches);
+  // The sequences that have not ended end so.
+  static void EndSequences(const RequestId& id, const Entry& entry, FinishReason reason,
+                           SinkBatches& batches);
 
   void Loop();
   // From the link, one at a time.

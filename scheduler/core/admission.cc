@@ -32,9 +32,9 @@ absl::Status CheckBeam(const TokenizedRequest& request, const ExecutorDescriptio
   if (!std::isfinite(beam.length_penalty)) {
     return absl::InvalidArgumentError("length_penalty must be finite");
   }
-  if (request.branches > beam.beams) {
+  if (request.sequences > beam.beams) {
     return absl::InvalidArgumentError(
-        absl::StrCat(request.branches, " sequences of ", beam.beams, " beams were asked for"));
+        absl::StrCat(request.sequences, " sequences of ", beam.beams, " beams were asked for"));
   }
   if (request.stop.max_tokens == 0) {
     return absl::InvalidArgumentError("beam search needs max_tokens of at least 1");
@@ -52,15 +52,15 @@ absl::Status CheckBeam(const TokenizedRequest& request, const ExecutorDescriptio
   return absl::OkStatus();
 }
 
-absl::Status CheckBranches(const TokenizedRequest& request, const CoreOptions& options,
-                           const ExecutorDescription& description) {
-  if (request.branches == 0) return absl::InvalidArgumentError("a request has no branches");
-  const std::uint32_t width = request.beam ? request.beam->beams : request.branches;
-  const std::uint32_t most = MaxBranches(options, description);
+absl::Status CheckSequences(const TokenizedRequest& request, const CoreOptions& options,
+                            const ExecutorDescription& description) {
+  if (request.sequences == 0) return absl::InvalidArgumentError("a request has no sequences");
+  const std::uint32_t width = request.beam ? request.beam->beams : request.sequences;
+  const std::uint32_t most = MaxSequences(options, description);
   // Beams that are cancelled are counted by index: their number is bounded too.
-  if (width > most || request.branches > most) {
+  if (width > most || request.sequences > most) {
     return absl::InvalidArgumentError(
-        absl::StrCat(std::max(width, request.branches), " branches; at most ", most, " can run"));
+        absl::StrCat(std::max(width, request.sequences), " sequences; at most ", most, " can run"));
   }
   if (request.beam.has_value()) {
     if (absl::Status s = CheckBeam(request, description); !s.ok()) return s;
@@ -75,8 +75,8 @@ absl::Status CheckBranches(const TokenizedRequest& request, const CoreOptions& o
 absl::Status CheckPrefixes(const TokenizedRequest& request,
                            const ExecutorDescription& description) {
   if (request.output_prefix.empty()) return absl::OkStatus();
-  if (request.output_prefix.size() != request.branches) {
-    return absl::InvalidArgumentError("output_prefix must have one entry per branch");
+  if (request.output_prefix.size() != request.sequences) {
+    return absl::InvalidArgumentError("output_prefix must have one entry per sequence");
   }
   for (const std::vector<TokenId>& prefix : request.output_prefix) {
     if (prefix.size() > request.stop.max_tokens) {
@@ -94,8 +94,8 @@ std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) {
   return (positions + group.tokens_per_block - 1) / group.tokens_per_block;
 }
 
-// Blocks that branches of one request surely share: those before the last token
-// of the prompt. None where branches cannot be forked (KvLedger::can_fork).
+// Blocks that sequences of one request surely share: those before the last token
+// of the prompt. None where sequences cannot be forked (KvLedger::can_fork).
 std::uint64_t SharedBlocks(const Extent& extent, const ExecutorDescription& description) {
   std::uint64_t blocks = 0;
   for (const KvGroup& group : description.groups) {
@@ -111,8 +111,8 @@ std::uint32_t MaxPositions(std::uint32_t prompt_tokens, std::uint32_t max_tokens
   return max_tokens == 0 ? prompt_tokens : prompt_tokens + max_tokens - 1;
 }
 
-std::uint32_t MaxBranches(const CoreOptions& options, const ExecutorDescription& description) {
-  return std::min({options.max_seqs, description.max_branches, options.max_step_tokens,
+std::uint32_t MaxSequences(const CoreOptions& options, const ExecutorDescription& description) {
+  return std::min({options.max_seqs, description.max_sequences, options.max_step_tokens,
                    description.max_step_tokens});
 }
 
@@ -155,7 +155,7 @@ std::uint32_t LongestServable(const ExecutorDescription& description) {
 
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
                            const ExecutorDescription& description) {
-  if (absl::Status s = CheckBranches(request, options, description); !s.ok()) return s;
+  if (absl::Status s = CheckSequences(request, options, description); !s.ok()) return s;
   if (absl::Status s = CheckParameters(request, description.vocab_size); !s.ok()) return s;
   if (request.prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
   if (request.prompt.size() > options.max_queued_tokens) {
@@ -165,7 +165,7 @@ absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& o
   }
   const Extent extent{.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size()),
                       .max_tokens = request.stop.max_tokens,
-                      .width = request.beam ? request.beam->beams : request.branches};
+                      .width = request.beam ? request.beam->beams : request.sequences};
   if (absl::Status s = CheckFits(extent, description); !s.ok()) return s;
   if (absl::Status s = CheckTokens(request.prompt, description.vocab_size, "the prompt"); !s.ok()) {
     return s;
@@ -182,7 +182,7 @@ absl::Status CheckDescription(const ExecutorDescription& description) {
     }
   }
   if (description.block_count < 2) return bad("the executor's KV pool is empty");
-  if (description.max_branches == 0) return bad("the executor takes no branches");
+  if (description.max_sequences == 0) return bad("the executor takes no sequences");
   if (description.max_step_tokens == 0) return bad("the executor takes no tokens");
   if (description.max_context == 0 || description.vocab_size == 0) {
     return bad("the executor describes no model");

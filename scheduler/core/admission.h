@@ -11,18 +11,18 @@
 
 namespace flotilla {
 
-// Most positions with K and V that a branch can come to have: the last token
+// Most positions with K and V that a sequence can come to have: the last token
 // allowed is never fed back.
 std::uint32_t MaxPositions(std::uint32_t prompt_tokens, std::uint32_t max_tokens);
 
-// Branches that may hold KV blocks at once: no request has more. Below the row
+// Sequences that may hold KV blocks at once: no request has more. Below the row
 // budget, so that decodes alone never fill a plan that a prompt waits for.
-std::uint32_t MaxBranches(const CoreOptions& options, const ExecutorDescription& description);
+std::uint32_t MaxSequences(const CoreOptions& options, const ExecutorDescription& description);
 
 // Whether `description`'s worker group could serve the request if it were
 // alone.
 //   INVALID_ARGUMENT: tokens outside the vocabulary, parameters out of range,
-//     longer than the context, the KV pool or the admission limit, more branches
+//     longer than the context, the KV pool or the admission limit, more sequences
 //     or beams than can run.
 //   UNIMPLEMENTED: constraints, adapters.
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
@@ -31,8 +31,8 @@ absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& o
 // How much a request can come to need.
 struct Extent {
   std::uint32_t prompt_tokens = 0;
-  std::uint32_t max_tokens = 0;  // of each branch
-  std::uint32_t width = 1;       // branches or beams
+  std::uint32_t max_tokens = 0;  // of each sequence
+  std::uint32_t width = 1;       // sequences or beams
 };
 
 // KV blocks that a request alone can come to hold. It fits the context.

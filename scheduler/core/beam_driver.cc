@@ -8,9 +8,9 @@ namespace flotilla {
 
 void BeamDriver::Advance(Slot slot) {
   Request& request = state_.requests[slot];
-  const bool ready = std::all_of(request.branches.begin(), request.branches.end(), [this](Slot at) {
-    return !state_.branches[at].candidates.empty();
-  });
+  const bool ready =
+      std::all_of(request.sequences.begin(), request.sequences.end(),
+                  [this](Slot at) { return !state_.sequences[at].candidates.empty(); });
   if (!ready) return;
   const std::vector<BeamSearch::Choice> choices = Choose(request);
   if (choices.empty()) {
@@ -23,27 +23,27 @@ void BeamDriver::Advance(Slot slot) {
 std::vector<BeamSearch::Choice> BeamDriver::Choose(Request& request) {
   std::vector<BeamSearch::Beam> beams;
   for (const Slot at : request.beam->ranked) {
-    const Branch& branch = state_.branches[at];
-    beams.push_back({.outputs = absl::MakeConstSpan(branch.tokens).subspan(request.prompt_tokens),
-                     .logprobs = branch.logprobs,
-                     .tops = branch.tops,
-                     .candidates = branch.candidates});
+    const Sequence& sequence = state_.sequences[at];
+    beams.push_back({.outputs = absl::MakeConstSpan(sequence.tokens).subspan(request.prompt_tokens),
+                     .logprobs = sequence.logprobs,
+                     .tops = sequence.tops,
+                     .candidates = sequence.candidates});
   }
   return request.beam->search.Step(beams);
 }
 
-BranchIndex BeamDriver::FreeIndex(const Request& request) const {
+SequenceIndex BeamDriver::FreeIndex(const Request& request) const {
   std::uint32_t index = 0;
-  for (const Slot at : request.branches) {  // by ascending index
-    if (state_.branches[at].index.value() != index) break;
+  for (const Slot at : request.sequences) {  // by ascending index
+    if (state_.sequences[at].index.value() != index) break;
     ++index;
   }
-  return BranchIndex(index);
+  return SequenceIndex(index);
 }
 
-Branch BeamDriver::Child(const Branch& parent, Slot parent_slot, const TopLogprob& token,
-                         const BeamSearch& search) const {
-  Branch child;
+Sequence BeamDriver::Child(const Sequence& parent, Slot parent_slot, const TopLogprob& token,
+                           const BeamSearch& search) const {
+  Sequence child;
   child.request = parent.request;
   child.tokens = parent.tokens;
   child.length.max = parent.length.max;
@@ -57,14 +57,15 @@ Branch BeamDriver::Child(const Branch& parent, Slot parent_slot, const TopLogpro
   return child;
 }
 
-void BeamDriver::Continue(Branch& branch, const TopLogprob& token, const BeamSearch& search) {
-  branch.tokens.push_back(token.token);
-  branch.logprobs.push_back(token.logprob);
-  if (search.keeps_alternatives()) branch.tops.push_back(search.Alternatives(branch.candidates));
-  branch.candidates.clear();
-  branch.prefill_tokens = static_cast<std::uint32_t>(branch.tokens.size());
-  branch.state = BranchState::kPrefill;
-  state_.UpdateOwed(branch);
+void BeamDriver::Continue(Sequence& sequence, const TopLogprob& token, const BeamSearch& search) {
+  sequence.tokens.push_back(token.token);
+  sequence.logprobs.push_back(token.logprob);
+  if (search.keeps_alternatives())
+    sequence.tops.push_back(search.Alternatives(sequence.candidates));
+  sequence.candidates.clear();
+  sequence.prefill_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
+  sequence.state = SequenceState::kPrefill;
+  state_.UpdateOwed(sequence);
 }
 
 void BeamDriver::Follow(Slot slot, const std::vector<BeamSearch::Choice>& choices) {
@@ -73,27 +74,27 @@ void BeamDriver::Follow(Slot slot, const std::vector<BeamSearch::Choice>& choice
   const BeamSearch& search = request.beam->search;
   const std::vector<Slot> before = std::exchange(request.beam->ranked, {});
   std::vector<std::optional<TopLogprob>> continues(before.size());
-  std::vector<std::optional<Branch>> children(choices.size());
+  std::vector<std::optional<Sequence>> children(choices.size());
   for (std::size_t i = 0; i < choices.size(); ++i) {
     const auto& [parent, token] = choices[i];
     if (!continues[parent].has_value()) {
       continues[parent] = token;
     } else {
-      children[i] = Child(state_.branches[before[parent]], before[parent], token, search);
+      children[i] = Child(state_.sequences[before[parent]], before[parent], token, search);
     }
   }
   // Beams that nobody follows give their places and blocks to the others.
   for (std::size_t i = 0; i < before.size(); ++i) {
     if (!continues[i].has_value()) {
-      state_.DropBranch(before[i]);
+      state_.DropSequence(before[i]);
     } else {
-      Continue(state_.branches[before[i]], *continues[i], search);
+      Continue(state_.sequences[before[i]], *continues[i], search);
     }
   }
   for (std::size_t i = 0; i < choices.size(); ++i) {
     if (children[i].has_value()) {
       children[i]->index = FreeIndex(request);
-      request.beam->ranked.push_back(state_.AddBranch(*std::move(children[i])));
+      request.beam->ranked.push_back(state_.AddSequence(*std::move(children[i])));
     } else {
       request.beam->ranked.push_back(before[choices[i].parent]);
     }
@@ -102,30 +103,30 @@ void BeamDriver::Follow(Slot slot, const std::vector<BeamSearch::Choice>& choice
 
 void BeamDriver::Answer(Slot slot) {
   Request& request = state_.requests[slot];
-  const std::vector<BeamSearch::Sequence>& best = request.beam->search.best();
+  const std::vector<BeamSearch::Hypothesis>& best = request.beam->search.best();
   for (std::uint32_t i = 0; i < request.answers; ++i) {
     if (request.beam->cancelled[i]) continue;
     request.beam->cancelled[i] = true;  // nothing more of it follows
     if (i >= best.size()) {             // only where the model rules out almost every token
-      state_.EmitBranchEnd(request, BranchIndex(i), FinishReason::kStop, 0);
+      state_.EmitSequenceEnd(request, SequenceIndex(i), FinishReason::kStop, 0);
       continue;
     }
-    const BeamSearch::Sequence& sequence = best[i];
-    const auto count = static_cast<std::uint32_t>(sequence.tokens.size());
+    const BeamSearch::Hypothesis& hypothesis = best[i];
+    const auto count = static_cast<std::uint32_t>(hypothesis.tokens.size());
     for (std::uint32_t at = 0; at < count; ++at) {
-      state_.events.push_back(
-          TokenEvent{.request = request.id,
-                     .attempt = request.attempt,
-                     .branch = BranchIndex(i),
-                     .position = at,
-                     .token = sequence.tokens[at],
-                     .logprob = sequence.logprobs[at],
-                     .top = sequence.tops.empty() ? std::vector<TopLogprob>{} : sequence.tops[at]});
+      state_.events.push_back(TokenEvent{
+          .request = request.id,
+          .attempt = request.attempt,
+          .sequence = SequenceIndex(i),
+          .position = at,
+          .token = hypothesis.tokens[at],
+          .logprob = hypothesis.logprobs[at],
+          .top = hypothesis.tops.empty() ? std::vector<TopLogprob>{} : hypothesis.tops[at]});
     }
     state_.counters.output_tokens += count;
-    state_.EmitBranchEnd(request, BranchIndex(i),
-                         sequence.stopped ? FinishReason::kStop : FinishReason::kLength, count,
-                         sequence.score);
+    state_.EmitSequenceEnd(request, SequenceIndex(i),
+                           hypothesis.stopped ? FinishReason::kStop : FinishReason::kLength, count,
+                           hypothesis.score);
   }
   state_.EndRequest(slot, request.reason, absl::OkStatus());
 }

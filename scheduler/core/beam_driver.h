@@ -1,8 +1,8 @@
-// BeamDriver: makes the choices of a beam search true in branches and blocks.
+// BeamDriver: makes the choices of a beam search true in sequences and blocks.
 //
 // The beams of a request run in step with each other: when the candidates of all
-// are in, BeamSearch chooses. The first child of a beam goes on in its branch,
-// further ones become pending branches forked from it, and a beam without
+// are in, BeamSearch chooses. The first child of a beam goes on in its sequence,
+// further ones become pending sequences forked from it, and a beam without
 // children is dropped. Part of applying results; one thread.
 #pragma once
 
@@ -22,10 +22,10 @@ class BeamDriver {
  private:
   std::vector<BeamSearch::Choice> Choose(Request& request);
   void Follow(Slot request, const std::vector<BeamSearch::Choice>& choices);
-  Branch Child(const Branch& parent, Slot parent_slot, const TopLogprob& token,
-               const BeamSearch& search) const;
-  void Continue(Branch& branch, const TopLogprob& token, const BeamSearch& search);
-  BranchIndex FreeIndex(const Request& request) const;
+  Sequence Child(const Sequence& parent, Slot parent_slot, const TopLogprob& token,
+                 const BeamSearch& search) const;
+  void Continue(Sequence& sequence, const TopLogprob& token, const BeamSearch& search);
+  SequenceIndex FreeIndex(const Request& request) const;
   void Answer(Slot request);
 
   CoreState& state_;

@@ -52,18 +52,18 @@ void BeamSearch::Complete(const Beam& beam, const Ranked& last, std::uint32_t le
   const float score = last.sum / Penalty(length);
   // Ties stay behind those that were there before.
   const auto at = std::upper_bound(best_.begin(), best_.end(), score,
-                                   [](float s, const Sequence& b) { return s > b.score; });
+                                   [](float s, const Hypothesis& b) { return s > b.score; });
   if (at == best_.end() && best_.size() == options_.beams) return;
-  Sequence sequence{
+  Hypothesis hypothesis{
       .tokens = {beam.outputs.begin(), beam.outputs.end()},
       .logprobs = {beam.logprobs.begin(), beam.logprobs.end()},
       .tops = {beam.tops.begin(), beam.tops.end()},
       .score = score,
       .stopped = std::binary_search(stop_tokens_.begin(), stop_tokens_.end(), last.token.token)};
-  sequence.tokens.push_back(last.token.token);
-  sequence.logprobs.push_back(last.token.logprob);
-  if (keeps_alternatives()) sequence.tops.push_back(Alternatives(beam.candidates));
-  best_.insert(at, std::move(sequence));
+  hypothesis.tokens.push_back(last.token.token);
+  hypothesis.logprobs.push_back(last.token.logprob);
+  if (keeps_alternatives()) hypothesis.tops.push_back(Alternatives(beam.candidates));
+  best_.insert(at, std::move(hypothesis));
   if (best_.size() > options_.beams) best_.pop_back();
 }
 

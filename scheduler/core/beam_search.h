@@ -7,7 +7,7 @@
 //
 //   BeamSearch search(options, stop_tokens, max_tokens);
 //   std::vector<BeamSearch::Choice> next = search.Step(beams);  // until it is empty
-//   for (const BeamSearch::Sequence& sequence : search.best()) ...
+//   for (const BeamSearch::Hypothesis& hypothesis : search.best()) ...
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,8 @@ class BeamSearch {
   // search is over.
   std::vector<Choice> Step(absl::Span<const Beam> running);
 
-  // A complete sequence.
-  struct Sequence {
+  // A complete hypothesis.
+  struct Hypothesis {
     std::vector<TokenId> tokens;
     std::vector<float> logprobs;                // of tokens
     std::vector<std::vector<TopLogprob>> tops;  // of tokens; empty if not kept
@@ -61,7 +61,7 @@ class BeamSearch {
   };
   // The best complete sequences, best first. Once the search is over there are
   // beams() of them, or fewer where it ended early.
-  const std::vector<Sequence>& best() const { return best_; }
+  const std::vector<Hypothesis>& best() const { return best_; }
   // What an answer lists beside a token that was chosen from `candidates`.
   std::vector<TopLogprob> Alternatives(absl::Span<const TopLogprob> candidates) const;
   bool keeps_alternatives() const { return keep_top_ != LogprobSpec::kOff; }
@@ -84,7 +84,7 @@ class BeamSearch {
   const std::uint32_t max_tokens_;
   const std::int32_t keep_top_;
   std::vector<float> sums_{0.0f};  // of the running beams
-  std::vector<Sequence> best_;
+  std::vector<Hypothesis> best_;
 };
 
 }  // namespace flotilla

@@ -9,9 +9,9 @@
 namespace flotilla {
 namespace {
 
-// Leading tokens that two branches of one request share; the prompt is known to
+// Leading tokens that two sequences of one request share; the prompt is known to
 // be equal.
-std::uint32_t CommonTokens(const Branch& a, const Branch& b, std::uint32_t prompt_tokens) {
+std::uint32_t CommonTokens(const Sequence& a, const Sequence& b, std::uint32_t prompt_tokens) {
   const auto most = std::min(a.tokens.size(), b.tokens.size());
   const auto from = a.tokens.begin() + prompt_tokens;
   const auto to = a.tokens.begin() + static_cast<std::ptrdiff_t>(most);
@@ -37,7 +37,7 @@ std::uint32_t CoreState::MaxDraftTokens() const {
   return std::min(options.max_draft_tokens, description->max_draft_tokens);
 }
 
-std::uint32_t CoreState::MaxRunning() const { return MaxBranches(options, *description); }
+std::uint32_t CoreState::MaxRunning() const { return MaxSequences(options, *description); }
 
 std::int64_t CoreState::RecomputeNs() const {
   return rates.prefill_ns_per_token() * description->groups[0].tokens_per_block;
@@ -56,18 +56,18 @@ void CoreState::LearnGrowth(std::uint32_t outputs, std::uint32_t max_tokens) {
   growth += (seen - growth) / 16;
 }
 
-void CoreState::UpdateOwed(Branch& branch) {
-  const std::uint64_t had = std::max(branch.length.lower, branch.fork.length);
-  const std::uint32_t wanted = RequestOf(branch).stop.max_tokens - OutputTokens(branch);
-  owed_tokens -= branch.owed_tokens;
-  branch.owed_tokens = branch.tokens.size() - had + wanted;
-  owed_tokens += branch.owed_tokens;
+void CoreState::UpdateOwed(Sequence& sequence) {
+  const std::uint64_t had = std::max(sequence.length.lower, sequence.fork.length);
+  const std::uint32_t wanted = RequestOf(sequence).stop.max_tokens - OutputTokens(sequence);
+  owed_tokens -= sequence.owed_tokens;
+  sequence.owed_tokens = sequence.tokens.size() - had + wanted;
+  owed_tokens += sequence.owed_tokens;
 }
 
 void CoreState::AddRunning(Slot slot) {
   const auto before = [this](Slot a, Slot b) {
-    const Branch& x = branches[a];
-    const Branch& y = branches[b];
+    const Sequence& x = sequences[a];
+    const Sequence& y = sequences[b];
     if (x.request == y.request) return x.index < y.index;
     return GoesBefore(RequestOf(x), RequestOf(y));
   };
@@ -78,24 +78,24 @@ void CoreState::LeaveRunning(Slot slot) {
   running.erase(std::find(running.begin(), running.end(), slot));
 }
 
-// Each branch that is not open forks from the one that knows most of its tokens,
+// Each sequence that is not open forks from the one that knows most of its tokens,
 // among those that are open and those before it.
 void CoreState::PlanForks(Request& request) {
   std::vector<Slot> parents;
-  for (const Slot slot : request.branches) {
-    if (branches[slot].open()) parents.push_back(slot);
+  for (const Slot slot : request.sequences) {
+    if (sequences[slot].open()) parents.push_back(slot);
   }
-  for (const Slot slot : request.branches) {
-    Branch& branch = branches[slot];
-    if (branch.open()) continue;
-    branch.fork = ForkPlan{};
+  for (const Slot slot : request.sequences) {
+    Sequence& sequence = sequences[slot];
+    if (sequence.open()) continue;
+    sequence.fork = ForkPlan{};
     for (const Slot parent : parents) {
       const std::uint32_t common =
-          std::min(CommonTokens(branch, branches[parent], request.prompt_tokens),
-                   static_cast<std::uint32_t>(branch.tokens.size()) - 1);
-      if (common > branch.fork.length) branch.fork = {.parent = parent, .length = common};
+          std::min(CommonTokens(sequence, sequences[parent], request.prompt_tokens),
+                   static_cast<std::uint32_t>(sequence.tokens.size()) - 1);
+      if (common > sequence.fork.length) sequence.fork = {.parent = parent, .length = common};
     }
-    UpdateOwed(branch);
+    UpdateOwed(sequence);
     parents.push_back(slot);
   }
 }
@@ -104,20 +104,20 @@ void CoreState::Enqueue(Slot slot) {
   Request& request = requests[slot];
   PlanForks(request);
   request.waiting_tokens = request.waiting_rows = 0;
-  for (const Slot at : request.branches) {
-    const Branch& branch = branches[at];
-    const std::uint64_t tokens = branch.tokens.size() - branch.fork.length;
+  for (const Slot at : request.sequences) {
+    const Sequence& sequence = sequences[at];
+    const std::uint64_t tokens = sequence.tokens.size() - sequence.fork.length;
     request.waiting_tokens += tokens;
-    request.waiting_rows += tokens + PredictOutputs(branch);
+    request.waiting_rows += tokens + PredictOutputs(sequence);
   }
   request.order = policy->Key(request, PredictNs(request, 0));
   waiting.Push(slot);
 }
 
-std::uint64_t CoreState::PredictOutputs(const Branch& branch) const {
-  const Request& request = RequestOf(branch);
+std::uint64_t CoreState::PredictOutputs(const Sequence& sequence) const {
+  const Request& request = RequestOf(sequence);
   const std::uint64_t most = request.stop.max_tokens;
-  const std::uint64_t made = OutputTokens(branch);
+  const std::uint64_t made = OutputTokens(sequence);
   const std::uint64_t predicted =
       options.growth_permille == 0 ? most : most * growth_permille() / 1000;
   // One that has made more than was predicted makes some more.
@@ -126,13 +126,13 @@ std::uint64_t CoreState::PredictOutputs(const Branch& branch) const {
 
 std::int64_t CoreState::PredictNs(const Request& request, std::uint64_t cached_tokens) const {
   std::uint64_t tokens = 0, longest = 0;
-  for (const Slot at : request.branches) {
-    const Branch& branch = branches[at];
-    tokens += branch.tokens.size() - branch.fork.length;
-    longest = std::max(longest, PredictOutputs(branch));
+  for (const Slot at : request.sequences) {
+    const Sequence& sequence = sequences[at];
+    tokens += sequence.tokens.size() - sequence.fork.length;
+    longest = std::max(longest, PredictOutputs(sequence));
   }
   return rates.PredictRequestNs(tokens - std::min(tokens, cached_tokens), longest,
-                                reserved_branches);
+                                reserved_sequences);
 }
 
 void CoreState::OpenRequest(Slot slot) {
@@ -140,47 +140,48 @@ void CoreState::OpenRequest(Slot slot) {
   waiting.Remove(slot);
   counters.resumptions += request.was_open;
   request.open = true;
-  reserved_branches += request.width();
-  for (const Slot branch : request.branches) {
-    branches[branch].state = BranchState::kPending;
-    AddRunning(branch);
+  reserved_sequences += request.width();
+  for (const Slot sequence : request.sequences) {
+    sequences[sequence].state = SequenceState::kPending;
+    AddRunning(sequence);
   }
 }
 
-Slot CoreState::AddBranch(Branch branch) {
-  Request& request = RequestOf(branch);
-  branch.state = BranchState::kPending;
-  const BranchIndex index = branch.index;
-  const Slot slot = branches.Insert(std::move(branch));
-  const auto at = std::lower_bound(request.branches.begin(), request.branches.end(), index,
-                                   [this](Slot a, BranchIndex i) { return branches[a].index < i; });
-  request.branches.insert(at, slot);
+Slot CoreState::AddSequence(Sequence sequence) {
+  Request& request = RequestOf(sequence);
+  sequence.state = SequenceState::kPending;
+  const SequenceIndex index = sequence.index;
+  const Slot slot = sequences.Insert(std::move(sequence));
+  const auto at =
+      std::lower_bound(request.sequences.begin(), request.sequences.end(), index,
+                       [this](Slot a, SequenceIndex i) { return sequences[a].index < i; });
+  request.sequences.insert(at, slot);
   AddRunning(slot);
-  UpdateOwed(branches[slot]);
+  UpdateOwed(sequences[slot]);
   return slot;
 }
 
 // Its blocks and its handle are free.
-void CoreState::Detach(Branch& branch) {
-  epoch->kv.Close(branch, RequestOf(branch));
-  epoch->handles.Retire(branch.handle);
-  --epoch->cohort_sizes[branch.cohort];
+void CoreState::Detach(Sequence& sequence) {
+  epoch->kv.Close(sequence, RequestOf(sequence));
+  epoch->handles.Retire(sequence.handle);
+  --epoch->cohort_sizes[sequence.cohort];
 }
 
-void CoreState::DropBranch(Slot slot) {
-  Branch& branch = branches[slot];
-  Request& request = RequestOf(branch);
-  if (branch.open()) Detach(branch);
+void CoreState::DropSequence(Slot slot) {
+  Sequence& sequence = sequences[slot];
+  Request& request = RequestOf(sequence);
+  if (sequence.open()) Detach(sequence);
   if (request.open) {
     LeaveRunning(slot);
-    if (request.beam == nullptr) --reserved_branches;
+    if (request.beam == nullptr) --reserved_sequences;
   }
-  owed_tokens -= branch.owed_tokens;
-  request.branches.erase(std::find(request.branches.begin(), request.branches.end(), slot));
-  branches.Erase(slot);
+  owed_tokens -= sequence.owed_tokens;
+  request.sequences.erase(std::find(request.sequences.begin(), request.sequences.end(), slot));
+  sequences.Erase(slot);
   const bool was_parent = std::any_of(
-      request.branches.begin(), request.branches.end(),
-      [&](Slot other) { return !branches[other].open() && branches[other].fork.parent == slot; });
+      request.sequences.begin(), request.sequences.end(),
+      [&](Slot other) { return !sequences[other].open() && sequences[other].fork.parent == slot; });
   if (was_parent) PlanForks(request);
 }
 
@@ -205,28 +206,28 @@ void CoreState::CountReason(FinishReason reason) {
   }
 }
 
-void CoreState::EmitBranchEnd(Request& request, BranchIndex index, FinishReason reason,
-                              std::uint32_t kept, float score) {
+void CoreState::EmitSequenceEnd(Request& request, SequenceIndex index, FinishReason reason,
+                                std::uint32_t kept, float score) {
   request.output_tokens += kept;
   request.reason = reason;
-  events.push_back(BranchEnd{.request = request.id,
-                             .attempt = request.attempt,
-                             .branch = index,
-                             .reason = reason,
-                             .output_tokens = kept,
-                             .score = score});
+  events.push_back(SequenceEnd{.request = request.id,
+                               .attempt = request.attempt,
+                               .sequence = index,
+                               .reason = reason,
+                               .output_tokens = kept,
+                               .score = score});
 }
 
-void CoreState::EndBranch(Slot slot, FinishReason reason, std::uint32_t kept) {
-  const Slot owner = branches[slot].request;
+void CoreState::EndSequence(Slot slot, FinishReason reason, std::uint32_t kept) {
+  const Slot owner = sequences[slot].request;
   Request& request = requests[owner];
   FLOTILLA_CORE_CHECK(request.beam == nullptr);
   const bool waits = !request.open;
   if (waits) waiting.Remove(owner);
-  const BranchIndex index = branches[slot].index;
-  DropBranch(slot);
-  EmitBranchEnd(request, index, reason, kept);
-  if (request.branches.empty()) {
+  const SequenceIndex index = sequences[slot].index;
+  DropSequence(slot);
+  EmitSequenceEnd(request, index, reason, kept);
+  if (request.sequences.empty()) {
     Forget(owner);
   } else if (waits) {
     Enqueue(owner);
@@ -239,14 +240,14 @@ void CoreState::EndRequest(Slot slot, FinishReason reason, absl::Status status) 
   if (!request.open) waiting.Remove(slot);
   if (request.beam != nullptr) {
     for (std::uint32_t i = 0; i < request.answers; ++i) {
-      if (!request.beam->cancelled[i]) EmitBranchEnd(request, BranchIndex(i), reason, 0);
+      if (!request.beam->cancelled[i]) EmitSequenceEnd(request, SequenceIndex(i), reason, 0);
     }
   }
-  for (const Slot branch : request.branches) {
+  for (const Slot sequence : request.sequences) {
     if (request.beam != nullptr) break;
-    EmitBranchEnd(request, branches[branch].index, reason, OutputTokens(branches[branch]));
+    EmitSequenceEnd(request, sequences[sequence].index, reason, OutputTokens(sequences[sequence]));
   }
-  while (!request.branches.empty()) DropBranch(request.branches.back());
+  while (!request.sequences.empty()) DropSequence(request.sequences.back());
   Forget(slot);
 }
 
@@ -255,7 +256,7 @@ void CoreState::Forget(Slot slot) {
   fair.Leave(request.tenant);
   suspects -= request.suspect;
   if (probation == slot) probation.reset();
-  if (request.open && request.beam != nullptr) reserved_branches -= request.width();
+  if (request.open && request.beam != nullptr) reserved_sequences -= request.width();
   deadlines.Remove(slot);
   CountReason(request.reason);
   events.push_back(RequestEnd{.request = request.id,
@@ -270,23 +271,23 @@ void CoreState::Forget(Slot slot) {
   requests.Erase(slot);
 }
 
-// Its branches are in no list and hold nothing any more.
+// Its sequences are in no list and hold nothing any more.
 void CoreState::Requeue(Slot slot) {
   Request& request = requests[slot];
-  reserved_branches -= request.width();
+  reserved_sequences -= request.width();
   request.open = false;
   if (probation == slot) probation.reset();
-  for (const Slot at : request.branches) {
-    Branch& branch = branches[at];
-    branch.state = BranchState::kWaiting;
-    branch.length.Settle(0);
-    branch.told_depth = 0;
-    branch.fork = ForkPlan{};
-    branch.indexed_blocks = 0;
-    branch.indexed = kNoPrefix;
-    branch.duplicate = false;
-    branch.sat_out = false;
-    branch.candidates.clear();
+  for (const Slot at : request.sequences) {
+    Sequence& sequence = sequences[at];
+    sequence.state = SequenceState::kWaiting;
+    sequence.length.Settle(0);
+    sequence.told_depth = 0;
+    sequence.fork = ForkPlan{};
+    sequence.indexed_blocks = 0;
+    sequence.indexed = kNoPrefix;
+    sequence.duplicate = false;
+    sequence.sat_out = false;
+    sequence.candidates.clear();
   }
   Enqueue(slot);
 }
@@ -295,21 +296,22 @@ void CoreState::Preempt(Slot slot, Slot winner) {
   constexpr std::size_t kMostRecent = 256;
   Request& request = requests[slot];
   const std::uint32_t available = epoch->kv.pool().available();
-  const bool decoded = std::any_of(request.branches.begin(), request.branches.end(), [&](Slot at) {
-    return branches[at].open() && OutputTokens(branches[at]) > 0 &&
-           (branches[at].state == BranchState::kDecode || request.beam != nullptr);
-  });
+  const bool decoded =
+      std::any_of(request.sequences.begin(), request.sequences.end(), [&](Slot at) {
+        return sequences[at].open() && OutputTokens(sequences[at]) > 0 &&
+               (sequences[at].state == SequenceState::kDecode || request.beam != nullptr);
+      });
   request.decode_preemptions += decoded;
   ++request.preemptions;
   request.undisturbed = request.preemptions >= options.max_preemptions;
   if (options.growth_permille > 0) growth += (1000 * 1024 - growth) / 4;
   std::vector<BlockId> blocks;  // that the prefix index knows
-  for (const Slot at : request.branches) {
-    Branch& branch = branches[at];
-    if (branch.open()) {
-      const auto begin = branch.tables[0].begin();
-      blocks.insert(blocks.end(), begin, begin + branch.indexed_blocks);
-      Detach(branch);
+  for (const Slot at : request.sequences) {
+    Sequence& sequence = sequences[at];
+    if (sequence.open()) {
+      const auto begin = sequence.tables[0].begin();
+      blocks.insert(blocks.end(), begin, begin + sequence.indexed_blocks);
+      Detach(sequence);
     }
     LeaveRunning(at);
   }
@@ -342,14 +344,14 @@ void CoreState::Preempt(Slot slot, Slot winner) {
 
 std::optional<Slot> CoreState::Blame(absl::Span<const Step> started) {
   std::vector<Slot> under_way;
-  bool company = false;  // of branches that are gone: whoever is left was not alone
+  bool company = false;  // of sequences that are gone: whoever is left was not alone
   for (const PlanInFlight& plan : epoch->in_flight) {
     if (std::find(started.begin(), started.end(), plan.step) == started.end()) continue;
     for (const PlannedRun& run : plan.runs) {
       if (run.most == 0) continue;  // surely finished
-      const std::optional<Slot> branch = epoch->handles.Live(run.handle, plan.step);
-      if (branch.has_value()) under_way.push_back(branches[*branch].request);
-      company |= !branch.has_value();
+      const std::optional<Slot> sequence = epoch->handles.Live(run.handle, plan.step);
+      if (sequence.has_value()) under_way.push_back(sequences[*sequence].request);
+      company |= !sequence.has_value();
     }
   }
   std::sort(under_way.begin(), under_way.end());
@@ -371,7 +373,7 @@ void CoreState::Suspect(Request& request) {
   // The positions of the fatal step are among those that it knows, or the next: of a
   // step whose result was lost with the group.
   std::size_t known = 0;
-  for (const Slot at : request.branches) known = std::max(known, branches[at].tokens.size());
+  for (const Slot at : request.sequences) known = std::max(known, sequences[at].tokens.size());
   ++counters.suspicions;
   suspects += !request.suspect;
   request.suspect = true;
@@ -381,10 +383,10 @@ void CoreState::Suspect(Request& request) {
 void CoreState::EndProbation() {
   if (!probation.has_value()) return;
   Request& request = requests[*probation];
-  const bool past = std::all_of(request.branches.begin(), request.branches.end(), [&](Slot at) {
-    const Branch& branch = branches[at];
-    return branch.open() &&
-           branch.length.lower >= std::min(request.probation_length, branch.length.max);
+  const bool past = std::all_of(request.sequences.begin(), request.sequences.end(), [&](Slot at) {
+    const Sequence& sequence = sequences[at];
+    return sequence.open() &&
+           sequence.length.lower >= std::min(request.probation_length, sequence.length.max);
   });
   if (!past) return;
   request.suspect = false;
@@ -394,7 +396,7 @@ void CoreState::EndProbation() {
 }
 
 void CoreState::LoseEpoch() {
-  for (const Slot slot : std::exchange(running, {})) branches[slot].tables.clear();
+  for (const Slot slot : std::exchange(running, {})) sequences[slot].tables.clear();
   for (const Slot slot : requests.Slots()) {
     if (!requests[slot].open) continue;
     ++counters.replays;

@@ -13,7 +13,6 @@
 #include "absl/types/span.h"
 #include "common/types/event.h"
 #include "common/types/executor.h"
-#include "scheduler/core/branch.h"
 #include "scheduler/core/fair_share.h"
 #include "scheduler/core/handle_table.h"
 #include "scheduler/core/kv_ledger.h"
@@ -22,22 +21,23 @@
 #include "scheduler/core/preemption.h"
 #include "scheduler/core/rates.h"
 #include "scheduler/core/request.h"
+#include "scheduler/core/sequence.h"
 #include "scheduler/core/slot_table.h"
 #include "scheduler/core/speculation.h"
 #include "scheduler/core/waiting_queue.h"
 
 namespace flotilla {
 
-// What a plan asked of one branch, kept until its result.
+// What a plan asked of one sequence, kept until its result.
 struct PlannedRun {
-  BranchHandle handle;
+  SequenceHandle handle;
   std::uint32_t begin = 0;  // of a chunk: the length before it
   // Positions that it adds: of a chunk its rows, of a decode one and its guesses
   // at most. Both 0: surely finished before.
   std::uint32_t least = 0, most = 0;
   std::uint32_t depth = 0;  // guesses that a decode may make
   bool chunk = false;       // prefill; else a decode
-  bool samples = false;     // brings tokens unless the branch has finished
+  bool samples = false;     // brings tokens unless the sequence has finished
   bool prompt_logprobs = false;
   std::uint32_t candidates = 0;  // that it asked for
 };
@@ -52,18 +52,18 @@ struct EpochState {
   EpochState(Epoch epoch, const ExecutorDescription& description, bool prefix_cache)
       : epoch(epoch),
         kv(description.groups, description.block_count, prefix_cache, description.tiers),
-        handles(description.max_branches),
+        handles(description.max_sequences),
         cohort_sizes(description.lag, 0) {}
 
   Epoch epoch;
   Step last_step{0};
   KvLedger kv;
   HandleTable handles;
-  std::vector<std::uint32_t> cohort_sizes;  // [lag] open branches
+  std::vector<std::uint32_t> cohort_sizes;  // [lag] open sequences
   std::deque<PlanInFlight> in_flight;       // sent and not answered, in order
 };
 
-// Totals since the core was made. A request ends under the reason of its branch
+// Totals since the core was made. A request ends under the reason of its sequence
 // that ended last.
 struct CoreCounters {
   std::uint64_t accepted = 0;
@@ -85,10 +85,10 @@ struct CoreCounters {
   std::uint64_t condemned = 0;     // and those failed for what they do to groups
   std::uint64_t resumptions = 0;   // requests opened again
   std::uint64_t bypasses = 0;      // requests that started before an earlier one
-  std::uint64_t forks = 0;         // branches that share another's blocks
+  std::uint64_t forks = 0;         // sequences that share another's blocks
   std::uint64_t block_copies = 0;
   std::uint64_t skips = 0;
-  std::uint64_t noops = 0;  // decodes of branches that had finished
+  std::uint64_t noops = 0;  // decodes of sequences that had finished
   std::uint64_t plans = 0;
   std::uint64_t prefill_tokens = 0;
   std::uint64_t lookup_tokens = 0;  // looked up in the prefix cache
@@ -97,7 +97,7 @@ struct CoreCounters {
   std::uint64_t evictions = 0;      // cached blocks given away
   std::uint64_t output_tokens = 0;
   std::uint64_t drafted_tokens = 0;   // guessed and run
-  std::uint64_t accepted_tokens = 0;  // of them right: each saved a step of its branch
+  std::uint64_t accepted_tokens = 0;  // of them right: each saved a step of its sequence
   std::uint64_t trims = 0;            // times that blocks for wrong guesses were taken back
 };
 
@@ -111,17 +111,17 @@ struct CoreState {
 
   FairShare fair;
   RequestTable requests;
-  SlotTable<Branch> branches;
+  SlotTable<Sequence> sequences;
   WaitingQueue waiting;
   DeadlineQueue deadlines;
-  // Branches of open requests, pending ones too: requests in the order of the
-  // policy, the branches of each by index.
+  // Sequences of open requests, pending ones too: requests in the order of the
+  // policy, the sequences of each by index.
   std::vector<Slot> running;
-  std::uint32_t reserved_branches = 0;  // sum of the open requests' width
-  std::uint32_t suspects = 0;           // requests
-  std::optional<Slot> probation;        // the one that is open
+  std::uint32_t reserved_sequences = 0;  // sum of the open requests' width
+  std::uint32_t suspects = 0;            // requests
+  std::optional<Slot> probation;         // the one that is open
   std::uint64_t next_arrival = 0;
-  std::uint64_t owed_tokens = 0;  // sum of Branch::owed_tokens
+  std::uint64_t owed_tokens = 0;  // sum of Sequence::owed_tokens
   bool draining = false;
   // Thousandths of their allowed output that requests make, in 1/1024; see
   // CoreOptions::growth_permille.
@@ -137,54 +137,54 @@ struct CoreState {
   std::vector<EngineEvent> events;      // not yet taken
   std::vector<Preemption> preemptions;  // not yet taken
 
-  // Branches that may be open at once in this epoch.
+  // Sequences that may be open at once in this epoch.
   std::uint32_t MaxRunning() const;
   std::uint32_t MaxStepTokens() const;
   // Tokens that a decode may guess ahead at most; 0: speculation is off.
   std::uint32_t MaxDraftTokens() const;
 
-  Request& RequestOf(const Branch& branch) { return requests[branch.request]; }
-  const Request& RequestOf(const Branch& branch) const { return requests[branch.request]; }
-  // Output tokens known of a branch, and whether it runs as beam search says.
-  std::uint32_t OutputTokens(const Branch& branch) const {
-    return static_cast<std::uint32_t>(branch.tokens.size()) - RequestOf(branch).prompt_tokens;
+  Request& RequestOf(const Sequence& sequence) { return requests[sequence.request]; }
+  const Request& RequestOf(const Sequence& sequence) const { return requests[sequence.request]; }
+  // Output tokens known of a sequence, and whether it runs as beam search says.
+  std::uint32_t OutputTokens(const Sequence& sequence) const {
+    return static_cast<std::uint32_t>(sequence.tokens.size()) - RequestOf(sequence).prompt_tokens;
   }
-  bool Dependent(const Branch& branch) const { return RequestOf(branch).beam != nullptr; }
+  bool IsBeam(const Sequence& sequence) const { return RequestOf(sequence).beam != nullptr; }
   std::uint32_t growth_permille() const { return static_cast<std::uint32_t>(growth / 1024); }
   // What a request alone can come to hold.
   std::uint64_t MostBlocks(const Request& request) const;
-  // Outputs that a branch is predicted to make yet, and the time that a request
+  // Outputs that a sequence is predicted to make yet, and the time that a request
   // would need to finish if it started now, of which `cached_tokens` need not be
   // computed.
-  std::uint64_t PredictOutputs(const Branch& branch) const;
+  std::uint64_t PredictOutputs(const Sequence& sequence) const;
   std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens) const;
   // The time to compute a block of K and V again.
   std::int64_t RecomputeNs() const;
-  // Counts anew what the branch still owes. After every change to its tokens,
+  // Counts anew what the sequence still owes. After every change to its tokens,
   // lengths or fork.
-  void UpdateOwed(Branch& branch);
+  void UpdateOwed(Sequence& sequence);
 
   // Puts a request that is not open into the queue.
   void Enqueue(Slot request);
-  // Takes a request out of the queue: its branches are pending. reserved_branches
+  // Takes a request out of the queue: its sequences are pending. reserved_sequences
   // grows by its width.
   void OpenRequest(Slot request);
-  // Adds a branch to an open request, as a beam that is to be forked.
-  Slot AddBranch(Branch branch);
-  // Ends one branch: frees its blocks and forgets it; says nothing.
-  void DropBranch(Slot branch);
+  // Adds a sequence to an open request, as a beam that is to be forked.
+  Slot AddSequence(Sequence sequence);
+  // Ends one sequence: frees its blocks and forgets it; says nothing.
+  void DropSequence(Slot sequence);
 
-  // Ends an answer of a request and says so: BranchEnd, of which `kept` tokens
-  // count. Once no branch is left, the request's end must follow.
-  void EmitBranchEnd(Request& request, BranchIndex index, FinishReason reason, std::uint32_t kept,
-                     float score = 0);
-  // Ends a branch that is an answer (not a beam), and with the last one its request.
-  void EndBranch(Slot branch, FinishReason reason, std::uint32_t kept);
-  // A branch has made `outputs` tokens and no more: what others may be expected to.
+  // Ends an answer of a request and says so: SequenceEnd, of which `kept` tokens
+  // count. Once no sequence is left, the request's end must follow.
+  void EmitSequenceEnd(Request& request, SequenceIndex index, FinishReason reason,
+                       std::uint32_t kept, float score = 0);
+  // Ends a sequence that is an answer (not a beam), and with the last one its request.
+  void EndSequence(Slot sequence, FinishReason reason, std::uint32_t kept);
+  // A sequence has made `outputs` tokens and no more: what others may be expected to.
   void LearnGrowth(std::uint32_t outputs, std::uint32_t max_tokens);
-  // Ends all that is left of a request. Its branches keep their tokens.
+  // Ends all that is left of a request. Its sequences keep their tokens.
   void EndRequest(Slot request, FinishReason reason, absl::Status status);
-  // Emits the RequestEnd of a request that has no branches left, and forgets it.
+  // Emits the RequestEnd of a request that has no sequences left, and forgets it.
   void Forget(Slot request);
 
   // Takes an open request's blocks, of which `winner` lacks some (it may be the same
@@ -201,9 +201,9 @@ struct CoreState {
   void EndProbation();
 
  private:
-  void Detach(Branch& branch);
-  void LeaveRunning(Slot branch);
-  void AddRunning(Slot branch);
+  void Detach(Sequence& sequence);
+  void LeaveRunning(Slot sequence);
+  void AddRunning(Slot sequence);
   void Requeue(Slot request);
   void PlanForks(Request& request);
   void CountReason(FinishReason reason);

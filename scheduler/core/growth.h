@@ -1,4 +1,4 @@
-// How much more KV memory running branches will need at once.
+// How much more KV memory running sequences will need at once.
 //
 // They do not all reach their length at the same time: while one grows, others
 // end and give theirs back. The most that is missing at any time decides whether
@@ -12,24 +12,24 @@
 
 namespace flotilla {
 
-// One running branch, as predicted.
+// One running sequence, as predicted.
 struct Growing {
   std::uint64_t remaining = 0;   // tokens that it will still make
   std::uint64_t own_blocks = 0;  // that are free when it ends
 };
 
-// The most blocks beyond those held now that branches need together, if each
-// makes a token per step. `branches` ascend by remaining; `blocks_for(tokens)`:
-// that a branch grows by, ascending.
+// The most blocks beyond those held now that sequences need together, if each
+// makes a token per step. `sequences` ascend by remaining; `blocks_for(tokens)`:
+// that a sequence grows by, ascending.
 template <class BlocksFor>
-std::uint64_t PeakGrowth(const std::vector<Growing>& branches, const BlocksFor& blocks_for) {
+std::uint64_t PeakGrowth(const std::vector<Growing>& sequences, const BlocksFor& blocks_for) {
   std::uint64_t peak = 0, freed = 0;
-  for (std::size_t ended = 0; ended < branches.size(); ++ended) {
+  for (std::size_t ended = 0; ended < sequences.size(); ++ended) {
     // Just before this one ends, those before it have, and all others have grown
     // by as much as it.
-    const std::uint64_t grown = (branches.size() - ended) * blocks_for(branches[ended].remaining);
+    const std::uint64_t grown = (sequences.size() - ended) * blocks_for(sequences[ended].remaining);
     peak = std::max(peak, grown - std::min(grown, freed));
-    freed += branches[ended].own_blocks;
+    freed += sequences[ended].own_blocks;
   }
   return peak;
 }

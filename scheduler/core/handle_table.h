@@ -1,7 +1,7 @@
-// HandleTable: the names by which workers know branches, and what each meant.
+// HandleTable: the names by which workers know sequences, and what each meant.
 //
 // A handle is in use from the plan that opens it to the plan that drops it. In
-// between its branch may end; results of plans sent before still mention the
+// between its sequence may end; results of plans sent before still mention the
 // handle and then mean nobody. Part of one epoch; one thread.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/types/plan.h"
-#include "scheduler/core/branch.h"
+#include "scheduler/core/sequence.h"
 
 namespace flotilla {
 
@@ -26,32 +26,32 @@ class HandleTable {
   std::uint32_t retired() const { return static_cast<std::uint32_t>(retired_.size()); }
   std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
 
-  // A handle for the branch in `slot`, opened by the plan of `step`. One is
+  // A handle for the sequence in `slot`, opened by the plan of `step`. One is
   // available.
-  BranchHandle Take(Slot slot, Step step) {
+  SequenceHandle Take(Slot slot, Step step) {
     const std::uint32_t index = free_.back();
     free_.pop_back();
     entries_[index] = Entry{slot, step};
-    return BranchHandle(index);
+    return SequenceHandle(index);
   }
 
-  // The branch has ended or was preempted: the next plan drops the handle.
-  void Retire(BranchHandle handle) {
+  // The sequence has ended or was preempted: the next plan drops the handle.
+  void Retire(SequenceHandle handle) {
     entries_[handle.value()].slot.reset();
     retired_.push_back(handle.value());
   }
 
-  // Writes a DropBranch per retired handle; from here on each may be taken.
+  // Writes a DropSequence per retired handle; from here on each may be taken.
   void DropRetired(StepPlan& plan) {
     for (const std::uint32_t index : retired_) {
-      plan.ops.push_back(DropBranch{.branch = BranchHandle(index)});
+      plan.ops.push_back(DropSequence{.sequence = SequenceHandle(index)});
       free_.push_back(index);
     }
     retired_.clear();
   }
 
-  // The branch that `handle` meant in `step`, if that branch is still open.
-  std::optional<Slot> Live(BranchHandle handle, Step step) const {
+  // The sequence that `handle` meant in `step`, if that sequence is still open.
+  std::optional<Slot> Live(SequenceHandle handle, Step step) const {
     if (handle.value() >= entries_.size()) return std::nullopt;
     const Entry& entry = entries_[handle.value()];
     return entry.opened <= step ? entry.slot : std::nullopt;

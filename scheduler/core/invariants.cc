@@ -24,7 +24,7 @@ absl::Status CheckBlocks(const CoreState& state) {
   FLOTILLA_HOLDS(pool.free() + pool.cached() + pool.used() == pool.total(), 1, "block counts");
   std::vector<std::uint32_t> named(std::size_t{pool.total()} + 1, 0);
   for (const Slot slot : state.running) {
-    for (const auto& table : state.branches[slot].tables) {
+    for (const auto& table : state.sequences[slot].tables) {
       for (const BlockId block : table) {
         FLOTILLA_HOLDS(block != kNullBlock && block.value() <= pool.total(), 1, "a block's id");
         ++named[block.value()];
@@ -44,34 +44,37 @@ absl::Status CheckBlocks(const CoreState& state) {
   return absl::OkStatus();
 }
 
-// 2. A request is in the queue or open, and its branches with it.
+// 2. A request is in the queue or open, and its sequences with it.
 absl::Status CheckRequest(const CoreState& state, Slot slot) {
   const Request& request = state.requests[slot];
   FLOTILLA_HOLDS(state.waiting.Contains(slot) != request.open, 2, "waiting queue");
   FLOTILLA_HOLDS(state.deadlines.Contains(slot) == request.deadline_ns.has_value(), 2, "deadlines");
-  FLOTILLA_HOLDS(!request.branches.empty(), 2, "a request without branches");
-  FLOTILLA_HOLDS(request.branches.size() <= request.width(), 3, "branches of a request");
+  FLOTILLA_HOLDS(!request.sequences.empty(), 2, "a request without sequences");
+  FLOTILLA_HOLDS(request.sequences.size() <= request.width(), 3, "sequences of a request");
   FLOTILLA_HOLDS(request.preemptions <= state.options.max_preemptions, 7, "preemptions");
   FLOTILLA_HOLDS(request.bypassed <= state.options.max_bypass, 7, "bypasses");
-  const Branch* previous = nullptr;
-  for (const Slot at : request.branches) {
-    const Branch& branch = state.branches[at];
-    FLOTILLA_HOLDS(branch.request == slot, 2, "owner of a branch");
-    FLOTILLA_HOLDS(previous == nullptr || previous->index < branch.index, 2, "order of branches");
-    previous = &branch;
-    FLOTILLA_HOLDS((branch.state == BranchState::kWaiting) != request.open, 2, "branch state");
+  const Sequence* previous = nullptr;
+  for (const Slot at : request.sequences) {
+    const Sequence& sequence = state.sequences[at];
+    FLOTILLA_HOLDS(sequence.request == slot, 2, "owner of a sequence");
+    FLOTILLA_HOLDS(previous == nullptr || previous->index < sequence.index, 2,
+                   "order of sequences");
+    previous = &sequence;
+    FLOTILLA_HOLDS((sequence.state == SequenceState::kWaiting) != request.open, 2,
+                   "sequence state");
     const auto in_running = std::count(state.running.begin(), state.running.end(), at);
     FLOTILLA_HOLDS(in_running == (request.open ? 1 : 0), 2, "running list");
-    FLOTILLA_HOLDS(branch.open() || branch.tables.empty(), 2, "blocks of a branch not open");
-    FLOTILLA_HOLDS(state.OutputTokens(branch) <= request.stop.max_tokens, 4, "output tokens");
-    if (branch.open() || !branch.fork.parent.has_value()) continue;
+    FLOTILLA_HOLDS(sequence.open() || sequence.tables.empty(), 2, "blocks of a sequence not open");
+    FLOTILLA_HOLDS(state.OutputTokens(sequence) <= request.stop.max_tokens, 4, "output tokens");
+    if (sequence.open() || !sequence.fork.parent.has_value()) continue;
     const auto parent =
-        std::find(request.branches.begin(), request.branches.end(), *branch.fork.parent);
-    FLOTILLA_HOLDS(parent != request.branches.end(), 2, "parent of a fork");
-    FLOTILLA_HOLDS(branch.fork.length > 0 && branch.fork.length < branch.tokens.size() &&
-                       std::equal(branch.tokens.begin(), branch.tokens.begin() + branch.fork.length,
-                                  state.branches[*parent].tokens.begin()),
-                   2, "tokens of a fork");
+        std::find(request.sequences.begin(), request.sequences.end(), *sequence.fork.parent);
+    FLOTILLA_HOLDS(parent != request.sequences.end(), 2, "parent of a fork");
+    FLOTILLA_HOLDS(
+        sequence.fork.length > 0 && sequence.fork.length < sequence.tokens.size() &&
+            std::equal(sequence.tokens.begin(), sequence.tokens.begin() + sequence.fork.length,
+                       state.sequences[*parent].tokens.begin()),
+        2, "tokens of a fork");
   }
   return absl::OkStatus();
 }
@@ -88,10 +91,10 @@ absl::Status CheckTenants(const CoreState& state) {
 }
 
 // 2. The lists hold what belongs in them. At most lag + 1 plans are unanswered,
-// and a branch decodes in one of lag plans.
+// and a sequence decodes in one of lag plans.
 absl::Status CheckMembership(const CoreState& state) {
   std::uint64_t owed = 0, reserved = 0;
-  std::size_t waiting = 0, waiting_tokens = 0, waiting_rows = 0, branches = 0;
+  std::size_t waiting = 0, waiting_tokens = 0, waiting_rows = 0, sequences = 0;
   for (const Slot slot : state.requests.Slots()) {
     if (absl::Status s = CheckRequest(state, slot); !s.ok()) return s;
     const Request& request = state.requests[slot];
@@ -99,22 +102,22 @@ absl::Status CheckMembership(const CoreState& state) {
     waiting_tokens += request.waiting_tokens;
     waiting_rows += request.waiting_rows;
     reserved += request.open ? request.width() : 0;
-    branches += request.branches.size();
-    for (const Slot at : request.branches) {
-      const Branch& branch = state.branches[at];
-      owed += branch.tokens.size() - std::max(branch.length.lower, branch.fork.length) +
-              request.stop.max_tokens - state.OutputTokens(branch);
+    sequences += request.sequences.size();
+    for (const Slot at : request.sequences) {
+      const Sequence& sequence = state.sequences[at];
+      owed += sequence.tokens.size() - std::max(sequence.length.lower, sequence.fork.length) +
+              request.stop.max_tokens - state.OutputTokens(sequence);
     }
   }
   FLOTILLA_HOLDS(owed == state.owed_tokens, 2, "owed tokens");
   FLOTILLA_HOLDS(waiting == state.waiting.size(), 2, "waiting count");
   FLOTILLA_HOLDS(waiting_tokens == state.waiting.tokens(), 2, "waiting tokens");
   FLOTILLA_HOLDS(waiting_rows == state.waiting.rows(), 2, "waiting rows");
-  FLOTILLA_HOLDS(branches == state.branches.size(), 2, "branch count");
-  FLOTILLA_HOLDS(reserved == state.reserved_branches, 2, "reserved branches");
+  FLOTILLA_HOLDS(sequences == state.sequences.size(), 2, "sequence count");
+  FLOTILLA_HOLDS(reserved == state.reserved_sequences, 2, "reserved sequences");
   const auto before = [&state](Slot a, Slot b) {
-    const Branch& x = state.branches[a];
-    const Branch& y = state.branches[b];
+    const Sequence& x = state.sequences[a];
+    const Sequence& y = state.sequences[b];
     if (x.request == y.request) return x.index < y.index;
     return GoesBefore(state.RequestOf(x), state.RequestOf(y));
   };
@@ -128,7 +131,7 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
   const EpochState& epoch = *state.epoch;
   const std::uint32_t lag = state.description->lag;
   FLOTILLA_HOLDS(epoch.in_flight.size() <= lag + 1, 2, "plans in flight");
-  std::vector<std::uint64_t> last_decode(state.description->max_branches, 0);
+  std::vector<std::uint64_t> last_decode(state.description->max_sequences, 0);
   Step previous(epoch.last_step.value() - epoch.in_flight.size());
   for (const PlanInFlight& plan : epoch.in_flight) {
     FLOTILLA_HOLDS(plan.step.value() == previous.value() + 1, 2, "steps without gaps");
@@ -139,15 +142,15 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
       const std::optional<Slot> slot = epoch.handles.Live(run.handle, plan.step);
       if (!slot.has_value()) continue;
       FLOTILLA_HOLDS(
-          run.most == 0 || plan.step != epoch.last_step || !state.branches[*slot].sat_out, 7,
-          "a branch that ran did not sit out");
+          run.most == 0 || plan.step != epoch.last_step || !state.sequences[*slot].sat_out, 7,
+          "a sequence that ran did not sit out");
       if (run.chunk) continue;
       std::uint64_t& last = last_decode[run.handle.value()];
-      FLOTILLA_HOLDS(last == 0 || plan.step.value() >= last + lag, 2, "decodes of one branch");
+      FLOTILLA_HOLDS(last == 0 || plan.step.value() >= last + lag, 2, "decodes of one sequence");
       last = plan.step.value();
     }
     FLOTILLA_HOLDS(rows <= state.MaxStepTokens(), 3, "token budget");
-    FLOTILLA_HOLDS(plan.runs.size() <= state.options.max_seqs, 3, "branch budget");
+    FLOTILLA_HOLDS(plan.runs.size() <= state.options.max_seqs, 3, "sequence budget");
   }
   return absl::OkStatus();
 }
@@ -156,11 +159,11 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
 // most one block less one slot; the difference of the bounds is in flight.
 absl::Status CheckBounds(const CoreState& state) {
   const EpochState& epoch = *state.epoch;
-  FLOTILLA_HOLDS(state.running.size() <= state.reserved_branches &&
-                     state.reserved_branches <= state.MaxRunning(),
-                 3, "branch budget");
-  std::vector<std::uint32_t> in_flight(state.description->max_branches, 0);
-  std::vector<std::uint32_t> surely(state.description->max_branches, 0);
+  FLOTILLA_HOLDS(state.running.size() <= state.reserved_sequences &&
+                     state.reserved_sequences <= state.MaxRunning(),
+                 3, "sequence budget");
+  std::vector<std::uint32_t> in_flight(state.description->max_sequences, 0);
+  std::vector<std::uint32_t> surely(state.description->max_sequences, 0);
   for (const PlanInFlight& plan : epoch.in_flight) {
     for (const PlannedRun& run : plan.runs) {
       if (epoch.handles.Live(run.handle, plan.step).has_value()) {
@@ -172,33 +175,33 @@ absl::Status CheckBounds(const CoreState& state) {
   std::vector<std::uint32_t> cohorts(epoch.cohort_sizes.size(), 0);
   std::size_t open = 0;
   for (const Slot slot : state.running) {
-    const Branch& branch = state.branches[slot];
-    if (!branch.open()) continue;
+    const Sequence& sequence = state.sequences[slot];
+    if (!sequence.open()) continue;
     ++open;
-    const LengthBounds& length = branch.length;
+    const LengthBounds& length = sequence.length;
     FLOTILLA_HOLDS(length.lower <= length.least && length.least <= length.upper &&
                        length.upper <= length.reserved && length.reserved <= length.max,
                    4, "bounds");
-    const std::uint32_t most = in_flight[branch.handle.value()];
-    const std::uint32_t least = surely[branch.handle.value()];
+    const std::uint32_t most = in_flight[sequence.handle.value()];
+    const std::uint32_t least = surely[sequence.handle.value()];
     FLOTILLA_HOLDS(length.upper == std::min(length.lower + most, length.max) &&
                        length.least == std::min(length.lower + least, length.max),
                    4, "bounds and plans in flight");
-    // Without guesses a branch wastes less than a block; blocks of wrong ones stay
+    // Without guesses a sequence wastes less than a block; blocks of wrong ones stay
     // until somebody needs them.
     const bool guesses = state.MaxDraftTokens() > 0;
     FLOTILLA_HOLDS(guesses || (length.least == length.upper && length.upper == length.reserved), 4,
                    "bounds without guesses");
     std::uint64_t blocks = 0;
-    for (const auto& table : branch.tables) blocks += table.size();
+    for (const auto& table : sequence.tables) blocks += table.size();
     FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.reserved), 4,
                    "blocks cover the upper bound");
-    FLOTILLA_HOLDS(epoch.handles.Live(branch.handle, epoch.last_step) == slot, 2, "its handle");
-    ++cohorts[branch.cohort];
+    FLOTILLA_HOLDS(epoch.handles.Live(sequence.handle, epoch.last_step) == slot, 2, "its handle");
+    ++cohorts[sequence.cohort];
   }
   FLOTILLA_HOLDS(cohorts == epoch.cohort_sizes, 2, "cohort sizes");
   FLOTILLA_HOLDS(
-      epoch.handles.free() + epoch.handles.retired() + open == state.description->max_branches, 2,
+      epoch.handles.free() + epoch.handles.retired() + open == state.description->max_sequences, 2,
       "handles");
   return absl::OkStatus();
 }
@@ -209,7 +212,7 @@ absl::Status CheckInvariants(const CoreState& state) {
   if (absl::Status s = CheckMembership(state); !s.ok()) return s;
   if (absl::Status s = CheckTenants(state); !s.ok()) return s;
   if (!state.epoch.has_value()) {
-    FLOTILLA_HOLDS(state.running.empty(), 2, "open branches without a worker group");
+    FLOTILLA_HOLDS(state.running.empty(), 2, "open sequences without a worker group");
     return absl::OkStatus();
   }
   if (absl::Status s = CheckBlocks(state); !s.ok()) return s;

@@ -53,23 +53,23 @@ std::uint64_t KvLedger::GrowthBlocks(std::uint64_t tokens) const {
   return blocks;
 }
 
-std::uint64_t KvLedger::Lacks(const Branch& branch, std::uint64_t positions) const {
+std::uint64_t KvLedger::Lacks(const Sequence& sequence, std::uint64_t positions) const {
   std::uint64_t lacks = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::uint64_t needs = BlocksFor(groups_[g], positions);
-    const std::uint64_t has = branch.tables.empty() ? 0 : branch.tables[g].size();
+    const std::uint64_t has = sequence.tables.empty() ? 0 : sequence.tables[g].size();
     if (needs > has) lacks += needs - has;
   }
   return lacks;
 }
 
-std::uint32_t KvLedger::Reach(const Branch& branch, std::uint32_t wanted,
+std::uint32_t KvLedger::Reach(const Sequence& sequence, std::uint32_t wanted,
                               std::uint64_t blocks) const {
-  if (Lacks(branch, wanted) <= blocks) return wanted;
+  if (Lacks(sequence, wanted) <= blocks) return wanted;
   std::uint32_t can = 0, cannot = wanted;  // Lacks grows with positions
   while (cannot - can > 1) {
     const std::uint32_t middle = can + (cannot - can) / 2;
-    (Lacks(branch, middle) <= blocks ? can : cannot) = middle;
+    (Lacks(sequence, middle) <= blocks ? can : cannot) = middle;
   }
   return can;
 }
@@ -86,28 +86,29 @@ std::uint64_t KvLedger::ForkNeeds(std::uint32_t length, std::uint64_t positions)
   return blocks;
 }
 
-std::uint32_t KvLedger::ReusableBlocks(const Branch& branch) const {
-  return static_cast<std::uint32_t>((branch.tokens.size() - 1) / groups_[0].tokens_per_block);
+std::uint32_t KvLedger::ReusableBlocks(const Sequence& sequence) const {
+  return static_cast<std::uint32_t>((sequence.tokens.size() - 1) / groups_[0].tokens_per_block);
 }
 
-absl::Span<const TokenId> KvLedger::TokensOf(const Branch& branch, std::uint32_t block) const {
+absl::Span<const TokenId> KvLedger::TokensOf(const Sequence& sequence, std::uint32_t block) const {
   const std::uint32_t size = groups_[0].tokens_per_block;
-  return absl::MakeConstSpan(branch.tokens).subspan(std::size_t{block} * size, size);
+  return absl::MakeConstSpan(sequence.tokens).subspan(std::size_t{block} * size, size);
 }
 
-// The node of the branch's block number `block`, after `node` (block 0: a root).
-PrefixNode KvLedger::NodeAfter(PrefixNode node, const Branch& branch, std::uint32_t block) const {
-  return node == kNoPrefix ? kNoPrefix : index_->Find(node, TokensOf(branch, block));
+// The node of the sequence's block number `block`, after `node` (block 0: a root).
+PrefixNode KvLedger::NodeAfter(PrefixNode node, const Sequence& sequence,
+                               std::uint32_t block) const {
+  return node == kNoPrefix ? kNoPrefix : index_->Find(node, TokensOf(sequence, block));
 }
 
-KvLedger::Match KvLedger::FindPrefix(const Branch& branch, const Request& request,
+KvLedger::Match KvLedger::FindPrefix(const Sequence& sequence, const Request& request,
                                      std::int64_t recompute_ns) const {
   Match match;
   if (index_ == nullptr || request.wants_prompt_rows()) return match;
   PrefixNode node = index_->FindRoot(request.cache_scope);
-  const std::uint32_t reusable = ReusableBlocks(branch);
+  const std::uint32_t reusable = ReusableBlocks(sequence);
   while (match.blocks < reusable) {
-    node = NodeAfter(node, branch, match.blocks);
+    node = NodeAfter(node, sequence, match.blocks);
     if (node == kNoPrefix || index_->block(node) == kNullBlock) break;
     match.loading = IsLoading(node);
     if (match.loading) return match;
@@ -122,96 +123,97 @@ KvLedger::Match KvLedger::FindPrefix(const Branch& branch, const Request& reques
       break;
     }
     ++match.in_tiers;
-    node = NodeAfter(node, branch, match.blocks + match.in_tiers);
+    node = NodeAfter(node, sequence, match.blocks + match.in_tiers);
   }
   return match;
 }
 
-bool KvLedger::WillPublish(const Branch& other, const Request& others, const Branch& branch,
+bool KvLedger::WillPublish(const Sequence& other, const Request& others, const Sequence& sequence,
                            const Request& request, const Match& match) const {
   const std::uint32_t next = match.blocks;
-  if (index_ == nullptr || request.wants_prompt_rows() || next >= ReusableBlocks(branch) ||
-      other.state != BranchState::kPrefill || other.duplicate || other.indexed_blocks != next ||
+  if (index_ == nullptr || request.wants_prompt_rows() || next >= ReusableBlocks(sequence) ||
+      other.state != SequenceState::kPrefill || other.duplicate || other.indexed_blocks != next ||
       other.indexed != match.node || others.cache_scope != request.cache_scope ||
       std::uint64_t{next + 1} * groups_[0].tokens_per_block > other.prefill_tokens) {
     return false;
   }
-  return TokensOf(other, next) == TokensOf(branch, next);
+  return TokensOf(other, next) == TokensOf(sequence, next);
 }
 
-void KvLedger::Open(Branch& branch, const Request& request, const Match& match, StepPlan& plan) {
-  branch.tables.assign(groups_.size(), {});
-  digest_.Open(branch.handle, request.id, branch.index);
-  branch.told_tokens = static_cast<std::uint32_t>(branch.tokens.size());
-  plan.ops.push_back(OpenBranch{
-      .branch = branch.handle,
+void KvLedger::Open(Sequence& sequence, const Request& request, const Match& match,
+                    StepPlan& plan) {
+  sequence.tables.assign(groups_.size(), {});
+  digest_.Open(sequence.handle, request.id, sequence.index);
+  sequence.told_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
+  plan.ops.push_back(OpenSequence{
+      .sequence = sequence.handle,
       .request = request.id,
-      .index = branch.index,
-      .tokens = branch.tokens,
+      .index = sequence.index,
+      .tokens = sequence.tokens,
       .prompt_tokens = request.prompt_tokens,
       .cached_tokens = PositionsOf(match),
       .sampling = request.sampling,
       .stop = request.stop,
       .logprobs = request.logprobs,
-      .cohort = branch.cohort,
-      .dependent = request.beam != nullptr,
+      .cohort = sequence.cohort,
+      .is_beam = request.beam != nullptr,
   });
-  branch.shared_blocks = match.blocks;
+  sequence.shared_blocks = match.blocks;
   if (match.blocks == 0) return;
-  GrantBlocks hit{.branch = branch.handle, .group = GroupIndex(0), .blocks = BlocksOf(match)};
+  GrantBlocks hit{.sequence = sequence.handle, .group = GroupIndex(0), .blocks = BlocksOf(match)};
   for (const BlockId block : hit.blocks) {
     pool_.Share(block);
-    AddToTable(branch, GroupIndex(0), block);
+    AddToTable(sequence, GroupIndex(0), block);
   }
   plan.ops.push_back(std::move(hit));
-  branch.indexed_blocks = match.blocks;
-  branch.indexed = match.node;
-  branch.length.Settle(PositionsOf(match));
+  sequence.indexed_blocks = match.blocks;
+  sequence.indexed = match.node;
+  sequence.length.Settle(PositionsOf(match));
 }
 
-std::size_t KvLedger::Fork(const Branch& parent, Branch& branch, const Request& request,
+std::size_t KvLedger::Fork(const Sequence& parent, Sequence& sequence, const Request& request,
                            StepPlan& plan) {
-  const std::uint32_t length = branch.fork.length;
-  ForkBranch fork{.parent = parent.handle,
-                  .child = branch.handle,
-                  .index = branch.index,
-                  .length = length,
-                  .tokens = {branch.tokens.begin() + length, branch.tokens.end()},
-                  .copies = {},
-                  .cohort = branch.cohort};
-  for (const TokenId token : fork.tokens) digest_.AddToken(plan.step, branch.handle, token);
-  digest_.Open(branch.handle, request.id, branch.index);
-  branch.told_tokens = static_cast<std::uint32_t>(branch.tokens.size());
-  branch.length.Settle(length);
-  branch.tables.assign(groups_.size(), {});
-  branch.shared_blocks = 0;
+  const std::uint32_t length = sequence.fork.length;
+  ForkSequence fork{.parent = parent.handle,
+                    .child = sequence.handle,
+                    .index = sequence.index,
+                    .length = length,
+                    .tokens = {sequence.tokens.begin() + length, sequence.tokens.end()},
+                    .copies = {},
+                    .cohort = sequence.cohort};
+  for (const TokenId token : fork.tokens) digest_.AddToken(plan.step, sequence.handle, token);
+  digest_.Open(sequence.handle, request.id, sequence.index);
+  sequence.told_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
+  sequence.length.Settle(length);
+  sequence.tables.assign(groups_.size(), {});
+  sequence.shared_blocks = 0;
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     const std::uint32_t shared = length / groups_[g].tokens_per_block;
     for (std::uint32_t at = 0; at < shared; ++at) {
       pool_.Share(parent.tables[g][at]);
-      AddToTable(branch, GroupIndex(g), parent.tables[g][at]);
+      AddToTable(sequence, GroupIndex(g), parent.tables[g][at]);
     }
-    branch.shared_blocks += shared;
+    sequence.shared_blocks += shared;
     if (length % groups_[g].tokens_per_block == 0) continue;
     fork.copies.push_back({.from = parent.tables[g][shared], .to = TakeBlock()});
-    AddToTable(branch, GroupIndex(g), fork.copies.back().to);
+    AddToTable(sequence, GroupIndex(g), fork.copies.back().to);
   }
   if (index_ != nullptr) {
     const auto shared = length / groups_[0].tokens_per_block;
-    branch.indexed_blocks = std::min(parent.indexed_blocks, shared);
-    branch.indexed = branch.indexed_blocks == 0
-                         ? kNoPrefix
-                         : node_of_[parent.tables[0][branch.indexed_blocks - 1].value()];
-    branch.duplicate = parent.duplicate && parent.indexed_blocks <= shared;
+    sequence.indexed_blocks = std::min(parent.indexed_blocks, shared);
+    sequence.indexed = sequence.indexed_blocks == 0
+                           ? kNoPrefix
+                           : node_of_[parent.tables[0][sequence.indexed_blocks - 1].value()];
+    sequence.duplicate = parent.duplicate && parent.indexed_blocks <= shared;
   }
   const std::size_t copies = fork.copies.size();
   plan.ops.push_back(std::move(fork));
   return copies;
 }
 
-void KvLedger::AddToTable(Branch& branch, GroupIndex group, BlockId block) {
-  std::vector<BlockId>& table = branch.tables[group.value()];
-  digest_.AddBlock(branch.handle, group, static_cast<std::uint32_t>(table.size()), block);
+void KvLedger::AddToTable(Sequence& sequence, GroupIndex group, BlockId block) {
+  std::vector<BlockId>& table = sequence.tables[group.value()];
+  digest_.AddBlock(sequence.handle, group, static_cast<std::uint32_t>(table.size()), block);
   table.push_back(block);
 }
 
@@ -226,76 +228,76 @@ BlockId KvLedger::TakeBlock() {
   return block;
 }
 
-void KvLedger::Grow(Branch& branch, std::uint32_t positions, StepPlan& plan) {
+void KvLedger::Grow(Sequence& sequence, std::uint32_t positions, StepPlan& plan) {
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     const std::uint64_t needs = BlocksFor(groups_[g], positions);
-    if (branch.tables[g].size() >= needs) continue;
-    GrantBlocks grant{.branch = branch.handle, .group = GroupIndex(g), .blocks = {}};
-    while (branch.tables[g].size() < needs) {
+    if (sequence.tables[g].size() >= needs) continue;
+    GrantBlocks grant{.sequence = sequence.handle, .group = GroupIndex(g), .blocks = {}};
+    while (sequence.tables[g].size() < needs) {
       grant.blocks.push_back(TakeBlock());
-      AddToTable(branch, GroupIndex(g), grant.blocks.back());
+      AddToTable(sequence, GroupIndex(g), grant.blocks.back());
     }
     plan.ops.push_back(std::move(grant));
   }
 }
 
-bool KvLedger::Trim(Branch& branch, StepPlan& plan) {
+bool KvLedger::Trim(Sequence& sequence, StepPlan& plan) {
   bool trimmed = false;
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
-    std::vector<BlockId>& table = branch.tables[g];
-    const std::uint64_t needs = BlocksFor(groups_[g], branch.length.upper);
+    std::vector<BlockId>& table = sequence.tables[g];
+    const std::uint64_t needs = BlocksFor(groups_[g], sequence.length.upper);
     if (table.size() <= needs) continue;
-    plan.ops.push_back(TrimBlocks{.branch = branch.handle,
+    plan.ops.push_back(TrimBlocks{.sequence = sequence.handle,
                                   .group = GroupIndex(g),
                                   .count = static_cast<std::uint32_t>(table.size() - needs)});
     while (table.size() > needs) {
       const auto at = static_cast<std::uint32_t>(table.size() - 1);
-      digest_.RemoveBlock(branch.handle, GroupIndex(g), at, table.back());
+      digest_.RemoveBlock(sequence.handle, GroupIndex(g), at, table.back());
       pool_.Release(table.back());
       table.pop_back();
     }
     trimmed = true;
   }
-  branch.length.reserved = branch.length.upper;
+  sequence.length.reserved = sequence.length.upper;
   return trimmed;
 }
 
-void KvLedger::Publish(Branch& branch, const Request& request, std::uint32_t positions) {
-  if (index_ == nullptr || branch.duplicate) return;
-  while (std::uint64_t{branch.indexed_blocks + 1} * groups_[0].tokens_per_block <= positions) {
-    const absl::Span<const TokenId> tokens = TokensOf(branch, branch.indexed_blocks);
+void KvLedger::Publish(Sequence& sequence, const Request& request, std::uint32_t positions) {
+  if (index_ == nullptr || sequence.duplicate) return;
+  while (std::uint64_t{sequence.indexed_blocks + 1} * groups_[0].tokens_per_block <= positions) {
+    const absl::Span<const TokenId> tokens = TokensOf(sequence, sequence.indexed_blocks);
     const PrefixNode parent =
-        branch.indexed_blocks == 0 ? index_->MakeRoot(request.cache_scope) : branch.indexed;
+        sequence.indexed_blocks == 0 ? index_->MakeRoot(request.cache_scope) : sequence.indexed;
     const PrefixNode known = index_->Find(parent, tokens);
     if (known != kNoPrefix && index_->block(known) != kNullBlock) {
-      branch.duplicate = true;
+      sequence.duplicate = true;
       return;
     }
-    const BlockId block = branch.tables[0][branch.indexed_blocks];
+    const BlockId block = sequence.tables[0][sequence.indexed_blocks];
     if (known == kNoPrefix) {
-      branch.indexed = index_->Insert(parent, tokens, block);
+      sequence.indexed = index_->Insert(parent, tokens, block);
     } else {  // a copy is in a tier, or nodes after it are
       index_->SetBlock(known, block);
-      branch.indexed = known;
+      sequence.indexed = known;
     }
-    node_of_[block.value()] = branch.indexed;
+    node_of_[block.value()] = sequence.indexed;
     pool_.Keep(block);
-    ++branch.indexed_blocks;
+    ++sequence.indexed_blocks;
   }
 }
 
 // Last blocks first: a block is released before the one that it follows, so
 // the oldest cached block never has a cached block after it.
-void KvLedger::Close(Branch& branch, const Request& request) {
-  for (std::uint32_t g = 0; g < branch.tables.size(); ++g) {
-    const std::vector<BlockId>& table = branch.tables[g];
+void KvLedger::Close(Sequence& sequence, const Request& request) {
+  for (std::uint32_t g = 0; g < sequence.tables.size(); ++g) {
+    const std::vector<BlockId>& table = sequence.tables[g];
     for (std::uint32_t at = static_cast<std::uint32_t>(table.size()); at-- > 0;) {
-      digest_.RemoveBlock(branch.handle, GroupIndex(g), at, table[at]);
+      digest_.RemoveBlock(sequence.handle, GroupIndex(g), at, table[at]);
       pool_.Release(table[at]);
     }
   }
-  branch.tables.clear();
-  digest_.Close(branch.handle, request.id, branch.index);
+  sequence.tables.clear();
+  digest_.Close(sequence.handle, request.id, sequence.index);
 }
 
 bool KvLedger::IsLoading(PrefixNode node) const {
@@ -338,13 +340,13 @@ KvLedger::Stored KvLedger::Store(const std::vector<BlockId>& blocks, std::int64_
   return stored;
 }
 
-void KvLedger::Load(const Branch& branch, const Request& request, const Match& match) {
+void KvLedger::Load(const Sequence& sequence, const Request& request, const Match& match) {
   // What it follows must not give way to it.
   const std::vector<BlockId> before = BlocksOf(match);
   for (const BlockId block : before) pool_.Share(block);
   PrefixNode node = match.blocks > 0 ? match.node : index_->FindRoot(request.cache_scope);
   for (std::uint32_t i = 0; i < match.in_tiers; ++i) {
-    node = NodeAfter(node, branch, match.blocks + i);
+    node = NodeAfter(node, sequence, match.blocks + i);
     const TierSlot slot = index_->slot(node);
     tiers_.Pin(slot);  // before a block is taken, so that nothing of this goes
     const BlockId block = TakeBlock();

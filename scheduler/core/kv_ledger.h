@@ -5,7 +5,7 @@
 // for each epoch, because a lost group takes its KV memory with it.
 //
 // Also keeps the prefix cache: full blocks are published under their content and
-// found again by branches that begin with it. A block is published when the plan
+// found again by sequences that begin with it. A block is published when the plan
 // that fills it is made (ranks run plans in order, and write the K and V of a
 // plan before they read any), or when the result that tells its tokens is
 // applied. Only for models with one KV group that keeps every position.
@@ -23,10 +23,10 @@
 #include "common/types/executor.h"
 #include "common/types/plan.h"
 #include "scheduler/core/block_pool.h"
-#include "scheduler/core/branch.h"
 #include "scheduler/core/kv_tiers.h"
 #include "scheduler/core/prefix_index.h"
 #include "scheduler/core/request.h"
+#include "scheduler/core/sequence.h"
 
 namespace flotilla {
 
@@ -41,23 +41,23 @@ class KvLedger {
   std::size_t group_count() const { return groups_.size(); }
   std::uint64_t digest() const { return digest_.value(); }
 
-  // Blocks of all groups that hold `positions` positions of one branch.
+  // Blocks of all groups that hold `positions` positions of one sequence.
   std::uint64_t BlocksFor(std::uint64_t positions) const;
-  // Blocks that a branch takes for `tokens` more, at most.
+  // Blocks that a sequence takes for `tokens` more, at most.
   std::uint64_t GrowthBlocks(std::uint64_t tokens) const;
-  // Blocks that `branch` lacks to hold `positions`; 0 if it has them.
-  std::uint64_t Lacks(const Branch& branch, std::uint64_t positions) const;
-  // The most positions up to `wanted` that `branch` can hold with `blocks` more
+  // Blocks that `sequence` lacks to hold `positions`; 0 if it has them.
+  std::uint64_t Lacks(const Sequence& sequence, std::uint64_t positions) const;
+  // The most positions up to `wanted` that `sequence` can hold with `blocks` more
   // blocks. At least what it holds now, if that is below `wanted`.
-  std::uint32_t Reach(const Branch& branch, std::uint32_t wanted, std::uint64_t blocks) const;
+  std::uint32_t Reach(const Sequence& sequence, std::uint32_t wanted, std::uint64_t blocks) const;
 
-  // Whether branches can be forked at any earlier position: not where a group
-  // keeps one record per branch, which is that of its last position.
+  // Whether sequences can be forked at any earlier position: not where a group
+  // keeps one record per sequence, which is that of its last position.
   bool can_fork() const;
   // Blocks of its own that a fork at `length` needs to hold `positions`.
   std::uint64_t ForkNeeds(std::uint32_t length, std::uint64_t positions) const;
 
-  // What the prefix cache has for a branch that is not open.
+  // What the prefix cache has for a sequence that is not open.
   struct Match {
     PrefixNode node = kNoPrefix;  // of the last block
     std::uint32_t blocks = 0;     // leading ones that need not be computed
@@ -68,35 +68,36 @@ class KvLedger {
     bool loading = false;
   };
   // `recompute_ns`: to compute a block.
-  Match FindPrefix(const Branch& branch, const Request& request,
+  Match FindPrefix(const Sequence& sequence, const Request& request,
                    std::int64_t recompute_ns = 0) const;
   // Whether `other`, whose prefill goes on, will publish the block after `match`,
-  // so that `branch` had better wait for it.
-  bool WillPublish(const Branch& other, const Request& others, const Branch& branch,
+  // so that `sequence` had better wait for it.
+  bool WillPublish(const Sequence& other, const Request& others, const Sequence& sequence,
                    const Request& request, const Match& match) const;
   std::uint32_t PositionsOf(const Match& match) const {
     return match.blocks == 0 ? 0 : match.blocks * groups_[0].tokens_per_block;
   }
 
-  // Opens `branch` under its handle; its tables begin with the blocks of
+  // Opens `sequence` under its handle; its tables begin with the blocks of
   // `match`, its length after them.
-  void Open(Branch& branch, const Request& request, const Match& match, StepPlan& plan);
-  // Opens `branch` as a fork of `parent` at its fork.length, which plans before
+  void Open(Sequence& sequence, const Request& request, const Match& match, StepPlan& plan);
+  // Opens `sequence` as a fork of `parent` at its fork.length, which plans before
   // this one have written: full blocks are shared, one in part full is copied to a
   // block of its own. Returns the copies made.
-  std::size_t Fork(const Branch& parent, Branch& branch, const Request& request, StepPlan& plan);
+  std::size_t Fork(const Sequence& parent, Sequence& sequence, const Request& request,
+                   StepPlan& plan);
   // Grants what it lacks to hold `positions`; the pool has that many.
-  void Grow(Branch& branch, std::uint32_t positions, StepPlan& plan);
+  void Grow(Sequence& sequence, std::uint32_t positions, StepPlan& plan);
   // Takes back at once what it has beyond its upper bound, for guesses that were
   // wrong. It has no run in this plan yet, and no other is outstanding. Whether
   // there was anything.
-  bool Trim(Branch& branch, StepPlan& plan);
+  bool Trim(Sequence& sequence, StepPlan& plan);
   // Takes its blocks back. They may be granted from the next plan on, which
-  // must begin with the DropBranch.
-  void Close(Branch& branch, const Request& request);
-  // The tokens of `branch` below `positions` are known, and their K and V are
+  // must begin with the DropSequence.
+  void Close(Sequence& sequence, const Request& request);
+  // The tokens of `sequence` below `positions` are known, and their K and V are
   // written once the plans sent have run: their full blocks can be found.
-  void Publish(Branch& branch, const Request& request, std::uint32_t positions);
+  void Publish(Sequence& sequence, const Request& request, std::uint32_t positions);
   // Begins to copy those of `blocks` to tiers that are in no table, known to the
   // index and in no tier, where that is cheaper than to compute them. They are not
   // available until it is done.
@@ -106,9 +107,9 @@ class KvLedger {
     std::uint32_t kept = 0;   // those, and blocks that were in a tier already
   };
   Stored Store(const std::vector<BlockId>& blocks, std::int64_t recompute_ns);
-  // Begins to read back what follows `match` for `branch`: match.in_tiers blocks,
+  // Begins to read back what follows `match` for `sequence`: match.in_tiers blocks,
   // which the pool has. They are cached once it is done.
-  void Load(const Branch& branch, const Request& request, const Match& match);
+  void Load(const Sequence& sequence, const Request& request, const Match& match);
   // The cached blocks that are next to be given away, `count` at most.
   std::vector<BlockId> Oldest(std::size_t count) const { return pool_.Oldest(count); }
   // Copies begun that no plan has told the workers, and copies not reported done.
@@ -126,12 +127,12 @@ class KvLedger {
   // INTERNAL: the prefix index and the pool disagree. O(pool): for tests.
   absl::Status CheckIndex() const;
   void AddRun(Step step, const Run& run) {
-    for (const TokenId token : run.append) digest_.AddToken(step, run.branch, token);
-    digest_.AddRun(step, run.branch, run.count);
+    for (const TokenId token : run.append) digest_.AddToken(step, run.sequence, token);
+    digest_.AddRun(step, run.sequence, run.count);
   }
-  void AddSkip(Step step, BranchHandle branch) { digest_.AddSkip(step, branch); }
+  void AddSkip(Step step, SequenceHandle sequence) { digest_.AddSkip(step, sequence); }
   void AddSpeculate(Step step, const Speculate& op) {
-    digest_.AddSpeculate(step, op.branch, op.depth);
+    digest_.AddSpeculate(step, op.sequence, op.depth);
   }
 
  private:
@@ -143,16 +144,16 @@ class KvLedger {
     std::vector<PrefixNode> nodes;  // of the moves
   };
   CopyInFlight& CopyTo(BackgroundCopy::Kind kind, std::uint32_t tier);
-  PrefixNode NodeAfter(PrefixNode node, const Branch& branch, std::uint32_t block) const;
+  PrefixNode NodeAfter(PrefixNode node, const Sequence& sequence, std::uint32_t block) const;
   bool IsLoading(PrefixNode node) const;
   // The blocks of a match, in order.
   std::vector<BlockId> BlocksOf(const Match& match) const;
 
-  void AddToTable(Branch& branch, GroupIndex group, BlockId block);
+  void AddToTable(Sequence& sequence, GroupIndex group, BlockId block);
   BlockId TakeBlock();
-  // Blocks of `branch` that a hit may cover: never its last token's.
-  std::uint32_t ReusableBlocks(const Branch& branch) const;
-  absl::Span<const TokenId> TokensOf(const Branch& branch, std::uint32_t block) const;
+  // Blocks of `sequence` that a hit may cover: never its last token's.
+  std::uint32_t ReusableBlocks(const Sequence& sequence) const;
+  absl::Span<const TokenId> TokensOf(const Sequence& sequence, std::uint32_t block) const;
 
   const std::vector<KvGroup> groups_;
   BlockPool pool_;

@@ -9,7 +9,7 @@
 namespace flotilla {
 
 struct CoreOptions {
-  // Branches that may hold KV blocks at once. Also bounded by the executor.
+  // Sequences that may hold KV blocks at once. Also bounded by the executor.
   std::uint32_t max_seqs = 64;
   // Rows of one plan: decodes first, prefill chunks with what is left. Also
   // bounded by the executor. More rows: more throughput, longer steps.
@@ -21,7 +21,7 @@ struct CoreOptions {
   // Sum of their prompt tokens.
   std::uint32_t max_queued_tokens = 65536;
   // Room that is left when a request starts, so that the growth of those that run
-  // does not preempt it at once: at least so many free blocks per running branch,
+  // does not preempt it at once: at least so many free blocks per running sequence,
   std::uint32_t watermark_blocks = 1;
   // and what they are predicted to need at once, if each makes so many thousandths
   // of the output that it may. A first guess: what finished requests really made

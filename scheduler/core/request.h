@@ -1,6 +1,6 @@
-// Request: what the scheduler knows of one request; its continuations are Branches.
+// Request: what the scheduler knows of one request; its continuations are Sequences.
 //
-// It is the unit of queueing, admission and preemption: all its branches come and
+// It is the unit of queueing, admission and preemption: all its sequences come and
 // go together. Lives in a slot of RequestTable from admission to its end.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace flotilla {
 
-// What beam search adds to a request. Its branches are the running beams.
+// What beam search adds to a request. Its sequences are the running beams.
 struct BeamGroup {
   explicit BeamGroup(BeamSearch search) : search(std::move(search)) {}
 
@@ -39,7 +39,7 @@ struct Request {
   Attempt attempt;
 
   std::uint32_t prompt_tokens = 0;
-  // Tenant and salt: only branches of one scope share cached blocks.
+  // Tenant and salt: only sequences of one scope share cached blocks.
   std::string cache_scope;
   SamplingParams sampling;
   StopRule stop;
@@ -53,9 +53,9 @@ struct Request {
 
   // On the worker group; else it waits.
   bool open = false;
-  bool was_open = false;       // at any time
-  std::vector<Slot> branches;  // not ended, by ascending index
-  std::uint32_t answers = 1;   // branches as the client counts them
+  bool was_open = false;        // at any time
+  std::vector<Slot> sequences;  // not ended, by ascending index
+  std::uint32_t answers = 1;    // sequences as the client counts them
   std::unique_ptr<BeamGroup> beam;
 
   // It was under way when its worker group died: while it is open and has not got
@@ -78,7 +78,7 @@ struct Request {
   std::uint64_t waiting_tokens = 0;
   std::uint64_t waiting_rows = 0;
 
-  // Of branches that have ended: tokens that count, the last one's reason, and
+  // Of sequences that have ended: tokens that count, the last one's reason, and
   // the first error.
   std::uint32_t output_tokens = 0;
   FinishReason reason = FinishReason::kStop;
@@ -89,9 +89,9 @@ struct Request {
   bool wants_prompt_rows() const {
     return logprobs.prompt_top != LogprobSpec::kOff && prompt_logprobs_next < prompt_tokens;
   }
-  // Branches that it may come to hold at once.
+  // Sequences that it may come to hold at once.
   std::uint32_t width() const {
-    return beam ? beam->search.beams() : static_cast<std::uint32_t>(branches.size());
+    return beam ? beam->search.beams() : static_cast<std::uint32_t>(sequences.size());
   }
 };
 

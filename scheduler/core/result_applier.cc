@@ -9,8 +9,9 @@
 namespace flotilla {
 namespace {
 
-absl::Status Mismatch(const BranchResult& result, const char* what) {
-  return absl::InternalError(absl::StrCat("result of branch ", result.branch.value(), ": ", what));
+absl::Status Mismatch(const SequenceResult& result, const char* what) {
+  return absl::InternalError(
+      absl::StrCat("result of sequence ", result.sequence.value(), ": ", what));
 }
 
 }  // namespace
@@ -24,9 +25,9 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
   }
   const PlanInFlight plan = std::move(epoch.in_flight.front());
   epoch.in_flight.pop_front();
-  if (plan.runs.size() != result.branches.size()) {
-    return absl::InternalError(absl::StrCat("result of ", result.branches.size(),
-                                            " branches for a plan of ", plan.runs.size()));
+  if (plan.runs.size() != result.sequences.size()) {
+    return absl::InternalError(absl::StrCat("result of ", result.sequences.size(),
+                                            " sequences for a plan of ", plan.runs.size()));
   }
   for (const std::uint64_t copy : result.copies_done) {
     if (!epoch.kv.CopyDone(copy)) {
@@ -36,23 +37,24 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
   state_.rates.Observe(result.timings);
   if (state_.MaxDraftTokens() > 0) state_.costs.Observe(result.timings);
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
-    const BranchResult& branch = result.branches[i];
-    if (branch.branch != plan.runs[i].handle) return Mismatch(branch, "it was not in the plan");
-    if (branch.noop) ++state_.counters.noops;
-    const std::optional<Slot> slot = epoch.handles.Live(branch.branch, plan.step);
+    const SequenceResult& sequence = result.sequences[i];
+    if (sequence.sequence != plan.runs[i].handle)
+      return Mismatch(sequence, "it was not in the plan");
+    if (sequence.noop) ++state_.counters.noops;
+    const std::optional<Slot> slot = epoch.handles.Live(sequence.sequence, plan.step);
     if (!slot.has_value()) continue;  // it ended after the plan was sent
-    if (absl::Status s = ApplyRun(plan.runs[i], branch, *slot); !s.ok()) return s;
+    if (absl::Status s = ApplyRun(plan.runs[i], sequence, *slot); !s.ok()) return s;
   }
   state_.EndProbation();
   return absl::OkStatus();
 }
 
-absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& result,
-                                     const Branch& branch) const {
-  if (result.noop) return Mismatch(result, "a no-op before the branch finished");
-  const std::uint32_t lower = branch.length.lower;
+absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult& result,
+                                     const Sequence& sequence) const {
+  if (result.noop) return Mismatch(result, "a no-op before the sequence finished");
+  const std::uint32_t lower = sequence.length.lower;
   if (result.length < lower + run.least || result.length > lower + run.most || run.most == 0 ||
-      result.length > branch.length.max) {
+      result.length > sequence.length.max) {
     return Mismatch(result, "its length is outside the bounds");
   }
   if (result.drafted > run.depth) return Mismatch(result, "more guesses than the plan allowed");
@@ -78,11 +80,11 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& 
                    [&](const TopLogprob& t) { return known(t.token); })) {
     return Mismatch(result, "a token outside the vocabulary");
   }
-  const std::uint32_t outputs = state_.OutputTokens(branch);
+  const std::uint32_t outputs = state_.OutputTokens(sequence);
   if (!result.tokens.empty() && result.first_output != outputs) {
     return Mismatch(result, "not the next output token");
   }
-  const StopRule& stop = state_.RequestOf(branch).stop;
+  const StopRule& stop = state_.RequestOf(sequence).stop;
   const bool full = outputs + result.tokens.size() >= stop.max_tokens;
   if (run.samples && full && !result.finished.has_value()) {
     return Mismatch(result, "unfinished at max_tokens");
@@ -97,39 +99,41 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const BranchResult& 
   return absl::OkStatus();
 }
 
-absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const BranchResult& result, Slot slot) {
-  Branch& branch = state_.branches[slot];
-  Request& request = state_.RequestOf(branch);
-  if (absl::Status s = CheckRun(run, result, branch); !s.ok()) return s;
-  branch.length.Answer(run.least, run.most, result.length - branch.length.lower);
-  if (run.samples && !run.chunk) CountGuesses(run, result, branch);
+absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult& result,
+                                     Slot slot) {
+  Sequence& sequence = state_.sequences[slot];
+  Request& request = state_.RequestOf(sequence);
+  if (absl::Status s = CheckRun(run, result, sequence); !s.ok()) return s;
+  sequence.length.Answer(run.least, run.most, result.length - sequence.length.lower);
+  if (run.samples && !run.chunk) CountGuesses(run, result, sequence);
   if (result.finished == FinishReason::kError) {
     const absl::Status status = absl::InternalError("the model's output was not a number");
     if (request.beam != nullptr) {
-      state_.EndRequest(branch.request, FinishReason::kError, status);
+      state_.EndRequest(sequence.request, FinishReason::kError, status);
     } else {
       request.status.Update(status);
-      state_.EndBranch(slot, FinishReason::kError, state_.OutputTokens(branch));
+      state_.EndSequence(slot, FinishReason::kError, state_.OutputTokens(sequence));
     }
     return absl::OkStatus();
   }
   if (absl::Status s = EmitPromptLogprobs(run, result, request); !s.ok()) return s;
-  EmitTokens(result, branch);
-  state_.UpdateOwed(branch);
-  state_.epoch->kv.Publish(branch, request, branch.length.lower);
+  EmitTokens(result, sequence);
+  state_.UpdateOwed(sequence);
+  state_.epoch->kv.Publish(sequence, request, sequence.length.lower);
   if (run.candidates > 0) {
-    branch.candidates = result.candidates;
-    BeamDriver(state_).Advance(branch.request);
+    sequence.candidates = result.candidates;
+    BeamDriver(state_).Advance(sequence.request);
   } else if (result.finished.has_value()) {
-    state_.LearnGrowth(state_.OutputTokens(branch), request.stop.max_tokens);
-    state_.EndBranch(slot, *result.finished, state_.OutputTokens(branch));
-  } else if (branch.state == BranchState::kEnding && branch.length.lower == branch.length.max) {
-    state_.EndBranch(slot, FinishReason::kLength, 0);
+    state_.LearnGrowth(state_.OutputTokens(sequence), request.stop.max_tokens);
+    state_.EndSequence(slot, *result.finished, state_.OutputTokens(sequence));
+  } else if (sequence.state == SequenceState::kEnding &&
+             sequence.length.lower == sequence.length.max) {
+    state_.EndSequence(slot, FinishReason::kLength, 0);
   }
   return absl::OkStatus();
 }
 
-absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const BranchResult& result,
+absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const SequenceResult& result,
                                                Request& request) {
   if (!run.prompt_logprobs) return absl::OkStatus();
   const std::uint32_t last = std::min(run.begin + run.most, request.prompt_tokens - 1);
@@ -150,26 +154,26 @@ absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const Bran
   return absl::OkStatus();
 }
 
-void ResultApplier::CountGuesses(const PlannedRun& run, const BranchResult& result,
-                                 Branch& branch) {
+void ResultApplier::CountGuesses(const PlannedRun& run, const SequenceResult& result,
+                                 Sequence& sequence) {
   const auto tokens = static_cast<std::uint32_t>(result.tokens.size());
   const std::uint32_t accepted = std::max(tokens, 1u) - 1;
   state_.counters.drafted_tokens += result.drafted;
   state_.counters.accepted_tokens += accepted;
-  branch.guesses.OnResult(run.depth, result.drafted, accepted, tokens);
+  sequence.guesses.OnResult(run.depth, result.drafted, accepted, tokens);
 }
 
-void ResultApplier::EmitTokens(const BranchResult& result, Branch& branch) {
-  const Request& request = state_.RequestOf(branch);
+void ResultApplier::EmitTokens(const SequenceResult& result, Sequence& sequence) {
+  const Request& request = state_.RequestOf(sequence);
   for (const SampledToken& token : result.tokens) {
     state_.events.push_back(TokenEvent{.request = request.id,
                                        .attempt = request.attempt,
-                                       .branch = branch.index,
-                                       .position = state_.OutputTokens(branch),
+                                       .sequence = sequence.index,
+                                       .position = state_.OutputTokens(sequence),
                                        .token = token.token,
                                        .logprob = token.logprob,
                                        .top = token.top});
-    branch.tokens.push_back(token.token);
+    sequence.tokens.push_back(token.token);
     ++state_.counters.output_tokens;
   }
   if (!result.tokens.empty()) {

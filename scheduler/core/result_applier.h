@@ -1,4 +1,4 @@
-// ResultApplier: what a step's result means for the branches and their events.
+// ResultApplier: what a step's result means for the sequences and their events.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ class ResultApplier {
   explicit ResultApplier(CoreState& state) : state_(state) {}
 
   // Accounts the oldest unanswered plan's result: lengths, tokens, endings,
-  // events. Entries of branches that ended after the plan was sent are
+  // events. Entries of sequences that ended after the plan was sent are
   // discarded, and so are results of an older epoch.
   //   INTERNAL: the result does not answer the plan. Part of it may have been
   //     applied; the epoch cannot be continued.
   absl::Status Apply(const StepResult& result);
 
  private:
-  absl::Status ApplyRun(const PlannedRun& run, const BranchResult& result, Slot slot);
-  absl::Status CheckRun(const PlannedRun& run, const BranchResult& result,
-                        const Branch& branch) const;
-  absl::Status EmitPromptLogprobs(const PlannedRun& run, const BranchResult& result,
+  absl::Status ApplyRun(const PlannedRun& run, const SequenceResult& result, Slot slot);
+  absl::Status CheckRun(const PlannedRun& run, const SequenceResult& result,
+                        const Sequence& sequence) const;
+  absl::Status EmitPromptLogprobs(const PlannedRun& run, const SequenceResult& result,
                                   Request& request);
-  void CountGuesses(const PlannedRun& run, const BranchResult& result, Branch& branch);
-  void EmitTokens(const BranchResult& result, Branch& branch);
+  void CountGuesses(const PlannedRun& run, const SequenceResult& result, Sequence& sequence);
+  void EmitTokens(const SequenceResult& result, Sequence& sequence);
 
   CoreState& state_;
 };

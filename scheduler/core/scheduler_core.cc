@@ -30,7 +30,7 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
     absl::Status fits = CheckFits(extent, description);
     if (fits.ok() && extent.width > state_.MaxRunning()) {
       fits = absl::InvalidArgumentError(
-          absl::StrCat("the new worker group runs ", state_.MaxRunning(), " branches at most"));
+          absl::StrCat("the new worker group runs ", state_.MaxRunning(), " sequences at most"));
     }
     if (!fits.ok()) {
       state_.EndRequest(slot, FinishReason::kError, absl::ResourceExhaustedError(fits.message()));
@@ -108,7 +108,7 @@ void SchedulerCore::Admit(std::int64_t now_ns, TokenizedRequest request) {
   EndComplete(Accept(std::move(request)));
 }
 
-// The request is in the queue, and its branches know what they know.
+// The request is in the queue, and its sequences know what they know.
 Slot SchedulerCore::Accept(TokenizedRequest request) {
   state_.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
   ++state_.counters.accepted;
@@ -130,7 +130,7 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
   accepted.arrival = state_.next_arrival++;
   accepted.undisturbed = state_.options.max_preemptions == 0;
   accepted.tenant = state_.fair.Join(request.tenant);
-  accepted.answers = request.branches;
+  accepted.answers = request.sequences;
   accepted.lone_deaths = request.lone_deaths;
   if (request.beam.has_value()) {
     accepted.beam = std::make_unique<BeamGroup>(BeamSearch(*request.beam, accepted.stop.stop_tokens,
@@ -139,42 +139,42 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
     accepted.beam->cancelled.assign(accepted.answers, false);
   }
   const Slot slot = state_.requests.Insert(std::move(accepted));
-  // Beam search begins with one branch, the prompt's.
-  AddBranches(slot, request.beam ? 1 : request.branches, std::move(request.prompt),
-              std::move(request.output_prefix));
+  // Beam search begins with one sequence, the prompt's.
+  AddSequences(slot, request.beam ? 1 : request.sequences, std::move(request.prompt),
+               std::move(request.output_prefix));
   if (request.deadline_ns.has_value()) state_.deadlines.Push(slot);
   return slot;
 }
 
-void SchedulerCore::AddBranches(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
-                                std::vector<std::vector<TokenId>> prefixes) {
+void SchedulerCore::AddSequences(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
+                                 std::vector<std::vector<TokenId>> prefixes) {
   Request& request = state_.requests[slot];
   const std::uint32_t max = MaxPositions(request.prompt_tokens, request.stop.max_tokens);
   for (std::uint32_t i = 0; i < count; ++i) {
-    Branch branch{.request = slot, .index = BranchIndex(i), .tokens = prompt};
+    Sequence sequence{.request = slot, .index = SequenceIndex(i), .tokens = prompt};
     if (!prefixes.empty()) {
-      branch.tokens.insert(branch.tokens.end(), prefixes[i].begin(), prefixes[i].end());
+      sequence.tokens.insert(sequence.tokens.end(), prefixes[i].begin(), prefixes[i].end());
     }
-    branch.length.max = max;
-    request.branches.push_back(state_.branches.Insert(std::move(branch)));
+    sequence.length.max = max;
+    request.sequences.push_back(state_.sequences.Insert(std::move(sequence)));
   }
-  if (request.beam != nullptr) request.beam->ranked = request.branches;
+  if (request.beam != nullptr) request.beam->ranked = request.sequences;
   if (request.lone_deaths > 0) state_.Suspect(request);
   state_.Enqueue(slot);
 }
 
-// A replayed request may have had a branch's last token delivered and only its
+// A replayed request may have had a sequence's last token delivered and only its
 // end lost on the way.
 void SchedulerCore::EndComplete(Slot slot) {
   const StopRule stop = state_.requests[slot].stop;
-  for (const Slot at : std::vector<Slot>(state_.requests[slot].branches)) {
-    const Branch& branch = state_.branches[at];
-    const std::uint32_t outputs = state_.OutputTokens(branch);
+  for (const Slot at : std::vector<Slot>(state_.requests[slot].sequences)) {
+    const Sequence& sequence = state_.sequences[at];
+    const std::uint32_t outputs = state_.OutputTokens(sequence);
     if (outputs == 0) continue;
-    const bool stopped =
-        std::binary_search(stop.stop_tokens.begin(), stop.stop_tokens.end(), branch.tokens.back());
+    const bool stopped = std::binary_search(stop.stop_tokens.begin(), stop.stop_tokens.end(),
+                                            sequence.tokens.back());
     if (!stopped && outputs < stop.max_tokens) continue;
-    state_.EndBranch(at, stopped ? FinishReason::kStop : FinishReason::kLength, outputs);
+    state_.EndSequence(at, stopped ? FinishReason::kStop : FinishReason::kLength, outputs);
   }
 }
 
@@ -183,28 +183,28 @@ void SchedulerCore::Cancel(const CancelRequest& cancel) {
   if (!slot.has_value()) return;
   const Request& request = state_.requests[*slot];
   if (request.beam != nullptr) {
-    if (!cancel.branch.has_value()) {
+    if (!cancel.sequence.has_value()) {
       state_.EndRequest(*slot, FinishReason::kCancelled, absl::OkStatus());
     } else {
-      CancelBeam(*slot, *cancel.branch);
+      CancelBeam(*slot, *cancel.sequence);
     }
     return;
   }
-  for (const Slot at : std::vector<Slot>(request.branches)) {
-    const Branch& branch = state_.branches[at];
-    if (cancel.branch.has_value() && *cancel.branch != branch.index) continue;
-    state_.EndBranch(at, FinishReason::kCancelled,
-                     std::min(cancel.keep_tokens, state_.OutputTokens(branch)));
+  for (const Slot at : std::vector<Slot>(request.sequences)) {
+    const Sequence& sequence = state_.sequences[at];
+    if (cancel.sequence.has_value() && *cancel.sequence != sequence.index) continue;
+    state_.EndSequence(at, FinishReason::kCancelled,
+                       std::min(cancel.keep_tokens, state_.OutputTokens(sequence)));
   }
 }
 
 // One answer less; the search goes on for the others.
-void SchedulerCore::CancelBeam(Slot slot, BranchIndex index) {
+void SchedulerCore::CancelBeam(Slot slot, SequenceIndex index) {
   Request& request = state_.requests[slot];
   std::vector<bool>& cancelled = request.beam->cancelled;
   if (index.value() >= cancelled.size() || cancelled[index.value()]) return;
   cancelled[index.value()] = true;
-  state_.EmitBranchEnd(request, index, FinishReason::kCancelled, 0);
+  state_.EmitSequenceEnd(request, index, FinishReason::kCancelled, 0);
   if (std::find(cancelled.begin(), cancelled.end(), false) == cancelled.end()) {
     state_.EndRequest(slot, FinishReason::kCancelled, absl::OkStatus());
   }
@@ -232,7 +232,7 @@ void SchedulerCore::DropLate(std::int64_t now_ns) {
     const Request& request = state_.requests[slot];
     if (!request.deadline_ns.has_value() || request.was_open) return;
     const KvLedger& kv = state_.epoch->kv;
-    const Branch& first = state_.branches[request.branches.front()];
+    const Sequence& first = state_.sequences[request.sequences.front()];
     const std::uint32_t cached = kv.PositionsOf(kv.FindPrefix(first, request));
     if (now_ns + state_.PredictNs(request, cached) <= *request.deadline_ns) return;
     ++state_.counters.dropped_late;
@@ -284,39 +284,40 @@ CoreSnapshot SchedulerCore::Snapshot() const {
   return snapshot;
 }
 
-std::vector<OpenBranchView> SchedulerCore::OpenBranches() const {
-  std::vector<OpenBranchView> views;
+std::vector<OpenSequenceView> SchedulerCore::OpenSequences() const {
+  std::vector<OpenSequenceView> views;
   for (const Slot slot : state_.running) {
-    const Branch& branch = state_.branches[slot];
-    if (!branch.open()) continue;
-    OpenBranchView view{.handle = branch.handle,
-                        .request = state_.RequestOf(branch).id,
-                        .index = branch.index,
-                        .state = branch.state,
-                        .opened = branch.opened,
-                        .rank = static_cast<std::uint32_t>(views.size()),
-                        .length = branch.length,
-                        .tokens = branch.tokens,
-                        .tables = {}};
-    if (state_.Dependent(branch)) view.tokens = view.tokens.subspan(0, branch.told_tokens);
-    for (const std::vector<BlockId>& table : branch.tables) view.tables.push_back(table);
+    const Sequence& sequence = state_.sequences[slot];
+    if (!sequence.open()) continue;
+    OpenSequenceView view{.handle = sequence.handle,
+                          .request = state_.RequestOf(sequence).id,
+                          .index = sequence.index,
+                          .state = sequence.state,
+                          .opened = sequence.opened,
+                          .rank = static_cast<std::uint32_t>(views.size()),
+                          .length = sequence.length,
+                          .tokens = sequence.tokens,
+                          .tables = {}};
+    if (state_.IsBeam(sequence)) view.tokens = view.tokens.subspan(0, sequence.told_tokens);
+    for (const std::vector<BlockId>& table : sequence.tables) view.tables.push_back(table);
     views.push_back(std::move(view));
   }
-  std::sort(views.begin(), views.end(),
-            [](const OpenBranchView& a, const OpenBranchView& b) { return a.handle < b.handle; });
+  std::sort(views.begin(), views.end(), [](const OpenSequenceView& a, const OpenSequenceView& b) {
+    return a.handle < b.handle;
+  });
   return views;
 }
 
-std::vector<BranchStatus> SchedulerCore::BranchStates() const {
-  std::vector<BranchStatus> states;
+std::vector<SequenceStatus> SchedulerCore::SequenceStates() const {
+  std::vector<SequenceStatus> states;
   for (const Slot slot : state_.requests.Slots()) {
     const Request& request = state_.requests[slot];
-    for (const Slot at : request.branches) {
-      const Branch& branch = state_.branches[at];
-      states.push_back({.request = request.id, .index = branch.index, .state = branch.state});
+    for (const Slot at : request.sequences) {
+      const Sequence& sequence = state_.sequences[at];
+      states.push_back({.request = request.id, .index = sequence.index, .state = sequence.state});
     }
   }
-  std::sort(states.begin(), states.end(), [](const BranchStatus& a, const BranchStatus& b) {
+  std::sort(states.begin(), states.end(), [](const SequenceStatus& a, const SequenceStatus& b) {
     return a.request != b.request ? a.request < b.request : a.index < b.index;
   });
   return states;

@@ -31,13 +31,13 @@
 
 namespace flotilla {
 
-// What the scheduler believes of one open branch, for comparison with
+// What the scheduler believes of one open sequence, for comparison with
 // worker/core. Spans are valid until the next call of a mutating method.
-struct OpenBranchView {
-  BranchHandle handle;
+struct OpenSequenceView {
+  SequenceHandle handle;
   RequestId request;
-  BranchIndex index;
-  BranchState state = BranchState::kPrefill;
+  SequenceIndex index;
+  SequenceState state = SequenceState::kPrefill;
   Step opened;             // the plan that opened it under this handle
   std::uint32_t rank = 0;  // in the order of memory: 0 is never a victim
   LengthBounds length;
@@ -46,11 +46,11 @@ struct OpenBranchView {
   std::vector<absl::Span<const BlockId>> tables;  // [groups]
 };
 
-// What one branch is doing, open or not.
-struct BranchStatus {
+// What one sequence is doing, open or not.
+struct SequenceStatus {
   RequestId request;
-  BranchIndex index;
-  BranchState state = BranchState::kWaiting;
+  SequenceIndex index;
+  SequenceState state = SequenceState::kWaiting;
 };
 
 // A cheap snapshot for metrics.
@@ -87,7 +87,7 @@ class SchedulerCore {
   // policy) predicted to be.
   void Admit(std::int64_t now_ns, TokenizedRequest request);
 
-  // Ends the branch (without one: all) at once, whatever it is doing. Unknown ones
+  // Ends the sequence (without one: all) at once, whatever it is doing. Unknown ones
   // are ignored.
   void Cancel(const CancelRequest& cancel);
 
@@ -117,10 +117,10 @@ class SchedulerCore {
   std::size_t live_requests() const { return state_.requests.size(); }
   CoreSnapshot Snapshot() const;
 
-  // Open branches in ascending order of their handles. O(branches).
-  std::vector<OpenBranchView> OpenBranches() const;
-  // Every branch of every request, by id and index. O(branches): for tests.
-  std::vector<BranchStatus> BranchStates() const;
+  // Open sequences in ascending order of their handles. O(sequences).
+  std::vector<OpenSequenceView> OpenSequences() const;
+  // Every sequence of every request, by id and index. O(sequences): for tests.
+  std::vector<SequenceStatus> SequenceStates() const;
   // The digest that the next plan starts from; 0 without a group.
   std::uint64_t digest() const;
   // Proves the invariants of docs/architecture.md that the core can see.
@@ -133,10 +133,10 @@ class SchedulerCore {
   // The bounds of the queue, which replays pass.
   absl::Status CheckQueue(const TokenizedRequest& request) const;
   Slot Accept(TokenizedRequest request);
-  void AddBranches(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
-                   std::vector<std::vector<TokenId>> prefixes);
+  void AddSequences(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
+                    std::vector<std::vector<TokenId>> prefixes);
   void EndComplete(Slot request);
-  void CancelBeam(Slot request, BranchIndex index);
+  void CancelBeam(Slot request, SequenceIndex index);
   void DropLate(std::int64_t now_ns);
   void ExpireDeadlines(std::int64_t now_ns);
 

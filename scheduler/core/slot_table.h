@@ -11,7 +11,7 @@
 
 namespace flotilla {
 
-// Index of a branch or a request in its table.
+// Index of a sequence or a request in its table.
 using Slot = std::uint32_t;
 
 template <class T>

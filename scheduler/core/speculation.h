@@ -3,7 +3,7 @@
 // Two measurements decide. StepCosts knows what a step takes by its rows: an
 // extra row costs little while weights are what is read, and its full share once
 // arithmetic is the bound, so guesses that pay alone may not pay in a batch.
-// Guesses knows how often a branch's guesses are right. ChooseDepth takes the
+// Guesses knows how often a sequence's guesses are right. ChooseDepth takes the
 // depth at which the step gives the most tokens per nanosecond. Integers only:
 // plans are a function of events. A guess never changes an answer, so all of this
 // is about time.
@@ -33,7 +33,7 @@ class StepCosts {
   std::int64_t Ns(std::uint32_t rows) const;
   // No step of about so many rows was seen for some steps (at first; for up to
   // kLongestUnseen later). What guesses gain is measured against steps without
-  // them: one of as many rows as branches decode is due.
+  // them: one of as many rows as sequences decode is due.
   bool Stale(std::uint32_t rows) const;
   static constexpr std::uint64_t kLongestUnseen = 128;
 
@@ -57,12 +57,12 @@ class StepCosts {
   std::array<std::int64_t, kMostRows + 1> ns_{};  // by rows, never falling
 };
 
-// What is known of one branch's guesses.
+// What is known of one sequence's guesses.
 class Guesses {
  public:
   // Chances are in units of 1 / kSure.
   static constexpr std::uint32_t kSure = 1024;
-  // While its depth is 0 a branch tries again after so many tokens, and after
+  // While its depth is 0 a sequence tries again after so many tokens, and after
   // twice as many each time that it was in vain, up to the second number.
   static constexpr std::uint32_t kFirstRest = 32;
   static constexpr std::uint32_t kLongestRest = 512;
@@ -89,9 +89,9 @@ class Guesses {
   std::uint32_t rest_ = kFirstRest;
 };
 
-// A step as planned so far, without the guesses of the branch in question.
+// A step as planned so far, without the guesses of the sequence in question.
 struct SpeculationLoad {
-  std::uint32_t rows = 0;       // of decodes, and of guesses of other branches
+  std::uint32_t rows = 0;       // of decodes, and of guesses of other sequences
   std::uint64_t tokens = 0;     // expected of them, in units of 1 / Guesses::kSure
   std::int64_t prefill_ns = 0;  // what its prefill takes besides
 };

@@ -17,13 +17,13 @@ PlanOutcome StepPlanner::Make() {
 
   Choose();
   // With no result outstanding every length is exact and no block is about to
-  // come free: now the last branch of the policy gives its blocks to the others.
+  // come free: now the last sequence of the policy gives its blocks to the others.
   // But not while copies to or from tiers hold blocks: those may be enough.
   while (!lacking_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
-    if (!TrimBranches()) {
-      const Slot last = state_.branches[state_.running.back()].request;
+    if (!TrimSequences()) {
+      const Slot last = state_.sequences[state_.running.back()].request;
       FLOTILLA_CORE_CHECK(!state_.requests[last].undisturbed);
-      state_.Preempt(last, state_.branches[lacking_.front()].request);
+      state_.Preempt(last, state_.sequences[lacking_.front()].request);
     }
     Assess();
   }
@@ -58,10 +58,10 @@ PlanOutcome StepPlanner::Make() {
   return {.plan = std::move(plan_)};
 }
 
-bool StepPlanner::DueInThisStep(const Branch& branch) const {
+bool StepPlanner::DueInThisStep(const Sequence& sequence) const {
   const std::uint32_t lag = state_.description->lag;
-  return plan_.step.value() % lag == branch.cohort &&
-         plan_.step.value() >= branch.last_chunk.value() + lag;
+  return plan_.step.value() % lag == sequence.cohort &&
+         plan_.step.value() >= sequence.last_chunk.value() + lag;
 }
 
 // In turns of a round of the pipeline each, so that every cohort has both; unless one of
@@ -107,54 +107,54 @@ void StepPlanner::KeepToItlTarget() {
                                                        state_.options.itl_target_ns, rows)));
 }
 
-bool StepPlanner::InFirstRequest(const Branch& branch) const {
-  return branch.request == state_.branches[state_.running.front()].request;
+bool StepPlanner::InFirstRequest(const Sequence& sequence) const {
+  return sequence.request == state_.sequences[state_.running.front()].request;
 }
 
-bool StepPlanner::IsBeamStep(const Branch& branch) const {
-  if (!state_.Dependent(branch) || state_.OutputTokens(branch) == 0) return false;
-  const auto known = static_cast<std::uint32_t>(branch.tokens.size());
-  if (branch.state == BranchState::kPrefill) return branch.length.upper + 1 == known;
-  return branch.state == BranchState::kPending && branch.fork.length + 1 == known &&
-         ParentIsReady(branch);
+bool StepPlanner::IsBeamStep(const Sequence& sequence) const {
+  if (!state_.IsBeam(sequence) || state_.OutputTokens(sequence) == 0) return false;
+  const auto known = static_cast<std::uint32_t>(sequence.tokens.size());
+  if (sequence.state == SequenceState::kPrefill) return sequence.length.upper + 1 == known;
+  return sequence.state == SequenceState::kPending && sequence.fork.length + 1 == known &&
+         ParentIsReady(sequence);
 }
 
-// The positions that the branch is to share are in plans sent.
-bool StepPlanner::ParentIsReady(const Branch& branch) const {
-  if (!branch.fork.parent.has_value() || !state_.epoch->kv.can_fork()) return false;
-  const Branch& parent = state_.branches[*branch.fork.parent];
-  return parent.open() && parent.length.least >= branch.fork.length;
+// The positions that the sequence is to share are in plans sent.
+bool StepPlanner::ParentIsReady(const Sequence& sequence) const {
+  if (!sequence.fork.parent.has_value() || !state_.epoch->kv.can_fork()) return false;
+  const Sequence& parent = state_.sequences[*sequence.fork.parent];
+  return parent.open() && parent.length.least >= sequence.fork.length;
 }
 
 void StepPlanner::AssessDecodes() {
   for (const Slot slot : state_.running) {
-    const Branch& branch = state_.branches[slot];
-    const bool ours = IsFor(state_.RequestOf(branch));
-    if (branch.state == BranchState::kDecode) {
-      if (ours || branch.surely_finished()) {
+    const Sequence& sequence = state_.sequences[slot];
+    const bool ours = IsFor(state_.RequestOf(sequence));
+    if (sequence.state == SequenceState::kDecode) {
+      if (ours || sequence.surely_finished()) {
         AssessDecode(slot);
-      } else if (DueInThisStep(branch)) {
+      } else if (DueInThisStep(sequence)) {
         aside_.push_back(slot);
       } else {
         due_later_ = true;
       }
-    } else if (ours && IsBeamStep(branch)) {
+    } else if (ours && IsBeamStep(sequence)) {
       AssessBeamStep(slot);
     }
   }
 }
 
 void StepPlanner::AssessDecode(Slot slot) {
-  const Branch& branch = state_.branches[slot];
-  if (!DueInThisStep(branch)) {
-    due_later_ |= !branch.surely_finished();
+  const Sequence& sequence = state_.sequences[slot];
+  if (!DueInThisStep(sequence)) {
+    due_later_ |= !sequence.surely_finished();
     // What it waits for is not for those after it, whose steps come first.
-    if (branch.sat_out) KeepFor(branch);
-  } else if (branch.surely_finished()) {
+    if (sequence.sat_out) KeepFor(sequence);
+  } else if (sequence.surely_finished()) {
     finished_.push_back(slot);
   } else {
-    const Request& request = state_.RequestOf(branch);
-    const std::uint64_t lacks = LacksForNext(branch);
+    const Request& request = state_.RequestOf(sequence);
+    const std::uint64_t lacks = LacksForNext(sequence);
     if (lacks > Room(request)) {
       lacking_.push_back(slot);
       return;
@@ -166,9 +166,9 @@ void StepPlanner::AssessDecode(Slot slot) {
 }
 
 void StepPlanner::AssessBeamStep(Slot slot) {
-  const Branch& branch = state_.branches[slot];
-  const Request& request = state_.RequestOf(branch);
-  if (!branch.open()) {
+  const Sequence& sequence = state_.sequences[slot];
+  const Request& request = state_.RequestOf(sequence);
+  if (!sequence.open()) {
     if (const std::optional<Opening> opening = FindOpening(slot, Room(request))) {
       TakeOpening(*opening);
     } else {
@@ -176,7 +176,7 @@ void StepPlanner::AssessBeamStep(Slot slot) {
     }
     return;
   }
-  const std::uint64_t lacks = state_.epoch->kv.Lacks(branch, branch.length.upper + 1);
+  const std::uint64_t lacks = state_.epoch->kv.Lacks(sequence, sequence.length.upper + 1);
   if (lacks > Room(request)) {
     lacking_.push_back(slot);
     return;
@@ -186,18 +186,18 @@ void StepPlanner::AssessBeamStep(Slot slot) {
   chunks_.push_back({slot, 1});
 }
 
-// A prompt short of blocks takes a smaller chunk or waits for the branches
+// A prompt short of blocks takes a smaller chunk or waits for the sequences
 // before it. Only the first request of all makes others give way, so it always
 // advances.
 void StepPlanner::AssessPrefills() {
   const bool decodes_lack = !lacking_.empty();
   for (const Slot slot : state_.running) {
-    const Branch& branch = state_.branches[slot];
-    const Request& request = state_.RequestOf(branch);
-    if (IsBeamStep(branch) || !IsFor(request)) continue;
+    const Sequence& sequence = state_.sequences[slot];
+    const Request& request = state_.RequestOf(sequence);
+    if (IsBeamStep(sequence) || !IsFor(request)) continue;
     const std::uint64_t room = decodes_lack && !request.undisturbed ? 0 : Room(request);
-    if (branch.state == BranchState::kPrefill) AssessPrefill(slot, room);
-    if (branch.state != BranchState::kPending) continue;
+    if (sequence.state == SequenceState::kPrefill) AssessPrefill(slot, room);
+    if (sequence.state != SequenceState::kPending) continue;
     const std::optional<Opening> opening = FindOpening(slot, room);
     if (opening.has_value()) TakeOpening(*opening);
   }
@@ -205,28 +205,28 @@ void StepPlanner::AssessPrefills() {
 
 void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
   const KvLedger& kv = state_.epoch->kv;
-  const Branch& branch = state_.branches[slot];
-  const std::uint32_t begin = branch.length.upper;
+  const Sequence& sequence = state_.sequences[slot];
+  const std::uint32_t begin = sequence.length.upper;
   const std::uint32_t wanted =
-      std::min({branch.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
-  const Request& request = state_.RequestOf(branch);
-  const std::uint32_t rows = kv.Reach(branch, begin + wanted, room) - begin;
-  const std::uint64_t takes = kv.Lacks(branch, begin + rows);
-  Owe(request, kv.Lacks(branch, branch.prefill_tokens) - takes);
+      std::min({sequence.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
+  const Request& request = state_.RequestOf(sequence);
+  const std::uint32_t rows = kv.Reach(sequence, begin + wanted, room) - begin;
+  const std::uint64_t takes = kv.Lacks(sequence, begin + rows);
+  Owe(request, kv.Lacks(sequence, sequence.prefill_tokens) - takes);
   if (rows > 0) {
     Take(request, takes);
     budget_ -= rows;
     chunks_.push_back({slot, rows});
-  } else if (wanted > 0 && InFirstRequest(branch)) {
+  } else if (wanted > 0 && InFirstRequest(sequence)) {
     lacking_.push_back(slot);
   }
 }
 
 std::uint64_t StepPlanner::OpeningNeeds(const Opening& opening) const {
   const KvLedger& kv = state_.epoch->kv;
-  const Branch& branch = state_.branches[opening.slot];
-  if (branch.fork.parent.has_value()) {
-    return kv.ForkNeeds(branch.fork.length, branch.fork.length + opening.rows);
+  const Sequence& sequence = state_.sequences[opening.slot];
+  if (sequence.fork.parent.has_value()) {
+    return kv.ForkNeeds(sequence.fork.length, sequence.fork.length + opening.rows);
   }
   return opening.match.pinned + kv.BlocksFor(kv.PositionsOf(opening.match) + opening.rows) -
          opening.match.blocks;
@@ -235,32 +235,32 @@ std::uint64_t StepPlanner::OpeningNeeds(const Opening& opening) const {
 // None while its parent has not come far enough, or for want of rows or blocks.
 std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uint64_t blocks) {
   const KvLedger& kv = state_.epoch->kv;
-  Branch& branch = state_.branches[slot];
+  Sequence& sequence = state_.sequences[slot];
   if (!kv.can_fork()) {
-    branch.fork = ForkPlan{};
-    state_.UpdateOwed(branch);
+    sequence.fork = ForkPlan{};
+    state_.UpdateOwed(sequence);
   }
   Opening opening{.slot = slot, .rows = 0, .match = {}};
-  std::uint32_t begin = branch.fork.length;
-  const bool forks = branch.fork.parent.has_value();
+  std::uint32_t begin = sequence.fork.length;
+  const bool forks = sequence.fork.parent.has_value();
   if (!forks) {
-    opening.match = kv.FindPrefix(branch, state_.RequestOf(branch));
+    opening.match = kv.FindPrefix(sequence, state_.RequestOf(sequence));
     begin = kv.PositionsOf(opening.match);
   }
-  const auto whole = static_cast<std::uint32_t>(branch.tokens.size()) - begin;
+  const auto whole = static_cast<std::uint32_t>(sequence.tokens.size()) - begin;
   opening.rows = whole;
-  Owe(state_.RequestOf(branch), OpeningNeeds(opening));
-  if (forks && !ParentIsReady(branch)) return std::nullopt;
+  Owe(state_.RequestOf(sequence), OpeningNeeds(opening));
+  if (forks && !ParentIsReady(sequence)) return std::nullopt;
   const std::uint32_t wanted = std::min({whole, state_.options.max_chunk_tokens, budget_});
   for (opening.rows = wanted; opening.rows > 0; opening.rows /= 2) {
     if (OpeningNeeds(opening) <= blocks) return opening;
   }
-  if (wanted > 0 && InFirstRequest(branch) && !IsBeamStep(branch)) lacking_.push_back(slot);
+  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence)) lacking_.push_back(slot);
   return std::nullopt;
 }
 
 void StepPlanner::TakeOpening(const Opening& opening) {
-  const Request& request = state_.RequestOf(state_.branches[opening.slot]);
+  const Request& request = state_.RequestOf(state_.sequences[opening.slot]);
   if (!request.undisturbed) {
     const std::uint64_t takes = OpeningNeeds(opening);
     free_blocks_ -= takes;
@@ -272,25 +272,25 @@ void StepPlanner::TakeOpening(const Opening& opening) {
 
 bool StepPlanner::SomeoneSatOut() const {
   return std::any_of(lacking_.begin(), lacking_.end(),
-                     [this](Slot slot) { return state_.branches[slot].sat_out; });
+                     [this](Slot slot) { return state_.sequences[slot].sat_out; });
 }
 
 std::uint64_t StepPlanner::ReservedBlocks() const {
   std::uint64_t reserved = 0;
   // Those that run undisturbed are the first in order.
   for (std::size_t at = 0; at < state_.running.size();) {
-    const Request& request = state_.RequestOf(state_.branches[state_.running[at]]);
+    const Request& request = state_.RequestOf(state_.sequences[state_.running[at]]);
     if (!request.undisturbed) break;
     std::vector<BlockId> held;
-    for (const Slot slot : request.branches) {
-      for (const auto& table : state_.branches[slot].tables) {
+    for (const Slot slot : request.sequences) {
+      for (const auto& table : state_.sequences[slot].tables) {
         held.insert(held.end(), table.begin(), table.end());
       }
     }
     std::sort(held.begin(), held.end());
     const auto distinct = std::unique(held.begin(), held.end()) - held.begin();
     reserved += state_.MostBlocks(request) - static_cast<std::uint64_t>(distinct);
-    at += request.branches.size();
+    at += request.sequences.size();
   }
   return reserved;
 }
@@ -299,13 +299,13 @@ std::uint64_t StepPlanner::Room(const Request& request) const {
   return request.undisturbed ? state_.epoch->kv.pool().available() : free_blocks_;
 }
 
-std::uint64_t StepPlanner::LacksForNext(const Branch& branch) const {
-  const std::uint32_t end = std::min(branch.length.upper + 1, branch.length.max);
-  return state_.epoch->kv.Lacks(branch, end);
+std::uint64_t StepPlanner::LacksForNext(const Sequence& sequence) const {
+  const std::uint32_t end = std::min(sequence.length.upper + 1, sequence.length.max);
+  return state_.epoch->kv.Lacks(sequence, end);
 }
 
-void StepPlanner::KeepFor(const Branch& branch) {
-  Take(state_.RequestOf(branch), std::min(free_blocks_, LacksForNext(branch)));
+void StepPlanner::KeepFor(const Sequence& sequence) {
+  Take(state_.RequestOf(sequence), std::min(free_blocks_, LacksForNext(sequence)));
 }
 
 void StepPlanner::Take(const Request& request, std::uint64_t blocks) {
@@ -319,12 +319,12 @@ void StepPlanner::Owe(const Request& request, std::uint64_t blocks) {
 void StepPlanner::AddGrowth(const Request& request, std::vector<Growing>& growth) const {
   constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a guess is worth anything
   if (request.undisturbed) return;             // reserved
-  for (const Slot slot : request.branches) {
-    const Branch& branch = state_.branches[slot];
+  for (const Slot slot : request.sequences) {
+    const Sequence& sequence = state_.sequences[slot];
     std::uint64_t held = 0;
-    for (const auto& table : branch.tables) held += table.size();
-    growth.push_back({.remaining = std::min(state_.PredictOutputs(branch), kMostTokens),
-                      .own_blocks = held - std::min<std::uint64_t>(held, branch.shared_blocks)});
+    for (const auto& table : sequence.tables) held += table.size();
+    growth.push_back({.remaining = std::min(state_.PredictOutputs(sequence), kMostTokens),
+                      .own_blocks = held - std::min<std::uint64_t>(held, sequence.shared_blocks)});
   }
 }
 
@@ -336,9 +336,9 @@ std::uint64_t StepPlanner::GrowthWith(const Request& request) {
   if (!growth_.has_value()) {
     growth_.emplace();
     for (std::size_t at = 0; at < state_.running.size();) {
-      const Request& running = state_.RequestOf(state_.branches[state_.running[at]]);
+      const Request& running = state_.RequestOf(state_.sequences[state_.running[at]]);
       AddGrowth(running, *growth_);
-      at += running.branches.size();
+      at += running.sequences.size();
     }
     std::sort(growth_->begin(), growth_->end(), shorter);
   }
@@ -353,26 +353,26 @@ std::uint64_t StepPlanner::GrowthWith(const Request& request) {
 // one's match: to wait for it is cheaper than to compute it twice.
 bool StepPlanner::PrefixIsBeingComputed(const Request& request,
                                         const KvLedger::Match& match) const {
-  const Branch& first = state_.branches[request.branches.front()];
+  const Sequence& first = state_.sequences[request.sequences.front()];
   return std::any_of(state_.running.begin(), state_.running.end(), [&](Slot slot) {
-    const Branch& other = state_.branches[slot];
+    const Sequence& other = state_.sequences[slot];
     return state_.epoch->kv.WillPublish(other, state_.RequestOf(other), first, request, match);
   });
 }
 
-// Blocks for all that the request knows: its first branch begins with the match,
+// Blocks for all that the request knows: its first sequence begins with the match,
 // the others fork. All that it can come to need if it must run undisturbed.
 std::uint64_t StepPlanner::StartNeeds(const Request& request, const KvLedger::Match& match) const {
   const KvLedger& kv = state_.epoch->kv;
   if (request.undisturbed) return match.pinned + state_.MostBlocks(request) - match.blocks;
-  const auto first = state_.branches[request.branches.front()].tokens.size();
+  const auto first = state_.sequences[request.sequences.front()].tokens.size();
   std::uint64_t needs = match.pinned + kv.BlocksFor(first) - match.blocks;
-  for (std::size_t i = 1; i < request.branches.size(); ++i) {
-    const Branch& branch = state_.branches[request.branches[i]];
-    needs += kv.ForkNeeds(kv.can_fork() ? branch.fork.length : 0, branch.tokens.size());
+  for (std::size_t i = 1; i < request.sequences.size(); ++i) {
+    const Sequence& sequence = state_.sequences[request.sequences[i]];
+    needs += kv.ForkNeeds(kv.can_fork() ? sequence.fork.length : 0, sequence.tokens.size());
   }
   // Beams that are still to come begin at the end of the prompt.
-  const std::uint64_t beams = request.width() - request.branches.size();
+  const std::uint64_t beams = request.width() - request.sequences.size();
   return needs + beams * kv.ForkNeeds(request.prompt_tokens, request.prompt_tokens + 1);
 }
 
@@ -387,7 +387,7 @@ bool StepPlanner::WantsLoad(const KvLedger::Match& match) const {
 
 void StepPlanner::Load(const Start& head) {
   const Request& request = state_.requests[head.request];
-  state_.epoch->kv.Load(state_.branches[request.branches.front()], request, head.match);
+  state_.epoch->kv.Load(state_.sequences[request.sequences.front()], request, head.match);
   free_blocks_ -= head.match.in_tiers;
   state_.counters.blocks_in += head.match.in_tiers;
 }
@@ -405,11 +405,11 @@ void StepPlanner::StoreAhead() {
 std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   const Request& request = state_.requests[slot];
   if (!IsFor(request) || (probation_ && state_.probation.has_value())) return std::nullopt;
-  const bool full = state_.reserved_branches + request.width() > state_.MaxRunning();
+  const bool full = state_.reserved_sequences + request.width() > state_.MaxRunning();
   const bool head = slot == state_.waiting.head();
   if (full && !(head && state_.epoch->kv.tiers().any())) return std::nullopt;
   const KvLedger::Match match = state_.epoch->kv.FindPrefix(
-      state_.branches[request.branches.front()], request, state_.RecomputeNs());
+      state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
   const bool loads = head && WantsLoad(match);
   if (loads) load_ = Start{slot, match};
   if (loads || match.loading) {
@@ -427,7 +427,7 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   // half-computed prompts would wait for each other.
   const std::uint64_t growth =
       std::max(GrowthWith(request),
-               std::uint64_t{state_.options.watermark_blocks} * state_.reserved_branches);
+               std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
   if (free_blocks_ < owed_blocks_ + growth + StartNeeds(request, match)) return std::nullopt;
   return Start{slot, match};
 }

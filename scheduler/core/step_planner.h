@@ -3,7 +3,7 @@
 // One object makes at most one plan. Order of the budget: every decode and every
 // beam that is due, then the prompts already begun, then new ones. Blocks are
 // reserved for
-// the upper bound of each length. The cost grows with the running branches and
+// the upper bound of each length. The cost grows with the running sequences and
 // with what changes, never with context length.
 //
 // While a request is on probation (Request::suspect) plans alternate between steps of
@@ -25,7 +25,7 @@ enum class Hold : std::uint8_t {
   kNone,          // there is one
   kNotReady,      // no worker group: its Ready
   kPipelineFull,  // lag + 1 plans are unanswered: the next result
-  kMemory,        // a branch lacks a block: all results, which free some or
+  kMemory,        // a sequence lacks a block: all results, which free some or
                   // make it safe to preempt
   kResults,       // all that is runnable is in plans already: the next result
   kIdle,          // nothing to run: the next request
@@ -52,14 +52,14 @@ class StepPlanner {
     Slot slot;
     std::uint32_t rows;
   };
-  // Of a pending branch: with a parent a fork, else what the prefix cache has.
+  // Of a pending sequence: with a parent a fork, else what the prefix cache has.
   struct Opening {
     Slot slot;
     std::uint32_t rows;
     KvLedger::Match match;
   };
 
-  bool DueInThisStep(const Branch& branch) const;
+  bool DueInThisStep(const Sequence& sequence) const;
   // Chooses whom the step is for, and looks at them.
   void Choose();
   // Whether the step is for this request's kind: the one on probation, or all others.
@@ -68,15 +68,15 @@ class StepPlanner {
   void AssessDecodes();
   void AssessDecode(Slot slot);
   // A beam that is one token from its next choice: with the decodes.
-  bool IsBeamStep(const Branch& branch) const;
+  bool IsBeamStep(const Sequence& sequence) const;
   void AssessBeamStep(Slot slot);
-  bool ParentIsReady(const Branch& branch) const;
+  bool ParentIsReady(const Sequence& sequence) const;
   void KeepToItlTarget();
   void AssessPrefills();
   void AssessPrefill(Slot slot, std::uint64_t room);
-  // What is to be opened of a pending branch, with at most `blocks` new blocks.
+  // What is to be opened of a pending sequence, with at most `blocks` new blocks.
   std::optional<Opening> FindOpening(Slot slot, std::uint64_t blocks);
-  // Blocks that it takes to open a branch in this way and run its rows.
+  // Blocks that it takes to open a sequence in this way and run its rows.
   std::uint64_t OpeningNeeds(const Opening& opening) const;
   void TakeOpening(const Opening& opening);
   // A request that waits and may start now, with what the prefix cache has of it.
@@ -107,26 +107,26 @@ class StepPlanner {
   std::uint64_t Room(const Request& request) const;
   void Take(const Request& request, std::uint64_t blocks);
   // Blocks that a decode needs for its next token.
-  std::uint64_t LacksForNext(const Branch& branch) const;
-  // Takes what a branch that sat out lacks, though it cannot be granted in this step.
-  void KeepFor(const Branch& branch);
+  std::uint64_t LacksForNext(const Sequence& sequence) const;
+  // Takes what a sequence that sat out lacks, though it cannot be granted in this step.
+  void KeepFor(const Sequence& sequence);
   void Owe(const Request& request, std::uint64_t blocks);
   bool WorthSending();
   bool SomeoneSatOut() const;
-  bool InFirstRequest(const Branch& branch) const;
+  bool InFirstRequest(const Sequence& sequence) const;
 
   void EmitSkips();
   void EmitOpenings();
   void EmitOpening(const Opening& opening);
-  void Opened(Branch& branch);
+  void Opened(Sequence& sequence);
   void EmitDecodes();
   // What is left of the budget and of the free blocks goes to guesses, where they
   // pay. Nobody else gets less for them.
   void EmitGuesses();
-  std::uint32_t AllowedGuesses(const Branch& branch) const;
-  void EmitGuesses(Branch& branch, PlannedRun& run, std::uint32_t depth);
-  // Takes back what branches have for wrong guesses. Whether there was any.
-  bool TrimBranches();
+  std::uint32_t AllowedGuesses(const Sequence& sequence) const;
+  void EmitGuesses(Sequence& sequence, PlannedRun& run, std::uint32_t depth);
+  // Takes back what sequences have for wrong guesses. Whether there was any.
+  bool TrimSequences();
   void EmitChunk(Slot slot, std::uint32_t rows);
   void EmitAdmissions();
   void Begin(const Start& start);
@@ -147,14 +147,14 @@ class StepPlanner {
   std::vector<Slot> lacking_;      // could run but for a block
   std::vector<Slot> aside_;        // due, but the step is for others
   std::vector<Chunk> chunks_;      // of prompts already begun, and of beams
-  std::vector<Opening> openings_;  // of pending branches
+  std::vector<Opening> openings_;  // of pending sequences
   bool due_later_ = false;         // a decode is due in another cohort's step
   std::uint64_t free_blocks_ = 0;  // after all of the above, reserved ones apart
   std::uint64_t owed_blocks_ = 0;  // for the rest of the prompts begun
   std::uint32_t budget_ = 0;       // rows left
   bool waits_for_prefix_ = false;  // the head of the queue
   std::optional<Start> load_;      // the head of the queue, if it is to be read back first
-  std::optional<std::vector<Growing>> growth_;  // of the running branches, once needed
+  std::optional<std::vector<Growing>> growth_;  // of the running sequences, once needed
 };
 
 }  // namespace flotilla

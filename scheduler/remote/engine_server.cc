@@ -100,7 +100,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
       left = requests_;
     }
     for (const RequestId& id : left) {
-      engine_->Cancel({.request = id, .branch = std::nullopt, .keep_tokens = 0});
+      engine_->Cancel({.request = id, .sequence = std::nullopt, .keep_tokens = 0});
     }
   }
 
@@ -146,7 +146,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     }
     engine_->Submit(std::move(request), shared_from_this());
     // Leave may have come before it was in the engine.
-    if (gone()) engine_->Cancel({.request = id, .branch = std::nullopt, .keep_tokens = 0});
+    if (gone()) engine_->Cancel({.request = id, .sequence = std::nullopt, .keep_tokens = 0});
   }
 
   bool gone() ABSL_LOCKS_EXCLUDED(mu_) {

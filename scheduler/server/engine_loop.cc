@@ -208,7 +208,7 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
       .tokenizer_hash = options_.tokenizer_hash,
       .numerics_id = ready.description.numerics_id,
       .exactness = ready.description.exactness,
-      .max_branches = MaxBranches(options_.core, ready.description),
+      .max_sequences = MaxSequences(options_.core, ready.description),
       .max_queue_tokens = options_.core.max_queued_tokens};
 }
 

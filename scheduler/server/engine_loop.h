@@ -45,7 +45,7 @@ struct StepRecord {
   std::uint32_t decode_rows = 0;
   // Requests that got a token.
   std::vector<RequestId> tokens;
-  // Total of branches preempted for memory so far.
+  // Total of sequences preempted for memory so far.
   std::uint64_t preemptions = 0;
 };
 

@@ -1,5 +1,5 @@
 // How well the KV pool is used on the real model, as Markdown tables on standard
-// output: waste, and what branches of one request save by sharing.
+// output: waste, and what sequences of one request save by sharing.
 //
 //   memory_benchmark [requests of each short case, default 40] [of each long, 24]
 //
@@ -35,7 +35,7 @@ bool Report(const MemoryCase& one, const MemoryRun& run, std::uint32_t requests)
                     use.mismatches == 0;
   const bool samples = !single && !one.beams;
   absl::PrintF("| %s | %d | %.1f | %.0f (%s) | %s | %d | %s | %s | %s | %s | %d | %.0f | %s |\n",
-               one.Name(), requests, use.mean_branches(), use.mean_blocks(),
+               one.Name(), requests, use.mean_sequences(), use.mean_blocks(),
                Percent(use.mean_blocks() / run.pool_blocks), Percent(use.waste()), use.worst_waste,
                single ? "–" : Percent(use.saving()), single ? "–" : Percent(one.required_saving),
                samples ? Percent(PossibleSaving(one, requests)) : "–",
@@ -49,7 +49,8 @@ bool RunAll(std::uint32_t short_requests, std::uint32_t long_requests) {
   const auto file = testing::OpenRealModel();
   if (file == nullptr) return false;
   absl::PrintF(
-      "| case | requests | open branches | blocks used (of the pool) | waste | most in one branch, "
+      "| case | requests | open sequences | blocks used (of the pool) | waste | most in one "
+      "sequence, "
       "slots | saving | required | possible: drawn lengths | the preset's | preemptions | output "
       "tok/s | reached |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   bool good = true;

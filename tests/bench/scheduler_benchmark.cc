@@ -91,7 +91,7 @@ class Bench {
                         .prefix_cache = load.prefix_cache};
     description_ = FakeExecutorOptions::DefaultDescription();
     description_.max_context = load.tokens + 2 * load.steps + 64;
-    description_.max_branches = load.sequences + 1;
+    description_.max_sequences = load.sequences + 1;
     description_.max_step_tokens = 8192;
     description_.block_count = load.sequences * (description_.max_context / 16 + 1) + 1;
     core_.emplace(options);

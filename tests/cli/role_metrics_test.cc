@@ -38,9 +38,9 @@ StepResult Step(std::uint32_t rows, std::uint32_t decode_rows,
   result.timings = {
       .start_ns = 0, .compute_ns = 3'000'000, .rows = rows, .decode_rows = decode_rows};
   for (std::uint32_t length : lengths) {
-    BranchResult branch;
-    branch.length = length;
-    result.branches.push_back(branch);
+    SequenceResult sequence;
+    sequence.length = length;
+    result.sequences.push_back(sequence);
   }
   return result;
 }

@@ -74,25 +74,25 @@ class Session {
 
 void ExpectEnd(const RecordedAnswer& answer, FinishReason reason, std::uint32_t output_tokens) {
   EXPECT_TRUE(answer.accepted);
-  ASSERT_EQ(answer.branch_ends.size(), 1u);
-  EXPECT_EQ(answer.branch_ends[0].reason, reason);
-  EXPECT_EQ(answer.branch_ends[0].output_tokens, output_tokens);
+  ASSERT_EQ(answer.sequence_ends.size(), 1u);
+  EXPECT_EQ(answer.sequence_ends[0].reason, reason);
+  EXPECT_EQ(answer.sequence_ends[0].output_tokens, output_tokens);
   ASSERT_EQ(answer.ends.size(), 1u);
   EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
   EXPECT_EQ(answer.ends[0].usage.output_tokens, output_tokens);
 }
 
-// As many branches as an engine takes, up to four: one is the smallest case.
-std::uint32_t SomeBranches(Engine& engine) {
-  return std::min(4u, engine.Describe().value().max_branches);
+// As many sequences as an engine takes, up to four: one is the smallest case.
+std::uint32_t SomeSequences(Engine& engine) {
+  return std::min(4u, engine.Describe().value().max_sequences);
 }
 
-// The one end of a branch.
-BranchEnd EndOf(const RecordedAnswer& answer, std::uint32_t branch) {
-  for (const BranchEnd& end : answer.branch_ends) {
-    if (end.branch == BranchIndex(branch)) return end;
+// The one end of a sequence.
+SequenceEnd EndOf(const RecordedAnswer& answer, std::uint32_t sequence) {
+  for (const SequenceEnd& end : answer.sequence_ends) {
+    if (end.sequence == SequenceIndex(sequence)) return end;
   }
-  ADD_FAILURE() << "branch " << branch << " has no end";
+  ADD_FAILURE() << "sequence " << sequence << " has no end";
   return {};
 }
 
@@ -110,7 +110,7 @@ TEST_P(EngineContract, DescribesWhatItServes) {
   EXPECT_GE(description->vocab_size, 16u);
   EXPECT_GE(description->max_context, 64u);
   EXPECT_NE(description->numerics_id, 0u);
-  EXPECT_GE(description->max_branches, 1u);
+  EXPECT_GE(description->max_sequences, 1u);
   EXPECT_GT(description->max_queue_tokens, 0u);
   const EngineLoad load = session.engine().Load();
   EXPECT_TRUE(load.ready);
@@ -178,54 +178,55 @@ TEST_P(EngineContract, ReplayOfACompleteAnswerEndsIt) {
   ExpectEnd(answer, FinishReason::kStop, 3);
 }
 
-TEST_P(EngineContract, EachBranchIsARequestWithASeedOfItsOwn) {
+TEST_P(EngineContract, EachSequenceIsARequestWithASeedOfItsOwn) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 8);
-  request.branches = SomeBranches(session.engine());
+  request.sequences = SomeSequences(session.engine());
   const RecordedAnswer answer = session.Ask(request);
-  ASSERT_EQ(answer.branch_ends.size(), request.branches);
-  for (std::uint32_t b = 0; b < request.branches; ++b) {
+  ASSERT_EQ(answer.sequence_ends.size(), request.sequences);
+  for (std::uint32_t b = 0; b < request.sequences; ++b) {
     EXPECT_EQ(EndOf(answer, b).reason, FinishReason::kLength);
     EXPECT_EQ(EndOf(answer, b).output_tokens, 8u);
     TokenizedRequest alone = request;
     alone.id.counter = 100 + b;
-    alone.branches = 1;
-    alone.sampling.seed = BranchSeed(request.sampling.seed, BranchIndex(b));
-    EXPECT_EQ(answer.token_ids(b), session.Ask(alone).token_ids()) << "branch " << b;
+    alone.sequences = 1;
+    alone.sampling.seed = SequenceSeed(request.sampling.seed, SequenceIndex(b));
+    EXPECT_EQ(answer.token_ids(b), session.Ask(alone).token_ids()) << "sequence " << b;
   }
   ASSERT_EQ(answer.ends.size(), 1u);
   EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
   EXPECT_EQ(answer.ends[0].usage.prompt_tokens, 20u) << "the prompt counts once";
-  EXPECT_EQ(answer.ends[0].usage.output_tokens, 8 * request.branches);
+  EXPECT_EQ(answer.ends[0].usage.output_tokens, 8 * request.sequences);
 }
 
-TEST_P(EngineContract, AStopTokenEndsItsBranchAlone) {
+TEST_P(EngineContract, AStopTokenEndsItsSequenceAlone) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 12);
-  request.branches = SomeBranches(session.engine());
+  request.sequences = SomeSequences(session.engine());
   const RecordedAnswer whole = session.Ask(request);
-  const TokenId stop = whole.token_ids(request.branches - 1)[4];
+  const TokenId stop = whole.token_ids(request.sequences - 1)[4];
   request.stop.stop_tokens = {stop};
   const RecordedAnswer answer = session.Ask(request);
-  for (std::uint32_t b = 0; b < request.branches; ++b) {
+  for (std::uint32_t b = 0; b < request.sequences; ++b) {
     std::vector<TokenId> expected = whole.token_ids(b);
     const auto at = std::find(expected.begin(), expected.end(), stop);
     const bool stops = at != expected.end();
     if (stops) expected.erase(at + 1, expected.end());
-    EXPECT_EQ(answer.token_ids(b), expected) << "branch " << b;
+    EXPECT_EQ(answer.token_ids(b), expected) << "sequence " << b;
     EXPECT_EQ(EndOf(answer, b).reason, stops ? FinishReason::kStop : FinishReason::kLength);
   }
   EXPECT_EQ(answer.ends[0].usage.output_tokens, TokensOfAll(answer));
 }
 
-TEST_P(EngineContract, CancelOfABranchLeavesTheOthers) {
+TEST_P(EngineContract, CancelOfASequenceLeavesTheOthers) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 40);
-  request.branches = SomeBranches(session.engine());
-  const std::uint32_t last = request.branches - 1;
+  request.sequences = SomeSequences(session.engine());
+  const std::uint32_t last = request.sequences - 1;
   session.Submit(request);
   session.PumpUntil([&] { return session.recorder->TokenCount(request.id, last) >= 3; });
-  session.engine().Cancel({.request = request.id, .branch = BranchIndex(last), .keep_tokens = 2});
+  session.engine().Cancel(
+      {.request = request.id, .sequence = SequenceIndex(last), .keep_tokens = 2});
   const RecordedAnswer answer = session.Finish(request);
   EXPECT_EQ(EndOf(answer, last).reason, FinishReason::kCancelled);
   EXPECT_EQ(EndOf(answer, last).output_tokens, 2u);
@@ -237,55 +238,55 @@ TEST_P(EngineContract, CancelOfABranchLeavesTheOthers) {
   EXPECT_EQ(answer.ends[0].usage.output_tokens, 40 * last + 2);
 }
 
-TEST_P(EngineContract, CancelWithoutABranchEndsAll) {
+TEST_P(EngineContract, CancelWithoutASequenceEndsAll) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 400);
-  request.branches = SomeBranches(session.engine());
+  request.sequences = SomeSequences(session.engine());
   session.Submit(request);
   session.PumpUntil([&] { return session.recorder->TokenCount(request.id) >= 3; });
   session.engine().Cancel({.request = request.id, .keep_tokens = 1});
   const RecordedAnswer answer = session.Finish(request);
-  for (std::uint32_t b = 0; b < request.branches; ++b) {
+  for (std::uint32_t b = 0; b < request.sequences; ++b) {
     EXPECT_EQ(EndOf(answer, b).reason, FinishReason::kCancelled);
   }
 }
 
-// Branches were given back at different lengths, one of them complete.
-TEST_P(EngineContract, ReplayContinuesEachBranchWhereItWas) {
+// Sequences were given back at different lengths, one of them complete.
+TEST_P(EngineContract, ReplayContinuesEachSequenceWhereItWas) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 8);
-  request.branches = SomeBranches(session.engine());
+  request.sequences = SomeSequences(session.engine());
   const RecordedAnswer whole = session.Ask(request);
   request.attempt = Attempt(request.attempt.value() + 1);
-  for (std::uint32_t b = 0; b < request.branches; ++b) {
+  for (std::uint32_t b = 0; b < request.sequences; ++b) {
     const std::vector<TokenId> tokens = whole.token_ids(b);
     const std::size_t had = b == 1 ? 8 : 2 * b;
     request.output_prefix.emplace_back(tokens.begin(), tokens.begin() + had);
   }
   const RecordedAnswer answer = session.Ask(request);
-  for (std::uint32_t b = 0; b < request.branches; ++b) {
+  for (std::uint32_t b = 0; b < request.sequences; ++b) {
     std::vector<TokenId> all = request.output_prefix[b];
     for (const TokenId token : answer.token_ids(b)) all.push_back(token);
-    EXPECT_EQ(all, whole.token_ids(b)) << "branch " << b;
+    EXPECT_EQ(all, whole.token_ids(b)) << "sequence " << b;
     EXPECT_EQ(EndOf(answer, b).output_tokens, 8u);
   }
-  EXPECT_EQ(answer.ends[0].usage.output_tokens, 8 * request.branches);
+  EXPECT_EQ(answer.ends[0].usage.output_tokens, 8 * request.sequences);
 }
 
 TEST_P(EngineContract, BeamsComeBestFirstOrAreRefusedByName) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 8);
   request.beam = BeamOptions{.beams = 3};
-  request.branches = std::min(2u, session.engine().Describe()->max_branches);
+  request.sequences = std::min(2u, session.engine().Describe()->max_sequences);
   const RecordedAnswer answer = session.Ask(request);
   if (!answer.accepted) {
     EXPECT_TRUE(absl::IsUnimplemented(answer.ends[0].status)) << answer.ends[0].status;
     return;
   }
   EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
-  ASSERT_EQ(answer.branch_ends.size(), request.branches);
-  for (std::uint32_t b = 0; b < request.branches; ++b) {
-    const BranchEnd end = EndOf(answer, b);
+  ASSERT_EQ(answer.sequence_ends.size(), request.sequences);
+  for (std::uint32_t b = 0; b < request.sequences; ++b) {
+    const SequenceEnd end = EndOf(answer, b);
     EXPECT_TRUE(end.reason == FinishReason::kStop || end.reason == FinishReason::kLength);
     EXPECT_EQ(end.output_tokens, answer.tokens[b].size());
     EXPECT_GE(answer.tokens[b].size(), 1u);
@@ -330,7 +331,7 @@ TEST_P(EngineContract, CancelBeforeTheFirstToken) {
   Session session(GetParam());
   const TokenizedRequest request = Request(1, 20, 8);
   session.Submit(request);
-  session.engine().Cancel({.request = request.id, .branch = BranchIndex(0)});
+  session.engine().Cancel({.request = request.id, .sequence = SequenceIndex(0)});
   session.Settle();
   ExpectEnd(session.Finish(request), FinishReason::kCancelled, 0);
 }
@@ -341,7 +342,7 @@ TEST_P(EngineContract, CancelOfOthersIsIgnored) {
   session.Submit(request);
   session.engine().Cancel({.request = {99, 2}});  // never seen
   session.engine().Cancel({.request = {98, 1}});  // another router's
-  session.engine().Cancel({.request = request.id, .branch = BranchIndex(1)});
+  session.engine().Cancel({.request = request.id, .sequence = SequenceIndex(1)});
   ExpectEnd(session.Finish(request), FinishReason::kLength, 8);
   session.engine().Cancel({.request = request.id});  // ended
   ExpectEnd(session.Ask(Request(3)), FinishReason::kLength, 8);
@@ -362,8 +363,8 @@ TEST_P(EngineContract, RefusesWhatItCannotServe) {
   add([&](auto& r) { r.prompt.assign(limits.max_context + 1, 1); });
   add([&](auto& r) { r.stop.max_tokens = limits.max_context; });
   add([&](auto& r) { r.stop.max_tokens = ~0u; });
-  add([&](auto& r) { r.branches = limits.max_branches + 1; });
-  add([](auto& r) { r.branches = 0; });
+  add([&](auto& r) { r.sequences = limits.max_sequences + 1; });
+  add([](auto& r) { r.sequences = 0; });
   add([](auto& r) { r.beam = BeamOptions{.beams = 0}; });
   add([](auto& r) { r.beam = BeamOptions{.beams = BeamOptions::kMaxCandidates}; });
   add([](auto& r) { r.sampling.temperature = -1; });

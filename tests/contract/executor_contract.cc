@@ -12,30 +12,30 @@
 namespace flotilla::testing {
 namespace {
 
-constexpr BranchHandle kGreedy{0}, kSampled{2};
+constexpr SequenceHandle kGreedy{0}, kSampled{2};
 constexpr std::uint64_t kSteps = 8;  // of Script
 
-// Two branches: a greedy one of 10 prompt tokens in two chunks, and from step 2 a
+// Two sequences: a greedy one of 10 prompt tokens in two chunks, and from step 2 a
 // sampled one; both then decode.
 std::vector<StepPlan> Script(Epoch epoch) {
   PlanBuilder plans(epoch);
-  OpenBranch greedy{.branch = kGreedy, .request = {1, 1}, .tokens = {}, .prompt_tokens = 10};
+  OpenSequence greedy{.sequence = kGreedy, .request = {1, 1}, .tokens = {}, .prompt_tokens = 10};
   for (TokenId token = 1; token <= 10; ++token) greedy.tokens.push_back(token);
   greedy.sampling.temperature = 0;
   greedy.stop.max_tokens = 5;  // ends in step 6
   greedy.logprobs = {.output_top = 3, .prompt_top = 2};
   plans.Add(greedy);
   plans.Grant(kGreedy, {1});
-  plans.Add(Run{.branch = kGreedy, .count = 4, .prompt_logprobs = true});
+  plans.Add(Run{.sequence = kGreedy, .count = 4, .prompt_logprobs = true});
   std::vector<StepPlan> script = {plans.Take()};
 
-  OpenBranch sampled{
-      .branch = kSampled, .request = {1, 2}, .tokens = {3, 1, 2}, .prompt_tokens = 3};
+  OpenSequence sampled{
+      .sequence = kSampled, .request = {1, 2}, .tokens = {3, 1, 2}, .prompt_tokens = 3};
   sampled.sampling.seed = 77;
   plans.Add(sampled);
   plans.Grant(kSampled, {2});
-  plans.Add(Run{.branch = kGreedy, .count = 6, .sample = true, .prompt_logprobs = true});
-  plans.Add(Run{.branch = kSampled, .count = 3, .sample = true});
+  plans.Add(Run{.sequence = kGreedy, .count = 6, .sample = true, .prompt_logprobs = true});
+  plans.Add(Run{.sequence = kSampled, .count = 3, .sample = true});
   script.push_back(plans.Take());
   while (script.size() < kSteps) script.push_back(plans.Take());
   return script;
@@ -74,9 +74,9 @@ class Session {
 };
 
 // What an answer is made of, whatever the epoch and the clock.
-std::vector<std::vector<BranchResult>> Answers(const std::vector<StepResult>& results) {
-  std::vector<std::vector<BranchResult>> answers;
-  for (const StepResult& result : results) answers.push_back(result.branches);
+std::vector<std::vector<SequenceResult>> Answers(const std::vector<StepResult>& results) {
+  std::vector<std::vector<SequenceResult>> answers;
+  for (const StepResult& result : results) answers.push_back(result.sequences);
   return answers;
 }
 
@@ -89,7 +89,7 @@ TEST_P(ExecutorContract, DescribesItsGroup) {
   EXPECT_GE(d.max_context, 32u);
   EXPECT_NE(d.numerics_id, 0u);
   EXPECT_GE(d.block_count, 8u);
-  EXPECT_GE(d.max_branches, 4u);
+  EXPECT_GE(d.max_sequences, 4u);
   EXPECT_GE(d.max_step_tokens, 16u);
   EXPECT_GE(d.lag, 1u);
   ASSERT_FALSE(d.groups.empty());
@@ -99,31 +99,31 @@ TEST_P(ExecutorContract, DescribesItsGroup) {
   EXPECT_GT(d.decode_ns_per_step, 0);
 }
 
-TEST_P(ExecutorContract, ResultsSayWhatEachBranchDid) {
+TEST_P(ExecutorContract, ResultsSayWhatEachSequenceDid) {
   Session session(GetParam());
   const Epoch epoch = session.Start();
   const auto results = session.RunSteps(Script(epoch), 1, kSteps);
   const std::uint32_t vocab = session.recorder.description().vocab_size;
 
-  ASSERT_EQ(results[0].branches.size(), 1u);
-  EXPECT_EQ(results[0].branches[0].length, 4u);
-  EXPECT_TRUE(results[0].branches[0].tokens.empty());
-  EXPECT_EQ(results[0].branches[0].prompt_first, 1u);
-  EXPECT_EQ(results[0].branches[0].prompt.size(), 4u);
+  ASSERT_EQ(results[0].sequences.size(), 1u);
+  EXPECT_EQ(results[0].sequences[0].length, 4u);
+  EXPECT_TRUE(results[0].sequences[0].tokens.empty());
+  EXPECT_EQ(results[0].sequences[0].prompt_first, 1u);
+  EXPECT_EQ(results[0].sequences[0].prompt.size(), 4u);
   EXPECT_EQ(results[0].timings.rows, 4u);
-  EXPECT_EQ(results[1].branches[0].prompt_first, 5u);
-  EXPECT_EQ(results[1].branches[0].prompt.size(), 5u);  // the last row has no target
-  EXPECT_EQ(results[1].branches[0].prompt[0].token, 6);
-  EXPECT_EQ(results[1].branches[0].prompt[0].top.size(), 2u);
+  EXPECT_EQ(results[1].sequences[0].prompt_first, 5u);
+  EXPECT_EQ(results[1].sequences[0].prompt.size(), 5u);  // the last row has no target
+  EXPECT_EQ(results[1].sequences[0].prompt[0].token, 6);
+  EXPECT_EQ(results[1].sequences[0].prompt[0].top.size(), 2u);
   EXPECT_EQ(results[2].timings.rows, 2u);
   EXPECT_EQ(results[2].timings.decode_rows, 2u);
 
   for (std::uint32_t i = 1; i < kSteps; ++i) {
-    ASSERT_EQ(results[i].branches.size(), 2u);
-    const BranchResult& greedy = results[i].branches[0];
-    const BranchResult& sampled = results[i].branches[1];
-    EXPECT_EQ(greedy.branch, kGreedy);
-    EXPECT_EQ(sampled.branch, kSampled);
+    ASSERT_EQ(results[i].sequences.size(), 2u);
+    const SequenceResult& greedy = results[i].sequences[0];
+    const SequenceResult& sampled = results[i].sequences[1];
+    EXPECT_EQ(greedy.sequence, kGreedy);
+    EXPECT_EQ(sampled.sequence, kSampled);
     EXPECT_EQ(sampled.length, 3 + i - 1);
     EXPECT_EQ(sampled.first_output, i - 1);
     ASSERT_EQ(sampled.tokens.size(), 1u);
@@ -193,7 +193,7 @@ TEST_P(ExecutorContract, WrongPlansEndTheEpochAtEveryPoint) {
       if (fault == Fault::kDigest) ++plan.digest;
       if (fault == Fault::kGap) plan.step = Step(step + 1);
       if (fault == Fault::kRepeat) plan.step = Step(step - 1);
-      if (fault == Fault::kInvalid) plan.ops.push_back(DropBranch{BranchHandle(3)});
+      if (fault == Fault::kInvalid) plan.ops.push_back(DropSequence{SequenceHandle(3)});
       EXPECT_TRUE(session.executor().Execute(plan).ok());
       const Lost lost = session.recorder.WaitLost(++losses);
       EXPECT_EQ(lost.epoch, epoch);
@@ -218,7 +218,7 @@ TEST_P(ExecutorContract, QueuedPlansDieWithTheirEpoch) {
   const absl::Status behind = session.executor().Execute(script[1]);  // may come too late
   EXPECT_TRUE(behind.ok() || absl::IsFailedPrecondition(behind)) << behind;
   EXPECT_EQ(session.recorder.WaitLost(1).epoch, epoch);
-  // The new epoch starts at step 1 with empty branches and an empty queue.
+  // The new epoch starts at step 1 with empty sequences and an empty queue.
   session.RunSteps(Script(session.recorder.WaitReady(2)), 1, kSteps);
   EXPECT_EQ(session.recorder.result_count(), kSteps);
 }

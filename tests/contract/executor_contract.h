@@ -4,7 +4,7 @@
 //   INSTANTIATE_TEST_SUITE_P(Fake, ExecutorContract, ::testing::Values(FakeCase()),
 //                            ExecutorCaseName);
 //
-// The executor needs at least 8 blocks, 4 branches, 32 tokens of context, 16
+// The executor needs at least 8 blocks, 4 sequences, 32 tokens of context, 16
 // rows a step, and a vocabulary of at least 16.
 #pragma once
 

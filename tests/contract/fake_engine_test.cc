@@ -49,8 +49,8 @@ class FakeEngineTest : public ::testing::Test {
 };
 
 TEST_F(FakeEngineTest, AnswersInsideSubmitWithPredictableTokens) {
-  EXPECT_THAT(Ask(2).token_ids(), ElementsAre(FakeToken(4, BranchIndex(0), 0, 1000),
-                                              FakeToken(4, BranchIndex(0), 1, 1000)));
+  EXPECT_THAT(Ask(2).token_ids(), ElementsAre(FakeToken(4, SequenceIndex(0), 0, 1000),
+                                              FakeToken(4, SequenceIndex(0), 1, 1000)));
   EXPECT_EQ(engine_.submitted().size(), 1u);
 }
 
@@ -62,30 +62,30 @@ TEST_F(FakeEngineTest, FollowsItsScripts) {
        {FinishReason::kStop, FinishReason::kStop, FinishReason::kLength}) {
     const RecordedAnswer answer = Ask(reason == FinishReason::kLength ? 2 : 10);
     EXPECT_EQ(answer.tokens[0].size(), 2u);
-    EXPECT_EQ(answer.branch_ends[0].reason, reason);
+    EXPECT_EQ(answer.sequence_ends[0].reason, reason);
     EXPECT_TRUE(answer.ends[0].status.ok());
   }
 }
 
-TEST_F(FakeEngineTest, ScriptsBranchesAndBeams) {
+TEST_F(FakeEngineTest, ScriptsSequencesAndBeams) {
   TokenizedRequest request;
   request.id = {1, 1};
   request.prompt = {1, 2};
-  request.branches = 2;
+  request.sequences = 2;
   request.stop.max_tokens = 3;
   for (const bool beam : {false, true}) {
     if (beam) request.beam = BeamOptions{.beams = 4};
-    engine_.Script({.branches = {{{7, 8}, -1.0f, -0.25f}, {{5, 6, 4, 3}, -2.0f, -0.75f}}});
+    engine_.Script({.sequences = {{{7, 8}, -1.0f, -0.25f}, {{5, 6, 4, 3}, -2.0f, -0.75f}}});
     recorder_->Expect(request);
     engine_.Submit(request, recorder_);
     const RecordedAnswer answer = recorder_->Answer(request.id);
     EXPECT_THAT(answer.token_ids(0), ElementsAre(7, 8));
     EXPECT_THAT(answer.token_ids(1), ElementsAre(5, 6, 4));
     EXPECT_EQ(answer.tokens[1][2].logprob, -2.0f);
-    ASSERT_EQ(answer.branch_ends.size(), 2u);
-    EXPECT_EQ(answer.branch_ends[0].reason, FinishReason::kStop);
-    EXPECT_EQ(answer.branch_ends[1].reason, FinishReason::kLength);
-    EXPECT_EQ(answer.branch_ends[1].score, beam ? -0.75f : 0.0f);
+    ASSERT_EQ(answer.sequence_ends.size(), 2u);
+    EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kStop);
+    EXPECT_EQ(answer.sequence_ends[1].reason, FinishReason::kLength);
+    EXPECT_EQ(answer.sequence_ends[1].score, beam ? -0.75f : 0.0f);
     EXPECT_EQ(answer.ends[0].usage.output_tokens, 5u);
   }
 }
@@ -98,7 +98,7 @@ TEST_F(FakeEngineTest, RefusesAndFailsAsScripted) {
   engine_.Script({.error = absl::InternalError("broken"), .error_at = 2});
   answer = Ask(5);
   EXPECT_EQ(answer.tokens[0].size(), 2u);
-  EXPECT_EQ(answer.branch_ends[0].reason, FinishReason::kError);
+  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kError);
   EXPECT_TRUE(absl::IsInternal(answer.ends[0].status));
 }
 

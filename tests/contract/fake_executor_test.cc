@@ -29,11 +29,11 @@ class ManualFakeTest : public ::testing::Test {
 
   StepPlan FirstPlan(Epoch epoch) {
     PlanBuilder plans(epoch);
-    OpenBranch open{.branch = BranchHandle(0), .tokens = {1, 2}, .prompt_tokens = 2};
+    OpenSequence open{.sequence = SequenceHandle(0), .tokens = {1, 2}, .prompt_tokens = 2};
     open.sampling.seed = 5;
     plans.Add(open);
-    plans.Grant(BranchHandle(0), {1});
-    plans.Add(flotilla::Run{.branch = BranchHandle(0), .count = 2, .sample = true});
+    plans.Grant(SequenceHandle(0), {1});
+    plans.Add(flotilla::Run{.sequence = SequenceHandle(0), .count = 2, .sample = true});
     return plans.Take();
   }
 
@@ -51,8 +51,8 @@ TEST_F(ManualFakeTest, MovesOnlyWhenTold) {
   EXPECT_EQ(recorder_.result_count(), 0u);
   EXPECT_TRUE(executor_.Advance());
   EXPECT_EQ(executor_.queued(), 0u);
-  EXPECT_EQ(recorder_.WaitResult(1).branches[0].tokens[0].token,
-            FakeToken(5, BranchIndex(0), 0, 1000));
+  EXPECT_EQ(recorder_.WaitResult(1).sequences[0].tokens[0].token,
+            FakeToken(5, SequenceIndex(0), 0, 1000));
 }
 
 TEST_F(ManualFakeTest, PauseHoldsStepsAndRestartIsHeld) {

@@ -221,8 +221,8 @@ TEST_F(FleetEngineTest, WhatIsGivenBackGoesOnWhenTheSchedulerIsBack) {
     GoAway(0);
     WaitUntil([&] { return recorder_->Ended(request.id); });
     const RecordedAnswer part = recorder_->Answer(request.id);
-    ASSERT_EQ(part.branch_ends.size(), 1u);
-    EXPECT_EQ(part.branch_ends[0].reason, FinishReason::kMoved);
+    ASSERT_EQ(part.sequence_ends.size(), 1u);
+    EXPECT_EQ(part.sequence_ends[0].reason, FinishReason::kMoved);
     EXPECT_TRUE(absl::IsUnavailable(part.ends[0].status)) << part.ends[0].status;
     for (const TokenId token : part.token_ids()) all.push_back(token);
     request.output_prefix = {all};
@@ -236,7 +236,7 @@ TEST_F(FleetEngineTest, WhatIsGivenBackGoesOnWhenTheSchedulerIsBack) {
   for (const TokenId token : recorder_->Answer(request.id).token_ids()) all.push_back(token);
   ASSERT_EQ(all.size(), 40u);
   for (std::uint32_t i = 0; i < 40; ++i) {
-    EXPECT_EQ(all[i], FakeToken(1, BranchIndex(0), i, 1000)) << i;
+    EXPECT_EQ(all[i], FakeToken(1, SequenceIndex(0), i, 1000)) << i;
   }
   EXPECT_EQ(fleet_->Counters().replays[1][static_cast<int>(ReplayResult::kResumed)], 3u);
 }
@@ -261,7 +261,7 @@ TEST_F(FleetEngineTest, AnotherGroupGoesOnAtOnce) {
   for (const TokenId token : recorder_->Answer(request.id).token_ids()) all.push_back(token);
   ASSERT_EQ(all.size(), 40u);
   for (std::uint32_t i = 0; i < 40; ++i) {
-    EXPECT_EQ(all[i], FakeToken(1, BranchIndex(0), i, 1000)) << i;
+    EXPECT_EQ(all[i], FakeToken(1, SequenceIndex(0), i, 1000)) << i;
   }
   EXPECT_EQ(fleet_->Counters().replays[1][static_cast<int>(ReplayResult::kSent)], 2u);
 }
@@ -297,11 +297,11 @@ TEST_F(FleetEngineTest, WhatWaitsCanBeCancelled) {
   GoAway(0);
   TokenizedRequest request = Request(1, 4);
   request.attempt = Attempt(1);
-  request.branches = 2;
+  request.sequences = 2;
   Submit(request);
-  engine_->Cancel({.request = request.id, .branch = BranchIndex(1), .keep_tokens = 0});
+  engine_->Cancel({.request = request.id, .sequence = SequenceIndex(1), .keep_tokens = 0});
   EXPECT_FALSE(recorder_->Ended(request.id));
-  engine_->Cancel({.request = request.id, .branch = BranchIndex(0), .keep_tokens = 0});
+  engine_->Cancel({.request = request.id, .sequence = SequenceIndex(0), .keep_tokens = 0});
   EXPECT_TRUE(recorder_->Ended(request.id));
 }
 

@@ -120,8 +120,8 @@ TEST_F(RemoteEngineTest, WhatWasThereIsGivenBackAndTheRestRefused) {
   GoAway();
   WaitUntil([&] { return recorder_->Ended({5, 1}); });
   const RecordedAnswer part = recorder_->Answer({5, 1});
-  ASSERT_EQ(part.branch_ends.size(), 1u);
-  EXPECT_EQ(part.branch_ends[0].reason, FinishReason::kMoved);
+  ASSERT_EQ(part.sequence_ends.size(), 1u);
+  EXPECT_EQ(part.sequence_ends[0].reason, FinishReason::kMoved);
   EXPECT_TRUE(absl::IsUnavailable(part.ends[0].status)) << part.ends[0].status;
   TokenizedRequest again = Request(2, 3);
   again.attempt = Attempt(1);

@@ -128,9 +128,9 @@ class RemoteExecutorTest : public ::testing::Test {
   }
   static StepPlan FirstPlan(Epoch epoch) {
     PlanBuilder plans(epoch);
-    plans.Add(OpenBranch{.branch = BranchHandle(0), .tokens = {1, 2}, .prompt_tokens = 2});
-    plans.Grant(BranchHandle(0), {1});
-    plans.Add(flotilla::Run{.branch = BranchHandle(0), .count = 2, .sample = true});
+    plans.Add(OpenSequence{.sequence = SequenceHandle(0), .tokens = {1, 2}, .prompt_tokens = 2});
+    plans.Grant(SequenceHandle(0), {1});
+    plans.Add(flotilla::Run{.sequence = SequenceHandle(0), .count = 2, .sample = true});
     return plans.Take();
   }
 

@@ -1,5 +1,5 @@
 // The KV pool on the real model, at the Engine seam: little of it is wasted,
-// branches of a request share what they can, and a quarter of the pool that a load
+// sequences of a request share what they can, and a quarter of the pool that a load
 // would like is nearly enough for it. With a few requests; scripts/bench_memory has
 // the whole load and the figures that are required of it.
 #include <algorithm>

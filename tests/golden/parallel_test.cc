@@ -25,7 +25,7 @@ struct Layout {
 constexpr Layout kLayouts[] = {
     {{3, 1}}, {{2, 1}}, {{2, 1}, ShardBalance::kBytes}, {{1, 2}}, {{2, 2}}};
 
-// The golden chats with log-probabilities, then sampled ones, two branches each, prompt
+// The golden chats with log-probabilities, then sampled ones, two sequences each, prompt
 // log-probabilities, and a beam search.
 struct Load {
   std::vector<TokenizedRequest> requests;
@@ -53,14 +53,14 @@ Load MakeLoad() {
     // From the whole vocabulary: ranks draw of their own shards.
     if (i == 3) request.sampling = {.temperature = 0.9f, .seed = i};
     request.stop.max_tokens = 24;
-    request.branches = 2;
+    request.sequences = 2;
     request.logprobs.prompt_top = 3;
   }
   TokenizedRequest& beam = load.requests.emplace_back(load.requests[0]);
   beam.id = {3, 0};
   beam.logprobs = {};
   beam.stop.max_tokens = 24;
-  beam.branches = 4;
+  beam.sequences = 4;
   beam.beam = BeamOptions{.beams = 4};
   return load;
 }
@@ -95,10 +95,10 @@ TEST_P(ParallelTest, EveryLayoutGivesTheBitsOfOneRank) {
       SCOPED_TRACE(absl::StrCat("request ", i));
       ASSERT_TRUE(answers[i].status.ok()) << answers[i].status;
       EXPECT_EQ(answers[i].Bits(), alone[i].Bits());
-      ASSERT_EQ(answers[i].branches.size(), alone[i].branches.size());
-      for (std::size_t b = 0; b < answers[i].branches.size(); ++b) {
-        EXPECT_EQ(answers[i].branches[b].ids(), alone[i].branches[b].ids());
-        EXPECT_EQ(answers[i].branches[b].score, alone[i].branches[b].score);
+      ASSERT_EQ(answers[i].sequences.size(), alone[i].sequences.size());
+      for (std::size_t b = 0; b < answers[i].sequences.size(); ++b) {
+        EXPECT_EQ(answers[i].sequences[b].ids(), alone[i].sequences[b].ids());
+        EXPECT_EQ(answers[i].sequences[b].score, alone[i].sequences[b].score);
       }
       EXPECT_EQ(answers[i].prompt_logprobs, alone[i].prompt_logprobs);
       if (GetParam() == Recipe::kFp32 && i < load.greedy.size()) {

@@ -162,6 +162,6 @@ def test_an_option_is_blamed_by_its_flag(role, words, said):
     code, lines = say(role, "--model", model_path(), *ports, *words.split())
     assert code == 1 and said in lines[-1], lines
     assert len(lines) == 1, lines
-    for name in ("max_context", "kv_blocks", "max_step_tokens", "max_branches", "draft_layers"):
+    for name in ("max_context", "kv_blocks", "max_step_tokens", "max_sequences", "draft_layers"):
         assert name not in lines[-1]
     assert time.monotonic() - started < (60 if SANITIZED else 10)

@@ -173,7 +173,7 @@ def test_best_of_over_grpc(server, stub, pb):
         assert scores[i] == pytest.approx(expected[i][0], abs=1e-5)
 
 
-def test_a_disconnect_frees_all_branches(server):
+def test_a_disconnect_frees_all_sequences(server):
     body = {**SAMPLED, "n": 4, "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()  # a dropped iterator closes the connection

@@ -31,7 +31,7 @@ def follow(fleet, **fields):
     wait_until(lambda: lines(fleet.scheduler, "request served", request=over["request"]),
                "the scheduler tells of it")
     [served] = lines(fleet.scheduler, "request served", request=over["request"])
-    opened = lines(fleet.worker, "branch opened", request=over["request"])
+    opened = lines(fleet.worker, "sequence opened", request=over["request"])
     for key in ("trace_id", "span_id", "client_request_id", "prompt_tokens", "output_tokens"):
         assert served[key] == over[key], key
     return over, served, opened
@@ -56,7 +56,7 @@ def test_a_request_is_found_by_its_id_and_trace_in_all_roles(fleet):
     assert (over["outcome"], over["attempts"], over["output_tokens"]) == ("finished", "1", "10")
     assert float(over["first_token_ms"]) <= float(over["ms"])
     assert served["attempt"] == "0" and served["status"] == "OK"
-    assert opened[0]["branch"] == "0"
+    assert opened[0]["sequence"] == "0"
 
 
 def test_a_request_without_names_gets_them(fleet):

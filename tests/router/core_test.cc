@@ -106,17 +106,17 @@ TEST(StopMatcher, AgreesWithANaiveMatcherHoweverTheTextIsCut) {
   }
 }
 
-TokenizedRequest Request(std::uint32_t branches) {
+TokenizedRequest Request(std::uint32_t sequences) {
   TokenizedRequest request;
   request.id = {7, 9};
   request.prompt = {1, 2, 3};
-  request.branches = branches;
+  request.sequences = sequences;
   return request;
 }
 
-TokenEvent Token(const RequestTracker& t, std::uint32_t branch, std::uint32_t position,
+TokenEvent Token(const RequestTracker& t, std::uint32_t sequence, std::uint32_t position,
                  TokenId token) {
-  return {t.id(), t.request().attempt, BranchIndex(branch), position, token, 0, {}};
+  return {t.id(), t.request().attempt, SequenceIndex(sequence), position, token, 0, {}};
 }
 
 using Verdict = RequestTracker::TokenVerdict;
@@ -128,8 +128,8 @@ TEST(RequestTracker, ReplaysFromTheTokensReceived) {
   EXPECT_TRUE(tracker.Apply(Accepted{tracker.id(), Attempt(0)}));
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 0, 50)), Verdict::kNew);
   const TokenEvent late = Token(tracker, 0, 1, 51);
-  EXPECT_FALSE(
-      tracker.Apply(BranchEnd{tracker.id(), Attempt(0), BranchIndex(0), FinishReason::kMoved, 1}));
+  EXPECT_FALSE(tracker.Apply(
+      SequenceEnd{tracker.id(), Attempt(0), SequenceIndex(0), FinishReason::kMoved, 1}));
   EXPECT_EQ(tracker.Apply(RequestEnd{tracker.id(), Attempt(0)}), EndVerdict::kReplay);
 
   const TokenizedRequest again = tracker.Submission();
@@ -140,8 +140,8 @@ TEST(RequestTracker, ReplaysFromTheTokensReceived) {
   EXPECT_FALSE(tracker.Apply(Accepted{tracker.id(), Attempt(1)}));  // told once
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 0, 50)), Verdict::kDrop);
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 1, 51)), Verdict::kNew);
-  EXPECT_TRUE(
-      tracker.Apply(BranchEnd{tracker.id(), Attempt(1), BranchIndex(0), FinishReason::kStop, 2}));
+  EXPECT_TRUE(tracker.Apply(
+      SequenceEnd{tracker.id(), Attempt(1), SequenceIndex(0), FinishReason::kStop, 2}));
   EXPECT_EQ(tracker.Apply(RequestEnd{tracker.id(), Attempt(1)}), EndVerdict::kFinal);
   EXPECT_EQ(tracker.CountedUsage({}).output_tokens, 2u);
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 2, 52)), Verdict::kDrop);
@@ -151,7 +151,7 @@ TEST(RequestTracker, GivesUpAfterTheLastAttempt) {
   RequestTracker tracker(Request(1), 2);
   for (std::uint32_t attempt = 0; attempt < 2; ++attempt) {
     tracker.Apply(
-        BranchEnd{tracker.id(), Attempt(attempt), BranchIndex(0), FinishReason::kMoved, 0});
+        SequenceEnd{tracker.id(), Attempt(attempt), SequenceIndex(0), FinishReason::kMoved, 0});
     EXPECT_EQ(tracker.Apply(RequestEnd{tracker.id(), Attempt(attempt)}),
               attempt == 0 ? EndVerdict::kReplay : EndVerdict::kFinal);
   }
@@ -161,21 +161,21 @@ TEST(RequestTracker, GivesUpAfterTheLastAttempt) {
 TEST(RequestTracker, CancelKeepsWhatWasCountedAndIsNotReplayed) {
   RequestTracker tracker(Request(2), 3);
   for (std::uint32_t i = 0; i < 4; ++i) tracker.Apply(Token(tracker, 0, i, 10));
-  const auto cancel = tracker.EndBranch(BranchIndex(0), 3);
+  const auto cancel = tracker.EndSequence(SequenceIndex(0), 3);
   ASSERT_TRUE(cancel.has_value());
-  EXPECT_EQ(cancel->branch, BranchIndex(0));
+  EXPECT_EQ(cancel->sequence, SequenceIndex(0));
   EXPECT_EQ(cancel->keep_tokens, 3u);
-  EXPECT_FALSE(tracker.EndBranch(BranchIndex(0), 3).has_value());
+  EXPECT_FALSE(tracker.EndSequence(SequenceIndex(0), 3).has_value());
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 4, 10)), Verdict::kDrop);
-  // Both come back moved; only branch 1 still wants to run.
+  // Both come back moved; only sequence 1 still wants to run.
   for (std::uint32_t b = 0; b < 2; ++b) {
-    tracker.Apply(BranchEnd{tracker.id(), Attempt(0), BranchIndex(b), FinishReason::kMoved, 0});
+    tracker.Apply(SequenceEnd{tracker.id(), Attempt(0), SequenceIndex(b), FinishReason::kMoved, 0});
   }
   EXPECT_EQ(tracker.Apply(RequestEnd{tracker.id(), Attempt(0)}), EndVerdict::kReplay);
   ASSERT_EQ(tracker.CancelsOfEnded().size(), 1u);
   EXPECT_EQ(tracker.CancelsOfEnded()[0].keep_tokens, 3u);
   EXPECT_EQ(tracker.EndAll().size(), 1u);
-  tracker.Apply(BranchEnd{tracker.id(), Attempt(1), BranchIndex(1), FinishReason::kMoved, 0});
+  tracker.Apply(SequenceEnd{tracker.id(), Attempt(1), SequenceIndex(1), FinishReason::kMoved, 0});
   EXPECT_EQ(tracker.Apply(RequestEnd{tracker.id(), Attempt(1)}), EndVerdict::kFinal);
   EXPECT_FALSE(tracker.exhausted());
   EXPECT_EQ(tracker.CountedUsage({}).output_tokens, 3u);
@@ -187,9 +187,9 @@ TEST(RequestTracker, ABeamSearchStartsAgainFromNothing) {
   RequestTracker tracker(request, 3);
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 0, 50)), Verdict::kNew);
   EXPECT_TRUE(tracker.Apply(
-      BranchEnd{tracker.id(), Attempt(0), BranchIndex(0), FinishReason::kStop, 1, -0.5f}));
-  EXPECT_FALSE(
-      tracker.Apply(BranchEnd{tracker.id(), Attempt(0), BranchIndex(1), FinishReason::kMoved, 0}));
+      SequenceEnd{tracker.id(), Attempt(0), SequenceIndex(0), FinishReason::kStop, 1, -0.5f}));
+  EXPECT_FALSE(tracker.Apply(
+      SequenceEnd{tracker.id(), Attempt(0), SequenceIndex(1), FinishReason::kMoved, 0}));
   EXPECT_EQ(tracker.Apply(RequestEnd{tracker.id(), Attempt(0)}), EndVerdict::kReplay);
   EXPECT_TRUE(tracker.Submission().output_prefix.empty());
   EXPECT_TRUE(tracker.CancelsOfEnded().empty());
@@ -205,7 +205,7 @@ TEST(RequestTracker, ABeamSearchIsCancelledAndChargedAsAWhole) {
   const std::vector<CancelRequest> cancels = tracker.EndAll();
   ASSERT_EQ(cancels.size(), 1u);
   EXPECT_EQ(cancels[0].request, tracker.id());
-  EXPECT_FALSE(cancels[0].branch.has_value());
+  EXPECT_FALSE(cancels[0].sequence.has_value());
   EXPECT_EQ(cancels[0].keep_tokens, 0u);
   EXPECT_TRUE(tracker.EndAll().empty());
   const Usage usage = tracker.CountedUsage({.prompt_tokens = 9, .output_tokens = 77});
@@ -213,7 +213,7 @@ TEST(RequestTracker, ABeamSearchIsCancelledAndChargedAsAWhole) {
   EXPECT_EQ(usage.output_tokens, 77u);
 }
 
-TEST(RequestTracker, MissingPositionsAndForeignBranchesAreGaps) {
+TEST(RequestTracker, MissingPositionsAndForeignSequencesAreGaps) {
   RequestTracker tracker(Request(1), 1);
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 1, 5)), Verdict::kGap);
   EXPECT_EQ(tracker.Apply(Token(tracker, 1, 0, 5)), Verdict::kGap);
@@ -237,20 +237,20 @@ TEST(RequestTracker, ExactlyOnceUnderRandomLoss) {
   for (std::uint32_t seed = 1; seed <= 2000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
-    const std::uint32_t branches = 1 + random() % 3;
-    std::vector<std::vector<TokenId>> truth(branches), got(branches);
+    const std::uint32_t sequences = 1 + random() % 3;
+    std::vector<std::vector<TokenId>> truth(sequences), got(sequences);
     for (auto& tokens : truth) {
       tokens.resize(random() % 20);
       for (TokenId& token : tokens) token = static_cast<TokenId>(random() % 100);
     }
-    RequestTracker tracker(Request(branches), 1000);
+    RequestTracker tracker(Request(sequences), 1000);
     std::vector<TokenEvent> history;
-    std::vector<bool> ended(branches, false);
+    std::vector<bool> ended(sequences, false);
     bool over = false;
     for (int attempt = 0; !over && attempt < 1000; ++attempt) {
       const TokenizedRequest submission = tracker.Submission();
       const bool move = attempt < 20 && random() % 4 != 0;
-      for (std::uint32_t b = 0; b < branches; ++b) {
+      for (std::uint32_t b = 0; b < sequences; ++b) {
         // A sloppy engine repeats a few tokens of the prefix.
         std::uint32_t at = submission.output_prefix.empty()
                                ? 0
@@ -270,8 +270,8 @@ TEST(RequestTracker, ExactlyOnceUnderRandomLoss) {
         }
         const bool whole = at >= truth[b].size();
         const bool told =
-            tracker.Apply(BranchEnd{tracker.id(), submission.attempt, BranchIndex(b),
-                                    whole ? FinishReason::kStop : FinishReason::kMoved, at});
+            tracker.Apply(SequenceEnd{tracker.id(), submission.attempt, SequenceIndex(b),
+                                      whole ? FinishReason::kStop : FinishReason::kMoved, at});
         if (told) {
           ASSERT_FALSE(ended[b]);
           ended[b] = true;
@@ -281,7 +281,7 @@ TEST(RequestTracker, ExactlyOnceUnderRandomLoss) {
     }
     ASSERT_TRUE(over);
     ASSERT_EQ(got, truth);
-    ASSERT_EQ(ended, std::vector<bool>(branches, true));
+    ASSERT_EQ(ended, std::vector<bool>(sequences, true));
   }
 }
 

@@ -56,7 +56,7 @@ class FleetCoreTest : public ::testing::Test {
     Say(group, {RequestEnd{request.id, request.attempt, std::move(status), retry_after_ms, {}}});
   }
   void GiveBack(std::uint64_t group, const TokenizedRequest& request) {
-    Say(group, {BranchEnd{request.id, request.attempt, BranchIndex(0), FinishReason::kMoved},
+    Say(group, {SequenceEnd{request.id, request.attempt, SequenceIndex(0), FinishReason::kMoved},
                 RequestEnd{request.id, request.attempt, absl::UnavailableError("gone"), 0, {}}});
   }
   // A group, the only one, begins to answer.
@@ -269,7 +269,7 @@ class StuckTest : public FleetCoreTest {
     Add(1);
     for (const std::uint64_t number : {1, 2}) {
       TokenizedRequest request = Request(number);
-      request.branches = 2;
+      request.sequences = 2;
       Submit(request);
       EXPECT_EQ(SentTo(), 1u);
       Accept(1, request);
@@ -295,10 +295,10 @@ TEST_F(StuckTest, AnotherGroupGoesOnAfterAWhile) {
   ASSERT_EQ(actions.commands.size(), 2u);
   for (const auto& [group, command] : actions.commands) {
     EXPECT_EQ(group, Id(1));
-    EXPECT_FALSE(std::get<CancelRequest>(command).branch.has_value());
+    EXPECT_FALSE(std::get<CancelRequest>(command).sequence.has_value());
   }
-  ASSERT_EQ(actions.events.size(), 6u) << "two branches and the end of each";
-  EXPECT_EQ(std::get<BranchEnd>(actions.events[0].second).reason, FinishReason::kMoved);
+  ASSERT_EQ(actions.events.size(), 6u) << "two sequences and the end of each";
+  EXPECT_EQ(std::get<SequenceEnd>(actions.events[0].second).reason, FinishReason::kMoved);
   EXPECT_TRUE(absl::IsUnavailable(std::get<RequestEnd>(actions.events[2].second).status));
   EXPECT_FALSE(core_.Drained(0)) << "their owner comes again";
   // Its worker is back; but what it had it may not have forgotten yet.
@@ -307,7 +307,7 @@ TEST_F(StuckTest, AnotherGroupGoesOnAfterAWhile) {
     Submit(Request(number, 1));
     EXPECT_EQ(SentTo(), 2u);
     Accept(2, Request(number, 1));
-    Say(1, {BranchEnd{{1, number}, Attempt(0), BranchIndex(0), FinishReason::kCancelled},
+    Say(1, {SequenceEnd{{1, number}, Attempt(0), SequenceIndex(0), FinishReason::kCancelled},
             RequestEnd{{1, number}, Attempt(0), absl::OkStatus(), 0, {}}});
     EXPECT_EQ(SentTo(), std::nullopt);
   }
@@ -367,7 +367,7 @@ TEST_F(FleetCoreTest, WhatIsHeldExpiresOrMissesItsDeadline) {
   EXPECT_EQ(SentTo(), std::nullopt);
   now_ns_ = 5 * kSecond;
   core_.Tick(now_ns_);
-  EXPECT_TRUE(LastEnd().status.ok());  // and its branch says why
+  EXPECT_TRUE(LastEnd().status.ok());  // and its sequence says why
   core_.Drain(std::nullopt);
   EXPECT_FALSE(core_.Drained(std::nullopt));
   now_ns_ = 60 * kSecond;
@@ -397,10 +397,10 @@ TEST_F(FleetCoreTest, CancelsFollowTheRequest) {
   Add(1);
   Add(2);
   TokenizedRequest request = Request(1);
-  request.branches = 2;
+  request.sequences = 2;
   Submit(request);
   const std::uint64_t first = *SentTo();
-  core_.Cancel({.request = request.id, .branch = BranchIndex(1)});
+  core_.Cancel({.request = request.id, .sequence = SequenceIndex(1)});
   FleetCore::Actions actions = core_.Take();
   ASSERT_EQ(actions.commands.size(), 1u);
   EXPECT_EQ(actions.commands[0].first, Id(first));
@@ -453,9 +453,9 @@ TEST_F(FleetCoreTest, WhatIsOwedFallsWithEveryTokenAndIsGoneAtTheEnd) {
   Accept(1, request);
   core_.OnLoad(now_ns_, Id(1), {.owed_tokens = 33, .ready = true});  // 20 are another router's
   EXPECT_EQ(core_.View(Id(1)).owed_tokens, 33u);
-  Say(1, {TokenEvent{request.id, request.attempt, BranchIndex(0), 0, 7}});
+  Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), 0, 7}});
   EXPECT_EQ(core_.View(Id(1)).owed_tokens, 29u) << "the prompt and a token";
-  Say(1, {TokenEvent{request.id, request.attempt, BranchIndex(0), 1, 7},
+  Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), 1, 7},
           RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
   EXPECT_EQ(core_.View(Id(1)).owed_tokens, 20u);
 }

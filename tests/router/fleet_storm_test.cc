@@ -120,7 +120,7 @@ class Storm {
       std::vector<EngineEvent> events;
       if (at.accepted) {
         events.push_back(
-            BranchEnd{request, at.request.attempt, BranchIndex(0), FinishReason::kMoved});
+            SequenceEnd{request, at.request.attempt, SequenceIndex(0), FinishReason::kMoved});
       }
       events.push_back(
           RequestEnd{request, at.request.attempt, absl::UnavailableError("gone"), 0, {}});
@@ -142,12 +142,13 @@ class Storm {
     } else if (!std::exchange(one.accepted, true)) {
       events.push_back(Accepted{request, attempt});
     } else if (one.cancelled || one.tokens == kTokens) {
-      events.push_back(BranchEnd{request, attempt, BranchIndex(0),
-                                 one.cancelled ? FinishReason::kCancelled : FinishReason::kLength});
+      events.push_back(
+          SequenceEnd{request, attempt, SequenceIndex(0),
+                      one.cancelled ? FinishReason::kCancelled : FinishReason::kLength});
       events.push_back(RequestEnd{request, attempt, absl::OkStatus(), 0, {}});
       over = true;
     } else {
-      events.push_back(TokenEvent{request, attempt, BranchIndex(0), one.tokens++, 7});
+      events.push_back(TokenEvent{request, attempt, SequenceIndex(0), one.tokens++, 7});
     }
     if (over) group.requests.erase(at);
     core_.OnEvents(now_ns_, id, std::move(events));
@@ -200,7 +201,7 @@ class Storm {
         if (there->second.request.attempt == attempt) answer.numerics = group.numerics;
       }
     }
-    if (const auto* end = std::get_if<BranchEnd>(&event)) {
+    if (const auto* end = std::get_if<SequenceEnd>(&event)) {
       answer.moved = end->reason == FinishReason::kMoved;
     }
     const auto* end = std::get_if<RequestEnd>(&event);

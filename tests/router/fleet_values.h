@@ -25,7 +25,7 @@ inline EngineDescription Description(const std::string& model = "m", std::uint64
   description.max_context = 100;
   description.tokenizer_hash = tokenizer;
   description.numerics_id = numerics;
-  description.max_branches = 4;
+  description.max_sequences = 4;
   description.max_queue_tokens = 500;
   return description;
 }

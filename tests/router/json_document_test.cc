@@ -96,7 +96,7 @@ TEST(JsonDocument, ALongConversationIsRefusedWhileItIsRead) {
 // Every parser, and the check of what it made, of the largest bodies: in time that grows
 // with their length. Parsing by callback took 17 s for 750 KB of the first.
 TEST(JsonDocument, TheLargestBodiesCostLittle) {
-  const ModelLimits model{"m", 50'000, 8192, /*max_branches=*/32, /*end_tokens=*/{2}};
+  const ModelLimits model{"m", 50'000, 8192, /*max_sequences=*/32, /*end_tokens=*/{2}};
   const Validator validator{RequestLimits{}};
   double slowest = 0;
   std::size_t most = 0;

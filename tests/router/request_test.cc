@@ -21,7 +21,7 @@
 namespace flotilla {
 namespace {
 
-const ModelLimits kModel{"m", 1000, 512, /*max_branches=*/32, /*end_tokens=*/{2}};
+const ModelLimits kModel{"m", 1000, 512, /*max_sequences=*/32, /*end_tokens=*/{2}};
 
 absl::Status Check(absl::StatusOr<OpenAiRequest> parsed) {
   if (!parsed.ok()) return parsed.status();
@@ -173,7 +173,7 @@ TEST(Request, RefusesByName) {
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"suffix":"x")"))), "suffix");
 }
 
-TEST(Request, BranchesAreBounded) {
+TEST(Request, SequencesAreBounded) {
   for (const Refusal& r : std::vector<Refusal>{
            {R"(,"n":0)", "n", kInvalidValue},
            {R"(,"n":-1)", "n", kInvalidValue},
@@ -473,7 +473,7 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
         }
         ASSERT_TRUE(*api.timeout_ms > 0);
         const std::int64_t best_of = api.best_of.value_or(*api.n);
-        ASSERT_TRUE(*api.n >= 1 && *api.n <= best_of && best_of <= kModel.max_branches);
+        ASSERT_TRUE(*api.n >= 1 && *api.n <= best_of && best_of <= kModel.max_sequences);
         ASSERT_TRUE(std::abs(api.length_penalty.value_or(1)) <= 10);
         ASSERT_TRUE(!api.use_beam_search || (api.stop.empty() && best_of * 2 <= 64));
         ASSERT_LE(api.stop.size(), 16u);

@@ -78,11 +78,11 @@ struct Recorder final : GenerationListener {
   bool done = false;
 };
 
-// Gives every request back after `per_attempt` tokens of each branch, until its
+// Gives every request back after `per_attempt` tokens of each sequence, until its
 // answers are whole. A beam search is given back once, before it says anything.
 class MovingEngine final : public Engine {
  public:
-  // `answers[i]` is of branch i, whose tokens have log-probability -1 - i.
+  // `answers[i]` is of sequence i, whose tokens have log-probability -1 - i.
   MovingEngine(std::vector<std::vector<TokenId>> answers, std::size_t per_attempt)
       : answers_(std::move(answers)), per_attempt_(per_attempt) {}
 
@@ -94,9 +94,9 @@ class MovingEngine final : public Engine {
   void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override {
     submitted.push_back(request);
     std::vector<EngineEvent> events{Accepted{request.id, request.attempt}};
-    for (std::uint32_t b = 0; b < request.branches; ++b) SayBranch(request, b, events);
+    for (std::uint32_t b = 0; b < request.sequences; ++b) SaySequence(request, b, events);
     const bool moved = std::any_of(events.begin(), events.end(), [](const EngineEvent& event) {
-      const auto* end = std::get_if<BranchEnd>(&event);
+      const auto* end = std::get_if<SequenceEnd>(&event);
       return end != nullptr && end->reason == FinishReason::kMoved;
     });
     const absl::Status status = moved ? absl::UnavailableError("gone") : absl::OkStatus();
@@ -112,8 +112,8 @@ class MovingEngine final : public Engine {
   std::vector<TokenizedRequest> submitted;
 
  private:
-  void SayBranch(const TokenizedRequest& request, std::uint32_t b,
-                 std::vector<EngineEvent>& events) const {
+  void SaySequence(const TokenizedRequest& request, std::uint32_t b,
+                   std::vector<EngineEvent>& events) const {
     const std::vector<TokenId>& answer = answers_[b];
     std::size_t at = request.output_prefix.empty() ? 0 : request.output_prefix[b].size();
     std::size_t until = std::min(at + per_attempt_, answer.size());
@@ -121,15 +121,15 @@ class MovingEngine final : public Engine {
     for (; at < until; ++at) {
       events.push_back(TokenEvent{request.id,
                                   request.attempt,
-                                  BranchIndex(b),
+                                  SequenceIndex(b),
                                   static_cast<std::uint32_t>(at),
                                   answer[at],
                                   -1.0f - static_cast<float>(b),
                                   {}});
     }
     const FinishReason reason = at < answer.size() ? FinishReason::kMoved : FinishReason::kStop;
-    events.push_back(BranchEnd{request.id, request.attempt, BranchIndex(b), reason,
-                               static_cast<std::uint32_t>(at), -0.5f * static_cast<float>(b)});
+    events.push_back(SequenceEnd{request.id, request.attempt, SequenceIndex(b), reason,
+                                 static_cast<std::uint32_t>(at), -0.5f * static_cast<float>(b)});
   }
 
   const std::vector<std::vector<TokenId>> answers_;

@@ -118,7 +118,7 @@ class CoreHarness {
   }
   std::optional<FinishReason> ReasonOf(std::uint64_t id) {
     for (const EngineEvent& event : events[id]) {
-      if (const auto* end = std::get_if<BranchEnd>(&event)) return end->reason;
+      if (const auto* end = std::get_if<SequenceEnd>(&event)) return end->reason;
     }
     return std::nullopt;
   }

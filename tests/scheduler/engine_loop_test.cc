@@ -99,9 +99,9 @@ void ExpectWholeAnswer(const std::vector<EngineEvent>& events, std::uint64_t id,
   for (std::uint32_t i = 0; i < tokens; ++i) {
     const auto& token = std::get<TokenEvent>(events[i + 1]);
     EXPECT_EQ(token.position, i);
-    EXPECT_EQ(token.token, FakeToken(id, BranchIndex(0), i, 1000));
+    EXPECT_EQ(token.token, FakeToken(id, SequenceIndex(0), i, 1000));
   }
-  EXPECT_EQ(std::get<BranchEnd>(events[tokens + 1]).reason, FinishReason::kLength);
+  EXPECT_EQ(std::get<SequenceEnd>(events[tokens + 1]).reason, FinishReason::kLength);
   EXPECT_TRUE(std::get<RequestEnd>(events[tokens + 2]).status.ok());
 }
 
@@ -195,11 +195,11 @@ TEST_P(EngineLoopTest, CancelEndsAStream) {
   Start();
   engine->Submit(Request(1, 4, 8000), sink);
   sink->AwaitTokens(10);
-  engine->Cancel({.request = {1, 1}, .branch = BranchIndex(0), .keep_tokens = 7});
+  engine->Cancel({.request = {1, 1}, .sequence = SequenceIndex(0), .keep_tokens = 7});
   engine->Cancel({.request = {1, 99}});  // unknown: nothing
   sink->AwaitEnds(1);
   const std::vector<EngineEvent> events = sink->Of(1);
-  const auto& end = std::get<BranchEnd>(events[events.size() - 2]);
+  const auto& end = std::get<SequenceEnd>(events[events.size() - 2]);
   EXPECT_EQ(end.reason, FinishReason::kCancelled);
   EXPECT_EQ(end.output_tokens, 7u);
   EXPECT_TRUE(sink->EndOf(1).status.ok());
@@ -263,7 +263,7 @@ TEST_P(EngineLoopTest, DescribesTheModelAndWhatThePoolCanHold) {
   EXPECT_EQ(description.model_id, "served");
   EXPECT_EQ(description.max_context, 160u);
   EXPECT_EQ(description.tokenizer_hash, 77u);
-  EXPECT_EQ(description.max_branches, 64u);
+  EXPECT_EQ(description.max_sequences, 64u);
   EXPECT_EQ(engine->TokenizerBytes().value(), "bytes");
 }
 

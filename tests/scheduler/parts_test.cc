@@ -111,12 +111,12 @@ TEST(KvLedger, ReachIsTheLongestThatTheBlocksHold) {
   EXPECT_EQ(ledger.BlocksFor(0), 0u);
   EXPECT_EQ(ledger.BlocksFor(1), 3u);
   EXPECT_EQ(ledger.BlocksFor(17), 2u + 1u + 5u);
-  Branch branch;
-  branch.tables.assign(3, {});
+  Sequence sequence;
+  sequence.tables.assign(3, {});
   for (std::uint64_t blocks = 0; blocks < 40; ++blocks) {
-    const std::uint32_t reach = ledger.Reach(branch, 90, blocks);
-    EXPECT_LE(ledger.Lacks(branch, reach), blocks);
-    EXPECT_TRUE(reach == 90 || ledger.Lacks(branch, reach + 1) > blocks) << blocks;
+    const std::uint32_t reach = ledger.Reach(sequence, 90, blocks);
+    EXPECT_LE(ledger.Lacks(sequence, reach), blocks);
+    EXPECT_TRUE(reach == 90 || ledger.Lacks(sequence, reach + 1) > blocks) << blocks;
   }
 }
 

@@ -73,20 +73,20 @@ TEST(Planner, AtMostLagPlusOnePlansAreUnanswered) {
   }
 }
 
-TEST(Planner, CohortsShareTheBranchesEvenly) {
+TEST(Planner, CohortsShareTheSequencesEvenly) {
   ExecutorDescription group = Group();
   group.lag = 3;
   CoreHarness harness({}, group);
   for (std::uint64_t id = 1; id <= 9; ++id) harness.Admit(id, 3, 20);
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   std::multiset<std::uint32_t> cohorts;
-  for (const OpenBranch& open : CoreHarness::OpsOf<OpenBranch>(harness.plans.back())) {
+  for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
     cohorts.insert(open.cohort);
   }
   for (std::uint32_t c = 0; c < 3; ++c) EXPECT_EQ(cohorts.count(c), 3u);
 }
 
-TEST(Planner, ADecodeStepNamesNoBranchThatNeedsNothing) {
+TEST(Planner, ADecodeStepNamesNoSequenceThatNeedsNothing) {
   CoreHarness harness({}, Group());
   harness.Admit(1, 4, 11);  // 14 positions: one block of 16
   ASSERT_EQ(harness.Plan(), Hold::kNone);
@@ -99,7 +99,7 @@ TEST(Planner, ADecodeStepNamesNoBranchThatNeedsNothing) {
   EXPECT_EQ(harness.ReasonOf(1), FinishReason::kLength);
 }
 
-TEST(Planner, NoPlanIsMadeForABranchThatHasSurelyFinished) {
+TEST(Planner, NoPlanIsMadeForASequenceThatHasSurelyFinished) {
   CoreHarness harness({}, Group());
   harness.Admit(1, 4, 2);
   EXPECT_EQ(harness.Plan(), Hold::kNone);  // prefill, token 0
@@ -109,12 +109,12 @@ TEST(Planner, NoPlanIsMadeForABranchThatHasSurelyFinished) {
   harness.Answer();
   EXPECT_EQ(harness.ReasonOf(1), FinishReason::kLength);
   EXPECT_EQ(harness.Plan(), Hold::kNone);  // the drop
-  EXPECT_EQ(CoreHarness::OpsOf<DropBranch>(harness.plans.back()).size(), 1u);
+  EXPECT_EQ(CoreHarness::OpsOf<DropSequence>(harness.plans.back()).size(), 1u);
   harness.Answer();
   EXPECT_EQ(harness.Plan(), Hold::kIdle);
 }
 
-// Two branches of 4 blocks each in a pool of 5: the second sits out, waits for
+// Two sequences of 4 blocks each in a pool of 5: the second sits out, waits for
 // the results, then gives way; both finish with their own tokens.
 TEST(Planner, LackOfABlockSkipsThenHoldsThenPreemptsTheLast) {
   CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0}, SmallGroup(5, 2));
@@ -128,7 +128,7 @@ TEST(Planner, LackOfABlockSkipsThenHoldsThenPreemptsTheLast) {
     const auto skips = CoreHarness::OpsOf<Skip>(harness.plans.back());
     if (!skips.empty()) {
       skipped = true;
-      EXPECT_EQ(harness.core.OpenBranches()[skips[0].branch.value()].request.counter, 2u);
+      EXPECT_EQ(harness.core.OpenSequences()[skips[0].sequence.value()].request.counter, 2u);
     }
     if (harness.plans.size() > 1) harness.Answer();
   }
@@ -138,8 +138,8 @@ TEST(Planner, LackOfABlockSkipsThenHoldsThenPreemptsTheLast) {
   while (!harness.plans.empty()) harness.Answer();
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 1u);
-  EXPECT_EQ(harness.core.OpenBranches().size(), 1u);
-  EXPECT_EQ(harness.core.OpenBranches()[0].request.counter, 1u);
+  EXPECT_EQ(harness.core.OpenSequences().size(), 1u);
+  EXPECT_EQ(harness.core.OpenSequences()[0].request.counter, 1u);
   harness.Answer();
   harness.RunAll();
   for (std::uint64_t id = 1; id <= 2; ++id) {
@@ -157,17 +157,17 @@ TEST(Planner, HigherPriorityIsAdmittedFirst) {
   urgent.priority = 1;
   harness.core.Admit(0, urgent);
   ASSERT_EQ(harness.Plan(), Hold::kNone);
-  EXPECT_EQ(CoreHarness::OpsOf<OpenBranch>(harness.plans.back())[0].request.counter, 2u);
+  EXPECT_EQ(CoreHarness::OpsOf<OpenSequence>(harness.plans.back())[0].request.counter, 2u);
 }
 
 TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
   CoreHarness harness({.watermark_blocks = 1, .growth_permille = 0}, SmallGroup(6, 4));
   harness.Admit(1, 7, 8);  // 2 blocks, in the next step too
   ASSERT_EQ(harness.Plan(), Hold::kNone);
-  harness.Admit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for branch 1
+  harness.Admit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for sequence 1
   harness.Answer();
   ASSERT_EQ(harness.Plan(), Hold::kNone);
-  EXPECT_TRUE(CoreHarness::OpsOf<OpenBranch>(harness.plans.back()).empty());
+  EXPECT_TRUE(CoreHarness::OpsOf<OpenSequence>(harness.plans.back()).empty());
   harness.Answer();
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(2), 1u);
@@ -228,7 +228,7 @@ TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
   harness.core.Cancel({.request = {1, 2}});
   for (std::uint64_t id = 10; id < 60; ++id) {  // stop at their second token
     TokenizedRequest request = CoreHarness::Request(id, 4, 90);
-    request.stop.stop_tokens = {FakeToken(id, BranchIndex(0), 1, 1000)};
+    request.stop.stop_tokens = {FakeToken(id, SequenceIndex(0), 1, 1000)};
     harness.core.Admit(0, request);
     harness.RunAll();
   }
@@ -246,14 +246,14 @@ TEST(Core, CancelFreesBlocksAtOnceAndDropsInTheNextPlan) {
   harness.Plan();
   harness.Answer();
   harness.Plan();  // its decode is in flight
-  harness.core.Cancel({.request = {1, 1}, .branch = {}, .keep_tokens = 9});
+  harness.core.Cancel({.request = {1, 1}, .sequence = {}, .keep_tokens = 9});
   harness.TakeEvents();
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
   EXPECT_EQ(harness.ReasonOf(1), FinishReason::kCancelled);
   EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 1u);  // never more than delivered
   const std::size_t events = harness.events[1].size();
   ASSERT_EQ(harness.Plan(), Hold::kNone);
-  EXPECT_EQ(CoreHarness::OpsOf<DropBranch>(harness.plans.back()).size(), 1u);
+  EXPECT_EQ(CoreHarness::OpsOf<DropSequence>(harness.plans.back()).size(), 1u);
   harness.Answer();  // of the decode sent before the end: discarded
   harness.Answer();
   EXPECT_EQ(harness.events[1].size(), events);
@@ -294,7 +294,7 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
   EXPECT_EQ(harness.Plan(), Hold::kNotReady);
   harness.Restart();
   ASSERT_EQ(harness.Plan(), Hold::kNone);
-  const auto open = CoreHarness::OpsOf<OpenBranch>(harness.plans.back());
+  const auto open = CoreHarness::OpsOf<OpenSequence>(harness.plans.back());
   EXPECT_EQ(open.at(0).tokens.size(), 30u + 4u);
   EXPECT_EQ(open.at(0).prompt_tokens, 30u);
   EXPECT_FALSE(CoreHarness::OpsOf<PlanRun>(harness.plans.back()).at(0).prompt_logprobs);
@@ -306,7 +306,7 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
     const auto* token = std::get_if<TokenEvent>(&event);
     if (token == nullptr) continue;
     EXPECT_EQ(token->position, position);
-    EXPECT_EQ(token->token, FakeToken(1, BranchIndex(0), position++, 1000));
+    EXPECT_EQ(token->token, FakeToken(1, SequenceIndex(0), position++, 1000));
   }
   EXPECT_EQ(position, 10u);
   EXPECT_EQ(logprobs, 29u);
@@ -315,7 +315,7 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
 TEST(Core, OutputPrefixContinuesAtItsPosition) {
   CoreHarness harness({}, Group());
   TokenizedRequest request = CoreHarness::Request(1, 5, 6);
-  request.output_prefix = {{FakeToken(1, BranchIndex(0), 0, 1000)}};
+  request.output_prefix = {{FakeToken(1, SequenceIndex(0), 0, 1000)}};
   harness.core.Admit(0, request);
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 5u);
@@ -346,13 +346,13 @@ TEST(Core, RefusesByName) {
     return harness.EndOf(id++).value_or(RequestEnd{}).status;
   };
   using R = TokenizedRequest;
-  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.branches = 0; })));
-  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.branches = 65; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.sequences = 0; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.sequences = 65; })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.beam.emplace().beams = 1u << 31; })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.beam.emplace().beams = 33; })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) {
     r.beam.emplace().beams = 2;
-    r.branches = 3;
+    r.sequences = 3;
   })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) {
     r.beam.emplace();
@@ -364,10 +364,10 @@ TEST(Core, RefusesByName) {
     r.beam.emplace();
     r.output_prefix = {{1}};
   })));
-  // Three blocks are shared at most, and each branch may come to need one more
+  // Three blocks are shared at most, and each sequence may come to need one more
   // than the pool has.
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) {
-    r.branches = 10;
+    r.sequences = 10;
     r.stop.max_tokens = 20;
   })));
   EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.constraint = 9; })));
@@ -426,7 +426,8 @@ TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
     harness.Admit(1, 4, 10);
     harness.Plan();
     StepResult result{.epoch = harness.epoch(), .step = Step(1)};
-    result.branches.push_back({.branch = BranchHandle(0), .length = 4, .tokens = {{.token = 7}}});
+    result.sequences.push_back(
+        {.sequence = SequenceHandle(0), .length = 4, .tokens = {{.token = 7}}});
     change(result);
     return harness.core.Apply(result);
   };
@@ -436,14 +437,14 @@ TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
                 r.step = Step(9);
               }).ok());
   EXPECT_FALSE(applied([](StepResult& r) { r.step = Step(2); }).ok());
-  EXPECT_FALSE(applied([](StepResult& r) { r.branches.clear(); }).ok());
-  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].branch = BranchHandle(63); }).ok());
-  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].length = 5; }).ok());
-  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].tokens.clear(); }).ok());
-  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].tokens[0].token = 1000; }).ok());
-  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].first_output = 1; }).ok());
-  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].noop = true; }).ok());
-  EXPECT_FALSE(applied([](StepResult& r) { r.branches[0].finished = FinishReason::kMoved; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.sequences.clear(); }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.sequences[0].sequence = SequenceHandle(63); }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.sequences[0].length = 5; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.sequences[0].tokens.clear(); }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.sequences[0].tokens[0].token = 1000; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.sequences[0].first_output = 1; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.sequences[0].noop = true; }).ok());
+  EXPECT_FALSE(applied([](StepResult& r) { r.sequences[0].finished = FinishReason::kMoved; }).ok());
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ std::vector<std::uint64_t> OrderUnder(const char* policy) {
   std::vector<std::uint64_t> order;
   for (int step = 0; step < 200; ++step) {
     if (harness.plans.empty() && harness.Plan() != Hold::kNone) break;
-    for (const OpenBranch& open : CoreHarness::OpsOf<OpenBranch>(harness.plans[0])) {
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans[0])) {
       if (open.request.counter != 9) order.push_back(open.request.counter);
     }
     harness.Answer();

@@ -190,7 +190,7 @@ TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
   harness.Admit(1, 20, 100);
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   harness.Answer();
-  const auto length = [&] { return harness.core.OpenBranches().at(0).length; };
+  const auto length = [&] { return harness.core.OpenSequences().at(0).length; };
   EXPECT_EQ(length().lower, 20u);
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   const auto depths = CoreHarness::OpsOf<Speculate>(harness.plans.back());
@@ -203,7 +203,7 @@ TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
   EXPECT_EQ(length().least, 22u);
   EXPECT_EQ(length().upper, 30u);
   const StepResult first = harness.Answer();
-  EXPECT_EQ(length().lower, 20 + first.branches[0].tokens.size());
+  EXPECT_EQ(length().lower, 20 + first.sequences[0].tokens.size());
   EXPECT_EQ(length().upper, length().lower + 5);
   EXPECT_EQ(length().reserved, 30u);
   harness.Answer();
@@ -270,28 +270,28 @@ TEST(Speculation, BlocksForWrongGuessesAreTakenBackBeforeAnybodyIsPreempted) {
   EXPECT_EQ(preemptions[0], preemptions[1]);
 }
 
-TEST(Speculation, BranchesOfARequestGuessAndBeamsDoNot) {
+TEST(Speculation, SequencesOfARequestGuessAndBeamsDoNot) {
   CoreHarness harness({}, Group());
   harness.token_of = [](const BatchItem& item, std::uint32_t output) {
     return static_cast<TokenId>(900 + 10 * item.index.value() + output % 5);
   };
   TokenizedRequest wide = CoreHarness::Request(1, 20, 60), beams = CoreHarness::Request(2, 20, 20);
-  wide.branches = 3;
+  wide.sequences = 3;
   beams.beam = BeamOptions{.beams = 3};
-  beams.branches = 3;
+  beams.sequences = 3;
   harness.core.Admit(0, wide);
   harness.core.Admit(0, beams);
-  std::set<BranchHandle> guessing, dependent;
+  std::set<SequenceHandle> guessing, is_beam;
   for (int i = 0; i < 1000 && harness.Plan() == Hold::kNone; ++i) {
-    for (const OpenBranch& open : CoreHarness::OpsOf<OpenBranch>(harness.plans.back())) {
-      if (open.dependent) dependent.insert(open.branch);
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+      if (open.is_beam) is_beam.insert(open.sequence);
     }
-    for (const ForkBranch& fork : CoreHarness::OpsOf<ForkBranch>(harness.plans.back())) {
-      if (dependent.contains(fork.parent)) dependent.insert(fork.child);
+    for (const ForkSequence& fork : CoreHarness::OpsOf<ForkSequence>(harness.plans.back())) {
+      if (is_beam.contains(fork.parent)) is_beam.insert(fork.child);
     }
     for (const Speculate& op : CoreHarness::OpsOf<Speculate>(harness.plans.back())) {
-      EXPECT_FALSE(dependent.contains(op.branch));
-      guessing.insert(op.branch);
+      EXPECT_FALSE(is_beam.contains(op.sequence));
+      guessing.insert(op.sequence);
     }
     harness.Answer();
   }
@@ -314,7 +314,7 @@ TEST(Speculation, TurnsItselfOffWhereRowsAreDear) {
 }
 
 TEST(Speculation, AResultThatLiesAboutGuessesIsRefused) {
-  const auto refused = [](const std::function<void(BranchResult&)>& lie) {
+  const auto refused = [](const std::function<void(SequenceResult&)>& lie) {
     CoreHarness harness({}, Group());
     harness.token_of = Round;
     TokenizedRequest request = CoreHarness::Request(1, 20, 100);
@@ -324,25 +324,25 @@ TEST(Speculation, AResultThatLiesAboutGuessesIsRefused) {
     harness.Answer();
     EXPECT_EQ(harness.Plan(), Hold::kNone);  // one row and four guesses
     StepResult result{.epoch = harness.epoch(), .step = harness.plans.front().step};
-    BranchResult& branch = result.branches.emplace_back();
-    branch.branch = harness.core.OpenBranches().at(0).handle;
-    branch.length = 23;
-    branch.first_output = 1;
-    branch.tokens.resize(3, SampledToken{.token = 5});
-    branch.drafted = 4;
-    lie(branch);
+    SequenceResult& sequence = result.sequences.emplace_back();
+    sequence.sequence = harness.core.OpenSequences().at(0).handle;
+    sequence.length = 23;
+    sequence.first_output = 1;
+    sequence.tokens.resize(3, SampledToken{.token = 5});
+    sequence.drafted = 4;
+    lie(sequence);
     return !harness.core.Apply(result).ok();
   };
-  EXPECT_FALSE(refused([](BranchResult&) {}));
-  EXPECT_TRUE(refused([](BranchResult& r) { r.drafted = 5; }));
-  EXPECT_TRUE(refused([](BranchResult& r) { r.drafted = 1; }));  // fewer than were right
-  EXPECT_TRUE(refused([](BranchResult& r) { r.length = 24; }));
-  EXPECT_TRUE(refused([](BranchResult& r) { r.length = 20; }));
-  EXPECT_TRUE(refused([](BranchResult& r) { r.tokens.clear(); }));
-  EXPECT_TRUE(refused([](BranchResult& r) { r.tokens[0].token = 17; }));  // went on after a stop
-  EXPECT_TRUE(refused([](BranchResult& r) { r.tokens[2].token = 1000; }));
-  EXPECT_TRUE(refused([](BranchResult& r) { r.first_output = 2; }));
-  EXPECT_TRUE(refused([](BranchResult& r) {
+  EXPECT_FALSE(refused([](SequenceResult&) {}));
+  EXPECT_TRUE(refused([](SequenceResult& r) { r.drafted = 5; }));
+  EXPECT_TRUE(refused([](SequenceResult& r) { r.drafted = 1; }));  // fewer than were right
+  EXPECT_TRUE(refused([](SequenceResult& r) { r.length = 24; }));
+  EXPECT_TRUE(refused([](SequenceResult& r) { r.length = 20; }));
+  EXPECT_TRUE(refused([](SequenceResult& r) { r.tokens.clear(); }));
+  EXPECT_TRUE(refused([](SequenceResult& r) { r.tokens[0].token = 17; }));  // went on after a stop
+  EXPECT_TRUE(refused([](SequenceResult& r) { r.tokens[2].token = 1000; }));
+  EXPECT_TRUE(refused([](SequenceResult& r) { r.first_output = 2; }));
+  EXPECT_TRUE(refused([](SequenceResult& r) {
     r.length = 26;
     r.tokens.resize(6, SampledToken{.token = 5});
   }));

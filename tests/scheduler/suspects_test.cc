@@ -17,7 +17,7 @@ ExecutorDescription Group() {
   group.max_context = 2048;
   group.groups = {KvGroup{.tokens_per_block = 16}};
   group.block_count = 400;
-  group.max_branches = 32;
+  group.max_sequences = 32;
   group.max_step_tokens = 256;
   group.prefill_ns_per_token = 1000;
   group.decode_ns_per_step = 1000;
@@ -31,19 +31,19 @@ class Suspects : public ::testing::Test {
   // Whose rows the next answer computes.
   std::set<std::uint64_t> RequestsOf(const StepPlan& plan) {
     std::set<std::uint64_t> requests;
-    for (const BranchHandle handle : harness.worker->Branches()) {
-      const BranchView view = *harness.worker->View(handle);
+    for (const SequenceHandle handle : harness.worker->Sequences()) {
+      const SequenceView view = *harness.worker->View(handle);
       if (view.finished || !view.decoding) continue;
       const bool skipped = std::any_of(plan.ops.begin(), plan.ops.end(), [&](const PlanOp& op) {
         const auto* skip = std::get_if<Skip>(&op);
-        return skip != nullptr && skip->branch == handle;
+        return skip != nullptr && skip->sequence == handle;
       });
       if (!skipped) requests.insert(view.request.counter);
     }
-    for (const auto& open : CoreHarness::OpsOf<OpenBranch>(plan))
-      opened[open.branch] = open.request.counter;
+    for (const auto& open : CoreHarness::OpsOf<OpenSequence>(plan))
+      opened[open.sequence] = open.request.counter;
     for (const auto& run : CoreHarness::OpsOf<flotilla::Run>(plan))
-      requests.insert(opened[run.branch]);
+      requests.insert(opened[run.sequence]);
     return requests;
   }
 
@@ -73,7 +73,7 @@ class Suspects : public ::testing::Test {
   }
 
   CoreHarness harness;
-  std::map<BranchHandle, std::uint64_t> opened;
+  std::map<SequenceHandle, std::uint64_t> opened;
 };
 
 TEST_F(Suspects, TheOneThatKillsIsFailedAndAllOthersAreServed) {

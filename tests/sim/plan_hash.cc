@@ -57,9 +57,9 @@ void PlanHash::Add(const SamplingParams& sampling) {
   Add(sampling.seed);
 }
 
-void PlanHash::Add(const OpenBranch& op) {
+void PlanHash::Add(const OpenSequence& op) {
   Add(std::uint64_t{kOpen});
-  Add(Word(op.branch));
+  Add(Word(op.sequence));
   Add(op.request.incarnation);
   Add(op.request.counter);
   Add(Word(op.index));
@@ -73,17 +73,17 @@ void PlanHash::Add(const OpenBranch& op) {
   Add(static_cast<std::uint64_t>(op.logprobs.output_top));
   Add(static_cast<std::uint64_t>(op.logprobs.prompt_top));
   Add(std::uint64_t{op.cohort});
-  Add(std::uint64_t{op.dependent});
+  Add(std::uint64_t{op.is_beam});
 }
 
 void PlanHash::Add(const GrantBlocks& op) {
   Add(std::uint64_t{kGrant});
-  Add(Word(op.branch));
+  Add(Word(op.sequence));
   Add(Word(op.group));
   AddIds(op.blocks);
 }
 
-void PlanHash::Add(const ForkBranch& op) {
+void PlanHash::Add(const ForkSequence& op) {
   Add(std::uint64_t{kFork});
   Add(Word(op.parent));
   Add(Word(op.child));
@@ -98,14 +98,14 @@ void PlanHash::Add(const ForkBranch& op) {
   Add(std::uint64_t{op.cohort});
 }
 
-void PlanHash::Add(const DropBranch& op) {
+void PlanHash::Add(const DropSequence& op) {
   Add(std::uint64_t{kDrop});
-  Add(Word(op.branch));
+  Add(Word(op.sequence));
 }
 
 void PlanHash::Add(const Run& op) {
   Add(std::uint64_t{kRun});
-  Add(Word(op.branch));
+  Add(Word(op.sequence));
   Add(std::uint64_t{op.count});
   Add(std::uint64_t{op.sample});
   Add(std::uint64_t{op.prompt_logprobs});
@@ -116,7 +116,7 @@ void PlanHash::Add(const Run& op) {
 
 void PlanHash::Add(const Skip& op) {
   Add(std::uint64_t{kDefer});
-  Add(Word(op.branch));
+  Add(Word(op.sequence));
 }
 
 void PlanHash::Add(const BackgroundCopy& op) {
@@ -143,14 +143,14 @@ void PlanHash::Add(const UnloadAdapter& op) {
 
 void PlanHash::Add(const TrimBlocks& op) {
   Add(std::uint64_t{kTrim});
-  Add(Word(op.branch));
+  Add(Word(op.sequence));
   Add(Word(op.group));
   Add(std::uint64_t{op.count});
 }
 
 void PlanHash::Add(const Speculate& op) {
   Add(std::uint64_t{kSpeculate});
-  Add(Word(op.branch));
+  Add(Word(op.sequence));
   Add(std::uint64_t{op.depth});
 }
 

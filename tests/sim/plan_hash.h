@@ -26,10 +26,10 @@ class PlanHash {
   void AddIds(const std::vector<Id>& ids);
 
   void Add(const SamplingParams& sampling);
-  void Add(const OpenBranch& op);
+  void Add(const OpenSequence& op);
   void Add(const GrantBlocks& op);
-  void Add(const ForkBranch& op);
-  void Add(const DropBranch& op);
+  void Add(const ForkSequence& op);
+  void Add(const DropSequence& op);
   void Add(const Run& op);
   void Add(const Skip& op);
   void Add(const BackgroundCopy& op);

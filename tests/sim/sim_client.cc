@@ -11,7 +11,7 @@
 namespace flotilla {
 
 TokenId SimToken(std::uint64_t seed, std::uint32_t index) {
-  // Every third branch repeats itself, but for a token now and then.
+  // Every third sequence repeats itself, but for a token now and then.
   const std::uint64_t kind = SimMix(seed ^ 0x5eed);
   const bool odd_one = SimMix(seed + index) % 16 == 0;
   if (kind % 3 == 0 && !odd_one) index %= 2 + kind / 3 % 6;
@@ -99,32 +99,32 @@ std::vector<SimBeam> SearchAlone(const TokenizedRequest& request) {
 
 SimClient::SimClient(TokenizedRequest request)
     : request_(std::move(request)),
-      branches_(request_.branches),
+      sequences_(request_.sequences),
       told_lone_deaths_(request_.lone_deaths) {
-  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
-    branches_[i].seed = BranchSeed(request_.sampling.seed, BranchIndex(i));
+  for (std::uint32_t i = 0; i < sequences_.size(); ++i) {
+    sequences_[i].seed = SequenceSeed(request_.sampling.seed, SequenceIndex(i));
     if (request_.output_prefix.empty()) continue;
-    branches_[i].delivered = static_cast<std::uint32_t>(request_.output_prefix[i].size());
-    branches_[i].prefixed = true;
+    sequences_[i].delivered = static_cast<std::uint32_t>(request_.output_prefix[i].size());
+    sequences_[i].prefixed = true;
   }
   if (request_.beam.has_value() && request_.stop.max_tokens > 0) beams_ = SearchAlone(request_);
 }
 
-TokenId SimClient::TokenAt(BranchIndex branch, std::uint32_t position) const {
+TokenId SimClient::TokenAt(SequenceIndex sequence, std::uint32_t position) const {
   const auto prompt = static_cast<std::uint32_t>(request_.prompt.size());
   if (position < prompt) return request_.prompt[position];
-  return SimToken(BranchSeed(request_.sampling.seed, branch), position - prompt);
+  return SimToken(SequenceSeed(request_.sampling.seed, sequence), position - prompt);
 }
 
-std::uint32_t SimClient::Cancel(std::optional<BranchIndex> index, std::uint32_t dropped) {
+std::uint32_t SimClient::Cancel(std::optional<SequenceIndex> index, std::uint32_t dropped) {
   std::uint32_t most = 0;
-  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
-    if (!index || index->value() == i) most = std::max(most, branches_[i].delivered);
+  for (std::uint32_t i = 0; i < sequences_.size(); ++i) {
+    if (!index || index->value() == i) most = std::max(most, sequences_[i].delivered);
   }
   const std::uint32_t keep = most - std::min(dropped, most);
-  for (std::uint32_t i = 0; i < branches_.size(); ++i) {
-    if (branches_[i].reason || (index && index->value() != i)) continue;
-    branches_[i].cancelled_keep = std::min(keep, branches_[i].delivered);
+  for (std::uint32_t i = 0; i < sequences_.size(); ++i) {
+    if (sequences_[i].reason || (index && index->value() != i)) continue;
+    sequences_[i].cancelled_keep = std::min(keep, sequences_[i].delivered);
   }
   return keep;
 }
@@ -132,18 +132,18 @@ std::uint32_t SimClient::Cancel(std::optional<BranchIndex> index, std::uint32_t 
 bool SimClient::PromptComplete() const {
   return request_.logprobs.prompt_top == LogprobSpec::kOff ||
          prompt_next_ == request_.prompt.size() ||
-         std::any_of(branches_.begin(), branches_.end(),
-                     [](const Branch& b) { return b.cancelled_keep || b.prefixed; });
+         std::any_of(sequences_.begin(), sequences_.end(),
+                     [](const Sequence& b) { return b.cancelled_keep || b.prefixed; });
 }
 
 bool SimClient::AllEnded() const {
-  return std::all_of(branches_.begin(), branches_.end(),
-                     [](const Branch& b) { return b.reason.has_value(); });
+  return std::all_of(sequences_.begin(), sequences_.end(),
+                     [](const Sequence& b) { return b.reason.has_value(); });
 }
 
 absl::Status SimClient::Wrong(const char* what) const {
   std::string delivered;
-  for (const Branch& branch : branches_) absl::StrAppend(&delivered, " ", branch.delivered);
+  for (const Sequence& sequence : sequences_) absl::StrAppend(&delivered, " ", sequence.delivered);
   return absl::InternalError(
       absl::StrCat("request ", request_.id.counter, ": ", what, "; tokens delivered:", delivered));
 }
@@ -177,18 +177,18 @@ absl::Status SimClient::On(const PromptLogprobs& event) {
 }
 
 absl::Status SimClient::On(const TokenEvent& event) {
-  if (event.branch.value() >= branches_.size()) return Wrong("a branch that it has not");
-  Branch& branch = branches_[event.branch.value()];
-  if (!accepted_ || branch.reason) return Wrong("a token out of order");
-  if (event.position != branch.delivered) return Wrong("a token's position");
+  if (event.sequence.value() >= sequences_.size()) return Wrong("a sequence that it has not");
+  Sequence& sequence = sequences_[event.sequence.value()];
+  if (!accepted_ || sequence.reason) return Wrong("a token out of order");
+  if (event.position != sequence.delivered) return Wrong("a token's position");
   if (!PromptComplete()) return Wrong("a token before the prompt's log-probabilities");
-  ++branch.delivered;
+  ++sequence.delivered;
   first_token_ = true;
   if (!request_.beam.has_value()) {
-    return event.token == SimToken(branch.seed, event.position) ? absl::OkStatus()
-                                                                : Wrong("a wrong token");
+    return event.token == SimToken(sequence.seed, event.position) ? absl::OkStatus()
+                                                                  : Wrong("a wrong token");
   }
-  const SimBeam& best = beams_[event.branch.value()];
+  const SimBeam& best = beams_[event.sequence.value()];
   if (event.position >= best.tokens.size() || event.token != best.tokens[event.position] ||
       event.logprob != best.logprobs[event.position]) {
     return Wrong("a wrong token of a beam");
@@ -196,30 +196,30 @@ absl::Status SimClient::On(const TokenEvent& event) {
   return absl::OkStatus();
 }
 
-absl::Status SimClient::CheckReason(const Branch& branch, FinishReason reason) const {
+absl::Status SimClient::CheckReason(const Sequence& sequence, FinishReason reason) const {
   const auto& stops = request_.stop.stop_tokens;
   const auto stops_at = [&](std::uint32_t index) {
-    return std::binary_search(stops.begin(), stops.end(), SimToken(branch.seed, index));
+    return std::binary_search(stops.begin(), stops.end(), SimToken(sequence.seed, index));
   };
   const bool complete = PromptComplete();
   const bool beam = request_.beam.has_value();
-  for (std::uint32_t i = 0; !beam && i + 1 < branch.delivered; ++i) {
+  for (std::uint32_t i = 0; !beam && i + 1 < sequence.delivered; ++i) {
     if (stops_at(i)) return Wrong("went on after a stop token");
   }
   switch (reason) {
     case FinishReason::kStop:
-      if (!beam && (branch.delivered == 0 || !stops_at(branch.delivered - 1))) {
+      if (!beam && (sequence.delivered == 0 || !stops_at(sequence.delivered - 1))) {
         return Wrong("no stop token");
       }
       return complete ? absl::OkStatus() : Wrong("prompt log-probabilities are missing");
     case FinishReason::kLength:
-      if (branch.delivered != request_.stop.max_tokens) return Wrong("not at its length");
-      if (!beam && branch.delivered > 0 && stops_at(branch.delivered - 1)) {
+      if (sequence.delivered != request_.stop.max_tokens) return Wrong("not at its length");
+      if (!beam && sequence.delivered > 0 && stops_at(sequence.delivered - 1)) {
         return Wrong("a stop token ended by length");
       }
       return complete ? absl::OkStatus() : Wrong("prompt log-probabilities are missing");
     case FinishReason::kCancelled:
-      return branch.cancelled_keep ? absl::OkStatus() : Wrong("cancelled by nobody");
+      return sequence.cancelled_keep ? absl::OkStatus() : Wrong("cancelled by nobody");
     case FinishReason::kDeadline:
       if (!request_.deadline_ns) return Wrong("it has no deadline");
       // Before that only by a policy that drops what would be late, never in the
@@ -234,11 +234,11 @@ absl::Status SimClient::CheckReason(const Branch& branch, FinishReason reason) c
   return Wrong("an ending that cannot be");
 }
 
-absl::Status SimClient::CheckBeamEnd(const BranchEnd& event) const {
+absl::Status SimClient::CheckBeamEnd(const SequenceEnd& event) const {
   if (event.reason != FinishReason::kStop && event.reason != FinishReason::kLength) {
     return event.output_tokens == 0 ? absl::OkStatus() : Wrong("tokens of a search not ended");
   }
-  const SimBeam& best = beams_[event.branch.value()];
+  const SimBeam& best = beams_[event.sequence.value()];
   if (event.output_tokens != best.tokens.size() || event.score != best.score ||
       best.stopped != (event.reason == FinishReason::kStop)) {
     return Wrong("the end of a beam");
@@ -252,20 +252,20 @@ absl::Status SimClient::On(const LoneDeath& event) {
   return counted ? absl::OkStatus() : Wrong("lone deaths are counted wrong");
 }
 
-absl::Status SimClient::On(const BranchEnd& event) {
-  if (event.branch.value() >= branches_.size()) return Wrong("the end of a branch it has not");
-  Branch& branch = branches_[event.branch.value()];
-  if (!accepted_ || branch.reason) return Wrong("a branch end out of order");
-  if (absl::Status s = CheckReason(branch, event.reason); !s.ok()) return s;
+absl::Status SimClient::On(const SequenceEnd& event) {
+  if (event.sequence.value() >= sequences_.size()) return Wrong("the end of a sequence it has not");
+  Sequence& sequence = sequences_[event.sequence.value()];
+  if (!accepted_ || sequence.reason) return Wrong("a sequence end out of order");
+  if (absl::Status s = CheckReason(sequence, event.reason); !s.ok()) return s;
   if (request_.beam.has_value()) {
     if (absl::Status s = CheckBeamEnd(event); !s.ok()) return s;
   }
-  branch.kept = event.output_tokens;
+  sequence.kept = event.output_tokens;
   const bool cancelled = event.reason == FinishReason::kCancelled;
-  if (branch.kept != (cancelled ? *branch.cancelled_keep : branch.delivered)) {
+  if (sequence.kept != (cancelled ? *sequence.cancelled_keep : sequence.delivered)) {
     return Wrong("the number of tokens kept");
   }
-  branch.reason = event.reason;
+  sequence.reason = event.reason;
   return absl::OkStatus();
 }
 
@@ -278,7 +278,7 @@ absl::Status SimClient::On(const RequestEnd& event) {
     return busy && request_.attempt > Attempt(0) ? Wrong("a replay was refused for its time")
                                                  : absl::OkStatus();
   }
-  if (!AllEnded()) return Wrong("ended before its branches");
+  if (!AllEnded()) return Wrong("ended before its sequences");
   const bool prompt_rows = request_.logprobs.prompt_top != LogprobSpec::kOff;
   if (event.usage.cached_tokens >= request_.prompt.size() + request_.stop.max_tokens ||
       (prompt_rows && event.usage.cached_tokens > 0 && request_.prompt.size() > 1 &&
@@ -287,10 +287,10 @@ absl::Status SimClient::On(const RequestEnd& event) {
   }
   std::uint32_t kept = 0;
   absl::StatusCode wanted = absl::StatusCode::kOk;
-  for (const Branch& branch : branches_) {
-    kept += branch.kept;
-    if (*branch.reason == FinishReason::kDeadline) wanted = absl::StatusCode::kDeadlineExceeded;
-    if (*branch.reason == FinishReason::kError) {
+  for (const Sequence& sequence : sequences_) {
+    kept += sequence.kept;
+    if (*sequence.reason == FinishReason::kDeadline) wanted = absl::StatusCode::kDeadlineExceeded;
+    if (*sequence.reason == FinishReason::kError) {
       wanted = MayBeCondemned() && absl::IsInternal(event.status)
                    ? absl::StatusCode::kInternal
                    : absl::StatusCode::kResourceExhausted;

@@ -17,7 +17,7 @@ namespace flotilla {
 
 inline constexpr std::uint32_t kSimVocab = 40;
 
-// The model: output token `index` of a branch, by its seed; the log-probability
+// The model: output token `index` of a sequence, by its seed; the log-probability
 // of prompt token `index`; and what may follow `tokens` in beam search.
 TokenId SimToken(std::uint64_t seed, std::uint32_t index);
 float SimPromptLogprob(std::uint64_t seed, std::uint32_t index, TokenId token);
@@ -39,11 +39,11 @@ class SimClient {
   bool accepted() const { return accepted_; }
   bool ended() const { return ended_; }
   // The token at a position of prompt and output; not for beams.
-  TokenId TokenAt(BranchIndex branch, std::uint32_t position) const;
+  TokenId TokenAt(SequenceIndex sequence, std::uint32_t position) const;
 
-  // The client asks to cancel, all or one branch. It keeps what it has so far but
-  // `dropped` (of all: of the branch that has most). Returns how many those are.
-  std::uint32_t Cancel(std::optional<BranchIndex> branch, std::uint32_t dropped);
+  // The client asks to cancel, all or one sequence. It keeps what it has so far but
+  // `dropped` (of all: of the sequence that has most). Returns how many those are.
+  std::uint32_t Cancel(std::optional<SequenceIndex> sequence, std::uint32_t dropped);
 
   // Whoever computes this position dies of it.
   void KillAt(std::uint32_t position) { kills_at_ = position; }
@@ -59,7 +59,7 @@ class SimClient {
   const absl::Status& status() const { return status_; }
 
  private:
-  struct Branch {
+  struct Sequence {
     std::uint64_t seed = 0;
     std::uint32_t delivered = 0;  // output tokens, those of the prefix included
     bool prefixed = false;
@@ -72,12 +72,12 @@ class SimClient {
   absl::Status On(const PromptLogprobs& event);
   absl::Status On(const TokenEvent& event);
   absl::Status On(const LoneDeath& event);
-  absl::Status On(const BranchEnd& event);
+  absl::Status On(const SequenceEnd& event);
   absl::Status On(const RequestEnd& event);
-  absl::Status CheckReason(const Branch& branch, FinishReason reason) const;
-  absl::Status CheckBeamEnd(const BranchEnd& event) const;
+  absl::Status CheckReason(const Sequence& sequence, FinishReason reason) const;
+  absl::Status CheckBeamEnd(const SequenceEnd& event) const;
   // The prompt's log-probabilities are all there, or need not be: who cancels a
-  // branch by name may cancel the one that computes the prompt.
+  // sequence by name may cancel the one that computes the prompt.
   bool PromptComplete() const;
   bool AllEnded() const;
   absl::Status Wrong(const char* what) const;
@@ -90,7 +90,7 @@ class SimClient {
   }
 
   const TokenizedRequest request_;
-  std::vector<Branch> branches_;
+  std::vector<Sequence> sequences_;
   std::vector<SimBeam> beams_;  // the answer of a beam search
   std::int64_t now_ns_ = 0;
   bool accepted_ = false;

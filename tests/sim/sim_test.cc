@@ -214,10 +214,10 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   Record(total, seeds);
 }
 
-// Found in the long run. 22839: in a pipeline, branches of other cohorts took the block
+// Found in the long run. 22839: in a pipeline, sequences of other cohorts took the block
 // that the first one waited for, again and again. 31025 and 42573: nothing was wrong but
 // invariant 7, which forgot that a turn may come just before a copy ends, and that the
-// first request may have nothing but pending branches.
+// first request may have nothing but pending sequences.
 TEST(Simulation, SeedsThatFailedOnceHold) {
   for (const std::uint64_t seed : {22839u, 28717u, 31025u, 42573u}) {
     Simulation simulation(seed);

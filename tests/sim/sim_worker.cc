@@ -10,7 +10,7 @@
 namespace flotilla {
 namespace {
 
-// What the model writes at each position of a branch: a function of the tokens so
+// What the model writes at each position of a sequence: a function of the tokens so
 // far and, so that scopes that share a block are caught, of its scope.
 std::vector<std::uint64_t> Written(const TokenizedRequest& request,
                                    absl::Span<const TokenId> tokens) {
@@ -48,11 +48,11 @@ SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description,
 absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
   for (const PlanOp& op : plan.ops) {
     absl::Status status;
-    if (const auto* drop = std::get_if<DropBranch>(&op)) status = Track(*drop);
+    if (const auto* drop = std::get_if<DropSequence>(&op)) status = Track(*drop);
     if (const auto* trim = std::get_if<TrimBlocks>(&op)) status = Track(*trim);
-    if (const auto* open = std::get_if<OpenBranch>(&op)) status = Track(*open);
+    if (const auto* open = std::get_if<OpenSequence>(&op)) status = Track(*open);
     if (const auto* grant = std::get_if<GrantBlocks>(&op)) status = Track(*grant);
-    if (const auto* fork = std::get_if<ForkBranch>(&op)) status = Track(*fork);
+    if (const auto* fork = std::get_if<ForkSequence>(&op)) status = Track(*fork);
     if (const auto* copy = std::get_if<BackgroundCopy>(&op)) status = Track(*copy);
     if (!status.ok()) return status;
   }
@@ -63,7 +63,7 @@ absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
 absl::Status SimWorker::Track(const BackgroundCopy& op) {
   for (const BackgroundCopy::Move& move : op.moves) {
     if (op.kind == BackgroundCopy::Kind::kOut) continue;
-    if (absl::Status s = Own(BranchHandle(~0u), move.block); !s.ok()) return s;
+    if (absl::Status s = Own(SequenceHandle(~0u), move.block); !s.ok()) return s;
   }
   copying_.push_back(op);
   return absl::OkStatus();
@@ -81,16 +81,16 @@ void SimWorker::Finish(const BackgroundCopy& copy) {
   }
 }
 
-absl::Status SimWorker::Track(const DropBranch& op) {
-  for (const std::vector<BlockId>& table : tables_[op.branch]) {
+absl::Status SimWorker::Track(const DropSequence& op) {
+  for (const std::vector<BlockId>& table : tables_[op.sequence]) {
     for (const BlockId block : table) --tables_naming_[block.value()];
   }
-  tables_.erase(op.branch);
+  tables_.erase(op.sequence);
   return absl::OkStatus();
 }
 
 absl::Status SimWorker::Track(const TrimBlocks& op) {
-  std::vector<BlockId>& table = tables_[op.branch][op.group.value()];
+  std::vector<BlockId>& table = tables_[op.sequence][op.group.value()];
   if (op.count > table.size()) return absl::InternalError("a trim of blocks that are not there");
   for (std::uint32_t i = 0; i < op.count; ++i) {
     --tables_naming_[table.back().value()];
@@ -99,41 +99,41 @@ absl::Status SimWorker::Track(const TrimBlocks& op) {
   return absl::OkStatus();
 }
 
-absl::Status SimWorker::Track(const OpenBranch& op) {
-  tables_[op.branch].resize(groups_.size());
-  cached_blocks_left_[op.branch] = op.cached_tokens / block_tokens_;
+absl::Status SimWorker::Track(const OpenSequence& op) {
+  tables_[op.sequence].resize(groups_.size());
+  cached_blocks_left_[op.sequence] = op.cached_tokens / block_tokens_;
   return absl::OkStatus();
 }
 
-absl::Status SimWorker::Own(BranchHandle branch, BlockId block) {
+absl::Status SimWorker::Own(SequenceHandle sequence, BlockId block) {
   if (tables_naming_[block.value()] > 0) {
     return absl::InternalError(
         absl::StrCat("invariant 6: block ", block.value(), " granted while it is in use"));
   }
-  writer_[block.value()] = branch;
+  writer_[block.value()] = sequence;
   for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
     kv_[std::size_t{block.value()} * block_tokens_ + slot] = kPoison;
   }
   return absl::OkStatus();
 }
 
-// A block is granted to one branch at a time, but for those that an OpenBranch
+// A block is granted to one sequence at a time, but for those that an OpenSequence
 // says are cached: they may be in other tables too.
 absl::Status SimWorker::Track(const GrantBlocks& op) {
-  std::uint32_t& cached = cached_blocks_left_[op.branch];
+  std::uint32_t& cached = cached_blocks_left_[op.sequence];
   for (const BlockId block : op.blocks) {
     if (cached > 0) {
       --cached;
-    } else if (absl::Status s = Own(op.branch, block); !s.ok()) {
+    } else if (absl::Status s = Own(op.sequence, block); !s.ok()) {
       return s;
     }
     ++tables_naming_[block.value()];
-    tables_[op.branch][op.group.value()].push_back(block);
+    tables_[op.sequence][op.group.value()].push_back(block);
   }
   return absl::OkStatus();
 }
 
-absl::Status SimWorker::Track(const ForkBranch& op) {
+absl::Status SimWorker::Track(const ForkSequence& op) {
   const Tables parent = tables_[op.parent];
   Tables& child = tables_[op.child];
   child.assign(groups_.size(), {});
@@ -180,7 +180,7 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
     if (absl::Status s = ReadItem(*batch, i, work.outputs[i]); !s.ok()) return s;
     const BatchItem& rows = batch->items[i];
-    work.requests.push_back(state_.View(rows.branch)->request);
+    work.requests.push_back(state_.View(rows.sequence)->request);
     const std::optional<std::uint32_t> kills = find_client_(work.requests.back()).kills_at();
     work.fatal |= kills.has_value() && *kills >= rows.first_position &&
                   *kills < rows.first_position + rows.row_count - rows.drafts;
@@ -207,7 +207,7 @@ bool SimWorker::IsFatal() const { return !computing_.empty() && computing_.front
 
 std::vector<TokenId> SimWorker::TokensOf(const Batch& batch, std::size_t item) const {
   const BatchItem& rows = batch.items[item];
-  const BranchView view = *state_.View(rows.branch);
+  const SequenceView view = *state_.View(rows.sequence);
   const auto known = view.tokens.first(rows.first_position + rows.row_count - rows.drafts);
   std::vector<TokenId> tokens(known.begin(), known.end());
   const auto end = batch.tokens.begin() + rows.row_begin + rows.row_count;
@@ -235,7 +235,7 @@ std::size_t SimWorker::SlotOf(const Batch& batch, std::size_t item, std::uint32_
 
 absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
   const BatchItem& rows = batch.items[item];
-  const BranchView view = *state_.View(rows.branch);
+  const SequenceView view = *state_.View(rows.sequence);
   const SimClient& client = find_client_(view.request);
   const std::uint32_t end = rows.first_position + rows.row_count;
   const std::vector<std::uint64_t> written = Written(client.request(), TokensOf(batch, item));
@@ -247,7 +247,7 @@ absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
       return absl::InternalError("a row has a wrong token");
     }
     const std::size_t slot = SlotOf(batch, item, position);
-    if (writer_[slot / block_tokens_] != rows.branch) {
+    if (writer_[slot / block_tokens_] != rows.sequence) {
       return absl::InternalError("invariant 6: a write to a block that is not its own");
     }
     kv_[slot] = written[position];
@@ -257,7 +257,7 @@ absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
 
 absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const {
   const BatchItem& rows = batch.items[item];
-  const BranchView view = *state_.View(rows.branch);
+  const SequenceView view = *state_.View(rows.sequence);
   const SimClient& client = find_client_(view.request);
   const std::uint64_t seed = client.request().sampling.seed;
   const std::uint32_t end = rows.first_position + rows.row_count;
@@ -270,7 +270,7 @@ absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutpu
   }
   for (std::uint32_t at = 0; rows.samples && at <= rows.drafts; ++at) {
     output.sampled.push_back(
-        {.token = SimToken(BranchSeed(seed, rows.index), rows.output_index + at)});
+        {.token = SimToken(SequenceSeed(seed, rows.index), rows.output_index + at)});
   }
   if (rows.candidates > 0) {
     output.candidates = SimCandidates(view.tokens.first(end), rows.candidates);
@@ -296,12 +296,12 @@ absl::StatusOr<SimResult> SimWorker::Complete(std::size_t copies) {
   if (!result.ok()) return result.status();
   result->timings = work.timings;
   SimResult out{.result = *std::move(result), .marks = {}};
-  for (const BranchResult& branch : out.result.branches) {
-    const std::optional<BranchView> view = state_.View(branch.branch);
+  for (const SequenceResult& sequence : out.result.sequences) {
+    const std::optional<SequenceView> view = state_.View(sequence.sequence);
     if (!view.has_value()) continue;  // dropped by a plan applied meanwhile
-    out.marks.push_back({.branch = branch.branch,
+    out.marks.push_back({.sequence = sequence.sequence,
                          .request = view->request,
-                         .length = branch.length,
+                         .length = sequence.length,
                          .tokens = view->tokens.size(),
                          .finished = view->finished.has_value()});
   }

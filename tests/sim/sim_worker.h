@@ -19,9 +19,9 @@
 
 namespace flotilla {
 
-// What worker/core held for a branch when a result was made.
-struct SimBranchMark {
-  BranchHandle branch;
+// What worker/core held for a sequence when a result was made.
+struct SimSequenceMark {
+  SequenceHandle sequence;
   RequestId request;
   std::uint32_t length = 0;
   std::size_t tokens = 0;
@@ -30,7 +30,7 @@ struct SimBranchMark {
 
 struct SimResult {
   StepResult result;
-  std::vector<SimBranchMark> marks;  // of the branches in the result
+  std::vector<SimSequenceMark> marks;  // of the sequences in the result
 };
 
 class SimWorker {
@@ -73,19 +73,19 @@ class SimWorker {
   using Tables = std::vector<std::vector<BlockId>>;  // [groups]
 
   absl::Status TrackBlocks(const StepPlan& plan);
-  absl::Status Track(const OpenBranch& op);
+  absl::Status Track(const OpenSequence& op);
   absl::Status Track(const GrantBlocks& op);
-  absl::Status Track(const ForkBranch& op);
-  absl::Status Track(const DropBranch& op);
+  absl::Status Track(const ForkSequence& op);
+  absl::Status Track(const DropSequence& op);
   absl::Status Track(const BackgroundCopy& op);
   // What a copy does, as late as it may.
   void Finish(const BackgroundCopy& copy);
   absl::Status Track(const TrimBlocks& op);
-  // The branch alone may write to `block` from now on.
-  absl::Status Own(BranchHandle branch, BlockId block);
+  // The sequence alone may write to `block` from now on.
+  absl::Status Own(SequenceHandle sequence, BlockId block);
   absl::Status WriteItem(const Batch& batch, std::size_t item);
   absl::Status ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const;
-  // The tokens of the item's branch up to its last row, guesses included.
+  // The tokens of the item's sequence up to its last row, guesses included.
   std::vector<TokenId> TokensOf(const Batch& batch, std::size_t item) const;
   std::size_t SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const;
 
@@ -100,10 +100,10 @@ class SimWorker {
   std::vector<std::uint64_t> kv_;
   std::vector<std::vector<std::uint64_t>> tiers_;  // [tiers][slots, block_tokens]
   std::deque<BackgroundCopy> copying_;
-  std::vector<std::uint32_t> tables_naming_;                  // [blocks]
-  std::vector<BranchHandle> writer_;                          // [blocks] while in use
-  std::map<BranchHandle, Tables> tables_;                     // open branches
-  std::map<BranchHandle, std::uint32_t> cached_blocks_left_;  // to be granted
+  std::vector<std::uint32_t> tables_naming_;                    // [blocks]
+  std::vector<SequenceHandle> writer_;                          // [blocks] while in use
+  std::map<SequenceHandle, Tables> tables_;                     // open sequences
+  std::map<SequenceHandle, std::uint32_t> cached_blocks_left_;  // to be granted
 };
 
 }  // namespace flotilla

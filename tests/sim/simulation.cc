@@ -13,7 +13,7 @@ absl::Status Broken(int invariant, absl::string_view what) {
   return absl::InternalError(absl::StrCat("invariant ", invariant, ": ", what));
 }
 
-// Plans that a branch may wait for copies: each step ends none, one or two of them.
+// Plans that a sequence may wait for copies: each step ends none, one or two of them.
 constexpr std::uint32_t kMostCopySteps = 100;
 
 std::uint64_t Sum(const CoreCounters& c) {
@@ -40,7 +40,7 @@ Simulation::Simulation(std::uint64_t seed)
   }
   group_.lag = random_.Between(1, 3);
   group_.max_step_tokens = random_.Between(1, 64);
-  group_.max_branches = random_.Between(1, 14);
+  group_.max_sequences = random_.Between(1, 14);
   tiers_ = random_.OneIn(2);
   wide_one_in_ = random_.OneIn(4) ? 0 : random_.Between(2, 8);
   prompt_bits_ = random_.Below(7);
@@ -186,20 +186,20 @@ TokenizedRequest Simulation::RandomRequest() {
   if (random_.OneIn(4)) request.logprobs.prompt_top = 0;
   if (random_.OneIn(5)) request.deadline_ns = now_ns_ + random_.Below(200'000);
   request.priority = static_cast<std::int32_t>(random_.Below(3));
-  if (wide_one_in_ > 0 && random_.OneIn(wide_one_in_)) request.branches = random_.Between(2, 5);
+  if (wide_one_in_ > 0 && random_.OneIn(wide_one_in_)) request.sequences = random_.Between(2, 5);
   if (wide_one_in_ > 0 && random_.OneIn(wide_one_in_)) {
     constexpr BeamOptions::EarlyStopping kEarly[] = {BeamOptions::EarlyStopping::kFalse,
                                                      BeamOptions::EarlyStopping::kTrue,
                                                      BeamOptions::EarlyStopping::kNever};
-    request.beam = BeamOptions{.beams = request.branches + random_.Below(3),
+    request.beam = BeamOptions{.beams = request.sequences + random_.Below(3),
                                .length_penalty = random_.OneIn(2) ? 1.0f : 0.5f,
                                .early_stopping = kEarly[random_.Below(3)]};
     return request;
   }
   if (random_.OneIn(6)) {  // a replay of one that lost its scheduler
-    for (std::uint32_t i = 0; i < request.branches; ++i) {
+    for (std::uint32_t i = 0; i < request.sequences; ++i) {
       std::vector<TokenId>& prefix = request.output_prefix.emplace_back();
-      const std::uint64_t seed = BranchSeed(request.sampling.seed, BranchIndex(i));
+      const std::uint64_t seed = SequenceSeed(request.sampling.seed, SequenceIndex(i));
       const std::uint32_t size = random_.Below(request.stop.max_tokens + 1);
       const bool stops = !request.stop.stop_tokens.empty();
       while (prefix.size() < size && !(stops && !prefix.empty() && prefix.back() == stop)) {
@@ -213,7 +213,7 @@ TokenizedRequest Simulation::RandomRequest() {
 void Simulation::Arrive(TokenizedRequest request) {
   coverage_.replayed += !request.output_prefix.empty();
   coverage_.prompt_only += request.stop.max_tokens == 0;
-  coverage_.parallel += !request.beam && request.branches > 1;
+  coverage_.parallel += !request.beam && request.sequences > 1;
   coverage_.beams += request.beam.has_value();
   // It may have killed another group.
   if (blames_ && !request.output_prefix.empty() && fatal_.OneIn(4)) request.lone_deaths = 1;
@@ -226,41 +226,41 @@ void Simulation::Arrive(TokenizedRequest request) {
   core_->Admit(now_ns_, std::move(request));
 }
 
-// Half the time one branch: where one waits to be forked, the one that it is to be
+// Half the time one sequence: where one waits to be forked, the one that it is to be
 // forked from, so that it must find the prompt in the prefix cache.
 CancelRequest Simulation::RandomCancel() {
-  const std::vector<BranchStatus> states = core_->BranchStates();
-  const auto pending = std::find_if(states.begin(), states.end(), [](const BranchStatus& branch) {
-    return branch.state == BranchState::kPending;
-  });
+  const std::vector<SequenceStatus> states = core_->SequenceStates();
+  const auto pending = std::find_if(
+      states.begin(), states.end(),
+      [](const SequenceStatus& sequence) { return sequence.state == SequenceState::kPending; });
   if (pending != states.end() && random_.OneIn(2)) {
-    const auto first = std::find_if(states.begin(), states.end(), [&](const BranchStatus& branch) {
-      return branch.request == pending->request;
-    });
+    const auto first = std::find_if(
+        states.begin(), states.end(),
+        [&](const SequenceStatus& sequence) { return sequence.request == pending->request; });
     const SimClient& client = Find(pending->request);
-    if (!client.request().beam) return {.request = first->request, .branch = first->index};
+    if (!client.request().beam) return {.request = first->request, .sequence = first->index};
   }
   const std::uint64_t id = live_[random_.Below(static_cast<std::uint32_t>(live_.size()))];
   const TokenizedRequest& request = clients_.at(id).request();
-  CancelRequest cancel{.request = request.id, .branch = {}};
-  if (random_.OneIn(2)) cancel.branch = BranchIndex(random_.Below(request.branches));
+  CancelRequest cancel{.request = request.id, .sequence = {}};
+  if (random_.OneIn(2)) cancel.sequence = SequenceIndex(random_.Below(request.sequences));
   return cancel;
 }
 
 void Simulation::CancelSome() {
   if (live_.empty()) return;
   CancelRequest cancel = RandomCancel();
-  for (const BranchStatus& branch : core_->BranchStates()) {
-    if (branch.request != cancel.request) continue;
-    ++coverage_.cancelled_in[static_cast<std::size_t>(branch.state)];
+  for (const SequenceStatus& sequence : core_->SequenceStates()) {
+    if (sequence.request != cancel.request) continue;
+    ++coverage_.cancelled_in[static_cast<std::size_t>(sequence.state)];
     for (const SimResult& result : results_) {
-      for (const SimBranchMark& mark : result.marks) {
-        Count(SimFault::kCancelAfterFinish, mark.finished && mark.request == branch.request);
+      for (const SimSequenceMark& mark : result.marks) {
+        Count(SimFault::kCancelAfterFinish, mark.finished && mark.request == sequence.request);
       }
     }
   }
   SimClient& client = clients_.at(cancel.request.counter);
-  cancel.keep_tokens = client.Cancel(cancel.branch, random_.Below(4));
+  cancel.keep_tokens = client.Cancel(cancel.sequence, random_.Below(4));
   core_->Cancel(cancel);
 }
 
@@ -315,19 +315,21 @@ absl::Status Simulation::CheckHold(const PlanOutcome& outcome) const {
   return absl::OkStatus();
 }
 
-// Invariant 7: the first branch of the policy is no victim, and gains a
+// Invariant 7: the first sequence of the policy is no victim, and gains a
 // position, or has all that it can have in flight, within the plans of two
 // rounds of the pipeline; of three, if its blocks had to be copied away from others.
 absl::Status Simulation::CheckProgress() {
-  const std::vector<OpenBranchView> open = core_->OpenBranches();
-  const bool still_open = std::any_of(
-      open.begin(), open.end(), [this](const auto& branch) { return branch.request == front_; });
-  bool pending = false;  // its open branches have ended and others of it are yet to open
+  const std::vector<OpenSequenceView> open = core_->OpenSequences();
+  const bool still_open = std::any_of(open.begin(), open.end(), [this](const auto& sequence) {
+    return sequence.request == front_;
+  });
+  bool pending = false;  // its open sequences have ended and others of it are yet to open
   if (front_ && !still_open && !Find(*front_).ended()) {
-    for (const BranchStatus& branch : core_->BranchStates()) {
-      if (branch.request != front_) continue;
-      if (branch.state == BranchState::kWaiting) return Broken(7, "the first branch was preempted");
-      pending |= branch.state == BranchState::kPending;
+    for (const SequenceStatus& sequence : core_->SequenceStates()) {
+      if (sequence.request != front_) continue;
+      if (sequence.state == SequenceState::kWaiting)
+        return Broken(7, "the first sequence was preempted");
+      pending |= sequence.state == SequenceState::kPending;
     }
   }
   if (open.empty() && !pending) {
@@ -341,10 +343,10 @@ absl::Status Simulation::CheckProgress() {
                 })->request;
   std::uint64_t progress = 0;
   bool all_planned = !pending;
-  for (const OpenBranchView& branch : open) {
-    if (branch.request != first) continue;
-    progress = SimMix(progress ^ branch.length.least ^ branch.handle.value() << 20);
-    all_planned &= branch.length.least == branch.length.max;
+  for (const OpenSequenceView& sequence : open) {
+    if (sequence.request != first) continue;
+    progress = SimMix(progress ^ sequence.length.least ^ sequence.handle.value() << 20);
+    all_planned &= sequence.length.least == sequence.length.max;
   }
   const bool same = front_ == first && front_progress_ == progress && !all_planned;
   // Copies to and from tiers may hold the blocks that it lacks, for as long as they
@@ -359,7 +361,7 @@ absl::Status Simulation::CheckProgress() {
   const std::uint64_t suspicions = core_->Snapshot().counters.suspicions;
   const std::uint32_t turns = suspicions > 0 ? 2 : 1;
   if (front_stalled_ > turns * (rounds * group_.lag + 2) || front_waits_ > kMostCopySteps)
-    return Broken(7, "the first branch stands still");
+    return Broken(7, "the first sequence stands still");
   return absl::OkStatus();
 }
 
@@ -379,11 +381,11 @@ absl::Status Simulation::DeliverResult() {
 }
 
 void Simulation::KillGroup() {
-  for (const BranchStatus& branch : core_->BranchStates()) {
-    ++coverage_.lost_in[static_cast<std::size_t>(branch.state)];
+  for (const SequenceStatus& sequence : core_->SequenceStates()) {
+    ++coverage_.lost_in[static_cast<std::size_t>(sequence.state)];
   }
   const bool sent = !plans_.empty(), running = worker_->CanComplete(), done = !results_.empty();
-  Count(SimFault::kDiedIdle, core_->OpenBranches().empty());
+  Count(SimFault::kDiedIdle, core_->OpenSequences().empty());
   Count(SimFault::kDiedPlanSent, sent);
   Count(SimFault::kDiedStepRunning, running);
   Count(SimFault::kDiedResultSent, done);
@@ -472,7 +474,7 @@ absl::Status Simulation::WindDown() {
   if (absl::Status s = AfterEvent(); !s.ok()) return s;
   const std::uint64_t last = ticks_ + 400'000;
   while (core_->live_requests() > 0 || !plans_.empty() || !results_.empty() || worker_ == nullptr ||
-         worker_->CanComplete() || !worker_->state().Branches().empty() ||
+         worker_->CanComplete() || !worker_->state().Sequences().empty() ||
          worker_->state().copies_outstanding() > 0) {
     if (++ticks_ > last) return Broken(7, "the work does not end");
     if (absl::Status s = Tick(/*arrivals=*/false); !s.ok()) return s;
@@ -495,13 +497,13 @@ absl::Status Simulation::AfterEvent() {
 }
 
 void Simulation::CountTransitions() {
-  std::vector<BranchStatus> now = core_->BranchStates();
-  const auto key = [](const BranchStatus& b) { return std::pair(b.request, b.index); };
+  std::vector<SequenceStatus> now = core_->SequenceStates();
+  const auto key = [](const SequenceStatus& b) { return std::pair(b.request, b.index); };
   const auto count = [this](std::size_t from, std::size_t to) {
     if (from != to) ++coverage_.transitions[from][to];
   };
   auto was = states_.begin();
-  for (const BranchStatus& is : now) {
+  for (const SequenceStatus& is : now) {
     for (; was != states_.end() && key(*was) < key(is); ++was) {
       count(static_cast<std::size_t>(was->state), kAbsent);
     }
@@ -511,7 +513,7 @@ void Simulation::CountTransitions() {
       from = static_cast<std::size_t>(was++->state);
     }
     // A beam that ended and a new one may have the same index.
-    const bool other = from != kAbsent && from > to && is.state == BranchState::kPending &&
+    const bool other = from != kAbsent && from > to && is.state == SequenceState::kPending &&
                        Find(is.request).request().beam.has_value();
     if (other) count(std::exchange(from, kAbsent), kAbsent);
     count(from, to);
@@ -543,20 +545,20 @@ absl::Status Simulation::TakeEvents() {
   return absl::OkStatus();
 }
 
-// Invariant 9 for the branches of a result just applied.
+// Invariant 9 for the sequences of a result just applied.
 absl::Status Simulation::CompareMarks(const SimResult& result) const {
-  const std::vector<OpenBranchView> open = core_->OpenBranches();
-  for (const SimBranchMark& mark : result.marks) {
-    const auto branch = std::lower_bound(
-        open.begin(), open.end(), mark.branch,
-        [](const OpenBranchView& view, BranchHandle handle) { return view.handle < handle; });
-    if (branch == open.end() || branch->handle != mark.branch ||
-        branch->opened > result.result.step) {
+  const std::vector<OpenSequenceView> open = core_->OpenSequences();
+  for (const SimSequenceMark& mark : result.marks) {
+    const auto sequence = std::lower_bound(
+        open.begin(), open.end(), mark.sequence,
+        [](const OpenSequenceView& view, SequenceHandle handle) { return view.handle < handle; });
+    if (sequence == open.end() || sequence->handle != mark.sequence ||
+        sequence->opened > result.result.step) {
       continue;
     }
-    if (branch->request != mark.request || branch->length.lower != mark.length ||
-        branch->tokens.size() != mark.tokens || mark.finished) {
-      return Broken(9, absl::StrCat("branch ", mark.branch.value(), " after its result"));
+    if (sequence->request != mark.request || sequence->length.lower != mark.length ||
+        sequence->tokens.size() != mark.tokens || mark.finished) {
+      return Broken(9, absl::StrCat("sequence ", mark.sequence.value(), " after its result"));
     }
   }
   return absl::OkStatus();
@@ -568,10 +570,10 @@ absl::Status Simulation::CompareMarks(const SimResult& result) const {
 absl::Status Simulation::CompareWithWorker() const {
   if (worker_ == nullptr || !plans_.empty()) return absl::OkStatus();
   const bool settled = results_.empty() && !worker_->CanComplete();
-  for (const OpenBranchView& mine : core_->OpenBranches()) {
-    const std::optional<BranchView> theirs = worker_->state().View(mine.handle);
+  for (const OpenSequenceView& mine : core_->OpenSequences()) {
+    const std::optional<SequenceView> theirs = worker_->state().View(mine.handle);
     if (!theirs || theirs->request != mine.request || theirs->index != mine.index) {
-      return Broken(9, "a branch that the worker does not have");
+      return Broken(9, "a sequence that the worker does not have");
     }
     bool equal = theirs->tokens.size() >= mine.tokens.size() &&
                  (!settled || theirs->tokens.size() == mine.tokens.size()) &&
@@ -586,7 +588,7 @@ absl::Status Simulation::CompareWithWorker() const {
                            return static_cast<std::int32_t>(a.value()) == b;
                          });
     }
-    if (!equal) return Broken(9, absl::StrCat("branch ", mine.handle.value()));
+    if (!equal) return Broken(9, absl::StrCat("sequence ", mine.handle.value()));
   }
   return absl::OkStatus();
 }
@@ -598,7 +600,7 @@ void Simulation::TracePlan(const StepPlan& plan) {
   Trace(static_cast<std::uint64_t>(plan.predicted_ns));
   for (const PlanOp& op : plan.ops) {
     Trace(op.index());
-    if (const auto* open = std::get_if<OpenBranch>(&op)) {
+    if (const auto* open = std::get_if<OpenSequence>(&op)) {
       Trace(open->request.counter);
       Trace(open->tokens.size());
       Trace(open->cohort);

@@ -24,52 +24,52 @@
 
 namespace flotilla {
 
-// A state of the branch machine as the simulation sees it: BranchState, and not
+// A state of the sequence machine as the simulation sees it: SequenceState, and not
 // there (not yet, or ended).
 inline constexpr std::size_t kAbsent = 5, kSimStates = 6;
 inline constexpr const char* kStateNames[kSimStates] = {"waiting", "pending", "prefill",
                                                         "decode",  "ending",  "absent"};
 
-// What a branch was before an event and is after it. An event can take several
+// What a sequence was before an event and is after it. An event can take several
 // steps at once (a plan preempts a request and starts it again), so what is listed
 // in neither way may be seen.
 struct SimTransition {
-  BranchState from, to;
+  SequenceState from, to;
   bool possible;  // it must be seen; else it must never be
 };
-inline constexpr BranchState kGone{kAbsent};
+inline constexpr SequenceState kGone{kAbsent};
 inline constexpr SimTransition kTransitions[] = {
-    {kGone, BranchState::kWaiting, true},                  // admitted
-    {kGone, BranchState::kPending, true},                  // a beam forks
-    {kGone, BranchState::kPrefill, false},                 // opened before it was pending
-    {kGone, BranchState::kDecode, false},                  //
-    {kGone, BranchState::kEnding, false},                  //
-    {BranchState::kWaiting, BranchState::kPending, true},  // its request is opened
-    {BranchState::kWaiting, BranchState::kPrefill, true},  // and it, with a first chunk,
-    {BranchState::kWaiting, BranchState::kDecode, true},   // or with all it knows
-    {BranchState::kWaiting, BranchState::kEnding, true},   //
-    {BranchState::kWaiting, kGone, true},                  // cancelled, late, too large
-    {BranchState::kPending, BranchState::kWaiting, true},  // preempted, or its group lost
-    {BranchState::kPending, BranchState::kPrefill, true},  // forked, or for memory
-    {BranchState::kPending, BranchState::kDecode, true},   //
-    {BranchState::kPending, BranchState::kEnding, true},   // a beam's one token
-    {BranchState::kPending, kGone, true},                  // cancelled, or too late
-    {BranchState::kPrefill, BranchState::kWaiting, true},  // preempted, or its group lost
-    {BranchState::kPrefill, BranchState::kDecode, true},   // its last chunk
-    {BranchState::kPrefill, BranchState::kEnding, true},   //
-    {BranchState::kPrefill, kGone, true},                  // cancelled, or too late
-    {BranchState::kDecode, BranchState::kWaiting, true},   // preempted, or its group lost
-    {BranchState::kDecode, BranchState::kEnding, false},   // a decode ends by its result
-    {BranchState::kDecode, kGone, true},                   // finished, cancelled, too late
-    {BranchState::kEnding, BranchState::kWaiting, true},   // preempted, or its group lost
-    {BranchState::kEnding, BranchState::kPrefill, true},   // a beam goes on
-    {BranchState::kEnding, BranchState::kDecode, false},   // the result ends it
-    {BranchState::kEnding, kGone, true},                   // finished, or nobody follows it
+    {kGone, SequenceState::kWaiting, true},                    // admitted
+    {kGone, SequenceState::kPending, true},                    // a beam forks
+    {kGone, SequenceState::kPrefill, false},                   // opened before it was pending
+    {kGone, SequenceState::kDecode, false},                    //
+    {kGone, SequenceState::kEnding, false},                    //
+    {SequenceState::kWaiting, SequenceState::kPending, true},  // its request is opened
+    {SequenceState::kWaiting, SequenceState::kPrefill, true},  // and it, with a first chunk,
+    {SequenceState::kWaiting, SequenceState::kDecode, true},   // or with all it knows
+    {SequenceState::kWaiting, SequenceState::kEnding, true},   //
+    {SequenceState::kWaiting, kGone, true},                    // cancelled, late, too large
+    {SequenceState::kPending, SequenceState::kWaiting, true},  // preempted, or its group lost
+    {SequenceState::kPending, SequenceState::kPrefill, true},  // forked, or for memory
+    {SequenceState::kPending, SequenceState::kDecode, true},   //
+    {SequenceState::kPending, SequenceState::kEnding, true},   // a beam's one token
+    {SequenceState::kPending, kGone, true},                    // cancelled, or too late
+    {SequenceState::kPrefill, SequenceState::kWaiting, true},  // preempted, or its group lost
+    {SequenceState::kPrefill, SequenceState::kDecode, true},   // its last chunk
+    {SequenceState::kPrefill, SequenceState::kEnding, true},   //
+    {SequenceState::kPrefill, kGone, true},                    // cancelled, or too late
+    {SequenceState::kDecode, SequenceState::kWaiting, true},   // preempted, or its group lost
+    {SequenceState::kDecode, SequenceState::kEnding, false},   // a decode ends by its result
+    {SequenceState::kDecode, kGone, true},                     // finished, cancelled, too late
+    {SequenceState::kEnding, SequenceState::kWaiting, true},   // preempted, or its group lost
+    {SequenceState::kEnding, SequenceState::kPrefill, true},   // a beam goes on
+    {SequenceState::kEnding, SequenceState::kDecode, false},   // the result ends it
+    {SequenceState::kEnding, kGone, true},                     // finished, or nobody follows it
 };
 
 // What goes wrong between the two sides. The test asserts that all of it did.
 enum class SimFault : std::uint8_t {
-  kDiedIdle,            // no branch was open
+  kDiedIdle,            // no sequence was open
   kDiedPlanSent,        // the group died with a plan sent and not applied
   kDiedStepRunning,     // with a plan applied and not completed
   kDiedResultSent,      // with a result on its way
@@ -93,18 +93,18 @@ inline constexpr std::size_t kSimFaults = static_cast<std::size_t>(SimFault::kCo
 struct SimCoverage {
   CoreCounters core;
   std::uint64_t steps = 0;
-  // [from][to] BranchState or kAbsent
+  // [from][to] SequenceState or kAbsent
   std::array<std::array<std::uint64_t, kSimStates>, kSimStates> transitions{};
   std::array<std::uint64_t, kSimFaults> faults{};  // by SimFault
-  std::array<std::uint64_t, 5> cancelled_in{};     // branches by BranchState
-  std::array<std::uint64_t, 5> lost_in{};          // branches by BranchState
+  std::array<std::uint64_t, 5> cancelled_in{};     // sequences by SequenceState
+  std::array<std::uint64_t, 5> lost_in{};          // sequences by SequenceState
   std::uint64_t refused_full = 0;
   std::uint64_t refused_wait = 0;  // of them for their predicted wait
   std::uint64_t refused_too_large = 0;
   std::uint64_t refused_draining = 0;
   std::uint64_t replayed = 0;     // arrived with an output prefix
   std::uint64_t prompt_only = 0;  // max_tokens 0
-  std::uint64_t parallel = 0;     // several branches
+  std::uint64_t parallel = 0;     // several sequences
   std::uint64_t undisturbed = 0;  // served after as many preemptions as one may have
   std::uint64_t beams = 0;        // beam searches
   std::uint64_t beams_served = 0;
@@ -197,15 +197,15 @@ class Simulation {
   std::vector<std::uint64_t> live_;  // not ended, in order of arrival
   std::uint64_t next_id_ = 1;
 
-  // The first branch in the order of the policy must move on.
+  // The first sequence in the order of the policy must move on.
   std::optional<RequestId> front_;
   std::uint64_t front_progress_ = 0;
   std::uint32_t front_stalled_ = 0;  // plans in which it did not
   std::uint32_t front_waits_ = 0;    // and while copies were under way
   std::set<std::uint64_t> copying_;  // ids of copies in plans, not reported done
 
-  std::vector<BranchStatus> states_;  // after the last event
-  std::uint64_t preemptions_ = 0;     // that ended requests report
+  std::vector<SequenceStatus> states_;  // after the last event
+  std::uint64_t preemptions_ = 0;       // that ended requests report
 
   SimCoverage coverage_;
   std::uint64_t trace_hash_ = 0;

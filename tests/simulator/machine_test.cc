@@ -57,7 +57,7 @@ TEST(MachineTest, TheDescriptionHoldsWhatTheOptionsMayAsk) {
   core.max_step_tokens = 999;
   const ExecutorDescription d = Describe(machine, core);
   EXPECT_EQ(d.block_count, 1000u / 16 + 1);
-  EXPECT_GT(d.max_branches, 2 * 300u);
+  EXPECT_GT(d.max_sequences, 2 * 300u);
   EXPECT_EQ(d.max_step_tokens, 999u);
   EXPECT_GT(d.decode_ns_per_step, 0);
 }

@@ -211,11 +211,11 @@ TEST(SimulatorTest, UnknownPoliciesAndUselessMachinesAreRefused) {
 TEST(SimulatorTest, SeveralAnswersAndBeamsShareTheirPrompt) {
   const Machine machine = SlowMachine();
   Workload workload = OneRequest(40, 6);
-  workload.requests[0].branches = 3;
+  workload.requests[0].sequences = 3;
   workload.requests.push_back({.arrival_ns = 5'000'000,
                                .prompt_tokens = 33,
                                .output_tokens = 5,
-                               .branches = 2,
+                               .sequences = 2,
                                .beams = 4});
   SimulationOptions options = OptionsFor(machine);
   options.max_tokens = 64;  // four beams of more would not fit the pool

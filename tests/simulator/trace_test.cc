@@ -32,7 +32,7 @@ TEST(TraceTest, CsvIsReadAndSorted) {
                                .deadline_ns = 250'000'000,
                                .prefix_group = 7,
                                .prefix_tokens = 4,
-                               .branches = 3};
+                               .sequences = 3};
   EXPECT_THAT(w->requests, ElementsAre(bob, alice));
 }
 

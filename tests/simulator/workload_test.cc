@@ -159,12 +159,12 @@ TEST(WorkloadTest, TheFirstTenantSendsMost) {
 
 TEST(WorkloadTest, LengthsAreUnknownToTheSchedulerUnlessAskedFor) {
   Workload w;
-  w.requests.push_back({.prompt_tokens = 3, .output_tokens = 5, .deadline_ns = 70, .branches = 2});
+  w.requests.push_back({.prompt_tokens = 3, .output_tokens = 5, .deadline_ns = 70, .sequences = 2});
   const TokenizedRequest unknown = MakeRequest(w, 0, 1000, false, 99);
   EXPECT_EQ(unknown.stop.max_tokens, 99u);
   EXPECT_EQ(unknown.stop.stop_tokens, std::vector<TokenId>{kStopToken});
   EXPECT_EQ(unknown.deadline_ns, 1070);
-  EXPECT_EQ(unknown.branches, 2u);
+  EXPECT_EQ(unknown.sequences, 2u);
   const TokenizedRequest known = MakeRequest(w, 0, 1000, true, 99);
   EXPECT_EQ(known.stop.max_tokens, 5u);
   EXPECT_TRUE(known.stop.stop_tokens.empty());

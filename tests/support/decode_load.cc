@@ -20,7 +20,7 @@ DecodeLoad::DecodeLoad(const DecodeLoadOptions& load) {
   const std::uint32_t outputs = load.steps + prefill_steps + 64;
   description_ = FakeExecutorOptions::DefaultDescription();
   description_.max_context = load.tokens + 16 + outputs;
-  description_.max_branches = load.sequences + 1;
+  description_.max_sequences = load.sequences + 1;
   description_.max_step_tokens = 8192;
   description_.block_count = load.sequences * (description_.max_context / 16 + 1) + 1;
   core_.emplace(options);

@@ -19,16 +19,16 @@ namespace flotilla::testing {
 // What has come for one request so far.
 struct RecordedAnswer {
   bool accepted = false;
-  std::vector<std::vector<TokenEvent>> tokens;  // [branches]
-  // [branches]: position of tokens[branch][0], which is the prefix's length.
+  std::vector<std::vector<TokenEvent>> tokens;  // [sequences]
+  // [sequences]: position of tokens[sequence][0], which is the prefix's length.
   std::vector<std::uint32_t> first_position;
   std::vector<PromptLogprobs> prompt;
-  std::vector<BranchEnd> branch_ends;
+  std::vector<SequenceEnd> sequence_ends;
   std::vector<RequestEnd> ends;  // one, once it has ended
 
-  std::vector<TokenId> token_ids(std::uint32_t branch = 0) const {
+  std::vector<TokenId> token_ids(std::uint32_t sequence = 0) const {
     std::vector<TokenId> ids;
-    for (const TokenEvent& event : tokens[branch]) ids.push_back(event.token);
+    for (const TokenEvent& event : tokens[sequence]) ids.push_back(event.token);
     return ids;
   }
 };
@@ -42,8 +42,8 @@ class EngineRecorder : public EventSink {
     entry = {};
     entry.attempt = request.attempt;
     entry.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
-    entry.answer.tokens.resize(request.branches);
-    entry.answer.first_position.resize(request.branches);
+    entry.answer.tokens.resize(request.sequences);
+    entry.answer.first_position.resize(request.sequences);
     for (std::size_t i = 0; i < request.output_prefix.size(); ++i) {
       entry.answer.first_position[i] = static_cast<std::uint32_t>(request.output_prefix[i].size());
     }
@@ -70,9 +70,9 @@ class EngineRecorder : public EventSink {
     absl::MutexLock lock(&mu_);
     return !entries_.at(id).answer.ends.empty();
   }
-  std::size_t TokenCount(const RequestId& id, std::uint32_t branch = 0) const {
+  std::size_t TokenCount(const RequestId& id, std::uint32_t sequence = 0) const {
     absl::MutexLock lock(&mu_);
-    return entries_.at(id).answer.tokens.at(branch).size();
+    return entries_.at(id).answer.tokens.at(sequence).size();
   }
 
  private:
@@ -83,9 +83,9 @@ class EngineRecorder : public EventSink {
     RecordedAnswer answer;
   };
 
-  static bool BranchEnded(const RecordedAnswer& answer, BranchIndex branch) {
-    for (const BranchEnd& end : answer.branch_ends) {
-      if (end.branch == branch) return true;
+  static bool SequenceEnded(const RecordedAnswer& answer, SequenceIndex sequence) {
+    for (const SequenceEnd& end : answer.sequence_ends) {
+      if (end.sequence == sequence) return true;
     }
     return false;
   }
@@ -104,23 +104,24 @@ class EngineRecorder : public EventSink {
   static void Take(Entry& entry, TokenEvent event) {
     RecordedAnswer& answer = entry.answer;
     EXPECT_TRUE(answer.accepted);
-    ASSERT_LT(event.branch.value(), answer.tokens.size());
-    EXPECT_FALSE(BranchEnded(answer, event.branch)) << "token after BranchEnd";
-    auto& tokens = answer.tokens[event.branch.value()];
-    EXPECT_EQ(event.position, answer.first_position[event.branch.value()] + tokens.size())
+    ASSERT_LT(event.sequence.value(), answer.tokens.size());
+    EXPECT_FALSE(SequenceEnded(answer, event.sequence)) << "token after SequenceEnd";
+    auto& tokens = answer.tokens[event.sequence.value()];
+    EXPECT_EQ(event.position, answer.first_position[event.sequence.value()] + tokens.size())
         << "positions without gaps";
     tokens.push_back(std::move(event));
   }
   static void Take(Entry& entry, LoneDeath) { EXPECT_TRUE(entry.answer.accepted); }
-  static void Take(Entry& entry, BranchEnd event) {
+  static void Take(Entry& entry, SequenceEnd event) {
     EXPECT_TRUE(entry.answer.accepted);
-    EXPECT_FALSE(BranchEnded(entry.answer, event.branch)) << "two ends of a branch";
-    entry.answer.branch_ends.push_back(event);
+    EXPECT_FALSE(SequenceEnded(entry.answer, event.sequence)) << "two ends of a sequence";
+    entry.answer.sequence_ends.push_back(event);
   }
   static void Take(Entry& entry, RequestEnd event) {
     RecordedAnswer& answer = entry.answer;
     if (answer.accepted) {
-      EXPECT_EQ(answer.branch_ends.size(), answer.tokens.size()) << "RequestEnd before BranchEnd";
+      EXPECT_EQ(answer.sequence_ends.size(), answer.tokens.size())
+          << "RequestEnd before SequenceEnd";
     } else {
       EXPECT_FALSE(event.status.ok()) << "neither accepted nor refused";
     }

@@ -19,7 +19,7 @@ class Collector final : public EventSink {
   explicit Collector(const std::vector<TokenizedRequest>& requests) : answers_(requests.size()) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       index_[requests[i].id] = i;
-      answers_[i].branches.resize(requests[i].branches);
+      answers_[i].sequences.resize(requests[i].sequences);
     }
   }
 
@@ -49,15 +49,15 @@ class Collector final : public EventSink {
     answer.prompt_top.insert(answer.prompt_top.end(), event.top.begin(), event.top.end());
   }
   void Take(Answer& answer, TokenEvent& event) {
-    Answer::Branch& branch = answer.branches.at(event.branch.value());
-    EXPECT_EQ(event.position, branch.tokens.size());
-    branch.tokens.push_back(event);
-    if (event.branch.value() == 0) answer.tokens.push_back(std::move(event));
+    Answer::Sequence& sequence = answer.sequences.at(event.sequence.value());
+    EXPECT_EQ(event.position, sequence.tokens.size());
+    sequence.tokens.push_back(event);
+    if (event.sequence.value() == 0) answer.tokens.push_back(std::move(event));
   }
-  void Take(Answer& answer, BranchEnd& event) {
-    Answer::Branch& branch = answer.branches.at(event.branch.value());
-    branch.reason = answer.reason = event.reason;
-    branch.score = event.score;
+  void Take(Answer& answer, SequenceEnd& event) {
+    Answer::Sequence& sequence = answer.sequences.at(event.sequence.value());
+    sequence.reason = answer.reason = event.reason;
+    sequence.score = event.score;
   }
   void Take(Answer& answer, RequestEnd& event) {
     answer.status = event.status;
@@ -84,14 +84,14 @@ void AppendBits(std::vector<std::uint32_t>& bits, TokenId token, float logprob,
 
 }  // namespace
 
-std::vector<TokenId> Answer::Branch::ids() const {
+std::vector<TokenId> Answer::Sequence::ids() const {
   std::vector<TokenId> ids;
   for (const TokenEvent& event : tokens) ids.push_back(event.token);
   return ids;
 }
 
 std::vector<TokenId> Answer::ids() const {
-  return branches.empty() ? std::vector<TokenId>{} : branches[0].ids();
+  return sequences.empty() ? std::vector<TokenId>{} : sequences[0].ids();
 }
 
 std::vector<std::uint32_t> Answer::Bits() const {

@@ -21,8 +21,8 @@ namespace flotilla::testing {
 
 // Everything that one request got.
 struct Answer {
-  // What a request with several branches says of one.
-  struct Branch {
+  // What a request with several sequences says of one.
+  struct Sequence {
     std::vector<TokenEvent> tokens;
     FinishReason reason = FinishReason::kError;
     float score = 0;
@@ -32,10 +32,10 @@ struct Answer {
 
   bool ended = false;
   absl::Status status;
-  FinishReason reason = FinishReason::kError;  // of the branch that ended last
+  FinishReason reason = FinishReason::kError;  // of the sequence that ended last
   Usage usage;
-  std::vector<TokenEvent> tokens;  // of branch 0
-  std::vector<Branch> branches;    // all of them, branch 0 too
+  std::vector<TokenEvent> tokens;   // of sequence 0
+  std::vector<Sequence> sequences;  // all of them, sequence 0 too
   // Entry i is about prompt token i + 1.
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TopLogprob>> prompt_top;

@@ -12,7 +12,7 @@ namespace {
 absl::Status CheckBeams(const TokenizedRequest& request) {
   if (!request.beam) return absl::OkStatus();
   const std::uint64_t per_beam = std::max<std::uint64_t>(2, 1 + request.stop.stop_tokens.size());
-  if (request.beam->beams < request.branches || !request.output_prefix.empty() ||
+  if (request.beam->beams < request.sequences || !request.output_prefix.empty() ||
       !std::isfinite(request.beam->length_penalty) ||
       request.beam->beams * per_beam > BeamOptions::kMaxCandidates) {
     return absl::InvalidArgumentError("beam");
@@ -20,9 +20,9 @@ absl::Status CheckBeams(const TokenizedRequest& request) {
   return absl::OkStatus();
 }
 
-// The script of a branch: null without one.
-const std::vector<TokenId>* ScriptOf(const FakeAnswer& answer, BranchIndex branch) {
-  if (branch.value() < answer.branches.size()) return &answer.branches[branch.value()].tokens;
+// The script of a sequence: null without one.
+const std::vector<TokenId>* ScriptOf(const FakeAnswer& answer, SequenceIndex sequence) {
+  if (sequence.value() < answer.sequences.size()) return &answer.sequences[sequence.value()].tokens;
   return answer.tokens ? &*answer.tokens : nullptr;
 }
 
@@ -35,7 +35,7 @@ EngineDescription FakeEngineOptions::DefaultDescription() {
   description.max_context = 8192;
   description.tokenizer_hash = 1;
   description.numerics_id = 1;
-  description.max_branches = 8;
+  description.max_sequences = 8;
   description.max_queue_tokens = 65536;
   return description;
 }
@@ -101,10 +101,10 @@ void FakeEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink> sin
       running.answer.retry_after_ms = 1000;
     }
     submitted_.push_back(request);
-    running.branches.resize(request.branches);
-    for (std::size_t i = 0; i < std::min(request.output_prefix.size(), running.branches.size());
+    running.sequences.resize(request.sequences);
+    for (std::size_t i = 0; i < std::min(request.output_prefix.size(), running.sequences.size());
          ++i) {
-      running.branches[i].outputs = static_cast<std::uint32_t>(request.output_prefix[i].size());
+      running.sequences[i].outputs = static_cast<std::uint32_t>(request.output_prefix[i].size());
     }
     running.request = std::move(request);
     running.sink = std::move(sink);
@@ -118,10 +118,11 @@ void FakeEngine::Cancel(const CancelRequest& cancel) {
   cancelled_.push_back(cancel);
   for (Running& running : running_) {
     if (running.request.id != cancel.request) continue;
-    for (std::uint32_t i = 0; i < running.branches.size(); ++i) {
-      Branch& branch = running.branches[i];
-      if (cancel.branch.value_or(BranchIndex(i)) == BranchIndex(i) && !branch.cancelled_keep) {
-        branch.cancelled_keep = cancel.keep_tokens;
+    for (std::uint32_t i = 0; i < running.sequences.size(); ++i) {
+      Sequence& sequence = running.sequences[i];
+      if (cancel.sequence.value_or(SequenceIndex(i)) == SequenceIndex(i) &&
+          !sequence.cancelled_keep) {
+        sequence.cancelled_keep = cancel.keep_tokens;
       }
     }
   }
@@ -163,8 +164,8 @@ absl::Status FakeEngine::CheckEntry(const TokenizedRequest& request) const {
       request.prompt.size() + std::uint64_t{request.stop.max_tokens} > limits.max_context) {
     return absl::InvalidArgumentError("prompt");
   }
-  if (request.branches == 0 || request.branches > limits.max_branches) {
-    return absl::InvalidArgumentError("branches");
+  if (request.sequences == 0 || request.sequences > limits.max_sequences) {
+    return absl::InvalidArgumentError("sequences");
   }
   if (absl::Status status = CheckBeams(request); !status.ok()) return status;
   absl::Status parameters = CheckSampling(request.sampling, limits.vocab_size);
@@ -208,24 +209,24 @@ bool FakeEngine::StepRequest(Running& running, std::vector<EngineEvent>& events)
   }
   end.usage.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
   bool all_ended = true;
-  for (std::uint32_t i = 0; i < running.branches.size(); ++i) {
-    Branch& branch = running.branches[i];
-    if (!branch.ended) {
-      auto reason = StepBranch(running, BranchIndex(i), branch, events);
+  for (std::uint32_t i = 0; i < running.sequences.size(); ++i) {
+    Sequence& sequence = running.sequences[i];
+    if (!sequence.ended) {
+      auto reason = StepSequence(running, SequenceIndex(i), sequence, events);
       while (request.beam && !reason) {
-        reason = StepBranch(running, BranchIndex(i), branch, events);
+        reason = StepSequence(running, SequenceIndex(i), sequence, events);
       }
       if (reason) {
-        branch.ended = true;
+        sequence.ended = true;
         running.failed |= *reason == FinishReason::kError;
-        const bool scored = request.beam && i < running.answer.branches.size();
-        events.emplace_back(BranchEnd{request.id, request.attempt, BranchIndex(i), *reason,
-                                      branch.outputs,
-                                      scored ? running.answer.branches[i].score : 0.0f});
+        const bool scored = request.beam && i < running.answer.sequences.size();
+        events.emplace_back(SequenceEnd{request.id, request.attempt, SequenceIndex(i), *reason,
+                                        sequence.outputs,
+                                        scored ? running.answer.sequences[i].score : 0.0f});
       }
     }
-    all_ended &= branch.ended;
-    end.usage.output_tokens += branch.outputs;
+    all_ended &= sequence.ended;
+    end.usage.output_tokens += sequence.outputs;
   }
   if (!all_ended) return false;
   if (running.failed) end.status = running.answer.error;
@@ -233,43 +234,43 @@ bool FakeEngine::StepRequest(Running& running, std::vector<EngineEvent>& events)
   return true;
 }
 
-std::optional<FinishReason> FakeEngine::StepBranch(const Running& running, BranchIndex index,
-                                                   Branch& branch,
-                                                   std::vector<EngineEvent>& events) const {
+std::optional<FinishReason> FakeEngine::StepSequence(const Running& running, SequenceIndex index,
+                                                     Sequence& sequence,
+                                                     std::vector<EngineEvent>& events) const {
   const TokenizedRequest& request = running.request;
   const FakeAnswer& answer = running.answer;
   const std::uint32_t vocab = options_.description.vocab_size;
-  if (branch.cancelled_keep) {
-    branch.outputs = std::min(branch.outputs, *branch.cancelled_keep);
+  if (sequence.cancelled_keep) {
+    sequence.outputs = std::min(sequence.outputs, *sequence.cancelled_keep);
     return FinishReason::kCancelled;
   }
-  if (!answer.error.ok() && branch.outputs >= answer.error_at) return FinishReason::kError;
+  if (!answer.error.ok() && sequence.outputs >= answer.error_at) return FinishReason::kError;
   const std::vector<TokenId>& stops = request.stop.stop_tokens;
   if (index.value() < request.output_prefix.size()) {
     const std::vector<TokenId>& prefix = request.output_prefix[index.value()];
-    if (!prefix.empty() && branch.outputs == prefix.size() &&
+    if (!prefix.empty() && sequence.outputs == prefix.size() &&
         std::binary_search(stops.begin(), stops.end(), prefix.back())) {
       return FinishReason::kStop;
     }
   }
-  if (branch.outputs >= request.stop.max_tokens) return FinishReason::kLength;
+  if (sequence.outputs >= request.stop.max_tokens) return FinishReason::kLength;
   const std::vector<TokenId>* script = ScriptOf(answer, index);
-  const FakeBranch* scripted =
-      index.value() < answer.branches.size() ? &answer.branches[index.value()] : nullptr;
-  if (script != nullptr && branch.outputs >= script->size()) {
+  const FakeSequence* scripted =
+      index.value() < answer.sequences.size() ? &answer.sequences[index.value()] : nullptr;
+  if (script != nullptr && sequence.outputs >= script->size()) {
     return scripted != nullptr ? scripted->reason : FinishReason::kStop;
   }
 
-  const std::uint32_t position = branch.outputs++;
+  const std::uint32_t position = sequence.outputs++;
   const TokenId token = script != nullptr ? (*script)[position]
-                                          : FakeToken(BranchSeed(request.sampling.seed, index),
-                                                      BranchIndex(0), position, vocab);
+                                          : FakeToken(SequenceSeed(request.sampling.seed, index),
+                                                      SequenceIndex(0), position, vocab);
   SampledToken sampled = FakeSample(token, request.logprobs.output_top, vocab);
   if (scripted != nullptr) sampled.logprob = scripted->logprob;
   events.emplace_back(TokenEvent{request.id, request.attempt, index, position, token,
                                  sampled.logprob, std::move(sampled.top)});
   if (std::binary_search(stops.begin(), stops.end(), token)) return FinishReason::kStop;
-  if (branch.outputs >= request.stop.max_tokens) return FinishReason::kLength;
+  if (sequence.outputs >= request.stop.max_tokens) return FinishReason::kLength;
   return std::nullopt;
 }
 

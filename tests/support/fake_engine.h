@@ -1,8 +1,8 @@
 // FakeEngine: an Engine without scheduler or model, for tests of routers.
 //
 // What a request answers is scripted: tokens, a refusal or an error. Without a
-// script the tokens of a branch are FakeToken of its seed (BranchSeed). All events
-// come inside Submit, or in manual mode one per branch with each Step, except that
+// script the tokens of a sequence are FakeToken of its seed (SequenceSeed). All events
+// come inside Submit, or in manual mode one per sequence with each Step, except that
 // a beam search says all of its tokens in one. It has no clock: deadlines are
 // the test's affair. Any thread may call anything.
 #pragma once
@@ -22,27 +22,27 @@
 
 namespace flotilla {
 
-// What one branch of a request says.
-struct FakeBranch {
+// What one sequence of a request says.
+struct FakeSequence {
   std::vector<TokenId> tokens;  // as in FakeAnswer
   float logprob = -0.5f;        // of each of them
   float score = 0;              // with beam search: of the sequence
-  // How the branch ends when the script is over.
+  // How the sequence ends when the script is over.
   FinishReason reason = FinishReason::kStop;
 };
 
 // How one request is answered.
 struct FakeAnswer {
-  // Output tokens of every branch. The request's stop rule ends them as usual; a
-  // script that is over before that ends its branch with kStop. An output prefix
+  // Output tokens of every sequence. The request's stop rule ends them as usual; a
+  // script that is over before that ends its sequence with kStop. An output prefix
   // skips as many. None: FakeToken, until the stop rule ends it.
   std::optional<std::vector<TokenId>> tokens;
-  // Where branches differ: entry i in place of `tokens` for branch i.
-  std::vector<FakeBranch> branches;
+  // Where sequences differ: entry i in place of `tokens` for sequence i.
+  std::vector<FakeSequence> sequences;
   // Not OK: refused at the door.
   absl::Status refusal;
   std::int64_t retry_after_ms = 0;
-  // Not OK: branches end with kError in place of output token `error_at`, and the
+  // Not OK: sequences end with kError in place of output token `error_at`, and the
   // request with this status.
   absl::Status error;
   std::uint32_t error_at = 0;
@@ -53,7 +53,7 @@ struct FakeEngineOptions {
   bool manual = false;
   std::string tokenizer_bytes;
 
-  // Model "fake", vocabulary 1000, context 8192, 8 branches, 65536 queue tokens.
+  // Model "fake", vocabulary 1000, context 8192, 8 sequences, 65536 queue tokens.
   static EngineDescription DefaultDescription();
 };
 
@@ -66,7 +66,7 @@ class FakeEngine final : public Engine {
   void Script(FakeAnswer answer);
 
   // Manual: one step, which accepts (or refuses) what is new, ends what was
-  // cancelled and gives every other branch a token. False when no request is left.
+  // cancelled and gives every other sequence a token. False when no request is left.
   bool Step();
   // Manual: Step until all requests have ended.
   void StepAll();
@@ -83,7 +83,7 @@ class FakeEngine final : public Engine {
   void Drain(std::function<void()> done) override;
 
  private:
-  struct Branch {
+  struct Sequence {
     std::uint32_t outputs = 0;  // those of the prefix included
     bool ended = false;
     std::optional<std::uint32_t> cancelled_keep;
@@ -92,9 +92,9 @@ class FakeEngine final : public Engine {
     TokenizedRequest request;
     std::shared_ptr<EventSink> sink;
     FakeAnswer answer;
-    std::vector<Branch> branches;
+    std::vector<Sequence> sequences;
     bool accepted = false;
-    bool failed = false;  // a branch met the scripted error
+    bool failed = false;  // a sequence met the scripted error
   };
 
   absl::Status CheckEntry(const TokenizedRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -102,8 +102,9 @@ class FakeEngine final : public Engine {
   bool StepRequest(Running& running, std::vector<EngineEvent>& events) const;
   // Its Accepted, and the log-probabilities of its prompt if asked for.
   void Accept(const TokenizedRequest& request, std::vector<EngineEvent>& events) const;
-  std::optional<FinishReason> StepBranch(const Running& running, BranchIndex index, Branch& branch,
-                                         std::vector<EngineEvent>& events) const;
+  std::optional<FinishReason> StepSequence(const Running& running, SequenceIndex index,
+                                           Sequence& sequence,
+                                           std::vector<EngineEvent>& events) const;
   // Those that wait for the last request, once there is none.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -47,7 +47,7 @@ std::vector<TokenizedRequest> MakeMemoryRequests(const MemoryCase& one, std::uin
     request.prompt.assign(text.begin() + from, text.begin() + from + lengths.prompt_tokens);
     request.sampling.seed = index;
     request.stop.max_tokens = lengths.output_tokens;
-    request.branches = one.width;
+    request.sequences = one.width;
     if (one.beams) request.beam = BeamOptions{.beams = one.width};
   }
   return requests;
@@ -56,7 +56,7 @@ std::vector<TokenizedRequest> MakeMemoryRequests(const MemoryCase& one, std::uin
 double PossibleSaving(const MemoryCase& one, std::uint32_t count) {
   double shared = 0, unshared = 0;
   for (const SimulatedRequest& lengths : Lengths(one.preset, count).requests) {
-    // All branches write the prompt's last position themselves.
+    // All sequences write the prompt's last position themselves.
     const std::uint32_t whole = (lengths.prompt_tokens - 1) / kBlockTokens;
     for (std::uint32_t output = 0; output < lengths.output_tokens; ++output) {
       unshared += one.width * static_cast<double>(Blocks(lengths.prompt_tokens + output));
@@ -94,9 +94,9 @@ MemoryRun MemoryLoad::Run(const std::vector<TokenizedRequest>& requests) {
   run.preemptions = preemptions() - before;
   for (std::size_t i = 0; i < answers.size(); ++i) {
     EXPECT_TRUE(answers[i].status.ok()) << answers[i].status;
-    for (const Answer::Branch& branch : answers[i].branches) {
-      EXPECT_EQ(branch.tokens.size(), requests[i].stop.max_tokens) << "request " << i;
-      run.output_tokens += branch.tokens.size();
+    for (const Answer::Sequence& sequence : answers[i].sequences) {
+      EXPECT_EQ(sequence.tokens.size(), requests[i].stop.max_tokens) << "request " << i;
+      run.output_tokens += sequence.tokens.size();
     }
   }
   return run;

@@ -5,7 +5,7 @@
 // answers have exactly the length drawn. All requests are submitted at once, so
 // that the pool is busy throughout; each starts when there is room for all that it
 // will need, so that none is preempted. Prompts are pieces of the GPL; no prefix
-// cache: only what branches of one request share is shared.
+// cache: only what sequences of one request share is shared.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ struct MemoryRun {
   MemoryUse use;
   std::uint32_t pool_blocks = 0;
   std::uint64_t preemptions = 0;
-  std::uint64_t output_tokens = 0;  // of all branches
+  std::uint64_t output_tokens = 0;  // of all sequences
   double seconds = 0;
 };
 
@@ -70,7 +70,7 @@ class MemoryLoad {
   MemoryLoad(std::shared_ptr<const GgufFile> file, std::uint32_t blocks);
   ~MemoryLoad();
 
-  // Serves the requests; checks that every branch has the length drawn.
+  // Serves the requests; checks that every sequence has the length drawn.
   MemoryRun Run(const std::vector<TokenizedRequest>& requests);
 
  private:

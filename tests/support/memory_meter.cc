@@ -11,12 +11,12 @@ constexpr std::uint32_t kSlots = 16;
 }  // namespace
 
 MemoryMeter::Look MemoryMeter::LookAt(const SchedulerCore& core) {
-  const std::vector<OpenBranchView> branches = core.OpenBranches();
+  const std::vector<OpenSequenceView> sequences = core.OpenSequences();
   Look look;
-  look.branches = static_cast<std::uint32_t>(branches.size());
-  for (const OpenBranchView& branch : branches) {
-    const absl::Span<const BlockId> table = branch.tables[0];
-    const std::uint32_t length = branch.length.upper;
+  look.sequences = static_cast<std::uint32_t>(sequences.size());
+  for (const OpenSequenceView& sequence : sequences) {
+    const absl::Span<const BlockId> table = sequence.tables[0];
+    const std::uint32_t length = sequence.length.upper;
     look.unshared_blocks += (length + kSlots - 1) / kSlots;
     const auto held = static_cast<std::uint32_t>(table.size()) * kSlots;
     look.worst_waste = std::max(look.worst_waste, held - std::min(held, length));
@@ -26,8 +26,8 @@ MemoryMeter::Look MemoryMeter::LookAt(const SchedulerCore& core) {
       written = std::max(written, static_cast<std::uint8_t>(1 + std::min(kSlots, length - before)));
     }
   }
-  for (const OpenBranchView& branch : branches) {
-    for (const BlockId block : branch.tables[0]) {
+  for (const OpenSequenceView& sequence : sequences) {
+    for (const BlockId block : sequence.tables[0]) {
       const std::uint8_t written = std::exchange(written_[block.value()], 0);
       if (written == 0) continue;  // counted already
       ++look.blocks;
@@ -51,7 +51,7 @@ void MemoryMeter::Sample(const SchedulerCore& core) {
   use_.steps += steps;
   use_.blocks += steps * look.blocks;
   use_.unshared_blocks += steps * look.unshared_blocks;
-  use_.branches += steps * look.branches;
+  use_.sequences += steps * look.sequences;
   use_.wasted_slots +=
       steps * static_cast<double>(std::uint64_t{look.blocks} * kSlots - look.used_slots);
 }

@@ -1,6 +1,6 @@
 // MemoryMeter: what the KV pool holds, from the scheduler's own state.
 //
-// Looks at every branch's table and lengths each time the scheduler has planned
+// Looks at every sequence's table and lengths each time the scheduler has planned
 // (InProcessEngineOptions::on_planned). Time is counted in steps: what it sees
 // counts once for each plan sent since it looked last, so that other work on the
 // machine changes nothing, and a request's last steps weigh as much when few others
@@ -24,13 +24,13 @@ struct MemoryUse {
   double blocks = 0;           // that some table names
   double unshared_blocks = 0;  // if no two tables named the same one
   double wasted_slots = 0;     // of `blocks`, not written by any plan sent
-  double branches = 0;         // open ones
+  double sequences = 0;        // open ones
   std::uint32_t peak_blocks = 0;
-  std::uint32_t worst_waste = 0;  // slots of one branch's table beyond its length
+  std::uint32_t worst_waste = 0;  // slots of one sequence's table beyond its length
   std::uint64_t mismatches = 0;   // looks at which the pool counted other blocks
 
   double mean_blocks() const { return blocks / steps; }
-  double mean_branches() const { return branches / steps; }
+  double mean_sequences() const { return sequences / steps; }
   double waste() const { return wasted_slots / (16 * blocks); }
   double saving() const { return 1 - blocks / unshared_blocks; }
 };
@@ -43,7 +43,7 @@ class MemoryMeter {
 
  private:
   struct Look {
-    std::uint32_t blocks = 0, unshared_blocks = 0, branches = 0, worst_waste = 0;
+    std::uint32_t blocks = 0, unshared_blocks = 0, sequences = 0, worst_waste = 0;
     std::uint64_t used_slots = 0;
   };
   Look LookAt(const SchedulerCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

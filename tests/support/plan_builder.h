@@ -2,9 +2,9 @@
 // send. For tests of executors and of worker/core; one epoch, steps in order.
 //
 //   PlanBuilder plans(epoch);
-//   plans.Add(OpenBranch{.branch = BranchHandle(0), .tokens = {5, 6}, .prompt_tokens = 2});
-//   plans.Grant(BranchHandle(0), {1});
-//   plans.Add(Run{.branch = BranchHandle(0), .count = 2, .sample = true});
+//   plans.Add(OpenSequence{.sequence = SequenceHandle(0), .tokens = {5, 6}, .prompt_tokens = 2});
+//   plans.Grant(SequenceHandle(0), {1});
+//   plans.Add(Run{.sequence = SequenceHandle(0), .count = 2, .sample = true});
 //   StepPlan plan = plans.Take();
 #pragma once
 
@@ -25,20 +25,20 @@ class PlanBuilder {
   explicit PlanBuilder(Epoch epoch, std::uint32_t block_tokens = 4)
       : block_tokens_(block_tokens), plan_{.epoch = epoch, .step = Step(1)} {}
 
-  // Appends an operation. Those on branches that are not open change no digest,
+  // Appends an operation. Those on sequences that are not open change no digest,
   // so that plans can be wrong on purpose.
-  void Add(OpenBranch op) {
-    branches_[op.branch] = {op.request, op.index, {}};
-    digest_.Open(op.branch, op.request, op.index);
+  void Add(OpenSequence op) {
+    sequences_[op.sequence] = {op.request, op.index, {}};
+    digest_.Open(op.sequence, op.request, op.index);
     plan_.ops.emplace_back(std::move(op));
   }
   void Add(GrantBlocks op) {
-    Append(op.branch, op.group, op.blocks);
+    Append(op.sequence, op.group, op.blocks);
     plan_.ops.emplace_back(std::move(op));
   }
-  void Add(ForkBranch op) {
-    const Branch parent = branches_[op.parent];
-    branches_[op.child] = {parent.request, op.index, {}};
+  void Add(ForkSequence op) {
+    const Sequence parent = sequences_[op.parent];
+    sequences_[op.child] = {parent.request, op.index, {}};
     for (const TokenId token : op.tokens) digest_.AddToken(plan_.step, op.child, token);
     digest_.Open(op.child, parent.request, op.index);
     std::vector<BlockId> blocks;
@@ -52,50 +52,50 @@ class PlanBuilder {
     Append(op.child, GroupIndex(0), blocks);
     plan_.ops.emplace_back(std::move(op));
   }
-  void Add(DropBranch op) {
-    const auto it = branches_.find(op.branch);
-    if (it != branches_.end()) {
+  void Add(DropSequence op) {
+    const auto it = sequences_.find(op.sequence);
+    if (it != sequences_.end()) {
       for (const auto& [group, table] : it->second.tables) {
         for (std::uint32_t at = 0; at < table.size(); ++at) {
-          digest_.RemoveBlock(op.branch, group, at, table[at]);
+          digest_.RemoveBlock(op.sequence, group, at, table[at]);
         }
       }
-      digest_.Close(op.branch, it->second.request, it->second.index);
-      branches_.erase(it);
+      digest_.Close(op.sequence, it->second.request, it->second.index);
+      sequences_.erase(it);
     }
     plan_.ops.emplace_back(op);
   }
   void Add(Run op) {
-    for (const TokenId token : op.append) digest_.AddToken(plan_.step, op.branch, token);
-    digest_.AddRun(plan_.step, op.branch, op.count);
+    for (const TokenId token : op.append) digest_.AddToken(plan_.step, op.sequence, token);
+    digest_.AddRun(plan_.step, op.sequence, op.count);
     plan_.ops.emplace_back(std::move(op));
   }
   void Add(Skip op) {
-    digest_.AddSkip(plan_.step, op.branch);
+    digest_.AddSkip(plan_.step, op.sequence);
     plan_.ops.emplace_back(op);
   }
   void Add(TrimBlocks op) {
-    const auto it = branches_.find(op.branch);
-    if (it != branches_.end()) {
+    const auto it = sequences_.find(op.sequence);
+    if (it != sequences_.end()) {
       std::vector<BlockId>& table = it->second.tables[op.group];
       for (std::uint32_t i = 0; i < op.count && !table.empty(); ++i) {
         const auto at = static_cast<std::uint32_t>(table.size() - 1);
-        digest_.RemoveBlock(op.branch, op.group, at, table.back());
+        digest_.RemoveBlock(op.sequence, op.group, at, table.back());
         table.pop_back();
       }
     }
     plan_.ops.emplace_back(op);
   }
   void Add(Speculate op) {
-    digest_.AddSpeculate(plan_.step, op.branch, op.depth);
+    digest_.AddSpeculate(plan_.step, op.sequence, op.depth);
     plan_.ops.emplace_back(op);
   }
   void Add(BackgroundCopy op) { plan_.ops.emplace_back(std::move(op)); }
   void Add(LoadAdapter op) { plan_.ops.emplace_back(std::move(op)); }
   void Add(UnloadAdapter op) { plan_.ops.emplace_back(std::move(op)); }
 
-  void Grant(BranchHandle branch, std::vector<std::uint32_t> blocks) {
-    GrantBlocks op{.branch = branch};
+  void Grant(SequenceHandle sequence, std::vector<std::uint32_t> blocks) {
+    GrantBlocks op{.sequence = sequence};
     for (std::uint32_t block : blocks) op.blocks.emplace_back(block);
     Add(std::move(op));
   }
@@ -109,18 +109,18 @@ class PlanBuilder {
   }
 
  private:
-  struct Branch {
+  struct Sequence {
     RequestId request;
-    BranchIndex index;
+    SequenceIndex index;
     std::map<GroupIndex, std::vector<BlockId>> tables;
   };
 
-  void Append(BranchHandle branch, GroupIndex group, const std::vector<BlockId>& blocks) {
-    const auto it = branches_.find(branch);
-    if (it == branches_.end()) return;
+  void Append(SequenceHandle sequence, GroupIndex group, const std::vector<BlockId>& blocks) {
+    const auto it = sequences_.find(sequence);
+    if (it == sequences_.end()) return;
     std::vector<BlockId>& table = it->second.tables[group];
     for (BlockId block : blocks) {
-      digest_.AddBlock(branch, group, static_cast<std::uint32_t>(table.size()), block);
+      digest_.AddBlock(sequence, group, static_cast<std::uint32_t>(table.size()), block);
       table.push_back(block);
     }
   }
@@ -128,7 +128,7 @@ class PlanBuilder {
   const std::uint32_t block_tokens_;
   StepPlan plan_;
   PlanDigest digest_;
-  std::map<BranchHandle, Branch> branches_;
+  std::map<SequenceHandle, Sequence> sequences_;
 };
 
 }  // namespace flotilla::testing

@@ -47,29 +47,29 @@ class Recorder : public ExecutorListener {
   std::deque<Lost> lost_;
 };
 
-// Plans for one greedy branch with all its blocks, as a scheduler would make them.
-class OneBranch {
+// Plans for one greedy sequence with all its blocks, as a scheduler would make them.
+class OneSequence {
  public:
-  OneBranch(Epoch epoch, std::vector<TokenId> prompt, uint32_t max_tokens)
+  OneSequence(Epoch epoch, std::vector<TokenId> prompt, uint32_t max_tokens)
       : epoch_(epoch), prompt_(std::move(prompt)), max_tokens_(max_tokens) {}
 
   StepPlan Prefill() {
     StepPlan plan = Next();
-    OpenBranch open{.branch = kHandle,
-                    .request = kRequest,
-                    .tokens = prompt_,
-                    .prompt_tokens = static_cast<uint32_t>(prompt_.size())};
+    OpenSequence open{.sequence = kHandle,
+                      .request = kRequest,
+                      .tokens = prompt_,
+                      .prompt_tokens = static_cast<uint32_t>(prompt_.size())};
     open.sampling.temperature = 0;
     open.stop.max_tokens = max_tokens_;
     open.logprobs.output_top = 2;
-    digest_.Open(kHandle, kRequest, BranchIndex{0});
-    GrantBlocks grant{.branch = kHandle};
+    digest_.Open(kHandle, kRequest, SequenceIndex{0});
+    GrantBlocks grant{.sequence = kHandle};
     for (uint32_t i = 0; i <= (prompt_.size() + max_tokens_) / 16; ++i) {
       grant.blocks.push_back(BlockId{i + 1});
       digest_.AddBlock(kHandle, GroupIndex{0}, i, grant.blocks.back());
     }
     const auto count = static_cast<uint32_t>(prompt_.size());
-    plan.ops = {open, grant, Run{.branch = kHandle, .count = count, .sample = true}};
+    plan.ops = {open, grant, Run{.sequence = kHandle, .count = count, .sample = true}};
     digest_.AddRun(plan.step, kHandle, count);
     plan.digest = digest_.value();
     return plan;
@@ -82,7 +82,7 @@ class OneBranch {
   }
 
  private:
-  static constexpr BranchHandle kHandle{3};
+  static constexpr SequenceHandle kHandle{3};
   static constexpr RequestId kRequest{1, 2};
 
   StepPlan Next() { return {.epoch = epoch_, .step = Step{++step_}}; }
@@ -108,21 +108,21 @@ class InProcessExecutorTest : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status;
   }
 
-  // Greedy tokens of a fresh branch in `epoch`, results numbered from `number`.
+  // Greedy tokens of a fresh sequence in `epoch`, results numbered from `number`.
   std::vector<TokenId> Generate(Epoch epoch, uint32_t max_tokens, size_t number) {
-    OneBranch branch(epoch, {5, 60, 7, 80, 9, 100, 11}, max_tokens);
+    OneSequence sequence(epoch, {5, 60, 7, 80, 9, 100, 11}, max_tokens);
     std::vector<TokenId> tokens;
-    EXPECT_TRUE(executor_->Execute(branch.Prefill()).ok());
+    EXPECT_TRUE(executor_->Execute(sequence.Prefill()).ok());
     for (uint32_t i = 0; i < max_tokens; ++i) {
       const StepResult result = recorder_.WaitResult(number + i);
-      EXPECT_EQ(result.branches.size(), 1u);
-      EXPECT_EQ(result.branches[0].tokens.size(), 1u);
-      EXPECT_EQ(result.branches[0].tokens[0].top[0].token, result.branches[0].tokens[0].token);
-      EXPECT_EQ(result.branches[0].finished.has_value(), i + 1 == max_tokens);
+      EXPECT_EQ(result.sequences.size(), 1u);
+      EXPECT_EQ(result.sequences[0].tokens.size(), 1u);
+      EXPECT_EQ(result.sequences[0].tokens[0].top[0].token, result.sequences[0].tokens[0].token);
+      EXPECT_EQ(result.sequences[0].finished.has_value(), i + 1 == max_tokens);
       EXPECT_GT(result.timings.compute_ns, 0);
-      tokens.push_back(result.branches[0].tokens[0].token);
+      tokens.push_back(result.sequences[0].tokens[0].token);
       if (i + 1 == max_tokens) break;
-      EXPECT_TRUE(executor_->Execute(branch.Decode()).ok());
+      EXPECT_TRUE(executor_->Execute(sequence.Decode()).ok());
     }
     return tokens;
   }
@@ -134,13 +134,13 @@ class InProcessExecutorTest : public ::testing::Test {
 };
 
 TEST_F(InProcessExecutorTest, DescribesWhatItServes) {
-  Start({.max_context = 100, .max_step_tokens = 33, .max_branches = 9});
+  Start({.max_context = 100, .max_step_tokens = 33, .max_sequences = 9});
   const ExecutorDescription d = recorder_.WaitReady(Epoch{1});
   EXPECT_EQ(d.model_id, "tiny");
   EXPECT_EQ(d.vocab_size, 320u);
   EXPECT_EQ(d.max_context, 100u);
   EXPECT_EQ(d.max_step_tokens, 33u);
-  EXPECT_EQ(d.max_branches, 9u);
+  EXPECT_EQ(d.max_sequences, 9u);
   EXPECT_EQ(d.block_count, 65u);
   EXPECT_EQ(d.lag, 1u);
   ASSERT_EQ(d.groups.size(), 1u);
@@ -177,7 +177,7 @@ TEST_F(InProcessExecutorTest, WrongDigestEndsTheEpochAndTheNextAnswersTheSame) {
   Start();
   recorder_.WaitReady(Epoch{1});
   const auto tokens = Generate(Epoch{1}, 5, 1);
-  OneBranch other(Epoch{1}, {1, 2, 3}, 4);
+  OneSequence other(Epoch{1}, {1, 2, 3}, 4);
   EXPECT_TRUE(executor_->Execute(other.Decode()).ok());  // step 1 again
   const Lost lost = recorder_.WaitLost(1);
   EXPECT_EQ(lost.epoch, Epoch{1});
@@ -186,7 +186,7 @@ TEST_F(InProcessExecutorTest, WrongDigestEndsTheEpochAndTheNextAnswersTheSame) {
   recorder_.WaitReady(Epoch{2});
   EXPECT_EQ(executor_->Execute(other.Decode()).code(), absl::StatusCode::kFailedPrecondition);
 
-  OneBranch drifted(Epoch{2}, {1, 2, 3}, 4);
+  OneSequence drifted(Epoch{2}, {1, 2, 3}, 4);
   StepPlan plan = drifted.Prefill();
   plan.digest ^= 1;
   EXPECT_TRUE(executor_->Execute(plan).ok());
@@ -218,20 +218,20 @@ TEST_F(InProcessExecutorTest, RefusesMoreThanTwoUnansweredPlans) {
   ASSERT_TRUE(file.ok());
   InProcessExecutor executor(std::make_shared<GgufFile>(*std::move(file)),
                              {.threads = 1, .kv_blocks = 8}, &clock_);
-  OneBranch branch(Epoch{1}, {1, 2, 3}, 10);
-  EXPECT_EQ(executor.Execute(branch.Prefill()).code(), absl::StatusCode::kFailedPrecondition)
+  OneSequence sequence(Epoch{1}, {1, 2, 3}, 10);
+  EXPECT_EQ(executor.Execute(sequence.Prefill()).code(), absl::StatusCode::kFailedPrecondition)
       << "before Start";
   ASSERT_TRUE(executor.Start(&blocker).ok());
   blocker.ready.WaitForNotification();
-  branch = OneBranch(Epoch{1}, {1, 2, 3}, 10);
-  EXPECT_TRUE(executor.Execute(branch.Prefill()).ok());
+  sequence = OneSequence(Epoch{1}, {1, 2, 3}, 10);
+  EXPECT_TRUE(executor.Execute(sequence.Prefill()).ok());
   blocker.entered.WaitForNotification();
-  EXPECT_TRUE(executor.Execute(branch.Decode()).ok());
-  EXPECT_TRUE(executor.Execute(branch.Decode()).ok());
-  EXPECT_EQ(executor.Execute(branch.Decode()).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(executor.Execute(sequence.Decode()).ok());
+  EXPECT_TRUE(executor.Execute(sequence.Decode()).ok());
+  EXPECT_EQ(executor.Execute(sequence.Decode()).code(), absl::StatusCode::kResourceExhausted);
   blocker.leave.Notify();
   executor.Stop();
-  EXPECT_EQ(executor.Execute(branch.Decode()).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(executor.Execute(sequence.Decode()).code(), absl::StatusCode::kFailedPrecondition);
   executor.Stop();
 }
 
@@ -244,7 +244,7 @@ TEST_F(InProcessExecutorTest, StartRefusesWhatCannotBeServed) {
   };
   EXPECT_EQ(start(bytes_, {.max_context = 513}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(start(bytes_, {.max_step_tokens = 0}), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(start(bytes_, {.max_branches = 0}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(start(bytes_, {.max_sequences = 0}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(start(bytes_, {.kv_blocks = 1u << 30}), absl::StatusCode::kResourceExhausted);
   testing::GgufBuilder other;
   other.AddString("general.architecture", "mamba");

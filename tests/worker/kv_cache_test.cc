@@ -53,7 +53,7 @@ TEST(KvCacheTest, RefusesMoreThanTheMachineHas) {
       absl::StatusCode::kResourceExhausted);
 }
 
-TEST(KvCacheTest, DefaultHoldsAtLeastOneWholeBranch) {
+TEST(KvCacheTest, DefaultHoldsAtLeastOneWholeSequence) {
   EXPECT_GT(DefaultBlockCount(kShape, 1 << 24), (1u << 24) / 16);
   EXPECT_LE(DefaultBlockCount(kShape, 16) * kShape.bytes_per_block(), (2ll << 30) + 12288 * 2);
 }

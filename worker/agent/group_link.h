@@ -2,7 +2,7 @@
 //
 // A scheduler sees epochs from its first Ready on, and only such that nobody used
 // before: when it attaches to a used one, or goes away, that epoch is ended, so its
-// successor begins with empty branches. Any thread.
+// successor begins with empty sequences. Any thread.
 #pragma once
 
 #include <memory>

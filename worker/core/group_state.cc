@@ -8,10 +8,10 @@
 
 namespace flotilla {
 
-struct GroupState::Branch {
-  BranchHandle handle;
+struct GroupState::Sequence {
+  SequenceHandle handle;
   RequestId request;
-  BranchIndex index;
+  SequenceIndex index;
   std::vector<TokenId> tokens;
   std::uint32_t prompt_tokens = 0;
   std::uint32_t length = 0;  // after every applied plan
@@ -20,7 +20,7 @@ struct GroupState::Branch {
   StopRule stop;
   LogprobSpec logprobs;
   std::uint32_t cohort = 0;
-  bool dependent = false;
+  bool is_beam = false;
   Step last_run;
   Step skipped;  // the last step it sat out
   bool decoding = false;
@@ -35,48 +35,48 @@ struct GroupState::Branch {
 // A step between its Apply and its Complete.
 struct GroupState::StepWork {
   struct Item {
-    Branch* branch;
+    Sequence* sequence;
     BatchItem rows;
     bool ends;                    // the prompt is done and there is nothing to generate
     std::vector<TokenId> drafts;  // guesses after the last known token
   };
   Step step;
   std::vector<Item> items;
-  std::vector<Branch*> noops;
+  std::vector<Sequence*> noops;
   std::vector<BlockCopy> copies;
   std::vector<BackgroundCopy> background;
   std::uint64_t row_count = 0;
   // Dropped by this plan; an earlier step in flight may still name them.
-  std::vector<std::unique_ptr<Branch>> retired;
+  std::vector<std::unique_ptr<Sequence>> retired;
 };
 
 namespace {
 
-absl::Status Invalid(BranchHandle branch, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("branch ", branch.value(), ": ", what));
+absl::Status Invalid(SequenceHandle sequence, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("sequence ", sequence.value(), ": ", what));
 }
 
-absl::Status CheckToken(BranchHandle branch, TokenId token, const ExecutorDescription& limits) {
+absl::Status CheckToken(SequenceHandle sequence, TokenId token, const ExecutorDescription& limits) {
   if (token >= 0 && static_cast<std::uint32_t>(token) < limits.vocab_size) return absl::OkStatus();
-  return Invalid(branch, absl::StrCat("token ", token, " outside the vocabulary"));
+  return Invalid(sequence, absl::StrCat("token ", token, " outside the vocabulary"));
 }
 
-// What OpenBranch says by itself, without the state.
-absl::Status CheckOpen(const OpenBranch& op, const ExecutorDescription& limits) {
+// What OpenSequence says by itself, without the state.
+absl::Status CheckOpen(const OpenSequence& op, const ExecutorDescription& limits) {
   if (op.prompt_tokens == 0 || op.prompt_tokens > op.tokens.size() ||
       op.tokens.size() > limits.max_context) {
-    return Invalid(op.branch, "number of tokens");
+    return Invalid(op.sequence, "number of tokens");
   }
   // The last token must run, or nothing could be sampled.
-  if (op.cached_tokens >= op.tokens.size()) return Invalid(op.branch, "cached tokens");
+  if (op.cached_tokens >= op.tokens.size()) return Invalid(op.sequence, "cached tokens");
   for (TokenId token : op.tokens) {
-    if (absl::Status s = CheckToken(op.branch, token, limits); !s.ok()) return s;
+    if (absl::Status s = CheckToken(op.sequence, token, limits); !s.ok()) return s;
   }
-  if (op.cohort >= std::max(limits.lag, 1u)) return Invalid(op.branch, "cohort");
+  if (op.cohort >= std::max(limits.lag, 1u)) return Invalid(op.sequence, "cohort");
   absl::Status s = CheckSampling(op.sampling, limits.vocab_size);
   s.Update(CheckStopRule(op.stop));
   s.Update(CheckLogprobs(op.logprobs));
-  return s.ok() ? s : Invalid(op.branch, s.message());
+  return s.ok() ? s : Invalid(op.sequence, s.message());
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ GroupState::GroupState(Epoch epoch, const ExecutorDescription& description, Prop
     : epoch_(epoch),
       limits_(description),
       proposer_(proposer),
-      slots_(description.max_branches),
+      slots_(description.max_sequences),
       decoders_(std::max(description.lag, 1u)) {}
 
 GroupState::~GroupState() = default;
@@ -130,36 +130,36 @@ absl::Status GroupState::ApplyAll(const StepPlan& plan, StepWork& work) {
   return absl::OkStatus();
 }
 
-absl::Status GroupState::ApplyOp(const OpenBranch& op, StepWork&) {
-  if (absl::Status status = CheckFree(op.branch); !status.ok()) return status;
+absl::Status GroupState::ApplyOp(const OpenSequence& op, StepWork&) {
+  if (absl::Status status = CheckFree(op.sequence); !status.ok()) return status;
   if (absl::Status status = CheckOpen(op, limits_); !status.ok()) return status;
-  auto branch = std::make_unique<Branch>();
-  branch->handle = op.branch;
-  branch->request = op.request;
-  branch->index = op.index;
-  branch->tokens = op.tokens;
-  branch->prompt_tokens = op.prompt_tokens;
-  branch->length = op.cached_tokens;
-  branch->tables.resize(limits_.groups.size());
-  branch->sampling = op.sampling;
-  branch->stop = op.stop;
-  branch->logprobs = op.logprobs;
-  branch->cohort = op.cohort;
-  branch->dependent = op.dependent;
-  Insert(std::move(branch));
+  auto sequence = std::make_unique<Sequence>();
+  sequence->handle = op.sequence;
+  sequence->request = op.request;
+  sequence->index = op.index;
+  sequence->tokens = op.tokens;
+  sequence->prompt_tokens = op.prompt_tokens;
+  sequence->length = op.cached_tokens;
+  sequence->tables.resize(limits_.groups.size());
+  sequence->sampling = op.sampling;
+  sequence->stop = op.stop;
+  sequence->logprobs = op.logprobs;
+  sequence->cohort = op.cohort;
+  sequence->is_beam = op.is_beam;
+  Insert(std::move(sequence));
   return absl::OkStatus();
 }
 
 absl::Status GroupState::ApplyOp(const GrantBlocks& op, StepWork&) {
-  absl::StatusOr<Branch*> branch = FindOpen(op.branch);
-  if (!branch.ok()) return branch.status();
-  return AppendBlocks(**branch, op.group, op.blocks);
+  absl::StatusOr<Sequence*> sequence = FindOpen(op.sequence);
+  if (!sequence.ok()) return sequence.status();
+  return AppendBlocks(**sequence, op.group, op.blocks);
 }
 
-absl::Status GroupState::ApplyOp(const ForkBranch& op, StepWork& work) {
-  absl::StatusOr<Branch*> found = FindOpen(op.parent);
+absl::Status GroupState::ApplyOp(const ForkSequence& op, StepWork& work) {
+  absl::StatusOr<Sequence*> found = FindOpen(op.parent);
   if (!found.ok()) return found.status();
-  const Branch& parent = **found;
+  const Sequence& parent = **found;
   if (absl::Status status = CheckFree(op.child); !status.ok()) return status;
   if (parent.last_run == work.step) return Invalid(op.parent, "forked in a step that runs it");
   if (op.length == 0 || op.length > parent.length) return Invalid(op.child, "length of a fork");
@@ -167,7 +167,7 @@ absl::Status GroupState::ApplyOp(const ForkBranch& op, StepWork& work) {
     return Invalid(op.child, "number of tokens");
   }
   if (op.cohort >= decoders_.size()) return Invalid(op.child, "cohort");
-  auto child = std::make_unique<Branch>();
+  auto child = std::make_unique<Sequence>();
   child->handle = op.child;
   child->request = parent.request;
   child->index = op.index;
@@ -178,7 +178,7 @@ absl::Status GroupState::ApplyOp(const ForkBranch& op, StepWork& work) {
   child->stop = parent.stop;
   child->logprobs = parent.logprobs;
   child->cohort = op.cohort;
-  child->dependent = parent.dependent;
+  child->is_beam = parent.is_beam;
   if (absl::Status status = Learn(*child, op.tokens, work.step); !status.ok()) return status;
   if (absl::Status status = ShareBlocks(parent, op, *child); !status.ok()) return status;
   work.copies.insert(work.copies.end(), op.copies.begin(), op.copies.end());
@@ -187,7 +187,8 @@ absl::Status GroupState::ApplyOp(const ForkBranch& op, StepWork& work) {
 }
 
 // Makes a forked child's tables.
-absl::Status GroupState::ShareBlocks(const Branch& parent, const ForkBranch& op, Branch& child) {
+absl::Status GroupState::ShareBlocks(const Sequence& parent, const ForkSequence& op,
+                                     Sequence& child) {
   child.tables.resize(limits_.groups.size());
   std::size_t copies = 0;
   for (std::uint32_t g = 0; g < limits_.groups.size(); ++g) {
@@ -212,61 +213,62 @@ absl::Status GroupState::ShareBlocks(const Branch& parent, const ForkBranch& op,
                                     : Invalid(op.child, "more copies than a fork needs");
 }
 
-// The branch is told tokens that follow those it knows.
-absl::Status GroupState::Learn(Branch& branch, absl::Span<const TokenId> tokens, Step step) {
-  if (branch.tokens.size() + tokens.size() > limits_.max_context) {
-    return Invalid(branch.handle, "more tokens than the context holds");
+// The sequence is told tokens that follow those it knows.
+absl::Status GroupState::Learn(Sequence& sequence, absl::Span<const TokenId> tokens, Step step) {
+  if (sequence.tokens.size() + tokens.size() > limits_.max_context) {
+    return Invalid(sequence.handle, "more tokens than the context holds");
   }
   for (const TokenId token : tokens) {
-    if (absl::Status s = CheckToken(branch.handle, token, limits_); !s.ok()) return s;
-    digest_.AddToken(step, branch.handle, token);
-    branch.tokens.push_back(token);
+    if (absl::Status s = CheckToken(sequence.handle, token, limits_); !s.ok()) return s;
+    digest_.AddToken(step, sequence.handle, token);
+    sequence.tokens.push_back(token);
   }
   return absl::OkStatus();
 }
 
-absl::Status GroupState::ApplyOp(const DropBranch& op, StepWork& work) {
-  absl::StatusOr<Branch*> found = FindOpen(op.branch);
+absl::Status GroupState::ApplyOp(const DropSequence& op, StepWork& work) {
+  absl::StatusOr<Sequence*> found = FindOpen(op.sequence);
   if (!found.ok()) return found.status();
-  Branch& branch = **found;
-  if (branch.last_run == work.step) return Invalid(op.branch, "dropped in a step that runs it");
-  for (std::uint32_t g = 0; g < branch.tables.size(); ++g) {
-    for (std::uint32_t at = 0; at < branch.tables[g].size(); ++at) {
-      const BlockId block(static_cast<std::uint32_t>(branch.tables[g][at]));
-      digest_.RemoveBlock(op.branch, GroupIndex(g), at, block);
+  Sequence& sequence = **found;
+  if (sequence.last_run == work.step) return Invalid(op.sequence, "dropped in a step that runs it");
+  for (std::uint32_t g = 0; g < sequence.tables.size(); ++g) {
+    for (std::uint32_t at = 0; at < sequence.tables[g].size(); ++at) {
+      const BlockId block(static_cast<std::uint32_t>(sequence.tables[g][at]));
+      digest_.RemoveBlock(op.sequence, GroupIndex(g), at, block);
     }
   }
-  digest_.Close(op.branch, branch.request, branch.index);
-  if (proposer_ != nullptr) proposer_->Forget(op.branch);
-  decoders_[branch.cohort].erase(op.branch);
-  work.retired.push_back(std::move(slots_[op.branch.value()]));
+  digest_.Close(op.sequence, sequence.request, sequence.index);
+  if (proposer_ != nullptr) proposer_->Forget(op.sequence);
+  decoders_[sequence.cohort].erase(op.sequence);
+  work.retired.push_back(std::move(slots_[op.sequence.value()]));
   return absl::OkStatus();
 }
 
 absl::Status GroupState::ApplyOp(const Run& op, StepWork& work) {
   if (op.pooled) return absl::UnimplementedError("Run::pooled");
-  absl::StatusOr<Branch*> found = FindOpen(op.branch);
+  absl::StatusOr<Sequence*> found = FindOpen(op.sequence);
   if (!found.ok()) return found.status();
-  Branch& branch = **found;
-  if (branch.last_run == work.step) return Invalid(op.branch, "runs twice in a step");
-  if (op.count == 0) return Invalid(op.branch, "runs no token");
+  Sequence& sequence = **found;
+  if (sequence.last_run == work.step) return Invalid(op.sequence, "runs twice in a step");
+  if (op.count == 0) return Invalid(op.sequence, "runs no token");
   const bool choices = !op.append.empty() || op.candidates > 0;
-  if (choices && !branch.dependent) return Invalid(op.branch, "choices of a free-running branch");
-  if (op.sample && branch.dependent) return Invalid(op.branch, "a dependent branch samples");
+  if (choices && !sequence.is_beam)
+    return Invalid(op.sequence, "choices of a sequence that is no beam");
+  if (op.sample && sequence.is_beam) return Invalid(op.sequence, "a beam samples");
   if (op.candidates > BeamOptions::kMaxCandidates) {
-    return Invalid(op.branch, "number of candidates");
+    return Invalid(op.sequence, "number of candidates");
   }
-  if (absl::Status status = Learn(branch, op.append, work.step); !status.ok()) return status;
-  digest_.AddRun(work.step, op.branch, op.count);
-  return AddPrefill(branch, op, work);
+  if (absl::Status status = Learn(sequence, op.append, work.step); !status.ok()) return status;
+  digest_.AddRun(work.step, op.sequence, op.count);
+  return AddPrefill(sequence, op, work);
 }
 
 absl::Status GroupState::ApplyOp(const Skip& op, StepWork& work) {
-  absl::StatusOr<Branch*> branch = FindOpen(op.branch);
-  if (!branch.ok()) return branch.status();
-  if (!Due(**branch, work.step)) return Invalid(op.branch, "skips a step it would not run in");
-  (*branch)->skipped = work.step;
-  digest_.AddSkip(work.step, op.branch);
+  absl::StatusOr<Sequence*> sequence = FindOpen(op.sequence);
+  if (!sequence.ok()) return sequence.status();
+  if (!Due(**sequence, work.step)) return Invalid(op.sequence, "skips a step it would not run in");
+  (*sequence)->skipped = work.step;
+  digest_.AddSkip(work.step, op.sequence);
   return absl::OkStatus();
 }
 
@@ -299,176 +301,180 @@ absl::Status GroupState::ApplyOp(const UnloadAdapter&, StepWork&) {
 }
 
 absl::Status GroupState::ApplyOp(const TrimBlocks& op, StepWork& work) {
-  absl::StatusOr<Branch*> found = FindOpen(op.branch);
+  absl::StatusOr<Sequence*> found = FindOpen(op.sequence);
   if (!found.ok()) return found.status();
-  Branch& branch = **found;
-  if (branch.last_run == work.step) return Invalid(op.branch, "trimmed in a step that runs it");
-  if (op.group.value() >= limits_.groups.size()) return Invalid(op.branch, "no such KV group");
-  std::vector<std::int32_t>& table = branch.tables[op.group.value()];
-  if (op.count == 0 || op.count > table.size()) return Invalid(op.branch, "number of blocks");
+  Sequence& sequence = **found;
+  if (sequence.last_run == work.step) return Invalid(op.sequence, "trimmed in a step that runs it");
+  if (op.group.value() >= limits_.groups.size()) return Invalid(op.sequence, "no such KV group");
+  std::vector<std::int32_t>& table = sequence.tables[op.group.value()];
+  if (op.count == 0 || op.count > table.size()) return Invalid(op.sequence, "number of blocks");
   for (std::uint32_t i = 0; i < op.count; ++i) {
     const BlockId block(static_cast<std::uint32_t>(table.back()));
     table.pop_back();
-    digest_.RemoveBlock(op.branch, op.group, static_cast<std::uint32_t>(table.size()), block);
+    digest_.RemoveBlock(op.sequence, op.group, static_cast<std::uint32_t>(table.size()), block);
   }
-  return CheckCovered(branch, branch.length);
+  return CheckCovered(sequence, sequence.length);
 }
 
 absl::Status GroupState::ApplyOp(const Speculate& op, StepWork& work) {
-  absl::StatusOr<Branch*> branch = FindOpen(op.branch);
-  if (!branch.ok()) return branch.status();
-  if ((*branch)->dependent) return Invalid(op.branch, "a dependent branch guesses");
-  if (op.depth > limits_.max_draft_tokens) return Invalid(op.branch, "depth of its guesses");
-  (*branch)->draft_depth = op.depth;
-  digest_.AddSpeculate(work.step, op.branch, op.depth);
+  absl::StatusOr<Sequence*> sequence = FindOpen(op.sequence);
+  if (!sequence.ok()) return sequence.status();
+  if ((*sequence)->is_beam) return Invalid(op.sequence, "a beam guesses");
+  if (op.depth > limits_.max_draft_tokens) return Invalid(op.sequence, "depth of its guesses");
+  (*sequence)->draft_depth = op.depth;
+  digest_.AddSpeculate(work.step, op.sequence, op.depth);
   return absl::OkStatus();
 }
 
-absl::Status GroupState::CheckFree(BranchHandle handle) const {
+absl::Status GroupState::CheckFree(SequenceHandle handle) const {
   if (handle.value() >= slots_.size()) return Invalid(handle, "handle out of range");
   if (slots_[handle.value()] != nullptr) return Invalid(handle, "handle in use");
   return absl::OkStatus();
 }
 
-absl::StatusOr<GroupState::Branch*> GroupState::FindOpen(BranchHandle handle) const {
+absl::StatusOr<GroupState::Sequence*> GroupState::FindOpen(SequenceHandle handle) const {
   if (handle.value() >= slots_.size() || slots_[handle.value()] == nullptr) {
     return Invalid(handle, "not open");
   }
   return slots_[handle.value()].get();
 }
 
-void GroupState::Insert(std::unique_ptr<Branch> branch) {
-  digest_.Open(branch->handle, branch->request, branch->index);
-  slots_[branch->handle.value()] = std::move(branch);
+void GroupState::Insert(std::unique_ptr<Sequence> sequence) {
+  digest_.Open(sequence->handle, sequence->request, sequence->index);
+  slots_[sequence->handle.value()] = std::move(sequence);
 }
 
-absl::Status GroupState::AppendBlocks(Branch& branch, GroupIndex group,
+absl::Status GroupState::AppendBlocks(Sequence& sequence, GroupIndex group,
                                       absl::Span<const BlockId> blocks) {
-  if (group.value() >= limits_.groups.size()) return Invalid(branch.handle, "no such KV group");
+  if (group.value() >= limits_.groups.size()) return Invalid(sequence.handle, "no such KV group");
   const KvGroup& kind = limits_.groups[group.value()];
-  std::vector<std::int32_t>& table = branch.tables[group.value()];
+  std::vector<std::int32_t>& table = sequence.tables[group.value()];
   for (BlockId block : blocks) {
     if (block == kNullBlock || block.value() >= limits_.block_count) {
-      return Invalid(branch.handle, absl::StrCat("grant of block ", block.value()));
+      return Invalid(sequence.handle, absl::StrCat("grant of block ", block.value()));
     }
     const bool full =
         kind.kind == KvGroup::Kind::kState
             ? !table.empty()
             : table.size() * std::uint64_t{kind.tokens_per_block} >= limits_.max_context;
-    if (full) return Invalid(branch.handle, "more blocks than the context needs");
-    digest_.AddBlock(branch.handle, group, static_cast<std::uint32_t>(table.size()), block);
+    if (full) return Invalid(sequence.handle, "more blocks than the context needs");
+    digest_.AddBlock(sequence.handle, group, static_cast<std::uint32_t>(table.size()), block);
     table.push_back(static_cast<std::int32_t>(block.value()));
   }
   return absl::OkStatus();
 }
 
 // Is there a block behind each of the positions [0, end)?
-absl::Status GroupState::CheckCovered(const Branch& branch, std::uint64_t end) const {
+absl::Status GroupState::CheckCovered(const Sequence& sequence, std::uint64_t end) const {
   for (std::size_t g = 0; g < limits_.groups.size(); ++g) {
     const KvGroup& kind = limits_.groups[g];
-    const std::size_t blocks = branch.tables[g].size();
+    const std::size_t blocks = sequence.tables[g].size();
     const bool covered = kind.kind == KvGroup::Kind::kState
                              ? blocks > 0 || end == 0
                              : blocks * std::uint64_t{kind.tokens_per_block} >= end;
-    if (!covered) return Invalid(branch.handle, absl::StrCat("no block behind position ", end - 1));
+    if (!covered)
+      return Invalid(sequence.handle, absl::StrCat("no block behind position ", end - 1));
   }
   return absl::OkStatus();
 }
 
-bool GroupState::Due(const Branch& branch, Step step) const {
+bool GroupState::Due(const Sequence& sequence, Step step) const {
   const std::uint64_t lag = decoders_.size();
-  return branch.decoding && step.value() % lag == branch.cohort &&
-         step.value() >= branch.last_run.value() + lag && branch.skipped != step;
+  return sequence.decoding && step.value() % lag == sequence.cohort &&
+         step.value() >= sequence.last_run.value() + lag && sequence.skipped != step;
 }
 
-bool GroupState::AtLengthEnd(const Branch& branch) const {
-  return branch.outputs() >= branch.stop.max_tokens || branch.tokens.size() >= limits_.max_context;
+bool GroupState::AtLengthEnd(const Sequence& sequence) const {
+  return sequence.outputs() >= sequence.stop.max_tokens ||
+         sequence.tokens.size() >= limits_.max_context;
 }
 
-absl::Status GroupState::AddPrefill(Branch& branch, const Run& run, StepWork& work) {
-  if (branch.decoding) return Invalid(run.branch, "prefill of a decoding branch");
-  if (run.count > branch.tokens.size() - branch.length) {
-    return Invalid(run.branch, "runs past its known tokens");
+absl::Status GroupState::AddPrefill(Sequence& sequence, const Run& run, StepWork& work) {
+  if (sequence.decoding) return Invalid(run.sequence, "prefill of a decoding sequence");
+  if (run.count > sequence.tokens.size() - sequence.length) {
+    return Invalid(run.sequence, "runs past its known tokens");
   }
-  const bool last = branch.length + run.count == branch.tokens.size();
+  const bool last = sequence.length + run.count == sequence.tokens.size();
   if ((run.sample || run.candidates > 0) && !last) {
-    return Invalid(run.branch, "samples before its last known token");
+    return Invalid(run.sequence, "samples before its last known token");
   }
-  if (run.prompt_logprobs && branch.logprobs.prompt_top == LogprobSpec::kOff) {
-    return Invalid(run.branch, "log-probabilities that were not asked for");
+  if (run.prompt_logprobs && sequence.logprobs.prompt_top == LogprobSpec::kOff) {
+    return Invalid(run.sequence, "log-probabilities that were not asked for");
   }
-  if (absl::Status status = AddRows(branch, run.count, work); !status.ok()) return status;
+  if (absl::Status status = AddRows(sequence, run.count, work); !status.ok()) return status;
   StepWork::Item& item = work.items.back();
-  const bool at_end = AtLengthEnd(branch);
-  item.ends = last && at_end && !branch.dependent;
-  item.rows.samples = run.sample && !at_end && !branch.finished;
-  item.rows.candidates = branch.finished ? 0 : run.candidates;
-  if (run.prompt_logprobs && item.rows.first_position + 1 < branch.prompt_tokens) {
+  const bool at_end = AtLengthEnd(sequence);
+  item.ends = last && at_end && !sequence.is_beam;
+  item.rows.samples = run.sample && !at_end && !sequence.finished;
+  item.rows.candidates = sequence.finished ? 0 : run.candidates;
+  if (run.prompt_logprobs && item.rows.first_position + 1 < sequence.prompt_tokens) {
     const std::uint32_t first = item.rows.first_position + 1;
     item.rows.prompt_targets =
-        absl::MakeConstSpan(branch.tokens)
-            .subspan(first, std::min(run.count, branch.prompt_tokens - first));
+        absl::MakeConstSpan(sequence.tokens)
+            .subspan(first, std::min(run.count, sequence.prompt_tokens - first));
   }
   if (run.sample) {
-    branch.decoding = true;
-    decoders_[branch.cohort].insert(branch.handle);
+    sequence.decoding = true;
+    decoders_[sequence.cohort].insert(sequence.handle);
   }
   return absl::OkStatus();
 }
 
-std::uint32_t GroupState::DraftLimit(const Branch& branch) const {
-  if (proposer_ == nullptr || branch.finished) return 0;
-  // A decoding branch is not at its end, so one more token fits in any case.
-  const auto context = limits_.max_context - static_cast<std::uint32_t>(branch.tokens.size()) - 1;
-  return std::min({branch.draft_depth, branch.stop.max_tokens - branch.outputs() - 1, context});
+std::uint32_t GroupState::DraftLimit(const Sequence& sequence) const {
+  if (proposer_ == nullptr || sequence.finished) return 0;
+  // A decoding sequence is not at its end, so one more token fits in any case.
+  const auto context = limits_.max_context - static_cast<std::uint32_t>(sequence.tokens.size()) - 1;
+  return std::min(
+      {sequence.draft_depth, sequence.stop.max_tokens - sequence.outputs() - 1, context});
 }
 
 absl::Status GroupState::AddDecodes(StepWork& work) {
-  std::vector<Branch*> due;
+  std::vector<Sequence*> due;
   std::vector<DraftRequest> requests;
-  for (BranchHandle handle : decoders_[work.step.value() % decoders_.size()]) {
-    Branch& branch = *slots_[handle.value()];
-    if (!Due(branch, work.step)) continue;
-    due.push_back(&branch);
-    const std::uint32_t limit = DraftLimit(branch);
+  for (SequenceHandle handle : decoders_[work.step.value() % decoders_.size()]) {
+    Sequence& sequence = *slots_[handle.value()];
+    if (!Due(sequence, work.step)) continue;
+    due.push_back(&sequence);
+    const std::uint32_t limit = DraftLimit(sequence);
     if (limit == 0) continue;
-    const std::uint64_t end = std::uint64_t{branch.length} + 1 + limit;
-    if (absl::Status status = CheckCovered(branch, end); !status.ok()) return status;
-    requests.push_back({.branch = branch.handle,
-                        .index = branch.index,
-                        .tokens = branch.tokens,
-                        .output_index = branch.outputs(),
-                        .sampling = &branch.sampling,
-                        .stop = &branch.stop,
-                        .tables = branch.tables,
+    const std::uint64_t end = std::uint64_t{sequence.length} + 1 + limit;
+    if (absl::Status status = CheckCovered(sequence, end); !status.ok()) return status;
+    requests.push_back({.sequence = sequence.handle,
+                        .index = sequence.index,
+                        .tokens = sequence.tokens,
+                        .output_index = sequence.outputs(),
+                        .sampling = &sequence.sampling,
+                        .stop = &sequence.stop,
+                        .tables = sequence.tables,
                         .limit = limit,
                         .drafts = {}});
   }
   if (!requests.empty()) proposer_->Propose(absl::MakeSpan(requests));
   std::size_t next = 0;  // both lists are in order of the handles
-  for (Branch* branch : due) {
+  for (Sequence* sequence : due) {
     std::vector<TokenId> drafts;
-    if (next < requests.size() && requests[next].branch == branch->handle) {
+    if (next < requests.size() && requests[next].sequence == sequence->handle) {
       drafts = std::move(requests[next].drafts);
       if (drafts.size() > requests[next].limit) drafts.resize(requests[next].limit);
       ++next;
     }
-    if (absl::Status s = AddDecode(*branch, std::move(drafts), work); !s.ok()) return s;
+    if (absl::Status s = AddDecode(*sequence, std::move(drafts), work); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
 
-absl::Status GroupState::AddDecode(Branch& branch, std::vector<TokenId> drafts, StepWork& work) {
-  if (branch.finished) {
-    branch.last_run = work.step;
-    work.noops.push_back(&branch);
+absl::Status GroupState::AddDecode(Sequence& sequence, std::vector<TokenId> drafts,
+                                   StepWork& work) {
+  if (sequence.finished) {
+    sequence.last_run = work.step;
+    work.noops.push_back(&sequence);
     return absl::OkStatus();
   }
   for (const TokenId token : drafts) {
-    if (absl::Status s = CheckToken(branch.handle, token, limits_); !s.ok()) return s;
+    if (absl::Status s = CheckToken(sequence.handle, token, limits_); !s.ok()) return s;
   }
   const auto guesses = static_cast<std::uint32_t>(drafts.size());
-  if (absl::Status status = AddRows(branch, 1 + guesses, work); !status.ok()) return status;
+  if (absl::Status status = AddRows(sequence, 1 + guesses, work); !status.ok()) return status;
   StepWork::Item& item = work.items.back();
   item.rows.decode = true;
   item.rows.samples = true;
@@ -477,31 +483,31 @@ absl::Status GroupState::AddDecode(Branch& branch, std::vector<TokenId> drafts, 
   return absl::OkStatus();
 }
 
-absl::Status GroupState::AddRows(Branch& branch, std::uint32_t count, StepWork& work) {
-  const std::uint64_t end = std::uint64_t{branch.length} + count;
-  if (absl::Status status = CheckCovered(branch, end); !status.ok()) return status;
+absl::Status GroupState::AddRows(Sequence& sequence, std::uint32_t count, StepWork& work) {
+  const std::uint64_t end = std::uint64_t{sequence.length} + count;
+  if (absl::Status status = CheckCovered(sequence, end); !status.ok()) return status;
   BatchItem rows;
-  rows.branch = branch.handle;
-  rows.index = branch.index;
-  rows.first_position = branch.length;
+  rows.sequence = sequence.handle;
+  rows.index = sequence.index;
+  rows.first_position = sequence.length;
   rows.row_count = count;
-  rows.output_index = branch.outputs();
-  rows.known = branch.tokens;
-  rows.sampling = &branch.sampling;
-  rows.stop = &branch.stop;
-  rows.logprobs = &branch.logprobs;
-  work.items.push_back({&branch, rows, false, {}});
+  rows.output_index = sequence.outputs();
+  rows.known = sequence.tokens;
+  rows.sampling = &sequence.sampling;
+  rows.stop = &sequence.stop;
+  rows.logprobs = &sequence.logprobs;
+  work.items.push_back({&sequence, rows, false, {}});
   work.row_count += count;
-  branch.length = static_cast<std::uint32_t>(end);
-  branch.last_run = work.step;
+  sequence.length = static_cast<std::uint32_t>(end);
+  sequence.last_run = work.step;
   return absl::OkStatus();
 }
 
 Batch GroupState::MakeBatch(StepWork& work) const {
   std::sort(work.items.begin(), work.items.end(),
-            [](const auto& a, const auto& b) { return a.rows.branch < b.rows.branch; });
+            [](const auto& a, const auto& b) { return a.rows.sequence < b.rows.sequence; });
   std::sort(work.noops.begin(), work.noops.end(),
-            [](const Branch* a, const Branch* b) { return a->handle < b->handle; });
+            [](const Sequence* a, const Sequence* b) { return a->handle < b->handle; });
   Batch batch;
   batch.step = work.step;
   batch.copies = work.copies;
@@ -512,15 +518,16 @@ Batch GroupState::MakeBatch(StepWork& work) const {
   batch.tables.reserve(work.items.size() * batch.group_count);
   for (StepWork::Item& item : work.items) {
     item.rows.row_begin = static_cast<std::uint32_t>(batch.tokens.size());
-    const auto first = item.branch->tokens.begin() + item.rows.first_position;
+    const auto first = item.sequence->tokens.begin() + item.rows.first_position;
     batch.tokens.insert(batch.tokens.end(), first,
                         first + (item.rows.row_count - item.rows.drafts));
     batch.tokens.insert(batch.tokens.end(), item.drafts.begin(), item.drafts.end());
-    batch.tables.insert(batch.tables.end(), item.branch->tables.begin(), item.branch->tables.end());
+    batch.tables.insert(batch.tables.end(), item.sequence->tables.begin(),
+                        item.sequence->tables.end());
     batch.decode_rows += item.rows.decode ? item.rows.row_count : 0;
     batch.items.push_back(item.rows);
   }
-  for (const Branch* branch : work.noops) batch.noops.push_back(branch->handle);
+  for (const Sequence* sequence : work.noops) batch.noops.push_back(sequence->handle);
   return batch;
 }
 
@@ -533,40 +540,40 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
     const BatchItem& rows = work.items[i].rows;
     const std::size_t samples = rows.samples ? 1 + rows.drafts : 0;
     if (outputs[i].sampled.size() > samples) {
-      return Invalid(rows.branch, "more samples than rows");
+      return Invalid(rows.sequence, "more samples than rows");
     }
     for (const SampledToken& sampled : outputs[i].sampled) {
-      if (absl::Status s = CheckToken(rows.branch, sampled.token, limits_); !s.ok()) return s;
+      if (absl::Status s = CheckToken(rows.sequence, sampled.token, limits_); !s.ok()) return s;
     }
     if (outputs[i].failed) continue;
     if (outputs[i].sampled.size() != samples ||
         outputs[i].prompt.size() != rows.prompt_targets.size() ||
         outputs[i].candidates.empty() != (rows.candidates == 0) ||
         outputs[i].candidates.size() > rows.candidates) {
-      return Invalid(rows.branch, "output does not fit its rows");
+      return Invalid(rows.sequence, "output does not fit its rows");
     }
     for (const TopLogprob& candidate : outputs[i].candidates) {
-      if (absl::Status s = CheckToken(rows.branch, candidate.token, limits_); !s.ok()) return s;
+      if (absl::Status s = CheckToken(rows.sequence, candidate.token, limits_); !s.ok()) return s;
     }
   }
   return absl::OkStatus();
 }
 
-// Each sample is a token of the branch as long as the row that it came from held
+// Each sample is a token of the sequence as long as the row that it came from held
 // the token before it: the first one always, the others while guesses are right.
 void GroupState::TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts,
-                            Branch& branch, BranchResult& entry) const {
-  const std::vector<TokenId>& stops = branch.stop.stop_tokens;
+                            Sequence& sequence, SequenceResult& entry) const {
+  const std::vector<TokenId>& stops = sequence.stop.stop_tokens;
   for (std::size_t i = 0; i < output.sampled.size(); ++i) {
     const TokenId token = output.sampled[i].token;
     entry.tokens.push_back(output.sampled[i]);
-    branch.tokens.push_back(token);
+    sequence.tokens.push_back(token);
     if (std::binary_search(stops.begin(), stops.end(), token)) {
-      branch.finished = FinishReason::kStop;
-    } else if (AtLengthEnd(branch)) {
-      branch.finished = FinishReason::kLength;
+      sequence.finished = FinishReason::kStop;
+    } else if (AtLengthEnd(sequence)) {
+      sequence.finished = FinishReason::kLength;
     }
-    if (branch.finished || i == drafts.size() || drafts[i] != token) return;
+    if (sequence.finished || i == drafts.size() || drafts[i] != token) return;
   }
 }
 
@@ -592,39 +599,40 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
   result.step = step;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const BatchItem& rows = work.items[i].rows;
-    Branch& branch = *work.items[i].branch;
-    BranchResult& entry = result.branches.emplace_back();
-    entry.branch = rows.branch;
+    Sequence& sequence = *work.items[i].sequence;
+    SequenceResult& entry = result.sequences.emplace_back();
+    entry.sequence = rows.sequence;
     entry.first_output = rows.output_index;
     entry.drafted = rows.drafts;
     if (outputs[i].failed && (rows.drafts == 0 || outputs[i].sampled.empty())) {
-      branch.finished = FinishReason::kError;
+      sequence.finished = FinishReason::kError;
     } else {
       if (!outputs[i].prompt.empty()) entry.prompt_first = rows.first_position + 1;
       entry.prompt = outputs[i].prompt;
       entry.candidates = outputs[i].candidates;
     }
-    // A branch that failed in an earlier chunk takes no token from a later one.
-    if (!branch.finished) TakeTokens(outputs[i], work.items[i].drafts, branch, entry);
-    // What was written for wrong guesses is not part of the branch: the next rows
+    // A sequence that failed in an earlier chunk takes no token from a later one.
+    if (!sequence.finished) TakeTokens(outputs[i], work.items[i].drafts, sequence, entry);
+    // What was written for wrong guesses is not part of the sequence: the next rows
     // take its place.
     const auto tokens = static_cast<std::uint32_t>(entry.tokens.size());
     const std::uint32_t wrong = rows.drafts - (std::max(tokens, 1u) - 1);
-    branch.length -= wrong;
+    sequence.length -= wrong;
     entry.length = rows.first_position + rows.row_count - wrong;
-    if (work.items[i].ends && !branch.finished) branch.finished = FinishReason::kLength;
-    entry.finished = branch.finished;
+    if (work.items[i].ends && !sequence.finished) sequence.finished = FinishReason::kLength;
+    entry.finished = sequence.finished;
   }
-  for (const Branch* branch : work.noops) {
-    BranchResult& entry = result.branches.emplace_back();
-    entry.branch = branch->handle;
-    entry.length = branch->length;
-    entry.first_output = branch->outputs();
-    entry.finished = branch->finished;
+  for (const Sequence* sequence : work.noops) {
+    SequenceResult& entry = result.sequences.emplace_back();
+    entry.sequence = sequence->handle;
+    entry.length = sequence->length;
+    entry.first_output = sequence->outputs();
+    entry.finished = sequence->finished;
     entry.noop = true;
   }
-  std::sort(result.branches.begin(), result.branches.end(),
-            [](const BranchResult& a, const BranchResult& b) { return a.branch < b.branch; });
+  std::sort(
+      result.sequences.begin(), result.sequences.end(),
+      [](const SequenceResult& a, const SequenceResult& b) { return a.sequence < b.sequence; });
   return result;
 }
 
@@ -634,29 +642,29 @@ std::vector<Step> GroupState::Unfinished() const {
   return steps;
 }
 
-std::vector<BranchHandle> GroupState::Branches() const {
-  std::vector<BranchHandle> open;
-  for (const std::unique_ptr<Branch>& branch : slots_) {
-    if (branch != nullptr) open.push_back(branch->handle);
+std::vector<SequenceHandle> GroupState::Sequences() const {
+  std::vector<SequenceHandle> open;
+  for (const std::unique_ptr<Sequence>& sequence : slots_) {
+    if (sequence != nullptr) open.push_back(sequence->handle);
   }
   return open;
 }
 
-std::optional<BranchView> GroupState::View(BranchHandle handle) const {
+std::optional<SequenceView> GroupState::View(SequenceHandle handle) const {
   if (!FindOpen(handle).ok()) return std::nullopt;
-  const Branch& branch = *slots_[handle.value()];
-  BranchView view;
-  view.branch = branch.handle;
-  view.request = branch.request;
-  view.index = branch.index;
-  view.tokens = branch.tokens;
-  view.prompt_tokens = branch.prompt_tokens;
-  view.length = branch.length;
-  view.tables.assign(branch.tables.begin(), branch.tables.end());
-  view.last_run = branch.last_run;
-  view.decoding = branch.decoding;
-  view.draft_depth = branch.draft_depth;
-  view.finished = branch.finished;
+  const Sequence& sequence = *slots_[handle.value()];
+  SequenceView view;
+  view.sequence = sequence.handle;
+  view.request = sequence.request;
+  view.index = sequence.index;
+  view.tokens = sequence.tokens;
+  view.prompt_tokens = sequence.prompt_tokens;
+  view.length = sequence.length;
+  view.tables.assign(sequence.tables.begin(), sequence.tables.end());
+  view.last_run = sequence.last_run;
+  view.decoding = sequence.decoding;
+  view.draft_depth = sequence.draft_depth;
+  view.finished = sequence.finished;
   return view;
 }
 

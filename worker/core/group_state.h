@@ -1,8 +1,8 @@
-// GroupState: the branches of one worker group as its ranks see them.
+// GroupState: the sequences of one worker group as its ranks see them.
 //
 // A pure state machine, used alike by every rank, by the fake executor and by
 // the simulation. Plans go in, the flat work of a step comes out; sampled tokens
-// go in, the step's result comes out. It decides which branches decode, which
+// go in, the step's result comes out. It decides which sequences decode, which
 // are finished, and whether scheduler and ranks still agree (PlanDigest). It
 // knows no tensors, clocks, threads or randomness. One thread at a time.
 //
@@ -13,7 +13,7 @@
 //
 // With a lag of L up to L plans may be applied and not completed (a pipeline of
 // L stages); completions come in step order. The cost of a plan grows with its
-// operations and its batch, never with context length or idle branches.
+// operations and its batch, never with context length or idle sequences.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +32,10 @@
 
 namespace flotilla {
 
-// One branch's rows in the flat batch of a step.
+// One sequence's rows in the flat batch of a step.
 struct BatchItem {
-  BranchHandle branch;
-  BranchIndex index;                 // within its request; part of the noise key
+  SequenceHandle sequence;
+  SequenceIndex index;               // within its request; part of the noise key
   std::uint32_t first_position = 0;  // absolute position of the first row
   std::uint32_t row_begin = 0;       // first row in Batch::tokens
   std::uint32_t row_count = 0;       // at least 1; 1 + drafts for decodes
@@ -43,7 +43,7 @@ struct BatchItem {
   // The last rows hold guesses, one each; 0 unless it decodes.
   std::uint32_t drafts = 0;
   // The logits of each of the last 1 + drafts rows give one token: the first of
-  // them number `output_index` of the branch, the others those that follow.
+  // them number `output_index` of the sequence, the others those that follow.
   bool samples = false;
   std::uint32_t output_index = 0;
   // The last row's logits give this many candidates; 0: none.
@@ -52,7 +52,7 @@ struct BatchItem {
   // after row i. Empty if none are; shorter than row_count by one in the chunk
   // that ends the prompt.
   absl::Span<const TokenId> prompt_targets;
-  // What the branch knows, prompt and output. If it decodes, the last one is the
+  // What the sequence knows, prompt and output. If it decodes, the last one is the
   // token of the first row.
   absl::Span<const TokenId> known;
   // Owned by the state. Never null.
@@ -75,8 +75,8 @@ struct Batch {
   std::vector<absl::Span<const std::int32_t>> tables;
   std::uint32_t group_count = 0;
   std::uint32_t decode_rows = 0;  // guesses included
-  // Decodes of branches that have finished: nothing to compute. Ascending.
-  std::vector<BranchHandle> noops;
+  // Decodes of sequences that have finished: nothing to compute. Ascending.
+  std::vector<SequenceHandle> noops;
 
   absl::Span<const std::int32_t> table(std::size_t item, GroupIndex group) const {
     return tables[item * group_count + group.value()];
@@ -92,18 +92,18 @@ struct ItemOutput {
   std::vector<SampledToken> prompt;
   // At least one and at most as many as the item asks for, unless it failed.
   std::vector<TopLogprob> candidates;
-  // The item's logits were unusable (NaN): ends this branch alone, with
-  // FinishReason::kError. If only a guess's were, the branch goes on from the
+  // The item's logits were unusable (NaN): ends this sequence alone, with
+  // FinishReason::kError. If only a guess's were, the sequence goes on from the
   // tokens before it, and ends when a row without a guess fails.
   bool failed = false;
 };
 
-// One open branch, for comparison with what a scheduler believes. Spans are
+// One open sequence, for comparison with what a scheduler believes. Spans are
 // valid until the next Apply or Complete.
-struct BranchView {
-  BranchHandle branch;
+struct SequenceView {
+  SequenceHandle sequence;
   RequestId request;
-  BranchIndex index;
+  SequenceIndex index;
   // Prompt and output tokens known so far.
   absl::Span<const TokenId> tokens;
   std::uint32_t prompt_tokens = 0;
@@ -124,7 +124,7 @@ class GroupState {
  public:
   // The limits of `description` bound everything that plans may ask for.
   // `proposer` makes the guesses that plans allow (null: none); it outlives the
-  // state, knows no branch yet and is called by Apply only.
+  // state, knows no sequence yet and is called by Apply only.
   GroupState(Epoch epoch, const ExecutorDescription& description, Proposer* proposer = nullptr);
   ~GroupState();
   GroupState(const GroupState&) = delete;
@@ -141,7 +141,7 @@ class GroupState {
 
   // Takes the outputs of the oldest step not completed, one per batch item:
   // appends tokens, decides endings (stop token; max_tokens; full context) and
-  // makes the result, timings left zero. A branch with nothing left to generate
+  // makes the result, timings left zero. A sequence with nothing left to generate
   // when its prompt is done (max_tokens 0) ends with kLength and no token.
   //   FAILED_PRECONDITION: `step` is not that step. Nothing has changed.
   //   INVALID_ARGUMENT: outputs that do not fit the items. Nothing has changed.
@@ -158,18 +158,18 @@ class GroupState {
   std::size_t copies_outstanding() const { return copies_.size(); }
   // Steps applied and not completed, ascending.
   std::vector<Step> Unfinished() const;
-  // Open branches in ascending order, and one of them.
-  std::vector<BranchHandle> Branches() const;
-  std::optional<BranchView> View(BranchHandle branch) const;
+  // Open sequences in ascending order, and one of them.
+  std::vector<SequenceHandle> Sequences() const;
+  std::optional<SequenceView> View(SequenceHandle sequence) const;
 
  private:
-  struct Branch;
+  struct Sequence;
   struct StepWork;
 
-  absl::Status ApplyOp(const OpenBranch& op, StepWork& work);
+  absl::Status ApplyOp(const OpenSequence& op, StepWork& work);
   absl::Status ApplyOp(const GrantBlocks& op, StepWork& work);
-  absl::Status ApplyOp(const ForkBranch& op, StepWork& work);
-  absl::Status ApplyOp(const DropBranch& op, StepWork& work);
+  absl::Status ApplyOp(const ForkSequence& op, StepWork& work);
+  absl::Status ApplyOp(const DropSequence& op, StepWork& work);
   absl::Status ApplyOp(const Run& op, StepWork& work);
   absl::Status ApplyOp(const Skip& op, StepWork& work);
   absl::Status ApplyOp(const BackgroundCopy& op, StepWork& work);
@@ -179,24 +179,24 @@ class GroupState {
   absl::Status ApplyOp(const Speculate& op, StepWork& work);
 
   absl::Status ApplyAll(const StepPlan& plan, StepWork& work);
-  absl::Status CheckFree(BranchHandle handle) const;
-  absl::StatusOr<Branch*> FindOpen(BranchHandle handle) const;
-  absl::Status AppendBlocks(Branch& branch, GroupIndex group, absl::Span<const BlockId> blocks);
-  absl::Status ShareBlocks(const Branch& parent, const ForkBranch& op, Branch& child);
-  absl::Status Learn(Branch& branch, absl::Span<const TokenId> tokens, Step step);
-  absl::Status CheckCovered(const Branch& branch, std::uint64_t end) const;
-  absl::Status AddPrefill(Branch& branch, const Run& run, StepWork& work);
+  absl::Status CheckFree(SequenceHandle handle) const;
+  absl::StatusOr<Sequence*> FindOpen(SequenceHandle handle) const;
+  absl::Status AppendBlocks(Sequence& sequence, GroupIndex group, absl::Span<const BlockId> blocks);
+  absl::Status ShareBlocks(const Sequence& parent, const ForkSequence& op, Sequence& child);
+  absl::Status Learn(Sequence& sequence, absl::Span<const TokenId> tokens, Step step);
+  absl::Status CheckCovered(const Sequence& sequence, std::uint64_t end) const;
+  absl::Status AddPrefill(Sequence& sequence, const Run& run, StepWork& work);
   absl::Status AddDecodes(StepWork& work);
-  absl::Status AddDecode(Branch& branch, std::vector<TokenId> drafts, StepWork& work);
-  // Guesses that the branch's next decode may make: its depth, but not past its
+  absl::Status AddDecode(Sequence& sequence, std::vector<TokenId> drafts, StepWork& work);
+  // Guesses that the sequence's next decode may make: its depth, but not past its
   // end.
-  std::uint32_t DraftLimit(const Branch& branch) const;
-  void TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts, Branch& branch,
-                  BranchResult& entry) const;
-  absl::Status AddRows(Branch& branch, std::uint32_t count, StepWork& work);
-  void Insert(std::unique_ptr<Branch> branch);
-  bool Due(const Branch& branch, Step step) const;
-  bool AtLengthEnd(const Branch& branch) const;
+  std::uint32_t DraftLimit(const Sequence& sequence) const;
+  void TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts, Sequence& sequence,
+                  SequenceResult& entry) const;
+  absl::Status AddRows(Sequence& sequence, std::uint32_t count, StepWork& work);
+  void Insert(std::unique_ptr<Sequence> sequence);
+  bool Due(const Sequence& sequence, Step step) const;
+  bool AtLengthEnd(const Sequence& sequence) const;
   Batch MakeBatch(StepWork& work) const;
   absl::Status CheckOutputs(const StepWork& work, absl::Span<const ItemOutput> outputs) const;
 
@@ -207,10 +207,10 @@ class GroupState {
   bool broken_ = false;
   PlanDigest digest_;
   std::uint64_t last_copy_ = 0;
-  std::set<std::uint64_t> copies_;                // outstanding
-  std::vector<std::unique_ptr<Branch>> slots_;    // by handle; null when free
-  std::vector<std::set<BranchHandle>> decoders_;  // by cohort: decode by default
-  std::vector<StepWork> in_flight_;               // applied, not completed
+  std::set<std::uint64_t> copies_;                  // outstanding
+  std::vector<std::unique_ptr<Sequence>> slots_;    // by handle; null when free
+  std::vector<std::set<SequenceHandle>> decoders_;  // by cohort: decode by default
+  std::vector<StepWork> in_flight_;                 // applied, not completed
 };
 
 }  // namespace flotilla

@@ -15,7 +15,7 @@ absl::string_view Difference(const ExecutorDescription& a, const ExecutorDescrip
   if (a.max_context != b.max_context) return "max_context";
   if (a.numerics_id != b.numerics_id) return "numerics_id";
   if (a.exactness != b.exactness) return "exactness";
-  if (a.max_branches != b.max_branches) return "max_branches";
+  if (a.max_sequences != b.max_sequences) return "max_sequences";
   if (a.max_step_tokens != b.max_step_tokens) return "max_step_tokens";
   if (a.lag != b.lag) return "lag";
   if (a.max_draft_tokens != b.max_draft_tokens) return "max_draft_tokens";

@@ -65,11 +65,11 @@ std::vector<TokenId> NgramIndex::Guess(absl::Span<const TokenId> tokens, std::ui
 
 void NgramProposer::Propose(absl::Span<DraftRequest> requests) {
   for (DraftRequest& request : requests) {
-    NgramIndex& index = indexes_.try_emplace(request.branch.value(), options_).first->second;
+    NgramIndex& index = indexes_.try_emplace(request.sequence.value(), options_).first->second;
     request.drafts = index.Guess(request.tokens, request.limit);
   }
 }
 
-void NgramProposer::Forget(BranchHandle branch) { indexes_.erase(branch.value()); }
+void NgramProposer::Forget(SequenceHandle sequence) { indexes_.erase(sequence.value()); }
 
 }  // namespace flotilla

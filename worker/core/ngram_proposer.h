@@ -1,10 +1,10 @@
-// NgramProposer: guesses that a branch goes on as it did when it last had these
+// NgramProposer: guesses that a sequence goes on as it did when it last had these
 // tokens (prompt lookup). Good where answers repeat their prompt: edits, quotes,
 // extraction, code. The longer what it now repeats already is, the more it
 // guesses, since long repetitions go on and short ones are chance (SuffixDecoding,
 // Oliaro et al. 2024).
 //
-// Each branch has an index of the n-grams of its own tokens, min_n <= n <= max_n,
+// Each sequence has an index of the n-grams of its own tokens, min_n <= n <= max_n,
 // by hash; it grows by max_n - min_n + 1 entries per token and a lookup reads at
 // most as many, so a step costs the same however long the context is.
 #pragma once
@@ -21,7 +21,7 @@
 namespace flotilla {
 
 struct NgramOptions {
-  // Tokens at the end of the branch that must have occurred before: the longest
+  // Tokens at the end of the sequence that must have occurred before: the longest
   // such suffix counts. Shorter ones find more and are right less often.
   std::uint32_t min_n = 2;
   std::uint32_t max_n = 5;  // at most kMaxNgram
@@ -60,7 +60,7 @@ class NgramProposer final : public Proposer {
   explicit NgramProposer(const NgramOptions& options = {}) : options_(options) {}
 
   void Propose(absl::Span<DraftRequest> requests) override;
-  void Forget(BranchHandle branch) override;
+  void Forget(SequenceHandle sequence) override;
 
  private:
   const NgramOptions options_;

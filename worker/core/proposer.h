@@ -19,9 +19,9 @@ namespace flotilla {
 
 // One decode whose tokens are to be guessed.
 struct DraftRequest {
-  BranchHandle branch;
-  BranchIndex index;  // within its request; part of the noise key
-  // All that the branch knows; the last one has not run yet. Grows from call to
+  SequenceHandle sequence;
+  SequenceIndex index;  // within its request; part of the noise key
+  // All that the sequence knows; the last one has not run yet. Grows from call to
   // call, until Forget.
   absl::Span<const TokenId> tokens;
   std::uint32_t output_index = 0;  // of the first token to be guessed
@@ -39,11 +39,11 @@ class Proposer {
  public:
   virtual ~Proposer() = default;
 
-  // Fills `drafts` of each request; they are of different branches.
+  // Fills `drafts` of each request; they are of different sequences.
   virtual void Propose(absl::Span<DraftRequest> requests) = 0;
 
-  // The handle's next request, if any, is about another branch.
-  virtual void Forget(BranchHandle branch) = 0;
+  // The handle's next request, if any, is about another sequence.
+  virtual void Forget(SequenceHandle sequence) = 0;
 };
 
 }  // namespace flotilla

@@ -203,7 +203,7 @@ absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats) {
 }
 
 kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPlace& place) {
-  return kernels::MakeNoiseKey(BranchSeed(sampling.seed, place.branch), place.output_index);
+  return kernels::MakeNoiseKey(SequenceSeed(sampling.seed, place.sequence), place.output_index);
 }
 
 bool NeedsWholeRow(const SamplingParams& sampling) {
@@ -227,9 +227,10 @@ void ChangeLogits(const SamplingParams& sampling, const TokenPlace& place, Token
   if (Penalises(sampling)) Penalise(sampling, place, first_token, logits);
 }
 
-TokenPlace PlaceAfter(BranchIndex branch, absl::Span<const TokenId> known, std::uint32_t outputs,
-                      absl::Span<const TokenId> guesses, const StopRule& stop) {
-  TokenPlace place{.branch = branch,
+TokenPlace PlaceAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
+                      std::uint32_t outputs, absl::Span<const TokenId> guesses,
+                      const StopRule& stop) {
+  TokenPlace place{.sequence = sequence,
                    .output_index = outputs + static_cast<std::uint32_t>(guesses.size()),
                    .prompt = known.first(known.size() - outputs),
                    .output = known.last(outputs),

@@ -1,7 +1,7 @@
 // From one row of logits to a token, and to log-probabilities.
 //
 // Pure functions: the outcome depends on the row, the parameters and the place
-// of the token (branch, output index, what comes before) alone, bit for bit on
+// of the token (sequence, output index, what comes before) alone, bit for bit on
 // every instruction path. No state; no allocation in the greedy path but for the
 // list of best tokens; any number of threads.
 //
@@ -16,7 +16,7 @@
 //     softmax(logits / T) over what was kept, reaches top_p; the token that reaches
 //     it is in. Among what is left the largest
 //     logit / T + Gumbel noise wins, which samples exactly their softmax; the
-//     noise is a hash of (BranchSeed(seed, branch), output index, token id).
+//     noise is a hash of (SequenceSeed(seed, sequence), output index, token id).
 // Log-probabilities are natural logs of softmax(raw logits) over the whole
 // vocabulary, whatever was changed or kept.
 //
@@ -41,9 +41,9 @@ namespace flotilla {
 // 1 / T times a logit must stay far from overflow.
 inline constexpr float kMinTemperature = 1e-6f;
 
-// The place of a token. Branch and index are, with the seed, the key of its noise.
+// The place of a token. Sequence and index are, with the seed, the key of its noise.
 struct TokenPlace {
-  BranchIndex branch;
+  SequenceIndex sequence;
   std::uint32_t output_index = 0;
   // What comes before it, all inside the vocabulary: the prompt, the output, and
   // guesses for the end of the output.
@@ -55,8 +55,9 @@ struct TokenPlace {
 
 // The place after `known`, whose last `outputs` tokens are output, and `guesses`. Views
 // into what it was given.
-TokenPlace PlaceAfter(BranchIndex branch, absl::Span<const TokenId> known, std::uint32_t outputs,
-                      absl::Span<const TokenId> guesses, const StopRule& stop);
+TokenPlace PlaceAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
+                      std::uint32_t outputs, absl::Span<const TokenId> guesses,
+                      const StopRule& stop);
 
 // What the random part of a token at this place is made from.
 kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPlace& place);

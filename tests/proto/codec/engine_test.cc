@@ -80,7 +80,7 @@ class Random {
     r.stop = {.stop_tokens = Tokens(), .max_tokens = Number(), .min_tokens = Number()};
     r.logprobs = {.output_top = static_cast<std::int32_t>(random_() % 22) - 1,
                   .prompt_top = static_cast<std::int32_t>(random_() % 22) - 1};
-    r.branches = Number();
+    r.sequences = Number();
     if (Flip()) {
       r.beam = BeamOptions{.beams = Number(),
                            .length_penalty = Real(),
@@ -113,12 +113,12 @@ class Random {
         return event;
       }
       case 2:
-        return TokenEvent{id, attempt, BranchIndex(Number()), Number(), Token(), -Real(), Tops()};
+        return TokenEvent{id, attempt, SequenceIndex(Number()), Number(), Token(), -Real(), Tops()};
       case 3:
         return LoneDeath{id, attempt, Number()};
       case 4:
-        return BranchEnd{id,       attempt, BranchIndex(Number()), FinishReason(random_() % 6),
-                         Number(), Real()};
+        return SequenceEnd{id,       attempt, SequenceIndex(Number()), FinishReason(random_() % 6),
+                           Number(), Real()};
       default:
         return RequestEnd{.request = id,
                           .attempt = attempt,
@@ -188,13 +188,13 @@ TEST(EngineCodec, ADeadlineKeepsWhatIsLeftOfIt) {
 }
 
 TEST(EngineCodec, CancelsLoadAndDescriptionComeBack) {
-  const CancelRequest one{.request = {3, 4}, .branch = BranchIndex(0), .keep_tokens = 9};
+  const CancelRequest one{.request = {3, 4}, .sequence = SequenceIndex(0), .keep_tokens = 9};
   const auto back = std::get<CancelRequest>(RoundTrip(one));
   EXPECT_EQ(back.request, one.request);
-  EXPECT_EQ(back.branch, one.branch);
+  EXPECT_EQ(back.sequence, one.sequence);
   EXPECT_EQ(back.keep_tokens, 9u);
   EXPECT_FALSE(
-      std::get<CancelRequest>(RoundTrip(CancelRequest{.request = {3, 4}})).branch.has_value());
+      std::get<CancelRequest>(RoundTrip(CancelRequest{.request = {3, 4}})).sequence.has_value());
 
   const EngineNews news{
       .events = {},
@@ -242,7 +242,7 @@ TEST(EngineCodec, WhatCannotBeIsRefusedByName) {
   EXPECT_THAT(wrong([](auto& e) { e.mutable_token()->set_token(-1); }), HasSubstr("token.token"));
   EXPECT_THAT(wrong([](auto& e) { e.mutable_token()->mutable_top()->add_ids(1); }),
               HasSubstr("token.top"));
-  EXPECT_THAT(wrong([](auto& e) { e.mutable_branch_end(); }), HasSubstr("branch_end.reason"));
+  EXPECT_THAT(wrong([](auto& e) { e.mutable_sequence_end(); }), HasSubstr("sequence_end.reason"));
   EXPECT_THAT(wrong([](auto& e) { e.mutable_request_end()->set_code(17); }),
               HasSubstr("request_end.code"));
   EXPECT_THAT(wrong([](auto& e) {

@@ -97,7 +97,7 @@ void ApplyToGroup(const GroupCommand& command) {
   description.max_context = 1 << 20;
   description.groups = {KvGroup{.tokens_per_block = 16}};
   description.block_count = 1 << 20;
-  description.max_branches = 8;
+  description.max_sequences = 8;
   description.max_step_tokens = 1 << 10;
   GroupState state(plan->epoch, description);
   StepPlan first = *plan;
@@ -120,11 +120,11 @@ TEST(WorkerMutation, Events) {
 TEST(WorkerMutation, PromisedSizesAllocateNothing) {
   v1::StepPlan plan;
   plan.mutable_ops()->push_back(v1::StepPlan::kGrantsFieldNumber);
-  plan.mutable_grants()->add_branches(1);
+  plan.mutable_grants()->add_sequences(1);
   plan.mutable_grants()->add_counts(~0u);
   v1::StepResult result;
   for (int i = 0; i < 3; ++i) {
-    result.add_branches(1);
+    result.add_sequences(1);
     result.add_token_counts(~0u);
     result.add_prompt_counts(1u << 31);
   }

@@ -73,27 +73,27 @@ TEST(WorkerCodec, UnknownFieldsAreIgnored) {
 // One of each operation, then what is wrong with it.
 StepPlan OneOfEach() {
   StepPlan plan{.epoch = Epoch(1), .step = Step(1)};
-  plan.ops = {OpenBranch{.branch = BranchHandle(1), .tokens = {1, 2}, .prompt_tokens = 2},
-              GrantBlocks{BranchHandle(1), GroupIndex(1), {BlockId(5), BlockId(7)}},
-              ForkBranch{.parent = BranchHandle(1),
-                         .child = BranchHandle(2),
-                         .length = 1,
-                         .tokens = {2},
-                         .copies = {{BlockId(5), BlockId(9)}}},
-              DropBranch{BranchHandle(3)},
-              Run{.branch = BranchHandle(1),
+  plan.ops = {OpenSequence{.sequence = SequenceHandle(1), .tokens = {1, 2}, .prompt_tokens = 2},
+              GrantBlocks{SequenceHandle(1), GroupIndex(1), {BlockId(5), BlockId(7)}},
+              ForkSequence{.parent = SequenceHandle(1),
+                           .child = SequenceHandle(2),
+                           .length = 1,
+                           .tokens = {2},
+                           .copies = {{BlockId(5), BlockId(9)}}},
+              DropSequence{SequenceHandle(3)},
+              Run{.sequence = SequenceHandle(1),
                   .count = 2,
                   .sample = true,
                   .prompt_logprobs = true,
                   .append = {4},
                   .candidates = 3,
                   .pooled = true},
-              Skip{BranchHandle(4)},
+              Skip{SequenceHandle(4)},
               BackgroundCopy{.id = 1, .moves = {{BlockId(1), 2}}},
               LoadAdapter{"a"},
               UnloadAdapter{"b"},
-              TrimBlocks{BranchHandle(1), GroupIndex(1), 2},
-              Speculate{BranchHandle(1), 3}};
+              TrimBlocks{SequenceHandle(1), GroupIndex(1), 2},
+              Speculate{SequenceHandle(1), 3}};
   return plan;
 }
 
@@ -115,7 +115,7 @@ TEST(WorkerCodec, WrongPlansAreRefusedByField) {
        [](auto& p) { p.mutable_opens(0)->mutable_sampling()->add_biases(1); }},
       {"opens.sampling.top_p",
        [](auto& p) { p.mutable_opens(0)->mutable_sampling()->set_top_p(std::stof("nan")); }},
-      {"grants.branches", [](auto& p) { p.clear_grants(); }},
+      {"grants.sequences", [](auto& p) { p.clear_grants(); }},
       {"grants.groups", [](auto& p) { p.mutable_grants()->add_groups(1); }},
       {"grants.counts", [](auto& p) { p.mutable_grants()->set_counts(0, ~0u); }},
       {"grants.counts", [](auto& p) { p.mutable_grants()->add_counts(1); }},
@@ -126,7 +126,7 @@ TEST(WorkerCodec, WrongPlansAreRefusedByField) {
       {"forks.copies", [](auto& p) { p.mutable_forks(0)->mutable_copies()->add_to(1); }},
       {"forks.copies", [](auto& p) { p.mutable_forks(0)->mutable_copies()->set_from(0, 0); }},
       {"drops", [](auto& p) { p.add_drops(1); }},
-      {"runs.branches", [](auto& p) { p.clear_runs(); }},
+      {"runs.sequences", [](auto& p) { p.clear_runs(); }},
       {"runs.counts", [](auto& p) { p.mutable_runs()->add_counts(1); }},
       {"runs.sample", [](auto& p) { p.mutable_runs()->add_sample(true); }},
       {"runs.prompt_logprobs", [](auto& p) { p.mutable_runs()->add_prompt_logprobs(true); }},
@@ -146,10 +146,10 @@ TEST(WorkerCodec, WrongPlansAreRefusedByField) {
        [](auto& p) { p.mutable_background_copies(0)->set_blocks(0, 0); }},
       {"load_adapters", [](auto& p) { p.add_load_adapters("x"); }},
       {"unload_adapters", [](auto& p) { p.clear_unload_adapters(); }},
-      {"trims.branches", [](auto& p) { p.clear_trims(); }},
+      {"trims.sequences", [](auto& p) { p.clear_trims(); }},
       {"trims.groups", [](auto& p) { p.mutable_trims()->add_groups(1); }},
       {"trims.counts", [](auto& p) { p.mutable_trims()->add_counts(1); }},
-      {"speculations.branches", [](auto& p) { p.mutable_speculations()->add_branches(1); }},
+      {"speculations.sequences", [](auto& p) { p.mutable_speculations()->add_sequences(1); }},
       {"speculations.depths", [](auto& p) { p.mutable_speculations()->add_depths(1); }},
   };
   for (const WrongPlan& wrong : kWrong) {
@@ -165,17 +165,17 @@ TEST(WorkerCodec, WrongPlansAreRefusedByField) {
 
 StepResult FullResult() {
   StepResult result{.epoch = Epoch(1), .step = Step(1)};
-  result.branches.push_back({.branch = BranchHandle(1),
-                             .length = 3,
-                             .first_output = 1,
-                             .tokens = {{.token = 5, .logprob = -1, .top = {{5, -1}, {6, -2}}},
-                                        {.token = 6, .logprob = -2}},
-                             .drafted = 1,
-                             .prompt_first = 1,
-                             .prompt = {{.token = 3, .logprob = -3, .top = {{4, -1}}}},
-                             .candidates = {{7, -1}},
-                             .finished = FinishReason::kStop,
-                             .noop = true});
+  result.sequences.push_back({.sequence = SequenceHandle(1),
+                              .length = 3,
+                              .first_output = 1,
+                              .tokens = {{.token = 5, .logprob = -1, .top = {{5, -1}, {6, -2}}},
+                                         {.token = 6, .logprob = -2}},
+                              .drafted = 1,
+                              .prompt_first = 1,
+                              .prompt = {{.token = 3, .logprob = -3, .top = {{4, -1}}}},
+                              .candidates = {{7, -1}},
+                              .finished = FinishReason::kStop,
+                              .noop = true});
   return result;
 }
 
@@ -187,7 +187,7 @@ struct WrongResult {
 TEST(WorkerCodec, WrongResultsAreRefusedByField) {
   const WrongResult kWrong[] = {
       {"lengths", [](auto& r) { r.add_lengths(1); }},
-      {"lengths", [](auto& r) { r.clear_branches(); }},
+      {"lengths", [](auto& r) { r.clear_sequences(); }},
       {"first_outputs", [](auto& r) { r.add_first_outputs(1); }},
       {"token_counts", [](auto& r) { r.set_token_counts(0, 3); }},
       {"token_counts", [](auto& r) { r.clear_token_counts(); }},
@@ -241,7 +241,7 @@ TEST(WorkerCodec, WrongEnvelopesAreRefusedByField) {
   EXPECT_EQ(field(FromProto(ready).status()), "ready.description.tiers.kind");
 }
 
-// What a step of a busy server puts onto the stream. The plan names only branches
+// What a step of a busy server puts onto the stream. The plan names only sequences
 // that take a block, 16 of 256 in the mean.
 TEST(WorkerCodec, PlansOfDecodesAreSmall) {
   constexpr std::uint32_t kSteps = 64;  // each sequence fills four blocks
@@ -257,7 +257,7 @@ TEST(WorkerCodec, PlansOfDecodesAreSmall) {
     plans += proto.ByteSizeLong();
     most_plan = std::max(most_plan, proto.ByteSizeLong());
     const StepResult result = *load.Execute(std::move(plan));
-    ASSERT_EQ(result.branches.size(), 256u);
+    ASSERT_EQ(result.sequences.size(), 256u);
     v1::StepResult answer;
     ToProto(result, &answer);
     ASSERT_TRUE(*FromProto(answer) == result);

@@ -47,10 +47,10 @@ std::vector<BlockCopy> RandomValues::Copies() {
   return copies;
 }
 
-OpenBranch RandomValues::Open() {
-  return {.branch = BranchHandle(Number()),
+OpenSequence RandomValues::Open() {
+  return {.sequence = SequenceHandle(Number()),
           .request = {.incarnation = Word(), .counter = Word()},
-          .index = BranchIndex(Number()),
+          .index = SequenceIndex(Number()),
           .tokens = Tokens(40),
           .prompt_tokens = Number(),
           .cached_tokens = Number(),
@@ -67,12 +67,12 @@ OpenBranch RandomValues::Open() {
           .logprobs = {.output_top = static_cast<std::int32_t>(Below(22)) - 1,
                        .prompt_top = static_cast<std::int32_t>(Below(22)) - 1},
           .cohort = Number(),
-          .dependent = Flip()};
+          .is_beam = Flip()};
 }
 
 Run RandomValues::RandomRun() {
   const bool plain = Flip();
-  Run run{.branch = BranchHandle(Number()), .count = Number(), .sample = Flip()};
+  Run run{.sequence = SequenceHandle(Number()), .count = Number(), .sample = Flip()};
   if (plain) return run;
   run.prompt_logprobs = Flip();
   run.append = Tokens(4);
@@ -87,24 +87,24 @@ PlanOp RandomValues::Op() {
       return Open();
     case 1: {
       GrantBlocks grant{
-          .branch = BranchHandle(Number()), .group = GroupIndex(Below(3)), .blocks = {}};
+          .sequence = SequenceHandle(Number()), .group = GroupIndex(Below(3)), .blocks = {}};
       for (std::size_t i = Flip() ? 1 : Below(6); i > 0; --i) grant.blocks.push_back(Block());
       return grant;
     }
     case 2:
-      return ForkBranch{.parent = BranchHandle(Number()),
-                        .child = BranchHandle(Number()),
-                        .index = BranchIndex(Number()),
-                        .length = Number(),
-                        .tokens = Tokens(4),
-                        .copies = Copies(),
-                        .cohort = Number()};
+      return ForkSequence{.parent = SequenceHandle(Number()),
+                          .child = SequenceHandle(Number()),
+                          .index = SequenceIndex(Number()),
+                          .length = Number(),
+                          .tokens = Tokens(4),
+                          .copies = Copies(),
+                          .cohort = Number()};
     case 3:
-      return DropBranch{.branch = BranchHandle(Number())};
+      return DropSequence{.sequence = SequenceHandle(Number())};
     case 4:
       return RandomRun();
     case 5:
-      return Skip{.branch = BranchHandle(Number())};
+      return Skip{.sequence = SequenceHandle(Number())};
     case 6: {
       BackgroundCopy copy{.id = Word(),
                           .kind = Flip() ? BackgroundCopy::Kind::kOut : BackgroundCopy::Kind::kIn,
@@ -118,11 +118,11 @@ PlanOp RandomValues::Op() {
     case 8:
       return UnloadAdapter{.adapter = Name()};
     case 9:
-      return TrimBlocks{.branch = BranchHandle(Number()),
+      return TrimBlocks{.sequence = SequenceHandle(Number()),
                         .group = GroupIndex(static_cast<std::uint32_t>(Below(3))),
                         .count = Flip() ? 1 : Number()};
     default:
-      return Speculate{.branch = BranchHandle(Number()), .depth = Flip() ? 0 : Number()};
+      return Speculate{.sequence = SequenceHandle(Number()), .depth = Flip() ? 0 : Number()};
   }
 }
 
@@ -150,31 +150,31 @@ std::vector<SampledToken> RandomValues::Sampled(std::size_t most) {
   return tokens;
 }
 
-BranchResult RandomValues::Branch() {
-  BranchResult branch{.branch = BranchHandle(Number()),
-                      .length = Number(),
-                      .first_output = Number(),
-                      .tokens = Sampled(3)};
-  if (Flip()) return branch;
-  branch.drafted = Number();
-  branch.prompt_first = Number();
-  branch.prompt = Sampled(6);
-  branch.candidates = Tops();
-  if (Flip()) branch.finished = static_cast<FinishReason>(Below(6));
-  branch.noop = Flip();
-  return branch;
+SequenceResult RandomValues::Sequence() {
+  SequenceResult sequence{.sequence = SequenceHandle(Number()),
+                          .length = Number(),
+                          .first_output = Number(),
+                          .tokens = Sampled(3)};
+  if (Flip()) return sequence;
+  sequence.drafted = Number();
+  sequence.prompt_first = Number();
+  sequence.prompt = Sampled(6);
+  sequence.candidates = Tops();
+  if (Flip()) sequence.finished = static_cast<FinishReason>(Below(6));
+  sequence.noop = Flip();
+  return sequence;
 }
 
 StepResult RandomValues::Result() {
   StepResult result{.epoch = Epoch(Word()),
                     .step = flotilla::Step(Word()),
-                    .branches = {},
+                    .sequences = {},
                     .copies_done = {},
                     .timings = {.start_ns = static_cast<std::int64_t>(Word()),
                                 .compute_ns = static_cast<std::int64_t>(Word()),
                                 .rows = Number(),
                                 .decode_rows = Number()}};
-  for (std::size_t i = Below(20); i > 0; --i) result.branches.push_back(Branch());
+  for (std::size_t i = Below(20); i > 0; --i) result.sequences.push_back(Sequence());
   for (std::size_t i = Below(3); i > 0; --i) result.copies_done.push_back(Word());
   return result;
 }
@@ -188,7 +188,7 @@ ExecutorDescription RandomValues::Description() {
       .exactness = Flip() ? Exactness::kBitwise : Exactness::kConsistent,
       .groups = {},
       .block_count = Number(),
-      .max_branches = Number(),
+      .max_sequences = Number(),
       .max_step_tokens = Number(),
       .lag = Number(),
       .max_draft_tokens = Number(),

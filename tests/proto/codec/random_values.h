@@ -36,9 +36,9 @@ class RandomValues {
   std::vector<TopLogprob> Tops();
   std::vector<SampledToken> Sampled(std::size_t most);
   PlanOp Op();
-  OpenBranch Open();
+  OpenSequence Open();
   Run RandomRun();
-  BranchResult Branch();
+  SequenceResult Sequence();
   ExecutorDescription Description();
 
   std::mt19937_64 random_;

@@ -75,7 +75,7 @@ TEST(GrpcCodec, ZeroIsNotAbsent) {
   EXPECT_EQ(call->api.logprobs, 0);
 }
 
-TEST(GrpcCodec, ReadsBranchesAndBeams) {
+TEST(GrpcCodec, ReadsSequencesAndBeams) {
   auto call = FromProto(Parse(R"(text: "x" n: 3 best_of: 4294967295)"));
   ASSERT_TRUE(call.ok());
   EXPECT_EQ(call->api.n, 3);

@@ -148,7 +148,7 @@ class FakeService final : public InferenceService {
     return {.id = kModel,
             .vocab_size = 1000,
             .max_context = 4096,
-            .max_branches = 8,
+            .max_sequences = 8,
             .end_tokens = {2}};
   }
 

@@ -82,7 +82,7 @@ void CheckInRange(const ApiRequest& api, const ModelLimits& model) {
   EXPECT_LE(api.max_tokens.value_or(0), model.max_context);
   EXPECT_TRUE(api.logprobs.value_or(0) >= 0 && api.logprobs.value_or(0) <= 20);
   const std::int64_t best_of = api.best_of.value_or(*api.n);
-  EXPECT_TRUE(*api.n >= 1 && *api.n <= best_of && best_of <= model.max_branches);
+  EXPECT_TRUE(*api.n >= 1 && *api.n <= best_of && best_of <= model.max_sequences);
   EXPECT_TRUE(std::abs(api.length_penalty.value_or(1)) <= 10);  // and a number
   EXPECT_TRUE(!api.use_beam_search || api.stop.empty());
   if (const auto* tokens = std::get_if<std::vector<std::int64_t>>(&api.prompt)) {
@@ -99,7 +99,7 @@ TEST(GrpcMutation, GenerateRequestBytes) {
   google::protobuf::LogSilencer quiet;
   const std::vector<std::string> seeds = Seeds();
   const ModelLimits model{
-      .id = "m", .vocab_size = 1000, .max_context = 64, .max_branches = 8, .end_tokens = {2}};
+      .id = "m", .vocab_size = 1000, .max_context = 64, .max_sequences = 8, .end_tokens = {2}};
   const Validator validator{RequestLimits()};
   int parsed = 0, passed = 0;
   std::size_t most = 0;

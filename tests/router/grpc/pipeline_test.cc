@@ -107,7 +107,7 @@ TEST_F(GrpcPipelineTest, SeveralChoicesAndTheBestOfThem) {
   request.set_n(2);
   for (const bool best : {false, true}) {
     engine_.Script(
-        {.branches = {{Bytes("one"), -2.0f}, {Bytes("two"), -1.0f}, {Bytes("three"), -0.5f}}});
+        {.sequences = {{Bytes("one"), -2.0f}, {Bytes("two"), -1.0f}, {Bytes("three"), -0.5f}}});
     if (best) request.set_best_of(3);
     grpc::ClientContext context;
     auto reader = stub_->Generate(&context, request);
@@ -121,7 +121,7 @@ TEST_F(GrpcPipelineTest, SeveralChoicesAndTheBestOfThem) {
 }
 
 TEST_F(GrpcPipelineTest, BeamSearch) {
-  engine_.Script({.branches = {{Bytes("best"), -1, -0.5f}, {Bytes("second"), -1, -0.75f}}});
+  engine_.Script({.sequences = {{Bytes("best"), -1, -0.5f}, {Bytes("second"), -1, -0.75f}}});
   v1::GenerateRequest request;
   request.set_model("tiny");
   request.set_text("hello");

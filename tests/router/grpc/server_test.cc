@@ -288,7 +288,7 @@ TEST_F(GrpcServerTest, InvalidRequestsNameTheField) {
   EXPECT_EQ(DetailsOf(RefusedStatus(hot)).field, "sampling.temperature");
 
   v1::GenerateRequest many = TextRequest();
-  many.set_n(FakeService::Limits().max_branches + 1);
+  many.set_n(FakeService::Limits().max_sequences + 1);
   EXPECT_EQ(DetailsOf(RefusedStatus(many)).field, "n");
 
   v1::GenerateRequest beams = TextRequest();
@@ -431,7 +431,7 @@ TEST_F(GrpcServerTest, Models) {
     ASSERT_TRUE(stub_->GetModelInfo(&context, request, &info).ok());
     EXPECT_EQ(info.model(), FakeService::kModel);
     EXPECT_EQ(info.max_context(), 4096u);
-    EXPECT_EQ(info.max_branches(), 8u);
+    EXPECT_EQ(info.max_sequences(), 8u);
     EXPECT_EQ(info.numerics_id(), 0xF00Du);
     EXPECT_TRUE(info.bit_exact());
   }

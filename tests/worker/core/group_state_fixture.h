@@ -13,10 +13,10 @@
 
 namespace flotilla::testing {
 
-inline constexpr BranchHandle kA{0}, kB{1}, kC{2};
+inline constexpr SequenceHandle kA{0}, kB{1}, kC{2};
 inline constexpr Epoch kEpoch{7};
 
-// Blocks of 4 tokens, 20 blocks, context 24, vocabulary 100, 4 branches, 16 rows.
+// Blocks of 4 tokens, 20 blocks, context 24, vocabulary 100, 4 sequences, 16 rows.
 inline ExecutorDescription Limits(std::uint32_t lag = 1) {
   ExecutorDescription limits;
   limits.vocab_size = 100;
@@ -25,23 +25,23 @@ inline ExecutorDescription Limits(std::uint32_t lag = 1) {
   group.tokens_per_block = 4;
   limits.groups = {group};
   limits.block_count = 20;
-  limits.max_branches = 4;
+  limits.max_sequences = 4;
   limits.max_step_tokens = 16;
   limits.lag = lag;
   return limits;
 }
 
-inline OpenBranch Opened(BranchHandle branch, std::vector<TokenId> tokens) {
-  OpenBranch op;
-  op.branch = branch;
-  op.request = {1, branch.value() + 1};
+inline OpenSequence Opened(SequenceHandle sequence, std::vector<TokenId> tokens) {
+  OpenSequence op;
+  op.sequence = sequence;
+  op.request = {1, sequence.value() + 1};
   op.prompt_tokens = static_cast<std::uint32_t>(tokens.size());
   op.tokens = std::move(tokens);
   return op;
 }
 
-inline Run Prefill(BranchHandle branch, std::uint32_t count, bool sample) {
-  return {.branch = branch, .count = count, .sample = sample};
+inline Run Prefill(SequenceHandle sequence, std::uint32_t count, bool sample) {
+  return {.sequence = sequence, .count = count, .sample = sample};
 }
 
 // A state and the plans for it; samples tokens 50, 51, ... by output index unless

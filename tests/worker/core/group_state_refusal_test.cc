@@ -13,8 +13,8 @@
 namespace flotilla::testing {
 namespace {
 
-// Operations that a group with one decoding branch A (prompt {1, 2}, block 1),
-// one branch B in prefill (prompt {3, 4, 5}, length 1, block 2) must refuse.
+// Operations that a group with one decoding sequence A (prompt {1, 2}, block 1),
+// one sequence B in prefill (prompt {3, 4, 5}, length 1, block 2) must refuse.
 struct Refusal {
   const char* name;
   std::function<void(PlanBuilder&)> write;
@@ -36,18 +36,18 @@ TEST_P(RefusalTest, BreaksTheEpoch) {
   EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(plans_.Take()).status()));
 }
 
-OpenBranch Changed(std::function<void(OpenBranch&)> change) {
-  OpenBranch open = Opened(kC, {1, 2});
+OpenSequence Changed(std::function<void(OpenSequence&)> change) {
+  OpenSequence open = Opened(kC, {1, 2});
   change(open);
   return open;
 }
 
 // A fork as it should be, but for what the test gives; block 1 is kA's.
-ForkBranch Forked(BranchHandle parent, BranchHandle child, std::uint32_t length,
-                  std::vector<TokenId> tokens) {
+ForkSequence Forked(SequenceHandle parent, SequenceHandle child, std::uint32_t length,
+                    std::vector<TokenId> tokens) {
   return {.parent = parent,
           .child = child,
-          .index = BranchIndex(1),
+          .index = SequenceIndex(1),
           .length = length,
           .tokens = std::move(tokens),
           .copies = {{BlockId(1), BlockId(3)}}};
@@ -59,8 +59,8 @@ INSTANTIATE_TEST_SUITE_P(
     , RefusalTest,
     ::testing::Values(
         Refusal{"OpenTwice", [](PlanBuilder& p) { p.Add(Opened(kA, {1})); }},
-        Refusal{"HandleOutOfRange", [](PlanBuilder& p) { p.Add(Opened(BranchHandle(4), {1})); }},
-        Refusal{"HugeHandle", [](PlanBuilder& p) { p.Add(Opened(BranchHandle(~0u), {1})); }},
+        Refusal{"HandleOutOfRange", [](PlanBuilder& p) { p.Add(Opened(SequenceHandle(4), {1})); }},
+        Refusal{"HugeHandle", [](PlanBuilder& p) { p.Add(Opened(SequenceHandle(~0u), {1})); }},
         Refusal{"NoTokens", [](PlanBuilder& p) { p.Add(Opened(kC, {})); }},
         Refusal{"NoPrompt",
                 [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.prompt_tokens = 0; })); }},
@@ -117,16 +117,16 @@ INSTANTIATE_TEST_SUITE_P(
                 [](PlanBuilder& p) {
                   p.Add(GrantBlocks{kA, GroupIndex(1), {BlockId(3)}});
                 }},
-        Refusal{"DropNobody", [](PlanBuilder& p) { p.Add(DropBranch{kC}); }},
+        Refusal{"DropNobody", [](PlanBuilder& p) { p.Add(DropSequence{kC}); }},
         Refusal{"DropTwice",
                 [](PlanBuilder& p) {
-                  p.Add(DropBranch{kA});
-                  p.Add(DropBranch{kA});
+                  p.Add(DropSequence{kA});
+                  p.Add(DropSequence{kA});
                 }},
         Refusal{"DropAfterRun",
                 [](PlanBuilder& p) {
                   p.Add(Prefill(kB, 1, false));
-                  p.Add(DropBranch{kB});
+                  p.Add(DropSequence{kB});
                 }},
         Refusal{"RunNobody", [](PlanBuilder& p) { p.Add(Prefill(kC, 1, false)); }},
         Refusal{"RunPastTokens", [](PlanBuilder& p) { p.Add(Prefill(kB, 3, true)); }},
@@ -138,38 +138,38 @@ INSTANTIATE_TEST_SUITE_P(
                   p.Add(Prefill(kB, 1, true));
                 }},
         Refusal{"PrefillOfDecoder", [](PlanBuilder& p) { p.Add(Prefill(kA, 1, true)); }},
-        Refusal{"RunOfNothing", [](PlanBuilder& p) { p.Add(Run{.branch = kB}); }},
+        Refusal{"RunOfNothing", [](PlanBuilder& p) { p.Add(Run{.sequence = kB}); }},
         Refusal{"ChoiceOfFree",
                 [](PlanBuilder& p) {
-                  p.Add(Run{.branch = kB, .count = 3, .append = {1}});
+                  p.Add(Run{.sequence = kB, .count = 3, .append = {1}});
                 }},
         Refusal{"CandidatesOfFree",
                 [](PlanBuilder& p) {
-                  p.Add(Run{.branch = kB, .count = 2, .candidates = 4});
+                  p.Add(Run{.sequence = kB, .count = 2, .candidates = 4});
                 }},
-        Refusal{"SampleOfDependent",
+        Refusal{"SampleOfBeam",
                 [](PlanBuilder& p) {
-                  p.Add(Changed([](auto& o) { o.dependent = true; }));
+                  p.Add(Changed([](auto& o) { o.is_beam = true; }));
                   p.Grant(kC, {3, 4});
-                  p.Add(Run{.branch = kC, .count = 1, .sample = true});
+                  p.Add(Run{.sequence = kC, .count = 1, .sample = true});
                 }},
         Refusal{"TooManyCandidates",
                 [](PlanBuilder& p) {
-                  p.Add(Changed([](auto& o) { o.dependent = true; }));
+                  p.Add(Changed([](auto& o) { o.is_beam = true; }));
                   p.Grant(kC, {3, 4});
-                  p.Add(Run{.branch = kC,
+                  p.Add(Run{.sequence = kC,
                             .count = 1,
                             .candidates = BeamOptions::kMaxCandidates + 1});
                 }},
         Refusal{"AppendOutsideTheVocabulary",
                 [](PlanBuilder& p) {
-                  p.Add(Changed([](auto& o) { o.dependent = true; }));
+                  p.Add(Changed([](auto& o) { o.is_beam = true; }));
                   p.Grant(kC, {3, 4});
-                  p.Add(Run{.branch = kC, .count = 1, .append = {1000000}});
+                  p.Add(Run{.sequence = kC, .count = 1, .append = {1000000}});
                 }},
         Refusal{"UnaskedPromptLogprobs",
                 [](PlanBuilder& p) {
-                  p.Add(Run{.branch = kB, .count = 1, .prompt_logprobs = true});
+                  p.Add(Run{.sequence = kB, .count = 1, .prompt_logprobs = true});
                 }},
         Refusal{"NoBlockBehindPrefill",
                 [](PlanBuilder& p) {
@@ -178,8 +178,8 @@ INSTANTIATE_TEST_SUITE_P(
                 }},
         Refusal{"NoBlockBehindDecode",
                 [](PlanBuilder& p) {
-                  p.Add(DropBranch{kA});
-                  OpenBranch open = Opened(kA, {1, 2, 3, 4, 5});
+                  p.Add(DropSequence{kA});
+                  OpenSequence open = Opened(kA, {1, 2, 3, 4, 5});
                   open.cached_tokens = 3;
                   p.Add(open);
                   p.Grant(kA, {1});
@@ -198,38 +198,38 @@ INSTANTIATE_TEST_SUITE_P(
                   p.Add(Prefill(kC, 16, true));
                 }},
         Refusal{"ForkOntoOpen", [](PlanBuilder& p) { p.Add(Forked(kA, kB, 1, {1})); }},
-        Refusal{"ForkOfNobody", [](PlanBuilder& p) { p.Add(Forked(kC, BranchHandle(3), 1, {1})); }},
+        Refusal{"ForkOfNobody", [](PlanBuilder& p) { p.Add(Forked(kC, SequenceHandle(3), 1, {1})); }},
         Refusal{"ForkOfNothing", [](PlanBuilder& p) { p.Add(Forked(kA, kC, 0, {1, 2})); }},
         Refusal{"ForkBeyondItsParent", [](PlanBuilder& p) { p.Add(Forked(kA, kC, 9, {1})); }},
         Refusal{"ForkWithoutTokens", [](PlanBuilder& p) { p.Add(Forked(kA, kC, 1, {})); }},
         Refusal{"ForkOfAStrangeToken", [](PlanBuilder& p) { p.Add(Forked(kA, kC, 1, {-1})); }},
         Refusal{"ForkWithoutCopy",
                 [](PlanBuilder& p) {
-                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  ForkSequence fork = Forked(kA, kC, 1, {1});
                   fork.copies.clear();
                   p.Add(fork);
                 }},
         Refusal{"ForkWithTwoCopies",
                 [](PlanBuilder& p) {
-                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  ForkSequence fork = Forked(kA, kC, 1, {1});
                   fork.copies.push_back(fork.copies[0]);
                   p.Add(fork);
                 }},
         Refusal{"ForkOfAnothersBlock",
                 [](PlanBuilder& p) {
-                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  ForkSequence fork = Forked(kA, kC, 1, {1});
                   fork.copies[0].from = BlockId(2);
                   p.Add(fork);
                 }},
         Refusal{"CopyToNull",
                 [](PlanBuilder& p) {
-                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  ForkSequence fork = Forked(kA, kC, 1, {1});
                   fork.copies[0].to = kNullBlock;
                   p.Add(fork);
                 }},
         Refusal{"ForkToACohortThatIsNot",
                 [](PlanBuilder& p) {
-                  ForkBranch fork = Forked(kA, kC, 1, {1});
+                  ForkSequence fork = Forked(kA, kC, 1, {1});
                   fork.cohort = 1;
                   p.Add(fork);
                 }},
@@ -240,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(
                 }},
         Refusal{"Pooled",
                 [](PlanBuilder& p) {
-                  p.Add(Run{.branch = kB, .count = 1, .pooled = true});
+                  p.Add(Run{.sequence = kB, .count = 1, .pooled = true});
                 },
                 absl::StatusCode::kUnimplemented},
         Refusal{"CopyWithoutId",
@@ -257,35 +257,35 @@ INSTANTIATE_TEST_SUITE_P(
                 absl::StatusCode::kUnimplemented}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// In the fuzz test: this handle is for dependent branches.
-constexpr BranchHandle kDependent(3);
+// In the fuzz test: this handle is for beams.
+constexpr SequenceHandle kBeam(3);
 
-// Adds an operation that suits the branch as it was after the last step.
-void AddSensible(PlanBuilder& plans, const GroupState& state, BranchHandle branch,
+// Adds an operation that suits the sequence as it was after the last step.
+void AddSensible(PlanBuilder& plans, const GroupState& state, SequenceHandle sequence,
                  const std::function<std::uint32_t(std::uint32_t)>& below) {
-  const std::optional<BranchView> view = state.View(branch);
+  const std::optional<SequenceView> view = state.View(sequence);
   if (!view) {
-    OpenBranch open = Opened(branch, std::vector<TokenId>(1 + below(8), 1));
-    open.dependent = branch == kDependent;
+    OpenSequence open = Opened(sequence, std::vector<TokenId>(1 + below(8), 1));
+    open.is_beam = sequence == kBeam;
     open.stop.max_tokens = below(8);
     plans.Add(open);
-    plans.Grant(branch, {1 + below(19), 1 + below(19), 1 + below(19)});
+    plans.Grant(sequence, {1 + below(19), 1 + below(19), 1 + below(19)});
   } else if (view->length < view->tokens.size() && !view->decoding) {
     const auto left = static_cast<std::uint32_t>(view->tokens.size()) - view->length;
     const std::uint32_t count = 1 + below(left);
-    Run run = Prefill(branch, count, count == left && branch != kDependent);
-    if (count == left && branch == kDependent) run.candidates = 1 + below(8);
+    Run run = Prefill(sequence, count, count == left && sequence != kBeam);
+    if (count == left && sequence == kBeam) run.candidates = 1 + below(8);
     plans.Add(run);
   } else if (view->finished || below(6) == 0) {
-    plans.Add(DropBranch{branch});
-  } else if (branch == kDependent) {
-    plans.Add(Run{.branch = branch, .count = 1, .append = {3}, .candidates = 1 + below(8)});
+    plans.Add(DropSequence{sequence});
+  } else if (sequence == kBeam) {
+    plans.Add(Run{.sequence = sequence, .count = 1, .append = {3}, .candidates = 1 + below(8)});
   } else if (below(4) == 0) {
-    ForkBranch fork{.parent = branch,
-                    .child = BranchHandle(below(4)),
-                    .index = BranchIndex(1),
-                    .length = 1 + below(view->length),
-                    .tokens = std::vector<TokenId>(1 + below(3), 2)};
+    ForkSequence fork{.parent = sequence,
+                      .child = SequenceHandle(below(4)),
+                      .index = SequenceIndex(1),
+                      .length = 1 + below(view->length),
+                      .tokens = std::vector<TokenId>(1 + below(3), 2)};
     if (fork.length % 4 > 0) {
       const std::int32_t last = view->tables[0][fork.length / 4];
       fork.copies = {{BlockId(static_cast<std::uint32_t>(last)), BlockId(1 + below(19))}};
@@ -296,34 +296,34 @@ void AddSensible(PlanBuilder& plans, const GroupState& state, BranchHandle branc
 
 // Adds an operation with random arguments, most often a wrong one.
 void AddRandom(PlanBuilder& plans, const std::function<std::uint32_t(std::uint32_t)>& below) {
-  const BranchHandle branch(below(5));
+  const SequenceHandle sequence(below(5));
   switch (below(6)) {
     case 0: {
-      OpenBranch open = Opened(branch, std::vector<TokenId>(below(30), 1));
+      OpenSequence open = Opened(sequence, std::vector<TokenId>(below(30), 1));
       open.cohort = below(4);
       open.cached_tokens = below(9);
       plans.Add(open);
       break;
     }
     case 1:
-      plans.Grant(branch, {below(22), 1 + below(19)});
+      plans.Grant(sequence, {below(22), 1 + below(19)});
       break;
     case 2:
-      plans.Add(DropBranch{branch});
+      plans.Add(DropSequence{sequence});
       break;
     case 3:
-      plans.Add(Skip{branch});
+      plans.Add(Skip{sequence});
       break;
     case 4:
-      plans.Add(ForkBranch{.parent = branch,
-                           .child = BranchHandle(below(5)),
-                           .index = BranchIndex(1),
-                           .length = below(9),
-                           .tokens = {1},
-                           .copies = {{BlockId(below(22)), BlockId(1)}}});
+      plans.Add(ForkSequence{.parent = sequence,
+                             .child = SequenceHandle(below(5)),
+                             .index = SequenceIndex(1),
+                             .length = below(9),
+                             .tokens = {1},
+                             .copies = {{BlockId(below(22)), BlockId(1)}}});
       break;
     default:
-      plans.Add(Run{.branch = branch, .count = below(9), .sample = below(2) == 0});
+      plans.Add(Run{.sequence = sequence, .count = below(9), .sample = below(2) == 0});
   }
 }
 
@@ -342,7 +342,7 @@ void CheckAndComplete(GroupState& state, const Batch& batch, TokenId token) {
   ASSERT_EQ(batch.tokens.size(), row);
   const absl::StatusOr<StepResult> result = state.Complete(batch.step, outputs);
   ASSERT_TRUE(result.ok()) << result.status();
-  ASSERT_EQ(result->branches.size(), batch.items.size() + batch.noops.size());
+  ASSERT_EQ(result->sequences.size(), batch.items.size() + batch.noops.size());
 }
 
 // Random plans, one operation in 16 without regard to the state: refused or
@@ -361,7 +361,7 @@ TEST(GroupStateFuzz, HostilePlans) {
         if (below(16) == 0) {
           AddRandom(plans, below);
         } else if (below(2) == 0) {
-          AddSensible(plans, state, BranchHandle(b), below);
+          AddSensible(plans, state, SequenceHandle(b), below);
         }
       }
       const absl::StatusOr<Batch> batch = state.Apply(plans.Take());

@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-std::vector<TokenId> TokensOf(const BranchResult& result) {
+std::vector<TokenId> TokensOf(const SequenceResult& result) {
   std::vector<TokenId> tokens;
   for (const SampledToken& token : result.tokens) tokens.push_back(token.token);
   return tokens;
@@ -31,9 +31,9 @@ TEST_F(GroupStateTest, PromptInChunksThenDecodesByDefault) {
   EXPECT_THAT(batch.tokens, ElementsAre(1, 2, 3));
   EXPECT_THAT(batch.table(0, GroupIndex(0)), ElementsAre(9));
   StepResult result = Complete(batch);
-  EXPECT_EQ(result.branches[0].length, 3u);
-  EXPECT_THAT(result.branches[0].tokens, IsEmpty());
-  EXPECT_EQ(result.branches[0].finished, std::nullopt);
+  EXPECT_EQ(result.sequences[0].length, 3u);
+  EXPECT_THAT(result.sequences[0].tokens, IsEmpty());
+  EXPECT_EQ(result.sequences[0].finished, std::nullopt);
 
   plans_.Grant(kA, {4});
   plans_.Add(Prefill(kA, 2, true));
@@ -42,18 +42,18 @@ TEST_F(GroupStateTest, PromptInChunksThenDecodesByDefault) {
   EXPECT_EQ(batch.items[0].output_index, 0u);
   EXPECT_THAT(batch.tokens, ElementsAre(4, 5));
   result = Complete(batch);
-  EXPECT_EQ(result.branches[0].length, 5u);
-  EXPECT_EQ(result.branches[0].first_output, 0u);
-  EXPECT_THAT(TokensOf(result.branches[0]), ElementsAre(50));
+  EXPECT_EQ(result.sequences[0].length, 5u);
+  EXPECT_EQ(result.sequences[0].first_output, 0u);
+  EXPECT_THAT(TokensOf(result.sequences[0]), ElementsAre(50));
 
-  batch = Apply();  // an empty plan: the branch decodes
+  batch = Apply();  // an empty plan: the sequence decodes
   EXPECT_TRUE(batch.items[0].decode);
   EXPECT_EQ(batch.decode_rows, 1u);
   EXPECT_EQ(batch.items[0].first_position, 5u);
   EXPECT_EQ(batch.items[0].output_index, 1u);
   EXPECT_THAT(batch.tokens, ElementsAre(50));
   EXPECT_THAT(batch.table(0, GroupIndex(0)), ElementsAre(9, 4));
-  EXPECT_THAT(TokensOf(Complete(batch).branches[0]), ElementsAre(51));
+  EXPECT_THAT(TokensOf(Complete(batch).sequences[0]), ElementsAre(51));
 }
 
 TEST_F(GroupStateTest, ItemsInAscendingHandlesWithFlatRows) {
@@ -69,39 +69,39 @@ TEST_F(GroupStateTest, ItemsInAscendingHandlesWithFlatRows) {
   plans_.Add(Prefill(kA, 1, false));
   const Batch batch = Apply();
   ASSERT_EQ(batch.items.size(), 3u);
-  EXPECT_EQ(batch.items[0].branch, kA);
-  EXPECT_EQ(batch.items[1].branch, kB);
-  EXPECT_EQ(batch.items[2].branch, kC);
+  EXPECT_EQ(batch.items[0].sequence, kA);
+  EXPECT_EQ(batch.items[1].sequence, kB);
+  EXPECT_EQ(batch.items[2].sequence, kC);
   EXPECT_EQ(batch.items[1].row_begin, 1u);
   EXPECT_EQ(batch.items[2].row_begin, 4u);
   EXPECT_THAT(batch.tokens, ElementsAre(3, 7, 8, 9, 50));
   const StepResult result = Complete(batch);
-  EXPECT_EQ(result.branches[0].branch, kA);
-  EXPECT_EQ(result.branches[2].branch, kC);
+  EXPECT_EQ(result.sequences[0].sequence, kA);
+  EXPECT_EQ(result.sequences[2].sequence, kC);
 }
 
 TEST_F(GroupStateTest, StopTokenEndsAndLaterDecodesAreNoOps) {
-  OpenBranch open = Opened(kA, {1});
+  OpenSequence open = Opened(kA, {1});
   open.stop.stop_tokens = {3, 51, 99};
   plans_.Add(open);
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, true));
-  EXPECT_EQ(RunPlan().branches[0].finished, std::nullopt);
+  EXPECT_EQ(RunPlan().sequences[0].finished, std::nullopt);
   StepResult result = RunPlan();
-  EXPECT_THAT(TokensOf(result.branches[0]), ElementsAre(51));
-  EXPECT_EQ(result.branches[0].finished, FinishReason::kStop);
+  EXPECT_THAT(TokensOf(result.sequences[0]), ElementsAre(51));
+  EXPECT_EQ(result.sequences[0].finished, FinishReason::kStop);
   for (int i = 0; i < 2; ++i) {
     const Batch batch = Apply();
     EXPECT_THAT(batch.items, IsEmpty());
     EXPECT_THAT(batch.noops, ElementsAre(kA));
     result = Complete(batch);
-    EXPECT_TRUE(result.branches[0].noop);
-    EXPECT_EQ(result.branches[0].length, 2u);
-    EXPECT_EQ(result.branches[0].first_output, 2u);
-    EXPECT_EQ(result.branches[0].finished, FinishReason::kStop);
+    EXPECT_TRUE(result.sequences[0].noop);
+    EXPECT_EQ(result.sequences[0].length, 2u);
+    EXPECT_EQ(result.sequences[0].first_output, 2u);
+    EXPECT_EQ(result.sequences[0].finished, FinishReason::kStop);
   }
-  plans_.Add(DropBranch{kA});
-  EXPECT_THAT(RunPlan().branches, IsEmpty());
+  plans_.Add(DropSequence{kA});
+  EXPECT_THAT(RunPlan().sequences, IsEmpty());
   EXPECT_EQ(state_.digest(), [] {
     PlanDigest only_run;
     only_run.AddRun(Step(1), kA, 1);
@@ -110,41 +110,41 @@ TEST_F(GroupStateTest, StopTokenEndsAndLaterDecodesAreNoOps) {
 }
 
 TEST_F(GroupStateTest, LengthEndsAtMaxTokensAndAtFullContext) {
-  OpenBranch open = Opened(kA, {1});
+  OpenSequence open = Opened(kA, {1});
   open.stop.max_tokens = 2;
   plans_.Add(open);
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, true));
-  OpenBranch wide = Opened(kB, std::vector<TokenId>(14, 1));
+  OpenSequence wide = Opened(kB, std::vector<TokenId>(14, 1));
   wide.stop.max_tokens = 1000;
   plans_.Add(wide);
   plans_.Grant(kB, {2, 3, 4, 5, 6, 7});
   plans_.Add(Prefill(kB, 14, true));
   RunPlan();
-  EXPECT_EQ(RunPlan().branches[0].finished, FinishReason::kLength);
+  EXPECT_EQ(RunPlan().sequences[0].finished, FinishReason::kLength);
   StepResult result;
   for (int step = 3; step <= 10; ++step) {
     EXPECT_EQ(state_.View(kB)->finished, std::nullopt) << step;
     result = RunPlan();
   }
-  EXPECT_EQ(result.branches[1].finished, FinishReason::kLength);
+  EXPECT_EQ(result.sequences[1].finished, FinishReason::kLength);
   EXPECT_EQ(state_.View(kB)->tokens.size(), 24u);  // the context
   EXPECT_EQ(state_.View(kB)->length, 23u);
 }
 
 TEST_F(GroupStateTest, NothingToGenerateEndsWithThePrompt) {
   for (const bool sample : {false, true}) {
-    const BranchHandle branch = sample ? kB : kA;
-    OpenBranch open = Opened(branch, {1, 2});
+    const SequenceHandle sequence = sample ? kB : kA;
+    OpenSequence open = Opened(sequence, {1, 2});
     open.stop.max_tokens = 0;
     plans_.Add(open);
-    plans_.Grant(branch, {branch.value() + 1});
-    plans_.Add(Prefill(branch, 1, false));
-    EXPECT_EQ(RunPlan().branches.back().finished, std::nullopt);
-    plans_.Add(Prefill(branch, 1, sample));
+    plans_.Grant(sequence, {sequence.value() + 1});
+    plans_.Add(Prefill(sequence, 1, false));
+    EXPECT_EQ(RunPlan().sequences.back().finished, std::nullopt);
+    plans_.Add(Prefill(sequence, 1, sample));
     const Batch batch = Apply();
     EXPECT_FALSE(batch.items[0].samples);
-    const BranchResult result = Complete(batch).branches.back();
+    const SequenceResult result = Complete(batch).sequences.back();
     EXPECT_EQ(result.finished, FinishReason::kLength);
     EXPECT_THAT(result.tokens, IsEmpty());
   }
@@ -153,7 +153,7 @@ TEST_F(GroupStateTest, NothingToGenerateEndsWithThePrompt) {
 }
 
 TEST_F(GroupStateTest, ResumesAfterEarlierOutputAndCachedBlocks) {
-  OpenBranch open = Opened(kA, {1, 2, 3, 4, 60, 61});
+  OpenSequence open = Opened(kA, {1, 2, 3, 4, 60, 61});
   open.prompt_tokens = 4;
   open.cached_tokens = 4;
   open.stop.max_tokens = 4;
@@ -164,24 +164,24 @@ TEST_F(GroupStateTest, ResumesAfterEarlierOutputAndCachedBlocks) {
   EXPECT_EQ(batch.items[0].first_position, 4u);
   EXPECT_EQ(batch.items[0].output_index, 2u);
   EXPECT_THAT(batch.tokens, ElementsAre(60, 61));
-  EXPECT_EQ(Complete(batch).branches[0].finished, std::nullopt);
-  EXPECT_EQ(RunPlan().branches[0].finished, FinishReason::kLength);
+  EXPECT_EQ(Complete(batch).sequences[0].finished, std::nullopt);
+  EXPECT_EQ(RunPlan().sequences[0].finished, FinishReason::kLength);
 }
 
 TEST_F(GroupStateTest, PromptTargetsFollowTheirRowsAndEndWithThePrompt) {
-  OpenBranch open = Opened(kA, {1, 2, 3, 4, 60});
+  OpenSequence open = Opened(kA, {1, 2, 3, 4, 60});
   open.prompt_tokens = 4;
   open.logprobs.prompt_top = 2;
   plans_.Add(open);
   plans_.Grant(kA, {8, 9});
-  plans_.Add(flotilla::Run{.branch = kA, .count = 2, .prompt_logprobs = true});
+  plans_.Add(flotilla::Run{.sequence = kA, .count = 2, .prompt_logprobs = true});
   Batch batch = Apply();
   EXPECT_THAT(batch.items[0].prompt_targets, ElementsAre(2, 3));
-  EXPECT_EQ(Complete(batch).branches[0].prompt_first, 1u);
-  plans_.Add(flotilla::Run{.branch = kA, .count = 3, .sample = true, .prompt_logprobs = true});
+  EXPECT_EQ(Complete(batch).sequences[0].prompt_first, 1u);
+  plans_.Add(flotilla::Run{.sequence = kA, .count = 3, .sample = true, .prompt_logprobs = true});
   batch = Apply();
   EXPECT_THAT(batch.items[0].prompt_targets, ElementsAre(4));
-  const BranchResult result = Complete(batch).branches[0];
+  const SequenceResult result = Complete(batch).sequences[0];
   EXPECT_EQ(result.prompt_first, 3u);
   EXPECT_EQ(result.prompt.size(), 1u);
   EXPECT_EQ(result.first_output, 1u);
@@ -193,44 +193,44 @@ TEST_F(GroupStateTest, SkipLeavesOutOneStep) {
   plans_.Add(Prefill(kA, 1, true));
   RunPlan();
   plans_.Add(Skip{kA});
-  EXPECT_THAT(RunPlan().branches, IsEmpty());
-  EXPECT_THAT(TokensOf(RunPlan().branches[0]), ElementsAre(51));
+  EXPECT_THAT(RunPlan().sequences, IsEmpty());
+  EXPECT_THAT(TokensOf(RunPlan().sequences[0]), ElementsAre(51));
 }
 
-TEST_F(GroupStateTest, DependentBranchRunsWhatItIsTold) {
-  OpenBranch open = Opened(kA, {1});
-  open.dependent = true;
+TEST_F(GroupStateTest, BeamRunsWhatItIsTold) {
+  OpenSequence open = Opened(kA, {1});
+  open.is_beam = true;
   open.stop = {.stop_tokens = {7}, .max_tokens = 2};
   plans_.Add(open);
   plans_.Grant(kA, {1});
-  plans_.Add(flotilla::Run{.branch = kA, .count = 1, .candidates = 2});
+  plans_.Add(flotilla::Run{.sequence = kA, .count = 1, .candidates = 2});
   Batch batch = Apply();
   EXPECT_EQ(batch.items[0].candidates, 2u);
   EXPECT_FALSE(batch.items[0].samples);
   std::vector<ItemOutput> outputs(1);
   outputs[0].candidates = {{7, -1.0f}, {8, -2.0f}};
   const StepResult result = state_.Complete(batch.step, outputs).value();
-  EXPECT_EQ(result.branches[0].candidates, outputs[0].candidates);
-  EXPECT_EQ(result.branches[0].finished, std::nullopt);
-  EXPECT_THAT(RunPlan().branches, IsEmpty());  // it never decodes by default
+  EXPECT_EQ(result.sequences[0].candidates, outputs[0].candidates);
+  EXPECT_EQ(result.sequences[0].finished, std::nullopt);
+  EXPECT_THAT(RunPlan().sequences, IsEmpty());  // it never decodes by default
   // Neither stop tokens nor lengths end it: who chooses its tokens does.
   for (const TokenId token : {7, 8, 9}) {
-    plans_.Add(flotilla::Run{.branch = kA, .count = 1, .append = {token}, .candidates = 1});
+    plans_.Add(flotilla::Run{.sequence = kA, .count = 1, .append = {token}, .candidates = 1});
     batch = Apply();
     EXPECT_THAT(batch.tokens, ElementsAre(token));
     EXPECT_EQ(batch.items[0].output_index, state_.View(kA)->tokens.size() - 1);
     outputs[0].candidates = {{1, -1.0f}};
-    EXPECT_EQ(state_.Complete(batch.step, outputs).value().branches[0].finished, std::nullopt);
+    EXPECT_EQ(state_.Complete(batch.step, outputs).value().sequences[0].finished, std::nullopt);
   }
   EXPECT_THAT(state_.View(kA)->tokens, ElementsAre(1, 7, 8, 9));
 }
 
 TEST_F(GroupStateTest, CandidatesThatDoNotFitChangeNothing) {
-  OpenBranch open = Opened(kA, {1});
-  open.dependent = true;
+  OpenSequence open = Opened(kA, {1});
+  open.is_beam = true;
   plans_.Add(open);
   plans_.Grant(kA, {1});
-  plans_.Add(flotilla::Run{.branch = kA, .count = 1, .candidates = 2});
+  plans_.Add(flotilla::Run{.sequence = kA, .count = 1, .candidates = 2});
   const Batch batch = Apply();
   std::vector<ItemOutput> outputs(1);
   EXPECT_FALSE(state_.Complete(batch.step, outputs).ok());
@@ -247,27 +247,27 @@ TEST_F(GroupStateTest, ForkSharesFullBlocksAndCopiesTheLast) {
   plans_.Grant(kA, {1, 2});
   plans_.Add(Prefill(kA, 5, false));
   RunPlan();
-  plans_.Add(ForkBranch{.parent = kA,
-                        .child = kB,
-                        .index = BranchIndex(1),
-                        .length = 5,
-                        .tokens = {6},
-                        .copies = {{BlockId(2), BlockId(3)}}});
+  plans_.Add(ForkSequence{.parent = kA,
+                          .child = kB,
+                          .index = SequenceIndex(1),
+                          .length = 5,
+                          .tokens = {6},
+                          .copies = {{BlockId(2), BlockId(3)}}});
   plans_.Add(Prefill(kA, 1, true));
   plans_.Add(Prefill(kB, 1, true));
   const Batch batch = Apply();
   EXPECT_THAT(batch.copies, ElementsAre(BlockCopy{BlockId(2), BlockId(3)}));
   ASSERT_EQ(batch.items.size(), 2u);
-  EXPECT_EQ(batch.items[1].index, BranchIndex(1));
+  EXPECT_EQ(batch.items[1].index, SequenceIndex(1));
   EXPECT_EQ(batch.items[1].first_position, 5u);
   EXPECT_THAT(batch.table(1, GroupIndex(0)), ElementsAre(1, 3));
   Complete(batch);
-  plans_.Add(DropBranch{kA});
-  EXPECT_EQ(RunPlan().branches.size(), 1u);
+  plans_.Add(DropSequence{kA});
+  EXPECT_EQ(RunPlan().sequences.size(), 1u);
   EXPECT_THAT(state_.View(kB)->tokens, ElementsAre(1, 2, 3, 4, 5, 6, 50, 51));
 }
 
-// A branch that goes on may be forked where it was before; with whole blocks
+// A sequence that goes on may be forked where it was before; with whole blocks
 // there is nothing to copy.
 TEST_F(GroupStateTest, ForkOfADecoderFromBefore) {
   plans_.Add(Opened(kA, {1, 2, 3, 4, 5}));
@@ -275,8 +275,8 @@ TEST_F(GroupStateTest, ForkOfADecoderFromBefore) {
   plans_.Add(Prefill(kA, 5, true));
   RunPlan();
   RunPlan();
-  plans_.Add(ForkBranch{
-      .parent = kA, .child = kB, .index = BranchIndex(1), .length = 4, .tokens = {5, 60}});
+  plans_.Add(ForkSequence{
+      .parent = kA, .child = kB, .index = SequenceIndex(1), .length = 4, .tokens = {5, 60}});
   plans_.Grant(kB, {3});
   plans_.Add(Prefill(kB, 2, true));
   const Batch batch = Apply();
@@ -317,22 +317,22 @@ TEST(GroupStateTiers, CopiesAreStartedOnceAndEndOnce) {
   EXPECT_FALSE(state.Apply(plan(2, {out})).ok());
 }
 
-TEST_F(GroupStateTest, FailedItemEndsItsBranchAlone) {
-  for (BranchHandle branch : {kA, kB}) {
-    plans_.Add(Opened(branch, {1}));
-    plans_.Grant(branch, {branch.value() + 1});
-    plans_.Add(Prefill(branch, 1, true));
+TEST_F(GroupStateTest, FailedItemEndsItsSequenceAlone) {
+  for (SequenceHandle sequence : {kA, kB}) {
+    plans_.Add(Opened(sequence, {1}));
+    plans_.Grant(sequence, {sequence.value() + 1});
+    plans_.Add(Prefill(sequence, 1, true));
   }
   const Batch batch = Apply();
   std::vector<ItemOutput> outputs = Outputs(batch);
   outputs[0] = ItemOutput{.failed = true};
   const StepResult result = state_.Complete(batch.step, outputs).value();
-  EXPECT_EQ(result.branches[0].finished, FinishReason::kError);
-  EXPECT_THAT(result.branches[0].tokens, IsEmpty());
-  EXPECT_EQ(result.branches[1].finished, std::nullopt);
+  EXPECT_EQ(result.sequences[0].finished, FinishReason::kError);
+  EXPECT_THAT(result.sequences[0].tokens, IsEmpty());
+  EXPECT_EQ(result.sequences[1].finished, std::nullopt);
   const StepResult next = RunPlan();
-  EXPECT_TRUE(next.branches[0].noop);
-  EXPECT_FALSE(next.branches[1].noop);
+  EXPECT_TRUE(next.sequences[0].noop);
+  EXPECT_FALSE(next.sequences[1].noop);
 }
 
 TEST_F(GroupStateTest, OutputsThatDoNotFitChangeNothing) {
@@ -368,7 +368,7 @@ TEST_F(GroupStateTest, ForeignPlansHaveNoEffect) {
     plan.step = Step(step);
     EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(plan).status()));
   }
-  EXPECT_THAT(state_.Branches(), IsEmpty());
+  EXPECT_THAT(state_.Sequences(), IsEmpty());
   ASSERT_TRUE(state_.Apply(good).ok());
   // With a lag of one the next plan waits for the completion.
   const StepPlan second = plans_.Take();
@@ -392,7 +392,7 @@ class LagTest : public GroupStateTest {
 };
 
 TEST_F(LagTest, DecodesInItsCohortOnceEveryLagSteps) {
-  OpenBranch open = Opened(kA, {1, 2});
+  OpenSequence open = Opened(kA, {1, 2});
   open.cohort = 2;
   plans_.Add(open);
   plans_.Grant(kA, {1, 2});
@@ -415,30 +415,30 @@ TEST_F(LagTest, DecodesInItsCohortOnceEveryLagSteps) {
   Complete(second);
   const Batch fifth = Apply();  // cohort 2: A, which ran in step 2
   ASSERT_EQ(fifth.items.size(), 1u);
-  EXPECT_EQ(fifth.items[0].branch, kA);
+  EXPECT_EQ(fifth.items[0].sequence, kA);
   EXPECT_THAT(fifth.tokens, ElementsAre(50));
   Complete(third);
   const Batch sixth = Apply();  // cohort 0: B
   ASSERT_EQ(sixth.items.size(), 1u);
-  EXPECT_EQ(sixth.items[0].branch, kB);
+  EXPECT_EQ(sixth.items[0].sequence, kB);
 }
 
 TEST_F(LagTest, DropWhileARunIsInFlight) {
-  OpenBranch open = Opened(kA, {1});
+  OpenSequence open = Opened(kA, {1});
   open.cohort = 1;
   plans_.Add(open);
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, true));
   const Batch first = Apply();
-  plans_.Add(DropBranch{kA});
+  plans_.Add(DropSequence{kA});
   plans_.Add(Opened(kA, {9, 9}));  // the handle is free again
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, false));
   const Batch second = Apply();
   const StepResult result = Complete(first);
-  EXPECT_THAT(TokensOf(result.branches[0]), ElementsAre(50));
+  EXPECT_THAT(TokensOf(result.sequences[0]), ElementsAre(50));
   EXPECT_THAT(state_.View(kA)->tokens, ElementsAre(9, 9));
-  EXPECT_EQ(Complete(second).branches[0].length, 1u);
+  EXPECT_EQ(Complete(second).sequences[0].length, 1u);
 }
 
 }  // namespace

@@ -25,15 +25,15 @@ class ScriptedProposer final : public Proposer {
     for (DraftRequest& request : requests) {
       limits.push_back(request.limit);
       known = {request.tokens.begin(), request.tokens.end()};
-      request.drafts = guesses[request.branch];
+      request.drafts = guesses[request.sequence];
     }
   }
-  void Forget(BranchHandle branch) override { forgotten.insert(branch); }
+  void Forget(SequenceHandle sequence) override { forgotten.insert(sequence); }
 
-  std::map<BranchHandle, std::vector<TokenId>> guesses;
+  std::map<SequenceHandle, std::vector<TokenId>> guesses;
   std::vector<std::uint32_t> limits;
   std::vector<TokenId> known;
-  std::set<BranchHandle> forgotten;
+  std::set<SequenceHandle> forgotten;
 };
 
 ExecutorDescription SpeculativeLimits() {
@@ -42,24 +42,24 @@ ExecutorDescription SpeculativeLimits() {
   return limits;
 }
 
-// Token 50 + i is output i of every branch.
+// Token 50 + i is output i of every sequence.
 class SpeculationTest : public GroupStateTest {
  protected:
   SpeculationTest() : speculative_(kEpoch, SpeculativeLimits(), &proposer_) {}
 
-  void Start(BranchHandle branch, std::vector<TokenId> prompt, std::uint32_t max_tokens,
+  void Start(SequenceHandle sequence, std::vector<TokenId> prompt, std::uint32_t max_tokens,
              std::vector<TokenId> stops = {}) {
     const auto count = static_cast<std::uint32_t>(prompt.size());
-    OpenBranch open = Opened(branch, std::move(prompt));
+    OpenSequence open = Opened(sequence, std::move(prompt));
     open.stop = {std::move(stops), max_tokens};
     plans_.Add(open);
-    const std::uint32_t first = 1 + 6 * branch.value();
-    plans_.Grant(branch, {first, first + 1, first + 2, first + 3, first + 4, first + 5});
+    const std::uint32_t first = 1 + 6 * sequence.value();
+    plans_.Grant(sequence, {first, first + 1, first + 2, first + 3, first + 4, first + 5});
     if (count > 16) {  // more than a step takes
-      plans_.Add(Prefill(branch, 16, false));
+      plans_.Add(Prefill(sequence, 16, false));
       Step();
     }
-    plans_.Add(Prefill(branch, count > 16 ? count - 16 : count, true));
+    plans_.Add(Prefill(sequence, count > 16 ? count - 16 : count, true));
   }
 
   Batch ApplySpeculative() {
@@ -73,10 +73,10 @@ class SpeculationTest : public GroupStateTest {
     EXPECT_TRUE(result.ok()) << result.status();
     return *std::move(result);
   }
-  // Step, with one branch that decodes.
-  BranchResult Decode() { return Step().branches.at(0); }
+  // Step, with one sequence that decodes.
+  SequenceResult Decode() { return Step().sequences.at(0); }
 
-  static std::vector<TokenId> Tokens(const BranchResult& result) {
+  static std::vector<TokenId> Tokens(const SequenceResult& result) {
     std::vector<TokenId> tokens;
     for (const SampledToken& token : result.tokens) tokens.push_back(token.token);
     return tokens;
@@ -98,8 +98,8 @@ TEST_F(SpeculationTest, GuessesCountAsLongAsTheyAreRight) {
   EXPECT_EQ(batch.decode_rows, 4u);
   EXPECT_THAT(proposer_.known, ElementsAre(1, 2, 50));
   EXPECT_EQ(speculative_.View(kA)->length, 6u);
-  const BranchResult result =
-      speculative_.Complete(batch.step, Outputs(batch)).value().branches.at(0);
+  const SequenceResult result =
+      speculative_.Complete(batch.step, Outputs(batch)).value().sequences.at(0);
   // Row 2 held the right token, so its sample counts; row 3 did not.
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52, 53));
   EXPECT_EQ(result.first_output, 1u);
@@ -121,7 +121,7 @@ TEST_F(SpeculationTest, AllRightAndAllWrong) {
   proposer_.guesses[kA] = {51, 52};
   EXPECT_THAT(Tokens(Decode()), ElementsAre(51, 52, 53));
   proposer_.guesses[kA] = {9, 55};  // the second would be right after the right one
-  const BranchResult wrong = Decode();
+  const SequenceResult wrong = Decode();
   EXPECT_THAT(Tokens(wrong), ElementsAre(54));
   EXPECT_EQ(wrong.length, 5u);
   plans_.Add(Speculate{kA, 0});
@@ -134,7 +134,7 @@ TEST_F(SpeculationTest, NothingFollowsAStopToken) {
   Step();
   plans_.Add(Speculate{kA, 4});
   proposer_.guesses[kA] = {51, 52, 53, 54};
-  const BranchResult result = Decode();
+  const SequenceResult result = Decode();
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52));
   EXPECT_EQ(result.finished, FinishReason::kStop);
   EXPECT_EQ(result.length, 3u);
@@ -146,7 +146,7 @@ TEST_F(SpeculationTest, GuessesEndAtMaxTokens) {
   Step();  // output 0; three are left, so two may be guessed
   plans_.Add(Speculate{kA, 4});
   proposer_.guesses[kA] = {51, 52, 53, 54};
-  const BranchResult result = Decode();
+  const SequenceResult result = Decode();
   EXPECT_THAT(proposer_.limits, ElementsAre(2));
   EXPECT_EQ(result.drafted, 2u);
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52, 53));
@@ -167,13 +167,13 @@ TEST_F(SpeculationTest, GuessesEndWithTheContext) {
   Step();  // 21 of 24 tokens
   plans_.Add(Speculate{kA, 4});
   proposer_.guesses[kA] = {51, 52, 53, 54};
-  const BranchResult result = Decode();
+  const SequenceResult result = Decode();
   EXPECT_THAT(proposer_.limits, ElementsAre(2));
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52, 53));
   EXPECT_EQ(result.finished, FinishReason::kLength);
 }
 
-TEST_F(SpeculationTest, EachBranchHasItsOwn) {
+TEST_F(SpeculationTest, EachSequenceHasItsOwn) {
   Start(kA, {1}, 20);
   Start(kB, {2}, 20);
   Start(kC, {3}, 20);
@@ -185,9 +185,9 @@ TEST_F(SpeculationTest, EachBranchHasItsOwn) {
   const Batch batch = ApplySpeculative();
   EXPECT_THAT(batch.tokens, ElementsAre(50, 51, 50, 50, 9, 9));
   const StepResult result = speculative_.Complete(batch.step, Outputs(batch)).value();
-  EXPECT_THAT(Tokens(result.branches[0]), ElementsAre(51, 52));
-  EXPECT_THAT(Tokens(result.branches[1]), ElementsAre(51));
-  EXPECT_THAT(Tokens(result.branches[2]), ElementsAre(51));
+  EXPECT_THAT(Tokens(result.sequences[0]), ElementsAre(51, 52));
+  EXPECT_THAT(Tokens(result.sequences[1]), ElementsAre(51));
+  EXPECT_THAT(Tokens(result.sequences[2]), ElementsAre(51));
 }
 
 TEST_F(SpeculationTest, AGuessWithoutASoftmaxEndsNothing) {
@@ -199,7 +199,7 @@ TEST_F(SpeculationTest, AGuessWithoutASoftmaxEndsNothing) {
   std::vector<ItemOutput> outputs = Outputs(batch);
   outputs[0].failed = true;
   outputs[0].sampled.resize(2);
-  const BranchResult result = speculative_.Complete(batch.step, outputs).value().branches.at(0);
+  const SequenceResult result = speculative_.Complete(batch.step, outputs).value().sequences.at(0);
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52));
   EXPECT_EQ(result.finished, std::nullopt);
   EXPECT_EQ(result.length, 3u);
@@ -209,7 +209,7 @@ TEST_F(SpeculationTest, AGuessWithoutASoftmaxEndsNothing) {
   outputs = Outputs(next);
   outputs[0].failed = true;
   outputs[0].sampled.clear();
-  EXPECT_EQ(speculative_.Complete(next.step, outputs).value().branches.at(0).finished,
+  EXPECT_EQ(speculative_.Complete(next.step, outputs).value().sequences.at(0).finished,
             FinishReason::kError);
 }
 
@@ -231,17 +231,17 @@ TEST_F(SpeculationTest, OutputsMustFitTheRows) {
 TEST_F(SpeculationTest, TrimTakesTheLastBlocks) {
   Start(kA, {1, 2, 3, 4, 5}, 10);
   Step();  // length 5: two blocks of four
-  plans_.Add(TrimBlocks{.branch = kA, .group = GroupIndex(0), .count = 4});
+  plans_.Add(TrimBlocks{.sequence = kA, .group = GroupIndex(0), .count = 4});
   Step();
   EXPECT_THAT(speculative_.View(kA)->tables[0], ElementsAre(1, 2));
-  plans_.Add(TrimBlocks{.branch = kA, .group = GroupIndex(0), .count = 1});
+  plans_.Add(TrimBlocks{.sequence = kA, .group = GroupIndex(0), .count = 1});
   EXPECT_TRUE(absl::IsInvalidArgument(speculative_.Apply(plans_.Take()).status()));
 }
 
 TEST_F(SpeculationTest, DropForgets) {
   Start(kA, {1}, 10);
   Step();
-  plans_.Add(DropBranch{kA});
+  plans_.Add(DropSequence{kA});
   Step();
   EXPECT_TRUE(proposer_.forgotten.contains(kA));
 }
@@ -250,20 +250,20 @@ TEST_F(SpeculationTest, Refusals) {
   const auto refused = [&](PlanOp op) {
     GroupState state(kEpoch, SpeculativeLimits(), &proposer_);
     PlanBuilder plans(kEpoch);
-    OpenBranch dependent = Opened(kB, {1});
-    dependent.dependent = true;
+    OpenSequence is_beam = Opened(kB, {1});
+    is_beam.is_beam = true;
     plans.Add(Opened(kA, {1, 2}));
-    plans.Add(dependent);
+    plans.Add(is_beam);
     std::visit([&](const auto& o) { plans.Add(o); }, op);
     return absl::IsInvalidArgument(state.Apply(plans.Take()).status());
   };
   EXPECT_TRUE(refused(Speculate{kA, 5}));  // deeper than the description says
-  EXPECT_TRUE(refused(Speculate{kB, 1}));  // dependent
+  EXPECT_TRUE(refused(Speculate{kB, 1}));  // a beam
   EXPECT_TRUE(refused(Speculate{kC, 1}));  // not open
-  EXPECT_TRUE(refused(TrimBlocks{.branch = kC, .group = GroupIndex(0), .count = 1}));
-  EXPECT_TRUE(refused(TrimBlocks{.branch = kA, .group = GroupIndex(0), .count = 1}));
-  EXPECT_TRUE(refused(TrimBlocks{.branch = kA, .group = GroupIndex(1), .count = 1}));
-  EXPECT_TRUE(refused(TrimBlocks{.branch = kA, .group = GroupIndex(0), .count = 0}));
+  EXPECT_TRUE(refused(TrimBlocks{.sequence = kC, .group = GroupIndex(0), .count = 1}));
+  EXPECT_TRUE(refused(TrimBlocks{.sequence = kA, .group = GroupIndex(0), .count = 1}));
+  EXPECT_TRUE(refused(TrimBlocks{.sequence = kA, .group = GroupIndex(1), .count = 1}));
+  EXPECT_TRUE(refused(TrimBlocks{.sequence = kA, .group = GroupIndex(0), .count = 0}));
 }
 
 TEST_F(SpeculationTest, AGuessOutsideTheVocabularyIsRefused) {
@@ -321,11 +321,11 @@ TEST(NgramIndex, GoesOnWithAPeriodAsLongAsItLasted) {
               ElementsAre(3, 1, 2, 3, 1, 2, 3));
 }
 
-TEST(NgramProposer, KeepsBranchesApartAndForgets) {
+TEST(NgramProposer, KeepsSequencesApartAndForgets) {
   NgramProposer proposer({.min_n = 1, .max_n = 2});
   const std::vector<TokenId> a = {1, 2, 1}, b = {1, 3, 1}, c = {4, 5};
-  const auto guess = [&](BranchHandle branch, const std::vector<TokenId>& tokens) {
-    std::vector<DraftRequest> requests = {{.branch = branch, .tokens = tokens, .limit = 1}};
+  const auto guess = [&](SequenceHandle sequence, const std::vector<TokenId>& tokens) {
+    std::vector<DraftRequest> requests = {{.sequence = sequence, .tokens = tokens, .limit = 1}};
     proposer.Propose(absl::MakeSpan(requests));
     return requests[0].drafts;
   };

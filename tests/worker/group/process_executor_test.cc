@@ -51,14 +51,14 @@ class Recorder final : public ExecutorRecorder {
   std::atomic<std::int64_t> lost_ns{0};
 };
 
-// One branch: a prompt, then decodes.
+// One sequence: a prompt, then decodes.
 std::vector<StepPlan> Script(Epoch epoch) {
   PlanBuilder plans(epoch);
-  OpenBranch open{.branch = BranchHandle(0), .tokens = {1, 2}, .prompt_tokens = 2};
+  OpenSequence open{.sequence = SequenceHandle(0), .tokens = {1, 2}, .prompt_tokens = 2};
   open.stop.max_tokens = 100;
   plans.Add(open);
-  plans.Grant(BranchHandle(0), {1});
-  plans.Add(Run{.branch = BranchHandle(0), .count = 2, .sample = true});
+  plans.Grant(SequenceHandle(0), {1});
+  plans.Add(Run{.sequence = SequenceHandle(0), .count = 2, .sample = true});
   std::vector<StepPlan> script = {plans.Take()};
   for (int step = 2; step <= 3; ++step) script.push_back(plans.Take());
   return script;

@@ -109,7 +109,7 @@ TEST_P(RowPartsTest, SayWhatTheWholeRowSays) {
       sampling.temperature = draw % 2 == 0 ? 0.0f : 0.25f * static_cast<float>(draw);
       sampling.seed = random();
       const auto known = RandomTokens(vocab, random), guesses = RandomTokens(vocab, random);
-      TokenPlace place{.branch = BranchIndex(draw), .output_index = std::uint32_t(round)};
+      TokenPlace place{.sequence = SequenceIndex(draw), .output_index = std::uint32_t(round)};
       if (draw >= 4) {
         const std::size_t prompt = known.size() / 2;
         place.prompt = absl::MakeConstSpan(known).first(prompt);

@@ -69,7 +69,7 @@ Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
 TokenId NaiveDraw(const std::vector<float>& row, const std::vector<TokenId>& kept,
                   const SamplingParams& p, TokenPlace place) {
   const kernels::NoiseKey key =
-      kernels::MakeNoiseKey(BranchSeed(p.seed, place.branch), place.output_index);
+      kernels::MakeNoiseKey(SequenceSeed(p.seed, place.sequence), place.output_index);
   TokenId best = -1;
   float best_score = 0;
   for (TokenId token : kept) {
@@ -98,7 +98,7 @@ class SamplerTest : public ::testing::TestWithParam<kernels::Isa> {
                                int draws) {
     std::map<TokenId, int> counts;
     for (int i = 0; i < draws; ++i) {
-      ++counts[Sample(row, sampling, {}, {BranchIndex(1), static_cast<std::uint32_t>(i)}).token];
+      ++counts[Sample(row, sampling, {}, {SequenceIndex(1), static_cast<std::uint32_t>(i)}).token];
     }
     return counts;
   }
@@ -120,17 +120,18 @@ TEST_P(SamplerTest, GreedyTakesTheLowestOfTheBest) {
 }
 
 // A choice can be asked for again by itself.
-TEST_P(SamplerTest, BranchSeedGivesTheBranchsTokens) {
-  EXPECT_EQ(BranchSeed(1234567, BranchIndex(0)), 1234567u);
-  EXPECT_EQ(BranchSeed(1234567, BranchIndex(1)), 6457827717110365317u);  // published vectors
-  EXPECT_EQ(BranchSeed(1234567, BranchIndex(2)), 3203168211198807973u);
+TEST_P(SamplerTest, SequenceSeedGivesTheSequencesTokens) {
+  EXPECT_EQ(SequenceSeed(1234567, SequenceIndex(0)), 1234567u);
+  EXPECT_EQ(SequenceSeed(1234567, SequenceIndex(1)), 6457827717110365317u);  // published vectors
+  EXPECT_EQ(SequenceSeed(1234567, SequenceIndex(2)), 3203168211198807973u);
   std::mt19937 random(5);
   const std::vector<float> row = RandomRow(1000, random, 1.0f);
   std::set<TokenId> tokens;
-  for (std::uint32_t branch = 0; branch < 8; ++branch) {
-    const BranchIndex index(branch);
+  for (std::uint32_t sequence = 0; sequence < 8; ++sequence) {
+    const SequenceIndex index(sequence);
     const TokenId token = Sample(row, {.seed = 77}, {}, {index, 3}).token;
-    EXPECT_EQ(token, Sample(row, {.seed = BranchSeed(77, index)}, {}, {BranchIndex(0), 3}).token);
+    EXPECT_EQ(token,
+              Sample(row, {.seed = SequenceSeed(77, index)}, {}, {SequenceIndex(0), 3}).token);
     tokens.insert(token);
   }
   EXPECT_GT(tokens.size(), 4u);
@@ -153,7 +154,8 @@ TEST_P(SamplerTest, EqualsTheNaiveReference) {
       p.top_p = std::vector<float>{1.0f, 0.01f, 0.5f, 0.9f, 0.999f}[random() % 5];
       p.min_p = std::vector<float>{0, 0, 0.05f, 0.3f, 0.9f}[random() % 5];
       p.seed = random();
-      const TokenPlace place{BranchIndex(random() % 4), static_cast<std::uint32_t>(random() % 99)};
+      const TokenPlace place{SequenceIndex(random() % 4),
+                             static_cast<std::uint32_t>(random() % 99)};
       const Naive naive = NaiveKept(row, p);
       if (naive.margin < 1e-6) continue;  // where rounding may decide
       ++compared;
@@ -208,7 +210,7 @@ TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
     const std::vector<TokenId> prompt = RandomTokens(random() % 20, vocab, random);
     std::vector<TokenId> output = RandomTokens(random() % 20, vocab, random);
     const std::vector<TokenId> guesses = RandomTokens(random() % 4, vocab, random);
-    const TokenPlace place{.branch = BranchIndex(random() % 3),
+    const TokenPlace place{.sequence = SequenceIndex(random() % 3),
                            .output_index = static_cast<std::uint32_t>(output.size()),
                            .prompt = prompt,
                            .output = output,
@@ -216,7 +218,7 @@ TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
     const SampledToken sampled = Sample(row, p, {.output_top = 2}, place);
     std::vector<TokenId> all = output;
     all.insert(all.end(), guesses.begin(), guesses.end());
-    const TokenPlace bare{place.branch, place.output_index};
+    const TokenPlace bare{place.sequence, place.output_index};
     const SampledToken expected =
         Sample(NaiveChanged(row, p, prompt, all), plain, {.output_top = 2}, bare);
     ASSERT_EQ(sampled.token, expected.token) << "round " << round;
@@ -333,15 +335,15 @@ TEST_P(SamplerTest, ConsecutiveTokensAreIndependent) {
   const std::vector<float> row(3, 0.0f);
   const SamplingParams p{.seed = 3};
   constexpr std::uint32_t kDraws = 18000;
-  const auto draw = [&](std::uint32_t branch, std::uint32_t index) {
-    return Sample(row, p, {}, {BranchIndex(branch), index}).token;
+  const auto draw = [&](std::uint32_t sequence, std::uint32_t index) {
+    return Sample(row, p, {}, {SequenceIndex(sequence), index}).token;
   };
-  int by_index[9] = {}, by_branch[9] = {};
+  int by_index[9] = {}, by_sequence[9] = {};
   for (std::uint32_t i = 0; i < kDraws; ++i) {
     ++by_index[draw(0, 2 * i) * 3 + draw(0, 2 * i + 1)];
-    ++by_branch[draw(2 * i, 7) * 3 + draw(2 * i + 1, 7)];
+    ++by_sequence[draw(2 * i, 7) * 3 + draw(2 * i + 1, 7)];
   }
-  for (const int* table : {by_index, by_branch}) {
+  for (const int* table : {by_index, by_sequence}) {
     double chi_square = 0;
     for (int cell = 0; cell < 9; ++cell) chi_square += std::pow(table[cell] - 2000.0, 2) / 2000.0;
     EXPECT_LT(chi_square, 31.83);

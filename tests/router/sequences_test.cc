@@ -16,16 +16,16 @@ namespace {
 
 // docs/api.md gives the formula to clients: SplitMix64, whose first outputs for
 // seed 0 are published.
-TEST(BranchSeed, IsTheDocumentedOne) {
-  EXPECT_EQ(BranchSeed(0, BranchIndex(0)), 0u);
-  EXPECT_EQ(BranchSeed(0, BranchIndex(1)), 0xE220A8397B1DCDAFu);
-  EXPECT_EQ(BranchSeed(0, BranchIndex(2)), 0x6E789E6AA1B965F4u);
-  EXPECT_EQ(BranchSeed(7, BranchIndex(0)), 7u);
+TEST(SequenceSeed, IsTheDocumentedOne) {
+  EXPECT_EQ(SequenceSeed(0, SequenceIndex(0)), 0u);
+  EXPECT_EQ(SequenceSeed(0, SequenceIndex(1)), 0xE220A8397B1DCDAFu);
+  EXPECT_EQ(SequenceSeed(0, SequenceIndex(2)), 0x6E789E6AA1B965F4u);
+  EXPECT_EQ(SequenceSeed(7, SequenceIndex(0)), 7u);
 }
 
-class BranchesTest : public ServiceTest {
+class SequencesTest : public ServiceTest {
  protected:
-  FakeBranch Say(const std::string& text, float logprob = -0.5f, float score = 0) {
+  FakeSequence Say(const std::string& text, float logprob = -0.5f, float score = 0) {
     return {*tokenizer_->Encode(text), logprob, score};
   }
   static ApiRequest Api(std::int64_t n, std::optional<std::int64_t> best_of = std::nullopt) {
@@ -45,10 +45,10 @@ class BranchesTest : public ServiceTest {
   Recorder recorder_;
 };
 
-TEST_F(BranchesTest, ChoicesGrowTogether) {
+TEST_F(SequencesTest, ChoicesGrowTogether) {
   FakeEngine engine(Manual());
   Make(&engine);
-  engine.Script({.branches = {Say("one two"), Say("three"), Say("four five six")}});
+  engine.Script({.sequences = {Say("one two"), Say("three"), Say("four five six")}});
   auto generation = Start(Api(3), &recorder_);
   dispatcher_.RunOne();  // encoded
   Step(engine);          // accepted
@@ -64,14 +64,14 @@ TEST_F(BranchesTest, ChoicesGrowTogether) {
   for (const ChoiceEnd& end : recorder_.ends) EXPECT_FALSE(end.score.has_value());
   EXPECT_EQ(recorder_.end.usage.output_tokens, 6u);
   EXPECT_EQ(recorder_.end.usage.prompt_tokens, 3u);
-  EXPECT_EQ(engine.submitted()[0].branches, 3u);
+  EXPECT_EQ(engine.submitted()[0].sequences, 3u);
   EXPECT_FALSE(engine.submitted()[0].beam.has_value());
 }
 
-TEST_F(BranchesTest, AStopStringEndsItsChoiceAlone) {
+TEST_F(SequencesTest, AStopStringEndsItsChoiceAlone) {
   FakeEngine engine(Manual());
   Make(&engine);
-  engine.Script({.branches = {Say("one two three four"), Say("one END two three four")}});
+  engine.Script({.sequences = {Say("one two three four"), Say("one END two three four")}});
   ApiRequest api = Api(2);
   api.stop = {" END"};
   auto generation = Start(std::move(api), &recorder_);
@@ -82,7 +82,7 @@ TEST_F(BranchesTest, AStopStringEndsItsChoiceAlone) {
   EXPECT_EQ(recorder_.texts[0], "one two three four");
   EXPECT_EQ(recorder_.texts[1], "one");
   ASSERT_EQ(engine.cancelled().size(), 1u);
-  EXPECT_EQ(engine.cancelled()[0].branch, BranchIndex(1));
+  EXPECT_EQ(engine.cancelled()[0].sequence, SequenceIndex(1));
   ASSERT_EQ(recorder_.ends.size(), 2u);
   EXPECT_EQ(recorder_.ends[0].choice, 1u);
   EXPECT_EQ(recorder_.ends[0].stop_string, " END");
@@ -91,10 +91,10 @@ TEST_F(BranchesTest, AStopStringEndsItsChoiceAlone) {
 
 // What comes before min_tokens is not looked at, not even as the beginning of a stop
 // string that ends later.
-TEST_F(BranchesTest, StopStringsWaitForMinTokens) {
+TEST_F(SequencesTest, StopStringsWaitForMinTokens) {
   FakeEngine engine(Manual());
   Make(&engine);
-  engine.Script({.branches = {Say("one two three two five"), Say("one two three four five")}});
+  engine.Script({.sequences = {Say("one two three two five"), Say("one two three four five")}});
   ApiRequest api = Api(2);
   api.stop = {" two", "three four"};
   api.min_tokens = 3;
@@ -109,7 +109,7 @@ TEST_F(BranchesTest, StopStringsWaitForMinTokens) {
 }
 
 // The engine goes before it hears that a stop string has ended the answer.
-TEST_F(BranchesTest, AWholeAnswerIsNotLostWithItsEngine) {
+TEST_F(SequencesTest, AWholeAnswerIsNotLostWithItsEngine) {
   MovingEngine engine({*tokenizer_->Encode("one two three four"),
                        *tokenizer_->Encode("five six seven two eight nine")},
                       3);
@@ -124,11 +124,11 @@ TEST_F(BranchesTest, AWholeAnswerIsNotLostWithItsEngine) {
   EXPECT_EQ(recorder_.texts[1], "five six");
 }
 
-TEST_F(BranchesTest, TheBestComeAtTheEndBestFirst) {
+TEST_F(SequencesTest, TheBestComeAtTheEndBestFirst) {
   FakeEngine engine(Manual());
   Make(&engine);
   engine.Script(
-      {.branches = {Say("zero", -3), Say("one and more", -1), Say("two", -2), Say("three", -1)}});
+      {.sequences = {Say("zero", -3), Say("one and more", -1), Say("two", -2), Say("three", -1)}});
   auto generation = Start(Api(2, 4), &recorder_);
   dispatcher_.RunOne();
   Step(engine);
@@ -149,10 +149,10 @@ TEST_F(BranchesTest, TheBestComeAtTheEndBestFirst) {
   EXPECT_EQ(recorder_.end.usage.output_tokens, 6u) << "those not returned are charged too";
 }
 
-TEST_F(BranchesTest, AStopStringCutsWhatIsRanked) {
+TEST_F(SequencesTest, AStopStringCutsWhatIsRanked) {
   FakeEngine engine(Manual());
   Make(&engine);
-  engine.Script({.branches = {Say("zero", -2), Say("one END two", -1)}});
+  engine.Script({.sequences = {Say("zero", -2), Say("one END two", -1)}});
   ApiRequest api = Api(1, 2);
   api.stop = {" END"};
   auto generation = Start(std::move(api), &recorder_);
@@ -166,10 +166,10 @@ TEST_F(BranchesTest, AStopStringCutsWhatIsRanked) {
   EXPECT_EQ(recorder_.ends[0].score, -1.0f);
 }
 
-TEST_F(BranchesTest, BestOfAsManyAsComeBackIsNotHeld) {
+TEST_F(SequencesTest, BestOfAsManyAsComeBackIsNotHeld) {
   FakeEngine engine(Manual());
   Make(&engine);
-  engine.Script({.branches = {Say("zero", -3), Say("one", -1)}});
+  engine.Script({.sequences = {Say("zero", -3), Say("one", -1)}});
   auto generation = Start(Api(2, 2), &recorder_);
   dispatcher_.RunOne();
   Step(engine);
@@ -182,7 +182,7 @@ TEST_F(BranchesTest, BestOfAsManyAsComeBackIsNotHeld) {
   EXPECT_EQ(recorder_.ends[0].score, -3.0f);
 }
 
-TEST_F(BranchesTest, WithoutTokensThereIsNoScore) {
+TEST_F(SequencesTest, WithoutTokensThereIsNoScore) {
   FakeEngine engine(Manual());
   Make(&engine);
   ApiRequest api = Api(2, 3);
@@ -196,10 +196,10 @@ TEST_F(BranchesTest, WithoutTokensThereIsNoScore) {
   EXPECT_FALSE(recorder_.ends[1].score.has_value());
 }
 
-TEST_F(BranchesTest, AnAbortHandsOutTheBestSoFar) {
+TEST_F(SequencesTest, AnAbortHandsOutTheBestSoFar) {
   FakeEngine engine(Manual());
   Make(&engine);
-  engine.Script({.branches = {Say("one two three", -2), Say("four five six", -1), Say("x", -9)}});
+  engine.Script({.sequences = {Say("one two three", -2), Say("four five six", -1), Say("x", -9)}});
   auto generation = Start(Api(2, 3), &recorder_);
   dispatcher_.RunOne();
   Step(engine);
@@ -213,7 +213,7 @@ TEST_F(BranchesTest, AnAbortHandsOutTheBestSoFar) {
   EXPECT_EQ(recorder_.end.usage.output_tokens, 3u);
 }
 
-TEST_F(BranchesTest, AFailureHandsOutNothingThatWasHeld) {
+TEST_F(SequencesTest, AFailureHandsOutNothingThatWasHeld) {
   FakeEngine engine(Manual());
   Make(&engine);
   engine.Script({.error = absl::InternalError("lost"), .error_at = 2});
@@ -226,7 +226,7 @@ TEST_F(BranchesTest, AFailureHandsOutNothingThatWasHeld) {
   EXPECT_TRUE(recorder_.ends.empty());
 }
 
-TEST_F(BranchesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
+TEST_F(SequencesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
   struct Probe : RouterProbe {
     void OnCancelled(CancelledBy by) override { deadlines += by == CancelledBy::kDeadline ? 1 : 0; }
     int deadlines = 0;
@@ -234,8 +234,8 @@ TEST_F(BranchesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
   probe_ = &probe;
   FakeEngine engine(Manual());
   Make(&engine);
-  const FakeBranch late{.reason = FinishReason::kDeadline};
-  engine.Script({.branches = {late, late}});
+  const FakeSequence late{.reason = FinishReason::kDeadline};
+  engine.Script({.sequences = {late, late}});
   ApiRequest api = Api(2);
   api.use_beam_search = true;
   auto generation = Start(std::move(api), &recorder_);
@@ -248,7 +248,7 @@ TEST_F(BranchesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
   EXPECT_FALSE(recorder_.ends[1].score.has_value());
 }
 
-TEST_F(BranchesTest, BestOfIsReplayedFromWhatEachBranchHad) {
+TEST_F(SequencesTest, BestOfIsReplayedFromWhatEachSequenceHad) {
   MovingEngine engine({*tokenizer_->Encode("a b c d e f g"), *tokenizer_->Encode("h i j k")}, 3);
   Make(&engine);
   auto generation = Start(Api(1, 2), &recorder_);
@@ -262,7 +262,7 @@ TEST_F(BranchesTest, BestOfIsReplayedFromWhatEachBranchHad) {
   EXPECT_EQ(engine.submitted[2].output_prefix[1].size(), 4u);
 }
 
-TEST_F(BranchesTest, BeamsCarryTheEnginesScoresAndUsage) {
+TEST_F(SequencesTest, BeamsCarryTheEnginesScoresAndUsage) {
   MovingEngine engine({*tokenizer_->Encode("a b"), *tokenizer_->Encode("c d e")}, 0);
   Make(&engine);
   ApiRequest api = Api(2, 5);
@@ -281,12 +281,12 @@ TEST_F(BranchesTest, BeamsCarryTheEnginesScoresAndUsage) {
   ASSERT_EQ(engine.submitted.size(), 2u);
   for (const TokenizedRequest& request : engine.submitted) {
     EXPECT_TRUE(request.output_prefix.empty());
-    EXPECT_EQ(request.branches, 2u);
+    EXPECT_EQ(request.sequences, 2u);
     EXPECT_EQ(request.beam, (BeamOptions{5, 0.5f, BeamOptions::EarlyStopping::kNever}));
   }
 }
 
-TEST_F(BranchesTest, BeamsAreCancelledAsAWhole) {
+TEST_F(SequencesTest, BeamsAreCancelledAsAWhole) {
   FakeEngine engine(Manual());
   Make(&engine);
   ApiRequest api = Api(2, 3);
@@ -296,22 +296,22 @@ TEST_F(BranchesTest, BeamsAreCancelledAsAWhole) {
   Step(engine);
   generation.reset();
   ASSERT_EQ(engine.cancelled().size(), 1u);
-  EXPECT_FALSE(engine.cancelled()[0].branch.has_value());
+  EXPECT_FALSE(engine.cancelled()[0].sequence.has_value());
 }
 
 // Over HTTP.
-class HttpBranchesTest : public HttpTest {
+class HttpSequencesTest : public HttpTest {
  protected:
-  FakeBranch Say(const std::string& text, float logprob = -0.5f, float score = 0) {
-    FakeBranch branch{text_.Encode(text), logprob, score};
-    branch.tokens.push_back(text_.config.eos_id);
-    return branch;
+  FakeSequence Say(const std::string& text, float logprob = -0.5f, float score = 0) {
+    FakeSequence sequence{text_.Encode(text), logprob, score};
+    sequence.tokens.push_back(text_.config.eos_id);
+    return sequence;
   }
 };
 
-TEST_F(HttpBranchesTest, ChatWithSeveralChoices) {
+TEST_F(HttpSequencesTest, ChatWithSeveralChoices) {
   Serve();
-  engine_->Script({.branches = {Say("Paris."), Say("It is Paris."), Say("France!")}});
+  engine_->Script({.sequences = {Say("Paris."), Say("It is Paris."), Say("France!")}});
   const json body = Chat(R"(,"n":3,"logprobs":true,"return_token_ids":true)").json();
   ASSERT_EQ(body["choices"].size(), 3u);
   std::size_t tokens = 0;
@@ -330,9 +330,9 @@ TEST_F(HttpBranchesTest, ChatWithSeveralChoices) {
   EXPECT_EQ(body["usage"]["prompt_tokens"], engine_->submitted()[0].prompt.size());
 }
 
-TEST_F(HttpBranchesTest, StreamedChoicesCarryTheirIndex) {
+TEST_F(HttpSequencesTest, StreamedChoicesCarryTheirIndex) {
   Serve();
-  engine_->Script({.branches = {Say("one two three"), Say("four")}});
+  engine_->Script({.sequences = {Say("one two three"), Say("four")}});
   const auto events =
       Chat(R"(,"n":2,"stream":true,"stream_options":{"include_usage":true})").events();
   std::map<int, std::string> texts;
@@ -353,10 +353,10 @@ TEST_F(HttpBranchesTest, StreamedChoicesCarryTheirIndex) {
   EXPECT_EQ(events.back(), "[DONE]");
 }
 
-TEST_F(HttpBranchesTest, ChoicesOfSeveralPromptsAreNumberedOn) {
+TEST_F(HttpSequencesTest, ChoicesOfSeveralPromptsAreNumberedOn) {
   Serve();
-  engine_->Script({.branches = {Say("a"), Say("b")}});
-  engine_->Script({.branches = {Say("c"), Say("d")}});
+  engine_->Script({.sequences = {Say("a"), Say("b")}});
+  engine_->Script({.sequences = {Say("c"), Say("d")}});
   const std::string request = R"({"model":"m","prompt":[[1],[2]],"n":2,"max_tokens":9)";
   const json body = Post("/v1/completions", request + "}").json();
   ASSERT_EQ(body["choices"].size(), 4u);
@@ -367,8 +367,8 @@ TEST_F(HttpBranchesTest, ChoicesOfSeveralPromptsAreNumberedOn) {
   EXPECT_EQ(body["usage"]["prompt_tokens"], 2);
   EXPECT_EQ(body["usage"]["completion_tokens"], 8);
 
-  engine_->Script({.branches = {Say("a"), Say("b")}});
-  engine_->Script({.branches = {Say("c"), Say("d")}});
+  engine_->Script({.sequences = {Say("a"), Say("b")}});
+  engine_->Script({.sequences = {Say("c"), Say("d")}});
   std::map<int, std::string> texts;
   for (const std::string& event :
        Post("/v1/completions", request + R"(,"stream":true})").events()) {
@@ -379,9 +379,9 @@ TEST_F(HttpBranchesTest, ChoicesOfSeveralPromptsAreNumberedOn) {
   EXPECT_EQ(texts, (std::map<int, std::string>{{0, "a"}, {1, "b"}, {2, "c"}, {3, "d"}}));
 }
 
-TEST_F(HttpBranchesTest, EchoIsPartOfEachChoice) {
+TEST_F(HttpSequencesTest, EchoIsPartOfEachChoice) {
   Serve();
-  engine_->Script({.branches = {Say(" a"), Say(" b")}});
+  engine_->Script({.sequences = {Say(" a"), Say(" b")}});
   const json body = Complete(R"(,"n":2,"echo":true,"logprobs":0)").json();
   EXPECT_EQ(body["choices"][0]["text"], "hi a");
   EXPECT_EQ(body["choices"][1]["text"], "hi b");
@@ -390,10 +390,10 @@ TEST_F(HttpBranchesTest, EchoIsPartOfEachChoice) {
   EXPECT_EQ(body["choices"][1]["logprobs"]["tokens"][0], "hi");
 }
 
-TEST_F(HttpBranchesTest, BestOfOnBothEndpoints) {
+TEST_F(HttpSequencesTest, BestOfOnBothEndpoints) {
   Serve();
   for (const bool chat : {false, true}) {
-    engine_->Script({.branches = {Say("bad", -2), Say("good", -0.25f), Say("fair", -1)}});
+    engine_->Script({.sequences = {Say("bad", -2), Say("good", -0.25f), Say("fair", -1)}});
     const std::string more = R"(,"n":2,"best_of":3)";
     const json body = (chat ? Chat(more) : Complete(more)).json();
     ASSERT_EQ(body["choices"].size(), 2u);
@@ -405,19 +405,19 @@ TEST_F(HttpBranchesTest, BestOfOnBothEndpoints) {
   }
 }
 
-TEST_F(HttpBranchesTest, BeamSearchWholeAndStreamed) {
+TEST_F(HttpSequencesTest, BeamSearchWholeAndStreamed) {
   Serve();
   const std::string more = R"(,"use_beam_search":true,"best_of":4,"n":2,"length_penalty":0)";
-  engine_->Script({.branches = {Say("best", -1, -0.5f), Say("second", -1, -0.75f)}});
+  engine_->Script({.sequences = {Say("best", -1, -0.5f), Say("second", -1, -0.75f)}});
   const json body = Complete(more).json();
   ASSERT_EQ(body["choices"].size(), 2u) << body;
   EXPECT_EQ(body["choices"][0]["text"], "best");
   EXPECT_EQ(body["choices"][0]["score"], -0.5);
   EXPECT_EQ(body["choices"][1]["score"], -0.75);
   EXPECT_EQ(engine_->submitted()[0].beam, (BeamOptions{4, 0.0f}));
-  EXPECT_EQ(engine_->submitted()[0].branches, 2u);
+  EXPECT_EQ(engine_->submitted()[0].sequences, 2u);
 
-  engine_->Script({.branches = {Say("best", -1, -0.5f), Say("second", -1, -0.75f)}});
+  engine_->Script({.sequences = {Say("best", -1, -0.5f), Say("second", -1, -0.75f)}});
   std::map<int, double> scores;
   for (const std::string& event : Complete(more + R"(,"stream":true)").events()) {
     if (event == "[DONE]") break;
@@ -428,7 +428,7 @@ TEST_F(HttpBranchesTest, BeamSearchWholeAndStreamed) {
   EXPECT_EQ(scores, (std::map<int, double>{{0, -0.5}, {1, -0.75}}));
 }
 
-TEST_F(HttpBranchesTest, RefusalsNameFieldAndLimit) {
+TEST_F(HttpSequencesTest, RefusalsNameFieldAndLimit) {
   Serve();
   for (const auto& [more, field] : std::vector<std::pair<std::string, std::string>>{
            {R"(,"n":9)", "n"},

@@ -1,4 +1,4 @@
-// Requests with several branches: shared blocks, copies on write, preemption as
+// Requests with several sequences: shared blocks, copies on write, preemption as
 // a whole, and beams by block-table operations alone.
 #include <map>
 #include <set>
@@ -24,41 +24,41 @@ ExecutorDescription Group(std::uint32_t block_tokens, std::uint32_t blocks) {
   return group;
 }
 
-// Tokens of each branch, as events told them.
-std::map<std::uint32_t, std::vector<TokenId>> TokensByBranch(CoreHarness& harness,
-                                                             std::uint64_t id) {
+// Tokens of each sequence, as events told them.
+std::map<std::uint32_t, std::vector<TokenId>> TokensBySequence(CoreHarness& harness,
+                                                               std::uint64_t id) {
   std::map<std::uint32_t, std::vector<TokenId>> tokens;
   for (const EngineEvent& event : harness.events[id]) {
     if (const auto* token = std::get_if<TokenEvent>(&event)) {
-      tokens[token->branch.value()].push_back(token->token);
+      tokens[token->sequence.value()].push_back(token->token);
     }
   }
   return tokens;
 }
 
-std::vector<BranchEnd> BranchEnds(CoreHarness& harness, std::uint64_t id) {
-  std::vector<BranchEnd> ends;
+std::vector<SequenceEnd> SequenceEnds(CoreHarness& harness, std::uint64_t id) {
+  std::vector<SequenceEnd> ends;
   for (const EngineEvent& event : harness.events[id]) {
-    if (const auto* end = std::get_if<BranchEnd>(&event)) ends.push_back(*end);
+    if (const auto* end = std::get_if<SequenceEnd>(&event)) ends.push_back(*end);
   }
   return ends;
 }
 
-TEST(Branches, ShareThePromptAndCopyItsLastBlock) {
+TEST(Sequences, ShareThePromptAndCopyItsLastBlock) {
   CoreHarness harness({.prefix_cache = false}, Group(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 6);
-  request.branches = 3;
+  request.sequences = 3;
   harness.core.Admit(0, request);
   harness.Plan();
-  // The prompt is computed once, by the first branch.
-  EXPECT_THAT(CoreHarness::OpsOf<OpenBranch>(harness.plans[0]), SizeIs(1));
+  // The prompt is computed once, by the first sequence.
+  EXPECT_THAT(CoreHarness::OpsOf<OpenSequence>(harness.plans[0]), SizeIs(1));
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 3u);
   harness.Plan();
   // The others know ten of its positions: two blocks are shared, the third is
   // copied, and they run the last token of the prompt themselves.
-  const auto forks = CoreHarness::OpsOf<ForkBranch>(harness.plans[1]);
+  const auto forks = CoreHarness::OpsOf<ForkSequence>(harness.plans[1]);
   ASSERT_THAT(forks, SizeIs(2));
-  for (const ForkBranch& fork : forks) {
+  for (const ForkSequence& fork : forks) {
     EXPECT_EQ(fork.length, 10u);
     EXPECT_THAT(fork.tokens, ElementsAre(request.prompt[10]));
     EXPECT_THAT(fork.copies, SizeIs(1));
@@ -67,12 +67,12 @@ TEST(Branches, ShareThePromptAndCopyItsLastBlock) {
   EXPECT_EQ(harness.core.Snapshot().counters.block_copies, 2u);
   while (!harness.plans.empty()) harness.Answer();
   harness.RunAll();
-  const auto tokens = TokensByBranch(harness, 1);
+  const auto tokens = TokensBySequence(harness, 1);
   for (std::uint32_t i = 0; i < 3; ++i) {
     ASSERT_THAT(tokens.at(i), SizeIs(6));
     for (std::uint32_t at = 0; at < 6; ++at) {
       EXPECT_EQ(tokens.at(i)[at],
-                FakeToken(BranchSeed(1, BranchIndex(i)), BranchIndex(0), at, 1000));
+                FakeToken(SequenceSeed(1, SequenceIndex(i)), SequenceIndex(0), at, 1000));
     }
   }
   EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 18u);
@@ -80,39 +80,39 @@ TEST(Branches, ShareThePromptAndCopyItsLastBlock) {
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
 }
 
-TEST(Branches, OneThatEndsLeavesTheOthersTheirBlocks) {
+TEST(Sequences, OneThatEndsLeavesTheOthersTheirBlocks) {
   CoreHarness harness({.prefix_cache = false}, Group(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 20);
-  request.branches = 2;
+  request.sequences = 2;
   harness.core.Admit(0, request);
   for (int i = 0; i < 4; ++i) {
     harness.Plan();
     harness.Answer();
   }
-  harness.core.Cancel({.request = request.id, .branch = BranchIndex(0), .keep_tokens = 1});
+  harness.core.Cancel({.request = request.id, .sequence = SequenceIndex(0), .keep_tokens = 1});
   EXPECT_EQ(harness.core.CheckInvariants(), absl::OkStatus());
   harness.RunAll();
-  const std::vector<BranchEnd> ends = BranchEnds(harness, 1);
+  const std::vector<SequenceEnd> ends = SequenceEnds(harness, 1);
   ASSERT_THAT(ends, SizeIs(2));
   EXPECT_EQ(ends[0].reason, FinishReason::kCancelled);
   EXPECT_EQ(ends[1].reason, FinishReason::kLength);
   EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 21u);
 }
 
-// The first branch ends before another had a block to begin with: a new one
+// The first sequence ends before another had a block to begin with: a new one
 // computes the prompt.
-TEST(Branches, APendingBranchOutlivesItsParent) {
+TEST(Sequences, APendingSequenceOutlivesItsParent) {
   CoreHarness harness({.prefix_cache = false}, Group(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 5);
-  request.branches = 3;
+  request.sequences = 3;
   harness.core.Admit(0, request);
   harness.Plan();
-  harness.core.Cancel({.request = request.id, .branch = BranchIndex(0), .keep_tokens = 0});
+  harness.core.Cancel({.request = request.id, .sequence = SequenceIndex(0), .keep_tokens = 0});
   EXPECT_EQ(harness.core.CheckInvariants(), absl::OkStatus());
   harness.Plan();
   while (!harness.plans.empty()) harness.Answer();
   harness.RunAll();
-  const auto tokens = TokensByBranch(harness, 1);
+  const auto tokens = TokensBySequence(harness, 1);
   EXPECT_EQ(tokens.count(0), 0u);
   EXPECT_THAT(tokens.at(1), SizeIs(5));
   EXPECT_THAT(tokens.at(2), SizeIs(5));
@@ -120,12 +120,12 @@ TEST(Branches, APendingBranchOutlivesItsParent) {
 }
 
 // Preempted and resumed as a whole; what they had in common is shared again.
-TEST(Branches, ArePreemptedAndResumedTogether) {
+TEST(Sequences, ArePreemptedAndResumedTogether) {
   CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0, .prefix_cache = false},
                       Group(4, 12));
   harness.Admit(1, 8, 24);
   TokenizedRequest request = CoreHarness::Request(2, 9, 12);
-  request.branches = 2;
+  request.sequences = 2;
   harness.core.Admit(0, request);
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 24u);
@@ -137,12 +137,12 @@ TEST(Branches, ArePreemptedAndResumedTogether) {
   EXPECT_EQ(harness.EndOf(2)->usage.preemptions, counters.preemptions);
 }
 
-TEST(Branches, ARequestWaitsUntilAllItsBranchesCanRun) {
+TEST(Sequences, ARequestWaitsUntilAllItsSequencesCanRun) {
   CoreHarness harness({.max_seqs = 4}, Group(4, 100));
   harness.Admit(1, 4, 30);
   harness.Admit(2, 4, 30);
   TokenizedRequest request = CoreHarness::Request(3, 4, 3);
-  request.branches = 3;
+  request.sequences = 3;
   harness.core.Admit(0, request);
   harness.Plan();
   EXPECT_EQ(harness.core.Snapshot().load.running_requests, 2u);
@@ -158,7 +158,7 @@ TokenizedRequest BeamRequest(std::uint64_t id, std::uint32_t prompt_tokens,
                              std::uint32_t max_tokens, std::uint32_t beams) {
   TokenizedRequest request = CoreHarness::Request(id, prompt_tokens, max_tokens);
   request.beam = BeamOptions{.beams = beams};
-  request.branches = beams;
+  request.sequences = beams;
   return request;
 }
 
@@ -171,26 +171,26 @@ TEST(Beams, AreForkedAndDroppedByTheirTables) {
   harness.Answer();
   harness.Plan();
   const StepPlan plan = harness.plans[0];
-  // The first beam goes on in its branch, two are forked at the end of the prompt.
-  const auto forks = CoreHarness::OpsOf<ForkBranch>(plan);
+  // The first beam goes on in its sequence, two are forked at the end of the prompt.
+  const auto forks = CoreHarness::OpsOf<ForkSequence>(plan);
   ASSERT_THAT(forks, SizeIs(2));
   EXPECT_EQ(forks[0].length, 10u);
   EXPECT_THAT(forks[0].copies, SizeIs(1));
   const auto runs = CoreHarness::OpsOf<PlanRun>(plan);
   ASSERT_THAT(runs, SizeIs(3));
-  std::map<BranchHandle, std::size_t> appended;
-  for (const PlanRun& run : runs) appended[run.branch] = run.append.size();
+  std::map<SequenceHandle, std::size_t> appended;
+  for (const PlanRun& run : runs) appended[run.sequence] = run.append.size();
   EXPECT_EQ(appended[forks[0].parent], 1u);  // told its token; forks bring theirs
   EXPECT_EQ(appended[forks[0].child], 0u);
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 5u);
   harness.Answer();
   harness.RunAll();
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
-  const std::vector<BranchEnd> ends = BranchEnds(harness, 1);
+  const std::vector<SequenceEnd> ends = SequenceEnds(harness, 1);
   ASSERT_THAT(ends, SizeIs(3));
   EXPECT_GE(ends[0].score, ends[1].score);
   EXPECT_GE(ends[1].score, ends[2].score);
-  EXPECT_THAT(TokensByBranch(harness, 1).at(0), SizeIs(6));
+  EXPECT_THAT(TokensBySequence(harness, 1).at(0), SizeIs(6));
 }
 
 // Others decode in every step; beams in every second one, as each waits for its
@@ -214,19 +214,19 @@ TEST(Beams, AnAnswerThatNobodyWantsIsLeftOut) {
   CoreHarness harness({}, Group(4, 100));
   harness.core.Admit(0, BeamRequest(1, 4, 5, 3));
   harness.Plan();
-  harness.core.Cancel({.request = {1, 1}, .branch = BranchIndex(1)});
+  harness.core.Cancel({.request = {1, 1}, .sequence = SequenceIndex(1)});
   harness.Answer();
   harness.RunAll();
-  const auto tokens = TokensByBranch(harness, 1);
+  const auto tokens = TokensBySequence(harness, 1);
   EXPECT_EQ(tokens.count(1), 0u);
   EXPECT_THAT(tokens.at(0), SizeIs(5));
-  EXPECT_THAT(BranchEnds(harness, 1), SizeIs(3));
+  EXPECT_THAT(SequenceEnds(harness, 1), SizeIs(3));
   EXPECT_TRUE(harness.EndOf(1)->status.ok());
 
   harness.core.Admit(0, BeamRequest(2, 4, 5, 2));
   harness.Plan();
-  harness.core.Cancel({.request = {1, 2}, .branch = BranchIndex(1)});
-  harness.core.Cancel({.request = {1, 2}, .branch = BranchIndex(0)});
+  harness.core.Cancel({.request = {1, 2}, .sequence = SequenceIndex(1)});
+  harness.core.Cancel({.request = {1, 2}, .sequence = SequenceIndex(0)});
   harness.TakeEvents();
   EXPECT_TRUE(harness.EndOf(2).has_value());
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 0u);
@@ -247,10 +247,10 @@ TEST(Beams, ALostGroupChangesNothing) {
     for (int step = 0; step < 2 + i && harness.Plan() == Hold::kNone; ++step) harness.Answer();
   }
   harness.RunAll();
-  EXPECT_EQ(TokensByBranch(harness, 1), TokensByBranch(undisturbed, 1));
+  EXPECT_EQ(TokensBySequence(harness, 1), TokensBySequence(undisturbed, 1));
 }
 
-// BeamSearch alone: an invented model of four tokens, the last ends a sequence.
+// BeamSearch alone: an invented model of four tokens, the last ends a hypothesis.
 class Search {
  public:
   explicit Search(const BeamOptions& options, std::uint32_t max_tokens)
@@ -269,7 +269,7 @@ class Search {
     }
     return beams_ = next;
   }
-  const std::vector<BeamSearch::Sequence>& best() const { return search_.best(); }
+  const std::vector<BeamSearch::Hypothesis>& best() const { return search_.best(); }
 
  private:
   BeamSearch search_;

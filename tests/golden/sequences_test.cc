@@ -1,6 +1,6 @@
-// Requests with several branches on the real model: beam search against HF
+// Requests with several sequences on the real model: beam search against HF
 // transformers (tests/data/smollm2/beam.jsonl), and parallel sampling against
-// requests of one branch with the derived seeds. At the Engine seam, all of it in
+// requests of one sequence with the derived seeds. At the Engine seam, all of it in
 // one batch, with the pool large and so small that requests are preempted.
 #include <cstdio>
 #include <string>
@@ -41,8 +41,8 @@ std::vector<BeamCase> ReadBeams() {
     beam.request.id = {1, cases.size()};
     beam.request.prompt = line["prompt_ids"].get<std::vector<TokenId>>();
     beam.request.stop = {{kImEnd}, line["max_new_tokens"].get<std::uint32_t>()};
-    beam.request.branches = line["num_beams"].get<std::uint32_t>();
-    beam.request.beam = BeamOptions{.beams = beam.request.branches,
+    beam.request.sequences = line["num_beams"].get<std::uint32_t>();
+    beam.request.beam = BeamOptions{.beams = beam.request.sequences,
                                     .length_penalty = line["length_penalty"].get<float>(),
                                     .early_stopping = EarlyStopping(line["early_stopping"])};
     beam.sequences = line["sequences"].get<std::vector<std::vector<TokenId>>>();
@@ -72,11 +72,11 @@ void ExpectBeamsEqualReference(EngineRunner& runner) {
   const std::vector<Answer> answers = runner.Run(requests);
   for (std::size_t b = 0; b < beams.size(); ++b) {
     ASSERT_TRUE(answers[b].status.ok()) << answers[b].status;
-    ASSERT_EQ(answers[b].branches.size(), beams[b].sequences.size());
+    ASSERT_EQ(answers[b].sequences.size(), beams[b].sequences.size());
     for (std::size_t i = 0; i < beams[b].sequences.size(); ++i) {
-      EXPECT_EQ(answers[b].branches[i].ids(), beams[b].sequences[i])
+      EXPECT_EQ(answers[b].sequences[i].ids(), beams[b].sequences[i])
           << "case " << b << " beam " << i;
-      EXPECT_NEAR(answers[b].branches[i].score, beams[b].scores[i], 1e-3);
+      EXPECT_NEAR(answers[b].sequences[i].score, beams[b].scores[i], 1e-3);
     }
   }
 }
@@ -90,7 +90,7 @@ EngineRunner::Options Options(Recipe recipe, kernels::KvFormat format, std::uint
   return options;
 }
 
-TEST(BranchesTest, BeamSearchIsTheReference) {
+TEST(SequencesTest, BeamSearchIsTheReference) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
   EngineRunner runner(file, Options(Recipe::kFp32, kernels::KvFormat::kF32, 1024));
@@ -98,7 +98,7 @@ TEST(BranchesTest, BeamSearchIsTheReference) {
   EXPECT_EQ(runner.engine().Load().blocks_used, 0u);
 }
 
-TEST(BranchesTest, BeamsThatArePreemptedFindTheSame) {
+TEST(SequencesTest, BeamsThatArePreemptedFindTheSame) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
   EngineRunner runner(file, Options(Recipe::kFp32, kernels::KvFormat::kF32, 40));
@@ -106,9 +106,9 @@ TEST(BranchesTest, BeamsThatArePreemptedFindTheSame) {
   EXPECT_GT(runner.engine().probe().Read().core.counters.preemptions, 0u);
 }
 
-// Choice i of a request is what a request with BranchSeed(seed, i) gives, to the
+// Choice i of a request is what a request with SequenceSeed(seed, i) gives, to the
 // last bit, in any company.
-TEST(BranchesTest, BranchesEqualRequestsOfTheirSeeds) {
+TEST(SequencesTest, SequencesEqualRequestsOfTheirSeeds) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
   const std::vector<BeamCase> sources = ReadBeams();
@@ -118,12 +118,12 @@ TEST(BranchesTest, BranchesEqualRequestsOfTheirSeeds) {
     // Prompts that end inside a block, at its end and after its first token.
     request.prompt.resize(request.prompt.size() / 16 * 16 + (n == 5 ? 7 : n % 3));
     request.logprobs.output_top = 3;
-    request.branches = n;
+    request.sequences = n;
     wide.push_back(request);
     for (std::uint32_t i = 0; i < n; ++i) {
       request.id = {2, n * 10 + i};
-      request.branches = 1;
-      request.sampling.seed = BranchSeed(1000 + n, BranchIndex(i));
+      request.sequences = 1;
+      request.sampling.seed = SequenceSeed(1000 + n, SequenceIndex(i));
       single.push_back(request);
     }
   }
@@ -135,15 +135,15 @@ TEST(BranchesTest, BranchesEqualRequestsOfTheirSeeds) {
     for (const Answer& answer : together) {
       ASSERT_TRUE(answer.status.ok()) << answer.status;
       std::uint32_t tokens = 0;
-      for (const Answer::Branch& branch : answer.branches) {
-        EXPECT_EQ(branch.tokens.size(), apart[at].tokens.size());
-        for (std::size_t t = 0; t < branch.tokens.size(); ++t) {
-          EXPECT_EQ(branch.tokens[t].token, apart[at].tokens[t].token);
-          EXPECT_EQ(branch.tokens[t].logprob, apart[at].tokens[t].logprob);
-          EXPECT_EQ(branch.tokens[t].top, apart[at].tokens[t].top);
+      for (const Answer::Sequence& sequence : answer.sequences) {
+        EXPECT_EQ(sequence.tokens.size(), apart[at].tokens.size());
+        for (std::size_t t = 0; t < sequence.tokens.size(); ++t) {
+          EXPECT_EQ(sequence.tokens[t].token, apart[at].tokens[t].token);
+          EXPECT_EQ(sequence.tokens[t].logprob, apart[at].tokens[t].logprob);
+          EXPECT_EQ(sequence.tokens[t].top, apart[at].tokens[t].top);
         }
-        EXPECT_EQ(branch.reason, apart[at].reason);
-        tokens += static_cast<std::uint32_t>(branch.tokens.size());
+        EXPECT_EQ(sequence.reason, apart[at].reason);
+        tokens += static_cast<std::uint32_t>(sequence.tokens.size());
         ++at;
       }
       EXPECT_EQ(answer.usage.output_tokens, tokens);

@@ -1,6 +1,6 @@
-// Branch: one continuation of a request, as the scheduler knows it.
+// Sequence: one continuation of a request, as the scheduler knows it.
 //
-// It lives in a slot of CoreState::branches from admission (a beam: from its
+// It lives in a slot of CoreState::sequences from admission (a beam: from its
 // fork) to its end; its handle, the name that workers know, exists only while it
 // is open on the worker group.
 #pragma once
@@ -17,16 +17,16 @@
 
 namespace flotilla {
 
-enum class BranchState : std::uint8_t {
+enum class SequenceState : std::uint8_t {
   kWaiting,  // its request waits: new, preempted, or its worker group was lost
-  kPending,  // its request is open, the branch not yet: to be forked, or for memory
+  kPending,  // its request is open, the sequence not yet: to be forked, or for memory
   kPrefill,  // open; known tokens left to plan
   kDecode,   // every known token planned: decodes by default
   kEnding,   // every known token planned: awaits that result, which ends it or,
              // in beam search, chooses what follows
 };
 
-// What is known of a branch's length (positions with K and V) while results are
+// What is known of a sequence's length (positions with K and V) while results are
 // outstanding. 0 <= lower <= least <= upper <= reserved <= max.
 struct LengthBounds {
   std::uint32_t lower = 0;  // by the results applied
@@ -66,29 +66,29 @@ struct LengthBounds {
   }
 };
 
-// How a branch that is not open will get the K and V of its first positions.
+// How a sequence that is not open will get the K and V of its first positions.
 struct ForkPlan {
-  // A branch of the same request that knows the same first `length` tokens; none:
+  // A sequence of the same request that knows the same first `length` tokens; none:
   // it computes them, or finds them in the prefix cache.
   std::optional<Slot> parent;
   std::uint32_t length = 0;
 };
 
-struct Branch {
+struct Sequence {
   Slot request = 0;  // its owner
-  BranchIndex index;
+  SequenceIndex index;
 
   // The prompt, then every output token that is known.
   std::vector<TokenId> tokens;
 
-  BranchState state = BranchState::kWaiting;
+  SequenceState state = SequenceState::kWaiting;
   LengthBounds length;
   ForkPlan fork;
   // Tokens still to be computed, as counted in CoreState::owed_tokens.
   std::uint64_t owed_tokens = 0;
 
   // Only while open.
-  BranchHandle handle;
+  SequenceHandle handle;
   Step opened;                       // plan that opened it
   Step last_chunk;                   // plan of its last prefill chunk
   std::uint32_t prefill_tokens = 0;  // tokens known when they were last prefilled
@@ -103,7 +103,7 @@ struct Branch {
   std::uint32_t indexed_blocks = 0;
   PrefixNode indexed = kNoPrefix;
   // Its next block is there already, as a copy of the same content: no more of
-  // this branch's own are added.
+  // this sequence's own are added.
   bool duplicate = false;
 
   // How its guesses fare; kept while it is not open.
@@ -115,7 +115,7 @@ struct Branch {
   std::vector<std::vector<TopLogprob>> tops;
   std::vector<TopLogprob> candidates;
 
-  bool open() const { return state > BranchState::kPending; }
+  bool open() const { return state > SequenceState::kPending; }
   // No further run can change it: it has finished, though the result may still
   // be on its way.
   bool surely_finished() const { return length.least == length.max; }
