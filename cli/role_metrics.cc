@@ -79,8 +79,8 @@ constexpr char kTierCopiesHelp[] = "Blocks copied to tiers and back.";
 constexpr char kFinished[] = "flotilla_scheduler_requests_finished_total";
 constexpr char kFinishedHelp[] = "Requests that ended, by reason.";
 constexpr char kTokens[] = "flotilla_scheduler_tokens_total";
-constexpr char kSuspects[] = "flotilla_scheduler_suspects_total";
-constexpr char kSuspectsHelp[] =
+constexpr char kQuarantined[] = "flotilla_scheduler_quarantined_requests_total";
+constexpr char kQuarantinedHelp[] =
     "Requests under way when their worker group died, and what was found: they got past that "
     "point, or killed it again and were failed.";
 constexpr char kTokensHelp[] = "Tokens, by kind; prompt tokens count again when recomputed.";
@@ -140,12 +140,12 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kCounter, "flotilla_scheduler_recomputed_requests_total",
      "Running requests that lost their blocks with a worker group and are computed again.", nullptr,
      nullptr, [](Snapshot s) -> double { return s.core.counters.replays; }},
-    {kCounter, kSuspects, kSuspectsHelp, "outcome", "suspected",
-     [](Snapshot s) -> double { return s.core.counters.suspicions; }},
-    {kCounter, kSuspects, kSuspectsHelp, "outcome", "cleared",
-     [](Snapshot s) -> double { return s.core.counters.cleared; }},
-    {kCounter, kSuspects, kSuspectsHelp, "outcome", "failed",
-     [](Snapshot s) -> double { return s.core.counters.condemned; }},
+    {kCounter, kQuarantined, kQuarantinedHelp, "outcome", "quarantined",
+     [](Snapshot s) -> double { return s.core.counters.quarantines; }},
+    {kCounter, kQuarantined, kQuarantinedHelp, "outcome", "released",
+     [](Snapshot s) -> double { return s.core.counters.quarantine_releases; }},
+    {kCounter, kQuarantined, kQuarantinedHelp, "outcome", "failed",
+     [](Snapshot s) -> double { return s.core.counters.quarantine_failures; }},
     {kCounter, "flotilla_scheduler_bypasses_total",
      "Requests that started before an earlier one that waited for memory.", nullptr, nullptr,
      [](Snapshot s) -> double { return s.core.counters.bypasses; }},

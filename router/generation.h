@@ -88,7 +88,7 @@ class GenerationImpl final : public Generation {
   void Handle(const Accepted& event);
   void Handle(PromptLogprobs event);
   void Handle(TokenEvent event);
-  void Handle(const LoneDeath&) {}  // of an engine in this process: there is no other
+  void Handle(const CrashCount&) {}  // of an engine in this process: there is no other
   void Handle(const SequenceEnd& event);
   void Handle(const RequestEnd& event);
 

@@ -2,7 +2,7 @@
 //
 // Per request: one Accepted, or one RequestEnd that refuses it; then token
 // events of each sequence in position order, one SequenceEnd per sequence and, after
-// the last of them, one RequestEnd. Nothing follows a RequestEnd. LoneDeath may
+// the last of them, one RequestEnd. Nothing follows a RequestEnd. CrashCount may
 // stand anywhere between the first and the last.
 #pragma once
 
@@ -64,13 +64,13 @@ struct TokenEvent {
 };
 
 // The worker group died while it computed this request alone, for the `count`th time; for
-// who sends it elsewhere (TokenizedRequest::lone_deaths).
-struct LoneDeath {
+// who sends it elsewhere (TokenizedRequest::crash_count).
+struct CrashCount {
   RequestId request;
   Attempt attempt;
   std::uint32_t count = 0;
 
-  bool operator==(const LoneDeath&) const = default;
+  bool operator==(const CrashCount&) const = default;
 };
 
 struct SequenceEnd {
@@ -106,7 +106,7 @@ struct RequestEnd {
 };
 
 using EngineEvent =
-    std::variant<Accepted, PromptLogprobs, TokenEvent, LoneDeath, SequenceEnd, RequestEnd>;
+    std::variant<Accepted, PromptLogprobs, TokenEvent, CrashCount, SequenceEnd, RequestEnd>;
 
 // The request and attempt that any event is about.
 inline std::pair<RequestId, Attempt> EventKey(const EngineEvent& event) {

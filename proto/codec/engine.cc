@@ -86,7 +86,7 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
   proto->set_tenant(request.tenant);
   proto->set_cache_salt(request.cache_salt);
   proto->set_adapter(request.adapter);
-  proto->set_lone_deaths(request.lone_deaths);
+  proto->set_crash_count(request.crash_count);
   proto->set_label(request.label);
   if (request.trace != TraceContext()) {
     v1::EngineRequest::Trace& trace = *proto->mutable_trace();
@@ -129,7 +129,7 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
   request.tenant = proto.tenant();
   request.cache_salt = proto.cache_salt();
   request.adapter = proto.adapter();
-  request.lone_deaths = proto.lone_deaths();
+  request.crash_count = proto.crash_count();
   request.label = proto.label();
   request.trace = {.trace_high = proto.trace().trace_high(),
                    .trace_low = proto.trace().trace_low(),
@@ -182,8 +182,8 @@ struct EventWriter {
     out.set_logprob(event.logprob);
     if (!event.top.empty()) Write(event.top, out.mutable_top());
   }
-  void operator()(const LoneDeath& event) const {
-    proto->mutable_lone_death()->set_count(event.count);
+  void operator()(const CrashCount& event) const {
+    proto->mutable_crash_count()->set_count(event.count);
   }
   void operator()(const SequenceEnd& event) const {
     v1::EngineEvent::SequenceEnd& out = *proto->mutable_sequence_end();
@@ -239,7 +239,7 @@ absl::Status Read(const v1::EngineEvent::Token& proto, TokenEvent& event) {
   return absl::OkStatus();
 }
 
-absl::Status Read(const v1::EngineEvent::LoneDeath& proto, LoneDeath& event) {
+absl::Status Read(const v1::EngineEvent::CrashCount& proto, CrashCount& event) {
   event.count = proto.count();
   return absl::OkStatus();
 }
@@ -284,8 +284,8 @@ absl::StatusOr<EngineEvent> Read(const v1::EngineEvent& proto) {
       return ReadAs<PromptLogprobs>(proto, proto.prompt_logprobs());
     case v1::EngineEvent::kToken:
       return ReadAs<TokenEvent>(proto, proto.token());
-    case v1::EngineEvent::kLoneDeath:
-      return ReadAs<LoneDeath>(proto, proto.lone_death());
+    case v1::EngineEvent::kCrashCount:
+      return ReadAs<CrashCount>(proto, proto.crash_count());
     case v1::EngineEvent::kSequenceEnd:
       return ReadAs<SequenceEnd>(proto, proto.sequence_end());
     case v1::EngineEvent::kRequestEnd:

@@ -246,7 +246,7 @@ void FleetCore::Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest 
   if (const auto moved = moved_.find(id); moved != moved_.end()) {
     if (HasTokens(request)) entry.numerics_id = moved->second.numerics_id;
     entry.taken_from = moved->second.from;
-    entry.lone_deaths = request.lone_deaths = moved->second.lone_deaths;
+    entry.crash_count = request.crash_count = moved->second.crash_count;
     moved_.erase(moved);
   }
   entry.request = std::move(request);
@@ -306,8 +306,8 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
       entry.tokens -= done;
       group.owed.OnDone(done);
     }
-    if (const auto* death = std::get_if<LoneDeath>(&event)) {
-      entry.lone_deaths = std::max(entry.lone_deaths, death->count);
+    if (const auto* death = std::get_if<CrashCount>(&event)) {
+      entry.crash_count = std::max(entry.crash_count, death->count);
       continue;  // its owner has one engine, and this is it
     }
     if (const auto* end = std::get_if<SequenceEnd>(&event)) {
@@ -322,7 +322,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
       moved_[request] = {.model = entry.model,
                          .numerics_id = entry.numerics_id,
                          .until_ns = now_ns + kMovedForNs,
-                         .lone_deaths = entry.lone_deaths};
+                         .crash_count = entry.crash_count};
     }
     Erase(at);
   }
@@ -374,7 +374,7 @@ FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests:
                 .numerics_id = entry.numerics_id,
                 .until_ns = now_ns + kMovedForNs,
                 .from = entry.group,
-                .lone_deaths = entry.lone_deaths};
+                .crash_count = entry.crash_count};
   return EndWith(at, absl::UnavailableError("the worker group did not come back"));
 }
 

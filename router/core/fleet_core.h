@@ -164,7 +164,7 @@ class FleetCore {
     std::optional<GroupId> taken_from;  // may still have it
     std::optional<RequestEnd> refusal;  // the one with the shortest wait
     std::optional<std::int64_t> held_until_ns;
-    std::uint32_t lone_deaths = 0;  // of groups that computed it alone
+    std::uint32_t crash_count = 0;  // of groups that computed it alone
   };
   // A request that was given back, until its owner submits it again.
   struct Moved {
@@ -173,7 +173,7 @@ class FleetCore {
     std::int64_t until_ns = 0;  // is expected so long
     bool expected = true;
     std::optional<GroupId> from;  // a group that it was taken from, and may still have it
-    std::uint32_t lone_deaths = 0;
+    std::uint32_t crash_count = 0;
   };
   using Requests = std::map<RequestId, Entry>;
 

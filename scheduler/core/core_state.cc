@@ -254,8 +254,8 @@ void CoreState::EndRequest(Slot slot, FinishReason reason, absl::Status status) 
 void CoreState::Forget(Slot slot) {
   Request& request = requests[slot];
   fair.Leave(request.tenant);
-  suspects -= request.suspect;
-  if (probation == slot) probation.reset();
+  quarantined -= request.quarantined;
+  if (isolated_request == slot) isolated_request.reset();
   if (request.open && request.beam != nullptr) reserved_sequences -= request.width();
   deadlines.Remove(slot);
   CountReason(request.reason);
@@ -276,7 +276,7 @@ void CoreState::Requeue(Slot slot) {
   Request& request = requests[slot];
   reserved_sequences -= request.width();
   request.open = false;
-  if (probation == slot) probation.reset();
+  if (isolated_request == slot) isolated_request.reset();
   for (const Slot at : request.sequences) {
     Sequence& sequence = sequences[at];
     sequence.state = SequenceState::kWaiting;
@@ -344,55 +344,55 @@ void CoreState::Preempt(Slot slot, Slot winner) {
 
 std::optional<Slot> CoreState::Blame(absl::Span<const Step> started) {
   std::vector<Slot> under_way;
-  bool company = false;  // of sequences that are gone: whoever is left was not alone
+  bool others_ran = false;  // of sequences that are gone: whoever is left was not alone
   for (const PlanInFlight& plan : epoch->in_flight) {
     if (std::find(started.begin(), started.end(), plan.step) == started.end()) continue;
     for (const PlannedRun& run : plan.runs) {
       if (run.most == 0) continue;  // surely finished
       const std::optional<Slot> sequence = epoch->handles.Live(run.handle, plan.step);
       if (sequence.has_value()) under_way.push_back(sequences[*sequence].request);
-      company |= !sequence.has_value();
+      others_ran |= !sequence.has_value();
     }
   }
   std::sort(under_way.begin(), under_way.end());
   under_way.erase(std::unique(under_way.begin(), under_way.end()), under_way.end());
-  std::optional<Slot> condemned;
+  std::optional<Slot> failed;
   for (const Slot slot : under_way) {
     Request& request = requests[slot];
-    if (request.suspect && under_way.size() == 1 && !company) {
-      events.push_back(LoneDeath{
-          .request = request.id, .attempt = request.attempt, .count = ++request.lone_deaths});
+    if (request.quarantined && under_way.size() == 1 && !others_ran) {
+      events.push_back(CrashCount{
+          .request = request.id, .attempt = request.attempt, .count = ++request.crash_count});
     }
-    if (request.lone_deaths >= options.max_lone_deaths) condemned = slot;
-    Suspect(request);
+    if (request.crash_count >= options.max_crashes) failed = slot;
+    Quarantine(request);
   }
-  return condemned;
+  return failed;
 }
 
-void CoreState::Suspect(Request& request) {
+void CoreState::Quarantine(Request& request) {
   // The positions of the fatal step are among those that it knows, or the next: of a
   // step whose result was lost with the group.
   std::size_t known = 0;
   for (const Slot at : request.sequences) known = std::max(known, sequences[at].tokens.size());
-  ++counters.suspicions;
-  suspects += !request.suspect;
-  request.suspect = true;
-  request.probation_length = static_cast<std::uint32_t>(known) + 1;
+  ++counters.quarantines;
+  quarantined += !request.quarantined;
+  request.quarantined = true;
+  request.quarantine_length = static_cast<std::uint32_t>(known) + 1;
 }
 
-void CoreState::EndProbation() {
-  if (!probation.has_value()) return;
-  Request& request = requests[*probation];
+void CoreState::EndQuarantine() {
+  if (!isolated_request.has_value()) return;
+  Request& request = requests[*isolated_request];
   const bool past = std::all_of(request.sequences.begin(), request.sequences.end(), [&](Slot at) {
     const Sequence& sequence = sequences[at];
     return sequence.open() &&
-           sequence.length.lower >= std::min(request.probation_length, sequence.length.max);
+           sequence.length.lower >= std::min(request.quarantine_length, sequence.length.max);
   });
   if (!past) return;
-  request.suspect = false;
-  --suspects;
-  probation.reset();
-  ++counters.cleared;
+  request.quarantined = false;
+  --quarantined;
+  isolated_request.reset();
+  ++counters.quarantine_releases;
 }
 
 void CoreState::LoseEpoch() {

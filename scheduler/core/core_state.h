@@ -74,18 +74,18 @@ struct CoreCounters {
   std::uint64_t expired = 0;
   std::uint64_t dropped_late = 0;  // of them before they started
   std::uint64_t failed = 0;
-  std::uint64_t preemptions = 0;   // of requests, for memory
-  std::uint64_t swapped = 0;       // of them those whose blocks went to a tier
-  PreemptionCounters preempted{};  // the same, by reason
-  std::uint64_t blocks_out = 0;    // begun to be copied to tiers
-  std::uint64_t blocks_in = 0;     // and back
-  std::uint64_t replays = 0;       // open requests of a lost group
-  std::uint64_t suspicions = 0;    // of them under way when a group died
-  std::uint64_t cleared = 0;       // suspects that got past that point
-  std::uint64_t condemned = 0;     // and those failed for what they do to groups
-  std::uint64_t resumptions = 0;   // requests opened again
-  std::uint64_t bypasses = 0;      // requests that started before an earlier one
-  std::uint64_t forks = 0;         // sequences that share another's blocks
+  std::uint64_t preemptions = 0;          // of requests, for memory
+  std::uint64_t swapped = 0;              // of them those whose blocks went to a tier
+  PreemptionCounters preempted{};         // the same, by reason
+  std::uint64_t blocks_out = 0;           // begun to be copied to tiers
+  std::uint64_t blocks_in = 0;            // and back
+  std::uint64_t replays = 0;              // open requests of a lost group
+  std::uint64_t quarantines = 0;          // of them under way when a group died
+  std::uint64_t quarantine_releases = 0;  // of them released: they got past that point
+  std::uint64_t quarantine_failures = 0;  // and those failed for what they do to groups
+  std::uint64_t resumptions = 0;          // requests opened again
+  std::uint64_t bypasses = 0;             // requests that started before an earlier one
+  std::uint64_t forks = 0;                // sequences that share another's blocks
   std::uint64_t block_copies = 0;
   std::uint64_t skips = 0;
   std::uint64_t noops = 0;  // decodes of sequences that had finished
@@ -118,8 +118,8 @@ struct CoreState {
   // policy, the sequences of each by index.
   std::vector<Slot> running;
   std::uint32_t reserved_sequences = 0;  // sum of the open requests' width
-  std::uint32_t suspects = 0;            // requests
-  std::optional<Slot> probation;         // the one that is open
+  std::uint32_t quarantined = 0;         // requests
+  std::optional<Slot> isolated_request;  // the one that is open
   std::uint64_t next_arrival = 0;
   std::uint64_t owed_tokens = 0;  // sum of Sequence::owed_tokens
   bool draining = false;
@@ -193,12 +193,12 @@ struct CoreState {
   // All open requests go back to the queue, and the epoch is over.
   void LoseEpoch();
   // The group died while it computed these steps, before LoseEpoch: requests that
-  // they ran are suspects. Of these, one to be failed.
+  // they ran are quarantined. Returns one of them that is to be failed.
   std::optional<Slot> Blame(absl::Span<const Step> started);
   // It is computed alone until it has got past what it knows.
-  void Suspect(Request& request);
-  // Clears the request on probation, if results have brought it far enough.
-  void EndProbation();
+  void Quarantine(Request& request);
+  // Releases the isolated request from quarantine if results have brought it far enough.
+  void EndQuarantine();
 
  private:
   void Detach(Sequence& sequence);

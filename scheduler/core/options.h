@@ -30,12 +30,12 @@ struct CoreOptions {
   // A request that was preempted this often is started again only with all the
   // blocks that it can come to need, and then runs undisturbed.
   std::uint32_t max_preemptions = 3;
-  // A request that was under way when its worker group died is a suspect: it is
+  // A request that was under way when its worker group died is quarantined: it is
   // computed alone until it is past that point. One that was alone at so many deaths,
-  // and a suspect before each, is failed; deaths of other groups that it comes from
-  // (TokenizedRequest::lone_deaths) count. (Two: what kills a process from outside may
+  // and quarantined before each, is failed; deaths of other groups that it comes from
+  // (TokenizedRequest::crash_count) count. (Two: what kills a process from outside may
   // strike anybody once.)
-  std::uint32_t max_lone_deaths = 2;
+  std::uint32_t max_crashes = 2;
   // Requests that may pass an earlier one which waits for memory or for another's
   // prefix, in all.
   std::uint32_t max_bypass = 16;

@@ -59,10 +59,10 @@ struct Request {
   std::unique_ptr<BeamGroup> beam;
 
   // It was under way when its worker group died: while it is open and has not got
-  // past that point, on probation, it has steps of its own. Only one is.
-  bool suspect = false;
-  std::uint32_t lone_deaths = 0;       // of the group, with this suspect alone under way
-  std::uint32_t probation_length = 0;  // positions behind which it is cleared
+  // past that point it runs in isolated steps. Only one request does at a time.
+  bool quarantined = false;
+  std::uint32_t crash_count = 0;        // of the group while it ran this request alone
+  std::uint32_t quarantine_length = 0;  // positions behind which it is released
 
   std::uint32_t preemptions = 0;
   // It was preempted as often as one may be: it goes before all others, with its

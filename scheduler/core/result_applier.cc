@@ -45,7 +45,7 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
     if (!slot.has_value()) continue;  // it ended after the plan was sent
     if (absl::Status s = ApplyRun(plan.runs[i], sequence, *slot); !s.ok()) return s;
   }
-  state_.EndProbation();
+  state_.EndQuarantine();
   return absl::OkStatus();
 }
 

@@ -41,14 +41,14 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
 
 void SchedulerCore::Lost(Epoch epoch, absl::Span<const Step> started) {
   if (!state_.epoch.has_value() || state_.epoch->epoch != epoch) return;
-  const std::optional<Slot> condemned = state_.Blame(started);
+  const std::optional<Slot> failed = state_.Blame(started);
   state_.LoseEpoch();
-  if (!condemned.has_value()) return;
-  ++state_.counters.condemned;
-  state_.EndRequest(*condemned, FinishReason::kError,
-                    absl::InternalError(absl::StrCat(
-                        "the worker group died ", state_.requests[*condemned].lone_deaths,
-                        " times while it computed this request alone")));
+  if (!failed.has_value()) return;
+  ++state_.counters.quarantine_failures;
+  state_.EndRequest(*failed, FinishReason::kError,
+                    absl::InternalError(
+                        absl::StrCat("the worker group died ", state_.requests[*failed].crash_count,
+                                     " times while it computed this request alone")));
 }
 
 void SchedulerCore::Refuse(const TokenizedRequest& request, absl::Status status,
@@ -131,7 +131,7 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
   accepted.undisturbed = state_.options.max_preemptions == 0;
   accepted.tenant = state_.fair.Join(request.tenant);
   accepted.answers = request.sequences;
-  accepted.lone_deaths = request.lone_deaths;
+  accepted.crash_count = request.crash_count;
   if (request.beam.has_value()) {
     accepted.beam = std::make_unique<BeamGroup>(BeamSearch(*request.beam, accepted.stop.stop_tokens,
                                                            accepted.stop.max_tokens,
@@ -159,7 +159,7 @@ void SchedulerCore::AddSequences(Slot slot, std::uint32_t count, std::vector<Tok
     request.sequences.push_back(state_.sequences.Insert(std::move(sequence)));
   }
   if (request.beam != nullptr) request.beam->ranked = request.sequences;
-  if (request.lone_deaths > 0) state_.Suspect(request);
+  if (request.crash_count > 0) state_.Quarantine(request);
   state_.Enqueue(slot);
 }
 

@@ -76,8 +76,8 @@ class SchedulerCore {
 
   // The worker group of `epoch` is gone with its KV memory and all unanswered
   // plans. Its requests wait for the next Ready; delivered tokens stay. `started`:
-  // steps that it was computing when it died. Their requests are suspects
-  // (CoreOptions::max_lone_deaths); one that kills its group ends with INTERNAL.
+  // steps that it was computing when it died. Their requests are quarantined
+  // (CoreOptions::max_crashes); one that kills its group ends with INTERNAL.
   void Lost(Epoch epoch, absl::Span<const Step> started = {});
 
   // Takes the request over: an Accepted event, or one RequestEnd that refuses.

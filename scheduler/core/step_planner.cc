@@ -67,15 +67,15 @@ bool StepPlanner::DueInThisStep(const Sequence& sequence) const {
 // In turns of a round of the pipeline each, so that every cohort has both; unless one of
 // the two has nothing to do.
 void StepPlanner::Choose() {
-  if (state_.suspects > 0) {
+  if (state_.quarantined > 0) {
     const bool first = plan_.step.value() / state_.description->lag % 2 == 0;
-    for (const bool probation : {first, !first}) {
-      probation_ = probation;
+    for (const bool isolated : {first, !first}) {
+      isolated_step_ = isolated;
       Assess();
       const bool runs = !decodes_.empty() || !chunks_.empty() || !openings_.empty();
       if (runs || !lacking_.empty() || FindStart().has_value() || load_.has_value()) return;
     }
-    probation_ = false;
+    isolated_step_ = false;
   }
   Assess();
 }
@@ -404,7 +404,8 @@ void StepPlanner::StoreAhead() {
 
 std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   const Request& request = state_.requests[slot];
-  if (!IsFor(request) || (probation_ && state_.probation.has_value())) return std::nullopt;
+  if (!IsFor(request) || (isolated_step_ && state_.isolated_request.has_value()))
+    return std::nullopt;
   const bool full = state_.reserved_sequences + request.width() > state_.MaxRunning();
   const bool head = slot == state_.waiting.head();
   if (full && !(head && state_.epoch->kv.tiers().any())) return std::nullopt;

@@ -6,7 +6,7 @@
 // the upper bound of each length. The cost grows with the running sequences and
 // with what changes, never with context length.
 //
-// While a request is on probation (Request::suspect) plans alternate between steps of
+// While a request is quarantined (Request::quarantined) plans alternate between steps of
 // its own, in which all others sit out, and steps of all others.
 #pragma once
 
@@ -62,8 +62,8 @@ class StepPlanner {
   bool DueInThisStep(const Sequence& sequence) const;
   // Chooses whom the step is for, and looks at them.
   void Choose();
-  // Whether the step is for this request's kind: the one on probation, or all others.
-  bool IsFor(const Request& request) const { return request.suspect == probation_; }
+  // Whether the step is for this request's kind: the isolated one, or all others.
+  bool IsFor(const Request& request) const { return request.quarantined == isolated_step_; }
   void Assess();
   void AssessDecodes();
   void AssessDecode(Slot slot);
@@ -139,7 +139,7 @@ class StepPlanner {
   std::uint32_t prefill_rows_ = 0;
   std::uint32_t guess_rows_ = 0;
 
-  bool probation_ = false;  // a step for the suspect alone
+  bool isolated_step_ = false;  // a step for the isolated request alone
 
   // What Assess found, for the state as it is.
   std::vector<Slot> decodes_;      // due and with a block behind the position

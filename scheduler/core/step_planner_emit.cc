@@ -220,7 +220,7 @@ void StepPlanner::Begin(const Start& start) {
   }
   growth_.reset();
   state_.OpenRequest(start.request);
-  if (request.suspect) state_.probation = start.request;
+  if (request.quarantined) state_.isolated_request = start.request;
   const Slot first = request.sequences.front();
   Sequence& sequence = state_.sequences[first];
   Open(first, start.match);

@@ -461,7 +461,7 @@ TEST_P(EngineContract, ManyThreadsEachWithItsSink) {
     session.PumpUntil([&] { return recorder.Ended(requests[i].id); });
     ExpectEnd(recorder.Answer(requests[i].id), FinishReason::kLength, 6);
   }
-  // Company changed nothing.
+  // What ran beside it changed nothing.
   TokenizedRequest alone = requests[kEach + 3];
   EXPECT_EQ(session.Ask(alone).token_ids(), recorders[1]->Answer(alone.id).token_ids());
   session.PumpUntil([&] {

@@ -1,4 +1,4 @@
-// Answers do not depend on company: 32 requests of 1 to 4,100 prompt tokens,
+// Answers do not depend on the rest of the batch: 32 requests of 1 to 4,100 prompt tokens,
 // greedy and seeded, give the same tokens and the same bits of every
 // log-probability however they are batched, chunked, threaded, preempted or
 // computed. At the Engine seam; the whole matrix on the real model is a long
@@ -215,7 +215,7 @@ class Exactness {
   int ways_ = 0;  // compared with it
 };
 
-// Guesses alone and in company, by both proposers; preempted ones too.
+// Guesses alone and in a batch, by both proposers; preempted ones too.
 void CheckSpeculation(Exactness& exactness, std::uint32_t layers) {
   exactness.Check(
       {.name = "n-grams, alone", .order = Way::Order::kAlone, .speculation = Speculation::kNgram});

@@ -107,7 +107,7 @@ TEST(SequencesTest, BeamsThatArePreemptedFindTheSame) {
 }
 
 // Choice i of a request is what a request with SequenceSeed(seed, i) gives, to the
-// last bit, in any company.
+// last bit, whatever else runs.
 TEST(SequencesTest, SequencesEqualRequestsOfTheirSeeds) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);

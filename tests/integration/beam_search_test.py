@@ -1,4 +1,4 @@
-"""Beam search gives the sequences and scores of HF generate, in any company."""
+"""Beam search gives the sequences and scores of HF generate, whatever else runs."""
 
 import collections
 import contextlib
@@ -16,7 +16,7 @@ TOLERANCE = 1e-3
 
 
 @contextlib.contextmanager
-def company(server):
+def other_requests(server):
     """Streams that never end, all of which have begun, until the block is left."""
     leave = threading.Event()
     begun = threading.Barrier(STREAMS + 1)
@@ -101,7 +101,7 @@ def fp32_client(fp32_server):
 
 def test_golden_beams_in_company(fp32_server, fp32_stub, pb):
     assert len(CASES) == 5
-    with company(fp32_server):
+    with other_requests(fp32_server):
         for case in CASES:
             check(case, over_http(fp32_server, case))
             check(case, over_grpc(fp32_stub, pb, case))

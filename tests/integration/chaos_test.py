@@ -223,7 +223,7 @@ def survive(fleet, faults, record):
         assert answers == expected, f"{process}, {name}, {phase}"
         if process != "router0":
             assert not any(client.retries for client in round_.clients), "a connection was lost"
-        failed += chaos.scheduler.metric("flotilla_scheduler_suspects_total", outcome="failed")
+        failed += chaos.scheduler.metric("flotilla_scheduler_quarantined_requests_total", outcome="failed")
         counts.update((process, name, phase))
     record(f"faults with seed {SEED}: how many of each process, signal, phase",
            f"{len(faults)}: " + ", ".join(f"{what} {count}" for what, count in counts.items()))

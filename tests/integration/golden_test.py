@@ -16,7 +16,7 @@ def answer(server, chat):
 
 
 def check(server, chats):
-    """All at once: answers do not depend on company."""
+    """All at once: answers do not depend on the rest of the batch."""
     with concurrent.futures.ThreadPoolExecutor(len(chats)) as pool:
         for chat, ids in zip(chats, pool.map(lambda chat: answer(server, chat), chats)):
             assert ids == chat["greedy_ids"], chat["messages"]

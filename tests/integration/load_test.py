@@ -68,7 +68,7 @@ def test_three_rounds_of_64_streams(loaded, record_property):
             settle(loaded)
         looks.append(loaded.look())
     assert all(len(tokens) == TOKENS for tokens in answers[0])
-    assert answers[0] == answers[1] == answers[2]  # seeded: the same, whatever the company
+    assert answers[0] == answers[1] == answers[2]  # seeded: the same, whatever ran beside it
     assert loaded.used_blocks() == 0
     second, third = looks[1:]
     for what in ("threads", "descriptors", "rss_bytes"):

@@ -25,8 +25,8 @@ def test_a_request_that_kills_its_worker_is_failed_alone(tmp_path, monkeypatch):
         assert answer.status_code == 500, answer.text
         assert "the worker group died 2 times while it computed this request alone" in answer.text
         assert [stream.result().answer() for stream in streams] == expected
-        # Once in company or alone, then twice alone as a suspect.
+        # Once with others or alone, then twice alone in quarantine.
         assert fleet.worker.metric("flotilla_worker_restarts_total") == 3
-        assert fleet.scheduler.metric("flotilla_scheduler_suspects_total", outcome="failed") == 1
+        assert fleet.scheduler.metric("flotilla_scheduler_quarantined_requests_total", outcome="failed") == 1
         after = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt="x", max_tokens=3))
         assert after.status_code == 200, after.text

@@ -43,5 +43,5 @@ def test_nobody_is_missed_who_is_only_slow(tmp_path, record_property):
         assert fleet.worker.metric("flotilla_worker_restarts_total") == 0
         assert fleet.worker.metric("flotilla_worker_epochs_lost_total") == 0
         assert fleet.scheduler.metric("flotilla_worker_groups_lost_total") == 0
-        assert fleet.scheduler.metric("flotilla_scheduler_suspects_total") == 0
+        assert fleet.scheduler.metric("flotilla_scheduler_quarantined_requests_total") == 0
         assert fleet.router.metric("flotilla_router_retries_total") == 0

@@ -193,13 +193,13 @@ TEST_F(FleetCoreTest, WhatAGroupDiedOfIsToldToTheNext) {
   Add(1);
   Submit(Request(1));
   EXPECT_EQ(SentTo(), 1u);
-  EXPECT_EQ(sent_.lone_deaths, 0u);
+  EXPECT_EQ(sent_.crash_count, 0u);
   Accept(1, Request(1));
   const auto die = [&](std::uint64_t group, std::uint32_t attempt, std::uint32_t count) {
     const TokenizedRequest request = Request(1, attempt);
     SentTo();
     core_.OnEvents(now_ns_, Id(group),
-                   {LoneDeath{.request = request.id, .attempt = request.attempt, .count = count}});
+                   {CrashCount{.request = request.id, .attempt = request.attempt, .count = count}});
     EXPECT_TRUE(core_.Take().events.empty()) << "the owner has nothing to do with it";
   };
   die(1, 0, 1);
@@ -208,7 +208,7 @@ TEST_F(FleetCoreTest, WhatAGroupDiedOfIsToldToTheNext) {
   Add(2);
   Submit(Request(1, 1));
   EXPECT_EQ(SentTo(), 2u);
-  EXPECT_EQ(sent_.lone_deaths, 1u);
+  EXPECT_EQ(sent_.crash_count, 1u);
   // Nothing happens there, and that group goes, too.
   Accept(2, Request(1, 1));
   core_.OnDetached(Id(2));
@@ -216,7 +216,7 @@ TEST_F(FleetCoreTest, WhatAGroupDiedOfIsToldToTheNext) {
   Add(3);
   Submit(Request(1, 2));
   EXPECT_EQ(SentTo(), 3u);
-  EXPECT_EQ(sent_.lone_deaths, 1u);
+  EXPECT_EQ(sent_.crash_count, 1u);
 }
 
 TEST_F(FleetCoreTest, WhatHasNotBegunGoesAnywhere) {

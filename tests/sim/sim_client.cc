@@ -100,7 +100,7 @@ std::vector<SimBeam> SearchAlone(const TokenizedRequest& request) {
 SimClient::SimClient(TokenizedRequest request)
     : request_(std::move(request)),
       sequences_(request_.sequences),
-      told_lone_deaths_(request_.lone_deaths) {
+      reported_crashes_(request_.crash_count) {
   for (std::uint32_t i = 0; i < sequences_.size(); ++i) {
     sequences_[i].seed = SequenceSeed(request_.sampling.seed, SequenceIndex(i));
     if (request_.output_prefix.empty()) continue;
@@ -246,10 +246,10 @@ absl::Status SimClient::CheckBeamEnd(const SequenceEnd& event) const {
   return absl::OkStatus();
 }
 
-absl::Status SimClient::On(const LoneDeath& event) {
+absl::Status SimClient::On(const CrashCount& event) {
   if (!accepted_ || AllEnded()) return Wrong("a death out of order");
-  const bool counted = event.count == ++told_lone_deaths_ && told_lone_deaths_ <= LoneDeaths();
-  return counted ? absl::OkStatus() : Wrong("lone deaths are counted wrong");
+  const bool counted = event.count == ++reported_crashes_ && reported_crashes_ <= Crashes();
+  return counted ? absl::OkStatus() : Wrong("crashes are counted wrong");
 }
 
 absl::Status SimClient::On(const SequenceEnd& event) {
@@ -291,7 +291,7 @@ absl::Status SimClient::On(const RequestEnd& event) {
     kept += sequence.kept;
     if (*sequence.reason == FinishReason::kDeadline) wanted = absl::StatusCode::kDeadlineExceeded;
     if (*sequence.reason == FinishReason::kError) {
-      wanted = MayBeCondemned() && absl::IsInternal(event.status)
+      wanted = MayBeFailed() && absl::IsInternal(event.status)
                    ? absl::StatusCode::kInternal
                    : absl::StatusCode::kResourceExhausted;
     }

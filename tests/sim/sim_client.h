@@ -51,7 +51,7 @@ class SimClient {
   // Its group died while it computed this request, and (`alone`) no other.
   void OnGroupDied(bool alone) {
     ++deaths_;
-    lone_deaths_ += alone;
+    crashes_ += alone;
   }
 
   // Takes the next event of this request. INTERNAL: it must not come now.
@@ -71,7 +71,7 @@ class SimClient {
   absl::Status On(const Accepted& event);
   absl::Status On(const PromptLogprobs& event);
   absl::Status On(const TokenEvent& event);
-  absl::Status On(const LoneDeath& event);
+  absl::Status On(const CrashCount& event);
   absl::Status On(const SequenceEnd& event);
   absl::Status On(const RequestEnd& event);
   absl::Status CheckReason(const Sequence& sequence, FinishReason reason) const;
@@ -82,11 +82,11 @@ class SimClient {
   bool AllEnded() const;
   absl::Status Wrong(const char* what) const;
 
-  std::uint32_t LoneDeaths() const { return request_.lone_deaths + lone_deaths_; }
+  std::uint32_t Crashes() const { return request_.crash_count + crashes_; }
   // One that is failed for killing groups was alone at two deaths, and under way at
   // one before, here or elsewhere.
-  bool MayBeCondemned() const {
-    return LoneDeaths() >= 2 && deaths_ >= (request_.lone_deaths > 0 ? 1u : 3u);
+  bool MayBeFailed() const {
+    return Crashes() >= 2 && deaths_ >= (request_.crash_count > 0 ? 1u : 3u);
   }
 
   const TokenizedRequest request_;
@@ -98,8 +98,8 @@ class SimClient {
   bool first_token_ = false;  // one was delivered
   bool ended_ = false;
   std::optional<std::uint32_t> kills_at_;
-  std::uint32_t deaths_ = 0, lone_deaths_ = 0;  // here
-  std::uint32_t told_lone_deaths_;              // by the core
+  std::uint32_t deaths_ = 0, crashes_ = 0;  // here
+  std::uint32_t reported_crashes_;          // by the core
   absl::Status status_;
 };
 

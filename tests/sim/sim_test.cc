@@ -126,9 +126,9 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.core.preemptions, 0u);
   EXPECT_GT(total.core.resumptions, total.core.preemptions / 2);
   EXPECT_GT(total.core.replays, 0u);
-  EXPECT_GT(total.core.suspicions, total.core.cleared);
-  EXPECT_GT(total.core.cleared, seeds / 10);
-  EXPECT_GT(total.core.condemned, seeds / 100);
+  EXPECT_GT(total.core.quarantines, total.core.quarantine_releases);
+  EXPECT_GT(total.core.quarantine_releases, seeds / 10);
+  EXPECT_GT(total.core.quarantine_failures, seeds / 100);
   EXPECT_GT(total.core.skips, 0u);
   EXPECT_GT(total.core.cached_tokens, total.core.prefill_tokens / 100);
   EXPECT_GT(total.core.prefix_waits, 0u);
@@ -182,9 +182,9 @@ void Record(const SimCoverage& total, std::uint64_t seeds) {
   record("tokens guessed", total.core.drafted_tokens);
   record("of them right", total.core.accepted_tokens);
   record("replays", total.core.replays);
-  record("suspects", total.core.suspicions);
-  record("of them cleared", total.core.cleared);
-  record("of them failed", total.core.condemned);
+  record("quarantined", total.core.quarantines);
+  record("of them released", total.core.quarantine_releases);
+  record("of them failed", total.core.quarantine_failures);
   std::string transitions, faults;
   for (const SimTransition& t : kTransitions) {
     if (!t.possible) continue;

@@ -216,7 +216,7 @@ void Simulation::Arrive(TokenizedRequest request) {
   coverage_.parallel += !request.beam && request.sequences > 1;
   coverage_.beams += request.beam.has_value();
   // It may have killed another group.
-  if (blames_ && !request.output_prefix.empty() && fatal_.OneIn(4)) request.lone_deaths = 1;
+  if (blames_ && !request.output_prefix.empty() && fatal_.OneIn(4)) request.crash_count = 1;
   live_.push_back(request.id.counter);
   SimClient& client = clients_.emplace(request.id.counter, SimClient(request)).first->second;
   if (blames_ && fatal_.OneIn(24)) {
@@ -357,9 +357,9 @@ absl::Status Simulation::CheckProgress() {
   front_progress_ = progress;
   // Its turn comes once a round: what a copy frees just after it is a round late.
   const std::uint32_t rounds = front_waits_ > 0 ? 3 : 2;
-  // A suspect has every second step for itself.
-  const std::uint64_t suspicions = core_->Snapshot().counters.suspicions;
-  const std::uint32_t turns = suspicions > 0 ? 2 : 1;
+  // A quarantined request has every second step for itself.
+  const std::uint64_t quarantines = core_->Snapshot().counters.quarantines;
+  const std::uint32_t turns = quarantines > 0 ? 2 : 1;
   if (front_stalled_ > turns * (rounds * group_.lag + 2) || front_waits_ > kMostCopySteps)
     return Broken(7, "the first sequence stands still");
   return absl::OkStatus();
@@ -626,9 +626,9 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.expired += o.core.expired;
   core.preemptions += o.core.preemptions;
   core.replays += o.core.replays;
-  core.suspicions += o.core.suspicions;
-  core.cleared += o.core.cleared;
-  core.condemned += o.core.condemned;
+  core.quarantines += o.core.quarantines;
+  core.quarantine_releases += o.core.quarantine_releases;
+  core.quarantine_failures += o.core.quarantine_failures;
   core.resumptions += o.core.resumptions;
   core.skips += o.core.skips;
   core.cached_tokens += o.core.cached_tokens;

@@ -111,7 +111,7 @@ class EngineRecorder : public EventSink {
         << "positions without gaps";
     tokens.push_back(std::move(event));
   }
-  static void Take(Entry& entry, LoneDeath) { EXPECT_TRUE(entry.answer.accepted); }
+  static void Take(Entry& entry, CrashCount) { EXPECT_TRUE(entry.answer.accepted); }
   static void Take(Entry& entry, SequenceEnd event) {
     EXPECT_TRUE(entry.answer.accepted);
     EXPECT_FALSE(SequenceEnded(entry.answer, event.sequence)) << "two ends of a sequence";

@@ -41,7 +41,7 @@ class Collector final : public EventSink {
 
  private:
   void Take(Answer&, Accepted&) {}
-  void Take(Answer&, LoneDeath&) {}
+  void Take(Answer&, CrashCount&) {}
   void Take(Answer& answer, PromptLogprobs& event) {
     EXPECT_EQ(event.first, answer.prompt_logprobs.size() + 1);
     answer.prompt_logprobs.insert(answer.prompt_logprobs.end(), event.chosen.begin(),

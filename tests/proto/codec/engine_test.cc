@@ -92,7 +92,7 @@ class Random {
     r.tenant = Text();
     r.cache_salt = Text();
     r.adapter = Text();
-    r.lone_deaths = Number();
+    r.crash_count = Number();
     r.label = Text();
     if (Flip()) r.trace = {Word(), Word(), Word(), Flip()};
     return r;
@@ -115,7 +115,7 @@ class Random {
       case 2:
         return TokenEvent{id, attempt, SequenceIndex(Number()), Number(), Token(), -Real(), Tops()};
       case 3:
-        return LoneDeath{id, attempt, Number()};
+        return CrashCount{id, attempt, Number()};
       case 4:
         return SequenceEnd{id,       attempt, SequenceIndex(Number()), FinishReason(random_() % 6),
                            Number(), Real()};

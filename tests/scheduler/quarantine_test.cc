@@ -24,9 +24,9 @@ ExecutorDescription Group() {
   return group;
 }
 
-class Suspects : public ::testing::Test {
+class QuarantineTest : public ::testing::Test {
  protected:
-  Suspects() : harness({}, Group()) {}
+  QuarantineTest() : harness({}, Group()) {}
 
   // Whose rows the next answer computes.
   std::set<std::uint64_t> RequestsOf(const StepPlan& plan) {
@@ -76,9 +76,9 @@ class Suspects : public ::testing::Test {
   std::map<SequenceHandle, std::uint64_t> opened;
 };
 
-TEST_F(Suspects, TheOneThatKillsIsFailedAndAllOthersAreServed) {
+TEST_F(QuarantineTest, TheOneThatKillsIsFailedAndAllOthersAreServed) {
   for (std::uint64_t id = 1; id <= 8; ++id) harness.Admit(id, 20, 12);
-  EXPECT_EQ(RunWithKiller(5), 3);  // once in company, twice alone
+  EXPECT_EQ(RunWithKiller(5), 3);  // once with others, twice alone
   for (std::uint64_t id = 1; id <= 8; ++id) {
     SCOPED_TRACE(id);
     if (id == 5) {
@@ -89,58 +89,58 @@ TEST_F(Suspects, TheOneThatKillsIsFailedAndAllOthersAreServed) {
     }
   }
   const CoreCounters counters = harness.core.Snapshot().counters;
-  EXPECT_EQ(counters.condemned, 1u);
-  EXPECT_GT(counters.cleared, 0u);
+  EXPECT_EQ(counters.quarantine_failures, 1u);
+  EXPECT_GT(counters.quarantine_releases, 0u);
 }
 
-TEST_F(Suspects, OneThatKillsAloneFromTheStartIsFoundToo) {
+TEST_F(QuarantineTest, OneThatKillsAloneFromTheStartIsFoundToo) {
   harness.Admit(1, 20, 12);
   EXPECT_EQ(RunWithKiller(1), 3);
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(1)->status));
 }
 
 // Who sends a request elsewhere hears what its group died of, and says so there.
-TEST_F(Suspects, WhatDiedElsewhereIsComputedAloneFirstAndCounts) {
+TEST_F(QuarantineTest, WhatDiedElsewhereIsComputedAloneFirstAndCounts) {
   harness.Admit(1, 20, 12);
   harness.Admit(2, 20, 12);
   TokenizedRequest moved = CoreHarness::Request(3, 20, 12);
   moved.attempt = Attempt(1);
-  moved.lone_deaths = 1;
+  moved.crash_count = 1;
   harness.core.Admit(harness.now_ns, moved);
   EXPECT_EQ(RunWithKiller(3), 1);  // alone, and the second in all
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(3)->status)) << harness.EndOf(3)->status;
   for (const std::uint64_t id : {1, 2}) EXPECT_EQ(harness.TokensOf(id), 12u);
-  EXPECT_EQ(harness.core.Snapshot().counters.suspicions, 2u);  // its own; once known, again
+  EXPECT_EQ(harness.core.Snapshot().counters.quarantines, 2u);  // its own; once known, again
 }
 
-TEST_F(Suspects, LoneDeathsAreTold) {
+TEST_F(QuarantineTest, CrashesAreReported) {
   for (std::uint64_t id = 1; id <= 3; ++id) harness.Admit(id, 20, 12);
   RunWithKiller(2);
   for (std::uint64_t id = 1; id <= 3; ++id) {
     std::vector<std::uint32_t> counts;
     for (const EngineEvent& event : harness.events[id]) {
-      if (const auto* death = std::get_if<LoneDeath>(&event)) counts.push_back(death->count);
+      if (const auto* death = std::get_if<CrashCount>(&event)) counts.push_back(death->count);
     }
     EXPECT_EQ(counts, id == 2 ? std::vector<std::uint32_t>({1, 2}) : std::vector<std::uint32_t>())
         << id;
   }
 }
 
-// Alone at a death that came from outside: cleared when it gets past the point.
-TEST_F(Suspects, WhatIsInnocentElsewhereIsCleared) {
+// Alone at a death that came from outside: released when it gets past the point.
+TEST_F(QuarantineTest, WhatIsInnocentElsewhereIsCleared) {
   TokenizedRequest moved = CoreHarness::Request(1, 20, 12);
   moved.attempt = Attempt(1);
   moved.output_prefix = {{5, 6, 7}};
-  moved.lone_deaths = 1;
+  moved.crash_count = 1;
   harness.core.Admit(harness.now_ns, moved);
   harness.Admit(2, 20, 12);
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 9u);
   EXPECT_EQ(harness.TokensOf(2), 12u);
-  EXPECT_EQ(harness.core.Snapshot().counters.cleared, 1u);
+  EXPECT_EQ(harness.core.Snapshot().counters.quarantine_releases, 1u);
 }
 
-TEST_F(Suspects, ADeathFromOutsideCostsNobodyItsAnswer) {
+TEST_F(QuarantineTest, ADeathFromOutsideCostsNobodyItsAnswer) {
   for (std::uint64_t id = 1; id <= 4; ++id) harness.Admit(id, 20, 30);
   for (int round = 0; round < 10; ++round) {
     for (int step = 0; step < 20; ++step) {
@@ -151,10 +151,10 @@ TEST_F(Suspects, ADeathFromOutsideCostsNobodyItsAnswer) {
   }
   harness.RunAll();
   for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 30u);
-  EXPECT_EQ(harness.core.Snapshot().counters.condemned, 0u);
+  EXPECT_EQ(harness.core.Snapshot().counters.quarantine_failures, 0u);
 }
 
-TEST_F(Suspects, ADeathWithNoStepStartedBlamesNobody) {
+TEST_F(QuarantineTest, ADeathWithNoStepStartedBlamesNobody) {
   harness.Admit(1, 20, 12);
   for (int round = 0; round < 5; ++round) {
     harness.Plan();
@@ -162,11 +162,11 @@ TEST_F(Suspects, ADeathWithNoStepStartedBlamesNobody) {
   }
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 12u);
-  EXPECT_EQ(harness.core.Snapshot().counters.suspicions, 0u);
+  EXPECT_EQ(harness.core.Snapshot().counters.quarantines, 0u);
 }
 
-// Suspects run alone, one after another, and others in between.
-TEST_F(Suspects, StepsAlternateBetweenASuspectAndTheOthers) {
+// Quarantined requests run alone, one after another, and others in between.
+TEST_F(QuarantineTest, StepsAlternateBetweenAnIsolatedRequestAndTheOthers) {
   for (std::uint64_t id = 1; id <= 3; ++id) harness.Admit(id, 20, 40);
   for (int step = 0; step < 4; ++step) {
     harness.Plan();
@@ -174,10 +174,10 @@ TEST_F(Suspects, StepsAlternateBetweenASuspectAndTheOthers) {
   }
   harness.Plan();
   Die({harness.plans.back().step});
-  harness.Admit(4, 20, 40);  // no suspect
+  harness.Admit(4, 20, 40);  // not quarantined
   int alone = 0, together = 0;
   std::set<std::uint64_t> probed;
-  while (harness.core.Snapshot().counters.cleared < 3) {
+  while (harness.core.Snapshot().counters.quarantine_releases < 3) {
     ASSERT_EQ(harness.Plan(), Hold::kNone);
     const std::set<std::uint64_t> requests = RequestsOf(harness.plans.back());
     ASSERT_FALSE(requests.empty());
