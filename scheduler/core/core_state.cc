@@ -303,7 +303,7 @@ void CoreState::Preempt(Slot slot, Slot winner) {
       });
   request.decode_preemptions += decoded;
   ++request.preemptions;
-  request.undisturbed = request.preemptions >= options.max_preemptions;
+  request.non_preemptible = request.preemptions >= options.max_preemptions;
   if (options.growth_permille > 0) growth += (1000 * 1024 - growth) / 4;
   std::vector<BlockId> blocks;  // that the prefix index knows
   for (const Slot at : request.sequences) {

@@ -28,7 +28,7 @@ struct CoreOptions {
   // replaces it, and each preemption raises it. 0: none.
   std::uint32_t growth_permille = 700;
   // A request that was preempted this often is started again only with all the
-  // blocks that it can come to need, and then runs undisturbed.
+  // blocks that it can come to need, and then is non-preemptible.
   std::uint32_t max_preemptions = 3;
   // A request that was under way when its worker group died is quarantined: it is
   // computed alone until it is past that point. One that was alone at so many deaths,

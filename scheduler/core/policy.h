@@ -71,7 +71,7 @@ std::unique_ptr<OrderPolicy> MakePolicy(absl::string_view name);
 // The order in queue and memory: those who may not be disturbed any more, then by
 // policy, then first come, first served.
 inline bool GoesBefore(const Request& a, const Request& b) {
-  if (a.undisturbed != b.undisturbed) return a.undisturbed;
+  if (a.non_preemptible != b.non_preemptible) return a.non_preemptible;
   if (a.order.group != b.order.group) return a.order.group < b.order.group;
   if (a.order.value != b.order.value) return a.order.value < b.order.value;
   return a.arrival < b.arrival;

@@ -66,8 +66,8 @@ struct Request {
 
   std::uint32_t preemptions = 0;
   // It was preempted as often as one may be: it goes before all others, with its
-  // blocks reserved, and is no victim any more.
-  bool undisturbed = false;
+  // blocks reserved, and is never preempted again.
+  bool non_preemptible = false;
   std::uint32_t bypassed = 0;  // later requests that started before it
   std::uint32_t decode_preemptions = 0;
   std::uint32_t cached_tokens = 0;  // prompt tokens found when first opened

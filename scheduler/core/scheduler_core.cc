@@ -128,7 +128,7 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
   accepted.deadline_ns = request.deadline_ns;
   accepted.priority = request.priority;
   accepted.arrival = state_.next_arrival++;
-  accepted.undisturbed = state_.options.max_preemptions == 0;
+  accepted.non_preemptible = state_.options.max_preemptions == 0;
   accepted.tenant = state_.fair.Join(request.tenant);
   accepted.answers = request.sequences;
   accepted.crash_count = request.crash_count;

@@ -22,7 +22,7 @@ PlanOutcome StepPlanner::Make() {
   while (!lacking_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
     if (!TrimSequences()) {
       const Slot last = state_.sequences[state_.running.back()].request;
-      FLOTILLA_CORE_CHECK(!state_.requests[last].undisturbed);
+      FLOTILLA_CORE_CHECK(!state_.requests[last].non_preemptible);
       state_.Preempt(last, state_.sequences[lacking_.front()].request);
     }
     Assess();
@@ -195,7 +195,7 @@ void StepPlanner::AssessPrefills() {
     const Sequence& sequence = state_.sequences[slot];
     const Request& request = state_.RequestOf(sequence);
     if (IsBeamStep(sequence) || !IsFor(request)) continue;
-    const std::uint64_t room = decodes_lack && !request.undisturbed ? 0 : Room(request);
+    const std::uint64_t room = decodes_lack && !request.non_preemptible ? 0 : Room(request);
     if (sequence.state == SequenceState::kPrefill) AssessPrefill(slot, room);
     if (sequence.state != SequenceState::kPending) continue;
     const std::optional<Opening> opening = FindOpening(slot, room);
@@ -261,7 +261,7 @@ std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uin
 
 void StepPlanner::TakeOpening(const Opening& opening) {
   const Request& request = state_.RequestOf(state_.sequences[opening.slot]);
-  if (!request.undisturbed) {
+  if (!request.non_preemptible) {
     const std::uint64_t takes = OpeningNeeds(opening);
     free_blocks_ -= takes;
     owed_blocks_ -= takes;
@@ -277,10 +277,10 @@ bool StepPlanner::SomeoneSatOut() const {
 
 std::uint64_t StepPlanner::ReservedBlocks() const {
   std::uint64_t reserved = 0;
-  // Those that run undisturbed are the first in order.
+  // Non-preemptible requests are the first in order.
   for (std::size_t at = 0; at < state_.running.size();) {
     const Request& request = state_.RequestOf(state_.sequences[state_.running[at]]);
-    if (!request.undisturbed) break;
+    if (!request.non_preemptible) break;
     std::vector<BlockId> held;
     for (const Slot slot : request.sequences) {
       for (const auto& table : state_.sequences[slot].tables) {
@@ -296,7 +296,7 @@ std::uint64_t StepPlanner::ReservedBlocks() const {
 }
 
 std::uint64_t StepPlanner::Room(const Request& request) const {
-  return request.undisturbed ? state_.epoch->kv.pool().available() : free_blocks_;
+  return request.non_preemptible ? state_.epoch->kv.pool().available() : free_blocks_;
 }
 
 std::uint64_t StepPlanner::LacksForNext(const Sequence& sequence) const {
@@ -309,16 +309,16 @@ void StepPlanner::KeepFor(const Sequence& sequence) {
 }
 
 void StepPlanner::Take(const Request& request, std::uint64_t blocks) {
-  if (!request.undisturbed) free_blocks_ -= blocks;
+  if (!request.non_preemptible) free_blocks_ -= blocks;
 }
 
 void StepPlanner::Owe(const Request& request, std::uint64_t blocks) {
-  if (!request.undisturbed) owed_blocks_ += blocks;
+  if (!request.non_preemptible) owed_blocks_ += blocks;
 }
 
 void StepPlanner::AddGrowth(const Request& request, std::vector<Growing>& growth) const {
   constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a guess is worth anything
-  if (request.undisturbed) return;             // reserved
+  if (request.non_preemptible) return;         // reserved
   for (const Slot slot : request.sequences) {
     const Sequence& sequence = state_.sequences[slot];
     std::uint64_t held = 0;
@@ -361,10 +361,10 @@ bool StepPlanner::PrefixIsBeingComputed(const Request& request,
 }
 
 // Blocks for all that the request knows: its first sequence begins with the match,
-// the others fork. All that it can come to need if it must run undisturbed.
+// the others fork. All that it can come to need if it is non-preemptible.
 std::uint64_t StepPlanner::StartNeeds(const Request& request, const KvLedger::Match& match) const {
   const KvLedger& kv = state_.epoch->kv;
-  if (request.undisturbed) return match.pinned + state_.MostBlocks(request) - match.blocks;
+  if (request.non_preemptible) return match.pinned + state_.MostBlocks(request) - match.blocks;
   const auto first = state_.sequences[request.sequences.front()].tokens.size();
   std::uint64_t needs = match.pinned + kv.BlocksFor(first) - match.blocks;
   for (std::size_t i = 1; i < request.sequences.size(); ++i) {

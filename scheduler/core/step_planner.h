@@ -100,7 +100,7 @@ class StepPlanner {
   void AddGrowth(const Request& request, std::vector<Growing>& growth) const;
   std::uint64_t GrowthWith(const Request& request);
 
-  // Blocks set aside for requests that run undisturbed: what they can still come
+  // Blocks set aside for non-preemptible requests: what they can still come
   // to need beside what they hold.
   std::uint64_t ReservedBlocks() const;
   // Blocks that the request may take, and takes.

@@ -228,7 +228,7 @@ void StepPlanner::Begin(const Start& start) {
   const std::uint32_t rows = std::min(
       {sequence.prefill_tokens - sequence.length.upper, state_.options.max_chunk_tokens, budget_});
   const std::uint64_t takes = start.match.pinned + kv.Lacks(sequence, sequence.length.upper + rows);
-  free_blocks_ -= request.undisturbed ? needs : takes;
+  free_blocks_ -= request.non_preemptible ? needs : takes;
   Owe(request, needs - takes);
   budget_ -= rows;
   EmitChunk(first, rows);

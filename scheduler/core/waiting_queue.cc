@@ -9,7 +9,7 @@ bool WaitingQueue::Earlier::operator()(Slot a, Slot b) const {
 }
 
 WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) {
-  if (request.undisturbed) return undisturbed_;
+  if (request.non_preemptible) return non_preemptible_;
   if (request.tenant >= of_tenant_.size()) of_tenant_.resize(request.tenant + 1);
   std::unique_ptr<Heap>& heap = of_tenant_[request.tenant];
   if (heap == nullptr) heap = std::make_unique<Heap>(Earlier{requests_});
@@ -23,13 +23,13 @@ const WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) const {
 bool WaitingQueue::Contains(Slot slot) const { return HeapOf((*requests_)[slot]).Contains(slot); }
 
 Slot WaitingQueue::head() const {
-  return undisturbed_.empty() ? of_tenant_[turns_.top()]->top() : undisturbed_.top();
+  return non_preemptible_.empty() ? of_tenant_[turns_.top()]->top() : non_preemptible_.top();
 }
 
-// Undisturbed ones, then the head of each tenant in turn, then those that follow
+// Non-preemptible ones, then the head of each tenant in turn, then those that follow
 // at the first tenant.
 std::vector<Slot> WaitingQueue::First(std::size_t count) const {
-  std::vector<Slot> first = undisturbed_.First(count);
+  std::vector<Slot> first = non_preemptible_.First(count);
   const auto add = [&](const std::vector<Slot>& more, std::size_t from) {
     for (std::size_t i = from; i < more.size() && first.size() < count; ++i) {
       first.push_back(more[i]);
@@ -48,7 +48,7 @@ void WaitingQueue::Push(Slot slot) {
   rows_ += request.waiting_rows;
   Heap& heap = HeapOf(request);
   heap.Push(slot);
-  if (!request.undisturbed && heap.size() == 1) turns_.Push(request.tenant);
+  if (!request.non_preemptible && heap.size() == 1) turns_.Push(request.tenant);
 }
 
 void WaitingQueue::Remove(Slot slot) {
@@ -59,7 +59,7 @@ void WaitingQueue::Remove(Slot slot) {
   tokens_ -= request.waiting_tokens;
   rows_ -= request.waiting_rows;
   request.waiting_tokens = request.waiting_rows = 0;
-  if (!request.undisturbed && heap.empty()) turns_.Remove(request.tenant);
+  if (!request.non_preemptible && heap.empty()) turns_.Remove(request.tenant);
 }
 
 void WaitingQueue::Charge(Slot tenant, std::uint64_t cost) {

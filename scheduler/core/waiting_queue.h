@@ -1,6 +1,6 @@
 // WaitingQueue: requests that are not open, the next one on top.
 //
-// Undisturbed requests come first; then tenants take turns as FairShare says (with
+// Non-preemptible requests come first; then tenants take turns as FairShare says (with
 // it off there is one), and each tenant's requests go in the order of the policy.
 // Owned by CoreState; one thread.
 #pragma once
@@ -21,7 +21,7 @@ class WaitingQueue {
   WaitingQueue(RequestTable* requests, FairShare* fair)
       : requests_(requests),
         fair_(fair),
-        undisturbed_(Earlier{requests}),
+        non_preemptible_(Earlier{requests}),
         turns_(EarlierTurn{fair}) {}
 
   bool empty() const { return size_ == 0; }
@@ -58,7 +58,7 @@ class WaitingQueue {
 
   RequestTable* requests_;
   FairShare* fair_;
-  Heap undisturbed_;
+  Heap non_preemptible_;
   std::vector<std::unique_ptr<Heap>> of_tenant_;  // by slot
   IndexedHeap<EarlierTurn> turns_;                // tenants with requests in of_tenant_
   std::size_t size_ = 0;

@@ -176,7 +176,7 @@ TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
 
 // Whoever comes later with a higher priority takes its blocks three times, and
 // then waits for it.
-TEST(Planner, AfterThreePreemptionsARequestRunsUndisturbed) {
+TEST(Planner, AfterThreePreemptionsARequestIsNonPreemptible) {
   CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0, .prefix_cache = false},
                       SmallGroup(7, 4));
   harness.Admit(1, 4, 22);  // seven blocks in the end

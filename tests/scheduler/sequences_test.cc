@@ -233,9 +233,9 @@ TEST(Beams, AnAnswerThatNobodyWantsIsLeftOut) {
 }
 
 TEST(Beams, ALostGroupChangesNothing) {
-  CoreHarness undisturbed({}, Group(4, 100));
-  undisturbed.core.Admit(0, BeamRequest(1, 9, 60, 4));
-  undisturbed.RunAll();
+  CoreHarness alone({}, Group(4, 100));
+  alone.core.Admit(0, BeamRequest(1, 9, 60, 4));
+  alone.RunAll();
   CoreHarness harness({}, Group(4, 100));
   harness.core.Admit(0, BeamRequest(1, 9, 60, 4));
   for (int i = 0; i < 5; ++i) {
@@ -247,7 +247,7 @@ TEST(Beams, ALostGroupChangesNothing) {
     for (int step = 0; step < 2 + i && harness.Plan() == Hold::kNone; ++step) harness.Answer();
   }
   harness.RunAll();
-  EXPECT_EQ(TokensBySequence(harness, 1), TokensBySequence(undisturbed, 1));
+  EXPECT_EQ(TokensBySequence(harness, 1), TokensBySequence(alone, 1));
 }
 
 // BeamSearch alone: an invented model of four tokens, the last ends a hypothesis.

@@ -147,7 +147,7 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.core.dropped_late, 0u);
   EXPECT_GT(total.refused_wait, 0u);
   for (const std::uint64_t count : total.policies) EXPECT_GT(count, seeds / 8);
-  EXPECT_GT(total.undisturbed, 0u);
+  EXPECT_GT(total.non_preemptible, 0u);
   EXPECT_GT(total.core.accepted_tokens, total.core.output_tokens / 50);
   EXPECT_GT(total.core.drafted_tokens, total.core.accepted_tokens);
   EXPECT_GT(total.core.trims, 0u);

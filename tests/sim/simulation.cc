@@ -533,8 +533,8 @@ absl::Status Simulation::TakeEvents() {
     live_.erase(std::find(live_.begin(), live_.end(), id.counter));
     const auto* end = std::get_if<RequestEnd>(&event);
     if (end != nullptr) preemptions_ += end->usage.preemptions;
-    coverage_.undisturbed += end != nullptr && end->status.ok() && end->usage.preemptions > 0 &&
-                             end->usage.preemptions == options_.max_preemptions;
+    coverage_.non_preemptible += end != nullptr && end->status.ok() && end->usage.preemptions > 0 &&
+                                 end->usage.preemptions == options_.max_preemptions;
     coverage_.beams_served += client.request().beam && client.status().ok();
     if (client.accepted()) continue;
     coverage_.refused_full += absl::IsResourceExhausted(client.status());
@@ -663,7 +663,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   refused_draining += o.refused_draining;
   replayed += o.replayed;
   prompt_only += o.prompt_only;
-  undisturbed += o.undisturbed;
+  non_preemptible += o.non_preemptible;
   parallel += o.parallel;
   beams += o.beams;
   beams_served += o.beams_served;

@@ -102,11 +102,11 @@ struct SimCoverage {
   std::uint64_t refused_wait = 0;  // of them for their predicted wait
   std::uint64_t refused_too_large = 0;
   std::uint64_t refused_draining = 0;
-  std::uint64_t replayed = 0;     // arrived with an output prefix
-  std::uint64_t prompt_only = 0;  // max_tokens 0
-  std::uint64_t parallel = 0;     // several sequences
-  std::uint64_t undisturbed = 0;  // served after as many preemptions as one may have
-  std::uint64_t beams = 0;        // beam searches
+  std::uint64_t replayed = 0;         // arrived with an output prefix
+  std::uint64_t prompt_only = 0;      // max_tokens 0
+  std::uint64_t parallel = 0;         // several sequences
+  std::uint64_t non_preemptible = 0;  // served after as many preemptions as one may have
+  std::uint64_t beams = 0;            // beam searches
   std::uint64_t beams_served = 0;
   std::array<std::uint64_t, 6> holds{};     // by Hold
   std::array<std::uint64_t, 4> lags{};      // runs by lag
