@@ -31,8 +31,8 @@ std::optional<TokenizerContent> WaitForTokenizer(const RemoteExecutor& executor,
                                                  const std::string& address, Signals& signals,
                                                  Logger& log) {
   absl::StatusOr<TokenizerContent> tokenizer = executor.FetchTokenizer();
-  for (bool told = false; !tokenizer.ok(); tokenizer = executor.FetchTokenizer()) {
-    if (!std::exchange(told, true)) {
+  for (bool logged = false; !tokenizer.ok(); tokenizer = executor.FetchTokenizer()) {
+    if (!std::exchange(logged, true)) {
       log.Info("waiting for the worker group",
                {{"worker", address}, {"reason", tokenizer.status()}});
     }

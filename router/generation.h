@@ -80,7 +80,7 @@ class GenerationImpl final : public Generation {
     Delta delta;  // not yet handed out
     MeanLogprob score;
     std::int64_t last_token_ns = 0;
-    std::optional<ChoiceEnd> end;  // told, unless it is held back
+    std::optional<ChoiceEnd> end;  // sent, unless it is held back
   };
 
   absl::Status ResolveLength(std::size_t prompt_tokens);

@@ -22,7 +22,7 @@ namespace {
 using grpc::experimental::InterceptionHookPoints;
 using SecretFile = WatchedFile<FleetSecret>;
 
-// Refusals are told at most this often: who knocks must not fill the log.
+// Refusals are logged at most this often: who knocks must not fill the log.
 constexpr absl::Duration kTellEvery = absl::Seconds(10);
 
 // Admits who knows the secret.
@@ -63,7 +63,7 @@ class PeerLog {
 
   void Answered(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    told_.erase(address);
+    logged_.erase(address);
   }
   void Ended(const std::string& address, const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     const grpc::StatusCode code = status.error_code();
@@ -71,7 +71,7 @@ class PeerLog {
     if (!refused && code != grpc::StatusCode::UNAVAILABLE) return;
     {
       absl::MutexLock lock(&mu_);
-      if (std::exchange(told_[address], code) == code) return;
+      if (std::exchange(logged_[address], code) == code) return;
     }
     if (refused) {
       log_->Error("the peer refuses this process: is --fleet-secret-file the same?",
@@ -86,7 +86,7 @@ class PeerLog {
   Logger* const log_;
   absl::Mutex mu_;
   // OK: nothing. As many as there are peers in the flags.
-  std::map<std::string, grpc::StatusCode> told_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, grpc::StatusCode> logged_ ABSL_GUARDED_BY(mu_);
 };
 
 // Of one call: sends the secret, and sees how the peer takes it.

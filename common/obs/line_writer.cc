@@ -57,10 +57,10 @@ bool LineWriter::Put(std::string line, bool important) {
   if (lines_.size() + 1 > room(options_.max_lines) ||
       bytes_ + line.size() > room(options_.max_bytes)) {
     ++dropped_;
-    ++untold_;
+    ++unreported_;
     return false;
   }
-  if (untold_ > 0) Tell();
+  if (unreported_ > 0) ReportDropped();
   Push(std::move(line));
   return true;
 }
@@ -70,16 +70,16 @@ void LineWriter::Push(std::string line) {
   lines_.push_back(std::move(line));
 }
 
-void LineWriter::Tell() { Push(options_.missing(std::exchange(untold_, 0))); }
+void LineWriter::ReportDropped() { Push(options_.missing(std::exchange(unreported_, 0))); }
 
-bool LineWriter::HasWork() const { return !lines_.empty() || untold_ > 0 || stopping_; }
+bool LineWriter::HasWork() const { return !lines_.empty() || unreported_ > 0 || stopping_; }
 
 void LineWriter::Run() {
   const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return HasWork(); };
   mu_.Lock();
   while (!abandoned_) {
     mu_.Await(absl::Condition(&has_work));
-    if (lines_.empty() && untold_ > 0) Tell();
+    if (lines_.empty() && unreported_ > 0) ReportDropped();
     if (lines_.empty()) break;  // and stopping
     // Whole lines, as many as go in one piece.
     std::string piece = std::move(lines_.front());

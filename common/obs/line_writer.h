@@ -48,7 +48,7 @@ class LineWriter {
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
   void Push(std::string line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Queues the word about lines that were dropped since the last one.
-  void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReportDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Until all is written, or abandoned.
   void Write(const std::string& text);
@@ -59,8 +59,8 @@ class LineWriter {
 
   absl::Mutex mu_;
   std::deque<std::string> lines_ ABSL_GUARDED_BY(mu_);
-  std::size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;     // of lines_
-  std::uint64_t untold_ ABSL_GUARDED_BY(mu_) = 0;  // dropped, and the reader does not know
+  std::size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;         // of lines_
+  std::uint64_t unreported_ ABSL_GUARDED_BY(mu_) = 0;  // dropped, and not yet reported
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;  // the thread has nothing more to do
   std::thread thread_;

@@ -28,7 +28,7 @@ class PlanDigest {
   void RemoveBlock(SequenceHandle sequence, GroupIndex group, std::uint32_t at, BlockId block) {
     value_ -= Hash({2, sequence.value(), group.value(), at, block.value()});
   }
-  // In `step` the sequence was told a token (Run::append, ForkSequence::tokens).
+  // In `step` the sequence was sent a token (Run::append, ForkSequence::tokens).
   void AddToken(Step step, SequenceHandle sequence, TokenId token) {
     value_ += Hash({5, step.value(), sequence.value(), static_cast<std::uint64_t>(token)});
   }

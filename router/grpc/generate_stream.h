@@ -90,7 +90,7 @@ class GenerateStream final
   bool writing_ = false;
   bool flush_scheduled_ = false;
   std::optional<grpc::Status> final_status_;  // no more news; not finished yet
-  bool finished_ = false;                     // gRPC was told the status
+  bool finished_ = false;                     // gRPC has the status
   std::optional<LaneThread::Timer> stall_timer_;
 };
 

@@ -83,9 +83,9 @@ void Discovery::Look() {
 
 void Discovery::Tell() {
   std::vector<std::string> all = known_.All();
-  if (all == told_) return;
-  told_ = std::move(all);
-  options_.on_addresses(told_);
+  if (all == published_) return;
+  published_ = std::move(all);
+  options_.on_addresses(published_);
 }
 
 }  // namespace flotilla

@@ -48,7 +48,7 @@ class Discovery {
   const DiscoveryOptions options_;
   // Of the thread, once it runs.
   KnownAddresses known_;
-  std::vector<std::string> told_;
+  std::vector<std::string> published_;
   std::vector<bool> failing_;  // of known_.names()
 
   absl::Mutex mu_;

@@ -281,7 +281,7 @@ void CoreState::Requeue(Slot slot) {
     Sequence& sequence = sequences[at];
     sequence.state = SequenceState::kWaiting;
     sequence.length.Settle(0);
-    sequence.told_depth = 0;
+    sequence.sent_depth = 0;
     sequence.fork = ForkPlan{};
     sequence.indexed_blocks = 0;
     sequence.indexed = kNoPrefix;

@@ -144,7 +144,7 @@ void KvLedger::Open(Sequence& sequence, const Request& request, const Match& mat
                     StepPlan& plan) {
   sequence.tables.assign(groups_.size(), {});
   digest_.Open(sequence.handle, request.id, sequence.index);
-  sequence.told_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
+  sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   plan.ops.push_back(OpenSequence{
       .sequence = sequence.handle,
       .request = request.id,
@@ -183,7 +183,7 @@ std::size_t KvLedger::Fork(const Sequence& parent, Sequence& sequence, const Req
                     .cohort = sequence.cohort};
   for (const TokenId token : fork.tokens) digest_.AddToken(plan.step, sequence.handle, token);
   digest_.Open(sequence.handle, request.id, sequence.index);
-  sequence.told_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
+  sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   sequence.length.Settle(length);
   sequence.tables.assign(groups_.size(), {});
   sequence.shared_blocks = 0;

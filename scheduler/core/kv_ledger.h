@@ -112,7 +112,7 @@ class KvLedger {
   void Load(const Sequence& sequence, const Request& request, const Match& match);
   // The cached blocks that are next to be given away, `count` at most.
   std::vector<BlockId> Oldest(std::size_t count) const { return pool_.Oldest(count); }
-  // Copies begun that no plan has told the workers, and copies not reported done.
+  // Copies begun that no plan has sent to the workers, and copies not reported done.
   bool copies_to_send() const { return !to_send_.empty(); }
   bool copies_pending() const { return !copies_.empty(); }
   void EmitCopies(StepPlan& plan);

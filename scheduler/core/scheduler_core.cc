@@ -298,7 +298,7 @@ std::vector<OpenSequenceView> SchedulerCore::OpenSequences() const {
                           .length = sequence.length,
                           .tokens = sequence.tokens,
                           .tables = {}};
-    if (state_.IsBeam(sequence)) view.tokens = view.tokens.subspan(0, sequence.told_tokens);
+    if (state_.IsBeam(sequence)) view.tokens = view.tokens.subspan(0, sequence.sent_tokens);
     for (const std::vector<BlockId>& table : sequence.tables) view.tables.push_back(table);
     views.push_back(std::move(view));
   }

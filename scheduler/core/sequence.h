@@ -92,8 +92,8 @@ struct Sequence {
   Step opened;                       // plan that opened it
   Step last_chunk;                   // plan of its last prefill chunk
   std::uint32_t prefill_tokens = 0;  // tokens known when they were last prefilled
-  std::uint32_t told_tokens = 0;     // tokens that the workers know
-  std::uint32_t told_depth = 0;      // guesses that the workers make for it
+  std::uint32_t sent_tokens = 0;     // tokens that the workers know
+  std::uint32_t sent_depth = 0;      // guesses that the workers make for it
   std::uint32_t cohort = 0;
   // It lacked a block when it could have run last, and sat that plan out.
   bool sat_out = false;

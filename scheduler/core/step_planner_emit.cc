@@ -135,11 +135,11 @@ void StepPlanner::EmitGuesses() {
 }
 
 void StepPlanner::EmitGuesses(Sequence& sequence, PlannedRun& run, std::uint32_t depth) {
-  if (sequence.told_depth != depth) {
+  if (sequence.sent_depth != depth) {
     const Speculate op{.sequence = sequence.handle, .depth = depth};
     state_.epoch->kv.AddSpeculate(plan_.step, op);
     plan_.ops.push_back(op);
-    sequence.told_depth = depth;
+    sequence.sent_depth = depth;
   }
   if (depth == 0) return;
   run.depth = depth;
@@ -174,9 +174,9 @@ void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
           .count = rows,
           .sample = samples,
           .prompt_logprobs = prompt_logprobs,
-          .append = {sequence.tokens.begin() + sequence.told_tokens, sequence.tokens.end()},
+          .append = {sequence.tokens.begin() + sequence.sent_tokens, sequence.tokens.end()},
           .candidates = last && request.beam ? request.beam->search.candidates() : 0};
-  sequence.told_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
+  sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   state_.epoch->kv.AddRun(plan_.step, run);
   runs_.push_back({.handle = sequence.handle,
                    .begin = begin,

@@ -128,11 +128,11 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     if (!description.ok()) return;
     const EngineLoad load = engine_->Load();
     EngineNews news;
-    if (description->numerics_id != told_numerics_id_) news.description = *std::move(description);
-    if (news.description.has_value() || load != told_load_) news.load = load;
+    if (description->numerics_id != sent_numerics_id_) news.description = *std::move(description);
+    if (news.description.has_value() || load != sent_load_) news.load = load;
     if (!news.load.has_value()) return;
-    told_load_ = load;
-    if (news.description.has_value()) told_numerics_id_ = news.description->numerics_id;
+    sent_load_ = load;
+    if (news.description.has_value()) sent_numerics_id_ = news.description->numerics_id;
     absl::MutexLock lock(&mu_);
     Send(news);
   }
@@ -168,8 +168,8 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
   NewsStream* stream_ ABSL_GUARDED_BY(mu_);  // null: gone
   absl::flat_hash_set<RequestId> requests_ ABSL_GUARDED_BY(mu_);
   // Of the thread.
-  std::uint64_t told_numerics_id_ = 0;  // 0: nothing was told
-  EngineLoad told_load_;
+  std::uint64_t sent_numerics_id_ = 0;  // 0: nothing was sent
+  EngineLoad sent_load_;
 };
 
 class EngineServerImpl;

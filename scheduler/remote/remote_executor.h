@@ -55,7 +55,7 @@ class RemoteExecutor final : public StepExecutor {
   class Link;
 
   void Loop();
-  // The link has ended: the listener hears of the loss of what it was told of.
+  // The link has ended: the listener receives the loss of what it was sent.
   void OnBroken(const absl::Status& why);
 
   const RemoteExecutorOptions options_;

@@ -11,7 +11,7 @@
 namespace flotilla {
 namespace {
 
-// What a client of a full inbox is told to wait: far longer than the loop needs
+// How long a client of a full inbox is asked to wait: far longer than the loop needs
 // to take everything in it.
 constexpr std::int64_t kInboxRetryMs = 100;
 

@@ -37,7 +37,7 @@
 
 namespace flotilla {
 
-// What one step did, as its result told.
+// What one step did, as its result says.
 struct StepRecord {
   Epoch epoch;
   Step step;

@@ -101,9 +101,9 @@ def test_aiperf(server, home, tmp_path):
          "--request-count", "8", "--concurrency", "2", "--isl", "64", "--osl", "8",
          "--extra-inputs", "ignore_eos:true", "--ui", "simple", "--artifact-dir", tmp_path / "out"],
         home, tmp_path)
-    told = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
-    assert told["request_count"]["avg"] == 8 and not told.get("error_summary"), told
-    assert told["usage_completion_tokens"]["avg"] == 8
+    result = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
+    assert result["request_count"]["avg"] == 8 and not result.get("error_summary"), result
+    assert result["usage_completion_tokens"]["avg"] == 8
     log = (tmp_path / "out" / "logs" / "aiperf.log").read_text()
     assert "no Prometheus endpoints reachable" not in log
     [metrics] = (tmp_path / "out").glob("server_metrics*.json")
@@ -111,17 +111,17 @@ def test_aiperf(server, home, tmp_path):
 
 
 def test_langchain(server, home, tmp_path):
-    told = json.loads(run(["python", HERE / "langchain_use.py", f"{server.url}/v1", MODEL],
+    result = json.loads(run(["python", HERE / "langchain_use.py", f"{server.url}/v1", MODEL],
                           home, tmp_path))
-    assert told["stream"] == told["invoke"] and told["chunks"] > 3
-    for usage in (told["usage"], told["stream_usage"]):
+    assert result["stream"] == result["invoke"] and result["chunks"] > 3
+    for usage in (result["usage"], result["stream_usage"]):
         assert 0 < usage["output_tokens"] <= 12
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-    assert told["usage"]["input_tokens"] == told["stream_usage"]["input_tokens"]
-    assert len(told["batch"]) == 3 and all(told["batch"]) and told["text"]
-    assert "".join(one["token"] for one in told["logprobs"]).startswith(told["invoke"])
-    assert all(len(one["top_logprobs"]) == 2 for one in told["logprobs"])
-    assert told["stopped"] == told["invoke"].split(".")[0]
+    assert result["usage"]["input_tokens"] == result["stream_usage"]["input_tokens"]
+    assert len(result["batch"]) == 3 and all(result["batch"]) and result["text"]
+    assert "".join(one["token"] for one in result["logprobs"]).startswith(result["invoke"])
+    assert all(len(one["top_logprobs"]) == 2 for one in result["logprobs"])
+    assert result["stopped"] == result["invoke"].split(".")[0]
 
 
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
@@ -156,13 +156,13 @@ def test_schemathesis(home, tmp_path, keyed, record_property):
     # A short context: some requests go on to its end.
     with Server(tmp_path, "--kv-blocks", "8",
                 *(["--api-keys-file", str(keys)] if keyed else [])) as server:
-        told = run(["schemathesis", "--config-file", "schemathesis.toml", "run", "openapi.yaml",
+        result = run(["schemathesis", "--config-file", "schemathesis.toml", "run", "openapi.yaml",
                     "--url", server.url, "--seed", "1",
                     "--max-examples", "10" if keyed else "60", "--checks", ",".join(CHECKS),
                     "--continue-on-failure", "--generation-database", "none",
                     "--request-timeout", "60", "--suppress-health-check", "all", "--no-color"],
                    home, tmp_path, seconds=1200)
         server.wait_idle()
-    print(told)
-    record_property("schemathesis", re.search(r"\d+ generated, \d+ passed", told)[0])
+    print(result)
+    record_property("schemathesis", re.search(r"\d+ generated, \d+ passed", result)[0])
     shutil.rmtree(tmp_path / ".hypothesis", ignore_errors=True)

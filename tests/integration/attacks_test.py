@@ -221,19 +221,19 @@ def test_nobody_notices(attack, tmp_path, record_property):
             quiet, disturbed, most = attacked(attack, server, attacker, memory)
         finally:
             attacker.stop()
-        told = report(attack, quiet, disturbed, memory, most, attacker.counts, record_property)
+        summary = report(attack, quiet, disturbed, memory, most, attacker.counts, record_property)
         wait_until(lambda: used_blocks(server) == 0, "no block is used")
-        assert not disturbed.failures, f"{disturbed.failures[:3]} {told}"
+        assert not disturbed.failures, f"{disturbed.failures[:3]} {summary}"
         for before, peak in zip(memory.before, most):
-            assert peak - before <= MEMORY_BYTES, told
+            assert peak - before <= MEMORY_BYTES, summary
         found = complaints(quiet, disturbed)
-        assert not found, f"{found} {told}"
+        assert not found, f"{found} {summary}"
         wait_as_before(server, [one + GRPC_THREADS for one in threads] + descriptors)
         record_property("threads", join(threads))
         record_property("descriptors", join(descriptors))
         assert any(attacker.counts.values()), "nothing was attacked"
         for what in attack.forbidden:
-            assert not attacker.counts.get(what), told
+            assert not attacker.counts.get(what), summary
         check_log(attack, server)
 
 
@@ -272,9 +272,9 @@ def report(attack, quiet, disturbed, memory, most, counts, record_property):
     }
     for what, value in figures.items():
         record_property(what, value)
-    told = f"{attack}: {figures}"
-    print(told)
-    return told
+    summary = f"{attack}: {figures}"
+    print(summary)
+    return summary
 
 
 def complaints(quiet, disturbed):

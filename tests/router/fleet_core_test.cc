@@ -189,7 +189,7 @@ TEST_F(FleetCoreTest, WhoComesBackLateGoesOnOnlyWithEqualNumerics) {
   EXPECT_FALSE(core_.waiting());
 }
 
-TEST_F(FleetCoreTest, WhatAGroupDiedOfIsToldToTheNext) {
+TEST_F(FleetCoreTest, WhatAGroupDiedOfIsSentToTheNext) {
   Add(1);
   Submit(Request(1));
   EXPECT_EQ(SentTo(), 1u);

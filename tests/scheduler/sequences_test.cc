@@ -180,7 +180,7 @@ TEST(Beams, AreForkedAndDroppedByTheirTables) {
   ASSERT_THAT(runs, SizeIs(3));
   std::map<SequenceHandle, std::size_t> appended;
   for (const PlanRun& run : runs) appended[run.sequence] = run.append.size();
-  EXPECT_EQ(appended[forks[0].parent], 1u);  // told its token; forks bring theirs
+  EXPECT_EQ(appended[forks[0].parent], 1u);  // sent its token; forks bring theirs
   EXPECT_EQ(appended[forks[0].child], 0u);
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 5u);
   harness.Answer();

@@ -366,7 +366,7 @@ absl::Status Simulation::CheckProgress() {
 }
 
 absl::Status Simulation::DeliverResult() {
-  if (stale_.has_value() && loss_told_) {
+  if (stale_.has_value() && loss_sent_) {
     Count(worker_ == nullptr ? SimFault::kLateResult : SimFault::kLateResultNewEpoch);
     if (absl::Status s = core_->Apply(*std::exchange(stale_, std::nullopt)); !s.ok()) return s;
     return AfterEvent();
@@ -403,7 +403,7 @@ void Simulation::KillGroup() {
   worker_.reset();
   if (sent) stale_plan_ = std::move(plans_.back());
   plans_.clear();
-  loss_told_ = false;
+  loss_sent_ = false;
   if (done && random_.OneIn(2)) {  // lost on the way, or too late
     stale_ = results_.back().result;
     results_.clear();
@@ -411,17 +411,17 @@ void Simulation::KillGroup() {
 }
 
 absl::Status Simulation::ReviveGroup() {
-  if (loss_told_) return NextGroup();
+  if (loss_sent_) return NextGroup();
   if (random_.OneIn(4)) {
-    Count(SimFault::kLossNotTold);
+    Count(SimFault::kLossNotSent);
     if (!results_.empty()) stale_ = results_.front().result;
     results_.clear();
-    loss_told_ = true;
+    loss_sent_ = true;
     return NextGroup();
   }
   if (!results_.empty()) return DeliverResult();  // those came before the loss
   core_->Lost(epoch_, started_);
-  loss_told_ = true;
+  loss_sent_ = true;
   return AfterEvent();
 }
 

@@ -74,8 +74,8 @@ enum class SimFault : std::uint8_t {
   kDiedStepRunning,     // with a plan applied and not completed
   kDiedResultSent,      // with a result on its way
   kDiedInAllPhases,     // with all three at once
-  kPlanToTheDead,       // a plan was made before the loss was told
-  kLossNotTold,         // the next group was ready first
+  kPlanToTheDead,       // a plan was made before the loss was sent
+  kLossNotSent,         // the next group was ready first
   kLateLoss,            // of an older epoch; ignored
   kLateReady,           // of an older epoch; ignored
   kLateResult,          // of a lost epoch, before the next; ignored
@@ -185,7 +185,7 @@ class Simulation {
 
   Epoch epoch_{0};
   std::unique_ptr<SimWorker> worker_;  // null: dead
-  bool loss_told_ = true;              // the core knows that it is dead
+  bool loss_sent_ = true;              // the core knows that it is dead
   std::vector<Step> started_;          // what it died in
   std::deque<StepPlan> plans_;         // sent, not applied
   std::deque<SimResult> results_;      // on their way back

@@ -19,13 +19,13 @@ void GroupLink::Detach(AttachedScheduler* scheduler) {
   absl::MutexLock lock(&mu_);
   if (scheduler_ != scheduler) return;
   scheduler_ = nullptr;
-  told_ = false;
+  announced_ = false;
   EndUsedEpoch();
 }
 
 void GroupLink::Handle(AttachedScheduler* scheduler, GroupCommand command) {
   absl::MutexLock lock(&mu_);
-  if (scheduler_ != scheduler || !told_) return;
+  if (scheduler_ != scheduler || !announced_) return;
   if (const auto* end = std::get_if<EndEpoch>(&command)) {
     executor_->EndEpoch(end->epoch);
     return;
@@ -46,19 +46,19 @@ void GroupLink::OnReady(Epoch epoch, const ExecutorDescription& description) {
 
 void GroupLink::OnResult(StepResult result) {
   absl::MutexLock lock(&mu_);
-  if (told_) scheduler_->Send(GroupEvent(std::move(result)));
+  if (announced_) scheduler_->Send(GroupEvent(std::move(result)));
 }
 
 void GroupLink::OnLost(const Lost& lost) {
   absl::MutexLock lock(&mu_);
   ready_.reset();
-  if (std::exchange(told_, false)) scheduler_->Send(GroupEvent(lost));
+  if (std::exchange(announced_, false)) scheduler_->Send(GroupEvent(lost));
 }
 
 // Of an epoch that nobody used.
 void GroupLink::Tell() {
   if (scheduler_ == nullptr || !ready_.has_value() || used_) return;
-  told_ = true;
+  announced_ = true;
   scheduler_->Send(GroupEvent(*ready_));
 }
 

@@ -34,7 +34,7 @@ class GroupLink final : public ExecutorListener {
   absl::Status Attach(AttachedScheduler* scheduler) ABSL_LOCKS_EXCLUDED(mu_);
   // No event is sent to it any more. What is not attached is ignored.
   void Detach(AttachedScheduler* scheduler) ABSL_LOCKS_EXCLUDED(mu_);
-  // Commands of a scheduler that is not attached, and of epochs that it was not told
+  // Commands of a scheduler that is not attached, and of epochs that it was not sent
   // of, are ignored.
   void Handle(AttachedScheduler* scheduler, GroupCommand command) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -51,8 +51,8 @@ class GroupLink final : public ExecutorListener {
   AttachedScheduler* scheduler_ ABSL_GUARDED_BY(mu_) = nullptr;
   // The current epoch, from its Ready to its Lost.
   std::optional<GroupReady> ready_ ABSL_GUARDED_BY(mu_);
-  bool used_ ABSL_GUARDED_BY(mu_) = false;  // it got a plan
-  bool told_ ABSL_GUARDED_BY(mu_) = false;  // the attached scheduler of it
+  bool used_ ABSL_GUARDED_BY(mu_) = false;       // it got a plan
+  bool announced_ ABSL_GUARDED_BY(mu_) = false;  // the attached scheduler of it
 };
 
 }  // namespace flotilla

@@ -213,7 +213,7 @@ absl::Status GroupState::ShareBlocks(const Sequence& parent, const ForkSequence&
                                     : Invalid(op.child, "more copies than a fork needs");
 }
 
-// The sequence is told tokens that follow those it knows.
+// The sequence is sent tokens that follow those it knows.
 absl::Status GroupState::Learn(Sequence& sequence, absl::Span<const TokenId> tokens, Step step) {
   if (sequence.tokens.size() + tokens.size() > limits_.max_context) {
     return Invalid(sequence.handle, "more tokens than the context holds");

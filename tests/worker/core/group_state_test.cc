@@ -197,7 +197,7 @@ TEST_F(GroupStateTest, SkipLeavesOutOneStep) {
   EXPECT_THAT(TokensOf(RunPlan().sequences[0]), ElementsAre(51));
 }
 
-TEST_F(GroupStateTest, BeamRunsWhatItIsTold) {
+TEST_F(GroupStateTest, BeamRunsWhatItIsSent) {
   OpenSequence open = Opened(kA, {1});
   open.is_beam = true;
   open.stop = {.stop_tokens = {7}, .max_tokens = 2};
