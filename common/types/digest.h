@@ -44,7 +44,7 @@ class PlanDigest {
   void AddSpeculate(Step step, SequenceHandle sequence, std::uint32_t depth) {
     value_ += Hash({7, step.value(), sequence.value(), depth});
   }
-  void AddSkip(Step step, SequenceHandle sequence) {
+  void AddDefer(Step step, SequenceHandle sequence) {
     value_ += Hash({4, step.value(), sequence.value()});
   }
 

@@ -4,7 +4,7 @@
 // A plan is one ordered list of typed operations. It is incremental: ranks keep
 // each sequence's tokens, length and block tables (worker/core), and a plan says
 // only what changed. Sequences whose prompt is complete decode by default; a
-// plan mentions such a sequence only to grant it a block, to let it sit out, or
+// plan mentions such a sequence only to grant it a block, to defer it, or
 // to drop it. Positions of decodes are never named: a decode continues from the
 // token sampled last, which the scheduler may not have seen yet.
 #pragma once
@@ -135,11 +135,11 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
-// A sequence that would decode by default sits this plan out.
-struct Skip {
+// A sequence that would decode by default does not run in this plan.
+struct Defer {
   SequenceHandle sequence;
 
-  bool operator==(const Skip&) const = default;
+  bool operator==(const Defer&) const = default;
 };
 
 // Copies blocks between the pool and a tier while forwards go on. Starts with its
@@ -170,7 +170,7 @@ struct UnloadAdapter {
   bool operator==(const UnloadAdapter&) const = default;
 };
 
-using PlanOp = std::variant<OpenSequence, GrantBlocks, ForkSequence, DropSequence, Run, Skip,
+using PlanOp = std::variant<OpenSequence, GrantBlocks, ForkSequence, DropSequence, Run, Defer,
                             BackgroundCopy, LoadAdapter, UnloadAdapter, TrimBlocks, Speculate>;
 
 struct StepPlan {

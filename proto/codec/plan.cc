@@ -28,7 +28,7 @@ enum OpKind : std::uint8_t {
   kFork = v1::StepPlan::kForksFieldNumber,
   kDrop = v1::StepPlan::kDropsFieldNumber,
   kRun = v1::StepPlan::kRunsFieldNumber,
-  kSkip = v1::StepPlan::kSkipsFieldNumber,
+  kDefer = v1::StepPlan::kDeferredFieldNumber,
   kBackgroundCopy = v1::StepPlan::kBackgroundCopiesFieldNumber,
   kLoadAdapter = v1::StepPlan::kLoadAdaptersFieldNumber,
   kUnloadAdapter = v1::StepPlan::kUnloadAdaptersFieldNumber,
@@ -125,9 +125,9 @@ class PlanWriter {
     AddTokens(op.append, runs.mutable_append());
   }
 
-  void Add(const Skip& op) {
-    AddKind(kSkip);
-    AddDifference(op.sequence.value(), skipped_, proto_.mutable_skips());
+  void Add(const Defer& op) {
+    AddKind(kDefer);
+    AddDifference(op.sequence.value(), deferred_, proto_.mutable_deferred());
   }
 
   void Add(const BackgroundCopy& op) {
@@ -197,7 +197,7 @@ class PlanWriter {
 
   v1::StepPlan& proto_;
   // The last entry of each list of differences.
-  std::uint32_t granted_to_ = 0, granted_ = 0, dropped_ = 0, run_ = 0, skipped_ = 0, trimmed_ = 0,
+  std::uint32_t granted_to_ = 0, granted_ = 0, dropped_ = 0, run_ = 0, deferred_ = 0, trimmed_ = 0,
                 speculating_ = 0;
 };
 
@@ -211,7 +211,7 @@ class PlanReader {
         granted_(proto.grants().blocks()),
         dropped_(proto.drops()),
         run_(proto.runs().sequences()),
-        skipped_(proto.skips()),
+        deferred_(proto.deferred()),
         trimmed_(proto.trims().sequences()),
         speculating_(proto.speculations().sequences()) {}
 
@@ -247,7 +247,7 @@ class PlanReader {
         {"forks", {proto_.forks_size(), kFork}},
         {"drops", {proto_.drops_size(), kDrop}},
         {"runs.sequences", {proto_.runs().sequences_size(), kRun}},
-        {"skips", {proto_.skips_size(), kSkip}},
+        {"deferred", {proto_.deferred_size(), kDefer}},
         {"background_copies", {proto_.background_copies_size(), kBackgroundCopy}},
         {"load_adapters", {proto_.load_adapters_size(), kLoadAdapter}},
         {"unload_adapters", {proto_.unload_adapters_size(), kUnloadAdapter}},
@@ -309,8 +309,8 @@ class PlanReader {
         return DropSequence{.sequence = SequenceHandle(dropped_.Next())};
       case kRun:
         return ReadRun(row);
-      case kSkip:
-        return Skip{.sequence = SequenceHandle(skipped_.Next())};
+      case kDefer:
+        return Defer{.sequence = SequenceHandle(deferred_.Next())};
       case kBackgroundCopy:
         return ReadBackgroundCopy(proto_.background_copies(at));
       case kLoadAdapter:
@@ -419,7 +419,7 @@ class PlanReader {
 
   const v1::StepPlan& proto_;
   std::array<std::size_t, kOpKinds> rows_{};  // by OpKind
-  DifferenceReader granted_to_, granted_, dropped_, run_, skipped_, trimmed_, speculating_;
+  DifferenceReader granted_to_, granted_, dropped_, run_, deferred_, trimmed_, speculating_;
   std::size_t appended_ = 0;
 };
 

@@ -286,7 +286,7 @@ void CoreState::Requeue(Slot slot) {
     sequence.indexed_blocks = 0;
     sequence.indexed = kNoPrefix;
     sequence.duplicate = false;
-    sequence.sat_out = false;
+    sequence.deferred = false;
     sequence.candidates.clear();
   }
   Enqueue(slot);

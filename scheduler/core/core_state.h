@@ -87,13 +87,13 @@ struct CoreCounters {
   std::uint64_t bypasses = 0;             // requests that started before an earlier one
   std::uint64_t forks = 0;                // sequences that share another's blocks
   std::uint64_t block_copies = 0;
-  std::uint64_t skips = 0;
+  std::uint64_t deferrals = 0;
   std::uint64_t noops = 0;  // decodes of sequences that had finished
   std::uint64_t plans = 0;
   std::uint64_t prefill_tokens = 0;
   std::uint64_t lookup_tokens = 0;  // looked up in the prefix cache
   std::uint64_t cached_tokens = 0;  // found there, and not prefilled
-  std::uint64_t prefix_waits = 0;   // plans that a prompt sat out for another's prefix
+  std::uint64_t prefix_waits = 0;   // plans in which a prompt waited for another's prefix
   std::uint64_t evictions = 0;      // cached blocks given away
   std::uint64_t output_tokens = 0;
   std::uint64_t drafted_tokens = 0;   // guessed and run
@@ -187,7 +187,7 @@ struct CoreState {
   // Emits the RequestEnd of a request that has no sequences left, and forgets it.
   void Forget(Slot request);
 
-  // Takes an open request's blocks, of which `winner` lacks some (it may be the same
+  // Takes an open request's blocks, of which `winner` needs some (it may be the same
   // request), and puts it back into the queue. No result is outstanding for it.
   void Preempt(Slot request, Slot winner);
   // All open requests go back to the queue, and the epoch is over.

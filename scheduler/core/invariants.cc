@@ -142,8 +142,8 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
       const std::optional<Slot> slot = epoch.handles.Live(run.handle, plan.step);
       if (!slot.has_value()) continue;
       FLOTILLA_HOLDS(
-          run.most == 0 || plan.step != epoch.last_step || !state.sequences[*slot].sat_out, 7,
-          "a sequence that ran did not sit out");
+          run.most == 0 || plan.step != epoch.last_step || !state.sequences[*slot].deferred, 7,
+          "a sequence that ran was not deferred");
       if (run.chunk) continue;
       std::uint64_t& last = last_decode[run.handle.value()];
       FLOTILLA_HOLDS(last == 0 || plan.step.value() >= last + lag, 2, "decodes of one sequence");

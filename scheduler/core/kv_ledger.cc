@@ -53,23 +53,23 @@ std::uint64_t KvLedger::GrowthBlocks(std::uint64_t tokens) const {
   return blocks;
 }
 
-std::uint64_t KvLedger::Lacks(const Sequence& sequence, std::uint64_t positions) const {
-  std::uint64_t lacks = 0;
+std::uint64_t KvLedger::BlocksNeeded(const Sequence& sequence, std::uint64_t positions) const {
+  std::uint64_t needed = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::uint64_t needs = BlocksFor(groups_[g], positions);
     const std::uint64_t has = sequence.tables.empty() ? 0 : sequence.tables[g].size();
-    if (needs > has) lacks += needs - has;
+    if (needs > has) needed += needs - has;
   }
-  return lacks;
+  return needed;
 }
 
 std::uint32_t KvLedger::Reach(const Sequence& sequence, std::uint32_t wanted,
                               std::uint64_t blocks) const {
-  if (Lacks(sequence, wanted) <= blocks) return wanted;
-  std::uint32_t can = 0, cannot = wanted;  // Lacks grows with positions
+  if (BlocksNeeded(sequence, wanted) <= blocks) return wanted;
+  std::uint32_t can = 0, cannot = wanted;  // what is needed grows with positions
   while (cannot - can > 1) {
     const std::uint32_t middle = can + (cannot - can) / 2;
-    (Lacks(sequence, middle) <= blocks ? can : cannot) = middle;
+    (BlocksNeeded(sequence, middle) <= blocks ? can : cannot) = middle;
   }
   return can;
 }

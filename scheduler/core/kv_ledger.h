@@ -45,8 +45,8 @@ class KvLedger {
   std::uint64_t BlocksFor(std::uint64_t positions) const;
   // Blocks that a sequence takes for `tokens` more, at most.
   std::uint64_t GrowthBlocks(std::uint64_t tokens) const;
-  // Blocks that `sequence` lacks to hold `positions`; 0 if it has them.
-  std::uint64_t Lacks(const Sequence& sequence, std::uint64_t positions) const;
+  // Blocks that `sequence` needs beside those that it has to hold `positions`.
+  std::uint64_t BlocksNeeded(const Sequence& sequence, std::uint64_t positions) const;
   // The most positions up to `wanted` that `sequence` can hold with `blocks` more
   // blocks. At least what it holds now, if that is below `wanted`.
   std::uint32_t Reach(const Sequence& sequence, std::uint32_t wanted, std::uint64_t blocks) const;
@@ -86,7 +86,7 @@ class KvLedger {
   // block of its own. Returns the copies made.
   std::size_t Fork(const Sequence& parent, Sequence& sequence, const Request& request,
                    StepPlan& plan);
-  // Grants what it lacks to hold `positions`; the pool has that many.
+  // Grants what it needs to hold `positions`; the pool has that many.
   void Grow(Sequence& sequence, std::uint32_t positions, StepPlan& plan);
   // Takes back at once what it has beyond its upper bound, for guesses that were
   // wrong. It has no run in this plan yet, and no other is outstanding. Whether
@@ -130,7 +130,7 @@ class KvLedger {
     for (const TokenId token : run.append) digest_.AddToken(step, run.sequence, token);
     digest_.AddRun(step, run.sequence, run.count);
   }
-  void AddSkip(Step step, SequenceHandle sequence) { digest_.AddSkip(step, sequence); }
+  void AddDefer(Step step, SequenceHandle sequence) { digest_.AddDefer(step, sequence); }
   void AddSpeculate(Step step, const Speculate& op) {
     digest_.AddSpeculate(step, op.sequence, op.depth);
   }

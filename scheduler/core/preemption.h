@@ -31,7 +31,7 @@ constexpr const char* ReasonName(PreemptionReason reason) {
 
 struct Preemption {
   RequestId victim;
-  RequestId winner;  // the first in order that lacked blocks; may be the victim itself
+  RequestId winner;  // the first in order that was short of blocks; may be the victim itself
   PreemptionReason reason = PreemptionReason::kNoTier;
   bool decoding = false;     // the victim had sent tokens in this run
   std::uint32_t blocks = 0;  // that came free, or will when they are copied

@@ -95,8 +95,8 @@ struct Sequence {
   std::uint32_t sent_tokens = 0;     // tokens that the workers know
   std::uint32_t sent_depth = 0;      // guesses that the workers make for it
   std::uint32_t cohort = 0;
-  // It lacked a block when it could have run last, and sat that plan out.
-  bool sat_out = false;
+  // It was short of a block when it could have run last, and was deferred.
+  bool deferred = false;
   std::vector<std::vector<BlockId>> tables;  // [groups] entries in order
   std::uint32_t shared_blocks = 0;           // of them another's when it was opened
   // Its leading blocks that are in the prefix index, and the last one's node.

@@ -19,23 +19,23 @@ PlanOutcome StepPlanner::Make() {
   // With no result outstanding every length is exact and no block is about to
   // come free: now the last sequence of the policy gives its blocks to the others.
   // But not while copies to or from tiers hold blocks: those may be enough.
-  while (!lacking_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
+  while (!short_of_blocks_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
     if (!TrimSequences()) {
       const Slot last = state_.sequences[state_.running.back()].request;
       FLOTILLA_CORE_CHECK(!state_.requests[last].non_preemptible);
-      state_.Preempt(last, state_.sequences[lacking_.front()].request);
+      state_.Preempt(last, state_.sequences[short_of_blocks_.front()].request);
     }
     Assess();
   }
   const bool copies = epoch.kv.copies_to_send() || MustPoll();
-  if (SomeoneSatOut() && !copies) return {.hold = Hold::kMemory};
+  if (AnyDeferred() && !copies) return {.hold = Hold::kMemory};
   if (!WorthSending() && !copies) {
-    if (!lacking_.empty()) return {.hold = Hold::kMemory};
+    if (!short_of_blocks_.empty()) return {.hold = Hold::kMemory};
     return {.hold = state_.requests.size() == 0 ? Hold::kIdle : Hold::kResults};
   }
 
   epoch.handles.DropRetired(plan_);
-  EmitSkips();
+  EmitDeferrals();
   EmitOpenings();
   EmitDecodes();
   for (const Opening& opening : openings_) EmitChunk(opening.slot, opening.rows);
@@ -73,7 +73,7 @@ void StepPlanner::Choose() {
       isolated_step_ = isolated;
       Assess();
       const bool runs = !decodes_.empty() || !chunks_.empty() || !openings_.empty();
-      if (runs || !lacking_.empty() || FindStart().has_value() || load_.has_value()) return;
+      if (runs || !short_of_blocks_.empty() || FindStart().has_value() || load_.has_value()) return;
     }
     isolated_step_ = false;
   }
@@ -81,10 +81,10 @@ void StepPlanner::Choose() {
 }
 
 void StepPlanner::Assess() {
-  aside_.clear();
+  for_other_steps_.clear();
   decodes_.clear();
   finished_.clear();
-  lacking_.clear();
+  short_of_blocks_.clear();
   chunks_.clear();
   openings_.clear();
   due_later_ = false;
@@ -134,7 +134,7 @@ void StepPlanner::AssessDecodes() {
       if (ours || sequence.surely_finished()) {
         AssessDecode(slot);
       } else if (DueInThisStep(sequence)) {
-        aside_.push_back(slot);
+        for_other_steps_.push_back(slot);
       } else {
         due_later_ = true;
       }
@@ -149,17 +149,17 @@ void StepPlanner::AssessDecode(Slot slot) {
   if (!DueInThisStep(sequence)) {
     due_later_ |= !sequence.surely_finished();
     // What it waits for is not for those after it, whose steps come first.
-    if (sequence.sat_out) KeepFor(sequence);
+    if (sequence.deferred) KeepFor(sequence);
   } else if (sequence.surely_finished()) {
     finished_.push_back(slot);
   } else {
     const Request& request = state_.RequestOf(sequence);
-    const std::uint64_t lacks = LacksForNext(sequence);
-    if (lacks > Room(request)) {
-      lacking_.push_back(slot);
+    const std::uint64_t needed = BlocksNeededForNext(sequence);
+    if (needed > Room(request)) {
+      short_of_blocks_.push_back(slot);
       return;
     }
-    Take(request, lacks);
+    Take(request, needed);
     --budget_;
     decodes_.push_back(slot);
   }
@@ -172,16 +172,16 @@ void StepPlanner::AssessBeamStep(Slot slot) {
     if (const std::optional<Opening> opening = FindOpening(slot, Room(request))) {
       TakeOpening(*opening);
     } else {
-      lacking_.push_back(slot);
+      short_of_blocks_.push_back(slot);
     }
     return;
   }
-  const std::uint64_t lacks = state_.epoch->kv.Lacks(sequence, sequence.length.upper + 1);
-  if (lacks > Room(request)) {
-    lacking_.push_back(slot);
+  const std::uint64_t needed = state_.epoch->kv.BlocksNeeded(sequence, sequence.length.upper + 1);
+  if (needed > Room(request)) {
+    short_of_blocks_.push_back(slot);
     return;
   }
-  Take(request, lacks);
+  Take(request, needed);
   --budget_;
   chunks_.push_back({slot, 1});
 }
@@ -190,12 +190,12 @@ void StepPlanner::AssessBeamStep(Slot slot) {
 // before it. Only the first request of all makes others give way, so it always
 // advances.
 void StepPlanner::AssessPrefills() {
-  const bool decodes_lack = !lacking_.empty();
+  const bool decodes_are_short = !short_of_blocks_.empty();
   for (const Slot slot : state_.running) {
     const Sequence& sequence = state_.sequences[slot];
     const Request& request = state_.RequestOf(sequence);
     if (IsBeamStep(sequence) || !IsFor(request)) continue;
-    const std::uint64_t room = decodes_lack && !request.non_preemptible ? 0 : Room(request);
+    const std::uint64_t room = decodes_are_short && !request.non_preemptible ? 0 : Room(request);
     if (sequence.state == SequenceState::kPrefill) AssessPrefill(slot, room);
     if (sequence.state != SequenceState::kPending) continue;
     const std::optional<Opening> opening = FindOpening(slot, room);
@@ -211,14 +211,14 @@ void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
       std::min({sequence.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
   const Request& request = state_.RequestOf(sequence);
   const std::uint32_t rows = kv.Reach(sequence, begin + wanted, room) - begin;
-  const std::uint64_t takes = kv.Lacks(sequence, begin + rows);
-  Owe(request, kv.Lacks(sequence, sequence.prefill_tokens) - takes);
+  const std::uint64_t takes = kv.BlocksNeeded(sequence, begin + rows);
+  Owe(request, kv.BlocksNeeded(sequence, sequence.prefill_tokens) - takes);
   if (rows > 0) {
     Take(request, takes);
     budget_ -= rows;
     chunks_.push_back({slot, rows});
   } else if (wanted > 0 && InFirstRequest(sequence)) {
-    lacking_.push_back(slot);
+    short_of_blocks_.push_back(slot);
   }
 }
 
@@ -255,7 +255,8 @@ std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uin
   for (opening.rows = wanted; opening.rows > 0; opening.rows /= 2) {
     if (OpeningNeeds(opening) <= blocks) return opening;
   }
-  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence)) lacking_.push_back(slot);
+  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence))
+    short_of_blocks_.push_back(slot);
   return std::nullopt;
 }
 
@@ -270,9 +271,9 @@ void StepPlanner::TakeOpening(const Opening& opening) {
   openings_.push_back(opening);
 }
 
-bool StepPlanner::SomeoneSatOut() const {
-  return std::any_of(lacking_.begin(), lacking_.end(),
-                     [this](Slot slot) { return state_.sequences[slot].sat_out; });
+bool StepPlanner::AnyDeferred() const {
+  return std::any_of(short_of_blocks_.begin(), short_of_blocks_.end(),
+                     [this](Slot slot) { return state_.sequences[slot].deferred; });
 }
 
 std::uint64_t StepPlanner::ReservedBlocks() const {
@@ -299,13 +300,13 @@ std::uint64_t StepPlanner::Room(const Request& request) const {
   return request.non_preemptible ? state_.epoch->kv.pool().available() : free_blocks_;
 }
 
-std::uint64_t StepPlanner::LacksForNext(const Sequence& sequence) const {
+std::uint64_t StepPlanner::BlocksNeededForNext(const Sequence& sequence) const {
   const std::uint32_t end = std::min(sequence.length.upper + 1, sequence.length.max);
-  return state_.epoch->kv.Lacks(sequence, end);
+  return state_.epoch->kv.BlocksNeeded(sequence, end);
 }
 
 void StepPlanner::KeepFor(const Sequence& sequence) {
-  Take(state_.RequestOf(sequence), std::min(free_blocks_, LacksForNext(sequence)));
+  Take(state_.RequestOf(sequence), std::min(free_blocks_, BlocksNeededForNext(sequence)));
 }
 
 void StepPlanner::Take(const Request& request, std::uint64_t blocks) {
@@ -437,7 +438,7 @@ std::optional<StepPlanner::Start> StepPlanner::FindStart() {
   constexpr std::size_t kCandidates = 4;  // bounds the work of a plan
   waits_for_prefix_ = false;
   load_.reset();
-  if (state_.waiting.empty() || budget_ == 0 || !lacking_.empty()) return std::nullopt;
+  if (state_.waiting.empty() || budget_ == 0 || !short_of_blocks_.empty()) return std::nullopt;
   if (std::optional<Start> start = TryStart(state_.waiting.head())) return start;
   if (state_.requests[state_.waiting.head()].bypassed >= state_.options.max_bypass) {
     return std::nullopt;

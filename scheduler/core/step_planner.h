@@ -7,7 +7,7 @@
 // with what changes, never with context length.
 //
 // While a request is quarantined (Request::quarantined) plans alternate between steps of
-// its own, in which all others sit out, and steps of all others.
+// its own, in which all others are deferred, and steps of all others.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ enum class Hold : std::uint8_t {
   kNone,          // there is one
   kNotReady,      // no worker group: its Ready
   kPipelineFull,  // lag + 1 plans are unanswered: the next result
-  kMemory,        // a sequence lacks a block: all results, which free some or
+  kMemory,        // a sequence is short of a block: all results, which free some or
                   // make it safe to preempt
   kResults,       // all that is runnable is in plans already: the next result
   kIdle,          // nothing to run: the next request
@@ -107,15 +107,15 @@ class StepPlanner {
   std::uint64_t Room(const Request& request) const;
   void Take(const Request& request, std::uint64_t blocks);
   // Blocks that a decode needs for its next token.
-  std::uint64_t LacksForNext(const Sequence& sequence) const;
-  // Takes what a sequence that sat out lacks, though it cannot be granted in this step.
+  std::uint64_t BlocksNeededForNext(const Sequence& sequence) const;
+  // Takes what a deferred sequence needs, though it cannot be granted in this step.
   void KeepFor(const Sequence& sequence);
   void Owe(const Request& request, std::uint64_t blocks);
   bool WorthSending();
-  bool SomeoneSatOut() const;
+  bool AnyDeferred() const;
   bool InFirstRequest(const Sequence& sequence) const;
 
-  void EmitSkips();
+  void EmitDeferrals();
   void EmitOpenings();
   void EmitOpening(const Opening& opening);
   void Opened(Sequence& sequence);
@@ -142,18 +142,18 @@ class StepPlanner {
   bool isolated_step_ = false;  // a step for the isolated request alone
 
   // What Assess found, for the state as it is.
-  std::vector<Slot> decodes_;      // due and with a block behind the position
-  std::vector<Slot> finished_;     // due, but surely finished: no-ops
-  std::vector<Slot> lacking_;      // could run but for a block
-  std::vector<Slot> aside_;        // due, but the step is for others
-  std::vector<Chunk> chunks_;      // of prompts already begun, and of beams
-  std::vector<Opening> openings_;  // of pending sequences
-  bool due_later_ = false;         // a decode is due in another cohort's step
-  std::uint64_t free_blocks_ = 0;  // after all of the above, reserved ones apart
-  std::uint64_t owed_blocks_ = 0;  // for the rest of the prompts begun
-  std::uint32_t budget_ = 0;       // rows left
-  bool waits_for_prefix_ = false;  // the head of the queue
-  std::optional<Start> load_;      // the head of the queue, if it is to be read back first
+  std::vector<Slot> decodes_;          // due and with a block behind the position
+  std::vector<Slot> finished_;         // due, but surely finished: no-ops
+  std::vector<Slot> short_of_blocks_;  // could run but for blocks
+  std::vector<Slot> for_other_steps_;  // due, but the step is for others
+  std::vector<Chunk> chunks_;          // of prompts already begun, and of beams
+  std::vector<Opening> openings_;      // of pending sequences
+  bool due_later_ = false;             // a decode is due in another cohort's step
+  std::uint64_t free_blocks_ = 0;      // after all of the above, reserved ones apart
+  std::uint64_t owed_blocks_ = 0;      // for the rest of the prompts begun
+  std::uint32_t budget_ = 0;           // rows left
+  bool waits_for_prefix_ = false;      // the head of the queue
+  std::optional<Start> load_;          // the head of the queue, if it is to be read back first
   std::optional<std::vector<Growing>> growth_;  // of the running sequences, once needed
 };
 

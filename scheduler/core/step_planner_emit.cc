@@ -6,20 +6,20 @@
 
 namespace flotilla {
 
-void StepPlanner::EmitSkips() {
-  for (const Slot slot : lacking_) {
+void StepPlanner::EmitDeferrals() {
+  for (const Slot slot : short_of_blocks_) {
     Sequence& sequence = state_.sequences[slot];
-    sequence.sat_out = true;
+    sequence.deferred = true;
     if (sequence.state != SequenceState::kDecode) continue;  // a prompt just is not run
-    plan_.ops.push_back(Skip{.sequence = sequence.handle});
-    state_.epoch->kv.AddSkip(plan_.step, sequence.handle);
-    ++state_.counters.skips;
+    plan_.ops.push_back(Defer{.sequence = sequence.handle});
+    state_.epoch->kv.AddDefer(plan_.step, sequence.handle);
+    ++state_.counters.deferrals;
   }
-  for (const Slot slot : aside_) {
+  for (const Slot slot : for_other_steps_) {
     const SequenceHandle handle = state_.sequences[slot].handle;
-    plan_.ops.push_back(Skip{.sequence = handle});
-    state_.epoch->kv.AddSkip(plan_.step, handle);
-    ++state_.counters.skips;
+    plan_.ops.push_back(Defer{.sequence = handle});
+    state_.epoch->kv.AddDefer(plan_.step, handle);
+    ++state_.counters.deferrals;
   }
 }
 
@@ -87,7 +87,7 @@ void StepPlanner::EmitDecodes() {
     Sequence& sequence = state_.sequences[slot];
     sequence.length.Send(1, 1);
     state_.epoch->kv.Grow(sequence, sequence.length.upper, plan_);
-    sequence.sat_out = false;
+    sequence.deferred = false;
     runs_.push_back({.handle = sequence.handle, .least = 1, .most = 1, .samples = true});
   }
 }
@@ -113,7 +113,7 @@ std::uint32_t StepPlanner::AllowedGuesses(const Sequence& sequence) const {
   const std::uint32_t upper = sequence.length.upper;
   const std::uint32_t end = std::min(upper + most, sequence.length.max);
   // Beyond its maximum no position is ever written.
-  if (state_.epoch->kv.Lacks(sequence, end) <= blocks) return most;
+  if (state_.epoch->kv.BlocksNeeded(sequence, end) <= blocks) return most;
   return state_.epoch->kv.Reach(sequence, end, blocks) - upper;
 }
 
@@ -122,7 +122,7 @@ void StepPlanner::EmitGuesses() {
   SpeculationLoad load{.rows = static_cast<std::uint32_t>(decodes_.size()),
                        .tokens = decodes_.size() * std::uint64_t{Guesses::kSure},
                        .prefill_ns = prefill_rows_ * state_.rates.prefill_ns_per_token()};
-  const bool nobody = !lacking_.empty() || state_.costs.Stale(load.rows);
+  const bool nobody = !short_of_blocks_.empty() || state_.costs.Stale(load.rows);
   for (std::size_t i = 0; i < decodes_.size(); ++i) {
     Sequence& sequence = state_.sequences[decodes_[i]];
     const std::uint32_t most = nobody ? 0 : AllowedGuesses(sequence);
@@ -147,7 +147,7 @@ void StepPlanner::EmitGuesses(Sequence& sequence, PlannedRun& run, std::uint32_t
   budget_ -= depth;
   guess_rows_ += depth;
   sequence.length.Send(0, depth);
-  free_blocks_ -= state_.epoch->kv.Lacks(sequence, sequence.length.upper);
+  free_blocks_ -= state_.epoch->kv.BlocksNeeded(sequence, sequence.length.upper);
   state_.epoch->kv.Grow(sequence, sequence.length.upper, plan_);
 }
 
@@ -157,7 +157,7 @@ void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   const std::uint32_t end = begin + rows;
   sequence.length.Send(rows, rows);
   sequence.last_chunk = plan_.step;
-  sequence.sat_out = false;
+  sequence.deferred = false;
   state_.epoch->kv.Grow(sequence, end, plan_);
   const Request& request = state_.RequestOf(sequence);
   state_.epoch->kv.Publish(sequence, request, end);
@@ -227,7 +227,8 @@ void StepPlanner::Begin(const Start& start) {
 
   const std::uint32_t rows = std::min(
       {sequence.prefill_tokens - sequence.length.upper, state_.options.max_chunk_tokens, budget_});
-  const std::uint64_t takes = start.match.pinned + kv.Lacks(sequence, sequence.length.upper + rows);
+  const std::uint64_t takes =
+      start.match.pinned + kv.BlocksNeeded(sequence, sequence.length.upper + rows);
   free_blocks_ -= request.non_preemptible ? needs : takes;
   Owe(request, needs - takes);
   budget_ -= rows;

@@ -115,8 +115,8 @@ TEST(KvLedger, ReachIsTheLongestThatTheBlocksHold) {
   sequence.tables.assign(3, {});
   for (std::uint64_t blocks = 0; blocks < 40; ++blocks) {
     const std::uint32_t reach = ledger.Reach(sequence, 90, blocks);
-    EXPECT_LE(ledger.Lacks(sequence, reach), blocks);
-    EXPECT_TRUE(reach == 90 || ledger.Lacks(sequence, reach + 1) > blocks) << blocks;
+    EXPECT_LE(ledger.BlocksNeeded(sequence, reach), blocks);
+    EXPECT_TRUE(reach == 90 || ledger.BlocksNeeded(sequence, reach + 1) > blocks) << blocks;
   }
 }
 

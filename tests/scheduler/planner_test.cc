@@ -114,25 +114,25 @@ TEST(Planner, NoPlanIsMadeForASequenceThatHasSurelyFinished) {
   EXPECT_EQ(harness.Plan(), Hold::kIdle);
 }
 
-// Two sequences of 4 blocks each in a pool of 5: the second sits out, waits for
+// Two sequences of 4 blocks each in a pool of 5: the second is deferred, waits for
 // the results, then gives way; both finish with their own tokens.
-TEST(Planner, LackOfABlockSkipsThenHoldsThenPreemptsTheLast) {
+TEST(Planner, AShortageDefersThenStallsThenPreemptsTheLast) {
   CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0}, SmallGroup(5, 2));
   harness.Admit(1, 2, 7);
   harness.Admit(2, 2, 7);
-  bool skipped = false, held = false;
+  bool deferred = false, held = false;
   for (int step = 0; step < 8 && !held; ++step) {
     const Hold hold = harness.Plan();
     held = hold == Hold::kMemory;
     if (hold != Hold::kNone) break;
-    const auto skips = CoreHarness::OpsOf<Skip>(harness.plans.back());
-    if (!skips.empty()) {
-      skipped = true;
-      EXPECT_EQ(harness.core.OpenSequences()[skips[0].sequence.value()].request.counter, 2u);
+    const auto deferrals = CoreHarness::OpsOf<Defer>(harness.plans.back());
+    if (!deferrals.empty()) {
+      deferred = true;
+      EXPECT_EQ(harness.core.OpenSequences()[deferrals[0].sequence.value()].request.counter, 2u);
     }
     if (harness.plans.size() > 1) harness.Answer();
   }
-  EXPECT_TRUE(skipped);
+  EXPECT_TRUE(deferred);
   EXPECT_TRUE(held);
   EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 0u);  // results are outstanding
   while (!harness.plans.empty()) harness.Answer();

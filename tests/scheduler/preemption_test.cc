@@ -42,7 +42,7 @@ std::vector<Preemption> PreemptTheSecond(std::vector<KvTier> tiers, std::uint32_
 TEST(Preemption, WithoutTiersBlocksAreComputedAgain) {
   const Preemption first = PreemptTheSecond({}).at(0);
   EXPECT_EQ(first.victim.counter, 2u);
-  EXPECT_EQ(first.winner.counter, 2u);  // it was itself the one to lack a block
+  EXPECT_EQ(first.winner.counter, 2u);  // it was itself the one that was short of a block
   EXPECT_TRUE(first.decoding);
   EXPECT_EQ(first.reason, PreemptionReason::kNoTier);
   EXPECT_EQ(first.swapped_blocks, 0u);

@@ -34,11 +34,11 @@ class QuarantineTest : public ::testing::Test {
     for (const SequenceHandle handle : harness.worker->Sequences()) {
       const SequenceView view = *harness.worker->View(handle);
       if (view.finished || !view.decoding) continue;
-      const bool skipped = std::any_of(plan.ops.begin(), plan.ops.end(), [&](const PlanOp& op) {
-        const auto* skip = std::get_if<Skip>(&op);
-        return skip != nullptr && skip->sequence == handle;
+      const bool deferred = std::any_of(plan.ops.begin(), plan.ops.end(), [&](const PlanOp& op) {
+        const auto* defer = std::get_if<Defer>(&op);
+        return defer != nullptr && defer->sequence == handle;
       });
-      if (!skipped) requests.insert(view.request.counter);
+      if (!deferred) requests.insert(view.request.counter);
     }
     for (const auto& open : CoreHarness::OpsOf<OpenSequence>(plan))
       opened[open.sequence] = open.request.counter;

@@ -114,7 +114,7 @@ void PlanHash::Add(const Run& op) {
   Add(std::uint64_t{op.pooled});
 }
 
-void PlanHash::Add(const Skip& op) {
+void PlanHash::Add(const Defer& op) {
   Add(std::uint64_t{kDefer});
   Add(Word(op.sequence));
 }

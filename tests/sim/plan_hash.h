@@ -31,7 +31,7 @@ class PlanHash {
   void Add(const ForkSequence& op);
   void Add(const DropSequence& op);
   void Add(const Run& op);
-  void Add(const Skip& op);
+  void Add(const Defer& op);
   void Add(const BackgroundCopy& op);
   void Add(const LoadAdapter& op);
   void Add(const UnloadAdapter& op);

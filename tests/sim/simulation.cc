@@ -349,7 +349,7 @@ absl::Status Simulation::CheckProgress() {
     all_planned &= sequence.length.least == sequence.length.max;
   }
   const bool same = front_ == first && front_progress_ == progress && !all_planned;
-  // Copies to and from tiers may hold the blocks that it lacks, for as long as they
+  // Copies to and from tiers may hold the blocks that it needs, for as long as they
   // take.
   front_stalled_ = same ? front_stalled_ + copying_.empty() : 0;
   front_waits_ = same ? front_waits_ + !copying_.empty() : 0;
@@ -630,7 +630,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.quarantine_releases += o.core.quarantine_releases;
   core.quarantine_failures += o.core.quarantine_failures;
   core.resumptions += o.core.resumptions;
-  core.skips += o.core.skips;
+  core.deferrals += o.core.deferrals;
   core.cached_tokens += o.core.cached_tokens;
   core.prefix_waits += o.core.prefix_waits;
   core.forks += o.core.forks;

@@ -70,8 +70,8 @@ class PlanBuilder {
     digest_.AddRun(plan_.step, op.sequence, op.count);
     plan_.ops.emplace_back(std::move(op));
   }
-  void Add(Skip op) {
-    digest_.AddSkip(plan_.step, op.sequence);
+  void Add(Defer op) {
+    digest_.AddDefer(plan_.step, op.sequence);
     plan_.ops.emplace_back(op);
   }
   void Add(TrimBlocks op) {

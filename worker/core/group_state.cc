@@ -22,7 +22,7 @@ struct GroupState::Sequence {
   std::uint32_t cohort = 0;
   bool is_beam = false;
   Step last_run;
-  Step skipped;  // the last step it sat out
+  Step deferred;  // the last step it was deferred in
   bool decoding = false;
   std::uint32_t draft_depth = 0;  // guesses allowed to each decode
   std::optional<FinishReason> finished;
@@ -263,12 +263,13 @@ absl::Status GroupState::ApplyOp(const Run& op, StepWork& work) {
   return AddPrefill(sequence, op, work);
 }
 
-absl::Status GroupState::ApplyOp(const Skip& op, StepWork& work) {
+absl::Status GroupState::ApplyOp(const Defer& op, StepWork& work) {
   absl::StatusOr<Sequence*> sequence = FindOpen(op.sequence);
   if (!sequence.ok()) return sequence.status();
-  if (!Due(**sequence, work.step)) return Invalid(op.sequence, "skips a step it would not run in");
-  (*sequence)->skipped = work.step;
-  digest_.AddSkip(work.step, op.sequence);
+  if (!Due(**sequence, work.step))
+    return Invalid(op.sequence, "defers a step that it would not run in");
+  (*sequence)->deferred = work.step;
+  digest_.AddDefer(work.step, op.sequence);
   return absl::OkStatus();
 }
 
@@ -381,7 +382,7 @@ absl::Status GroupState::CheckCovered(const Sequence& sequence, std::uint64_t en
 bool GroupState::Due(const Sequence& sequence, Step step) const {
   const std::uint64_t lag = decoders_.size();
   return sequence.decoding && step.value() % lag == sequence.cohort &&
-         step.value() >= sequence.last_run.value() + lag && sequence.skipped != step;
+         step.value() >= sequence.last_run.value() + lag && sequence.deferred != step;
 }
 
 bool GroupState::AtLengthEnd(const Sequence& sequence) const {

@@ -171,7 +171,7 @@ class GroupState {
   absl::Status ApplyOp(const ForkSequence& op, StepWork& work);
   absl::Status ApplyOp(const DropSequence& op, StepWork& work);
   absl::Status ApplyOp(const Run& op, StepWork& work);
-  absl::Status ApplyOp(const Skip& op, StepWork& work);
+  absl::Status ApplyOp(const Defer& op, StepWork& work);
   absl::Status ApplyOp(const BackgroundCopy& op, StepWork& work);
   absl::Status ApplyOp(const LoadAdapter& op, StepWork& work);
   absl::Status ApplyOp(const UnloadAdapter& op, StepWork& work);

@@ -88,7 +88,7 @@ StepPlan OneOfEach() {
                   .append = {4},
                   .candidates = 3,
                   .pooled = true},
-              Skip{SequenceHandle(4)},
+              Defer{SequenceHandle(4)},
               BackgroundCopy{.id = 1, .moves = {{BlockId(1), 2}}},
               LoadAdapter{"a"},
               UnloadAdapter{"b"},
@@ -135,7 +135,7 @@ TEST(WorkerCodec, WrongPlansAreRefusedByField) {
       {"runs.append", [](auto& p) { p.mutable_runs()->set_append(0, -1); }},
       {"runs.append_counts", [](auto& p) { p.mutable_runs()->set_append_counts(0, 2); }},
       {"runs.append_counts", [](auto& p) { p.mutable_runs()->clear_append_counts(); }},
-      {"skips", [](auto& p) { p.clear_skips(); }},
+      {"deferred", [](auto& p) { p.clear_deferred(); }},
       {"background_copies.kind", [](auto& p) { p.mutable_background_copies(0)->clear_kind(); }},
       {"background_copies.kind",
        [](auto& p) {

@@ -104,7 +104,7 @@ PlanOp RandomValues::Op() {
     case 4:
       return RandomRun();
     case 5:
-      return Skip{.sequence = SequenceHandle(Number())};
+      return Defer{.sequence = SequenceHandle(Number())};
     case 6: {
       BackgroundCopy copy{.id = Word(),
                           .kind = Flip() ? BackgroundCopy::Kind::kOut : BackgroundCopy::Kind::kIn,

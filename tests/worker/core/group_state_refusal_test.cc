@@ -185,11 +185,11 @@ INSTANTIATE_TEST_SUITE_P(
                   p.Grant(kA, {1});
                   p.Add(Prefill(kA, 2, true));
                 }},
-        Refusal{"SkipOfPrefill", [](PlanBuilder& p) { p.Add(Skip{kB}); }},
-        Refusal{"SkipTwice",
+        Refusal{"DeferOfPrefill", [](PlanBuilder& p) { p.Add(Defer{kB}); }},
+        Refusal{"DeferTwice",
                 [](PlanBuilder& p) {
-                  p.Add(Skip{kA});
-                  p.Add(Skip{kA});
+                  p.Add(Defer{kA});
+                  p.Add(Defer{kA});
                 }},
         Refusal{"TooManyRows",
                 [](PlanBuilder& p) {
@@ -312,7 +312,7 @@ void AddRandom(PlanBuilder& plans, const std::function<std::uint32_t(std::uint32
       plans.Add(DropSequence{sequence});
       break;
     case 3:
-      plans.Add(Skip{sequence});
+      plans.Add(Defer{sequence});
       break;
     case 4:
       plans.Add(ForkSequence{.parent = sequence,

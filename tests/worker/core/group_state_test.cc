@@ -187,12 +187,12 @@ TEST_F(GroupStateTest, PromptTargetsFollowTheirRowsAndEndWithThePrompt) {
   EXPECT_EQ(result.first_output, 1u);
 }
 
-TEST_F(GroupStateTest, SkipLeavesOutOneStep) {
+TEST_F(GroupStateTest, DeferLeavesOutOneStep) {
   plans_.Add(Opened(kA, {1}));
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, true));
   RunPlan();
-  plans_.Add(Skip{kA});
+  plans_.Add(Defer{kA});
   EXPECT_THAT(RunPlan().sequences, IsEmpty());
   EXPECT_THAT(TokensOf(RunPlan().sequences[0]), ElementsAre(51));
 }
