@@ -232,7 +232,7 @@ void VirtualRun::Observe() {
   // A shared block is full, so it adds as much to a table's slots as to the length.
   for (const OpenSequenceView& sequence : core_.OpenSequences()) {
     wasted_slots_ +=
-        sequence.tables[0].size() * std::uint64_t{block_tokens_} - sequence.length.upper;
+        sequence.tables[0].size() * std::uint64_t{block_tokens_} - sequence.length.scheduled_max;
   }
   record_.memory.peak_used = std::max(record_.memory.peak_used, used_slots_);
   record_.load.peak_running = std::max(record_.load.peak_running, snapshot_.load.running_requests);

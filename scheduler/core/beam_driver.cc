@@ -48,7 +48,7 @@ Sequence BeamDriver::Child(const Sequence& parent, Slot parent_slot, const TopLo
   child.tokens = parent.tokens;
   child.length.max = parent.length.max;
   // All that the parent knows has run: it gave candidates.
-  child.fork = {.parent = parent_slot, .length = parent.length.lower};
+  child.fork = {.parent = parent_slot, .length = parent.length.computed};
   child.logprobs = parent.logprobs;
   child.tops = parent.tops;
   child.tokens.push_back(token.token);

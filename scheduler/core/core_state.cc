@@ -57,7 +57,7 @@ void CoreState::LearnGrowth(std::uint32_t outputs, std::uint32_t max_tokens) {
 }
 
 void CoreState::UpdateOwed(Sequence& sequence) {
-  const std::uint64_t had = std::max(sequence.length.lower, sequence.fork.length);
+  const std::uint64_t had = std::max(sequence.length.computed, sequence.fork.length);
   const std::uint32_t wanted = RequestOf(sequence).stop.max_tokens - OutputTokens(sequence);
   owed_tokens -= sequence.owed_tokens;
   sequence.owed_tokens = sequence.tokens.size() - had + wanted;
@@ -386,7 +386,7 @@ void CoreState::EndQuarantine() {
   const bool past = std::all_of(request.sequences.begin(), request.sequences.end(), [&](Slot at) {
     const Sequence& sequence = sequences[at];
     return sequence.open() &&
-           sequence.length.lower >= std::min(request.quarantine_length, sequence.length.max);
+           sequence.length.computed >= std::min(request.quarantine_length, sequence.length.max);
   });
   if (!past) return;
   request.quarantined = false;

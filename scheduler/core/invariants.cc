@@ -105,7 +105,7 @@ absl::Status CheckMembership(const CoreState& state) {
     sequences += request.sequences.size();
     for (const Slot at : request.sequences) {
       const Sequence& sequence = state.sequences[at];
-      owed += sequence.tokens.size() - std::max(sequence.length.lower, sequence.fork.length) +
+      owed += sequence.tokens.size() - std::max(sequence.length.computed, sequence.fork.length) +
               request.stop.max_tokens - state.OutputTokens(sequence);
     }
   }
@@ -155,7 +155,7 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
   return absl::OkStatus();
 }
 
-// 3 and 4. lower <= upper <= max; the tables cover the upper bound and waste at
+// 3 and 4. computed <= scheduled_max <= max; the tables cover scheduled_max and waste at
 // most one block less one slot; the difference of the bounds is in flight.
 absl::Status CheckBounds(const CoreState& state) {
   const EpochState& epoch = *state.epoch;
@@ -179,23 +179,24 @@ absl::Status CheckBounds(const CoreState& state) {
     if (!sequence.open()) continue;
     ++open;
     const LengthBounds& length = sequence.length;
-    FLOTILLA_HOLDS(length.lower <= length.least && length.least <= length.upper &&
-                       length.upper <= length.reserved && length.reserved <= length.max,
+    FLOTILLA_HOLDS(length.computed <= length.computed_min &&
+                       length.computed_min <= length.scheduled_max &&
+                       length.scheduled_max <= length.allocated && length.allocated <= length.max,
                    4, "bounds");
     const std::uint32_t most = in_flight[sequence.handle.value()];
     const std::uint32_t least = surely[sequence.handle.value()];
-    FLOTILLA_HOLDS(length.upper == std::min(length.lower + most, length.max) &&
-                       length.least == std::min(length.lower + least, length.max),
+    FLOTILLA_HOLDS(length.scheduled_max == std::min(length.computed + most, length.max) &&
+                       length.computed_min == std::min(length.computed + least, length.max),
                    4, "bounds and plans in flight");
     // Without guesses a sequence wastes less than a block; blocks of wrong ones stay
     // until somebody needs them.
     const bool guesses = state.MaxDraftTokens() > 0;
-    FLOTILLA_HOLDS(guesses || (length.least == length.upper && length.upper == length.reserved), 4,
-                   "bounds without guesses");
+    FLOTILLA_HOLDS(guesses || (length.computed_min == length.scheduled_max &&
+                               length.scheduled_max == length.allocated),
+                   4, "bounds without guesses");
     std::uint64_t blocks = 0;
     for (const auto& table : sequence.tables) blocks += table.size();
-    FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.reserved), 4,
-                   "blocks cover the upper bound");
+    FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.allocated), 4, "blocks cover scheduled_max");
     FLOTILLA_HOLDS(epoch.handles.Live(sequence.handle, epoch.last_step) == slot, 2, "its handle");
     ++cohorts[sequence.cohort];
   }

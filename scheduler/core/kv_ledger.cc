@@ -245,7 +245,7 @@ bool KvLedger::Trim(Sequence& sequence, StepPlan& plan) {
   bool trimmed = false;
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     std::vector<BlockId>& table = sequence.tables[g];
-    const std::uint64_t needs = BlocksFor(groups_[g], sequence.length.upper);
+    const std::uint64_t needs = BlocksFor(groups_[g], sequence.length.scheduled_max);
     if (table.size() <= needs) continue;
     plan.ops.push_back(TrimBlocks{.sequence = sequence.handle,
                                   .group = GroupIndex(g),
@@ -258,7 +258,7 @@ bool KvLedger::Trim(Sequence& sequence, StepPlan& plan) {
     }
     trimmed = true;
   }
-  sequence.length.reserved = sequence.length.upper;
+  sequence.length.allocated = sequence.length.scheduled_max;
   return trimmed;
 }
 

@@ -52,7 +52,7 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
 absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult& result,
                                      const Sequence& sequence) const {
   if (result.noop) return Mismatch(result, "a no-op before the sequence finished");
-  const std::uint32_t lower = sequence.length.lower;
+  const std::uint32_t lower = sequence.length.computed;
   if (result.length < lower + run.least || result.length > lower + run.most || run.most == 0 ||
       result.length > sequence.length.max) {
     return Mismatch(result, "its length is outside the bounds");
@@ -104,7 +104,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   Sequence& sequence = state_.sequences[slot];
   Request& request = state_.RequestOf(sequence);
   if (absl::Status s = CheckRun(run, result, sequence); !s.ok()) return s;
-  sequence.length.Answer(run.least, run.most, result.length - sequence.length.lower);
+  sequence.length.Answer(run.least, run.most, result.length - sequence.length.computed);
   if (run.samples && !run.chunk) CountGuesses(run, result, sequence);
   if (result.finished == FinishReason::kError) {
     const absl::Status status = absl::InternalError("the model's output was not a number");
@@ -119,7 +119,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   if (absl::Status s = EmitPromptLogprobs(run, result, request); !s.ok()) return s;
   EmitTokens(result, sequence);
   state_.UpdateOwed(sequence);
-  state_.epoch->kv.Publish(sequence, request, sequence.length.lower);
+  state_.epoch->kv.Publish(sequence, request, sequence.length.computed);
   if (run.candidates > 0) {
     sequence.candidates = result.candidates;
     BeamDriver(state_).Advance(sequence.request);
@@ -127,7 +127,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
     state_.LearnGrowth(state_.OutputTokens(sequence), request.stop.max_tokens);
     state_.EndSequence(slot, *result.finished, state_.OutputTokens(sequence));
   } else if (sequence.state == SequenceState::kEnding &&
-             sequence.length.lower == sequence.length.max) {
+             sequence.length.computed == sequence.length.max) {
     state_.EndSequence(slot, FinishReason::kLength, 0);
   }
   return absl::OkStatus();

@@ -27,42 +27,42 @@ enum class SequenceState : std::uint8_t {
 };
 
 // What is known of a sequence's length (positions with K and V) while results are
-// outstanding. 0 <= lower <= least <= upper <= reserved <= max.
+// outstanding. 0 <= computed <= computed_min <= scheduled_max <= allocated <= max.
 struct LengthBounds {
-  std::uint32_t lower = 0;  // by the results applied
-  // Once all plans sent have run, unless it finishes before; less than `upper`
+  std::uint32_t computed = 0;  // by the results applied
+  // Once all plans sent have run, unless it finishes before; less than `scheduled_max`
   // only where guesses may turn out wrong.
-  std::uint32_t least = 0;
-  std::uint32_t upper = 0;     // once all plans sent have run; blocks cover it
-  std::uint32_t reserved = 0;  // its blocks cover this: more since guesses were wrong
-  std::uint32_t max = 0;       // it has surely finished when it gets there
+  std::uint32_t computed_min = 0;
+  std::uint32_t scheduled_max = 0;  // once all plans sent have run; blocks cover it
+  std::uint32_t allocated = 0;      // its blocks cover this: more since guesses were wrong
+  std::uint32_t max = 0;            // it has surely finished when it gets there
   // Rows of the plans sent and not answered: the surest and the most.
-  std::uint32_t sent_least = 0, sent_most = 0;
+  std::uint32_t in_flight_min = 0, in_flight_max = 0;
 
   // No plan is outstanding, and this is its length.
   void Settle(std::uint32_t length) {
-    sent_least = sent_most = 0;
-    lower = least = upper = reserved = length;
+    in_flight_min = in_flight_max = 0;
+    computed = computed_min = scheduled_max = allocated = length;
   }
   // A plan is sent that adds at least and at most so many positions.
-  void Send(std::uint32_t least_rows, std::uint32_t most_rows) {
-    sent_least += least_rows;
-    sent_most += most_rows;
+  void Send(std::uint32_t min_rows, std::uint32_t max_rows) {
+    in_flight_min += min_rows;
+    in_flight_max += max_rows;
     Update();
   }
   // The result of such a plan is in; so many were added.
-  void Answer(std::uint32_t least_rows, std::uint32_t most_rows, std::uint32_t rows) {
-    sent_least -= least_rows;
-    sent_most -= most_rows;
-    lower += rows;
+  void Answer(std::uint32_t min_rows, std::uint32_t max_rows, std::uint32_t rows) {
+    in_flight_min -= min_rows;
+    in_flight_max -= max_rows;
+    computed += rows;
     Update();
   }
 
  private:
   void Update() {
-    least = lower + sent_least < max ? lower + sent_least : max;
-    upper = lower + sent_most < max ? lower + sent_most : max;
-    reserved = reserved < upper ? upper : reserved;
+    computed_min = computed + in_flight_min < max ? computed + in_flight_min : max;
+    scheduled_max = computed + in_flight_max < max ? computed + in_flight_max : max;
+    allocated = allocated < scheduled_max ? scheduled_max : allocated;
   }
 };
 
@@ -118,7 +118,7 @@ struct Sequence {
   bool open() const { return state > SequenceState::kPending; }
   // No further run can change it: it has finished, though the result may still
   // be on its way.
-  bool surely_finished() const { return length.least == length.max; }
+  bool surely_finished() const { return length.computed_min == length.max; }
 };
 
 }  // namespace flotilla

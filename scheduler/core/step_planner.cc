@@ -114,7 +114,7 @@ bool StepPlanner::InFirstRequest(const Sequence& sequence) const {
 bool StepPlanner::IsBeamStep(const Sequence& sequence) const {
   if (!state_.IsBeam(sequence) || state_.OutputTokens(sequence) == 0) return false;
   const auto known = static_cast<std::uint32_t>(sequence.tokens.size());
-  if (sequence.state == SequenceState::kPrefill) return sequence.length.upper + 1 == known;
+  if (sequence.state == SequenceState::kPrefill) return sequence.length.scheduled_max + 1 == known;
   return sequence.state == SequenceState::kPending && sequence.fork.length + 1 == known &&
          ParentIsReady(sequence);
 }
@@ -123,7 +123,7 @@ bool StepPlanner::IsBeamStep(const Sequence& sequence) const {
 bool StepPlanner::ParentIsReady(const Sequence& sequence) const {
   if (!sequence.fork.parent.has_value() || !state_.epoch->kv.can_fork()) return false;
   const Sequence& parent = state_.sequences[*sequence.fork.parent];
-  return parent.open() && parent.length.least >= sequence.fork.length;
+  return parent.open() && parent.length.computed_min >= sequence.fork.length;
 }
 
 void StepPlanner::AssessDecodes() {
@@ -176,7 +176,8 @@ void StepPlanner::AssessBeamStep(Slot slot) {
     }
     return;
   }
-  const std::uint64_t needed = state_.epoch->kv.BlocksNeeded(sequence, sequence.length.upper + 1);
+  const std::uint64_t needed =
+      state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max + 1);
   if (needed > Room(request)) {
     short_of_blocks_.push_back(slot);
     return;
@@ -206,7 +207,7 @@ void StepPlanner::AssessPrefills() {
 void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
   const KvLedger& kv = state_.epoch->kv;
   const Sequence& sequence = state_.sequences[slot];
-  const std::uint32_t begin = sequence.length.upper;
+  const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t wanted =
       std::min({sequence.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
   const Request& request = state_.RequestOf(sequence);
@@ -301,7 +302,7 @@ std::uint64_t StepPlanner::Room(const Request& request) const {
 }
 
 std::uint64_t StepPlanner::BlocksNeededForNext(const Sequence& sequence) const {
-  const std::uint32_t end = std::min(sequence.length.upper + 1, sequence.length.max);
+  const std::uint32_t end = std::min(sequence.length.scheduled_max + 1, sequence.length.max);
   return state_.epoch->kv.BlocksNeeded(sequence, end);
 }
 

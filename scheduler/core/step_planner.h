@@ -2,9 +2,8 @@
 //
 // One object makes at most one plan. Order of the budget: every decode and every
 // beam that is due, then the prompts already begun, then new ones. Blocks are
-// reserved for
-// the upper bound of each length. The cost grows with the running sequences and
-// with what changes, never with context length.
+// allocated for the longest that each sequence can be by then. The cost grows with the running
+// sequences and with what changes, never with context length.
 //
 // While a request is quarantined (Request::quarantined) plans alternate between steps of
 // its own, in which all others are deferred, and steps of all others.

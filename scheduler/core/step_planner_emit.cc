@@ -68,9 +68,9 @@ void StepPlanner::Open(Slot slot, const KvLedger::Match& match) {
   ++epoch.cohort_sizes[sequence.cohort];
   epoch.kv.Open(sequence, request, match, plan_);
   state_.counters.lookup_tokens += sequence.tokens.size();
-  state_.counters.cached_tokens += sequence.length.upper;
+  state_.counters.cached_tokens += sequence.length.scheduled_max;
   if (!request.was_open) {
-    request.cached_tokens = std::min(sequence.length.upper, request.prompt_tokens);
+    request.cached_tokens = std::min(sequence.length.scheduled_max, request.prompt_tokens);
     state_.waiting.Charge(request.tenant,
                           (request.prompt_tokens - request.cached_tokens) * FairShare::kPromptCost);
   }
@@ -86,7 +86,7 @@ void StepPlanner::EmitDecodes() {
   for (const Slot slot : decodes_) {
     Sequence& sequence = state_.sequences[slot];
     sequence.length.Send(1, 1);
-    state_.epoch->kv.Grow(sequence, sequence.length.upper, plan_);
+    state_.epoch->kv.Grow(sequence, sequence.length.scheduled_max, plan_);
     sequence.deferred = false;
     runs_.push_back({.handle = sequence.handle, .least = 1, .most = 1, .samples = true});
   }
@@ -105,12 +105,12 @@ bool StepPlanner::TrimSequences() {
 // As far as rows, blocks and the sequence's own end allow. Blocks that prompts begun
 // still need, and the reserve for growth, are left alone.
 std::uint32_t StepPlanner::AllowedGuesses(const Sequence& sequence) const {
-  const std::uint32_t most =
-      std::min({state_.MaxDraftTokens(), budget_, sequence.length.max - sequence.length.least});
+  const std::uint32_t most = std::min(
+      {state_.MaxDraftTokens(), budget_, sequence.length.max - sequence.length.computed_min});
   const std::uint64_t kept =
       owed_blocks_ + std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences;
   const std::uint64_t blocks = free_blocks_ > kept ? free_blocks_ - kept : 0;
-  const std::uint32_t upper = sequence.length.upper;
+  const std::uint32_t upper = sequence.length.scheduled_max;
   const std::uint32_t end = std::min(upper + most, sequence.length.max);
   // Beyond its maximum no position is ever written.
   if (state_.epoch->kv.BlocksNeeded(sequence, end) <= blocks) return most;
@@ -147,13 +147,13 @@ void StepPlanner::EmitGuesses(Sequence& sequence, PlannedRun& run, std::uint32_t
   budget_ -= depth;
   guess_rows_ += depth;
   sequence.length.Send(0, depth);
-  free_blocks_ -= state_.epoch->kv.BlocksNeeded(sequence, sequence.length.upper);
-  state_.epoch->kv.Grow(sequence, sequence.length.upper, plan_);
+  free_blocks_ -= state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max);
+  state_.epoch->kv.Grow(sequence, sequence.length.scheduled_max, plan_);
 }
 
 void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   Sequence& sequence = state_.sequences[slot];
-  const std::uint32_t begin = sequence.length.upper;
+  const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t end = begin + rows;
   sequence.length.Send(rows, rows);
   sequence.last_chunk = plan_.step;
@@ -225,10 +225,10 @@ void StepPlanner::Begin(const Start& start) {
   Sequence& sequence = state_.sequences[first];
   Open(first, start.match);
 
-  const std::uint32_t rows = std::min(
-      {sequence.prefill_tokens - sequence.length.upper, state_.options.max_chunk_tokens, budget_});
+  const std::uint32_t rows = std::min({sequence.prefill_tokens - sequence.length.scheduled_max,
+                                       state_.options.max_chunk_tokens, budget_});
   const std::uint64_t takes =
-      start.match.pinned + kv.BlocksNeeded(sequence, sequence.length.upper + rows);
+      start.match.pinned + kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   free_blocks_ -= request.non_preemptible ? needs : takes;
   Owe(request, needs - takes);
   budget_ -= rows;

@@ -191,23 +191,23 @@ TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   harness.Answer();
   const auto length = [&] { return harness.core.OpenSequences().at(0).length; };
-  EXPECT_EQ(length().lower, 20u);
+  EXPECT_EQ(length().computed, 20u);
   ASSERT_EQ(harness.Plan(), Hold::kNone);
   const auto depths = CoreHarness::OpsOf<Speculate>(harness.plans.back());
   ASSERT_EQ(depths.size(), 1u);
   EXPECT_EQ(depths[0].depth, 4u);
-  EXPECT_EQ(length().least, 21u);
-  EXPECT_EQ(length().upper, 25u);
+  EXPECT_EQ(length().computed_min, 21u);
+  EXPECT_EQ(length().scheduled_max, 25u);
   ASSERT_EQ(harness.Plan(), Hold::kNone);  // in force: nothing to say but a block
   EXPECT_TRUE(CoreHarness::OpsOf<Speculate>(harness.plans.back()).empty());
-  EXPECT_EQ(length().least, 22u);
-  EXPECT_EQ(length().upper, 30u);
+  EXPECT_EQ(length().computed_min, 22u);
+  EXPECT_EQ(length().scheduled_max, 30u);
   const StepResult first = harness.Answer();
-  EXPECT_EQ(length().lower, 20 + first.sequences[0].tokens.size());
-  EXPECT_EQ(length().upper, length().lower + 5);
-  EXPECT_EQ(length().reserved, 30u);
+  EXPECT_EQ(length().computed, 20 + first.sequences[0].tokens.size());
+  EXPECT_EQ(length().scheduled_max, length().computed + 5);
+  EXPECT_EQ(length().allocated, 30u);
   harness.Answer();
-  EXPECT_EQ(length().upper, length().lower);
+  EXPECT_EQ(length().scheduled_max, length().computed);
 }
 
 TEST(Speculation, RowsOfGuessesAreWithinTheBudget) {

@@ -345,8 +345,8 @@ absl::Status Simulation::CheckProgress() {
   bool all_planned = !pending;
   for (const OpenSequenceView& sequence : open) {
     if (sequence.request != first) continue;
-    progress = SimMix(progress ^ sequence.length.least ^ sequence.handle.value() << 20);
-    all_planned &= sequence.length.least == sequence.length.max;
+    progress = SimMix(progress ^ sequence.length.computed_min ^ sequence.handle.value() << 20);
+    all_planned &= sequence.length.computed_min == sequence.length.max;
   }
   const bool same = front_ == first && front_progress_ == progress && !all_planned;
   // Copies to and from tiers may hold the blocks that it needs, for as long as they
@@ -556,7 +556,7 @@ absl::Status Simulation::CompareMarks(const SimResult& result) const {
         sequence->opened > result.result.step) {
       continue;
     }
-    if (sequence->request != mark.request || sequence->length.lower != mark.length ||
+    if (sequence->request != mark.request || sequence->length.computed != mark.length ||
         sequence->tokens.size() != mark.tokens || mark.finished) {
       return Broken(9, absl::StrCat("sequence ", mark.sequence.value(), " after its result"));
     }
@@ -578,9 +578,10 @@ absl::Status Simulation::CompareWithWorker() const {
     bool equal = theirs->tokens.size() >= mine.tokens.size() &&
                  (!settled || theirs->tokens.size() == mine.tokens.size()) &&
                  std::equal(mine.tokens.begin(), mine.tokens.end(), theirs->tokens.begin()) &&
-                 mine.length.lower <= theirs->length && theirs->length <= mine.length.upper &&
-                 (theirs->finished || theirs->length >= mine.length.least) &&
-                 (!settled || mine.length.lower == theirs->length) &&
+                 mine.length.computed <= theirs->length &&
+                 theirs->length <= mine.length.scheduled_max &&
+                 (theirs->finished || theirs->length >= mine.length.computed_min) &&
+                 (!settled || mine.length.computed == theirs->length) &&
                  (!settled || !theirs->finished) && mine.tables.size() == theirs->tables.size();
     for (std::size_t g = 0; equal && g < mine.tables.size(); ++g) {
       equal = std::equal(mine.tables[g].begin(), mine.tables[g].end(), theirs->tables[g].begin(),

@@ -16,7 +16,7 @@ MemoryMeter::Look MemoryMeter::LookAt(const SchedulerCore& core) {
   look.sequences = static_cast<std::uint32_t>(sequences.size());
   for (const OpenSequenceView& sequence : sequences) {
     const absl::Span<const BlockId> table = sequence.tables[0];
-    const std::uint32_t length = sequence.length.upper;
+    const std::uint32_t length = sequence.length.scheduled_max;
     look.unshared_blocks += (length + kSlots - 1) / kSlots;
     const auto held = static_cast<std::uint32_t>(table.size()) * kSlots;
     look.worst_waste = std::max(look.worst_waste, held - std::min(held, length));
