@@ -210,11 +210,11 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "refuse requests (429) whose wait is predicted to be longer; 0: only a full queue refuses",
      kServe | kScheduler},
     {"--speculation", &RoleFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
-     "guess tokens ahead where it pays: ngram, as the request's own text went on before; draft, by "
+     "draft tokens ahead where it pays: ngram, as the request's own text went on before; draft, by "
      "the model's first layers; never changes results",
      kGroup},
     {"--draft-tokens", &RoleFlags::draft_tokens, "tokens", 1, 64, kSchedule,
-     "tokens that one sequence guesses ahead at most", kServe | kScheduler | kWorker | kRank},
+     "draft tokens of one sequence in a step at most", kServe | kScheduler | kWorker | kRank},
     {"--draft-layers", &RoleFlags::draft_layers, "layers", 0, 1024, kSchedule,
      "layers that a draft computes; 0: a third of the model's", kGroup},
     {"--queue-requests", &RoleFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,

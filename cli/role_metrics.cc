@@ -84,8 +84,9 @@ constexpr char kQuarantinedHelp[] =
     "Requests under way when their worker group died, and what was found: they got past that "
     "point, or killed it again and were failed.";
 constexpr char kTokensHelp[] = "Tokens, by kind; prompt tokens count again when recomputed.";
-constexpr char kGuesses[] = "flotilla_scheduler_speculation_tokens_total";
-constexpr char kGuessesHelp[] = "Tokens guessed ahead and run, and those of them that were right.";
+constexpr char kSpeculation[] = "flotilla_scheduler_speculation_tokens_total";
+constexpr char kSpeculationHelp[] =
+    "Draft tokens that were run, and those of them that were accepted.";
 
 constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kGauge, kWaiting, "Requests without KV blocks.", nullptr, nullptr,
@@ -166,9 +167,9 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
      nullptr, nullptr, [](Snapshot s) -> double { return s.core.counters.evictions; }},
     {kCounter, kTokens, kTokensHelp, "kind", "generated",
      [](Snapshot s) -> double { return s.core.counters.output_tokens; }},
-    {kCounter, kGuesses, kGuessesHelp, "kind", "drafted",
+    {kCounter, kSpeculation, kSpeculationHelp, "kind", "drafted",
      [](Snapshot s) -> double { return s.core.counters.drafted_tokens; }},
-    {kCounter, kGuesses, kGuessesHelp, "kind", "accepted",
+    {kCounter, kSpeculation, kSpeculationHelp, "kind", "accepted",
      [](Snapshot s) -> double { return s.core.counters.accepted_tokens; }},
     {kCounter, "flotilla_scheduler_plans_total", "Step plans made.", nullptr, nullptr,
      [](Snapshot s) -> double { return s.core.counters.plans; }},

@@ -1,9 +1,9 @@
-// DraftModel: guesses tokens with the model's own first layers, followed by its
+// DraftModel: drafts tokens with the model's own first layers, followed by its
 // norm and head (an early exit). No weights and no KV memory of its own: the
-// first layers' K and V of a sequence are those of the model, and those of guesses
+// first layers' K and V of a sequence are those of the model, and those of draft tokens
 // go where the model's own pass over the same rows then writes the same.
 //
-// A guess costs a pass of a few layers and the head over one row per sequence. Each
+// A draft token costs a pass of a few layers and the head over one row per sequence. Each
 // is drawn as the model's own token would be, with the same noise, since a draft
 // that is nearly right then mostly draws the same token. Called on the executor's
 // thread, between steps.
@@ -31,7 +31,7 @@ class DraftModel final : public Proposer {
   void Forget(SequenceHandle) override {}
 
  private:
-  // One more guess for each request that wants one and has none that failed.
+  // One more draft token for each request that wants one and has none that failed.
   // Returns whether there was any.
   bool ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at);
 

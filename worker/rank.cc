@@ -179,8 +179,8 @@ void Rank::Describe() {
   description_.max_sequences = options_.max_sequences;
   description_.max_step_tokens = options_.max_step_tokens;
   description_.lag = options_.shape.pipeline;
-  const bool guesses = options_.speculation != Speculation::kOff;
-  description_.max_draft_tokens = guesses ? options_.draft_tokens : 0;
+  const bool drafts = options_.speculation != Speculation::kOff;
+  description_.max_draft_tokens = drafts ? options_.draft_tokens : 0;
 }
 
 std::unique_ptr<Proposer> Rank::MakeProposer() {

@@ -32,7 +32,7 @@
 
 namespace flotilla {
 
-// Who guesses the tokens that plans let decodes guess. Never changes a result.
+// Who drafts the tokens that plans let decodes draft. Never changes a result.
 enum class Speculation : std::uint8_t {
   kOff,
   kNgram,  // NgramProposer: what followed the same tokens before
@@ -53,7 +53,7 @@ struct RankOptions {
   std::uint32_t max_sequences = 256;
   TierOptions tiers;
   Speculation speculation = Speculation::kOff;
-  std::uint32_t draft_tokens = 8;  // that a decode may guess at most; 1..kMaxDraftTokens
+  std::uint32_t draft_tokens = 8;  // that a decode may draft at most; 1..kMaxDraftTokens
   std::uint32_t draft_layers = 0;  // of the draft model; 0: a third of the model's
   NgramOptions ngram;
   // Tests: blocks hold NaN until they are written.
@@ -72,7 +72,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& o
 
 class Rank {
  public:
-  // As far ahead as guesses are worth a row on any machine.
+  // As far ahead as draft tokens are worth a row on any machine.
   static constexpr std::uint32_t kMaxDraftTokens = 64;
 
   // Packs the weights and runs a warm-up step, which touches them all and
@@ -95,7 +95,7 @@ class Rank {
     return tiers_->TakeDone(wait);
   }
   void ForgetCopies() { tiers_->Reset(); }
-  // Makes the guesses of one epoch's sequences, as the options say; null for kOff.
+  // Makes the draft tokens of one epoch's sequences, as the options say; null for kOff.
   // Uses the rank: it must outlive the proposer, and Propose is a call of the rank.
   std::unique_ptr<Proposer> MakeProposer();
 

@@ -41,7 +41,7 @@ absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) 
     if (auto result = CompleteOldest(); !result.ok()) return result.status();
   }
   const std::int64_t start = clock_->NowNs();
-  auto batch = state_->Apply(plan);  // and guesses, which may be computed
+  auto batch = state_->Apply(plan);  // and draft tokens, which may be computed
   if (!batch.ok()) return batch.status();
   if (poison_blocks_) PoisonGrants(plan);
 

@@ -40,7 +40,7 @@ class PlanDigest {
   void AddCopy(Step step, std::uint64_t id, std::uint32_t tier, BlockId block, std::uint32_t slot) {
     value_ += Hash({6, step.value(), id, tier, block.value(), slot});
   }
-  // From `step` on the sequence guesses up to `depth` tokens ahead.
+  // From `step` on the sequence may have `depth` draft tokens.
   void AddSpeculate(Step step, SequenceHandle sequence, std::uint32_t depth) {
     value_ += Hash({7, step.value(), sequence.value(), depth});
   }

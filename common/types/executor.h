@@ -62,7 +62,7 @@ struct ExecutorDescription {
   std::uint32_t max_step_tokens = 0;
   // Pipeline depth L: up to L + 1 plans may be unanswered.
   std::uint32_t lag = 1;
-  // The most tokens that a decode can guess ahead (Speculate); 0: it never does.
+  // The most tokens that a decode can draft ahead (Speculate); 0: it never does.
   std::uint32_t max_draft_tokens = 0;
   // Measured at warm-up; integers so that cores need no floating point.
   std::int64_t prefill_ns_per_token = 0;

@@ -85,7 +85,7 @@ struct ForkSequence {
 };
 
 // Takes the last `count` blocks of one block table back, which no position that
-// the sequence has needs: those were granted for guesses that were wrong.
+// the sequence has needs: those were granted for draft tokens that were wrong.
 struct TrimBlocks {
   SequenceHandle sequence;
   GroupIndex group;
@@ -94,12 +94,12 @@ struct TrimBlocks {
   bool operator==(const TrimBlocks&) const = default;
 };
 
-// From this plan on a decode of the sequence may guess up to `depth` tokens ahead.
+// From this plan on a decode of the sequence may draft up to `depth` tokens ahead.
 // In force until another says otherwise; a new sequence has 0. A decode then runs
-// the token sampled last and the guesses that follow it, each row is sampled as
-// if nothing had been guessed, and tokens count as long as the row they came
+// the token sampled last and the draft tokens that follow it, each row is sampled as
+// if nothing had been drafted, and tokens count as long as the row they came
 // from held the right one: so it brings between one and 1 + depth tokens, which
-// are those that it would have brought anyway. Workers find the guesses, and may
+// are those that it would have brought anyway. Workers find the draft tokens, and may
 // find fewer. Not for beams.
 struct Speculate {
   SequenceHandle sequence;
@@ -201,7 +201,7 @@ struct SequenceResult {
   // Output index of tokens[0].
   std::uint32_t first_output = 0;
   std::vector<SampledToken> tokens;  // empty, one, or several (speculation)
-  // Tokens that were guessed and run. All tokens but the first are among them.
+  // Tokens that were drafted and run. All tokens but the first are among them.
   std::uint32_t drafted = 0;
   // Log-probabilities of prompt tokens [prompt_first, prompt_first + size).
   std::uint32_t prompt_first = 0;
@@ -220,9 +220,9 @@ struct SequenceResult {
 
 struct StepTimings {
   std::int64_t start_ns = 0;      // executor's clock, when the forward began
-  std::int64_t compute_ns = 0;    // guesses, forward and sampling
+  std::int64_t compute_ns = 0;    // draft tokens, forward and sampling
   std::uint32_t rows = 0;         // tokens in the flat batch
-  std::uint32_t decode_rows = 0;  // of them decodes, their guesses included
+  std::uint32_t decode_rows = 0;  // of them decodes, their draft tokens included
 
   bool operator==(const StepTimings&) const = default;
 };

@@ -310,7 +310,7 @@ DASHBOARDS = {
                   [("group {{group}}",
                     rate("flotilla_scheduler_plan_seconds_total", "GROUP", "group") + " / " +
                     rate("flotilla_scheduler_plans_total", "GROUP", "group"))]),
-            Panel("Speculation", "cps", "Tokens guessed and those that were right; none with "
+            Panel("Speculation", "cps", "Draft tokens and those that were accepted; none with "
                   "--speculation off. Few right ones: it does not pay here.",
                   [("{{kind}}",
                     rate("flotilla_scheduler_speculation_tokens_total", "GROUP", "kind"))]),

@@ -219,7 +219,7 @@ class PlanReader {
     if (absl::Status s = CheckKinds(); !s.ok()) return s;
     if (absl::Status s = CheckGrants(); !s.ok()) return s;
     if (absl::Status s = CheckRuns(); !s.ok()) return s;
-    if (absl::Status s = CheckGuesses(); !s.ok()) return s;
+    if (absl::Status s = CheckDraftDepths(); !s.ok()) return s;
     rows_ = {};
     ops.reserve(proto_.ops().size());
     for (const char kind : proto_.ops()) {
@@ -286,7 +286,7 @@ class PlanReader {
     return CheckCounts("runs.append_counts", runs.append_counts(), 0, rows, runs.append_size());
   }
 
-  absl::Status CheckGuesses() const {
+  absl::Status CheckDraftDepths() const {
     const v1::Trims& trims = proto_.trims();
     const std::size_t rows = rows_[kTrim];
     absl::Status s = CheckColumn("trims.groups", trims.groups_size(), rows);

@@ -32,10 +32,10 @@ namespace flotilla {
 struct PlannedRun {
   SequenceHandle handle;
   std::uint32_t begin = 0;  // of a chunk: the length before it
-  // Positions that it adds: of a chunk its rows, of a decode one and its guesses
+  // Positions that it adds: of a chunk its rows, of a decode one and its draft tokens
   // at most. Both 0: surely finished before.
   std::uint32_t least = 0, most = 0;
-  std::uint32_t depth = 0;  // guesses that a decode may make
+  std::uint32_t depth = 0;  // draft tokens that a decode may make
   bool chunk = false;       // prefill; else a decode
   bool samples = false;     // brings tokens unless the sequence has finished
   bool prompt_logprobs = false;
@@ -96,9 +96,9 @@ struct CoreCounters {
   std::uint64_t prefix_waits = 0;   // plans in which a prompt waited for another's prefix
   std::uint64_t evictions = 0;      // cached blocks given away
   std::uint64_t output_tokens = 0;
-  std::uint64_t drafted_tokens = 0;   // guessed and run
+  std::uint64_t drafted_tokens = 0;   // drafted and run
   std::uint64_t accepted_tokens = 0;  // of them right: each saved a step of its sequence
-  std::uint64_t trims = 0;            // times that blocks for wrong guesses were taken back
+  std::uint64_t trims = 0;            // times that blocks for wrong draft tokens were taken back
 };
 
 struct CoreState {
@@ -140,7 +140,7 @@ struct CoreState {
   // Sequences that may be open at once in this epoch.
   std::uint32_t MaxRunning() const;
   std::uint32_t MaxStepTokens() const;
-  // Tokens that a decode may guess ahead at most; 0: speculation is off.
+  // Tokens that a decode may draft ahead at most; 0: speculation is off.
   std::uint32_t MaxDraftTokens() const;
 
   Request& RequestOf(const Sequence& sequence) { return requests[sequence.request]; }

@@ -188,12 +188,12 @@ absl::Status CheckBounds(const CoreState& state) {
     FLOTILLA_HOLDS(length.scheduled_max == std::min(length.computed + most, length.max) &&
                        length.computed_min == std::min(length.computed + least, length.max),
                    4, "bounds and plans in flight");
-    // Without guesses a sequence wastes less than a block; blocks of wrong ones stay
+    // Without drafts a sequence wastes less than a block; blocks of wrong ones stay
     // until somebody needs them.
-    const bool guesses = state.MaxDraftTokens() > 0;
-    FLOTILLA_HOLDS(guesses || (length.computed_min == length.scheduled_max &&
-                               length.scheduled_max == length.allocated),
-                   4, "bounds without guesses");
+    const bool drafts = state.MaxDraftTokens() > 0;
+    FLOTILLA_HOLDS(drafts || (length.computed_min == length.scheduled_max &&
+                              length.scheduled_max == length.allocated),
+                   4, "bounds without draft tokens");
     std::uint64_t blocks = 0;
     for (const auto& table : sequence.tables) blocks += table.size();
     FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.allocated), 4, "blocks cover scheduled_max");

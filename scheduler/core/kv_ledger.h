@@ -88,7 +88,7 @@ class KvLedger {
                    StepPlan& plan);
   // Grants what it needs to hold `positions`; the pool has that many.
   void Grow(Sequence& sequence, std::uint32_t positions, StepPlan& plan);
-  // Takes back at once what it has beyond scheduled_max, for guesses that were
+  // Takes back at once what it has beyond scheduled_max, for draft tokens that were
   // wrong. It has no run in this plan yet, and no other is outstanding. Whether
   // there was anything.
   bool Trim(Sequence& sequence, StepPlan& plan);

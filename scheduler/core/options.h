@@ -24,7 +24,7 @@ struct CoreOptions {
   // does not preempt it at once: at least so many free blocks per running sequence,
   std::uint32_t watermark_blocks = 1;
   // and what they are predicted to need at once, if each makes so many thousandths
-  // of the output that it may. A first guess: what finished requests really made
+  // of the output that it may. A first estimate: what finished requests really made
   // replaces it, and each preemption raises it. 0: none.
   std::uint32_t growth_permille = 700;
   // A request that was preempted this often is started again only with all the
@@ -52,7 +52,7 @@ struct CoreOptions {
   // Keep the KV of prompts and answers while nobody else needs the memory, for
   // requests that begin with the same tokens. Never changes an answer.
   bool prefix_cache = true;
-  // Tokens that a decode may guess ahead at most, where the executor can guess; 0:
+  // Tokens that a decode may draft ahead at most, where the executor can draft; 0:
   // none. How many it does follows from what pays. Never changes an answer.
   std::uint32_t max_draft_tokens = 8;
 };

@@ -89,7 +89,7 @@ class Rates {
 
  private:
   // A tenth of a second keeps refused clients from spinning; a minute is as far
-  // as a guess is worth anything.
+  // as a prediction is worth anything.
   static constexpr std::int64_t kMinRetryMs = 100;
   static constexpr std::int64_t kMaxRetryMs = 60'000;
   // Measurements come from outside: no more than 100 s per step or token, and

@@ -57,7 +57,8 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult
       result.length > sequence.length.max) {
     return Mismatch(result, "its length is outside the bounds");
   }
-  if (result.drafted > run.depth) return Mismatch(result, "more guesses than the plan allowed");
+  if (result.drafted > run.depth)
+    return Mismatch(result, "more draft tokens than the plan allowed");
   if (result.finished == FinishReason::kError) return absl::OkStatus();
   if (result.finished.has_value() && *result.finished != FinishReason::kStop &&
       *result.finished != FinishReason::kLength) {
@@ -105,7 +106,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   Request& request = state_.RequestOf(sequence);
   if (absl::Status s = CheckRun(run, result, sequence); !s.ok()) return s;
   sequence.length.Answer(run.least, run.most, result.length - sequence.length.computed);
-  if (run.samples && !run.chunk) CountGuesses(run, result, sequence);
+  if (run.samples && !run.chunk) CountDraftTokens(run, result, sequence);
   if (result.finished == FinishReason::kError) {
     const absl::Status status = absl::InternalError("the model's output was not a number");
     if (request.beam != nullptr) {
@@ -154,13 +155,13 @@ absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const Sequ
   return absl::OkStatus();
 }
 
-void ResultApplier::CountGuesses(const PlannedRun& run, const SequenceResult& result,
-                                 Sequence& sequence) {
+void ResultApplier::CountDraftTokens(const PlannedRun& run, const SequenceResult& result,
+                                     Sequence& sequence) {
   const auto tokens = static_cast<std::uint32_t>(result.tokens.size());
   const std::uint32_t accepted = std::max(tokens, 1u) - 1;
   state_.counters.drafted_tokens += result.drafted;
   state_.counters.accepted_tokens += accepted;
-  sequence.guesses.OnResult(run.depth, result.drafted, accepted, tokens);
+  sequence.acceptance.OnResult(run.depth, result.drafted, accepted, tokens);
 }
 
 void ResultApplier::EmitTokens(const SequenceResult& result, Sequence& sequence) {

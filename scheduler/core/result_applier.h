@@ -27,7 +27,7 @@ class ResultApplier {
                         const Sequence& sequence) const;
   absl::Status EmitPromptLogprobs(const PlannedRun& run, const SequenceResult& result,
                                   Request& request);
-  void CountGuesses(const PlannedRun& run, const SequenceResult& result, Sequence& sequence);
+  void CountDraftTokens(const PlannedRun& run, const SequenceResult& result, Sequence& sequence);
   void EmitTokens(const SequenceResult& result, Sequence& sequence);
 
   CoreState& state_;

@@ -31,10 +31,10 @@ enum class SequenceState : std::uint8_t {
 struct LengthBounds {
   std::uint32_t computed = 0;  // by the results applied
   // Once all plans sent have run, unless it finishes before; less than `scheduled_max`
-  // only where guesses may turn out wrong.
+  // only where draft tokens may turn out wrong.
   std::uint32_t computed_min = 0;
   std::uint32_t scheduled_max = 0;  // once all plans sent have run; blocks cover it
-  std::uint32_t allocated = 0;      // its blocks cover this: more since guesses were wrong
+  std::uint32_t allocated = 0;      // its blocks cover this: more since draft tokens were wrong
   std::uint32_t max = 0;            // it has surely finished when it gets there
   // Rows of the plans sent and not answered: the surest and the most.
   std::uint32_t in_flight_min = 0, in_flight_max = 0;
@@ -93,7 +93,7 @@ struct Sequence {
   Step last_chunk;                   // plan of its last prefill chunk
   std::uint32_t prefill_tokens = 0;  // tokens known when they were last prefilled
   std::uint32_t sent_tokens = 0;     // tokens that the workers know
-  std::uint32_t sent_depth = 0;      // guesses that the workers make for it
+  std::uint32_t sent_depth = 0;      // draft tokens that the workers make for it
   std::uint32_t cohort = 0;
   // It was short of a block when it could have run last, and was deferred.
   bool deferred = false;
@@ -106,8 +106,8 @@ struct Sequence {
   // this sequence's own are added.
   bool duplicate = false;
 
-  // How its guesses fare; kept while it is not open.
-  Guesses guesses;
+  // How its draft tokens fare; kept while it is not open.
+  DraftAcceptance acceptance;
 
   // Beam search: of each output token, what the answer says of it; and what may
   // follow the last, once the result is in.

@@ -18,7 +18,7 @@ constexpr std::int64_t kOthersWeight = 5;
 constexpr std::int64_t kOutlier = 2;
 constexpr std::int64_t kFirstOutlier = 16;
 constexpr std::int64_t kUnit = 1 << 16;  // of relative moves
-// A guess moves the chance an eighth of the way; that of a trial, half.
+// A draft token moves the chance an eighth of the way; that of a trial, half.
 constexpr std::int64_t kChanceWeight = 8;
 constexpr std::int64_t kTrialWeight = 2;
 // The least gain worth a change: one part in 32.
@@ -27,7 +27,7 @@ constexpr std::uint64_t kMargin = 32;
 std::uint32_t Towards(std::uint32_t chance, std::uint32_t right, std::uint32_t of,
                       std::int64_t weight) {
   for (std::uint32_t i = 0; i < of; ++i) {
-    const std::int64_t goal = i < right ? Guesses::kSure : 0;
+    const std::int64_t goal = i < right ? DraftAcceptance::kSure : 0;
     chance = static_cast<std::uint32_t>(chance + (goal - std::int64_t{chance}) / weight);
   }
   return chance;
@@ -44,7 +44,7 @@ std::uint32_t BestDepth(std::uint32_t chance, const SpeculationLoad& load, const
   for (std::uint32_t depth = 1; depth <= most; ++depth) {
     const std::uint64_t tokens = load.tokens + ExpectedTokens(chance, depth);
     const std::uint64_t takes = time(depth);
-    // Tokens per time, the margin included while there are no guesses yet.
+    // Tokens per time, the margin included while there are no draft tokens yet.
     const std::uint64_t margin = best == 0 ? best_tokens / kMargin : 0;
     if (tokens * best_time <= (best_tokens + margin) * takes) continue;
     best = depth;
@@ -58,7 +58,7 @@ std::uint32_t BestDepth(std::uint32_t chance, const SpeculationLoad& load, const
 
 StepCosts::StepCosts(std::int64_t prefill_ns_per_token, std::int64_t decode_ns_per_step) {
   // A row of a prefill carries its share of reading the weights, of some 32; a
-  // guess has that for nothing.
+  // draft token has that for nothing.
   constexpr std::int64_t kShare = 32;
   const std::int64_t step = std::clamp<std::int64_t>(decode_ns_per_step, 0, kMostNs / 2);
   const std::int64_t prefill = std::clamp<std::int64_t>(prefill_ns_per_token, 0, kMostNs / 1024);
@@ -127,14 +127,14 @@ bool StepCosts::Stale(std::uint32_t rows) const {
   return steps_ - point.last > std::min(8 * (point.seen + 1), kLongestUnseen);
 }
 
-void Guesses::OnResult(std::uint32_t depth, std::uint32_t drafted, std::uint32_t accepted,
-                       std::uint32_t tokens) {
+void DraftAcceptance::OnResult(std::uint32_t depth, std::uint32_t drafted, std::uint32_t accepted,
+                               std::uint32_t tokens) {
   if (depth == 0) {
     rested_ = std::min(rested_ + tokens, kLongestRest);
     return;
   }
   if (drafted == 0) return;
-  // The guess after the last right one was wrong, if there was one; nothing is
+  // The draft token after the last right one was wrong, if there was one; nothing is
   // known of those behind it.
   const std::uint32_t judged = std::min(drafted, accepted + 1);
   const bool tried = trial();
@@ -148,20 +148,21 @@ void Guesses::OnResult(std::uint32_t depth, std::uint32_t drafted, std::uint32_t
 }
 
 std::uint64_t ExpectedTokens(std::uint32_t chance, std::uint32_t depth) {
-  std::uint64_t all = 0, right = Guesses::kSure;
+  std::uint64_t all = 0, right = DraftAcceptance::kSure;
   for (std::uint32_t i = 0; i < depth; ++i) {
-    right = right * chance / Guesses::kSure;
+    right = right * chance / DraftAcceptance::kSure;
     all += right;
   }
   return all;
 }
 
-std::uint32_t ChooseDepth(const Guesses& guesses, const SpeculationLoad& load,
+std::uint32_t ChooseDepth(const DraftAcceptance& acceptance, const SpeculationLoad& load,
                           const StepCosts& costs, std::uint32_t most) {
-  const std::uint32_t depth = BestDepth(guesses.chance(), load, costs, most);
-  if (depth > 0 || !guesses.trial()) return depth;
-  const bool may_pay = guesses.overdue() || BestDepth(Guesses::kSure, load, costs, most) > 0;
-  return may_pay ? std::min(Guesses::kTrialDepth, most) : 0;
+  const std::uint32_t depth = BestDepth(acceptance.chance(), load, costs, most);
+  if (depth > 0 || !acceptance.trial()) return depth;
+  const bool may_pay =
+      acceptance.overdue() || BestDepth(DraftAcceptance::kSure, load, costs, most) > 0;
+  return may_pay ? std::min(DraftAcceptance::kTrialDepth, most) : 0;
 }
 
 }  // namespace flotilla

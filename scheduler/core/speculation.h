@@ -1,11 +1,11 @@
-// Speculation: how many tokens ahead a decode may guess, so that it pays.
+// Speculation: how many tokens ahead a decode may draft, so that it pays.
 //
 // Two measurements decide. StepCosts knows what a step takes by its rows: an
 // extra row costs little while weights are what is read, and its full share once
-// arithmetic is the bound, so guesses that pay alone may not pay in a batch.
-// Guesses knows how often a sequence's guesses are right. ChooseDepth takes the
+// arithmetic is the bound, so draft tokens that pay alone may not pay in a batch.
+// DraftAcceptance knows how often a sequence's draft tokens are right. ChooseDepth takes the
 // depth at which the step gives the most tokens per nanosecond. Integers only:
-// plans are a function of events. A guess never changes an answer, so all of this
+// plans are a function of events. A draft token never changes an answer, so all of this
 // is about time.
 #pragma once
 
@@ -32,7 +32,7 @@ class StepCosts {
   // Nanoseconds of a step of so many rows; never less than of fewer rows.
   std::int64_t Ns(std::uint32_t rows) const;
   // No step of about so many rows was seen for some steps (at first; for up to
-  // kLongestUnseen later). What guesses gain is measured against steps without
+  // kLongestUnseen later). What draft tokens gain is measured against steps without
   // them: one of as many rows as sequences decode is due.
   bool Stale(std::uint32_t rows) const;
   static constexpr std::uint64_t kLongestUnseen = 128;
@@ -57,8 +57,8 @@ class StepCosts {
   std::array<std::int64_t, kMostRows + 1> ns_{};  // by rows, never falling
 };
 
-// What is known of one sequence's guesses.
-class Guesses {
+// How often the draft tokens of one sequence are right.
+class DraftAcceptance {
  public:
   // Chances are in units of 1 / kSure.
   static constexpr std::uint32_t kSure = 1024;
@@ -66,43 +66,43 @@ class Guesses {
   // twice as many each time that it was in vain, up to the second number.
   static constexpr std::uint32_t kFirstRest = 32;
   static constexpr std::uint32_t kLongestRest = 512;
-  // Guesses of such a trial.
+  // Draft tokens of such a trial.
   static constexpr std::uint32_t kTrialDepth = 2;
 
-  // The chance that a guess is right if the one before it was.
+  // The chance that a draft token is right if the one before it was.
   std::uint32_t chance() const { return chance_; }
   // It has rested long enough.
   bool trial() const { return rested_ >= rest_; }
-  // It has rested the longest time: a trial is due even if perfect guesses do not
+  // It has rested the longest time: a trial is due even if perfect draft tokens do not
   // seem to pay, since costs are only learned from steps that were made.
   bool overdue() const { return rested_ >= kLongestRest; }
 
-  // A decode that was allowed `depth` guesses made `drafted`, of which `accepted`
+  // A decode that was allowed `depth` draft tokens made `drafted`, of which `accepted`
   // were right, and brought `tokens` tokens.
   void OnResult(std::uint32_t depth, std::uint32_t drafted, std::uint32_t accepted,
                 std::uint32_t tokens);
 
  private:
-  // At first guesses are believed to be right every other time.
+  // At first draft tokens are believed to be right every other time.
   std::uint32_t chance_ = kSure / 2;
-  std::uint32_t rested_ = 0;  // tokens since the last guess, while the depth was 0
+  std::uint32_t rested_ = 0;  // tokens since the last draft token, while the depth was 0
   std::uint32_t rest_ = kFirstRest;
 };
 
-// A step as planned so far, without the guesses of the sequence in question.
+// A step as planned so far, without the draft tokens of the sequence in question.
 struct SpeculationLoad {
-  std::uint32_t rows = 0;       // of decodes, and of guesses of other sequences
-  std::uint64_t tokens = 0;     // expected of them, in units of 1 / Guesses::kSure
+  std::uint32_t rows = 0;       // of decodes, and of draft tokens of other sequences
+  std::uint64_t tokens = 0;     // expected of them, in units of 1 / DraftAcceptance::kSure
   std::int64_t prefill_ns = 0;  // what its prefill takes besides
 };
 
-// Tokens expected of `depth` guesses, beyond the one that comes in any case, in
-// units of 1 / Guesses::kSure.
+// Tokens expected of `depth` draft tokens, beyond the one that comes in any case, in
+// units of 1 / DraftAcceptance::kSure.
 std::uint64_t ExpectedTokens(std::uint32_t chance, std::uint32_t depth);
 
 // The depth up to `most` that gives the step the most tokens per time; 0 unless
 // the gain is worth more than the noise of the measurements.
-std::uint32_t ChooseDepth(const Guesses& guesses, const SpeculationLoad& load,
+std::uint32_t ChooseDepth(const DraftAcceptance& acceptance, const SpeculationLoad& load,
                           const StepCosts& costs, std::uint32_t most);
 
 }  // namespace flotilla

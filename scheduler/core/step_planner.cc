@@ -41,13 +41,13 @@ PlanOutcome StepPlanner::Make() {
   for (const Opening& opening : openings_) EmitChunk(opening.slot, opening.rows);
   for (const Chunk& chunk : chunks_) EmitChunk(chunk.slot, chunk.rows);
   EmitAdmissions();
-  EmitGuesses();
+  EmitDraftTokens();
   StoreAhead();
   epoch.kv.EmitCopies(plan_);
 
   plan_.digest = epoch.kv.digest();
   plan_.predicted_ns = state_.rates.PredictStepNs(
-      prefill_rows_, static_cast<std::uint32_t>(decodes_.size()) + guess_rows_);
+      prefill_rows_, static_cast<std::uint32_t>(decodes_.size()) + draft_rows_);
   std::sort(runs_.begin(), runs_.end(),
             [](const PlannedRun& a, const PlannedRun& b) { return a.handle < b.handle; });
   epoch.last_step = plan_.step;
@@ -319,7 +319,7 @@ void StepPlanner::Owe(const Request& request, std::uint64_t blocks) {
 }
 
 void StepPlanner::AddGrowth(const Request& request, std::vector<Growing>& growth) const {
-  constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a guess is worth anything
+  constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a prediction is worth anything
   if (request.non_preemptible) return;         // reserved
   for (const Slot slot : request.sequences) {
     const Sequence& sequence = state_.sequences[slot];

@@ -119,12 +119,12 @@ class StepPlanner {
   void EmitOpening(const Opening& opening);
   void Opened(Sequence& sequence);
   void EmitDecodes();
-  // What is left of the budget and of the free blocks goes to guesses, where they
+  // What is left of the budget and of the free blocks goes to draft tokens, where they
   // pay. Nobody else gets less for them.
-  void EmitGuesses();
-  std::uint32_t AllowedGuesses(const Sequence& sequence) const;
-  void EmitGuesses(Sequence& sequence, PlannedRun& run, std::uint32_t depth);
-  // Takes back what sequences have for wrong guesses. Whether there was any.
+  void EmitDraftTokens();
+  std::uint32_t AllowedDraftTokens(const Sequence& sequence) const;
+  void EmitDraftTokens(Sequence& sequence, PlannedRun& run, std::uint32_t depth);
+  // Takes back what sequences have for wrong draft tokens. Whether there was any.
   bool TrimSequences();
   void EmitChunk(Slot slot, std::uint32_t rows);
   void EmitAdmissions();
@@ -136,7 +136,7 @@ class StepPlanner {
   StepPlan plan_;
   std::vector<PlannedRun> runs_;
   std::uint32_t prefill_rows_ = 0;
-  std::uint32_t guess_rows_ = 0;
+  std::uint32_t draft_rows_ = 0;
 
   bool isolated_step_ = false;  // a step for the isolated request alone
 

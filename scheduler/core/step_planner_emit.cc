@@ -104,7 +104,7 @@ bool StepPlanner::TrimSequences() {
 
 // As far as rows, blocks and the sequence's own end allow. Blocks that prompts begun
 // still need, and the reserve for growth, are left alone.
-std::uint32_t StepPlanner::AllowedGuesses(const Sequence& sequence) const {
+std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
   const std::uint32_t most = std::min(
       {state_.MaxDraftTokens(), budget_, sequence.length.max - sequence.length.computed_min});
   const std::uint64_t kept =
@@ -117,24 +117,24 @@ std::uint32_t StepPlanner::AllowedGuesses(const Sequence& sequence) const {
   return state_.epoch->kv.Reach(sequence, end, blocks) - upper;
 }
 
-void StepPlanner::EmitGuesses() {
+void StepPlanner::EmitDraftTokens() {
   if (state_.MaxDraftTokens() == 0) return;
   SpeculationLoad load{.rows = static_cast<std::uint32_t>(decodes_.size()),
-                       .tokens = decodes_.size() * std::uint64_t{Guesses::kSure},
+                       .tokens = decodes_.size() * std::uint64_t{DraftAcceptance::kSure},
                        .prefill_ns = prefill_rows_ * state_.rates.prefill_ns_per_token()};
   const bool nobody = !short_of_blocks_.empty() || state_.costs.Stale(load.rows);
   for (std::size_t i = 0; i < decodes_.size(); ++i) {
     Sequence& sequence = state_.sequences[decodes_[i]];
-    const std::uint32_t most = nobody ? 0 : AllowedGuesses(sequence);
+    const std::uint32_t most = nobody ? 0 : AllowedDraftTokens(sequence);
     const std::uint32_t depth =
-        most == 0 ? 0 : ChooseDepth(sequence.guesses, load, state_.costs, most);
+        most == 0 ? 0 : ChooseDepth(sequence.acceptance, load, state_.costs, most);
     load.rows += depth;
-    load.tokens += ExpectedTokens(sequence.guesses.chance(), depth);
-    EmitGuesses(sequence, runs_[finished_.size() + i], depth);
+    load.tokens += ExpectedTokens(sequence.acceptance.chance(), depth);
+    EmitDraftTokens(sequence, runs_[finished_.size() + i], depth);
   }
 }
 
-void StepPlanner::EmitGuesses(Sequence& sequence, PlannedRun& run, std::uint32_t depth) {
+void StepPlanner::EmitDraftTokens(Sequence& sequence, PlannedRun& run, std::uint32_t depth) {
   if (sequence.sent_depth != depth) {
     const Speculate op{.sequence = sequence.handle, .depth = depth};
     state_.epoch->kv.AddSpeculate(plan_.step, op);
@@ -145,7 +145,7 @@ void StepPlanner::EmitGuesses(Sequence& sequence, PlannedRun& run, std::uint32_t
   run.depth = depth;
   run.most += depth;
   budget_ -= depth;
-  guess_rows_ += depth;
+  draft_rows_ += depth;
   sequence.length.Send(0, depth);
   free_blocks_ -= state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max);
   state_.epoch->kv.Grow(sequence, sequence.length.scheduled_max, plan_);

@@ -119,18 +119,18 @@ void Measure(EngineRunner& off, EngineRunner& on, const Tokenizer& tokenizer, co
   std::vector<double> without, with, ratios, cpu_ratios;
   std::size_t tokens = 0;
   for (int round = 0; round < kRounds; ++round) {
-    const Timed plain = Time(off, requests), guessed = Time(on, requests);
+    const Timed plain = Time(off, requests), drafted = Time(on, requests);
     tokens = 0;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       tokens += plain.answers[i].tokens.size();
-      if (plain.answers[i].Bits() == guessed.answers[i].Bits()) continue;
+      if (plain.answers[i].Bits() == drafted.answers[i].Bits()) continue;
       std::printf("answers differ: request %zu of '%s'\n", i, task.name);
       std::exit(1);
     }
     without.push_back(plain.seconds);
-    with.push_back(guessed.seconds);
-    ratios.push_back(plain.seconds / guessed.seconds);
-    cpu_ratios.push_back(plain.cpu_seconds / guessed.cpu_seconds);
+    with.push_back(drafted.seconds);
+    ratios.push_back(plain.seconds / drafted.seconds);
+    cpu_ratios.push_back(plain.cpu_seconds / drafted.cpu_seconds);
   }
   const CoreCounters after = on.engine().probe().Read().core.counters;
   const auto drafted = after.drafted_tokens - before.drafted_tokens;
@@ -140,7 +140,7 @@ void Measure(EngineRunner& off, EngineRunner& on, const Tokenizer& tokenizer, co
   const double fastest_with = *std::min_element(with.begin(), with.end());
   std::printf(
       "B=%-2d %-26s off %7.1f tok/s, on %7.1f tok/s: best rounds %.2fx, median %.2fx, "
-      "its processor time %.2fx; guessed %.2f per token, %2.0f %% right\n",
+      "its processor time %.2fx; drafted %.2f per token, %2.0f %% right\n",
       batch, task.name, static_cast<double>(tokens) / fastest,
       static_cast<double>(tokens) / fastest_with, fastest / fastest_with, Median(ratios),
       Median(cpu_ratios), static_cast<double>(drafted) / static_cast<double>(tokens * kRounds),

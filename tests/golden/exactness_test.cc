@@ -127,21 +127,21 @@ class Exactness {
     options.rank.speculation = way.speculation;
     options.rank.draft_tokens = options.core.max_draft_tokens = way.draft_tokens;
     options.rank.draft_layers = way.draft_layers;
-    // Shorter than in use: these guess often and are often wrong.
+    // Shorter than in use: these draft token often and are often wrong.
     options.rank.ngram = {.min_n = 1, .max_n = 4};
     options.core.max_step_tokens = options.rank.max_step_tokens;
     options.core.max_chunk_tokens = way.chunk_tokens;
     // No reserve for growth: what is started is preempted as it grows.
     const bool overfill = way.kv_blocks == kSmallPool;
     if (overfill) options.core.watermark_blocks = options.core.growth_permille = 0;
-    // So that how many are preempted, and guess, does not depend on the machine.
+    // So that how many are preempted, and draft token, does not depend on the machine.
     options.together = overfill;
     options.frozen_clock = overfill || way.speculation != Speculation::kOff;
     EngineRunner runner(file_, options);
     const std::int64_t start = clock_.NowNs();
     const std::vector<Answer> answers = RunInOrder(runner, way);
     ReportCached(way, answers);
-    ReportGuesses(way, runner.engine().probe().Read().core.counters);
+    ReportDraftTokens(way, runner.engine().probe().Read().core.counters);
     std::size_t preempted = 0;
     for (const Answer& answer : answers) preempted += answer.usage.decode_preemptions > 0;
     std::printf("  %-44s %6.2f s, %zu of %zu preempted during decode\n", way.name.c_str(),
@@ -149,9 +149,9 @@ class Exactness {
     if (overfill) {
       ::testing::Test::RecordProperty(absl::StrCat(way.name, ": preempted during decode"),
                                       absl::StrCat(preempted, " of ", answers.size()));
-      // Guesses let some end before the pool is full.
-      const bool guesses = way.speculation != Speculation::kOff;
-      EXPECT_GE(preempted * (guesses ? answers.size() : 3), answers.size()) << way.name;
+      // Draft tokens let some end before the pool is full.
+      const bool drafts = way.speculation != Speculation::kOff;
+      EXPECT_GE(preempted * (drafts ? answers.size() : 3), answers.size()) << way.name;
     }
     return answers;
   }
@@ -169,18 +169,18 @@ class Exactness {
                                     absl::StrCat(cached, " of ", prompt));
   }
 
-  void ReportGuesses(const Way& way, const CoreCounters& counters) const {
+  void ReportDraftTokens(const Way& way, const CoreCounters& counters) const {
     EXPECT_EQ(counters.drafted_tokens > 0, way.speculation != Speculation::kOff) << way.name;
     if (way.speculation == Speculation::kOff) return;
-    // Sanitizers have time for a few guesses only.
+    // Sanitizers have time for a few drafts only.
     if (!testing::kSanitized) {
       EXPECT_GT(counters.accepted_tokens, 0u) << way.name;
     }
     EXPECT_LT(counters.accepted_tokens, counters.drafted_tokens) << way.name;
     const std::string right =
         absl::StrCat(counters.accepted_tokens, " of ", counters.drafted_tokens);
-    std::printf("    guesses that were right: %s\n", right.c_str());
-    ::testing::Test::RecordProperty(absl::StrCat(way.name, ": guesses that were right"), right);
+    std::printf("    drafts that were right: %s\n", right.c_str());
+    ::testing::Test::RecordProperty(absl::StrCat(way.name, ": drafts that were right"), right);
   }
 
   std::vector<Answer> RunInOrder(EngineRunner& runner, const Way& way) const {
@@ -215,7 +215,7 @@ class Exactness {
   int ways_ = 0;  // compared with it
 };
 
-// Guesses alone and in a batch, by both proposers; preempted ones too.
+// Draft tokens alone and in a batch, by both proposers; preempted ones too.
 void CheckSpeculation(Exactness& exactness, std::uint32_t layers) {
   exactness.Check(
       {.name = "n-grams, alone", .order = Way::Order::kAlone, .speculation = Speculation::kNgram});
@@ -326,7 +326,7 @@ TEST_P(RealExactnessTest, PartOfTheMatrix) {
                    .isa = kernels::DetectIsas()[kernels::DetectIsas().size() > 1 ? 1 : 0]});
 }
 
-TEST_P(RealExactnessTest, Guesses) {
+TEST_P(RealExactnessTest, DraftTokens) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
   Exactness exactness(file, Recipe::kAccurate, GetParam(), TextTokens(),

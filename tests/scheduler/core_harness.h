@@ -1,6 +1,6 @@
 // CoreHarness: a SchedulerCore and a GroupState joined by hand, so that a test
 // says itself when plans are made, run and answered. Tokens come from FakeToken;
-// where the description allows guesses, an NgramProposer makes them.
+// where the description allows draft tokens, an NgramProposer makes them.
 #pragma once
 
 #include <gtest/gtest.h>

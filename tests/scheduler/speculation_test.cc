@@ -1,4 +1,4 @@
-// Guesses as the scheduler sees them: what they may cost, when they pay, and that
+// Draft tokens as the scheduler sees them: what they may cost, when they pay, and that
 // nobody else has less for them.
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ std::int64_t CheapRows(std::uint32_t rows) { return 8000 + 1000 * std::int64_t{r
 std::int64_t DearRows(std::uint32_t rows) { return 10'000 * std::int64_t{rows}; }
 
 SpeculationLoad Alone(std::uint32_t rows = 1) {
-  return {.rows = rows, .tokens = std::uint64_t{rows} * Guesses::kSure, .prefill_ns = 0};
+  return {.rows = rows, .tokens = std::uint64_t{rows} * DraftAcceptance::kSure, .prefill_ns = 0};
 }
 
 TEST(StepCosts, FollowTheStepsThatOnlyDecode) {
@@ -69,7 +69,7 @@ TEST(StepCosts, HostileTimingsStayInBounds) {
 
 TEST(ChooseDepth, TakesWhatPays) {
   const StepCosts cheap = Learned(CheapRows), dear = Learned(DearRows);
-  Guesses good, bad;
+  DraftAcceptance good, bad;
   for (int i = 0; i < 40; ++i) good.OnResult(4, 4, 4, 5);
   for (int i = 0; i < 40; ++i) bad.OnResult(4, 4, 0, 1);
   EXPECT_EQ(ChooseDepth(good, Alone(), cheap, 8), 8u);
@@ -77,7 +77,7 @@ TEST(ChooseDepth, TakesWhatPays) {
   EXPECT_EQ(ChooseDepth(bad, Alone(), cheap, 8), 0u);
   EXPECT_EQ(ChooseDepth(good, Alone(), dear, 8), 0u);
   // One that is right every other time goes less far.
-  const std::uint32_t some = ChooseDepth(Guesses(), Alone(), cheap, 8);
+  const std::uint32_t some = ChooseDepth(DraftAcceptance(), Alone(), cheap, 8);
   EXPECT_GT(some, 0u);
   EXPECT_LT(some, 8u);
 }
@@ -86,7 +86,7 @@ TEST(ChooseDepth, RowsAreWorthLessInALargeBatch) {
   // Free up to eight rows, then each in full.
   const StepCosts costs =
       Learned([](std::uint32_t rows) { return 10'000 * std::int64_t{std::max(rows, 8u)}; });
-  Guesses good;
+  DraftAcceptance good;
   for (int i = 0; i < 40; ++i) good.OnResult(4, 4, 4, 5);
   std::uint32_t before = ChooseDepth(good, Alone(), costs, 16);
   EXPECT_GE(before, 7u);
@@ -100,29 +100,30 @@ TEST(ChooseDepth, RowsAreWorthLessInALargeBatch) {
 
 TEST(ChooseDepth, TriesAgainAfterARestThatGrows) {
   const StepCosts costs = Learned(CheapRows);
-  Guesses guesses;
-  for (int i = 0; i < 40; ++i) guesses.OnResult(4, 4, 0, 1);
+  DraftAcceptance acceptance;
+  for (int i = 0; i < 40; ++i) acceptance.OnResult(4, 4, 0, 1);
   std::vector<std::uint32_t> rests;
   for (int i = 0; i < 7; ++i) {
     std::uint32_t rest = 0;
-    while (ChooseDepth(guesses, Alone(), costs, 8) == 0) {
-      guesses.OnResult(0, 0, 0, 1);
+    while (ChooseDepth(acceptance, Alone(), costs, 8) == 0) {
+      acceptance.OnResult(0, 0, 0, 1);
       ++rest;
     }
     rests.push_back(rest);
-    guesses.OnResult(Guesses::kTrialDepth, Guesses::kTrialDepth, 0, 1);
+    acceptance.OnResult(DraftAcceptance::kTrialDepth, DraftAcceptance::kTrialDepth, 0, 1);
   }
   EXPECT_EQ(rests, (std::vector<std::uint32_t>{32, 64, 128, 256, 512, 512, 512}));
   // A trial that is right ends the rest at once.
-  for (int i = 0; i < 512; ++i) guesses.OnResult(0, 0, 0, 1);
-  guesses.OnResult(Guesses::kTrialDepth, Guesses::kTrialDepth, Guesses::kTrialDepth, 3);
-  EXPECT_GT(ChooseDepth(guesses, Alone(), costs, 8), Guesses::kTrialDepth);
+  for (int i = 0; i < 512; ++i) acceptance.OnResult(0, 0, 0, 1);
+  acceptance.OnResult(DraftAcceptance::kTrialDepth, DraftAcceptance::kTrialDepth,
+                      DraftAcceptance::kTrialDepth, 3);
+  EXPECT_GT(ChooseDepth(acceptance, Alone(), costs, 8), DraftAcceptance::kTrialDepth);
 }
 
-TEST(ChooseDepth, NoGuessMadeIsNoGuessWrong) {
-  Guesses guesses;
-  for (int i = 0; i < 1000; ++i) guesses.OnResult(4, 0, 0, 1);
-  EXPECT_EQ(guesses.chance(), Guesses::kSure / 2);
+TEST(ChooseDepth, NoDraftTokenIsNoWrongOne) {
+  DraftAcceptance acceptance;
+  for (int i = 0; i < 1000; ++i) acceptance.OnResult(4, 0, 0, 1);
+  EXPECT_EQ(acceptance.chance(), DraftAcceptance::kSure / 2);
 }
 
 ExecutorDescription Group(std::uint32_t blocks = 1023, std::uint32_t lag = 1) {
@@ -137,7 +138,7 @@ ExecutorDescription Group(std::uint32_t blocks = 1023, std::uint32_t lag = 1) {
 TokenId Round(const BatchItem& item, std::uint32_t output) {
   return static_cast<TokenId>(900 + item.sampling->seed * 7 % 10 + output % 5);
 }
-// The n-gram before was followed by something else: most guesses are wrong.
+// The n-gram before was followed by something else: most draft tokens are wrong.
 TokenId Misleading(const BatchItem& item, std::uint32_t output) {
   return output % 3 == 2 ? FakeToken(item.sampling->seed, item.index, output, 1000)
                          : static_cast<TokenId>(900 + output % 3);
@@ -210,7 +211,7 @@ TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
   EXPECT_EQ(length().scheduled_max, length().computed);
 }
 
-TEST(Speculation, RowsOfGuessesAreWithinTheBudget) {
+TEST(Speculation, RowsOfDraftTokensAreWithinTheBudget) {
   CoreHarness harness({.max_step_tokens = 24, .max_chunk_tokens = 16}, Group());
   harness.token_of = Round;
   for (std::uint64_t id = 1; id <= 6; ++id) harness.Admit(id, 5, 60);
@@ -223,7 +224,7 @@ TEST(Speculation, RowsOfGuessesAreWithinTheBudget) {
     const StepResult result = harness.Answer();
     EXPECT_LE(result.timings.rows, 24u);
     most_decodes = std::max(most_decodes, result.timings.decode_rows);
-    // While prompts wait for rows nobody guesses.
+    // While prompts wait for rows nobody drafts.
     const bool full = result.timings.rows - result.timings.decode_rows >= 16;
     prefill_steps += full;
     EXPECT_TRUE(!full || result.timings.decode_rows <= 8);
@@ -233,8 +234,8 @@ TEST(Speculation, RowsOfGuessesAreWithinTheBudget) {
   for (std::uint64_t id = 1; id <= 6; ++id) EXPECT_EQ(harness.TokensOf(id), 60u);
 }
 
-// Everything just fits without guesses, so nobody may be preempted for them.
-TEST(Speculation, NobodyIsPreemptedForGuesses) {
+// Everything just fits without draft tokens, so nobody may be preempted for them.
+TEST(Speculation, NobodyIsPreemptedForDraftTokens) {
   for (const auto& tokens : {Round, Misleading}) {
     CoreHarness harness({.watermark_blocks = 0, .prefix_cache = false}, Group(4 * 4));
     harness.token_of = tokens;
@@ -247,8 +248,8 @@ TEST(Speculation, NobodyIsPreemptedForGuesses) {
   }
 }
 
-TEST(Speculation, BlocksForWrongGuessesAreTakenBackBeforeAnybodyIsPreempted) {
-  // Blocks of two tokens: the wrong guesses of one request hold some, while the
+TEST(Speculation, BlocksForWrongDraftTokensAreTakenBackBeforeAnybodyIsPreempted) {
+  // Blocks of two tokens: the wrong draft tokens of one request hold some, while the
   // other grows fast.
   ExecutorDescription group = Group(20);
   group.groups[0].tokens_per_block = 2;
@@ -270,7 +271,7 @@ TEST(Speculation, BlocksForWrongGuessesAreTakenBackBeforeAnybodyIsPreempted) {
   EXPECT_EQ(preemptions[0], preemptions[1]);
 }
 
-TEST(Speculation, SequencesOfARequestGuessAndBeamsDoNot) {
+TEST(Speculation, SequencesOfARequestDraftAndBeamsDoNot) {
   CoreHarness harness({}, Group());
   harness.token_of = [](const BatchItem& item, std::uint32_t output) {
     return static_cast<TokenId>(900 + 10 * item.index.value() + output % 5);
@@ -281,7 +282,7 @@ TEST(Speculation, SequencesOfARequestGuessAndBeamsDoNot) {
   beams.sequences = 3;
   harness.core.Admit(0, wide);
   harness.core.Admit(0, beams);
-  std::set<SequenceHandle> guessing, is_beam;
+  std::set<SequenceHandle> drafting, is_beam;
   for (int i = 0; i < 1000 && harness.Plan() == Hold::kNone; ++i) {
     for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
       if (open.is_beam) is_beam.insert(open.sequence);
@@ -291,11 +292,11 @@ TEST(Speculation, SequencesOfARequestGuessAndBeamsDoNot) {
     }
     for (const Speculate& op : CoreHarness::OpsOf<Speculate>(harness.plans.back())) {
       EXPECT_FALSE(is_beam.contains(op.sequence));
-      guessing.insert(op.sequence);
+      drafting.insert(op.sequence);
     }
     harness.Answer();
   }
-  EXPECT_EQ(guessing.size(), 3u);
+  EXPECT_EQ(drafting.size(), 3u);
   EXPECT_EQ(harness.TokensOf(1), 180u);
   EXPECT_GT(harness.core.Snapshot().counters.accepted_tokens, 0u);
 }
@@ -313,7 +314,7 @@ TEST(Speculation, TurnsItselfOffWhereRowsAreDear) {
   EXPECT_EQ(harness.TokensOf(1), 2000u);
 }
 
-TEST(Speculation, AResultThatLiesAboutGuessesIsRefused) {
+TEST(Speculation, AResultThatLiesAboutDraftTokensIsRefused) {
   const auto refused = [](const std::function<void(SequenceResult&)>& lie) {
     CoreHarness harness({}, Group());
     harness.token_of = Round;
@@ -322,7 +323,7 @@ TEST(Speculation, AResultThatLiesAboutGuessesIsRefused) {
     harness.core.Admit(0, request);
     EXPECT_EQ(harness.Plan(), Hold::kNone);
     harness.Answer();
-    EXPECT_EQ(harness.Plan(), Hold::kNone);  // one row and four guesses
+    EXPECT_EQ(harness.Plan(), Hold::kNone);  // one row and four draft tokens
     StepResult result{.epoch = harness.epoch(), .step = harness.plans.front().step};
     SequenceResult& sequence = result.sequences.emplace_back();
     sequence.sequence = harness.core.OpenSequences().at(0).handle;

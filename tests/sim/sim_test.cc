@@ -179,7 +179,7 @@ void Record(const SimCoverage& total, std::uint64_t seeds) {
   record("preemptions by swapping", total.core.swapped);
   record("blocks copied to tiers", total.core.blocks_out);
   record("blocks copied back", total.core.blocks_in);
-  record("tokens guessed", total.core.drafted_tokens);
+  record("tokens drafted", total.core.drafted_tokens);
   record("of them right", total.core.accepted_tokens);
   record("replays", total.core.replays);
   record("quarantined", total.core.quarantines);

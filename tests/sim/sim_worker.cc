@@ -242,8 +242,8 @@ absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
   for (std::uint32_t position = rows.first_position; position < end; ++position) {
     const TokenId token = batch.tokens[rows.row_begin + position - rows.first_position];
     const bool beam = client.request().beam.has_value();
-    const bool guess = position >= end - rows.drafts;
-    if (!guess && token != (beam ? view.tokens[position] : client.TokenAt(rows.index, position))) {
+    const bool draft = position >= end - rows.drafts;
+    if (!draft && token != (beam ? view.tokens[position] : client.TokenAt(rows.index, position))) {
       return absl::InternalError("a row has a wrong token");
     }
     const std::size_t slot = SlotOf(batch, item, position);

@@ -37,7 +37,7 @@ class SimWorker {
  public:
   using FindClient = std::function<const SimClient&(const RequestId&)>;
 
-  // `ngrams`: how tokens are guessed, where the description allows it.
+  // `ngrams`: how tokens are drafted, where the description allows it.
   SimWorker(Epoch epoch, const ExecutorDescription& description, const NgramOptions& ngrams,
             FindClient find_client);
 
@@ -85,7 +85,7 @@ class SimWorker {
   absl::Status Own(SequenceHandle sequence, BlockId block);
   absl::Status WriteItem(const Batch& batch, std::size_t item);
   absl::Status ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const;
-  // The tokens of the item's sequence up to its last row, guesses included.
+  // The tokens of the item's sequence up to its last row, draft tokens included.
   std::vector<TokenId> TokensOf(const Batch& batch, std::size_t item) const;
   std::size_t SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const;
 

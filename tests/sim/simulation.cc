@@ -606,8 +606,8 @@ void Simulation::TracePlan(const StepPlan& plan) {
       Trace(open->tokens.size());
       Trace(open->cohort);
       Trace(open->cached_tokens);
-    } else if (const auto* guess = std::get_if<Speculate>(&op)) {
-      Trace(guess->depth);
+    } else if (const auto* speculate = std::get_if<Speculate>(&op)) {
+      Trace(speculate->depth);
     } else if (const auto* run = std::get_if<flotilla::Run>(&op)) {
       Trace(run->candidates);
       Trace(run->count << 2 ^ run->sample << 1 ^ std::uint64_t{run->prompt_logprobs});

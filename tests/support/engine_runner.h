@@ -53,7 +53,7 @@ class EngineRunner {
     // The engine sees all requests of the first Run at once, however slowly they are
     // submitted.
     bool together = false;
-    // To the executor a step takes no time, so that guesses always seem to pay.
+    // To the executor a step takes no time, so that drafts always seem to pay.
     bool frozen_clock = false;
     // Computes when it has its turn; null: always.
     std::shared_ptr<Turns> turns;

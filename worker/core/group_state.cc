@@ -24,7 +24,7 @@ struct GroupState::Sequence {
   Step last_run;
   Step deferred;  // the last step it was deferred in
   bool decoding = false;
-  std::uint32_t draft_depth = 0;  // guesses allowed to each decode
+  std::uint32_t draft_depth = 0;  // drafts allowed to each decode
   std::optional<FinishReason> finished;
 
   std::uint32_t outputs() const {
@@ -38,7 +38,7 @@ struct GroupState::StepWork {
     Sequence* sequence;
     BatchItem rows;
     bool ends;                    // the prompt is done and there is nothing to generate
-    std::vector<TokenId> drafts;  // guesses after the last known token
+    std::vector<TokenId> drafts;  // drafts after the last known token
   };
   Step step;
   std::vector<Item> items;
@@ -320,8 +320,8 @@ absl::Status GroupState::ApplyOp(const TrimBlocks& op, StepWork& work) {
 absl::Status GroupState::ApplyOp(const Speculate& op, StepWork& work) {
   absl::StatusOr<Sequence*> sequence = FindOpen(op.sequence);
   if (!sequence.ok()) return sequence.status();
-  if ((*sequence)->is_beam) return Invalid(op.sequence, "a beam guesses");
-  if (op.depth > limits_.max_draft_tokens) return Invalid(op.sequence, "depth of its guesses");
+  if ((*sequence)->is_beam) return Invalid(op.sequence, "a beam drafts");
+  if (op.depth > limits_.max_draft_tokens) return Invalid(op.sequence, "depth of its draft tokens");
   (*sequence)->draft_depth = op.depth;
   digest_.AddSpeculate(work.step, op.sequence, op.depth);
   return absl::OkStatus();
@@ -474,12 +474,12 @@ absl::Status GroupState::AddDecode(Sequence& sequence, std::vector<TokenId> draf
   for (const TokenId token : drafts) {
     if (absl::Status s = CheckToken(sequence.handle, token, limits_); !s.ok()) return s;
   }
-  const auto guesses = static_cast<std::uint32_t>(drafts.size());
-  if (absl::Status status = AddRows(sequence, 1 + guesses, work); !status.ok()) return status;
+  const auto draft_rows = static_cast<std::uint32_t>(drafts.size());
+  if (absl::Status status = AddRows(sequence, 1 + draft_rows, work); !status.ok()) return status;
   StepWork::Item& item = work.items.back();
   item.rows.decode = true;
   item.rows.samples = true;
-  item.rows.drafts = guesses;
+  item.rows.drafts = draft_rows;
   item.drafts = std::move(drafts);
   return absl::OkStatus();
 }
@@ -561,7 +561,7 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
 }
 
 // Each sample is a token of the sequence as long as the row that it came from held
-// the token before it: the first one always, the others while guesses are right.
+// the token before it: the first one always, the others while drafts are right.
 void GroupState::TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts,
                             Sequence& sequence, SequenceResult& entry) const {
   const std::vector<TokenId>& stops = sequence.stop.stop_tokens;
@@ -614,7 +614,7 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
     }
     // A sequence that failed in an earlier chunk takes no token from a later one.
     if (!sequence.finished) TakeTokens(outputs[i], work.items[i].drafts, sequence, entry);
-    // What was written for wrong guesses is not part of the sequence: the next rows
+    // What was written for wrong drafts is not part of the sequence: the next rows
     // take its place.
     const auto tokens = static_cast<std::uint32_t>(entry.tokens.size());
     const std::uint32_t wrong = rows.drafts - (std::max(tokens, 1u) - 1);

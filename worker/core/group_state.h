@@ -40,7 +40,7 @@ struct BatchItem {
   std::uint32_t row_begin = 0;       // first row in Batch::tokens
   std::uint32_t row_count = 0;       // at least 1; 1 + drafts for decodes
   bool decode = false;               // continues from the token sampled last
-  // The last rows hold guesses, one each; 0 unless it decodes.
+  // The last rows hold draft tokens, one each; 0 unless it decodes.
   std::uint32_t drafts = 0;
   // The logits of each of the last 1 + drafts rows give one token: the first of
   // them number `output_index` of the sequence, the others those that follow.
@@ -74,7 +74,7 @@ struct Batch {
   // [items, groups] block ids; entry i covers positions i * tokens_per_block on.
   std::vector<absl::Span<const std::int32_t>> tables;
   std::uint32_t group_count = 0;
-  std::uint32_t decode_rows = 0;  // guesses included
+  std::uint32_t decode_rows = 0;  // draft tokens included
   // Decodes of sequences that have finished: nothing to compute. Ascending.
   std::vector<SequenceHandle> noops;
 
@@ -93,8 +93,8 @@ struct ItemOutput {
   // At least one and at most as many as the item asks for, unless it failed.
   std::vector<TopLogprob> candidates;
   // The item's logits were unusable (NaN): ends this sequence alone, with
-  // FinishReason::kError. If only a guess's were, the sequence goes on from the
-  // tokens before it, and ends when a row without a guess fails.
+  // FinishReason::kError. If only a draft token's were, the sequence goes on from the
+  // tokens before it, and ends when a row without a draft token fails.
   bool failed = false;
 };
 
@@ -108,7 +108,7 @@ struct SequenceView {
   absl::Span<const TokenId> tokens;
   std::uint32_t prompt_tokens = 0;
   // Positions with K and V once every applied plan has run; of a step applied and
-  // not completed, its guesses included.
+  // not completed, its draft tokens included.
   std::uint32_t length = 0;
   // [groups] block ids in table order.
   std::vector<absl::Span<const std::int32_t>> tables;
@@ -116,14 +116,14 @@ struct SequenceView {
   Step last_run;
   // Its last known token has run with `sample`: it decodes by default.
   bool decoding = false;
-  std::uint32_t draft_depth = 0;  // guesses that its decodes may make
+  std::uint32_t draft_depth = 0;  // draft tokens that its decodes may make
   std::optional<FinishReason> finished;
 };
 
 class GroupState {
  public:
   // The limits of `description` bound everything that plans may ask for.
-  // `proposer` makes the guesses that plans allow (null: none); it outlives the
+  // `proposer` makes the draft tokens that plans allow (null: none); it outlives the
   // state, knows no sequence yet and is called by Apply only.
   GroupState(Epoch epoch, const ExecutorDescription& description, Proposer* proposer = nullptr);
   ~GroupState();
@@ -188,7 +188,7 @@ class GroupState {
   absl::Status AddPrefill(Sequence& sequence, const Run& run, StepWork& work);
   absl::Status AddDecodes(StepWork& work);
   absl::Status AddDecode(Sequence& sequence, std::vector<TokenId> drafts, StepWork& work);
-  // Guesses that the sequence's next decode may make: its depth, but not past its
+  // Draft tokens that the sequence's next decode may make: its depth, but not past its
   // end.
   std::uint32_t DraftLimit(const Sequence& sequence) const;
   void TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts, Sequence& sequence,

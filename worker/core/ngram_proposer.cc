@@ -40,33 +40,33 @@ std::size_t NgramIndex::Find(absl::Span<const TokenId> tokens, std::uint32_t n) 
   return same ? found->second : 0;
 }
 
-std::vector<TokenId> NgramIndex::Guess(absl::Span<const TokenId> tokens, std::uint32_t limit) {
-  std::vector<TokenId> guess;
+std::vector<TokenId> NgramIndex::Draft(absl::Span<const TokenId> tokens, std::uint32_t limit) {
+  std::vector<TokenId> draft;
   // Without the last token: the suffix itself is no earlier occurrence.
   Extend(tokens, tokens.size() - 1);
   const auto longest =
       static_cast<std::uint32_t>(std::min<std::size_t>(options_.max_n, tokens.size()));
   std::size_t from = 0;
   for (std::uint32_t n = longest; n >= options_.min_n && from == 0; --n) from = Find(tokens, n);
-  if (from == 0) return guess;
+  if (from == 0) return draft;
   std::uint32_t common = 0;
   while (common <= limit && common < from &&
          tokens[from - 1 - common] == tokens[tokens.size() - 1 - common]) {
     ++common;
   }
   limit = std::min(limit, std::max(common, 2u) - 1);
-  guess.reserve(limit);
+  draft.reserve(limit);
   for (std::uint32_t i = 0; i < limit; ++i) {
     const std::size_t at = from + i;
-    guess.push_back(at < tokens.size() ? tokens[at] : guess[at - tokens.size()]);
+    draft.push_back(at < tokens.size() ? tokens[at] : draft[at - tokens.size()]);
   }
-  return guess;
+  return draft;
 }
 
 void NgramProposer::Propose(absl::Span<DraftRequest> requests) {
   for (DraftRequest& request : requests) {
     NgramIndex& index = indexes_.try_emplace(request.sequence.value(), options_).first->second;
-    request.drafts = index.Guess(request.tokens, request.limit);
+    request.drafts = index.Draft(request.tokens, request.limit);
   }
 }
 

@@ -1,7 +1,7 @@
-// NgramProposer: guesses that a sequence goes on as it did when it last had these
+// NgramProposer: predicts that a sequence goes on as it did when it last had these
 // tokens (prompt lookup). Good where answers repeat their prompt: edits, quotes,
 // extraction, code. The longer what it now repeats already is, the more it
-// guesses, since long repetitions go on and short ones are chance (SuffixDecoding,
+// draft tokens, since long repetitions go on and short ones are chance (SuffixDecoding,
 // Oliaro et al. 2024).
 //
 // Each sequence has an index of the n-grams of its own tokens, min_n <= n <= max_n,
@@ -40,7 +40,7 @@ class NgramIndex {
   // in common, but one at least. Where the occurrence is so late that they reach the
   // end of `tokens`, they go on with themselves. `tokens` begins with what earlier
   // calls were given.
-  std::vector<TokenId> Guess(absl::Span<const TokenId> tokens, std::uint32_t limit);
+  std::vector<TokenId> Draft(absl::Span<const TokenId> tokens, std::uint32_t limit);
 
  private:
   // Adds the n-grams that end before position `end`.

@@ -177,8 +177,8 @@ void Penalise(const SamplingParams& sampling, const TokenPlace& place, TokenId f
   };
   each(place.prompt, [](std::size_t at) { seen[at] = kInPrompt; });
   each(place.output, [](std::size_t at) { ++seen[at]; });
-  each(place.guesses, [](std::size_t at) { ++seen[at]; });
-  for (const auto tokens : {place.prompt, place.output, place.guesses}) {
+  each(place.drafts, [](std::size_t at) { ++seen[at]; });
+  for (const auto tokens : {place.prompt, place.output, place.drafts}) {
     each(tokens, [&](std::size_t at) {
       const std::uint32_t found = std::exchange(seen[at], 0);
       if (found == 0) return;  // not its first time in these lists
@@ -228,13 +228,13 @@ void ChangeLogits(const SamplingParams& sampling, const TokenPlace& place, Token
 }
 
 TokenPlace PlaceAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
-                      std::uint32_t outputs, absl::Span<const TokenId> guesses,
+                      std::uint32_t outputs, absl::Span<const TokenId> drafts,
                       const StopRule& stop) {
   TokenPlace place{.sequence = sequence,
-                   .output_index = outputs + static_cast<std::uint32_t>(guesses.size()),
+                   .output_index = outputs + static_cast<std::uint32_t>(drafts.size()),
                    .prompt = known.first(known.size() - outputs),
                    .output = known.last(outputs),
-                   .guesses = guesses,
+                   .drafts = drafts,
                    .banned = {}};
   if (place.output_index < stop.min_tokens) place.banned = stop.stop_tokens;
   return place;

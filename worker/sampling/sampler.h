@@ -46,17 +46,17 @@ struct TokenPlace {
   SequenceIndex sequence;
   std::uint32_t output_index = 0;
   // What comes before it, all inside the vocabulary: the prompt, the output, and
-  // guesses for the end of the output.
-  absl::Span<const TokenId> prompt, output, guesses;
+  // drafts for the end of the output.
+  absl::Span<const TokenId> prompt, output, drafts;
   // Stop tokens that may not come yet (StopRule::min_tokens). A model's file may name
   // some that its vocabulary does not have.
   absl::Span<const TokenId> banned;
 };
 
-// The place after `known`, whose last `outputs` tokens are output, and `guesses`. Views
+// The place after `known`, whose last `outputs` tokens are output, and `draft tokens`. Views
 // into what it was given.
 TokenPlace PlaceAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
-                      std::uint32_t outputs, absl::Span<const TokenId> guesses,
+                      std::uint32_t outputs, absl::Span<const TokenId> drafts,
                       const StopRule& stop);
 
 // What the random part of a token at this place is made from.

@@ -1,4 +1,4 @@
-// Guesses in worker/core: which are taken, where they end, what is refused; and
+// Draft tokens in worker/core: which are taken, where they end, what is refused; and
 // the n-gram proposer against the obvious search.
 #include <algorithm>
 #include <map>
@@ -18,19 +18,19 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Guesses what the test says, and remembers what it was asked.
+// Drafts what the test says, and remembers what it was asked.
 class ScriptedProposer final : public Proposer {
  public:
   void Propose(absl::Span<DraftRequest> requests) override {
     for (DraftRequest& request : requests) {
       limits.push_back(request.limit);
       known = {request.tokens.begin(), request.tokens.end()};
-      request.drafts = guesses[request.sequence];
+      request.drafts = drafts[request.sequence];
     }
   }
   void Forget(SequenceHandle sequence) override { forgotten.insert(sequence); }
 
-  std::map<SequenceHandle, std::vector<TokenId>> guesses;
+  std::map<SequenceHandle, std::vector<TokenId>> drafts;
   std::vector<std::uint32_t> limits;
   std::vector<TokenId> known;
   std::set<SequenceHandle> forgotten;
@@ -86,11 +86,11 @@ class SpeculationTest : public GroupStateTest {
   GroupState speculative_;
 };
 
-TEST_F(SpeculationTest, GuessesCountAsLongAsTheyAreRight) {
+TEST_F(SpeculationTest, DraftTokensCountAsLongAsTheyAreRight) {
   Start(kA, {1, 2}, 20);
   Step();  // samples 50
   plans_.Add(Speculate{kA, 3});
-  proposer_.guesses[kA] = {51, 52, 9};
+  proposer_.drafts[kA] = {51, 52, 9};
   const Batch batch = ApplySpeculative();
   EXPECT_THAT(batch.tokens, ElementsAre(50, 51, 52, 9));
   EXPECT_EQ(batch.items[0].row_count, 4u);
@@ -107,8 +107,8 @@ TEST_F(SpeculationTest, GuessesCountAsLongAsTheyAreRight) {
   EXPECT_EQ(result.drafted, 3u);
   EXPECT_EQ(speculative_.View(kA)->length, 5u);
   EXPECT_THAT(speculative_.View(kA)->tokens, ElementsAre(1, 2, 50, 51, 52, 53));
-  // The wrong guess's place is where the next row goes.
-  proposer_.guesses[kA] = {};
+  // The wrong draft token's place is where the next row goes.
+  proposer_.drafts[kA] = {};
   const Batch next = ApplySpeculative();
   EXPECT_EQ(next.items[0].first_position, 5u);
   EXPECT_THAT(next.tokens, ElementsAre(53));
@@ -118,9 +118,9 @@ TEST_F(SpeculationTest, AllRightAndAllWrong) {
   Start(kA, {1}, 20);
   Step();
   plans_.Add(Speculate{kA, 2});
-  proposer_.guesses[kA] = {51, 52};
+  proposer_.drafts[kA] = {51, 52};
   EXPECT_THAT(Tokens(Decode()), ElementsAre(51, 52, 53));
-  proposer_.guesses[kA] = {9, 55};  // the second would be right after the right one
+  proposer_.drafts[kA] = {9, 55};  // the second would be right after the right one
   const SequenceResult wrong = Decode();
   EXPECT_THAT(Tokens(wrong), ElementsAre(54));
   EXPECT_EQ(wrong.length, 5u);
@@ -133,7 +133,7 @@ TEST_F(SpeculationTest, NothingFollowsAStopToken) {
   Start(kA, {1}, 20, {52});
   Step();
   plans_.Add(Speculate{kA, 4});
-  proposer_.guesses[kA] = {51, 52, 53, 54};
+  proposer_.drafts[kA] = {51, 52, 53, 54};
   const SequenceResult result = Decode();
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52));
   EXPECT_EQ(result.finished, FinishReason::kStop);
@@ -141,11 +141,11 @@ TEST_F(SpeculationTest, NothingFollowsAStopToken) {
   EXPECT_TRUE(Decode().noop);
 }
 
-TEST_F(SpeculationTest, GuessesEndAtMaxTokens) {
+TEST_F(SpeculationTest, DraftTokensEndAtMaxTokens) {
   Start(kA, {1}, 4);
-  Step();  // output 0; three are left, so two may be guessed
+  Step();  // output 0; three are left, so two may be drafted
   plans_.Add(Speculate{kA, 4});
-  proposer_.guesses[kA] = {51, 52, 53, 54};
+  proposer_.drafts[kA] = {51, 52, 53, 54};
   const SequenceResult result = Decode();
   EXPECT_THAT(proposer_.limits, ElementsAre(2));
   EXPECT_EQ(result.drafted, 2u);
@@ -154,7 +154,7 @@ TEST_F(SpeculationTest, GuessesEndAtMaxTokens) {
   EXPECT_TRUE(Decode().noop);
 }
 
-TEST_F(SpeculationTest, TheLastTokenIsNotGuessed) {
+TEST_F(SpeculationTest, TheLastTokenIsNotDrafted) {
   Start(kA, {1}, 2);
   Step();
   plans_.Add(Speculate{kA, 4});
@@ -162,11 +162,11 @@ TEST_F(SpeculationTest, TheLastTokenIsNotGuessed) {
   EXPECT_THAT(proposer_.limits, IsEmpty());
 }
 
-TEST_F(SpeculationTest, GuessesEndWithTheContext) {
+TEST_F(SpeculationTest, DraftTokensEndWithTheContext) {
   Start(kA, std::vector<TokenId>(20, 1), 20);
   Step();  // 21 of 24 tokens
   plans_.Add(Speculate{kA, 4});
-  proposer_.guesses[kA] = {51, 52, 53, 54};
+  proposer_.drafts[kA] = {51, 52, 53, 54};
   const SequenceResult result = Decode();
   EXPECT_THAT(proposer_.limits, ElementsAre(2));
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52, 53));
@@ -180,8 +180,8 @@ TEST_F(SpeculationTest, EachSequenceHasItsOwn) {
   Step();
   plans_.Add(Speculate{kA, 1});
   plans_.Add(Speculate{kC, 2});
-  proposer_.guesses[kA] = {51};
-  proposer_.guesses[kC] = {9, 9};
+  proposer_.drafts[kA] = {51};
+  proposer_.drafts[kC] = {9, 9};
   const Batch batch = ApplySpeculative();
   EXPECT_THAT(batch.tokens, ElementsAre(50, 51, 50, 50, 9, 9));
   const StepResult result = speculative_.Complete(batch.step, Outputs(batch)).value();
@@ -190,11 +190,11 @@ TEST_F(SpeculationTest, EachSequenceHasItsOwn) {
   EXPECT_THAT(Tokens(result.sequences[2]), ElementsAre(51));
 }
 
-TEST_F(SpeculationTest, AGuessWithoutASoftmaxEndsNothing) {
+TEST_F(SpeculationTest, ADraftTokenWithoutASoftmaxEndsNothing) {
   Start(kA, {1}, 20);
   Step();
   plans_.Add(Speculate{kA, 3});
-  proposer_.guesses[kA] = {51, 52, 53};
+  proposer_.drafts[kA] = {51, 52, 53};
   const Batch batch = ApplySpeculative();
   std::vector<ItemOutput> outputs = Outputs(batch);
   outputs[0].failed = true;
@@ -203,8 +203,8 @@ TEST_F(SpeculationTest, AGuessWithoutASoftmaxEndsNothing) {
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52));
   EXPECT_EQ(result.finished, std::nullopt);
   EXPECT_EQ(result.length, 3u);
-  // It fails again where it is no guess.
-  proposer_.guesses[kA] = {};
+  // It fails again where it is no draft token.
+  proposer_.drafts[kA] = {};
   const Batch next = ApplySpeculative();
   outputs = Outputs(next);
   outputs[0].failed = true;
@@ -217,7 +217,7 @@ TEST_F(SpeculationTest, OutputsMustFitTheRows) {
   Start(kA, {1}, 20);
   Step();
   plans_.Add(Speculate{kA, 2});
-  proposer_.guesses[kA] = {51, 52};
+  proposer_.drafts[kA] = {51, 52};
   const Batch batch = ApplySpeculative();
   const std::vector<ItemOutput> good = Outputs(batch);
   for (const std::size_t count : {0, 2, 4}) {
@@ -266,16 +266,16 @@ TEST_F(SpeculationTest, Refusals) {
   EXPECT_TRUE(refused(TrimBlocks{.sequence = kA, .group = GroupIndex(0), .count = 0}));
 }
 
-TEST_F(SpeculationTest, AGuessOutsideTheVocabularyIsRefused) {
+TEST_F(SpeculationTest, ADraftTokenOutsideTheVocabularyIsRefused) {
   Start(kA, {1}, 10);
   Step();
   plans_.Add(Speculate{kA, 1});
-  proposer_.guesses[kA] = {100};
+  proposer_.drafts[kA] = {100};
   EXPECT_TRUE(absl::IsInvalidArgument(speculative_.Apply(plans_.Take()).status()));
 }
 
 // What NgramIndex promises, by looking everywhere.
-std::vector<TokenId> NaiveGuess(const std::vector<TokenId>& tokens, const NgramOptions& options,
+std::vector<TokenId> NaiveDraft(const std::vector<TokenId>& tokens, const NgramOptions& options,
                                 std::uint32_t limit) {
   const std::size_t size = tokens.size();
   for (std::size_t n = std::min<std::size_t>(options.max_n, size); n >= options.min_n; --n) {
@@ -307,9 +307,9 @@ TEST(NgramIndex, FindsWhatTheObviousSearchFinds) {
         tokens.push_back(static_cast<TokenId>(random() % vocabulary));
       }
       const auto limit = static_cast<std::uint32_t>(1 + random() % 8);
-      const std::vector<TokenId> guess = index.Guess(tokens, limit);
-      ASSERT_EQ(guess, NaiveGuess(tokens, options, limit)) << "round " << round << " step " << step;
-      found += !guess.empty();
+      const std::vector<TokenId> draft = index.Draft(tokens, limit);
+      ASSERT_EQ(draft, NaiveDraft(tokens, options, limit)) << "round " << round << " step " << step;
+      found += !draft.empty();
     }
   }
   EXPECT_GT(found, 5000u);
@@ -317,22 +317,22 @@ TEST(NgramIndex, FindsWhatTheObviousSearchFinds) {
 
 TEST(NgramIndex, GoesOnWithAPeriodAsLongAsItLasted) {
   NgramIndex index({.min_n = 2, .max_n = 4});
-  EXPECT_THAT(index.Guess(std::vector<TokenId>{1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2}, 9),
+  EXPECT_THAT(index.Draft(std::vector<TokenId>{1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2}, 9),
               ElementsAre(3, 1, 2, 3, 1, 2, 3));
 }
 
 TEST(NgramProposer, KeepsSequencesApartAndForgets) {
   NgramProposer proposer({.min_n = 1, .max_n = 2});
   const std::vector<TokenId> a = {1, 2, 1}, b = {1, 3, 1}, c = {4, 5};
-  const auto guess = [&](SequenceHandle sequence, const std::vector<TokenId>& tokens) {
+  const auto draft = [&](SequenceHandle sequence, const std::vector<TokenId>& tokens) {
     std::vector<DraftRequest> requests = {{.sequence = sequence, .tokens = tokens, .limit = 1}};
     proposer.Propose(absl::MakeSpan(requests));
     return requests[0].drafts;
   };
-  EXPECT_THAT(guess(kA, a), ElementsAre(2));
-  EXPECT_THAT(guess(kB, b), ElementsAre(3));
+  EXPECT_THAT(draft(kA, a), ElementsAre(2));
+  EXPECT_THAT(draft(kB, b), ElementsAre(3));
   proposer.Forget(kA);
-  EXPECT_THAT(guess(kA, c), IsEmpty());
+  EXPECT_THAT(draft(kA, c), IsEmpty());
 }
 
 }  // namespace

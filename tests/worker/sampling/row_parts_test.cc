@@ -108,20 +108,20 @@ TEST_P(RowPartsTest, SayWhatTheWholeRowSays) {
       SamplingParams sampling;
       sampling.temperature = draw % 2 == 0 ? 0.0f : 0.25f * static_cast<float>(draw);
       sampling.seed = random();
-      const auto known = RandomTokens(vocab, random), guesses = RandomTokens(vocab, random);
+      const auto known = RandomTokens(vocab, random), drafts = RandomTokens(vocab, random);
       TokenPlace place{.sequence = SequenceIndex(draw), .output_index = std::uint32_t(round)};
       if (draw >= 4) {
         const std::size_t prompt = known.size() / 2;
         place.prompt = absl::MakeConstSpan(known).first(prompt);
         place.output = absl::MakeConstSpan(known).subspan(prompt);
-        place.guesses = guesses;
+        place.drafts = drafts;
         sampling.repetition_penalty = draw % 4 == 0 ? 1.5f : 1.0f;
         sampling.frequency_penalty = draw % 4 == 1 ? 0.75f : 0.0f;
         sampling.presence_penalty = draw % 4 == 1 ? -0.5f : 0.0f;
         for (int i = 0; draw % 4 == 2 && i < 300; ++i) {
           sampling.logit_bias.push_back({Int(random, 0, vocab - 1), 9.0f});
         }
-        if (draw % 4 == 3) place.banned = guesses;
+        if (draw % 4 == 3) place.banned = drafts;
       }
       ASSERT_FALSE(NeedsWholeRow(sampling));
       const LogprobSpec logprobs{.output_top = draw % 3 == 0 ? LogprobSpec::kOff : 5 * (draw % 5)};

@@ -189,7 +189,7 @@ std::vector<TokenId> RandomTokens(int count, int vocab, std::mt19937& random) {
   return tokens;
 }
 
-// Penalties and bias are as if the model had said the changed logits, guesses count
+// Penalties and bias are as if the model had said the changed logits, drafts count
 // as output, and log-probabilities stay the model's.
 TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
   const unsigned seed = 13;
@@ -209,15 +209,15 @@ TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
     if (random() % 2) p.logit_bias = {{1, -100.0f}, {4, 1.5f}, {6, 0.25f}};
     const std::vector<TokenId> prompt = RandomTokens(random() % 20, vocab, random);
     std::vector<TokenId> output = RandomTokens(random() % 20, vocab, random);
-    const std::vector<TokenId> guesses = RandomTokens(random() % 4, vocab, random);
+    const std::vector<TokenId> drafts = RandomTokens(random() % 4, vocab, random);
     const TokenPlace place{.sequence = SequenceIndex(random() % 3),
                            .output_index = static_cast<std::uint32_t>(output.size()),
                            .prompt = prompt,
                            .output = output,
-                           .guesses = guesses};
+                           .drafts = drafts};
     const SampledToken sampled = Sample(row, p, {.output_top = 2}, place);
     std::vector<TokenId> all = output;
-    all.insert(all.end(), guesses.begin(), guesses.end());
+    all.insert(all.end(), drafts.begin(), drafts.end());
     const TokenPlace bare{place.sequence, place.output_index};
     const SampledToken expected =
         Sample(NaiveChanged(row, p, prompt, all), plain, {.output_top = 2}, bare);
