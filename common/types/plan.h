@@ -39,8 +39,8 @@ struct OpenSequence {
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
-  // The sequence decodes in plans whose step % lag equals cohort (see Run).
-  std::uint32_t cohort = 0;
+  // The sequence decodes in plans whose step % lag equals micro_batch (see Run).
+  std::uint32_t micro_batch = 0;
   // A beam never decodes by default: who made the plan chooses its
   // tokens from candidates.
   bool is_beam = false;
@@ -79,7 +79,7 @@ struct ForkSequence {
   std::vector<TokenId> tokens;  // at least one; the prompt is complete with them
   // One per KV group with such a block, in order of the groups; immediate.
   std::vector<BlockCopy> copies;
-  std::uint32_t cohort = 0;
+  std::uint32_t micro_batch = 0;
 
   bool operator==(const ForkSequence&) const = default;
 };
@@ -118,7 +118,7 @@ struct DropSequence {
 // Runs a sequence in this plan: its next `count` known tokens (a prefill chunk).
 // The chunk that reaches the last known token samples if `sample` is set; from
 // then on the sequence decodes by default: one token in every plan p with
-// p % lag == cohort and p >= (step of its last run) + lag, until it finishes.
+// p % lag == micro_batch and p >= (step of its last run) + lag, until it finishes.
 struct Run {
   SequenceHandle sequence;
   std::uint32_t count = 0;  // at least 1

@@ -80,7 +80,7 @@ class PlanWriter {
     open.set_min_tokens(op.stop.min_tokens);
     open.set_output_top(op.logprobs.output_top);
     open.set_prompt_top(op.logprobs.prompt_top);
-    open.set_cohort(op.cohort);
+    open.set_micro_batch(op.micro_batch);
     open.set_is_beam(op.is_beam);
   }
 
@@ -104,7 +104,7 @@ class PlanWriter {
     fork.set_length(op.length);
     AddTokens(op.tokens, fork.mutable_tokens());
     if (!op.copies.empty()) WriteCopies(op.copies, fork.mutable_copies());
-    fork.set_cohort(op.cohort);
+    fork.set_micro_batch(op.micro_batch);
   }
 
   void Add(const DropSequence& op) {
@@ -345,7 +345,7 @@ class PlanReader {
                  .max_tokens = proto.max_tokens(),
                  .min_tokens = proto.min_tokens()},
         .logprobs = {.output_top = proto.output_top(), .prompt_top = proto.prompt_top()},
-        .cohort = proto.cohort(),
+        .micro_batch = proto.micro_batch(),
         .is_beam = proto.is_beam(),
     };
   }
@@ -372,7 +372,7 @@ class PlanReader {
                       .length = proto.length(),
                       .tokens = {proto.tokens().begin(), proto.tokens().end()},
                       .copies = {},
-                      .cohort = proto.cohort()};
+                      .micro_batch = proto.micro_batch()};
     if (absl::Status s = ReadCopies(proto.copies(), fork.copies); !s.ok()) return s;
     return fork;
   }

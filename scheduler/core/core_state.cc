@@ -165,7 +165,7 @@ Slot CoreState::AddSequence(Sequence sequence) {
 void CoreState::Detach(Sequence& sequence) {
   epoch->kv.Close(sequence, RequestOf(sequence));
   epoch->handles.Retire(sequence.handle);
-  --epoch->cohort_sizes[sequence.cohort];
+  --epoch->micro_batch_sizes[sequence.micro_batch];
 }
 
 void CoreState::DropSequence(Slot slot) {

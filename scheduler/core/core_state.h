@@ -53,14 +53,14 @@ struct EpochState {
       : epoch(epoch),
         kv(description.groups, description.block_count, prefix_cache, description.tiers),
         handles(description.max_sequences),
-        cohort_sizes(description.lag, 0) {}
+        micro_batch_sizes(description.lag, 0) {}
 
   Epoch epoch;
   Step last_step{0};
   KvLedger kv;
   HandleTable handles;
-  std::vector<std::uint32_t> cohort_sizes;  // [lag] open sequences
-  std::deque<PlanInFlight> in_flight;       // sent and not answered, in order
+  std::vector<std::uint32_t> micro_batch_sizes;  // [lag] open sequences
+  std::deque<PlanInFlight> in_flight;            // sent and not answered, in order
 };
 
 // Totals since the core was made. A request ends under the reason of its sequence

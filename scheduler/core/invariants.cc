@@ -172,7 +172,7 @@ absl::Status CheckBounds(const CoreState& state) {
       }
     }
   }
-  std::vector<std::uint32_t> cohorts(epoch.cohort_sizes.size(), 0);
+  std::vector<std::uint32_t> micro_batches(epoch.micro_batch_sizes.size(), 0);
   std::size_t open = 0;
   for (const Slot slot : state.running) {
     const Sequence& sequence = state.sequences[slot];
@@ -198,9 +198,9 @@ absl::Status CheckBounds(const CoreState& state) {
     for (const auto& table : sequence.tables) blocks += table.size();
     FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.allocated), 4, "blocks cover scheduled_max");
     FLOTILLA_HOLDS(epoch.handles.Live(sequence.handle, epoch.last_step) == slot, 2, "its handle");
-    ++cohorts[sequence.cohort];
+    ++micro_batches[sequence.micro_batch];
   }
-  FLOTILLA_HOLDS(cohorts == epoch.cohort_sizes, 2, "cohort sizes");
+  FLOTILLA_HOLDS(micro_batches == epoch.micro_batch_sizes, 2, "micro_batch sizes");
   FLOTILLA_HOLDS(
       epoch.handles.free() + epoch.handles.retired() + open == state.description->max_sequences, 2,
       "handles");

@@ -155,7 +155,7 @@ void KvLedger::Open(Sequence& sequence, const Request& request, const Match& mat
       .sampling = request.sampling,
       .stop = request.stop,
       .logprobs = request.logprobs,
-      .cohort = sequence.cohort,
+      .micro_batch = sequence.micro_batch,
       .is_beam = request.beam != nullptr,
   });
   sequence.shared_blocks = match.blocks;
@@ -180,7 +180,7 @@ std::size_t KvLedger::Fork(const Sequence& parent, Sequence& sequence, const Req
                     .length = length,
                     .tokens = {sequence.tokens.begin() + length, sequence.tokens.end()},
                     .copies = {},
-                    .cohort = sequence.cohort};
+                    .micro_batch = sequence.micro_batch};
   for (const TokenId token : fork.tokens) digest_.AddToken(plan.step, sequence.handle, token);
   digest_.Open(sequence.handle, request.id, sequence.index);
   sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());

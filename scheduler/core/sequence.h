@@ -94,7 +94,7 @@ struct Sequence {
   std::uint32_t prefill_tokens = 0;  // tokens known when they were last prefilled
   std::uint32_t sent_tokens = 0;     // tokens that the workers know
   std::uint32_t sent_depth = 0;      // draft tokens that the workers make for it
-  std::uint32_t cohort = 0;
+  std::uint32_t micro_batch = 0;
   // It was short of a block when it could have run last, and was deferred.
   bool deferred = false;
   std::vector<std::vector<BlockId>> tables;  // [groups] entries in order

@@ -60,11 +60,11 @@ PlanOutcome StepPlanner::Make() {
 
 bool StepPlanner::DueInThisStep(const Sequence& sequence) const {
   const std::uint32_t lag = state_.description->lag;
-  return plan_.step.value() % lag == sequence.cohort &&
+  return plan_.step.value() % lag == sequence.micro_batch &&
          plan_.step.value() >= sequence.last_chunk.value() + lag;
 }
 
-// In turns of a round of the pipeline each, so that every cohort has both; unless one of
+// In turns of a round of the pipeline each, so that every micro_batch has both; unless one of
 // the two has nothing to do.
 void StepPlanner::Choose() {
   if (state_.quarantined > 0) {

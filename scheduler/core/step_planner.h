@@ -130,7 +130,7 @@ class StepPlanner {
   void EmitAdmissions();
   void Begin(const Start& start);
   void Open(Slot slot, const KvLedger::Match& match);
-  std::uint32_t SmallestCohort() const;
+  std::uint32_t SmallestMicroBatch() const;
 
   CoreState& state_;
   StepPlan plan_;
@@ -147,7 +147,7 @@ class StepPlanner {
   std::vector<Slot> for_other_steps_;  // due, but the step is for others
   std::vector<Chunk> chunks_;          // of prompts already begun, and of beams
   std::vector<Opening> openings_;      // of pending sequences
-  bool due_later_ = false;             // a decode is due in another cohort's step
+  bool due_later_ = false;             // a decode is due in another micro-batch's step
   std::uint64_t free_blocks_ = 0;      // after all of the above, reserved ones apart
   std::uint64_t owed_blocks_ = 0;      // for the rest of the prompts begun
   std::uint32_t budget_ = 0;           // rows left

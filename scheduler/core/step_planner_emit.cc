@@ -38,8 +38,8 @@ void StepPlanner::EmitOpening(const Opening& opening) {
   Sequence& sequence = state_.sequences[opening.slot];
   if (sequence.fork.parent.has_value()) {
     sequence.handle = epoch.handles.Take(opening.slot, plan_.step);
-    sequence.cohort = SmallestCohort();
-    ++epoch.cohort_sizes[sequence.cohort];
+    sequence.micro_batch = SmallestMicroBatch();
+    ++epoch.micro_batch_sizes[sequence.micro_batch];
     const Sequence& parent = state_.sequences[*sequence.fork.parent];
     state_.counters.block_copies +=
         epoch.kv.Fork(parent, sequence, state_.RequestOf(sequence), plan_);
@@ -64,8 +64,8 @@ void StepPlanner::Open(Slot slot, const KvLedger::Match& match) {
   Request& request = state_.RequestOf(sequence);
   sequence.fork = ForkPlan{};
   sequence.handle = epoch.handles.Take(slot, plan_.step);
-  sequence.cohort = SmallestCohort();
-  ++epoch.cohort_sizes[sequence.cohort];
+  sequence.micro_batch = SmallestMicroBatch();
+  ++epoch.micro_batch_sizes[sequence.micro_batch];
   epoch.kv.Open(sequence, request, match, plan_);
   state_.counters.lookup_tokens += sequence.tokens.size();
   state_.counters.cached_tokens += sequence.length.scheduled_max;
@@ -191,8 +191,8 @@ void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   state_.counters.prefill_tokens += rows;
 }
 
-std::uint32_t StepPlanner::SmallestCohort() const {
-  const std::vector<std::uint32_t>& sizes = state_.epoch->cohort_sizes;
+std::uint32_t StepPlanner::SmallestMicroBatch() const {
+  const std::vector<std::uint32_t>& sizes = state_.epoch->micro_batch_sizes;
   return static_cast<std::uint32_t>(std::min_element(sizes.begin(), sizes.end()) - sizes.begin());
 }
 

@@ -73,17 +73,17 @@ TEST(Planner, AtMostLagPlusOnePlansAreUnanswered) {
   }
 }
 
-TEST(Planner, CohortsShareTheSequencesEvenly) {
+TEST(Planner, MicroBatchesShareTheSequencesEvenly) {
   ExecutorDescription group = Group();
   group.lag = 3;
   CoreHarness harness({}, group);
   for (std::uint64_t id = 1; id <= 9; ++id) harness.Admit(id, 3, 20);
   ASSERT_EQ(harness.Plan(), Hold::kNone);
-  std::multiset<std::uint32_t> cohorts;
+  std::multiset<std::uint32_t> micro_batches;
   for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
-    cohorts.insert(open.cohort);
+    micro_batches.insert(open.micro_batch);
   }
-  for (std::uint32_t c = 0; c < 3; ++c) EXPECT_EQ(cohorts.count(c), 3u);
+  for (std::uint32_t c = 0; c < 3; ++c) EXPECT_EQ(micro_batches.count(c), 3u);
 }
 
 TEST(Planner, ADecodeStepNamesNoSequenceThatNeedsNothing) {

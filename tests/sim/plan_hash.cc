@@ -72,7 +72,7 @@ void PlanHash::Add(const OpenSequence& op) {
   Add(std::uint64_t{op.stop.min_tokens});
   Add(static_cast<std::uint64_t>(op.logprobs.output_top));
   Add(static_cast<std::uint64_t>(op.logprobs.prompt_top));
-  Add(std::uint64_t{op.cohort});
+  Add(std::uint64_t{op.micro_batch});
   Add(std::uint64_t{op.is_beam});
 }
 
@@ -95,7 +95,7 @@ void PlanHash::Add(const ForkSequence& op) {
     Add(Word(copy.from));
     Add(Word(copy.to));
   }
-  Add(std::uint64_t{op.cohort});
+  Add(std::uint64_t{op.micro_batch});
 }
 
 void PlanHash::Add(const DropSequence& op) {

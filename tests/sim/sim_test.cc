@@ -214,7 +214,7 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   Record(total, seeds);
 }
 
-// Found in the long run. 22839: in a pipeline, sequences of other cohorts took the block
+// Found in the long run. 22839: in a pipeline, sequences of other micro-batches took the block
 // that the first one waited for, again and again. 31025 and 42573: nothing was wrong but
 // invariant 7, which forgot that a turn may come just before a copy ends, and that the
 // first request may have nothing but pending sequences.

@@ -604,7 +604,7 @@ void Simulation::TracePlan(const StepPlan& plan) {
     if (const auto* open = std::get_if<OpenSequence>(&op)) {
       Trace(open->request.counter);
       Trace(open->tokens.size());
-      Trace(open->cohort);
+      Trace(open->micro_batch);
       Trace(open->cached_tokens);
     } else if (const auto* speculate = std::get_if<Speculate>(&op)) {
       Trace(speculate->depth);

@@ -19,7 +19,7 @@ struct GroupState::Sequence {
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
-  std::uint32_t cohort = 0;
+  std::uint32_t micro_batch = 0;
   bool is_beam = false;
   Step last_run;
   Step deferred;  // the last step it was deferred in
@@ -72,7 +72,7 @@ absl::Status CheckOpen(const OpenSequence& op, const ExecutorDescription& limits
   for (TokenId token : op.tokens) {
     if (absl::Status s = CheckToken(op.sequence, token, limits); !s.ok()) return s;
   }
-  if (op.cohort >= std::max(limits.lag, 1u)) return Invalid(op.sequence, "cohort");
+  if (op.micro_batch >= std::max(limits.lag, 1u)) return Invalid(op.sequence, "micro_batch");
   absl::Status s = CheckSampling(op.sampling, limits.vocab_size);
   s.Update(CheckStopRule(op.stop));
   s.Update(CheckLogprobs(op.logprobs));
@@ -144,7 +144,7 @@ absl::Status GroupState::ApplyOp(const OpenSequence& op, StepWork&) {
   sequence->sampling = op.sampling;
   sequence->stop = op.stop;
   sequence->logprobs = op.logprobs;
-  sequence->cohort = op.cohort;
+  sequence->micro_batch = op.micro_batch;
   sequence->is_beam = op.is_beam;
   Insert(std::move(sequence));
   return absl::OkStatus();
@@ -166,7 +166,7 @@ absl::Status GroupState::ApplyOp(const ForkSequence& op, StepWork& work) {
   if (op.tokens.empty() || std::uint64_t{op.length} + op.tokens.size() < parent.prompt_tokens) {
     return Invalid(op.child, "number of tokens");
   }
-  if (op.cohort >= decoders_.size()) return Invalid(op.child, "cohort");
+  if (op.micro_batch >= decoders_.size()) return Invalid(op.child, "micro_batch");
   auto child = std::make_unique<Sequence>();
   child->handle = op.child;
   child->request = parent.request;
@@ -177,7 +177,7 @@ absl::Status GroupState::ApplyOp(const ForkSequence& op, StepWork& work) {
   child->sampling = parent.sampling;
   child->stop = parent.stop;
   child->logprobs = parent.logprobs;
-  child->cohort = op.cohort;
+  child->micro_batch = op.micro_batch;
   child->is_beam = parent.is_beam;
   if (absl::Status status = Learn(*child, op.tokens, work.step); !status.ok()) return status;
   if (absl::Status status = ShareBlocks(parent, op, *child); !status.ok()) return status;
@@ -239,7 +239,7 @@ absl::Status GroupState::ApplyOp(const DropSequence& op, StepWork& work) {
   }
   digest_.Close(op.sequence, sequence.request, sequence.index);
   if (proposer_ != nullptr) proposer_->Forget(op.sequence);
-  decoders_[sequence.cohort].erase(op.sequence);
+  decoders_[sequence.micro_batch].erase(op.sequence);
   work.retired.push_back(std::move(slots_[op.sequence.value()]));
   return absl::OkStatus();
 }
@@ -381,7 +381,7 @@ absl::Status GroupState::CheckCovered(const Sequence& sequence, std::uint64_t en
 
 bool GroupState::Due(const Sequence& sequence, Step step) const {
   const std::uint64_t lag = decoders_.size();
-  return sequence.decoding && step.value() % lag == sequence.cohort &&
+  return sequence.decoding && step.value() % lag == sequence.micro_batch &&
          step.value() >= sequence.last_run.value() + lag && sequence.deferred != step;
 }
 
@@ -416,7 +416,7 @@ absl::Status GroupState::AddPrefill(Sequence& sequence, const Run& run, StepWork
   }
   if (run.sample) {
     sequence.decoding = true;
-    decoders_[sequence.cohort].insert(sequence.handle);
+    decoders_[sequence.micro_batch].insert(sequence.handle);
   }
   return absl::OkStatus();
 }

@@ -209,7 +209,7 @@ class GroupState {
   std::uint64_t last_copy_ = 0;
   std::set<std::uint64_t> copies_;                  // outstanding
   std::vector<std::unique_ptr<Sequence>> slots_;    // by handle; null when free
-  std::vector<std::set<SequenceHandle>> decoders_;  // by cohort: decode by default
+  std::vector<std::set<SequenceHandle>> decoders_;  // by micro_batch: decode by default
   std::vector<StepWork> in_flight_;                 // applied, not completed
 };
 

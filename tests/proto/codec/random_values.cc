@@ -66,7 +66,7 @@ OpenSequence RandomValues::Open() {
           .stop = {.stop_tokens = Tokens(3), .max_tokens = Number(), .min_tokens = Number()},
           .logprobs = {.output_top = static_cast<std::int32_t>(Below(22)) - 1,
                        .prompt_top = static_cast<std::int32_t>(Below(22)) - 1},
-          .cohort = Number(),
+          .micro_batch = Number(),
           .is_beam = Flip()};
 }
 
@@ -98,7 +98,7 @@ PlanOp RandomValues::Op() {
                           .length = Number(),
                           .tokens = Tokens(4),
                           .copies = Copies(),
-                          .cohort = Number()};
+                          .micro_batch = Number()};
     case 3:
       return DropSequence{.sequence = SequenceHandle(Number())};
     case 4:

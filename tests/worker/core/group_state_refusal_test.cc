@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
                 [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.cached_tokens = 2; })); }},
         Refusal{"NegativeToken", [](PlanBuilder& p) { p.Add(Opened(kC, {-1})); }},
         Refusal{"TokenOutsideVocabulary", [](PlanBuilder& p) { p.Add(Opened(kC, {100})); }},
-        Refusal{"Cohort", [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.cohort = 1; })); }},
+        Refusal{"MicroBatch", [](PlanBuilder& p) { p.Add(Changed([](auto& o) { o.micro_batch = 1; })); }},
         Refusal{"NanTemperature",
                 [](PlanBuilder& p) {
                   p.Add(Changed([](auto& o) { o.sampling.temperature = kNan; }));
@@ -227,10 +227,10 @@ INSTANTIATE_TEST_SUITE_P(
                   fork.copies[0].to = kNullBlock;
                   p.Add(fork);
                 }},
-        Refusal{"ForkToACohortThatIsNot",
+        Refusal{"ForkToAMicroBatchThatIsNot",
                 [](PlanBuilder& p) {
                   ForkSequence fork = Forked(kA, kC, 1, {1});
-                  fork.cohort = 1;
+                  fork.micro_batch = 1;
                   p.Add(fork);
                 }},
         Refusal{"ForkOfRunning",
@@ -300,7 +300,7 @@ void AddRandom(PlanBuilder& plans, const std::function<std::uint32_t(std::uint32
   switch (below(6)) {
     case 0: {
       OpenSequence open = Opened(sequence, std::vector<TokenId>(below(30), 1));
-      open.cohort = below(4);
+      open.micro_batch = below(4);
       open.cached_tokens = below(9);
       plans.Add(open);
       break;

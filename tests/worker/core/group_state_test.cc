@@ -391,9 +391,9 @@ class LagTest : public GroupStateTest {
   LagTest() : GroupStateTest(3) {}
 };
 
-TEST_F(LagTest, DecodesInItsCohortOnceEveryLagSteps) {
+TEST_F(LagTest, DecodesInItsMicroBatchOnceEveryLagSteps) {
   OpenSequence open = Opened(kA, {1, 2});
-  open.cohort = 2;
+  open.micro_batch = 2;
   plans_.Add(open);
   plans_.Grant(kA, {1, 2});
   plans_.Add(Prefill(kA, 1, false));
@@ -405,27 +405,27 @@ TEST_F(LagTest, DecodesInItsCohortOnceEveryLagSteps) {
   plans_.Add(Prefill(kA, 1, true));
   const Batch second = Apply();
   const Batch third = Apply();
-  EXPECT_THAT(third.items, IsEmpty());  // step 3: cohort 0, but B ran in 1
+  EXPECT_THAT(third.items, IsEmpty());  // step 3: micro_batch 0, but B ran in 1
   EXPECT_THAT(state_.Unfinished(), ElementsAre(Step(1), Step(2), Step(3)));
   EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(StepPlan{kEpoch, Step(4)}).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(state_.Complete(Step(2), Outputs(second)).status()));
   Complete(first);
   const Batch fourth = Apply();
-  EXPECT_THAT(fourth.items, IsEmpty());  // cohort 1: nobody
+  EXPECT_THAT(fourth.items, IsEmpty());  // micro_batch 1: nobody
   Complete(second);
-  const Batch fifth = Apply();  // cohort 2: A, which ran in step 2
+  const Batch fifth = Apply();  // micro_batch 2: A, which ran in step 2
   ASSERT_EQ(fifth.items.size(), 1u);
   EXPECT_EQ(fifth.items[0].sequence, kA);
   EXPECT_THAT(fifth.tokens, ElementsAre(50));
   Complete(third);
-  const Batch sixth = Apply();  // cohort 0: B
+  const Batch sixth = Apply();  // micro_batch 0: B
   ASSERT_EQ(sixth.items.size(), 1u);
   EXPECT_EQ(sixth.items[0].sequence, kB);
 }
 
 TEST_F(LagTest, DropWhileARunIsInFlight) {
   OpenSequence open = Opened(kA, {1});
-  open.cohort = 1;
+  open.micro_batch = 1;
   plans_.Add(open);
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, true));
