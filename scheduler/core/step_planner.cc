@@ -9,9 +9,10 @@
 namespace flotilla {
 
 PlanOutcome StepPlanner::Make() {
-  if (!state_.epoch.has_value()) return {.hold = Hold::kNotReady};
+  if (!state_.epoch.has_value()) return {.stall = StallReason::kNotReady};
   EpochState& epoch = *state_.epoch;
-  if (epoch.in_flight.size() > state_.description->lag) return {.hold = Hold::kPipelineFull};
+  if (epoch.in_flight.size() > state_.description->lag)
+    return {.stall = StallReason::kPipelineFull};
   plan_.epoch = epoch.epoch;
   plan_.step = Step(epoch.last_step.value() + 1);
 
@@ -28,10 +29,10 @@ PlanOutcome StepPlanner::Make() {
     Assess();
   }
   const bool copies = epoch.kv.copies_to_send() || MustPoll();
-  if (AnyDeferred() && !copies) return {.hold = Hold::kMemory};
+  if (AnyDeferred() && !copies) return {.stall = StallReason::kMemory};
   if (!WorthSending() && !copies) {
-    if (!short_of_blocks_.empty()) return {.hold = Hold::kMemory};
-    return {.hold = state_.requests.size() == 0 ? Hold::kIdle : Hold::kResults};
+    if (!short_of_blocks_.empty()) return {.stall = StallReason::kMemory};
+    return {.stall = state_.requests.size() == 0 ? StallReason::kIdle : StallReason::kResults};
   }
 
   epoch.handles.DropRetired(plan_);

@@ -20,7 +20,7 @@
 namespace flotilla {
 
 // Why there is no plan now, and what ends the wait.
-enum class Hold : std::uint8_t {
+enum class StallReason : std::uint8_t {
   kNone,          // there is one
   kNotReady,      // no worker group: its Ready
   kPipelineFull,  // lag + 1 plans are unanswered: the next result
@@ -32,7 +32,7 @@ enum class Hold : std::uint8_t {
 
 struct PlanOutcome {
   std::optional<StepPlan> plan;
-  Hold hold = Hold::kNone;  // kNone exactly when there is a plan
+  StallReason stall = StallReason::kNone;  // kNone exactly when there is a plan
   // Plan again at this time at the latest (a deadline), if anything is due.
   std::optional<std::int64_t> wake_ns;
 };

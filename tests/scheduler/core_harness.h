@@ -56,12 +56,12 @@ class CoreHarness {
   }
 
   // One plan, not yet run; or the reason for none.
-  Hold Plan() {
+  StallReason Plan() {
     PlanOutcome outcome = core.Plan(now_ns);
     TakeEvents();
     EXPECT_EQ(core.CheckInvariants(), absl::OkStatus());
     if (outcome.plan) plans.push_back(*std::move(outcome.plan));
-    return outcome.hold;
+    return outcome.stall;
   }
 
   // Runs the oldest plan and applies its result.
@@ -102,7 +102,7 @@ class CoreHarness {
 
   // Plans and answers one at a time until nothing is left.
   void RunAll(int max_steps = 10'000) {
-    while (max_steps-- > 0 && Plan() == Hold::kNone) Answer();
+    while (max_steps-- > 0 && Plan() == StallReason::kNone) Answer();
     ASSERT_GT(max_steps, 0);
   }
 

@@ -25,13 +25,13 @@ TEST(Planner, EveryDecodeRunsInEveryStepOfALongPrefill) {
   CoreHarness harness({}, Group());
   for (std::uint64_t id = 1; id <= 8; ++id) harness.Admit(id, 5, 200);
   while (harness.TokensOf(8) == 0) {
-    ASSERT_EQ(harness.Plan(), Hold::kNone);
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
     harness.Answer();
   }
   harness.Admit(100, 6000, 5);
   int mixed_steps = 0;
   while (harness.TokensOf(100) == 0) {
-    ASSERT_EQ(harness.Plan(), Hold::kNone);
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
     const bool prefills = !CoreHarness::OpsOf<PlanRun>(harness.plans.back()).empty();
     if (harness.plans.size() < 2) continue;  // keep one ahead, as an engine does
     const StepResult result = harness.Answer();
@@ -49,7 +49,7 @@ TEST(Planner, ChunksKeepWithinBothBudgets) {
   harness.Admit(2, 90, 4);
   harness.Admit(3, 90, 4);
   harness.Admit(4, 90, 4);
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   std::vector<std::uint32_t> counts;
   for (const PlanRun& run : CoreHarness::OpsOf<PlanRun>(harness.plans.back()))
     counts.push_back(run.count);
@@ -65,8 +65,8 @@ TEST(Planner, AtMostLagPlusOnePlansAreUnanswered) {
     group.lag = lag;
     CoreHarness harness({}, group);
     harness.Admit(1, 4, 50);
-    for (std::uint32_t i = 0; i <= lag; ++i) EXPECT_EQ(harness.Plan(), Hold::kNone);
-    EXPECT_EQ(harness.Plan(), Hold::kPipelineFull);
+    for (std::uint32_t i = 0; i <= lag; ++i) EXPECT_EQ(harness.Plan(), StallReason::kNone);
+    EXPECT_EQ(harness.Plan(), StallReason::kPipelineFull);
     for (std::uint32_t i = 0; i <= lag; ++i) harness.Answer();
     harness.RunAll();
     EXPECT_EQ(harness.TokensOf(1), 50u);
@@ -78,7 +78,7 @@ TEST(Planner, MicroBatchesShareTheSequencesEvenly) {
   group.lag = 3;
   CoreHarness harness({}, group);
   for (std::uint64_t id = 1; id <= 9; ++id) harness.Admit(id, 3, 20);
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   std::multiset<std::uint32_t> micro_batches;
   for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
     micro_batches.insert(open.micro_batch);
@@ -89,10 +89,10 @@ TEST(Planner, MicroBatchesShareTheSequencesEvenly) {
 TEST(Planner, ADecodeStepNamesNoSequenceThatNeedsNothing) {
   CoreHarness harness({}, Group());
   harness.Admit(1, 4, 11);  // 14 positions: one block of 16
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   harness.Answer();
   for (int step = 0; step < 10; ++step) {
-    ASSERT_EQ(harness.Plan(), Hold::kNone);
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
     EXPECT_TRUE(harness.plans.back().ops.empty());
     harness.Answer();
   }
@@ -102,16 +102,16 @@ TEST(Planner, ADecodeStepNamesNoSequenceThatNeedsNothing) {
 TEST(Planner, NoPlanIsMadeForASequenceThatHasSurelyFinished) {
   CoreHarness harness({}, Group());
   harness.Admit(1, 4, 2);
-  EXPECT_EQ(harness.Plan(), Hold::kNone);  // prefill, token 0
-  EXPECT_EQ(harness.Plan(), Hold::kNone);  // token 1, the last
+  EXPECT_EQ(harness.Plan(), StallReason::kNone);  // prefill, token 0
+  EXPECT_EQ(harness.Plan(), StallReason::kNone);  // token 1, the last
   harness.Answer();
-  EXPECT_EQ(harness.Plan(), Hold::kResults);
+  EXPECT_EQ(harness.Plan(), StallReason::kResults);
   harness.Answer();
   EXPECT_EQ(harness.ReasonOf(1), FinishReason::kLength);
-  EXPECT_EQ(harness.Plan(), Hold::kNone);  // the drop
+  EXPECT_EQ(harness.Plan(), StallReason::kNone);  // the drop
   EXPECT_EQ(CoreHarness::OpsOf<DropSequence>(harness.plans.back()).size(), 1u);
   harness.Answer();
-  EXPECT_EQ(harness.Plan(), Hold::kIdle);
+  EXPECT_EQ(harness.Plan(), StallReason::kIdle);
 }
 
 // Two sequences of 4 blocks each in a pool of 5: the second is deferred, waits for
@@ -120,11 +120,11 @@ TEST(Planner, AShortageDefersThenStallsThenPreemptsTheLast) {
   CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0}, SmallGroup(5, 2));
   harness.Admit(1, 2, 7);
   harness.Admit(2, 2, 7);
-  bool deferred = false, held = false;
-  for (int step = 0; step < 8 && !held; ++step) {
-    const Hold hold = harness.Plan();
-    held = hold == Hold::kMemory;
-    if (hold != Hold::kNone) break;
+  bool deferred = false, stalled = false;
+  for (int step = 0; step < 8 && !stalled; ++step) {
+    const StallReason stall = harness.Plan();
+    stalled = stall == StallReason::kMemory;
+    if (stall != StallReason::kNone) break;
     const auto deferrals = CoreHarness::OpsOf<Defer>(harness.plans.back());
     if (!deferrals.empty()) {
       deferred = true;
@@ -133,10 +133,10 @@ TEST(Planner, AShortageDefersThenStallsThenPreemptsTheLast) {
     if (harness.plans.size() > 1) harness.Answer();
   }
   EXPECT_TRUE(deferred);
-  EXPECT_TRUE(held);
+  EXPECT_TRUE(stalled);
   EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 0u);  // results are outstanding
   while (!harness.plans.empty()) harness.Answer();
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 1u);
   EXPECT_EQ(harness.core.OpenSequences().size(), 1u);
   EXPECT_EQ(harness.core.OpenSequences()[0].request.counter, 1u);
@@ -156,17 +156,17 @@ TEST(Planner, HigherPriorityIsAdmittedFirst) {
   TokenizedRequest urgent = CoreHarness::Request(2, 3, 2);
   urgent.priority = 1;
   harness.core.Admit(0, urgent);
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   EXPECT_EQ(CoreHarness::OpsOf<OpenSequence>(harness.plans.back())[0].request.counter, 2u);
 }
 
 TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
   CoreHarness harness({.watermark_blocks = 1, .growth_permille = 0}, SmallGroup(6, 4));
   harness.Admit(1, 7, 8);  // 2 blocks, in the next step too
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   harness.Admit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for sequence 1
   harness.Answer();
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   EXPECT_TRUE(CoreHarness::OpsOf<OpenSequence>(harness.plans.back()).empty());
   harness.Answer();
   harness.RunAll();
@@ -185,7 +185,7 @@ TEST(Planner, AfterThreePreemptionsARequestIsNonPreemptible) {
     TokenizedRequest urgent = CoreHarness::Request(id, 4, 12);
     urgent.priority = 1;
     harness.core.Admit(0, urgent);
-    for (int step = 0; step < 9 && harness.Plan() == Hold::kNone; ++step) harness.Answer();
+    for (int step = 0; step < 9 && harness.Plan() == StallReason::kNone; ++step) harness.Answer();
     ASSERT_LT(++id, 100u);
   }
   TokenizedRequest urgent = CoreHarness::Request(id, 4, 12);
@@ -252,12 +252,12 @@ TEST(Core, CancelFreesBlocksAtOnceAndDropsInTheNextPlan) {
   EXPECT_EQ(harness.ReasonOf(1), FinishReason::kCancelled);
   EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 1u);  // never more than delivered
   const std::size_t events = harness.events[1].size();
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   EXPECT_EQ(CoreHarness::OpsOf<DropSequence>(harness.plans.back()).size(), 1u);
   harness.Answer();  // of the decode sent before the end: discarded
   harness.Answer();
   EXPECT_EQ(harness.events[1].size(), events);
-  EXPECT_EQ(harness.Plan(), Hold::kIdle);
+  EXPECT_EQ(harness.Plan(), StallReason::kIdle);
 }
 
 TEST(Core, DeadlineEndsWaitingAndRunning) {
@@ -291,9 +291,9 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
   }
   harness.Plan();
   harness.core.Lost(harness.epoch());
-  EXPECT_EQ(harness.Plan(), Hold::kNotReady);
+  EXPECT_EQ(harness.Plan(), StallReason::kNotReady);
   harness.Restart();
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   const auto open = CoreHarness::OpsOf<OpenSequence>(harness.plans.back());
   EXPECT_EQ(open.at(0).tokens.size(), 30u + 4u);
   EXPECT_EQ(open.at(0).prompt_tokens, 30u);

@@ -44,7 +44,7 @@ std::vector<std::uint64_t> OrderUnder(const char* policy) {
   for (const TokenizedRequest& request : {a, b, c}) harness.core.Admit(0, request);
   std::vector<std::uint64_t> order;
   for (int step = 0; step < 200; ++step) {
-    if (harness.plans.empty() && harness.Plan() != Hold::kNone) break;
+    if (harness.plans.empty() && harness.Plan() != StallReason::kNone) break;
     for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans[0])) {
       if (open.request.counter != 9) order.push_back(open.request.counter);
     }
@@ -123,7 +123,7 @@ std::map<std::string, double> Shares(std::vector<std::pair<std::string, std::uin
   for (int step = 0; step < 6000; ++step) {
     while (live["heavy"] < 400) send("heavy");
     while (live["light"] < 40) send("light");
-    if (harness.Plan() == Hold::kNone || !harness.plans.empty()) harness.Answer();
+    if (harness.Plan() == StallReason::kNone || !harness.plans.empty()) harness.Answer();
     for (auto& [counter, events] : harness.events) {
       for (const EngineEvent& event : events) {
         const std::string& tenant = tenant_of[counter];
@@ -174,7 +174,7 @@ Service ServeDeadlines(const char* policy, double load) {
       ++service.sent;
       next_ns -= gap_ns * std::log(uniform());
     }
-    if (harness.Plan() == Hold::kNone) {
+    if (harness.Plan() == StallReason::kNone) {
       harness.Answer();
     } else if (!harness.plans.empty()) {
       harness.Answer();

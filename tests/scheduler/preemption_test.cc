@@ -24,7 +24,7 @@ std::vector<Preemption> PreemptTheSecond(std::vector<KvTier> tiers, std::uint32_
   harness.Admit(1, 16, 16);
   harness.Admit(2, second_prompt, 16);
   std::vector<Preemption> all;
-  for (int step = 0; step < 1000 && harness.Plan() == Hold::kNone; ++step) {
+  for (int step = 0; step < 1000 && harness.Plan() == StallReason::kNone; ++step) {
     harness.Answer();
     for (const Preemption& one : harness.core.TakePreemptions()) all.push_back(one);
   }

@@ -39,7 +39,7 @@ TEST(PrefixCache, EqualPromptsThatArriveTogetherAreComputedOnce) {
 TEST(PrefixCache, ShortPromptsShareABlockWithinOnePlan) {
   CoreHarness harness({}, Group());
   for (std::uint64_t id = 1; id <= 3; ++id) harness.core.Admit(0, Alike(id, 20));
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   const auto runs = CoreHarness::OpsOf<flotilla::Run>(harness.plans.back());
   ASSERT_EQ(runs.size(), 3u);
   EXPECT_EQ(runs[0].count, 20u);

@@ -52,7 +52,7 @@ class QuarantineTest : public ::testing::Test {
   int RunWithKiller(std::uint64_t killer) {
     int deaths = 0;
     for (int step = 0; step < 2000; ++step) {
-      if (harness.Plan() != Hold::kNone) return deaths;
+      if (harness.Plan() != StallReason::kNone) return deaths;
       const StepPlan& plan = harness.plans.back();
       if (RequestsOf(plan).count(killer) == 0) {
         harness.Answer();
@@ -144,9 +144,9 @@ TEST_F(QuarantineTest, ADeathFromOutsideCostsNobodyItsAnswer) {
   for (std::uint64_t id = 1; id <= 4; ++id) harness.Admit(id, 20, 30);
   for (int round = 0; round < 10; ++round) {
     for (int step = 0; step < 20; ++step) {
-      if (harness.Plan() == Hold::kNone) harness.Answer();
+      if (harness.Plan() == StallReason::kNone) harness.Answer();
     }
-    if (harness.Plan() != Hold::kNone) break;
+    if (harness.Plan() != StallReason::kNone) break;
     Die({harness.plans.back().step});
   }
   harness.RunAll();
@@ -178,7 +178,7 @@ TEST_F(QuarantineTest, StepsAlternateBetweenAnIsolatedRequestAndTheOthers) {
   int alone = 0, together = 0;
   std::set<std::uint64_t> probed;
   while (harness.core.Snapshot().counters.quarantine_releases < 3) {
-    ASSERT_EQ(harness.Plan(), Hold::kNone);
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
     const std::set<std::uint64_t> requests = RequestsOf(harness.plans.back());
     ASSERT_FALSE(requests.empty());
     if (requests.size() == 1) {

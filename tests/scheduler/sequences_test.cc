@@ -167,7 +167,7 @@ TEST(Beams, AreForkedAndDroppedByTheirTables) {
   harness.core.Admit(0, BeamRequest(1, 10, 6, 3));
   harness.Plan();
   EXPECT_EQ(CoreHarness::OpsOf<PlanRun>(harness.plans[0])[0].candidates, 6u);
-  EXPECT_EQ(harness.Plan(), Hold::kResults);  // what follows is not known yet
+  EXPECT_EQ(harness.Plan(), StallReason::kResults);  // what follows is not known yet
   harness.Answer();
   harness.Plan();
   const StepPlan plan = harness.plans[0];
@@ -244,7 +244,8 @@ TEST(Beams, ALostGroupChangesNothing) {
     harness.Plan();
     harness.Restart();
     EXPECT_EQ(harness.core.CheckInvariants(), absl::OkStatus());
-    for (int step = 0; step < 2 + i && harness.Plan() == Hold::kNone; ++step) harness.Answer();
+    for (int step = 0; step < 2 + i && harness.Plan() == StallReason::kNone; ++step)
+      harness.Answer();
   }
   harness.RunAll();
   EXPECT_EQ(TokensBySequence(harness, 1), TokensBySequence(alone, 1));

@@ -155,7 +155,7 @@ std::vector<TokenId> TokenIds(const std::vector<EngineEvent>& events) {
 // Keeps lag + 1 plans unanswered, as an engine does, until nothing is left.
 void RunPipelined(CoreHarness& harness, std::uint32_t lag) {
   for (int i = 0; i < 10'000; ++i) {
-    while (harness.plans.size() <= lag && harness.Plan() == Hold::kNone) {
+    while (harness.plans.size() <= lag && harness.Plan() == StallReason::kNone) {
     }
     if (harness.plans.empty()) return;
     harness.Answer();
@@ -189,17 +189,17 @@ TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
   CoreHarness harness({}, Group());
   harness.token_of = Misleading;
   harness.Admit(1, 20, 100);
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   harness.Answer();
   const auto length = [&] { return harness.core.OpenSequences().at(0).length; };
   EXPECT_EQ(length().computed, 20u);
-  ASSERT_EQ(harness.Plan(), Hold::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
   const auto depths = CoreHarness::OpsOf<Speculate>(harness.plans.back());
   ASSERT_EQ(depths.size(), 1u);
   EXPECT_EQ(depths[0].depth, 4u);
   EXPECT_EQ(length().computed_min, 21u);
   EXPECT_EQ(length().scheduled_max, 25u);
-  ASSERT_EQ(harness.Plan(), Hold::kNone);  // in force: nothing to say but a block
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);  // in force: nothing to say but a block
   EXPECT_TRUE(CoreHarness::OpsOf<Speculate>(harness.plans.back()).empty());
   EXPECT_EQ(length().computed_min, 22u);
   EXPECT_EQ(length().scheduled_max, 30u);
@@ -218,7 +218,7 @@ TEST(Speculation, RowsOfDraftTokensAreWithinTheBudget) {
   for (std::uint64_t id = 7; id <= 8; ++id) harness.Admit(id, 200, 20);
   std::uint32_t most_decodes = 0, prefill_steps = 0;
   for (int i = 0; i < 10'000; ++i) {
-    while (harness.plans.size() <= 1 && harness.Plan() == Hold::kNone) {
+    while (harness.plans.size() <= 1 && harness.Plan() == StallReason::kNone) {
     }
     if (harness.plans.empty()) break;
     const StepResult result = harness.Answer();
@@ -283,7 +283,7 @@ TEST(Speculation, SequencesOfARequestDraftAndBeamsDoNot) {
   harness.core.Admit(0, wide);
   harness.core.Admit(0, beams);
   std::set<SequenceHandle> drafting, is_beam;
-  for (int i = 0; i < 1000 && harness.Plan() == Hold::kNone; ++i) {
+  for (int i = 0; i < 1000 && harness.Plan() == StallReason::kNone; ++i) {
     for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
       if (open.is_beam) is_beam.insert(open.sequence);
     }
@@ -321,9 +321,9 @@ TEST(Speculation, AResultThatLiesAboutDraftTokensIsRefused) {
     TokenizedRequest request = CoreHarness::Request(1, 20, 100);
     request.stop.stop_tokens = {17};
     harness.core.Admit(0, request);
-    EXPECT_EQ(harness.Plan(), Hold::kNone);
+    EXPECT_EQ(harness.Plan(), StallReason::kNone);
     harness.Answer();
-    EXPECT_EQ(harness.Plan(), Hold::kNone);  // one row and four draft tokens
+    EXPECT_EQ(harness.Plan(), StallReason::kNone);  // one row and four draft tokens
     StepResult result{.epoch = harness.epoch(), .step = harness.plans.front().step};
     SequenceResult& sequence = result.sequences.emplace_back();
     sequence.sequence = harness.core.OpenSequences().at(0).handle;

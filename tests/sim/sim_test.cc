@@ -157,7 +157,7 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
     EXPECT_GT(total.cancelled_in[state], 0u) << "cancelled when " << kStateNames[state];
     EXPECT_GT(total.lost_in[state], 0u) << "lost when " << kStateNames[state];
   }
-  for (const std::uint64_t count : total.holds) EXPECT_GT(count, 0u);
+  for (const std::uint64_t count : total.stalls) EXPECT_GT(count, 0u);
   for (std::size_t lag = 1; lag <= 3; ++lag) EXPECT_GT(total.lags[lag], seeds / 5);
   EXPECT_GT(total.refused_full, 0u);
   EXPECT_GT(total.refused_too_large, 0u);

@@ -271,8 +271,8 @@ absl::Status Simulation::MakePlan() {
       core_->Snapshot().counters.preemptions > before.counters.preemptions) {
     return Broken(7, "preempted while results are on their way");
   }
-  ++coverage_.holds[static_cast<std::size_t>(outcome.hold)];
-  if (absl::Status s = CheckHold(outcome); !s.ok()) return s;
+  ++coverage_.stalls[static_cast<std::size_t>(outcome.stall)];
+  if (absl::Status s = CheckStall(outcome); !s.ok()) return s;
   if (absl::Status s = TakeEvents(); !s.ok()) return s;
   if (outcome.plan.has_value()) {
     TracePlan(*outcome.plan);
@@ -287,30 +287,30 @@ absl::Status Simulation::MakePlan() {
   return AfterEvent();
 }
 
-// Invariant 7: a hold has a reason, and what ends it is on its way.
-absl::Status Simulation::CheckHold(const PlanOutcome& outcome) const {
+// Invariant 7: a stall has a reason, and what ends it is on its way.
+absl::Status Simulation::CheckStall(const PlanOutcome& outcome) const {
   const CoreSnapshot core = core_->Snapshot();
   bool stated = false;
-  switch (outcome.hold) {
-    case Hold::kNone:
+  switch (outcome.stall) {
+    case StallReason::kNone:
       stated = true;
       break;
-    case Hold::kNotReady:
+    case StallReason::kNotReady:
       stated = !core.load.ready;
       break;
-    case Hold::kPipelineFull:
+    case StallReason::kPipelineFull:
       stated = core.in_flight == group_.lag + 1;
       break;
-    case Hold::kMemory:
-    case Hold::kResults:
+    case StallReason::kMemory:
+    case StallReason::kResults:
       stated = core.in_flight > 0;
       break;
-    case Hold::kIdle:
+    case StallReason::kIdle:
       stated = core_->live_requests() == 0;
       break;
   }
-  if (!stated || outcome.plan.has_value() != (outcome.hold == Hold::kNone)) {
-    return Broken(7, absl::StrCat("hold ", static_cast<int>(outcome.hold)));
+  if (!stated || outcome.plan.has_value() != (outcome.stall == StallReason::kNone)) {
+    return Broken(7, absl::StrCat("stall ", static_cast<int>(outcome.stall)));
   }
   return absl::OkStatus();
 }
@@ -482,7 +482,7 @@ absl::Status Simulation::WindDown() {
   const CoreSnapshot core = core_->Snapshot();
   if (core.load.blocks_used != 0) return Broken(1, "blocks are used when idle");
   if (core.load.owed_tokens != 0) return Broken(4, "tokens are owed when idle");
-  if (core_->Plan(now_ns_).hold != Hold::kIdle) return Broken(7, "not idle");
+  if (core_->Plan(now_ns_).stall != StallReason::kIdle) return Broken(7, "not idle");
   if (!live_.empty()) return Broken(5, "a request has not ended");
   if (core.counters.accepted != Sum(core.counters)) return Broken(5, "ends and acceptances");
   if (core.counters.preemptions != preemptions_) return Broken(5, "preemptions reported");
@@ -655,7 +655,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   add(faults, o.faults);
   add(cancelled_in, o.cancelled_in);
   add(lost_in, o.lost_in);
-  add(holds, o.holds);
+  add(stalls, o.stalls);
   add(lags, o.lags);
   add(policies, o.policies);
   refused_full += o.refused_full;

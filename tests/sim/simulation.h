@@ -108,7 +108,7 @@ struct SimCoverage {
   std::uint64_t non_preemptible = 0;  // served after as many preemptions as one may have
   std::uint64_t beams = 0;            // beam searches
   std::uint64_t beams_served = 0;
-  std::array<std::uint64_t, 6> holds{};     // by Hold
+  std::array<std::uint64_t, 6> stalls{};    // by StallReason
   std::array<std::uint64_t, 4> lags{};      // runs by lag
   std::array<std::uint64_t, 4> policies{};  // runs by policy
 
@@ -138,7 +138,7 @@ class Simulation {
   CancelRequest RandomCancel();
   void CancelSome();
   absl::Status MakePlan();
-  absl::Status CheckHold(const PlanOutcome& outcome) const;
+  absl::Status CheckStall(const PlanOutcome& outcome) const;
   absl::Status CheckProgress();
   absl::Status DeliverResult();
   void KillGroup();
