@@ -95,7 +95,7 @@ std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) {
 }
 
 // Blocks that sequences of one request surely share: those before the last token
-// of the prompt. None where sequences cannot be forked (KvLedger::can_fork).
+// of the prompt. None where sequences cannot be forked (KvCacheManager::can_fork).
 std::uint64_t SharedBlocks(const Extent& extent, const ExecutorDescription& description) {
   std::uint64_t blocks = 0;
   for (const KvGroup& group : description.groups) {

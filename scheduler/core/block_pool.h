@@ -3,7 +3,7 @@
 // Block 0 is the null block and never handed out. Every other block is free,
 // cached or used: free + cached + used = total. A used block is named by at
 // least one table; a cached one by none, but its contents are kept until its
-// page is needed: least recently used first. Owned by KvLedger; one thread.
+// page is needed: least recently used first. Owned by KvCacheManager; one thread.
 #pragma once
 
 #include <cstdint>

@@ -322,7 +322,7 @@ void CoreState::Preempt(Slot slot, Slot winner) {
                     .blocks = epoch->kv.pool().available() - available,
                     .swap_ns = tiers.SwapNs(),
                     .recompute_ns = RecomputeNs()};
-  const KvLedger::Stored stored = epoch->kv.Store(blocks, record.recompute_ns);
+  const KvCacheManager::Stored stored = epoch->kv.Store(blocks, record.recompute_ns);
   record.swapped_blocks = stored.kept;
   record.reason = stored.kept > 0    ? PreemptionReason::kSwapped
                   : !tiers.any()     ? PreemptionReason::kNoTier

@@ -15,7 +15,7 @@
 #include "common/types/executor.h"
 #include "scheduler/core/fair_share.h"
 #include "scheduler/core/handle_table.h"
-#include "scheduler/core/kv_ledger.h"
+#include "scheduler/core/kv_cache_manager.h"
 #include "scheduler/core/options.h"
 #include "scheduler/core/policy.h"
 #include "scheduler/core/preemption.h"
@@ -57,7 +57,7 @@ struct EpochState {
 
   Epoch epoch;
   Step last_step{0};
-  KvLedger kv;
+  KvCacheManager kv;
   HandleTable handles;
   std::vector<std::uint32_t> micro_batch_sizes;  // [lag] open sequences
   std::deque<PlanInFlight> in_flight;            // sent and not answered, in order

@@ -2,7 +2,7 @@
 //
 // A slot keeps a copy of a block that the prefix index knows; the least recently
 // used one gives way when a tier is full. Slots in a copy are pinned. Owned by
-// KvLedger, for one epoch; one thread.
+// KvCacheManager, for one epoch; one thread.
 #pragma once
 
 #include <cstdint>

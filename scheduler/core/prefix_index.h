@@ -7,7 +7,7 @@
 // induction and never rests on a hash alone. The hash of a block is computed
 // once, when it is published; absl's is salted per process. A node that is kept
 // nowhere stays while there are nodes after it, since those are found through it.
-// Owned by KvLedger, for one epoch; one thread. Knows nothing of reference counts.
+// Owned by KvCacheManager, for one epoch; one thread. Knows nothing of reference counts.
 #pragma once
 
 #include <cstdint>

@@ -231,7 +231,7 @@ void SchedulerCore::DropLate(std::int64_t now_ns) {
     const Slot slot = state_.waiting.head();
     const Request& request = state_.requests[slot];
     if (!request.deadline_ns.has_value() || request.was_open) return;
-    const KvLedger& kv = state_.epoch->kv;
+    const KvCacheManager& kv = state_.epoch->kv;
     const Sequence& first = state_.sequences[request.sequences.front()];
     const std::uint32_t cached = kv.PositionsOf(kv.FindPrefix(first, request));
     if (now_ns + state_.PredictNs(request, cached) <= *request.deadline_ns) return;

@@ -206,13 +206,13 @@ void StepPlanner::AssessPrefills() {
 }
 
 void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
-  const KvLedger& kv = state_.epoch->kv;
+  const KvCacheManager& kv = state_.epoch->kv;
   const Sequence& sequence = state_.sequences[slot];
   const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t wanted =
       std::min({sequence.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
   const Request& request = state_.RequestOf(sequence);
-  const std::uint32_t rows = kv.Reach(sequence, begin + wanted, room) - begin;
+  const std::uint32_t rows = kv.LongestWithin(sequence, begin + wanted, room) - begin;
   const std::uint64_t takes = kv.BlocksNeeded(sequence, begin + rows);
   Owe(request, kv.BlocksNeeded(sequence, sequence.prefill_tokens) - takes);
   if (rows > 0) {
@@ -225,10 +225,10 @@ void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
 }
 
 std::uint64_t StepPlanner::OpeningNeeds(const Opening& opening) const {
-  const KvLedger& kv = state_.epoch->kv;
+  const KvCacheManager& kv = state_.epoch->kv;
   const Sequence& sequence = state_.sequences[opening.slot];
   if (sequence.fork.parent.has_value()) {
-    return kv.ForkNeeds(sequence.fork.length, sequence.fork.length + opening.rows);
+    return kv.BlocksNeededByFork(sequence.fork.length, sequence.fork.length + opening.rows);
   }
   return opening.match.pinned + kv.BlocksFor(kv.PositionsOf(opening.match) + opening.rows) -
          opening.match.blocks;
@@ -236,7 +236,7 @@ std::uint64_t StepPlanner::OpeningNeeds(const Opening& opening) const {
 
 // None while its parent has not come far enough, or for want of rows or blocks.
 std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uint64_t blocks) {
-  const KvLedger& kv = state_.epoch->kv;
+  const KvCacheManager& kv = state_.epoch->kv;
   Sequence& sequence = state_.sequences[slot];
   if (!kv.can_fork()) {
     sequence.fork = ForkPlan{};
@@ -349,13 +349,13 @@ std::uint64_t StepPlanner::GrowthWith(const Request& request) {
   AddGrowth(request, all);
   std::inplace_merge(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(growth_->size()),
                      all.end(), shorter);
-  return PeakGrowth(all, [this](std::uint64_t t) { return state_.epoch->kv.GrowthBlocks(t); });
+  return PeakGrowth(all, [this](std::uint64_t t) { return state_.epoch->kv.MostBlocksFor(t); });
 }
 
 // Another prompt that begins alike is about to be computed further than this
 // one's match: to wait for it is cheaper than to compute it twice.
 bool StepPlanner::PrefixIsBeingComputed(const Request& request,
-                                        const KvLedger::Match& match) const {
+                                        const KvCacheManager::Match& match) const {
   const Sequence& first = state_.sequences[request.sequences.front()];
   return std::any_of(state_.running.begin(), state_.running.end(), [&](Slot slot) {
     const Sequence& other = state_.sequences[slot];
@@ -365,25 +365,27 @@ bool StepPlanner::PrefixIsBeingComputed(const Request& request,
 
 // Blocks for all that the request knows: its first sequence begins with the match,
 // the others fork. All that it can come to need if it is non-preemptible.
-std::uint64_t StepPlanner::StartNeeds(const Request& request, const KvLedger::Match& match) const {
-  const KvLedger& kv = state_.epoch->kv;
+std::uint64_t StepPlanner::StartNeeds(const Request& request,
+                                      const KvCacheManager::Match& match) const {
+  const KvCacheManager& kv = state_.epoch->kv;
   if (request.non_preemptible) return match.pinned + state_.MostBlocks(request) - match.blocks;
   const auto first = state_.sequences[request.sequences.front()].tokens.size();
   std::uint64_t needs = match.pinned + kv.BlocksFor(first) - match.blocks;
   for (std::size_t i = 1; i < request.sequences.size(); ++i) {
     const Sequence& sequence = state_.sequences[request.sequences[i]];
-    needs += kv.ForkNeeds(kv.can_fork() ? sequence.fork.length : 0, sequence.tokens.size());
+    needs +=
+        kv.BlocksNeededByFork(kv.can_fork() ? sequence.fork.length : 0, sequence.tokens.size());
   }
   // Beams that are still to come begin at the end of the prompt.
   const std::uint64_t beams = request.width() - request.sequences.size();
-  return needs + beams * kv.ForkNeeds(request.prompt_tokens, request.prompt_tokens + 1);
+  return needs + beams * kv.BlocksNeededByFork(request.prompt_tokens, request.prompt_tokens + 1);
 }
 
 bool StepPlanner::MustPoll() const {
   return state_.epoch->kv.copies_pending() && state_.epoch->in_flight.empty();
 }
 
-bool StepPlanner::WantsLoad(const KvLedger::Match& match) const {
+bool StepPlanner::WantsLoad(const KvCacheManager::Match& match) const {
   const std::uint64_t promised = state_.running.empty() ? 0 : owed_blocks_;
   return match.in_tiers > 0 && free_blocks_ >= match.pinned + match.in_tiers + promised;
 }
@@ -397,7 +399,7 @@ void StepPlanner::Load(const Start& head) {
 
 void StepPlanner::StoreAhead() {
   constexpr std::uint32_t kAtOnce = 8;
-  KvLedger& kv = state_.epoch->kv;
+  KvCacheManager& kv = state_.epoch->kv;
   const BlockPool& pool = kv.pool();
   if (!kv.tiers().any() || pool.free() > pool.total() / 8 || free_blocks_ < 4 * kAtOnce) return;
   const std::uint32_t stored = kv.Store(kv.Oldest(kAtOnce), state_.RecomputeNs()).begun;
@@ -412,7 +414,7 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   const bool full = state_.reserved_sequences + request.width() > state_.MaxRunning();
   const bool head = slot == state_.waiting.head();
   if (full && !(head && state_.epoch->kv.tiers().any())) return std::nullopt;
-  const KvLedger::Match match = state_.epoch->kv.FindPrefix(
+  const KvCacheManager::Match match = state_.epoch->kv.FindPrefix(
       state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
   const bool loads = head && WantsLoad(match);
   if (loads) load_ = Start{slot, match};

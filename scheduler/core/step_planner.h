@@ -55,7 +55,7 @@ class StepPlanner {
   struct Opening {
     Slot slot;
     std::uint32_t rows;
-    KvLedger::Match match;
+    KvCacheManager::Match match;
   };
 
   bool DueInThisStep(const Sequence& sequence) const;
@@ -81,21 +81,21 @@ class StepPlanner {
   // A request that waits and may start now, with what the prefix cache has of it.
   struct Start {
     Slot request;
-    KvLedger::Match match;
+    KvCacheManager::Match match;
   };
   // The first in the queue, or one of those behind it while it may be passed.
   std::optional<Start> FindStart();
   std::optional<Start> TryStart(Slot request);
   // Whether what tiers have of the head of the queue is to be read back now, so that
   // it is there when its turn comes; and the beginning of that.
-  bool WantsLoad(const KvLedger::Match& match) const;
+  bool WantsLoad(const KvCacheManager::Match& match) const;
   void Load(const Start& head);
   // Copies the blocks that would be given away next to a tier while few are free.
   void StoreAhead();
   // Copies are under way that somebody waits for, and no other plan brings news.
   bool MustPoll() const;
-  std::uint64_t StartNeeds(const Request& request, const KvLedger::Match& match) const;
-  bool PrefixIsBeingComputed(const Request& request, const KvLedger::Match& match) const;
+  std::uint64_t StartNeeds(const Request& request, const KvCacheManager::Match& match) const;
+  bool PrefixIsBeingComputed(const Request& request, const KvCacheManager::Match& match) const;
   void AddGrowth(const Request& request, std::vector<Growing>& growth) const;
   std::uint64_t GrowthWith(const Request& request);
 
@@ -129,7 +129,7 @@ class StepPlanner {
   void EmitChunk(Slot slot, std::uint32_t rows);
   void EmitAdmissions();
   void Begin(const Start& start);
-  void Open(Slot slot, const KvLedger::Match& match);
+  void Open(Slot slot, const KvCacheManager::Match& match);
   std::uint32_t SmallestMicroBatch() const;
 
   CoreState& state_;

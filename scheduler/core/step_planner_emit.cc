@@ -58,7 +58,7 @@ void StepPlanner::Opened(Sequence& sequence) {
 }
 
 // Opens a sequence that no other can be the parent of.
-void StepPlanner::Open(Slot slot, const KvLedger::Match& match) {
+void StepPlanner::Open(Slot slot, const KvCacheManager::Match& match) {
   EpochState& epoch = *state_.epoch;
   Sequence& sequence = state_.sequences[slot];
   Request& request = state_.RequestOf(sequence);
@@ -86,7 +86,7 @@ void StepPlanner::EmitDecodes() {
   for (const Slot slot : decodes_) {
     Sequence& sequence = state_.sequences[slot];
     sequence.length.Send(1, 1);
-    state_.epoch->kv.Grow(sequence, sequence.length.scheduled_max, plan_);
+    state_.epoch->kv.Allocate(sequence, sequence.length.scheduled_max, plan_);
     sequence.deferred = false;
     runs_.push_back({.handle = sequence.handle, .least = 1, .most = 1, .samples = true});
   }
@@ -114,7 +114,7 @@ std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
   const std::uint32_t end = std::min(upper + most, sequence.length.max);
   // Beyond its maximum no position is ever written.
   if (state_.epoch->kv.BlocksNeeded(sequence, end) <= blocks) return most;
-  return state_.epoch->kv.Reach(sequence, end, blocks) - upper;
+  return state_.epoch->kv.LongestWithin(sequence, end, blocks) - upper;
 }
 
 void StepPlanner::EmitDraftTokens() {
@@ -148,7 +148,7 @@ void StepPlanner::EmitDraftTokens(Sequence& sequence, PlannedRun& run, std::uint
   draft_rows_ += depth;
   sequence.length.Send(0, depth);
   free_blocks_ -= state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max);
-  state_.epoch->kv.Grow(sequence, sequence.length.scheduled_max, plan_);
+  state_.epoch->kv.Allocate(sequence, sequence.length.scheduled_max, plan_);
 }
 
 void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
@@ -158,7 +158,7 @@ void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
   sequence.length.Send(rows, rows);
   sequence.last_chunk = plan_.step;
   sequence.deferred = false;
-  state_.epoch->kv.Grow(sequence, end, plan_);
+  state_.epoch->kv.Allocate(sequence, end, plan_);
   const Request& request = state_.RequestOf(sequence);
   state_.epoch->kv.Publish(sequence, request, end);
 
@@ -211,7 +211,7 @@ void StepPlanner::EmitAdmissions() {
 
 // Opens the request's first sequence; the others stay pending for now.
 void StepPlanner::Begin(const Start& start) {
-  const KvLedger& kv = state_.epoch->kv;
+  const KvCacheManager& kv = state_.epoch->kv;
   const Request& request = state_.requests[start.request];
   const std::uint64_t needs = StartNeeds(request, start.match);
   if (const Slot head = state_.waiting.head(); head != start.request) {

@@ -8,7 +8,7 @@
 
 #include "scheduler/core/block_pool.h"
 #include "scheduler/core/indexed_heap.h"
-#include "scheduler/core/kv_ledger.h"
+#include "scheduler/core/kv_cache_manager.h"
 #include "scheduler/core/prefix_index.h"
 #include "scheduler/core/rates.h"
 
@@ -104,19 +104,19 @@ TEST(IndexedHeap, AgreesWithASetUnderRandomUse) {
   }
 }
 
-TEST(KvLedger, ReachIsTheLongestThatTheBlocksHold) {
-  const KvLedger ledger(
+TEST(KvCacheManager, LongestWithinIsTheMostThatTheBlocksHold) {
+  const KvCacheManager manager(
       {{.tokens_per_block = 16}, {.kind = KvGroup::Kind::kState}, {.tokens_per_block = 4}}, 100,
       /*prefix_cache=*/true);
-  EXPECT_EQ(ledger.BlocksFor(0), 0u);
-  EXPECT_EQ(ledger.BlocksFor(1), 3u);
-  EXPECT_EQ(ledger.BlocksFor(17), 2u + 1u + 5u);
+  EXPECT_EQ(manager.BlocksFor(0), 0u);
+  EXPECT_EQ(manager.BlocksFor(1), 3u);
+  EXPECT_EQ(manager.BlocksFor(17), 2u + 1u + 5u);
   Sequence sequence;
   sequence.tables.assign(3, {});
   for (std::uint64_t blocks = 0; blocks < 40; ++blocks) {
-    const std::uint32_t reach = ledger.Reach(sequence, 90, blocks);
-    EXPECT_LE(ledger.BlocksNeeded(sequence, reach), blocks);
-    EXPECT_TRUE(reach == 90 || ledger.BlocksNeeded(sequence, reach + 1) > blocks) << blocks;
+    const std::uint32_t longest = manager.LongestWithin(sequence, 90, blocks);
+    EXPECT_LE(manager.BlocksNeeded(sequence, longest), blocks);
+    EXPECT_TRUE(longest == 90 || manager.BlocksNeeded(sequence, longest + 1) > blocks) << blocks;
   }
 }
 

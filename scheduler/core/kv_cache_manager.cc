@@ -1,4 +1,4 @@
-#include "scheduler/core/kv_ledger.h"
+#include "scheduler/core/kv_cache_manager.h"
 
 #include <algorithm>
 #include <utility>
@@ -25,8 +25,8 @@ std::unique_ptr<PrefixIndex> MakeIndex(const std::vector<KvGroup>& groups,
 
 }  // namespace
 
-KvLedger::KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache,
-                   const std::vector<KvTier>& tiers)
+KvCacheManager::KvCacheManager(std::vector<KvGroup> groups, std::uint32_t block_count,
+                               bool prefix_cache, const std::vector<KvTier>& tiers)
     : groups_(std::move(groups)),
       pool_(block_count),
       index_(MakeIndex(groups_, block_count, prefix_cache, tiers)),
@@ -34,18 +34,18 @@ KvLedger::KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool 
   if (index_ != nullptr) node_of_.assign(std::size_t{pool_.total()} + 1, kNoPrefix);
 }
 
-std::uint64_t KvLedger::BlocksFor(const KvGroup& group, std::uint64_t positions) const {
+std::uint64_t KvCacheManager::BlocksFor(const KvGroup& group, std::uint64_t positions) const {
   if (group.kind == KvGroup::Kind::kState) return positions > 0 ? 1 : 0;
   return (positions + group.tokens_per_block - 1) / group.tokens_per_block;
 }
 
-std::uint64_t KvLedger::BlocksFor(std::uint64_t positions) const {
+std::uint64_t KvCacheManager::BlocksFor(std::uint64_t positions) const {
   std::uint64_t blocks = 0;
   for (const KvGroup& group : groups_) blocks += BlocksFor(group, positions);
   return blocks;
 }
 
-std::uint64_t KvLedger::GrowthBlocks(std::uint64_t tokens) const {
+std::uint64_t KvCacheManager::MostBlocksFor(std::uint64_t tokens) const {
   std::uint64_t blocks = 0;
   for (const KvGroup& group : groups_) {
     if (group.kind != KvGroup::Kind::kState) blocks += BlocksFor(group, tokens);
@@ -53,7 +53,8 @@ std::uint64_t KvLedger::GrowthBlocks(std::uint64_t tokens) const {
   return blocks;
 }
 
-std::uint64_t KvLedger::BlocksNeeded(const Sequence& sequence, std::uint64_t positions) const {
+std::uint64_t KvCacheManager::BlocksNeeded(const Sequence& sequence,
+                                           std::uint64_t positions) const {
   std::uint64_t needed = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::uint64_t needs = BlocksFor(groups_[g], positions);
@@ -63,8 +64,8 @@ std::uint64_t KvLedger::BlocksNeeded(const Sequence& sequence, std::uint64_t pos
   return needed;
 }
 
-std::uint32_t KvLedger::Reach(const Sequence& sequence, std::uint32_t wanted,
-                              std::uint64_t blocks) const {
+std::uint32_t KvCacheManager::LongestWithin(const Sequence& sequence, std::uint32_t wanted,
+                                            std::uint64_t blocks) const {
   if (BlocksNeeded(sequence, wanted) <= blocks) return wanted;
   std::uint32_t can = 0, cannot = wanted;  // what is needed grows with positions
   while (cannot - can > 1) {
@@ -74,35 +75,37 @@ std::uint32_t KvLedger::Reach(const Sequence& sequence, std::uint32_t wanted,
   return can;
 }
 
-bool KvLedger::can_fork() const {
+bool KvCacheManager::can_fork() const {
   return std::none_of(groups_.begin(), groups_.end(),
                       [](const KvGroup& group) { return group.kind == KvGroup::Kind::kState; });
 }
 
-std::uint64_t KvLedger::ForkNeeds(std::uint32_t length, std::uint64_t positions) const {
+std::uint64_t KvCacheManager::BlocksNeededByFork(std::uint32_t length,
+                                                 std::uint64_t positions) const {
   std::uint64_t blocks = BlocksFor(positions);
   if (length == 0 || !can_fork()) return blocks;
   for (const KvGroup& group : groups_) blocks -= length / group.tokens_per_block;
   return blocks;
 }
 
-std::uint32_t KvLedger::ReusableBlocks(const Sequence& sequence) const {
+std::uint32_t KvCacheManager::ReusableBlocks(const Sequence& sequence) const {
   return static_cast<std::uint32_t>((sequence.tokens.size() - 1) / groups_[0].tokens_per_block);
 }
 
-absl::Span<const TokenId> KvLedger::TokensOf(const Sequence& sequence, std::uint32_t block) const {
+absl::Span<const TokenId> KvCacheManager::TokensOf(const Sequence& sequence,
+                                                   std::uint32_t block) const {
   const std::uint32_t size = groups_[0].tokens_per_block;
   return absl::MakeConstSpan(sequence.tokens).subspan(std::size_t{block} * size, size);
 }
 
 // The node of the sequence's block number `block`, after `node` (block 0: a root).
-PrefixNode KvLedger::NodeAfter(PrefixNode node, const Sequence& sequence,
-                               std::uint32_t block) const {
+PrefixNode KvCacheManager::NodeAfter(PrefixNode node, const Sequence& sequence,
+                                     std::uint32_t block) const {
   return node == kNoPrefix ? kNoPrefix : index_->Find(node, TokensOf(sequence, block));
 }
 
-KvLedger::Match KvLedger::FindPrefix(const Sequence& sequence, const Request& request,
-                                     std::int64_t recompute_ns) const {
+KvCacheManager::Match KvCacheManager::FindPrefix(const Sequence& sequence, const Request& request,
+                                                 std::int64_t recompute_ns) const {
   Match match;
   if (index_ == nullptr || request.wants_prompt_rows()) return match;
   PrefixNode node = index_->FindRoot(request.cache_scope);
@@ -128,8 +131,9 @@ KvLedger::Match KvLedger::FindPrefix(const Sequence& sequence, const Request& re
   return match;
 }
 
-bool KvLedger::WillPublish(const Sequence& other, const Request& others, const Sequence& sequence,
-                           const Request& request, const Match& match) const {
+bool KvCacheManager::WillPublish(const Sequence& other, const Request& others,
+                                 const Sequence& sequence, const Request& request,
+                                 const Match& match) const {
   const std::uint32_t next = match.blocks;
   if (index_ == nullptr || request.wants_prompt_rows() || next >= ReusableBlocks(sequence) ||
       other.state != SequenceState::kPrefill || other.duplicate || other.indexed_blocks != next ||
@@ -140,8 +144,8 @@ bool KvLedger::WillPublish(const Sequence& other, const Request& others, const S
   return TokensOf(other, next) == TokensOf(sequence, next);
 }
 
-void KvLedger::Open(Sequence& sequence, const Request& request, const Match& match,
-                    StepPlan& plan) {
+void KvCacheManager::Open(Sequence& sequence, const Request& request, const Match& match,
+                          StepPlan& plan) {
   sequence.tables.assign(groups_.size(), {});
   digest_.Open(sequence.handle, request.id, sequence.index);
   sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
@@ -171,8 +175,8 @@ void KvLedger::Open(Sequence& sequence, const Request& request, const Match& mat
   sequence.length.Settle(PositionsOf(match));
 }
 
-std::size_t KvLedger::Fork(const Sequence& parent, Sequence& sequence, const Request& request,
-                           StepPlan& plan) {
+std::size_t KvCacheManager::Fork(const Sequence& parent, Sequence& sequence, const Request& request,
+                                 StepPlan& plan) {
   const std::uint32_t length = sequence.fork.length;
   ForkSequence fork{.parent = parent.handle,
                     .child = sequence.handle,
@@ -211,13 +215,13 @@ std::size_t KvLedger::Fork(const Sequence& parent, Sequence& sequence, const Req
   return copies;
 }
 
-void KvLedger::AddToTable(Sequence& sequence, GroupIndex group, BlockId block) {
+void KvCacheManager::AddToTable(Sequence& sequence, GroupIndex group, BlockId block) {
   std::vector<BlockId>& table = sequence.tables[group.value()];
   digest_.AddBlock(sequence.handle, group, static_cast<std::uint32_t>(table.size()), block);
   table.push_back(block);
 }
 
-BlockId KvLedger::TakeBlock() {
+BlockId KvCacheManager::TakeBlock() {
   const BlockId block = pool_.Take();
   if (index_ == nullptr) return block;
   if (const PrefixNode node = std::exchange(node_of_[block.value()], kNoPrefix);
@@ -228,7 +232,7 @@ BlockId KvLedger::TakeBlock() {
   return block;
 }
 
-void KvLedger::Grow(Sequence& sequence, std::uint32_t positions, StepPlan& plan) {
+void KvCacheManager::Allocate(Sequence& sequence, std::uint32_t positions, StepPlan& plan) {
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     const std::uint64_t needs = BlocksFor(groups_[g], positions);
     if (sequence.tables[g].size() >= needs) continue;
@@ -241,7 +245,7 @@ void KvLedger::Grow(Sequence& sequence, std::uint32_t positions, StepPlan& plan)
   }
 }
 
-bool KvLedger::Trim(Sequence& sequence, StepPlan& plan) {
+bool KvCacheManager::Trim(Sequence& sequence, StepPlan& plan) {
   bool trimmed = false;
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     std::vector<BlockId>& table = sequence.tables[g];
@@ -262,7 +266,7 @@ bool KvLedger::Trim(Sequence& sequence, StepPlan& plan) {
   return trimmed;
 }
 
-void KvLedger::Publish(Sequence& sequence, const Request& request, std::uint32_t positions) {
+void KvCacheManager::Publish(Sequence& sequence, const Request& request, std::uint32_t positions) {
   if (index_ == nullptr || sequence.duplicate) return;
   while (std::uint64_t{sequence.indexed_blocks + 1} * groups_[0].tokens_per_block <= positions) {
     const absl::Span<const TokenId> tokens = TokensOf(sequence, sequence.indexed_blocks);
@@ -288,7 +292,7 @@ void KvLedger::Publish(Sequence& sequence, const Request& request, std::uint32_t
 
 // Last blocks first: a block is released before the one that it follows, so
 // the oldest cached block never has a cached block after it.
-void KvLedger::Close(Sequence& sequence, const Request& request) {
+void KvCacheManager::Close(Sequence& sequence, const Request& request) {
   for (std::uint32_t g = 0; g < sequence.tables.size(); ++g) {
     const std::vector<BlockId>& table = sequence.tables[g];
     for (std::uint32_t at = static_cast<std::uint32_t>(table.size()); at-- > 0;) {
@@ -300,11 +304,12 @@ void KvLedger::Close(Sequence& sequence, const Request& request) {
   digest_.Close(sequence.handle, request.id, sequence.index);
 }
 
-bool KvLedger::IsLoading(PrefixNode node) const {
+bool KvCacheManager::IsLoading(PrefixNode node) const {
   return loading_.contains(index_->block(node).value());
 }
 
-KvLedger::CopyInFlight& KvLedger::CopyTo(BackgroundCopy::Kind kind, std::uint32_t tier) {
+KvCacheManager::CopyInFlight& KvCacheManager::CopyTo(BackgroundCopy::Kind kind,
+                                                     std::uint32_t tier) {
   for (const std::uint64_t id : to_send_) {
     CopyInFlight& copy = copies_.at(id);
     if (copy.kind == kind && copy.tier == tier) return copy;
@@ -315,7 +320,8 @@ KvLedger::CopyInFlight& KvLedger::CopyTo(BackgroundCopy::Kind kind, std::uint32_
       .first->second;
 }
 
-KvLedger::Stored KvLedger::Store(const std::vector<BlockId>& blocks, std::int64_t recompute_ns) {
+KvCacheManager::Stored KvCacheManager::Store(const std::vector<BlockId>& blocks,
+                                             std::int64_t recompute_ns) {
   Stored stored;
   bool full = !tiers_.any();
   for (const BlockId block : blocks) {
@@ -340,7 +346,7 @@ KvLedger::Stored KvLedger::Store(const std::vector<BlockId>& blocks, std::int64_
   return stored;
 }
 
-void KvLedger::Load(const Sequence& sequence, const Request& request, const Match& match) {
+void KvCacheManager::Load(const Sequence& sequence, const Request& request, const Match& match) {
   // What it follows must not give way to it.
   const std::vector<BlockId> before = BlocksOf(match);
   for (const BlockId block : before) pool_.Share(block);
@@ -361,7 +367,7 @@ void KvLedger::Load(const Sequence& sequence, const Request& request, const Matc
   for (auto block = before.rbegin(); block != before.rend(); ++block) pool_.Release(*block);
 }
 
-std::vector<BlockId> KvLedger::BlocksOf(const Match& match) const {
+std::vector<BlockId> KvCacheManager::BlocksOf(const Match& match) const {
   std::vector<BlockId> blocks(match.blocks);
   PrefixNode node = match.node;
   for (std::uint32_t at = match.blocks; at-- > 0; node = index_->parent(node)) {
@@ -370,7 +376,7 @@ std::vector<BlockId> KvLedger::BlocksOf(const Match& match) const {
   return blocks;
 }
 
-void KvLedger::EmitCopies(StepPlan& plan) {
+void KvCacheManager::EmitCopies(StepPlan& plan) {
   for (const std::uint64_t id : std::exchange(to_send_, {})) {
     const CopyInFlight& copy = copies_.at(id);
     for (const BackgroundCopy::Move& move : copy.moves) {
@@ -381,7 +387,7 @@ void KvLedger::EmitCopies(StepPlan& plan) {
   }
 }
 
-bool KvLedger::CopyDone(std::uint64_t id) {
+bool KvCacheManager::CopyDone(std::uint64_t id) {
   const auto found = copies_.find(id);
   if (found == copies_.end() || std::find(to_send_.begin(), to_send_.end(), id) != to_send_.end()) {
     return false;
@@ -402,7 +408,7 @@ bool KvLedger::CopyDone(std::uint64_t id) {
   return true;
 }
 
-std::vector<BlockId> KvLedger::CopiedBlocks() const {
+std::vector<BlockId> KvCacheManager::CopiedBlocks() const {
   std::vector<BlockId> blocks;
   for (const auto& [id, copy] : copies_) {
     for (const BackgroundCopy::Move& move : copy.moves) blocks.push_back(move.block);
@@ -410,7 +416,7 @@ std::vector<BlockId> KvLedger::CopiedBlocks() const {
   return blocks;
 }
 
-absl::Status KvLedger::CheckIndex() const {
+absl::Status KvCacheManager::CheckIndex() const {
   if (index_ == nullptr) return absl::OkStatus();
   if (absl::Status s = tiers_.Check(); !s.ok()) return s;
   std::uint32_t cached = 0;

@@ -1,4 +1,4 @@
-// KvLedger: the scheduler's side of the block tables of one epoch.
+// KvCacheManager: the scheduler's side of the block tables of one epoch.
 //
 // Grants and releases blocks of the pool, writes the plan operations that tell
 // the ranks, and keeps the PlanDigest that both sides must agree on. Made anew
@@ -30,12 +30,12 @@
 
 namespace flotilla {
 
-class KvLedger {
+class KvCacheManager {
  public:
   // `groups` and `tiers` as described by the executor; block_count includes the
   // null block. Tiers are used through the prefix index.
-  KvLedger(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache,
-           const std::vector<KvTier>& tiers = {});
+  KvCacheManager(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache,
+                 const std::vector<KvTier>& tiers = {});
 
   const BlockPool& pool() const { return pool_; }
   std::size_t group_count() const { return groups_.size(); }
@@ -44,18 +44,19 @@ class KvLedger {
   // Blocks of all groups that hold `positions` positions of one sequence.
   std::uint64_t BlocksFor(std::uint64_t positions) const;
   // Blocks that a sequence takes for `tokens` more, at most.
-  std::uint64_t GrowthBlocks(std::uint64_t tokens) const;
+  std::uint64_t MostBlocksFor(std::uint64_t tokens) const;
   // Blocks that `sequence` needs beside those that it has to hold `positions`.
   std::uint64_t BlocksNeeded(const Sequence& sequence, std::uint64_t positions) const;
   // The most positions up to `wanted` that `sequence` can hold with `blocks` more
   // blocks. At least what it holds now, if that is below `wanted`.
-  std::uint32_t Reach(const Sequence& sequence, std::uint32_t wanted, std::uint64_t blocks) const;
+  std::uint32_t LongestWithin(const Sequence& sequence, std::uint32_t wanted,
+                              std::uint64_t blocks) const;
 
   // Whether sequences can be forked at any earlier position: not where a group
   // keeps one record per sequence, which is that of its last position.
   bool can_fork() const;
   // Blocks of its own that a fork at `length` needs to hold `positions`.
-  std::uint64_t ForkNeeds(std::uint32_t length, std::uint64_t positions) const;
+  std::uint64_t BlocksNeededByFork(std::uint32_t length, std::uint64_t positions) const;
 
   // What the prefix cache has for a sequence that is not open.
   struct Match {
@@ -87,7 +88,7 @@ class KvLedger {
   std::size_t Fork(const Sequence& parent, Sequence& sequence, const Request& request,
                    StepPlan& plan);
   // Grants what it needs to hold `positions`; the pool has that many.
-  void Grow(Sequence& sequence, std::uint32_t positions, StepPlan& plan);
+  void Allocate(Sequence& sequence, std::uint32_t positions, StepPlan& plan);
   // Takes back at once what it has beyond scheduled_max, for draft tokens that were
   // wrong. It has no run in this plan yet, and no other is outstanding. Whether
   // there was anything.
