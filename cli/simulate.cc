@@ -221,7 +221,7 @@ absl::Status SimulateCommand::RunMemoryBaselines() {
   const Machine reserving = MachineWithReservation(machine_, slots);
   SimulationOptions no_watermark = options;
   no_watermark.core.watermark_blocks = 0;  // a block is all that a request will ever need
-  no_watermark.core.growth_permille = 0;
+  no_watermark.core.expected_output_permille = 0;
   if (s.ok()) s = add(max, RunOne(max, reserving, *workload, no_watermark));
   const auto emulate = [&](Reservation kind) {
     return SimulateReservation(machine_, *workload, options, kind, slots);

@@ -28,7 +28,7 @@ constexpr auto kOptions = std::to_array<OptionRow>({
     {"max_queued_requests", &CoreOptions::max_queued_requests, 1, 1u << 30},
     {"max_queued_tokens", &CoreOptions::max_queued_tokens, 1, 1u << 31},
     {"watermark_blocks", &CoreOptions::watermark_blocks, 0, 1 << 16},
-    {"growth_permille", &CoreOptions::growth_permille, 0, 1000},
+    {"expected_output_permille", &CoreOptions::expected_output_permille, 0, 1000},
     {"max_preemptions", &CoreOptions::max_preemptions, 0, 1 << 16},
     {"max_bypass", &CoreOptions::max_bypass, 0, 1 << 16},
     {"itl_target_ns", &CoreOptions::itl_target_ns, 0, ~0u},

@@ -27,7 +27,7 @@ CoreState::CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> po
       fair(options.fair_share, options.tenant_weights),
       waiting(&requests, &fair),
       deadlines(EarlierDeadline{&requests}),
-      growth(std::int64_t{options.growth_permille} * 1024) {}
+      output_ratio(std::int64_t{options.expected_output_permille} * 1024) {}
 
 std::uint32_t CoreState::MaxStepTokens() const {
   return std::min(options.max_step_tokens, description->max_step_tokens);
@@ -50,10 +50,10 @@ std::uint64_t CoreState::MostBlocks(const Request& request) const {
   return flotilla::MostBlocks(extent, *description);
 }
 
-void CoreState::LearnGrowth(std::uint32_t outputs, std::uint32_t max_tokens) {
-  if (options.growth_permille == 0 || max_tokens == 0) return;
+void CoreState::LearnOutputRatio(std::uint32_t outputs, std::uint32_t max_tokens) {
+  if (options.expected_output_permille == 0 || max_tokens == 0) return;
   const std::int64_t seen = std::int64_t{outputs} * 1000 * 1024 / max_tokens;
-  growth += (seen - growth) / 16;
+  output_ratio += (seen - output_ratio) / 16;
 }
 
 void CoreState::UpdateOwed(Sequence& sequence) {
@@ -119,7 +119,7 @@ std::uint64_t CoreState::PredictOutputs(const Sequence& sequence) const {
   const std::uint64_t most = request.stop.max_tokens;
   const std::uint64_t made = OutputTokens(sequence);
   const std::uint64_t predicted =
-      options.growth_permille == 0 ? most : most * growth_permille() / 1000;
+      options.expected_output_permille == 0 ? most : most * expected_output_permille() / 1000;
   // One that has made more than was predicted makes some more.
   return std::min(std::max(predicted, made + made / 8 + 1), most) - std::min(made, most);
 }
@@ -304,7 +304,7 @@ void CoreState::Preempt(Slot slot, Slot winner) {
   request.decode_preemptions += decoded;
   ++request.preemptions;
   request.non_preemptible = request.preemptions >= options.max_preemptions;
-  if (options.growth_permille > 0) growth += (1000 * 1024 - growth) / 4;
+  if (options.expected_output_permille > 0) output_ratio += (1000 * 1024 - output_ratio) / 4;
   std::vector<BlockId> blocks;  // that the prefix index knows
   for (const Slot at : request.sequences) {
     Sequence& sequence = sequences[at];

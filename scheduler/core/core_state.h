@@ -124,8 +124,8 @@ struct CoreState {
   std::uint64_t owed_tokens = 0;  // sum of Sequence::owed_tokens
   bool draining = false;
   // Thousandths of their allowed output that requests make, in 1/1024; see
-  // CoreOptions::growth_permille.
-  std::int64_t growth = 0;
+  // CoreOptions::expected_output_permille.
+  std::int64_t output_ratio = 0;
 
   std::optional<ExecutorDescription> description;  // of the last epoch
   std::optional<EpochState> epoch;                 // while a group is ready
@@ -150,7 +150,9 @@ struct CoreState {
     return static_cast<std::uint32_t>(sequence.tokens.size()) - RequestOf(sequence).prompt_tokens;
   }
   bool IsBeam(const Sequence& sequence) const { return RequestOf(sequence).beam != nullptr; }
-  std::uint32_t growth_permille() const { return static_cast<std::uint32_t>(growth / 1024); }
+  std::uint32_t expected_output_permille() const {
+    return static_cast<std::uint32_t>(output_ratio / 1024);
+  }
   // What a request alone can come to hold.
   std::uint64_t MostBlocks(const Request& request) const;
   // Outputs that a sequence is predicted to make yet, and the time that a request
@@ -181,7 +183,7 @@ struct CoreState {
   // Ends a sequence that is an answer (not a beam), and with the last one its request.
   void EndSequence(Slot sequence, FinishReason reason, std::uint32_t kept);
   // A sequence has made `outputs` tokens and no more: what others may be expected to.
-  void LearnGrowth(std::uint32_t outputs, std::uint32_t max_tokens);
+  void LearnOutputRatio(std::uint32_t outputs, std::uint32_t max_tokens);
   // Ends all that is left of a request. Its sequences keep their tokens.
   void EndRequest(Slot request, FinishReason reason, absl::Status status);
   // Emits the RequestEnd of a request that has no sequences left, and forgets it.

@@ -20,13 +20,13 @@ struct CoreOptions {
   std::uint32_t max_queued_requests = 4096;
   // Sum of their prompt tokens.
   std::uint32_t max_queued_tokens = 65536;
-  // Room that is left when a request starts, so that the growth of those that run
+  // Room that is left when a request starts, so that the expected output of those that run
   // does not preempt it at once: at least so many free blocks per running sequence,
   std::uint32_t watermark_blocks = 1;
   // and what they are predicted to need at once, if each makes so many thousandths
   // of the output that it may. A first estimate: what finished requests really made
   // replaces it, and each preemption raises it. 0: none.
-  std::uint32_t growth_permille = 700;
+  std::uint32_t expected_output_permille = 700;
   // A request that was preempted this often is started again only with all the
   // blocks that it can come to need, and then is non-preemptible.
   std::uint32_t max_preemptions = 3;

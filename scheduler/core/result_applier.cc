@@ -125,7 +125,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
     sequence.candidates = result.candidates;
     BeamDriver(state_).Advance(sequence.request);
   } else if (result.finished.has_value()) {
-    state_.LearnGrowth(state_.OutputTokens(sequence), request.stop.max_tokens);
+    state_.LearnOutputRatio(state_.OutputTokens(sequence), request.stop.max_tokens);
     state_.EndSequence(slot, *result.finished, state_.OutputTokens(sequence));
   } else if (sequence.state == SequenceState::kEnding &&
              sequence.length.computed == sequence.length.max) {

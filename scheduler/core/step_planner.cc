@@ -91,7 +91,7 @@ void StepPlanner::Assess() {
   due_later_ = false;
   free_blocks_ = state_.epoch->kv.pool().available() - ReservedBlocks();
   owed_blocks_ = 0;
-  growth_.reset();
+  expected_.reset();
   budget_ = state_.MaxStepTokens();
   AssessDecodes();
   KeepToItlTarget();
@@ -319,37 +319,40 @@ void StepPlanner::Owe(const Request& request, std::uint64_t blocks) {
   if (!request.non_preemptible) owed_blocks_ += blocks;
 }
 
-void StepPlanner::AddGrowth(const Request& request, std::vector<Growing>& growth) const {
+void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const {
   constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a prediction is worth anything
   if (request.non_preemptible) return;         // reserved
   for (const Slot slot : request.sequences) {
     const Sequence& sequence = state_.sequences[slot];
     std::uint64_t held = 0;
     for (const auto& table : sequence.tables) held += table.size();
-    growth.push_back({.remaining = std::min(state_.PredictOutputs(sequence), kMostTokens),
-                      .own_blocks = held - std::min<std::uint64_t>(held, sequence.shared_blocks)});
+    expected.push_back(
+        {.remaining = std::min(state_.PredictOutputs(sequence), kMostTokens),
+         .own_blocks = held - std::min<std::uint64_t>(held, sequence.shared_blocks)});
   }
 }
 
 // What the running requests are predicted to need at once beyond what they hold,
 // with `request` among them.
-std::uint64_t StepPlanner::GrowthWith(const Request& request) {
-  const auto shorter = [](const Growing& a, const Growing& b) { return a.remaining < b.remaining; };
-  if (state_.options.growth_permille == 0) return 0;
-  if (!growth_.has_value()) {
-    growth_.emplace();
+std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
+  const auto shorter = [](const ExpectedOutput& a, const ExpectedOutput& b) {
+    return a.remaining < b.remaining;
+  };
+  if (state_.options.expected_output_permille == 0) return 0;
+  if (!expected_.has_value()) {
+    expected_.emplace();
     for (std::size_t at = 0; at < state_.running.size();) {
       const Request& running = state_.RequestOf(state_.sequences[state_.running[at]]);
-      AddGrowth(running, *growth_);
+      AddExpected(running, *expected_);
       at += running.sequences.size();
     }
-    std::sort(growth_->begin(), growth_->end(), shorter);
+    std::sort(expected_->begin(), expected_->end(), shorter);
   }
-  std::vector<Growing> all = *growth_;
-  AddGrowth(request, all);
-  std::inplace_merge(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(growth_->size()),
+  std::vector<ExpectedOutput> all = *expected_;
+  AddExpected(request, all);
+  std::inplace_merge(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(expected_->size()),
                      all.end(), shorter);
-  return PeakGrowth(all, [this](std::uint64_t t) { return state_.epoch->kv.MostBlocksFor(t); });
+  return PeakBlocks(all, [this](std::uint64_t t) { return state_.epoch->kv.MostBlocksFor(t); });
 }
 
 // Another prompt that begins alike is about to be computed further than this
@@ -431,10 +434,10 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   }
   // All of it must fit beside what is promised already; otherwise several
   // half-computed prompts would wait for each other.
-  const std::uint64_t growth =
-      std::max(GrowthWith(request),
+  const std::uint64_t expected =
+      std::max(PeakBlocksWith(request),
                std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
-  if (free_blocks_ < owed_blocks_ + growth + StartNeeds(request, match)) return std::nullopt;
+  if (free_blocks_ < owed_blocks_ + expected + StartNeeds(request, match)) return std::nullopt;
   return Start{slot, match};
 }
 

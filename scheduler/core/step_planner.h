@@ -15,7 +15,7 @@
 
 #include "common/types/plan.h"
 #include "scheduler/core/core_state.h"
-#include "scheduler/core/growth.h"
+#include "scheduler/core/expected_output.h"
 
 namespace flotilla {
 
@@ -96,8 +96,8 @@ class StepPlanner {
   bool MustPoll() const;
   std::uint64_t StartNeeds(const Request& request, const KvCacheManager::Match& match) const;
   bool PrefixIsBeingComputed(const Request& request, const KvCacheManager::Match& match) const;
-  void AddGrowth(const Request& request, std::vector<Growing>& growth) const;
-  std::uint64_t GrowthWith(const Request& request);
+  void AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const;
+  std::uint64_t PeakBlocksWith(const Request& request);
 
   // Blocks set aside for non-preemptible requests: what they can still come
   // to need beside what they hold.
@@ -153,7 +153,7 @@ class StepPlanner {
   std::uint32_t budget_ = 0;           // rows left
   bool waits_for_prefix_ = false;      // the head of the queue
   std::optional<Start> load_;          // the head of the queue, if it is to be read back first
-  std::optional<std::vector<Growing>> growth_;  // of the running sequences, once needed
+  std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed
 };
 
 }  // namespace flotilla

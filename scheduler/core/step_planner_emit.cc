@@ -103,7 +103,7 @@ bool StepPlanner::TrimSequences() {
 }
 
 // As far as rows, blocks and the sequence's own end allow. Blocks that prompts begun
-// still need, and the reserve for growth, are left alone.
+// still need, and the reserve for expected output, are left alone.
 std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
   const std::uint32_t most = std::min(
       {state_.MaxDraftTokens(), budget_, sequence.length.max - sequence.length.computed_min});
@@ -218,7 +218,7 @@ void StepPlanner::Begin(const Start& start) {
     ++state_.requests[head].bypassed;
     ++state_.counters.bypasses;
   }
-  growth_.reset();
+  expected_.reset();
   state_.OpenRequest(start.request);
   if (request.quarantined) state_.isolated_request = start.request;
   const Slot first = request.sequences.front();

@@ -131,9 +131,9 @@ class Exactness {
     options.rank.ngram = {.min_n = 1, .max_n = 4};
     options.core.max_step_tokens = options.rank.max_step_tokens;
     options.core.max_chunk_tokens = way.chunk_tokens;
-    // No reserve for growth: what is started is preempted as it grows.
+    // No reserve for expected output: what is started is preempted as it grows.
     const bool overfill = way.kv_blocks == kSmallPool;
-    if (overfill) options.core.watermark_blocks = options.core.growth_permille = 0;
+    if (overfill) options.core.watermark_blocks = options.core.expected_output_permille = 0;
     // So that how many are preempted, and draft token, does not depend on the machine.
     options.together = overfill;
     options.frozen_clock = overfill || way.speculation != Speculation::kOff;

@@ -43,7 +43,7 @@ Outcome Serve(const std::shared_ptr<const GgufFile>& file, std::uint32_t blocks,
   options.rank.kv_blocks = blocks;
   options.rank.tiers = tiers;
   options.rank.poison_blocks = true;
-  options.core.growth_permille = 0;  // start as many as fit at first
+  options.core.expected_output_permille = 0;  // start as many as fit at first
   options.core.watermark_blocks = 0;
   EngineRunner runner(file, options);
   Outcome outcome;

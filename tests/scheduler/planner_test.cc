@@ -117,7 +117,7 @@ TEST(Planner, NoPlanIsMadeForASequenceThatHasSurelyFinished) {
 // Two sequences of 4 blocks each in a pool of 5: the second is deferred, waits for
 // the results, then gives way; both finish with their own tokens.
 TEST(Planner, AShortageDefersThenStallsThenPreemptsTheLast) {
-  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0}, SmallGroup(5, 2));
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, SmallGroup(5, 2));
   harness.Admit(1, 2, 7);
   harness.Admit(2, 2, 7);
   bool deferred = false, stalled = false;
@@ -161,7 +161,7 @@ TEST(Planner, HigherPriorityIsAdmittedFirst) {
 }
 
 TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
-  CoreHarness harness({.watermark_blocks = 1, .growth_permille = 0}, SmallGroup(6, 4));
+  CoreHarness harness({.watermark_blocks = 1, .expected_output_permille = 0}, SmallGroup(6, 4));
   harness.Admit(1, 7, 8);  // 2 blocks, in the next step too
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   harness.Admit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for sequence 1
@@ -177,7 +177,7 @@ TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
 // Whoever comes later with a higher priority takes its blocks three times, and
 // then waits for it.
 TEST(Planner, AfterThreePreemptionsARequestIsNonPreemptible) {
-  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0, .prefix_cache = false},
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .prefix_cache = false},
                       SmallGroup(7, 4));
   harness.Admit(1, 4, 22);  // seven blocks in the end
   std::uint64_t id = 2;
@@ -199,7 +199,7 @@ TEST(Planner, AfterThreePreemptionsARequestIsNonPreemptible) {
 }
 
 TEST(Planner, AHeadTooLargeForNowIsPassedByAFewOnly) {
-  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0, .max_bypass = 2},
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .max_bypass = 2},
                       SmallGroup(10, 4));
   harness.Admit(1, 20, 20);  // five blocks, and running
   harness.Plan();
@@ -215,10 +215,10 @@ TEST(Planner, AHeadTooLargeForNowIsPassedByAFewOnly) {
   EXPECT_EQ(harness.TokensOf(2), 4u);
 }
 
-// Room for the growth of those that run is left; how much is learned from those
+// Room for the expected output of those that run is left; how much is learned from those
 // that end.
 TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
-  CoreHarness harness({.growth_permille = 1000, .prefix_cache = false}, SmallGroup(40, 4));
+  CoreHarness harness({.expected_output_permille = 1000, .prefix_cache = false}, SmallGroup(40, 4));
   harness.Admit(1, 4, 90);  // 24 blocks if it makes all that it may
   harness.Admit(2, 4, 90);
   harness.Plan();

@@ -19,7 +19,7 @@ std::vector<Preemption> PreemptTheSecond(std::vector<KvTier> tiers, std::uint32_
   group.groups[0].tokens_per_block = block_tokens;
   group.prefill_ns_per_token = kMs;
   group.tiers = std::move(tiers);
-  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0}, group);
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, group);
   harness.step_ns = [](std::uint32_t prefill, std::uint32_t) { return (prefill + 1) * kMs; };
   harness.Admit(1, 16, 16);
   harness.Admit(2, second_prompt, 16);

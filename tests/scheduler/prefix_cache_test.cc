@@ -92,7 +92,7 @@ TEST(PrefixCache, TenantsAndSaltsNeverMeet) {
 }
 
 TEST(PrefixCache, CachedBlocksGiveWayToRequests) {
-  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0}, Group(10));
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, Group(10));
   harness.core.Admit(0, Alike(1, 100));
   harness.RunAll();
   harness.Admit(50, 140, 4);  // 9 of 10 blocks; 6 are cached

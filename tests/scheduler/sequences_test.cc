@@ -121,7 +121,7 @@ TEST(Sequences, APendingSequenceOutlivesItsParent) {
 
 // Preempted and resumed as a whole; what they had in common is shared again.
 TEST(Sequences, ArePreemptedAndResumedTogether) {
-  CoreHarness harness({.watermark_blocks = 0, .growth_permille = 0, .prefix_cache = false},
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .prefix_cache = false},
                       Group(4, 12));
   harness.Admit(1, 8, 24);
   TokenizedRequest request = CoreHarness::Request(2, 9, 12);

@@ -30,7 +30,7 @@ Simulation::Simulation(std::uint64_t seed)
   options_.max_queued_requests = random_.Between(2, 12);
   options_.max_queued_tokens = random_.Between(40, 400);
   options_.watermark_blocks = random_.OneIn(2) ? 0 : random_.Between(1, 2);
-  options_.growth_permille = random_.OneIn(2) ? 0 : random_.Between(1, 1000);
+  options_.expected_output_permille = random_.OneIn(2) ? 0 : random_.Between(1, 1000);
   options_.max_preemptions = random_.OneIn(8) ? random_.Below(3) : 3;
   options_.max_bypass = random_.OneIn(2) ? 0 : random_.Between(1, 20);
   options_.prefix_cache = !random_.OneIn(4);

@@ -49,7 +49,7 @@ TEST(ReservationTest, TheEmulationAgreesWithTheRealSchedulerOnLongBlocks) {
   Setting s = Overloaded();
   const Summary emulated = Reserve(s, Reservation::kMax);
   s.options.core.watermark_blocks = 0;
-  s.options.core.growth_permille = 0;
+  s.options.core.expected_output_permille = 0;
   const auto record = Simulate(MachineWithReservation(s.machine, 2048), s.workload, s.options);
   ASSERT_TRUE(record.ok()) << record.status();
   const Summary real = Summarize(s.workload, *record, {});

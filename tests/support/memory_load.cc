@@ -72,7 +72,7 @@ MemoryLoad::MemoryLoad(std::shared_ptr<const GgufFile> file, std::uint32_t block
   options.rank.kv_blocks = blocks;
   options.core.max_seqs = kMemorySequences;
   options.core.prefix_cache = false;
-  options.core.growth_permille = 1000;  // answers are as long as they may be
+  options.core.expected_output_permille = 1000;  // answers are as long as they may be
   options.on_planned = [this](const SchedulerCore& core) { meter_.Sample(core); };
   runner_ = std::make_unique<EngineRunner>(std::move(file), std::move(options));
 }

@@ -13,7 +13,7 @@
 namespace flotilla {
 
 // One running sequence, as predicted.
-struct Growing {
+struct ExpectedOutput {
   std::uint64_t remaining = 0;   // tokens that it will still make
   std::uint64_t own_blocks = 0;  // that are free when it ends
 };
@@ -22,7 +22,8 @@ struct Growing {
 // makes a token per step. `sequences` ascend by remaining; `blocks_for(tokens)`:
 // that a sequence grows by, ascending.
 template <class BlocksFor>
-std::uint64_t PeakGrowth(const std::vector<Growing>& sequences, const BlocksFor& blocks_for) {
+std::uint64_t PeakBlocks(const std::vector<ExpectedOutput>& sequences,
+                         const BlocksFor& blocks_for) {
   std::uint64_t peak = 0, freed = 0;
   for (std::size_t ended = 0; ended < sequences.size(); ++ended) {
     // Just before this one ends, those before it have, and all others have grown
