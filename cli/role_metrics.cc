@@ -31,7 +31,7 @@ Counter& Cancelled(Metrics& metrics, const Metrics::Labels& labels, const char* 
 // One group of a router.
 struct GroupSeries {
   Gauge* up = nullptr;
-  Gauge* owed = nullptr;
+  Gauge* outstanding = nullptr;
   Counter* requests = nullptr;
   std::uint64_t seen = 0;  // of its requests; a group that comes again begins at 0
 };
@@ -39,8 +39,9 @@ GroupSeries AddGroup(Metrics& metrics, const std::string& address) {
   const Metrics::Labels labels = {{"group", address}};
   return {.up = &metrics.AddGauge("flotilla_router_group_up",
                                   "1: the scheduler and its worker group are there.", labels),
-          .owed = &metrics.AddGauge("flotilla_router_group_owed_tokens",
-                                    "Tokens that the group owes, as this router knows it.", labels),
+          .outstanding = &metrics.AddGauge(
+              "flotilla_router_group_outstanding_tokens",
+              "Outstanding tokens of the group, as this router knows them.", labels),
           .requests = &metrics.AddCounter("flotilla_router_group_requests_total",
                                           "Requests sent to the group, replays included.", labels)};
 }
@@ -93,9 +94,9 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
      [](Snapshot s) -> double { return s.core.load.waiting_requests; }},
     {kGauge, kRunning, "Requests with KV blocks.", nullptr, nullptr,
      [](Snapshot s) -> double { return s.core.load.running_requests; }},
-    {kGauge, "flotilla_scheduler_owed_tokens",
+    {kGauge, "flotilla_scheduler_outstanding_tokens",
      "Tokens that running and waiting requests may still cost: prompt to prefill, output allowed.",
-     nullptr, nullptr, [](Snapshot s) -> double { return s.core.load.owed_tokens; }},
+     nullptr, nullptr, [](Snapshot s) -> double { return s.core.load.outstanding_tokens; }},
     {kGauge, "flotilla_scheduler_group_ready", "1 while the worker group takes plans.", nullptr,
      nullptr, [](Snapshot s) -> double { return s.core.load.ready ? 1 : 0; }},
     {kGauge, "flotilla_scheduler_draining", "1 while new requests are refused before a stop.",
@@ -335,14 +336,14 @@ void WatchFleet(Metrics& metrics, const Fleet* fleet) {
     }
     for (auto& [address, series] : *all) {
       series.up->Set(0);
-      series.owed->Set(0);
+      series.outstanding->Set(0);
     }
     for (const FleetGroup& group : fleet->Groups()) {
       const auto [at, fresh] = all->try_emplace(group.address);
       GroupSeries& series = at->second;
       if (fresh) series = AddGroup(metrics, group.address);
       series.up->Set(group.view.up ? 1 : 0);
-      series.owed->Set(static_cast<double>(group.view.owed_tokens));
+      series.outstanding->Set(static_cast<double>(group.view.outstanding_tokens));
       if (group.view.requests < series.seen) series.seen = 0;
       series.requests->Increment(static_cast<double>(group.view.requests - series.seen));
       series.seen = group.view.requests;

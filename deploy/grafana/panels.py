@@ -263,9 +263,9 @@ DASHBOARDS = {
     "scheduler": ("flotilla: scheduler", [
         ("Queue", [
             QUEUE,
-            Panel("Owed tokens", "short", "Prompt tokens to prefill and output tokens allowed, of "
+            Panel("Outstanding tokens", "short", "Prompt tokens to prefill and output tokens allowed, of "
                   "all requests: the load in tokens. Uneven groups: routing does not balance.",
-                  [("group {{group}}", "flotilla_scheduler_owed_tokens{GROUP}")]),
+                  [("group {{group}}", "flotilla_scheduler_outstanding_tokens{GROUP}")]),
             Panel("Finished", "reqps", "Requests by how they ended. error should be 0; deadline "
                   "means they waited or ran too long.",
                   [("{{reason}}",

@@ -299,7 +299,7 @@ absl::StatusOr<EngineEvent> Read(const v1::EngineEvent& proto) {
 void Write(const EngineLoad& load, v1::EngineLoad* proto) {
   proto->set_running_requests(load.running_requests);
   proto->set_waiting_requests(load.waiting_requests);
-  proto->set_owed_tokens(load.owed_tokens);
+  proto->set_outstanding_tokens(load.outstanding_tokens);
   proto->set_blocks_total(load.blocks_total);
   proto->set_blocks_used(load.blocks_used);
   proto->set_ready(load.ready);
@@ -373,7 +373,7 @@ absl::StatusOr<EngineNews> FromProto(const v1::EngineNews& proto) {
     const v1::EngineLoad& load = proto.load();
     news.load = EngineLoad{.running_requests = load.running_requests(),
                            .waiting_requests = load.waiting_requests(),
-                           .owed_tokens = load.owed_tokens(),
+                           .outstanding_tokens = load.outstanding_tokens(),
                            .blocks_total = load.blocks_total(),
                            .blocks_used = load.blocks_used(),
                            .ready = load.ready(),

@@ -20,7 +20,7 @@ bool HasTokens(const TokenizedRequest& request) {
                      [](const std::vector<TokenId>& prefix) { return !prefix.empty(); });
 }
 
-// The outputs that a group comes to owe by it: see EngineLoad::owed_tokens.
+// The outputs that become outstanding at a group by it: see EngineLoad::outstanding_tokens.
 std::uint64_t OutputsOf(const TokenizedRequest& request) {
   const std::uint64_t width = request.beam ? request.beam->beams : request.sequences;
   return width * request.stop.max_tokens;
@@ -97,7 +97,7 @@ std::optional<FleetCore::Choice> FleetCore::Choose(const Entry& entry) {
   for (const GroupId id : best) {
     const Group& group = groups_.at(id);
     GroupChoice& one = choices.emplace_back();
-    one.owed_tokens = group.owed.total();
+    one.outstanding_tokens = group.outstanding.total();
     for (const PrefixMap::Overlap& overlap : overlaps) {
       if (overlap.group == group.life) one.overlap_tokens = overlap.tokens;
     }
@@ -125,7 +125,7 @@ void FleetCore::SendTo(const Choice& choice, Entry& entry) {
   entry.life = group.life;
   entry.prefill = entry.request->prompt.size() - choice.overlap_tokens;
   entry.tokens = entry.prefill + OutputsOf(*entry.request);
-  group.owed.OnSent(entry.tokens);
+  group.outstanding.OnSent(entry.tokens);
   ++group.live;
   ++group.requests;
   if (entry.attempt > Attempt(0) && entry.refused_by.empty()) {
@@ -146,7 +146,8 @@ void FleetCore::LeaveGroup(Entry& entry) {
   Group& group = groups_.at(*entry.group);
   --group.live;
   if (entry.life == group.life) {
-    entry.accepted ? group.owed.OnDone(entry.tokens) : group.owed.OnNotServed(entry.tokens);
+    entry.accepted ? group.outstanding.OnDone(entry.tokens)
+                   : group.outstanding.OnNotServed(entry.tokens);
   }
   entry.group.reset();
 }
@@ -291,7 +292,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
     if (at == requests_.end() || at->second.attempt != attempt || at->second.group != id) continue;
     Entry& entry = at->second;
     if (std::holds_alternative<Accepted>(event) && !std::exchange(entry.accepted, true)) {
-      if (entry.life == group.life) group.owed.OnAdmitted(entry.tokens);
+      if (entry.life == group.life) group.outstanding.OnAdmitted(entry.tokens);
       entry.request.reset();
       entry.cancels.clear();
       entry.refused_by.clear();
@@ -304,7 +305,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEven
     if (std::holds_alternative<TokenEvent>(event) && entry.life == group.life) {
       const std::uint64_t done = std::min(entry.tokens, std::exchange(entry.prefill, 0) + 1);
       entry.tokens -= done;
-      group.owed.OnDone(done);
+      group.outstanding.OnDone(done);
     }
     if (const auto* death = std::get_if<CrashCount>(&event)) {
       entry.crash_count = std::max(entry.crash_count, death->count);

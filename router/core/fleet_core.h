@@ -123,7 +123,7 @@ class FleetCore {
     bool up = false;     // attached and ready
     bool open = false;   // and takes new requests
     bool usable = true;  // false: its tokenizer is not the model's
-    std::uint64_t owed_tokens = 0;
+    std::uint64_t outstanding_tokens = 0;
     std::uint64_t requests = 0;  // sent there so far, replays included
     std::string model_id;        // empty until it was attached
   };
@@ -140,7 +140,7 @@ class FleetCore {
     EngineLoad load;
     std::optional<std::int64_t> no_worker_since_ns;  // while it is attached
     GroupKey life;
-    OwedTokens owed;
+    OutstandingTokens outstanding;
     std::size_t live = 0;  // requests there
     std::uint64_t requests = 0;
   };
@@ -151,7 +151,7 @@ class FleetCore {
     std::uint32_t sequences = 0;
     std::optional<GroupId> group;  // none: held
     GroupKey life;                 // of the group it was sent to
-    std::uint64_t tokens = 0;      // still counted in the group's OwedTokens
+    std::uint64_t tokens = 0;      // still counted in the group's OutstandingTokens
     std::uint64_t prefill = 0;     // of them, until the first token comes
     bool accepted = false;
     bool moved = false;

@@ -30,7 +30,7 @@ void FleetCore::OnDetached(GroupId id) {
   Group& group = groups_.at(id);
   group.attached = false;
   group.life = GroupKey(++lives_);
-  group.owed = {};
+  group.outstanding = {};
   group.load = {};
   group.no_worker_since_ns.reset();
 }
@@ -43,7 +43,7 @@ void FleetCore::OnLoad(std::int64_t now_ns, GroupId id, const EngineLoad& load) 
   } else if (!group.no_worker_since_ns.has_value()) {
     group.no_worker_since_ns = now_ns;
   }
-  group.owed.OnReport(load.owed_tokens);
+  group.outstanding.OnReport(load.outstanding_tokens);
 }
 
 absl::StatusOr<EngineDescription> FleetCore::Describe(std::size_t model) const {
@@ -72,7 +72,7 @@ EngineLoad FleetCore::Load(std::size_t model) const {
     if (!group.attached || !group.usable || group.model != model) continue;
     load.running_requests += group.load.running_requests;
     load.waiting_requests += group.load.waiting_requests;
-    load.owed_tokens += group.owed.total();
+    load.outstanding_tokens += group.outstanding.total();
     load.blocks_total += group.load.blocks_total;
     load.blocks_used += group.load.blocks_used;
     load.ready |= group.load.ready;
@@ -98,7 +98,7 @@ FleetCore::GroupView FleetCore::View(GroupId id) const {
   return {.up = up,
           .open = up && !group.leaving && !group.load.draining,
           .usable = group.usable,
-          .owed_tokens = group.owed.total(),
+          .outstanding_tokens = group.outstanding.total(),
           .requests = group.requests,
           .model_id = group.description ? group.description->model_id : std::string()};
 }

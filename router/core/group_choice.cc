@@ -5,7 +5,7 @@ namespace {
 
 // Tokens that are in the way of this request's first one, all prompts being equal.
 std::int64_t Cost(const GroupChoice& group) {
-  return static_cast<std::int64_t>(group.owed_tokens) - group.overlap_tokens;
+  return static_cast<std::int64_t>(group.outstanding_tokens) - group.overlap_tokens;
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ std::size_t ChooseGroup(absl::Span<const GroupChoice> groups, std::uint64_t rand
   for (std::size_t i = 0; i < count; ++i) {
     const GroupChoice &a = groups[i], &b = groups[longest];
     if (a.overlap_tokens > b.overlap_tokens ||
-        (a.overlap_tokens == b.overlap_tokens && a.owed_tokens < b.owed_tokens &&
+        (a.overlap_tokens == b.overlap_tokens && a.outstanding_tokens < b.outstanding_tokens &&
          a.overlap_tokens > 0)) {
       longest = i;
     }

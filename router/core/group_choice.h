@@ -1,5 +1,5 @@
 // Which of several equal groups serves a request: the power of two choices over the
-// tokens that a group owes, less those of the prompt that it probably has already.
+// the outstanding tokens of a group, less those of the prompt that it probably has already.
 //
 // Two groups drawn at random, and the one that was sent most of this prompt's beginning,
 // are compared: two are enough to keep queues short (Mitzenmacher 2001), and as only two
@@ -17,23 +17,22 @@
 namespace flotilla {
 
 struct GroupChoice {
-  std::uint64_t owed_tokens = 0;     // OwedTokens::total
-  std::uint32_t overlap_tokens = 0;  // PrefixMap::Overlap
+  std::uint64_t outstanding_tokens = 0;  // OutstandingTokens::total
+  std::uint32_t overlap_tokens = 0;      // PrefixMap::Overlap
 };
 
 // The index of the one to take of `groups`, which are not empty. `random` is uniform over
 // 64 bits.
 std::size_t ChooseGroup(absl::Span<const GroupChoice> groups, std::uint64_t random);
 
-// What a group owes as one router knows it: its own requests to the token, as it hears
-// every one of them, and those of other routers as the group's last report had them.
-// Example:
+// The outstanding tokens of a group as one router knows it: its own requests to the token, as it
+// hears every one of them, and those of other routers as the group's last report had them. Example:
 //
-//   owed.OnSent(n);      // on its way
-//   owed.OnAdmitted(n);  // from now on a report contains it
-//   owed.OnDone(1);      // a token came
-//   owed.OnReport(r);
-class OwedTokens {
+//   outstanding.OnSent(n);      // on its way
+//   outstanding.OnAdmitted(n);  // from now on a report contains it
+//   outstanding.OnDone(1);      // a token came
+//   outstanding.OnReport(r);
+class OutstandingTokens {
  public:
   // Each request is sent once, and then admitted, or not served there.
   void OnSent(std::uint64_t tokens) { sent_ += tokens; }
@@ -44,7 +43,9 @@ class OwedTokens {
   void OnNotServed(std::uint64_t tokens) { sent_ -= tokens; }
   // Computed, or not wanted any more; in all what was admitted.
   void OnDone(std::uint64_t tokens) { own_ -= tokens; }
-  void OnReport(std::uint64_t owed_tokens) { others_ = owed_tokens - std::min(owed_tokens, own_); }
+  void OnReport(std::uint64_t outstanding_tokens) {
+    others_ = outstanding_tokens - std::min(outstanding_tokens, own_);
+  }
   std::uint64_t total() const { return others_ + own_ + sent_; }
 
  private:

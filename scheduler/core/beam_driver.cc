@@ -65,7 +65,7 @@ void BeamDriver::Continue(Sequence& sequence, const TopLogprob& token, const Bea
   sequence.candidates.clear();
   sequence.prefill_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   sequence.state = SequenceState::kPrefill;
-  state_.UpdateOwed(sequence);
+  state_.UpdateOutstanding(sequence);
 }
 
 void BeamDriver::Follow(Slot slot, const std::vector<BeamSearch::Choice>& choices) {

@@ -56,12 +56,12 @@ void CoreState::LearnOutputRatio(std::uint32_t outputs, std::uint32_t max_tokens
   output_ratio += (seen - output_ratio) / 16;
 }
 
-void CoreState::UpdateOwed(Sequence& sequence) {
+void CoreState::UpdateOutstanding(Sequence& sequence) {
   const std::uint64_t had = std::max(sequence.length.computed, sequence.fork.length);
   const std::uint32_t wanted = RequestOf(sequence).stop.max_tokens - OutputTokens(sequence);
-  owed_tokens -= sequence.owed_tokens;
-  sequence.owed_tokens = sequence.tokens.size() - had + wanted;
-  owed_tokens += sequence.owed_tokens;
+  outstanding_tokens -= sequence.outstanding_tokens;
+  sequence.outstanding_tokens = sequence.tokens.size() - had + wanted;
+  outstanding_tokens += sequence.outstanding_tokens;
 }
 
 void CoreState::AddRunning(Slot slot) {
@@ -95,7 +95,7 @@ void CoreState::PlanForks(Request& request) {
                    static_cast<std::uint32_t>(sequence.tokens.size()) - 1);
       if (common > sequence.fork.length) sequence.fork = {.parent = parent, .length = common};
     }
-    UpdateOwed(sequence);
+    UpdateOutstanding(sequence);
     parents.push_back(slot);
   }
 }
@@ -157,7 +157,7 @@ Slot CoreState::AddSequence(Sequence sequence) {
                        [this](Slot a, SequenceIndex i) { return sequences[a].index < i; });
   request.sequences.insert(at, slot);
   AddRunning(slot);
-  UpdateOwed(sequences[slot]);
+  UpdateOutstanding(sequences[slot]);
   return slot;
 }
 
@@ -176,7 +176,7 @@ void CoreState::DropSequence(Slot slot) {
     LeaveRunning(slot);
     if (request.beam == nullptr) --reserved_sequences;
   }
-  owed_tokens -= sequence.owed_tokens;
+  outstanding_tokens -= sequence.outstanding_tokens;
   request.sequences.erase(std::find(request.sequences.begin(), request.sequences.end(), slot));
   sequences.Erase(slot);
   const bool was_parent = std::any_of(

@@ -121,7 +121,7 @@ struct CoreState {
   std::uint32_t quarantined = 0;         // requests
   std::optional<Slot> isolated_request;  // the one that is open
   std::uint64_t next_arrival = 0;
-  std::uint64_t owed_tokens = 0;  // sum of Sequence::owed_tokens
+  std::uint64_t outstanding_tokens = 0;  // sum of Sequence::outstanding_tokens
   bool draining = false;
   // Thousandths of their allowed output that requests make, in 1/1024; see
   // CoreOptions::expected_output_permille.
@@ -162,9 +162,9 @@ struct CoreState {
   std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens) const;
   // The time to compute a block of K and V again.
   std::int64_t RecomputeNs() const;
-  // Counts anew what the sequence still owes. After every change to its tokens,
+  // Counts anew what the sequence's outstanding tokens. After every change to its tokens,
   // lengths or fork.
-  void UpdateOwed(Sequence& sequence);
+  void UpdateOutstanding(Sequence& sequence);
 
   // Puts a request that is not open into the queue.
   void Enqueue(Slot request);

@@ -93,7 +93,7 @@ absl::Status CheckTenants(const CoreState& state) {
 // 2. The lists hold what belongs in them. At most lag + 1 plans are unanswered,
 // and a sequence decodes in one of lag plans.
 absl::Status CheckMembership(const CoreState& state) {
-  std::uint64_t owed = 0, reserved = 0;
+  std::uint64_t outstanding = 0, reserved = 0;
   std::size_t waiting = 0, waiting_tokens = 0, waiting_rows = 0, sequences = 0;
   for (const Slot slot : state.requests.Slots()) {
     if (absl::Status s = CheckRequest(state, slot); !s.ok()) return s;
@@ -105,11 +105,12 @@ absl::Status CheckMembership(const CoreState& state) {
     sequences += request.sequences.size();
     for (const Slot at : request.sequences) {
       const Sequence& sequence = state.sequences[at];
-      owed += sequence.tokens.size() - std::max(sequence.length.computed, sequence.fork.length) +
-              request.stop.max_tokens - state.OutputTokens(sequence);
+      outstanding += sequence.tokens.size() -
+                     std::max(sequence.length.computed, sequence.fork.length) +
+                     request.stop.max_tokens - state.OutputTokens(sequence);
     }
   }
-  FLOTILLA_HOLDS(owed == state.owed_tokens, 2, "owed tokens");
+  FLOTILLA_HOLDS(outstanding == state.outstanding_tokens, 2, "outstanding tokens");
   FLOTILLA_HOLDS(waiting == state.waiting.size(), 2, "waiting count");
   FLOTILLA_HOLDS(waiting_tokens == state.waiting.tokens(), 2, "waiting tokens");
   FLOTILLA_HOLDS(waiting_rows == state.waiting.rows(), 2, "waiting rows");

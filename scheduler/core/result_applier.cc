@@ -119,7 +119,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   }
   if (absl::Status s = EmitPromptLogprobs(run, result, request); !s.ok()) return s;
   EmitTokens(result, sequence);
-  state_.UpdateOwed(sequence);
+  state_.UpdateOutstanding(sequence);
   state_.epoch->kv.Publish(sequence, request, sequence.length.computed);
   if (run.candidates > 0) {
     sequence.candidates = result.candidates;

@@ -269,7 +269,7 @@ CoreSnapshot SchedulerCore::Snapshot() const {
   load.running_requests =
       static_cast<std::uint32_t>(state_.requests.size() - state_.waiting.size());
   load.waiting_requests = static_cast<std::uint32_t>(state_.waiting.size());
-  load.owed_tokens = state_.owed_tokens;
+  load.outstanding_tokens = state_.outstanding_tokens;
   load.draining = state_.draining;
   load.ready = state_.epoch.has_value();
   if (load.ready) {

@@ -84,8 +84,8 @@ struct Sequence {
   SequenceState state = SequenceState::kWaiting;
   LengthBounds length;
   ForkPlan fork;
-  // Tokens still to be computed, as counted in CoreState::owed_tokens.
-  std::uint64_t owed_tokens = 0;
+  // Tokens still to be computed, as counted in CoreState::outstanding_tokens.
+  std::uint64_t outstanding_tokens = 0;
 
   // Only while open.
   SequenceHandle handle;

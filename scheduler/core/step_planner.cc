@@ -90,7 +90,7 @@ void StepPlanner::Assess() {
   openings_.clear();
   due_later_ = false;
   free_blocks_ = state_.epoch->kv.pool().available() - ReservedBlocks();
-  owed_blocks_ = 0;
+  promised_blocks_ = 0;
   expected_.reset();
   budget_ = state_.MaxStepTokens();
   AssessDecodes();
@@ -214,7 +214,7 @@ void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
   const Request& request = state_.RequestOf(sequence);
   const std::uint32_t rows = kv.LongestWithin(sequence, begin + wanted, room) - begin;
   const std::uint64_t takes = kv.BlocksNeeded(sequence, begin + rows);
-  Owe(request, kv.BlocksNeeded(sequence, sequence.prefill_tokens) - takes);
+  Promise(request, kv.BlocksNeeded(sequence, sequence.prefill_tokens) - takes);
   if (rows > 0) {
     Take(request, takes);
     budget_ -= rows;
@@ -240,7 +240,7 @@ std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uin
   Sequence& sequence = state_.sequences[slot];
   if (!kv.can_fork()) {
     sequence.fork = ForkPlan{};
-    state_.UpdateOwed(sequence);
+    state_.UpdateOutstanding(sequence);
   }
   Opening opening{.slot = slot, .rows = 0, .match = {}};
   std::uint32_t begin = sequence.fork.length;
@@ -251,7 +251,7 @@ std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uin
   }
   const auto whole = static_cast<std::uint32_t>(sequence.tokens.size()) - begin;
   opening.rows = whole;
-  Owe(state_.RequestOf(sequence), OpeningNeeds(opening));
+  Promise(state_.RequestOf(sequence), OpeningNeeds(opening));
   if (forks && !ParentIsReady(sequence)) return std::nullopt;
   const std::uint32_t wanted = std::min({whole, state_.options.max_chunk_tokens, budget_});
   for (opening.rows = wanted; opening.rows > 0; opening.rows /= 2) {
@@ -267,7 +267,7 @@ void StepPlanner::TakeOpening(const Opening& opening) {
   if (!request.non_preemptible) {
     const std::uint64_t takes = OpeningNeeds(opening);
     free_blocks_ -= takes;
-    owed_blocks_ -= takes;
+    promised_blocks_ -= takes;
   }
   budget_ -= opening.rows;
   openings_.push_back(opening);
@@ -315,8 +315,8 @@ void StepPlanner::Take(const Request& request, std::uint64_t blocks) {
   if (!request.non_preemptible) free_blocks_ -= blocks;
 }
 
-void StepPlanner::Owe(const Request& request, std::uint64_t blocks) {
-  if (!request.non_preemptible) owed_blocks_ += blocks;
+void StepPlanner::Promise(const Request& request, std::uint64_t blocks) {
+  if (!request.non_preemptible) promised_blocks_ += blocks;
 }
 
 void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const {
@@ -389,7 +389,7 @@ bool StepPlanner::MustPoll() const {
 }
 
 bool StepPlanner::WantsLoad(const KvCacheManager::Match& match) const {
-  const std::uint64_t promised = state_.running.empty() ? 0 : owed_blocks_;
+  const std::uint64_t promised = state_.running.empty() ? 0 : promised_blocks_;
   return match.in_tiers > 0 && free_blocks_ >= match.pinned + match.in_tiers + promised;
 }
 
@@ -437,7 +437,7 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
   const std::uint64_t expected =
       std::max(PeakBlocksWith(request),
                std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
-  if (free_blocks_ < owed_blocks_ + expected + StartNeeds(request, match)) return std::nullopt;
+  if (free_blocks_ < promised_blocks_ + expected + StartNeeds(request, match)) return std::nullopt;
   return Start{slot, match};
 }
 

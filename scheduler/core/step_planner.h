@@ -109,7 +109,7 @@ class StepPlanner {
   std::uint64_t BlocksNeededForNext(const Sequence& sequence) const;
   // Takes what a deferred sequence needs, though it cannot be granted in this step.
   void KeepFor(const Sequence& sequence);
-  void Owe(const Request& request, std::uint64_t blocks);
+  void Promise(const Request& request, std::uint64_t blocks);
   bool WorthSending();
   bool AnyDeferred() const;
   bool InFirstRequest(const Sequence& sequence) const;
@@ -149,7 +149,7 @@ class StepPlanner {
   std::vector<Opening> openings_;      // of pending sequences
   bool due_later_ = false;             // a decode is due in another micro-batch's step
   std::uint64_t free_blocks_ = 0;      // after all of the above, reserved ones apart
-  std::uint64_t owed_blocks_ = 0;      // for the rest of the prompts begun
+  std::uint64_t promised_blocks_ = 0;  // for the rest of the prompts begun
   std::uint32_t budget_ = 0;           // rows left
   bool waits_for_prefix_ = false;      // the head of the queue
   std::optional<Start> load_;          // the head of the queue, if it is to be read back first

@@ -54,7 +54,7 @@ void StepPlanner::Opened(Sequence& sequence) {
   sequence.opened = plan_.step;
   sequence.state = SequenceState::kPrefill;
   sequence.prefill_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
-  state_.UpdateOwed(sequence);
+  state_.UpdateOutstanding(sequence);
 }
 
 // Opens a sequence that no other can be the parent of.
@@ -108,7 +108,7 @@ std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
   const std::uint32_t most = std::min(
       {state_.MaxDraftTokens(), budget_, sequence.length.max - sequence.length.computed_min});
   const std::uint64_t kept =
-      owed_blocks_ + std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences;
+      promised_blocks_ + std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences;
   const std::uint64_t blocks = free_blocks_ > kept ? free_blocks_ - kept : 0;
   const std::uint32_t upper = sequence.length.scheduled_max;
   const std::uint32_t end = std::min(upper + most, sequence.length.max);
@@ -230,7 +230,7 @@ void StepPlanner::Begin(const Start& start) {
   const std::uint64_t takes =
       start.match.pinned + kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   free_blocks_ -= request.non_preemptible ? needs : takes;
-  Owe(request, needs - takes);
+  Promise(request, needs - takes);
   budget_ -= rows;
   EmitChunk(first, rows);
 }

@@ -271,7 +271,7 @@ TEST(RoleMetricsTest, ARouterShowsItsGroupsAndKeepsThoseThatLeft) {
   const char* kUp = "flotilla_router_group_up{group=\"127.0.0.1:1\"} 0";
   const std::string page = registry.Render();
   EXPECT_THAT(page, HasSubstr(kUp));
-  EXPECT_THAT(page, HasSubstr("flotilla_router_group_owed_tokens{group=\"127.0.0.1:1\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_router_group_outstanding_tokens{group=\"127.0.0.1:1\"} 0"));
   EXPECT_THAT(page, HasSubstr("flotilla_router_group_requests_total{group=\"127.0.0.1:1\"} 0"));
   fleet.SetAddresses({});
   EXPECT_THAT(registry.Render(), HasSubstr(kUp));

@@ -313,7 +313,7 @@ TEST_F(StuckTest, AnotherGroupGoesOnAfterAWhile) {
   }
   EXPECT_EQ(Replays(true, ReplayResult::kSent), 2u);
   EXPECT_FALSE(core_.waiting());
-  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 0u);
+  EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 0u);
 }
 
 TEST_F(StuckTest, ItIsOnlyTakenFromAGroupIfAnotherCouldGoOn) {
@@ -435,29 +435,30 @@ TEST_F(FleetCoreTest, EqualPromptsGoTogetherAndAGroupThatCameBackHasForgotten) {
     EXPECT_EQ(group, home);
     Say(home, {Accepted{request.id, request.attempt},
                RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
-    core_.OnLoad(now_ns_, Id(home), {.owed_tokens = 20, .ready = true});
+    core_.OnLoad(now_ns_, Id(home), {.outstanding_tokens = 20, .ready = true});
   }
   core_.OnDetached(Id(home));
   Attach(home);
-  core_.OnLoad(now_ns_, Id(home), {.owed_tokens = 20, .ready = true});
+  core_.OnLoad(now_ns_, Id(home), {.outstanding_tokens = 20, .ready = true});
   request.id.counter = 100;
   Submit(request);
   EXPECT_NE(SentTo(), home);
 }
 
-TEST_F(FleetCoreTest, WhatIsOwedFallsWithEveryTokenAndIsGoneAtTheEnd) {
+TEST_F(FleetCoreTest, WhatIsOutstandingFallsWithEveryTokenAndIsGoneAtTheEnd) {
   Add(1);
   TokenizedRequest request = Request(1);
   Submit(request);
-  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 13u);
+  EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 13u);
   Accept(1, request);
-  core_.OnLoad(now_ns_, Id(1), {.owed_tokens = 33, .ready = true});  // 20 are another router's
-  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 33u);
+  core_.OnLoad(now_ns_, Id(1),
+               {.outstanding_tokens = 33, .ready = true});  // 20 are another router's
+  EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 33u);
   Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), 0, 7}});
-  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 29u) << "the prompt and a token";
+  EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 29u) << "the prompt and a token";
   Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), 1, 7},
           RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
-  EXPECT_EQ(core_.View(Id(1)).owed_tokens, 20u);
+  EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 20u);
 }
 
 TEST_F(FleetCoreTest, ModelsAreKeptApartAndLimitsAreTheLeast) {

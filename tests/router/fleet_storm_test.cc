@@ -80,8 +80,9 @@ class Storm {
         return;
       case 3:
         if (group.attached)
-          core_.OnLoad(now_ns_, id,
-                       {.owed_tokens = random_() % 50, .ready = !OneIn(4), .draining = OneIn(4)});
+          core_.OnLoad(
+              now_ns_, id,
+              {.outstanding_tokens = random_() % 50, .ready = !OneIn(4), .draining = OneIn(4)});
         return;
       case 4:
         if (OneIn(4)) core_.SetLeaving(id, OneIn(2));
@@ -246,7 +247,7 @@ class Storm {
     EXPECT_TRUE(core_.Drained(std::nullopt));
     for (const auto& [id, group] : groups_) {
       core_.OnLoad(now_ns_, id, {.ready = true});
-      EXPECT_EQ(core_.View(id).owed_tokens, 0u) << "what was sent is accounted for";
+      EXPECT_EQ(core_.View(id).outstanding_tokens, 0u) << "what was sent is accounted for";
       core_.SetLeaving(id, true);
       EXPECT_TRUE(core_.Removable(id));
     }

@@ -97,7 +97,7 @@ TEST(PrefixMap, RemembersTheLastFewHolders) {
 }
 
 TEST(ChooseGroup, TakesTheOneThatOwesLessOfTwo) {
-  const std::vector<GroupChoice> two = {{.owed_tokens = 100}, {.owed_tokens = 99}};
+  const std::vector<GroupChoice> two = {{.outstanding_tokens = 100}, {.outstanding_tokens = 99}};
   std::mt19937_64 random(1);
   for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseGroup(two, random()), 1u);
   EXPECT_EQ(ChooseGroup(std::vector<GroupChoice>(1), random()), 0u);
@@ -112,35 +112,35 @@ TEST(ChooseGroup, EqualOnesAreTakenAlike) {
 
 TEST(ChooseGroup, APrefixIsWorthItsTokensAndNoMore) {
   std::vector<GroupChoice> groups(10);
-  groups[7] = {.owed_tokens = 400, .overlap_tokens = 512};
+  groups[7] = {.outstanding_tokens = 400, .overlap_tokens = 512};
   std::mt19937_64 random(3);
   for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseGroup(groups, random()), 7u);
-  groups[7].owed_tokens = 513;
+  groups[7].outstanding_tokens = 513;
   for (int i = 0; i < 50; ++i) EXPECT_NE(ChooseGroup(groups, random()), 7u);
-  groups[8] = {.owed_tokens = 10, .overlap_tokens = 512};  // of two with it, the idler
+  groups[8] = {.outstanding_tokens = 10, .overlap_tokens = 512};  // of two with it, the idler
   for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseGroup(groups, random()), 8u);
 }
 
-TEST(OwedTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
-  OwedTokens owed;
-  owed.OnReport(50);  // of others
-  owed.OnSent(100);
-  owed.OnSent(7);
-  EXPECT_EQ(owed.total(), 157u);
-  owed.OnAdmitted(100);
-  EXPECT_EQ(owed.total(), 157u);
-  owed.OnReport(140);  // with it, and 40 of others
-  EXPECT_EQ(owed.total(), 147u);
-  owed.OnNotServed(7);
-  owed.OnDone(90);
-  EXPECT_EQ(owed.total(), 50u) << "before the next report";
-  owed.OnDone(10);
-  owed.OnReport(40);
-  EXPECT_EQ(owed.total(), 40u);
-  owed.OnSent(30);
-  owed.OnAdmitted(30);
-  owed.OnReport(25);  // a step ahead of its events
-  EXPECT_EQ(owed.total(), 30u);
+TEST(OutstandingTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
+  OutstandingTokens outstanding;
+  outstanding.OnReport(50);  // of others
+  outstanding.OnSent(100);
+  outstanding.OnSent(7);
+  EXPECT_EQ(outstanding.total(), 157u);
+  outstanding.OnAdmitted(100);
+  EXPECT_EQ(outstanding.total(), 157u);
+  outstanding.OnReport(140);  // with it, and 40 of others
+  EXPECT_EQ(outstanding.total(), 147u);
+  outstanding.OnNotServed(7);
+  outstanding.OnDone(90);
+  EXPECT_EQ(outstanding.total(), 50u) << "before the next report";
+  outstanding.OnDone(10);
+  outstanding.OnReport(40);
+  EXPECT_EQ(outstanding.total(), 40u);
+  outstanding.OnSent(30);
+  outstanding.OnAdmitted(30);
+  outstanding.OnReport(25);  // a step ahead of its events
+  EXPECT_EQ(outstanding.total(), 30u);
 }
 
 // Queues of tokens, each group doing one per tick; a prompt that is in a group's cache
@@ -172,7 +172,7 @@ Outcome Simulate(std::uint64_t seed, bool two_choices, double hot_share) {
       for (int i = 0; i < 40; ++i) prompt.push_back(static_cast<TokenId>(random() % 100'000));
       const PrefixMap::Chain chain = Chain(prompt);
       std::vector<GroupChoice> choices(kGroups);
-      for (std::size_t g = 0; g < kGroups; ++g) choices[g].owed_tokens = queue[g];
+      for (std::size_t g = 0; g < kGroups; ++g) choices[g].outstanding_tokens = queue[g];
       for (const auto& overlap : map.Find(chain)) {
         choices[overlap.group.value()].overlap_tokens = overlap.tokens;
       }
@@ -186,9 +186,9 @@ Outcome Simulate(std::uint64_t seed, bool two_choices, double hot_share) {
       if (!cached[g]) queue[g] += kPrefix;
       cached[g] = true;
     }
-    for (std::uint64_t& owed : queue) {
-      outcome.longest = std::max(outcome.longest, owed);
-      if (owed > 0) --owed;
+    for (std::uint64_t& waiting : queue) {
+      outcome.longest = std::max(outcome.longest, waiting);
+      if (waiting > 0) --waiting;
     }
   }
   outcome.hit_ratio = findable == 0 ? 0 : static_cast<double>(found) / findable;

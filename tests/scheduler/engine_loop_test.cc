@@ -144,7 +144,7 @@ TEST_P(EngineLoopTest, ServesManyRequestsAndEndsWithNoBlockUsed) {
   drained.Await();
   const EngineLoad load = engine->Load();
   EXPECT_EQ(load.blocks_used, 0u);
-  EXPECT_EQ(load.owed_tokens, 0u);
+  EXPECT_EQ(load.outstanding_tokens, 0u);
   EXPECT_TRUE(load.draining);
   EXPECT_GE(engine->probe().Read().core.counters.output_tokens, 200u * 40);
 }

@@ -481,7 +481,7 @@ absl::Status Simulation::WindDown() {
   }
   const CoreSnapshot core = core_->Snapshot();
   if (core.load.blocks_used != 0) return Broken(1, "blocks are used when idle");
-  if (core.load.owed_tokens != 0) return Broken(4, "tokens are owed when idle");
+  if (core.load.outstanding_tokens != 0) return Broken(4, "tokens are outstanding when idle");
   if (core_->Plan(now_ns_).stall != StallReason::kIdle) return Broken(7, "not idle");
   if (!live_.empty()) return Broken(5, "a request has not ended");
   if (core.counters.accepted != Sum(core.counters)) return Broken(5, "ends and acceptances");
