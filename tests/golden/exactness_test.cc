@@ -127,14 +127,14 @@ class Exactness {
     options.rank.speculation = way.speculation;
     options.rank.draft_tokens = options.core.max_draft_tokens = way.draft_tokens;
     options.rank.draft_layers = way.draft_layers;
-    // Shorter than in use: these draft token often and are often wrong.
+    // Shorter than in use: these draft often and are often wrong.
     options.rank.ngram = {.min_n = 1, .max_n = 4};
     options.core.max_step_tokens = options.rank.max_step_tokens;
     options.core.max_chunk_tokens = way.chunk_tokens;
     // No reserve for expected output: what is started is preempted as it grows.
     const bool overfill = way.kv_blocks == kSmallPool;
     if (overfill) options.core.watermark_blocks = options.core.expected_output_permille = 0;
-    // So that how many are preempted, and draft token, does not depend on the machine.
+    // So that how many are preempted, and what is drafted, does not depend on the machine.
     options.together = overfill;
     options.frozen_clock = overfill || way.speculation != Speculation::kOff;
     EngineRunner runner(file_, options);

@@ -118,7 +118,7 @@ TEST_F(ServiceTest, AbortByPublicIdEndsItOnce) {
   EXPECT_FALSE(service_->Abort(generation->id()));
 }
 
-// What a client has to know to abort a request: nobody drafts it. Of 64 ids each of the
+// What a client has to know to abort a request: nobody guesses it. Of 64 ids each of the
 // 128 bits is 0 and is 1; that it is not, is as likely as 1 in 2^56.
 TEST_F(ServiceTest, PublicIdsAreRandomInEachBit) {
   FakeEngine engine(Manual());
