@@ -18,7 +18,7 @@ constexpr int kWarmUpRows = 32;
 // Bounds of the options, far above what a machine holds.
 constexpr std::uint32_t kMaxStepTokens = 1 << 16;
 constexpr std::uint32_t kMaxKvBlocks = 1 << 30;
-// Of a note, for background copies that have ended.
+// Of a metadata, for background copies that have ended.
 constexpr std::int64_t kCopyNoteBytes = 64 << 10;
 
 absl::Status CheckSpeculation(const RankOptions& options, const ModelConfig& config) {
@@ -91,7 +91,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& o
                                           *config, layout.shards, options.shape);
   layout.limits.lag = options.shape.pipeline;
   const auto vocabulary = CutVocabulary(layout.shards, options.shape);
-  layout.limits.note_bytes =
+  layout.limits.metadata_bytes =
       kCopyNoteBytes + StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_sequences,
                                                  vocabulary.has_value() ? &*vocabulary : nullptr);
   return layout;

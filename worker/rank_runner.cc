@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<RankRunner>> RankRunner::Create(std::shared_ptr<c
 void RankRunner::BeginEpoch(Epoch epoch) {
   // All ranks have had the same plans: notes that nobody needs any more are taken, so
   // that the next are those of the new epoch.
-  for (; !computed_.empty(); computed_.pop_front()) communicator_->TakeNotes();
+  for (; !computed_.empty(); computed_.pop_front()) communicator_->TakeMetadata();
   copies_ended_.clear();
   state_.reset();  // before the proposer, which it uses
   proposer_ = rank_->MakeProposer();
@@ -59,7 +59,7 @@ absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) 
     result->timings = timings;
     return *std::move(result);
   }
-  SendNote(outputs, *copies);
+  SendMetadata(outputs, *copies);
   computed_.push_back({plan.step, std::move(outputs), timings});
   if (!communicator_->last_stage()) return std::nullopt;
   auto result = CompleteOldest();
@@ -68,41 +68,42 @@ absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) 
   return *std::move(result);
 }
 
-void RankRunner::SendNote(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies) {
+void RankRunner::SendMetadata(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies) {
   const std::uint64_t count = copies.size();
-  std::vector<std::byte> note((1 + count) * sizeof(std::uint64_t));
-  std::memcpy(note.data(), &count, sizeof(count));
+  std::vector<std::byte> metadata((1 + count) * sizeof(std::uint64_t));
+  std::memcpy(metadata.data(), &count, sizeof(count));
   if (count > 0) {
-    std::memcpy(note.data() + sizeof(count), copies.data(), count * sizeof(std::uint64_t));
+    std::memcpy(metadata.data() + sizeof(count), copies.data(), count * sizeof(std::uint64_t));
   }
   if (communicator_->last_stage()) {
-    outputs.Write(communicator_->tensor_rank(), communicator_->shape().tensor, note);
+    outputs.Write(communicator_->tensor_rank(), communicator_->shape().tensor, metadata);
   }
-  communicator_->SendNote(note);
+  communicator_->SendMetadata(metadata);
 }
 
 absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
   Computed computed = std::move(computed_.front());
   computed_.pop_front();
-  const auto notes = communicator_->TakeNotes();
+  const auto all = communicator_->TakeMetadata();
   if (communicator_->aborted()) return absl::UnavailableError("another rank has failed");
   const ParallelShape shape = communicator_->shape();
   for (std::uint32_t rank = 0; rank < shape.ranks(); ++rank) {
-    absl::Span<const std::byte> note = notes[rank];
+    absl::Span<const std::byte> metadata = all[rank];
     std::uint64_t count = 0;
-    if (note.size() < sizeof(count)) return absl::InternalError("a rank's note is cut short");
-    std::memcpy(&count, note.data(), sizeof(count));
-    note.remove_prefix(sizeof(count));
-    if (count > note.size() / sizeof(std::uint64_t)) {
-      return absl::InternalError("a rank's note is cut short");
+    if (metadata.size() < sizeof(count))
+      return absl::InternalError("the step metadata of a rank is cut short");
+    std::memcpy(&count, metadata.data(), sizeof(count));
+    metadata.remove_prefix(sizeof(count));
+    if (count > metadata.size() / sizeof(std::uint64_t)) {
+      return absl::InternalError("the step metadata of a rank is cut short");
     }
-    for (; count > 0; --count, note.remove_prefix(sizeof(std::uint64_t))) {
+    for (; count > 0; --count, metadata.remove_prefix(sizeof(std::uint64_t))) {
       std::uint64_t id = 0;
-      std::memcpy(&id, note.data(), sizeof(id));
+      std::memcpy(&id, metadata.data(), sizeof(id));
       ++copies_ended_[id];
     }
     if (rank < shape.ranks() - shape.tensor) continue;
-    const absl::Status read = computed.outputs.Read(rank % shape.tensor, shape.tensor, note);
+    const absl::Status read = computed.outputs.Read(rank % shape.tensor, shape.tensor, metadata);
     if (!read.ok()) return read;
   }
   // A copy has ended when it has on every rank.

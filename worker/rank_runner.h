@@ -51,8 +51,8 @@ class RankRunner final : public StepRunner {
   RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock,
              Communicator* communicator);
   // Tells all ranks what this one has of a step: copies that have ended, outputs.
-  void SendNote(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies);
-  // Completes the oldest step computed, with the notes of all ranks.
+  void SendMetadata(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies);
+  // Completes the oldest step computed, with the step metadata of all ranks.
   absl::StatusOr<StepResult> CompleteOldest();
   // Tells the rank of granted blocks whose contents are still to come.
   void PoisonGrants(const StepPlan& plan);

@@ -81,13 +81,14 @@ SharedMemoryCommunicator::Layout::Layout(ParallelShape shape, const Limits& limi
       exchange_bytes(FloatBytes(limits.exchange_floats)),
       logit_bytes(FloatBytes(limits.logit_floats)),
       hidden_bytes(FloatBytes(limits.hidden_floats)),
-      note_bytes(Aligned(limits.note_bytes + static_cast<std::int64_t>(sizeof(std::int64_t)))) {
+      metadata_bytes(
+          Aligned(limits.metadata_bytes + static_cast<std::int64_t>(sizeof(std::int64_t)))) {
   const std::int64_t ranks = shape.ranks();
   exchanges = counters + Aligned(ranks * static_cast<std::int64_t>(sizeof(RankCounters)));
   logits = exchanges + 2 * ranks * exchange_bytes;
   hidden = logits + 2 * logit_bytes;
-  notes = hidden + (ranks - shape.tensor) * kHiddenBuffers * hidden_bytes;
-  end = notes + ranks * (limits.lag + 1) * note_bytes;
+  metadata = hidden + (ranks - shape.tensor) * kHiddenBuffers * hidden_bytes;
+  end = metadata + ranks * (limits.lag + 1) * metadata_bytes;
 }
 
 std::int64_t SharedMemoryCommunicator::RegionBytes(ParallelShape shape, const Limits& limits) {
@@ -104,7 +105,7 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<const SharedR
       spin_(spin),
       stage_begin_(rank - tensor_rank()),
       parts_(shape.tensor),
-      notes_(shape.ranks()) {}
+      metadata_(shape.ranks()) {}
 
 SharedMemoryCommunicator::RankCounters& SharedMemoryCommunicator::CountersOf(
     std::uint32_t rank) const {
@@ -120,9 +121,11 @@ float* SharedMemoryCommunicator::HiddenBuffer(std::uint32_t sender, std::uint32_
                    (sender * kHiddenBuffers + number % kHiddenBuffers) * layout_.hidden_bytes);
 }
 
-std::byte* SharedMemoryCommunicator::NoteBuffer(std::uint32_t rank, std::uint32_t number) const {
+std::byte* SharedMemoryCommunicator::MetadataBuffer(std::uint32_t rank,
+                                                    std::uint32_t number) const {
   const std::uint32_t buffers = limits_.lag + 1;
-  return At<std::byte>(layout_.notes + (rank * buffers + number % buffers) * layout_.note_bytes);
+  return At<std::byte>(layout_.metadata +
+                       (rank * buffers + number % buffers) * layout_.metadata_bytes);
 }
 
 void SharedMemoryCommunicator::Raise(Counter& counter) {
@@ -162,11 +165,11 @@ void SharedMemoryCommunicator::Meet() {
 void SharedMemoryCommunicator::Reset() {
   At<Header>(0)->aborted.store(0);
   RankCounters& counters = CountersOf(rank());
-  for (Counter* counter :
-       {&counters.met, &counters.sent, &counters.received, &counters.noted, &counters.taken}) {
+  for (Counter* counter : {&counters.met, &counters.sent, &counters.received,
+                           &counters.metadata_sent, &counters.taken}) {
     counter->value.store(0);
   }
-  met_ = sent_ = received_ = noted_ = taken_ = tiles_ = 0;
+  met_ = sent_ = received_ = metadata_sent_ = taken_ = tiles_ = 0;
 }
 
 // Two buffers suffice: who fills one again has met all others since, and they came to
@@ -208,44 +211,44 @@ void SharedMemoryCommunicator::ReceiveHidden(float* data, std::int64_t count) {
   Raise(CountersOf(rank()).received);
 }
 
-void SharedMemoryCommunicator::SendNote(absl::Span<const std::byte> note) {
-  auto size = static_cast<std::int64_t>(note.size());
-  if (size > limits_.note_bytes) {  // the limit follows from the options: an error of ours
+void SharedMemoryCommunicator::SendMetadata(absl::Span<const std::byte> metadata) {
+  auto size = static_cast<std::int64_t>(metadata.size());
+  if (size > limits_.metadata_bytes) {  // the limit follows from the options: an error of ours
     Abort();
     return;
   }
-  // The buffer's last note has been read by all.
+  // The buffer's last step metadata has been read by all.
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
-    Await(CountersOf(r).taken, noted_ - limits_.lag, /*spin=*/false);
+    Await(CountersOf(r).taken, metadata_sent_ - limits_.lag, /*spin=*/false);
   }
-  std::byte* buffer = NoteBuffer(rank(), noted_);
+  std::byte* buffer = MetadataBuffer(rank(), metadata_sent_);
   std::memcpy(buffer, &size, sizeof(size));
-  if (size > 0) std::memcpy(buffer + sizeof(size), note.data(), note.size());
-  ++noted_;
-  Raise(CountersOf(rank()).noted);
+  if (size > 0) std::memcpy(buffer + sizeof(size), metadata.data(), metadata.size());
+  ++metadata_sent_;
+  Raise(CountersOf(rank()).metadata_sent);
 }
 
-absl::Span<const std::vector<std::byte>> SharedMemoryCommunicator::TakeNotes() {
+absl::Span<const std::vector<std::byte>> SharedMemoryCommunicator::TakeMetadata() {
   const bool spin = spin_ && shape().pipeline == 1;
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
-    Await(CountersOf(r).noted, taken_ + 1, spin);
-    const std::byte* buffer = NoteBuffer(r, taken_);
+    Await(CountersOf(r).metadata_sent, taken_ + 1, spin);
+    const std::byte* buffer = MetadataBuffer(r, taken_);
     std::int64_t size = 0;
     std::memcpy(&size, buffer, sizeof(size));
     const std::byte* begin = buffer + sizeof(size);
-    notes_[r].assign(begin, begin + std::clamp<std::int64_t>(size, 0, limits_.note_bytes));
+    metadata_[r].assign(begin, begin + std::clamp<std::int64_t>(size, 0, limits_.metadata_bytes));
   }
   ++taken_;
   Raise(CountersOf(rank()).taken);
-  return notes_;
+  return metadata_;
 }
 
 void SharedMemoryCommunicator::Abort() {
   At<Header>(0)->aborted.store(1);
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
     RankCounters& counters = CountersOf(r);
-    for (Counter* counter :
-         {&counters.met, &counters.sent, &counters.received, &counters.noted, &counters.taken}) {
+    for (Counter* counter : {&counters.met, &counters.sent, &counters.received,
+                             &counters.metadata_sent, &counters.taken}) {
       FutexWakeAll(counter->value);
     }
   }

@@ -1,6 +1,6 @@
 // SharedMemoryCommunicator: a Communicator for ranks on one host, threads of one process
 // or processes alike, over memory that they share. Nothing is copied but what a stage
-// hands to the next: parts, logits and notes are written where the others read them.
+// hands to the next: parts, logits and step metadata are written where the others read them.
 //
 // A wait spins for one wake-up at most (not at all when the host has more compute
 // threads than CPUs; never between stages), then sleeps on a futex.
@@ -61,8 +61,8 @@ class SharedMemoryCommunicator final : public Communicator {
   void ShareLogits(std::int64_t rows) override;
   void SendHidden(const float* data, std::int64_t count) override;
   void ReceiveHidden(float* data, std::int64_t count) override;
-  void SendNote(absl::Span<const std::byte> note) override;
-  absl::Span<const std::vector<std::byte>> TakeNotes() override;
+  void SendMetadata(absl::Span<const std::byte> metadata) override;
+  absl::Span<const std::vector<std::byte>> TakeMetadata() override;
   void Abort() override;
   bool aborted() const override;
 
@@ -74,11 +74,11 @@ class SharedMemoryCommunicator final : public Communicator {
   };
   // The counters of one rank.
   struct RankCounters {
-    Counter met;       // exchanges and shared logits
-    Counter sent;      // hidden states for the next stage
-    Counter received;  // hidden states of the stage before
-    Counter noted;     // notes sent
-    Counter taken;     // notes taken
+    Counter met;            // exchanges and shared logits
+    Counter sent;           // hidden states for the next stage
+    Counter received;       // hidden states of the stage before
+    Counter metadata_sent;  // step metadata sent
+    Counter taken;          // step metadata taken
   };
   struct Header {
     std::atomic<std::uint32_t> aborted{0};
@@ -86,8 +86,8 @@ class SharedMemoryCommunicator final : public Communicator {
   // Byte offsets into the region.
   struct Layout {
     Layout(ParallelShape shape, const Limits& limits);
-    std::int64_t counters, exchanges, logits, hidden, notes, end;
-    std::int64_t exchange_bytes, logit_bytes, hidden_bytes, note_bytes;  // of one buffer
+    std::int64_t counters, exchanges, logits, hidden, metadata, end;
+    std::int64_t exchange_bytes, logit_bytes, hidden_bytes, metadata_bytes;  // of one buffer
   };
 
   RankCounters& CountersOf(std::uint32_t rank) const;
@@ -97,7 +97,7 @@ class SharedMemoryCommunicator final : public Communicator {
   }
   float* ExchangeBuffer(std::uint32_t rank, std::uint32_t parity) const;
   float* HiddenBuffer(std::uint32_t sender, std::uint32_t number) const;
-  std::byte* NoteBuffer(std::uint32_t rank, std::uint32_t number) const;
+  std::byte* MetadataBuffer(std::uint32_t rank, std::uint32_t number) const;
   // All ranks of this stage have come here.
   void Meet();
   static void Raise(Counter& counter);
@@ -111,10 +111,10 @@ class SharedMemoryCommunicator final : public Communicator {
   const std::uint32_t stage_begin_;  // first rank of this stage
 
   // Of this rank, as its counters.
-  std::uint32_t met_ = 0, sent_ = 0, received_ = 0, noted_ = 0, taken_ = 0;
+  std::uint32_t met_ = 0, sent_ = 0, received_ = 0, metadata_sent_ = 0, taken_ = 0;
   std::uint32_t tiles_ = 0;  // of logits
   std::vector<const float*> parts_;
-  std::vector<std::vector<std::byte>> notes_;
+  std::vector<std::vector<std::byte>> metadata_;
 };
 
 }  // namespace flotilla

@@ -15,59 +15,59 @@ constexpr std::int64_t kMostEntries =
     std::max<std::int64_t>(LogprobSpec::kMaxTop, BeamOptions::kMaxCandidates);
 
 template <class T>
-void Put(const T& value, std::vector<std::byte>& note) {
+void Put(const T& value, std::vector<std::byte>& metadata) {
   static_assert(std::is_trivially_copyable_v<T>);
   const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-  note.insert(note.end(), bytes, bytes + sizeof(T));
+  metadata.insert(metadata.end(), bytes, bytes + sizeof(T));
 }
 
 template <class T>
-bool Get(absl::Span<const std::byte>& note, T& value) {
-  if (note.size() < sizeof(T)) return false;
-  std::memcpy(&value, note.data(), sizeof(T));
-  note.remove_prefix(sizeof(T));
+bool Get(absl::Span<const std::byte>& metadata, T& value) {
+  if (metadata.size() < sizeof(T)) return false;
+  std::memcpy(&value, metadata.data(), sizeof(T));
+  metadata.remove_prefix(sizeof(T));
   return true;
 }
 
 template <class T>
-void PutEntries(const std::vector<T>& entries, std::vector<std::byte>& note) {
-  Put(static_cast<std::uint32_t>(entries.size()), note);
-  for (const T& entry : entries) Put(entry, note);
+void PutEntries(const std::vector<T>& entries, std::vector<std::byte>& metadata) {
+  Put(static_cast<std::uint32_t>(entries.size()), metadata);
+  for (const T& entry : entries) Put(entry, metadata);
 }
 
 template <class T>
-bool GetEntries(absl::Span<const std::byte>& note, std::int64_t most, std::vector<T>& entries) {
+bool GetEntries(absl::Span<const std::byte>& metadata, std::int64_t most, std::vector<T>& entries) {
   std::uint32_t count = 0;
-  if (!Get(note, count) || count > most) return false;
+  if (!Get(metadata, count) || count > most) return false;
   entries.resize(count);
   for (T& entry : entries) {
-    if (!Get(note, entry)) return false;
+    if (!Get(metadata, entry)) return false;
   }
   return true;
 }
 
-void PutToken(const SampledToken& token, std::vector<std::byte>& note) {
-  Put(token.token, note);
-  Put(token.logprob, note);
-  PutEntries(token.top, note);
+void PutToken(const SampledToken& token, std::vector<std::byte>& metadata) {
+  Put(token.token, metadata);
+  Put(token.logprob, metadata);
+  PutEntries(token.top, metadata);
 }
 
-bool GetToken(absl::Span<const std::byte>& note, SampledToken& token) {
-  return Get(note, token.token) && Get(note, token.logprob) &&
-         GetEntries(note, kMostEntries, token.top);
+bool GetToken(absl::Span<const std::byte>& metadata, SampledToken& token) {
+  return Get(metadata, token.token) && Get(metadata, token.logprob) &&
+         GetEntries(metadata, kMostEntries, token.top);
 }
 
-void PutPart(const RowPart& part, std::vector<std::byte>& note) {
-  Put(part.winner, note);
-  Put(part.logit, note);
-  PutEntries(part.stats, note);
-  PutEntries(part.best, note);
+void PutPart(const RowPart& part, std::vector<std::byte>& metadata) {
+  Put(part.winner, metadata);
+  Put(part.logit, metadata);
+  PutEntries(part.stats, metadata);
+  PutEntries(part.best, metadata);
 }
 
-bool GetPart(absl::Span<const std::byte>& note, std::size_t subtrees, RowPart& part) {
-  return Get(note, part.winner) && Get(note, part.logit) &&
-         GetEntries(note, static_cast<std::int64_t>(subtrees), part.stats) &&
-         part.stats.size() == subtrees && GetEntries(note, kMostEntries, part.best);
+bool GetPart(absl::Span<const std::byte>& metadata, std::size_t subtrees, RowPart& part) {
+  return Get(metadata, part.winner) && Get(metadata, part.logit) &&
+         GetEntries(metadata, static_cast<std::int64_t>(subtrees), part.stats) &&
+         part.stats.size() == subtrees && GetEntries(metadata, kMostEntries, part.best);
 }
 
 // The place of sample `at` of an item.
@@ -161,69 +161,70 @@ void StepOutputs::Store(Request& wanted, absl::StatusOr<std::vector<TopLogprob>>
 }
 
 void StepOutputs::Write(std::uint32_t rank, std::uint32_t ranks,
-                        std::vector<std::byte>& note) const {
+                        std::vector<std::byte>& metadata) const {
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     const Request& request = requests_[i];
     if (request.parts) {
-      PutPart(own_parts_[i], note);
+      PutPart(own_parts_[i], metadata);
       continue;
     }
     if (i % ranks != rank) continue;
-    Put(static_cast<std::uint8_t>(request.failed), note);
+    Put(static_cast<std::uint8_t>(request.failed), metadata);
     if (request.failed) continue;
     const ItemOutput& output = outputs_[request.item];
     switch (request.kind) {
       case Request::Kind::kPrompt:
-        PutToken(output.prompt[request.at], note);
+        PutToken(output.prompt[request.at], metadata);
         break;
       case Request::Kind::kSample:
-        PutToken(output.sampled[request.at], note);
+        PutToken(output.sampled[request.at], metadata);
         break;
       case Request::Kind::kCandidates:
-        PutEntries(output.candidates, note);
+        PutEntries(output.candidates, metadata);
         break;
     }
   }
 }
 
 absl::Status StepOutputs::Read(std::uint32_t rank, std::uint32_t ranks,
-                               absl::Span<const std::byte> note) {
+                               absl::Span<const std::byte> metadata) {
   bool good = true;
   for (std::size_t i = 0; good && i < requests_.size(); ++i) {
     if (requests_[i].parts) {
-      good = ReadPart(i, rank, note);
+      good = ReadPart(i, rank, metadata);
     } else if (i % ranks == rank) {
-      good = ReadWhole(requests_[i], note);
+      good = ReadWhole(requests_[i], metadata);
     }
   }
-  if (!good || !note.empty()) {
-    return absl::InvalidArgumentError("a rank's note is not about this step's logits");
+  if (!good || !metadata.empty()) {
+    return absl::InvalidArgumentError("a rank's step metadata is not about this step's logits");
   }
   return absl::OkStatus();
 }
 
-bool StepOutputs::ReadPart(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& note) {
+bool StepOutputs::ReadPart(std::size_t i, std::uint32_t rank,
+                           absl::Span<const std::byte>& metadata) {
   RowPart part;
-  if (!GetPart(note, cut_->shard(rank).subtrees.size(), part)) return false;
+  if (!GetPart(metadata, cut_->shard(rank).subtrees.size(), part)) return false;
   Append(std::move(part), all_parts_[i]);
   return true;
 }
 
-bool StepOutputs::ReadWhole(Request& request, absl::Span<const std::byte>& note) {
+bool StepOutputs::ReadWhole(Request& request, absl::Span<const std::byte>& metadata) {
   ItemOutput& output = outputs_[request.item];
   std::uint8_t failed = 0;
-  if (!Get(note, failed)) return false;
+  if (!Get(metadata, failed)) return false;
   request.failed = failed != 0;
   if (request.failed) return true;
   switch (request.kind) {
     case Request::Kind::kPrompt:
-      return GetToken(note, output.prompt[request.at]);
+      return GetToken(metadata, output.prompt[request.at]);
     case Request::Kind::kSample:
-      return GetToken(note, output.sampled[request.at]);
+      return GetToken(metadata, output.sampled[request.at]);
     case Request::Kind::kCandidates:
       break;
   }
-  return GetEntries(note, kMostEntries, output.candidates);
+  return GetEntries(metadata, kMostEntries, output.candidates);
 }
 
 std::int64_t StepOutputs::MaxNoteBytes(std::int64_t requests, const VocabularyCut* cut) {

@@ -3,7 +3,7 @@
 //
 // A rank takes the rows that it has logits of. Where several ranks share them, a row is
 // taken whole by one of them, or in parts by all; each tells the others what it took (a
-// note), and all have the same outputs in the end.
+// metadata), and all have the same outputs in the end.
 #pragma once
 
 #include <cstddef>
@@ -41,12 +41,12 @@ class StepOutputs {
   // What rank `rank` of those that share the rows took: of the whole ones, requests rank,
   // rank + ranks, ...; and the same into the outputs of any rank, its own too, in the order
   // of the ranks. INVALID_ARGUMENT: it is not about these requests.
-  void Write(std::uint32_t rank, std::uint32_t ranks, std::vector<std::byte>& note) const;
-  absl::Status Read(std::uint32_t rank, std::uint32_t ranks, absl::Span<const std::byte> note);
+  void Write(std::uint32_t rank, std::uint32_t ranks, std::vector<std::byte>& metadata) const;
+  absl::Status Read(std::uint32_t rank, std::uint32_t ranks, absl::Span<const std::byte> metadata);
   // An upper bound of what Write appends about so many requests.
   static std::int64_t MaxNoteBytes(std::int64_t requests, const VocabularyCut* cut);
 
-  // Once all requests are taken, or all notes read: one output per item of the batch.
+  // Once all requests are taken, or all step metadata read: one output per item of the batch.
   absl::Span<const ItemOutput> Finish();
 
  private:
@@ -65,9 +65,9 @@ class StepOutputs {
   // Puts a token, or candidates, where the request wants them.
   void Store(Request& wanted, absl::StatusOr<SampledToken> token);
   void Store(Request& wanted, absl::StatusOr<std::vector<TopLogprob>> candidates);
-  // Of one rank's note about request i; false: it is not that.
-  bool ReadPart(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& note);
-  bool ReadWhole(Request& request, absl::Span<const std::byte>& note);
+  // Of one rank's step metadata about request i; false: it is not that.
+  bool ReadPart(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& metadata);
+  bool ReadWhole(Request& request, absl::Span<const std::byte>& metadata);
 
   const VocabularyCut* cut_;
   std::vector<std::int32_t> rows_;

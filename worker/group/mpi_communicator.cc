@@ -42,9 +42,9 @@ MpiCommunicator::MpiCommunicator(ParallelShape shape, std::uint32_t rank, const 
       columns_(std::move(columns)),
       parts_(kBuffers),
       hidden_(kBuffers),
-      sent_notes_(limits.lag + 1),
+      sent_metadata_(limits.lag + 1),
       received_(shape.ranks()),
-      notes_(shape.ranks()),
+      metadata_(shape.ranks()),
       part_pointers_(shape.tensor) {
   prctl(PR_SET_TIMERSLACK, 1'000);  // ns; naps are as short as the default of 50 us
   MPI_Comm_dup(MPI_COMM_WORLD, &world_);
@@ -57,7 +57,7 @@ MpiCommunicator::MpiCommunicator(ParallelShape shape, std::uint32_t rank, const 
     }
   }
   for (std::uint32_t r = 0; r < shape.ranks(); ++r) {
-    if (r != rank) received_[r].resize(static_cast<std::size_t>(limits.note_bytes));
+    if (r != rank) received_[r].resize(static_cast<std::size_t>(limits.metadata_bytes));
   }
   for (const IndexRange& range : columns_) {
     MPI_Datatype row = MPI_DATATYPE_NULL, type = MPI_DATATYPE_NULL;
@@ -155,40 +155,40 @@ void MpiCommunicator::ReceiveHidden(float* data, std::int64_t count) {
   Await(requests_, /*spin=*/false);
 }
 
-void MpiCommunicator::SendNote(absl::Span<const std::byte> note) {
-  if (static_cast<std::int64_t>(note.size()) > limits_.note_bytes) {
+void MpiCommunicator::SendMetadata(absl::Span<const std::byte> metadata) {
+  if (static_cast<std::int64_t>(metadata.size()) > limits_.metadata_bytes) {
     Abort();  // the limit follows from the options: an error of ours
     return;
   }
-  Sent<std::vector<std::byte>>& slot = sent_notes_[noted_++ % sent_notes_.size()];
+  Sent<std::vector<std::byte>>& slot = sent_metadata_[metadata_sent_++ % sent_metadata_.size()];
   Await(slot.requests, /*spin=*/false);
-  slot.data.assign(note.begin(), note.end());
+  slot.data.assign(metadata.begin(), metadata.end());
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
     if (r == rank()) continue;
-    slot.requests.push_back(Send(slot.data.data(), static_cast<std::int64_t>(note.size()), MPI_BYTE,
-                                 static_cast<int>(r), kNoteTag));
+    slot.requests.push_back(Send(slot.data.data(), static_cast<std::int64_t>(metadata.size()),
+                                 MPI_BYTE, static_cast<int>(r), kNoteTag));
   }
-  own_notes_.push_back(slot.data);
+  own_metadata_.push_back(slot.data);
 }
 
-absl::Span<const std::vector<std::byte>> MpiCommunicator::TakeNotes() {
+absl::Span<const std::vector<std::byte>> MpiCommunicator::TakeMetadata() {
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
     if (r == rank()) continue;
-    requests_.push_back(
-        Receive(received_[r].data(), limits_.note_bytes, MPI_BYTE, static_cast<int>(r), kNoteTag));
+    requests_.push_back(Receive(received_[r].data(), limits_.metadata_bytes, MPI_BYTE,
+                                static_cast<int>(r), kNoteTag));
   }
   Await(requests_, spin_ && shape().pipeline == 1);
-  if (aborted()) return notes_;
+  if (aborted()) return metadata_;
   std::size_t at = 0;
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
     if (r == rank()) continue;
     int size = 0;
     MPI_Get_count(&statuses_[at++], MPI_BYTE, &size);
-    notes_[r].assign(received_[r].begin(), received_[r].begin() + size);
+    metadata_[r].assign(received_[r].begin(), received_[r].begin() + size);
   }
-  notes_[rank()] = std::move(own_notes_.front());
-  own_notes_.pop_front();
-  return notes_;
+  metadata_[rank()] = std::move(own_metadata_.front());
+  own_metadata_.pop_front();
+  return metadata_;
 }
 
 bool MpiCommunicator::Progress() {
@@ -201,7 +201,7 @@ bool MpiCommunicator::Progress() {
     pending |= done == 0;
   };
   for (auto& one : hidden_) move_on(one.requests);
-  for (auto& one : sent_notes_) move_on(one.requests);
+  for (auto& one : sent_metadata_) move_on(one.requests);
   return pending && !aborted();
 }
 

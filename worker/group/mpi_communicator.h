@@ -34,8 +34,8 @@ class MpiCommunicator final : public Communicator {
   void ShareLogits(std::int64_t rows) override;
   void SendHidden(const float* data, std::int64_t count) override;
   void ReceiveHidden(float* data, std::int64_t count) override;
-  void SendNote(absl::Span<const std::byte> note) override;
-  absl::Span<const std::vector<std::byte>> TakeNotes() override;
+  void SendMetadata(absl::Span<const std::byte> metadata) override;
+  absl::Span<const std::vector<std::byte>> TakeMetadata() override;
   bool Progress() override;
   void Abort() override { aborted_ = true; }
   bool aborted() const override { return aborted_; }
@@ -67,15 +67,15 @@ class MpiCommunicator final : public Communicator {
 
   // By number of the exchange, the tile, the hidden state, the step: each modulo how many
   // there are.
-  std::uint32_t exchanges_ = 0, tiles_ = 0, sent_ = 0, noted_ = 0;
-  std::vector<Buffer> outgoing_;                          // [2]
-  std::vector<std::vector<Buffer>> parts_;                // [2][tensor] of the others
-  std::vector<Buffer> logits_;                            // [2]
-  std::vector<Sent<Buffer>> hidden_;                      // [2]
-  std::vector<Sent<std::vector<std::byte>>> sent_notes_;  // [lag + 1]
-  std::deque<std::vector<std::byte>> own_notes_;          // not taken
-  std::vector<std::vector<std::byte>> received_;          // [ranks] room for a note
-  std::vector<std::vector<std::byte>> notes_;             // [ranks]
+  std::uint32_t exchanges_ = 0, tiles_ = 0, sent_ = 0, metadata_sent_ = 0;
+  std::vector<Buffer> outgoing_;                             // [2]
+  std::vector<std::vector<Buffer>> parts_;                   // [2][tensor] of the others
+  std::vector<Buffer> logits_;                               // [2]
+  std::vector<Sent<Buffer>> hidden_;                         // [2]
+  std::vector<Sent<std::vector<std::byte>>> sent_metadata_;  // [lag + 1]
+  std::deque<std::vector<std::byte>> own_metadata_;          // not taken
+  std::vector<std::vector<std::byte>> received_;             // [ranks] room for a step metadata
+  std::vector<std::vector<std::byte>> metadata_;             // [ranks]
   std::vector<const float*> part_pointers_;
   std::vector<MPI_Request> requests_;  // of the call under way
   std::vector<MPI_Status> statuses_;   // of the last Await

@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint32_t kSteps = 150;
 constexpr std::int64_t kVocab = 1000, kRows = 4, kHidden = 70'000, kPart = 50'000;
 // Above what MPI sends before it is asked for.
-constexpr std::int64_t kNote = 100'000;
+constexpr std::int64_t kMetadata = 100'000;
 
 std::uint32_t Mix(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   std::uint64_t x = (std::uint64_t{a} * 1'000'003 + b) * 1'000'033 + c;
@@ -42,7 +42,7 @@ class Check {
     for (std::uint32_t step = 0; step < kSteps; ++step) {
       const ParallelShape shape = ranks_.shape();
       // A rank knows its own size of a part; others learn it by receiving.
-      if (untaken_ == shape.pipeline) TakeNotes();
+      if (untaken_ == shape.pipeline) TakeMetadata();
       if (!ranks_.first_stage()) Receive(step);
       for (std::uint32_t layer = 0; layer < 5 && shape.tensor > 1; ++layer) {
         Exchange(100 * step + layer);
@@ -52,16 +52,16 @@ class Check {
       } else if (shape.tensor > 1) {
         ShareLogits(step);
       }
-      SendNote(step);
+      SendMetadata(step);
       ++untaken_;
-      if (ranks_.last_stage()) TakeNotes();
+      if (ranks_.last_stage()) TakeMetadata();
       // As while a rank waits for its next plan; not to its end, since others may first
       // need this one.
       for (std::uint32_t looks = Mix(step, ranks_.rank(), 7) % 5; looks > 0; --looks) {
         ranks_.Progress();
       }
     }
-    while (untaken_ > 0) TakeNotes();
+    while (untaken_ > 0) TakeMetadata();
     while (ranks_.Progress()) {
     }
   }
@@ -129,23 +129,23 @@ class Check {
     }
   }
 
-  static std::size_t NoteSize(std::uint32_t step, std::uint32_t rank) {
-    return Mix(step, rank, 4) % (step % 3 == 0 ? kNote : 50);
+  static std::size_t MetadataSize(std::uint32_t step, std::uint32_t rank) {
+    return Mix(step, rank, 4) % (step % 3 == 0 ? kMetadata : 50);
   }
-  void SendNote(std::uint32_t step) {
-    const std::vector<std::byte> note(NoteSize(step, ranks_.rank()),
-                                      static_cast<std::byte>(step + ranks_.rank()));
-    ranks_.SendNote(note);
+  void SendMetadata(std::uint32_t step) {
+    const std::vector<std::byte> metadata(MetadataSize(step, ranks_.rank()),
+                                          static_cast<std::byte>(step + ranks_.rank()));
+    ranks_.SendMetadata(metadata);
   }
-  void TakeNotes() {
+  void TakeMetadata() {
     --untaken_;
     const std::uint32_t step = taken_++;
-    const absl::Span<const std::vector<std::byte>> notes = ranks_.TakeNotes();
-    Expect(notes.size() == ranks_.shape().ranks(), "notes", step);
-    for (std::uint32_t r = 0; r < notes.size(); ++r) {
+    const absl::Span<const std::vector<std::byte>> all = ranks_.TakeMetadata();
+    Expect(all.size() == ranks_.shape().ranks(), "step metadata", step);
+    for (std::uint32_t r = 0; r < all.size(); ++r) {
       Expect(
-          notes[r] == std::vector<std::byte>(NoteSize(step, r), static_cast<std::byte>(step + r)),
-          "a note", step);
+          all[r] == std::vector<std::byte>(MetadataSize(step, r), static_cast<std::byte>(step + r)),
+          "step metadata", step);
     }
   }
 
@@ -161,7 +161,7 @@ int Main(const std::string& transport, ParallelShape shape) {
   const Communicator::Limits limits{.exchange_floats = kPart,
                                     .logit_floats = kRows * kVocab,
                                     .hidden_floats = kHidden,
-                                    .note_bytes = kNote,
+                                    .metadata_bytes = kMetadata,
                                     .lag = shape.pipeline};
   std::unique_ptr<Communicator> communicator;
   if (transport == "mpi") {
