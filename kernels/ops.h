@@ -30,35 +30,35 @@
 
 namespace flotilla::kernels {
 
-// Rows of activations as 16-bit integers, one scale per (row, slot). The worker
+// Rows of activations as 16-bit integers, one scale per (row, split). The worker
 // owns the arrays: QuantizeRows writes them, matmul_i16 reads them.
-// x[row, i] ~ scales[row, slot of i] * values[row, i].
+// x[row, i] ~ scales[row, split of i] * values[row, i].
 struct QuantizedRows {
   int16_t* values = nullptr;    // [rows, k], within +-32767
   float* block_sums = nullptr;  // [rows, k / 32] sum of the block's values, exact
-  float* scales = nullptr;      // [rows, slots]
+  float* scales = nullptr;      // [rows, splits]
 };
 
-// quantize_rows: fp32 rows to QuantizedRows. Per row and slot: scale = max|x| /
-// 32767, value = round-half-even(x * (32767 / max|x|)). A slot with max|x| below
+// quantize_rows: fp32 rows to QuantizedRows. Per row and split: scale = max|x| /
+// 32767, value = round-half-even(x * (32767 / max|x|)). A split with max|x| below
 // 1e-30 becomes zeros with scale 0; one with a NaN or infinity becomes zeros with
 // scale NaN, so that its products are NaN.
 struct QuantizeArgs {
   const float* x = nullptr;  // [rows, k] fp32
   int64_t x_stride = 0;      // floats from row to row
   int k = 0;                 // multiple of 32
-  int slot_count = 1;        // as MatrixView
-  const int32_t* slot_ends = nullptr;
+  int split_count = 1;       // as MatrixView
+  const int32_t* split_ends = nullptr;
   QuantizedRows out;
 };
 
 // matmul_i16: out[m, c] (+)= sum of x[m, :] * W[c, :] with integer dot products
-// (kNibbles and kBytes only). Per slot, blocks ascending: acc = fma(d,
+// (kNibbles and kBytes only). Per split, blocks ascending: acc = fma(d,
 // float(dot), acc), then for kNibbles acc = fma(m, block_sum, acc); partial =
-// scale * acc; partials are added in the slot tree. Panels of 32 columns.
+// scale * acc; partials are added in the split tree. Panels of 32 columns.
 struct MatMulI16Args {
   MatrixView weights;
-  QuantizedRows x;          // quantised with the matrix's slots
+  QuantizedRows x;          // quantised with the matrix's splits
   int rows = 0;             // M
   float* out = nullptr;     // [rows, columns] fp32
   int64_t out_stride = 0;   // floats from row to row
@@ -66,7 +66,7 @@ struct MatMulI16Args {
 };
 
 // matmul_f32: the same product in fp32. Weights are the exact values of their
-// format; per slot acc = fma(x, w, acc), k ascending; then the slot tree.
+// format; per split acc = fma(x, w, acc), k ascending; then the split tree.
 struct MatMulF32Args {
   MatrixView weights;
   const float* x = nullptr;  // [rows, k] fp32
@@ -215,7 +215,7 @@ struct Ops {
   void (*top_n)(const float* logits, int n, int count, TokenScore* out);
   TokenScore (*gumbel_argmax)(const float* logits, int n, const GumbelArgs& args);
   // Per chunk of kVocabularyChunk: max, then e^(x - max) summed in lanes and the lane tree;
-  // the chunks' results are merged (MergeStats) in a binary tree like slots.
+  // the chunks' results are merged (MergeStats) in a binary tree like splits.
   SoftmaxStats (*softmax_stats)(const float* logits, int n);
 };
 

@@ -140,22 +140,22 @@ bool PackBlock(WeightFormat format, const std::byte* block, int column, std::byt
   return false;
 }
 
-absl::Status CheckSlots(absl::Span<const int32_t> ends, int64_t k) {
-  if (ends.size() > kMaxSlots) {
+absl::Status CheckSplits(absl::Span<const int32_t> ends, int64_t k) {
+  if (ends.size() > kMaxSplits) {
     return absl::InvalidArgumentError(
-        absl::StrCat(ends.size(), " slots, at most ", kMaxSlots, " are possible"));
+        absl::StrCat(ends.size(), " splits, at most ", kMaxSplits, " are possible"));
   }
   int64_t previous = 0;
   for (const int32_t end : ends) {
     if (end <= previous || end % kBlockK != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "slot ends must be ascending multiples of 32, got ", end, " after ", previous));
+          "split ends must be ascending multiples of 32, got ", end, " after ", previous));
     }
     previous = end;
   }
   if (previous != k) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the last slot ends at ", previous, ", the rows at ", k));
+        absl::StrCat("the last split ends at ", previous, ", the rows at ", k));
   }
   return absl::OkStatus();
 }
@@ -212,7 +212,7 @@ int64_t RowBytes(WeightFormat format, int64_t k) {
 void PackedMatrix::Free::operator()(std::byte* p) const { std::free(p); }
 
 absl::StatusOr<PackedMatrix> PackedMatrix::Create(WeightFormat format, int64_t columns, int64_t k,
-                                                  absl::Span<const int32_t> slot_ends) {
+                                                  absl::Span<const int32_t> split_ends) {
   if (k <= 0 || k % kBlockK != 0 || k > kMaxDimension) {
     return absl::InvalidArgumentError(
         absl::StrCat("rows of ", k, " weights: not a positive multiple of 32 within limits"));
@@ -221,9 +221,9 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(WeightFormat format, int64_t c
     return absl::InvalidArgumentError(absl::StrCat("a matrix of ", columns, " columns"));
   }
   PackedMatrix matrix;
-  matrix.slot_ends_.assign(slot_ends.begin(), slot_ends.end());
-  if (slot_ends.empty()) matrix.slot_ends_.push_back(static_cast<int32_t>(k));
-  if (absl::Status status = CheckSlots(matrix.slot_ends_, k); !status.ok()) return status;
+  matrix.split_ends_.assign(split_ends.begin(), split_ends.end());
+  if (split_ends.empty()) matrix.split_ends_.push_back(static_cast<int32_t>(k));
+  if (absl::Status status = CheckSplits(matrix.split_ends_, k); !status.ok()) return status;
   matrix.format_ = format;
   matrix.kind_ = KindOf(format);
   matrix.columns_ = columns;
@@ -301,8 +301,8 @@ MatrixView PackedMatrix::view() const {
   return {.kind = kind_,
           .columns = static_cast<int>(columns_),
           .k = static_cast<int>(k_),
-          .slot_count = static_cast<int>(slot_ends_.size()),
-          .slot_ends = slot_ends_.data(),
+          .split_count = static_cast<int>(split_ends_.size()),
+          .split_ends = split_ends_.data(),
           .records = data_.get()};
 }
 

@@ -36,8 +36,8 @@ namespace flotilla::kernels {
 
 inline constexpr int kPanelColumns = 32;
 inline constexpr int kBlockK = 32;
-// A row-parallel product adds at most this many slot partials (see MatrixView).
-inline constexpr int kMaxSlots = 256;
+// A row-parallel product adds at most this many split partials (see MatrixView).
+inline constexpr int kMaxSplits = 256;
 
 // Encoding of one weight row in the model file (GGML's names and layouts).
 enum class WeightFormat : uint8_t { kF32, kF16, kBf16, kQ4_0, kQ4_1, kQ8_0 };
@@ -79,16 +79,16 @@ int64_t RowBytes(WeightFormat format, int64_t k);
 
 // What kernels see of a PackedMatrix: plain data, valid while the matrix lives.
 //
-// Slots cut K into consecutive ranges, each summed by itself with its own
+// Splits cut K into consecutive ranges, each summed by itself with its own
 // activation scale; the partial sums are then added in a fixed binary tree over
-// the slot index: (0,1), (2,3), ... and so on upwards, an odd one carries up.
+// the split index: (0,1), (2,3), ... and so on upwards, an odd one carries up.
 struct MatrixView {
   PackedKind kind = PackedKind::kFloats;
-  int columns = 0;                     // outputs, before padding to panels
-  int k = 0;                           // inputs, a multiple of 32
-  int slot_count = 1;                  // >= 1
-  const int32_t* slot_ends = nullptr;  // [slot_count] ascending multiples of 32, last == k
-  const std::byte* records = nullptr;  // [panels, k / 32] records
+  int columns = 0;                      // outputs, before padding to panels
+  int k = 0;                            // inputs, a multiple of 32
+  int split_count = 1;                  // >= 1
+  const int32_t* split_ends = nullptr;  // [split_count] ascending multiples of 32, last == k
+  const std::byte* records = nullptr;   // [panels, k / 32] records
 
   int panels() const { return (columns + kPanelColumns - 1) / kPanelColumns; }
   int blocks() const { return k / kBlockK; }
@@ -101,13 +101,13 @@ class PackedMatrix {
  public:
   PackedMatrix() = default;
 
-  // An all-zero matrix of `columns` x `k` for weights of `format`. `slot_ends`
-  // as in MatrixView; empty means one slot. Memory is 64-byte aligned and asks
+  // An all-zero matrix of `columns` x `k` for weights of `format`. `split_ends`
+  // as in MatrixView; empty means one split. Memory is 64-byte aligned and asks
   // for huge pages. InvalidArgument when k is not a positive multiple of 32,
-  // columns is not positive, slots are malformed or the size is above 1 TiB;
+  // columns is not positive, splits are malformed or the size is above 1 TiB;
   // ResourceExhausted when memory cannot be had.
   static absl::StatusOr<PackedMatrix> Create(WeightFormat format, int64_t columns, int64_t k,
-                                             absl::Span<const int32_t> slot_ends = {});
+                                             absl::Span<const int32_t> split_ends = {});
 
   // Packs `count` rows of the file's format into columns [column, column +
   // count). Row i starts at rows[i * row_stride_bytes] and holds k weights; a
@@ -130,7 +130,7 @@ class PackedMatrix {
   bool quantized() const { return kind_ != PackedKind::kFloats; }
   int64_t columns() const { return columns_; }
   int64_t k() const { return k_; }
-  absl::Span<const int32_t> slot_ends() const { return slot_ends_; }
+  absl::Span<const int32_t> split_ends() const { return split_ends_; }
   int64_t bytes() const { return bytes_; }
 
  private:
@@ -143,7 +143,7 @@ class PackedMatrix {
   int64_t columns_ = 0;
   int64_t k_ = 0;
   int64_t bytes_ = 0;
-  std::vector<int32_t> slot_ends_;
+  std::vector<int32_t> split_ends_;
   std::unique_ptr<std::byte, Free> data_;
 };
 

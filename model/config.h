@@ -1,5 +1,5 @@
 // What a model is, as one row of numbers: the shape of the decoder, how it
-// rotates positions, where it stops, and the slots that fix the order of its
+// rotates positions, where it stops, and the splits that fix the order of its
 // row-parallel sums. Plain values, read once from the file at start; allocates
 // no weights and knows no kernel.
 //
@@ -26,7 +26,7 @@ enum class RopeStyle : uint8_t {
 };
 
 // FFN rows (columns of ffn_down) that make one partial sum of the recipe.
-inline constexpr uint32_t kFfnSlotWidth = 128;
+inline constexpr uint32_t kFfnSplitWidth = 128;
 
 struct ModelConfig {
   std::string architecture;  // the row's name, e.g. "llama"
@@ -49,11 +49,11 @@ struct ModelConfig {
   TokenId eos_id = -1;
   std::vector<TokenId> stop_ids;  // ascending, unique: eos, eot, eom and turn ends
 
-  // Slots of the row-parallel products: attention output is summed by KV head
-  // group, FFN down by runs of ffn_slot columns, the last of which may be short.
-  uint32_t attention_slots() const { return kv_heads; }
-  uint32_t ffn_slot = kFfnSlotWidth;
-  uint32_t ffn_slots() const { return (ffn + ffn_slot - 1) / ffn_slot; }
+  // Splits of the row-parallel products: attention output is summed by KV head
+  // group, FFN down by runs of ffn_split columns, the last of which may be short.
+  uint32_t attention_splits() const { return kv_heads; }
+  uint32_t ffn_split = kFfnSplitWidth;
+  uint32_t ffn_splits() const { return (ffn + ffn_split - 1) / ffn_split; }
 };
 
 // Names of the architectures that LoadConfig accepts.

@@ -19,10 +19,10 @@ constexpr int64_t kParallelElements = 16 * 1024;
 constexpr int kAttentionRows = 16;
 // Panels of gate and of up made before their SiLU, while they are in L2.
 constexpr int64_t kFusedPanels = 6;
-// Registers of a tree over kMaxSlots slots, of columns that stay in L1.
+// Registers of a tree over kMaxSplits splits, of columns that stay in L1.
 constexpr int kTreeDepth = 10;
 constexpr int64_t kTreeColumns = 256;
-static_assert(kernels::kMaxSlots < 1 << (kTreeDepth - 1));
+static_assert(kernels::kMaxSplits < 1 << (kTreeDepth - 1));
 
 int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 
@@ -30,11 +30,11 @@ int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelC
 
 std::string_view RecipeName(Recipe recipe) { return recipe == Recipe::kFp32 ? "fp32" : "accurate"; }
 
-Forward::SumTree Forward::MakeSumTree(absl::Span<const IndexRange> slots, uint32_t all) {
+Forward::SumTree Forward::MakeSumTree(absl::Span<const IndexRange> splits, uint32_t all) {
   SumTree tree;
   std::vector<IndexRange> subtrees;
-  for (size_t rank = 0; rank < slots.size(); ++rank) {
-    const auto own = SubtreesOf(slots[rank], all);
+  for (size_t rank = 0; rank < splits.size(); ++rank) {
+    const auto own = SubtreesOf(splits[rank], all);
     for (size_t i = 0; i < own.size(); ++i) {
       tree.parts.push_back({static_cast<int>(rank), static_cast<int>(i)});
       subtrees.push_back(own[i]);
@@ -50,8 +50,8 @@ Communicator::Limits Forward::ExchangeLimits(const Options& options, const Model
   size_t subtrees = 0;
   for (const ModelShard& shard : shards) {
     subtrees =
-        std::max({subtrees, SubtreesOf(AttentionSlots(shard), config.attention_slots()).size(),
-                  SubtreesOf(FfnSlots(config, shard), config.ffn_slots()).size()});
+        std::max({subtrees, SubtreesOf(AttentionSplits(shard), config.attention_splits()).size(),
+                  SubtreesOf(FfnSplits(config, shard), config.ffn_splits()).size()});
   }
   const int64_t hidden = int64_t{std::max(options.max_rows, kLogitRows)} * config.hidden;
   Communicator::Limits limits;
@@ -83,15 +83,15 @@ Forward::Forward(const Options& options, const ModelConfig& config, const Weight
     const uint32_t ranks = communicator_->shape().tensor;
     std::vector<IndexRange> attention, ffn;
     for (const ModelShard& shard : shards.subspan(communicator_->stage() * ranks, ranks)) {
-      attention.push_back(AttentionSlots(shard));
-      ffn.push_back(FfnSlots(config, shard));
+      attention.push_back(AttentionSplits(shard));
+      ffn.push_back(FfnSplits(config, shard));
     }
-    trees_ = {MakeSumTree(attention, config.attention_slots()),
-              MakeSumTree(ffn, config.ffn_slots())};
+    trees_ = {MakeSumTree(attention, config.attention_splits()),
+              MakeSumTree(ffn, config.ffn_splits())};
   }
   const int64_t rows = std::max(options.max_rows, kLogitRows);
   const int64_t widest = std::max<int64_t>({config.hidden, ffn_, query_width_});
-  const int64_t most_slots = std::max({1u, config.attention_slots(), config.ffn_slots()});
+  const int64_t most_splits = std::max({1u, config.attention_splits(), config.ffn_splits()});
   positions_.resize(rows);
   row_items_.resize(rows);
   hidden_ = AlignedBuffer<float>(rows * config.hidden);
@@ -104,7 +104,7 @@ Forward::Forward(const Options& options, const ModelConfig& config, const Weight
   }
   quantized_ = AlignedBuffer<int16_t>(rows * widest);
   block_sums_ = AlignedBuffer<float>(rows * widest / kBlockK);
-  scales_ = AlignedBuffer<float>(rows * most_slots);
+  scales_ = AlignedBuffer<float>(rows * most_splits);
 }
 
 int64_t Forward::buffer_bytes() const {
@@ -215,14 +215,14 @@ void Forward::Layer(const Batch& batch, int index) {
   AddRowParallel(layer.down, gate_up_.data(), 2 * ffn_, kFfnTree);
 }
 
-void Forward::AddRowParallel(const std::vector<SlotProduct>& products, const float* x,
+void Forward::AddRowParallel(const std::vector<SplitProduct>& products, const float* x,
                              int64_t x_stride, int tree) {
   const int64_t hidden = config_.hidden, panels = Panels(hidden);
   float* const outgoing = alone() ? nullptr : communicator_->Outgoing();
   const auto count = static_cast<int64_t>(products.size());
   std::vector<MatrixView>& views = views_;
   views.clear();
-  for (const SlotProduct& product : products) views.push_back(product.matrix.view());
+  for (const SplitProduct& product : products) views.push_back(product.matrix.view());
   const auto product = [&](int64_t i) {
     return Product{.matrix = views[i],
                    .x = x + products[i].first_k,
@@ -232,7 +232,7 @@ void Forward::AddRowParallel(const std::vector<SlotProduct>& products, const flo
                    .accumulate = alone(),
                    .rows = rows_,
                    .first_k = products[i].first_k,
-                   .first_slot = products[i].first_slot};
+                   .first_split = products[i].first_split};
   };
   for (int64_t i = 0; i < count; ++i) Quantize(product(i));
   pool_.ParallelFor(count * panels, [&](int64_t begin, int64_t end) {
@@ -429,15 +429,15 @@ kernels::QuantizeArgs Forward::QuantizeFor(const Product& product) {
   return {.x = product.x,
           .x_stride = product.x_stride,
           .k = product.matrix.k,
-          .slot_count = product.matrix.slot_count,
-          .slot_ends = product.matrix.slot_ends,
+          .split_count = product.matrix.split_count,
+          .split_ends = product.matrix.split_ends,
           .out = QuantizedOf(product)};
 }
 
 kernels::QuantizedRows Forward::QuantizedOf(const Product& product) {
   return {quantized_.data() + product.rows * product.first_k,
           block_sums_.data() + product.rows * product.first_k / kBlockK,
-          scales_.data() + product.rows * product.first_slot};
+          scales_.data() + product.rows * product.first_split};
 }
 
 void Forward::MatMul(const Product& p, int64_t begin, int64_t end) {

@@ -2,7 +2,7 @@
 // prefill chunks and decodes, from token ids to logits.
 //
 // Of a group with several ranks each computes its shard and exchanges parts with the
-// others through the Communicator. The bits are those of one rank: sums over slots are
+// others through the Communicator. The bits are those of one rank: sums over splits are
 // added in the tree of the whole model by every rank.
 //
 // The executor owns it and calls it from its thread; the pool's threads do the
@@ -35,7 +35,7 @@ namespace flotilla {
 
 // How matrix products round.
 enum class Recipe : std::uint8_t {
-  kAccurate,  // 16-bit activations, one scale per row and slot; exact weights
+  kAccurate,  // 16-bit activations, one scale per row and split; exact weights
   kFp32,      // fp32 activations: the reference
 };
 
@@ -114,10 +114,10 @@ class Forward {
     int rows = 0;
     // Where the quantised rows of x are.
     int64_t first_k = 0;
-    int64_t first_slot = 0;
+    int64_t first_split = 0;
   };
 
-  static SumTree MakeSumTree(absl::Span<const IndexRange> slots, uint32_t all);
+  static SumTree MakeSumTree(absl::Span<const IndexRange> splits, uint32_t all);
   bool alone() const { return trees_.empty(); }
   void PlaceRows(const Batch& batch);
   void Embed(const Batch& batch);
@@ -126,7 +126,7 @@ class Forward {
   void PlanAttention(const Batch& batch);
   void Layer(const Batch& batch, int index);
   // hidden_ += x * the row-parallel matrix of all ranks.
-  void AddRowParallel(const std::vector<SlotProduct>& products, const float* x, int64_t x_stride,
+  void AddRowParallel(const std::vector<SplitProduct>& products, const float* x, int64_t x_stride,
                       int tree);
   // Adds what all ranks have exchanged to rows [begin, end) of hidden_.
   void AddParts(const SumTree& tree, absl::Span<const float* const> parts, int64_t begin,
@@ -144,7 +144,7 @@ class Forward {
   }
   // normed_ = RMSNorm(hidden_) * weight, quantised if `matrix` wants it.
   void NormAndQuantize(const std::vector<float>& weight, const kernels::MatrixView& matrix);
-  // Quantises the rows of a product's x by the slots of its matrix, if it wants that.
+  // Quantises the rows of a product's x by the splits of its matrix, if it wants that.
   void Quantize(const Product& product);
   kernels::QuantizeArgs QuantizeFor(const Product& product);
   kernels::QuantizedRows QuantizedOf(const Product& product);
@@ -187,7 +187,7 @@ class Forward {
   AlignedBuffer<float> logits_;       // [kLogitRows, vocab], where one rank has them all
   AlignedBuffer<int16_t> quantized_;  // [max_rows, widest k]
   AlignedBuffer<float> block_sums_;   // [max_rows, widest k / 32]
-  AlignedBuffer<float> scales_;       // [max_rows, most slots]
+  AlignedBuffer<float> scales_;       // [max_rows, most splits]
 };
 
 }  // namespace flotilla

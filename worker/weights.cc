@@ -109,10 +109,10 @@ class Loader {
   // Creates `matrix` from `pieces` below each other, k elements of each row, and its
   // items.
   absl::Status AddMatrix(const std::vector<Piece>& pieces, int64_t k,
-                         absl::Span<const int32_t> slot_ends, PackedMatrix& matrix);
-  // A row-parallel matrix. `ends`: where all slots of the model end; `slots`: ours.
-  absl::Status AddSlotProducts(const std::string& name, absl::Span<const int32_t> ends,
-                               IndexRange slots, std::vector<SlotProduct>& products);
+                         absl::Span<const int32_t> split_ends, PackedMatrix& matrix);
+  // A row-parallel matrix. `ends`: where all splits of the model end; `splits`: ours.
+  absl::Status AddSplitProducts(const std::string& name, absl::Span<const int32_t> ends,
+                                IndexRange splits, std::vector<SplitProduct>& products);
   absl::Status AddVector(const std::string& name, std::vector<float>& out) const;
   absl::StatusOr<const GgufTensor*> Find(const std::string& name) const;
   absl::Status PackAll(ThreadPool& pool);
@@ -150,7 +150,7 @@ absl::Status Loader::AddVector(const std::string& name, std::vector<float>& out)
 }
 
 absl::Status Loader::AddMatrix(const std::vector<Piece>& pieces, int64_t k,
-                               absl::Span<const int32_t> slot_ends, PackedMatrix& matrix) {
+                               absl::Span<const int32_t> split_ends, PackedMatrix& matrix) {
   std::vector<Source> sources;
   std::optional<WeightFormat> format;
   int64_t columns = 0;
@@ -162,7 +162,7 @@ absl::Status Loader::AddMatrix(const std::vector<Piece>& pieces, int64_t k,
     sources.push_back({*tensor, piece.row, piece.count, piece.first_k, columns});
     columns += piece.count;
   }
-  auto created = PackedMatrix::Create(*format, columns, k, slot_ends);
+  auto created = PackedMatrix::Create(*format, columns, k, split_ends);
   if (!created.ok()) return created.status();
   matrix = *std::move(created);
   bytes_ += matrix.bytes();
@@ -182,20 +182,20 @@ absl::Status Loader::AddMatrix(const std::vector<Piece>& pieces, int64_t k,
   return absl::OkStatus();
 }
 
-absl::Status Loader::AddSlotProducts(const std::string& name, absl::Span<const int32_t> ends,
-                                     IndexRange slots, std::vector<SlotProduct>& products) {
-  const auto begin_of = [&](uint32_t slot) { return slot == 0 ? 0 : ends[slot - 1]; };
-  const auto subtrees = SubtreesOf(slots, static_cast<uint32_t>(ends.size()));
+absl::Status Loader::AddSplitProducts(const std::string& name, absl::Span<const int32_t> ends,
+                                      IndexRange splits, std::vector<SplitProduct>& products) {
+  const auto begin_of = [&](uint32_t split) { return split == 0 ? 0 : ends[split - 1]; };
+  const auto subtrees = SubtreesOf(splits, static_cast<uint32_t>(ends.size()));
   products.resize(subtrees.size());  // items point to the matrices
   for (size_t i = 0; i < subtrees.size(); ++i) {
     const IndexRange subtree = subtrees[i];
     const int32_t first = begin_of(subtree.begin);
     std::vector<int32_t> own_ends;
-    for (uint32_t slot = subtree.begin; slot < subtree.end; ++slot) {
-      own_ends.push_back(ends[slot] - first);
+    for (uint32_t split = subtree.begin; split < subtree.end; ++split) {
+      own_ends.push_back(ends[split] - first);
     }
-    products[i].first_k = first - begin_of(slots.begin);
-    products[i].first_slot = static_cast<int>(subtree.begin - slots.begin);
+    products[i].first_k = first - begin_of(splits.begin);
+    products[i].first_split = static_cast<int>(subtree.begin - splits.begin);
     absl::Status status = AddMatrix({{name, 0, config_.hidden, first}}, own_ends.back(), own_ends,
                                     products[i].matrix);
     if (!status.ok()) return status;
@@ -209,11 +209,11 @@ absl::Status Loader::LoadLayer(uint32_t index, LayerWeights& layer) {
 
   const int32_t head_group = config_.heads / config_.kv_heads * config_.head_dim;
   std::vector<int32_t> attention_ends, ffn_ends;
-  for (uint32_t h = 0; h < config_.attention_slots(); ++h) {
+  for (uint32_t h = 0; h < config_.attention_splits(); ++h) {
     attention_ends.push_back((h + 1) * head_group);
   }
-  for (uint32_t s = 0; s < config_.ffn_slots(); ++s) {
-    ffn_ends.push_back(std::min((s + 1) * config_.ffn_slot, config_.ffn));
+  for (uint32_t s = 0; s < config_.ffn_splits(); ++s) {
+    ffn_ends.push_back(std::min((s + 1) * config_.ffn_split, config_.ffn));
   }
   const int64_t hidden = config_.hidden;
   const IndexRange heads = shard_.kv_heads, ffn = shard_.ffn;
@@ -226,12 +226,13 @@ absl::Status Loader::LoadLayer(uint32_t index, LayerWeights& layer) {
   absl::Status status = AddVector(name("attn_norm"), layer.attention_norm);
   status.Update(AddVector(name("ffn_norm"), layer.ffn_norm));
   status.Update(AddMatrix({q, k, v}, hidden, {}, layer.qkv));
-  status.Update(AddSlotProducts(name("attn_output"), attention_ends, AttentionSlots(shard_),
-                                layer.attention_output));
+  status.Update(AddSplitProducts(name("attn_output"), attention_ends, AttentionSplits(shard_),
+                                 layer.attention_output));
   status.Update(AddMatrix(
       {{name("ffn_gate"), ffn.begin, ffn.size()}, {name("ffn_up"), ffn.begin, ffn.size()}}, hidden,
       {}, layer.gate_up));
-  status.Update(AddSlotProducts(name("ffn_down"), ffn_ends, FfnSlots(config_, shard_), layer.down));
+  status.Update(
+      AddSplitProducts(name("ffn_down"), ffn_ends, FfnSplits(config_, shard_), layer.down));
   return status;
 }
 
@@ -308,12 +309,12 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const M
   };
   const ModelParts parts{
       .layers = config.layers,
-      .attention_slots = config.attention_slots(),
-      .ffn_slots = config.ffn_slots(),
+      .attention_splits = config.attention_splits(),
+      .ffn_splits = config.ffn_splits(),
       .vocab_chunks = (config.vocab + kVocabChunk - 1) / kVocabChunk,
-      .attention_slot_bytes =
-          layer_bytes({"attn_q", "attn_k", "attn_v", "attn_output"}) / config.attention_slots(),
-      .ffn_slot_bytes = layer_bytes({"ffn_gate", "ffn_up", "ffn_down"}) / config.ffn_slots(),
+      .attention_split_bytes =
+          layer_bytes({"attn_q", "attn_k", "attn_v", "attn_output"}) / config.attention_splits(),
+      .ffn_split_bytes = layer_bytes({"ffn_gate", "ffn_up", "ffn_down"}) / config.ffn_splits(),
       .vocab_chunk_bytes =
           bytes(HeadName(config)) / ((config.vocab + kVocabChunk - 1) / kVocabChunk)};
   const auto shards = PlanShards(parts, shape, balance);
@@ -324,23 +325,23 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const M
       return IndexRange{std::min(range.begin * width, end), std::min(range.end * width, end)};
     };
     result.push_back({.layers = shard.layers,
-                      .kv_heads = shard.attention_slots,
-                      .ffn = scaled(shard.ffn_slots, config.ffn_slot, config.ffn),
+                      .kv_heads = shard.attention_splits,
+                      .ffn = scaled(shard.ffn_splits, config.ffn_split, config.ffn),
                       .vocab = scaled(shard.vocab_chunks, kVocabChunk, config.vocab)});
   }
   return result;
 }
 
-std::vector<IndexRange> SubtreesOf(IndexRange slots, std::uint32_t all) {
-  if (slots.size() == all) return {slots};
-  return CompleteSubtrees(slots);
+std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all) {
+  if (splits.size() == all) return {splits};
+  return CompleteSubtrees(splits);
 }
 
-IndexRange AttentionSlots(const ModelShard& shard) { return shard.kv_heads; }
+IndexRange AttentionSplits(const ModelShard& shard) { return shard.kv_heads; }
 
-IndexRange FfnSlots(const ModelConfig& config, const ModelShard& shard) {
-  return {shard.ffn.begin / config.ffn_slot,
-          (shard.ffn.end + config.ffn_slot - 1) / config.ffn_slot};
+IndexRange FfnSplits(const ModelConfig& config, const ModelShard& shard) {
+  return {shard.ffn.begin / config.ffn_split,
+          (shard.ffn.end + config.ffn_split - 1) / config.ffn_split};
 }
 
 absl::StatusOr<Weights> LoadWeights(const GgufFile& file, const ModelConfig& config,

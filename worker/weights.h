@@ -4,7 +4,7 @@
 // Q, K and V are one matrix, so are gate and up: one product each. Matrices keep
 // the file's quantisation exactly; what the packed formats do not cover (other
 // block types, parts of a fused matrix that differ) is stored as the exact fp32
-// values. The two row-parallel matrices are cut into the model's slots. The table of
+// values. The two row-parallel matrices are cut into the model's splits. The table of
 // token vectors stays in the file, which all ranks of a host share.
 #pragma once
 
@@ -25,7 +25,7 @@ namespace flotilla {
 struct ModelShard {
   IndexRange layers;
   IndexRange kv_heads;  // with the query heads of each
-  IndexRange ffn;       // columns; whole slots
+  IndexRange ffn;       // columns; whole splits
   IndexRange vocab;     // tokens whose logits it computes; whole chunks; may be empty
 
   bool operator==(const ModelShard&) const = default;
@@ -36,21 +36,21 @@ ModelShard WholeModel(const ModelConfig& config);
 absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
                                                    ParallelShape shape, ShardBalance balance);
 
-// A product over some of the slots: one complete subtree of the slot tree, or the
+// A product over some of the splits: one complete subtree of the split tree, or the
 // whole tree.
-struct SlotProduct {
+struct SplitProduct {
   kernels::PackedMatrix matrix;
   std::int64_t first_k = 0;  // of the rank's own columns
-  int first_slot = 0;        // of the rank's own slots
+  int first_split = 0;       // of the rank's own splits
 };
 
 struct LayerWeights {
-  std::vector<float> attention_norm;          // [hidden]
-  kernels::PackedMatrix qkv;                  // hidden -> (heads + 2 kv_heads) * head_dim
-  std::vector<SlotProduct> attention_output;  // heads * head_dim -> hidden; slots: KV heads
-  std::vector<float> ffn_norm;                // [hidden]
-  kernels::PackedMatrix gate_up;              // hidden -> 2 ffn: gate, then up
-  std::vector<SlotProduct> down;              // ffn -> hidden; slots: config.ffn_slot
+  std::vector<float> attention_norm;           // [hidden]
+  kernels::PackedMatrix qkv;                   // hidden -> (heads + 2 kv_heads) * head_dim
+  std::vector<SplitProduct> attention_output;  // heads * head_dim -> hidden; splits: KV heads
+  std::vector<float> ffn_norm;                 // [hidden]
+  kernels::PackedMatrix gate_up;               // hidden -> 2 ffn: gate, then up
+  std::vector<SplitProduct> down;              // ffn -> hidden; splits: config.ffn_split
 };
 
 // Heads and ffn above are the shard's.
@@ -64,12 +64,12 @@ struct Weights {
   int64_t bytes = 0;                 // of all matrices
 };
 
-// The slots of a row-parallel product, by where they end, and the subtrees of them that
-// the owner of `slots` adds by itself: the whole range if these are all.
-std::vector<IndexRange> SubtreesOf(IndexRange slots, std::uint32_t all);
-// The slots behind a shard's heads and FFN columns.
-IndexRange AttentionSlots(const ModelShard& shard);
-IndexRange FfnSlots(const ModelConfig& config, const ModelShard& shard);
+// The splits of a row-parallel product, by where they end, and the subtrees of them that
+// the owner of `splits` adds by itself: the whole range if these are all.
+std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all);
+// The splits behind a shard's heads and FFN columns.
+IndexRange AttentionSplits(const ModelShard& shard);
+IndexRange FfnSplits(const ModelConfig& config, const ModelShard& shard);
 
 // Packs the shard's tensors with the threads of `pool` (the caller's is one of them).
 // The file outlives the weights. `config` is what LoadConfig said of this

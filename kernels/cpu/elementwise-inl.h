@@ -30,9 +30,9 @@ FLOTILLA_INLINE void StoreUpTo(float* p, int n, typename S::F x) {
   }
 }
 
-// Quantises one slot, x[0, n): writes values and block sums, returns the scale.
+// Quantises one split, x[0, n): writes values and block sums, returns the scale.
 template <class S>
-FLOTILLA_INLINE float QuantizeSlot(const float* x, int n, int16_t* values, float* sums) {
+FLOTILLA_INLINE float QuantizeSplit(const float* x, int n, int16_t* values, float* sums) {
   using I = typename S::I;
   const I magnitude = S::ISet1(INT32_MAX);
   I largest = S::IZero();
@@ -65,12 +65,12 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
     const float* x = args.x + row * args.x_stride;
     int16_t* values = args.out.values + static_cast<int64_t>(row) * args.k;
     float* sums = args.out.block_sums + static_cast<int64_t>(row) * (args.k / kBlockK);
-    float* scales = args.out.scales + static_cast<int64_t>(row) * args.slot_count;
+    float* scales = args.out.scales + static_cast<int64_t>(row) * args.split_count;
     int begin = 0;
-    for (int slot = 0; slot < args.slot_count; ++slot) {
-      const int end = args.slot_ends[slot];
-      scales[slot] =
-          QuantizeSlot<S>(x + begin, end - begin, values + begin, sums + begin / kBlockK);
+    for (int split = 0; split < args.split_count; ++split) {
+      const int end = args.split_ends[split];
+      scales[split] =
+          QuantizeSplit<S>(x + begin, end - begin, values + begin, sums + begin / kBlockK);
       begin = end;
     }
   }

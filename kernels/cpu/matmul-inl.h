@@ -27,26 +27,26 @@
 
 namespace flotilla::kernels {
 
-// Adds slot partials of a tile in the fixed tree as they arrive: a binary counter
-// of complete subtrees, level i holding 2^i slots.
+// Adds split partials of a tile in the fixed tree as they arrive: a binary counter
+// of complete subtrees, level i holding 2^i splits.
 template <class S, int kVectors>
-class SlotTree {
+class SplitTree {
  public:
   using F = typename S::F;
 
-  FLOTILLA_INLINE void Push(int slot, F (&partial)[kVectors]) {
+  FLOTILLA_INLINE void Push(int split, F (&partial)[kVectors]) {
     int level = 0;
-    for (; slot >> level & 1; ++level) AddLevel(level, partial);
+    for (; split >> level & 1; ++level) AddLevel(level, partial);
     FLOTILLA_UNROLL
     for (int v = 0; v < kVectors; ++v) S::Store(levels_[level] + v * 16, partial[v]);
   }
 
-  FLOTILLA_INLINE void Finish(int slots, F (&total)[kVectors]) {
-    int level = __builtin_ctz(slots);
+  FLOTILLA_INLINE void Finish(int splits, F (&total)[kVectors]) {
+    int level = __builtin_ctz(splits);
     FLOTILLA_UNROLL
     for (int v = 0; v < kVectors; ++v) total[v] = S::Load(levels_[level] + v * 16);
-    for (++level; slots >> level != 0; ++level) {
-      if (slots >> level & 1) AddLevel(level, total);
+    for (++level; splits >> level != 0; ++level) {
+      if (splits >> level & 1) AddLevel(level, total);
     }
   }
 
@@ -56,7 +56,7 @@ class SlotTree {
     for (int v = 0; v < kVectors; ++v) sum[v] = S::Add(S::Load(levels_[level] + v * 16), sum[v]);
   }
 
-  static constexpr int kLevels = 9;  // kMaxSlots = 2^8
+  static constexpr int kLevels = 9;  // kMaxSplits = 2^8
   float levels_[kLevels][kVectors * 16];
 };
 
@@ -209,14 +209,14 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
   FLOTILLA_UNROLL
   for (int r = 0; r < R; ++r) x[r] = args.x.values + static_cast<int64_t>(row + r) * w.k;
   const float* sums = args.x.block_sums + static_cast<int64_t>(row) * blocks;
-  const float* scales = args.x.scales + static_cast<int64_t>(row) * w.slot_count;
+  const float* scales = args.x.scales + static_cast<int64_t>(row) * w.split_count;
 
-  SlotTree<S, R * H> tree;
+  SplitTree<S, R * H> tree;
   F total[R * H];
   int block = 0;
-  for (int slot = 0; slot < w.slot_count; ++slot) {
+  for (int split = 0; split < w.split_count; ++split) {
     TileSums<S, R * H> acc;
-    for (const int end = w.slot_ends[slot] / kBlockK; block < end; ++block) {
+    for (const int end = w.split_ends[split] / kBlockK; block < end; ++block) {
       typename S::I dots[R * H];
       BlockDots<S, kKind, R, H>(record, half, x, block * kBlockK, dots);
       FLOTILLA_UNROLL
@@ -242,13 +242,13 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
     }
     FLOTILLA_UNROLL
     for (int r = 0; r < R; ++r) {
-      const F scale = S::Set1(scales[r * w.slot_count + slot]);
+      const F scale = S::Set1(scales[r * w.split_count + split]);
       FLOTILLA_UNROLL
       for (int h = 0; h < H; ++h) total[r * H + h] = S::Mul(scale, acc.Get(r * H + h));
     }
-    if (w.slot_count > 1) tree.Push(slot, total);
+    if (w.split_count > 1) tree.Push(split, total);
   }
-  if (w.slot_count > 1) tree.Finish(w.slot_count, total);
+  if (w.split_count > 1) tree.Finish(w.split_count, total);
   StoreTile<S, R, H>(args, row, panel * kPanelColumns + half * 16, total);
 }
 
@@ -364,12 +364,12 @@ void F32Group(const MatMulF32Args& args, int panel, int row, int rows) {
   const float* x = args.x + row * args.x_stride;
   alignas(64) float chunk[kF32ChunkBlocks * kBlockK * kPanelColumns];
   alignas(64) float acc[kF32GroupRows * kPanelColumns];
-  SlotTree<S, 2> trees[kF32GroupRows];
+  SplitTree<S, 2> trees[kF32GroupRows];
 
   int block = 0;
-  for (int slot = 0; slot < w.slot_count; ++slot) {
+  for (int split = 0; split < w.split_count; ++split) {
     for (int i = 0; i < rows * kPanelColumns; i += 16) S::Store(acc + i, S::Zero());
-    const int end = w.slot_ends[slot] / kBlockK;
+    const int end = w.split_ends[split] / kBlockK;
     while (block < end) {
       const int count = end - block < kF32ChunkBlocks ? end - block : kF32ChunkBlocks;
       const float* weights = reinterpret_cast<const float*>(record);
@@ -388,9 +388,9 @@ void F32Group(const MatMulF32Args& args, int panel, int row, int rows) {
     for (int r = 0; r < rows; ++r) {
       const float* sums = acc + r * kPanelColumns;
       typename S::F total[2] = {S::Load(sums), S::Load(sums + 16)};
-      if (w.slot_count > 1) trees[r].Push(slot, total);
-      if (slot + 1 < w.slot_count) continue;
-      if (w.slot_count > 1) trees[r].Finish(w.slot_count, total);
+      if (w.split_count > 1) trees[r].Push(split, total);
+      if (split + 1 < w.split_count) continue;
+      if (w.split_count > 1) trees[r].Finish(w.split_count, total);
       StoreTile<S, 1, 2>(args, row + r, panel * kPanelColumns, total);
     }
   }

@@ -124,7 +124,7 @@ FLOTILLA_INLINE SoftmaxStats ChunkStats(const float* logits, int n) {
 
 template <class S>
 SoftmaxStats ComputeSoftmaxStats(const float* logits, int n) {
-  // A binary counter of subtrees: level i holds 2^i chunks, as in SlotTree.
+  // A binary counter of subtrees: level i holds 2^i chunks, as in SplitTree.
   SoftmaxStats levels[32];
   int chunks = 0;
   for (int begin = 0; begin < n; begin += kVocabularyChunk, ++chunks) {

@@ -7,9 +7,9 @@
 namespace flotilla::kernels::reference {
 namespace {
 
-// Adds slot partials pairwise, (0,1), (2,3), ..., then pairs of pairs; an odd one
+// Adds split partials pairwise, (0,1), (2,3), ..., then pairs of pairs; an odd one
 // carries up.
-float SlotTree(float* partials, int count) {
+float SplitTree(float* partials, int count) {
   for (int stride = 1; stride < count; stride *= 2) {
     for (int i = 0; i + stride < count; i += 2 * stride) partials[i] += partials[i + stride];
   }
@@ -22,12 +22,12 @@ float ProductI16(const MatMulI16Args& args, int row, int column) {
   const int lane = column % kPanelColumns;
   const int16_t* x = args.x.values + static_cast<int64_t>(row) * w.k;
   const float* sums = args.x.block_sums + static_cast<int64_t>(row) * w.blocks();
-  const float* scales = args.x.scales + static_cast<int64_t>(row) * w.slot_count;
-  float partials[kMaxSlots];
+  const float* scales = args.x.scales + static_cast<int64_t>(row) * w.split_count;
+  float partials[kMaxSplits];
   int block = 0;
-  for (int slot = 0; slot < w.slot_count; ++slot) {
+  for (int split = 0; split < w.split_count; ++split) {
     float acc = 0;
-    for (; block < w.slot_ends[slot] / kBlockK; ++block) {
+    for (; block < w.split_ends[split] / kBlockK; ++block) {
       const std::byte* record = w.record(panel, block);
       int32_t dot = 0;
       for (int i = 0; i < kBlockK; ++i) {
@@ -37,26 +37,26 @@ float ProductI16(const MatMulI16Args& args, int row, int column) {
       acc = std::fma(scale.d, static_cast<float>(dot), acc);
       if (w.kind == PackedKind::kNibbles) acc = std::fma(scale.m, sums[block], acc);
     }
-    partials[slot] = scales[slot] * acc;
+    partials[split] = scales[split] * acc;
   }
-  return SlotTree(partials, w.slot_count);
+  return SplitTree(partials, w.split_count);
 }
 
 float ProductF32(const MatMulF32Args& args, int row, int column) {
   const MatrixView& w = args.weights;
   const float* x = args.x + row * args.x_stride;
-  float partials[kMaxSlots];
+  float partials[kMaxSplits];
   int block = 0;
-  for (int slot = 0; slot < w.slot_count; ++slot) {
+  for (int split = 0; split < w.split_count; ++split) {
     float acc = 0;
-    for (; block < w.slot_ends[slot] / kBlockK; ++block) {
+    for (; block < w.split_ends[split] / kBlockK; ++block) {
       float weights[kBlockK];
       UnpackBlock(w.kind, w.record(column / kPanelColumns, block), column % kPanelColumns, weights);
       for (int i = 0; i < kBlockK; ++i) acc = std::fma(x[block * kBlockK + i], weights[i], acc);
     }
-    partials[slot] = acc;
+    partials[split] = acc;
   }
-  return SlotTree(partials, w.slot_count);
+  return SplitTree(partials, w.split_count);
 }
 
 // Applies `product` to every output of the panels.
@@ -82,8 +82,8 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
     int16_t* values = args.out.values + static_cast<int64_t>(row) * args.k;
     float* sums = args.out.block_sums + static_cast<int64_t>(row) * blocks;
     int begin = 0;
-    for (int slot = 0; slot < args.slot_count; ++slot) {
-      const int end = args.slot_ends[slot];
+    for (int split = 0; split < args.split_count; ++split) {
+      const int end = args.split_ends[split];
       // The bits of |x| order like |x| itself, with NaN above infinity.
       uint32_t max_bits = 0;
       for (int i = begin; i < end; ++i) {
@@ -102,7 +102,7 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
         for (int i = 0; i < kBlockK; ++i) sum += values[b * kBlockK + i];
         sums[b] = static_cast<float>(sum);
       }
-      float* scale = args.out.scales + static_cast<int64_t>(row) * args.slot_count + slot;
+      float* scale = args.out.scales + static_cast<int64_t>(row) * args.split_count + split;
       *scale = !finite ? BitsFloat(0x7FC00000u) : zero ? 0.0f : max / 32767.0f;
       begin = end;
     }

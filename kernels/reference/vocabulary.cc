@@ -55,7 +55,7 @@ TokenScore GumbelArgMax(const float* logits, int n, const GumbelArgs& args) {
 }
 
 SoftmaxStats ComputeSoftmaxStats(const float* logits, int n) {
-  // A binary counter of subtrees: level i holds 2^i chunks, like the slot tree.
+  // A binary counter of subtrees: level i holds 2^i chunks, like the split tree.
   SoftmaxStats levels[32];
   int chunks = 0;
   for (int begin = 0; begin < n; begin += kVocabularyChunk, ++chunks) {

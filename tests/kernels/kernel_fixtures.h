@@ -133,12 +133,12 @@ inline double FileWeight(WeightFormat format, const std::byte* row, int i) {
 }
 
 // Ascending multiples of 32 ending at k, `count` of them or as many as fit.
-inline std::vector<int32_t> RandomSlots(Random& random, int k, int count) {
+inline std::vector<int32_t> RandomSplits(Random& random, int k, int count) {
   std::vector<int32_t> ends;
   const int blocks = k / kBlockK;
   for (int i = 1; i < std::min(count, blocks); ++i) {
     const int previous = ends.empty() ? 0 : ends.back() / kBlockK;
-    const int left = std::min(count, blocks) - i;  // slots that must still fit
+    const int left = std::min(count, blocks) - i;  // splits that must still fit
     ends.push_back(random.Int(previous + 1, blocks - left) * kBlockK);
   }
   ends.push_back(k);
@@ -147,8 +147,8 @@ inline std::vector<int32_t> RandomSlots(Random& random, int k, int count) {
 
 inline PackedMatrix Pack(WeightFormat format, int columns, int k,
                          const std::vector<std::byte>& rows,
-                         const std::vector<int32_t>& slots = {}) {
-  absl::StatusOr<PackedMatrix> matrix = PackedMatrix::Create(format, columns, k, slots);
+                         const std::vector<int32_t>& splits = {}) {
+  absl::StatusOr<PackedMatrix> matrix = PackedMatrix::Create(format, columns, k, splits);
   if (!matrix.ok()) ADD_FAILURE() << matrix.status();
   const absl::Status packed = matrix->PackColumns(0, columns, rows, RowBytes(format, k));
   if (!packed.ok()) ADD_FAILURE() << packed;
@@ -157,10 +157,10 @@ inline PackedMatrix Pack(WeightFormat format, int columns, int k,
 
 // Owner of QuantizedRows.
 struct QuantizedBuffer {
-  QuantizedBuffer(int rows, int k, int slots)
+  QuantizedBuffer(int rows, int k, int splits)
       : values(static_cast<size_t>(rows) * k),
         block_sums(static_cast<size_t>(rows) * k / kBlockK),
-        scales(static_cast<size_t>(rows) * slots) {}
+        scales(static_cast<size_t>(rows) * splits) {}
 
   QuantizedRows view() { return {values.data(), block_sums.data(), scales.data()}; }
 
@@ -171,12 +171,12 @@ struct QuantizedBuffer {
 
 inline QuantizedBuffer Quantize(const Ops& ops, const std::vector<float>& x, int rows,
                                 const MatrixView& weights) {
-  QuantizedBuffer out(rows, weights.k, weights.slot_count);
+  QuantizedBuffer out(rows, weights.k, weights.split_count);
   ops.quantize_rows({.x = x.data(),
                      .x_stride = weights.k,
                      .k = weights.k,
-                     .slot_count = weights.slot_count,
-                     .slot_ends = weights.slot_ends,
+                     .split_count = weights.split_count,
+                     .split_ends = weights.split_ends,
                      .out = out.view()},
                     0, rows);
   return out;

@@ -18,9 +18,9 @@ struct Problem {
     rows = random.Int(1, 40);
     columns = random.Int(1, 100);
     k = random.Int(1, 48) * kBlockK;
-    slots = RandomSlots(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9));
+    splits = RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9));
     file = random.Rows(format, columns, k);
-    matrix = Pack(format, columns, k, file, slots);
+    matrix = Pack(format, columns, k, file, splits);
     x = random.Floats(static_cast<size_t>(rows) * k, 3.0f);
     stride = columns + random.Int(0, 5);
     out = random.Floats(static_cast<size_t>(rows) * stride);
@@ -28,14 +28,14 @@ struct Problem {
   }
 
   std::string Describe() const {
-    return absl::StrCat(Name(format), " rows ", rows, " columns ", columns, " k ", k, " slots ",
-                        slots.size(), accumulate ? " accumulate" : "");
+    return absl::StrCat(Name(format), " rows ", rows, " columns ", columns, " k ", k, " splits ",
+                        splits.size(), accumulate ? " accumulate" : "");
   }
 
   Random random;
   WeightFormat format;
   int rows, columns, k;
-  std::vector<int32_t> slots;
+  std::vector<int32_t> splits;
   std::vector<std::byte> file;
   PackedMatrix matrix;
   std::vector<float> x;
@@ -159,8 +159,8 @@ TEST_P(MatMulTest, WritesOnlyItsPanels) {
   EXPECT_TRUE(SameBits(whole, parts));
 }
 
-TEST_P(MatMulTest, ConsecutiveSlotSubtreesAddUpToTheWhole) {
-  // Four slots of which a rank owns two: its complete subtree, added to the other
+TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
+  // Four splits of which a rank owns two: its complete subtree, added to the other
   // rank's, is the product of the whole matrix.
   Random random(3);
   const int k = 256;
@@ -168,9 +168,9 @@ TEST_P(MatMulTest, ConsecutiveSlotSubtreesAddUpToTheWhole) {
   const std::vector<std::byte> file = random.Rows(WeightFormat::kQ4_1, columns, k);
   const std::vector<float> x = random.Floats(k);
   const auto product = [&](int begin, int end) {
-    std::vector<int32_t> slots;
-    for (int e = begin + 64; e <= end; e += 64) slots.push_back(e - begin);
-    auto matrix = PackedMatrix::Create(WeightFormat::kQ4_1, columns, end - begin, slots);
+    std::vector<int32_t> splits;
+    for (int e = begin + 64; e <= end; e += 64) splits.push_back(e - begin);
+    auto matrix = PackedMatrix::Create(WeightFormat::kQ4_1, columns, end - begin, splits);
     EXPECT_TRUE(matrix.ok());
     const int64_t stride = RowBytes(WeightFormat::kQ4_1, k);
     const auto shard = absl::MakeConstSpan(file).subspan(RowBytes(WeightFormat::kQ4_1, begin));

@@ -154,8 +154,8 @@ std::vector<Workload> RowWorkloads() {
                [](const Ops& ops, float* x) {
                  static constexpr int32_t kEnd = kHidden;
                  static QuantizedBuffer out(1, kHidden, 1);
-                 ops.quantize_rows({.x = x, .k = kHidden, .slot_ends = &kEnd, .out = out.view()}, 0,
-                                   1);
+                 ops.quantize_rows({.x = x, .k = kHidden, .split_ends = &kEnd, .out = out.view()},
+                                   0, 1);
                }),
       OnFloats("rope/9x64", kHidden, 3,
                [](const Ops& ops, float* x) {

@@ -34,8 +34,8 @@ TEST(Config, ReadsTheTinyModel) {
   EXPECT_EQ(config->rope_style, RopeStyle::kInterleaved);
   EXPECT_EQ(config->rope_dim, tiny.head_dim);
   EXPECT_TRUE(config->tied_embedding);
-  EXPECT_EQ(config->attention_slots(), 2u);
-  EXPECT_EQ(config->ffn_slots(), 3u);  // 128 + 128 + 32
+  EXPECT_EQ(config->attention_splits(), 2u);
+  EXPECT_EQ(config->ffn_splits(), 3u);  // 128 + 128 + 32
   EXPECT_EQ(config->bos_id, testing::kTinyImStart);
   EXPECT_EQ(config->eos_id, testing::kTinyImEnd);
   EXPECT_THAT(config->stop_ids, ElementsAre(testing::kTinyEndOfText, testing::kTinyImEnd));
@@ -53,7 +53,7 @@ TEST(Config, ReadsTheRealModel) {
   EXPECT_EQ(config->kv_heads, 3u);
   EXPECT_EQ(config->head_dim, 64u);
   EXPECT_EQ(config->ffn, 1536u);
-  EXPECT_EQ(config->ffn_slots(), 12u);
+  EXPECT_EQ(config->ffn_splits(), 12u);
   EXPECT_EQ(config->vocab, 49152u);
   EXPECT_EQ(config->context_length, 8192u);
   EXPECT_EQ(config->rope_base, 100000.0f);

@@ -19,11 +19,12 @@ absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
     return absl::InvalidArgumentError(
         absl::StrCat("pp ", shape.pipeline, ": the model has ", parts.layers, " layers"));
   }
-  const std::uint32_t most = std::min({parts.attention_slots, parts.ffn_slots, parts.vocab_chunks});
+  const std::uint32_t most =
+      std::min({parts.attention_splits, parts.ffn_splits, parts.vocab_chunks});
   if (shape.tensor > most) {
     return absl::InvalidArgumentError(
         absl::StrCat("tp ", shape.tensor, ": the model can be cut into ", most, " (",
-                     parts.attention_slots, " KV heads, ", parts.ffn_slots, " FFN slots, ",
+                     parts.attention_splits, " KV heads, ", parts.ffn_splits, " FFN splits, ",
                      parts.vocab_chunks, " chunks of the vocabulary)"));
   }
   return absl::OkStatus();
@@ -58,8 +59,8 @@ std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes, ShardBal
 // The layers of each stage. The last stage's head weighs like so many layers; a stage
 // has one layer at least.
 std::vector<IndexRange> ShareLayers(const ModelParts& parts, std::uint32_t stages) {
-  const std::uint64_t layer =
-      parts.attention_slots * parts.attention_slot_bytes + parts.ffn_slots * parts.ffn_slot_bytes;
+  const std::uint64_t layer = parts.attention_splits * parts.attention_split_bytes +
+                              parts.ffn_splits * parts.ffn_split_bytes;
   std::vector<std::uint64_t> owned(stages, 0);
   owned.back() = parts.vocab_chunks * parts.vocab_chunk_bytes;
   return Share(parts.layers, layer, ShardBalance::kBytes, owned);
@@ -79,8 +80,8 @@ absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelS
     const auto share = [&](std::uint32_t items, std::uint64_t bytes) {
       return Share(items, bytes, balance, owned);
     };
-    const auto attention = share(parts.attention_slots, count * parts.attention_slot_bytes);
-    const auto ffn = share(parts.ffn_slots, count * parts.ffn_slot_bytes);
+    const auto attention = share(parts.attention_splits, count * parts.attention_split_bytes);
+    const auto ffn = share(parts.ffn_splits, count * parts.ffn_split_bytes);
     const auto vocab = last ? share(parts.vocab_chunks, parts.vocab_chunk_bytes)
                             : std::vector<IndexRange>(shape.tensor);
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {

@@ -3,8 +3,8 @@
 //
 // A group has `pipeline` stages of `tensor` ranks; rank r is number r % tensor of
 // stage r / tensor. A stage owns consecutive layers; a rank of it owns consecutive
-// slots of each row-parallel product (kernels/packed_matrix.h): whole KV head groups of
-// attention, whole FFN slots, and chunks of the vocabulary. Shares may be uneven.
+// splits of each row-parallel product (kernels/packed_matrix.h): whole KV head groups of
+// attention, whole FFN splits, and chunks of the vocabulary. Shares may be uneven.
 #pragma once
 
 #include <cstdint>
@@ -45,19 +45,19 @@ enum class ShardBalance : std::uint8_t {
 // A model by its divisible parts, and what each weighs.
 struct ModelParts {
   std::uint32_t layers = 0;
-  std::uint32_t attention_slots = 0;  // of a layer
-  std::uint32_t ffn_slots = 0;        // of a layer
-  std::uint32_t vocab_chunks = 0;     // of the head
-  std::uint64_t attention_slot_bytes = 0;
-  std::uint64_t ffn_slot_bytes = 0;
+  std::uint32_t attention_splits = 0;  // of a layer
+  std::uint32_t ffn_splits = 0;        // of a layer
+  std::uint32_t vocab_chunks = 0;      // of the head
+  std::uint64_t attention_split_bytes = 0;
+  std::uint64_t ffn_split_bytes = 0;
   std::uint64_t vocab_chunk_bytes = 0;
 };
 
 // What one rank owns.
 struct Shard {
   IndexRange layers;
-  IndexRange attention_slots;
-  IndexRange ffn_slots;
+  IndexRange attention_splits;
+  IndexRange ffn_splits;
   IndexRange vocab_chunks;  // empty but on the last stage
 
   bool operator==(const Shard&) const = default;
@@ -65,19 +65,19 @@ struct Shard {
 
 // The shards of all ranks. Stages differ by as little as whole layers allow, the head
 // counted with the last; the ranks of a stage, in what `balance` says, by as little as
-// whole slots allow.
+// whole splits allow.
 // INVALID_ARGUMENT: a shape of 0 or above kMaxRanks; more stages than layers; more ranks
-// in a stage than attention slots, FFN slots or vocabulary chunks.
+// in a stage than attention splits, FFN splits or vocabulary chunks.
 inline constexpr std::uint32_t kMaxRanks = 64;
 absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape,
                                               ShardBalance balance = ShardBalance::kStep);
 
-// The complete subtrees, ascending, of the slot tree (pairs (0,1), (2,3), ... and so on
-// upwards) that slots [range.begin, range.end) consist of: what a rank that owns them
-// can add by itself. Each has a power of two slots and starts at a multiple of it.
+// The complete subtrees, ascending, of the split tree (pairs (0,1), (2,3), ... and so on
+// upwards) that splits [range.begin, range.end) consist of: what a rank that owns them
+// can add by itself. Each has a power of two splits and starts at a multiple of it.
 std::vector<IndexRange> CompleteSubtrees(IndexRange range);
 
-// How the sums of complete subtrees, which together are slots 0 to the last, are added
+// How the sums of complete subtrees, which together are splits 0 to the last, are added
 // to the sum of the whole tree. Instructions for registers 0 .. depth - 1, each as wide
 // as the sums; the result is in register 0.
 struct TreeStep {

@@ -13,17 +13,17 @@ namespace {
 // SmolLM2-135M in bytes of Q4_1.
 ModelParts SmallModel() {
   return {.layers = 30,
-          .attention_slots = 3,
-          .ffn_slots = 12,
+          .attention_splits = 3,
+          .ffn_splits = 12,
           .vocab_chunks = 48,
-          .attention_slot_bytes = 184'320,
-          .ffn_slot_bytes = 138'240,
+          .attention_split_bytes = 184'320,
+          .ffn_split_bytes = 138'240,
           .vocab_chunk_bytes = 368'640};
 }
 
 std::uint64_t Bytes(const ModelParts& parts, const Shard& shard) {
-  return shard.layers.size() * (shard.attention_slots.size() * parts.attention_slot_bytes +
-                                shard.ffn_slots.size() * parts.ffn_slot_bytes) +
+  return shard.layers.size() * (shard.attention_splits.size() * parts.attention_split_bytes +
+                                shard.ffn_splits.size() * parts.ffn_split_bytes) +
          shard.vocab_chunks.size() * parts.vocab_chunk_bytes;
 }
 
@@ -42,15 +42,15 @@ TEST(PlanShardsTest, EachPartIsCutEvenly) {
                                          {{0, 30}, {2, 3}, {6, 12}, {24, 48}}}));
 }
 
-// What is left over goes to the rank with fewer bytes: here the odd FFN slot.
+// What is left over goes to the rank with fewer bytes: here the odd FFN split.
 TEST(PlanShardsTest, OddItemsBringTheBytesCloser) {
   ModelParts parts = SmallModel();
-  parts.ffn_slots = 13;
+  parts.ffn_splits = 13;
   const auto shards = PlanShards(parts, {.tensor = 2});
   ASSERT_TRUE(shards.ok());
-  EXPECT_EQ((*shards)[0].attention_slots.size(), 2u);
-  EXPECT_EQ((*shards)[0].ffn_slots.size(), 6u);
-  EXPECT_EQ((*shards)[1].ffn_slots.size(), 7u);
+  EXPECT_EQ((*shards)[0].attention_splits.size(), 2u);
+  EXPECT_EQ((*shards)[0].ffn_splits.size(), 6u);
+  EXPECT_EQ((*shards)[1].ffn_splits.size(), 7u);
 }
 
 // 2 + 1 heads, and the FFN cut the other way.
@@ -59,9 +59,9 @@ TEST(PlanShardsTest, BalancesBytesWhereAsked) {
   const auto shards = PlanShards(parts, {.tensor = 2}, ShardBalance::kBytes);
   ASSERT_TRUE(shards.ok());
   ASSERT_EQ(shards->size(), 2u);
-  EXPECT_EQ((*shards)[0].attention_slots.size(), 2u);
-  EXPECT_EQ((*shards)[1].attention_slots.size(), 1u);
-  EXPECT_LT((*shards)[0].ffn_slots.size(), (*shards)[1].ffn_slots.size());
+  EXPECT_EQ((*shards)[0].attention_splits.size(), 2u);
+  EXPECT_EQ((*shards)[1].attention_splits.size(), 1u);
+  EXPECT_LT((*shards)[0].ffn_splits.size(), (*shards)[1].ffn_splits.size());
   const double first = static_cast<double>(Bytes(parts, (*shards)[0]));
   const double second = static_cast<double>(Bytes(parts, (*shards)[1]));
   EXPECT_NEAR(first / (first + second), 0.5, 0.005);
@@ -87,11 +87,11 @@ TEST(PlanShardsTest, EveryPartBelongsToOneRank) {
   for (int round = 0; round < 500; ++round) {
     const ParallelShape shape{draw(1, 6), draw(1, 6)};
     const ModelParts parts{.layers = draw(shape.pipeline, 40),
-                           .attention_slots = draw(shape.tensor, 12),
-                           .ffn_slots = draw(shape.tensor, 40),
+                           .attention_splits = draw(shape.tensor, 12),
+                           .ffn_splits = draw(shape.tensor, 40),
                            .vocab_chunks = draw(shape.tensor, 40),
-                           .attention_slot_bytes = draw(1, 1000),
-                           .ffn_slot_bytes = draw(1, 1000),
+                           .attention_split_bytes = draw(1, 1000),
+                           .ffn_split_bytes = draw(1, 1000),
                            .vocab_chunk_bytes = draw(1, 1000)};
     SCOPED_TRACE(round);
     const auto balance = round % 2 == 0 ? ShardBalance::kStep : ShardBalance::kBytes;
@@ -105,17 +105,17 @@ TEST(PlanShardsTest, EveryPartBelongsToOneRank) {
         const Shard& shard = (*shards)[stage * shape.tensor + t];
         EXPECT_EQ(shard.layers.begin, layer);
         EXPECT_EQ(shard.layers, (*shards)[stage * shape.tensor].layers);
-        EXPECT_EQ(shard.attention_slots.begin, attention);
-        EXPECT_EQ(shard.ffn_slots.begin, ffn);
+        EXPECT_EQ(shard.attention_splits.begin, attention);
+        EXPECT_EQ(shard.ffn_splits.begin, ffn);
         EXPECT_EQ(shard.vocab_chunks.begin, vocab);
-        EXPECT_GT(shard.attention_slots.size(), 0u);
-        EXPECT_GT(shard.ffn_slots.size(), 0u);
-        attention = shard.attention_slots.end;
-        ffn = shard.ffn_slots.end;
+        EXPECT_GT(shard.attention_splits.size(), 0u);
+        EXPECT_GT(shard.ffn_splits.size(), 0u);
+        attention = shard.attention_splits.end;
+        ffn = shard.ffn_splits.end;
         vocab = shard.vocab_chunks.end;
       }
-      EXPECT_EQ(attention, parts.attention_slots);
-      EXPECT_EQ(ffn, parts.ffn_slots);
+      EXPECT_EQ(attention, parts.attention_splits);
+      EXPECT_EQ(ffn, parts.ffn_splits);
       EXPECT_EQ(vocab, stage + 1 == shape.pipeline ? parts.vocab_chunks : 0);
       layer = (*shards)[stage * shape.tensor].layers.end;
     }
@@ -127,15 +127,15 @@ TEST(PlanShardsTest, RefusesWhatCannotBeCut) {
   const ModelParts parts = SmallModel();
   EXPECT_EQ(PlanShards(parts, {.tensor = 0}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(PlanShards(parts, {.tensor = 4}).status().message(),
-            "tp 4: the model can be cut into 3 (3 KV heads, 12 FFN slots, 48 chunks of the "
+            "tp 4: the model can be cut into 3 (3 KV heads, 12 FFN splits, 48 chunks of the "
             "vocabulary)");
   EXPECT_EQ(PlanShards(parts, {.pipeline = 31}).status().message(),
             "pp 31: the model has 30 layers");
   EXPECT_FALSE(PlanShards(parts, {.tensor = 1u << 31, .pipeline = 2}).ok());
 }
 
-// As kernels/reference adds slots.
-float SlotTree(std::vector<float> partials) {
+// As kernels/reference adds splits.
+float SplitTree(std::vector<float> partials) {
   for (std::size_t stride = 1; stride < partials.size(); stride *= 2) {
     for (std::size_t i = 0; i + stride < partials.size(); i += 2 * stride) {
       partials[i] += partials[i + stride];
@@ -156,33 +156,33 @@ float RunProgram(const TreeProgram& program, const std::vector<float>& sums) {
   return registers.at(0);
 }
 
-// However consecutive slots are dealt out, bit for bit.
+// However consecutive splits are dealt out, bit for bit.
 TEST(TreeProgramTest, SumsOfSubtreesAreTheWholeSum) {
   std::mt19937 random(7);
   std::uniform_real_distribution<float> value(-1000, 1000);
   for (int round = 0; round < 2000; ++round) {
-    const auto slots = static_cast<std::uint32_t>(1 + random() % 256);
-    SCOPED_TRACE(slots);
-    std::vector<float> partials(slots);
+    const auto splits = static_cast<std::uint32_t>(1 + random() % 256);
+    SCOPED_TRACE(splits);
+    std::vector<float> partials(splits);
     for (float& partial : partials) partial = value(random);
     std::vector<IndexRange> subtrees;
     std::vector<float> sums;
-    for (std::uint32_t begin = 0; begin < slots;) {
-      const std::uint32_t end =
-          std::min<std::uint32_t>(slots, begin + 1 + static_cast<std::uint32_t>(random() % slots));
+    for (std::uint32_t begin = 0; begin < splits;) {
+      const std::uint32_t end = std::min<std::uint32_t>(
+          splits, begin + 1 + static_cast<std::uint32_t>(random() % splits));
       for (const IndexRange& subtree : CompleteSubtrees({begin, end})) {
         EXPECT_EQ(subtree.size() & (subtree.size() - 1), 0u);
         EXPECT_EQ(subtree.begin % subtree.size(), 0u);
         subtrees.push_back(subtree);
         sums.push_back(
-            SlotTree({partials.begin() + subtree.begin, partials.begin() + subtree.end}));
+            SplitTree({partials.begin() + subtree.begin, partials.begin() + subtree.end}));
       }
       begin = end;
       EXPECT_EQ(subtrees.back().end, end);
     }
     const TreeProgram program = MakeTreeProgram(subtrees);
     EXPECT_LE(program.depth, 10u);
-    EXPECT_EQ(RunProgram(program, sums), SlotTree(partials));
+    EXPECT_EQ(RunProgram(program, sums), SplitTree(partials));
   }
 }
 
