@@ -18,7 +18,7 @@ constexpr int kWarmUpRows = 32;
 // Bounds of the options, far above what a machine holds.
 constexpr std::uint32_t kMaxStepTokens = 1 << 16;
 constexpr std::uint32_t kMaxKvBlocks = 1 << 30;
-// Of a metadata, for background copies that have ended.
+// Of the step metadata, for background copies that have ended.
 constexpr std::int64_t kCopyNoteBytes = 64 << 10;
 
 absl::Status CheckSpeculation(const RankOptions& options, const ModelConfig& config) {

@@ -43,7 +43,7 @@ using BlockId = StrongId<struct BlockTag, std::uint32_t>;
 inline constexpr BlockId kNullBlock{0};
 // Index of a sequence within its request, 0-based (n, best_of, beams).
 using SequenceIndex = StrongId<struct SequenceIndexTag, std::uint32_t>;
-// Name of a sequence between scheduler and workers: a dense slot below
+// Name of a sequence between scheduler and workers: a dense number below
 // ExecutorDescription::max_sequences, in use from OpenSequence to DropSequence and
 // then free for reuse.
 using SequenceHandle = StrongId<struct SequenceHandleTag, std::uint32_t>;

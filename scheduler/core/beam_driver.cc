@@ -6,23 +6,23 @@
 
 namespace flotilla {
 
-void BeamDriver::Advance(Slot slot) {
-  Request& request = state_.requests[slot];
+void BeamDriver::Advance(TableIndex index) {
+  Request& request = state_.requests[index];
   const bool ready =
       std::all_of(request.sequences.begin(), request.sequences.end(),
-                  [this](Slot at) { return !state_.sequences[at].candidates.empty(); });
+                  [this](TableIndex at) { return !state_.sequences[at].candidates.empty(); });
   if (!ready) return;
   const std::vector<BeamSearch::Choice> choices = Choose(request);
   if (choices.empty()) {
-    Answer(slot);
+    Answer(index);
   } else {
-    Follow(slot, choices);
+    Follow(index, choices);
   }
 }
 
 std::vector<BeamSearch::Choice> BeamDriver::Choose(Request& request) {
   std::vector<BeamSearch::Beam> beams;
-  for (const Slot at : request.beam->ranked) {
+  for (const TableIndex at : request.beam->ranked) {
     const Sequence& sequence = state_.sequences[at];
     beams.push_back({.outputs = absl::MakeConstSpan(sequence.tokens).subspan(request.prompt_tokens),
                      .logprobs = sequence.logprobs,
@@ -34,14 +34,14 @@ std::vector<BeamSearch::Choice> BeamDriver::Choose(Request& request) {
 
 SequenceIndex BeamDriver::FreeIndex(const Request& request) const {
   std::uint32_t index = 0;
-  for (const Slot at : request.sequences) {  // by ascending index
+  for (const TableIndex at : request.sequences) {  // by ascending index
     if (state_.sequences[at].index.value() != index) break;
     ++index;
   }
   return SequenceIndex(index);
 }
 
-Sequence BeamDriver::Child(const Sequence& parent, Slot parent_slot, const TopLogprob& token,
+Sequence BeamDriver::Child(const Sequence& parent, TableIndex parent_slot, const TopLogprob& token,
                            const BeamSearch& search) const {
   Sequence child;
   child.request = parent.request;
@@ -68,11 +68,11 @@ void BeamDriver::Continue(Sequence& sequence, const TopLogprob& token, const Bea
   state_.UpdateOutstanding(sequence);
 }
 
-void BeamDriver::Follow(Slot slot, const std::vector<BeamSearch::Choice>& choices) {
-  Request& request = state_.requests[slot];
+void BeamDriver::Follow(TableIndex index, const std::vector<BeamSearch::Choice>& choices) {
+  Request& request = state_.requests[index];
   state_.waiting.Charge(request.tenant, choices.size() * FairShare::kOutputCost);
   const BeamSearch& search = request.beam->search;
-  const std::vector<Slot> before = std::exchange(request.beam->ranked, {});
+  const std::vector<TableIndex> before = std::exchange(request.beam->ranked, {});
   std::vector<std::optional<TopLogprob>> continues(before.size());
   std::vector<std::optional<Sequence>> children(choices.size());
   for (std::size_t i = 0; i < choices.size(); ++i) {
@@ -101,8 +101,8 @@ void BeamDriver::Follow(Slot slot, const std::vector<BeamSearch::Choice>& choice
   }
 }
 
-void BeamDriver::Answer(Slot slot) {
-  Request& request = state_.requests[slot];
+void BeamDriver::Answer(TableIndex index) {
+  Request& request = state_.requests[index];
   const std::vector<BeamSearch::Hypothesis>& best = request.beam->search.best();
   for (std::uint32_t i = 0; i < request.answers; ++i) {
     if (request.beam->cancelled[i]) continue;
@@ -128,7 +128,7 @@ void BeamDriver::Answer(Slot slot) {
                            hypothesis.stopped ? FinishReason::kStop : FinishReason::kLength, count,
                            hypothesis.score);
   }
-  state_.EndRequest(slot, request.reason, absl::OkStatus());
+  state_.EndRequest(index, request.reason, absl::OkStatus());
 }
 
 }  // namespace flotilla

@@ -17,16 +17,16 @@ class BeamDriver {
 
   // Takes the next step of the request's search if all its beams are ready; ends
   // the request when that was the last.
-  void Advance(Slot request);
+  void Advance(TableIndex request);
 
  private:
   std::vector<BeamSearch::Choice> Choose(Request& request);
-  void Follow(Slot request, const std::vector<BeamSearch::Choice>& choices);
-  Sequence Child(const Sequence& parent, Slot parent_slot, const TopLogprob& token,
+  void Follow(TableIndex request, const std::vector<BeamSearch::Choice>& choices);
+  Sequence Child(const Sequence& parent, TableIndex parent_slot, const TopLogprob& token,
                  const BeamSearch& search) const;
   void Continue(Sequence& sequence, const TopLogprob& token, const BeamSearch& search);
   SequenceIndex FreeIndex(const Request& request) const;
-  void Answer(Slot request);
+  void Answer(TableIndex request);
 
   CoreState& state_;
 };

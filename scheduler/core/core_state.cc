@@ -64,54 +64,54 @@ void CoreState::UpdateOutstanding(Sequence& sequence) {
   outstanding_tokens += sequence.outstanding_tokens;
 }
 
-void CoreState::AddRunning(Slot slot) {
-  const auto before = [this](Slot a, Slot b) {
+void CoreState::AddRunning(TableIndex index) {
+  const auto before = [this](TableIndex a, TableIndex b) {
     const Sequence& x = sequences[a];
     const Sequence& y = sequences[b];
     if (x.request == y.request) return x.index < y.index;
     return GoesBefore(RequestOf(x), RequestOf(y));
   };
-  running.insert(std::upper_bound(running.begin(), running.end(), slot, before), slot);
+  running.insert(std::upper_bound(running.begin(), running.end(), index, before), index);
 }
 
-void CoreState::LeaveRunning(Slot slot) {
-  running.erase(std::find(running.begin(), running.end(), slot));
+void CoreState::LeaveRunning(TableIndex index) {
+  running.erase(std::find(running.begin(), running.end(), index));
 }
 
 // Each sequence that is not open forks from the one that knows most of its tokens,
 // among those that are open and those before it.
 void CoreState::PlanForks(Request& request) {
-  std::vector<Slot> parents;
-  for (const Slot slot : request.sequences) {
-    if (sequences[slot].open()) parents.push_back(slot);
+  std::vector<TableIndex> parents;
+  for (const TableIndex index : request.sequences) {
+    if (sequences[index].open()) parents.push_back(index);
   }
-  for (const Slot slot : request.sequences) {
-    Sequence& sequence = sequences[slot];
+  for (const TableIndex index : request.sequences) {
+    Sequence& sequence = sequences[index];
     if (sequence.open()) continue;
     sequence.fork = ForkPlan{};
-    for (const Slot parent : parents) {
+    for (const TableIndex parent : parents) {
       const std::uint32_t common =
           std::min(CommonTokens(sequence, sequences[parent], request.prompt_tokens),
                    static_cast<std::uint32_t>(sequence.tokens.size()) - 1);
       if (common > sequence.fork.length) sequence.fork = {.parent = parent, .length = common};
     }
     UpdateOutstanding(sequence);
-    parents.push_back(slot);
+    parents.push_back(index);
   }
 }
 
-void CoreState::Enqueue(Slot slot) {
-  Request& request = requests[slot];
+void CoreState::Enqueue(TableIndex index) {
+  Request& request = requests[index];
   PlanForks(request);
   request.waiting_tokens = request.waiting_rows = 0;
-  for (const Slot at : request.sequences) {
+  for (const TableIndex at : request.sequences) {
     const Sequence& sequence = sequences[at];
     const std::uint64_t tokens = sequence.tokens.size() - sequence.fork.length;
     request.waiting_tokens += tokens;
     request.waiting_rows += tokens + PredictOutputs(sequence);
   }
   request.order = policy->Key(request, PredictNs(request, 0));
-  waiting.Push(slot);
+  waiting.Push(index);
 }
 
 std::uint64_t CoreState::PredictOutputs(const Sequence& sequence) const {
@@ -126,7 +126,7 @@ std::uint64_t CoreState::PredictOutputs(const Sequence& sequence) const {
 
 std::int64_t CoreState::PredictNs(const Request& request, std::uint64_t cached_tokens) const {
   std::uint64_t tokens = 0, longest = 0;
-  for (const Slot at : request.sequences) {
+  for (const TableIndex at : request.sequences) {
     const Sequence& sequence = sequences[at];
     tokens += sequence.tokens.size() - sequence.fork.length;
     longest = std::max(longest, PredictOutputs(sequence));
@@ -135,30 +135,30 @@ std::int64_t CoreState::PredictNs(const Request& request, std::uint64_t cached_t
                                 reserved_sequences);
 }
 
-void CoreState::OpenRequest(Slot slot) {
-  Request& request = requests[slot];
-  waiting.Remove(slot);
+void CoreState::OpenRequest(TableIndex index) {
+  Request& request = requests[index];
+  waiting.Remove(index);
   counters.resumptions += request.was_open;
   request.open = true;
   reserved_sequences += request.width();
-  for (const Slot sequence : request.sequences) {
+  for (const TableIndex sequence : request.sequences) {
     sequences[sequence].state = SequenceState::kPending;
     AddRunning(sequence);
   }
 }
 
-Slot CoreState::AddSequence(Sequence sequence) {
+TableIndex CoreState::AddSequence(Sequence sequence) {
   Request& request = RequestOf(sequence);
   sequence.state = SequenceState::kPending;
-  const SequenceIndex index = sequence.index;
-  const Slot slot = sequences.Insert(std::move(sequence));
+  const SequenceIndex number = sequence.index;
+  const TableIndex index = sequences.Insert(std::move(sequence));
   const auto at =
-      std::lower_bound(request.sequences.begin(), request.sequences.end(), index,
-                       [this](Slot a, SequenceIndex i) { return sequences[a].index < i; });
-  request.sequences.insert(at, slot);
-  AddRunning(slot);
-  UpdateOutstanding(sequences[slot]);
-  return slot;
+      std::lower_bound(request.sequences.begin(), request.sequences.end(), number,
+                       [this](TableIndex a, SequenceIndex i) { return sequences[a].index < i; });
+  request.sequences.insert(at, index);
+  AddRunning(index);
+  UpdateOutstanding(sequences[index]);
+  return index;
 }
 
 // Its blocks and its handle are free.
@@ -168,20 +168,21 @@ void CoreState::Detach(Sequence& sequence) {
   --epoch->micro_batch_sizes[sequence.micro_batch];
 }
 
-void CoreState::DropSequence(Slot slot) {
-  Sequence& sequence = sequences[slot];
+void CoreState::DropSequence(TableIndex index) {
+  Sequence& sequence = sequences[index];
   Request& request = RequestOf(sequence);
   if (sequence.open()) Detach(sequence);
   if (request.open) {
-    LeaveRunning(slot);
+    LeaveRunning(index);
     if (request.beam == nullptr) --reserved_sequences;
   }
   outstanding_tokens -= sequence.outstanding_tokens;
-  request.sequences.erase(std::find(request.sequences.begin(), request.sequences.end(), slot));
-  sequences.Erase(slot);
-  const bool was_parent = std::any_of(
-      request.sequences.begin(), request.sequences.end(),
-      [&](Slot other) { return !sequences[other].open() && sequences[other].fork.parent == slot; });
+  request.sequences.erase(std::find(request.sequences.begin(), request.sequences.end(), index));
+  sequences.Erase(index);
+  const bool was_parent =
+      std::any_of(request.sequences.begin(), request.sequences.end(), [&](TableIndex other) {
+        return !sequences[other].open() && sequences[other].fork.parent == index;
+      });
   if (was_parent) PlanForks(request);
 }
 
@@ -218,15 +219,15 @@ void CoreState::EmitSequenceEnd(Request& request, SequenceIndex index, FinishRea
                                .score = score});
 }
 
-void CoreState::EndSequence(Slot slot, FinishReason reason, std::uint32_t kept) {
-  const Slot owner = sequences[slot].request;
+void CoreState::EndSequence(TableIndex index, FinishReason reason, std::uint32_t kept) {
+  const TableIndex owner = sequences[index].request;
   Request& request = requests[owner];
   FLOTILLA_CORE_CHECK(request.beam == nullptr);
   const bool waits = !request.open;
   if (waits) waiting.Remove(owner);
-  const SequenceIndex index = sequences[slot].index;
-  DropSequence(slot);
-  EmitSequenceEnd(request, index, reason, kept);
+  const SequenceIndex number = sequences[index].index;
+  DropSequence(index);
+  EmitSequenceEnd(request, number, reason, kept);
   if (request.sequences.empty()) {
     Forget(owner);
   } else if (waits) {
@@ -234,30 +235,30 @@ void CoreState::EndSequence(Slot slot, FinishReason reason, std::uint32_t kept) 
   }
 }
 
-void CoreState::EndRequest(Slot slot, FinishReason reason, absl::Status status) {
-  Request& request = requests[slot];
+void CoreState::EndRequest(TableIndex index, FinishReason reason, absl::Status status) {
+  Request& request = requests[index];
   if (request.status.ok()) request.status = std::move(status);
-  if (!request.open) waiting.Remove(slot);
+  if (!request.open) waiting.Remove(index);
   if (request.beam != nullptr) {
     for (std::uint32_t i = 0; i < request.answers; ++i) {
       if (!request.beam->cancelled[i]) EmitSequenceEnd(request, SequenceIndex(i), reason, 0);
     }
   }
-  for (const Slot sequence : request.sequences) {
+  for (const TableIndex sequence : request.sequences) {
     if (request.beam != nullptr) break;
     EmitSequenceEnd(request, sequences[sequence].index, reason, OutputTokens(sequences[sequence]));
   }
   while (!request.sequences.empty()) DropSequence(request.sequences.back());
-  Forget(slot);
+  Forget(index);
 }
 
-void CoreState::Forget(Slot slot) {
-  Request& request = requests[slot];
+void CoreState::Forget(TableIndex index) {
+  Request& request = requests[index];
   fair.Leave(request.tenant);
   quarantined -= request.quarantined;
-  if (isolated_request == slot) isolated_request.reset();
+  if (isolated_request == index) isolated_request.reset();
   if (request.open && request.beam != nullptr) reserved_sequences -= request.width();
-  deadlines.Remove(slot);
+  deadlines.Remove(index);
   CountReason(request.reason);
   events.push_back(RequestEnd{.request = request.id,
                               .attempt = request.attempt,
@@ -268,16 +269,16 @@ void CoreState::Forget(Slot slot) {
                                              .cached_tokens = request.cached_tokens,
                                              .preemptions = request.preemptions,
                                              .decode_preemptions = request.decode_preemptions}});
-  requests.Erase(slot);
+  requests.Erase(index);
 }
 
 // Its sequences are in no list and hold nothing any more.
-void CoreState::Requeue(Slot slot) {
-  Request& request = requests[slot];
+void CoreState::Requeue(TableIndex index) {
+  Request& request = requests[index];
   reserved_sequences -= request.width();
   request.open = false;
-  if (isolated_request == slot) isolated_request.reset();
-  for (const Slot at : request.sequences) {
+  if (isolated_request == index) isolated_request.reset();
+  for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
     sequence.state = SequenceState::kWaiting;
     sequence.length.Settle(0);
@@ -289,15 +290,15 @@ void CoreState::Requeue(Slot slot) {
     sequence.deferred = false;
     sequence.candidates.clear();
   }
-  Enqueue(slot);
+  Enqueue(index);
 }
 
-void CoreState::Preempt(Slot slot, Slot winner) {
+void CoreState::Preempt(TableIndex index, TableIndex winner) {
   constexpr std::size_t kMostRecent = 256;
-  Request& request = requests[slot];
+  Request& request = requests[index];
   const std::uint32_t available = epoch->kv.pool().available();
   const bool decoded =
-      std::any_of(request.sequences.begin(), request.sequences.end(), [&](Slot at) {
+      std::any_of(request.sequences.begin(), request.sequences.end(), [&](TableIndex at) {
         return sequences[at].open() && OutputTokens(sequences[at]) > 0 &&
                (sequences[at].state == SequenceState::kDecode || request.beam != nullptr);
       });
@@ -306,7 +307,7 @@ void CoreState::Preempt(Slot slot, Slot winner) {
   request.non_preemptible = request.preemptions >= options.max_preemptions;
   if (options.expected_output_permille > 0) output_ratio += (1000 * 1024 - output_ratio) / 4;
   std::vector<BlockId> blocks;  // that the prefix index knows
-  for (const Slot at : request.sequences) {
+  for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
     if (sequence.open()) {
       const auto begin = sequence.tables[0].begin();
@@ -330,7 +331,7 @@ void CoreState::Preempt(Slot slot, Slot winner) {
                                      : PreemptionReason::kRecomputed;
   const std::int64_t computed = record.blocks - std::min(record.blocks, stored.kept);
   record.cost_ns = stored.begun * record.swap_ns + computed * record.recompute_ns;
-  Requeue(slot);
+  Requeue(index);
   ++counters.preemptions;
   counters.swapped += stored.kept > 0;
   counters.blocks_out += stored.begun;
@@ -342,28 +343,28 @@ void CoreState::Preempt(Slot slot, Slot winner) {
   if (preemptions.size() < kMostRecent) preemptions.push_back(record);
 }
 
-std::optional<Slot> CoreState::Blame(absl::Span<const Step> started) {
-  std::vector<Slot> under_way;
+std::optional<TableIndex> CoreState::Blame(absl::Span<const Step> started) {
+  std::vector<TableIndex> under_way;
   bool others_ran = false;  // of sequences that are gone: whoever is left was not alone
   for (const PlanInFlight& plan : epoch->in_flight) {
     if (std::find(started.begin(), started.end(), plan.step) == started.end()) continue;
     for (const PlannedRun& run : plan.runs) {
       if (run.most == 0) continue;  // surely finished
-      const std::optional<Slot> sequence = epoch->handles.Live(run.handle, plan.step);
+      const std::optional<TableIndex> sequence = epoch->handles.Live(run.handle, plan.step);
       if (sequence.has_value()) under_way.push_back(sequences[*sequence].request);
       others_ran |= !sequence.has_value();
     }
   }
   std::sort(under_way.begin(), under_way.end());
   under_way.erase(std::unique(under_way.begin(), under_way.end()), under_way.end());
-  std::optional<Slot> failed;
-  for (const Slot slot : under_way) {
-    Request& request = requests[slot];
+  std::optional<TableIndex> failed;
+  for (const TableIndex index : under_way) {
+    Request& request = requests[index];
     if (request.quarantined && under_way.size() == 1 && !others_ran) {
       events.push_back(CrashCount{
           .request = request.id, .attempt = request.attempt, .count = ++request.crash_count});
     }
-    if (request.crash_count >= options.max_crashes) failed = slot;
+    if (request.crash_count >= options.max_crashes) failed = index;
     Quarantine(request);
   }
   return failed;
@@ -373,7 +374,8 @@ void CoreState::Quarantine(Request& request) {
   // The positions of the fatal step are among those that it knows, or the next: of a
   // step whose result was lost with the group.
   std::size_t known = 0;
-  for (const Slot at : request.sequences) known = std::max(known, sequences[at].tokens.size());
+  for (const TableIndex at : request.sequences)
+    known = std::max(known, sequences[at].tokens.size());
   ++counters.quarantines;
   quarantined += !request.quarantined;
   request.quarantined = true;
@@ -383,11 +385,12 @@ void CoreState::Quarantine(Request& request) {
 void CoreState::EndQuarantine() {
   if (!isolated_request.has_value()) return;
   Request& request = requests[*isolated_request];
-  const bool past = std::all_of(request.sequences.begin(), request.sequences.end(), [&](Slot at) {
-    const Sequence& sequence = sequences[at];
-    return sequence.open() &&
-           sequence.length.computed >= std::min(request.quarantine_length, sequence.length.max);
-  });
+  const bool past =
+      std::all_of(request.sequences.begin(), request.sequences.end(), [&](TableIndex at) {
+        const Sequence& sequence = sequences[at];
+        return sequence.open() &&
+               sequence.length.computed >= std::min(request.quarantine_length, sequence.length.max);
+      });
   if (!past) return;
   request.quarantined = false;
   --quarantined;
@@ -396,11 +399,11 @@ void CoreState::EndQuarantine() {
 }
 
 void CoreState::LoseEpoch() {
-  for (const Slot slot : std::exchange(running, {})) sequences[slot].tables.clear();
-  for (const Slot slot : requests.Slots()) {
-    if (!requests[slot].open) continue;
+  for (const TableIndex index : std::exchange(running, {})) sequences[index].tables.clear();
+  for (const TableIndex index : requests.Indices()) {
+    if (!requests[index].open) continue;
     ++counters.replays;
-    Requeue(slot);
+    Requeue(index);
   }
   epoch.reset();
 }

@@ -15,6 +15,7 @@
 #include "common/types/executor.h"
 #include "scheduler/core/fair_share.h"
 #include "scheduler/core/handle_table.h"
+#include "scheduler/core/indexed_table.h"
 #include "scheduler/core/kv_cache_manager.h"
 #include "scheduler/core/options.h"
 #include "scheduler/core/policy.h"
@@ -22,7 +23,6 @@
 #include "scheduler/core/rates.h"
 #include "scheduler/core/request.h"
 #include "scheduler/core/sequence.h"
-#include "scheduler/core/slot_table.h"
 #include "scheduler/core/speculation.h"
 #include "scheduler/core/waiting_queue.h"
 
@@ -111,15 +111,15 @@ struct CoreState {
 
   FairShare fair;
   RequestTable requests;
-  SlotTable<Sequence> sequences;
+  IndexedTable<Sequence> sequences;
   WaitingQueue waiting;
   DeadlineQueue deadlines;
   // Sequences of open requests, pending ones too: requests in the order of the
   // policy, the sequences of each by index.
-  std::vector<Slot> running;
-  std::uint32_t reserved_sequences = 0;  // sum of the open requests' width
-  std::uint32_t quarantined = 0;         // requests
-  std::optional<Slot> isolated_request;  // the one that is open
+  std::vector<TableIndex> running;
+  std::uint32_t reserved_sequences = 0;        // sum of the open requests' width
+  std::uint32_t quarantined = 0;               // requests
+  std::optional<TableIndex> isolated_request;  // the one that is open
   std::uint64_t next_arrival = 0;
   std::uint64_t outstanding_tokens = 0;  // sum of Sequence::outstanding_tokens
   bool draining = false;
@@ -167,36 +167,36 @@ struct CoreState {
   void UpdateOutstanding(Sequence& sequence);
 
   // Puts a request that is not open into the queue.
-  void Enqueue(Slot request);
+  void Enqueue(TableIndex request);
   // Takes a request out of the queue: its sequences are pending. reserved_sequences
   // grows by its width.
-  void OpenRequest(Slot request);
+  void OpenRequest(TableIndex request);
   // Adds a sequence to an open request, as a beam that is to be forked.
-  Slot AddSequence(Sequence sequence);
+  TableIndex AddSequence(Sequence sequence);
   // Ends one sequence: frees its blocks and forgets it; says nothing.
-  void DropSequence(Slot sequence);
+  void DropSequence(TableIndex sequence);
 
   // Ends an answer of a request and says so: SequenceEnd, of which `kept` tokens
   // count. Once no sequence is left, the request's end must follow.
   void EmitSequenceEnd(Request& request, SequenceIndex index, FinishReason reason,
                        std::uint32_t kept, float score = 0);
   // Ends a sequence that is an answer (not a beam), and with the last one its request.
-  void EndSequence(Slot sequence, FinishReason reason, std::uint32_t kept);
+  void EndSequence(TableIndex sequence, FinishReason reason, std::uint32_t kept);
   // A sequence has made `outputs` tokens and no more: what others may be expected to.
   void LearnOutputRatio(std::uint32_t outputs, std::uint32_t max_tokens);
   // Ends all that is left of a request. Its sequences keep their tokens.
-  void EndRequest(Slot request, FinishReason reason, absl::Status status);
+  void EndRequest(TableIndex request, FinishReason reason, absl::Status status);
   // Emits the RequestEnd of a request that has no sequences left, and forgets it.
-  void Forget(Slot request);
+  void Forget(TableIndex request);
 
   // Takes an open request's blocks, of which `winner` needs some (it may be the same
   // request), and puts it back into the queue. No result is outstanding for it.
-  void Preempt(Slot request, Slot winner);
+  void Preempt(TableIndex request, TableIndex winner);
   // All open requests go back to the queue, and the epoch is over.
   void LoseEpoch();
   // The group died while it computed these steps, before LoseEpoch: requests that
   // they ran are quarantined. Returns one of them that is to be failed.
-  std::optional<Slot> Blame(absl::Span<const Step> started);
+  std::optional<TableIndex> Blame(absl::Span<const Step> started);
   // It is computed alone until it has got past what it knows.
   void Quarantine(Request& request);
   // Releases the isolated request from quarantine if results have brought it far enough.
@@ -204,9 +204,9 @@ struct CoreState {
 
  private:
   void Detach(Sequence& sequence);
-  void LeaveRunning(Slot sequence);
-  void AddRunning(Slot sequence);
-  void Requeue(Slot request);
+  void LeaveRunning(TableIndex sequence);
+  void AddRunning(TableIndex sequence);
+  void Requeue(TableIndex request);
   void PlanForks(Request& request);
   void CountReason(FinishReason reason);
 };

@@ -20,8 +20,8 @@ FairShare::FairShare(bool on, const std::vector<std::pair<std::string, std::uint
 std::uint64_t FairShare::Floor() const {
   bool any = false;
   std::uint64_t floor = 0;
-  for (const Slot slot : tenants_.Slots()) {
-    const Tenant& tenant = tenants_[slot];
+  for (const TableIndex index : tenants_.Indices()) {
+    const Tenant& tenant = tenants_[index];
     if (tenant.requests == 0) continue;
     floor = any ? std::min(floor, tenant.served) : tenant.served;
     any = true;
@@ -31,21 +31,21 @@ std::uint64_t FairShare::Floor() const {
 
 std::uint64_t FairShare::requests() const {
   std::uint64_t all = 0;
-  for (const Slot slot : tenants_.Slots()) all += tenants_[slot].requests;
+  for (const TableIndex index : tenants_.Indices()) all += tenants_[index].requests;
   return all;
 }
 
 // Those at or below the floor would be lifted to it anyway.
 void FairShare::ForgetIdle(std::uint64_t floor) {
-  for (const Slot slot : tenants_.Slots()) {
-    const Tenant& tenant = tenants_[slot];
+  for (const TableIndex index : tenants_.Indices()) {
+    const Tenant& tenant = tenants_[index];
     if (tenant.requests > 0 || (tenant.served > floor && tenants_.size() <= kMaxKnown)) continue;
     by_name_.erase(tenant.name);
-    tenants_.Erase(slot);
+    tenants_.Erase(index);
   }
 }
 
-Slot FairShare::Join(absl::string_view name) {
+TableIndex FairShare::Join(absl::string_view name) {
   const std::string key(on_ ? name : absl::string_view());
   const auto found = by_name_.find(key);
   if (found != by_name_.end() && tenants_[found->second].requests > 0) {
@@ -53,33 +53,33 @@ Slot FairShare::Join(absl::string_view name) {
     return found->second;
   }
   const std::uint64_t floor = Floor();
-  Slot slot;
+  TableIndex index;
   if (found != by_name_.end()) {
-    slot = found->second;
+    index = found->second;
   } else {
     ForgetIdle(floor);
     const auto weight = weights_.find(key);
-    slot = tenants_.Insert({.name = key, .weight = weight == weights_.end() ? 1 : weight->second});
-    by_name_.emplace(key, slot);
+    index = tenants_.Insert({.name = key, .weight = weight == weights_.end() ? 1 : weight->second});
+    by_name_.emplace(key, index);
   }
-  Tenant& tenant = tenants_[slot];
+  Tenant& tenant = tenants_[index];
   tenant.served = std::max(tenant.served, floor);
   tenant.requests = 1;
-  return slot;
+  return index;
 }
 
-void FairShare::Leave(Slot slot) {
-  Tenant& tenant = tenants_[slot];
+void FairShare::Leave(TableIndex index) {
+  Tenant& tenant = tenants_[index];
   last_floor_ = std::max(last_floor_, std::min(tenant.served, Floor()));
   --tenant.requests;
 }
 
-void FairShare::Charge(Slot slot, std::uint64_t cost) {
-  Tenant& tenant = tenants_[slot];
+void FairShare::Charge(TableIndex index, std::uint64_t cost) {
+  Tenant& tenant = tenants_[index];
   tenant.served += cost * 1024 / tenant.weight;
 }
 
-bool FairShare::Before(Slot a, Slot b) const {
+bool FairShare::Before(TableIndex a, TableIndex b) const {
   const std::uint64_t x = tenants_[a].served, y = tenants_[b].served;
   return x != y ? x < y : a < b;
 }

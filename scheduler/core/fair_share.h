@@ -14,7 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
-#include "scheduler/core/slot_table.h"
+#include "scheduler/core/indexed_table.h"
 
 namespace flotilla {
 
@@ -26,17 +26,17 @@ class FairShare {
   // `weights` by tenant, at least 1; others have 1.
   FairShare(bool on, const std::vector<std::pair<std::string, std::uint32_t>>& weights);
 
-  // A request of the tenant has come. Its slot is valid until as many have left.
-  Slot Join(absl::string_view tenant);
-  void Leave(Slot tenant);
+  // A request of the tenant has come. Its index is valid until as many have left.
+  TableIndex Join(absl::string_view tenant);
+  void Leave(TableIndex tenant);
   // The tenant was served tokens of so much cost.
-  void Charge(Slot tenant, std::uint64_t cost);
+  void Charge(TableIndex tenant, std::uint64_t cost);
   // A strict total order; changes by Charge and Join of the two tenants only.
-  bool Before(Slot a, Slot b) const;
+  bool Before(TableIndex a, TableIndex b) const;
   // Tenants that are known: those that are there, and some that were.
   std::size_t size() const { return tenants_.size(); }
   // Requests of the tenant that have come and not left.
-  std::uint32_t requests(Slot tenant) const { return tenants_[tenant].requests; }
+  std::uint32_t requests(TableIndex tenant) const { return tenants_[tenant].requests; }
   std::uint64_t requests() const;  // of all. O(tenants)
 
  private:
@@ -52,8 +52,8 @@ class FairShare {
 
   const bool on_;
   absl::flat_hash_map<std::string, std::uint64_t> weights_;
-  SlotTable<Tenant> tenants_;
-  absl::flat_hash_map<std::string, Slot> by_name_;
+  IndexedTable<Tenant> tenants_;
+  absl::flat_hash_map<std::string, TableIndex> by_name_;
   // What the counters of those that were there last had come to.
   std::uint64_t last_floor_ = 0;
 };

@@ -26,40 +26,40 @@ class HandleTable {
   std::uint32_t retired() const { return static_cast<std::uint32_t>(retired_.size()); }
   std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
 
-  // A handle for the sequence in `slot`, opened by the plan of `step`. One is
+  // A handle for the sequence in `index`, opened by the plan of `step`. One is
   // available.
-  SequenceHandle Take(Slot slot, Step step) {
-    const std::uint32_t index = free_.back();
+  SequenceHandle Take(TableIndex index, Step step) {
+    const std::uint32_t handle = free_.back();
     free_.pop_back();
-    entries_[index] = Entry{slot, step};
-    return SequenceHandle(index);
+    entries_[handle] = Entry{index, step};
+    return SequenceHandle(handle);
   }
 
   // The sequence has ended or was preempted: the next plan drops the handle.
   void Retire(SequenceHandle handle) {
-    entries_[handle.value()].slot.reset();
+    entries_[handle.value()].index.reset();
     retired_.push_back(handle.value());
   }
 
   // Writes a DropSequence per retired handle; from here on each may be taken.
   void DropRetired(StepPlan& plan) {
-    for (const std::uint32_t index : retired_) {
-      plan.ops.push_back(DropSequence{.sequence = SequenceHandle(index)});
-      free_.push_back(index);
+    for (const std::uint32_t handle : retired_) {
+      plan.ops.push_back(DropSequence{.sequence = SequenceHandle(handle)});
+      free_.push_back(handle);
     }
     retired_.clear();
   }
 
   // The sequence that `handle` meant in `step`, if that sequence is still open.
-  std::optional<Slot> Live(SequenceHandle handle, Step step) const {
+  std::optional<TableIndex> Live(SequenceHandle handle, Step step) const {
     if (handle.value() >= entries_.size()) return std::nullopt;
     const Entry& entry = entries_[handle.value()];
-    return entry.opened <= step ? entry.slot : std::nullopt;
+    return entry.opened <= step ? entry.index : std::nullopt;
   }
 
  private:
   struct Entry {
-    std::optional<Slot> slot;
+    std::optional<TableIndex> index;
     Step opened;
   };
   std::vector<Entry> entries_;  // by handle

@@ -1,11 +1,11 @@
-// IndexedHeap: a binary heap of dense slots that knows where each slot is, so
+// IndexedHeap: a binary heap of dense indices that knows where each index is, so
 // that any of them can leave in O(log n).
 //
 //   IndexedHeap<Earlier> heap;            // Earlier{}(a, b): a leaves first
-//   heap.Push(slot); heap.top(); heap.Remove(slot);
+//   heap.Push(index); heap.top(); heap.Remove(index);
 //
-// `Before` must be a strict total order on the slots in the heap and must not
-// change while a slot is inside. Order of equal operations is deterministic.
+// `Before` must be a strict total order on the indices in the heap and must not
+// change while an index is inside. Order of equal operations is deterministic.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@ class IndexedHeap {
 
   bool empty() const { return heap_.empty(); }
   std::size_t size() const { return heap_.size(); }
-  // The slot that leaves first. Not empty.
+  // The index that leaves first. Not empty.
   std::uint32_t top() const { return heap_.front(); }
-  bool Contains(std::uint32_t slot) const { return slot < at_.size() && at_[slot] != kOut; }
-  // Every slot inside, in heap order.
-  const std::vector<std::uint32_t>& slots() const { return heap_; }
+  bool Contains(std::uint32_t index) const { return index < at_.size() && at_[index] != kOut; }
+  // Every index inside, in heap order.
+  const std::vector<std::uint32_t>& indices() const { return heap_; }
 
-  // The first `count` slots in the order in which they would leave, or all there
+  // The first `count` indices in the order in which they would leave, or all there
   // are. O(count^2): for a few.
   std::vector<std::uint32_t> First(std::size_t count) const {
     std::vector<std::uint32_t> first;
@@ -49,18 +49,18 @@ class IndexedHeap {
     return first;
   }
 
-  // `slot` is not inside.
-  void Push(std::uint32_t slot) {
-    if (slot >= at_.size()) at_.resize(slot + 1, kOut);
-    heap_.push_back(slot);
+  // `index` is not inside.
+  void Push(std::uint32_t index) {
+    if (index >= at_.size()) at_.resize(index + 1, kOut);
+    heap_.push_back(index);
     Up(heap_.size() - 1);
   }
 
-  // False when `slot` is not inside.
-  bool Remove(std::uint32_t slot) {
-    if (!Contains(slot)) return false;
-    const std::size_t hole = at_[slot];
-    at_[slot] = kOut;
+  // False when `index` is not inside.
+  bool Remove(std::uint32_t index) {
+    if (!Contains(index)) return false;
+    const std::size_t hole = at_[index];
+    at_[index] = kOut;
     const std::uint32_t last = heap_.back();
     heap_.pop_back();
     if (hole == heap_.size()) return true;
@@ -74,34 +74,34 @@ class IndexedHeap {
   static constexpr std::size_t kOut = ~std::size_t{0};
 
   void Up(std::size_t i) {
-    const std::uint32_t slot = heap_[i];
-    for (; i > 0 && before_(slot, heap_[(i - 1) / 2]); i = (i - 1) / 2) {
+    const std::uint32_t index = heap_[i];
+    for (; i > 0 && before_(index, heap_[(i - 1) / 2]); i = (i - 1) / 2) {
       Place(i, heap_[(i - 1) / 2]);
     }
-    Place(i, slot);
+    Place(i, index);
   }
 
   void Down(std::size_t i) {
-    const std::uint32_t slot = heap_[i];
+    const std::uint32_t index = heap_[i];
     while (true) {
       std::size_t child = 2 * i + 1;
       if (child >= heap_.size()) break;
       if (child + 1 < heap_.size() && before_(heap_[child + 1], heap_[child])) ++child;
-      if (!before_(heap_[child], slot)) break;
+      if (!before_(heap_[child], index)) break;
       Place(i, heap_[child]);
       i = child;
     }
-    Place(i, slot);
+    Place(i, index);
   }
 
-  void Place(std::size_t i, std::uint32_t slot) {
-    heap_[i] = slot;
-    at_[slot] = i;
+  void Place(std::size_t i, std::uint32_t index) {
+    heap_[i] = index;
+    at_[index] = i;
   }
 
   Before before_;
   std::vector<std::uint32_t> heap_;
-  std::vector<std::size_t> at_;  // by slot: position in heap_, or kOut
+  std::vector<std::size_t> at_;  // by index: position in heap_, or kOut
 };
 
 }  // namespace flotilla

@@ -23,8 +23,8 @@ absl::Status CheckBlocks(const CoreState& state) {
   const BlockPool& pool = state.epoch->kv.pool();
   FLOTILLA_HOLDS(pool.free() + pool.cached() + pool.used() == pool.total(), 1, "block counts");
   std::vector<std::uint32_t> named(std::size_t{pool.total()} + 1, 0);
-  for (const Slot slot : state.running) {
-    for (const auto& table : state.sequences[slot].tables) {
+  for (const TableIndex index : state.running) {
+    for (const auto& table : state.sequences[index].tables) {
       for (const BlockId block : table) {
         FLOTILLA_HOLDS(block != kNullBlock && block.value() <= pool.total(), 1, "a block's id");
         ++named[block.value()];
@@ -45,18 +45,19 @@ absl::Status CheckBlocks(const CoreState& state) {
 }
 
 // 2. A request is in the queue or open, and its sequences with it.
-absl::Status CheckRequest(const CoreState& state, Slot slot) {
-  const Request& request = state.requests[slot];
-  FLOTILLA_HOLDS(state.waiting.Contains(slot) != request.open, 2, "waiting queue");
-  FLOTILLA_HOLDS(state.deadlines.Contains(slot) == request.deadline_ns.has_value(), 2, "deadlines");
+absl::Status CheckRequest(const CoreState& state, TableIndex index) {
+  const Request& request = state.requests[index];
+  FLOTILLA_HOLDS(state.waiting.Contains(index) != request.open, 2, "waiting queue");
+  FLOTILLA_HOLDS(state.deadlines.Contains(index) == request.deadline_ns.has_value(), 2,
+                 "deadlines");
   FLOTILLA_HOLDS(!request.sequences.empty(), 2, "a request without sequences");
   FLOTILLA_HOLDS(request.sequences.size() <= request.width(), 3, "sequences of a request");
   FLOTILLA_HOLDS(request.preemptions <= state.options.max_preemptions, 7, "preemptions");
   FLOTILLA_HOLDS(request.bypassed <= state.options.max_bypass, 7, "bypasses");
   const Sequence* previous = nullptr;
-  for (const Slot at : request.sequences) {
+  for (const TableIndex at : request.sequences) {
     const Sequence& sequence = state.sequences[at];
-    FLOTILLA_HOLDS(sequence.request == slot, 2, "owner of a sequence");
+    FLOTILLA_HOLDS(sequence.request == index, 2, "owner of a sequence");
     FLOTILLA_HOLDS(previous == nullptr || previous->index < sequence.index, 2,
                    "order of sequences");
     previous = &sequence;
@@ -81,8 +82,8 @@ absl::Status CheckRequest(const CoreState& state, Slot slot) {
 
 // 2. Each tenant is charged for as many requests as it has.
 absl::Status CheckTenants(const CoreState& state) {
-  std::map<Slot, std::uint32_t> requests;
-  for (const Slot slot : state.requests.Slots()) ++requests[state.requests[slot].tenant];
+  std::map<TableIndex, std::uint32_t> requests;
+  for (const TableIndex index : state.requests.Indices()) ++requests[state.requests[index].tenant];
   for (const auto& [tenant, count] : requests) {
     FLOTILLA_HOLDS(state.fair.requests(tenant) == count, 2, "requests of a tenant");
   }
@@ -95,15 +96,15 @@ absl::Status CheckTenants(const CoreState& state) {
 absl::Status CheckMembership(const CoreState& state) {
   std::uint64_t outstanding = 0, reserved = 0;
   std::size_t waiting = 0, waiting_tokens = 0, waiting_rows = 0, sequences = 0;
-  for (const Slot slot : state.requests.Slots()) {
-    if (absl::Status s = CheckRequest(state, slot); !s.ok()) return s;
-    const Request& request = state.requests[slot];
+  for (const TableIndex index : state.requests.Indices()) {
+    if (absl::Status s = CheckRequest(state, index); !s.ok()) return s;
+    const Request& request = state.requests[index];
     waiting += !request.open;
     waiting_tokens += request.waiting_tokens;
     waiting_rows += request.waiting_rows;
     reserved += request.open ? request.width() : 0;
     sequences += request.sequences.size();
-    for (const Slot at : request.sequences) {
+    for (const TableIndex at : request.sequences) {
       const Sequence& sequence = state.sequences[at];
       outstanding += sequence.tokens.size() -
                      std::max(sequence.length.computed, sequence.fork.length) +
@@ -116,7 +117,7 @@ absl::Status CheckMembership(const CoreState& state) {
   FLOTILLA_HOLDS(waiting_rows == state.waiting.rows(), 2, "waiting rows");
   FLOTILLA_HOLDS(sequences == state.sequences.size(), 2, "sequence count");
   FLOTILLA_HOLDS(reserved == state.reserved_sequences, 2, "reserved sequences");
-  const auto before = [&state](Slot a, Slot b) {
+  const auto before = [&state](TableIndex a, TableIndex b) {
     const Sequence& x = state.sequences[a];
     const Sequence& y = state.sequences[b];
     if (x.request == y.request) return x.index < y.index;
@@ -140,10 +141,10 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
     std::uint32_t rows = 0;
     for (const PlannedRun& run : plan.runs) {
       rows += run.most;
-      const std::optional<Slot> slot = epoch.handles.Live(run.handle, plan.step);
-      if (!slot.has_value()) continue;
+      const std::optional<TableIndex> index = epoch.handles.Live(run.handle, plan.step);
+      if (!index.has_value()) continue;
       FLOTILLA_HOLDS(
-          run.most == 0 || plan.step != epoch.last_step || !state.sequences[*slot].deferred, 7,
+          run.most == 0 || plan.step != epoch.last_step || !state.sequences[*index].deferred, 7,
           "a sequence that ran was not deferred");
       if (run.chunk) continue;
       std::uint64_t& last = last_decode[run.handle.value()];
@@ -157,7 +158,7 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
 }
 
 // 3 and 4. computed <= scheduled_max <= max; the tables cover scheduled_max and waste at
-// most one block less one slot; the difference of the bounds is in flight.
+// most one block less one index; the difference of the bounds is in flight.
 absl::Status CheckBounds(const CoreState& state) {
   const EpochState& epoch = *state.epoch;
   FLOTILLA_HOLDS(state.running.size() <= state.reserved_sequences &&
@@ -175,8 +176,8 @@ absl::Status CheckBounds(const CoreState& state) {
   }
   std::vector<std::uint32_t> micro_batches(epoch.micro_batch_sizes.size(), 0);
   std::size_t open = 0;
-  for (const Slot slot : state.running) {
-    const Sequence& sequence = state.sequences[slot];
+  for (const TableIndex index : state.running) {
+    const Sequence& sequence = state.sequences[index];
     if (!sequence.open()) continue;
     ++open;
     const LengthBounds& length = sequence.length;
@@ -198,7 +199,7 @@ absl::Status CheckBounds(const CoreState& state) {
     std::uint64_t blocks = 0;
     for (const auto& table : sequence.tables) blocks += table.size();
     FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.allocated), 4, "blocks cover scheduled_max");
-    FLOTILLA_HOLDS(epoch.handles.Live(sequence.handle, epoch.last_step) == slot, 2, "its handle");
+    FLOTILLA_HOLDS(epoch.handles.Live(sequence.handle, epoch.last_step) == index, 2, "its handle");
     ++micro_batches[sequence.micro_batch];
   }
   FLOTILLA_HOLDS(micro_batches == epoch.micro_batch_sizes, 2, "micro_batch sizes");

@@ -1,7 +1,7 @@
 // Request: what the scheduler knows of one request; its continuations are Sequences.
 //
 // It is the unit of queueing, admission and preemption: all its sequences come and
-// go together. Lives in a slot of RequestTable from admission to its end.
+// go together. Lives at an index of RequestTable from admission to its end.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "common/types/event.h"
 #include "common/types/request.h"
 #include "scheduler/core/beam_search.h"
-#include "scheduler/core/slot_table.h"
+#include "scheduler/core/indexed_table.h"
 
 namespace flotilla {
 
@@ -24,8 +24,8 @@ struct BeamGroup {
   explicit BeamGroup(BeamSearch search) : search(std::move(search)) {}
 
   BeamSearch search;
-  std::vector<Slot> ranked;     // the running beams, best first
-  std::vector<bool> cancelled;  // [answers] that nobody wants any more
+  std::vector<TableIndex> ranked;  // the running beams, best first
+  std::vector<bool> cancelled;     // [answers] that nobody wants any more
 };
 
 // Where a policy puts a request: smaller goes first, group before value.
@@ -48,14 +48,14 @@ struct Request {
 
   std::int32_t priority = 0;
   std::uint64_t arrival = 0;  // order of admission; unique
-  Slot tenant = 0;            // in FairShare
+  TableIndex tenant = 0;      // in FairShare
   OrderKey order;             // as it entered the queue last
 
   // On the worker group; else it waits.
   bool open = false;
-  bool was_open = false;        // at any time
-  std::vector<Slot> sequences;  // not ended, by ascending index
-  std::uint32_t answers = 1;    // sequences as the client counts them
+  bool was_open = false;              // at any time
+  std::vector<TableIndex> sequences;  // not ended, by ascending index
+  std::uint32_t answers = 1;          // sequences as the client counts them
   std::unique_ptr<BeamGroup> beam;
 
   // It was under way when its worker group died: while it is open and has not got
@@ -95,28 +95,28 @@ struct Request {
   }
 };
 
-// Every admitted and not ended request; found by slot or by id.
-class RequestTable : public SlotTable<Request> {
+// Every admitted and not ended request; found by index or by id.
+class RequestTable : public IndexedTable<Request> {
  public:
   // No request of this id is in the table.
-  Slot Insert(Request request) {
+  TableIndex Insert(Request request) {
     const RequestId id = request.id;
-    const Slot slot = SlotTable::Insert(std::move(request));
-    by_id_.emplace(id, slot);
-    return slot;
+    const TableIndex index = IndexedTable::Insert(std::move(request));
+    by_id_.emplace(id, index);
+    return index;
   }
-  void Erase(Slot slot) {
-    by_id_.erase((*this)[slot].id);
-    SlotTable::Erase(slot);
+  void Erase(TableIndex index) {
+    by_id_.erase((*this)[index].id);
+    IndexedTable::Erase(index);
   }
-  std::optional<Slot> Find(const RequestId& id) const {
+  std::optional<TableIndex> Find(const RequestId& id) const {
     const auto found = by_id_.find(id);
     if (found == by_id_.end()) return std::nullopt;
     return found->second;
   }
 
  private:
-  absl::flat_hash_map<RequestId, Slot> by_id_;
+  absl::flat_hash_map<RequestId, TableIndex> by_id_;
 };
 
 }  // namespace flotilla

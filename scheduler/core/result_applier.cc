@@ -41,9 +41,9 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
     if (sequence.sequence != plan.runs[i].handle)
       return Mismatch(sequence, "it was not in the plan");
     if (sequence.noop) ++state_.counters.noops;
-    const std::optional<Slot> slot = epoch.handles.Live(sequence.sequence, plan.step);
-    if (!slot.has_value()) continue;  // it ended after the plan was sent
-    if (absl::Status s = ApplyRun(plan.runs[i], sequence, *slot); !s.ok()) return s;
+    const std::optional<TableIndex> index = epoch.handles.Live(sequence.sequence, plan.step);
+    if (!index.has_value()) continue;  // it ended after the plan was sent
+    if (absl::Status s = ApplyRun(plan.runs[i], sequence, *index); !s.ok()) return s;
   }
   state_.EndQuarantine();
   return absl::OkStatus();
@@ -101,8 +101,8 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult
 }
 
 absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult& result,
-                                     Slot slot) {
-  Sequence& sequence = state_.sequences[slot];
+                                     TableIndex index) {
+  Sequence& sequence = state_.sequences[index];
   Request& request = state_.RequestOf(sequence);
   if (absl::Status s = CheckRun(run, result, sequence); !s.ok()) return s;
   sequence.length.Answer(run.least, run.most, result.length - sequence.length.computed);
@@ -113,7 +113,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
       state_.EndRequest(sequence.request, FinishReason::kError, status);
     } else {
       request.status.Update(status);
-      state_.EndSequence(slot, FinishReason::kError, state_.OutputTokens(sequence));
+      state_.EndSequence(index, FinishReason::kError, state_.OutputTokens(sequence));
     }
     return absl::OkStatus();
   }
@@ -126,10 +126,10 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
     BeamDriver(state_).Advance(sequence.request);
   } else if (result.finished.has_value()) {
     state_.LearnOutputRatio(state_.OutputTokens(sequence), request.stop.max_tokens);
-    state_.EndSequence(slot, *result.finished, state_.OutputTokens(sequence));
+    state_.EndSequence(index, *result.finished, state_.OutputTokens(sequence));
   } else if (sequence.state == SequenceState::kEnding &&
              sequence.length.computed == sequence.length.max) {
-    state_.EndSequence(slot, FinishReason::kLength, 0);
+    state_.EndSequence(index, FinishReason::kLength, 0);
   }
   return absl::OkStatus();
 }

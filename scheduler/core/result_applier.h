@@ -22,7 +22,7 @@ class ResultApplier {
   absl::Status Apply(const StepResult& result);
 
  private:
-  absl::Status ApplyRun(const PlannedRun& run, const SequenceResult& result, Slot slot);
+  absl::Status ApplyRun(const PlannedRun& run, const SequenceResult& result, TableIndex index);
   absl::Status CheckRun(const PlannedRun& run, const SequenceResult& result,
                         const Sequence& sequence) const;
   absl::Status EmitPromptLogprobs(const PlannedRun& run, const SequenceResult& result,

@@ -22,8 +22,8 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
   state_.rates = Rates(description.prefill_ns_per_token, description.decode_ns_per_step);
   state_.costs = StepCosts(description.prefill_ns_per_token, description.decode_ns_per_step);
   state_.epoch.emplace(epoch, description, state_.options.prefix_cache);
-  for (const Slot slot : state_.requests.Slots()) {
-    const Request& request = state_.requests[slot];
+  for (const TableIndex index : state_.requests.Indices()) {
+    const Request& request = state_.requests[index];
     const Extent extent{.prompt_tokens = request.prompt_tokens,
                         .max_tokens = request.stop.max_tokens,
                         .width = request.width()};
@@ -33,7 +33,7 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
           absl::StrCat("the new worker group runs ", state_.MaxRunning(), " sequences at most"));
     }
     if (!fits.ok()) {
-      state_.EndRequest(slot, FinishReason::kError, absl::ResourceExhaustedError(fits.message()));
+      state_.EndRequest(index, FinishReason::kError, absl::ResourceExhaustedError(fits.message()));
     }
   }
   return absl::OkStatus();
@@ -41,7 +41,7 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
 
 void SchedulerCore::Lost(Epoch epoch, absl::Span<const Step> started) {
   if (!state_.epoch.has_value() || state_.epoch->epoch != epoch) return;
-  const std::optional<Slot> failed = state_.Blame(started);
+  const std::optional<TableIndex> failed = state_.Blame(started);
   state_.LoseEpoch();
   if (!failed.has_value()) return;
   ++state_.counters.quarantine_failures;
@@ -109,7 +109,7 @@ void SchedulerCore::Admit(std::int64_t now_ns, TokenizedRequest request) {
 }
 
 // The request is in the queue, and its sequences know what they know.
-Slot SchedulerCore::Accept(TokenizedRequest request) {
+TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   state_.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
   ++state_.counters.accepted;
   Request accepted;
@@ -138,20 +138,20 @@ Slot SchedulerCore::Accept(TokenizedRequest request) {
                                                            accepted.logprobs.output_top));
     accepted.beam->cancelled.assign(accepted.answers, false);
   }
-  const Slot slot = state_.requests.Insert(std::move(accepted));
+  const TableIndex index = state_.requests.Insert(std::move(accepted));
   // Beam search begins with one sequence, the prompt's.
-  AddSequences(slot, request.beam ? 1 : request.sequences, std::move(request.prompt),
+  AddSequences(index, request.beam ? 1 : request.sequences, std::move(request.prompt),
                std::move(request.output_prefix));
-  if (request.deadline_ns.has_value()) state_.deadlines.Push(slot);
-  return slot;
+  if (request.deadline_ns.has_value()) state_.deadlines.Push(index);
+  return index;
 }
 
-void SchedulerCore::AddSequences(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
+void SchedulerCore::AddSequences(TableIndex index, std::uint32_t count, std::vector<TokenId> prompt,
                                  std::vector<std::vector<TokenId>> prefixes) {
-  Request& request = state_.requests[slot];
+  Request& request = state_.requests[index];
   const std::uint32_t max = MaxPositions(request.prompt_tokens, request.stop.max_tokens);
   for (std::uint32_t i = 0; i < count; ++i) {
-    Sequence sequence{.request = slot, .index = SequenceIndex(i), .tokens = prompt};
+    Sequence sequence{.request = index, .index = SequenceIndex(i), .tokens = prompt};
     if (!prefixes.empty()) {
       sequence.tokens.insert(sequence.tokens.end(), prefixes[i].begin(), prefixes[i].end());
     }
@@ -160,14 +160,14 @@ void SchedulerCore::AddSequences(Slot slot, std::uint32_t count, std::vector<Tok
   }
   if (request.beam != nullptr) request.beam->ranked = request.sequences;
   if (request.crash_count > 0) state_.Quarantine(request);
-  state_.Enqueue(slot);
+  state_.Enqueue(index);
 }
 
 // A replayed request may have had a sequence's last token delivered and only its
 // end lost on the way.
-void SchedulerCore::EndComplete(Slot slot) {
-  const StopRule stop = state_.requests[slot].stop;
-  for (const Slot at : std::vector<Slot>(state_.requests[slot].sequences)) {
+void SchedulerCore::EndComplete(TableIndex index) {
+  const StopRule stop = state_.requests[index].stop;
+  for (const TableIndex at : std::vector<TableIndex>(state_.requests[index].sequences)) {
     const Sequence& sequence = state_.sequences[at];
     const std::uint32_t outputs = state_.OutputTokens(sequence);
     if (outputs == 0) continue;
@@ -179,18 +179,18 @@ void SchedulerCore::EndComplete(Slot slot) {
 }
 
 void SchedulerCore::Cancel(const CancelRequest& cancel) {
-  const std::optional<Slot> slot = state_.requests.Find(cancel.request);
-  if (!slot.has_value()) return;
-  const Request& request = state_.requests[*slot];
+  const std::optional<TableIndex> index = state_.requests.Find(cancel.request);
+  if (!index.has_value()) return;
+  const Request& request = state_.requests[*index];
   if (request.beam != nullptr) {
     if (!cancel.sequence.has_value()) {
-      state_.EndRequest(*slot, FinishReason::kCancelled, absl::OkStatus());
+      state_.EndRequest(*index, FinishReason::kCancelled, absl::OkStatus());
     } else {
-      CancelBeam(*slot, *cancel.sequence);
+      CancelBeam(*index, *cancel.sequence);
     }
     return;
   }
-  for (const Slot at : std::vector<Slot>(request.sequences)) {
+  for (const TableIndex at : std::vector<TableIndex>(request.sequences)) {
     const Sequence& sequence = state_.sequences[at];
     if (cancel.sequence.has_value() && *cancel.sequence != sequence.index) continue;
     state_.EndSequence(at, FinishReason::kCancelled,
@@ -199,14 +199,14 @@ void SchedulerCore::Cancel(const CancelRequest& cancel) {
 }
 
 // One answer less; the search goes on for the others.
-void SchedulerCore::CancelBeam(Slot slot, SequenceIndex index) {
-  Request& request = state_.requests[slot];
+void SchedulerCore::CancelBeam(TableIndex index, SequenceIndex number) {
+  Request& request = state_.requests[index];
   std::vector<bool>& cancelled = request.beam->cancelled;
-  if (index.value() >= cancelled.size() || cancelled[index.value()]) return;
-  cancelled[index.value()] = true;
-  state_.EmitSequenceEnd(request, index, FinishReason::kCancelled, 0);
+  if (number.value() >= cancelled.size() || cancelled[number.value()]) return;
+  cancelled[number.value()] = true;
+  state_.EmitSequenceEnd(request, number, FinishReason::kCancelled, 0);
   if (std::find(cancelled.begin(), cancelled.end(), false) == cancelled.end()) {
-    state_.EndRequest(slot, FinishReason::kCancelled, absl::OkStatus());
+    state_.EndRequest(index, FinishReason::kCancelled, absl::OkStatus());
   }
 }
 
@@ -216,9 +216,9 @@ absl::Status SchedulerCore::Apply(const StepResult& result) {
 
 void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
   while (!state_.deadlines.empty()) {
-    const Slot slot = state_.deadlines.top();
-    if (*state_.requests[slot].deadline_ns > now_ns) return;
-    state_.EndRequest(slot, FinishReason::kDeadline,
+    const TableIndex index = state_.deadlines.top();
+    if (*state_.requests[index].deadline_ns > now_ns) return;
+    state_.EndRequest(index, FinishReason::kDeadline,
                       absl::DeadlineExceededError("the deadline has passed"));
   }
 }
@@ -228,15 +228,15 @@ void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
 void SchedulerCore::DropLate(std::int64_t now_ns) {
   if (!state_.policy->drops_late() || !state_.epoch.has_value()) return;
   while (!state_.waiting.empty()) {
-    const Slot slot = state_.waiting.head();
-    const Request& request = state_.requests[slot];
+    const TableIndex index = state_.waiting.head();
+    const Request& request = state_.requests[index];
     if (!request.deadline_ns.has_value() || request.was_open) return;
     const KvCacheManager& kv = state_.epoch->kv;
     const Sequence& first = state_.sequences[request.sequences.front()];
     const std::uint32_t cached = kv.PositionsOf(kv.FindPrefix(first, request));
     if (now_ns + state_.PredictNs(request, cached) <= *request.deadline_ns) return;
     ++state_.counters.dropped_late;
-    state_.EndRequest(slot, FinishReason::kDeadline,
+    state_.EndRequest(index, FinishReason::kDeadline,
                       absl::DeadlineExceededError("the deadline could not have been met"));
   }
 }
@@ -252,8 +252,8 @@ PlanOutcome SchedulerCore::Plan(std::int64_t now_ns) {
 }
 
 void SchedulerCore::Abort(const absl::Status& status) {
-  for (const Slot slot : state_.requests.Slots()) {
-    state_.EndRequest(slot, FinishReason::kError, status);
+  for (const TableIndex index : state_.requests.Indices()) {
+    state_.EndRequest(index, FinishReason::kError, status);
   }
 }
 
@@ -286,8 +286,8 @@ CoreSnapshot SchedulerCore::Snapshot() const {
 
 std::vector<OpenSequenceView> SchedulerCore::OpenSequences() const {
   std::vector<OpenSequenceView> views;
-  for (const Slot slot : state_.running) {
-    const Sequence& sequence = state_.sequences[slot];
+  for (const TableIndex index : state_.running) {
+    const Sequence& sequence = state_.sequences[index];
     if (!sequence.open()) continue;
     OpenSequenceView view{.handle = sequence.handle,
                           .request = state_.RequestOf(sequence).id,
@@ -310,9 +310,9 @@ std::vector<OpenSequenceView> SchedulerCore::OpenSequences() const {
 
 std::vector<SequenceStatus> SchedulerCore::SequenceStates() const {
   std::vector<SequenceStatus> states;
-  for (const Slot slot : state_.requests.Slots()) {
-    const Request& request = state_.requests[slot];
-    for (const Slot at : request.sequences) {
+  for (const TableIndex index : state_.requests.Indices()) {
+    const Request& request = state_.requests[index];
+    for (const TableIndex at : request.sequences) {
       const Sequence& sequence = state_.sequences[at];
       states.push_back({.request = request.id, .index = sequence.index, .state = sequence.state});
     }

@@ -132,11 +132,11 @@ class SchedulerCore {
   absl::Status CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const;
   // The bounds of the queue, which replays pass.
   absl::Status CheckQueue(const TokenizedRequest& request) const;
-  Slot Accept(TokenizedRequest request);
-  void AddSequences(Slot slot, std::uint32_t count, std::vector<TokenId> prompt,
+  TableIndex Accept(TokenizedRequest request);
+  void AddSequences(TableIndex index, std::uint32_t count, std::vector<TokenId> prompt,
                     std::vector<std::vector<TokenId>> prefixes);
-  void EndComplete(Slot request);
-  void CancelBeam(Slot request, SequenceIndex index);
+  void EndComplete(TableIndex request);
+  void CancelBeam(TableIndex request, SequenceIndex index);
   void DropLate(std::int64_t now_ns);
   void ExpireDeadlines(std::int64_t now_ns);
 

@@ -1,6 +1,6 @@
 // Sequence: one continuation of a request, as the scheduler knows it.
 //
-// It lives in a slot of CoreState::sequences from admission (a beam: from its
+// It lives at an index of CoreState::sequences from admission (a beam: from its
 // fork) to its end; its handle, the name that workers know, exists only while it
 // is open on the worker group.
 #pragma once
@@ -11,8 +11,8 @@
 
 #include "common/types/event.h"
 #include "common/types/ids.h"
+#include "scheduler/core/indexed_table.h"
 #include "scheduler/core/prefix_index.h"
-#include "scheduler/core/slot_table.h"
 #include "scheduler/core/speculation.h"
 
 namespace flotilla {
@@ -70,12 +70,12 @@ struct LengthBounds {
 struct ForkPlan {
   // A sequence of the same request that knows the same first `length` tokens; none:
   // it computes them, or finds them in the prefix cache.
-  std::optional<Slot> parent;
+  std::optional<TableIndex> parent;
   std::uint32_t length = 0;
 };
 
 struct Sequence {
-  Slot request = 0;  // its owner
+  TableIndex request = 0;  // its owner
   SequenceIndex index;
 
   // The prompt, then every output token that is known.

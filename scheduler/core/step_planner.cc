@@ -22,7 +22,7 @@ PlanOutcome StepPlanner::Make() {
   // But not while copies to or from tiers hold blocks: those may be enough.
   while (!short_of_blocks_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
     if (!TrimSequences()) {
-      const Slot last = state_.sequences[state_.running.back()].request;
+      const TableIndex last = state_.sequences[state_.running.back()].request;
       FLOTILLA_CORE_CHECK(!state_.requests[last].non_preemptible);
       state_.Preempt(last, state_.sequences[short_of_blocks_.front()].request);
     }
@@ -39,8 +39,8 @@ PlanOutcome StepPlanner::Make() {
   EmitDeferrals();
   EmitOpenings();
   EmitDecodes();
-  for (const Opening& opening : openings_) EmitChunk(opening.slot, opening.rows);
-  for (const Chunk& chunk : chunks_) EmitChunk(chunk.slot, chunk.rows);
+  for (const Opening& opening : openings_) EmitChunk(opening.index, opening.rows);
+  for (const Chunk& chunk : chunks_) EmitChunk(chunk.index, chunk.rows);
   EmitAdmissions();
   EmitDraftTokens();
   StoreAhead();
@@ -128,64 +128,64 @@ bool StepPlanner::ParentIsReady(const Sequence& sequence) const {
 }
 
 void StepPlanner::AssessDecodes() {
-  for (const Slot slot : state_.running) {
-    const Sequence& sequence = state_.sequences[slot];
+  for (const TableIndex index : state_.running) {
+    const Sequence& sequence = state_.sequences[index];
     const bool ours = IsFor(state_.RequestOf(sequence));
     if (sequence.state == SequenceState::kDecode) {
       if (ours || sequence.surely_finished()) {
-        AssessDecode(slot);
+        AssessDecode(index);
       } else if (DueInThisStep(sequence)) {
-        for_other_steps_.push_back(slot);
+        for_other_steps_.push_back(index);
       } else {
         due_later_ = true;
       }
     } else if (ours && IsBeamStep(sequence)) {
-      AssessBeamStep(slot);
+      AssessBeamStep(index);
     }
   }
 }
 
-void StepPlanner::AssessDecode(Slot slot) {
-  const Sequence& sequence = state_.sequences[slot];
+void StepPlanner::AssessDecode(TableIndex index) {
+  const Sequence& sequence = state_.sequences[index];
   if (!DueInThisStep(sequence)) {
     due_later_ |= !sequence.surely_finished();
     // What it waits for is not for those after it, whose steps come first.
     if (sequence.deferred) KeepFor(sequence);
   } else if (sequence.surely_finished()) {
-    finished_.push_back(slot);
+    finished_.push_back(index);
   } else {
     const Request& request = state_.RequestOf(sequence);
     const std::uint64_t needed = BlocksNeededForNext(sequence);
     if (needed > Room(request)) {
-      short_of_blocks_.push_back(slot);
+      short_of_blocks_.push_back(index);
       return;
     }
     Take(request, needed);
     --budget_;
-    decodes_.push_back(slot);
+    decodes_.push_back(index);
   }
 }
 
-void StepPlanner::AssessBeamStep(Slot slot) {
-  const Sequence& sequence = state_.sequences[slot];
+void StepPlanner::AssessBeamStep(TableIndex index) {
+  const Sequence& sequence = state_.sequences[index];
   const Request& request = state_.RequestOf(sequence);
   if (!sequence.open()) {
-    if (const std::optional<Opening> opening = FindOpening(slot, Room(request))) {
+    if (const std::optional<Opening> opening = FindOpening(index, Room(request))) {
       TakeOpening(*opening);
     } else {
-      short_of_blocks_.push_back(slot);
+      short_of_blocks_.push_back(index);
     }
     return;
   }
   const std::uint64_t needed =
       state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max + 1);
   if (needed > Room(request)) {
-    short_of_blocks_.push_back(slot);
+    short_of_blocks_.push_back(index);
     return;
   }
   Take(request, needed);
   --budget_;
-  chunks_.push_back({slot, 1});
+  chunks_.push_back({index, 1});
 }
 
 // A prompt short of blocks takes a smaller chunk or waits for the sequences
@@ -193,21 +193,21 @@ void StepPlanner::AssessBeamStep(Slot slot) {
 // advances.
 void StepPlanner::AssessPrefills() {
   const bool decodes_are_short = !short_of_blocks_.empty();
-  for (const Slot slot : state_.running) {
-    const Sequence& sequence = state_.sequences[slot];
+  for (const TableIndex index : state_.running) {
+    const Sequence& sequence = state_.sequences[index];
     const Request& request = state_.RequestOf(sequence);
     if (IsBeamStep(sequence) || !IsFor(request)) continue;
     const std::uint64_t room = decodes_are_short && !request.non_preemptible ? 0 : Room(request);
-    if (sequence.state == SequenceState::kPrefill) AssessPrefill(slot, room);
+    if (sequence.state == SequenceState::kPrefill) AssessPrefill(index, room);
     if (sequence.state != SequenceState::kPending) continue;
-    const std::optional<Opening> opening = FindOpening(slot, room);
+    const std::optional<Opening> opening = FindOpening(index, room);
     if (opening.has_value()) TakeOpening(*opening);
   }
 }
 
-void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
+void StepPlanner::AssessPrefill(TableIndex index, std::uint64_t room) {
   const KvCacheManager& kv = state_.epoch->kv;
-  const Sequence& sequence = state_.sequences[slot];
+  const Sequence& sequence = state_.sequences[index];
   const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t wanted =
       std::min({sequence.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
@@ -218,15 +218,15 @@ void StepPlanner::AssessPrefill(Slot slot, std::uint64_t room) {
   if (rows > 0) {
     Take(request, takes);
     budget_ -= rows;
-    chunks_.push_back({slot, rows});
+    chunks_.push_back({index, rows});
   } else if (wanted > 0 && InFirstRequest(sequence)) {
-    short_of_blocks_.push_back(slot);
+    short_of_blocks_.push_back(index);
   }
 }
 
 std::uint64_t StepPlanner::OpeningNeeds(const Opening& opening) const {
   const KvCacheManager& kv = state_.epoch->kv;
-  const Sequence& sequence = state_.sequences[opening.slot];
+  const Sequence& sequence = state_.sequences[opening.index];
   if (sequence.fork.parent.has_value()) {
     return kv.BlocksNeededByFork(sequence.fork.length, sequence.fork.length + opening.rows);
   }
@@ -235,14 +235,15 @@ std::uint64_t StepPlanner::OpeningNeeds(const Opening& opening) const {
 }
 
 // None while its parent has not come far enough, or for want of rows or blocks.
-std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uint64_t blocks) {
+std::optional<StepPlanner::Opening> StepPlanner::FindOpening(TableIndex index,
+                                                             std::uint64_t blocks) {
   const KvCacheManager& kv = state_.epoch->kv;
-  Sequence& sequence = state_.sequences[slot];
+  Sequence& sequence = state_.sequences[index];
   if (!kv.can_fork()) {
     sequence.fork = ForkPlan{};
     state_.UpdateOutstanding(sequence);
   }
-  Opening opening{.slot = slot, .rows = 0, .match = {}};
+  Opening opening{.index = index, .rows = 0, .match = {}};
   std::uint32_t begin = sequence.fork.length;
   const bool forks = sequence.fork.parent.has_value();
   if (!forks) {
@@ -258,12 +259,12 @@ std::optional<StepPlanner::Opening> StepPlanner::FindOpening(Slot slot, std::uin
     if (OpeningNeeds(opening) <= blocks) return opening;
   }
   if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence))
-    short_of_blocks_.push_back(slot);
+    short_of_blocks_.push_back(index);
   return std::nullopt;
 }
 
 void StepPlanner::TakeOpening(const Opening& opening) {
-  const Request& request = state_.RequestOf(state_.sequences[opening.slot]);
+  const Request& request = state_.RequestOf(state_.sequences[opening.index]);
   if (!request.non_preemptible) {
     const std::uint64_t takes = OpeningNeeds(opening);
     free_blocks_ -= takes;
@@ -275,7 +276,7 @@ void StepPlanner::TakeOpening(const Opening& opening) {
 
 bool StepPlanner::AnyDeferred() const {
   return std::any_of(short_of_blocks_.begin(), short_of_blocks_.end(),
-                     [this](Slot slot) { return state_.sequences[slot].deferred; });
+                     [this](TableIndex index) { return state_.sequences[index].deferred; });
 }
 
 std::uint64_t StepPlanner::ReservedBlocks() const {
@@ -285,8 +286,8 @@ std::uint64_t StepPlanner::ReservedBlocks() const {
     const Request& request = state_.RequestOf(state_.sequences[state_.running[at]]);
     if (!request.non_preemptible) break;
     std::vector<BlockId> held;
-    for (const Slot slot : request.sequences) {
-      for (const auto& table : state_.sequences[slot].tables) {
+    for (const TableIndex index : request.sequences) {
+      for (const auto& table : state_.sequences[index].tables) {
         held.insert(held.end(), table.begin(), table.end());
       }
     }
@@ -322,8 +323,8 @@ void StepPlanner::Promise(const Request& request, std::uint64_t blocks) {
 void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const {
   constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a prediction is worth anything
   if (request.non_preemptible) return;         // reserved
-  for (const Slot slot : request.sequences) {
-    const Sequence& sequence = state_.sequences[slot];
+  for (const TableIndex index : request.sequences) {
+    const Sequence& sequence = state_.sequences[index];
     std::uint64_t held = 0;
     for (const auto& table : sequence.tables) held += table.size();
     expected.push_back(
@@ -360,8 +361,8 @@ std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
 bool StepPlanner::PrefixIsBeingComputed(const Request& request,
                                         const KvCacheManager::Match& match) const {
   const Sequence& first = state_.sequences[request.sequences.front()];
-  return std::any_of(state_.running.begin(), state_.running.end(), [&](Slot slot) {
-    const Sequence& other = state_.sequences[slot];
+  return std::any_of(state_.running.begin(), state_.running.end(), [&](TableIndex index) {
+    const Sequence& other = state_.sequences[index];
     return state_.epoch->kv.WillPublish(other, state_.RequestOf(other), first, request, match);
   });
 }
@@ -410,26 +411,26 @@ void StepPlanner::StoreAhead() {
   state_.counters.blocks_out += stored;
 }
 
-std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
-  const Request& request = state_.requests[slot];
+std::optional<StepPlanner::Start> StepPlanner::TryStart(TableIndex index) {
+  const Request& request = state_.requests[index];
   if (!IsFor(request) || (isolated_step_ && state_.isolated_request.has_value()))
     return std::nullopt;
   const bool full = state_.reserved_sequences + request.width() > state_.MaxRunning();
-  const bool head = slot == state_.waiting.head();
+  const bool head = index == state_.waiting.head();
   if (full && !(head && state_.epoch->kv.tiers().any())) return std::nullopt;
   const KvCacheManager::Match match = state_.epoch->kv.FindPrefix(
       state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
   const bool loads = head && WantsLoad(match);
-  if (loads) load_ = Start{slot, match};
+  if (loads) load_ = Start{index, match};
   if (loads || match.loading) {
     waits_for_prefix_ |= head;
     return std::nullopt;
   }
   if (full) return std::nullopt;
   // Alone it fits the pool (see admission), but for what copies hold.
-  if (state_.running.empty() && !state_.epoch->kv.copies_pending()) return Start{slot, match};
+  if (state_.running.empty() && !state_.epoch->kv.copies_pending()) return Start{index, match};
   if (PrefixIsBeingComputed(request, match)) {
-    waits_for_prefix_ |= slot == state_.waiting.head();
+    waits_for_prefix_ |= index == state_.waiting.head();
     return std::nullopt;
   }
   // All of it must fit beside what is promised already; otherwise several
@@ -438,7 +439,7 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(Slot slot) {
       std::max(PeakBlocksWith(request),
                std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
   if (free_blocks_ < promised_blocks_ + expected + StartNeeds(request, match)) return std::nullopt;
-  return Start{slot, match};
+  return Start{index, match};
 }
 
 std::optional<StepPlanner::Start> StepPlanner::FindStart() {
@@ -450,9 +451,9 @@ std::optional<StepPlanner::Start> StepPlanner::FindStart() {
   if (state_.requests[state_.waiting.head()].bypassed >= state_.options.max_bypass) {
     return std::nullopt;
   }
-  for (const Slot slot : state_.waiting.First(kCandidates)) {
-    if (slot == state_.waiting.head()) continue;
-    if (std::optional<Start> start = TryStart(slot)) return start;
+  for (const TableIndex index : state_.waiting.First(kCandidates)) {
+    if (index == state_.waiting.head()) continue;
+    if (std::optional<Start> start = TryStart(index)) return start;
   }
   return std::nullopt;
 }

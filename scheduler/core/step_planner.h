@@ -48,12 +48,12 @@ class StepPlanner {
 
  private:
   struct Chunk {
-    Slot slot;
+    TableIndex index;
     std::uint32_t rows;
   };
   // Of a pending sequence: with a parent a fork, else what the prefix cache has.
   struct Opening {
-    Slot slot;
+    TableIndex index;
     std::uint32_t rows;
     KvCacheManager::Match match;
   };
@@ -65,27 +65,27 @@ class StepPlanner {
   bool IsFor(const Request& request) const { return request.quarantined == isolated_step_; }
   void Assess();
   void AssessDecodes();
-  void AssessDecode(Slot slot);
+  void AssessDecode(TableIndex index);
   // A beam that is one token from its next choice: with the decodes.
   bool IsBeamStep(const Sequence& sequence) const;
-  void AssessBeamStep(Slot slot);
+  void AssessBeamStep(TableIndex index);
   bool ParentIsReady(const Sequence& sequence) const;
   void KeepToItlTarget();
   void AssessPrefills();
-  void AssessPrefill(Slot slot, std::uint64_t room);
+  void AssessPrefill(TableIndex index, std::uint64_t room);
   // What is to be opened of a pending sequence, with at most `blocks` new blocks.
-  std::optional<Opening> FindOpening(Slot slot, std::uint64_t blocks);
+  std::optional<Opening> FindOpening(TableIndex index, std::uint64_t blocks);
   // Blocks that it takes to open a sequence in this way and run its rows.
   std::uint64_t OpeningNeeds(const Opening& opening) const;
   void TakeOpening(const Opening& opening);
   // A request that waits and may start now, with what the prefix cache has of it.
   struct Start {
-    Slot request;
+    TableIndex request;
     KvCacheManager::Match match;
   };
   // The first in the queue, or one of those behind it while it may be passed.
   std::optional<Start> FindStart();
-  std::optional<Start> TryStart(Slot request);
+  std::optional<Start> TryStart(TableIndex request);
   // Whether what tiers have of the head of the queue is to be read back now, so that
   // it is there when its turn comes; and the beginning of that.
   bool WantsLoad(const KvCacheManager::Match& match) const;
@@ -126,10 +126,10 @@ class StepPlanner {
   void EmitDraftTokens(Sequence& sequence, PlannedRun& run, std::uint32_t depth);
   // Takes back what sequences have for wrong draft tokens. Whether there was any.
   bool TrimSequences();
-  void EmitChunk(Slot slot, std::uint32_t rows);
+  void EmitChunk(TableIndex index, std::uint32_t rows);
   void EmitAdmissions();
   void Begin(const Start& start);
-  void Open(Slot slot, const KvCacheManager::Match& match);
+  void Open(TableIndex index, const KvCacheManager::Match& match);
   std::uint32_t SmallestMicroBatch() const;
 
   CoreState& state_;
@@ -141,18 +141,18 @@ class StepPlanner {
   bool isolated_step_ = false;  // a step for the isolated request alone
 
   // What Assess found, for the state as it is.
-  std::vector<Slot> decodes_;          // due and with a block behind the position
-  std::vector<Slot> finished_;         // due, but surely finished: no-ops
-  std::vector<Slot> short_of_blocks_;  // could run but for blocks
-  std::vector<Slot> for_other_steps_;  // due, but the step is for others
-  std::vector<Chunk> chunks_;          // of prompts already begun, and of beams
-  std::vector<Opening> openings_;      // of pending sequences
-  bool due_later_ = false;             // a decode is due in another micro-batch's step
-  std::uint64_t free_blocks_ = 0;      // after all of the above, reserved ones apart
-  std::uint64_t promised_blocks_ = 0;  // for the rest of the prompts begun
-  std::uint32_t budget_ = 0;           // rows left
-  bool waits_for_prefix_ = false;      // the head of the queue
-  std::optional<Start> load_;          // the head of the queue, if it is to be read back first
+  std::vector<TableIndex> decodes_;          // due and with a block behind the position
+  std::vector<TableIndex> finished_;         // due, but surely finished: no-ops
+  std::vector<TableIndex> short_of_blocks_;  // could run but for blocks
+  std::vector<TableIndex> for_other_steps_;  // due, but the step is for others
+  std::vector<Chunk> chunks_;                // of prompts already begun, and of beams
+  std::vector<Opening> openings_;            // of pending sequences
+  bool due_later_ = false;                   // a decode is due in another micro-batch's step
+  std::uint64_t free_blocks_ = 0;            // after all of the above, reserved ones apart
+  std::uint64_t promised_blocks_ = 0;        // for the rest of the prompts begun
+  std::uint32_t budget_ = 0;                 // rows left
+  bool waits_for_prefix_ = false;            // the head of the queue
+  std::optional<Start> load_;  // the head of the queue, if it is to be read back first
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed
 };
 

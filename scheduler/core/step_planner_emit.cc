@@ -7,16 +7,16 @@
 namespace flotilla {
 
 void StepPlanner::EmitDeferrals() {
-  for (const Slot slot : short_of_blocks_) {
-    Sequence& sequence = state_.sequences[slot];
+  for (const TableIndex index : short_of_blocks_) {
+    Sequence& sequence = state_.sequences[index];
     sequence.deferred = true;
     if (sequence.state != SequenceState::kDecode) continue;  // a prompt just is not run
     plan_.ops.push_back(Defer{.sequence = sequence.handle});
     state_.epoch->kv.AddDefer(plan_.step, sequence.handle);
     ++state_.counters.deferrals;
   }
-  for (const Slot slot : for_other_steps_) {
-    const SequenceHandle handle = state_.sequences[slot].handle;
+  for (const TableIndex index : for_other_steps_) {
+    const SequenceHandle handle = state_.sequences[index].handle;
     plan_.ops.push_back(Defer{.sequence = handle});
     state_.epoch->kv.AddDefer(plan_.step, handle);
     ++state_.counters.deferrals;
@@ -28,16 +28,16 @@ void StepPlanner::EmitDeferrals() {
 void StepPlanner::EmitOpenings() {
   for (const bool forks : {false, true}) {
     for (const Opening& opening : openings_) {
-      if (state_.sequences[opening.slot].fork.parent.has_value() == forks) EmitOpening(opening);
+      if (state_.sequences[opening.index].fork.parent.has_value() == forks) EmitOpening(opening);
     }
   }
 }
 
 void StepPlanner::EmitOpening(const Opening& opening) {
   EpochState& epoch = *state_.epoch;
-  Sequence& sequence = state_.sequences[opening.slot];
+  Sequence& sequence = state_.sequences[opening.index];
   if (sequence.fork.parent.has_value()) {
-    sequence.handle = epoch.handles.Take(opening.slot, plan_.step);
+    sequence.handle = epoch.handles.Take(opening.index, plan_.step);
     sequence.micro_batch = SmallestMicroBatch();
     ++epoch.micro_batch_sizes[sequence.micro_batch];
     const Sequence& parent = state_.sequences[*sequence.fork.parent];
@@ -46,7 +46,7 @@ void StepPlanner::EmitOpening(const Opening& opening) {
     ++state_.counters.forks;
     Opened(sequence);
   } else {
-    Open(opening.slot, opening.match);
+    Open(opening.index, opening.match);
   }
 }
 
@@ -58,12 +58,12 @@ void StepPlanner::Opened(Sequence& sequence) {
 }
 
 // Opens a sequence that no other can be the parent of.
-void StepPlanner::Open(Slot slot, const KvCacheManager::Match& match) {
+void StepPlanner::Open(TableIndex index, const KvCacheManager::Match& match) {
   EpochState& epoch = *state_.epoch;
-  Sequence& sequence = state_.sequences[slot];
+  Sequence& sequence = state_.sequences[index];
   Request& request = state_.RequestOf(sequence);
   sequence.fork = ForkPlan{};
-  sequence.handle = epoch.handles.Take(slot, plan_.step);
+  sequence.handle = epoch.handles.Take(index, plan_.step);
   sequence.micro_batch = SmallestMicroBatch();
   ++epoch.micro_batch_sizes[sequence.micro_batch];
   epoch.kv.Open(sequence, request, match, plan_);
@@ -79,12 +79,12 @@ void StepPlanner::Open(Slot slot, const KvCacheManager::Match& match) {
 }
 
 void StepPlanner::EmitDecodes() {
-  for (const Slot slot : finished_) {
-    const Sequence& sequence = state_.sequences[slot];
+  for (const TableIndex index : finished_) {
+    const Sequence& sequence = state_.sequences[index];
     runs_.push_back({.handle = sequence.handle, .samples = true});
   }
-  for (const Slot slot : decodes_) {
-    Sequence& sequence = state_.sequences[slot];
+  for (const TableIndex index : decodes_) {
+    Sequence& sequence = state_.sequences[index];
     sequence.length.Send(1, 1);
     state_.epoch->kv.Allocate(sequence, sequence.length.scheduled_max, plan_);
     sequence.deferred = false;
@@ -94,8 +94,8 @@ void StepPlanner::EmitDecodes() {
 
 bool StepPlanner::TrimSequences() {
   bool trimmed = false;
-  for (const Slot slot : state_.running) {
-    Sequence& sequence = state_.sequences[slot];
+  for (const TableIndex index : state_.running) {
+    Sequence& sequence = state_.sequences[index];
     if (sequence.open()) trimmed |= state_.epoch->kv.Trim(sequence, plan_);
   }
   state_.counters.trims += trimmed;
@@ -151,8 +151,8 @@ void StepPlanner::EmitDraftTokens(Sequence& sequence, PlannedRun& run, std::uint
   state_.epoch->kv.Allocate(sequence, sequence.length.scheduled_max, plan_);
 }
 
-void StepPlanner::EmitChunk(Slot slot, std::uint32_t rows) {
-  Sequence& sequence = state_.sequences[slot];
+void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
+  Sequence& sequence = state_.sequences[index];
   const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t end = begin + rows;
   sequence.length.Send(rows, rows);
@@ -214,14 +214,14 @@ void StepPlanner::Begin(const Start& start) {
   const KvCacheManager& kv = state_.epoch->kv;
   const Request& request = state_.requests[start.request];
   const std::uint64_t needs = StartNeeds(request, start.match);
-  if (const Slot head = state_.waiting.head(); head != start.request) {
+  if (const TableIndex head = state_.waiting.head(); head != start.request) {
     ++state_.requests[head].bypassed;
     ++state_.counters.bypasses;
   }
   expected_.reset();
   state_.OpenRequest(start.request);
   if (request.quarantined) state_.isolated_request = start.request;
-  const Slot first = request.sequences.front();
+  const TableIndex first = request.sequences.front();
   Sequence& sequence = state_.sequences[first];
   Open(first, start.match);
 

@@ -4,7 +4,7 @@
 
 namespace flotilla {
 
-bool WaitingQueue::Earlier::operator()(Slot a, Slot b) const {
+bool WaitingQueue::Earlier::operator()(TableIndex a, TableIndex b) const {
   return GoesBefore((*requests)[a], (*requests)[b]);
 }
 
@@ -20,41 +20,43 @@ const WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) const {
   return const_cast<WaitingQueue*>(this)->HeapOf(request);
 }
 
-bool WaitingQueue::Contains(Slot slot) const { return HeapOf((*requests_)[slot]).Contains(slot); }
+bool WaitingQueue::Contains(TableIndex index) const {
+  return HeapOf((*requests_)[index]).Contains(index);
+}
 
-Slot WaitingQueue::head() const {
+TableIndex WaitingQueue::head() const {
   return non_preemptible_.empty() ? of_tenant_[turns_.top()]->top() : non_preemptible_.top();
 }
 
 // Non-preemptible ones, then the head of each tenant in turn, then those that follow
 // at the first tenant.
-std::vector<Slot> WaitingQueue::First(std::size_t count) const {
-  std::vector<Slot> first = non_preemptible_.First(count);
-  const auto add = [&](const std::vector<Slot>& more, std::size_t from) {
+std::vector<TableIndex> WaitingQueue::First(std::size_t count) const {
+  std::vector<TableIndex> first = non_preemptible_.First(count);
+  const auto add = [&](const std::vector<TableIndex>& more, std::size_t from) {
     for (std::size_t i = from; i < more.size() && first.size() < count; ++i) {
       first.push_back(more[i]);
     }
   };
-  const std::vector<Slot> tenants = turns_.First(count);
-  for (const Slot tenant : tenants) add({of_tenant_[tenant]->top()}, 0);
+  const std::vector<TableIndex> tenants = turns_.First(count);
+  for (const TableIndex tenant : tenants) add({of_tenant_[tenant]->top()}, 0);
   if (!tenants.empty()) add(of_tenant_[tenants[0]]->First(count), 1);
   return first;
 }
 
-void WaitingQueue::Push(Slot slot) {
-  const Request& request = (*requests_)[slot];
+void WaitingQueue::Push(TableIndex index) {
+  const Request& request = (*requests_)[index];
   ++size_;
   tokens_ += request.waiting_tokens;
   rows_ += request.waiting_rows;
   Heap& heap = HeapOf(request);
-  heap.Push(slot);
+  heap.Push(index);
   if (!request.non_preemptible && heap.size() == 1) turns_.Push(request.tenant);
 }
 
-void WaitingQueue::Remove(Slot slot) {
-  Request& request = (*requests_)[slot];
+void WaitingQueue::Remove(TableIndex index) {
+  Request& request = (*requests_)[index];
   Heap& heap = HeapOf(request);
-  if (!heap.Remove(slot)) return;
+  if (!heap.Remove(index)) return;
   --size_;
   tokens_ -= request.waiting_tokens;
   rows_ -= request.waiting_rows;
@@ -62,7 +64,7 @@ void WaitingQueue::Remove(Slot slot) {
   if (!request.non_preemptible && heap.empty()) turns_.Remove(request.tenant);
 }
 
-void WaitingQueue::Charge(Slot tenant, std::uint64_t cost) {
+void WaitingQueue::Charge(TableIndex tenant, std::uint64_t cost) {
   const bool waits = turns_.Remove(tenant);
   fair_->Charge(tenant, cost);
   if (waits) turns_.Push(tenant);

@@ -29,27 +29,27 @@ class WaitingQueue {
   // What is to be prefilled of all that wait, and the outputs predicted as well.
   std::uint64_t tokens() const { return tokens_; }
   std::uint64_t rows() const { return rows_; }
-  bool Contains(Slot slot) const;
+  bool Contains(TableIndex index) const;
   // The next one. Not empty.
-  Slot head() const;
+  TableIndex head() const;
   // The next one and up to `count` - 1 of those that follow it.
-  std::vector<Slot> First(std::size_t count) const;
+  std::vector<TableIndex> First(std::size_t count) const;
 
   // Request::waiting_tokens and waiting_rows are set.
-  void Push(Slot slot);
+  void Push(TableIndex index);
   // Nothing happens when it does not wait.
-  void Remove(Slot slot);
+  void Remove(TableIndex index);
   // Charges a tenant, whose turn may come later for it.
-  void Charge(Slot tenant, std::uint64_t cost);
+  void Charge(TableIndex tenant, std::uint64_t cost);
 
  private:
   struct Earlier {
     const RequestTable* requests;
-    bool operator()(Slot a, Slot b) const;
+    bool operator()(TableIndex a, TableIndex b) const;
   };
   struct EarlierTurn {
     const FairShare* fair;
-    bool operator()(Slot a, Slot b) const { return fair->Before(a, b); }
+    bool operator()(TableIndex a, TableIndex b) const { return fair->Before(a, b); }
   };
   using Heap = IndexedHeap<Earlier>;
 
@@ -59,7 +59,7 @@ class WaitingQueue {
   RequestTable* requests_;
   FairShare* fair_;
   Heap non_preemptible_;
-  std::vector<std::unique_ptr<Heap>> of_tenant_;  // by slot
+  std::vector<std::unique_ptr<Heap>> of_tenant_;  // by index
   IndexedHeap<EarlierTurn> turns_;                // tenants with requests in of_tenant_
   std::size_t size_ = 0;
   std::uint64_t tokens_ = 0, rows_ = 0;
@@ -68,7 +68,7 @@ class WaitingQueue {
 // DeadlineQueue: requests with a deadline, the earliest on top.
 struct EarlierDeadline {
   const RequestTable* requests;
-  bool operator()(Slot a, Slot b) const {
+  bool operator()(TableIndex a, TableIndex b) const {
     const Request& x = (*requests)[a];
     const Request& y = (*requests)[b];
     if (x.deadline_ns != y.deadline_ns) return x.deadline_ns < y.deadline_ns;

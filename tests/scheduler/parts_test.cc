@@ -89,14 +89,14 @@ TEST(IndexedHeap, AgreesWithASetUnderRandomUse) {
   IndexedHeap<std::less<>> heap{std::less<>()};
   std::set<std::uint32_t> reference;
   for (int i = 0; i < 20'000; ++i) {
-    const std::uint32_t slot = random() % 64;
-    if (reference.contains(slot)) {
-      EXPECT_TRUE(heap.Remove(slot));
-      reference.erase(slot);
+    const std::uint32_t index = random() % 64;
+    if (reference.contains(index)) {
+      EXPECT_TRUE(heap.Remove(index));
+      reference.erase(index);
     } else {
-      EXPECT_FALSE(heap.Remove(slot));
-      heap.Push(slot);
-      reference.insert(slot);
+      EXPECT_FALSE(heap.Remove(index));
+      heap.Push(index);
+      reference.insert(index);
     }
     ASSERT_EQ(heap.size(), reference.size());
     if (reference.empty()) continue;

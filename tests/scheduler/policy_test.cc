@@ -64,7 +64,7 @@ TEST(Policy, EachHasItsOrder) {
 
 TEST(FairShare, TurnsFollowTokensAndWeights) {
   FairShare fair(true, {{"b", 3}});
-  const Slot a = fair.Join("a"), b = fair.Join("b");
+  const TableIndex a = fair.Join("a"), b = fair.Join("b");
   fair.Charge(a, 100);
   EXPECT_TRUE(fair.Before(b, a));
   fair.Charge(b, 299);
@@ -75,12 +75,12 @@ TEST(FairShare, TurnsFollowTokensAndWeights) {
 
 TEST(FairShare, NobodySavesUpTurnsNorSheds) {
   FairShare fair(true, {});
-  const Slot a = fair.Join("a"), b = fair.Join("b");
+  const TableIndex a = fair.Join("a"), b = fair.Join("b");
   fair.Charge(a, 1000);
   fair.Charge(b, 1500);
   fair.Leave(b);
-  fair.Charge(a, 300);            // 1300
-  const Slot c = fair.Join("c");  // never seen: starts level with a
+  fair.Charge(a, 300);                  // 1300
+  const TableIndex c = fair.Join("c");  // never seen: starts level with a
   fair.Charge(a, 1);
   EXPECT_TRUE(fair.Before(c, a));
   fair.Charge(c, 2);
@@ -90,12 +90,12 @@ TEST(FairShare, NobodySavesUpTurnsNorSheds) {
 
 TEST(FairShare, ForgetsTenantsThatOweNothing) {
   FairShare fair(true, {});
-  const Slot stays = fair.Join("stays");
+  const TableIndex stays = fair.Join("stays");
   for (int i = 0; i < 20'000; ++i) {
-    const Slot slot = fair.Join(std::to_string(i));
+    const TableIndex index = fair.Join(std::to_string(i));
     fair.Charge(stays, 10);
-    fair.Charge(slot, 5);
-    fair.Leave(slot);
+    fair.Charge(index, 5);
+    fair.Leave(index);
   }
   EXPECT_LT(fair.size(), 10u);
 }

@@ -19,7 +19,7 @@ constexpr microseconds kSpin{30};
 constexpr microseconds kShortNap{10}, kLongNap{160};
 constexpr std::uint32_t kBuffers = 2;
 
-enum Tag : int { kExchangeTag = 1, kLogitsTag, kHiddenTag, kNoteTag };
+enum Tag : int { kExchangeTag = 1, kLogitsTag, kHiddenTag, kMetadataTag };
 
 }  // namespace
 
@@ -166,7 +166,7 @@ void MpiCommunicator::SendMetadata(absl::Span<const std::byte> metadata) {
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
     if (r == rank()) continue;
     slot.requests.push_back(Send(slot.data.data(), static_cast<std::int64_t>(metadata.size()),
-                                 MPI_BYTE, static_cast<int>(r), kNoteTag));
+                                 MPI_BYTE, static_cast<int>(r), kMetadataTag));
   }
   own_metadata_.push_back(slot.data);
 }
@@ -175,7 +175,7 @@ absl::Span<const std::vector<std::byte>> MpiCommunicator::TakeMetadata() {
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
     if (r == rank()) continue;
     requests_.push_back(Receive(received_[r].data(), limits_.metadata_bytes, MPI_BYTE,
-                                static_cast<int>(r), kNoteTag));
+                                static_cast<int>(r), kMetadataTag));
   }
   Await(requests_, spin_ && shape().pipeline == 1);
   if (aborted()) return metadata_;

@@ -74,8 +74,8 @@ class MpiCommunicator final : public Communicator {
   std::vector<Sent<Buffer>> hidden_;                         // [2]
   std::vector<Sent<std::vector<std::byte>>> sent_metadata_;  // [lag + 1]
   std::deque<std::vector<std::byte>> own_metadata_;          // not taken
-  std::vector<std::vector<std::byte>> received_;             // [ranks] room for a step metadata
-  std::vector<std::vector<std::byte>> metadata_;             // [ranks]
+  std::vector<std::vector<std::byte>> received_;  // [ranks] room for the metadata of a step
+  std::vector<std::vector<std::byte>> metadata_;  // [ranks]
   std::vector<const float*> part_pointers_;
   std::vector<MPI_Request> requests_;  // of the call under way
   std::vector<MPI_Status> statuses_;   // of the last Await
