@@ -28,22 +28,23 @@ Counter& Cancelled(Metrics& metrics, const Metrics::Labels& labels, const char* 
                             With(labels, "by", by));
 }
 
-// One group of a router.
-struct GroupSeries {
+// One replica as a router sees it.
+struct ReplicaSeries {
   Gauge* up = nullptr;
   Gauge* outstanding = nullptr;
   Counter* requests = nullptr;
-  std::uint64_t seen = 0;  // of its requests; a group that comes again begins at 0
+  std::uint64_t seen = 0;  // of its requests; a replica that comes again begins at 0
 };
-GroupSeries AddGroup(Metrics& metrics, const std::string& address) {
-  const Metrics::Labels labels = {{"group", address}};
-  return {.up = &metrics.AddGauge("flotilla_router_group_up",
-                                  "1: the scheduler and its worker group are there.", labels),
-          .outstanding = &metrics.AddGauge(
-              "flotilla_router_group_outstanding_tokens",
-              "Outstanding tokens of the group, as this router knows them.", labels),
-          .requests = &metrics.AddCounter("flotilla_router_group_requests_total",
-                                          "Requests sent to the group, replays included.", labels)};
+ReplicaSeries AddReplica(Metrics& metrics, const std::string& address) {
+  const Metrics::Labels labels = {{"replica", address}};
+  return {
+      .up = &metrics.AddGauge("flotilla_router_replica_up",
+                              "1: the scheduler and its worker group are there.", labels),
+      .outstanding = &metrics.AddGauge(
+          "flotilla_router_replica_outstanding_tokens",
+          "Outstanding tokens of the replica, as this router knows them.", labels),
+      .requests = &metrics.AddCounter("flotilla_router_replica_requests_total",
+                                      "Requests sent to the replica, replays included.", labels)};
 }
 
 Histogram& StepTime(Metrics& metrics, const char* phase) {
@@ -320,13 +321,13 @@ void WatchFleet(Metrics& metrics, const Fleet* fleet) {
     for (std::size_t result = 0; result < kReplayResults; ++result) {
       replays[kind][result] = &metrics.AddCounter(
           "flotilla_router_replays_total",
-          "Requests that groups gave back: whether tokens had been delivered, and what became of "
+          "Requests that replicas gave back: whether tokens had been delivered, and what became of "
           "them.",
           {{"kind", kKinds[kind]}, {"result", kResults[result]}});
     }
   }
-  // By address. Groups come and go; one that has gone stays, and is not up.
-  auto all = std::make_shared<std::map<std::string, GroupSeries>>();
+  // By address. Replicas come and go; one that has gone stays, and is not up.
+  auto all = std::make_shared<std::map<std::string, ReplicaSeries>>();
   metrics.OnRender([&metrics, fleet, replays, all] {
     const FleetCounters counters = fleet->Counters();
     for (std::size_t kind = 0; kind < replays.size(); ++kind) {
@@ -338,15 +339,15 @@ void WatchFleet(Metrics& metrics, const Fleet* fleet) {
       series.up->Set(0);
       series.outstanding->Set(0);
     }
-    for (const FleetGroup& group : fleet->Groups()) {
-      const auto [at, fresh] = all->try_emplace(group.address);
-      GroupSeries& series = at->second;
-      if (fresh) series = AddGroup(metrics, group.address);
-      series.up->Set(group.view.up ? 1 : 0);
-      series.outstanding->Set(static_cast<double>(group.view.outstanding_tokens));
-      if (group.view.requests < series.seen) series.seen = 0;
-      series.requests->Increment(static_cast<double>(group.view.requests - series.seen));
-      series.seen = group.view.requests;
+    for (const FleetReplica& replica : fleet->Replicas()) {
+      const auto [at, fresh] = all->try_emplace(replica.address);
+      ReplicaSeries& series = at->second;
+      if (fresh) series = AddReplica(metrics, replica.address);
+      series.up->Set(replica.view.up ? 1 : 0);
+      series.outstanding->Set(static_cast<double>(replica.view.outstanding_tokens));
+      if (replica.view.requests < series.seen) series.seen = 0;
+      series.requests->Increment(static_cast<double>(replica.view.requests - series.seen));
+      series.seen = replica.view.requests;
     }
   });
 }

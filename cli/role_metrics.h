@@ -67,7 +67,7 @@ class RouterMetrics final : public RouterProbe {
   Histogram& output_tokens_;
 };
 
-// The groups of a router, at each scrape from now on: which are up, their outstanding tokens, how
+// The replicas of a router, at each scrape from now on: which are up, their outstanding tokens, how
 // many requests they were sent, and what became of requests that were given back. `fleet` outlives
 // the last Render.
 void WatchFleet(Metrics& metrics, const Fleet* fleet);

@@ -28,8 +28,8 @@ RouterRow MakeRouterRow(const std::string& address, const MetricsPage& now,
           .inter_token_p99_s = change.Quantile(kInterToken, 0.99)};
 }
 
-GroupRow MakeGroupRow(const std::string& address, const MetricsPage& now,
-                      const MetricsChange& change) {
+ReplicaRow MakeReplicaRow(const std::string& address, const MetricsPage& now,
+                          const MetricsChange& change) {
   constexpr char kTokens[] = "flotilla_scheduler_tokens_total";
   constexpr char kBlocks[] = "flotilla_kv_blocks";
   return {.address = address,
@@ -178,17 +178,17 @@ TopView MakeTopView(absl::Span<const Look> before, absl::Span<const Look> now) {
     }
     const bool known = i < before.size() && before[i].page.ok();
     const MetricsChange change(known ? &*before[i].page : nullptr, *page);
-    const std::size_t rows = view.routers.size() + view.groups.size() + view.workers.size();
+    const std::size_t rows = view.routers.size() + view.replicas.size() + view.workers.size();
     if (page->Has("flotilla_router_ready")) {
       view.routers.push_back(MakeRouterRow(address, *page, change));
     }
     if (page->Has("flotilla_scheduler_group_ready")) {
-      view.groups.push_back(MakeGroupRow(address, *page, change));
+      view.replicas.push_back(MakeReplicaRow(address, *page, change));
     }
     if (page->Has("flotilla_worker_steps_total")) {
       view.workers.push_back(MakeWorkerRow(address, *page, change));
     }
-    if (rows == view.routers.size() + view.groups.size() + view.workers.size()) {
+    if (rows == view.routers.size() + view.replicas.size() + view.workers.size()) {
       view.missing.push_back(address + ": these are not flotilla's metrics");
     }
   }
@@ -216,8 +216,8 @@ Table RouterTable(const std::vector<RouterRow>& rows) {
   return table;
 }
 
-Table GroupTable(const std::vector<GroupRow>& rows) {
-  Table table({{"GROUP", Table::kAlways},
+Table ReplicaTable(const std::vector<ReplicaRow>& rows) {
+  Table table({{"REPLICA", Table::kAlways},
                {"STATE", Table::kAlways},
                {"WAITING", 7},
                {"RUNNING", 8},
@@ -228,7 +228,7 @@ Table GroupTable(const std::vector<GroupRow>& rows) {
                {"HITS", 3},
                {"STEP AGE", 5},
                {"MODEL", 4}});
-  for (const GroupRow& row : rows) {
+  for (const ReplicaRow& row : rows) {
     table.Add({row.address, State(row.ready, row.draining), Number(row.waiting, 0),
                Number(row.running, 0), Number(row.batch),
                absl::StrFormat("%.0f/%.0f", row.blocks_used, row.blocks_total),
@@ -259,7 +259,7 @@ Table WorkerTable(const std::vector<WorkerRow>& rows) {
 std::string TopText(const TopView& view, std::optional<std::size_t> columns) {
   std::vector<std::string> parts;
   if (!view.routers.empty()) parts.push_back(RouterTable(view.routers).Text(columns));
-  if (!view.groups.empty()) parts.push_back(GroupTable(view.groups).Text(columns));
+  if (!view.replicas.empty()) parts.push_back(ReplicaTable(view.replicas).Text(columns));
   if (!view.workers.empty()) parts.push_back(WorkerTable(view.workers).Text(columns));
   std::string missing;
   for (const std::string& one : view.missing) {

@@ -31,7 +31,7 @@ struct RouterRow {
   bool operator==(const RouterRow&) const = default;
 };
 
-struct GroupRow {  // a scheduler
+struct ReplicaRow {  // a scheduler
   std::string address, model;
   bool ready = false, draining = false;
   double waiting = 0, running = 0;
@@ -41,7 +41,7 @@ struct GroupRow {  // a scheduler
   std::optional<double> output_tokens_per_s, prompt_tokens_per_s;
   std::optional<double> hit_ratio;  // of the prefix cache
 
-  bool operator==(const GroupRow&) const = default;
+  bool operator==(const ReplicaRow&) const = default;
 };
 
 struct WorkerRow {
@@ -57,7 +57,7 @@ struct WorkerRow {
 
 struct TopView {
   std::vector<RouterRow> routers;
-  std::vector<GroupRow> groups;
+  std::vector<ReplicaRow> replicas;
   std::vector<WorkerRow> workers;
   std::vector<std::string> missing;  // "address: why" of processes that were not read
 };

@@ -69,7 +69,7 @@ class Member:
 
     name: str
     role: str
-    group: int | None
+    replica: int | None
     command: list
     log: str
     ready_file: str | None = None

@@ -17,7 +17,7 @@ OUT = pathlib.Path(__file__).resolve().parent / "dashboards"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SELECTIONS = {
     "ROUTER": 'model=~"$model",instance=~"$instance"',
-    "GROUP": 'model=~"$model",group=~"$group",instance=~"$instance"',
+    "REPLICA": 'model=~"$model",replica=~"$replica",instance=~"$instance"',
     "PROCESS": 'role!="",instance=~"$instance"',  # one may serve several models
 }
 WIDTH, HEIGHT = 24, 8  # of the grid, and of a panel
@@ -99,7 +99,7 @@ def dashboard(name, title, rows):
             "templating": {"list": [
                 {"name": "datasource", "label": "Prometheus", "type": "datasource",
                  "query": "prometheus", "refresh": 1},
-                variable("model", "Model"), variable("group", "Group"),
+                variable("model", "Model"), variable("replica", "Replica"),
                 variable("instance", "Instance")]},
             "panels": layout(rows)}
 

@@ -12,7 +12,7 @@ constexpr std::int64_t kRetryAfterMs = 1000;
 constexpr std::int64_t kMovedForNs = 10'000'000'000;
 // If it has merely stood still, its answer goes on where it is computed as it began.
 constexpr std::int64_t kKnownForNs = 600'000'000'000;
-// Groups that a new request is offered to, as long as they refuse it for overload.
+// Replicas that a new request is offered to, as long as they refuse it for overload.
 constexpr std::size_t kOffers = 2;
 
 bool HasTokens(const TokenizedRequest& request) {
@@ -20,7 +20,7 @@ bool HasTokens(const TokenizedRequest& request) {
                      [](const std::vector<TokenId>& prefix) { return !prefix.empty(); });
 }
 
-// The outputs that become outstanding at a group by it: see EngineLoad::outstanding_tokens.
+// The outputs that become outstanding at a replica by it: see EngineLoad::outstanding_tokens.
 std::uint64_t OutputsOf(const TokenizedRequest& request) {
   const std::uint64_t width = request.beam ? request.beam->beams : request.sequences;
   return width * request.stop.max_tokens;
@@ -61,28 +61,28 @@ std::uint64_t FleetCore::Random() {
   return x ^ (x >> 31);
 }
 
-int FleetCore::Tier(GroupId id, const Group& group, const Entry& entry) const {
+int FleetCore::Tier(ReplicaId id, const Replica& replica, const Entry& entry) const {
   const bool serves =
-      group.attached && group.usable && group.model == entry.model && id != entry.taken_from;
+      replica.attached && replica.usable && replica.model == entry.model && id != entry.taken_from;
   if (!serves ||
       std::find(entry.refused_by.begin(), entry.refused_by.end(), id) != entry.refused_by.end()) {
     return kUnusable;
   }
-  if (entry.numerics_id != 0 && group.description->numerics_id != entry.numerics_id) {
+  if (entry.numerics_id != 0 && replica.description->numerics_id != entry.numerics_id) {
     return kUnusable;
   }
   // One that ends soon takes what was begun elsewhere, rather than let it wait.
-  if (group.leaving || group.load.draining) {
+  if (replica.leaving || replica.load.draining) {
     return entry.attempt > Attempt(0) ? kUnusable - 1 : kUnusable;
   }
-  return group.load.ready ? 0 : 1;
+  return replica.load.ready ? 0 : 1;
 }
 
 std::optional<FleetCore::Choice> FleetCore::Choose(const Entry& entry) {
-  std::vector<GroupId> best;
+  std::vector<ReplicaId> best;
   int tier = kUnusable - 1;
-  for (const auto& [id, group] : groups_) {
-    const int own = Tier(id, group, entry);
+  for (const auto& [id, replica] : replicas_) {
+    const int own = Tier(id, replica, entry);
     if (own > tier) continue;
     if (own < tier) best.clear();
     tier = own;
@@ -93,41 +93,41 @@ std::optional<FleetCore::Choice> FleetCore::Choose(const Entry& entry) {
   Choice choice;
   choice.chain = PrefixMap::ChainOf(request.prompt, request.tenant, request.cache_salt);
   const std::vector<PrefixMap::Overlap> overlaps = prefixes_.Find(choice.chain);
-  std::vector<GroupChoice> choices;
-  for (const GroupId id : best) {
-    const Group& group = groups_.at(id);
-    GroupChoice& one = choices.emplace_back();
-    one.outstanding_tokens = group.outstanding.total();
+  std::vector<ReplicaChoice> choices;
+  for (const ReplicaId id : best) {
+    const Replica& replica = replicas_.at(id);
+    ReplicaChoice& one = choices.emplace_back();
+    one.outstanding_tokens = replica.outstanding.total();
     for (const PrefixMap::Overlap& overlap : overlaps) {
-      if (overlap.group == group.life) one.overlap_tokens = overlap.tokens;
+      if (overlap.replica == replica.life) one.overlap_tokens = overlap.tokens;
     }
   }
-  const std::size_t chosen = ChooseGroup(choices, Random());
-  choice.group = best[chosen];
+  const std::size_t chosen = ChooseReplica(choices, Random());
+  choice.replica = best[chosen];
   choice.overlap_tokens = choices[chosen].overlap_tokens;
   return choice;
 }
 
 bool FleetCore::Possible(const Entry& entry) const {
-  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& one) {
-    const Group& group = one.second;
-    // A group that was never there may be anything.
-    if (!group.description.has_value()) return true;
-    return group.usable && group.model == entry.model &&
-           (entry.numerics_id == 0 || group.description->numerics_id == entry.numerics_id);
+  return std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
+    const Replica& replica = one.second;
+    // A replica that was never there may be anything.
+    if (!replica.description.has_value()) return true;
+    return replica.usable && replica.model == entry.model &&
+           (entry.numerics_id == 0 || replica.description->numerics_id == entry.numerics_id);
   });
 }
 
 void FleetCore::SendTo(const Choice& choice, Entry& entry) {
-  Group& group = groups_.at(choice.group);
-  prefixes_.OnSent(choice.chain, group.life);
-  entry.group = choice.group;
-  entry.life = group.life;
+  Replica& replica = replicas_.at(choice.replica);
+  prefixes_.OnSent(choice.chain, replica.life);
+  entry.replica = choice.replica;
+  entry.life = replica.life;
   entry.prefill = entry.request->prompt.size() - choice.overlap_tokens;
   entry.tokens = entry.prefill + OutputsOf(*entry.request);
-  group.outstanding.OnSent(entry.tokens);
-  ++group.live;
-  ++group.requests;
+  replica.outstanding.OnSent(entry.tokens);
+  ++replica.live;
+  ++replica.requests;
   if (entry.attempt > Attempt(0) && entry.refused_by.empty()) {
     CountReplay(entry, entry.held_until_ns ? ReplayResult::kResumed : ReplayResult::kSent);
   }
@@ -135,25 +135,25 @@ void FleetCore::SendTo(const Choice& choice, Entry& entry) {
     entry.held_until_ns.reset();
     --held_;
   }
-  actions_.commands.emplace_back(choice.group, *entry.request);
+  actions_.commands.emplace_back(choice.replica, *entry.request);
   for (const CancelRequest& cancel : entry.cancels) {
-    actions_.commands.emplace_back(choice.group, cancel);
+    actions_.commands.emplace_back(choice.replica, cancel);
   }
 }
 
-void FleetCore::LeaveGroup(Entry& entry) {
-  if (!entry.group.has_value()) return;
-  Group& group = groups_.at(*entry.group);
-  --group.live;
-  if (entry.life == group.life) {
-    entry.accepted ? group.outstanding.OnDone(entry.tokens)
-                   : group.outstanding.OnNotServed(entry.tokens);
+void FleetCore::LeaveReplica(Entry& entry) {
+  if (!entry.replica.has_value()) return;
+  Replica& replica = replicas_.at(*entry.replica);
+  --replica.live;
+  if (entry.life == replica.life) {
+    entry.accepted ? replica.outstanding.OnDone(entry.tokens)
+                   : replica.outstanding.OnNotServed(entry.tokens);
   }
-  entry.group.reset();
+  entry.replica.reset();
 }
 
 FleetCore::Requests::iterator FleetCore::Erase(Requests::iterator at) {
-  LeaveGroup(at->second);
+  LeaveReplica(at->second);
   if (at->second.held_until_ns.has_value()) --held_;
   return requests_.erase(at);
 }
@@ -201,7 +201,7 @@ FleetCore::Requests::iterator FleetCore::Route(std::int64_t now_ns, Requests::it
       actions_.events.emplace_back(entry.sink, *std::move(entry.refusal));
       return Erase(at);
     }
-    const bool any = !GroupsOf(entry.model).empty();
+    const bool any = !ReplicasOf(entry.model).empty();
     return EndWith(
         at, absl::UnavailableError(any ? "the schedulers are draining" : "no scheduler is there"));
   }
@@ -259,8 +259,8 @@ void FleetCore::Cancel(const CancelRequest& cancel) {
   if (at == requests_.end()) return;
   Entry& entry = at->second;
   if (!entry.accepted) entry.cancels.push_back(cancel);
-  if (entry.group.has_value()) {
-    actions_.commands.emplace_back(*entry.group, cancel);
+  if (entry.replica.has_value()) {
+    actions_.commands.emplace_back(*entry.replica, cancel);
   } else if (CancelledWhole(entry.sequences, entry.cancels)) {
     EndHere(at, FinishReason::kCancelled);
   }
@@ -269,8 +269,8 @@ void FleetCore::Cancel(const CancelRequest& cancel) {
 bool FleetCore::TryElsewhere(std::int64_t now_ns, Requests::iterator at, const RequestEnd& end) {
   Entry& entry = at->second;
   if (entry.accepted || !stopped_.ok() || !IsOverload(end.status)) return false;
-  entry.refused_by.push_back(*entry.group);
-  LeaveGroup(entry);
+  entry.refused_by.push_back(*entry.replica);
+  LeaveReplica(entry);
   if (!entry.refusal.has_value() || end.retry_after_ms < entry.refusal->retry_after_ms) {
     entry.refusal = end;
   }
@@ -284,28 +284,29 @@ bool FleetCore::TryElsewhere(std::int64_t now_ns, Requests::iterator at, const R
   return true;
 }
 
-void FleetCore::OnEvents(std::int64_t now_ns, GroupId id, std::vector<EngineEvent> events) {
-  Group& group = groups_.at(id);
+void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEvent> events) {
+  Replica& replica = replicas_.at(id);
   for (EngineEvent& event : events) {
     const auto [request, attempt] = EventKey(event);
     const auto at = requests_.find(request);
-    if (at == requests_.end() || at->second.attempt != attempt || at->second.group != id) continue;
+    if (at == requests_.end() || at->second.attempt != attempt || at->second.replica != id)
+      continue;
     Entry& entry = at->second;
     if (std::holds_alternative<Accepted>(event) && !std::exchange(entry.accepted, true)) {
-      if (entry.life == group.life) group.outstanding.OnAdmitted(entry.tokens);
+      if (entry.life == replica.life) replica.outstanding.OnAdmitted(entry.tokens);
       entry.request.reset();
       entry.cancels.clear();
       entry.refused_by.clear();
       entry.refusal.reset();
-      // From here on the answer is this group's.
-      if (entry.numerics_id == 0 && group.description.has_value()) {
-        entry.numerics_id = group.description->numerics_id;
+      // From here on the answer is this replica's.
+      if (entry.numerics_id == 0 && replica.description.has_value()) {
+        entry.numerics_id = replica.description->numerics_id;
       }
     }
-    if (std::holds_alternative<TokenEvent>(event) && entry.life == group.life) {
+    if (std::holds_alternative<TokenEvent>(event) && entry.life == replica.life) {
       const std::uint64_t done = std::min(entry.tokens, std::exchange(entry.prefill, 0) + 1);
       entry.tokens -= done;
-      group.outstanding.OnDone(done);
+      replica.outstanding.OnDone(done);
     }
     if (const auto* death = std::get_if<CrashCount>(&event)) {
       entry.crash_count = std::max(entry.crash_count, death->count);
@@ -337,14 +338,14 @@ void FleetCore::SendHeld(std::int64_t now_ns) {
 }
 
 bool FleetCore::AnyStuck() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto& one) {
+  return std::any_of(replicas_.begin(), replicas_.end(), [](const auto& one) {
     return one.second.no_worker_since_ns.has_value() && one.second.live > 0;
   });
 }
 
 bool FleetCore::HasBetter(const Entry& entry) const {
-  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& one) {
-    return one.first != entry.group && Tier(one.first, one.second, entry) == 0;
+  return std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
+    return one.first != entry.replica && Tier(one.first, one.second, entry) == 0;
   });
 }
 
@@ -352,19 +353,19 @@ void FleetCore::TakeStuck(std::int64_t now_ns) {
   if (!AnyStuck() || !stopped_.ok()) return;
   for (auto at = requests_.begin(); at != requests_.end();) {
     const Entry& entry = at->second;
-    const bool there = entry.group.has_value() && entry.accepted;
+    const bool there = entry.replica.has_value() && entry.accepted;
     const std::optional<std::int64_t> since =
-        there ? groups_.at(*entry.group).no_worker_since_ns : std::nullopt;
+        there ? replicas_.at(*entry.replica).no_worker_since_ns : std::nullopt;
     const bool stuck = since.has_value() && now_ns - *since >= options_.move_after_ns;
     at = stuck && HasBetter(entry) ? TakeBack(now_ns, at) : std::next(at);
   }
 }
 
-// Its owner hears what it would of a group that gives it back.
+// Its owner hears what it would of a replica that gives it back.
 FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests::iterator at) {
   const Entry& entry = at->second;
   const RequestId& id = at->first;
-  actions_.commands.emplace_back(*entry.group, CancelRequest{.request = id});
+  actions_.commands.emplace_back(*entry.replica, CancelRequest{.request = id});
   for (std::uint32_t i = 0; i < entry.sequences; ++i) {
     actions_.events.emplace_back(entry.sink, SequenceEnd{.request = id,
                                                          .attempt = entry.attempt,
@@ -374,7 +375,7 @@ FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests:
   moved_[id] = {.model = entry.model,
                 .numerics_id = entry.numerics_id,
                 .until_ns = now_ns + kMovedForNs,
-                .from = entry.group,
+                .from = entry.replica,
                 .crash_count = entry.crash_count};
   return EndWith(at, absl::UnavailableError("the worker group did not come back"));
 }

@@ -1,12 +1,12 @@
-// FleetCore: which group serves each request of a router, from submission to its end.
+// FleetCore: which replica serves each request of a router, from submission to its end.
 //
-// A request goes to one of the groups that serve its model. One that is refused before
+// A request goes to one of the replicas that serve its model. One that is refused before
 // it was accepted goes to another; one that is given back (FinishReason::kMoved) is
 // submitted again by its owner, from the tokens that have come, and goes on where the
-// numerics id is that of the beginning: at once if there is such a group, else it is
-// held until there is one, for a while. What a group has that lost its worker is taken
+// numerics id is that of the beginning: at once if there is such a replica, else it is
+// held until there is one, for a while. What a replica has that lost its worker is taken
 // from it after a while, if another could go on. What is delivered to an owner comes
-// from one group per attempt.
+// from one replica per attempt.
 //
 // Pure: time is a value, randomness a seed; what is to be done comes out of Take().
 // Owned by Fleet (router/remote), which has the wires and one lock around all this.
@@ -26,29 +26,29 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/types/engine.h"
-#include "router/core/group_choice.h"
 #include "router/core/prefix_map.h"
+#include "router/core/replica_choice.h"
 
 namespace flotilla {
 
-// A group as this router names it, from AddGroup to RemoveGroup.
-using GroupId = StrongId<struct GroupIdTag, std::uint64_t>;
+// A replica as this router names it, from AddReplica to RemoveReplica.
+using ReplicaId = StrongId<struct ReplicaIdTag, std::uint64_t>;
 
 struct FleetCoreOptions {
-  // How long a request that was given back waits for a group.
+  // How long a request that was given back waits for a replica.
   std::int64_t hold_ns = 60'000'000'000;
-  // How long a group may be without its worker before another goes on with its requests.
+  // How long a replica may be without its worker before another goes on with its requests.
   std::int64_t move_after_ns = 10'000'000'000;
-  std::uint64_t seed = 0;               // of the draws between groups
+  std::uint64_t seed = 0;               // of the draws between replicas
   std::size_t prefix_blocks = 1 << 16;  // PrefixMap
 };
 
 // What happened to requests that were given back.
 enum class ReplayResult : std::uint8_t {
-  kSent,        // to another group, or the same, at once
-  kResumed,     // once there was a group again
+  kSent,        // to another replica, or the same, at once
+  kResumed,     // once there was a replica again
   kExpired,     // none came back in time
-  kImpossible,  // no group is left that goes on with equal bits
+  kImpossible,  // no replica is left that goes on with equal bits
 };
 inline constexpr std::size_t kReplayResults = 4;
 
@@ -62,40 +62,40 @@ class FleetCore {
   explicit FleetCore(const FleetCoreOptions& options)
       : options_(options), prefixes_(options.prefix_blocks) {}
 
-  // What is to be done, in this order: commands to groups, then events to owners.
+  // What is to be done, in this order: commands to replicas, then events to owners.
   using Command = std::variant<TokenizedRequest, CancelRequest>;
   struct Actions {
-    std::vector<std::pair<GroupId, Command>> commands;
+    std::vector<std::pair<ReplicaId, Command>> commands;
     std::vector<std::pair<std::shared_ptr<EventSink>, EngineEvent>> events;
   };
   Actions Take() { return std::exchange(actions_, {}); }
 
-  // A group that may serve once it is attached. `group` is new.
-  void AddGroup(GroupId group) { groups_.try_emplace(group); }
-  // A leaving group gets no new requests; what it has it ends.
-  void SetLeaving(GroupId group, bool leaving) { groups_.at(group).leaving = leaving; }
+  // A replica that may serve once it is attached. `replica` is new.
+  void AddReplica(ReplicaId replica) { replicas_.try_emplace(replica); }
+  // A leaving replica gets no new requests; what it has it ends.
+  void SetLeaving(ReplicaId replica, bool leaving) { replicas_.at(replica).leaving = leaving; }
   // Leaving, and without requests.
-  bool Removable(GroupId group) const;
-  void RemoveGroup(GroupId group) { groups_.erase(group); }
+  bool Removable(ReplicaId replica) const;
+  void RemoveReplica(ReplicaId replica) { replicas_.erase(replica); }
 
   // It serves what `description` says; again when that changes.
-  void OnAttached(std::int64_t now_ns, GroupId group, EngineDescription description);
+  void OnAttached(std::int64_t now_ns, ReplicaId replica, EngineDescription description);
   // It is gone. The events that give its requests back follow.
-  void OnDetached(GroupId group);
-  void OnLoad(std::int64_t now_ns, GroupId group, const EngineLoad& load);
+  void OnDetached(ReplicaId replica);
+  void OnLoad(std::int64_t now_ns, ReplicaId replica, const EngineLoad& load);
 
   // See Engine. `model` is an index of models().
   void Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest request,
               std::shared_ptr<EventSink> sink);
   void Cancel(const CancelRequest& cancel);
-  // What a group says, in its order. A command that could not be sent is said to be
+  // What a replica says, in its order. A command that could not be sent is said to be
   // refused in this way too.
-  void OnEvents(std::int64_t now_ns, GroupId group, std::vector<EngineEvent> events);
+  void OnEvents(std::int64_t now_ns, ReplicaId replica, std::vector<EngineEvent> events);
   // Sends what is held where that is possible now, ends what was held too long, and takes
   // back what waits for a worker. Wanted every now and then while `waiting`.
   void Tick(std::int64_t now_ns);
   bool waiting() const { return held_ > 0 || !moved_.empty() || AnyStuck(); }
-  // Ends what is held, with `status`, and refuses all that comes. What is at groups ends
+  // Ends what is held, with `status`, and refuses all that comes. What is at replicas ends
   // as they say, and is sent nowhere else.
   void Stop(const absl::Status& status);
 
@@ -104,22 +104,22 @@ class FleetCore {
   // True when no request of it is left, nor one that its owner is about to submit again.
   bool Drained(std::optional<std::size_t> model) const;
 
-  // The models that groups have served, in the order in which they were met; none goes.
-  // Groups that give the same id another tokenizer serve nobody.
+  // The models that replicas have served, in the order in which they were met; none goes.
+  // Replicas that give the same id another tokenizer serve nobody.
   struct Model {
     std::string id;
     std::uint64_t tokenizer_hash = 0;
     bool draining = false;
   };
   const std::vector<Model>& models() const { return models_; }
-  // What every group of the model, there or gone for now, can do.
+  // What every replica of the model, there or gone for now, can do.
   absl::StatusOr<EngineDescription> Describe(std::size_t model) const;
-  // Of all its groups together.
+  // Of all its replicas together.
   EngineLoad Load(std::size_t model) const;
   // Those that are attached, the ones for new requests first.
-  std::vector<GroupId> GroupsOf(std::size_t model) const;
+  std::vector<ReplicaId> ReplicasOf(std::size_t model) const;
 
-  struct GroupView {
+  struct ReplicaView {
     bool up = false;     // attached and ready
     bool open = false;   // and takes new requests
     bool usable = true;  // false: its tokenizer is not the model's
@@ -127,11 +127,11 @@ class FleetCore {
     std::uint64_t requests = 0;  // sent there so far, replays included
     std::string model_id;        // empty until it was attached
   };
-  GroupView View(GroupId group) const;
+  ReplicaView View(ReplicaId replica) const;
   const FleetCounters& counters() const { return counters_; }
 
  private:
-  struct Group {
+  struct Replica {
     std::optional<EngineDescription> description;  // the last
     std::size_t model = 0;                         // of models_
     bool attached = false;
@@ -139,7 +139,7 @@ class FleetCore {
     bool leaving = false;
     EngineLoad load;
     std::optional<std::int64_t> no_worker_since_ns;  // while it is attached
-    GroupKey life;
+    ReplicaKey life;
     OutstandingTokens outstanding;
     std::size_t live = 0;  // requests there
     std::uint64_t requests = 0;
@@ -149,10 +149,10 @@ class FleetCore {
     std::size_t model = 0;
     std::shared_ptr<EventSink> sink;
     std::uint32_t sequences = 0;
-    std::optional<GroupId> group;  // none: held
-    GroupKey life;                 // of the group it was sent to
-    std::uint64_t tokens = 0;      // still counted in the group's OutstandingTokens
-    std::uint64_t prefill = 0;     // of them, until the first token comes
+    std::optional<ReplicaId> replica;  // none: held
+    ReplicaKey life;                   // of the replica it was sent to
+    std::uint64_t tokens = 0;          // still counted in the replica's OutstandingTokens
+    std::uint64_t prefill = 0;         // of them, until the first token comes
     bool accepted = false;
     bool moved = false;
     // Until it is accepted: what to send elsewhere, and what is to follow it.
@@ -160,11 +160,11 @@ class FleetCore {
     std::vector<CancelRequest> cancels;
     // Of a replay with tokens: the numerics id that it needs; 0: any.
     std::uint64_t numerics_id = 0;
-    std::vector<GroupId> refused_by;
-    std::optional<GroupId> taken_from;  // may still have it
-    std::optional<RequestEnd> refusal;  // the one with the shortest wait
+    std::vector<ReplicaId> refused_by;
+    std::optional<ReplicaId> taken_from;  // may still have it
+    std::optional<RequestEnd> refusal;    // the one with the shortest wait
     std::optional<std::int64_t> held_until_ns;
-    std::uint32_t crash_count = 0;  // of groups that computed it alone
+    std::uint32_t crash_count = 0;  // of replicas that computed it alone
   };
   // A request that was given back, until its owner submits it again.
   struct Moved {
@@ -172,33 +172,33 @@ class FleetCore {
     std::uint64_t numerics_id = 0;
     std::int64_t until_ns = 0;  // is expected so long
     bool expected = true;
-    std::optional<GroupId> from;  // a group that it was taken from, and may still have it
+    std::optional<ReplicaId> from;  // a replica that it was taken from, and may still have it
     std::uint32_t crash_count = 0;
   };
   using Requests = std::map<RequestId, Entry>;
 
   static constexpr int kUnusable = 3;
   // Lower is better.
-  int Tier(GroupId id, const Group& group, const Entry& entry) const;
+  int Tier(ReplicaId id, const Replica& replica, const Entry& entry) const;
   struct Choice {
-    GroupId group;
+    ReplicaId replica;
     PrefixMap::Chain chain;
     std::uint32_t overlap_tokens = 0;
   };
   std::optional<Choice> Choose(const Entry& entry);
-  // Whether a group that is known, if perhaps gone for now, could go on with it.
+  // Whether a replica that is known, if perhaps gone for now, could go on with it.
   bool Possible(const Entry& entry) const;
   // Sends it, holds it or refuses it. The iterator after it.
   Requests::iterator Route(std::int64_t now_ns, Requests::iterator at);
   void SendTo(const Choice& choice, Entry& entry);
-  // It left the group it was sent to.
-  void LeaveGroup(Entry& entry);
+  // It left the replica it was sent to.
+  void LeaveReplica(Entry& entry);
   // True: the refusal is not the owner's to hear, as it was sent elsewhere or is held.
   bool TryElsewhere(std::int64_t now_ns, Requests::iterator at, const RequestEnd& end);
   void SendHeld(std::int64_t now_ns);
-  // A group waits for its worker, and requests wait with it.
+  // A replica waits for its worker, and requests wait with it.
   bool AnyStuck() const;
-  // Another group could go on with it now.
+  // Another replica could go on with it now.
   bool HasBetter(const Entry& entry) const;
   void TakeStuck(std::int64_t now_ns);
   Requests::iterator TakeBack(std::int64_t now_ns, Requests::iterator at);
@@ -211,7 +211,7 @@ class FleetCore {
 
   const FleetCoreOptions options_;
   PrefixMap prefixes_;
-  std::map<GroupId, Group> groups_;
+  std::map<ReplicaId, Replica> replicas_;
   std::vector<Model> models_;
   Requests requests_;  // not over
   std::map<RequestId, Moved> moved_;

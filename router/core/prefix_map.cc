@@ -45,11 +45,11 @@ std::vector<PrefixMap::Overlap> PrefixMap::Find(const Chain& chain) const {
     const Block& block = *at->second;
     bool any = false;
     for (std::size_t h = 0; h < block.count; ++h) {
-      const GroupKey group = block.holders[h];
-      if (i == 0) found.push_back({group, 0});
+      const ReplicaKey replica = block.holders[h];
+      if (i == 0) found.push_back({replica, 0});
       for (Overlap& overlap : found) {
         // Only who has all blocks before it has any use of this one.
-        if (overlap.group != group || overlap.tokens != i * kBlockTokens) continue;
+        if (overlap.replica != replica || overlap.tokens != i * kBlockTokens) continue;
         overlap.tokens += kBlockTokens;
         any = true;
       }
@@ -59,7 +59,7 @@ std::vector<PrefixMap::Overlap> PrefixMap::Find(const Chain& chain) const {
   return found;
 }
 
-void PrefixMap::OnSent(const Chain& chain, GroupKey group) {
+void PrefixMap::OnSent(const Chain& chain, ReplicaKey replica) {
   // From the end, so that the beginning is what was sent last.
   for (std::size_t i = chain.size(); i-- > 0;) {
     const auto [at, added] = blocks_.try_emplace(chain[i]);
@@ -71,14 +71,14 @@ void PrefixMap::OnSent(const Chain& chain, GroupKey group) {
     }
     Block& block = recent_.front();
     const auto end = block.holders.begin() + static_cast<std::ptrdiff_t>(block.count);
-    auto held = std::find(block.holders.begin(), end, group);
+    auto held = std::find(block.holders.begin(), end, replica);
     if (held == end) {
       if (block.count < kHolders) {
         ++block.count;
       } else {
         --held;  // the one that was sent it longest ago
       }
-      *held = group;
+      *held = replica;
     }
     std::rotate(block.holders.begin(), held, held + 1);
   }

@@ -1,8 +1,8 @@
-// PrefixMap: which groups were sent which beginnings of prompts lately, so that a
+// PrefixMap: which replicas were sent which beginnings of prompts lately, so that a
 // prompt goes where its prefix probably is in the cache.
 //
 // A beginning is a chain of whole blocks of 16 tokens, each known by a hash of itself
-// and all before it: what a scheduler's prefix cache holds. It is a hint: a group may
+// and all before it: what a scheduler's prefix cache holds. It is a hint: a replica may
 // have evicted what it was sent. Bounded; the beginnings that were sent least recently
 // go first, and of one prompt its end. Pure; one owner.
 #pragma once
@@ -20,16 +20,16 @@
 
 namespace flotilla {
 
-// One life of a group: a group that was lost comes back with another key, and an
+// One life of a replica: a replica that was lost comes back with another key, and an
 // empty cache.
-using GroupKey = StrongId<struct GroupKeyTag, std::uint64_t>;
+using ReplicaKey = StrongId<struct ReplicaKeyTag, std::uint64_t>;
 
 class PrefixMap {
  public:
   static constexpr std::size_t kBlockTokens = 16;
   // Of one prompt; what is longer is told apart by its first 32,768 tokens.
   static constexpr std::size_t kMaxChain = 2048;
-  // Groups remembered for one block, the last to be sent it first.
+  // Replicas remembered for one block, the last to be sent it first.
   static constexpr std::size_t kHolders = 4;
 
   // At most `max_blocks` are remembered (about 150 bytes each).
@@ -42,21 +42,21 @@ class PrefixMap {
                        std::string_view cache_salt);
 
   struct Overlap {
-    GroupKey group;
+    ReplicaKey replica;
     std::uint32_t tokens = 0;  // of the beginning, at least one block
   };
-  // The groups that were sent a beginning of this chain, each once.
+  // The replicas that were sent a beginning of this chain, each once.
   std::vector<Overlap> Find(const Chain& chain) const;
 
-  // The prompt goes to `group`.
-  void OnSent(const Chain& chain, GroupKey group);
+  // The prompt goes to `replica`.
+  void OnSent(const Chain& chain, ReplicaKey replica);
 
   std::size_t size() const { return blocks_.size(); }
 
  private:
   struct Block {
     std::uint64_t hash = 0;
-    std::array<GroupKey, kHolders> holders;
+    std::array<ReplicaKey, kHolders> holders;
     std::size_t count = 0;
   };
   // Front: sent last.

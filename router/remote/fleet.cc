@@ -9,7 +9,7 @@
 namespace flotilla {
 namespace {
 
-// How often it is looked whether what is held can be sent, or was held too long; a group
+// How often it is looked whether what is held can be sent, or was held too long; a replica
 // that comes back is told at once.
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr std::int64_t kRetryAfterMs = 1000;
@@ -19,7 +19,7 @@ constexpr std::int64_t kRetryAfterMs = 1000;
 // One scheduler: its wire, and the sink of all requests there.
 class Fleet::Member final : public RemoteEngineObserver, public EventSink {
  public:
-  Member(Fleet* fleet, GroupId id, const std::string& address)
+  Member(Fleet* fleet, ReplicaId id, const std::string& address)
       : fleet_(fleet),
         id_(id),
         address_(address),
@@ -54,7 +54,7 @@ class Fleet::Member final : public RemoteEngineObserver, public EventSink {
 
  private:
   Fleet* const fleet_;
-  const GroupId id_;
+  const ReplicaId id_;
   const std::string address_;
   bool attached_ = false;  // of the observer's calls
   RemoteEngine engine_;    // last: its threads use the rest
@@ -76,8 +76,8 @@ void Fleet::SetAddresses(const std::vector<std::string>& addresses) {
     if (at != fresh.end()) fresh.erase(at);
   }
   for (const std::string& address : fresh) {
-    const GroupId id(next_group_++);
-    core_.AddGroup(id);
+    const ReplicaId id(next_replica_++);
+    core_.AddReplica(id);
     const auto member = std::make_shared<Member>(this, id, address);
     members_.emplace(id, member);
     member->engine().Start();
@@ -86,7 +86,7 @@ void Fleet::SetAddresses(const std::vector<std::string>& addresses) {
 }
 
 void Fleet::Stop() {
-  std::map<GroupId, std::shared_ptr<Member>> members;
+  std::map<ReplicaId, std::shared_ptr<Member>> members;
   Run([](FleetCore& core) { core.Stop(absl::UnavailableError("the router has stopped")); });
   {
     absl::MutexLock lock(&mu_);
@@ -104,11 +104,11 @@ std::vector<std::string> Fleet::Models() const {
   return models;
 }
 
-std::vector<FleetGroup> Fleet::Groups() const {
+std::vector<FleetReplica> Fleet::Replicas() const {
   absl::MutexLock lock(&mu_);
-  std::vector<FleetGroup> groups;
-  for (const auto& [id, member] : members_) groups.push_back({member->address(), core_.View(id)});
-  return groups;
+  std::vector<FleetReplica> replicas;
+  for (const auto& [id, member] : members_) replicas.push_back({member->address(), core_.View(id)});
+  return replicas;
 }
 
 FleetCounters Fleet::Counters() const {
@@ -130,7 +130,7 @@ absl::StatusOr<std::string> Fleet::TokenizerBytes(std::size_t model) const {
   std::vector<std::shared_ptr<Member>> members;
   {
     absl::MutexLock lock(&mu_);
-    for (const GroupId id : core_.GroupsOf(model)) {
+    for (const ReplicaId id : core_.ReplicasOf(model)) {
       if (const auto at = members_.find(id); at != members_.end()) members.push_back(at->second);
     }
   }
@@ -169,7 +169,7 @@ void Fleet::Perform(SinkBatches& batches) {
   while (true) {
     FleetCore::Actions actions = core_.Take();
     if (actions.commands.empty() && actions.events.empty()) return;
-    for (auto& [group, command] : actions.commands) {
+    for (auto& [replica, command] : actions.commands) {
       const auto* request = std::get_if<TokenizedRequest>(&command);
       const std::optional<RequestEnd> refusal =
           request == nullptr
@@ -178,15 +178,15 @@ void Fleet::Perform(SinkBatches& batches) {
                                            .attempt = request->attempt,
                                            .status = absl::UnavailableError("the scheduler left"),
                                            .retry_after_ms = kRetryAfterMs});
-      if (Send(group, std::move(command)) || !refusal.has_value()) continue;
-      core_.OnEvents(clock_->NowNs(), group, {*refusal});
+      if (Send(replica, std::move(command)) || !refusal.has_value()) continue;
+      core_.OnEvents(clock_->NowNs(), replica, {*refusal});
     }
     for (auto& [sink, event] : actions.events) batches.Add(sink, std::move(event));
   }
 }
 
-bool Fleet::Send(GroupId group, FleetCore::Command command) {
-  const auto at = members_.find(group);
+bool Fleet::Send(ReplicaId replica, FleetCore::Command command) {
+  const auto at = members_.find(replica);
   if (at == members_.end()) return false;
   RemoteEngine& engine = at->second->engine();
   if (const auto* cancel = std::get_if<CancelRequest>(&command)) {
@@ -221,12 +221,12 @@ bool Fleet::AnyLeft() const {
 }
 
 void Fleet::RemoveLeft() {
-  std::map<GroupId, std::shared_ptr<Member>> left;
+  std::map<ReplicaId, std::shared_ptr<Member>> left;
   {
     absl::MutexLock lock(&mu_);
     if (stopped_) return;
     for (auto at = members_.begin(); at != members_.end();) {
-      const GroupId id = at->first;
+      const ReplicaId id = at->first;
       if (!core_.Removable(id)) {
         ++at;
         continue;
@@ -237,7 +237,7 @@ void Fleet::RemoveLeft() {
   }
   for (const auto& [id, member] : left) member->engine().Stop();
   absl::MutexLock lock(&mu_);
-  for (const auto& [id, member] : left) core_.RemoveGroup(id);
+  for (const auto& [id, member] : left) core_.RemoveReplica(id);
 }
 
 void Fleet::Tick() {

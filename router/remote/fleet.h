@@ -1,8 +1,8 @@
 // Fleet: the schedulers that a router knows, their wires, and the requests on them.
 //
 // It gives FleetCore (router/core), which decides, its events and does what it says: a
-// RemoteEngine per address, one lock around the core, a thread for what is held. Groups
-// come and go with SetAddresses; the models are what groups say they serve. FleetEngine
+// RemoteEngine per address, one lock around the core, a thread for what is held. Replicas
+// come and go with SetAddresses; the models are what replicas say they serve. FleetEngine
 // is one of these models as an Engine.
 #pragma once
 
@@ -44,10 +44,10 @@ struct FleetOptions {
   std::function<void(const std::string& address, const absl::Status& why)> on_lost;
 };
 
-// One group as metrics show it.
-struct FleetGroup {
+// One replica as metrics show it.
+struct FleetReplica {
   std::string address;
-  FleetCore::GroupView view;
+  FleetCore::ReplicaView view;
 };
 
 class Fleet {
@@ -70,7 +70,7 @@ class Fleet {
 
   // The models met so far, in the order in which they were met; none goes.
   std::vector<std::string> Models() const ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<FleetGroup> Groups() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<FleetReplica> Replicas() const ABSL_LOCKS_EXCLUDED(mu_);
   FleetCounters Counters() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -88,24 +88,24 @@ class Fleet {
   void Run(absl::FunctionRef<void(FleetCore&)> tell) ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(SinkBatches& batches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // False: it could not be sent.
-  bool Send(GroupId group, FleetCore::Command command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Send(ReplicaId replica, FleetCore::Command command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ArmTick() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AnyLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // On the thread.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the wires of groups that are not to be used any more.
+  // Ends the wires of replicas that are not to be used any more.
   void RemoveLeft() ABSL_LOCKS_EXCLUDED(mu_);
 
   const FleetOptions options_;
   const Clock* const clock_;
   mutable absl::Mutex mu_;
   FleetCore core_ ABSL_GUARDED_BY(mu_);
-  std::map<GroupId, std::shared_ptr<Member>> members_ ABSL_GUARDED_BY(mu_);
-  std::uint64_t next_group_ ABSL_GUARDED_BY(mu_) = 1;
+  std::map<ReplicaId, std::shared_ptr<Member>> members_ ABSL_GUARDED_BY(mu_);
+  std::uint64_t next_replica_ ABSL_GUARDED_BY(mu_) = 1;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool ticking_ ABSL_GUARDED_BY(mu_) = false;
-  bool leaving_ ABSL_GUARDED_BY(mu_) = false;  // some group is
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;  // some replica is
   std::vector<std::pair<std::optional<std::size_t>, std::function<void()>>> drains_
       ABSL_GUARDED_BY(mu_);
   TaskThread thread_;  // last: its work uses the rest

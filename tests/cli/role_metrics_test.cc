@@ -268,11 +268,12 @@ TEST(RoleMetricsTest, ARouterShowsItsGroupsAndKeepsThoseThatLeft) {
   EXPECT_THAT(registry.Render(),
               HasSubstr("flotilla_router_replays_total{kind=\"begun\",result=\"sent\"} 0"));
   fleet.SetAddresses({"127.0.0.1:1"});  // where nobody listens
-  const char* kUp = "flotilla_router_group_up{group=\"127.0.0.1:1\"} 0";
+  const char* kUp = "flotilla_router_replica_up{replica=\"127.0.0.1:1\"} 0";
   const std::string page = registry.Render();
   EXPECT_THAT(page, HasSubstr(kUp));
-  EXPECT_THAT(page, HasSubstr("flotilla_router_group_outstanding_tokens{group=\"127.0.0.1:1\"} 0"));
-  EXPECT_THAT(page, HasSubstr("flotilla_router_group_requests_total{group=\"127.0.0.1:1\"} 0"));
+  EXPECT_THAT(page,
+              HasSubstr("flotilla_router_replica_outstanding_tokens{replica=\"127.0.0.1:1\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_router_replica_requests_total{replica=\"127.0.0.1:1\"} 0"));
   fleet.SetAddresses({});
   EXPECT_THAT(registry.Render(), HasSubstr(kUp));
 }

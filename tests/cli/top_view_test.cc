@@ -61,14 +61,14 @@ TEST(TopViewTest, ARouter) {
                                                   .first_token_p99_s = 0.099,
                                                   .inter_token_p50_s = std::nullopt,
                                                   .inter_token_p99_s = std::nullopt}));
-  EXPECT_THAT(view.groups, IsEmpty());
+  EXPECT_THAT(view.replicas, IsEmpty());
   EXPECT_THAT(view.workers, IsEmpty());
   EXPECT_EQ(TopText(view),
             "ROUTER  STATE  IN FLIGHT  REQ/S  REFUSED/S  TTFT P50     P99  ITL P50  P99\n"
             "a:1     ready          3   10.0        2.0    50.0ms  99.0ms        -    -\n");
 }
 
-TEST(TopViewTest, AGroup) {
+TEST(TopViewTest, AReplica) {
   const Look before = At("a:1",
                          std::string(kScheduler) +
                              "flotilla_scheduler_tokens_total{kind=\"generated\"} 0\n"
@@ -85,19 +85,19 @@ TEST(TopViewTest, AGroup) {
                           "flotilla_scheduler_step_age_seconds 12.5\n",
                       5 * kSecond);
   const TopView view = MakeTopView({before}, {now});
-  EXPECT_THAT(view.groups, ElementsAre(GroupRow{.address = "a:1",
-                                                .model = "m",
-                                                .ready = true,
-                                                .draining = false,
-                                                .waiting = 2,
-                                                .running = 5,
-                                                .blocks_used = 40,
-                                                .blocks_total = 100,
-                                                .step_age_s = 12.5,
-                                                .batch = 4.5,
-                                                .output_tokens_per_s = 100,
-                                                .prompt_tokens_per_s = 200,
-                                                .hit_ratio = 0.25}));
+  EXPECT_THAT(view.replicas, ElementsAre(ReplicaRow{.address = "a:1",
+                                                    .model = "m",
+                                                    .ready = true,
+                                                    .draining = false,
+                                                    .waiting = 2,
+                                                    .running = 5,
+                                                    .blocks_used = 40,
+                                                    .blocks_total = 100,
+                                                    .step_age_s = 12.5,
+                                                    .batch = 4.5,
+                                                    .output_tokens_per_s = 100,
+                                                    .prompt_tokens_per_s = 200,
+                                                    .hit_ratio = 0.25}));
   EXPECT_THAT(TopText(view), HasSubstr("40/100  100.0     200.0   25%    12.50s      m\n"));
 }
 
@@ -184,7 +184,7 @@ TEST(TopViewTest, OneProcessMayPlayEveryRole) {
       At("a:1", std::string(kRouter) + kScheduler + "flotilla_worker_steps_total 0\n", 0);
   const TopView view = MakeTopView({}, {now});
   EXPECT_THAT(view.routers, SizeIs(1));
-  EXPECT_THAT(view.groups, SizeIs(1));
+  EXPECT_THAT(view.replicas, SizeIs(1));
   EXPECT_THAT(view.workers, SizeIs(1));
   EXPECT_EQ(view.routers[0].requests_per_s, std::nullopt);  // one look
 }

@@ -29,25 +29,25 @@ FleetOptions Options(absl::Duration hold = absl::Minutes(1)) {
   return options;
 }
 
-std::size_t GroupsUp(const Fleet& fleet) {
-  const std::vector<FleetGroup> groups = fleet.Groups();
+std::size_t ReplicasUp(const Fleet& fleet) {
+  const std::vector<FleetReplica> replicas = fleet.Replicas();
   return static_cast<std::size_t>(
-      std::count_if(groups.begin(), groups.end(), [](const auto& g) { return g.view.up; }));
+      std::count_if(replicas.begin(), replicas.end(), [](const auto& g) { return g.view.up; }));
 }
 
 // Waits until every scheduler that takes requests has heard all that the router told it,
 // and the router all that came of it: a request that is refused there says so. A prompt
-// that is worth more than any queue here brings it to one group; which prompt brings it
+// that is worth more than any queue here brings it to one replica; which prompt brings it
 // where is found out while all are idle.
 class FleetSettler {
  public:
   void Settle(Fleet& fleet, Engine& engine) {
-    for (const FleetGroup& group : fleet.Groups()) {
+    for (const FleetReplica& replica : fleet.Replicas()) {
       int tries = 0;
-      while (IsOpen(fleet, group.address) &&
-             AskedBy(fleet, engine, group.address) != group.address) {
-        ASSERT_LT(++tries, 1000) << "no prompt goes to " << group.address;
-        homes_.erase(group.address);
+      while (IsOpen(fleet, replica.address) &&
+             AskedBy(fleet, engine, replica.address) != replica.address) {
+        ASSERT_LT(++tries, 1000) << "no prompt goes to " << replica.address;
+        homes_.erase(replica.address);
       }
     }
   }
@@ -55,13 +55,13 @@ class FleetSettler {
  private:
   // Now: one may begin to drain while it is asked.
   static bool IsOpen(const Fleet& fleet, const std::string& address) {
-    const std::vector<FleetGroup> groups = fleet.Groups();
-    return std::any_of(groups.begin(), groups.end(), [&](const FleetGroup& group) {
-      return group.address == address && group.view.open;
+    const std::vector<FleetReplica> replicas = fleet.Replicas();
+    return std::any_of(replicas.begin(), replicas.end(), [&](const FleetReplica& replica) {
+      return replica.address == address && replica.view.open;
     });
   }
 
-  // The group that a request went to which should go to `wanted`.
+  // The replica that a request went to which should go to `wanted`.
   std::string AskedBy(Fleet& fleet, Engine& engine, const std::string& wanted) {
     const auto home = homes_.find(wanted);
     const TokenId prompt = home == homes_.end() ? ++prompts_ : home->second;
@@ -71,10 +71,10 @@ class FleetSettler {
     hopeless.prompt.assign(20'000, prompt);
     auto recorder = std::make_shared<EngineRecorder>();
     recorder->Expect(hopeless);
-    const std::vector<FleetGroup> before = fleet.Groups();
+    const std::vector<FleetReplica> before = fleet.Replicas();
     engine.Submit(hopeless, recorder);
     WaitUntil([&] { return recorder->Ended(hopeless.id); });
-    const std::vector<FleetGroup> after = fleet.Groups();
+    const std::vector<FleetReplica> after = fleet.Replicas();
     for (std::size_t i = 0; i < std::min(before.size(), after.size()); ++i) {
       if (after[i].view.requests == before[i].view.requests) continue;
       homes_[after[i].address] = prompt;
@@ -97,7 +97,7 @@ class FleetUnderTest final : public EngineUnderTest {
       addresses.push_back(AddressOf(schedulers_.back()->port()));
     }
     fleet_.SetAddresses(addresses);
-    WaitUntil([&] { return GroupsUp(fleet_) == schedulers; });
+    WaitUntil([&] { return ReplicasUp(fleet_) == schedulers; });
     Settle();
   }
   ~FleetUnderTest() override { fleet_.Stop(); }
@@ -147,7 +147,7 @@ class FleetEngineTest : public ::testing::Test {
     fleet_ = std::make_unique<Fleet>(Options(hold), &clock_);
     fleet_->SetAddresses(Addresses());
     engine_ = std::make_unique<FleetEngine>(fleet_.get(), 0);
-    WaitUntil([&] { return GroupsUp(*fleet_) == schedulers; });
+    WaitUntil([&] { return ReplicasUp(*fleet_) == schedulers; });
     settler_.Settle(*fleet_, *engine_);
   }
   void StartScheduler(const SchedulerProcess::Options& options) {
@@ -167,18 +167,18 @@ class FleetEngineTest : public ::testing::Test {
   template <class Done>
   void PumpUntil(const Done& done) {
     WaitUntil([&] {
-      if (GroupsUp(*fleet_) > 0) settler_.Settle(*fleet_, *engine_);
+      if (ReplicasUp(*fleet_) > 0) settler_.Settle(*fleet_, *engine_);
       for (const auto& scheduler : schedulers_) {
         if (scheduler != nullptr) scheduler->executor().Advance();
       }
-      if (GroupsUp(*fleet_) > 0) settler_.Settle(*fleet_, *engine_);
+      if (ReplicasUp(*fleet_) > 0) settler_.Settle(*fleet_, *engine_);
       return done();
     });
   }
   void GoAway(std::size_t i) {
-    const std::size_t left = GroupsUp(*fleet_) - 1;
+    const std::size_t left = ReplicasUp(*fleet_) - 1;
     schedulers_[i].reset();
-    WaitUntil([&] { return GroupsUp(*fleet_) == left; });
+    WaitUntil([&] { return ReplicasUp(*fleet_) == left; });
   }
   void ComeBack(std::size_t i, SchedulerProcess::Options options = {}) {
     options.port = ports_[i];
@@ -241,7 +241,7 @@ TEST_F(FleetEngineTest, WhatIsGivenBackGoesOnWhenTheSchedulerIsBack) {
   EXPECT_EQ(fleet_->Counters().replays[1][static_cast<int>(ReplayResult::kResumed)], 3u);
 }
 
-TEST_F(FleetEngineTest, AnotherGroupGoesOnAtOnce) {
+TEST_F(FleetEngineTest, AnotherReplicaGoesOnAtOnce) {
   Begin(3);
   TokenizedRequest request = Request(1, 40);
   Submit(request);
@@ -332,14 +332,14 @@ TEST_F(FleetEngineTest, AnAddressThatVanishesIsLeftWhenItsRequestsAreOver) {
   PumpUntil([&] { return recorder_->TokenCount({5, 1}) >= 5; });
   const std::size_t busy = Busy(), other = 1 - busy;
   fleet_->SetAddresses({Addresses()[other]});
-  EXPECT_EQ(fleet_->Groups().size(), 2u);
+  EXPECT_EQ(fleet_->Replicas().size(), 2u);
   for (std::uint64_t number = 2; number < 8; ++number) Submit(Request(number, 3));
   PumpUntil([&] { return recorder_->Ended({5, 1}) && recorder_->Ended({5, 7}); });
   EXPECT_TRUE(EndOf(1).ok());
   EXPECT_EQ(schedulers_[busy]->engine().Load().running_requests, 0u);
-  WaitUntil([&] { return fleet_->Groups().size() == 1; });
+  WaitUntil([&] { return fleet_->Replicas().size() == 1; });
   fleet_->SetAddresses(Addresses());
-  WaitUntil([&] { return GroupsUp(*fleet_) == 2; });
+  WaitUntil([&] { return ReplicasUp(*fleet_) == 2; });
 }
 
 TEST_F(FleetEngineTest, ModelsAreWhatSchedulersServe) {
@@ -348,11 +348,11 @@ TEST_F(FleetEngineTest, ModelsAreWhatSchedulersServe) {
   StartScheduler({.model_id = "b", .tokenizer_hash = 78});  // says the same, means another
   fleet_ = std::make_unique<Fleet>(Options(), &clock_);
   fleet_->SetAddresses({Addresses()[0]});
-  WaitUntil([&] { return GroupsUp(*fleet_) == 1; });
+  WaitUntil([&] { return ReplicasUp(*fleet_) == 1; });
   fleet_->SetAddresses({Addresses()[0], Addresses()[1]});
-  WaitUntil([&] { return GroupsUp(*fleet_) == 2; });
+  WaitUntil([&] { return ReplicasUp(*fleet_) == 2; });
   fleet_->SetAddresses(Addresses());
-  WaitUntil([&] { return GroupsUp(*fleet_) == 3; });
+  WaitUntil([&] { return ReplicasUp(*fleet_) == 3; });
   EXPECT_EQ(fleet_->Models(), (std::vector<std::string>{"a", "b"}));
   FleetEngine a(fleet_.get(), 0), b(fleet_.get(), 1);
   EXPECT_EQ(a.Describe()->model_id, "a");
@@ -362,9 +362,9 @@ TEST_F(FleetEngineTest, ModelsAreWhatSchedulersServe) {
     recorder_->Expect(Request(number, 3));
     b.Submit(Request(number, 3), recorder_);
   }
-  for (const FleetGroup& group : fleet_->Groups()) {
-    const bool of_b = group.view.model_id == "b" && group.view.usable;
-    EXPECT_EQ(group.view.requests, of_b ? 8u : 0u) << group.address;
+  for (const FleetReplica& replica : fleet_->Replicas()) {
+    const bool of_b = replica.view.model_id == "b" && replica.view.usable;
+    EXPECT_EQ(replica.view.requests, of_b ? 8u : 0u) << replica.address;
   }
   fleet_->Stop();
   EXPECT_TRUE(absl::IsUnavailable(EndOf(8)));

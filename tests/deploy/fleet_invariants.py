@@ -164,7 +164,7 @@ def schedulers_find_workers(fleet):
 
 @invariant
 def workers_find_their_hosts(fleet):
-    """As many as there are ranks: the leader's own pod, then the others of its group."""
+    """As many as there are ranks: the leader's own pod, then the others of its replica."""
     for one in fleet.containers("worker"):
         flags, owner = one.flags(fleet), one.pod.owner
         hosts = [c for c in fleet.containers("host") if c.pod.owner is owner]
@@ -199,11 +199,11 @@ def services_lead_somewhere(fleet):
 
 
 @invariant
-def draining_groups_keep_their_addresses(fleet):
+def draining_replicas_keep_their_addresses(fleet):
     for service in fleet.of("Service"):
         if service["spec"].get("clusterIP") == "None" and not service["spec"].get(
                 "publishNotReadyAddresses"):
-            yield f"Service {service['metadata']['name']} forgets groups that drain"
+            yield f"Service {service['metadata']['name']} forgets replicas that drain"
 
 
 @invariant
@@ -242,15 +242,15 @@ def upgrades_go_one_by_one(fleet):
             yield f"Deployment {one['metadata']['name']} takes pods away before new ones are ready"
     for one in fleet.of("StatefulSet"):
         if one["spec"].get("minReadySeconds", 0) < 10:
-            yield f"StatefulSet {one['metadata']['name']} goes on before routers know the new group"
+            yield f"StatefulSet {one['metadata']['name']} goes on before routers know the new replica"
     for one in fleet.of("LeaderWorkerSet"):
         if one["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"] != {
                 "maxUnavailable": 1, "maxSurge": 0}:
-            yield f"LeaderWorkerSet {one['metadata']['name']} replaces several groups at once"
+            yield f"LeaderWorkerSet {one['metadata']['name']} replaces several replicas at once"
 
 
 @invariant
-def a_group_survives_its_worker(fleet):
+def a_replica_survives_its_worker(fleet):
     for one in fleet.of("LeaderWorkerSet"):
         if one["spec"]["leaderWorkerTemplate"].get("restartPolicy") != "None":
             yield "a worker that restarts takes its scheduler and the requests along"
@@ -267,18 +267,18 @@ def pods_are_spread(fleet):
 
 
 @invariant
-def several_groups_can_mount_the_models(fleet):
+def several_replicas_can_mount_the_models(fleet):
     scaled = {one["spec"]["scaleTargetRef"]["name"] for one in fleet.of("HorizontalPodAutoscaler")}
     for one in fleet.containers("worker"):
         owner = one.pod.owner
         many = owner["spec"].get("replicas", 1) > 1 or owner["metadata"]["name"] in scaled
         modes = [m for c in fleet.of("PersistentVolumeClaim") for m in c["spec"]["accessModes"]]
         if many and modes != ["ReadWriteMany"]:
-            yield f"groups on several nodes cannot mount models: {modes}"
+            yield f"replicas on several nodes cannot mount models: {modes}"
 
 
 @invariant
-def the_autoscaler_owns_the_number_of_groups(fleet):
+def the_autoscaler_owns_the_number_of_replicas(fleet):
     rule = (K8S / "components/autoscaling/prometheus-adapter-rule.yaml").read_text()
     for one in fleet.of("HorizontalPodAutoscaler"):
         spec = one["spec"]
@@ -287,9 +287,9 @@ def the_autoscaler_owns_the_number_of_groups(fleet):
         if len(targets) != 1:
             yield "the autoscaler has no target"
         if any("replicas" in target["spec"] for target in targets):
-            yield "every apply takes the autoscaler's groups away"
+            yield "every apply takes the autoscaler's replicas away"
         if not 2 <= spec["minReplicas"] < spec["maxReplicas"]:
-            yield "the autoscaler has no room, or may leave a single group"
+            yield "the autoscaler has no room, or may leave a single replica"
         for metric in spec["metrics"]:
             name = metric["pods"]["metric"]["name"]
             if name not in metric_names():
@@ -307,7 +307,7 @@ def scaling_down_is_slow(fleet):
 
 
 @invariant
-def the_gateway_reaches_whole_groups(fleet):
+def the_gateway_reaches_whole_replicas(fleet):
     for pool in fleet.of("InferencePool"):
         pods = fleet.selected(pool["spec"]["selector"]["matchLabels"])
         if not pods:
@@ -332,7 +332,7 @@ def what_others_are_told_of_metrics_is_true(fleet):
 def foreign_kinds_are_the_known_ones(fleet):
     """What kustomize cannot merge and schemas do not know is added on purpose only."""
     for one in fleet.objects:
-        group = one["apiVersion"].partition("/")[0]
-        if "." in group and not group.endswith("k8s.io") or one["kind"].endswith(
+        replica = one["apiVersion"].partition("/")[0]
+        if "." in replica and not replica.endswith("k8s.io") or one["kind"].endswith(
                 "Set") and one["kind"] not in {"StatefulSet", *CUSTOM}:
             yield f"{one['kind']} of {one['apiVersion']} is not expected"

@@ -7,12 +7,12 @@ from manifests import OVERLAYS, Fleet, render
 
 # {overlay: {pods: how many}}; None: the autoscaler's.
 SHAPES = {
-    "cpu-small": {"router": 1, "group": 1},
-    "gpu": {"router": 1, "group": 1},
-    "multi-group": {"router": 2, "group": None},
-    "multi-host": {"router": 2, "group": 2, "group-worker": 2},
-    "multi-host-model": {"router": 2, "group": 1, "group-host": 1},
-    "inference-gateway": {"group": 2},
+    "cpu-small": {"router": 1, "replica": 1},
+    "gpu": {"router": 1, "replica": 1},
+    "multi-replica": {"router": 2, "replica": None},
+    "multi-host": {"router": 2, "replica": 2, "replica-worker": 2},
+    "multi-host-model": {"router": 2, "replica": 1, "replica-host": 1},
+    "inference-gateway": {"replica": 2},
 }
 
 

@@ -63,9 +63,9 @@ MUTATIONS = [
      lambda f: f.router["resources"]["limits"].pop("memory")),
     ("everything_has_requests_and_limits", "cpu-small",
      lambda f: f.router["resources"]["requests"].update(cpu="4")),
-    ("a_group_has_its_cores_for_itself", "cpu-small",
+    ("a_replica_has_its_cores_for_itself", "cpu-small",
      lambda f: f.scheduler["resources"]["requests"].update(cpu="500m")),
-    ("a_group_has_its_cores_for_itself", "cpu-small",
+    ("a_replica_has_its_cores_for_itself", "cpu-small",
      lambda f: [r.update(cpu="1500m") for r in f.worker["resources"].values()]),
     ("only_gpu_workers_ask_for_gpus_and_they_reach_gpu_nodes", "gpu",
      lambda f: f.pod("worker").spec.pop("tolerations")),
@@ -130,7 +130,7 @@ MUTATIONS = [
     ("a_worker_outlives_its_scheduler", "multi-host", lambda f: f.worker.pop("lifecycle")),
     ("last_words_are_kept", "cpu-small", lambda f: f.worker.pop("terminationMessagePolicy")),
     ("objects_are_labelled_and_in_one_namespace", "multi-host",
-     lambda f: f.the("PodDisruptionBudget", "flotilla-group-worker")["metadata"].pop("namespace")),
+     lambda f: f.the("PodDisruptionBudget", "flotilla-replica-worker")["metadata"].pop("namespace")),
     ("objects_are_labelled_and_in_one_namespace", "cpu-small",
      lambda f: f.pod("worker").labels.pop("app.kubernetes.io/instance")),
     ("the_namespace_refuses_privileges", "cpu-small",
@@ -156,7 +156,7 @@ MUTATIONS = [
      lambda f: f.argument("router", "--scheduler", "--scheduler=dns:///flotilla:7002")),
     ("routers_find_schedulers", "multi-host",
      lambda f: f.the("Service", "flotilla-scheduler")["spec"]["selector"].update(
-         {"app.kubernetes.io/component": "group-worker"})),
+         {"app.kubernetes.io/component": "replica-worker"})),
     ("routers_find_schedulers", "inference-gateway",
      lambda f: f.argument("router", "--scheduler", "--scheduler=127.0.0.1:7001")),
     ("schedulers_find_workers", "cpu-small",
@@ -170,7 +170,7 @@ MUTATIONS = [
     ("workers_find_their_hosts", "multi-host-model",
      lambda f: f.argument("worker", "--tp", "--tp=3")),
     ("workers_find_their_hosts", "multi-host-model",
-     lambda f: f.worker["args"].remove("--hosts=$(POD_NAME),$(POD_NAME)-1.flotilla-group")),
+     lambda f: f.worker["args"].remove("--hosts=$(POD_NAME),$(POD_NAME)-1.flotilla-replica")),
     ("workers_find_their_hosts", "multi-host-model",
      lambda f: f.host["resources"]["limits"].update(cpu="1")),
     ("services_lead_somewhere", "cpu-small",
@@ -178,50 +178,50 @@ MUTATIONS = [
     ("services_lead_somewhere", "inference-gateway",
      lambda f: f.the("Service", "flotilla")["spec"]["selector"].update(
          {"app.kubernetes.io/component": "router"})),
-    ("draining_groups_keep_their_addresses", "cpu-small",
+    ("draining_replicas_keep_their_addresses", "cpu-small",
      lambda f: f.the("Service", "flotilla-scheduler")["spec"].pop("publishNotReadyAddresses")),
     ("workloads_select_their_own_pods", "cpu-small",
      lambda f: f.the("Deployment", "flotilla-router")["spec"]["selector"]["matchLabels"].pop(
          "app.kubernetes.io/component")),
     ("workloads_select_their_own_pods", "cpu-small",
-     lambda f: f.the("StatefulSet", "flotilla-group")["spec"].update(serviceName="groups")),
+     lambda f: f.the("StatefulSet", "flotilla-replica")["spec"].update(serviceName="replicas")),
     ("disruptions_take_one_at_a_time", "cpu-small",
      lambda f: f.fleet.objects.remove(f.the("PodDisruptionBudget", "flotilla-router"))),
     ("disruptions_take_one_at_a_time", "multi-host",
-     lambda f: f.the("PodDisruptionBudget", "flotilla-group")["spec"]["selector"]["matchLabels"].pop(
+     lambda f: f.the("PodDisruptionBudget", "flotilla-replica")["spec"]["selector"]["matchLabels"].pop(
          "app.kubernetes.io/component")),
     ("disruptions_take_one_at_a_time", "cpu-small",
-     lambda f: f.the("PodDisruptionBudget", "flotilla-group").update(
+     lambda f: f.the("PodDisruptionBudget", "flotilla-replica").update(
          spec={"minAvailable": 1, "selector": {"matchLabels": f.pod("worker").labels}})),
     ("upgrades_go_one_by_one", "cpu-small",
      lambda f: f.the("Deployment", "flotilla-router")["spec"].pop("strategy")),
     ("upgrades_go_one_by_one", "cpu-small",
-     lambda f: f.the("StatefulSet", "flotilla-group")["spec"].pop("minReadySeconds")),
+     lambda f: f.the("StatefulSet", "flotilla-replica")["spec"].pop("minReadySeconds")),
     ("upgrades_go_one_by_one", "multi-host",
-     lambda f: f.the("LeaderWorkerSet", "flotilla-group")["spec"]["rolloutStrategy"][
+     lambda f: f.the("LeaderWorkerSet", "flotilla-replica")["spec"]["rolloutStrategy"][
          "rollingUpdateConfiguration"].update(maxUnavailable=2)),
-    ("a_group_survives_its_worker", "multi-host",
-     lambda f: f.the("LeaderWorkerSet", "flotilla-group")["spec"]["leaderWorkerTemplate"].pop(
+    ("a_replica_survives_its_worker", "multi-host",
+     lambda f: f.the("LeaderWorkerSet", "flotilla-replica")["spec"]["leaderWorkerTemplate"].pop(
          "restartPolicy")),
     ("pods_are_spread", "multi-host",
      lambda f: f.pod("worker").spec["topologySpreadConstraints"][0]["labelSelector"][
-         "matchLabels"].update({"app.kubernetes.io/component": "group"})),
-    ("several_groups_can_mount_the_models", "multi-group",
+         "matchLabels"].update({"app.kubernetes.io/component": "replica"})),
+    ("several_replicas_can_mount_the_models", "multi-replica",
      lambda f: f.the("PersistentVolumeClaim", "flotilla-models")["spec"].update(
          accessModes=["ReadWriteOnce"])),
-    ("the_autoscaler_owns_the_number_of_groups", "multi-group",
-     lambda f: f.the("StatefulSet", "flotilla-group")["spec"].update(replicas=2)),
-    ("the_autoscaler_owns_the_number_of_groups", "multi-group",
-     lambda f: f.the("HorizontalPodAutoscaler", "flotilla-group")["spec"]["metrics"][0]["pods"][
+    ("the_autoscaler_owns_the_number_of_replicas", "multi-replica",
+     lambda f: f.the("StatefulSet", "flotilla-replica")["spec"].update(replicas=2)),
+    ("the_autoscaler_owns_the_number_of_replicas", "multi-replica",
+     lambda f: f.the("HorizontalPodAutoscaler", "flotilla-replica")["spec"]["metrics"][0]["pods"][
          "metric"].update(name="flotilla_queue_tokens")),
-    ("the_autoscaler_owns_the_number_of_groups", "multi-group",
-     lambda f: f.the("HorizontalPodAutoscaler", "flotilla-group")["spec"]["scaleTargetRef"].update(
+    ("the_autoscaler_owns_the_number_of_replicas", "multi-replica",
+     lambda f: f.the("HorizontalPodAutoscaler", "flotilla-replica")["spec"]["scaleTargetRef"].update(
          name="flotilla")),
-    ("scaling_down_is_slow", "multi-group",
-     lambda f: f.the("HorizontalPodAutoscaler", "flotilla-group")["spec"]["behavior"].pop("scaleDown")),
-    ("the_gateway_reaches_whole_groups", "inference-gateway",
+    ("scaling_down_is_slow", "multi-replica",
+     lambda f: f.the("HorizontalPodAutoscaler", "flotilla-replica")["spec"]["behavior"].pop("scaleDown")),
+    ("the_gateway_reaches_whole_replicas", "inference-gateway",
      lambda f: f.pod("scheduler").spec["containers"].remove(f.scheduler)),
-    ("the_gateway_reaches_whole_groups", "inference-gateway",
+    ("the_gateway_reaches_whole_replicas", "inference-gateway",
      lambda f: f.the("InferencePool", "flotilla")["spec"]["targetPorts"][0].update(number=8000)),
     ("what_others_are_told_of_metrics_is_true", "inference-gateway",
      lambda f: f.the("ConfigMap", "flotilla-endpoint-picker")["data"].update(x="flotilla_kv_usage")),
@@ -229,30 +229,30 @@ MUTATIONS = [
     ("nothing_is_allowed_by_default", "cpu-small",
      lambda f: f.fleet.objects.remove(f.the("NetworkPolicy", "flotilla-default-deny"))),
     ("policies_tell_ports_by_number", "cpu-small",
-     lambda f: f.the("NetworkPolicy", "flotilla-group")["spec"]["ingress"][0]["ports"].append(
+     lambda f: f.the("NetworkPolicy", "flotilla-replica")["spec"]["ingress"][0]["ports"].append(
          {"port": "worker"})),
     ("only_clients_reach_the_api", "cpu-small",
      lambda f: f.the("NetworkPolicy", "flotilla-router")["spec"]["ingress"][0]["from"].append(
          {"namespaceSelector": {}})),
     ("only_clients_reach_the_api", "inference-gateway",
-     lambda f: f.the("NetworkPolicy", "flotilla-group")["spec"]["ingress"].clear()),
+     lambda f: f.the("NetworkPolicy", "flotilla-replica")["spec"]["ingress"].clear()),
     ("routers_reach_schedulers", "cpu-small",
      lambda f: f.the("NetworkPolicy", "flotilla-router")["spec"]["egress"].pop(0)),
     ("schedulers_reach_workers", "multi-host",
-     lambda f: f.the("NetworkPolicy", "flotilla-group-worker")["spec"]["ingress"].pop(0)),
+     lambda f: f.the("NetworkPolicy", "flotilla-replica-worker")["spec"]["ingress"].pop(0)),
     ("ranks_reach_each_other", "multi-host-model",
-     lambda f: f.the("NetworkPolicy", "flotilla-group-host")["spec"]["ingress"][0]["ports"][0].pop(
+     lambda f: f.the("NetworkPolicy", "flotilla-replica-host")["spec"]["ingress"][0]["ports"][0].pop(
          "endPort")),
     ("ranks_reach_each_other", "multi-host-model",
-     lambda f: f.the("NetworkPolicy", "flotilla-group")["spec"]["egress"].pop(0)),
+     lambda f: f.the("NetworkPolicy", "flotilla-replica")["spec"]["egress"].pop(0)),
     ("internal_ports_are_closed_to_others", "cpu-small",
-     lambda f: f.the("NetworkPolicy", "flotilla-group")["spec"]["ingress"][0]["ports"].append(
+     lambda f: f.the("NetworkPolicy", "flotilla-replica")["spec"]["ingress"][0]["ports"].append(
          {"port": 7001})),
     ("internal_ports_are_closed_to_others", "multi-host",
-     lambda f: f.the("NetworkPolicy", "flotilla-group-worker")["spec"]["ingress"][1]["ports"].append(
+     lambda f: f.the("NetworkPolicy", "flotilla-replica-worker")["spec"]["ingress"][1]["ports"].append(
          {"port": 7001})),
     ("prometheus_reaches_the_metrics", "cpu-small",
-     lambda f: f.the("NetworkPolicy", "flotilla-group")["spec"]["ingress"].pop(1)),
+     lambda f: f.the("NetworkPolicy", "flotilla-replica")["spec"]["ingress"].pop(1)),
     # What kustomize does to this selector where labels go into selectors.
     ("names_resolve_where_they_are_used", "cpu-small",
      lambda f: f.the("NetworkPolicy", "flotilla-router")["spec"]["egress"][1]["to"][0]["podSelector"][

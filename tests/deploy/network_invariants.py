@@ -134,7 +134,7 @@ def ranks_reach_each_other(fleet):
 
 @invariant
 def internal_ports_are_closed_to_others(fleet):
-    # Ranks talk on any port, so that a group and its hosts are wide open to each other.
+    # Ranks talk on any port, so that a replica and its hosts are wide open to each other.
     for role, port, friends in (("scheduler", "scheduler", {"router", "host"}),
                                 ("worker", "worker", {"scheduler", "host"}),
                                 ("host", "host", {"worker", "host"})):

@@ -6,7 +6,7 @@ from manifests import size
 # Which pages answer a probe, by role (docs/api.md; only routers have others than /metrics).
 PAGES = {"router": {"/health", "/ready"}, "scheduler": {"/metrics"}, "worker": {"/metrics"},
          "host": {"/metrics"}}
-START_SECONDS = 1200  # what a group may take to load its model
+START_SECONDS = 1200  # what a replica may take to load its model
 
 
 @invariant
@@ -69,7 +69,7 @@ def everything_has_requests_and_limits(fleet):
 
 
 @invariant
-def a_group_has_its_cores_for_itself(fleet):
+def a_replica_has_its_cores_for_itself(fleet):
     """Whole cores, requested as limited: exclusive ones under the static CPU manager."""
     for one in fleet.containers("scheduler") + fleet.containers("worker") + fleet.containers("host"):
         resources = one.raw.get("resources", {})

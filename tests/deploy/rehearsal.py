@@ -142,7 +142,7 @@ class Process:
 
 
 def pod_name(pod):
-    """Of the first one. The second of a LeaderWorkerSet's group is named after its leader."""
+    """Of the first one. The second of a LeaderWorkerSet's replica is named after its leader."""
     return f"{pod.owner['metadata']['name']}-0" + ("-1" if pod.part == " worker" else "")
 
 
@@ -230,11 +230,11 @@ def end_pod(processes):
 def rehearse(overlay, program, model, folder):
     fleet = Fleet(render(f"overlays/{overlay}"))
     machine = Machine(folder, program)
-    # The second pod of a group is another host by its address, which loopback has, too.
+    # The second pod of a replica is another host by its address, which loopback has, too.
     machine.name_hosts({"localhost": "127.0.0.1", "flotilla-scheduler": "127.0.0.1",
-                        "flotilla-group-0": "127.0.0.1",
-                        "flotilla-group-0-1": "127.0.0.2",
-                        "flotilla-group-0-1.flotilla-group": "127.0.0.2"})
+                        "flotilla-replica-0": "127.0.0.1",
+                        "flotilla-replica-0-1": "127.0.0.2",
+                        "flotilla-replica-0-1.flotilla-replica": "127.0.0.2"})
     worker = fleet.containers("worker")[0]
     models = folder / "models"
     models.mkdir()
@@ -272,11 +272,11 @@ def rehearse(overlay, program, model, folder):
             values = metrics(worker.ports()["worker-metrics"])
             seen["worker_bytes"] = (values["flotilla_worker_weight_bytes"] +
                                     values["flotilla_worker_buffer_bytes"])
-            # The group goes while it answers; then what is left.
+            # The replica goes while it answers; then what is left.
             started = concurrent.futures.Future()
             answer = pool.submit(generate, http_port, name, started)
             started.result(timeout=60)
-            kinds = ["group", "group-worker", "group-host", "router"]
+            kinds = ["replica", "replica-worker", "replica-host", "router"]
             order = sorted(pods, key=lambda p: kinds.index(p[0].container.pod.component))
             for pod in order:
                 if pod is order[-1]:

@@ -13,7 +13,7 @@ import pytest
 from manifests import ROOT, Fleet, render, size
 from rehearsal import WORDS
 
-# One of each shape: gpu and multi-group have the same pods as cpu-small.
+# One of each shape: gpu and multi-replica have the same pods as cpu-small.
 SHAPES = ("cpu-small", "multi-host", "multi-host-model", "inference-gateway")
 
 
@@ -48,11 +48,11 @@ def test_every_role_runs_without_rights(rehearsed):
         assert seen == {"uid": 65532, "capabilities": "0" * 16}, role
 
 
-def test_ranks_run_on_every_host_of_a_group(rehearsed):
+def test_ranks_run_on_every_host_of_a_replica(rehearsed):
     assert rehearsed["lent"] == (rehearsed["overlay"] == "multi-host-model")
 
 
-def test_a_group_that_is_taken_away_finishes_its_answer(rehearsed):
+def test_a_replica_that_is_taken_away_finishes_its_answer(rehearsed):
     assert len(rehearsed["undisturbed"]) == WORDS
     assert rehearsed["drained"] == rehearsed["undisturbed"]
 

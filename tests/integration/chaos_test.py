@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from fleet_test import PROMPTS, Stream
-from flotilla_server import LONG, MODEL, SANITIZED, Groups, shared_library, wait_until
+from flotilla_server import LONG, MODEL, SANITIZED, Replicas, shared_library, wait_until
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="its limits are times")
 
@@ -151,7 +151,7 @@ class Chaos:
             self.strike_member(process, number)
         else:
             self.strike_process(process, number)
-        wait_until(self.serves, "the group serves", seconds=30)
+        wait_until(self.serves, "the replica serves", seconds=30)
 
     def strike_member(self, member, number):
         ranks, mpirun = self.worker.members()
@@ -195,7 +195,7 @@ def processes_that_exit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    with Groups(tmp_path_factory.mktemp("chaos"), models=(MODEL,), routers=2,
+    with Replicas(tmp_path_factory.mktemp("chaos"), models=(MODEL,), routers=2,
                 worker=("--tp", "2")) as running:
         yield running
 
@@ -216,7 +216,7 @@ def survive(fleet, faults, record):
     counts = collections.Counter()
     failed = 0
     for process, number, phase in faults:
-        wait_until(lambda: fleet.up(0, 0) and fleet.up(0, 1), "both routers have the group")
+        wait_until(lambda: fleet.up(0, 0) and fleet.up(0, 1), "both routers have the replica")
         round_ = Round(fleet)
         answers = round_.run(phase, lambda p=process, n=number: chaos.strike(p, n))
         name = "exit" if number == EXIT else number.name
@@ -239,13 +239,13 @@ def test_nothing_accepted_is_lost(fleet, record):
 
 def test_nothing_accepted_is_lost_where_schedulers_run_their_groups(tmp_path, record):
     processes = [process for process in PROCESSES if process != "worker0"]
-    with Groups(tmp_path, models=(MODEL,), worker=("--tp", "2"), colocate=True) as fleet:
+    with Replicas(tmp_path, models=(MODEL,), worker=("--tp", "2"), colocate=True) as fleet:
         survive(fleet, chosen(processes, 40 if LONG else 5), record)
 
 
 def test_a_rolling_restart_loses_nothing(tmp_path, record):
     """Every process once, in turn, under load; ten times with FLOTILLA_LONG=1."""
-    with Groups(tmp_path, models=(MODEL, MODEL), routers=2, worker=("--tp", "1")) as fleet:
+    with Replicas(tmp_path, models=(MODEL, MODEL), routers=2, worker=("--tp", "1")) as fleet:
         expected = Round(fleet).run()
         served, ended = [0], []
 

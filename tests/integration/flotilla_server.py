@@ -257,8 +257,8 @@ class Fleet:
         setattr(self, role, Program(self.directory, role, *self.flags[role], wait=wait))
 
 
-class Groups:
-    """Several groups, each a scheduler and its worker, or (`colocate`) a scheduler that runs
+class Replicas:
+    """Several replicas, each a scheduler and its worker, or (`colocate`) a scheduler that runs
     its group itself, behind several routers; a context manager."""
 
     def __init__(self, directory, models=(MODEL, MODEL), routers=2, drain_seconds=(30, 30),
@@ -272,14 +272,14 @@ class Groups:
         for i, model in enumerate(models):
             worker_port, port = ports[2 * i:2 * i + 2]
             self.addresses.append(f"127.0.0.1:{port}")
-            group = ["--model", model_path(), "--served-model-name", model, "--threads", "1",
+            replica = ["--model", model_path(), "--served-model-name", model, "--threads", "1",
                      "--kv-blocks", "1024", *worker]
             if not colocate:
-                self.flags[f"worker{i}"] = ["--listen-port", str(worker_port), *group]
-                group = ["--worker", f"127.0.0.1:{worker_port}"]
+                self.flags[f"worker{i}"] = ["--listen-port", str(worker_port), *replica]
+                replica = ["--worker", f"127.0.0.1:{worker_port}"]
             self.flags[f"scheduler{i}"] = ["--listen-port", str(port),
-                                           "--drain-seconds", str(drain_seconds[i]), *group]
-        # The second router learns of the first group by a name.
+                                           "--drain-seconds", str(drain_seconds[i]), *replica]
+        # The second router learns of the first replica by a name.
         by_name = [f"dns:///localhost:{ports[1]}", *self.addresses[1:]]
         for i in range(routers):
             self.flags[f"router{i}"] = ["--http-port", str(self.http_ports[i]), "--grpc-port", "0",
@@ -317,17 +317,17 @@ class Groups:
     def url(self, router=0):
         return f"http://127.0.0.1:{self.http_ports[router]}"
 
-    def up(self, group, router=0):
-        """Whether the router has the group."""
+    def up(self, replica, router=0):
+        """Whether the router has the replica."""
         pages = parse_metrics(self.processes[f"router{router}"].metrics_page())
         return any(value == 1 for key, value in pages.items()
-                   if key.startswith("flotilla_router_group_up")
-                   and key.endswith(f':{self.addresses[group].split(":")[1]}"}}'))
+                   if key.startswith("flotilla_router_replica_up")
+                   and key.endswith(f':{self.addresses[replica].split(":")[1]}"}}'))
 
-    def sent(self, group, router=0):
-        """Requests that the router sent to the group."""
+    def sent(self, replica, router=0):
+        """Requests that the router sent to the replica."""
         return self.processes[f"router{router}"].metric(
-            "flotilla_router_group_requests_total", group=self.addresses[group])
+            "flotilla_router_replica_requests_total", replica=self.addresses[replica])
 
     def replays(self, result, router=0):
         return self.processes[f"router{router}"].metric("flotilla_router_replays_total",

@@ -10,8 +10,8 @@ from fleet_script import RunningFleet
 from flotilla_server import MODEL, SANITIZED, json_lines, parse_metrics
 
 LAYOUTS = {"one rank": (1, 1, 1), "TP=3": (1, 3, 1), "TP=2": (1, 2, 1), "PP=2": (1, 1, 2),
-           "TP=2 x PP=2": (1, 2, 2), "two groups": (2, 1, 1), "two groups of TP=2": (2, 2, 1)}
-COLOCATED = "two groups of TP=2, run by their schedulers"
+           "TP=2 x PP=2": (1, 2, 2), "two replicas": (2, 1, 1), "two replicas of TP=2": (2, 2, 1)}
+COLOCATED = "two replicas of TP=2, run by their schedulers"
 MESSAGES = "TP=2 x PP=2, by MPI messages"
 RECIPES = {"fp32": "--compute fp32 --kv-type fp32", "accurate": ""}
 CHATS = json_lines("greedy.jsonl")[:2 if SANITIZED else 16]
@@ -19,14 +19,14 @@ CHATS = json_lines("greedy.jsonl")[:2 if SANITIZED else 16]
 
 def serve(directory, layout, recipe, colocate=False, worker_args=""):
     """Tokens and log-probabilities of all chats, greedy, and of some sampled ones."""
-    groups, tp, pp = layout
-    flags = ["--groups", str(groups), "--tp", str(tp), "--pp", str(pp),
+    replicas, tp, pp = layout
+    flags = ["--replicas", str(replicas), "--tp", str(tp), "--pp", str(pp),
              *(["--colocate"] if colocate else [])]
     with RunningFleet(directory, "--routers", "1", "--no-prometheus", *flags,
                       worker_args=f"--kv-blocks 1024 {RECIPES[recipe]} {worker_args}") as fleet, \
             httpx.Client(base_url=fleet.url(), timeout=120) as http:
-        assert len(fleet.of("rank")) == groups * tp * pp
-        assert len(fleet.of("worker")) == (0 if colocate else groups)
+        assert len(fleet.of("rank")) == replicas * tp * pp
+        assert len(fleet.of("worker")) == (0 if colocate else replicas)
 
         def ask(chat, **more):
             answer = http.post("/v1/chat/completions", json=dict(
@@ -45,7 +45,7 @@ def serve(directory, layout, recipe, colocate=False, worker_args=""):
         for scheduler in fleet.of("scheduler"):
             page = httpx.get(f"http://127.0.0.1:{scheduler['ports']['metrics']}/metrics").text
             assert any(name.startswith("flotilla_scheduler_requests_finished_total{") and value
-                       for name, value in parse_metrics(page).items()), "every group works"
+                       for name, value in parse_metrics(page).items()), "every replica works"
         return answers
 
 

@@ -142,21 +142,21 @@ def dashboard_expressions():
     for path in DASHBOARDS:
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel.get("targets", []):
-                expression = re.sub(r"\$(model|group|instance)\b", ".*", target["expr"])
+                expression = re.sub(r"\$(model|replica|instance)\b", ".*", target["expr"])
                 yield (f"{path.stem}/{panel['title']}",
                        expression.replace("$__rate_interval", "1m"))
 
 
 def test_every_metric_that_is_used_exists(served, prometheus):
-    rules = [rule for group in prometheus.get("/rules")["groups"] for rule in group["rules"]]
+    rules = [rule for replica in prometheus.get("/rules")["replicas"] for rule in replica["rules"]]
     assert {rule["type"] for rule in rules} == {"recording", "alerting"}
     used = {name for rule in rules for name in names_in(rule["query"])}
     used |= {name for _, expression in dashboard_expressions() for name in names_in(expression)}
     assert len(used) > 50, used
     known = set(prometheus.get("/label/__name__/values"))
     assert used <= known, used - known
-    wait_until(lambda: all(rule["health"] == "ok" for group in prometheus.get("/rules")["groups"]
-                           for rule in group["rules"]), "every rule was evaluated")
+    wait_until(lambda: all(rule["health"] == "ok" for replica in prometheus.get("/rules")["replicas"]
+                           for rule in replica["rules"]), "every rule was evaluated")
 
 
 def test_every_panel_has_data(served, prometheus):
@@ -177,7 +177,7 @@ def test_top_shows_every_process(fleet):
     shown = run_fleet("top", fleet.directory, "--once")
     assert shown.returncode == 0, shown.stderr
     table = [line.split() for line in shown.stdout.splitlines() if line]
-    assert [row[0] for row in table if row[0].isupper()] == ["ROUTER", "GROUP", "WORKER"]
+    assert [row[0] for row in table if row[0].isupper()] == ["ROUTER", "REPLICA", "WORKER"]
     for row in fleet.rows:
         if row["role"] not in ("prometheus", "rank"):
             port = row["ports"].get("metrics") or row["ports"]["http"]
@@ -208,12 +208,12 @@ def test_names_and_help_follow_the_rules(fleet):
 def test_a_worker_that_dies_is_noticed(fleet, prometheus):
     # The last test that needs this fleet.
     os.kill(fleet.of("worker")[0]["pid"], signal.SIGKILL)
-    expected = {("FlotillaTargetDown", "worker", "0"), ("FlotillaGroupNotReady", "scheduler", "0"),
+    expected = {("FlotillaTargetDown", "worker", "0"), ("FlotillaReplicaNotReady", "scheduler", "0"),
                 ("FlotillaRouterNotReady", "router", None), ("FlotillaNothingServes", None, None)}
 
     def pending():  # they fire after a minute, which promtool's tests see
         labels = [one["labels"] for one in prometheus.get("/alerts")["alerts"]]
-        return {(one["alertname"], one.get("role"), one.get("group")) for one in labels}
+        return {(one["alertname"], one.get("role"), one.get("replica")) for one in labels}
 
     wait_until(lambda: expected <= pending(), f"{expected} are pending")
 
@@ -221,7 +221,7 @@ def test_a_worker_that_dies_is_noticed(fleet, prometheus):
 def test_up_says_where_everything_is(tmp_path):
     with RunningFleet(tmp_path, "--routers", "1", "--no-prometheus") as fleet:
         lines = fleet.started.stdout.splitlines()
-        assert lines[0].split() == ["ROLE", "GROUP", "RANK", "PID", "STATE", "PORTS", "URL"]
+        assert lines[0].split() == ["ROLE", "REPLICA", "RANK", "PID", "STATE", "PORTS", "URL"]
         assert [row["role"] for row in fleet.rows] == ["worker", "rank", "scheduler", "router"]
         for row, line in zip(fleet.rows, lines[1:]):
             assert row["state"] == "ready"

@@ -81,15 +81,15 @@ class Kubernetes(unittest.TestCase):
                  for one in json.loads(done.stdout)}
         return [found[f"10.0.0.{i}:1"] for i in range(len(pods))]
 
-    def test_role_and_group(self):
+    def test_role_and_replica(self):
         router, scheduler, rank, named, other, proxy, port, sidecar, host = self.labels(
             {"container_name": "router", "container_port_name": "http", "name": "r-0",
              "namespace": "ns"},
             {"container_name": "scheduler", "container_port_name": "sched-metrics", "name": "g-0"},
             {"container_name": "worker", "container_port_name": "metrics", "name": "g-1-0",
-             "label_leaderworkerset_sigs_k8s_io_group_index": "1"},
+             "label_leaderworkerset_sigs_k8s_io_replica_index": "1"},
             {"container_name": "worker", "container_port_name": "metrics", "name": "g-2",
-             "label_flotilla_group": "blue"},
+             "label_flotilla_replica": "blue"},
             {"container_name": "worker", "container_port_name": "metrics",
              "label_app_kubernetes_io_name": "another"},
             {"container_name": "proxy", "container_port_name": "http"},
@@ -97,15 +97,15 @@ class Kubernetes(unittest.TestCase):
             {"container_name": "worker", "container_port_name": "worker-metrics", "name": "g-3",
              "container_init": "true"},
             {"container_name": "host", "container_port_name": "host-metrics", "name": "g-4-1",
-             "label_leaderworkerset_sigs_k8s_io_group_index": "4"})
+             "label_leaderworkerset_sigs_k8s_io_replica_index": "4"})
         self.assertEqual((router["role"], router["pod"], router["namespace"]),
                          ("router", "r-0", "ns"))
-        self.assertNotIn("group", router)
-        self.assertEqual((scheduler["role"], scheduler["group"]), ("scheduler", "g-0"))
-        self.assertEqual((rank["role"], rank["group"]), ("worker", "1"))
-        self.assertEqual((named["role"], named["group"]), ("worker", "blue"))
-        self.assertEqual((sidecar["role"], sidecar["group"]), ("worker", "g-3"))
-        self.assertEqual((host["role"], host["group"]), ("host", "4"))
+        self.assertNotIn("replica", router)
+        self.assertEqual((scheduler["role"], scheduler["replica"]), ("scheduler", "g-0"))
+        self.assertEqual((rank["role"], rank["replica"]), ("worker", "1"))
+        self.assertEqual((named["role"], named["replica"]), ("worker", "blue"))
+        self.assertEqual((sidecar["role"], sidecar["replica"]), ("worker", "g-3"))
+        self.assertEqual((host["role"], host["replica"]), ("host", "4"))
         self.assertEqual([other, proxy, port], [None] * 3)
 
 
@@ -136,7 +136,7 @@ class Dashboards(unittest.TestCase):
     def test_variables_are_those_that_are_used(self):
         for board in self.boards():
             defined = {one["name"] for one in board["templating"]["list"]}
-            self.assertEqual(defined, {"datasource", "model", "group", "instance"})
+            self.assertEqual(defined, {"datasource", "model", "replica", "instance"})
             used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"])))
             self.assertLessEqual(used - {"__rate_interval"}, defined)
 

@@ -1,4 +1,4 @@
-// FleetCore as values: groups that attach, refuse, give back and go, under one lock that
+// FleetCore as values: replicas that attach, refuse, give back and go, under one lock that
 // is not there.
 #include "router/core/fleet_core.h"
 
@@ -20,13 +20,13 @@ constexpr std::int64_t kSecond = 1'000'000'000;
 
 class FleetCoreTest : public ::testing::Test {
  protected:
-  static GroupId Id(std::uint64_t number) { return GroupId(number); }
+  static ReplicaId Id(std::uint64_t number) { return ReplicaId(number); }
   void Attach(std::uint64_t number, const EngineDescription& description = Description()) {
     core_.OnLoad(now_ns_, Id(number), {.ready = true});
     core_.OnAttached(now_ns_, Id(number), description);
   }
   void Add(std::uint64_t number, const EngineDescription& description = Description()) {
-    core_.AddGroup(Id(number));
+    core_.AddReplica(Id(number));
     Attach(number, description);
   }
   void Submit(const TokenizedRequest& request, std::size_t model = 0) {
@@ -36,35 +36,35 @@ class FleetCoreTest : public ::testing::Test {
   std::optional<std::uint64_t> SentTo() {
     FleetCore::Actions actions = core_.Take();
     for (auto& [sink, event] : actions.events) events_.push_back(std::move(event));
-    std::optional<std::uint64_t> group;
+    std::optional<std::uint64_t> replica;
     for (const auto& [id, command] : actions.commands) {
       if (!std::holds_alternative<TokenizedRequest>(command)) continue;
-      EXPECT_FALSE(group.has_value()) << "sent twice";
-      group = id.value();
+      EXPECT_FALSE(replica.has_value()) << "sent twice";
+      replica = id.value();
       sent_ = std::get<TokenizedRequest>(command);
     }
-    return group;
+    return replica;
   }
-  void Say(std::uint64_t group, std::vector<EngineEvent> events) {
-    core_.OnEvents(now_ns_, Id(group), std::move(events));
+  void Say(std::uint64_t replica, std::vector<EngineEvent> events) {
+    core_.OnEvents(now_ns_, Id(replica), std::move(events));
   }
-  void Accept(std::uint64_t group, const TokenizedRequest& request) {
-    Say(group, {Accepted{request.id, request.attempt}});
+  void Accept(std::uint64_t replica, const TokenizedRequest& request) {
+    Say(replica, {Accepted{request.id, request.attempt}});
   }
-  void Refuse(std::uint64_t group, const TokenizedRequest& request, absl::Status status,
+  void Refuse(std::uint64_t replica, const TokenizedRequest& request, absl::Status status,
               std::int64_t retry_after_ms = 0) {
-    Say(group, {RequestEnd{request.id, request.attempt, std::move(status), retry_after_ms, {}}});
+    Say(replica, {RequestEnd{request.id, request.attempt, std::move(status), retry_after_ms, {}}});
   }
-  void GiveBack(std::uint64_t group, const TokenizedRequest& request) {
-    Say(group, {SequenceEnd{request.id, request.attempt, SequenceIndex(0), FinishReason::kMoved},
-                RequestEnd{request.id, request.attempt, absl::UnavailableError("gone"), 0, {}}});
+  void GiveBack(std::uint64_t replica, const TokenizedRequest& request) {
+    Say(replica, {SequenceEnd{request.id, request.attempt, SequenceIndex(0), FinishReason::kMoved},
+                  RequestEnd{request.id, request.attempt, absl::UnavailableError("gone"), 0, {}}});
   }
-  // A group, the only one, begins to answer.
-  void Begin(std::uint64_t group, std::initializer_list<std::uint64_t> ids) {
+  // A replica, the only one, begins to answer.
+  void Begin(std::uint64_t replica, std::initializer_list<std::uint64_t> ids) {
     for (const std::uint64_t id : ids) {
       Submit(Request(id));
-      EXPECT_EQ(SentTo(), group);
-      Accept(group, Request(id));
+      EXPECT_EQ(SentTo(), replica);
+      Accept(replica, Request(id));
     }
   }
   // The last end that an owner heard of, forgetting what came before.
@@ -91,8 +91,8 @@ class FleetCoreTest : public ::testing::Test {
   TokenizedRequest sent_;
 };
 
-TEST_F(FleetCoreTest, NewRequestsNeedAGroupThatIsThere) {
-  core_.AddGroup(Id(1));
+TEST_F(FleetCoreTest, NewRequestsNeedAReplicaThatIsThere) {
+  core_.AddReplica(Id(1));
   Attach(1);
   core_.OnDetached(Id(1));
   Submit(Request(1));
@@ -105,7 +105,7 @@ TEST_F(FleetCoreTest, NewRequestsNeedAGroupThatIsThere) {
 }
 
 TEST_F(FleetCoreTest, ARefusalForOverloadIsTriedOnceElsewhere) {
-  for (const std::uint64_t group : {1, 2, 3}) Add(group);
+  for (const std::uint64_t replica : {1, 2, 3}) Add(replica);
   Submit(Request(1));
   const std::uint64_t first = *SentTo();
   Refuse(first, Request(1), absl::ResourceExhaustedError("full"), 300);
@@ -116,13 +116,13 @@ TEST_F(FleetCoreTest, ARefusalForOverloadIsTriedOnceElsewhere) {
   EXPECT_EQ(LastEnd().retry_after_ms, 300) << "the shorter wait";
 }
 
-TEST_F(FleetCoreTest, GroupsThatAreGoneOrDrainRefuseForNobody) {
-  for (const std::uint64_t group : {1, 2, 3}) Add(group);
+TEST_F(FleetCoreTest, ReplicasThatAreGoneOrDrainRefuseForNobody) {
+  for (const std::uint64_t replica : {1, 2, 3}) Add(replica);
   Submit(Request(1));
   for (int i = 0; i < 3; ++i) {
-    const std::optional<std::uint64_t> group = SentTo();
-    ASSERT_TRUE(group.has_value());
-    Refuse(*group, Request(1), absl::UnavailableError("draining"), 10);
+    const std::optional<std::uint64_t> replica = SentTo();
+    ASSERT_TRUE(replica.has_value());
+    Refuse(*replica, Request(1), absl::UnavailableError("draining"), 10);
   }
   EXPECT_TRUE(absl::IsUnavailable(LastEnd().status));
 }
@@ -189,16 +189,16 @@ TEST_F(FleetCoreTest, WhoComesBackLateGoesOnOnlyWithEqualNumerics) {
   EXPECT_FALSE(core_.waiting());
 }
 
-TEST_F(FleetCoreTest, WhatAGroupDiedOfIsSentToTheNext) {
+TEST_F(FleetCoreTest, WhatAReplicaDiedOfIsSentToTheNext) {
   Add(1);
   Submit(Request(1));
   EXPECT_EQ(SentTo(), 1u);
   EXPECT_EQ(sent_.crash_count, 0u);
   Accept(1, Request(1));
-  const auto die = [&](std::uint64_t group, std::uint32_t attempt, std::uint32_t count) {
+  const auto die = [&](std::uint64_t replica, std::uint32_t attempt, std::uint32_t count) {
     const TokenizedRequest request = Request(1, attempt);
     SentTo();
-    core_.OnEvents(now_ns_, Id(group),
+    core_.OnEvents(now_ns_, Id(replica),
                    {CrashCount{.request = request.id, .attempt = request.attempt, .count = count}});
     EXPECT_TRUE(core_.Take().events.empty()) << "the owner has nothing to do with it";
   };
@@ -209,7 +209,7 @@ TEST_F(FleetCoreTest, WhatAGroupDiedOfIsSentToTheNext) {
   Submit(Request(1, 1));
   EXPECT_EQ(SentTo(), 2u);
   EXPECT_EQ(sent_.crash_count, 1u);
-  // Nothing happens there, and that group goes, too.
+  // Nothing happens there, and that replica goes, too.
   Accept(2, Request(1, 1));
   core_.OnDetached(Id(2));
   GiveBack(2, Request(1, 1));
@@ -234,7 +234,7 @@ TEST_F(FleetCoreTest, WhatHasNotBegunGoesAnywhere) {
   EXPECT_EQ(Replays(false, ReplayResult::kSent), 1u);
 }
 
-TEST_F(FleetCoreTest, AReplayPrefersOpenGroupsButTakesOneThatDrains) {
+TEST_F(FleetCoreTest, AReplayPrefersOpenReplicasButTakesOneThatDrains) {
   Add(3);
   Begin(3, {1, 2});
   core_.OnDetached(Id(3));
@@ -252,7 +252,7 @@ TEST_F(FleetCoreTest, AReplayPrefersOpenGroupsButTakesOneThatDrains) {
 }
 
 // Its scheduler queues it: a worker that restarts is a pause.
-TEST_F(FleetCoreTest, AGroupWithoutItsWorkerIsTheSecondBest) {
+TEST_F(FleetCoreTest, AReplicaWithoutItsWorkerIsTheSecondBest) {
   Add(1);
   core_.OnLoad(now_ns_, Id(1), {.ready = false});
   Submit(Request(1));
@@ -262,7 +262,7 @@ TEST_F(FleetCoreTest, AGroupWithoutItsWorkerIsTheSecondBest) {
   EXPECT_EQ(SentTo(), 2u);
 }
 
-// Two groups, and two requests at the first, whose worker goes.
+// Two replicas, and two requests at the first, whose worker goes.
 class StuckTest : public FleetCoreTest {
  protected:
   StuckTest() {
@@ -288,13 +288,13 @@ class StuckTest : public FleetCoreTest {
   }
 };
 
-TEST_F(StuckTest, AnotherGroupGoesOnAfterAWhile) {
+TEST_F(StuckTest, AnotherReplicaGoesOnAfterAWhile) {
   Add(2);
   EXPECT_TRUE(At(9).commands.empty());
   const FleetCore::Actions actions = At(10);
   ASSERT_EQ(actions.commands.size(), 2u);
-  for (const auto& [group, command] : actions.commands) {
-    EXPECT_EQ(group, Id(1));
+  for (const auto& [replica, command] : actions.commands) {
+    EXPECT_EQ(replica, Id(1));
     EXPECT_FALSE(std::get<CancelRequest>(command).sequence.has_value());
   }
   ASSERT_EQ(actions.events.size(), 6u) << "two sequences and the end of each";
@@ -316,7 +316,7 @@ TEST_F(StuckTest, AnotherGroupGoesOnAfterAWhile) {
   EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 0u);
 }
 
-TEST_F(StuckTest, ItIsOnlyTakenFromAGroupIfAnotherCouldGoOn) {
+TEST_F(StuckTest, ItIsOnlyTakenFromAReplicaIfAnotherCouldGoOn) {
   Add(2, Description("m", /*numerics=*/2));
   Add(3, Description("other"));
   Add(4);
@@ -342,8 +342,8 @@ TEST_F(StuckTest, AWorkerThatComesBackInTimeKeepsIt) {
   EXPECT_TRUE(At(70).commands.empty());
 }
 
-// No group that may have it takes it, nor does one that was tried; it waits.
-TEST_F(StuckTest, AGroupThatItWasTakenFromMayTakeItLater) {
+// No replica that may have it takes it, nor does one that was tried; it waits.
+TEST_F(StuckTest, AReplicaThatItWasTakenFromMayTakeItLater) {
   Add(2);
   At(10);
   core_.OnDetached(Id(2));
@@ -415,24 +415,24 @@ TEST_F(FleetCoreTest, EventsOfOthersAreDropped) {
   Add(1);
   Add(2);
   Submit(Request(1));
-  const std::uint64_t group = *SentTo();
-  Accept(3 - group, Request(1));
-  Accept(group, Request(1, 4));
+  const std::uint64_t replica = *SentTo();
+  Accept(3 - replica, Request(1));
+  Accept(replica, Request(1, 4));
   EXPECT_EQ(SentTo(), std::nullopt);
   EXPECT_TRUE(events_.empty());
 }
 
-TEST_F(FleetCoreTest, EqualPromptsGoTogetherAndAGroupThatCameBackHasForgotten) {
-  for (const std::uint64_t group : {1, 2, 3, 4, 5, 6}) Add(group);
+TEST_F(FleetCoreTest, EqualPromptsGoTogetherAndAReplicaThatCameBackHasForgotten) {
+  for (const std::uint64_t replica : {1, 2, 3, 4, 5, 6}) Add(replica);
   TokenizedRequest request = Request(1);
   request.prompt.assign(400, 5);
   std::uint64_t home = 0;
   for (std::uint64_t number = 1; number < 20; ++number) {
     request.id.counter = number;
     Submit(request);
-    const std::uint64_t group = *SentTo();
-    if (home == 0) home = group;
-    EXPECT_EQ(group, home);
+    const std::uint64_t replica = *SentTo();
+    if (home == 0) home = replica;
+    EXPECT_EQ(replica, home);
     Say(home, {Accepted{request.id, request.attempt},
                RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
     core_.OnLoad(now_ns_, Id(home), {.outstanding_tokens = 20, .ready = true});
@@ -474,13 +474,13 @@ TEST_F(FleetCoreTest, ModelsAreKeptApartAndLimitsAreTheLeast) {
   EXPECT_FALSE(core_.View(Id(4)).usable);
   for (std::uint64_t number = 1; number < 20; ++number) {
     Submit(Request(number), number % 2);
-    const std::uint64_t group = *SentTo();
-    EXPECT_EQ(group == 2, number % 2 == 1) << group;
-    EXPECT_NE(group, 4u);
+    const std::uint64_t replica = *SentTo();
+    EXPECT_EQ(replica == 2, number % 2 == 1) << replica;
+    EXPECT_NE(replica, 4u);
   }
 }
 
-TEST_F(FleetCoreTest, AGroupThatLeavesIsKeptWhileItHasRequests) {
+TEST_F(FleetCoreTest, AReplicaThatLeavesIsKeptWhileItHasRequests) {
   Add(1);
   Submit(Request(1));
   EXPECT_EQ(SentTo(), 1u);

@@ -16,17 +16,17 @@ namespace flotilla {
 namespace {
 
 // Everything that can happen, in a random order: owners that submit again what they are
-// given back, groups that come, refuse, go, change their build and leave. Tokens are counted
+// given back, replicas that come, refuse, go, change their build and leave. Tokens are counted
 // only: what matters is who hears what.
 class Storm {
  public:
   explicit Storm(std::uint64_t seed)
       : random_(seed), core_({.hold_ns = kHoldNs, .move_after_ns = kMoveAfterNs, .seed = seed}) {
-    for (std::uint64_t id = 1; id <= kGroups; ++id) {
-      core_.AddGroup(GroupId(id));
-      groups_[GroupId(id)] = {};
+    for (std::uint64_t id = 1; id <= kReplicas; ++id) {
+      core_.AddReplica(ReplicaId(id));
+      replicas_[ReplicaId(id)] = {};
     }
-    Attach(GroupId(1), groups_[GroupId(1)], 1);  // so that there is a model
+    Attach(ReplicaId(1), replicas_[ReplicaId(1)], 1);  // so that there is a model
   }
 
   void Run() {
@@ -40,21 +40,21 @@ class Storm {
   std::uint64_t answered = 0, refused = 0, given_back = 0;
 
  private:
-  static constexpr std::uint64_t kGroups = 4;
+  static constexpr std::uint64_t kReplicas = 4;
   static constexpr std::int64_t kHoldNs = 1000;
   static constexpr std::int64_t kMoveAfterNs = 200;
   static constexpr std::uint32_t kTokens = 6;
 
-  struct AtGroup {
+  struct AtReplica {
     TokenizedRequest request;
     bool accepted = false;
     std::uint32_t tokens = 0;  // delivered, those of the prefix included
     bool cancelled = false;
   };
-  struct Group {
+  struct Replica {
     bool attached = false;
     std::uint64_t numerics = 1;
-    std::map<RequestId, AtGroup> requests;
+    std::map<RequestId, AtReplica> requests;
   };
   struct Answer {
     TokenizedRequest request;
@@ -65,21 +65,22 @@ class Storm {
   };
 
   bool OneIn(int n) { return random_() % static_cast<unsigned>(n) == 0; }
-  GroupId SomeGroup() { return GroupId(1 + random_() % kGroups); }
+  ReplicaId SomeReplica() { return ReplicaId(1 + random_() % kReplicas); }
 
   void Disturb() {
     now_ns_ += static_cast<std::int64_t>(random_() % 20);
-    const GroupId id = SomeGroup();
-    Group& group = groups_[id];
+    const ReplicaId id = SomeReplica();
+    Replica& replica = replicas_[id];
     switch (random_() % 12) {
       case 0:
       case 1:
         return Submit();
       case 2:
-        if (OneIn(4)) group.attached ? Detach(id, group) : Attach(id, group, OneIn(6) ? 2 : 1);
+        if (OneIn(4))
+          replica.attached ? Detach(id, replica) : Attach(id, replica, OneIn(6) ? 2 : 1);
         return;
       case 3:
-        if (group.attached)
+        if (replica.attached)
           core_.OnLoad(
               now_ns_, id,
               {.outstanding_tokens = random_() % 50, .ready = !OneIn(4), .draining = OneIn(4)});
@@ -96,7 +97,7 @@ class Storm {
         }
         return;
       default:
-        return Advance(id, group);
+        return Advance(id, replica);
     }
   }
 
@@ -107,17 +108,17 @@ class Storm {
     core_.Submit(now_ns_, 0, std::move(request), owner_);
   }
 
-  void Attach(GroupId id, Group& group, std::uint64_t numerics) {
-    group.attached = true;
-    group.numerics = numerics;
+  void Attach(ReplicaId id, Replica& replica, std::uint64_t numerics) {
+    replica.attached = true;
+    replica.numerics = numerics;
     core_.OnLoad(now_ns_, id, {.ready = true});
-    core_.OnAttached(now_ns_, id, Description("m", group.numerics));
+    core_.OnAttached(now_ns_, id, Description("m", replica.numerics));
   }
   // As RemoteEngine: what was accepted is given back, the rest refused.
-  void Detach(GroupId id, Group& group) {
-    group.attached = false;
+  void Detach(ReplicaId id, Replica& replica) {
+    replica.attached = false;
     core_.OnDetached(id);
-    for (auto& [request, at] : std::exchange(group.requests, {})) {
+    for (auto& [request, at] : std::exchange(replica.requests, {})) {
       std::vector<EngineEvent> events;
       if (at.accepted) {
         events.push_back(
@@ -129,10 +130,10 @@ class Storm {
     }
   }
 
-  // One step of one request of the group.
-  void Advance(GroupId id, Group& group) {
-    if (group.requests.empty()) return;
-    const auto at = std::next(group.requests.begin(), random_() % group.requests.size());
+  // One step of one request of the replica.
+  void Advance(ReplicaId id, Replica& replica) {
+    if (replica.requests.empty()) return;
+    const auto at = std::next(replica.requests.begin(), random_() % replica.requests.size());
     auto& [request, one] = *at;
     const Attempt attempt = one.request.attempt;
     std::vector<EngineEvent> events;
@@ -151,7 +152,7 @@ class Storm {
     } else {
       events.push_back(TokenEvent{request, attempt, SequenceIndex(0), one.tokens++, 7});
     }
-    if (over) group.requests.erase(at);
+    if (over) replica.requests.erase(at);
     core_.OnEvents(now_ns_, id, std::move(events));
   }
 
@@ -160,11 +161,11 @@ class Storm {
       FleetCore::Actions actions = core_.Take();
       if (actions.commands.empty() && actions.events.empty()) return;
       for (auto& [id, command] : actions.commands) {
-        Group& group = groups_[id];
-        ASSERT_TRUE(group.attached) << "a command to a group that is gone";
+        Replica& replica = replicas_[id];
+        ASSERT_TRUE(replica.attached) << "a command to a replica that is gone";
         if (const auto* cancel = std::get_if<CancelRequest>(&command)) {
-          const auto at = group.requests.find(cancel->request);
-          if (at != group.requests.end()) at->second.cancelled = true;
+          const auto at = replica.requests.find(cancel->request);
+          if (at != replica.requests.end()) at->second.cancelled = true;
           continue;
         }
         auto& request = std::get<TokenizedRequest>(command);
@@ -173,14 +174,14 @@ class Storm {
                                       : static_cast<std::uint32_t>(request.output_prefix[0].size());
         const RequestId request_id = request.id;
         if (had > 0) {
-          ASSERT_EQ(group.numerics, answers_.at(request_id).numerics);
+          ASSERT_EQ(replica.numerics, answers_.at(request_id).numerics);
         }
         const Attempt attempt = request.attempt;
-        const auto [there, fresh] = group.requests.emplace(
-            request_id, AtGroup{.request = std::move(request), .tokens = had});
+        const auto [there, fresh] = replica.requests.emplace(
+            request_id, AtReplica{.request = std::move(request), .tokens = had});
         if (fresh) continue;
         // As RemoteEngine and Fleet: what it was taken from has not forgotten it yet.
-        ASSERT_TRUE(there->second.cancelled) << "twice in one group";
+        ASSERT_TRUE(there->second.cancelled) << "twice in one replica";
         core_.OnEvents(now_ns_, id,
                        {RequestEnd{request_id, attempt, absl::UnavailableError("there"), 0, {}}});
       }
@@ -196,10 +197,10 @@ class Storm {
     ASSERT_EQ(attempt, answer.request.attempt);
     if (const auto* token = std::get_if<TokenEvent>(&event)) {
       ASSERT_EQ(token->position, answer.tokens++);
-      for (const auto& [group_id, group] : groups_) {
-        const auto there = group.requests.find(id);
-        if (there == group.requests.end()) continue;
-        if (there->second.request.attempt == attempt) answer.numerics = group.numerics;
+      for (const auto& [replica_id, replica] : replicas_) {
+        const auto there = replica.requests.find(id);
+        if (there == replica.requests.end()) continue;
+        if (there->second.request.attempt == attempt) answer.numerics = replica.numerics;
       }
     }
     if (const auto* end = std::get_if<SequenceEnd>(&event)) {
@@ -220,14 +221,14 @@ class Storm {
     core_.Submit(now_ns_, 0, answer.request, owner_);
   }
 
-  // Groups of the first build come back: all that is left is answered, or too late.
+  // Replicas of the first build come back: all that is left is answered, or too late.
   void WindDown() {
-    for (auto& [id, group] : groups_) {
-      if (group.attached) Detach(id, group);
+    for (auto& [id, replica] : replicas_) {
+      if (replica.attached) Detach(id, replica);
       Perform();
     }
-    for (auto& [id, group] : groups_) {
-      Attach(id, group, 1);
+    for (auto& [id, replica] : replicas_) {
+      Attach(id, replica, 1);
       core_.SetLeaving(id, false);
       Perform();
     }
@@ -236,8 +237,8 @@ class Storm {
       Perform();
     }
     for (int i = 0; i < 100'000 && !answers_.empty(); ++i) {
-      const GroupId id = SomeGroup();
-      Advance(id, groups_[id]);
+      const ReplicaId id = SomeReplica();
+      Advance(id, replicas_[id]);
       if (OneIn(10)) core_.Tick(now_ns_ += 10);
       Perform();
     }
@@ -245,7 +246,7 @@ class Storm {
     core_.Tick(now_ns_ + 20'000'000'000);
     EXPECT_FALSE(core_.waiting());
     EXPECT_TRUE(core_.Drained(std::nullopt));
-    for (const auto& [id, group] : groups_) {
+    for (const auto& [id, replica] : replicas_) {
       core_.OnLoad(now_ns_, id, {.ready = true});
       EXPECT_EQ(core_.View(id).outstanding_tokens, 0u) << "what was sent is accounted for";
       core_.SetLeaving(id, true);
@@ -257,7 +258,7 @@ class Storm {
   FleetCore core_;
   std::int64_t now_ns_ = 0;
   std::uint64_t last_ = 0;
-  std::map<GroupId, Group> groups_;
+  std::map<ReplicaId, Replica> replicas_;
   std::map<RequestId, Answer> answers_;
   const std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
 };

@@ -1,4 +1,4 @@
-// Routing between groups: the choice, what prompts were sent where, and both together
+// Routing between replicas: the choice, what prompts were sent where, and both together
 // in a small simulation of queues.
 #include <algorithm>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
-#include "router/core/group_choice.h"
 #include "router/core/prefix_map.h"
+#include "router/core/replica_choice.h"
 
 namespace flotilla {
 namespace {
@@ -24,9 +24,10 @@ PrefixMap::Chain Chain(const std::vector<TokenId>& prompt) {
   return PrefixMap::ChainOf(prompt, "", "");
 }
 
-std::uint32_t OverlapOf(const PrefixMap& map, const std::vector<TokenId>& prompt, GroupKey group) {
+std::uint32_t OverlapOf(const PrefixMap& map, const std::vector<TokenId>& prompt,
+                        ReplicaKey replica) {
   for (const PrefixMap::Overlap& overlap : map.Find(Chain(prompt))) {
-    if (overlap.group == group) return overlap.tokens;
+    if (overlap.replica == replica) return overlap.tokens;
   }
   return 0;
 }
@@ -48,9 +49,9 @@ TEST(PrefixMap, ABlockIsKnownWithAllBeforeItAndItsScope) {
   EXPECT_EQ(PrefixMap::ChainOf(a, "x", "y"), PrefixMap::ChainOf(a, "x", "y"));
 }
 
-TEST(PrefixMap, FindsTheLongestBeginningOfEachGroup) {
+TEST(PrefixMap, FindsTheLongestBeginningOfEachReplica) {
   PrefixMap map(1000);
-  const GroupKey one(1), two(2), three(3);
+  const ReplicaKey one(1), two(2), three(3);
   const std::vector<TokenId> prompt = Tokens(100, 0);
   map.OnSent(Chain(Tokens(40, 0)), one);
   map.OnSent(Chain(prompt), two);
@@ -61,64 +62,64 @@ TEST(PrefixMap, FindsTheLongestBeginningOfEachGroup) {
   EXPECT_TRUE(map.Find(Chain(Tokens(100, 900))).empty());
 }
 
-// A group whose beginning went away has no use of what comes after it.
+// A replica whose beginning went away has no use of what comes after it.
 TEST(PrefixMap, AGapEndsAnOverlap) {
   PrefixMap map(1000);
   const std::vector<TokenId> prompt = Tokens(100, 0);
   PrefixMap::Chain chain = Chain(prompt);
-  map.OnSent({chain.begin() + 1, chain.end()}, GroupKey(1));
+  map.OnSent({chain.begin() + 1, chain.end()}, ReplicaKey(1));
   EXPECT_TRUE(map.Find(chain).empty());
-  map.OnSent({chain[0]}, GroupKey(2));
-  EXPECT_EQ(OverlapOf(map, prompt, GroupKey(1)), 0u);
-  EXPECT_EQ(OverlapOf(map, prompt, GroupKey(2)), 16u);
+  map.OnSent({chain[0]}, ReplicaKey(2));
+  EXPECT_EQ(OverlapOf(map, prompt, ReplicaKey(1)), 0u);
+  EXPECT_EQ(OverlapOf(map, prompt, ReplicaKey(2)), 16u);
 }
 
 TEST(PrefixMap, IsBoundedAndForgetsTheOldestAndTheEndOfAPrompt) {
   PrefixMap map(4);
-  map.OnSent(Chain(Tokens(100, 0)), GroupKey(1));  // 6 blocks
+  map.OnSent(Chain(Tokens(100, 0)), ReplicaKey(1));  // 6 blocks
   EXPECT_EQ(map.size(), 4u);
-  EXPECT_EQ(OverlapOf(map, Tokens(100, 0), GroupKey(1)), 64u);
-  map.OnSent(Chain(Tokens(40, 500)), GroupKey(2));
+  EXPECT_EQ(OverlapOf(map, Tokens(100, 0), ReplicaKey(1)), 64u);
+  map.OnSent(Chain(Tokens(40, 500)), ReplicaKey(2));
   EXPECT_EQ(map.size(), 4u);
-  EXPECT_EQ(OverlapOf(map, Tokens(100, 0), GroupKey(1)), 32u);
-  EXPECT_EQ(OverlapOf(map, Tokens(40, 500), GroupKey(2)), 32u);
+  EXPECT_EQ(OverlapOf(map, Tokens(100, 0), ReplicaKey(1)), 32u);
+  EXPECT_EQ(OverlapOf(map, Tokens(40, 500), ReplicaKey(2)), 32u);
 }
 
 TEST(PrefixMap, RemembersTheLastFewHolders) {
   PrefixMap map(100);
   const PrefixMap::Chain chain = Chain(Tokens(20, 0));
-  for (std::uint64_t g = 1; g <= PrefixMap::kHolders; ++g) map.OnSent(chain, GroupKey(g));
-  map.OnSent(chain, GroupKey(1));    // used again
-  map.OnSent(chain, GroupKey(100));  // in place of 2
+  for (std::uint64_t g = 1; g <= PrefixMap::kHolders; ++g) map.OnSent(chain, ReplicaKey(g));
+  map.OnSent(chain, ReplicaKey(1));    // used again
+  map.OnSent(chain, ReplicaKey(100));  // in place of 2
   EXPECT_EQ(map.Find(chain).size(), PrefixMap::kHolders);
-  EXPECT_EQ(OverlapOf(map, Tokens(20, 0), GroupKey(1)), 16u);
-  EXPECT_EQ(OverlapOf(map, Tokens(20, 0), GroupKey(2)), 0u);
-  EXPECT_EQ(OverlapOf(map, Tokens(20, 0), GroupKey(100)), 16u);
+  EXPECT_EQ(OverlapOf(map, Tokens(20, 0), ReplicaKey(1)), 16u);
+  EXPECT_EQ(OverlapOf(map, Tokens(20, 0), ReplicaKey(2)), 0u);
+  EXPECT_EQ(OverlapOf(map, Tokens(20, 0), ReplicaKey(100)), 16u);
 }
 
-TEST(ChooseGroup, TakesTheOneThatOwesLessOfTwo) {
-  const std::vector<GroupChoice> two = {{.outstanding_tokens = 100}, {.outstanding_tokens = 99}};
+TEST(ChooseReplica, TakesTheOneThatOwesLessOfTwo) {
+  const std::vector<ReplicaChoice> two = {{.outstanding_tokens = 100}, {.outstanding_tokens = 99}};
   std::mt19937_64 random(1);
-  for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseGroup(two, random()), 1u);
-  EXPECT_EQ(ChooseGroup(std::vector<GroupChoice>(1), random()), 0u);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseReplica(two, random()), 1u);
+  EXPECT_EQ(ChooseReplica(std::vector<ReplicaChoice>(1), random()), 0u);
 }
 
-TEST(ChooseGroup, EqualOnesAreTakenAlike) {
+TEST(ChooseReplica, EqualOnesAreTakenAlike) {
   std::vector<int> taken(5);
   std::mt19937_64 random(2);
-  for (int i = 0; i < 5000; ++i) ++taken[ChooseGroup(std::vector<GroupChoice>(5), random())];
+  for (int i = 0; i < 5000; ++i) ++taken[ChooseReplica(std::vector<ReplicaChoice>(5), random())];
   for (const int count : taken) EXPECT_NEAR(count, 1000, 150);
 }
 
-TEST(ChooseGroup, APrefixIsWorthItsTokensAndNoMore) {
-  std::vector<GroupChoice> groups(10);
-  groups[7] = {.outstanding_tokens = 400, .overlap_tokens = 512};
+TEST(ChooseReplica, APrefixIsWorthItsTokensAndNoMore) {
+  std::vector<ReplicaChoice> replicas(10);
+  replicas[7] = {.outstanding_tokens = 400, .overlap_tokens = 512};
   std::mt19937_64 random(3);
-  for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseGroup(groups, random()), 7u);
-  groups[7].outstanding_tokens = 513;
-  for (int i = 0; i < 50; ++i) EXPECT_NE(ChooseGroup(groups, random()), 7u);
-  groups[8] = {.outstanding_tokens = 10, .overlap_tokens = 512};  // of two with it, the idler
-  for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseGroup(groups, random()), 8u);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseReplica(replicas, random()), 7u);
+  replicas[7].outstanding_tokens = 513;
+  for (int i = 0; i < 50; ++i) EXPECT_NE(ChooseReplica(replicas, random()), 7u);
+  replicas[8] = {.outstanding_tokens = 10, .overlap_tokens = 512};  // of two with it, the idler
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(ChooseReplica(replicas, random()), 8u);
 }
 
 TEST(OutstandingTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
@@ -143,7 +144,7 @@ TEST(OutstandingTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
   EXPECT_EQ(outstanding.total(), 30u);
 }
 
-// Queues of tokens, each group doing one per tick; a prompt that is in a group's cache
+// Queues of tokens, each replica doing one per tick; a prompt that is in a replica's cache
 // costs it only the rest.
 struct Outcome {
   std::uint64_t longest = 0;  // of all queues at any time
@@ -152,17 +153,17 @@ struct Outcome {
 };
 
 Outcome Simulate(std::uint64_t seed, bool two_choices, double hot_share) {
-  constexpr std::size_t kGroups = 8;
+  constexpr std::size_t kReplicas = 8;
   constexpr std::uint32_t kPrefix = 512;
   std::mt19937_64 random(seed);
   PrefixMap map(100'000);
-  std::vector<std::uint64_t> queue(kGroups);
-  std::vector<bool> cached(kGroups);
+  std::vector<std::uint64_t> queue(kReplicas);
+  std::vector<bool> cached(kReplicas);
   Outcome outcome;
-  outcome.requests.resize(kGroups);
+  outcome.requests.resize(kReplicas);
   std::uint64_t found = 0, findable = 0;
-  // On average 300 new tokens per request, for 85 % of what eight groups can do.
-  constexpr double kInterval = 300 / (0.85 * kGroups);
+  // On average 300 new tokens per request, for 85 % of what eight replicas can do.
+  constexpr double kInterval = 300 / (0.85 * kReplicas);
   double next = 0;
   for (double now = 0; now < 200'000; now += 1) {
     for (; next <= now; next += std::exponential_distribution<double>(1 / kInterval)(random)) {
@@ -171,13 +172,13 @@ Outcome Simulate(std::uint64_t seed, bool two_choices, double hot_share) {
       std::vector<TokenId> prompt = hot ? Tokens(kPrefix, 0) : std::vector<TokenId>();
       for (int i = 0; i < 40; ++i) prompt.push_back(static_cast<TokenId>(random() % 100'000));
       const PrefixMap::Chain chain = Chain(prompt);
-      std::vector<GroupChoice> choices(kGroups);
-      for (std::size_t g = 0; g < kGroups; ++g) choices[g].outstanding_tokens = queue[g];
+      std::vector<ReplicaChoice> choices(kReplicas);
+      for (std::size_t g = 0; g < kReplicas; ++g) choices[g].outstanding_tokens = queue[g];
       for (const auto& overlap : map.Find(chain)) {
-        choices[overlap.group.value()].overlap_tokens = overlap.tokens;
+        choices[overlap.replica.value()].overlap_tokens = overlap.tokens;
       }
-      const std::size_t g = two_choices ? ChooseGroup(choices, random()) : random() % kGroups;
-      map.OnSent(chain, GroupKey(g));
+      const std::size_t g = two_choices ? ChooseReplica(choices, random()) : random() % kReplicas;
+      map.OnSent(chain, ReplicaKey(g));
       ++outcome.requests[g];
       queue[g] += fresh;
       if (!hot) continue;
@@ -206,7 +207,7 @@ TEST(RoutingSimulation, AHotPrefixIsFoundAndOverloadsNobody) {
   for (std::uint64_t seed = 1; seed <= 5; ++seed) {
     const Outcome hot = Simulate(seed, true, 0.7), cold = Simulate(seed, true, 0);
     EXPECT_GT(hot.hit_ratio, 0.95) << "seed " << seed;
-    // A group may be behind by what the prefix saves, and a request.
+    // A replica may be behind by what the prefix saves, and a request.
     EXPECT_LT(hot.longest, cold.longest + 512 + 600) << "seed " << seed;
     const auto [least, most] = std::minmax_element(hot.requests.begin(), hot.requests.end());
     EXPECT_LT(*most, 3 * *least) << "seed " << seed;

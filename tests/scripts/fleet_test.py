@@ -65,8 +65,8 @@ class Fleet(unittest.TestCase):
         return words[words.index(row["role"]):]
 
     def test_every_router_knows_every_scheduler(self):
-        rows = self.up("--groups", "2", "--routers", "3")
-        self.assertEqual([(row["role"], row["group"]) for row in rows],
+        rows = self.up("--replicas", "2", "--routers", "3")
+        self.assertEqual([(row["role"], row["replica"]) for row in rows],
                          [("worker", 0), ("worker", 1), ("scheduler", 0), ("scheduler", 1)]
                          + [("router", None)] * 3)
         workers, schedulers, routers = rows[:2], rows[2:4], rows[4:]
@@ -83,7 +83,7 @@ class Fleet(unittest.TestCase):
         worker = rows[0]
         self.assertIn("--tp 2 --pp 2", " ".join(self.command(worker)))
         ranks = [row for row in rows if row["role"] == "rank"]
-        self.assertEqual([(row["rank"], row["group"]) for row in ranks], [(i, 0) for i in range(4)])
+        self.assertEqual([(row["rank"], row["replica"]) for row in ranks], [(i, 0) for i in range(4)])
         self.assertIn("have ended", self.run_fleet("down").stdout)
         for row in rows:
             stat = pathlib.Path(f"/proc/{row['pid']}/stat")

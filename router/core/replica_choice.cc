@@ -1,25 +1,25 @@
-#include "router/core/group_choice.h"
+#include "router/core/replica_choice.h"
 
 namespace flotilla {
 namespace {
 
 // Tokens that are in the way of this request's first one, all prompts being equal.
-std::int64_t Cost(const GroupChoice& group) {
-  return static_cast<std::int64_t>(group.outstanding_tokens) - group.overlap_tokens;
+std::int64_t Cost(const ReplicaChoice& replica) {
+  return static_cast<std::int64_t>(replica.outstanding_tokens) - replica.overlap_tokens;
 }
 
 }  // namespace
 
-std::size_t ChooseGroup(absl::Span<const GroupChoice> groups, std::uint64_t random) {
-  const std::size_t count = groups.size();
+std::size_t ChooseReplica(absl::Span<const ReplicaChoice> replicas, std::uint64_t random) {
+  const std::size_t count = replicas.size();
   std::size_t best = random % count;
   const auto consider = [&](std::size_t other) {
-    if (Cost(groups[other]) < Cost(groups[best])) best = other;
+    if (Cost(replicas[other]) < Cost(replicas[best])) best = other;
   };
   if (count > 1) consider((best + 1 + (random >> 32) % (count - 1)) % count);
   std::size_t longest = best;
   for (std::size_t i = 0; i < count; ++i) {
-    const GroupChoice &a = groups[i], &b = groups[longest];
+    const ReplicaChoice &a = replicas[i], &b = replicas[longest];
     if (a.overlap_tokens > b.overlap_tokens ||
         (a.overlap_tokens == b.overlap_tokens && a.outstanding_tokens < b.outstanding_tokens &&
          a.overlap_tokens > 0)) {

@@ -1,10 +1,10 @@
-// Which of several equal groups serves a request: the power of two choices over the
-// the outstanding tokens of a group, less those of the prompt that it probably has already.
+// Which of several equal replicas serves a request: the power of two choices over the
+// the outstanding tokens of a replica, less those of the prompt that it probably has already.
 //
-// Two groups drawn at random, and the one that was sent most of this prompt's beginning,
+// Two replicas drawn at random, and the one that was sent most of this prompt's beginning,
 // are compared: two are enough to keep queues short (Mitzenmacher 2001), and as only two
-// are drawn, routers that see the same old figures do not all run to one group. What a
-// prefix saves is counted in tokens, as a queue is: a group that is behind by more than
+// are drawn, routers that see the same old figures do not all run to one replica. What a
+// prefix saves is counted in tokens, as a queue is: a replica that is behind by more than
 // that is not chosen for its cache. Pure.
 #pragma once
 
@@ -16,17 +16,18 @@
 
 namespace flotilla {
 
-struct GroupChoice {
+struct ReplicaChoice {
   std::uint64_t outstanding_tokens = 0;  // OutstandingTokens::total
   std::uint32_t overlap_tokens = 0;      // PrefixMap::Overlap
 };
 
-// The index of the one to take of `groups`, which are not empty. `random` is uniform over
+// The index of the one to take of `replicas`, which are not empty. `random` is uniform over
 // 64 bits.
-std::size_t ChooseGroup(absl::Span<const GroupChoice> groups, std::uint64_t random);
+std::size_t ChooseReplica(absl::Span<const ReplicaChoice> replicas, std::uint64_t random);
 
-// The outstanding tokens of a group as one router knows it: its own requests to the token, as it
-// hears every one of them, and those of other routers as the group's last report had them. Example:
+// The outstanding tokens of a replica as one router knows it: its own requests to the token, as it
+// hears every one of them, and those of other routers as the replica's last report had them.
+// Example:
 //
 //   outstanding.OnSent(n);      // on its way
 //   outstanding.OnAdmitted(n);  // from now on a report contains it
