@@ -14,7 +14,7 @@ using Texts = std::vector<std::string> RoleFlags::*;  // may be given several ti
 using Number = std::int64_t RoleFlags::*;
 using Switch = bool RoleFlags::*;
 
-struct Knob {
+struct FlagSpec {
   std::string_view name;
   std::variant<Text, Texts, Number, Switch> field;
   // Numbers: the unit. Text: what it is, or the choices as "a|b|c".
@@ -42,7 +42,7 @@ constexpr std::string_view kSchedule = "Scheduling and memory";
 constexpr std::string_view kProcess = "Process";
 
 // Numbers are bounded so that no product of them overflows 64 bits.
-constexpr auto kKnobs = std::to_array<Knob>({
+constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel, "GGUF file to serve",
      kServe | kWorker | kRank},
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
@@ -88,7 +88,7 @@ constexpr auto kKnobs = std::to_array<Knob>({
      "how long requests wait for a worker group that went away, before another group goes on with "
      "them",
      kRouter},
-    {"--lenient", &RoleFlags::lenient, "", 0, 0, kListen,
+    {"--permissive", &RoleFlags::permissive, "", 0, 0, kListen,
      "warn about unknown fields of requests instead of refusing them", kServe | kRouter},
 
     {"--group-dir", &RoleFlags::group_directory, "PATH", 0, 0, kListen,
@@ -239,31 +239,31 @@ std::vector<std::string> Split(std::string_view choices) {
   return all;
 }
 
-// A validator without a description: bounds are part of the knob's help.
+// A validator without a description: bounds are part of the flag's help.
 CLI::Validator Silent(CLI::Validator validator) { return validator.description(""); }
 
-CLI::Option* Add(CLI::App& app, const Knob& knob, RoleFlags* flags) {
-  const std::string name(knob.name), unit(knob.unit);
-  std::string help(knob.help);
+CLI::Option* Add(CLI::App& app, const FlagSpec& flag, RoleFlags* flags) {
+  const std::string name(flag.name), unit(flag.unit);
+  std::string help(flag.help);
   CLI::Option* option = nullptr;
-  if (const Switch* field = std::get_if<Switch>(&knob.field)) {
+  if (const Switch* field = std::get_if<Switch>(&flag.field)) {
     option = app.add_flag(name, flags->**field, help);
-  } else if (const Number* field = std::get_if<Number>(&knob.field)) {
+  } else if (const Number* field = std::get_if<Number>(&flag.field)) {
     std::int64_t& value = flags->**field;
-    help += " [" + std::to_string(knob.min) + ".." + std::to_string(knob.max) + ", default " +
+    help += " [" + std::to_string(flag.min) + ".." + std::to_string(flag.max) + ", default " +
             std::to_string(value) + "]";
     option = app.add_option(name, value, help);
-    option->check(Silent(CLI::Range(knob.min, knob.max)))->type_name(unit);
-  } else if (const Texts* field = std::get_if<Texts>(&knob.field)) {
+    option->check(Silent(CLI::Range(flag.min, flag.max)))->type_name(unit);
+  } else if (const Texts* field = std::get_if<Texts>(&flag.field)) {
     option = app.add_option(name, flags->**field, help)->type_name(unit);
     option->allow_extra_args(false);  // one value each time
   } else {
-    std::string& value = flags->*std::get<Text>(knob.field);
+    std::string& value = flags->*std::get<Text>(flag.field);
     if (!value.empty()) help += " [default " + value + "]";
     option = app.add_option(name, value, help)->type_name(unit);
     if (unit.find('|') != std::string::npos) option->check(Silent(CLI::IsMember(Split(unit))));
   }
-  return option->group(std::string(knob.group));
+  return option->group(std::string(flag.group));
 }
 
 }  // namespace
@@ -271,10 +271,10 @@ CLI::Option* Add(CLI::App& app, const Knob& knob, RoleFlags* flags) {
 void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
   const unsigned mine = Of(role) | (role == Role::kScheduler ? kOwnGroup : 0);
   std::vector<CLI::Option*> of_own_group;
-  for (const Knob& knob : kKnobs) {
-    if ((knob.roles & mine) == 0) continue;
-    CLI::Option* option = Add(app, knob, flags);
-    if ((knob.roles & Of(role)) == 0) of_own_group.push_back(option);
+  for (const FlagSpec& flag : kFlags) {
+    if ((flag.roles & mine) == 0) continue;
+    CLI::Option* option = Add(app, flag, flags);
+    if ((flag.roles & Of(role)) == 0) of_own_group.push_back(option);
   }
   app.get_formatter()->column_width(38);
   app.get_formatter()->label("REQUIRED", "");
@@ -303,19 +303,19 @@ void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
 
 std::vector<std::string> RankArguments(const RoleFlags& worker) {
   std::vector<std::string> words;
-  for (const Knob& knob : kKnobs) {
-    if ((knob.roles & kWorker) == 0 || (knob.roles & kRank) == 0) continue;
+  for (const FlagSpec& flag : kFlags) {
+    if ((flag.roles & kWorker) == 0 || (flag.roles & kRank) == 0) continue;
     std::string value;
-    if (const Switch* field = std::get_if<Switch>(&knob.field)) {
-      if (worker.**field) words.emplace_back(knob.name);
+    if (const Switch* field = std::get_if<Switch>(&flag.field)) {
+      if (worker.**field) words.emplace_back(flag.name);
       continue;
-    } else if (const Number* field = std::get_if<Number>(&knob.field)) {
+    } else if (const Number* field = std::get_if<Number>(&flag.field)) {
       value = std::to_string(worker.**field);
     } else {
-      value = worker.*std::get<Text>(knob.field);
+      value = worker.*std::get<Text>(flag.field);
       if (value.empty()) continue;
     }
-    words.push_back(std::string(knob.name) + "=" + value);
+    words.push_back(std::string(flag.name) + "=" + value);
   }
   return words;
 }

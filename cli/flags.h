@@ -1,4 +1,4 @@
-// The knobs of the roles: one field with its default, and one row of the table in
+// The flags of the roles: one field with its default, and one row of the table in
 // flags.cc with name, unit, bounds, help and the roles that have it, for each. Only
 // cli/ knows flags; libraries take their own Options.
 #pragma once
@@ -68,7 +68,7 @@ struct RoleFlags {
   std::int64_t threads = 0;
   std::string cpu_isa = "auto";
   std::int64_t drain_seconds = 30;
-  bool lenient = false;
+  bool permissive = false;
   std::string tenant_header;
   std::string api_keys_file;
   std::string tls_cert, tls_key, tls_ca;  // of the fleet's own streams
@@ -78,7 +78,7 @@ struct RoleFlags {
   std::string log_level = "info";
 };
 
-// Adds every knob of the role to `app`. Parsing fills `flags`, which outlives `app`,
+// Adds every flag of the role to `app`. Parsing fills `flags`, which outlives `app`,
 // and refuses values outside the bounds with a message that names them.
 void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags);
 

@@ -133,7 +133,7 @@ class FrontsImpl final : public Fronts {
   absl::StatusOr<std::uint16_t> ListenHttp() {
     HttpServerOptions http_options = CommonOptions();
     http_options.port = static_cast<std::uint16_t>(flags_.http_port);
-    http_options.lenient = flags_.lenient;
+    http_options.permissive = flags_.permissive;
     http_options.tenant_header = flags_.tenant_header;
     http_options.gate = gate_.get();
     http_options.probe = parts_.probe;

@@ -1,4 +1,4 @@
-// The knobs of `flotilla simulate`. Only cli/ knows flags; the simulator takes its
+// The flags of `flotilla simulate`. Only cli/ knows flags; the simulator takes its
 // own options.
 #pragma once
 
@@ -53,7 +53,7 @@ struct SimulateFlags {
   bool list_machines = false;
 };
 
-// Adds every knob and the examples to `app`. Parsing fills `flags`, which outlives
+// Adds every flag and the examples to `app`. Parsing fills `flags`, which outlives
 // `app`, and refuses values outside the bounds with a message that names them.
 void AddSimulateFlags(CLI::App& app, SimulateFlags* flags);
 

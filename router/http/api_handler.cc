@@ -111,7 +111,7 @@ class ApiHandler final : public HttpHandler {
  public:
   ApiHandler(ApiOptions options, InferenceService* service, Lane* lane)
       : options_(std::move(options)),
-        parse_{.lenient = options_.lenient, .max_prompts = options_.max_prompts},
+        parse_{.permissive = options_.permissive, .max_prompts = options_.max_prompts},
         service_(*service),
         lane_(*lane) {}
 

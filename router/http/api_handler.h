@@ -15,7 +15,7 @@
 namespace flotilla {
 
 struct ApiOptions {
-  bool lenient = false;
+  bool permissive = false;
   std::size_t max_prompts = 32;
   std::function<std::string()> metrics;  // may be empty
   RouterProbe* probe = nullptr;          // may be null

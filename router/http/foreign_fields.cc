@@ -15,11 +15,11 @@ std::vector<ForeignField> OfVllm() {
       {"detokenize", {true}},
       {"documents", {Json::array()}},
       {"guided_choice", {}},
-      {"guided_decoding_backend", {}, /*inert=*/true},  // nothing is guided
+      {"guided_decoding_backend", {}, /*ignored=*/true},  // nothing is guided
       {"guided_grammar", {}},
       {"guided_json", {}},
       {"guided_regex", {}},
-      {"guided_whitespace_pattern", {}, /*inert=*/true},
+      {"guided_whitespace_pattern", {}, /*ignored=*/true},
       {"include_reasoning", {true}},
       {"include_stop_str_in_output", {false}},
       {"kv_transfer_params", {}},
@@ -39,16 +39,16 @@ std::vector<ForeignField> OfVllm() {
   };
 }
 
-// Those of llama.cpp's server. The parameters of a sampler that is off are inert.
+// Those of llama.cpp's server. The parameters of a sampler that is off are ignored.
 std::vector<ForeignField> OfLlamaCpp() {
   return {
       {"cache_prompt", {true}},
-      {"dry_allowed_length", {}, /*inert=*/true},
-      {"dry_base", {}, /*inert=*/true},
+      {"dry_allowed_length", {}, /*ignored=*/true},
+      {"dry_base", {}, /*ignored=*/true},
       {"dry_multiplier", {0}},
-      {"dry_penalty_last_n", {}, /*inert=*/true},
-      {"dry_sequence_breakers", {}, /*inert=*/true},
-      {"dynatemp_exponent", {}, /*inert=*/true},
+      {"dry_penalty_last_n", {}, /*ignored=*/true},
+      {"dry_sequence_breakers", {}, /*ignored=*/true},
+      {"dynatemp_exponent", {}, /*ignored=*/true},
       {"dynatemp_range", {0}},
       {"grammar", {""}},
       {"id_slot", {-1}},
@@ -56,8 +56,8 @@ std::vector<ForeignField> OfLlamaCpp() {
       {"lora", {Json::array()}},
       {"min_keep", {0}},
       {"mirostat", {0}},
-      {"mirostat_eta", {}, /*inert=*/true},
-      {"mirostat_tau", {}, /*inert=*/true},
+      {"mirostat_eta", {}, /*ignored=*/true},
+      {"mirostat_tau", {}, /*ignored=*/true},
       {"n_discard", {0}},
       {"n_indent", {0}},
       {"n_keep", {0, -1}},  // nothing is ever thrown out of the context
@@ -72,9 +72,9 @@ std::vector<ForeignField> OfLlamaCpp() {
       {"return_tokens", {false}},
       {"samplers", {}},  // their order is another one here
       {"slot_id", {-1}},
-      {"speculative.n_max", {}, /*inert=*/true},  // speculation changes no answer
-      {"speculative.n_min", {}, /*inert=*/true},
-      {"speculative.p_min", {}, /*inert=*/true},
+      {"speculative.n_max", {}, /*ignored=*/true},  // speculation changes no answer
+      {"speculative.n_min", {}, /*ignored=*/true},
+      {"speculative.p_min", {}, /*ignored=*/true},
       {"t_max_predict_ms", {0, -1}},
       {"t_max_prompt_ms", {0, -1}},
       {"tfs_z", {1}},
@@ -83,7 +83,7 @@ std::vector<ForeignField> OfLlamaCpp() {
       {"top_n_sigma", {-1, 0}},
       {"typical_p", {1}},
       {"xtc_probability", {0}},
-      {"xtc_threshold", {}, /*inert=*/true},
+      {"xtc_threshold", {}, /*ignored=*/true},
   };
 }
 
@@ -103,9 +103,9 @@ void CheckRepeatWindow(ObjectReader& body) {
       {"frequency_penalty", 0}, {"presence_penalty", 0}, {"repetition_penalty", 1}};
   for (const auto& [penalty, off] : kPenalties) {
     const Json* value = body.Value(penalty);
-    if (value != nullptr && *value != off) return body.Neutral("repeat_last_n", {-1});
+    if (value != nullptr && *value != off) return body.UnsupportedUnless("repeat_last_n", {-1});
   }
-  body.Inert({"repeat_last_n"});
+  body.Ignored({"repeat_last_n"});
 }
 
 }  // namespace
@@ -121,10 +121,10 @@ const std::vector<ForeignField>& ForeignFields() {
 
 void CheckForeignFields(ObjectReader& body) {
   for (const ForeignField& field : ForeignFields()) {
-    if (field.inert) {
-      body.Inert({field.name});
+    if (field.ignored) {
+      body.Ignored({field.name});
     } else {
-      body.Neutral(field.name, field.neutral);
+      body.UnsupportedUnless(field.name, field.accepted);
     }
   }
   CheckPredict(body);

@@ -13,11 +13,11 @@ namespace flotilla {
 struct ForeignField {
   std::string_view name;
   // The values that ask for what is done anyway, beside null; the first is named in errors.
-  std::vector<Json> neutral;
-  bool inert = false;  // any value passes
+  std::vector<Json> accepted;
+  bool ignored = false;  // any value passes
 };
 
-// All of them but `n_predict` and `repeat_last_n`, whose neutral values depend on others.
+// All of them but `n_predict` and `repeat_last_n`, whose accepted values depend on others.
 const std::vector<ForeignField>& ForeignFields();
 
 // Judges those of the body; `max_tokens` and the penalties have been read.

@@ -68,7 +68,7 @@ std::optional<std::string> ObjectReader::String(std::string_view name) {
   return std::nullopt;
 }
 
-void ObjectReader::Neutral(std::string_view name, std::span<const Json> off) {
+void ObjectReader::UnsupportedUnless(std::string_view name, std::span<const Json> off) {
   const Json* value = Value(name);
   if (value == nullptr) return;
   if (std::find(off.begin(), off.end(), *value) != off.end()) return;
@@ -76,7 +76,7 @@ void ObjectReader::Neutral(std::string_view name, std::span<const Json> off) {
                                 : Cat("is not supported, except as ", off.front().dump()));
 }
 
-void ObjectReader::Inert(std::initializer_list<std::string_view> names) {
+void ObjectReader::Ignored(std::initializer_list<std::string_view> names) {
   for (std::string_view name : names) seen_.emplace(name);
 }
 
@@ -97,12 +97,12 @@ void ObjectReader::WrongType(std::string_view name, std::string_view expected) {
   FailField(name, Cat("must be ", expected));
 }
 
-absl::Status ObjectReader::Finish(bool lenient, std::vector<std::string>* ignored) {
+absl::Status ObjectReader::Finish(bool permissive, std::vector<std::string>* ignored) {
   if (!status_.ok()) return status_;
   for (const auto& member : object_.items()) {
     if (seen_.contains(member.key())) continue;
     const std::string name = path_ + Shown(member.key());
-    if (!lenient) {
+    if (!permissive) {
       return WithField(InvalidArgument("unknown field '", name, "'"), name, kUnknownField);
     }
     if (ignored->size() < kMaxIgnored) ignored->push_back(name);

@@ -23,9 +23,9 @@ inline constexpr std::size_t kMaxIgnored = 512;
 //
 //   ObjectReader reader(body, "");
 //   auto seed = reader.Int("seed");
-//   reader.Neutral("n", {1});        // any other value: unsupported
-//   reader.Inert({"user", "store"});
-//   absl::Status status = reader.Finish(/*lenient=*/false, nullptr);
+//   reader.UnsupportedUnless("n", {1});        // any other value: unsupported
+//   reader.Ignored({"user", "store"});
+//   absl::Status status = reader.Finish(/*permissive=*/false, nullptr);
 class ObjectReader {
  public:
   // `object` outlives the reader. `path` prefixes names in errors: "" or e.g.
@@ -43,12 +43,12 @@ class ObjectReader {
   const Json* Value(std::string_view name);
 
   // A feature that is not built: only the given values (which mean "off") pass.
-  void Neutral(std::string_view name, std::span<const Json> off);
-  void Neutral(std::string_view name, std::initializer_list<Json> off) {
-    Neutral(name, std::span(off.begin(), off.size()));
+  void UnsupportedUnless(std::string_view name, std::span<const Json> off);
+  void UnsupportedUnless(std::string_view name, std::initializer_list<Json> off) {
+    UnsupportedUnless(name, std::span(off.begin(), off.size()));
   }
   // Members that cannot matter here: any value passes.
-  void Inert(std::initializer_list<std::string_view> names);
+  void Ignored(std::initializer_list<std::string_view> names);
 
   void Fail(absl::Status status);
   // INVALID_ARGUMENT about member `name`.
@@ -57,9 +57,9 @@ class ObjectReader {
   void Unsupported(std::string_view name, std::string_view what);
   bool ok() const { return status_.ok(); }
 
-  // The first error, or, unless lenient, one that names an unknown member.
-  // Lenient: their names are appended to `ignored` until it has kMaxIgnored.
-  absl::Status Finish(bool lenient, std::vector<std::string>* ignored);
+  // The first error, or, unless permissive, one that names an unknown member.
+  // Permissive: their names are appended to `ignored` until it has kMaxIgnored.
+  absl::Status Finish(bool permissive, std::vector<std::string>* ignored);
 
  private:
   void WrongType(std::string_view name, std::string_view expected);

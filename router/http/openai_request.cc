@@ -80,7 +80,7 @@ std::vector<std::pair<std::int64_t, double>> LogitBiases(ObjectReader& reader) {
   return biases;
 }
 
-void ReadStreamOptions(ObjectReader& reader, bool lenient, OpenAiRequest& request) {
+void ReadStreamOptions(ObjectReader& reader, bool permissive, OpenAiRequest& request) {
   request.stream = reader.Bool("stream").value_or(false);
   const Json* options = reader.Value("stream_options");
   if (options == nullptr) return;
@@ -90,8 +90,8 @@ void ReadStreamOptions(ObjectReader& reader, bool lenient, OpenAiRequest& reques
   request.include_usage = inner.Bool("include_usage").value_or(false);
   request.continuous_usage =
       inner.Bool("continuous_usage_stats").value_or(false) && request.include_usage;
-  inner.Neutral("include_obfuscation", {false});
-  reader.Fail(inner.Finish(lenient, &request.ignored));
+  inner.UnsupportedUnless("include_obfuscation", {false});
+  reader.Fail(inner.Finish(permissive, &request.ignored));
 }
 
 // true, false or "never".
@@ -145,19 +145,19 @@ void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& a
   request.return_token_ids = reader.Bool("return_token_ids").value_or(false);
   request.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
   ReadSequences(reader, api);
-  ReadStreamOptions(reader, options.lenient, request);
+  ReadStreamOptions(reader, options.permissive, request);
   api.stream = request.stream;
   reader.Fail(CheckSizes(api, options.limits));
 
-  reader.Neutral("response_format", {Json{{"type", "text"}}});
-  reader.Inert({"user", "metadata", "store", "service_tier", "safety_identifier",
-                "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"});
+  reader.UnsupportedUnless("response_format", {Json{{"type", "text"}}});
+  reader.Ignored({"user", "metadata", "store", "service_tier", "safety_identifier",
+                  "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"});
   CheckForeignFields(reader);
 }
 
 // What reading a message may ignore, and whom it tells.
 struct Ignoring {
-  bool lenient = false;
+  bool permissive = false;
   std::vector<std::string>* names = nullptr;
 };
 
@@ -178,10 +178,10 @@ std::string Content(const Json* value, std::string_view path, Ignoring ignoring,
       return {};
     }
     ObjectReader reader(part, Cat(path, ".content[", i, "]."));
-    reader.Neutral("type", {"text"});
+    reader.UnsupportedUnless("type", {"text"});
     const auto piece = reader.String("text");
     if (!piece) reader.FailField("text", "is missing");
-    if (auto status = reader.Finish(ignoring.lenient, ignoring.names); !status.ok()) {
+    if (auto status = reader.Finish(ignoring.permissive, ignoring.names); !status.ok()) {
       message.Fail(status);
       return {};
     }
@@ -203,16 +203,16 @@ std::optional<ChatTurn> Message(const Json& value, std::size_t index, Ignoring i
   if (const Json* calls = reader.Value("tool_calls"); calls != nullptr && *calls != Json::array()) {
     reader.Unsupported("tool_calls", "is not supported: there are no tools here");
   }
-  reader.Neutral("function_call", {});
+  reader.UnsupportedUnless("function_call", {});
   ChatTurn turn;
   turn.role = reader.String("role").value_or("");
   // The answer of a tool: the Validator says that there are none.
-  if (turn.role == "tool" || turn.role == "function") reader.Inert({"tool_call_id"});
+  if (turn.role == "tool" || turn.role == "function") reader.Ignored({"tool_call_id"});
   turn.content = Content(reader.Value("content"), path, ignoring, reader);
-  reader.Inert({"name"});
-  reader.Neutral("refusal", {});
-  reader.Neutral("audio", {});
-  if (auto status = reader.Finish(ignoring.lenient, ignoring.names); !status.ok()) {
+  reader.Ignored({"name"});
+  reader.UnsupportedUnless("refusal", {});
+  reader.UnsupportedUnless("audio", {});
+  if (auto status = reader.Finish(ignoring.permissive, ignoring.names); !status.ok()) {
     body.Fail(status);
     return std::nullopt;
   }
@@ -282,7 +282,7 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
   request.chat = true;
   ApiRequest api;
   ReadCommon(reader, options, api, request);
-  api.prompt = Messages(reader, {options.lenient, &request.ignored});
+  api.prompt = Messages(reader, {options.permissive, &request.ignored});
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
     api.max_tokens = std::min(api.max_tokens.value_or(*limit), *limit);
@@ -297,21 +297,21 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
   }
   if (request.logprobs) api.logprobs = top.value_or(0);
 
-  reader.Neutral("tools", {Json::array()});
-  reader.Neutral("tool_choice", {"none", "auto"});
-  reader.Neutral("functions", {Json::array()});
-  reader.Neutral("function_call", {"none", "auto"});
-  reader.Neutral("modalities", {Json::array({"text"})});
-  reader.Neutral("audio", {});
-  reader.Neutral("prediction", {});
-  reader.Neutral("web_search_options", {});
-  reader.Neutral("reasoning_effort", {"none"});
-  reader.Neutral("verbosity", {"medium"});
-  reader.Neutral("echo", {false});
-  reader.Neutral("add_generation_prompt", {true});
-  reader.Neutral("continue_final_message", {false});
-  reader.Neutral("add_special_tokens", {false});
-  if (auto s = reader.Finish(options.lenient, &request.ignored); !s.ok()) return s;
+  reader.UnsupportedUnless("tools", {Json::array()});
+  reader.UnsupportedUnless("tool_choice", {"none", "auto"});
+  reader.UnsupportedUnless("functions", {Json::array()});
+  reader.UnsupportedUnless("function_call", {"none", "auto"});
+  reader.UnsupportedUnless("modalities", {Json::array({"text"})});
+  reader.UnsupportedUnless("audio", {});
+  reader.UnsupportedUnless("prediction", {});
+  reader.UnsupportedUnless("web_search_options", {});
+  reader.UnsupportedUnless("reasoning_effort", {"none"});
+  reader.UnsupportedUnless("verbosity", {"medium"});
+  reader.UnsupportedUnless("echo", {false});
+  reader.UnsupportedUnless("add_generation_prompt", {true});
+  reader.UnsupportedUnless("continue_final_message", {false});
+  reader.UnsupportedUnless("add_special_tokens", {false});
+  if (auto s = reader.Finish(options.permissive, &request.ignored); !s.ok()) return s;
   request.prompts.push_back(std::move(api));
   return request;
 }
@@ -329,9 +329,9 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const Parse
   api.logprobs = reader.Int("logprobs");
   request.logprobs = api.logprobs.has_value();
   if (request.echo) api.prompt_logprobs = api.logprobs;
-  reader.Neutral("suffix", {""});
+  reader.UnsupportedUnless("suffix", {""});
   ReadPrompts(reader, api, options, request);
-  if (auto s = reader.Finish(options.lenient, &request.ignored); !s.ok()) return s;
+  if (auto s = reader.Finish(options.permissive, &request.ignored); !s.ok()) return s;
   return request;
 }
 
@@ -348,13 +348,13 @@ absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const Parse
   auto prompt = reader.String("prompt");
   if (reader.Value("messages") != nullptr) {
     if (prompt) reader.FailField("messages", "and 'prompt' exclude each other");
-    request.input = Messages(reader, {options.lenient, &ignored});
+    request.input = Messages(reader, {options.permissive, &ignored});
   } else if (prompt) {
     request.input = *std::move(prompt);
   } else {
     reader.FailField("prompt", "is missing");
   }
-  if (auto s = reader.Finish(options.lenient, &ignored); !s.ok()) return s;
+  if (auto s = reader.Finish(options.permissive, &ignored); !s.ok()) return s;
   return request;
 }
 
@@ -372,7 +372,7 @@ absl::StatusOr<DetokenizeRequest> ParseDetokenize(std::string_view body,
     reader.FailField("tokens", "must be a list of integers");
   }
   std::vector<std::string> ignored;
-  if (auto s = reader.Finish(options.lenient, &ignored); !s.ok()) return s;
+  if (auto s = reader.Finish(options.permissive, &ignored); !s.ok()) return s;
   return request;
 }
 

@@ -27,12 +27,12 @@ struct OpenAiRequest {
   bool logprobs = false;          // the answer carries them
   bool return_token_ids = false;
   bool tokens_as_token_ids = false;  // tokens are written "token_id:N"
-  // Unknown fields that a lenient server ignored.
+  // Unknown fields that a permissive server ignored.
   std::vector<std::string> ignored;
 };
 
 struct ParseOptions {
-  bool lenient = false;  // unknown fields are ignored rather than refused
+  bool permissive = false;  // unknown fields are ignored rather than refused
   std::size_t max_prompts = 32;
   RequestLimits limits;  // what ends the reading of a body early
 };

@@ -56,7 +56,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
       : shared_(*shared),
         options_(shared->options),
         lane_(service->OpenLane(this)),
-        handler_(MakeApiHandler({.lenient = options_.lenient,
+        handler_(MakeApiHandler({.permissive = options_.permissive,
                                  .max_prompts = options_.max_prompts,
                                  .metrics = options_.metrics,
                                  .probe = options_.probe,

@@ -65,7 +65,7 @@ struct HttpServerOptions {
   // Admits callers, who are the tenants then; null: everybody. Outlives the server.
   KeyGate* gate = nullptr;
   // Unknown body fields are ignored, with a warning header, not refused.
-  bool lenient = false;
+  bool permissive = false;
   std::size_t max_prompts = 32;  // of one completions request
   // The text of /metrics; without it there is no such page. Any I/O thread.
   std::function<std::string()> metrics;

@@ -42,15 +42,15 @@ TEST(FlagsTest, DefaultsThatOthersRelyOn) {
   EXPECT_EQ(flags.max_seqs, 64);
   EXPECT_EQ(flags.queue_tokens, 65536);
   EXPECT_EQ(flags.cpu_isa, "auto");
-  EXPECT_FALSE(flags.lenient);
+  EXPECT_FALSE(flags.permissive);
 }
 
-TEST(FlagsTest, EveryKindOfKnobIsRead) {
+TEST(FlagsTest, EveryKindOfFlagIsRead) {
   RoleFlags flags;
-  ASSERT_EQ(Parse({"--model=m", "--http-port=0", "--kv-type", "fp32", "--lenient"}, &flags), "");
+  ASSERT_EQ(Parse({"--model=m", "--http-port=0", "--kv-type", "fp32", "--permissive"}, &flags), "");
   EXPECT_EQ(flags.http_port, 0);
   EXPECT_EQ(flags.kv_type, "fp32");
-  EXPECT_TRUE(flags.lenient);
+  EXPECT_TRUE(flags.permissive);
 }
 
 TEST(FlagsTest, ValuesOutsideTheBoundsAreRefusedByName) {
@@ -83,9 +83,9 @@ TEST(FlagsTest, UnknownFlagsAndAMissingModelAreRefused) {
 
 TEST(FlagsTest, SchedulersAreAsManyAsAreNamed) {
   RoleFlags flags;
-  ASSERT_EQ(
-      Parse({"--scheduler", "a:1", "--lenient", "--scheduler=dns:///b:2"}, &flags, Role::kRouter),
-      "");
+  ASSERT_EQ(Parse({"--scheduler", "a:1", "--permissive", "--scheduler=dns:///b:2"}, &flags,
+                  Role::kRouter),
+            "");
   EXPECT_EQ(flags.schedulers, (std::vector<std::string>{"a:1", "dns:///b:2"}));
   RoleFlags none;
   EXPECT_THAT(Parse({}, &none, Role::kRouter), HasSubstr("--scheduler"));

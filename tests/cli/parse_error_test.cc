@@ -94,7 +94,8 @@ TEST(ParseErrorTest, AFlagThatIsUsedWronglySaysHowItIsUsed) {
   EXPECT_EQ(serve({"--model"}), "flotilla serve: --model needs a value (PATH)");
   EXPECT_EQ(serve({"--cpu-isa"}),
             "flotilla serve: --cpu-isa needs auto, reference, avx2 or avx512");
-  EXPECT_EQ(serve({"--model", "m", "--lenient=foo"}), "flotilla serve: --lenient takes no value");
+  EXPECT_EQ(serve({"--model", "m", "--permissive=foo"}),
+            "flotilla serve: --permissive takes no value");
   EXPECT_EQ(serve({"--model", "m", "--http-port", "abc"}),
             "flotilla serve: --http-port must be a number from 0 to 65535, not 'abc'");
   EXPECT_EQ(serve({"--model", "m", "--http-port", "99999"}),

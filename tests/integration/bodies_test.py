@@ -306,13 +306,13 @@ def test_continuous_usage(client):
     assert {c.usage.prompt_tokens for c in chunks} == {chunks[-1].usage.prompt_tokens}
 
 
-def test_lenient_servers_ignore_nested_fields_too(tmp_path):
+def test_permissive_servers_ignore_nested_fields_too(tmp_path):
     message = {"role": "user", "reasoning_content": "x",
                "content": [{"type": "text", "text": "hi",
                             "cache_control": {"type": "ephemeral"}}]}
     body = {"model": MODEL, "messages": [message], "max_tokens": 1, "stream": True, "top": 1,
             "stream_options": {"include_usage": True, "more": 1}}
-    with Server(tmp_path, "--lenient") as server:
+    with Server(tmp_path, "--permissive") as server:
         answer = server.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         assert set(answer.headers["x-flotilla-ignored-fields"].split(", ")) == {

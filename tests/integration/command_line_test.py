@@ -38,7 +38,7 @@ def say(*words, seconds=60):
     ("--versoin", "flotilla: unknown flag --versoin; did you mean --version?"),
     ("serve --model a --model b", "flotilla serve: --model is given twice"),
     ("serve --model m --max-seqs", "flotilla serve: --max-seqs needs a number"),
-    ("serve --model m --lenient=foo", "flotilla serve: --lenient takes no value"),
+    ("serve --model m --permissive=foo", "flotilla serve: --permissive takes no value"),
     ("serve --model m --http-port abc",
      "flotilla serve: --http-port must be a number from 0 to 65535, not 'abc'"),
     ("simulate --seed abc",

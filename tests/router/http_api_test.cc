@@ -304,9 +304,9 @@ TEST_F(HttpTest, ErrorInMidStreamIsAnEventAndNotAnEnd) {
   EXPECT_EQ(response.headers.at("x-should-retry"), "false");
 }
 
-TEST_F(HttpTest, LenientServersSayWhatTheyIgnored) {
+TEST_F(HttpTest, PermissiveServersSayWhatTheyIgnored) {
   Fixture setup;
-  setup.http.lenient = true;
+  setup.http.permissive = true;
   Serve(setup);
   const HttpResponse response = Complete(R"(,"bogus":1)");
   EXPECT_EQ(response.status, 200);

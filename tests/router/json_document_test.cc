@@ -100,12 +100,12 @@ TEST(JsonDocument, TheLargestBodiesCostLittle) {
   const Validator validator{RequestLimits{}};
   double slowest = 0;
   std::size_t most = 0;
-  bool lenient = false;  // in turns
+  bool permissive = false;  // in turns
   for (const auto& [name, body] : testing::LargeBodies(kBody)) {
     ASSERT_LE(body.size(), kBody + 1) << name;
     ASSERT_GE(body.size(), kBody - 110'000) << name;
-    lenient = !lenient;
-    const ParseOptions options{.lenient = lenient};
+    permissive = !permissive;
+    const ParseOptions options{.permissive = permissive};
     const testing::AllocationCount allocated;
     const double seconds = SecondsOf([&] {
       for (auto* parse : {&ParseChatCompletion, &ParseCompletion}) {

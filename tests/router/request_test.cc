@@ -334,20 +334,20 @@ TEST(Request, LimitsHoldAtTheirEdge) {
             "logit_bias has 1025 tokens; at most 1024 are allowed");
 }
 
-TEST(Request, LenientIgnoresUnknownFieldsOnly) {
-  const ParseOptions lenient{.lenient = true};
-  auto parsed = ParseCompletion(Text(R"(,"bogus":1,"other":{})"), lenient);
+TEST(Request, PermissiveIgnoresUnknownFieldsOnly) {
+  const ParseOptions permissive{.permissive = true};
+  auto parsed = ParseCompletion(Text(R"(,"bogus":1,"other":{})"), permissive);
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(parsed->ignored, (std::vector<std::string>{"bogus", "other"}));
-  EXPECT_FALSE(ParseCompletion(Text(R"(,"suffix":"x")"), lenient).ok());
+  EXPECT_FALSE(ParseCompletion(Text(R"(,"suffix":"x")"), permissive).ok());
 }
 
-TEST(Request, LenientIgnoresNestedFieldsToo) {
+TEST(Request, PermissiveIgnoresNestedFieldsToo) {
   const std::string body = R"({"model":"m","stream":true,"stream_options":{"more":1},"messages":[)"
                            R"({"role":"assistant","content":"x","reasoning_content":"y"},)"
                            R"({"role":"user","content":[{"type":"text","text":"x"},)"
                            R"({"type":"text","text":"x","cache_control":{"type":"ephemeral"}}]}]})";
-  auto parsed = ParseChatCompletion(body, {.lenient = true});
+  auto parsed = ParseChatCompletion(body, {.permissive = true});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->ignored,
             (std::vector<std::string>{"stream_options.more", "messages[0].reasoning_content",
@@ -358,7 +358,7 @@ TEST(Request, LenientIgnoresNestedFieldsToo) {
 TEST(Request, TheNamesOfIgnoredFieldsAreBounded) {
   std::string body = R"({"model":"m","prompt":"x")";
   for (int i = 0; i < 10'000; ++i) body += ",\"" + std::to_string(i) + "\":0";
-  auto parsed = ParseCompletion(body + "}", {.lenient = true});
+  auto parsed = ParseCompletion(body + "}", {.permissive = true});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->ignored.size(), kMaxIgnored);
 }
@@ -447,7 +447,7 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
     std::string body = corpus[random() % corpus.size()];
     for (std::uint64_t edits = 1 + random() % 3; edits > 0; --edits) Mutate(body, random);
     const testing::AllocationCount allocated;
-    const ParseOptions options{.lenient = random() % 2 == 0};
+    const ParseOptions options{.permissive = random() % 2 == 0};
     (void)ParseTokenize(body, options);
     (void)ParseDetokenize(body, options);
     for (auto* parse : {&ParseChatCompletion, &ParseCompletion}) {
