@@ -32,12 +32,12 @@ ChoiceFinish ToChoiceFinish(FinishReason reason) {
 
 GenerationImpl::GenerationImpl(const Environment& environment, Identity identity,
                                const ApiRequest& api, TokenizedRequest request,
-                               const ModelLimits& limits, std::shared_ptr<LaneState> lane,
+                               const ModelLimits& limits, std::shared_ptr<IoLoopState> io_loop,
                                GenerationListener* listener)
     : environment_(environment),
       identity_(std::move(identity)),
       limits_(limits),
-      lane_(std::move(lane)),
+      io_loop_(std::move(io_loop)),
       start_ns_(environment.clock->NowNs() - api.waited_ns),
       max_tokens_(api.max_tokens),
       default_max_tokens_(api.default_max_tokens),
@@ -51,7 +51,7 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
   for (std::uint32_t i = 0; i < request_.sequences; ++i) {
     choices_.emplace_back(environment_.tokenizer, stop_strings_).delta.choice = i;
   }
-  lane_->Add(identity_.id, this);
+  io_loop_->Add(identity_.id, this);
   environment_.probe->OnStarted();
 }
 
@@ -65,7 +65,7 @@ GenerationImpl::~GenerationImpl() {
 void GenerationImpl::Detach() {
   done_ = true;
   abandoned_->store(true);
-  lane_->Remove(identity_.id);
+  io_loop_->Remove(identity_.id);
   environment_.registry->Forget(identity_.public_id);
   environment_.probe->OnEnded();
 }
@@ -74,8 +74,8 @@ void GenerationImpl::Cancel() {
   if (done_ || cancelled_) return;
   CancelWork(TimeIsUp());
   if (tracker_) return;  // RequestEnd follows
-  lane_->Run([id = identity_.id](LaneState& lane) {
-    if (GenerationImpl* self = lane.Find(id)) self->Finish(absl::OkStatus(), Usage{});
+  io_loop_->Run([id = identity_.id](IoLoopState& io_loop) {
+    if (GenerationImpl* self = io_loop.Find(id)) self->Finish(absl::OkStatus(), Usage{});
   });
 }
 
@@ -154,7 +154,7 @@ void GenerationImpl::OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt) {
 }
 
 void GenerationImpl::Submit() {
-  environment_.engine->Submit(tracker_->Submission(), lane_);
+  environment_.engine->Submit(tracker_->Submission(), io_loop_);
   for (const CancelRequest& cancel : tracker_->CancelsOfEnded()) {
     environment_.engine->Cancel(cancel);
   }

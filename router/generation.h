@@ -2,7 +2,7 @@
 // It turns token events into text: exactly once (RequestTracker), whole
 // characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). Where
 // only the best of its sequences are the answer, all is held back until the last
-// of them has ended: at most max_tokens per sequence. Lives on its lane's thread.
+// of them has ended: at most max_tokens per sequence. Lives on its I/O loop's thread.
 // Internal to the router.
 #pragma once
 
@@ -18,14 +18,14 @@
 #include "router/core/best_of.h"
 #include "router/core/request_tracker.h"
 #include "router/core/stop_matcher.h"
-#include "router/lane_state.h"
+#include "router/io_loop_state.h"
 #include "router/probe.h"
 #include "router/service.h"
 
 namespace flotilla {
 
 // Where generations are found by public id, for Abort. Implemented by the
-// service; called on lane threads.
+// service; called on I/O loop threads.
 class GenerationRegistry {
  public:
   virtual ~GenerationRegistry() = default;
@@ -51,7 +51,7 @@ class GenerationImpl final : public Generation {
   // known. `limits` are the model's.
   GenerationImpl(const Environment& environment, Identity identity, const ApiRequest& api,
                  TokenizedRequest request, const ModelLimits& limits,
-                 std::shared_ptr<LaneState> lane, GenerationListener* listener);
+                 std::shared_ptr<IoLoopState> io_loop, GenerationListener* listener);
   ~GenerationImpl() override;
 
   void Cancel() override;
@@ -119,7 +119,7 @@ class GenerationImpl final : public Generation {
   const Environment environment_;
   const Identity identity_;
   const ModelLimits limits_;
-  const std::shared_ptr<LaneState> lane_;
+  const std::shared_ptr<IoLoopState> io_loop_;
   const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
   const std::int64_t start_ns_;
   const std::optional<std::int64_t> max_tokens_;

@@ -1,5 +1,5 @@
 // RouterProbe: what an InferenceService tells metrics, as events, so that its
-// code never sees a registry. Owned by main; called on lane threads, several at
+// code never sees a registry. Owned by main; called on I/O loop threads, several at
 // once; must not block.
 #pragma once
 

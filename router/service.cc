@@ -13,7 +13,7 @@
 #include "model/text.h"
 #include "model/tokenizer.h"
 #include "router/generation.h"
-#include "router/lane_state.h"
+#include "router/io_loop_state.h"
 #include "router/model_name.h"
 #include "router/probe.h"
 #include "router/tokenizer_pool.h"
@@ -149,8 +149,8 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     models_.push_back(std::move(model));
   }
 
-  std::unique_ptr<Lane> OpenLane(Dispatcher* dispatcher) override {
-    return std::make_unique<LaneImpl>(dispatcher);
+  std::unique_ptr<IoLoop> OpenIoLoop(Dispatcher* dispatcher) override {
+    return std::make_unique<IoLoopImpl>(dispatcher);
   }
 
   absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const override {
@@ -169,15 +169,15 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     return request;
   }
 
-  absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, Lane& lane,
+  absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, IoLoop& io_loop,
                                                     GenerationListener* listener) override;
   bool Abort(std::string_view id) override;
-  void Tokenize(TokenizeRequest request, Lane& lane,
+  void Tokenize(TokenizeRequest request, IoLoop& io_loop,
                 std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) override;
-  void Detokenize(DetokenizeRequest request, Lane& lane,
+  void Detokenize(DetokenizeRequest request, IoLoop& io_loop,
                   std::function<void(absl::StatusOr<std::string>)> done) override;
 
-  absl::Status RunOnPool(std::string_view tenant, std::size_t input_bytes, Lane& lane,
+  absl::Status RunOnPool(std::string_view tenant, std::size_t input_bytes, IoLoop& io_loop,
                          std::function<std::function<void()>()> work,
                          std::shared_ptr<const std::atomic<bool>> abandoned) override;
 
@@ -210,11 +210,13 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
 
  private:
   struct Running {
-    std::weak_ptr<LaneState> lane;
+    std::weak_ptr<IoLoopState> io_loop;
     RequestId id;
   };
 
-  static LaneState& StateOf(Lane& lane) { return *static_cast<LaneImpl&>(lane).state(); }
+  static IoLoopState& StateOf(IoLoop& io_loop) {
+    return *static_cast<IoLoopImpl&>(io_loop).state();
+  }
   static absl::Status NoTemplate() {
     return InvalidField("messages", "this model has no chat template");
   }
@@ -353,14 +355,15 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   return request;
 }
 
-absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest request, Lane& lane,
+absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest request,
+                                                               IoLoop& io_loop,
                                                                GenerationListener* listener) {
   ApiRequest api = std::move(request).Release();
   absl::StatusOr<Known> known = Find(api.model);
   if (!known.ok()) return known.status();
   const Model& model = *known->model;
   const ModelLimits& limits = known->info.limits;
-  const std::shared_ptr<LaneState>& state = static_cast<LaneImpl&>(lane).state();
+  const std::shared_ptr<IoLoopState>& state = static_cast<IoLoopImpl&>(io_loop).state();
   GenerationImpl::Identity identity = NewIdentity();
   const RequestId id = identity.id;
   {
@@ -373,8 +376,8 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   auto generation = std::make_unique<GenerationImpl>(
       environment, std::move(identity), api, Resolve(api, limits, id), limits, state, listener);
   const auto deliver = [state, id](absl::StatusOr<std::vector<TokenId>> prompt) {
-    state->Run([id, prompt = std::move(prompt)](LaneState& lane_state) mutable {
-      if (GenerationImpl* self = lane_state.Find(id)) self->OnEncoded(std::move(prompt));
+    state->Run([id, prompt = std::move(prompt)](IoLoopState& io_loop_state) mutable {
+      if (GenerationImpl* self = io_loop_state.Find(id)) self->OnEncoded(std::move(prompt));
     });
   };
   if (const auto* tokens = std::get_if<std::vector<std::int64_t>>(&api.prompt)) {
@@ -406,19 +409,20 @@ bool ServiceImpl::Abort(std::string_view id) {
   absl::MutexLock lock(&mu_);
   const auto it = running_.find(std::string(id));
   if (it == running_.end()) return false;
-  const std::shared_ptr<LaneState> lane = it->second.lane.lock();
-  if (lane == nullptr) return false;
-  lane->Run([request = it->second.id](LaneState& state) {
+  const std::shared_ptr<IoLoopState> io_loop = it->second.io_loop.lock();
+  if (io_loop == nullptr) return false;
+  io_loop->Run([request = it->second.id](IoLoopState& state) {
     if (GenerationImpl* generation = state.Find(request)) generation->Cancel();
   });
   return true;
 }
 
-void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
+void ServiceImpl::Tokenize(TokenizeRequest request, IoLoop& io_loop,
                            std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) {
-  const std::shared_ptr<LaneState> state = StateOf(lane).shared_from_this();
+  const std::shared_ptr<IoLoopState> state = StateOf(io_loop).shared_from_this();
   const auto answer = [state, done = std::move(done)](absl::StatusOr<std::vector<TokenId>> result) {
-    state->Run([done, result = std::move(result)](LaneState&) mutable { done(std::move(result)); });
+    state->Run(
+        [done, result = std::move(result)](IoLoopState&) mutable { done(std::move(result)); });
   };
   const absl::StatusOr<Known> known = Find(request.model);
   if (!known.ok()) return answer(known.status());
@@ -445,11 +449,12 @@ void ServiceImpl::Tokenize(TokenizeRequest request, Lane& lane,
   if (!queued) answer(PoolFull());
 }
 
-void ServiceImpl::Detokenize(DetokenizeRequest request, Lane& lane,
+void ServiceImpl::Detokenize(DetokenizeRequest request, IoLoop& io_loop,
                              std::function<void(absl::StatusOr<std::string>)> done) {
-  const std::shared_ptr<LaneState> state = StateOf(lane).shared_from_this();
+  const std::shared_ptr<IoLoopState> state = StateOf(io_loop).shared_from_this();
   const auto answer = [state, done = std::move(done)](absl::StatusOr<std::string> result) {
-    state->Run([done, result = std::move(result)](LaneState&) mutable { done(std::move(result)); });
+    state->Run(
+        [done, result = std::move(result)](IoLoopState&) mutable { done(std::move(result)); });
   };
   const absl::StatusOr<Known> known = Find(request.model);
   if (!known.ok()) return answer(known.status());
@@ -473,14 +478,14 @@ void ServiceImpl::Detokenize(DetokenizeRequest request, Lane& lane,
   if (!queued) answer(PoolFull());
 }
 
-absl::Status ServiceImpl::RunOnPool(std::string_view tenant, std::size_t input_bytes, Lane& lane,
-                                    std::function<std::function<void()>()> work,
+absl::Status ServiceImpl::RunOnPool(std::string_view tenant, std::size_t input_bytes,
+                                    IoLoop& io_loop, std::function<std::function<void()>()> work,
                                     std::shared_ptr<const std::atomic<bool>> abandoned) {
   const bool queued = pool_.TryRun(
       tenant, input_bytes,
-      [state = StateOf(lane).shared_from_this(), work = std::move(work)]() mutable {
+      [state = StateOf(io_loop).shared_from_this(), work = std::move(work)]() mutable {
         std::function<void()> then = std::exchange(work, nullptr)();  // `work` goes here
-        state->Run([then = std::move(then)](LaneState&) { then(); });
+        state->Run([then = std::move(then)](IoLoopState&) { then(); });
       },
       std::move(abandoned));
   return queued ? absl::OkStatus() : PoolFull();

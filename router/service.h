@@ -1,16 +1,16 @@
 // InferenceService: everything a router does between a wire protocol and the
 // Engine seam. Both fronts (HTTP and gRPC) are thin layers over it.
 //
-// A front has I/O threads. Each opens one Lane and then talks to the service
-// through it: every callback of a generation started on a lane runs on that
-// lane's thread, where detokenization and stop matching happen too. An engine
-// step reaches a lane as one posted batch. Encoding and chat templates run on a
+// A front has I/O threads. Each opens one IoLoop and then talks to the service
+// through it: every callback of a generation started on an I/O loop runs on that
+// I/O loop's thread, where detokenization and stop matching happen too. An engine
+// step reaches an I/O loop as one posted batch. Encoding and chat templates run on a
 // bounded pool owned by the service.
 //
-// Example, on the lane's thread:
+// Example, on the I/O loop's thread:
 //   auto request = service.Validate(std::move(api));
 //   if (!request.ok()) return Refuse(request.status());
-//   auto generation = service.Start(*std::move(request), *lane, &listener);
+//   auto generation = service.Start(*std::move(request), *io_loop, &listener);
 //   if (!generation.ok()) return Refuse(generation.status());
 #pragma once
 
@@ -37,7 +37,7 @@ class ChatTemplate;
 class RouterProbe;
 class Tokenizer;
 
-// How work gets onto a front's I/O thread. Outlives the lanes opened on it.
+// How work gets onto a front's I/O thread. Outlives the I/O loops opened on it.
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -108,7 +108,7 @@ struct GenerationEnd {
 // once, last. Choices are numbered from 0 to n - 1 and come interleaved; where
 // fewer than best_of come back, the deltas come at the end, best choice first; a
 // beam search's too. A failure may come at any point as OnDone with a status; choices
-// without OnChoiceEnd then never get one. Runs on the lane's thread; may destroy
+// without OnChoiceEnd then never get one. Runs on the I/O loop's thread; may destroy
 // the Generation from within OnDone, not from within the others.
 class GenerationListener {
  public:
@@ -123,13 +123,13 @@ class GenerationListener {
   virtual void OnDone(const GenerationEnd& end) = 0;
 };
 
-// One running request. All calls, destruction included, on its lane's thread.
+// One running request. All calls, destruction included, on its I/O loop's thread.
 class Generation {
  public:
   // Cancels unless done; no callback after this.
   virtual ~Generation() = default;
   // Ends it early; idempotent. Choices end with kCancelled, OnDone follows later
-  // from the lane.
+  // from the I/O loop.
   virtual void Cancel() = 0;
   // The front ends it because its time is over; to be destroyed then. Only records and
   // metrics tell it from a client that leaves.
@@ -141,9 +141,9 @@ class Generation {
 // One I/O thread's door to the service. Created and destroyed on that thread or
 // while it does not run; destroyed after its generations. After destruction
 // nothing more is posted to its dispatcher.
-class Lane {
+class IoLoop {
  public:
-  virtual ~Lane() = default;
+  virtual ~IoLoop() = default;
 };
 
 struct ModelInfo {
@@ -217,14 +217,14 @@ struct ServiceOptions {
   std::size_t tokenizer_queue_bytes = 32u << 20;  // their input
   // How often a request that an engine gave back is submitted in all.
   std::uint32_t max_attempts = 8;
-  // Sees each request that was started when it is over, on its lane's thread; must not
+  // Sees each request that was started when it is over, on its I/O loop's thread; must not
   // block. May be empty.
   std::function<void(const RequestRecord&)> on_over;
 };
 
 class InferenceService {
  public:
-  // Starts the pool. All lanes and generations are destroyed before the service. `clock`,
+  // Starts the pool. All I/O loops and generations are destroyed before the service. `clock`,
   // and `probe`, which hears of requests that name no model and may be null, outlive it.
   static std::unique_ptr<InferenceService> Create(ServiceOptions options, const Clock* clock,
                                                   RouterProbe* probe = nullptr);
@@ -233,44 +233,45 @@ class InferenceService {
   // Serves one more model from now on; none goes. Its id is new. Any thread.
   virtual void AddModel(ServedModel model) = 0;
 
-  // `dispatcher` outlives the lane. Any thread.
-  virtual std::unique_ptr<Lane> OpenLane(Dispatcher* dispatcher) = 0;
+  // `dispatcher` outlives the I/O loop. Any thread.
+  virtual std::unique_ptr<IoLoop> OpenIoLoop(Dispatcher* dispatcher) = 0;
 
   // Checks a request; see Validator. NOT_FOUND with kModelNotFound for a model that is
   // not served, UNAVAILABLE while its engine was never ready. Any thread.
   virtual absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const = 0;
 
-  // Begins a generation; the lane's thread only. A request without a seed gets a
+  // Begins a generation; the I/O loop's thread only. A request without a seed gets a
   // hash of tenant and client request id, or a random one. RESOURCE_EXHAUSTED
   // with a retry hint when the tokenizer pool's queue is full, or this tenant's part of
   // it. Later refusals (queue of the engine full, prompt longer than the context:
   // OUT_OF_RANGE with kContextLengthExceeded, without its length, as encoding ends there)
   // arrive as OnDone before OnAccepted.
   // `listener` outlives the returned object.
-  virtual absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, Lane& lane,
+  virtual absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request,
+                                                            IoLoop& io_loop,
                                                             GenerationListener* listener) = 0;
 
   // Cancels the generation with this public id; false when there is none (any
   // more). Any thread.
   virtual bool Abort(std::string_view id) = 0;
 
-  // Encodes on the pool and calls `done` on the lane's thread (not at all once
-  // the lane is gone). INVALID_ARGUMENT, NOT_FOUND (model) or
-  // RESOURCE_EXHAUSTED at once as the result of `done`, posted. Lane's thread.
-  virtual void Tokenize(TokenizeRequest request, Lane& lane,
+  // Encodes on the pool and calls `done` on the I/O loop's thread (not at all once
+  // the I/O loop is gone). INVALID_ARGUMENT, NOT_FOUND (model) or
+  // RESOURCE_EXHAUSTED at once as the result of `done`, posted. The I/O loop's thread.
+  virtual void Tokenize(TokenizeRequest request, IoLoop& io_loop,
                         std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) = 0;
   // Decodes; special tokens included as their text, invalid UTF-8 replaced by
   // U+FFFD. INVALID_ARGUMENT also for more than kMaxDetokenize tokens, or a text longer than
   // RequestLimits::max_prompt_bytes. Same rules.
-  virtual void Detokenize(DetokenizeRequest request, Lane& lane,
+  virtual void Detokenize(DetokenizeRequest request, IoLoop& io_loop,
                           std::function<void(absl::StatusOr<std::string>)> done) = 0;
 
   // For what a front has to do with a long input: runs `work` on the pool, as the tenant's
   // and as `input_bytes` of input, destroys it there, and runs what it returned on the
-  // lane's thread (not at all once the lane is gone). RESOURCE_EXHAUSTED with a retry hint,
+  // I/O loop's thread (not at all once the I/O loop is gone). RESOURCE_EXHAUSTED with a retry hint,
   // and nothing runs, when the pool's queue is full. Nothing runs either if `abandoned` (null:
-  // never) is set before the work's turn. Lane's thread.
-  virtual absl::Status RunOnPool(std::string_view tenant, std::size_t input_bytes, Lane& lane,
+  // never) is set before the work's turn. The I/O loop's thread.
+  virtual absl::Status RunOnPool(std::string_view tenant, std::size_t input_bytes, IoLoop& io_loop,
                                  std::function<std::function<void()>()> work,
                                  std::shared_ptr<const std::atomic<bool>> abandoned) = 0;
 

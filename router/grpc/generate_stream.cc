@@ -110,8 +110,9 @@ void GenerateStream::OnDone(const GenerationEnd& end) {
 
 void GenerateStream::Begin(absl::StatusOr<GenerateCall> call) {
   auto request = call.ok() ? shared_.service->Validate(std::move(call->api)) : call.status();
-  auto generation = request.ok() ? shared_.service->Start(*std::move(request), *shared_.lane, this)
-                                 : request.status();
+  auto generation = request.ok()
+                        ? shared_.service->Start(*std::move(request), *shared_.io_loop, this)
+                        : request.status();
   if (generation.ok()) {
     generation_ = *std::move(generation);
   } else {

@@ -1,8 +1,8 @@
 // GenerateStream: one Generate call, from the first byte to the last.
 //
 // Stands between two sides that both call back: gRPC (on the poller's thread; each
-// callback only posts to the lane) and the generation (on the lane). All state
-// belongs to the lane's thread. It owns itself: created when the call arrives,
+// callback only posts to the I/O loop) and the generation (on the I/O loop). All state
+// belongs to the I/O loop's thread. It owns itself: created when the call arrives,
 // deleted when OnDone was said.
 //
 // One write is in flight; the rest waits in the outbox. A client that leaves more
@@ -20,7 +20,7 @@
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "router/grpc/codec.h"
-#include "router/grpc/lane_thread.h"
+#include "router/grpc/io_thread.h"
 #include "router/grpc/outbox.h"
 #include "router/grpc/readable.h"
 #include "router/key_gate.h"
@@ -38,8 +38,8 @@ class GenerateStream final
   // What all calls of a server share; outlives them.
   struct Shared {
     InferenceService* service = nullptr;
-    LaneThread* thread = nullptr;
-    Lane* lane = nullptr;
+    IoThread* thread = nullptr;
+    IoLoop* io_loop = nullptr;
     std::string tenant_metadata;  // GrpcOptions
     KeyGate* gate = nullptr;      // the same
     std::size_t buffer_bytes = 0;
@@ -49,7 +49,7 @@ class GenerateStream final
   // On the poller's thread. `generate` is the request, or why it is refused at once.
   GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
                  absl::StatusOr<GenerateCall> generate);
-  // On the lane.
+  // On the I/O loop.
   ~GenerateStream() override;
 
  private:
@@ -58,7 +58,7 @@ class GenerateStream final
   void OnCancel() override;
   void OnDone() override;
 
-  // From the generation, on the lane.
+  // From the generation, on the I/O loop.
   void OnPrompt(const PromptInfo& prompt) override;
   void OnAccepted() override;
   void OnPromptScores(PromptScores scores) override;
@@ -66,7 +66,7 @@ class GenerateStream final
   void OnChoiceEnd(const ChoiceEnd& end) override;
   void OnDone(const GenerationEnd& end) override;
 
-  // The rest on the lane.
+  // The rest on the I/O loop.
   void Begin(absl::StatusOr<GenerateCall> call);
   // Nobody is listening any more: cancels the generation, drops what waits.
   void Abandon();
@@ -91,7 +91,7 @@ class GenerateStream final
   bool flush_scheduled_ = false;
   std::optional<grpc::Status> final_status_;  // no more news; not finished yet
   bool finished_ = false;                     // gRPC has the status
-  std::optional<LaneThread::Timer> stall_timer_;
+  std::optional<IoThread::Timer> stall_timer_;
 };
 
 }  // namespace flotilla

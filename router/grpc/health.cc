@@ -22,10 +22,10 @@ HealthCheckResponse::ServingStatus StatusOf(const std::string& name,
   return service.Ready() ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
 }
 
-// One Watch call; owns itself. State belongs to the lane's thread.
+// One Watch call; owns itself. State belongs to the I/O loop's thread.
 class Watcher final : private rpc::ServerWriter<HealthCheckRequest, HealthCheckResponse> {
  public:
-  Watcher(std::unique_ptr<Call> call, const InferenceService* service, LaneThread* thread)
+  Watcher(std::unique_ptr<Call> call, const InferenceService* service, IoThread* thread)
       : ServerWriter(std::move(call)), service_(service), thread_(thread) {
     thread_->Post([this] { Look(); });
   }
@@ -64,9 +64,9 @@ class Watcher final : private rpc::ServerWriter<HealthCheckRequest, HealthCheckR
   }
 
   const InferenceService* const service_;
-  LaneThread* const thread_;
+  IoThread* const thread_;
   HealthCheckResponse response_;  // sent last; UNKNOWN: nothing yet
-  std::optional<LaneThread::Timer> timer_;
+  std::optional<IoThread::Timer> timer_;
   bool cancelled_ = false;
 };
 

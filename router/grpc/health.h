@@ -3,13 +3,13 @@
 // gRPC's built-in one has to be told of every change; this one asks when it is
 // asked, so it cannot be stale. Knows the server ("") and the service
 // "flotilla.v1.Inference", which are healthy together. Called on the poller's thread;
-// watchers live on the lane thread.
+// watchers live on the I/O loop thread.
 #pragma once
 
 #include "absl/time/time.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
-#include "router/grpc/lane_thread.h"
+#include "router/grpc/io_thread.h"
 #include "router/service.h"
 #include "rpc/server.h"
 
@@ -22,7 +22,7 @@ class HealthService {
   static constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
 
   // Both outlive all calls.
-  HealthService(const InferenceService* service, LaneThread* thread)
+  HealthService(const InferenceService* service, IoThread* thread)
       : service_(service), thread_(thread) {}
 
   grpc::Service* grpc_service() { return &grpc_service_; }
@@ -33,7 +33,7 @@ class HealthService {
 
  private:
   const InferenceService* const service_;
-  LaneThread* const thread_;
+  IoThread* const thread_;
   grpc::health::v1::Health::AsyncService grpc_service_;
 };
 

@@ -106,7 +106,7 @@ void InferenceGrpc::Tokenize(TokenizeCall* call) {
   tokenize.tenant = std::move(caller->name);
   shared_.thread->Post([this, call, tokenize = std::move(tokenize)]() mutable {
     shared_.service->Tokenize(
-        std::move(tokenize), *shared_.lane, [call](absl::StatusOr<std::vector<TokenId>> tokens) {
+        std::move(tokenize), *shared_.io_loop, [call](absl::StatusOr<std::vector<TokenId>> tokens) {
           if (tokens.ok()) {
             call->response.mutable_token_ids()->Assign(tokens->begin(), tokens->end());
           }
@@ -129,7 +129,7 @@ void InferenceGrpc::Detokenize(DetokenizeCall* call) {
                                .tenant = std::move(caller->name),
                                .abandoned = nullptr};
   shared_.thread->Post([this, call, detokenize = std::move(detokenize)]() mutable {
-    shared_.service->Detokenize(std::move(detokenize), *shared_.lane,
+    shared_.service->Detokenize(std::move(detokenize), *shared_.io_loop,
                                 [call](absl::StatusOr<std::string> text) {
                                   if (text.ok()) call->response.set_text(*std::move(text));
                                   call->Finish(ToGrpcStatus(text.status()));

@@ -1,7 +1,7 @@
 // InferenceGrpc: the methods of flotilla.v1.Inference.
 //
 // Each method runs on a thread of gRPC's, never blocks there, and hands what
-// takes time to the lane. Errors carry their details (proto/codec/status.h).
+// takes time to the I/O loop. Errors carry their details (proto/codec/status.h).
 #pragma once
 
 #include <memory>

@@ -4,7 +4,7 @@
 // slowly gets fewer and larger messages rather than ever more of them; a message
 // that has grown to kMaxMessageBytes is closed and the next one begun. It never
 // refuses: what it can hold is bounded by the request's own tokens. Belongs to
-// one call, used on its lane's thread.
+// one call, used on its I/O loop's thread.
 #pragma once
 
 #include <cstddef>

@@ -10,7 +10,7 @@
 #include "router/grpc/generate_stream.h"
 #include "router/grpc/health.h"
 #include "router/grpc/inference_grpc.h"
-#include "router/grpc/lane_thread.h"
+#include "router/grpc/io_thread.h"
 #include "router/grpc/reflection.h"
 #include "rpc/call_guard.h"
 #include "rpc/endpoint.h"
@@ -62,10 +62,10 @@ class GrpcServerImpl final : public GrpcServer {
  public:
   GrpcServerImpl(const GrpcOptions& options, InferenceService* service)
       : options_(options),
-        lane_(service->OpenLane(thread_.get())),
+        io_loop_(service->OpenIoLoop(thread_.get())),
         shared_{.service = service,
                 .thread = thread_.get(),
-                .lane = lane_.get(),
+                .io_loop = io_loop_.get(),
                 .tenant_metadata = options.tenant_metadata,
                 .gate = options.gate,
                 .buffer_bytes = options.stream_buffer_bytes,
@@ -79,7 +79,7 @@ class GrpcServerImpl final : public GrpcServer {
 
   ~GrpcServerImpl() override {
     Stop(absl::ZeroDuration());
-    thread_->Post([this] { lane_.reset(); });
+    thread_->Post([this] { io_loop_.reset(); });
     thread_.reset();  // runs what ended calls have left to do
   }
 
@@ -114,8 +114,8 @@ class GrpcServerImpl final : public GrpcServer {
 
  private:
   const GrpcOptions options_;
-  std::unique_ptr<LaneThread> thread_ = std::make_unique<LaneThread>();
-  std::unique_ptr<Lane> lane_;
+  std::unique_ptr<IoThread> thread_ = std::make_unique<IoThread>();
+  std::unique_ptr<IoLoop> io_loop_;
   const GenerateStream::Shared shared_;
   InferenceGrpc inference_;
   HealthService health_;

@@ -8,7 +8,7 @@
 //   ...
 //   (*server)->Stop(absl::Seconds(5));
 //
-// Hears its calls on a poller, and owns one lane thread, on which detokenization runs.
+// Hears its calls on a poller, and owns one I/O loop thread, on which detokenization runs.
 #pragma once
 
 #include <cstddef>

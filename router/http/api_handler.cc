@@ -87,10 +87,10 @@ constexpr std::size_t kTokenBytes = 7;
 // What the pool's answers hold until they are sent, over all connections.
 constexpr std::size_t kAnswerBytes = 32u << 20;
 
-// For the lane's thread: `work` on the exchange, if it is still there. If it cannot get memory
+// For the I/O loop's thread: `work` on the exchange, if it is still there. If it cannot get memory
 // the exchange fails, and nobody else.
 template <class Work>
-std::function<void()> OnLane(std::weak_ptr<PoolExchange*> self, Work work) {
+std::function<void()> OnIoLoop(std::weak_ptr<PoolExchange*> self, Work work) {
   return [self = std::move(self), work = std::move(work)]() mutable {
     const std::shared_ptr<PoolExchange*> waiting = self.lock();
     if (waiting == nullptr) return;
@@ -109,11 +109,11 @@ std::int64_t WaitedNs(const HttpRequest& request) {
 
 class ApiHandler final : public HttpHandler {
  public:
-  ApiHandler(ApiOptions options, InferenceService* service, Lane* lane)
+  ApiHandler(ApiOptions options, InferenceService* service, IoLoop* io_loop)
       : options_(std::move(options)),
         parse_{.permissive = options_.permissive, .max_prompts = options_.max_prompts},
         service_(*service),
-        lane_(*lane) {}
+        io_loop_(*io_loop) {}
 
   HttpAdmission Admit(const HttpHead& head) override;
   std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) override;
@@ -185,7 +185,7 @@ class ApiHandler final : public HttpHandler {
   }
   std::unique_ptr<HttpExchange> Start(ValidOpenAiRequest valid, HttpReply& reply) {
     return OpenAiExchange::Start(std::move(valid), absl::ToUnixSeconds(absl::Now()), service_,
-                                 lane_, reply);
+                                 io_loop_, reply);
   }
   std::unique_ptr<HttpExchange> Tokenize(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> RunTokenize(TokenizeRequest tokenize, HttpReply& reply);
@@ -202,7 +202,7 @@ class ApiHandler final : public HttpHandler {
   const ParseOptions parse_;
   MemoryBudget answers_{kAnswerBytes};
   InferenceService& service_;
-  Lane& lane_;
+  IoLoop& io_loop_;
 };
 
 const std::array<ApiHandler::Route, 10> ApiHandler::kRoutes = {{
@@ -301,13 +301,13 @@ std::unique_ptr<HttpExchange> ApiHandler::Parse(
     auto parsed =
         std::make_shared<absl::StatusOr<Parsed>>(OrNoMemory([&] { return parse(*shared); }));
     // The handler lives as long as the exchanges do.
-    return OnLane(self, [this, next, parsed](PoolExchange& waiter) {
+    return OnIoLoop(self, [this, next, parsed](PoolExchange& waiter) {
       if (!parsed->ok()) return SendError(parsed->status(), waiter.reply());
       waiter.GoOnAs((this->*next)(*std::move(*parsed), waiter.reply()));
     });
   };
   absl::Status status =
-      service_.RunOnPool(tenant, bytes, lane_, std::move(work), exchange->abandoned());
+      service_.RunOnPool(tenant, bytes, io_loop_, std::move(work), exchange->abandoned());
   if (!status.ok()) return Refuse(status, reply);
   return exchange;
 }
@@ -348,13 +348,13 @@ void ApiHandler::Send(PoolExchange& exchange, const std::string& tenant, std::si
     if (self.expired()) return [] {};
     auto body = std::make_shared<absl::StatusOr<std::string>>(
         OrNoMemory([&]() -> absl::StatusOr<std::string> { return write(); }));
-    return OnLane(self, [body](PoolExchange& waiter) {
+    return OnIoLoop(self, [body](PoolExchange& waiter) {
       if (!body->ok()) return SendError(body->status(), waiter.reply());
       waiter.reply().Send(200, kJson, **std::move(body), {});
     });
   };
   const absl::Status status =
-      service_.RunOnPool(tenant, bytes, lane_, std::move(work), exchange.abandoned());
+      service_.RunOnPool(tenant, bytes, io_loop_, std::move(work), exchange.abandoned());
   if (!status.ok()) Refuse(status, exchange.reply());
 }
 
@@ -373,7 +373,7 @@ std::unique_ptr<HttpExchange> ApiHandler::RunTokenize(TokenizeRequest tokenize, 
   tokenize.abandoned = exchange->abandoned();
   const std::string tenant = tokenize.tenant;
   auto done = [this, tenant, self = exchange->self()](absl::StatusOr<std::vector<TokenId>> tokens) {
-    OnLane(self, [&](PoolExchange& waiter) {
+    OnIoLoop(self, [&](PoolExchange& waiter) {
       if (!tokens.ok()) return SendError(tokens.status(), waiter.reply());
       const std::size_t bytes = tokens->size() * kTokenBytes;
       Send(waiter, tenant, bytes, [tokens = *std::move(tokens)] {
@@ -383,7 +383,7 @@ std::unique_ptr<HttpExchange> ApiHandler::RunTokenize(TokenizeRequest tokenize, 
       });
     })();
   };
-  service_.Tokenize(std::move(tokenize), lane_, std::move(done));
+  service_.Tokenize(std::move(tokenize), io_loop_, std::move(done));
   return exchange;
 }
 
@@ -403,7 +403,7 @@ std::unique_ptr<HttpExchange> ApiHandler::RunDetokenize(DetokenizeRequest detoke
   detokenize.abandoned = exchange->abandoned();
   const std::string tenant = detokenize.tenant;
   auto done = [this, tenant, self = exchange->self()](absl::StatusOr<std::string> text) {
-    OnLane(self, [&](PoolExchange& waiter) {
+    OnIoLoop(self, [&](PoolExchange& waiter) {
       if (!text.ok()) return SendError(text.status(), waiter.reply());
       const std::size_t bytes = text->size();
       Send(waiter, tenant, bytes, [text = *std::move(text)] {
@@ -413,7 +413,7 @@ std::unique_ptr<HttpExchange> ApiHandler::RunDetokenize(DetokenizeRequest detoke
       });
     })();
   };
-  service_.Detokenize(std::move(detokenize), lane_, std::move(done));
+  service_.Detokenize(std::move(detokenize), io_loop_, std::move(done));
   return exchange;
 }
 
@@ -478,8 +478,8 @@ std::unique_ptr<HttpExchange> ApiHandler::Root(HttpRequest&, HttpReply& reply) {
 }  // namespace
 
 std::unique_ptr<HttpHandler> MakeApiHandler(ApiOptions options, InferenceService* service,
-                                            Lane* lane) {
-  return std::make_unique<ApiHandler>(std::move(options), service, lane);
+                                            IoLoop* io_loop) {
+  return std::make_unique<ApiHandler>(std::move(options), service, io_loop);
 }
 
 }  // namespace flotilla

@@ -24,8 +24,8 @@ struct ApiOptions {
   bool health_only = false;  // the other routes are not there
 };
 
-// `service` and `lane` outlive the handler, which lives on the lane's thread.
+// `service` and `io_loop` outlive the handler, which lives on the I/O loop's thread.
 std::unique_ptr<HttpHandler> MakeApiHandler(ApiOptions options, InferenceService* service,
-                                            Lane* lane);
+                                            IoLoop* io_loop);
 
 }  // namespace flotilla

@@ -41,11 +41,11 @@ absl::StatusOr<ValidOpenAiRequest> Validate(OpenAiRequest request,
 }
 
 std::unique_ptr<HttpExchange> OpenAiExchange::Start(ValidOpenAiRequest valid, std::int64_t now_s,
-                                                    InferenceService& service, Lane& lane,
+                                                    InferenceService& service, IoLoop& io_loop,
                                                     HttpReply& reply) {
   std::unique_ptr<OpenAiExchange> exchange(
       new OpenAiExchange(std::move(valid.request), service, reply));
-  absl::Status status = exchange->StartAll(std::move(valid.prompts), now_s, lane);
+  absl::Status status = exchange->StartAll(std::move(valid.prompts), now_s, io_loop);
   if (!status.ok()) {
     exchange->over_ = true;
     SendError(status, reply);
@@ -55,13 +55,13 @@ std::unique_ptr<HttpExchange> OpenAiExchange::Start(ValidOpenAiRequest valid, st
 }
 
 absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std::int64_t now_s,
-                                      Lane& lane) {
+                                      IoLoop& io_loop) {
   model_ = prompts.front().api().model;
   const auto count = static_cast<std::uint32_t>(prompts.size());
   const auto n = static_cast<std::uint32_t>(*prompts.front().api().n);
   for (std::uint32_t i = 0; i < count; ++i) {
     prompts_.push_back(std::make_unique<Prompt>(this, i));
-    absl::Status status = prompts_.back()->Start(std::move(prompts[i]), service_, lane);
+    absl::Status status = prompts_.back()->Start(std::move(prompts[i]), service_, io_loop);
     if (!status.ok()) return status;
   }
   running_ = count;
@@ -95,10 +95,10 @@ void OpenAiExchange::Guarded(Work work) {
 }
 
 absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceService& service,
-                                           Lane& lane) {
+                                           IoLoop& io_loop) {
   const auto* text = std::get_if<std::string>(&request.api().prompt);
   if (exchange_->request_.echo && text != nullptr) text_ = *text;
-  auto generation = service.Start(std::move(request), lane, this);
+  auto generation = service.Start(std::move(request), io_loop, this);
   if (!generation.ok()) return generation.status();
   generation_ = *std::move(generation);
   return absl::OkStatus();

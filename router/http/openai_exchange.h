@@ -1,6 +1,6 @@
 // OpenAiExchange: one completions or chat request while it runs. It owns the
 // generations, one per prompt, and turns what they report into the answer.
-// Destroying it cancels what still runs. Lane's thread.
+// Destroying it cancels what still runs. The I/O loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ absl::StatusOr<ValidOpenAiRequest> Validate(OpenAiRequest request, const Inferen
 class OpenAiExchange final : public HttpExchange {
  public:
   // Starts all prompts. Null when the request was refused and the refusal sent. `reply`
-  // outlives the exchange, as do the service and the lane.
+  // outlives the exchange, as do the service and the I/O loop.
   static std::unique_ptr<HttpExchange> Start(ValidOpenAiRequest valid, std::int64_t now_s,
-                                             InferenceService& service, Lane& lane,
+                                             InferenceService& service, IoLoop& io_loop,
                                              HttpReply& reply);
 
  private:
@@ -37,7 +37,7 @@ class OpenAiExchange final : public HttpExchange {
   class Prompt final : public GenerationListener {
    public:
     Prompt(OpenAiExchange* exchange, std::uint32_t index) : exchange_(exchange), index_(index) {}
-    absl::Status Start(GenerateRequest request, InferenceService& service, Lane& lane);
+    absl::Status Start(GenerateRequest request, InferenceService& service, IoLoop& io_loop);
     const std::string& id() const { return generation_->id(); }
 
     void OnPrompt(const PromptInfo& prompt) override;
@@ -57,7 +57,7 @@ class OpenAiExchange final : public HttpExchange {
   OpenAiExchange(OpenAiRequest request, InferenceService& service, HttpReply& reply)
       : request_(std::move(request)), service_(service), reply_(reply) {}
 
-  absl::Status StartAll(std::vector<GenerateRequest> prompts, std::int64_t now_s, Lane& lane);
+  absl::Status StartAll(std::vector<GenerateRequest> prompts, std::int64_t now_s, IoLoop& io_loop);
   // If `work` cannot get memory, this request fails, and no other.
   template <class Work>
   void Guarded(Work work);

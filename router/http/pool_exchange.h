@@ -1,8 +1,8 @@
 // PoolExchange: an HTTP request while the service's pool works for it: parses a long body,
-// encodes, decodes, or writes a long answer. Lane's thread.
+// encodes, decodes, or writes a long answer. The I/O loop's thread.
 //
 // The peer may go, and the exchange with it, before the pool is done. So work holds it
-// weakly: what self() gives is null on the lane's thread once the exchange is gone, and has
+// weakly: what self() gives is null on the I/O loop's thread once the exchange is gone, and has
 // expired for the other threads, which need not begin then.
 #pragma once
 

@@ -38,7 +38,7 @@ constexpr char kTooManyConnections[] =
     R"({"error":{"message":"too many connections","type":"service_unavailable_error",)"
     R"("param":null,"code":"server_is_overloaded"}})";
 
-// One I/O thread: an io_context, the lane, and the connections it owns.
+// One I/O thread: an io_context, the I/O loop, and the connections it owns.
 class IoThread final : public ConnectionOwner, public Dispatcher {
  public:
   // What the threads of a server share; outlives them.
@@ -55,7 +55,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   IoThread(Shared* shared, InferenceService* service)
       : shared_(*shared),
         options_(shared->options),
-        lane_(service->OpenLane(this)),
+        io_loop_(service->OpenIoLoop(this)),
         handler_(MakeApiHandler({.permissive = options_.permissive,
                                  .max_prompts = options_.max_prompts,
                                  .metrics = options_.metrics,
@@ -63,7 +63,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
                                  .gate = options_.gate,
                                  .hosts = HostPolicy(options_.address, options_.allowed_hosts),
                                  .health_only = options_.health_only},
-                                service, lane_.get())),
+                                service, io_loop_.get())),
         work_(context_.get_executor()),
         request_ids_(std::random_device{}()),
         thread_([this] { Run(); }) {}
@@ -73,7 +73,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
     context_.stop();
     thread_.join();
     // Handlers that never ran, and with them the last connections, go with the
-    // context; their generations need the lane.
+    // context; their generations need the I/O loop.
     connections_.clear();
   }
 
@@ -178,7 +178,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   // Destroyed in reverse: connections, then what their exchanges use, then the
   // context that the sockets belong to.
   asio::io_context context_{1};
-  std::unique_ptr<Lane> lane_;
+  std::unique_ptr<IoLoop> io_loop_;
   std::unique_ptr<HttpHandler> handler_;
   std::unordered_set<std::shared_ptr<Connection>> connections_;
   ConnectionLists lists_;

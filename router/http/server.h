@@ -1,5 +1,5 @@
 // HttpServer: the OpenAI HTTP API on a port. Owned by main; Start and Stop on
-// main's thread. It has its own I/O threads, each with a Lane of the service.
+// main's thread. It has its own I/O threads, each with an IoLoop of the service.
 #pragma once
 
 #include <cstddef>

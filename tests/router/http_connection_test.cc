@@ -299,7 +299,7 @@ TEST_F(HttpTest, StopFinishesWhatRunsAndCancelsWhatDoesNotEnd) {
   ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
   server_->Stop(absl::ZeroDuration());
   EXPECT_EQ(engine_->cancelled().size(), 1u);
-  engine_->StepAll();  // events for a lane that is gone
+  engine_->StepAll();  // events for an I/O loop that is gone
 }
 
 }  // namespace

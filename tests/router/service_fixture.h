@@ -1,4 +1,4 @@
-// A service on a lane that moves when the test says so, and an engine that gives
+// A service on an I/O loop that moves when the test says so, and an engine that gives
 // requests back, for tests of the service without a front.
 #pragma once
 
@@ -154,7 +154,7 @@ class ServiceTest : public ::testing::Test {
   void Make(Engine* engine) {
     service_ = InferenceService::Create(options_, &clock_, probe_);
     Add("m", engine);
-    lane_ = service_->OpenLane(&dispatcher_);
+    io_loop_ = service_->OpenIoLoop(&dispatcher_);
   }
   void Add(const std::string& model, Engine* engine) {
     service_->AddModel({.id = model,
@@ -167,7 +167,7 @@ class ServiceTest : public ::testing::Test {
     if (api.model.empty()) api.model = "m";
     auto valid = service_->Validate(std::move(api));
     EXPECT_TRUE(valid.ok()) << valid.status();
-    auto generation = service_->Start(*std::move(valid), *lane_, recorder);
+    auto generation = service_->Start(*std::move(valid), *io_loop_, recorder);
     EXPECT_TRUE(generation.ok()) << generation.status();
     return *std::move(generation);
   }
@@ -178,7 +178,7 @@ class ServiceTest : public ::testing::Test {
   ServiceOptions options_;
   ManualDispatcher dispatcher_;
   std::unique_ptr<InferenceService> service_;
-  std::unique_ptr<Lane> lane_;
+  std::unique_ptr<IoLoop> io_loop_;
 };
 
 }  // namespace flotilla

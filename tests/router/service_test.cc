@@ -244,7 +244,7 @@ TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
   expect("a client that leaves in time", 3, 3, 1);
 }
 
-TEST_F(ServiceTest, DestroyedGenerationsAndLanesHearNothing) {
+TEST_F(ServiceTest, DestroyedGenerationsAndIoLoopsReceiveNothing) {
   FakeEngine engine(Manual());
   Make(&engine);
   Recorder recorder;
@@ -255,7 +255,7 @@ TEST_F(ServiceTest, DestroyedGenerationsAndLanesHearNothing) {
   EXPECT_EQ(engine.cancelled().size(), 1u);
   dispatcher_.RunOne();
   EXPECT_EQ(recorder.accepted, 0);
-  lane_.reset();
+  io_loop_.reset();
   engine.StepAll();
   EXPECT_FALSE(recorder.done);
 }

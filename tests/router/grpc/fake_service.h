@@ -1,6 +1,6 @@
 // FakeService: an InferenceService whose generations say exactly what a test
 // makes them say. Validation is the real Validator's. A test drives a generation
-// from its own thread; what it says runs on the lane, as the contract asks.
+// from its own thread; what it says runs on the I/O loop, as the contract asks.
 #pragma once
 
 #include <atomic>
@@ -28,10 +28,10 @@ class FakeService final : public InferenceService {
     ApiRequest api;
     std::string id;
     Dispatcher* dispatcher = nullptr;
-    GenerationListener* listener = nullptr;  // lane's thread; null once ended
+    GenerationListener* listener = nullptr;  // I/O loop's thread; null once ended
     std::atomic<bool> destroyed = false;
 
-    // Runs `say` on the lane, unless the generation has ended.
+    // Runs `say` on the I/O loop, unless the generation has ended.
     static void Say(std::shared_ptr<Running> self, std::function<void(GenerationListener&)> say) {
       auto* dispatcher = self->dispatcher;
       dispatcher->Post([self = std::move(self), say = std::move(say)] {
@@ -70,20 +70,20 @@ class FakeService final : public InferenceService {
   }
   std::atomic<bool> ready = true;
 
-  std::unique_ptr<Lane> OpenLane(Dispatcher* dispatcher) override {
-    return std::make_unique<FakeLane>(dispatcher);
+  std::unique_ptr<IoLoop> OpenIoLoop(Dispatcher* dispatcher) override {
+    return std::make_unique<FakeIoLoop>(dispatcher);
   }
   absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const override {
     return Validator(RequestLimits()).Validate(std::move(api), Limits());
   }
-  absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, Lane& lane,
+  absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, IoLoop& io_loop,
                                                     GenerationListener* listener) override {
     absl::MutexLock lock(&mu_);
     if (!refusal_.ok()) return refusal_;
     auto running = std::make_shared<Running>();
     running->api = request.api();
     running->id = absl::StrCat("gen-", ++last_id_);
-    running->dispatcher = static_cast<FakeLane&>(lane).dispatcher;
+    running->dispatcher = static_cast<FakeIoLoop&>(io_loop).dispatcher;
     running->listener = listener;
     by_id_[running->id] = running;
     started_.push_back(running);
@@ -105,7 +105,7 @@ class FakeService final : public InferenceService {
     return true;
   }
   // One token per byte; `parse_special` shows as a token 256 in front.
-  void Tokenize(TokenizeRequest request, Lane& lane,
+  void Tokenize(TokenizeRequest request, IoLoop& io_loop,
                 std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) override {
     absl::StatusOr<std::vector<TokenId>> result = std::vector<TokenId>();
     if (auto status = CheckModel(request.model, Limits()); !status.ok()) result = status;
@@ -114,9 +114,9 @@ class FakeService final : public InferenceService {
       if (request.parse_special) result->push_back(256);
       for (unsigned char byte : std::get<std::string>(request.input)) result->push_back(byte);
     }
-    static_cast<FakeLane&>(lane).dispatcher->Post([result, done] { done(result); });
+    static_cast<FakeIoLoop&>(io_loop).dispatcher->Post([result, done] { done(result); });
   }
-  void Detokenize(DetokenizeRequest request, Lane& lane,
+  void Detokenize(DetokenizeRequest request, IoLoop& io_loop,
                   std::function<void(absl::StatusOr<std::string>)> done) override {
     absl::StatusOr<std::string> result = std::string();
     if (auto status = CheckModel(request.model, Limits()); !status.ok()) result = status;
@@ -127,12 +127,12 @@ class FakeService final : public InferenceService {
         for (auto token : request.tokens) result->push_back(static_cast<char>(token));
       }
     }
-    static_cast<FakeLane&>(lane).dispatcher->Post([result, done] { done(result); });
+    static_cast<FakeIoLoop&>(io_loop).dispatcher->Post([result, done] { done(result); });
   }
-  absl::Status RunOnPool(std::string_view, std::size_t, Lane& lane,
+  absl::Status RunOnPool(std::string_view, std::size_t, IoLoop& io_loop,
                          std::function<std::function<void()>()> work,
                          std::shared_ptr<const std::atomic<bool>>) override {
-    static_cast<FakeLane&>(lane).dispatcher->Post(work());
+    static_cast<FakeIoLoop&>(io_loop).dispatcher->Post(work());
     return absl::OkStatus();
   }
   void AddModel(ServedModel) override {}
@@ -153,8 +153,8 @@ class FakeService final : public InferenceService {
   }
 
  private:
-  struct FakeLane final : Lane {
-    explicit FakeLane(Dispatcher* d) : dispatcher(d) {}
+  struct FakeIoLoop final : IoLoop {
+    explicit FakeIoLoop(Dispatcher* d) : dispatcher(d) {}
     Dispatcher* const dispatcher;
   };
   struct FakeGeneration final : Generation {

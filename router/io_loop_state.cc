@@ -1,4 +1,4 @@
-#include "router/lane_state.h"
+#include "router/io_loop_state.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,11 +7,13 @@
 
 namespace flotilla {
 
-void LaneState::Post(std::vector<EngineEvent> events) {
-  Run([events = std::move(events)](LaneState& lane) mutable { lane.Deliver(std::move(events)); });
+void IoLoopState::Post(std::vector<EngineEvent> events) {
+  Run([events = std::move(events)](IoLoopState& io_loop) mutable {
+    io_loop.Deliver(std::move(events));
+  });
 }
 
-void LaneState::Run(std::function<void(LaneState&)> work) {
+void IoLoopState::Run(std::function<void(IoLoopState&)> work) {
   absl::MutexLock lock(&mu_);
   if (dispatcher_ == nullptr) return;
   dispatcher_->Post([self = shared_from_this(), work = std::move(work)] {
@@ -23,17 +25,17 @@ void LaneState::Run(std::function<void(LaneState&)> work) {
   });
 }
 
-void LaneState::Close() {
+void IoLoopState::Close() {
   absl::MutexLock lock(&mu_);
   dispatcher_ = nullptr;
 }
 
-GenerationImpl* LaneState::Find(const RequestId& id) const {
+GenerationImpl* IoLoopState::Find(const RequestId& id) const {
   const auto it = generations_.find(id);
   return it == generations_.end() ? nullptr : it->second;
 }
 
-void LaneState::Deliver(std::vector<EngineEvent> events) {
+void IoLoopState::Deliver(std::vector<EngineEvent> events) {
   // A listener may destroy generations, so each is looked up when it is needed.
   std::vector<RequestId> touched;
   for (EngineEvent& event : events) {

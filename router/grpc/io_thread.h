@@ -1,4 +1,4 @@
-// LaneThread: the I/O thread of the gRPC front.
+// IoThread: the I/O thread of the gRPC front.
 //
 // What gRPC has to say arrives on the poller's thread, which must not block; each call
 // only posts it here. So every call's state has one owner thread and no lock, and
@@ -16,7 +16,7 @@
 
 namespace flotilla {
 
-class LaneThread final : public Dispatcher {
+class IoThread final : public Dispatcher {
  public:
   using Timer = TaskThread::Timer;
 

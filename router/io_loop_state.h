@@ -1,4 +1,4 @@
-// LaneState: what stands behind a Lane. The engine keeps it alive as an
+// IoLoopState: what stands behind an IoLoop. The engine keeps it alive as an
 // EventSink; it brings each step's events, as one posted batch, to the I/O
 // thread and there to the generations. Internal to the router.
 #pragma once
@@ -17,21 +17,21 @@ namespace flotilla {
 
 class GenerationImpl;
 
-class LaneState final : public EventSink, public std::enable_shared_from_this<LaneState> {
+class IoLoopState final : public EventSink, public std::enable_shared_from_this<IoLoopState> {
  public:
-  explicit LaneState(Dispatcher* dispatcher) : dispatcher_(dispatcher) {}
+  explicit IoLoopState(Dispatcher* dispatcher) : dispatcher_(dispatcher) {}
 
   // Engine's thread.
   void Post(std::vector<EngineEvent> events) override;
 
-  // Runs `work` on the lane's thread, unless the lane is closed by then. Any
+  // Runs `work` on the I/O loop's thread, unless the I/O loop is closed by then. Any
   // thread.
-  void Run(std::function<void(LaneState&)> work);
+  void Run(std::function<void(IoLoopState&)> work);
 
   // Nothing reaches the dispatcher after this.
   void Close();
 
-  // The lane's thread only, all of them. Generations are not owned.
+  // The I/O loop's thread only, all of them. Generations are not owned.
   void Add(const RequestId& id, GenerationImpl* generation) { generations_[id] = generation; }
   void Remove(const RequestId& id) { generations_.erase(id); }
   GenerationImpl* Find(const RequestId& id) const;
@@ -45,14 +45,14 @@ class LaneState final : public EventSink, public std::enable_shared_from_this<La
 };
 
 // The handle that a front holds.
-class LaneImpl final : public Lane {
+class IoLoopImpl final : public IoLoop {
  public:
-  explicit LaneImpl(Dispatcher* dispatcher) : state_(std::make_shared<LaneState>(dispatcher)) {}
-  ~LaneImpl() override { state_->Close(); }
-  const std::shared_ptr<LaneState>& state() const { return state_; }
+  explicit IoLoopImpl(Dispatcher* dispatcher) : state_(std::make_shared<IoLoopState>(dispatcher)) {}
+  ~IoLoopImpl() override { state_->Close(); }
+  const std::shared_ptr<IoLoopState>& state() const { return state_; }
 
  private:
-  std::shared_ptr<LaneState> state_;  // shared with the engine and posted work
+  std::shared_ptr<IoLoopState> state_;  // shared with the engine and posted work
 };
 
 }  // namespace flotilla
