@@ -12,7 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "cli/drain.h"
-#include "cli/fronts.h"
+#include "cli/frontends.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/role_process.h"
@@ -65,18 +65,18 @@ DiscoveryOptions MakeDiscoveryOptions(const RoleFlags& flags, Fleet& fleet, Logg
 }
 
 // The models that schedulers have shown, each with an engine and metrics, added to the
-// fronts as they come. Main's thread.
+// frontends as they come. Main's thread.
 class RouterModels {
  public:
-  // All outlive it, and it the fronts.
+  // All outlive it, and it the frontends.
   RouterModels(Fleet* fleet, Metrics* metrics, std::string version, Logger* log)
       : fleet_(fleet), metrics_(metrics), version_(std::move(version)), log_(log) {}
 
   // False: one could not be added yet, and should be tried again.
-  bool AddNew(Fronts& fronts) {
+  bool AddNew(Frontends& frontends) {
     const std::vector<std::string> models = fleet_->Models();
     while (next_ < models.size()) {
-      const absl::Status added = Add(next_, models[next_], fronts);
+      const absl::Status added = Add(next_, models[next_], frontends);
       // One whose tokenizer cannot be used at all is passed over.
       if (absl::IsUnavailable(added) || absl::IsDeadlineExceeded(added)) return false;
       if (!added.ok()) {
@@ -98,7 +98,7 @@ class RouterModels {
     RouterMetrics probe;
   };
 
-  absl::Status Add(std::size_t index, const std::string& name, Fronts& fronts) {
+  absl::Status Add(std::size_t index, const std::string& name, Frontends& frontends) {
     FleetEngine engine(fleet_, index);
     const absl::StatusOr<std::string> content = engine.TokenizerBytes();
     if (!content.ok()) return content.status();
@@ -108,7 +108,7 @@ class RouterModels {
     models_.push_back(std::make_unique<Model>(fleet_, index, *metrics_, labels));
     AddBuildInfo(*metrics_, version_, labels);
     WatchEngine(*metrics_, &models_.back()->engine, labels);
-    return fronts.AddModel(name, *file, &models_.back()->engine, &models_.back()->probe);
+    return frontends.AddModel(name, *file, &models_.back()->engine, &models_.back()->probe);
   }
 
   Fleet* const fleet_;
@@ -143,23 +143,24 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   WatchCertificate(metrics, credentials.get());
   WatchFleet(metrics, &fleet);
   RouterModels models(&fleet, &metrics, version, &log);
-  const std::unique_ptr<Fronts> fronts = Fronts::Create(flags, {.metrics = &metrics,
-                                                                .probe = &unknown,
-                                                                .clock = &clock,
-                                                                .log = &log,
-                                                                .poller = (*process)->poller});
-  while (!models.AddNew(*fronts) || models.served().empty()) {
+  const std::unique_ptr<Frontends> frontends =
+      Frontends::Create(flags, {.metrics = &metrics,
+                                .probe = &unknown,
+                                .clock = &clock,
+                                .log = &log,
+                                .poller = (*process)->poller});
+  while (!models.AddNew(*frontends) || models.served().empty()) {
     if (signals.Wait(kRetry) == Signals::Event::kStop) return absl::OkStatus();
   }
-  if (absl::Status status = fronts->Listen(); !status.ok()) return status;
+  if (absl::Status status = frontends->Listen(); !status.ok()) return status;
   log.Print(absl::StrFormat(
       "\nflotilla routes to %s, which serve %s\n%s", absl::StrJoin(flags.schedulers, " "),
-      absl::StrJoin(models.served(), " "), UsageText(flags, models.served().front(), *fronts)));
-  if (absl::Status ready = AnnounceFronts(flags, *fronts); !ready.ok()) return ready;
+      absl::StrJoin(models.served(), " "), UsageText(flags, models.served().front(), *frontends)));
+  if (absl::Status ready = AnnounceFrontends(flags, *frontends); !ready.ok()) return ready;
 
   bool all_added = true;
   while (signals.Wait(all_added ? kLong : kRetry) != Signals::Event::kStop) {
-    all_added = models.AddNew(*fronts);
+    all_added = models.AddNew(*frontends);
   }
   log.Info("stopping", {{"drain_seconds", flags.drain_seconds}});
   const auto drain = [&fleet](std::function<void()> done) { fleet.Drain(std::move(done)); };
@@ -167,7 +168,7 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
     log.Warning("requests are still running, ending them", {});
     fleet.Stop();
   }
-  fronts->Stop(kCloseGrace);
+  frontends->Stop(kCloseGrace);
   discovery->reset();
   fleet.Stop();
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// `flotilla router`: HTTP and gRPC fronts before a scheduler in another process.
+// `flotilla router`: HTTP and gRPC frontends before a scheduler in another process.
 #pragma once
 
 #include <string>

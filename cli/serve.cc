@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "cli/drain.h"
-#include "cli/fronts.h"
+#include "cli/frontends.h"
 #include "cli/model_flags.h"
 #include "cli/observed_executor.h"
 #include "cli/request_log.h"
@@ -54,7 +54,7 @@ class LocalFleet {
   std::unique_ptr<InProcessExecutor> executor_;
   std::unique_ptr<ObservedExecutor> observed_;
   std::unique_ptr<InProcessEngine> engine_;
-  std::unique_ptr<Fronts> fronts_;
+  std::unique_ptr<Frontends> frontends_;
 };
 
 absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& version) {
@@ -74,14 +74,14 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
       std::make_unique<SchedulerMetrics>(*metrics_, static_cast<std::uint32_t>(flags.block_tokens));
   if (absl::Status status = StartEngine(flags, file); !status.ok()) return status;
 
-  fronts_ = Fronts::Create(
+  frontends_ = Frontends::Create(
       flags,
       {.metrics = metrics_.get(), .probe = router_metrics_.get(), .clock = &clock_, .log = log_});
-  absl::Status added = fronts_->AddModel(model_id_, *file, engine_.get(), router_metrics_.get());
+  absl::Status added = frontends_->AddModel(model_id_, *file, engine_.get(), router_metrics_.get());
   if (!added.ok()) return added;
-  if (absl::Status listening = fronts_->Listen(); !listening.ok()) return listening;
+  if (absl::Status listening = frontends_->Listen(); !listening.ok()) return listening;
   PrintBanner(flags);
-  return AnnounceFronts(flags, *fronts_);
+  return AnnounceFrontends(flags, *frontends_);
 }
 
 absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
@@ -112,7 +112,7 @@ void LocalFleet::PrintBanner(const RoleFlags& flags) const {
       absl::StrFormat("\nflotilla serves %s\n"
                       "  compute  %s, KV %s, %d blocks of %d tokens, instruction path %s\n%s",
                       model_id_, flags.compute, flags.kv_type, flags.kv_blocks, flags.block_tokens,
-                      isa_, UsageText(flags, model_id_, *fronts_)));
+                      isa_, UsageText(flags, model_id_, *frontends_)));
 }
 
 void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {
@@ -120,7 +120,7 @@ void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {
     log_->Warning("requests are still running, ending them");
     engine_->Stop();
   }
-  fronts_->Stop(kCloseGrace);
+  frontends_->Stop(kCloseGrace);
 }
 
 }  // namespace

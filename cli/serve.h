@@ -1,7 +1,7 @@
 // `flotilla serve`: every role in one process. The same objects that a fleet
 // spreads over machines, joined by the in-process implementations of the seams:
 //
-//   HTTP and gRPC fronts -> InferenceService -> Engine -> StepExecutor
+//   HTTP and gRPC frontends -> InferenceService -> Engine -> StepExecutor
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // Errors that reach clients: an absl::Status that also names the request field
 // at fault, a machine-readable code and, for refusals, when to try again. Both
-// fronts translate the same status: HTTP into an OpenAI-shaped error body, gRPC
+// frontends translate the same status: HTTP into an OpenAI-shaped error body, gRPC
 // into status details.
 #pragma once
 

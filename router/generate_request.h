@@ -1,6 +1,6 @@
 // From what a client asked to what the service will do: parse, don't validate.
 //
-// A front fills an ApiRequest from its wire format; the Validator checks every
+// A frontend fills an ApiRequest from its wire format; the Validator checks every
 // bound and resolves every default that does not need the tokenizer. Only the
 // Validator can make a GenerateRequest, so whoever holds one holds a good one.
 // Pure values: any thread.
@@ -67,7 +67,7 @@ struct ApiRequest {
   bool use_beam_search = false;
   std::optional<double> length_penalty;                      // beam search only; -10..10; default 1
   std::optional<BeamOptions::EarlyStopping> early_stopping;  // the same; default kFalse
-  // The client wants each token when it is there. Fronts that can gather the
+  // The client wants each token when it is there. Frontends that can gather the
   // answer leave it false.
   bool stream = false;
 
@@ -77,7 +77,7 @@ struct ApiRequest {
 
   std::optional<std::int64_t> timeout_ms;  // > 0
   std::int64_t priority = 0;               // -100..100, higher goes first
-  std::string tenant;                      // set by the front, never by the body
+  std::string tenant;                      // set by the frontend, never by the body
   std::int64_t max_priority = 100;         // the same; what the caller's key allows
   std::int64_t waited_ns = 0;              // the same; since it came, until it is started
   std::string cache_salt;
@@ -131,12 +131,12 @@ absl::Status CheckModel(std::string_view name, const ModelLimits& model);
 absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_t>& tokens,
                            const ModelLimits& model);
 
-// A conversation of more turns than RequestLimits::max_messages, for fronts that see it
+// A conversation of more turns than RequestLimits::max_messages, for frontends that see it
 // before they have read them all.
 absl::Status TooManyMessages(const RequestLimits& limits);
 
 // The Validator's error when a field other than the prompt exceeds its bound; OK otherwise,
-// whatever the values are. For fronts that make several requests of one body: what all of
+// whatever the values are. For frontends that make several requests of one body: what all of
 // them have in common is small enough to copy then.
 absl::Status CheckSizes(const ApiRequest& api, const RequestLimits& limits);
 

@@ -59,7 +59,7 @@ GenerationImpl::~GenerationImpl() {
   if (done_) return;
   Detach();
   if (!cancelled_) CancelWork(TimeIsUp());
-  TellOver(absl::OkStatus(), tracker_ ? tracker_->CountedUsage({}) : Usage{});
+  NotifyEnd(absl::OkStatus(), tracker_ ? tracker_->CountedUsage({}) : Usage{});
 }
 
 void GenerationImpl::Detach() {
@@ -337,11 +337,11 @@ void GenerationImpl::Finish(absl::Status status, const Usage& usage) {
     environment_.probe->OnFinished(environment_.clock->NowNs() - start_ns_, end.usage.prompt_tokens,
                                    end.usage.output_tokens);
   }
-  TellOver(end.status, end.usage);
+  NotifyEnd(end.status, end.usage);
   listener_->OnDone(end);  // may destroy this object
 }
 
-void GenerationImpl::TellOver(const absl::Status& status, const Usage& usage) const {
+void GenerationImpl::NotifyEnd(const absl::Status& status, const Usage& usage) const {
   if (!environment_.on_over) return;
   using Outcome = RequestRecord::Outcome;
   const TokenizedRequest& request = tracker_ ? tracker_->request() : request_;

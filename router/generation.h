@@ -1,4 +1,4 @@
-// GenerationImpl: one request between the Engine seam and a front's listener.
+// GenerationImpl: one request between the Engine seam and a frontend's listener.
 // It turns token events into text: exactly once (RequestTracker), whole
 // characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). Where
 // only the best of its sequences are the answer, all is held back until the last
@@ -112,8 +112,8 @@ class GenerationImpl final : public Generation {
   // Each has ended as the client wished.
   bool AllChoicesAreWhole() const;
   void CountFirstToken();
-  // Tells on_over.
-  void TellOver(const absl::Status& status, const Usage& usage) const;
+  // Notifies on_over.
+  void NotifyEnd(const absl::Status& status, const Usage& usage) const;
   bool IsStopToken(TokenId token) const;
 
   const Environment environment_;

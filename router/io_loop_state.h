@@ -44,7 +44,7 @@ class IoLoopState final : public EventSink, public std::enable_shared_from_this<
   absl::flat_hash_map<RequestId, GenerationImpl*> generations_;
 };
 
-// The handle that a front holds.
+// The handle that a frontend holds.
 class IoLoopImpl final : public IoLoop {
  public:
   explicit IoLoopImpl(Dispatcher* dispatcher) : state_(std::make_shared<IoLoopState>(dispatcher)) {}

@@ -1,4 +1,4 @@
-// KeyGate: admits callers of the public API by their keys, for both fronts.
+// KeyGate: admits callers of the public API by their keys, for both frontends.
 //
 // Owned by main. Any thread; looks at the file of keys now and then.
 #pragma once

@@ -1,7 +1,7 @@
 // InferenceService: everything a router does between a wire protocol and the
-// Engine seam. Both fronts (HTTP and gRPC) are thin layers over it.
+// Engine seam. Both frontends (HTTP and gRPC) are thin layers over it.
 //
-// A front has I/O threads. Each opens one IoLoop and then talks to the service
+// A frontend has I/O threads. Each opens one IoLoop and then talks to the service
 // through it: every callback of a generation started on an I/O loop runs on that
 // I/O loop's thread, where detokenization and stop matching happen too. An engine
 // step reaches an I/O loop as one posted batch. Encoding and chat templates run on a
@@ -37,7 +37,7 @@ class ChatTemplate;
 class RouterProbe;
 class Tokenizer;
 
-// How work gets onto a front's I/O thread. Outlives the I/O loops opened on it.
+// How work gets onto a frontend's I/O thread. Outlives the I/O loops opened on it.
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -61,7 +61,7 @@ struct OutputToken {
   std::vector<TopLogprob> top;  // best first; as many as asked for
 };
 
-// News of one choice: at most one per choice and engine step.
+// What is new of one choice: at most one per choice and engine step.
 struct Delta {
   std::uint32_t choice = 0;
   // Valid UTF-8, never half a character; text that may become a stop string is
@@ -131,7 +131,7 @@ class Generation {
   // Ends it early; idempotent. Choices end with kCancelled, OnDone follows later
   // from the I/O loop.
   virtual void Cancel() = 0;
-  // The front ends it because its time is over; to be destroyed then. Only records and
+  // The frontend ends it because its time is over; to be destroyed then. Only records and
   // metrics tell it from a client that leaves.
   virtual void Expire() = 0;
   // Public name: unguessable, unique. The key for InferenceService::Abort.
@@ -167,8 +167,8 @@ struct ServedModel {
 
 struct TokenizeRequest {
   std::string model;
-  std::string tenant;  // set by the front; takes turns with others at the pool
-  // Set by the front when nobody waits for the answer any more; may be null.
+  std::string tenant;  // set by the frontend; takes turns with others at the pool
+  // Set by the frontend when nobody waits for the answer any more; may be null.
   std::shared_ptr<const std::atomic<bool>> abandoned;
   std::variant<std::string, std::vector<ChatTurn>> input;
   bool add_special_tokens = true;     // text only
@@ -266,7 +266,7 @@ class InferenceService {
   virtual void Detokenize(DetokenizeRequest request, IoLoop& io_loop,
                           std::function<void(absl::StatusOr<std::string>)> done) = 0;
 
-  // For what a front has to do with a long input: runs `work` on the pool, as the tenant's
+  // For what a frontend has to do with a long input: runs `work` on the pool, as the tenant's
   // and as `input_bytes` of input, destroys it there, and runs what it returned on the
   // I/O loop's thread (not at all once the I/O loop is gone). RESOURCE_EXHAUSTED with a retry hint,
   // and nothing runs, when the pool's queue is full. Nothing runs either if `abandoned` (null:

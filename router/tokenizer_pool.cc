@@ -52,13 +52,13 @@ void TokenizerPool::Work() {
 
 std::optional<TokenizerPool::Turn> TokenizerPool::Wait() {
   absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(this, &TokenizerPool::HasTurnOrEnds));
+  mu_.Await(absl::Condition(this, &TokenizerPool::HasWorkOrEnds));
   const std::optional<FairQueue::Job> next = queue_.Next();
   if (!next) return std::nullopt;
   return Turn{next->size, Take(next->id)};
 }
 
-bool TokenizerPool::HasTurnOrEnds() const {
+bool TokenizerPool::HasWorkOrEnds() const {
   return queue_.HasNext() || (closed_ && queue_.waiting() == 0);
 }
 

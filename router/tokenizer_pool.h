@@ -56,7 +56,7 @@ class TokenizerPool {
   void Work();
   // What this thread is to run; none: the end.
   std::optional<Turn> Wait();
-  bool HasTurnOrEnds() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HasWorkOrEnds() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Job Take(std::uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes what is abandoned out of the queue: to be destroyed without the lock, as jobs may
   // hold megabytes.

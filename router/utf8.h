@@ -1,4 +1,4 @@
-// UTF-8 as the fronts need it: check, repair, count; model/utf8.h says what is
+// UTF-8 as the frontends need it: check, repair, count; model/utf8.h says what is
 // well-formed. Pure functions.
 #pragma once
 

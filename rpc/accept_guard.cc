@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kAccept[] = "_Z12grpc_accept4iP21grpc_resolved_addressii";
 // Of the descriptors, those from which on one connection makes room for another, and those
-// that gRPC does not get: as many as there are for all that is not HTTP (cli/fronts.cc), less
+// that gRPC does not get: as many as there are for all that is not HTTP (cli/frontends.cc), less
 // what files and HTTP's own reserve need.
 constexpr std::uint64_t kShort = 192, kGone = 64;
 constexpr std::size_t kMostRemembered = 1 << 16;

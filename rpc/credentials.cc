@@ -23,7 +23,7 @@ using grpc::experimental::InterceptionHookPoints;
 using SecretFile = WatchedFile<FleetSecret>;
 
 // Refusals are logged at most this often: who knocks must not fill the log.
-constexpr absl::Duration kTellEvery = absl::Seconds(10);
+constexpr absl::Duration kLogEvery = absl::Seconds(10);
 
 // Admits who knows the secret.
 class SecretGuard final : public CallGuard {
@@ -33,17 +33,17 @@ class SecretGuard final : public CallGuard {
 
   grpc::Status Check(std::string_view, std::string_view authorization) override {
     if (secret_->Get()->Accepts(BearerToken(authorization))) return grpc::Status::OK;
-    Tell();
+    Log();
     return grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "not a member of this fleet");
   }
 
  private:
-  void Tell() ABSL_LOCKS_EXCLUDED(mu_) {
+  void Log() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     ++refused_;
     const std::int64_t now_ns = clock_->NowNs();
     if (now_ns < next_ns_) return;
-    next_ns_ = now_ns + absl::ToInt64Nanoseconds(kTellEvery);
+    next_ns_ = now_ns + absl::ToInt64Nanoseconds(kLogEvery);
     log_->Warning("calls without this fleet's secret were refused", {{"calls", refused_}});
     refused_ = 0;
   }
@@ -178,8 +178,8 @@ class CredentialsImpl final : public Credentials {
     return Guarded(grpc::experimental::TlsServerCredentials(tls_options), std::move(guard));
   }
 
-  std::shared_ptr<grpc::Channel> Dial(const std::string& address,
-                                      const grpc::ChannelArguments& arguments) override {
+  std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address,
+                                           const grpc::ChannelArguments& arguments) override {
     std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
     if (tls()) {
       grpc::experimental::TlsChannelCredentialsOptions tls_options;

@@ -48,8 +48,8 @@ class Credentials {
   virtual std::shared_ptr<grpc::ServerCredentials> ForServer() = 0;
   // A channel to `address` whose calls carry the proofs. The log hears when the peer
   // refuses them or cannot be reached: once, until it has answered.
-  virtual std::shared_ptr<grpc::Channel> Dial(const std::string& address,
-                                              const grpc::ChannelArguments& arguments) = 0;
+  virtual std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address,
+                                                   const grpc::ChannelArguments& arguments) = 0;
 };
 
 }  // namespace flotilla::rpc

@@ -101,7 +101,7 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
   return listening;
 }
 
-std::shared_ptr<grpc::Channel> Dial(const std::string& address, Credentials* credentials) {
+std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address, Credentials* credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -110,7 +110,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address, Credentials* cre
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Not the process-wide pool, which remembers failures.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  if (credentials != nullptr) return credentials->Dial(address, arguments);
+  if (credentials != nullptr) return credentials->ConnectTo(address, arguments);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 

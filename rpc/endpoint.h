@@ -69,6 +69,6 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
 
 // A connection of its own, made when a call is. One that could not be made is not tried
 // again for a while, so who tries again dials again. `credentials`: null, no proofs.
-std::shared_ptr<grpc::Channel> Dial(const std::string& address, Credentials* credentials);
+std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address, Credentials* credentials);
 
 }  // namespace flotilla::rpc

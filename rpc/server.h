@@ -58,7 +58,7 @@ class CallCount {
 // What every call has. `over` passes on that the call is over: it was finished, its client
 // has cancelled it or is gone, or its deadline has passed. Never if it has not begun.
 struct ServerCall {
-  ServerCall(CallCount* count, Poller* heard_by) : held(count), poller(heard_by) {}
+  ServerCall(CallCount* count, Poller* poller_of_call) : held(count), poller(poller_of_call) {}
 
   struct Forward final : Tag {
     void Over(bool ok) override { to->Over(ok); }
@@ -73,7 +73,7 @@ struct ServerCall {
 // A call of messages in both directions.
 template <class In, class Out>
 struct StreamCall final : ServerCall {
-  StreamCall(CallCount* count, Poller* heard_by) : ServerCall(count, heard_by) {
+  StreamCall(CallCount* count, Poller* poller_of_call) : ServerCall(count, poller_of_call) {
     context.AsyncNotifyWhenDone(ToQueue(&over));
   }
   grpc::ServerAsyncReaderWriter<Out, In> io{&context};
@@ -82,7 +82,7 @@ struct StreamCall final : ServerCall {
 // A call that is answered with any number of messages.
 template <class Request, class Response>
 struct WriterCall final : ServerCall {
-  WriterCall(CallCount* count, Poller* heard_by) : ServerCall(count, heard_by) {
+  WriterCall(CallCount* count, Poller* poller_of_call) : ServerCall(count, poller_of_call) {
     context.AsyncNotifyWhenDone(ToQueue(&over));
   }
   Request request;

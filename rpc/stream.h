@@ -119,7 +119,7 @@ class ClientStream final : private FrameSocket::Handler {
         poller_->frames().Add(*std::move(fd), this);
     if (!socket.ok()) return Cancel();
     socket_ = *std::move(socket);
-    hearing_ = true;
+    receiving_ = true;
     for (const Out& message : out_) socket_->Send(message.SerializeAsString());
     out_.clear();
   }
@@ -140,7 +140,7 @@ class ClientStream final : private FrameSocket::Handler {
   }
 
   void OnFrame(const std::string& bytes) override {
-    if (!broken_ && heard_.ParseFromString(bytes)) return handler_->OnMessage(heard_);
+    if (!broken_ && received_.ParseFromString(bytes)) return handler_->OnMessage(received_);
     broken_ = true;
     Cancel();
   }
@@ -151,7 +151,7 @@ class ClientStream final : private FrameSocket::Handler {
     bool last = false;
     {
       absl::MutexLock lock(&mu_);
-      hearing_ = false;
+      receiving_ = false;
       last = over();
     }
     if (last) done_.Notify();
@@ -189,7 +189,7 @@ class ClientStream final : private FrameSocket::Handler {
 
   // Nothing more happens. Whoever sees it first ends Wait.
   bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return finished_ && out_.empty() && !hearing_;
+    return finished_ && out_.empty() && !receiving_;
   }
   bool bypassed() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -206,14 +206,14 @@ class ClientStream final : private FrameSocket::Handler {
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientAsyncReaderWriter<Out, In>> io_;
   In in_;
-  In heard_;             // past gRPC
+  In received_;          // past gRPC
   bool broken_ = false;  // what came past gRPC was no message
   grpc::Status status_;
   absl::Notification done_;
   mutable absl::Mutex mu_;
   std::optional<BypassOffer> offer_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<FrameSocket> socket_ ABSL_GUARDED_BY(mu_);  // null: messages go over gRPC
-  bool hearing_ ABSL_GUARDED_BY(mu_) = false;                 // the socket has not closed
+  bool receiving_ ABSL_GUARDED_BY(mu_) = false;               // the socket has not closed
   bool open_ ABSL_GUARDED_BY(mu_) = false;                    // messages go over gRPC by now
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;  // status_ is there
@@ -305,16 +305,16 @@ class ServerStream : private FrameSocket::Handler {
     if (socket_ != nullptr) socket_->Shutdown();
   }
   // Whether messages go that way, and still may.
-  bool Hears(bool past_grpc) const ABSL_LOCKS_EXCLUDED(mu_) {
+  bool Receives(bool past_grpc) const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     return !closed_ && (socket_ != nullptr) == past_grpc;
   }
 
   void OnFrame(const std::string& bytes) override ABSL_LOCKS_EXCLUDED(mu_) {
-    if (!Hears(true)) return;
-    if (!heard_.ParseFromString(bytes)) {
+    if (!Receives(true)) return;
+    if (!received_.ParseFromString(bytes)) {
       Close({grpc::StatusCode::INVALID_ARGUMENT, "what came past gRPC is no message"});
-    } else if (!OnMessage(heard_)) {
+    } else if (!OnMessage(received_)) {
       Close(grpc::Status::OK);
     }
   }
@@ -327,7 +327,7 @@ class ServerStream : private FrameSocket::Handler {
   }
 
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
-    if (ok && Hears(false) && OnMessage(in_)) {
+    if (ok && Receives(false) && OnMessage(in_)) {
       absl::MutexLock lock(&mu_);
       if (!closed_) {
         call_->io.Read(&in_, read_.get());
@@ -372,7 +372,7 @@ class ServerStream : private FrameSocket::Handler {
   MemberTag<ServerStream, &ServerStream::OnOver> over_{this};
   MemberTag<ServerStream, &ServerStream::OnEnd> end_{this};
   In in_;
-  In heard_;  // past gRPC
+  In received_;  // past gRPC
   mutable absl::Mutex mu_;
   std::shared_ptr<FrameSocket> socket_ ABSL_GUARDED_BY(mu_);  // null: messages go over gRPC
   int pending_ ABSL_GUARDED_BY(mu_) = 1;  // operations, one of them the call; the socket

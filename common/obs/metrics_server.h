@@ -1,4 +1,4 @@
-// MetricsServer: /metrics of a process without an HTTP front, for Prometheus.
+// MetricsServer: /metrics of a process without an HTTP frontend, for Prometheus.
 //
 // Requests are read and answered by one thread; connections, headers and the time that a
 // client takes are bounded; one connection too many takes the place of one that says nothing. (Not

@@ -349,35 +349,35 @@ absl::StatusOr<EngineCommand> FromProto(const v1::EngineCommand& proto, std::int
   return Wrong("command", "none that is known");
 }
 
-void ToProto(const EngineNews& news, v1::EngineNews* proto) {
-  for (const EngineEvent& event : news.events) {
+void ToProto(const EngineUpdate& update, v1::EngineUpdate* proto) {
+  for (const EngineEvent& event : update.events) {
     v1::EngineEvent& out = *proto->add_events();
     const auto [request, attempt] = EventKey(event);
     Write(request, out.mutable_request());
     out.set_attempt(attempt.value());
     std::visit(EventWriter{&out}, event);
   }
-  if (news.load.has_value()) Write(*news.load, proto->mutable_load());
-  if (news.description.has_value()) Write(*news.description, proto->mutable_description());
+  if (update.load.has_value()) Write(*update.load, proto->mutable_load());
+  if (update.description.has_value()) Write(*update.description, proto->mutable_description());
 }
 
-absl::StatusOr<EngineNews> FromProto(const v1::EngineNews& proto) {
-  EngineNews news;
-  news.events.reserve(static_cast<std::size_t>(proto.events_size()));
+absl::StatusOr<EngineUpdate> FromProto(const v1::EngineUpdate& proto) {
+  EngineUpdate update;
+  update.events.reserve(static_cast<std::size_t>(proto.events_size()));
   for (const v1::EngineEvent& entry : proto.events()) {
     absl::StatusOr<EngineEvent> event = Read(entry);
     if (!event.ok()) return event.status();
-    news.events.push_back(*std::move(event));
+    update.events.push_back(*std::move(event));
   }
   if (proto.has_load()) {
     const v1::EngineLoad& load = proto.load();
-    news.load = EngineLoad{.running_requests = load.running_requests(),
-                           .waiting_requests = load.waiting_requests(),
-                           .outstanding_tokens = load.outstanding_tokens(),
-                           .blocks_total = load.blocks_total(),
-                           .blocks_used = load.blocks_used(),
-                           .ready = load.ready(),
-                           .draining = load.draining()};
+    update.load = EngineLoad{.running_requests = load.running_requests(),
+                             .waiting_requests = load.waiting_requests(),
+                             .outstanding_tokens = load.outstanding_tokens(),
+                             .blocks_total = load.blocks_total(),
+                             .blocks_used = load.blocks_used(),
+                             .ready = load.ready(),
+                             .draining = load.draining()};
   }
   if (proto.has_description()) {
     const v1::EngineDescription& d = proto.description();
@@ -394,9 +394,9 @@ absl::StatusOr<EngineNews> FromProto(const v1::EngineNews& proto) {
         !s.ok()) {
       return s;
     }
-    news.description = std::move(description);
+    update.description = std::move(description);
   }
-  return news;
+  return update;
 }
 
 }  // namespace flotilla

@@ -20,7 +20,7 @@ namespace flotilla {
 using EngineCommand = std::variant<TokenizedRequest, CancelRequest>;
 
 // What one message brings.
-struct EngineNews {
+struct EngineUpdate {
   std::vector<EngineEvent> events;
   std::optional<EngineLoad> load;
   std::optional<EngineDescription> description;
@@ -28,12 +28,12 @@ struct EngineNews {
 
 // `proto` is empty. `now_ns`: the clock of the deadline in a request.
 void ToProto(const EngineCommand& command, std::int64_t now_ns, v1::EngineCommand* proto);
-void ToProto(const EngineNews& news, v1::EngineNews* proto);
+void ToProto(const EngineUpdate& update, v1::EngineUpdate* proto);
 
 // INVALID_ARGUMENT naming the field: lists of unequal length, a value of an enum or an
 // event that is not known, a negative token, a log-probability or parameter that is no
 // number. Allocates in proportion to the message.
 absl::StatusOr<EngineCommand> FromProto(const v1::EngineCommand& proto, std::int64_t now_ns);
-absl::StatusOr<EngineNews> FromProto(const v1::EngineNews& proto);
+absl::StatusOr<EngineUpdate> FromProto(const v1::EngineUpdate& proto);
 
 }  // namespace flotilla

@@ -26,7 +26,7 @@ class HealthService {
       : service_(service), thread_(thread) {}
 
   grpc::Service* grpc_service() { return &grpc_service_; }
-  // Hears the calls of `server`, which listens with grpc_service() and stops before this
+  // Receives the calls of `server`, which listens with grpc_service() and stops before this
   // goes. Check is NOT_FOUND for a service that this server does not have; Watch tells the
   // status now, and then every change of it.
   void Attach(rpc::Server& server);

@@ -24,14 +24,14 @@ class InferenceMethods final : public v1::Inference::AsyncService {
   template <Method kMethod, class Request, class Response>
   void RequestWriter(grpc::ServerContext* context, Readable<Request>* request,
                      grpc::ServerAsyncWriter<Response>* io, grpc::CompletionQueue* queue,
-                     grpc::ServerCompletionQueue* heard_on, void* tag) {
-    RequestAsyncServerStreaming(kMethod, context, request, io, queue, heard_on, tag);
+                     grpc::ServerCompletionQueue* notify_on, void* tag) {
+    RequestAsyncServerStreaming(kMethod, context, request, io, queue, notify_on, tag);
   }
   template <Method kMethod, class Request, class Response>
   void RequestCall(grpc::ServerContext* context, Readable<Request>* request,
                    grpc::ServerAsyncResponseWriter<Response>* io, grpc::CompletionQueue* queue,
-                   grpc::ServerCompletionQueue* heard_on, void* tag) {
-    RequestAsyncUnary(kMethod, context, request, io, queue, heard_on, tag);
+                   grpc::ServerCompletionQueue* notify_on, void* tag) {
+    RequestAsyncUnary(kMethod, context, request, io, queue, notify_on, tag);
   }
 };
 
@@ -41,7 +41,7 @@ class InferenceGrpc {
   explicit InferenceGrpc(const GenerateStream::Shared& shared) : shared_(shared) {}
 
   grpc::Service* service() { return &service_; }
-  // Hears the calls of `server`, which listens with service() and stops before this goes.
+  // Receives the calls of `server`, which listens with service() and stops before this goes.
   void Attach(rpc::Server& server);
 
  private:

@@ -1,4 +1,4 @@
-// IoThread: the I/O thread of the gRPC front.
+// IoThread: the I/O thread of the gRPC frontend.
 //
 // What gRPC has to say arrives on the poller's thread, which must not block; each call
 // only posts it here. So every call's state has one owner thread and no lock, and

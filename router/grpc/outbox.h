@@ -1,6 +1,6 @@
 // Outbox: what a Generate call has to tell its client and could not write yet.
 //
-// News is merged into the message at the back, so that a client that reads
+// What is new is merged into the message at the back, so that a client that reads
 // slowly gets fewer and larger messages rather than ever more of them; a message
 // that has grown to kMaxMessageBytes is closed and the next one begun. It never
 // refuses: what it can hold is bounded by the request's own tokens. Belongs to

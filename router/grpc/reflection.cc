@@ -37,7 +37,8 @@ void Fail(grpc::StatusCode code, const std::string& why, ServerReflectionRespons
   error.set_error_message(why);
 }
 
-void Tell(const FileDescriptor* file, const std::string& what, ServerReflectionResponse& response) {
+void DescribeFile(const FileDescriptor* file, const std::string& what,
+                  ServerReflectionResponse& response) {
   if (file == nullptr) return Fail(grpc::StatusCode::NOT_FOUND, what + " is not known", response);
   std::set<const FileDescriptor*> seen;
   AddFile(*file, seen, *response.mutable_file_descriptor_response());
@@ -73,18 +74,19 @@ ServerReflectionResponse ReflectionService::Answer(const ServerReflectionRequest
   *response.mutable_original_request() = request;
   switch (request.message_request_case()) {
     case ServerReflectionRequest::kFileByFilename:
-      Tell(pool.FindFileByName(request.file_by_filename()), request.file_by_filename(), response);
+      DescribeFile(pool.FindFileByName(request.file_by_filename()), request.file_by_filename(),
+                   response);
       break;
     case ServerReflectionRequest::kFileContainingSymbol:
-      Tell(pool.FindFileContainingSymbol(request.file_containing_symbol()),
-           request.file_containing_symbol(), response);
+      DescribeFile(pool.FindFileContainingSymbol(request.file_containing_symbol()),
+                   request.file_containing_symbol(), response);
       break;
     case ServerReflectionRequest::kFileContainingExtension: {
       const auto& asked = request.file_containing_extension();
       const Descriptor* type = pool.FindMessageTypeByName(asked.containing_type());
       const FieldDescriptor* field =
           type == nullptr ? nullptr : pool.FindExtensionByNumber(type, asked.extension_number());
-      Tell(field == nullptr ? nullptr : field->file(), asked.containing_type(), response);
+      DescribeFile(field == nullptr ? nullptr : field->file(), asked.containing_type(), response);
       break;
     }
     case ServerReflectionRequest::kAllExtensionNumbersOfType: {

@@ -25,7 +25,7 @@ class ReflectionService {
       const grpc::reflection::v1alpha::ServerReflectionRequest& request) const;
 
   grpc::Service* grpc_service() { return &grpc_service_; }
-  // Hears the calls of `server`, which listens with grpc_service() and stops before this
+  // Receives the calls of `server`, which listens with grpc_service() and stops before this
   // goes.
   void Attach(rpc::Server& server);
 

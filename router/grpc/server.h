@@ -1,4 +1,4 @@
-// GrpcServer: the gRPC front of a router: flotilla.v1.Inference, health, and on
+// GrpcServer: the gRPC frontend of a router: flotilla.v1.Inference, health, and on
 // loopback addresses reflection, over an InferenceService.
 //
 // Example:
@@ -8,7 +8,7 @@
 //   ...
 //   (*server)->Stop(absl::Seconds(5));
 //
-// Hears its calls on a poller, and owns one I/O loop thread, on which detokenization runs.
+// Receives its calls on a poller, and owns one I/O loop thread, on which detokenization runs.
 #pragma once
 
 #include <cstddef>

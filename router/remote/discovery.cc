@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<Discovery>> Discovery::Start(DiscoveryOptions opt
 
 Discovery::Discovery(DiscoveryOptions options, KnownAddresses known)
     : options_(std::move(options)), known_(std::move(known)), failing_(known_.names().size()) {
-  Tell();
+  Publish();
   if (!known_.names().empty()) thread_ = std::thread([this] { Loop(); });
 }
 
@@ -78,10 +78,10 @@ void Discovery::Look() {
     failing_[i] = failed;
     if (!failed) known_.OnResolved(i, *std::move(addresses));
   }
-  Tell();
+  Publish();
 }
 
-void Discovery::Tell() {
+void Discovery::Publish() {
   std::vector<std::string> all = known_.All();
   if (all == published_) return;
   published_ = std::move(all);

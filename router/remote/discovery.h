@@ -23,10 +23,10 @@ struct DiscoveryOptions {
   absl::Duration interval = absl::Seconds(5);
   // The addresses, host:port, of a name. May block. Default: getaddrinfo.
   std::function<absl::StatusOr<std::vector<std::string>>(const DnsName&)> resolve;
-  // Hears all addresses, sorted: before Start returns if some are fixed, and when they have
+  // Receives all addresses, sorted: before Start returns if some are fixed, and when they have
   // changed. Not the fleet's own threads.
   std::function<void(const std::vector<std::string>&)> on_addresses;
-  // Hears that a name could not be resolved: once, until it can be again. May be null.
+  // Learns that a name could not be resolved: once, until it can be again. May be null.
   std::function<void(const DnsName&, const absl::Status&)> on_failure;
 };
 
@@ -43,7 +43,7 @@ class Discovery {
   Discovery(DiscoveryOptions options, KnownAddresses known);
   void Loop() ABSL_LOCKS_EXCLUDED(mu_);
   void Look();
-  void Tell();
+  void Publish();
 
   const DiscoveryOptions options_;
   // Of the thread, once it runs.

@@ -84,7 +84,7 @@ class Fleet {
   void DrainModel(std::optional<std::size_t> model, std::function<void()> done)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Tells the core, and does what it says.
+  // Notifies the core, and does what it says.
   void Run(absl::FunctionRef<void(FleetCore&)> tell) ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(SinkBatches& batches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // False: it could not be sent.

@@ -29,12 +29,12 @@ RequestEnd EndWith(const RequestId& id, Attempt attempt, absl::Status status) {
 
 // One stream, from the dial to its end.
 class RemoteEngine::Link final
-    : private rpc::ClientStream<v1::EngineCommand, v1::EngineNews>::Handler {
+    : private rpc::ClientStream<v1::EngineCommand, v1::EngineUpdate>::Handler {
  public:
   explicit Link(RemoteEngine* engine)
       : engine_(engine),
         stub_(v1::Scheduler::NewStub(
-            rpc::Dial(engine->options_.address, engine->options_.credentials.get()))),
+            rpc::ConnectTo(engine->options_.address, engine->options_.credentials.get()))),
         stream_(engine->options_.poller, this, engine->options_.bypass) {}
 
   // Messages come from here on.
@@ -54,13 +54,13 @@ class RemoteEngine::Link final
   }
 
  private:
-  void OnMessage(const v1::EngineNews& message) override {
+  void OnMessage(const v1::EngineUpdate& message) override {
     if (!refused_.ok()) return;
-    absl::StatusOr<EngineNews> news = FromProto(message);
-    if (news.ok()) {
-      engine_->OnNews(*std::move(news));
+    absl::StatusOr<EngineUpdate> update = FromProto(message);
+    if (update.ok()) {
+      engine_->OnUpdate(*std::move(update));
     } else {
-      refused_ = news.status();
+      refused_ = update.status();
       Cancel();
     }
   }
@@ -68,7 +68,7 @@ class RemoteEngine::Link final
   RemoteEngine* const engine_;
   const std::unique_ptr<v1::Scheduler::Stub> stub_;
   absl::Status refused_;  // of the stream's callbacks, then of Wait
-  rpc::ClientStream<v1::EngineCommand, v1::EngineNews> stream_;
+  rpc::ClientStream<v1::EngineCommand, v1::EngineUpdate> stream_;
 };
 
 RemoteEngine::RemoteEngine(RemoteEngineOptions options, const Clock* clock,
@@ -156,7 +156,7 @@ absl::StatusOr<std::string> RemoteEngine::TokenizerBytes() const {
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTokenizerTimeout));
   v1::TokenizerContent content;
   const grpc::Status status =
-      v1::Scheduler::NewStub(rpc::Dial(options_.address, options_.credentials.get()))
+      v1::Scheduler::NewStub(rpc::ConnectTo(options_.address, options_.credentials.get()))
           ->GetTokenizer(&context, {}, &content);
   if (!status.ok()) return ToAbslStatus(status);
   return std::move(*content.mutable_content());
@@ -201,19 +201,19 @@ void RemoteEngine::Loop() {
   }
 }
 
-void RemoteEngine::OnNews(EngineNews news) {
+void RemoteEngine::OnUpdate(EngineUpdate update) {
   SinkBatches batches;
   std::vector<std::function<void()>> drained;
   {
     absl::MutexLock lock(&mu_);
     if (stopped_) return;
-    if (news.load.has_value()) load_ = *news.load;
-    if (news.description.has_value()) {
-      description_ = news.description;
+    if (update.load.has_value()) load_ = *update.load;
+    if (update.description.has_value()) {
+      description_ = update.description;
       status_ = absl::OkStatus();
       attached_ = true;
     }
-    for (EngineEvent& event : news.events) {
+    for (EngineEvent& event : update.events) {
       const auto [id, attempt] = EventKey(event);
       const auto at = requests_.find(id);
       if (at == requests_.end() || at->second.attempt != attempt) continue;
@@ -230,8 +230,8 @@ void RemoteEngine::OnNews(EngineNews news) {
   }
   batches.Post();
   if (observer_ != nullptr) {
-    if (news.load.has_value()) observer_->OnLoad(*news.load);
-    if (news.description.has_value()) observer_->OnAttached(*news.description);
+    if (update.load.has_value()) observer_->OnLoad(*update.load);
+    if (update.description.has_value()) observer_->OnAttached(*update.description);
   }
   for (const auto& done : drained) done();
 }

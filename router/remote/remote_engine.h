@@ -29,7 +29,7 @@
 
 namespace flotilla {
 
-struct EngineNews;  // proto/codec/engine.h
+struct EngineUpdate;  // proto/codec/engine.h
 
 struct RemoteEngineOptions {
   std::string address;  // of the scheduler: host:port
@@ -40,7 +40,7 @@ struct RemoteEngineOptions {
   bool bypass = true;  // whether messages go past gRPC on one host (rpc/bypass.h)
 };
 
-// Hears how a scheduler is. One call at a time, in the order of its events, which come to
+// Learns how a scheduler is. One call at a time, in the order of its events, which come to
 // their sinks on the same threads; not while RemoteEngine is locked.
 class RemoteEngineObserver {
  public:
@@ -101,7 +101,7 @@ class RemoteEngine final : public Engine {
 
   void Loop();
   // From the link, one at a time.
-  void OnNews(EngineNews news);
+  void OnUpdate(EngineUpdate update);
   void OnBroken(const absl::Status& why);
   // Those who wait for the end of all requests, if that has come.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

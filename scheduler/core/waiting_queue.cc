@@ -25,7 +25,7 @@ bool WaitingQueue::Contains(TableIndex index) const {
 }
 
 TableIndex WaitingQueue::head() const {
-  return non_preemptible_.empty() ? of_tenant_[turns_.top()]->top() : non_preemptible_.top();
+  return non_preemptible_.empty() ? of_tenant_[tenants_.top()]->top() : non_preemptible_.top();
 }
 
 // Non-preemptible ones, then the head of each tenant in turn, then those that follow
@@ -37,7 +37,7 @@ std::vector<TableIndex> WaitingQueue::First(std::size_t count) const {
       first.push_back(more[i]);
     }
   };
-  const std::vector<TableIndex> tenants = turns_.First(count);
+  const std::vector<TableIndex> tenants = tenants_.First(count);
   for (const TableIndex tenant : tenants) add({of_tenant_[tenant]->top()}, 0);
   if (!tenants.empty()) add(of_tenant_[tenants[0]]->First(count), 1);
   return first;
@@ -50,7 +50,7 @@ void WaitingQueue::Push(TableIndex index) {
   rows_ += request.waiting_rows;
   Heap& heap = HeapOf(request);
   heap.Push(index);
-  if (!request.non_preemptible && heap.size() == 1) turns_.Push(request.tenant);
+  if (!request.non_preemptible && heap.size() == 1) tenants_.Push(request.tenant);
 }
 
 void WaitingQueue::Remove(TableIndex index) {
@@ -61,13 +61,13 @@ void WaitingQueue::Remove(TableIndex index) {
   tokens_ -= request.waiting_tokens;
   rows_ -= request.waiting_rows;
   request.waiting_tokens = request.waiting_rows = 0;
-  if (!request.non_preemptible && heap.empty()) turns_.Remove(request.tenant);
+  if (!request.non_preemptible && heap.empty()) tenants_.Remove(request.tenant);
 }
 
 void WaitingQueue::Charge(TableIndex tenant, std::uint64_t cost) {
-  const bool waits = turns_.Remove(tenant);
+  const bool waits = tenants_.Remove(tenant);
   fair_->Charge(tenant, cost);
-  if (waits) turns_.Push(tenant);
+  if (waits) tenants_.Push(tenant);
 }
 
 }  // namespace flotilla

@@ -22,7 +22,7 @@ class WaitingQueue {
       : requests_(requests),
         fair_(fair),
         non_preemptible_(Earlier{requests}),
-        turns_(EarlierTurn{fair}) {}
+        tenants_(EarlierTenant{fair}) {}
 
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
@@ -47,7 +47,7 @@ class WaitingQueue {
     const RequestTable* requests;
     bool operator()(TableIndex a, TableIndex b) const;
   };
-  struct EarlierTurn {
+  struct EarlierTenant {
     const FairShare* fair;
     bool operator()(TableIndex a, TableIndex b) const { return fair->Before(a, b); }
   };
@@ -60,7 +60,7 @@ class WaitingQueue {
   FairShare* fair_;
   Heap non_preemptible_;
   std::vector<std::unique_ptr<Heap>> of_tenant_;  // by index
-  IndexedHeap<EarlierTurn> turns_;                // tenants with requests in of_tenant_
+  IndexedHeap<EarlierTenant> tenants_;            // tenants with requests in of_tenant_
   std::size_t size_ = 0;
   std::uint64_t tokens_ = 0, rows_ = 0;
 };

@@ -51,13 +51,13 @@ class RequestRegistry {
   absl::flat_hash_map<RequestId, std::vector<std::function<void()>>> waiting_ ABSL_GUARDED_BY(mu_);
 };
 
-using NewsStream = rpc::ServerStream<v1::EngineCommand, v1::EngineNews>;
+using UpdateStream = rpc::ServerStream<v1::EngineCommand, v1::EngineUpdate>;
 
 // One router: the sink of its requests, which outlives its stream until the last of
 // them has ended.
 class RouterLink final : public EventSink, public std::enable_shared_from_this<RouterLink> {
  public:
-  RouterLink(Engine* engine, RequestRegistry* registry, TaskThread* thread, NewsStream* stream)
+  RouterLink(Engine* engine, RequestRegistry* registry, TaskThread* thread, UpdateStream* stream)
       : engine_(engine), registry_(registry), thread_(thread), stream_(stream) {}
 
   void Submit(TokenizedRequest request) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -76,11 +76,11 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
 
   // One that cannot even be read.
   void Refuse(const RequestId& id, Attempt attempt, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_) {
-    EngineNews news;
-    news.events.push_back(
+    EngineUpdate update;
+    update.events.push_back(
         RequestEnd{.request = id, .attempt = attempt, .status = std::move(status)});
     absl::MutexLock lock(&mu_);
-    Send(news);
+    Send(update);
   }
 
   void Cancel(const CancelRequest& cancel) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -118,23 +118,23 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     for (const RequestId& id : ended) {
       if (auto next = registry_->End(id)) thread_->Post(std::move(next));
     }
-    if (!ended.empty()) thread_->Post([self = shared_from_this()] { self->Tell(); });
+    if (!ended.empty()) thread_->Post([self = shared_from_this()] { self->SendUpdate(); });
   }
 
-  // Tells what has changed, if anything has. On the thread.
-  void Tell() ABSL_LOCKS_EXCLUDED(mu_) {
+  // Sends what has changed, if anything has. On the thread.
+  void SendUpdate() ABSL_LOCKS_EXCLUDED(mu_) {
     // Nothing is said before the description is: it is what readiness means.
     absl::StatusOr<EngineDescription> description = engine_->Describe();
     if (!description.ok()) return;
     const EngineLoad load = engine_->Load();
-    EngineNews news;
-    if (description->numerics_id != sent_numerics_id_) news.description = *std::move(description);
-    if (news.description.has_value() || load != sent_load_) news.load = load;
-    if (!news.load.has_value()) return;
+    EngineUpdate update;
+    if (description->numerics_id != sent_numerics_id_) update.description = *std::move(description);
+    if (update.description.has_value() || load != sent_load_) update.load = load;
+    if (!update.load.has_value()) return;
     sent_load_ = load;
-    if (news.description.has_value()) sent_numerics_id_ = news.description->numerics_id;
+    if (update.description.has_value()) sent_numerics_id_ = update.description->numerics_id;
     absl::MutexLock lock(&mu_);
-    Send(news);
+    Send(update);
   }
 
  private:
@@ -154,10 +154,10 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     return stream_ == nullptr;
   }
 
-  void Send(const EngineNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  void Send(const EngineUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (stream_ == nullptr) return;
-    v1::EngineNews message;
-    ToProto(news, &message);
+    v1::EngineUpdate message;
+    ToProto(update, &message);
     stream_->Send(std::move(message));
   }
 
@@ -165,7 +165,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
   RequestRegistry* const registry_;
   TaskThread* const thread_;
   absl::Mutex mu_;
-  NewsStream* stream_ ABSL_GUARDED_BY(mu_);  // null: gone
+  UpdateStream* stream_ ABSL_GUARDED_BY(mu_);  // null: gone
   absl::flat_hash_set<RequestId> requests_ ABSL_GUARDED_BY(mu_);
   // Of the thread.
   std::uint64_t sent_numerics_id_ = 0;  // 0: nothing was sent
@@ -175,7 +175,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
 class EngineServerImpl;
 
 // One Attach call.
-class RouterStream final : public NewsStream {
+class RouterStream final : public UpdateStream {
  public:
   RouterStream(std::unique_ptr<Call> call, EngineServerImpl* server);
 
@@ -214,11 +214,11 @@ class EngineServerImpl final : public EngineServer {
     idle.WaitForNotification();
   }
 
-  std::shared_ptr<RouterLink> Add(NewsStream* stream) {
+  std::shared_ptr<RouterLink> Add(UpdateStream* stream) {
     auto link = std::make_shared<RouterLink>(engine_, &registry_, &thread_, stream);
     thread_.Post([this, link] {
       links_.insert(link);
-      link->Tell();
+      link->SendUpdate();
       if (!ticking_) Tick();
     });
     return link;
@@ -246,7 +246,7 @@ class EngineServerImpl final : public EngineServer {
   void Tick() {
     ticking_ = !links_.empty();
     if (!ticking_) return;
-    for (const auto& link : links_) link->Tell();
+    for (const auto& link : links_) link->SendUpdate();
     thread_.After(options_.load_interval, [this] { Tick(); });
   }
 

@@ -25,7 +25,7 @@ class RemoteExecutor::Link final
   explicit Link(RemoteExecutor* executor)
       : executor_(executor),
         stub_(v1::WorkerGroup::NewStub(
-            rpc::Dial(executor->options_.address, executor->options_.credentials.get()))),
+            rpc::ConnectTo(executor->options_.address, executor->options_.credentials.get()))),
         stream_(executor->options_.poller, this, executor->options_.bypass) {}
 
   // Messages come from here on.
@@ -159,7 +159,7 @@ absl::StatusOr<TokenizerContent> RemoteExecutor::FetchTokenizer() const {
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTokenizerTimeout));
   v1::TokenizerContent content;
   const grpc::Status status =
-      v1::WorkerGroup::NewStub(rpc::Dial(options_.address, options_.credentials.get()))
+      v1::WorkerGroup::NewStub(rpc::ConnectTo(options_.address, options_.credentials.get()))
           ->GetTokenizer(&context, {}, &content);
   if (!status.ok()) return ToAbslStatus(status);
   return TokenizerContent{.model_id = content.model_id(),

@@ -105,10 +105,10 @@ void InProcessEngine::OnResult(StepResult result) { Send(std::move(result)); }
 void InProcessEngine::OnLost(const flotilla::Lost& lost) { Send(EngineMessage(lost)); }
 
 EngineInbox::Sent InProcessEngine::Send(EngineMessage&& message) {
-  std::vector<EngineMessage> turn;
+  std::vector<EngineMessage> batch;
   const EngineInbox::Sent sent =
-      inbox_.Send(std::move(message), options_.rounds_on_senders ? &turn : nullptr);
-  if (!turn.empty()) inbox_.EndTurn(Round(std::move(turn)));
+      inbox_.Send(std::move(message), options_.rounds_on_senders ? &batch : nullptr);
+  if (!batch.empty()) inbox_.EndDispatch(Round(std::move(batch)));
   return sent;
 }
 
@@ -129,9 +129,9 @@ absl::Time InProcessEngine::Round(std::vector<EngineMessage> messages) {
 }
 
 void InProcessEngine::Loop() {
-  std::vector<EngineMessage> messages = inbox_.AwaitTurn();
-  for (; !inbox_.closed(); messages = inbox_.AwaitTurn()) {
-    inbox_.EndTurn(Round(std::move(messages)));
+  std::vector<EngineMessage> messages = inbox_.AwaitDispatch();
+  for (; !inbox_.closed(); messages = inbox_.AwaitDispatch()) {
+    inbox_.EndDispatch(Round(std::move(messages)));
   }
   core_.Drain();
   for (EngineMessage& message : messages) {
@@ -261,7 +261,7 @@ void InProcessEngine::PostEvents() {
     const auto* end = std::get_if<RequestEnd>(&event);
     const bool last = end != nullptr;
     if (last && end->status.ok()) refused_epochs_ = 0;
-    if (last && options_.on_over) TellOver(live->second, *end);
+    if (last && options_.on_over) NotifyEnd(live->second, *end);
     if (std::holds_alternative<TokenEvent>(event) && !live->second.first_token_ns.has_value()) {
       live->second.first_token_ns = clock_->NowNs() - live->second.submitted_ns;
     }
@@ -272,7 +272,7 @@ void InProcessEngine::PostEvents() {
   batches.Post();
 }
 
-void InProcessEngine::TellOver(const Live& live, const RequestEnd& end) const {
+void InProcessEngine::NotifyEnd(const Live& live, const RequestEnd& end) const {
   options_.on_over({.id = end.request,
                     .attempt = end.attempt,
                     .label = live.label,

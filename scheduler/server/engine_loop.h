@@ -132,7 +132,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   EngineInbox::Sent Send(EngineMessage&& message);
   void Loop();
 
-  // Of who has the turn.
+  // Of who has the batch.
   absl::Time Round(std::vector<EngineMessage> messages);  // when the next is due
   void Handle(SubmitMessage message);
   void Handle(const CancelRequest& cancel);
@@ -154,7 +154,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   EngineInbox inbox_;
   std::thread thread_;
 
-  // Of who has the turn.
+  // Of who has the batch.
   SchedulerCore core_;
   Epoch epoch_;
   std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was served
@@ -165,7 +165,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
     std::int64_t submitted_ns = 0;
     std::optional<std::int64_t> first_token_ns;  // since then
   };
-  void TellOver(const Live& live, const RequestEnd& end) const;
+  void NotifyEnd(const Live& live, const RequestEnd& end) const;
   absl::flat_hash_map<RequestId, Live> live_;
   std::vector<EngineEvent> events_;  // of this round
   std::vector<std::function<void()>> drained_;

@@ -5,8 +5,8 @@
 // what was admitted (a replay or a cancel per request, lag + 1 results, one Ready
 // or Lost at a time) and always taken. Nobody blocks but the loop itself.
 //
-// A round (take all messages, act on them) is one thread's at a time: whoever has the
-// turn. It is the loop's, or that of a thread which sends when nobody has it and asks.
+// A round (take all messages, act on them) is one thread's at a time: the thread that owns
+// dispatch. That is the loop, or a thread which sends while nobody owns it and asks for it.
 #pragma once
 
 #include <cstddef>
@@ -48,9 +48,9 @@ class EngineInbox {
   explicit EngineInbox(std::size_t max_submits) : max_submits_(max_submits) {}
 
   // Any thread. kFull concerns new requests only; unless kYes, `message` is
-  // untouched. With `turn`, and if nobody has it, the caller has the turn then, `turn`
-  // gets all messages, and EndTurn is due; else `turn` stays empty.
-  Sent Send(EngineMessage&& message, std::vector<EngineMessage>* turn = nullptr) {
+  // untouched. With `batch`, and if nobody has it, the caller has the batch then, `batch`
+  // gets all messages, and EndDispatch is due; else `batch` stays empty.
+  Sent Send(EngineMessage&& message, std::vector<EngineMessage>* batch = nullptr) {
     const auto* submission = std::get_if<SubmitMessage>(&message);
     const bool submit = submission != nullptr && submission->request.attempt == Attempt(0);
     absl::MutexLock lock(&mu_);
@@ -58,13 +58,13 @@ class EngineInbox {
     if (submit && submits_ >= max_submits_) return Sent::kFull;
     submits_ += submit;
     messages_.push_back(std::move(message));
-    if (turn != nullptr && !taken_) *turn = Take();
+    if (batch != nullptr && !taken_) *batch = Take();
     return Sent::kYes;
   }
 
-  // The loop: sleeps until there is something, the time that EndTurn named passes or the
-  // inbox is closed; then it has the turn, and all messages.
-  std::vector<EngineMessage> AwaitTurn() {
+  // The loop: sleeps until there is something, the time that EndDispatch named passes or the
+  // inbox is closed; then it has the batch, and all messages.
+  std::vector<EngineMessage> AwaitDispatch() {
     absl::MutexLock lock(&mu_);
     do {
       sleeps_until_ = wake_;
@@ -75,7 +75,7 @@ class EngineInbox {
   }
 
   // The next one is due when there is something, at the latest at `wake`.
-  void EndTurn(absl::Time wake) {
+  void EndDispatch(absl::Time wake) {
     absl::MutexLock lock(&mu_);
     taken_ = false;
     wake_ = wake;
@@ -107,7 +107,7 @@ class EngineInbox {
   std::vector<EngineMessage> messages_ ABSL_GUARDED_BY(mu_);
   std::size_t submits_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  bool taken_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the turn
+  bool taken_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the batch
   absl::Time wake_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   absl::Time sleeps_until_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // the loop
 };

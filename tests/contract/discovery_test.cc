@@ -30,7 +30,7 @@ class DiscoveryTest : public ::testing::Test {
         .on_addresses =
             [this](const Addresses& all) {
               absl::MutexLock lock(&mu_);
-              heard_.push_back(all);
+              received_.push_back(all);
             },
         .on_failure =
             [this](const DnsName&, const absl::Status&) {
@@ -56,13 +56,13 @@ class DiscoveryTest : public ::testing::Test {
   }
   std::vector<Addresses> heard() {
     absl::MutexLock lock(&mu_);
-    return heard_;
+    return received_;
   }
 
   absl::Mutex mu_;
   absl::StatusOr<Addresses> answer_ = absl::UnavailableError("no server");
   int looks_ = 0, failures_ = 0;
-  std::vector<Addresses> heard_;
+  std::vector<Addresses> received_;
   std::unique_ptr<Discovery> discovery_;  // last: its thread uses the rest
 };
 

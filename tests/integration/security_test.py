@@ -432,12 +432,12 @@ def test_one_process_takes_keys_too(tmp_path):
 
 
 def test_a_key_has_a_highest_priority(tmp_path, pb):
-    """The same over both fronts, by the file as it is now."""
+    """The same over both frontends, by the file as it is now."""
     keys = tmp_path / "keys"
     write(keys, f"alice {KEY} max-priority=0\nbob {OTHER_KEY}\n")
 
     def refusals(server, stub, key, priority):
-        """What each front says; None: it answers."""
+        """What each frontend says; None: it answers."""
         answer = server.http.post("/v1/completions", headers=bearer(key), json=dict(
             model=MODEL, prompt="hi", max_tokens=1, priority=priority))
         assert answer.status_code in (200, 400), answer.text

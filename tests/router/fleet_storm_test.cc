@@ -185,11 +185,11 @@ class Storm {
         core_.OnEvents(now_ns_, id,
                        {RequestEnd{request_id, attempt, absl::UnavailableError("there"), 0, {}}});
       }
-      for (auto& [sink, event] : actions.events) Hear(event);
+      for (auto& [sink, event] : actions.events) Receive(event);
     }
   }
 
-  void Hear(const EngineEvent& event) {
+  void Receive(const EngineEvent& event) {
     const auto [id, attempt] = EventKey(event);
     const auto at = answers_.find(id);
     ASSERT_NE(at, answers_.end()) << "after the end";

@@ -1,5 +1,5 @@
 // A server on a free port with the real tokenizer and template and a fake
-// engine, for tests of the HTTP front.
+// engine, for tests of the HTTP frontend.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The HTTP front with keys: who is admitted, when, and as whom.
+// The HTTP frontend with keys: who is admitted, when, and as whom.
 #include <memory>
 #include <string>
 

@@ -1,5 +1,5 @@
 // A service on an I/O loop that moves when the test says so, and an engine that gives
-// requests back, for tests of the service without a front.
+// requests back, for tests of the service without a frontend.
 #pragma once
 
 #include <algorithm>

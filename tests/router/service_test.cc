@@ -1,4 +1,4 @@
-// The service over engines that misbehave, without a front: replay, aborts,
+// The service over engines that misbehave, without a frontend: replay, aborts,
 // deadlines, and events for those who have gone.
 #include <cstdint>
 #include <memory>

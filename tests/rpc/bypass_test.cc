@@ -162,7 +162,8 @@ class HostileClientTest : public testing::Test {
     EXPECT_TRUE(server_.Listen(ListenOptions{}, {&service_}).ok());
     server_.OnStream(&service_, &ServerReflection::AsyncService::RequestServerReflectionInfo,
                      [](auto call) { new Echo(std::move(call)); });
-    stub_ = ServerReflection::NewStub(Dial(absl::StrCat("127.0.0.1:", server_.port()), nullptr));
+    stub_ =
+        ServerReflection::NewStub(ConnectTo(absl::StrCat("127.0.0.1:", server_.port()), nullptr));
     context_.AddMetadata(kBypassMetadata, offer_.text());
     stream_ = stub_->ServerReflectionInfo(&context_);
     stream_->WaitForInitialMetadata();
@@ -253,7 +254,7 @@ TEST(HostileServerTest, ANameThatNobodyDialledEndsTheStream) {
     void OnMessage(const Response&) override { ADD_FAILURE() << "nothing was sent"; }
   } deaf;
   const auto stub =
-      ServerReflection::NewStub(Dial(absl::StrCat("127.0.0.1:", listening->port), nullptr));
+      ServerReflection::NewStub(ConnectTo(absl::StrCat("127.0.0.1:", listening->port), nullptr));
   ClientStream<Request, Response> stream(nullptr, &deaf);
   stream.Begin(stub->PrepareAsyncServerReflectionInfo(&stream.context(), stream.queue()));
   stream.Send(Request());

@@ -81,7 +81,7 @@ class CredentialsTest : public ::testing::Test {
     address_ = absl::StrCat("127.0.0.1:", listening_.port);
   }
   // Of a call on a new connection.
-  grpc::Status Call(Credentials* credentials) { return CallOn(Dial(address_, credentials)); }
+  grpc::Status Call(Credentials* credentials) { return CallOn(ConnectTo(address_, credentials)); }
   static grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
@@ -116,7 +116,7 @@ TEST_F(CredentialsTest, OnlyTheSecretGetsIn) {
 
 TEST_F(CredentialsTest, MethodsThatDoNotExistAreGuardedToo) {
   Serve(WithSecret("server", kSecret));
-  grpc::GenericStub stub(Dial(address_, nullptr));
+  grpc::GenericStub stub(ConnectTo(address_, nullptr));
   for (const char* method : {"/no.Service/Method", "/", "/grpc.health.v1.Health/Watch"}) {
     grpc::ClientContext context;
     grpc::CompletionQueue queue;
@@ -143,7 +143,7 @@ TEST_F(CredentialsTest, TheSecretMustComeOnceAndAsABearer) {
       grpc::ClientContext context;
       for (const std::string& value : values) context.AddMetadata("authorization", value);
       HealthCheckResponse response;
-      return Health::NewStub(Dial(address_, tls ? client.get() : nullptr))
+      return Health::NewStub(ConnectTo(address_, tls ? client.get() : nullptr))
           ->Check(&context, {}, &response)
           .error_code();
     };
@@ -252,7 +252,7 @@ TEST_F(CredentialsTest, CertificatesAreReplacedWhileItRuns) {
   const PemPair old = MakeAuthority("old"), next = MakeAuthority("new");
   Serve(Make(WriteTls("server", Issue(old, "scheduler"), old.certificate)));
   const auto client = Make(WriteTls("client", Issue(old, "router"), old.certificate));
-  const auto channel = Dial(address_, client.get());
+  const auto channel = ConnectTo(address_, client.get());
   EXPECT_EQ(CallOn(channel).error_code(), StatusCode::OK);
   const auto newcomer = Make(WriteTls("newcomer", Issue(next, "router"), next.certificate));
   EXPECT_EQ(CodeOf(newcomer), StatusCode::UNAVAILABLE);
@@ -267,7 +267,7 @@ TEST_F(CredentialsTest, WhatABrokenCertificateDoesIsMendedByAGoodOne) {
   const PemPair fleet = MakeAuthority("fleet");
   Serve(Make(WriteTls("server", Issue(fleet, "scheduler"), fleet.certificate)));
   const auto client = Make(WriteTls("client", Issue(fleet, "router"), fleet.certificate));
-  const auto channel = Dial(address_, client.get());
+  const auto channel = ConnectTo(address_, client.get());
   const auto wait_for = [&](StatusCode code) {
     const absl::Time give_up = absl::Now() + absl::Seconds(20);
     while (CodeOf(client) != code && absl::Now() < give_up) {

@@ -95,7 +95,7 @@ class Scripted final : public ServerStream<Request, Response> {
 class Client final : private ClientStream<Request, Response>::Handler {
  public:
   Client(std::shared_ptr<Poller> poller, int port, bool bypass)
-      : stub_(ServerReflection::NewStub(Dial(absl::StrCat("127.0.0.1:", port), nullptr))),
+      : stub_(ServerReflection::NewStub(ConnectTo(absl::StrCat("127.0.0.1:", port), nullptr))),
         stream_(std::move(poller), this, bypass) {
     stream_.Begin(stub_->PrepareAsyncServerReflectionInfo(&stream_.context(), stream_.queue()));
   }

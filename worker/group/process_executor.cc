@@ -198,7 +198,8 @@ absl::Status ProcessExecutor::Live() {
 
 std::optional<ProcessExecutor::End> ProcessExecutor::Turn() {
   const std::int64_t left_ns = std::max<std::int64_t>(0, life_.next_look_ns - clock_->NowNs());
-  RankGroup::Heard heard = life_.group->Wait(static_cast<int>((left_ns + 999'999) / 1'000'000));
+  RankGroup::Received received =
+      life_.group->Wait(static_cast<int>((left_ns + 999'999) / 1'000'000));
   for (const RankGroup::News& news : heard.news) {
     if (std::optional<End> end = Take(news)) return end;
   }

@@ -198,7 +198,7 @@ RankGroup::Heard RankGroup::Wait(int timeout_ms) {
                         .revents = 0});
     }
   }
-  Heard heard;
+  Received received;
   if (poll(polled.data(), polled.size(), timeout_ms) <= 0) return heard;
   const auto [wake, knock, launcher] = std::tie(polled[0], polled[1], polled[2]);
   std::uint64_t ignored = 0;
@@ -440,7 +440,7 @@ void RankGroup::AwaitRemoteEnds(int limit_ms) {
 }
 
 RankGroup::Heard RankGroup::TakeRest() {
-  Heard heard = std::exchange(rest_, Heard{});
+  Received received = std::exchange(rest_, Heard{});
   ReadAll(&heard);
   return heard;
 }

@@ -70,7 +70,7 @@ class RankGroup {
     int rank = 0;
     absl::StatusOr<RankEvent> event;
   };
-  struct Heard {
+  struct Received {
     std::vector<News> news;  // in the order of each rank
     bool deaths = false;     // a member has ended or closed its socket
   };

@@ -49,7 +49,8 @@ absl::StatusOr<std::vector<std::string>> DaemonArguments(const std::vector<std::
 }
 
 absl::StatusOr<int> RunOnHost(const RunOnHostOptions& options) {
-  const std::shared_ptr<grpc::Channel> channel = rpc::Dial(options.address, options.credentials);
+  const std::shared_ptr<grpc::Channel> channel =
+      rpc::ConnectTo(options.address, options.credentials);
   if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + options.patience))) {
     return absl::UnavailableError(absl::StrCat("no `flotilla host` answers at ", options.address,
                                                " within ", absl::FormatDuration(options.patience)));

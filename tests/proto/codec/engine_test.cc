@@ -162,15 +162,15 @@ TEST(EngineCodec, RequestsComeBackAsTheyWere) {
 TEST(EngineCodec, EventsComeBackAsTheyWere) {
   for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
     Random random(seed);
-    EngineNews news;
-    for (int i = 0; i < 4; ++i) news.events.push_back(random.Event());
-    v1::EngineNews proto;
-    ToProto(news, &proto);
-    const absl::StatusOr<EngineNews> back = FromProto(Sent(proto));
+    EngineUpdate update;
+    for (int i = 0; i < 4; ++i) update.events.push_back(random.Event());
+    v1::EngineUpdate proto;
+    ToProto(update, &proto);
+    const absl::StatusOr<EngineUpdate> back = FromProto(Sent(proto));
     ASSERT_TRUE(back.ok()) << back.status() << " seed " << seed;
     ASSERT_EQ(back->events.size(), 4u);
     for (int i = 0; i < 4; ++i) {
-      EXPECT_TRUE(Same(back->events[i], news.events[i])) << "seed " << seed << " event " << i;
+      EXPECT_TRUE(Same(back->events[i], update.events[i])) << "seed " << seed << " event " << i;
     }
     EXPECT_FALSE(back->load.has_value());
     EXPECT_FALSE(back->description.has_value());
@@ -196,16 +196,16 @@ TEST(EngineCodec, CancelsLoadAndDescriptionComeBack) {
   EXPECT_FALSE(
       std::get<CancelRequest>(RoundTrip(CancelRequest{.request = {3, 4}})).sequence.has_value());
 
-  const EngineNews news{
+  const EngineUpdate update{
       .events = {},
       .load = EngineLoad{1, 2, 3, 4, 5, true, true},
       .description = EngineDescription{"m", 1, 2, 3, 4, Exactness::kConsistent, 5, 6}};
-  v1::EngineNews proto;
-  ToProto(news, &proto);
-  const absl::StatusOr<EngineNews> received = FromProto(Sent(proto));
+  v1::EngineUpdate proto;
+  ToProto(update, &proto);
+  const absl::StatusOr<EngineUpdate> received = FromProto(Sent(proto));
   ASSERT_TRUE(received.ok()) << received.status();
-  EXPECT_EQ(received->load, news.load);
-  EXPECT_EQ(received->description, news.description);
+  EXPECT_EQ(received->load, update.load);
+  EXPECT_EQ(received->description, update.description);
 }
 
 TEST(EngineCodec, WhatCannotBeIsRefusedByName) {
@@ -234,7 +234,7 @@ TEST(EngineCodec, WhatCannotBeIsRefusedByName) {
               HasSubstr("command"));
 
   const auto wrong = [](auto change) {
-    v1::EngineNews proto;
+    v1::EngineUpdate proto;
     change(*proto.add_events());
     return std::string(FromProto(proto).status().message());
   };
@@ -258,15 +258,15 @@ TEST(EngineCodec, DamagedMessagesAreRefusedOrRead) {
   std::size_t parsed = 0;
   for (std::uint64_t seed = 1; seed <= 3000; ++seed) {
     Random values(seed);
-    v1::EngineNews news;
+    v1::EngineUpdate update;
     v1::EngineCommand command;
-    ToProto(EngineNews{.events = {values.Event(), values.Event()}}, &news);
+    ToProto(EngineUpdate{.events = {values.Event(), values.Event()}}, &update);
     ToProto(EngineCommand(values.Request()), kNow, &command);
-    for (std::string bytes : {news.SerializeAsString(), command.SerializeAsString()}) {
+    for (std::string bytes : {update.SerializeAsString(), command.SerializeAsString()}) {
       for (int i = 0; i < 3 && !bytes.empty(); ++i) {
         bytes[random() % bytes.size()] = static_cast<char>(random());
       }
-      if (news.ParseFromString(bytes)) parsed += FromProto(news).ok();
+      if (update.ParseFromString(bytes)) parsed += FromProto(update).ok();
       if (command.ParseFromString(bytes)) parsed += FromProto(command, kNow).ok();
     }
   }

@@ -23,7 +23,7 @@ class FakeService final : public InferenceService {
  public:
   static constexpr char kModel[] = "fake";
 
-  // What the front holds. `Running` stays for the test after it is gone.
+  // What the frontend holds. `Running` stays for the test after it is gone.
   struct Running {
     ApiRequest api;
     std::string id;

@@ -1,4 +1,4 @@
-// The gRPC front with keys.
+// The gRPC frontend with keys.
 #include <memory>
 #include <string>
 

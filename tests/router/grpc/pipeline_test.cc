@@ -1,4 +1,4 @@
-// gRPC front, InferenceService, tokenizer and Engine seam together, over a
+// gRPC frontend, InferenceService, tokenizer and Engine seam together, over a
 // FakeEngine with scripted answers.
 #include <cstddef>
 #include <memory>

@@ -44,7 +44,7 @@ TEST_F(ReflectionTest, ListsTheServicesThatItWasGiven) {
   EXPECT_EQ(response.original_request().host(), "me");
 }
 
-TEST_F(ReflectionTest, TellsAFileWithAllThatItImports) {
+TEST_F(ReflectionTest, SendsAFileWithAllThatItImports) {
   request_.set_file_containing_symbol("flotilla.v1.Inference.Generate");
   EXPECT_EQ(Files(service_.Answer(request_)), std::set<std::string>{"flotilla/v1/inference.proto"});
   const std::string with_imports(v1::EngineCommand::descriptor()->file()->name());

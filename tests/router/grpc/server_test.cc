@@ -1,4 +1,4 @@
-// The gRPC front over a scripted service, through a real socket.
+// The gRPC frontend over a scripted service, through a real socket.
 #include "router/grpc/server.h"
 
 #include <memory>
@@ -97,7 +97,7 @@ class GrpcServerTest : public ::testing::Test {
 };
 
 // Everything a stream said, put together.
-struct Heard {
+struct Received {
   std::string text;
   std::vector<TokenId> tokens;
   int logprobs = 0;
@@ -120,11 +120,11 @@ struct Heard {
   }
 };
 
-Heard ReadAll(grpc::ClientReader<v1::GenerateResponse>& reader) {
-  Heard heard;
+Received ReadAll(grpc::ClientReader<v1::GenerateResponse>& reader) {
+  Received received;
   v1::GenerateResponse message;
-  while (reader.Read(&message)) heard.Add(message);
-  return heard;
+  while (reader.Read(&message)) received.Add(message);
+  return received;
 }
 
 TEST_F(GrpcServerTest, AGatewayMayNameTheTenant) {
@@ -161,14 +161,14 @@ TEST_F(GrpcServerTest, StreamsFromAcceptedToUsage) {
   SayText(call->running, "", 2);
   SayText(call->running, " \xe2\x82\xac", 3);
   EndWell(call->running, 3);
-  const Heard heard = ReadAll(*call->reader);
+  const Received received = ReadAll(*call->reader);
   EXPECT_TRUE(call->reader->Finish().ok());
-  EXPECT_EQ(heard.text, "Hello \xe2\x82\xac");
-  EXPECT_EQ(heard.tokens, (std::vector<TokenId>{1, 2, 3}));
-  EXPECT_EQ(heard.logprobs, 3);
-  ASSERT_EQ(heard.finishes.size(), 1u);
-  EXPECT_EQ(heard.finishes[0].reason(), v1::FINISH_REASON_LENGTH);
-  EXPECT_EQ(heard.usage.output_tokens(), 3u);
+  EXPECT_EQ(received.text, "Hello \xe2\x82\xac");
+  EXPECT_EQ(received.tokens, (std::vector<TokenId>{1, 2, 3}));
+  EXPECT_EQ(received.logprobs, 3);
+  ASSERT_EQ(received.finishes.size(), 1u);
+  EXPECT_EQ(received.finishes[0].reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(received.usage.output_tokens(), 3u);
 }
 
 TEST_F(GrpcServerTest, PromptLogprobs) {
@@ -327,9 +327,9 @@ TEST_F(GrpcServerTest, AbortTakesTheInternalIdOnly) {
   EXPECT_FALSE(abort("label"));
   EXPECT_FALSE(abort(""));
   EXPECT_TRUE(abort(call->first.accepted().id()));
-  const Heard heard = ReadAll(*call->reader);
-  ASSERT_EQ(heard.finishes.size(), 1u);
-  EXPECT_EQ(heard.finishes[0].reason(), v1::FINISH_REASON_CANCELLED);
+  const Received received = ReadAll(*call->reader);
+  ASSERT_EQ(received.finishes.size(), 1u);
+  EXPECT_EQ(received.finishes[0].reason(), v1::FINISH_REASON_CANCELLED);
   EXPECT_TRUE(call->reader->Finish().ok());
   EXPECT_FALSE(abort(call->first.accepted().id()));
 }
@@ -354,10 +354,10 @@ TEST_F(GrpcServerTest, ASlowClientGetsEverything) {
     SayText(call->running, piece, i);
   }
   EndWell(call->running, 2000);
-  const Heard heard = ReadAll(*call->reader);
+  const Received received = ReadAll(*call->reader);
   EXPECT_TRUE(call->reader->Finish().ok());
-  EXPECT_TRUE(heard.text == expected);
-  EXPECT_EQ(heard.usages, 1);
+  EXPECT_TRUE(received.text == expected);
+  EXPECT_EQ(received.usages, 1);
 }
 
 TEST_F(GrpcServerTest, ManyStreamsLoseNothing) {
@@ -372,11 +372,11 @@ TEST_F(GrpcServerTest, ManyStreamsLoseNothing) {
   }
   for (const auto& call : calls) EndWell(call->running, kTokens);
   for (const auto& call : calls) {
-    const Heard heard = ReadAll(*call->reader);
+    const Received received = ReadAll(*call->reader);
     EXPECT_TRUE(call->reader->Finish().ok());
-    ASSERT_EQ(heard.tokens.size(), static_cast<std::size_t>(kTokens));
-    for (int token = 0; token < kTokens; ++token) EXPECT_EQ(heard.tokens[token], token);
-    EXPECT_EQ(heard.finishes.size(), 1u);
+    ASSERT_EQ(received.tokens.size(), static_cast<std::size_t>(kTokens));
+    for (int token = 0; token < kTokens; ++token) EXPECT_EQ(received.tokens[token], token);
+    EXPECT_EQ(received.finishes.size(), 1u);
   }
 }
 

@@ -1,4 +1,4 @@
-// Fronts: the router's half of a process, from text to engines: templates and
+// Frontends: the router's half of a process, from text to engines: templates and
 // tokenizers, the inference service, and its HTTP and gRPC servers.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace flotilla {
 
-class Fronts {
+class Frontends {
  public:
   struct Parts {
     Metrics* metrics = nullptr;    // what /metrics shows
@@ -31,8 +31,8 @@ class Fronts {
   };
 
   // All parts outlive it. Nothing is served yet.
-  static std::unique_ptr<Fronts> Create(const RoleFlags& flags, const Parts& parts);
-  virtual ~Fronts() = default;
+  static std::unique_ptr<Frontends> Create(const RoleFlags& flags, const Parts& parts);
+  virtual ~Frontends() = default;
 
   // Serves one more model from now on, as `model_id`; any time. `file` has its tokenizer
   // and is not needed any more; `engine` and `probe` outlive it. Errors: a tokenizer that
@@ -58,9 +58,10 @@ std::uint32_t TokenizerThreads(int cpus);
 
 // Writes the ready file and the line `ready http=HOST:PORT grpc=HOST:PORT`, with
 // ` health=HOST:PORT` where there is such a port.
-absl::Status AnnounceFronts(const RoleFlags& flags, const Fronts& fronts);
+absl::Status AnnounceFrontends(const RoleFlags& flags, const Frontends& frontends);
 
 // How to use what is served, for a person: addresses, and a command to try.
-std::string UsageText(const RoleFlags& flags, const std::string& model_id, const Fronts& fronts);
+std::string UsageText(const RoleFlags& flags, const std::string& model_id,
+                      const Frontends& frontends);
 
 }  // namespace flotilla

@@ -1,4 +1,4 @@
-// Both fronts over one service: the same requests are accepted, and the others refused with
+// Both frontends over one service: the same requests are accepted, and the others refused with
 // the same code, field and message; and no field is on one side alone without a reason.
 #include <fstream>
 #include <map>
@@ -54,7 +54,7 @@ void PrintTo(const Verdict& verdict, std::ostream* out) {
        << verdict.code;
 }
 
-class FrontsTest : public ::testing::Test {
+class FrontendsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::vector<std::byte> bytes = testing::TinyGguf();
@@ -227,7 +227,7 @@ std::vector<Case> TextCases() {
   };
 }
 
-TEST_F(FrontsTest, JudgeAlike) {
+TEST_F(FrontendsTest, JudgeAlike) {
   const auto check = [&](const std::string& path, const Case& one) {
     v1::GenerateRequest request;
     ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(one.proto, &request)) << one.proto;
@@ -244,7 +244,7 @@ TEST_F(FrontsTest, JudgeAlike) {
   for (const Case& one : TextCases()) check("/v1/completions", one);
 }
 
-TEST_F(FrontsTest, WhatTheEngineIsToldIsTheSame) {
+TEST_F(FrontendsTest, WhatTheEngineIsToldIsTheSame) {
   const char* http = R"({"model":"tiny","messages":[{"role":"developer","content":"hi"}],
       "cache_salt":"salt","seed":1,"max_tokens":5})";
   v1::GenerateRequest request;
@@ -341,7 +341,7 @@ const google::protobuf::FieldDescriptor* FindField(const std::string& path) {
   return field;
 }
 
-TEST(Fronts, HaveTheSameFields) {
+TEST(Frontends, HaveTheSameFields) {
   const std::set<std::string> documented = DocumentedFields();
   std::set<std::string> reached;
   for (const std::string& name : documented) {

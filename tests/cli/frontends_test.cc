@@ -1,4 +1,4 @@
-#include "cli/fronts.h"
+#include "cli/frontends.h"
 
 #include <utility>
 

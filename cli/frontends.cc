@@ -1,4 +1,4 @@
-#include "cli/fronts.h"
+#include "cli/frontends.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -56,9 +56,9 @@ ServiceOptions MakeServiceOptions(Logger* log) {
   return options;
 }
 
-class FrontsImpl final : public Fronts {
+class FrontendsImpl final : public Frontends {
  public:
-  FrontsImpl(const RoleFlags& flags, const Parts& parts)
+  FrontendsImpl(const RoleFlags& flags, const Parts& parts)
       : flags_(flags),
         parts_(parts),
         service_(
@@ -188,27 +188,28 @@ class FrontsImpl final : public Fronts {
 
 std::uint32_t TokenizerThreads(int cpus) { return std::clamp(cpus / 4, 3, 8); }
 
-std::unique_ptr<Fronts> Fronts::Create(const RoleFlags& flags, const Parts& parts) {
-  return std::make_unique<FrontsImpl>(flags, parts);
+std::unique_ptr<Frontends> Frontends::Create(const RoleFlags& flags, const Parts& parts) {
+  return std::make_unique<FrontendsImpl>(flags, parts);
 }
 
-absl::Status AnnounceFronts(const RoleFlags& flags, const Fronts& fronts) {
-  std::vector<std::pair<std::string, int>> ports = {{"http", fronts.http_port()},
-                                                    {"grpc", fronts.grpc_port()}};
+absl::Status AnnounceFrontends(const RoleFlags& flags, const Frontends& frontends) {
+  std::vector<std::pair<std::string, int>> ports = {{"http", frontends.http_port()},
+                                                    {"grpc", frontends.grpc_port()}};
   std::string health;
-  if (const std::optional<std::uint16_t> port = fronts.health_port(); port.has_value()) {
+  if (const std::optional<std::uint16_t> port = frontends.health_port(); port.has_value()) {
     ports.emplace_back("health", *port);
     health = absl::StrCat(" health=", HostPort(flags.host, *port));
   }
   if (absl::Status written = WriteReadyFile(flags.ready_file, ports); !written.ok()) return written;
-  absl::PrintF("ready http=%s grpc=%s%s\n", HostPort(flags.host, fronts.http_port()),
-               fronts.grpc_address(), health);
+  absl::PrintF("ready http=%s grpc=%s%s\n", HostPort(flags.host, frontends.http_port()),
+               frontends.grpc_address(), health);
   std::fflush(stdout);
   return absl::OkStatus();
 }
 
-std::string UsageText(const RoleFlags& flags, const std::string& model_id, const Fronts& fronts) {
-  const std::string http = HostPort(flags.host, fronts.http_port());
+std::string UsageText(const RoleFlags& flags, const std::string& model_id,
+                      const Frontends& frontends) {
+  const std::string http = HostPort(flags.host, frontends.http_port());
   return absl::StrFormat(
       "  OpenAI   http://%s/v1\n"
       "  gRPC     %s\n"
@@ -217,7 +218,7 @@ std::string UsageText(const RoleFlags& flags, const std::string& model_id, const
       "  curl http://%s/v1/chat/completions -H 'Content-Type: application/json' "
       "-d '{\"model\":\"%s\",\"temperature\":0,"
       "\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n",
-      http, fronts.grpc_address(), http, http, model_id);
+      http, frontends.grpc_address(), http, http, model_id);
 }
 
 }  // namespace flotilla
