@@ -99,7 +99,7 @@ std::optional<FleetCore::Choice> FleetCore::Choose(const Entry& entry) {
     ReplicaChoice& one = choices.emplace_back();
     one.outstanding_tokens = replica.outstanding.total();
     for (const PrefixMap::Overlap& overlap : overlaps) {
-      if (overlap.replica == replica.life) one.overlap_tokens = overlap.tokens;
+      if (overlap.replica == replica.incarnation) one.overlap_tokens = overlap.tokens;
     }
   }
   const std::size_t chosen = ChooseReplica(choices, Random());
@@ -120,9 +120,9 @@ bool FleetCore::Possible(const Entry& entry) const {
 
 void FleetCore::SendTo(const Choice& choice, Entry& entry) {
   Replica& replica = replicas_.at(choice.replica);
-  prefixes_.OnSent(choice.chain, replica.life);
+  prefixes_.OnSent(choice.chain, replica.incarnation);
   entry.replica = choice.replica;
-  entry.life = replica.life;
+  entry.incarnation = replica.incarnation;
   entry.prefill = entry.request->prompt.size() - choice.overlap_tokens;
   entry.tokens = entry.prefill + OutputsOf(*entry.request);
   replica.outstanding.OnSent(entry.tokens);
@@ -145,7 +145,7 @@ void FleetCore::LeaveReplica(Entry& entry) {
   if (!entry.replica.has_value()) return;
   Replica& replica = replicas_.at(*entry.replica);
   --replica.live;
-  if (entry.life == replica.life) {
+  if (entry.incarnation == replica.incarnation) {
     entry.accepted ? replica.outstanding.OnDone(entry.tokens)
                    : replica.outstanding.OnNotServed(entry.tokens);
   }
@@ -293,7 +293,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEv
       continue;
     Entry& entry = at->second;
     if (std::holds_alternative<Accepted>(event) && !std::exchange(entry.accepted, true)) {
-      if (entry.life == replica.life) replica.outstanding.OnAdmitted(entry.tokens);
+      if (entry.incarnation == replica.incarnation) replica.outstanding.OnAdmitted(entry.tokens);
       entry.request.reset();
       entry.cancels.clear();
       entry.refused_by.clear();
@@ -303,7 +303,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEv
         entry.numerics_id = replica.description->numerics_id;
       }
     }
-    if (std::holds_alternative<TokenEvent>(event) && entry.life == replica.life) {
+    if (std::holds_alternative<TokenEvent>(event) && entry.incarnation == replica.incarnation) {
       const std::uint64_t done = std::min(entry.tokens, std::exchange(entry.prefill, 0) + 1);
       entry.tokens -= done;
       replica.outstanding.OnDone(done);

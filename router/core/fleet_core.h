@@ -139,7 +139,7 @@ class FleetCore {
     bool leaving = false;
     EngineLoad load;
     std::optional<std::int64_t> no_worker_since_ns;  // while it is attached
-    ReplicaKey life;
+    ReplicaKey incarnation;
     OutstandingTokens outstanding;
     std::size_t live = 0;  // requests there
     std::uint64_t requests = 0;
@@ -150,7 +150,7 @@ class FleetCore {
     std::shared_ptr<EventSink> sink;
     std::uint32_t sequences = 0;
     std::optional<ReplicaId> replica;  // none: held
-    ReplicaKey life;                   // of the replica it was sent to
+    ReplicaKey incarnation;            // of the replica it was sent to
     std::uint64_t tokens = 0;          // still counted in the replica's OutstandingTokens
     std::uint64_t prefill = 0;         // of them, until the first token comes
     bool accepted = false;
@@ -217,7 +217,7 @@ class FleetCore {
   std::map<RequestId, Moved> moved_;
   std::size_t held_ = 0;  // of requests_
   std::uint64_t draws_ = 0;
-  std::uint64_t lives_ = 0;
+  std::uint64_t incarnations_ = 0;
   bool draining_ = false;
   absl::Status stopped_;  // OK: it has not
   FleetCounters counters_;

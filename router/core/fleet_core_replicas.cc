@@ -22,14 +22,14 @@ void FleetCore::OnAttached(std::int64_t now_ns, ReplicaId id, EngineDescription 
   replica.model = static_cast<std::size_t>(model - models_.begin());
   replica.usable = model->tokenizer_hash == description.tokenizer_hash;
   replica.description = std::move(description);
-  if (!std::exchange(replica.attached, true)) replica.life = ReplicaKey(++lives_);
+  if (!std::exchange(replica.attached, true)) replica.incarnation = ReplicaKey(++incarnations_);
   SendHeld(now_ns);
 }
 
 void FleetCore::OnDetached(ReplicaId id) {
   Replica& replica = replicas_.at(id);
   replica.attached = false;
-  replica.life = ReplicaKey(++lives_);
+  replica.incarnation = ReplicaKey(++incarnations_);
   replica.outstanding = {};
   replica.load = {};
   replica.no_worker_since_ns.reset();

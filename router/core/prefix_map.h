@@ -20,7 +20,7 @@
 
 namespace flotilla {
 
-// One life of a replica: a replica that was lost comes back with another key, and an
+// One incarnation of a replica: a replica that was lost comes back with another key, and an
 // empty cache.
 using ReplicaKey = StrongId<struct ReplicaKeyTag, std::uint64_t>;
 

@@ -11,7 +11,7 @@ absl::Status GroupLink::Attach(AttachedScheduler* scheduler) {
     return absl::AlreadyExistsError("another scheduler is attached to this worker group");
   }
   scheduler_ = scheduler;
-  Tell();
+  Announce();
   return absl::OkStatus();
 }
 
@@ -41,7 +41,7 @@ void GroupLink::OnReady(Epoch epoch, const ExecutorDescription& description) {
   absl::MutexLock lock(&mu_);
   ready_ = GroupReady{.epoch = epoch, .description = description};
   used_ = false;
-  Tell();
+  Announce();
 }
 
 void GroupLink::OnResult(StepResult result) {
@@ -56,7 +56,7 @@ void GroupLink::OnLost(const Lost& lost) {
 }
 
 // Of an epoch that nobody used.
-void GroupLink::Tell() {
+void GroupLink::Announce() {
   if (scheduler_ == nullptr || !ready_.has_value() || used_) return;
   announced_ = true;
   scheduler_->Send(GroupEvent(*ready_));

@@ -43,7 +43,7 @@ class GroupLink final : public ExecutorListener {
   void OnLost(const Lost& lost) override;
 
  private:
-  void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Announce() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndUsedEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   StepExecutor* const executor_;

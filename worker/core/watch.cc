@@ -16,10 +16,10 @@ std::optional<int> FirstRank(absl::Span<const MemberSample> ranks, const Is& is)
 }
 
 // The first member that lives so.
-std::optional<int> FirstOf(MemberSample::Life life, const MemberSample& launcher,
+std::optional<int> FirstOf(MemberSample::State state, const MemberSample& launcher,
                            absl::Span<const MemberSample> ranks) {
-  if (launcher.life == life) return Verdict::kLauncher;
-  return FirstRank(ranks, [&](const MemberSample& rank) { return rank.life == life; });
+  if (launcher.state == state) return Verdict::kLauncher;
+  return FirstRank(ranks, [&](const MemberSample& rank) { return rank.state == state; });
 }
 
 }  // namespace
@@ -33,14 +33,14 @@ Verdict GroupWatch::Judge(std::int64_t now_ns, const MemberSample& launcher,
                           const std::optional<WorkUnderway>& work) {
   const bool late = IsLate(now_ns);
   last_ns_ = now_ns;
-  if (const auto gone = FirstOf(MemberSample::Life::kGone, launcher, ranks)) {
+  if (const auto gone = FirstOf(MemberSample::State::kGone, launcher, ranks)) {
     return {.fault = Fault::kDied, .member = *gone};
   }
   if (late) {
     armed_ns_ = now_ns;
     return {};
   }
-  if (const auto stopped = FirstOf(MemberSample::Life::kStopped, launcher, ranks)) {
+  if (const auto stopped = FirstOf(MemberSample::State::kStopped, launcher, ranks)) {
     return {.fault = Fault::kStopped, .member = *stopped};
   }
   const auto age = [&](std::int64_t since_ns) { return now_ns - std::max(since_ns, armed_ns_); };

@@ -15,12 +15,12 @@ namespace flotilla {
 
 // One member at one moment.
 struct MemberSample {
-  enum class Life : std::uint8_t {
+  enum class State : std::uint8_t {
     kAlive,
     kStopped,  // by a signal, as SIGSTOP does
     kGone,     // exited, or its socket was closed
   };
-  Life life = Life::kAlive;
+  State state = State::kAlive;
   // When it last wrote its heartbeat, on the agent's clock; none: it does not write
   // one (the launcher, and a rank that has not connected yet).
   std::optional<std::int64_t> heartbeat_ns;

@@ -1,4 +1,4 @@
-// The directory of one life of a worker group: what lies in it, besides what Open MPI puts
+// The directory of one incarnation of a worker group: what lies in it, besides what Open MPI puts
 // there, and what becomes of one whose agent was killed.
 #pragma once
 

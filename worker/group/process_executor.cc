@@ -172,67 +172,68 @@ void ProcessExecutor::Loop() {
 absl::Status ProcessExecutor::Live() {
   auto group = RankGroup::Launch(options_.group);
   if (!group.ok()) return group.status();
-  life_ = Life{.group = *std::move(group),
-               .watch = GroupWatch(options_.watch),
-               .launched_ns = clock_->NowNs()};
-  life_.beginning = {.since_ns = life_.launched_ns, .limit_ns = kConnectLimitNs};
-  life_.loaded.resize(options_.group.ranks);
-  life_.begun.resize(options_.group.ranks);
-  life_.cpu_ns.resize(options_.group.ranks);
+  incarnation_ = Incarnation{.group = *std::move(group),
+                             .watch = GroupWatch(options_.watch),
+                             .launched_ns = clock_->NowNs()};
+  incarnation_.beginning = {.since_ns = incarnation_.launched_ns, .limit_ns = kConnectLimitNs};
+  incarnation_.loaded.resize(options_.group.ranks);
+  incarnation_.begun.resize(options_.group.ranks);
+  incarnation_.cpu_ns.resize(options_.group.ranks);
   {
     absl::MutexLock lock(&mu_);
-    reachable_ = life_.group.get();
+    reachable_ = incarnation_.group.get();
   }
   std::optional<End> end;
   while (!end.has_value()) end = Turn();
-  BuryLife(*end);
+  TearDown(*end);
   {
     absl::MutexLock lock(&mu_);
     reachable_ = nullptr;
   }
-  const bool was_ready = life_.was_ready;
-  life_ = Life{};  // and wipes the directory
+  const bool was_ready = incarnation_.was_ready;
+  incarnation_ = Incarnation{};  // and wipes the directory
   if (was_ready) return absl::OkStatus();
   return end->refused.ok() ? absl::UnavailableError(end->detail) : end->refused;
 }
 
 std::optional<ProcessExecutor::End> ProcessExecutor::Turn() {
-  const std::int64_t left_ns = std::max<std::int64_t>(0, life_.next_look_ns - clock_->NowNs());
+  const std::int64_t left_ns =
+      std::max<std::int64_t>(0, incarnation_.next_look_ns - clock_->NowNs());
   RankGroup::Received received =
-      life_.group->Wait(static_cast<int>((left_ns + 999'999) / 1'000'000));
-  for (const RankGroup::News& news : heard.news) {
-    if (std::optional<End> end = Take(news)) return end;
+      incarnation_.group->Wait(static_cast<int>((left_ns + 999'999) / 1'000'000));
+  for (const RankGroup::Message& update : received.events) {
+    if (std::optional<End> end = Take(update)) return end;
   }
   if (Stopped()) return End{};
   EndEpochAsAsked();
   const std::int64_t now = clock_->NowNs();
-  if (!heard.deaths && now < life_.next_look_ns) return std::nullopt;
-  life_.next_look_ns = now + options_.watch.period_ns;
+  if (!received.deaths && now < incarnation_.next_look_ns) return std::nullopt;
+  incarnation_.next_look_ns = now + options_.watch.period_ns;
   ForwardLogs();
   return Look(now);
 }
 
-std::optional<ProcessExecutor::End> ProcessExecutor::Take(const RankGroup::News& news) {
+std::optional<ProcessExecutor::End> ProcessExecutor::Take(const RankGroup::Message& update) {
   const auto garbage = [&](absl::string_view what) {
     return End{.cause = RestartCause::kGarbage,
-               .detail = absl::StrCat("rank ", news.rank, " (pid ", life_.group->pid(news.rank),
-                                      "): ", what)};
+               .detail = absl::StrCat("rank ", update.rank, " (pid ",
+                                      incarnation_.group->pid(update.rank), "): ", what)};
   };
-  if (!news.event.ok()) return garbage(news.event.status().message());
-  if (const auto* loaded = std::get_if<RankLoaded>(&*news.event)) {
-    life_.loaded[news.rank] = *loaded;
+  if (!update.event.ok()) return garbage(update.event.status().message());
+  if (const auto* loaded = std::get_if<RankLoaded>(&*update.event)) {
+    incarnation_.loaded[update.rank] = *loaded;
     const auto has = [](const auto& one) { return one.has_value(); };
-    if (life_.stage == Stage::kStarting &&
-        std::all_of(life_.loaded.begin(), life_.loaded.end(), has)) {
+    if (incarnation_.stage == Stage::kStarting &&
+        std::all_of(incarnation_.loaded.begin(), incarnation_.loaded.end(), has)) {
       BeginNextEpoch(0);
     }
     return std::nullopt;
   }
-  if (const auto* refused = std::get_if<RankRefused>(&*news.event)) {
+  if (const auto* refused = std::get_if<RankRefused>(&*update.event)) {
     return End{.detail = std::string(refused->why.message()), .refused = refused->why};
   }
-  if (const auto* event = std::get_if<GroupEvent>(&*news.event)) {
-    std::optional<End> end = TakeGroupEvent(news.rank, *event);
+  if (const auto* event = std::get_if<GroupEvent>(&*update.event)) {
+    std::optional<End> end = TakeGroupEvent(update.rank, *event);
     if (end.has_value() && end->cause == RestartCause::kGarbage) return garbage(end->detail);
     return end;
   }
@@ -248,21 +249,21 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(int rank,
       return End{.cause = RestartCause::kDied,
                  .detail = absl::StrCat("rank ", rank, ": ", lost->detail)};
     }
-    // Every rank finds the same fault in the same plan; the first one is heard.
-    if (life_.stage == Stage::kReady && lost->epoch == last_epoch_) {
+    // Every rank finds the same fault in the same plan; the first one is received.
+    if (incarnation_.stage == Stage::kReady && lost->epoch == last_epoch_) {
       BeginNextEpoch(LoseEpoch(lost->cause, lost->detail, /*with_started=*/false));
     }
     return std::nullopt;
   }
   const auto& ready = std::get<GroupReady>(event);
-  if (life_.stage != Stage::kBeginning || ready.epoch != last_epoch_) return std::nullopt;
-  life_.begun[rank] = ready.description;
+  if (incarnation_.stage != Stage::kBeginning || ready.epoch != last_epoch_) return std::nullopt;
+  incarnation_.begun[rank] = ready.description;
   return FinishBeginning();
 }
 
 std::optional<ProcessExecutor::End> ProcessExecutor::TakeResult(const StepResult& result) {
   // What an epoch that has ended still brings.
-  if (life_.stage != Stage::kReady || result.epoch != last_epoch_) return std::nullopt;
+  if (incarnation_.stage != Stage::kReady || result.epoch != last_epoch_) return std::nullopt;
   {
     absl::MutexLock lock(&mu_);
     if (unanswered_.empty() || unanswered_.front().step != result.step) {
@@ -284,15 +285,15 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeResult(const StepResult
 
 void ProcessExecutor::BeginNextEpoch(std::int64_t outstanding_ns) {
   last_epoch_ = Epoch(last_epoch_.value() + 1);
-  life_.stage = Stage::kBeginning;
-  life_.begun.assign(options_.group.ranks, std::nullopt);
-  life_.beginning = {.since_ns = clock_->NowNs(), .limit_ns = StepLimitNs(outstanding_ns)};
-  life_.group->Send(Encode(RankCommand(BeginEpoch{last_epoch_})));
+  incarnation_.stage = Stage::kBeginning;
+  incarnation_.begun.assign(options_.group.ranks, std::nullopt);
+  incarnation_.beginning = {.since_ns = clock_->NowNs(), .limit_ns = StepLimitNs(outstanding_ns)};
+  incarnation_.group->Send(Encode(RankCommand(BeginEpoch{last_epoch_})));
 }
 
 std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
   std::vector<ExecutorDescription> descriptions;
-  for (const auto& one : life_.begun) {
+  for (const auto& one : incarnation_.begun) {
     if (!one.has_value()) return std::nullopt;
     descriptions.push_back(*one);
   }
@@ -300,27 +301,28 @@ std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
   if (!merged.ok()) {
     return End{.detail = std::string(merged.status().message()), .refused = merged.status()};
   }
-  if (!life_.was_ready) {
+  if (!incarnation_.was_ready) {
     std::string pids;
     std::int64_t weights = 0, buffers = 0;
     for (int rank = 0; rank < options_.group.ranks; ++rank) {
-      absl::StrAppend(&pids, rank == 0 ? "" : ",", life_.group->pid(rank));
-      weights += life_.loaded[rank]->weight_bytes;
-      buffers += life_.loaded[rank]->buffer_bytes;
+      absl::StrAppend(&pids, rank == 0 ? "" : ",", incarnation_.group->pid(rank));
+      weights += incarnation_.loaded[rank]->weight_bytes;
+      buffers += incarnation_.loaded[rank]->buffer_bytes;
     }
     probe_.weight_bytes = weights;
     probe_.buffer_bytes = buffers;
-    log_->Info("worker group ready",
-               {{"epoch", last_epoch_.value()},
-                {"ranks", pids},
-                {"mpirun", life_.group->launcher_pid()},
-                {"seconds",
-                 absl::StrFormat(
-                     "%.2f", static_cast<double>(clock_->NowNs() - life_.launched_ns) * 1e-9)}});
+    log_->Info(
+        "worker group ready",
+        {{"epoch", last_epoch_.value()},
+         {"ranks", pids},
+         {"mpirun", incarnation_.group->launcher_pid()},
+         {"seconds",
+          absl::StrFormat(
+              "%.2f", static_cast<double>(clock_->NowNs() - incarnation_.launched_ns) * 1e-9)}});
   }
-  life_.stage = Stage::kReady;
-  life_.was_ready = true;
-  NoteRanks(life_.group->Ranks());
+  incarnation_.stage = Stage::kReady;
+  incarnation_.was_ready = true;
+  NoteRanks(incarnation_.group->Ranks());
   {
     absl::MutexLock lock(&mu_);
     epoch_ = last_epoch_;
@@ -339,7 +341,7 @@ void ProcessExecutor::EndEpochAsAsked() {
     if (!std::exchange(ending_, false)) return;
   }
   // Unless it was lost otherwise in the meantime.
-  if (life_.stage != Stage::kReady) return;
+  if (incarnation_.stage != Stage::kReady) return;
   BeginNextEpoch(LoseEpoch(Lost::Cause::kDigest, "the scheduler refused a result of this epoch",
                            /*with_started=*/false));
 }
@@ -348,7 +350,7 @@ std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, b
   Lost lost{.epoch = last_epoch_, .cause = cause, .detail = std::move(detail), .started = {}};
   std::uint64_t started = 0;
   for (int rank = 0; with_started && rank < options_.group.ranks; ++rank) {
-    const HeartbeatSlot& slot = life_.group->slot(rank);
+    const HeartbeatSlot& slot = incarnation_.group->slot(rank);
     if (slot.epoch == last_epoch_.value()) started = std::max(started, slot.started_step.load());
   }
   std::int64_t outstanding_ns = 0;
@@ -379,22 +381,22 @@ std::optional<WorkUnderway> ProcessExecutor::Underway(std::vector<MemberSample>*
       (*ranks)[i].behind = is_behind(static_cast<int>(i));
     }
   };
-  switch (life_.stage) {
+  switch (incarnation_.stage) {
     case Stage::kStarting:
       // Loading takes what it takes; heartbeats tell that it goes on.
-      if (life_.group->all_connected()) return std::nullopt;
-      mark([&](int rank) { return life_.group->pid(rank) == 0; });
-      return life_.beginning;
+      if (incarnation_.group->all_connected()) return std::nullopt;
+      mark([&](int rank) { return incarnation_.group->pid(rank) == 0; });
+      return incarnation_.beginning;
     case Stage::kBeginning:
-      mark([&](int rank) { return !life_.begun[rank].has_value(); });
-      return life_.beginning;
+      mark([&](int rank) { return !incarnation_.begun[rank].has_value(); });
+      return incarnation_.beginning;
     case Stage::kReady:
       break;
   }
   absl::MutexLock lock(&mu_);
   if (unanswered_.empty()) return std::nullopt;
   const Unanswered& oldest = unanswered_.front();
-  mark([&](int rank) { return life_.group->slot(rank).done_step < oldest.step.value(); });
+  mark([&](int rank) { return incarnation_.group->slot(rank).done_step < oldest.step.value(); });
   std::int64_t predicted_ns = oldest.predicted_ns;
   for (const Copy& copy : copies_) predicted_ns += copy.predicted_ns;
   return WorkUnderway{.since_ns = std::max(oldest.sent_ns, last_result_ns_),
@@ -402,11 +404,11 @@ std::optional<WorkUnderway> ProcessExecutor::Underway(std::vector<MemberSample>*
 }
 
 std::optional<ProcessExecutor::End> ProcessExecutor::Look(std::int64_t now_ns) {
-  const MemberSample launcher = life_.group->Launcher();
-  std::vector<MemberSample> ranks = life_.group->Ranks();
+  const MemberSample launcher = incarnation_.group->Launcher();
+  std::vector<MemberSample> ranks = incarnation_.group->Ranks();
   NoteRanks(ranks);
   const auto work = Underway(&ranks);
-  const Verdict verdict = life_.watch.Judge(now_ns, launcher, ranks, work);
+  const Verdict verdict = incarnation_.watch.Judge(now_ns, launcher, ranks, work);
   if (verdict.fault == Fault::kNone) return std::nullopt;
   return End{.cause = CauseOf(verdict.fault), .detail = Describe(verdict)};
 }
@@ -414,7 +416,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::Look(std::int64_t now_ns) {
 void ProcessExecutor::NoteRanks(const std::vector<MemberSample>& ranks) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     GroupProbe::Rank& probe = group_probe_.ranks[rank];
-    probe.up = life_.group->pid(static_cast<int>(rank)) != 0;
+    probe.up = incarnation_.group->pid(static_cast<int>(rank)) != 0;
     if (ranks[rank].heartbeat_ns.has_value()) probe.heartbeat_ns = *ranks[rank].heartbeat_ns;
   }
   NoteUsage();
@@ -423,22 +425,23 @@ void ProcessExecutor::NoteRanks(const std::vector<MemberSample>& ranks) {
 // A new process of a rank counts from 0, the probe goes on.
 void ProcessExecutor::NoteUsage() {
   for (std::size_t rank = 0; rank < group_probe_.ranks.size(); ++rank) {
-    const HeartbeatSlot& slot = life_.group->slot(static_cast<int>(rank));
-    const std::int64_t cpu_ns = std::max(life_.cpu_ns[rank], slot.cpu_ns.load());
-    group_probe_.ranks[rank].cpu_ns += cpu_ns - std::exchange(life_.cpu_ns[rank], cpu_ns);
+    const HeartbeatSlot& slot = incarnation_.group->slot(static_cast<int>(rank));
+    const std::int64_t cpu_ns = std::max(incarnation_.cpu_ns[rank], slot.cpu_ns.load());
+    group_probe_.ranks[rank].cpu_ns += cpu_ns - std::exchange(incarnation_.cpu_ns[rank], cpu_ns);
     group_probe_.ranks[rank].resident_bytes = slot.resident_bytes.load();
   }
 }
 
 std::string ProcessExecutor::Describe(const Verdict& verdict) {
-  if (verdict.fault == Fault::kDied) return life_.group->Obituary(verdict.member);
+  if (verdict.fault == Fault::kDied) return incarnation_.group->ExitReport(verdict.member);
   const std::string who =
       verdict.member == Verdict::kLauncher
-          ? absl::StrCat("mpirun (pid ", life_.group->launcher_pid(), ")")
-          : absl::StrCat("rank ", verdict.member, " (pid ", life_.group->pid(verdict.member), ")");
+          ? absl::StrCat("mpirun (pid ", incarnation_.group->launcher_pid(), ")")
+          : absl::StrCat("rank ", verdict.member, " (pid ", incarnation_.group->pid(verdict.member),
+                         ")");
   std::string seconds = absl::StrFormat("%.1f s", static_cast<double>(verdict.age_ns) * 1e-9);
   if (verdict.member != Verdict::kLauncher) {
-    const HeartbeatSlot& slot = life_.group->slot(verdict.member);
+    const HeartbeatSlot& slot = incarnation_.group->slot(verdict.member);
     absl::StrAppend(&seconds, " (", PhaseName(slot.phase), ", step ", slot.started_step.load(),
                     ")");
   }
@@ -452,7 +455,7 @@ std::string ProcessExecutor::Describe(const Verdict& verdict) {
   }
 }
 
-void ProcessExecutor::BuryLife(const End& end) {
+void ProcessExecutor::TearDown(const End& end) {
   NoteUsage();
   for (GroupProbe::Rank& rank : group_probe_.ranks) {
     rank.up = false;
@@ -463,7 +466,7 @@ void ProcessExecutor::BuryLife(const End& end) {
       absl::MutexLock lock(&mu_);
       epoch_ = Epoch{0};
     }
-    life_.group->Close(kStopGraceMs);
+    incarnation_.group->Close(kStopGraceMs);
     return;
   }
   ++group_probe_.restarts[static_cast<std::size_t>(*end.cause)];
@@ -471,23 +474,23 @@ void ProcessExecutor::BuryLife(const End& end) {
       "worker group lost",
       {{"epoch", last_epoch_.value()}, {"cause", CauseName(*end.cause)}, {"detail", end.detail}});
   const std::int64_t detected_ns = clock_->NowNs();
-  life_.group->Kill();
+  incarnation_.group->Kill();
   ForwardLogs();
   log_->Debug("worker group killed", {{"ms", (clock_->NowNs() - detected_ns) / 1'000'000}});
   // Results that were sent before the end are results.
-  for (const RankGroup::News& news : life_.group->TakeRest().news) {
-    if (news.event.ok() && std::holds_alternative<GroupEvent>(*news.event)) {
-      const auto& event = std::get<GroupEvent>(*news.event);
+  for (const RankGroup::Message& update : incarnation_.group->TakeRest().events) {
+    if (update.event.ok() && std::holds_alternative<GroupEvent>(*update.event)) {
+      const auto& event = std::get<GroupEvent>(*update.event);
       if (const auto* result = std::get_if<StepResult>(&event)) (void)TakeResult(*result);
     }
   }
-  if (life_.stage == Stage::kReady) {
+  if (incarnation_.stage == Stage::kReady) {
     LoseEpoch(LostCause(*end.cause), end.detail, /*with_started=*/true);
   }
 }
 
 void ProcessExecutor::ForwardLogs() {
-  for (const auto& [who, line] : life_.group->TakeLogLines()) {
+  for (const auto& [who, line] : incarnation_.group->TakeLogLines()) {
     log_->Info("printed", {{"by", who}, {"line", line}});
   }
 }

@@ -61,8 +61,8 @@ class ProcessExecutor final : public StepExecutor {
     kBeginning,  // an epoch: until all have said so
     kReady,
   };
-  // Of one life of the processes. The watch thread's.
-  struct Life {
+  // Of one incarnation of the processes. The watch thread's.
+  struct Incarnation {
     std::unique_ptr<RankGroup> group;
     GroupWatch watch{WatchOptions{}};
     Stage stage = Stage::kStarting;
@@ -74,7 +74,7 @@ class ProcessExecutor final : public StepExecutor {
     std::int64_t launched_ns = 0;
     std::int64_t next_look_ns = 0;
   };
-  // Why a life ends.
+  // Why an incarnation ends.
   struct End {
     std::optional<RestartCause> cause;  // none: Stop, or it was refused
     std::string detail;
@@ -93,10 +93,10 @@ class ProcessExecutor final : public StepExecutor {
 
   void Loop();
   bool WaitToLaunch(int failures) ABSL_LOCKS_EXCLUDED(mu_);
-  // One life, from launch to wipe. OK if it was ready.
+  // One incarnation, from launch to wipe. OK if it was ready.
   absl::Status Live();
   std::optional<End> Turn();
-  std::optional<End> Take(const RankGroup::News& news);
+  std::optional<End> Take(const RankGroup::Message& update);
   std::optional<End> TakeGroupEvent(int rank, const GroupEvent& event);
   std::optional<End> TakeResult(const StepResult& result) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<End> Look(std::int64_t now_ns);
@@ -112,7 +112,7 @@ class ProcessExecutor final : public StepExecutor {
   // take. Only in kReady.
   std::int64_t LoseEpoch(Lost::Cause cause, std::string detail, bool with_started)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void BuryLife(const End& end);
+  void TearDown(const End& end);
   void ForwardLogs();
   bool Stopped() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -126,11 +126,11 @@ class ProcessExecutor final : public StepExecutor {
   absl::Mutex join_mu_;
 
   // The watch thread's.
-  Life life_;
+  Incarnation incarnation_;
   Epoch last_epoch_{0};  // the highest that was begun
 
   mutable absl::Mutex mu_;
-  RankGroup* reachable_ ABSL_GUARDED_BY(mu_) = nullptr;  // life_.group, while it lives
+  RankGroup* reachable_ ABSL_GUARDED_BY(mu_) = nullptr;  // incarnation_.group, while it lives
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};                  // accepting plans; 0: none
   std::uint32_t lag_ ABSL_GUARDED_BY(mu_) = 1;
   std::deque<Unanswered> unanswered_ ABSL_GUARDED_BY(mu_);

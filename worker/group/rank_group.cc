@@ -185,7 +185,7 @@ void RankGroup::Flush() {
   }
 }
 
-RankGroup::Heard RankGroup::Wait(int timeout_ms) {
+RankGroup::Received RankGroup::Wait(int timeout_ms) {
   std::vector<pollfd> polled = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
                                 {.fd = listener().get(), .events = POLLIN, .revents = 0},
                                 {.fd = launcher_pidfd_.get(), .events = POLLIN, .revents = 0}};
@@ -199,16 +199,16 @@ RankGroup::Heard RankGroup::Wait(int timeout_ms) {
     }
   }
   Received received;
-  if (poll(polled.data(), polled.size(), timeout_ms) <= 0) return heard;
+  if (poll(polled.data(), polled.size(), timeout_ms) <= 0) return received;
   const auto [wake, knock, launcher] = std::tie(polled[0], polled[1], polled[2]);
   std::uint64_t ignored = 0;
   if (wake.revents != 0) (void)!read(wake_.get(), &ignored, sizeof(ignored));
-  heard.deaths = launcher.revents != 0;
+  received.deaths = launcher.revents != 0;
   const auto has_room = [](const pollfd& one) { return (one.revents & POLLOUT) != 0; };
   if (std::any_of(polled.begin(), polled.end(), has_room)) Flush();
-  ReadAll(&heard);
+  ReadAll(&received);
   if (knock.revents != 0) Accept();
-  return heard;
+  return received;
 }
 
 void RankGroup::Accept() {
@@ -233,19 +233,19 @@ void RankGroup::Accept() {
   }
 }
 
-void RankGroup::ReadAll(Heard* heard) {
+void RankGroup::ReadAll(Received* received) {
   for (std::size_t i = 0; i < connections_.size();) {
-    if (Read(*connections_[i], &heard->news)) {
+    if (Read(*connections_[i], &received->events)) {
       ++i;
       continue;
     }
-    heard->deaths |= connections_[i]->rank >= 0;
+    received->deaths |= connections_[i]->rank >= 0;
     Drop(*connections_[i]);
     connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
-bool RankGroup::Read(Connection& connection, std::vector<News>* news) {
+bool RankGroup::Read(Connection& connection, std::vector<Message>* events) {
   for (int reads = 0; reads < kMaxReads; ++reads) {
     const auto read = connection.reader.ReadFrom(connection.socket.get());
     while (const auto message = connection.reader.Next()) {
@@ -261,7 +261,7 @@ bool RankGroup::Read(Connection& connection, std::vector<News>* news) {
         continue;
       }
       const bool garbage = !event.ok();
-      news->push_back({.rank = connection.rank, .event = std::move(event)});
+      events->push_back({.rank = connection.rank, .event = std::move(event)});
       if (garbage) return false;
     }
     if (connection.rank < 0 && (connection.reader.pending() > kMaxHelloBytes ||
@@ -270,7 +270,7 @@ bool RankGroup::Read(Connection& connection, std::vector<News>* news) {
     }
     if (!read.ok()) {
       if (connection.rank >= 0 && absl::IsInvalidArgument(read.status())) {
-        news->push_back({.rank = connection.rank, .event = read.status()});
+        events->push_back({.rank = connection.rank, .event = read.status()});
       }
       return false;
     }
@@ -321,10 +321,10 @@ void RankGroup::Drop(Connection& connection) {
 
 MemberSample RankGroup::Launcher() const {
   if (launcher_reaped_ || HasEnded(launcher_pidfd_.get())) {
-    return {.life = MemberSample::Life::kGone};
+    return {.state = MemberSample::State::kGone};
   }
-  return {.life = ProcessState(launcher_) == 'T' ? MemberSample::Life::kStopped
-                                                 : MemberSample::Life::kAlive};
+  return {.state = ProcessState(launcher_) == 'T' ? MemberSample::State::kStopped
+                                                  : MemberSample::State::kAlive};
 }
 
 bool RankGroup::Ended(const Member& member) {
@@ -338,18 +338,18 @@ std::vector<MemberSample> RankGroup::Ranks() const {
     MemberSample& sample = samples[rank];
     if (member.pid == 0) continue;
     if (Ended(member)) {
-      sample.life = MemberSample::Life::kGone;
+      sample.state = MemberSample::State::kGone;
       continue;
     }
     if (member.pidfd.ok() && ProcessState(member.pid) == 'T')
-      sample.life = MemberSample::Life::kStopped;
+      sample.state = MemberSample::State::kStopped;
     const std::int64_t beat = page_.slot(static_cast<int>(rank)).time_ns;
     if (beat != 0) sample.heartbeat_ns = beat;
   }
   return samples;
 }
 
-std::string RankGroup::Obituary(int member) {
+std::string RankGroup::ExitReport(int member) {
   if (member == Verdict::kLauncher) {
     siginfo_t info{};
     std::string how = "alive";
@@ -439,10 +439,10 @@ void RankGroup::AwaitRemoteEnds(int limit_ms) {
   }
 }
 
-RankGroup::Heard RankGroup::TakeRest() {
-  Received received = std::exchange(rest_, Heard{});
-  ReadAll(&heard);
-  return heard;
+RankGroup::Received RankGroup::TakeRest() {
+  Received received = std::exchange(rest_, Received{});
+  ReadAll(&received);
+  return received;
 }
 
 bool RankGroup::AllRanksGone() const {

@@ -1,4 +1,4 @@
-// RankGroup: the processes of one life of a worker group: mpirun and its ranks, the
+// RankGroup: the processes of one incarnation of a worker group: mpirun and its ranks, the
 // sockets to them, and the directory that holds what they leave on disk.
 //
 // Owner: ProcessExecutor; its watch thread makes every call but Send. It decides
@@ -32,7 +32,7 @@
 namespace flotilla {
 
 // A group whose ranks may be on other hosts: all of them talk to the agent by TCP, in
-// plain text, and show a token that each life makes anew.
+// plain text, and show a token that each incarnation makes anew.
 struct HostOptions {
   std::string network;       // by which hosts reach each other, ADDRESS/BITS
   std::string hostfile;      // Open MPI's; empty: `hosts`, or as the environment says (Slurm)
@@ -66,16 +66,16 @@ class RankGroup {
   void Send(absl::string_view message) ABSL_LOCKS_EXCLUDED(mu_);
 
   // What a rank said; INVALID_ARGUMENT: no message, and its socket is closed now.
-  struct News {
+  struct Message {
     int rank = 0;
     absl::StatusOr<RankEvent> event;
   };
   struct Received {
-    std::vector<News> news;  // in the order of each rank
-    bool deaths = false;     // a member has ended or closed its socket
+    std::vector<Message> events;  // in the order of each rank
+    bool deaths = false;          // a member has ended or closed its socket
   };
   // Waits until there is something to hear, until `timeout_ms` has passed, or for Wake.
-  Heard Wait(int timeout_ms);
+  Received Wait(int timeout_ms);
   // Ends a Wait, this one or the next. Any thread.
   void Wake();
 
@@ -89,7 +89,7 @@ class RankGroup {
   pid_t launcher_pid() const { return launcher_; }
   pid_t pid(int rank) const { return ranks_[rank].pid; }  // 0: has not connected
   // "rank 1 (pid 123): signal 6", as far as it is known; Verdict::kLauncher too.
-  std::string Obituary(int member);
+  std::string ExitReport(int member);
 
   // Complete lines that members have printed since the last call: who, and the line.
   // A bounded number of them.
@@ -98,7 +98,7 @@ class RankGroup {
   // Kills every member and waits until all are gone. What they said before their end can
   // still be had from TakeRest.
   void Kill();
-  Heard TakeRest();
+  Received TakeRest();
   // Closes the sockets, so that the ranks end by themselves, gives them `grace_ms` for
   // it, and kills what is left.
   void Close(int grace_ms);
@@ -126,14 +126,14 @@ class RankGroup {
   absl::Status Spawn();
   void Accept();
   // Reads what is there; false: the connection is over.
-  bool Read(Connection& connection, std::vector<News>* news);
+  bool Read(Connection& connection, std::vector<Message>* events);
   bool TakeHello(Connection& connection, const RankHello& hello);
   void TakeHeartbeat(int rank, const RankHeartbeat& beat);
   bool Remote() const { return options_.hosts.has_value(); }
   // Reads what ranks on other hosts still say until they have closed their sockets, for
   // `limit_ms` at most.
   void AwaitRemoteEnds(int limit_ms);
-  void ReadAll(Heard* heard);
+  void ReadAll(Received* received);
   void Drop(Connection& connection);
   void Flush() ABSL_LOCKS_EXCLUDED(mu_);
   void FlushRank(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -159,7 +159,7 @@ class RankGroup {
   int connected_ = 0;
   std::vector<LogTail> logs_;  // of the ranks, then of the launcher
   std::string agent_, token_;  // what ranks of other hosts are told
-  Heard rest_;                 // read while the group was killed
+  Received rest_;              // read while the group was killed
 
   absl::Mutex mu_;
   // By rank: where commands go, -1 if nowhere; and what the socket has not taken.

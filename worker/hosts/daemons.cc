@@ -60,19 +60,19 @@ std::string Daemon::ReadOutput() {
   return output;
 }
 
-Daemon::News Daemon::Wait(int timeout_ms) {
+Daemon::Update Daemon::Wait(int timeout_ms) {
   std::array<pollfd, 2> polled = {
       {{.fd = pidfd_.get(), .events = POLLIN, .revents = 0},
        {.fd = closed_ ? -1 : output_.get(), .events = POLLIN, .revents = 0}}};
   poll(polled.data(), polled.size(), timeout_ms);
-  News news{.output = ReadOutput(), .exit_code = std::nullopt};
-  if (polled[0].revents == 0 || !news.output.empty()) return news;
+  Update update{.output = ReadOutput(), .exit_code = std::nullopt};
+  if (polled[0].revents == 0 || !update.output.empty()) return update;
   siginfo_t info{};
   if (waitid(P_PIDFD, static_cast<id_t>(pidfd_.get()), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
       info.si_pid == pid_) {
-    news.exit_code = info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
+    update.exit_code = info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
   }
-  return news;
+  return update;
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemons::Start(const std::vector<std::string>& arguments) {

@@ -29,12 +29,12 @@ class Daemon {
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
-  struct News {
+  struct Update {
     std::string output;            // since the last call, 64 KiB at most
     std::optional<int> exit_code;  // it has ended, and nothing is left of its output
   };
   // As soon as there are any, or after `timeout_ms`.
-  News Wait(int timeout_ms);
+  Update Wait(int timeout_ms);
 
  private:
   friend class Daemons;

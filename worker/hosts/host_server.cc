@@ -30,15 +30,15 @@ class Service final : public v1::Host::Service {
     // The call's own metadata: the caller learns that it has begun.
     events->SendInitialMetadata();
     while (!context->IsCancelled()) {
-      Daemon::News news = (*daemon)->Wait(kLookMs);
+      Daemon::Update update = (*daemon)->Wait(kLookMs);
       v1::RunEvent event;
-      if (!news.output.empty()) {
-        event.set_output(std::move(news.output));
+      if (!update.output.empty()) {
+        event.set_output(std::move(update.output));
         events->Write(event);
-      } else if (news.exit_code.has_value()) {
-        event.set_exit_code(*news.exit_code);
+      } else if (update.exit_code.has_value()) {
+        event.set_exit_code(*update.exit_code);
         events->Write(event);
-        log_->Info("daemon ended", {{"exit_code", *news.exit_code}});
+        log_->Info("daemon ended", {{"exit_code", *update.exit_code}});
         return grpc::Status::OK;
       }
     }

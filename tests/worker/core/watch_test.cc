@@ -13,7 +13,7 @@ namespace flotilla {
 namespace {
 
 constexpr std::int64_t kMs = 1'000'000, kSecond = 1000 * kMs;
-using Life = MemberSample::Life;
+using State = MemberSample::State;
 
 class WatchTest : public ::testing::Test {
  protected:
@@ -28,13 +28,13 @@ class WatchTest : public ::testing::Test {
 
 TEST_F(WatchTest, AMemberThatIsGoneOrStopped) {
   EXPECT_EQ(Judge(0).fault, Fault::kNone);
-  ranks_[1].life = Life::kStopped;
+  ranks_[1].state = State::kStopped;
   EXPECT_EQ(Judge(100 * kMs), (Verdict{.fault = Fault::kStopped, .member = 1}));
-  launcher_.life = Life::kStopped;
+  launcher_.state = State::kStopped;
   EXPECT_EQ(Judge(200 * kMs), (Verdict{.fault = Fault::kStopped, .member = Verdict::kLauncher}));
-  ranks_[2].life = Life::kGone;
+  ranks_[2].state = State::kGone;
   EXPECT_EQ(Judge(300 * kMs), (Verdict{.fault = Fault::kDied, .member = 2}));
-  launcher_.life = Life::kGone;
+  launcher_.state = State::kGone;
   EXPECT_EQ(Judge(400 * kMs), (Verdict{.fault = Fault::kDied, .member = Verdict::kLauncher}));
 }
 
@@ -63,9 +63,9 @@ TEST_F(WatchTest, AnAgentThatWasLateItselfBeginsAgain) {
   ranks_[0].heartbeat_ns = 0;
   ranks_[0].behind = true;
   EXPECT_EQ(Judge(100 * kMs, work).fault, Fault::kNone);
-  ranks_[1].life = Life::kStopped;  // with the agent, and about to go on like it
+  ranks_[1].state = State::kStopped;  // with the agent, and about to go on like it
   EXPECT_EQ(Judge(10 * kSecond, work).fault, Fault::kNone);
-  ranks_[1].life = Life::kAlive;
+  ranks_[1].state = State::kAlive;
   for (std::int64_t ms = 100; ms <= 1000; ms += 100) {
     ASSERT_EQ(Judge(10 * kSecond + ms * kMs, work).fault, Fault::kNone) << ms;
   }
@@ -76,7 +76,7 @@ TEST_F(WatchTest, AnAgentThatWasLateItselfBeginsAgain) {
   }
   EXPECT_EQ(Judge(12 * kSecond + 100 * kMs, work).fault, Fault::kStuck);
   // A death is certain, whoever was late.
-  ranks_[1].life = Life::kGone;
+  ranks_[1].state = State::kGone;
   EXPECT_EQ(Judge(60 * kSecond, work).fault, Fault::kDied);
 }
 

@@ -186,7 +186,7 @@ TEST_F(ProcessExecutorTest, RanksThatTalkByTcpAreWatchedToo) {
                  {"stuck", kStuck, "(running, step 2)", 2, 3}});
 }
 
-// Whoever reaches the agent's port from the network, without the token of this life.
+// Whoever reaches the agent's port from the network, without the token of this incarnation.
 TEST_F(ProcessExecutorTest, StrangersAreNoRanks) {
   const ScratchDirectory temporary, faults;
   std::ofstream(faults.path() + "/rank-0-load") << "stuck\n";
