@@ -28,11 +28,11 @@ struct FlagSpec {
 constexpr unsigned Of(Role role) { return 1u << static_cast<unsigned>(role); }
 constexpr unsigned kServe = Of(Role::kServe), kRouter = Of(Role::kRouter),
                    kScheduler = Of(Role::kScheduler), kWorker = Of(Role::kWorker),
-                   kRank = Of(Role::kRank), kHost = Of(Role::kHost);
+                   kRank = Of(Role::kRank), kNode = Of(Role::kNode);
 // A scheduler that was given a model: it runs the worker group itself.
 constexpr unsigned kOwnGroup = 1u << 8;
 constexpr unsigned kGroup = kServe | kWorker | kRank | kOwnGroup;
-constexpr unsigned kFleet = kRouter | kScheduler | kWorker | kHost, kAll = kServe | kFleet;
+constexpr unsigned kFleet = kRouter | kScheduler | kWorker | kNode, kAll = kServe | kFleet;
 
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kListen = "Listening";
@@ -73,9 +73,9 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      kServe | kRouter},
     {"--listen-port", &RoleFlags::listen_port, "port", 0, 65535, kListen,
      "where the rest of the fleet finds this process; 0: any free port",
-     kScheduler | kWorker | kHost},
+     kScheduler | kWorker | kNode},
     {"--metrics-port", &RoleFlags::metrics_port, "port", 0, 65535, kListen,
-     "metrics for Prometheus; 0: any free port", kScheduler | kWorker | kHost},
+     "metrics for Prometheus; 0: any free port", kScheduler | kWorker | kNode},
     {"--scheduler", &RoleFlags::schedulers, "HOST:PORT", 0, 0, kListen,
      "a scheduler whose model is served, several times for several; dns:///NAME:PORT for all "
      "addresses of a name, looked up again every 5 seconds",
@@ -123,7 +123,7 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--insecure-internal", &RoleFlags::insecure_internal, "", 0, 0, kSecurity,
      "listen for the fleet on any --host without secret and certificates: the network keeps "
      "others out",
-     kScheduler | kWorker | kHost},
+     kScheduler | kWorker | kNode},
 
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
      "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations", kGroup},
@@ -164,7 +164,7 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "the same as mpirun's file; with neither, as its environment says (Slurm)",
      kWorker | kOwnGroup},
     {"--hosts-port", &RoleFlags::hosts_port, "port", 0, 65535, kCompute,
-     "with --group-network: other hosts run `flotilla host` on this port, which starts ranks "
+     "with --group-network: other hosts run `flotilla node` on this port, which starts ranks "
      "there; 0: --remote-shell does",
      kWorker | kOwnGroup},
     {"--remote-shell", &RoleFlags::remote_shell, "COMMAND", 0, 0, kCompute,

@@ -12,7 +12,7 @@ namespace flotilla {
 
 // What a process is; `serve` is router, scheduler and worker, which starts ranks; a host
 // starts those of workers elsewhere.
-enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kHost };
+enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kNode };
 
 struct RoleFlags {
   std::string model;
@@ -37,7 +37,7 @@ struct RoleFlags {
   std::string group_network;  // ADDRESS/BITS; and the next: of a group on several hosts
   std::string hosts;          // HOST or HOST:RANKS, comma-separated; or:
   std::string hostfile;
-  std::int64_t hosts_port = 0;  // of `flotilla host`; 0: remote_shell starts processes there
+  std::int64_t hosts_port = 0;  // of `flotilla node`; 0: remote_shell starts processes there
   std::string remote_shell;
   std::string group_directory;  // of a rank, and the next: from its agent
   std::string heartbeats;

@@ -9,10 +9,10 @@
 
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "cli/exec.h"
 #include "cli/flags.h"
-#include "cli/host.h"
 #include "cli/inspect.h"
-#include "cli/on.h"
+#include "cli/node.h"
 #include "cli/parse_error.h"
 #include "cli/rank.h"
 #include "cli/router.h"
@@ -52,9 +52,9 @@ The same with scheduler and worker group in one process, a stream less per token
 Each prints a line that begins with `ready` once it can work; they may start in any
 order. SIGINT or SIGTERM: running requests finish; a second one ends at once.)";
 
-constexpr char kHostExamples[] = R"(
+constexpr char kNodeExamples[] = R"(
 Example, a group of two ranks on 10.1.0.1 and 10.1.0.2, which have the same files:
-  10.1.0.2: flotilla host --host 10.1.0.2 --listen-port 7003 --fleet-secret-file secret
+  10.1.0.2: flotilla node --host 10.1.0.2 --listen-port 7003 --fleet-secret-file secret
   10.1.0.1: flotilla worker --model m.gguf --tp 2 --fleet-secret-file secret \
               --group-network 10.1.0.0/16 --hosts 10.1.0.1,10.1.0.2 --hosts-port 7003
 
@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
 
   using flotilla::Role;
   flotilla::RoleFlags serve_flags, router_flags, scheduler_flags, worker_flags, rank_flags,
-      host_flags, on_flags;
+      node_flags, exec_flags;
   CLI::App* serve = app.add_subcommand("serve", "Serve a model, all roles in this process");
   flotilla::AddRoleFlags(*serve, Role::kServe, &serve_flags);
   serve->footer(kServeExamples);
@@ -97,15 +97,15 @@ int main(int argc, char** argv) {
   CLI::App* worker = app.add_subcommand("worker", "Run a model for a scheduler");
   flotilla::AddRoleFlags(*worker, Role::kWorker, &worker_flags);
   worker->footer(kFleetExamples);
-  CLI::App* host = app.add_subcommand("host", "Lend this host to worker groups of others");
-  flotilla::AddRoleFlags(*host, Role::kHost, &host_flags);
-  host->footer(kHostExamples);
+  CLI::App* node = app.add_subcommand("node", "Lend this host to worker groups of others");
+  flotilla::AddRoleFlags(*node, Role::kNode, &node_flags);
+  node->footer(kNodeExamples);
   // Started by a worker, with flags of its own making.
   CLI::App* rank = app.add_subcommand("rank", "")->group("");
   flotilla::AddRoleFlags(*rank, Role::kRank, &rank_flags);
   // Started by a worker's mpirun.
-  CLI::App* on = app.add_subcommand("on", "")->group("");
-  flotilla::AddOnFlags(*on, &on_flags);
+  CLI::App* exec = app.add_subcommand("exec", "")->group("");
+  flotilla::AddExecFlags(*exec, &exec_flags);
 
   std::string inspect_path;
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a GGUF file holds");
@@ -140,10 +140,10 @@ int main(int argc, char** argv) {
   if (router->parsed()) return Report(flotilla::RunRouter(router_flags, FLOTILLA_VERSION));
   if (scheduler->parsed()) return Report(flotilla::RunScheduler(scheduler_flags, FLOTILLA_VERSION));
   if (worker->parsed()) return Report(flotilla::RunWorker(worker_flags, FLOTILLA_VERSION));
-  if (host->parsed()) return Report(flotilla::RunHost(host_flags, FLOTILLA_VERSION));
+  if (node->parsed()) return Report(flotilla::RunNode(node_flags, FLOTILLA_VERSION));
   if (rank->parsed()) flotilla::RunRank(rank_flags);
-  if (on->parsed()) {
-    const absl::StatusOr<int> code = flotilla::RunOn(on_flags, on->remaining());
+  if (exec->parsed()) {
+    const absl::StatusOr<int> code = flotilla::RunExec(exec_flags, exec->remaining());
     return code.ok() ? *code : Report(code.status());
   }
   if (simulate->parsed()) return Report(flotilla::RunSimulate(simulate_flags));

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "cli/exec.h"
 #include "cli/group_metrics.h"
 #include "cli/model_flags.h"
-#include "cli/on.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "model/gguf.h"
@@ -25,7 +25,7 @@ absl::StatusOr<HostOptions> MakeHostOptions(const RoleFlags& flags) {
     absl::StatusOr<std::string> command = OnCommand();
     if (!command.ok()) return command.status();
     options.remote_shell = *std::move(command);
-    options.remote_shell_environment = OnEnvironment(flags);
+    options.remote_shell_environment = ExecEnvironment(flags);
   }
   return options;
 }

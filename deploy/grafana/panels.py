@@ -104,7 +104,7 @@ DASHBOARDS = {
         ("State", [
             up_down("Processes", "Whether Prometheus reaches each process. Red: it, its host or "
                     "the network is gone.",
-                    'up{role=~"router|scheduler|worker|host",instance=~"$instance"}', "up", "DOWN",
+                    'up{role=~"router|scheduler|worker|node",instance=~"$instance"}', "up", "DOWN",
                     width=12),
             up_down("Routers", "Whether each router serves new requests for a model; not while "
                     "it drains or reaches no replica.", "flotilla_router_ready{ROUTER}", width=6),

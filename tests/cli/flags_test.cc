@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/on.h"
+#include "cli/exec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -139,26 +139,26 @@ TEST(FlagsTest, HostsAreNamedAndReachedInOneWay) {
               HasSubstr("--remote-shell"));
 }
 
-// The flags of `flotilla on` come by the environment; its words are mpirun's, whatever they
+// The flags of `flotilla exec` come by the environment; its words are mpirun's, whatever they
 // look like.
 TEST(FlagsTest, WhatMpirunSaysIsNoFlag) {
   RoleFlags worker;
   worker.hosts_port = 7003;
   worker.fleet_secret_file = "/etc/a secret";
-  for (const auto& [name, value] : OnEnvironment(worker)) setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& [name, value] : ExecEnvironment(worker)) setenv(name.c_str(), value.c_str(), 1);
   CLI::App app{"test", "test"};
-  CLI::App* on = app.add_subcommand("on");
+  CLI::App* exec = app.add_subcommand("exec");
   RoleFlags flags;
-  AddOnFlags(*on, &flags);
+  AddExecFlags(*exec, &flags);
   const std::vector<std::string> words = {"host", "orted", "-mca", "x", "--port", "9", "--help"};
   std::vector<std::string> args = words;
-  args.insert(args.begin(), "on");
+  args.insert(args.begin(), "exec");
   std::reverse(args.begin(), args.end());
   ASSERT_NO_THROW(app.parse(args));
-  for (const auto& [name, value] : OnEnvironment(worker)) unsetenv(name.c_str());
+  for (const auto& [name, value] : ExecEnvironment(worker)) unsetenv(name.c_str());
   EXPECT_EQ(flags.hosts_port, 7003);
   EXPECT_EQ(flags.fleet_secret_file, "/etc/a secret");
-  EXPECT_EQ(on->remaining(), words);
+  EXPECT_EQ(exec->remaining(), words);
 }
 
 TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {

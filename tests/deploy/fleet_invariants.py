@@ -18,7 +18,7 @@ PORT_FLAGS = {("router", "http"): "--http-port", ("router", "grpc"): "--grpc-por
               ("scheduler", "scheduler"): "--listen-port",
               ("scheduler", "sched-metrics"): "--metrics-port",
               ("worker", "worker"): "--listen-port", ("worker", "worker-metrics"): "--metrics-port",
-              ("host", "host"): "--listen-port", ("host", "host-metrics"): "--metrics-port"}
+              ("node", "node"): "--listen-port", ("node", "node-metrics"): "--metrics-port"}
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def workers_find_their_hosts(fleet):
     """As many as there are ranks: the leader's own pod, then the others of its replica."""
     for one in fleet.containers("worker"):
         flags, owner = one.flags(fleet), one.pod.owner
-        hosts = [c for c in fleet.containers("host") if c.pod.owner is owner]
+        hosts = [c for c in fleet.containers("node") if c.pod.owner is owner]
         if "--hosts" not in flags:
             if hosts:
                 yield f"{one} does not use {hosts[0]}"

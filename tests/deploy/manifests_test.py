@@ -11,7 +11,7 @@ SHAPES = {
     "gpu": {"router": 1, "replica": 1},
     "multi-replica": {"router": 2, "replica": None},
     "multi-host": {"router": 2, "replica": 2, "replica-worker": 2},
-    "multi-host-model": {"router": 2, "replica": 1, "replica-host": 1},
+    "multi-host-model": {"router": 2, "replica": 1, "replica-node": 1},
     "inference-gateway": {"replica": 2},
 }
 

@@ -172,7 +172,7 @@ MUTATIONS = [
     ("workers_find_their_hosts", "multi-host-model",
      lambda f: f.worker["args"].remove("--hosts=$(POD_NAME),$(POD_NAME)-1.flotilla-replica")),
     ("workers_find_their_hosts", "multi-host-model",
-     lambda f: f.host["resources"]["limits"].update(cpu="1")),
+     lambda f: f.node["resources"]["limits"].update(cpu="1")),
     ("services_lead_somewhere", "cpu-small",
      lambda f: f.the("Service", "flotilla")["spec"]["ports"][0].update(targetPort="web")),
     ("services_lead_somewhere", "inference-gateway",
@@ -241,7 +241,7 @@ MUTATIONS = [
     ("schedulers_reach_workers", "multi-host",
      lambda f: f.the("NetworkPolicy", "flotilla-replica-worker")["spec"]["ingress"].pop(0)),
     ("ranks_reach_each_other", "multi-host-model",
-     lambda f: f.the("NetworkPolicy", "flotilla-replica-host")["spec"]["ingress"][0]["ports"][0].pop(
+     lambda f: f.the("NetworkPolicy", "flotilla-replica-node")["spec"]["ingress"][0]["ports"][0].pop(
          "endPort")),
     ("ranks_reach_each_other", "multi-host-model",
      lambda f: f.the("NetworkPolicy", "flotilla-replica")["spec"]["egress"].pop(0)),

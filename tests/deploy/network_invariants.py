@@ -119,11 +119,11 @@ def schedulers_reach_workers(fleet):
 @invariant
 def ranks_reach_each_other(fleet):
     """On whatever port the kernel gave them."""
-    ends = [one.pod for role in ("worker", "host") for one in fleet.containers(role)]
+    ends = [one.pod for role in ("worker", "node") for one in fleet.containers(role)]
     for source in ends:
         for target in ends:
             alone = source.owner is target.owner and source is target
-            if alone or not any(one.role == "host" for pod in (source, target)
+            if alone or not any(one.role == "node" for pod in (source, target)
                                 for one in pod.containers()):
                 continue
             for number in (1024, 65535):
@@ -135,9 +135,9 @@ def ranks_reach_each_other(fleet):
 @invariant
 def internal_ports_are_closed_to_others(fleet):
     # Ranks talk on any port, so that a replica and its hosts are wide open to each other.
-    for role, port, friends in (("scheduler", "scheduler", {"router", "host"}),
-                                ("worker", "worker", {"scheduler", "host"}),
-                                ("host", "host", {"worker", "host"})):
+    for role, port, friends in (("scheduler", "scheduler", {"router", "node"}),
+                                ("worker", "worker", {"scheduler", "node"}),
+                                ("node", "node", {"worker", "node"})):
         for target, one in _with(fleet, role):
             for namespace in (CLIENTS, MONITORING, STRANGERS):
                 if lets_in(fleet, target, port, namespace, {}):
@@ -151,7 +151,7 @@ def internal_ports_are_closed_to_others(fleet):
 @invariant
 def prometheus_reaches_the_metrics(fleet):
     for role, port in (("router", "http"), ("scheduler", "sched-metrics"),
-                       ("worker", "worker-metrics"), ("host", "host-metrics")):
+                       ("worker", "worker-metrics"), ("node", "node-metrics")):
         for pod, one in _with(fleet, role):
             if not lets_in(fleet, pod, port, MONITORING, {}):
                 yield f"Prometheus does not reach {port} of {one}"

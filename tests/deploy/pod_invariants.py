@@ -5,7 +5,7 @@ from manifests import size
 
 # Which pages answer a probe, by role (docs/api.md; only routers have others than /metrics).
 PAGES = {"router": {"/health", "/ready"}, "scheduler": {"/metrics"}, "worker": {"/metrics"},
-         "host": {"/metrics"}}
+         "node": {"/metrics"}}
 START_SECONDS = 1200  # what a replica may take to load its model
 
 
@@ -71,7 +71,7 @@ def everything_has_requests_and_limits(fleet):
 @invariant
 def a_replica_has_its_cores_for_itself(fleet):
     """Whole cores, requested as limited: exclusive ones under the static CPU manager."""
-    for one in fleet.containers("scheduler") + fleet.containers("worker") + fleet.containers("host"):
+    for one in fleet.containers("scheduler") + fleet.containers("worker") + fleet.containers("node"):
         resources = one.raw.get("resources", {})
         requests, limits = resources.get("requests", {}), resources.get("limits", {})
         for what in ("cpu", "memory"):
@@ -187,7 +187,7 @@ def temporary_files_are_bounded(fleet):
 
 @invariant
 def workers_share_memory_within_their_limit(fleet):
-    for one in fleet.containers("worker") + fleet.containers("host"):
+    for one in fleet.containers("worker") + fleet.containers("node"):
         shm = (_mounts(one).get("/dev/shm", ({}, {}))[1].get("emptyDir") or {})
         if shm.get("medium") != "Memory" or "sizeLimit" not in shm:
             yield f"{one} has no bounded /dev/shm"
@@ -197,9 +197,9 @@ def workers_share_memory_within_their_limit(fleet):
 
 @invariant
 def models_are_read_only(fleet):
-    for one in fleet.containers("worker") + fleet.containers("host"):
+    for one in fleet.containers("worker") + fleet.containers("node"):
         # A host's ranks are told by their worker.
-        model = one.flags(fleet).get("--model", "/models/x.gguf" if one.role == "host" else "")
+        model = one.flags(fleet).get("--model", "/models/x.gguf" if one.role == "node" else "")
         mount, volume = _mounts(one).get("/models", ({}, {}))
         claim = volume.get("persistentVolumeClaim", {})
         if not model.startswith("/models/") or not model.endswith(".gguf"):
@@ -274,7 +274,7 @@ def clients_are_turned_away_before_the_router_ends(fleet):
 @invariant
 def a_worker_outlives_its_scheduler(fleet):
     drains = [int(one.flags(fleet).get("--drain-seconds", 0)) for one in fleet.containers("scheduler")]
-    for one in fleet.containers("worker") + fleet.containers("host"):
+    for one in fleet.containers("worker") + fleet.containers("node"):
         beside = any(other.role == "scheduler" for other in one.pod.containers())
         if beside and not one.sidecar:
             yield f"{one} is no sidecar, so it ends while its scheduler drains"

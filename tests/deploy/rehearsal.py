@@ -265,7 +265,7 @@ def rehearse(overlay, program, model, folder):
                     "uid": int(re.search(r"Uid:\t(\d+)", status)[1]),
                     "capabilities": re.search(r"CapBnd:\t(\w+)", status)[1]}
             seen["lent"] = any("daemon started for a worker group" in one.log_text()
-                               for one in processes if one.container.role == "host")
+                               for one in processes if one.container.role == "node")
             http_port = fleet.containers("router")[0].ports()["http"]
             name = worker.variables(fleet)["SERVED_MODEL_NAME"]
             seen["undisturbed"] = generate(http_port, name)
@@ -276,7 +276,7 @@ def rehearse(overlay, program, model, folder):
             started = concurrent.futures.Future()
             answer = pool.submit(generate, http_port, name, started)
             started.result(timeout=60)
-            kinds = ["replica", "replica-worker", "replica-host", "router"]
+            kinds = ["replica", "replica-worker", "replica-node", "router"]
             order = sorted(pods, key=lambda p: kinds.index(p[0].container.pod.component))
             for pod in order:
                 if pod is order[-1]:

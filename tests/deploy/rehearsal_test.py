@@ -42,7 +42,7 @@ def rehearsed(request):
 
 
 def test_every_role_runs_without_rights(rehearsed):
-    hosts = {"host"} if rehearsed["overlay"] == "multi-host-model" else set()
+    hosts = {"node"} if rehearsed["overlay"] == "multi-host-model" else set()
     assert set(rehearsed["roles"]) == {"router", "scheduler", "worker"} | hosts
     for role, seen in rehearsed["roles"].items():
         assert seen == {"uid": 65532, "capabilities": "0" * 16}, role

@@ -85,12 +85,12 @@ PORTS = {"--http-port": "HTTP", "--grpc-port": "gRPC", "--listen-port": "for the
     ("serve", "--http-port"), ("serve", "--grpc-port"), ("router", "--http-port"),
     ("router", "--grpc-port"), ("serve", "--health-port"), ("router", "--health-port"),
     ("worker", "--listen-port"), ("worker", "--metrics-port"), ("scheduler", "--listen-port"),
-    ("scheduler", "--metrics-port"), ("host", "--listen-port"), ("host", "--metrics-port")])
+    ("scheduler", "--metrics-port"), ("node", "--listen-port"), ("node", "--metrics-port")])
 def test_a_port_that_is_taken_is_told_in_one_line(busy, role, flag):
     """With the cause, and before anything is loaded or waited for."""
     flags = {"serve": ["--model", model_path()], "worker": ["--model", model_path()],
              "scheduler": ["--worker", "127.0.0.1:1"], "router": ["--scheduler", "127.0.0.1:1"],
-             "host": []}[role]
+             "node": []}[role]
     if role in ("serve", "router"):
         for other in {"--http-port", "--grpc-port"} - {flag}:
             flags += [other, "0"]

@@ -1,5 +1,5 @@
 """A group whose ranks are on two hosts: this machine, and a network namespace with a link
-to it, where processes are started by what stands for ssh, or by `flotilla host`."""
+to it, where processes are started by what stands for ssh, or by `flotilla node`."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def second_host(tmp_path_factory):
         secret.chmod(0o600)
         yield name, {
             "shell": ["--hostfile", str(hostfile), "--remote-shell", str(shell)],
-            "host": ["--hosts", f"{HERE},{THERE}", "--fleet-secret-file", str(secret)],
+            "node": ["--hosts", f"{HERE},{THERE}", "--fleet-secret-file", str(secret)],
         }
     finally:
         subprocess.run(["ip", "link", "del", "flotilla0"], capture_output=True)
@@ -58,7 +58,7 @@ def second_host(tmp_path_factory):
 
 
 class Lent:
-    """`flotilla host` in the namespace; a context manager."""
+    """`flotilla node` in the namespace; a context manager."""
 
     def __init__(self, directory, name, flags):
         self.directory, self.name, self.flags = directory, name, flags
@@ -71,7 +71,7 @@ class Lent:
         ready.unlink(missing_ok=True)
         with open(self.directory / "host.log", "ab") as log:
             self.process = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, binary(), "host", "--host", THERE,
+                ["ip", "netns", "exec", self.name, binary(), "node", "--host", THERE,
                  "--listen-port", str(self.port), "--ready-file", str(ready), *self.flags],
                 stdout=log, stderr=log)
         wait_until(ready.exists, "the other host is lent")
@@ -93,7 +93,7 @@ def fleet_on(directory, second_host, way, *layout):
     """The fleet, whose `other` is what was lent to it."""
     name, ways = second_host
     flags = [*layout, "--threads", "1", "--group-network", NETWORK, *ways[way]]
-    secret = flags[flags.index("--fleet-secret-file"):][:2] if way == "host" else []
+    secret = flags[flags.index("--fleet-secret-file"):][:2] if way == "node" else []
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(Lent(directory, name, secret)) if secret else None
         if other:
@@ -117,8 +117,8 @@ def one_host(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way, layout", [("shell", ("--tp", "2")), ("shell", ("--pp", "2")),
-                                         ("host", ("--tp", "2"))],
-                         ids=["TP=2", "PP=2", "TP=2 by flotilla host"])
+                                         ("node", ("--tp", "2"))],
+                         ids=["TP=2", "PP=2", "TP=2 by flotilla node"])
 def test_two_hosts_give_the_bits_of_one(tmp_path, second_host, one_host, way, layout):
     with fleet_on(tmp_path, second_host, way, *layout) as fleet:
         assert len(fleet.worker.members()[0]) == 2
@@ -127,7 +127,7 @@ def test_two_hosts_give_the_bits_of_one(tmp_path, second_host, one_host, way, la
 
 
 @pytest.mark.skipif(SANITIZED, reason="measures time")
-@pytest.mark.parametrize("way", ["shell", "host"])
+@pytest.mark.parametrize("way", ["shell", "node"])
 def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one_host, way):
     """Its rank is killed, then the next one stopped, then the link is cut for a while."""
     name = second_host[0]
@@ -160,8 +160,8 @@ def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one
             return gone & set(run("ip", "netns", "pids", name).stdout.split())
 
         wait_until(lambda: not earlier_ranks(), "earlier ranks have ended", seconds=10)
-        # `flotilla host` runs one daemon and its rank, and has waited for all before.
-        if way == "host":
+        # `flotilla node` runs one daemon and its rank, and has waited for all before.
+        if way == "node":
             inside = run("ip", "netns", "pids", name).stdout.split()
             assert len(inside) == 3, inside
     wait_until(lambda: not run("ip", "netns", "pids", name).stdout.split(),
@@ -169,7 +169,7 @@ def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one
 
 
 def test_a_group_waits_for_a_host_that_went(tmp_path, second_host, one_host):
-    with fleet_on(tmp_path, second_host, "host", "--tp", "2") as fleet:
+    with fleet_on(tmp_path, second_host, "node", "--tp", "2") as fleet:
         before = fleet.worker.members()[0]
 
         def go():

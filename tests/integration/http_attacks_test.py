@@ -162,7 +162,7 @@ def test_idle_sockets_silence_nobody(poor):
 
 def test_a_process_takes_all_descriptors_that_it_may(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 4096
-    one = Program(tmp_path, "host", prefix=["prlimit", "--nofile=256:4096"])
+    one = Program(tmp_path, "node", prefix=["prlimit", "--nofile=256:4096"])
     try:
         metrics = httpx.get(f"http://127.0.0.1:{one.ports['metrics']}/metrics").text
         assert "\nprocess_max_fds 4096\n" in metrics

@@ -174,15 +174,15 @@ def bearer_metadata(secret):
 @pytest.fixture(scope="module")
 def host(tmp_path_factory, files):
     """What lends its machine to worker groups."""
-    one = Program(tmp_path_factory.mktemp("host"), "host",
-                  *internal_flags(files.folder, files.secret, files.ours, "host"))
+    one = Program(tmp_path_factory.mktemp("node"), "node",
+                  *internal_flags(files.folder, files.secret, files.ours, "node"))
     yield one
     one.stop()
 
 
-@pytest.mark.parametrize("role", ["worker", "scheduler", "host"])
+@pytest.mark.parametrize("role", ["worker", "scheduler", "node"])
 def test_every_internal_rpc_needs_certificate_and_secret(fleet, host, files, rpcs, role):
-    port = {"worker": fleet.worker, "scheduler": fleet.scheduler, "host": host}[role].ports["listen"]
+    port = {"worker": fleet.worker, "scheduler": fleet.scheduler, "node": host}[role].ports["listen"]
     ours = tls(files.ours, files.member)
     right = bearer_metadata(files.secret)
     strangers = {
@@ -207,7 +207,7 @@ def test_every_internal_rpc_needs_certificate_and_secret(fleet, host, files, rpc
         for path in rpcs:
             code = call(channel, path, right)
             assert code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE), path
-            service = {"worker": "WorkerGroup", "scheduler": "Scheduler", "host": "Host"}[role]
+            service = {"worker": "WorkerGroup", "scheduler": "Scheduler", "node": "Host"}[role]
             served = path.startswith(f"/flotilla.v1.{service}/") and "NoSuch" not in path
             assert (code != grpc.StatusCode.UNIMPLEMENTED) == served, (path, code)
     assert fleet.scheduler.metric("flotilla_worker_groups_lost_total") == before

@@ -124,7 +124,7 @@ def test_a_secret_that_everybody_may_read_is_warned_of(tmp_path):
     secret = tmp_path / "fleet.secret"
     secret.write_text(new_secret())
     secret.chmod(0o644)
-    one = Program(tmp_path, "host", "--fleet-secret-file", str(secret))
+    one = Program(tmp_path, "node", "--fleet-secret-file", str(secret))
     one.stop()
     assert " warning " in one.log_text()
 

@@ -96,7 +96,7 @@ class Kubernetes(unittest.TestCase):
             {"container_name": "worker", "container_port_name": "worker"},
             {"container_name": "worker", "container_port_name": "worker-metrics", "name": "g-3",
              "container_init": "true"},
-            {"container_name": "host", "container_port_name": "host-metrics", "name": "g-4-1",
+            {"container_name": "node", "container_port_name": "node-metrics", "name": "g-4-1",
              "label_leaderworkerset_sigs_k8s_io_replica_index": "4"})
         self.assertEqual((router["role"], router["pod"], router["namespace"]),
                          ("router", "r-0", "ns"))
@@ -105,7 +105,7 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual((rank["role"], rank["replica"]), ("worker", "1"))
         self.assertEqual((named["role"], named["replica"]), ("worker", "blue"))
         self.assertEqual((sidecar["role"], sidecar["replica"]), ("worker", "g-3"))
-        self.assertEqual((host["role"], host["replica"]), ("host", "4"))
+        self.assertEqual((host["role"], host["replica"]), ("node", "4"))
         self.assertEqual([other, proxy, port], [None] * 3)
 
 

@@ -52,7 +52,7 @@ absl::StatusOr<int> RunOnHost(const RunOnHostOptions& options) {
   const std::shared_ptr<grpc::Channel> channel =
       rpc::ConnectTo(options.address, options.credentials);
   if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + options.patience))) {
-    return absl::UnavailableError(absl::StrCat("no `flotilla host` answers at ", options.address,
+    return absl::UnavailableError(absl::StrCat("no `flotilla node` answers at ", options.address,
                                                " within ", absl::FormatDuration(options.patience)));
   }
   grpc::ClientContext context;

@@ -1,4 +1,4 @@
-// `flotilla host`: lends this host to worker groups whose agent is elsewhere.
+// `flotilla node`: lends this host to worker groups whose agent is elsewhere.
 #pragma once
 
 #include <string>
@@ -9,6 +9,6 @@
 namespace flotilla {
 
 // Serves until SIGINT or SIGTERM, which end the ranks on this host.
-absl::Status RunHost(const RoleFlags& flags, const std::string& version);
+absl::Status RunNode(const RoleFlags& flags, const std::string& version);
 
 }  // namespace flotilla

@@ -1,4 +1,4 @@
-#include "cli/on.h"
+#include "cli/exec.h"
 
 #include <sys/prctl.h>
 
@@ -32,7 +32,7 @@ constexpr PathFlag kPaths[] = {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> OnEnvironment(const RoleFlags& worker) {
+std::vector<std::pair<std::string, std::string>> ExecEnvironment(const RoleFlags& worker) {
   std::vector<std::pair<std::string, std::string>> variables;
   variables.emplace_back(kPort, absl::StrCat(worker.hosts_port));
   // A daemon that leaves its session and parent would outlive its call.
@@ -52,10 +52,10 @@ absl::StatusOr<std::string> OnCommand() {
     return absl::FailedPreconditionError(absl::StrCat("--hosts-port: mpirun cannot call '", program,
                                                       "': the path has a space or a colon"));
   }
-  return absl::StrCat(program, " on");
+  return absl::StrCat(program, " exec");
 }
 
-void AddOnFlags(CLI::App& app, RoleFlags* flags) {
+void AddExecFlags(CLI::App& app, RoleFlags* flags) {
   app.prefix_command();
   app.add_option("--port", flags->hosts_port)->envname(kPort);
   for (const PathFlag& path : kPaths) {
@@ -63,9 +63,9 @@ void AddOnFlags(CLI::App& app, RoleFlags* flags) {
   }
 }
 
-absl::StatusOr<int> RunOn(const RoleFlags& flags, const std::vector<std::string>& words) {
+absl::StatusOr<int> RunExec(const RoleFlags& flags, const std::vector<std::string>& words) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // should mpirun go without a word
-  if (words.size() < 2) return absl::InvalidArgumentError("on: say HOST COMMAND...");
+  if (words.size() < 2) return absl::InvalidArgumentError("exec: say HOST COMMAND...");
   auto arguments = DaemonArguments({words.begin() + 1, words.end()});
   if (!arguments.ok()) return arguments.status();
   Logger log(LogLevel::kError);

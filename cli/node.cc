@@ -1,4 +1,4 @@
-#include "cli/host.h"
+#include "cli/node.h"
 
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
@@ -9,7 +9,7 @@
 
 namespace flotilla {
 
-absl::Status RunHost(const RoleFlags& flags, const std::string& version) {
+absl::Status RunNode(const RoleFlags& flags, const std::string& version) {
   auto process = RoleProcess::Begin(flags, /*listens=*/true);
   if (!process.ok()) return process.status();
   Signals& signals = (*process)->signals;
@@ -25,7 +25,7 @@ absl::Status RunHost(const RoleFlags& flags, const std::string& version) {
                                   &log);
   if (!server.ok()) return server.status();
 
-  absl::Status ready = AnnounceReady(flags, "host", (*server)->port(), **metrics_server);
+  absl::Status ready = AnnounceReady(flags, "node", (*server)->port(), **metrics_server);
   if (!ready.ok()) return ready;
   signals.WaitForStop();
   (*server)->Stop();
