@@ -36,9 +36,9 @@ bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at)
   if (batch.items.empty()) return false;
   forward_->RunFirst(layers_, batch, rows, [&](int index, absl::Span<const float> logits) {
     DraftRequest& request = *asked[static_cast<std::size_t>(index)];
-    const TokenPlace place = PlaceAfter(request.index, request.tokens, request.output_index,
-                                        request.drafts, *request.stop);
-    auto token = SampleRow(*ops_, logits, *request.sampling, kNoLogprobs, place);
+    const TokenPosition position = PositionAfter(
+        request.index, request.tokens, request.output_index, request.drafts, *request.stop);
+    auto token = SampleRow(*ops_, logits, *request.sampling, kNoLogprobs, position);
     if (token.ok()) request.drafts.push_back(token->token);
   });
   return true;

@@ -112,14 +112,14 @@ int64_t Forward::buffer_bytes() const {
          logits_.bytes() + quantized_.bytes() + block_sums_.bytes() + scales_.bytes();
 }
 
-void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, WantsWhole whole,
+void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, WantsFullRow full_row,
                   LogitSink sink) {
   Layers(batch, static_cast<int>(weights_.layers.size()));
   if (communicator_ != nullptr && !communicator_->last_stage()) {
     communicator_->SendHidden(hidden_.data(), int64_t{rows_} * config_.hidden);
     return;
   }
-  Logits(logit_rows, /*to_all=*/false, whole, sink);
+  Logits(logit_rows, /*to_all=*/false, full_row, sink);
 }
 
 void Forward::RunFirst(int layers, const Batch& batch, absl::Span<const int32_t> logit_rows,
@@ -351,7 +351,7 @@ void Forward::Attention(const Batch& batch, int layer) {
   });
 }
 
-void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsWhole whole,
+void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsFullRow full_row,
                      LogitSink sink) {
   const int64_t hidden = config_.hidden, vocab = config_.vocab;
   const MatrixView head = weights_.head.view();
@@ -379,13 +379,13 @@ void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsWho
     pool_.ParallelFor(head.panels(),
                       [&](int64_t begin, int64_t end) { MatMul(product, begin, end); });
     bool any_whole = false;
-    for (int i = 0; i < rows; ++i) any_whole |= whole(static_cast<int>(first) + i);
+    for (int i = 0; i < rows; ++i) any_whole |= full_row(static_cast<int>(first) + i);
     if (!alone() && any_whole) communicator_->ShareLogits(rows);
     const IndexRange own = weights_.shard.vocab;
     pool_.ParallelItems(rows, [&](int64_t i) {
       const int request = static_cast<int>(first + i);
       const float* const row = logits + i * vocab;
-      if (!alone() && !whole(request)) {
+      if (!alone() && !full_row(request)) {
         sink(request, {row + own.begin, own.size()});
       } else if (to_all || HasLogits(request)) {
         sink(request, {row, static_cast<size_t>(vocab)});

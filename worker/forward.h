@@ -68,14 +68,14 @@ class Forward {
   // `request` is the index into `logit_rows`, `logits` fp32, [vocab] or those of this
   // rank's shard of the vocabulary. Logits exist on the last stage only.
   using LogitSink = absl::FunctionRef<void(int request, absl::Span<const float> logits)>;
-  // Whether the row of a request is wanted whole.
-  using WantsWhole = absl::FunctionRef<bool(int request)>;
+  // Whether the row of a request is wanted in full.
+  using WantsFullRow = absl::FunctionRef<bool(int request)>;
 
   // Writes K and V of all rows of `batch` (at most max_rows, inside the tables)
   // and hands the logits of rows `logit_rows` (ascending) to `sink`, on the last stage: a
   // whole row to one rank, HasLogits says which; of the others to each rank its shard. All
-  // ranks call alike. `whole` does not matter to a rank that has all of the vocabulary.
-  void Run(const Batch& batch, absl::Span<const int32_t> logit_rows, WantsWhole whole,
+  // ranks call alike. `full_row` does not matter to a rank that has all of the vocabulary.
+  void Run(const Batch& batch, absl::Span<const int32_t> logit_rows, WantsFullRow full_row,
            LogitSink sink);
   // With the first `layers` alone: the head follows the last of them. Every rank gets
   // all rows, whole. One stage only.
@@ -136,8 +136,9 @@ class Forward {
   void Attention(const Batch& batch, int layer);
   // silu(gate) * up for panels [begin, end) of the FFN's width, into gate's place.
   void GateUp(const kernels::MatrixView& gate_up, int64_t begin, int64_t end);
-  // Rows that are wanted whole go to all ranks or to one, see Run.
-  void Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsWhole whole, LogitSink sink);
+  // Rows that are wanted in full go to all ranks or to one, see Run.
+  void Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsFullRow full_row,
+              LogitSink sink);
 
   bool Quantizes(const kernels::MatrixView& matrix) const {
     return recipe_ == Recipe::kAccurate && matrix.kind != kernels::PackedKind::kFloats;

@@ -69,12 +69,12 @@ std::uint32_t MaxContext(const RankOptions& options, const ModelConfig& config) 
 }
 
 // None where a rank has all of it.
-std::optional<VocabularyCut> CutVocabulary(absl::Span<const ModelShard> shards,
-                                           ParallelShape shape) {
+std::optional<VocabularyShards> CutVocabulary(absl::Span<const ModelShard> shards,
+                                              ParallelShape shape) {
   if (shape.tensor == 1) return std::nullopt;
   std::vector<IndexRange> tokens;
   for (const ModelShard& shard : shards.last(shape.tensor)) tokens.push_back(shard.vocab);
-  return VocabularyCut(tokens);
+  return VocabularyShards(tokens);
 }
 
 }  // namespace
@@ -230,9 +230,9 @@ StepOutputs Rank::Execute(const Batch& batch) {
   for (const BackgroundCopy& copy : batch.background) tiers_->Start(copy);
   StepOutputs outputs(batch, vocabulary_.has_value() ? &*vocabulary_ : nullptr);
   if (batch.items.empty()) return outputs;
-  const auto whole = [&](int request) { return outputs.whole(request); };
-  forward_->Run(batch, outputs.rows(), whole, [&](int request, absl::Span<const float> logits) {
-    if (outputs.whole(request)) {
+  const auto full_row = [&](int request) { return outputs.full_row(request); };
+  forward_->Run(batch, outputs.rows(), full_row, [&](int request, absl::Span<const float> logits) {
+    if (outputs.full_row(request)) {
       outputs.Take(ops_, batch, request, logits);
     } else {
       outputs.TakePart(ops_, batch, request, communicator_->tensor_rank(), logits);

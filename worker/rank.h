@@ -127,7 +127,7 @@ class Rank {
   ThreadPool pool_;
   Weights weights_;
   // Where the ranks of the last stage have a shard of the vocabulary each.
-  std::optional<VocabularyCut> vocabulary_;
+  std::optional<VocabularyShards> vocabulary_;
   KvCache cache_;
   std::unique_ptr<TierStore> tiers_;
   std::unique_ptr<Forward> forward_;

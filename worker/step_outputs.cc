@@ -57,30 +57,30 @@ bool GetToken(absl::Span<const std::byte>& metadata, SampledToken& token) {
          GetEntries(metadata, kMostEntries, token.top);
 }
 
-void PutPart(const RowPart& part, std::vector<std::byte>& metadata) {
-  Put(part.winner, metadata);
-  Put(part.logit, metadata);
-  PutEntries(part.stats, metadata);
-  PutEntries(part.best, metadata);
+void PutPartial(const RowPartial& partial, std::vector<std::byte>& metadata) {
+  Put(partial.winner, metadata);
+  Put(partial.logit, metadata);
+  PutEntries(partial.stats, metadata);
+  PutEntries(partial.best, metadata);
 }
 
-bool GetPart(absl::Span<const std::byte>& metadata, std::size_t subtrees, RowPart& part) {
-  return Get(metadata, part.winner) && Get(metadata, part.logit) &&
-         GetEntries(metadata, static_cast<std::int64_t>(subtrees), part.stats) &&
-         part.stats.size() == subtrees && GetEntries(metadata, kMostEntries, part.best);
+bool GetPartial(absl::Span<const std::byte>& metadata, std::size_t subtrees, RowPartial& partial) {
+  return Get(metadata, partial.winner) && Get(metadata, partial.logit) &&
+         GetEntries(metadata, static_cast<std::int64_t>(subtrees), partial.stats) &&
+         partial.stats.size() == subtrees && GetEntries(metadata, kMostEntries, partial.best);
 }
 
-// The place of sample `at` of an item.
-TokenPlace PlaceOf(const Batch& batch, const BatchItem& item, std::uint32_t at) {
+// The position of sample `at` of an item.
+TokenPosition PositionOf(const Batch& batch, const BatchItem& item, std::uint32_t at) {
   const std::uint32_t first = item.row_begin + item.row_count - item.drafts;
-  return PlaceAfter(item.index, item.known, item.output_index,
-                    absl::MakeConstSpan(batch.tokens).subspan(first, at), *item.stop);
+  return PositionAfter(item.index, item.known, item.output_index,
+                       absl::MakeConstSpan(batch.tokens).subspan(first, at), *item.stop);
 }
 
 }  // namespace
 
-StepOutputs::StepOutputs(const Batch& batch, const VocabularyCut* cut)
-    : cut_(cut), outputs_(batch.items.size()) {
+StepOutputs::StepOutputs(const Batch& batch, const VocabularyShards* vocabulary)
+    : vocabulary_(vocabulary), outputs_(batch.items.size()) {
   const auto want = [&](std::uint32_t row, const Request& request) {
     rows_.push_back(static_cast<std::int32_t>(row));
     requests_.push_back(request);
@@ -90,7 +90,7 @@ StepOutputs::StepOutputs(const Batch& batch, const VocabularyCut* cut)
     outputs_[i].prompt.resize(item.prompt_targets.size());
     Request request{.item = static_cast<std::int32_t>(i),
                     .kind = Request::Kind::kPrompt,
-                    .parts = cut != nullptr};
+                    .parts = vocabulary != nullptr};
     if (!item.prompt_targets.empty()) request.top = item.logprobs->prompt_top;
     for (std::size_t t = 0; t < item.prompt_targets.size(); ++t) {
       request.at = static_cast<std::uint32_t>(t);
@@ -101,15 +101,15 @@ StepOutputs::StepOutputs(const Batch& batch, const VocabularyCut* cut)
     const std::uint32_t first = item.row_begin + item.row_count - 1 - item.drafts;
     request.kind = item.samples ? Request::Kind::kSample : Request::Kind::kCandidates;
     request.top = item.samples ? item.logprobs->output_top : std::int32_t(item.candidates);
-    request.parts = cut != nullptr && !(item.samples && NeedsWholeRow(*item.sampling));
+    request.parts = vocabulary != nullptr && !(item.samples && NeedsFullRow(*item.sampling));
     for (std::uint32_t at = 0; at <= item.drafts; ++at) {
       request.at = at;
       want(first + at, request);
     }
   }
-  if (cut == nullptr) return;
+  if (vocabulary == nullptr) return;
   own_parts_.resize(requests_.size());
-  all_parts_.resize(requests_.size());
+  all_partials_.resize(requests_.size());
 }
 
 void StepOutputs::Take(const kernels::Ops& ops, const Batch& batch, int request,
@@ -119,7 +119,7 @@ void StepOutputs::Take(const kernels::Ops& ops, const Batch& batch, int request,
   switch (wanted.kind) {
     case Request::Kind::kSample:
       return Store(wanted, SampleRow(ops, logits, *item.sampling, *item.logprobs,
-                                     PlaceOf(batch, item, wanted.at)));
+                                     PositionOf(batch, item, wanted.at)));
     case Request::Kind::kPrompt:
       return Store(wanted, RowLogprobs(ops, logits, item.prompt_targets[wanted.at], wanted.top));
     case Request::Kind::kCandidates:
@@ -131,18 +131,18 @@ void StepOutputs::TakePart(const kernels::Ops& ops, const Batch& batch, int requ
                            std::uint32_t shard, absl::Span<const float> logits) {
   const Request& wanted = requests_[request];
   const BatchItem& item = batch.items[wanted.item];
-  const VocabularyShard& tokens = cut_->shard(shard);
-  RowPart& part = own_parts_[request];
+  const VocabularyShard& tokens = vocabulary_->shard(shard);
+  RowPartial& part = own_parts_[request];
   switch (wanted.kind) {
     case Request::Kind::kSample:
-      part = SamplePart(ops, tokens, logits, *item.sampling, *item.logprobs,
-                        PlaceOf(batch, item, wanted.at));
+      part = SamplePartial(ops, tokens, logits, *item.sampling, *item.logprobs,
+                           PositionOf(batch, item, wanted.at));
       break;
     case Request::Kind::kPrompt:
-      part = LogprobsPart(ops, tokens, logits, item.prompt_targets[wanted.at], wanted.top);
+      part = LogprobsPartial(ops, tokens, logits, item.prompt_targets[wanted.at], wanted.top);
       break;
     case Request::Kind::kCandidates:
-      part = CandidatesPart(ops, tokens, logits, item.candidates);
+      part = CandidatesPartial(ops, tokens, logits, item.candidates);
       break;
   }
 }
@@ -165,7 +165,7 @@ void StepOutputs::Write(std::uint32_t rank, std::uint32_t ranks,
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     const Request& request = requests_[i];
     if (request.parts) {
-      PutPart(own_parts_[i], metadata);
+      PutPartial(own_parts_[i], metadata);
       continue;
     }
     if (i % ranks != rank) continue;
@@ -191,7 +191,7 @@ absl::Status StepOutputs::Read(std::uint32_t rank, std::uint32_t ranks,
   bool good = true;
   for (std::size_t i = 0; good && i < requests_.size(); ++i) {
     if (requests_[i].parts) {
-      good = ReadPart(i, rank, metadata);
+      good = ReadPartial(i, rank, metadata);
     } else if (i % ranks == rank) {
       good = ReadWhole(requests_[i], metadata);
     }
@@ -202,11 +202,11 @@ absl::Status StepOutputs::Read(std::uint32_t rank, std::uint32_t ranks,
   return absl::OkStatus();
 }
 
-bool StepOutputs::ReadPart(std::size_t i, std::uint32_t rank,
-                           absl::Span<const std::byte>& metadata) {
-  RowPart part;
-  if (!GetPart(metadata, cut_->shard(rank).subtrees.size(), part)) return false;
-  Append(std::move(part), all_parts_[i]);
+bool StepOutputs::ReadPartial(std::size_t i, std::uint32_t rank,
+                              absl::Span<const std::byte>& metadata) {
+  RowPartial partial;
+  if (!GetPartial(metadata, vocabulary_->shard(rank).subtrees.size(), partial)) return false;
+  Append(std::move(partial), all_partials_[i]);
   return true;
 }
 
@@ -227,14 +227,14 @@ bool StepOutputs::ReadWhole(Request& request, absl::Span<const std::byte>& metad
   return GetEntries(metadata, kMostEntries, output.candidates);
 }
 
-std::int64_t StepOutputs::MaxNoteBytes(std::int64_t requests, const VocabularyCut* cut) {
+std::int64_t StepOutputs::MaxNoteBytes(std::int64_t requests, const VocabularyShards* vocabulary) {
   constexpr std::int64_t kEntries = sizeof(std::uint32_t) + kMostEntries * sizeof(TopLogprob);
   constexpr std::int64_t kWhole = sizeof(std::uint8_t) + sizeof(TokenId) + sizeof(float) + kEntries;
   static_assert(sizeof(TopLogprob) == sizeof(kernels::TokenScore));
   const std::int64_t stats =
-      cut == nullptr
+      vocabulary == nullptr
           ? 0
-          : static_cast<std::int64_t>(cut->most_subtrees() * sizeof(kernels::SoftmaxStats));
+          : static_cast<std::int64_t>(vocabulary->most_subtrees() * sizeof(kernels::SoftmaxStats));
   return requests * (kWhole + sizeof(kernels::TokenScore) + sizeof(std::uint32_t) + stats);
 }
 
@@ -243,9 +243,9 @@ absl::Span<const ItemOutput> StepOutputs::Finish() {
     Request& request = requests_[i];
     if (!request.parts) continue;
     if (request.kind == Request::Kind::kCandidates) {
-      Store(request, ConcludeCandidates(all_parts_[i], *cut_, request.top));
+      Store(request, ConcludeCandidates(all_partials_[i], *vocabulary_, request.top));
     } else {
-      Store(request, ConcludeToken(all_parts_[i], *cut_, request.top));
+      Store(request, ConcludeToken(all_partials_[i], *vocabulary_, request.top));
     }
   }
   for (const Request& request : requests_) {

@@ -14,21 +14,21 @@
 #include "absl/types/span.h"
 #include "kernels/ops.h"
 #include "worker/core/group_state.h"
-#include "worker/sampling/row_parts.h"
+#include "worker/sampling/row_partials.h"
 
 namespace flotilla {
 
 class StepOutputs {
  public:
-  // Lists the wanted rows of `batch`. `cut`: of the vocabulary over the ranks that share
-  // each row, which outlives this; null: they have whole rows.
-  explicit StepOutputs(const Batch& batch, const VocabularyCut* cut = nullptr);
+  // Lists the wanted rows of `batch`. `vocabulary`: its shards over the ranks that share
+  // each row, which outlives this; null: they have full rows.
+  explicit StepOutputs(const Batch& batch, const VocabularyShards* vocabulary = nullptr);
 
   // Ascending; request i is about rows()[i].
   absl::Span<const std::int32_t> rows() const { return rows_; }
 
-  // Whether a request wants one rank to have its whole row, or each rank its shard.
-  bool whole(int request) const { return !requests_[request].parts; }
+  // Whether a request wants one rank to have its full row, or each rank its shard.
+  bool full_row(int request) const { return !requests_[request].parts; }
 
   // Turns one row of logits into its output; any thread, several at a time, each
   // request once. `batch` is that of the constructor.
@@ -44,7 +44,7 @@ class StepOutputs {
   void Write(std::uint32_t rank, std::uint32_t ranks, std::vector<std::byte>& metadata) const;
   absl::Status Read(std::uint32_t rank, std::uint32_t ranks, absl::Span<const std::byte> metadata);
   // An upper bound of what Write appends about so many requests.
-  static std::int64_t MaxNoteBytes(std::int64_t requests, const VocabularyCut* cut);
+  static std::int64_t MaxNoteBytes(std::int64_t requests, const VocabularyShards* vocabulary);
 
   // Once all requests are taken, or all step metadata read: one output per item of the batch.
   absl::Span<const ItemOutput> Finish();
@@ -66,15 +66,15 @@ class StepOutputs {
   void Store(Request& wanted, absl::StatusOr<SampledToken> token);
   void Store(Request& wanted, absl::StatusOr<std::vector<TopLogprob>> candidates);
   // Of one rank's step metadata about request i; false: it is not that.
-  bool ReadPart(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& metadata);
+  bool ReadPartial(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& metadata);
   bool ReadWhole(Request& request, absl::Span<const std::byte>& metadata);
 
-  const VocabularyCut* cut_;
+  const VocabularyShards* vocabulary_;
   std::vector<std::int32_t> rows_;
   std::vector<Request> requests_;    // same length
   std::vector<ItemOutput> outputs_;  // one per item
   // Of requests that are taken in parts: this rank's, and those of all ranks read.
-  std::vector<RowPart> own_parts_, all_parts_;
+  std::vector<RowPartial> own_parts_, all_partials_;
 };
 
 }  // namespace flotilla

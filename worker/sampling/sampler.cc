@@ -137,13 +137,13 @@ TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float k
   }
 }
 
-TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPlace& place) {
+TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPosition& position) {
   if (sampling.temperature < kMinTemperature) {
     return row.ops.argmax(row.logits.data(), row.size()).token;
   }
   kernels::GumbelArgs args;
   args.inverse_temperature = 1.0f / sampling.temperature;
-  args.key = TokenNoise(sampling, place);
+  args.key = TokenNoise(sampling, position);
   if (sampling.min_p > 0) {
     args.cutoff.score = row.stats.max + kernels::Log(sampling.min_p) * sampling.temperature;
   }
@@ -161,11 +161,11 @@ bool Penalises(const SamplingParams& sampling) {
          sampling.presence_penalty != 0;
 }
 
-// The cost grows with the tokens before the place, not with the vocabulary.
-void Penalise(const SamplingParams& sampling, const TokenPlace& place, TokenId first_token,
+// The cost grows with the tokens before the position, not with the vocabulary.
+void Penalise(const SamplingParams& sampling, const TokenPosition& position, TokenId first_token,
               absl::Span<float> logits) {
   constexpr std::uint32_t kInPrompt = 1u << 31;
-  // By place in `logits`: how often a token is in the output, and kInPrompt. Zero between
+  // By position in `logits`: how often a token is in the output, and kInPrompt. Zero between
   // calls.
   static thread_local std::vector<std::uint32_t> seen;
   if (seen.size() < logits.size()) seen.resize(logits.size());
@@ -175,10 +175,10 @@ void Penalise(const SamplingParams& sampling, const TokenPlace& place, TokenId f
       if (at < logits.size()) fn(at);
     }
   };
-  each(place.prompt, [](std::size_t at) { seen[at] = kInPrompt; });
-  each(place.output, [](std::size_t at) { ++seen[at]; });
-  each(place.drafts, [](std::size_t at) { ++seen[at]; });
-  for (const auto tokens : {place.prompt, place.output, place.drafts}) {
+  each(position.prompt, [](std::size_t at) { seen[at] = kInPrompt; });
+  each(position.output, [](std::size_t at) { ++seen[at]; });
+  each(position.drafts, [](std::size_t at) { ++seen[at]; });
+  for (const auto tokens : {position.prompt, position.output, position.drafts}) {
     each(tokens, [&](std::size_t at) {
       const std::uint32_t found = std::exchange(seen[at], 0);
       if (found == 0) return;  // not its first time in these lists
@@ -202,58 +202,59 @@ absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats) {
   return kernels::LogSumExp(stats);
 }
 
-kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPlace& place) {
-  return kernels::MakeNoiseKey(SequenceSeed(sampling.seed, place.sequence), place.output_index);
+kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPosition& position) {
+  return kernels::MakeNoiseKey(SequenceSeed(sampling.seed, position.sequence),
+                               position.output_index);
 }
 
-bool NeedsWholeRow(const SamplingParams& sampling) {
+bool NeedsFullRow(const SamplingParams& sampling) {
   if (sampling.temperature < kMinTemperature) return false;
   return sampling.min_p > 0 || sampling.top_k > 0 || sampling.top_p < 1.0f;
 }
 
-bool ChangesLogits(const SamplingParams& sampling, const TokenPlace& place) {
-  return Penalises(sampling) || !sampling.logit_bias.empty() || !place.banned.empty();
+bool ChangesLogits(const SamplingParams& sampling, const TokenPosition& position) {
+  return Penalises(sampling) || !sampling.logit_bias.empty() || !position.banned.empty();
 }
 
-void ChangeLogits(const SamplingParams& sampling, const TokenPlace& place, TokenId first_token,
-                  absl::Span<float> logits) {
+void ChangeLogits(const SamplingParams& sampling, const TokenPosition& position,
+                  TokenId first_token, absl::Span<float> logits) {
   const auto at = [&](TokenId token) { return static_cast<std::size_t>(token - first_token); };
-  for (const TokenId token : place.banned) {
+  for (const TokenId token : position.banned) {
     if (at(token) < logits.size()) logits[at(token)] = kMinusInfinity;
   }
   for (const LogitBias& entry : sampling.logit_bias) {
     if (at(entry.token) < logits.size()) logits[at(entry.token)] += entry.bias;
   }
-  if (Penalises(sampling)) Penalise(sampling, place, first_token, logits);
+  if (Penalises(sampling)) Penalise(sampling, position, first_token, logits);
 }
 
-TokenPlace PlaceAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
-                      std::uint32_t outputs, absl::Span<const TokenId> drafts,
-                      const StopRule& stop) {
-  TokenPlace place{.sequence = sequence,
-                   .output_index = outputs + static_cast<std::uint32_t>(drafts.size()),
-                   .prompt = known.first(known.size() - outputs),
-                   .output = known.last(outputs),
-                   .drafts = drafts,
-                   .banned = {}};
-  if (place.output_index < stop.min_tokens) place.banned = stop.stop_tokens;
-  return place;
+TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
+                            std::uint32_t outputs, absl::Span<const TokenId> drafts,
+                            const StopRule& stop) {
+  TokenPosition position{.sequence = sequence,
+                         .output_index = outputs + static_cast<std::uint32_t>(drafts.size()),
+                         .prompt = known.first(known.size() - outputs),
+                         .output = known.last(outputs),
+                         .drafts = drafts,
+                         .banned = {}};
+  if (position.output_index < stop.min_tokens) position.banned = stop.stop_tokens;
+  return position;
 }
 
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
                                        const SamplingParams& sampling, const LogprobSpec& logprobs,
-                                       const TokenPlace& place) {
+                                       const TokenPosition& position) {
   const absl::StatusOr<Row> row = Measure(ops, logits);
   if (!row.ok()) return row.status();
-  if (!ChangesLogits(sampling, place)) {
-    return Describe(*row, Draw(*row, sampling, place), logprobs.output_top);
+  if (!ChangesLogits(sampling, position)) {
+    return Describe(*row, Draw(*row, sampling, position), logprobs.output_top);
   }
   static thread_local std::vector<float> copy;
   copy.assign(logits.begin(), logits.end());
-  ChangeLogits(sampling, place, 0, absl::MakeSpan(copy));
+  ChangeLogits(sampling, position, 0, absl::MakeSpan(copy));
   const absl::StatusOr<Row> changed = Measure(ops, copy);
   if (!changed.ok()) return changed.status();
-  return Describe(*row, Draw(*changed, sampling, place), logprobs.output_top);
+  return Describe(*row, Draw(*changed, sampling, position), logprobs.output_top);
 }
 
 absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,

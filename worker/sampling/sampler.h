@@ -1,6 +1,6 @@
 // From one row of logits to a token, and to log-probabilities.
 //
-// Pure functions: the outcome depends on the row, the parameters and the place
+// Pure functions: the outcome depends on the row, the parameters and the position
 // of the token (sequence, output index, what comes before) alone, bit for bit on
 // every instruction path. No state; no allocation in the greedy path but for the
 // list of best tokens; any number of threads.
@@ -41,8 +41,8 @@ namespace flotilla {
 // 1 / T times a logit must stay far from overflow.
 inline constexpr float kMinTemperature = 1e-6f;
 
-// The place of a token. Sequence and index are, with the seed, the key of its noise.
-struct TokenPlace {
+// The position of a token. Sequence and index are, with the seed, the key of its noise.
+struct TokenPosition {
   SequenceIndex sequence;
   std::uint32_t output_index = 0;
   // What comes before it, all inside the vocabulary: the prompt, the output, and
@@ -53,23 +53,23 @@ struct TokenPlace {
   absl::Span<const TokenId> banned;
 };
 
-// The place after `known`, whose last `outputs` tokens are output, and `draft tokens`. Views
+// The position after `known`, whose last `outputs` tokens are output, and `drafts`. Views
 // into what it was given.
-TokenPlace PlaceAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
-                      std::uint32_t outputs, absl::Span<const TokenId> drafts,
-                      const StopRule& stop);
+TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
+                            std::uint32_t outputs, absl::Span<const TokenId> drafts,
+                            const StopRule& stop);
 
-// What the random part of a token at this place is made from.
-kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPlace& place);
+// What the random part of a token at this position is made from.
+kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPosition& position);
 
 // What a token is drawn from where there are stop tokens that may not come, biases or
 // penalties: `logits` are those of tokens first_token, first_token + 1, ...
-bool ChangesLogits(const SamplingParams& sampling, const TokenPlace& place);
-void ChangeLogits(const SamplingParams& sampling, const TokenPlace& place, TokenId first_token,
-                  absl::Span<float> logits);
+bool ChangesLogits(const SamplingParams& sampling, const TokenPosition& position);
+void ChangeLogits(const SamplingParams& sampling, const TokenPosition& position,
+                  TokenId first_token, absl::Span<float> logits);
 
-// False: shards of the row say enough each by itself to draw the token (row_parts.h).
-bool NeedsWholeRow(const SamplingParams& sampling);
+// False: shards of the row say enough each by itself to draw the token (row_partials.h).
+bool NeedsFullRow(const SamplingParams& sampling);
 
 // The log-sum-exp of a row by its statistics. INTERNAL: it has no softmax.
 absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats);
@@ -78,7 +78,7 @@ absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats);
 // tokens, best first. The parameters are valid (GroupState checks them).
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
                                        const SamplingParams& sampling, const LogprobSpec& logprobs,
-                                       const TokenPlace& place);
+                                       const TokenPosition& position);
 
 // The log-probability of `token`, which is known (a prompt token), and the `top`
 // (0..LogprobSpec::kMaxTop, or kOff) best tokens. `token` is in the vocabulary.

@@ -67,9 +67,9 @@ Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
 }
 
 TokenId NaiveDraw(const std::vector<float>& row, const std::vector<TokenId>& kept,
-                  const SamplingParams& p, TokenPlace place) {
+                  const SamplingParams& p, TokenPosition position) {
   const kernels::NoiseKey key =
-      kernels::MakeNoiseKey(SequenceSeed(p.seed, place.sequence), place.output_index);
+      kernels::MakeNoiseKey(SequenceSeed(p.seed, position.sequence), position.output_index);
   TokenId best = -1;
   float best_score = 0;
   for (TokenId token : kept) {
@@ -87,8 +87,8 @@ TokenId NaiveDraw(const std::vector<float>& row, const std::vector<TokenId>& kep
 class SamplerTest : public ::testing::TestWithParam<kernels::Isa> {
  protected:
   SampledToken Sample(const std::vector<float>& row, const SamplingParams& sampling,
-                      LogprobSpec logprobs = {}, TokenPlace place = {}) {
-    const auto token = SampleRow(ops_, row, sampling, logprobs, place);
+                      LogprobSpec logprobs = {}, TokenPosition position = {}) {
+    const auto token = SampleRow(ops_, row, sampling, logprobs, position);
     EXPECT_TRUE(token.ok()) << token.status();
     return token.value_or(SampledToken{.token = -1});
   }
@@ -154,12 +154,12 @@ TEST_P(SamplerTest, EqualsTheNaiveReference) {
       p.top_p = std::vector<float>{1.0f, 0.01f, 0.5f, 0.9f, 0.999f}[random() % 5];
       p.min_p = std::vector<float>{0, 0, 0.05f, 0.3f, 0.9f}[random() % 5];
       p.seed = random();
-      const TokenPlace place{SequenceIndex(random() % 4),
-                             static_cast<std::uint32_t>(random() % 99)};
+      const TokenPosition position{SequenceIndex(random() % 4),
+                                   static_cast<std::uint32_t>(random() % 99)};
       const Naive naive = NaiveKept(row, p);
       if (naive.margin < 1e-6) continue;  // where rounding may decide
       ++compared;
-      ASSERT_EQ(Sample(row, p, {}, place).token, NaiveDraw(row, naive.kept, p, place))
+      ASSERT_EQ(Sample(row, p, {}, position).token, NaiveDraw(row, naive.kept, p, position))
           << "n " << n << " T " << p.temperature << " k " << p.top_k << " p " << p.top_p;
     }
   }
@@ -210,15 +210,15 @@ TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
     const std::vector<TokenId> prompt = RandomTokens(random() % 20, vocab, random);
     std::vector<TokenId> output = RandomTokens(random() % 20, vocab, random);
     const std::vector<TokenId> drafts = RandomTokens(random() % 4, vocab, random);
-    const TokenPlace place{.sequence = SequenceIndex(random() % 3),
-                           .output_index = static_cast<std::uint32_t>(output.size()),
-                           .prompt = prompt,
-                           .output = output,
-                           .drafts = drafts};
-    const SampledToken sampled = Sample(row, p, {.output_top = 2}, place);
+    const TokenPosition position{.sequence = SequenceIndex(random() % 3),
+                                 .output_index = static_cast<std::uint32_t>(output.size()),
+                                 .prompt = prompt,
+                                 .output = output,
+                                 .drafts = drafts};
+    const SampledToken sampled = Sample(row, p, {.output_top = 2}, position);
     std::vector<TokenId> all = output;
     all.insert(all.end(), drafts.begin(), drafts.end());
-    const TokenPlace bare{place.sequence, place.output_index};
+    const TokenPosition bare{position.sequence, position.output_index};
     const SampledToken expected =
         Sample(NaiveChanged(row, p, prompt, all), plain, {.output_top = 2}, bare);
     ASSERT_EQ(sampled.token, expected.token) << "round " << round;
@@ -232,15 +232,15 @@ TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
 
 TEST_P(SamplerTest, StopTokensThatMayNotComeAreNeverDrawn) {
   const std::vector<TokenId> stops = {-1, 1, 3, 4, 1 << 30};  // of four tokens
-  TokenPlace place;
-  place.banned = stops;
-  EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 0}, {}, place).token, 2);
+  TokenPosition position;
+  position.banned = stops;
+  EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 0}, {}, position).token, 2);
   // No bias brings them back.
   const SamplingParams biased{.temperature = 0, .logit_bias = {{1, 100.0f}}};
-  EXPECT_EQ(Sample({1, 3, 2, 3}, biased, {}, place).token, 2);
+  EXPECT_EQ(Sample({1, 3, 2, 3}, biased, {}, position).token, 2);
   for (std::uint32_t i = 0; i < 100; ++i) {
-    place.output_index = i;
-    EXPECT_EQ(Sample({1, 3, 2, 3}, {.top_k = 1, .seed = 8}, {}, place).token, 2);
+    position.output_index = i;
+    EXPECT_EQ(Sample({1, 3, 2, 3}, {.top_k = 1, .seed = 8}, {}, position).token, 2);
   }
 }
 
@@ -272,11 +272,11 @@ TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
       p.frequency_penalty = 0.3f;
     }
     const std::vector<TokenId> prompt = RandomTokens(50, 3001, random);
-    const TokenPlace place{.prompt = prompt, .output = prompt};
+    const TokenPosition position{.prompt = prompt, .output = prompt};
     const LogprobSpec logprobs{.output_top = 20};
-    const auto expected = SampleRow(reference, row, p, logprobs, place);
+    const auto expected = SampleRow(reference, row, p, logprobs, position);
     ASSERT_TRUE(expected.ok());
-    EXPECT_EQ(Sample(row, p, logprobs, place), *expected);
+    EXPECT_EQ(Sample(row, p, logprobs, position), *expected);
   }
 }
 

@@ -1,5 +1,5 @@
 // What the shards of a row say together is what the whole row says, bit for bit.
-#include "worker/sampling/row_parts.h"
+#include "worker/sampling/row_partials.h"
 
 #include <algorithm>
 #include <cmath>
@@ -53,24 +53,24 @@ std::vector<IndexRange> RandomShards(std::uint32_t vocab, Random& random) {
   std::sort(cuts.begin(), cuts.end());
   std::vector<IndexRange> shards;
   std::uint32_t begin = 0;
-  for (const std::uint32_t cut : cuts) {
-    shards.push_back({begin, cut * kChunk});
-    begin = cut * kChunk;
+  for (const std::uint32_t vocabulary : cuts) {
+    shards.push_back({begin, vocabulary * kChunk});
+    begin = vocabulary * kChunk;
   }
   shards.push_back({begin, vocab});
   return shards;
 }
 
-class RowPartsTest : public ::testing::TestWithParam<kernels::Isa> {
+class RowPartialsTest : public ::testing::TestWithParam<kernels::Isa> {
  protected:
   // Calls part(shard, its logits) for each shard and puts together what comes.
   template <class Part>
-  static RowPart Gather(const std::vector<float>& row, const std::vector<IndexRange>& shards,
-                        const VocabularyCut& cut, Part part) {
-    RowPart all;
-    for (std::uint32_t i = 0; i < cut.size(); ++i) {
+  static RowPartial Gather(const std::vector<float>& row, const std::vector<IndexRange>& shards,
+                           const VocabularyShards& vocabulary, Part part) {
+    RowPartial all;
+    for (std::uint32_t i = 0; i < vocabulary.size(); ++i) {
       const auto logits = absl::MakeConstSpan(row).subspan(shards[i].begin, shards[i].size());
-      Append(part(cut.shard(i), logits), all);
+      Append(part(vocabulary.shard(i), logits), all);
     }
     return all;
   }
@@ -85,12 +85,12 @@ class RowPartsTest : public ::testing::TestWithParam<kernels::Isa> {
   const kernels::Ops& ops_ = kernels::GetOps(GetParam());
 };
 
-INSTANTIATE_TEST_SUITE_P(Isas, RowPartsTest, ::testing::ValuesIn(kernels::DetectIsas()),
+INSTANTIATE_TEST_SUITE_P(Isas, RowPartialsTest, ::testing::ValuesIn(kernels::DetectIsas()),
                          [](const auto& info) {
                            return std::string(kernels::GetOps(info.param).name);
                          });
 
-TEST_P(RowPartsTest, SayWhatTheWholeRowSays) {
+TEST_P(RowPartialsTest, SayWhatTheWholeRowSays) {
   for (int round = 0; round < kRounds; ++round) {
     SCOPED_TRACE(absl::StrCat("seed ", round));
     Random random(round);
@@ -101,65 +101,69 @@ TEST_P(RowPartsTest, SayWhatTheWholeRowSays) {
     if (round % 6 == 3) row[Int(random, 0, vocab - 1)] = kNan;
     if (round % 6 == 5) row[Int(random, 0, vocab - 1)] = kInfinity;
     const auto shards = RandomShards(static_cast<std::uint32_t>(vocab), random);
-    const VocabularyCut cut(shards);
-    ASSERT_EQ(cut.size(), shards.size());
+    const VocabularyShards vocabulary(shards);
+    ASSERT_EQ(vocabulary.size(), shards.size());
 
     for (int draw = 0; draw < 12; ++draw) {
       SamplingParams sampling;
       sampling.temperature = draw % 2 == 0 ? 0.0f : 0.25f * static_cast<float>(draw);
       sampling.seed = random();
       const auto known = RandomTokens(vocab, random), drafts = RandomTokens(vocab, random);
-      TokenPlace place{.sequence = SequenceIndex(draw), .output_index = std::uint32_t(round)};
+      TokenPosition position{.sequence = SequenceIndex(draw), .output_index = std::uint32_t(round)};
       if (draw >= 4) {
         const std::size_t prompt = known.size() / 2;
-        place.prompt = absl::MakeConstSpan(known).first(prompt);
-        place.output = absl::MakeConstSpan(known).subspan(prompt);
-        place.drafts = drafts;
+        position.prompt = absl::MakeConstSpan(known).first(prompt);
+        position.output = absl::MakeConstSpan(known).subspan(prompt);
+        position.drafts = drafts;
         sampling.repetition_penalty = draw % 4 == 0 ? 1.5f : 1.0f;
         sampling.frequency_penalty = draw % 4 == 1 ? 0.75f : 0.0f;
         sampling.presence_penalty = draw % 4 == 1 ? -0.5f : 0.0f;
         for (int i = 0; draw % 4 == 2 && i < 300; ++i) {
           sampling.logit_bias.push_back({Int(random, 0, vocab - 1), 9.0f});
         }
-        if (draw % 4 == 3) place.banned = drafts;
+        if (draw % 4 == 3) position.banned = drafts;
       }
-      ASSERT_FALSE(NeedsWholeRow(sampling));
+      ASSERT_FALSE(NeedsFullRow(sampling));
       const LogprobSpec logprobs{.output_top = draw % 3 == 0 ? LogprobSpec::kOff : 5 * (draw % 5)};
-      const RowPart sample = Gather(row, shards, cut, [&](const auto& shard, auto logits) {
-        return SamplePart(ops_, shard, logits, sampling, logprobs, place);
-      });
-      ExpectEqual(SampleRow(ops_, row, sampling, logprobs, place),
-                  ConcludeToken(sample, cut, logprobs.output_top));
+      const RowPartial sample =
+          Gather(row, shards, vocabulary, [&](const auto& shard, auto logits) {
+            return SamplePartial(ops_, shard, logits, sampling, logprobs, position);
+          });
+      ExpectEqual(SampleRow(ops_, row, sampling, logprobs, position),
+                  ConcludeToken(sample, vocabulary, logprobs.output_top));
 
       const TokenId token = Int(random, 0, vocab - 1);
       const std::int32_t top = Int(random, -1, LogprobSpec::kMaxTop);
-      const RowPart known_token = Gather(row, shards, cut, [&](const auto& shard, auto logits) {
-        return LogprobsPart(ops_, shard, logits, token, top);
-      });
-      ExpectEqual(RowLogprobs(ops_, row, token, top), ConcludeToken(known_token, cut, top));
+      const RowPartial known_token =
+          Gather(row, shards, vocabulary, [&](const auto& shard, auto logits) {
+            return LogprobsPartial(ops_, shard, logits, token, top);
+          });
+      ExpectEqual(RowLogprobs(ops_, row, token, top), ConcludeToken(known_token, vocabulary, top));
 
       const auto count = static_cast<std::uint32_t>(Int(random, 1, BeamOptions::kMaxCandidates));
-      const RowPart candidates = Gather(row, shards, cut, [&](const auto& shard, auto logits) {
-        return CandidatesPart(ops_, shard, logits, count);
-      });
-      ExpectEqual(RowCandidates(ops_, row, count), ConcludeCandidates(candidates, cut, count));
+      const RowPartial candidates =
+          Gather(row, shards, vocabulary, [&](const auto& shard, auto logits) {
+            return CandidatesPartial(ops_, shard, logits, count);
+          });
+      ExpectEqual(RowCandidates(ops_, row, count),
+                  ConcludeCandidates(candidates, vocabulary, count));
     }
   }
 }
 
-TEST(RowPartsOfOneRowTest, OfEqualLogitsTheLowestIdWins) {
+TEST(RowPartialsOfOneRowTest, OfEqualLogitsTheLowestIdWins) {
   const kernels::Ops& ops = kernels::GetOps(kernels::Isa::kReference);
   std::vector<float> row(3 * kChunk, -1.0f);
   row[2 * kChunk + 1] = row[kChunk + 7] = 2.0f;
-  const VocabularyCut cut({{0, kChunk}, {kChunk, 2 * kChunk}, {2 * kChunk, 3 * kChunk}});
-  RowPart all;
-  for (std::uint32_t i = 0; i < cut.size(); ++i) {
+  const VocabularyShards vocabulary({{0, kChunk}, {kChunk, 2 * kChunk}, {2 * kChunk, 3 * kChunk}});
+  RowPartial all;
+  for (std::uint32_t i = 0; i < vocabulary.size(); ++i) {
     const auto logits = absl::MakeConstSpan(row).subspan(i * kChunk, kChunk);
     SamplingParams greedy;
     greedy.temperature = 0;
-    Append(SamplePart(ops, cut.shard(i), logits, greedy, {.output_top = 3}, {}), all);
+    Append(SamplePartial(ops, vocabulary.shard(i), logits, greedy, {.output_top = 3}, {}), all);
   }
-  const auto token = ConcludeToken(all, cut, 3);
+  const auto token = ConcludeToken(all, vocabulary, 3);
   ASSERT_TRUE(token.ok()) << token.status();
   EXPECT_EQ(token->token, static_cast<TokenId>(kChunk + 7));
   ASSERT_EQ(token->top.size(), 3u);
@@ -169,20 +173,21 @@ TEST(RowPartsOfOneRowTest, OfEqualLogitsTheLowestIdWins) {
 }
 
 // Bans may leave a shard without a token, and the row.
-TEST(RowPartsOfOneRowTest, WhereAllIsBannedNothingIsDrawn) {
+TEST(RowPartialsOfOneRowTest, WhereAllIsBannedNothingIsDrawn) {
   const kernels::Ops& ops = kernels::GetOps(kernels::Isa::kReference);
   const std::vector<float> row(kChunk + 2, 1.0f);
-  const VocabularyCut cut({{0, kChunk}, {kChunk, kChunk + 2}});
+  const VocabularyShards vocabulary({{0, kChunk}, {kChunk, kChunk + 2}});
   std::vector<TokenId> banned(kChunk + 2);
   for (std::size_t i = 0; i < banned.size(); ++i) banned[i] = static_cast<TokenId>(i);
   const auto draw = [&](absl::Span<const TokenId> all_but) {
-    RowPart all;
-    for (std::uint32_t i = 0; i < cut.size(); ++i) {
+    RowPartial all;
+    for (std::uint32_t i = 0; i < vocabulary.size(); ++i) {
       const auto logits = absl::MakeConstSpan(row).subspan(i * kChunk, i == 0 ? kChunk : 2);
-      Append(SamplePart(ops, cut.shard(i), logits, {.temperature = 1}, {}, {.banned = all_but}),
+      Append(SamplePartial(ops, vocabulary.shard(i), logits, {.temperature = 1}, {},
+                           {.banned = all_but}),
              all);
     }
-    return ConcludeToken(all, cut, 0);
+    return ConcludeToken(all, vocabulary, 0);
   };
   const auto last = draw(absl::MakeConstSpan(banned).first(kChunk + 1));
   ASSERT_TRUE(last.ok()) << last.status();
@@ -191,12 +196,12 @@ TEST(RowPartsOfOneRowTest, WhereAllIsBannedNothingIsDrawn) {
 }
 
 // Where the set to draw from depends on the whole row.
-TEST(RowPartsOfOneRowTest, WhatChoosesAmongTheBestNeedsTheWholeRow) {
+TEST(RowPartialsOfOneRowTest, WhatChoosesAmongTheBestNeedsTheWholeRow) {
   const auto needs = [](SamplingParams sampling) {
     sampling.temperature = 1;
-    const bool drawn = NeedsWholeRow(sampling);
+    const bool drawn = NeedsFullRow(sampling);
     sampling.temperature = 0;
-    return std::pair(drawn, NeedsWholeRow(sampling));
+    return std::pair(drawn, NeedsFullRow(sampling));
   };
   EXPECT_EQ(needs({}), std::pair(false, false));
   // The best token is always among them.

@@ -1,10 +1,10 @@
 // A row of logits of which several ranks hold a shard each: what one shard says about
 // it, and what all of them say together.
 //
-// So ranks tell each other some numbers and not whole rows: where a token is drawn from
-// all that the row has (NeedsWholeRow says where not), and for log-probabilities. Pure
-// functions; the outcome is that of sampler.h for the whole row, bit for bit, however the
-// vocabulary is cut.
+// So ranks tell each other some numbers and not full rows: where a token is drawn from
+// all that the row has (NeedsFullRow says where not), and for log-probabilities. Pure
+// functions; the outcome is that of sampler.h for the full row, bit for bit, however the
+// vocabulary is sharded.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ struct VocabularyShard {
   std::vector<std::int32_t> subtrees;
 };
 
-// A vocabulary, cut.
-class VocabularyCut {
+// The shards of a vocabulary.
+class VocabularyShards {
  public:
   // `shards` follow each other from token 0 to the last, each from a multiple of
   // kernels::kVocabularyChunk. None may be empty.
-  explicit VocabularyCut(absl::Span<const IndexRange> shards);
+  explicit VocabularyShards(absl::Span<const IndexRange> shards);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(shards_.size()); }
   const VocabularyShard& shard(std::uint32_t index) const { return shards_[index]; }
@@ -50,7 +50,7 @@ class VocabularyCut {
 };
 
 // What consecutive shards say about a row.
-struct RowPart {
+struct RowPartial {
   std::vector<kernels::SoftmaxStats> stats;  // of their subtrees
   // The token of theirs that would be the row's, and by what: -infinity for none.
   kernels::TokenScore winner{0, -std::numeric_limits<float>::infinity()};
@@ -60,23 +60,23 @@ struct RowPart {
 
 // What SampleRow, RowLogprobs and RowCandidates do, of one shard's `logits`. The
 // parameters are such that no whole row is needed.
-RowPart SamplePart(const kernels::Ops& ops, const VocabularyShard& shard,
-                   absl::Span<const float> logits, const SamplingParams& sampling,
-                   const LogprobSpec& logprobs, const TokenPlace& place);
-RowPart LogprobsPart(const kernels::Ops& ops, const VocabularyShard& shard,
-                     absl::Span<const float> logits, TokenId token, std::int32_t top);
-RowPart CandidatesPart(const kernels::Ops& ops, const VocabularyShard& shard,
-                       absl::Span<const float> logits, std::uint32_t count);
+RowPartial SamplePartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                         absl::Span<const float> logits, const SamplingParams& sampling,
+                         const LogprobSpec& logprobs, const TokenPosition& position);
+RowPartial LogprobsPartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                           absl::Span<const float> logits, TokenId token, std::int32_t top);
+RowPartial CandidatesPartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                             absl::Span<const float> logits, std::uint32_t count);
 
 // Adds the shard that follows those of `row`.
-void Append(RowPart next, RowPart& row);
+void Append(RowPartial next, RowPartial& row);
 
 // What the shards of a whole row say. `row` has the statistics of all subtrees, and `top`
 // was the same for all shards. INTERNAL: the row, or what was made of it, has no softmax.
-absl::StatusOr<SampledToken> ConcludeToken(const RowPart& row, const VocabularyCut& cut,
-                                           std::int32_t top);
-absl::StatusOr<std::vector<TopLogprob>> ConcludeCandidates(const RowPart& row,
-                                                           const VocabularyCut& cut,
+absl::StatusOr<SampledToken> ConcludeToken(const RowPartial& row,
+                                           const VocabularyShards& vocabulary, std::int32_t top);
+absl::StatusOr<std::vector<TopLogprob>> ConcludeCandidates(const RowPartial& row,
+                                                           const VocabularyShards& vocabulary,
                                                            std::uint32_t count);
 
 }  // namespace flotilla
