@@ -139,8 +139,8 @@ void VirtualRun::Admit(std::uint32_t index) {
   const std::uint32_t room = description_.max_context > request.prompt_tokens
                                  ? description_.max_context - request.prompt_tokens
                                  : 1;
-  core_.Admit(now_ns_, MakeRequest(workload_, index, now_ns_, options_.lengths_known,
-                                   std::min(options_.max_tokens, room)));
+  core_.Submit(now_ns_, MakeRequest(workload_, index, now_ns_, options_.lengths_known,
+                                    std::min(options_.max_tokens, room)));
   changed_ = true;
 }
 

@@ -135,11 +135,11 @@ std::int64_t CoreState::PredictNs(const Request& request, std::uint64_t cached_t
                                 reserved_sequences);
 }
 
-void CoreState::OpenRequest(TableIndex index) {
+void CoreState::AdmitRequest(TableIndex index) {
   Request& request = requests[index];
   waiting.Remove(index);
-  counters.resumptions += request.was_open;
-  request.open = true;
+  counters.resumptions += request.was_admitted;
+  request.admitted = true;
   reserved_sequences += request.width();
   for (const TableIndex sequence : request.sequences) {
     sequences[sequence].state = SequenceState::kPending;
@@ -172,7 +172,7 @@ void CoreState::DropSequence(TableIndex index) {
   Sequence& sequence = sequences[index];
   Request& request = RequestOf(sequence);
   if (sequence.open()) Detach(sequence);
-  if (request.open) {
+  if (request.admitted) {
     LeaveRunning(index);
     if (request.beam == nullptr) --reserved_sequences;
   }
@@ -223,7 +223,7 @@ void CoreState::EndSequence(TableIndex index, FinishReason reason, std::uint32_t
   const TableIndex owner = sequences[index].request;
   Request& request = requests[owner];
   FLOTILLA_CORE_CHECK(request.beam == nullptr);
-  const bool waits = !request.open;
+  const bool waits = !request.admitted;
   if (waits) waiting.Remove(owner);
   const SequenceIndex number = sequences[index].index;
   DropSequence(index);
@@ -238,7 +238,7 @@ void CoreState::EndSequence(TableIndex index, FinishReason reason, std::uint32_t
 void CoreState::EndRequest(TableIndex index, FinishReason reason, absl::Status status) {
   Request& request = requests[index];
   if (request.status.ok()) request.status = std::move(status);
-  if (!request.open) waiting.Remove(index);
+  if (!request.admitted) waiting.Remove(index);
   if (request.beam != nullptr) {
     for (std::uint32_t i = 0; i < request.answers; ++i) {
       if (!request.beam->cancelled[i]) EmitSequenceEnd(request, SequenceIndex(i), reason, 0);
@@ -257,7 +257,7 @@ void CoreState::Forget(TableIndex index) {
   fair.Leave(request.tenant);
   quarantined -= request.quarantined;
   if (isolated_request == index) isolated_request.reset();
-  if (request.open && request.beam != nullptr) reserved_sequences -= request.width();
+  if (request.admitted && request.beam != nullptr) reserved_sequences -= request.width();
   deadlines.Remove(index);
   CountReason(request.reason);
   events.push_back(RequestEnd{.request = request.id,
@@ -276,7 +276,7 @@ void CoreState::Forget(TableIndex index) {
 void CoreState::Requeue(TableIndex index) {
   Request& request = requests[index];
   reserved_sequences -= request.width();
-  request.open = false;
+  request.admitted = false;
   if (isolated_request == index) isolated_request.reset();
   for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
@@ -401,7 +401,7 @@ void CoreState::EndQuarantine() {
 void CoreState::LoseEpoch() {
   for (const TableIndex index : std::exchange(running, {})) sequences[index].tables.clear();
   for (const TableIndex index : requests.Indices()) {
-    if (!requests[index].open) continue;
+    if (!requests[index].admitted) continue;
     ++counters.replays;
     Requeue(index);
   }

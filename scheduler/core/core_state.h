@@ -170,7 +170,7 @@ struct CoreState {
   void Enqueue(TableIndex request);
   // Takes a request out of the queue: its sequences are pending. reserved_sequences
   // grows by its width.
-  void OpenRequest(TableIndex request);
+  void AdmitRequest(TableIndex request);
   // Adds a sequence to an open request, as a beam that is to be forked.
   TableIndex AddSequence(Sequence sequence);
   // Ends one sequence: frees its blocks and forgets it; says nothing.

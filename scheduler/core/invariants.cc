@@ -47,7 +47,7 @@ absl::Status CheckBlocks(const CoreState& state) {
 // 2. A request is in the queue or open, and its sequences with it.
 absl::Status CheckRequest(const CoreState& state, TableIndex index) {
   const Request& request = state.requests[index];
-  FLOTILLA_HOLDS(state.waiting.Contains(index) != request.open, 2, "waiting queue");
+  FLOTILLA_HOLDS(state.waiting.Contains(index) != request.admitted, 2, "waiting queue");
   FLOTILLA_HOLDS(state.deadlines.Contains(index) == request.deadline_ns.has_value(), 2,
                  "deadlines");
   FLOTILLA_HOLDS(!request.sequences.empty(), 2, "a request without sequences");
@@ -61,10 +61,10 @@ absl::Status CheckRequest(const CoreState& state, TableIndex index) {
     FLOTILLA_HOLDS(previous == nullptr || previous->index < sequence.index, 2,
                    "order of sequences");
     previous = &sequence;
-    FLOTILLA_HOLDS((sequence.state == SequenceState::kWaiting) != request.open, 2,
+    FLOTILLA_HOLDS((sequence.state == SequenceState::kWaiting) != request.admitted, 2,
                    "sequence state");
     const auto in_running = std::count(state.running.begin(), state.running.end(), at);
-    FLOTILLA_HOLDS(in_running == (request.open ? 1 : 0), 2, "running list");
+    FLOTILLA_HOLDS(in_running == (request.admitted ? 1 : 0), 2, "running list");
     FLOTILLA_HOLDS(sequence.open() || sequence.tables.empty(), 2, "blocks of a sequence not open");
     FLOTILLA_HOLDS(state.OutputTokens(sequence) <= request.stop.max_tokens, 4, "output tokens");
     if (sequence.open() || !sequence.fork.parent.has_value()) continue;
@@ -99,10 +99,10 @@ absl::Status CheckMembership(const CoreState& state) {
   for (const TableIndex index : state.requests.Indices()) {
     if (absl::Status s = CheckRequest(state, index); !s.ok()) return s;
     const Request& request = state.requests[index];
-    waiting += !request.open;
+    waiting += !request.admitted;
     waiting_tokens += request.waiting_tokens;
     waiting_rows += request.waiting_rows;
-    reserved += request.open ? request.width() : 0;
+    reserved += request.admitted ? request.width() : 0;
     sequences += request.sequences.size();
     for (const TableIndex at : request.sequences) {
       const Sequence& sequence = state.sequences[at];

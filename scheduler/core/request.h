@@ -52,8 +52,8 @@ struct Request {
   OrderKey order;             // as it entered the queue last
 
   // On the worker group; else it waits.
-  bool open = false;
-  bool was_open = false;              // at any time
+  bool admitted = false;
+  bool was_admitted = false;          // at any time
   std::vector<TableIndex> sequences;  // not ended, by ascending index
   std::uint32_t answers = 1;          // sequences as the client counts them
   std::unique_ptr<BeamGroup> beam;

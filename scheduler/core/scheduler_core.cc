@@ -99,7 +99,7 @@ absl::Status SchedulerCore::CheckQueue(const TokenizedRequest& request) const {
   return absl::OkStatus();
 }
 
-void SchedulerCore::Admit(std::int64_t now_ns, TokenizedRequest request) {
+void SchedulerCore::Submit(std::int64_t now_ns, TokenizedRequest request) {
   if (absl::Status s = CheckEntry(now_ns, request); !s.ok()) {
     const bool retry = absl::IsResourceExhausted(s) || absl::IsUnavailable(s);
     Refuse(request, std::move(s), retry ? state_.rates.RetryAfterMs(state_.waiting.rows()) : 0);
@@ -230,7 +230,7 @@ void SchedulerCore::DropLate(std::int64_t now_ns) {
   while (!state_.waiting.empty()) {
     const TableIndex index = state_.waiting.head();
     const Request& request = state_.requests[index];
-    if (!request.deadline_ns.has_value() || request.was_open) return;
+    if (!request.deadline_ns.has_value() || request.was_admitted) return;
     const KvCacheManager& kv = state_.epoch->kv;
     const Sequence& first = state_.sequences[request.sequences.front()];
     const std::uint32_t cached = kv.PositionsOf(kv.FindPrefix(first, request));

@@ -8,7 +8,7 @@
 //
 //   SchedulerCore core(options);
 //   core.Ready(epoch, description);
-//   core.Admit(now, request);
+//   core.Submit(now, request);
 //   while (auto outcome = core.Plan(now); outcome.plan) executor.Execute(*outcome.plan);
 //   core.Apply(result);                    // in step order
 //   Deliver(core.TakeEvents());
@@ -85,7 +85,7 @@ class SchedulerCore {
   // a retry hint: queue full. UNAVAILABLE: draining, or no group was ever
   // ready. ALREADY_EXISTS: its id is in use. DEADLINE_EXCEEDED: too late, or (by
   // policy) predicted to be.
-  void Admit(std::int64_t now_ns, TokenizedRequest request);
+  void Submit(std::int64_t now_ns, TokenizedRequest request);
 
   // Ends the sequence (without one: all) at once, whatever it is doing. Unknown ones
   // are ignored.

@@ -37,9 +37,9 @@ PlanOutcome StepPlanner::Make() {
 
   epoch.handles.DropRetired(plan_);
   EmitDeferrals();
-  EmitOpenings();
+  EmitOpens();
   EmitDecodes();
-  for (const Opening& opening : openings_) EmitChunk(opening.index, opening.rows);
+  for (const PendingOpen& open : opens_) EmitChunk(open.index, open.rows);
   for (const Chunk& chunk : chunks_) EmitChunk(chunk.index, chunk.rows);
   EmitAdmissions();
   EmitDraftTokens();
@@ -73,8 +73,9 @@ void StepPlanner::Choose() {
     for (const bool isolated : {first, !first}) {
       isolated_step_ = isolated;
       Assess();
-      const bool runs = !decodes_.empty() || !chunks_.empty() || !openings_.empty();
-      if (runs || !short_of_blocks_.empty() || FindStart().has_value() || load_.has_value()) return;
+      const bool runs = !decodes_.empty() || !chunks_.empty() || !opens_.empty();
+      if (runs || !short_of_blocks_.empty() || FindAdmission().has_value() || load_.has_value())
+        return;
     }
     isolated_step_ = false;
   }
@@ -87,7 +88,7 @@ void StepPlanner::Assess() {
   finished_.clear();
   short_of_blocks_.clear();
   chunks_.clear();
-  openings_.clear();
+  opens_.clear();
   due_later_ = false;
   free_blocks_ = state_.epoch->kv.pool().available() - ReservedBlocks();
   promised_blocks_ = 0;
@@ -170,8 +171,8 @@ void StepPlanner::AssessBeamStep(TableIndex index) {
   const Sequence& sequence = state_.sequences[index];
   const Request& request = state_.RequestOf(sequence);
   if (!sequence.open()) {
-    if (const std::optional<Opening> opening = FindOpening(index, Room(request))) {
-      TakeOpening(*opening);
+    if (const std::optional<PendingOpen> open = FindOpen(index, Room(request))) {
+      ScheduleOpen(*open);
     } else {
       short_of_blocks_.push_back(index);
     }
@@ -200,8 +201,8 @@ void StepPlanner::AssessPrefills() {
     const std::uint64_t room = decodes_are_short && !request.non_preemptible ? 0 : Room(request);
     if (sequence.state == SequenceState::kPrefill) AssessPrefill(index, room);
     if (sequence.state != SequenceState::kPending) continue;
-    const std::optional<Opening> opening = FindOpening(index, room);
-    if (opening.has_value()) TakeOpening(*opening);
+    const std::optional<PendingOpen> open = FindOpen(index, room);
+    if (open.has_value()) ScheduleOpen(*open);
   }
 }
 
@@ -224,54 +225,54 @@ void StepPlanner::AssessPrefill(TableIndex index, std::uint64_t room) {
   }
 }
 
-std::uint64_t StepPlanner::OpeningNeeds(const Opening& opening) const {
+std::uint64_t StepPlanner::OpenNeeds(const PendingOpen& open) const {
   const KvCacheManager& kv = state_.epoch->kv;
-  const Sequence& sequence = state_.sequences[opening.index];
+  const Sequence& sequence = state_.sequences[open.index];
   if (sequence.fork.parent.has_value()) {
-    return kv.BlocksNeededByFork(sequence.fork.length, sequence.fork.length + opening.rows);
+    return kv.BlocksNeededByFork(sequence.fork.length, sequence.fork.length + open.rows);
   }
-  return opening.match.pinned + kv.BlocksFor(kv.PositionsOf(opening.match) + opening.rows) -
-         opening.match.blocks;
+  return open.match.pinned + kv.BlocksFor(kv.PositionsOf(open.match) + open.rows) -
+         open.match.blocks;
 }
 
 // None while its parent has not come far enough, or for want of rows or blocks.
-std::optional<StepPlanner::Opening> StepPlanner::FindOpening(TableIndex index,
-                                                             std::uint64_t blocks) {
+std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
+                                                              std::uint64_t blocks) {
   const KvCacheManager& kv = state_.epoch->kv;
   Sequence& sequence = state_.sequences[index];
   if (!kv.can_fork()) {
     sequence.fork = ForkPlan{};
     state_.UpdateOutstanding(sequence);
   }
-  Opening opening{.index = index, .rows = 0, .match = {}};
+  PendingOpen open{.index = index, .rows = 0, .match = {}};
   std::uint32_t begin = sequence.fork.length;
   const bool forks = sequence.fork.parent.has_value();
   if (!forks) {
-    opening.match = kv.FindPrefix(sequence, state_.RequestOf(sequence));
-    begin = kv.PositionsOf(opening.match);
+    open.match = kv.FindPrefix(sequence, state_.RequestOf(sequence));
+    begin = kv.PositionsOf(open.match);
   }
   const auto whole = static_cast<std::uint32_t>(sequence.tokens.size()) - begin;
-  opening.rows = whole;
-  Promise(state_.RequestOf(sequence), OpeningNeeds(opening));
+  open.rows = whole;
+  Promise(state_.RequestOf(sequence), OpenNeeds(open));
   if (forks && !ParentIsReady(sequence)) return std::nullopt;
   const std::uint32_t wanted = std::min({whole, state_.options.max_chunk_tokens, budget_});
-  for (opening.rows = wanted; opening.rows > 0; opening.rows /= 2) {
-    if (OpeningNeeds(opening) <= blocks) return opening;
+  for (open.rows = wanted; open.rows > 0; open.rows /= 2) {
+    if (OpenNeeds(open) <= blocks) return open;
   }
   if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence))
     short_of_blocks_.push_back(index);
   return std::nullopt;
 }
 
-void StepPlanner::TakeOpening(const Opening& opening) {
-  const Request& request = state_.RequestOf(state_.sequences[opening.index]);
+void StepPlanner::ScheduleOpen(const PendingOpen& open) {
+  const Request& request = state_.RequestOf(state_.sequences[open.index]);
   if (!request.non_preemptible) {
-    const std::uint64_t takes = OpeningNeeds(opening);
+    const std::uint64_t takes = OpenNeeds(open);
     free_blocks_ -= takes;
     promised_blocks_ -= takes;
   }
-  budget_ -= opening.rows;
-  openings_.push_back(opening);
+  budget_ -= open.rows;
+  opens_.push_back(open);
 }
 
 bool StepPlanner::AnyDeferred() const {
@@ -369,8 +370,8 @@ bool StepPlanner::PrefixIsBeingComputed(const Request& request,
 
 // Blocks for all that the request knows: its first sequence begins with the match,
 // the others fork. All that it can come to need if it is non-preemptible.
-std::uint64_t StepPlanner::StartNeeds(const Request& request,
-                                      const KvCacheManager::Match& match) const {
+std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
+                                          const KvCacheManager::Match& match) const {
   const KvCacheManager& kv = state_.epoch->kv;
   if (request.non_preemptible) return match.pinned + state_.MostBlocks(request) - match.blocks;
   const auto first = state_.sequences[request.sequences.front()].tokens.size();
@@ -394,7 +395,7 @@ bool StepPlanner::WantsLoad(const KvCacheManager::Match& match) const {
   return match.in_tiers > 0 && free_blocks_ >= match.pinned + match.in_tiers + promised;
 }
 
-void StepPlanner::Load(const Start& head) {
+void StepPlanner::Load(const Admission& head) {
   const Request& request = state_.requests[head.request];
   state_.epoch->kv.Load(state_.sequences[request.sequences.front()], request, head.match);
   free_blocks_ -= head.match.in_tiers;
@@ -411,7 +412,7 @@ void StepPlanner::StoreAhead() {
   state_.counters.blocks_out += stored;
 }
 
-std::optional<StepPlanner::Start> StepPlanner::TryStart(TableIndex index) {
+std::optional<StepPlanner::Admission> StepPlanner::TryAdmit(TableIndex index) {
   const Request& request = state_.requests[index];
   if (!IsFor(request) || (isolated_step_ && state_.isolated_request.has_value()))
     return std::nullopt;
@@ -421,14 +422,14 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(TableIndex index) {
   const KvCacheManager::Match match = state_.epoch->kv.FindPrefix(
       state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
   const bool loads = head && WantsLoad(match);
-  if (loads) load_ = Start{index, match};
+  if (loads) load_ = Admission{index, match};
   if (loads || match.loading) {
     waits_for_prefix_ |= head;
     return std::nullopt;
   }
   if (full) return std::nullopt;
   // Alone it fits the pool (see admission), but for what copies hold.
-  if (state_.running.empty() && !state_.epoch->kv.copies_pending()) return Start{index, match};
+  if (state_.running.empty() && !state_.epoch->kv.copies_pending()) return Admission{index, match};
   if (PrefixIsBeingComputed(request, match)) {
     waits_for_prefix_ |= index == state_.waiting.head();
     return std::nullopt;
@@ -438,29 +439,30 @@ std::optional<StepPlanner::Start> StepPlanner::TryStart(TableIndex index) {
   const std::uint64_t expected =
       std::max(PeakBlocksWith(request),
                std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
-  if (free_blocks_ < promised_blocks_ + expected + StartNeeds(request, match)) return std::nullopt;
-  return Start{index, match};
+  if (free_blocks_ < promised_blocks_ + expected + AdmissionNeeds(request, match))
+    return std::nullopt;
+  return Admission{index, match};
 }
 
-std::optional<StepPlanner::Start> StepPlanner::FindStart() {
+std::optional<StepPlanner::Admission> StepPlanner::FindAdmission() {
   constexpr std::size_t kCandidates = 4;  // bounds the work of a plan
   waits_for_prefix_ = false;
   load_.reset();
   if (state_.waiting.empty() || budget_ == 0 || !short_of_blocks_.empty()) return std::nullopt;
-  if (std::optional<Start> start = TryStart(state_.waiting.head())) return start;
+  if (std::optional<Admission> admission = TryAdmit(state_.waiting.head())) return admission;
   if (state_.requests[state_.waiting.head()].bypassed >= state_.options.max_bypass) {
     return std::nullopt;
   }
   for (const TableIndex index : state_.waiting.First(kCandidates)) {
     if (index == state_.waiting.head()) continue;
-    if (std::optional<Start> start = TryStart(index)) return start;
+    if (std::optional<Admission> admission = TryAdmit(index)) return admission;
   }
   return std::nullopt;
 }
 
 bool StepPlanner::WorthSending() {
   return state_.epoch->handles.drops_pending() || !decodes_.empty() || !chunks_.empty() ||
-         !openings_.empty() || due_later_ || FindStart().has_value() || load_.has_value();
+         !opens_.empty() || due_later_ || FindAdmission().has_value() || load_.has_value();
 }
 
 }  // namespace flotilla

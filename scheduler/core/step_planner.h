@@ -52,7 +52,7 @@ class StepPlanner {
     std::uint32_t rows;
   };
   // Of a pending sequence: with a parent a fork, else what the prefix cache has.
-  struct Opening {
+  struct PendingOpen {
     TableIndex index;
     std::uint32_t rows;
     KvCacheManager::Match match;
@@ -74,27 +74,27 @@ class StepPlanner {
   void AssessPrefills();
   void AssessPrefill(TableIndex index, std::uint64_t room);
   // What is to be opened of a pending sequence, with at most `blocks` new blocks.
-  std::optional<Opening> FindOpening(TableIndex index, std::uint64_t blocks);
+  std::optional<PendingOpen> FindOpen(TableIndex index, std::uint64_t blocks);
   // Blocks that it takes to open a sequence in this way and run its rows.
-  std::uint64_t OpeningNeeds(const Opening& opening) const;
-  void TakeOpening(const Opening& opening);
-  // A request that waits and may start now, with what the prefix cache has of it.
-  struct Start {
+  std::uint64_t OpenNeeds(const PendingOpen& open) const;
+  void ScheduleOpen(const PendingOpen& open);
+  // A request that waits and may be admitted now, with what the prefix cache has of it.
+  struct Admission {
     TableIndex request;
     KvCacheManager::Match match;
   };
   // The first in the queue, or one of those behind it while it may be passed.
-  std::optional<Start> FindStart();
-  std::optional<Start> TryStart(TableIndex request);
+  std::optional<Admission> FindAdmission();
+  std::optional<Admission> TryAdmit(TableIndex request);
   // Whether what tiers have of the head of the queue is to be read back now, so that
   // it is there when its turn comes; and the beginning of that.
   bool WantsLoad(const KvCacheManager::Match& match) const;
-  void Load(const Start& head);
+  void Load(const Admission& head);
   // Copies the blocks that would be given away next to a tier while few are free.
   void StoreAhead();
   // Copies are under way that somebody waits for, and no other plan brings news.
   bool MustPoll() const;
-  std::uint64_t StartNeeds(const Request& request, const KvCacheManager::Match& match) const;
+  std::uint64_t AdmissionNeeds(const Request& request, const KvCacheManager::Match& match) const;
   bool PrefixIsBeingComputed(const Request& request, const KvCacheManager::Match& match) const;
   void AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const;
   std::uint64_t PeakBlocksWith(const Request& request);
@@ -115,8 +115,8 @@ class StepPlanner {
   bool InFirstRequest(const Sequence& sequence) const;
 
   void EmitDeferrals();
-  void EmitOpenings();
-  void EmitOpening(const Opening& opening);
+  void EmitOpens();
+  void EmitOpen(const PendingOpen& open);
   void Opened(Sequence& sequence);
   void EmitDecodes();
   // What is left of the budget and of the free blocks goes to draft tokens, where they
@@ -128,7 +128,7 @@ class StepPlanner {
   bool TrimSequences();
   void EmitChunk(TableIndex index, std::uint32_t rows);
   void EmitAdmissions();
-  void Begin(const Start& start);
+  void Admit(const Admission& admission);
   void Open(TableIndex index, const KvCacheManager::Match& match);
   std::uint32_t SmallestMicroBatch() const;
 
@@ -146,13 +146,13 @@ class StepPlanner {
   std::vector<TableIndex> short_of_blocks_;  // could run but for blocks
   std::vector<TableIndex> for_other_steps_;  // due, but the step is for others
   std::vector<Chunk> chunks_;                // of prompts already begun, and of beams
-  std::vector<Opening> openings_;            // of pending sequences
+  std::vector<PendingOpen> opens_;           // of pending sequences
   bool due_later_ = false;                   // a decode is due in another micro-batch's step
   std::uint64_t free_blocks_ = 0;            // after all of the above, reserved ones apart
   std::uint64_t promised_blocks_ = 0;        // for the rest of the prompts begun
   std::uint32_t budget_ = 0;                 // rows left
   bool waits_for_prefix_ = false;            // the head of the queue
-  std::optional<Start> load_;  // the head of the queue, if it is to be read back first
+  std::optional<Admission> load_;  // the head of the queue, if it is to be read back first
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed
 };
 

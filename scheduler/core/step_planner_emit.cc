@@ -23,21 +23,21 @@ void StepPlanner::EmitDeferrals() {
   }
 }
 
-// Openings come before any run, so that forks copy what earlier plans wrote; those
+// Sequences are opened before any run, so that forks copy what earlier plans wrote; those
 // from the prefix cache first, before a block that they count on is given away.
-void StepPlanner::EmitOpenings() {
+void StepPlanner::EmitOpens() {
   for (const bool forks : {false, true}) {
-    for (const Opening& opening : openings_) {
-      if (state_.sequences[opening.index].fork.parent.has_value() == forks) EmitOpening(opening);
+    for (const PendingOpen& open : opens_) {
+      if (state_.sequences[open.index].fork.parent.has_value() == forks) EmitOpen(open);
     }
   }
 }
 
-void StepPlanner::EmitOpening(const Opening& opening) {
+void StepPlanner::EmitOpen(const PendingOpen& open) {
   EpochState& epoch = *state_.epoch;
-  Sequence& sequence = state_.sequences[opening.index];
+  Sequence& sequence = state_.sequences[open.index];
   if (sequence.fork.parent.has_value()) {
-    sequence.handle = epoch.handles.Take(opening.index, plan_.step);
+    sequence.handle = epoch.handles.Take(open.index, plan_.step);
     sequence.micro_batch = SmallestMicroBatch();
     ++epoch.micro_batch_sizes[sequence.micro_batch];
     const Sequence& parent = state_.sequences[*sequence.fork.parent];
@@ -46,7 +46,7 @@ void StepPlanner::EmitOpening(const Opening& opening) {
     ++state_.counters.forks;
     Opened(sequence);
   } else {
-    Open(opening.index, opening.match);
+    Open(open.index, open.match);
   }
 }
 
@@ -69,12 +69,12 @@ void StepPlanner::Open(TableIndex index, const KvCacheManager::Match& match) {
   epoch.kv.Open(sequence, request, match, plan_);
   state_.counters.lookup_tokens += sequence.tokens.size();
   state_.counters.cached_tokens += sequence.length.scheduled_max;
-  if (!request.was_open) {
+  if (!request.was_admitted) {
     request.cached_tokens = std::min(sequence.length.scheduled_max, request.prompt_tokens);
     state_.waiting.Charge(request.tenant,
                           (request.prompt_tokens - request.cached_tokens) * FairShare::kPromptCost);
   }
-  request.was_open = true;
+  request.was_admitted = true;
   Opened(sequence);
 }
 
@@ -198,11 +198,11 @@ std::uint32_t StepPlanner::SmallestMicroBatch() const {
 
 void StepPlanner::EmitAdmissions() {
   while (true) {
-    const std::optional<Start> start = FindStart();
+    const std::optional<Admission> admission = FindAdmission();
     if (load_.has_value()) {
       Load(*load_);  // and look again: it may have taken what another would begin with
-    } else if (start.has_value()) {
-      Begin(*start);
+    } else if (admission.has_value()) {
+      Admit(*admission);
     } else {
       return;
     }
@@ -210,25 +210,25 @@ void StepPlanner::EmitAdmissions() {
 }
 
 // Opens the request's first sequence; the others stay pending for now.
-void StepPlanner::Begin(const Start& start) {
+void StepPlanner::Admit(const Admission& admission) {
   const KvCacheManager& kv = state_.epoch->kv;
-  const Request& request = state_.requests[start.request];
-  const std::uint64_t needs = StartNeeds(request, start.match);
-  if (const TableIndex head = state_.waiting.head(); head != start.request) {
+  const Request& request = state_.requests[admission.request];
+  const std::uint64_t needs = AdmissionNeeds(request, admission.match);
+  if (const TableIndex head = state_.waiting.head(); head != admission.request) {
     ++state_.requests[head].bypassed;
     ++state_.counters.bypasses;
   }
   expected_.reset();
-  state_.OpenRequest(start.request);
-  if (request.quarantined) state_.isolated_request = start.request;
+  state_.AdmitRequest(admission.request);
+  if (request.quarantined) state_.isolated_request = admission.request;
   const TableIndex first = request.sequences.front();
   Sequence& sequence = state_.sequences[first];
-  Open(first, start.match);
+  Open(first, admission.match);
 
   const std::uint32_t rows = std::min({sequence.prefill_tokens - sequence.length.scheduled_max,
                                        state_.options.max_chunk_tokens, budget_});
   const std::uint64_t takes =
-      start.match.pinned + kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
+      admission.match.pinned + kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   free_blocks_ -= request.non_preemptible ? needs : takes;
   Promise(request, needs - takes);
   budget_ -= rows;

@@ -160,7 +160,7 @@ void InProcessEngine::Handle(SubmitMessage message) {
                          .trace = message.request.trace,
                          .submitted_ns = now_ns,
                          .first_token_ns = std::nullopt});
-  core_.Admit(now_ns, std::move(message.request));
+  core_.Submit(now_ns, std::move(message.request));
 }
 
 void InProcessEngine::Handle(const CancelRequest& cancel) { core_.Cancel(cancel); }

@@ -99,7 +99,7 @@ class Bench {
     if (!core_->Ready(Epoch(1), description_).ok()) std::abort();
     const std::uint32_t requests =
         load.prefill ? (load.steps + 8) * rows / load.tokens + 1 : load.sequences;
-    for (std::uint32_t i = 0; i < requests; ++i) Admit(i);
+    for (std::uint32_t i = 0; i < requests; ++i) Submit(i);
   }
 
   void Run() {
@@ -118,7 +118,7 @@ class Bench {
 
  private:
   // Prompt i begins with i: no two have a block in common.
-  void Admit(std::uint32_t i) {
+  void Submit(std::uint32_t i) {
     TokenizedRequest request;
     request.id = {1, i};
     request.prompt = {static_cast<TokenId>(i % 1000), static_cast<TokenId>(i / 1000)};
@@ -128,7 +128,7 @@ class Bench {
     }
     request.sampling.seed = i;
     request.stop.max_tokens = load_.prefill ? 1 : 2 * load_.steps;
-    core_->Admit(0, std::move(request));
+    core_->Submit(0, std::move(request));
   }
 
   PlanOutcome Plan(bool measured) {

@@ -50,8 +50,8 @@ class CoreHarness {
     return request;
   }
 
-  void Admit(std::uint64_t id, std::uint32_t prompt_tokens, std::uint32_t max_tokens) {
-    core.Admit(now_ns, Request(id, prompt_tokens, max_tokens));
+  void Submit(std::uint64_t id, std::uint32_t prompt_tokens, std::uint32_t max_tokens) {
+    core.Submit(now_ns, Request(id, prompt_tokens, max_tokens));
     TakeEvents();
   }
 

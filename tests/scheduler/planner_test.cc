@@ -23,12 +23,12 @@ ExecutorDescription SmallGroup(std::uint32_t blocks, std::uint32_t block_tokens)
 
 TEST(Planner, EveryDecodeRunsInEveryStepOfALongPrefill) {
   CoreHarness harness({}, Group());
-  for (std::uint64_t id = 1; id <= 8; ++id) harness.Admit(id, 5, 200);
+  for (std::uint64_t id = 1; id <= 8; ++id) harness.Submit(id, 5, 200);
   while (harness.TokensOf(8) == 0) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
     harness.Answer();
   }
-  harness.Admit(100, 6000, 5);
+  harness.Submit(100, 6000, 5);
   int mixed_steps = 0;
   while (harness.TokensOf(100) == 0) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
@@ -45,10 +45,10 @@ TEST(Planner, EveryDecodeRunsInEveryStepOfALongPrefill) {
 
 TEST(Planner, ChunksKeepWithinBothBudgets) {
   CoreHarness harness({.max_step_tokens = 100, .max_chunk_tokens = 30}, Group());
-  harness.Admit(1, 90, 4);
-  harness.Admit(2, 90, 4);
-  harness.Admit(3, 90, 4);
-  harness.Admit(4, 90, 4);
+  harness.Submit(1, 90, 4);
+  harness.Submit(2, 90, 4);
+  harness.Submit(3, 90, 4);
+  harness.Submit(4, 90, 4);
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   std::vector<std::uint32_t> counts;
   for (const PlanRun& run : CoreHarness::OpsOf<PlanRun>(harness.plans.back()))
@@ -64,7 +64,7 @@ TEST(Planner, AtMostLagPlusOnePlansAreUnanswered) {
     ExecutorDescription group = Group();
     group.lag = lag;
     CoreHarness harness({}, group);
-    harness.Admit(1, 4, 50);
+    harness.Submit(1, 4, 50);
     for (std::uint32_t i = 0; i <= lag; ++i) EXPECT_EQ(harness.Plan(), StallReason::kNone);
     EXPECT_EQ(harness.Plan(), StallReason::kPipelineFull);
     for (std::uint32_t i = 0; i <= lag; ++i) harness.Answer();
@@ -77,7 +77,7 @@ TEST(Planner, MicroBatchesShareTheSequencesEvenly) {
   ExecutorDescription group = Group();
   group.lag = 3;
   CoreHarness harness({}, group);
-  for (std::uint64_t id = 1; id <= 9; ++id) harness.Admit(id, 3, 20);
+  for (std::uint64_t id = 1; id <= 9; ++id) harness.Submit(id, 3, 20);
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   std::multiset<std::uint32_t> micro_batches;
   for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
@@ -88,7 +88,7 @@ TEST(Planner, MicroBatchesShareTheSequencesEvenly) {
 
 TEST(Planner, ADecodeStepNamesNoSequenceThatNeedsNothing) {
   CoreHarness harness({}, Group());
-  harness.Admit(1, 4, 11);  // 14 positions: one block of 16
+  harness.Submit(1, 4, 11);  // 14 positions: one block of 16
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   harness.Answer();
   for (int step = 0; step < 10; ++step) {
@@ -101,7 +101,7 @@ TEST(Planner, ADecodeStepNamesNoSequenceThatNeedsNothing) {
 
 TEST(Planner, NoPlanIsMadeForASequenceThatHasSurelyFinished) {
   CoreHarness harness({}, Group());
-  harness.Admit(1, 4, 2);
+  harness.Submit(1, 4, 2);
   EXPECT_EQ(harness.Plan(), StallReason::kNone);  // prefill, token 0
   EXPECT_EQ(harness.Plan(), StallReason::kNone);  // token 1, the last
   harness.Answer();
@@ -118,8 +118,8 @@ TEST(Planner, NoPlanIsMadeForASequenceThatHasSurelyFinished) {
 // the results, then gives way; both finish with their own tokens.
 TEST(Planner, AShortageDefersThenStallsThenPreemptsTheLast) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, SmallGroup(5, 2));
-  harness.Admit(1, 2, 7);
-  harness.Admit(2, 2, 7);
+  harness.Submit(1, 2, 7);
+  harness.Submit(2, 2, 7);
   bool deferred = false, stalled = false;
   for (int step = 0; step < 8 && !stalled; ++step) {
     const StallReason stall = harness.Plan();
@@ -152,19 +152,19 @@ TEST(Planner, AShortageDefersThenStallsThenPreemptsTheLast) {
 
 TEST(Planner, HigherPriorityIsAdmittedFirst) {
   CoreHarness harness({.max_seqs = 1}, Group());
-  harness.Admit(1, 3, 2);
+  harness.Submit(1, 3, 2);
   TokenizedRequest urgent = CoreHarness::Request(2, 3, 2);
   urgent.priority = 1;
-  harness.core.Admit(0, urgent);
+  harness.core.Submit(0, urgent);
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   EXPECT_EQ(CoreHarness::OpsOf<OpenSequence>(harness.plans.back())[0].request.counter, 2u);
 }
 
 TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
   CoreHarness harness({.watermark_blocks = 1, .expected_output_permille = 0}, SmallGroup(6, 4));
-  harness.Admit(1, 7, 8);  // 2 blocks, in the next step too
+  harness.Submit(1, 7, 8);  // 2 blocks, in the next step too
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
-  harness.Admit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for sequence 1
+  harness.Submit(2, 16, 1);  // 4 blocks; 4 are free but one is kept for sequence 1
   harness.Answer();
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   EXPECT_TRUE(CoreHarness::OpsOf<OpenSequence>(harness.plans.back()).empty());
@@ -179,18 +179,18 @@ TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
 TEST(Planner, AfterThreePreemptionsARequestIsNonPreemptible) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .prefix_cache = false},
                       SmallGroup(7, 4));
-  harness.Admit(1, 4, 22);  // seven blocks in the end
+  harness.Submit(1, 4, 22);  // seven blocks in the end
   std::uint64_t id = 2;
   while (harness.core.Snapshot().counters.preemptions < 3) {
     TokenizedRequest urgent = CoreHarness::Request(id, 4, 12);
     urgent.priority = 1;
-    harness.core.Admit(0, urgent);
+    harness.core.Submit(0, urgent);
     for (int step = 0; step < 9 && harness.Plan() == StallReason::kNone; ++step) harness.Answer();
     ASSERT_LT(++id, 100u);
   }
   TokenizedRequest urgent = CoreHarness::Request(id, 4, 12);
   urgent.priority = 1;
-  harness.core.Admit(0, urgent);
+  harness.core.Submit(0, urgent);
   harness.RunAll();
   EXPECT_EQ(harness.EndOf(1)->usage.preemptions, 3u);
   EXPECT_EQ(harness.TokensOf(1), 22u);
@@ -201,11 +201,11 @@ TEST(Planner, AfterThreePreemptionsARequestIsNonPreemptible) {
 TEST(Planner, AHeadTooLargeForNowIsPassedByAFewOnly) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .max_bypass = 2},
                       SmallGroup(10, 4));
-  harness.Admit(1, 20, 20);  // five blocks, and running
+  harness.Submit(1, 20, 20);  // five blocks, and running
   harness.Plan();
   harness.Answer();
-  harness.Admit(2, 36, 4);  // nine: waits
-  for (std::uint64_t id = 3; id < 8; ++id) harness.Admit(id, 3, 2);
+  harness.Submit(2, 36, 4);  // nine: waits
+  for (std::uint64_t id = 3; id < 8; ++id) harness.Submit(id, 3, 2);
   harness.Plan();
   EXPECT_EQ(harness.core.Snapshot().load.running_requests, 3u);
   EXPECT_EQ(harness.core.Snapshot().counters.bypasses, 2u);
@@ -219,8 +219,8 @@ TEST(Planner, AHeadTooLargeForNowIsPassedByAFewOnly) {
 // that end.
 TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
   CoreHarness harness({.expected_output_permille = 1000, .prefix_cache = false}, SmallGroup(40, 4));
-  harness.Admit(1, 4, 90);  // 24 blocks if it makes all that it may
-  harness.Admit(2, 4, 90);
+  harness.Submit(1, 4, 90);  // 24 blocks if it makes all that it may
+  harness.Submit(2, 4, 90);
   harness.Plan();
   EXPECT_EQ(harness.core.Snapshot().load.running_requests, 1u);
   harness.Answer();
@@ -229,10 +229,10 @@ TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
   for (std::uint64_t id = 10; id < 60; ++id) {  // stop at their second token
     TokenizedRequest request = CoreHarness::Request(id, 4, 90);
     request.stop.stop_tokens = {FakeToken(id, SequenceIndex(0), 1, 1000)};
-    harness.core.Admit(0, request);
+    harness.core.Submit(0, request);
     harness.RunAll();
   }
-  for (std::uint64_t id = 100; id < 104; ++id) harness.Admit(id, 4, 90);
+  for (std::uint64_t id = 100; id < 104; ++id) harness.Submit(id, 4, 90);
   harness.Plan();
   EXPECT_EQ(harness.core.Snapshot().load.running_requests, 4u);
   harness.Answer();
@@ -242,7 +242,7 @@ TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
 
 TEST(Core, CancelFreesBlocksAtOnceAndDropsInTheNextPlan) {
   CoreHarness harness({}, Group());
-  harness.Admit(1, 40, 100);
+  harness.Submit(1, 40, 100);
   harness.Plan();
   harness.Answer();
   harness.Plan();  // its decode is in flight
@@ -265,7 +265,7 @@ TEST(Core, DeadlineEndsWaitingAndRunning) {
   for (std::uint64_t id = 1; id <= 2; ++id) {
     TokenizedRequest request = CoreHarness::Request(id, 4, 100);
     request.deadline_ns = 1000;
-    harness.core.Admit(0, request);
+    harness.core.Submit(0, request);
   }
   PlanOutcome outcome = harness.core.Plan(0);
   EXPECT_EQ(outcome.wake_ns, 1000);
@@ -284,7 +284,7 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
   CoreHarness harness({}, Group());
   TokenizedRequest request = CoreHarness::Request(1, 30, 10);
   request.logprobs.prompt_top = 0;
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   for (int step = 0; step < 4; ++step) {
     harness.Plan();
     harness.Answer();
@@ -316,7 +316,7 @@ TEST(Core, OutputPrefixContinuesAtItsPosition) {
   CoreHarness harness({}, Group());
   TokenizedRequest request = CoreHarness::Request(1, 5, 6);
   request.output_prefix = {{FakeToken(1, SequenceIndex(0), 0, 1000)}};
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 5u);
   EXPECT_EQ(std::get<TokenEvent>(harness.events[1][1]).position, 1u);
@@ -327,7 +327,7 @@ TEST(Core, MaxTokensZeroEndsAfterThePrompt) {
   CoreHarness harness({.max_chunk_tokens = 8}, Group());
   TokenizedRequest request = CoreHarness::Request(1, 20, 0);
   request.logprobs.prompt_top = 3;
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 0u);
   EXPECT_EQ(harness.ReasonOf(1), FinishReason::kLength);
@@ -340,7 +340,7 @@ TEST(Core, RefusesByName) {
   const auto refusal = [&](auto change) {
     TokenizedRequest request = CoreHarness::Request(id, 10, 4);
     change(request);
-    harness.core.Admit(0, request);
+    harness.core.Submit(0, request);
     harness.TakeEvents();
     EXPECT_EQ(harness.events[id].size(), 1u);
     return harness.EndOf(id++).value_or(RequestEnd{}).status;
@@ -384,12 +384,12 @@ TEST(Core, RefusesByName) {
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.logprobs.output_top = 21; })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.output_prefix = {{1}, {2}}; })));
   EXPECT_TRUE(absl::IsDeadlineExceeded(refusal([](R& r) { r.deadline_ns = 0; })));
-  harness.Admit(100, 45, 1);
+  harness.Submit(100, 45, 1);
   EXPECT_TRUE(absl::IsResourceExhausted(refusal([](R&) {})));  // 45 + 10 tokens
   EXPECT_GT(harness.EndOf(id - 1)->retry_after_ms, 0);
-  harness.Admit(101, 1, 1);
+  harness.Submit(101, 1, 1);
   EXPECT_TRUE(absl::IsResourceExhausted(refusal([](R& r) { r.prompt.resize(1); })));
-  harness.Admit(101, 1, 1);
+  harness.Submit(101, 1, 1);
   EXPECT_TRUE(absl::IsAlreadyExists(harness.EndOf(101)->status));
   harness.core.Drain();
   EXPECT_TRUE(absl::IsUnavailable(refusal([](R&) {})));
@@ -402,17 +402,17 @@ TEST(Core, RefusesByName) {
 TEST(Core, AReplayPassesAdmission) {
   CoreHarness harness({.max_queued_requests = 1, .max_queued_tokens = 20, .max_wait_ns = 1},
                       SmallGroup(4, 16));
-  harness.Admit(1, 10, 4);
+  harness.Submit(1, 10, 4);
   TokenizedRequest replay = CoreHarness::Request(2, 12, 4);
   replay.attempt = Attempt(1);
   replay.output_prefix = {{5}};
-  harness.core.Admit(0, replay);
+  harness.core.Submit(0, replay);
   harness.core.Drain();
   replay.id.counter = 3;
-  harness.core.Admit(0, replay);
+  harness.core.Submit(0, replay);
   replay.id.counter = 4;
   replay.output_prefix = {{5}, {6}};
-  harness.core.Admit(0, replay);
+  harness.core.Submit(0, replay);
   harness.RunAll();
   for (const std::uint64_t id : {1, 2, 3}) {
     EXPECT_EQ(harness.ReasonOf(id), FinishReason::kLength) << id;
@@ -423,7 +423,7 @@ TEST(Core, AReplayPassesAdmission) {
 TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
   const auto applied = [](auto change) {
     CoreHarness harness({}, Group());
-    harness.Admit(1, 4, 10);
+    harness.Submit(1, 4, 10);
     harness.Plan();
     StepResult result{.epoch = harness.epoch(), .step = Step(1)};
     result.sequences.push_back(

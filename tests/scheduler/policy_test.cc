@@ -33,7 +33,7 @@ std::int64_t StepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) {
 // The order in which three waiting requests start, one at a time.
 std::vector<std::uint64_t> OrderUnder(const char* policy) {
   CoreHarness harness({.max_seqs = 1}, Group(), policy);
-  harness.Admit(9, 4, 1);
+  harness.Submit(9, 4, 1);
   harness.Plan();
   TokenizedRequest a = CoreHarness::Request(1, 40, 30);
   TokenizedRequest b = CoreHarness::Request(2, 8, 4);
@@ -41,7 +41,7 @@ std::vector<std::uint64_t> OrderUnder(const char* policy) {
   a.deadline_ns = 90'000'000'000;
   c.deadline_ns = 60'000'000'000;
   c.priority = policy == std::string("priority") ? 5 : 0;
-  for (const TokenizedRequest& request : {a, b, c}) harness.core.Admit(0, request);
+  for (const TokenizedRequest& request : {a, b, c}) harness.core.Submit(0, request);
   std::vector<std::uint64_t> order;
   for (int step = 0; step < 200; ++step) {
     if (harness.plans.empty() && harness.Plan() != StallReason::kNone) break;
@@ -118,7 +118,7 @@ std::map<std::string, double> Shares(std::vector<std::pair<std::string, std::uin
     request.stop.max_tokens = random.Between(1, 60);
     tenant_of[id++] = tenant;
     ++live[tenant];
-    harness.core.Admit(harness.now_ns, request);
+    harness.core.Submit(harness.now_ns, request);
   };
   for (int step = 0; step < 6000; ++step) {
     while (live["heavy"] < 400) send("heavy");
@@ -170,7 +170,7 @@ Service ServeDeadlines(const char* policy, double load) {
       const double alone_ns =
           2e6 + 2e4 * static_cast<double>(request.prompt.size()) + 1.02e6 * request.stop.max_tokens;
       request.deadline_ns = static_cast<std::int64_t>(next_ns + alone_ns * (2 + 8 * uniform()));
-      harness.core.Admit(harness.now_ns, request);
+      harness.core.Submit(harness.now_ns, request);
       ++service.sent;
       next_ns -= gap_ns * std::log(uniform());
     }
@@ -208,11 +208,11 @@ TEST(Deadlines, EarliestFirstMeetsMoreThanFcfs) {
 TEST(Deadlines, ARequestThatCannotMakeItEndsBeforeItsPrefill) {
   CoreHarness harness({.max_seqs = 1}, Group(), "edf");
   harness.step_ns = StepNs;
-  harness.Admit(1, 10, 20);
+  harness.Submit(1, 10, 20);
   harness.Plan();
   TokenizedRequest request = CoreHarness::Request(2, 10, 30);
   request.deadline_ns = 35'000'000;  // 30 ms alone, but the first takes 20
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   harness.Answer();
   harness.RunAll();
   EXPECT_EQ(harness.ReasonOf(2), FinishReason::kDeadline);
@@ -226,7 +226,7 @@ TEST(Admission, ALongWaitIsRefusedWithItsLength) {
   harness.step_ns = StepNs;
   std::uint64_t id = 1;
   while (!harness.EndOf(id - 1).has_value() && id < 1000) {
-    harness.Admit(id, 100, 20);
+    harness.Submit(id, 100, 20);
     if (harness.plans.empty()) harness.Plan();
     ++id;
   }
@@ -241,12 +241,12 @@ TEST(Planner, ChunksLeaveRoomForTheInterTokenTarget) {
   CoreHarness harness({.max_step_tokens = 512, .max_chunk_tokens = 512, .itl_target_ns = 3'000'000},
                       Group());
   harness.step_ns = StepNs;
-  harness.Admit(1, 4, 400);
+  harness.Submit(1, 4, 400);
   for (int i = 0; i < 50; ++i) {
     harness.Plan();
     harness.Answer();
   }
-  harness.Admit(2, 3000, 1);
+  harness.Submit(2, 3000, 1);
   std::int64_t longest = 0, steps = 0;
   while (!harness.EndOf(2).has_value() && steps < 1000) {
     harness.Plan();

@@ -21,8 +21,8 @@ std::vector<Preemption> PreemptTheSecond(std::vector<KvTier> tiers, std::uint32_
   group.tiers = std::move(tiers);
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, group);
   harness.step_ns = [](std::uint32_t prefill, std::uint32_t) { return (prefill + 1) * kMs; };
-  harness.Admit(1, 16, 16);
-  harness.Admit(2, second_prompt, 16);
+  harness.Submit(1, 16, 16);
+  harness.Submit(2, second_prompt, 16);
   std::vector<Preemption> all;
   for (int step = 0; step < 1000 && harness.Plan() == StallReason::kNone; ++step) {
     harness.Answer();

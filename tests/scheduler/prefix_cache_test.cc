@@ -25,7 +25,7 @@ std::uint64_t Prefilled(const CoreHarness& harness) {
 
 TEST(PrefixCache, EqualPromptsThatArriveTogetherAreComputedOnce) {
   CoreHarness harness({}, Group());
-  for (std::uint64_t id = 1; id <= 8; ++id) harness.core.Admit(0, Alike(id, 1000));
+  for (std::uint64_t id = 1; id <= 8; ++id) harness.core.Submit(0, Alike(id, 1000));
   harness.RunAll();
   // 62 whole blocks are shared; each computes the 8 tokens after them.
   EXPECT_EQ(Prefilled(harness), 1000u + 7 * 8);
@@ -38,7 +38,7 @@ TEST(PrefixCache, EqualPromptsThatArriveTogetherAreComputedOnce) {
 
 TEST(PrefixCache, ShortPromptsShareABlockWithinOnePlan) {
   CoreHarness harness({}, Group());
-  for (std::uint64_t id = 1; id <= 3; ++id) harness.core.Admit(0, Alike(id, 20));
+  for (std::uint64_t id = 1; id <= 3; ++id) harness.core.Submit(0, Alike(id, 20));
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   const auto runs = CoreHarness::OpsOf<flotilla::Run>(harness.plans.back());
   ASSERT_EQ(runs.size(), 3u);
@@ -52,14 +52,14 @@ TEST(PrefixCache, ShortPromptsShareABlockWithinOnePlan) {
 
 TEST(PrefixCache, AConversationReusesItsAnswers) {
   CoreHarness harness({}, Group());
-  harness.core.Admit(0, Alike(1, 100, 61));
+  harness.core.Submit(0, Alike(1, 100, 61));
   harness.RunAll();
   TokenizedRequest next = Alike(2, 100);
   for (const EngineEvent& event : harness.events[1]) {
     if (const auto* token = std::get_if<TokenEvent>(&event)) next.prompt.push_back(token->token);
   }
   for (TokenId token = 0; token < 20; ++token) next.prompt.push_back(token);
-  harness.core.Admit(0, next);
+  harness.core.Submit(0, next);
   harness.RunAll();
   // The last output token was never an input: 160 positions are there.
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 160u);
@@ -67,11 +67,11 @@ TEST(PrefixCache, AConversationReusesItsAnswers) {
 
 TEST(PrefixCache, APromptWhoseLogprobsAreWantedIsComputed) {
   CoreHarness harness({}, Group());
-  harness.core.Admit(0, Alike(1, 100));
+  harness.core.Submit(0, Alike(1, 100));
   harness.RunAll();
   TokenizedRequest scored = Alike(2, 100);
   scored.logprobs.prompt_top = 0;
-  harness.core.Admit(0, scored);
+  harness.core.Submit(0, scored);
   harness.RunAll();
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 0u);
   EXPECT_EQ(Prefilled(harness), 200u);
@@ -85,7 +85,7 @@ TEST(PrefixCache, TenantsAndSaltsNeverMeet) {
     TokenizedRequest request = Alike(++id, 100);
     request.tenant = tenant;
     request.cache_salt = salt;
-    harness.core.Admit(0, request);
+    harness.core.Submit(0, request);
     harness.RunAll();
     EXPECT_EQ(harness.EndOf(id)->usage.cached_tokens, 0u) << tenant << "/" << salt;
   }
@@ -93,31 +93,31 @@ TEST(PrefixCache, TenantsAndSaltsNeverMeet) {
 
 TEST(PrefixCache, CachedBlocksGiveWayToRequests) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, Group(10));
-  harness.core.Admit(0, Alike(1, 100));
+  harness.core.Submit(0, Alike(1, 100));
   harness.RunAll();
-  harness.Admit(50, 140, 4);  // 9 of 10 blocks; 6 are cached
+  harness.Submit(50, 140, 4);  // 9 of 10 blocks; 6 are cached
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(50), 4u);
   EXPECT_EQ(harness.core.Snapshot().counters.evictions, 5u);
-  harness.core.Admit(0, Alike(2, 100));  // its last blocks went first
+  harness.core.Submit(0, Alike(2, 100));  // its last blocks went first
   harness.RunAll();
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 16u);
 }
 
 TEST(PrefixCache, ALostGroupHasNoCache) {
   CoreHarness harness({}, Group());
-  harness.core.Admit(0, Alike(1, 100));
+  harness.core.Submit(0, Alike(1, 100));
   harness.RunAll();
   harness.core.Lost(harness.epoch());
   harness.Restart();
-  harness.core.Admit(0, Alike(2, 100));
+  harness.core.Submit(0, Alike(2, 100));
   harness.RunAll();
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 0u);
 }
 
 TEST(PrefixCache, CanBeOff) {
   CoreHarness harness({.prefix_cache = false}, Group());
-  for (std::uint64_t id = 1; id <= 2; ++id) harness.core.Admit(0, Alike(id, 100));
+  for (std::uint64_t id = 1; id <= 2; ++id) harness.core.Submit(0, Alike(id, 100));
   harness.RunAll();
   EXPECT_EQ(Prefilled(harness), 200u);
 }

@@ -77,7 +77,7 @@ class QuarantineTest : public ::testing::Test {
 };
 
 TEST_F(QuarantineTest, TheOneThatKillsIsFailedAndAllOthersAreServed) {
-  for (std::uint64_t id = 1; id <= 8; ++id) harness.Admit(id, 20, 12);
+  for (std::uint64_t id = 1; id <= 8; ++id) harness.Submit(id, 20, 12);
   EXPECT_EQ(RunWithKiller(5), 3);  // once with others, twice alone
   for (std::uint64_t id = 1; id <= 8; ++id) {
     SCOPED_TRACE(id);
@@ -94,19 +94,19 @@ TEST_F(QuarantineTest, TheOneThatKillsIsFailedAndAllOthersAreServed) {
 }
 
 TEST_F(QuarantineTest, OneThatKillsAloneFromTheStartIsFoundToo) {
-  harness.Admit(1, 20, 12);
+  harness.Submit(1, 20, 12);
   EXPECT_EQ(RunWithKiller(1), 3);
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(1)->status));
 }
 
 // Who sends a request elsewhere hears what its group died of, and says so there.
 TEST_F(QuarantineTest, WhatDiedElsewhereIsComputedAloneFirstAndCounts) {
-  harness.Admit(1, 20, 12);
-  harness.Admit(2, 20, 12);
+  harness.Submit(1, 20, 12);
+  harness.Submit(2, 20, 12);
   TokenizedRequest moved = CoreHarness::Request(3, 20, 12);
   moved.attempt = Attempt(1);
   moved.crash_count = 1;
-  harness.core.Admit(harness.now_ns, moved);
+  harness.core.Submit(harness.now_ns, moved);
   EXPECT_EQ(RunWithKiller(3), 1);  // alone, and the second in all
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(3)->status)) << harness.EndOf(3)->status;
   for (const std::uint64_t id : {1, 2}) EXPECT_EQ(harness.TokensOf(id), 12u);
@@ -114,7 +114,7 @@ TEST_F(QuarantineTest, WhatDiedElsewhereIsComputedAloneFirstAndCounts) {
 }
 
 TEST_F(QuarantineTest, CrashesAreReported) {
-  for (std::uint64_t id = 1; id <= 3; ++id) harness.Admit(id, 20, 12);
+  for (std::uint64_t id = 1; id <= 3; ++id) harness.Submit(id, 20, 12);
   RunWithKiller(2);
   for (std::uint64_t id = 1; id <= 3; ++id) {
     std::vector<std::uint32_t> counts;
@@ -132,8 +132,8 @@ TEST_F(QuarantineTest, WhatIsInnocentElsewhereIsCleared) {
   moved.attempt = Attempt(1);
   moved.output_prefix = {{5, 6, 7}};
   moved.crash_count = 1;
-  harness.core.Admit(harness.now_ns, moved);
-  harness.Admit(2, 20, 12);
+  harness.core.Submit(harness.now_ns, moved);
+  harness.Submit(2, 20, 12);
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 9u);
   EXPECT_EQ(harness.TokensOf(2), 12u);
@@ -141,7 +141,7 @@ TEST_F(QuarantineTest, WhatIsInnocentElsewhereIsCleared) {
 }
 
 TEST_F(QuarantineTest, ADeathFromOutsideCostsNobodyItsAnswer) {
-  for (std::uint64_t id = 1; id <= 4; ++id) harness.Admit(id, 20, 30);
+  for (std::uint64_t id = 1; id <= 4; ++id) harness.Submit(id, 20, 30);
   for (int round = 0; round < 10; ++round) {
     for (int step = 0; step < 20; ++step) {
       if (harness.Plan() == StallReason::kNone) harness.Answer();
@@ -155,7 +155,7 @@ TEST_F(QuarantineTest, ADeathFromOutsideCostsNobodyItsAnswer) {
 }
 
 TEST_F(QuarantineTest, ADeathWithNoStepStartedBlamesNobody) {
-  harness.Admit(1, 20, 12);
+  harness.Submit(1, 20, 12);
   for (int round = 0; round < 5; ++round) {
     harness.Plan();
     Die({});
@@ -167,14 +167,14 @@ TEST_F(QuarantineTest, ADeathWithNoStepStartedBlamesNobody) {
 
 // Quarantined requests run alone, one after another, and others in between.
 TEST_F(QuarantineTest, StepsAlternateBetweenAnIsolatedRequestAndTheOthers) {
-  for (std::uint64_t id = 1; id <= 3; ++id) harness.Admit(id, 20, 40);
+  for (std::uint64_t id = 1; id <= 3; ++id) harness.Submit(id, 20, 40);
   for (int step = 0; step < 4; ++step) {
     harness.Plan();
     harness.Answer();
   }
   harness.Plan();
   Die({harness.plans.back().step});
-  harness.Admit(4, 20, 40);  // not quarantined
+  harness.Submit(4, 20, 40);  // not quarantined
   int alone = 0, together = 0;
   std::set<std::uint64_t> probed;
   while (harness.core.Snapshot().counters.quarantine_releases < 3) {

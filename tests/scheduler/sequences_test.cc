@@ -48,7 +48,7 @@ TEST(Sequences, ShareThePromptAndCopyItsLastBlock) {
   CoreHarness harness({.prefix_cache = false}, Group(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 6);
   request.sequences = 3;
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   harness.Plan();
   // The prompt is computed once, by the first sequence.
   EXPECT_THAT(CoreHarness::OpsOf<OpenSequence>(harness.plans[0]), SizeIs(1));
@@ -84,7 +84,7 @@ TEST(Sequences, OneThatEndsLeavesTheOthersTheirBlocks) {
   CoreHarness harness({.prefix_cache = false}, Group(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 20);
   request.sequences = 2;
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   for (int i = 0; i < 4; ++i) {
     harness.Plan();
     harness.Answer();
@@ -105,7 +105,7 @@ TEST(Sequences, APendingSequenceOutlivesItsParent) {
   CoreHarness harness({.prefix_cache = false}, Group(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 5);
   request.sequences = 3;
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   harness.Plan();
   harness.core.Cancel({.request = request.id, .sequence = SequenceIndex(0), .keep_tokens = 0});
   EXPECT_EQ(harness.core.CheckInvariants(), absl::OkStatus());
@@ -123,10 +123,10 @@ TEST(Sequences, APendingSequenceOutlivesItsParent) {
 TEST(Sequences, ArePreemptedAndResumedTogether) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .prefix_cache = false},
                       Group(4, 12));
-  harness.Admit(1, 8, 24);
+  harness.Submit(1, 8, 24);
   TokenizedRequest request = CoreHarness::Request(2, 9, 12);
   request.sequences = 2;
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 24u);
   EXPECT_EQ(harness.TokensOf(2), 24u);
@@ -139,11 +139,11 @@ TEST(Sequences, ArePreemptedAndResumedTogether) {
 
 TEST(Sequences, ARequestWaitsUntilAllItsSequencesCanRun) {
   CoreHarness harness({.max_seqs = 4}, Group(4, 100));
-  harness.Admit(1, 4, 30);
-  harness.Admit(2, 4, 30);
+  harness.Submit(1, 4, 30);
+  harness.Submit(2, 4, 30);
   TokenizedRequest request = CoreHarness::Request(3, 4, 3);
   request.sequences = 3;
-  harness.core.Admit(0, request);
+  harness.core.Submit(0, request);
   harness.Plan();
   EXPECT_EQ(harness.core.Snapshot().load.running_requests, 2u);
   harness.core.Cancel({.request = {1, 1}});
@@ -164,7 +164,7 @@ TokenizedRequest BeamRequest(std::uint64_t id, std::uint32_t prompt_tokens,
 
 TEST(Beams, AreForkedAndDroppedByTheirTables) {
   CoreHarness harness({.prefix_cache = false}, Group(4, 100));
-  harness.core.Admit(0, BeamRequest(1, 10, 6, 3));
+  harness.core.Submit(0, BeamRequest(1, 10, 6, 3));
   harness.Plan();
   EXPECT_EQ(CoreHarness::OpsOf<PlanRun>(harness.plans[0])[0].candidates, 6u);
   EXPECT_EQ(harness.Plan(), StallReason::kResults);  // what follows is not known yet
@@ -197,8 +197,8 @@ TEST(Beams, AreForkedAndDroppedByTheirTables) {
 // result.
 TEST(Beams, NobodyWaitsForThem) {
   CoreHarness harness({}, Group(4, 100));
-  harness.Admit(1, 4, 12);
-  harness.core.Admit(0, BeamRequest(2, 4, 6, 2));
+  harness.Submit(1, 4, 12);
+  harness.core.Submit(0, BeamRequest(2, 4, 6, 2));
   harness.Plan();
   harness.Plan();
   for (int step = 0; step < 8; ++step) {
@@ -212,7 +212,7 @@ TEST(Beams, NobodyWaitsForThem) {
 
 TEST(Beams, AnAnswerThatNobodyWantsIsLeftOut) {
   CoreHarness harness({}, Group(4, 100));
-  harness.core.Admit(0, BeamRequest(1, 4, 5, 3));
+  harness.core.Submit(0, BeamRequest(1, 4, 5, 3));
   harness.Plan();
   harness.core.Cancel({.request = {1, 1}, .sequence = SequenceIndex(1)});
   harness.Answer();
@@ -223,7 +223,7 @@ TEST(Beams, AnAnswerThatNobodyWantsIsLeftOut) {
   EXPECT_THAT(SequenceEnds(harness, 1), SizeIs(3));
   EXPECT_TRUE(harness.EndOf(1)->status.ok());
 
-  harness.core.Admit(0, BeamRequest(2, 4, 5, 2));
+  harness.core.Submit(0, BeamRequest(2, 4, 5, 2));
   harness.Plan();
   harness.core.Cancel({.request = {1, 2}, .sequence = SequenceIndex(1)});
   harness.core.Cancel({.request = {1, 2}, .sequence = SequenceIndex(0)});
@@ -234,10 +234,10 @@ TEST(Beams, AnAnswerThatNobodyWantsIsLeftOut) {
 
 TEST(Beams, ALostGroupChangesNothing) {
   CoreHarness alone({}, Group(4, 100));
-  alone.core.Admit(0, BeamRequest(1, 9, 60, 4));
+  alone.core.Submit(0, BeamRequest(1, 9, 60, 4));
   alone.RunAll();
   CoreHarness harness({}, Group(4, 100));
-  harness.core.Admit(0, BeamRequest(1, 9, 60, 4));
+  harness.core.Submit(0, BeamRequest(1, 9, 60, 4));
   for (int i = 0; i < 5; ++i) {
     harness.Plan();
     harness.Answer();

@@ -170,7 +170,7 @@ TEST(Speculation, TextThatRepeatsTakesFewerStepsAndTheSameTokens) {
     for (const std::uint32_t depth : {0u, 4u}) {
       CoreHarness harness({.max_draft_tokens = depth}, Group(1023, lag));
       harness.token_of = Round;
-      harness.Admit(1, 20, 100);
+      harness.Submit(1, 20, 100);
       RunPipelined(harness, lag);
       answers.push_back(TokenIds(harness.events[1]));
       const CoreCounters counters = harness.core.Snapshot().counters;
@@ -188,7 +188,7 @@ TEST(Speculation, TextThatRepeatsTakesFewerStepsAndTheSameTokens) {
 TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
   CoreHarness harness({}, Group());
   harness.token_of = Misleading;
-  harness.Admit(1, 20, 100);
+  harness.Submit(1, 20, 100);
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   harness.Answer();
   const auto length = [&] { return harness.core.OpenSequences().at(0).length; };
@@ -214,8 +214,8 @@ TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
 TEST(Speculation, RowsOfDraftTokensAreWithinTheBudget) {
   CoreHarness harness({.max_step_tokens = 24, .max_chunk_tokens = 16}, Group());
   harness.token_of = Round;
-  for (std::uint64_t id = 1; id <= 6; ++id) harness.Admit(id, 5, 60);
-  for (std::uint64_t id = 7; id <= 8; ++id) harness.Admit(id, 200, 20);
+  for (std::uint64_t id = 1; id <= 6; ++id) harness.Submit(id, 5, 60);
+  for (std::uint64_t id = 7; id <= 8; ++id) harness.Submit(id, 200, 20);
   std::uint32_t most_decodes = 0, prefill_steps = 0;
   for (int i = 0; i < 10'000; ++i) {
     while (harness.plans.size() <= 1 && harness.Plan() == StallReason::kNone) {
@@ -239,7 +239,7 @@ TEST(Speculation, NobodyIsPreemptedForDraftTokens) {
   for (const auto& tokens : {Round, Misleading}) {
     CoreHarness harness({.watermark_blocks = 0, .prefix_cache = false}, Group(4 * 4));
     harness.token_of = tokens;
-    for (std::uint64_t id = 1; id <= 4; ++id) harness.Admit(id, 16, 49);  // 64 positions each
+    for (std::uint64_t id = 1; id <= 4; ++id) harness.Submit(id, 16, 49);  // 64 positions each
     RunPipelined(harness, 1);
     const CoreCounters counters = harness.core.Snapshot().counters;
     EXPECT_EQ(counters.preemptions, 0u);
@@ -260,8 +260,8 @@ TEST(Speculation, BlocksForWrongDraftTokensAreTakenBackBeforeAnybodyIsPreempted)
     harness.token_of = [](const BatchItem& item, std::uint32_t output) {
       return item.sampling->seed == 1 ? Round(item, output) : Misleading(item, output);
     };
-    harness.Admit(1, 8, 17);
-    harness.Admit(2, 8, 17);  // 24 positions each, of 40
+    harness.Submit(1, 8, 17);
+    harness.Submit(2, 8, 17);  // 24 positions each, of 40
     RunPipelined(harness, 1);
     const CoreCounters counters = harness.core.Snapshot().counters;
     EXPECT_EQ(counters.trims > 0, depth > 0);
@@ -280,8 +280,8 @@ TEST(Speculation, SequencesOfARequestDraftAndBeamsDoNot) {
   wide.sequences = 3;
   beams.beam = BeamOptions{.beams = 3};
   beams.sequences = 3;
-  harness.core.Admit(0, wide);
-  harness.core.Admit(0, beams);
+  harness.core.Submit(0, wide);
+  harness.core.Submit(0, beams);
   std::set<SequenceHandle> drafting, is_beam;
   for (int i = 0; i < 1000 && harness.Plan() == StallReason::kNone; ++i) {
     for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
@@ -307,7 +307,7 @@ TEST(Speculation, TurnsItselfOffWhereRowsAreDear) {
   harness.step_ns = [](std::uint32_t prefill_rows, std::uint32_t decode_rows) {
     return 15'000 * std::int64_t{prefill_rows + decode_rows} - 5'000;
   };
-  harness.Admit(1, 20, 2000);
+  harness.Submit(1, 20, 2000);
   RunPipelined(harness, 1);
   const CoreCounters counters = harness.core.Snapshot().counters;
   EXPECT_LT(counters.drafted_tokens, 2000u / 20);
@@ -320,7 +320,7 @@ TEST(Speculation, AResultThatLiesAboutDraftTokensIsRefused) {
     harness.token_of = Round;
     TokenizedRequest request = CoreHarness::Request(1, 20, 100);
     request.stop.stop_tokens = {17};
-    harness.core.Admit(0, request);
+    harness.core.Submit(0, request);
     EXPECT_EQ(harness.Plan(), StallReason::kNone);
     harness.Answer();
     EXPECT_EQ(harness.Plan(), StallReason::kNone);  // one row and four draft tokens

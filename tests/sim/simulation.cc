@@ -223,7 +223,7 @@ void Simulation::Arrive(TokenizedRequest request) {
     const auto positions = static_cast<std::uint32_t>(request.prompt.size());
     client.KillAt(fatal_.Below(positions + request.stop.max_tokens));
   }
-  core_->Admit(now_ns_, std::move(request));
+  core_->Submit(now_ns_, std::move(request));
 }
 
 // Half the time one sequence: where one waits to be forked, the one that it is to be

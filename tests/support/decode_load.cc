@@ -34,7 +34,7 @@ DecodeLoad::DecodeLoad(const DecodeLoadOptions& load) {
     }
     request.sampling.seed = i;
     request.stop.max_tokens = outputs;
-    core_->Admit(0, std::move(request));
+    core_->Submit(0, std::move(request));
   }
 }
 
