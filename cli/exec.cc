@@ -65,7 +65,9 @@ void AddExecFlags(CLI::App& app, RoleFlags* flags) {
 
 absl::StatusOr<int> RunExec(const RoleFlags& flags, const std::vector<std::string>& words) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // should mpirun go without a word
-  if (words.size() < 2) return absl::InvalidArgumentError("exec: say HOST COMMAND...");
+  if (words.size() < 2)
+    return absl::InvalidArgumentError(
+        "flotilla exec needs a host and a command, as in: flotilla exec 10.1.0.2 hostname");
   auto arguments = DaemonArguments({words.begin() + 1, words.end()});
   if (!arguments.ok()) return arguments.status();
   Logger log(LogLevel::kError);
