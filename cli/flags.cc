@@ -43,193 +43,221 @@ constexpr std::string_view kProcess = "Process";
 
 // Numbers are bounded so that no product of them overflows 64 bits.
 constexpr auto kFlags = std::to_array<FlagSpec>({
-    {"--model", &RoleFlags::model, "PATH", 0, 0, kModel, "GGUF file to serve",
+    {"--model", &RoleFlags::model, "PATH", 0, 0, kModel, "The GGUF file that this process serves.",
      kServe | kWorker | kRank},
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
-     "GGUF file of the worker group that this process runs itself, instead of --worker", kOwnGroup},
+     "The GGUF file of the worker group that this process runs itself, in place of --worker.",
+     kOwnGroup},
     {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
-     "name that clients use; default: the file's name without .gguf, whose format (.Q4_1) they may "
-     "leave out",
+     "The name that clients use. By default it is the file's name without .gguf; clients may "
+     "leave out its format, as in .Q4_1.",
      kGroup},
     {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
-     "prompt + output of one request; 0: what the model was trained for", kGroup},
+     "The most tokens of one request, prompt and output together. 0 means what the model was "
+     "trained for.",
+     kGroup},
 
-    {"--host", &RoleFlags::host, "ADDRESS", 0, 0, kListen, "address to listen on", kAll},
+    {"--host", &RoleFlags::host, "ADDRESS", 0, 0, kListen,
+     "The address that this process listens on.", kAll},
     {"--http-port", &RoleFlags::http_port, "port", 0, 65535, kListen,
-     "OpenAI HTTP API; 0: any free port", kServe | kRouter},
+     "The port of the OpenAI HTTP API. 0 means any free port.", kServe | kRouter},
     {"--grpc-port", &RoleFlags::grpc_port, "port", 0, 65535, kListen,
-     "gRPC API flotilla.v1; 0: any free port", kServe | kRouter},
+     "The port of the gRPC API flotilla.v1. 0 means any free port.", kServe | kRouter},
     {"--health-port", &RoleFlags::health_port, "port", -1, 65535, kListen,
-     "/health, /ready and /metrics once more, with connections of their own, which no client of "
-     "the API takes away; 0: any free port; -1: none",
+     "A port that serves /health, /ready and /metrics on connections of its own, which no "
+     "client of the API can use up. 0 means any free port, -1 means none.",
      kServe | kRouter},
     {"--max-connections", &RoleFlags::max_connections, "connections", 1, 1 << 20, kListen,
-     "of HTTP; fewer where the limit of file descriptors is low; one more takes the place of the "
-     "one that has been idle for longest",
+     "The most HTTP connections at a time. The limit of file descriptors can lower it. One "
+     "connection more takes the place of the one that has been idle for longest.",
      kServe | kRouter},
     {"--allowed-hosts", &RoleFlags::allowed_hosts, "NAME,NAME...", 0, 0, kListen,
-     "names that HTTP requests may have in their Host, besides those of loopback; *: any; default: "
-     "any, but on a loopback address those of loopback",
+     "The names that the Host header of a request may have, besides those of loopback; * "
+     "allows any. By default any name is allowed, but only those of loopback when the server "
+     "listens on loopback.",
      kServe | kRouter},
     {"--listen-port", &RoleFlags::listen_port, "port", 0, 65535, kListen,
-     "where the rest of the fleet finds this process; 0: any free port",
+     "The port where the rest of the fleet reaches this process. 0 means any free port.",
      kScheduler | kWorker | kNode},
     {"--metrics-port", &RoleFlags::metrics_port, "port", 0, 65535, kListen,
-     "metrics for Prometheus; 0: any free port", kScheduler | kWorker | kNode},
+     "The port where Prometheus reads metrics. 0 means any free port.",
+     kScheduler | kWorker | kNode},
     {"--scheduler", &RoleFlags::schedulers, "HOST:PORT", 0, 0, kListen,
-     "a scheduler whose model is served, several times for several; dns:///NAME:PORT for all "
-     "addresses of a name, looked up again every 5 seconds",
+     "A scheduler whose model this router serves. Repeat the flag for several. "
+     "dns:///NAME:PORT means all addresses of a name, which is looked up every 5 seconds.",
      kRouter},
     {"--worker", &RoleFlags::worker, "HOST:PORT", 0, 0, kListen,
-     "the agent of the worker group that serves; or --model", kScheduler},
+     "The address of the worker whose ranks this scheduler uses. --model runs ranks in its "
+     "place.",
+     kScheduler},
     {"--hold-seconds", &RoleFlags::hold_seconds, "seconds", 0, 3600, kListen,
-     "how long requests wait for a scheduler that went away", kRouter},
+     "How long a request waits for a scheduler that went away.", kRouter},
     {"--move-after-seconds", &RoleFlags::move_after_seconds, "seconds", 0, 3600, kListen,
-     "how long requests wait for a worker group that went away, before another group goes on with "
-     "them",
+     "How long a request waits for a worker group that went away before another replica "
+     "continues it.",
      kRouter},
     {"--permissive", &RoleFlags::permissive, "", 0, 0, kListen,
-     "warn about unknown fields of requests instead of refusing them", kServe | kRouter},
+     "The server ignores unknown fields of requests and logs them. Without this flag it "
+     "refuses them.",
+     kServe | kRouter},
 
     {"--group-dir", &RoleFlags::group_directory, "PATH", 0, 0, kListen,
-     "directory of the worker group's agent", kRank},
+     "The directory of the worker group's agent.", kRank},
     {"--heartbeats", &RoleFlags::heartbeats, "PATH", 0, 0, kListen,
-     "page of the agent's memory for heartbeats", kRank},
+     "The file that ranks and agent map for heartbeats.", kRank},
     {"--agent", &RoleFlags::agent, "HOST:PORT", 0, 0, kListen,
-     "the agent, of a rank that may be on another host", kRank},
+     "The agent's address, for a rank that may run on another host.", kRank},
 
     {"--tenant-header", &RoleFlags::tenant_header, "NAME", 0, 0, kListen,
-     "header or metadata key, in small letters, that names the tenant of a request; only behind a "
-     "gateway that sets it",
+     "The HTTP header or gRPC metadata key, in lower case, that names the tenant of a "
+     "request. Use it only behind a gateway that sets it.",
      kServe | kRouter},
 
     {"--api-keys-file", &RoleFlags::api_keys_file, "PATH", 0, 0, kSecurity,
-     "clients need a key of this file, with lines NAME KEY or NAME sha256:HEX, and then "
-     "max-priority=N where a key shall not use any priority; NAME is their tenant; read again "
-     "when it changes",
+     "Clients need a key of this file. A line is NAME KEY or NAME sha256:HEX, and may end "
+     "with max-priority=N to bound the priority of its requests. NAME is the tenant. The file "
+     "is read again when it changes.",
      kServe | kRouter},
     {"--fleet-secret-file", &RoleFlags::fleet_secret_file, "PATH", 0, 0, kSecurity,
-     "streams between the roles need the secret of this file: 32 to 256 characters; a second line "
-     "is accepted, too; read again when it changes",
+     "Streams between the roles need the secret in this file, 32 to 256 characters. A second "
+     "line is accepted as well, for rotation. The file is read again when it changes.",
      kFleet},
     {"--tls-cert", &RoleFlags::tls_cert, "PATH", 0, 0, kSecurity,
-     "PEM certificate of this process: streams between the roles are encrypted, and both ends "
-     "need one; read again when it changes",
+     "The PEM certificate of this process. Streams between the roles are then encrypted, and "
+     "both ends need a certificate. The file is read again when it changes.",
      kFleet},
-    {"--tls-key", &RoleFlags::tls_key, "PATH", 0, 0, kSecurity, "its private key, PEM", kFleet},
+    {"--tls-key", &RoleFlags::tls_key, "PATH", 0, 0, kSecurity,
+     "The PEM private key that belongs to --tls-cert.", kFleet},
     {"--tls-ca", &RoleFlags::tls_ca, "PATH", 0, 0, kSecurity,
-     "the fleet's certificate authorities, PEM: whoever has a certificate of theirs is a member",
+     "The PEM certificate authorities of the fleet. A process with a certificate of theirs is "
+     "a member.",
      kFleet},
     {"--insecure-internal", &RoleFlags::insecure_internal, "", 0, 0, kSecurity,
-     "listen for the fleet on any --host without secret and certificates: the network keeps "
-     "others out",
+     "The process listens for the fleet on any --host without secret and certificates. Use it "
+     "only on a network that keeps others out.",
      kScheduler | kWorker | kNode},
 
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
-     "numeric recipe: fp32 is the slow reference, accurate and fast use int16 activations", kGroup},
-    {"--kv-type", &RoleFlags::kv_type, "bf16|fp32", 0, 0, kCompute, "how keys and values are kept",
+     "The numeric recipe. accurate and fast multiply 16-bit activations; fp32 is the slow "
+     "reference.",
      kGroup},
+    {"--kv-type", &RoleFlags::kv_type, "bf16|fp32", 0, 0, kCompute,
+     "The type of stored keys and values.", kGroup},
     {"--cpu-isa", &RoleFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
-     "instruction path; auto: the best this CPU has", kGroup},
+     "The instruction path. auto takes the best that this CPU has. It never changes results.",
+     kGroup},
     {"--threads", &RoleFlags::threads, "threads", 0, 1024, kCompute,
-     "compute threads of a rank; 0: its share of what the cgroup's CPU quota allows; never changes "
-     "results",
+     "The compute threads of a rank. 0 means its share of what the CPU quota of the cgroup "
+     "allows. It never changes results.",
      kGroup},
 
     {"--tp", &RoleFlags::tensor_parallel, "ranks", 1, 64, kCompute,
-     "ranks that share every layer (tensor parallel); never changes results", kGroup},
+     "The number of ranks that share every layer (tensor parallel). It never changes results.",
+     kGroup},
     {"--pp", &RoleFlags::pipeline_parallel, "stages", 1, 64, kCompute,
-     "stages of layers, each of --tp ranks (pipeline parallel); never changes results", kGroup},
+     "The number of pipeline stages, each of --tp ranks (pipeline parallel). It never changes "
+     "results.",
+     kGroup},
     {"--balance", &RoleFlags::balance, "step|bytes", 0, 0, kCompute,
-     "what --tp cuts alike: each layer's parts, for the fastest step, or the bytes of a rank, "
-     "where "
-     "memory is short; never changes results",
+     "What --tp divides evenly: step divides each layer's work, for the fastest step; bytes "
+     "divides memory. It never changes results.",
      kGroup},
     {"--launcher", &RoleFlags::launcher, "auto|mpi|none", 0, 0, kCompute,
-     "mpi: ranks are processes that mpirun starts, watched and started again by this one; none: "
-     "they are threads of this process; auto: mpi",
+     "mpi starts ranks as processes with mpirun, watches them and starts them again. none "
+     "runs them as threads of this process. auto means mpi.",
      kWorker | kOwnGroup},
     {"--transport", &RoleFlags::transport, "auto|shared|mpi", 0, 0, kCompute,
-     "how ranks that are processes exchange activations: through memory that they share, or by MPI "
-     "messages; auto: shared where all are on one host; never changes results",
+     "How rank processes exchange activations: through shared memory, or by MPI messages. "
+     "auto uses shared memory where all ranks are on one host. It never changes results.",
      kWorker | kRank | kOwnGroup},
     {"--group-network", &RoleFlags::group_network, "ADDRESS/BITS", 0, 0, kCompute,
-     "ranks may be on other hosts: the private network, such as 10.1.0.0/16, by which hosts reach "
-     "each other; what they say there is not encrypted",
+     "The private network by which the hosts of the ranks reach each other, such as "
+     "10.1.0.0/16. Ranks may then be on other hosts. This traffic is not encrypted.",
      kWorker | kOwnGroup},
     {"--hosts", &RoleFlags::hosts, "HOST,HOST...", 0, 0, kCompute,
-     "with --group-network: the hosts of the ranks, this one first; HOST:RANKS for several",
+     "The hosts of the ranks, this one first; HOST:RANKS places several ranks on one. It "
+     "needs --group-network.",
      kWorker | kOwnGroup},
     {"--hostfile", &RoleFlags::hostfile, "PATH", 0, 0, kCompute,
-     "the same as mpirun's file; with neither, as its environment says (Slurm)",
+     "The hosts as a file in mpirun's format. Without --hosts and --hostfile, mpirun's "
+     "environment decides, as under Slurm. It needs --group-network.",
      kWorker | kOwnGroup},
     {"--hosts-port", &RoleFlags::hosts_port, "port", 0, 65535, kCompute,
-     "with --group-network: other hosts run `flotilla node` on this port, which starts ranks "
-     "there; 0: --remote-shell does",
+     "The port of `flotilla node` on the other hosts, which starts ranks there. 0 means that "
+     "--remote-shell does. It needs --group-network.",
      kWorker | kOwnGroup},
     {"--remote-shell", &RoleFlags::remote_shell, "COMMAND", 0, 0, kCompute,
-     "with --group-network: what starts a process on a host, called with the host and the command; "
-     "none: mpirun's choice, ssh",
+     "The command that starts a process on a host, called with the host and the command. By "
+     "default mpirun uses ssh. It needs --group-network.",
      kWorker | kOwnGroup},
 
-    {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule, "blocks of the KV pool",
-     kGroup},
-    {"--block-tokens", &RoleFlags::block_tokens, "tokens", 16, 16, kSchedule, "tokens per KV block",
-     kServe | kWorker | kOwnGroup},
+    {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule,
+     "The number of blocks in the KV pool.", kGroup},
+    {"--block-tokens", &RoleFlags::block_tokens, "tokens", 16, 16, kSchedule,
+     "The number of tokens in a KV block.", kServe | kWorker | kOwnGroup},
     {"--max-batch-tokens", &RoleFlags::max_batch_tokens, "tokens", 1, 1 << 16, kSchedule,
-     "token budget of a step, prefill and decode together", kServe | kScheduler | kWorker | kRank},
+     "The token budget of a step, for prefill and decode together.",
+     kServe | kScheduler | kWorker | kRank},
     {"--max-chunk-tokens", &RoleFlags::max_chunk_tokens, "tokens", 1, 1 << 16, kSchedule,
-     "largest piece of one prompt in a step", kServe | kScheduler},
+     "The most tokens of one prompt in a step.", kServe | kScheduler},
     {"--max-seqs", &RoleFlags::max_seqs, "sequences", 1, 4096, kSchedule,
-     "sequences that run at once", kServe | kScheduler | kWorker | kRank},
+     "The most sequences that run at once.", kServe | kScheduler | kWorker | kRank},
     {"--prefix-cache", &RoleFlags::prefix_cache, "on|off", 0, 0, kSchedule,
-     "keep KV of prompts and answers for requests that begin alike; never changes results",
+     "Whether KV blocks of prompts and answers are kept for requests that begin alike. It "
+     "never changes results.",
      kServe | kScheduler},
     {"--host-blocks", &RoleFlags::host_blocks, "blocks", 0, 1 << 26, kSchedule,
-     "memory outside the pool for blocks of preempted requests and old prefixes", kGroup},
+     "The number of blocks in host memory, outside the pool, for preempted requests and old "
+     "prefixes.",
+     kGroup},
     {"--disk-blocks", &RoleFlags::disk_blocks, "blocks", 0, 1 << 26, kSchedule,
-     "the same on disk; a block goes where it is cheaper to read it back than to compute it",
+     "The same on disk. A block is kept where reading it back is cheaper than computing it.",
      kGroup},
     {"--disk-dir", &RoleFlags::disk_directory, "PATH", 0, 0, kSchedule,
-     "directory of the disk blocks' file, which has no name and goes with the process", kGroup},
+     "The directory of the disk blocks' file. The file has no name and goes with the process.",
+     kGroup},
     {"--policy", &RoleFlags::policy, "priority|fcfs|srpt|edf", 0, 0, kSchedule,
-     "who goes first: by priority then arrival, by arrival alone, shortest predicted, or "
-     "earliest deadline, which ends what will hardly make it before it starts",
+     "Who goes first: priority and then arrival; fcfs, arrival alone; srpt, the shortest "
+     "predicted; edf, the earliest deadline, which also ends requests that will hardly meet "
+     "theirs.",
      kServe | kScheduler},
     {"--fair-share", &RoleFlags::fair_share, "", 0, 0, kSchedule,
-     "tenants take turns by the tokens they were served", kServe | kScheduler},
+     "Tenants take turns by the tokens that they were served.", kServe | kScheduler},
     {"--tenant-weights", &RoleFlags::tenant_weights, "NAME=WEIGHT,...", 0, 0, kSchedule,
-     "shares of tenants under --fair-share; others have 1", kServe | kScheduler},
+     "The shares of tenants under --fair-share. Other tenants have 1.", kServe | kScheduler},
     {"--itl-target-ms", &RoleFlags::itl_target_ms, "ms", 0, 60'000, kSchedule,
-     "aim at steps of at most this while anybody decodes, by smaller prefill chunks; 0: no aim",
+     "Prefill chunks become smaller so that steps take at most this long while a sequence "
+     "decodes. 0 means no target.",
      kServe | kScheduler},
     {"--max-preemptions", &RoleFlags::max_preemptions, "times", 0, 1000, kSchedule,
-     "how often a request may lose its blocks before it becomes non-preemptible",
+     "How often a request may be preempted before it becomes non-preemptible.",
      kServe | kScheduler},
     {"--max-wait-ms", &RoleFlags::max_wait_ms, "ms", 0, 3'600'000, kSchedule,
-     "refuse requests (429) whose wait is predicted to be longer; 0: only a full queue refuses",
+     "Requests whose predicted wait is longer are refused with 429. 0 means that only a full "
+     "queue refuses.",
      kServe | kScheduler},
     {"--speculation", &RoleFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
-     "draft tokens ahead where it pays: ngram, as the request's own text went on before; draft, by "
-     "the model's first layers; never changes results",
+     "How tokens are drafted ahead where it pays: ngram repeats what followed the same tokens "
+     "before; draft runs the model's first layers. It never changes results.",
      kGroup},
     {"--draft-tokens", &RoleFlags::draft_tokens, "tokens", 1, 64, kSchedule,
-     "draft tokens of one sequence in a step at most", kServe | kScheduler | kWorker | kRank},
+     "The most draft tokens of a sequence in a step.", kServe | kScheduler | kWorker | kRank},
     {"--draft-layers", &RoleFlags::draft_layers, "layers", 0, 1024, kSchedule,
-     "layers that a draft computes; 0: a third of the model's", kGroup},
+     "The number of layers that --speculation=draft runs. 0 means a third of the model's.", kGroup},
     {"--queue-requests", &RoleFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
-     "requests that may wait; more are refused with 429", kServe | kScheduler},
+     "The most requests that may wait. One more is refused with 429.", kServe | kScheduler},
     {"--queue-tokens", &RoleFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,
-     "prompt tokens that may wait; more are refused with 429", kServe | kScheduler},
+     "The most prompt tokens that may wait. More are refused with 429.", kServe | kScheduler},
 
     {"--drain-seconds", &RoleFlags::drain_seconds, "seconds", 0, 86400, kProcess,
-     "time for running requests to finish after SIGTERM or SIGINT", kServe | kRouter | kScheduler},
+     "How long running requests may take to finish after SIGTERM or SIGINT.",
+     kServe | kRouter | kScheduler},
     {"--ready-file", &RoleFlags::ready_file, "PATH", 0, 0, kProcess,
-     "written once the process is ready: {\"http\":PORT,\"grpc\":PORT,\"health\":PORT,"
-     "\"pid\":PID}, with the ports that it has",
+     "A file that the process writes once it is ready: "
+     "{\"http\":PORT,\"grpc\":PORT,\"health\":PORT,\"pid\":PID}, with the ports that it has.",
      kAll},
     {"--log-level", &RoleFlags::log_level, "debug|info|warning|error", 0, 0, kProcess,
-     "least severe log lines on standard error", kAll},
+     "The least severe level that is logged to standard error.", kAll},
 });
 
 std::vector<std::string> Split(std::string_view choices) {
