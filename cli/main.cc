@@ -37,7 +37,8 @@ Once it prints `ready http=HOST:PORT grpc=HOST:PORT` on standard output (and
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
     -d '{"messages":[{"role":"user","content":"Hello!"}],"model":"SmolLM2-135M-Instruct"}'
 
-SIGINT or SIGTERM: no new requests, running ones finish; a second one ends at once.)";
+On SIGINT or SIGTERM the server takes no new requests and running ones finish. A second
+signal ends it at once.)";
 
 constexpr char kFleetExamples[] = R"(
 Examples, a fleet on one machine:
@@ -45,20 +46,20 @@ Examples, a fleet on one machine:
   flotilla scheduler --worker 127.0.0.1:7001 --listen-port 7002 &
   flotilla router --scheduler 127.0.0.1:7002
 
-The same with scheduler and worker group in one process, a stream less per token:
+The same with scheduler and worker group in one process, which saves a stream per token:
   flotilla scheduler --model m.gguf --listen-port 7002 &
   flotilla router --scheduler 127.0.0.1:7002
 
 Each prints a line that begins with `ready` once it can work; they may start in any
-order. SIGINT or SIGTERM: running requests finish; a second one ends at once.)";
+order. On SIGINT or SIGTERM running requests finish. A second signal ends it at once.)";
 
 constexpr char kNodeExamples[] = R"(
-Example, a group of two ranks on 10.1.0.1 and 10.1.0.2, which have the same files:
+Example, a worker group of two ranks on 10.1.0.1 and 10.1.0.2, which have the same files:
   10.1.0.2: flotilla node --host 10.1.0.2 --listen-port 7003 --fleet-secret-file secret
   10.1.0.1: flotilla worker --model m.gguf --tp 2 --fleet-secret-file secret \
               --group-network 10.1.0.0/16 --hosts 10.1.0.1,10.1.0.2 --hosts-port 7003
 
-Members of the fleet can have this host run anything: no port for others.)";
+Members of the fleet can run anything on this host, so keep others away from its port.)";
 
 constexpr char kLinkPrefix[] = "flotilla-";
 

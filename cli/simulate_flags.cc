@@ -42,21 +42,25 @@ std::string MachineNames() {
 void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Machine";
   app.add_option("--machine", f->machine,
-                 absl::StrCat(MachineNames(), ", or the path of a .json file [default h200]"))
+                 absl::StrCat("The machine that is modelled: ", MachineNames(),
+                              ", or the path of a .json file. [default h200]"))
       ->type_name("NAME|PATH")
       ->group(group);
-  app.add_flag("--list-machines", f->list_machines, "print the built-in machines as JSON")
+  app.add_flag("--list-machines", f->list_machines, "The built-in machines are printed as JSON.")
       ->group(group);
-  app.add_option("--kv-tokens", f->kv_tokens, "positions in the KV pool; 0: the machine's")
+  app.add_option("--kv-tokens", f->kv_tokens,
+                 "The positions in the KV pool. 0 means the machine's.")
       ->check(Between(0, 1 << 30))
       ->type_name("tokens")
       ->group(group);
-  app.add_option("--host-tokens", f->host_tokens,
-                 "positions in host memory for preempted requests and old prefixes [default 0]")
+  app.add_option(
+         "--host-tokens", f->host_tokens,
+         "The positions in host memory for preempted requests and old prefixes. [default 0]")
       ->check(Between(0, 1 << 30))
       ->type_name("tokens")
       ->group(group);
-  app.add_option("--round-trip", f->round_trip_us, "from scheduler to worker and back [default 0]")
+  app.add_option("--round-trip", f->round_trip_us,
+                 "The time from scheduler to worker and back. [default 0]")
       ->check(Between(0, 1e9))
       ->type_name("us")
       ->group(group);
@@ -67,97 +71,120 @@ void AddLengthFlags(CLI::App& app, SimulateFlags* f) {
   const auto length = [&](const char* name, double& value, const char* help, double high) {
     app.add_option(name, value, help)->check(Between(0, high))->group(group);
   };
-  length("--prompt-mean", f->prompt_mean, "mean prompt length, instead of the preset's", 1 << 20);
-  length("--prompt-sigma", f->prompt_sigma, "spread of prompt lengths (of the logarithm)", 4);
-  length("--output-mean", f->output_mean, "mean output length, instead of the preset's", 1 << 20);
-  length("--output-sigma", f->output_sigma, "spread of output lengths (of the logarithm)", 4);
-  length("--deadline", f->deadline_s, "seconds after arrival; 0: none", 1e6);
+  length("--prompt-mean", f->prompt_mean, "The mean prompt length, in place of the preset's.",
+         1 << 20);
+  length("--prompt-sigma", f->prompt_sigma,
+         "The standard deviation of the logarithm of prompt lengths.", 4);
+  length("--output-mean", f->output_mean, "The mean output length, in place of the preset's.",
+         1 << 20);
+  length("--output-sigma", f->output_sigma,
+         "The standard deviation of the logarithm of output lengths.", 4);
+  length("--deadline", f->deadline_s,
+         "The deadline of a request, in seconds after its arrival. 0 means none.", 1e6);
   length("--last-deadline", f->last_deadline_s,
-         "deadlines evenly spread from --deadline to this; 0: all are --deadline", 1e6);
+         "Deadlines are spread evenly from --deadline to this. 0 means that all are --deadline.",
+         1e6);
   app.add_option("--max-tokens", f->max_tokens,
-                 "what requests allow as output; answers end by themselves [default 1024]")
+                 "The max_tokens of each request; answers end by themselves. [default 1024]")
       ->check(Between(1, 1 << 24))
       ->group(group);
   app.add_flag("--known-lengths", f->known_lengths,
-               "requests allow exactly the length of their answer, so the scheduler knows it")
+               "Each request allows exactly the length of its answer, so the scheduler knows it.")
       ->group(group);
 }
 
 void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Workload";
-  app.add_option("--trace", f->trace, "recorded requests, instead of a synthetic workload")
+  app.add_option("--trace", f->trace,
+                 "Recorded requests that are simulated in place of a synthetic workload.")
       ->type_name("PATH")
       ->group(group);
-  app.add_option("--preset", f->preset,
-                 absl::StrCat("lengths: ", Names(PresetNames()), " [default short]"))
+  app.add_option(
+         "--preset", f->preset,
+         absl::StrCat("The distribution of lengths: ", Names(PresetNames()), ". [default short]"))
       ->type_name("NAME")
       ->group(group);
-  app.add_option("--arrivals", f->arrivals, "[default poisson]")
+  app.add_option(
+         "--arrivals", f->arrivals,
+         "How requests arrive: as a Poisson process, with gamma-distributed gaps, or one for each "
+         "that ends. [default poisson]")
       ->type_name("poisson|gamma|closed")
       ->check(CLI::IsMember({"poisson", "gamma", "closed"}).description(""))
       ->group(group);
-  app.add_option("--rate", f->rate, "arrivals per second [default 10]")
+  app.add_option("--rate", f->rate, "The arrivals per second. [default 10]")
       ->check(Between(1e-6, 1e6))
       ->group(group);
   app.add_option("--burstiness", f->burstiness,
-                 "gamma: shape of the gaps; 1 is poisson, less is burstier [default 1]")
+                 "The shape of gamma gaps. 1 is a Poisson process, less is burstier. [default 1]")
       ->check(Between(0.01, 100))
       ->group(group);
-  app.add_option("--concurrency", f->concurrency, "closed: requests at any time [default 16]")
+  app.add_option("--concurrency", f->concurrency,
+                 "The requests at any time, when arrivals are closed. [default 16]")
       ->check(Between(1, 1 << 20))
       ->group(group);
   const auto count = [&](const char* name, std::int64_t& value, double low, double high,
                          const char* help) {
     app.add_option(name, value, help)->check(Between(low, high))->group(group);
   };
-  count("--requests", f->requests, 1, 10'000'000, "how many [default 1000]");
-  count("--seed", f->seed, 0, 9e15, "of arrivals and lengths [default 1]");
-  count("--tenants", f->tenants, 1, 10'000, "tenant i sends 1/(i+1) as much as the first");
+  count("--requests", f->requests, 1, 10'000'000, "The number of requests. [default 1000]");
+  count("--seed", f->seed, 0, 9e15, "The seed of arrivals and lengths. [default 1]");
+  count("--tenants", f->tenants, 1, 10'000,
+        "The number of tenants. Tenant i sends 1/(i+1) as much as tenant 0.");
   count("--prefix-groups", f->prefix_groups, 0, 1 << 30,
-        "groups of prompts that begin alike; 0: none do");
-  count("--prefix-tokens", f->prefix_tokens, 0, 1 << 20, "the tokens in which they do");
+        "The number of groups of prompts that begin alike. 0 means that none do.");
+  count("--prefix-tokens", f->prefix_tokens, 0, 1 << 20,
+        "The number of tokens that such prompts have in common.");
   AddLengthFlags(app, f);
 }
 
 void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Scheduler and comparison";
   app.add_option("--set", f->set,
-                 absl::StrCat("OPTION=VALUE of the scheduler: ", Names(CoreOptionNames())))
+                 absl::StrCat("An option of the scheduler: ", Names(CoreOptionNames()), "."))
       ->type_name("OPTION=VALUE")
       ->group(group);
-  app.add_option("--compare", f->compare, "one run for each value; several axes: all combinations")
+  app.add_option("--compare", f->compare,
+                 "One run is made for each value; several options give all combinations.")
       ->type_name("OPTION=V,V")
       ->group(group);
   app.add_option("--policies", f->policies,
-                 absl::StrCat("of order: ", absl::StrJoin(PolicyNames(), ", ")))
+                 absl::StrCat("The policies that are compared, of ",
+                              absl::StrJoin(PolicyNames(), ", "), "."))
       ->delimiter(',')
       ->type_name("NAME,NAME")
       ->group(group);
-  app.add_option("--sweep-rate", f->sweep_rate, "one run for each arrival rate")
+  app.add_option("--sweep-rate", f->sweep_rate, "One run is made for each arrival rate.")
       ->delimiter(',')
       ->check(Between(1e-6, 1e6))
       ->type_name("R,R")
       ->group(group);
-  app.add_flag("--memory-baselines", f->memory_baselines,
-               "compare paging with reserving memory: longest, power of two, exact")
+  app.add_flag(
+         "--memory-baselines", f->memory_baselines,
+         "Paging is compared with reserving memory: the longest, powers of two, the exact length.")
       ->group(group);
-  app.add_option("--reserve", f->reserve, "slots of the longest sequence [default 2048]")
+  app.add_option("--reserve", f->reserve,
+                 "The token slots that a reservation of the longest sequence has. [default 2048]")
       ->check(Between(1, 1 << 20))
       ->group(group);
 }
 
 void AddOutputFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Output";
-  app.add_option("--slo-ttft", f->slo_ttft_ms, "goodput: time to first token [default 1000]")
+  app.add_option("--slo-ttft", f->slo_ttft_ms,
+                 "The time to first token up to which a request counts for goodput. [default 1000]")
       ->check(Between(0, 1e9))
       ->type_name("ms")
       ->group(group);
-  app.add_option("--slo-itl", f->slo_itl_ms, "goodput: a request's mean gap [default 100]")
+  app.add_option(
+         "--slo-itl", f->slo_itl_ms,
+         "The mean gap between tokens up to which a request counts for goodput. [default 100]")
       ->check(Between(0, 1e9))
       ->type_name("ms")
       ->group(group);
-  app.add_flag("--json", f->json, "print JSON instead of a table")->group(group);
-  app.add_option("--out", f->out, "folder for report.json, report.csv, requests.csv and plots")
+  app.add_flag("--json", f->json, "The result is printed as JSON in place of a table.")
+      ->group(group);
+  app.add_option("--out", f->out,
+                 "The folder that gets report.json, report.csv, requests.csv and plots.")
       ->type_name("DIR")
       ->group(group);
 }
@@ -165,17 +192,18 @@ void AddOutputFlags(CLI::App& app, SimulateFlags* f) {
 void AddMeasureFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Measuring";
   app.add_option("--measure", f->measure,
-                 "time the steps of this GGUF model here, fit them, write steps.csv and "
-                 "machine.json to --out")
+                 "The steps of this GGUF model are timed here and fitted; --out gets steps.csv and "
+                 "machine.json.")
       ->type_name("PATH")
       ->group(group);
-  app.add_option("--measure-seconds", f->measure_seconds, "for each of nine loads [default 6]")
+  app.add_option("--measure-seconds", f->measure_seconds,
+                 "The seconds that each of nine loads takes. [default 6]")
       ->check(Between(0.05, 600))
       ->group(group);
-  app.add_option("--threads", f->threads, "compute threads; 0: what the CPU quota allows")
+  app.add_option("--threads", f->threads, "The compute threads. 0 means what the CPU quota allows.")
       ->check(Between(0, 1024))
       ->group(group);
-  app.add_option("--fit", f->fit, "fit a linear machine to a steps.csv and print it")
+  app.add_option("--fit", f->fit, "A linear machine is fitted to this steps.csv and printed.")
       ->type_name("PATH")
       ->group(group);
 }

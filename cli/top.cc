@@ -54,15 +54,16 @@ bool Show(const TopView& view, const Terminal& terminal, bool picture) {
 }  // namespace
 
 void AddTopFlags(CLI::App& app, TopFlags* flags) {
-  app.add_option("--metrics", flags->metrics, "where the processes of the fleet show /metrics")
+  app.add_option("--metrics", flags->metrics,
+                 "The addresses where the processes of the fleet serve /metrics.")
       ->type_name("HOST:PORT")
       ->required()
       ->expected(1, kMaxProcesses);
   app.add_option("--interval", flags->interval_s,
-                 "seconds between two looks [0.1..3600, default 2]")
+                 "The seconds between two pictures. [0.1..3600, default 2]")
       ->type_name("seconds")
       ->check(CLI::Range(0.1, 3600.0).description(""));
-  app.add_flag("--once", flags->once, "one table, after one interval");
+  app.add_flag("--once", flags->once, "One table is printed, after one interval.");
   app.footer(kExamples);
 }
 
