@@ -13,16 +13,17 @@ namespace {
 constexpr std::uint32_t kMaxSeqs = 64, kMaxStepTokens = 256, kKvBlocks = 4096;
 
 // Computes and times each batch.
-class TimedSteps final : public StepRunner {
+class TimedSteps final : public simulator::StepRunner {
  public:
-  TimedSteps(Rank& rank, const Clock& clock, double seconds, std::vector<MeasuredStep>* steps)
+  TimedSteps(Rank& rank, const Clock& clock, double seconds,
+             std::vector<simulator::MeasuredStep>* steps)
       : rank_(rank), clock_(clock), steps_(steps) {
     end_ns_ = clock.NowNs() + static_cast<std::int64_t>(1e9 * seconds);
   }
 
   bool TimeLeft() const { return clock_.NowNs() < end_ns_; }
 
-  StepCost Run(const Batch& batch, const StepShape& shape) override {
+  simulator::StepCost Run(const Batch& batch, const simulator::StepShape& shape) override {
     const std::int64_t start = clock_.NowNs();
     rank_.Execute(batch);
     const std::int64_t ns = std::max<std::int64_t>(1, clock_.NowNs() - start);
@@ -33,13 +34,13 @@ class TimedSteps final : public StepRunner {
  private:
   Rank& rank_;
   const Clock& clock_;
-  std::vector<MeasuredStep>* const steps_;
+  std::vector<simulator::MeasuredStep>* const steps_;
   std::int64_t end_ns_;
 };
 
 }  // namespace
 
-StepMeter::StepMeter(std::unique_ptr<Rank> rank, const Clock* clock, Machine machine)
+StepMeter::StepMeter(std::unique_ptr<Rank> rank, const Clock* clock, simulator::Machine machine)
     : rank_(std::move(rank)), clock_(clock), machine_(std::move(machine)) {}
 
 absl::StatusOr<StepMeter> StepMeter::Create(const std::string& model_path, int threads,
@@ -56,12 +57,12 @@ absl::StatusOr<StepMeter> StepMeter::Create(const std::string& model_path, int t
   auto rank = Rank::Create(std::make_shared<const GgufFile>(*std::move(file)), options, *clock);
   if (!rank.ok()) return rank.status();
   const ExecutorDescription& d = (*rank)->description();
-  if (d.vocab_size < kSimulatedVocabulary) {
+  if (d.vocab_size < simulator::kSimulatedVocabulary) {
     return absl::FailedPreconditionError(absl::StrCat("the model's vocabulary has ", d.vocab_size,
                                                       " tokens; measuring takes ",
-                                                      kSimulatedVocabulary));
+                                                      simulator::kSimulatedVocabulary));
   }
-  Machine machine;
+  simulator::Machine machine;
   machine.name = "measured";
   machine.model = absl::StrCat(name, ", this CPU (fitted)");
   machine.block_tokens = d.groups[0].tokens_per_block;
@@ -72,21 +73,23 @@ absl::StatusOr<StepMeter> StepMeter::Create(const std::string& model_path, int t
   return StepMeter(*std::move(rank), clock, std::move(machine));
 }
 
-absl::StatusOr<RunRecord> StepMeter::Run(const Workload& workload, const SimulationOptions& options,
-                                         double seconds, std::vector<MeasuredStep>* steps) {
+absl::StatusOr<simulator::RunRecord> StepMeter::Run(const simulator::Workload& workload,
+                                                    const simulator::SimulationOptions& options,
+                                                    double seconds,
+                                                    std::vector<simulator::MeasuredStep>* steps) {
   TimedSteps timed(*rank_, *clock_, seconds, steps);
-  SimulationOptions with_end = options;
-  with_end.progress = [&timed](const SimulationProgress&) { return timed.TimeLeft(); };
+  simulator::SimulationOptions with_end = options;
+  with_end.progress = [&timed](const simulator::SimulationProgress&) { return timed.TimeLeft(); };
   with_end.progress_events = 1;
-  return SimulateWith(timed, machine_, workload, with_end);
+  return simulator::SimulateWith(timed, machine_, workload, with_end);
 }
 
-std::vector<Workload> MeasuringWorkloads() {
+std::vector<simulator::Workload> MeasuringWorkloads() {
   struct Load {
     std::uint32_t concurrency;
     double prompt, output;
   };
-  std::vector<Workload> workloads;
+  std::vector<simulator::Workload> workloads;
   for (const Load& load : {Load{1, 40, 60},
                            {2, 160, 100},
                            {4, 160, 200},
@@ -96,15 +99,15 @@ std::vector<Workload> MeasuringWorkloads() {
                            {64, 40, 100},
                            {4, 1000, 300},
                            {12, 600, 500}}) {
-    SyntheticOptions options;
+    simulator::SyntheticOptions options;
     options.name = absl::StrCat(load.concurrency, " at once");
-    options.arrivals = SyntheticOptions::Arrivals::kClosed;
+    options.arrivals = simulator::SyntheticOptions::Arrivals::kClosed;
     options.concurrency = load.concurrency;
     options.requests = 100'000;  // more than the time allows
     options.prompt = {.mean = load.prompt, .sigma = 0.8, .max = 1024};
     options.output = {.mean = load.output, .sigma = 0.8, .max = 1000};
     options.seed = 100 + load.concurrency;
-    workloads.push_back(MakeWorkload(options).value());
+    workloads.push_back(simulator::MakeWorkload(options).value());
   }
   return workloads;
 }

@@ -27,23 +27,25 @@ class StepMeter {
                                           const Clock* clock);
 
   // What the rank says of itself; the cost model is not set.
-  const Machine& machine() const { return machine_; }
+  const simulator::Machine& machine() const { return machine_; }
 
   // Serves `workload`, until it ends or `seconds` have passed; the steps are
   // appended to `steps`. An unfinished run has no record: CANCELLED.
-  absl::StatusOr<RunRecord> Run(const Workload& workload, const SimulationOptions& options,
-                                double seconds, std::vector<MeasuredStep>* steps);
+  absl::StatusOr<simulator::RunRecord> Run(const simulator::Workload& workload,
+                                           const simulator::SimulationOptions& options,
+                                           double seconds,
+                                           std::vector<simulator::MeasuredStep>* steps);
 
  private:
-  StepMeter(std::unique_ptr<Rank> rank, const Clock* clock, Machine machine);
+  StepMeter(std::unique_ptr<Rank> rank, const Clock* clock, simulator::Machine machine);
 
   std::unique_ptr<Rank> rank_;
   const Clock* clock_;
-  Machine machine_;
+  simulator::Machine machine_;
 };
 
 // The loads under which steps are measured for a fit: one to 64 requests at once,
 // short and long ones, so that all terms of the model vary.
-std::vector<Workload> MeasuringWorkloads();
+std::vector<simulator::Workload> MeasuringWorkloads();
 
 }  // namespace flotilla

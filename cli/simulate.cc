@@ -34,20 +34,23 @@ class SimulateCommand {
 
  private:
   absl::Status Resolve();
-  absl::StatusOr<Workload> MakeWorkloadAt(double rate) const;
-  SimulationOptions OptionsOf(const Variant& variant) const;
-  absl::StatusOr<RunRecord> RunOne(const std::string& label, const Machine& machine,
-                                   const Workload& workload, SimulationOptions options);
+  absl::StatusOr<simulator::Workload> MakeWorkloadAt(double rate) const;
+  simulator::SimulationOptions OptionsOf(const simulator::Variant& variant) const;
+  absl::StatusOr<simulator::RunRecord> RunOne(const std::string& label,
+                                              const simulator::Machine& machine,
+                                              const simulator::Workload& workload,
+                                              simulator::SimulationOptions options);
   absl::Status RunVariants();
   absl::Status RunSweep();
   absl::Status RunMemoryBaselines();
-  absl::Status Report(const std::vector<Summary>& runs, const std::vector<NamedPlot>& plots) const;
+  absl::Status Report(const std::vector<simulator::Summary>& runs,
+                      const std::vector<simulator::NamedPlot>& plots) const;
   void PrintSpeed() const;
 
   const SimulateFlags& flags_;
   const SteadyClock clock_;
-  Machine machine_;
-  std::vector<Variant> variants_;
+  simulator::Machine machine_;
+  std::vector<simulator::Variant> variants_;
   std::string trace_;
 
   // Real time and simulated work, of all runs.
@@ -55,15 +58,15 @@ class SimulateCommand {
   std::uint64_t requests_ = 0, tokens_ = 0, steps_ = 0;
 };
 
-absl::StatusOr<Machine> LoadMachine(const std::string& name) {
-  if (!absl::EndsWith(name, ".json")) return FindMachine(name);
+absl::StatusOr<simulator::Machine> LoadMachine(const std::string& name) {
+  if (!absl::EndsWith(name, ".json")) return simulator::FindMachine(name);
   const absl::StatusOr<std::string> text = ReadTextFile(name);
   if (!text.ok()) return text.status();
-  return ParseMachine(*text);
+  return simulator::ParseMachine(*text);
 }
 
 absl::Status SimulateCommand::Resolve() {
-  absl::StatusOr<Machine> machine = LoadMachine(flags_.machine);
+  absl::StatusOr<simulator::Machine> machine = LoadMachine(flags_.machine);
   if (!machine.ok()) return machine.status();
   machine_ = *std::move(machine);
   if (flags_.kv_tokens > 0) machine_.kv_tokens = static_cast<std::uint64_t>(flags_.kv_tokens);
@@ -71,13 +74,14 @@ absl::Status SimulateCommand::Resolve() {
   if (machine_.kv_tokens < machine_.block_tokens) {
     return absl::InvalidArgumentError("--kv-tokens is below one block");
   }
-  CoreOptions core = DefaultOptions(machine_);
+  CoreOptions core = simulator::DefaultOptions(machine_);
   for (const std::string& setting : flags_.set) {
     const std::pair<std::string, std::string> parts =
         absl::StrSplit(setting, absl::MaxSplits('=', 1));
-    if (absl::Status s = SetCoreOption(parts.first, parts.second, &core); !s.ok()) return s;
+    if (absl::Status s = simulator::SetCoreOption(parts.first, parts.second, &core); !s.ok())
+      return s;
   }
-  auto variants = ExpandVariants(core, flags_.compare, flags_.policies);
+  auto variants = simulator::ExpandVariants(core, flags_.compare, flags_.policies);
   if (!variants.ok()) return variants.status();
   variants_ = *std::move(variants);
   if (flags_.trace.empty()) return absl::OkStatus();
@@ -90,24 +94,24 @@ absl::Status SimulateCommand::Resolve() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
+absl::StatusOr<simulator::Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
   if (!flags_.trace.empty()) {
-    absl::StatusOr<Workload> trace = ParseTrace(trace_);
+    absl::StatusOr<simulator::Workload> trace = simulator::ParseTrace(trace_);
     if (trace.ok()) return trace;
     return absl::InvalidArgumentError(absl::StrCat(flags_.trace, ": ", trace.status().message()));
   }
-  absl::StatusOr<SyntheticOptions> preset = FindPreset(flags_.preset);
+  absl::StatusOr<simulator::SyntheticOptions> preset = simulator::FindPreset(flags_.preset);
   if (!preset.ok()) return preset.status();
-  SyntheticOptions o = *std::move(preset);
-  if (flags_.arrivals == "gamma") o.arrivals = SyntheticOptions::Arrivals::kGamma;
-  if (flags_.arrivals == "closed") o.arrivals = SyntheticOptions::Arrivals::kClosed;
+  simulator::SyntheticOptions o = *std::move(preset);
+  if (flags_.arrivals == "gamma") o.arrivals = simulator::SyntheticOptions::Arrivals::kGamma;
+  if (flags_.arrivals == "closed") o.arrivals = simulator::SyntheticOptions::Arrivals::kClosed;
   o.rate = rate;
   o.gamma_shape = flags_.burstiness;
   o.concurrency = static_cast<std::uint32_t>(flags_.concurrency);
   o.requests = static_cast<std::uint32_t>(flags_.requests);
   o.seed = static_cast<std::uint64_t>(flags_.seed);
   // A mean of the user's own moves the preset's cut along.
-  const auto set_mean = [](double mean, LengthDistribution& d) {
+  const auto set_mean = [](double mean, simulator::LengthDistribution& d) {
     if (mean <= 0) return;
     d.max = std::max(d.max, static_cast<std::uint32_t>(mean * 4));
     d.mean = mean;
@@ -121,11 +125,11 @@ absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
   o.prefix_tokens = static_cast<std::uint32_t>(flags_.prefix_tokens);
   o.deadline_ns = static_cast<std::int64_t>(flags_.deadline_s * 1e9);
   o.last_deadline_ns = static_cast<std::int64_t>(flags_.last_deadline_s * 1e9);
-  return MakeWorkload(o);
+  return simulator::MakeWorkload(o);
 }
 
-SimulationOptions SimulateCommand::OptionsOf(const Variant& variant) const {
-  SimulationOptions options;
+simulator::SimulationOptions SimulateCommand::OptionsOf(const simulator::Variant& variant) const {
+  simulator::SimulationOptions options;
   options.core = variant.core;
   options.policy = variant.policy;
   options.round_trip_ns = static_cast<std::int64_t>(flags_.round_trip_us * 1000);
@@ -134,115 +138,121 @@ SimulationOptions SimulateCommand::OptionsOf(const Variant& variant) const {
   return options;
 }
 
-absl::StatusOr<RunRecord> SimulateCommand::RunOne(const std::string& label, const Machine& machine,
-                                                  const Workload& workload,
-                                                  SimulationOptions options) {
+absl::StatusOr<simulator::RunRecord> SimulateCommand::RunOne(const std::string& label,
+                                                             const simulator::Machine& machine,
+                                                             const simulator::Workload& workload,
+                                                             simulator::SimulationOptions options) {
   const std::int64_t start = clock_.NowNs();
-  absl::StatusOr<RunRecord> record;
+  absl::StatusOr<simulator::RunRecord> record;
   {
     ProgressLine line(&clock_, label.empty() ? "simulating" : label);
-    options.progress = [&line](const SimulationProgress& p) {
+    options.progress = [&line](const simulator::SimulationProgress& p) {
       line.Update(p.ended, p.requests);
       return true;
     };
-    record = Simulate(machine, workload, options);
+    record = simulator::Simulate(machine, workload, options);
   }
   if (!record.ok()) return record.status();
   spent_ns_ += clock_.NowNs() - start;
   requests_ += workload.requests.size();
   steps_ += record->group.steps;
-  for (const RequestRecord& request : record->requests) tokens_ += request.output_tokens;
+  for (const simulator::RequestRecord& request : record->requests) tokens_ += request.output_tokens;
   return record;
 }
 
 absl::Status SimulateCommand::RunVariants() {
-  absl::StatusOr<Workload> workload = MakeWorkloadAt(flags_.rate);
+  absl::StatusOr<simulator::Workload> workload = MakeWorkloadAt(flags_.rate);
   if (!workload.ok()) return workload.status();
-  std::vector<Summary> runs;
-  std::vector<RunRecord> records;
+  std::vector<simulator::Summary> runs;
+  std::vector<simulator::RunRecord> records;
   std::vector<std::string> labels;
-  for (const Variant& variant : variants_) {
-    absl::StatusOr<RunRecord> record =
+  for (const simulator::Variant& variant : variants_) {
+    absl::StatusOr<simulator::RunRecord> record =
         RunOne(variant.label, machine_, *workload, OptionsOf(variant));
     if (!record.ok()) return record.status();
-    runs.push_back(Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
+    runs.push_back(
+        simulator::Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
     runs.back().label = variant.label;
     labels.push_back(variant.label);
     records.push_back(*std::move(record));
   }
   if (!flags_.out.empty() && records.size() == 1) {
-    absl::Status s = WriteTextFile(flags_.out, "requests.csv", RequestsCsv(*workload, records[0]));
+    absl::Status s =
+        WriteTextFile(flags_.out, "requests.csv", simulator::RequestsCsv(*workload, records[0]));
     if (!s.ok()) return s;
   }
-  return Report(runs, PlotRuns(labels, records));
+  return Report(runs, simulator::PlotRuns(labels, records));
 }
 
 absl::Status SimulateCommand::RunSweep() {
-  std::vector<Sweep> sweeps;
-  std::vector<Summary> runs;
-  for (const Variant& variant : variants_) {
-    Sweep& sweep = sweeps.emplace_back();
+  std::vector<simulator::Sweep> sweeps;
+  std::vector<simulator::Summary> runs;
+  for (const simulator::Variant& variant : variants_) {
+    simulator::Sweep& sweep = sweeps.emplace_back();
     sweep.label = variant.label;
     sweep.rates = flags_.sweep_rate;
     for (const double rate : flags_.sweep_rate) {
-      absl::StatusOr<Workload> workload = MakeWorkloadAt(rate);
+      absl::StatusOr<simulator::Workload> workload = MakeWorkloadAt(rate);
       if (!workload.ok()) return workload.status();
       const std::string label = absl::StrCat(variant.label, variant.label.empty() ? "" : " ",
                                              absl::StrFormat("%g/s", rate));
-      absl::StatusOr<RunRecord> record = RunOne(label, machine_, *workload, OptionsOf(variant));
+      absl::StatusOr<simulator::RunRecord> record =
+          RunOne(label, machine_, *workload, OptionsOf(variant));
       if (!record.ok()) return record.status();
-      runs.push_back(Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
+      runs.push_back(
+          simulator::Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
       runs.back().label = label;
       sweep.runs.push_back(runs.back());
     }
   }
-  return Report(runs, PlotSweeps(sweeps));
+  return Report(runs, simulator::PlotSweeps(sweeps));
 }
 
 absl::Status SimulateCommand::RunMemoryBaselines() {
-  absl::StatusOr<Workload> workload = MakeWorkloadAt(flags_.rate);
+  absl::StatusOr<simulator::Workload> workload = MakeWorkloadAt(flags_.rate);
   if (!workload.ok()) return workload.status();
   const auto slots = static_cast<std::uint32_t>(flags_.reserve);
   const std::string max = absl::StrCat("max ", slots);
-  SimulationOptions options = OptionsOf(variants_[0]);
+  simulator::SimulationOptions options = OptionsOf(variants_[0]);
   options.core.prefix_cache = false;  // what is compared is allocation
-  std::vector<Summary> runs;
-  std::vector<RunRecord> records;
+  std::vector<simulator::Summary> runs;
+  std::vector<simulator::RunRecord> records;
   std::vector<std::string> labels;
-  const auto add = [&](const std::string& label, absl::StatusOr<RunRecord> record) {
+  const auto add = [&](const std::string& label, absl::StatusOr<simulator::RunRecord> record) {
     if (!record.ok()) return record.status();
-    runs.push_back(Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
+    runs.push_back(
+        simulator::Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
     runs.back().label = label;
     labels.push_back(label);
     records.push_back(*std::move(record));
     return absl::OkStatus();
   };
   absl::Status s = add("paged", RunOne("paged", machine_, *workload, options));
-  const Machine reserving = MachineWithReservation(machine_, slots);
-  SimulationOptions no_watermark = options;
+  const simulator::Machine reserving = simulator::MachineWithReservation(machine_, slots);
+  simulator::SimulationOptions no_watermark = options;
   no_watermark.core.watermark_blocks = 0;  // a block is all that a request will ever need
   no_watermark.core.expected_output_permille = 0;
   if (s.ok()) s = add(max, RunOne(max, reserving, *workload, no_watermark));
-  const auto emulate = [&](Reservation kind) {
-    return SimulateReservation(machine_, *workload, options, kind, slots);
+  const auto emulate = [&](simulator::Reservation kind) {
+    return simulator::SimulateReservation(machine_, *workload, options, kind, slots);
   };
-  if (s.ok()) s = add(max + " (emulated)", emulate(Reservation::kMax));
-  if (s.ok()) s = add("power of two", emulate(Reservation::kPowerOfTwo));
-  if (s.ok()) s = add("oracle", emulate(Reservation::kOracle));
+  if (s.ok()) s = add(max + " (emulated)", emulate(simulator::Reservation::kMax));
+  if (s.ok()) s = add("power of two", emulate(simulator::Reservation::kPowerOfTwo));
+  if (s.ok()) s = add("oracle", emulate(simulator::Reservation::kOracle));
   if (!s.ok()) return s;
-  std::vector<NamedPlot> plots = PlotRuns(labels, records);
-  plots.push_back(PlotMemory(runs));
+  std::vector<simulator::NamedPlot> plots = simulator::PlotRuns(labels, records);
+  plots.push_back(simulator::PlotMemory(runs));
   return Report(runs, plots);
 }
 
-absl::Status SimulateCommand::Report(const std::vector<Summary>& runs,
-                                     const std::vector<NamedPlot>& plots) const {
-  const std::string json = ReportJson(runs);
-  std::fputs(flags_.json ? json.c_str() : ReportTable(runs).c_str(), stdout);
+absl::Status SimulateCommand::Report(const std::vector<simulator::Summary>& runs,
+                                     const std::vector<simulator::NamedPlot>& plots) const {
+  const std::string json = simulator::ReportJson(runs);
+  std::fputs(flags_.json ? json.c_str() : simulator::ReportTable(runs).c_str(), stdout);
   if (!flags_.out.empty()) {
     absl::Status s = WriteTextFile(flags_.out, "report.json", json);
-    if (s.ok()) s = WriteTextFile(flags_.out, "report.csv", ReportCsv(runs));
-    for (const NamedPlot& plot : plots) {
+    if (s.ok()) s = WriteTextFile(flags_.out, "report.csv", simulator::ReportCsv(runs));
+    for (const simulator::NamedPlot& plot : plots) {
       if (s.ok()) s = WriteTextFile(flags_.out, plot.file, plot.plot.Draw());
     }
     if (!s.ok()) return s;
@@ -267,8 +277,8 @@ absl::Status SimulateCommand::Run() {
   return RunVariants();
 }
 
-void PrintFit(const StepFit& fit) {
-  const LinearModel& m = fit.model;
+void PrintFit(const simulator::StepFit& fit) {
+  const simulator::LinearModel& m = fit.model;
   absl::FPrintF(stderr,
                 "fit of %d steps: %.3f ms + %.1f us * prefill rows + %.1f us * decode rows"
                 " + %.1f ns * prefill context + %.1f ns * decode context\n"
@@ -282,51 +292,54 @@ void PrintFit(const StepFit& fit) {
 }
 
 // A fitted machine goes to --out, or to standard output.
-absl::Status GiveMachine(const SimulateFlags& flags, Machine machine, const StepFit& fit) {
+absl::Status GiveMachine(const SimulateFlags& flags, simulator::Machine machine,
+                         const simulator::StepFit& fit) {
   PrintFit(fit);
   machine.cost = fit.model;
-  if (!flags.out.empty()) return WriteTextFile(flags.out, "machine.json", MachineJson(machine));
-  std::fputs(MachineJson(machine).c_str(), stdout);
+  if (!flags.out.empty())
+    return WriteTextFile(flags.out, "machine.json", simulator::MachineJson(machine));
+  std::fputs(simulator::MachineJson(machine).c_str(), stdout);
   return absl::OkStatus();
 }
 
 absl::Status RunFit(const SimulateFlags& flags) {
   const absl::StatusOr<std::string> csv = ReadTextFile(flags.fit);
   if (!csv.ok()) return csv.status();
-  const absl::StatusOr<std::vector<MeasuredStep>> steps = ParseSteps(*csv);
+  const absl::StatusOr<std::vector<simulator::MeasuredStep>> steps = simulator::ParseSteps(*csv);
   if (!steps.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(flags.fit, ": ", steps.status().message()));
   }
-  const absl::StatusOr<StepFit> fit = FitSteps(*steps);
+  const absl::StatusOr<simulator::StepFit> fit = simulator::FitSteps(*steps);
   if (!fit.ok()) return fit.status();
-  Machine machine;
+  simulator::Machine machine;
   machine.name = "fitted";
   machine.model = absl::StrCat("fitted to ", fit->steps, " steps");
   return GiveMachine(flags, std::move(machine), *fit);
 }
 
 // A workload that the fit has not seen, computed and simulated, side by side.
-absl::Status Validate(const SimulateFlags& flags, StepMeter& meter, const StepFit& fit) {
-  SyntheticOptions synthetic = FindPreset("short").value();
-  synthetic.arrivals = SyntheticOptions::Arrivals::kClosed;
+absl::Status Validate(const SimulateFlags& flags, StepMeter& meter, const simulator::StepFit& fit) {
+  simulator::SyntheticOptions synthetic = simulator::FindPreset("short").value();
+  synthetic.arrivals = simulator::SyntheticOptions::Arrivals::kClosed;
   synthetic.concurrency = 12;
   synthetic.requests = 60;
   synthetic.seed = 7;
-  const Workload workload = MakeWorkload(synthetic).value();
-  SimulationOptions options;
-  options.core = DefaultOptions(meter.machine());
-  absl::StatusOr<RunRecord> measured = meter.Run(workload, options, 300, nullptr);
+  const simulator::Workload workload = simulator::MakeWorkload(synthetic).value();
+  simulator::SimulationOptions options;
+  options.core = simulator::DefaultOptions(meter.machine());
+  absl::StatusOr<simulator::RunRecord> measured = meter.Run(workload, options, 300, nullptr);
   if (!measured.ok()) return measured.status();
-  Machine machine = meter.machine();
+  simulator::Machine machine = meter.machine();
   machine.cost = fit.model;
-  absl::StatusOr<RunRecord> modelled = Simulate(machine, workload, options);
+  absl::StatusOr<simulator::RunRecord> modelled = simulator::Simulate(machine, workload, options);
   if (!modelled.ok()) return modelled.status();
-  const ServiceLevel level = {flags.slo_ttft_ms, flags.slo_itl_ms};
-  std::vector<Summary> runs = {Summarize(workload, *measured, level),
-                               Summarize(workload, *modelled, level)};
+  const simulator::ServiceLevel level = {flags.slo_ttft_ms, flags.slo_itl_ms};
+  std::vector<simulator::Summary> runs = {simulator::Summarize(workload, *measured, level),
+                                          simulator::Summarize(workload, *modelled, level)};
   runs[0].label = "computed";
   runs[1].label = "simulated";
-  absl::PrintF("60 short requests, 12 at once, which the fit has not seen:\n%s", ReportTable(runs));
+  absl::PrintF("60 short requests, 12 at once, which the fit has not seen:\n%s",
+               simulator::ReportTable(runs));
   return absl::OkStatus();
 }
 
@@ -335,17 +348,18 @@ absl::Status RunMeasure(const SimulateFlags& flags) {
   const SteadyClock clock;
   auto meter = StepMeter::Create(flags.measure, static_cast<int>(flags.threads), &clock);
   if (!meter.ok()) return meter.status();
-  SimulationOptions options;
-  options.core = DefaultOptions(meter->machine());
-  std::vector<MeasuredStep> steps;
-  for (const Workload& workload : MeasuringWorkloads()) {
+  simulator::SimulationOptions options;
+  options.core = simulator::DefaultOptions(meter->machine());
+  std::vector<simulator::MeasuredStep> steps;
+  for (const simulator::Workload& workload : MeasuringWorkloads()) {
     const std::size_t before = steps.size();
     const auto run = meter->Run(workload, options, flags.measure_seconds, &steps);
     if (!run.ok() && !absl::IsCancelled(run.status())) return run.status();
     absl::FPrintF(stderr, "%s: %d steps\n", workload.name, steps.size() - before);
   }
-  if (absl::Status s = WriteTextFile(flags.out, "steps.csv", StepsCsv(steps)); !s.ok()) return s;
-  const absl::StatusOr<StepFit> fit = FitSteps(steps);
+  if (absl::Status s = WriteTextFile(flags.out, "steps.csv", simulator::StepsCsv(steps)); !s.ok())
+    return s;
+  const absl::StatusOr<simulator::StepFit> fit = simulator::FitSteps(steps);
   if (!fit.ok()) return fit.status();
   if (absl::Status s = GiveMachine(flags, meter->machine(), *fit); !s.ok()) return s;
   return Validate(flags, *meter, *fit);
@@ -355,8 +369,8 @@ absl::Status RunMeasure(const SimulateFlags& flags) {
 
 absl::Status RunSimulate(const SimulateFlags& flags) {
   if (flags.list_machines) {
-    for (const Machine& machine : BuiltInMachines()) {
-      std::fputs(MachineJson(machine).c_str(), stdout);
+    for (const simulator::Machine& machine : simulator::BuiltInMachines()) {
+      std::fputs(simulator::MachineJson(machine).c_str(), stdout);
     }
     return absl::OkStatus();
   }

@@ -35,7 +35,8 @@ std::string Names(const std::vector<std::string>& names) { return absl::StrJoin(
 
 std::string MachineNames() {
   std::vector<std::string> names;
-  for (const Machine& machine : BuiltInMachines()) names.push_back(machine.name);
+  for (const simulator::Machine& machine : simulator::BuiltInMachines())
+    names.push_back(machine.name);
   return Names(names);
 }
 
@@ -99,9 +100,9 @@ void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
                  "Recorded requests that are simulated in place of a synthetic workload.")
       ->type_name("PATH")
       ->group(group);
-  app.add_option(
-         "--preset", f->preset,
-         absl::StrCat("The distribution of lengths: ", Names(PresetNames()), ". [default short]"))
+  app.add_option("--preset", f->preset,
+                 absl::StrCat("The distribution of lengths: ", Names(simulator::PresetNames()),
+                              ". [default short]"))
       ->type_name("NAME")
       ->group(group);
   app.add_option(
@@ -139,8 +140,9 @@ void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
 
 void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Scheduler and comparison";
-  app.add_option("--set", f->set,
-                 absl::StrCat("An option of the scheduler: ", Names(CoreOptionNames()), "."))
+  app.add_option(
+         "--set", f->set,
+         absl::StrCat("An option of the scheduler: ", Names(simulator::CoreOptionNames()), "."))
       ->type_name("OPTION=VALUE")
       ->group(group);
   app.add_option("--compare", f->compare,

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 // A day: no parameters, however odd, make a time that overflows when added up.
@@ -63,4 +63,4 @@ StepCost CostOf(const CostModel& model, const StepShape& shape) {
   return std::visit([&](const auto& m) { return Cost(m, shape); }, model);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -12,7 +12,7 @@
 
 #include "worker/core/group_state.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // What the time of a step depends on.
 struct StepShape {
@@ -78,4 +78,4 @@ struct StepCost {
 // The cost of a step; one without rows takes a microsecond.
 StepCost CostOf(const CostModel& model, const StepShape& shape);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

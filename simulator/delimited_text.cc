@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 // What a message shows of a cell: it may be anything.
@@ -104,4 +104,4 @@ absl::StatusOr<std::int64_t> CellInteger(const TextCell& cell, std::int64_t min,
   return value;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 // SmolLM2-135M Q4_1, `accurate`, bf16 KV, on two cores of a Zen 5: fitted to the steps that
@@ -170,4 +170,4 @@ CoreOptions DefaultOptions(const Machine& machine) {
   return options;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

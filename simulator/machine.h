@@ -15,7 +15,7 @@
 #include "scheduler/core/options.h"
 #include "simulator/cost_model.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // Tokens of the simulated vocabulary: few enough for any real model, enough that
 // prompts meet by design only.
@@ -53,4 +53,4 @@ ExecutorDescription Describe(const Machine& machine, const CoreOptions& core);
 // simulation is asked how long requests wait, unless it is asked what to refuse.
 CoreOptions DefaultOptions(const Machine& machine);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

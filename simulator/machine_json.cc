@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -193,4 +193,4 @@ std::string MachineJson(const Machine& machine) {
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

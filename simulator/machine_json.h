@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "simulator/machine.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // INVALID_ARGUMENT: not JSON, an unknown or missing field, a number out of range;
 // the field is named.
@@ -19,4 +19,4 @@ absl::StatusOr<Machine> ParseMachine(absl::string_view json);
 // What ParseMachine reads as the same machine.
 std::string MachineJson(const Machine& machine);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 constexpr double kNsPerSecond = 1e9;
@@ -131,4 +131,4 @@ NamedPlot PlotMemory(absl::Span<const Summary> runs) {
   return {"memory.svg", std::move(plot)};
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

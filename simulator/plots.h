@@ -9,7 +9,7 @@
 #include "simulator/summary.h"
 #include "simulator/svg_plot.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 struct NamedPlot {
   std::string file;  // NAME.svg
@@ -34,4 +34,4 @@ std::vector<NamedPlot> PlotSweeps(absl::Span<const Sweep> sweeps);
 // Sequences served at once, and throughput, by how memory is allocated.
 NamedPlot PlotMemory(absl::Span<const Summary> runs);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a good hash of one word.
 inline std::uint64_t MixBits(std::uint64_t x) {
@@ -54,4 +54,4 @@ class SimulatorRandom {
   std::uint64_t state_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

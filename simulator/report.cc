@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -223,4 +223,4 @@ std::string RequestsCsv(const Workload& workload, const RunRecord& record) {
   return csv;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

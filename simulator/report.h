@@ -8,7 +8,7 @@
 #include "simulator/run_record.h"
 #include "simulator/summary.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // One line per metric, one column per run. Metrics that are zero in every run and
 // say nothing then (refusals, preemptions, ...) are left out. Tenants follow when a
@@ -29,4 +29,4 @@ std::string RequestsCsv(const Workload& workload, const RunRecord& record);
 // Cells in columns as wide as they need to be; the first column is aligned left.
 std::string AlignColumns(absl::Span<const std::vector<std::string>> rows);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -4,7 +4,7 @@
 #include <bit>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 class ReservingRun {
@@ -204,4 +204,4 @@ Machine MachineWithReservation(Machine machine, std::uint32_t slots) {
   return machine;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -19,7 +19,7 @@
 #include "simulator/run_record.h"
 #include "simulator/simulator.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 enum class Reservation : std::uint8_t {
   kMax,         // the longest sequence there may be
@@ -42,4 +42,4 @@ absl::StatusOr<RunRecord> SimulateReservation(const Machine& machine, const Work
 // at once. Its pool is rounded down to whole blocks.
 Machine MachineWithReservation(Machine machine, std::uint32_t slots);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

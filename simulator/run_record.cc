@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 void RunRecord::AddToken(std::uint32_t index, std::int64_t now_ns) {
   RequestRecord& request = requests[index];
@@ -18,4 +18,4 @@ void RunRecord::AddToken(std::uint32_t index, std::int64_t now_ns) {
   request.last_token_ns = now_ns;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -13,7 +13,7 @@
 #include "simulator/virtual_group.h"
 #include "simulator/workload.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 struct RequestRecord {
   enum class End : std::uint8_t { kNone, kFinished, kRefused, kExpired, kFailed };
@@ -58,4 +58,4 @@ struct RunRecord {
   void AddToken(std::uint32_t index, std::int64_t now_ns);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

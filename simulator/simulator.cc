@@ -10,7 +10,7 @@
 #include "scheduler/core/scheduler_core.h"
 #include "simulator/variants.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 // What is on its way from one side to the other.
@@ -267,4 +267,4 @@ absl::StatusOr<RunRecord> Simulate(const Machine& machine, const Workload& workl
   return SimulateWith(steps, machine, workload, options);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

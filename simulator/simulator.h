@@ -16,7 +16,7 @@
 #include "simulator/virtual_group.h"
 #include "simulator/workload.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 struct SimulationProgress {
   std::int64_t now_ns = 0;
@@ -52,4 +52,4 @@ absl::StatusOr<RunRecord> Simulate(const Machine& machine, const Workload& workl
 absl::StatusOr<RunRecord> SimulateWith(StepRunner& runner, const Machine& machine,
                                        const Workload& workload, const SimulationOptions& options);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "simulator/delimited_text.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 constexpr std::size_t kTerms = 5;
@@ -205,4 +205,4 @@ std::string StepsCsv(absl::Span<const MeasuredStep> steps) {
   return csv;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

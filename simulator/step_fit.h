@@ -15,7 +15,7 @@
 #include "absl/types/span.h"
 #include "simulator/cost_model.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 struct MeasuredStep {
   StepShape shape;
@@ -47,4 +47,4 @@ absl::StatusOr<StepFit> FitSteps(absl::Span<const MeasuredStep> steps);
 absl::StatusOr<std::vector<MeasuredStep>> ParseSteps(absl::string_view csv);
 std::string StepsCsv(absl::Span<const MeasuredStep> steps);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

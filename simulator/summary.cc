@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 constexpr double kNsPerMs = 1e6;
@@ -142,4 +142,4 @@ Summary Summarize(const Workload& workload, const RunRecord& record, const Servi
   return s;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

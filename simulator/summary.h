@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "simulator/run_record.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // What a request must keep to count as good.
 struct ServiceLevel {
@@ -80,4 +80,4 @@ Percentiles PercentilesOf(std::vector<double>& values);
 // (sum x)^2 / (n * sum x^2); 1 of nothing and of zeros (Jain, Chiu, Hawe 1984).
 double JainIndex(absl::Span<const std::uint64_t> values);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 constexpr double kWidth = 640, kHeight = 360;
@@ -257,4 +257,4 @@ class Canvas {
 
 std::string SvgPlot::Draw() const { return Canvas(*this).Draw(); }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 struct PlotSeries {
   enum class Kind { kLine, kStep, kBars };
@@ -32,4 +32,4 @@ struct SvgPlot {
   std::string Draw() const;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

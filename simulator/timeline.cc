@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 void Timeline::MakeRoom(std::int64_t at_ns) {
   while (at_ns / width_ns_ >= static_cast<std::int64_t>(kBuckets)) {
@@ -37,4 +37,4 @@ std::vector<double> Timeline::PerSecond(std::int64_t end_ns) const {
   return values;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 class Timeline {
  public:
@@ -29,4 +29,4 @@ class Timeline {
   std::vector<double> sums_ = std::vector<double>(kBuckets);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

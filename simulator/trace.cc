@@ -13,7 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "simulator/delimited_text.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using Json = nlohmann::json;
@@ -212,4 +212,4 @@ absl::StatusOr<Workload> ParseTrace(absl::string_view text) {
   return workload;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

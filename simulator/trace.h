@@ -18,7 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "simulator/workload.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // Requests of one trace, at most.
 inline constexpr std::uint64_t kMaxTraceRequests = 10'000'000;
@@ -27,4 +27,4 @@ inline constexpr std::uint64_t kMaxTraceRequests = 10'000'000;
 // and column of what cannot be used.
 absl::StatusOr<Workload> ParseTrace(absl::string_view text);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 constexpr std::size_t kMaxVariants = 64;
@@ -119,4 +119,4 @@ absl::StatusOr<std::vector<Variant>> ExpandVariants(const CoreOptions& base,
   return variants;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

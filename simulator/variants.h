@@ -10,7 +10,7 @@
 #include "scheduler/core/options.h"
 #include "scheduler/core/policy.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // Whether there is a policy of that name (PolicyNames). INVALID_ARGUMENT lists them.
 absl::Status CheckPolicy(absl::string_view name);
@@ -32,4 +32,4 @@ absl::StatusOr<std::vector<Variant>> ExpandVariants(const CoreOptions& base,
                                                     const std::vector<std::string>& axes,
                                                     const std::vector<std::string>& policies);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -6,7 +6,7 @@
 #include "simulator/machine.h"
 #include "simulator/random.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 VirtualGroup::VirtualGroup(Epoch epoch, const ExecutorDescription& description,
                            const Workload& workload, StepRunner& runner)
@@ -122,4 +122,4 @@ TokenId SimulatedToken(const Workload& workload, std::uint64_t request, Sequence
   return static_cast<TokenId>(1 + hash % (kSimulatedVocabulary - 1));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

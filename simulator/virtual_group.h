@@ -19,7 +19,7 @@
 #include "simulator/workload.h"
 #include "worker/core/group_state.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 // Computes steps, or pretends to.
 class StepRunner {
@@ -106,4 +106,4 @@ class VirtualGroup {
 TokenId SimulatedToken(const Workload& workload, std::uint64_t request, SequenceIndex sequence,
                        std::uint32_t output_index);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

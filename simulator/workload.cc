@@ -8,7 +8,7 @@
 #include "simulator/machine.h"
 #include "simulator/random.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 // Spreads: published histograms of both data sets are wide for what people type
@@ -193,4 +193,4 @@ TokenizedRequest MakeRequest(const Workload& workload, std::uint32_t index, std:
   return request;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

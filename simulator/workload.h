@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "common/types/request.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 
 struct SimulatedRequest {
   std::int64_t arrival_ns = 0;  // of closed loops: not used
@@ -92,4 +92,4 @@ inline constexpr TokenId kStopToken = 0;
 TokenizedRequest MakeRequest(const Workload& workload, std::uint32_t index, std::int64_t now_ns,
                              bool length_known, std::uint32_t max_tokens);
 
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -4,7 +4,7 @@
 
 #include "simulator/machine.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 TEST(CostModelTest, LinearIsASumOfItsTerms) {
@@ -96,4 +96,4 @@ TEST(CostModelTest, H200MeetsItsDerivation) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "simulator/machine_json.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using ::testing::HasSubstr;
@@ -63,4 +63,4 @@ TEST(MachineTest, TheDescriptionHoldsWhatTheOptionsMayAsk) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -3,7 +3,7 @@
 #include "gtest/gtest.h"
 #include "simulator/summary.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 TEST(ReservationTest, SlotsOfEachKind) {
@@ -89,4 +89,4 @@ TEST(ReservationTest, WhatNeverFitsIsRefused) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -7,7 +7,7 @@
 #include "simulator/report.h"
 #include "simulator/summary.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using ::testing::HasSubstr;
@@ -239,4 +239,4 @@ TEST(SimulatorTest, StagesOverlapSteps) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "simulator/random.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using ::testing::HasSubstr;
@@ -103,4 +103,4 @@ TEST(StepFitTest, BadFilesAreRefusedByLineAndColumn) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

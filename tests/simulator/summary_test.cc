@@ -8,7 +8,7 @@
 #include "simulator/report.h"
 #include "simulator/timeline.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using ::testing::DoubleEq;
@@ -157,4 +157,4 @@ TEST(ReportTest, ColumnsAreAligned) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

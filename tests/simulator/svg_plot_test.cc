@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "simulator/plots.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using ::testing::HasSubstr;
@@ -128,4 +128,4 @@ TEST(PlotsTest, EveryChartOfARunIsWellFormed) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

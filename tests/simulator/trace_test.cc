@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using ::testing::ElementsAre;
@@ -85,4 +85,4 @@ TEST(TraceTest, HostileInputIsRefusedByLineAndColumn) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

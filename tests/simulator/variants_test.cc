@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using ::testing::HasSubstr;
@@ -49,4 +49,4 @@ TEST(VariantsTest, BadAxesAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::simulator {
 namespace {
 
 using ::testing::HasSubstr;
@@ -191,4 +191,4 @@ TEST(WorkloadTest, ParametersOutOfRangeAreNamed) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::simulator

@@ -18,11 +18,11 @@ std::vector<TokenId> Text() {
   return ReadJsonLines("smollm2/text_gpl3_long.json")[0]["ids"].get<std::vector<TokenId>>();
 }
 
-Workload Lengths(const char* preset, std::uint32_t count) {
-  SyntheticOptions options = FindPreset(preset).value();
+simulator::Workload Lengths(const char* preset, std::uint32_t count) {
+  simulator::SyntheticOptions options = simulator::FindPreset(preset).value();
   options.requests = count;
   options.seed = kMemorySeed;
-  return MakeWorkload(options).value();
+  return simulator::MakeWorkload(options).value();
 }
 
 std::uint64_t Blocks(std::uint64_t positions) {
@@ -39,7 +39,7 @@ std::string MemoryCase::Name() const {
 std::vector<TokenizedRequest> MakeMemoryRequests(const MemoryCase& one, std::uint32_t count) {
   const std::vector<TokenId> text = Text();
   std::vector<TokenizedRequest> requests;
-  for (const SimulatedRequest& lengths : Lengths(one.preset, count).requests) {
+  for (const simulator::SimulatedRequest& lengths : Lengths(one.preset, count).requests) {
     TokenizedRequest& request = requests.emplace_back();
     const std::size_t index = requests.size();
     request.id = {1, index};
@@ -55,7 +55,7 @@ std::vector<TokenizedRequest> MakeMemoryRequests(const MemoryCase& one, std::uin
 
 double PossibleSaving(const MemoryCase& one, std::uint32_t count) {
   double shared = 0, unshared = 0;
-  for (const SimulatedRequest& lengths : Lengths(one.preset, count).requests) {
+  for (const simulator::SimulatedRequest& lengths : Lengths(one.preset, count).requests) {
     // All sequences write the prompt's last position themselves.
     const std::uint32_t whole = (lengths.prompt_tokens - 1) / kBlockTokens;
     for (std::uint32_t output = 0; output < lengths.output_tokens; ++output) {
