@@ -120,7 +120,7 @@ class FrontendsImpl final : public Frontends {
   }
 
  private:
-  // Of the API's port and of the one for health.
+  // Options that the API's port and the health port have in common.
   HttpServerOptions CommonOptions() const {
     HttpServerOptions options;
     options.address = flags_.host;

@@ -135,8 +135,8 @@ std::string Bound(std::string_view text) {
   return std::string(is_whole ? text.substr(0, text.find('.')) : text);
 }
 
-// Of a value that may not be, what may: the library's texts in the words of the others.
-// Empty: it says something else.
+// Says which values are allowed where the library's text says that one is not. Empty if the
+// text is about something else.
 std::string WrongValue(std::string_view text, const std::string& name, const std::string& value) {
   constexpr std::string_view kRange = " not in range ", kSet = " not in {";
   const std::string but = absl::StrCat(", not '", value, "'");

@@ -68,7 +68,7 @@ DiscoveryOptions MakeDiscoveryOptions(const RoleFlags& flags, Fleet& fleet, Logg
 // frontends as they come. Main's thread.
 class RouterModels {
  public:
-  // All outlive it, and it the frontends.
+  // What it is given outlives it, and it outlives the frontends.
   RouterModels(Fleet* fleet, Metrics* metrics, std::string version, Logger* log)
       : fleet_(fleet), metrics_(metrics), version_(std::move(version)), log_(log) {}
 
@@ -136,7 +136,7 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   if (!discovery.ok()) return discovery.status();
 
   Metrics metrics;
-  // What a client invents is no label.
+  // A name that a client invented never becomes a label.
   RouterMetrics unknown(metrics, {{"model", "_unknown"}});
   AddProcessMetrics(metrics);
   WatchLog(metrics, &log);

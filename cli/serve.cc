@@ -26,7 +26,7 @@
 namespace flotilla {
 namespace {
 
-// What connections get to send their last bytes once all requests have ended.
+// How long connections may take to send their last bytes once all requests have ended.
 constexpr absl::Duration kCloseGrace = absl::Seconds(2);
 
 // The roles of one process, joined; members are destroyed from last to first.

@@ -33,14 +33,14 @@ struct SimulateFlags {
   double last_deadline_s = 0;
   std::int64_t max_tokens = 1024;
   bool known_lengths = false;
-  // What is compared.
+  // These say what is compared.
   std::vector<std::string> set;      // option=value
   std::vector<std::string> compare;  // option=value,value
   std::vector<std::string> policies;
   std::vector<double> sweep_rate;
   bool memory_baselines = false;
   std::int64_t reserve = 2048;
-  // What comes out.
+  // These say what is printed and written.
   double slo_ttft_ms = 1000;
   double slo_itl_ms = 100;
   bool json = false;

@@ -27,7 +27,7 @@ class StopListener {
         }) {}
   ~StopListener() { End(); }
 
-  // Until `on_stop` has returned.
+  // Waits until `on_stop` has returned.
   void WaitForStop() { stopped_.WaitForNotification(); }
 
   // Listens no more. Whether there was a request to stop; then `on_stop` has returned.

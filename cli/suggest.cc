@@ -49,7 +49,7 @@ std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std
   }
   std::stable_sort(near.begin(), near.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  // Who is nearer than others is meant.
+  // The nearest name is the one that was meant.
   std::vector<std::string> best;
   for (const auto& [far, name] : near) {
     if (far == near.front().first && best.size() < kMaxNames) best.push_back(name);

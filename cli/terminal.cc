@@ -46,7 +46,7 @@ Terminal::~Terminal() {
 }
 
 void Terminal::ReadKeys() {
-  // From the background, setting it up would stop the process.
+  // In the background, setting the terminal up would stop the process.
   if (isatty(STDIN_FILENO) == 0 || tcgetpgrp(STDIN_FILENO) != getpgrp() ||
       tcgetattr(STDIN_FILENO, &before_) != 0) {
     return;

@@ -67,7 +67,7 @@ WorkerRow MakeWorkerRow(const std::string& address, const MetricsPage& now,
                             now.Sum("flotilla_worker_rank_resident_memory_bytes")};
 }
 
-// Of text that is UTF-8.
+// The number of characters of a UTF-8 text.
 std::size_t Characters(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));

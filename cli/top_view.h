@@ -48,7 +48,7 @@ struct WorkerRow {
   std::string address;
   std::optional<double> busy;  // share of time in forward and sampling
   std::optional<double> steps_per_s, tokens_per_s, s_per_step;
-  // Of the process and of its ranks.
+  // The process and its ranks together.
   std::optional<double> cpu_cores;
   double resident_bytes = 0;
 

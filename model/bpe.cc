@@ -27,7 +27,7 @@ class Symbols {
     const uint32_t second = at + 1;
     return second < size() && ids_[second] < 0 ? at - ids_[second] : second;
   }
-  // Of any but the first.
+  // The symbol before `at`, which is not the first.
   uint32_t Previous(uint32_t at) const {
     const TokenId before = ids_[at - 1];
     return before < 0 ? at + before : at - 1;

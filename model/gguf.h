@@ -99,7 +99,7 @@ class GgufFile {
   // Null if there is no tensor of that name.
   const GgufTensor* FindTensor(std::string_view name) const;
 
-  // In file order, which is also the order of their data.
+  // The tensors in file order, which is also the order of their data.
   std::span<const GgufTensor> tensors() const { return tensors_; }
 
   // Everything before the tensor data, header included.

@@ -20,7 +20,7 @@
 
 namespace flotilla {
 
-// What a key says of who shows it.
+// What a key grants to the client that shows it.
 struct KeyOwner {
   std::string name;
   std::int64_t max_priority = 100;  // of requests; without the option any that there is

@@ -217,7 +217,7 @@ absl::Status CheckSequences(const ApiRequest& api, const ModelLimits& model) {
   return absl::OkStatus();
 }
 
-// What only beam search has does not pass without it.
+// Fields that only beam search has are refused without it.
 absl::Status CheckNoBeams(const ApiRequest& api) {
   if (api.length_penalty.value_or(1.0) != 1.0) {
     return InvalidField("length_penalty", "length_penalty needs beam search");

@@ -107,7 +107,7 @@ class GenerationImpl final : public Generation {
   // The request ends by its deadline, which counts once, however many sequences it ends: as
   // a refusal until it was accepted.
   void CountDeadline();
-  // It ends with `status`: counts it where that is a refusal or the deadline.
+  // Counts the end with `status` where that is a refusal or the deadline.
   void CountRefusal(const absl::Status& status);
   // Each has ended as the client wished.
   bool AllChoicesAreWhole() const;

@@ -17,7 +17,7 @@ class RouterProbe {
   virtual void OnEnded() {}
   // A request was refused, by the validator, a queue or the engine.
   virtual void OnRefused(const absl::Status& /*status*/) {}
-  // From Start to the first token of any choice.
+  // The time from Start to the first token of any choice.
   virtual void OnFirstToken(std::int64_t /*elapsed_ns*/) {}
   // Between deltas of one choice, per token of the later one.
   virtual void OnInterToken(std::int64_t /*elapsed_ns*/) {}

@@ -110,7 +110,7 @@ absl::StatusOr<std::string> Decode(const Tokenizer& tokenizer,
   return tokenizer.Decode(ids, /*skip_special=*/false);
 }
 
-// Of an input to be tokenized, which need not fit a context.
+// The error for an input of Tokenize, which need not fit a context.
 absl::Status TooManyTokens(const Input& input, std::size_t most) {
   return InvalidField(input.index() == 0 ? "prompt" : "messages",
                       Cat("the text has more than ", most, " tokens"));
@@ -284,7 +284,7 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   RouterProbe* const probe_;
   const Validator validator_;
   mutable absl::Mutex models_mu_;
-  // In the order in which they came; each stays for good.
+  // The models in the order in which they came. None is ever removed.
   std::vector<std::unique_ptr<const Model>> models_ ABSL_GUARDED_BY(models_mu_);
   absl::Mutex mu_;
   absl::BitGen random_ ABSL_GUARDED_BY(mu_);

@@ -61,14 +61,14 @@ struct OutputToken {
   std::vector<TopLogprob> top;  // best first; as many as asked for
 };
 
-// What is new of one choice: at most one per choice and engine step.
+// An update of one choice: at most one per choice and engine step.
 struct Delta {
   std::uint32_t choice = 0;
   // Valid UTF-8, never half a character; text that may become a stop string is
   // held back, so it can be empty while `tokens` is not, and the other way
   // round in the last delta.
   std::string text;
-  // In order, each exactly once; the token that ended the choice included.
+  // The tokens in order, each exactly once, with the token that ended the choice.
   std::vector<OutputToken> tokens;
 };
 

@@ -54,7 +54,7 @@ class TokenizerPool {
   };
 
   void Work();
-  // What this thread is to run; none: the end.
+  // Returns the job that this thread runs next. None: the pool ends.
   std::optional<Turn> Wait();
   bool HasWorkOrEnds() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Job Take(std::uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -105,7 +105,7 @@ void AcceptGuard::CloseOldestSilent() {
 
 }  // namespace flotilla::rpc
 
-// In the place of gRPC's function of this name.
+// Stands in the place of gRPC's function of this name.
 int GuardedAccept(int listener, grpc_resolved_address* peer, int nonblock,
                   int cloexec) asm("_Z12grpc_accept4iP21grpc_resolved_addressii");
 

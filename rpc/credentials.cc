@@ -56,7 +56,7 @@ class SecretGuard final : public CallGuard {
   std::int64_t next_ns_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// What the log was told of each peer.
+// What was logged about each peer.
 class PeerLog {
  public:
   explicit PeerLog(Logger* log) : log_(log) {}
@@ -89,7 +89,7 @@ class PeerLog {
   std::map<std::string, grpc::StatusCode> logged_ ABSL_GUARDED_BY(mu_);
 };
 
-// Of one call: sends the secret, and sees how the peer takes it.
+// Sends the secret with one call, and sees how the peer takes it.
 class ProofInterceptor final : public grpc::experimental::Interceptor {
  public:
   ProofInterceptor(SecretFile* secret, PeerLog* peers, const std::string& address)
@@ -117,7 +117,7 @@ class ProofInterceptor final : public grpc::experimental::Interceptor {
   const std::string& address_;
 };
 
-// Of one channel, which owns it.
+// Makes the interceptors of one channel, which owns it.
 class ProofInterceptors final : public grpc::experimental::ClientInterceptorFactoryInterface {
  public:
   ProofInterceptors(std::shared_ptr<SecretFile> secret, std::shared_ptr<PeerLog> peers,

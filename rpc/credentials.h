@@ -44,7 +44,7 @@ class Credentials {
   virtual bool protect() const = 0;
   // When the certificate ends that is in its file now. None: there is none, or it cannot be read.
   virtual std::optional<absl::Time> CertificateExpiry() const = 0;
-  // Of one server.
+  // The credentials of one server.
   virtual std::shared_ptr<grpc::ServerCredentials> ForServer() = 0;
   // A channel to `address` whose calls carry the proofs. The log hears when the peer
   // refuses them or cannot be reached: once, until it has answered.

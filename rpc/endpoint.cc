@@ -73,7 +73,7 @@ void ConfigureInternal(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              Milliseconds(kPingAfter) / 2);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
-  // Who connects and says nothing is let go after this, not after gRPC's two minutes.
+  // A client that connects and sends nothing is closed after this, not after gRPC's two minutes.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshake));
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
@@ -108,7 +108,7 @@ std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address, Credentials
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kPingAfter));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(kPingTimeout));
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Not the process-wide pool, which remembers failures.
+  // The process-wide pool remembers failures, so the channel has a pool of its own.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (credentials != nullptr) return credentials->ConnectTo(address, arguments);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);

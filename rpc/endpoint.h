@@ -51,7 +51,7 @@ struct ListenOptions {
 
 // Bounds what gRPC has for the server's connections and calls, public or internal.
 void SetQuota(grpc::ServerBuilder& builder);
-// What every server of the fleet is built with: keep-alives and bounds.
+// The settings that every server of the fleet is built with: keep-alives and bounds.
 void ConfigureInternal(grpc::ServerBuilder& builder);
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const ListenOptions& options);
 

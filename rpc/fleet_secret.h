@@ -23,7 +23,7 @@ class FleetSecret {
   // INVALID_ARGUMENT names the line, never what stands there.
   static absl::StatusOr<FleetSecret> Parse(std::string_view text);
 
-  // What a client sends.
+  // The secret that a client sends.
   const std::string& first() const { return first_; }
   // Compares with every line, whichever fits.
   bool Accepts(std::string_view secret) const;

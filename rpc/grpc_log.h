@@ -13,7 +13,7 @@ class GrpcLog {
  public:
   // gRPC's errors become warnings, the rest debug lines. `log` outlives it.
   explicit GrpcLog(Logger* log);
-  // From here on nothing is said.
+  // After this nothing is logged.
   ~GrpcLog();
   GrpcLog(const GrpcLog&) = delete;
   GrpcLog& operator=(const GrpcLog&) = delete;

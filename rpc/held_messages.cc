@@ -35,7 +35,7 @@ void HeldMessages::Read(absl::Span<const std::uint8_t> bytes, std::int64_t now_n
 double HeldMessages::ByteSeconds(std::int64_t now_ns) const {
   double sum = 0;
   for (const auto& [id, stream] : streams_) {
-    // At least a microsecond, so that who holds something has something.
+    // At least a microsecond, so that a held message always has an age.
     const auto ns = std::max<std::int64_t>(1000, now_ns - stream.since_ns);
     sum += static_cast<double>(stream.held) * static_cast<double>(ns) * 1e-9;
   }
@@ -63,7 +63,7 @@ void HeldMessages::ReadPayload(absl::Span<const std::uint8_t> bytes, std::int64_
   while (!bytes.empty()) {
     bytes.remove_prefix(ReadMessage(stream, bytes));
     if (stream.prefix_bytes < kPrefix || stream.left > 0) continue;
-    // It is whole; of what is held there is at most this frame for the next one.
+    // The message is whole. At most this frame is held for the next one.
     stream.prefix_bytes = 0;
     stream.since_ns = now_ns;
     Hold(stream, std::min(stream.held, Cost(frame_)));

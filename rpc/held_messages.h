@@ -17,7 +17,7 @@ namespace flotilla::rpc {
 // Of all connections of the process together. A message to a server is no longer than this
 // (rpc/endpoint.h).
 inline constexpr std::size_t kMaxHeldBytes = 16 << 20;
-// What a frame costs at least: however little it brings, it keeps the buffer it was read into.
+// The least cost of a frame: however short it is, it keeps the buffer that it was read into.
 inline constexpr std::size_t kLeastHeldBytes = 8 << 10;
 
 // Its owner calls it in the order in which gRPC does what is told.

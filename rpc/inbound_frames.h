@@ -25,7 +25,7 @@ inline constexpr std::size_t kMaxHeaderBlockBytes = 32 << 10;
 // Each may bring some: gRPC counts metadata anew in each frame.
 inline constexpr int kMaxContinuations = 4;
 
-// What an event may come at: so many at once, and so many a second in the long run.
+// The allowed rate of an event: so many at once, and so many a second in the long run.
 class Allowance {
  public:
   Allowance(double burst, double per_second)
@@ -49,7 +49,7 @@ inline constexpr double kPingBurst = 3000, kPingsPerSecond = 1000;
 // users lose patience.
 inline constexpr double kResetBurst = 1024, kResetsPerSecond = 200;
 
-// Of one end of one connection; its owner calls it in the order of the bytes.
+// One end of one connection. Its owner calls it in the order of the bytes.
 class InboundFrames {
  public:
   // Reads on, at `now_ns` of a monotonic clock. RESOURCE_EXHAUSTED: a frame begins in `bytes`

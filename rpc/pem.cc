@@ -22,7 +22,7 @@ using Bio = std::unique_ptr<BIO, Deleter<BIO_free>>;
 using Certificate = std::unique_ptr<X509, Deleter<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Deleter<EVP_PKEY_free>>;
 
-// Nobody is asked for a passphrase.
+// A key with a passphrase is an error, because nobody could be asked for it.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
 Certificate FirstCertificate(std::string_view pem) {

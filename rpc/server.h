@@ -128,7 +128,7 @@ class Server {
   // Listens for the fleet. `services` outlive it, and are AsyncService in all their methods.
   // Once. UNAVAILABLE: the address cannot be listened on.
   absl::Status Listen(const ListenOptions& options, const std::vector<grpc::Service*>& services);
-  // The same with what `configure` says of the port; of its keep-alives and bounds.
+  // The same, with `configure` setting keep-alives and bounds of the port.
   absl::Status Listen(const std::string& address,
                       std::shared_ptr<grpc::ServerCredentials> credentials,
                       const std::vector<grpc::Service*>& services,

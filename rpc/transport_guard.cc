@@ -152,7 +152,7 @@ std::atomic<std::ptrdiff_t> g_streams_at{-1};
 }  // namespace
 }  // namespace flotilla::rpc
 
-// In the place of gRPC's functions of these names.
+// Stand in the place of gRPC's functions of these names.
 absl::Status GuardedRead(grpc_chttp2_transport* transport, const grpc_slice& bytes) asm(
     "_Z24grpc_chttp2_perform_readP21grpc_chttp2_transportRK10grpc_slice");
 void GuardedDestroy(grpc_chttp2_transport* transport) asm("_ZN21grpc_chttp2_transportD1Ev");
@@ -161,7 +161,7 @@ void GuardedAddStream(grpc_chttp2_stream_map* streams, std::uint32_t id, void* s
 void* GuardedDeleteStream(grpc_chttp2_stream_map* streams, std::uint32_t id) asm(
     "_Z29grpc_chttp2_stream_map_deleteP22grpc_chttp2_stream_mapj");
 
-// On the thread that polls the connection; an error closes it.
+// Called on the thread that polls the connection. An error closes it.
 absl::Status GuardedRead(grpc_chttp2_transport* transport, const grpc_slice& slice) {
   using namespace flotilla::rpc;  // NOLINT: this function stands in for one of no namespace
   static const auto read = GrpcsOwn<decltype(&GuardedRead)>(kRead);

@@ -8,7 +8,8 @@ namespace {
 
 // A day: no parameters, however odd, make a time that overflows when added up.
 constexpr double kMaxStepNs = 86400e9;
-// Nothing but drops and decodes of the finished: a plan is read, nothing is launched.
+// The cost of a plan with nothing but drops and decodes of finished sequences: it is read, and
+// nothing is launched.
 constexpr std::int64_t kEmptyStepNs = 1000;
 
 std::int64_t ToNs(double ns) {

@@ -13,7 +13,7 @@
 namespace flotilla::simulator {
 namespace {
 
-// What a message shows of a cell: it may be anything.
+// The part of a cell that a message shows, since a cell may hold anything.
 std::string Shown(absl::string_view text) {
   return absl::StrCat("\"", absl::CEscape(text.substr(0, 40)), text.size() > 40 ? "..." : "", "\"");
 }

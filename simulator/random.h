@@ -23,7 +23,7 @@ class SimulatorRandom {
 
   std::uint64_t Next() { return MixBits(state_ += 0x9e3779b97f4a7c15ull); }
 
-  // In (0, 1): never 0, so that its logarithm exists.
+  // A number in (0, 1), never 0, so that its logarithm exists.
   double Uniform() { return (static_cast<double>(Next() >> 11) + 0.5) * 0x1p-53; }
 
   // In [0, count); count is not 0. The bias, count / 2^64, is below notice.

@@ -13,7 +13,7 @@
 namespace flotilla::simulator {
 namespace {
 
-// What is on its way from one side to the other.
+// A message on its way from one side to the other.
 template <class T>
 struct Letter {
   std::int64_t at_ns;
@@ -64,7 +64,7 @@ class VirtualRun {
   std::deque<Letter<StepPlan>> plans_;
   std::deque<Letter<StepResult>> results_;
 
-  // As of the last event.
+  // These are as of the last event.
   CoreSnapshot snapshot_;
   std::uint64_t used_slots_ = 0, wasted_slots_ = 0;
 };

@@ -27,7 +27,7 @@ struct SimulationProgress {
 struct SimulationOptions {
   CoreOptions core;
   std::string policy = "fcfs";  // variants.h lists them
-  // From scheduler to worker and back; half each way.
+  // The time from scheduler to worker and back; half each way.
   std::int64_t round_trip_ns = 0;
   // True: a request's max_tokens is the length of its answer, so that the scheduler
   // knows it. False, as in life: the model stops when it likes, below max_tokens.

@@ -27,7 +27,7 @@ struct MeasuredStep {
 struct StepFit {
   LinearModel model;
   std::size_t steps = 0;
-  // Of the fitted steps: |predicted - measured| / measured.
+  // |predicted - measured| / measured, over the fitted steps.
   double mean_error = 0;
   double p50_error = 0;
   double p90_error = 0;

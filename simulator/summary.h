@@ -37,7 +37,7 @@ struct Summary {
   std::string label;
   // Requests by how they ended.
   double requests = 0, finished = 0, refused = 0, expired = 0;
-  // From the first arrival to the last event.
+  // The time from the first arrival to the last event.
   double seconds = 0;
   double requests_per_s = 0;  // finished ones
   double output_tokens_per_s = 0;

@@ -24,7 +24,7 @@ struct SvgPlot {
   std::vector<PlotSeries> series;
   // Of bars: names of x = 0, 1, ...
   std::vector<std::string> categories;
-  // Of the axes: points at 0 or below are left out.
+  // Whether an axis is logarithmic. Points at 0 or below are then left out.
   bool log_x = false, log_y = false;
 
   // The picture as an SVG document. Axes that are not logarithmic begin at 0. Names

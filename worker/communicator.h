@@ -69,7 +69,7 @@ class Communicator {
   // there is nothing.
   virtual bool Progress() { return false; }
 
-  // Any thread.
+  // Any thread may call it.
   virtual void Abort() = 0;
   virtual bool aborted() const = 0;
 

@@ -27,7 +27,7 @@ class DraftModel final : public Proposer {
       : layers_(layers), forward_(forward), ops_(ops) {}
 
   void Propose(absl::Span<DraftRequest> requests) override;
-  // It remembers nothing.
+  // The model keeps no state of sequences.
   void Forget(SequenceHandle) override {}
 
  private:

@@ -38,7 +38,7 @@ SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_siz
 std::vector<ItemOutput> FakeOutputs(const Batch& batch, std::uint32_t vocab_size);
 
 struct FakeExecutorOptions {
-  // What OnReady reports and what plans are checked against.
+  // The description that OnReady reports and that plans are checked against.
   ExecutorDescription description = DefaultDescription();
   // False: steps run on a thread as they arrive. True: only inside Advance.
   bool manual = false;
@@ -56,7 +56,7 @@ class FakeExecutor final : public StepExecutor {
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
   void EndEpoch(Epoch epoch) override;
-  // Not from a listener's method.
+  // A listener's method must not call it.
   void Stop() override;
 
   // Faults of the current epoch (before Ready: of the first); what has not struck

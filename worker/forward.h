@@ -170,7 +170,7 @@ class Forward {
   const int64_t ffn_;
   const float attention_scale_;
 
-  // Of attention output and of FFN down; empty where one rank has whole products.
+  // The trees of attention output and of FFN down. Empty where one rank has whole products.
   enum { kAttentionTree, kFfnTree };
   std::vector<SumTree> trees_;
 

@@ -34,7 +34,7 @@ class LocalGroup final : public StepRunner {
   void BeginEpoch(Epoch epoch) override;
   absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override;
   const ExecutorDescription& description() const override { return head().description(); }
-  // Of all ranks.
+  // The sums over all ranks.
   std::int64_t weight_bytes() const override;
   std::int64_t buffer_bytes() const override;
 

@@ -18,8 +18,8 @@ constexpr int kWarmUpRows = 32;
 // Bounds of the options, far above what a machine holds.
 constexpr std::uint32_t kMaxStepTokens = 1 << 16;
 constexpr std::uint32_t kMaxKvBlocks = 1 << 30;
-// Of the step metadata, for background copies that have ended.
-constexpr std::int64_t kCopyNoteBytes = 64 << 10;
+// The room in the step metadata for background copies that have ended.
+constexpr std::int64_t kCopyMetadataBytes = 64 << 10;
 
 absl::Status CheckSpeculation(const RankOptions& options, const ModelConfig& config) {
   if (options.speculation == Speculation::kOff) return absl::OkStatus();
@@ -92,8 +92,9 @@ absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& o
   layout.limits.lag = options.shape.pipeline;
   const auto vocabulary = CutVocabulary(layout.shards, options.shape);
   layout.limits.metadata_bytes =
-      kCopyNoteBytes + StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_sequences,
-                                                 vocabulary.has_value() ? &*vocabulary : nullptr);
+      kCopyMetadataBytes +
+      StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_sequences,
+                                vocabulary.has_value() ? &*vocabulary : nullptr);
   return layout;
 }
 

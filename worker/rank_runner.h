@@ -62,7 +62,7 @@ class RankRunner final : public StepRunner {
   Communicator* const communicator_;  // null: the only rank
   const std::unique_ptr<Rank> rank_;
 
-  // Of the current epoch; none before the first.
+  // These belong to the current epoch. There are none before the first.
   std::unique_ptr<Proposer> proposer_;  // may be null; the state uses it
   std::optional<GroupState> state_;
   std::deque<Computed> computed_;

@@ -110,7 +110,7 @@ class SharedMemoryCommunicator final : public Communicator {
   const bool spin_;
   const std::uint32_t stage_begin_;  // first rank of this stage
 
-  // Of this rank, as its counters.
+  // This rank's numbers, as its counters have them.
   std::uint32_t met_ = 0, sent_ = 0, received_ = 0, metadata_sent_ = 0, taken_ = 0;
   std::uint32_t tiles_ = 0;  // of logits
   std::vector<const float*> parts_;

@@ -65,7 +65,7 @@ class StepOutputs {
   // Puts a token, or candidates, where the request wants them.
   void Store(Request& wanted, absl::StatusOr<SampledToken> token);
   void Store(Request& wanted, absl::StatusOr<std::vector<TopLogprob>> candidates);
-  // Of one rank's step metadata about request i; false: it is not that.
+  // Reads what one rank's step metadata says about request i. False: it does not.
   bool ReadPartial(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& metadata);
   bool ReadWhole(Request& request, absl::Span<const std::byte>& metadata);
 
@@ -73,7 +73,7 @@ class StepOutputs {
   std::vector<std::int32_t> rows_;
   std::vector<Request> requests_;    // same length
   std::vector<ItemOutput> outputs_;  // one per item
-  // Of requests that are taken in parts: this rank's, and those of all ranks read.
+  // For requests that ranks take by shards: this rank's partials, and those of all ranks read.
   std::vector<RowPartial> own_parts_, all_partials_;
 };
 

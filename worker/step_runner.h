@@ -34,7 +34,7 @@ class StepRunner {
 
   virtual const ExecutorDescription& description() const = 0;
 
-  // Of this rank.
+  // The bytes of this rank.
   virtual std::int64_t weight_bytes() const = 0;
   virtual std::int64_t buffer_bytes() const = 0;
 };

@@ -58,7 +58,7 @@ class ThreadPool {
   const bool spin_;
 
   std::vector<Part> parts_;  // [threads]
-  // Of the current phase; read only by who has taken a piece of it.
+  // These belong to the current phase. Only a thread that has taken a piece of it reads them.
   const absl::FunctionRef<void(int64_t)>* work_ = nullptr;
   uint32_t pieces_ = 0;
   std::atomic<bool> exit_{false};

@@ -18,7 +18,7 @@ class SecretDigest {
   // 64 hexadecimal digits, of either case; none: it is something else.
   static std::optional<SecretDigest> FromHex(std::string_view hex);
 
-  // In constant time.
+  // Compares in constant time.
   friend bool operator==(const SecretDigest& a, const SecretDigest& b);
 
  private:

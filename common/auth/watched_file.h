@@ -35,7 +35,7 @@ namespace flotilla {
 
 inline constexpr std::size_t kMaxSecretFileBytes = 1 << 20;
 
-// What a changed file differs in.
+// The fields by which a changed file is noticed.
 struct FileStamp {
   std::uint64_t device = 0, inode = 0;
   std::int64_t size = 0, modified_ns = 0, changed_ns = 0;
@@ -105,7 +105,7 @@ class WatchedFile {
         new WatchedFile(std::move(options), std::move(parse), *std::move(parsed), *text));
   }
 
-  // Never null.
+  // The result is never null.
   std::shared_ptr<const T> Get() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (const std::optional<std::string> text = watch_.Look()) {

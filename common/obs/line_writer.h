@@ -50,7 +50,7 @@ class LineWriter {
   // Queues the word about lines that were dropped since the last one.
   void ReportDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Until all is written, or abandoned.
+  // Waits until all is written, or abandoned.
   void Write(const std::string& text);
 
   const LineWriterOptions options_;

@@ -33,15 +33,15 @@ using boost::system::error_code;
 
 constexpr int kMaxConnections = 32;
 constexpr std::uint32_t kMaxHeaderBytes = 8192;
-// For a request to come whole, for its answer to be taken, and between two.
+// The longest time for a request to arrive, for its answer to be taken, and between two requests.
 constexpr std::chrono::seconds kPatience{10};
-// Until the next try, when the process has no more descriptors.
+// The pause before the next try when the process has no more descriptors.
 constexpr std::chrono::milliseconds kAcceptDelay{100};
 
 using SessionHook =
     boost::intrusive::list_base_hook<boost::intrusive::link_mode<boost::intrusive::auto_unlink>>;
 class Session;
-// Those of which a request is awaited; the first for longest.
+// The connections that wait for a request; the first has waited for longest.
 using WaitingSessions =
     boost::intrusive::list<Session, boost::intrusive::constant_time_size<false>>;
 
@@ -198,7 +198,7 @@ class MetricsServerImpl final : public MetricsServer {
       std::make_shared<Session>(std::move(socket), metrics_, &waiting_, &connections_)->Read();
       spare_.Refill();
     } catch (const std::bad_alloc&) {
-      // It is closed.
+      // The connection is closed.
     }
   }
   bool MakeRoom() {

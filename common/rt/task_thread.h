@@ -49,7 +49,7 @@ class TaskThread {
   std::vector<std::function<void()>> posted_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 
-  // Of the thread alone.
+  // Only the thread uses these.
   std::map<Timer, std::function<void()>> timers_;
   std::uint64_t next_timer_ = 0;
 

@@ -28,7 +28,7 @@ class PlanDigest {
   void RemoveBlock(SequenceHandle sequence, GroupIndex group, std::uint32_t at, BlockId block) {
     value_ -= Hash({2, sequence.value(), group.value(), at, block.value()});
   }
-  // In `step` the sequence was sent a token (Run::append, ForkSequence::tokens).
+  // Adds a token that was sent to the sequence in `step` (Run::append, ForkSequence::tokens).
   void AddToken(Step step, SequenceHandle sequence, TokenId token) {
     value_ += Hash({5, step.value(), sequence.value(), static_cast<std::uint64_t>(token)});
   }
@@ -40,7 +40,7 @@ class PlanDigest {
   void AddCopy(Step step, std::uint64_t id, std::uint32_t tier, BlockId block, std::uint32_t slot) {
     value_ += Hash({6, step.value(), id, tier, block.value(), slot});
   }
-  // From `step` on the sequence may have `depth` draft tokens.
+  // Adds that the sequence may have `depth` draft tokens from `step` on.
   void AddSpeculate(Step step, SequenceHandle sequence, std::uint32_t depth) {
     value_ += Hash({7, step.value(), sequence.value(), depth});
   }

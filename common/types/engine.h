@@ -40,7 +40,7 @@ struct EngineDescription {
   bool operator==(const EngineDescription&) const = default;
 };
 
-// What makes text into tokens and back, for who has no model file.
+// The tokenizer and template of a model, for a router that has no model file.
 struct TokenizerContent {
   std::string model_id;    // whose it is, as clients name it
   std::uint64_t hash = 0;  // EngineDescription::tokenizer_hash

@@ -100,7 +100,7 @@ struct RequestEnd {
   Attempt attempt;
   // OK also for cancelled requests. RESOURCE_EXHAUSTED: refused at the door.
   absl::Status status;
-  // With RESOURCE_EXHAUSTED or UNAVAILABLE: try again after this time.
+  // When to try again, with RESOURCE_EXHAUSTED or UNAVAILABLE.
   std::int64_t retry_after_ms = 0;
   Usage usage;
 };

@@ -71,7 +71,7 @@ struct TokenizedRequest {
   // Deaths of worker groups that computed this request alone, in earlier attempts. With
   // any it is computed alone first, until it is past what it had got to.
   std::uint32_t crash_count = 0;
-  // For logs: the client's own name of the request, and the router's span of its trace.
+  // Only logs use these: the client's own name of the request, and the router's span of its trace.
   std::string label;
   TraceContext trace;
 

@@ -54,7 +54,7 @@ struct Keyed {
 };
 
 Value Sorted(Heap& heap, std::vector<Keyed> keyed, bool reverse) {
-  // In Python a reversed sort is still stable.
+  // A reversed sort is still stable, as in Python.
   if (reverse) std::ranges::reverse(keyed);
   std::ranges::stable_sort(
       keyed, [&](const Keyed& a, const Keyed& b) { return Less(heap, a.key, b.key); });

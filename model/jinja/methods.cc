@@ -200,7 +200,7 @@ Value Count(Heap& heap, Value self, const Bound& bound, const Args&) {
   return Value(count);
 }
 
-// All bytes satisfy `test`, and there is one.
+// True if there is a byte and all bytes satisfy `test`.
 template <int (*test)(int)>
 Value AllAre(Heap&, Value self, const Bound&, const Args&) {
   const std::string& bytes = self.text->bytes();

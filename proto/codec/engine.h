@@ -19,7 +19,7 @@ namespace flotilla {
 
 using EngineCommand = std::variant<TokenizedRequest, CancelRequest>;
 
-// What one message brings.
+// The content of one message from a scheduler.
 struct EngineUpdate {
   std::vector<EngineEvent> events;
   std::optional<EngineLoad> load;

@@ -21,7 +21,7 @@ struct BeginEpoch {
 };
 using RankCommand = std::variant<StepPlan, BeginEpoch>;
 
-// Who a rank is.
+// How a rank names itself.
 struct RankHello {
   std::uint32_t rank = 0, size = 0;
   std::string token;      // of an agent that listens by TCP
@@ -43,13 +43,13 @@ struct RankLoaded {
 
   bool operator==(const RankLoaded&) const = default;
 };
-// It cannot be loaded, for this reason.
+// The rank cannot be loaded, for this reason.
 struct RankRefused {
   absl::Status why;
 
   bool operator==(const RankRefused&) const = default;
 };
-// Of GroupEvent, Ready says that the epoch has begun.
+// A GroupEvent that is Ready says that the epoch has begun.
 using RankEvent = std::variant<RankHello, RankLoaded, RankRefused, GroupEvent, RankHeartbeat>;
 
 std::string Encode(const RankCommand& command);

@@ -6,7 +6,7 @@
 namespace flotilla {
 namespace {
 
-// What a job costs at least, however short its text: the hand-over and the answer.
+// The least cost of a job, however short its text: the hand-over and the answer.
 constexpr std::size_t kLeastCost = 1024;
 
 }  // namespace

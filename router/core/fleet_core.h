@@ -78,7 +78,7 @@ class FleetCore {
   bool Removable(ReplicaId replica) const;
   void RemoveReplica(ReplicaId replica) { replicas_.erase(replica); }
 
-  // It serves what `description` says; again when that changes.
+  // The replica serves what `description` says. Called again when that changes.
   void OnAttached(std::int64_t now_ns, ReplicaId replica, EngineDescription description);
   // It is gone. The events that give its requests back follow.
   void OnDetached(ReplicaId replica);
@@ -114,7 +114,7 @@ class FleetCore {
   const std::vector<Model>& models() const { return models_; }
   // What every replica of the model, there or gone for now, can do.
   absl::StatusOr<EngineDescription> Describe(std::size_t model) const;
-  // Of all its replicas together.
+  // The load of all replicas of the model together.
   EngineLoad Load(std::size_t model) const;
   // Those that are attached, the ones for new requests first.
   std::vector<ReplicaId> ReplicasOf(std::size_t model) const;
@@ -155,10 +155,10 @@ class FleetCore {
     std::uint64_t prefill = 0;         // of them, until the first token comes
     bool accepted = false;
     bool moved = false;
-    // Until it is accepted: what to send elsewhere, and what is to follow it.
+    // Kept until it is accepted: what to send elsewhere, and what is to follow it.
     std::optional<TokenizedRequest> request;
     std::vector<CancelRequest> cancels;
-    // Of a replay with tokens: the numerics id that it needs; 0: any.
+    // The numerics id that a replay with tokens needs; 0: any.
     std::uint64_t numerics_id = 0;
     std::vector<ReplicaId> refused_by;
     std::optional<ReplicaId> taken_from;  // may still have it
@@ -191,7 +191,7 @@ class FleetCore {
   // Sends it, holds it or refuses it. The iterator after it.
   Requests::iterator Route(std::int64_t now_ns, Requests::iterator at);
   void SendTo(const Choice& choice, Entry& entry);
-  // It left the replica it was sent to.
+  // The request has left the replica that it was sent to.
   void LeaveReplica(Entry& entry);
   // True: the refusal is not the owner's to hear, as it was sent elsewhere or is held.
   bool TryElsewhere(std::int64_t now_ns, Requests::iterator at, const RequestEnd& end);
@@ -203,7 +203,7 @@ class FleetCore {
   void TakeStuck(std::int64_t now_ns);
   Requests::iterator TakeBack(std::int64_t now_ns, Requests::iterator at);
   Requests::iterator EndWith(Requests::iterator at, absl::Status status);
-  // It is nowhere else: it ends as an engine would end it.
+  // The request is at no replica, so it ends as an engine would end it.
   Requests::iterator EndHere(Requests::iterator at, FinishReason reason);
   Requests::iterator Erase(Requests::iterator at);
   void CountReplay(const Entry& entry, ReplayResult result);

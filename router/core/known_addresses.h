@@ -21,7 +21,7 @@ struct DnsName {
 
 class KnownAddresses {
  public:
-  // Of one name; a zone that says more is cut to the first in order.
+  // The most addresses of one name. Of more the first in order are used.
   static constexpr std::size_t kMaxPerName = 256;
 
   // `targets` are host:port, or dns:///host:port. INVALID_ARGUMENT names the one that is

@@ -48,7 +48,7 @@ std::vector<PrefixMap::Overlap> PrefixMap::Find(const Chain& chain) const {
       const ReplicaKey replica = block.holders[h];
       if (i == 0) found.push_back({replica, 0});
       for (Overlap& overlap : found) {
-        // Only who has all blocks before it has any use of this one.
+        // A replica can use this block only if it has all blocks before it.
         if (overlap.replica != replica || overlap.tokens != i * kBlockTokens) continue;
         overlap.tokens += kBlockTokens;
         any = true;
@@ -60,7 +60,7 @@ std::vector<PrefixMap::Overlap> PrefixMap::Find(const Chain& chain) const {
 }
 
 void PrefixMap::OnSent(const Chain& chain, ReplicaKey replica) {
-  // From the end, so that the beginning is what was sent last.
+  // Goes from the end, so that the beginning counts as sent last.
   for (std::size_t i = chain.size(); i-- > 0;) {
     const auto [at, added] = blocks_.try_emplace(chain[i]);
     if (added) {

@@ -27,7 +27,7 @@ using ReplicaKey = StrongId<struct ReplicaKeyTag, std::uint64_t>;
 class PrefixMap {
  public:
   static constexpr std::size_t kBlockTokens = 16;
-  // Of one prompt; what is longer is told apart by its first 32,768 tokens.
+  // The most blocks of a prompt that are hashed: its first 32,768 tokens.
   static constexpr std::size_t kMaxChain = 2048;
   // Replicas remembered for one block, the last to be sent it first.
   static constexpr std::size_t kHolders = 4;

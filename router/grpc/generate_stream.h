@@ -49,16 +49,16 @@ class GenerateStream final
   // On the poller's thread. `generate` is the request, or why it is refused at once.
   GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
                  absl::StatusOr<GenerateCall> generate);
-  // On the I/O loop.
+  // Called on the I/O loop.
   ~GenerateStream() override;
 
  private:
-  // From gRPC, on the poller's thread.
+  // gRPC calls these on the poller's thread.
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
 
-  // From the generation, on the I/O loop.
+  // The generation calls these on the I/O loop.
   void OnPrompt(const PromptInfo& prompt) override;
   void OnAccepted() override;
   void OnPromptScores(PromptScores scores) override;
@@ -68,7 +68,7 @@ class GenerateStream final
 
   // The rest on the I/O loop.
   void Begin(absl::StatusOr<GenerateCall> call);
-  // Nobody is listening any more: cancels the generation, drops what waits.
+  // Cancels the generation and drops what waits, because the client is gone.
   void Abandon();
   // Writes after the current batch of work, so that all news of an engine step
   // makes one message.

@@ -48,7 +48,7 @@ absl::StatusOr<KeyOwner> Caller(const grpc::ServerContext& context,
   return KeyOwner{.name = std::string(value.data(), value.size())};
 }
 
-// Of the metadata; all zero where there is none that is valid.
+// The trace context in the metadata. All zero where there is none that is valid.
 TraceContext Trace(const grpc::ServerContext& context) {
   const auto found = context.client_metadata().find("traceparent");
   if (found == context.client_metadata().end()) return {};

@@ -21,7 +21,7 @@ class IoThread final : public Dispatcher {
   using Timer = TaskThread::Timer;
 
   void Post(std::function<void()> work) override { thread_.Post(std::move(work)); }
-  // On the thread.
+  // Called on the thread.
   Timer After(absl::Duration delay, std::function<void()> work) {
     return thread_.After(delay, std::move(work));
   }

@@ -37,7 +37,7 @@ struct GrpcOptions {
   // A larger request is refused with RESOURCE_EXHAUSTED before it is parsed.
   // A little above RequestLimits::max_prompt_bytes.
   int max_request_bytes = 5 << 20;
-  // Of one connection; a client holds further calls back.
+  // The most calls of one connection at a time. A client holds further calls back.
   int max_concurrent_streams = 1024;
   // Of one call: unread output above which the client counts as stalled, and how
   // long it may be so before it is cut off. Generation never waits for it.

@@ -120,7 +120,7 @@ class ApiHandler final : public HttpHandler {
 
  private:
   using Answer = std::unique_ptr<HttpExchange> (ApiHandler::*)(HttpRequest&, HttpReply&);
-  // Who may ask: whoever has a key, where there are keys, or anybody.
+  // Who may use a route: clients with a key, where there are keys, or anybody.
   enum class Access : std::uint8_t { kKey, kAnybody };
   struct Route {
     std::string_view method, path;  // a path that ends with {id} stands for all such
@@ -151,7 +151,7 @@ class ApiHandler final : public HttpHandler {
   bool Has(const Route& route) const {
     return !options_.health_only || route.access == Access::kAnybody;
   }
-  // What the asker may have meant by a path that there is not, or where all paths are.
+  // Suggests the path that a client may have meant, or says where all paths are listed.
   std::string PathHint(std::string_view asked) const;
   absl::Status NothingAt(std::string_view path) const {
     return absl::NotFoundError(
@@ -247,7 +247,7 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
       admission.refusal = RefuseMethod(*route);
     }
   }
-  // What a page may send elsewhere without asking (a form, text) is not JSON by its type.
+  // A page may send forms and text elsewhere without asking; their type is not JSON.
   if (!admission.refusal && head.from_page && head.method == kPost && !IsJson(head.content_type)) {
     admission.refusal =
         ToRefusal(InvalidArgument("a request with an Origin needs the Content-Type ", kJson), 415);
@@ -291,9 +291,9 @@ std::unique_ptr<HttpExchange> ApiHandler::Parse(
   auto exchange = std::make_unique<PoolExchange>(reply);
   const std::string tenant = request.tenant;
   const std::size_t bytes = request.body.size();
-  // Of the memory for bodies that are read; from here on the pool's bounds count this one.
+  // The charge for a body that is being read ends here. From here on the pool's bounds count it.
   const MemoryCharge charge = std::move(request.charge);
-  // What is not copyable goes by a pointer: a std::function holds it.
+  // A std::function holds it, so what cannot be copied goes by a pointer.
   auto shared = std::make_shared<HttpRequest>(std::move(request));
   auto work = [this, next, parse = std::move(parse), shared = std::move(shared),
                self = exchange->self()]() -> std::function<void()> {

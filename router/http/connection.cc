@@ -99,7 +99,7 @@ void Connection::Close() {
   error_code ignored;
   socket_.shutdown(boost::asio::ip::tcp::socket::shutdown_both, ignored);
   socket_.close(ignored);
-  // Not here: the exchange may be the caller.
+  // The exchange may be the caller, so it is not destroyed here.
   boost::asio::post(socket_.get_executor(), [self] {
     self->exchange_.reset();
     self->owner_->OnClosed(self.get());
@@ -285,7 +285,8 @@ void Connection::ProbePeer() {
     const auto self = weak.lock();
     if (error || self == nullptr || self->state_ == State::kClosed) return;
     self->Guarded([&] {
-      // What has begun tells by its own bytes; older clients know no interim answers.
+      // An answer that has begun shows progress by its own bytes; older clients know no interim
+      // answers.
       if (self->state_ == State::kServing && !self->begun_ && !self->http10_) {
         self->pending_ += kContinue;
         self->ScheduleFlush();

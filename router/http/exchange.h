@@ -69,7 +69,7 @@ class HttpReply {
   virtual void Write(std::string_view text) = 0;
 
   virtual void End() = 0;
-  // For want of memory: answers 503, or closes the connection if an answer has begun.
+  // Memory has run out: answers 503, or closes the connection if an answer has begun.
   virtual void Fail() = 0;
 };
 

@@ -35,7 +35,7 @@ class ObjectReader {
   std::optional<bool> Bool(std::string_view name);
   // A JSON integer that fits; 1.0 and "1" are not.
   std::optional<std::int64_t> Int(std::string_view name);
-  // Any 64-bit integer, negative ones as their two's complement.
+  // Reads any 64-bit integer, negative ones as their two's complement.
   std::optional<std::uint64_t> Seed(std::string_view name);
   std::optional<double> Number(std::string_view name);
   std::optional<std::string> String(std::string_view name);
@@ -53,7 +53,7 @@ class ObjectReader {
   void Fail(absl::Status status);
   // INVALID_ARGUMENT about member `name`.
   void FailField(std::string_view name, std::string_view what);
-  // The same with kUnsupportedField.
+  // Adds the same error with kUnsupportedField.
   void Unsupported(std::string_view name, std::string_view what);
   bool ok() const { return status_.ok(); }
 

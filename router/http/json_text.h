@@ -12,7 +12,7 @@ namespace flotilla {
 // without the surrounding quotes.
 void AppendJsonEscaped(std::string_view text, std::string& out);
 
-// The same in quotes.
+// Writes the same in quotes.
 void AppendJsonString(std::string_view text, std::string& out);
 
 void AppendJsonInt(std::integral auto value, std::string& out) { out += std::to_string(value); }

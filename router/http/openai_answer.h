@@ -50,7 +50,7 @@ class OpenAiAnswer {
   // Streaming: the usage event, if asked for, and the end mark.
   void End(std::string& out);
 
-  // Not streaming: the whole body, once all choices have finished.
+  // The whole body of an answer that is not streamed, once all choices have finished.
   std::string Body();
 
  private:

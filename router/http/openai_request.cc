@@ -69,7 +69,7 @@ std::vector<std::pair<std::int64_t, double>> LogitBiases(ObjectReader& reader) {
   }
   for (const auto& [name, bias] : value->items()) {
     std::int64_t token = 0;
-    // Not absl::SimpleAtoi, which takes blanks and signs.
+    // absl::SimpleAtoi would take blanks and signs.
     const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), token);
     if (error != std::errc() || end != name.data() + name.size() || !bias.is_number()) {
       reader.FailField("logit_bias", "must be an object of token ids and numbers");

@@ -26,7 +26,7 @@ class PoolExchange final : public HttpExchange {
   std::weak_ptr<PoolExchange*> self() const { return self_; }
   // Set once the exchange is gone: what still waits in the pool need not run.
   std::shared_ptr<const std::atomic<bool>> abandoned() const { return abandoned_; }
-  // What the answer holds of a budget, as long as this one lives.
+  // The part of a budget that the answer holds as long as this object lives.
   void Hold(MemoryCharge charge) { charge_ = std::move(charge); }
   // Lives as long as this one: what the request goes on as. May be null.
   void GoOnAs(std::unique_ptr<HttpExchange> next) { next_ = std::move(next); }

@@ -16,7 +16,7 @@ namespace {
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-// What a body costs in bytes of framing: chunks of one byte, the smallest, are sent as 6.
+// The framing bytes that a body may cost: a chunk of one byte, the smallest, is sent as 6.
 // More is traffic without content, for which the time limit alone would be gigabytes.
 constexpr std::uint64_t kWireBytesPerByte = 8;
 constexpr std::uint64_t kFreeWireBytes = 64 << 10;

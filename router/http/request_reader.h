@@ -70,7 +70,7 @@ class RequestReader {
   // limits allow.
   Step Read(std::string& input);
 
-  // From kHead on; of a trailer nothing is in it.
+  // Valid from kHead on. Nothing of a trailer is in it.
   const Head& head() const { return parser_.get(); }
   // Whether bytes of a body are to come, by the head.
   bool has_body() const { return has_body_; }

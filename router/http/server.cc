@@ -79,7 +79,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
 
   asio::io_context& context() { return context_; }
 
-  // Any thread.
+  // Any thread may call it.
   void Adopt(tcp::socket socket) {
     asio::post(context_, [this, socket = std::move(socket)]() mutable {
       auto connection = std::make_shared<Connection>(std::move(socket), this);
@@ -219,7 +219,7 @@ class HttpServerImpl final : public HttpServer {
   SpareDescriptors spare_;
   std::atomic<bool> stalled_ = false;  // nothing will accept until a connection closes
   std::vector<std::unique_ptr<IoThread>> threads_;
-  // From here on used on threads_[0] only, once it accepts.
+  // Only threads_[0] uses these once it accepts connections.
   std::unique_ptr<tcp::acceptor> acceptor_;
   std::unique_ptr<asio::steady_timer> accept_pause_;
   std::size_t next_thread_ = 0;

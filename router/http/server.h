@@ -56,7 +56,7 @@ struct HttpServerOptions {
   std::size_t spare_descriptors = 0;
   // Host headers that are answered besides those of loopback (router/http/host_policy.h).
   std::vector<std::string> allowed_hosts;
-  // Only what needs no key: /health, /ready and /metrics.
+  // Serves only routes that need no key: /health, /ready and /metrics.
   bool health_only = false;
   HttpLimits limits;
   // The request header that names the tenant, for a gateway that sets it itself;

@@ -46,7 +46,7 @@ class Discovery {
   void Publish();
 
   const DiscoveryOptions options_;
-  // Of the thread, once it runs.
+  // Only the thread uses these once it runs.
   KnownAddresses known_;
   std::vector<std::string> published_;
   std::vector<bool> failing_;  // of known_.names()

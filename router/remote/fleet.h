@@ -77,7 +77,7 @@ class Fleet {
   friend class FleetEngine;
   class Member;
 
-  // As Engine, of one model: an index of Models().
+  // The methods of Engine for one model, which is an index of Models().
   absl::StatusOr<EngineDescription> Describe(std::size_t model) const ABSL_LOCKS_EXCLUDED(mu_);
   EngineLoad Load(std::size_t model) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::string> TokenizerBytes(std::size_t model) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -92,7 +92,7 @@ class Fleet {
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ArmTick() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AnyLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // On the thread.
+  // Runs on the thread.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the wires of replicas that are not to be used any more.
   void RemoveLeft() ABSL_LOCKS_EXCLUDED(mu_);

@@ -33,7 +33,7 @@ class FleetEngine final : public Engine {
   absl::StatusOr<std::string> TokenizerBytes() const override {
     return fleet_->TokenizerBytes(model_);
   }
-  // Of this router's requests: the schedulers serve others on.
+  // Drains this router's requests. The schedulers go on serving other routers.
   void Drain(std::function<void()> done) override { fleet_->DrainModel(model_, std::move(done)); }
 
  private:

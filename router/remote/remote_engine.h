@@ -45,7 +45,7 @@ struct RemoteEngineOptions {
 class RemoteEngineObserver {
  public:
   virtual ~RemoteEngineObserver() = default;
-  // It serves what `description` says; again when that has changed.
+  // The scheduler serves what `description` says. Called again when that has changed.
   virtual void OnAttached(const EngineDescription& description) = 0;
   // Contains every request that was accepted before.
   virtual void OnLoad(const EngineLoad& load) = 0;
@@ -72,15 +72,15 @@ class RemoteEngine final : public Engine {
   // UNAVAILABLE until the scheduler has a worker group.
   absl::StatusOr<EngineDescription> Describe() const override;
   void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override;
-  // As Submit, but a refusal that is known here is the result, and no event.
+  // Does what Submit does, but a refusal that is known here is the result and no event.
   absl::Status TrySubmit(TokenizedRequest request, std::shared_ptr<EventSink> sink)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(const CancelRequest& cancel) override;
-  // Not ready while the stream is broken.
+  // The load says that the scheduler is not ready while the stream is broken.
   EngineLoad Load() const override;
   // Asks the scheduler; 10 seconds at most.
   absl::StatusOr<std::string> TokenizerBytes() const override;
-  // Of this router's requests: the scheduler serves others on.
+  // Drains this router's requests. The scheduler goes on serving other routers.
   void Drain(std::function<void()> done) override;
 
   // Why there is no scheduler now; OK: there is one, or nothing was tried yet.
@@ -100,10 +100,10 @@ class RemoteEngine final : public Engine {
                            SinkBatches& batches);
 
   void Loop();
-  // From the link, one at a time.
+  // The link calls these, one at a time.
   void OnUpdate(EngineUpdate update);
   void OnBroken(const absl::Status& why);
-  // Those who wait for the end of all requests, if that has come.
+  // Takes those who wait for the end of all requests, if that has come.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const RemoteEngineOptions options_;

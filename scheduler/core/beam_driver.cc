@@ -47,7 +47,7 @@ Sequence BeamDriver::Child(const Sequence& parent, TableIndex parent_slot, const
   child.request = parent.request;
   child.tokens = parent.tokens;
   child.length.max = parent.length.max;
-  // All that the parent knows has run: it gave candidates.
+  // Everything that the parent knows has run, since it gave candidates.
   child.fork = {.parent = parent_slot, .length = parent.length.computed};
   child.logprobs = parent.logprobs;
   child.tops = parent.tops;

@@ -31,7 +31,7 @@ class BeamSearch {
   // Best next tokens that Step needs of each beam: with one more per stop token
   // and beam, enough beams go on even if all of those are chosen.
   static std::uint32_t Candidates(const BeamOptions& options, std::size_t stop_tokens);
-  // What to ask of each beam: that many, and the alternatives that are kept.
+  // The candidates to ask of each beam, with the alternatives that are kept.
   std::uint32_t candidates() const;
 
   // A running beam, as its owner keeps it.

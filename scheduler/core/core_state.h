@@ -28,7 +28,7 @@
 
 namespace flotilla {
 
-// What a plan asked of one sequence, kept until its result.
+// The run of one sequence in a plan, kept until its result.
 struct PlannedRun {
   SequenceHandle handle;
   std::uint32_t begin = 0;  // of a chunk: the length before it
@@ -47,7 +47,7 @@ struct PlanInFlight {
   std::vector<PlannedRun> runs;  // ascending handles
 };
 
-// What lives and dies with one epoch of the worker group.
+// The state that begins and ends with one epoch of the worker group.
 struct EpochState {
   EpochState(Epoch epoch, const ExecutorDescription& description, bool prefix_cache)
       : epoch(epoch),
@@ -153,7 +153,7 @@ struct CoreState {
   std::uint32_t expected_output_permille() const {
     return static_cast<std::uint32_t>(output_ratio / 1024);
   }
-  // What a request alone can come to hold.
+  // The most blocks that a request alone can come to hold.
   std::uint64_t MostBlocks(const Request& request) const;
   // Outputs that a sequence is predicted to make yet, and the time that a request
   // would need to finish if it started now, of which `cached_tokens` need not be
@@ -197,7 +197,7 @@ struct CoreState {
   // The group died while it computed these steps, before LoseEpoch: requests that
   // they ran are quarantined. Returns one of them that is to be failed.
   std::optional<TableIndex> Blame(absl::Span<const Step> started);
-  // It is computed alone until it has got past what it knows.
+  // Quarantines the request: it runs alone until it is past the tokens that it knows.
   void Quarantine(Request& request);
   // Releases the isolated request from quarantine if results have brought it far enough.
   void EndQuarantine();

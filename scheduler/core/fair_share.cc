@@ -35,7 +35,7 @@ std::uint64_t FairShare::requests() const {
   return all;
 }
 
-// Those at or below the floor would be lifted to it anyway.
+// Counters at or below the floor would be raised to it anyway.
 void FairShare::ForgetIdle(std::uint64_t floor) {
   for (const TableIndex index : tenants_.Indices()) {
     const Tenant& tenant = tenants_[index];

@@ -20,7 +20,7 @@ namespace flotilla {
 
 class FairShare {
  public:
-  // Of one token of prompt and of output; outputs are dearer, as there.
+  // What a token of prompt and one of output cost. Outputs cost more, as in the paper.
   static constexpr std::uint64_t kPromptCost = 1, kOutputCost = 2;
 
   // `weights` by tenant, at least 1; others have 1.
@@ -54,7 +54,7 @@ class FairShare {
   absl::flat_hash_map<std::string, std::uint64_t> weights_;
   IndexedTable<Tenant> tenants_;
   absl::flat_hash_map<std::string, TableIndex> by_name_;
-  // What the counters of those that were there last had come to.
+  // The counters of the tenants that were there last.
   std::uint64_t last_floor_ = 0;
 };
 

@@ -347,7 +347,7 @@ KvCacheManager::Stored KvCacheManager::Store(const std::vector<BlockId>& blocks,
 }
 
 void KvCacheManager::Load(const Sequence& sequence, const Request& request, const Match& match) {
-  // What it follows must not give way to it.
+  // The blocks that it follows must not be evicted for it.
   const std::vector<BlockId> before = BlocksOf(match);
   for (const BlockId block : before) pool_.Share(block);
   PrefixNode node = match.blocks > 0 ? match.node : index_->FindRoot(request.cache_scope);

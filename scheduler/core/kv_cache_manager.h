@@ -58,7 +58,7 @@ class KvCacheManager {
   // Blocks of its own that a fork at `length` needs to hold `positions`.
   std::uint64_t BlocksNeededByFork(std::uint32_t length, std::uint64_t positions) const;
 
-  // What the prefix cache has for a sequence that is not open.
+  // The blocks that the prefix cache has for a sequence that is not open.
   struct Match {
     PrefixNode node = kNoPrefix;  // of the last block
     std::uint32_t blocks = 0;     // leading ones that need not be computed

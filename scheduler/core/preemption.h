@@ -22,7 +22,7 @@ inline constexpr std::size_t kPreemptionReasons = 4;
 constexpr const char* ModeName(PreemptionReason reason) {
   return reason == PreemptionReason::kSwapped ? "swap" : "recompute";
 }
-// As metrics call it.
+// The name that metrics use.
 constexpr const char* ReasonName(PreemptionReason reason) {
   constexpr const char* kNames[kPreemptionReasons] = {"cheaper", "cheaper", "no_tier",
                                                       "no_whole_block"};

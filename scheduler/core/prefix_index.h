@@ -40,7 +40,7 @@ struct TierSlot {
 
 class PrefixIndex {
  public:
-  // Never grows in the middle of a plan while it holds at most `blocks` blocks.
+  // The index does not allocate in the middle of a plan while it holds at most `blocks` blocks.
   explicit PrefixIndex(std::size_t blocks) : by_content_(blocks, Hash{this}, Equal{this}) {
     nodes_.reserve(blocks + blocks / 8);  // and roots
   }

@@ -51,7 +51,7 @@ struct Request {
   TableIndex tenant = 0;      // in FairShare
   OrderKey order;             // as it entered the queue last
 
-  // On the worker group; else it waits.
+  // The request was admitted and runs; else it waits in the queue.
   bool admitted = false;
   bool was_admitted = false;          // at any time
   std::vector<TableIndex> sequences;  // not ended, by ascending index

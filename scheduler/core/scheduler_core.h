@@ -41,12 +41,12 @@ struct OpenSequenceView {
   Step opened;             // the plan that opened it under this handle
   std::uint32_t rank = 0;  // in the order of memory: 0 is never a victim
   LengthBounds length;
-  // Those of which the results are in; of a beam, those that the workers know.
+  // The tokens whose results are in; of a beam, those that the workers know.
   absl::Span<const TokenId> tokens;
   std::vector<absl::Span<const BlockId>> tables;  // [groups]
 };
 
-// What one sequence is doing, open or not.
+// The state of one sequence, open or not.
 struct SequenceStatus {
   RequestId request;
   SequenceIndex index;

@@ -87,7 +87,7 @@ struct Sequence {
   // Tokens still to be computed, as counted in CoreState::outstanding_tokens.
   std::uint64_t outstanding_tokens = 0;
 
-  // Only while open.
+  // These are valid only while it is open.
   SequenceHandle handle;
   Step opened;                       // plan that opened it
   Step last_chunk;                   // plan of its last prefill chunk

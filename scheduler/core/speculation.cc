@@ -108,7 +108,7 @@ void StepCosts::Observe(const StepTimings& step) {
   ++steps_;
   for (std::size_t i = 0; i < kRows.size(); ++i) {
     Point& point = points_[i];
-    // What is new of these rows says nothing of rows that are known.
+    // What these rows show says nothing about rows that are known.
     const std::int64_t move = own(i) || point.seen == 0 ? off / weight
                               : known                   ? off / kOthersWeight
                                                         : 0;

@@ -150,7 +150,7 @@ void StepPlanner::AssessDecode(TableIndex index) {
   const Sequence& sequence = state_.sequences[index];
   if (!DueInThisStep(sequence)) {
     due_later_ |= !sequence.surely_finished();
-    // What it waits for is not for those after it, whose steps come first.
+    // Sequences after it, whose steps come first, may not take what it waits for.
     if (sequence.deferred) KeepFor(sequence);
   } else if (sequence.surely_finished()) {
     finished_.push_back(index);
@@ -235,7 +235,7 @@ std::uint64_t StepPlanner::OpenNeeds(const PendingOpen& open) const {
          open.match.blocks;
 }
 
-// None while its parent has not come far enough, or for want of rows or blocks.
+// Returns none while its parent is not far enough, or where rows or blocks are missing.
 std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
                                                               std::uint64_t blocks) {
   const KvCacheManager& kv = state_.epoch->kv;

@@ -51,7 +51,8 @@ class StepPlanner {
     TableIndex index;
     std::uint32_t rows;
   };
-  // Of a pending sequence: with a parent a fork, else what the prefix cache has.
+  // How a pending sequence is opened: as a fork of its parent, else after what the prefix
+  // cache has.
   struct PendingOpen {
     TableIndex index;
     std::uint32_t rows;
@@ -73,7 +74,7 @@ class StepPlanner {
   void KeepToItlTarget();
   void AssessPrefills();
   void AssessPrefill(TableIndex index, std::uint64_t room);
-  // What is to be opened of a pending sequence, with at most `blocks` new blocks.
+  // Returns how a pending sequence can be opened with at most `blocks` new blocks.
   std::optional<PendingOpen> FindOpen(TableIndex index, std::uint64_t blocks);
   // Blocks that it takes to open a sequence in this way and run its rows.
   std::uint64_t OpenNeeds(const PendingOpen& open) const;
@@ -140,7 +141,7 @@ class StepPlanner {
 
   bool isolated_step_ = false;  // a step for the isolated request alone
 
-  // What Assess found, for the state as it is.
+  // Assess fills these for the state as it is.
   std::vector<TableIndex> decodes_;          // due and with a block behind the position
   std::vector<TableIndex> finished_;         // due, but surely finished: no-ops
   std::vector<TableIndex> short_of_blocks_;  // could run but for blocks

@@ -26,7 +26,7 @@ class WaitingQueue {
 
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
-  // What is to be prefilled of all that wait, and the outputs predicted as well.
+  // The tokens to be prefilled of all that wait, and with the predicted outputs as well.
   std::uint64_t tokens() const { return tokens_; }
   std::uint64_t rows() const { return rows_; }
   bool Contains(TableIndex index) const;
@@ -37,7 +37,7 @@ class WaitingQueue {
 
   // Request::waiting_tokens and waiting_rows are set.
   void Push(TableIndex index);
-  // Nothing happens when it does not wait.
+  // Has no effect when the request does not wait.
   void Remove(TableIndex index);
   // Charges a tenant, whose turn may come later for it.
   void Charge(TableIndex tenant, std::uint64_t cost);

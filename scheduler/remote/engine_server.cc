@@ -47,7 +47,7 @@ class RequestRegistry {
 
  private:
   absl::Mutex mu_;
-  // Of each id in the engine: those that wait for its end.
+  // For each id in the engine, those that wait for its end.
   absl::flat_hash_map<RequestId, std::vector<std::function<void()>>> waiting_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -123,7 +123,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
 
   // Sends what has changed, if anything has. On the thread.
   void SendUpdate() ABSL_LOCKS_EXCLUDED(mu_) {
-    // Nothing is said before the description is: it is what readiness means.
+    // Nothing is sent before the description, since a router is ready only with it.
     absl::StatusOr<EngineDescription> description = engine_->Describe();
     if (!description.ok()) return;
     const EngineLoad load = engine_->Load();
@@ -167,7 +167,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
   absl::Mutex mu_;
   UpdateStream* stream_ ABSL_GUARDED_BY(mu_);  // null: gone
   absl::flat_hash_set<RequestId> requests_ ABSL_GUARDED_BY(mu_);
-  // Of the thread.
+  // Only the thread uses these.
   std::uint64_t sent_numerics_id_ = 0;  // 0: nothing was sent
   EngineLoad sent_load_;
 };
@@ -242,7 +242,7 @@ class EngineServerImpl final : public EngineServer {
     return grpc::Status::OK;
   }
 
-  // On the thread: sleeps while there is no router.
+  // Runs on the thread, which sleeps while there is no router.
   void Tick() {
     ticking_ = !links_.empty();
     if (!ticking_) return;
@@ -254,7 +254,7 @@ class EngineServerImpl final : public EngineServer {
   Engine* const engine_;
   const Clock* const clock_;
   RequestRegistry registry_;
-  // Of the thread.
+  // Only the thread uses these.
   absl::flat_hash_set<std::shared_ptr<RouterLink>> links_;
   bool ticking_ = false;
   TaskThread thread_;

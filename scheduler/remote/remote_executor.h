@@ -41,7 +41,7 @@ class RemoteExecutor final : public StepExecutor {
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
   void EndEpoch(Epoch epoch) override;
-  // Not from a listener's method.
+  // A listener's method must not call it.
   void Stop() override;
 
   // Asks the agent for the tokenizer of the group's model; 10 seconds at most.

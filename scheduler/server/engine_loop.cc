@@ -243,7 +243,7 @@ absl::Time InProcessEngine::SendPlans() {
     }
     probe_.OnPlanned(clock_->NowNs() - now_ns);
     const absl::Status sent = executor_->Execute(*std::move(outcome.plan));
-    // Not the current epoch: its Lost is in the inbox or on its way.
+    // This is not the current epoch: its Lost is in the inbox or on its way.
     if (!sent.ok() && !absl::IsFailedPrecondition(sent)) EndEpoch(sent);
   }
 }

@@ -75,7 +75,7 @@ struct InProcessEngineOptions {
   bool rounds_on_senders = false;
   // The model's name for clients; empty: the executor's.
   std::string model_id;
-  // What TokenizerBytes and Describe say.
+  // The answers of TokenizerBytes and Describe.
   std::string tokenizer_bytes;
   std::uint64_t tokenizer_hash = 0;
   // Sees each step within its round, before the step's events are posted; must not
@@ -119,7 +119,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   absl::StatusOr<std::string> TokenizerBytes() const override;
   void Drain(std::function<void()> done) override;
 
-  // Any thread.
+  // Any thread may call it.
   const SchedulerProbe& probe() const { return probe_; }
 
  private:
@@ -132,7 +132,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   EngineInbox::Sent Send(EngineMessage&& message);
   void Loop();
 
-  // Of who has the batch.
+  // Called only by the thread that owns dispatch.
   absl::Time Round(std::vector<EngineMessage> messages);  // when the next is due
   void Handle(SubmitMessage message);
   void Handle(const CancelRequest& cancel);
@@ -154,7 +154,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   EngineInbox inbox_;
   std::thread thread_;
 
-  // Of who has the batch.
+  // Used only by the thread that owns dispatch.
   SchedulerCore core_;
   Epoch epoch_;
   std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was served

@@ -81,7 +81,7 @@ class EngineInbox {
     wake_ = wake;
   }
 
-  // What is inside can still be taken; nothing more comes.
+  // Closes the inbox. Messages inside can still be taken; no more are accepted.
   void Close() {
     absl::MutexLock lock(&mu_);
     closed_ = true;

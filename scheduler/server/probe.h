@@ -69,7 +69,7 @@ class SchedulerProbe {
     absl::MutexLock lock(&mu_);
     ++snapshot_.groups_lost;
   }
-  // Any thread: a request met a full inbox.
+  // A request met a full inbox. Any thread may call it.
   void OnInboxFull() {
     absl::MutexLock lock(&mu_);
     ++snapshot_.inbox_refusals;

@@ -55,7 +55,7 @@ void GroupLink::OnLost(const Lost& lost) {
   if (std::exchange(announced_, false)) scheduler_->Send(GroupEvent(lost));
 }
 
-// Of an epoch that nobody used.
+// Announces the epoch, if there is one that no scheduler has used.
 void GroupLink::Announce() {
   if (scheduler_ == nullptr || !ready_.has_value() || used_) return;
   announced_ = true;

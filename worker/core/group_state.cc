@@ -61,7 +61,7 @@ absl::Status CheckToken(SequenceHandle sequence, TokenId token, const ExecutorDe
   return Invalid(sequence, absl::StrCat("token ", token, " outside the vocabulary"));
 }
 
-// What OpenSequence says by itself, without the state.
+// Checks what OpenSequence says by itself, without the state.
 absl::Status CheckOpen(const OpenSequence& op, const ExecutorDescription& limits) {
   if (op.prompt_tokens == 0 || op.prompt_tokens > op.tokens.size() ||
       op.tokens.size() > limits.max_context) {

@@ -13,9 +13,9 @@ namespace flotilla {
 inline constexpr char kDirectoryPrefix[] = "flotilla-group-";
 // The agent's socket, to which ranks connect.
 inline constexpr char kAgentSocket[] = "agent.sock";
-// What the launcher prints.
+// The file with what the launcher prints.
 inline constexpr char kLauncherLog[] = "mpirun.log";
-// What a rank prints.
+// The file with what a rank prints.
 inline std::string RankLogName(int rank) { return "rank-" + std::to_string(rank) + ".log"; }
 
 // A directory of this process alone. Whoever else may remove it holds its lock meanwhile

@@ -15,7 +15,7 @@ namespace flotilla {
 // Names and values.
 using EnvironmentSettings = std::vector<std::pair<std::string, std::string>>;
 
-// Of a job whose ranks may be on other hosts.
+// How to launch a job whose ranks may be on other hosts.
 struct RemoteLaunch {
   // Where ranks find the agent, host:port, and what they show there.
   std::string agent, token;
