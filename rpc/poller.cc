@@ -14,10 +14,4 @@ Poller::~Poller() {
   thread_.join();
 }
 
-FrameLoop& Poller::frames() {
-  absl::MutexLock lock(&mu_);
-  if (frames_ == nullptr) frames_ = std::make_unique<FrameLoop>();
-  return *frames_;
-}
-
 }  // namespace flotilla::rpc

@@ -11,9 +11,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "common/rt/frame_loop.h"
 #include "grpcpp/grpcpp.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -75,16 +72,11 @@ class Poller {
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
   // What makes the server that listens on the queue: one, once. It knows the queue already.
   grpc::ServerBuilder& builder() { return builder_; }
-  // Hears the sockets that go past gRPC (rpc/bypass.h): the other one thread, from the
-  // first such socket on.
-  FrameLoop& frames() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   grpc::ServerBuilder builder_;
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::thread thread_;
-  absl::Mutex mu_;
-  std::unique_ptr<FrameLoop> frames_ ABSL_GUARDED_BY(mu_);
 };
 
 // `shared`, or where there is none a poller of one's own.

@@ -58,14 +58,13 @@ class CallCount {
 // What every call has. `over` passes on that the call is over: it was finished, its client
 // has cancelled it or is gone, or its deadline has passed. Never if it has not begun.
 struct ServerCall {
-  ServerCall(CallCount* count, Poller* poller_of_call) : held(count), poller(poller_of_call) {}
+  explicit ServerCall(CallCount* count) : held(count) {}
 
   struct Forward final : Tag {
     void Over(bool ok) override { to->Over(ok); }
     Tag* to = nullptr;
   };
   const CallCount::Held held;  // first: the rest has gone when it goes
-  Poller* const poller;        // outlives it
   grpc::ServerContext context;
   Forward over;
 };
@@ -73,7 +72,7 @@ struct ServerCall {
 // A call of messages in both directions.
 template <class In, class Out>
 struct StreamCall final : ServerCall {
-  StreamCall(CallCount* count, Poller* poller_of_call) : ServerCall(count, poller_of_call) {
+  explicit StreamCall(CallCount* count) : ServerCall(count) {
     context.AsyncNotifyWhenDone(ToQueue(&over));
   }
   grpc::ServerAsyncReaderWriter<Out, In> io{&context};
@@ -82,7 +81,7 @@ struct StreamCall final : ServerCall {
 // A call that is answered with any number of messages.
 template <class Request, class Response>
 struct WriterCall final : ServerCall {
-  WriterCall(CallCount* count, Poller* poller_of_call) : ServerCall(count, poller_of_call) {
+  explicit WriterCall(CallCount* count) : ServerCall(count) {
     context.AsyncNotifyWhenDone(ToQueue(&over));
   }
   Request request;
@@ -185,12 +184,12 @@ class Server {
   template <class Call>
   class Acceptor final : public Tag {
    public:
-    Acceptor(CallCount* count, Poller* poller, std::function<void(Call*, void*)> request,
+    Acceptor(CallCount* count, std::function<void(Call*, void*)> request,
              std::function<void(std::unique_ptr<Call>)> take)
-        : count_(count), poller_(poller), request_(std::move(request)), take_(std::move(take)) {}
+        : count_(count), request_(std::move(request)), take_(std::move(take)) {}
 
     void Next() {
-      call_ = std::make_unique<Call>(count_, poller_);
+      call_ = std::make_unique<Call>(count_);
       Call* const call = call_.get();  // another thread's from then on
       request_(call, ToQueue(this));
     }
@@ -203,7 +202,6 @@ class Server {
 
    private:
     CallCount* const count_;
-    Poller* const poller_;
     const std::function<void(Call*, void*)> request_;
     const std::function<void(std::unique_ptr<Call>)> take_;
     std::unique_ptr<Call> call_;
@@ -212,8 +210,7 @@ class Server {
   template <class Call>
   void Accept(std::function<void(Call*, void*)> request,
               std::function<void(std::unique_ptr<Call>)> take) {
-    auto acceptor = std::make_unique<Acceptor<Call>>(&count_, poller_.get(), std::move(request),
-                                                     std::move(take));
+    auto acceptor = std::make_unique<Acceptor<Call>>(&count_, std::move(request), std::move(take));
     Acceptor<Call>* const raw = acceptor.get();
     acceptors_.push_back(
         {acceptor.release(), [](Tag* tag) { delete static_cast<Acceptor<Call>*>(tag); }});

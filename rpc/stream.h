@@ -1,27 +1,20 @@
 // Two ends of one bidirectional gRPC stream, as messages that are sent and received.
 //
-// On one host messages go past gRPC (rpc/bypass.h), else over the call: one read and one
-// write are in flight there at any time; what is to be written waits in order. Nothing
-// here bounds that queue: the protocols on top bound what they send by what the other end
-// has asked for. Send may be called from any thread, also from the handler. The handler
-// hears one thing at a time, on a thread of the poller's, and must not block.
+// One read and one write are in flight at any time; what is to be written waits in order.
+// Nothing here bounds that queue: the protocols on top bound what they send by what the other
+// end has asked for. Send may be called from any thread, also from the handler. The handler
+// is called on the poller's thread, for one message at a time, and must not block.
 #pragma once
 
 #include <cstddef>
 #include <deque>
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "common/rt/frame_loop.h"
 #include "grpcpp/grpcpp.h"
-#include "rpc/bypass.h"
 #include "rpc/poller.h"
 #include "rpc/server.h"
 
@@ -38,7 +31,7 @@ inline constexpr char kTakenMetadata[] = "flotilla-stream";
 //   stream.Send(command);
 //   grpc::Status why = stream.Wait();
 template <class Out, class In>
-class ClientStream final : private FrameSocket::Handler {
+class ClientStream final {
  public:
   class Handler {
    public:
@@ -48,16 +41,9 @@ class ClientStream final : private FrameSocket::Handler {
     virtual void OnMessage(const In& message) = 0;
   };
 
-  // `poller`: null for one of its own. `handler` outlives it. `bypass`: whether messages may
-  // go past gRPC.
-  ClientStream(std::shared_ptr<Poller> poller, Handler* handler, bool bypass = true)
-      : poller_(SharedOrOwn(std::move(poller))), handler_(handler) {
-    if (!bypass) return;
-    absl::StatusOr<BypassOffer> offer = BypassOffer::Make();
-    if (!offer.ok()) return;  // over gRPC then
-    context_.AddMetadata(kBypassMetadata, offer->text());
-    offer_ = *std::move(offer);
-  }
+  // `poller`: null for one of its own. `handler` outlives it.
+  ClientStream(std::shared_ptr<Poller> poller, Handler* handler)
+      : poller_(SharedOrOwn(std::move(poller))), handler_(handler) {}
 
   grpc::ClientContext& context() { return context_; }
   grpc::CompletionQueue* queue() { return poller_->queue(); }
@@ -73,7 +59,6 @@ class ClientStream final : private FrameSocket::Handler {
   void Send(Out message) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
-    if (socket_ != nullptr) return socket_->Send(message.SerializeAsString());
     out_.push_back(std::move(message));
     if (open_ && out_.size() == 1) io_->Write(out_.front(), write_.get());
   }
@@ -81,7 +66,7 @@ class ClientStream final : private FrameSocket::Handler {
   // Ends it from this side.
   void Cancel() { context_.TryCancel(); }
 
-  // Until it has ended, and the handler has heard the last message.
+  // Waits until it has ended, and the handler has received the last message.
   grpc::Status Wait() {
     done_.WaitForNotification();
     return status_;
@@ -98,40 +83,21 @@ class ClientStream final : private FrameSocket::Handler {
     const auto& metadata = context_.GetServerInitialMetadata();
     if (ok && metadata.contains(kTakenMetadata)) {
       handler_->OnOpen();
-      Open(metadata.contains(kBypassMetadata));
+      Open();
     }
     io_->Read(&in_, read_.get());
   }
 
-  // What was sent before goes out.
-  void Open(bool bypassed) ABSL_LOCKS_EXCLUDED(mu_) {
+  // Writes what was sent before.
+  void Open() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    const std::optional<BypassOffer> offer = std::exchange(offer_, std::nullopt);
-    if (!bypassed) {
-      open_ = true;
-      if (!out_.empty()) io_->Write(out_.front(), write_.get());
-      return;
-    }
-    absl::StatusOr<UniqueFd> fd = absl::NotFoundError("there was no offer");
-    if (offer.has_value()) fd = offer->Accept();
-    if (!fd.ok()) return Cancel();
-    absl::StatusOr<std::shared_ptr<FrameSocket>> socket =
-        poller_->frames().Add(*std::move(fd), this);
-    if (!socket.ok()) return Cancel();
-    socket_ = *std::move(socket);
-    receiving_ = true;
-    for (const Out& message : out_) socket_->Send(message.SerializeAsString());
-    out_.clear();
+    open_ = true;
+    if (!out_.empty()) io_->Write(out_.front(), write_.get());
   }
 
-  // Reads begin here, so that the handler hears one thing at a time.
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
     if (ok) {
-      if (bypassed()) {
-        Cancel();  // it said that it would not
-      } else {
-        handler_->OnMessage(in_);
-      }
+      handler_->OnMessage(in_);
       io_->Read(&in_, read_.get());
       return;
     }
@@ -139,27 +105,8 @@ class ClientStream final : private FrameSocket::Handler {
     Finish();
   }
 
-  void OnFrame(const std::string& bytes) override {
-    if (!broken_ && received_.ParseFromString(bytes)) return handler_->OnMessage(received_);
-    broken_ = true;
-    Cancel();
-  }
-
-  // Of the server's end gRPC says why.
-  void OnClosed(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_) {
-    if (absl::IsInvalidArgument(why)) Cancel();
-    bool last = false;
-    {
-      absl::MutexLock lock(&mu_);
-      receiving_ = false;
-      last = over();
-    }
-    if (last) done_.Notify();
-  }
-
   void Finish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     closed_ = true;
-    if (socket_ != nullptr) socket_->Shutdown();
     if (!open_) out_.clear();
     io_->Finish(&status_, finish_.get());
   }
@@ -188,13 +135,7 @@ class ClientStream final : private FrameSocket::Handler {
   }
 
   // Nothing more happens. Whoever sees it first ends Wait.
-  bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return finished_ && out_.empty() && !receiving_;
-  }
-  bool bypassed() const ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    return socket_ != nullptr;
-  }
+  bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return finished_ && out_.empty(); }
 
   const std::shared_ptr<Poller> poller_;
   Handler* const handler_;
@@ -206,15 +147,10 @@ class ClientStream final : private FrameSocket::Handler {
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientAsyncReaderWriter<Out, In>> io_;
   In in_;
-  In received_;          // past gRPC
-  bool broken_ = false;  // what came past gRPC was no message
   grpc::Status status_;
   absl::Notification done_;
   mutable absl::Mutex mu_;
-  std::optional<BypassOffer> offer_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<FrameSocket> socket_ ABSL_GUARDED_BY(mu_);  // null: messages go over gRPC
-  bool receiving_ ABSL_GUARDED_BY(mu_) = false;               // the socket has not closed
-  bool open_ ABSL_GUARDED_BY(mu_) = false;                    // messages go over gRPC by now
+  bool open_ ABSL_GUARDED_BY(mu_) = false;  // the server has taken the call
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;  // status_ is there
   // Once it is open, the first is being written.
@@ -223,7 +159,7 @@ class ClientStream final : private FrameSocket::Handler {
 
 // The server's end. Owns itself, and is gone after OnGone.
 template <class In, class Out>
-class ServerStream : private FrameSocket::Handler {
+class ServerStream {
  public:
   using Call = StreamCall<In, Out>;
 
@@ -231,7 +167,6 @@ class ServerStream : private FrameSocket::Handler {
   void Send(Out message) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
-    if (socket_ != nullptr) return socket_->Send(message.SerializeAsString());
     out_.push_back(std::move(message));
     if (begun_ && out_.size() == 1) Write();
   }
@@ -240,7 +175,7 @@ class ServerStream : private FrameSocket::Handler {
   void Close(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
-    Shut();
+    closed_ = true;
     ++pending_;
     call_->io.Finish(status, end_.get());
   }
@@ -258,7 +193,6 @@ class ServerStream : private FrameSocket::Handler {
     if (closed_) return;
     begun_ = true;
     pending_ += 2;
-    TakeOffer();
     call_->context.AddInitialMetadata(kTakenMetadata, "1");
     call_->io.SendInitialMetadata(end_.get());
     call_->io.Read(&in_, read_.get());
@@ -268,7 +202,7 @@ class ServerStream : private FrameSocket::Handler {
   // Messages that were sent and not yet taken by the transport.
   std::size_t waiting() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    return socket_ != nullptr ? socket_->waiting() : out_.size();
+    return out_.size();
   }
 
   // False: the stream is to end; Close was called.
@@ -283,51 +217,13 @@ class ServerStream : private FrameSocket::Handler {
     call_->io.Write(out_.front(), write_.get());
   }
 
-  // From here on messages go past gRPC, if the client has offered a way that is one.
-  void TakeOffer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const auto& metadata = call_->context.client_metadata();
-    const auto offer = metadata.find(kBypassMetadata);
-    if (offer == metadata.end()) return;
-    absl::StatusOr<UniqueFd> fd = TakeBypass({offer->second.data(), offer->second.size()});
-    if (!fd.ok()) return;
-    absl::StatusOr<std::shared_ptr<FrameSocket>> socket =
-        call_->poller->frames().Add(*std::move(fd), this);
-    if (!socket.ok()) return;
-    socket_ = *std::move(socket);
-    ++pending_;
-    call_->context.AddInitialMetadata(kBypassMetadata, "1");
-    for (const Out& message : out_) socket_->Send(message.SerializeAsString());
-    out_.clear();
-  }
-
-  void Shut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    closed_ = true;
-    if (socket_ != nullptr) socket_->Shutdown();
-  }
-  // Whether messages go that way, and still may.
-  bool Receives(bool past_grpc) const ABSL_LOCKS_EXCLUDED(mu_) {
+  bool closed() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    return !closed_ && (socket_ != nullptr) == past_grpc;
-  }
-
-  void OnFrame(const std::string& bytes) override ABSL_LOCKS_EXCLUDED(mu_) {
-    if (!Receives(true)) return;
-    if (!received_.ParseFromString(bytes)) {
-      Close({grpc::StatusCode::INVALID_ARGUMENT, "what came past gRPC is no message"});
-    } else if (!OnMessage(received_)) {
-      Close(grpc::Status::OK);
-    }
-  }
-
-  void OnClosed(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_) {
-    Close({absl::IsInvalidArgument(why) ? grpc::StatusCode::INVALID_ARGUMENT
-                                        : grpc::StatusCode::UNAVAILABLE,
-           std::string(why.message())});
-    OnEnd(true);
+    return closed_;
   }
 
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
-    if (ok && Receives(false) && OnMessage(in_)) {
+    if (ok && !closed() && OnMessage(in_)) {
       absl::MutexLock lock(&mu_);
       if (!closed_) {
         call_->io.Read(&in_, read_.get());
@@ -351,7 +247,7 @@ class ServerStream : private FrameSocket::Handler {
   void OnOver(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       absl::MutexLock lock(&mu_);
-      Shut();
+      closed_ = true;
     }
     OnEnd(ok);
   }
@@ -372,10 +268,8 @@ class ServerStream : private FrameSocket::Handler {
   MemberTag<ServerStream, &ServerStream::OnOver> over_{this};
   MemberTag<ServerStream, &ServerStream::OnEnd> end_{this};
   In in_;
-  In received_;  // past gRPC
   mutable absl::Mutex mu_;
-  std::shared_ptr<FrameSocket> socket_ ABSL_GUARDED_BY(mu_);  // null: messages go over gRPC
-  int pending_ ABSL_GUARDED_BY(mu_) = 1;  // operations, one of them the call; the socket
+  int pending_ ABSL_GUARDED_BY(mu_) = 1;  // operations, one of them the call
   bool begun_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<Out> out_ ABSL_GUARDED_BY(mu_);  // once it has begun, the first is being written

@@ -35,7 +35,7 @@ class RemoteEngine::Link final
       : engine_(engine),
         stub_(v1::Scheduler::NewStub(
             rpc::ConnectTo(engine->options_.address, engine->options_.credentials.get()))),
-        stream_(engine->options_.poller, this, engine->options_.bypass) {}
+        stream_(engine->options_.poller, this) {}
 
   // Messages come from here on.
   void Begin() { stream_.Begin(stub_->PrepareAsyncAttach(&stream_.context(), stream_.queue())); }

@@ -37,7 +37,6 @@ struct RemoteEngineOptions {
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
   std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one for each stream
-  bool bypass = true;  // whether messages go past gRPC on one host (rpc/bypass.h)
 };
 
 // Learns how a scheduler is. One call at a time, in the order of its events, which come to

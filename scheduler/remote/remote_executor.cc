@@ -26,7 +26,7 @@ class RemoteExecutor::Link final
       : executor_(executor),
         stub_(v1::WorkerGroup::NewStub(
             rpc::ConnectTo(executor->options_.address, executor->options_.credentials.get()))),
-        stream_(executor->options_.poller, this, executor->options_.bypass) {}
+        stream_(executor->options_.poller, this) {}
 
   // Messages come from here on.
   void Begin() { stream_.Begin(stub_->PrepareAsyncAttach(&stream_.context(), stream_.queue())); }

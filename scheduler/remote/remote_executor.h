@@ -29,7 +29,6 @@ struct RemoteExecutorOptions {
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
   std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one for each stream
-  bool bypass = true;  // whether messages go past gRPC on one host (rpc/bypass.h)
 };
 
 class RemoteExecutor final : public StepExecutor {

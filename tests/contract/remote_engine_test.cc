@@ -15,11 +15,10 @@
 namespace flotilla::testing {
 namespace {
 
-std::unique_ptr<RemoteEngine> Attach(std::uint16_t port, const Clock& clock, bool bypass = true) {
+std::unique_ptr<RemoteEngine> Attach(std::uint16_t port, const Clock& clock) {
   auto engine = std::make_unique<RemoteEngine>(
       RemoteEngineOptions{.address = absl::StrCat("127.0.0.1:", port),
-                          .retry = absl::Milliseconds(1),
-                          .bypass = bypass},
+                          .retry = absl::Milliseconds(1)},
       &clock);
   engine->Start();
   return engine;
@@ -45,7 +44,7 @@ class Settler {
 
 class Remote final : public EngineUnderTest {
  public:
-  explicit Remote(bool bypass) : remote_(Attach(scheduler_.port(), clock_, bypass)) {
+  Remote() : remote_(Attach(scheduler_.port(), clock_)) {
     WaitUntil([&] { return remote_->Load().ready; });
   }
   Engine& engine() override { return *remote_; }
@@ -64,11 +63,10 @@ class Remote final : public EngineUnderTest {
   Settler settler_;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Remote, EngineContract,
-    ::testing::Values(EngineCase{"OverGrpc", [] { return std::make_unique<Remote>(false); }},
-                      EngineCase{"PastGrpc", [] { return std::make_unique<Remote>(true); }}),
-    EngineCaseName);
+INSTANTIATE_TEST_SUITE_P(Remote, EngineContract,
+                         ::testing::Values(EngineCase{"OverGrpc",
+                                                      [] { return std::make_unique<Remote>(); }}),
+                         EngineCaseName);
 
 TokenizedRequest Request(std::uint64_t number, std::uint32_t max_tokens) {
   TokenizedRequest request;

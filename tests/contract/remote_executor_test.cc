@@ -44,17 +44,15 @@ class StartsLater final : public StepExecutor {
 // Both ends of the wire, as one executor.
 class Remote final : public StepExecutor {
  public:
-  Remote(std::unique_ptr<StepExecutor> behind, bool bypass)
-      : behind_(std::make_unique<StartsLater>(std::move(behind))), bypass_(bypass) {}
+  explicit Remote(std::unique_ptr<StepExecutor> behind)
+      : behind_(std::make_unique<StartsLater>(std::move(behind))) {}
 
   absl::Status Start(ExecutorListener* listener) override {
     auto server = GroupServer::Start({}, {}, behind_.get());
     if (!server.ok()) return server.status();
     server_ = *std::move(server);
-    remote_ = std::make_unique<RemoteExecutor>(
-        RemoteExecutorOptions{.address = absl::StrCat("127.0.0.1:", server_->port()),
-                              .retry = absl::Milliseconds(1),
-                              .bypass = bypass_});
+    remote_ = std::make_unique<RemoteExecutor>(RemoteExecutorOptions{
+        .address = absl::StrCat("127.0.0.1:", server_->port()), .retry = absl::Milliseconds(1)});
     absl::Status started = remote_->Start(listener);
     // The group lives after the scheduler came, so that it sees all of it.
     while (!absl::StrContains(remote_->status().message(), "not ready yet")) {
@@ -71,23 +69,22 @@ class Remote final : public StepExecutor {
 
  private:
   const std::unique_ptr<StartsLater> behind_;
-  const bool bypass_;
   std::unique_ptr<GroupServer> server_;
   std::unique_ptr<RemoteExecutor> remote_;
 };
 
-ExecutorCase FakeCase(bool bypass) {
-  return {bypass ? "FakePastGrpc" : "FakeOverGrpc", [bypass] {
+ExecutorCase FakeCase() {
+  return {"FakeOverGrpc", [] {
             auto fake = std::make_unique<FakeExecutor>();
             FakeExecutor* raw = fake.get();
-            return ContractExecutor{std::make_unique<Remote>(std::move(fake), bypass),
+            return ContractExecutor{std::make_unique<Remote>(std::move(fake)),
                                     [raw](Step step) { raw->LoseDuring(step); },
                                     [raw](Step step) { raw->LoseAfter(step); }};
           }};
 }
 
 ExecutorCase RealCase() {
-  return {"RankPastGrpc", [] {
+  return {"RankOverGrpc", [] {
             static const SteadyClock clock;
             static const std::vector<std::byte> bytes = TinyGguf();
             auto file = GgufFile::Parse(bytes);
@@ -97,18 +94,15 @@ ExecutorCase RealCase() {
             options.threads = 2;
             options.kv_blocks = 64;
             options.poison_blocks = true;
-            return ContractExecutor{std::make_unique<Remote>(
-                std::make_unique<InProcessExecutor>(
-                    std::make_shared<const GgufFile>(*std::move(file)), options, &clock),
-                true)};
+            return ContractExecutor{std::make_unique<Remote>(std::make_unique<InProcessExecutor>(
+                std::make_shared<const GgufFile>(*std::move(file)), options, &clock))};
           }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Remote, ExecutorContract,
-                         ::testing::Values(FakeCase(false), FakeCase(true), RealCase()),
+INSTANTIATE_TEST_SUITE_P(Remote, ExecutorContract, ::testing::Values(FakeCase(), RealCase()),
                          ExecutorCaseName);
-INSTANTIATE_TEST_SUITE_P(Remote, ExecutorDeathContract,
-                         ::testing::Values(FakeCase(false), FakeCase(true)), ExecutorCaseName);
+INSTANTIATE_TEST_SUITE_P(Remote, ExecutorDeathContract, ::testing::Values(FakeCase()),
+                         ExecutorCaseName);
 
 class RemoteExecutorTest : public ::testing::Test {
  protected:

@@ -232,15 +232,6 @@ def test_the_secure_fleet_serves(fleet):
     assert answer.json()["choices"][0]["token_ids"] == line["greedy_ids"][:8]
 
 
-def test_nobody_can_dial_the_sockets_that_go_past_grpc(fleet):
-    """They are there, between the roles; the names by which they were made are gone."""
-    fields = [line.split() for line in pathlib.Path("/proc/net/unix").read_text().splitlines()]
-    ours = [field for field in fields if field[-1].startswith("@flotilla-")]
-    assert ours
-    accepts = 0x10000  # __SO_ACCEPTCON
-    assert not [field for field in ours if int(field[3], 16) & accepts]
-
-
 def test_the_owner_of_a_key_is_the_tenant(fleet):
     """Prefixes are shared by one tenant's requests, and with no other's."""
     def cached(key):

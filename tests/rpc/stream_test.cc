@@ -94,9 +94,9 @@ class Scripted final : public ServerStream<Request, Response> {
 // A client, and what it heard.
 class Client final : private ClientStream<Request, Response>::Handler {
  public:
-  Client(std::shared_ptr<Poller> poller, int port, bool bypass)
+  Client(std::shared_ptr<Poller> poller, int port)
       : stub_(ServerReflection::NewStub(ConnectTo(absl::StrCat("127.0.0.1:", port), nullptr))),
-        stream_(std::move(poller), this, bypass) {
+        stream_(std::move(poller), this) {
     stream_.Begin(stub_->PrepareAsyncServerReflectionInfo(&stream_.context(), stream_.queue()));
   }
   ClientStream<Request, Response>& stream() { return stream_; }
@@ -118,17 +118,12 @@ class Client final : private ClientStream<Request, Response>::Handler {
     absl::MutexLock lock(&mu_);
     return opened_;
   }
-  bool bypassed() {
-    absl::MutexLock lock(&mu_);
-    return bypassed_;
-  }
 
  private:
   void OnOpen() override {
     absl::MutexLock lock(&mu_);
     EXPECT_TRUE(heard_.empty());
     opened_ = true;
-    bypassed_ = stream_.context().GetServerInitialMetadata().contains(kBypassMetadata);
   }
   void OnMessage(const Response& message) override {
     absl::MutexLock lock(&mu_);
@@ -138,15 +133,13 @@ class Client final : private ClientStream<Request, Response>::Handler {
 
   absl::Mutex mu_;
   bool opened_ ABSL_GUARDED_BY(mu_) = false;
-  bool bypassed_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::string> heard_ ABSL_GUARDED_BY(mu_);
   std::thread::id thread_ ABSL_GUARDED_BY(mu_);
   const std::unique_ptr<ServerReflection::Stub> stub_;
   ClientStream<Request, Response> stream_;
 };
 
-// Whether messages may go past gRPC.
-class StreamTest : public testing::TestWithParam<bool> {
+class StreamTest : public testing::Test {
  protected:
   void Serve(const ListenOptions& options = {}) {
     server_.reset();
@@ -156,9 +149,7 @@ class StreamTest : public testing::TestWithParam<bool> {
     server_->OnStream(service_.get(), &ServerReflection::AsyncService::RequestServerReflectionInfo,
                       [this](auto call) { new Scripted(std::move(call), &script_); });
   }
-  std::unique_ptr<Client> Connect() {
-    return std::make_unique<Client>(poller_, server_->port(), GetParam());
-  }
+  std::unique_ptr<Client> Connect() { return std::make_unique<Client>(poller_, server_->port()); }
 
   const std::shared_ptr<Poller> poller_ = std::make_shared<Poller>();
   Script script_;
@@ -166,7 +157,7 @@ class StreamTest : public testing::TestWithParam<bool> {
   std::unique_ptr<Server> server_;
 };
 
-TEST_P(StreamTest, CarriesMessagesInOrderBothWaysAtOnce) {
+TEST_F(StreamTest, CarriesMessagesInOrderBothWaysAtOnce) {
   Serve();
   auto client = Connect();
   std::vector<std::string> said;
@@ -175,7 +166,6 @@ TEST_P(StreamTest, CarriesMessagesInOrderBothWaysAtOnce) {
   client->AwaitHeard(said.size());
   EXPECT_EQ(client->heard(), said);
   EXPECT_TRUE(client->opened());
-  EXPECT_EQ(client->bypassed(), GetParam());
   client->stream().Cancel();
   EXPECT_EQ(client->stream().Wait().error_code(), StatusCode::CANCELLED);
   script_.AwaitGone(1);
@@ -184,7 +174,7 @@ TEST_P(StreamTest, CarriesMessagesInOrderBothWaysAtOnce) {
 }
 
 // The reason for the poller: one thread hears both ends, if it is to.
-TEST_P(StreamTest, OneThreadHearsWhatComesInAndWhatComesBack) {
+TEST_F(StreamTest, OneThreadHearsWhatComesInAndWhatComesBack) {
   Serve({.poller = poller_});
   auto client = Connect();
   for (int i = 1; i <= 20; ++i) {
@@ -200,7 +190,7 @@ TEST_P(StreamTest, OneThreadHearsWhatComesInAndWhatComesBack) {
   client->stream().Wait();
 }
 
-TEST_P(StreamTest, WhatIsSentBeforeItBeginsWaits) {
+TEST_F(StreamTest, WhatIsSentBeforeItBeginsWaits) {
   script_.before_begin = [](ServerStream<Request, Response>& stream) {
     std::thread([&] {
       for (int i = 0; i < 3; ++i) stream.Send(Answer(absl::StrCat(i)));
@@ -214,7 +204,7 @@ TEST_P(StreamTest, WhatIsSentBeforeItBeginsWaits) {
   client->stream().Wait();
 }
 
-TEST_P(StreamTest, TheServersEndIsTheStatusThatTheClientGets) {
+TEST_F(StreamTest, TheServersEndIsTheStatusThatTheClientGets) {
   Serve();
   auto client = Connect();
   for (const char* text : {"one", "end", "after"}) client->stream().Send(Say(text));
@@ -225,7 +215,7 @@ TEST_P(StreamTest, TheServersEndIsTheStatusThatTheClientGets) {
   client->stream().Send(Say("nobody hears this"));
 }
 
-TEST_P(StreamTest, ARefusedStreamNeverOpens) {
+TEST_F(StreamTest, ARefusedStreamNeverOpens) {
   script_.refuse = true;
   Serve();
   auto client = Connect();
@@ -236,18 +226,18 @@ TEST_P(StreamTest, ARefusedStreamNeverOpens) {
   script_.AwaitGone(1);
 }
 
-TEST_P(StreamTest, OneThatReachesNobodyEnds) {
+TEST_F(StreamTest, OneThatReachesNobodyEnds) {
   Serve();
   const int port = server_->port();
   server_->Stop(absl::ZeroDuration());
-  Client client(poller_, port, GetParam());
+  Client client(poller_, port);
   client.stream().Send(Say("hello"));
   EXPECT_EQ(client.stream().Wait().error_code(), StatusCode::UNAVAILABLE);
   EXPECT_FALSE(client.opened());
 }
 
 // A client that says much and hears nothing: its writes are in the way of nobody's end.
-TEST_P(StreamTest, EndsWhileMuchIsUnderWay) {
+TEST_F(StreamTest, EndsWhileMuchIsUnderWay) {
   script_.on_message = [](ServerStream<Request, Response>& stream) {
     stream.Send(Answer(std::string(1 << 20, 'x')));
   };
@@ -269,14 +259,14 @@ TEST_P(StreamTest, EndsWhileMuchIsUnderWay) {
 
 // Calls that come while the server stops are served, refused or ended, and all are gone
 // when Stop returns.
-TEST_P(StreamTest, StopsWhileCallsCome) {
+TEST_F(StreamTest, StopsWhileCallsCome) {
   for (int life = 0; life < 5; ++life) {
     Serve();
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([this, port = server_->port()] {
         for (int k = 0; k < 10; ++k) {
-          Client client(poller_, port, GetParam());
+          Client client(poller_, port);
           client.stream().Send(Say("hello"));
           client.stream().Send(Say("end"));
           EXPECT_FALSE(client.stream().Wait().ok());
@@ -293,7 +283,7 @@ TEST_P(StreamTest, StopsWhileCallsCome) {
 }
 
 // What the server has sent before it ends the stream arrives, unless it waits.
-TEST_P(StreamTest, WhatCameBeforeTheEndIsHeard) {
+TEST_F(StreamTest, WhatCameBeforeTheEndIsHeard) {
   script_.on_message = [](ServerStream<Request, Response>& stream) {
     for (int i = 0; i < 100; ++i) stream.Send(Answer(absl::StrCat(i)));
   };
@@ -307,9 +297,6 @@ TEST_P(StreamTest, WhatCameBeforeTheEndIsHeard) {
     EXPECT_EQ(client->heard().size(), 100u);
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Messages, StreamTest, testing::Bool(),
-                         [](const auto& info) { return info.param ? "PastGrpc" : "OverGrpc"; });
 
 }  // namespace
 }  // namespace flotilla::rpc
