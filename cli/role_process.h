@@ -30,7 +30,7 @@ struct RoleProcess {
   Logger log;
   const rpc::GrpcLog grpc_log{&log};
   std::shared_ptr<rpc::Credentials> credentials;
-  std::shared_ptr<rpc::Poller> poller;  // hears all of the process's gRPC
+  std::shared_ptr<rpc::Poller> poller;  // receives all of the process's gRPC
 
  private:
   explicit RoleProcess(LogLevel level) : log(level) {}
@@ -44,7 +44,7 @@ void AddRoleMetrics(Metrics& metrics, const RoleProcess& process, const std::str
 absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const RoleFlags& flags,
                                                             Metrics* metrics);
 
-// Writes the ready file and the line that tells that `role` listens for the fleet at `port`.
+// Writes the ready file and the line that says that `role` listens for the fleet at `port`.
 absl::Status AnnounceReady(const RoleFlags& flags, std::string_view role, std::uint16_t port,
                            const MetricsServer& metrics);
 

@@ -1,4 +1,4 @@
-// StopListener: hears of a request to stop while the role is busy with something that
+// StopListener: learns of a request to stop while the role is busy with something that
 // may take for ever, such as starting processes.
 #pragma once
 

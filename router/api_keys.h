@@ -1,7 +1,7 @@
 // ApiKeys: who may use a router, by the keys that they show.
 //
 // A file of them has one key a line, as NAME KEY or NAME sha256:HEX, the digest of one
-// that the file does not tell; empty lines and lines that begin with # say nothing. A
+// that the file does not contain; empty lines and lines that begin with # say nothing. A
 // name may have several keys, so that one can be replaced without a pause. The name is
 // the tenant of what its keys ask for. Options follow the key:
 //   max-priority=N   the highest priority that its requests may have, -100 to 100

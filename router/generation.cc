@@ -246,7 +246,7 @@ void GenerationImpl::Handle(const RequestEnd& event) {
       break;
   }
   // To a whole answer the engine has nothing to add, not even that it was lost before it
-  // heard of a stop string.
+  // learned of a stop string.
   absl::Status status = AllChoicesAreWhole() ? absl::OkStatus() : event.status;
   if (tracker_->exhausted()) {
     status = absl::UnavailableError("no worker group could finish this request");

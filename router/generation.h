@@ -101,7 +101,7 @@ class GenerationImpl final : public Generation {
   // Hands out the best of what was held back.
   void HandOutBest();
   void Finish(absl::Status status, const Usage& usage);
-  // Nobody wants the answer any more: tells the engine. `late`: because its time was over.
+  // Nobody wants the answer any more: cancels at the engine. `late`: because its time was over.
   void CancelWork(bool late);
   bool TimeIsUp() const;
   // The request ends by its deadline, which counts once, however many sequences it ends: as

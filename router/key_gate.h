@@ -20,8 +20,8 @@ class KeyGate {
   static absl::StatusOr<std::unique_ptr<KeyGate>> Open(WatchedFileOptions file, RouterProbe* probe);
 
   // Who calls with this Authorization header or metadata ("Bearer KEY"; empty: none was
-  // sent); the owner's name is the tenant. UNAUTHENTICATED with kInvalidApiKey, and the probe hears
-  // of it.
+  // sent); the owner's name is the tenant. UNAUTHENTICATED with kInvalidApiKey, and the probe
+  // receives of it.
   absl::StatusOr<KeyOwner> Admit(std::string_view authorization);
 
  private:

@@ -1,4 +1,4 @@
-// RouterProbe: what an InferenceService tells metrics, as events, so that its
+// RouterProbe: what an InferenceService reports to metrics, as events, so that its
 // code never sees a registry. Owned by main; called on I/O loop threads, several at
 // once; must not block.
 #pragma once

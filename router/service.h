@@ -225,7 +225,7 @@ struct ServiceOptions {
 class InferenceService {
  public:
   // Starts the pool. All I/O loops and generations are destroyed before the service. `clock`,
-  // and `probe`, which hears of requests that name no model and may be null, outlive it.
+  // and `probe`, which learns of requests that name no model and may be null, outlive it.
   static std::unique_ptr<InferenceService> Create(ServiceOptions options, const Clock* clock,
                                                   RouterProbe* probe = nullptr);
   virtual ~InferenceService() = default;

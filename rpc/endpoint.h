@@ -1,4 +1,4 @@
-// How the fleet's processes listen and dial: addresses, keep-alives, credentials and
+// How the fleet's processes listen and connect: addresses, keep-alives, credentials and
 // message sizes, in one place for all internal services.
 //
 // Internal streams are long-lived and quiet at times, so both ends ping: a peer that is
@@ -37,7 +37,7 @@ bool IsLoopback(const std::string& host);
 // FAILED_PRECONDITION: internal ports on `host` would take anybody who reaches them.
 absl::Status CheckExposure(const std::string& host, const Credentials& credentials);
 
-// When to dial a peer again after a call that ended so: who was refused comes slowly, for
+// When to connect to a peer again after a call that ended so: who was refused comes slowly, for
 // only an operator can change that.
 absl::Duration RetryDelay(const absl::Status& status, absl::Duration usual);
 
@@ -45,7 +45,7 @@ struct ListenOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;                    // 0: any free one
   std::shared_ptr<Credentials> credentials;  // null: takes anybody
-  // Where the calls of a Server (rpc/server.h) are heard; null: on a poller of its own.
+  // Where the calls of a Server (rpc/server.h) are received; null: on a poller of its own.
   std::shared_ptr<Poller> poller;
 };
 
@@ -68,7 +68,7 @@ absl::StatusOr<Listening> Listen(const ListenOptions& options,
                                  const std::vector<grpc::Service*>& services);
 
 // A connection of its own, made when a call is. One that could not be made is not tried
-// again for a while, so who tries again dials again. `credentials`: null, no proofs.
+// again for a while, so who tries again connects again. `credentials`: null, no proofs.
 std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address, Credentials* credentials);
 
 }  // namespace flotilla::rpc

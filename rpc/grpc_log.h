@@ -1,7 +1,7 @@
 // GrpcLog: what gRPC itself has to say, in this process's log.
 //
 // Left alone it writes to standard error from whatever thread it is on, also the one that
-// hears every call, and so stands still with who reads that.
+// receives every call, and so stands still with who reads that.
 #pragma once
 
 #include "common/obs/log.h"

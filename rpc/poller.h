@@ -1,4 +1,4 @@
-// Poller: the one thread on which a process hears gRPC.
+// Poller: the one thread on which a process receives gRPC.
 //
 // gRPC's callback API listens with two threads or more, and whichever sees a message
 // first wakes another to listen in its place before it reads: each message costs several
@@ -22,7 +22,7 @@ void __tsan_release(void* address);
 
 namespace flotilla::rpc {
 
-// What hears of an operation on the queue.
+// What learns of an operation on the queue.
 class Tag {
  public:
   // The operation is over; on the poller's thread. `ok` as gRPC says it of the operation.

@@ -1,4 +1,4 @@
-// A gRPC server whose calls are heard on a Poller, and the calls themselves.
+// A gRPC server whose calls are received on a Poller, and the calls themselves.
 //
 // Example:
 //
@@ -134,7 +134,7 @@ class Server {
                       absl::FunctionRef<void(grpc::ServerBuilder&)> configure);
   std::uint16_t port() const { return port_; }
 
-  // After Listen, once for each method there is: hears its calls on the poller's thread.
+  // After Listen, once for each method there is: receives its calls on the poller's thread.
   // `request` is the method of `service` by which gRPC takes the next one.
   template <class S, class Base, class In, class Out>
   void OnStream(

@@ -1,7 +1,7 @@
 // The server's end of a call that is answered with any number of messages. Owns itself,
 // and is gone after OnDone.
 //
-// What it starts may come from any thread, one thing at a time; what is over it hears on
+// What it starts may come from any thread, one thing at a time; what is over it receives on
 // the poller's thread, where it must not block.
 #pragma once
 

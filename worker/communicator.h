@@ -26,7 +26,7 @@ class Communicator {
     std::int64_t exchange_floats = 0;  // one rank's part of an exchange
     std::int64_t logit_floats = 0;     // a tile of logits, whole rows
     std::int64_t hidden_floats = 0;    // what a stage hands to the next
-    std::int64_t metadata_bytes = 0;   // what a rank tells all others of a step
+    std::int64_t metadata_bytes = 0;   // what a rank sends to all others about a step
     std::uint32_t lag = 1;             // steps that may be applied and not completed
   };
 
@@ -58,7 +58,7 @@ class Communicator {
   virtual void SendHidden(const float* data, std::int64_t count) = 0;
   virtual void ReceiveHidden(float* data, std::int64_t count) = 0;
 
-  // What this rank has to tell all ranks of the group, itself included, about a step:
+  // What this rank sends to all ranks of the group, itself included, about a step:
   // once a step each. At most Limits::metadata_bytes (checked).
   virtual void SendMetadata(absl::Span<const std::byte> metadata) = 0;
   // The step metadata of all ranks about the oldest step not taken. Waits for them. Valid until

@@ -53,7 +53,7 @@ class Forward {
     int max_positions = 0;  // of one sequence
   };
 
-  // What ranks tell each other in a pass, with `shards` of all ranks.
+  // What ranks send each other in a pass, with `shards` of all ranks.
   static Communicator::Limits ExchangeLimits(const Options& options, const ModelConfig& config,
                                              absl::Span<const ModelShard> shards,
                                              ParallelShape shape);

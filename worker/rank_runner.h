@@ -1,7 +1,7 @@
 // RankRunner: one rank and the sequences of its current epoch.
 //
 // Plans are applied in order by GroupState and computed by Rank. Where there are several
-// ranks each tells the others what it sampled, so that all states stay the same; stages
+// ranks each sends the others what it sampled, so that all states stay the same; stages
 // before the last learn it when they have to, which lets a pipeline fill. Owner: an
 // executor or a rank process; one thread at a time calls. Knows no queue, socket or
 // thread.
@@ -50,11 +50,11 @@ class RankRunner final : public StepRunner {
 
   RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock,
              Communicator* communicator);
-  // Tells all ranks what this one has of a step: copies that have ended, outputs.
+  // Sends all ranks what this one has of a step: copies that have ended, outputs.
   void SendMetadata(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies);
   // Completes the oldest step computed, with the step metadata of all ranks.
   absl::StatusOr<StepResult> CompleteOldest();
-  // Tells the rank of granted blocks whose contents are still to come.
+  // Informs the rank of granted blocks whose contents are still to come.
   void PoisonGrants(const StepPlan& plan);
 
   const bool poison_blocks_;

@@ -1,6 +1,6 @@
 // Metrics: the process's metric registry and its text exposition.
 //
-// Only main knows it. Components tell a probe (an interface of their own, with
+// Only main knows it. Components report to a probe (an interface of their own, with
 // methods named after events) what happened; main implements the probes with
 // the counters and histograms of this registry, and registers callbacks that
 // copy snapshots (queue depth, KV blocks) into gauges when somebody scrapes.

@@ -1,4 +1,4 @@
-// What an engine tells a router about its requests, in token ids.
+// The events of an engine about a router's requests, in token ids.
 //
 // Per request: one Accepted, or one RequestEnd that refuses it; then token
 // events of each sequence in position order, one SequenceEnd per sequence and, after

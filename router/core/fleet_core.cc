@@ -361,7 +361,7 @@ void FleetCore::TakeStuck(std::int64_t now_ns) {
   }
 }
 
-// Its owner hears what it would of a replica that gives it back.
+// Its owner receives what it would from a replica that gives it back.
 FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests::iterator at) {
   const Entry& entry = at->second;
   const RequestId& id = at->first;

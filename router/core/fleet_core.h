@@ -193,7 +193,7 @@ class FleetCore {
   void SendTo(const Choice& choice, Entry& entry);
   // The request has left the replica that it was sent to.
   void LeaveReplica(Entry& entry);
-  // True: the refusal is not the owner's to hear, as it was sent elsewhere or is held.
+  // True: the owner does not receive the refusal, as it was sent elsewhere or is held.
   bool TryElsewhere(std::int64_t now_ns, Requests::iterator at, const RequestEnd& end);
   void SendHeld(std::int64_t now_ns);
   // A replica waits for its worker, and requests wait with it.

@@ -26,7 +26,7 @@ struct ReplicaChoice {
 std::size_t ChooseReplica(absl::Span<const ReplicaChoice> replicas, std::uint64_t random);
 
 // The outstanding tokens of a replica as one router knows it: its own requests to the token, as it
-// hears every one of them, and those of other routers as the replica's last report had them.
+// receives every one of them, and those of other routers as the replica's last report had them.
 // Example:
 //
 //   outstanding.OnSent(n);      // on its way

@@ -59,7 +59,7 @@ class RequestTracker {
   EndVerdict Apply(const RequestEnd& event);
 
   // The router ends a sequence itself (stop string, cancel), counting its first
-  // `keep_tokens` tokens. Returns what to tell the engine; none when the sequence
+  // `keep_tokens` tokens. Returns what to send to the engine; none when the sequence
   // was over before.
   std::optional<CancelRequest> EndSequence(SequenceIndex sequence, std::uint32_t keep_tokens);
 

@@ -49,7 +49,7 @@ class InferenceGrpc {
   using DetokenizeCall = rpc::UnaryCall<Readable<v1::DetokenizeRequest>, v1::DetokenizeResponse>;
   using ModelInfoCall = rpc::UnaryCall<Readable<v1::GetModelInfoRequest>, v1::GetModelInfoResponse>;
 
-  // Has `handle` hear the calls of a unary method, except those whose request is unreadable.
+  // Has `handle` receive the calls of a unary method, except those whose request is unreadable.
   template <InferenceMethods::Method kMethod, class Request, class Response, class Handle>
   void OnReadable(rpc::Server& server, Handle handle) {
     server.OnCall(&service_, &InferenceMethods::RequestCall<kMethod, Request, Response>,

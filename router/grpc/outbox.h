@@ -1,4 +1,4 @@
-// Outbox: what a Generate call has to tell its client and could not write yet.
+// Outbox: what a Generate call has to send its client and could not write yet.
 //
 // What is new is merged into the message at the back, so that a client that reads
 // slowly gets fewer and larger messages rather than ever more of them; a message

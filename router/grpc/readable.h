@@ -1,6 +1,6 @@
 // Readable<Message>: a request of a gRPC call that may not be what the client should have
 // sent. gRPC itself ends a call whose bytes are no message with INTERNAL, which blames the
-// server and which clients try again; with this type the handler hears of it. A call that ends
+// server and which clients try again; with this type the handler learns of it. A call that ends
 // without a message stays INTERNAL: gRPC asks nobody about it.
 #pragma once
 

@@ -14,7 +14,7 @@ namespace flotilla {
 
 class ReflectionService {
  public:
-  // `services`: full names of those that it tells of; types it knows are all that are linked.
+  // `services`: full names of those that it describes; types it knows are all that are linked.
   explicit ReflectionService(std::vector<std::string> services) : services_(std::move(services)) {}
 
   // Unanswered at most: a client that asks and does not read is cut off.

@@ -43,7 +43,7 @@ struct GrpcOptions {
   // long it may be so before it is cut off. Generation never waits for it.
   std::size_t stream_buffer_bytes = 64 << 10;
   absl::Duration stall_timeout = absl::Seconds(30);
-  std::shared_ptr<rpc::Poller> poller;  // hears the calls; null: one of its own
+  std::shared_ptr<rpc::Poller> poller;  // receives the calls; null: one of its own
 };
 
 class GrpcServer {
@@ -56,7 +56,7 @@ class GrpcServer {
   virtual ~GrpcServer() = default;
 
   virtual std::uint16_t port() const = 0;
-  // host:port, as a client dials it.
+  // host:port, as a client connects to it.
   virtual std::string address() const = 0;
 
   // Takes no new calls, lets running ones end for `grace` and cancels the rest.

@@ -1,4 +1,4 @@
-// Discovery: a thread that resolves the names of schedulers every few seconds and tells
+// Discovery: a thread that resolves the names of schedulers every few seconds and publishes
 // the fleet which addresses there are. With fixed addresses only there is no thread.
 #pragma once
 

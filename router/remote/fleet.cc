@@ -94,7 +94,7 @@ void Fleet::Stop() {
     members = members_;
   }
   for (const auto& [id, member] : members) member->engine().Stop();
-  Run([](FleetCore&) {});  // who waits for the last request hears of it
+  Run([](FleetCore&) {});  // who waits for the last request learns of it
 }
 
 std::vector<std::string> Fleet::Models() const {
@@ -150,12 +150,12 @@ void Fleet::DrainModel(std::optional<std::size_t> model, std::function<void()> d
   Run([&](FleetCore& core) { core.Drain(model); });
 }
 
-void Fleet::Run(absl::FunctionRef<void(FleetCore&)> tell) {
+void Fleet::Run(absl::FunctionRef<void(FleetCore&)> change) {
   SinkBatches batches;
   std::vector<std::function<void()>> drained;
   {
     absl::MutexLock lock(&mu_);
-    tell(core_);
+    change(core_);
     Perform(batches);
     drained = TakeDrained();
     ArmTick();

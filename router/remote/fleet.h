@@ -33,7 +33,7 @@ namespace flotilla {
 
 struct FleetOptions {
   std::shared_ptr<rpc::Credentials> credentials;  // shown to schedulers; null: none
-  std::shared_ptr<rpc::Poller> poller;            // hears them; null: one for each stream
+  std::shared_ptr<rpc::Poller> poller;            // receives them; null: one for each stream
   // Between two attempts to attach to a scheduler.
   absl::Duration retry = absl::Milliseconds(200);
   FleetCoreOptions core;
@@ -85,7 +85,7 @@ class Fleet {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Notifies the core, and does what it says.
-  void Run(absl::FunctionRef<void(FleetCore&)> tell) ABSL_LOCKS_EXCLUDED(mu_);
+  void Run(absl::FunctionRef<void(FleetCore&)> change) ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(SinkBatches& batches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // False: it could not be sent.
   bool Send(ReplicaId replica, FleetCore::Command command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

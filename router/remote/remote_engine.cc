@@ -27,7 +27,7 @@ RequestEnd EndWith(const RequestId& id, Attempt attempt, absl::Status status) {
 
 }  // namespace
 
-// One stream, from the dial to its end.
+// One stream, from the connection to its end.
 class RemoteEngine::Link final
     : private rpc::ClientStream<v1::EngineCommand, v1::EngineUpdate>::Handler {
  public:

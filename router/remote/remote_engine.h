@@ -36,7 +36,7 @@ struct RemoteEngineOptions {
   // Between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
-  std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one for each stream
+  std::shared_ptr<rpc::Poller> poller;            // receives the answers; null: one for each stream
 };
 
 // Learns how a scheduler is. One call at a time, in the order of its events, which come to

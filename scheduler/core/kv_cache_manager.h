@@ -1,13 +1,13 @@
 // KvCacheManager: the scheduler's side of the block tables of one epoch.
 //
-// Grants and releases blocks of the pool, writes the plan operations that tell
+// Grants and releases blocks of the pool, writes the plan operations that inform
 // the ranks, and keeps the PlanDigest that both sides must agree on. Made anew
 // for each epoch, because a lost group takes its KV memory with it.
 //
 // Also keeps the prefix cache: full blocks are published under their content and
 // found again by sequences that begin with it. A block is published when the plan
 // that fills it is made (ranks run plans in order, and write the K and V of a
-// plan before they read any), or when the result that tells its tokens is
+// plan before they read any), or when the result that brings its tokens is
 // applied. Only for models with one KV group that keeps every position.
 #pragma once
 

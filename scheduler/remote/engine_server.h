@@ -17,7 +17,7 @@ namespace flotilla {
 
 struct EngineServerOptions {
   rpc::ListenOptions listen;
-  // How often routers hear of a load that has changed when nothing else is to say.
+  // How often routers learn of a load that has changed when nothing else is to say.
   absl::Duration load_interval = absl::Milliseconds(100);
 };
 

@@ -18,7 +18,7 @@ constexpr absl::Duration kTokenizerTimeout = absl::Seconds(10);
 
 }  // namespace
 
-// One stream, from the dial to its end.
+// One stream, from the connection to its end.
 class RemoteExecutor::Link final
     : private rpc::ClientStream<v1::GroupCommand, v1::GroupEvent>::Handler {
  public:

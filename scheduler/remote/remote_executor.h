@@ -28,7 +28,7 @@ struct RemoteExecutorOptions {
   // Between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
-  std::shared_ptr<rpc::Poller> poller;            // hears the answers; null: one for each stream
+  std::shared_ptr<rpc::Poller> poller;            // receives the answers; null: one for each stream
 };
 
 class RemoteExecutor final : public StepExecutor {

@@ -1,5 +1,5 @@
-// Streams over real connections: what arrives, how they end, and that one thread hears all
-// of it; with messages over gRPC, and past it. The reflection protocol's messages serve as
+// Streams over real connections: what arrives, how they end, and that one thread receives all
+// of it. The reflection protocol's messages serve as
 // any others would.
 #include "rpc/stream.h"
 
@@ -173,7 +173,7 @@ TEST_F(StreamTest, CarriesMessagesInOrderBothWaysAtOnce) {
   EXPECT_EQ(script_.heard, said);
 }
 
-// The reason for the poller: one thread hears both ends, if it is to.
+// The reason for the poller: one thread receives at both ends, if it is to.
 TEST_F(StreamTest, OneThreadHearsWhatComesInAndWhatComesBack) {
   Serve({.poller = poller_});
   auto client = Connect();

@@ -13,7 +13,7 @@ namespace flotilla {
 class GroupServer {
  public:
   // Starts `executor`, which outlives it, and serves it and the tokenizer when it
-  // returns; whoever attaches hears of the group once it is ready. UNAVAILABLE: the
+  // returns; whoever attaches learns of the group once it is ready. UNAVAILABLE: the
   // address cannot be listened on; else as StepExecutor::Start.
   static absl::StatusOr<std::unique_ptr<GroupServer>> Start(const rpc::ListenOptions& options,
                                                             TokenizerContent tokenizer,

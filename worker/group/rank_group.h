@@ -74,7 +74,7 @@ class RankGroup {
     std::vector<Message> events;  // in the order of each rank
     bool deaths = false;          // a member has ended or closed its socket
   };
-  // Waits until there is something to hear, until `timeout_ms` has passed, or for Wake.
+  // Waits until there is something to receive, until `timeout_ms` has passed, or for Wake.
   Received Wait(int timeout_ms);
   // Ends a Wait, this one or the next. Any thread.
   void Wake();

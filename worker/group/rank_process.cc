@@ -52,7 +52,7 @@ void NoteSignal(int number) {
 void NoteExit(int code, void*) { g_slot->exit_plus_one.store(code + 1, std::memory_order_relaxed); }
 
 // What is printed goes to a file of the agent's directory: mpirun would stop a rank
-// whose output it does not read, and the agent tells whose output it is.
+// whose output it does not read, and the agent says whose output it is.
 void RedirectOutput(const std::string& directory) {
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   const std::string path =

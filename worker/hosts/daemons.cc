@@ -44,7 +44,7 @@ Daemon::Daemon(Daemons* owner, pid_t pid, UniqueFd pidfd, UniqueFd output)
 Daemon::~Daemon() {
   if (!HasEnded(pidfd_.get())) {
     kill(-pid_, SIGTERM);
-    kill(-pid_, SIGCONT);  // one that is stopped hears nothing
+    kill(-pid_, SIGCONT);  // one that is stopped receives nothing
     EndsWithin(pidfd_.get(), kGraceMs);
   }
   kill(-pid_, SIGKILL);  // the ranks of its process group, too

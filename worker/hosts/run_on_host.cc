@@ -71,7 +71,7 @@ absl::StatusOr<int> RunOnHost(const RunOnHostOptions& options) {
   }
   const grpc::Status status = events->Finish();
   if (!status.ok()) return ToAbslStatus(status);
-  if (!exit_code.has_value()) return absl::UnavailableError("the host did not tell the end");
+  if (!exit_code.has_value()) return absl::UnavailableError("the host did not report the end");
   return *exit_code;
 }
 

@@ -23,7 +23,7 @@ struct RunOnHostOptions {
   std::vector<std::string> arguments;
   rpc::Credentials* credentials = nullptr;      // null: no proofs
   absl::Duration patience = absl::Seconds(10);  // for a host that cannot be reached yet
-  // Hears what the daemon prints; false: enough, end it.
+  // Receives what the daemon prints; false: enough, end it.
   std::function<bool(std::string_view)> on_output;
 };
 

@@ -1,7 +1,7 @@
 // A row of logits of which several ranks hold a shard each: what one shard says about
 // it, and what all of them say together.
 //
-// So ranks tell each other some numbers and not full rows: where a token is drawn from
+// So ranks send each other some numbers and not full rows: where a token is drawn from
 // all that the row has (NeedsFullRow says where not), and for log-probabilities. Pure
 // functions; the outcome is that of sampler.h for the full row, bit for bit, however the
 // vocabulary is sharded.
