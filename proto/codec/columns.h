@@ -49,24 +49,17 @@ void DropUsual(T usual, Column<T>* column) {
   column->Clear();
 }
 
-// Differences modulo 2^32: every value has one, and neighbours have short ones.
-inline void AddDifference(std::uint32_t value, std::uint32_t& last, Column<std::int32_t>* column) {
-  column->Add(static_cast<std::int32_t>(value - last));
-  last = value;
-}
-
-// Gives back what AddDifference wrote, entry by entry.
-class DifferenceReader {
+// Reads a column entry by entry.
+class ColumnReader {
  public:
   // `column` outlives the reader.
-  explicit DifferenceReader(const Column<std::int32_t>& column) : column_(column) {}
+  explicit ColumnReader(const Column<std::uint32_t>& column) : column_(column) {}
   // There is a next one.
-  std::uint32_t Next() { return last_ += static_cast<std::uint32_t>(column_.Get(at_++)); }
+  std::uint32_t Next() { return column_.Get(at_++); }
 
  private:
-  const Column<std::int32_t>& column_;
+  const Column<std::uint32_t>& column_;
   int at_ = 0;
-  std::uint32_t last_ = 0;
 };
 
 inline void AddTokens(const std::vector<TokenId>& tokens, Column<std::int32_t>* column) {

@@ -10,14 +10,13 @@
 namespace flotilla {
 namespace {
 
-using columns::AddDifference;
 using columns::AddTokens;
 using columns::At;
 using columns::CheckColumn;
 using columns::CheckCounts;
 using columns::CheckRows;
 using columns::CheckTokens;
-using columns::DifferenceReader;
+using columns::ColumnReader;
 using columns::DropUsual;
 using columns::Wrong;
 
@@ -38,17 +37,16 @@ enum OpKind : std::uint8_t {
 constexpr std::size_t kOpKinds = kSpeculate + 1;
 
 void WriteCopies(const std::vector<BlockCopy>& copies, v1::BlockCopies* proto) {
-  std::uint32_t from = 0, to = 0;
   for (const BlockCopy& copy : copies) {
-    AddDifference(copy.from.value(), from, proto->mutable_from());
-    AddDifference(copy.to.value(), to, proto->mutable_to());
+    proto->mutable_from()->Add(copy.from.value());
+    proto->mutable_to()->Add(copy.to.value());
   }
 }
 
 absl::Status ReadCopies(const v1::BlockCopies& proto, std::vector<BlockCopy>& copies) {
   constexpr absl::string_view kField = "forks.copies";
   if (absl::Status s = CheckRows(kField, proto.to_size(), proto.from_size()); !s.ok()) return s;
-  DifferenceReader from(proto.from()), to(proto.to());
+  ColumnReader from(proto.from()), to(proto.to());
   copies.reserve(proto.from_size());
   for (int i = 0; i < proto.from_size(); ++i) {
     copies.push_back({.from = BlockId(from.Next()), .to = BlockId(to.Next())});
@@ -87,11 +85,11 @@ class PlanWriter {
   void Add(const GrantBlocks& op) {
     AddKind(kGrant);
     v1::Grants& grants = *proto_.mutable_grants();
-    AddDifference(op.sequence.value(), granted_to_, grants.mutable_sequences());
+    grants.mutable_sequences()->Add(op.sequence.value());
     grants.add_groups(op.group.value());
     grants.add_counts(static_cast<std::uint32_t>(op.blocks.size()));
     for (const BlockId block : op.blocks) {
-      AddDifference(block.value(), granted_, grants.mutable_blocks());
+      grants.mutable_blocks()->Add(block.value());
     }
   }
 
@@ -109,13 +107,13 @@ class PlanWriter {
 
   void Add(const DropSequence& op) {
     AddKind(kDrop);
-    AddDifference(op.sequence.value(), dropped_, proto_.mutable_drops());
+    proto_.mutable_drops()->Add(op.sequence.value());
   }
 
   void Add(const Run& op) {
     AddKind(kRun);
     v1::Runs& runs = *proto_.mutable_runs();
-    AddDifference(op.sequence.value(), run_, runs.mutable_sequences());
+    runs.mutable_sequences()->Add(op.sequence.value());
     runs.add_counts(op.count);
     runs.add_sample(op.sample);
     runs.add_prompt_logprobs(op.prompt_logprobs);
@@ -127,7 +125,7 @@ class PlanWriter {
 
   void Add(const Defer& op) {
     AddKind(kDefer);
-    AddDifference(op.sequence.value(), deferred_, proto_.mutable_deferred());
+    proto_.mutable_deferred()->Add(op.sequence.value());
   }
 
   void Add(const BackgroundCopy& op) {
@@ -137,10 +135,9 @@ class PlanWriter {
     copy.set_kind(op.kind == BackgroundCopy::Kind::kOut ? v1::BackgroundCopy::KIND_OUT
                                                         : v1::BackgroundCopy::KIND_IN);
     copy.set_tier(op.tier);
-    std::uint32_t block = 0, slot = 0;
     for (const BackgroundCopy::Move& move : op.moves) {
-      AddDifference(move.block.value(), block, copy.mutable_blocks());
-      AddDifference(move.slot, slot, copy.mutable_slots());
+      copy.mutable_blocks()->Add(move.block.value());
+      copy.mutable_slots()->Add(move.slot);
     }
   }
 
@@ -157,7 +154,7 @@ class PlanWriter {
   void Add(const TrimBlocks& op) {
     AddKind(kTrim);
     v1::Trims& trims = *proto_.mutable_trims();
-    AddDifference(op.sequence.value(), trimmed_, trims.mutable_sequences());
+    trims.mutable_sequences()->Add(op.sequence.value());
     trims.add_groups(op.group.value());
     trims.add_counts(op.count);
   }
@@ -165,7 +162,7 @@ class PlanWriter {
   void Add(const Speculate& op) {
     AddKind(kSpeculate);
     v1::Speculations& speculations = *proto_.mutable_speculations();
-    AddDifference(op.sequence.value(), speculating_, speculations.mutable_sequences());
+    speculations.mutable_sequences()->Add(op.sequence.value());
     speculations.add_depths(op.depth);
   }
 
@@ -196,9 +193,6 @@ class PlanWriter {
   void AddKind(OpKind kind) { proto_.mutable_ops()->push_back(static_cast<char>(kind)); }
 
   v1::StepPlan& proto_;
-  // The last entry of each list of differences.
-  std::uint32_t granted_to_ = 0, granted_ = 0, dropped_ = 0, run_ = 0, deferred_ = 0, trimmed_ = 0,
-                speculating_ = 0;
 };
 
 // Reads operations in their order; each kind goes through its own rows.
@@ -406,7 +400,7 @@ class PlanReader {
     const auto rows = static_cast<std::size_t>(proto.blocks_size());
     absl::Status s = CheckRows("background_copies.slots", proto.slots_size(), rows);
     if (!s.ok()) return s;
-    DifferenceReader blocks(proto.blocks()), slots(proto.slots());
+    ColumnReader blocks(proto.blocks()), slots(proto.slots());
     copy.moves.reserve(rows);
     while (copy.moves.size() < rows) {
       copy.moves.push_back({.block = BlockId(blocks.Next()), .slot = slots.Next()});
@@ -419,7 +413,7 @@ class PlanReader {
 
   const v1::StepPlan& proto_;
   std::array<std::size_t, kOpKinds> rows_{};  // by OpKind
-  DifferenceReader granted_to_, granted_, dropped_, run_, deferred_, trimmed_, speculating_;
+  ColumnReader granted_to_, granted_, dropped_, run_, deferred_, trimmed_, speculating_;
   std::size_t appended_ = 0;
 };
 

@@ -9,13 +9,12 @@
 namespace flotilla {
 namespace {
 
-using columns::AddDifference;
 using columns::At;
 using columns::CheckColumn;
 using columns::CheckCounts;
 using columns::CheckRows;
 using columns::CheckTokens;
-using columns::DifferenceReader;
+using columns::ColumnReader;
 using columns::DropUsual;
 using columns::Wrong;
 
@@ -64,8 +63,8 @@ absl::Status ReadFinish(int value, std::optional<FinishReason>& reason) {
   return absl::OkStatus();
 }
 
-void WriteSequence(const SequenceResult& sequence, std::uint32_t& last, v1::StepResult* proto) {
-  AddDifference(sequence.sequence.value(), last, proto->mutable_sequences());
+void WriteSequence(const SequenceResult& sequence, v1::StepResult* proto) {
+  proto->mutable_sequences()->Add(sequence.sequence.value());
   proto->add_lengths(sequence.length);
   proto->add_first_outputs(sequence.first_output);
   proto->add_token_counts(static_cast<std::uint32_t>(sequence.tokens.size()));
@@ -185,7 +184,7 @@ absl::Status CheckColumns(const v1::StepResult& proto) {
 }
 
 absl::Status ReadSequences(const v1::StepResult& proto, std::vector<SequenceResult>& sequences) {
-  DifferenceReader handles(proto.sequences());
+  ColumnReader handles(proto.sequences());
   SampledReader tokens(proto.tokens()), prompt(proto.prompt());
   TopReader candidates(proto.candidates());
   const auto rows = static_cast<std::size_t>(proto.sequences_size());
@@ -212,8 +211,7 @@ absl::Status ReadSequences(const v1::StepResult& proto, std::vector<SequenceResu
 void ToProto(const StepResult& result, v1::StepResult* proto) {
   proto->set_epoch(result.epoch.value());
   proto->set_step(result.step.value());
-  std::uint32_t last = 0;
-  for (const SequenceResult& sequence : result.sequences) WriteSequence(sequence, last, proto);
+  for (const SequenceResult& sequence : result.sequences) WriteSequence(sequence, proto);
   DropUsualColumns(proto);
   proto->mutable_copies_done()->Add(result.copies_done.begin(), result.copies_done.end());
   v1::StepTimings& timings = *proto->mutable_timings();
