@@ -143,6 +143,11 @@ def check_tree(root):
     violations = []
     for path in sorted(files):
         text = (root / path).read_text(encoding="utf-8")
+        # So that compiling a source shows that its header compiles alone
+        # (cmake/check_headers.cmake).
+        own, first = re.sub(r"\.cc$", ".h", path), INCLUDE.search(text)
+        if own != path and own in files and (first is None or first[2] != own):
+            violations.append((path, 1, own, "a source includes its own header first"))
         for match in INCLUDE.finditer(text):
             reason = check_include(path, match[2], match[1] == '"', files)
             if reason:

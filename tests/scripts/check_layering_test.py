@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
@@ -10,7 +11,7 @@ import check_layering  # noqa: E402
 FILES = {
     "common/types/ids.h", "common/rt/clock.h", "common/obs/metrics.h", "model/gguf.h",
     "kernels/ops.h", "scheduler/core/scheduler.h", "scheduler/server/engine_loop.h",
-    "worker/core/branches.h", "worker/executor.h", "router/service.h", "router/core/stop.h",
+    "worker/core/sequences.h", "worker/executor.h", "router/service.h", "router/core/stop.h",
     "router/grpc/server.h", "router/http/server.h", "cli/flags.h", "proto/codec/request.h",
     "tests/support/model.h",
 }
@@ -27,7 +28,7 @@ class CheckLayering(unittest.TestCase):
             ("scheduler/core/x.cc", "absl/container/inlined_vector.h"),
             ("scheduler/server/x.cc", "scheduler/core/scheduler.h"),
             ("worker/x.cc", "kernels/ops.h"),
-            ("worker/x.cc", "worker/core/branches.h"),
+            ("worker/x.cc", "worker/core/sequences.h"),
             ("router/http/x.cc", "router/service.h"),
             ("router/grpc/x.cc", "flotilla/v1/inference.grpc.pb.h"),
             ("proto/codec/x.cc", "flotilla/v1/inference.pb.h"),
@@ -80,6 +81,17 @@ class CheckLayering(unittest.TestCase):
         self.assertIn("root-relative", reason("model/x.cc", "gguf.h"))
         self.assertIn("quotes", reason("model/x.cc", "model/gguf.h", quoted=False))
         self.assertIsNotNone(reason("elsewhere/x.cc", "vector", quoted=False))
+
+    def test_a_source_includes_its_own_header_first(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name) / "model"
+            folder.mkdir()
+            (folder / "x.h").write_text("#include <vector>\n")
+            (folder / "x.cc").write_text('#include "model/x.h"\n#include <vector>\n')
+            self.assertEqual(check_layering.check_tree(name), [])
+            (folder / "x.cc").write_text('#include <vector>\n#include "model/x.h"\n')
+            self.assertEqual([row[3] for row in check_layering.check_tree(name)],
+                             ["a source includes its own header first"])
 
 
 if __name__ == "__main__":
