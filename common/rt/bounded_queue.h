@@ -14,7 +14,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 
 namespace flotilla {
 
@@ -35,13 +34,6 @@ class BoundedQueue {
   std::optional<T> Pop() {
     absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(this, &BoundedQueue::HasItemOrClosed));
-    return TakeFront();
-  }
-
-  // Waits until `deadline` at most; none on time-out or when closed and empty.
-  std::optional<T> PopBefore(absl::Time deadline) {
-    absl::MutexLock lock(&mu_);
-    mu_.AwaitWithDeadline(absl::Condition(this, &BoundedQueue::HasItemOrClosed), deadline);
     return TakeFront();
   }
 

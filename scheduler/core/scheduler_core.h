@@ -99,9 +99,6 @@ class SchedulerCore {
   // holds, after every other call, and at wake_ns.
   PlanOutcome Plan(std::int64_t now_ns);
 
-  // Replaces the measured rates.
-  void SetRates(const Rates& rates) { state_.rates = rates; }
-
   // Refuses requests from now on.
   void Drain() { state_.draining = true; }
 
