@@ -45,7 +45,7 @@ std::vector<std::pair<std::string, std::string>> ExecEnvironment(const RoleFlags
   return variables;
 }
 
-absl::StatusOr<std::string> OnCommand() {
+absl::StatusOr<std::string> ExecCommand() {
   std::error_code error;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", error).string();
   if (error || program.find_first_of(" :") != std::string::npos) {

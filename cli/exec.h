@@ -21,7 +21,7 @@ std::vector<std::pair<std::string, std::string>> ExecEnvironment(const RoleFlags
 
 // The command line of mpirun's remote shell, this program's `exec`. FAILED_PRECONDITION: mpirun
 // could not read it, since it takes spaces and colons for more than they are.
-absl::StatusOr<std::string> OnCommand();
+absl::StatusOr<std::string> ExecCommand();
 
 // Adds flags and words; parsing fills `flags`, which outlives `app`.
 void AddExecFlags(CLI::App& app, RoleFlags* flags);

@@ -97,14 +97,14 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "continues it.",
      kRouter},
     {"--permissive", &RoleFlags::permissive, "", 0, 0, kListen,
-     "The server ignores unknown fields of requests and logs them. Without this flag it "
-     "refuses them.",
+     "The server ignores unknown fields of requests and names them in the answer's header "
+     "x-flotilla-ignored-fields. Without this flag it refuses them.",
      kServe | kRouter},
 
     {"--group-dir", &RoleFlags::group_directory, "PATH", 0, 0, kListen,
      "The directory of the worker group's agent.", kRank},
     {"--heartbeats", &RoleFlags::heartbeats, "PATH", 0, 0, kListen,
-     "The file that ranks and agent map for heartbeats.", kRank},
+     "The path of the agent's shared memory page for heartbeats.", kRank},
     {"--agent", &RoleFlags::agent, "HOST:PORT", 0, 0, kListen,
      "The agent's address, for a rank that may run on another host.", kRank},
 

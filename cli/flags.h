@@ -10,7 +10,7 @@
 
 namespace flotilla {
 
-// What a process is; `serve` is router, scheduler and worker, which starts ranks; a host
+// What a process is; `serve` is router, scheduler and worker, which starts ranks; a node
 // starts those of workers elsewhere.
 enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kNode };
 
@@ -20,8 +20,8 @@ struct RoleFlags {
   std::string host = "127.0.0.1";
   std::int64_t http_port = 8080;
   std::int64_t grpc_port = 50051;
-  std::int64_t listen_port = 0;         // of scheduler, worker and host, for the fleet
-  std::int64_t metrics_port = 0;        // of scheduler, worker and host
+  std::int64_t listen_port = 0;         // of scheduler, worker and node, for the fleet
+  std::int64_t metrics_port = 0;        // of scheduler, worker and node
   std::int64_t health_port = -1;        // -1: none
   std::int64_t max_connections = 1024;  // of HTTP
   std::string allowed_hosts;            // comma-separated

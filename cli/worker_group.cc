@@ -22,7 +22,7 @@ absl::StatusOr<HostOptions> MakeHostOptions(const RoleFlags& flags) {
                       .hosts = flags.hosts,
                       .remote_shell = flags.remote_shell};
   if (flags.hosts_port != 0) {
-    absl::StatusOr<std::string> command = OnCommand();
+    absl::StatusOr<std::string> command = ExecCommand();
     if (!command.ok()) return command.status();
     options.remote_shell = *std::move(command);
     options.remote_shell_environment = ExecEnvironment(flags);

@@ -14,7 +14,7 @@
 
 namespace flotilla {
 
-// Codes clients sequence on; the names are OpenAI's where it has one.
+// Codes that clients act on; the names are OpenAI's where it has one.
 inline constexpr std::string_view kContextLengthExceeded = "context_length_exceeded";
 inline constexpr std::string_view kModelNotFound = "model_not_found";
 inline constexpr std::string_view kUnknownField = "unknown_field";

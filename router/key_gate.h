@@ -21,7 +21,7 @@ class KeyGate {
 
   // Who calls with this Authorization header or metadata ("Bearer KEY"; empty: none was
   // sent); the owner's name is the tenant. UNAUTHENTICATED with kInvalidApiKey, and the probe
-  // receives of it.
+  // learns of it.
   absl::StatusOr<KeyOwner> Admit(std::string_view authorization);
 
  private:

@@ -46,7 +46,7 @@ class Credentials {
   virtual std::optional<absl::Time> CertificateExpiry() const = 0;
   // The credentials of one server.
   virtual std::shared_ptr<grpc::ServerCredentials> ForServer() = 0;
-  // A channel to `address` whose calls carry the proofs. The log receives when the peer
+  // A channel to `address` whose calls carry the proofs. It is logged when the peer
   // refuses them or cannot be reached: once, until it has answered.
   virtual std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address,
                                                    const grpc::ChannelArguments& arguments) = 0;

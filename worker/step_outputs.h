@@ -2,8 +2,8 @@
 // for what, and what was made of each.
 //
 // A rank takes the rows that it has logits of. Where several ranks share them, a row is
-// taken whole by one of them, or in parts by all; each sends the others what it took (a
-// metadata), and all have the same outputs in the end.
+// taken whole by one of them, or in parts by all; each sends the others what it took (its
+// step metadata), and all have the same outputs in the end.
 #pragma once
 
 #include <cstddef>

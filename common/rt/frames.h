@@ -13,7 +13,7 @@
 
 namespace flotilla {
 
-// The largest message, as on the wires between processes of a fleet.
+// The largest message between an agent and its ranks.
 inline constexpr std::size_t kMaxFrameBytes = 64 << 20;
 
 // A message with its size before it. `message` is at most kMaxFrameBytes long.

@@ -65,7 +65,7 @@ class RequestReader {
   // Both outlive it.
   RequestReader(const HttpLimits* limits, MemoryBudget* budget);
 
-  // Takes what it can use from the frontend of `input`, up to the next step. Of what is left
+  // Takes what it can use from the front of `input`, up to the next step. Of what is left
   // after kMore there are HttpLimits::framing_bytes at most, or as much of a head as the
   // limits allow.
   Step Read(std::string& input);

@@ -162,7 +162,7 @@ struct CoreState {
   std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens) const;
   // The time to compute a block of K and V again.
   std::int64_t RecomputeNs() const;
-  // Counts anew what the sequence's outstanding tokens. After every change to its tokens,
+  // Counts the sequence's outstanding tokens anew. Called after every change to its tokens,
   // lengths or fork.
   void UpdateOutstanding(Sequence& sequence);
 

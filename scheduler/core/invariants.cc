@@ -158,7 +158,7 @@ absl::Status CheckPlansInFlight(const CoreState& state) {
 }
 
 // 3 and 4. computed <= scheduled_max <= max; the tables cover scheduled_max and waste at
-// most one block less one index; the difference of the bounds is in flight.
+// most one block less one slot; the difference of the bounds is in flight.
 absl::Status CheckBounds(const CoreState& state) {
   const EpochState& epoch = *state.epoch;
   FLOTILLA_HOLDS(state.running.size() <= state.reserved_sequences &&

@@ -65,7 +65,7 @@ bool StepPlanner::DueInThisStep(const Sequence& sequence) const {
          plan_.step.value() >= sequence.last_chunk.value() + lag;
 }
 
-// In turns of a round of the pipeline each, so that every micro_batch has both; unless one of
+// In turns of a round of the pipeline each, so that every micro-batch has both; unless one of
 // the two has nothing to do.
 void StepPlanner::Choose() {
   if (state_.quarantined > 0) {

@@ -332,7 +332,7 @@ def what_others_are_told_of_metrics_is_true(fleet):
 def foreign_kinds_are_the_known_ones(fleet):
     """What kustomize cannot merge and schemas do not know is added on purpose only."""
     for one in fleet.objects:
-        replica = one["apiVersion"].partition("/")[0]
-        if "." in replica and not replica.endswith("k8s.io") or one["kind"].endswith(
+        group = one["apiVersion"].partition("/")[0]
+        if "." in group and not group.endswith("k8s.io") or one["kind"].endswith(
                 "Set") and one["kind"] not in {"StatefulSet", *CUSTOM}:
             yield f"{one['kind']} of {one['apiVersion']} is not expected"

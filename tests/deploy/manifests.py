@@ -51,7 +51,7 @@ class Container:
 
     @property
     def role(self):
-        """The first argument: router, scheduler, worker or host."""
+        """The first argument: router, scheduler, worker or node."""
         return (self.raw.get("args") or [""])[0]
 
     def variables(self, fleet):

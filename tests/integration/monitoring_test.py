@@ -148,15 +148,15 @@ def dashboard_expressions():
 
 
 def test_every_metric_that_is_used_exists(served, prometheus):
-    rules = [rule for replica in prometheus.get("/rules")["replicas"] for rule in replica["rules"]]
+    rules = [rule for group in prometheus.get("/rules")["groups"] for rule in group["rules"]]
     assert {rule["type"] for rule in rules} == {"recording", "alerting"}
     used = {name for rule in rules for name in names_in(rule["query"])}
     used |= {name for _, expression in dashboard_expressions() for name in names_in(expression)}
     assert len(used) > 50, used
     known = set(prometheus.get("/label/__name__/values"))
     assert used <= known, used - known
-    wait_until(lambda: all(rule["health"] == "ok" for replica in prometheus.get("/rules")["replicas"]
-                           for rule in replica["rules"]), "every rule was evaluated")
+    wait_until(lambda: all(rule["health"] == "ok" for group in prometheus.get("/rules")["groups"]
+                           for rule in group["rules"]), "every rule was evaluated")
 
 
 def test_every_panel_has_data(served, prometheus):

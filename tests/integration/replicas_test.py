@@ -106,7 +106,7 @@ def test_another_replica_goes_on_when_one_dies(replicas, undisturbed, end):
 
 def test_another_replica_goes_on_when_a_worker_does_not_come_back(tmp_path, undisturbed):
     """Its scheduler lives, so the stream to the router does."""
-    with Replicas(tmp_path, routers=1, router=("--move-after-seconds", "1")) as groups:
+    with Replicas(tmp_path, routers=1, router=("--move-after-seconds", "1")) as replicas:
         assert serve_all(replicas.url(), lambda: replicas.kill("worker0")) == undisturbed
         assert replicas.replays("sent") > 0, "the replica without a worker had work"
         assert replicas.replays("resumed") == 0, "nobody was held"
@@ -142,7 +142,7 @@ def test_without_replicas_new_requests_are_refused(replicas):
 
 
 def test_a_router_serves_several_models(tmp_path):
-    with Replicas(tmp_path, models=("first", "second"), routers=1) as groups:
+    with Replicas(tmp_path, models=("first", "second"), routers=1) as replicas:
         http = replicas.routers[0]
         wait_until(lambda: len(http.get("/v1/models").json()["data"]) == 2, "both models")
         assert sorted(m["id"] for m in http.get("/v1/models").json()["data"]) == ["first", "second"]

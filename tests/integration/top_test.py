@@ -185,7 +185,7 @@ def check_ranks(fleet):
         assert answer.status_code == 200, answer.text
 
     def metric(name):
-        page = httpx.get(f"http://127.0.0.1:{fleet.replica.ports['metrics']}/metrics").text
+        page = httpx.get(f"http://127.0.0.1:{fleet.group.ports['metrics']}/metrics").text
         series = {re.search(r'rank="(\d+)"', key)[1]: value
                   for key, value in parse_metrics(page).items() if key.startswith(name + "{")}
         return [series[str(rank)] for rank in range(3)]
@@ -193,7 +193,7 @@ def check_ranks(fleet):
     cpu, memory = (f"flotilla_worker_rank_{name}" for name in
                    ("cpu_seconds_total", "resident_memory_bytes"))
     work(50)
-    pids, _ = fleet.replica.members()
+    pids, _ = fleet.group.members()
     assert len(pids) == 3
 
     def agrees():
@@ -205,15 +205,15 @@ def check_ranks(fleet):
 
     # In `top`, the agent's and its ranks' together.
     shown = subprocess.run([binary(), "top", "--once", "--interval", "0.2", "--metrics",
-                            f"127.0.0.1:{fleet.replica.ports['metrics']}"],
+                            f"127.0.0.1:{fleet.group.ports['metrics']}"],
                            capture_output=True, text=True, timeout=60, check=True).stdout
     [mib] = re.findall(r"(\d+)MiB", shown)
     assert int(mib) * (1 << 20) > 0.8 * sum(usage(pid)[1] for pid in pids)
 
     before = metric(cpu)
     os.kill(pids[1], signal.SIGKILL)
-    wait_until(lambda: fleet.replica.members()[0] != pids, "the replica is there again")
+    wait_until(lambda: fleet.group.members()[0] != pids, "the group is there again")
     work(1)
     wait_until(lambda: all(usage(pid)[0] * 0.5 + was <= now for pid, was, now in
-                           zip(fleet.replica.members()[0], before, metric(cpu), strict=True)),
+                           zip(fleet.group.members()[0], before, metric(cpu), strict=True)),
                "the new ranks' time is added")

@@ -87,7 +87,7 @@ class Kubernetes(unittest.TestCase):
              "namespace": "ns"},
             {"container_name": "scheduler", "container_port_name": "sched-metrics", "name": "g-0"},
             {"container_name": "worker", "container_port_name": "metrics", "name": "g-1-0",
-             "label_leaderworkerset_sigs_k8s_io_replica_index": "1"},
+             "label_leaderworkerset_sigs_k8s_io_group_index": "1"},
             {"container_name": "worker", "container_port_name": "metrics", "name": "g-2",
              "label_flotilla_replica": "blue"},
             {"container_name": "worker", "container_port_name": "metrics",
@@ -97,7 +97,7 @@ class Kubernetes(unittest.TestCase):
             {"container_name": "worker", "container_port_name": "worker-metrics", "name": "g-3",
              "container_init": "true"},
             {"container_name": "node", "container_port_name": "node-metrics", "name": "g-4-1",
-             "label_leaderworkerset_sigs_k8s_io_replica_index": "4"})
+             "label_leaderworkerset_sigs_k8s_io_group_index": "4"})
         self.assertEqual((router["role"], router["pod"], router["namespace"]),
                          ("router", "r-0", "ns"))
         self.assertNotIn("replica", router)

@@ -257,6 +257,39 @@ TEST_F(StreamTest, EndsWhileMuchIsUnderWay) {
   EXPECT_LE(script_.gone, 4);
 }
 
+// A client that writes and reads nothing: its answers wait, and others get theirs.
+TEST_F(StreamTest, OneThatReadsNothingIsInNobodysWay) {
+  script_.on_message = [](ServerStream<Request, Response>& stream) {
+    stream.Send(Answer(std::string(1 << 20, 'x')));
+  };
+  Serve();
+  const auto stub = ServerReflection::NewStub(
+      ConnectTo(absl::StrCat("127.0.0.1:", server_->port()), nullptr));
+  grpc::ClientContext context;
+  const auto silent = stub->ServerReflectionInfo(&context);
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(silent->Write(Say("hello")));
+  auto client = Connect();
+  for (std::size_t i = 1; i <= 20; ++i) {
+    client->stream().Send(Say("hello"));
+    client->AwaitHeard(i);
+  }
+  context.TryCancel();
+  EXPECT_EQ(silent->Finish().error_code(), StatusCode::CANCELLED);
+  client->stream().Cancel();
+  client->stream().Wait();
+}
+
+TEST_F(StreamTest, AMessageAboveTheLimitEndsItsStreamAlone) {
+  Serve();
+  auto client = Connect(), other = Connect();
+  client->stream().Send(Say(std::string(17 << 20, 'x')));
+  EXPECT_FALSE(client->stream().Wait().ok());
+  other->stream().Send(Say("hello"));
+  other->AwaitHeard(1);
+  other->stream().Cancel();
+  other->stream().Wait();
+}
+
 // Calls that come while the server stops are served, refused or ended, and all are gone
 // when Stop returns.
 TEST_F(StreamTest, StopsWhileCallsCome) {
