@@ -439,7 +439,7 @@ class Interpreter {
     std::vector<Value> items;
     // Beyond these bounds the list could not be made anyway, nor sums overflow.
     constexpr int64_t kFar = int64_t{1} << 60;
-    if (std::max({std::abs(start), std::abs(stop), std::abs(step)}) > kFar) {
+    if (std::max({start, stop, step}) > kFar || std::min({start, stop, step}) < -kFar) {
       return heap_.Exhaust("the size of a range");
     }
     for (int64_t i = start; step > 0 ? i < stop : i > stop; i += step) {

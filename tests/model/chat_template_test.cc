@@ -217,6 +217,7 @@ TEST(ChatTemplate, RunawayTemplatesAreStopped) {
       "{{ 'x' * 999999999999 }}",
       "{{ [1] * 999999999 }}",
       "{{ range(999999999) | length }}",
+      "{{ range(0, -9223372036854775807 - 1, -1) | length }}",
       "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
       "{{ ('a' * 60000).replace('a', 'b' * 60000) }}",
       "{{ range(99999) | join('y' * 60000) }}",
