@@ -19,7 +19,7 @@ bool Drain(const std::function<void(std::function<void()> done)>& drain, Signals
     signals.Wake();
   });
   const absl::Time until = absl::Now() + absl::Seconds(drain_seconds);
-  while (!*drained) {  // others wake it too
+  while (!*drained) {  // other callers of Wake end the wait too
     switch (signals.Wait(until - absl::Now())) {
       case Signals::Event::kWoken:
         break;

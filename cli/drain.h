@@ -1,4 +1,4 @@
-// How a role ends: refuse, finish, close.
+// How a role ends: it refuses new requests, finishes the running ones, and closes.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace flotilla {
 
-// Calls `drain` with what it calls when all has ended, and waits for that, for
-// `drain_seconds` at most. False: some still run. A request to stop meanwhile ends the
-// process at once, with exit code 130.
+// Calls `drain` and waits until it calls `done`, for `drain_seconds` at most. False: some
+// requests still run. A request to stop meanwhile ends the process at once, with exit code
+// 130.
 bool Drain(const std::function<void(std::function<void()> done)>& drain, Signals& signals,
            std::int64_t drain_seconds);
 
 // Waits for a request to stop, then until the engine's requests have ended, for
-// `drain_seconds` at most. False: some still run. Another request to stop ends the
+// `drain_seconds` at most. False: some requests still run. Another request to stop ends the
 // process at once, with exit code 130.
 bool WaitAndDrain(Engine& engine, Signals& signals, std::int64_t drain_seconds, Logger& log);
 

@@ -16,18 +16,18 @@
 namespace flotilla {
 namespace {
 
-constexpr char kPort[] = "FLOTILLA_ON_PORT";
-// A path that another process is told, which may have another working directory.
+constexpr char kPort[] = "FLOTILLA_EXEC_PORT";
+// A path that another process gets, which may have another working directory.
 struct PathFlag {
   const char* name;
   const char* variable;
   std::string RoleFlags::*field;
 };
 constexpr PathFlag kPaths[] = {
-    {"--fleet-secret-file", "FLOTILLA_ON_FLEET_SECRET_FILE", &RoleFlags::fleet_secret_file},
-    {"--tls-cert", "FLOTILLA_ON_TLS_CERT", &RoleFlags::tls_cert},
-    {"--tls-key", "FLOTILLA_ON_TLS_KEY", &RoleFlags::tls_key},
-    {"--tls-ca", "FLOTILLA_ON_TLS_CA", &RoleFlags::tls_ca},
+    {"--fleet-secret-file", "FLOTILLA_EXEC_FLEET_SECRET_FILE", &RoleFlags::fleet_secret_file},
+    {"--tls-cert", "FLOTILLA_EXEC_TLS_CERT", &RoleFlags::tls_cert},
+    {"--tls-key", "FLOTILLA_EXEC_TLS_KEY", &RoleFlags::tls_key},
+    {"--tls-ca", "FLOTILLA_EXEC_TLS_CA", &RoleFlags::tls_ca},
 };
 
 }  // namespace
@@ -64,7 +64,7 @@ void AddExecFlags(CLI::App& app, RoleFlags* flags) {
 }
 
 absl::StatusOr<int> RunExec(const RoleFlags& flags, const std::vector<std::string>& words) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // should mpirun go without a word
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // if mpirun dies without stopping this process
   if (words.size() < 2)
     return absl::InvalidArgumentError(
         "flotilla exec needs a host and a command, as in: flotilla exec 10.1.0.2 hostname");

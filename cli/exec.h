@@ -1,6 +1,6 @@
-// `flotilla exec HOST COMMAND...`: what a worker has mpirun call in place of ssh, so that
-// `flotilla node` on that host starts the ranks. Its flags come by the environment, where
-// they cannot be taken for the command's.
+// `flotilla exec HOST COMMAND...`: the program that a worker's mpirun calls in place of ssh,
+// so that `flotilla node` on that host starts the ranks. Its flags come from the environment,
+// where nothing can mistake them for flags of the command.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,14 +19,14 @@ namespace flotilla {
 // flags.
 std::vector<std::pair<std::string, std::string>> ExecEnvironment(const RoleFlags& worker);
 
-// The command line of mpirun's remote shell, this program's `exec`. FAILED_PRECONDITION: mpirun
-// could not read it, since it takes spaces and colons for more than they are.
+// The command line of mpirun's remote shell: this program with `exec`. FAILED_PRECONDITION: the
+// program's path has a space or a colon, which mpirun would take for separators.
 absl::StatusOr<std::string> ExecCommand();
 
 // Adds flags and words; parsing fills `flags`, which outlives `app`.
 void AddExecFlags(CLI::App& app, RoleFlags* flags);
 
-// `words`: the host, and mpirun's command. Until the command ends: its exit code.
+// Waits until the command ends and returns its exit code. `words`: the host and mpirun's command.
 absl::StatusOr<int> RunExec(const RoleFlags& flags, const std::vector<std::string>& words);
 
 }  // namespace flotilla

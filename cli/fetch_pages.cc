@@ -26,7 +26,7 @@ namespace http = beast::http;
 using asio::ip::tcp;
 using beast::error_code;
 
-// 1,500 series, the budget of one process, are 200 KB.
+// The budget of one process is 1,500 series, which are 200 KB.
 constexpr std::uint64_t kMaxBodyBytes = 8 << 20;
 
 absl::Status Unavailable(const error_code& error) {
@@ -61,7 +61,7 @@ class Fetch {
                             });
   }
 
-  // After the io_context has run.
+  // To be called after the io_context has run.
   absl::StatusOr<std::string> TakeResult() { return std::move(result_); }
 
  private:

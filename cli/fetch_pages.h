@@ -10,9 +10,9 @@
 
 namespace flotilla {
 
-// The body of `path` of each address (host:port, IPv6 hosts in brackets), in the same
-// order. INVALID_ARGUMENT: not an address. UNAVAILABLE: no connection, no answer within
-// `timeout`, a status other than 200, or more than 8 MiB.
+// Returns the body of `path` at each address (host:port, IPv6 hosts in brackets), in the
+// same order. INVALID_ARGUMENT: the text is not an address. UNAVAILABLE: there was no
+// connection, no answer within `timeout`, a status other than 200, or more than 8 MiB.
 std::vector<absl::StatusOr<std::string>> FetchPages(absl::Span<const std::string> addresses,
                                                     const std::string& path,
                                                     absl::Duration timeout);

@@ -29,7 +29,7 @@ constexpr unsigned Of(Role role) { return 1u << static_cast<unsigned>(role); }
 constexpr unsigned kServe = Of(Role::kServe), kRouter = Of(Role::kRouter),
                    kScheduler = Of(Role::kScheduler), kWorker = Of(Role::kWorker),
                    kRank = Of(Role::kRank), kNode = Of(Role::kNode);
-// A scheduler that was given a model: it runs the worker group itself.
+// A scheduler with --model, which runs the worker group itself.
 constexpr unsigned kOwnGroup = 1u << 8;
 constexpr unsigned kGroup = kServe | kWorker | kRank | kOwnGroup;
 constexpr unsigned kFleet = kRouter | kScheduler | kWorker | kNode, kAll = kServe | kFleet;
@@ -267,7 +267,7 @@ std::vector<std::string> Split(std::string_view choices) {
   return all;
 }
 
-// A validator without a description: bounds are part of the flag's help.
+// A validator without a description, because the flag's help has the bounds.
 CLI::Validator Silent(CLI::Validator validator) { return validator.description(""); }
 
 CLI::Option* Add(CLI::App& app, const FlagSpec& flag, RoleFlags* flags) {

@@ -1,6 +1,6 @@
-// The flags of the roles: one field with its default, and one row of the table in
-// flags.cc with name, unit, bounds, help and the roles that have it, for each. Only
-// cli/ knows flags; libraries take their own Options.
+// The flags of the roles. Each flag has one field here with its default, and one row of the
+// table in flags.cc with its name, unit, bounds, help and roles. Only cli/ knows flags;
+// libraries take their own Options.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,8 +10,8 @@
 
 namespace flotilla {
 
-// What a process is; `serve` is router, scheduler and worker, which starts ranks; a node
-// starts those of workers elsewhere.
+// What a process is. `serve` is router, scheduler and worker in one. A worker starts ranks; a
+// node starts ranks of workers on other hosts.
 enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kNode };
 
 struct RoleFlags {
@@ -34,12 +34,12 @@ struct RoleFlags {
   std::string balance = "step";
   std::string launcher = "auto";
   std::string transport = "auto";
-  std::string group_network;  // ADDRESS/BITS; and the next: of a group on several hosts
-  std::string hosts;          // HOST or HOST:RANKS, comma-separated; or:
+  std::string group_network;  // ADDRESS/BITS; this and the next: of a group on several hosts
+  std::string hosts;          // HOST or HOST:RANKS, comma-separated; or the hostfile
   std::string hostfile;
   std::int64_t hosts_port = 0;  // of `flotilla node`; 0: remote_shell starts processes there
   std::string remote_shell;
-  std::string group_directory;  // of a rank, and the next: from its agent
+  std::string group_directory;  // of a rank; its agent sets this and the next two
   std::string heartbeats;
   std::string agent;
   std::string compute = "accurate";
@@ -82,7 +82,7 @@ struct RoleFlags {
 // and refuses values outside the bounds with a message that names them.
 void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags);
 
-// The arguments of a rank that computes as the flags of its worker say.
+// The arguments that make a rank compute as the flags of its worker say.
 std::vector<std::string> RankArguments(const RoleFlags& worker);
 
 }  // namespace flotilla

@@ -26,11 +26,12 @@ namespace flotilla {
 namespace {
 
 constexpr char kTemplateKey[] = "tokenizer.chat_template";
-// Of the process's file descriptors, at most, left for what is not a connection to the HTTP
-// API: gRPC's connections, files, the fleet's streams, and a few that are kept for accepting.
+// At most so many of the process's file descriptors are left for everything that is not a
+// connection to the HTTP API: gRPC's connections, files, the fleet's streams, and a few that
+// are kept for accepting.
 constexpr std::uint64_t kOtherDescriptors = 256;
 constexpr std::size_t kSpareDescriptors = 16;
-// Kubelets, Prometheus, and a person who looks.
+// For kubelets, Prometheus, and a person who looks.
 constexpr std::uint32_t kHealthConnections = 32;
 
 // The model's chat template; none when the file has none.
@@ -43,7 +44,7 @@ absl::StatusOr<std::optional<ChatTemplate>> LoadChatTemplate(const GgufFile& fil
   return *std::move(chat_template);
 }
 
-// What makes a model's text and tokens.
+// What turns text into a model's tokens and back.
 struct ModelText {
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;
@@ -120,7 +121,7 @@ class FrontendsImpl final : public Frontends {
   }
 
  private:
-  // Options that the API's port and the health port have in common.
+  // The options that the API's port and the health port share.
   HttpServerOptions CommonOptions() const {
     HttpServerOptions options;
     options.address = flags_.host;

@@ -1,5 +1,5 @@
-// Frontends: the router's half of a process, from text to engines: templates and
-// tokenizers, the inference service, and its HTTP and gRPC servers.
+// Frontends: the router's half of a process, which stands between clients and engines. It
+// has chat templates and tokenizers, the inference service, and the HTTP and gRPC servers.
 #pragma once
 
 #include <cstdint>
@@ -24,22 +24,23 @@ class Frontends {
  public:
   struct Parts {
     Metrics* metrics = nullptr;    // what /metrics shows
-    RouterProbe* probe = nullptr;  // of requests that name no model
+    RouterProbe* probe = nullptr;  // for requests that name no model
     const Clock* clock = nullptr;
     Logger* log = nullptr;
     std::shared_ptr<rpc::Poller> poller;  // null: gRPC gets one of its own
   };
 
-  // All parts outlive it. Nothing is served yet.
+  // All parts outlive the object. Nothing is served yet.
   static std::unique_ptr<Frontends> Create(const RoleFlags& flags, const Parts& parts);
   virtual ~Frontends() = default;
 
-  // Serves one more model from now on, as `model_id`; any time. `file` has its tokenizer
-  // and is not needed any more; `engine` and `probe` outlive it. Errors: a tokenizer that
-  // cannot be used.
+  // Serves one more model from now on, as `model_id`. May be called at any time. `file` has
+  // the tokenizer and is not needed after the call; `engine` and `probe` outlive this object.
+  // Errors: the tokenizer cannot be used.
   virtual absl::Status AddModel(const std::string& model_id, const GgufFile& file, Engine* engine,
                                 RouterProbe* probe) = 0;
-  // Serves when it returns; once. Errors: an address that cannot be listened on.
+  // When it returns, requests are served. Called once. Errors: the process cannot listen on an
+  // address.
   virtual absl::Status Listen() = 0;
 
   virtual std::uint16_t http_port() const = 0;
@@ -50,17 +51,17 @@ class Frontends {
   virtual void Stop(absl::Duration grace) = 0;
 };
 
-// Threads that encode prompts, of a process that may run on so many CPUs. One encodes a million
-// tokens a second or so, which no machine prefills: there are several so that short inputs do
-// not wait for long ones (FairQueue), of which three make that so, and up to eight where there
-// are CPUs to spare, since those that compute need theirs.
+// The number of threads that encode prompts, in a process that may run on so many CPUs. One
+// thread encodes about a million tokens a second, more than any machine prefills. There are
+// several so that short inputs do not wait for long ones (FairQueue). Three are enough for that;
+// there are up to eight if CPUs are to spare, because the threads that compute need CPUs.
 std::uint32_t TokenizerThreads(int cpus);
 
 // Writes the ready file and the line `ready http=HOST:PORT grpc=HOST:PORT`, with
-// ` health=HOST:PORT` where there is such a port.
+// ` health=HOST:PORT` if there is such a port.
 absl::Status AnnounceFrontends(const RoleFlags& flags, const Frontends& frontends);
 
-// How to use what is served, for a person: addresses, and a command to try.
+// Tells a person how to use the server: the addresses, and a command to try.
 std::string UsageText(const RoleFlags& flags, const std::string& model_id,
                       const Frontends& frontends);
 

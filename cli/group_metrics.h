@@ -8,7 +8,7 @@
 namespace flotilla {
 
 // Reads `group`, which outlives the last Render, at each scrape from now on. `clock` is the
-// one of its heartbeats.
+// clock of the group's heartbeats.
 void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock);
 
 }  // namespace flotilla

@@ -48,7 +48,7 @@ std::string Quoted(std::span<const std::byte> text) {
       shown < text.size() ? "\"..." : "\"");
 }
 
-// Reads one element from the front of `bytes`, which the reader has checked.
+// Takes one element from the front of `bytes`, which the reader has checked.
 std::string TakeElement(GgufType type, std::span<const std::byte>& bytes) {
   switch (type) {
     case GgufType::kUint8:

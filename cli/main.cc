@@ -73,8 +73,8 @@ int Report(const absl::Status& status) {
 
 int main(int argc, char** argv) {
 #ifdef NDEBUG
-  // Debian builds Abseil with its checks: without this every lock, of gRPC too, is
-  // entered into a graph.
+  // Debian builds Abseil with its checks. Without this call, Abseil enters every lock, also
+  // gRPC's, into a graph.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 #endif
   flotilla::ConfigureAllocator();
@@ -101,10 +101,10 @@ int main(int argc, char** argv) {
   CLI::App* node = app.add_subcommand("node", "Lend this host to worker groups of others");
   flotilla::AddRoleFlags(*node, Role::kNode, &node_flags);
   node->footer(kNodeExamples);
-  // Started by a worker, with flags of its own making.
+  // A worker starts this command and makes its flags.
   CLI::App* rank = app.add_subcommand("rank", "")->group("");
   flotilla::AddRoleFlags(*rank, Role::kRank, &rank_flags);
-  // Started by a worker's mpirun.
+  // A worker's mpirun starts this command.
   CLI::App* exec = app.add_subcommand("exec", "")->group("");
   flotilla::AddExecFlags(*exec, &exec_flags);
 
@@ -121,17 +121,17 @@ int main(int argc, char** argv) {
   CLI::App* top = app.add_subcommand("top", "Watch a fleet, by its metrics");
   flotilla::AddTopFlags(*top, &top_flags);
 
-  // flotilla-router is flotilla router.
+  // The name flotilla-router means `flotilla router`.
   std::vector<std::string> words(argv, argv + argc);
   const std::string called = words[0].substr(words[0].rfind('/') + 1);
   if (called.starts_with(kLinkPrefix)) {
     words.insert(words.begin() + 1, called.substr(std::string_view(kLinkPrefix).size()));
   }
-  std::reverse(words.begin() + 1, words.end());  // as the library wants them
+  std::reverse(words.begin() + 1, words.end());  // the library wants them in reverse
   words.erase(words.begin());
   try {
     app.parse(words);
-  } catch (const CLI::Success& error) {  // help or the version was asked for
+  } catch (const CLI::Success& error) {  // the user asked for help or the version
     return app.exit(error);
   } catch (const CLI::ParseError& error) {
     std::cerr << flotilla::ExplainParseError(app, error) << "\n";

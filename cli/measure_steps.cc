@@ -103,7 +103,7 @@ std::vector<simulator::Workload> MeasuringWorkloads() {
     options.name = absl::StrCat(load.concurrency, " at once");
     options.arrivals = simulator::SyntheticOptions::Arrivals::kClosed;
     options.concurrency = load.concurrency;
-    options.requests = 100'000;  // more than the time allows
+    options.requests = 100'000;  // more than can end in the time
     options.prompt = {.mean = load.prompt, .sigma = 0.8, .max = 1024};
     options.output = {.mean = load.output, .sigma = 0.8, .max = 1000};
     options.seed = 100 + load.concurrency;

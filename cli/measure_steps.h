@@ -26,11 +26,11 @@ class StepMeter {
   static absl::StatusOr<StepMeter> Create(const std::string& model_path, int threads,
                                           const Clock* clock);
 
-  // What the rank says of itself; the cost model is not set.
+  // The machine as the rank describes it; its cost model is not set.
   const simulator::Machine& machine() const { return machine_; }
 
-  // Serves `workload`, until it ends or `seconds` have passed; the steps are
-  // appended to `steps`. An unfinished run has no record: CANCELLED.
+  // Serves `workload` until it ends or `seconds` have passed, and appends the steps to
+  // `steps`. CANCELLED: the run did not finish, so it has no record.
   absl::StatusOr<simulator::RunRecord> Run(const simulator::Workload& workload,
                                            const simulator::SimulationOptions& options,
                                            double seconds,
@@ -44,8 +44,8 @@ class StepMeter {
   simulator::Machine machine_;
 };
 
-// The loads under which steps are measured for a fit: one to 64 requests at once,
-// short and long ones, so that all terms of the model vary.
+// The loads under which steps are measured for a fit. They have one to 64 requests at
+// once, short and long ones, so that all terms of the cost model vary.
 std::vector<simulator::Workload> MeasuringWorkloads();
 
 }  // namespace flotilla

@@ -25,14 +25,14 @@ class Cursor {
     while (Take(' ') || Take('\t')) {
     }
   }
-  // Up to the first of `ends`, or to the end of the line.
+  // Takes the text up to the first of `ends`, or to the end of the line.
   std::string TakeUntil(std::string_view ends) {
     const std::size_t length = std::min(rest_.find_first_of(ends), rest_.size());
     std::string taken(rest_.substr(0, length));
     rest_.remove_prefix(length);
     return taken;
   }
-  // A quoted value with its escapes resolved; none: the quotes are not closed.
+  // Takes a quoted value and resolves its escapes. None: the quotes are not closed.
   std::optional<std::string> TakeQuoted() {
     if (!Take('"')) return std::nullopt;
     std::string value;
@@ -162,7 +162,7 @@ std::optional<double> MetricsChange::Quantile(const std::string& histogram, doub
   const std::map<double, double> before = before_->Buckets(histogram);
   if (rise.empty()) return std::nullopt;
   const auto total_before = before.empty() ? 0 : before.rbegin()->second;
-  if (rise.rbegin()->second >= total_before) {  // else it began again
+  if (rise.rbegin()->second >= total_before) {  // else the process was restarted
     for (auto& [bound, count] : rise) {
       if (const auto found = before.find(bound); found != before.end()) count -= found->second;
     }

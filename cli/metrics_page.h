@@ -1,5 +1,5 @@
-// MetricsPage: a page of /metrics as a value, and what changed between two of them. For
-// `flotilla top`; pure: no clock, no socket.
+// MetricsPage: a page of /metrics as a value. MetricsChange: what changed between two pages.
+// Both are for `flotilla top` and are pure: no clock, no socket.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class MetricsPage {
   double Sum(const std::string& name, const Labels& labels = {}) const;
   // The value of `label` of the first series of `name`; empty: there is none.
   std::string Label(const std::string& name, const std::string& label) const;
-  // The counts of a histogram by upper bound, each with all below it; summed over series.
+  // The cumulative counts of a histogram by upper bound, summed over its series.
   std::map<double, double> Buckets(const std::string& histogram) const;
   std::int64_t time_ns() const { return time_ns_; }
 
@@ -41,21 +41,24 @@ class MetricsPage {
   std::int64_t time_ns_ = 0;
 };
 
-// From `before` (null: not known) to `now`, both of one process; they outlive it. A
-// counter that is lower than before began again at 0: the process was restarted.
+// The change from `before` (null: not known) to `now`. Both are pages of one process and
+// outlive this object. If a counter is lower than before, the process was restarted and the
+// counter began again at 0.
 class MetricsChange {
  public:
   MetricsChange(const MetricsPage* before, const MetricsPage& now) : before_(before), now_(now) {}
 
-  // Of counters, per second. None: no page before, or one of the same time.
+  // How much a counter rose per second. None: there is no earlier page, or both pages have the
+  // same time.
   std::optional<double> Rate(const std::string& counter,
                              const MetricsPage::Labels& labels = {}) const;
-  // How much one counter rose per unit of another. None: the other did not rise.
+  // How much one counter rose per unit of another. None: the other counter did not rise.
   std::optional<double> Ratio(const std::string& counter, const std::string& per,
                               const MetricsPage::Labels& labels = {},
                               const MetricsPage::Labels& per_labels = {}) const;
-  // Of what a histogram saw in between, as Prometheus' histogram_quantile: linear within
-  // a bucket, the last finite bound beyond it. None: it saw nothing.
+  // The quantile of what a histogram observed between the pages, as Prometheus'
+  // histogram_quantile computes it: linear within a bucket, and beyond the last finite bound
+  // that bound. None: the histogram observed nothing.
   std::optional<double> Quantile(const std::string& histogram, double q) const;
 
  private:

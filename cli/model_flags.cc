@@ -32,10 +32,11 @@ absl::Status CheckSpeculation(const RoleFlags& flags, const ModelConfig& config)
   return absl::OkStatus();
 }
 
-// What ranks on this host reserve together, in memory, and where on disk.
+// Checks how much memory the ranks on this host reserve together, and the directory that they
+// use on disk.
 absl::Status CheckMemory(const RoleFlags& flags, const RankOptions& options,
                          const ModelConfig& config) {
-  if (!flags.group_network.empty()) return absl::OkStatus();  // that is for each host to say
+  if (!flags.group_network.empty()) return absl::OkStatus();  // each host checks its own
   const KvShape shape{options.kv_format, static_cast<int>(config.layers),
                       static_cast<int>(config.kv_heads), static_cast<int>(config.head_dim)};
   const std::int64_t memory = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);

@@ -1,6 +1,6 @@
-// The flags that only the model can judge, judged before its weights are loaded and before
-// processes are started for it, by the names that their user typed. Libraries check their
-// options all the same; what they say of them is for programmers.
+// Checks the flags whose valid values depend on the model, before its weights are loaded and
+// before processes are started for it. Errors name the flags as the user typed them. Libraries
+// check their options all the same, but their messages are for programmers.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,8 +10,8 @@
 
 namespace flotilla {
 
-// `options` are those of MakeRankOptions(flags). INVALID_ARGUMENT or RESOURCE_EXHAUSTED: a
-// flag, named with its value; other errors are about the file.
+// `options` come from MakeRankOptions(flags). INVALID_ARGUMENT and RESOURCE_EXHAUSTED name a
+// flag and its value; other errors are about the file.
 absl::Status CheckModelFlags(const RoleFlags& flags, const RankOptions& options,
                              const GgufFile& file);
 

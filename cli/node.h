@@ -1,4 +1,4 @@
-// `flotilla node`: lends this host to worker groups whose agent is elsewhere.
+// `flotilla node`: lends this host to worker groups whose agent is on another host.
 #pragma once
 
 #include <string>

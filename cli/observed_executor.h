@@ -13,9 +13,9 @@ class ObservedExecutor final : public StepExecutor, private ExecutorListener {
  public:
   // Each may be empty, and must not block.
   struct Observers {
-    // Before the executor, on the thread of who calls it.
+    // Called before the executor gets the plan, on the caller's thread.
     std::function<void(const StepPlan&)> on_plan;
-    // Before the scheduler, on the executor's thread.
+    // Called before the scheduler gets the result, on the executor's thread.
     std::function<void(const StepResult&)> on_result;
   };
 

@@ -17,7 +17,7 @@
 namespace flotilla {
 namespace {
 
-// One that a person calls.
+// Whether the subcommand is one that a person calls.
 bool IsCommand(const CLI::App* one) { return !one->get_group().empty(); }
 
 std::vector<const CLI::App*> Commands(const CLI::App& app) {
@@ -75,7 +75,7 @@ std::string UnknownFlag(const CLI::App& app, const CLI::App& command, const std:
   return absl::StrCat("unknown flag ", flag, DidYouMean(NamesLike(flag, FlagsOf(command))));
 }
 
-// The flag that has to be there and is not, which a word without a flag may belong to.
+// A required flag that is missing. A word without a flag may be the value of that flag.
 std::optional<std::string> MissingFlag(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     if (option->get_required() && option->count() == 0 && !option->get_lnames().empty()) {
@@ -96,7 +96,7 @@ std::string UnexpectedWord(const CLI::App& command, const std::string& word) {
   return flag.has_value() ? says + DidYouMean({absl::StrCat(*flag, " ", word)}) : says;
 }
 
-// The flag that the library speaks of, and what it says of it: "--NAME: TEXT",
+// The flag that the library's message names. Messages look like "--NAME: TEXT" or
 // "Could not convert: --NAME = VALUE".
 const CLI::Option* Blamed(const CLI::App& command, std::string_view text) {
   const std::size_t begin = text.find("--");
@@ -112,8 +112,8 @@ std::string OneOf(const std::vector<std::string>& choices) {
                        : absl::StrCat(absl::StrJoin(first, ", "), " or ", choices.back());
 }
 
-// What it takes, by the name of its type: numbers have their unit in small letters or what
-// the library calls them, choices bars, and others capitals.
+// What a flag takes, by the name of its type. The type of a number is its unit in small letters
+// or the library's own name; choices have bars between them; other types are in capitals.
 std::string Needs(const std::string& type) {
   if (absl::StrContains(type, '|')) return OneOf(absl::StrSplit(type, '|'));
   const bool is_number = type == "INT" || type == "UINT" || type == "FLOAT" ||
@@ -127,7 +127,7 @@ std::string WrongCount(const CLI::Option& option, const std::string& name) {
   return times == 2 ? name + " is given twice" : absl::StrCat(name, " is given ", times, " times");
 }
 
-// The library's bound, without its zeros behind the point.
+// A bound in the library's message, without the zeros after the decimal point.
 std::string Bound(std::string_view text) {
   double number = 0;
   const bool is_whole =
@@ -135,8 +135,8 @@ std::string Bound(std::string_view text) {
   return std::string(is_whole ? text.substr(0, text.find('.')) : text);
 }
 
-// Says which values are allowed where the library's text says that one is not. Empty if the
-// text is about something else.
+// Names the allowed values if the library's text says that a value is not allowed. Empty if
+// the text is about something else.
 std::string WrongValue(std::string_view text, const std::string& name, const std::string& value) {
   constexpr std::string_view kRange = " not in range ", kSet = " not in {";
   const std::string but = absl::StrCat(", not '", value, "'");
@@ -155,7 +155,7 @@ std::string WrongValue(std::string_view text, const std::string& name, const std
   return "";
 }
 
-// What is wrong with the words of a flag that is known.
+// Says what is wrong with the value of a known flag.
 std::string WrongUse(const CLI::App& command, const CLI::ParseError& error) {
   const std::string text = error.what();
   const CLI::Option* option = Blamed(command, text);
@@ -182,7 +182,7 @@ std::string Explain(const CLI::App& app, const CLI::App* command, const CLI::Par
                            : UnknownCommand(app, unknown.front());
   }
   const std::vector<std::string> unknown = command->remaining();
-  // A flag that nobody knows may have left its value behind: it comes first.
+  // The value of an unknown flag may be an unknown word too, so the flag is reported first.
   const auto flag = std::find_if(unknown.begin(), unknown.end(), [](const std::string& word) {
     return absl::StartsWith(word, "-") && word != "--";
   });

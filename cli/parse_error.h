@@ -1,6 +1,6 @@
-// What is said of a command line that cannot be understood: first of all the word that
-// nobody knows, and what was probably meant. (The library would speak of a required flag
-// that is missing, because the one that was meant was misspelled.)
+// The error message for a command line that does not parse. It names an unknown word first,
+// and what the user probably meant. (The library would instead report that a required flag is
+// missing, when the user misspelled that flag.)
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +9,7 @@
 namespace flotilla {
 
 // `app` is the program, whose commands are its subcommands, after a parse that ended with
-// `error`. One or two lines, without a newline at the end.
+// `error`. The message has one or two lines, without a newline at the end.
 std::string ExplainParseError(const CLI::App& app, const CLI::ParseError& error);
 
 }  // namespace flotilla

@@ -1,5 +1,5 @@
-// ProgressLine: on standard error, how far a long piece of work is, how fast it
-// goes and when it will be done. Silent for the first second. One thread.
+// ProgressLine: shows on standard error how far a long piece of work is, how fast it
+// goes and when it will be done. It is silent for the first second. One thread.
 #pragma once
 
 #include <cstdint>

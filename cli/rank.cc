@@ -22,14 +22,14 @@
 namespace flotilla {
 namespace {
 
-// Ranks of the job on this host.
+// The number of ranks of the job on this host.
 int RanksHere() {
   int count = 1;
   const char* variable = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
   return variable != nullptr && absl::SimpleAtoi(variable, &count) ? std::max(1, count) : 1;
 }
 
-// A rank of several: its part of the model, and what joins it to the others. Lives as
+// Joins this rank to the others of its group and returns the communicator, which lives as
 // long as the process.
 absl::StatusOr<Communicator*> JoinRanks(const GgufFile& file, const ModelConfig& config,
                                         const RankOptions& options, const std::string& transport,

@@ -1,9 +1,9 @@
-// The lines that the roles log of a request. They share its internal id (`request=`) and
-// its trace id; the router and the scheduler also have the client's name of it.
+// The lines that the roles log about a request. They share its internal id (`request=`) and
+// its trace id; lines of the router and the scheduler also have the client's name for it.
 //
-// A router says what became of a request at "info", unless it was refused before it was
-// accepted, for another reason than its deadline: as many as an overload brings, so at
-// "debug", where the other roles log.
+// A router logs the end of a request at "info". The exception is a request that was refused
+// before it was accepted, for another reason than its deadline: an overload brings many of
+// these, so they are logged at "debug". The other roles log at "debug" too.
 #pragma once
 
 #include <functional>

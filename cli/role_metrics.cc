@@ -33,7 +33,7 @@ struct ReplicaSeries {
   Gauge* up = nullptr;
   Gauge* outstanding = nullptr;
   Counter* requests = nullptr;
-  std::uint64_t seen = 0;  // of its requests; a replica that comes again begins at 0
+  std::uint64_t seen = 0;  // its requests that were counted; 0 again after a restart
 };
 ReplicaSeries AddReplica(Metrics& metrics, const std::string& address) {
   const Metrics::Labels labels = {{"replica", address}};
@@ -59,7 +59,7 @@ Histogram& StepTokens(Metrics& metrics, const char* kind) {
 }
 
 // Metrics whose values are read from the scheduler's probe at each scrape. Rows
-// of one name stand together and share their help.
+// with the same name are adjacent and share their help.
 enum Type { kGauge, kCounter };
 struct SchedulerMetric {
   Type type;
@@ -181,7 +181,7 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
      nullptr, [](Snapshot s) -> double { return s.groups_lost; }},
 };
 
-// Who gave blocks back, why in this way, and what it costs.
+// Shows preemptions: which requests gave blocks back, by mode and reason, and the cost.
 void WatchPreemptions(Metrics& metrics, const SchedulerProbe* scheduler) {
   struct Series {
     Counter *prefills, *decodes, *blocks, *seconds;
@@ -326,7 +326,8 @@ void WatchFleet(Metrics& metrics, const Fleet* fleet) {
           {{"kind", kKinds[kind]}, {"result", kResults[result]}});
     }
   }
-  // By address. Replicas come and go; one that has gone stays, and is not up.
+  // The series by address. Replicas come and go; a replica that has gone keeps its series, with
+  // `up` 0.
   auto all = std::make_shared<std::map<std::string, ReplicaSeries>>();
   metrics.OnRender([&metrics, fleet, replays, all] {
     const FleetCounters counters = fleet->Counters();
@@ -391,7 +392,7 @@ void SchedulerMetrics::OnStep(const StepResult& result) {
 void SchedulerMetrics::Watch(const SchedulerProbe* scheduler, const Clock* clock) {
   struct Series {
     double (*read)(const SchedulerSnapshot&);
-    Gauge* gauge;  // one of the two
+    Gauge* gauge;  // either this or `counter` is set
     Counter* counter;
   };
   std::vector<Series> series;

@@ -22,18 +22,18 @@
 
 namespace flotilla {
 
-// flotilla_build_info and, where there is a KV pool, its configuration.
+// Adds flotilla_build_info and, if there is a KV pool, the configuration of the pool.
 void AddBuildInfo(Metrics& metrics, const std::string& version, const Metrics::Labels& labels = {});
 void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
                      std::uint32_t block_tokens);
 
-// When the certificate of the fleet's streams ends, at each scrape; 0: there is none.
+// Shows at each scrape when the certificate of the fleet's streams expires; 0: there is none.
 // `credentials` outlives the last Render.
 void WatchCertificate(Metrics& metrics, const rpc::Credentials* credentials);
 
 class RouterMetrics final : public RouterProbe {
  public:
-  // `labels` are on each series.
+  // Each series has `labels`.
   explicit RouterMetrics(Metrics& metrics, const Metrics::Labels& labels = {});
 
   // Any thread.
@@ -67,21 +67,21 @@ class RouterMetrics final : public RouterProbe {
   Histogram& output_tokens_;
 };
 
-// The replicas of a router, at each scrape from now on: which are up, their outstanding tokens, how
-// many requests they were sent, and what became of requests that were given back. `fleet` outlives
-// the last Render.
+// Shows the replicas of a router at each scrape from now on: which are up, their outstanding
+// tokens, how many requests the router sent to each, and what became of requests that were given
+// back. `fleet` outlives the last Render.
 void WatchFleet(Metrics& metrics, const Fleet* fleet);
 
 class SchedulerMetrics final {
  public:
-  // `metrics` outlives it.
+  // `metrics` outlives this object.
   SchedulerMetrics(Metrics& metrics, std::uint32_t block_tokens);
 
-  // Sees every step result; one thread.
+  // Gets every step result. One thread.
   void OnStep(const StepResult& result);
 
-  // Reads `scheduler`, whose loop runs by `clock`, at each scrape from now on. Both
-  // outlive the last Render; called once, before the first.
+  // Reads `scheduler`, whose loop uses `clock`, at each scrape from now on. Both
+  // outlive the last Render. Called once, before the first Render.
   void Watch(const SchedulerProbe* scheduler, const Clock* clock);
 
  private:
@@ -96,8 +96,8 @@ class SchedulerMetrics final {
   Gauge& kv_waste_;
 };
 
-// Whether a router serves new requests: reads `engine`, which outlives the last Render, at
-// each scrape from now on.
+// Shows whether a router serves new requests. Reads `engine`, which outlives the last Render,
+// at each scrape from now on.
 void WatchEngine(Metrics& metrics, const Engine* engine, const Metrics::Labels& labels = {});
 
 // Reads `worker`, which outlives the last Render, at each scrape from now on.

@@ -20,7 +20,7 @@
 namespace flotilla {
 namespace {
 
-// "NAME=WEIGHT,..."; INVALID_ARGUMENT names the entry that is not.
+// Parses "NAME=WEIGHT,...". INVALID_ARGUMENT names the entry that has another form.
 absl::StatusOr<std::vector<std::pair<std::string, std::uint32_t>>> ParseWeights(
     const std::string& text) {
   std::vector<std::pair<std::string, std::uint32_t>> weights;

@@ -1,4 +1,4 @@
-// What every process of a fleet begins and ends with.
+// What every process of a fleet does first and last.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace flotilla {
 
-// Made before any thread, and destroyed last: the others use it.
+// Main makes it before any thread starts and destroys it last, because all else uses it.
 struct RoleProcess {
   // `listens`: whether the rest of the fleet calls this process. Errors name the flag.
   static absl::StatusOr<std::unique_ptr<RoleProcess>> Begin(const RoleFlags& flags, bool listens);
@@ -36,8 +36,8 @@ struct RoleProcess {
   explicit RoleProcess(LogLevel level) : log(level) {}
 };
 
-// The metrics of any process, among them when its certificate ends. `process` outlives the
-// last Render.
+// Adds the metrics that every process has, among them when its certificate expires. `process`
+// outlives the last Render.
 void AddRoleMetrics(Metrics& metrics, const RoleProcess& process, const std::string& version);
 
 // Serves `metrics` at --metrics-port. UNAVAILABLE: the port is taken.

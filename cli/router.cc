@@ -42,7 +42,7 @@ FleetOptions MakeFleetOptions(const RoleFlags& flags, RoleProcess& process) {
   options.core.seed = (std::uint64_t{random()} << 32) | random();
   options.on_attached = [&](const std::string& address, const EngineDescription& description) {
     log.Info("scheduler attached", {{"scheduler", address}, {"model", description.model_id}});
-    signals.Wake();  // perhaps a model that is new
+    signals.Wake();  // the scheduler may have a new model
   };
   options.on_lost = [&log](const std::string& address, const absl::Status& why) {
     log.Warning("scheduler lost", {{"scheduler", address}, {"reason", why}});
@@ -64,20 +64,20 @@ DiscoveryOptions MakeDiscoveryOptions(const RoleFlags& flags, Fleet& fleet, Logg
   return options;
 }
 
-// The models that schedulers have shown, each with an engine and metrics, added to the
-// frontends as they come. Main's thread.
+// The models of the schedulers, each with an engine and metrics. They are added to the
+// frontends when they first appear. Main's thread.
 class RouterModels {
  public:
-  // What it is given outlives it, and it outlives the frontends.
+  // The arguments outlive this object, and this object outlives the frontends.
   RouterModels(Fleet* fleet, Metrics* metrics, std::string version, Logger* log)
       : fleet_(fleet), metrics_(metrics), version_(std::move(version)), log_(log) {}
 
-  // False: one could not be added yet, and should be tried again.
+  // False: a model could not be added yet; the caller should try again.
   bool AddNew(Frontends& frontends) {
     const std::vector<std::string> models = fleet_->Models();
     while (next_ < models.size()) {
       const absl::Status added = Add(next_, models[next_], frontends);
-      // One whose tokenizer cannot be used at all is passed over.
+      // A model whose tokenizer can never be used is skipped.
       if (absl::IsUnavailable(added) || absl::IsDeadlineExceeded(added)) return false;
       if (!added.ok()) {
         log_->Error("model not usable", {{"model", models[next_]}, {"reason", added}});
@@ -115,7 +115,7 @@ class RouterModels {
   Metrics* const metrics_;
   const std::string version_;
   Logger* const log_;
-  std::size_t next_ = 0;  // of the fleet's models
+  std::size_t next_ = 0;  // index of the fleet's next model to add
   std::vector<std::unique_ptr<Model>> models_;
   std::vector<std::string> served_;
 };
@@ -136,7 +136,7 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   if (!discovery.ok()) return discovery.status();
 
   Metrics metrics;
-  // A name that a client invented never becomes a label.
+  // A model name that a client invents never becomes a label.
   RouterMetrics unknown(metrics, {{"model", "_unknown"}});
   AddProcessMetrics(metrics);
   WatchLog(metrics, &log);

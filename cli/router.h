@@ -1,4 +1,4 @@
-// `flotilla router`: HTTP and gRPC frontends before a scheduler in another process.
+// `flotilla router`: the HTTP and gRPC frontends of schedulers in other processes.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@ namespace flotilla {
 
 // Waits for the scheduler, then serves until SIGINT or SIGTERM, then lets running
 // requests finish for `drain_seconds`. A second signal ends the process at once. When
-// it serves it prints one line on standard output: ready http=HOST:PORT grpc=HOST:PORT
+// the router serves, it prints one line on standard output:
+//   ready http=HOST:PORT grpc=HOST:PORT
 // Called from main before any thread is started.
 absl::Status RunRouter(const RoleFlags& flags, const std::string& version);
 

@@ -26,7 +26,8 @@ namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 
-// The tokenizer of the group's model, once its agent answers; none: stopped meanwhile.
+// Waits for the group's agent and returns the tokenizer of its model. None: the process was
+// asked to stop meanwhile.
 std::optional<TokenizerContent> WaitForTokenizer(const RemoteExecutor& executor,
                                                  const std::string& address, Signals& signals,
                                                  Logger& log) {
@@ -52,7 +53,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   Logger& log = (*process)->log;
   const std::shared_ptr<rpc::Credentials>& credentials = (*process)->credentials;
 
-  // The worker group: behind an agent, or this process's own.
+  // The worker group is either behind an agent or in this process.
   std::unique_ptr<WorkerGroup> own;
   std::optional<RemoteExecutor> remote;
   std::optional<TokenizerContent> tokenizer;

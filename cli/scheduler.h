@@ -10,8 +10,9 @@
 namespace flotilla {
 
 // Waits for the agent, then serves until SIGINT or SIGTERM, then lets running requests
-// finish for `drain_seconds`. A second signal ends the process at once. When it serves
-// it prints one line on standard output: ready scheduler=HOST:PORT metrics=HOST:PORT
+// finish for `drain_seconds`. A second signal ends the process at once. When the
+// scheduler serves, it prints one line on standard output:
+//   ready scheduler=HOST:PORT metrics=HOST:PORT
 // Called from main before any thread is started.
 absl::Status RunScheduler(const RoleFlags& flags, const std::string& version);
 

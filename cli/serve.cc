@@ -29,7 +29,7 @@ namespace {
 // How long connections may take to send their last bytes once all requests have ended.
 constexpr absl::Duration kCloseGrace = absl::Seconds(2);
 
-// The roles of one process, joined; members are destroyed from last to first.
+// All roles, joined in one process. Members are destroyed from last to first.
 class LocalFleet {
  public:
   explicit LocalFleet(Logger* log) : log_(log) {}
@@ -37,7 +37,7 @@ class LocalFleet {
   // Loads the model and starts all roles; returns when requests are served.
   absl::Status Start(const RoleFlags& flags, const std::string& version);
 
-  // Waits for a signal and ends in order: refuse, finish, close.
+  // Waits for a signal, then refuses new requests, lets running ones finish, and closes.
   void RunUntilStopped(Signals& signals, std::int64_t drain_seconds);
 
  private:

@@ -25,7 +25,7 @@
 namespace flotilla {
 namespace {
 
-// The graph of one invocation: what the flags name, resolved.
+// One invocation, with the objects that its flags name.
 class SimulateCommand {
  public:
   explicit SimulateCommand(const SimulateFlags& flags) : flags_(flags) {}
@@ -53,7 +53,7 @@ class SimulateCommand {
   std::vector<simulator::Variant> variants_;
   std::string trace_;
 
-  // Real time and simulated work, of all runs.
+  // Real time and simulated work of all runs.
   std::int64_t spent_ns_ = 0;
   std::uint64_t requests_ = 0, tokens_ = 0, steps_ = 0;
 };
@@ -110,7 +110,7 @@ absl::StatusOr<simulator::Workload> SimulateCommand::MakeWorkloadAt(double rate)
   o.concurrency = static_cast<std::uint32_t>(flags_.concurrency);
   o.requests = static_cast<std::uint32_t>(flags_.requests);
   o.seed = static_cast<std::uint64_t>(flags_.seed);
-  // A mean of the user's own moves the preset's cut along.
+  // A mean that the user gives also raises the preset's maximum.
   const auto set_mean = [](double mean, simulator::LengthDistribution& d) {
     if (mean <= 0) return;
     d.max = std::max(d.max, static_cast<std::uint32_t>(mean * 4));
@@ -214,7 +214,7 @@ absl::Status SimulateCommand::RunMemoryBaselines() {
   const auto slots = static_cast<std::uint32_t>(flags_.reserve);
   const std::string max = absl::StrCat("max ", slots);
   simulator::SimulationOptions options = OptionsOf(variants_[0]);
-  options.core.prefix_cache = false;  // what is compared is allocation
+  options.core.prefix_cache = false;  // the runs compare allocation only
   std::vector<simulator::Summary> runs;
   std::vector<simulator::RunRecord> records;
   std::vector<std::string> labels;
@@ -230,7 +230,7 @@ absl::Status SimulateCommand::RunMemoryBaselines() {
   absl::Status s = add("paged", RunOne("paged", machine_, *workload, options));
   const simulator::Machine reserving = simulator::MachineWithReservation(machine_, slots);
   simulator::SimulationOptions no_watermark = options;
-  no_watermark.core.watermark_blocks = 0;  // a block is all that a request will ever need
+  no_watermark.core.watermark_blocks = 0;  // one block holds all that a request will need
   no_watermark.core.expected_output_permille = 0;
   if (s.ok()) s = add(max, RunOne(max, reserving, *workload, no_watermark));
   const auto emulate = [&](simulator::Reservation kind) {
@@ -291,7 +291,7 @@ void PrintFit(const simulator::StepFit& fit) {
                 100 * fit.total_error, 100 * fit.noise);
 }
 
-// A fitted machine goes to --out, or to standard output.
+// Writes a fitted machine to --out, or to standard output.
 absl::Status GiveMachine(const SimulateFlags& flags, simulator::Machine machine,
                          const simulator::StepFit& fit) {
   PrintFit(fit);
@@ -317,7 +317,7 @@ absl::Status RunFit(const SimulateFlags& flags) {
   return GiveMachine(flags, std::move(machine), *fit);
 }
 
-// A workload that the fit has not seen, computed and simulated, side by side.
+// Computes and simulates a workload that the fit has not used, and prints both results.
 absl::Status Validate(const SimulateFlags& flags, StepMeter& meter, const simulator::StepFit& fit) {
   simulator::SyntheticOptions synthetic = simulator::FindPreset("short").value();
   synthetic.arrivals = simulator::SyntheticOptions::Arrivals::kClosed;

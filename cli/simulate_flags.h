@@ -12,7 +12,7 @@ namespace flotilla {
 struct SimulateFlags {
   // Machine.
   std::string machine = "h200";
-  std::int64_t kv_tokens = 0;  // 0: the machine's
+  std::int64_t kv_tokens = 0;  // 0: the machine's number
   std::int64_t host_tokens = 0;
   double round_trip_us = 0;
   // Workload.
@@ -24,7 +24,7 @@ struct SimulateFlags {
   std::int64_t concurrency = 16;
   std::int64_t requests = 1000;
   std::int64_t seed = 1;
-  double prompt_mean = 0, prompt_sigma = -1;  // out of range: the preset's
+  double prompt_mean = 0, prompt_sigma = -1;  // out of range: the preset's value
   double output_mean = 0, output_sigma = -1;
   std::int64_t tenants = 1;
   std::int64_t prefix_groups = 0;
@@ -33,19 +33,19 @@ struct SimulateFlags {
   double last_deadline_s = 0;
   std::int64_t max_tokens = 1024;
   bool known_lengths = false;
-  // These say what is compared.
+  // These flags say what is compared.
   std::vector<std::string> set;      // option=value
   std::vector<std::string> compare;  // option=value,value
   std::vector<std::string> policies;
   std::vector<double> sweep_rate;
   bool memory_baselines = false;
   std::int64_t reserve = 2048;
-  // These say what is printed and written.
+  // These flags say what is printed and written.
   double slo_ttft_ms = 1000;
   double slo_itl_ms = 100;
   bool json = false;
   std::string out;
-  // Instead of a simulation.
+  // These flags ask for something other than a simulation.
   std::string fit;
   std::string measure;
   double measure_seconds = 6;

@@ -1,5 +1,5 @@
-// StopListener: learns of a request to stop while the role is busy with something that
-// may take for ever, such as starting processes.
+// StopListener: waits for a request to stop while the role does something that may never
+// end, such as starting processes.
 #pragma once
 
 #include <functional>
@@ -30,7 +30,7 @@ class StopListener {
   // Waits until `on_stop` has returned.
   void WaitForStop() { stopped_.WaitForNotification(); }
 
-  // Listens no more. Whether there was a request to stop; then `on_stop` has returned.
+  // Stops listening. True: there was a request to stop, and `on_stop` has returned.
   bool End() {
     if (thread_.joinable()) {
       signals_->Wake();
@@ -42,7 +42,7 @@ class StopListener {
  private:
   Signals* const signals_;
   absl::Notification stopped_;
-  std::thread thread_;  // the last: it uses the others
+  std::thread thread_;  // last, because it uses the others
 };
 
 }  // namespace flotilla

@@ -35,11 +35,11 @@ bool HasAllWordsOf(const std::string& name, const std::string& typed) {
 std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std::string>& names) {
   if (typed.size() > kMaxTyped) return {};
   const std::string wanted = Normal(typed);
-  // Dashes in front are in every flag and say nothing about which.
+  // Every flag begins with dashes, so they say nothing about which flag was meant.
   const std::size_t letters =
       wanted.size() - std::min(wanted.find_first_not_of('-'), wanted.size());
   const std::size_t limit = std::min<std::size_t>(3, (letters + 2) / 3);
-  std::vector<std::pair<std::size_t, std::string>> near;  // how far in half errors, and what
+  std::vector<std::pair<std::size_t, std::string>> near;  // distance in half errors, name
   for (const std::string& name : names) {
     const std::size_t errors = EditDistance(wanted, Normal(name));
     if (errors <= limit) near.emplace_back(2 * errors, name);
@@ -49,7 +49,7 @@ std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std
   }
   std::stable_sort(near.begin(), near.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  // The nearest name is the one that was meant.
+  // The user most probably meant the nearest name, or one of several equally near ones.
   std::vector<std::string> best;
   for (const auto& [far, name] : near) {
     if (far == near.front().first && best.size() < kMaxNames) best.push_back(name);

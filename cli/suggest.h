@@ -1,4 +1,4 @@
-// What somebody may have meant who typed a name that there is not. Pure.
+// Suggests existing names when a user types a name that does not exist. Pure.
 #pragma once
 
 #include <string>
@@ -7,10 +7,11 @@
 
 namespace flotilla {
 
-// Of `names`, three at most, those that `typed` was most probably meant to be: written like
-// it, with as few errors (EditDistance in router/names.h) as any, one in three letters and three at
-// most; to have all of its words counts as one and a half (`--port`: `--http-port`, `--grpc-port`).
-// Small and capital letters, `_` and `-` are the same. Empty where `typed` is longer than 64 bytes.
+// Returns the names of `names` that are nearest to `typed`, three at most. The distance is the
+// number of errors (EditDistance in router/names.h), of which one in three letters and three in
+// all are allowed. A name that has all words of `typed` has the distance one and a half
+// (`--port`: `--http-port`, `--grpc-port`). Small and capital letters are the same, and so are `_`
+// and `-`. Empty if `typed` is longer than 64 bytes.
 std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std::string>& names);
 
 }  // namespace flotilla

@@ -46,12 +46,12 @@ Terminal::~Terminal() {
 }
 
 void Terminal::ReadKeys() {
-  // In the background, setting the terminal up would stop the process.
+  // In the background, a change of the terminal's settings would stop the process.
   if (isatty(STDIN_FILENO) == 0 || tcgetpgrp(STDIN_FILENO) != getpgrp() ||
       tcgetattr(STDIN_FILENO, &before_) != 0) {
     return;
   }
-  termios each_key = before_;  // ^C and ^Z stay signals
+  termios each_key = before_;  // ^C and ^Z still send signals
   each_key.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
   each_key.c_cc[VMIN] = 1;
   each_key.c_cc[VTIME] = 0;
@@ -61,7 +61,7 @@ void Terminal::ReadKeys() {
 void Terminal::Restore() {
   if (!keys_) return;
   keys_ = false;
-  // SIGTTOU would stop a process that is in the background by now.
+  // If the process is in the background by now, SIGTTOU would stop it.
   const sigset_t background = SetOf(SIGTTOU);
   sigset_t before;
   pthread_sigmask(SIG_BLOCK, &background, &before);
@@ -77,12 +77,12 @@ void Terminal::Suspend() {
 
 Terminal::Event Terminal::Wait(absl::Time deadline) {
   while (true) {
-    // After ^Z, bg and fg: Suspend ended in the background, and nothing tells of fg.
+    // After ^Z, bg and fg, Suspend returned in the background, and no event reports the fg.
     if (!keys_) ReadKeys();
     std::array<pollfd, 2> polled = {
         pollfd{.fd = signals_.get(), .events = POLLIN, .revents = 0},
         pollfd{.fd = keys_ ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0}};
-    // Rounded up: a poll that is early would only be done again.
+    // The time is rounded up, because a poll that ends early would only be repeated.
     const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
     const auto ms = static_cast<int>(absl::ToInt64Milliseconds(
         std::min(absl::Ceil(left, absl::Milliseconds(1)), absl::Hours(1))));
@@ -105,7 +105,7 @@ std::optional<Terminal::Event> Terminal::TakeSignal() {
   return Event::kResized;
 }
 
-// Whether it is over: q, or nobody types any more.
+// Whether the program should end: the user typed q, or standard input has ended.
 bool Terminal::TakeKeys() {
   std::array<char, 64> typed;
   const ssize_t got = read(STDIN_FILENO, typed.data(), typed.size());

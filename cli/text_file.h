@@ -1,4 +1,4 @@
-// Whole text files, for tools: small, read and written at once.
+// Reads and writes small text files as a whole, for tools.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace flotilla {
 
-// NOT_FOUND: it cannot be opened. RESOURCE_EXHAUSTED: it is larger than 1 GiB.
+// NOT_FOUND: the file cannot be opened. RESOURCE_EXHAUSTED: the file is larger than 1 GiB.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path);
 
-// Makes the folder if it is not there. FAILED_PRECONDITION: it cannot be written.
+// Makes the folder if it does not exist. FAILED_PRECONDITION: the file cannot be written.
 absl::Status WriteTextFile(const std::string& folder, const std::string& name,
                            const std::string& text);
 

@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::size_t kMaxProcesses = 256;
 constexpr absl::Duration kTimeout = absl::Seconds(2);
-// One picture: from the top of a cleared screen, lines that are too long all the same (wide
-// characters) are cut by the terminal, and do not wrap.
+// A picture begins at the top of a cleared screen. Lines that are still too long (because of
+// wide characters) do not wrap; the terminal cuts them.
 constexpr char kBeginPicture[] = "\x1b[H\x1b[2J\x1b[?7l";
 constexpr char kEndPicture[] = "\x1b[?7h";
 
@@ -43,7 +43,7 @@ std::vector<Look> LookAt(const std::vector<std::string>& addresses, const Clock&
   return looks;
 }
 
-// Whether anybody still reads it.
+// Prints the tables. False: nobody reads standard output any more.
 bool Show(const TopView& view, const Terminal& terminal, bool picture) {
   if (picture) std::fputs(kBeginPicture, stdout);
   std::fputs(TopText(view, terminal.columns()).c_str(), stdout);
@@ -83,7 +83,7 @@ absl::Status RunTop(const TopFlags& flags) {
       view = MakeTopView(before, now);
       next = absl::Now() + absl::Seconds(flags.interval_s);
     } else if (!picture) {
-      continue;  // of another width from the next table on
+      continue;  // the next table has the new width
     }
     if (!Show(view, terminal, picture)) return absl::OkStatus();
     if (!flags.once) continue;

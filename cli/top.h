@@ -18,8 +18,8 @@ struct TopFlags {
 // Adds the flags to `app`; parsing fills `flags`, which outlives it.
 void AddTopFlags(CLI::App& app, TopFlags* flags);
 
-// Shows tables until q is pressed or a signal asks it to stop, or one. UNAVAILABLE: the one table
-// is empty, since no process answered.
+// Shows tables until the user presses q or a signal asks to stop; with `once`, shows one table.
+// UNAVAILABLE: the one table is empty, because no process answered.
 absl::Status RunTop(const TopFlags& flags);
 
 }  // namespace flotilla

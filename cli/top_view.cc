@@ -73,7 +73,7 @@ std::size_t Characters(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-// The line, or what has room of it and a sign that there is more.
+// The line, or as much of it as fits and a sign that there is more.
 std::string Cut(std::string line, std::optional<std::size_t> columns) {
   if (!columns.has_value() || Characters(line) <= *columns) return line;
   std::size_t bytes = 0;
@@ -83,12 +83,12 @@ std::string Cut(std::string line, std::optional<std::size_t> columns) {
   return line.substr(0, bytes) + "…";
 }
 
-// Columns as wide as their widest cell; the first is left-aligned, with room for text.
+// A table whose columns are as wide as their widest cell. The first column is left-aligned.
 class Table {
  public:
   struct Column {
     const char* title;
-    int leave_out;  // first the one with the least number; kAlways: never
+    int leave_out;  // the lowest number is left out first; kAlways: never left out
   };
   static constexpr int kAlways = 100;
 
@@ -135,7 +135,7 @@ class Table {
     return all;
   }
 
-  // False: none may be left out.
+  // Leaves one column out. False: none may be left out.
   bool LeaveOne() {
     const auto least = std::min_element(
         columns_.begin(), columns_.end(),
@@ -157,7 +157,7 @@ std::string Number(std::optional<double> value, int digits = 1) {
 std::string Percent(std::optional<double> ratio) {
   return ratio.has_value() ? absl::StrFormat("%.0f%%", *ratio * 100) : "-";
 }
-// Three figures or so, in the unit that suits.
+// About three figures, in the unit that suits.
 std::string Seconds(std::optional<double> value) {
   if (!value.has_value()) return "-";
   return *value < 1 ? absl::StrFormat("%.1fms", *value * 1e3) : absl::StrFormat("%.2fs", *value);

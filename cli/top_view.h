@@ -1,5 +1,5 @@
-// What `flotilla top` shows: two looks at the metrics of a fleet's processes become rows,
-// and rows a table. Pure.
+// What `flotilla top` shows. Two looks at the metrics of a fleet's processes become rows, and
+// rows become tables. Pure.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@
 
 namespace flotilla {
 
-// A process, or why it could not be read.
+// The metrics of a process, or why they could not be read.
 struct Look {
   std::string address;  // host:port
   absl::StatusOr<MetricsPage> page;
 };
 
-// Rates and latencies are those between the two looks; none: nothing happened, or there
-// was one look only.
+// Rates and latencies cover the time between the two looks. None: nothing happened, or there
+// was only one look.
 struct RouterRow {
   std::string address;
   bool ready = false, draining = false;
@@ -66,9 +66,9 @@ struct TopView {
 // for each role that it plays: `flotilla serve` has all three.
 TopView MakeTopView(absl::Span<const Look> before, absl::Span<const Look> now);
 
-// Tables whose lines have at most `columns` characters; none: no bound. Where there is too
-// little room, columns are left out, the least telling first, and then lines are cut. What
-// processes and users named is made printable.
+// Tables whose lines have at most `columns` characters; none: no bound. If there is too little
+// room, columns are left out, the least useful first, and then lines are cut. Names that come
+// from processes and users are made printable.
 std::string TopText(const TopView& view, std::optional<std::size_t> columns = std::nullopt);
 
 }  // namespace flotilla

@@ -34,7 +34,7 @@ absl::StatusOr<ProcessExecutorOptions> ProcessOptions(const RoleFlags& flags) {
   RoleFlags rank = flags;
   const std::int64_t ranks = flags.tensor_parallel * flags.pipeline_parallel;
   const bool hosts = !flags.group_network.empty();
-  // With several hosts each rank checks this on its own.
+  // With several hosts each rank chooses its own number of threads.
   if (rank.threads == 0 && !hosts) {
     rank.threads = std::max<std::int64_t>(1, AvailableCpus() / ranks);
   }

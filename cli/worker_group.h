@@ -1,5 +1,5 @@
-// WorkerGroup: the ranks of a model, run by this process for its own scheduler or for
-// one elsewhere.
+// WorkerGroup: the ranks of a model, which this process runs for its own scheduler or for
+// a scheduler in another process.
 #pragma once
 
 #include <memory>
@@ -21,18 +21,18 @@ namespace flotilla {
 class WorkerGroup {
  public:
   // Opens the model; the ranks start with the executor. `clock` and `log` outlive it.
-  // INVALID_ARGUMENT and others name the flag or what is wrong with the file.
+  // INVALID_ARGUMENT and other errors name the flag, or what is wrong with the file.
   static absl::StatusOr<std::unique_ptr<WorkerGroup>> Create(const RoleFlags& flags,
                                                              const Clock* clock, Logger* log);
 
   const TokenizerContent& tokenizer() const { return tokenizer_; }
-  // Ranks that are processes, or threads of this one (--launcher none).
+  // Runs ranks that are processes, or threads of this process (--launcher none).
   StepExecutor* executor();
-  // Whether its threads that bring results have nothing to compute.
+  // Whether ranks are processes, so that the threads that deliver results compute nothing.
   bool has_own_processes() const { return processes_.has_value(); }
-  // `metrics` is read no more once the group is gone.
+  // `metrics` must not be read after the group is gone.
   void AddMetrics(Metrics& metrics) const;
-  // Stops ranks that are processes; also ends a start that goes on for ever. Any thread.
+  // Stops ranks that are processes; also ends a start that would never end. Any thread.
   void StopProcesses();
 
  private:
@@ -42,7 +42,7 @@ class WorkerGroup {
   const RoleFlags flags_;
   const Clock* const clock_;
   const TokenizerContent tokenizer_;
-  std::optional<InProcessExecutor> in_process_;  // one of the two
+  std::optional<InProcessExecutor> in_process_;  // either this or processes_ is set
   std::optional<ProcessExecutor> processes_;
 };
 

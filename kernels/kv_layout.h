@@ -5,7 +5,7 @@
 // record, K first, then V:
 //   bf16  K [dim/2][16 tokens][2]   V [8 token pairs][dim][2]
 //   fp32  K [dim][16 tokens]        V [16 tokens][dim]
-// so that one 64-byte load of K is sixteen keys and one of V sixteen dimensions.
+// With this layout one 64-byte load of K is sixteen keys, and one of V sixteen dimensions.
 // `dim` is a multiple of 16, at most 256.
 #pragma once
 

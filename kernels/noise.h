@@ -1,6 +1,6 @@
-// Random numbers of sampling: pure functions of (the sequence's seed, index of the
-// output token, token id). Nothing is drawn in sequence, so a token's noise does
-// not depend on the batch, on a restart or on the rank that holds its logit.
+// Random numbers for sampling. They are pure functions of (the sequence's seed, index of
+// the output token, token id). No generator has a state, so a token's noise does not
+// depend on the batch, on a restart or on the rank that holds its logit.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace flotilla::kernels {
 
-// Everything but the token id, mixed.
+// The mix of all inputs but the token id.
 struct NoiseKey {
   uint32_t low = 0;
   uint32_t high = 0;

@@ -1,12 +1,12 @@
 // The op interface: every computation of the forward pass and of the sampler's
 // vocabulary passes, one declaration each.
 //
-// Who: the worker picks one table with GetOps and calls through it from its
-// compute threads. Ops never start threads, allocate or fail: a call does the
-// part of the work that its range names, and results do not depend on how ranges
+// Use: the worker picks one table with GetOps and calls through it from its
+// compute threads. Ops never start threads, allocate or fail. A call does the
+// part of the work that its range names. Results do not depend on how ranges
 // are cut, on which thread runs them or on the other rows in the batch.
 //
-// Exactness: all instruction paths give the same bits as `reference`, the slow
+// Exactness: all instruction paths give the same bits as `reference`, their slow and
 // obvious twin (only the payload of a NaN may differ). Each op therefore states
 // the order of its float reductions. "Lanes" are 16 partial results: element i
 // goes to lane i mod 16; "the lane tree" adds lane i and i+8, then i and i+4, i
@@ -164,7 +164,8 @@ struct AttentionArgs {
   int64_t out_stride = 0;
 };
 
-// Tokens whose logits are summed together first, at multiples of it.
+// softmax_stats sums the logits of this many tokens together first. Each chunk begins at a
+// multiple of this number.
 inline constexpr int kVocabularyChunk = 1024;
 
 struct TokenScore {
@@ -180,8 +181,9 @@ struct SoftmaxStats {
 
 // gumbel_argmax: the token with the largest fma(logit, inverse_temperature,
 // GumbelNoise(key, token)) among those kept: logit > cutoff.score, or equal to it
-// with token <= cutoff.token. The default cutoff keeps all. Of a part of a row,
-// logits[0] is that of `first_token`; tokens are named by their ids all the same.
+// with token <= cutoff.token. The default cutoff keeps all. For a part of a row,
+// logits[0] is the logit of `first_token`; `key`, `cutoff` and the result still use token
+// ids of the whole vocabulary.
 struct GumbelArgs {
   float inverse_temperature = 1;
   NoiseKey key;
@@ -208,8 +210,8 @@ struct Ops {
   void (*kv_write)(const KvWriteArgs&, int token_begin, int token_end);
   void (*paged_attention)(const AttentionArgs&, int token_begin, int token_end);
 
-  // Vocabulary passes over a row of n >= 1 logits. Ties take the lowest id; a
-  // NaN is never taken; a row without any number above -infinity gives its first token.
+  // Vocabulary passes over a row of n >= 1 logits. Of equal scores the lowest id wins. A
+  // NaN never wins. A row without any number above -infinity gives its first token.
   TokenScore (*argmax)(const float* logits, int n);
   // The `count` (1..64, <= n) largest, in descending order.
   void (*top_n)(const float* logits, int n, int count, TokenScore* out);
@@ -219,11 +221,11 @@ struct Ops {
   SoftmaxStats (*softmax_stats)(const float* logits, int n);
 };
 
-// Adds two parts' statistics: m = max, sum = fma(a.sum, Exp(a.max - m), b.sum *
-// Exp(b.max - m)); a part that is all -infinity changes nothing.
+// Merges the statistics of two parts: m = max, sum = fma(a.sum, Exp(a.max - m), b.sum *
+// Exp(b.max - m)). A part that is all -infinity changes nothing.
 SoftmaxStats MergeStats(const SoftmaxStats& a, const SoftmaxStats& b);
 
-// log(sum e^x): log-probability of token i = logit[i] - LogSumExp(stats).
+// log(sum e^x). The log-probability of token i is logit[i] - LogSumExp(stats).
 inline float LogSumExp(const SoftmaxStats& stats) { return stats.max + Log(stats.sum); }
 
 // Every implementation of this build, slowest first.
@@ -233,11 +235,12 @@ absl::Span<const Ops* const> AllOps();
 // needs F, BW, VL, DQ and VNNI.
 bool IsaSupported(Isa isa);
 
-// The supported ones, slowest first; the last is what "auto" means.
+// The instruction paths that this machine supports, slowest first; "auto" means the last.
 std::vector<Isa> DetectIsas();
 
-// "auto" (the best supported), "reference", "avx2" or "avx512". InvalidArgument
-// names the known ones; FailedPrecondition when the machine lacks it.
+// Parses "auto" (the best supported), "reference", "avx2" or "avx512". InvalidArgument:
+// the name is unknown (the message lists the known ones); FailedPrecondition: the machine
+// does not support it.
 absl::StatusOr<Isa> ParseIsa(std::string_view name);
 
 // The table of `isa`, which must be supported. Lives for the whole program.

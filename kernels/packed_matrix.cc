@@ -12,7 +12,7 @@
 namespace flotilla::kernels {
 namespace {
 
-// Far above any model; keeps every product below in 64 bits.
+// This is far above any model, and it keeps every product below in 64 bits.
 constexpr int64_t kMaxDimension = int64_t{1} << 28;
 constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
@@ -66,7 +66,7 @@ bool MinusEightTimes(uint16_t d, uint16_t* out) {
   return true;
 }
 
-// The four nibbles in bits 0-3, 16-19, 32-35, 48-51 side by side in bits 0-15.
+// Returns the four nibbles in bits 0-3, 16-19, 32-35, 48-51 side by side in bits 0-15.
 uint32_t Gather4(uint64_t x) {
   x = (x | x >> 12) & 0x000000FF000000FFu;
   return static_cast<uint32_t>(x | x >> 24) & 0xFFFFu;
@@ -100,8 +100,8 @@ void PackFloats(const std::byte* source, int element_bytes, int column, std::byt
   }
 }
 
-// Packs one block of 32 weights into `column` of a record. False: see
-// MinusEightTimes.
+// Packs one block of 32 weights into `column` of a record. Returns false if MinusEightTimes
+// does.
 bool PackBlock(WeightFormat format, const std::byte* block, int column, std::byte* record) {
   switch (format) {
     case WeightFormat::kF32:
@@ -233,8 +233,8 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(WeightFormat format, int64_t c
       matrix.bytes_ > kMaxBytes) {
     return absl::InvalidArgumentError(absl::StrCat("a matrix of ", columns, " x ", k));
   }
-  // Large matrices start on a huge page, so that the kernel can back them with
-  // huge pages: a panel walk then costs few TLB misses.
+  // Large matrices start on a huge page, so that the operating system can back them with
+  // huge pages. A walk over a panel then costs few TLB misses.
   const bool huge = matrix.bytes_ >= kHugePageBytes;
   const int64_t alignment = huge ? kHugePageBytes : 64;
   const int64_t rounded = (matrix.bytes_ + alignment - 1) / alignment * alignment;

@@ -1,9 +1,9 @@
 // PackedMatrix: the weights of one matrix product, rearranged once at load into
 // the order in which the micro-kernels read them.
 //
-// Who: the worker creates it and fills it from the model file's raw GGML blocks;
-// afterwards it is immutable and any thread may read it. It knows block formats
-// but no file format and no model.
+// Use: the worker creates the matrix and fills it from the model file's raw GGML blocks.
+// Afterwards it is immutable, and any thread may read it. It knows block formats but no
+// file format and no model.
 //
 // Columns are outputs: y[m, column] = sum over k of x[m, k] * W[column, k]. They
 // are grouped in panels of 32; K runs in blocks of 32. One record per (panel,
@@ -77,11 +77,11 @@ void UnpackBlock(PackedKind kind, const std::byte* record, int lane, float* out)
 // Bytes of one row of `k` weights in the model file; k is a multiple of 32.
 int64_t RowBytes(WeightFormat format, int64_t k);
 
-// What kernels see of a PackedMatrix: plain data, valid while the matrix lives.
+// The view of a PackedMatrix that kernels use: plain data, valid while the matrix lives.
 //
-// Splits cut K into consecutive ranges, each summed by itself with its own
-// activation scale; the partial sums are then added in a fixed binary tree over
-// the split index: (0,1), (2,3), ... and so on upwards, an odd one carries up.
+// Splits cut K into consecutive ranges. Each range is summed by itself with its own
+// activation scale. The partial sums are then added in a fixed binary tree over the split
+// index: (0,1), (2,3), ... and so on upwards; an odd one carries up.
 struct MatrixView {
   PackedKind kind = PackedKind::kFloats;
   int columns = 0;                      // outputs, before padding to panels
@@ -101,11 +101,11 @@ class PackedMatrix {
  public:
   PackedMatrix() = default;
 
-  // An all-zero matrix of `columns` x `k` for weights of `format`. `split_ends`
-  // as in MatrixView; empty means one split. Memory is 64-byte aligned and asks
-  // for huge pages. InvalidArgument when k is not a positive multiple of 32,
-  // columns is not positive, splits are malformed or the size is above 1 TiB;
-  // ResourceExhausted when memory cannot be had.
+  // Makes an all-zero matrix of `columns` x `k` for weights of `format`. `split_ends` is
+  // as in MatrixView; empty means one split. Memory is 64-byte aligned, and Create asks
+  // for huge pages. InvalidArgument when k is not a positive multiple of 32, columns is
+  // not positive, splits are malformed or the size is above 1 TiB; ResourceExhausted when
+  // there is not enough memory.
   static absl::StatusOr<PackedMatrix> Create(WeightFormat format, int64_t columns, int64_t k,
                                              absl::Span<const int32_t> split_ends = {});
 
@@ -119,7 +119,7 @@ class PackedMatrix {
                            int64_t row_stride_bytes);
 
   // Writes the k weights of one column in fp32, exactly as the format defines
-  // them: the embedding lookup of a tied head. `out` has room for k floats;
+  // them. This is the embedding lookup of a tied head. `out` has room for k floats;
   // `column` is within range (checked).
   void DequantizeColumn(int64_t column, absl::Span<float> out) const;
 

@@ -9,7 +9,8 @@
 namespace flotilla::kernels {
 namespace {
 
-// Conversion of fp16; clang 14's __builtin_cpu_supports does not know the name.
+// Whether the CPU converts fp16. clang 14's __builtin_cpu_supports does not know the name
+// f16c.
 bool HasF16c() {
   unsigned eax, ebx, ecx = 0, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;

@@ -6,8 +6,8 @@
 namespace flotilla::kernels {
 namespace {
 
-// Series in double with plain operations: about 1e-15 relative, far below the
-// fp32 the results are rounded to.
+// The series use double and plain operations. Their relative error is about 1e-15, far below
+// that of fp32, to which the results are rounded.
 constexpr double kLn2 = 0.6931471805599453094;
 
 // Natural logarithm of x > 0: x = f * 2^e with f in [sqrt(1/2), sqrt(2)), log f =
@@ -34,9 +34,9 @@ double ExpSeries(double x) {
   return std::ldexp(sum, static_cast<int>(n));
 }
 
-// Cosine and sine of x in [0, 2^24): a multiple of pi/2 is taken out with pi/2 in
-// three parts (33 bits each, so n times a part is exact), then Taylor series on
-// [-pi/4, pi/4].
+// Cosine and sine of x in [0, 2^24). First a multiple of pi/2 is taken out, with pi/2 in
+// three parts (33 bits each, so n times a part is exact). Then Taylor series give the values
+// on [-pi/4, pi/4].
 void CosSin(double x, float* cosine, float* sine) {
   constexpr double kPart1 = 1.57079632673412561417e+00;
   constexpr double kPart2 = 6.07710050630396597660e-11;

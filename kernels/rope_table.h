@@ -1,6 +1,6 @@
-// RopeTable: the cosines and sines of rotary embedding, computed once at load.
-// Immutable afterwards; any thread reads it. Uses its own arithmetic rather than
-// libm, so that the table's bits do not depend on the C library.
+// RopeTable: the cosines and sines of rotary embedding, computed once at load. The table
+// is immutable afterwards, and any thread may read it. It uses its own arithmetic rather
+// than libm, so that its bits do not depend on the C library.
 #pragma once
 
 #include <vector>
@@ -9,9 +9,9 @@ namespace flotilla::kernels {
 
 class RopeTable {
  public:
-  // Positions 0 .. positions - 1 for heads of `dim` (even) with frequencies
-  // base^(-2i/dim). Like the reference implementation (Hugging Face), frequency
-  // and angle are rounded to fp32 before the cosine is taken.
+  // Computes positions 0 .. positions - 1 for heads of `dim` (even) with frequencies
+  // base^(-2i/dim). As in the reference implementation (Hugging Face), frequency and angle
+  // are rounded to fp32 before the cosine is taken.
   RopeTable(int positions, int dim, double base);
 
   // [positions, dim] fp32: row p holds cos[dim/2], then sin[dim/2].

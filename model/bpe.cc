@@ -13,16 +13,17 @@ constexpr size_t kScanLimit = 64;
 
 constexpr uint32_t kNoRank = UINT32_MAX;
 
-// The tokens of a piece, which merge where they lie, in four bytes a byte of it: one that spans
-// several places has its token at the first, and minus its span at the second and at the last.
+// The tokens of a piece, which merge in place. They take four bytes for each byte of the
+// piece. A symbol that spans several places has its token at the first place, and minus its
+// span at the second and at the last place.
 class Symbols {
  public:
   explicit Symbols(std::vector<TokenId>& ids) : ids_(ids) {}
 
   uint32_t size() const { return static_cast<uint32_t>(ids_.size()); }
-  // Negative once merged into its left neighbour.
+  // The token at `at`; negative once it is merged into its left neighbour.
   TokenId operator[](uint32_t at) const { return ids_[at]; }
-  // size() after the last.
+  // The symbol after `at`; size() after the last symbol.
   uint32_t Next(uint32_t at) const {
     const uint32_t second = at + 1;
     return second < size() && ids_[second] < 0 ? at - ids_[second] : second;
@@ -38,7 +39,7 @@ class Symbols {
     ids_[at] = result;
     ids_[gone] = ids_[at + 1] = ids_[end - 1] = -span;
   }
-  // Leaves the tokens, side by side.
+  // Moves the tokens side by side and drops the other places.
   void Collect() {
     size_t count = 0;
     for (uint32_t at = 0, next; at < size(); at = next) {
@@ -87,7 +88,7 @@ void BpeMerges::Encode(std::string_view piece, std::vector<TokenId>& out) const 
 }
 
 void BpeMerges::MergeByScan(std::vector<TokenId>& ids) const {
-  Rule rules[kScanLimit];  // rules[i]: what merges ids[i] and ids[i + 1]
+  Rule rules[kScanLimit];  // rules[i]: the rule that merges ids[i] and ids[i + 1]
   size_t count = ids.size();
   const auto look_up = [&](size_t i) {
     const Rule* rule = i + 1 < count ? FindRule(ids[i], ids[i + 1]) : nullptr;
@@ -109,9 +110,9 @@ void BpeMerges::MergeByScan(std::vector<TokenId>& ids) const {
   ids.resize(count);
 }
 
-// All pairs of the lowest rank from left to right, then those of the next. Ten times as fast
-// as one heap of all pairs where a piece repeats itself, since a rank has few lookups in the
-// hash table that miss the cache, and its positions lie side by side.
+// Merges all pairs of the lowest rank from left to right, then those of the next rank. Where
+// a piece repeats itself this is ten times as fast as one heap of all pairs, because few of a
+// rank's lookups in the hash table miss the cache, and its positions lie side by side.
 bool BpeMerges::MergeByRank(std::vector<TokenId>& ids) const {
   Symbols symbols(ids);
   absl::flat_hash_map<uint32_t, std::vector<uint32_t>> waiting;  // positions by rank
@@ -140,7 +141,7 @@ bool BpeMerges::MergeByRank(std::vector<TokenId>& ids) const {
       symbols.Join(at, rule->result);
       uint32_t lowest = push(at);
       if (at > 0) lowest = std::min(lowest, push(symbols.Previous(at)));
-      if (lowest <= rank) {  // it goes before the rest of this rank
+      if (lowest <= rank) {  // the new pair goes before the rest of this rank
         symbols.Collect();
         return false;
       }

@@ -1,6 +1,6 @@
-// Byte-pair merging of one piece of text: which token ids its bytes become.
+// Byte-pair merging: turns the bytes of one piece of text into token ids.
 //
-// A value built once and then only read; any thread may encode.
+// A BpeMerges is built once and then only read; any thread may encode.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,17 @@ class BpeMerges {
 
   void Reserve(size_t merges) { merges_.reserve(merges); }
 
-  // The neighbours (left, right) merge into `result`; of two rules that apply
-  // the lower rank goes first. The first rule for a pair stands.
+  // Adds the rule that the neighbours (left, right) merge into `result`. Of two rules that
+  // apply, the one with the lower rank goes first. If a pair gets several rules, the first
+  // one stays.
   void AddMerge(TokenId left, TokenId right, TokenId result, uint32_t rank);
 
   // The rank of the rule for (left, right), if there is one.
   std::optional<uint32_t> RankOf(TokenId left, TokenId right) const;
 
-  // Appends the tokens of `piece`: starting from its bytes, the lowest-ranked
-  // merge is applied, leftmost on ties, until none applies. A byte without a
-  // token vanishes, as in the reference tokenizer. O(n log n) for long pieces.
+  // Appends the tokens of `piece`. Starting from the bytes of the piece, it applies the
+  // lowest-ranked merge, the leftmost on ties, until none applies. A byte without a token
+  // vanishes, as in the reference tokenizer. O(n log n) for long pieces.
   void Encode(std::string_view piece, std::vector<TokenId>& out) const;
 
  private:
@@ -42,8 +43,8 @@ class BpeMerges {
 
   const Rule* FindRule(TokenId left, TokenId right) const;
   void MergeByScan(std::vector<TokenId>& ids) const;
-  // False, with `ids` merged so far, at a merge that leads to one of a lower rank, as no
-  // trained vocabulary has: the heap goes on.
+  // Returns false when a merge leads to one of a lower rank, which no trained vocabulary
+  // has. `ids` then holds the merges so far, and MergeByHeap goes on from there.
   bool MergeByRank(std::vector<TokenId>& ids) const;
   void MergeByHeap(std::vector<TokenId>& ids) const;
 

@@ -14,9 +14,9 @@
 //                filter, generation (its markers are ignored)
 //   expressions  all operators but those on sets, inline if, slices, literals
 //   globals      namespace, range, dict, joiner, raise_exception, strftime_now
-// and the filters, tests and methods named in model/jinja/builtins.cc. Not
-// there: include, import, extends, block, call, raw, string formatting with %,
-// case mapping beyond ASCII, integers past 64 bits. All are refused by name.
+// and the filters, tests and methods named in model/jinja/builtins.cc. The
+// subset lacks include, import, extends, block, call, raw, string formatting with %,
+// case mapping beyond ASCII, and integers past 64 bits. All are refused by name.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ struct ChatTemplateOptions {
   std::string eos_token;
   nlohmann::ordered_json tools;  // null: the variable is undefined
   nlohmann::ordered_json extra;  // object: further variables, e.g. enable_thinking
-  // What strftime_now(format) returns. Where it is not set the call is refused.
+  // What strftime_now(format) returns. If it is not set, the call is refused.
   std::function<std::string(std::string_view format)> strftime_now;
 
   // Bounds of one rendering. A step is one node of the program evaluated, or

@@ -11,7 +11,8 @@
 namespace flotilla {
 namespace {
 
-// The model table: what distinguishes architectures of the one decoder.
+// A row of the model table. It says how an architecture differs from the others; all of them
+// use the same decoder.
 struct Architecture {
   std::string_view name;
   RopeStyle rope_style;
@@ -21,8 +22,8 @@ constexpr Architecture kArchitectures[] = {
     {"llama", RopeStyle::kInterleaved},  // Llama 1-3, Mistral, SmolLM2
 };
 
-// Bounds of what is accepted: several times the largest published model, and
-// small enough that products of two stay far below 2^63.
+// Bounds of accepted values. They are several times those of the largest published model,
+// and small enough that products of two stay far below 2^63.
 constexpr uint64_t kMaxLayers = 512;
 constexpr uint64_t kMaxHidden = 1 << 16;
 constexpr uint64_t kMaxHeads = 1 << 10;
@@ -38,7 +39,7 @@ constexpr std::string_view kStopTokens[] = {
     "<|endofturn|>", "<|end_of_turn|>", "<EOT>",      "[EOS]",    "<eos>",
 };
 
-// Reads bounded values; the first failure sticks and later reads return 0.
+// Reads bounded values. The first failure sticks, and later reads return 0.
 class ConfigReader {
  public:
   ConfigReader(const GgufFile& file, std::string prefix)
@@ -85,7 +86,7 @@ class ConfigReader {
   }
 
  private:
-  // A key that the file lacks is the file's fault, not a failed look-up.
+  // A missing key is an error of the file, so its NotFound becomes InvalidArgument.
   static absl::Status AsInvalid(const absl::Status& status) {
     return absl::InvalidArgumentError(status.message());
   }
@@ -136,7 +137,7 @@ std::string Shape(const uint64_t (&dims)[4]) {
   return Cat("[", dims[0], ", ", dims[1], ", ", dims[2], ", ", dims[3], "]");
 }
 
-// Counts off the tensors of the architecture, checking each as it is named.
+// Checks each tensor of the architecture when the caller names it, and counts them.
 class TensorChecker {
  public:
   explicit TensorChecker(const GgufFile& file) : file_(file) {}
@@ -152,7 +153,7 @@ class TensorChecker {
     }
   }
 
-  // After all expected tensors were named.
+  // Call it after all expected tensors were named.
   absl::Status Finish() {
     if (status_.ok() && expected_.size() != file_.tensors().size()) {
       for (const GgufTensor& tensor : file_.tensors()) {
@@ -212,7 +213,7 @@ absl::Status CheckTensors(const GgufFile& file, const ModelConfig& config) {
   return check.Finish();
 }
 
-// The ids that special tokens of `file` have, and the stop set.
+// Reads the ids of the special tokens of `file`, and the stop set.
 absl::Status ReadTokenIds(const GgufFile& file, ModelConfig& config) {
   absl::Status status;
   const auto read = [&](std::string_view name) -> TokenId {

@@ -1,7 +1,7 @@
-// What a model is, as one row of numbers: the shape of the decoder, how it
+// The configuration of a model, as one row of numbers: the shape of the decoder, how it
 // rotates positions, where it stops, and the splits that fix the order of its
-// row-parallel sums. Plain values, read once from the file at start; allocates
-// no weights and knows no kernel.
+// row-parallel sums. These are plain values, read once from the file at start. This code
+// allocates no weights and knows no kernel.
 //
 // An architecture is an entry of a table (config.cc), never a class: an
 // architecture that computes something new adds an enum value here.
@@ -66,7 +66,7 @@ std::vector<std::string_view> KnownArchitectures();
 // InvalidArgument for a file that contradicts itself.
 absl::StatusOr<ModelConfig> LoadConfig(const GgufFile& file);
 
-// ModelConfig::stop_ids alone, also of a file that has a tokenizer and no model.
+// Reads ModelConfig::stop_ids alone. The file may have a tokenizer and no model.
 absl::StatusOr<std::vector<TokenId>> LoadStopTokens(const GgufFile& file);
 
 }  // namespace flotilla

@@ -15,7 +15,7 @@ class Hasher {
  public:
   Hasher() : state_(XXH64_createState(), XXH64_freeState) { XXH64_reset(state_.get(), 0); }
 
-  // Length first, so that neighbouring fields cannot run into each other.
+  // Adds the length first, so that neighbouring fields cannot run into each other.
   void Add(std::span<const std::byte> bytes) {
     const uint64_t size = bytes.size();
     XXH64_update(state_.get(), &size, sizeof size);

@@ -1,5 +1,5 @@
-// Fingerprints of a model file, cheap enough for start-up: they tell whether
-// two processes speak of the same model, and are not a defence against forgery.
+// Fingerprints of a model file, cheap enough for start-up. They tell whether two processes
+// use the same model. They are not a defence against forgery.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace flotilla {
 uint64_t TokenizerHash(const GgufFile& file);
 
 // XXH64 over all metadata (tensor names, shapes, types and places included)
-// and, of each tensor, the first and last 4 KiB. A full read of the weights
-// would cost seconds; this costs a few milliseconds, and sees every change of
-// shape, quantisation or training, though not a flipped bit in mid-tensor.
+// and the first and last 4 KiB of each tensor. A full read of the weights would cost
+// seconds; this costs a few milliseconds. The hash sees every change of shape,
+// quantisation or training, but not a flipped bit in mid-tensor.
 uint64_t WeightsHash(const GgufFile& file);
 
 }  // namespace flotilla

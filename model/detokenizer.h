@@ -1,8 +1,8 @@
-// Token ids to text as they arrive, for one sequence of one request.
+// Turns token ids into text as they arrive, for one sequence of one request.
 //
-// A plain value owned by whoever streams the sequence; used by one thread at a
-// time. Text comes out as soon as it is whole characters: at most three bytes,
-// the beginning of a character, are held back.
+// A detokenizer is a plain value. The code that streams the sequence owns it, and one
+// thread at a time uses it. Text comes out as soon as it is whole characters. At most
+// three bytes, the beginning of a character, are held back.
 #pragma once
 
 #include <string>
@@ -15,18 +15,17 @@ class Tokenizer;
 
 class IncrementalDetokenizer {
  public:
-  // `tokenizer` must outlive this object. With `skip_special` control tokens
-  // give no text; either way they end a character that was still incomplete.
+  // `tokenizer` must outlive this object. With `skip_special`, control tokens give no
+  // text. With or without it they end a character that was still incomplete.
   explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true)
       : tokenizer_(tokenizer), skip_special_(skip_special) {}
 
-  // The text that became certain with this token: always whole characters,
-  // U+FFFD for each maximal part that can no longer become one. Ids outside the
+  // Returns the text that became certain with this token. It is always whole characters,
+  // with U+FFFD for each maximal part that can no longer become one. Ids outside the
   // vocabulary give nothing.
   std::string Push(TokenId id);
 
-  // The end of the sequence: U+FFFD if a character was left incomplete, else
-  // nothing.
+  // Ends the sequence. Returns U+FFFD if a character was left incomplete, else nothing.
   std::string Flush();
 
  private:

@@ -146,8 +146,8 @@ class GgufFile::Mapping {
 
 void GgufFile::Unmap::operator()(Mapping* mapping) const { delete mapping; }
 
-// Walks the file once, front to back. The first failure sticks: later reads
-// return zeros, so callers check ok() only before they act on what they read.
+// Reads the file once, front to back. The first failure sticks: later reads return zeros,
+// so callers check ok() only before they act on what they read.
 class GgufFile::Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}

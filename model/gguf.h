@@ -5,7 +5,7 @@
 // bytes and lives as long as they do. Immutable after opening, so any thread
 // may read it. The file is untrusted: lengths are checked against the bytes
 // left before anything is allocated, and memory used is at most a small
-// multiple of the metadata's size. Knows nothing of what the keys mean.
+// multiple of the metadata's size. A GgufFile does not know what the keys mean.
 #pragma once
 
 #include <cstddef>
@@ -40,10 +40,10 @@ enum class GgufType : uint32_t {
   kFloat64 = 12,
 };
 
-// One metadata value, by view. For an array `type` is kArray, `element_type`
-// its elements' type and `count` their number; for a scalar both types are
-// equal and count is 1. `bytes` are the packed elements as in the file (strings
-// of an array with their lengths; a scalar string without).
+// One metadata value, by view. For an array, `type` is kArray, `element_type` is the type
+// of its elements and `count` is their number. For a scalar both types are equal and
+// `count` is 1. `bytes` are the packed elements as in the file (strings of an array with
+// their lengths; a scalar string without).
 struct GgufValue {
   GgufType type;
   GgufType element_type;
@@ -81,8 +81,8 @@ class GgufFile {
     return values_;
   }
 
-  // Typed reads. NotFound if the key is absent, InvalidArgument if its value
-  // has another type. Integers of any width and sign serve where they fit.
+  // Typed reads. NotFound if the key is absent, InvalidArgument if its value has another
+  // type. An integer of any width and sign is accepted if its value fits.
   absl::StatusOr<uint64_t> GetUint(std::string_view key) const;
   absl::StatusOr<double> GetFloat(std::string_view key) const;
   absl::StatusOr<bool> GetBool(std::string_view key) const;

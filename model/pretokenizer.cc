@@ -17,7 +17,7 @@
 
 namespace flotilla {
 
-// PCRE2's \s also matches U+180E, the reference tokenizers' does not, so white
+// PCRE2's \s also matches U+180E, but the \s of the reference tokenizers does not, so white
 // space is spelled out.
 #define WS \
   R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})"
@@ -36,7 +36,7 @@ namespace {
 constexpr std::string_view kGpt2 =
     CONTRACTION "| ?\\p{L}+| ?\\p{N}+| ?[^" WS "\\p{L}\\p{N}]+|[" WS "]+(?![^" WS "])|[" WS "]+";
 
-// Every digit alone, and GPT-2's split of what is between digits: there a digit
+// Takes every digit alone, and splits the text between digits as GPT-2 does. There a digit
 // ends the text, hence \p{N} in the look-ahead.
 constexpr std::string_view kSmolLm =
     CONTRACTION "| ?\\p{L}+|\\p{N}| ?[^" WS "\\p{L}\\p{N}]+|[" WS "]+(?![^" WS "\\p{N}])|[" WS "]+";
@@ -52,16 +52,17 @@ constexpr std::string_view kQwen2 = LLAMA3_BEFORE_DIGITS "\\p{N}" LLAMA3_AFTER_D
 // this serves pieces of megabytes and still ends.
 constexpr uint32_t kMatchLimit = 50'000'000;
 
-// More characters in a row that may change places than any script writes. ICU orders them
-// by insertion: 400 KB of accents above and below took it a minute.
+// No script writes more characters in a row than this that may change places. ICU orders
+// such characters by insertion, and 400 KB of accents above and below took it a minute.
 constexpr size_t kLongRun = 64;
 
 struct Mark {
   UChar32 character;
-  uint8_t order;  // its combining class; 0: it stays where it is
+  uint8_t order;  // the character's combining class; 0: it stays where it is
 };
 
-// Appends `run` decomposed and in canonical order, of which NFC makes the same.
+// Appends `run` decomposed and in canonical order. NFC gives the same result for it as for
+// `run`.
 void AppendOrdered(const icu::Normalizer2& nfc, std::string_view run, std::string& out) {
   std::vector<Mark> marks;
   const auto add = [&](UChar32 c) { marks.push_back({c, u_getCombiningClass(c)}); };
@@ -87,7 +88,8 @@ void AppendOrdered(const icu::Normalizer2& nfc, std::string_view run, std::strin
   ordered.toUTF8String(out);
 }
 
-// `text` with its long runs in order; `kept` holds it where there are any.
+// Returns `text` with its long runs in canonical order. If there are long runs, `kept` holds
+// the result.
 std::string_view OrderLongRuns(const icu::Normalizer2& nfc, std::string_view text,
                                std::string& kept) {
   size_t copied = 0;
@@ -161,7 +163,7 @@ absl::StatusOr<Pretokenizer> Pretokenizer::Create(std::string_view pre) {
     return absl::InternalError(
         Cat("pattern of ", row->name, ": PCRE2 error ", error, " at ", error_offset));
   }
-  // Without JIT support the interpreter serves, at a third of the speed.
+  // Without JIT support PCRE2 uses its interpreter, at a third of the speed.
   pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE);
   regex->limits.reset(pcre2_match_context_create(nullptr));
   pcre2_set_match_limit(regex->limits.get(), kMatchLimit);

@@ -1,8 +1,7 @@
 // Splits text into the pieces that byte-pair merges never cross.
 //
-// One regular expression per entry of a table keyed by GGUF's
-// `tokenizer.ggml.pre`. Immutable after creation; any number of threads may
-// split at once.
+// A table, keyed by GGUF's `tokenizer.ggml.pre`, has one regular expression per entry. A
+// Pretokenizer is immutable after creation; any number of threads may split at once.
 #pragma once
 
 #include <memory>
@@ -26,22 +25,23 @@ class Pretokenizer {
   ~Pretokenizer();
 
   // Calls `piece` with consecutive parts of `text`, which must be valid UTF-8, until it
-  // returns false; what comes after is not looked at. ResourceExhausted if the expression
-  // runs into its match limit.
+  // returns false. Does not look at the text after that part. ResourceExhausted if the
+  // expression runs into its match limit.
   absl::Status Split(std::string_view text, absl::FunctionRef<bool(std::string_view)> piece) const;
 
-  // Text as the model's tokenizer wants it before splitting: NFC for some.
+  // Returns the text as the model's tokenizer wants it before splitting, which is NFC for
+  // some models.
   std::string Normalize(std::string_view text) const;
-  // Where a text may be cut so that its parts are normalised as the whole is: the first such
-  // offset at or after `at`, or its size.
+  // Returns the first offset at or after `at` where the text may be cut, so that its parts
+  // are normalised as the whole text is; the text's size if there is none.
   size_t NormalizationCut(std::string_view text, size_t at) const;
   bool normalizes() const;
 
-  // A piece that is itself a token is taken whole, even if merges would not
-  // lead there.
+  // Whether a piece that is itself a token is taken whole, even if merges would not lead
+  // to that token.
   bool ignores_merges() const;
 
-  // Whether a text begins with bos where the file does not say.
+  // Whether a text begins with bos if the file does not say so.
   bool adds_bos_by_default() const;
 
  private:

@@ -1,6 +1,6 @@
-// Small bridge between std::string_view, which this project speaks, and the
-// string_view of an Abseil built as C++14 (as Debian's is), which is another
-// type: concatenation, error statuses from parts, and hashing of map keys.
+// A small bridge between std::string_view, which this project uses, and absl::string_view,
+// which is another type if Abseil was built as C++14 (as Debian's is). It offers
+// concatenation, error statuses from parts, and hashing of map keys.
 #pragma once
 
 #include <concepts>

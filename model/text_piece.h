@@ -5,9 +5,9 @@
 
 namespace flotilla {
 
-// Text of a rendered prompt. In text of the template special tokens such as
-// <|im_end|> are recognised; in text of a user they are plain characters, so
-// that no user can write a turn boundary.
+// Text of a rendered prompt. In text of the template, special tokens such as
+// <|im_end|> are recognised. In text of a user they are plain characters, so that no user
+// can write a turn boundary.
 struct TextPiece {
   std::string text;
   bool special_allowed = false;

@@ -6,7 +6,7 @@ namespace flotilla {
 namespace {
 
 constexpr int kShareBits = 32;
-// Bytes summed between two looks at the sum.
+// The number of bytes that are summed between two checks of the sum.
 constexpr size_t kStride = 4096;
 
 // Whether the sum of `share(i)` over `text` passes `max_tokens`. A byte is at most one token,
@@ -44,8 +44,8 @@ bool TokenBound::Exceeds(std::string_view text, size_t max_tokens) const {
                     [&](size_t at) { return share_[static_cast<uint8_t>(text[at])]; });
 }
 
-// Normalising may shorten a text, but an ASCII character stays itself unless a combining
-// mark follows, which none of ASCII is.
+// Normalising may shorten a text. But an ASCII character stays the same unless a combining
+// mark follows, and no ASCII character is a combining mark.
 bool TokenBound::NormalizedExceeds(std::string_view text, size_t max_tokens) const {
   return SumExceeds(text, max_tokens, [&](size_t at) -> uint64_t {
     const auto byte = static_cast<uint8_t>(text[at]);

@@ -1,11 +1,11 @@
-// TokenBound: how many tokens a text has at least, without encoding it.
+// TokenBound: a lower bound of a text's number of tokens, without encoding the text.
 //
-// Of a token's n bytes each counts 1/n of it. No byte counts less than 1/m, where m is the
-// length of the longest token with that byte in it; so the sum of 1/m over a text's bytes is
-// never more than its tokens. For letters m is 20 or so and for spaces 100, which is enough
-// to refuse megabytes after a look at some hundred kilobytes.
+// Each byte of a token of n bytes counts 1/n of the token. No byte counts less than 1/m,
+// where m is the length of the longest token with that byte in it. So the sum of 1/m over a
+// text's bytes is never more than its number of tokens. For letters m is 20 or so and for
+// spaces 100, which is enough to refuse megabytes after a look at some hundred kilobytes.
 //
-// A value built with a vocabulary and then only read, by any thread.
+// A TokenBound is built with a vocabulary and then only read, by any thread.
 #pragma once
 
 #include <array>
@@ -17,14 +17,15 @@ namespace flotilla {
 
 class TokenBound {
  public:
-  // Some text's bytes become this one token.
+  // Adds a token that stands for these bytes of text.
   void AddToken(std::string_view bytes);
-  // This byte is a token if it is in no other. Bytes without vanish when they are encoded,
-  // and count nothing.
+  // Says that this byte has a token of its own. Bytes without a token of their own vanish
+  // when they are encoded outside of other tokens, so they count nothing.
   void AddByte(uint8_t byte);
 
-  // True when `text`, or what NFC makes of it, certainly has more than `max_tokens` tokens.
-  // False says nothing. Looks at no more of it than it takes to be sure.
+  // Returns true when `text` (Exceeds), or its NFC form (NormalizedExceeds), certainly has
+  // more than `max_tokens` tokens. False means that this is not certain. Looks at no more of
+  // the text than it needs.
   bool Exceeds(std::string_view text, size_t max_tokens) const;
   bool NormalizedExceeds(std::string_view text, size_t max_tokens) const;
 

@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint64_t kMaxVocab = 1 << 20;
 
-// GPT-2's byte-level alphabet, inverted: code point -> byte, -1 elsewhere.
-// Printable bytes stand for themselves, the other 68 for U+0100 and up.
+// GPT-2's byte-level alphabet, inverted: code point -> byte, -1 elsewhere. Code points of
+// printable bytes stand for these bytes; U+0100 and up stand for the other 68 bytes.
 constexpr std::array<int16_t, 0x144> kByteOfCodePoint = [] {
   std::array<int16_t, 0x144> table{};
   table.fill(-1);
@@ -180,7 +180,7 @@ absl::Status Tokenizer::ReadSpecials(const GgufFile& file) {
   return absl::OkStatus();
 }
 
-// Looking a whole piece up is right only for tokens that merging leads to; a
+// A look-up of a whole piece is right only for tokens to which merging leads, and a
 // vocabulary may hold others.
 void Tokenizer::MarkWholePieces() {
   whole_.assign(vocab_size(), pretokenizer_.ignores_merges());
@@ -221,11 +221,13 @@ Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t at,
   return {0, -1};
 }
 
-// In parts, so that a text which is too long is not normalised as a whole.
+// Normalises in parts, so that a text that is too long is not normalised as a whole.
 absl::Status Tokenizer::Normalize(std::string_view text, size_t max_tokens,
                                   std::string& out) const {
   constexpr size_t kPartBytes = 64 << 10;
-  size_t judged = kPartBytes;  // bytes of `out`; they double, so that all looks are one more
+  // The size of `out` at the next check. It doubles, so that all checks together cost about
+  // one pass more.
+  size_t judged = kPartBytes;
   for (size_t at = 0; at < text.size();) {
     const size_t end = pretokenizer_.NormalizationCut(text, std::min(at + kPartBytes, text.size()));
     out += pretokenizer_.Normalize(text.substr(at, end - at));

@@ -1,9 +1,9 @@
-// Text to token ids and back, for byte-level BPE vocabularies.
+// Turns text into token ids and back, for byte-level BPE vocabularies.
 //
-// A Tokenizer copies what it needs out of the model file, is immutable, and may
-// be used by any number of threads at once. It belongs to the router; others
-// use only the bytes of its vocabulary. It knows nothing of chats: a rendered
-// prompt arrives as pieces that say whether special tokens count in them.
+// A Tokenizer copies what it needs out of the model file and is immutable. Any number of
+// threads may use it at once. It belongs to the router; others use only the bytes of its
+// vocabulary. It knows nothing of chats: a rendered prompt arrives as pieces that say
+// whether special tokens count in them.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ struct EncodeOptions {
   bool parse_special = false;
   // Add bos and eos where the model wants them. Chat templates write their own.
   bool add_special = false;
-  // More tokens are refused as soon as they are certain, without encoding the rest.
+  // A text with more tokens is refused as soon as this is certain, and the rest of it is
+  // not encoded.
   size_t max_tokens = kUnlimited;
 
   static constexpr size_t kUnlimited = SIZE_MAX;
@@ -44,23 +45,23 @@ class Tokenizer {
   // for a vocabulary that contradicts itself.
   static absl::StatusOr<Tokenizer> FromGguf(const GgufFile& file);
 
-  // Token ids of `text`. InvalidArgument, naming the byte offset, if it is not
+  // Returns the token ids of `text`. InvalidArgument, naming the byte offset, if it is not
   // UTF-8; ResourceExhausted if splitting it runs into the match limit; OutOfRange past
-  // `max_tokens`. What that costs follows the bound, not the text: besides a look at every
-  // byte, no text is split or merged that could not have fitted.
+  // `max_tokens`. The cost follows `max_tokens`, not the text: Encode looks at every byte
+  // once, but splits or merges no text that could not have fitted.
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                               const EncodeOptions& options = {}) const;
 
-  // Token ids of the pieces as one text: plain text that spans pieces is split
-  // and merged as a whole, special tokens count only inside runs of pieces that
-  // allow them, whatever parse_special says. Errors as for Encode, offsets counting from
-  // the first piece.
+  // Returns the token ids of the pieces as one text. Plain text that spans pieces is split
+  // and merged as a whole. Special tokens count only inside runs of pieces that allow them,
+  // whatever parse_special says. Errors are as for Encode, with offsets that count from the
+  // first piece.
   absl::StatusOr<std::vector<TokenId>> EncodePieces(std::span<const TextPiece> pieces,
                                                     const EncodeOptions& options = {}) const;
 
-  // The bytes that `id` stands for (not always whole characters); of a special
-  // token its text. Empty for an id outside the vocabulary. Lives as long as
-  // the tokenizer.
+  // Returns the bytes that `id` stands for (not always whole characters); for a special
+  // token its text. Empty for an id outside the vocabulary. The bytes live as long as the
+  // tokenizer.
   std::string_view TokenBytes(TokenId id) const;
 
   // Whether `id` is a control token, one that text output leaves out.
@@ -89,14 +90,14 @@ class Tokenizer {
   absl::Status ReadSpecials(const GgufFile& file);
   void MarkWholePieces();
 
-  // Length and id of the added token that begins at `at`, the longest; id -1 if none.
+  // Length and id of the longest added token that begins at `at`; id -1 if there is none.
   struct Added {
     size_t bytes;
     TokenId id;
   };
   Added AddedTokenAt(std::string_view text, size_t at, bool special_allowed) const;
 
-  // Both OutOfRange when `out` would have more than `max_tokens`.
+  // Both return OutOfRange when `out` would have more than `max_tokens`.
   absl::Status EncodePlain(std::string_view text, size_t max_tokens,
                            std::vector<TokenId>& out) const;
   absl::Status Normalize(std::string_view text, size_t max_tokens, std::string& out) const;

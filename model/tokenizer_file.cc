@@ -7,7 +7,7 @@
 namespace flotilla {
 namespace {
 
-// GGUF is little-endian, as every machine that this runs on.
+// GGUF is little-endian, as is every machine that this code runs on.
 template <class Number>
 void Append(std::string& out, Number number) {
   out.append(reinterpret_cast<const char*>(&number), sizeof number);

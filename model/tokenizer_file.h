@@ -1,5 +1,5 @@
-// The part of a model file that turns text into tokens and back, as a file of its own:
-// what a router gets, so that it needs no model.
+// The part of a model file that turns text into tokens and back, as a file of its own. A
+// router gets this file, so that it needs no model.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace flotilla {
 
-// A GGUF file without tensors that has every `tokenizer.*` value of `file`, the chat
-// template among them, ordered by name. Tokenizer::FromGguf, LoadStopTokens and
-// TokenizerHash say of it what they say of `file`.
+// Returns a GGUF file without tensors that has every `tokenizer.*` value of `file`, the
+// chat template among them, ordered by name. Tokenizer::FromGguf, LoadStopTokens and
+// TokenizerHash give the same for this file as for `file`.
 std::string TokenizerFile(const GgufFile& file);
 
 }  // namespace flotilla

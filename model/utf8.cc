@@ -11,8 +11,8 @@ Utf8Part ReadUtf8(std::string_view text, size_t at) {
   if (lead < 0x80) return {Kind::kCharacter, 1, lead};
   if (lead < 0xc2 || lead > 0xf4) return {Kind::kInvalid, 1, 0};
   const uint8_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  // The second byte's range excludes overlong forms, surrogates and values
-  // past U+10FFFF; later bytes are any continuation.
+  // The second byte's range excludes overlong forms, surrogates and values past U+10FFFF.
+  // Later bytes may be any continuation byte.
   const uint8_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
   const uint8_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   uint32_t code_point = lead & (0x7f >> length);

@@ -8,10 +8,10 @@
 
 namespace flotilla {
 
-// U+FFFD, what stands for bytes that are not UTF-8.
+// U+FFFD, which replaces bytes that are not UTF-8.
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";
 
-// What begins at one place of a byte string.
+// The part that begins at one place of a byte string.
 struct Utf8Part {
   enum class Kind : uint8_t {
     kCharacter,   // a whole character

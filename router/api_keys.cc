@@ -42,8 +42,8 @@ absl::StatusOr<SecretDigest> DigestOf(std::string_view key) {
 
 constexpr absl::string_view kMaxPriority = "max-priority=";
 
-// Of the words after the key. Options may hold a key in the wrong place, so what stands
-// there is not repeated.
+// Reads the options, which are the words after the key. A key may stand there by mistake, so
+// errors do not quote them.
 absl::Status ReadOptions(const std::vector<absl::string_view>& words, KeyOwner& owner) {
   bool seen = false;
   for (std::size_t i = 2; i < words.size(); ++i) {

@@ -1,11 +1,11 @@
-// ApiKeys: who may use a router, by the keys that they show.
+// ApiKeys: the clients that may use a router, and the keys that identify them.
 //
-// A file of them has one key a line, as NAME KEY or NAME sha256:HEX, the digest of one
-// that the file does not contain; empty lines and lines that begin with # say nothing. A
-// name may have several keys, so that one can be replaced without a pause. The name is
-// the tenant of what its keys ask for. Options follow the key:
+// A file of keys has one key a line, as NAME KEY or as NAME sha256:HEX, where HEX is the
+// digest of a key that the file does not contain. Empty lines and lines that begin with #
+// are skipped. A name may have several keys, so that one can be replaced without a pause.
+// The name is the tenant of all requests that are made with its keys. Options follow the key:
 //   max-priority=N   the highest priority that its requests may have, -100 to 100
-// Immutable values: any thread.
+// The values are immutable and may be used on any thread.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@
 
 namespace flotilla {
 
-// What a key grants to the client that shows it.
+// The name and the rights that a key gives to its client.
 struct KeyOwner {
   std::string name;
-  std::int64_t max_priority = 100;  // of requests; without the option any that there is
+  std::int64_t max_priority = 100;  // of its requests; without the option 100, the highest
 };
 
 class ApiKeys {
@@ -33,12 +33,13 @@ class ApiKeys {
   static constexpr std::size_t kMinKeyBytes = 16;
   static constexpr std::size_t kMaxKeyBytes = 256;
 
-  // INVALID_ARGUMENT names the line and never what stands there. Names are letters,
-  // digits, '.', '_' and '-'; keys are printable ASCII. No key at all is an error, so is
-  // a key that stands there twice and an option that is unknown, wrong or given twice.
+  // INVALID_ARGUMENT names the line and never quotes it. Names are letters, digits, '.',
+  // '_' and '-'; keys are printable ASCII. A file without keys is an error, and so is a key
+  // that occurs twice, or an option that is unknown, wrong or given twice.
   static absl::StatusOr<ApiKeys> Parse(std::string_view text);
 
-  // Whose key it is; none: nobody's. Compares with every key, whichever fits.
+  // The owner of the key; none if it is nobody's. Compares with every key, also
+  // after one fits.
   std::optional<KeyOwner> Find(std::string_view key) const;
 
   std::size_t size() const { return keys_.size(); }

@@ -14,7 +14,7 @@
 
 namespace flotilla {
 
-// Codes that clients act on; the names are OpenAI's where it has one.
+// Codes that clients can test for. The names are OpenAI's where OpenAI has one.
 inline constexpr std::string_view kContextLengthExceeded = "context_length_exceeded";
 inline constexpr std::string_view kModelNotFound = "model_not_found";
 inline constexpr std::string_view kUnknownField = "unknown_field";
@@ -28,13 +28,13 @@ absl::Status WithField(absl::Status status, std::string_view field, std::string_
 // INVALID_ARGUMENT with field and code kInvalidValue.
 absl::Status InvalidField(std::string_view field, std::string_view message);
 
-// RESOURCE_EXHAUSTED or UNAVAILABLE with a hint when to try again.
+// `status`, RESOURCE_EXHAUSTED or UNAVAILABLE, with a hint when to try again.
 absl::Status WithRetryAfter(absl::Status status, std::int64_t retry_after_ms);
 
-// UNAVAILABLE with a hint, for the one request whose allocation failed.
+// UNAVAILABLE with a hint when to try again, for the one request whose allocation failed.
 absl::Status NoMemory();
 
-// What `work` returns, a Status or StatusOr; NoMemory() if an allocation of it fails.
+// Returns what `work` returns, a Status or StatusOr; NoMemory() if an allocation in it fails.
 template <class Work>
 std::invoke_result_t<Work&> OrNoMemory(Work work) {
   try {
@@ -44,7 +44,7 @@ std::invoke_result_t<Work&> OrNoMemory(Work work) {
   }
 }
 
-// What the status carries; empty or 0 when nothing.
+// The field, code and hint that the status carries; empty or 0 if it carries none.
 std::string ErrorField(const absl::Status& status);
 std::string ErrorCode(const absl::Status& status);
 std::int64_t RetryAfterMs(const absl::Status& status);

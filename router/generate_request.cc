@@ -21,7 +21,7 @@ absl::Status CheckBytes(std::string_view field, std::string_view text, std::size
       field, Cat(field, " is ", text.size(), " bytes long; at most ", max_bytes, " are allowed"));
 }
 
-// How many entries of a list, called `what`, there are.
+// Checks the number of entries of a list, which errors call `what`.
 absl::Status CheckCount(std::string_view field, std::size_t count, std::string_view what,
                         std::size_t most) {
   if (count <= most) return absl::OkStatus();
@@ -43,7 +43,7 @@ absl::Status CheckRange(std::string_view field, const std::optional<T>& value, T
   return absl::OkStatus();
 }
 
-// The role as templates know it.
+// Checks the role, and replaces it by the one that templates know.
 absl::Status CheckRole(std::size_t index, std::string& role) {
   if (role == "developer") role = "system";
   if (role == "system" || role == "user" || role == "assistant") return absl::OkStatus();
@@ -171,8 +171,8 @@ absl::Status CheckScalars(const ApiRequest& api, const RequestLimits& limits,
                           const ModelLimits& model) {
   constexpr std::int64_t kMaxTop = LogprobSpec::kMaxTop;
   const auto range = CheckRange<std::int64_t>;
-  // More than the context is refused once the prompt's length is known; here
-  // only what no prompt could make right.
+  // More tokens than fit the context are refused once the prompt's length is known. Here only
+  // numbers that no prompt could make valid are refused.
   if (auto s = range("max_tokens", api.max_tokens, 0, model.max_context); !s.ok()) {
     return *api.max_tokens < 0
                ? s
@@ -196,7 +196,7 @@ absl::Status CheckScalars(const ApiRequest& api, const RequestLimits& limits,
   return CheckText("request_id", api.client_request_id, limits.max_label_bytes);
 }
 
-// A good value that another field's value leaves no room for.
+// The error for a valid value that does not fit the value of another field.
 absl::Status Unsupported(std::string_view field, std::string_view message) {
   return WithField(absl::InvalidArgumentError(std::string(message)), field, kUnsupportedField);
 }
@@ -229,7 +229,7 @@ absl::Status CheckNoBeams(const ApiRequest& api) {
   return absl::OkStatus();
 }
 
-// Beam search draws nothing: parameters of sampling would be ignored in silence.
+// Beam search does not sample, so it would silently ignore sampling parameters.
 absl::Status CheckNoSampling(const ApiRequest& api) {
   const auto refuse = [](std::string_view field) {
     return InvalidField(field, Cat(field, " has no part in beam search"));
@@ -312,7 +312,7 @@ absl::Status NoSuchModel(std::string_view name, std::vector<std::string> served)
   const std::string there = NearestNames(name, std::move(served));
   const std::string hint = there.empty() ? "" : Cat("; served here: ", there);
   if (name.empty()) return InvalidField("model", Cat("model is missing", hint));
-  // The name is the client's text: cut to a length that fits a log line.
+  // The name is the client's text, so it is cut to a length that fits a log line.
   const std::string shown = RepairUtf8(name.substr(0, 200));
   return WithField(absl::NotFoundError(Cat("the model '", shown, "' does not exist", hint)),
                    "model", kModelNotFound);

@@ -1,9 +1,9 @@
-// From what a client asked to what the service will do: parse, don't validate.
+// GenerateRequest: a client's request after all checks (parse, don't validate).
 //
 // A frontend fills an ApiRequest from its wire format; the Validator checks every
 // bound and resolves every default that does not need the tokenizer. Only the
-// Validator can make a GenerateRequest, so whoever holds one holds a good one.
-// Pure values: any thread.
+// Validator can make a GenerateRequest, so every GenerateRequest is valid.
+// These are pure values, which may be used on any thread.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace flotilla {
 
-// One message of a conversation. `content` is plain text: what looks like a
-// special token in it stays text.
+// One message of a conversation. `content` is plain text: if a part of it looks like a
+// special token, it stays text.
 struct ChatTurn {
   std::string role;  // "system" (or "developer", OpenAI's newer name for it), "user", "assistant"
   std::string content;
@@ -33,7 +33,7 @@ struct ApiRequest {
   std::string model;
   // Text, token ids, or a conversation that the chat template renders.
   std::variant<std::string, std::vector<std::int64_t>, std::vector<ChatTurn>> prompt;
-  // Text prompts only: add what the tokenizer adds by itself (BOS).
+  // Text prompts only: whether to add the tokens that the tokenizer adds by itself (BOS).
   bool add_special_tokens = true;
 
   std::optional<double> temperature;                          // 0..2; 0 is greedy; default 1
@@ -48,27 +48,28 @@ struct ApiRequest {
 
   // Output tokens; 0 computes the prompt only.
   std::optional<std::int64_t> max_tokens;
-  // Used, clipped to the context, when max_tokens is absent; absent too: the
-  // rest of the context.
+  // Used, clipped to the context, when max_tokens is absent. If both are absent, the
+  // limit is the rest of the context.
   std::optional<std::uint32_t> default_max_tokens;
   std::vector<std::string> stop;             // cut from the output
   std::vector<std::int64_t> stop_token_ids;  // besides the model's own end tokens
   bool ignore_eos = false;                   // the model's end tokens do not stop
-  // Nothing stops among the first so many output tokens; at most max_tokens; default 0.
+  // Nothing stops a choice within its first min_tokens output tokens; at most max_tokens;
+  // default 0.
   std::optional<std::int64_t> min_tokens;
 
   // Choices that come back, at least 1; default 1.
   std::optional<std::int64_t> n;
-  // Continuations computed, of which the n best by mean log-probability come
-  // back; with beam search the number of beams. At least n; default n.
+  // The number of continuations computed. The n best by mean log-probability come back.
+  // With beam search it is the number of beams. At least n; default n.
   std::optional<std::int64_t> best_of;
-  // Ranks whole sequences by the model's own log-probabilities (BeamOptions), so
-  // it excludes sampling parameters and stop strings.
+  // Beam search ranks whole sequences by the model's own log-probabilities (BeamOptions),
+  // so it excludes sampling parameters and stop strings.
   bool use_beam_search = false;
   std::optional<double> length_penalty;                      // beam search only; -10..10; default 1
   std::optional<BeamOptions::EarlyStopping> early_stopping;  // the same; default kFalse
-  // The client wants each token when it is there. Frontends that can gather the
-  // answer leave it false.
+  // The client wants each token as soon as it is computed. A frontend that sends the answer
+  // as a whole leaves it false.
   bool stream = false;
 
   // Alternatives per token, 0..20; absent: no log-probabilities.
@@ -79,19 +80,19 @@ struct ApiRequest {
   std::int64_t priority = 0;               // -100..100, higher goes first
   std::string tenant;                      // set by the frontend, never by the body
   std::int64_t max_priority = 100;         // the same; what the caller's key allows
-  std::int64_t waited_ns = 0;              // the same; since it came, until it is started
+  std::int64_t waited_ns = 0;              // the same; from its arrival to its start
   std::string cache_salt;
   // The client's own name for the request: a label for logs and for the seed,
   // never a key.
   std::string client_request_id;
-  // What logs call it if the client has no name for it; part of no answer.
+  // The name of the request in logs if the client gave it none. No answer contains it.
   std::string label;
   // The span of the client that this request belongs to; all zero: none.
   TraceContext trace;
 };
 
-// Bounds of everything a client can make large. Exceeding one is
-// INVALID_ARGUMENT naming the field and the bound.
+// Bounds of everything that a client can make large. A request that exceeds one gets
+// INVALID_ARGUMENT, which names the field and the bound.
 struct RequestLimits {
   std::size_t max_prompt_bytes = 4u << 20;
   std::size_t max_tokenized = 1u << 20;  // tokens that a text to be tokenized may have
@@ -99,14 +100,14 @@ struct RequestLimits {
   std::size_t max_stop_strings = 16;
   std::size_t max_stop_bytes = 256;  // of one stop string
   std::size_t max_stop_tokens = 64;
-  // No model has a longer name; of a request for one it is not told what is served.
+  // No model has a longer name. The error for a longer one does not list the models served.
   std::size_t max_model_bytes = 1024;
   std::size_t max_label_bytes = 256;  // client request id, cache salt, tenant
   std::int64_t max_timeout_ms = 3'600'000;
   std::int64_t default_timeout_ms = 600'000;
 };
 
-// What the validator has to know of a model and its engine.
+// The facts about a model and its engine that the validator needs.
 struct ModelLimits {
   std::string id;
   std::uint32_t vocab_size = 0;
@@ -119,9 +120,9 @@ struct ModelLimits {
 // and unless it ignores them the model's own. Sorted, unique.
 std::vector<TokenId> StopTokens(const ApiRequest& api, const ModelLimits& model);
 
-// Of a name that none of the models `served` has: NOT_FOUND with kModelNotFound, or
-// INVALID_ARGUMENT when it is empty. The message has the names that are, nearest first, in
-// bounded length; whoever may not see them gets no such error.
+// The error for a name that none of the models `served` has: NOT_FOUND with kModelNotFound, or
+// INVALID_ARGUMENT when `name` is empty. The message lists the names that are served, nearest
+// first, in bounded length; so it must not reach a client that may not see them.
 absl::Status NoSuchModel(std::string_view name, std::vector<std::string> served);
 
 // NoSuchModel unless `name` is the model's id.
@@ -131,17 +132,17 @@ absl::Status CheckModel(std::string_view name, const ModelLimits& model);
 absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_t>& tokens,
                            const ModelLimits& model);
 
-// A conversation of more turns than RequestLimits::max_messages, for frontends that see it
-// before they have read them all.
+// The error for a conversation of more turns than RequestLimits::max_messages. It is for
+// frontends that notice this before they have read all turns.
 absl::Status TooManyMessages(const RequestLimits& limits);
 
 // The Validator's error when a field other than the prompt exceeds its bound; OK otherwise,
-// whatever the values are. For frontends that make several requests of one body: what all of
-// them have in common is small enough to copy then.
+// whatever the values are. It is for frontends that make several requests of one body: once it
+// is OK, the fields that all of them share are small enough to copy.
 absl::Status CheckSizes(const ApiRequest& api, const RequestLimits& limits);
 
-// INVALID_ARGUMENT when the text or the conversation exceeds a bound, or has a role that
-// there is not. Roles become those that templates know: "developer" is "system".
+// INVALID_ARGUMENT when the text or the conversation exceeds a bound, or has an unknown role.
+// Replaces roles by those that templates know: "developer" becomes "system".
 absl::Status CheckInput(std::variant<std::string, std::vector<ChatTurn>>& input,
                         const RequestLimits& limits);
 
@@ -154,7 +155,8 @@ class GenerateRequest {
   GenerateRequest(GenerateRequest&&) = default;
   GenerateRequest& operator=(GenerateRequest&&) = default;
 
-  // In range, valid UTF-8, token ids inside the vocabulary, roles as templates know them.
+  // All values are in range, texts are valid UTF-8, token ids are inside the vocabulary, and
+  // roles are those that templates know.
   const ApiRequest& api() const { return api_; }
   ApiRequest Release() && { return std::move(api_); }
 

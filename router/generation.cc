@@ -148,7 +148,7 @@ void GenerationImpl::OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt) {
   request_.prompt = *std::move(prompt);
   tracker_.emplace(std::move(request_), environment_.max_attempts);
   listener_->OnPrompt({tracker_->request().prompt});
-  // The listener may have cancelled, when there was nothing to cancel yet.
+  // The listener may have cancelled in OnPrompt, before there was anything to cancel.
   if (cancelled_) return Finish(absl::OkStatus(), Usage{});
   Submit();
 }
@@ -245,8 +245,8 @@ void GenerationImpl::Handle(const RequestEnd& event) {
     case RequestTracker::EndVerdict::kFinal:
       break;
   }
-  // To a whole answer the engine has nothing to add, not even that it was lost before it
-  // learned of a stop string.
+  // If all choices are whole, the engine's status does not matter: the engine may have been lost
+  // before it learned of a stop string.
   absl::Status status = AllChoicesAreWhole() ? absl::OkStatus() : event.status;
   if (tracker_->exhausted()) {
     status = absl::UnavailableError("no worker group could finish this request");

@@ -1,9 +1,10 @@
 // GenerationImpl: one request between the Engine seam and a frontend's listener.
-// It turns token events into text: exactly once (RequestTracker), whole
-// characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). Where
-// only the best of its sequences are the answer, all is held back until the last
-// of them has ended: at most max_tokens per sequence. Lives on its I/O loop's thread.
-// Internal to the router.
+//
+// It turns token events into text: each token exactly once (RequestTracker), in whole
+// characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). If the answer
+// is only the best of its sequences, it holds back all of them until the last has ended:
+// at most max_tokens per sequence. It lives on its I/O loop's thread and is internal to
+// the router.
 #pragma once
 
 #include <atomic>
@@ -24,8 +25,8 @@
 
 namespace flotilla {
 
-// Where generations are found by public id, for Abort. Implemented by the
-// service; called on I/O loop threads.
+// The index of generations by public id, for Abort. The service implements it; generations
+// call it on I/O loop threads.
 class GenerationRegistry {
  public:
   virtual ~GenerationRegistry() = default;
@@ -47,8 +48,8 @@ class GenerationImpl final : public Generation {
     RequestId id;
     std::string public_id;
   };
-  // `request` has everything but the prompt, and max_tokens as far as it is
-  // known. `limits` are the model's.
+  // `request` has everything but the prompt; its max_tokens is set as far as it is known.
+  // `limits` are the model's.
   GenerationImpl(const Environment& environment, Identity identity, const ApiRequest& api,
                  TokenizedRequest request, const ModelLimits& limits,
                  std::shared_ptr<IoLoopState> io_loop, GenerationListener* listener);
@@ -58,20 +59,20 @@ class GenerationImpl final : public Generation {
   void Expire() override;
   const std::string& id() const override { return identity_.public_id; }
 
-  // The prompt is encoded: submits it, or ends the request.
+  // Called when the prompt is encoded. Submits it, or ends the request on an error.
   void OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt);
   void OnEvent(EngineEvent event);
-  // Ends it without a word to engine or listener: nothing reaches it any more.
+  // Ends the generation without a call to engine or listener. No event reaches it afterwards.
   void Detach();
-  // The step's events are all in: hands out what they brought.
+  // Called when all events of a step have been handled. Hands out what they brought.
   void Flush();
 
-  // Set when nobody wants the prompt any more, so that the pool can skip it.
+  // Set when nobody wants the encoded prompt any more, so that the pool can skip the job.
   const std::shared_ptr<std::atomic<bool>>& abandoned() const { return abandoned_; }
 
  private:
-  // One sequence: a choice of the answer, or where fewer than all come back a
-  // candidate for one.
+  // One sequence: a choice of the answer, or a candidate for one if fewer choices than
+  // sequences come back.
   struct Choice {
     Choice(const Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
         : detokenizer(tokenizer), stops(stop_strings) {}
@@ -88,7 +89,7 @@ class GenerationImpl final : public Generation {
   void Handle(const Accepted& event);
   void Handle(PromptLogprobs event);
   void Handle(TokenEvent event);
-  void Handle(const CrashCount&) {}  // of an engine in this process: there is no other
+  void Handle(const CrashCount&) {}  // a generation has one engine, so it ignores this
   void Handle(const SequenceEnd& event);
   void Handle(const RequestEnd& event);
 
@@ -96,20 +97,20 @@ class GenerationImpl final : public Generation {
   // Appends text to a sequence's delta; ends the sequence when a stop matches.
   bool AddText(SequenceIndex sequence, std::string_view text);
   void EndChoice(SequenceIndex sequence, ChoiceEnd end);
-  // True where the answer is fewer choices than there are sequences.
+  // True if the answer has fewer choices than there are sequences.
   bool HoldsBack() const { return wanted_ < choices_.size(); }
   // Hands out the best of what was held back.
   void HandOutBest();
   void Finish(absl::Status status, const Usage& usage);
-  // Nobody wants the answer any more: cancels at the engine. `late`: because its time was over.
+  // Cancels at the engine because nobody wants the answer any more. `late`: its time is over.
   void CancelWork(bool late);
   bool TimeIsUp() const;
-  // The request ends by its deadline, which counts once, however many sequences it ends: as
-  // a refusal until it was accepted.
+  // Counts that the request ends by its deadline. It counts once, however many sequences it
+  // ends, and as a refusal if the request was not accepted yet.
   void CountDeadline();
-  // Counts the end with `status` where that is a refusal or the deadline.
+  // Counts the end with `status` if that is a refusal or the deadline.
   void CountRefusal(const absl::Status& status);
-  // Each has ended as the client wished.
+  // True if each choice has ended as the client wished.
   bool AllChoicesAreWhole() const;
   void CountFirstToken();
   // Notifies on_over.

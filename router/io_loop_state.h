@@ -1,6 +1,6 @@
-// IoLoopState: what stands behind an IoLoop. The engine keeps it alive as an
-// EventSink; it brings each step's events, as one posted batch, to the I/O
-// thread and there to the generations. Internal to the router.
+// IoLoopState: the shared state behind an IoLoop. The engine keeps it alive as an
+// EventSink. It posts each step's events as one batch to the I/O thread, and delivers
+// them there to the generations. Internal to the router.
 #pragma once
 
 #include <functional>
@@ -24,14 +24,14 @@ class IoLoopState final : public EventSink, public std::enable_shared_from_this<
   // Engine's thread.
   void Post(std::vector<EngineEvent> events) override;
 
-  // Runs `work` on the I/O loop's thread, unless the I/O loop is closed by then. Any
-  // thread.
+  // Runs `work` on the I/O loop's thread, unless the I/O loop is closed by then. May be
+  // called on any thread.
   void Run(std::function<void(IoLoopState&)> work);
 
   // Nothing reaches the dispatcher after this.
   void Close();
 
-  // The I/O loop's thread only, all of them. Generations are not owned.
+  // These three are called only on the I/O loop's thread. Generations are not owned.
   void Add(const RequestId& id, GenerationImpl* generation) { generations_[id] = generation; }
   void Remove(const RequestId& id) { generations_.erase(id); }
   GenerationImpl* Find(const RequestId& id) const;

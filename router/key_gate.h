@@ -1,6 +1,6 @@
 // KeyGate: admits callers of the public API by their keys, for both frontends.
 //
-// Owned by main. Any thread; looks at the file of keys now and then.
+// Owned by main; may be called on any thread. Reads the file of keys again when it changes.
 #pragma once
 
 #include <memory>
@@ -19,9 +19,9 @@ class KeyGate {
   // `probe` may be null, else outlives it. Errors: those of WatchedFile::Open.
   static absl::StatusOr<std::unique_ptr<KeyGate>> Open(WatchedFileOptions file, RouterProbe* probe);
 
-  // Who calls with this Authorization header or metadata ("Bearer KEY"; empty: none was
-  // sent); the owner's name is the tenant. UNAUTHENTICATED with kInvalidApiKey, and the probe
-  // learns of it.
+  // The owner of the key in this Authorization header or metadata ("Bearer KEY"; empty: none
+  // was sent). The owner's name is the tenant. If no key fits, the result is UNAUTHENTICATED
+  // with kInvalidApiKey, and the probe receives the refusal.
   absl::StatusOr<KeyOwner> Admit(std::string_view authorization);
 
  private:

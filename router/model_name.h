@@ -1,7 +1,7 @@
-// Which model a client means. A model that nobody named is named after its file, whose name
-// ends with how the weights are stored: `SmolLM2-135M-Instruct.Q4_1`. Clients may leave that
-// away where it says nothing, so what is written for a model holds for each of its files.
-// Pure.
+// Finds the model that a client means. A model without a configured name is named after its
+// file, whose name ends with the storage format of the weights: `SmolLM2-135M-Instruct.Q4_1`.
+// Clients may omit the format where the name is unambiguous without it, so a client that is
+// written for a model works with each of its files. Pure functions.
 #pragma once
 
 #include <string_view>
@@ -9,13 +9,13 @@
 
 namespace flotilla {
 
-// `id` without a last part that names a storage format, after a `.` or `-`: Q4_1, q8_0,
-// Q4_K_M, IQ4_XS, F16, BF16, in small letters or capital ones. `id` itself where it has none,
-// or is nothing else.
+// `id` without its last part, if that follows a `.` or `-` and names a storage format: Q4_1,
+// q8_0, Q4_K_M, IQ4_XS, F16, BF16, in lower or upper case. `id` itself if it has no such part,
+// or nothing in front of it.
 std::string_view WithoutFormat(std::string_view id);
 
-// Of `ids`, the models that are served, the one called `name`, else the only one that is so
-// called without its format. Empty: there is none, or there are several.
+// The model called `name` among `ids`, the models that are served. If there is none, the only
+// one that has this name without its format. Empty: no model fits, or several do.
 std::string_view ModelMeant(std::string_view name, const std::vector<std::string_view>& ids);
 
 }  // namespace flotilla

@@ -20,8 +20,8 @@ constexpr std::size_t kShownBytes = 100;  // of one name
 std::size_t EditDistance(std::string_view a, std::string_view b) {
   a = a.substr(0, kComparedBytes);
   b = b.substr(0, kComparedBytes);
-  // Wagner and Fischer's table, of which three rows are needed at a time: row[j] is the
-  // distance of what was seen of `a` to the first j bytes of `b`.
+  // This is Wagner and Fischer's table, of which three rows are needed at a time: row[j] is the
+  // distance of the bytes of `a` seen so far to the first j bytes of `b`.
   std::array<std::size_t, kComparedBytes + 1> before{}, last{}, row{};
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {

@@ -12,14 +12,14 @@ namespace flotilla {
 class RouterProbe {
  public:
   virtual ~RouterProbe() = default;
-  // A request that is valid begins, and is over: one of each.
+  // A valid request begins, and is over. Each request makes one call of each.
   virtual void OnStarted() {}
   virtual void OnEnded() {}
   // A request was refused, by the validator, a queue or the engine.
   virtual void OnRefused(const absl::Status& /*status*/) {}
   // The time from Start to the first token of any choice.
   virtual void OnFirstToken(std::int64_t /*elapsed_ns*/) {}
-  // Between deltas of one choice, per token of the later one.
+  // The time between two deltas of one choice, divided by the tokens of the later one.
   virtual void OnInterToken(std::int64_t /*elapsed_ns*/) {}
   enum class CancelledBy : std::uint8_t { kClient, kDeadline };
   virtual void OnCancelled(CancelledBy /*by*/) {}

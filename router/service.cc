@@ -23,11 +23,11 @@ namespace {
 
 using Input = std::variant<std::string, std::vector<ChatTurn>>;
 
-// What a turn of a conversation costs the template besides its text, in bytes that take as
-// long to encode.
+// The cost of a conversation's turn in the template, besides its text, as the number of bytes
+// that take as long to encode.
 constexpr std::size_t kTurnBytes = 64;
 
-// Bytes that wait in the pool's queue for this input.
+// The bytes that this input counts in the pool's queue.
 std::size_t InputBytes(const Input& input) {
   if (const auto* text = std::get_if<std::string>(&input)) return text->size();
   std::size_t bytes = 0;
@@ -52,8 +52,8 @@ std::uint64_t SeedOf(std::string_view tenant, std::string_view request_id) {
   return h ^ (h >> 31);
 }
 
-// Encoding and templating, as the pool runs them. What goes wrong there is the
-// input's fault, whichever bound it hit.
+// Encodes and renders templates on the pool. An error here is the input's fault, whichever
+// bound it hit.
 class Encoder {
  public:
   Encoder(const Tokenizer* tokenizer, const ChatTemplate* chat_template)
@@ -97,7 +97,7 @@ class Encoder {
   const ChatTemplate* chat_template_;
 };
 
-// A token may have a hundred bytes: what is too long is refused before it is written.
+// A token may have a hundred bytes, so a text that is too long is refused before it is written.
 absl::StatusOr<std::string> Decode(const Tokenizer& tokenizer,
                                    const std::vector<std::int64_t>& tokens, std::size_t most) {
   const std::vector<TokenId> ids(tokens.begin(), tokens.end());
@@ -122,7 +122,7 @@ absl::Status PoolFull() {
                         200);
 }
 
-// A model, and what is made of it once. Stays where it is.
+// A model, and the values that are computed of it once. It is never moved.
 struct Model {
   Model(ServedModel served_model, RouterProbe* silent)
       : served(std::move(served_model)), encoder(served.tokenizer, served.chat_template) {
@@ -233,7 +233,7 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     return info;
   }
 
-  // The one that a client means; null: there is none.
+  // The model that a client means; null: there is none.
   const Model* FindServed(std::string_view name) const {
     absl::ReaderMutexLock lock(&models_mu_);
     const auto called = [this](std::string_view id) ABSL_SHARED_LOCKS_REQUIRED(models_mu_) {

@@ -37,12 +37,12 @@ class ChatTemplate;
 class RouterProbe;
 class Tokenizer;
 
-// How work gets onto a frontend's I/O thread. Outlives the I/O loops opened on it.
+// Runs work on a frontend's I/O thread. Outlives the I/O loops that are opened on it.
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
-  // Runs `work` once, later, on the I/O thread; works of one dispatcher run one
-  // at a time and in order. Any thread; never blocks, never runs `work` inline.
+  // Runs `work` once, later, on the I/O thread. A dispatcher runs its work one piece at a
+  // time and in order. May be called on any thread; never blocks, never runs `work` inline.
   virtual void Post(std::function<void()> work) = 0;
 };
 
@@ -64,11 +64,11 @@ struct OutputToken {
 // An update of one choice: at most one per choice and engine step.
 struct Delta {
   std::uint32_t choice = 0;
-  // Valid UTF-8, never half a character; text that may become a stop string is
-  // held back, so it can be empty while `tokens` is not, and the other way
-  // round in the last delta.
+  // Valid UTF-8, never half a character. Text that may become a stop string is held back,
+  // so `text` can be empty while `tokens` is not. In the last delta it can be the other way
+  // round.
   std::string text;
-  // The tokens in order, each exactly once, with the token that ended the choice.
+  // The tokens in order, each exactly once, including the token that ended the choice.
   std::vector<OutputToken> tokens;
 };
 
@@ -89,8 +89,8 @@ struct ChoiceEnd {
   // The stop string or token that matched, if one did.
   std::optional<std::string> stop_string;
   std::optional<TokenId> stop_token;
-  // With best_of > 1: the mean log-probability of its tokens. With beam search:
-  // the sequence's score (BeamOptions). None without tokens.
+  // With best_of > 1 it is the mean log-probability of the choice's tokens. With beam search
+  // it is the sequence's score (BeamOptions). None without tokens.
   std::optional<float> score;
 };
 
@@ -103,19 +103,20 @@ struct GenerationEnd {
   std::uint32_t attempts = 1;
 };
 
-// Receives one generation. Order: OnPrompt, OnAccepted, then OnPromptScores and
-// OnDelta, one OnChoiceEnd per choice after its last delta, and OnDone, always,
-// once, last. Choices are numbered from 0 to n - 1 and come interleaved; where
-// fewer than best_of come back, the deltas come at the end, best choice first; a
-// beam search's too. A failure may come at any point as OnDone with a status; choices
-// without OnChoiceEnd then never get one. Runs on the I/O loop's thread; may destroy
-// the Generation from within OnDone, not from within the others.
+// Receives the events of one generation. The order is: OnPrompt, OnAccepted, then
+// OnPromptScores and OnDelta, one OnChoiceEnd per choice after its last delta, and at the
+// end OnDone, always and once. Choices are numbered from 0 to n - 1 and come interleaved.
+// If fewer than best_of come back, or with beam search, the deltas come at the end, best
+// choice first. A failure may come at any point as OnDone with a status; choices without
+// OnChoiceEnd then never get one. Runs on the I/O loop's thread; may destroy the Generation
+// from within OnDone, but not from within the others.
 class GenerationListener {
  public:
   virtual ~GenerationListener() = default;
   // The prompt as the model sees it.
   virtual void OnPrompt(const PromptInfo& prompt) = 0;
-  // Admitted: no refusal follows. The time to answer with a success status.
+  // The request is admitted, and no refusal follows. The frontend can answer with a success
+  // status now.
   virtual void OnAccepted() = 0;
   virtual void OnPromptScores(PromptScores scores) = 0;
   virtual void OnDelta(Delta delta) = 0;
@@ -123,16 +124,16 @@ class GenerationListener {
   virtual void OnDone(const GenerationEnd& end) = 0;
 };
 
-// One running request. All calls, destruction included, on its I/O loop's thread.
+// One running request. All calls, destruction included, happen on its I/O loop's thread.
 class Generation {
  public:
   // Cancels unless done; no callback after this.
   virtual ~Generation() = default;
-  // Ends it early; idempotent. Choices end with kCancelled, OnDone follows later
-  // from the I/O loop.
+  // Ends the request early; idempotent. Its choices end with kCancelled, and OnDone follows
+  // later from the I/O loop.
   virtual void Cancel() = 0;
-  // The frontend ends it because its time is over; to be destroyed then. Only records and
-  // metrics tell it from a client that leaves.
+  // Called by a frontend that ends the request because its time is over; the frontend then
+  // destroys the Generation. Only records and metrics tell this from a client that leaves.
   virtual void Expire() = 0;
   // Public name: unguessable, unique. The key for InferenceService::Abort.
   virtual const std::string& id() const = 0;
@@ -153,8 +154,8 @@ struct ModelInfo {
   std::int64_t created_s = 0;  // ServedModel::created_s
 };
 
-// A model, and what makes its text and tokens. Nothing of it is owned, and all outlives
-// the service.
+// A model, with its tokenizer and chat template. It owns nothing; all that it points to
+// outlives the service.
 struct ServedModel {
   std::string id;                   // as clients name it
   std::vector<TokenId> end_tokens;  // the model's own (ModelConfig::stop_ids)
@@ -167,7 +168,7 @@ struct ServedModel {
 
 struct TokenizeRequest {
   std::string model;
-  std::string tenant;  // set by the frontend; takes turns with others at the pool
+  std::string tenant;  // set by the frontend; tenants take turns at the pool
   // Set by the frontend when nobody waits for the answer any more; may be null.
   std::shared_ptr<const std::atomic<bool>> abandoned;
   std::variant<std::string, std::vector<ChatTurn>> input;
@@ -176,7 +177,7 @@ struct TokenizeRequest {
   bool add_generation_prompt = true;  // conversations only
 };
 
-// Tokens that Detokenize takes at most.
+// The most tokens that Detokenize takes.
 inline constexpr std::size_t kMaxDetokenize = 1 << 20;
 
 struct DetokenizeRequest {
@@ -186,14 +187,14 @@ struct DetokenizeRequest {
   std::shared_ptr<const std::atomic<bool>> abandoned;  // the same
 };
 
-// What became of a request, for logs. Its texts live as long as the call that shows it.
+// The outcome of a request, for logs. Its texts live only as long as the call that passes it.
 struct RequestRecord {
   enum class Outcome : std::uint8_t {
     kFinished,
     kCancelled,  // by the client, or by Abort
     kDeadline,   // its time was over, whether it was accepted by then or not
     kRefused,    // `status` says why; it was never accepted
-    kFailed,     // `status` says why; it was
+    kFailed,     // `status` says why; it was accepted before
   };
   RequestId id;
   std::string_view public_id;
@@ -215,22 +216,22 @@ struct ServiceOptions {
   std::uint32_t tokenizer_threads = 1;
   std::size_t tokenizer_queue = 256;              // jobs waiting; more are refused
   std::size_t tokenizer_queue_bytes = 32u << 20;  // their input
-  // How often a request that an engine gave back is submitted in all.
+  // How often a request is submitted in all, if engines give it back.
   std::uint32_t max_attempts = 8;
-  // Sees each request that was started when it is over, on its I/O loop's thread; must not
+  // Called when a request that was started is over, on its I/O loop's thread. Must not
   // block. May be empty.
   std::function<void(const RequestRecord&)> on_over;
 };
 
 class InferenceService {
  public:
-  // Starts the pool. All I/O loops and generations are destroyed before the service. `clock`,
-  // and `probe`, which learns of requests that name no model and may be null, outlive it.
+  // Starts the pool. All I/O loops and generations are destroyed before the service. `clock`
+  // and `probe` outlive it. `probe` receives requests that name no model; it may be null.
   static std::unique_ptr<InferenceService> Create(ServiceOptions options, const Clock* clock,
                                                   RouterProbe* probe = nullptr);
   virtual ~InferenceService() = default;
 
-  // Serves one more model from now on; none goes. Its id is new. Any thread.
+  // Serves one more model from now on; models are never removed. Its id is new. Any thread.
   virtual void AddModel(ServedModel model) = 0;
 
   // `dispatcher` outlives the I/O loop. Any thread.
@@ -240,12 +241,13 @@ class InferenceService {
   // not served, UNAVAILABLE while its engine was never ready. Any thread.
   virtual absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const = 0;
 
-  // Begins a generation; the I/O loop's thread only. A request without a seed gets a
-  // hash of tenant and client request id, or a random one. RESOURCE_EXHAUSTED
-  // with a retry hint when the tokenizer pool's queue is full, or this tenant's part of
-  // it. Later refusals (queue of the engine full, prompt longer than the context:
-  // OUT_OF_RANGE with kContextLengthExceeded, without its length, as encoding ends there)
-  // arrive as OnDone before OnAccepted.
+  // Begins a generation; called only on the I/O loop's thread. If the request has no seed, it
+  // gets a hash of tenant and client request id, or a random one. RESOURCE_EXHAUSTED
+  // with a retry hint: the tokenizer pool's queue is full, or this tenant's part of it.
+  // Later refusals arrive as OnDone before OnAccepted: the engine's queue is full, or the
+  // prompt is longer than the context. The latter is OUT_OF_RANGE with
+  // kContextLengthExceeded; it does not say the prompt's length, because encoding stops at
+  // the bound.
   // `listener` outlives the returned object.
   virtual absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request,
                                                             IoLoop& io_loop,
@@ -256,21 +258,22 @@ class InferenceService {
   virtual bool Abort(std::string_view id) = 0;
 
   // Encodes on the pool and calls `done` on the I/O loop's thread (not at all once
-  // the I/O loop is gone). INVALID_ARGUMENT, NOT_FOUND (model) or
-  // RESOURCE_EXHAUSTED at once as the result of `done`, posted. The I/O loop's thread.
+  // the I/O loop is gone). INVALID_ARGUMENT, NOT_FOUND (model) and RESOURCE_EXHAUSTED
+  // are posted to `done` at once. Called on the I/O loop's thread.
   virtual void Tokenize(TokenizeRequest request, IoLoop& io_loop,
                         std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) = 0;
-  // Decodes; special tokens included as their text, invalid UTF-8 replaced by
-  // U+FFFD. INVALID_ARGUMENT also for more than kMaxDetokenize tokens, or a text longer than
-  // RequestLimits::max_prompt_bytes. Same rules.
+  // Decodes. Special tokens become their text, and U+FFFD replaces invalid UTF-8. `done`
+  // gets the same errors as in Tokenize, and INVALID_ARGUMENT also for more than
+  // kMaxDetokenize tokens or a text longer than RequestLimits::max_prompt_bytes.
   virtual void Detokenize(DetokenizeRequest request, IoLoop& io_loop,
                           std::function<void(absl::StatusOr<std::string>)> done) = 0;
 
-  // For what a frontend has to do with a long input: runs `work` on the pool, as the tenant's
-  // and as `input_bytes` of input, destroys it there, and runs what it returned on the
-  // I/O loop's thread (not at all once the I/O loop is gone). RESOURCE_EXHAUSTED with a retry hint,
-  // and nothing runs, when the pool's queue is full. Nothing runs either if `abandoned` (null:
-  // never) is set before the work's turn. The I/O loop's thread.
+  // Lets a frontend process a long input off its thread. Runs `work` on the pool, charged to
+  // the tenant as `input_bytes` of input, destroys it there, and runs the function that it
+  // returned on the I/O loop's thread (not at all once the I/O loop is gone). If the pool's
+  // queue is full, the result is RESOURCE_EXHAUSTED with a retry hint, and nothing runs. Nothing
+  // runs either if `abandoned` (null: never) is set before the work's turn. Called on the I/O
+  // loop's thread.
   virtual absl::Status RunOnPool(std::string_view tenant, std::size_t input_bytes, IoLoop& io_loop,
                                  std::function<std::function<void()>()> work,
                                  std::shared_ptr<const std::atomic<bool>> abandoned) = 0;

@@ -40,10 +40,11 @@ void TokenizerPool::Work() {
     try {
       if (!turn->job.dropped()) turn->job.run();
     } catch (const std::bad_alloc&) {
-      // Jobs see to their own request; what they could not even say is lost, and no thread.
+      // Jobs report errors to their own request. If they have no memory even for that, the
+      // report is lost, but the thread goes on.
     }
-    turn->job = {};  // what it holds goes before others take its place
-    // The allocator would keep it, for each thread that has had a large input.
+    turn->job = {};  // frees its memory before another job takes its place
+    // The allocator would keep the memory, for each thread that has had a large input.
     if (turn->size == FairQueue::Size::kLarge) ReturnFreeMemory();
     absl::MutexLock lock(&mu_);
     queue_.Done(turn->size);

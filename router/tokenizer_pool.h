@@ -1,10 +1,10 @@
 // TokenizerPool: threads that encode prompts, render chat templates and parse large bodies,
 // behind a queue that is bounded in jobs and in bytes and refuses rather than blocks.
 //
-// Which job is next, and who may wait, FairQueue decides (router/core/fair_queue.h): tenants
+// FairQueue (router/core/fair_queue.h) decides which job is next and which may wait: tenants
 // take turns, short inputs pass long ones, and a thread is left for them. Jobs are not
-// interrupted: whoever brings one bounds it. Owned by the InferenceService; TryRun from any
-// thread.
+// interrupted, so the caller of TryRun bounds its job. Owned by the InferenceService. TryRun
+// may be called on any thread.
 #pragma once
 
 #include <atomic>
@@ -30,15 +30,16 @@ class TokenizerPool {
   using Abandoned = std::shared_ptr<const std::atomic<bool>>;
 
   TokenizerPool(std::uint32_t threads, std::size_t max_jobs, std::size_t max_bytes);
-  // Runs what is queued, then joins.
+  // Runs the jobs that are queued, then joins the threads.
   ~TokenizerPool();
   TokenizerPool(const TokenizerPool&) = delete;
   TokenizerPool& operator=(const TokenizerPool&) = delete;
 
-  // Runs `job` soon on a pool thread, for `tenant` (empty: nobody's in particular), whom its
-  // turn is charged to; `input_bytes`, the text that the job works on, count while it waits.
-  // False, and `job` is not run, when a bound is reached. A job that is abandoned (null:
-  // never) before its turn is not run either, and takes no room from others.
+  // Runs `job` soon on a pool thread. Its turn is charged to `tenant` (empty: nobody in
+  // particular). `input_bytes` is the length of the text that the job works on; it counts
+  // towards the bound while the job waits. False, and `job` does not run, if a bound is
+  // reached. A job that is abandoned (null: never) before its turn does not run either, and
+  // takes no room from others.
   bool TryRun(std::string_view tenant, std::size_t input_bytes, std::function<void()> job,
               Abandoned abandoned = nullptr);
 
@@ -54,12 +55,12 @@ class TokenizerPool {
   };
 
   void Work();
-  // Returns the job that this thread runs next. None: the pool ends.
+  // Waits for the job that this thread runs next, and returns it. None: the pool ends.
   std::optional<Turn> Wait();
   bool HasWorkOrEnds() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Job Take(std::uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Takes what is abandoned out of the queue: to be destroyed without the lock, as jobs may
-  // hold megabytes.
+  // Removes abandoned jobs from the queue. The caller destroys them without the lock, because
+  // jobs may hold megabytes.
   std::vector<Job> Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::Mutex mu_;

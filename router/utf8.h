@@ -1,5 +1,5 @@
-// UTF-8 as the frontends need it: check, repair, count; model/utf8.h says what is
-// well-formed. Pure functions.
+// UTF-8 for the frontends: check, repair and count. model/utf8.h defines what is well-formed.
+// Pure functions.
 #pragma once
 
 #include <cstddef>

@@ -18,9 +18,9 @@ namespace flotilla::rpc {
 namespace {
 
 constexpr char kAccept[] = "_Z12grpc_accept4iP21grpc_resolved_addressii";
-// Of the descriptors, those from which on one connection makes room for another, and those
-// that gRPC does not get: as many as there are for all that is not HTTP (cli/frontends.cc), less
-// what files and HTTP's own reserve need.
+// In the last kShort descriptors, a new connection takes the place of another one; the last kGone
+// are not for gRPC at all. They are as many as cli/frontends.cc leaves for all that is not HTTP,
+// less those that files and HTTP's own reserve need.
 constexpr std::uint64_t kShort = 192, kGone = 64;
 constexpr std::size_t kMostRemembered = 1 << 16;
 
@@ -75,14 +75,15 @@ bool AcceptGuard::IsSilent(const Accepted& one) {
   tcp_info info{};
   socklen_t size = sizeof(info);
   if (getsockopt(one.fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
-  // A kernel that does not count says nothing of anybody; one that does has seen a handshake.
+  // A kernel that does not count segments reports 0 for every connection. One that does has
+  // counted those of the handshake.
   const bool counts =
       size >= offsetof(tcp_info, tcpi_segs_in) + sizeof(info.tcpi_segs_in) && info.tcpi_segs_in > 0;
   return counts && info.tcpi_bytes_received == 0;
 }
 
 void AcceptGuard::Remember(int fd) {
-  // Most have spoken before the next one comes, so this stays short.
+  // Most connections have sent bytes before the next one comes, so the list stays short.
   while (!accepted_.empty() &&
          (accepted_.size() >= kMostRemembered || !IsSilent(accepted_.front()))) {
     accepted_.pop_front();
@@ -105,7 +106,7 @@ void AcceptGuard::CloseOldestSilent() {
 
 }  // namespace flotilla::rpc
 
-// Stands in the place of gRPC's function of this name.
+// Replaces gRPC's function of this name.
 int GuardedAccept(int listener, grpc_resolved_address* peer, int nonblock,
                   int cloexec) asm("_Z12grpc_accept4iP21grpc_resolved_addressii");
 

@@ -1,10 +1,11 @@
 // AcceptGuard: keeps connections of gRPC from taking the process's last file descriptors.
 //
-// gRPC 1.51, Debian 12's, bounds no connections, and a listener of it whose accept() fails for
-// want of a descriptor is gone for good. So this library defines the function by which gRPC
-// accepts, as the dynamic linker lets it, and goes on to gRPC's own. While descriptors are
-// short a new connection takes the place of the one that has said nothing for longest; when
-// they are all but gone it is closed at once, and gRPC told that nobody waits.
+// gRPC 1.51, the version of Debian 12, does not bound its connections. If accept() of one of its
+// listeners fails because no descriptor is left, that listener never accepts again. So this
+// library interposes the function by which gRPC accepts, through the dynamic linker, and calls
+// gRPC's own from it. While descriptors are short, a new connection takes the place of the one
+// that has been silent for longest. When almost none is left, a new connection is closed at
+// once, and gRPC is told that no connection waits.
 #pragma once
 
 #include <sys/socket.h>
@@ -21,29 +22,30 @@ namespace flotilla::rpc {
 
 class AcceptGuard {
  public:
-  // The descriptor of a connection that `accept` takes, or -1 and errno, which is never that
-  // of a process without descriptors. Any thread.
+  // The descriptor of a connection that `accept` takes, or -1 with errno, which never says that
+  // the process has no descriptors. May be called on any thread.
   int Accept(absl::FunctionRef<int()> accept) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether gRPC's listeners ask this library: they do where its gRPC is a shared one.
+  // Whether gRPC's listeners call this library. They do if gRPC is a shared library.
   static bool InPlace();
 
  private:
-  // A descriptor, and whose it was: the number may be somebody else's by now.
+  // A descriptor and the peer that it was accepted for. Another connection may have the same
+  // number by now.
   struct Accepted {
     int fd;
     sockaddr_storage peer;
     socklen_t peer_bytes;
   };
   static bool IsSilent(const Accepted& one);
-  // Closes a connection that waits; false: none waits, or none can be taken.
+  // Closes a waiting connection. False: none waits, or none can be accepted.
   bool DropOne(absl::FunctionRef<int()> accept);
   void Remember(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseOldestSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::Mutex mu_;
   SpareDescriptors spare_{1};
-  std::deque<Accepted> accepted_ ABSL_GUARDED_BY(mu_);  // perhaps silent still; oldest first
+  std::deque<Accepted> accepted_ ABSL_GUARDED_BY(mu_);  // may still be silent; oldest first
 };
 
 }  // namespace flotilla::rpc

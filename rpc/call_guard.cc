@@ -18,7 +18,7 @@ std::string_view View(const grpc_slice& slice) {
   return {reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(slice)), GRPC_SLICE_LENGTH(slice)};
 }
 
-// A guard behind gRPC's own seam for it, which encrypted ports have.
+// Calls a guard through gRPC's own interface for it, which encrypted ports have.
 class Processor final : public grpc::AuthMetadataProcessor {
  public:
   explicit Processor(std::shared_ptr<CallGuard> guard) : guard_(std::move(guard)) {}
@@ -34,8 +34,8 @@ class Processor final : public grpc::AuthMetadataProcessor {
   const std::shared_ptr<CallGuard> guard_;
 };
 
-// The same for a plaintext port. The transport has that seam there as well; only
-// grpc::InsecureServerCredentials has not, so this stands in its place.
+// The same for a plaintext port. The transport has that interface there as well; only
+// grpc::InsecureServerCredentials does not, so this class replaces it.
 class GuardedPlaintext final : public grpc::ServerCredentials {
  public:
   explicit GuardedPlaintext(std::shared_ptr<CallGuard> guard) : guard_(std::move(guard)) {}

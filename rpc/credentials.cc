@@ -22,10 +22,10 @@ namespace {
 using grpc::experimental::InterceptionHookPoints;
 using SecretFile = WatchedFile<FleetSecret>;
 
-// Refusals are logged at most this often: who knocks must not fill the log.
+// Refusals are logged at most this often, so that callers without a proof cannot fill the log.
 constexpr absl::Duration kLogEvery = absl::Seconds(10);
 
-// Admits who knows the secret.
+// Admits callers that know the secret.
 class SecretGuard final : public CallGuard {
  public:
   SecretGuard(std::shared_ptr<SecretFile> secret, const Clock* clock, Logger* log)
@@ -52,11 +52,11 @@ class SecretGuard final : public CallGuard {
   const Clock* const clock_;
   Logger* const log_;
   absl::Mutex mu_;
-  std::int64_t refused_ ABSL_GUARDED_BY(mu_) = 0;  // and not told
+  std::int64_t refused_ ABSL_GUARDED_BY(mu_) = 0;  // not logged yet
   std::int64_t next_ns_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// What was logged about each peer.
+// Records what was logged about each peer.
 class PeerLog {
  public:
   explicit PeerLog(Logger* log) : log_(log) {}
@@ -85,11 +85,11 @@ class PeerLog {
  private:
   Logger* const log_;
   absl::Mutex mu_;
-  // OK: nothing. As many as there are peers in the flags.
+  // The code logged last; OK: nothing. There is one entry per peer in the flags.
   std::map<std::string, grpc::StatusCode> logged_ ABSL_GUARDED_BY(mu_);
 };
 
-// Sends the secret with one call, and sees how the peer takes it.
+// Sends the secret with one call, and records whether the peer accepts it.
 class ProofInterceptor final : public grpc::experimental::Interceptor {
  public:
   ProofInterceptor(SecretFile* secret, PeerLog* peers, const std::string& address)
@@ -185,7 +185,7 @@ class CredentialsImpl final : public Credentials {
       grpc::experimental::TlsChannelCredentialsOptions tls_options;
       tls_options.set_certificate_provider(certificates_);
       Watch(tls_options);
-      // The authority is the fleet: names are not compared, chains are.
+      // Any certificate of the authority is a member's, so chains are checked, but not names.
       tls_options.set_verify_server_certs(true);
       tls_options.set_check_call_host(false);
       credentials = grpc::experimental::TlsCredentials(tls_options);
@@ -206,7 +206,7 @@ class CredentialsImpl final : public Credentials {
         std::make_shared<grpc::experimental::NoOpCertificateVerifier>());
   }
 
-  // Whether the files are usable now. Later ones are gRPC's business.
+  // Checks that the files are usable now. gRPC checks later versions of them.
   absl::Status CheckFiles() {
     bool others_may_read = false;
     const absl::StatusOr<std::string> key = ReadSecretFile(options_.tls_key, &others_may_read);

@@ -14,8 +14,8 @@
 namespace flotilla::rpc {
 namespace {
 
-// What a connection brings at once, before anybody looks at it. gRPC would make it 4 MiB, as
-// much as an unfinished message announces.
+// The most bytes that gRPC reads from a connection at once, before any check. By itself it would
+// read up to 4 MiB, as much as an unfinished message announces.
 constexpr int kReadBytes = 64 << 10;
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 constexpr absl::Duration kRetryRefused = absl::Seconds(2);

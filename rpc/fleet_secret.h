@@ -1,9 +1,9 @@
-// FleetSecret: what the processes of one fleet know and others do not.
+// FleetSecret: the secret that the processes of one fleet know and others do not.
 //
-// A file of one or two lines, each 32 to 256 printable ASCII characters. Servers take
-// any of them, clients send the first: so a new secret is first added as the second line
-// everywhere, then made the first, then the old one is taken away, and nobody is refused
-// meanwhile. Immutable values: any thread.
+// It is a file of one or two lines, each 32 to 256 printable ASCII characters. Servers accept
+// any of them, and clients send the first. To change the secret without refusals, add the new
+// one as the second line everywhere, then make it the first, then remove the old one.
+// The values are immutable and may be used on any thread.
 #pragma once
 
 #include <string>
@@ -20,12 +20,12 @@ class FleetSecret {
   static constexpr std::size_t kMinBytes = 32;
   static constexpr std::size_t kMaxBytes = 256;
 
-  // INVALID_ARGUMENT names the line, never what stands there.
+  // INVALID_ARGUMENT names the line and never quotes it.
   static absl::StatusOr<FleetSecret> Parse(std::string_view text);
 
   // The secret that a client sends.
   const std::string& first() const { return first_; }
-  // Compares with every line, whichever fits.
+  // Compares with every line, also after one fits.
   bool Accepts(std::string_view secret) const;
 
  private:

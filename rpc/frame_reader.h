@@ -16,14 +16,14 @@ struct FrameHeader {
   std::uint32_t stream = 0;
 };
 
-// Of one end of one connection, in the order of the bytes. The first bytes of a client may be
-// HTTP/2's preface.
+// Reads the bytes of one end of one connection, in their order. The first bytes of a client may
+// be HTTP/2's preface.
 class FrameReader {
  public:
   static constexpr std::size_t kHeaderBytes = 9;
 
-  // Calls `begin` with the header of each frame, which returns a status, and `payload` with each
-  // piece of its payload, none of them empty. Ends at the first error, and returns it.
+  // Calls `begin` with the header of each frame, and `payload` with each piece of its payload;
+  // no piece is empty. `begin` returns a status. Ends at the first error, and returns it.
   template <class Begin, class Payload>
   absl::Status Read(absl::Span<const std::uint8_t> bytes, Begin begin, Payload payload) {
     if (!begun_ && !bytes.empty()) {
@@ -49,8 +49,8 @@ class FrameReader {
   }
 
  private:
-  // "PRI * HTTP/2.0 ... ": no frame begins with P, for that would be one of 5 MB, and a client
-  // begins with SETTINGS.
+  // The preface is "PRI * HTTP/2.0 ... ". The first frame cannot begin with P: it would have
+  // 5 MB, and a client begins with SETTINGS.
   static constexpr std::uint8_t kPrefaceBegin = 'P';
   static constexpr std::uint32_t kPrefaceBytes = 24;
 
@@ -63,8 +63,8 @@ class FrameReader {
   }
 
   bool begun_ = false;         // the first byte was seen
-  std::uint32_t preface_ = 0;  // what is to come of it; nothing of a frame has begun then
-  std::uint32_t left_ = 0;     // of the payload
+  std::uint32_t preface_ = 0;  // bytes of the preface still to come; no frame has begun then
+  std::uint32_t left_ = 0;     // bytes of the payload still to come
   std::uint8_t header_[kHeaderBytes] = {};
   std::size_t header_bytes_ = 0;
 };

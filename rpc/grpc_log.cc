@@ -14,12 +14,12 @@
 namespace flotilla::rpc {
 namespace {
 
-// gRPC's hook takes no argument of ours, so this has to be global. Held while a line is
-// queued, which is short: gRPC's threads may go on when the log has gone.
+// gRPC's hook takes no argument of ours, so this must be global. It is held while a line is
+// queued, which is short, because gRPC's threads may still run when the log has gone.
 ABSL_CONST_INIT absl::Mutex g_mu(absl::kConstInit);
 Logger* g_log ABSL_GUARDED_BY(g_mu) = nullptr;
 
-// What gRPC says before it aborts, which nobody will take from a queue any more.
+// Whether this is a message before gRPC aborts. No thread would take it from a queue any more.
 bool IsLastWord(const gpr_log_func_args& line) {
   return line.severity == GPR_LOG_SEVERITY_ERROR &&
          absl::StartsWith(line.message, "assertion failed");

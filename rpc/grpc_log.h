@@ -1,19 +1,19 @@
-// GrpcLog: what gRPC itself has to say, in this process's log.
+// GrpcLog: writes gRPC's own log messages to this process's log.
 //
-// Left alone it writes to standard error from whatever thread it is on, also the one that
-// receives every call, and so stands still with who reads that.
+// By default gRPC writes to standard error from the thread that it is on, which may be the one
+// that receives every call. That thread then blocks if the reader of standard error is slow.
 #pragma once
 
 #include "common/obs/log.h"
 
 namespace flotilla::rpc {
 
-// One at a time; main makes it, before the first of gRPC's threads.
+// There is at most one at a time. main creates it before the first of gRPC's threads starts.
 class GrpcLog {
  public:
   // gRPC's errors become warnings, the rest debug lines. `log` outlives it.
   explicit GrpcLog(Logger* log);
-  // After this nothing is logged.
+  // After this no message of gRPC is logged.
   ~GrpcLog();
   GrpcLog(const GrpcLog&) = delete;
   GrpcLog& operator=(const GrpcLog&) = delete;

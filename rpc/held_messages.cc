@@ -35,7 +35,7 @@ void HeldMessages::Read(absl::Span<const std::uint8_t> bytes, std::int64_t now_n
 double HeldMessages::ByteSeconds(std::int64_t now_ns) const {
   double sum = 0;
   for (const auto& [id, stream] : streams_) {
-    // At least a microsecond, so that a held message always has an age.
+    // The age is at least a microsecond, so that a held message always has one.
     const auto ns = std::max<std::int64_t>(1000, now_ns - stream.since_ns);
     sum += static_cast<double>(stream.held) * static_cast<double>(ns) * 1e-9;
   }
@@ -72,7 +72,7 @@ void HeldMessages::ReadPayload(absl::Span<const std::uint8_t> bytes, std::int64_
   if (frame_left_ == 0 && (ended || stream.prefix_bytes == 0)) Hold(stream, 0);
 }
 
-// Reads on, at most to the end of the prefix or of the message; how many bytes.
+// Reads on, at most to the end of the prefix or of the message. Returns the number of bytes read.
 std::size_t HeldMessages::ReadMessage(Stream& stream, absl::Span<const std::uint8_t> bytes) {
   if (stream.prefix_bytes == kPrefix) {
     const std::size_t some = std::min<std::size_t>(stream.left, bytes.size());

@@ -1,7 +1,7 @@
-// HeldMessages: how much gRPC holds of messages that are not whole yet, of one connection on
-// which calls come in; read from its bytes alone. Pure.
+// HeldMessages: counts how much gRPC holds of unfinished messages, for one connection on which
+// calls come in. It needs only the connection's bytes. Pure.
 //
-// gRPC 1.51 takes a message as it comes, up to the port's limit, on every stream of every
+// gRPC 1.51 buffers a message while it comes, up to the port's limit, on every stream of every
 // connection, and waits for the rest as long as the peer likes.
 #pragma once
 
@@ -14,24 +14,25 @@
 
 namespace flotilla::rpc {
 
-// Of all connections of the process together. A message to a server is no longer than this
-// (rpc/endpoint.h).
+// The bound for all connections of the process together. A message to a server is no longer
+// than this (rpc/endpoint.h).
 inline constexpr std::size_t kMaxHeldBytes = 16 << 20;
 // The least cost of a frame: however short it is, it keeps the buffer that it was read into.
 inline constexpr std::size_t kLeastHeldBytes = 8 << 10;
 
-// Its owner calls it in the order in which gRPC does what is told.
+// The owner makes these calls in the order in which gRPC does what they report.
 class HeldMessages {
  public:
-  // gRPC has a call of this stream, or none any more. What comes of others is not held.
+  // gRPC has a call of this stream, or has it no longer. It does not hold bytes of other streams.
   void Begin(std::uint32_t stream) { streams_.try_emplace(stream); }
   void End(std::uint32_t stream);
   // gRPC has read these bytes, at `now_ns` of a monotonic clock.
   void Read(absl::Span<const std::uint8_t> bytes, std::int64_t now_ns);
 
   std::size_t bytes() const { return bytes_; }
-  // Of each message its bytes times the time since it began, in byte seconds. Who holds most
-  // for longest has most; a message that comes as fast as it can has little.
+  // The sum over all unfinished messages of the bytes held times the time since the message
+  // began, in byte seconds. A connection that holds many bytes for long has a large sum; a
+  // message that comes as fast as it can adds little.
   double ByteSeconds(std::int64_t now_ns) const;
 
  private:
@@ -40,8 +41,8 @@ class HeldMessages {
   struct Stream {
     std::uint8_t prefix[kPrefix] = {};
     std::size_t prefix_bytes = 0;  // 0: between messages
-    std::uint32_t left = 0;        // of the message, once there is the prefix
-    std::size_t held = 0;          // in whole frames
+    std::uint32_t left = 0;        // bytes of the message to come, once the prefix is there
+    std::size_t held = 0;          // bytes, in whole frames
     std::int64_t since_ns = 0;     // when the message began
   };
 

@@ -40,13 +40,13 @@ absl::Status InboundFrames::BeginFrame(const FrameHeader& frame, std::int64_t no
     case kContinuation:
       return BeginHeaders(frame);
     case kPing:
-      // Answers come only to PINGs of this end.
+      // An ACK only answers a PING of this end, so it needs no allowance.
       if ((frame.flags & kAck) != 0 || pings_.Take(now_ns)) return absl::OkStatus();
       return absl::ResourceExhaustedError("too many PING frames");
     case kResetStream:
       if (resets_.Take(now_ns)) return absl::OkStatus();
       return absl::ResourceExhaustedError("too many streams were reset");
-    default:  // in the middle of a block, gRPC refuses it
+    default:  // gRPC refuses such a frame in the middle of a block
       return absl::OkStatus();
   }
 }

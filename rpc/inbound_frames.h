@@ -1,13 +1,13 @@
-// InboundFrames: whether the frames that an HTTP/2 connection brings stay within bounds, read
-// from its bytes alone. Pure.
+// InboundFrames: checks that the frames of an HTTP/2 connection stay within bounds. It needs
+// only the connection's bytes. Pure.
 //
 // A header block is a HEADERS frame (or PUSH_PROMISE) and the CONTINUATION frames after it,
 // until one says that it is the last. HTTP/2 does not bound their number, and gRPC 1.51 keeps
-// what it cannot decode yet: a string or a number that goes on for ever.
+// the bytes that it cannot decode yet, for example of a string or a number that never ends.
 //
-// Besides, gRPC answers each PING and keeps something of each stream that is reset (rapid
-// reset, CVE-2023-44487), as fast as they come and whether or not answers are read. Both are
-// allowed at a rate here.
+// Besides, gRPC answers each PING and keeps some state of each stream that is reset (rapid
+// reset, CVE-2023-44487), as fast as they come and whether or not the peer reads the answers.
+// This class limits the rate of both.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,10 @@
 
 namespace flotilla::rpc {
 
-// Frames of a block with their headers. gRPC takes 8 KiB of metadata by default; a block within
-// that is refused as a call, one beyond this ends the connection.
+// The bytes of a block's frames with their frame headers. gRPC takes 8 KiB of metadata by
+// default. It refuses a call with more; a block beyond this bound ends the connection.
 inline constexpr std::size_t kMaxHeaderBlockBytes = 32 << 10;
-// Each may bring some: gRPC counts metadata anew in each frame.
+// This needs a bound because each frame may bring metadata, which gRPC counts anew per frame.
 inline constexpr int kMaxContinuations = 4;
 
 // The allowed rate of an event: so many at once, and so many a second in the long run.
@@ -30,7 +30,7 @@ class Allowance {
  public:
   Allowance(double burst, double per_second)
       : burst_(burst), per_second_(per_second), left_(burst) {}
-  // Takes one; false: there is none just now. `now_ns` of a monotonic clock.
+  // Takes one event; false: none is allowed just now. `now_ns` is from a monotonic clock.
   bool Take(std::int64_t now_ns);
 
  private:
@@ -40,21 +40,21 @@ class Allowance {
 };
 
 // A gRPC client may send a PING for a DATA frame that comes while none of its PINGs is
-// unanswered (grpc-go does: so it measures the connection). So there is at most one a round
-// trip, and at most one a DATA frame: some hundred a second for a stream of tokens, and a
+// unanswered (grpc-go does, to measure the connection). So there is at most one PING per round
+// trip, and at most one per DATA frame: some hundred a second for a stream of tokens, and a
 // thousand for a connection of many streams, whose frames come at once with each step. The
-// burst is what comes late, all at once, from a network that stood still.
+// burst allows for PINGs that come late, all at once, after the network stood still.
 inline constexpr double kPingBurst = 3000, kPingsPerSecond = 1000;
-// Calls that are cancelled: all of a connection at once (1,024), then as fast as a gateway's
-// users lose patience.
+// Resets are cancelled calls. The burst allows all calls of a connection at once (1,024); the
+// rate is as fast as a gateway's users lose patience.
 inline constexpr double kResetBurst = 1024, kResetsPerSecond = 200;
 
-// One end of one connection. Its owner calls it in the order of the bytes.
+// Checks one end of one connection. The owner passes the bytes in their order.
 class InboundFrames {
  public:
-  // Reads on, at `now_ns` of a monotonic clock. RESOURCE_EXHAUSTED: a frame begins in `bytes`
-  // that is too much; the connection is to be closed before these bytes are used. The first
-  // bytes of a client may be HTTP/2's preface.
+  // Reads the next bytes, at `now_ns` of a monotonic clock. RESOURCE_EXHAUSTED: a frame that
+  // begins in `bytes` exceeds a bound, so the owner must close the connection before these bytes
+  // are used. The first bytes of a client may be HTTP/2's preface.
   absl::Status Read(absl::Span<const std::uint8_t> bytes, std::int64_t now_ns);
 
  private:
@@ -62,7 +62,7 @@ class InboundFrames {
   absl::Status BeginHeaders(const FrameHeader& frame);
 
   FrameReader reader_;
-  std::size_t block_bytes_ = 0;  // 0: none is open
+  std::size_t block_bytes_ = 0;  // of the open header block; 0: none is open
   int continuations_ = 0;
   Allowance pings_{kPingBurst, kPingsPerSecond};
   Allowance resets_{kResetBurst, kResetsPerSecond};

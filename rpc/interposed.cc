@@ -10,8 +10,8 @@
 namespace flotilla::rpc {
 namespace {
 
-// What of a shared library's dynamic section tells which calls go through the dynamic linker:
-// each function that is called so has one relocation in a table of its own, DT_JMPREL.
+// The part of a shared library's dynamic section that tells which calls go through the dynamic
+// linker. Each function that is called so has one relocation in a separate table, DT_JMPREL.
 class CallTable {
  public:
   explicit CallTable(const link_map& library) : library_(library) {
@@ -23,8 +23,9 @@ class CallTable {
     }
   }
 
-  // Where calls of `name` find their target; null: none goes through the dynamic linker. The
-  // target is a stub of the library until the first call, unless all are bound at the start.
+  // The slot that holds the target of calls of `name`; null: no call of it goes through the
+  // dynamic linker. The target is a stub of the library until the first call, unless all calls
+  // are bound at the start.
   const void* const* Slot(std::string_view name) const {
     if (relocations_ == nullptr || symbols_ == nullptr || names_ == nullptr) return nullptr;
     for (std::size_t i = 0; i < count_; ++i) {
@@ -35,7 +36,7 @@ class CallTable {
   }
 
  private:
-  // glibc makes addresses of most of a dynamic section's offsets, but not on all machines.
+  // glibc turns most of a dynamic section's offsets into addresses, but not on all machines.
   template <class T>
   const T* At(ElfW(Addr) address, bool is_offset = false) const {
     if (is_offset || address < library_.l_addr) address += library_.l_addr;

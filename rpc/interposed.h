@@ -1,13 +1,13 @@
-// Interposed: whether a function of this program stands in for one of a shared library, in the
-// library's own calls, too.
+// Interposed: checks whether a function of this program replaces one of a shared library, also
+// in the library's own calls.
 #pragma once
 
 namespace flotilla::rpc {
 
-// Whether the calls of `name` (as the linker spells it) in the shared library that has a
-// function of that name come to `ours`, a function of this program with the same name. False,
-// too, where no shared library has one, or where it calls its own directly: as one that was
-// linked with -Bsymbolic-functions does, although everybody else reaches `ours`.
+// `name` is a function of a shared library, as the linker spells it, and `ours` is a function of
+// this program with the same name. True if the library's own calls of `name` reach `ours`. False
+// also if no shared library has such a function, or if the library calls its own directly, as one
+// that was linked with -Bsymbolic-functions does, although all other callers reach `ours`.
 bool IsInterposed(const char* name, const void* ours);
 
 }  // namespace flotilla::rpc

@@ -1,4 +1,4 @@
-// What can be known of PEM files before they are used.
+// Checks PEM files before they are used.
 #pragma once
 
 #include <optional>
@@ -9,11 +9,11 @@
 
 namespace flotilla::rpc {
 
-// INVALID_ARGUMENT: there is no certificate, or it is not valid at `now`; there is no
-// private key, it has a passphrase, or it is of another certificate.
+// INVALID_ARGUMENT: there is no certificate, or it is not valid at `now`; or there is no
+// private key, or it has a passphrase or belongs to another certificate.
 absl::Status CheckKeyPair(std::string_view certificate, std::string_view key, absl::Time now);
 
-// When the first certificate ends; none: there is none.
+// When the first certificate expires; none: there is none.
 std::optional<absl::Time> ExpiryOf(std::string_view certificate);
 
 // INVALID_ARGUMENT: there is no certificate in it.

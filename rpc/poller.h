@@ -1,10 +1,10 @@
 // Poller: the one thread on which a process receives gRPC.
 //
-// gRPC's callback API listens with two threads or more, and whichever sees a message
-// first wakes another to listen in its place before it reads: each message costs several
-// switches of threads, on cores that compute. Here one thread waits on one queue for
-// everything, calls that come in and calls that were made, and does what has become due
-// itself. So it must never block, and what it calls must not either.
+// gRPC's callback API listens with two threads or more. The thread that sees a message first
+// wakes another one to listen in its place before it reads, so each message costs several
+// thread switches, on cores that compute. Here one thread waits on one queue for all calls,
+// incoming and outgoing, and runs the handlers itself. So it must never block, and neither
+// must the handlers.
 #pragma once
 
 #include <memory>
@@ -22,19 +22,19 @@ void __tsan_release(void* address);
 
 namespace flotilla::rpc {
 
-// What learns of an operation on the queue.
+// Receives the end of an operation on the queue.
 class Tag {
  public:
-  // The operation is over; on the poller's thread. `ok` as gRPC says it of the operation.
+  // The operation is over. Called on the poller's thread. `ok` is gRPC's result of the operation.
   virtual void Over(bool ok) = 0;
 
  protected:
   ~Tag() = default;
 };
 
-// What an operation is begun with, right when it is, and the tag that it is over for. In
-// between the library carries it from one thread to another, which a thread sanitizer does
-// not see unless it is told.
+// ToQueue makes the pointer that an operation is begun with, and is called right when it begins.
+// FromQueue returns the tag of an operation that is over. In between, gRPC carries the pointer
+// from one thread to another, which the thread sanitizer sees only if it is told.
 inline void* ToQueue(Tag* tag) {
 #ifdef __SANITIZE_THREAD__
   __tsan_release(tag);
@@ -48,7 +48,7 @@ inline Tag* FromQueue(void* begun) {
   return static_cast<Tag*>(begun);
 }
 
-// A tag that calls a method of what holds it.
+// A tag that calls a method of its owner.
 template <class T, void (T::*kMethod)(bool)>
 class MemberTag final : public Tag {
  public:
@@ -63,14 +63,14 @@ class MemberTag final : public Tag {
 class Poller {
  public:
   Poller();
-  // Waits for what has begun: servers on it have stopped, streams have ended. Not on its
-  // own thread.
+  // Waits for the operations that have begun. Servers on it have stopped and streams have ended
+  // before. Not called on its own thread.
   ~Poller();
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
 
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
-  // What makes the server that listens on the queue: one, once. It knows the queue already.
+  // Builds the server that listens on the queue: only one, once. It knows the queue already.
   grpc::ServerBuilder& builder() { return builder_; }
 
  private:
@@ -79,7 +79,7 @@ class Poller {
   std::thread thread_;
 };
 
-// `shared`, or where there is none a poller of one's own.
+// `shared`, or a new poller if `shared` is null.
 inline std::shared_ptr<Poller> SharedOrOwn(std::shared_ptr<Poller> shared) {
   return shared != nullptr ? std::move(shared) : std::make_shared<Poller>();
 }

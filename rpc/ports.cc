@@ -14,11 +14,12 @@
 namespace flotilla::rpc {
 namespace {
 
-// 0, or errno of what the system refuses. It does not listen: nobody shall get through to it.
+// Returns 0, or the errno of the call that the system refuses. It binds but does not listen, so
+// that no client can connect to it.
 int TryAddress(const addrinfo& at) {
   const int fd = socket(at.ai_family, at.ai_socktype | SOCK_CLOEXEC, at.ai_protocol);
   if (fd < 0) return errno;
-  // As servers do: connections of one that has ended do not hold its port.
+  // Servers set this, too, so that connections of a server that has ended do not hold its port.
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   const int error = bind(fd, at.ai_addr, at.ai_addrlen) == 0 ? 0 : errno;

@@ -1,5 +1,5 @@
-// Why a port cannot be listened on, asked of the system: gRPC only prints the cause. Asked
-// before a model is loaded it saves the loading.
+// Asks the system why a port cannot be listened on, because gRPC only prints the cause. A check
+// before a model is loaded saves the loading.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace flotilla::rpc {
 
-// OK: somebody may listen on `port` of `host` now, an address or a name; port 0 is any free
-// one. Else the message is the system's alone, "Address already in use": UNAVAILABLE where
-// another port may do, INVALID_ARGUMENT where the host is not this machine's or unknown.
-// A name is resolved, which may block; one of its addresses is enough. Nothing is kept: another
-// process may come first.
+// OK: `port` of `host`, an address or a name, can be listened on now; port 0 is any free one.
+// Else the message is only the system's, such as "Address already in use". The code is
+// UNAVAILABLE if another port may work, and INVALID_ARGUMENT if the host is unknown or not this
+// machine's. A name is resolved, which may block; one of its addresses is enough. The port is
+// not kept, so another process may take it first.
 absl::Status CheckPort(const std::string& host, std::uint16_t port);
 
-// UNAVAILABLE, and why, as far as the system can be asked again, for a library that could
-// not listen on `address`, of JoinAddress.
+// The error when a library could not listen on `address` (of JoinAddress): UNAVAILABLE, with the
+// cause, as far as the system still reports it.
 absl::Status CannotListen(const std::string& address);
 
 }  // namespace flotilla::rpc

@@ -33,7 +33,7 @@
 
 namespace flotilla::rpc {
 
-// How many calls of a server there are, those included that have yet to come.
+// Counts the calls of a server, including those that are prepared but have not come yet.
 class CallCount {
  public:
   class Held {
@@ -55,8 +55,9 @@ class CallCount {
   int calls_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// What every call has. `over` passes on that the call is over: it was finished, its client
-// has cancelled it or is gone, or its deadline has passed. Never if it has not begun.
+// The part that every call has. `over` reports that the call is over: it was finished, its client
+// has cancelled it or is gone, or its deadline has passed. It never reports a call that has not
+// begun.
 struct ServerCall {
   explicit ServerCall(CallCount* count) : held(count) {}
 
@@ -64,7 +65,7 @@ struct ServerCall {
     void Over(bool ok) override { to->Over(ok); }
     Tag* to = nullptr;
   };
-  const CallCount::Held held;  // first: the rest has gone when it goes
+  const CallCount::Held held;  // first, so that it is destroyed after the rest
   grpc::ServerContext context;
   Forward over;
 };
@@ -94,7 +95,7 @@ class UnaryCall final : public ServerCall, private Tag {
  public:
   using ServerCall::ServerCall;
 
-  // Once, from any thread; it is gone some time after.
+  // Called once, from any thread. The call deletes itself some time after.
   void Finish(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);  // until gRPC has the answer
     if (status.ok()) {
@@ -124,18 +125,18 @@ class Server {
   // Stops, unless stopped.
   ~Server() { Stop(absl::ZeroDuration()); }
 
-  // Listens for the fleet. `services` outlive it, and are AsyncService in all their methods.
-  // Once. UNAVAILABLE: the address cannot be listened on.
+  // Listens for the fleet; called once. `services` outlive it, and are AsyncService in all their
+  // methods. UNAVAILABLE: the address cannot be listened on.
   absl::Status Listen(const ListenOptions& options, const std::vector<grpc::Service*>& services);
-  // The same, with `configure` setting keep-alives and bounds of the port.
+  // Listens for others: `configure` sets keep-alives and bounds of the port.
   absl::Status Listen(const std::string& address,
                       std::shared_ptr<grpc::ServerCredentials> credentials,
                       const std::vector<grpc::Service*>& services,
                       absl::FunctionRef<void(grpc::ServerBuilder&)> configure);
   std::uint16_t port() const { return port_; }
 
-  // After Listen, once for each method there is: receives its calls on the poller's thread.
-  // `request` is the method of `service` by which gRPC takes the next one.
+  // These three are called after Listen, once for each method. `take` receives the method's calls
+  // on the poller's thread. `request` is the method of `service` by which gRPC takes the next call.
   template <class S, class Base, class In, class Out>
   void OnStream(
       S* service,
@@ -175,12 +176,12 @@ class Server {
         [take = std::move(take)](std::unique_ptr<Call> call) { take(call.release()); });
   }
 
-  // Takes no new calls, lets those that run end for `grace`, cancels the rest and waits
-  // until all are gone. Not on the poller's thread. Idempotent.
+  // Takes no new calls, waits for running ones for `grace`, cancels the rest and waits until
+  // all are gone. Not called on the poller's thread. Idempotent.
   void Stop(absl::Duration grace);
 
  private:
-  // One method: hands over each call and waits for the next.
+  // The acceptor of one method. Hands over each call and waits for the next.
   template <class Call>
   class Acceptor final : public Tag {
    public:
@@ -190,12 +191,12 @@ class Server {
 
     void Next() {
       call_ = std::make_unique<Call>(count_);
-      Call* const call = call_.get();  // another thread's from then on
+      Call* const call = call_.get();  // read here: request_ hands call_ to another thread
       request_(call, ToQueue(this));
     }
     void Over(bool ok) override {
       std::unique_ptr<Call> call = std::move(call_);
-      if (!ok) return;  // the server stops; with the last call it may be gone, and this
+      if (!ok) return;  // the server stops; it and this may be gone with the last call
       Next();
       take_(std::move(call));
     }

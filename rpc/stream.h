@@ -1,9 +1,9 @@
-// Two ends of one bidirectional gRPC stream, as messages that are sent and received.
+// The two ends of one bidirectional gRPC stream, on which messages are sent and received.
 //
-// One read and one write are in flight at any time; what is to be written waits in order.
-// Nothing here bounds that queue: the protocols on top bound what they send by what the other
-// end has asked for. Send may be called from any thread, also from the handler. The handler
-// is called on the poller's thread, for one message at a time, and must not block.
+// One read and one write are in flight at any time; further messages wait in order. Nothing
+// here bounds that queue: the protocols on top send only as much as the other end has asked
+// for. Send may be called from any thread, also from the handler. The handler is called on
+// the poller's thread, for one message at a time, and must not block.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace flotilla::rpc {
 
-// The metadata by which a server says that it has taken a stream: a call that was refused,
-// or reached nobody, has none.
+// The metadata by which a server says that it has taken a stream. A call that was refused, or
+// that reached no server, does not have it.
 inline constexpr char kTakenMetadata[] = "flotilla-stream";
 
 // The client's end. Lives until Wait has returned. Example:
@@ -36,7 +36,7 @@ class ClientStream final {
   class Handler {
    public:
     virtual ~Handler() = default;
-    // The server has taken the call; before the first message.
+    // The server has taken the call. Called before the first message.
     virtual void OnOpen() {}
     virtual void OnMessage(const In& message) = 0;
   };
@@ -48,14 +48,15 @@ class ClientStream final {
   grpc::ClientContext& context() { return context_; }
   grpc::CompletionQueue* queue() { return poller_->queue(); }
 
-  // Once, with the call made of context() and queue(). Other threads may send from then on.
+  // Called once, with the call made of context() and queue(). Other threads may send from then
+  // on.
   void Begin(std::unique_ptr<grpc::ClientAsyncReaderWriter<Out, In>> io) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     io_ = std::move(io);
     io_->StartCall(start_.get());
   }
 
-  // Nothing happens once the stream has ended.
+  // Does nothing once the stream has ended.
   void Send(Out message) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
@@ -63,10 +64,10 @@ class ClientStream final {
     if (open_ && out_.size() == 1) io_->Write(out_.front(), write_.get());
   }
 
-  // Ends it from this side.
+  // Ends the stream from this side.
   void Cancel() { context_.TryCancel(); }
 
-  // Waits until it has ended, and the handler has received the last message.
+  // Waits until the stream has ended and the handler has received the last message.
   grpc::Status Wait() {
     done_.WaitForNotification();
     return status_;
@@ -134,7 +135,7 @@ class ClientStream final {
     if (last) done_.Notify();
   }
 
-  // Nothing more happens. Whoever sees it first ends Wait.
+  // True if nothing more will happen. The callback that sees it first ends Wait.
   bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return finished_ && out_.empty(); }
 
   const std::shared_ptr<Poller> poller_;
@@ -153,17 +154,17 @@ class ClientStream final {
   bool open_ ABSL_GUARDED_BY(mu_) = false;  // the server has taken the call
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;  // status_ is there
-  // Once it is open, the first is being written.
+  // Once the stream is open, the first message is being written.
   std::deque<Out> out_ ABSL_GUARDED_BY(mu_);
 };
 
-// The server's end. Owns itself, and is gone after OnGone.
+// The server's end. Owns itself, and is deleted after OnGone.
 template <class In, class Out>
 class ServerStream {
  public:
   using Call = StreamCall<In, Out>;
 
-  // Nothing happens once it has ended.
+  // Does nothing once the stream has ended.
   void Send(Out message) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
@@ -171,7 +172,8 @@ class ServerStream {
     if (begun_ && out_.size() == 1) Write();
   }
 
-  // Ends it with a status, without what is still to be written. The first one counts.
+  // Ends the stream with a status; messages that still wait are not written. The first call
+  // counts.
   void Close(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
@@ -181,13 +183,13 @@ class ServerStream {
   }
 
  protected:
-  // On the poller's thread, in what Server::OnStream was told to do.
+  // Called on the poller's thread, in the function that was given to Server::OnStream.
   explicit ServerStream(std::unique_ptr<Call> call) : call_(std::move(call)) {
     call_->over.to = &over_;
   }
   virtual ~ServerStream() = default;
 
-  // In the constructor of what derives, last. What was sent before waits for it.
+  // The constructor of the derived class calls this last. Messages sent before wait for it.
   void Begin() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
@@ -199,16 +201,16 @@ class ServerStream {
     if (!out_.empty()) Write();
   }
 
-  // Messages that were sent and not yet taken by the transport.
+  // The number of messages that were sent and not yet taken by the transport.
   std::size_t waiting() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     return out_.size();
   }
 
-  // False: the stream is to end; Close was called.
+  // False: the stream ends, because the handler called Close.
   virtual bool OnMessage(const In& message) = 0;
-  // The client is gone, or Close took effect. The last call, on a thread of the poller's:
-  // the object is deleted when it returns.
+  // The client is gone, or Close took effect. This is the last call, on the poller's thread; the
+  // object is deleted when it returns.
   virtual void OnGone() = 0;
 
  private:
@@ -243,7 +245,7 @@ class ServerStream {
     OnEnd(ok);
   }
 
-  // Finished, or the client is gone: gRPC has nobody to write to.
+  // The call is finished or the client is gone, so gRPC has nobody to write to.
   void OnOver(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       absl::MutexLock lock(&mu_);

@@ -43,20 +43,21 @@ constexpr char kDestroy[] = "_ZN21grpc_chttp2_transportD1Ev";
 constexpr char kAddStream[] = "_Z26grpc_chttp2_stream_map_addP22grpc_chttp2_stream_mapjPv";
 constexpr char kDeleteStream[] = "_Z29grpc_chttp2_stream_map_deleteP22grpc_chttp2_stream_mapj";
 
-// What was held lies between what is in use, so malloc keeps it. It takes some milliseconds.
+// Freed memory lies between memory in use, so malloc keeps it unless it is trimmed. A trim takes
+// some milliseconds.
 constexpr double kTrimsPerSecond = 4;
 
 int DescriptorOf(grpc_chttp2_transport* transport) {
-  // A transport begins with what all kinds of them have.
+  // A transport begins with the part that all kinds of transports have.
   grpc_endpoint* const endpoint =
       grpc_transport_get_endpoint(reinterpret_cast<grpc_transport*>(transport));
   return endpoint == nullptr ? -1 : grpc_endpoint_get_fd(endpoint);
 }
 
-// The connections that have been read from. Global, as is the function that gRPC calls.
+// The connections that have been read from. It is global, like the function that gRPC calls.
 class Connections {
  public:
-  // Before gRPC reads `bytes`; an error closes the connection.
+  // Called before gRPC reads `bytes`; an error closes the connection.
   absl::Status Check(grpc_chttp2_transport* transport, absl::Span<const std::uint8_t> bytes)
       ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -66,7 +67,7 @@ class Connections {
     if (one.cut) return absl::ResourceExhaustedError("too much is held of unfinished messages");
     return one.frames.Read(bytes, clock_.NowNs());
   }
-  // After gRPC has read them.
+  // Called after gRPC has read them.
   void Count(grpc_chttp2_transport* transport, absl::Span<const std::uint8_t> bytes)
       ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -92,7 +93,7 @@ class Connections {
     found->second.held.End(stream);
     held_bytes_ += found->second.held.bytes();
   }
-  // Whether it is time to give freed memory back: the connection was cut off.
+  // True if it is time to give freed memory back, because the connection was cut off.
   bool Forget(grpc_chttp2_transport* transport) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     const auto found = connections_.find(transport);
@@ -111,13 +112,13 @@ class Connections {
     bool cut = false;
   };
 
-  // Ends the connection that holds most for longest; its own thread sees that.
+  // Ends the connection that holds most for longest. The thread that reads it notices that.
   void CutOne(std::int64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Connection* worst = nullptr;
     double most = 0;
     for (auto& [transport, one] : connections_) {
       if (one.held.bytes() == 0) continue;
-      // 0 of what has begun in this very read: tiny frames hold much at once.
+      // This is almost 0 for messages that began in this very read; tiny frames hold much at once.
       const double held = one.held.ByteSeconds(now_ns);
       if (worst == nullptr || held > most) worst = &one, most = held;
     }
@@ -144,15 +145,15 @@ Function GrpcsOwn(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-// The connection of which this thread reads bytes.
+// The connection whose bytes this thread reads.
 thread_local grpc_chttp2_transport* t_reading = nullptr;
-// Where in a connection its streams are; -1 until one has one.
+// The offset of a connection's map of streams; -1 until a connection has a stream.
 std::atomic<std::ptrdiff_t> g_streams_at{-1};
 
 }  // namespace
 }  // namespace flotilla::rpc
 
-// Stand in the place of gRPC's functions of these names.
+// These replace gRPC's functions of the same names.
 absl::Status GuardedRead(grpc_chttp2_transport* transport, const grpc_slice& bytes) asm(
     "_Z24grpc_chttp2_perform_readP21grpc_chttp2_transportRK10grpc_slice");
 void GuardedDestroy(grpc_chttp2_transport* transport) asm("_ZN21grpc_chttp2_transportD1Ev");
@@ -174,7 +175,7 @@ absl::Status GuardedRead(grpc_chttp2_transport* transport, const grpc_slice& sli
   return status;
 }
 
-// A call that came in; of those that go out nothing is counted.
+// Called for a new stream. Only calls that come in are counted, not those that go out.
 void GuardedAddStream(grpc_chttp2_stream_map* streams, std::uint32_t id, void* stream) {
   using namespace flotilla::rpc;  // NOLINT: as above
   static const auto add = GrpcsOwn<decltype(&GuardedAddStream)>(kAddStream);

@@ -1,8 +1,8 @@
 // The server's end of a call that is answered with any number of messages. Owns itself,
 // and is gone after OnDone.
 //
-// What it starts may come from any thread, one thing at a time; what is over it receives on
-// the poller's thread, where it must not block.
+// Operations may be started from any thread, one at a time. Their ends are reported on the
+// poller's thread, where the handlers must not block.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ class ServerWriter {
   using Call = WriterCall<Request, Response>;
 
  protected:
-  // On the poller's thread, in what Server::OnWriter was told to do.
+  // Called on the poller's thread, in the function that was given to Server::OnWriter.
   explicit ServerWriter(std::unique_ptr<Call> call) : call_(std::move(call)) {
     call_->over.to = &over_;
   }
@@ -30,21 +30,22 @@ class ServerWriter {
   const Request& request() const { return call_->request; }
   grpc::ServerContext& context() { return call_->context; }
 
-  // One at a time: the next after OnWriteDone.
+  // One write at a time: the next one starts after OnWriteDone.
   void StartWrite(const Response& message) {
     pending_.fetch_add(1, std::memory_order_relaxed);
     call_->io.Write(message, write_.get());
   }
-  // The last, one of them and once; also when it was cancelled.
+  // One of these two is called last, and once, also if the call was cancelled.
   void StartWriteAndFinish(const Response& message, const grpc::Status& status) {
     call_->io.WriteAndFinish(message, grpc::WriteOptions(), status, finish_.get());
   }
   void Finish(const grpc::Status& status) { call_->io.Finish(status, finish_.get()); }
 
   virtual void OnWriteDone(bool ok) = 0;
-  // The client has cancelled it or is gone, or its deadline has passed.
+  // The client has cancelled the call or is gone, or the deadline has passed.
   virtual void OnCancel() = 0;
-  // It has finished, and nothing is under way. The last call: who derives deletes itself.
+  // The call has finished, and no operation is under way. This is the last callback; the derived
+  // class deletes itself in it.
   virtual void OnDone() = 0;
 
  private:

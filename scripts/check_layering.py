@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks every #include against the folder table of docs/architecture.md.
 
-The table below is that page as data. A folder sees itself, the folders in
-`may` and the libraries in `libs`; everything else is a violation. Run from
-anywhere; prints one line per violation and exits 1 if there is any.
+The table below is that page as data. A folder may include itself, the folders in
+`may` and the libraries in `libs`; everything else is a violation. Run it from
+anywhere. It prints one line per violation and exits 1 if there is any.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ LIBRARIES = {
     "openssl": "openssl", "immintrin.h": "simd", "cpuid.h": "simd", "mpi.h": "mpi",
 }
 
-# Values and pure functions only: what would let a core see time, threads, I/O
-# or randomness.
+# Pure folders have only values and pure functions. These includes would let a core see
+# time, threads, I/O or randomness.
 IMPURE = re.compile(
     r"^(thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore|barrier|latch|"
     r"stop_token|chrono|ctime|time\.h|random|iostream|fstream|filesystem|"
@@ -44,11 +44,11 @@ FOLDERS = {
     "common/rt": Folder(may=("common/types",), libs=("absl", "system")),
     "common/obs": Folder(may=("common/types", "common/rt"),
                          libs=("absl", "boost", "prometheus", "spdlog", "system")),
-    # Secrets: how they are kept, compared and read.
+    # How secrets are kept, compared and read.
     "common/auth": Folder(may=("common/types", "common/rt", "common/obs"),
                           libs=("absl", "openssl", "system")),
     "proto/codec": Folder(may=COMMON, libs=("absl", "grpc", "protobuf"), generated=True),
-    # Streams between the fleet's processes: no messages of its own.
+    # Streams between the fleet's processes. It has no messages of its own.
     "rpc": Folder(may=COMMON, libs=("absl", "grpc", "openssl", "system")),
     "model": Folder(may=COMMON, libs=("absl", "json", "pcre2", "icu", "xxhash", "system")),
     "kernels": Folder(may=COMMON, libs=("absl", "simd", "xxhash", "system")),
@@ -60,7 +60,7 @@ FOLDERS = {
     # gRPC stubs and services derive from generated classes.
     "scheduler/remote": Folder(may=("scheduler", "proto/codec", "rpc") + COMMON,
                                libs=("absl", "grpc", "protobuf", "system"), generated=True),
-    # The cores in virtual time: no clock, no I/O.
+    # The cores in virtual time, without clock and I/O.
     "simulator": Folder(may=("scheduler/core", "worker/core", "common/types"),
                         libs=("absl", "json"), pure=True),
     "worker": Folder(may=("worker/core", "model", "kernels", "proto/codec") + COMMON,
@@ -101,7 +101,7 @@ def library_of(name, quoted):
         return LIBRARIES[head]
     if quoted:
         return None
-    # C++ headers and the C library's own have no folder; the rest is the system's.
+    # Headers of C++ and of the C library have no folder; the rest are the system's headers.
     if "." not in name or name in ("stdint.h", "string.h", "stddef.h", "math.h"):
         return "std"
     return "system"
@@ -122,7 +122,7 @@ def check_include(source, name, quoted, files):
             return f'include "{name}" with quotes'
         target = folder_of(name)
         allowed = any(target == f or (target or "").startswith(f + "/") for f in (own,) + rule.may)
-        # A folder sees the rest of itself only where the table has no finer row.
+        # A folder may include its own subfolders only if the table has no row for them.
         if allowed and target != own and target.startswith(own + "/") and target not in rule.may:
             allowed = False
         return None if allowed else f"{own} must not include {target}"
@@ -143,7 +143,7 @@ def check_tree(root):
     violations = []
     for path in sorted(files):
         text = (root / path).read_text(encoding="utf-8")
-        # So that compiling a source shows that its header compiles alone
+        # This order shows, when the source compiles, that its header compiles alone
         # (cmake/check_headers.cmake).
         own, first = re.sub(r"\.cc$", ".h", path), INCLUDE.search(text)
         if own != path and own in files and (first is None or first[2] != own):

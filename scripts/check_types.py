@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: check_types.py [FOLDER] -- two definitions of one type name in the program?
 
-Two types of one qualified name in one program break C++'s one-definition rule, which no
-compiler has to notice: the linker takes one of each of their functions. This reads the
+Two types with one qualified name in one program break C++'s one-definition rule. No compiler
+has to notice that: the linker takes one of each of their functions. This script reads the
 sources of FOLDER (default: this repository), without tests, and prints each qualified name
 that is defined twice outside anonymous namespaces, with both places. Exits 1 if there is one.
 """
@@ -15,7 +15,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|R"\(.*?\)"|\'(?:[^\'\\\n]|\\.)\'', re.S)
-# What opens a scope, as far as it matters: a namespace or a type. Any other brace is code.
+# What opens a scope that matters: a namespace or a type. Any other brace is code.
 OPENS = re.compile(
     r"\bnamespace\s+(?P<space>[\w:]*)\s*\{"
     r"|(?<!enum )\b(?:struct|class|union|enum(?:\s+(?:class|struct))?)\s+(?:\[\[\w+\]\]\s*)?"
@@ -25,9 +25,9 @@ OPENS = re.compile(
 
 def definitions(text):
     """(qualified name, line) of every type that `text` defines at namespace scope or within
-    another type; not those of anonymous namespaces and functions."""
+    another type, except types in anonymous namespaces and functions."""
     text = NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
-    scopes, found = [], []  # names; None: its content has no name outside
+    scopes, found = [], []  # names; None: names inside are not visible outside
     for match in OPENS.finditer(text):
         if match["brace"] == "}":
             if scopes:

@@ -42,7 +42,7 @@ def count(folder):
             elif own is None:
                 passed += 1
     elif not by_binary:
-        failed = 1  # nothing ran at all
+        failed = 1  # no test ran at all
     return passed, failed
 
 

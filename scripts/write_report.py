@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: write_report.py RESULTS PART FOLDER — the page of a part of scripts/test --long.
 
-Turns the part's stages in RESULTS/stages.tsv, what else lies beside it, and what tests
-recorded as properties (gtest's RecordProperty, pytest's record_property) into one
-Markdown page, FOLDER/long-PART.md.
+Writes one Markdown page, FOLDER/long-PART.md, from the part's stages in
+RESULTS/stages.tsv, the other files beside it, and the properties that tests recorded
+(gtest's RecordProperty, pytest's record_property).
 """
 
 import datetime
@@ -34,12 +34,12 @@ def machine():
     return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB"
 
 
-# Tests with parameters, `name[parameter]`, that measure the same of each: tables of their own.
+# Tests that measure the same for each parameter, `name[parameter]`. Each has its own table.
 TABLES = {"nobody_notices": "Attacks beside eight streams"}
 
 
 def properties(results, part):
-    """(test, what, value) of everything that the part's tests measured."""
+    """(test, what, value) for everything that the part's tests measured."""
     for stage in PARTS[part]:
         for path in sorted((results / stage).glob("*.xml")):
             for case in ElementTree.parse(path).iter("testcase"):
@@ -50,7 +50,7 @@ def properties(results, part):
 
 
 def table(measured, name, title):
-    """Lines: a row of each parameter, with what was measured as columns."""
+    """Lines of a table with a row for each parameter and a column for each measurement."""
     rows = {}
     for test, what, value in measured:
         if test.startswith(f"{name}["):

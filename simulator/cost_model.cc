@@ -6,9 +6,9 @@
 namespace flotilla::simulator {
 namespace {
 
-// A day: no parameters, however odd, make a time that overflows when added up.
+// A day. With this limit no parameters give a time that overflows when it is added up.
 constexpr double kMaxStepNs = 86400e9;
-// The cost of a plan with nothing but drops and decodes of finished sequences: it is read, and
+// The cost of a plan with only drops and decodes of finished sequences. The plan is read, and
 // nothing is launched.
 constexpr std::int64_t kEmptyStepNs = 1000;
 

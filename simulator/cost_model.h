@@ -21,8 +21,8 @@ struct StepShape {
   // Sum over rows of the positions that each attends to, itself included.
   std::uint64_t prefill_context = 0;
   std::uint64_t decode_context = 0;
-  // Positions whose K and V are read: every chunk of a prompt reads its own once,
-  // every decode all of its own.
+  // Positions whose K and V are read: every chunk of a prompt reads those of its sequence
+  // once, and every decode reads all of those of its sequence.
   std::uint64_t kv_positions = 0;
   // Rows that need logits.
   std::uint64_t samples = 0;
@@ -67,7 +67,7 @@ struct LinearModel {
 
 using CostModel = std::variant<LinearModel, RooflineModel>;
 
-// What bounds a step of a roofline.
+// What limits a step of a roofline.
 enum class Bound : std::uint8_t { kNone, kMemory, kCompute };
 
 struct StepCost {
@@ -75,7 +75,7 @@ struct StepCost {
   Bound bound = Bound::kNone;
 };
 
-// The cost of a step; one without rows takes a microsecond.
+// The cost of a step. A step without rows takes a microsecond.
 StepCost CostOf(const CostModel& model, const StepShape& shape);
 
 }  // namespace flotilla::simulator

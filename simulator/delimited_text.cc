@@ -13,7 +13,7 @@
 namespace flotilla::simulator {
 namespace {
 
-// The part of a cell that a message shows, since a cell may hold anything.
+// The part of a cell that a message shows, because a cell may hold any text.
 std::string Shown(absl::string_view text) {
   return absl::StrCat("\"", absl::CEscape(text.substr(0, 40)), text.size() > 40 ? "..." : "", "\"");
 }

@@ -1,5 +1,5 @@
 // DelimitedText: a small CSV reader for tables of numbers and names, whose errors
-// name line and column. No quotes: a cell is what lies between two commas.
+// name line and column. It knows no quotes: a cell is the text between two commas.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace flotilla::simulator {
 
-// One cell and where it stood; views into the text.
+// One cell and its place. Both are views into the text.
 struct TextCell {
   absl::string_view text;
   std::uint64_t line = 0;    // 1-based

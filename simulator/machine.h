@@ -1,7 +1,7 @@
-// Machine: what is simulated: a cost model, the KV memory beside the weights, and
-// the limits of its worker group.
+// Machine: the machine that is simulated: a cost model, the KV memory beside the weights,
+// and the limits of its worker group.
 //
-// Built-in ones by name; machine_json.h reads others. docs/simulate.md has the
+// Built-in machines have names; machine_json.h reads others. docs/simulate.md has the
 // sources of the figures.
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace flotilla::simulator {
 
-// Tokens of the simulated vocabulary: few enough for any real model, enough that
-// prompts meet by design only.
+// The size of the simulated vocabulary. It is small enough for any real model, and large
+// enough that prompts share a prefix by design only.
 inline constexpr std::uint32_t kSimulatedVocabulary = 32'000;
 
 struct Machine {
@@ -27,8 +27,8 @@ struct Machine {
   CostModel cost;
   std::uint64_t kv_tokens = 65536;  // positions that the KV pool holds
   std::uint32_t block_tokens = 16;
-  // Positions that memory of the host holds for preempted requests and old prefixes
-  // (a tier, see docs/scheduler.md), and the rate of the link to it. 0: none.
+  // The positions that host memory (a tier, see docs/scheduler.md) holds for preempted
+  // requests and old prefixes, and the rate of the link to it. 0: there is no such tier.
   std::uint64_t host_tokens = 0;
   double link_bytes_per_second = 50e9;  // PCIe 5.0 x16: 64 GB/s, less overheads
   std::uint32_t max_context = 8192;
@@ -42,15 +42,15 @@ struct Machine {
 // The machines of this build, in the order in which --help lists them.
 std::vector<Machine> BuiltInMachines();
 
-// NOT_FOUND lists the names there are.
+// NOT_FOUND lists the known names.
 absl::StatusOr<Machine> FindMachine(absl::string_view name);
 
-// What the machine's worker group says of itself; it takes as many sequences and
-// rows as `core` may ask of it.
+// How the machine's worker group describes itself. It takes as many sequences and rows as
+// `core` may ask for.
 ExecutorDescription Describe(const Machine& machine, const CoreOptions& core);
 
-// The core options that `machine` suggests. Its queue is as good as unbounded: a
-// simulation is asked how long requests wait, unless it is asked what to refuse.
+// The core options that `machine` suggests. The queue is practically unbounded, because a
+// simulation usually shows how long requests wait, not which ones are refused.
 CoreOptions DefaultOptions(const Machine& machine);
 
 }  // namespace flotilla::simulator

@@ -50,7 +50,7 @@ struct Limit {
   std::uint32_t min, max;
 };
 
-// Bounded so that no pool or table built from them is out of proportion.
+// The limits keep the size of every pool and table that is built from these fields sensible.
 constexpr Limit kLimits[] = {
     {"block_tokens", &Machine::block_tokens, 1, 1 << 20},
     {"max_context", &Machine::max_context, 1, 1 << 24},

@@ -1,7 +1,7 @@
 // Machines as JSON: a file that a user writes by hand or that a fit has written.
 //
-// One object; its fields are those of Machine and of its cost model, `kind` says
-// which ("linear" or "roofline"). Hostile input is refused by name.
+// The file holds one object. Its fields are those of Machine and of its cost model, whose
+// `kind` is "linear" or "roofline". Hostile input is refused, and the error names it.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ namespace flotilla::simulator {
 // the field is named.
 absl::StatusOr<Machine> ParseMachine(absl::string_view json);
 
-// What ParseMachine reads as the same machine.
+// Writes `machine` so that ParseMachine reads the same machine.
 std::string MachineJson(const Machine& machine);
 
 }  // namespace flotilla::simulator

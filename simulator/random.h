@@ -1,7 +1,7 @@
-// SimulatorRandom: the simulator's only source of chance, a function of its seed.
+// SimulatorRandom: the simulator's only source of random numbers, a function of its seed.
 //
-// Own distributions rather than <random>'s, whose sequences differ between
-// standard libraries: a seed names a workload. One thread.
+// The distributions are our own, because those of <random> give different sequences in
+// different standard libraries, and a seed must name one workload. One thread.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ class SimulatorRandom {
   // A number in (0, 1), never 0, so that its logarithm exists.
   double Uniform() { return (static_cast<double>(Next() >> 11) + 0.5) * 0x1p-53; }
 
-  // In [0, count); count is not 0. The bias, count / 2^64, is below notice.
+  // In [0, count); count is not 0. The bias, count / 2^64, is negligible.
   std::uint64_t Below(std::uint64_t count) { return Next() % count; }
 
   // Mean 1.

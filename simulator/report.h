@@ -1,5 +1,5 @@
 // Report: summaries of one or several runs as a table for people, as JSON and as
-// CSV for programs. The same figures in all three, from one table of metrics.
+// CSV for programs. All three have the same figures, from one table of metrics.
 #pragma once
 
 #include <string>

@@ -81,7 +81,7 @@ void ReservingRun::Arrive() {
   }
 }
 
-// First come, first served: the head waits for its slots, all others behind it.
+// First come, first served: the head waits for its slots, and all others wait behind it.
 void ReservingRun::Start() {
   while (started_ < arrived_ && running_.size() < options_.core.max_seqs) {
     const SimulatedRequest& request = workload_.requests[started_];

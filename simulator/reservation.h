@@ -1,15 +1,15 @@
-// Reservation: what serving was before paging, as baselines to compare with.
+// Reservation: baselines that serve as systems did before paged KV memory.
 //
 // A baseline gives each request one contiguous run of KV slots when it starts and
-// takes it back at the end. This is no second scheduler of flotilla's: it is an
-// emulation of first-come-first-served inflight batching over a reserving
-// allocator (Orca's, as in Kwon et al. 2023, section 6.1), on the same cost model,
-// workload and budgets. In its favour, it has no external fragmentation, and knows
-// a result at once.
+// takes it back at the end. It is not a second scheduler of flotilla. It emulates
+// first-come-first-served inflight batching over a reserving allocator (Orca's, as in
+// Kwon et al. 2023, section 6.1), on the same cost model, workload and budgets. Two
+// simplifications favour the baseline: it has no external fragmentation, and it knows a
+// result at once.
 //
-// Max can be run twice: by this emulation, and by the real scheduler on a machine
+// kMax can be run in two ways: by this emulation, and by the real scheduler on a machine
 // whose blocks are as long as the reservation (MachineWithReservation). The tests
-// hold the two against each other.
+// compare the two.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// RunRecord: what happened in one simulated run, before anybody sums it up.
+// RunRecord: the events of one simulated run, before they are summed up.
 //
-// Filled by Simulator (simulator.h) and by the baselines (reservation.h), read by
-// the report. Values only.
+// Simulator (simulator.h) and the baselines (reservation.h) fill it, and the report reads
+// it. It holds values only.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,9 @@ struct RequestRecord {
 // KV slots over time, in slots times nanoseconds.
 struct MemoryRecord {
   double used = 0;    // in blocks that some table names
-  double wasted = 0;  // of them not written by any plan sent
+  double wasted = 0;  // used slots that no plan sent has written
   std::uint64_t peak_used = 0;
-  std::uint64_t pool = 0;  // slots there are
+  std::uint64_t pool = 0;  // slots of the pool
 };
 
 // Moments at which requests run and wait, in requests times nanoseconds.
@@ -45,7 +45,7 @@ struct LoadRecord {
 struct RunRecord {
   std::vector<RequestRecord> requests;  // in the order of the workload
   std::vector<std::uint32_t> gaps_us;   // between tokens of a request's first sequence
-  // [tenants] prompt and output tokens served while somebody waited.
+  // [tenants] prompt and output tokens served while a request waited.
   std::vector<std::uint64_t> contended_tokens;
   GroupTotals group;
   CoreCounters core;

@@ -59,12 +59,12 @@ class VirtualRun {
   std::uint32_t arrived_ = 0;  // requests admitted or refused
   std::uint32_t allowed_ = 0;  // closed loop: how many may have arrived by now
   std::uint64_t ended_ = 0;
-  bool changed_ = true;  // the core has seen something since its last plan
+  bool changed_ = true;  // the core got an event since its last plan
   std::optional<std::int64_t> wake_ns_;
   std::deque<Letter<StepPlan>> plans_;
   std::deque<Letter<StepResult>> results_;
 
-  // These are as of the last event.
+  // The state after the last event.
   CoreSnapshot snapshot_;
   std::uint64_t used_slots_ = 0, wasted_slots_ = 0;
 };
@@ -95,7 +95,7 @@ absl::StatusOr<RunRecord> VirtualRun::ToTheEnd() {
   return std::move(record_);
 }
 
-// When the next thing happens; none: nothing will.
+// The time of the next event; none: there is none.
 std::optional<std::int64_t> VirtualRun::NextNs() const {
   std::optional<std::int64_t> next = group_.NextNs(now_ns_);
   const auto consider = [&next](std::int64_t at_ns) {
@@ -211,7 +211,7 @@ void VirtualRun::Take(const RequestEnd& event) {
   ++allowed_;
 }
 
-// Time passes; things are as they were observed last.
+// Accounts the time since the last event, in which the observed state did not change.
 void VirtualRun::AccountUntil(std::int64_t now_ns) {
   const double passed = static_cast<double>(now_ns - now_ns_);
   const EngineLoad& load = snapshot_.load;

@@ -30,10 +30,10 @@ struct SimulationOptions {
   // The time from scheduler to worker and back; half each way.
   std::int64_t round_trip_ns = 0;
   // True: a request's max_tokens is the length of its answer, so that the scheduler
-  // knows it. False, as in life: the model stops when it likes, below max_tokens.
+  // knows it. False, as in practice: the model stops at any length below max_tokens.
   bool lengths_known = false;
   std::uint32_t max_tokens = 1024;
-  // Proves the core's invariants after every event: for tests, slow.
+  // Checks the core's invariants after every event. This is slow, for tests.
   bool check_invariants = false;
   // Called after every so many events; false ends the run with CANCELLED. May be empty.
   std::uint32_t progress_events = 1024;
@@ -42,13 +42,13 @@ struct SimulationOptions {
 
 // Serves `workload` on `machine` to the end.
 //   INVALID_ARGUMENT: an unknown policy, or a machine that no plan can be made for.
-//   CANCELLED: `progress` said so.
-//   INTERNAL and others: the cores disagree or stand still; a bug of theirs.
+//   CANCELLED: `progress` returned false.
+//   INTERNAL and others: the two cores disagree or make no progress, which is a bug in one.
 absl::StatusOr<RunRecord> Simulate(const Machine& machine, const Workload& workload,
                                    const SimulationOptions& options);
 
-// The same with another opinion of how long steps take than the machine's: steps
-// that are really computed, for example.
+// The same, but with step times from another source than the machine's cost model, for
+// example from steps that are really computed.
 absl::StatusOr<RunRecord> SimulateWith(StepRunner& runner, const Machine& machine,
                                        const Workload& workload, const SimulationOptions& options);
 

@@ -13,9 +13,9 @@ namespace flotilla::simulator {
 namespace {
 
 constexpr std::size_t kTerms = 5;
-// The sizes that errors are relative to settle within a few rounds.
+// The predicted times, to which errors are relative, settle within a few rounds.
 constexpr int kRounds = 10;
-// Steps of equal rows that tell what noise is.
+// The number of steps of equal rows that are enough to estimate the noise.
 constexpr std::size_t kNoiseGroup = 5;
 using Vector = std::array<double, kTerms>;
 using Matrix = std::array<Vector, kTerms>;
@@ -52,8 +52,8 @@ System MakeSystem(absl::Span<const MeasuredStep> steps, absl::Span<const double>
   return system;
 }
 
-// Solves for the terms in use; the others, and those that the steps do not tell
-// apart, are 0. Gauss elimination with pivoting.
+// Solves for the terms in use by Gauss elimination with pivoting. The other terms, and
+// those that the steps cannot tell apart, are 0.
 Vector Solve(const System& system, const std::array<bool, kTerms>& use) {
   Matrix a = system.a;
   Vector b = system.b, x{};

@@ -1,10 +1,9 @@
 // StepFit: a linear cost model from measured steps, by least squares.
 //
-// What is minimised is the sum of squared errors relative to the predicted times, so
-// that short steps count as much as long ones and noise does not bias the sum (errors
-// relative to the measured times would prefer predictions that are too low).
-// Coefficients are not negative: one that would be is left out and the others are
-// fitted again.
+// The fit minimises the sum of squared errors relative to the predicted times, so that
+// short steps count as much as long ones and noise does not bias the sum (errors relative
+// to the measured times would prefer predictions that are too low). Coefficients are not
+// negative: one that would be negative is left out and the others are fitted again.
 #pragma once
 
 #include <string>

@@ -1,8 +1,8 @@
-// Summary: a run in figures.
+// Summary: the figures of a run.
 //
-// Times to first token and gaps between tokens as a client next to the scheduler
-// sees them. The definitions of each figure stand beside its field; metrics() lists
-// them once, for tables, JSON and CSV alike.
+// Times to first token and gaps between tokens are those that a client next to the
+// scheduler sees. Each figure is defined beside its field. metrics() lists all figures
+// once, for tables, JSON and CSV.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace flotilla::simulator {
 
-// What a request must keep to count as good.
+// The service level that a request must meet to count as good.
 struct ServiceLevel {
   double ttft_ms = 1000;  // time to its first token
   double itl_ms = 100;    // mean gap between its tokens
@@ -58,15 +58,15 @@ struct Summary {
   // that no plan sent has written or will write.
   double mean_memory = 0, peak_memory = 0, wasted_memory = 0;
   double preemptions = 0;
-  double swapped = 0;       // of them those whose blocks went to a tier
+  double swapped = 0;       // preemptions whose blocks went to a tier
   double cached_share = 0;  // of the prompt tokens looked up
   double steps = 0;
   double step_ms = 0;             // mean
   double rows_per_step = 0;       // mean, prefill and decode
   double busy_share = 0;          // of the time, the group (its first stage) computes
   double memory_bound_share = 0;  // of the steps of a roofline
-  // Jain's index of the tokens that tenants got while somebody waited: 1 if all got
-  // as much, 1 / tenants if one got everything; 1 if nobody ever waited.
+  // Jain's index of the tokens that tenants got while requests waited: 1 if all tenants
+  // got as much, 1 / tenants if one got everything, 1 if no request ever waited.
   double fairness = 1;
   std::vector<TenantSummary> tenants;
 };
@@ -74,10 +74,11 @@ struct Summary {
 // Sums up a run of `workload`.
 Summary Summarize(const Workload& workload, const RunRecord& record, const ServiceLevel& level);
 
-// The nearest-rank percentiles and the mean; zeros of nothing. Sorts `values`.
+// The nearest-rank percentiles and the mean; zeros if there are no values. Sorts `values`.
 Percentiles PercentilesOf(std::vector<double>& values);
 
-// (sum x)^2 / (n * sum x^2); 1 of nothing and of zeros (Jain, Chiu, Hawe 1984).
+// (sum x)^2 / (n * sum x^2); 1 if there are no values or only zeros (Jain, Chiu, Hawe
+// 1984).
 double JainIndex(absl::Span<const std::uint64_t> values);
 
 }  // namespace flotilla::simulator

@@ -91,11 +91,11 @@ struct Axis {
   }
 };
 
-// What an axis shows of `values`, all of which it can show.
+// Sets the range of an axis for `values`, all of which the axis can show.
 void FindRange(const std::vector<double>& values, Axis& axis) {
   const auto [least, most] = std::minmax_element(values.begin(), values.end());
   if (axis.log) {
-    // A decade at least, so that there is a tick.
+    // The range is at least a decade, so that there is a tick.
     axis.low = values.empty() ? 1 : *least;
     axis.high = std::max(values.empty() ? 0 : *most, axis.low * 10);
     return;

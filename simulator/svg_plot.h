@@ -1,6 +1,6 @@
 // SvgPlot: small line, step and bar charts as self-contained SVG: no script, no
-// fonts, no other dependency. The background is left open and all ink is of middle
-// lightness, so that a chart reads on white and on dark pages.
+// fonts, no other dependency. The background is transparent and all colours have a middle
+// lightness, so that a chart is readable on white and on dark pages.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ struct SvgPlot {
   std::string title;
   std::string x_label, y_label;  // with their units
   std::vector<PlotSeries> series;
-  // Of bars: names of x = 0, 1, ...
+  // For bars: the names of x = 0, 1, ...
   std::vector<std::string> categories;
   // Whether an axis is logarithmic. Points at 0 or below are then left out.
   bool log_x = false, log_y = false;

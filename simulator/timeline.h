@@ -1,6 +1,6 @@
 // Timeline: a quantity over a run whose length is not known in advance, in a
-// bounded number of equal buckets. When time runs past the last one, neighbours are
-// joined and the buckets are twice as wide.
+// bounded number of equal buckets. When time runs past the last bucket, neighbours are
+// joined and every bucket is twice as wide.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ class Timeline {
   void Hold(std::int64_t from_ns, std::int64_t to_ns, double value);
 
   std::int64_t bucket_ns() const { return width_ns_; }
-  // [buckets in use] of Count: amount per second; of Hold: the mean value. The last
-  // bucket reaches until `end_ns` only.
+  // [buckets in use] After Count: the amount per second. After Hold: the mean value. The
+  // last bucket ends at `end_ns`.
   std::vector<double> PerSecond(std::int64_t end_ns) const;
 
  private:

@@ -46,7 +46,7 @@ absl::StatusOr<std::optional<StepResult>> VirtualGroup::Advance(std::int64_t now
   return answer;
 }
 
-// A stage takes its share of the step's time; a result follows the one before it.
+// A stage takes its share of the step's time. A result never comes before an earlier one.
 absl::Status VirtualGroup::Start(std::int64_t now_ns) {
   const StepPlan plan = std::move(plans_.front());
   plans_.pop_front();

@@ -1,8 +1,8 @@
 // VirtualGroup: a worker group in virtual time.
 //
-// Plans are applied by the real worker/core when a stage is free; how long a step
-// takes and what it samples is asked of a StepRunner. Time comes in as a value. One
-// thread; the runner outlives it.
+// The real worker/core applies a plan when a stage is free. A StepRunner decides how long
+// a step takes and what it samples. Time comes in as a value. One thread; the runner
+// outlives the group.
 //
 //   group.Receive(plan);
 //   while (auto next = group.NextNs(now)) { ...; group.Advance(*next); }
@@ -21,7 +21,7 @@
 
 namespace flotilla::simulator {
 
-// Computes steps, or pretends to.
+// Computes steps, or simulates them.
 class StepRunner {
  public:
   virtual ~StepRunner() = default;
@@ -29,7 +29,7 @@ class StepRunner {
   virtual StepCost Run(const Batch& batch, const StepShape& shape) = 0;
 };
 
-// The cost model's opinion.
+// Takes the step times from a cost model.
 class ModelledSteps final : public StepRunner {
  public:
   // `model` outlives it.
@@ -58,7 +58,7 @@ class VirtualGroup {
   const GroupState& state() const { return state_; }
   const GroupTotals& totals() const { return totals_; }
 
-  // A plan arrives. At most lag + 1 are unanswered.
+  // Receives a plan. At most lag + 1 may be unanswered.
   void Receive(StepPlan plan) { plans_.push_back(std::move(plan)); }
 
   // When Advance has something to do, not before `now_ns`; none: never, until

@@ -11,8 +11,8 @@
 namespace flotilla::simulator {
 namespace {
 
-// Spreads: published histograms of both data sets are wide for what people type
-// and narrower for answers. Cuts: 2,048 positions in all, as in the paper.
+// Spreads: in published histograms of both data sets, prompts are spread widely and
+// answers less. Cuts: 2,048 positions in all, as in the paper.
 const SyntheticOptions kPresets[] = {
     {.name = "short",
      .prompt = {.mean = 19, .sigma = 0.5, .max = 512},
@@ -30,7 +30,7 @@ double CutMean(double mu, double sigma, double cut) {
   return std::exp(mu + sigma * sigma / 2) * NormalCdf(z - sigma) + cut * (1 - NormalCdf(z));
 }
 
-// Draws lengths; finds once the mu that gives the wanted mean after the cut.
+// Draws lengths. The constructor finds the mu that gives the wanted mean after the cut.
 class LengthSource {
  public:
   explicit LengthSource(const LengthDistribution& d) : d_(d) {
@@ -143,7 +143,8 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
   }
   const TenantSource tenants(options.tenants);
   const LengthSource prompts(options.prompt), outputs(options.output);
-  // A stream each, so that another rate, or deadlines, leave the lengths as they are.
+  // Each has its own random stream, so that another rate, or deadlines, do not change the
+  // lengths.
   SimulatorRandom gaps(options.seed), lengths(options.seed + (1ull << 40)),
       deadlines(options.seed + (2ull << 40));
   double at_ns = 0;

@@ -1,8 +1,8 @@
-// Workload: the requests that a simulation serves: when they arrive, how long they
-// are, whose they are.
+// Workload: the requests that a simulation serves, with their arrivals, lengths and
+// tenants.
 //
-// From a synthetic arrival process with a seed, from a preset of such parameters,
-// or from a trace (trace.h). The same parameters give the same workload.
+// A workload comes from a synthetic arrival process with a seed, from a preset of such
+// parameters, or from a trace (trace.h). The same parameters give the same workload.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Workload {
   std::uint64_t seed = 0;
   std::vector<SimulatedRequest> requests;   // ascending arrivals
   std::vector<std::string> tenants = {""};  // names
-  // Not 0: a closed loop. So many requests are under way at any time; the next one
+  // Not 0: a closed loop. This many requests are in the system at any time; the next one
   // arrives when one ends.
   std::uint32_t concurrency = 0;
 };
@@ -62,10 +62,10 @@ struct SyntheticOptions {
   std::uint32_t concurrency = 1;
   std::uint32_t requests = 1000;
   LengthDistribution prompt, output;
-  // Requests are dealt to tenants at random, tenant i with weight 1 / (i + 1).
+  // Each request gets a random tenant; tenant i has weight 1 / (i + 1).
   std::uint32_t tenants = 1;
-  // Each request belongs to one of so many groups; its prompt begins with the
-  // group's tokens, and has its own length after them. 0: no shared prefixes.
+  // The number of groups. Each request belongs to one; its prompt begins with the group's
+  // tokens, and has its own length after them. 0: no shared prefixes.
   std::uint32_t prefix_groups = 0;
   std::uint32_t prefix_tokens = 0;
   // After arrival; 0: none. With a last one, each between the two, all alike likely.
@@ -84,8 +84,8 @@ std::vector<std::string> PresetNames();
 // INVALID_ARGUMENT: a parameter out of range, by name.
 absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options);
 
-// Request `index` as the scheduler gets it. Its seed is `index`, so that whoever
-// has its SamplingParams finds its SimulatedRequest. `now_ns` is its arrival.
+// Request `index` as the scheduler gets it. Its seed is `index`, so that its
+// SamplingParams lead to its SimulatedRequest. `now_ns` is its arrival.
 // Without `length_known`, it stops at kStopToken and may have `max_tokens`; with
 // it, max_tokens is its length.
 inline constexpr TokenId kStopToken = 0;

@@ -1,13 +1,13 @@
 // Communicator: how the ranks of a worker group exchange data inside a step.
 //
-// One per rank; all ranks make the same calls in the same order, and so a call needs no
-// name. Sums never happen here: parts are exchanged as they are, and every rank adds
-// them in the order that the recipe fixes. One thread at a time; between steps nobody
-// waits. Implementations: SharedMemoryCommunicator, MpiCommunicator.
+// Each rank has one. All ranks make the same calls in the same order, so a call needs no
+// name. A communicator never adds: it exchanges parts as they are, and every rank adds
+// them in the order that the recipe fixes. One thread at a time uses it; between steps
+// nobody waits. Implementations: SharedMemoryCommunicator, MpiCommunicator.
 //
-// A rank that ends cannot be waited for: after Abort (by anybody) all waits return at
-// once with contents that mean nothing. Whoever uses what a step made asks `aborted`
-// first.
+// Nobody can wait for a rank that has ended. After Abort (by anybody) all waits return
+// at once, and the contents that they return mean nothing. The caller therefore checks
+// `aborted` before it uses what a step made.
 #pragma once
 
 #include <cstddef>
@@ -44,29 +44,31 @@ class Communicator {
   // Where this rank puts its part of the next Exchange (Limits::exchange_floats, 64-byte
   // aligned).
   virtual float* Outgoing() = 0;
-  // Gives `count` floats of it to all ranks of the stage and waits for theirs; the parts
-  // of each, in order. Valid until the exchange or logits after the next.
+  // Gives `count` floats of Outgoing() to all ranks of the stage and waits for theirs.
+  // Returns the parts of all ranks, in order. They are valid until the exchange or logits
+  // after the next.
   virtual absl::Span<const float* const> Exchange(std::int64_t count) = 0;
 
-  // A tile of logits that all ranks of the stage fill, each its own columns; then they
-  // wait until all have the first `rows` of it. Valid until the tile after the next.
+  // Logits returns a tile of logits. Each rank of the stage fills its own columns.
+  // ShareLogits waits until all ranks have the first `rows` of the tile. The tile is valid
+  // until the tile after the next.
   virtual float* Logits() = 0;
   virtual void ShareLogits(std::int64_t rows) = 0;
 
-  // From rank t of a stage to rank t of the next: `count` floats. Sending waits only
-  // while two are under way.
+  // Moves `count` floats from rank t of a stage to rank t of the next. Sending waits only
+  // while two messages are under way.
   virtual void SendHidden(const float* data, std::int64_t count) = 0;
   virtual void ReceiveHidden(float* data, std::int64_t count) = 0;
 
-  // What this rank sends to all ranks of the group, itself included, about a step:
-  // once a step each. At most Limits::metadata_bytes (checked).
+  // Sends this rank's metadata of a step to all ranks of the group, itself included. Each
+  // rank calls it once per step. At most Limits::metadata_bytes (checked).
   virtual void SendMetadata(absl::Span<const std::byte> metadata) = 0;
-  // The step metadata of all ranks about the oldest step not taken. Waits for them. Valid until
-  // the next call.
+  // Waits for the step metadata of all ranks about the oldest step not taken, and returns
+  // it. Valid until the next call.
   virtual absl::Span<const std::vector<std::byte>> TakeMetadata() = 0;
 
-  // Between steps: moves on what this rank has sent and others have not got yet; false:
-  // there is nothing.
+  // Called between steps: moves on messages of this rank that others have not received
+  // yet. Returns false when there are none.
   virtual bool Progress() { return false; }
 
   // Any thread may call it.

@@ -1,12 +1,13 @@
 // DraftModel: drafts tokens with the model's own first layers, followed by its
-// norm and head (an early exit). No weights and no KV memory of its own: the
-// first layers' K and V of a sequence are those of the model, and those of draft tokens
-// go where the model's own pass over the same rows then writes the same.
+// norm and head (an early exit). It has no weights and no KV memory of its own. It reads
+// the K and V that the model's first layers have written for a sequence. It writes K and V
+// of draft tokens to the places where the model's own pass over the same rows later writes
+// the same values.
 //
 // A draft token costs a pass of a few layers and the head over one row per sequence. Each
-// is drawn as the model's own token would be, with the same noise, since a draft
-// that is nearly right then mostly draws the same token. Called on the executor's
-// thread, between steps.
+// draft token is drawn as the model's own token would be, with the same noise, because
+// nearly right logits then mostly draw the same token. The executor's thread calls it
+// between steps.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +22,18 @@ namespace flotilla {
 
 class DraftModel final : public Proposer {
  public:
-  // `forward` and `ops` are the rank's and outlive the draft. Its KV memory has
-  // one group. 1 <= layers.
+  // `forward` and `ops` belong to the rank and outlive the DraftModel. The rank's KV
+  // memory has one group. 1 <= layers.
   DraftModel(int layers, Forward* forward, const kernels::Ops* ops)
       : layers_(layers), forward_(forward), ops_(ops) {}
 
   void Propose(absl::Span<DraftRequest> requests) override;
-  // The model keeps no state of sequences.
+  // A DraftModel keeps no state of sequences.
   void Forget(SequenceHandle) override {}
 
  private:
-  // One more draft token for each request that wants one and has none that failed.
-  // Returns whether there was any.
+  // Adds draft token number `at` to each request that allows so many and had no failure
+  // before. Returns whether there was such a request.
   bool ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at);
 
   const int layers_;

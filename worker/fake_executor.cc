@@ -15,7 +15,8 @@ std::uint64_t Mix(std::uint64_t x) {  // splitmix64's finaliser
   return x ^ (x >> 31);
 }
 
-// The tokens from the one that would be sampled on, each half as likely.
+// Candidates: the token that would be sampled and those after it in the vocabulary, each
+// half as likely as the one before.
 std::vector<TopLogprob> FakeCandidates(const BatchItem& item, std::uint32_t vocab_size) {
   const TokenId first =
       FakeToken(item.sampling->seed, SequenceIndex(0), item.output_index, vocab_size);

@@ -1,10 +1,10 @@
-// FakeExecutor: a StepExecutor without a model, for tests of everything above
-// the seam.
+// FakeExecutor: a StepExecutor without a model, for tests of everything above the
+// StepExecutor interface.
 //
-// Sequences are the real ones (GroupState); tokens come from FakeToken, a pure
+// The state of sequences is the real one (GroupState). Tokens come from FakeToken, a pure
 // function that tests can predict. One step runs at a time, whatever the lag.
-// Faults are injected by step. It runs on its own thread, or by hand: then
-// nothing happens until the test calls Advance, and all events arrive inside
+// Tests inject faults by step. The executor runs on its own thread or in manual mode. In
+// manual mode nothing happens until the test calls Advance, and all events arrive inside
 // that call.
 #pragma once
 
@@ -24,17 +24,17 @@
 
 namespace flotilla {
 
-// The token that a FakeExecutor samples as number `output_index` of a sequence: a
-// hash of SequenceSeed(seed, sequence) and the index, in [0, vocab_size).
+// The token that a FakeExecutor samples as output token `output_index` of a sequence. It
+// is a hash of SequenceSeed(seed, sequence) and the index, in [0, vocab_size).
 TokenId FakeToken(std::uint64_t seed, SequenceIndex sequence, std::uint32_t output_index,
                   std::uint32_t vocab_size);
 
-// `token` with invented log-probabilities: its own, and `top` alternatives (none
-// if negative), which are the token and those after it in the vocabulary.
+// Returns `token` with invented log-probabilities: its own, and `top` alternatives (none
+// if negative). The alternatives are the token and those after it in the vocabulary.
 SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_size);
 
-// What a step gives whose rows are computed by FakeToken and FakeSample: one entry per
-// item of the batch.
+// The outputs of a step whose rows FakeToken and FakeSample compute: one entry per item of
+// the batch.
 std::vector<ItemOutput> FakeOutputs(const Batch& batch, std::uint32_t vocab_size);
 
 struct FakeExecutorOptions {
@@ -59,29 +59,29 @@ class FakeExecutor final : public StepExecutor {
   // A listener's method must not call it.
   void Stop() override;
 
-  // Faults of the current epoch (before Ready: of the first); what has not struck
-  // when it ends is forgotten. Any thread.
+  // These methods inject faults into the current epoch (before Ready: into the first). A
+  // fault that has not struck when the epoch ends is forgotten. Any thread.
   //
   // Loses the group (Lost::kDied) when `step` has started, before its result.
   void LoseDuring(Step step);
   // Loses the group right after the result of `step`; step 0: right after Ready.
   void LoseAfter(Step step);
-  // Loses the group before its next step; plans queued are dropped unstarted. In
+  // Loses the group before its next step. Queued plans are dropped and never start. In
   // manual mode the event arrives with the next Advance.
   void LoseNow();
   // Treats the plan of `step` as one whose digest differs.
   void CorruptDigest(Step step);
-  // Ready of the next epoch waits for Restart (default: it follows Lost at once).
+  // Makes Ready of the next epoch wait for Restart (default: Ready follows Lost at once).
   void HoldRestart();
   void Restart();
-  // No step starts between the two, so results wait.
+  // No step starts between Pause and Resume, so results wait.
   void Pause();
   void Resume();
 
-  // Manual mode: does the one thing that is next (Ready, a step, a loss).
-  // False when nothing is left to do.
+  // Manual mode: does the one thing that is next (Ready, a step, a loss). Returns false
+  // when nothing is left to do.
   bool Advance();
-  // Manual mode: Advance until it returns false.
+  // Manual mode: calls Advance until it returns false.
   void AdvanceAll();
 
   // Plans accepted and not answered.
@@ -103,8 +103,8 @@ class FakeExecutor final : public StepExecutor {
   ExecutorListener* listener_ = nullptr;
   std::thread thread_;
 
-  // The executing thread only: its own, or the one that calls Advance. None until
-  // the first Ready.
+  // Only the executing thread uses it: the executor's own thread, or the one that calls
+  // Advance. None until the first Ready.
   std::optional<GroupState> state_;
 
   mutable absl::Mutex mu_;

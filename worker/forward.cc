@@ -11,13 +11,13 @@ using kernels::kBlockK;
 using kernels::kPanelColumns;
 using kernels::MatrixView;
 
-// Elements from which cutting rows over threads pays for the hand-over of about
+// From this many elements on, cutting rows over threads pays for the hand-over of about
 // 2 us: 16 Ki elements of normalising and quantising take some 5 us.
 constexpr int64_t kParallelElements = 16 * 1024;
-// Query tokens of one attention item: with the heads of a group enough rows to
-// keep the micro-kernel busy, few enough for an even share of the work.
+// Query tokens of one attention item. With the heads of a group these are enough rows to
+// keep the micro-kernel busy, and few enough for an even share of the work.
 constexpr int kAttentionRows = 16;
-// Panels of gate and of up made before their SiLU, while they are in L2.
+// So many panels of gate and of up are made before their SiLU, while they are in L2.
 constexpr int64_t kFusedPanels = 6;
 // Registers of a tree over kMaxSplits splits, of columns that stay in L1.
 constexpr int kTreeDepth = 10;
@@ -164,7 +164,7 @@ void Forward::Embed(const Batch& batch) {
   const size_t row_bytes = table.data.size() / table.dims[1];
   ForRows(rows_, config_.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      // Cannot fail: LoadConfig has checked type and size, GroupState the tokens.
+      // This cannot fail: LoadConfig has checked type and size, GroupState the tokens.
       (void)DequantizeRow(table.type, table.data.subspan(batch.tokens[r] * row_bytes, row_bytes),
                           {hidden_.data() + r * hidden, hidden});
     }
@@ -182,7 +182,7 @@ void Forward::PlanAttention(const Batch& batch) {
       }
     }
   }
-  // Dearest first, so that the last items to be taken are the small ones.
+  // The most expensive items come first, so that the last items to be taken are small.
   const auto cost = [&](const AttentionItem& a) {
     return int64_t{a.rows} * (batch.items[a.item].first_position + a.row + a.rows);
   };

@@ -1,16 +1,16 @@
 // Forward: one pass of the decoder over a flat, unpadded batch that mixes
 // prefill chunks and decodes, from token ids to logits.
 //
-// Of a group with several ranks each computes its shard and exchanges parts with the
-// others through the Communicator. The bits are those of one rank: sums over splits are
-// added in the tree of the whole model by every rank.
+// In a group with several ranks, each rank computes its shard and exchanges parts with
+// the others through the Communicator. The result has the same bits as that of one rank,
+// because every rank adds the sums over splits in the tree of the whole model.
 //
-// The executor owns it and calls it from its thread; the pool's threads do the
-// work in phases. What a row becomes depends on its sequence alone: the order of
-// every reduction belongs to the ops (kernels/ops.h), and this class only cuts
-// rows, panels and heads into ranges. All K and V of a layer are written before
-// any attention of that layer reads. Buffers are allocated once, for
-// `max_rows` rows; a pass allocates nothing that grows with rows or context.
+// The executor owns the Forward and calls it from its thread; the pool's threads do the
+// work in phases. The result of a row depends on its sequence alone: the ops fix the
+// order of every reduction (kernels/ops.h), and this class only cuts rows, panels and
+// heads into ranges. All K and V of a layer are written before any attention of that
+// layer reads. Buffers are allocated once, for `max_rows` rows; a pass allocates nothing
+// that grows with rows or context.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ std::string_view RecipeName(Recipe recipe);
 
 class Forward {
  public:
-  // Rows of logits that exist at a time: bounds their memory (12 MiB for 96 Ki
-  // tokens) while a batch of 32 decodes still reads the head once.
+  // How many rows of logits exist at a time. This bounds their memory (12 MiB for 96 Ki
+  // tokens), and a batch of 32 decodes still reads the head once.
   static constexpr int kLogitRows = 32;
 
   struct Options {
@@ -53,32 +53,34 @@ class Forward {
     int max_positions = 0;  // of one sequence
   };
 
-  // What ranks send each other in a pass, with `shards` of all ranks.
+  // The sizes of what ranks send each other in a pass. `shards` are those of all ranks.
   static Communicator::Limits ExchangeLimits(const Options& options, const ModelConfig& config,
                                              absl::Span<const ModelShard> shards,
                                              ParallelShape shape);
 
-  // Everything referenced outlives the Forward. `weights` and `cache` are of this rank's
-  // shard. `shards`: those of all ranks of `communicator`; null and empty: one rank.
+  // All referenced objects outlive the Forward. `weights` and `cache` belong to this
+  // rank's shard. `shards` are those of all ranks of `communicator`. With one rank,
+  // `communicator` is null and `shards` is empty.
   Forward(const Options& options, const ModelConfig& config, const Weights& weights,
           const kernels::Ops& ops, KvCache& cache, ThreadPool& pool,
           Communicator* communicator = nullptr, absl::Span<const ModelShard> shards = {});
 
-  // Called once per wanted row, on any compute thread, several at a time:
-  // `request` is the index into `logit_rows`, `logits` fp32, [vocab] or those of this
-  // rank's shard of the vocabulary. Logits exist on the last stage only.
+  // Called once per wanted row, on any compute thread, several at a time. `request` is
+  // the index into `logit_rows`. `logits` are fp32: [vocab], or those of this rank's shard
+  // of the vocabulary. Logits exist on the last stage only.
   using LogitSink = absl::FunctionRef<void(int request, absl::Span<const float> logits)>;
   // Whether the row of a request is wanted in full.
   using WantsFullRow = absl::FunctionRef<bool(int request)>;
 
-  // Writes K and V of all rows of `batch` (at most max_rows, inside the tables)
-  // and hands the logits of rows `logit_rows` (ascending) to `sink`, on the last stage: a
-  // whole row to one rank, HasLogits says which; of the others to each rank its shard. All
-  // ranks call alike. `full_row` does not matter to a rank that has all of the vocabulary.
+  // Writes K and V of all rows of `batch` (at most max_rows, inside the tables). The last
+  // stage hands the logits of rows `logit_rows` (ascending) to `sink`. A row that is wanted
+  // in full goes whole to one rank (see HasLogits); of any other row each rank gets its
+  // shard. All ranks make the same call. `full_row` does not matter to a rank that has the
+  // whole vocabulary.
   void Run(const Batch& batch, absl::Span<const int32_t> logit_rows, WantsFullRow full_row,
            LogitSink sink);
-  // With the first `layers` alone: the head follows the last of them. Every rank gets
-  // all rows, whole. One stage only.
+  // Runs only the first `layers` layers; the head follows the last of them. Every rank
+  // gets all rows, whole. Works with one stage only.
   void RunFirst(int layers, const Batch& batch, absl::Span<const int32_t> logit_rows,
                 LogitSink sink);
   bool HasLogits(int request) const;
@@ -94,8 +96,8 @@ class Forward {
     int row;  // first row, within the batch item
     int rows;
   };
-  // A row-parallel product of all ranks: whose sum each register of the tree's program
-  // loads, by rank and place among its parts.
+  // How the sums of a row-parallel product are added over all ranks. Part i says which sum
+  // a load of index i reads: the rank, and the place among that rank's parts.
   struct SumTree {
     struct Part {
       int rank, place;
@@ -103,7 +105,7 @@ class Forward {
     TreeProgram program;
     std::vector<Part> parts;
   };
-  // out (+)= x * matrix; x is what was quantised last where the recipe says so.
+  // out (+)= x * matrix. Where the recipe quantises, x means the rows quantised last.
   struct Product {
     const kernels::MatrixView& matrix;
     const float* x;  // [rows, matrix.k]
@@ -112,7 +114,7 @@ class Forward {
     int64_t out_stride;
     bool accumulate = false;
     int rows = 0;
-    // Where the quantised rows of x are.
+    // Where the quantised rows of x begin.
     int64_t first_k = 0;
     int64_t first_split = 0;
   };
@@ -121,7 +123,7 @@ class Forward {
   bool alone() const { return trees_.empty(); }
   void PlaceRows(const Batch& batch);
   void Embed(const Batch& batch);
-  // What the stages of this rank do with the batch up to the last layer's output.
+  // Runs the batch through the first `count` layers of this rank's stage.
   void Layers(const Batch& batch, int count);
   void PlanAttention(const Batch& batch);
   void Layer(const Batch& batch, int index);
@@ -136,7 +138,7 @@ class Forward {
   void Attention(const Batch& batch, int layer);
   // silu(gate) * up for panels [begin, end) of the FFN's width, into gate's place.
   void GateUp(const kernels::MatrixView& gate_up, int64_t begin, int64_t end);
-  // Rows that are wanted in full go to all ranks or to one, see Run.
+  // Hands out logits as Run and RunFirst say; `to_all`: every rank gets all rows, whole.
   void Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsFullRow full_row,
               LogitSink sink);
 
@@ -151,7 +153,7 @@ class Forward {
   kernels::QuantizedRows QuantizedOf(const Product& product);
   // Panels [begin, end) of the product; on any thread.
   void MatMul(const Product& product, int64_t begin, int64_t end);
-  // Rows in parallel where they are worth a hand-over, else on this thread.
+  // Runs `fn` over rows in parallel where this is worth a hand-over, else on this thread.
   void ForRows(int rows, int64_t row_elements, absl::FunctionRef<void(int64_t, int64_t)> fn);
 
   const Recipe recipe_;

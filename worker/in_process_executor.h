@@ -1,9 +1,9 @@
-// InProcessExecutor: the StepExecutor whose one rank lives in this process.
+// InProcessExecutor: the StepExecutor whose ranks live in this process.
 //
-// Plans wait in a queue of at most lag + 1 = 2; one thread runs them in order with
-// a StepRunner and reports. The scheduler's thread
-// never waits for it. A plan that cannot be applied ends the epoch; the next one
-// starts at once with empty sequences, since weights and memory are unharmed.
+// Plans wait in a queue of at most lag + 1 (2 with one stage). One thread runs them in order
+// with a StepRunner and reports results. The scheduler's thread never waits for this thread. A
+// plan that cannot be applied ends the epoch. The next epoch starts at once with no
+// sequences, since weights and memory are unharmed.
 #pragma once
 
 #include <memory>
@@ -32,14 +32,14 @@ class InProcessExecutor final : public StepExecutor {
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
   void EndEpoch(Epoch epoch) override;
-  // Waits for the running step. Not from a listener's method.
+  // Waits for the running step. A listener's method must not call it.
   void Stop() override;
 
   const WorkerProbe& probe() const { return probe_; }
 
  private:
   void Loop();
-  // Executes plans of `epoch` until one fails (its Lost is returned) or Stop.
+  // Executes plans of `epoch` until one fails, and returns its Lost; none after Stop.
   std::optional<Lost> RunEpoch(Epoch epoch);
 
   const RankOptions options_;
@@ -49,7 +49,7 @@ class InProcessExecutor final : public StepExecutor {
   ExecutorListener* listener_ = nullptr;
   WorkerProbe probe_;
 
-  // The executor's thread only, once started.
+  // Once started, only the executor's thread uses it.
   std::unique_ptr<StepRunner> runner_;
 
   absl::Mutex mu_;

@@ -27,7 +27,7 @@ absl::StatusOr<KvCache> KvCache::Create(const KvShape& shape, uint32_t blocks) {
                                                      shape.bytes_per_block(),
                                                      " bytes is more than the machine's memory"));
   }
-  // Pages come zeroed and page-aligned, which serves records of 64 bytes.
+  // Pages come zeroed and page-aligned, so records are aligned to 64 bytes.
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {

@@ -1,11 +1,11 @@
 // KvCache: the memory behind the block ids of one rank.
 //
-// One mapping of `blocks` pages; a page holds 16 tokens' K and V of all layers
-// and KV heads, one record each (kernels/kv_layout.h), so that granting, freeing
-// and copying a block never depends on the model. Which block belongs to whom is
-// the scheduler's business. Memory is reserved at once and taken from the system
-// as blocks are first written, so starting is instant. Written by the executor's
-// compute threads, each its own records.
+// The cache is one mapping of `blocks` pages. A page holds K and V of 16 tokens for all
+// layers and KV heads, one record for each (kernels/kv_layout.h), so that granting,
+// freeing and copying a block never depends on the model. The scheduler decides which
+// sequence a block belongs to. Memory is reserved at once and taken from the system when
+// blocks are first written, so starting is instant. The executor's compute threads write
+// the cache, each its own records.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ class KvCache {
   // Copies a block in every layer. Both ids are below block_count().
   void CopyBlock(BlockId from, BlockId to);
 
-  // Fills a block with NaN, so that reading what was never written shows.
+  // Fills a block with NaN, so that a read of unwritten memory shows in the output.
   void Poison(BlockId block);
 
   // The bytes of a block, bytes_per_block() of them.
@@ -65,8 +65,8 @@ class KvCache {
   std::unique_ptr<std::byte, Unmap> memory_;
 };
 
-// Blocks, the null block included, for a machine whose operator named no number:
-// a quarter of the memory, at most 2 GiB, and never less than one sequence of
+// The number of blocks, the null block included, when the operator names none: a quarter
+// of the machine's memory, at most 2 GiB, and never less than one sequence of
 // `max_context` tokens needs.
 uint32_t DefaultBlockCount(const KvShape& shape, uint32_t max_context);
 

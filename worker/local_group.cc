@@ -44,7 +44,7 @@ absl::Status LocalGroup::Load(std::shared_ptr<const GgufFile> file, const RankOp
       communicators_[rank]->Abort();
     }
   });
-  // The cause, rather than that others have failed.
+  // Reports the cause rather than an error that only says that another rank has failed.
   absl::Status worst;
   for (const absl::Status& result : results) {
     if (worst.ok() || absl::IsUnavailable(worst)) worst = result.ok() ? worst : result;
@@ -68,7 +68,7 @@ void LocalGroup::BeginEpoch(Epoch epoch) {
 
 absl::StatusOr<std::optional<StepResult>> LocalGroup::Run(const StepPlan& plan) {
   absl::StatusOr<std::optional<StepResult>> result;
-  absl::Status failure;  // of the ranks but the head, the first that came
+  absl::Status failure;  // the first failure of a rank other than the head
   absl::Mutex mu;
   OnAll([&](std::size_t rank) {
     auto own = runners_[rank]->Run(plan);

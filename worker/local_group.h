@@ -1,8 +1,8 @@
 // LocalGroup: all ranks of a worker group as threads of this process.
 //
-// A plan runs on all ranks at once; the result is the head's. Stages do not overlap: a
-// pipeline computes one step at a time here. Owner: an executor; one thread at a time
-// calls.
+// A plan runs on all ranks at once; the head rank gives the result. Stages do not
+// overlap: a pipeline computes one step at a time here. An executor owns the group; one
+// thread at a time calls it.
 #pragma once
 
 #include <cstdint>

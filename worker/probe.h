@@ -1,4 +1,4 @@
-// WorkerProbe: what a worker group has done so far, for its metrics.
+// WorkerProbe: counts what a worker group has done so far, for its metrics.
 #pragma once
 
 #include <atomic>
@@ -8,11 +8,11 @@
 
 namespace flotilla {
 
-// One writer, any reader: a scrape.
+// One thread writes. Any thread may read, as a scrape does.
 struct WorkerProbe {
   std::atomic<std::uint64_t> steps{0};
   std::atomic<std::uint64_t> rows{0};         // tokens through the forward
-  std::atomic<std::uint64_t> decode_rows{0};  // of them decodes
+  std::atomic<std::uint64_t> decode_rows{0};  // rows of decodes
   std::atomic<std::int64_t> compute_ns{0};    // forward and sampling
   std::atomic<std::uint64_t> epochs_lost{0};
   std::atomic<std::int64_t> weight_bytes{0};

@@ -13,7 +13,7 @@ namespace flotilla {
 namespace {
 
 constexpr std::uint32_t kBlockTokens = kernels::kKvBlockTokens;
-// Rows of the warm-up prefill: enough to be bound by arithmetic, as prefill is.
+// Rows of the warm-up prefill. They are enough for arithmetic to be the limit, as in prefill.
 constexpr int kWarmUpRows = 32;
 // Bounds of the options, far above what a machine holds.
 constexpr std::uint32_t kMaxStepTokens = 1 << 16;
@@ -68,7 +68,7 @@ std::uint32_t MaxContext(const RankOptions& options, const ModelConfig& config) 
   return options.max_context > 0 ? options.max_context : config.context_length;
 }
 
-// None where a rank has all of it.
+// Returns the shards of the vocabulary; none where a rank has the whole vocabulary.
 std::optional<VocabularyShards> CutVocabulary(absl::Span<const ModelShard> shards,
                                               ParallelShape shape) {
   if (shape.tensor == 1) return std::nullopt;
@@ -93,8 +93,8 @@ absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& o
   const auto vocabulary = CutVocabulary(layout.shards, options.shape);
   layout.limits.metadata_bytes =
       kCopyMetadataBytes +
-      StepOutputs::MaxNoteBytes(options.max_step_tokens + options.max_sequences,
-                                vocabulary.has_value() ? &*vocabulary : nullptr);
+      StepOutputs::MaxMetadataBytes(options.max_step_tokens + options.max_sequences,
+                                    vocabulary.has_value() ? &*vocabulary : nullptr);
   return layout;
 }
 
@@ -149,7 +149,7 @@ absl::Status Rank::Load(const Clock& clock) {
   description_.groups = {{.kind = KvGroup::Kind::kFull,
                           .tokens_per_block = kBlockTokens,
                           .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())}};
-  // The same on all ranks, which share the machine's memory.
+  // All ranks choose the same number, because they share the machine's memory.
   description_.block_count = options_.kv_blocks > 0
                                  ? options_.kv_blocks + 1
                                  : DefaultBlockCount(whole, description_.max_context);
@@ -170,7 +170,7 @@ void Rank::Describe() {
   description_.model_id = options_.model_id;
   description_.vocab_size = config_.vocab;
   description_.max_context = MaxContext(options_, config_);
-  // All that a result's bits depend on, threads excluded.
+  // The bits of a result depend on all of this, and on nothing else; threads do not matter.
   const std::string numerics = absl::StrCat(
       weights_.content_hash, "|", std::string(RecipeName(options_.recipe)), "|",
       std::string(ops_.name), "|", options_.kv_format == kernels::KvFormat::kF32 ? "fp32" : "bf16",
@@ -199,7 +199,7 @@ std::unique_ptr<Proposer> Rank::MakeProposer() {
 }
 
 std::int64_t Rank::TimeBatch(int rows, const Clock& clock) {
-  // Every position lies in the null block: written by padding, never granted.
+  // Every position lies in the null block, which padding may write and which is never granted.
   const std::vector<std::int32_t> table(rows / kBlockTokens + 1, 0);
   const SamplingParams sampling;
   const StopRule stop;

@@ -1,9 +1,9 @@
 // Rank: all that one rank computes with (its shard of weights and KV memory, forward,
-// sampler) and the step that uses it. Batches go in, samples come out.
+// sampler) and the step that uses them. Batches go in, samples come out.
 //
-// Owner: an executor or a rank process; one thread at a time calls, and the
-// pool's threads work for it inside a call. Knows no plans, epochs or queues:
-// what to run is decided by GroupState.
+// An executor or a rank process owns the Rank. One thread at a time calls it, and the
+// pool's threads work for that thread inside a call. A Rank knows no plans, epochs or
+// queues: GroupState decides what to run.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@
 
 namespace flotilla {
 
-// Who drafts the tokens that plans let decodes draft. Never changes a result.
+// Which proposer makes the draft tokens that plans allow. It never changes a result.
 enum class Speculation : std::uint8_t {
   kOff,
   kNgram,  // NgramProposer: what followed the same tokens before
@@ -53,7 +53,7 @@ struct RankOptions {
   std::uint32_t max_sequences = 256;
   TierOptions tiers;
   Speculation speculation = Speculation::kOff;
-  std::uint32_t draft_tokens = 8;  // that a decode may draft at most; 1..kMaxDraftTokens
+  std::uint32_t draft_tokens = 8;  // the most that a decode may draft; 1..kMaxDraftTokens
   std::uint32_t draft_layers = 0;  // of the draft model; 0: a third of the model's
   NgramOptions ngram;
   // Tests: blocks hold NaN until they are written.
@@ -67,18 +67,19 @@ struct GroupLayout {
   Communicator::Limits limits;     // what their communicators must hold
 };
 
-// INVALID_ARGUMENT: an option, or a shape that the model cannot be cut into.
+// Lays out the ranks of a group. INVALID_ARGUMENT: an option is wrong, or the model cannot
+// be cut into the shape.
 absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& options);
 
 class Rank {
  public:
-  // As far ahead as draft tokens are worth a row on any machine.
+  // More draft tokens than this are not worth their rows on any machine.
   static constexpr std::uint32_t kMaxDraftTokens = 64;
 
-  // Packs the weights and runs a warm-up step, which touches them all and
-  // measures the rates of the description. `communicator`: this rank's, of a group laid
-  // out by PlanGroup, all of whose ranks are created at the same time; it outlives the
-  // rank. Null: the only rank.
+  // Packs the weights and runs a warm-up step, which touches all weights and measures the
+  // rates of the description. `communicator` is this rank's and outlives the rank. It
+  // belongs to a group that PlanGroup has laid out, and all ranks of the group are created
+  // at the same time. Null: this is the only rank.
   // INVALID_ARGUMENT or UNIMPLEMENTED: the model or an option cannot be served;
   // RESOURCE_EXHAUSTED: not enough memory; UNAVAILABLE: another rank has failed.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(std::shared_ptr<const GgufFile> file,
@@ -86,20 +87,24 @@ class Rank {
                                                       const Clock& clock,
                                                       Communicator* communicator = nullptr);
 
-  // Does the batch's copies, starts the background ones, then forward and sampling. The
-  // batch fits the description. Of several ranks each has the outputs of some requests.
+  // Does the batch's copies, starts its background copies, then runs forward and sampling.
+  // The batch fits the description. With several ranks, each has the outputs of some
+  // requests.
   StepOutputs Execute(const Batch& batch);
 
-  // Background copies that have ended, see TierStore::TakeDone; and the end of all.
+  // TakeCopiesDone returns the background copies that have ended (TierStore::TakeDone).
+  // ForgetCopies forgets all of them (TierStore::Reset).
   absl::StatusOr<std::vector<std::uint64_t>> TakeCopiesDone(bool wait) {
     return tiers_->TakeDone(wait);
   }
   void ForgetCopies() { tiers_->Reset(); }
-  // Makes the draft tokens of one epoch's sequences, as the options say; null for kOff.
-  // Uses the rank: it must outlive the proposer, and Propose is a call of the rank.
+  // Makes the proposer for the sequences of one epoch, as the options say; null for kOff.
+  // The proposer uses the rank, so the rank must outlive it, and a call of Propose counts
+  // as a call of the rank.
   std::unique_ptr<Proposer> MakeProposer();
 
-  // The block was just granted to hold new tokens. Poisons it, if so configured.
+  // Call it when the block was just granted to hold new tokens. Poisons the block if the
+  // options say so.
   void OnGranted(BlockId block) {
     if (options_.poison_blocks) cache_.Poison(block);
   }
@@ -116,7 +121,7 @@ class Rank {
   absl::Status Load(const Clock& clock);
   void Describe();
   void WarmUp(const Clock& clock);
-  // Nanoseconds of a batch of one sequence, without effect on any block in use.
+  // Returns the nanoseconds that a batch of one sequence takes. Changes no block in use.
   std::int64_t TimeBatch(int rows, const Clock& clock);
 
   const std::shared_ptr<const GgufFile> file_;  // the table of token vectors
@@ -126,7 +131,7 @@ class Rank {
   const kernels::Ops& ops_;
   ThreadPool pool_;
   Weights weights_;
-  // Where the ranks of the last stage have a shard of the vocabulary each.
+  // Set where each rank of the last stage has a shard of the vocabulary.
   std::optional<VocabularyShards> vocabulary_;
   KvCache cache_;
   std::unique_ptr<TierStore> tiers_;

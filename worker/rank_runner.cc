@@ -25,8 +25,8 @@ absl::StatusOr<std::unique_ptr<RankRunner>> RankRunner::Create(std::shared_ptr<c
 }
 
 void RankRunner::BeginEpoch(Epoch epoch) {
-  // All ranks have had the same plans: notes that nobody needs any more are taken, so
-  // that the next are those of the new epoch.
+  // All ranks have had the same plans. Taking the step metadata that nobody needs any more
+  // makes the next metadata that of the new epoch.
   for (; !computed_.empty(); computed_.pop_front()) communicator_->TakeMetadata();
   copies_ended_.clear();
   state_.reset();  // before the proposer, which it uses
@@ -50,7 +50,7 @@ absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) 
                             .compute_ns = clock_->NowNs() - start,
                             .rows = static_cast<std::uint32_t>(batch->tokens.size()),
                             .decode_rows = batch->decode_rows};
-  // With nothing to compute the plan was sent to learn of a copy's end.
+  // A plan with nothing to compute was sent to learn that a copy has ended.
   auto copies = rank_->TakeCopiesDone(/*wait=*/batch->items.empty());
   if (!copies.ok()) return copies.status();
   if (communicator_ == nullptr) {
@@ -106,7 +106,7 @@ absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
     const absl::Status read = computed.outputs.Read(rank % shape.tensor, shape.tensor, metadata);
     if (!read.ok()) return read;
   }
-  // A copy has ended when it has on every rank.
+  // A copy has ended when it has ended on every rank.
   std::vector<std::uint64_t> ended;
   for (auto copy = copies_ended_.begin(); copy != copies_ended_.end();) {
     if (copy->second == shape.ranks()) ended.push_back(copy->first);

@@ -1,10 +1,10 @@
 // RankRunner: one rank and the sequences of its current epoch.
 //
-// Plans are applied in order by GroupState and computed by Rank. Where there are several
-// ranks each sends the others what it sampled, so that all states stay the same; stages
-// before the last learn it when they have to, which lets a pipeline fill. Owner: an
-// executor or a rank process; one thread at a time calls. Knows no queue, socket or
-// thread.
+// GroupState applies plans in order, and Rank computes them. Where there are several
+// ranks, each sends the others what it sampled, so that all states stay the same. Stages
+// before the last take the samples only when they have to, which lets a pipeline fill. An
+// executor or a rank process owns the runner; one thread at a time calls it. A runner
+// knows no queue, socket or thread.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,8 @@ class RankRunner final : public StepRunner {
 
   RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock,
              Communicator* communicator);
-  // Sends all ranks what this one has of a step: copies that have ended, outputs.
+  // Sends all ranks what this rank has of a step: its outputs and the copies that have
+  // ended.
   void SendMetadata(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies);
   // Completes the oldest step computed, with the step metadata of all ranks.
   absl::StatusOr<StepResult> CompleteOldest();
@@ -66,10 +67,10 @@ class RankRunner final : public StepRunner {
   std::unique_ptr<Proposer> proposer_;  // may be null; the state uses it
   std::optional<GroupState> state_;
   std::deque<Computed> computed_;
-  // Background copies that some ranks have reported ended, and how many.
+  // Background copies that some ranks have reported ended, and by how many ranks.
   std::map<std::uint64_t, std::uint32_t> copies_ended_;
-  // By handle: prefix-cached blocks still to be granted, which keep their
-  // contents. Used with poison_blocks only.
+  // By handle: how many prefix-cached blocks, which keep their contents, are still to be
+  // granted. Used with poison_blocks only.
   std::vector<std::uint32_t> cached_blocks_;
 };
 

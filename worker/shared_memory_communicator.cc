@@ -20,7 +20,8 @@ namespace {
 // A futex wake-up takes about this long; spinning longer never pays.
 constexpr std::chrono::microseconds kSpin{30};
 constexpr int kPausesPerCheck = 32;
-// A sleeper looks at `aborted` this often, should the one who aborts have died of it.
+// A sleeping rank looks at `aborted` this often, because the process that aborts may have
+// died before it woke the sleepers.
 constexpr timespec kLook{.tv_sec = 0, .tv_nsec = 100'000'000};
 constexpr std::int64_t kAlignment = 4096;
 constexpr std::uint32_t kHiddenBuffers = 2;
@@ -34,7 +35,7 @@ std::int64_t FloatBytes(std::int64_t floats) {
   return Aligned(floats * static_cast<std::int64_t>(sizeof(float)));
 }
 
-// Not FUTEX_PRIVATE: the sleepers may be other processes.
+// This does not use FUTEX_PRIVATE, because the sleepers may be other processes.
 void FutexWait(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &kLook, nullptr, 0);
 }
@@ -172,8 +173,8 @@ void SharedMemoryCommunicator::Reset() {
   met_ = sent_ = received_ = metadata_sent_ = taken_ = tiles_ = 0;
 }
 
-// Two buffers suffice: who fills one again has met all others since, and they came to
-// that meeting when they had read what the buffer held.
+// Two buffers suffice. Before a rank fills a buffer again it has met all others (Meet), and
+// they came to that meeting after they had read the buffer.
 float* SharedMemoryCommunicator::Outgoing() { return ExchangeBuffer(rank(), met_ % 2); }
 
 absl::Span<const float* const> SharedMemoryCommunicator::Exchange(std::int64_t) {
@@ -213,11 +214,11 @@ void SharedMemoryCommunicator::ReceiveHidden(float* data, std::int64_t count) {
 
 void SharedMemoryCommunicator::SendMetadata(absl::Span<const std::byte> metadata) {
   auto size = static_cast<std::int64_t>(metadata.size());
-  if (size > limits_.metadata_bytes) {  // the limit follows from the options: an error of ours
+  if (size > limits_.metadata_bytes) {  // the limit follows from the options, so this is a bug
     Abort();
     return;
   }
-  // The buffer's last step metadata has been read by all.
+  // Waits until all ranks have read the metadata that the buffer last held.
   for (std::uint32_t r = 0; r < shape().ranks(); ++r) {
     Await(CountersOf(r).taken, metadata_sent_ - limits_.lag, /*spin=*/false);
   }

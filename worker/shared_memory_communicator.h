@@ -1,9 +1,10 @@
-// SharedMemoryCommunicator: a Communicator for ranks on one host, threads of one process
-// or processes alike, over memory that they share. Nothing is copied but what a stage
-// hands to the next: parts, logits and step metadata are written where the others read them.
+// SharedMemoryCommunicator: a Communicator for ranks on one host, over memory that they
+// share. The ranks may be threads of one process or several processes. Only what a stage
+// hands to the next is copied: a rank writes parts, logits and step metadata where the
+// others read them.
 //
-// A wait spins for one wake-up at most (not at all when the host has more compute
-// threads than CPUs; never between stages), then sleeps on a futex.
+// A wait spins at most for the time of one wake-up, then sleeps on a futex. It does not
+// spin when the host has more compute threads than CPUs, and never between stages.
 #pragma once
 
 #include <atomic>
@@ -18,13 +19,14 @@
 
 namespace flotilla {
 
-// Zeroed memory that several communicators see. Pages that nobody writes cost nothing.
+// Zeroed memory that several communicators share. Pages that nobody writes cost nothing.
 class SharedRegion {
  public:
-  // Of this process alone. RESOURCE_EXHAUSTED.
+  // Makes a region of this process alone. RESOURCE_EXHAUSTED: there is not enough memory.
   static absl::StatusOr<SharedRegion> Create(std::int64_t bytes);
-  // The file at `path`, empty when the first opens it; one in memory is wanted. All open
-  // it with the same size. RESOURCE_EXHAUSTED or another errno code.
+  // Maps the file at `path`, which should be one in memory. The file is empty when the
+  // first process opens it. All processes open it with the same size. RESOURCE_EXHAUSTED
+  // or another errno code.
   static absl::StatusOr<SharedRegion> Open(const std::string& path, std::int64_t bytes);
 
   std::byte* data() const { return memory_.get(); }
@@ -43,16 +45,17 @@ class SharedRegion {
 
 class SharedMemoryCommunicator final : public Communicator {
  public:
-  // What a region for `shape` and `limits` needs.
+  // The bytes that a region for `shape` and `limits` needs.
   static std::int64_t RegionBytes(ParallelShape shape, const Limits& limits);
 
-  // `region` has RegionBytes, was zeroed before the first communicator used it, and is
-  // shared by the shape's ranks, each with a number of its own. `spin`: the host has a
-  // CPU for each compute thread of all ranks.
+  // `region` has RegionBytes and was zeroed before the first communicator used it. The
+  // shape's ranks share it, each with a `rank` of its own. `spin`: the host has a CPU for
+  // each compute thread of all ranks.
   SharedMemoryCommunicator(std::shared_ptr<const SharedRegion> region, ParallelShape shape,
                            std::uint32_t rank, const Limits& limits, bool spin);
 
-  // As at the start, after Abort: while no rank makes a call, on all of them.
+  // After Abort: brings the communicator back to its first state. It must be called on all
+  // ranks, while no rank makes another call.
   void Reset();
 
   float* Outgoing() override;
@@ -98,10 +101,10 @@ class SharedMemoryCommunicator final : public Communicator {
   float* ExchangeBuffer(std::uint32_t rank, std::uint32_t parity) const;
   float* HiddenBuffer(std::uint32_t sender, std::uint32_t number) const;
   std::byte* MetadataBuffer(std::uint32_t rank, std::uint32_t number) const;
-  // All ranks of this stage have come here.
+  // Returns once all ranks of this stage have called it.
   void Meet();
   static void Raise(Counter& counter);
-  // Until the counter is `number` or more (modulo 2^32).
+  // Waits until the counter is `number` or more (modulo 2^32).
   void Await(Counter& counter, std::uint32_t number, bool spin) const;
 
   const std::shared_ptr<const SharedRegion> region_;
@@ -110,9 +113,9 @@ class SharedMemoryCommunicator final : public Communicator {
   const bool spin_;
   const std::uint32_t stage_begin_;  // first rank of this stage
 
-  // This rank's numbers, as its counters have them.
+  // The values of this rank's counters.
   std::uint32_t met_ = 0, sent_ = 0, received_ = 0, metadata_sent_ = 0, taken_ = 0;
-  std::uint32_t tiles_ = 0;  // of logits
+  std::uint32_t tiles_ = 0;  // tiles of logits so far
   std::vector<const float*> parts_;
   std::vector<std::vector<std::byte>> metadata_;
 };

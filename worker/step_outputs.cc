@@ -10,7 +10,7 @@
 namespace flotilla {
 namespace {
 
-// The most entries that one request has: of the best tokens, or of candidates.
+// The most entries in the list of one request, which holds best tokens or candidates.
 constexpr std::int64_t kMostEntries =
     std::max<std::int64_t>(LogprobSpec::kMaxTop, BeamOptions::kMaxCandidates);
 
@@ -227,7 +227,8 @@ bool StepOutputs::ReadWhole(Request& request, absl::Span<const std::byte>& metad
   return GetEntries(metadata, kMostEntries, output.candidates);
 }
 
-std::int64_t StepOutputs::MaxNoteBytes(std::int64_t requests, const VocabularyShards* vocabulary) {
+std::int64_t StepOutputs::MaxMetadataBytes(std::int64_t requests,
+                                           const VocabularyShards* vocabulary) {
   constexpr std::int64_t kEntries = sizeof(std::uint32_t) + kMostEntries * sizeof(TopLogprob);
   constexpr std::int64_t kWhole = sizeof(std::uint8_t) + sizeof(TokenId) + sizeof(float) + kEntries;
   static_assert(sizeof(TopLogprob) == sizeof(kernels::TokenScore));

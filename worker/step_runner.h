@@ -1,8 +1,8 @@
-// StepRunner: what one rank does with plans. The seam between those who bring plans
-// (an executor's thread, a rank process) and the rank that computes them.
+// StepRunner: what one rank does with plans. It is the interface between what brings
+// plans (an executor's thread, a rank process) and the rank that computes them.
 //
-// Implementations: RankRunner, and a fake one for tests of rank processes. One thread
-// at a time.
+// Implementations: RankRunner, LocalGroup, and a fake one for tests of rank processes. One
+// thread at a time calls it.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,19 @@ class StepRunner {
  public:
   virtual ~StepRunner() = default;
 
-  // Forgets all sequences; the next plan is step 1 of `epoch`. Before the first Run, and
-  // after every failed one.
+  // Forgets all sequences; the next plan is step 1 of `epoch`. The caller calls it before
+  // the first Run and after every failed Run.
   virtual void BeginEpoch(Epoch epoch) = 0;
 
-  // Applies the next plan of the epoch and computes it. The result of a plan, in step
-  // order, on the rank that gives results; none on others, nor while a pipeline fills.
-  // DATA_LOSS: the digests differ; UNAVAILABLE: a tier cannot be read or written; else
-  // the plan is not one that the state allows. The epoch is over then.
+  // Applies the next plan of the epoch and computes it. On the rank that gives results it
+  // returns the results of plans in step order. It returns none on other ranks, or while a
+  // pipeline fills. After an error the epoch is over. DATA_LOSS: the digests differ;
+  // UNAVAILABLE: a tier cannot be read or written; any other code: the state does not
+  // allow the plan.
   virtual absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) = 0;
 
-  // Between plans: moves on what other ranks have not got yet of earlier ones; false:
-  // there is nothing, until the next Run.
+  // Called between plans: moves on what other ranks have not received yet about earlier
+  // plans. Returns false if there is nothing to do until the next Run.
   virtual bool Progress() { return false; }
 
   virtual const ExecutorDescription& description() const = 0;
@@ -39,7 +40,7 @@ class StepRunner {
   virtual std::int64_t buffer_bytes() const = 0;
 };
 
-// How a group is lost whose plan failed with `status`.
+// The cause of a loss when a plan failed with `status`.
 inline Lost::Cause LostCauseOf(const absl::Status& status) {
   if (absl::IsUnavailable(status)) return Lost::Cause::kDied;  // a tier's disk
   return absl::IsDataLoss(status) ? Lost::Cause::kDigest : Lost::Cause::kInvalidPlan;

@@ -12,11 +12,11 @@ namespace {
 constexpr std::chrono::microseconds kSpin{30};
 // Pauses between two looks at the clock, about 1 us.
 constexpr int kPausesPerCheck = 32;
-// Pieces of a thread's part: what others can take of it while it is away. A piece
-// of one row's smallest product still takes a microsecond.
+// Pieces of a thread's part. Other threads can take pieces while this thread does not run.
+// A piece of one row's smallest product still takes a microsecond.
 constexpr int64_t kPiecesPerThread = 4;
 constexpr int kMaxThreads = 1024;
-// Fits the 16 bits of Part.
+// This number fits the 16 bits of Part.
 constexpr int64_t kMaxPieces = 0x8000;
 
 void Pause() {
@@ -72,7 +72,8 @@ void ThreadPool::RunPieces(int thread, uint32_t generation) {
       const uint64_t next = part >> 16 & 0xFFFF, end = part & 0xFFFF;
       if (part >> 32 != generation || next == end) break;
       if (!word.compare_exchange_weak(part, part + 0x10000, std::memory_order_acq_rel)) continue;
-      // A piece is taken and not done: the caller waits, so work_ is its phase's.
+      // This piece is taken and not done, so the caller still waits, and work_ belongs to
+      // the phase of the piece.
       const uint32_t pieces = pieces_;
       (*work_)(static_cast<int64_t>(next));
       if (done_.fetch_add(1) + 1 == pieces) done_.notify_one();

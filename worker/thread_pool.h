@@ -1,13 +1,13 @@
-// ThreadPool: the compute threads of one rank. The thread that calls takes part,
-// so a pool of one starts no thread.
+// ThreadPool: the compute threads of one rank. The calling thread takes part, so a pool
+// of one starts no thread.
 //
-// Owner: the executor; one thread at a time may call. A step is a few hundred
-// short phases. Each thread has its own part of a phase, the same every time so
-// that it finds its part of a matrix in its cache, and takes pieces of others'
-// parts when it is done: a thread that the system has put aside holds nobody up.
-// Waits spin for about one wake-up (30 us) and then sleep on a futex; with more
-// threads than CPUs they sleep at once. An idle pool uses no CPU. Results must
-// not depend on who does what: no op reduces across a cut.
+// The executor owns the pool; one thread at a time may call it. A step is a few hundred
+// short phases. Each thread has its own part of a phase, the same part every time, so
+// that it finds its part of a matrix in its cache. A thread that is done takes pieces of
+// other threads' parts, so a thread that the system has suspended delays nobody. Waits
+// spin for about one wake-up (30 us) and then sleep on a futex; with more threads than
+// CPUs they sleep at once. An idle pool uses no CPU. Results must not depend on which
+// thread does what: no op reduces across a cut.
 #pragma once
 
 #include <atomic>
@@ -29,25 +29,25 @@ class ThreadPool {
 
   int threads() const { return threads_; }
 
-  // Calls fn with ranges that cover [0, count) once, a few per thread, and
-  // returns when all calls have returned. What was written before is seen by all
-  // calls, what they wrote by the caller.
+  // Calls fn with ranges that cover [0, count) once, a few per thread, and returns when
+  // all calls have returned. All calls see what was written before, and the caller then
+  // sees what they wrote.
   void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t begin, int64_t end)> fn);
 
-  // Calls fn(i) once for every i below `count`, each on whichever thread is
-  // free: for items of unequal cost, dearest first.
+  // Calls fn(i) once for every i below `count`, each on the next free thread. Use it for
+  // items of unequal cost, the most expensive first.
   void ParallelItems(int64_t count, absl::FunctionRef<void(int64_t item)> fn);
 
  private:
-  // Pieces [next, end) of a phase that nobody has taken, and the phase's
-  // generation, so that a thread that comes late takes nothing of a later one.
+  // The pieces [next, end) of a phase that no thread has taken. The phase's generation is
+  // stored with them, so that a thread that comes late takes nothing of a later phase.
   struct alignas(64) Part {
     std::atomic<uint64_t> word{0};  // generation 32, next 16, end 16
   };
 
   void WorkerLoop(int thread);
-  // Runs all pieces; a part of them is each thread's own, or (`shared`) they are
-  // taken in ascending order by all.
+  // Runs all pieces. Each thread has a part of them of its own; with `shared`, all threads
+  // take pieces in ascending order.
   void RunPhase(int pieces, bool shared, absl::FunctionRef<void(int64_t piece)> fn);
   // Takes and runs pieces of phase `generation` until none is left.
   void RunPieces(int thread, uint32_t generation);

@@ -60,7 +60,7 @@ absl::Status TierStore::AddDisk(std::uint32_t blocks, const std::string& directo
   return absl::OkStatus();
 }
 
-// The null block, written and read a few times; the fastest counts, as the first
+// Writes and reads the null block a few times. The fastest time counts, because the first
 // ones also pay for fresh memory.
 absl::Status TierStore::Measure(const Clock& clock) {
   constexpr int kRounds = 8;

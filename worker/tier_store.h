@@ -1,9 +1,9 @@
 // TierStore: the tiers of one rank below its KV cache, and the thread that copies.
 //
-// The host tier is memory outside the pool (for a GPU; on a CPU it is the same
-// DRAM), the disk tier an unnamed file. Copies run in the order in which they are
-// started, beside the forward; which blocks and slots they may touch is the
-// scheduler's business. Start, TakeDone and Reset come from the executor's thread.
+// The host tier is memory outside the block pool (for a GPU; on a CPU it is the same
+// DRAM). The disk tier is an unnamed file. Copies run in the order in which they are
+// started, beside the forward. The scheduler decides which blocks and slots they may
+// touch. The executor's thread calls Start, TakeDone and Reset.
 #pragma once
 
 #include <cstdint>
@@ -40,16 +40,16 @@ class TierStore {
   // Waits for the copy that runs.
   ~TierStore();
 
-  // What there is; empty without tiers.
+  // The tiers that exist; empty if there are none.
   const std::vector<KvTier>& tiers() const { return tiers_; }
 
   // Starts a copy whose blocks and slots exist.
   void Start(BackgroundCopy copy);
-  // Ids of copies that have ended since the last call, ascending. `wait`: not before
-  // one has, unless none is under way. UNAVAILABLE: the disk failed; nothing that
-  // tiers keep can be relied on.
+  // Returns the ids of copies that have ended since the last call, ascending. With `wait`
+  // it first waits until one has ended, unless none is under way. UNAVAILABLE: the disk
+  // failed, and nothing that tiers keep can be relied on.
   absl::StatusOr<std::vector<std::uint64_t>> TakeDone(bool wait);
-  // Forgets all copies; returns when none runs.
+  // Forgets all copies, and returns when none runs.
   void Reset();
 
  private:

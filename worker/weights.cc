@@ -21,7 +21,7 @@ using kernels::WeightFormat;
 // Rows packed by one work item: large enough to amortise the hand-over, small
 // enough that the embedding table is spread over all threads.
 constexpr int64_t kRowsPerItem = 2048;
-// Shards of the vocabulary are made of the chunks that its reductions go by.
+// Shards of the vocabulary consist of the chunks that its reductions use.
 constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
 constexpr char kTokens[] = "token_embd.weight";
 
@@ -48,8 +48,8 @@ std::optional<WeightFormat> PackedFormat(GgmlType type) {
   }
 }
 
-// Rows `rows` of a tensor, of each the elements from first_k on that the matrix has
-// room for, become columns from `column` on.
+// Rows `rows` of a tensor become the matrix columns from `column` on. Of each row the
+// matrix takes the elements from first_k on for which it has room.
 struct Source {
   const GgufTensor* tensor;
   int64_t row;
@@ -58,7 +58,7 @@ struct Source {
   int64_t column;
 };
 
-// One unit of parallel work: it alone writes the panels of its columns.
+// One unit of parallel work. No other unit writes the panels of its columns.
 struct PackItem {
   PackedMatrix* matrix;
   std::vector<Source> sources;
@@ -74,7 +74,7 @@ absl::Status Pack(PackedMatrix& matrix, const Source& source) {
                               {rows + skip, static_cast<size_t>(source.count * row_bytes - skip)},
                               row_bytes);
   }
-  // Row by row through fp32, which holds every weight of every block type.
+  // Converts row by row through fp32, which holds every weight of every block type.
   std::vector<float> values(tensor.dims[0]);
   for (int64_t r = 0; r < source.count; ++r) {
     absl::Status status =
@@ -106,11 +106,12 @@ class Loader {
  private:
   absl::Status CheckLayout() const;
   absl::Status LoadLayer(uint32_t index, LayerWeights& layer);
-  // Creates `matrix` from `pieces` below each other, k elements of each row, and its
-  // items.
+  // Creates `matrix` from `pieces` one below the other, with k elements of each row, and
+  // adds its items.
   absl::Status AddMatrix(const std::vector<Piece>& pieces, int64_t k,
                          absl::Span<const int32_t> split_ends, PackedMatrix& matrix);
-  // A row-parallel matrix. `ends`: where all splits of the model end; `splits`: ours.
+  // Adds a row-parallel matrix. `ends`: where each split of the model ends; `splits`: the
+  // splits of this rank.
   absl::Status AddSplitProducts(const std::string& name, absl::Span<const int32_t> ends,
                                 IndexRange splits, std::vector<SplitProduct>& products);
   absl::Status AddVector(const std::string& name, std::vector<float>& out) const;
@@ -167,7 +168,7 @@ absl::Status Loader::AddMatrix(const std::vector<Piece>& pieces, int64_t k,
   matrix = *std::move(created);
   bytes_ += matrix.bytes();
 
-  if (sources.size() > 1) {  // parts may share a panel: one item
+  if (sources.size() > 1) {  // parts may share a panel, so they are one item
     items_.push_back({&matrix, std::move(sources)});
     return absl::OkStatus();
   }
@@ -297,7 +298,7 @@ ModelShard WholeModel(const ModelConfig& config) {
 
 absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
                                                    ParallelShape shape, ShardBalance balance) {
-  // A tensor's bytes in the file are near enough to its bytes when packed.
+  // A tensor's bytes in the file are close enough to its packed bytes.
   const auto bytes = [&](const std::string& name) {
     const GgufTensor* tensor = file.FindTensor(name);
     return tensor == nullptr ? uint64_t{0} : uint64_t{tensor->data.size()};

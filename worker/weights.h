@@ -1,9 +1,9 @@
 // Weights: the tensors of a rank's shard of the model in the arrangement that the
-// kernels read, made once at start from the mapped file and then immutable.
+// kernels read. They are made once at start from the mapped file and then immutable.
 //
-// Q, K and V are one matrix, so are gate and up: one product each. Matrices keep
-// the file's quantisation exactly; what the packed formats do not cover (other
-// block types, parts of a fused matrix that differ) is stored as the exact fp32
+// Q, K and V are one matrix, and so are gate and up; each of the two needs one product.
+// Matrices keep the file's quantisation exactly. What the packed formats do not cover
+// (other block types, parts of a fused matrix that differ) is stored as the exact fp32
 // values. The two row-parallel matrices are cut into the model's splits. The table of
 // token vectors stays in the file, which all ranks of a host share.
 #pragma once
@@ -21,7 +21,7 @@
 
 namespace flotilla {
 
-// What of a model one rank computes, in the model's own units.
+// The part of a model that one rank computes, in the model's own units.
 struct ModelShard {
   IndexRange layers;
   IndexRange kv_heads;  // with the query heads of each
@@ -31,7 +31,8 @@ struct ModelShard {
   bool operator==(const ModelShard&) const = default;
 };
 
-// All of it, and the shards of a group's ranks. INVALID_ARGUMENT as PlanShards.
+// WholeModel returns the shard that is the whole model; ShardModel returns the shards of a
+// group's ranks. INVALID_ARGUMENT as for PlanShards.
 ModelShard WholeModel(const ModelConfig& config);
 absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
                                                    ParallelShape shape, ShardBalance balance);
@@ -53,29 +54,29 @@ struct LayerWeights {
   std::vector<SplitProduct> down;              // ffn -> hidden; splits: config.ffn_split
 };
 
-// Heads and ffn above are the shard's.
+// All weights of one rank. In LayerWeights, heads and ffn mean those of the shard.
 struct Weights {
   ModelShard shard;
   GgufTensor tokens{};               // [vocab] rows of [hidden], in the file
   std::vector<LayerWeights> layers;  // the shard's
   std::vector<float> output_norm;    // [hidden]
-  kernels::PackedMatrix head;        // hidden -> the shard's tokens; empty without any
+  kernels::PackedMatrix head;        // hidden -> the shard's tokens; empty if it has none
   uint64_t content_hash = 0;         // of the file's metadata and tensors
   int64_t bytes = 0;                 // of all matrices
 };
 
-// The splits of a row-parallel product, by where they end, and the subtrees of them that
-// the owner of `splits` adds by itself: the whole range if these are all.
+// Returns the subtrees that the owner of `splits` adds by itself, of a row-parallel product
+// with `all` splits: the whole range if `splits` are all of them.
 std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all);
 // The splits behind a shard's heads and FFN columns.
 IndexRange AttentionSplits(const ModelShard& shard);
 IndexRange FfnSplits(const ModelConfig& config, const ModelShard& shard);
 
 // Packs the shard's tensors with the threads of `pool` (the caller's is one of them).
-// The file outlives the weights. `config` is what LoadConfig said of this
-// file, so tensors are present and have the right dimensions. Unimplemented for
-// a layout that kernels do not know (half-split or partial RoPE, head_dim),
-// ResourceExhausted when memory cannot be had.
+// The file outlives the weights. `config` is what LoadConfig returned for this file, so
+// tensors are present and have the right dimensions. Unimplemented: the kernels do not
+// know the layout (half-split or partial RoPE, head_dim). ResourceExhausted: there is not
+// enough memory.
 absl::StatusOr<Weights> LoadWeights(const GgufFile& file, const ModelConfig& config,
                                     const ModelShard& shard, ThreadPool& pool);
 

@@ -1,4 +1,4 @@
-// A secret that nobody can guess.
+// A random secret that cannot be guessed.
 #pragma once
 
 #include <string>

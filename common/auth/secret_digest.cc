@@ -15,7 +15,7 @@ namespace flotilla {
 
 SecretDigest SecretDigest::Of(std::string_view secret) {
   SecretDigest digest;
-  // Cannot fail but for want of memory: no input is refused.
+  // This can fail only for want of memory, because no input is refused.
   const int ok = EVP_Digest(secret.data(), secret.size(), digest.bytes_.data(), nullptr,
                             EVP_sha256(), nullptr);
   if (ok != 1) std::abort();

@@ -1,8 +1,8 @@
 // SecretDigest: a secret that is known by its SHA-256 only.
 //
-// Secrets are compared by their digests, in a time that depends neither on what they
-// hold nor on their length. Digests are of secrets with much entropy (keys that were
-// generated), so they need no salt; they are still not for logs. Values: any thread.
+// Secrets are compared by their digests, in a time that depends neither on their content
+// nor on their length. The secrets have much entropy (they are generated keys), so their
+// digests need no salt. A digest must still not be logged. Digests are values; any thread.
 #pragma once
 
 #include <array>

@@ -40,7 +40,7 @@ std::optional<FileStamp> StampOf(const std::string& path) {
 }
 
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path, bool* others_may_read) {
-  // Without O_NONBLOCK a pipe would be waited for.
+  // Without O_NONBLOCK, open would wait for the other end of a pipe.
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
   struct stat info {};

@@ -1,15 +1,16 @@
-// WatchedFile: what a small file of secrets says, also after it was changed.
+// WatchedFile: the content of a small file of secrets, which follows changes of the file.
 //
-// Nobody watches in the background: whoever asks looks at the file, once per
-// `check_every` at most, and reads it when it has changed. A file that has become
-// unreadable or wrong changes nothing but the log: what was good last stays. Example:
+// There is no watcher in the background. Get looks at the file, once per `check_every` at
+// most, and reads it when it has changed. If the file has become unreadable or wrong, this
+// is logged and the last good content stays. Example:
 //
 //   auto keys = WatchedFile<ApiKeys>::Open({.path = path, .clock = &clock, .log = &log},
 //                                          &ApiKeys::Parse);
 //   if (!keys.ok()) return keys.status();
 //   std::shared_ptr<const ApiKeys> now = (*keys)->Get();
 //
-// Replace such a file by renaming another over it: half of one may be good, too.
+// Such a file should be replaced by renaming another over it, because a half-written file
+// may also parse.
 #pragma once
 
 #include <sys/stat.h>
@@ -61,10 +62,10 @@ class FileWatch {
  public:
   explicit FileWatch(WatchedFileOptions options) : options_(std::move(options)) {}
 
-  // The text, the first time; then it if the file may have changed and it is time to look.
-  // None: nothing new. What cannot be read is logged, once.
+  // Returns the text at the first call, and later whenever the file may have changed and it
+  // is time to look. None: there is nothing new. An error to read the file is logged once.
   std::optional<std::string> Look();
-  // Says how the text of Look was taken.
+  // Records whether the text that Look returned was good.
   void Taken(std::string_view text, const absl::Status& status);
 
   const std::string& path() const { return options_.path; }
@@ -75,8 +76,8 @@ class FileWatch {
   const WatchedFileOptions options_;
   std::int64_t next_look_ns_ = 0;
   std::optional<FileStamp> stamp_;
-  // A change right after a read may leave the stamp as it was, but not for as long as
-  // until the next look: so what has changed is read twice.
+  // A change right after a read may leave the stamp as it was, but the next look is later
+  // than that can last. So a changed file is read twice.
   bool settled_ = false;
   std::optional<SecretDigest> taken_;  // the text that was good last
   std::string complaint_;              // the last one, until the file is good

@@ -12,13 +12,13 @@
 namespace flotilla {
 namespace {
 
-// What a pipe takes whole or not at all (PIPE_BUF): lines of several processes that share one
-// stay whole as far as they fit.
+// The size that a pipe takes whole or not at all (PIPE_BUF). Lines of processes that share a
+// pipe stay whole if they fit into it.
 constexpr std::size_t kPieceBytes = 4096;
-constexpr std::size_t kReserve = 8;  // one part of so many is for important lines
-// Between two knocks at a thread that a write holds.
+constexpr std::size_t kReserve = 8;  // 1 / kReserve of the room is for important lines
+// The time between two signals to a thread that is blocked in a write.
 constexpr absl::Duration kKnock = absl::Milliseconds(5);
-// Ends a system call of the thread that gets it. Its default is to be ignored.
+// This signal ends a system call of the thread that gets it. By default it is ignored.
 constexpr int kKnockSignal = SIGURG;
 
 void Ignore(int) {}
@@ -80,8 +80,8 @@ void LineWriter::Run() {
   while (!abandoned_) {
     mu_.Await(absl::Condition(&has_work));
     if (lines_.empty() && unreported_ > 0) ReportDropped();
-    if (lines_.empty()) break;  // and stopping
-    // Whole lines, as many as go in one piece.
+    if (lines_.empty()) break;  // the writer is stopping
+    // A piece has whole lines, as many as fit.
     std::string piece = std::move(lines_.front());
     lines_.pop_front();
     while (!lines_.empty() && piece.size() + lines_.front().size() <= kPieceBytes) {
@@ -91,7 +91,7 @@ void LineWriter::Run() {
     mu_.Unlock();
     Write(piece);
     mu_.Lock();
-    bytes_ -= piece.size();  // it counts until the reader has it
+    bytes_ -= piece.size();  // a piece counts until the reader has it
   }
   ended_ = true;
   mu_.Unlock();
@@ -103,11 +103,11 @@ void LineWriter::Write(const std::string& text) {
         write(options_.fd, text.data() + done, std::min(text.size() - done, kPieceBytes));
     if (put >= 0) {
       done += static_cast<std::size_t>(put);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {  // somebody else's doing
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {  // another process set O_NONBLOCK
       pollfd room{.fd = options_.fd, .events = POLLOUT, .revents = 0};
       poll(&room, 1, -1);
     } else if (errno != EINTR) {
-      return;  // nobody will ever read it
+      return;  // the text can never be read
     }
   }
 }

@@ -1,8 +1,9 @@
 // LineWriter: lines on their way to a file descriptor, and the one thread that writes them.
 //
-// Who reads the other end may stand still for ever: a pipe then takes 64 KiB, and every write
-// after that blocks. Here only the writer's own thread does; the others put lines in a bounded
-// queue, and what finds no room in it is dropped, counted, and told of when the reader goes on.
+// The reader of the other end may stop for ever: a pipe then takes 64 KiB, and every write
+// after that blocks. Here only the writer's own thread blocks. Other threads put lines into a
+// bounded queue. A line that finds no room is dropped and counted, and a line reports the loss
+// when the reader goes on.
 #pragma once
 
 #include <atomic>
@@ -47,7 +48,7 @@ class LineWriter {
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
   void Push(std::string line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Queues the word about lines that were dropped since the last one.
+  // Queues the line that reports the lines dropped since the last such report.
   void ReportDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits until all is written, or abandoned.
@@ -55,7 +56,7 @@ class LineWriter {
 
   const LineWriterOptions options_;
   std::atomic<std::uint64_t> dropped_{0};
-  std::atomic<bool> abandoned_{false};  // nobody waits for the reader any more
+  std::atomic<bool> abandoned_{false};  // the writer no longer waits for the reader
 
   absl::Mutex mu_;
   std::deque<std::string> lines_ ABSL_GUARDED_BY(mu_);

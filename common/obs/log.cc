@@ -87,7 +87,7 @@ std::string Format(std::string_view event, Logger::Fields fields) {
   return line;
 }
 
-// A line of the log that stands where others are missing.
+// The log line that takes the place of dropped lines.
 std::string LinesAreMissing(std::uint64_t count) {
   return absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()),
                       " warning log lines dropped lines=", count, "\n");

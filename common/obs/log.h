@@ -4,9 +4,9 @@
 //   2026-01-31T12:00:00.123Z info listening http=127.0.0.1:8080 streams=12
 //
 // Built by main and handed to shells by pointer; cores never log. All methods
-// may be called from any thread, and none waits for who reads standard error: lines go
-// through a bounded queue to a thread that writes them (line_writer.h). Values of one line
-// never break it: they are quoted and escaped where necessary (printable.h).
+// may be called from any thread, and none waits for the reader of standard error: lines go
+// through a bounded queue to a thread that writes them (line_writer.h). A value never breaks
+// its line: values are quoted and escaped where necessary (printable.h).
 #pragma once
 
 #include <concepts>
@@ -56,7 +56,7 @@ class Logger {
   // Writes to standard error.
   explicit Logger(LogLevel level);
   Logger(LogLevel level, std::unique_ptr<Sink> sink);
-  // Writes what is queued, unless the reader takes no more for a second.
+  // Writes what is queued, but gives up if the reader takes nothing for a second.
   ~Logger();
 
   void Debug(std::string_view event, Fields fields = {}) { Log(LogLevel::kDebug, event, fields); }
@@ -68,13 +68,13 @@ class Logger {
 
   void Log(LogLevel level, std::string_view event, Fields fields);
 
-  // Whether lines of this level go anywhere: before fields that are dear to make.
+  // Whether lines of this level are written. Ask before making fields that are expensive.
   bool Takes(LogLevel level) const;
 
   // Text for people, lines with their ends, in its place among the others. Not for a Sink.
   void Print(std::string text);
 
-  // Lines that found no room, as nobody read those before them.
+  // The number of lines that were dropped because the queue was full.
   std::uint64_t dropped_lines() const;
 
  private:

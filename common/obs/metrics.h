@@ -3,7 +3,7 @@
 // Only main knows it. Components report to a probe (an interface of their own, with
 // methods named after events) what happened; main implements the probes with
 // the counters and histograms of this registry, and registers callbacks that
-// copy snapshots (queue depth, KV blocks) into gauges when somebody scrapes.
+// copy snapshots (queue depth, KV blocks) into gauges at each scrape.
 //
 //   Metrics metrics;
 //   Histogram& ttft = metrics.AddHistogram("flotilla_router_time_to_first_token_seconds",

@@ -45,7 +45,7 @@ class Session;
 using WaitingSessions =
     boost::intrusive::list<Session, boost::intrusive::constant_time_size<false>>;
 
-// One connection; lives as long as something is asked of it.
+// One connection. It lives as long as an operation on it is pending.
 class Session : public std::enable_shared_from_this<Session>, public SessionHook {
  public:
   Session(tcp::socket socket, Metrics* metrics, WaitingSessions* waiting, int* connections)
@@ -92,7 +92,7 @@ class Session : public std::enable_shared_from_this<Session>, public SessionHook
     if (request.method() != http::verb::get && !head_only_) {
       return Refuse(http::status::method_not_allowed);
     }
-    // Where the next request begins could be read in two ways.
+    // With this header, the place where the next request begins is ambiguous.
     if (request.count(http::field::transfer_encoding) > 0) {
       return Refuse(http::status::bad_request);
     }
@@ -102,7 +102,7 @@ class Session : public std::enable_shared_from_this<Session>, public SessionHook
     Write(http::status::ok, metrics_->Render(), keep);
   }
 
-  // And ends the connection.
+  // Answers with an error and ends the connection.
   void Refuse(http::status status) {
     Write(status, absl::StrCat(std::string(http::obsolete_reason(status)), "\n"), /*keep=*/false);
   }
@@ -170,11 +170,12 @@ class MetricsServerImpl final : public MetricsServer {
         io_.run();
         return;
       } catch (const std::bad_alloc&) {
-        // Costs the connection for which it was.
+        // Only the connection that needed the memory is lost.
       }
     }
   }
-  // The system says that there are no descriptors even if nobody waits; so this is waited for.
+  // accept fails for want of descriptors even if no client waits, so this waits for a client
+  // first.
   void Accept() {
     acceptor_.async_wait(tcp::acceptor::wait_read, [this](error_code ended) {
       if (ended) return;
@@ -191,7 +192,7 @@ class MetricsServerImpl final : public MetricsServer {
       Accept();
     });
   }
-  // One too many takes the place of the one that has been silent for longest, if one is.
+  // A connection above the limit replaces the one that has been silent for longest, if any is.
   void Serve(tcp::socket socket) {
     if (connections_ >= kMaxConnections && !MakeRoom()) return;
     try {

@@ -1,7 +1,7 @@
 // MetricsServer: /metrics of a process without an HTTP frontend, for Prometheus.
 //
 // Requests are read and answered by one thread; connections, headers and the time that a
-// client takes are bounded; one connection too many takes the place of one that says nothing. (Not
+// client takes are bounded; one connection too many replaces a connection that is silent. (Not
 // prometheus-cpp's Exposer: its threads have stacks of 100 KB, thread-local memory included, which
 // a page of metrics nearly fills and an error page overflows.)
 #pragma once

@@ -1,4 +1,4 @@
-// Printable: text that others made, for a line of a log or a terminal.
+// Printable: makes text from outside safe for a line of a log or a terminal.
 #pragma once
 
 #include <string>

@@ -27,7 +27,7 @@ std::string ReadFile(const char* path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// Seconds since 1970 at which the machine came up; 0: not known.
+// The time at which the machine booted, in seconds since 1970; 0: not known.
 double BootTime() {
   std::ifstream in("/proc/stat");
   double seconds = 0;

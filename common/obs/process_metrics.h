@@ -1,8 +1,8 @@
 // Process metrics: what the kernel knows about this process, under the names that
 // Prometheus' own client libraries use (process_*), so that stock dashboards work.
 //
-// Added by main to the process's registry; read from /proc at each scrape. And what became
-// of the lines of its log.
+// main adds them to the process's registry, and they are read from /proc at each scrape. A
+// metric of the dropped lines of the process's log is here too.
 #pragma once
 
 #include <cstdint>

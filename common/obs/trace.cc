@@ -37,7 +37,7 @@ std::optional<TraceContext> ParseTraceparent(std::string_view text) {
   const auto high = ReadHex(text, kTraceAt, 16), low = ReadHex(text, kTraceAt + 16, 16);
   const auto span = ReadHex(text, kSpanAt, 16);
   if (!version || !flags || !high || !low || !span) return std::nullopt;
-  // Later versions may say more, after another dash; 255 is none.
+  // Later versions may have more fields after another dash. Version 255 is invalid.
   const bool whole = text.size() == kEnd || (*version > 0 && text[kEnd] == '-');
   if (*version == 0xff || !whole) return std::nullopt;
   if ((*high == 0 && *low == 0) || *span == 0) return std::nullopt;

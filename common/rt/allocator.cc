@@ -5,8 +5,8 @@
 namespace flotilla {
 namespace {
 
-// Such a block costs its pages' faults each time, a quarter of a millisecond per MiB: inputs do
-// that rarely, and what a step needs is kept from step to step.
+// A mapped block costs the faults of its pages each time, a quarter of a millisecond per MiB.
+// Inputs need such blocks rarely, and the memory of a step is kept from step to step.
 [[maybe_unused]] constexpr int kMapBytes = 1 << 20;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What this process asks of the C library's allocator, so that memory which large inputs had
-// goes back to the system. With another C library than glibc both do nothing.
+// Settings of the C library's allocator, so that the memory of large inputs goes back to the
+// system. With another C library than glibc, both functions do nothing.
 #pragma once
 
 namespace flotilla {
@@ -9,8 +9,8 @@ namespace flotilla {
 // each heap. At the start of main, before there are threads.
 void ConfigureAllocator();
 
-// Gives back what is free in the heaps, one of which a thread has that took part in large
-// inputs. Some milliseconds at most where hundreds of MiB are in use. Any thread.
+// Gives the free memory of all heaps back; each thread that handled large inputs has a heap.
+// It takes some milliseconds at most when hundreds of MiB are in use. Any thread may call it.
 void ReturnFreeMemory();
 
 }  // namespace flotilla

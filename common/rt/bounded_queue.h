@@ -22,7 +22,7 @@ class BoundedQueue {
  public:
   explicit BoundedQueue(std::size_t capacity) : capacity_(capacity) {}
 
-  // False, and `item` untouched, when the queue is full or closed.
+  // Returns false and leaves `item` untouched when the queue is full or closed.
   bool TryPush(T&& item) {
     absl::MutexLock lock(&mu_);
     if (closed_ || items_.size() >= capacity_) return false;
@@ -30,14 +30,14 @@ class BoundedQueue {
     return true;
   }
 
-  // Waits for an item; none once the queue is closed and empty.
+  // Waits for an item. Returns none when the queue is closed and empty.
   std::optional<T> Pop() {
     absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(this, &BoundedQueue::HasItemOrClosed));
     return TakeFront();
   }
 
-  // Everything queued, without waiting.
+  // Takes everything that is queued, without waiting.
   std::vector<T> Drain() {
     absl::MutexLock lock(&mu_);
     std::vector<T> all(std::make_move_iterator(items_.begin()),

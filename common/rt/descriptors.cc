@@ -18,7 +18,7 @@ std::uint64_t RaiseDescriptorLimit() {
   const rlim_t wanted = std::min(limit.rlim_max, kMostDescriptors);
   if (wanted > limit.rlim_cur) {
     limit.rlim_cur = wanted;
-    (void)setrlimit(RLIMIT_NOFILE, &limit);  // else it stays
+    (void)setrlimit(RLIMIT_NOFILE, &limit);  // if this fails, the limit stays
   }
   return DescriptorLimit();
 }

@@ -11,24 +11,26 @@
 
 namespace flotilla {
 
-// Raises the soft limit to the hard one, or to 2^20 if that is less: what a process may
-// have, some programs close one by one in each child. Processes started later inherit it.
-// To be called before anything counts on the limit. Returns what the limit is then.
+// Raises the soft limit to the hard one, or to 2^20 if that is less, because some programs
+// close every descriptor that a process may have, one by one, in each child. Processes that
+// are started later inherit the limit. It must be called before anything relies on the
+// limit. Returns the new limit.
 std::uint64_t RaiseDescriptorLimit();
 
 // The soft limit as it is.
 std::uint64_t DescriptorLimit();
 
-// Descriptors that are open for nothing. Whoever accepts connections closes one when the
-// process has no other left, and so can still take, or refuse, who waits. Any thread.
+// Descriptors that are held open in reserve. When the process has no other descriptor left,
+// a server closes one of them and can then still accept or refuse a waiting client. Any
+// thread.
 class SpareDescriptors {
  public:
-  // Fewer, when the process has not so many left.
+  // Opens `count` descriptors, or fewer if the process has not as many left.
   explicit SpareDescriptors(std::size_t count);
 
   // Closes one; false: there is none.
   bool Release() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Opens again what was closed, as far as that is possible: a descriptor became free.
+  // Opens closed ones again, as far as possible. Called when descriptors may be free again.
   void Refill() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

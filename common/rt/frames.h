@@ -19,16 +19,16 @@ inline constexpr std::size_t kMaxFrameBytes = 64 << 20;
 // A message with its size before it. `message` is at most kMaxFrameBytes long.
 std::string Frame(absl::string_view message);
 
-// Puts the bytes of a socket together to messages. Holds one message at most, and what
-// one read brought after it.
+// Assembles messages from the bytes of a socket. It holds one message at most, and the
+// bytes that one read returned after it.
 class FrameReader {
  public:
-  // Reads once from `fd`. False: nothing there now (a socket that does not block).
+  // Reads once from `fd`. False: a socket that does not block has no data now.
   // UNAVAILABLE: the other side has closed it; INVALID_ARGUMENT: a size above
   // kMaxFrameBytes.
   absl::StatusOr<bool> ReadFrom(int fd);
 
-  // The next message that is there whole.
+  // The next complete message, if there is one.
   std::optional<std::string> Next();
 
   // Bytes that were read and are no message yet.

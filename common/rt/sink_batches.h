@@ -1,5 +1,5 @@
-// SinkBatches: events of many requests, gathered so that each sink gets all that is
-// its own in one call, in order. One owner.
+// SinkBatches: gathers the events of many requests, so that each sink gets all its events
+// in one call, in order. It has one owner.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class SinkBatches {
     batches_[at->second].events.push_back(std::move(event));
   }
 
-  // In the order in which sinks came; and forgets them.
+  // Posts the batches in the order in which the sinks came, and forgets them.
   void Post() {
     for (Batch& batch : batches_) batch.sink->Post(std::move(batch.events));
     batches_.clear();

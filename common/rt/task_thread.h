@@ -1,6 +1,6 @@
-// TaskThread: one thread that runs what others post, in order, and timers.
+// TaskThread: one thread that runs posted work in order, and timers.
 //
-// What only its work touches needs no lock. Idle, it sleeps. Example:
+// Data that only this work uses needs no lock. An idle thread sleeps. Example:
 //
 //   TaskThread thread;
 //   thread.Post([&] { timer = thread.After(absl::Seconds(1), [&] { OnTime(); }); });
@@ -22,12 +22,12 @@ namespace flotilla {
 class TaskThread {
  public:
   TaskThread();
-  // Runs everything posted, also what that work posts; drops timers; joins.
-  // No other thread may post any more.
+  // Runs all posted work and the work that it posts, drops timers and joins. No other
+  // thread may post any more.
   ~TaskThread();
 
-  // Runs `work` once, later, on the thread. Any thread; never blocks. Not bounded:
-  // who posts has a bound.
+  // Runs `work` once, later, on the thread. Any thread may call it; it never blocks. The
+  // queue has no limit, so callers must limit what they post.
   void Post(std::function<void()> work);
 
   // A timer that has fired or was cancelled is forgotten. All on the thread.

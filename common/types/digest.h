@@ -1,9 +1,9 @@
-// PlanDigest: a 64-bit summary of open sequences and block tables, kept by the
-// scheduler and by every rank in time proportional to the change.
+// PlanDigest: a 64-bit summary of open sequences and block tables. The scheduler and every
+// rank keep one. An update takes time proportional to what changes.
 //
-// Each fact is hashed by itself and the hashes are added modulo 2^64, so facts
-// may come and go in any order. Both sides call the same methods for the same
-// plan operations; unequal values mean that the two have drifted apart.
+// Each fact is hashed by itself and the hashes are added modulo 2^64, so facts may be added
+// and removed in any order. Both sides call the same methods for the same plan operations.
+// If their values differ, their states differ.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ class PlanDigest {
   void AddToken(Step step, SequenceHandle sequence, TokenId token) {
     value_ += Hash({5, step.value(), sequence.value(), static_cast<std::uint64_t>(token)});
   }
-  // The sequence was asked to run `count` known tokens in `step`. Never removed:
-  // history is part of the summary.
+  // Adds that the sequence was asked to run `count` known tokens in `step`. It is never
+  // removed, because history is part of the summary.
   void AddRun(Step step, SequenceHandle sequence, std::uint32_t count) {
     value_ += Hash({3, step.value(), sequence.value(), count});
   }

@@ -1,8 +1,8 @@
 // Engine: the seam between a router and a scheduler, at token level.
 //
 // Implementations: in-process (scheduler/server), remote (gRPC), fake. All pass
-// tests/contract. A router holds engines by pointer; whoever builds the graph
-// owns them and outlives every request.
+// tests/contract. A router holds engines by pointer. The code that creates router and
+// engines owns the engines, which outlive every request.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace flotilla {
 
-// How closely a repeated computation agrees.
+// How closely two computations of the same request agree.
 enum class Exactness : std::uint8_t {
   kBitwise,     // the same bits, whatever the batch
   kConsistent,  // last bits may differ (a GPU at full speed)
@@ -42,7 +42,7 @@ struct EngineDescription {
 
 // The tokenizer and template of a model, for a router that has no model file.
 struct TokenizerContent {
-  std::string model_id;    // whose it is, as clients name it
+  std::string model_id;    // the model's name for clients
   std::uint64_t hash = 0;  // EngineDescription::tokenizer_hash
   std::string content;     // bytes that model/ can read
 };
@@ -59,22 +59,22 @@ struct EngineLoad {
   bool operator==(const EngineLoad&) const = default;
 };
 
-// Receives the events of requests. One sink usually serves one I/O thread.
+// A receiver of the events of requests. One sink usually serves one I/O thread.
 class EventSink {
  public:
   virtual ~EventSink() = default;
-  // All events of one step for the requests submitted with this sink, in order.
-  // Called on the engine's thread; must not block and must not call back into
+  // Receives all events of one step, in order, for the requests submitted with this sink.
+  // The engine calls it on its own thread. It must not block and must not call back into
   // the engine.
   virtual void Post(std::vector<EngineEvent> events) = 0;
 };
 
-// Ends a sequence early: stop string, disconnect, abort and router-side deadline
-// all become this one call.
+// Ends a sequence early. A stop string, a disconnect, an abort and a deadline in the
+// router all lead to this one call.
 struct CancelRequest {
   RequestId request;
   std::optional<SequenceIndex> sequence;  // none: all sequences
-  // Output tokens of the sequence that count for usage.
+  // The number of the sequence's output tokens that count for usage.
   std::uint32_t keep_tokens = 0;
 };
 
@@ -82,31 +82,31 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // What this engine serves. Constant while the engine lives, except that a
-  // new epoch may change numerics_id. Any thread. UNAVAILABLE before the first
-  // worker group was ready.
+  // Describes what this engine serves. It is constant while the engine lives, except that
+  // a new epoch may change numerics_id. Any thread may call it. UNAVAILABLE before the
+  // first worker group is ready.
   virtual absl::StatusOr<EngineDescription> Describe() const = 0;
 
   // Hands a request over; never blocks. Its events go to `sink`, which the
   // engine keeps alive until the RequestEnd. A refusal is a RequestEnd without
   // Accepted: RESOURCE_EXHAUSTED with a retry hint (queue full), UNAVAILABLE
-  // (draining), INVALID_ARGUMENT (what this engine cannot do). A replay (attempt
-  // above 0) passes full queues and a drain. Any thread.
+  // (draining), INVALID_ARGUMENT (this engine cannot serve it). A replay (attempt above 0)
+  // is accepted even if queues are full or the engine drains. Any thread may call it.
   virtual void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) = 0;
 
-  // Cancels; unknown or ended requests are ignored. The blocks are free at the
-  // next plan; SequenceEnd and RequestEnd still follow. Any thread.
+  // Cancels; unknown or ended requests are ignored. The blocks are free at the next plan.
+  // SequenceEnd and RequestEnd still follow. Any thread may call it.
   virtual void Cancel(const CancelRequest& cancel) = 0;
 
-  // A recent snapshot, at most one step old. Any thread.
+  // Returns a recent snapshot, which is at most one step old. Any thread may call it.
   virtual EngineLoad Load() const = 0;
 
-  // The tokenizer and chat template as bytes that model/ can read, so that a
-  // router needs no model file. Any thread.
+  // Returns the tokenizer and chat template as bytes that model/ can read, so that a
+  // router needs no model file. Any thread may call it.
   virtual absl::StatusOr<std::string> TokenizerBytes() const = 0;
 
   // Refuses new requests from now on and calls `done` once, when the last
-  // accepted one has ended. Any thread.
+  // accepted one has ended. Any thread may call it.
   virtual void Drain(std::function<void()> done) = 0;
 };
 

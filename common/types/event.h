@@ -1,9 +1,9 @@
 // The events of an engine about a router's requests, in token ids.
 //
-// Per request: one Accepted, or one RequestEnd that refuses it; then token
-// events of each sequence in position order, one SequenceEnd per sequence and, after
-// the last of them, one RequestEnd. Nothing follows a RequestEnd. CrashCount may
-// stand anywhere between the first and the last.
+// Each request gets one Accepted, or one RequestEnd that refuses it. After Accepted come
+// the token events of each sequence in position order, one SequenceEnd per sequence and,
+// after the last of them, one RequestEnd. Nothing follows a RequestEnd. A CrashCount may
+// come anywhere between Accepted and RequestEnd.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ enum class FinishReason : std::uint8_t {
   kCancelled,  // Engine::Cancel: disconnect, stop string, abort
   kDeadline,   // the request's deadline passed
   kError,      // RequestEnd::status says why
-  kMoved,      // given back unharmed: the router replays it elsewhere
+  kMoved,      // the request was given back unharmed; the router replays it elsewhere
 };
 
 // The request passed admission and will not be refused any more.
@@ -63,8 +63,9 @@ struct TokenEvent {
   bool operator==(const TokenEvent&) const = default;
 };
 
-// The worker group died while it computed this request alone, for the `count`th time; for
-// who sends it elsewhere (TokenizedRequest::crash_count).
+// The worker group died while it computed this request alone, for the `count`th time. A
+// router that replays the request elsewhere passes the count on
+// (TokenizedRequest::crash_count).
 struct CrashCount {
   RequestId request;
   Attempt attempt;
@@ -79,7 +80,7 @@ struct SequenceEnd {
   SequenceIndex sequence;
   FinishReason reason = FinishReason::kStop;
   std::uint32_t output_tokens = 0;  // after cancel: those the router keeps
-  // Of beam search: the sequence's score (BeamOptions). Else 0.
+  // The sequence's score in beam search (BeamOptions); otherwise 0.
   float score = 0;
 
   bool operator==(const SequenceEnd&) const = default;
@@ -90,7 +91,7 @@ struct Usage {
   std::uint32_t output_tokens = 0;  // all sequences
   std::uint32_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   std::uint32_t preemptions = 0;
-  std::uint32_t decode_preemptions = 0;  // of them while it decoded
+  std::uint32_t decode_preemptions = 0;  // preemptions while it decoded
 
   bool operator==(const Usage&) const = default;
 };
@@ -98,9 +99,9 @@ struct Usage {
 struct RequestEnd {
   RequestId request;
   Attempt attempt;
-  // OK also for cancelled requests. RESOURCE_EXHAUSTED: refused at the door.
+  // OK also for cancelled requests. RESOURCE_EXHAUSTED: the request was refused.
   absl::Status status;
-  // When to try again, with RESOURCE_EXHAUSTED or UNAVAILABLE.
+  // The time after which to try again, with RESOURCE_EXHAUSTED or UNAVAILABLE.
   std::int64_t retry_after_ms = 0;
   Usage usage;
 };
@@ -108,7 +109,7 @@ struct RequestEnd {
 using EngineEvent =
     std::variant<Accepted, PromptLogprobs, TokenEvent, CrashCount, SequenceEnd, RequestEnd>;
 
-// The request and attempt that any event is about.
+// The request and attempt of an event.
 inline std::pair<RequestId, Attempt> EventKey(const EngineEvent& event) {
   return std::visit([](const auto& e) { return std::pair(e.request, e.attempt); }, event);
 }

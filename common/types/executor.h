@@ -1,9 +1,9 @@
 // StepExecutor: the seam between a scheduler and its worker group.
 //
 // Implementations: in-process and processes under mpirun (worker), remote (gRPC), fake.
-// All pass tests/contract. Order of events in an epoch: Ready, then one Result per plan
-// in step order, then at most one Lost. After Lost the next Ready has a higher
-// epoch, and all KV memory is gone.
+// All pass tests/contract. The events of an epoch come in this order: Ready, then one
+// Result per plan in step order, then at most one Lost. After Lost, all KV memory is gone
+// and the next Ready has a higher epoch.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +32,13 @@ struct KvGroup {
   bool operator==(const KvGroup&) const = default;
 };
 
-// A place for KV blocks outside the pool: slower and larger. Its slots are
+// A place for KV blocks outside the pool, which is slower and larger. Its slots are
 // numbered from 0.
 struct KvTier {
   enum class Kind : std::uint8_t { kHost, kDisk };
   Kind kind = Kind::kHost;
   std::uint32_t block_count = 0;
-  // Measured: to write a block there, and to read it back.
+  // The measured times to write a block to the tier and to read it back.
   std::int64_t out_ns_per_block = 0;
   std::int64_t in_ns_per_block = 0;
 
@@ -54,7 +54,7 @@ struct ExecutorDescription {
   std::vector<KvGroup> groups;
   // Pages of the pool, block 0 (null) included.
   std::uint32_t block_count = 0;
-  // Fastest first. They live and die with the epoch, as the pool does.
+  // Fastest first. Their content is lost with the epoch, as that of the pool is.
   std::vector<KvTier> tiers;
   // Handles are below this.
   std::uint32_t max_sequences = 0;
@@ -64,7 +64,7 @@ struct ExecutorDescription {
   std::uint32_t lag = 1;
   // The most tokens that a decode can draft ahead (Speculate); 0: it never does.
   std::uint32_t max_draft_tokens = 0;
-  // Measured at warm-up; integers so that cores need no floating point.
+  // Measured at warm-up. They are integers, so that cores need no floating point.
   std::int64_t prefill_ns_per_token = 0;
   std::int64_t decode_ns_per_step = 0;
 
@@ -82,7 +82,7 @@ struct Lost {
   };
   Cause cause = Cause::kDied;
   std::string detail;
-  // Steps started and not finished when the group was lost.
+  // The steps that had started and not finished when the group was lost.
   std::vector<Step> started;
 
   bool operator==(const Lost&) const = default;
@@ -91,7 +91,7 @@ struct Lost {
 class ExecutorListener {
  public:
   virtual ~ExecutorListener() = default;
-  // Called on the executor's threads, one at a time; must not block.
+  // The executor calls these on its own threads, one at a time. They must not block.
   virtual void OnReady(Epoch epoch, const ExecutorDescription& description) = 0;
   virtual void OnResult(StepResult result) = 0;
   virtual void OnLost(const Lost& lost) = 0;
@@ -101,23 +101,23 @@ class StepExecutor {
  public:
   virtual ~StepExecutor() = default;
 
-  // Brings up the first epoch and reports it by OnReady. Called once; the
-  // listener outlives the executor or its Stop. Fails when the group can never
+  // Brings up the first epoch and reports it by OnReady. It is called once. The listener
+  // must live until the executor is stopped or destroyed. Fails when the group can never
   // come up (bad model file, not enough memory).
   virtual absl::Status Start(ExecutorListener* listener) = 0;
 
-  // Queues a plan for execution; never blocks. FAILED_PRECONDITION: not the
-  // current epoch (the plan is dropped; OnLost was or will be called).
-  // RESOURCE_EXHAUSTED: more than lag + 1 plans unanswered. A plan that cannot
-  // be applied ends the epoch by OnLost(kDigest or kInvalidPlan).
+  // Queues a plan for execution; never blocks. FAILED_PRECONDITION: the plan is not for
+  // the current epoch and is dropped; OnLost was or will be called. RESOURCE_EXHAUSTED:
+  // more than lag + 1 plans would be unanswered. A plan that cannot be applied ends the
+  // epoch by OnLost(kDigest or kInvalidPlan).
   virtual absl::Status Execute(StepPlan plan) = 0;
 
-  // Ends `epoch` if it is the current one: for a scheduler that got a result
-  // which does not answer its plan. OnLost(kDigest) follows, then a fresh epoch;
-  // results that were on their way may still come before it. Never blocks.
+  // Ends `epoch` if it is the current one. A scheduler calls this when a result does not
+  // answer its plan. OnLost(kDigest) follows, then a new epoch. Results that were on their
+  // way may still come before OnLost. Never blocks.
   virtual void EndEpoch(Epoch epoch) = 0;
 
-  // Ends all threads; no event after it returns. Idempotent.
+  // Ends all threads. No event comes after it returns. Idempotent.
   virtual void Stop() = 0;
 };
 

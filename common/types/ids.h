@@ -1,8 +1,7 @@
-// Strong identifiers of the whole system: values without behaviour.
+// The strong identifiers of the whole system. They are values without behaviour.
 //
-// A RequestId or a BlockId never converts into another id or an integer by
-// accident. Ids are cheap to copy, ordered and hashable. This header knows
-// nothing of who hands ids out.
+// A RequestId or a BlockId never converts into another id or an integer by accident. Ids
+// are cheap to copy, ordered and hashable. This header does not assign ids.
 #pragma once
 
 #include <compare>
@@ -34,7 +33,8 @@ class StrongId {
 // A token of the model's vocabulary. Negative values are never valid.
 using TokenId = std::int32_t;
 
-// One life of a worker group; a plan or result of another epoch is refused.
+// The time from a worker group's Ready to its loss. A plan or result of another epoch is
+// refused.
 using Epoch = StrongId<struct EpochTag, std::uint64_t>;
 // Number of a step plan within its epoch: 1, 2, 3 ... without gaps.
 using Step = StrongId<struct StepTag, std::uint64_t>;

@@ -1,5 +1,5 @@
-// StepPlan and StepResult: what travels between a scheduler and the ranks of a
-// worker group.
+// StepPlan and StepResult: the messages between a scheduler and the ranks of a worker
+// group.
 //
 // A plan is one ordered list of typed operations. It is incremental: ranks keep
 // each sequence's tokens, length and block tables (worker/core), and a plan says
@@ -26,23 +26,20 @@ struct OpenSequence {
   SequenceHandle sequence;
   RequestId request;
   SequenceIndex index;
-  // Everything known: the prompt, then output tokens made earlier (resumption
-  // after preemption, replay). The next sampled token is output number
-  // tokens.size() - prompt_tokens.
+  // All known tokens: the prompt, then the output tokens made earlier (before a preemption
+  // or a replay). The next sampled token is output number tokens.size() - prompt_tokens.
   std::vector<TokenId> tokens;
   std::uint32_t prompt_tokens = 0;
-  // Positions [0, cached_tokens) are in the blocks that the following grants name
-  // (prefix hit), or will be once this plan's rows are written: ranks write the K
-  // and V of all rows of a plan before they read any. The sequence starts at that
-  // length.
+  // On a prefix hit, positions [0, cached_tokens) are in the blocks that the following
+  // grants name, or will be once this plan's rows are written: ranks write the K and V of
+  // all rows of a plan before they read any. The sequence starts at that length.
   std::uint32_t cached_tokens = 0;
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
   // The sequence decodes in plans whose step % lag equals micro_batch (see Run).
   std::uint32_t micro_batch = 0;
-  // A beam never decodes by default: who made the plan chooses its
-  // tokens from candidates.
+  // A beam never decodes by default: the scheduler chooses its tokens from candidates.
   bool is_beam = false;
 
   bool operator==(const OpenSequence&) const = default;
@@ -64,28 +61,29 @@ struct BlockCopy {
   bool operator==(const BlockCopy&) const = default;
 };
 
-// Creates `child` from the first `length` positions of `parent`, which earlier
-// plans have written: it knows the parent's tokens up to there, then `tokens`,
-// none of which has run. Parameters are the parent's.
+// Creates `child` from the first `length` positions of `parent`, which earlier plans have
+// written. The child knows the parent's tokens up to there, then `tokens`, none of which
+// has run. It has the parent's parameters.
 //
-// Its block tables begin with the blocks of the parent that those positions
-// fill: they are shared. A block that they fill in part, and the record of a
-// state group, is copied: the copy's target is the child's own next block. So
-// nobody ever writes to a block that two tables name.
+// The child's block tables begin with the parent's blocks that those positions fill
+// completely; these are shared. A block that they fill in part, and the record of a state
+// group, is copied to the child's own next block. So no sequence ever writes to a block
+// that two tables name.
 struct ForkSequence {
   SequenceHandle parent, child;
   SequenceIndex index;
   std::uint32_t length = 0;
-  std::vector<TokenId> tokens;  // at least one; the prompt is complete with them
-  // One per KV group with such a block, in order of the groups; immediate.
+  std::vector<TokenId> tokens;  // at least one; they complete the prompt
+  // One copy per KV group with a block that is filled in part, in the order of the groups.
+  // The copies are made at once.
   std::vector<BlockCopy> copies;
   std::uint32_t micro_batch = 0;
 
   bool operator==(const ForkSequence&) const = default;
 };
 
-// Takes the last `count` blocks of one block table back, which no position that
-// the sequence has needs: those were granted for draft tokens that were wrong.
+// Takes back the last `count` blocks of one block table. They were granted for draft
+// tokens that were wrong, and no position of the sequence needs them.
 struct TrimBlocks {
   SequenceHandle sequence;
   GroupIndex group;
@@ -94,13 +92,13 @@ struct TrimBlocks {
   bool operator==(const TrimBlocks&) const = default;
 };
 
-// From this plan on a decode of the sequence may draft up to `depth` tokens ahead.
-// In force until another says otherwise; a new sequence has 0. A decode then runs
-// the token sampled last and the draft tokens that follow it, each row is sampled as
-// if nothing had been drafted, and tokens count as long as the row they came
-// from held the right one: so it brings between one and 1 + depth tokens, which
-// are those that it would have brought anyway. Workers find the draft tokens, and may
-// find fewer. Not for beams.
+// From this plan on, a decode of the sequence may draft up to `depth` tokens ahead. The
+// depth is in force until another Speculate changes it; a new sequence has 0. A decode
+// then runs the token sampled last and the draft tokens that follow it. Each row is
+// sampled as if nothing had been drafted, and its token counts if all draft tokens up to
+// that row were right. So a decode gives between one and 1 + depth tokens, and they are
+// the same tokens that it would give without drafting. Workers find the draft tokens, and
+// may find fewer. Not for beams.
 struct Speculate {
   SequenceHandle sequence;
   std::uint32_t depth = 0;  // at most ExecutorDescription::max_draft_tokens
@@ -108,25 +106,25 @@ struct Speculate {
   bool operator==(const Speculate&) const = default;
 };
 
-// Ends a sequence; its handle and blocks are free for any later plan.
+// Ends a sequence. Any later plan may reuse its handle and its blocks.
 struct DropSequence {
   SequenceHandle sequence;
 
   bool operator==(const DropSequence&) const = default;
 };
 
-// Runs a sequence in this plan: its next `count` known tokens (a prefill chunk).
-// The chunk that reaches the last known token samples if `sample` is set; from
-// then on the sequence decodes by default: one token in every plan p with
-// p % lag == micro_batch and p >= (step of its last run) + lag, until it finishes.
+// Runs the next `count` known tokens of a sequence in this plan (a prefill chunk). The
+// chunk that reaches the last known token samples if `sample` is set. From then on the
+// sequence decodes by default, until it finishes: one token in every plan p with
+// p % lag == micro_batch and p >= (step of its last run) + lag.
 struct Run {
   SequenceHandle sequence;
   std::uint32_t count = 0;  // at least 1
   bool sample = false;
   // Return log-probabilities of the known token that follows each row.
   bool prompt_logprobs = false;
-  // Beams: tokens that become known first (a beam's choice), and how
-  // many best candidates for the next one to return instead of a sample.
+  // For beams: the tokens that become known before the run (a beam's choice), and how many
+  // of the best candidates for the next token to return instead of a sample.
   std::vector<TokenId> append;
   std::uint32_t candidates = 0;
   // Return pooled hidden states (embeddings).
@@ -142,9 +140,10 @@ struct Defer {
   bool operator==(const Defer&) const = default;
 };
 
-// Copies blocks between the pool and a tier while forwards go on. Starts with its
-// plan, after what earlier plans wrote, and is reported done by a later result;
-// until then nobody writes the blocks that leave or uses those that come.
+// Copies blocks between the pool and a tier while forwards go on. The copy starts with its
+// plan, after the writes of earlier plans, and a later result reports that it is done.
+// Until then no plan writes the blocks that are copied out or uses those that are copied
+// in.
 struct BackgroundCopy {
   enum class Kind : std::uint8_t { kOut, kIn };
   struct Move {
@@ -175,8 +174,8 @@ using PlanOp = std::variant<OpenSequence, GrantBlocks, ForkSequence, DropSequenc
 
 struct StepPlan {
   Epoch epoch;
-  Step step;  // previous + 1, else refused
-  // PlanDigest after all operations; a rank whose own differs ends the epoch.
+  Step step;  // previous + 1; any other is refused
+  // The PlanDigest after all operations. A rank whose own digest differs ends the epoch.
   std::uint64_t digest = 0;
   std::vector<PlanOp> ops;
   // The scheduler's estimate of the step's duration, for deadlines of the step.
@@ -196,21 +195,22 @@ struct SampledToken {
 // What one sequence did in one step.
 struct SequenceResult {
   SequenceHandle sequence;
-  // Positions whose K and V are written after the step.
+  // The positions whose K and V are written after the step.
   std::uint32_t length = 0;
   // Output index of tokens[0].
   std::uint32_t first_output = 0;
   std::vector<SampledToken> tokens;  // empty, one, or several (speculation)
-  // Tokens that were drafted and run. All tokens but the first are among them.
+  // The number of tokens that were drafted and run. All `tokens` but the last were among
+  // them.
   std::uint32_t drafted = 0;
   // Log-probabilities of prompt tokens [prompt_first, prompt_first + size).
   std::uint32_t prompt_first = 0;
   std::vector<SampledToken> prompt;
-  // What Run::candidates asked for: the most likely next tokens, best first, ties
-  // by the lower id. Fewer only where the vocabulary has no more.
+  // The answer to Run::candidates: the most likely next tokens, best first, and the lower
+  // id first among equal ones. There are fewer only if the vocabulary has no more.
   std::vector<TopLogprob> candidates;
-  // Set in the result in which the sequence finished, and in every later one in
-  // which a decode of it was a no-op.
+  // Set in the result of the step in which the sequence finished, and in every later
+  // result in which its decode was a no-op.
   std::optional<FinishReason> finished;
   // True: the sequence had finished before this step and nothing was computed.
   bool noop = false;
@@ -222,7 +222,7 @@ struct StepTimings {
   std::int64_t start_ns = 0;      // executor's clock, when the forward began
   std::int64_t compute_ns = 0;    // draft tokens, forward and sampling
   std::uint32_t rows = 0;         // tokens in the flat batch
-  std::uint32_t decode_rows = 0;  // of them decodes, their draft tokens included
+  std::uint32_t decode_rows = 0;  // rows of decodes, their draft tokens included
 
   bool operator==(const StepTimings&) const = default;
 };

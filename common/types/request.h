@@ -1,8 +1,8 @@
 // A request as the scheduler sees it: token ids and resolved parameters, no text.
 //
-// The router's validator makes it; every default is resolved and the seed is
-// always set. The types carry what later features need (sequences, beams,
-// constraints, adapters, replay); an engine refuses by name what it cannot do.
+// The router's validator makes it. Every default is resolved and the seed is always set.
+// The types also have fields that an engine may not support (constraints, adapters); an
+// engine refuses such a request and names what it cannot do.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,18 @@
 
 namespace flotilla {
 
-// Exact beam search with the semantics of HF generate. Candidates are ranked by
-// the log-probabilities of the raw logits; SamplingParams has no part in it.
+// Exact beam search with the semantics of HF generate. Candidates are ranked by the
+// log-probabilities of the raw logits; SamplingParams does not affect it.
 struct BeamOptions {
   // Candidates of one step, beams * max(2, 1 + stop tokens), are at most this.
   static constexpr std::uint32_t kMaxCandidates = 64;
 
   std::uint32_t beams = 1;
-  // A sequence's score is sum of log-probabilities / output tokens ^ this.
+  // A sequence's score is: sum of log-probabilities / output tokens ^ length_penalty.
   float length_penalty = 1.0f;
-  // When to end: kTrue, once `beams` sequences are complete; kFalse, when no
-  // running one of today's length can beat the worst of them; kNever, when none
-  // ever can.
+  // When the search ends. kTrue: as soon as `beams` sequences are complete. kFalse: when no
+  // running beam at its present length can beat the worst of them. kNever: when no running
+  // beam can ever beat it.
   enum class EarlyStopping : std::uint8_t { kFalse, kTrue, kNever };
   EarlyStopping early_stopping = EarlyStopping::kFalse;
 
@@ -46,32 +46,33 @@ struct TokenizedRequest {
   Attempt attempt;
   // At least one token, all inside the vocabulary.
   std::vector<TokenId> prompt;
-  // Per sequence: tokens already delivered to the client, continued from here
-  // (replay). Empty, or one entry per sequence.
+  // For a replay: the tokens of each sequence that the client already has; the sequence
+  // continues after them. Empty, or one entry per sequence.
   std::vector<std::vector<TokenId>> output_prefix;
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
-  // Independent continuations that share the prompt. With `beam`: how many of its
-  // sequences are the answer, at most its beams; sequence i is the i-th best, and
-  // all tokens come at the end.
+  // The number of independent continuations that share the prompt. With `beam`: how many of
+  // the found sequences are the answer, at most `beams`. Sequence i is then the i-th best,
+  // and all tokens come at the end.
   std::uint32_t sequences = 1;
   std::optional<BeamOptions> beam;
   // Content hash of a compiled grammar; 0: unconstrained.
   std::uint64_t constraint = 0;
-  // Time on the engine's clock, in nanoseconds, after which nobody wants the
-  // answer.
+  // The time on the engine's clock, in nanoseconds, after which the answer is not wanted.
   std::optional<std::int64_t> deadline_ns;
-  // Higher goes first; equal ones in order of arrival.
+  // A higher priority goes first; equal ones go in the order of arrival.
   std::int32_t priority = 0;
   std::string tenant;
   // Requests with different salts never share cached blocks.
   std::string cache_salt;
   std::string adapter;
-  // Deaths of worker groups that computed this request alone, in earlier attempts. With
-  // any it is computed alone first, until it is past what it had got to.
+  // How often a worker group died in earlier attempts while it computed this request alone.
+  // If above 0, the request is first computed alone, until it is past the tokens that it
+  // already has.
   std::uint32_t crash_count = 0;
-  // Only logs use these: the client's own name of the request, and the router's span of its trace.
+  // Only logs use these: the client's own name for the request, and the router's span in
+  // its trace.
   std::string label;
   TraceContext trace;
 

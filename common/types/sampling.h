@@ -16,11 +16,11 @@ struct LogitBias {
   bool operator==(const LogitBias&) const = default;
 };
 
-// How a token is drawn from a row of logits. First they are changed, in this order:
-// logit bias, repetition, frequency and presence penalty; these are functions of the
-// tokens before the row alone, so an answer that is taken up again goes on as it
-// would have. Then tokens are kept: those of min-p, those of top-k, and of what is
-// left those of top-p; one of them is drawn at the temperature.
+// How a token is drawn from a row of logits. First the logits are changed, in this order:
+// logit bias, repetition, frequency and presence penalty. These depend only on the tokens
+// before the row, so an answer that is resumed goes on as it would have without a break.
+// Then filters keep some tokens, in this order: min-p, top-k, top-p. One of the tokens
+// that are left is drawn at the temperature.
 struct SamplingParams {
   static constexpr float kMinRepetitionPenalty = 0.01f, kMaxRepetitionPenalty = 100;
   static constexpr float kMaxPenalty = 2;  // frequency and presence; as low as -2
@@ -33,16 +33,17 @@ struct SamplingParams {
   std::int32_t top_k = 0;
   // Keep the smallest set of best tokens whose mass reaches top_p; 1 keeps all.
   float top_p = 1.0f;
-  // Keep what is at least this share as likely as the best; 0 keeps all.
+  // Keep tokens that are at least this share as likely as the best one; 0 keeps all.
   float min_p = 0.0f;
-  // Of each token in the prompt or the output: positive logits are divided by it,
-  // negative ones multiplied (Keskar et al. 2019, arXiv:1909.05858, 4.1); 1 changes none.
+  // For each token in the prompt or the output, a positive logit is divided by this and a
+  // negative one is multiplied by it (Keskar et al. 2019, arXiv:1909.05858, 4.1). 1 changes
+  // none.
   float repetition_penalty = 1.0f;
   // Subtracted as often as the token is in the output.
   float frequency_penalty = 0.0f;
   // Subtracted once if the token is in the output.
   float presence_penalty = 0.0f;
-  // Added. Ascending tokens, unique.
+  // Added to the logits. The tokens are ascending and unique.
   std::vector<LogitBias> logit_bias;
   // The noise of a token is a hash of (SequenceSeed, output index, token id).
   std::uint64_t seed = 0;
@@ -50,9 +51,9 @@ struct SamplingParams {
   bool operator==(const SamplingParams&) const = default;
 };
 
-// The seed of one sequence: the request's own for sequence 0, else output number
-// `sequence` of SplitMix64 (Steele, Lea, Flood 2014) seeded with it. A request with
-// one sequence and this seed gives the same tokens.
+// The seed of one sequence. For sequence 0 it is the request's seed; for any other it is
+// output number `sequence` of SplitMix64 (Steele, Lea, Flood 2014) seeded with that. A
+// request with one sequence and this seed gives the same tokens.
 inline std::uint64_t SequenceSeed(std::uint64_t seed, SequenceIndex sequence) {
   if (sequence.value() == 0) return seed;
   std::uint64_t x = seed + sequence.value() * 0x9E3779B97F4A7C15u;
@@ -61,22 +62,22 @@ inline std::uint64_t SequenceSeed(std::uint64_t seed, SequenceIndex sequence) {
   return x ^ (x >> 31);
 }
 
-// When a sequence ends at token level. Decided by worker/core on every rank.
+// When a sequence ends at token level. worker/core decides this on every rank.
 struct StopRule {
-  // Ends the sequence with FinishReason::kStop; the token itself is emitted as
-  // the last token event. Sorted, unique. Already without the model's own end
-  // tokens when the client asked to ignore them.
+  // A token of this list ends the sequence with FinishReason::kStop; the token itself is
+  // emitted as the last token event. The list is sorted and unique. It does not have the
+  // model's own end tokens if the client asked to ignore them.
   std::vector<TokenId> stop_tokens;
-  // Output tokens allowed, those of an output prefix included. 0: none, only
-  // the prompt is computed (log-probabilities of the prompt).
+  // The most output tokens, those of an output prefix included. 0: only the prompt is
+  // computed (for log-probabilities of the prompt).
   std::uint32_t max_tokens = 16;
-  // The first so many output tokens are no stop tokens: these are not drawn.
+  // No stop token is drawn among the first `min_tokens` output tokens.
   std::uint32_t min_tokens = 0;
 
   bool operator==(const StopRule&) const = default;
 };
 
-// Which log-probabilities travel back. They are natural logs of the raw logits.
+// Which log-probabilities are returned. They are natural logs, from the raw logits.
 // The chosen token's own is always part of a token event.
 struct LogprobSpec {
   static constexpr std::int32_t kOff = -1;
@@ -89,7 +90,7 @@ struct LogprobSpec {
   bool operator==(const LogprobSpec&) const = default;
 };
 
-// INVALID_ARGUMENT naming what is outside its range or not a number.
+// INVALID_ARGUMENT names the value that is outside its range or not a number.
 absl::Status CheckSampling(const SamplingParams& sampling, std::uint32_t vocab_size);
 absl::Status CheckStopRule(const StopRule& stop);
 absl::Status CheckLogprobs(const LogprobSpec& logprobs);

@@ -15,7 +15,7 @@ inline constexpr int kTileKeys = 64;
 inline constexpr int kSegmentKeys = 256;
 inline constexpr int kTileBlocks = kTileKeys / kKvBlockTokens;
 
-// N rows' state. o is not yet divided by sum.
+// The state of N rows. o is not yet divided by sum.
 template <int N>
 struct AttentionRows {
   int keys[N];       // how many keys the row sees; ascending
@@ -83,7 +83,7 @@ FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, Attent
   }
 }
 
-// Turns one row's scores into probabilities and rescales what it has so far.
+// Turns one row's scores into probabilities and rescales the row's output and sum so far.
 template <class S, int N>
 FLOTILLA_INLINE void SoftmaxTile(AttentionRows<N>* rows, int r, int dim) {
   using F = typename S::F;
@@ -209,7 +209,7 @@ __attribute__((noinline)) void AttendTile(const KvView& cache, int kv_head, int 
   for (int r = 0; r < N; ++r) {
     if (rows->tile_keys[r] > 0) SoftmaxTile<S>(rows, r, cache.dim);
   }
-  // The keys that all rows see, then what later rows see beyond them.
+  // Adds the keys that all rows see, then the keys beyond them that only later rows see.
   const int common = rows->tile_keys[0];
   AddValues<S, kFormat, N>(blocks, cache.dim, 0, common, rows, 0);
   for (int r = 1; r < N; ++r) {

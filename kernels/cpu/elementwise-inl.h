@@ -8,7 +8,7 @@
 
 namespace flotilla::kernels {
 
-// Calls body(offset, count) for n elements, 16 at a time, the last perhaps fewer.
+// Calls body(offset, count) for n elements, 16 at a time; the last call may have fewer.
 template <class Body>
 FLOTILLA_INLINE void ForVectors(int64_t n, Body body) {
   int64_t i = 0;

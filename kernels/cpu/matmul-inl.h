@@ -82,15 +82,16 @@ FLOTILLA_INLINE void StoreTile(const Args& args, int row, int column,
   }
 }
 
-// Independent chains of each of `outputs` dot products: so many that sums do not wait for
-// each other.
+// The number of independent chains of each of `outputs` dot products. There are so many that
+// sums do not wait for each other.
 template <class S>
 constexpr int DotChains(int outputs) {
   return outputs >= S::kDotSums ? 1 : 2 * outputs >= S::kDotSums ? 2 : 4;
 }
 
-// The N fp32 sums of a tile from block to block. Where they and the dot products of a
-// block do not fit the register file together, those have it and these wait in memory.
+// The N fp32 sums of a tile, kept from block to block. If the sums and the dot products of a
+// block do not fit into the registers together, the dot products are in registers and the
+// sums wait in memory.
 template <class S, int N>
 class SumsInRegisters {
  public:
@@ -112,7 +113,8 @@ class SumsInMemory {
   using F = typename S::F;
 
   FLOTILLA_INLINE SumsInMemory() : at_(sums_) {
-    // Now the compiler cannot know where they are, and so not move them to registers.
+    // This hides the address of the sums from the compiler, so that it cannot move them to
+    // registers.
     asm("" : "+r"(at_));
     FLOTILLA_UNROLL
     for (int i = 0; i < N; ++i) Set(i, S::Zero());
@@ -197,8 +199,8 @@ FLOTILLA_INLINE void BlockDots(const std::byte* record, int half, const int16_t*
   }
 }
 
-// R rows x H halves of one panel, K in full. Kept out of line so that every tile
-// shape gets the whole register file.
+// Computes R rows x H halves of one panel, K in full. The function is kept out of line so
+// that every tile shape gets the whole register file.
 template <class S, PackedKind kKind, int R, int H>
 __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int half, int row) {
   using F = typename S::F;
@@ -298,7 +300,7 @@ FLOTILLA_INLINE void DequantizeRecord(PackedKind kind, const std::byte* record, 
         step(S::template Nibble<3>(packed), 3);
       }
     } else {
-      // -0.0 leaves every product as it is, the sign of a zero included.
+      // Adding -0.0 leaves every product as it is, the sign of a zero included.
       const auto d = S::LoadHalf(record + kByteScaleOffset + h * 32);
       const auto m = S::Set1(-0.0f);
       for (int pair = 0; pair < 16; ++pair) {
@@ -350,8 +352,8 @@ void F32Rows(const float* weights, const float* x, int64_t x_stride, int rows, i
   if constexpr (R > 1) F32Rows<S, R - 1>(weights, x, x_stride, rows, count, acc);
 }
 
-// Up to kF32GroupRows rows of one panel. Weights are made fp32 in chunks of K that
-// fit in L1 (16 KB), once for all rows of the group; partial sums wait in memory.
+// Computes up to kF32GroupRows rows of one panel. Weights are converted to fp32 in chunks of
+// K that fit in L1 (16 KB), once for all rows of the group. Partial sums wait in memory.
 inline constexpr int kF32GroupRows = 32;
 inline constexpr int kF32ChunkBlocks = 4;
 

@@ -27,7 +27,8 @@ struct Avx2 {
   static constexpr int kF32Rows = 6;
   static constexpr int kHalves = 1;
   static constexpr int kAttentionRows = 6;
-  // Blocks of 16 keys at a time: enough sums that none waits for its last one.
+  // The number of blocks of 16 keys at a time. It gives enough sums that no sum waits for its
+  // own previous addition.
   static constexpr int AttentionVectors(int rows) { return rows > 3 ? 1 : 2; }
 
   static FLOTILLA_INLINE F Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -231,8 +232,8 @@ struct Avx2 {
   }
 
  private:
-  // By hand, since gcc 12 makes many products of a tile before it adds the first, and
-  // keeps them on the stack.
+  // This is written by hand, because gcc 12 makes many products of a tile before it adds the
+  // first, and keeps them on the stack.
   static FLOTILLA_INLINE __m256i SumInPlace(__m256i sum, __m256i product) {
     asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product));
     return sum;

@@ -15,8 +15,8 @@ FLOTILLA_INLINE typename S::F LoadLogits(const float* p, int n) {
   return S::Select(S::FirstN(n), S::LoadN(p, n), S::Set1(-__builtin_inff()));
 }
 
-// The first place with the largest score(vector of logits, their places); `score` gives
-// -infinity for what is left out.
+// Returns the first place with the largest score(vector of logits, their places). `score`
+// gives -infinity for places that are left out.
 template <class S, class Score>
 FLOTILLA_INLINE TokenScore FirstLargest(const float* logits, int n, Score score) {
   auto best = S::Set1(-__builtin_inff());
@@ -40,8 +40,8 @@ FLOTILLA_INLINE TokenScore FirstLargest(const float* logits, int n, Score score)
   return winner;
 }
 
-// The maximum first, then its first place: two short passes without the chain of
-// compares and selects that carrying the index would need.
+// Finds the maximum first, then its first place. These are two short passes without the chain
+// of compares and selects that carrying the index would need.
 template <class S>
 TokenScore ArgMax(const float* logits, int n) {
   constexpr int kChains = 4;

@@ -1,5 +1,5 @@
-// The obvious implementation of every op, in plain scalar loops: it defines what
-// is correct. Declarations only for the table in reference_ops.cc.
+// The obvious implementation of every op, in plain scalar loops. It defines what is
+// correct. These declarations serve only the table in reference_ops.cc.
 #pragma once
 
 #include "kernels/ops.h"

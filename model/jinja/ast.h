@@ -1,4 +1,4 @@
-// The program of a chat template. Built by the parser, then only read.
+// The program of a chat template. The parser builds it; afterwards it is only read.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ enum class Op : uint8_t {
   kNotIn,
 };
 
-// One node of an expression; what `args` are depends on the kind.
+// One node of an expression. The meaning of `args` depends on the kind.
 struct Expr {
   enum class Kind : uint8_t {
     kLiteral,    // value
@@ -72,8 +72,7 @@ struct Expr {
   std::vector<Op> ops;
 };
 
-// What a for or set assigns to: one name, several (unpacking), or a
-// namespace's attribute.
+// The target of a for or set: one name, several (unpacking), or a namespace's attribute.
 struct Target {
   std::vector<std::string> names;
   std::string attribute;  // of names[0], if not empty

@@ -19,7 +19,7 @@ Value LoopAttribute(Heap& heap, const Loop& loop, std::string_view name) {
   if (name == "first") return Value(index == 0);
   if (name == "last") return Value(index == size - 1);
   if (name == "length") return Value(size);
-  if (name == "depth") return Value(int64_t{1});  // of recursive loops, which are not there
+  if (name == "depth") return Value(int64_t{1});  // for recursive loops, which are unsupported
   if (name == "depth0") return Value(int64_t{0});
   if (name == "previtem") return index > 0 ? (*loop.items)[index - 1] : Value();
   if (name == "nextitem") return index + 1 < size ? (*loop.items)[index + 1] : Value();

@@ -1,5 +1,5 @@
-// The filters, tests and methods of the template language. Pure functions of
-// their arguments; failures and costs go to the heap.
+// The filters, tests and methods of the template language. They are pure functions of
+// their arguments; the heap records failures and costs.
 #pragma once
 
 #include <span>
@@ -26,23 +26,24 @@ Value CallFilter(Heap& heap, std::string_view name, Value input, const Args& arg
 bool CallTest(Heap& heap, std::string_view name, Value input, const Args& args);
 Value CallMethod(Heap& heap, Value self, std::string_view name, const Args& args);
 
-// x.name and x[key]: undefined if there is no such thing. Fail on undefined x.
+// Return x.name and x[key]; undefined if x has no such attribute or key. Both fail on an
+// undefined x.
 Value GetAttribute(Heap& heap, Value object, std::string_view name);
 Value GetItem(Heap& heap, Value object, Value key);
 
-// ---- For implementing them ----
+// ---- For the implementation of builtins ----
 
 // Arguments matched to parameters.
 class Bound {
  public:
   static constexpr size_t kMaxParams = 4;
 
-  // Matches `args` to the space-separated names in `params`; fails for more or
-  // others than those.
+  // Matches `args` to the space-separated names in `params`. Fails if there are more
+  // arguments or other names.
   Bound(Heap& heap, std::string_view callee, std::string_view params, const Args& args);
 
   bool has(size_t i) const { return given_[i]; }
-  // Undefined if not given.
+  // The value of argument i; undefined if it was not given.
   Value operator[](size_t i) const { return values_[i]; }
   // The text of argument i, or the fallback; fails for another type.
   const Text& text(Heap& heap, size_t i, const Text& fallback) const;
@@ -54,22 +55,23 @@ class Bound {
   Value values_[kMaxParams];
 };
 
-// A builtin: its name, its parameters' names ("*" for those that read `args`
-// themselves) and what it does.
+// A builtin: its name, the names of its parameters ("*" for a builtin that reads `args`
+// itself) and its function.
 struct Builtin {
   std::string_view name;
   std::string_view params;
   Value (*call)(Heap& heap, Value self, const Bound& bound, const Args& args);
 };
 
-// Calls the row of `table` named `name`; undefined and a failure if there is none.
+// Calls the row of `table` named `name`. If there is none, records a failure and returns
+// undefined.
 Value CallBuiltin(Heap& heap, std::span<const Builtin> table, std::string_view name, Value self,
                   const Args& args);
 
 // White space as Python's str.strip and str.split see it.
 bool IsSpace(uint32_t code_point);
 
-// Text operations that are filters and methods both.
+// Text operations that are both filters and methods.
 Value Strip(Heap& heap, const Text& text, const Text* characters, bool left, bool right);
 Value Replace(Heap& heap, const Text& text, const Text& from, const Text& to, int64_t count);
 Text Capitalized(const Text& text);

@@ -1,5 +1,5 @@
-// ExpressionParser: what stands inside {{ }} and after a tag's name. Recursive
-// descent, with Jinja's precedences, lowest first; errors as TokenCursor says.
+// ExpressionParser: parses the expressions inside {{ }} and after a tag's name. It uses
+// recursive descent, with Jinja's precedences, lowest first; errors as TokenCursor says.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@ class ExpressionParser : public TokenCursor {
  public:
   using TokenCursor::TokenCursor;
 
-  // One expression, or several with commas between: a tuple.
+  // Parses one expression, or several with commas between them, which make a tuple.
   ExprPtr ParseTuple(bool with_condition = true);
   ExprPtr ParseExpression();
-  // Filters and tests after an operand; a null operand is a block's output.
+  // Parses filters and tests after an operand. A null operand means a block's output.
   ExprPtr ParseFilters(ExprPtr expr, bool first_without_pipe);
 
  private:
@@ -40,7 +40,7 @@ class ExpressionParser : public TokenCursor {
   std::optional<Op> TakeComparison();
   ExprPtr ParseCompare();
   using Operators = std::initializer_list<std::pair<std::string_view, Op>>;
-  // Left-associative operators over operands that `next` parses.
+  // Parses left-associative operators over operands that `next` parses.
   template <typename Next>
   ExprPtr ParseBinary(Operators operators, Next next) {
     ExprPtr left = next();
@@ -63,7 +63,7 @@ class ExpressionParser : public TokenCursor {
   ExprPtr ParsePrimary();
   ExprPtr ParseNumber();
   ExprPtr ParseParenthesised();
-  // Items with commas between, up to and past `close`.
+  // Parses items with commas between them, up to and past `close`.
   template <typename Item>
   void ParseItems(std::string_view close, Item item) {
     while (ok() && !SkipOperator(close)) {
@@ -72,9 +72,9 @@ class ExpressionParser : public TokenCursor {
     }
   }
   ExprPtr ParsePostfix(ExprPtr expr);
-  // After the [ of x[key] or x[start:stop:step].
+  // Parses the rest of x[key] or x[start:stop:step] after the [.
   ExprPtr ParseSubscript(ExprPtr object);
-  // (a, b, name=c), appended to the arguments of `call`.
+  // Parses (a, b, name=c) and appends it to the arguments of `call`.
   void ParseArguments(Expr& call);
   ExprPtr ParseTest(ExprPtr operand);
 };

@@ -11,7 +11,7 @@ namespace {
 
 const Text kEmpty;
 
-// The input of a text filter: strings as they are, other values as printed.
+// The input of a text filter. Strings stay as they are; other values become printed text.
 Text AsText(Heap& heap, Value value) {
   Text text;
   if (heap.Charge(value.is(Type::kText) ? value.text->bytes().size() / 64 : 1)) {
@@ -40,7 +40,8 @@ Value AtPath(Heap& heap, Value value, Value path) {
   return value;
 }
 
-// What items are ordered and compared by: an attribute, without regard to case.
+// The key by which items are ordered and compared: an attribute, and the case of letters only
+// if `case_sensitive`.
 Value SortKey(Heap& heap, Value item, Value attribute, bool case_sensitive) {
   if (!attribute.is(Type::kUndefined) && !attribute.is(Type::kNone)) {
     item = AtPath(heap, item, attribute);
@@ -296,7 +297,7 @@ Value Trim(Heap& heap, Value input, const Bound& bound, const Args&) {
                true);
 }
 
-// A filter that maps a text, of values as printed.
+// A filter that maps a text; AsText turns other values into text.
 template <Text (*map)(const Text&)>
 Value TextFilter(Heap& heap, Value input, const Bound&, const Args&) {
   return heap.NewText(map(AsText(heap, input)));

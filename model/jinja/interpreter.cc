@@ -18,7 +18,7 @@ struct Scope {
 
 namespace {
 
-// Frames of interpreter recursion: nesting of the program times that of macro
+// The most frames of interpreter recursion: the nesting of the program times that of macro
 // calls. A frame takes about 1 KB of stack.
 constexpr int kMaxFrames = 700;
 constexpr int64_t kMaxRange = 100'000;
@@ -131,7 +131,7 @@ class Interpreter {
     out.Append(text);
   }
 
-  // What the statement's body prints, through the statement's filter.
+  // Returns what the statement's body prints, passed through the statement's filter.
   Value Captured(const Stmt& stmt, Scope* scope) {
     Text text;
     Exec(stmt.body, scope, text);
@@ -310,8 +310,8 @@ class Interpreter {
     return out;
   }
 
-  // A filter or test applied to `input`. In a filter block the innermost filter
-  // of a chain has no operand of its own: the block's text comes in there.
+  // Applies a filter or test to `input`. In a filter block the innermost filter of a chain has
+  // no operand of its own; its input is the block's text.
   Value EvalWithInput(const Expr& expr, Scope* scope, Value input) {
     if (expr.args[0] != nullptr && expr.args[0]->kind == Expr::Kind::kFilter &&
         IsHeadless(*expr.args[0])) {
@@ -437,7 +437,7 @@ class Interpreter {
     if (!heap_.ok()) return {};
     if (step == 0) return heap_.Fail("range() arg 3 must not be zero");
     std::vector<Value> items;
-    // Beyond these bounds the list could not be made anyway, nor sums overflow.
+    // Beyond these bounds the list could not be made anyway; within them no sum overflows.
     constexpr int64_t kFar = int64_t{1} << 60;
     if (std::max({start, stop, step}) > kFar || std::min({start, stop, step}) < -kFar) {
       return heap_.Exhaust("the size of a range");
@@ -454,7 +454,7 @@ class Interpreter {
   Heap& heap_;
   const RunOptions& options_;
   std::deque<Scope> scopes_;
-  std::deque<Loop> loops_;  // outlive their iteration: a macro may hold one
+  std::deque<Loop> loops_;  // they outlive their iteration, because a macro may hold one
   int frames_ = 0;
 };
 

@@ -18,7 +18,7 @@ struct RunOptions {
   std::function<std::string(std::string_view format)> strftime_now;  // may be empty
 };
 
-// The output of `program` with these variables, whose values are on `heap`.
+// Returns the output of `program` with these variables, whose values are on `heap`.
 // InvalidArgument if the program fails or raises, ResourceExhausted past a bound.
 absl::StatusOr<Text> Run(const Template& program,
                          const std::vector<std::pair<std::string, Value>>& variables, Heap& heap,

@@ -64,7 +64,7 @@ class Lexer {
     return std::string_view(source_).substr(at_).starts_with(text);
   }
 
-  // Moves on, counting lines.
+  // Moves to offset `to` and counts the lines on the way.
   void Advance(size_t to) {
     line_ += static_cast<uint32_t>(std::count(source_.begin() + at_, source_.begin() + to, '\n'));
     at_ = to;
@@ -78,7 +78,7 @@ class Lexer {
     if (status_.ok()) status_ = InvalidArgument("template line ", line_, ": ", problem);
   }
 
-  // Text up to the next tag, then the tag.
+  // Reads the text up to the next tag, then the tag.
   void LexText() {
     const size_t begin = at_;
     size_t tag = begin;
@@ -105,7 +105,7 @@ class Lexer {
     LexTag(type == '{' ? Kind::kPrintEnd : Kind::kBlockEnd);
   }
 
-  // lstrip_blocks: white space between a line's start and a tag goes.
+  // lstrip_blocks: removes white space between the start of a line and a tag.
   std::string_view StripLineStart(std::string_view text, size_t begin) const {
     const size_t newline = text.rfind('\n');
     const bool whole_line =
@@ -117,8 +117,8 @@ class Lexer {
     return text.substr(0, line_start);
   }
 
-  // After a tag that ended with `sign`: trim_blocks takes one newline, - all
-  // white space.
+  // Called after a tag that ended with `sign`: trim_blocks removes one newline, and the sign -
+  // removes all white space.
   void TrimAfterTag(char sign, bool trim_block) {
     if (sign == '-') {
       SkipSpace();
@@ -135,7 +135,7 @@ class Lexer {
     TrimAfterTag(sign, /*trim_block=*/true);
   }
 
-  // True, and past it, if the tag ends here.
+  // If the tag ends here, moves past the end and returns true.
   bool LexTagEnd(Kind end) {
     const std::string_view mark = end == Kind::kPrintEnd ? "}}" : "%}";
     char sign = Peek();
@@ -217,7 +217,7 @@ class Lexer {
     Advance(at + 1);
   }
 
-  // The escape whose letter is at `at`, by Python's rules; returns where it ends.
+  // Reads the escape whose letter is at `at`, by Python's rules. Returns where it ends.
   size_t LexEscape(size_t at, std::string& value) {
     constexpr std::string_view kLetters = "\\'\"abfnrtv";
     constexpr std::string_view kValues = "\\'\"\a\b\f\n\r\t\v";

@@ -1,6 +1,6 @@
-// Cuts a template into tokens, applying the whitespace rules of transformers:
-// trim_blocks, lstrip_blocks, the signs - and + at tags, one newline dropped at
-// the end. Comments vanish here.
+// Cuts a template into tokens and applies the whitespace rules of transformers:
+// trim_blocks, lstrip_blocks, the signs - and + at tags, and one newline dropped at the end.
+// The lexer drops comments.
 #pragma once
 
 #include <cstdint>

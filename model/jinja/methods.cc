@@ -88,7 +88,7 @@ constexpr Builtin kTests[] = {
     {"gt", "other", IsGreater},
     {"in", "seq", IsIn},
     {"integer", "", IsType<Type::kInt>},
-    // Undefined iterates as nothing, so it counts as both.
+    // Undefined iterates as an empty list, so it counts as both.
     {"iterable", "", IsType<Type::kText, Type::kList, Type::kDict, Type::kUndefined>},
     {"le", "other", IsAtMost},
     {"lessthan", "other", IsLess},
@@ -126,11 +126,11 @@ Value HasAffix(Heap& heap, Value self, const Bound& bound, const Args&) {
   return Value(false);
 }
 
-// split(): the words between white space; past `limit` of them, the rest.
+// split(): the words between white space. After `limit` words the rest is one item.
 Value SplitAtSpace(Heap& heap, const Text& text, int64_t limit) {
   const std::string_view bytes = text.bytes();
   std::vector<Value> parts;
-  // The end of the run of characters from `at` that are space, or are not.
+  // The end of the run of characters from `at` that are all space (or all not space).
   const auto run_end = [&](size_t at, bool space) {
     while (at < bytes.size()) {
       const Utf8Part part = ReadUtf8(bytes, at);

@@ -88,7 +88,7 @@ Value RealArithmetic(Heap& heap, Op op, double a, double b) {
   return Value(remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder);
 }
 
-// A text or list, `count` times over.
+// Returns a text or list, repeated `count` times.
 Value Repeat(Heap& heap, Value sequence, int64_t count) {
   const bool text = sequence.is(Type::kText);
   const uint64_t size =
@@ -196,7 +196,7 @@ Value Slice(Heap& heap, Value object, Value start, Value stop, Value step) {
     offsets = CharacterOffsets(object.text->bytes());
   }
   const auto size = static_cast<int64_t>(text ? offsets.size() - 1 : object.list->items.size());
-  // Nothing reaches further than the size; clamping keeps sums in range.
+  // No step reaches further than the size, so clamping changes nothing and keeps sums in range.
   const int64_t by = absent(step) ? 1 : std::clamp<int64_t>(step.as_integer(), -size - 1, size + 1);
   if (!absent(step) && step.as_integer() == 0) return heap.Fail("slice step cannot be zero");
   const auto resolve = [&](Value bound, int64_t fallback) {

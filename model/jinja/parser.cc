@@ -11,7 +11,7 @@
 namespace flotilla::jinja {
 namespace {
 
-// Statements; errors as TokenCursor says.
+// Parses statements; errors as TokenCursor says.
 class Parser : private ExpressionParser {
  public:
   explicit Parser(std::vector<Token> tokens) : ExpressionParser(std::move(tokens)) {}
@@ -24,8 +24,8 @@ class Parser : private ExpressionParser {
   }
 
  private:
-  // Statements up to a block whose name is in `ends`; the cursor is left after
-  // that name. An empty list means up to the end of the template.
+  // Parses statements up to a block whose name is in `ends`, and leaves the cursor after that
+  // name. An empty list means up to the end of the template.
   Body ParseBody(std::initializer_list<std::string_view> ends) {
     const Level level(this);
     Body body;
@@ -63,7 +63,7 @@ class Parser : private ExpressionParser {
     return stmt;
   }
 
-  // A body that ends with `end`, after the rest of the opening tag.
+  // Parses the rest of the opening tag, then a body that ends with `end`.
   Body ParseBlock(std::string_view end) {
     Expect(Kind::kBlockEnd);
     Body body = ParseBody({end});
@@ -84,7 +84,7 @@ class Parser : private ExpressionParser {
       stmt->body = ParseBlock("endfilter");
       return stmt;
     }
-    if (name == "generation") {  // marks what the assistant said; prints nothing
+    if (name == "generation") {  // marks the assistant's text; prints nothing itself
       auto stmt = NewStmt(Stmt::Kind::kBlock);
       stmt->body = ParseBlock("endgeneration");
       return stmt;

@@ -1,4 +1,4 @@
-// Tokens to program.
+// Parses tokens into a program.
 #pragma once
 
 #include <memory>
@@ -10,12 +10,12 @@
 
 namespace flotilla::jinja {
 
-// Statements and expressions nest at most this deep, each; it bounds the
-// recursion of parser, interpreter and destructor.
+// Statements nest at most this deep, and so do expressions. This bounds the recursion of
+// parser, interpreter and destructor.
 inline constexpr int kMaxNesting = 200;
 
-// InvalidArgument, with the line, for what is not in the subset, including
-// filters and tests that do not exist.
+// InvalidArgument, with the line, for anything that is not in the subset, including filters
+// and tests that do not exist.
 absl::StatusOr<std::shared_ptr<const Template>> Parse(std::vector<Token> tokens);
 
 }  // namespace flotilla::jinja

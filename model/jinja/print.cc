@@ -10,8 +10,8 @@
 namespace flotilla::jinja {
 namespace {
 
-// Python's repr(float): the shortest digits that read back, in fixed notation
-// for exponents from -4 to 15.
+// Python's repr(float): the fewest digits that read back as the same number, in fixed
+// notation for exponents from -4 to 15.
 std::string FloatRepr(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
@@ -86,7 +86,7 @@ std::string JsonString(std::string_view text, bool ensure_ascii) {
   return out + '"';
 }
 
-// A text printed in quotes is a user's if any of it is.
+// A text printed in quotes counts as a user's if any part of it does.
 void AppendQuoted(Heap& heap, const Text& text, std::string quoted, Text& out) {
   if (heap.Charge(quoted.size() / 64)) out.Append(quoted, text.has_user_text());
 }

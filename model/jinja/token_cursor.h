@@ -1,8 +1,8 @@
 // TokenCursor: where a parser stands in a template's tokens, and its first error.
 //
-// The first failure sticks; a parse function then returns null, and callers may
-// dereference only after checking. After a failure the cursor stands at the end,
-// which ends all loops.
+// The first failure sticks. A parse function then returns null, so callers must check a
+// result before they dereference it. After a failure the cursor stands at the end, which
+// ends all loops.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class TokenCursor {
     return token;
   }
 
-  // Always null.
+  // Records the failure. Always returns null.
   std::nullptr_t Fail(std::string_view problem) {
     if (ok()) status_ = InvalidArgument("template line ", Now().line, ": ", problem);
     at_ = tokens_.size() - 1;

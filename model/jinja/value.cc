@@ -11,8 +11,9 @@ namespace {
 constexpr uint64_t kTextBytesPerStep = 64;
 constexpr uint64_t kItemsPerStep = 4;
 
-// The identity of a dict key: equal keys, and only they, have equal ones. False
-// for values that cannot be keys.
+// Makes the identity of a dict key: two keys have equal identities if, and only if, they
+// are equal.
+// Returns false for values that cannot be keys.
 bool KeyIdentity(Value key, std::string& out) {
   switch (key.type) {
     case Type::kText:

@@ -1,10 +1,10 @@
 // Values of a template program, and the heap that owns them for one rendering.
 //
-// A Value is a small handle, freely copied; what it points to lives until its
-// Heap goes (or, for literals, the program). Everything but namespaces is
-// immutable, so values form no cycles. The Heap also carries the rendering's
-// budget and its first failure: operations that fail record it, return an
-// undefined value and go on harmlessly; loops stop when ok() turns false.
+// A Value is a small handle that may be copied freely. The object to which it points lives
+// as long as its Heap (or, for literals, the program). Everything but namespaces is
+// immutable, so values form no cycles. The Heap also carries the rendering's budget and its
+// first failure. An operation that fails records the failure, returns an undefined value and
+// goes on harmlessly; loops stop when ok() turns false.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@
 
 namespace flotilla::jinja {
 
-// Lists nest at most this deep; it bounds the recursion over values.
+// Lists nest at most this deep, which bounds the recursion over values.
 inline constexpr int kMaxValueDepth = 100;
 
 // A string that knows which of its bytes a user wrote.
@@ -45,7 +45,7 @@ class Text {
   const std::vector<Run>& runs() const { return runs_; }  // neighbours differ
   bool has_user_text() const;
 
-  // The text with each byte b replaced by map(b, position); length and runs stay.
+  // Returns the text with each byte b replaced by map(b, position); length and runs stay.
   template <typename Map>
   Text Mapped(Map map) const {
     Text out = *this;
@@ -130,7 +130,7 @@ struct Dict {
 
   const Value* Find(Value key) const;  // null if absent or not a possible key
   const Value* Find(std::string_view key) const;
-  // Replaces or appends; false if `key` cannot be one.
+  // Replaces or appends the value of `key`. Returns false if `key` cannot be a key.
   bool Set(Value key, Value value);
 };
 
@@ -153,7 +153,7 @@ struct Callable {
   mutable bool called = false;  // of a joiner
 };
 
-// What `loop` is inside a for.
+// The value of the variable `loop` inside a for.
 struct Loop {
   const std::vector<Value>* items = nullptr;
   size_t index0 = 0;
@@ -166,16 +166,16 @@ class Heap {
   bool ok() const { return status_.ok(); }
   const absl::Status& status() const { return status_; }
 
-  // Takes steps off the budget; false, and a failure, once it is spent.
+  // Takes steps off the budget. Once the budget is spent, records a failure and returns false.
   bool Charge(uint64_t steps);
 
-  // Records the first failure, with the line being executed; always undefined.
+  // Records the first failure, with the line being executed. Always returns undefined.
   template <typename... Parts>
   Value Fail(const Parts&... parts) {
     if (ok()) status_ = InvalidArgument("template line ", line_, ": ", Cat(parts...));
     return {};
   }
-  // As Fail, with the message alone: what raise_exception says.
+  // As Fail, but the status has only `message`, without a line. For raise_exception.
   Value Raise(std::string_view message);
   Value Exhaust(std::string_view what);
 
@@ -216,12 +216,12 @@ bool Less(Heap& heap, Value a, Value b);
 void AppendStr(Heap& heap, Value value, Text& out);
 void AppendRepr(Heap& heap, Value value, Text& out);
 
-// What iterating yields: items, keys or characters; nothing for undefined.
-// Fails for what cannot be iterated.
+// Returns what iteration over `value` gives: items, keys or characters; nothing for
+// undefined. Fails for a value that cannot be iterated.
 std::vector<Value> Items(Heap& heap, Value value);
 
-// Characters of `text` (code points), as offsets of their first bytes, then
-// the end.
+// Returns the characters of `text` (code points), as the offsets of their first bytes,
+// followed by the end.
 std::vector<size_t> CharacterOffsets(std::string_view text);
 
 // A JSON value as the program sees it; its texts are marked as a user's.

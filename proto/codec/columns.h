@@ -1,9 +1,9 @@
-// How the messages of worker.proto write lists of rows as columns, and how what a
-// peer wrote is judged before it is read.
+// Helpers that write lists of rows as columns in the messages of worker.proto, and that
+// check the columns of a peer before they are read.
 //
-// A column has an entry for every row, or is empty, which gives every row its
-// usual value. Nothing here allocates by a number that a message names: only by
-// what it contains. Used by proto/codec alone; pure.
+// A column has an entry for every row, or is empty; then every row has the usual
+// value. Allocations depend on what a message contains, never on a number that it
+// names. Only proto/codec uses this; pure.
 #pragma once
 
 #include <cstddef>
@@ -23,18 +23,18 @@ using Column = google::protobuf::RepeatedField<T>;
 // INVALID_ARGUMENT: "<field>: <what>".
 absl::Status Wrong(absl::string_view field, absl::string_view what);
 
-// INVALID_ARGUMENT unless a list of `size` entries has one per row; and the same
-// for a column, which may be empty instead.
+// INVALID_ARGUMENT unless a list of `size` entries has one entry per row. The second
+// function checks the same for a column, which may also be empty.
 absl::Status CheckRows(absl::string_view field, int size, std::size_t rows);
 absl::Status CheckColumn(absl::string_view field, int size, std::size_t rows);
 // INVALID_ARGUMENT unless the counts of `rows` rows, `usual` each if the column is
 // empty, add up to `size`. Checks the column as well.
 absl::Status CheckCounts(absl::string_view field, const Column<std::uint32_t>& counts,
                          std::uint32_t usual, std::size_t rows, int size);
-// Token ids of the peer: INVALID_ARGUMENT for a negative one.
+// INVALID_ARGUMENT if a token id of the peer is negative.
 absl::Status CheckTokens(absl::string_view field, const Column<std::int32_t>& tokens);
 
-// The entry of a row. The column was checked.
+// The entry of a row in a column that was checked.
 template <class T>
 T At(const Column<T>& column, std::size_t row, T usual) {
   return column.empty() ? usual : column.Get(static_cast<int>(row));
@@ -54,7 +54,7 @@ class ColumnReader {
  public:
   // `column` outlives the reader.
   explicit ColumnReader(const Column<std::uint32_t>& column) : column_(column) {}
-  // There is a next one.
+  // There must be a next entry.
   std::uint32_t Next() { return column_.Get(at_++); }
 
  private:

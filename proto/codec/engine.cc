@@ -44,7 +44,7 @@ absl::Status CheckNumber(absl::string_view field, float value) {
   return std::isnan(value) ? Wrong(field, "no number") : absl::OkStatus();
 }
 
-// a - b, and a + b, at the ends of the range rather than beyond them.
+// a - b and a + b, clamped to the range of the type.
 std::int64_t Saturated(__int128 value) {
   using Limits = std::numeric_limits<std::int64_t>;
   return static_cast<std::int64_t>(
@@ -153,14 +153,14 @@ absl::Status Check(absl::string_view field, const v1::EngineEvent::Tokens& token
   return s;
 }
 
-// Entries [begin, begin + count) of what was checked.
+// Entries [begin, begin + count) of lists that were checked.
 std::vector<TopLogprob> Read(const v1::EngineEvent::Tokens& tokens, int begin, int count) {
   std::vector<TopLogprob> tops(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) tops[i] = {tokens.ids(begin + i), tokens.logprobs(begin + i)};
   return tops;
 }
 
-// Fills the event's own part; request and attempt are the caller's.
+// Fills the event's own part; the caller fills request and attempt.
 struct EventWriter {
   v1::EngineEvent* proto;
 

@@ -1,9 +1,9 @@
-// What travels between a router and a scheduler: Engine's calls one way, its events,
-// load and description the other, as values and as flotilla.v1 messages.
+// The messages between a router and a scheduler, as values and as flotilla.v1 messages.
+// One way go Engine's calls; the other way go its events, load and description.
 //
-// FromProto(ToProto(x)) == x for every value without negative tokens and numbers that
-// are none; a deadline keeps what is left of it. Whether a request can be served is
-// for admission to judge. Pure functions: any thread.
+// FromProto(ToProto(x)) == x for every value without negative tokens and NaNs; a
+// deadline keeps the time that is left. Admission judges whether a request can be
+// served. Pure functions: any thread.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct EngineUpdate {
 void ToProto(const EngineCommand& command, std::int64_t now_ns, v1::EngineCommand* proto);
 void ToProto(const EngineUpdate& update, v1::EngineUpdate* proto);
 
-// INVALID_ARGUMENT naming the field: lists of unequal length, a value of an enum or an
-// event that is not known, a negative token, a log-probability or parameter that is no
+// INVALID_ARGUMENT names the field. It means lists of unequal length, an unknown enum
+// value or event, a negative token, or a log-probability or parameter that is not a
 // number. Allocates in proportion to the message.
 absl::StatusOr<EngineCommand> FromProto(const v1::EngineCommand& proto, std::int64_t now_ns);
 absl::StatusOr<EngineUpdate> FromProto(const v1::EngineUpdate& proto);

@@ -1,5 +1,5 @@
-// Enums of the wire and of the domain, in tables that serve both ways. Used by
-// proto/codec alone; pure.
+// Tables that map the enums of the wire to the enums of the domain and back. Only
+// proto/codec uses them; pure.
 #pragma once
 
 #include <cstddef>

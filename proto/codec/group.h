@@ -1,6 +1,6 @@
-// What travels on the stream between a scheduler and the agent of a worker group:
-// StepExecutor's calls one way, ExecutorListener's the other, as values and as
-// flotilla.v1 messages. Pure functions: any thread.
+// The messages on the stream between a scheduler and the agent of a worker group, as
+// values and as flotilla.v1 messages. One way go StepExecutor's calls; the other way go
+// ExecutorListener's. Pure functions: any thread.
 #pragma once
 
 #include <variant>
@@ -33,9 +33,9 @@ using GroupEvent = std::variant<GroupReady, StepResult, Lost>;
 void ToProto(const GroupCommand& command, v1::GroupCommand* proto);
 void ToProto(const GroupEvent& event, v1::GroupEvent* proto);
 
-// INVALID_ARGUMENT naming the field: as for plans and results, and an envelope
-// that holds nothing known. Whether a description makes sense is for
-// scheduler/core to judge.
+// INVALID_ARGUMENT names the field. It means what it means for plans and results, or
+// that the envelope holds no known message. scheduler/core judges whether a
+// description makes sense.
 absl::StatusOr<GroupCommand> FromProto(const v1::GroupCommand& proto);
 absl::StatusOr<GroupEvent> FromProto(const v1::GroupEvent& proto);
 

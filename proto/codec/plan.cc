@@ -195,7 +195,7 @@ class PlanWriter {
   v1::StepPlan& proto_;
 };
 
-// Reads operations in their order; each kind goes through its own rows.
+// Reads operations in their order; each kind advances through its own rows.
 class PlanReader {
  public:
   // `proto` outlives the reader.
@@ -226,7 +226,7 @@ class PlanReader {
   }
 
  private:
-  // Counts the rows of each kind: the message has as many.
+  // Counts the rows of each kind and checks that the message has as many.
   absl::Status CheckKinds() {
     for (const char c : proto_.ops()) {
       const auto kind = static_cast<std::uint8_t>(c);

@@ -1,4 +1,4 @@
-// What travels between the agent of a worker group and one of its ranks, as values and
+// The messages between the agent of a worker group and one of its ranks, as values and
 // as bytes of flotilla.v1 messages. Pure functions: any thread.
 #pragma once
 
@@ -24,12 +24,13 @@ using RankCommand = std::variant<StepPlan, BeginEpoch>;
 // How a rank names itself.
 struct RankHello {
   std::uint32_t rank = 0, size = 0;
-  std::string token;      // of an agent that listens by TCP
-  std::uint32_t pid = 0;  // on its host; the same
+  std::string token;      // only over TCP: the agent's token
+  std::uint32_t pid = 0;  // only over TCP: the process id on the rank's host
 
   bool operator==(const RankHello&) const = default;
 };
-// What a rank is doing, if it shares no memory with the agent: as in HeartbeatSlot.
+// What a rank is doing, with the fields of HeartbeatSlot. Only a rank that shares no memory
+// with the agent sends it.
 struct RankHeartbeat {
   std::uint32_t phase = 0;
   std::uint64_t epoch = 0, started_step = 0, done_step = 0;
@@ -43,7 +44,7 @@ struct RankLoaded {
 
   bool operator==(const RankLoaded&) const = default;
 };
-// The rank cannot be loaded, for this reason.
+// The model cannot be loaded, for this reason.
 struct RankRefused {
   absl::Status why;
 
@@ -55,7 +56,8 @@ using RankEvent = std::variant<RankHello, RankLoaded, RankRefused, GroupEvent, R
 std::string Encode(const RankCommand& command);
 std::string Encode(const RankEvent& event);
 
-// INVALID_ARGUMENT: not such a message, or as for plans and group events.
+// INVALID_ARGUMENT: the bytes are not such a message, or what it means for plans and group
+// events.
 absl::StatusOr<RankCommand> DecodeRankCommand(absl::string_view bytes);
 absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes);
 

@@ -127,7 +127,7 @@ class TopReader {
   int at_ = 0;
 };
 
-// The same for tokens with alternatives.
+// Reads tokens with alternatives one after another.
 class SampledReader {
  public:
   explicit SampledReader(const v1::SampledTokens& proto)

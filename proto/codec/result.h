@@ -1,8 +1,8 @@
-// StepResult on the wire, either way (worker.proto says how it is written).
+// Converts a StepResult to its message and back (worker.proto says how it is written).
 //
 // FromProto(ToProto(x)) == x for every result without negative tokens and without
-// log-probabilities that are no numbers. Whether a result answers its plan is for
-// scheduler/core to judge. Pure functions: any thread.
+// log-probabilities that are NaN. scheduler/core judges whether a result answers its
+// plan. Pure functions: any thread.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -14,8 +14,8 @@ namespace flotilla {
 // `proto` is empty.
 void ToProto(const StepResult& result, v1::StepResult* proto);
 
-// INVALID_ARGUMENT naming the field: lists of unequal length, a reason that is not
-// known, a negative token, a log-probability that is no number. Allocates in
+// INVALID_ARGUMENT names the field. It means lists of unequal length, an unknown
+// reason, a negative token, or a log-probability that is not a number. Allocates in
 // proportion to the message.
 absl::StatusOr<StepResult> FromProto(const v1::StepResult& proto);
 

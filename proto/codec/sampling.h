@@ -1,4 +1,4 @@
-// SamplingParams as flotilla.v1.Sampling. Used by proto/codec alone; pure.
+// Converts SamplingParams to flotilla.v1.Sampling and back. Only proto/codec uses this; pure.
 #pragma once
 
 #include "absl/status/status.h"
@@ -9,8 +9,8 @@
 namespace flotilla {
 
 void ToProto(const SamplingParams& sampling, v1::Sampling* proto);
-// INVALID_ARGUMENT naming a field of `field`: lists of unequal length, a negative
-// token, not a number. Ranges are for the receiver to judge (CheckSampling).
+// INVALID_ARGUMENT names a field of `field`. It means lists of unequal length, a negative
+// token, or a value that is not a number. The receiver checks ranges (CheckSampling).
 absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
                        SamplingParams& sampling);
 

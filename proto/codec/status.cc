@@ -10,7 +10,7 @@ namespace flotilla {
 namespace {
 
 constexpr char kDomain[] = "flotilla";
-// Longer hints of a peer count as none, so that no sum or product overflows.
+// A longer hint of a peer counts as no hint, so that no sum or product overflows.
 constexpr std::int64_t kMaxRetrySeconds = 86'400;
 
 // Every code from CANCELLED to UNAUTHENTICATED has the same number in absl,

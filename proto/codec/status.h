@@ -1,4 +1,4 @@
-// absl::Status and grpc::Status, and the error details between them.
+// Converts between absl::Status and grpc::Status, with their error details.
 //
 // Details travel as a google.rpc.Status in the trailer grpc-status-details-bin
 // (see proto/google/rpc), which every gRPC client library can read. Pure
@@ -26,11 +26,10 @@ struct ErrorDetails {
 // numbers; a number that gRPC does not know becomes UNKNOWN.
 grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorDetails& details);
 
-// The other way; payloads are not set. See DetailsOf.
+// Converts the other way. Payloads are not set; DetailsOf reads the details.
 absl::Status ToAbslStatus(const grpc::Status& status);
 
-// The details in a status that a peer sent; those missing or malformed are
-// empty.
+// The details in a status that a peer sent. Missing or malformed details are empty.
 ErrorDetails DetailsOf(const grpc::Status& status);
 
 }  // namespace flotilla

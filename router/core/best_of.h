@@ -1,7 +1,7 @@
-// best_of: which of several independent continuations are the answer.
+// best_of: chooses which of several independent continuations are the answer.
 //
-// OpenAI's rule: those with the highest log-probability per token. Pure; used by
-// a generation once all of its sequences have ended.
+// It follows OpenAI's rule and takes those with the highest log-probability per token.
+// Pure. A generation uses it once all of its sequences have ended.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ class MeanLogprob {
   std::uint32_t tokens_ = 0;
 };
 
-// Indices of the `count` highest scores, best first; of equal ones the lower
-// index first. NaN is worse than all else. At most as many as there are scores.
+// Indices of the `count` highest scores, best first; equal scores come in the order of their
+// indices. NaN is the worst score. Returns at most as many indices as there are scores.
 std::vector<std::uint32_t> BestOf(absl::Span<const double> scores, std::size_t count);
 
 }  // namespace flotilla

@@ -6,7 +6,7 @@
 namespace flotilla {
 namespace {
 
-// The least cost of a job, however short its text: the hand-over and the answer.
+// The least cost of a job, however short its text, for the hand-over and the answer.
 constexpr std::size_t kLeastCost = 1024;
 
 }  // namespace
@@ -40,9 +40,9 @@ bool FairQueue::Push(std::string_view tenant, std::size_t bytes, std::uint64_t i
   return true;
 }
 
-// Without work there is nothing to be fair about. Tenants whose turn is over are as good as
-// new; of the others no more are remembered than jobs fit in, four times over, since a
-// tenant's name may be anything.
+// A class without work forgets all its tenants, because there is nothing to be fair about.
+// A tenant whose turn is over counts like a new one and can be forgotten, too. A client can
+// invent any number of tenant names, so at most four times as many are remembered as jobs fit in.
 void FairQueue::Forget(Class& of) {
   if (of.waiting.empty()) of.passed = 0;
   if (of.waiting.empty() && of.running == 0) {
@@ -54,8 +54,8 @@ void FairQueue::Forget(Class& of) {
   }
 }
 
-// A class and those above it have all threads but one for each class below it, and at least
-// one.
+// A class and the larger ones together may use all threads but one for each smaller class, and
+// at least one.
 bool FairQueue::MayRun(std::size_t size) const {
   std::uint32_t running = 0;
   for (std::size_t i = size; i < kSizes; ++i) running += classes_[i].running;
@@ -81,7 +81,7 @@ std::optional<FairQueue::Job> FairQueue::Next() {
   }
   Class& its = classes_[*chosen];
   its.passed = 0;
-  // The first of the earliest: jobs that start together go as they came.
+  // Takes the first of the earliest, so jobs with the same start run in the order of arrival.
   const auto first =
       std::min_element(its.waiting.begin(), its.waiting.end(),
                        [](const Waiting& a, const Waiting& b) { return a.start < b.start; });

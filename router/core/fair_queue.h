@@ -1,19 +1,20 @@
-// FairQueue: which of the waiting jobs a pool's next free thread runs.
+// FairQueue: chooses which of the waiting jobs a pool's next free thread runs.
 //
 // A job has a tenant and a size in bytes, which stands for the time that it takes. No job is
-// interrupted, so what keeps one job from waiting for another is decided here:
-// * By size, jobs are small, medium or large. Larger ones never have all threads: one of two
-//   or more is left for small jobs, and one of three or more for small and medium ones.
+// interrupted, so only the choices made here keep one job from waiting for another:
+// * By size, jobs are small, medium or large. Larger ones never have all threads: of two or
+//   more threads, one is left for small jobs; of three or more, another one is left for small
+//   and medium jobs.
 // * The smaller class goes first, so a short input passes long ones of its own tenant, too.
 //   At most kMaxPassed jobs pass a class that waits and that a free thread could have
-//   served (kMaxPassed + 1 where both larger classes wait): nothing starves.
+//   served (kMaxPassed + 1 if both larger classes wait), so nothing starves.
 // * Within a class tenants take turns by bytes: start-time fair queueing (Goyal, Vin and
-//   Cheng, 1996). Of two tenants that both have jobs waiting none gets ahead of the other by
+//   Cheng, 1996). If two tenants both have jobs waiting, neither gets ahead of the other by
 //   more than their largest job each. One tenant's jobs keep their order.
-// * Room is shared by dynamic thresholds (Choudhury and Hahne, 1998): a tenant is refused
-//   when it holds kRoomShare times what is left free. Alone it gets 3/4 of the room; there
-//   is always some for who comes next.
-// Pure: no thread, no clock; one owner. Costs are linear in the jobs that wait.
+// * Tenants share the room by dynamic thresholds (Choudhury and Hahne, 1998): a tenant is
+//   refused when it holds kRoomShare times the room that is free. A tenant alone gets 3/4 of
+//   the room, and there is always some left for the next tenant.
+// Pure: no thread, no clock; one owner. The cost is linear in the number of waiting jobs.
 #pragma once
 
 #include <array>
@@ -31,7 +32,8 @@ namespace flotilla {
 class FairQueue {
  public:
   enum class Size : std::uint8_t { kSmall, kMedium, kLarge };
-  // About 4,000 tokens of English, encoded in some 3 ms; and 65,000 in 50 ms.
+  // The bound of small jobs is about 4,000 tokens of English, which take some 3 ms to encode.
+  // The bound of medium jobs is about 65,000 tokens, which take 50 ms.
   static constexpr std::size_t kSmallBytes = 16u << 10;
   static constexpr std::size_t kMediumBytes = 256u << 10;
   static constexpr std::uint32_t kMaxPassed = 8;
@@ -39,8 +41,8 @@ class FairQueue {
 
   struct Limits {
     std::uint32_t threads = 1;  // at least 1
-    std::size_t max_jobs = 0;   // waiting, in all
-    std::size_t max_bytes = 0;  // theirs
+    std::size_t max_jobs = 0;   // waiting, of all tenants
+    std::size_t max_bytes = 0;  // of the waiting jobs
   };
   struct Job {
     std::uint64_t id = 0;
@@ -51,17 +53,17 @@ class FairQueue {
 
   static Size SizeOf(std::size_t bytes);
 
-  // Lets the job wait. False when there is no room, or none for this tenant.
+  // Adds a waiting job. False if there is no room, or none for this tenant.
   bool Push(std::string_view tenant, std::size_t bytes, std::uint64_t id);
 
   // True when Next has a job for a free thread.
   bool HasNext() const { return Choose().has_value(); }
-  // The job that a free thread runs now; none: nothing waits, or what waits has all the
-  // threads that it may have. Done follows when it ends.
+  // The job that a free thread runs now. None: no job waits, or the classes of those that wait
+  // have all the threads that they may have. The caller calls Done when the job ends.
   std::optional<Job> Next();
   void Done(Size size) { --classes_[Index(size)].running; }
 
-  // Takes a job that waits out; its tenant has still had its turn.
+  // Removes a waiting job. Its turn is still charged to its tenant.
   void Remove(std::uint64_t id);
 
   std::size_t waiting() const { return jobs_; }
@@ -77,11 +79,11 @@ class FairQueue {
   };
   struct Class {
     std::vector<Waiting> waiting;  // as they came
-    // When the work that each tenant has asked for would be done, in virtual time.
+    // The virtual time at which the work that each tenant has asked for would be done.
     absl::flat_hash_map<std::string, std::uint64_t> finish;
     std::uint64_t now = 0;      // start of the job that was taken last
     std::uint32_t running = 0;  // jobs on threads
-    std::uint32_t passed = 0;   // smaller jobs taken since it could have been its turn
+    std::uint32_t passed = 0;   // smaller jobs taken while this class could have had the turn
   };
   struct Held {
     std::size_t jobs = 0, bytes = 0;

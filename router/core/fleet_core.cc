@@ -8,11 +8,13 @@ namespace flotilla {
 namespace {
 
 constexpr std::int64_t kRetryAfterMs = 1000;
-// An owner that goes on does so at once; this is far longer, and then nobody waits for it.
+// An owner that continues its request submits it at once. This time is far longer; after it,
+// the request is no longer expected.
 constexpr std::int64_t kMovedForNs = 10'000'000'000;
-// If it has merely stood still, its answer goes on where it is computed as it began.
+// The request stays known for this long after that. If its owner merely stood still and submits
+// it late, it continues with the numerics id that it began with.
 constexpr std::int64_t kKnownForNs = 600'000'000'000;
-// Replicas that a new request is offered to, as long as they refuse it for overload.
+// The most replicas that a new request is offered to, if they refuse it for overload.
 constexpr std::size_t kOffers = 2;
 
 bool HasTokens(const TokenizedRequest& request) {
@@ -20,7 +22,7 @@ bool HasTokens(const TokenizedRequest& request) {
                      [](const std::vector<TokenId>& prefix) { return !prefix.empty(); });
 }
 
-// The outputs that become outstanding at a replica by it: see EngineLoad::outstanding_tokens.
+// The outputs by which the request raises a replica's EngineLoad::outstanding_tokens.
 std::uint64_t OutputsOf(const TokenizedRequest& request) {
   const std::uint64_t width = request.beam ? request.beam->beams : request.sequences;
   return width * request.stop.max_tokens;
@@ -36,7 +38,7 @@ bool CancelledWhole(std::uint32_t sequences, const std::vector<CancelRequest>& c
   return std::find(cancelled.begin(), cancelled.end(), false) == cancelled.end();
 }
 
-// Output tokens of a sequence that count, when it ends before it was sent.
+// The output tokens of a sequence that count if the request ends before it was sent.
 std::uint32_t KeptTokens(const TokenizedRequest& request, const std::vector<CancelRequest>& cancels,
                          SequenceIndex sequence) {
   for (const CancelRequest& cancel : cancels) {
@@ -54,7 +56,7 @@ bool IsOverload(const absl::Status& status) {
 }  // namespace
 
 std::uint64_t FleetCore::Random() {
-  // Outputs of SplitMix64 (Steele, Lea, Flood 2014).
+  // This is the output of SplitMix64 (Steele, Lea, Flood 2014).
   std::uint64_t x = options_.seed + ++draws_ * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
@@ -71,7 +73,8 @@ int FleetCore::Tier(ReplicaId id, const Replica& replica, const Entry& entry) co
   if (entry.numerics_id != 0 && replica.description->numerics_id != entry.numerics_id) {
     return kUnusable;
   }
-  // One that ends soon takes what was begun elsewhere, rather than let it wait.
+  // A replica that ends soon still takes requests that began elsewhere, so that they need not
+  // wait.
   if (replica.leaving || replica.load.draining) {
     return entry.attempt > Attempt(0) ? kUnusable - 1 : kUnusable;
   }
@@ -111,7 +114,7 @@ std::optional<FleetCore::Choice> FleetCore::Choose(const Entry& entry) {
 bool FleetCore::Possible(const Entry& entry) const {
   return std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
     const Replica& replica = one.second;
-    // A replica that was never there may be anything.
+    // A replica that was never attached may serve anything.
     if (!replica.description.has_value()) return true;
     return replica.usable && replica.model == entry.model &&
            (entry.numerics_id == 0 || replica.description->numerics_id == entry.numerics_id);
@@ -215,8 +218,8 @@ FleetCore::Requests::iterator FleetCore::Route(std::int64_t now_ns, Requests::it
     entry.held_until_ns = now_ns + options_.hold_ns;
     ++held_;
   }
-  entry.refused_by.clear();  // who refused now may take it later
-  entry.taken_from.reset();  // and so may who has forgotten it by then
+  entry.refused_by.clear();  // a replica that refused it now may take it later
+  entry.taken_from.reset();  // and so may the one it was taken from, which has forgotten it then
   return std::next(at);
 }
 
@@ -298,7 +301,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEv
       entry.cancels.clear();
       entry.refused_by.clear();
       entry.refusal.reset();
-      // From here on the answer is this replica's.
+      // From here on the answer comes from this replica.
       if (entry.numerics_id == 0 && replica.description.has_value()) {
         entry.numerics_id = replica.description->numerics_id;
       }
@@ -310,7 +313,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEv
     }
     if (const auto* death = std::get_if<CrashCount>(&event)) {
       entry.crash_count = std::max(entry.crash_count, death->count);
-      continue;  // its owner has one engine, and this is it
+      continue;  // the owner needs no count, because this fleet is its only engine
     }
     if (const auto* end = std::get_if<SequenceEnd>(&event)) {
       entry.moved |= end->reason == FinishReason::kMoved;
@@ -361,7 +364,7 @@ void FleetCore::TakeStuck(std::int64_t now_ns) {
   }
 }
 
-// Its owner receives what it would from a replica that gives it back.
+// The owner receives the same events as from a replica that gives the request back.
 FleetCore::Requests::iterator FleetCore::TakeBack(std::int64_t now_ns, Requests::iterator at) {
   const Entry& entry = at->second;
   const RequestId& id = at->first;

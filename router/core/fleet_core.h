@@ -1,15 +1,15 @@
-// FleetCore: which replica serves each request of a router, from submission to its end.
+// FleetCore: decides which replica serves each request of a router, from submission to end.
 //
-// A request goes to one of the replicas that serve its model. One that is refused before
-// it was accepted goes to another; one that is given back (FinishReason::kMoved) is
-// submitted again by its owner, from the tokens that have come, and goes on where the
-// numerics id is that of the beginning: at once if there is such a replica, else it is
-// held until there is one, for a while. What a replica has that lost its worker is taken
-// from it after a while, if another could go on. What is delivered to an owner comes
-// from one replica per attempt.
+// A request goes to one of the replicas that serve its model. If a replica refuses it before
+// accepting it, it goes to another replica. If a replica gives it back (FinishReason::kMoved),
+// its owner submits it again, from the tokens that have come. It then continues on a replica
+// with the numerics id that it began with: at once if there is such a replica, else it is held
+// for a while until there is one. If a replica has lost its worker group for a while, its
+// requests are taken from it, if another replica could continue them. All events of one
+// attempt that are delivered to an owner come from one replica.
 //
-// Pure: time is a value, randomness a seed; what is to be done comes out of Take().
-// Owned by Fleet (router/remote), which has the wires and one lock around all this.
+// Pure: time is a value, and randomness is a seed. Take() returns the actions to perform.
+// Owned by Fleet (router/remote), which has the connections and one lock around all this.
 #pragma once
 
 #include <array>
@@ -35,25 +35,25 @@ namespace flotilla {
 using ReplicaId = StrongId<struct ReplicaIdTag, std::uint64_t>;
 
 struct FleetCoreOptions {
-  // How long a request that was given back waits for a replica.
+  // How long a request that was given back waits for a replica at most.
   std::int64_t hold_ns = 60'000'000'000;
-  // How long a replica may be without its worker before another goes on with its requests.
+  // How long a replica may be without its worker group before others continue its requests.
   std::int64_t move_after_ns = 10'000'000'000;
   std::uint64_t seed = 0;               // of the draws between replicas
   std::size_t prefix_blocks = 1 << 16;  // PrefixMap
 };
 
-// What happened to requests that were given back.
+// The outcome of a request that was given back.
 enum class ReplayResult : std::uint8_t {
   kSent,        // to another replica, or the same, at once
   kResumed,     // once there was a replica again
   kExpired,     // none came back in time
-  kImpossible,  // no replica is left that goes on with equal bits
+  kImpossible,  // no replica is left that continues with equal bits
 };
 inline constexpr std::size_t kReplayResults = 4;
 
 struct FleetCounters {
-  // [0]: nothing was delivered before, [1]: it went on after delivered tokens.
+  // [0]: nothing was delivered before, [1]: it continued after delivered tokens.
   std::array<std::array<std::uint64_t, kReplayResults>, 2> replays{};
 };
 
@@ -62,7 +62,7 @@ class FleetCore {
   explicit FleetCore(const FleetCoreOptions& options)
       : options_(options), prefixes_(options.prefix_blocks) {}
 
-  // What is to be done, in this order: commands to replicas, then events to owners.
+  // The actions to perform, in this order: commands to replicas, then events to owners.
   using Command = std::variant<TokenizedRequest, CancelRequest>;
   struct Actions {
     std::vector<std::pair<ReplicaId, Command>> commands;
@@ -72,15 +72,15 @@ class FleetCore {
 
   // A replica that may serve once it is attached. `replica` is new.
   void AddReplica(ReplicaId replica) { replicas_.try_emplace(replica); }
-  // A leaving replica gets no new requests; what it has it ends.
+  // A leaving replica gets no new requests, and ends those that it has.
   void SetLeaving(ReplicaId replica, bool leaving) { replicas_.at(replica).leaving = leaving; }
-  // Leaving, and without requests.
+  // True if the replica is leaving and has no requests.
   bool Removable(ReplicaId replica) const;
   void RemoveReplica(ReplicaId replica) { replicas_.erase(replica); }
 
   // The replica serves what `description` says. Called again when that changes.
   void OnAttached(std::int64_t now_ns, ReplicaId replica, EngineDescription description);
-  // It is gone. The events that give its requests back follow.
+  // The replica is gone. The events that give its requests back follow.
   void OnDetached(ReplicaId replica);
   void OnLoad(std::int64_t now_ns, ReplicaId replica, const EngineLoad& load);
 
@@ -88,44 +88,45 @@ class FleetCore {
   void Submit(std::int64_t now_ns, std::size_t model, TokenizedRequest request,
               std::shared_ptr<EventSink> sink);
   void Cancel(const CancelRequest& cancel);
-  // What a replica says, in its order. A command that could not be sent is said to be
-  // refused in this way too.
+  // The events of a replica, in its order. A command that could not be sent is reported here
+  // too, as a refusal.
   void OnEvents(std::int64_t now_ns, ReplicaId replica, std::vector<EngineEvent> events);
-  // Sends what is held where that is possible now, ends what was held too long, and takes
-  // back what waits for a worker. Wanted every now and then while `waiting`.
+  // Sends held requests if that is possible now, ends those that were held too long, and takes
+  // requests back from replicas that wait for a worker group. To be called every now and then
+  // while waiting() is true.
   void Tick(std::int64_t now_ns);
   bool waiting() const { return held_ > 0 || !moved_.empty() || AnyStuck(); }
-  // Ends what is held, with `status`, and refuses all that comes. What is at replicas ends
-  // as they say, and is sent nowhere else.
+  // Ends held requests with `status`, and refuses all new ones. Requests at replicas end as
+  // the replicas report, and are sent nowhere else.
   void Stop(const absl::Status& status);
 
   // Refuses new requests of one model, or of all.
   void Drain(std::optional<std::size_t> model);
-  // True when no request of it is left, nor one that its owner is about to submit again.
+  // True if no request of the model is left, nor one that its owner is about to submit again.
   bool Drained(std::optional<std::size_t> model) const;
 
-  // The models that replicas have served, in the order in which they were met; none goes.
-  // Replicas that give the same id another tokenizer serve nobody.
+  // The models that replicas have served, in the order in which they were first seen. No model
+  // is ever removed. A replica that has another tokenizer for the same id is not used.
   struct Model {
     std::string id;
     std::uint64_t tokenizer_hash = 0;
     bool draining = false;
   };
   const std::vector<Model>& models() const { return models_; }
-  // What every replica of the model, there or gone for now, can do.
+  // The description that every replica of the model meets, including those that are gone for now.
   absl::StatusOr<EngineDescription> Describe(std::size_t model) const;
   // The load of all replicas of the model together.
   EngineLoad Load(std::size_t model) const;
-  // Those that are attached, the ones for new requests first.
+  // The replicas that are attached. Those that take new requests come first.
   std::vector<ReplicaId> ReplicasOf(std::size_t model) const;
 
   struct ReplicaView {
     bool up = false;     // attached and ready
-    bool open = false;   // and takes new requests
+    bool open = false;   // up, and takes new requests
     bool usable = true;  // false: its tokenizer is not the model's
     std::uint64_t outstanding_tokens = 0;
     std::uint64_t requests = 0;  // sent there so far, replays included
-    std::string model_id;        // empty until it was attached
+    std::string model_id;        // empty until it is first attached
   };
   ReplicaView View(ReplicaId replica) const;
   const FleetCounters& counters() const { return counters_; }
@@ -152,10 +153,11 @@ class FleetCore {
     std::optional<ReplicaId> replica;  // none: held
     ReplicaKey incarnation;            // of the replica it was sent to
     std::uint64_t tokens = 0;          // still counted in the replica's OutstandingTokens
-    std::uint64_t prefill = 0;         // of them, until the first token comes
+    std::uint64_t prefill = 0;         // those of the prompt, until the first token comes
     bool accepted = false;
     bool moved = false;
-    // Kept until it is accepted: what to send elsewhere, and what is to follow it.
+    // Kept until a replica accepts the request: the request to send elsewhere, and the cancels
+    // to send after it.
     std::optional<TokenizedRequest> request;
     std::vector<CancelRequest> cancels;
     // The numerics id that a replay with tokens needs; 0: any.
@@ -170,7 +172,7 @@ class FleetCore {
   struct Moved {
     std::size_t model = 0;
     std::uint64_t numerics_id = 0;
-    std::int64_t until_ns = 0;  // is expected so long
+    std::int64_t until_ns = 0;  // how long it is expected
     bool expected = true;
     std::optional<ReplicaId> from;  // a replica that it was taken from, and may still have it
     std::uint32_t crash_count = 0;
@@ -178,7 +180,7 @@ class FleetCore {
   using Requests = std::map<RequestId, Entry>;
 
   static constexpr int kUnusable = 3;
-  // Lower is better.
+  // How well the replica fits the request; lower is better.
   int Tier(ReplicaId id, const Replica& replica, const Entry& entry) const;
   struct Choice {
     ReplicaId replica;
@@ -186,19 +188,19 @@ class FleetCore {
     std::uint32_t overlap_tokens = 0;
   };
   std::optional<Choice> Choose(const Entry& entry);
-  // Whether a replica that is known, if perhaps gone for now, could go on with it.
+  // Whether a known replica could continue the request, even one that is gone for now.
   bool Possible(const Entry& entry) const;
-  // Sends it, holds it or refuses it. The iterator after it.
+  // Sends, holds or refuses the request. Returns the iterator after it.
   Requests::iterator Route(std::int64_t now_ns, Requests::iterator at);
   void SendTo(const Choice& choice, Entry& entry);
   // The request has left the replica that it was sent to.
   void LeaveReplica(Entry& entry);
-  // True: the owner does not receive the refusal, as it was sent elsewhere or is held.
+  // True: the request was sent elsewhere or is held, so the owner does not receive the refusal.
   bool TryElsewhere(std::int64_t now_ns, Requests::iterator at, const RequestEnd& end);
   void SendHeld(std::int64_t now_ns);
-  // A replica waits for its worker, and requests wait with it.
+  // True if a replica waits for its worker group, and requests wait with it.
   bool AnyStuck() const;
-  // Another replica could go on with it now.
+  // True if another replica could continue the request now.
   bool HasBetter(const Entry& entry) const;
   void TakeStuck(std::int64_t now_ns);
   Requests::iterator TakeBack(std::int64_t now_ns, Requests::iterator at);

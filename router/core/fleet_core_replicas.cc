@@ -1,4 +1,4 @@
-// What FleetCore knows of its replicas, and says of them.
+// The part of FleetCore that keeps the state of its replicas and reports it.
 #include <algorithm>
 #include <utility>
 

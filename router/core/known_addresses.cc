@@ -20,7 +20,7 @@ void SortUnique(std::vector<std::string>& all) {
   all.erase(std::unique(all.begin(), all.end()), all.end());
 }
 
-// "host:port", an IPv6 host in brackets, which are not part of it.
+// Splits "host:port". An IPv6 host is in brackets, which are not part of the result.
 absl::StatusOr<DnsName> Split(absl::string_view target, absl::string_view address) {
   const std::size_t colon = address.rfind(':');
   std::uint32_t port = 0;

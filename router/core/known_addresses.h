@@ -1,6 +1,6 @@
-// KnownAddresses: where the schedulers of a fleet are, from a fixed list and from names
+// KnownAddresses: the addresses of a fleet's schedulers, from a fixed list and from names
 // that are resolved again and again. A name that cannot be resolved keeps the addresses
-// that it had: a fleet serves on while its discovery is gone. Pure; one owner.
+// that it had, so a fleet continues to serve while its discovery is gone. Pure; one owner.
 #pragma once
 
 #include <cstddef>
@@ -21,19 +21,19 @@ struct DnsName {
 
 class KnownAddresses {
  public:
-  // The most addresses of one name. Of more the first in order are used.
+  // The most addresses of one name. If there are more, the first in order are used.
   static constexpr std::size_t kMaxPerName = 256;
 
-  // `targets` are host:port, or dns:///host:port. INVALID_ARGUMENT names the one that is
-  // neither. One that comes twice counts once.
+  // `targets` are host:port, or dns:///host:port. INVALID_ARGUMENT names a target that is
+  // neither. A target that occurs twice counts once.
   static absl::StatusOr<KnownAddresses> Parse(const std::vector<std::string>& targets);
 
   // The names to resolve.
   const std::vector<DnsName>& names() const { return names_; }
-  // The addresses, host:port, of names()[index] are these. An empty answer is none: a
-  // service whose every pod is replaced has no address for a moment.
+  // names()[index] has these addresses, each host:port. An empty answer is ignored, because a
+  // service has no address for a moment while all its pods are replaced.
   void OnResolved(std::size_t index, std::vector<std::string> addresses);
-  // All, sorted, each once.
+  // All addresses, sorted, each once.
   std::vector<std::string> All() const;
 
  private:

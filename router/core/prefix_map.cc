@@ -13,7 +13,7 @@ std::uint64_t Mix(std::uint64_t h, std::uint64_t value) {
   return h ^ (h >> 31);
 }
 
-// Closed by its length, so that no two pairs of strings run together.
+// Ends the text with its length, so that no two pairs of strings have the same bytes.
 std::uint64_t MixText(std::uint64_t h, std::string_view text) {
   for (const char c : text) h = Mix(h, static_cast<unsigned char>(c));
   return Mix(h, text.size());
@@ -60,7 +60,7 @@ std::vector<PrefixMap::Overlap> PrefixMap::Find(const Chain& chain) const {
 }
 
 void PrefixMap::OnSent(const Chain& chain, ReplicaKey replica) {
-  // Goes from the end, so that the beginning counts as sent last.
+  // Starts at the end, so that the beginning counts as sent last.
   for (std::size_t i = chain.size(); i-- > 0;) {
     const auto [at, added] = blocks_.try_emplace(chain[i]);
     if (added) {

@@ -1,10 +1,11 @@
-// PrefixMap: which replicas were sent which beginnings of prompts lately, so that a
+// PrefixMap: records which replicas were lately sent which prefixes of prompts, so that a
 // prompt goes where its prefix probably is in the cache.
 //
-// A beginning is a chain of whole blocks of 16 tokens, each known by a hash of itself
-// and all before it: what a scheduler's prefix cache holds. It is a hint: a replica may
-// have evicted what it was sent. Bounded; the beginnings that were sent least recently
-// go first, and of one prompt its end. Pure; one owner.
+// A prefix is a chain of whole blocks of 16 tokens, as in a scheduler's prefix cache. A block
+// is known by a hash of itself and all blocks before it. The map is a hint: a replica may
+// have evicted a prefix that it was sent. The map is bounded: the prefixes that were sent
+// least recently are dropped first, and the end of a prompt before its beginning. Pure; one
+// owner.
 #pragma once
 
 #include <array>
@@ -20,7 +21,7 @@
 
 namespace flotilla {
 
-// One incarnation of a replica: a replica that was lost comes back with another key, and an
+// One incarnation of a replica. A replica that was lost comes back with another key and an
 // empty cache.
 using ReplicaKey = StrongId<struct ReplicaKeyTag, std::uint64_t>;
 
@@ -29,7 +30,7 @@ class PrefixMap {
   static constexpr std::size_t kBlockTokens = 16;
   // The most blocks of a prompt that are hashed: its first 32,768 tokens.
   static constexpr std::size_t kMaxChain = 2048;
-  // Replicas remembered for one block, the last to be sent it first.
+  // The most replicas remembered for one block; the one that was sent it last comes first.
   static constexpr std::size_t kHolders = 4;
 
   // At most `max_blocks` are remembered (about 150 bytes each).
@@ -37,15 +38,15 @@ class PrefixMap {
 
   using Chain = std::vector<std::uint64_t>;
   // The blocks of a prompt that a cache may have: all whole ones before its last token.
-  // Tenants and salts never share.
+  // Prompts of different tenants or salts never share a block.
   static Chain ChainOf(absl::Span<const TokenId> prompt, std::string_view tenant,
                        std::string_view cache_salt);
 
   struct Overlap {
     ReplicaKey replica;
-    std::uint32_t tokens = 0;  // of the beginning, at least one block
+    std::uint32_t tokens = 0;  // of the prefix, at least one block
   };
-  // The replicas that were sent a beginning of this chain, each once.
+  // The replicas that were sent a prefix of this chain, each once.
   std::vector<Overlap> Find(const Chain& chain) const;
 
   // The prompt goes to `replica`.
@@ -59,7 +60,7 @@ class PrefixMap {
     std::array<ReplicaKey, kHolders> holders;
     std::size_t count = 0;
   };
-  // Front: sent last.
+  // The block that was sent last is at the front.
   using Recent = std::list<Block>;
 
   const std::size_t max_blocks_;

@@ -3,7 +3,8 @@
 namespace flotilla {
 namespace {
 
-// Tokens that are in the way of this request's first one, all prompts being equal.
+// The tokens that are computed before this request's first token, compared between replicas. The
+// prompt's length is left out, as it is the same for all.
 std::int64_t Cost(const ReplicaChoice& replica) {
   return static_cast<std::int64_t>(replica.outstanding_tokens) - replica.overlap_tokens;
 }

@@ -1,11 +1,12 @@
-// Which of several equal replicas serves a request: the power of two choices over the
-// the outstanding tokens of a replica, less those of the prompt that it probably has already.
+// Chooses which of several equal replicas serves a request, by the power of two choices. It
+// compares the outstanding tokens of each replica, less the tokens of the prompt that the
+// replica probably has in its cache.
 //
-// Two replicas drawn at random, and the one that was sent most of this prompt's beginning,
-// are compared: two are enough to keep queues short (Mitzenmacher 2001), and as only two
-// are drawn, routers that see the same old figures do not all run to one replica. What a
-// prefix saves is counted in tokens, as a queue is: a replica that is behind by more than
-// that is not chosen for its cache. Pure.
+// Two replicas are drawn at random and compared with the one that was sent most of this
+// prompt's prefix. Two are enough to keep queues short (Mitzenmacher 2001). As only two are
+// drawn, routers that see the same old figures do not all choose the same replica. The saving
+// by a prefix is counted in tokens, like a queue: a replica whose queue is longer by more than
+// the saving is not chosen for its cache. Pure.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +22,13 @@ struct ReplicaChoice {
   std::uint32_t overlap_tokens = 0;      // PrefixMap::Overlap
 };
 
-// The index of the one to take of `replicas`, which are not empty. `random` is uniform over
+// The index of the chosen replica in `replicas`, which is not empty. `random` is uniform over
 // 64 bits.
 std::size_t ChooseReplica(absl::Span<const ReplicaChoice> replicas, std::uint64_t random);
 
-// The outstanding tokens of a replica as one router knows it: its own requests to the token, as it
-// receives every one of them, and those of other routers as the replica's last report had them.
-// Example:
+// The outstanding tokens of a replica, as one router knows them. The count of the router's own
+// requests is exact, because it receives each of their tokens. The count of other routers'
+// requests is the one of the replica's last report. Example:
 //
 //   outstanding.OnSent(n);      // on its way
 //   outstanding.OnAdmitted(n);  // from now on a report contains it
@@ -35,14 +36,14 @@ std::size_t ChooseReplica(absl::Span<const ReplicaChoice> replicas, std::uint64_
 //   outstanding.OnReport(r);
 class OutstandingTokens {
  public:
-  // Each request is sent once, and then admitted, or not served there.
+  // Each request is sent once. Then it is admitted, or not served by this replica.
   void OnSent(std::uint64_t tokens) { sent_ += tokens; }
   void OnAdmitted(std::uint64_t tokens) {
     sent_ -= tokens;
     own_ += tokens;
   }
   void OnNotServed(std::uint64_t tokens) { sent_ -= tokens; }
-  // Computed, or not wanted any more; in all what was admitted.
+  // `tokens` are computed, or not wanted any more. In all, they are as many as were admitted.
   void OnDone(std::uint64_t tokens) { own_ -= tokens; }
   void OnReport(std::uint64_t outstanding_tokens) {
     others_ = outstanding_tokens - std::min(outstanding_tokens, own_);

@@ -44,7 +44,7 @@ RequestTracker::TokenVerdict RequestTracker::Apply(const TokenEvent& event) {
 
 bool RequestTracker::Apply(PromptLogprobs& event) {
   if (!Current(event.attempt)) return false;
-  // Engines send them in order; one that starts beyond what is known is no use.
+  // Engines send log-probabilities in order. An event that begins after a gap is of no use.
   if (event.first > next_prompt_logprob_ || event.chosen.size() != event.top.size()) return false;
   const std::uint32_t had = next_prompt_logprob_ - event.first;
   if (had >= event.chosen.size()) return false;

@@ -1,15 +1,15 @@
-// RequestTracker: what the router knows of one request at the Engine seam, so
+// RequestTracker: what the router knows of one request at the Engine seam. It makes sure
 // that a client gets every token exactly once, whatever happens below.
 //
 // It keeps the rendered prompt, the resolved parameters and, per sequence, the
 // tokens received. When an engine gives the request back (FinishReason::kMoved)
 // the tracker makes the submission that continues from those tokens. Events are
-// keyed (attempt, sequence, position): older attempts and positions already had
-// are dropped. Pure: no clock, thread or text; one owner.
+// keyed (attempt, sequence, position): events of older attempts, or at positions that were
+// received before, are dropped. Pure: no clock, thread or text; one owner.
 //
-// A beam search has nothing to continue from: its tokens come at the end, all at
-// once. It is replayed from the start, cancelled as a whole, and what it used is
-// the engine's to say.
+// A beam search has nothing to continue from, because its tokens come at the end, all at
+// once. It is replayed from the start and cancelled as a whole, and only the engine knows
+// its usage.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ class RequestTracker {
   // submissions (at least 1) are made in all.
   RequestTracker(TokenizedRequest request, std::uint32_t max_attempts);
 
-  // The request as it is to be submitted now. After a replay, sequences that had
-  // already ended are part of it (their index is their name); CancelsOfEnded()
-  // is to be sent after it. Without prefixes for a beam search.
+  // The request to submit now. After a replay, it contains the sequences that had already
+  // ended, too, because sequences are known by their index; the caller sends
+  // CancelsOfEnded() after it. A beam search is submitted without prefixes.
   TokenizedRequest Submission() const;
   std::vector<CancelRequest> CancelsOfEnded() const;
 
@@ -39,16 +39,16 @@ class RequestTracker {
 
   enum class TokenVerdict : std::uint8_t {
     kNew,   // deliver it
-    kDrop,  // had it, or nobody wants it any more
+    kDrop,  // it was received before, or nobody wants it any more
     kGap,   // positions are missing: the engine is broken
   };
   TokenVerdict Apply(const TokenEvent& event);
 
-  // Cuts off what was had before. False: nothing is left.
+  // Cuts off the positions that were received before. False: nothing is left.
   bool Apply(PromptLogprobs& event);
 
-  // True when the sequence has now ended and the client is to be told. A moved
-  // sequence has not.
+  // True when the sequence has now ended, so that the client must be informed. A moved
+  // sequence has not ended.
   bool Apply(const SequenceEnd& event);
 
   enum class EndVerdict : std::uint8_t {
@@ -58,12 +58,12 @@ class RequestTracker {
   };
   EndVerdict Apply(const RequestEnd& event);
 
-  // The router ends a sequence itself (stop string, cancel), counting its first
-  // `keep_tokens` tokens. Returns what to send to the engine; none when the sequence
-  // was over before.
+  // The router ends a sequence itself (stop string, cancel); only its first `keep_tokens`
+  // tokens count. Returns the cancel to send to the engine; none if the sequence was over
+  // before.
   std::optional<CancelRequest> EndSequence(SequenceIndex sequence, std::uint32_t keep_tokens);
 
-  // Ends all sequences that run, each with the tokens it has; a beam search with
+  // Ends all running sequences, each with the tokens that it has. A beam search ends with
   // one cancel that names no sequence and keeps nothing.
   std::vector<CancelRequest> EndAll();
 
@@ -74,8 +74,9 @@ class RequestTracker {
   const std::vector<TokenId>& tokens(SequenceIndex sequence) const {
     return sequences_[sequence.value()].tokens;
   }
-  // What is charged: the prompt once, and the tokens that count. The rest is the
-  // engine's, of the attempt that ended; for a beam search the tokens are too.
+  // The usage that is charged: the prompt once, and the tokens that count. All other figures
+  // are those that the engine reported for the attempt that ended; for a beam search, so is
+  // the number of tokens.
   Usage CountedUsage(const Usage& reported) const;
   // True when an engine gave the request back and no attempt was left.
   bool exhausted() const { return exhausted_; }

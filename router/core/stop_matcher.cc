@@ -39,7 +39,7 @@ void StopMatcher::Insert(const std::string& stop, std::uint32_t index) {
 }
 
 void StopMatcher::LinkFailures() {
-  // Breadth first: a failure link points to a shorter prefix, done before.
+  // Goes breadth first, because a failure link points to a shorter prefix, which is then done.
   std::vector<std::uint32_t> order{0};
   for (std::size_t next = 0; next < order.size(); ++next) {
     const std::uint32_t node = order[next];

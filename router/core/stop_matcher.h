@@ -1,10 +1,10 @@
 // StopMatcher: finds stop strings in text that arrives in pieces, and holds
 // back only what may still become one. Pure; owned by one generation.
 //
-// The result does not depend on how the text is cut into pieces: the stop that
-// is complete first ends the text, and of several that end at the same byte the
-// longest. Held back is the longest suffix that is a proper prefix of a stop.
-// Text and stops are valid UTF-8, so a cut never splits a character.
+// The result does not depend on how the text is cut into pieces. The stop that is complete
+// first ends the text; if several end at the same byte, the longest does. The matcher holds
+// back the longest suffix that is a proper prefix of a stop. Text and stops are valid UTF-8,
+// so a cut never splits a character.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class StopMatcher {
   };
   Result Append(std::string_view text);
 
-  // The text ended without a stop: what was held back.
+  // Called when the text ended without a stop. Returns the text that was held back.
   std::string Flush();
 
   // Bytes held back now.

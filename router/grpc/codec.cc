@@ -14,14 +14,14 @@
 namespace flotilla {
 namespace {
 
-// An element of a list costs a message a byte or two, but a copy of it tens of
-// bytes; beyond these counts nothing is copied. Far above what the Validator
-// allows.
+// An element of a list has a byte or two in a message, but a copy of it takes tens of
+// bytes. Lists beyond these counts are not copied. The counts are far above what the
+// Validator allows.
 constexpr int kMaxStops = 1 << 10;
 constexpr int kMaxBiases = 1 << 12;
 constexpr int kMaxTokenIds = 1 << 21;
 
-// The Validator names fields as HTTP has them; here they have other names.
+// The Validator uses HTTP's names of fields. These fields have other names in gRPC.
 constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
     {"early_stopping", "beam_search.early_stopping"},
     {"frequency_penalty", "sampling.frequency_penalty"},

@@ -1,9 +1,8 @@
-// The public API's messages and the router's values, either way.
+// Converts between the public API's messages and the router's values.
 //
-// The only code of the router that reads or fills flotilla.v1 messages, apart
-// from the service that gRPC makes derive from them. Pure functions: any thread.
-// What a client may send is judged here only as far as its shape goes; ranges
-// are the Validator's business.
+// Only this code of the router reads or fills flotilla.v1 messages, apart from the classes of
+// the gRPC service itself. Pure functions, which may be called on any thread. They check only
+// the shape of what a client sends; the Validator checks ranges.
 #pragma once
 
 #include <functional>
@@ -18,22 +17,22 @@
 
 namespace flotilla {
 
-// The bytes of a token; empty when unknown. Valid while its source lives.
+// Returns the bytes of a token; empty when unknown. They are valid while their source lives.
 using TokenBytesFn = std::function<std::string_view(TokenId)>;
 
-// What the request says beyond what the service needs to know.
+// A request, and the field of it that the service does not need.
 struct GenerateCall {
   ApiRequest api;
   bool return_token_ids = false;
 };
 
-// INVALID_ARGUMENT naming the field: no prompt at all, more messages, stop
-// strings or token ids than any model could take, or an unknown enum value.
+// INVALID_ARGUMENT, which names the field: there is no prompt, or an enum value is unknown, or
+// there are more messages, stop strings or token ids than any model could take.
 absl::StatusOr<GenerateCall> FromProto(const v1::GenerateRequest& request);
 
 TokenizeRequest FromProto(const v1::TokenizeRequest& request);
 
-// The token with its alternatives, as one position of the stream.
+// Writes the token with its alternatives as one position of the stream.
 void ToProto(const OutputToken& token, const TokenBytesFn& bytes, v1::PositionLogprobs* position);
 
 void ToProto(const ChoiceEnd& end, v1::Finish* finish);

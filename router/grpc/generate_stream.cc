@@ -17,9 +17,9 @@ Outbox::Options OutboxOptions(InferenceService* service, const absl::StatusOr<Ge
   return options;
 }
 
-// Whether a call that was cut off now, of those that began at `begun`, was cut off by its
-// deadline. A client ends its call by its own clock and told the server its time rounded up,
-// by 1 % at most (gRPC's `grpc-timeout` has two digits or more); the rest is for the way.
+// Whether a call that began at `begun` and was cut off now was cut off by its deadline. A client
+// ends its call by its own clock. The timeout that it sent is rounded up, by 1 % at most (gRPC's
+// `grpc-timeout` has two digits or more). The 20 ms besides are for the time on the network.
 bool EndedByDeadline(const grpc::ServerContext& context, absl::Time begun) {
   const auto deadline = context.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return false;
@@ -27,7 +27,7 @@ bool EndedByDeadline(const grpc::ServerContext& context, absl::Time begun) {
   return absl::Now() >= end - (end - begun) / 100 - absl::Milliseconds(20);
 }
 
-// Why the call ended, once no more events come.
+// The status of the call, once no more events come.
 grpc::Status CallStatus(const GenerationEnd& end, bool missed_deadline) {
   if (end.status.ok() && missed_deadline) {
     return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "the request's deadline passed");
@@ -43,7 +43,7 @@ GenerateStream::GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
       shared_(shared),
       return_token_ids_(generate.ok() && generate->return_token_ids),
       outbox_(OutboxOptions(shared.service, generate)) {
-  // A std::function must be copyable, a request is not.
+  // A std::function must be copyable, but a request is not.
   auto shared_call = std::make_shared<absl::StatusOr<GenerateCall>>(std::move(generate));
   shared_.thread->Post([this, shared_call] { Begin(std::move(*shared_call)); });
 }

@@ -1,9 +1,9 @@
 // GenerateStream: one Generate call, from the first byte to the last.
 //
-// Stands between two sides that both call back: gRPC (on the poller's thread; each
-// callback only posts to the I/O loop) and the generation (on the I/O loop). All state
-// belongs to the I/O loop's thread. It owns itself: created when the call arrives,
-// deleted when OnDone was said.
+// It connects two sides that both call back: gRPC (on the poller's thread; each callback
+// only posts to the I/O loop) and the generation (on the I/O loop). All state belongs to the
+// I/O loop's thread. It owns itself: it is created when the call arrives, and deleted after
+// gRPC's OnDone.
 //
 // One write is in flight; the rest waits in the outbox. A client that leaves more
 // than the cap unread for as long as the stall timeout is cut off. The client's
@@ -35,7 +35,7 @@ class GenerateStream final
  public:
   using Call = ServerWriter::Call;
 
-  // What all calls of a server share; outlives them.
+  // The state that all calls of a server share. It outlives them.
   struct Shared {
     InferenceService* service = nullptr;
     IoThread* thread = nullptr;
@@ -46,7 +46,7 @@ class GenerateStream final
     absl::Duration stall_timeout;
   };
 
-  // On the poller's thread. `generate` is the request, or why it is refused at once.
+  // Called on the poller's thread. `generate` is the request, or why it is refused at once.
   GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
                  absl::StatusOr<GenerateCall> generate);
   // Called on the I/O loop.
@@ -66,16 +66,16 @@ class GenerateStream final
   void OnChoiceEnd(const ChoiceEnd& end) override;
   void OnDone(const GenerationEnd& end) override;
 
-  // The rest on the I/O loop.
+  // The rest is called on the I/O loop.
   void Begin(absl::StatusOr<GenerateCall> call);
-  // Cancels the generation and drops what waits, because the client is gone.
+  // Cancels the generation and drops the waiting messages, because the client is gone.
   void Abandon();
   // Writes after the current batch of work, so that all news of an engine step
   // makes one message.
   void ScheduleFlush();
   // Starts the next write, or finishes the call when nothing is left to write.
   void Flush();
-  // Starts or stops the stall timer as what is unread passes the cap.
+  // Starts or stops the stall timer when the unread bytes rise above or fall below the cap.
   void WatchStall();
 
   const Shared& shared_;

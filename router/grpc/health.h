@@ -1,8 +1,8 @@
 // HealthService: grpc.health.v1 over InferenceService::Ready.
 //
-// gRPC's built-in one has to be told of every change; this one asks when it is
-// asked, so it cannot be stale. Knows the server ("") and the service
-// "flotilla.v1.Inference", which are healthy together. Called on the poller's thread;
+// gRPC's built-in service must be notified of every change. This one reads the state at each
+// request, so it cannot be stale. It knows the server ("") and the service
+// "flotilla.v1.Inference", which always have the same status. Called on the poller's thread;
 // watchers live on the I/O loop thread.
 #pragma once
 
@@ -17,8 +17,8 @@ namespace flotilla {
 
 class HealthService {
  public:
-  // Readiness is a snapshot, not an event: a watched server looks this often.
-  // Without watchers it never does.
+  // Readiness is a snapshot, not an event, so the server checks it this often while there are
+  // watchers. Without watchers it never does.
   static constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
 
   // Both outlive all calls.
@@ -27,7 +27,7 @@ class HealthService {
 
   grpc::Service* grpc_service() { return &grpc_service_; }
   // Receives the calls of `server`, which listens with grpc_service() and stops before this
-  // goes. Check is NOT_FOUND for a service that this server does not have; Watch tells the
+  // goes. Check is NOT_FOUND for a service that this server does not have; Watch sends the
   // status now, and then every change of it.
   void Attach(rpc::Server& server);
 

@@ -20,12 +20,11 @@
 namespace flotilla {
 namespace {
 
-// Far above any context; keeps a message from being copied at eight times its
+// This bound is far above any context. It keeps a message from being copied at eight times its
 // size before it is refused.
 
-// The time the client allows, if it allows any limited time; at least 1 ms, as
-// gRPC itself ends calls whose deadline has passed. More than the server allows
-// is as much as it allows.
+// The time that the client allows, if it sets a limit. It is at least 1 ms, because gRPC itself
+// ends calls whose deadline has passed, and at most what the server allows.
 std::optional<std::int64_t> TimeoutMs(const grpc::ServerContext& context) {
   const auto deadline = context.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return std::nullopt;
@@ -33,9 +32,8 @@ std::optional<std::int64_t> TimeoutMs(const grpc::ServerContext& context) {
   return std::clamp<std::int64_t>(left, 1, RequestLimits().max_timeout_ms);
 }
 
-// Whoever's key it is; without keys, the last value of the tenant's metadata, as a
-// gateway that adds its own comes last. UNAUTHENTICATED: a key that was taken away just
-// now.
+// The owner of the call's key. Without keys, it is the last value of the tenant's metadata,
+// because a gateway adds its own value last. UNAUTHENTICATED: the key was removed just now.
 absl::StatusOr<KeyOwner> Caller(const grpc::ServerContext& context,
                                 const GenerateStream::Shared& shared) {
   if (shared.gate != nullptr) {
@@ -48,7 +46,7 @@ absl::StatusOr<KeyOwner> Caller(const grpc::ServerContext& context,
   return KeyOwner{.name = std::string(value.data(), value.size())};
 }
 
-// The trace context in the metadata. All zero where there is none that is valid.
+// The trace context in the metadata; all zero if there is no valid one.
 TraceContext Trace(const grpc::ServerContext& context) {
   const auto found = context.client_metadata().find("traceparent");
   if (found == context.client_metadata().end()) return {};
@@ -117,7 +115,7 @@ void InferenceGrpc::Tokenize(TokenizeCall* call) {
 
 void InferenceGrpc::Detokenize(DetokenizeCall* call) {
   const v1::DetokenizeRequest& request = call->request.message;
-  // Before they are copied.
+  // This check comes before the ids are copied.
   if (request.token_ids_size() > static_cast<int>(kMaxDetokenize)) {
     return call->Finish(ToGrpcStatus(
         InvalidField("token_ids", absl::StrCat("at most ", kMaxDetokenize, " tokens"))));

@@ -1,7 +1,7 @@
 // InferenceGrpc: the methods of flotilla.v1.Inference.
 //
-// Each method runs on a thread of gRPC's, never blocks there, and hands what
-// takes time to the I/O loop. Errors carry their details (proto/codec/status.h).
+// Each method runs on the poller's thread, never blocks there, and hands work that takes
+// time to the I/O loop. Errors carry their details (proto/codec/status.h).
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@
 
 namespace flotilla {
 
-// The generated service, by methods that take the next call whether or not its request can
-// be read. Methods are known by their place in inference.proto.
+// The generated service, with methods that take the next call whether or not its request can
+// be read. A method is identified by its index in inference.proto.
 class InferenceMethods final : public v1::Inference::AsyncService {
  public:
   enum Method { kGenerate, kTokenize, kDetokenize, kGetModelInfo, kListModels, kAbort };
@@ -49,7 +49,7 @@ class InferenceGrpc {
   using DetokenizeCall = rpc::UnaryCall<Readable<v1::DetokenizeRequest>, v1::DetokenizeResponse>;
   using ModelInfoCall = rpc::UnaryCall<Readable<v1::GetModelInfoRequest>, v1::GetModelInfoResponse>;
 
-  // Has `handle` receive the calls of a unary method, except those whose request is unreadable.
+  // Passes the calls of a unary method to `handle`, except those whose request is unreadable.
   template <InferenceMethods::Method kMethod, class Request, class Response, class Handle>
   void OnReadable(rpc::Server& server, Handle handle) {
     server.OnCall(&service_, &InferenceMethods::RequestCall<kMethod, Request, Response>,
@@ -61,7 +61,7 @@ class InferenceGrpc {
                   });
   }
 
-  // Each on the poller's thread.
+  // Each of these is called on the poller's thread.
   void Generate(std::unique_ptr<GenerateStream::Call> call);
   void Tokenize(TokenizeCall* call);
   void Detokenize(DetokenizeCall* call);

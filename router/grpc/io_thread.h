@@ -1,10 +1,10 @@
 // IoThread: the I/O thread of the gRPC frontend.
 //
-// What gRPC has to say arrives on the poller's thread, which must not block; each call
-// only posts it here. So every call's state has one owner thread and no lock, and
-// detokenization runs neither on the poller's thread nor on the engine's. The queue needs
-// no bound of its own: what calls post is a few entries per call, and what the engine
-// posts is bounded by what was admitted.
+// gRPC's events arrive on the poller's thread, which must not block, so each call only posts
+// them here. Thus every call's state has one owner thread and no lock, and detokenization
+// runs neither on the poller's thread nor on the engine's. The queue needs no bound of its
+// own: each call posts only a few entries, and the requests that were admitted bound what the
+// engine posts.
 #pragma once
 
 #include <functional>

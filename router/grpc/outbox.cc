@@ -7,7 +7,7 @@
 namespace flotilla {
 namespace {
 
-// Tag and length of a nested message, or a token id, at most.
+// The most bytes of a nested message's tag and length, or of a token id.
 constexpr std::size_t kFieldBytes = 6;
 
 // The longest prefix of `text` that ends between characters and has at most

@@ -1,10 +1,10 @@
-// Outbox: what a Generate call has to send its client and could not write yet.
+// Outbox: the messages that a Generate call has for its client and could not write yet.
 //
-// What is new is merged into the message at the back, so that a client that reads
-// slowly gets fewer and larger messages rather than ever more of them; a message
-// that has grown to kMaxMessageBytes is closed and the next one begun. It never
-// refuses: what it can hold is bounded by the request's own tokens. Belongs to
-// one call, used on its I/O loop's thread.
+// New content is merged into the message at the back, so a client that reads slowly gets
+// fewer and larger messages rather than ever more of them. A message that has grown to
+// kMaxMessageBytes is closed, and the next one begins. The outbox never refuses content: the
+// request's own tokens bound what it can hold. It belongs to one call and is used on that
+// call's I/O loop's thread.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class Outbox {
 
   void Add(v1::Accepted accepted);
   void Add(const PromptScores& scores);
-  // Nothing, where the client asked for nothing of what the delta holds.
+  // Adds nothing if the client asked for nothing of what the delta holds.
   void Add(const Delta& delta);
   void Add(const ChoiceEnd& end);
   void Add(const Usage& usage);
@@ -38,7 +38,7 @@ class Outbox {
   bool empty() const { return messages_.empty(); }
   // Messages waiting.
   std::size_t size() const { return messages_.size(); }
-  // About the bytes of all messages on the wire.
+  // The approximate bytes of all messages on the wire.
   std::size_t bytes() const { return bytes_; }
 
   // Removes the oldest message. There must be one.

@@ -1,7 +1,7 @@
-// Readable<Message>: a request of a gRPC call that may not be what the client should have
-// sent. gRPC itself ends a call whose bytes are no message with INTERNAL, which blames the
-// server and which clients try again; with this type the handler learns of it. A call that ends
-// without a message stays INTERNAL: gRPC asks nobody about it.
+// Readable<Message>: a request of a gRPC call whose bytes may not be a valid message. gRPC
+// itself would end such a call with INTERNAL, which blames the server and which clients try
+// again. With this type the handler gets the call and can refuse it. A call that ends without
+// a message is still INTERNAL, because gRPC calls no code of ours for it.
 #pragma once
 
 #include "absl/status/status.h"
@@ -16,7 +16,7 @@ struct Readable {
   Message message;
   bool is_readable = false;  // else `message` is not to be used
 
-  // OK, or INVALID_ARGUMENT. Protobuf's parser does not tell which of both it was.
+  // OK, or INVALID_ARGUMENT. Protobuf's parser does not say which of the two reasons applies.
   absl::Status status() const {
     if (is_readable) return absl::OkStatus();
     return WithField(absl::InvalidArgumentError(absl::StrCat(

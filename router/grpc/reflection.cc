@@ -19,7 +19,7 @@ using grpc::reflection::v1alpha::FileDescriptorResponse;
 using grpc::reflection::v1alpha::ServerReflectionRequest;
 using grpc::reflection::v1alpha::ServerReflectionResponse;
 
-// A file after those that it imports, each once.
+// Adds a file after those that it imports, each once.
 void AddFile(const FileDescriptor& file, std::set<const FileDescriptor*>& seen,
              FileDescriptorResponse& response) {
   if (!seen.insert(&file).second) return;
@@ -95,7 +95,7 @@ ServerReflectionResponse ReflectionService::Answer(const ServerReflectionRequest
         Fail(grpc::StatusCode::NOT_FOUND, name + " is not known", response);
         break;
       }
-      // Messages of proto3, and there are no others, have no extensions.
+      // All messages are of proto3, which has no extensions.
       response.mutable_all_extension_numbers_response()->set_base_type_name(name);
       break;
     }

@@ -1,4 +1,4 @@
-// The standard gRPC reflection protocol (v1alpha): what grpcurl and its like ask for the
+// The standard gRPC reflection protocol (v1alpha). Tools such as grpcurl use it to get the
 // types of a server whose .proto files they do not have.
 #pragma once
 
@@ -14,13 +14,14 @@ namespace flotilla {
 
 class ReflectionService {
  public:
-  // `services`: full names of those that it describes; types it knows are all that are linked.
+  // `services` are the full names of the services that it lists. It knows all types that are
+  // linked into the process.
   explicit ReflectionService(std::vector<std::string> services) : services_(std::move(services)) {}
 
-  // Unanswered at most: a client that asks and does not read is cut off.
+  // The most unanswered questions. A client that asks more without reading is cut off.
   static constexpr std::size_t kMaxWaiting = 16;
 
-  // The answer to one question; NOT_FOUND, INVALID_ARGUMENT are answers, too.
+  // The answer to one question. NOT_FOUND and INVALID_ARGUMENT are answers, too.
   grpc::reflection::v1alpha::ServerReflectionResponse Answer(
       const grpc::reflection::v1alpha::ServerReflectionRequest& request) const;
 

@@ -19,12 +19,12 @@
 namespace flotilla {
 namespace {
 
-// The methods that need no key. Whatever is not here does, reflection included.
+// The methods that need no key. All others need one, reflection included.
 bool IsOpen(std::string_view path) {
   return path == "/grpc.health.v1.Health/Check" || path == "/grpc.health.v1.Health/Watch";
 }
 
-// Keys, in front of all services.
+// Checks keys in front of all services.
 class KeyGuard final : public rpc::CallGuard {
  public:
   explicit KeyGuard(KeyGate* gate) : gate_(gate) {}
@@ -40,11 +40,11 @@ class KeyGuard final : public rpc::CallGuard {
 
 void Configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
   rpc::SetQuota(builder);
-  // A stream that nobody reads from has 64 KiB then, and no more on a fast network.
+  // With this, an unread stream takes 64 KiB, and not more on a fast network.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.SetMaxReceiveMessageSize(options.max_request_bytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
-  // A port that is taken is an error, not shared.
+  // A port that is taken is an error; it is not shared.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // A peer that vanished without a word is noticed after 70 s; clients may ping
   // every 10 s, with and without calls.
@@ -80,7 +80,7 @@ class GrpcServerImpl final : public GrpcServer {
   ~GrpcServerImpl() override {
     Stop(absl::ZeroDuration());
     thread_->Post([this] { io_loop_.reset(); });
-    thread_.reset();  // runs what ended calls have left to do
+    thread_.reset();  // runs the work that ended calls have posted
   }
 
   absl::Status Listen() {

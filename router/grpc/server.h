@@ -31,16 +31,16 @@ struct GrpcOptions {
   // The metadata key that names the tenant, for a gateway that sets it itself;
   // empty: there is one tenant.
   std::string tenant_metadata;
-  // Admits callers, who are the tenants then, to everything but health; null: everybody.
-  // Outlives the server.
+  // Admits callers, which are then the tenants, to everything but health, which needs no key.
+  // Null: everybody is admitted. Outlives the server.
   KeyGate* gate = nullptr;
-  // A larger request is refused with RESOURCE_EXHAUSTED before it is parsed.
-  // A little above RequestLimits::max_prompt_bytes.
+  // A larger request is refused with RESOURCE_EXHAUSTED before it is parsed. The bound is a
+  // little above RequestLimits::max_prompt_bytes.
   int max_request_bytes = 5 << 20;
   // The most calls of one connection at a time. A client holds further calls back.
   int max_concurrent_streams = 1024;
-  // Of one call: unread output above which the client counts as stalled, and how
-  // long it may be so before it is cut off. Generation never waits for it.
+  // For one call: the unread output above which the client counts as stalled, and how long
+  // it may be stalled before it is cut off. Generation never waits for a client.
   std::size_t stream_buffer_bytes = 64 << 10;
   absl::Duration stall_timeout = absl::Seconds(30);
   std::shared_ptr<rpc::Poller> poller;  // receives the calls; null: one of its own
@@ -52,7 +52,7 @@ class GrpcServer {
   // address cannot be listened on (taken, not of this machine).
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(GrpcOptions options,
                                                            InferenceService* service);
-  // Stop without grace, unless stopped.
+  // Stops without grace, unless stopped.
   virtual ~GrpcServer() = default;
 
   virtual std::uint16_t port() const = 0;
@@ -60,7 +60,7 @@ class GrpcServer {
   virtual std::string address() const = 0;
 
   // Takes no new calls, lets running ones end for `grace` and cancels the rest.
-  // Blocks until all have ended. Not from a callback of the service. Idempotent.
+  // Blocks until all have ended. Not called from a callback of the service. Idempotent.
   virtual void Stop(absl::Duration grace) = 0;
 };
 

@@ -95,8 +95,8 @@ HttpHeaders ErrorHeaders(const absl::Status& status) {
             {"retry-after-ms", std::to_string(ms)}};
   }
   if (http == 401) return {{"www-authenticate", "Bearer"}};
-  // Clients retry 5xx by themselves; what failed once for want of time or by a
-  // fault of ours would only cost it again.
+  // Clients retry 5xx by themselves. A request that ran out of time, or failed by a fault of
+  // ours, would only cost the same again.
   if (http >= 500) return {{"x-should-retry", "false"}};
   return {};
 }

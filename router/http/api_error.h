@@ -1,4 +1,4 @@
-// Errors as the OpenAI API writes them, from a status (router/errors.h).
+// Writes a status (router/errors.h) as an error of the OpenAI API.
 #pragma once
 
 #include <string>
@@ -8,14 +8,14 @@
 
 namespace flotilla {
 
-// The HTTP status that stands for a status's code.
+// The HTTP status for the code of `status`.
 int HttpStatusOf(const absl::Status& status);
 
 // {"error":{"message","type","param","code"}}; always valid UTF-8.
 std::string ErrorJson(const absl::Status& status);
 
-// retry-after, retry-after-ms, x-should-retry and www-authenticate, where they say
-// something.
+// The headers retry-after, retry-after-ms, x-should-retry and www-authenticate, as far as they
+// apply.
 HttpHeaders ErrorHeaders(const absl::Status& status);
 
 // Answers with the error.

@@ -33,7 +33,7 @@ constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST";
 constexpr std::string_view kIdSuffix = "{id}";
 constexpr std::string_view kModel = "/v1/models/{id}";
 
-// "%2F" and the like in a path; a bad escape stays as it is.
+// Decodes "%2F" and the like in a path; a bad escape stays as it is.
 std::string DecodePercent(std::string_view text) {
   const auto hex = [](char c) {
     if (c >= '0' && c <= '9') return c - '0';
@@ -79,16 +79,17 @@ void AppendModel(const ModelInfo& model, std::string& out) {
              R"(,"owned_by":"flotilla","max_model_len":)", model.limits.max_context, "}");
 }
 
-// Bodies up to this size are parsed, and answers of so many tokens or bytes written, on the
-// I/O thread: within a millisecond or two. Others wait there for nobody else's.
+// Bodies up to this size are parsed, and answers up to this size are written, on the I/O thread;
+// this takes a millisecond or two. Larger ones go to the pool, so that no request on the I/O
+// thread waits for them.
 constexpr std::size_t kInlineBytes = 64 << 10;
-// A token's id and its comma, as an answer has them.
+// The bytes of a token's id and its comma in an answer.
 constexpr std::size_t kTokenBytes = 7;
-// What the pool's answers hold until they are sent, over all connections.
+// The most bytes that answers of the pool hold until they are sent, over all connections.
 constexpr std::size_t kAnswerBytes = 32u << 20;
 
-// For the I/O loop's thread: `work` on the exchange, if it is still there. If it cannot get memory
-// the exchange fails, and nobody else.
+// A function for the I/O loop's thread, which runs `work` on the exchange if that still exists.
+// If it cannot get memory, only this exchange fails.
 template <class Work>
 std::function<void()> OnIoLoop(std::weak_ptr<PoolExchange*> self, Work work) {
   return [self = std::move(self), work = std::move(work)]() mutable {
@@ -120,10 +121,10 @@ class ApiHandler final : public HttpHandler {
 
  private:
   using Answer = std::unique_ptr<HttpExchange> (ApiHandler::*)(HttpRequest&, HttpReply&);
-  // Who may use a route: clients with a key, where there are keys, or anybody.
+  // The clients that may use a route: those with a key, if there are keys, or anybody.
   enum class Access : std::uint8_t { kKey, kAnybody };
   struct Route {
-    std::string_view method, path;  // a path that ends with {id} stands for all such
+    std::string_view method, path;  // {id} at the end of a path stands for any id
     Access access;
     Answer answer;
 
@@ -145,7 +146,7 @@ class ApiHandler final : public HttpHandler {
                                               is_get ? "GET and HEAD" : route.method, " only")),
             .headers = {{"allow", is_get ? "GET, HEAD" : std::string(route.method)}}};
   }
-  // The route that answers `method` at `path`, if there is one, or another of that path.
+  // The route that answers `method` at `path`. If there is none, another route of that path.
   const Route* Find(std::string_view method, std::string_view path) const;
   // Whether this server has the route at all.
   bool Has(const Route& route) const {
@@ -163,15 +164,16 @@ class ApiHandler final : public HttpHandler {
     SendError(status, reply);
     return nullptr;
   }
-  // Has the body read by `parse`, here or, when it is long, on the pool, where it is then
-  // destroyed; what it asks for goes on as `next`.
+  // Reads the body with `parse`: here, or on the pool if it is long, where it is then destroyed.
+  // `next` then continues with the parsed request.
   template <class Parsed>
   std::unique_ptr<HttpExchange> Parse(
       HttpRequest request, HttpReply& reply,
       std::function<absl::StatusOr<Parsed>(const HttpRequest&)> parse,
       std::unique_ptr<HttpExchange> (ApiHandler::*next)(Parsed, HttpReply&));
-  // Answers with what `write` makes, of some `bytes`; where these are many it runs on the pool,
-  // as the tenant's, and 503 is the answer if too much waits to be sent already.
+  // Answers with the text that `write` makes, which has about `bytes` bytes. If these are many,
+  // `write` runs on the pool, charged to the tenant. If too much waits to be sent already, the
+  // answer is 503.
   void Send(PoolExchange& exchange, const std::string& tenant, std::size_t bytes,
             std::function<std::string()> write);
 
@@ -232,7 +234,7 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
   if (!options_.hosts.Allows(head.host)) return {.refusal = RefuseHost(head.host)};
   const Route* route = Find(head.method, head.path);
   HttpAdmission admission;
-  // A path that does not exist needs a key, too: nobody learns by trying.
+  // A path that does not exist needs a key, too, so that nobody can find paths by trying.
   if (options_.gate != nullptr && (route == nullptr || route->access == Access::kKey)) {
     absl::StatusOr<KeyOwner> caller = options_.gate->Admit(head.authorization);
     if (!caller.ok()) return {.refusal = ToRefusal(caller.status())};
@@ -247,7 +249,8 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
       admission.refusal = RefuseMethod(*route);
     }
   }
-  // A page may send forms and text elsewhere without asking; their type is not JSON.
+  // Browsers let a page send forms and plain text to another site without asking it. Their type
+  // is not JSON.
   if (!admission.refusal && head.from_page && head.method == kPost && !IsJson(head.content_type)) {
     admission.refusal =
         ToRefusal(InvalidArgument("a request with an Origin needs the Content-Type ", kJson), 415);
@@ -293,7 +296,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Parse(
   const std::size_t bytes = request.body.size();
   // The charge for a body that is being read ends here. From here on the pool's bounds count it.
   const MemoryCharge charge = std::move(request.charge);
-  // A std::function holds it, so what cannot be copied goes by a pointer.
+  // A std::function must be copyable, so it holds the request by a pointer.
   auto shared = std::make_shared<HttpRequest>(std::move(request));
   auto work = [this, next, parse = std::move(parse), shared = std::move(shared),
                self = exchange->self()]() -> std::function<void()> {
@@ -315,7 +318,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Parse(
 template <class Body>
 std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest& request,
                                                    HttpReply& reply) {
-  // May run on the pool's thread: what it holds outlives that.
+  // This may run on the pool's thread, so all that it points to outlives that.
   const auto parse = [parse_body, options = parse_, probe = options_.probe, service = &service_](
                          const HttpRequest& from) -> absl::StatusOr<ValidOpenAiRequest> {
     absl::StatusOr<OpenAiRequest> parsed = parse_body(from.body, options);

@@ -1,5 +1,5 @@
-// The routes of the HTTP API: which path means what, and what is answered at
-// once. Generations are OpenAiExchange's. One handler per I/O thread.
+// The routes of the HTTP API. The handler maps paths to functions and answers simple requests
+// itself; OpenAiExchange answers generations. There is one handler per I/O thread.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct ApiOptions {
   RouterProbe* probe = nullptr;          // may be null
   KeyGate* gate = nullptr;               // null: everybody is admitted
   HostPolicy hosts = HostPolicy("", {});
-  bool health_only = false;  // the other routes are not there
+  bool health_only = false;  // the other routes do not exist
 };
 
 // `service` and `io_loop` outlive the handler, which lives on the I/O loop's thread.

@@ -32,10 +32,10 @@ constexpr absl::Duration kLingerTimeout = absl::Seconds(2);
 
 // An interim answer, which clients skip.
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-// Each probe of a peer waits so many times longer than the one before: some clients take no
-// more than five interim answers.
+// Each probe of a peer waits this many times longer than the one before, because some clients
+// accept no more than five interim answers.
 constexpr int kProbeBackoff = 10;
-// What an idle connection keeps of its buffers.
+// The most input buffer that an idle connection keeps.
 constexpr std::size_t kKeptInputBytes = 1024;
 
 // The target without its query.
@@ -184,7 +184,8 @@ bool Connection::OnHead() {
     Refuse(*std::move(admission.refusal));
     return false;
   }
-  // Here and not when the request is whole: the parser adds a trailer's fields to the head's.
+  // This is done now, not when the request is whole, because the parser adds the fields of a
+  // trailer to those of the head.
   request_ = HttpRequest();
   request_.method = std::string(method);
   request_.path = std::string(PathOf(head.target()));
@@ -247,7 +248,7 @@ void Connection::RefuseForMemory() {
 void Connection::OnNoMemory() {
   if (state_ != State::kReadingHead && state_ != State::kReadingBody) return Close();
   try {
-    reader_.reset();  // which may be what there is not enough for
+    reader_.reset();  // frees its memory, which may be what is missing
     RefuseForMemory();
   } catch (const std::bad_alloc&) {
     Close();
@@ -268,7 +269,7 @@ void Connection::OnInputEnd() {
   input_ended_ = true;
   if (state_ != State::kServing && state_ != State::kFlushing) return Close();
   if (input_.empty()) keep_alive_ = false;
-  // A peer that reads on looks like one that has gone, until that one's reset.
+  // A peer that still reads looks like one that has gone, until the latter sends a reset.
   socket_.async_wait(boost::asio::ip::tcp::socket::wait_error,
                      [self = shared_from_this()](const error_code& error) {
                        if (!error) self->Close();
@@ -285,8 +286,8 @@ void Connection::ProbePeer() {
     const auto self = weak.lock();
     if (error || self == nullptr || self->state_ == State::kClosed) return;
     self->Guarded([&] {
-      // An answer that has begun shows progress by its own bytes; older clients know no interim
-      // answers.
+      // An answer that has begun probes the peer by its own bytes. Clients of HTTP/1.0 know no
+      // interim answers.
       if (self->state_ == State::kServing && !self->begun_ && !self->http10_) {
         self->pending_ += kContinue;
         self->ScheduleFlush();
@@ -447,8 +448,8 @@ void Connection::NextRequest() {
 
 // --- Deadlines ---------------------------------------------------------------
 
-// Output is watched while too much of it waits, and, once the answer is
-// complete, until the last byte is gone. Progress re-arms only the latter.
+// Sets the deadline for output while too much of it waits and, once the answer is complete,
+// until the last byte is gone. Progress extends only the latter.
 void Connection::WatchOutput() {
   if (state_ != State::kServing && state_ != State::kFlushing) return;
   const bool complete = state_ == State::kFlushing;

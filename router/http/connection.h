@@ -1,14 +1,14 @@
-// Connection: HTTP/1.1 on one socket. Has requests read within bounds
-// (router/http/request_reader.h), hands them to a handler one at a time, and writes answers
-// with one write in flight.
+// Connection: HTTP/1.1 on one socket. A RequestReader (router/http/request_reader.h) reads
+// requests within bounds. The connection hands them to a handler one at a time, and writes
+// answers with one write in flight.
 //
 // A read is always pending while fewer than `pipelined_bytes` wait, so that a
 // disconnect is seen, and the exchange destroyed, while an answer is generated.
-// A peer that has closed its sending side may still read: it gets its answer, and an interim
-// answer of a few bytes, to which one that has gone replies with a reset.
-// A peer that is slow is cut off by one deadline timer; it never slows anyone
-// else. An allocation that fails costs the connection for which it was. Kept alive by its
-// pending operations; lives on one I/O thread.
+// A peer that has closed its sending side may still read, so it gets its answer. The connection
+// also sends it an interim answer of a few bytes; a peer that has gone replies with a reset.
+// One deadline timer cuts off a slow peer, which never slows others. If an allocation fails,
+// only the connection that it was for ends. Pending operations keep the connection alive; it
+// lives on one I/O thread.
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ namespace flotilla {
 
 struct ConnectionLists;
 
-// What the connections of one I/O thread share; outlives them.
+// The state that the connections of one I/O thread share. It outlives them.
 class ConnectionOwner {
  public:
   virtual ~ConnectionOwner() = default;
@@ -42,10 +42,10 @@ class ConnectionOwner {
   virtual const HttpLimits& limits() const = 0;
   virtual MemoryBudget& body_memory() = 0;
   virtual ConnectionLists& lists() = 0;
-  // Cuts off the slowest body that holds memory of the budget; false: none is slow, or it is
-  // `asking`'s.
+  // Cuts off the slowest body that holds memory of the budget. False: none is slow, or the
+  // slowest is that of `asking`.
   virtual bool MakeRoomForBody(const class Connection* asking) = 0;
-  // HttpServerOptions::tenant_header
+  // See HttpServerOptions::tenant_header.
   virtual const std::string& tenant_header() const = 0;
   // True: finish the running request, then close.
   virtual bool stopping() const = 0;
@@ -54,7 +54,7 @@ class ConnectionOwner {
   virtual void OnClosed(Connection* connection) = 0;
 };
 
-// A connection leaves the list that it is in by itself.
+// When a connection is destroyed, it leaves the list that it is in.
 using ConnectionHook =
     boost::intrusive::list_base_hook<boost::intrusive::link_mode<boost::intrusive::auto_unlink>>;
 
@@ -65,19 +65,20 @@ class Connection final : public HttpReply,
   Connection(boost::asio::ip::tcp::socket socket, ConnectionOwner* owner);
 
   void Start();
-  // Answers `status` to nobody in particular and closes: too many connections.
+  // Answers `status` without reading a request and closes, because there are too many
+  // connections.
   void Reject(int status, std::string body);
   // Closes now if no request runs, else after its answer.
   void Drain();
   // Closes now; a running request is cancelled.
   void Close();
-  // Answers 408 and closes: the body is in the way of others.
+  // Answers 408 and closes, because the slow body holds memory that others need.
   void RefuseSlowBody();
   bool holds_body_memory() const { return reader_.has_value() && reader_->charged(); }
   // Since when it has been in the list of ConnectionLists that it is in.
   std::chrono::steady_clock::time_point since() const { return since_; }
 
-  // HttpReply, for the handler.
+  // The methods of HttpReply, which the handler calls.
   void Send(int status, std::string_view content_type, std::string body,
             const HttpHeaders& headers) override;
   void Begin(int status, std::string_view content_type, const HttpHeaders& headers) override;
@@ -88,11 +89,11 @@ class Connection final : public HttpReply,
  private:
   enum class State : std::uint8_t {
     kIdle,         // between requests
-    kReadingHead,  // parts of a request are there
+    kReadingHead,  // a part of the head is there
     kReadingBody,
     kServing,    // the handler answers
     kFlushing,   // the answer is complete but not sent
-    kLingering,  // refused in mid-request: what still comes is thrown away
+    kLingering,  // refused in mid-request; further input is discarded
     kClosed,
   };
 
@@ -106,13 +107,13 @@ class Connection final : public HttpReply,
     }
   }
   void OnNoMemory();
-  // And keeps the list of the state.
+  // Changes the state, and moves the connection to the list of that state.
   void Enter(State state);
 
   void Read();
   void OnRead(const boost::system::error_code& error, std::size_t bytes);
   void Parse();
-  // False: the request was refused, its body is not read.
+  // False: the request was refused, and its body is not read.
   bool OnHead();
   void OnRequest();
   // Ends reading in mid-request: the refusal is sent, and then the connection is closed.
@@ -139,7 +140,7 @@ class Connection final : public HttpReply,
   ConnectionOwner* const owner_;
   boost::asio::steady_timer timer_;
   std::optional<boost::asio::steady_timer> probe_timer_;  // once the input has ended
-  absl::Duration probe_delay_;                            // until the next
+  absl::Duration probe_delay_;                            // until the next probe
 
   State state_ = State::kIdle;
   std::chrono::steady_clock::time_point since_;
@@ -168,7 +169,7 @@ class Connection final : public HttpReply,
   bool write_watched_ = false;  // the deadline is one for output
 };
 
-// The connections that a peer keeps waiting; of each list the first has waited for longest.
+// The connections that wait for their peers. In each list, the first has waited for longest.
 struct ConnectionLists {
   using List = boost::intrusive::list<Connection, boost::intrusive::constant_time_size<false>>;
   List idle;  // between requests

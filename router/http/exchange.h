@@ -1,6 +1,6 @@
-// One HTTP request and its answer, between the connection, which knows bytes and
-// sockets, and the handlers, which know what is asked. All of it on the
-// connection's I/O thread.
+// One HTTP request and its answer: the interface between the connection, which knows bytes
+// and sockets, and the handlers, which know the API. All of it runs on the connection's I/O
+// thread.
 #pragma once
 
 #include <chrono>
@@ -18,15 +18,15 @@
 
 namespace flotilla {
 
-// What is known of a request before its body is read.
+// The part of a request that is known before its body is read.
 struct HttpHead {
   std::string_view method;
   std::string_view path;           // without the query
   std::string_view host;           // the Host header; empty: there is none
   std::string_view authorization;  // empty: there is none, or several
   std::string_view content_type;   // the same
-  bool from_page = false;          // a browser says which page asks: there is an Origin
-  bool has_body = false;           // bytes of one are announced
+  bool from_page = false;          // a page in a browser asks: there is an Origin header
+  bool has_body = false;           // the head announces bytes of a body
 };
 
 struct HttpRequest {
@@ -39,12 +39,12 @@ struct HttpRequest {
   TraceContext trace;               // of a valid traceparent; else all zero
   std::chrono::steady_clock::time_point came;  // when it was whole
   std::string body;
-  MemoryCharge charge;  // what the body holds of the budget for bodies, until this goes
+  MemoryCharge charge;  // the body's part of the budget for bodies, held until this is destroyed
 };
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
-// An answer that ends the connection, since the body that follows is not read.
+// An answer that ends the connection, because the body that follows is not read.
 struct HttpRefusal {
   int status = 400;
   std::string body;  // JSON
@@ -52,7 +52,7 @@ struct HttpRefusal {
 };
 
 struct HttpAdmission {
-  std::optional<KeyOwner> caller;  // whose key it is; none: callers have no names
+  std::optional<KeyOwner> caller;  // the key's owner; none: callers have no names
   std::optional<HttpRefusal> refusal;
 };
 
@@ -61,11 +61,11 @@ struct HttpAdmission {
 class HttpReply {
  public:
   virtual ~HttpReply() = default;
-  // To HEAD the body is not sent, but its length.
+  // The answer to HEAD has the body's length, but not the body.
   virtual void Send(int status, std::string_view content_type, std::string body,
                     const HttpHeaders& headers) = 0;
   virtual void Begin(int status, std::string_view content_type, const HttpHeaders& headers) = 0;
-  // Queued; what one turn of the I/O thread writes leaves as one chunk.
+  // Queues the text. All text that one turn of the I/O thread writes is sent as one chunk.
   virtual void Write(std::string_view text) = 0;
 
   virtual void End() = 0;
@@ -84,12 +84,12 @@ class HttpExchange {
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
-  // Before a body is read: who asks, or why it is refused. No request without a body is
-  // refused for its method or path: Handle answers that, and the connection stays.
+  // Called before a body is read. Returns the caller, or the refusal. A request without a body
+  // is not refused for its method or path: Handle answers it, and the connection stays open.
   virtual HttpAdmission Admit(const HttpHead& head) = 0;
-  // Answers through `reply`, now or later; what must live until then is the
-  // exchange returned (null when it was answered at once). `reply` outlives the
-  // exchange. Work that is not owned by the exchange holds a weak pointer.
+  // Answers through `reply`, now or later. The exchange returned owns what must live until
+  // then (null when it was answered at once). `reply` outlives the exchange. Work that is not
+  // owned by the exchange holds a weak pointer.
   virtual std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) = 0;
 };
 

@@ -39,7 +39,7 @@ std::vector<ForeignField> OfVllm() {
   };
 }
 
-// Those of llama.cpp's server. The parameters of a sampler that is off are ignored.
+// The fields of llama.cpp's server. The parameters of a sampler that is off are ignored.
 std::vector<ForeignField> OfLlamaCpp() {
   return {
       {"cache_prompt", {true}},
@@ -87,8 +87,8 @@ std::vector<ForeignField> OfLlamaCpp() {
   };
 }
 
-// llama.cpp's name of max_tokens: passes beside an equal one, and as -1, its default, which is
-// no bound besides that of max_tokens.
+// `n_predict` is llama.cpp's name of max_tokens. It passes if it equals max_tokens, and as -1,
+// its default, which adds no bound to that of max_tokens.
 void CheckPredict(ObjectReader& body) {
   const Json* predict = body.Value("n_predict");
   const Json* max_tokens = body.Value("max_tokens");
@@ -97,7 +97,7 @@ void CheckPredict(ObjectReader& body) {
   body.Unsupported("n_predict", "is not supported, except as -1 or equal to 'max_tokens'");
 }
 
-// How far back llama.cpp's penalties look: here, over everything.
+// `repeat_last_n` says how far back llama.cpp's penalties look. Here they look at everything.
 void CheckRepeatWindow(ObjectReader& body) {
   constexpr std::pair<std::string_view, int> kPenalties[] = {
       {"frequency_penalty", 0}, {"presence_penalty", 0}, {"repetition_penalty", 1}};

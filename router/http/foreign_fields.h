@@ -1,6 +1,7 @@
 // Fields of vLLM's and llama.cpp's APIs that this server does not have. Their clients send
-// them in every request, mostly with the value that means "as always". Such a value passes,
-// and so does any value of what cannot change an answer; all others are refused by name.
+// them in every request, mostly with the value that asks for the default. Such a value passes,
+// and so does any value of a field that cannot change an answer. All others are refused, and
+// the error names the field.
 #pragma once
 
 #include <string_view>
@@ -12,15 +13,16 @@ namespace flotilla {
 
 struct ForeignField {
   std::string_view name;
-  // The values that ask for what is done anyway, beside null; the first is named in errors.
+  // The values, besides null, that ask for what this server does anyway. Errors name the first.
   std::vector<Json> accepted;
   bool ignored = false;  // any value passes
 };
 
-// All of them but `n_predict` and `repeat_last_n`, whose accepted values depend on others.
+// All foreign fields but `n_predict` and `repeat_last_n`, whose accepted values depend on other
+// fields.
 const std::vector<ForeignField>& ForeignFields();
 
-// Judges those of the body; `max_tokens` and the penalties have been read.
+// Checks the foreign fields of the body. `max_tokens` and the penalties have been read before.
 void CheckForeignFields(ObjectReader& body);
 
 }  // namespace flotilla

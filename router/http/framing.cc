@@ -12,7 +12,7 @@ namespace {
 
 namespace http = boost::beast::http;
 
-// Of a name: unreserved characters, those that delimit, and escapes (RFC 3986, 3.2.2).
+// The marks that a name may have: unreserved ones, delimiters, and escapes (RFC 3986, 3.2.2).
 constexpr std::string_view kNameMarks = "-._~!$&'()*+,;=%";
 constexpr std::string_view kAddressMarks = ":.";  // of IPv6, in brackets
 

@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::string_view kMarks = "!#$%&'*+-.^_`|~";
 
-// What methods and the names of fields are made of (RFC 9110, 5.6.2).
+// Whether methods and field names may have `c` (RFC 9110, 5.6.2).
 bool IsTokenChar(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
          kMarks.find(c) != std::string_view::npos;

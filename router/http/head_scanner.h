@@ -1,10 +1,10 @@
-// HeadScanner: finds where the head of an HTTP/1 request ends, and refuses what RFC 9112
-// forbids in its lines, in front of the library's parser, which forgives some of it: folded
-// lines, line ends other than CRLF, blanks around a field's name, control characters. What
-// one reader forgives and another does not is how requests are smuggled past a proxy.
+// HeadScanner: finds the end of an HTTP/1 request's head, and refuses what RFC 9112 forbids in
+// its lines: folded lines, line ends other than CRLF, blanks around a field's name, control
+// characters. It runs before the library's parser, which accepts some of these. A form that one
+// reader accepts and another does not can smuggle requests past a proxy.
 //
-// It sees each byte once as it comes, so that nonsense is refused by its first line, and
-// keeps none: a head is only parsed, and memory taken for its fields, when it is whole.
+// It sees each byte once as it comes, so it refuses nonsense by its first line. It keeps no
+// bytes. A head is parsed, and memory is taken for its fields, only when it is whole.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ class HeadScanner {
   HeadScanner(std::size_t max_bytes, std::size_t max_fields)
       : max_bytes_(max_bytes), max_fields_(max_fields) {}
 
-  // `input` begins with the head's first byte and is what has come so far: what was there at
-  // the last call, and more. Not called again after anything but kMore.
+  // `input` holds all bytes that have come so far, from the head's first byte on: those of the
+  // last call, and more. Not called again after any result but kMore.
   Result Scan(std::string_view input);
 
   std::size_t size() const { return at_; }
@@ -36,7 +36,7 @@ class HeadScanner {
  private:
   enum class Place : std::uint8_t { kMethod, kStartLine, kLineStart, kName, kValue };
 
-  // Null, or what is wrong with `c` where it stands.
+  // Null, or what is wrong with `c` at this place.
   const char* Judge(char c);
   const char* JudgeInLine(char c);
 

@@ -1,6 +1,6 @@
-// HostPolicy: which Host headers a server answers. On a loopback address only those that
-// name loopback: a page of the web whose name suddenly leads to 127.0.0.1 (DNS rebinding)
-// would otherwise use the server as its reader's own.
+// HostPolicy: decides which Host headers a server answers. On a loopback address it answers
+// only those that name loopback. Otherwise a web page whose name suddenly resolves to 127.0.0.1
+// (DNS rebinding) could use the server as if it were its reader.
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@ namespace flotilla {
 
 class HostPolicy {
  public:
-  // `address`: what is listened on. `allowed`: further names, without ports, which a proxy
-  // passes on; where there are any, only they and those of loopback are answered, on every
-  // address. "*" allows all.
+  // `address` is the address that the server listens on. `allowed` are further names, without
+  // ports, which a proxy passes on. If there are any, only these names and those of loopback are
+  // answered, on every address. "*" allows all.
   HostPolicy(std::string_view address, std::vector<std::string> allowed);
 
-  // `host`: a Host header's value; its port does not matter. None at all is allowed: a page
-  // has a name.
+  // `host` is a Host header's value; its port does not matter. An empty one is allowed, because
+  // a request from a web page always has a name.
   bool Allows(std::string_view host) const;
 
  private:

@@ -12,7 +12,7 @@
 namespace flotilla {
 namespace {
 
-// What the library takes for each kind of value, and what malloc takes beside it.
+// The memory that the library takes for each kind of value, and that malloc takes besides it.
 constexpr std::size_t kAllocation = 16;
 constexpr std::size_t kElementBytes = sizeof(Json);
 constexpr std::size_t kStringBytes = sizeof(std::string) + kAllocation;

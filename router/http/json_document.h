@@ -1,6 +1,6 @@
-// From the bytes of a hostile body to a JSON document: one pass, in time linear in the
-// bytes (but for the logarithm of an object's size), and within a bound of memory.
-// Pure functions: any thread.
+// Parses the bytes of a hostile body into a JSON document, in one pass. The time is linear in
+// the bytes (but for the logarithm of an object's size), and the memory is bounded. Pure
+// functions, which may be called on any thread.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,15 @@ using Json = nlohmann::json;
 
 inline constexpr int kMaxJsonDepth = 64;
 
-// What a document may take besides its text, which is as long as the body at most: the
-// values of the cheapest kind, which are two bytes of the body, take sixteen of memory,
-// and empty objects thirty times their bytes. So many bytes are 1 Mi numbers, more than
-// the token ids that a body of 4 MiB holds, or about 150,000 members of objects.
+// The memory that a document may take besides its text, which is at most as long as the body.
+// It needs a bound because a value of the cheapest kind has two bytes in the body and takes
+// sixteen bytes of memory, and an empty object takes thirty times its bytes. This bound allows
+// 1 Mi numbers, which are more than the token ids in a body of 4 MiB, or about 150,000 members
+// of objects.
 inline constexpr std::size_t kMaxJsonBytes = 16u << 20;
 
-// A document that was parsed. It is taken apart without any memory: the library's own
-// destructor asks for as much as a list has elements, and ends the process if there is none.
+// A parsed document. Its destructor allocates nothing. The library's own destructor allocates
+// memory in proportion to a list's elements, and ends the process if there is none.
 class JsonDocument {
  public:
   JsonDocument() = default;
@@ -43,17 +44,17 @@ class JsonDocument {
   Json root_;
 };
 
-// A list, directly in the body's object, that ends the parse when it is longer.
+// A bound on a list directly in the body's object. A longer list ends the parse.
 struct ListBound {
   std::string_view name;
   std::size_t max_elements = 0;
   absl::Status too_long;  // the error then
 };
 
-// Parses a body that must be one JSON object: valid UTF-8, no key twice in an object,
-// nested kMaxJsonDepth deep at most, kMaxJsonBytes at most. INVALID_ARGUMENT saying what is
-// wrong, with the byte, counted from 1, where that helps; the body's text is not repeated,
-// but for a bounded part of a key. `bound` may be null.
+// Parses a body that must be one JSON object: valid UTF-8, no key twice in an object, nested at
+// most kMaxJsonDepth deep, and at most kMaxJsonBytes of memory. INVALID_ARGUMENT says what is
+// wrong and, where that helps, at which byte, counted from 1. It quotes no text of the body but
+// a bounded part of a key. `bound` may be null.
 absl::StatusOr<JsonDocument> ParseJsonObject(std::string_view body,
                                              const ListBound* bound = nullptr);
 

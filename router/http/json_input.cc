@@ -11,7 +11,7 @@
 namespace flotilla {
 namespace {
 
-// Client text in a message: bounded.
+// The client's text as messages show it: valid UTF-8, and bounded.
 std::string Shown(std::string_view text) { return RepairUtf8(text.substr(0, 100)); }
 
 }  // namespace

@@ -15,11 +15,11 @@
 
 namespace flotilla {
 
-// So many names of ignored members are kept: more than the header that tells them shows.
+// The most names of ignored members that are kept. The header that lists them shows fewer.
 inline constexpr std::size_t kMaxIgnored = 512;
 
-// Reads the members of one object. The first error sticks; values read after it
-// do not matter. Absent and null are the same.
+// Reads the members of one object. The first error is kept, and values read after it do not
+// matter. A member that is null counts as absent.
 //
 //   ObjectReader reader(body, "");
 //   auto seed = reader.Int("seed");
@@ -42,23 +42,23 @@ class ObjectReader {
   // A member of any type; null pointer when absent or null.
   const Json* Value(std::string_view name);
 
-  // A feature that is not built: only the given values (which mean "off") pass.
+  // For a feature that this server does not have: only the given values (which mean "off") pass.
   void UnsupportedUnless(std::string_view name, std::span<const Json> off);
   void UnsupportedUnless(std::string_view name, std::initializer_list<Json> off) {
     UnsupportedUnless(name, std::span(off.begin(), off.size()));
   }
-  // Members that cannot matter here: any value passes.
+  // For members that have no effect here: any value passes.
   void Ignored(std::initializer_list<std::string_view> names);
 
   void Fail(absl::Status status);
   // INVALID_ARGUMENT about member `name`.
   void FailField(std::string_view name, std::string_view what);
-  // Adds the same error with kUnsupportedField.
+  // The same as FailField, with the code kUnsupportedField.
   void Unsupported(std::string_view name, std::string_view what);
   bool ok() const { return status_.ok(); }
 
-  // The first error, or, unless permissive, one that names an unknown member.
-  // Permissive: their names are appended to `ignored` until it has kMaxIgnored.
+  // The first error, or, unless permissive, one that names an unknown member. If permissive,
+  // the names of unknown members are appended to `ignored` until it has kMaxIgnored.
   absl::Status Finish(bool permissive, std::vector<std::string>* ignored);
 
  private:

@@ -1,5 +1,5 @@
-// JSON output by appending to a string: what a token costs on its way to a
-// client. Nothing here builds a tree.
+// Writes JSON by appending to a string. This runs for every token on its way to a client, so
+// nothing here builds a tree.
 #pragma once
 
 #include <concepts>

@@ -1,6 +1,6 @@
-// LogprobText: log-probabilities as the OpenAI API writes them, appended token
-// by token. Chat: a list of objects; completions: four parallel columns. One per
-// choice; I/O thread.
+// LogprobText: writes log-probabilities as the OpenAI API does, token by token. Chat answers
+// have a list of objects; completions have four parallel columns. There is one per choice, on
+// the I/O thread.
 #pragma once
 
 #include <cstddef>
@@ -24,12 +24,12 @@ class LogprobText {
 
   LogprobText(Style style, BytesOf bytes_of) : style_(style), bytes_of_(std::move(bytes_of)) {}
 
-  // A token without log-probabilities: the first of an echoed prompt.
+  // Adds a token without log-probabilities: the first of an echoed prompt.
   void AddUnscored(TokenId token);
   void Add(const OutputToken& token);
 
-  // Appends the value of a "logprobs" member and begins anew; the completions'
-  // text_offset goes on counting.
+  // Appends the value of a "logprobs" member to `out` and begins anew. The text_offset of
+  // completions continues to count.
   void Take(std::string& out);
 
   bool empty() const { return count_ == 0; }

@@ -1,5 +1,6 @@
-// MemoryBudget: how many bytes something may hold over all connections of a process, and
-// MemoryCharge: what one of them holds of it, given back when it goes. Any thread.
+// MemoryBudget: the bytes that all connections of a process may hold together for one purpose.
+// MemoryCharge: the bytes that one holder takes of it, given back when the charge is destroyed.
+// May be used on any thread.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,7 @@ class MemoryBudget {
  public:
   explicit MemoryBudget(std::size_t limit) : left_(limit) {}
 
-  // False, and nothing taken, when fewer than `bytes` are left.
+  // False, and nothing is taken, if fewer than `bytes` are left.
   [[nodiscard]] bool Take(std::size_t bytes) {
     std::size_t left = left_.load(std::memory_order_relaxed);
     do {
@@ -43,8 +44,8 @@ class MemoryCharge {
     if (bytes_ > 0) budget_->Give(bytes_);
   }
 
-  // Holds `bytes` from now on, at least as many as before. False, and nothing changed, when
-  // so many are not left.
+  // Holds `bytes` from now on, or as many as before if those are more. False, and nothing
+  // changes, if the budget has not enough left.
   [[nodiscard]] bool Grow(std::size_t bytes) {
     if (bytes <= bytes_) return true;
     if (!budget_->Take(bytes - bytes_)) return false;

@@ -1,6 +1,6 @@
-// OpenAiAnswer: what the service reports of a request, written as the OpenAI API
-// answers: one JSON body, or server-sent events. Pure text; it knows neither
-// sockets nor generations. One per HTTP request; I/O thread.
+// OpenAiAnswer: writes what the service reports of a request as an answer of the OpenAI API:
+// one JSON body, or server-sent events. It makes only text, and knows neither sockets nor
+// generations. There is one per HTTP request, on the I/O thread.
 //
 // A request has one or more prompts and n choices of each: choice i of prompt p
 // has the index p * n + i.
@@ -20,7 +20,7 @@ namespace flotilla {
 
 class OpenAiAnswer {
  public:
-  // What the answer needs to know of its request.
+  // The facts about the request that the answer needs.
   struct Header {
     std::string id;  // without the prefix that says the kind
     std::string model;
@@ -34,20 +34,20 @@ class OpenAiAnswer {
   };
   OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of);
 
-  // A prompt's tokens; `text` is what echo repeats in each of its choices.
+  // Adds a prompt's tokens. `text` is the text that echo repeats in each of its choices.
   void Prompt(std::uint32_t prompt, std::vector<TokenId> tokens, const std::string& text);
-  // Log-probabilities of the echoed prompt, in order.
+  // Adds log-probabilities of the echoed prompt, in order.
   void PromptScores(std::uint32_t prompt, const std::vector<OutputToken>& scores);
 
-  // What a prompt's generation says; its choices are numbered from 0. Streaming:
-  // each appends whole events to `out`, or nothing when there is nothing to say.
-  // Otherwise they collect, and `out` is not touched.
+  // These add the reports of a prompt's generation, whose choices are numbered from 0. When
+  // streaming, each appends whole events to `out`, or nothing if there is nothing to send.
+  // Otherwise they collect the reports and do not touch `out`.
   void Start(std::uint32_t prompt, std::string& out);
   void Add(std::uint32_t prompt, const Delta& delta, std::string& out);
   void Finish(std::uint32_t prompt, const ChoiceEnd& end, std::string& out);
-  // A prompt's own usage; they are added up.
+  // Adds one prompt's usage to the total.
   void AddUsage(const Usage& usage);
-  // Streaming: the usage event, if asked for, and the end mark.
+  // When streaming, appends the usage event, if the client asked for it, and the end mark.
   void End(std::string& out);
 
   // The whole body of an answer that is not streamed, once all choices have finished.

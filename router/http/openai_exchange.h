@@ -1,6 +1,6 @@
 // OpenAiExchange: one completions or chat request while it runs. It owns the
-// generations, one per prompt, and turns what they report into the answer.
-// Destroying it cancels what still runs. The I/O loop's thread.
+// generations, one per prompt, and turns what they report into the answer. Its destructor
+// cancels the generations that still run. It lives on the I/O loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,14 @@ struct ValidOpenAiRequest {
   std::vector<GenerateRequest> prompts;
 };
 
-// All of its prompts, or why one of them is refused (InferenceService::Validate). Any thread.
+// Validates all prompts of `request`; the error says why one of them is refused
+// (InferenceService::Validate). May be called on any thread.
 absl::StatusOr<ValidOpenAiRequest> Validate(OpenAiRequest request, const InferenceService& service);
 
 class OpenAiExchange final : public HttpExchange {
  public:
-  // Starts all prompts. Null when the request was refused and the refusal sent. `reply`
-  // outlives the exchange, as do the service and the I/O loop.
+  // Starts all prompts. Null: the request was refused, and the refusal was sent. `reply`, the
+  // service and the I/O loop outlive the exchange.
   static std::unique_ptr<HttpExchange> Start(ValidOpenAiRequest valid, std::int64_t now_s,
                                              InferenceService& service, IoLoop& io_loop,
                                              HttpReply& reply);
@@ -58,7 +59,7 @@ class OpenAiExchange final : public HttpExchange {
       : request_(std::move(request)), service_(service), reply_(reply) {}
 
   absl::Status StartAll(std::vector<GenerateRequest> prompts, std::int64_t now_s, IoLoop& io_loop);
-  // If `work` cannot get memory, this request fails, and no other.
+  // Runs `work`. If it cannot get memory, this request fails, and no other.
   template <class Work>
   void Guarded(Work work);
   void Begin();

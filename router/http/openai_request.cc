@@ -155,7 +155,7 @@ void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& a
   CheckForeignFields(reader);
 }
 
-// What reading a message may ignore, and whom it tells.
+// Which members of a message may be ignored, and where their names are recorded.
 struct Ignoring {
   bool permissive = false;
   std::vector<std::string>* names = nullptr;
@@ -199,7 +199,8 @@ std::optional<ChatTurn> Message(const Json& value, std::size_t index, Ignoring i
     return std::nullopt;
   }
   ObjectReader reader(value, path + ".");
-  // Before the content, which is null beside them: they are what is wrong then.
+  // Tool calls are checked before the content, which is null beside them, so that the error
+  // names the calls.
   if (const Json* calls = reader.Value("tool_calls"); calls != nullptr && *calls != Json::array()) {
     reader.Unsupported("tool_calls", "is not supported: there are no tools here");
   }
@@ -232,15 +233,15 @@ std::vector<ChatTurn> Messages(ObjectReader& reader, Ignoring ignoring) {
   return turns;
 }
 
-// A body with `messages`, of which there may be so many.
+// Parses a body whose list `messages` has a bound.
 absl::StatusOr<JsonDocument> ParseBody(std::string_view body, const ParseOptions& options) {
   const ListBound messages{"messages", options.limits.max_messages,
                            TooManyMessages(options.limits)};
   return ParseJsonObject(body, &messages);
 }
 
-// One ApiRequest per prompt: text, token ids, or a list of either. What they share is copied
-// for each, so none is made of a body that is refused already.
+// Makes one ApiRequest per prompt from text, token ids, or a list of either. The fields that they
+// share are copied for each, so none is made from a body that is refused already.
 void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOptions& options,
                  OpenAiRequest& request) {
   const Json* value = reader.Value("prompt");

@@ -1,6 +1,6 @@
-// Bodies of the OpenAI API as values: what /v1/completions, /v1/chat/completions,
-// /tokenize and /detokenize were asked to do. Pure; hostile input ends as
-// INVALID_ARGUMENT naming the field.
+// Parses bodies of the OpenAI API into values: requests of /v1/completions,
+// /v1/chat/completions, /tokenize and /detokenize. Pure. Hostile input gives INVALID_ARGUMENT,
+// which names the field.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ namespace flotilla {
 
 struct OpenAiRequest {
   bool chat = false;
-  // One per prompt, in order, each with the same n; its choices are numbered from
-  // i * n on for prompt i.
+  // One per prompt, in order, each with the same n. The choices of prompt i are numbered from
+  // i * n on.
   std::vector<ApiRequest> prompts;
   bool stream = false;
   bool include_usage = false;
-  bool continuous_usage = false;  // in every event, as far as it has come
+  bool continuous_usage = false;  // every event has the usage so far
   bool echo = false;              // completions: the prompt is part of the text
   bool logprobs = false;          // the answer carries them
   bool return_token_ids = false;
@@ -34,7 +34,7 @@ struct OpenAiRequest {
 struct ParseOptions {
   bool permissive = false;  // unknown fields are ignored rather than refused
   std::size_t max_prompts = 32;
-  RequestLimits limits;  // what ends the reading of a body early
+  RequestLimits limits;  // a body that exceeds one of them is not read to its end
 };
 
 absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,

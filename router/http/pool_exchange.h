@@ -1,9 +1,9 @@
-// PoolExchange: an HTTP request while the service's pool works for it: parses a long body,
-// encodes, decodes, or writes a long answer. The I/O loop's thread.
+// PoolExchange: an HTTP request while the service's pool works for it. The pool parses a long
+// body, encodes, decodes, or writes a long answer. Lives on the I/O loop's thread.
 //
-// The peer may go, and the exchange with it, before the pool is done. So work holds it
-// weakly: what self() gives is null on the I/O loop's thread once the exchange is gone, and has
-// expired for the other threads, which need not begin then.
+// The peer may disconnect before the pool is done, and then the exchange is destroyed. So the
+// work holds only the weak pointer self(). On the I/O loop's thread it gives null once the
+// exchange is gone; on other threads it has expired, and the work need not begin.
 #pragma once
 
 #include <atomic>
@@ -24,11 +24,11 @@ class PoolExchange final : public HttpExchange {
 
   HttpReply& reply() { return reply_; }
   std::weak_ptr<PoolExchange*> self() const { return self_; }
-  // Set once the exchange is gone: what still waits in the pool need not run.
+  // Set once the exchange is gone: work that still waits in the pool need not run.
   std::shared_ptr<const std::atomic<bool>> abandoned() const { return abandoned_; }
   // The part of a budget that the answer holds as long as this object lives.
   void Hold(MemoryCharge charge) { charge_ = std::move(charge); }
-  // Lives as long as this one: what the request goes on as. May be null.
+  // Continues the request as `next`, which lives as long as this exchange. May be null.
   void GoOnAs(std::unique_ptr<HttpExchange> next) { next_ = std::move(next); }
 
  private:

@@ -16,12 +16,12 @@ namespace {
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-// The framing bytes that a body may cost: a chunk of one byte, the smallest, is sent as 6.
-// More is traffic without content, for which the time limit alone would be gigabytes.
+// The most bytes on the wire per byte of a body: the smallest chunk, of one byte, is sent as 6.
+// More is traffic without content, of which the time limit alone would allow gigabytes.
 constexpr std::uint64_t kWireBytesPerByte = 8;
 constexpr std::uint64_t kFreeWireBytes = 64 << 10;
-// Of each body, not counted by the budget: small requests get through whatever large ones
-// do. With 1,024 connections they are 8 MiB.
+// The bytes of each body that the budget does not count, so that small requests get through
+// whatever large ones do. With 1,024 connections they are 8 MiB.
 constexpr std::size_t kFreeBodyBytes = 8 << 10;
 constexpr std::size_t kFirstBodyBytes = 1 << 10;
 
@@ -36,7 +36,7 @@ std::string TransportErrorJson(std::string_view message) {
 
 RequestReader::RequestReader(const HttpLimits* limits, MemoryBudget* budget)
     : limits_(*limits), scanner_(limits->header_bytes, limits->header_fields), charge_(budget) {
-  // The scanner has counted; the parser counts the line ends a second time.
+  // The scanner has checked the limit before; the parser counts the line ends a second time.
   parser_.header_limit(static_cast<std::uint32_t>(limits->header_bytes + 4));
   parser_.body_limit(limits->body_bytes);
 }
@@ -105,7 +105,7 @@ bool RequestReader::Reserve(std::size_t bytes) {
   const std::size_t doubled = std::max(2 * body.capacity(), kFirstBodyBytes);
   const std::size_t capacity = std::max(needed, std::min(doubled, end));
   if (!charge_.Grow(capacity - std::min(capacity, kFreeBodyBytes))) return false;
-  // A string that is told to reserve takes twice what it had, whatever it is told.
+  // std::string::reserve takes at least twice the old capacity, so a new string is used.
   std::string grown;
   grown.reserve(capacity);
   grown += body;

@@ -1,6 +1,6 @@
-// RequestReader: one HTTP/1.1 request, from the bytes of a connection: first its head, then
-// its body. What it holds is bounded in each state of it, and the bodies of all connections
-// together by a budget. Knows no socket; lives on its connection's thread.
+// RequestReader: reads one HTTP/1.1 request from the bytes of a connection: first its head,
+// then its body. Its memory is bounded in each of its states, and a budget bounds the bodies of
+// all connections together. It knows no socket and lives on its connection's thread.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 namespace flotilla {
 
-// A request's body, whose memory grows with what has come: what is announced takes none.
-// (The library's string_body reserves what Content-Length says.)
+// A request's body, whose memory grows with the bytes that have come. Bytes that are only
+// announced take none. (The library's string_body reserves what Content-Length says.)
 struct GrowingBody {
   using value_type = std::string;
 
@@ -55,8 +55,8 @@ class RequestReader {
  public:
   using Head = boost::beast::http::request<GrowingBody>;
   enum class Step : std::uint8_t {
-    kMore,      // the input was used up, or is the beginning of something
-    kHead,      // the head is there: once
+    kMore,      // more input is needed; any input that is left is an incomplete part
+    kHead,      // the head is there; returned once
     kNoMemory,  // the budget is spent; may be tried again
     kRequest,   // the request is whole
     kRefused,   // refusal() says why; where the next request begins is unknown
@@ -65,18 +65,17 @@ class RequestReader {
   // Both outlive it.
   RequestReader(const HttpLimits* limits, MemoryBudget* budget);
 
-  // Takes what it can use from the front of `input`, up to the next step. Of what is left
-  // after kMore there are HttpLimits::framing_bytes at most, or as much of a head as the
-  // limits allow.
+  // Takes what it can use from the front of `input`, up to the next step. After kMore at most
+  // HttpLimits::framing_bytes are left, or as much of a head as the limits allow.
   Step Read(std::string& input);
 
-  // Valid from kHead on. Nothing of a trailer is in it.
+  // Valid from kHead on. While the body is read, the fields of a trailer are added to it.
   const Head& head() const { return parser_.get(); }
-  // Whether bytes of a body are to come, by the head.
+  // Whether the head announces bytes of a body.
   bool has_body() const { return has_body_; }
   // Whether everything that the head announced has come.
   bool whole() const { return parser_.is_done(); }
-  // Once, after kRequest; the charge is what the body holds of the budget.
+  // These two are called once, after kRequest. The charge is the body's part of the budget.
   std::string TakeBody() { return std::move(parser_.get().body()); }
   MemoryCharge TakeCharge() { return std::move(charge_); }
   bool charged() const { return charge_.bytes() > 0; }
@@ -85,7 +84,7 @@ class RequestReader {
  private:
   Step ReadHead(std::string& input);
   Step ReadBody(std::string& input);
-  // Room for `bytes` more of the body, if they belong to it. False: the budget is spent.
+  // Makes room for `bytes` more of the body, if they belong to it. False: the budget is spent.
   bool Reserve(std::size_t bytes);
   Step Refuse(int status, std::string_view message);
   Step RefuseError(const boost::system::error_code& error);
@@ -96,12 +95,12 @@ class RequestReader {
   MemoryCharge charge_;
   bool head_read_ = false;
   bool has_body_ = false;
-  std::uint64_t body_end_ = 0;    // the body has so many bytes at most
+  std::uint64_t body_end_ = 0;    // the most bytes that the body has
   std::uint64_t wire_bytes_ = 0;  // of the body as it was sent, framing included
   HttpRefusal refusal_;
 };
 
-// The body of an error that the transport itself finds.
+// The body of the answer to an error that the transport itself finds.
 std::string TransportErrorJson(std::string_view message);
 
 }  // namespace flotilla

@@ -49,7 +49,7 @@ std::string_view NearestPath(std::string_view asked, std::span<const std::string
   for (std::string_view path : paths) {
     const std::string other = Bare(path);
     const std::size_t typos = EditDistance(bare, other);
-    // Half of a short name is another name.
+    // If half of a short name differs, it is another name.
     if (typos < least && typos * 2 < other.size()) {
       least = typos;
       nearest = path;

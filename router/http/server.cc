@@ -41,14 +41,14 @@ constexpr char kTooManyConnections[] =
 // One I/O thread: an io_context, the I/O loop, and the connections it owns.
 class IoThread final : public ConnectionOwner, public Dispatcher {
  public:
-  // What the threads of a server share; outlives them.
+  // The state that the threads of a server share. It outlives them.
   struct Shared {
     explicit Shared(HttpServerOptions given)
         : options(std::move(given)), body_memory(options.body_memory_bytes) {}
     const HttpServerOptions options;
     std::atomic<std::uint32_t> connections = 0;
     MemoryBudget body_memory;
-    // A connection has closed; on its thread.
+    // Called when a connection has closed, on its thread.
     std::function<void()> on_closed;
   };
 
@@ -93,7 +93,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
     });
   }
 
-  // Any thread. `drained` is called once, on the I/O thread, when the last
+  // May be called on any thread. `drained` is called once, on the I/O thread, when the last
   // connection has closed.
   void Drain(std::function<void()> drained) {
     asio::post(context_, [this, drained = std::move(drained)]() mutable {
@@ -156,7 +156,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
         context_.run();
         return;
       } catch (const std::bad_alloc&) {
-        // A piece of work is lost for want of memory; connections see to their own.
+        // This piece of work is lost, because there is no memory. Connections handle their own.
       }
     }
   }
@@ -271,7 +271,7 @@ void HttpServerImpl::Accept() {
 
 void HttpServerImpl::AcceptOne() {
   if (!accepting_) return;
-  // A socket is born on the context that will serve it.
+  // A socket is created on the context that will serve it.
   IoThread& thread = *threads_[next_thread_];
   next_thread_ = (next_thread_ + 1) % threads_.size();
   tcp::socket socket(thread.context());
@@ -289,7 +289,7 @@ void HttpServerImpl::AcceptOne() {
   Accept();
 }
 
-// The backlog waits a moment: until a descriptor, or memory, is free again.
+// Lets the backlog wait a moment, until a descriptor or memory is free again.
 void HttpServerImpl::PauseAccepting() {
   try {
     accept_pause_->expires_after(std::chrono::milliseconds(100));

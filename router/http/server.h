@@ -1,5 +1,5 @@
-// HttpServer: the OpenAI HTTP API on a port. Owned by main; Start and Stop on
-// main's thread. It has its own I/O threads, each with an IoLoop of the service.
+// HttpServer: the OpenAI HTTP API on a port. Owned by main, which calls Start and Stop on its
+// thread. The server has its own I/O threads, each with an IoLoop of the service.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace flotilla {
 
-// Bounds of one connection, and how long a peer may dawdle.
+// Bounds of one connection, and of the time that a peer may take.
 struct HttpLimits {
   std::size_t header_bytes = 8192;      // request line and headers: else 431
   std::size_t header_fields = 100;      // each takes memory besides its bytes: else 431
@@ -26,18 +26,18 @@ struct HttpLimits {
   // Unsent output; a peer that stays above it for `write_timeout` is cut off and
   // its request cancelled. Generation never waits for a peer.
   std::size_t unsent_bytes = 1u << 20;
-  // The kernel's send buffer: left to itself it grows to megabytes before a slow
-  // peer shows. Tokens are small; this is enough for 1 MB/s over 100 ms.
+  // The kernel's send buffer. By default it grows to megabytes before a slow peer is noticed.
+  // Tokens are small; this size is enough for 1 MB/s over 100 ms.
   int socket_send_bytes = 128 << 10;
   absl::Duration idle_timeout = absl::Seconds(60);    // between requests
   absl::Duration header_timeout = absl::Seconds(10);  // first byte to last header
   absl::Duration body_timeout = absl::Seconds(30);
   absl::Duration write_timeout = absl::Seconds(30);
-  // A body that takes longer may be cut off in favour of others, when the memory for bodies
-  // or the connections are used up.
+  // A body that takes longer may be cut off in favour of others when the memory for bodies is
+  // used up, or when there are as many connections as allowed.
   absl::Duration slow_body = absl::Seconds(1);
-  // From when a peer has closed its sending side until it is asked, by an interim answer,
-  // whether it is still there; then ten times as long, and so on.
+  // The time from when a peer has closed its sending side until an interim answer probes
+  // whether it is still there. The next delay is ten times as long, and so on.
   absl::Duration probe_delay = absl::Milliseconds(250);
 };
 
@@ -45,14 +45,15 @@ struct HttpServerOptions {
   std::string address = "127.0.0.1";  // an IP address, not a name
   std::uint16_t port = 8080;          // 0: any free one
   std::uint32_t io_threads = 1;
-  // At this bound a new one takes the place of the one that has been idle for longest, or
-  // else slow with its request; if there is none, it gets 503 and is closed.
+  // At this bound a new connection takes the place of the one that has been idle for longest,
+  // or else of one that is slow with its request. If there is none, the new one gets 503 and is
+  // closed.
   std::uint32_t max_connections = 1024;
   // Memory for bodies that are being read, over all connections, beyond the first 8 KiB of
-  // each. Who finds it spent gets 503, after bodies that are slow were cut off.
+  // each. If it is spent, slow bodies are cut off; if that is not enough, the request gets 503.
   std::size_t body_memory_bytes = 32u << 20;
-  // Descriptors kept open for nothing, to be closed for connections when the process has no
-  // others left.
+  // Descriptors that are kept open as a reserve. They are closed to take connections when the
+  // process has no others left.
   std::size_t spare_descriptors = 0;
   // Host headers that are answered besides those of loopback (router/http/host_policy.h).
   std::vector<std::string> allowed_hosts;
@@ -62,14 +63,14 @@ struct HttpServerOptions {
   // The request header that names the tenant, for a gateway that sets it itself;
   // empty: there is one tenant.
   std::string tenant_header;
-  // Admits callers, who are the tenants then; null: everybody. Outlives the server.
+  // Admits callers, which are then the tenants; null: everybody. Outlives the server.
   KeyGate* gate = nullptr;
   // Unknown body fields are ignored, with a warning header, not refused.
   bool permissive = false;
   std::size_t max_prompts = 32;  // of one completions request
-  // The text of /metrics; without it there is no such page. Any I/O thread.
+  // Returns the text of /metrics; without it there is no such page. Called on any I/O thread.
   std::function<std::string()> metrics;
-  // Told of bodies that are refused before the service sees them; may be null,
+  // Receives refusals of bodies that are refused before the service sees them. May be null,
   // else outlives the server.
   RouterProbe* probe = nullptr;
 };
@@ -81,8 +82,8 @@ class HttpServer {
   // Stops without grace.
   virtual ~HttpServer() = default;
 
-  // Listens and serves; returns the port. INVALID_ARGUMENT: not an address;
-  // UNAVAILABLE: it cannot be bound, with the reason. Once.
+  // Listens and serves; returns the port. Called once. INVALID_ARGUMENT: the address is not
+  // valid. UNAVAILABLE: it cannot be bound; the message has the reason.
   virtual absl::StatusOr<std::uint16_t> Start() = 0;
 
   // Accepts nothing new, lets running requests finish for `grace`, cancels the

@@ -1,5 +1,5 @@
 // Discovery: a thread that resolves the names of schedulers every few seconds and publishes
-// the fleet which addresses there are. With fixed addresses only there is no thread.
+// the addresses to the fleet. If all addresses are fixed, there is no thread.
 #pragma once
 
 #include <functional>
@@ -19,22 +19,22 @@ namespace flotilla {
 struct DiscoveryOptions {
   // host:port, or dns:///host:port.
   std::vector<std::string> targets;
-  // Between two looks at a name.
+  // The time between two look-ups of a name.
   absl::Duration interval = absl::Seconds(5);
-  // The addresses, host:port, of a name. May block. Default: getaddrinfo.
+  // Returns the addresses, host:port, of a name. May block. Default: getaddrinfo.
   std::function<absl::StatusOr<std::vector<std::string>>(const DnsName&)> resolve;
   // Receives all addresses, sorted: before Start returns if some are fixed, and when they have
-  // changed. Not the fleet's own threads.
+  // changed. It is not called on the fleet's own threads.
   std::function<void(const std::vector<std::string>&)> on_addresses;
-  // Learns that a name could not be resolved: once, until it can be again. May be null.
+  // Called when a name could not be resolved: once, until it can be resolved again. May be null.
   std::function<void(const DnsName&, const absl::Status&)> on_failure;
 };
 
 class Discovery {
  public:
-  // INVALID_ARGUMENT: a target that is no address.
+  // INVALID_ARGUMENT: a target is not an address.
   static absl::StatusOr<std::unique_ptr<Discovery>> Start(DiscoveryOptions options);
-  // Waits for a look that is under way: seconds, where no name server answers.
+  // Waits for a look-up that is under way. This takes seconds if no name server answers.
   ~Discovery();
   Discovery(const Discovery&) = delete;
   Discovery& operator=(const Discovery&) = delete;

@@ -9,14 +9,14 @@
 namespace flotilla {
 namespace {
 
-// How often it is looked whether what is held can be sent, or was held too long; a replica
-// that comes back is told at once.
+// How often the fleet checks whether held requests can be sent or were held too long. A replica
+// that comes back gets them at once.
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr std::int64_t kRetryAfterMs = 1000;
 
 }  // namespace
 
-// One scheduler: its wire, and the sink of all requests there.
+// One scheduler: the connection to it, and the sink of all requests there.
 class Fleet::Member final : public RemoteEngineObserver, public EventSink {
  public:
   Member(Fleet* fleet, ReplicaId id, const std::string& address)
@@ -94,7 +94,7 @@ void Fleet::Stop() {
     members = members_;
   }
   for (const auto& [id, member] : members) member->engine().Stop();
-  Run([](FleetCore&) {});  // who waits for the last request learns of it
+  Run([](FleetCore&) {});  // notifies those who wait for the last request
 }
 
 std::vector<std::string> Fleet::Models() const {

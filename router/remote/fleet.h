@@ -1,9 +1,9 @@
-// Fleet: the schedulers that a router knows, their wires, and the requests on them.
+// Fleet: the schedulers that a router knows, the connections to them, and their requests.
 //
-// It gives FleetCore (router/core), which decides, its events and does what it says: a
-// RemoteEngine per address, one lock around the core, a thread for what is held. Replicas
-// come and go with SetAddresses; the models are what replicas say they serve. FleetEngine
-// is one of these models as an Engine.
+// FleetCore (router/core) makes the decisions. Fleet passes events to it and performs its
+// actions, with a RemoteEngine per address, one lock around the core, and a thread for held
+// requests. Replicas come and go with SetAddresses. The models are those that replicas say
+// they serve. FleetEngine is one of these models as an Engine.
 #pragma once
 
 #include <cstddef>
@@ -37,10 +37,10 @@ struct FleetOptions {
   // Between two attempts to attach to a scheduler.
   absl::Duration retry = absl::Milliseconds(200);
   FleetCoreOptions core;
-  // A scheduler has answered, or what it serves has changed. Must not block, nor call the
-  // fleet.
+  // Called when a scheduler has answered, or when what it serves has changed. Must not block,
+  // nor call the fleet.
   std::function<void(const std::string& address, const EngineDescription&)> on_attached;
-  // One that had answered is gone. The same.
+  // Called when a scheduler that had answered is gone. The same rules apply.
   std::function<void(const std::string& address, const absl::Status& why)> on_lost;
 };
 
@@ -59,16 +59,16 @@ class Fleet {
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 
-  // The schedulers there are, host:port, from now on. One that is not among them any more
-  // gets no new requests, and is left when those that it has are over.
+  // Sets the addresses, host:port, of all schedulers from now on. One that is not among them any
+  // more gets no new requests, and is disconnected when those that it has are over.
   void SetAddresses(const std::vector<std::string>& addresses) ABSL_LOCKS_EXCLUDED(mu_);
-  // All requests that are not over end with UNAVAILABLE; no event after it returns. Not
+  // Ends all running requests with UNAVAILABLE. No event comes after it returns. Not called
   // from a sink. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
-  // See Engine::Drain; of all models.
+  // Like Engine::Drain, for all models.
   void Drain(std::function<void()> done) { DrainModel(std::nullopt, std::move(done)); }
 
-  // The models met so far, in the order in which they were met; none goes.
+  // The models seen so far, in the order in which they were first seen. None is ever removed.
   std::vector<std::string> Models() const ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<FleetReplica> Replicas() const ABSL_LOCKS_EXCLUDED(mu_);
   FleetCounters Counters() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -84,7 +84,7 @@ class Fleet {
   void DrainModel(std::optional<std::size_t> model, std::function<void()> done)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Notifies the core, and does what it says.
+  // Applies `change` to the core, and performs the actions that result.
   void Run(absl::FunctionRef<void(FleetCore&)> change) ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(SinkBatches& batches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // False: it could not be sent.
@@ -94,7 +94,7 @@ class Fleet {
   bool AnyLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Runs on the thread.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the wires of replicas that are not to be used any more.
+  // Closes the connections of replicas that are not used any more.
   void RemoveLeft() ABSL_LOCKS_EXCLUDED(mu_);
 
   const FleetOptions options_;
@@ -105,7 +105,7 @@ class Fleet {
   std::uint64_t next_replica_ ABSL_GUARDED_BY(mu_) = 1;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool ticking_ ABSL_GUARDED_BY(mu_) = false;
-  bool leaving_ ABSL_GUARDED_BY(mu_) = false;  // some replica is
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;  // some replica is leaving
   std::vector<std::pair<std::optional<std::size_t>, std::function<void()>>> drains_
       ABSL_GUARDED_BY(mu_);
   TaskThread thread_;  // last: its work uses the rest

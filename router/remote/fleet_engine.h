@@ -17,7 +17,7 @@ class FleetEngine final : public Engine {
   // `model` is an index of Fleet::Models(). `fleet` outlives it.
   FleetEngine(Fleet* fleet, std::size_t model) : fleet_(fleet), model_(model) {}
 
-  // What every replica of the model can do; the numerics id is one replica's.
+  // The description that every replica of the model meets. The numerics id is one replica's.
   absl::StatusOr<EngineDescription> Describe() const override { return fleet_->Describe(model_); }
   void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override {
     fleet_->Run([&](FleetCore& core) {
@@ -27,7 +27,7 @@ class FleetEngine final : public Engine {
   void Cancel(const CancelRequest& cancel) override {
     fleet_->Run([&](FleetCore& core) { core.Cancel(cancel); });
   }
-  // The sum over its replicas. Draining: no replica takes new requests.
+  // The sum over its replicas. It is draining if no replica takes new requests.
   EngineLoad Load() const override { return fleet_->Load(model_); }
   // Asks its replicas, one after the other; 10 seconds each at most.
   absl::StatusOr<std::string> TokenizerBytes() const override {

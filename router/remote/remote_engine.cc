@@ -37,7 +37,7 @@ class RemoteEngine::Link final
             rpc::ConnectTo(engine->options_.address, engine->options_.credentials.get()))),
         stream_(engine->options_.poller, this) {}
 
-  // Messages come from here on.
+  // Begins the stream. Messages may come from here on.
   void Begin() { stream_.Begin(stub_->PrepareAsyncAttach(&stream_.context(), stream_.queue())); }
 
   void Send(const EngineCommand& command, std::int64_t now_ns) {
@@ -253,7 +253,7 @@ void RemoteEngine::OnBroken(const absl::Status& why) {
     }
     drained = TakeDrained();
   }
-  batches.Post();  // and they come again
+  batches.Post();  // the owners may submit these requests again
   for (const auto& done : drained) done();
 }
 

@@ -1,10 +1,10 @@
 // RemoteEngine: an Engine in another process, on one gRPC stream
 // (flotilla.v1.Scheduler).
 //
-// When the stream breaks, the requests that were there are given back (kMoved), to be
-// submitted again from the tokens that have come, here or elsewhere; what nobody had
-// accepted is refused. While the scheduler is away everything is refused, and the stream
-// is tried again. Fleet (fleet.h) joins several of them.
+// When the stream breaks, RemoteEngine gives its accepted requests back (kMoved), so that their
+// owners can submit them again, here or elsewhere, from the tokens that have come. It refuses
+// requests that were not accepted yet. While the scheduler is away, it refuses all requests and
+// tries to attach again. Fleet (fleet.h) joins several of them.
 #pragma once
 
 #include <cstdint>
@@ -39,39 +39,39 @@ struct RemoteEngineOptions {
   std::shared_ptr<rpc::Poller> poller;            // receives the answers; null: one for each stream
 };
 
-// Learns how a scheduler is. One call at a time, in the order of its events, which come to
-// their sinks on the same threads; not while RemoteEngine is locked.
+// Receives the state of a scheduler. It gets one call at a time, in order with the events, which
+// their sinks receive on the same threads. RemoteEngine is not locked during a call.
 class RemoteEngineObserver {
  public:
   virtual ~RemoteEngineObserver() = default;
   // The scheduler serves what `description` says. Called again when that has changed.
   virtual void OnAttached(const EngineDescription& description) = 0;
-  // Contains every request that was accepted before.
+  // The load contains every request that was accepted before.
   virtual void OnLoad(const EngineLoad& load) = 0;
-  // The stream broke, or could not be made. Before the events that give back. Not after
-  // Stop.
+  // The stream broke, or could not be made. Called before the events that give requests back,
+  // and not after Stop.
   virtual void OnDetached(const absl::Status& why) = 0;
 };
 
 class RemoteEngine final : public Engine {
  public:
-  // `clock` outlives it and is the one of the requests' deadlines. So does `observer`,
-  // which may be null.
+  // `clock` outlives it and is the clock of the requests' deadlines. `observer` outlives it, too,
+  // and may be null.
   RemoteEngine(RemoteEngineOptions options, const Clock* clock,
                RemoteEngineObserver* observer = nullptr);
   // Stops, unless stopped.
   ~RemoteEngine() override;
 
-  // Once, before all else. That no scheduler answers yet is no failure.
+  // Called once, before all else. It is no failure if no scheduler answers yet.
   void Start();
-  // All requests that are not over end with UNAVAILABLE; no event after it returns.
-  // Not from a sink. Idempotent.
+  // Ends all running requests with UNAVAILABLE. No event comes after it returns. Not called
+  // from a sink. Idempotent.
   void Stop();
 
   // UNAVAILABLE until the scheduler has a worker group.
   absl::StatusOr<EngineDescription> Describe() const override;
   void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override;
-  // Does what Submit does, but a refusal that is known here is the result and no event.
+  // Like Submit, but a refusal that is known here is returned, and is not an event.
   absl::Status TrySubmit(TokenizedRequest request, std::shared_ptr<EventSink> sink)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(const CancelRequest& cancel) override;
@@ -94,7 +94,7 @@ class RemoteEngine final : public Engine {
     std::vector<bool> ended;  // [sequences]
   };
 
-  // The sequences that have not ended end so.
+  // Ends the sequences that have not ended, with `reason`.
   static void EndSequences(const RequestId& id, const Entry& entry, FinishReason reason,
                            SinkBatches& batches);
 
@@ -102,7 +102,7 @@ class RemoteEngine final : public Engine {
   // The link calls these, one at a time.
   void OnUpdate(EngineUpdate update);
   void OnBroken(const absl::Status& why);
-  // Takes those who wait for the end of all requests, if that has come.
+  // If all requests have ended, takes the callbacks that wait for this.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const RemoteEngineOptions options_;
@@ -114,7 +114,7 @@ class RemoteEngine final : public Engine {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  Link* link_ ABSL_GUARDED_BY(mu_) = nullptr;   // the running one
+  Link* link_ ABSL_GUARDED_BY(mu_) = nullptr;   // the one that runs
   bool attached_ ABSL_GUARDED_BY(mu_) = false;  // it has brought a description
   std::optional<EngineDescription> description_ ABSL_GUARDED_BY(mu_);  // the last
   EngineLoad load_ ABSL_GUARDED_BY(mu_);

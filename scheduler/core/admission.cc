@@ -57,7 +57,7 @@ absl::Status CheckSequences(const TokenizedRequest& request, const CoreOptions& 
   if (request.sequences == 0) return absl::InvalidArgumentError("a request has no sequences");
   const std::uint32_t width = request.beam ? request.beam->beams : request.sequences;
   const std::uint32_t most = MaxSequences(options, description);
-  // Beams that are cancelled are counted by index: their number is bounded too.
+  // BeamGroup::cancelled has an entry per answer, so their number is limited too.
   if (width > most || request.sequences > most) {
     return absl::InvalidArgumentError(
         absl::StrCat(std::max(width, request.sequences), " sequences; at most ", most, " can run"));
@@ -94,8 +94,8 @@ std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) {
   return (positions + group.tokens_per_block - 1) / group.tokens_per_block;
 }
 
-// Blocks that sequences of one request surely share: those before the last token
-// of the prompt. None where sequences cannot be forked (KvCacheManager::can_fork).
+// The blocks that the sequences of one request surely share: those before the last token
+// of the prompt. There are none if sequences cannot be forked (KvCacheManager::can_fork).
 std::uint64_t SharedBlocks(const Extent& extent, const ExecutorDescription& description) {
   std::uint64_t blocks = 0;
   for (const KvGroup& group : description.groups) {

@@ -1,5 +1,5 @@
-// Admission: which requests this scheduler can serve at all, and by name why
-// not. The only place where a request may be refused.
+// Admission: decides which requests this scheduler can serve at all, and names the reason
+// when it cannot.
 #pragma once
 
 #include <cstdint>
@@ -11,40 +11,40 @@
 
 namespace flotilla {
 
-// Most positions with K and V that a sequence can come to have: the last token
-// allowed is never fed back.
+// The most positions with K and V that a sequence can come to have. The last token that is
+// allowed is never fed back, so it has none.
 std::uint32_t MaxPositions(std::uint32_t prompt_tokens, std::uint32_t max_tokens);
 
-// Sequences that may hold KV blocks at once: no request has more. Below the row
-// budget, so that decodes alone never fill a plan that a prompt waits for.
+// The most sequences that may hold KV blocks at once; no request may have more. This is
+// below the row budget, so that decodes alone never fill a plan that a prompt waits for.
 std::uint32_t MaxSequences(const CoreOptions& options, const ExecutorDescription& description);
 
-// Whether `description`'s worker group could serve the request if it were
-// alone.
-//   INVALID_ARGUMENT: tokens outside the vocabulary, parameters out of range,
-//     longer than the context, the KV pool or the admission limit, more sequences
-//     or beams than can run.
+// Whether the worker group of `description` could serve the request if it were alone.
+//   INVALID_ARGUMENT: tokens are outside the vocabulary, parameters are out of range, the
+//     request is longer than the context, the KV pool or the admission limit, or it has
+//     more sequences or beams than can run.
 //   UNIMPLEMENTED: constraints, adapters.
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
                            const ExecutorDescription& description);
 
-// How much a request can come to need.
+// The size that a request can come to have.
 struct Extent {
   std::uint32_t prompt_tokens = 0;
   std::uint32_t max_tokens = 0;  // of each sequence
   std::uint32_t width = 1;       // sequences or beams
 };
 
-// KV blocks that a request alone can come to hold. It fits the context.
+// The most KV blocks that a request alone can come to hold. The request fits the context.
 std::uint64_t MostBlocks(const Extent& extent, const ExecutorDescription& description);
 
-// Whether a request fits context and pool. INVALID_ARGUMENT, naming the limit.
+// Whether a request fits context and pool. INVALID_ARGUMENT names the limit that it
+// exceeds.
 absl::Status CheckFits(const Extent& extent, const ExecutorDescription& description);
 
 // The longest prompt plus output that context and pool can hold.
 std::uint32_t LongestServable(const ExecutorDescription& description);
 
-// Whether a description can be planned for. INVALID_ARGUMENT.
+// Whether plans can be made for a description. INVALID_ARGUMENT: they cannot.
 absl::Status CheckDescription(const ExecutorDescription& description);
 
 }  // namespace flotilla

@@ -83,7 +83,7 @@ void BeamDriver::Follow(TableIndex index, const std::vector<BeamSearch::Choice>&
       children[i] = Child(state_.sequences[before[parent]], before[parent], token, search);
     }
   }
-  // Beams that nobody follows give their places and blocks to the others.
+  // Beams without children give their places and blocks to the others.
   for (std::size_t i = 0; i < before.size(); ++i) {
     if (!continues[i].has_value()) {
       state_.DropSequence(before[i]);
@@ -106,8 +106,8 @@ void BeamDriver::Answer(TableIndex index) {
   const std::vector<BeamSearch::Hypothesis>& best = request.beam->search.best();
   for (std::uint32_t i = 0; i < request.answers; ++i) {
     if (request.beam->cancelled[i]) continue;
-    request.beam->cancelled[i] = true;  // nothing more of it follows
-    if (i >= best.size()) {             // only where the model rules out almost every token
+    request.beam->cancelled[i] = true;  // no more events of this answer follow
+    if (i >= best.size()) {             // only if the model rules out almost every token
       state_.EmitSequenceEnd(request, SequenceIndex(i), FinishReason::kStop, 0);
       continue;
     }

@@ -1,9 +1,9 @@
-// BeamDriver: makes the choices of a beam search true in sequences and blocks.
+// BeamDriver: carries out the choices of a beam search on sequences and blocks.
 //
-// The beams of a request run in step with each other: when the candidates of all
-// are in, BeamSearch chooses. The first child of a beam goes on in its sequence,
-// further ones become pending sequences forked from it, and a beam without
-// children is dropped. Part of applying results; one thread.
+// The beams of a request advance together: when the candidates of all beams are in,
+// BeamSearch chooses. The first child of a beam continues in the beam's sequence, each
+// further child becomes a pending sequence that forks from it, and a beam without children
+// is dropped. ResultApplier uses the driver; one thread.
 #pragma once
 
 #include "scheduler/core/core_state.h"
@@ -15,8 +15,8 @@ class BeamDriver {
   // `state` outlives the driver.
   explicit BeamDriver(CoreState& state) : state_(state) {}
 
-  // Takes the next step of the request's search if all its beams are ready; ends
-  // the request when that was the last.
+  // Takes the next step of the request's search if all its beams are ready. Ends the
+  // request if that was the last step.
   void Advance(TableIndex request);
 
  private:

@@ -27,7 +27,8 @@ float BeamSearch::Penalty(std::uint32_t length) const {
       std::pow(static_cast<double>(length), static_cast<double>(options_.length_penalty)));
 }
 
-// The best continuations of all beams together, best first; `length` is theirs.
+// The best continuations of all beams together, best first. `length` is the length of the
+// continuations.
 std::vector<BeamSearch::Ranked> BeamSearch::Rank(absl::Span<const Beam> running,
                                                  std::uint32_t length) const {
   std::vector<Ranked> all;
@@ -40,7 +41,7 @@ std::vector<BeamSearch::Ranked> BeamSearch::Rank(absl::Span<const Beam> running,
                      .ends = stops || length == max_tokens_});
     }
   }
-  // Stable: ties go to the better beam, then to the lower id.
+  // The sort is stable: among ties, the better beam comes first, then the lower token id.
   std::stable_sort(all.begin(), all.end(),
                    [](const Ranked& a, const Ranked& b) { return a.sum > b.sum; });
   const std::size_t kept = Candidates(options_, stop_tokens_.size());
@@ -50,7 +51,7 @@ std::vector<BeamSearch::Ranked> BeamSearch::Rank(absl::Span<const Beam> running,
 
 void BeamSearch::Complete(const Beam& beam, const Ranked& last, std::uint32_t length) {
   const float score = last.sum / Penalty(length);
-  // Ties stay behind those that were there before.
+  // Among equal scores, the older hypothesis stays first.
   const auto at = std::upper_bound(best_.begin(), best_.end(), score,
                                    [](float s, const Hypothesis& b) { return s > b.score; });
   if (at == best_.end() && best_.size() == options_.beams) return;
@@ -73,8 +74,8 @@ std::vector<TopLogprob> BeamSearch::Alternatives(absl::Span<const TopLogprob> ca
   return {kept.begin(), kept.end()};
 }
 
-// Can a running beam still become one of the best? `length` of the running ones,
-// `best_sum` of the first of them.
+// Whether a running beam can still become one of the best. `length` is the length of the
+// running beams, and `best_sum` is the sum of the first of them.
 bool BeamSearch::Improvable(float best_sum, std::uint32_t length) const {
   if (best_.size() < options_.beams) return true;
   const bool longest =
@@ -90,7 +91,7 @@ std::vector<BeamSearch::Choice> BeamSearch::Step(absl::Span<const Beam> running)
   for (std::size_t i = 0; i < ranked.size(); ++i) {
     const Ranked& candidate = ranked[i];
     if (candidate.ends) {
-      // Beyond the first `beams` candidates they are only a reserve.
+      // Beyond the first `beams` candidates, those that end are not used.
       if (i < options_.beams) Complete(running[candidate.parent], candidate, length);
     } else if (next.size() < options_.beams) {
       next.push_back({.parent = candidate.parent, .token = candidate.token});

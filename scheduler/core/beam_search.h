@@ -1,8 +1,8 @@
-// BeamSearch: which sequences go on and which are the answer, as HF generate
-// decides it (transformers 5, `_beam_search`).
+// BeamSearch: decides which beams go on and which are the answer, with the rules of HF
+// generate (transformers 5, `_beam_search`).
 //
-// Pure: log-probabilities go in, choices come out; it knows no blocks or plans.
-// Scores are fp32 sums in the order of the tokens, as there. Owned by a Request;
+// It is pure: log-probabilities go in, choices come out, and it knows no blocks or plans.
+// Scores are fp32 sums in the order of the tokens, as in HF generate. A Request owns it;
 // one thread.
 //
 //   BeamSearch search(options, stop_tokens, max_tokens);
@@ -22,16 +22,17 @@ namespace flotilla {
 
 class BeamSearch {
  public:
-  // `max_tokens` is at least 1; `stop_tokens` are sorted. `keep_top`: alternatives
-  // per token that sequences carry, or LogprobSpec::kOff.
+  // `max_tokens` is at least 1, and `stop_tokens` are sorted. `keep_top` is the number of
+  // alternatives that are kept per token, or LogprobSpec::kOff.
   BeamSearch(const BeamOptions& options, std::vector<TokenId> stop_tokens, std::uint32_t max_tokens,
              std::int32_t keep_top);
 
   std::uint32_t beams() const { return options_.beams; }
-  // Best next tokens that Step needs of each beam: with one more per stop token
-  // and beam, enough beams go on even if all of those are chosen.
+  // The number of best next tokens that Step needs from each beam. It has room for every
+  // stop token of every beam, so that enough beams go on even if all of those are chosen.
   static std::uint32_t Candidates(const BeamOptions& options, std::size_t stop_tokens);
-  // The candidates to ask of each beam, with the alternatives that are kept.
+  // The number of candidates to ask of each beam, which also covers the alternatives that
+  // are kept.
   std::uint32_t candidates() const;
 
   // A running beam, as its owner keeps it.
@@ -41,14 +42,14 @@ class BeamSearch {
     absl::Span<const std::vector<TopLogprob>> tops;  // of outputs; empty if not kept
     absl::Span<const TopLogprob> candidates;         // what may follow, best first
   };
-  // How a beam of the next step begins: beam `parent` of this one and a token.
+  // How a beam of the next step begins: beam `parent` of this step, followed by `token`.
   struct Choice {
     std::uint32_t parent = 0;
     TopLogprob token;
   };
-  // Takes the running beams in their order (the first step: one, with no outputs)
-  // and returns the next ones, best first: as many as beams(), or none when the
-  // search is over.
+  // Takes the running beams in their order and returns the next ones, best first: as many
+  // as beams(), or none when the search is over. The first step has one running beam with
+  // no outputs.
   std::vector<Choice> Step(absl::Span<const Beam> running);
 
   // A complete hypothesis.
@@ -57,12 +58,12 @@ class BeamSearch {
     std::vector<float> logprobs;                // of tokens
     std::vector<std::vector<TopLogprob>> tops;  // of tokens; empty if not kept
     float score = 0;
-    bool stopped = false;  // by a stop token; else it is max_tokens long
+    bool stopped = false;  // a stop token ended it; otherwise it is max_tokens long
   };
-  // The best complete sequences, best first. Once the search is over there are
-  // beams() of them, or fewer where it ended early.
+  // The best complete hypotheses, best first. When the search is over there are beams()
+  // of them, or fewer if it ended early.
   const std::vector<Hypothesis>& best() const { return best_; }
-  // What an answer lists beside a token that was chosen from `candidates`.
+  // The alternatives that an answer lists for a token that was chosen from `candidates`.
   std::vector<TopLogprob> Alternatives(absl::Span<const TopLogprob> candidates) const;
   bool keeps_alternatives() const { return keep_top_ != LogprobSpec::kOff; }
 

@@ -1,6 +1,6 @@
-// FLOTILLA_CORE_CHECK: an invariant of the core's own code, on in release too.
-// Cores log nothing, so a violation names its place and ends the process; input
-// never reaches one.
+// FLOTILLA_CORE_CHECK: checks an invariant of the core's own code, in release builds too.
+// Cores log nothing, so a violation prints its place and ends the process. No input can
+// cause a violation.
 #pragma once
 
 #include <cstdio>

@@ -9,8 +9,8 @@
 namespace flotilla {
 namespace {
 
-// Leading tokens that two sequences of one request share; the prompt is known to
-// be equal.
+// The number of leading tokens that two sequences of one request share. Their prompts are
+// known to be equal.
 std::uint32_t CommonTokens(const Sequence& a, const Sequence& b, std::uint32_t prompt_tokens) {
   const auto most = std::min(a.tokens.size(), b.tokens.size());
   const auto from = a.tokens.begin() + prompt_tokens;
@@ -78,8 +78,8 @@ void CoreState::LeaveRunning(TableIndex index) {
   running.erase(std::find(running.begin(), running.end(), index));
 }
 
-// Each sequence that is not open forks from the one that knows most of its tokens,
-// among those that are open and those before it.
+// Plans for each sequence that is not open to fork from the sequence that knows most of
+// its tokens, among those that are open and those before it.
 void CoreState::PlanForks(Request& request) {
   std::vector<TableIndex> parents;
   for (const TableIndex index : request.sequences) {
@@ -120,7 +120,7 @@ std::uint64_t CoreState::PredictOutputs(const Sequence& sequence) const {
   const std::uint64_t made = OutputTokens(sequence);
   const std::uint64_t predicted =
       options.expected_output_permille == 0 ? most : most * expected_output_permille() / 1000;
-  // One that has made more than was predicted makes some more.
+  // A sequence that nears or passes the prediction is predicted to make an eighth more.
   return std::min(std::max(predicted, made + made / 8 + 1), most) - std::min(made, most);
 }
 
@@ -161,7 +161,7 @@ TableIndex CoreState::AddSequence(Sequence sequence) {
   return index;
 }
 
-// Its blocks and its handle are free.
+// Frees the blocks and the handle of an open sequence.
 void CoreState::Detach(Sequence& sequence) {
   epoch->kv.Close(sequence, RequestOf(sequence));
   epoch->handles.Retire(sequence.handle);
@@ -272,7 +272,7 @@ void CoreState::Forget(TableIndex index) {
   requests.Erase(index);
 }
 
-// Its sequences are in no list and hold nothing any more.
+// The sequences of the request must be in no list and hold no blocks or handles.
 void CoreState::Requeue(TableIndex index) {
   Request& request = requests[index];
   reserved_sequences -= request.width();
@@ -306,7 +306,7 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
   ++request.preemptions;
   request.non_preemptible = request.preemptions >= options.max_preemptions;
   if (options.expected_output_permille > 0) output_ratio += (1000 * 1024 - output_ratio) / 4;
-  std::vector<BlockId> blocks;  // that the prefix index knows
+  std::vector<BlockId> blocks;  // those in the prefix index
   for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
     if (sequence.open()) {
@@ -345,7 +345,7 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
 
 std::optional<TableIndex> CoreState::Blame(absl::Span<const Step> started) {
   std::vector<TableIndex> under_way;
-  bool others_ran = false;  // of sequences that are gone: whoever is left was not alone
+  bool others_ran = false;  // sequences that are gone ran too, so no request was alone
   for (const PlanInFlight& plan : epoch->in_flight) {
     if (std::find(started.begin(), started.end(), plan.step) == started.end()) continue;
     for (const PlannedRun& run : plan.runs) {
@@ -371,8 +371,8 @@ std::optional<TableIndex> CoreState::Blame(absl::Span<const Step> started) {
 }
 
 void CoreState::Quarantine(Request& request) {
-  // The positions of the fatal step are among those that it knows, or the next: of a
-  // step whose result was lost with the group.
+  // The positions of the fatal step are among the tokens that the request knows, or one
+  // beyond them: the token of a step whose result was lost with the group.
   std::size_t known = 0;
   for (const TableIndex at : request.sequences)
     known = std::max(known, sequences[at].tokens.size());

@@ -1,6 +1,6 @@
-// CoreState: all that a scheduler core knows, and the moves that every part of
-// it shares (open, end, preempt). Planning is in step_planner, results in
-// result_applier, the rules of entry in admission, the proofs in invariants.
+// CoreState: the whole state of a scheduler core, and the operations that its parts
+// share (admit, end, preempt). step_planner makes plans, result_applier applies results,
+// admission decides which requests are accepted, and invariants checks this state.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,16 @@ namespace flotilla {
 // The run of one sequence in a plan, kept until its result.
 struct PlannedRun {
   SequenceHandle handle;
-  std::uint32_t begin = 0;  // of a chunk: the length before it
-  // Positions that it adds: of a chunk its rows, of a decode one and its draft tokens
-  // at most. Both 0: surely finished before.
+  std::uint32_t begin = 0;  // for a chunk: the sequence's length before it
+  // The fewest and the most positions that the run adds. For a chunk, both are its rows.
+  // For a decode, `least` is 1 and `most` is 1 plus its draft tokens. Both are 0 if the
+  // sequence has surely finished before.
   std::uint32_t least = 0, most = 0;
   std::uint32_t depth = 0;  // draft tokens that a decode may make
   bool chunk = false;       // prefill; else a decode
-  bool samples = false;     // brings tokens unless the sequence has finished
+  bool samples = false;     // the result has tokens unless the sequence has finished
   bool prompt_logprobs = false;
-  std::uint32_t candidates = 0;  // that it asked for
+  std::uint32_t candidates = 0;  // Run::candidates
 };
 
 struct PlanInFlight {
@@ -63,8 +64,8 @@ struct EpochState {
   std::deque<PlanInFlight> in_flight;            // sent and not answered, in order
 };
 
-// Totals since the core was made. A request ends under the reason of its sequence
-// that ended last.
+// Totals since the core was made. A request that ends is counted under the finish reason
+// of its last sequence.
 struct CoreCounters {
   std::uint64_t accepted = 0;
   std::uint64_t refused = 0;
@@ -72,23 +73,23 @@ struct CoreCounters {
   std::uint64_t length = 0;
   std::uint64_t cancelled = 0;
   std::uint64_t expired = 0;
-  std::uint64_t dropped_late = 0;  // of them before they started
+  std::uint64_t dropped_late = 0;  // those of `expired` that DeadlinePolicy ended before they began
   std::uint64_t failed = 0;
   std::uint64_t preemptions = 0;          // of requests, for memory
-  std::uint64_t swapped = 0;              // of them those whose blocks went to a tier
+  std::uint64_t swapped = 0;              // preemptions whose blocks went to a tier
   PreemptionCounters preempted{};         // the same, by reason
-  std::uint64_t blocks_out = 0;           // begun to be copied to tiers
-  std::uint64_t blocks_in = 0;            // and back
-  std::uint64_t replays = 0;              // open requests of a lost group
-  std::uint64_t quarantines = 0;          // of them under way when a group died
-  std::uint64_t quarantine_releases = 0;  // of them released: they got past that point
-  std::uint64_t quarantine_failures = 0;  // and those failed for what they do to groups
+  std::uint64_t blocks_out = 0;           // copies of blocks to tiers that were begun
+  std::uint64_t blocks_in = 0;            // copies of blocks from tiers that were begun
+  std::uint64_t replays = 0;              // requests that were open when their group was lost
+  std::uint64_t quarantines = 0;          // requests that a group was computing when it died
+  std::uint64_t quarantine_releases = 0;  // quarantined requests that got past that point
+  std::uint64_t quarantine_failures = 0;  // requests failed by CoreOptions::max_crashes
   std::uint64_t resumptions = 0;          // requests opened again
   std::uint64_t bypasses = 0;             // requests that started before an earlier one
   std::uint64_t forks = 0;                // sequences that share another's blocks
   std::uint64_t block_copies = 0;
   std::uint64_t deferrals = 0;
-  std::uint64_t noops = 0;  // decodes of sequences that had finished
+  std::uint64_t noops = 0;  // decodes of sequences that had already finished
   std::uint64_t plans = 0;
   std::uint64_t prefill_tokens = 0;
   std::uint64_t lookup_tokens = 0;  // looked up in the prefix cache
@@ -97,7 +98,7 @@ struct CoreCounters {
   std::uint64_t evictions = 0;      // cached blocks given away
   std::uint64_t output_tokens = 0;
   std::uint64_t drafted_tokens = 0;   // drafted and run
-  std::uint64_t accepted_tokens = 0;  // of them right: each saved a step of its sequence
+  std::uint64_t accepted_tokens = 0;  // draft tokens accepted: each saved a step of its sequence
   std::uint64_t trims = 0;            // times that blocks for wrong draft tokens were taken back
 };
 
@@ -114,8 +115,8 @@ struct CoreState {
   IndexedTable<Sequence> sequences;
   WaitingQueue waiting;
   DeadlineQueue deadlines;
-  // Sequences of open requests, pending ones too: requests in the order of the
-  // policy, the sequences of each by index.
+  // The sequences of open requests, pending ones included. Requests are in the order of
+  // the policy, and the sequences of each request are in the order of their indices.
   std::vector<TableIndex> running;
   std::uint32_t reserved_sequences = 0;        // sum of the open requests' width
   std::uint32_t quarantined = 0;               // requests
@@ -123,8 +124,8 @@ struct CoreState {
   std::uint64_t next_arrival = 0;
   std::uint64_t outstanding_tokens = 0;  // sum of Sequence::outstanding_tokens
   bool draining = false;
-  // Thousandths of their allowed output that requests make, in 1/1024; see
-  // CoreOptions::expected_output_permille.
+  // The share of their max_tokens that requests make, in units of 1/1024 of a thousandth.
+  // See CoreOptions::expected_output_permille.
   std::int64_t output_ratio = 0;
 
   std::optional<ExecutorDescription> description;  // of the last epoch
@@ -137,15 +138,15 @@ struct CoreState {
   std::vector<EngineEvent> events;      // not yet taken
   std::vector<Preemption> preemptions;  // not yet taken
 
-  // Sequences that may be open at once in this epoch.
+  // The number of sequences that may be open at once in this epoch.
   std::uint32_t MaxRunning() const;
   std::uint32_t MaxStepTokens() const;
-  // Tokens that a decode may draft ahead at most; 0: speculation is off.
+  // The most tokens that a decode may draft ahead. 0: speculation is off.
   std::uint32_t MaxDraftTokens() const;
 
   Request& RequestOf(const Sequence& sequence) { return requests[sequence.request]; }
   const Request& RequestOf(const Sequence& sequence) const { return requests[sequence.request]; }
-  // Output tokens known of a sequence, and whether it runs as beam search says.
+  // The number of known output tokens of a sequence, and whether it is a beam.
   std::uint32_t OutputTokens(const Sequence& sequence) const {
     return static_cast<std::uint32_t>(sequence.tokens.size()) - RequestOf(sequence).prompt_tokens;
   }
@@ -155,51 +156,55 @@ struct CoreState {
   }
   // The most blocks that a request alone can come to hold.
   std::uint64_t MostBlocks(const Request& request) const;
-  // Outputs that a sequence is predicted to make yet, and the time that a request
-  // would need to finish if it started now, of which `cached_tokens` need not be
-  // computed.
+  // The number of output tokens that a sequence is predicted to still make.
   std::uint64_t PredictOutputs(const Sequence& sequence) const;
+  // The time that a request would need to finish if it started now and `cached_tokens`
+  // of its tokens need not be computed.
   std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens) const;
-  // The time to compute a block of K and V again.
+  // The predicted time to recompute one block of K and V.
   std::int64_t RecomputeNs() const;
-  // Counts the sequence's outstanding tokens anew. Called after every change to its tokens,
-  // lengths or fork.
+  // Recounts the sequence's outstanding tokens. Must be called after every change to its
+  // tokens, lengths or fork.
   void UpdateOutstanding(Sequence& sequence);
 
   // Puts a request that is not open into the queue.
   void Enqueue(TableIndex request);
-  // Takes a request out of the queue: its sequences are pending. reserved_sequences
-  // grows by its width.
+  // Takes a request out of the queue. Its sequences become pending, and
+  // reserved_sequences grows by its width.
   void AdmitRequest(TableIndex request);
-  // Adds a sequence to an open request, as a beam that is to be forked.
+  // Adds to an open request a sequence (a beam) that is still to be forked.
   TableIndex AddSequence(Sequence sequence);
-  // Ends one sequence: frees its blocks and forgets it; says nothing.
+  // Ends one sequence: frees its blocks and forgets it. Emits no event.
   void DropSequence(TableIndex sequence);
 
-  // Ends an answer of a request and says so: SequenceEnd, of which `kept` tokens
-  // count. Once no sequence is left, the request's end must follow.
+  // Emits the SequenceEnd of one answer of a request; `kept` of its tokens count. When
+  // no sequence is left, the caller must also end the request.
   void EmitSequenceEnd(Request& request, SequenceIndex index, FinishReason reason,
                        std::uint32_t kept, float score = 0);
-  // Ends a sequence that is an answer (not a beam), and with the last one its request.
+  // Ends a sequence that is an answer (not a beam). If it is the last one, its request
+  // ends too.
   void EndSequence(TableIndex sequence, FinishReason reason, std::uint32_t kept);
-  // A sequence has made `outputs` tokens and no more: what others may be expected to.
+  // Updates output_ratio with a sequence that has ended after `outputs` tokens.
   void LearnOutputRatio(std::uint32_t outputs, std::uint32_t max_tokens);
-  // Ends all that is left of a request. Its sequences keep their tokens.
+  // Ends a request with all sequences that it still has. Their output tokens count.
   void EndRequest(TableIndex request, FinishReason reason, absl::Status status);
   // Emits the RequestEnd of a request that has no sequences left, and forgets it.
   void Forget(TableIndex request);
 
-  // Takes an open request's blocks, of which `winner` needs some (it may be the same
-  // request), and puts it back into the queue. No result is outstanding for it.
+  // Preempts an open request: takes its blocks and puts it back into the queue. The
+  // request `winner` needs some of them; it may be the same request. No result may be
+  // outstanding for the request.
   void Preempt(TableIndex request, TableIndex winner);
-  // All open requests go back to the queue, and the epoch is over.
+  // Puts all open requests back into the queue and ends the epoch.
   void LoseEpoch();
-  // The group died while it computed these steps, before LoseEpoch: requests that
-  // they ran are quarantined. Returns one of them that is to be failed.
+  // Quarantines the requests that ran in `started`, the steps that the group was
+  // computing when it died. Must be called before LoseEpoch. Returns a request that has
+  // reached CoreOptions::max_crashes and is to be failed, if there is one.
   std::optional<TableIndex> Blame(absl::Span<const Step> started);
-  // Quarantines the request: it runs alone until it is past the tokens that it knows.
+  // Quarantines the request: it runs alone until it is past the tokens that it knows now.
   void Quarantine(Request& request);
-  // Releases the isolated request from quarantine if results have brought it far enough.
+  // Releases the isolated request from quarantine if results have brought it past
+  // quarantine_length.
   void EndQuarantine();
 
  private:

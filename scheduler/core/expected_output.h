@@ -1,9 +1,9 @@
-// How much more KV memory running sequences will need at once.
+// Predicts how much more KV memory the running sequences will need at once.
 //
-// They do not all reach their length at the same time: while one grows, others
-// end and give theirs back. The most that is missing at any time decides whether
-// one more may start (the idea of LightLLM's past-future scheduler, Gong et al.,
-// ASPLOS 2025). Pure; predictions come from outside.
+// Sequences do not all reach their full length at the same time: while one grows, others
+// end and give their blocks back. The greatest need at any time decides whether one more
+// request may start (the idea of LightLLM's past-future scheduler, Gong et al., ASPLOS
+// 2025). The code is pure; its callers predict the outputs.
 #pragma once
 
 #include <algorithm>
@@ -15,19 +15,19 @@ namespace flotilla {
 // One running sequence, as predicted.
 struct ExpectedOutput {
   std::uint64_t remaining = 0;   // tokens that it will still make
-  std::uint64_t own_blocks = 0;  // that are free when it ends
+  std::uint64_t own_blocks = 0;  // blocks that become free when it ends
 };
 
-// The most blocks beyond those held now that sequences need together, if each
-// makes a token per step. `sequences` ascend by remaining; `blocks_for(tokens)`:
-// that a sequence grows by, ascending.
+// The most blocks that sequences will need together beyond those that they hold now, if
+// each makes a token per step. `sequences` ascend by `remaining`. `blocks_for(tokens)` is
+// the number of blocks that a sequence grows by; it must not decrease with `tokens`.
 template <class BlocksFor>
 std::uint64_t PeakBlocks(const std::vector<ExpectedOutput>& sequences,
                          const BlocksFor& blocks_for) {
   std::uint64_t peak = 0, freed = 0;
   for (std::size_t ended = 0; ended < sequences.size(); ++ended) {
-    // Just before this one ends, those before it have, and all others have grown
-    // by as much as it.
+    // Just before this sequence ends, those before it have ended, and all later ones have
+    // grown by as much as it has.
     const std::uint64_t grown = (sequences.size() - ended) * blocks_for(sequences[ended].remaining);
     peak = std::max(peak, grown - std::min(grown, freed));
     freed += sequences[ended].own_blocks;

@@ -5,8 +5,8 @@
 namespace flotilla {
 namespace {
 
-// Idle tenants whose counter is kept, so that one that took too much does not
-// come back with a clean slate.
+// The number of tenants up to which the counters of idle ones are kept, so that a tenant
+// that was served too much does not start again with a low counter.
 constexpr std::size_t kMaxKnown = 8192;
 
 }  // namespace
@@ -16,7 +16,7 @@ FairShare::FairShare(bool on, const std::vector<std::pair<std::string, std::uint
   for (const auto& [name, weight] : weights) weights_[name] = std::max(weight, 1u);
 }
 
-// The smallest counter of the tenants that are there.
+// The smallest counter of the tenants with requests.
 std::uint64_t FairShare::Floor() const {
   bool any = false;
   std::uint64_t floor = 0;

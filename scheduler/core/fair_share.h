@@ -1,10 +1,11 @@
-// FairShare: which tenant's turn it is, by virtual token counters.
+// FairShare: decides which tenant is next, by virtual token counters.
 //
-// Each tenant has a counter of the tokens it was served, divided by its weight;
-// the one that waits with the smallest is next. A tenant that was away is lifted
-// to the smallest counter of those that are there, so that nobody saves up turns
-// (VTC: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
-// Off, it knows one tenant only. Owned by CoreState; one thread.
+// Each tenant has a counter of the tokens that it was served, divided by its weight. Of
+// the tenants that wait, the one with the smallest counter is next. The counter of a
+// tenant that comes back is raised to the smallest counter of the present tenants, so that
+// no tenant saves up turns (VTC: Sheng et al., "Fairness in Serving Large Language
+// Models", OSDI 2024). When fair sharing is off there is only one tenant. CoreState owns
+// this object; one thread.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +21,25 @@ namespace flotilla {
 
 class FairShare {
  public:
-  // What a token of prompt and one of output cost. Outputs cost more, as in the paper.
+  // The cost of a prompt token and of an output token. Outputs cost more, as in the paper.
   static constexpr std::uint64_t kPromptCost = 1, kOutputCost = 2;
 
-  // `weights` by tenant, at least 1; others have 1.
+  // `weights` are at least 1, by tenant. Tenants that are not listed have weight 1.
   FairShare(bool on, const std::vector<std::pair<std::string, std::uint32_t>>& weights);
 
-  // A request of the tenant has come. Its index is valid until as many have left.
+  // Records that a request of the tenant has come, and returns the tenant's index. The
+  // index is valid until Leave was called as often as Join.
   TableIndex Join(absl::string_view tenant);
   void Leave(TableIndex tenant);
-  // The tenant was served tokens of so much cost.
+  // Records that the tenant was served tokens of this cost.
   void Charge(TableIndex tenant, std::uint64_t cost);
-  // A strict total order; changes by Charge and Join of the two tenants only.
+  // A strict total order. Only Charge and Join of the two tenants change it.
   bool Before(TableIndex a, TableIndex b) const;
-  // Tenants that are known: those that are there, and some that were.
+  // The number of known tenants: those with requests, and some that had requests.
   std::size_t size() const { return tenants_.size(); }
-  // Requests of the tenant that have come and not left.
+  // The requests of the tenant that have come and not left.
   std::uint32_t requests(TableIndex tenant) const { return tenants_[tenant].requests; }
-  std::uint64_t requests() const;  // of all. O(tenants)
+  std::uint64_t requests() const;  // of all tenants. O(tenants)
 
  private:
   struct Tenant {
@@ -54,7 +56,7 @@ class FairShare {
   absl::flat_hash_map<std::string, std::uint64_t> weights_;
   IndexedTable<Tenant> tenants_;
   absl::flat_hash_map<std::string, TableIndex> by_name_;
-  // The counters of the tenants that were there last.
+  // The largest value that Floor had at any Leave. Floor gives it while no tenant is there.
   std::uint64_t last_floor_ = 0;
 };
 

@@ -1,8 +1,8 @@
-// HandleTable: the names by which workers know sequences, and what each meant.
+// HandleTable: the handles by which workers know sequences, and the sequence of each.
 //
-// A handle is in use from the plan that opens it to the plan that drops it. In
-// between its sequence may end; results of plans sent before still mention the
-// handle and then mean nobody. Part of one epoch; one thread.
+// A handle is in use from the plan that opens it to the plan that drops it. Its sequence
+// may end in between. Results of plans sent before that still mention the handle, which
+// then names no sequence. Part of one epoch; one thread.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ class HandleTable {
   std::uint32_t retired() const { return static_cast<std::uint32_t>(retired_.size()); }
   std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
 
-  // A handle for the sequence in `index`, opened by the plan of `step`. One is
-  // available.
+  // Takes a handle for the sequence at `index`, which the plan of `step` opens. A handle
+  // must be available.
   SequenceHandle Take(TableIndex index, Step step) {
     const std::uint32_t handle = free_.back();
     free_.pop_back();
@@ -35,13 +35,14 @@ class HandleTable {
     return SequenceHandle(handle);
   }
 
-  // The sequence has ended or was preempted: the next plan drops the handle.
+  // Retires the handle of a sequence that has ended or was preempted. The next plan drops
+  // the handle.
   void Retire(SequenceHandle handle) {
     entries_[handle.value()].index.reset();
     retired_.push_back(handle.value());
   }
 
-  // Writes a DropSequence per retired handle; from here on each may be taken.
+  // Writes a DropSequence for each retired handle. Each may be taken again at once.
   void DropRetired(StepPlan& plan) {
     for (const std::uint32_t handle : retired_) {
       plan.ops.push_back(DropSequence{.sequence = SequenceHandle(handle)});

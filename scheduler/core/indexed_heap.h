@@ -1,11 +1,11 @@
 // IndexedHeap: a binary heap of dense indices that knows where each index is, so
-// that any of them can leave in O(log n).
+// that any index can be removed in O(log n).
 //
 //   IndexedHeap<Earlier> heap;            // Earlier{}(a, b): a leaves first
 //   heap.Push(index); heap.top(); heap.Remove(index);
 //
 // `Before` must be a strict total order on the indices in the heap and must not
-// change while an index is inside. Order of equal operations is deterministic.
+// change while an index is inside. The same operations always give the same heap.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +22,14 @@ class IndexedHeap {
 
   bool empty() const { return heap_.empty(); }
   std::size_t size() const { return heap_.size(); }
-  // The index that leaves first. Not empty.
+  // The index that leaves first. The heap must not be empty.
   std::uint32_t top() const { return heap_.front(); }
   bool Contains(std::uint32_t index) const { return index < at_.size() && at_[index] != kOut; }
   // Every index inside, in heap order.
   const std::vector<std::uint32_t>& indices() const { return heap_; }
 
-  // The first `count` indices in the order in which they would leave, or all there
-  // are. O(count^2): for a few.
+  // The first `count` indices, or all if there are fewer, in the order in which they would
+  // leave. O(count^2), so `count` should be small.
   std::vector<std::uint32_t> First(std::size_t count) const {
     std::vector<std::uint32_t> first;
     std::vector<std::size_t> next;  // positions whose parents are all in `first`

@@ -1,7 +1,7 @@
-// IndexedTable: values in dense indices, numbered from 0 and reused after Erase.
+// IndexedTable: values at dense indices, which start at 0 and are reused after Erase.
 //
-// Iterates in index order only. Pointers and references are stable until Erase.
-// Owned by CoreState; one thread.
+// Iteration is in index order only. Pointers and references are stable until Erase.
+// CoreState owns the tables; one thread.
 #pragma once
 
 #include <cstdint>

@@ -190,8 +190,8 @@ absl::Status CheckBounds(const CoreState& state) {
     FLOTILLA_HOLDS(length.scheduled_max == std::min(length.computed + most, length.max) &&
                        length.computed_min == std::min(length.computed + least, length.max),
                    4, "bounds and plans in flight");
-    // Without drafts a sequence wastes less than a block; blocks of wrong ones stay
-    // until somebody needs them.
+    // Without draft tokens a sequence wastes less than a block. The blocks of wrong draft
+    // tokens stay until another sequence needs them.
     const bool drafts = state.MaxDraftTokens() > 0;
     FLOTILLA_HOLDS(drafts || (length.computed_min == length.scheduled_max &&
                               length.scheduled_max == length.allocated),

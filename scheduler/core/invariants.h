@@ -1,6 +1,5 @@
-// The invariants of the architecture page that the scheduler's side can prove
-// about itself. Those that need the other side or the event stream (5, 8, 9)
-// are proved by tests/sim.
+// Checks the invariants of the architecture page that the scheduler can check by itself.
+// tests/sim checks those that need the worker side or the event stream (5, 8, 9).
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,8 +7,8 @@
 
 namespace flotilla {
 
-// OK, or INTERNAL with the number of the first invariant that does not hold.
-// Reads everything: called by tests only.
+// Returns OK, or INTERNAL with the number of the first invariant that does not hold. It
+// reads the whole state, so only tests call it.
 absl::Status CheckInvariants(const CoreState& state);
 
 }  // namespace flotilla

@@ -67,7 +67,7 @@ std::uint64_t KvCacheManager::BlocksNeeded(const Sequence& sequence,
 std::uint32_t KvCacheManager::LongestWithin(const Sequence& sequence, std::uint32_t wanted,
                                             std::uint64_t blocks) const {
   if (BlocksNeeded(sequence, wanted) <= blocks) return wanted;
-  std::uint32_t can = 0, cannot = wanted;  // what is needed grows with positions
+  std::uint32_t can = 0, cannot = wanted;  // more positions never need fewer blocks
   while (cannot - can > 1) {
     const std::uint32_t middle = can + (cannot - can) / 2;
     (BlocksNeeded(sequence, middle) <= blocks ? can : cannot) = middle;
@@ -98,7 +98,8 @@ absl::Span<const TokenId> KvCacheManager::TokensOf(const Sequence& sequence,
   return absl::MakeConstSpan(sequence.tokens).subspan(std::size_t{block} * size, size);
 }
 
-// The node of the sequence's block number `block`, after `node` (block 0: a root).
+// The node of the sequence's block number `block`. `node` is the node before it (for block
+// 0: a root).
 PrefixNode KvCacheManager::NodeAfter(PrefixNode node, const Sequence& sequence,
                                      std::uint32_t block) const {
   return node == kNoPrefix ? kNoPrefix : index_->Find(node, TokensOf(sequence, block));
@@ -280,7 +281,7 @@ void KvCacheManager::Publish(Sequence& sequence, const Request& request, std::ui
     const BlockId block = sequence.tables[0][sequence.indexed_blocks];
     if (known == kNoPrefix) {
       sequence.indexed = index_->Insert(parent, tokens, block);
-    } else {  // a copy is in a tier, or nodes after it are
+    } else {  // the node has a copy in a tier, or it has children
       index_->SetBlock(known, block);
       sequence.indexed = known;
     }
@@ -290,8 +291,8 @@ void KvCacheManager::Publish(Sequence& sequence, const Request& request, std::ui
   }
 }
 
-// Last blocks first: a block is released before the one that it follows, so
-// the oldest cached block never has a cached block after it.
+// The last blocks go first: a block is released before the block that it follows. So the
+// oldest cached block never has a cached block after it.
 void KvCacheManager::Close(Sequence& sequence, const Request& request) {
   for (std::uint32_t g = 0; g < sequence.tables.size(); ++g) {
     const std::vector<BlockId>& table = sequence.tables[g];
@@ -334,7 +335,7 @@ KvCacheManager::Stored KvCacheManager::Store(const std::vector<BlockId>& blocks,
     const std::optional<TierSlot> slot = tiers_.Take(node, recompute_ns);
     if (!slot.has_value()) {
       --stored.kept;
-      full = true;  // what follows is of no use without this one
+      full = true;  // the blocks after this one are of no use without it
       continue;
     }
     pool_.Share(block);
@@ -347,14 +348,14 @@ KvCacheManager::Stored KvCacheManager::Store(const std::vector<BlockId>& blocks,
 }
 
 void KvCacheManager::Load(const Sequence& sequence, const Request& request, const Match& match) {
-  // The blocks that it follows must not be evicted for it.
+  // The blocks of the match must not be evicted to make room for those that follow.
   const std::vector<BlockId> before = BlocksOf(match);
   for (const BlockId block : before) pool_.Share(block);
   PrefixNode node = match.blocks > 0 ? match.node : index_->FindRoot(request.cache_scope);
   for (std::uint32_t i = 0; i < match.in_tiers; ++i) {
     node = NodeAfter(node, sequence, match.blocks + i);
     const TierSlot slot = index_->slot(node);
-    tiers_.Pin(slot);  // before a block is taken, so that nothing of this goes
+    tiers_.Pin(slot);  // before TakeBlock, so that the slot is not reused
     const BlockId block = TakeBlock();
     index_->SetBlock(node, block);
     node_of_[block.value()] = node;

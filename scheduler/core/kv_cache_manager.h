@@ -1,14 +1,15 @@
 // KvCacheManager: the scheduler's side of the block tables of one epoch.
 //
-// Grants and releases blocks of the pool, writes the plan operations that inform
-// the ranks, and keeps the PlanDigest that both sides must agree on. Made anew
-// for each epoch, because a lost group takes its KV memory with it.
+// It grants and releases blocks of the pool, writes the plan operations that inform
+// the ranks, and keeps the PlanDigest that both sides must agree on. Each epoch has a
+// new one, because a lost group takes its KV memory with it.
 //
-// Also keeps the prefix cache: full blocks are published under their content and
+// It also keeps the prefix cache: full blocks are published under their content and
 // found again by sequences that begin with it. A block is published when the plan
 // that fills it is made (ranks run plans in order, and write the K and V of a
 // plan before they read any), or when the result that brings its tokens is
-// applied. Only for models with one KV group that keeps every position.
+// applied. The prefix cache is only for models with one KV group that keeps every
+// position.
 #pragma once
 
 #include <cstdint>
@@ -41,89 +42,92 @@ class KvCacheManager {
   std::size_t group_count() const { return groups_.size(); }
   std::uint64_t digest() const { return digest_.value(); }
 
-  // Blocks of all groups that hold `positions` positions of one sequence.
+  // The blocks of all groups that hold `positions` positions of one sequence.
   std::uint64_t BlocksFor(std::uint64_t positions) const;
-  // Blocks that a sequence takes for `tokens` more, at most.
+  // The most blocks that a sequence takes for `tokens` more tokens.
   std::uint64_t MostBlocksFor(std::uint64_t tokens) const;
-  // Blocks that `sequence` needs beside those that it has to hold `positions`.
+  // The blocks that `sequence` needs, in addition to those that it has, to hold
+  // `positions`.
   std::uint64_t BlocksNeeded(const Sequence& sequence, std::uint64_t positions) const;
   // The most positions up to `wanted` that `sequence` can hold with `blocks` more
   // blocks. At least what it holds now, if that is below `wanted`.
   std::uint32_t LongestWithin(const Sequence& sequence, std::uint32_t wanted,
                               std::uint64_t blocks) const;
 
-  // Whether sequences can be forked at any earlier position: not where a group
-  // keeps one record per sequence, which is that of its last position.
+  // Whether a sequence can be forked at any earlier position. It cannot where a group
+  // keeps one record per sequence, because that is the record of its last position.
   bool can_fork() const;
-  // Blocks of its own that a fork at `length` needs to hold `positions`.
+  // The blocks of its own that a fork at `length` needs to hold `positions`.
   std::uint64_t BlocksNeededByFork(std::uint32_t length, std::uint64_t positions) const;
 
   // The blocks that the prefix cache has for a sequence that is not open.
   struct Match {
     PrefixNode node = kNoPrefix;  // of the last block
     std::uint32_t blocks = 0;     // leading ones that need not be computed
-    std::uint32_t pinned = 0;     // of them in no table: no longer available
-    // What follows them: blocks that are in tiers, worth reading back; or one that
-    // is being read back now.
+    std::uint32_t pinned = 0;     // those that are in no table; a hit makes them unavailable
+    // What follows these blocks: either blocks in tiers that are worth reading back, or a
+    // block that is being read back now.
     std::uint32_t in_tiers = 0;
     bool loading = false;
   };
-  // `recompute_ns`: to compute a block.
+  // `recompute_ns`: the time to compute a block.
   Match FindPrefix(const Sequence& sequence, const Request& request,
                    std::int64_t recompute_ns = 0) const;
-  // Whether `other`, whose prefill goes on, will publish the block after `match`,
-  // so that `sequence` had better wait for it.
+  // Whether `other`, which is in prefill, will publish the block after `match`. Then it
+  // is better for `sequence` to wait for that block than to compute it again.
   bool WillPublish(const Sequence& other, const Request& others, const Sequence& sequence,
                    const Request& request, const Match& match) const;
   std::uint32_t PositionsOf(const Match& match) const {
     return match.blocks == 0 ? 0 : match.blocks * groups_[0].tokens_per_block;
   }
 
-  // Opens `sequence` under its handle; its tables begin with the blocks of
-  // `match`, its length after them.
+  // Opens `sequence` under its handle. Its tables begin with the blocks of `match`, and
+  // its length is that of `match`.
   void Open(Sequence& sequence, const Request& request, const Match& match, StepPlan& plan);
-  // Opens `sequence` as a fork of `parent` at its fork.length, which plans before
-  // this one have written: full blocks are shared, one in part full is copied to a
-  // block of its own. Returns the copies made.
+  // Opens `sequence` as a fork of `parent` at its fork.length. Earlier plans have written
+  // those positions. Full blocks are shared; a partly full block is copied to a block of
+  // the sequence's own. Returns the number of copies.
   std::size_t Fork(const Sequence& parent, Sequence& sequence, const Request& request,
                    StepPlan& plan);
-  // Grants what it needs to hold `positions`; the pool has that many.
+  // Grants the blocks that `sequence` needs to hold `positions`. The pool must have them.
   void Allocate(Sequence& sequence, std::uint32_t positions, StepPlan& plan);
-  // Takes back at once what it has beyond scheduled_max, for draft tokens that were
-  // wrong. It has no run in this plan yet, and no other is outstanding. Whether
-  // there was anything.
+  // Takes back at once the blocks that `sequence` has beyond scheduled_max, for draft
+  // tokens that were wrong. The sequence must have no run in this plan yet, and no other
+  // plan may be outstanding. Returns whether it took any block.
   bool Trim(Sequence& sequence, StepPlan& plan);
-  // Takes its blocks back. They may be granted from the next plan on, which
-  // must begin with the DropSequence.
+  // Takes the blocks of `sequence` back. They may be granted again from the next plan on,
+  // which must begin with the DropSequence.
   void Close(Sequence& sequence, const Request& request);
-  // The tokens of `sequence` below `positions` are known, and their K and V are
-  // written once the plans sent have run: their full blocks can be found.
+  // Publishes the full blocks of `sequence` below `positions`, so that FindPrefix finds
+  // them. Their tokens are known, and their K and V are written once the plans sent have
+  // run.
   void Publish(Sequence& sequence, const Request& request, std::uint32_t positions);
-  // Begins to copy those of `blocks` to tiers that are in no table, known to the
-  // index and in no tier, where that is cheaper than to compute them. They are not
-  // available until it is done.
+  // Begins to copy to tiers those of `blocks` that are in no table, in the index and in
+  // no tier, where a copy is cheaper than to recompute the block. A block is not
+  // available until its copy is done.
   struct Stored {
     std::uint32_t able = 0;   // blocks of which a tier could keep a copy
-    std::uint32_t begun = 0;  // copies
-    std::uint32_t kept = 0;   // those, and blocks that were in a tier already
+    std::uint32_t begun = 0;  // copies begun
+    std::uint32_t kept = 0;   // copies begun, and blocks that were in a tier already
   };
   Stored Store(const std::vector<BlockId>& blocks, std::int64_t recompute_ns);
-  // Begins to read back what follows `match` for `sequence`: match.in_tiers blocks,
-  // which the pool has. They are cached once it is done.
+  // Begins to read back for `sequence` the match.in_tiers blocks that follow `match`. The
+  // pool must have as many blocks. They are cached once the copies are done.
   void Load(const Sequence& sequence, const Request& request, const Match& match);
-  // The cached blocks that are next to be given away, `count` at most.
+  // The cached blocks that are evicted next, `count` at most.
   std::vector<BlockId> Oldest(std::size_t count) const { return pool_.Oldest(count); }
-  // Copies begun that no plan has sent to the workers, and copies not reported done.
+  // Whether there are copies that no plan has sent to the workers yet, and whether there
+  // are copies that are not reported done.
   bool copies_to_send() const { return !to_send_.empty(); }
   bool copies_pending() const { return !copies_.empty(); }
   void EmitCopies(StepPlan& plan);
-  // A copy has ended. False: there is no such copy.
+  // Records that a copy has ended. False: there is no such copy.
   bool CopyDone(std::uint64_t id);
   const KvTiers& tiers() const { return tiers_; }
-  // Blocks that copies name, once for each.
+  // The blocks that copies name, once for each copy.
   std::vector<BlockId> CopiedBlocks() const;
 
-  // Cached blocks given away, and kept nowhere else, since the last call.
+  // The number of cached blocks that were evicted since the last call and are in no tier.
   std::uint32_t TakeEvictions() { return std::exchange(evictions_, 0); }
   // INTERNAL: the prefix index and the pool disagree. O(pool): for tests.
   absl::Status CheckIndex() const;
@@ -152,7 +156,8 @@ class KvCacheManager {
 
   void AddToTable(Sequence& sequence, GroupIndex group, BlockId block);
   BlockId TakeBlock();
-  // Blocks of `sequence` that a hit may cover: never its last token's.
+  // The blocks of `sequence` that a hit may cover, which never include that of its last
+  // token.
   std::uint32_t ReusableBlocks(const Sequence& sequence) const;
   absl::Span<const TokenId> TokensOf(const Sequence& sequence, std::uint32_t block) const;
 
@@ -167,7 +172,7 @@ class KvCacheManager {
   std::map<std::uint64_t, CopyInFlight> copies_;  // by id
   std::vector<std::uint64_t> to_send_;            // ids of them
   absl::flat_hash_set<std::uint32_t> loading_;    // blocks that are being read back
-  std::vector<PrefixNode> node_of_;               // [total + 1] by block; of kept blocks
+  std::vector<PrefixNode> node_of_;               // [total + 1] by block; set for kept blocks
 };
 
 }  // namespace flotilla

@@ -1,8 +1,8 @@
-// KvTiers: who uses which slot of the tiers below the KV pool.
+// KvTiers: tracks which slots of the tiers below the KV pool are used, and by which block.
 //
-// A slot keeps a copy of a block that the prefix index knows; the least recently
-// used one gives way when a tier is full. Slots in a copy are pinned. Owned by
-// KvCacheManager, for one epoch; one thread.
+// A slot keeps a copy of a block that the prefix index knows. When a tier is full, the
+// least recently used slot is reused. A slot is pinned while a copy reads or writes it.
+// KvCacheManager owns this object for one epoch; one thread.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +17,29 @@ namespace flotilla {
 
 class KvTiers {
  public:
-  // `index` outlives it; null: no tiers.
+  // `index` outlives this object; null: there are no tiers.
   KvTiers(const std::vector<KvTier>& tiers, PrefixIndex* index);
 
   bool any() const { return !stores_.empty(); }
-  // Whether it is cheaper to write a block to this tier and read it back than to
-  // compute it again.
+  // Whether it is cheaper to write a block to this tier and read it back (WorthStoring),
+  // or only to read it back (WorthLoading), than to compute the block again.
   bool WorthStoring(std::uint32_t tier, std::int64_t recompute_ns) const;
   bool WorthLoading(std::uint32_t tier, std::int64_t recompute_ns) const;
 
-  // The least that one of them takes to write a block and to read it back; 0: none.
+  // The least time that a tier takes to write a block and read it back; 0: no tiers.
   std::int64_t SwapNs() const;
 
-  // A slot for the node's block, pinned, in the fastest tier with room that is
-  // worth it; its last content is forgotten. None: no tier is, or all are pinned.
+  // Takes and pins a slot for the node's block, in the fastest tier that is worth it and
+  // has a free slot. If there is no free slot, the least recently used slot of the fastest
+  // such tier is taken and its old content is forgotten. None: no tier is worth it, or all
+  // slots are pinned.
   std::optional<TierSlot> Take(PrefixNode node, std::int64_t recompute_ns);
-  // Nobody gives the slot away until as many Unpin. Unpin makes it the most
-  // recently used.
+  // A pinned slot is not reused until Unpin was called as often as Pin. Unpin makes the
+  // slot the most recently used.
   void Pin(TierSlot slot);
   void Unpin(TierSlot slot);
 
-  // Slots that keep something.
+  // The number of slots that hold a copy.
   std::uint64_t used() const;
   // INTERNAL: slots and nodes disagree. O(slots): for tests.
   absl::Status Check() const;

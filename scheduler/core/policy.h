@@ -1,8 +1,9 @@
-// OrderPolicy: which of two requests goes first, in the queue and when blocks
-// are short. The last in this order is the first victim.
+// OrderPolicy: decides which of two requests goes first, in the queue and when blocks
+// are short. The last request in this order is the first victim.
 //
-// A policy gives each request a key as it enters the queue; the key stays until
-// it comes back (preempted), so orders never change under a queue. Pure.
+// A policy gives each request a key when it enters the queue. The key stays until the
+// request enters the queue again (after a preemption), so the order of waiting requests
+// never changes. A policy is pure.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +20,21 @@ class OrderPolicy {
  public:
   virtual ~OrderPolicy() = default;
   virtual absl::string_view name() const = 0;
-  // The key of a request that the group would need `predicted_ns` to finish.
+  // The key of a request that the group is predicted to finish in `predicted_ns`.
   virtual OrderKey Key(const Request& request, std::int64_t predicted_ns) const = 0;
-  // Whether a request that can hardly meet its deadline ends before it starts.
+  // Whether a request that is predicted to miss its deadline ends before it starts.
   virtual bool drops_late() const { return false; }
 };
 
-// First come, first served, whatever priorities say.
+// First come, first served. Priorities are ignored.
 class FcfsPolicy final : public OrderPolicy {
  public:
   absl::string_view name() const override { return "fcfs"; }
   OrderKey Key(const Request&, std::int64_t) const override { return {}; }
 };
 
-// Higher priority first, then first come, first served. A preempted request
-// keeps its arrival, so it is resumed before all that came later.
+// Higher priority first, then first come, first served. A preempted request keeps its
+// arrival number, so it is resumed before all requests that came later.
 class PriorityPolicy final : public OrderPolicy {
  public:
   absl::string_view name() const override { return "priority"; }
@@ -42,8 +43,8 @@ class PriorityPolicy final : public OrderPolicy {
   }
 };
 
-// Among equal priorities the one that is predicted to be finished soonest: least
-// mean latency, but long ones wait while short ones keep coming.
+// Among equal priorities, the request that is predicted to finish soonest goes first. This
+// gives the least mean latency, but long requests wait while short ones keep coming.
 class SrptPolicy final : public OrderPolicy {
  public:
   absl::string_view name() const override { return "srpt"; }
@@ -52,8 +53,9 @@ class SrptPolicy final : public OrderPolicy {
   }
 };
 
-// Among equal priorities the earliest deadline; those without one come last. A
-// request that will hardly make it ends before its prefill, so that others do.
+// Among equal priorities, the request with the earliest deadline goes first; requests
+// without a deadline come last. A request that is predicted to miss its deadline ends
+// before its prefill, so that others meet theirs.
 class DeadlinePolicy final : public OrderPolicy {
  public:
   absl::string_view name() const override { return "edf"; }
@@ -64,12 +66,13 @@ class DeadlinePolicy final : public OrderPolicy {
   bool drops_late() const override { return true; }
 };
 
-// The policies by name, and one of them; null: no such name.
+// The names of the policies.
 std::vector<absl::string_view> PolicyNames();
+// Makes the policy of that name; null: there is none.
 std::unique_ptr<OrderPolicy> MakePolicy(absl::string_view name);
 
-// The order in queue and memory: those who may not be disturbed any more, then by
-// policy, then first come, first served.
+// The order in the queue and in memory: non-preemptible requests first, then by policy,
+// then first come, first served.
 inline bool GoesBefore(const Request& a, const Request& b) {
   if (a.non_preemptible != b.non_preemptible) return a.non_preemptible;
   if (a.order.group != b.order.group) return a.order.group < b.order.group;

@@ -1,13 +1,13 @@
 // PrefixIndex: finds where the KV of a whole block of tokens after a known prefix
 // is kept: in a block of the pool, in a slot of a tier, or in both.
 //
-// A forest: a node is one full block, its parent the block before it; the root
-// is a scope (tenant and salt), so that scopes never meet. A node is found by
-// its parent and its own tokens, which are compared, so a hit is exact by
-// induction and never rests on a hash alone. The hash of a block is computed
-// once, when it is published; absl's is salted per process. A node that is kept
-// nowhere stays while there are nodes after it, since those are found through it.
-// Owned by KvCacheManager, for one epoch; one thread. Knows nothing of reference counts.
+// The index is a forest. A node is one full block, and its parent is the block before
+// it. A root is a cache scope (tenant and salt), so two scopes never share a node. A node
+// is found by its parent and its own tokens. The tokens are compared, so a hit is exact by
+// induction and never relies on a hash alone. The hash of a block is computed once, when
+// the block is published; absl's hash is salted per process. A node that is kept nowhere
+// stays while it has children, because they are found through it. KvCacheManager owns the
+// index for one epoch; one thread. The index does not count references.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@
 
 namespace flotilla {
 
-// A node of a PrefixIndex: valid from Insert to Erase, then reused.
+// A node of a PrefixIndex. It is valid from Insert until SetBlock or SetSlot removes it;
+// then it is reused.
 using PrefixNode = std::uint32_t;
 inline constexpr PrefixNode kNoPrefix = ~PrefixNode{0};
 
@@ -47,18 +48,19 @@ class PrefixIndex {
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
-  // The root of a scope; kNoPrefix: nothing of it is here.
+  // The root of a scope; kNoPrefix: the index has nothing of that scope.
   PrefixNode FindRoot(absl::string_view scope) const;
-  // The same, made if need be. It goes when its last child does.
+  // The root of a scope, which is made if there is none. It is removed with its last child.
   PrefixNode MakeRoot(absl::string_view scope);
 
   // The block of `tokens` after `parent`, or kNoPrefix.
   PrefixNode Find(PrefixNode parent, absl::Span<const TokenId> tokens) const;
-  // Adds it: `block` holds (or will, once the plans sent have run) the KV of
-  // `tokens` after `parent`. Find gives kNoPrefix for it.
+  // Adds a node: `block` holds (or will hold, once the plans sent have run) the KV of
+  // `tokens` after `parent`. The index must not have that node yet.
   PrefixNode Insert(PrefixNode parent, absl::Span<const TokenId> tokens, BlockId block);
-  // Where a node is kept: sets or takes away (kNullBlock, TierSlot{}). One that is
-  // kept nowhere and has no children goes, and so may those before it.
+  // Set where a node is kept, or that it is not kept there (kNullBlock, TierSlot{}). A
+  // node that is kept nowhere and has no children is removed. That may also remove the
+  // nodes before it.
   void SetBlock(PrefixNode node, BlockId block);
   void SetSlot(PrefixNode node, TierSlot slot);
 
@@ -66,18 +68,18 @@ class PrefixIndex {
   TierSlot slot(PrefixNode node) const { return nodes_[node].slot; }
   PrefixNode parent(PrefixNode node) const { return nodes_[node].parent; }
   std::uint32_t children(PrefixNode node) const { return nodes_[node].children; }
-  // Nodes that are no roots.
+  // The number of nodes that are not roots.
   std::size_t size() const { return by_content_.size(); }
 
  private:
   struct Node {
     PrefixNode parent = kNoPrefix;
     std::uint32_t children = 0;
-    BlockId block = kNullBlock;  // of a root: null
+    BlockId block = kNullBlock;  // always null for a root
     TierSlot slot;
     std::size_t hash = 0;
     std::vector<TokenId> tokens;
-    std::string scope;  // of a root
+    std::string scope;  // roots only
   };
   struct Content {
     PrefixNode parent;

@@ -1,11 +1,11 @@
-// Rates: a model of how long steps take, fitted to the steps of the worker group
-// as they come, in integers.
+// Rates: a model of how long steps take. It is fitted to each step that the worker group
+// reports, in integers.
 //
 //   step = base(decode rows) + prefill rows * prefill_ns_per_token
 //
-// base is a table by the power of two of the decode rows, so it need not be a
-// line (weights are read once per step, contexts grow); each entry follows the
-// steps of pure decodes. Starts from the executor's description.
+// base is a table by the power of two of the decode rows, so that it need not be a line
+// (weights are read once per step, contexts grow). Each entry follows the steps that only
+// decode. The model starts from the executor's description.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@ class Rates {
 
   std::int64_t prefill_ns_per_token() const { return prefill_ns_per_token_; }
 
-  // Moves an eighth of the way to what the step shows: pure decode steps show
-  // the base, the rest of mixed steps the prefill rate.
+  // Moves an eighth of the way to what the step shows. A step that only decodes shows the
+  // base. In a mixed step, the time beyond the base shows the prefill rate.
   void Observe(const StepTimings& step) {
     const std::int64_t compute_ns = Clamp(step.compute_ns);
     if (step.rows == 0 || step.decode_rows > step.rows) return;
@@ -46,11 +46,11 @@ class Rates {
     prefill_ns_per_token_ += (per_token - prefill_ns_per_token_) / 8;
   }
 
-  // A step with nothing but decodes.
+  // The time of a step that only decodes.
   std::int64_t BaseNs(std::uint32_t decode_rows) const {
     if (decode_rows == 0) return 0;
     const std::size_t bucket = Bucket(decode_rows);
-    for (std::size_t i = bucket + 1; i-- > 0;) {  // the nearest that was seen, below first
+    for (std::size_t i = bucket + 1; i-- > 0;) {  // the nearest bucket seen, lower ones first
       if (base_[i] > 0) return base_[i];
     }
     for (std::size_t i = bucket + 1; i < base_.size(); ++i) {
@@ -63,7 +63,7 @@ class Rates {
     return prefill_rows * prefill_ns_per_token_ + BaseNs(decode_rows);
   }
 
-  // Prefill rows beside so many decodes in a step of at most `target_ns`.
+  // The prefill rows that fit beside `decode_rows` decodes in a step of `target_ns`.
   std::uint32_t PrefillRowsWithin(std::int64_t target_ns, std::uint32_t decode_rows) const {
     const std::int64_t left = target_ns - BaseNs(decode_rows);
     if (left <= 0) return 0;
@@ -71,29 +71,29 @@ class Rates {
     return static_cast<std::uint32_t>(std::min<std::int64_t>(rows, 1 << 30));
   }
 
-  // One request beside `running` others: its prompt, then a step per output. The
-  // others' prompts make steps longer than pure decodes are.
+  // The time of one request beside `running` others: its prompt, then one step per output
+  // token. The prompts of the others make steps longer than those that only decode.
   std::int64_t PredictRequestNs(std::uint64_t prefill_tokens, std::uint64_t outputs,
                                 std::uint32_t running) const {
     const std::int64_t step_ns = running > 0 ? std::max(BaseNs(running + 1), step_ns_) : BaseNs(1);
     return Bounded(prefill_tokens) * prefill_ns_per_token_ + Bounded(outputs) * step_ns;
   }
 
-  // How long the group needs for so many rows, many at a time.
+  // The time that the group needs for `rows` rows in batches of the recent size.
   std::int64_t PredictRowsNs(std::uint64_t rows) const { return Bounded(rows) * row_ns_; }
 
-  // When a queue of so many rows will have moved on.
+  // The time after which a queue of `rows` rows is predicted to be computed, in bounds.
   std::int64_t RetryAfterMs(std::uint64_t rows) const {
     return std::clamp<std::int64_t>(PredictRowsNs(rows) / 1'000'000, kMinRetryMs, kMaxRetryMs);
   }
 
  private:
-  // A tenth of a second keeps refused clients from spinning; a minute is as far
-  // as a prediction is worth anything.
+  // A tenth of a second keeps refused clients from retrying in a tight loop. No prediction
+  // is useful beyond a minute.
   static constexpr std::int64_t kMinRetryMs = 100;
   static constexpr std::int64_t kMaxRetryMs = 60'000;
-  // Measurements come from outside: no more than 100 s per step or token, and
-  // no more than 2^26 tokens, so that products fit.
+  // Measurements come from outside. They are limited to 100 s per step or token and to
+  // 2^26 tokens, so that products fit.
   static std::int64_t Clamp(std::int64_t ns) {
     return std::clamp<std::int64_t>(ns, 0, 100'000'000'000);
   }
@@ -105,10 +105,10 @@ class Rates {
   }
 
   std::int64_t prefill_ns_per_token_ = 0;
-  std::int64_t row_ns_ = 0;   // of all rows together, as batches were lately
-  std::int64_t step_ns_ = 0;  // of steps in which anybody decodes, as they were lately
+  std::int64_t row_ns_ = 0;   // per row of any kind, in recent batches
+  std::int64_t step_ns_ = 0;  // per step with at least one decode, recently
   std::int64_t described_decode_ns_ = 0;
-  std::array<std::int64_t, 13> base_{};  // by Bucket; 0: not seen
+  std::array<std::int64_t, 13> base_{};  // by Bucket; 0: never seen
 };
 
 }  // namespace flotilla

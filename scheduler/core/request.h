@@ -1,7 +1,8 @@
-// Request: what the scheduler knows of one request; its continuations are Sequences.
+// Request: what the scheduler knows of one request. Its continuations are Sequences.
 //
-// It is the unit of queueing, admission and preemption: all its sequences come and
-// go together. Lives at an index of RequestTable from admission to its end.
+// A request is the unit of queueing, admission and preemption: all its sequences are
+// admitted and preempted together. It lives at an index of RequestTable from the time
+// that it is accepted to its end.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +26,11 @@ struct BeamGroup {
 
   BeamSearch search;
   std::vector<TableIndex> ranked;  // the running beams, best first
-  std::vector<bool> cancelled;     // [answers] that nobody wants any more
+  std::vector<bool> cancelled;     // [answers] whether the client has cancelled it
 };
 
-// Where a policy puts a request: smaller goes first, group before value.
+// Where a policy puts a request. A smaller key goes first; `group` is compared before
+// `value`.
 struct OrderKey {
   std::int64_t group = 0;
   std::int64_t value = 0;
@@ -49,56 +51,56 @@ struct Request {
   std::int32_t priority = 0;
   std::uint64_t arrival = 0;  // order of admission; unique
   TableIndex tenant = 0;      // in FairShare
-  OrderKey order;             // as it entered the queue last
+  OrderKey order;             // the key that it got when it last entered the queue
 
-  // The request was admitted and runs; else it waits in the queue.
+  // True while the request is admitted; false while it waits in the queue.
   bool admitted = false;
-  bool was_admitted = false;          // at any time
+  bool was_admitted = false;          // it was admitted at least once
   std::vector<TableIndex> sequences;  // not ended, by ascending index
   std::uint32_t answers = 1;          // sequences as the client counts them
   std::unique_ptr<BeamGroup> beam;
 
-  // It was under way when its worker group died: while it is open and has not got
-  // past that point it runs in isolated steps. Only one request does at a time.
+  // The request was running when its worker group died. While it is open and has not got
+  // past that point, it runs in isolated steps. Only one request at a time is isolated.
   bool quarantined = false;
-  std::uint32_t crash_count = 0;        // of the group while it ran this request alone
-  std::uint32_t quarantine_length = 0;  // positions behind which it is released
+  std::uint32_t crash_count = 0;        // deaths of groups that ran this request alone
+  std::uint32_t quarantine_length = 0;  // it is released when it has this many positions
 
   std::uint32_t preemptions = 0;
-  // It was preempted as often as one may be: it goes before all others, with its
-  // blocks reserved, and is never preempted again.
+  // The request was preempted CoreOptions::max_preemptions times. It now goes before all
+  // others, its blocks are reserved, and it is never preempted again.
   bool non_preemptible = false;
   std::uint32_t bypassed = 0;  // later requests that started before it
   std::uint32_t decode_preemptions = 0;
-  std::uint32_t cached_tokens = 0;  // prompt tokens found when first opened
+  std::uint32_t cached_tokens = 0;  // prompt tokens found in the prefix cache at its first open
   // The next prompt token whose log-probability was not yet delivered.
   std::uint32_t prompt_logprobs_next = 1;
-  // Tokens to be prefilled, and with the outputs predicted as well, as counted by
-  // the queue while it waits.
+  // What the queue counts while the request waits: the tokens that are to be prefilled,
+  // and these tokens plus the predicted output tokens.
   std::uint64_t waiting_tokens = 0;
   std::uint64_t waiting_rows = 0;
 
-  // Of sequences that have ended: tokens that count, the last one's reason, and
-  // the first error.
+  // About the sequences that have ended: the tokens that count, the finish reason of the
+  // last one, and the first error.
   std::uint32_t output_tokens = 0;
   FinishReason reason = FinishReason::kStop;
   absl::Status status;
 
-  // The prefix cache has no prompt log-probabilities: a request that wants more
-  // of them computes its prompt itself.
+  // Whether the request must compute its prompt itself. The prefix cache holds no prompt
+  // log-probabilities, so a request that still wants some cannot use it.
   bool wants_prompt_rows() const {
     return logprobs.prompt_top != LogprobSpec::kOff && prompt_logprobs_next < prompt_tokens;
   }
-  // Sequences that it may come to hold at once.
+  // The most sequences that the request can have at once.
   std::uint32_t width() const {
     return beam ? beam->search.beams() : static_cast<std::uint32_t>(sequences.size());
   }
 };
 
-// Every admitted and not ended request; found by index or by id.
+// Every accepted request that has not ended. A request is found by index or by id.
 class RequestTable : public IndexedTable<Request> {
  public:
-  // No request of this id is in the table.
+  // The table must not hold a request with this id.
   TableIndex Insert(Request request) {
     const RequestId id = request.id;
     const TableIndex index = IndexedTable::Insert(std::move(request));

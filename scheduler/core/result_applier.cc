@@ -141,7 +141,7 @@ absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const Sequ
   if (result.prompt_first != run.begin + 1 || result.prompt.size() != last - run.begin) {
     return Mismatch(result, "not the log-probabilities that the plan asked for");
   }
-  // A recomputation after preemption brings some again: those are dropped.
+  // A recomputation after a preemption gives some of them again; these are dropped.
   const std::uint32_t first = std::max(result.prompt_first, request.prompt_logprobs_next);
   if (first > last) return absl::OkStatus();
   PromptLogprobs event{.request = request.id, .attempt = request.attempt, .first = first};

@@ -1,4 +1,4 @@
-// ResultApplier: what a step's result means for the sequences and their events.
+// ResultApplier: applies a step's result to the sequences and emits their events.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ class ResultApplier {
   // `state` outlives the applier.
   explicit ResultApplier(CoreState& state) : state_(state) {}
 
-  // Accounts the oldest unanswered plan's result: lengths, tokens, endings,
-  // events. Entries of sequences that ended after the plan was sent are
-  // discarded, and so are results of an older epoch.
+  // Applies the result of the oldest unanswered plan: lengths, tokens, ends and events.
+  // Entries of sequences that ended after the plan was sent are discarded, and so are
+  // results of an older epoch.
   //   INTERNAL: the result does not answer the plan. Part of it may have been
   //     applied; the epoch cannot be continued.
   absl::Status Apply(const StepResult& result);

@@ -62,8 +62,9 @@ void SchedulerCore::Refuse(const TokenizedRequest& request, absl::Status status,
 }
 
 absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const {
-  // A replay was admitted before, here or elsewhere, and is not refused any more: a
-  // client waits for the rest of its answer. So there are as many as were admitted.
+  // A replay was admitted before, here or elsewhere. It is not refused for a full queue or
+  // a drain, because a client waits for the rest of its answer. So there are no more
+  // replays than admitted requests.
   const bool replay = request.attempt > Attempt(0);
   if (state_.draining && !replay) return absl::UnavailableError("the engine is draining");
   if (!state_.description.has_value()) {
@@ -108,7 +109,7 @@ void SchedulerCore::Submit(std::int64_t now_ns, TokenizedRequest request) {
   EndComplete(Accept(std::move(request)));
 }
 
-// The request is in the queue, and its sequences know what they know.
+// Puts the request into the queue. Its sequences know the prompt and the output prefix.
 TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   state_.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
   ++state_.counters.accepted;
@@ -116,10 +117,11 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   accepted.id = request.id;
   accepted.attempt = request.attempt;
   accepted.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
-  // With the first length, no two pairs of strings make the same scope.
+  // The length of the tenant's name comes first, so that no two pairs of tenant and salt
+  // make the same scope.
   accepted.cache_scope =
       absl::StrCat(request.tenant.size(), ":", request.tenant, request.cache_salt);
-  if (!state_.options.prefix_cache) {  // tiers still keep what is preempted
+  if (!state_.options.prefix_cache) {  // tiers still keep the blocks of preempted requests
     accepted.cache_scope = absl::StrCat("#", request.id.incarnation, ":", request.id.counter);
   }
   accepted.sampling = request.sampling;
@@ -139,7 +141,7 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
     accepted.beam->cancelled.assign(accepted.answers, false);
   }
   const TableIndex index = state_.requests.Insert(std::move(accepted));
-  // Beam search begins with one sequence, the prompt's.
+  // Beam search begins with one sequence, which is the prompt.
   AddSequences(index, request.beam ? 1 : request.sequences, std::move(request.prompt),
                std::move(request.output_prefix));
   if (request.deadline_ns.has_value()) state_.deadlines.Push(index);
@@ -163,8 +165,8 @@ void SchedulerCore::AddSequences(TableIndex index, std::uint32_t count, std::vec
   state_.Enqueue(index);
 }
 
-// A replayed request may have had a sequence's last token delivered and only its
-// end lost on the way.
+// Ends the sequences of a replay that are complete: the client already has their last
+// token, and only their end was lost on the way.
 void SchedulerCore::EndComplete(TableIndex index) {
   const StopRule stop = state_.requests[index].stop;
   for (const TableIndex at : std::vector<TableIndex>(state_.requests[index].sequences)) {
@@ -198,7 +200,7 @@ void SchedulerCore::Cancel(const CancelRequest& cancel) {
   }
 }
 
-// One answer less; the search goes on for the others.
+// Cancels one answer. The search goes on for the others.
 void SchedulerCore::CancelBeam(TableIndex index, SequenceIndex number) {
   Request& request = state_.requests[index];
   std::vector<bool>& cancelled = request.beam->cancelled;
@@ -223,8 +225,8 @@ void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
   }
 }
 
-// The next in the queue would hardly make its deadline: it ends, so that its time
-// goes to one that will.
+// Ends the requests at the head of the queue that are predicted to miss their deadline, so
+// that their time goes to requests that can meet theirs.
 void SchedulerCore::DropLate(std::int64_t now_ns) {
   if (!state_.policy->drops_late() || !state_.epoch.has_value()) return;
   while (!state_.waiting.empty()) {

@@ -1,10 +1,10 @@
 // SchedulerCore: the scheduler as a pure state machine.
 //
-// Events with the time go in; plans and engine events come out. It reads no
-// clock, has no threads, writes no log and takes no decision by floating point
+// Events and the time go in; plans and engine events come out. The core reads no
+// clock, has no threads, writes no log and makes no decision by floating point
 // or by the order of a hash container: the same options and the same calls give
-// byte-identical plans. Owned by an engine loop (scheduler/server) or a
-// simulation; one thread.
+// byte-identical plans. An engine loop (scheduler/server) or a simulation owns it and
+// calls it from one thread at a time.
 //
 //   SchedulerCore core(options);
 //   core.Ready(epoch, description);
@@ -39,9 +39,9 @@ struct OpenSequenceView {
   SequenceIndex index;
   SequenceState state = SequenceState::kPrefill;
   Step opened;             // the plan that opened it under this handle
-  std::uint32_t rank = 0;  // in the order of memory: 0 is never a victim
+  std::uint32_t rank = 0;  // its place in the order of memory; 0 is never a victim
   LengthBounds length;
-  // The tokens whose results are in; of a beam, those that the workers know.
+  // The tokens whose results are in. For a beam: the tokens that the workers know.
   absl::Span<const TokenId> tokens;
   std::vector<absl::Span<const BlockId>> tables;  // [groups]
 };
@@ -60,7 +60,7 @@ struct CoreSnapshot {
   std::uint32_t in_flight = 0;       // plans without a result
   std::uint32_t blocks_cached = 0;   // in no table, kept for their contents
   std::uint64_t tier_blocks = 0;     // kept in tiers
-  std::uint64_t waiting_tokens = 0;  // to be prefilled by those that wait
+  std::uint64_t waiting_tokens = 0;  // to be prefilled for waiting requests
 };
 
 class SchedulerCore {
@@ -68,35 +68,36 @@ class SchedulerCore {
   explicit SchedulerCore(const CoreOptions& options,
                          std::unique_ptr<OrderPolicy> policy = std::make_unique<PriorityPolicy>());
 
-  // A worker group is up and empty. Requests that it cannot hold any more end
-  // with RESOURCE_EXHAUSTED; the others are recomputed on it. An epoch that is
-  // not newer is ignored. INVALID_ARGUMENT: a description that no plan can be
-  // made for; the group is not used.
+  // A worker group is up and empty. Requests that are too large for it end with
+  // RESOURCE_EXHAUSTED; the others are recomputed on it. An epoch that is not newer is
+  // ignored. INVALID_ARGUMENT: no plan can be made for this description; the group is
+  // not used.
   absl::Status Ready(Epoch epoch, const ExecutorDescription& description);
 
-  // The worker group of `epoch` is gone with its KV memory and all unanswered
-  // plans. Its requests wait for the next Ready; delivered tokens stay. `started`:
-  // steps that it was computing when it died. Their requests are quarantined
-  // (CoreOptions::max_crashes); one that kills its group ends with INTERNAL.
+  // The worker group of `epoch` is gone with its KV memory and all unanswered plans. Its
+  // requests wait for the next Ready and keep the tokens that were delivered. `started`
+  // are the steps that the group was computing when it died. Their requests are
+  // quarantined; one that reaches CoreOptions::max_crashes ends with INTERNAL.
   void Lost(Epoch epoch, absl::Span<const Step> started = {});
 
-  // Takes the request over: an Accepted event, or one RequestEnd that refuses.
+  // Accepts the request with an Accepted event, or refuses it with one RequestEnd.
   // INVALID_ARGUMENT and UNIMPLEMENTED: see admission.h. RESOURCE_EXHAUSTED with
-  // a retry hint: queue full. UNAVAILABLE: draining, or no group was ever
-  // ready. ALREADY_EXISTS: its id is in use. DEADLINE_EXCEEDED: too late, or (by
-  // policy) predicted to be.
+  // a retry hint: the queue is full. UNAVAILABLE: draining, or no group was ever
+  // ready. ALREADY_EXISTS: its id is in use. DEADLINE_EXCEEDED: the deadline has passed,
+  // or (by policy) is predicted to be missed.
   void Submit(std::int64_t now_ns, TokenizedRequest request);
 
-  // Ends the sequence (without one: all) at once, whatever it is doing. Unknown ones
-  // are ignored.
+  // Ends the sequence at once, or all sequences of the request if none is named, in any
+  // state. Unknown requests and sequences are ignored.
   void Cancel(const CancelRequest& cancel);
 
-  // The result of the oldest unanswered plan. Results of lost epochs are
-  // ignored. INTERNAL: it does not answer that plan: treat the group as lost.
+  // Applies the result of the oldest unanswered plan. Results of lost epochs are ignored.
+  // INTERNAL: the result does not answer that plan; the caller must treat the group as
+  // lost.
   absl::Status Apply(const StepResult& result);
 
-  // Ends what is past its deadline, then plans one step. Call again until it
-  // holds, after every other call, and at wake_ns.
+  // Ends the requests that are past their deadline, then plans one step. The caller calls
+  // it after every other call and at wake_ns, each time until there is no plan.
   PlanOutcome Plan(std::int64_t now_ns);
 
   // Refuses requests from now on.
@@ -107,10 +108,11 @@ class SchedulerCore {
 
   // Events since the last call, in order of emission.
   std::vector<EngineEvent> TakeEvents();
-  // Preemptions since the last call, in order; 256 at most, the rest is only counted.
+  // Preemptions since the last call, in order. It returns at most 256; the rest are only
+  // counted.
   std::vector<Preemption> TakePreemptions();
 
-  // Requests accepted and not ended.
+  // The number of requests that are accepted and have not ended.
   std::size_t live_requests() const { return state_.requests.size(); }
   CoreSnapshot Snapshot() const;
 
@@ -120,14 +122,14 @@ class SchedulerCore {
   std::vector<SequenceStatus> SequenceStates() const;
   // The digest that the next plan starts from; 0 without a group.
   std::uint64_t digest() const;
-  // Proves the invariants of docs/architecture.md that the core can see.
-  // INTERNAL names the first that does not hold. O(everything): for tests.
+  // Checks the invariants of docs/architecture.md that the core can see. INTERNAL names
+  // the first that does not hold. It reads the whole state: for tests.
   absl::Status CheckInvariants() const;
 
  private:
   void Refuse(const TokenizedRequest& request, absl::Status status, std::int64_t retry_after_ms);
   absl::Status CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const;
-  // The bounds of the queue, which replays pass.
+  // Checks the bounds of the queue, which do not apply to replays.
   absl::Status CheckQueue(const TokenizedRequest& request) const;
   TableIndex Accept(TokenizedRequest request);
   void AddSequences(TableIndex index, std::uint32_t count, std::vector<TokenId> prompt,

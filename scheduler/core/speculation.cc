@@ -5,20 +5,20 @@
 namespace flotilla {
 namespace {
 
-// Measurements come from outside: no more than 100 s per step.
+// Measurements come from outside. They are limited to 100 s per step.
 constexpr std::int64_t kMostNs = 100'000'000'000;
-// A step moves the estimate for its rows a quarter of the way, and those for other
-// rows nearly as far: other work on the machine changes a step's time more, and
-// more often, than rows change their worth. The first four of so many rows move only
-// their own, and further.
+// A step moves the estimate for its number of rows a quarter of the way, and the estimates
+// for other numbers nearly as far, because other work on the machine changes the time of
+// all steps more often and by more than the cost of a row changes. The first four steps of
+// a number of rows move their own estimate further, and no other that was measured.
 constexpr std::int64_t kCostWeight = 4;
 constexpr std::int64_t kOthersWeight = 5;
-// A step that took longer than this many times what was expected counts as that;
-// of the first of so many rows little is known.
+// A step that took longer than this many times the expected time counts as that many times.
+// The limit for the first steps of a number of rows is wider, because little is known.
 constexpr std::int64_t kOutlier = 2;
 constexpr std::int64_t kFirstOutlier = 16;
-constexpr std::int64_t kUnit = 1 << 16;  // of relative moves
-// A draft token moves the chance an eighth of the way; that of a trial, half.
+constexpr std::int64_t kUnit = 1 << 16;  // the unit of relative moves
+// A draft token moves the chance an eighth of the way; a draft token of a trial, half.
 constexpr std::int64_t kChanceWeight = 8;
 constexpr std::int64_t kTrialWeight = 2;
 // The least gain worth a change: one part in 32.
@@ -44,7 +44,7 @@ std::uint32_t BestDepth(std::uint32_t chance, const SpeculationLoad& load, const
   for (std::uint32_t depth = 1; depth <= most; ++depth) {
     const std::uint64_t tokens = load.tokens + ExpectedTokens(chance, depth);
     const std::uint64_t takes = time(depth);
-    // Tokens per time, the margin included while there are no draft tokens yet.
+    // Compares tokens per time. The margin applies only to the first draft tokens.
     const std::uint64_t margin = best == 0 ? best_tokens / kMargin : 0;
     if (tokens * best_time <= (best_tokens + margin) * takes) continue;
     best = depth;
@@ -57,8 +57,8 @@ std::uint32_t BestDepth(std::uint32_t chance, const SpeculationLoad& load, const
 }  // namespace
 
 StepCosts::StepCosts(std::int64_t prefill_ns_per_token, std::int64_t decode_ns_per_step) {
-  // A row of a prefill carries its share of reading the weights, of some 32; a
-  // draft token has that for nothing.
+  // The time of a prefill row includes its share, about 1/32, of the time to read the
+  // weights. A draft token does not add that time.
   constexpr std::int64_t kShare = 32;
   const std::int64_t step = std::clamp<std::int64_t>(decode_ns_per_step, 0, kMostNs / 2);
   const std::int64_t prefill = std::clamp<std::int64_t>(prefill_ns_per_token, 0, kMostNs / 1024);
@@ -88,7 +88,7 @@ void StepCosts::Tabulate() {
 
 std::int64_t StepCosts::Ns(std::uint32_t rows) const {
   if (rows <= kMostRows) return ns_[rows];
-  const std::int64_t last = ns_[kMostRows];  // beyond, rows cost what they do on average
+  const std::int64_t last = ns_[kMostRows];  // each row beyond costs the average row's time
   return last + last / kMostRows * (std::int64_t{rows} - kMostRows);
 }
 
@@ -108,7 +108,8 @@ void StepCosts::Observe(const StepTimings& step) {
   ++steps_;
   for (std::size_t i = 0; i < kRows.size(); ++i) {
     Point& point = points_[i];
-    // What these rows show says nothing about rows that are known.
+    // A number of rows with few measurements does not move the estimates of others that
+    // were measured.
     const std::int64_t move = own(i) || point.seen == 0 ? off / weight
                               : known                   ? off / kOthersWeight
                                                         : 0;
@@ -134,8 +135,8 @@ void DraftAcceptance::OnResult(std::uint32_t depth, std::uint32_t drafted, std::
     return;
   }
   if (drafted == 0) return;
-  // The draft token after the last right one was wrong, if there was one; nothing is
-  // known of those behind it.
+  // The draft token after the last right one was wrong, if there was one. Nothing is known
+  // about the draft tokens behind it.
   const std::uint32_t judged = std::min(drafted, accepted + 1);
   const bool tried = trial();
   chance_ = Towards(chance_, accepted, judged, tried ? kTrialWeight : kChanceWeight);

@@ -1,4 +1,5 @@
-// The first half of StepPlanner: what the step is to do; step_planner_emit.cc writes it.
+// The first half of StepPlanner: decides what the step does. step_planner_emit.cc writes
+// the plan.
 #include "scheduler/core/step_planner.h"
 
 #include <algorithm>
@@ -17,9 +18,9 @@ PlanOutcome StepPlanner::Make() {
   plan_.step = Step(epoch.last_step.value() + 1);
 
   Choose();
-  // With no result outstanding every length is exact and no block is about to
-  // come free: now the last sequence of the policy gives its blocks to the others.
-  // But not while copies to or from tiers hold blocks: those may be enough.
+  // When no result is outstanding, every length is exact and no block is about to come
+  // free. So now the last request in the order of the policy gives its blocks to the
+  // others. This waits while copies to or from tiers hold blocks, which may be enough.
   while (!short_of_blocks_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
     if (!TrimSequences()) {
       const TableIndex last = state_.sequences[state_.running.back()].request;
@@ -65,8 +66,9 @@ bool StepPlanner::DueInThisStep(const Sequence& sequence) const {
          plan_.step.value() >= sequence.last_chunk.value() + lag;
 }
 
-// In turns of a round of the pipeline each, so that every micro-batch has both; unless one of
-// the two has nothing to do.
+// Steps of the isolated request and steps of the others alternate every `lag` steps, so
+// that every micro-batch gets both kinds. If one of the two has nothing to do, the step is
+// for the other.
 void StepPlanner::Choose() {
   if (state_.quarantined > 0) {
     const bool first = plan_.step.value() / state_.description->lag % 2 == 0;
@@ -99,8 +101,8 @@ void StepPlanner::Assess() {
   AssessPrefills();
 }
 
-// Somebody's next token waits for this step: prompts get what the target leaves,
-// and always a little.
+// When sequences decode in this step, prompts get the rows that the target leaves, and
+// always at least kLeastRows.
 void StepPlanner::KeepToItlTarget() {
   constexpr std::uint32_t kLeastRows = 8;
   const std::uint32_t rows = state_.MaxStepTokens() - budget_;
@@ -121,7 +123,7 @@ bool StepPlanner::IsBeamStep(const Sequence& sequence) const {
          ParentIsReady(sequence);
 }
 
-// The positions that the sequence is to share are in plans sent.
+// Whether the positions that the sequence is to share are in plans already sent.
 bool StepPlanner::ParentIsReady(const Sequence& sequence) const {
   if (!sequence.fork.parent.has_value() || !state_.epoch->kv.can_fork()) return false;
   const Sequence& parent = state_.sequences[*sequence.fork.parent];
@@ -150,7 +152,8 @@ void StepPlanner::AssessDecode(TableIndex index) {
   const Sequence& sequence = state_.sequences[index];
   if (!DueInThisStep(sequence)) {
     due_later_ |= !sequence.surely_finished();
-    // Sequences after it, whose steps come first, may not take what it waits for.
+    // Sequences after it in the order may run in earlier steps. They must not take the
+    // blocks that it waits for.
     if (sequence.deferred) KeepFor(sequence);
   } else if (sequence.surely_finished()) {
     finished_.push_back(index);
@@ -189,8 +192,8 @@ void StepPlanner::AssessBeamStep(TableIndex index) {
   chunks_.push_back({index, 1});
 }
 
-// A prompt short of blocks takes a smaller chunk or waits for the sequences
-// before it. Only the first request of all makes others give way, so it always
+// A prompt that is short of blocks takes a smaller chunk or waits for the sequences
+// before it. Only the first request in the order makes others give way, so it always
 // advances.
 void StepPlanner::AssessPrefills() {
   const bool decodes_are_short = !short_of_blocks_.empty();
@@ -235,7 +238,7 @@ std::uint64_t StepPlanner::OpenNeeds(const PendingOpen& open) const {
          open.match.blocks;
 }
 
-// Returns none while its parent is not far enough, or where rows or blocks are missing.
+// Returns none while the parent is not far enough, or if rows or blocks are missing.
 std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
                                                               std::uint64_t blocks) {
   const KvCacheManager& kv = state_.epoch->kv;
@@ -323,7 +326,7 @@ void StepPlanner::Promise(const Request& request, std::uint64_t blocks) {
 
 void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const {
   constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a prediction is worth anything
-  if (request.non_preemptible) return;         // reserved
+  if (request.non_preemptible) return;         // its blocks are reserved
   for (const TableIndex index : request.sequences) {
     const Sequence& sequence = state_.sequences[index];
     std::uint64_t held = 0;
@@ -334,8 +337,8 @@ void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput
   }
 }
 
-// What the running requests are predicted to need at once beyond what they hold,
-// with `request` among them.
+// The blocks that the running requests and `request` are predicted to need at once beyond
+// those that they hold.
 std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
   const auto shorter = [](const ExpectedOutput& a, const ExpectedOutput& b) {
     return a.remaining < b.remaining;
@@ -357,8 +360,8 @@ std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
   return PeakBlocks(all, [this](std::uint64_t t) { return state_.epoch->kv.MostBlocksFor(t); });
 }
 
-// Another prompt that begins alike is about to be computed further than this
-// one's match: to wait for it is cheaper than to compute it twice.
+// Whether another prompt with the same beginning is about to be computed further than this
+// request's match. To wait for it is cheaper than to compute the blocks twice.
 bool StepPlanner::PrefixIsBeingComputed(const Request& request,
                                         const KvCacheManager::Match& match) const {
   const Sequence& first = state_.sequences[request.sequences.front()];
@@ -368,8 +371,9 @@ bool StepPlanner::PrefixIsBeingComputed(const Request& request,
   });
 }
 
-// Blocks for all that the request knows: its first sequence begins with the match,
-// the others fork. All that it can come to need if it is non-preemptible.
+// The blocks for all tokens that the request knows: its first sequence begins with the
+// match, and the others fork. For a non-preemptible request, all blocks that it can come
+// to need.
 std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
                                           const KvCacheManager::Match& match) const {
   const KvCacheManager& kv = state_.epoch->kv;
@@ -428,14 +432,14 @@ std::optional<StepPlanner::Admission> StepPlanner::TryAdmit(TableIndex index) {
     return std::nullopt;
   }
   if (full) return std::nullopt;
-  // Alone it fits the pool (see admission), but for what copies hold.
+  // Alone, the request fits the pool (see admission), except for what copies hold.
   if (state_.running.empty() && !state_.epoch->kv.copies_pending()) return Admission{index, match};
   if (PrefixIsBeingComputed(request, match)) {
     waits_for_prefix_ |= index == state_.waiting.head();
     return std::nullopt;
   }
-  // All of it must fit beside what is promised already; otherwise several
-  // half-computed prompts would wait for each other.
+  // All of the request must fit beside what is promised already. Otherwise several
+  // half-computed prompts could wait for each other.
   const std::uint64_t expected =
       std::max(PeakBlocksWith(request),
                std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
@@ -445,7 +449,7 @@ std::optional<StepPlanner::Admission> StepPlanner::TryAdmit(TableIndex index) {
 }
 
 std::optional<StepPlanner::Admission> StepPlanner::FindAdmission() {
-  constexpr std::size_t kCandidates = 4;  // bounds the work of a plan
+  constexpr std::size_t kCandidates = 4;  // limits the work of a plan
   waits_for_prefix_ = false;
   load_.reset();
   if (state_.waiting.empty() || budget_ == 0 || !short_of_blocks_.empty()) return std::nullopt;

@@ -1,4 +1,4 @@
-// The second half of StepPlanner: what was decided becomes a plan.
+// The second half of StepPlanner: writes what was decided as a plan.
 #include <algorithm>
 #include <utility>
 
@@ -10,7 +10,7 @@ void StepPlanner::EmitDeferrals() {
   for (const TableIndex index : short_of_blocks_) {
     Sequence& sequence = state_.sequences[index];
     sequence.deferred = true;
-    if (sequence.state != SequenceState::kDecode) continue;  // a prompt just is not run
+    if (sequence.state != SequenceState::kDecode) continue;  // a prompt needs no Defer
     plan_.ops.push_back(Defer{.sequence = sequence.handle});
     state_.epoch->kv.AddDefer(plan_.step, sequence.handle);
     ++state_.counters.deferrals;
@@ -23,8 +23,8 @@ void StepPlanner::EmitDeferrals() {
   }
 }
 
-// Sequences are opened before any run, so that forks copy what earlier plans wrote; those
-// from the prefix cache first, before a block that they count on is given away.
+// Sequences are opened before any run, so that forks copy what earlier plans wrote. Those
+// with blocks from the prefix cache are opened first, before these blocks are evicted.
 void StepPlanner::EmitOpens() {
   for (const bool forks : {false, true}) {
     for (const PendingOpen& open : opens_) {
@@ -57,7 +57,7 @@ void StepPlanner::Opened(Sequence& sequence) {
   state_.UpdateOutstanding(sequence);
 }
 
-// Opens a sequence that no other can be the parent of.
+// Opens a sequence that does not fork.
 void StepPlanner::Open(TableIndex index, const KvCacheManager::Match& match) {
   EpochState& epoch = *state_.epoch;
   Sequence& sequence = state_.sequences[index];
@@ -102,8 +102,8 @@ bool StepPlanner::TrimSequences() {
   return trimmed;
 }
 
-// As far as rows, blocks and the sequence's own end allow. Blocks that prompts begun
-// still need, and the reserve for expected output, are left alone.
+// The most draft tokens that rows, blocks and the sequence's maximum length allow. They
+// never use blocks that begun prompts still need, or those of watermark_blocks.
 std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
   const std::uint32_t most = std::min(
       {state_.MaxDraftTokens(), budget_, sequence.length.max - sequence.length.computed_min});
@@ -112,7 +112,7 @@ std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
   const std::uint64_t blocks = free_blocks_ > kept ? free_blocks_ - kept : 0;
   const std::uint32_t upper = sequence.length.scheduled_max;
   const std::uint32_t end = std::min(upper + most, sequence.length.max);
-  // Beyond its maximum no position is ever written.
+  // No position beyond the sequence's maximum is ever written.
   if (state_.epoch->kv.BlocksNeeded(sequence, end) <= blocks) return most;
   return state_.epoch->kv.LongestWithin(sequence, end, blocks) - upper;
 }
@@ -165,8 +165,8 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
   const bool last = end == sequence.prefill_tokens;
   const bool samples = last && request.stop.max_tokens > 0 && request.beam == nullptr;
   if (last) sequence.state = samples ? SequenceState::kDecode : SequenceState::kEnding;
-  // Row i brings the log-probability of prompt token i + 1, if that is one and
-  // was not delivered before a preemption.
+  // Row i gives the log-probability of prompt token i + 1, if there is such a token and its
+  // log-probability was not delivered before a preemption.
   const std::uint32_t last_prompt = std::min(end, request.prompt_tokens - 1);
   const bool prompt_logprobs = request.logprobs.prompt_top != LogprobSpec::kOff &&
                                last_prompt > begin && last_prompt >= request.prompt_logprobs_next;
@@ -200,7 +200,7 @@ void StepPlanner::EmitAdmissions() {
   while (true) {
     const std::optional<Admission> admission = FindAdmission();
     if (load_.has_value()) {
-      Load(*load_);  // and look again: it may have taken what another would begin with
+      Load(*load_);  // then look again: it may have taken blocks of another request's prefix
     } else if (admission.has_value()) {
       Admit(*admission);
     } else {
@@ -209,7 +209,7 @@ void StepPlanner::EmitAdmissions() {
   }
 }
 
-// Opens the request's first sequence; the others stay pending for now.
+// Opens the request's first sequence. The others stay pending for now.
 void StepPlanner::Admit(const Admission& admission) {
   const KvCacheManager& kv = state_.epoch->kv;
   const Request& request = state_.requests[admission.request];

@@ -28,8 +28,8 @@ TableIndex WaitingQueue::head() const {
   return non_preemptible_.empty() ? of_tenant_[tenants_.top()]->top() : non_preemptible_.top();
 }
 
-// Non-preemptible ones, then the head of each tenant in turn, then those that follow
-// at the first tenant.
+// First the non-preemptible requests, then the head of each tenant in turn, then the
+// following requests of the first tenant.
 std::vector<TableIndex> WaitingQueue::First(std::size_t count) const {
   std::vector<TableIndex> first = non_preemptible_.First(count);
   const auto add = [&](const std::vector<TableIndex>& more, std::size_t from) {

@@ -1,8 +1,8 @@
-// WaitingQueue: requests that are not open, the next one on top.
+// WaitingQueue: the requests that are not open. The next one is its head.
 //
-// Non-preemptible requests come first; then tenants take turns as FairShare says (with
-// it off there is one), and each tenant's requests go in the order of the policy.
-// Owned by CoreState; one thread.
+// Non-preemptible requests come first. Then tenants take turns as FairShare decides (when
+// it is off there is one tenant), and each tenant's requests go in the order of the
+// policy. CoreState owns the queue; one thread.
 #pragma once
 
 #include <cstdint>
@@ -26,20 +26,21 @@ class WaitingQueue {
 
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
-  // The tokens to be prefilled of all that wait, and with the predicted outputs as well.
+  // The tokens of all waiting requests that are to be prefilled, and these tokens plus the
+  // predicted output tokens.
   std::uint64_t tokens() const { return tokens_; }
   std::uint64_t rows() const { return rows_; }
   bool Contains(TableIndex index) const;
-  // The next one. Not empty.
+  // The next request. The queue must not be empty.
   TableIndex head() const;
-  // The next one and up to `count` - 1 of those that follow it.
+  // The next request and up to `count` - 1 of those that follow it.
   std::vector<TableIndex> First(std::size_t count) const;
 
-  // Request::waiting_tokens and waiting_rows are set.
+  // Adds a request. Its waiting_tokens and waiting_rows must be set.
   void Push(TableIndex index);
-  // Has no effect when the request does not wait.
+  // Removes a request. Has no effect when it does not wait.
   void Remove(TableIndex index);
-  // Charges a tenant, whose turn may come later for it.
+  // Charges a tenant, whose turn may then come later.
   void Charge(TableIndex tenant, std::uint64_t cost);
 
  private:

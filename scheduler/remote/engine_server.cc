@@ -20,18 +20,20 @@
 namespace flotilla {
 namespace {
 
-// The requests that routers have here, by id. What a router has left behind may still
-// be ending when it comes again. Any thread.
+// The requests that routers have in the engine, by id. When a router comes back, requests
+// of its last stream may still be ending. Any thread may use it.
 class RequestRegistry {
  public:
-  // False, and `submit` runs once the one of this id has ended: there is one.
+  // Registers a request. False: a request with this id is in the engine; `submit` runs when
+  // that one has ended.
   bool Begin(const RequestId& id, std::function<void()> submit) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     const auto [at, added] = waiting_.try_emplace(id);
     if (!added) at->second.push_back(std::move(submit));
     return added;
   }
-  // The one of this id has ended: the next to be submitted, if any.
+  // Records that the request with this id has ended. Returns the next one to be submitted
+  // under that id, or null.
   std::function<void()> End(const RequestId& id) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     const auto at = waiting_.find(id);
@@ -47,14 +49,14 @@ class RequestRegistry {
 
  private:
   absl::Mutex mu_;
-  // For each id in the engine, those that wait for its end.
+  // For each id in the engine, the submissions that wait for its end.
   absl::flat_hash_map<RequestId, std::vector<std::function<void()>>> waiting_ ABSL_GUARDED_BY(mu_);
 };
 
 using UpdateStream = rpc::ServerStream<v1::EngineCommand, v1::EngineUpdate>;
 
-// One router: the sink of its requests, which outlives its stream until the last of
-// them has ended.
+// One router's stream and the sink of its requests. It outlives the stream until the last
+// of the requests has ended.
 class RouterLink final : public EventSink, public std::enable_shared_from_this<RouterLink> {
  public:
   RouterLink(Engine* engine, RequestRegistry* registry, TaskThread* thread, UpdateStream* stream)
@@ -74,7 +76,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     if (registry_->Begin(id, [shared] { (*shared)(); })) (*shared)();
   }
 
-  // One that cannot even be read.
+  // Refuses a request that could not be parsed.
   void Refuse(const RequestId& id, Attempt attempt, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_) {
     EngineUpdate update;
     update.events.push_back(
@@ -91,7 +93,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     engine_->Cancel(cancel);
   }
 
-  // The stream is gone: nobody wants the answers.
+  // Called when the stream has ended. Cancels its requests.
   void Leave() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::flat_hash_set<RequestId> left;
     {
@@ -114,14 +116,14 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
       for (const RequestId& id : ended) requests_.erase(id);
       Send({.events = std::move(events), .load = {}, .description = {}});
     }
-    // The rest calls the engine, so not from inside its own call.
+    // The following work calls the engine, so it must not run inside a call of the engine.
     for (const RequestId& id : ended) {
       if (auto next = registry_->End(id)) thread_->Post(std::move(next));
     }
     if (!ended.empty()) thread_->Post([self = shared_from_this()] { self->SendUpdate(); });
   }
 
-  // Sends what has changed, if anything has. On the thread.
+  // Sends what has changed, if anything has. Called only on thread_.
   void SendUpdate() ABSL_LOCKS_EXCLUDED(mu_) {
     // Nothing is sent before the description, since a router is ready only with it.
     absl::StatusOr<EngineDescription> description = engine_->Describe();
@@ -145,7 +147,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
       return;
     }
     engine_->Submit(std::move(request), shared_from_this());
-    // Leave may have come before it was in the engine.
+    // Leave may have been called before the request was in the engine.
     if (gone()) engine_->Cancel({.request = id, .sequence = std::nullopt, .keep_tokens = 0});
   }
 
@@ -165,7 +167,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
   RequestRegistry* const registry_;
   TaskThread* const thread_;
   absl::Mutex mu_;
-  UpdateStream* stream_ ABSL_GUARDED_BY(mu_);  // null: gone
+  UpdateStream* stream_ ABSL_GUARDED_BY(mu_);  // null: the stream has ended
   absl::flat_hash_set<RequestId> requests_ ABSL_GUARDED_BY(mu_);
   // Only the thread uses these.
   std::uint64_t sent_numerics_id_ = 0;  // 0: nothing was sent
@@ -209,7 +211,7 @@ class EngineServerImpl final : public EngineServer {
   void Stop() override {
     if (std::exchange(stopped_, true)) return;
     server_.Stop(absl::ZeroDuration());
-    absl::Notification idle;  // what was posted before has run
+    absl::Notification idle;  // all work that was posted before has run
     thread_.Post([&idle] { idle.Notify(); });
     idle.WaitForNotification();
   }
@@ -242,7 +244,7 @@ class EngineServerImpl final : public EngineServer {
     return grpc::Status::OK;
   }
 
-  // Runs on the thread, which sleeps while there is no router.
+  // Runs on thread_, which sleeps while there is no router.
   void Tick() {
     ticking_ = !links_.empty();
     if (!ticking_) return;
@@ -270,7 +272,7 @@ RouterStream::RouterStream(std::unique_ptr<Call> call, EngineServerImpl* server)
 
 bool RouterStream::OnMessage(const v1::EngineCommand& message) {
   absl::StatusOr<EngineCommand> command = FromProto(message, server_->clock().NowNs());
-  if (!command.ok() && message.has_submit()) {  // others need not suffer
+  if (!command.ok() && message.has_submit()) {  // other requests are not affected
     const v1::RequestId& id = message.submit().id();
     link_->Refuse({id.incarnation(), id.counter()}, Attempt(message.submit().attempt()),
                   command.status());

@@ -1,7 +1,7 @@
-// EngineServer: an Engine for routers in other processes, as flotilla.v1.Scheduler.
+// EngineServer: serves an Engine to routers in other processes, as flotilla.v1.Scheduler.
 //
-// A router's stream is the lease of its requests: when it ends they are cancelled.
-// A router may then submit them again on a new stream, also here.
+// When a router's stream ends, the requests of that stream are cancelled. The router may
+// then submit them again on a new stream, to this server or to another.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,18 @@ namespace flotilla {
 
 struct EngineServerOptions {
   rpc::ListenOptions listen;
-  // How often routers learn of a load that has changed when nothing else is to say.
+  // How often a load that has changed is sent to routers when nothing else is sent.
   absl::Duration load_interval = absl::Milliseconds(100);
 };
 
 class EngineServer {
  public:
-  // Serves when it returns. `engine` and `clock` outlive it, but the engine has stopped
-  // before it goes. UNAVAILABLE: the address cannot be listened on.
+  // The server serves when this returns. `engine` and `clock` outlive the server, but the
+  // engine must be stopped before the server is destroyed. UNAVAILABLE: the server cannot
+  // listen on the address.
   static absl::StatusOr<std::unique_ptr<EngineServer>> Start(const EngineServerOptions& options,
                                                              Engine* engine, const Clock* clock);
-  // Stops, unless stopped.
+  // Stops the server if it still runs.
   virtual ~EngineServer() = default;
 
   virtual std::uint16_t port() const = 0;

@@ -18,7 +18,7 @@ constexpr absl::Duration kTokenizerTimeout = absl::Seconds(10);
 
 }  // namespace
 
-// One stream, from the connection to its end.
+// One stream, from its connection to its end.
 class RemoteExecutor::Link final
     : private rpc::ClientStream<v1::GroupCommand, v1::GroupEvent>::Handler {
  public:
@@ -28,7 +28,7 @@ class RemoteExecutor::Link final
             rpc::ConnectTo(executor->options_.address, executor->options_.credentials.get()))),
         stream_(executor->options_.poller, this) {}
 
-  // Messages come from here on.
+  // Messages are received from this call on.
   void Begin() { stream_.Begin(stub_->PrepareAsyncAttach(&stream_.context(), stream_.queue())); }
 
   void Send(const GroupCommand& command) {
@@ -112,7 +112,7 @@ class RemoteExecutor::Link final
 
   RemoteExecutor* const executor_;
   const std::unique_ptr<v1::WorkerGroup::Stub> stub_;
-  absl::Status refused_;  // of the stream's callbacks, then of Wait
+  absl::Status refused_;  // used by the stream's callbacks, then by Wait
   rpc::ClientStream<v1::GroupCommand, v1::GroupEvent> stream_;
 };
 
@@ -201,7 +201,8 @@ void RemoteExecutor::OnBroken(const absl::Status& why) {
     if (stopped_ || epoch_ == Epoch{0}) return;
     lost.epoch = std::exchange(epoch_, Epoch{0});
     accepting_ = false;
-    // The agent did not say what it was computing: the oldest, if it had any plan.
+    // The agent did not say which step it was computing. It is the oldest unanswered one, if
+    // there is any.
     if (!unanswered_.empty()) lost.started = {unanswered_.front()};
   }
   listener_->OnLost(lost);

@@ -1,9 +1,9 @@
-// RemoteExecutor: a StepExecutor whose worker group is behind an agent, on one gRPC
-// stream (flotilla.v1.WorkerGroup).
+// RemoteExecutor: a StepExecutor that reaches its worker group through an agent, on one
+// gRPC stream (flotilla.v1.WorkerGroup).
 //
-// A stream that breaks is the loss of the group: everything there is started afresh
-// when it is back, which is tried until Stop. Epochs are counted here, so that they
-// ascend whatever agent answers.
+// When the stream breaks, the group is lost. The executor connects again until Stop, and a
+// new stream starts a new epoch. Epochs are counted here, so that they ascend whichever
+// agent answers.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ namespace flotilla {
 
 struct RemoteExecutorOptions {
   std::string address;  // of the agent: host:port
-  // Between two attempts to attach.
+  // The time between two attempts to attach.
   absl::Duration retry = absl::Milliseconds(200);
   std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
   std::shared_ptr<rpc::Poller> poller;            // receives the answers; null: one for each stream
@@ -36,25 +36,26 @@ class RemoteExecutor final : public StepExecutor {
   explicit RemoteExecutor(RemoteExecutorOptions options);
   ~RemoteExecutor() override;
 
-  // OK at once: that no agent answers yet is no failure.
+  // Returns OK at once. It is no failure that no agent answers yet.
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
   void EndEpoch(Epoch epoch) override;
   // A listener's method must not call it.
   void Stop() override;
 
-  // Asks the agent for the tokenizer of the group's model; 10 seconds at most.
-  // UNAVAILABLE: it does not answer.
+  // Asks the agent for the tokenizer of the group's model. It takes 10 seconds at most.
+  // UNAVAILABLE: the agent does not answer.
   absl::StatusOr<TokenizerContent> FetchTokenizer() const;
 
-  // Why there is no group now; OK: there is one, or nothing was tried yet.
+  // Why there is no group now. OK: there is one, or no attempt was made yet.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   class Link;
 
   void Loop();
-  // The link has ended: the listener receives the loss of what it was sent.
+  // Called when the link has ended. Reports the loss of the group if the listener has
+  // received its Ready.
   void OnBroken(const absl::Status& why);
 
   const RemoteExecutorOptions options_;
@@ -66,10 +67,10 @@ class RemoteExecutor final : public StepExecutor {
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   Link* link_ ABSL_GUARDED_BY(mu_) = nullptr;  // the running one
   Epoch last_epoch_ ABSL_GUARDED_BY(mu_){0};
-  // Between Ready and Lost: the epoch here and at the agent.
+  // The epoch here and at the agent, between Ready and Lost.
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // 0: none
   Epoch agents_epoch_ ABSL_GUARDED_BY(mu_){0};
-  bool accepting_ ABSL_GUARDED_BY(mu_) = false;  // plans of it
+  bool accepting_ ABSL_GUARDED_BY(mu_) = false;  // plans of this epoch may be sent
   std::uint32_t room_ ABSL_GUARDED_BY(mu_) = 0;  // plans that may still be sent
   std::deque<Step> unanswered_ ABSL_GUARDED_BY(mu_);
 };

@@ -11,12 +11,12 @@
 namespace flotilla {
 namespace {
 
-// How long a client of a full inbox is asked to wait: far longer than the loop needs
-// to take everything in it.
+// How long a client is asked to wait when the inbox is full. This is far longer than the
+// loop needs to take all messages.
 constexpr std::int64_t kInboxRetryMs = 100;
 
-// A group that answers wrongly this often, and never a request in full, would
-// do so again: its requests fail.
+// When a group answers wrongly this often and completes no request in between, it would
+// do so again, so its requests fail.
 constexpr std::uint32_t kMaxRefusedEpochs = 3;
 
 void PostRefusal(const TokenizedRequest& request, EventSink& sink, absl::Status status,
@@ -95,7 +95,7 @@ void InProcessEngine::Cancel(const CancelRequest& cancel) { Send(EngineMessage(c
 void InProcessEngine::Drain(std::function<void()> done) {
   EngineMessage message = DrainMessage{std::move(done)};
   if (inbox_.Send(std::move(message)) == EngineInbox::Sent::kYes) return;
-  std::get<DrainMessage>(message).done();  // stopped: nothing is left
+  std::get<DrainMessage>(message).done();  // the engine has stopped, so no request is left
 }
 
 void InProcessEngine::OnReady(Epoch epoch, const ExecutorDescription& description) {
@@ -222,8 +222,8 @@ void InProcessEngine::Handle(DrainMessage message) {
   drained_.push_back(std::move(message.done));
 }
 
-// The group answered what it was not asked, or takes no plans: nothing that it
-// says in this epoch is served. Its requests are computed again in the next.
+// Ends an epoch whose group gave a wrong result or refused a plan. No later result of this
+// epoch is used. Its requests are computed again in the next epoch.
 void InProcessEngine::EndEpoch(const absl::Status& why) {
   if (++refused_epochs_ == kMaxRefusedEpochs) {
     refused_epochs_ = 0;
@@ -243,7 +243,7 @@ absl::Time InProcessEngine::SendPlans() {
     }
     probe_.OnPlanned(clock_->NowNs() - now_ns);
     const absl::Status sent = executor_->Execute(*std::move(outcome.plan));
-    // This is not the current epoch: its Lost is in the inbox or on its way.
+    // FAILED_PRECONDITION: the epoch has ended, and its Lost is in the inbox or on its way.
     if (!sent.ok() && !absl::IsFailedPrecondition(sent)) EndEpoch(sent);
   }
 }

@@ -1,17 +1,16 @@
 // InProcessEngine: the Engine whose scheduler is a thread of this process.
 //
-// One thread, the engine loop, owns the SchedulerCore. It sleeps until a
-// message arrives (a request, a cancel, a result, the fate of the worker group)
-// or a deadline is due; takes all messages at once; sends the plans that the
-// core makes; then posts each sink the events of the round as one batch. Where the
-// threads that bring messages have the time (InProcessEngineOptions::rounds_on_senders),
-// one that finds the loop asleep does its round itself, and nobody is woken for it.
+// One thread, the engine loop, owns the SchedulerCore. It sleeps until a message arrives (a
+// request, a cancel, a result, the start or loss of the worker group) or a deadline is due.
+// Then it takes all messages at once, sends the plans that the core makes, and posts to
+// each sink the events of the round as one batch. With
+// InProcessEngineOptions::rounds_on_senders, a thread that sends a message while the loop
+// sleeps does the round itself, so that no thread has to be woken.
 //
-// When plans leave: lag + 1 of them are kept unanswered, so plan N + 1 is made
-// when the result of N - lag is in, and the executor finds it queued when N
-// ends. The scheduler is thus never in the critical path; a request that
-// arrives waits for the plans already sent, at most lag steps more than if
-// they left at the last safe moment.
+// The engine keeps lag + 1 plans unanswered. So plan N + 1 is made when the result of
+// N - lag is in, and the executor finds it in its queue when N ends. The scheduler is thus
+// never in the critical path. A request that arrives waits for the plans already sent, at
+// most lag steps more than if each plan were sent at the last safe moment.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +44,12 @@ struct StepRecord {
   std::uint32_t decode_rows = 0;
   // Requests that got a token.
   std::vector<RequestId> tokens;
-  // Total of sequences preempted for memory so far.
+  // The total of requests preempted for memory so far.
   std::uint64_t preemptions = 0;
 };
 
-// What became of a request, or of one attempt at it, for logs. The label lives as long as
-// the call that shows it.
+// How a request, or one attempt at it, ended, for logs. The label is valid during the call
+// of on_over only.
 struct ServedRecord {
   RequestId id;
   Attempt attempt;
@@ -58,7 +57,8 @@ struct ServedRecord {
   TraceContext trace;
   absl::Status status;
   Usage usage;
-  std::optional<std::int64_t> first_token_ns;  // both since it was submitted
+  // Both times count from the submission.
+  std::optional<std::int64_t> first_token_ns;
   std::int64_t elapsed_ns = 0;
 };
 
@@ -66,28 +66,31 @@ struct InProcessEngineOptions {
   CoreOptions core;
   // One of PolicyNames().
   std::string policy = "priority";
-  // Submitted and not yet seen by the loop; one more is refused.
+  // The most requests that are submitted and not yet taken by the loop; one more is
+  // refused.
   std::uint32_t max_inbox_requests = 1024;
-  // A message is acted on by the thread that brings it when no other is acting: it saves a
-  // switch of threads per step. Not where an executor that computes brings results on the
-  // thread that computes. Executor and sinks are called with the locks of the callers of
-  // Submit, Cancel, OnReady, OnResult and OnLost then: they must hold none that those take.
+  // The thread that sends a message also does its round, unless another thread is doing
+  // one. This saves a switch of threads per step. It must be off if the executor computes
+  // on the thread that calls OnResult. When it is on, callers of Submit, Cancel, OnReady,
+  // OnResult and OnLost must hold no lock that the executor or a sink takes, because the
+  // engine may call these from inside.
   bool rounds_on_senders = false;
-  // The model's name for clients; empty: the executor's.
+  // The model's name for clients; empty: the executor's name for it.
   std::string model_id;
   // The answers of TokenizerBytes and Describe.
   std::string tokenizer_bytes;
   std::uint64_t tokenizer_hash = 0;
-  // Sees each step within its round, before the step's events are posted; must not
-  // block. May be empty.
+  // Called for each step within its round, before the step's events are posted. It must
+  // not block. May be empty.
   std::function<void(const StepRecord&)> on_step;
-  // Sees each preemption, within a round; must not block. May be empty.
+  // Called for each preemption, within a round. It must not block. May be empty.
   std::function<void(const Preemption&)> on_preemption;
-  // Sees each request that has ended, within a round; must not block. May be empty.
+  // Called for each request that has ended, within a round. It must not block. May be
+  // empty.
   std::function<void(const ServedRecord&)> on_over;
-  // Sees the scheduler when it has sent all the plans it can, within a round;
-  // so it stays until the next call. Reads it only, must not block and keeps no
-  // reference. For measurements; may be empty.
+  // Called within a round when the scheduler has sent all the plans that it can. The
+  // scheduler keeps that state until the next round. The function only reads the
+  // scheduler, must not block and keeps no reference. For measurements; may be empty.
   std::function<void(const SchedulerCore&)> on_planned;
 };
 
@@ -98,20 +101,20 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   // Stops.
   ~InProcessEngine() override;
 
-  // Starts the loop and the executor, once. An executor's error is returned;
-  // then the engine is stopped.
+  // Starts the loop and the executor. It is called once. If the executor fails to start,
+  // the engine is stopped and the executor's error is returned.
   absl::Status Start();
 
-  // Waits until the first worker group is up, or has turned out not to be
-  // usable: then its error. For main, after Start; not after Stop.
+  // Waits until the first worker group is up, or has turned out not to be usable; then it
+  // returns the error. main calls it after Start, and not after Stop.
   absl::Status WaitReady() const;
 
-  // Ends every request with UNAVAILABLE, then stops executor and loop. No event
-  // is posted after it returns. Idempotent; not from a sink.
+  // Ends every request with UNAVAILABLE, then stops loop and executor. No event is posted
+  // after it returns. Idempotent. A sink must not call it.
   void Stop();
 
-  // Engine. Submit posts a refusal on the calling thread, holding no lock, when
-  // the inbox is full (RESOURCE_EXHAUSTED) or closed (UNAVAILABLE).
+  // The methods of Engine. When the inbox is full (RESOURCE_EXHAUSTED) or closed
+  // (UNAVAILABLE), Submit posts a refusal on the calling thread and holds no lock.
   absl::StatusOr<EngineDescription> Describe() const override;
   void Submit(TokenizedRequest request, std::shared_ptr<EventSink> sink) override;
   void Cancel(const CancelRequest& cancel) override;
@@ -123,24 +126,24 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   const SchedulerProbe& probe() const { return probe_; }
 
  private:
-  // ExecutorListener, on the executor's threads.
+  // The methods of ExecutorListener, called on the executor's threads.
   void OnReady(Epoch epoch, const ExecutorDescription& description) override;
   void OnResult(StepResult result) override;
   void OnLost(const Lost& lost) override;
 
-  // Sends to the loop, or acts at once. As EngineInbox::Send.
+  // Sends a message to the loop, or does its round at once. Returns as EngineInbox::Send.
   EngineInbox::Sent Send(EngineMessage&& message);
   void Loop();
 
   // Called only by the thread that owns dispatch.
-  absl::Time Round(std::vector<EngineMessage> messages);  // when the next is due
+  absl::Time Round(std::vector<EngineMessage> messages);  // returns when the next round is due
   void Handle(SubmitMessage message);
   void Handle(const CancelRequest& cancel);
   void Handle(const StepResult& result);
   void Handle(const ReadyMessage& ready);
   void Handle(const Lost& lost);
   void Handle(DrainMessage message);
-  // Sends plans until the core holds; when to plan again at the latest.
+  // Sends plans until the core makes none. Returns when to plan again at the latest.
   absl::Time SendPlans();
   void EndEpoch(const absl::Status& why);
   void CollectEvents();
@@ -157,13 +160,13 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   // Used only by the thread that owns dispatch.
   SchedulerCore core_;
   Epoch epoch_;
-  std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was served
+  std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was last served
   struct Live {
     std::shared_ptr<EventSink> sink;
     std::string label;
     TraceContext trace;
     std::int64_t submitted_ns = 0;
-    std::optional<std::int64_t> first_token_ns;  // since then
+    std::optional<std::int64_t> first_token_ns;  // since submitted_ns
   };
   void NotifyEnd(const Live& live, const RequestEnd& end) const;
   absl::flat_hash_map<RequestId, Live> live_;
@@ -171,7 +174,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   std::vector<std::function<void()>> drained_;
 
   mutable absl::Mutex mu_;
-  bool described_ ABSL_GUARDED_BY(mu_) = false;  // a group came, usable or not
+  bool described_ ABSL_GUARDED_BY(mu_) = false;  // a group came (usable or not), or all stopped
   absl::StatusOr<EngineDescription> description_ ABSL_GUARDED_BY(mu_) =
       absl::UnavailableError("no worker group is ready yet");
 };

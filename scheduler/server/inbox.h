@@ -1,12 +1,14 @@
-// EngineInbox: how other threads reach the engine loop.
+// EngineInbox: the queue by which other threads send messages to the engine loop.
 //
-// One queue, so that what a thread sends arrives in its order. New requests are
-// bounded and refused when there are too many; everything else is bounded by
-// what was admitted (a replay or a cancel per request, lag + 1 results, one Ready
-// or Lost at a time) and always taken. Nobody blocks but the loop itself.
+// There is one queue, so that the messages of a thread arrive in the order in which it
+// sent them. New requests are bounded and refused when there are too many. All other
+// messages are always accepted, because they are bounded by what was admitted (a replay or
+// a cancel per request, lag + 1 results, one Ready or Lost at a time). Only the loop itself
+// ever waits.
 //
-// A round (take all messages, act on them) is one thread's at a time: the thread that owns
-// dispatch. That is the loop, or a thread which sends while nobody owns it and asks for it.
+// One thread at a time does a round (takes all messages and acts on them): the thread that
+// owns dispatch. That is the loop, or a thread that sends a message, asks for dispatch and
+// finds that no other thread owns it.
 #pragma once
 
 #include <cstddef>
@@ -47,9 +49,10 @@ class EngineInbox {
 
   explicit EngineInbox(std::size_t max_submits) : max_submits_(max_submits) {}
 
-  // Any thread. kFull concerns new requests only; unless kYes, `message` is
-  // untouched. With `batch`, and if nobody has it, the caller has the batch then, `batch`
-  // gets all messages, and EndDispatch is due; else `batch` stays empty.
+  // Any thread may call it. Only new requests get kFull. Unless it returns kYes, `message`
+  // is untouched. If `batch` is not null and no thread owns dispatch, the caller owns it
+  // now: `batch` gets all messages, and the caller must call EndDispatch. Otherwise `batch`
+  // stays empty.
   Sent Send(EngineMessage&& message, std::vector<EngineMessage>* batch = nullptr) {
     const auto* submission = std::get_if<SubmitMessage>(&message);
     const bool submit = submission != nullptr && submission->request.attempt == Attempt(0);
@@ -62,8 +65,8 @@ class EngineInbox {
     return Sent::kYes;
   }
 
-  // The loop: sleeps until there is something, the time that EndDispatch named passes or the
-  // inbox is closed; then it has the batch, and all messages.
+  // Called by the loop. Sleeps until there is a message, the time given to EndDispatch
+  // passes or the inbox is closed. Then the loop owns dispatch and gets all messages.
   std::vector<EngineMessage> AwaitDispatch() {
     absl::MutexLock lock(&mu_);
     do {
@@ -74,7 +77,8 @@ class EngineInbox {
     return Take();
   }
 
-  // The next one is due when there is something, at the latest at `wake`.
+  // Ends a round. The next round is due when there is a message, and at `wake` at the
+  // latest.
   void EndDispatch(absl::Time wake) {
     absl::MutexLock lock(&mu_);
     taken_ = false;
@@ -107,9 +111,9 @@ class EngineInbox {
   std::vector<EngineMessage> messages_ ABSL_GUARDED_BY(mu_);
   std::size_t submits_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  bool taken_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the batch
+  bool taken_ ABSL_GUARDED_BY(mu_) = false;  // a thread owns dispatch
   absl::Time wake_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  absl::Time sleeps_until_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // the loop
+  absl::Time sleeps_until_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // of the loop
 };
 
 }  // namespace flotilla

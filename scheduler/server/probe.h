@@ -1,8 +1,8 @@
-// SchedulerProbe: what the engine loop does, for whoever exports metrics.
+// SchedulerProbe: records what the engine loop does, for the export of metrics.
 //
-// Methods are named after events and called within a round only; Read may
-// be called by any thread and gives one consistent snapshot. Totals count from
-// the start of the process.
+// Methods are named after events and are called within a round only, except where noted.
+// Any thread may call Read, which returns one consistent snapshot. Totals count from the
+// start of the process.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace flotilla {
 
-// Counts by powers of two: bucket i holds durations up to 2^i microseconds, the
-// last one everything above.
+// Counts by powers of two: bucket i counts durations up to 2^i microseconds, and the last
+// bucket counts all longer ones.
 struct DurationHistogram {
   static constexpr std::size_t kBuckets = 25;  // up to 16.8 s
   std::array<std::uint64_t, kBuckets + 1> counts{};
@@ -38,12 +38,12 @@ struct SchedulerSnapshot {
   DurationHistogram step_time;  // compute time that workers reported
   std::uint64_t steps = 0;
   std::uint64_t rows = 0;         // tokens through the model
-  std::uint64_t decode_rows = 0;  // of them decodes
+  std::uint64_t decode_rows = 0;  // rows of decodes
   std::uint64_t groups_ready = 0;
   std::uint64_t groups_lost = 0;
   std::uint64_t inbox_refusals = 0;
-  // Since when the oldest plan without a result is the next to be answered, on the
-  // loop's clock; none: every plan is answered.
+  // The time on the loop's clock since which the oldest unanswered plan is the next to be
+  // answered; none: every plan is answered.
   std::optional<std::int64_t> unanswered_since_ns;
 };
 
@@ -69,12 +69,12 @@ class SchedulerProbe {
     absl::MutexLock lock(&mu_);
     ++snapshot_.groups_lost;
   }
-  // A request met a full inbox. Any thread may call it.
+  // Records that a full inbox refused a request. Any thread may call it.
   void OnInboxFull() {
     absl::MutexLock lock(&mu_);
     ++snapshot_.inbox_refusals;
   }
-  // The state after a round of the loop.
+  // Records the state after a round.
   void OnState(std::int64_t now_ns, const CoreSnapshot& core) {
     absl::MutexLock lock(&mu_);
     snapshot_.core = core;

@@ -18,15 +18,15 @@
 
 namespace flotilla::testing {
 
-// An engine that is ready, and all that it stands on.
+// An engine that is ready, and all that it needs.
 class EngineUnderTest {
  public:
   virtual ~EngineUnderTest() = default;
   virtual Engine& engine() = 0;
-  // Lets one step happen if there is one to do. Nothing is computed outside, so
-  // that tests can act between two tokens. False: nothing to do now.
+  // Runs one step if there is one to do. The engine computes nothing outside this call, so
+  // that tests can act between two tokens. False: there is nothing to do now.
   virtual bool Pump() = 0;
-  // Returns when the engine has heard all that it was told, where that takes time.
+  // Returns when the engine has received all calls so far, if that takes time.
   virtual void Settle() {}
 };
 

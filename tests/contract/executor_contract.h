@@ -21,8 +21,8 @@ namespace flotilla::testing {
 // An executor and, for ExecutorDeathContract, how to kill its group.
 struct ContractExecutor {
   std::unique_ptr<StepExecutor> executor;
-  std::function<void(Step)> lose_during;  // in that step, before its result
-  std::function<void(Step)> lose_after;   // after its result; step 0: after Ready
+  std::function<void(Step)> lose_during;  // kills the group in that step, before its result
+  std::function<void(Step)> lose_after;   // kills it after the result; step 0: after Ready
 };
 
 struct ExecutorCase {

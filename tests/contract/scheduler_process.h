@@ -1,5 +1,5 @@
-// A scheduler's process inside a test: a worker group of fakes, its engine, and the
-// engine's server, on a port.
+// A scheduler's process inside a test: a fake worker group, its engine, and the engine's
+// server on a port.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace flotilla::testing {
 
-// Waits for what other threads do, a minute at most.
+// Waits, a minute at most, until other threads make the condition true.
 template <class Done>
 void WaitUntil(const Done& done) {
   const absl::Time limit = absl::Now() + absl::Minutes(1);
@@ -32,11 +32,11 @@ class SchedulerProcess {
  public:
   struct Options {
     std::uint16_t port = 0;
-    std::uint64_t numerics_id = 0;  // 0: that of the fake
-    std::string model_id;           // empty: the same
+    std::uint64_t numerics_id = 0;  // 0: that of the fake group
+    std::string model_id;           // empty: that of the fake group
     std::uint64_t tokenizer_hash = 77;
   };
-  // Serves when it returns. Steps are made by Advance of the executor.
+  // When it returns, the server is serving. Advance of the executor runs steps.
   explicit SchedulerProcess(const Options& options)
       : executor_(Executor(options)),
         engine_({.core = {.max_queued_tokens = 4096},

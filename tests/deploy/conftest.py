@@ -1,4 +1,4 @@
-"""Registers the invariants, whichever test asks for them."""
+"""Registers the invariants, whichever test needs them."""
 
 import fleet_invariants  # noqa: F401
 import network_invariants  # noqa: F401

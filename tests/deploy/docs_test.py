@@ -1,4 +1,4 @@
-"""docs/kubernetes.md says what is so."""
+"""Checks what docs/kubernetes.md says."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""Invariants of the fleet: who finds whom, what settings say, how it is rolled and scaled."""
+"""Invariants of the fleet: which process finds which, what settings say, how the fleet is rolled
+and scaled."""
 
 import functools
 import os
@@ -164,7 +165,7 @@ def schedulers_find_workers(fleet):
 
 @invariant
 def workers_find_their_hosts(fleet):
-    """As many as there are ranks: the leader's own pod, then the others of its replica."""
+    """There are as many hosts as ranks: the leader's own pod, then the others of its replica."""
     for one in fleet.containers("worker"):
         flags, owner = one.flags(fleet), one.pod.owner
         hosts = [c for c in fleet.containers("node") if c.pod.owner is owner]
@@ -330,7 +331,7 @@ def what_others_are_told_of_metrics_is_true(fleet):
 
 @invariant
 def foreign_kinds_are_the_known_ones(fleet):
-    """What kustomize cannot merge and schemas do not know is added on purpose only."""
+    """A kind that kustomize cannot merge and schemas do not know is added only on purpose."""
     for one in fleet.objects:
         group = one["apiVersion"].partition("/")[0]
         if "." in group and not group.endswith("k8s.io") or one["kind"].endswith(

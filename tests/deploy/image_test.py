@@ -1,4 +1,4 @@
-"""The image gets the packages that the program needs, and its Dockerfile the files."""
+"""The image gets the packages that the program needs, and its Dockerfile gets the files."""
 
 import fnmatch
 import os
@@ -24,7 +24,7 @@ def run(*arguments):
 
 
 def libraries(path):
-    """Real paths of the shared libraries that a program is loaded with."""
+    """The real paths of the shared libraries that a program loads."""
     listing = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
     return {os.path.realpath(found) for found in re.findall(r"(/\S+) \(0x", listing)}
 
@@ -42,7 +42,7 @@ def test_packages_hold_every_library():
 
 @pytest.fixture
 def linked(tmp_path):
-    """A program with a library of its own: what(name) builds it."""
+    """A program with a library of its own, which what(name) builds."""
     def build(name):
         (tmp_path / "empty.c").write_text("int f(void) { return 0; }")
         (tmp_path / "main.c").write_text("int f(void); int main(void) { return f(); }")
@@ -78,7 +78,7 @@ def test_scripts_are_tidy():
 
 
 def test_the_build_context_has_what_the_build_reads():
-    """And leaves out what is large or private."""
+    """It leaves out files that are large or private."""
     ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines()
                if line and not line.startswith("#")]
     for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""What must hold for every overlay. An invariant yields complaints; none: it holds.
+"""What must hold for every overlay. An invariant yields complaints, or none if it holds.
 
 mutations_test.py breaks each of them.
 """

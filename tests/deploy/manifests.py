@@ -1,4 +1,4 @@
-"""Renders deploy/k8s and looks at the objects as a fleet: pods, containers, settings."""
+"""Renders deploy/k8s and presents the objects as a fleet: pods, containers, settings."""
 
 import copy
 import dataclasses
@@ -55,7 +55,7 @@ class Container:
         return (self.raw.get("args") or [""])[0]
 
     def variables(self, fleet):
-        """What $(NAME) may stand for; None where only the cluster knows."""
+        """The values that $(NAME) may stand for; None if only the cluster knows the value."""
         values = {}
         for source in self.raw.get("envFrom", []):
             values |= fleet.get("ConfigMap", source["configMapRef"]["name"])["data"]
@@ -64,7 +64,7 @@ class Container:
         return values
 
     def flags(self, fleet):
-        """{--flag: value} with variables put in; {{NAME}} for those of the cluster."""
+        """{--flag: value} with variables replaced; {{NAME}} for variables of the cluster."""
         values = self.variables(fleet)
 
         def put(match):
@@ -89,7 +89,7 @@ class Container:
 
 @dataclasses.dataclass
 class Pod:
-    """A pod, or what a workload makes its pods from."""
+    """A pod, or the template from which a workload makes its pods."""
 
     owner: dict
     template: dict
@@ -148,7 +148,7 @@ class Fleet:
 
 
 def size(text):
-    """Bytes, or cores, of a Kubernetes quantity."""
+    """The bytes or cores of a Kubernetes quantity."""
     match = re.fullmatch(r"([0-9.]+)(m|Ki|Mi|Gi|Ti)?", str(text))
     assert match, f"not a quantity: {text}"
     factor = {"m": 0.001, None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}[match[2]]

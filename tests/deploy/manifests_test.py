@@ -5,7 +5,7 @@ import pytest
 from invariants import INVARIANTS
 from manifests import OVERLAYS, Fleet, render
 
-# {overlay: {pods: how many}}; None: the autoscaler's.
+# {overlay: {pods: how many}}; None: the autoscaler decides.
 SHAPES = {
     "cpu-small": {"router": 1, "replica": 1},
     "gpu": {"router": 1, "replica": 1},

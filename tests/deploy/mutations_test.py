@@ -1,4 +1,4 @@
-"""Every invariant can fail: each is broken in the way that it is there to prevent."""
+"""Every invariant can fail: the test breaks each in the way that it must prevent."""
 
 import pytest
 
@@ -13,7 +13,7 @@ class Broken:
         self.fleet = Fleet(render(f"overlays/{overlay}"))
 
     def __getattr__(self, role):
-        """The container of a role, as it lies in the object."""
+        """The container of a role, as it is in the object."""
         return self.fleet.containers(role)[0].raw
 
     def pod(self, role):
@@ -253,7 +253,7 @@ MUTATIONS = [
          {"port": 7001})),
     ("prometheus_reaches_the_metrics", "cpu-small",
      lambda f: f.the("NetworkPolicy", "flotilla-replica")["spec"]["ingress"].pop(1)),
-    # What kustomize does to this selector where labels go into selectors.
+    # What kustomize does to this selector when it adds labels to selectors.
     ("names_resolve_where_they_are_used", "cpu-small",
      lambda f: f.the("NetworkPolicy", "flotilla-router")["spec"]["egress"][1]["to"][0]["podSelector"][
          "matchLabels"].update({"app.kubernetes.io/name": "flotilla"})),

@@ -1,4 +1,4 @@
-"""Invariants of the NetworkPolicies: who reaches whom, computed as a cluster does."""
+"""Invariants of the NetworkPolicies: which pod reaches which, computed as a cluster does."""
 
 from invariants import invariant
 
@@ -16,7 +16,7 @@ def _matches(selector, labels):
 
 
 def _admits(peers, namespace, labels):
-    """Whether a rule's peers include a pod of these labels in a namespace of those."""
+    """Whether a rule's peers include a pod with these labels in a namespace with those labels."""
     for peer in peers:
         assert set(peer) <= {"namespaceSelector", "podSelector"}, f"not understood: {peer}"
         in_namespace = (_matches(peer["namespaceSelector"], namespace)
@@ -48,12 +48,12 @@ def _takes(fleet, pod, number, namespace, labels):
 
 
 def lets_in(fleet, pod, port, namespace, labels):
-    """Whether `pod` takes connections to its port of this name from there."""
+    """Whether `pod` accepts connections from there to its port of this name."""
     return _takes(fleet, pod, _port_of(pod, port), namespace, labels)
 
 
 def lets_out(fleet, pod, number, namespace, labels):
-    """Whether `pod` may connect to a port of that number there."""
+    """Whether `pod` may connect to the port with that number there."""
     policies = _policies(fleet, pod, "Egress")
     return not policies or any(
         _admits(rule["to"], namespace, labels) and any(_opens(p, number) for p in rule["ports"])
@@ -81,7 +81,7 @@ def nothing_is_allowed_by_default(fleet):
 
 @invariant
 def policies_tell_ports_by_number(fleet):
-    """Plug-ins resolve names by themselves, and not all know a sidecar's."""
+    """Plug-ins resolve port names themselves, and not all know the ports of a sidecar."""
     for policy in fleet.of("NetworkPolicy"):
         for rule in policy["spec"].get("ingress", []) + policy["spec"].get("egress", []):
             for port in rule["ports"]:
@@ -118,7 +118,7 @@ def schedulers_reach_workers(fleet):
 
 @invariant
 def ranks_reach_each_other(fleet):
-    """On whatever port the kernel gave them."""
+    """Ranks reach each other on any port that the kernel gave them."""
     ends = [one.pod for role in ("worker", "node") for one in fleet.containers(role)]
     for source in ends:
         for target in ends:
@@ -134,7 +134,7 @@ def ranks_reach_each_other(fleet):
 
 @invariant
 def internal_ports_are_closed_to_others(fleet):
-    # Ranks talk on any port, so that a replica and its hosts are wide open to each other.
+    # Ranks talk on any port, so a replica and its hosts are wide open to each other.
     for role, port, friends in (("scheduler", "scheduler", {"router", "node"}),
                                 ("worker", "worker", {"scheduler", "node"}),
                                 ("node", "node", {"worker", "node"})):

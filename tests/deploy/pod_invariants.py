@@ -3,10 +3,10 @@
 from invariants import invariant
 from manifests import size
 
-# Which pages answer a probe, by role (docs/api.md; only routers have others than /metrics).
+# The pages that answer a probe, by role (docs/api.md; only routers have more than /metrics).
 PAGES = {"router": {"/health", "/ready"}, "scheduler": {"/metrics"}, "worker": {"/metrics"},
          "node": {"/metrics"}}
-START_SECONDS = 1200  # what a replica may take to load its model
+START_SECONDS = 1200  # the time that a replica may take to load its model
 
 
 @invariant
@@ -70,7 +70,8 @@ def everything_has_requests_and_limits(fleet):
 
 @invariant
 def a_replica_has_its_cores_for_itself(fleet):
-    """Whole cores, requested as limited: exclusive ones under the static CPU manager."""
+    """The cores are whole, and the request equals the limit, so that the static CPU manager gives
+    exclusive cores."""
     for one in fleet.containers("scheduler") + fleet.containers("worker") + fleet.containers("node"):
         resources = one.raw.get("resources", {})
         requests, limits = resources.get("requests", {}), resources.get("limits", {})
@@ -198,7 +199,7 @@ def workers_share_memory_within_their_limit(fleet):
 @invariant
 def models_are_read_only(fleet):
     for one in fleet.containers("worker") + fleet.containers("node"):
-        # A host's ranks are told by their worker.
+        # The worker configures the ranks of a host.
         model = one.flags(fleet).get("--model", "/models/x.gguf" if one.role == "node" else "")
         mount, volume = _mounts(one).get("/models", ({}, {}))
         claim = volume.get("persistentVolumeClaim", {})
@@ -264,7 +265,7 @@ def what_drains_is_told_to(fleet):
 
 @invariant
 def clients_are_turned_away_before_the_router_ends(fleet):
-    """And, in one pod, before the scheduler begins to refuse them."""
+    """In one pod, they are also turned away before the scheduler begins to refuse them."""
     for one in fleet.containers("router"):
         for other in one.pod.containers():
             if other.role in ("router", "scheduler") and other.pre_stop_seconds() < 10:

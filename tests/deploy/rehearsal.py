@@ -2,13 +2,13 @@
 """Runs the pods of an overlay on this machine, as Kubernetes would, and uses them.
 
 Containers get what the manifests say: arguments, settings, secrets, the model, a root
-that is read-only but for their folders, their user (who has no name here) and no
-capabilities. They start and end in Kubernetes' order, and probes are asked as a kubelet
-asks them. All pods share one network, where every name is an address of this machine; one pod
-of each kind runs.
+that is read-only except for their folders, their user (which has no name here) and no
+capabilities. They start and end in Kubernetes' order, and the script runs probes as a kubelet
+does. All pods share one network, where every name is an address of this machine; one pod of
+each kind runs.
 
-Starts itself again in a network and a mount namespace of its own, so ports are free
-and nothing stays behind; that takes root. Prints what it saw as JSON:
+The script starts itself again in a network and a mount namespace of its own, so that ports
+are free and nothing stays behind; that needs root. It prints its results as JSON:
 
   rehearsal.py OVERLAY PROGRAM MODEL
 """
@@ -57,7 +57,7 @@ class Machine:
         target.chmod(0o755)
         for name in ("proc", "sys", "dev"):
             mount("--rbind", f"/{name}", self.root / name)
-        with socket.socket() as one:  # what `ip link set lo up` does
+        with socket.socket() as one:  # does what `ip link set lo up` does
             fcntl.ioctl(one, 0x8914, struct.pack("16sH14x", b"lo", 1))
 
     def name_hosts(self, addresses):
@@ -102,7 +102,7 @@ class Process:
                 yield f"mount --rbind {model} {target}; mount -o remount,ro,bind {target}"
 
     def arguments(self, fleet):
-        """As the manifests have them, without flags that the program does not know yet."""
+        """The arguments of the manifests, without flags that the program does not know yet."""
         values = {k: v for k, v in self.container.variables(fleet).items() if v is not None}
         values |= {"POD_NAME": pod_name(self.container.pod), "GROUP_NETWORK": "127.0.0.0/8"}
         known = fleet_invariants.known_flags(self.container.role)
@@ -123,7 +123,7 @@ class Process:
             return False
 
     def wait(self, name):
-        """Until the probe succeeds; how many seconds that took."""
+        """Waits until the probe succeeds; returns how many seconds that took."""
         start = time.monotonic()
         while not self.probe(name):
             assert self.process.poll() is None, f"{self.container} ended"
@@ -137,23 +137,24 @@ class Process:
         assert code == 0, f"{self.container} ends with {code}"
 
     def log_text(self):
-        # By a file of its own: the one that the process writes to shares its place with it.
+        # Open the file again, because the handle of the process shares its file position.
         return pathlib.Path(self.log.name).read_text(errors="replace")[-4000:]
 
 
 def pod_name(pod):
-    """Of the first one. The second of a LeaderWorkerSet's replica is named after its leader."""
+    """The name of the first pod. The second pod of a LeaderWorkerSet's replica is named after its
+    leader."""
     return f"{pod.owner['metadata']['name']}-0" + ("-1" if pod.part == " worker" else "")
 
 
 def image_environment():
-    """What the image sets."""
+    """The environment that the image sets."""
     line = re.search(r"^ENV (.*)$", (ROOT / "deploy/docker/Dockerfile").read_text(), re.MULTILINE)[1]
     return dict(one.split("=") for one in line.split())
 
 
 def secret_folder(folder, name, container):
-    """A Secret as a kubelet writes it: links through a folder that is exchanged whole."""
+    """Writes a Secret as a kubelet does: links through a folder that is exchanged as a whole."""
     target = folder / f"secret-{name}"
     if not target.exists():
         data = target / "..2026_01_01"
@@ -184,7 +185,7 @@ def metrics(port):
 
 
 def generate(port, model, started=None):
-    """A streamed answer of WORDS tokens; `started` hears of the first."""
+    """Streams an answer of WORDS tokens; the first token sets `started`."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": WORDS, "temperature": 0,
             "ignore_eos": True, "stream": True, "return_token_ids": True}
@@ -205,7 +206,7 @@ def generate(port, model, started=None):
 
 
 def start_pod(pod, launch):
-    """Sidecars first, each once the one before has started; then the rest at once."""
+    """Starts sidecars first, each after the one before has started; then the rest at once."""
     running = []
     for container in [c for c in pod.containers() if c.sidecar]:
         running.append(launch(container))
@@ -217,7 +218,7 @@ def start_pod(pod, launch):
 
 
 def end_pod(processes):
-    """Ordinary containers at once, sidecars after them, last first."""
+    """Ends ordinary containers at once, and then the sidecars, the last one first."""
     for one in [p for p in processes if not p.container.sidecar]:
         one.process.send_signal(signal.SIGTERM)
     for one in [p for p in processes if not p.container.sidecar]:
@@ -230,7 +231,7 @@ def end_pod(processes):
 def rehearse(overlay, program, model, folder):
     fleet = Fleet(render(f"overlays/{overlay}"))
     machine = Machine(folder, program)
-    # The second pod of a replica is another host by its address, which loopback has, too.
+    # The second pod of a replica looks like another host by its address, which is on loopback, too.
     machine.name_hosts({"localhost": "127.0.0.1", "flotilla-scheduler": "127.0.0.1",
                         "flotilla-replica-0": "127.0.0.1",
                         "flotilla-replica-0-1": "127.0.0.2",
@@ -243,7 +244,7 @@ def rehearse(overlay, program, model, folder):
 
     processes = []
 
-    preparing = threading.Lock()  # of folders that pods share
+    preparing = threading.Lock()  # guards folders that pods share
 
     def launch(container):
         with preparing:
@@ -272,7 +273,7 @@ def rehearse(overlay, program, model, folder):
             values = metrics(worker.ports()["worker-metrics"])
             seen["worker_bytes"] = (values["flotilla_worker_weight_bytes"] +
                                     values["flotilla_worker_buffer_bytes"])
-            # The replica goes while it answers; then what is left.
+            # End the replica while it answers, and then the rest.
             started = concurrent.futures.Future()
             answer = pool.submit(generate, http_port, name, started)
             started.result(timeout=60)
@@ -284,7 +285,7 @@ def rehearse(overlay, program, model, folder):
                 end_pod(pod)
             return seen
     except BaseException:
-        for one in processes:  # why one is not there is often in the log of another
+        for one in processes:  # the log of another process often says why one is missing
             print(f"== {one.container}\n{one.log_text()}", file=sys.stderr)
         raise
     finally:
@@ -296,7 +297,7 @@ def rehearse(overlay, program, model, folder):
 
 def main():
     overlay, program, model = sys.argv[1:]
-    os.environ["FLOTILLA_BIN"] = program  # whose flags are known
+    os.environ["FLOTILLA_BIN"] = program  # the tests read its flags
     if os.environ.setdefault("REHEARSAL", "outside") == "outside":
         os.environ["REHEARSAL"] = "inside"
         os.execvp("unshare", ["unshare", "--net", "--mount", "--propagation", "private",
@@ -305,7 +306,7 @@ def main():
     try:
         print(json.dumps(rehearse(overlay, program, model, folder)))
     finally:
-        # All that was made lies in a tmpfs there. Nothing is deleted through mounts.
+        # All files are in a tmpfs there. Nothing is deleted through mounts.
         subprocess.run(["umount", "--recursive", "--lazy", folder], check=True)
         folder.rmdir()
 

@@ -23,7 +23,7 @@ def program():
 
 @functools.cache
 def may_unshare():
-    """Whether this machine lets us have namespaces of our own, and other users in them."""
+    """Whether this machine allows the test to have namespaces of its own, with other users."""
     return os.geteuid() == 0 and subprocess.run(
         ["unshare", "--net", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
@@ -58,7 +58,7 @@ def test_a_replica_that_is_taken_away_finishes_its_answer(rehearsed):
 
 
 def pool_bytes(blocks):
-    """Of a bf16 KV pool, by the formula of docs/kubernetes.md."""
+    """The bytes of a bf16 KV pool, by the formula of docs/kubernetes.md."""
     text = subprocess.run([program(), "inspect", os.environ["FLOTILLA_MODEL"]], capture_output=True,
                           text=True, check=True).stdout
     of = {key: int(value) for key, value in re.findall(r"llama\.(\S+) +u32 +(\d+)", text)}

@@ -1,4 +1,4 @@
-"""Objects are what Kubernetes takes, by its own schemas and by linters."""
+"""Objects are valid for Kubernetes, by its own schemas and by linters."""
 
 import copy
 import os
@@ -17,18 +17,18 @@ FOLDERS = [*(f"overlays/{name}" for name in OVERLAYS), "model-loader"]
 # The oldest release that has what the manifests use (preStop.sleep), and the newest known.
 RELEASES = ("1.30", "1.37")
 SCHEMAS = pathlib.Path(__file__).with_name("schemas")
-# Left to those who deploy: which registry and digest. Tags are never pushed twice, so
-# that pulling them every time gains nothing.
+# Registry and digest are left to those who deploy. Tags are never pushed twice, so pulling
+# them every time gains nothing.
 CHECKOV_SKIPS = "CKV_K8S_43,CKV_K8S_15"
 
 
 def tool(name):
-    """A program that the requirements bring along."""
+    """A program that the requirements install."""
     return str(pathlib.Path(sys.executable).with_name(name))
 
 
 def validate(one, release):
-    """Raises where an object is not of the schema of its kind."""
+    """Raises if an object does not match the schema of its kind."""
     if one["kind"] not in CUSTOM:
         kubernetes_validate.validate(one, release, strict=True)
         return
@@ -72,7 +72,7 @@ def test_a_wrong_object_is_seen(overlay, kind, change):
 
 
 def test_kubectl_renders_alike_twice():
-    """A change of a setting is the only thing that changes names, and so restarts pods."""
+    """Only a change of a setting changes names, and so restarts pods."""
     command = [kubectl(), "kustomize", str(ROOT / "deploy/k8s/overlays/cpu-small")]
     first, second = (subprocess.run(command, capture_output=True, check=True).stdout for _ in "12")
     assert first == second
@@ -101,7 +101,7 @@ def test_policies_of_checkov_hold(tmp_path):
         (tmp_path / f"{folder.replace('/', '-')}.yaml").write_text(yaml.dump_all(render(folder)))
     result = run_checkov(tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    # It must have found what it was to look at, and must be able to object.
+    # The tool must have found the objects, and must be able to object.
     (tmp_path / "bad.yaml").write_text(yaml.dump(
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bad"},
          "spec": {"hostPID": True, "containers": [{"name": "x", "image": "x"}]}}))

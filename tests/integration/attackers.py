@@ -1,9 +1,10 @@
-"""What attackers of a server are, for attacks_test.py: each is one kind of abuse
+"""The base of the attackers in attacks_test.py. Each attacker is one kind of abuse
 (floods.py, request_floods.py).
 
-An attack runs in a process of its own, which yields its CPU to everybody else. What it
-sends is made beforehand, and its rate is stated and kept: enough to break a server that has
-the weakness, and little enough that what it costs the machine is the server's doing.
+An attack runs in a process of its own, which yields its CPU to everybody else. The attacker
+prepares its bytes before it begins, and states and keeps its rate. The rate is high enough to
+break a server that has the weakness, and so low that the server, not the attacker, causes the
+load on the machine.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ MAX_BODY = 4 * MIB  # the server's
 
 @dataclasses.dataclass
 class Ports:
-    """Where the server listens; keys that it takes, if it takes any."""
+    """Where the server listens, and the keys that it accepts, if it needs any."""
 
     http: int
     grpc: int
@@ -30,24 +31,24 @@ class Ports:
 
 
 class Attack:
-    """`run` attacks until it is time, and counts what came of it."""
+    """`run` attacks until its time is over, and counts the outcomes."""
 
     forbidden = ()  # the counts that must stay 0
-    # What is attacked.
+    # The server under attack.
     flags = ()  # of the server
     roles = ("serve",)
-    keyed = False  # it wants keys
-    key_options = ""  # of the attacker's, in the server's file
-    descriptors = None  # that it may have, if not as many as usual
-    unread_log = False  # nobody reads its standard error, a pipe of 4 KiB
-    # What is to be seen.
+    keyed = False  # the server needs keys
+    key_options = ""  # of the attacker's key, in the server's file
+    descriptors = None  # the server's limit, if not the usual one
+    unread_log = False  # nobody reads the server's standard error, a pipe of 4 KiB
+    # What the test checks.
     marks = ()  # code points that the log must not hold
 
     def prepare(self, ports):
-        """What can be made before the attack begins."""
+        """Prepares what can be made before the attack begins."""
 
     def begin(self, ports):
-        """What comes before the time runs."""
+        """Does the work that comes before the measured time."""
 
     def run(self, ports, until):
         raise NotImplementedError
@@ -57,8 +58,8 @@ class Attack:
 
 
 def perform(attack, ports, seconds, pipe):
-    """The body of the attacker's process: waits for a word, begins and says so, attacks, sends
-    its counts; again until there is no word."""
+    """The body of the attacker's process: waits for a command, begins and reports it, attacks,
+    and sends its counts. It repeats this until no command comes."""
     os.nice(10)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -91,7 +92,7 @@ def post(path, port, body, key=""):
 
 
 def paced(rate, until):
-    """Turns, `rate` per second at most; a late one is not made up for."""
+    """Yields turns, `rate` per second at most. It does not make up for a late turn."""
     due = time.monotonic()
     for turn in itertools.count():
         now = time.monotonic()

@@ -1,15 +1,15 @@
-"""Each attack of attackers.py, beside eight clients that stream: the server lives, keeps its
-memory, and nobody else notices.
+"""Runs each attack of attackers.py beside eight clients that stream. The server must live and
+keep its memory, and no other client may notice the attack.
 
-Windows of time with the attack and without it take turns in one server: in the long form
-three of 20 s and of 10 s, taken together; in the short one of 2 s both, of which one pair must
-be good. What is compared is what the streaming clients see, and what the kernel
-says of the server's processes.
+Windows of time with the attack and without it take turns in one server. The long form has
+three windows of 20 s with the attack and of 10 s without it, and judges them together. In the
+short form both windows take 2 s, and one pair of windows must be good. The test compares what
+the streaming clients see, and what the kernel reports about the server's processes.
 
 The attacker needs CPU time, too, and on a machine with two cores this alone would delay
 tokens. So the server computes with one thread, and clients and attackers stay on the last
-CPU, where attackers yield to everybody (nice 10): what delays a token then is what the
-server does for the attacker. FLOTILLA_ATTACK_SECONDS gives other lengths.
+CPU, where attackers yield to everybody (nice 10). Then only the server's work for the
+attacker can delay a token. FLOTILLA_ATTACK_SECONDS gives other lengths.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ SECONDS = float(os.environ.get("FLOTILLA_ATTACK_SECONDS", 20 if LONG else 2))  #
 QUIET_SECONDS = SECONDS / 2 if LONG else SECONDS
 MIB = 1 << 20
 MEMORY_BYTES = 64 * MIB
-# What must hold on a machine that does nothing else, and what a busy one must keep: its
-# other work comes and goes between two windows.
+# The limits on a machine that does nothing else, and those on a busy machine, whose other work
+# comes and goes between two windows.
 P99_RATIO, P99_SLACK_S = (1.2, 0.0) if LONG else (2.0, 0.02)
 MOST_S = 1.0  # more than without the attack, for a token, the first one, or /health
-# Blocks for the streams, which use 7 each, and some more: the pool's memory is taken by use.
+# Blocks for the streams, which use 7 each, and some more. The pool takes memory when it is used.
 SERVER = ["--threads", "1", "--kv-blocks", "96", "--prefix-cache", "off"]
 GRPC_THREADS = 2  # that gRPC makes for its timers when many calls come, once
 F_SETPIPE_SZ = 1031
@@ -52,8 +52,8 @@ ALL = [attack() for attack in floods.ALL + request_floods.ALL]
 
 @contextlib.contextmanager
 def started(attack, directory):
-    """What is attacked: `.processes` that are looked at, `.front` that streams come to,
-    `.scheduler` that has blocks, `.ports` for the attacker and `.key` of the streams."""
+    """The server under attack: the test watches `.processes`, the streams use `.front`,
+    `.scheduler` has the blocks, `.ports` are for the attacker and `.key` is for the streams."""
     flags, options, key, keys = [*attack.flags], {}, "", {}
     with contextlib.ExitStack() as stack:
         if attack.keyed:
@@ -84,7 +84,7 @@ def started(attack, directory):
 
 
 class Attacker:
-    """The process that attacks."""
+    """The process that runs an attack."""
 
     def __init__(self, attack, ports):
         context = multiprocessing.get_context("spawn")
@@ -100,7 +100,7 @@ class Attacker:
         assert self.receive(60) == "begun"
 
     def end(self):
-        """Waits for the attack's end and adds up what came of it."""
+        """Waits for the end of the attack and adds up its counts."""
         for what, count in self.receive(SECONDS + 60).items():
             self.counts[what] = self.counts.get(what, 0) + count
 
@@ -116,7 +116,7 @@ class Attacker:
 
 
 class Memory:
-    """Resident memory of processes, in bytes: now, and the most since `begin`."""
+    """Resident memory of processes in bytes: the present value, and the maximum since `begin`."""
 
     def __init__(self, processes):
         self.processes = processes
@@ -145,7 +145,7 @@ def counts_of(server):
 
 
 def wait_settled(server):
-    """Until nothing runs, and threads and descriptors have not changed for half a second."""
+    """Waits until nothing runs, and threads and descriptors have not changed for half a second."""
     wait_until(lambda: used_blocks(server) == 0, "no block is used")
     last, since = counts_of(server), time.monotonic()
     while time.monotonic() - since < 0.5:
@@ -160,14 +160,14 @@ def streaming(server):
 
 
 def attacked(attack, server, attacker, memory):
-    """The windows without and with the attack: all of them together, or (in the short form)
-    the first pair that is good."""
+    """Returns the windows without and with the attack: all of them together, or (in the short
+    form) the first pair that is good."""
     with streaming(server) as streams:
         wait_until(lambda: streams.flowing(STREAMS * 16), "streams flow", 60)
         pairs = []
         for _ in range(ROUNDS):
             begun = time.monotonic()
-            time.sleep(QUIET_SECONDS)  # what is measured is time that passes
+            time.sleep(QUIET_SECONDS)  # the length of the quiet window
             quiet_ended = time.monotonic()
             if not pairs:
                 memory.begin()
@@ -179,7 +179,7 @@ def attacked(attack, server, attacker, memory):
             time.sleep(max(0, attacker_begun + SECONDS - time.monotonic()))
             ended = time.monotonic()
             attacker.end()
-            time.sleep(1)  # what an attack leaves behind is over then, or it counts
+            time.sleep(1)  # effects of the attack that last longer count
             for one in server.processes:
                 assert one.process.poll() is None, f"{one.role} has ended"
             pairs.append((streams.window(begun, quiet_ended),
@@ -194,7 +194,7 @@ def attacked(attack, server, attacker, memory):
 
 
 def grpc_complaint(server):
-    """Why somebody who comes now, and comes again if he is cut off, gets no answer; empty: he
+    """Why a new client, which tries again if the server cuts it off, gets no answer. Empty: it
     gets one."""
     with grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel:
         try:
@@ -212,7 +212,7 @@ def milliseconds(seconds):
 @pytest.mark.parametrize("attack", ALL, ids=str)
 def test_nobody_notices(attack, tmp_path, record_property):
     with started(attack, tmp_path) as server:
-        with streaming(server) as streams:  # so that all is there that is made at first use
+        with streaming(server) as streams:  # makes everything that the server makes at first use
             wait_until(lambda: streams.flowing(STREAMS * 16), "streams flow", 60)
             assert not grpc_complaint(server)
         threads, descriptors = wait_settled(server)
@@ -238,7 +238,7 @@ def test_nobody_notices(attack, tmp_path, record_property):
 
 
 def wait_as_before(server, before):
-    """Threads and descriptors, in a list each."""
+    """Waits until there are no more threads and descriptors than before."""
     now = []
 
     def back():
@@ -278,14 +278,14 @@ def report(attack, quiet, disturbed, memory, most, counts, record_property):
 
 
 def complaints(quiet, disturbed):
-    """What the streaming clients have to say about the attack."""
+    """The complaints of the streaming clients about the attack."""
     if not (quiet.gaps and disturbed.gaps and disturbed.health):
         return ["nothing came"]
     found = []
     if max(disturbed.health) > max(quiet.health, default=0) + MOST_S:
         found.append("/health")
-    # The usual time between tokens, and the longest: a server that stands still sends few
-    # tokens meanwhile, so that no percentile shows it.
+    # Compare the usual time between tokens, and the longest. A server that stalls sends few
+    # tokens meanwhile, so no percentile shows the stall.
     if disturbed.p99() > P99_RATIO * quiet.p99() + P99_SLACK_S:
         found.append("p99")
     if max(disturbed.gaps) > max(quiet.gaps) + MOST_S:

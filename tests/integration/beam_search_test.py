@@ -17,7 +17,7 @@ TOLERANCE = 1e-3
 
 @contextlib.contextmanager
 def other_requests(server):
-    """Streams that never end, all of which have begun, until the block is left."""
+    """Runs streams that never end until the block is left; all have begun when it is entered."""
     leave = threading.Event()
     begun = threading.Barrier(STREAMS + 1)
     failures = []

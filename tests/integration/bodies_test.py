@@ -1,4 +1,4 @@
-"""Bodies that are large, broken or meant for other servers, against the real program."""
+"""Sends bodies that are large, broken or meant for other servers to the real program."""
 
 import json
 import pathlib
@@ -54,7 +54,7 @@ def bodies(size):
         "biases": keys(MODEL_FIELD + b'"prompt":"x","logit_bias":{', b"1", b"}}", size),
         "parts": filled(MODEL_FIELD + b'"messages":[{"role":"user","content":[',
                         b'{"type":"text","text":""},', b"]}]}", size),
-        # What 32 prompts share: copied for each, it took 140 MiB.
+        # The part that 32 prompts share. When it was copied for each, it took 140 MiB.
         "shared stop tokens": filled(MODEL_FIELD + THIRTY_TWO + b'"stop_token_ids":[', b"1111111,",
                                      b"]}", size),
         "shared stop": filled(MODEL_FIELD + THIRTY_TWO + b'"stop":"', b"x", b'"}', size),
@@ -67,7 +67,7 @@ LARGE = bodies(BODY)
 
 
 class HealthWatch:
-    """Asks for /health over one connection; `slowest` is the longest that an answer took."""
+    """Asks for /health over one connection; `slowest` is the longest time of an answer."""
 
     def __init__(self, server):
         self.slowest, self.stop = 0, False
@@ -94,8 +94,8 @@ class HealthWatch:
 
 @pytest.mark.parametrize("name", LARGE)
 def test_the_largest_bodies_stop_nobody(server, name):
-    """Was 17 s for 750 KB of empty messages, for this client and for everybody else. On a
-    machine that does nothing else: 0.3 s and 50 ms."""
+    """750 KB of empty messages once took 17 s, for this client and for everybody else. On a
+    machine that does nothing else they take 0.3 s and 50 ms."""
     slowest = 0
     with HealthWatch(server) as health:
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize"):
@@ -111,7 +111,7 @@ def test_the_largest_bodies_stop_nobody(server, name):
 
 
 def best_times(server, body, path, rounds=3):
-    """Of a body, and of the slowest /health beside it: the least of so many times each."""
+    """The times of a body and of the slowest /health beside it: the least of so many tries."""
     times, healths = [], []
     for _ in range(rounds):
         with HealthWatch(server) as health:
@@ -127,7 +127,7 @@ SMALL = bodies(BODY // 4)
 
 @pytest.mark.parametrize("name", LARGE)
 def test_time_grows_with_the_body(server, name):
-    """Quadratic time would be 16 times as long; below 50 ms nothing is judged."""
+    """Quadratic time would be 16 times as long. Times below 50 ms are not judged."""
     small, _ = best_times(server, SMALL[name], "/v1/completions")
     large, _ = best_times(server, LARGE[name], "/v1/completions")
     assert large <= max(8 * small, 0.05 * SLOW)
@@ -136,7 +136,7 @@ def test_time_grows_with_the_body(server, name):
 @pytest.mark.skipif(not LONG or SANITIZED, reason="needs a machine that does nothing else")
 @pytest.mark.parametrize("name", LARGE)
 def test_the_largest_bodies_on_an_idle_machine(server, name):
-    """What the server does each time counts, not one stall of the machine."""
+    """Only work that the server does each time counts, not one stall of the machine."""
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize"):
         seconds, health = best_times(server, LARGE[name], path)
         print(f"{name} {path}: {seconds:.3f} s, /health {health:.3f} s")
@@ -145,7 +145,8 @@ def test_the_largest_bodies_on_an_idle_machine(server, name):
 
 
 def test_memory_of_large_bodies(tmp_path):
-    """Of eight at once, again and again: their text, and the documents that the pool makes."""
+    """Eight bodies at once, again and again, take memory for their text and for the documents
+    that the pool makes."""
     with Server(tmp_path) as server:
         server.post("/v1/completions", model=MODEL, prompt="x", max_tokens=1)
         before = server.look().rss_bytes
@@ -175,7 +176,7 @@ def peak(server):
 
 
 def grown_by(server, path, content):
-    """MiB that one request takes at most, and its answer."""
+    """The most MiB that one request takes, and its answer."""
     pathlib.Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # peak = now
     before = peak(server)
     answer = server.http.post(path, content=content, timeout=60 * SLOW)
@@ -192,7 +193,8 @@ def test_what_prompts_share_is_copied_for_none_that_is_refused(tmp_path, name):
 
 
 def test_memory_of_tokenizing_one_piece(tmp_path):
-    """One letter took 91 MiB and one blank 100; what cannot fit is not merged."""
+    """A piece of one letter once took 91 MiB, and one of blanks 100 MiB. The tokenizer no longer
+    merges a piece that cannot fit."""
     size = BODY - 100
     with Server(tmp_path) as server:
         for unit, status in (("a", 200), (" ", 200), ("the quick brown fox ", 200), ("7", 400),
@@ -229,7 +231,7 @@ def test_an_unreadable_message_is_the_clients_fault(channel, stub, pb, method):
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, f"{what}: {error}"
         assert "not a readable flotilla.v1." in error.details(), what
         assert details(error)["ErrorInfo"].reason == "invalid_protobuf"
-    # The next call of the connection is served.
+    # The server serves the next call of the connection.
     assert stub.ListModels(pb.messages.ListModelsRequest()).models
 
 
@@ -293,7 +295,7 @@ def test_what_is_not_there_names_what_is(server, stub, pb):
 
 
 def test_continuous_usage(client):
-    """As GuideLLM asks for it."""
+    """Asks for usage as GuideLLM does."""
     chunks = list(client.chat.completions.create(
         model=MODEL, messages=HI, max_tokens=8, n=2, stream=True, extra_body={"ignore_eos": True},
         stream_options={"include_usage": True, "continuous_usage_stats": True}))
@@ -318,6 +320,6 @@ def test_permissive_servers_ignore_nested_fields_too(tmp_path):
         assert set(answer.headers["x-flotilla-ignored-fields"].split(", ")) == {
             "top", "stream_options.more", "messages[0].reasoning_content",
             "messages[0].content[0].cache_control"}
-        # What it knows, it does not ignore.
+        # The server does not ignore fields that it knows.
         message["tool_calls"] = [{"id": "1"}]
         assert refused(server, "/v1/chat/completions", body)["param"] == "messages[0].tool_calls"

@@ -1,10 +1,10 @@
 """Chaos on real processes: a member of a fleet is killed, stopped or ended, or exits, while 16
-clients stream. Nothing accepted is lost, altered or comes twice; a router takes its own
-connections with it, and its clients get the same answers from the other one.
+clients stream. No accepted answer is lost or altered, and no token comes twice. When a router
+dies, its connections end, and its clients get the same answers from the other router.
 
 A fault is a process, a signal and a phase of the clients' requests. Every tenth of all
-combinations is tried, all of them and some again with FLOTILLA_LONG=1; and some on a
-scheduler that runs its group itself.
+combinations is tried; with FLOTILLA_LONG=1 all of them are tried, and some again. Some faults
+hit a scheduler that runs its group itself.
 """
 
 import collections
@@ -31,24 +31,25 @@ SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, EXIT)
 PHASES = ("arrival", "prefill", "decode", "end")
 FAULTS = list(itertools.product(PROCESSES, SIGNALS, PHASES))
 SEED = int(os.environ.get("FLOTILLA_CHAOS_SEED", "1"))
-# What is promised, on a machine that does nothing else; and what a busy one must keep.
+# The promised limits on a machine that does nothing else, and the limits on a busy machine.
 DETECTED_S, READY_S = (2, 5) if LONG else (6, 20)
-# How long a client waits for the next token: a scheduler that runs its group itself comes
-# back with a model to load.
+# How long a client waits for the next token. A scheduler that runs its group itself must load
+# the model when it starts again.
 PATIENCE_S = DETECTED_S + READY_S + 5
 
 
 def chosen(processes, count):
-    """Spread evenly: each process, signal and phase about as often as every other."""
+    """Chooses faults evenly, so that each process, signal and phase comes about equally often."""
     if count >= len(FAULTS):
         return FAULTS + random.Random(SEED).sample(FAULTS, count - len(FAULTS))
-    # Steps of a Latin square: in 10 faults every process and signal is met.
+    # Steps of a Latin square: 10 faults have every process and signal.
     return [(processes[i % len(processes)], SIGNALS[(i + i // 4) % 4], PHASES[(i + i // 3) % 4])
             for i in range(count)]
 
 
 def bodies():
-    """Greedy, seeded by their name, several choices, log-probabilities, penalties, beams."""
+    """Requests that are greedy, seeded by their name, with several choices, log-probabilities,
+    penalties and beams."""
     for i in range(CLIENTS):
         body = dict(model=MODEL, prompt=f"{PROMPTS[i % len(PROMPTS)]} {i}", max_tokens=TOKENS,
                     ignore_eos=True, temperature=0 if i % 3 == 0 else 0.8, n=2 if i % 5 == 1 else 1,
@@ -62,7 +63,7 @@ def bodies():
 
 
 class Client:
-    """One request, asked again under the same id when its router goes."""
+    """One request, which the client sends again with the same id when its router dies."""
 
     def __init__(self, fleet, number, body, first):
         self.fleet, self.body = fleet, body
@@ -87,7 +88,7 @@ class Client:
                 self.retries += not refused
                 self.router = 1 - self.router
                 time.sleep(0.05)
-        for part in parts:  # what came before was the same answer
+        for part in parts:  # earlier tries gave the same answer
             for choice, tokens in part.items():
                 assert self.stream.tokens[choice][:len(tokens)] == tokens
         return self.stream.answer()
@@ -130,7 +131,7 @@ class Chaos:
 
     @property
     def worker(self):
-        """Whose children the ranks are."""
+        """The process whose children the ranks are."""
         return self.fleet.processes.get("worker0", self.scheduler)
 
     @property
@@ -165,7 +166,7 @@ class Chaos:
 
     def strike_process(self, name, number):
         one = self.fleet.processes[name]
-        # Who misses it: a router its scheduler, a scheduler its worker.
+        # A router notices that its scheduler is gone, and a scheduler that its worker is gone.
         lost = self.scheduler.metric("flotilla_worker_groups_lost_total") \
             if name == "worker0" else 0
         missed = {
@@ -202,7 +203,7 @@ def fleet(tmp_path_factory):
 
 @pytest.fixture
 def record(record_property):
-    """What was measured, for who watches and for the report of the long run."""
+    """Records the measurements for a person who watches and for the report of the long run."""
     def both(what, value):
         print(f"{what}: {value}")
         record_property(what, value)
@@ -244,7 +245,7 @@ def test_nothing_accepted_is_lost_where_schedulers_run_their_groups(tmp_path, re
 
 
 def test_a_rolling_restart_loses_nothing(tmp_path, record):
-    """Every process once, in turn, under load; ten times with FLOTILLA_LONG=1."""
+    """Restarts every process once, in turn, under load; ten times with FLOTILLA_LONG=1."""
     with Replicas(tmp_path, models=(MODEL, MODEL), routers=2, worker=("--tp", "1")) as fleet:
         expected = Round(fleet).run()
         served, ended = [0], []
@@ -273,8 +274,8 @@ def test_a_rolling_restart_loses_nothing(tmp_path, record):
 
 
 def test_idle_costs_next_to_nothing(fleet, record):
-    """Under 1 % of a core each: the agent, its mpirun and its ranks. Schedulers and routers
-    ping their peers, twice a second and each both ways."""
+    """The agent, its mpirun and its ranks each use less than 1 % of a core. Schedulers and
+    routers ping their peers, twice a second and each both ways."""
     seconds = 30 if LONG else 4
     ranks, mpirun = fleet.processes["worker0"].members()
     pids = {f"rank {i}": pid for i, pid in enumerate(ranks)} | {"mpirun": mpirun}
@@ -289,7 +290,7 @@ def test_idle_costs_next_to_nothing(fleet, record):
         return ticks
 
     before = cpu()
-    time.sleep(seconds)  # what is measured is time that passes
+    time.sleep(seconds)  # the CPU time of this period is measured
     shares = {name: (ticks - before[name]) / os.sysconf("SC_CLK_TCK") / seconds
               for name, ticks in cpu().items()}
     record("share of a core", ", ".join(

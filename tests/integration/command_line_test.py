@@ -1,5 +1,5 @@
-"""What the program says of a command line that it cannot follow: what is wrong, by the names
-that its user typed, before it has loaded a model."""
+"""Error messages for a wrong command line. The program says what is wrong, with the names that
+the user typed, before it loads a model."""
 
 import re
 import socket
@@ -12,7 +12,7 @@ from flotilla_server import SANITIZED, Program, binary, model_path
 
 
 def say(*words, seconds=60):
-    """Its exit code, and its lines on standard error."""
+    """Returns the program's exit code and its lines on standard error."""
     done = subprocess.run([binary(), *words], capture_output=True, text=True, timeout=seconds)
     assert done.stdout == "", "nothing that is wrong is on standard output"
     return done.returncode, done.stderr.splitlines()
@@ -87,7 +87,7 @@ PORTS = {"--http-port": "HTTP", "--grpc-port": "gRPC", "--listen-port": "for the
     ("worker", "--listen-port"), ("worker", "--metrics-port"), ("scheduler", "--listen-port"),
     ("scheduler", "--metrics-port"), ("node", "--listen-port"), ("node", "--metrics-port")])
 def test_a_port_that_is_taken_is_told_in_one_line(busy, role, flag):
-    """With the cause, and before anything is loaded or waited for."""
+    """The line has the cause and comes before the program loads anything or waits."""
     flags = {"serve": ["--model", model_path()], "worker": ["--model", model_path()],
              "scheduler": ["--worker", "127.0.0.1:1"], "router": ["--scheduler", "127.0.0.1:1"],
              "node": []}[role]
@@ -119,7 +119,7 @@ def test_an_address_that_cannot_be_listened_on_is_told(words, said):
 
 
 def test_two_servers_do_not_share_a_port(tmp_path):
-    """What a second server is told of the first one's port."""
+    """A second server reports that the first one has the port."""
     first = Program(tmp_path, "serve", "--model", model_path(), "--http-port", "0",
                     "--grpc-port", "0", "--kv-blocks", "64")
     try:

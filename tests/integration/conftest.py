@@ -13,7 +13,7 @@ from flotilla_server import ROOT, Server
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """A server with the defaults, shared by most tests."""
+    """A server with the defaults, which most tests share."""
     with Server(tmp_path_factory.mktemp("server")) as running:
         yield running
 
@@ -27,7 +27,7 @@ def fp32_server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def client(server):
-    """OpenAI's own client; it does not retry, so that errors are seen."""
+    """OpenAI's own client. It does not retry, so that tests see errors."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as one:
         yield one
 

@@ -1,4 +1,4 @@
-"""A fleet of processes: what clients see when one of them dies, stops or restarts.
+"""What clients of a fleet see when one of its processes dies, stops or restarts.
 
 Answers must be byte for byte those of an undisturbed run; each token comes once.
 """
@@ -75,7 +75,7 @@ class Stream:
 
 
 def serve_all(url, disturb=None):
-    """All answers; `disturb` is called when every stream has some tokens."""
+    """Returns all answers. It calls `disturb` when every stream has some tokens."""
     streams = [Stream(url, body) for body in requests()]
     with concurrent.futures.ThreadPoolExecutor(len(streams)) as pool:
         running = [pool.submit(stream.run) for stream in streams]
@@ -103,7 +103,7 @@ def test_the_fleet_answers_as_one_process_does(server, undisturbed):
 
 
 def notice(fleet, role):
-    """Whether the one above it takes it for gone."""
+    """Whether the process above this one considers it gone."""
     if role == "scheduler":
         return fleet.http.get("/ready").status_code == 503
     return fleet.scheduler.metric("flotilla_worker_groups_lost_total") > 0
@@ -124,7 +124,7 @@ def test_a_process_that_goes_costs_a_pause(fleet, undisturbed, role, number):
             fleet.start(role)  # as its supervisor does, on the same port
 
     assert serve_all(fleet.url, go) == undisturbed
-    if role == "scheduler" and number != signal.SIGTERM:  # that one lets them finish
+    if role == "scheduler" and number != signal.SIGTERM:  # SIGTERM lets requests finish
         assert fleet.router.metric("flotilla_router_retries_total") >= len(PROMPTS)
 
 
@@ -135,7 +135,8 @@ def test_a_member_of_a_worker_group_that_goes_costs_a_pause(fleet, undisturbed, 
 
 
 def check_that_the_group_is_started_again(fleet, undisturbed, number):
-    """First its rank, then the mpirun of the next one; the agent starts them again."""
+    """The test kills first the rank, then the mpirun of the next group; the agent starts both
+    again."""
     worker = fleet.group
 
     def restarts():

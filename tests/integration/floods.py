@@ -9,8 +9,9 @@ from attackers import MAX_BODY, MIB, Attack, connect, head, paced
 
 
 class Flood(Attack):
-    """One connection sends a beginning, and then the same piece for ever; when it is cut off,
-    the next one does. `mib_per_second` MiB/s, and 20 connections per second at most."""
+    """One connection sends a beginning, and then the same piece for ever. When the server cuts
+    it off, the next connection does the same. The rate is `mib_per_second` MiB/s, with 20
+    connections per second at most."""
 
     mib_per_second = 64
     enough_bytes = 160 * MIB
@@ -30,7 +31,7 @@ class Flood(Attack):
         piece = memoryview(self.piece() * max(1, self.piece_bytes // len(self.piece())))
         targets = itertools.cycle(self.ports_of(ports))
         share = (until - time.monotonic()) / len(self.ports_of(ports))
-        # Where nobody objects it goes on for a moment, if the machine was too slow for enough.
+        # If the server does not object and the machine was too slow, go on for a moment.
         while time.monotonic() < until or (
                 not counts["connections cut off"] and counts["bytes"] < self.enough_bytes
                 and time.monotonic() < until + 10):
@@ -57,7 +58,7 @@ class Flood(Attack):
 
 
 class ChunkedFlood(Flood):
-    """Of a chunked body, to an open route."""
+    """A flood of a chunked body, to an open route."""
 
     def beginning(self, port):
         return head("POST", "/health", port, "transfer-encoding: chunked") + self.start
@@ -79,7 +80,7 @@ class EndlessTrailer(ChunkedFlood):
 
 
 def frame(kind, flags, stream, payload):
-    """Of HTTP/2."""
+    """An HTTP/2 frame."""
     return (len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
             + payload)
 
@@ -97,13 +98,13 @@ class ContinuationFlood(Flood):
         return (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 0, 1, block))
 
     def piece(self):
-        # Literal fields without indexing, of new names: a name of 5 and a value of 100 bytes.
+        # Literal fields without indexing, with new names: 5 bytes of name, 100 bytes of value.
         field = b"\x00\x05x-any\x64" + b"v" * 100
         return frame(9, 0, 1, field * (16384 // len(field)))
 
 
 class InternalContinuationFlood(ContinuationFlood):
-    """The same, before any proof, on the ports of scheduler and worker in turn."""
+    """The same, before the peer has proved itself, on the ports of scheduler and worker in turn."""
 
     roles = ("worker", "scheduler", "router")
 
@@ -115,8 +116,8 @@ class InternalContinuationFlood(ContinuationFlood):
 
 
 class HeldBodies(Attack):
-    """200 connections, each of which announces 4 MiB, sends all but a byte and waits; those
-    that are refused are opened again. 16 per second, which is 64 MiB/s."""
+    """200 connections, each of which announces 4 MiB, sends all but one byte and waits. The
+    attacker opens refused connections again. The rate is 16 per second, which is 64 MiB/s."""
 
     path = "/health"
     with_key = False
@@ -128,7 +129,7 @@ class HeldBodies(Attack):
                          key=ports.key if self.with_key else "")
         body = memoryview(bytes(MAX_BODY - 1))
         for turn in paced(16, until + 10):
-            # Longer only if the machine was too slow for 128 MiB.
+            # Take longer only if the machine was too slow for 128 MiB.
             if time.monotonic() >= until and turn >= 32:
                 break
             if len(held) == self.connections:
@@ -156,7 +157,7 @@ class HeldBodies(Attack):
             one.sendall(body)
             counts["sent whole"] += 1
         except TimeoutError:
-            pass  # held, though not read
+            pass  # the connection is held, though the server does not read it
         except OSError:
             counts["refused"] += 1
             one.close()
@@ -191,8 +192,8 @@ class HeldBodiesWithKey(HeldBodiesWithoutKey):
 
 
 class IdleSockets(Attack):
-    """1,500 connections that say nothing, to a server that may have 1,024 descriptors. Those
-    that are closed are opened again, 200 per second at most."""
+    """1,500 connections that send nothing, to a server that may have 1,024 descriptors. The
+    attacker opens closed connections again, 200 per second at most."""
 
     sockets = 1500
     descriptors = 1024

@@ -1,4 +1,4 @@
-"""Starts the real program for tests and looks at it from outside."""
+"""Starts the real program for tests and observes it from outside."""
 
 import atexit
 import dataclasses
@@ -38,7 +38,7 @@ def json_lines(name):
 
 
 def wait_until(condition, what, seconds=30):
-    """Waits for a condition of another process, which can only be asked."""
+    """Waits for a condition of another process, by polling."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -46,7 +46,7 @@ def wait_until(condition, what, seconds=30):
 
 
 def shared_library(source, folder):
-    """A C file beside the tests, as LD_PRELOAD wants it."""
+    """Compiles a C file beside the tests into a library for LD_PRELOAD."""
     library = folder / f"{source}.so"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library,
                     pathlib.Path(__file__).with_name(f"{source}.c"), "-ldl"], check=True)
@@ -72,19 +72,19 @@ def parse_metrics(page):
 
 
 STARTED = []  # processes that may still run
-PREEXEC = None  # what a process does before it becomes the program: limits that a test sets
+PREEXEC = None  # runs in the child before exec; tests use it to set limits
 
 
 @atexit.register
 def end_what_is_left():
-    """Of tests and starts that failed half-way."""
+    """Ends processes that failed tests and failed starts have left."""
     for process in STARTED:
         process.kill()
 
 
 class Program:
-    """A `flotilla` process of one role, whose ready file names its ports. `prefix` is the
-    command that becomes it; `stderr`, where its log goes instead of a file."""
+    """A `flotilla` process of one role, whose ready file names its ports. `prefix` is a command
+    that execs the program. The log goes to `stderr` if that is given, else to a file."""
 
     def __init__(self, directory, role, *flags, wait=True, name=None, prefix=(), stderr=None):
         for path in (model_path(), binary()):
@@ -108,11 +108,12 @@ class Program:
         assert self.ports["pid"] == self.process.pid
 
     def log_text(self):
-        # By a file of its own: the one that the process writes to shares its place with it.
+        # Open the file again, because the handle of the process shares its file position.
         return pathlib.Path(self.log.name).read_text(errors="replace")
 
     def members(self):
-        """Of a worker's group, as its log told last: pids of its ranks and of mpirun."""
+        """The pids of the ranks and of mpirun of a worker's group, from the last log line that has
+        them."""
         found = re.findall(r"worker group ready .*ranks=(\S+) mpirun=(\d+)", self.log_text())
         ranks, mpirun = found[-1]
         return [int(pid) for pid in ranks.split(",")], int(mpirun)
@@ -122,7 +123,7 @@ class Program:
         return self.process.wait(timeout=60)
 
     def stop(self):
-        """SIGTERM; it must end cleanly."""
+        """Sends SIGTERM; the process must end cleanly."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -189,13 +190,13 @@ class Server(Program):
         return self.metric("flotilla_kv_blocks", state="used")
 
     def wait_idle(self):
-        """Until nothing runs: every block is free again."""
+        """Waits until nothing runs and every block is free again."""
         wait_until(lambda: self.used_blocks() == 0, "used blocks are 0")
 
 
 def free_ports(count):
-    """Ports that nobody listened on a moment ago, of those that the kernel gives to nobody
-    who does not ask for them: else a connection could get one before it is listened on."""
+    """Ports that nobody listened on a moment ago. They lie outside the kernel's ephemeral range,
+    because otherwise a connection could get one before the test listens on it."""
     given = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     sockets = []
     while len(sockets) < count:
@@ -211,7 +212,7 @@ def free_ports(count):
 
 
 class Fleet:
-    """A worker, a scheduler and a router, each a process; a context manager. Colocated, the
+    """A worker, a scheduler and a router, each a process; a context manager. If colocated, the
     scheduler runs the worker group itself."""
 
     ROLES = ("worker", "scheduler", "router")
@@ -253,7 +254,7 @@ class Fleet:
                 one.stop()
 
     def start(self, role, wait=True):
-        """A process of this role, in the place of one that has ended."""
+        """Starts a process of this role in the place of one that has ended."""
         setattr(self, role, Program(self.directory, role, *self.flags[role], wait=wait))
 
 
@@ -279,7 +280,7 @@ class Replicas:
                 replica = ["--worker", f"127.0.0.1:{worker_port}"]
             self.flags[f"scheduler{i}"] = ["--listen-port", str(port),
                                            "--drain-seconds", str(drain_seconds[i]), *replica]
-        # The second router learns of the first replica by a name.
+        # The second router finds the first replica by a DNS name.
         by_name = [f"dns:///localhost:{ports[1]}", *self.addresses[1:]]
         for i in range(routers):
             self.flags[f"router{i}"] = ["--http-port", str(self.http_ports[i]), "--grpc-port", "0",
@@ -300,7 +301,7 @@ class Replicas:
                 self.processes[name].stop()
 
     def start(self, *names):
-        """Processes of these names, in the place of those that have ended."""
+        """Starts processes with these names in the place of those that have ended."""
         for name in names:
             role = name.rstrip("0123456789")
             self.processes[name] = Program(self.directory, role, *self.flags[name], wait=False,

@@ -4,7 +4,7 @@ import concurrent.futures
 
 from flotilla_server import MODEL, json_lines
 
-# A recipe that is not fp32 may part from the reference where its two best
+# A recipe other than fp32 may differ from the reference where the two best
 # tokens are closer than this.
 SAFE_MARGIN = 0.1
 
@@ -16,7 +16,7 @@ def answer(server, chat):
 
 
 def check(server, chats):
-    """All at once: answers do not depend on the rest of the batch."""
+    """Sends all at once, because answers do not depend on the rest of the batch."""
     with concurrent.futures.ThreadPoolExecutor(len(chats)) as pool:
         for chat, ids in zip(chats, pool.map(lambda chat: answer(server, chat), chats)):
             assert ids == chat["greedy_ids"], chat["messages"]

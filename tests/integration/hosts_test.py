@@ -1,5 +1,5 @@
 """A group whose ranks are on two hosts: this machine, and a network namespace with a link
-to it, where processes are started by what stands for ssh, or by `flotilla node`."""
+to it. A substitute for ssh, or `flotilla node`, starts processes there."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def run(*words):
 
 @pytest.fixture(scope="module")
 def second_host(tmp_path_factory):
-    """(name of its namespace, flags of a worker by the way it starts processes there)."""
+    """(the name of its namespace, the flags of a worker for each way to start processes there)."""
     name = f"flotilla-{os.getpid()}"
     folder = tmp_path_factory.mktemp("hosts")
     if os.geteuid() != 0 or not shutil.which("ip"):
@@ -66,7 +66,7 @@ class Lent:
         self.start()
 
     def start(self):
-        """At the port that it had, if it had one."""
+        """Starts the process, at the port that it had before if it had one."""
         ready = self.directory / "host.json"
         ready.unlink(missing_ok=True)
         with open(self.directory / "host.log", "ab") as log:
@@ -90,7 +90,7 @@ class Lent:
 
 @contextlib.contextmanager
 def fleet_on(directory, second_host, way, *layout):
-    """The fleet, whose `other` is what was lent to it."""
+    """A fleet; its `other` is the host that was lent to it."""
     name, ways = second_host
     flags = [*layout, "--threads", "1", "--group-network", NETWORK, *ways[way]]
     secret = flags[flags.index("--fleet-secret-file"):][:2] if way == "node" else []
@@ -105,7 +105,7 @@ def fleet_on(directory, second_host, way, *layout):
 
 
 def ranks_there(second_host, fleet):
-    """Ranks in the other host's namespace, of this fleet."""
+    """The ranks of this fleet in the other host's namespace."""
     inside = run("ip", "netns", "pids", second_host[0]).stdout.split()
     return [pid for pid in fleet.worker.members()[0] if str(pid) in inside]
 
@@ -160,7 +160,7 @@ def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one
             return gone & set(run("ip", "netns", "pids", name).stdout.split())
 
         wait_until(lambda: not earlier_ranks(), "earlier ranks have ended", seconds=10)
-        # `flotilla node` runs one daemon and its rank, and has waited for all before.
+        # `flotilla node` runs one daemon and its rank, and has reaped all earlier ones.
         if way == "node":
             inside = run("ip", "netns", "pids", name).stdout.split()
             assert len(inside) == 3, inside

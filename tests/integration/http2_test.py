@@ -1,4 +1,4 @@
-"""What one HTTP/2 connection can make gRPC keep before it has shown a key: little, on the
+"""One HTTP/2 connection that has not shown a key can make gRPC keep little memory, on the
 public port and on the internal ones."""
 
 import contextlib
@@ -22,11 +22,11 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION =
     0, 1, 3, 4, 6, 7, 8, 9)
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 MIB = 1 << 20
-# Of resident memory, beside what the connection costs at all. Buffered, an attack takes as
-# much as it sends.
+# The most resident memory, beside what the connection itself costs. If the server buffers an
+# attack, it takes as much memory as the attack sends.
 BOUND = 64 * MIB
 SECONDS = 60 if LONG else 3
-SENT = (1 << 20) * MIB if LONG else 256 * MIB  # an attack ends here, or by its time
+SENT = (1 << 20) * MIB if LONG else 256 * MIB  # or its time ends the attack
 HELD = 200  # connections at a time
 
 
@@ -36,7 +36,7 @@ def frame(kind, flags, stream, payload=b""):
 
 
 def literal(name, value):
-    """A header, neither compressed nor kept in a table; short ones."""
+    """A short header that is neither compressed nor kept in a table."""
     return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -46,8 +46,8 @@ def request(path):
             literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers"))
 
 
-# A string of 2 GB that never ends; a number with zeros in front of it, without end; and
-# metadata of a size that each frame may have.
+# A string of 2 GB that never ends, a number with endless leading zeros, and metadata of a size
+# that each frame may have.
 ENDLESS = {
     "string": (b"\x00" + b"\x7f\x81\xff\xff\xff\x07", b"a" * 16384),
     "number": (b"\x00" + b"\x7f", b"\x80" * 16384),
@@ -56,14 +56,14 @@ ENDLESS = {
 
 
 def resets():
-    """Streams that are opened and reset at once, without end; 1000 a time."""
+    """Streams without end that are opened and reset at once, 1000 at a time."""
     for first in range(1, 1 << 30, 2000):
         yield b"".join(frame(HEADERS, END_HEADERS, stream, request(b"/a/b")) +
                        frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
                        for stream in range(first, first + 2000, 2))
 
 
-# Frames that a server answers, or keeps something for.
+# Frames that a server answers, or for which it keeps something.
 FLOODS = {
     "ping": lambda: itertools.repeat(frame(PING, 0, 0, b"12345678") * 1000),
     "settings": lambda: itertools.repeat(
@@ -73,8 +73,8 @@ FLOODS = {
 
 
 class Attacker:
-    """Connections that send something over and over, and read no answer (`once`); each is made
-    again when it is closed."""
+    """Connections that send something over and over, and read no answer (`once`). When one is
+    closed, it is made again."""
 
     def __init__(self, address, begin, again, connections):
         self.address, self.begin, self.again = address, begin, again
@@ -90,7 +90,7 @@ class Attacker:
                 one.settimeout(1)
                 try:
                     self.once(one)
-                except TimeoutError:  # not taken, as nobody reads the answers
+                except TimeoutError:  # the server takes no more, because nobody reads the answers
                     self.stuck += 1
                 except OSError:
                     self.closed += 1
@@ -104,7 +104,7 @@ class Attacker:
                 break
 
     def run(self, program):
-        """The most of resident memory meanwhile, and what stays a while after."""
+        """The most resident memory meanwhile, and what remains a while after."""
         most = 0
         while any(thread.is_alive() for thread in self.threads):
             most = max(most, rss(program))
@@ -113,8 +113,8 @@ class Attacker:
 
 
 class Holder(Attacker):
-    """Calls of `path`, 100 on each connection, that each bring a message of 4.9 MiB less one
-    byte, as fast as the server takes them, and hold it to the end of the attack."""
+    """Calls of `path`, 100 on each connection. Each sends a message of 4.9 MiB less one byte, as
+    fast as the server takes it, and holds it to the end of the attack."""
 
     STREAMS, SIZE = range(1, 200, 2), int(4.9 * MIB)
     WINDOW = 65535
@@ -127,7 +127,7 @@ class Holder(Attacker):
 
     def once(self, one):
         one.sendall(PREFACE + frame(SETTINGS, 0, 0) + self.begin)
-        # Of each stream, and of the connection, which is 0.
+        # The window of each stream, and of the connection, which is stream 0.
         windows = collections.Counter({stream: self.WINDOW for stream in (0, *self.STREAMS)})
         left = {stream: self.SIZE + 5 - 1 for stream in self.STREAMS}
         unread, initial = b"", [self.WINDOW]
@@ -153,7 +153,7 @@ class Holder(Attacker):
 
     @staticmethod
     def read(one, unread, windows, left, initial):
-        """What the server says of windows and calls; the beginning of its next frame."""
+        """Reads the server's frames about windows and calls; returns the rest of the bytes."""
         while len(unread) >= 9 + int.from_bytes(unread[:3], "big"):
             length, kind, flags = int.from_bytes(unread[:3], "big"), unread[3], unread[4]
             stream = int.from_bytes(unread[5:9], "big")
@@ -206,7 +206,7 @@ KEY = "sk-of-an-attacker-who-has-one"
 
 @pytest.fixture(scope="module", name="keyed_fleet")
 def a_keyed_fleet(tmp_path_factory):
-    """One that takes keys, and has no secret."""
+    """A fleet that needs keys and has no secret."""
     directory = tmp_path_factory.mktemp("keyed")
     keys = write(directory / "keys", f"attacker {KEY}\n")
     with Fleet(directory, extra={"router": ["--api-keys-file", str(keys)]}) as fleet:
@@ -215,7 +215,7 @@ def a_keyed_fleet(tmp_path_factory):
 
 
 def complete(fleet):
-    """The fleet serves; soon after an attack that took one of its threads."""
+    """Checks that the fleet serves, soon after an attack that took one of its threads."""
     wait_until(lambda: fleet.http.post("/v1/completions", json={
         "model": MODEL, "prompt": "a", "max_tokens": 1}).status_code == 200, "it serves")
 
@@ -246,7 +246,7 @@ def test_a_flood_of_frames_takes_no_memory(fleet, role, what):
     attacker = Attacker(address, b"", FLOODS[what], connections=4)
     most, after = attacker.run(program)
     tell(f"{role} {what}", attacker, before, most, after)
-    # Calls that nobody refuses for want of a key leave something behind in gRPC's heap: 88 MiB
+    # Calls that are not refused for a missing key leave something behind in gRPC's heap: 88 MiB
     # after a minute of connections made anew, where it was 309 after 8 s.
     bound = 2 * BOUND if what == "reset" else BOUND
     assert most - before < bound and after - before < bound
@@ -260,7 +260,7 @@ def test_a_flood_of_frames_takes_no_memory(fleet, role, what):
 
 
 def test_blocks_that_are_left_open_hold_little(fleet):
-    """As much as is allowed, held by many connections."""
+    """Many connections each hold as much as is allowed."""
     program, address = port_of(fleet, "router")
     complete(fleet)
     before, begin, _ = rss(program), *ENDLESS["string"]
@@ -278,7 +278,7 @@ def test_blocks_that_are_left_open_hold_little(fleet):
 
 class AllowedPings:
     """Sends PINGs at the rate that is allowed and reads no answer, while its time lasts. gRPC
-    itself ends a connection that has no calls for it soon: then by another one."""
+    itself soon ends a connection without calls; then it uses another one."""
 
     def __init__(self, address, seconds):
         self.address, self.until = address, time.monotonic() + seconds
@@ -345,7 +345,8 @@ def messages_of(data):
 
 
 def test_a_ping_for_each_data_frame_does_not_end_a_stream(fleet, pb):
-    """As grpc-go measures a connection, and more: it waits for an answer before the next."""
+    """grpc-go measures a connection with fewer PINGs, because it waits for an answer before
+    the next."""
     _, address = port_of(fleet, "router")
     complete(fleet)
     body = pb.messages.GenerateRequest(
@@ -386,8 +387,8 @@ PATHS = {"router": GENERATE, "scheduler": b"/flotilla.v1.Scheduler/GetTokenizer"
 @pytest.mark.parametrize("role", Fleet.ROLES)
 @pytest.mark.parametrize("attacked", ["fleet", "keyed_fleet"])
 def test_messages_that_do_not_end_hold_little(request, pb, attacked, role, connections):
-    """Of a client where there are no keys, and of one that has a key; on the internal ports of
-    somebody without the secret, and where there is none."""
+    """The messages come from a client of a server without keys, and from one that has a key. On
+    the internal ports they come from a peer without the secret, and to a fleet without one."""
     fleet = request.getfixturevalue(attacked)
     program, address = port_of(fleet, role)
     key = KEY if attacked == "keyed_fleet" and role == "router" else ""
@@ -409,7 +410,7 @@ def test_messages_that_do_not_end_hold_little(request, pb, attacked, role, conne
 
 
 def use_while(fleet, pb, key, attacker, seconds):
-    """Calls on connections of their own while the attack lasts; how long each took."""
+    """Makes calls on separate connections while the attack lasts; returns how long each took."""
     while any(thread.is_alive() for thread in attacker.threads) or not seconds:
         begun = time.monotonic()
         with grpc.insecure_channel(f"127.0.0.1:{fleet.router.ports['grpc']}") as channel:
@@ -426,7 +427,8 @@ def use_while(fleet, pb, key, attacker, seconds):
 
 
 def test_frames_of_one_byte_hold_little(fleet):
-    """Each keeps the buffer that it was read into: a message of many holds much at once."""
+    """Each frame keeps the buffer that it was read into, so a message of many frames holds much
+    at once."""
     for role in Fleet.ROLES:
         program, address = port_of(fleet, role)
         before = rss(program)
@@ -437,7 +439,7 @@ def test_frames_of_one_byte_hold_little(fleet):
             with socket.create_connection(address, timeout=30) as one:
                 with contextlib.suppress(OSError):
                     one.sendall(PREFACE + frame(SETTINGS, 0, 0) + flood)
-                    while one.recv(65536):  # until it is cut off
+                    while one.recv(65536):  # until the server cuts it off
                         pass
         assert program.process.poll() is None
         assert rss(program) - before < BOUND

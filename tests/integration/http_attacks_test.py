@@ -1,6 +1,7 @@
-"""What strangers can do to a server by HTTP alone: hold memory, connections and descriptors.
+"""What strangers can do to a server by HTTP alone: they can hold memory, connections and
+descriptors.
 
-Each attack runs against the real program, whose memory and answers are watched meanwhile."""
+Each attack runs against the real program; the test watches its memory and answers meanwhile."""
 
 import contextlib
 import http.client
@@ -18,8 +19,8 @@ from flotilla_server import MODEL, SANITIZED, Program, Server, wait_until
 from security_files import new_secret, write
 
 MIB = 1 << 20
-ENDLESS_BYTES = 256 * MIB  # 639e0f4 keeps them all
-FACTOR = 8 if SANITIZED else 1  # sanitizers keep what was freed, and shadows of all
+ENDLESS_BYTES = 256 * MIB  # commit 639e0f4 keeps them all
+FACTOR = 8 if SANITIZED else 1  # sanitizers keep freed memory, and shadow memory for all
 KEY = "a-key-" + new_secret()
 
 
@@ -37,7 +38,7 @@ def connect(port):
 
 
 def send_until_answered(one, data, limit):
-    """Bytes that were taken before the server said anything, or ended the connection."""
+    """The bytes that the server took before it answered or ended the connection."""
     sent = 0
     with contextlib.suppress(ConnectionError):
         while sent < limit:
@@ -50,7 +51,7 @@ def send_until_answered(one, data, limit):
 
 
 def answer_of(one):
-    """All that comes until the server closes; "" after a reset."""
+    """All bytes until the server closes the connection; "" after a reset."""
     text = b""
     with contextlib.suppress(ConnectionError):
         while part := one.recv(65536):
@@ -110,7 +111,7 @@ def poor(tmp_path_factory):
 
 @contextlib.contextmanager
 def idle_sockets(port, count=1500):
-    """So many connections that say nothing; those that the server closed stay open here."""
+    """Opens connections that send nothing. Those that the server closes stay open here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4 * count), hard))
     with contextlib.ExitStack() as stack:
@@ -119,7 +120,7 @@ def idle_sockets(port, count=1500):
 
 
 def asked(server):
-    """Seconds that each of the interfaces takes to answer somebody new."""
+    """The seconds that each of the interfaces takes to answer a new client."""
     times = {}
 
     def timed(what, ask):

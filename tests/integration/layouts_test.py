@@ -18,7 +18,7 @@ CHATS = json_lines("greedy.jsonl")[:2 if SANITIZED else 16]
 
 
 def serve(directory, layout, recipe, colocate=False, worker_args=""):
-    """Tokens and log-probabilities of all chats, greedy, and of some sampled ones."""
+    """The tokens and log-probabilities of all chats, greedy, and of some sampled chats."""
     replicas, tp, pp = layout
     flags = ["--replicas", str(replicas), "--tp", str(tp), "--pp", str(pp),
              *(["--colocate"] if colocate else [])]

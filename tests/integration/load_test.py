@@ -1,4 +1,4 @@
-"""Many at once: nothing is lost, and nothing stays behind."""
+"""Many requests at once: no answer is lost, and no thread or descriptor stays behind."""
 
 import asyncio
 import json
@@ -21,13 +21,13 @@ TOKENS = 20 if SANITIZED else 200
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """A server of its own, so that what is measured here is only this load."""
+    """A separate server, so that these tests measure only their own load."""
     with Server(tmp_path_factory.mktemp("load")) as one:
         yield one
 
 
 async def stream(http, index):
-    """One streamed completion; its token ids, as its chunks gave them."""
+    """Runs one streamed completion and returns its token ids in the order of its chunks."""
     body = dict(model=MODEL, prompt=f"Story number {index}:", max_tokens=TOKENS, ignore_eos=True,
                 temperature=1, seed=index, stream=True, return_token_ids=True)
     tokens, finish, done = [], None, False
@@ -59,7 +59,7 @@ def test_three_rounds_of_64_streams(loaded, record_property):
     for _ in range(3):
         answers.append(one_round(loaded))
         loaded.wait_idle()
-        # Threads and sockets of ended connections go a moment later.
+        # Threads and sockets of ended connections disappear a moment later.
         previous = looks[-1] if looks else None
         if previous is not None:
             wait_until(lambda: (now := loaded.look()).descriptors <= previous.descriptors
@@ -68,7 +68,7 @@ def test_three_rounds_of_64_streams(loaded, record_property):
             settle(loaded)
         looks.append(loaded.look())
     assert all(len(tokens) == TOKENS for tokens in answers[0])
-    assert answers[0] == answers[1] == answers[2]  # seeded: the same, whatever ran beside it
+    assert answers[0] == answers[1] == answers[2]  # seeded answers do not depend on other requests
     assert loaded.used_blocks() == 0
     second, third = looks[1:]
     for what in ("threads", "descriptors", "rss_bytes"):
@@ -80,7 +80,7 @@ def test_three_rounds_of_64_streams(loaded, record_property):
 
 
 def settle(server):
-    """Until threads and descriptors have not changed for half a second."""
+    """Waits until threads and descriptors have not changed for half a second."""
     last, since = server.look(), time.monotonic()
     while time.monotonic() - since < 0.5:
         time.sleep(0.05)
@@ -91,7 +91,7 @@ def settle(server):
 
 def test_a_long_prompt_does_not_stall_streams(loaded, record_property):
     """While 6,000 tokens are prefilled, each of 8 streams gets a token in every
-    step: at 256 tokens a step, that is 25 steps."""
+    step: at 256 tokens a step, the prefill takes 25 steps."""
     arrivals = [[] for _ in range(8)]
     stop = threading.Event()
 
@@ -126,7 +126,7 @@ def test_a_long_prompt_does_not_stall_streams(loaded, record_property):
         assert len(during) >= steps - 2, (len(during), steps)
     record_property("steps of the prefill; fewest tokens that a stream got meanwhile",
                     f"{steps}; {min(sum(started <= t <= ended for t in s) for s in arrivals)}")
-    # And steadily: no gap is many times the usual one.
+    # Tokens come steadily: no gap is many times the usual one.
     gaps = [b - a for times in arrivals
             for a, b in zip(times, times[1:]) if started <= a and b <= ended]
     assert max(gaps) < 10 * statistics.median(gaps), (max(gaps), statistics.median(gaps))

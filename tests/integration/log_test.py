@@ -1,4 +1,4 @@
-"""Who reads a process's log may stand still, and clients have a say in what stands there."""
+"""The reader of a process's log may stall, and clients can influence what the log contains."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ import pytest
 from flotilla_server import MODEL, STARTED, Server, binary, json, model_path, parse_metrics
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z (debug|info|warning|error) .+")
-# Of one HTTP request: each prompt is a request of its own, with several lines at level debug.
+# In one HTTP request, each prompt is a separate request with several lines at level debug.
 PROMPTS = ["a"] * 32
 
 
@@ -41,7 +41,7 @@ class Unread:
         assert self.http.get("/health").status_code == 200
 
     def read(self):
-        """What there is to read, until nothing comes for a while; its lines."""
+        """Reads until nothing comes for a while; returns the lines."""
         os.set_blocking(self.pipe, False)
         text, quiet_since = b"", time.monotonic()
         while time.monotonic() - quiet_since < 1:
@@ -76,7 +76,7 @@ def unread(tmp_path):
 
 
 def test_a_reader_that_stands_still_stops_nobody_and_loses_lines_that_are_counted(unread):
-    """A pipe takes 64 KiB; requests went on to wait for the rest for ever."""
+    """A pipe takes 64 KiB. Requests once waited for ever to write the rest."""
     requests = 0
     while unread.dropped() == 0:
         unread.complete(requests)
@@ -86,7 +86,7 @@ def test_a_reader_that_stands_still_stops_nobody_and_loses_lines_that_are_counte
         unread.complete(requests + i)
     dropped = unread.dropped()
 
-    # The reader goes on: whole lines, and a word about those that are missing.
+    # The reader continues and gets whole lines, and a line that counts the missing ones.
     lines = unread.read()
     begin = next(i for i, line in enumerate(lines) if LINE.fullmatch(line))
     dropped = re.compile(r"\S+ warning log lines dropped lines=(\d+)")
@@ -97,7 +97,7 @@ def test_a_reader_that_stands_still_stops_nobody_and_loses_lines_that_are_counte
     assert missing == dropped
     assert sum(map(len, lines)) > 3 << 18  # the queue, and the pipe
 
-    # Nothing is missing of what comes then.
+    # No later line is missing.
     unread.complete("after")
     over = [line for line in unread.read() if " request over " in line and "id=after-" in line]
     assert len(over) == len(PROMPTS)
@@ -114,7 +114,7 @@ def test_a_reader_that_stands_still_does_not_hold_up_the_end(unread):
 
 
 def test_an_idle_log_costs_nothing(unread):
-    """The thread that writes lines sleeps while there are none, and while nobody reads."""
+    """The thread that writes lines sleeps while there are no lines, and while nobody reads."""
     def ticks():
         for task in os.listdir(f"/proc/{unread.process.pid}/task"):
             with open(f"/proc/{unread.process.pid}/task/{task}/stat", encoding="utf-8") as stat:
@@ -124,12 +124,12 @@ def test_an_idle_log_costs_nothing(unread):
         raise AssertionError("no thread of the log")
     unread.complete(0)
     before = ticks()
-    time.sleep(1)  # what is measured: the time passes without work
+    time.sleep(1)  # the CPU time of this idle period is measured
     assert ticks() - before <= 1
 
 
 def test_a_request_id_cannot_turn_hide_or_command_what_stands_in_the_log(tmp_path):
-    """Controls of C1, overrides of the direction, separators, and what has no width."""
+    """The ids contain C1 controls, direction overrides, separators and characters without width."""
     name = "mine\x9b31m\u202e\u2066\u2028\u200b\ufeff-\x85é中"
     with Server(tmp_path) as server:
         server.post("/v1/completions", model=MODEL, prompt="a", max_tokens=1, request_id=name)

@@ -1,5 +1,5 @@
-"""Prompts that cannot be served beside those that can: four clients who send nothing but
-4 MB of text delay nobody's first token."""
+"""Prompts that cannot be served run beside prompts that can. Four clients who send nothing
+but 4 MB of text do not delay anybody's first token."""
 
 import contextlib
 import http.client
@@ -26,7 +26,7 @@ def server(tmp_path_factory):
 
 
 def post(server, body, path="/v1/completions"):
-    """Status and body of one request on a connection of its own."""
+    """The status and body of one request on a connection of its own."""
     connection = http.client.HTTPConnection("127.0.0.1", server.ports["http"], timeout=120)
     with contextlib.closing(connection):
         connection.request("POST", path, body, {"content-type": "application/json"})
@@ -35,7 +35,8 @@ def post(server, body, path="/v1/completions"):
 
 
 def first_token_seconds(server):
-    """Of a short completion that asks for one token, so that its end is its first token."""
+    """The time of a short completion that asks for one token, so that it ends with its first
+    token."""
     begun = time.monotonic()
     status, _ = post(server, json.dumps(dict(model=MODEL, prompt="Say it.", max_tokens=1)))
     assert status == 200
@@ -48,8 +49,8 @@ def median_first_token(server):
 
 @contextlib.contextmanager
 def beside(server, path, body, wanted):
-    """CLIENTS threads that send `body` again and again; what they were answered comes as
-    [status, ...], at least one from each before the block begins."""
+    """Runs CLIENTS threads that send `body` again and again. It yields the statuses of their
+    answers as [status, ...]; each thread has an answer before the block begins."""
     over, statuses = threading.Event(), []
     lock = threading.Lock()
 
@@ -73,7 +74,7 @@ def beside(server, path, body, wanted):
 
 LETTERS = "".join(random.Random(1).choices(string.ascii_lowercase, k=100_000))
 WORDS = "the quick brown fox jumps over it " * (MEGABYTES // 34)
-# What takes longest to encode as a whole.
+# The text that takes longest to encode as a whole.
 TEXTS = {
     "letters": LETTERS * (MEGABYTES // len(LETTERS)),
     "one letter": "a" * MEGABYTES,
@@ -88,8 +89,8 @@ def test_prompts_that_are_too_long_delay_nobody(server, what, record_property):
     with beside(server, "/v1/completions", body, wanted=400):
         busy = median_first_token(server)
     record_property("first token quiet and beside four of 4 MB, s", f"{quiet:.3f} {busy:.3f}")
-    # Each body is still received and parsed by the I/O thread: some 30 ms of four others'.
-    # When prompts were encoded whole and in order this was 9 to 18 s on a busy machine.
+    # The I/O thread still receives and parses each body: about 30 ms for those of four clients.
+    # When prompts were encoded whole and in order, this took 9 to 18 s on a busy machine.
     assert busy < 4 * quiet + 2, (quiet, busy)
 
 
@@ -106,8 +107,8 @@ def test_the_refusal_says_what_is_known(server):
 
 
 def test_long_texts_are_tokenized_beside_short_prompts(server, record_property):
-    """/tokenize has no context, so its longest texts take seconds: of the one thread that
-    they may have."""
+    """/tokenize has no context limit, so its longest texts take seconds, but only on the one
+    thread that they may use."""
     body = json.dumps(dict(model=MODEL, prompt=TEXTS["one letter"]))
     quiet = median_first_token(server)
     with beside(server, "/tokenize", body, wanted=200):

@@ -1,4 +1,4 @@
-"""scripts/fleet, and what Prometheus learns of a fleet.
+"""scripts/fleet, and what Prometheus learns about a fleet.
 
 A real Prometheus with the configuration of deploy/prometheus scrapes a fleet that serves
 OpenAI's own client; then its counters must be the client's, and every expression of the
@@ -39,7 +39,7 @@ class Prometheus:
         return answer["data"]
 
     def query(self, expression):
-        """The values of all series."""
+        """Returns the values of all series."""
         return [float(one["value"][1]) for one in self.get("/query", query=expression)["result"]]
 
     def value(self, expression):
@@ -48,7 +48,8 @@ class Prometheus:
 
 
 def serve_clients(fleet):
-    """Answers, streams, a stream that the client leaves, refusals; the client's own counts."""
+    """Runs answers, streams, a stream that the client leaves, and refusals. Returns the client's
+    own counts."""
     own = types.SimpleNamespace(started=0, finished=0, prompt=0, output=0, left_prompt=0)
 
     def count(usage):
@@ -96,11 +97,11 @@ def prometheus(fleet):
 
 @pytest.fixture(scope="module")
 def served(fleet, prometheus):
-    """The client's counts, once Prometheus has seen the fleet before and after."""
+    """The client's counts, after Prometheus has scraped the fleet before and after the load."""
     wait_until(lambda: prometheus.value("count(count_over_time(up[1m]) > 1 and up == 1)") == 4,
                "every process was scraped twice")
     own = serve_clients(fleet)
-    # The scheduler is the last to know of the request that its client left.
+    # The scheduler is the last to learn that the client left its request.
     wait_until(lambda: prometheus.value(
         "sum(flotilla_scheduler_requests_finished_total)") == own.started, "all has ended")
     ended = time.time()
@@ -131,7 +132,7 @@ def test_counters_are_the_clients_own(served, prometheus):
 
 
 def names_in(expression):
-    """The series that an expression names, recorded ones too."""
+    """The series that an expression names, also recorded ones."""
     bare = re.sub(r'\{[^}]*\}|\[[^]]*\]|(by|on|ignoring) \([^)]*\)', "", expression)
     return {name for name in re.findall(r"[a-z_:][a-z0-9_:]*", bare)
             if "flotilla_" in name or name.startswith("process_") or name == "up"}
@@ -200,7 +201,7 @@ def test_names_and_help_follow_the_rules(fleet):
         lint = subprocess.run(["promtool", "check", "metrics"], input=page, text=True,
                               capture_output=True, timeout=60)
         assert lint.returncode == 0 and not lint.stderr, lint
-        # A router may serve several models: its process has no label for one.
+        # A router may serve several models, so its process has no label for a model.
         assert re.search(r"\nprocess_start_time_seconds[{ ]", page)
         assert "\nflotilla_build_info{" in page
 
@@ -211,7 +212,7 @@ def test_a_worker_that_dies_is_noticed(fleet, prometheus):
     expected = {("FlotillaTargetDown", "worker", "0"), ("FlotillaReplicaNotReady", "scheduler", "0"),
                 ("FlotillaRouterNotReady", "router", None), ("FlotillaNothingServes", None, None)}
 
-    def pending():  # they fire after a minute, which promtool's tests see
+    def pending():  # alerts fire after a minute, which promtool's tests check
         labels = [one["labels"] for one in prometheus.get("/alerts")["alerts"]]
         return {(one["alertname"], one.get("role"), one.get("replica")) for one in labels}
 
@@ -234,7 +235,7 @@ def test_up_says_where_everything_is(tmp_path):
         assert refused.returncode == 1 and "scripts/fleet down" in refused.stderr
         assert fleet.status() == fleet.rows
 
-        # What is dead, what is alive and cannot work, and what is stopped.
+        # The states: dead, alive but unable to work, and stopped.
         worker = fleet.of("worker")[0]["pid"]
         os.kill(worker, signal.SIGSTOP)
         assert fleet.states()["worker"] == "stopped"
@@ -247,7 +248,7 @@ def test_up_says_where_everything_is(tmp_path):
     assert run_fleet("status", tmp_path).returncode == 1
     assert fleet.status() == []
     wait_until(lambda: not any(os.path.exists(f"/proc/{row['pid']}") for row in fleet.rows),
-               "nothing is left")  # init has yet to wait for them
+               "nothing is left")  # init may not have reaped them yet
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 

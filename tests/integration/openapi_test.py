@@ -28,7 +28,7 @@ def test_it_says_who_may_ask():
 
 
 def fields(schema):
-    """Names of its fields, and of the fields of those, `a.b`."""
+    """The names of the schema's fields, and of their fields as `a.b`."""
     for name, one in schema["properties"].items():
         yield name
         yield from (f"{name}.{inner}" for inner in one.get("properties", {}))
@@ -50,7 +50,8 @@ def test_every_field_of_the_manual_is_in_it():
 
 
 def neutral():
-    """(endpoint, field, whether of a message, value that passes) of the manual's table."""
+    """(endpoint, field, whether it is a field of a message, value that passes) of the manual's
+    table."""
     table = re.search(r"\| field of OpenAI's API.*?\n\n", MANUAL, re.DOTALL)[0]
     for row in table.strip().splitlines()[2:]:
         names, values = row.strip("| ").split(" | ")
@@ -63,7 +64,7 @@ def neutral():
 
 
 def test_values_that_ask_for_nothing_pass(server):
-    """Each of the manual's, at the server and in the schema; and none but those."""
+    """Each value of the manual passes at the server and in the schema; another value does not."""
     base = {"chat": ("ChatRequest", "/v1/chat/completions"),
             "completions": ("CompletionRequest", "/v1/completions")}
     seen = set()

@@ -1,4 +1,4 @@
-"""More requests than the server can serve: whom it serves, and what it says to the rest.
+"""More requests than the server can serve: which ones it serves, and how it refuses the rest.
 
 Rates are multiples of what the server manages here and now, since other work may
 share the machine.
@@ -23,11 +23,11 @@ PROMPT_TOKENS = 24
 
 @dataclasses.dataclass
 class Outcome:
-    """What one request came to; times in seconds."""
+    """The outcome of one request; times are in seconds."""
 
     status: int
     sent: float
-    ttft: float | None = None  # of an answer
+    ttft: float | None = None  # of a request that was answered
     total: float = 0
     retry_after: int | None = None
     retry_after_ms: int | None = None
@@ -63,7 +63,7 @@ async def ask(http, body):
 
 
 def with_client(server, work):
-    """work(client), to its end."""
+    """Runs work(client) to its end."""
     async def run():
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as http:
@@ -72,7 +72,7 @@ def with_client(server, work):
 
 
 def open_loop(server, rate, seconds, body, seed):
-    """Poisson arrivals, answered or not; body(i, rng) is request i's."""
+    """Poisson arrivals, which do not wait for answers; body(i, rng) is the body of request i."""
     async def work(http):
         rng, tasks = random.Random(seed), []
         start = at = time.monotonic()
@@ -85,8 +85,8 @@ def open_loop(server, rate, seconds, body, seed):
 
 
 def capacity(server, clients, requests, tokens):
-    """Requests per second of a closed loop that keeps every place taken: the best of
-    three, since other work on the machine only makes it less."""
+    """Requests per second of a closed loop that keeps every place taken. It is the best of
+    three tries, because other work on the machine only lowers it."""
     async def work(http):
         left = iter(range(requests))
 
@@ -123,7 +123,7 @@ def test_earliest_deadline_meets_more(tmp_path, record_property):
         (tmp_path / policy).mkdir()
     with Server(tmp_path / "fcfs", "--policy", "fcfs", *flags) as fcfs, \
             Server(tmp_path / "edf", "--policy", "edf", *flags) as edf:
-        for number in range(3):  # the machine may be busy, and differently: once is enough
+        for number in range(3):  # the machine may be busy; one good round is enough
             rate = 2 * max(capacity(server, 6, 40, some_tokens) for server in (fcfs, edf))
             fast, slow = latency_alone(fcfs, SHORT), latency_alone(fcfs, LONGEST)
 
@@ -158,11 +158,11 @@ def good(outcomes, bound):
 @pytest.mark.skipif(not LONG, reason="only with FLOTILLA_LONG=1")
 def test_overload_keeps_goodput(tmp_path, record_property):
     """At five times the capacity, as many requests as at the best rate get their
-    first token in time: the others are refused at once."""
+    first token in time. The server refuses the others at once."""
     rounds, seconds = 3, 10
     with Server(tmp_path, "--max-seqs", "4", "--max-wait-ms", str(MAX_WAIT_MS)) as server:
         goodput, refused = {load: [] for load in LOADS}, []
-        for number in range(rounds):  # each round is one sweep: what others do changes slowly
+        for number in range(rounds):  # each round is one sweep, because other load changes slowly
             peak = capacity(server, 5, 20, lambda _: TOKENS)
             # The wait allowed, half as much again for what was predicted wrongly,
             # and the prompt's own step among others.
@@ -184,7 +184,7 @@ def test_overload_keeps_goodput(tmp_path, record_property):
 
 
 def check_refusals(refused, record_property):
-    """Each says the wait that was predicted for it, in the message and to the client."""
+    """Each refusal has the predicted wait, in the message and in the hint for the client."""
     assert refused
     for outcome in refused:
         predicted_ms = int(re.search(r"the wait would be about (\d+) ms", outcome.message)[1])

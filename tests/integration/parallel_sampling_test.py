@@ -1,7 +1,7 @@
 """Several choices of one prompt: n and best_of, over HTTP and gRPC.
 
-What a choice must be is found with requests of their own, whose seeds are
-derived as docs/api.md says.
+The tests find the expected choices with separate requests, whose seeds are derived as
+docs/api.md says.
 """
 
 import collections
@@ -21,7 +21,7 @@ SAMPLED = dict(model=MODEL, prompt=PROMPT, temperature=1, max_tokens=24)
 
 
 def choice_seed(seed, i, m=2**64):
-    """The seed with which a request of its own gives choice i."""
+    """The seed with which a separate request gives choice i."""
     x = (seed + i * 0x9E3779B97F4A7C15) % m
     y = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % m
     z = (y ^ y >> 27) * 0x94D049BB133111EB % m
@@ -33,7 +33,7 @@ def test_derived_seeds_are_splitmix64s():
 
 
 def single(server, i, **fields):
-    """Choice i, by a request of its own."""
+    """Choice i, from a separate request."""
     answer = server.post("/v1/completions", **{**SAMPLED, "return_token_ids": True, "logprobs": 0,
                                                "seed": choice_seed(SEED, i), **fields})
     return answer["choices"][0]
@@ -135,7 +135,7 @@ def test_a_stop_string_ends_its_choice_alone(server):
 
 
 def ranked(server, count):
-    """(score, choice) of `count` requests of their own, best first."""
+    """(score, choice) of `count` separate requests, best first."""
     choices = [single(server, i) for i in range(count)]
     return sorted(((mean_logprob(choice), choice) for choice in choices),
                   key=lambda pair: -pair[0])

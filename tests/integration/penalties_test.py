@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn: penalties, bias, min_tokens, min_p."""
+"""Parameters that change logits before a token is drawn: penalties, bias, min_tokens, min_p."""
 
 import collections
 
@@ -27,11 +27,11 @@ def test_greedy_tokens_follow_the_formula(server, frequency, presence):
     count = collections.Counter()
     changed = 0
     for place, (token, top) in enumerate(zip(tokens, tops)):
-        # Logits are log-probabilities but for a constant.
+        # Logits equal log-probabilities up to a constant.
         after = {t: logprob - frequency * count[t] - presence * (count[t] > 0)
                  for t, logprob in top.items()}
         assert token in after and after[token] >= max(after.values()) - 1e-4, place
-        # No token outside of the list can be better.
+        # No token outside the list can be better.
         assert after[token] >= min(top.values()) - 1e-4, place
         changed += token != max(top, key=top.get)
         count[token] += 1
@@ -51,7 +51,7 @@ def test_repetition_penalty_counts_the_prompt_too(server):
     assert len(set(penalised)) > len(set(plain))
     apple = server.post("/tokenize", model=MODEL, prompt=" apple")["tokens"]
     assert apple[0] in plain and apple[0] not in penalised[:10]
-    # A model that has said nothing yet is changed by it alone.
+    # Before there is any output, only the repetition penalty has an effect.
     assert complete(server, frequency_penalty=2, max_tokens=1)[0] == plain[:1]
     assert complete(server, repetition_penalty=100, max_tokens=1)[0] != plain[:1]
 

@@ -1,4 +1,4 @@
-"""A request whose computation really kills the worker is failed alone."""
+"""A request whose computation really kills the worker fails, and no other request does."""
 
 import concurrent.futures
 
@@ -9,7 +9,7 @@ from fleet_test import Stream, requests
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="a sanitizer wants to be the first library")
 
-POISON = [31337] * 400  # long enough that its step takes longer than it lives
+POISON = [31337] * 400  # so long that the worker dies before the step ends
 
 
 def test_a_request_that_kills_its_worker_is_failed_alone(tmp_path, monkeypatch):
@@ -25,7 +25,7 @@ def test_a_request_that_kills_its_worker_is_failed_alone(tmp_path, monkeypatch):
         assert answer.status_code == 500, answer.text
         assert "the worker group died 2 times while it computed this request alone" in answer.text
         assert [stream.result().answer() for stream in streams] == expected
-        # Once with others or alone, then twice alone in quarantine.
+        # The group dies once with others or alone, then twice with the request alone in quarantine.
         assert fleet.worker.metric("flotilla_worker_restarts_total") == 3
         assert fleet.scheduler.metric("flotilla_scheduler_quarantined_requests_total", outcome="failed") == 1
         after = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt="x", max_tokens=3))

@@ -1,4 +1,5 @@
-"""Requests that begin alike: computed once, found later, never across salts."""
+"""Requests with a common prefix: the prefix is computed once and found later, but never
+across salts."""
 
 import concurrent.futures
 import json
@@ -10,7 +11,7 @@ TEXT = json.loads((DATA / "text_gpl3_long.json").read_text())["ids"]
 
 
 def complete(server, prompt, **fields):
-    """(answer, seconds until all of it was there)."""
+    """(answer, seconds until it was complete)."""
     started = time.monotonic()
     answer = server.post("/v1/completions", model=MODEL, prompt=prompt, max_tokens=1,
                          temperature=0, **fields)
@@ -36,7 +37,7 @@ def test_equal_prompts_at_once_are_computed_once(server):
 def test_a_shared_prefix_is_found(server, record_property):
     """The second request's time to its first token is a tenth of the first's."""
     ratios = []
-    for attempt in range(3):  # the machine may be busy: once is enough
+    for attempt in range(3):  # the machine may be busy; one good try is enough
         salt = f"attempt {attempt}"
         _, first = complete(server, TEXT[2000:3000] + [5], cache_salt=salt)
         answer, second = complete(server, TEXT[2000:3000] + [7], cache_salt=salt)

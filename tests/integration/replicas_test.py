@@ -1,5 +1,5 @@
-"""Several replicas before several routers: who gets which request, and what clients see when
-a replica dies, drains or is gone.
+"""Several replicas behind several routers: which replica gets a request, and what clients see
+when a replica dies, drains or is gone.
 
 Answers must be byte for byte those of an undisturbed run; each token comes once.
 """
@@ -22,7 +22,7 @@ def replicas(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def all_there(replicas):
-    """Each test begins with all replicas."""
+    """Waits until all replicas are up, so that each test begins with all of them."""
     ended = [name for name, one in replicas.processes.items() if one.process.poll() is not None]
     replicas.start(*ended)
     wait_until(lambda: all(replicas.up(g, r) for g in (0, 1) for r in (0, 1)), "all replicas are up")
@@ -105,7 +105,7 @@ def test_another_replica_goes_on_when_one_dies(replicas, undisturbed, end):
 
 
 def test_another_replica_goes_on_when_a_worker_does_not_come_back(tmp_path, undisturbed):
-    """Its scheduler lives, so the stream to the router does."""
+    """The worker's scheduler lives, so the stream to the router lives too."""
     with Replicas(tmp_path, routers=1, router=("--move-after-seconds", "1")) as replicas:
         assert serve_all(replicas.url(), lambda: replicas.kill("worker0")) == undisturbed
         assert replicas.replays("sent") > 0, "the replica without a worker had work"
@@ -122,12 +122,12 @@ def test_a_replica_that_drains_loses_nothing(replicas, undisturbed):
     def drain():
         sent = replicas.sent(0)
         draining.send_signal(signal.SIGTERM)
-        complete(replicas.routers[0], "The sea", max_tokens=2)  # by the other
+        complete(replicas.routers[0], "The sea", max_tokens=2)  # served by the other replica
         assert replicas.sent(0) > sent
 
     assert serve_all(replicas.url(), drain) == undisturbed
     assert draining.wait(timeout=30) == 0
-    # It had no time to finish what it had, which went on elsewhere.
+    # It had no time to finish its requests, which continued elsewhere.
     assert replicas.replays("sent") > before
 
 

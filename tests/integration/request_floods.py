@@ -15,12 +15,12 @@ from attackers import MODEL, Attack, connect, head, paced, post
 
 class Requests(Attack):
     """Sends messages in turn, each on a connection of its own, `rate` per second at most from
-    each of `clients`; `judge` names what came of one."""
+    each of `clients`. `judge` names the outcome of one."""
 
     rate = 100
     clients = 1
     timeout = 30  # for an answer
-    linger = 0.0  # how long after an answer more is awaited
+    linger = 0.0  # how long to wait for more after an answer
 
     def messages(self, ports):
         raise NotImplementedError
@@ -36,7 +36,7 @@ class Requests(Attack):
 
         def client(number):
             for turn in paced(self.rate, until + 10):
-                # Longer only if the machine was too slow for a single answer.
+                # Take longer only if the machine was too slow for a single answer.
                 if time.monotonic() >= until and counts:
                     break
                 message = self.made[(turn * self.clients + number) % len(self.made)]
@@ -122,8 +122,8 @@ class RefusedPromptsOfFour(RefusedPrompts):
 
 
 class Smuggling(Requests):
-    """Requests whose end two readers could see in different places, each with another one
-    behind it, 50 per second: each is to be refused, and the connection closed."""
+    """Requests whose end two readers could see in different places, each with another request
+    behind it, 50 per second. The server must refuse each and close the connection."""
 
     rate = 50
     linger = 0.2
@@ -137,7 +137,7 @@ class Smuggling(Requests):
                    "identity\r\ncontent-length: 0"]
         made = [f"{line}transfer-encoding: {coding}\r\n\r\n".encode() + inner
                 for coding in codings]
-        # Without a host, and with two.
+        # A request without a Host header, and one with two.
         made += [b"GET /health HTTP/1.1\r\n\r\n" + inner,
                  b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n" + inner]
         return made
@@ -153,8 +153,8 @@ class Smuggling(Requests):
 
 
 class HalfClosers(Requests):
-    """Whole requests whose sender closes its side and then waits for the answer, 50 per
-    second."""
+    """Whole requests, 50 per second, whose sender closes its side and then waits for the
+    answer."""
 
     rate = 50
     forbidden = ("unanswered",)
@@ -168,13 +168,13 @@ class HalfClosers(Requests):
         one.shutdown(socket.SHUT_WR)
 
     def judge(self, message, answer, closed):
-        # An interim answer may come first, by which the server learns whether one is there.
+        # An interim answer may come first; with it the server learns whether the client is there.
         return "answered" if b"HTTP/1.1 200 " in answer else "unanswered"
 
 
 class ForeignPages(Requests):
     """What a page of a foreign site could send through a browser on the server's machine,
-    100 per second: other types of content with an Origin, and foreign names of this host."""
+    100 per second: other content types with an Origin, and foreign names for this host."""
 
     forbidden = ("accepted",)
 
@@ -195,8 +195,8 @@ class ForeignPages(Requests):
 
 
 class LogEscapes(Requests):
-    """Ids with controls of C1 and bidirectional overrides, on 2 requests per second: more would
-    delay others by being served."""
+    """Ids with C1 controls and bidirectional overrides, on 2 requests per second. More requests
+    would delay others because the server serves them."""
 
     rate = 2
     marks = [*range(0x80, 0xa0), *range(0x202a, 0x202f), *range(0x2066, 0x206a)]
@@ -224,8 +224,8 @@ class StandingLogReader(Requests):
 
 
 class HighPriority(Requests):
-    """Ten clients whose key allows no priority above 0 ask with 100 for 48 tokens each, 10
-    times per second each, of a server with 8 places."""
+    """Ten clients whose key allows no priority above 0 ask a server with 8 places for 48 tokens
+    each, with priority 100, 10 times per second each."""
 
     clients = 10
     rate = 10
@@ -241,7 +241,7 @@ class HighPriority(Requests):
 
 
 class UnreadableProtobufs(Requests):
-    """Calls whose message is none of protobuf, 50 per second."""
+    """Calls whose message is not valid protobuf, 50 per second."""
 
     rate = 50
     forbidden = ("another code",)

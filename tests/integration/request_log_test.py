@@ -13,7 +13,7 @@ DEBUG = {role: ["--log-level", "debug"] for role in Fleet.ROLES}
 
 
 def lines(program, event, **fields):
-    """The fields of the lines of an event that have these."""
+    """The fields of an event's log lines that have the given fields."""
     found = []
     for line in program.log_text().splitlines():
         if re.match(rf"\S+ \w+ {event} ", line):
@@ -25,7 +25,7 @@ def lines(program, event, **fields):
 
 
 def follow(fleet, **fields):
-    """The request's line of the router, of the scheduler, and of the worker."""
+    """Returns the request's line from the router, from the scheduler, and from the worker."""
     wait_until(lambda: lines(fleet.router, "request over", **fields), f"the router tells of {fields}")
     [over] = lines(fleet.router, "request over", **fields)
     wait_until(lambda: lines(fleet.scheduler, "request served", request=over["request"]),
@@ -96,7 +96,7 @@ def test_refused_and_cancelled_requests_are_told_apart(fleet):
 
 
 def counted(fleet):
-    """How many requests ended so, by the router's metrics."""
+    """How many requests ended in this way, by the router's metrics."""
     return {"client": fleet.router.metric("flotilla_router_cancelled_total", by="client"),
             "deadline": fleet.router.metric("flotilla_router_cancelled_total", by="deadline"),
             "refused": fleet.router.metric("flotilla_router_rejected_total", reason="deadline")}
@@ -105,7 +105,8 @@ def counted(fleet):
 @pytest.mark.parametrize("way", ["timeout_ms", "timeout_ms, streamed", "of two choices",
                                  "of a gRPC call", "before it is admitted"])
 def test_a_request_that_ends_by_its_deadline_says_so(fleet, pb, way):
-    """In the log, and once in the metrics, wherever it was and whoever noticed first."""
+    """The log has it, and the metrics have it once, wherever the request was and whichever role
+    noticed first."""
     name = f"late: {way}".replace(" ", "-")
     before = counted(fleet)
     body = dict(model=MODEL, prompt="x", max_tokens=8000, ignore_eos=True, timeout_ms=400)
@@ -115,12 +116,12 @@ def test_a_request_that_ends_by_its_deadline_says_so(fleet, pb, way):
                                                   request_id=name)
             request.stop.ignore_eos = True
             with pytest.raises(grpc.RpcError) as error:
-                # gRPC tells the server 1.49 s: the client gives up before it does.
+                # gRPC sends 1.49 s to the server, so the client gives up before the server.
                 list(pb.services.InferenceStub(channel).Generate(request, timeout=1.481))
             assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     else:
         body |= {"of two choices": dict(n=2), "timeout_ms, streamed": dict(stream=True),
-                 # The tokenizer alone takes longer.
+                 # The tokenizer alone takes longer than the deadline.
                  "before it is admitted": dict(timeout_ms=1, prompt="a b " * 2000,
                                                max_tokens=10)}.get(way, {})
         answer = fleet.http.post("/v1/completions", headers={"X-Request-Id": name}, json=body)
@@ -130,5 +131,5 @@ def test_a_request_that_ends_by_its_deadline_says_so(fleet, pb, way):
     assert over["outcome"] == "deadline", over
     rise = {key: value - before[key] for key, value in counted(fleet).items()}
     assert rise["client"] == 0 and rise["deadline"] + rise["refused"] == 1, rise
-    # One that was admitted is not refused; the tokenizer may have been quick.
+    # An admitted request is not refused; the tokenizer may have been quick.
     assert way == "before it is admitted" or rise["refused"] == 0

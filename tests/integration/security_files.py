@@ -7,7 +7,7 @@ import subprocess
 
 
 class Authority:
-    """A certificate authority, and what it issues, in `folder`."""
+    """A certificate authority and the certificates that it issues, in `folder`."""
 
     def __init__(self, folder, name):
         self.folder, self.name = pathlib.Path(folder), name
@@ -17,7 +17,7 @@ class Authority:
                 "-out", self.certificate)
 
     def issue(self, name, days=1):
-        """NAME.pem and NAME.key."""
+        """Issues NAME.pem and NAME.key."""
         pem, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
                 "-noenc", "-days", days, "-subj", f"/CN={name}",

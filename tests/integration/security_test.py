@@ -1,6 +1,6 @@
-"""Who gets in: every route and every RPC of a fleet of processes, with every wrong proof.
+"""Access control: every route and every RPC of a fleet of processes, with every wrong proof.
 
-The fleet's streams need a certificate of its authority and its secret; clients need a key.
+The fleet's streams need its secret and a certificate of its authority; clients need a key.
 """
 
 import concurrent.futures
@@ -29,7 +29,7 @@ KEY, OTHER_KEY = "alices-key-" + new_secret(), "bobs-key-" + new_secret()
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Secrets, keys and certificates: the fleet's, and another one's."""
+    """The secrets, keys and certificates of the fleet, and those of another fleet."""
     folder = tmp_path_factory.mktemp("secrets")
     ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
     return types.SimpleNamespace(
@@ -65,7 +65,7 @@ def bearer(key):
 
 
 def routes(fleet):
-    """(method, path) of the route table itself."""
+    """(method, path) of each route in the route table itself."""
     page = fleet.http.get("/", headers=bearer(KEY))
     assert page.status_code == 200
     return [tuple(line.split(" ")) for line in page.text.splitlines()[2:]]
@@ -109,7 +109,7 @@ def test_every_route_needs_a_key(fleet, files):
 
 
 def test_a_body_without_a_key_is_not_read(fleet):
-    """The refusal comes before a byte of the body was sent."""
+    """The refusal comes before the client sends a byte of the body."""
     import socket
     with socket.create_connection(("127.0.0.1", fleet.router.ports["http"]), timeout=20) as one:
         one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000000\r\n\r\n")
@@ -121,7 +121,7 @@ def test_a_body_without_a_key_is_not_read(fleet):
 
 @pytest.fixture(scope="module")
 def rpcs(tmp_path_factory):
-    """Paths of all methods of all services in proto/, and of gRPC's own reflection."""
+    """The paths of all methods of all services in proto/, and of gRPC's own reflection."""
     import grpc_tools
     from grpc_tools import protoc
 
@@ -144,7 +144,7 @@ def rpcs(tmp_path_factory):
 
 
 def call(channel, path, metadata=()):
-    """How an empty request ends, or OK as soon as anything comes back."""
+    """The code with which an empty request ends, or OK as soon as anything comes back."""
     stream = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=20)
     try:
         next(stream, None)
@@ -173,7 +173,7 @@ def bearer_metadata(secret):
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory, files):
-    """What lends its machine to worker groups."""
+    """A node, which lends its machine to worker groups."""
     one = Program(tmp_path_factory.mktemp("node"), "node",
                   *internal_flags(files.folder, files.secret, files.ours, "node"))
     yield one
@@ -233,7 +233,7 @@ def test_the_secure_fleet_serves(fleet):
 
 
 def test_the_owner_of_a_key_is_the_tenant(fleet):
-    """Prefixes are shared by one tenant's requests, and with no other's."""
+    """Requests of one tenant share prefixes; requests of different tenants do not."""
     def cached(key):
         answer = fleet.http.post("/v1/completions", headers=bearer(key), json=dict(
             model=MODEL, prompt=list(range(1000, 1200)), max_tokens=1))
@@ -268,7 +268,7 @@ def test_keys_are_replaced_while_connections_stay(fleet, files):
 
 
 def rotate(fleet, files):
-    """A new secret and a new authority, step by step, as docs/operations.md says."""
+    """Changes to a new secret and a new authority, step by step, as docs/operations.md says."""
     next_secret, next_authority = new_secret(), Authority(files.folder, "next")
     probe, next_probe = files.ours.issue("probe"), next_authority.issue("next-probe")
 
@@ -300,7 +300,7 @@ def rotate(fleet, files):
 
 
 def certificate_ends(fleet):
-    """When, by each process's metrics."""
+    """When the certificate expires, by each process's metrics."""
     ends = [getattr(fleet, role).metric("flotilla_tls_certificate_expiry_timestamp_seconds")
             for role in Fleet.ROLES]
     assert all(0 < end - time.time() < 3 * 86400 for end in ends)
@@ -308,7 +308,7 @@ def certificate_ends(fleet):
 
 
 class Endless:
-    """A streamed completion of several choices, read until enough is there."""
+    """A streamed completion of several choices, which is read until it has enough tokens."""
 
     body = dict(model=MODEL, prompt="Once upon a time", ignore_eos=True, seed=7, n=4,
                 return_token_ids=True)
@@ -339,7 +339,7 @@ class Endless:
 
 
 def test_secret_and_certificates_change_under_a_running_stream(tmp_path, files):
-    """Nothing is lost, neither by the change nor by connections made after it."""
+    """No token is lost, neither by the change nor by connections that are made after it."""
     own = types.SimpleNamespace(**{**vars(files), "folder": tmp_path})
     own.ours = Authority(tmp_path, "ours")
     with secure_fleet(tmp_path, own) as fleet, \
@@ -352,7 +352,7 @@ def test_secret_and_certificates_change_under_a_running_stream(tmp_path, files):
             rotate(fleet, own)
             assert all(later > end + 80_000 for end, later in zip(ends, certificate_ends(fleet)))
             assert fleet.router.metric("flotilla_router_retries_total") == 0
-            fleet.scheduler.kill(signal.SIGKILL)  # so that all connect again
+            fleet.scheduler.kill(signal.SIGKILL)  # so that all processes connect again
             fleet.start("scheduler")
             stream.wait_for(stream.count() + 20, running)
         finally:
@@ -368,7 +368,7 @@ def test_secret_and_certificates_change_under_a_running_stream(tmp_path, files):
 
 
 def test_another_clusters_scheduler_is_refused_and_says_so_once(tmp_path, files):
-    """It keeps trying, slowly, and works once it has the right secret."""
+    """The scheduler keeps trying, slowly, and works once it has the right secret."""
     wrong = write(tmp_path / "wrong", files.other_secret + "\n")
     flags = {role: ["--fleet-secret-file", str(write(tmp_path / "right", files.secret + "\n"))]
              for role in ("worker", "router")}
@@ -384,7 +384,7 @@ def test_another_clusters_scheduler_is_refused_and_says_so_once(tmp_path, files)
                 assert self.scheduler.ready_line is None
                 write(wrong, files.secret + "\n")
 
-    with Mended(tmp_path, extra=flags) as fleet:  # all get ready
+    with Mended(tmp_path, extra=flags) as fleet:  # all processes become ready
         assert fleet.scheduler.log_text().count("the peer refuses this process") == 1
         answer = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt="x",
                                                               max_tokens=1))
@@ -423,12 +423,12 @@ def test_one_process_takes_keys_too(tmp_path):
 
 
 def test_a_key_has_a_highest_priority(tmp_path, pb):
-    """The same over both frontends, by the file as it is now."""
+    """The limit is the same over both frontends and follows changes of the file."""
     keys = tmp_path / "keys"
     write(keys, f"alice {KEY} max-priority=0\nbob {OTHER_KEY}\n")
 
     def refusals(server, stub, key, priority):
-        """What each frontend says; None: it answers."""
+        """The refusal of each frontend; None: the frontend answers."""
         answer = server.http.post("/v1/completions", headers=bearer(key), json=dict(
             model=MODEL, prompt="hi", max_tokens=1, priority=priority))
         assert answer.status_code in (200, 400), answer.text
@@ -464,7 +464,7 @@ def test_a_key_has_a_highest_priority(tmp_path, pb):
 
 
 def test_nothing_secret_is_told(fleet, files):
-    """After all that was tried above: not in logs, nor in metrics."""
+    """After all the tests above, no secret is in the logs or in the metrics."""
     told = "".join(getattr(fleet, role).log_text() + getattr(fleet, role).metrics_page()
                    for role in Fleet.ROLES)
     assert "were refused" in told and 'reason="unauthenticated"' in told

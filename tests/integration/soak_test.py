@@ -1,8 +1,8 @@
-"""A fleet on a machine that has other things to do: nobody is taken for dead or stuck who
-only waits for a CPU, and every answer is the one of the first time.
+"""A fleet on a machine with other load. No process that only waits for a CPU is taken for dead
+or stuck, and every answer equals the first one.
 
-FLOTILLA_SOAK_SECONDS says for how long; without it there is nothing to do here. The long
-run has it beside the build and the tests with sanitizers, which load all CPUs.
+FLOTILLA_SOAK_SECONDS is the length of the test; without it the test is skipped. The long run
+starts it beside the build and the tests with sanitizers, which load all CPUs.
 """
 
 import concurrent.futures

@@ -1,8 +1,8 @@
-"""Eight clients that stream all the time, and when each of their tokens came.
+"""Eight clients that stream all the time. The module records when each of their tokens came.
 
-One thread reads all their sockets, and takes less than a hundredth of a core at a few
-hundred tokens per second: what it measures is the server. Requests are short and follow
-each other, so that what is computed is the same in each window of time.
+One thread reads all their sockets. It takes less than a hundredth of a core at a few
+hundred tokens per second, so it measures the server and not itself. Requests are short and
+follow each other, so that each window of time has the same work.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ TOKEN, END = b'"token_ids":[', b"[DONE]"
 
 @dataclasses.dataclass
 class Window:
-    """What the clients saw from one moment to another; times in seconds."""
+    """What the clients saw between two moments; times are in seconds."""
 
     gaps: list  # between two tokens of one request
     firsts: list  # from a request to its first token
@@ -40,17 +40,17 @@ class Window:
 
 
 class Exchange:
-    """One request on a connection of its own, as a state of its socket."""
+    """One request on a connection of its own, as a state machine over its socket."""
 
     def __init__(self, streams, message):
-        self.streams, self.since = streams, time.monotonic()  # when it began to wait
+        self.streams, self.since = streams, time.monotonic()  # when the wait began
         self.head, self.ended, self.unsent = b"", False, message
         self.socket = socket.socket()
         self.socket.setblocking(False)
-        self.socket.connect_ex(("127.0.0.1", streams.port))  # a full backlog stops nobody else
+        self.socket.connect_ex(("127.0.0.1", streams.port))  # a full backlog blocks no other client
 
     def step(self):
-        """What can be done without waiting; False: it is over."""
+        """Does what can be done without waiting. False: the exchange is over."""
         now = time.monotonic()
         try:
             if self.unsent:
@@ -106,7 +106,7 @@ class SteadyStreams:
 
     def __init__(self, port, key=None, cpus=None):
         self.port, self.key, self.cpus = port, key, cpus
-        # (from, to), of those that are over
+        # (from, to) of exchanges that are over
         self.gaps, self.firsts, self.health, self.failures = [], [], [], []
         self.running = []
         self.stopping = False
@@ -122,7 +122,7 @@ class SteadyStreams:
 
     def message(self, number):
         first = 1000 + 7 * number % 30000
-        # The first ones are shorter, so that ends and beginnings are spread over time.
+        # The first requests are shorter, so that ends and beginnings are spread over time.
         tokens = TOKENS * min(number, STREAMS) // STREAMS
         body = json.dumps(dict(model=MODEL, prompt=list(range(first, first + PROMPT_TOKENS)),
                                max_tokens=tokens, ignore_eos=True, stream=True, temperature=0,
@@ -134,7 +134,7 @@ class SteadyStreams:
 
     def run(self):
         if self.cpus:
-            os.sched_setaffinity(0, self.cpus)  # this thread's
+            os.sched_setaffinity(0, self.cpus)  # of this thread
         selector = selectors.DefaultSelector()
         number = 0
         probe = (f"GET /health HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\n"
@@ -173,19 +173,19 @@ class SteadyStreams:
                     self.failures.append((exchange.since, time.monotonic(),
                                           f"{type(exchange).__name__}: {exchange.head[:300]!r}"))
                 if isinstance(exchange, Completion):
-                    # One that fails at once is not tried again at once.
+                    # A request that fails at once is not tried again at once.
                     due.append(time.monotonic() + (0 if exchange.ended else 0.1))
                     due.sort()
         for exchange in self.running:
             exchange.close()
 
     def flowing(self, tokens=STREAMS * 4):
-        """So many tokens have come."""
+        """Whether so many tokens have come."""
         return len(self.gaps) >= tokens
 
     def window(self, begin, end, ongoing=False):
-        """What was awaited from then on, and before `end`; `ongoing`: or before it, and lasted
-        into it. What has not come yet has lasted until now."""
+        """The waits that began in the window, before `end`; with `ongoing`, also earlier waits that
+        lasted into it. A wait that is not over has lasted until now."""
         now = time.monotonic()
 
         def waits(log):

@@ -1,4 +1,4 @@
-"""The 217 golden texts, in both modes, over HTTP."""
+"""Tokenizes the 217 golden texts, in both modes, over HTTP."""
 
 from flotilla_server import MODEL, json_lines
 

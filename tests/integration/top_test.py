@@ -1,4 +1,4 @@
-"""`flotilla top` in a terminal: keys, widths, and that the terminal is as it was afterwards."""
+"""`flotilla top` in a terminal: keys, widths, and that it restores the terminal afterwards."""
 
 import contextlib
 import fcntl
@@ -65,7 +65,7 @@ class Top:
         os.write(self.terminal, keys)
 
     def wait(self):
-        """The exit code; then the terminal is as it was."""
+        """Returns the exit code and checks that the terminal's settings are restored."""
         deadline = time.monotonic() + 30
         while self.process.poll() is None:
             assert time.monotonic() < deadline, "it goes on"
@@ -121,7 +121,7 @@ def test_a_stopped_job_lends_the_terminal(fleet):
 
 
 class TopOfShell(Top):
-    """A shell on a terminal of its own, which is told to run `flotilla top`."""
+    """A shell on a terminal of its own, which runs `flotilla top`."""
 
     def command(self, fleet, *flags):
         self.line = shlex.join(super().command(fleet, *flags))
@@ -149,7 +149,7 @@ def test_a_job_that_comes_back_from_the_background_reads_keys(fleet):
 
 
 def test_without_a_terminal_it_reads_no_keys(fleet):
-    """Standard input that ends, or is full of q, is nobody's key."""
+    """If standard input is not a terminal, its end or a q in it is not a key."""
     for text in (b"", b"q" * 100):
         done = subprocess.run([binary(), "top", "--once", "--interval", "0.2", "--metrics",
                                *addresses(fleet)], input=text, capture_output=True, timeout=60,
@@ -159,8 +159,8 @@ def test_without_a_terminal_it_reads_no_keys(fleet):
 
 
 def test_ranks_are_in_the_metrics_and_in_top(tmp_path):
-    """A worker of two ranks and a scheduler that has its own: processor time and memory as the
-    kernel has them, in a counter that goes on when a rank is started again."""
+    """A worker of two ranks and a scheduler with ranks of its own report processor time and memory
+    as the kernel does. The counter continues when a rank is started again."""
     for colocate in (False, True):
         folder = tmp_path / str(colocate)
         folder.mkdir()

@@ -1,5 +1,5 @@
-"""README.md, docs/api.md and docs/operations.md: what they tell users to do works as it
-stands, and the limits that they list are those of the program."""
+"""README.md, docs/api.md and docs/operations.md: the commands that they give to users work as
+written, and the limits that they list are those of the program."""
 
 import json
 import re
@@ -20,7 +20,7 @@ MODEL_FILE = re.search(r"^MODEL_FILE=(\S+)$", (ROOT / "scripts" / "lib.sh").read
 
 @pytest.fixture(scope="module", name="plain")
 def a_plain_server(tmp_path_factory):
-    """`flotilla serve --model FILE`, the file called as scripts/serve fetches it."""
+    """`flotilla serve --model FILE`, where FILE has the name that scripts/serve gives it."""
     folder = tmp_path_factory.mktemp("plain")
     model = folder / MODEL_FILE
     model.symlink_to(model_path())
@@ -67,8 +67,8 @@ def test_the_python_example_works_as_it_stands(plain):
 
 
 def test_models_are_called_by_one_rule(plain):
-    """By the file's name, as README says, whatever starts the server: nothing gives the
-    default model another one."""
+    """A model's name is its file's name, as README says, whatever starts the server. Nothing
+    gives the default model another name."""
     import httpx
     base = f"http://127.0.0.1:{plain.ports['http']}"
     name = MODEL_FILE.removesuffix(".gguf")
@@ -91,7 +91,8 @@ def test_models_are_called_by_one_rule(plain):
 
 
 def run_as_documented(folder):
-    """The documented commands that make keys, secrets and certificates, under the usual umask."""
+    """Runs the documented commands that make keys, secrets and certificates, under the usual
+    umask."""
     secret = re.search(r"`([^`]*openssl rand[^`]*> fleet\.secret\)?)`", OPERATIONS)[1]
     made = [block for block in blocks(OPERATIONS) if "openssl" in block]
     assert len(made) == 2, "the keys, and the certificates"
@@ -120,7 +121,7 @@ def test_documented_secrets_are_no_cause_for_warnings(tmp_path):
 
 
 def test_a_secret_that_everybody_may_read_is_warned_of(tmp_path):
-    """So that the test above could fail."""
+    """This shows that the test above can fail."""
     secret = tmp_path / "fleet.secret"
     secret.write_text(new_secret())
     secret.chmod(0o644)
@@ -139,7 +140,7 @@ def test_the_page_on_security_names_tests_that_exist():
 
 
 def missing(page):
-    """What the page names in tests/ and is not there: files, folders, programs (X of X.cc)."""
+    """Files, folders and programs (X of X.cc) in tests/ that the page names but do not exist."""
     named = re.findall(r"(?<![\w/])tests/[\w./-]*\w", page)
     return [name for name in named
             if not any((ROOT / (name + end)).exists() for end in ("", ".cc"))]
@@ -184,7 +185,7 @@ def body(path, **fields):
 
 
 def nested(depth):
-    """As deep as this, the body itself included."""
+    """A body that is nested so deep, the body itself included."""
     path, text = body("/v1/completions")
     return path, text[:-1] + ', "metadata": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
 
@@ -195,12 +196,12 @@ def padded(size):
 
 
 COMPLETIONS = "/v1/completions"
-# What asks for exactly so much.
+# Bodies that ask for exactly so much.
 PROBES = {
     "body": padded,
     "nesting of JSON": nested,
     "prompts of one request": lambda n: body(COMPLETIONS, prompt=["x"] * n),
-    # More than this model's context, which is found out later.
+    # This is more than the model's context; a later check finds that.
     "messages": lambda n: body(CHAT, messages=[{"role": "user", "content": "x y z w"}] * n),
     "`stop` strings": lambda n: body(CHAT, stop=[f"no {i}" for i in range(n)]),
     "one `stop` string, bytes": lambda n: body(CHAT, stop="z" * n),
@@ -210,7 +211,7 @@ PROBES = {
     "`top_logprobs`, `logprobs`": lambda n: body(CHAT, logprobs=True, top_logprobs=n),
     "`timeout_ms`": lambda n: body(CHAT, timeout_ms=n),
     "`request_id`, `cache_salt`, bytes": lambda n: body(CHAT, cache_salt="s" * n),
-    # Of the output, none but the end is likely.
+    # The only likely output is the end.
     "prompt and output, tokens": lambda n: body(COMPLETIONS, prompt=[1, 2, 3], max_tokens=n - 3,
                                                 logit_bias={"2": 100}),
 }
@@ -218,14 +219,14 @@ PROBES = {
 
 @pytest.mark.parametrize("what", list(PROBES))
 def test_a_limit_holds_as_documented(plain, what):
-    """What is at the limit is served, what is one above it is refused by the status named."""
+    """A request at the limit is served; one that is one above it gets the listed status."""
     import httpx
     limit, refusal = LIMITS[what]
     url = f"http://127.0.0.1:{plain.ports['http']}"
     json_type = {"Content-Type": "application/json"}
     path, text = PROBES[what](limit)
     answer = httpx.post(url + path, content=text, headers=json_type, timeout=120)
-    # The largest of all are too much for this model, but not for the limit.
+    # The largest requests are too much for this model, but not for the limit.
     fits = answer.status_code == 200 or "context" in answer.text
     assert fits, answer.text[:500]
     path, text = PROBES[what](limit + 1)
@@ -244,11 +245,11 @@ def test_the_limit_of_headers_holds_as_documented(plain):
             one.sendall(request)
             return one.recv(100).split()[1].decode()
     assert status(limit) == "200"
-    # Lines are counted when they are whole.
+    # The server counts only whole lines.
     assert status(limit + 1024) == refusal.split()[0]
 
 
-# Those of the table that take too much to probe here, and where the number is.
+# Limits of the table that are too expensive to probe here, and where the number is.
 CONSTANTS = {
     "requests that wait": ("cli/flags.h", r"queue_requests = (\d+)"),
     "prompt tokens that wait": ("cli/flags.h", r"queue_tokens = (\d+)"),

@@ -263,8 +263,8 @@ TEST_F(StreamTest, OneThatReadsNothingIsInNobodysWay) {
     stream.Send(Answer(std::string(1 << 20, 'x')));
   };
   Serve();
-  const auto stub = ServerReflection::NewStub(
-      ConnectTo(absl::StrCat("127.0.0.1:", server_->port()), nullptr));
+  const auto stub =
+      ServerReflection::NewStub(ConnectTo(absl::StrCat("127.0.0.1:", server_->port()), nullptr));
   grpc::ClientContext context;
   const auto silent = stub->ServerReflectionInfo(&context);
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(silent->Write(Say("hello")));

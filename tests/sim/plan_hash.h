@@ -1,4 +1,4 @@
-// PlanHash: a hash of plans as values, which no change of names or of layout moves.
+// PlanHash: a hash of the values of plans. A change of names or of layout does not change it.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class PlanHash {
   // Adds every field of the plan and of its operations, in their order.
   void Add(const StepPlan& plan);
 
-  // Of all plans added so far, in their order.
+  // The hash of all plans added so far, in their order.
   std::uint64_t value() const { return value_; }
 
  private:

@@ -1,4 +1,4 @@
-// SimClient: what one request must see, checked event by event.
+// SimClient: checks, event by event, that one request gets the right answer.
 //
 // The model is a pure function of (request, tokens so far), so every token has
 // one right value, whatever the scheduler, preemptions and lost groups do.
@@ -26,7 +26,7 @@ std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uin
 // A sequence of a beam search.
 struct SimBeam {
   std::vector<TokenId> tokens;
-  std::vector<float> logprobs;  // of each token
+  std::vector<float> logprobs;  // by token
   float sum = 0, score = 0;
   bool stopped = false;  // by a stop token
 };
@@ -38,30 +38,31 @@ class SimClient {
   const TokenizedRequest& request() const { return request_; }
   bool accepted() const { return accepted_; }
   bool ended() const { return ended_; }
-  // The token at a position of prompt and output; not for beams.
+  // The token at a position of the prompt and output together; not for beams.
   TokenId TokenAt(SequenceIndex sequence, std::uint32_t position) const;
 
-  // The client asks to cancel, all or one sequence. It keeps what it has so far but
-  // `dropped` (of all: of the sequence that has most). Returns how many those are.
+  // The client asks to cancel all sequences or one. It keeps the tokens that it has so far
+  // except the last `dropped`. Returns how many it keeps; for all sequences, how many it
+  // keeps of the sequence that has the most.
   std::uint32_t Cancel(std::optional<SequenceIndex> sequence, std::uint32_t dropped);
 
-  // Whoever computes this position dies of it.
+  // A group that computes this position dies.
   void KillAt(std::uint32_t position) { kills_at_ = position; }
   std::optional<std::uint32_t> kills_at() const { return kills_at_; }
-  // Its group died while it computed this request, and (`alone`) no other.
+  // The group died while it computed this request and, if `alone`, no other request.
   void OnGroupDied(bool alone) {
     ++deaths_;
     crashes_ += alone;
   }
 
-  // Takes the next event of this request. INTERNAL: it must not come now.
+  // Takes the next event of this request. INTERNAL: the event must not come now.
   absl::Status Take(const EngineEvent& event, std::int64_t now_ns);
   const absl::Status& status() const { return status_; }
 
  private:
   struct Sequence {
     std::uint64_t seed = 0;
-    std::uint32_t delivered = 0;  // output tokens, those of the prefix included
+    std::uint32_t delivered = 0;  // output tokens, including those of the prefix
     bool prefixed = false;
     std::optional<std::uint32_t> cancelled_keep;
     std::optional<FinishReason> reason;
@@ -76,15 +77,15 @@ class SimClient {
   absl::Status On(const RequestEnd& event);
   absl::Status CheckReason(const Sequence& sequence, FinishReason reason) const;
   absl::Status CheckBeamEnd(const SequenceEnd& event) const;
-  // The prompt's log-probabilities are all there, or need not be: who cancels a
-  // sequence by name may cancel the one that computes the prompt.
+  // The prompt's log-probabilities are complete, or need not be: a client that cancels one
+  // sequence may cancel the one that computes the prompt.
   bool PromptComplete() const;
   bool AllEnded() const;
   absl::Status Wrong(const char* what) const;
 
   std::uint32_t Crashes() const { return request_.crash_count + crashes_; }
-  // One that is failed for killing groups was alone at two deaths, and under way at
-  // one before, here or elsewhere.
+  // Checks a request that failed because it kills groups. It ran alone at two deaths, and
+  // with others at an earlier death, here or on another replica.
   bool MayBeFailed() const {
     return Crashes() >= 2 && deaths_ >= (request_.crash_count > 0 ? 1u : 3u);
   }
@@ -95,7 +96,7 @@ class SimClient {
   std::int64_t now_ns_ = 0;
   bool accepted_ = false;
   std::uint32_t prompt_next_ = 1;
-  bool first_token_ = false;  // one was delivered
+  bool first_token_ = false;  // a token was delivered
   bool ended_ = false;
   std::optional<std::uint32_t> kills_at_;
   std::uint32_t deaths_ = 0, crashes_ = 0;  // here

@@ -25,7 +25,7 @@ class SimRandom {
     return low + Below(high - low + 1);
   }
   bool OneIn(std::uint32_t n) { return Below(n) == 0; }
-  // Log-uniform in [1, 2^bits]: short ones are as likely as long ones.
+  // Log-uniform in [1, 2^bits]: each number of bits is equally likely.
   std::uint32_t LogUniform(std::uint32_t bits) { return 1 + Below(1u << Between(0, bits)); }
 
  private:

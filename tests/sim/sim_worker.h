@@ -1,6 +1,6 @@
-// SimWorker: one worker group of the simulation: the real worker/core, a model
-// that is a pure function, and KV memory whose every slot remembers what was
-// written, so that a block reused too early is seen by whoever reads it.
+// SimWorker: one worker group of the simulation. It has the real worker/core, a model
+// that is a pure function, and KV memory in which every slot remembers what was
+// written, so that a sequence notices when its block is reused too early.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace flotilla {
 
-// What worker/core held for a sequence when a result was made.
+// The state of a sequence in worker/core when a result was made.
 struct SimSequenceMark {
   SequenceHandle sequence;
   RequestId request;
@@ -37,7 +37,7 @@ class SimWorker {
  public:
   using FindClient = std::function<const SimClient&(const RequestId&)>;
 
-  // `ngrams`: how tokens are drafted, where the description allows it.
+  // `ngrams`: how draft tokens are made, if the description allows them.
   SimWorker(Epoch epoch, const ExecutorDescription& description, const NgramOptions& ngrams,
             FindClient find_client);
 
@@ -45,20 +45,20 @@ class SimWorker {
   bool CanApply() const { return computing_.size() < lag_; }
   bool CanComplete() const { return !computing_.empty(); }
 
-  // Steps applied and not completed, whose requests they run, and whether the oldest
-  // of them runs a position that kills the group.
+  // The steps that were applied and are not complete, the requests that they run, and
+  // whether the oldest step runs a position that kills the group.
   std::vector<Step> Started() const;
   std::vector<RequestId> UnderWay() const;
   bool IsFatal() const;
 
   // Applies the plan and runs its forward. Any error is a failed test.
   absl::Status Apply(const StepPlan& plan);
-  // A plan that it must refuse, as of another epoch or not the next step; an error
-  // if it does not, or if the plan had an effect.
+  // Applies a plan that the group must refuse, because it has another epoch or is not the
+  // next step. An error: the group did not refuse the plan, or the plan had an effect.
   absl::Status Refuse(const StepPlan& plan);
-  // The result of the oldest step applied. `copies`: how many of the background
-  // copies have ended by then, oldest first; all of them if there is nothing else
-  // to do, as executors promise.
+  // The result of the oldest applied step. `copies` is how many background copies have
+  // ended by then, oldest first. All have ended if there is nothing else to do, as
+  // executors promise.
   absl::StatusOr<SimResult> Complete(std::size_t copies);
 
  private:
@@ -78,10 +78,10 @@ class SimWorker {
   absl::Status Track(const ForkSequence& op);
   absl::Status Track(const DropSequence& op);
   absl::Status Track(const BackgroundCopy& op);
-  // What a copy does, as late as it may.
+  // Does a background copy, as late as it is allowed.
   void Finish(const BackgroundCopy& copy);
   absl::Status Track(const TrimBlocks& op);
-  // The sequence alone may write to `block` from now on.
+  // From now on only this sequence may write to `block`.
   absl::Status Own(SequenceHandle sequence, BlockId block);
   absl::Status WriteItem(const Batch& batch, std::size_t item);
   absl::Status ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const;
@@ -96,7 +96,7 @@ class SimWorker {
   NgramProposer proposer_;
   GroupState state_;
   std::deque<Computing> computing_;
-  // [blocks, block_tokens] hash of the scope and all tokens up to the one written
+  // [blocks, block_tokens]: a hash of the scope and of all tokens up to the one written
   std::vector<std::uint64_t> kv_;
   std::vector<std::vector<std::uint64_t>> tiers_;  // [tiers][slots, block_tokens]
   std::deque<BackgroundCopy> copying_;

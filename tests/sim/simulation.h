@@ -24,18 +24,18 @@
 
 namespace flotilla {
 
-// A state of the sequence machine as the simulation sees it: SequenceState, and not
-// there (not yet, or ended).
+// A state of a sequence as the simulation sees it: a SequenceState, or kAbsent, which means
+// that the sequence does not exist yet or has ended.
 inline constexpr std::size_t kAbsent = 5, kSimStates = 6;
 inline constexpr const char* kStateNames[kSimStates] = {"waiting", "pending", "prefill",
                                                         "decode",  "ending",  "absent"};
 
-// What a sequence was before an event and is after it. An event can take several
-// steps at once (a plan preempts a request and starts it again), so what is listed
-// in neither way may be seen.
+// The state of a sequence before an event and after it. An event can make several
+// transitions at once (a plan preempts a request and starts it again), so a transition
+// that is not in this list may happen.
 struct SimTransition {
   SequenceState from, to;
-  bool possible;  // it must be seen; else it must never be
+  bool possible;  // true: it must happen in the test; false: it must never happen
 };
 inline constexpr SequenceState kGone{kAbsent};
 inline constexpr SimTransition kTransitions[] = {
@@ -67,24 +67,24 @@ inline constexpr SimTransition kTransitions[] = {
     {SequenceState::kEnding, kGone, true},                     // finished, or nobody follows it
 };
 
-// What goes wrong between the two sides. The test asserts that all of it did.
+// What can go wrong between the two sides. The test asserts that each of these happened.
 enum class SimFault : std::uint8_t {
   kDiedIdle,            // no sequence was open
   kDiedPlanSent,        // the group died with a plan sent and not applied
-  kDiedStepRunning,     // with a plan applied and not completed
-  kDiedResultSent,      // with a result on its way
-  kDiedInAllPhases,     // with all three at once
+  kDiedStepRunning,     // the group died with a plan applied and not completed
+  kDiedResultSent,      // the group died with a result on its way
+  kDiedInAllPhases,     // the group died with all three at once
   kPlanToTheDead,       // a plan was made before the loss was sent
   kLossNotSent,         // the next group was ready first
-  kLateLoss,            // of an older epoch; ignored
-  kLateReady,           // of an older epoch; ignored
-  kLateResult,          // of a lost epoch, before the next; ignored
-  kLateResultNewEpoch,  // of a lost epoch, in the next one; ignored
+  kLateLoss,            // a loss of an older epoch came and was ignored
+  kLateReady,           // a Ready of an older epoch came and was ignored
+  kLateResult,          // a result of a lost epoch came before the next epoch; ignored
+  kLateResultNewEpoch,  // a result of a lost epoch came in the next epoch; ignored
   kEpochRefused,        // a plan of a lost epoch came to the next group
   kStepRefused,         // a plan came twice
-  kCancelAfterFinish,   // the result that says so was on its way
+  kCancelAfterFinish,   // the cancel came when the result with the end was on its way
   kTooLargeForNewGroup,
-  kDiedOfRequest,  // which will do so again
+  kDiedOfRequest,  // the group died of a request, which will kill the next one too
   kCount,
 };
 inline constexpr std::size_t kSimFaults = static_cast<std::size_t>(SimFault::kCount);
@@ -99,7 +99,7 @@ struct SimCoverage {
   std::array<std::uint64_t, 5> cancelled_in{};     // sequences by SequenceState
   std::array<std::uint64_t, 5> lost_in{};          // sequences by SequenceState
   std::uint64_t refused_full = 0;
-  std::uint64_t refused_wait = 0;  // of them for their predicted wait
+  std::uint64_t refused_wait = 0;  // refused for their predicted wait
   std::uint64_t refused_too_large = 0;
   std::uint64_t refused_draining = 0;
   std::uint64_t replayed = 0;         // arrived with an output prefix
@@ -123,14 +123,14 @@ class Simulation {
   // that nothing is left. The error names the invariant and the tick.
   absl::Status Run(std::uint64_t steps);
 
-  // Of all plans and events in their order.
+  // A hash of all plans and events in their order.
   std::uint64_t trace_hash() const { return trace_hash_; }
-  // Of all plans in their order, each field of them.
+  // A hash of every field of all plans in their order.
   std::uint64_t plan_hash() const { return plans_made_.value(); }
   const SimCoverage& coverage() const { return coverage_; }
 
  private:
-  // One thing that happens.
+  // Makes one event happen.
   absl::Status Tick(bool arrivals);
   absl::Status Disturb();
   void Arrive(TokenizedRequest request);
@@ -142,7 +142,7 @@ class Simulation {
   absl::Status CheckProgress();
   absl::Status DeliverResult();
   void KillGroup();
-  // Tells the core of the loss, or of the next group.
+  // Reports the loss, or the next group, to the core.
   absl::Status ReviveGroup();
   absl::Status NextGroup();
   absl::Status LateMessage();
@@ -163,7 +163,7 @@ class Simulation {
   void TracePlan(const StepPlan& plan);
 
   SimRandom random_;
-  // What this seed's traffic is like.
+  // The kind of traffic that this seed makes.
   CoreOptions options_;
   ExecutorDescription group_;
   std::uint32_t arrive_one_in_, cancel_one_in_, kill_one_in_;
@@ -173,8 +173,8 @@ class Simulation {
   NgramOptions ngrams_;
   std::uint32_t prompt_bits_, output_bits_;
   bool long_outputs_;
-  // A random stream of its own, so that seeds without deaths by requests stay as they
-  // were; whether groups say which steps they died in.
+  // A separate random stream, so that seeds without deaths by requests give the same runs as
+  // before; and whether groups report which steps they died in.
   SimRandom fatal_;
   const bool blames_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
@@ -184,24 +184,24 @@ class Simulation {
   std::uint64_t ticks_ = 0;
 
   Epoch epoch_{0};
-  std::unique_ptr<SimWorker> worker_;  // null: dead
-  bool loss_sent_ = true;              // the core knows that it is dead
-  std::vector<Step> started_;          // what it died in
+  std::unique_ptr<SimWorker> worker_;  // null: the group is dead
+  bool loss_sent_ = true;              // the core knows that the group is dead
+  std::vector<Step> started_;          // the steps in which the group died
   std::deque<StepPlan> plans_;         // sent, not applied
   std::deque<SimResult> results_;      // on their way back
-  // Of a lost epoch, come too late.
+  // Events of a lost epoch that come too late.
   std::optional<StepResult> stale_;
   std::optional<StepPlan> stale_plan_;
 
   std::map<std::uint64_t, SimClient> clients_;
-  std::vector<std::uint64_t> live_;  // not ended, in order of arrival
+  std::vector<std::uint64_t> live_;  // requests that have not ended, in order of arrival
   std::uint64_t next_id_ = 1;
 
-  // The first sequence in the order of the policy must move on.
+  // Checks that the first sequence in the order of the policy makes progress.
   std::optional<RequestId> front_;
   std::uint64_t front_progress_ = 0;
-  std::uint32_t front_stalled_ = 0;  // plans in which it did not
-  std::uint32_t front_waits_ = 0;    // and while copies were under way
+  std::uint32_t front_stalled_ = 0;  // plans in which it made none
+  std::uint32_t front_waits_ = 0;    // the same while copies were under way
   std::set<std::uint64_t> copying_;  // ids of copies in plans, not reported done
 
   std::vector<SequenceStatus> states_;  // after the last event

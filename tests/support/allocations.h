@@ -1,5 +1,5 @@
-// Counts what a piece of code asks of the allocator, for tests of hostile input:
-// the allocations that a small input causes must be small.
+// Counts the bytes that a piece of code allocates, for tests of hostile input:
+// a small input must cause only small allocations.
 //
 //   AllocationCount count;
 //   Parse(bytes);
@@ -15,15 +15,16 @@ namespace flotilla::testing {
 class AllocationCount {
  public:
   AllocationCount();
-  // Bytes that all threads have asked for since this object was made; what was
-  // freed in between counts too.
+  // The bytes that all threads have allocated since this object was made, including
+  // memory that was freed in between.
   std::size_t bytes() const;
 
  private:
   const std::size_t start_;
 };
 
-// While it lives, allocations of `least` bytes and more fail, in all threads. One at a time.
+// While the object lives, allocations of `least` bytes and more fail, in all threads. Only one
+// may live at a time.
 class FailLargeAllocations {
  public:
   explicit FailLargeAllocations(std::size_t least);

@@ -1,13 +1,13 @@
-// DecodeLoad: a scheduler core at work with worker/core on many long sequences,
-// until they all decode, and then in steps of nothing but decodes.
+// DecodeLoad: a scheduler core and worker/core that run many long sequences. First
+// the sequences prefill; when all of them decode, the steps contain decodes only.
 //
 //   DecodeLoad load({.sequences = 256, .tokens = 8000, .steps = 100});
 //   while (load.prefilling()) load.Step();
 //   StepPlan plan = *load.core().Plan(0).plan;      // or step by step
 //   if (auto result = load.Execute(plan)) load.Apply(*result);
 //
-// Blocks fill at every 16th step of a sequence; the sequences are staggered, so
-// each step has some. Tokens come from FakeToken.
+// A sequence fills a block at every 16th step. The sequences are staggered, so some
+// blocks fill in each step. Tokens come from FakeToken.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace flotilla::testing {
 
 struct DecodeLoadOptions {
   std::uint32_t sequences = 256;
-  std::uint32_t tokens = 8000;  // of each prompt, or a few more
-  std::uint32_t steps = 2000;   // that will be made after the prefill
+  std::uint32_t tokens = 8000;  // of each prompt; some have a few more
+  std::uint32_t steps = 2000;   // steps after the prefill
   bool prefix_cache = true;
 };
 
@@ -31,13 +31,13 @@ class DecodeLoad {
   explicit DecodeLoad(const DecodeLoadOptions& options);
 
   SchedulerCore& core() { return *core_; }
-  // Some prompt is not complete yet.
+  // Whether a prompt is not complete yet.
   bool prefilling() const { return prefilling_; }
-  // Takes the next plan; gives the result of the one before it, if there is one.
-  // Two plans are under way, as in a server.
+  // Takes the next plan and returns the result of the previous plan, if there is one.
+  // Two plans are in flight, as in a server.
   std::optional<StepResult> Execute(StepPlan plan);
   void Apply(const StepResult& result);
-  // A whole step.
+  // Runs a whole step.
   void Step();
 
  private:

@@ -1,5 +1,5 @@
-// EngineRecorder: an EventSink that keeps the events of each request and checks
-// the order that common/types/event.h promises, as they come.
+// EngineRecorder: an EventSink that keeps the events of each request and, as they come,
+// checks the order that common/types/event.h promises.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 
 namespace flotilla::testing {
 
-// What has come for one request so far.
+// The events of one request so far.
 struct RecordedAnswer {
   bool accepted = false;
   std::vector<std::vector<TokenEvent>> tokens;  // [sequences]
-  // [sequences]: position of tokens[sequence][0], which is the prefix's length.
+  // [sequences]: the position of tokens[sequence][0], which is the length of the prefix.
   std::vector<std::uint32_t> first_position;
   std::vector<PromptLogprobs> prompt;
   std::vector<SequenceEnd> sequence_ends;
@@ -35,7 +35,7 @@ struct RecordedAnswer {
 
 class EngineRecorder : public EventSink {
  public:
-  // To be called before the request is submitted with this sink.
+  // Call it before the request is submitted with this sink.
   void Expect(const TokenizedRequest& request) {
     absl::MutexLock lock(&mu_);
     Entry& entry = entries_[request.id];

@@ -1,5 +1,5 @@
 // EngineRunner: a whole engine in the test's process (scheduler, worker, model)
-// behind the Engine seam, and requests run through it to their end.
+// behind the Engine seam. It runs requests to their end.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@
 
 namespace flotilla::testing {
 
-// Everything that one request got.
+// Everything that one request received.
 struct Answer {
-  // What a request with several sequences says of one.
+  // The output of one sequence of a request.
   struct Sequence {
     std::vector<TokenEvent> tokens;
     FinishReason reason = FinishReason::kError;
@@ -41,7 +41,7 @@ struct Answer {
   std::vector<std::vector<TopLogprob>> prompt_top;
 
   std::vector<TokenId> ids() const;
-  // Tokens and the bits of all log-probabilities, in order.
+  // The tokens and the bits of all log-probabilities, in order.
   std::vector<std::uint32_t> Bits() const;
 };
 
@@ -50,25 +50,25 @@ class EngineRunner {
   struct Options {
     RankOptions rank;
     CoreOptions core;
-    // The engine sees all requests of the first Run at once, however slowly they are
-    // submitted.
+    // The engine receives all requests of the first Run at once, even if they are
+    // submitted slowly.
     bool together = false;
-    // To the executor a step takes no time, so that drafts always seem to pay.
+    // The executor measures no time for a step, so that draft tokens always seem worthwhile.
     bool frozen_clock = false;
-    // Computes when it has its turn; null: always.
+    // If set, the engine computes only when it is its turn. Null: always.
     std::shared_ptr<Turns> turns;
-    // Those of InProcessEngineOptions.
+    // The same as in InProcessEngineOptions.
     std::function<void(const Preemption&)> on_preemption;
     std::function<void(const SchedulerCore&)> on_planned;
   };
 
-  // Starts and waits until it is ready; a failure to start fails the test and
-  // leaves a runner whose answers are UNAVAILABLE.
+  // Starts the engine and waits until it is ready. If the start fails, the test fails
+  // and the answers of the runner are UNAVAILABLE.
   EngineRunner(std::shared_ptr<const GgufFile> file, Options options);
   ~EngineRunner();
 
-  // Submits all requests at once, in this order, and waits for their ends.
-  // Answers in the order of `requests`, whose ids must differ.
+  // Submits all requests at once, in this order, and waits for their ends. The answers
+  // have the order of `requests`, whose ids must differ.
   std::vector<Answer> Run(const std::vector<TokenizedRequest>& requests);
 
   InProcessEngine& engine() { return *engine_; }
@@ -79,22 +79,22 @@ class EngineRunner {
   absl::Notification submitted_;  // the first Run
   std::unique_ptr<InProcessExecutor> executor_;
   std::shared_ptr<Turns> turns_;
-  std::unique_ptr<StepExecutor> turn_;  // of turns_
+  std::unique_ptr<StepExecutor> turn_;  // the executor that turns_ made
   std::unique_ptr<InProcessEngine> engine_;
 };
 
-// The real model's file, mapped; a missing one fails the test by name.
+// The real model's file, mapped. If it is missing, the test fails and names the file.
 std::shared_ptr<const GgufFile> OpenRealModel();
 
-// Under a sanitizer the real model is 12 times slower: tests then run it on less
-// data, through the same code.
+// Whether a sanitizer is on. The real model is then 12 times slower, so tests run the
+// same code on less data.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
 
-// FLOTILLA_LONG=1: also what is too slow for every submission.
+// Whether FLOTILLA_LONG=1, which asks also for tests that are too slow for every submission.
 bool LongTests();
 
 }  // namespace flotilla::testing

@@ -1,5 +1,5 @@
-// ExecutorRecorder: an ExecutorListener that keeps what it hears, lets a test
-// wait for it, and checks the order that common/types/executor.h promises.
+// ExecutorRecorder: an ExecutorListener that keeps the events that it gets, lets a test
+// wait for them, and checks the order that common/types/executor.h promises.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class ExecutorRecorder : public ExecutorListener {
     lost_.push_back(lost);
   }
 
-  // Each waits for the event with this number (from 1), a minute at most.
+  // Each function waits for the event with this number (from 1), a minute at most.
   Epoch WaitReady(std::size_t number) { return Wait(ready_, number); }
   StepResult WaitResult(std::size_t number) { return Wait(results_, number); }
   Lost WaitLost(std::size_t number) { return Wait(lost_, number); }
@@ -57,7 +57,7 @@ class ExecutorRecorder : public ExecutorListener {
     absl::MutexLock lock(&mu_);
     return results_.size();
   }
-  // Of all kinds.
+  // The number of events of all kinds.
   std::size_t event_count() const {
     absl::MutexLock lock(&mu_);
     return ready_.size() + results_.size() + lost_.size();

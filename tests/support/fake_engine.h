@@ -1,10 +1,10 @@
 // FakeEngine: an Engine without scheduler or model, for tests of routers.
 //
-// What a request answers is scripted: tokens, a refusal or an error. Without a
+// A test scripts the answer of a request: tokens, a refusal or an error. Without a
 // script the tokens of a sequence are FakeToken of its seed (SequenceSeed). All events
-// come inside Submit, or in manual mode one per sequence with each Step, except that
-// a beam search says all of its tokens in one. It has no clock: deadlines are
-// the test's affair. Any thread may call anything.
+// come inside Submit. In manual mode each Step brings one event per sequence, but all
+// tokens of a beam search come in one Step. The engine has no clock, so tests handle
+// deadlines themselves. Any thread may call anything.
 #pragma once
 
 #include <cstdint>
@@ -22,28 +22,28 @@
 
 namespace flotilla {
 
-// What one sequence of a request says.
+// The answer of one sequence of a request.
 struct FakeSequence {
   std::vector<TokenId> tokens;  // as in FakeAnswer
   float logprob = -0.5f;        // of each of them
-  float score = 0;              // with beam search: of the sequence
+  float score = 0;              // of the sequence, with beam search
   // How the sequence ends when the script is over.
   FinishReason reason = FinishReason::kStop;
 };
 
-// How one request is answered.
+// The answer of one request.
 struct FakeAnswer {
-  // Output tokens of every sequence. The request's stop rule ends them as usual; a
-  // script that is over before that ends its sequence with kStop. An output prefix
-  // skips as many. None: FakeToken, until the stop rule ends it.
+  // The output tokens of every sequence. The request's stop rule ends a sequence as usual;
+  // if the script ends earlier, the sequence ends with kStop. An output prefix skips as many
+  // tokens. None: the tokens are FakeToken until the stop rule ends the sequence.
   std::optional<std::vector<TokenId>> tokens;
-  // Where sequences differ: entry i in place of `tokens` for sequence i.
+  // If sequences differ, entry i takes the place of `tokens` for sequence i.
   std::vector<FakeSequence> sequences;
-  // Not OK: refused at the door.
+  // Not OK: the engine refuses the request with this status.
   absl::Status refusal;
   std::int64_t retry_after_ms = 0;
   // Not OK: sequences end with kError in place of output token `error_at`, and the
-  // request with this status.
+  // request ends with this status.
   absl::Status error;
   std::uint32_t error_at = 0;
 };
@@ -62,16 +62,16 @@ class FakeEngine final : public Engine {
   explicit FakeEngine(FakeEngineOptions options = {});
   ~FakeEngine() override;
 
-  // The answer of the next request to be submitted without one; in order.
+  // Sets the answer of the next submitted request that has none yet, in order.
   void Script(FakeAnswer answer);
 
-  // Manual: one step, which accepts (or refuses) what is new, ends what was
-  // cancelled and gives every other sequence a token. False when no request is left.
+  // Manual mode: runs one step, which accepts (or refuses) new requests, ends cancelled
+  // sequences and gives every other sequence a token. False: no request is left.
   bool Step();
-  // Manual: Step until all requests have ended.
+  // Manual mode: calls Step until all requests have ended.
   void StepAll();
 
-  // What was submitted and cancelled so far, in order.
+  // The calls of Submit and Cancel so far, in order.
   std::vector<TokenizedRequest> submitted() const;
   std::vector<CancelRequest> cancelled() const;
 
@@ -84,7 +84,7 @@ class FakeEngine final : public Engine {
 
  private:
   struct Sequence {
-    std::uint32_t outputs = 0;  // those of the prefix included
+    std::uint32_t outputs = 0;  // including those of the prefix
     bool ended = false;
     std::optional<std::uint32_t> cancelled_keep;
   };
@@ -94,18 +94,18 @@ class FakeEngine final : public Engine {
     FakeAnswer answer;
     std::vector<Sequence> sequences;
     bool accepted = false;
-    bool failed = false;  // a sequence met the scripted error
+    bool failed = false;  // a sequence reached the scripted error
   };
 
   absl::Status CheckEntry(const TokenizedRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The request's events of one step; true when it has ended.
+  // Sends the request's events of one step. True: the request has ended.
   bool StepRequest(Running& running, std::vector<EngineEvent>& events) const;
-  // Its Accepted, and the log-probabilities of its prompt if asked for.
+  // Sends Accepted, and the log-probabilities of the prompt if the request asks for them.
   void Accept(const TokenizedRequest& request, std::vector<EngineEvent>& events) const;
   std::optional<FinishReason> StepSequence(const Running& running, SequenceIndex index,
                                            Sequence& sequence,
                                            std::vector<EngineEvent>& events) const;
-  // Those that wait for the last request, once there is none.
+  // Calls the callbacks that wait for the last request to end, if none is left.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const FakeEngineOptions options_;

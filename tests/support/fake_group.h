@@ -1,5 +1,5 @@
-// A ProcessExecutor with fake ranks (tests/worker/group/fake_rank.cc) in directories of
-// its own, which must be empty in the end.
+// A ProcessExecutor with fake ranks (tests/worker/group/fake_rank.cc). It has directories of
+// its own, which must be empty at the end.
 #pragma once
 
 #include <cstdlib>
@@ -26,7 +26,7 @@
 
 namespace flotilla::testing {
 
-// A directory that goes with it.
+// A directory that is deleted with the object.
 class ScratchDirectory {
  public:
   ScratchDirectory() {
@@ -61,7 +61,7 @@ class LogLines {
     LogLines* const lines_;
   };
 
-  // Those that contain `text`.
+  // The lines that contain `text`.
   std::vector<std::string> With(const std::string& text) const {
     absl::MutexLock lock(&mu_);
     std::vector<std::string> found;
@@ -76,7 +76,7 @@ class LogLines {
   std::vector<std::string> lines_ ABSL_GUARDED_BY(mu_);
 };
 
-// As a group on several hosts, which all happen to be this one.
+// Options for a group on several hosts, which are all this host.
 inline HostOptions Loopback() {
   return {.network = "127.0.0.0/8", .hostfile = "", .remote_shell = "/bin/false"};
 }
@@ -93,7 +93,7 @@ class FakeGroup {
                           .hosts = std::move(hosts)},
                 .watch = {}},
             &clock_, &log_)) {}
-  // Stops, and looks at what is left.
+  // Stops the group and checks what is left.
   ~FakeGroup() {
     executor_->Stop();
     EXPECT_TRUE(std::filesystem::is_empty(temporary_.path())) << "files were left behind";
@@ -107,7 +107,7 @@ class FakeGroup {
   }
 
   const std::string& temporary() const { return temporary_.path(); }
-  // Of the group that became ready last, as the log tells.
+  // For the group that became ready last, as the log shows it.
   pid_t RankPid(int rank) const { return Pids("ranks=").at(static_cast<std::size_t>(rank)); }
   pid_t LauncherPid() const { return Pids("mpirun=").at(0); }
 

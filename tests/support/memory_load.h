@@ -1,11 +1,11 @@
-// MemoryLoad: requests with the simulator's lengths, served by the real model, and
-// what the KV pool held meanwhile.
+// MemoryLoad: serves requests with the simulator's lengths on the real model, and
+// measures what the KV pool holds meanwhile.
 //
-// Lengths are the simulator's presets (simulator/workload.h) with kMemorySeed;
+// Lengths come from the simulator's presets (simulator/workload.h) with kMemorySeed;
 // answers have exactly the length drawn. All requests are submitted at once, so
-// that the pool is busy throughout; each starts when there is room for all that it
-// will need, so that none is preempted. Prompts are pieces of the GPL; no prefix
-// cache: only what sequences of one request share is shared.
+// that the pool is busy throughout. A request starts when there is room for all that it
+// will need, so that none is preempted. Prompts are pieces of the GPL. There is no
+// prefix cache, so that only sequences of one request share blocks.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@
 namespace flotilla::testing {
 
 inline constexpr std::uint64_t kMemorySeed = 1;
-// At once: few beside the requests of a run, so that most of it is neither its
-// beginning, where all answers are short, nor its end.
+// The number of requests that run at once. It is small compared to the requests of a run,
+// so that most of the run is neither its beginning, when all answers are short, nor its end.
 inline constexpr std::uint32_t kMemorySequences = 24;
 
-// One row of the table: `width` samples of each prompt, or its beams.
+// One row of the table: each prompt has `width` samples, or `width` beams.
 struct MemoryCase {
   const char* preset;
   std::uint32_t width;
   bool beams;
-  // Of blocks, by sharing inside a request: what Kwon et al. 2023, section 6.3,
-  // report for the same means.
+  // The saving of blocks by sharing inside a request that Kwon et al. 2023, section
+  // 6.3, report for the same means.
   double required_saving;
 
   // "long, 4 beams"
@@ -45,15 +45,15 @@ inline constexpr MemoryCase kMemoryCases[] = {
     {"long", 4, false, .24},  {"long", 6, false, .30},  {"long", 2, true, .44},
     {"long", 4, true, .56},   {"long", 6, true, .64},
 };
-// Of all allocated slots, in the long mix of single sequences.
+// A share of all allocated slots, in the long mix of single sequences.
 inline constexpr double kMostWaste = 0.04;
 
-// `count` requests of the case. Temperature 1, no stop tokens.
+// Makes `count` requests of the case, with temperature 1 and no stop tokens.
 std::vector<TokenizedRequest> MakeMemoryRequests(const MemoryCase& one, std::uint32_t count);
 
-// The saving by `width` samples that share every whole block of their prompts from
-// the first output to the last, with the lengths of the first `count` requests of
-// the preset: what a block size of 16 leaves to be reached.
+// The saving if `width` samples share every whole block of their prompts from the
+// first output to the last, with the lengths of the first `count` requests of the
+// preset. It is the most that can be reached with a block size of 16.
 double PossibleSaving(const MemoryCase& one, std::uint32_t count);
 
 struct MemoryRun {
@@ -66,7 +66,7 @@ struct MemoryRun {
 
 class MemoryLoad {
  public:
-  // A pool of `blocks`.
+  // The pool has `blocks` blocks.
   MemoryLoad(std::shared_ptr<const GgufFile> file, std::uint32_t blocks);
   ~MemoryLoad();
 
@@ -80,7 +80,7 @@ class MemoryLoad {
   std::unique_ptr<EngineRunner> runner_;
 };
 
-// A pool that so many sequences of a preset keep busy.
+// The size of a pool that so many sequences of a preset keep busy.
 std::uint32_t MemoryPool(absl::string_view preset);
 
 }  // namespace flotilla::testing

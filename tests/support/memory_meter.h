@@ -1,12 +1,12 @@
-// MemoryMeter: what the KV pool holds, from the scheduler's own state.
+// MemoryMeter: measures what the KV pool holds, from the scheduler's own state.
 //
-// Looks at every sequence's table and lengths each time the scheduler has planned
-// (InProcessEngineOptions::on_planned). Time is counted in steps: what it sees
-// counts once for each plan sent since it looked last, so that other work on the
-// machine changes nothing, and a request's last steps weigh as much when few others
-// run. A slot counts as used once a plan that will write it was sent, and in a
-// shared block once. One KV group of 16 slots a block. Sample is called by the
-// engine loop's thread; Take by any.
+// It samples every sequence's block table and lengths each time the scheduler has planned
+// (InProcessEngineOptions::on_planned). Time is counted in steps: a sample counts once
+// for each plan sent since the previous sample. So other work on the machine changes
+// nothing, and a request's last steps weigh as much when few others run. A slot counts
+// as used when a plan that will write it has been sent; a slot of a shared block counts
+// once. There is one KV group, with 16 slots a block. The engine loop's thread calls
+// Sample; any thread may call Take.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ namespace flotilla::testing {
 // Sums over steps.
 struct MemoryUse {
   double steps = 0;
-  double blocks = 0;           // that some table names
-  double unshared_blocks = 0;  // if no two tables named the same one
+  double blocks = 0;           // blocks in at least one table
+  double unshared_blocks = 0;  // the number if no two tables shared a block
   double wasted_slots = 0;     // of `blocks`, not written by any plan sent
-  double sequences = 0;        // open ones
+  double sequences = 0;        // open sequences
   std::uint32_t peak_blocks = 0;
   std::uint32_t worst_waste = 0;  // slots of one sequence's table beyond its length
-  std::uint64_t mismatches = 0;   // looks at which the pool counted other blocks
+  std::uint64_t mismatches = 0;   // samples at which the pool's own count differed
 
   double mean_blocks() const { return blocks / steps; }
   double mean_sequences() const { return sequences / steps; }
@@ -38,7 +38,7 @@ struct MemoryUse {
 class MemoryMeter {
  public:
   void Sample(const SchedulerCore& core) ABSL_LOCKS_EXCLUDED(mu_);
-  // All since the last call.
+  // The sums since the last call.
   MemoryUse Take() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -49,8 +49,8 @@ class MemoryMeter {
   Look LookAt(const SchedulerCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Mutex mu_;
   MemoryUse use_ ABSL_GUARDED_BY(mu_);
-  std::uint64_t plans_ ABSL_GUARDED_BY(mu_) = 0;  // sent when it looked last
-  // [blocks + 1] 1 + slots written of each that a table names; all 0 between looks.
+  std::uint64_t plans_ ABSL_GUARDED_BY(mu_) = 0;  // plans sent at the last sample
+  // [blocks + 1]: 1 + the slots written, for each block in a table. All 0 between samples.
   std::vector<std::uint8_t> written_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -21,12 +21,12 @@ namespace flotilla::testing {
 
 class PlanBuilder {
  public:
-  // `block_tokens`: of the one KV group; forks share blocks by it.
+  // `block_tokens` is the block size of the one KV group; forks need it to share blocks.
   explicit PlanBuilder(Epoch epoch, std::uint32_t block_tokens = 4)
       : block_tokens_(block_tokens), plan_{.epoch = epoch, .step = Step(1)} {}
 
-  // Appends an operation. Those on sequences that are not open change no digest,
-  // so that plans can be wrong on purpose.
+  // Appends an operation. An operation on a sequence that is not open does not change the
+  // digest, so that tests can write wrong plans on purpose.
   void Add(OpenSequence op) {
     sequences_[op.sequence] = {op.request, op.index, {}};
     digest_.Open(op.sequence, op.request, op.index);
@@ -100,7 +100,7 @@ class PlanBuilder {
     Add(std::move(op));
   }
 
-  // The plan so far; the next one starts empty.
+  // Returns the plan so far; the next plan starts empty.
   StepPlan Take() {
     plan_.digest = digest_.value();
     StepPlan taken = std::move(plan_);

@@ -27,7 +27,7 @@ class SecretFiles {
   ~SecretFiles() { std::filesystem::remove_all(folder_); }
 
   std::string Path(const std::string& name) const { return folder_ / name; }
-  // Renames a new file over the old one; its path.
+  // Renames a new file over the old one and returns the path.
   std::string Write(const std::string& name, std::string_view text, mode_t mode = 0600) const {
     const std::string draft = Path(name + ".new");
     std::ofstream(draft, std::ios::binary) << text;
@@ -48,7 +48,7 @@ class LogLines {
     absl::MutexLock lock(&shared_->mu);
     return shared_->lines;
   }
-  // How many lines hold `text`.
+  // The number of lines that contain `text`.
   int Count(std::string_view text) const {
     int count = 0;
     for (const std::string& line : lines()) count += line.find(text) != std::string::npos;

@@ -1,4 +1,4 @@
-// Certificates and keys in PEM, made as a test needs them.
+// Makes certificates and keys in PEM as a test needs them.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@ struct PemPair {
   std::string key;
 };
 
-// An authority that signs itself.
+// A self-signed authority.
 PemPair MakeAuthority(const std::string& name);
-// A member's certificate, from `authority`; valid from `from_s` to `to_s` seconds after now.
+// A member's certificate, signed by `authority`, valid from `from_s` to `to_s` seconds after now.
 PemPair Issue(const PemPair& authority, const std::string& name, long from_s = -60,
               long to_s = 3600);
 

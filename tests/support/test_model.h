@@ -12,7 +12,7 @@
 
 namespace flotilla::testing {
 
-// FLOTILLA_MODEL, or the file in the cache that scripts/test fetches.
+// The path in FLOTILLA_MODEL, or the cached file that scripts/test fetches.
 inline std::string ModelPath() {
   if (const char* path = std::getenv("FLOTILLA_MODEL")) return path;
   const char* cache = std::getenv("XDG_CACHE_HOME");

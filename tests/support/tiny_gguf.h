@@ -1,6 +1,6 @@
-// A GGUF writer and a tiny Llama model for tests: real container, real
-// byte-level BPE tokenizer, ChatML template, seeded random weights. Same
-// options, same bytes. No file is needed: pass the bytes to GgufFile::Parse.
+// A GGUF writer and a tiny Llama model for tests. The model has a real container, a
+// real byte-level BPE tokenizer, the ChatML template and seeded random weights. Equal
+// options give equal bytes. No file is needed: pass the bytes to GgufFile::Parse.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class GgufBuilder {
   void AddStrings(std::string_view key, const std::vector<std::string>& values);
   void AddInts(std::string_view key, const std::vector<int32_t>& values);
 
-  // dims[0] is the contiguous dimension; `data` are the blocks as stored.
+  // dims[0] is the contiguous dimension; `data` holds the blocks as stored.
   void AddTensor(std::string_view name, const std::vector<uint64_t>& dims, GgmlType type,
                  std::vector<std::byte> data);
 
@@ -76,7 +76,7 @@ inline constexpr uint32_t kTinyVocabMin = 3 + 256;
 // A complete model that LoadConfig and Tokenizer::FromGguf accept.
 std::vector<std::byte> TinyGguf(const TinyModelOptions& options = {});
 
-// The same in a file at `path`; aborts the test process if it cannot be written.
+// Writes the same model to a file at `path`. Aborts the test process if that fails.
 void WriteTinyGguf(const std::string& path, const TinyModelOptions& options = {});
 
 }  // namespace flotilla::testing

@@ -33,7 +33,7 @@ void GroupLink::Handle(AttachedScheduler* scheduler, GroupCommand command) {
   const Epoch epoch = ready_->epoch;
   used_ = true;
   const absl::Status sent = executor_->Execute(std::get<StepPlan>(std::move(command)));
-  // FAILED_PRECONDITION: its Lost is on the way.
+  // With FAILED_PRECONDITION the epoch's Lost is already on the way.
   if (!sent.ok() && !absl::IsFailedPrecondition(sent)) executor_->EndEpoch(epoch);
 }
 

@@ -1,8 +1,8 @@
 // GroupLink: joins a worker group with the one scheduler that may use it.
 //
-// A scheduler sees epochs from its first Ready on, and only such that nobody used
-// before: when it attaches to a used one, or goes away, that epoch is ended, so its
-// successor begins with empty sequences. Any thread.
+// A scheduler only sees epochs that no other scheduler has used. When a scheduler attaches
+// during a used epoch, or goes away, the link ends that epoch, so the next one begins with
+// no sequences. Any thread may call it.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@
 
 namespace flotilla {
 
-// The scheduler's end, as the link sees it. Called under the link's lock: must not
-// block or call back.
+// The scheduler's end, as the link sees it. The link calls it under its lock, so it must
+// not block or call back.
 class AttachedScheduler {
  public:
   virtual ~AttachedScheduler() = default;
@@ -26,16 +26,17 @@ class AttachedScheduler {
 
 class GroupLink final : public ExecutorListener {
  public:
-  // `executor` is to be started with this as its listener, and outlives it.
+  // The caller starts `executor` with this link as its listener. `executor` outlives the
+  // link.
   explicit GroupLink(StepExecutor* executor) : executor_(executor) {}
 
-  // ALREADY_EXISTS: another one is attached. What is attached must be detached before
-  // it goes.
+  // ALREADY_EXISTS: another scheduler is attached. The caller must detach a scheduler
+  // before it destroys it.
   absl::Status Attach(AttachedScheduler* scheduler) ABSL_LOCKS_EXCLUDED(mu_);
-  // No event is sent to it any more. What is not attached is ignored.
+  // Sends the scheduler no more events. Ignores a scheduler that is not attached.
   void Detach(AttachedScheduler* scheduler) ABSL_LOCKS_EXCLUDED(mu_);
-  // Commands of a scheduler that is not attached, and of epochs that it was not sent
-  // of, are ignored.
+  // Ignores commands of a scheduler that is not attached, and commands for epochs that were
+  // not announced to it.
   void Handle(AttachedScheduler* scheduler, GroupCommand command) ABSL_LOCKS_EXCLUDED(mu_);
 
   void OnReady(Epoch epoch, const ExecutorDescription& description) override;
@@ -52,7 +53,7 @@ class GroupLink final : public ExecutorListener {
   // The current epoch, from its Ready to its Lost.
   std::optional<GroupReady> ready_ ABSL_GUARDED_BY(mu_);
   bool used_ ABSL_GUARDED_BY(mu_) = false;       // it got a plan
-  bool announced_ ABSL_GUARDED_BY(mu_) = false;  // the attached scheduler of it
+  bool announced_ ABSL_GUARDED_BY(mu_) = false;  // to the attached scheduler
 };
 
 }  // namespace flotilla

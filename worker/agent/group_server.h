@@ -12,13 +12,14 @@ namespace flotilla {
 
 class GroupServer {
  public:
-  // Starts `executor`, which outlives it, and serves it and the tokenizer when it
-  // returns; whoever attaches learns of the group once it is ready. UNAVAILABLE: the
-  // address cannot be listened on; else as StepExecutor::Start.
+  // Starts `executor`, which outlives the server. Once Start returns, the server serves the
+  // executor and the tokenizer. A scheduler that attaches learns of the group once the
+  // group is ready. UNAVAILABLE: the server cannot listen on the address; other errors as
+  // for StepExecutor::Start.
   static absl::StatusOr<std::unique_ptr<GroupServer>> Start(const rpc::ListenOptions& options,
                                                             TokenizerContent tokenizer,
                                                             StepExecutor* executor);
-  // Stops, unless stopped.
+  // Stops the server, unless it is stopped.
   virtual ~GroupServer() = default;
 
   virtual std::uint16_t port() const = 0;

@@ -46,7 +46,7 @@ struct GroupState::StepWork {
   std::vector<BlockCopy> copies;
   std::vector<BackgroundCopy> background;
   std::uint64_t row_count = 0;
-  // Dropped by this plan; an earlier step in flight may still name them.
+  // Sequences that this plan drops. An earlier step in flight may still name them.
   std::vector<std::unique_ptr<Sequence>> retired;
 };
 
@@ -213,7 +213,7 @@ absl::Status GroupState::ShareBlocks(const Sequence& parent, const ForkSequence&
                                     : Invalid(op.child, "more copies than a fork needs");
 }
 
-// The sequence is sent tokens that follow those it knows.
+// Appends tokens that the plan sends to those that the sequence knows.
 absl::Status GroupState::Learn(Sequence& sequence, absl::Span<const TokenId> tokens, Step step) {
   if (sequence.tokens.size() + tokens.size() > limits_.max_context) {
     return Invalid(sequence.handle, "more tokens than the context holds");
@@ -365,7 +365,7 @@ absl::Status GroupState::AppendBlocks(Sequence& sequence, GroupIndex group,
   return absl::OkStatus();
 }
 
-// Is there a block behind each of the positions [0, end)?
+// Checks that each of the positions [0, end) has a block.
 absl::Status GroupState::CheckCovered(const Sequence& sequence, std::uint64_t end) const {
   for (std::size_t g = 0; g < limits_.groups.size(); ++g) {
     const KvGroup& kind = limits_.groups[g];
@@ -560,8 +560,9 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
   return absl::OkStatus();
 }
 
-// Each sample is a token of the sequence as long as the row that it came from held
-// the token before it: the first one always, the others while drafts are right.
+// A sample is a token of the sequence if the row that it came from held the right token
+// before it. This always holds for the first sample, and for the others while the draft
+// tokens are right.
 void GroupState::TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts,
                             Sequence& sequence, SequenceResult& entry) const {
   const std::vector<TokenId>& stops = sequence.stop.stop_tokens;
@@ -614,8 +615,8 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
     }
     // A sequence that failed in an earlier chunk takes no token from a later one.
     if (!sequence.finished) TakeTokens(outputs[i], work.items[i].drafts, sequence, entry);
-    // What was written for wrong drafts is not part of the sequence: the next rows
-    // take its place.
+    // K and V of wrong draft tokens are not part of the sequence. The next rows overwrite
+    // them.
     const auto tokens = static_cast<std::uint32_t>(entry.tokens.size());
     const std::uint32_t wrong = rows.drafts - (std::max(tokens, 1u) - 1);
     sequence.length -= wrong;

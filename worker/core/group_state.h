@@ -1,18 +1,18 @@
 // GroupState: the sequences of one worker group as its ranks see them.
 //
-// A pure state machine, used alike by every rank, by the fake executor and by
-// the simulation. Plans go in, the flat work of a step comes out; sampled tokens
-// go in, the step's result comes out. It decides which sequences decode, which
-// are finished, and whether scheduler and ranks still agree (PlanDigest). It
-// knows no tensors, clocks, threads or randomness. One thread at a time.
+// GroupState is a pure state machine. Every rank, the fake executor and the simulation
+// use it. Plans go in, and the flat work of a step comes out; sampled tokens go in, and
+// the step's result comes out. GroupState decides which sequences decode, which are
+// finished, and whether scheduler and ranks still agree (PlanDigest). It knows no
+// tensors, clocks, threads or randomness. One thread at a time may use it.
 //
 //   GroupState state(epoch, description);
 //   absl::StatusOr<Batch> batch = state.Apply(plan);        // per plan, in order
 //   std::vector<ItemOutput> outputs = Forward(*batch);      // one per item
 //   absl::StatusOr<StepResult> result = state.Complete(plan.step, outputs);
 //
-// With a lag of L up to L plans may be applied and not completed (a pipeline of
-// L stages); completions come in step order. The cost of a plan grows with its
+// With a lag of L, up to L plans may be applied and not completed (a pipeline of
+// L stages). Completions come in step order. The cost of a plan grows with its
 // operations and its batch, never with context length or idle sequences.
 #pragma once
 
@@ -40,34 +40,34 @@ struct BatchItem {
   std::uint32_t row_begin = 0;       // first row in Batch::tokens
   std::uint32_t row_count = 0;       // at least 1; 1 + drafts for decodes
   bool decode = false;               // continues from the token sampled last
-  // The last rows hold draft tokens, one each; 0 unless it decodes.
+  // Number of draft tokens, one in each of the last rows; 0 unless the item decodes.
   std::uint32_t drafts = 0;
-  // The logits of each of the last 1 + drafts rows give one token: the first of
-  // them number `output_index` of the sequence, the others those that follow.
+  // Each of the last 1 + drafts rows gives one token from its logits. The first is output
+  // token `output_index` of the sequence, and the others follow it.
   bool samples = false;
   std::uint32_t output_index = 0;
-  // The last row's logits give this many candidates; 0: none.
+  // How many candidates the last row's logits give; 0: none.
   std::uint32_t candidates = 0;
   // The prompt tokens whose log-probabilities are wanted: entry i is the token
-  // after row i. Empty if none are; shorter than row_count by one in the chunk
-  // that ends the prompt.
+  // after row i. It is empty if none are wanted. In the chunk that ends the prompt it is
+  // one shorter than row_count.
   absl::Span<const TokenId> prompt_targets;
-  // What the sequence knows, prompt and output. If it decodes, the last one is the
-  // token of the first row.
+  // The known tokens of the sequence, prompt and output. If the item decodes, the last
+  // one is the token of the first row.
   absl::Span<const TokenId> known;
-  // Owned by the state. Never null.
+  // The state owns these three. They are never null.
   const SamplingParams* sampling = nullptr;
   const StopRule* stop = nullptr;
   const LogprobSpec* logprobs = nullptr;
 };
 
-// The work of one step, unpadded. Spans and pointers into the state are valid
+// The work of one step, unpadded. Its spans and pointers into the state are valid
 // until the next Apply or the step's own Complete.
 struct Batch {
   Step step;
-  // To be done first, in this order.
+  // The caller does these first, in this order.
   std::vector<BlockCopy> copies;
-  // To be started then, beside the forward.
+  // The caller starts these next; they run beside the forward.
   std::vector<BackgroundCopy> background;
   std::vector<BatchItem> items;  // ascending handles
   std::vector<TokenId> tokens;   // [rows] token of each row, items in order
@@ -75,7 +75,7 @@ struct Batch {
   std::vector<absl::Span<const std::int32_t>> tables;
   std::uint32_t group_count = 0;
   std::uint32_t decode_rows = 0;  // draft tokens included
-  // Decodes of sequences that have finished: nothing to compute. Ascending.
+  // Sequences that would decode but have finished, ascending. They need no computing.
   std::vector<SequenceHandle> noops;
 
   absl::Span<const std::int32_t> table(std::size_t item, GroupIndex group) const {
@@ -83,18 +83,19 @@ struct Batch {
   }
 };
 
-// What the forward made of one BatchItem.
+// The outputs of the forward for one BatchItem.
 struct ItemOutput {
-  // One per row that samples, in order; none if the item does not sample. If it
-  // failed, those before the first row that has none.
+  // One token per row that samples, in order; none if the item does not sample. If the
+  // item failed, these are the tokens before the first row without one.
   std::vector<SampledToken> sampled;
   // One per entry of prompt_targets, unless the item failed.
   std::vector<SampledToken> prompt;
-  // At least one and at most as many as the item asks for, unless it failed.
+  // At least one, and at most as many as the item asks for, unless the item failed.
   std::vector<TopLogprob> candidates;
-  // The item's logits were unusable (NaN): ends this sequence alone, with
-  // FinishReason::kError. If only a draft token's were, the sequence goes on from the
-  // tokens before it, and ends when a row without a draft token fails.
+  // The item's logits were unusable (NaN). This sequence alone ends, with
+  // FinishReason::kError. If only the logits of a draft token's row were unusable, the
+  // sequence goes on from the tokens before that row. It ends when a row without a draft
+  // token fails.
   bool failed = false;
 };
 
@@ -107,14 +108,14 @@ struct SequenceView {
   // Prompt and output tokens known so far.
   absl::Span<const TokenId> tokens;
   std::uint32_t prompt_tokens = 0;
-  // Positions with K and V once every applied plan has run; of a step applied and
-  // not completed, its draft tokens included.
+  // The positions that have K and V once every applied plan has run. For a step that is
+  // applied and not completed, this includes its draft tokens.
   std::uint32_t length = 0;
   // [groups] block ids in table order.
   std::vector<absl::Span<const std::int32_t>> tables;
   // The step of its last run; 0 before the first.
   Step last_run;
-  // Its last known token has run with `sample`: it decodes by default.
+  // The last known token has run with `sample`, so the sequence decodes by default.
   bool decoding = false;
   std::uint32_t draft_depth = 0;  // draft tokens that its decodes may make
   std::optional<FinishReason> finished;
@@ -123,8 +124,8 @@ struct SequenceView {
 class GroupState {
  public:
   // The limits of `description` bound everything that plans may ask for.
-  // `proposer` makes the draft tokens that plans allow (null: none); it outlives the
-  // state, knows no sequence yet and is called by Apply only.
+  // `proposer` makes the draft tokens that plans allow (null: none). It outlives the
+  // state and knows no sequence yet. Only Apply calls it.
   GroupState(Epoch epoch, const ExecutorDescription& description, Proposer* proposer = nullptr);
   ~GroupState();
   GroupState(const GroupState&) = delete;
@@ -135,18 +136,18 @@ class GroupState {
   //     completed, or an earlier error. The plan has had no effect.
   //   INVALID_ARGUMENT: an operation that the state does not allow.
   //   UNIMPLEMENTED: adapters, pooled states.
-  //   DATA_LOSS: the digests differ: the two sides have drifted apart.
-  // After one of the last three the state is undefined and refuses all plans.
+  //   DATA_LOSS: the digests differ, so the two sides have drifted apart.
+  // After one of the last three errors the state is undefined and refuses all plans.
   absl::StatusOr<Batch> Apply(const StepPlan& plan);
 
-  // Takes the outputs of the oldest step not completed, one per batch item:
-  // appends tokens, decides endings (stop token; max_tokens; full context) and
-  // makes the result, timings left zero. A sequence with nothing left to generate
-  // when its prompt is done (max_tokens 0) ends with kLength and no token.
+  // Takes the outputs of the oldest step not completed, one per batch item. Appends
+  // tokens, decides which sequences end (stop token; max_tokens; full context) and makes
+  // the result, whose timings stay zero. A sequence with nothing left to generate when
+  // its prompt is done (max_tokens 0) ends with kLength and no token.
+  // `copies_done`: ids of background copies that have ended, ascending.
   //   FAILED_PRECONDITION: `step` is not that step. Nothing has changed.
-  //   INVALID_ARGUMENT: outputs that do not fit the items. Nothing has changed.
-  //   INVALID_ARGUMENT also: a copy in `copies_done` (ids of background copies that
-  //     have ended, ascending) that is not outstanding.
+  //   INVALID_ARGUMENT: the outputs do not fit the items. Nothing has changed.
+  //   INVALID_ARGUMENT also: a copy in `copies_done` is not outstanding.
   absl::StatusOr<StepResult> Complete(Step step, absl::Span<const ItemOutput> outputs,
                                       absl::Span<const std::uint64_t> copies_done = {});
 
@@ -188,8 +189,8 @@ class GroupState {
   absl::Status AddPrefill(Sequence& sequence, const Run& run, StepWork& work);
   absl::Status AddDecodes(StepWork& work);
   absl::Status AddDecode(Sequence& sequence, std::vector<TokenId> drafts, StepWork& work);
-  // Draft tokens that the sequence's next decode may make: its depth, but not past its
-  // end.
+  // How many draft tokens the sequence's next decode may make: its depth, but not past
+  // the end of the sequence.
   std::uint32_t DraftLimit(const Sequence& sequence) const;
   void TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts, Sequence& sequence,
                   SequenceResult& entry) const;

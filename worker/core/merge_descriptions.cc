@@ -8,7 +8,7 @@
 namespace flotilla {
 namespace {
 
-// The first thing that must be equal and is not; empty if there is none.
+// Names the first field that must be equal and is not; empty if there is none.
 absl::string_view Difference(const ExecutorDescription& a, const ExecutorDescription& b) {
   if (a.model_id != b.model_id) return "model_id";
   if (a.vocab_size != b.vocab_size) return "vocab_size";

@@ -1,4 +1,4 @@
-// The description of a worker group, from those of its ranks. Pure.
+// Makes the description of a worker group from those of its ranks. Pure function.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -7,9 +7,9 @@
 
 namespace flotilla {
 
-// What all ranks can do: the least capacity and the slowest rates. INVALID_ARGUMENT
-// names what they do not agree on: they serve different models or options then.
-// `ranks` is not empty.
+// Returns what all ranks can do: the least capacity and the slowest rates.
+// INVALID_ARGUMENT: the ranks serve different models or options; the message names what
+// they do not agree on. `ranks` is not empty.
 absl::StatusOr<ExecutorDescription> MergeDescriptions(absl::Span<const ExecutorDescription> ranks);
 
 }  // namespace flotilla

@@ -12,7 +12,8 @@ std::uint64_t Mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The hash of an n-gram from that of its last n - 1 tokens and the one before.
+// Returns the hash of an n-gram from the hash of its last n - 1 tokens and the token before
+// them.
 std::uint64_t Longer(std::uint64_t hash, TokenId token) {
   return Mix(hash + 0x9e3779b97f4a7c15ull + static_cast<std::uint64_t>(token));
 }
@@ -42,7 +43,7 @@ std::size_t NgramIndex::Find(absl::Span<const TokenId> tokens, std::uint32_t n) 
 
 std::vector<TokenId> NgramIndex::Draft(absl::Span<const TokenId> tokens, std::uint32_t limit) {
   std::vector<TokenId> draft;
-  // Without the last token: the suffix itself is no earlier occurrence.
+  // Leaves out the last token, because the suffix itself is no earlier occurrence.
   Extend(tokens, tokens.size() - 1);
   const auto longest =
       static_cast<std::uint32_t>(std::min<std::size_t>(options_.max_n, tokens.size()));

@@ -1,11 +1,11 @@
 // NgramProposer: predicts that a sequence goes on as it did when it last had these
-// tokens (prompt lookup). Good where answers repeat their prompt: edits, quotes,
-// extraction, code. The longer what it now repeats already is, the more it
-// draft tokens, since long repetitions go on and short ones are chance (SuffixDecoding,
-// Oliaro et al. 2024).
+// tokens (prompt lookup). It works well where answers repeat their prompt: edits,
+// quotes, extraction, code. The longer the current repetition already is, the more
+// tokens it drafts, because long repetitions go on and short ones are chance
+// (SuffixDecoding, Oliaro et al. 2024).
 //
 // Each sequence has an index of the n-grams of its own tokens, min_n <= n <= max_n,
-// by hash; it grows by max_n - min_n + 1 entries per token and a lookup reads at
+// by hash. The index grows by max_n - min_n + 1 entries per token, and a lookup reads at
 // most as many, so a step costs the same however long the context is.
 #pragma once
 
@@ -21,37 +21,37 @@
 namespace flotilla {
 
 struct NgramOptions {
-  // Tokens at the end of the sequence that must have occurred before: the longest
-  // such suffix counts. Shorter ones find more and are right less often.
+  // How many tokens at the end of the sequence must have occurred before. The longest
+  // such suffix counts. Shorter suffixes match more often and are right less often.
   std::uint32_t min_n = 2;
   std::uint32_t max_n = 5;  // at most kMaxNgram
 };
 
 inline constexpr std::uint32_t kMaxNgram = 16;
 
-// The n-grams of one sequence that grows.
+// The n-grams of one growing sequence.
 class NgramIndex {
  public:
   // 1 <= min_n <= max_n <= kMaxNgram.
   explicit NgramIndex(const NgramOptions& options) : options_(options) {}
 
-  // What followed the last earlier occurrence of the longest suffix of `tokens`
-  // that has one: up to `limit` tokens, and one fewer than the two occurrences have
-  // in common, but one at least. Where the occurrence is so late that they reach the
-  // end of `tokens`, they go on with themselves. `tokens` begins with what earlier
-  // calls were given.
+  // Finds the longest suffix of `tokens` that occurred earlier, and returns the tokens
+  // that followed its last earlier occurrence. Returns at most `limit` tokens, and at most
+  // one fewer than the two occurrences have in common (going backwards), but at least one.
+  // Returns none if no suffix occurred earlier. If the draft reaches the end of `tokens`,
+  // it goes on with its own first tokens. `tokens` begins with the tokens of earlier calls.
   std::vector<TokenId> Draft(absl::Span<const TokenId> tokens, std::uint32_t limit);
 
  private:
   // Adds the n-grams that end before position `end`.
   void Extend(absl::Span<const TokenId> tokens, std::size_t end);
-  // Where the last occurrence of the suffix of n tokens ends; 0: there is none.
+  // Returns where the last occurrence of the suffix of n tokens ends; 0: there is none.
   std::size_t Find(absl::Span<const TokenId> tokens, std::uint32_t n) const;
 
   const NgramOptions options_;
   std::size_t indexed_ = 0;  // positions whose n-grams are in the index
-  // Hash of (n, tokens) -> position after the last occurrence. Equal hashes of
-  // different tokens hide the earlier one; what is found is compared.
+  // Hash of (n, tokens) -> position after the last occurrence. If different tokens have
+  // equal hashes, the later n-gram hides the earlier one; Find compares the tokens.
   absl::flat_hash_map<std::uint64_t, std::uint32_t> last_;
 };
 

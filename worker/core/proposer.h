@@ -1,10 +1,10 @@
 // Proposer: drafts the tokens that a decode will sample, so that one step can
 // check several.
 //
-// GroupState asks it for all decodes of a step at once. Whatever it says, the
-// answer is the same: draft tokens are only rows that may turn out right, and a wrong
-// one costs its row. It must be a function of what it was asked so far, so that
-// the ranks of a group draft alike. Implementations: NgramProposer, which knows
+// GroupState asks the proposer for all decodes of a step at once. Draft tokens never
+// change the output of a sequence: each is only a row that may turn out right, and a
+// wrong one costs its row. A proposer must be a function of what it was asked so far, so
+// that the ranks of a group draft alike. Implementations: NgramProposer, which knows
 // tokens only; DraftModel (worker/), which computes.
 #pragma once
 
@@ -21,13 +21,13 @@ namespace flotilla {
 struct DraftRequest {
   SequenceHandle sequence;
   SequenceIndex index;  // within its request; part of the noise key
-  // All that the sequence knows; the last one has not run yet. Grows from call to
-  // call, until Forget.
+  // All known tokens of the sequence; the last one has not run yet. They grow from call
+  // to call, until Forget.
   absl::Span<const TokenId> tokens;
   std::uint32_t output_index = 0;  // of the first token to be drafted
   const SamplingParams* sampling = nullptr;
   const StopRule* stop = nullptr;
-  // [groups] block ids; there is one behind every row that the draft tokens may take.
+  // [groups] block ids. Every row that the draft tokens may take has a block.
   absl::Span<const std::vector<std::int32_t>> tables;
   std::uint32_t limit = 0;  // at least 1
 

@@ -30,8 +30,8 @@ absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
   return absl::OkStatus();
 }
 
-// Cuts `count` items of `bytes` each over those who have `owned` bytes already, so that
-// what is balanced comes as close as whole items allow, and everybody gets one at least.
+// Cuts `count` items of `bytes` each over ranks that have `owned` bytes already. What
+// `balance` names becomes as even as whole items allow, and every rank gets at least one.
 std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes, ShardBalance balance,
                               std::vector<std::uint64_t>& owned) {
   std::vector<std::uint32_t> shares(owned.size(), 1);
@@ -56,8 +56,8 @@ std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes, ShardBal
   return ranges;
 }
 
-// The layers of each stage. The last stage's head weighs like so many layers; a stage
-// has one layer at least.
+// Returns the layers of each stage. The head of the last stage counts like as many layers
+// as it weighs. A stage has at least one layer.
 std::vector<IndexRange> ShareLayers(const ModelParts& parts, std::uint32_t stages) {
   const std::uint64_t layer = parts.attention_splits * parts.attention_split_bytes +
                               parts.ffn_splits * parts.ffn_split_bytes;
@@ -124,7 +124,7 @@ TreeProgram MakeTreeProgram(absl::Span<const IndexRange> subtrees) {
       merge();
     }
   }
-  // The odd ones carry up: smallest first.
+  // The odd ones carry up, the smallest first.
   while (registers.size() > 1) merge();
   return program;
 }

@@ -2,9 +2,10 @@
 // sums of shards become the sum that one rank would have made. Pure functions.
 //
 // A group has `pipeline` stages of `tensor` ranks; rank r is number r % tensor of
-// stage r / tensor. A stage owns consecutive layers; a rank of it owns consecutive
-// splits of each row-parallel product (kernels/packed_matrix.h): whole KV head groups of
-// attention, whole FFN splits, and chunks of the vocabulary. Shares may be uneven.
+// stage r / tensor. A stage owns consecutive layers. Each rank of a stage owns
+// consecutive splits of each row-parallel product (kernels/packed_matrix.h): whole KV
+// head groups of attention, whole FFN splits, and chunks of the vocabulary. Shares may be
+// uneven.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +32,18 @@ struct ParallelShape {
   bool operator==(const ParallelShape&) const = default;
 };
 
-// What the ranks of a stage are made to have alike. They meet after each layer's
+// What sharding balances between the ranks of a stage. The ranks meet after each layer's
 // attention and after its FFN, and wait there for the one with the largest share.
 enum class ShardBalance : std::uint8_t {
-  // Each part by itself, so that the waits are short: the fastest step. Items that
-  // cannot be cut evenly go where they bring the sums of bytes closest.
+  // Balances each part by itself, so that the waits are short. This gives the fastest
+  // step. Items that cannot be cut evenly go where they bring the sums of bytes closest.
   kStep,
-  // The sum of a rank's bytes, where memory is short: 3 KV heads over 2 ranks are 2 + 1,
-  // and the FFN is cut the other way.
+  // Balances the sum of each rank's bytes, for where memory is short: 3 KV heads over
+  // 2 ranks are 2 + 1, and the FFN is cut the other way.
   kBytes,
 };
 
-// A model by its divisible parts, and what each weighs.
+// The divisible parts of a model, and the bytes of each.
 struct ModelParts {
   std::uint32_t layers = 0;
   std::uint32_t attention_splits = 0;  // of a layer
@@ -53,7 +54,7 @@ struct ModelParts {
   std::uint64_t vocab_chunk_bytes = 0;
 };
 
-// What one rank owns.
+// The part of the model that one rank owns.
 struct Shard {
   IndexRange layers;
   IndexRange attention_splits;
@@ -63,23 +64,24 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-// The shards of all ranks. Stages differ by as little as whole layers allow, the head
-// counted with the last; the ranks of a stage, in what `balance` says, by as little as
-// whole splits allow.
+// Returns the shards of all ranks. Stages differ by as little as whole layers allow; the
+// head counts with the last stage. The ranks of a stage differ, in what `balance` names,
+// by as little as whole splits allow.
 // INVALID_ARGUMENT: a shape of 0 or above kMaxRanks; more stages than layers; more ranks
 // in a stage than attention splits, FFN splits or vocabulary chunks.
 inline constexpr std::uint32_t kMaxRanks = 64;
 absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape,
                                               ShardBalance balance = ShardBalance::kStep);
 
-// The complete subtrees, ascending, of the split tree (pairs (0,1), (2,3), ... and so on
-// upwards) that splits [range.begin, range.end) consist of: what a rank that owns them
-// can add by itself. Each has a power of two splits and starts at a multiple of it.
+// Returns the complete subtrees, ascending, that make up splits [range.begin, range.end)
+// of the split tree (pairs (0,1), (2,3), ... and so on upwards). A rank that owns these
+// splits can add each subtree by itself. The number of splits in a subtree is a power of
+// two, and the subtree starts at a multiple of that number.
 std::vector<IndexRange> CompleteSubtrees(IndexRange range);
 
-// How the sums of complete subtrees, which together are splits 0 to the last, are added
-// to the sum of the whole tree. Instructions for registers 0 .. depth - 1, each as wide
-// as the sums; the result is in register 0.
+// Instructions that add the sums of complete subtrees to the sum of the whole tree. The
+// subtrees together cover all splits, from 0 to the last. The instructions use registers
+// 0 .. depth - 1, each as wide as the sums; the result is in register 0.
 struct TreeStep {
   bool load = false;       // register = sum `from`; else register += register + 1
   std::uint32_t to = 0;    // register

@@ -15,7 +15,7 @@ std::optional<int> FirstRank(absl::Span<const MemberSample> ranks, const Is& is)
   return static_cast<int>(found - ranks.begin());
 }
 
-// The first member that lives so.
+// The first member in this state.
 std::optional<int> FirstOf(MemberSample::State state, const MemberSample& launcher,
                            absl::Span<const MemberSample> ranks) {
   if (launcher.state == state) return Verdict::kLauncher;

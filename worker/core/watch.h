@@ -1,8 +1,9 @@
-// GroupWatch: says whether a worker group is well, from what its agent sees of the
+// GroupWatch: judges whether a worker group is healthy, from what its agent sees of the
 // members: the launcher (mpirun) and the ranks.
 //
-// Pure: times and samples come in, a verdict comes out. Called by the agent at every
-// tick of its watch; one thread. It never asks MPI, which notices no hang at all.
+// GroupWatch is pure: times and samples go in, and a verdict comes out. The agent calls
+// it at every tick of its watch, from one thread. GroupWatch never asks MPI, because MPI
+// notices no hang at all.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +18,19 @@ namespace flotilla {
 struct MemberSample {
   enum class State : std::uint8_t {
     kAlive,
-    kStopped,  // by a signal, as SIGSTOP does
+    kStopped,  // by a signal such as SIGSTOP
     kGone,     // exited, or its socket was closed
   };
   State state = State::kAlive;
-  // When it last wrote its heartbeat, on the agent's clock; none: it does not write
-  // one (the launcher, and a rank that has not connected yet).
+  // When the member last wrote its heartbeat, on the agent's clock. None: it does not
+  // write one (the launcher, and a rank that has not connected yet).
   std::optional<std::int64_t> heartbeat_ns;
-  // The work underway waits for it.
+  // The work underway waits for this member.
   bool behind = false;
 };
 
-// What the group has been asked for and not done: a step, the start of an epoch, or
-// of the processes.
+// Work that the group was asked for and has not done: a step, the start of an epoch, or
+// the start of the processes.
 struct WorkUnderway {
   std::int64_t since_ns = 0;
   std::int64_t limit_ns = 0;
@@ -55,7 +56,7 @@ struct Verdict {
 
 struct WatchOptions {
   std::int64_t period_ns = 100'000'000;             // between two calls of Judge
-  std::int64_t late_ns = 300'000'000;               // that a call may be late
+  std::int64_t late_ns = 300'000'000;               // how late a call may be
   std::int64_t heartbeat_limit_ns = 1'000'000'000;  // ten times the ranks' period
 };
 
@@ -63,12 +64,12 @@ class GroupWatch {
  public:
   explicit GroupWatch(const WatchOptions& options) : options_(options) {}
 
-  // The first fault that there is: death before stops before silence before deadlines,
-  // and the launcher before ranks.
+  // Returns the first fault in this order: deaths, stops, silence, deadlines. Within each
+  // kind the launcher comes before the ranks.
   //
-  // If the agent itself comes late, it has not seen what happened in between, and what
-  // stopped it may have stopped the members too: then only a death counts, and all
-  // times begin again.
+  // If the agent itself calls late, it has not seen what happened in between, and what
+  // stopped it may have stopped the members too. Then only a death counts, and all times
+  // begin again.
   Verdict Judge(std::int64_t now_ns, const MemberSample& launcher,
                 absl::Span<const MemberSample> ranks, const std::optional<WorkUnderway>& work);
 
@@ -80,12 +81,12 @@ class GroupWatch {
   std::int64_t armed_ns_ = INT64_MIN;    // times before it do not count
 };
 
-// How long a step may take: 3 times what was predicted, and 2 s at least, since
-// predictions say nothing of a machine that does something else for a moment.
+// How long a step may take: 3 times the predicted time, and at least 2 s, because a
+// prediction does not account for a machine that does something else for a moment.
 std::int64_t StepLimitNs(std::int64_t predicted_ns);
 
 // How long to wait before the processes are started again, after `failures` attempts
-// in a row that did not become ready: 0, 0, 1, 2, 4 ... 30 s.
+// in a row did not become ready: 0, 0, 1, 2, 4 ... 30 s.
 std::int64_t RestartDelayNs(int failures);
 
 }  // namespace flotilla

@@ -20,15 +20,16 @@
 namespace flotilla {
 namespace {
 
-// Of names in the temporary directory that are looked at, and of directories removed, at one
-// start.
+// The most names in the temporary directory that one start looks at, and the most directories
+// that it removes.
 constexpr int kMaxNames = 100'000;
 constexpr int kMaxRemoved = 1000;
-// New directories, until one is not taken for a stale one before it is locked.
+// How often a new directory is made, because another agent may take one for stale before it
+// is locked.
 constexpr int kMaxTries = 16;
 
-// Locks a directory of this user, if nobody else has; none: not such a directory, or somebody
-// has.
+// Locks a directory of this user. None: there is no such directory, or another process holds
+// the lock.
 UniqueFd Lock(const std::string& path) {
   UniqueFd directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat info {};
@@ -39,7 +40,7 @@ UniqueFd Lock(const std::string& path) {
   return directory;
 }
 
-// Whether `path` is what `directory` is open on.
+// Whether `path` still names the directory that `directory` has open.
 bool IsStillThere(const std::string& path, const UniqueFd& directory) {
   struct stat by_path {
   }, by_fd{};
@@ -71,7 +72,8 @@ absl::StatusOr<GroupDirectory> MakeGroupDirectory(const std::string& temporary) 
     if (mkdtemp(made.path.data()) == nullptr) return failed();  // 0700
     made.lock = Lock(made.path);
     if (made.lock.ok() && IsStillThere(made.path, made.lock)) return made;
-    // Another agent, which starts as well, was faster and removes it; or there are no locks.
+    // Either another starting agent was faster and removes the directory, or the file system
+    // has no locks.
     const UniqueFd unlocked(open(made.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (unlocked.ok() && flock(unlocked.get(), LOCK_EX) != 0) return made;
   }
@@ -88,7 +90,7 @@ void RemoveStaleDirectories(const std::string& temporary) {
     if (!absl::StartsWith(entry->path().filename().native(), kDirectoryPrefix)) continue;
     const std::string path = entry->path();
     const UniqueFd lock = Lock(path);
-    // An agent of a version before this one has no lock, but listens.
+    // An agent of an earlier version has no lock, but it listens on its socket.
     if (!lock.ok() || !IsDead(absl::StrCat(path, "/", kAgentSocket))) continue;
     std::error_code ignored;
     std::filesystem::remove_all(path, ignored);

@@ -1,5 +1,5 @@
-// The directory of one incarnation of a worker group: what lies in it, besides what Open MPI puts
-// there, and what becomes of one whose agent was killed.
+// The directory of one incarnation of a worker group: the names of its files, besides those
+// that Open MPI puts there, and the removal of a directory whose agent was killed.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace flotilla {
 
-// How its name begins.
+// The prefix of the directory's name.
 inline constexpr char kDirectoryPrefix[] = "flotilla-group-";
 // The agent's socket, to which ranks connect.
 inline constexpr char kAgentSocket[] = "agent.sock";
@@ -18,18 +18,21 @@ inline constexpr char kLauncherLog[] = "mpirun.log";
 // The file with what a rank prints.
 inline std::string RankLogName(int rank) { return "rank-" + std::to_string(rank) + ".log"; }
 
-// A directory of this process alone. Whoever else may remove it holds its lock meanwhile
-// (flock), which the kernel takes from a process that ends, however it does.
+// A directory of this process alone. The process holds its lock (flock) while it lives, and
+// only a process that gets the lock may remove the directory. The kernel releases the lock
+// when a process ends, however it ends.
 struct GroupDirectory {
   std::string path;
   UniqueFd lock;  // none, where the file system has no locks: then nobody removes it
 };
-// A new one in `temporary`, for its user alone. UNAVAILABLE: there can be none just now.
+// Makes a new directory in `temporary`, for this user alone. UNAVAILABLE: the system cannot
+// make one now.
 absl::StatusOr<GroupDirectory> MakeGroupDirectory(const std::string& temporary);
 
-// Removes directories of this user in `temporary` whose agents are gone, also if they have
-// just gone; never one of an agent that lives or is starting, whatever namespace it is in.
-// Links are not followed. Looks at a bounded number of names.
+// Removes directories of this user in `temporary` whose agents are gone, even if they are
+// gone only since a moment ago. Never removes the directory of an agent that lives or is
+// starting, whatever namespace it is in. Follows no links. Looks at a bounded number of
+// names.
 void RemoveStaleDirectories(const std::string& temporary);
 
 }  // namespace flotilla

@@ -1,4 +1,4 @@
-// GroupProbe: how the members of a worker group are, for its metrics.
+// GroupProbe: the state of the members of a worker group, for its metrics.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ enum class RestartCause : std::uint8_t {
   kStopped,  // a member was stopped
   kSilent,   // no heartbeat
   kStuck,    // a step took too long
-  kGarbage,  // a rank sent what makes no sense
+  kGarbage,  // a rank sent an invalid message
 };
 inline constexpr std::size_t kRestartCauses = 5;
 
@@ -26,11 +26,11 @@ constexpr const char* CauseName(RestartCause cause) {
   return kNames[static_cast<std::size_t>(cause)];
 }
 
-// One writer, any reader: a scrape.
+// One thread writes. Any thread may read, as a scrape does.
 struct GroupProbe {
   struct Rank {
     std::atomic<bool> up{false};                // it is connected and the group has not been lost
-    std::atomic<std::int64_t> heartbeat_ns{0};  // the last that was seen; 0: none yet
+    std::atomic<std::int64_t> heartbeat_ns{0};  // the last one seen; 0: none yet
     std::atomic<std::int64_t> cpu_ns{0};        // of all its processes so far
     std::atomic<std::int64_t> resident_bytes{0};
   };

@@ -19,7 +19,7 @@
 namespace flotilla {
 namespace {
 
-// A rank beats every 100 ms: silence of this length is no delay.
+// A rank sends a heartbeat every 100 ms, so silence of this length is no mere delay.
 constexpr unsigned kUserTimeoutMs = 3000;
 constexpr int kBacklog = 64;
 

@@ -9,18 +9,20 @@
 
 namespace flotilla {
 
-// This host's address in `network`, ADDRESS/BITS in IPv4. INVALID_ARGUMENT: it is not
-// that; NOT_FOUND: this host has none in it.
+// Returns this host's address in `network`, which is ADDRESS/BITS in IPv4.
+// INVALID_ARGUMENT: `network` does not have that form; NOT_FOUND: this host has no address
+// in it.
 absl::StatusOr<std::string> AddressInNetwork(const std::string& network);
 
-// Listens on `address`, any free port, and does not block. UNAVAILABLE.
+// Listens on `address` at any free port; the socket does not block. UNAVAILABLE: the system
+// cannot listen there.
 absl::StatusOr<UniqueFd> ListenTcp(const std::string& address);
 // The port that a socket listens on.
 int PortOf(const UniqueFd& socket);
-// Connects to host:port. UNAVAILABLE, INVALID_ARGUMENT.
+// Connects to host:port. Errors: UNAVAILABLE, INVALID_ARGUMENT.
 absl::StatusOr<UniqueFd> ConnectTcp(const std::string& agent);
-// For both ends: small messages at once, and an end of the connection once the other side
-// has answered nothing for some seconds.
+// Both ends call it on their socket. Small messages then go out at once, and the connection
+// ends when the other side has answered nothing for some seconds.
 void TuneTcp(const UniqueFd& socket);
 
 }  // namespace flotilla

@@ -19,7 +19,7 @@ namespace {
 
 using Settings = EnvironmentSettings;
 
-// One host: no remote start, shared memory only, control connections on loopback.
+// Settings for one host: no remote start, shared memory only, control connections on loopback.
 Settings OneHost(const std::string& directory) {
   return {{"OMPI_MCA_plm", "isolated"},
           {"OMPI_MCA_btl", "self,vader"},
@@ -28,7 +28,8 @@ Settings OneHost(const std::string& directory) {
           {"OMPI_MCA_oob_tcp_if_include", "lo"}};
 }
 
-// Other hosts' session directories are where they always are: TMPDIR is this host's.
+// Settings for several hosts. Open MPI's session directories on other hosts are in their
+// default place, because TMPDIR names a directory of this host.
 Settings SeveralHosts(const RemoteLaunch& remote) {
   Settings settings = {{"OMPI_MCA_btl", "self,vader,tcp"},
                        {"OMPI_MCA_btl_tcp_if_include", remote.network},
@@ -37,16 +38,16 @@ Settings SeveralHosts(const RemoteLaunch& remote) {
   if (!remote.remote_shell.empty()) {
     settings.emplace_back("OMPI_MCA_plm", "rsh");
     settings.emplace_back("OMPI_MCA_plm_rsh_agent", remote.remote_shell);
-    // All daemons from here: another host may have no such shell.
+    // This host starts all daemons, because another host may not have this remote shell.
     settings.emplace_back("OMPI_MCA_plm_rsh_no_tree_spawn", "1");
   }
-  // The remote shell is called by the names that were given.
+  // The remote shell gets the host names exactly as they were given.
   settings.emplace_back("OMPI_MCA_orte_keep_fqdn_hostnames", "1");
   settings.insert(settings.end(), remote.environment.begin(), remote.environment.end());
   return settings;
 }
 
-// What Open MPI is told by its environment.
+// The settings that Open MPI gets through its environment.
 Settings MpiSettings(const LaunchOptions& options) {
   Settings settings =
       options.remote.has_value() ? SeveralHosts(*options.remote) : OneHost(options.directory);
@@ -55,7 +56,7 @@ Settings MpiSettings(const LaunchOptions& options) {
                                    // Containers forbid process_vm_readv.
                                    {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
                                    {"OMPI_MCA_mpi_yield_when_idle", "1"}});
-  if (geteuid() == 0) {  // as in a container; mpirun asks to be told twice
+  if (geteuid() == 0) {  // as in a container; mpirun wants two settings
     settings.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
     settings.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr std::int64_t kLargeBytes = 1 << 20;
-// A line that is longer is handed on in pieces.
+// A longer line is handed on in pieces.
 constexpr std::size_t kMaxLineBytes = 4 << 10;
 
 }  // namespace

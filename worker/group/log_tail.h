@@ -1,7 +1,7 @@
-// LogTail: hands on what another process prints to a file, line by line.
+// LogTail: hands on, line by line, what another process prints to a file.
 //
-// The file may grow without bound only if nobody takes its lines: once all were taken
-// and it is large, it is emptied (the writer appends). One thread.
+// LogTail empties the file once all of its lines were taken and it is large (the writer
+// appends). So the file grows without bound only if nobody takes its lines. One thread.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace flotilla {
 
 class LogTail {
  public:
-  // `name`: whose lines they are. The file may come into being later.
+  // `name`: the process that prints the lines. The file need not exist yet.
   LogTail(std::string name, std::string path) : name_(std::move(name)), path_(std::move(path)) {}
 
   const std::string& name() const { return name_; }
-  // Complete lines since the last call, of at most 64 KiB of the file; `at_end`: also
-  // the last one without its end.
+  // Returns the complete lines since the last call, from at most 64 KiB of the file. With
+  // `at_end` it also returns a last line that has no newline.
   std::vector<std::string> TakeLines(bool at_end);
 
  private:

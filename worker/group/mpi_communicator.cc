@@ -13,9 +13,9 @@ namespace {
 
 using std::chrono::microseconds;
 
-// As long as a wake-up takes.
+// A wake-up takes about this long.
 constexpr microseconds kSpin{30};
-// Between two looks, later on: doubled from the first to the last.
+// The naps between two polls after that. A nap doubles from the short to the long one.
 constexpr microseconds kShortNap{10}, kLongNap{160};
 constexpr std::uint32_t kBuffers = 2;
 
@@ -67,7 +67,8 @@ MpiCommunicator::MpiCommunicator(ParallelShape shape, std::uint32_t rank, const 
     MPI_Type_free(&row);
     column_types_.push_back(type);
   }
-  // Ranks connect at their first message to each other, and both must be here for it.
+  // Two ranks connect at their first message to each other, and both must take part. So all
+  // ranks exchange a message here.
   std::vector<int> greetings(2 * shape.ranks());
   MPI_Alltoall(greetings.data(), 1, MPI_INT, greetings.data() + shape.ranks(), 1, MPI_INT, world_);
 }
@@ -100,7 +101,7 @@ void MpiCommunicator::Await(std::vector<MPI_Request>& requests, bool spin) {
   requests.clear();
 }
 
-// Two buffers suffice, as all of an exchange has been sent and received when it returns.
+// Two buffers suffice, because an exchange returns only when all of it is sent and received.
 float* MpiCommunicator::Outgoing() { return outgoing_[exchanges_ % kBuffers].data(); }
 
 absl::Span<const float* const> MpiCommunicator::Exchange(std::int64_t count) {
@@ -157,7 +158,7 @@ void MpiCommunicator::ReceiveHidden(float* data, std::int64_t count) {
 
 void MpiCommunicator::SendMetadata(absl::Span<const std::byte> metadata) {
   if (static_cast<std::int64_t>(metadata.size()) > limits_.metadata_bytes) {
-    Abort();  // the limit follows from the options: an error of ours
+    Abort();  // the limit follows from the options, so this is a bug
     return;
   }
   Sent<std::vector<std::byte>>& slot = sent_metadata_[metadata_sent_++ % sent_metadata_.size()];

@@ -1,10 +1,10 @@
 // MpiCommunicator: a Communicator by MPI messages, for ranks that share no memory.
 //
-// All calls to MPI come from the thread that runs plans. Nothing is received that was
-// not asked for, and waits poll: for one wake-up's time at first, then with naps between,
-// so a wait that is long costs little. What was sent may still be on its way when a step
-// is over: Progress moves it on. Abort ends this rank's waits only: others wait until
-// the agent ends them.
+// All calls to MPI come from the thread that runs plans. A rank receives only what it has
+// asked for. A wait polls: without pauses for the time of one wake-up, then with naps in
+// between, so that a long wait costs little. A message may still be on its way when a step
+// is over; Progress moves it on. Abort ends the waits of this rank only: other ranks wait
+// until the agent ends them.
 #pragma once
 
 #include <mpi.h>
@@ -23,7 +23,7 @@ namespace flotilla {
 class MpiCommunicator final : public Communicator {
  public:
   // All ranks of MPI_COMM_WORLD, which are those of the shape, call it at the same time.
-  // `columns`: of each rank of this one's stage, those of a row of `vocab` logits that it
+  // `columns` says for each rank of this stage which columns of a row of `vocab` logits it
   // fills. `spin`: the host has a CPU for each compute thread of its ranks.
   MpiCommunicator(ParallelShape shape, std::uint32_t rank, const Limits& limits,
                   std::vector<IndexRange> columns, std::int64_t vocab, bool spin);
@@ -42,7 +42,7 @@ class MpiCommunicator final : public Communicator {
 
  private:
   using Buffer = AlignedBuffer<float>;
-  // A message to one or several ranks, on its way.
+  // A message on its way to one or several ranks.
   template <class Data>
   struct Sent {
     Data data;
@@ -54,26 +54,26 @@ class MpiCommunicator final : public Communicator {
   }
   MPI_Request Send(const void* data, std::int64_t count, MPI_Datatype type, int to, int tag);
   MPI_Request Receive(void* data, std::int64_t count, MPI_Datatype type, int from, int tag);
-  // Until all have ended, and forgets them; or after Abort.
+  // Waits until all requests have ended, or until Abort. Then forgets them.
   void Await(std::vector<MPI_Request>& requests, bool spin);
 
   const Limits limits_;
   const bool spin_;
   const std::uint32_t stage_begin_;  // first rank of this stage
   const std::vector<IndexRange> columns_;
-  MPI_Comm world_ = MPI_COMM_NULL;          // of these messages alone
+  MPI_Comm world_ = MPI_COMM_NULL;          // used by these messages alone
   std::vector<MPI_Datatype> column_types_;  // [tensor] a rank's columns of a row
   std::atomic<bool> aborted_{false};
 
-  // By number of the exchange, the tile, the hidden state, the step: each modulo how many
-  // there are.
+  // How many exchanges, tiles, hidden states and step metadata there were so far. Each
+  // number, modulo the count of its buffers below, picks a buffer.
   std::uint32_t exchanges_ = 0, tiles_ = 0, sent_ = 0, metadata_sent_ = 0;
   std::vector<Buffer> outgoing_;                             // [2]
-  std::vector<std::vector<Buffer>> parts_;                   // [2][tensor] of the others
+  std::vector<std::vector<Buffer>> parts_;                   // [2][tensor] parts of the others
   std::vector<Buffer> logits_;                               // [2]
   std::vector<Sent<Buffer>> hidden_;                         // [2]
   std::vector<Sent<std::vector<std::byte>>> sent_metadata_;  // [lag + 1]
-  std::deque<std::vector<std::byte>> own_metadata_;          // not taken
+  std::deque<std::vector<std::byte>> own_metadata_;          // not taken yet
   std::vector<std::vector<std::byte>> received_;  // [ranks] room for the metadata of a step
   std::vector<std::vector<std::byte>> metadata_;  // [ranks]
   std::vector<const float*> part_pointers_;

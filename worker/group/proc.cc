@@ -31,7 +31,7 @@ std::string ReadSome(const std::string& path, std::size_t limit) {
 }  // namespace
 
 char ProcessState(pid_t pid) {
-  // PID (NAME) STATE ...; the name may hold anything, brackets too.
+  // The format is PID (NAME) STATE ...; the name may hold any character, brackets too.
   const std::string stat = ReadSome(absl::StrCat("/proc/", pid, "/stat"), 512);
   const std::size_t end = stat.rfind(") ");
   return end == std::string::npos || end + 2 >= stat.size() ? 'X' : stat[end + 2];

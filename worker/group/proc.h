@@ -1,4 +1,4 @@
-// What /proc says about processes.
+// Reads the state of processes from /proc.
 #pragma once
 
 #include <sys/types.h>
@@ -8,11 +8,12 @@
 
 namespace flotilla {
 
-// The letter of /proc/PID/stat: R, S, D, T (stopped), Z (has ended) ...; X if there is no
-// such process.
+// Returns the state letter of /proc/PID/stat: R, S, D, T (stopped), Z (has ended) ...; X if
+// there is no such process.
 char ProcessState(pid_t pid);
 
-// Live processes that have these arguments, one after the other; this one excepted.
+// Returns the live processes whose command line has these arguments in a row. Leaves out
+// this process.
 std::vector<pid_t> ProcessesWithArguments(const std::vector<std::string>& arguments);
 
 // Whether the process of a pidfd has ended.

@@ -13,8 +13,8 @@
 namespace flotilla {
 namespace {
 
-// From mpirun to the last rank's hello: a fraction of a second, unless the machine has
-// other things to do.
+// The limit from the start of mpirun to the last rank's hello. This takes a fraction of a
+// second, unless the machine is busy with other work.
 constexpr std::int64_t kConnectLimitNs = 60'000'000'000;
 constexpr int kStopGraceMs = 1000;
 
@@ -159,8 +159,8 @@ void ProcessExecutor::Loop() {
     if (ended.ok()) continue;
     absl::MutexLock lock(&mu_);
     if (stopped_) return;
-    // Once it was ready it may be so again: a file that was replaced, memory that another
-    // took.
+    // A group that was ready once may become ready again: the cause may be a file that was
+    // replaced, or memory that another process took.
     if (!ready_once_ && IsPermanent(ended)) {
       refused_ = ended;
       return;
@@ -244,12 +244,12 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(int rank,
                                                                     const GroupEvent& event) {
   if (const auto* result = std::get_if<StepResult>(&event)) return TakeResult(*result);
   if (const auto* lost = std::get_if<Lost>(&event)) {
-    // Its tier's disk: the other ranks know nothing of it, and wait for this one.
+    // The disk of this rank's tier failed. The other ranks do not know and wait for this rank.
     if (lost->cause == Lost::Cause::kDied && options_.group.ranks > 1) {
       return End{.cause = RestartCause::kDied,
                  .detail = absl::StrCat("rank ", rank, ": ", lost->detail)};
     }
-    // Every rank finds the same fault in the same plan; the first one is received.
+    // Every rank finds the same fault in the same plan. Only the first report counts.
     if (incarnation_.stage == Stage::kReady && lost->epoch == last_epoch_) {
       BeginNextEpoch(LoseEpoch(lost->cause, lost->detail, /*with_started=*/false));
     }
@@ -262,7 +262,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(int rank,
 }
 
 std::optional<ProcessExecutor::End> ProcessExecutor::TakeResult(const StepResult& result) {
-  // What an epoch that has ended still brings.
+  // This result belongs to an epoch that has ended.
   if (incarnation_.stage != Stage::kReady || result.epoch != last_epoch_) return std::nullopt;
   {
     absl::MutexLock lock(&mu_);
@@ -340,7 +340,7 @@ void ProcessExecutor::EndEpochAsAsked() {
     absl::MutexLock lock(&mu_);
     if (!std::exchange(ending_, false)) return;
   }
-  // Unless it was lost otherwise in the meantime.
+  // The epoch may have been lost for another reason in the meantime.
   if (incarnation_.stage != Stage::kReady) return;
   BeginNextEpoch(LoseEpoch(Lost::Cause::kDigest, "the scheduler refused a result of this epoch",
                            /*with_started=*/false));
@@ -383,7 +383,7 @@ std::optional<WorkUnderway> ProcessExecutor::Underway(std::vector<MemberSample>*
   };
   switch (incarnation_.stage) {
     case Stage::kStarting:
-      // Loading takes what it takes; heartbeats tell that it goes on.
+      // Loading has no time limit; heartbeats show that it goes on.
       if (incarnation_.group->all_connected()) return std::nullopt;
       mark([&](int rank) { return incarnation_.group->pid(rank) == 0; });
       return incarnation_.beginning;
@@ -422,7 +422,7 @@ void ProcessExecutor::NoteRanks(const std::vector<MemberSample>& ranks) {
   NoteUsage();
 }
 
-// A new process of a rank counts from 0, the probe goes on.
+// The CPU time of a rank's new process begins at 0, but the probe keeps counting up.
 void ProcessExecutor::NoteUsage() {
   for (std::size_t rank = 0; rank < group_probe_.ranks.size(); ++rank) {
     const HeartbeatSlot& slot = incarnation_.group->slot(static_cast<int>(rank));
@@ -477,7 +477,7 @@ void ProcessExecutor::TearDown(const End& end) {
   incarnation_.group->Kill();
   ForwardLogs();
   log_->Debug("worker group killed", {{"ms", (clock_->NowNs() - detected_ns) / 1'000'000}});
-  // Results that were sent before the end are results.
+  // Results that ranks sent before their end still count.
   for (const RankGroup::Message& update : incarnation_.group->TakeRest().events) {
     if (update.event.ok() && std::holds_alternative<GroupEvent>(*update.event)) {
       const auto& event = std::get<GroupEvent>(*update.event);

@@ -1,10 +1,10 @@
-// ProcessExecutor: the StepExecutor whose ranks are processes, started by mpirun. The
-// heart of a worker group's agent.
+// ProcessExecutor: the StepExecutor whose ranks are processes, started by mpirun. It is
+// the main part of a worker group's agent.
 //
-// A plan goes to every rank over its socket from the thread that brings it; one thread
-// of this class listens to the ranks, watches their health, and starts the processes
-// again when a member dies, is stopped, falls silent or is stuck. Epochs that end for
-// another reason (the two sides disagree) keep their processes.
+// The thread that calls Execute sends the plan to every rank over the rank's socket. One
+// thread of this class, the watch thread, listens to the ranks, watches their health, and
+// starts the processes again when a member dies, is stopped, falls silent or is stuck.
+// When an epoch ends for another reason (the two sides disagree), the processes stay.
 #pragma once
 
 #include <array>
@@ -36,49 +36,49 @@ struct ProcessExecutorOptions {
 
 class ProcessExecutor final : public StepExecutor {
  public:
-  // `clock` is the system's monotonic one: ranks write its times too. It and `log`
-  // outlive the executor.
+  // `clock` is the system's monotonic clock, because ranks write its times too. `clock`
+  // and `log` outlive the executor.
   ProcessExecutor(ProcessExecutorOptions options, const Clock* clock, Logger* log);
   ~ProcessExecutor() override;
 
-  // Waits for the first Ready, for as long as processes that die before it can be started
-  // again. Fails when that makes no sense: a rank says that it cannot load the model, or
-  // there is no mpirun. CANCELLED: stopped meanwhile, by another thread.
+  // Waits for the first Ready, and starts processes that die before it again. Fails when a
+  // new start makes no sense: a rank says that it cannot load the model, or there is no
+  // mpirun. CANCELLED: another thread has called Stop meanwhile.
   absl::Status Start(ExecutorListener* listener) override;
   absl::Status Execute(StepPlan plan) override;
   void EndEpoch(Epoch epoch) override;
-  // Ranks have a second to end by themselves. Not from a listener's method; else any
-  // thread.
+  // Gives the ranks a second to end by themselves. Any thread may call it, but a listener's
+  // method must not.
   void Stop() override;
 
   const WorkerProbe& probe() const { return probe_; }
   const GroupProbe& group_probe() const { return group_probe_; }
 
  private:
-  // What the processes are doing.
+  // The stage that the processes have reached.
   enum class Stage : std::uint8_t {
     kStarting,   // until all have loaded the model
-    kBeginning,  // an epoch: until all have said so
+    kBeginning,  // until all have said that the epoch has begun
     kReady,
   };
-  // Of one incarnation of the processes. The watch thread's.
+  // The state of one incarnation of the processes. Only the watch thread uses it.
   struct Incarnation {
     std::unique_ptr<RankGroup> group;
     GroupWatch watch{WatchOptions{}};
     Stage stage = Stage::kStarting;
     bool was_ready = false;
-    WorkUnderway beginning;  // of kStarting, the connecting
+    WorkUnderway beginning;  // in kStarting: the connecting
     std::vector<std::optional<RankLoaded>> loaded;
     std::vector<std::optional<ExecutorDescription>> begun;
-    std::vector<std::int64_t> cpu_ns;  // of each rank, as far as the probe has it
+    std::vector<std::int64_t> cpu_ns;  // of each rank, as last added to the probe
     std::int64_t launched_ns = 0;
     std::int64_t next_look_ns = 0;
   };
   // Why an incarnation ends.
   struct End {
-    std::optional<RestartCause> cause;  // none: Stop, or it was refused
+    std::optional<RestartCause> cause;  // none: Stop, or a rank refused
     std::string detail;
-    absl::Status refused;  // by a rank, for good
+    absl::Status refused;  // a rank can never serve, for this reason
   };
   struct Unanswered {
     Step step;
@@ -93,7 +93,7 @@ class ProcessExecutor final : public StepExecutor {
 
   void Loop();
   bool WaitToLaunch(int failures) ABSL_LOCKS_EXCLUDED(mu_);
-  // One incarnation, from launch to wipe. OK if it was ready.
+  // Runs one incarnation, from launch to removal. Returns OK if it became ready.
   absl::Status Live();
   std::optional<End> Turn();
   std::optional<End> Take(const RankGroup::Message& update);
@@ -108,8 +108,8 @@ class ProcessExecutor final : public StepExecutor {
   void BeginNextEpoch(std::int64_t outstanding_ns);
   std::optional<End> FinishBeginning();
   void EndEpochAsAsked() ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the epoch for both sides; its plans are dropped. What they were predicted to
-  // take. Only in kReady.
+  // Ends the epoch for both sides and drops its plans. Returns the time that those plans
+  // were predicted to take. Called only in kReady.
   std::int64_t LoseEpoch(Lost::Cause cause, std::string detail, bool with_started)
       ABSL_LOCKS_EXCLUDED(mu_);
   void TearDown(const End& end);
@@ -125,7 +125,7 @@ class ProcessExecutor final : public StepExecutor {
   std::thread thread_;  // started under mu_, joined under join_mu_
   absl::Mutex join_mu_;
 
-  // The watch thread's.
+  // Only the watch thread uses these.
   Incarnation incarnation_;
   Epoch last_epoch_{0};  // the highest that was begun
 
@@ -140,7 +140,7 @@ class ProcessExecutor final : public StepExecutor {
   bool ending_ ABSL_GUARDED_BY(mu_) = false;  // EndEpoch was called
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool ready_once_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status refused_ ABSL_GUARDED_BY(mu_);  // why it never will be
+  absl::Status refused_ ABSL_GUARDED_BY(mu_);  // why it will never be ready
 };
 
 }  // namespace flotilla

@@ -32,17 +32,18 @@ extern "C" {  // glibc 2.36 does not say so itself
 namespace flotilla {
 namespace {
 
-// Killed processes are gone within milliseconds; one that hangs in the kernel is not
-// waited for any longer.
+// Killed processes are gone within milliseconds. Kill waits no longer than this for one that
+// hangs in the kernel.
 constexpr absl::Duration kKillLimit = absl::Seconds(5);
 constexpr absl::Duration kKillPeriod = absl::Milliseconds(1);
 constexpr int kLastBreathMs = 20;
-// So long a rank on another host is waited for; it ends by itself later.
+// How long Kill waits for ranks on other hosts. A slower rank ends by itself later.
 constexpr int kRemoteEndMs = 1000;
-// Of a connection in one go, 64 KiB each: more than a socket holds, and not so much that
-// a rank that never ends talking keeps the others and the watch waiting.
+// How many reads, of 64 KiB each, one connection gets in a row. That is more than a socket
+// holds, but a rank that never stops sending cannot make the other ranks and the watch wait.
 constexpr int kMaxReads = 64;
-// Connections before their hello: how many, and what they may take for it.
+// Limits of connections that have not said hello: their number, and the bytes and the time
+// of a hello.
 constexpr std::size_t kMaxStrangers = 16;
 constexpr std::size_t kMaxHelloBytes = 4096;
 constexpr absl::Duration kHelloLimit = absl::Seconds(5);
@@ -118,8 +119,8 @@ absl::Status RankGroup::ListenForHosts() {
 }
 
 absl::Status RankGroup::Spawn() {
-  // Ranks whose launcher has died become children of this process, which then can wait
-  // for them; else they would stay as zombies of whoever adopts them.
+  // With this setting, ranks whose launcher has died become children of this process, which
+  // can then reap them. Otherwise they would stay as zombies of the process that adopts them.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   LaunchOptions launch{.launcher = options_.launcher,
                        .command = options_.command,
@@ -299,7 +300,8 @@ bool RankGroup::TakeHello(Connection& connection, const RankHello& hello) {
   return true;
 }
 
-// As a rank of this host writes its slot itself, but by this host's clock.
+// Writes the slot of a rank on another host, as a rank of this host does itself. The time is
+// that of this host's clock.
 void RankGroup::TakeHeartbeat(int rank, const RankHeartbeat& beat) {
   HeartbeatSlot& slot = page_.slot(rank);
   slot.phase = static_cast<RankPhase>(beat.phase);
@@ -359,7 +361,7 @@ std::string RankGroup::ExitReport(int member) {
     }
     return absl::StrCat("mpirun (pid ", launcher_, "): ", how);
   }
-  // Its socket closes some microseconds before the process has ended.
+  // A rank's socket closes some microseconds before its process has ended.
   pollfd end{.fd = ranks_[member].pidfd.get(), .events = POLLIN, .revents = 0};
   const bool ended = poll(&end, 1, kLastBreathMs) > 0;
   const HeartbeatSlot& slot = page_.slot(member);
@@ -390,10 +392,11 @@ bool RankGroup::Reap() {
     if (waitpid(launcher_, nullptr, WNOHANG) == 0) return false;
     launcher_reaped_ = true;
   }
-  // From here on its children are this process's, or it has waited for them itself.
+  // The launcher has ended. Its children are now children of this process, or the launcher
+  // has reaped them itself.
   bool all = true;
   for (const Member& member : ranks_) {
-    // One on another host, or that was reaped by its launcher, is no child.
+    // A rank on another host, or one that its launcher has reaped, is no child.
     if (member.pid != 0) all &= waitpid(member.pid, nullptr, WNOHANG) != 0;
   }
   for (const pid_t stray : strays_) all &= waitpid(stray, nullptr, WNOHANG) != 0;
@@ -404,7 +407,8 @@ void RankGroup::Kill() {
   if (launcher_reaped_ || launcher_ == 0) return;
   const absl::Time limit = absl::Now() + kKillLimit;
   do {
-    // Ranks that have not connected yet, and those that the launcher starts meanwhile.
+    // This also finds ranks that have not connected yet, and ranks that the launcher starts
+    // meanwhile.
     for (const pid_t pid : FindMembers()) {
       kill(pid, SIGKILL);
       const bool known = pid == launcher_ ||
@@ -421,16 +425,16 @@ void RankGroup::Kill() {
   } while (absl::Now() < limit);
   if (!Remote()) return;
   AwaitRemoteEnds(kRemoteEndMs);
-  // What the launcher has started other hosts' daemons with: remote shells, which are
-  // children of this process now. It has no others.
+  // The launcher's remote shells, which start daemons on other hosts, are children of this
+  // process now. It has no other children.
   kill(-launcher_, SIGKILL);
   while (waitpid(-1, nullptr, WNOHANG) > 0) {
   }
 }
 
 void RankGroup::AwaitRemoteEnds(int limit_ms) {
-  // A rank ends when the agent has nothing more to say; one that is stopped, when its
-  // host's mpirun misses this one.
+  // A rank ends when the agent closes its sending side. A stopped rank ends when Open MPI on
+  // its host notices that the launcher here is gone.
   std::erase_if(connections_, [](const auto& connection) { return connection->rank < 0; });
   for (const auto& connection : connections_) shutdown(connection->socket.get(), SHUT_WR);
   const absl::Time limit = absl::Now() + absl::Milliseconds(limit_ms);

@@ -1,8 +1,8 @@
 // RankGroup: the processes of one incarnation of a worker group: mpirun and its ranks, the
-// sockets to them, and the directory that holds what they leave on disk.
+// sockets to them, and the directory that holds their files.
 //
-// Owner: ProcessExecutor; its watch thread makes every call but Send. It decides
-// nothing: it says what the members said and how they are, and kills them when told.
+// ProcessExecutor owns it; the watch thread makes every call but Send. A RankGroup decides
+// nothing: it reports the members' messages and states, and kills the members on request.
 #pragma once
 
 #include <sys/types.h>
@@ -31,8 +31,8 @@
 
 namespace flotilla {
 
-// A group whose ranks may be on other hosts: all of them talk to the agent by TCP, in
-// plain text, and show a token that each incarnation makes anew.
+// Options of a group whose ranks may be on other hosts. All ranks talk to the agent by TCP,
+// in plain text, and show it a token. Each incarnation makes a new token.
 struct HostOptions {
   std::string network;       // by which hosts reach each other, ADDRESS/BITS
   std::string hostfile;      // Open MPI's; empty: `hosts`, or as the environment says (Slurm)
@@ -42,8 +42,8 @@ struct HostOptions {
 };
 
 struct RankGroupOptions {
-  // The program of a rank and its arguments; --group-dir DIR and --heartbeats PATH, or
-  // --agent HOST:PORT, are added.
+  // The program of a rank and its arguments. Launch adds --group-dir DIR and
+  // --heartbeats PATH, or --agent HOST:PORT.
   std::vector<std::string> command;
   int ranks = 1;
   std::string launcher = "mpirun";  // found by PATH
@@ -53,19 +53,20 @@ struct RankGroupOptions {
 
 class RankGroup {
  public:
-  // Starts the job; the ranks connect by and by. NOT_FOUND: there is no such launcher;
-  // INVALID_ARGUMENT: `temporary` is too long a path for a socket, or the network none that
-  // this host is in; UNAVAILABLE: the system lacks something just now.
+  // Starts the job; the ranks connect later. NOT_FOUND: there is no such launcher;
+  // INVALID_ARGUMENT: `temporary` is too long a path for a socket, or this host is not in
+  // the network; UNAVAILABLE: the system lacks something now.
   static absl::StatusOr<std::unique_ptr<RankGroup>> Launch(const RankGroupOptions& options);
-  // Kills what lives.
+  // Kills all members that live.
   ~RankGroup();
 
   // Queues an encoded RankCommand of at most kMaxFrameBytes for every rank that has
-  // connected; never blocks. What a socket does not take at once is kept, so the caller
-  // bounds the commands that are unanswered. Any thread.
+  // connected; never blocks. Keeps what a socket does not take at once, so the caller must
+  // bound the number of unanswered commands. Any thread may call it.
   void Send(absl::string_view message) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What a rank said; INVALID_ARGUMENT: no message, and its socket is closed now.
+  // A message of a rank. INVALID_ARGUMENT: it was not valid, and the rank's socket is closed
+  // now.
   struct Message {
     int rank = 0;
     absl::StatusOr<RankEvent> event;
@@ -79,35 +80,36 @@ class RankGroup {
   // Ends a Wait, this one or the next. Any thread.
   void Wake();
 
-  // How the members are now: the launcher, and the ranks in order.
+  // The present state of the members: the launcher, and the ranks in order.
   MemberSample Launcher() const;
   std::vector<MemberSample> Ranks() const;
   const HeartbeatSlot& slot(int rank) const { return page_.slot(rank); }
   bool all_connected() const { return connected_ == options_.ranks; }
-  // Where ranks of other hosts connect, host:port.
+  // The address where ranks of other hosts connect, host:port.
   const std::string& agent() const { return agent_; }
   pid_t launcher_pid() const { return launcher_; }
   pid_t pid(int rank) const { return ranks_[rank].pid; }  // 0: has not connected
-  // "rank 1 (pid 123): signal 6", as far as it is known; Verdict::kLauncher too.
+  // Returns "rank 1 (pid 123): signal 6", as far as it is known. `member` is a rank or
+  // Verdict::kLauncher.
   std::string ExitReport(int member);
 
-  // Complete lines that members have printed since the last call: who, and the line.
-  // A bounded number of them.
+  // Returns complete lines that members have printed since the last call, as pairs of the
+  // member's name and the line. Returns a bounded number of them.
   std::vector<std::pair<std::string, std::string>> TakeLogLines();
 
-  // Kills every member and waits until all are gone. What they said before their end can
-  // still be had from TakeRest.
+  // Kills every member and waits until all are gone. TakeRest then returns what they sent
+  // before their end.
   void Kill();
   Received TakeRest();
-  // Closes the sockets, so that the ranks end by themselves, gives them `grace_ms` for
-  // it, and kills what is left.
+  // Closes the sockets, so that the ranks end by themselves. Gives them `grace_ms` to do
+  // so, and kills those that are left.
   void Close(int grace_ms);
 
  private:
   struct Connection {
     UniqueFd socket;
     FrameReader reader;
-    int rank = -1;  // until it has said hello
+    int rank = -1;  // -1 until it has said hello
     pid_t pid = 0;
     absl::Time accepted;
   };
@@ -121,27 +123,27 @@ class RankGroup {
   RankGroup(RankGroupOptions options, GroupDirectory directory, HeartbeatPage page);
   absl::Status Listen();
   absl::Status ListenForHosts();
-  // Where ranks knock.
+  // The socket on which ranks connect.
   const UniqueFd& listener() const { return Remote() ? tcp_ : local_; }
   absl::Status Spawn();
   void Accept();
-  // Reads what is there; false: the connection is over.
+  // Reads what has arrived. Returns false if the connection is over.
   bool Read(Connection& connection, std::vector<Message>* events);
   bool TakeHello(Connection& connection, const RankHello& hello);
   void TakeHeartbeat(int rank, const RankHeartbeat& beat);
   bool Remote() const { return options_.hosts.has_value(); }
-  // Reads what ranks on other hosts still say until they have closed their sockets, for
+  // Reads what ranks on other hosts still send until they have closed their sockets, for
   // `limit_ms` at most.
   void AwaitRemoteEnds(int limit_ms);
   void ReadAll(Received* received);
   void Drop(Connection& connection);
   void Flush() ABSL_LOCKS_EXCLUDED(mu_);
   void FlushRank(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Live processes of this job, by the directory that all their command lines name: known
-  // ones, and ranks that have not connected yet.
+  // Finds the live processes of this job by the directory that all their command lines
+  // name: known ones, and ranks that have not connected yet.
   std::vector<pid_t> FindMembers() const;
   bool AllRanksGone() const;
-  // Whether every known member is gone; those that are children are waited for.
+  // Returns whether every known member is gone. Reaps those that are children.
   bool Reap();
 
   const RankGroupOptions options_;
@@ -158,11 +160,12 @@ class RankGroup {
   std::vector<pid_t> strays_;  // members found that never said hello
   int connected_ = 0;
   std::vector<LogTail> logs_;  // of the ranks, then of the launcher
-  std::string agent_, token_;  // what ranks of other hosts are told
+  std::string agent_, token_;  // passed to ranks of other hosts
   Received rest_;              // read while the group was killed
 
   absl::Mutex mu_;
-  // By rank: where commands go, -1 if nowhere; and what the socket has not taken.
+  // By rank: the socket for commands, -1 if there is none; and the bytes that the socket has
+  // not taken.
   std::vector<int> sockets_ ABSL_GUARDED_BY(mu_);
   std::vector<std::string> unsent_ ABSL_GUARDED_BY(mu_);
 };

@@ -33,14 +33,14 @@
 namespace flotilla {
 namespace {
 
-// Between two looks at what other ranks have not got yet, while there is no plan.
+// The time between two calls of Progress while there is no plan.
 constexpr int kProgressMs = 1;
 
-// Signals that a rank can leave a word about before it dies of them.
+// Signals that a rank can report in its slot before it dies of them.
 constexpr int kDeadlySignals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGABRT,
                                   SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 
-// Signal handlers take no argument of ours, so this has to be global.
+// A signal handler takes no argument of ours, so this pointer has to be global.
 HeartbeatSlot* g_slot = nullptr;
 
 void NoteSignal(int number) {
@@ -51,8 +51,8 @@ void NoteSignal(int number) {
 
 void NoteExit(int code, void*) { g_slot->exit_plus_one.store(code + 1, std::memory_order_relaxed); }
 
-// What is printed goes to a file of the agent's directory: mpirun would stop a rank
-// whose output it does not read, and the agent says whose output it is.
+// Sends the output of this process to a file in the agent's directory. mpirun would block a
+// rank whose output it does not read, and with files the agent can name the rank of a line.
 void RedirectOutput(const std::string& directory) {
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   const std::string path =
@@ -86,13 +86,13 @@ absl::StatusOr<UniqueFd> ConnectToAgent(const std::string& path) {
 
 std::int64_t MonotonicNs() { return SteadyClock().NowNs(); }
 
-// The socket to the agent. Two threads write to it if heartbeats go by it.
+// The socket to the agent. Two threads write to it if it carries the heartbeats.
 class AgentSocket {
  public:
   AgentSocket(UniqueFd socket, bool remote) : socket_(std::move(socket)), remote_(remote) {}
 
   int fd() const { return socket_.get(); }
-  // The agent sees the heartbeat slot only by what is sent of it.
+  // True if the agent sees the heartbeat slot only by the messages that SendHeartbeat sends.
   bool remote() const { return remote_; }
 
   absl::Status Send(const RankEvent& event) {
@@ -115,7 +115,7 @@ class AgentSocket {
   absl::Mutex mu_;
 };
 
-// Enters what this process uses.
+// Enters the CPU time and memory of this process in its slot.
 void NoteUsage(int statm, HeartbeatSlot* slot) {
   timespec used{};
   if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used) == 0) {
@@ -134,9 +134,9 @@ struct HeartArguments {
   AgentSocket* agent;
 };
 
-// The heartbeat, and the end of the process when the agent is gone. A plain thread: it
-// waits for nothing but the time, so it beats for as long as the process is let run (and,
-// where it beats by the socket, the agent reads).
+// Writes the heartbeat, and ends the process when the agent is gone. The plain thread that
+// runs it waits for nothing but the time, so it beats as long as the system lets the process
+// run (and, if it beats by the socket, as long as the agent reads).
 void* Beat(void* argument) {
   const HeartArguments heart = *static_cast<HeartArguments*>(argument);
   const UniqueFd statm(open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
@@ -156,7 +156,7 @@ class RankProcess {
  public:
   RankProcess(AgentSocket* agent, HeartbeatSlot* slot) : agent_(*agent), slot_(*slot) {}
 
-  // Until the agent goes away, or what it says makes no sense.
+  // Serves until the agent goes away or sends an invalid message.
   absl::Status Serve(int rank, int size, const MakeRunner& make) {
     slot_.phase = RankPhase::kLoading;
     auto runner = make(rank, size);
@@ -182,7 +182,7 @@ class RankProcess {
   absl::Status Handle(const RankCommand& command) {
     if (const auto* begin = std::get_if<BeginEpoch>(&command)) return Begin(begin->epoch);
     const auto& plan = std::get<StepPlan>(command);
-    // The rest of an epoch that has failed.
+    // Such a plan belongs to the rest of an epoch that has failed.
     if (!epoch_.has_value() || plan.epoch != *epoch_) return absl::OkStatus();
     return Run(plan);
   }
@@ -200,7 +200,7 @@ class RankProcess {
     slot_.started_step = plan.step.value();
     slot_.phase = RankPhase::kRunning;
     absl::Status sent;
-    // Should the step be the end of this process, the agent knows of it.
+    // If the step ends this process, the agent then knows that the step had started.
     if (agent_.remote()) sent = agent_.SendHeartbeat(slot_);
     if (!sent.ok()) return sent;
     auto result = runner_->Run(plan);
@@ -248,12 +248,12 @@ class RankProcess {
 
 void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
   const bool remote = !options.agent.empty();
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // should mpirun go without a word
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // in case mpirun dies and ends no rank
   std::signal(SIGPIPE, SIG_IGN);
-  if (!remote) RedirectOutput(options.group_directory);  // else mpirun takes it along
+  if (!remote) RedirectOutput(options.group_directory);  // else mpirun forwards the output
 
   int provided = 0, rank = 0, size = 0;
-  // One thread calls MPI, the one that runs plans.
+  // Only the thread that runs plans calls MPI.
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS ||
       MPI_Comm_rank(MPI_COMM_WORLD, &rank) != MPI_SUCCESS ||
       MPI_Comm_size(MPI_COMM_WORLD, &size) != MPI_SUCCESS) {
@@ -271,7 +271,7 @@ void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
   if (!socket.ok()) Fail(socket.status());
   static AgentSocket agent(*std::move(socket), remote);
   const char* token = std::getenv(kTokenVariable);
-  // Before any heartbeat.
+  // The hello goes out before any heartbeat.
   const absl::Status hello = agent.Send(RankHello{.rank = static_cast<std::uint32_t>(rank),
                                                   .size = static_cast<std::uint32_t>(size),
                                                   .token = token == nullptr ? "" : token,
@@ -288,8 +288,8 @@ void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
   RankProcess process(&agent, g_slot);
   const absl::Status ended = process.Serve(rank, size, make);
   if (!absl::IsUnavailable(ended)) Fail(ended);
-  // Not MPI_Finalize: it would wait for ranks that may be dead. Nor destructors: memory
-  // goes with the process.
+  // This skips MPI_Finalize, which would wait for ranks that may be dead, and destructors,
+  // because the system frees the memory with the process.
   _exit(0);
 }
 

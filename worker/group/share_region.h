@@ -9,8 +9,8 @@
 namespace flotilla {
 
 // All ranks call it at the same time, with the same size, after MPI_Init. The memory has
-// no name in any file system and goes with the ranks. RESOURCE_EXHAUSTED: there is none,
-// on this rank or on all.
+// no name in any file system and is freed when the ranks end. RESOURCE_EXHAUSTED: there is
+// not enough memory, on this rank or on all.
 absl::StatusOr<SharedRegion> ShareRegion(std::int64_t bytes);
 
 }  // namespace flotilla

@@ -1,5 +1,5 @@
-// Starts a program that outlives nobody by accident: in a process group of its own, with
-// signals as a fresh process has them and no descriptor but its output.
+// Starts a program that inherits nothing by accident. It gets a process group of its own,
+// the signal settings of a fresh process, and no descriptor but its output.
 #pragma once
 
 #include <sys/types.h>
@@ -17,8 +17,8 @@ struct SpawnOptions {
   int output = -1;                       // standard output and error; stays the caller's
 };
 
-// The pid of a child that is to be waited for. NOT_FOUND: no such program; UNAVAILABLE: it
-// cannot be started now.
+// Returns the pid of a child, for which the caller must wait. NOT_FOUND: there is no such
+// program; UNAVAILABLE: it cannot be started now.
 absl::StatusOr<pid_t> Spawn(SpawnOptions options);
 
 // This process's environment.

@@ -44,7 +44,7 @@ Daemon::Daemon(Daemons* owner, pid_t pid, UniqueFd pidfd, UniqueFd output)
 Daemon::~Daemon() {
   if (!HasEnded(pidfd_.get())) {
     kill(-pid_, SIGTERM);
-    kill(-pid_, SIGCONT);  // one that is stopped receives nothing
+    kill(-pid_, SIGCONT);  // a stopped process would not act on SIGTERM
     EndsWithin(pidfd_.get(), kGraceMs);
   }
   kill(-pid_, SIGKILL);  // the ranks of its process group, too
@@ -87,7 +87,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemons::Start(const std::vector<std::st
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return Failed("a pipe");
   UniqueFd from(ends[0]), to(ends[1]);
-  fcntl(to.get(), F_SETFL, 0);  // what prints waits until it is read
+  fcntl(to.get(), F_SETFL, 0);  // blocking: a writer waits until its output is read
   SpawnOptions options{.words = {program_}, .environment = OwnEnvironment(), .output = to.get()};
   options.words.insert(options.words.end(), arguments.begin(), arguments.end());
 
@@ -118,8 +118,8 @@ void Daemons::Forget(pid_t pid) {
   absl::MutexLock lock(&mu_);
   waitpid(pid, nullptr, WNOHANG);
   pids_.erase(pid);
-  // Ranks whose daemon has ended become children of this process if it is a container's
-  // first, and stay there until somebody waits for them.
+  // If this process is the first of a container, ranks whose daemon has ended become its
+  // children. They stay as zombies until this process waits for them.
   siginfo_t info{};
   while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0 &&
          pids_.count(info.si_pid) == 0) {

@@ -1,5 +1,5 @@
 // Daemons: the Open MPI daemons (orted) that this host runs for worker groups whose agent
-// is elsewhere. A daemon starts ranks, and ends with its Daemon.
+// is on another host. A daemon process starts ranks, and ends with its Daemon object.
 #pragma once
 
 #include <sys/types.h>
@@ -20,11 +20,11 @@ namespace flotilla {
 
 class Daemons;
 
-// One running process. One thread.
+// One running daemon process. One thread uses it.
 class Daemon {
  public:
-  // Ends it: by SIGTERM, on which it ends its ranks and removes its files, and what is left
-  // after a second by SIGKILL.
+  // Ends the daemon by SIGTERM, on which the daemon ends its ranks and removes its files.
+  // Kills what is left after a second by SIGKILL.
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
@@ -33,7 +33,7 @@ class Daemon {
     std::string output;            // since the last call, 64 KiB at most
     std::optional<int> exit_code;  // it has ended, and nothing is left of its output
   };
-  // As soon as there are any, or after `timeout_ms`.
+  // Returns an update as soon as there is one, or after `timeout_ms`.
   Update Wait(int timeout_ms);
 
  private:
@@ -48,7 +48,7 @@ class Daemon {
   bool closed_ = false;  // nobody prints any more
 };
 
-// Any thread.
+// All daemons of this host. Any thread may use it.
 class Daemons {
  public:
   static constexpr std::size_t kMaxDaemons = 16;
@@ -58,7 +58,8 @@ class Daemons {
   // `program`: found by PATH.
   explicit Daemons(std::string program) : program_(std::move(program)) {}
 
-  // The errors of flotilla.v1.Host.Run. This outlives what it returns.
+  // Starts a daemon. Errors as for flotilla.v1.Host.Run. The Daemons object outlives the
+  // Daemon that it returns.
   absl::StatusOr<std::unique_ptr<Daemon>> Start(const std::vector<std::string>& arguments)
       ABSL_LOCKS_EXCLUDED(mu_);
   std::size_t running() const ABSL_LOCKS_EXCLUDED(mu_);

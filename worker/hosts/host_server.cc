@@ -10,10 +10,10 @@
 namespace flotilla {
 namespace {
 
-// Between two looks at whether the call was cancelled.
+// The time between two checks whether the call was cancelled.
 constexpr int kLookMs = 50;
 
-// A thread of gRPC's per call: there are few, and each waits for a process.
+// Each call has a gRPC thread of its own: there are few calls, and each waits for a process.
 class Service final : public v1::Host::Service {
  public:
   Service(std::string program, Logger* log) : daemons_(std::move(program)), log_(log) {}
@@ -27,7 +27,7 @@ class Service final : public v1::Host::Service {
       return ToGrpcStatus(daemon.status(), {});
     }
     log_->Info("daemon started for a worker group", {{"peer", context->peer()}});
-    // The call's own metadata: the caller learns that it has begun.
+    // Sends the call's initial metadata, so that the caller learns that the call has begun.
     events->SendInitialMetadata();
     while (!context->IsCancelled()) {
       Daemon::Update update = (*daemon)->Wait(kLookMs);

@@ -1,8 +1,9 @@
 // HostServer: the gRPC endpoint of a host that lends itself to worker groups,
 // flotilla.v1.Host.
 //
-// Who may call it can have this host run anything, as agents can on theirs: a daemon of
-// Open MPI runs what its mpirun says. So only members of the fleet may.
+// A caller can make this host run any program, just as an agent can on its own host,
+// because a daemon of Open MPI runs what its mpirun says. So only members of the fleet may
+// call it.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +23,10 @@ struct HostServerOptions {
 
 class HostServer {
  public:
-  // Serves when it returns. UNAVAILABLE: the address cannot be listened on. `log` outlives it.
+  // The server serves once Start returns. UNAVAILABLE: it cannot listen on the address.
+  // `log` outlives the server.
   static absl::StatusOr<std::unique_ptr<HostServer>> Start(HostServerOptions options, Logger* log);
-  // Stops, unless stopped.
+  // Stops the server, unless it is stopped.
   virtual ~HostServer() = default;
 
   virtual std::uint16_t port() const = 0;

@@ -13,10 +13,11 @@
 namespace flotilla {
 namespace {
 
-// What a shell would act on in a word. Of $ and ` inside quotes as well.
+// The characters in a word on which a shell would act. It acts on $ and ` inside quotes too.
 constexpr std::string_view kShellCharacters = "\"'\\$`;&|<>()*?~#\n";
 
-// A word as it is, or in double quotes. None: a shell would make something else of it.
+// Returns a word that is plain or in double quotes, without the quotes. None: a shell would
+// turn the word into something else.
 std::optional<std::string> Unquote(const std::string& word) {
   const absl::string_view trimmed = absl::StripAsciiWhitespace(word);
   std::string_view text(trimmed.data(), trimmed.size());

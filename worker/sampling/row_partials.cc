@@ -112,7 +112,7 @@ RowPartial CandidatesPartial(const kernels::Ops& ops, const VocabularyShard& sha
 
 void Append(RowPartial next, RowPartial& row) {
   row.stats.insert(row.stats.end(), next.stats.begin(), next.stats.end());
-  // Ties take the lowest id, which the shards before have.
+  // Of equal scores the lowest id wins, and the earlier shards have the lower ids.
   if (next.winner.score > row.winner.score) {
     row.winner = next.winner;
     row.logit = next.logit;

@@ -1,10 +1,10 @@
-// A row of logits of which several ranks hold a shard each: what one shard says about
-// it, and what all of them say together.
+// Sampling from a row of logits of which several ranks hold a shard each. The functions
+// compute the partial result of one shard, and the result of all shards together.
 //
-// So ranks send each other some numbers and not full rows: where a token is drawn from
-// all that the row has (NeedsFullRow says where not), and for log-probabilities. Pure
-// functions; the outcome is that of sampler.h for the full row, bit for bit, however the
-// vocabulary is sharded.
+// With partial results, ranks send each other a few numbers and not full rows. This works
+// for log-probabilities, and for tokens whose shards can be judged one by one (NeedsFullRow
+// says which tokens need the full row). All functions are pure. The outcome is that of
+// sampler.h for the full row, bit for bit, however the vocabulary is sharded.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +25,15 @@ namespace flotilla {
 // Consecutive tokens of the vocabulary.
 struct VocabularyShard {
   TokenId first_token = 0;
-  // The sizes, in tokens, of the complete subtrees that it consists of, in the tree of
-  // chunks by which Ops::softmax_stats adds a row.
+  // The sizes, in tokens, of the complete subtrees that make up the shard. They belong to
+  // the tree of chunks by which Ops::softmax_stats adds a row.
   std::vector<std::int32_t> subtrees;
 };
 
 // The shards of a vocabulary.
 class VocabularyShards {
  public:
-  // `shards` follow each other from token 0 to the last, each from a multiple of
+  // `shards` follow each other from token 0 to the last token. Each begins at a multiple of
   // kernels::kVocabularyChunk. None may be empty.
   explicit VocabularyShards(absl::Span<const IndexRange> shards);
 
@@ -49,17 +49,17 @@ class VocabularyShards {
   TreeProgram tree_;
 };
 
-// What consecutive shards say about a row.
+// The partial result of consecutive shards of a row.
 struct RowPartial {
   std::vector<kernels::SoftmaxStats> stats;  // of their subtrees
-  // The token of theirs that would be the row's, and by what: -infinity for none.
+  // The best token of these shards for the draw, and its score; -infinity: there is none.
   kernels::TokenScore winner{0, -std::numeric_limits<float>::infinity()};
   float logit = -std::numeric_limits<float>::infinity();  // of the winner
   std::vector<kernels::TokenScore> best;                  // by logit, best first
 };
 
-// What SampleRow, RowLogprobs and RowCandidates do, of one shard's `logits`. The
-// parameters are such that no whole row is needed.
+// These do for one shard's `logits` what SampleRow, RowLogprobs and RowCandidates do for a
+// row. The parameters must be such that no full row is needed (NeedsFullRow).
 RowPartial SamplePartial(const kernels::Ops& ops, const VocabularyShard& shard,
                          absl::Span<const float> logits, const SamplingParams& sampling,
                          const LogprobSpec& logprobs, const TokenPosition& position);
@@ -68,11 +68,12 @@ RowPartial LogprobsPartial(const kernels::Ops& ops, const VocabularyShard& shard
 RowPartial CandidatesPartial(const kernels::Ops& ops, const VocabularyShard& shard,
                              absl::Span<const float> logits, std::uint32_t count);
 
-// Adds the shard that follows those of `row`.
+// Adds to `row` the partial of the shard that follows those of `row`.
 void Append(RowPartial next, RowPartial& row);
 
-// What the shards of a whole row say. `row` has the statistics of all subtrees, and `top`
-// was the same for all shards. INTERNAL: the row, or what was made of it, has no softmax.
+// These compute the result of a whole row. `row` has the statistics of all subtrees, and
+// `top` was the same for all shards. INTERNAL: the row, or the changed row from which the
+// token is drawn, has no softmax.
 absl::StatusOr<SampledToken> ConcludeToken(const RowPartial& row,
                                            const VocabularyShards& vocabulary, std::int32_t top);
 absl::StatusOr<std::vector<TopLogprob>> ConcludeCandidates(const RowPartial& row,

@@ -24,7 +24,7 @@ static_assert(BeamOptions::kMaxCandidates <= kMaxTopN && LogprobSpec::kMaxTop <=
 // Logits scaled at a time, on the stack.
 constexpr std::size_t kChunk = kernels::kVocabularyChunk;
 
-// One row, its parameters and what is known of it.
+// One row, its parameters and its statistics.
 struct Row {
   const kernels::Ops& ops;
   absl::Span<const float> logits;
@@ -77,8 +77,8 @@ float Weight(const Row& row, float logit, float inverse_temperature) {
   return kernels::Exp((logit - row.stats.max) * inverse_temperature);
 }
 
-// The mass of the whole row. Chunks of 1,024 as softmax_stats sums them, added
-// in ascending order.
+// The mass of the whole row. It adds chunks of 1,024, as softmax_stats sums them, in
+// ascending order.
 double TotalWeight(const Row& row, float inverse_temperature) {
   double total = 0;
   std::array<float, kChunk> scaled;
@@ -96,10 +96,10 @@ double TotalWeight(const Row& row, float inverse_temperature) {
   return total;
 }
 
-// A logit such that top-p cannot need any below it: all of them together, n
-// times the mass at that distance from the best, have less than the 1 - top_p
-// that may be left out (the best alone has mass 1). One more in the exponent
-// covers rounding.
+// Returns a logit such that top-p cannot need any token below it. All tokens below it
+// together have at most n times the mass at that distance from the best token, which is
+// less than the 1 - top_p that may be left out (the best token alone has mass 1). One more
+// in the exponent covers rounding.
 float NucleusFloor(const Row& row, float top_p, float temperature) {
   const float distance = kernels::Log(static_cast<float>(row.size()) / (1.0f - top_p)) + 1.0f;
   return row.stats.max - distance * temperature;
@@ -165,8 +165,8 @@ bool Penalises(const SamplingParams& sampling) {
 void Penalise(const SamplingParams& sampling, const TokenPosition& position, TokenId first_token,
               absl::Span<float> logits) {
   constexpr std::uint32_t kInPrompt = 1u << 31;
-  // By position in `logits`: how often a token is in the output, and kInPrompt. Zero between
-  // calls.
+  // For each position in `logits`: how often the token is in the output, and kInPrompt. All
+  // entries are zero between calls.
   static thread_local std::vector<std::uint32_t> seen;
   if (seen.size() < logits.size()) seen.resize(logits.size());
   const auto each = [&](absl::Span<const TokenId> tokens, auto fn) {

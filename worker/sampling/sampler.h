@@ -1,29 +1,29 @@
-// From one row of logits to a token, and to log-probabilities.
+// Turns one row of logits into a token, and into log-probabilities.
 //
-// Pure functions: the outcome depends on the row, the parameters and the position
-// of the token (sequence, output index, what comes before) alone, bit for bit on
-// every instruction path. No state; no allocation in the greedy path but for the
-// list of best tokens; any number of threads.
+// All functions are pure: the outcome depends on the row, the parameters and the position
+// of the token (sequence, output index, preceding tokens) alone, bit for bit on every
+// instruction path. They keep no state. The greedy path allocates nothing but the list of
+// best tokens. Any number of threads may call them.
 //
 // How a token is drawn:
-//   Stop tokens that may not come yet get -infinity, then the bias is added, then
+//   First, stop tokens that may not come yet get -infinity. Then the bias is added. Then
 //     the penalties are applied: repetition, frequency, presence (SamplingParams).
-//   temperature 0 (or below kMinTemperature): arg-max of these logits, ties to
-//     the lowest id.
-//   else: min-p keeps every logit not below max + T ln(min_p), top-k every one not
-//     below the k-th largest, so ties with it stay. Top-p then takes the kept
-//     tokens by descending logit, ascending id, until their mass,
-//     softmax(logits / T) over what was kept, reaches top_p; the token that reaches
-//     it is in. Among what is left the largest
-//     logit / T + Gumbel noise wins, which samples exactly their softmax; the
-//     noise is a hash of (SequenceSeed(seed, sequence), output index, token id).
+//   With temperature 0 (or below kMinTemperature) the arg-max of these logits wins; of
+//     equal logits the lowest id wins.
+//   Otherwise min-p keeps every logit not below max + T ln(min_p), and top-k keeps every
+//     logit not below the k-th largest, so ties with it stay. Top-p then takes the kept
+//     tokens by descending logit, ascending id, until their mass, softmax(logits / T)
+//     over the kept tokens, reaches top_p; the token that reaches it is included. Among
+//     the tokens that are left the largest logit / T + Gumbel noise wins, which samples
+//     exactly their softmax. The noise is a hash of (SequenceSeed(seed, sequence), output
+//     index, token id).
 // Log-probabilities are natural logs of softmax(raw logits) over the whole
 // vocabulary, whatever was changed or kept.
 //
-// A row with a NaN, with +infinity or with nothing above -infinity has no
-// softmax: INTERNAL, which fails the request that it belongs to and no other.
-// Single logits of -infinity are fine: they are never drawn nor listed. (A whole
-// chunk of 1,024 NaNs beside sound ones counts as -infinity: softmax_stats.)
+// A row with a NaN, with +infinity or with nothing above -infinity has no softmax. The
+// functions then return INTERNAL, which fails the request of the row and no other request.
+// Single logits of -infinity are valid: such tokens are never drawn or listed. (A whole
+// chunk of 1,024 NaNs beside valid chunks counts as -infinity: softmax_stats.)
 #pragma once
 
 #include <cstdint>
@@ -41,37 +41,40 @@ namespace flotilla {
 // 1 / T times a logit must stay far from overflow.
 inline constexpr float kMinTemperature = 1e-6f;
 
-// The position of a token. Sequence and index are, with the seed, the key of its noise.
+// The position of a token. The sequence, the output index and the seed are the key of the
+// token's noise.
 struct TokenPosition {
   SequenceIndex sequence;
   std::uint32_t output_index = 0;
-  // What comes before it, all inside the vocabulary: the prompt, the output, and
-  // drafts for the end of the output.
+  // The tokens before it, all inside the vocabulary: the prompt, the output, and drafts for
+  // the end of the output.
   absl::Span<const TokenId> prompt, output, drafts;
   // Stop tokens that may not come yet (StopRule::min_tokens). A model's file may name
   // some that its vocabulary does not have.
   absl::Span<const TokenId> banned;
 };
 
-// The position after `known`, whose last `outputs` tokens are output, and `drafts`. Views
-// into what it was given.
+// Returns the position after `known` and `drafts`. The last `outputs` tokens of `known` are
+// output. The result holds views into the arguments.
 TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
                             std::uint32_t outputs, absl::Span<const TokenId> drafts,
                             const StopRule& stop);
 
-// What the random part of a token at this position is made from.
+// The key of the noise of a token at this position.
 kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPosition& position);
 
-// What a token is drawn from where there are stop tokens that may not come, biases or
-// penalties: `logits` are those of tokens first_token, first_token + 1, ...
+// ChangesLogits says whether stop tokens that may not come yet, biases or penalties change
+// the logits before a token is drawn. ChangeLogits makes these changes; `logits` are those
+// of tokens first_token, first_token + 1, ...
 bool ChangesLogits(const SamplingParams& sampling, const TokenPosition& position);
 void ChangeLogits(const SamplingParams& sampling, const TokenPosition& position,
                   TokenId first_token, absl::Span<float> logits);
 
-// False: shards of the row say enough each by itself to draw the token (row_partials.h).
+// Whether drawing the token needs the full row. False: the partials of the row's shards are
+// enough (row_partials.h).
 bool NeedsFullRow(const SamplingParams& sampling);
 
-// The log-sum-exp of a row by its statistics. INTERNAL: it has no softmax.
+// The log-sum-exp of a row, from its statistics. INTERNAL: the row has no softmax.
 absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats);
 
 // Draws a token from `logits` [vocab] fp32. `top` holds the output_top best
@@ -80,14 +83,14 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
                                        const SamplingParams& sampling, const LogprobSpec& logprobs,
                                        const TokenPosition& position);
 
-// The log-probability of `token`, which is known (a prompt token), and the `top`
+// Returns the log-probability of `token`, which is known (a prompt token), and the `top`
 // (0..LogprobSpec::kMaxTop, or kOff) best tokens. `token` is in the vocabulary.
 absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,
                                          TokenId token, std::int32_t top);
 
-// The `count` (1..BeamOptions::kMaxCandidates) most likely tokens with their
-// log-probabilities, best first, ties by the lower id. Fewer where the vocabulary
-// has no more above -infinity.
+// Returns the `count` (1..BeamOptions::kMaxCandidates) most likely tokens with their
+// log-probabilities, best first; of equal ones the lower id comes first. Returns fewer if
+// fewer tokens are above -infinity.
 absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
                                                       absl::Span<const float> logits,
                                                       std::uint32_t count);
