@@ -89,11 +89,11 @@ def test_a_reader_that_stands_still_stops_nobody_and_loses_lines_that_are_counte
     # The reader continues and gets whole lines, and a line that counts the missing ones.
     lines = unread.read()
     begin = next(i for i, line in enumerate(lines) if LINE.fullmatch(line))
-    dropped = re.compile(r"\S+ warning log lines dropped lines=(\d+)")
+    reported = re.compile(r"\S+ warning log lines dropped lines=(\d+)")
     for line in lines[begin:]:
         assert LINE.fullmatch(line) or "flotilla" in line or line.startswith(("  ", "curl")) \
             or not line, line
-    missing = sum(int(match[1]) for line in lines if (match := dropped.fullmatch(line)))
+    missing = sum(int(match[1]) for line in lines if (match := reported.fullmatch(line)))
     assert missing == dropped
     assert sum(map(len, lines)) > 3 << 18  # the queue, and the pipe
 
