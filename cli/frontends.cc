@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "cli/request_log.h"
 #include "cli/role_options.h"
+#include "common/rt/cpu_quota.h"
 #include "common/rt/descriptors.h"
 #include "model/chat_template.h"
 #include "model/config.h"
@@ -20,7 +21,6 @@
 #include "router/http/server.h"
 #include "router/key_gate.h"
 #include "router/service.h"
-#include "worker/cpu_quota.h"
 
 namespace flotilla {
 namespace {

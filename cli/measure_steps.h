@@ -15,7 +15,7 @@
 #include "simulator/machine.h"
 #include "simulator/simulator.h"
 #include "simulator/step_fit.h"
-#include "worker/rank.h"
+#include "worker/exec/rank.h"
 
 namespace flotilla {
 

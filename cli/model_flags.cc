@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/config.h"
-#include "worker/kv_cache.h"
+#include "worker/compute/kv_cache.h"
 
 namespace flotilla {
 namespace {

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "cli/flags.h"
 #include "model/gguf.h"
-#include "worker/rank.h"
+#include "worker/exec/rank.h"
 
 namespace flotilla {
 

@@ -11,13 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "cli/role_options.h"
 #include "common/rt/clock.h"
+#include "common/rt/cpu_quota.h"
 #include "model/gguf.h"
-#include "worker/cpu_quota.h"
-#include "worker/group/mpi_communicator.h"
-#include "worker/group/rank_process.h"
-#include "worker/group/share_region.h"
-#include "worker/rank_runner.h"
-#include "worker/shared_memory_communicator.h"
+#include "worker/comm/mpi_communicator.h"
+#include "worker/comm/share_region.h"
+#include "worker/comm/shared_memory_communicator.h"
+#include "worker/exec/rank_process.h"
+#include "worker/exec/rank_runner.h"
 
 namespace flotilla {
 namespace {

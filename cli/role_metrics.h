@@ -18,7 +18,7 @@
 #include "router/remote/fleet.h"
 #include "rpc/credentials.h"
 #include "scheduler/server/probe.h"
-#include "worker/probe.h"
+#include "worker/exec/probe.h"
 
 namespace flotilla {
 

@@ -16,7 +16,7 @@
 #include "model/gguf.h"
 #include "rpc/credentials.h"
 #include "scheduler/server/engine_loop.h"
-#include "worker/rank.h"
+#include "worker/exec/rank.h"
 
 namespace flotilla {
 

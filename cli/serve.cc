@@ -21,7 +21,7 @@
 #include "model/gguf.h"
 #include "rpc/grpc_log.h"
 #include "scheduler/server/engine_loop.h"
-#include "worker/in_process_executor.h"
+#include "worker/exec/in_process_executor.h"
 
 namespace flotilla {
 namespace {

@@ -10,8 +10,8 @@
 #include "cli/model_flags.h"
 #include "cli/role_metrics.h"
 #include "cli/role_options.h"
+#include "common/rt/cpu_quota.h"
 #include "model/gguf.h"
-#include "worker/cpu_quota.h"
 
 namespace flotilla {
 namespace {

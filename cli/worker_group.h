@@ -13,8 +13,8 @@
 #include "common/rt/clock.h"
 #include "common/types/engine.h"
 #include "common/types/executor.h"
-#include "worker/group/process_executor.h"
-#include "worker/in_process_executor.h"
+#include "worker/exec/in_process_executor.h"
+#include "worker/exec/process_executor.h"
 
 namespace flotilla {
 

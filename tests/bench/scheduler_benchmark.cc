@@ -22,8 +22,8 @@
 
 #include "proto/codec/plan.h"
 #include "scheduler/core/scheduler_core.h"
+#include "tests/support/fake_executor.h"
 #include "worker/core/group_state.h"
-#include "worker/fake_executor.h"
 
 namespace flotilla {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tests/contract/engine_contract.h"
 #include "tests/support/engine_recorder.h"
-#include "worker/fake_executor.h"
+#include "tests/support/fake_executor.h"
 
 namespace flotilla::testing {
 namespace {

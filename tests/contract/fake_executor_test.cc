@@ -1,5 +1,5 @@
 // FakeExecutor passes the contract, and does what it says beyond it.
-#include "worker/fake_executor.h"
+#include "tests/support/fake_executor.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include "common/rt/clock.h"
 #include "scheduler/server/engine_loop.h"
 #include "tests/contract/engine_contract.h"
-#include "worker/fake_executor.h"
+#include "tests/support/fake_executor.h"
 
 namespace flotilla::testing {
 namespace {

@@ -1,5 +1,5 @@
 // InProcessExecutor, on a tiny model, passes the contract.
-#include "worker/in_process_executor.h"
+#include "worker/exec/in_process_executor.h"
 
 #include <memory>
 #include <vector>

@@ -1,5 +1,5 @@
 // ProcessExecutor, with fake ranks that mpirun starts, passes the contract.
-#include "worker/group/process_executor.h"
+#include "worker/exec/process_executor.h"
 
 #include <csignal>
 #include <functional>

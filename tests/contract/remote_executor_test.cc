@@ -13,11 +13,11 @@
 #include "absl/strings/str_cat.h"
 #include "tests/contract/executor_contract.h"
 #include "tests/support/executor_recorder.h"
+#include "tests/support/fake_executor.h"
 #include "tests/support/plan_builder.h"
 #include "tests/support/tiny_gguf.h"
 #include "worker/agent/group_server.h"
-#include "worker/fake_executor.h"
-#include "worker/in_process_executor.h"
+#include "worker/exec/in_process_executor.h"
 
 namespace flotilla::testing {
 namespace {

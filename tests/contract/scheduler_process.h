@@ -14,7 +14,7 @@
 #include "scheduler/remote/engine_server.h"
 #include "scheduler/server/engine_loop.h"
 #include "tests/support/engine_recorder.h"
-#include "worker/fake_executor.h"
+#include "tests/support/fake_executor.h"
 
 namespace flotilla::testing {
 

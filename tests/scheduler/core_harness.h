@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "scheduler/core/scheduler_core.h"
+#include "tests/support/fake_executor.h"
 #include "worker/core/group_state.h"
 #include "worker/core/ngram_proposer.h"
-#include "worker/fake_executor.h"
 
 namespace flotilla {
 

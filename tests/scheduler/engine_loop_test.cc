@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/rt/clock.h"
 #include "scheduler/server/engine_loop.h"
-#include "worker/fake_executor.h"
+#include "tests/support/fake_executor.h"
 
 namespace flotilla {
 namespace {

@@ -11,7 +11,7 @@ import check_layering  # noqa: E402
 FILES = {
     "common/types/ids.h", "common/rt/clock.h", "common/obs/metrics.h", "model/gguf.h",
     "kernels/ops.h", "scheduler/core/scheduler.h", "scheduler/server/engine_loop.h",
-    "worker/core/sequences.h", "worker/executor.h", "router/service.h", "router/core/stop.h",
+    "worker/core/sequences.h", "worker/exec/executor.h", "router/service.h", "router/core/stop.h",
     "router/grpc/server.h", "router/http/server.h", "cli/flags.h", "proto/codec/request.h",
     "tests/support/model.h",
 }
@@ -27,13 +27,13 @@ class CheckLayering(unittest.TestCase):
             ("scheduler/core/x.cc", "common/types/ids.h"),
             ("scheduler/core/x.cc", "absl/container/inlined_vector.h"),
             ("scheduler/server/x.cc", "scheduler/core/scheduler.h"),
-            ("worker/x.cc", "kernels/ops.h"),
-            ("worker/x.cc", "worker/core/sequences.h"),
+            ("worker/compute/x.cc", "kernels/ops.h"),
+            ("worker/compute/x.cc", "worker/core/sequences.h"),
             ("router/http/x.cc", "router/service.h"),
             ("router/grpc/x.cc", "flotilla/v1/inference.grpc.pb.h"),
             ("proto/codec/x.cc", "flotilla/v1/inference.pb.h"),
             ("router/x.cc", "proto/codec/request.h"),
-            ("cli/main.cc", "worker/executor.h"),
+            ("cli/main.cc", "worker/exec/executor.h"),
             ("cli/main.cc", "router/grpc/server.h"),
             ("tests/cli/x.cc", "cli/flags.h"),
         ]:
@@ -45,12 +45,14 @@ class CheckLayering(unittest.TestCase):
         for source, include in [
             ("router/x.cc", "scheduler/core/scheduler.h"),
             ("scheduler/server/x.cc", "router/service.h"),
-            ("scheduler/server/x.cc", "worker/executor.h"),
-            ("worker/x.cc", "scheduler/core/scheduler.h"),
-            ("kernels/x.cc", "worker/executor.h"),
+            ("worker/compute/x.cc", "worker/exec/executor.h"),
+            ("worker/group/x.cc", "worker/exec/executor.h"),
+            ("scheduler/server/x.cc", "worker/exec/executor.h"),
+            ("worker/compute/x.cc", "scheduler/core/scheduler.h"),
+            ("kernels/x.cc", "worker/exec/executor.h"),
             ("kernels/x.cc", "model/gguf.h"),
             ("model/x.cc", "kernels/ops.h"),
-            ("worker/x.cc", "cli/flags.h"),
+            ("worker/compute/x.cc", "cli/flags.h"),
             ("cli/main.cc", "tests/support/model.h"),
             ("scheduler/core/x.cc", "scheduler/server/engine_loop.h"),
             ("worker/core/x.cc", "model/gguf.h"),
@@ -74,7 +76,7 @@ class CheckLayering(unittest.TestCase):
     def test_libraries(self):
         self.assertIn("boost", reason("scheduler/server/x.cc", "boost/asio.hpp", quoted=False))
         self.assertIn("grpc", reason("model/x.cc", "grpcpp/grpcpp.h", quoted=False))
-        self.assertIn("simd", reason("worker/x.cc", "immintrin.h", quoted=False))
+        self.assertIn("simd", reason("worker/compute/x.cc", "immintrin.h", quoted=False))
         self.assertIn("system", reason("worker/core/x.cc", "unistd.h", quoted=False))
 
     def test_paths_are_root_relative(self):

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/fake_executor.h"
+#include "tests/support/fake_executor.h"
 
 namespace flotilla::testing {
 

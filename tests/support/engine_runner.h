@@ -15,7 +15,7 @@
 #include "scheduler/core/options.h"
 #include "scheduler/server/engine_loop.h"
 #include "tests/support/turns.h"
-#include "worker/in_process_executor.h"
+#include "worker/exec/in_process_executor.h"
 
 namespace flotilla::testing {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "worker/fake_executor.h"
+#include "tests/support/fake_executor.h"
 
 namespace flotilla {
 namespace {

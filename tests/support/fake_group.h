@@ -1,15 +1,13 @@
-// A ProcessExecutor with fake ranks (tests/worker/group/fake_rank.cc). It has directories of
+// A ProcessExecutor with fake ranks (tests/worker/exec/fake_rank.cc). It has directories of
 // its own, which must be empty at the end.
 #pragma once
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,29 +20,10 @@
 #include "absl/synchronization/mutex.h"
 #include "common/obs/log.h"
 #include "common/rt/clock.h"
-#include "worker/group/process_executor.h"
+#include "tests/support/scratch_directory.h"
+#include "worker/exec/process_executor.h"
 
 namespace flotilla::testing {
-
-// A directory that is deleted with the object.
-class ScratchDirectory {
- public:
-  ScratchDirectory() {
-    std::string path = ::testing::TempDir() + "flotilla-XXXXXX";
-    EXPECT_NE(mkdtemp(path.data()), nullptr);
-    path_ = path;
-  }
-  ~ScratchDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchDirectory(const ScratchDirectory&) = delete;
-
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // Keeps the lines of a log.
 class LogLines {

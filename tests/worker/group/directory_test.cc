@@ -16,7 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "tests/support/fake_group.h"
+#include "tests/support/scratch_directory.h"
 
 namespace flotilla {
 namespace {

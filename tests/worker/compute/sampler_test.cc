@@ -1,0 +1,423 @@
+#include "worker/compute/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/noise.h"
+
+namespace flotilla {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<float> RandomRow(int n, std::mt19937& random, float spread) {
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<float> row(n);
+  for (float& logit : row) logit = normal(random);
+  return row;
+}
+
+// The kept tokens by the definition: everything sorted, sums in double.
+struct Naive {
+  std::vector<TokenId> kept;
+  double margin = 1;  // distance of top_p and min_p from the nearest boundary
+};
+
+Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
+  Naive naive;
+  std::vector<TokenId> order(row.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<TokenId>(i);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+  if (p.min_p > 0) {
+    const double least = row[order[0]] + std::log(double{p.min_p}) * p.temperature;
+    while (row[order.back()] < least) {
+      naive.margin = std::min(naive.margin, least - row[order.back()]);
+      order.pop_back();
+    }
+    naive.margin = std::min(naive.margin, row[order.back()] - least);
+  }
+  if (p.top_k > 0 && p.top_k < static_cast<int>(order.size())) {
+    const float kth = row[order[p.top_k - 1]];
+    while (row[order.back()] < kth) order.pop_back();
+  }
+  double total = 0;
+  std::vector<double> mass;
+  for (TokenId token : order) {
+    mass.push_back(std::exp((double{row[token]} - row[order[0]]) / p.temperature));
+    total += mass.back();
+  }
+  double sum = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    naive.kept.push_back(order[i]);
+    sum += mass[i] / total;
+    if (p.top_p >= 1) continue;
+    naive.margin = std::min(naive.margin, std::abs(sum - double{p.top_p}));
+    if (sum >= p.top_p) break;
+  }
+  return naive;
+}
+
+TokenId NaiveDraw(const std::vector<float>& row, const std::vector<TokenId>& kept,
+                  const SamplingParams& p, TokenPosition position) {
+  const kernels::NoiseKey key =
+      kernels::MakeNoiseKey(SequenceSeed(p.seed, position.sequence), position.output_index);
+  TokenId best = -1;
+  float best_score = 0;
+  for (TokenId token : kept) {
+    const float score = std::fma(row[token], 1.0f / p.temperature,
+                                 kernels::GumbelNoise(key, static_cast<std::uint32_t>(token)));
+    if (best < 0 || score > best_score || (score == best_score && token < best)) {
+      best = token;
+      best_score = score;
+    }
+  }
+  return best;
+}
+
+// On every instruction path of this machine.
+class SamplerTest : public ::testing::TestWithParam<kernels::Isa> {
+ protected:
+  SampledToken Sample(const std::vector<float>& row, const SamplingParams& sampling,
+                      LogprobSpec logprobs = {}, TokenPosition position = {}) {
+    const auto token = SampleRow(ops_, row, sampling, logprobs, position);
+    EXPECT_TRUE(token.ok()) << token.status();
+    return token.value_or(SampledToken{.token = -1});
+  }
+
+  // How often each token comes up in `draws` places.
+  std::map<TokenId, int> Count(const std::vector<float>& row, const SamplingParams& sampling,
+                               int draws) {
+    std::map<TokenId, int> counts;
+    for (int i = 0; i < draws; ++i) {
+      ++counts[Sample(row, sampling, {}, {SequenceIndex(1), static_cast<std::uint32_t>(i)}).token];
+    }
+    return counts;
+  }
+
+  const kernels::Ops& ops_ = kernels::GetOps(GetParam());
+};
+
+INSTANTIATE_TEST_SUITE_P(Isas, SamplerTest, ::testing::ValuesIn(kernels::DetectIsas()),
+                         [](const auto& info) {
+                           return std::string(kernels::GetOps(info.param).name);
+                         });
+
+TEST_P(SamplerTest, GreedyTakesTheLowestOfTheBest) {
+  SamplingParams greedy{.temperature = 0};
+  EXPECT_EQ(Sample({1, 3, 2, 3}, greedy).token, 1);
+  EXPECT_EQ(Sample({-kInfinity, -5, -kInfinity}, greedy).token, 1);
+  // Too cold to divide by, and whatever else was asked for.
+  EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 1e-7f, .top_k = 3, .top_p = 0.5f}).token, 1);
+}
+
+// A choice can be asked for again by itself.
+TEST_P(SamplerTest, SequenceSeedGivesTheSequencesTokens) {
+  EXPECT_EQ(SequenceSeed(1234567, SequenceIndex(0)), 1234567u);
+  EXPECT_EQ(SequenceSeed(1234567, SequenceIndex(1)), 6457827717110365317u);  // published vectors
+  EXPECT_EQ(SequenceSeed(1234567, SequenceIndex(2)), 3203168211198807973u);
+  std::mt19937 random(5);
+  const std::vector<float> row = RandomRow(1000, random, 1.0f);
+  std::set<TokenId> tokens;
+  for (std::uint32_t sequence = 0; sequence < 8; ++sequence) {
+    const SequenceIndex index(sequence);
+    const TokenId token = Sample(row, {.seed = 77}, {}, {index, 3}).token;
+    EXPECT_EQ(token,
+              Sample(row, {.seed = SequenceSeed(77, index)}, {}, {SequenceIndex(0), 3}).token);
+    tokens.insert(token);
+  }
+  EXPECT_GT(tokens.size(), 4u);
+}
+
+TEST_P(SamplerTest, EqualsTheNaiveReference) {
+  const unsigned seed = 11;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int compared = 0;
+  for (const int n : {1, 2, 7, 64, 1000, 1025, 5000}) {
+    for (int round = 0; round < 60; ++round) {
+      std::vector<float> row = RandomRow(n, random, 1.0f + static_cast<float>(round % 5));
+      if (round % 3 == 0) {  // many ties
+        for (float& logit : row) logit = std::round(logit);
+      }
+      SamplingParams p;
+      p.temperature = std::vector<float>{0.2f, 0.7f, 1.0f, 2.0f}[random() % 4];
+      p.top_k = std::vector<std::int32_t>{0, 1, 5, 40, 64, 65, 500, 100000}[random() % 8];
+      p.top_p = std::vector<float>{1.0f, 0.01f, 0.5f, 0.9f, 0.999f}[random() % 5];
+      p.min_p = std::vector<float>{0, 0, 0.05f, 0.3f, 0.9f}[random() % 5];
+      p.seed = random();
+      const TokenPosition position{SequenceIndex(random() % 4),
+                                   static_cast<std::uint32_t>(random() % 99)};
+      const Naive naive = NaiveKept(row, p);
+      if (naive.margin < 1e-6) continue;  // where rounding may decide
+      ++compared;
+      ASSERT_EQ(Sample(row, p, {}, position).token, NaiveDraw(row, naive.kept, p, position))
+          << "n " << n << " T " << p.temperature << " k " << p.top_k << " p " << p.top_p;
+    }
+  }
+  EXPECT_GT(compared, 350);
+}
+
+// The logits by the definition of each field, token by token.
+std::vector<float> NaiveChanged(std::vector<float> row, const SamplingParams& p,
+                                const std::vector<TokenId>& prompt,
+                                const std::vector<TokenId>& output) {
+  for (const LogitBias& entry : p.logit_bias) row[entry.token] += entry.bias;
+  for (TokenId token = 0; token < static_cast<TokenId>(row.size()); ++token) {
+    const auto times = std::count(output.begin(), output.end(), token);
+    const bool seen = times > 0 || std::count(prompt.begin(), prompt.end(), token) > 0;
+    float& logit = row[token];
+    if (seen) logit = logit > 0 ? logit / p.repetition_penalty : logit * p.repetition_penalty;
+    if (times == 0) continue;
+    logit -= p.frequency_penalty * static_cast<float>(times);
+    logit -= p.presence_penalty;
+  }
+  return row;
+}
+
+std::vector<TokenId> RandomTokens(int count, int vocab, std::mt19937& random) {
+  std::vector<TokenId> tokens(count);
+  for (TokenId& token : tokens) token = static_cast<TokenId>(random() % vocab);
+  return tokens;
+}
+
+// Penalties and bias are as if the model had said the changed logits, drafts count
+// as output, and log-probabilities stay the model's.
+TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
+  const unsigned seed = 13;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int changed = 0;
+  for (int round = 0; round < 300; ++round) {
+    const int vocab = std::vector<int>{7, 100, 1025}[round % 3];
+    const std::vector<float> row = RandomRow(vocab, random, 2);
+    SamplingParams p{.temperature = round % 2 ? 0.7f : 0.0f};
+    p.top_p = round % 5 ? 1.0f : 0.9f;
+    p.seed = random();
+    const SamplingParams plain = p;
+    p.repetition_penalty = std::vector<float>{1, 1.3f, 0.5f, 100}[random() % 4];
+    p.frequency_penalty = std::vector<float>{0, 0.4f, -2, 2}[random() % 4];
+    p.presence_penalty = std::vector<float>{0, 0.7f, -1.5f, 2}[random() % 4];
+    if (random() % 2) p.logit_bias = {{1, -100.0f}, {4, 1.5f}, {6, 0.25f}};
+    const std::vector<TokenId> prompt = RandomTokens(random() % 20, vocab, random);
+    std::vector<TokenId> output = RandomTokens(random() % 20, vocab, random);
+    const std::vector<TokenId> drafts = RandomTokens(random() % 4, vocab, random);
+    const TokenPosition position{.sequence = SequenceIndex(random() % 3),
+                                 .output_index = static_cast<std::uint32_t>(output.size()),
+                                 .prompt = prompt,
+                                 .output = output,
+                                 .drafts = drafts};
+    const SampledToken sampled = Sample(row, p, {.output_top = 2}, position);
+    std::vector<TokenId> all = output;
+    all.insert(all.end(), drafts.begin(), drafts.end());
+    const TokenPosition bare{position.sequence, position.output_index};
+    const SampledToken expected =
+        Sample(NaiveChanged(row, p, prompt, all), plain, {.output_top = 2}, bare);
+    ASSERT_EQ(sampled.token, expected.token) << "round " << round;
+    ASSERT_EQ(sampled.top, Sample(row, plain, {.output_top = 2}, bare).top);
+    const auto known = RowLogprobs(ops_, row, sampled.token, 2);
+    ASSERT_EQ(sampled, *known);
+    changed += sampled.token != Sample(row, plain, {}, bare).token;
+  }
+  EXPECT_GT(changed, 50);
+}
+
+TEST_P(SamplerTest, StopTokensThatMayNotComeAreNeverDrawn) {
+  const std::vector<TokenId> stops = {-1, 1, 3, 4, 1 << 30};  // of four tokens
+  TokenPosition position;
+  position.banned = stops;
+  EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 0}, {}, position).token, 2);
+  // No bias brings them back.
+  const SamplingParams biased{.temperature = 0, .logit_bias = {{1, 100.0f}}};
+  EXPECT_EQ(Sample({1, 3, 2, 3}, biased, {}, position).token, 2);
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    position.output_index = i;
+    EXPECT_EQ(Sample({1, 3, 2, 3}, {.top_k = 1, .seed = 8}, {}, position).token, 2);
+  }
+}
+
+TEST_P(SamplerTest, MinPKeepsWhatIsLikelyEnough) {
+  const std::vector<float> row = {std::log(0.4f), std::log(0.3f), std::log(0.2f), std::log(0.1f)};
+  EXPECT_EQ(Count(row, {.min_p = 0.2f}, 500).size(), 4u);
+  EXPECT_EQ(Count(row, {.min_p = 0.3f}, 500).size(), 3u);
+  EXPECT_EQ(Count(row, {.min_p = 0.6f}, 500).size(), 2u);
+  EXPECT_EQ(Count({1, 2, 2, 0}, {.min_p = 1}, 500).size(), 2u);
+  // At half the temperature the shares are the squares: 0.16 to 0.09, 0.04 and 0.01.
+  EXPECT_EQ(Count(row, {.temperature = 0.5f, .min_p = 0.3f}, 500).size(), 2u);
+  // The mass of top-p is of what min-p kept: of 0.4 and 0.3 the first has 0.57.
+  EXPECT_EQ(Count(row, {.top_p = 0.55f, .min_p = 0.6f}, 200).size(), 1u);
+  EXPECT_EQ(Count(row, {.top_p = 0.6f, .min_p = 0.6f}, 200).size(), 2u);
+}
+
+TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
+  const unsigned seed = 12;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const kernels::Ops& reference = kernels::GetOps(kernels::Isa::kReference);
+  for (int round = 0; round < 40; ++round) {
+    const std::vector<float> row = RandomRow(3001, random, 4);
+    SamplingParams p{.temperature = 0.8f, .top_k = round % 2 ? 100 : 0, .top_p = 0.95f};
+    p.seed = random();
+    if (round % 4 == 1) p.min_p = 0.02f;
+    if (round % 4 == 3) {
+      p.repetition_penalty = 1.1f;
+      p.frequency_penalty = 0.3f;
+    }
+    const std::vector<TokenId> prompt = RandomTokens(50, 3001, random);
+    const TokenPosition position{.prompt = prompt, .output = prompt};
+    const LogprobSpec logprobs{.output_top = 20};
+    const auto expected = SampleRow(reference, row, p, logprobs, position);
+    ASSERT_TRUE(expected.ok());
+    EXPECT_EQ(Sample(row, p, logprobs, position), *expected);
+  }
+}
+
+TEST_P(SamplerTest, TopKKeepsTiesWithTheLast) {
+  const std::vector<float> row = {0, 2, 1, 1, -1, 1};
+  std::set<TokenId> seen;
+  for (const auto& [token, count] : Count(row, {.top_k = 2, .seed = 5}, 500)) seen.insert(token);
+  EXPECT_EQ(seen, (std::set<TokenId>{1, 2, 3, 5}));
+}
+
+TEST_P(SamplerTest, TopPTakesTiesByAscendingId) {
+  std::set<TokenId> seen;
+  for (const auto& [token, count] : Count({1, 1, 1, 1}, {.top_p = 0.5f, .seed = 5}, 500)) {
+    seen.insert(token);
+  }
+  EXPECT_EQ(seen, (std::set<TokenId>{0, 1}));
+  // The best token is kept even if top_p is smaller than its mass.
+  EXPECT_EQ(Count({1, 2, 1}, {.top_p = 1e-6f}, 100), (std::map<TokenId, int>{{1, 100}}));
+}
+
+TEST_P(SamplerTest, MassIsOfWhatTopKKept) {
+  // 0.4, 0.3, 0.2, 0.1: of the best two the first has 0.57, so 0.6 needs both.
+  const std::vector<float> row = {std::log(0.4f), std::log(0.3f), std::log(0.2f), std::log(0.1f)};
+  EXPECT_EQ(Count(row, {.top_k = 2, .top_p = 0.55f}, 200).size(), 1u);
+  EXPECT_EQ(Count(row, {.top_k = 2, .top_p = 0.6f}, 200).size(), 2u);
+  EXPECT_EQ(Count(row, {.top_p = 0.75f}, 500).size(), 3u);
+}
+
+// Chi-square against softmax(logits / T) of the kept tokens. The bound is the
+// 0.9999 quantile of 7 degrees of freedom; the seeds are fixed.
+TEST_P(SamplerTest, DrawsFollowTheDistribution) {
+  const std::vector<float> row = {0.1f,  -0.4f, 1.2f,  0.8f, -3.0f, 0.5f,
+                                  -0.2f, 0.3f,  -9.0f, 0.9f, -8.0f, -kInfinity};
+  constexpr int kDraws = 20000;
+  for (const std::uint64_t seed : {1ull, 2ull, 0xfeedfacecafebeefull}) {
+    const SamplingParams p{.temperature = 0.9f, .top_k = 8, .seed = seed};
+    const std::vector<TokenId> kept = NaiveKept(row, p).kept;
+    double total = 0;
+    for (TokenId token : kept) total += std::exp(row[token] / p.temperature);
+    std::map<TokenId, int> counts = Count(row, p, kDraws);
+    double chi_square = 0;
+    int counted = 0;
+    for (TokenId token : kept) {
+      const double expected = kDraws * std::exp(row[token] / p.temperature) / total;
+      chi_square += std::pow(counts[token] - expected, 2) / expected;
+      counted += counts[token];
+    }
+    EXPECT_EQ(counted, kDraws);
+    EXPECT_LT(chi_square, 29.88) << "seed " << seed;
+  }
+}
+
+// Neighbouring places draw independently: the 3 x 3 table of consecutive tokens
+// against the product of equal shares; 0.9999 quantile of 8 degrees of freedom.
+TEST_P(SamplerTest, ConsecutiveTokensAreIndependent) {
+  const std::vector<float> row(3, 0.0f);
+  const SamplingParams p{.seed = 3};
+  constexpr std::uint32_t kDraws = 18000;
+  const auto draw = [&](std::uint32_t sequence, std::uint32_t index) {
+    return Sample(row, p, {}, {SequenceIndex(sequence), index}).token;
+  };
+  int by_index[9] = {}, by_sequence[9] = {};
+  for (std::uint32_t i = 0; i < kDraws; ++i) {
+    ++by_index[draw(0, 2 * i) * 3 + draw(0, 2 * i + 1)];
+    ++by_sequence[draw(2 * i, 7) * 3 + draw(2 * i + 1, 7)];
+  }
+  for (const int* table : {by_index, by_sequence}) {
+    double chi_square = 0;
+    for (int cell = 0; cell < 9; ++cell) chi_square += std::pow(table[cell] - 2000.0, 2) / 2000.0;
+    EXPECT_LT(chi_square, 31.83);
+  }
+}
+
+TEST_P(SamplerTest, LogprobsAreOfTheRawLogits) {
+  std::mt19937 random(4);
+  const std::vector<float> row = RandomRow(2500, random, 3);
+  double total = 0;
+  for (float logit : row) total += std::exp(double{logit});
+  const SampledToken sampled =
+      Sample(row, {.temperature = 0.5f, .top_k = 3, .seed = 9}, {.output_top = 20});
+  EXPECT_NEAR(sampled.logprob, row[sampled.token] - std::log(total), 2e-6);
+  ASSERT_EQ(sampled.top.size(), 20u);
+  std::vector<float> sorted = row;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(row[sampled.top[i].token], sorted[i]);
+    EXPECT_NEAR(sampled.top[i].logprob, sorted[i] - std::log(total), 2e-6);
+  }
+  const auto known = RowLogprobs(ops_, row, 17, 2);
+  ASSERT_TRUE(known.ok());
+  EXPECT_EQ(known->token, 17);
+  EXPECT_NEAR(known->logprob, row[17] - std::log(total), 2e-6);
+  EXPECT_EQ(known->top.size(), 2u);
+  EXPECT_EQ(known->top[0], sampled.top[0]);
+  EXPECT_TRUE(RowLogprobs(ops_, row, 17, LogprobSpec::kOff)->top.empty());
+}
+
+TEST_P(SamplerTest, ListsNoMoreThanThereIs) {
+  const SamplingParams greedy{.temperature = 0};
+  EXPECT_EQ(Sample({1, 2, 3}, greedy, {.output_top = 20}).top.size(), 3u);
+  const SampledToken masked = Sample({1, -kInfinity, 3}, greedy, {.output_top = 20});
+  ASSERT_EQ(masked.top.size(), 2u);
+  EXPECT_EQ(masked.top[1].token, 0);
+}
+
+TEST_P(SamplerTest, RowsWithoutASoftmaxFail) {
+  for (const float bad : {kNan, -kNan, kInfinity}) {
+    for (const int at : {0, 15, 1023, 1024, 1499}) {
+      std::vector<float> row(1500, 0.5f);
+      row[at] = bad;
+      for (const float temperature : {0.0f, 1.0f}) {
+        const auto token =
+            SampleRow(ops_, row, {.temperature = temperature, .top_p = 0.9f}, {}, {});
+        EXPECT_TRUE(absl::IsInternal(token.status())) << bad << " at " << at;
+      }
+      EXPECT_TRUE(absl::IsInternal(RowLogprobs(ops_, row, 3, 0).status()));
+    }
+  }
+  for (const float bad : {kNan, -kInfinity}) {
+    const std::vector<float> row(2000, bad);
+    EXPECT_TRUE(absl::IsInternal(SampleRow(ops_, row, {}, {}, {}).status()));
+  }
+}
+
+TEST_P(SamplerTest, ExtremeParametersStayInTheVocabulary) {
+  std::mt19937 random(6);
+  const std::vector<float> row = RandomRow(1100, random, 5);
+  for (const float temperature : {2e-6f, 1e30f, 3e38f}) {
+    for (const float top_p : {1e-38f, 0.5f, std::nextafter(1.0f, 0.0f), 1.0f}) {
+      for (const std::int32_t top_k : {0, 70, std::numeric_limits<std::int32_t>::max()}) {
+        for (const float min_p : {0.0f, 1e-45f, std::nextafter(1.0f, 0.0f), 1.0f}) {
+          const SamplingParams p{
+              .temperature = temperature, .top_k = top_k, .top_p = top_p, .min_p = min_p};
+          const TokenId token = Sample(row, p).token;
+          EXPECT_GE(token, 0);
+          EXPECT_LT(token, 1100);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flotilla

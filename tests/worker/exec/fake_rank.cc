@@ -1,0 +1,161 @@
+// A rank of a worker group without a model: the real main program of a rank around
+// FakeExecutor's arithmetic. Rank 0 gives the results.
+//
+// Faults are files in the directory that --faults names, each for one strike:
+//   rank-R-step-S   what rank R does in step S, before its result
+//   rank-R-load     what it does instead of loading
+// The content is one of the words of Strike.
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/fake_executor.h"
+#include "worker/core/group_state.h"
+#include "worker/exec/rank_process.h"
+
+namespace flotilla::testing {
+namespace {
+
+// The socket to the agent: the only connected Unix socket that leads to a path.
+int AgentSocket() {
+  for (int fd = 3; fd < 256; ++fd) {
+    sockaddr_un peer{};
+    socklen_t size = sizeof(peer);
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+        peer.sun_family == AF_UNIX && std::strstr(peer.sun_path, "agent.sock") != nullptr) {
+      return fd;
+    }
+  }
+  std::abort();
+}
+
+void SleepForever() {
+  while (true) pause();
+}
+
+// Stops the heartbeat, and nothing else.
+void StopTheHeart() {
+  static std::atomic<bool> stopped{false};
+  std::signal(SIGUSR2, [](int) {
+    stopped = true;
+    SleepForever();
+  });
+  // A thread that begins or ends meanwhile may hide another one from who lists them.
+  while (!stopped) {
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name;
+      std::getline(std::ifstream(task.path() / "comm") >> std::ws, name);
+      if (name != "heartbeat") continue;
+      syscall(SYS_tgkill, getpid(), std::stoi(task.path().filename()), SIGUSR2);
+    }
+    usleep(1000);
+  }
+}
+
+void Strike(const std::string& fault) {
+  if (fault == "exit") std::exit(3);
+  if (fault == "abort") std::abort();
+  if (fault == "kill") raise(SIGKILL);
+  if (fault == "stop") raise(SIGSTOP);
+  if (fault == "term") raise(SIGTERM);
+  if (fault == "stuck") SleepForever();
+  if (fault == "silent") StopTheHeart();
+  if (fault == "close") shutdown(AgentSocket(), SHUT_RDWR);
+  if (fault == "garbage") {
+    constexpr char kGarbage[] = "\x05\x00\x00\x00\xff\xff\xff\xff\xff";
+    (void)!send(AgentSocket(), kGarbage, 9, MSG_NOSIGNAL);
+  }
+  if (fault == "oversize") {
+    (void)!send(AgentSocket(), "\xff\xff\xff\xff", 4, MSG_NOSIGNAL);
+  }
+  if (fault == "chatter") {
+    for (int i = 0; i < 2000; ++i) std::fprintf(stderr, "line %d of many\n", i);
+    return;
+  }
+  SleepForever();
+}
+
+// The fault of this name, once.
+std::optional<std::string> Take(const std::string& path) {
+  std::ifstream file(path);
+  std::string fault;
+  if (!std::getline(file, fault)) return std::nullopt;
+  std::filesystem::remove(path);
+  return fault;
+}
+
+class FakeRunner final : public StepRunner {
+ public:
+  FakeRunner(int rank, std::string faults) : rank_(rank), faults_(std::move(faults)) {
+    // What differs between ranks must be the least or the most of all.
+    description_.block_count -= static_cast<std::uint32_t>(rank);
+    description_.decode_ns_per_step += rank;
+  }
+
+  void BeginEpoch(Epoch epoch) override { state_.emplace(epoch, description_); }
+
+  absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override {
+    if (const auto fault =
+            Take(absl::StrCat(faults_, "/rank-", rank_, "-step-", plan.step.value()))) {
+      Strike(*fault);
+    }
+    auto batch = state_->Apply(plan);
+    if (!batch.ok()) return batch.status();
+    auto result = state_->Complete(plan.step, FakeOutputs(*batch, description_.vocab_size));
+    if (!result.ok()) return result.status();
+    result->timings = {.compute_ns = 1000,
+                       .rows = static_cast<std::uint32_t>(batch->tokens.size()),
+                       .decode_rows = batch->decode_rows};
+    if (rank_ != 0) return std::nullopt;
+    return *std::move(result);
+  }
+
+  const ExecutorDescription& description() const override { return description_; }
+  std::int64_t weight_bytes() const override { return 1000; }
+  std::int64_t buffer_bytes() const override { return 10; }
+
+ private:
+  const int rank_;
+  const std::string faults_;
+  ExecutorDescription description_ = FakeExecutorOptions::DefaultDescription();
+  std::optional<GroupState> state_;
+};
+
+}  // namespace
+}  // namespace flotilla::testing
+
+// Its ends are sudden: LeakSanitizer's helper process, killed with it, would be left to
+// the agent as a child that it never knew of.
+extern "C" int __lsan_is_turned_off() { return 1; }
+
+int main(int argc, char** argv) {
+  std::string faults;
+  flotilla::RankProcessOptions options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    if (name == "--faults") faults = argv[i + 1];
+    if (name == "--group-dir") options.group_directory = argv[i + 1];
+    if (name == "--heartbeats") options.heartbeats = argv[i + 1];
+    if (name == "--agent") options.agent = argv[i + 1];
+  }
+  using flotilla::testing::FakeRunner;
+  flotilla::RunRankProcess(
+      options, [&](int rank, int) -> absl::StatusOr<std::unique_ptr<flotilla::StepRunner>> {
+        const auto fault = flotilla::testing::Take(absl::StrCat(faults, "/rank-", rank, "-load"));
+        if (fault == "refuse") return absl::InvalidArgumentError("no such model");
+        if (fault.has_value()) flotilla::testing::Strike(*fault);
+        return std::make_unique<FakeRunner>(rank, faults);
+      });
+}

@@ -1,0 +1,255 @@
+// InProcessExecutor on a tiny model, driven by plans made by hand.
+#include "worker/exec/in_process_executor.h"
+
+#include <deque>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+#include "common/types/digest.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace flotilla {
+namespace {
+
+// Collects events; waits for a number of them.
+class Recorder : public ExecutorListener {
+ public:
+  void OnReady(Epoch epoch, const ExecutorDescription& description) override {
+    absl::MutexLock lock(&mu_);
+    ready_.push_back({epoch, description});
+  }
+  void OnResult(StepResult result) override {
+    absl::MutexLock lock(&mu_);
+    results_.push_back(std::move(result));
+  }
+  void OnLost(const Lost& lost) override {
+    absl::MutexLock lock(&mu_);
+    lost_.push_back(lost);
+  }
+
+  ExecutorDescription WaitReady(Epoch epoch) { return Wait(ready_, epoch.value()).second; }
+  StepResult WaitResult(size_t number) { return Wait(results_, number); }
+  Lost WaitLost(size_t number) { return Wait(lost_, number); }
+
+ private:
+  template <class T>
+  T Wait(const std::deque<T>& events, size_t number) {
+    absl::MutexLock lock(&mu_);
+    const auto there = [&] { return events.size() >= number; };
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&there), absl::Seconds(60)));
+    return events.at(number - 1);
+  }
+
+  absl::Mutex mu_;
+  std::deque<std::pair<Epoch, ExecutorDescription>> ready_;
+  std::deque<StepResult> results_;
+  std::deque<Lost> lost_;
+};
+
+// Plans for one greedy sequence with all its blocks, as a scheduler would make them.
+class OneSequence {
+ public:
+  OneSequence(Epoch epoch, std::vector<TokenId> prompt, uint32_t max_tokens)
+      : epoch_(epoch), prompt_(std::move(prompt)), max_tokens_(max_tokens) {}
+
+  StepPlan Prefill() {
+    StepPlan plan = Next();
+    OpenSequence open{.sequence = kHandle,
+                      .request = kRequest,
+                      .tokens = prompt_,
+                      .prompt_tokens = static_cast<uint32_t>(prompt_.size())};
+    open.sampling.temperature = 0;
+    open.stop.max_tokens = max_tokens_;
+    open.logprobs.output_top = 2;
+    digest_.Open(kHandle, kRequest, SequenceIndex{0});
+    GrantBlocks grant{.sequence = kHandle};
+    for (uint32_t i = 0; i <= (prompt_.size() + max_tokens_) / 16; ++i) {
+      grant.blocks.push_back(BlockId{i + 1});
+      digest_.AddBlock(kHandle, GroupIndex{0}, i, grant.blocks.back());
+    }
+    const auto count = static_cast<uint32_t>(prompt_.size());
+    plan.ops = {open, grant, Run{.sequence = kHandle, .count = count, .sample = true}};
+    digest_.AddRun(plan.step, kHandle, count);
+    plan.digest = digest_.value();
+    return plan;
+  }
+
+  StepPlan Decode() {  // by default: nothing to say
+    StepPlan plan = Next();
+    plan.digest = digest_.value();
+    return plan;
+  }
+
+ private:
+  static constexpr SequenceHandle kHandle{3};
+  static constexpr RequestId kRequest{1, 2};
+
+  StepPlan Next() { return {.epoch = epoch_, .step = Step{++step_}}; }
+
+  Epoch epoch_;
+  std::vector<TokenId> prompt_;
+  uint32_t max_tokens_;
+  uint64_t step_ = 0;
+  PlanDigest digest_;
+};
+
+class InProcessExecutorTest : public ::testing::Test {
+ protected:
+  void Start(RankOptions options = {}) {
+    auto file = GgufFile::Parse(bytes_);
+    ASSERT_TRUE(file.ok());
+    options.model_id = "tiny";
+    options.threads = 2;
+    if (options.kv_blocks == 0) options.kv_blocks = 64;
+    options.poison_blocks = true;
+    executor_.emplace(std::make_shared<GgufFile>(*std::move(file)), options, &clock_);
+    const absl::Status status = executor_->Start(&recorder_);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
+  // Greedy tokens of a fresh sequence in `epoch`, results numbered from `number`.
+  std::vector<TokenId> Generate(Epoch epoch, uint32_t max_tokens, size_t number) {
+    OneSequence sequence(epoch, {5, 60, 7, 80, 9, 100, 11}, max_tokens);
+    std::vector<TokenId> tokens;
+    EXPECT_TRUE(executor_->Execute(sequence.Prefill()).ok());
+    for (uint32_t i = 0; i < max_tokens; ++i) {
+      const StepResult result = recorder_.WaitResult(number + i);
+      EXPECT_EQ(result.sequences.size(), 1u);
+      EXPECT_EQ(result.sequences[0].tokens.size(), 1u);
+      EXPECT_EQ(result.sequences[0].tokens[0].top[0].token, result.sequences[0].tokens[0].token);
+      EXPECT_EQ(result.sequences[0].finished.has_value(), i + 1 == max_tokens);
+      EXPECT_GT(result.timings.compute_ns, 0);
+      tokens.push_back(result.sequences[0].tokens[0].token);
+      if (i + 1 == max_tokens) break;
+      EXPECT_TRUE(executor_->Execute(sequence.Decode()).ok());
+    }
+    return tokens;
+  }
+
+  const std::vector<std::byte> bytes_ = testing::TinyGguf();
+  const SteadyClock clock_;
+  Recorder recorder_;
+  std::optional<InProcessExecutor> executor_;
+};
+
+TEST_F(InProcessExecutorTest, DescribesWhatItServes) {
+  Start({.max_context = 100, .max_step_tokens = 33, .max_sequences = 9});
+  const ExecutorDescription d = recorder_.WaitReady(Epoch{1});
+  EXPECT_EQ(d.model_id, "tiny");
+  EXPECT_EQ(d.vocab_size, 320u);
+  EXPECT_EQ(d.max_context, 100u);
+  EXPECT_EQ(d.max_step_tokens, 33u);
+  EXPECT_EQ(d.max_sequences, 9u);
+  EXPECT_EQ(d.block_count, 65u);
+  EXPECT_EQ(d.lag, 1u);
+  ASSERT_EQ(d.groups.size(), 1u);
+  EXPECT_EQ(d.groups[0].tokens_per_block, 16u);
+  EXPECT_EQ(d.groups[0].bytes_per_block, 2u * 2 * 2 * 2 * 16 * 32);  // bf16, layers, heads, K+V
+  EXPECT_GT(d.prefill_ns_per_token, 0);
+  EXPECT_GT(d.decode_ns_per_step, 0);
+}
+
+TEST_F(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
+  const auto id = [&](const RankOptions& options) {
+    Recorder recorder;
+    auto file = GgufFile::Parse(bytes_);
+    InProcessExecutor executor(std::make_shared<GgufFile>(*std::move(file)), options, &clock_);
+    EXPECT_TRUE(executor.Start(&recorder).ok());
+    return recorder.WaitReady(Epoch{1}).numerics_id;
+  };
+  const uint64_t base = id({});
+  EXPECT_EQ(base, id({.threads = 1, .kv_blocks = 9, .max_step_tokens = 1}));
+  EXPECT_NE(base, id({.recipe = Recipe::kFp32}));
+  EXPECT_NE(base, id({.kv_format = kernels::KvFormat::kF32}));
+}
+
+TEST_F(InProcessExecutorTest, GeneratesAndEnds) {
+  Start();
+  recorder_.WaitReady(Epoch{1});
+  EXPECT_EQ(Generate(Epoch{1}, 20, 1).size(), 20u);
+  EXPECT_EQ(executor_->probe().steps, 20u);
+  EXPECT_EQ(executor_->probe().rows, 7u + 19);
+  EXPECT_EQ(executor_->probe().decode_rows, 19u);
+}
+
+TEST_F(InProcessExecutorTest, WrongDigestEndsTheEpochAndTheNextAnswersTheSame) {
+  Start();
+  recorder_.WaitReady(Epoch{1});
+  const auto tokens = Generate(Epoch{1}, 5, 1);
+  OneSequence other(Epoch{1}, {1, 2, 3}, 4);
+  EXPECT_TRUE(executor_->Execute(other.Decode()).ok());  // step 1 again
+  const Lost lost = recorder_.WaitLost(1);
+  EXPECT_EQ(lost.epoch, Epoch{1});
+  EXPECT_EQ(lost.cause, Lost::Cause::kInvalidPlan);
+  EXPECT_TRUE(lost.started.empty());
+  recorder_.WaitReady(Epoch{2});
+  EXPECT_EQ(executor_->Execute(other.Decode()).code(), absl::StatusCode::kFailedPrecondition);
+
+  OneSequence drifted(Epoch{2}, {1, 2, 3}, 4);
+  StepPlan plan = drifted.Prefill();
+  plan.digest ^= 1;
+  EXPECT_TRUE(executor_->Execute(plan).ok());
+  EXPECT_EQ(recorder_.WaitLost(2).cause, Lost::Cause::kDigest);
+  recorder_.WaitReady(Epoch{3});
+  EXPECT_EQ(Generate(Epoch{3}, 5, 6), tokens);
+  EXPECT_EQ(executor_->probe().epochs_lost, 2u);
+}
+
+TEST_F(InProcessExecutorTest, RefusesMoreThanTwoUnansweredPlans) {
+  // A listener that keeps the executor inside its first result.
+  class Blocker : public ExecutorListener {
+   public:
+    void OnReady(Epoch, const ExecutorDescription&) override { ready.Notify(); }
+    void OnResult(StepResult) override {
+      entered.TryNotify();
+      leave.WaitForNotification();
+    }
+    void OnLost(const Lost&) override {}
+    struct Once : absl::Notification {
+      void TryNotify() {
+        if (!HasBeenNotified()) Notify();
+      }
+    };
+    absl::Notification ready, leave;
+    Once entered;
+  } blocker;
+  auto file = GgufFile::Parse(bytes_);
+  ASSERT_TRUE(file.ok());
+  InProcessExecutor executor(std::make_shared<GgufFile>(*std::move(file)),
+                             {.threads = 1, .kv_blocks = 8}, &clock_);
+  OneSequence sequence(Epoch{1}, {1, 2, 3}, 10);
+  EXPECT_EQ(executor.Execute(sequence.Prefill()).code(), absl::StatusCode::kFailedPrecondition)
+      << "before Start";
+  ASSERT_TRUE(executor.Start(&blocker).ok());
+  blocker.ready.WaitForNotification();
+  sequence = OneSequence(Epoch{1}, {1, 2, 3}, 10);
+  EXPECT_TRUE(executor.Execute(sequence.Prefill()).ok());
+  blocker.entered.WaitForNotification();
+  EXPECT_TRUE(executor.Execute(sequence.Decode()).ok());
+  EXPECT_TRUE(executor.Execute(sequence.Decode()).ok());
+  EXPECT_EQ(executor.Execute(sequence.Decode()).code(), absl::StatusCode::kResourceExhausted);
+  blocker.leave.Notify();
+  executor.Stop();
+  EXPECT_EQ(executor.Execute(sequence.Decode()).code(), absl::StatusCode::kFailedPrecondition);
+  executor.Stop();
+}
+
+TEST_F(InProcessExecutorTest, StartRefusesWhatCannotBeServed) {
+  const auto start = [&](const std::vector<std::byte>& bytes, const RankOptions& options) {
+    auto file = GgufFile::Parse(bytes);
+    EXPECT_TRUE(file.ok());
+    InProcessExecutor executor(std::make_shared<GgufFile>(*std::move(file)), options, &clock_);
+    return executor.Start(&recorder_).code();
+  };
+  EXPECT_EQ(start(bytes_, {.max_context = 513}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(start(bytes_, {.max_step_tokens = 0}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(start(bytes_, {.max_sequences = 0}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(start(bytes_, {.kv_blocks = 1u << 30}), absl::StatusCode::kResourceExhausted);
+  testing::GgufBuilder other;
+  other.AddString("general.architecture", "mamba");
+  EXPECT_EQ(start(other.Build(), {}), absl::StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace flotilla

@@ -1,0 +1,44 @@
+// DraftModel: drafts tokens with the model's own first layers, followed by its
+// norm and head (an early exit). It has no weights and no KV memory of its own. It reads
+// the K and V that the model's first layers have written for a sequence. It writes K and V
+// of draft tokens to the places where the model's own pass over the same rows later writes
+// the same values.
+//
+// A draft token costs a pass of a few layers and the head over one row per sequence. Each
+// draft token is drawn as the model's own token would be, with the same noise, because
+// nearly right logits then mostly draw the same token. The executor's thread calls it
+// between steps.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "worker/compute/forward.h"
+#include "worker/core/group_state.h"
+#include "worker/core/proposer.h"
+
+namespace flotilla {
+
+class DraftModel final : public Proposer {
+ public:
+  // `forward` and `ops` belong to the rank and outlive the DraftModel. The rank's KV
+  // memory has one group. 1 <= layers.
+  DraftModel(int layers, Forward* forward, const kernels::Ops* ops)
+      : layers_(layers), forward_(forward), ops_(ops) {}
+
+  void Propose(absl::Span<DraftRequest> requests) override;
+  // A DraftModel keeps no state of sequences.
+  void Forget(SequenceHandle) override {}
+
+ private:
+  // Adds draft token number `at` to each request that allows so many and had no failure
+  // before. Returns whether there was such a request.
+  bool ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at);
+
+  const int layers_;
+  Forward* const forward_;
+  const kernels::Ops* const ops_;
+};
+
+}  // namespace flotilla

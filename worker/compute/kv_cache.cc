@@ -1,0 +1,71 @@
+#include "worker/compute/kv_cache.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla {
+
+void KvCache::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
+
+namespace {
+
+int64_t PhysicalMemory() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
+
+}  // namespace
+
+absl::StatusOr<KvCache> KvCache::Create(const KvShape& shape, uint32_t blocks) {
+  size_t bytes;
+  if (__builtin_mul_overflow(static_cast<size_t>(shape.bytes_per_block()), size_t{blocks},
+                             &bytes) ||
+      bytes > static_cast<size_t>(PhysicalMemory())) {
+    return absl::ResourceExhaustedError(absl::StrCat("KV cache of ", blocks, " blocks of ",
+                                                     shape.bytes_per_block(),
+                                                     " bytes is more than the machine's memory"));
+  }
+  // Pages come zeroed and page-aligned, so records are aligned to 64 bytes.
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot reserve ", bytes, " bytes of KV"));
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: failure costs only speed
+  KvCache cache;
+  cache.shape_ = shape;
+  cache.blocks_ = blocks;
+  cache.memory_ = {static_cast<std::byte*>(memory), Unmap{bytes}};
+  return cache;
+}
+
+kernels::KvView KvCache::Layer(int layer) const {
+  kernels::KvView view;
+  view.format = shape_.format;
+  view.dim = shape_.head_dim;
+  view.head_stride = kernels::KvRecordBytes(shape_.format, shape_.head_dim);
+  view.block_stride = shape_.bytes_per_block();
+  view.base = memory_.get() + int64_t{layer} * shape_.kv_heads * view.head_stride;
+  return view;
+}
+
+void KvCache::CopyBlock(BlockId from, BlockId to) {
+  std::memcpy(Block(to), Block(from), shape_.bytes_per_block());
+}
+
+void KvCache::Poison(BlockId block) {
+  // All ones is a NaN in fp32 and in bf16.
+  std::memset(Block(block), 0xFF, shape_.bytes_per_block());
+}
+
+uint32_t DefaultBlockCount(const KvShape& shape, uint32_t max_context) {
+  constexpr int64_t kMaxBytes = int64_t{2} << 30;
+  const int64_t by_memory = std::min(PhysicalMemory() / 4, kMaxBytes) / shape.bytes_per_block();
+  const int64_t one_sequence = max_context / kernels::kKvBlockTokens + 1;
+  return static_cast<uint32_t>(
+      std::clamp<int64_t>(std::max(by_memory, one_sequence) + 1, 2, int64_t{1} << 30));
+}
+
+}  // namespace flotilla

@@ -1,0 +1,145 @@
+#include "worker/compute/row_partials.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace flotilla {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr std::uint32_t kChunk = kernels::kVocabularyChunk;
+
+RowPartial Measure(const kernels::Ops& ops, const VocabularyShard& shard,
+                   absl::Span<const float> logits, std::int32_t top) {
+  RowPartial partial;
+  partial.stats.reserve(shard.subtrees.size());
+  const float* subtree = logits.data();
+  for (const std::int32_t size : shard.subtrees) {
+    partial.stats.push_back(ops.softmax_stats(subtree, size));
+    subtree += size;
+  }
+  const int size = static_cast<int>(logits.size());
+  if (top <= 0) return partial;
+  partial.best.resize(std::min(top, size));
+  ops.top_n(logits.data(), size, static_cast<int>(partial.best.size()), partial.best.data());
+  for (kernels::TokenScore& entry : partial.best) entry.token += shard.first_token;
+  return partial;
+}
+
+absl::StatusOr<float> LogSumExpOf(const RowPartial& row, const VocabularyShards& vocabulary) {
+  std::vector<kernels::SoftmaxStats> registers(vocabulary.tree().depth);
+  for (const TreeStep& step : vocabulary.tree().steps) {
+    registers[step.to] = step.load
+                             ? row.stats[step.from]
+                             : kernels::MergeStats(registers[step.to], registers[step.to + 1]);
+  }
+  return RowLogSumExp(registers.front());
+}
+
+std::vector<TopLogprob> Best(const RowPartial& row, float lse, std::int32_t top) {
+  std::vector<TopLogprob> best;
+  for (const kernels::TokenScore& entry : row.best) {
+    if (static_cast<std::int32_t>(best.size()) == top) break;
+    if (entry.score > kMinusInfinity) best.push_back({entry.token, entry.score - lse});
+  }
+  return best;
+}
+
+}  // namespace
+
+VocabularyShards::VocabularyShards(absl::Span<const IndexRange> shards) {
+  std::vector<IndexRange> all;
+  for (const IndexRange& tokens : shards) {
+    VocabularyShard shard{.first_token = static_cast<TokenId>(tokens.begin), .subtrees = {}};
+    const IndexRange chunks{tokens.begin / kChunk, (tokens.end + kChunk - 1) / kChunk};
+    for (const IndexRange& subtree : CompleteSubtrees(chunks)) {
+      const std::uint32_t end = std::min(subtree.end * kChunk, tokens.end);
+      shard.subtrees.push_back(static_cast<std::int32_t>(end - subtree.begin * kChunk));
+      all.push_back(subtree);
+    }
+    shards_.push_back(std::move(shard));
+  }
+  tree_ = MakeTreeProgram(all);
+}
+
+std::size_t VocabularyShards::most_subtrees() const {
+  std::size_t most = 0;
+  for (const VocabularyShard& shard : shards_) most = std::max(most, shard.subtrees.size());
+  return most;
+}
+
+RowPartial SamplePartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                         absl::Span<const float> logits, const SamplingParams& sampling,
+                         const LogprobSpec& logprobs, const TokenPosition& position) {
+  RowPartial partial = Measure(ops, shard, logits, logprobs.output_top);
+  const int size = static_cast<int>(logits.size());
+  const float* drawn_from = logits.data();
+  static thread_local std::vector<float> changed;
+  if (ChangesLogits(sampling, position)) {
+    changed.assign(logits.begin(), logits.end());
+    ChangeLogits(sampling, position, shard.first_token, absl::MakeSpan(changed));
+    drawn_from = changed.data();
+  }
+  if (sampling.temperature < kMinTemperature) {
+    partial.winner = ops.argmax(drawn_from, size);
+    partial.winner.token += shard.first_token;
+  } else {
+    partial.winner = ops.gumbel_argmax(drawn_from, size,
+                                       {.inverse_temperature = 1.0f / sampling.temperature,
+                                        .key = TokenNoise(sampling, position),
+                                        .first_token = shard.first_token});
+  }
+  partial.logit = logits[partial.winner.token - shard.first_token];
+  return partial;
+}
+
+RowPartial LogprobsPartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                           absl::Span<const float> logits, TokenId token, std::int32_t top) {
+  RowPartial partial = Measure(ops, shard, logits, top);
+  const std::int64_t position = std::int64_t{token} - shard.first_token;
+  if (position >= 0 && position < static_cast<std::int64_t>(logits.size())) {
+    partial.winner = {token, 0};
+    partial.logit = logits[position];
+  }
+  return partial;
+}
+
+RowPartial CandidatesPartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                             absl::Span<const float> logits, std::uint32_t count) {
+  return Measure(ops, shard, logits, static_cast<std::int32_t>(count));
+}
+
+void Append(RowPartial next, RowPartial& row) {
+  row.stats.insert(row.stats.end(), next.stats.begin(), next.stats.end());
+  // Of equal scores the lowest id wins, and the earlier shards have the lower ids.
+  if (next.winner.score > row.winner.score) {
+    row.winner = next.winner;
+    row.logit = next.logit;
+  }
+  std::vector<kernels::TokenScore> both;
+  both.reserve(row.best.size() + next.best.size());
+  std::merge(row.best.begin(), row.best.end(), next.best.begin(), next.best.end(),
+             std::back_inserter(both),
+             [](const auto& a, const auto& b) { return a.score > b.score; });
+  row.best = std::move(both);
+}
+
+absl::StatusOr<SampledToken> ConcludeToken(const RowPartial& row,
+                                           const VocabularyShards& vocabulary, std::int32_t top) {
+  const absl::StatusOr<float> lse = LogSumExpOf(row, vocabulary);
+  if (!lse.ok()) return lse.status();
+  if (row.winner.score == kMinusInfinity) return absl::InternalError("no token is left to draw");
+  return SampledToken{
+      .token = row.winner.token, .logprob = row.logit - *lse, .top = Best(row, *lse, top)};
+}
+
+absl::StatusOr<std::vector<TopLogprob>> ConcludeCandidates(const RowPartial& row,
+                                                           const VocabularyShards& vocabulary,
+                                                           std::uint32_t count) {
+  const absl::StatusOr<float> lse = LogSumExpOf(row, vocabulary);
+  if (!lse.ok()) return lse.status();
+  return Best(row, *lse, static_cast<std::int32_t>(count));
+}
+
+}  // namespace flotilla

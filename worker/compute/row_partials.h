@@ -1,0 +1,83 @@
+// Sampling from a row of logits of which several ranks hold a shard each. The functions
+// compute the partial result of one shard, and the result of all shards together.
+//
+// With partial results, ranks send each other a few numbers and not full rows. This works
+// for log-probabilities, and for tokens whose shards can be judged one by one (NeedsFullRow
+// says which tokens need the full row). All functions are pure. The outcome is that of
+// sampler.h for the full row, bit for bit, however the vocabulary is sharded.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/types/ids.h"
+#include "common/types/plan.h"
+#include "common/types/request.h"
+#include "kernels/ops.h"
+#include "worker/compute/sampler.h"
+#include "worker/core/sharding.h"
+
+namespace flotilla {
+
+// Consecutive tokens of the vocabulary.
+struct VocabularyShard {
+  TokenId first_token = 0;
+  // The sizes, in tokens, of the complete subtrees that make up the shard. They belong to
+  // the tree of chunks by which Ops::softmax_stats adds a row.
+  std::vector<std::int32_t> subtrees;
+};
+
+// The shards of a vocabulary.
+class VocabularyShards {
+ public:
+  // `shards` follow each other from token 0 to the last token. Each begins at a multiple of
+  // kernels::kVocabularyChunk. None may be empty.
+  explicit VocabularyShards(absl::Span<const IndexRange> shards);
+
+  std::uint32_t size() const { return static_cast<std::uint32_t>(shards_.size()); }
+  const VocabularyShard& shard(std::uint32_t index) const { return shards_[index]; }
+  // How the statistics of all subtrees, in order, become those of the row.
+  const TreeProgram& tree() const { return tree_; }
+  // The most subtrees of one shard.
+  std::size_t most_subtrees() const;
+
+ private:
+  std::vector<VocabularyShard> shards_;
+  TreeProgram tree_;
+};
+
+// The partial result of consecutive shards of a row.
+struct RowPartial {
+  std::vector<kernels::SoftmaxStats> stats;  // of their subtrees
+  // The best token of these shards for the draw, and its score; -infinity: there is none.
+  kernels::TokenScore winner{0, -std::numeric_limits<float>::infinity()};
+  float logit = -std::numeric_limits<float>::infinity();  // of the winner
+  std::vector<kernels::TokenScore> best;                  // by logit, best first
+};
+
+// These do for one shard's `logits` what SampleRow, RowLogprobs and RowCandidates do for a
+// row. The parameters must be such that no full row is needed (NeedsFullRow).
+RowPartial SamplePartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                         absl::Span<const float> logits, const SamplingParams& sampling,
+                         const LogprobSpec& logprobs, const TokenPosition& position);
+RowPartial LogprobsPartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                           absl::Span<const float> logits, TokenId token, std::int32_t top);
+RowPartial CandidatesPartial(const kernels::Ops& ops, const VocabularyShard& shard,
+                             absl::Span<const float> logits, std::uint32_t count);
+
+// Adds to `row` the partial of the shard that follows those of `row`.
+void Append(RowPartial next, RowPartial& row);
+
+// These compute the result of a whole row. `row` has the statistics of all subtrees, and
+// `top` was the same for all shards. INTERNAL: the row, or the changed row from which the
+// token is drawn, has no softmax.
+absl::StatusOr<SampledToken> ConcludeToken(const RowPartial& row,
+                                           const VocabularyShards& vocabulary, std::int32_t top);
+absl::StatusOr<std::vector<TopLogprob>> ConcludeCandidates(const RowPartial& row,
+                                                           const VocabularyShards& vocabulary,
+                                                           std::uint32_t count);
+
+}  // namespace flotilla

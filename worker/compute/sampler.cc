@@ -1,0 +1,275 @@
+#include "worker/compute/sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kernels/noise.h"
+#include "kernels/scalar_math.h"
+
+namespace flotilla {
+namespace {
+
+using kernels::TokenScore;
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+// The most that Ops::top_n lists.
+constexpr int kMaxTopN = 64;
+static_assert(BeamOptions::kMaxCandidates <= kMaxTopN && LogprobSpec::kMaxTop <= kMaxTopN);
+// Logits scaled at a time, on the stack.
+constexpr std::size_t kChunk = kernels::kVocabularyChunk;
+
+// One row, its parameters and its statistics.
+struct Row {
+  const kernels::Ops& ops;
+  absl::Span<const float> logits;
+  kernels::SoftmaxStats stats;
+  float lse;
+
+  int size() const { return static_cast<int>(logits.size()); }
+};
+
+absl::StatusOr<Row> Measure(const kernels::Ops& ops, absl::Span<const float> logits) {
+  const kernels::SoftmaxStats stats =
+      ops.softmax_stats(logits.data(), static_cast<int>(logits.size()));
+  const absl::StatusOr<float> lse = RowLogSumExp(stats);
+  if (!lse.ok()) return lse.status();
+  return Row{ops, logits, stats, *lse};
+}
+
+// The best tokens, at most kMaxTopN of them.
+std::vector<TopLogprob> Best(const Row& row, int wanted) {
+  std::vector<TopLogprob> result;
+  const int count = std::min(wanted, row.size());
+  if (count <= 0) return result;
+  std::array<TokenScore, kMaxTopN> best;
+  row.ops.top_n(row.logits.data(), row.size(), count, best.data());
+  result.reserve(count);
+  for (int i = 0; i < count && best[i].score > kMinusInfinity; ++i) {
+    result.push_back({best[i].token, best[i].score - row.lse});
+  }
+  return result;
+}
+
+SampledToken Describe(const Row& row, TokenId token, std::int32_t top) {
+  return {.token = token, .logprob = row.logits[token] - row.lse, .top = Best(row, top)};
+}
+
+// The k-th largest logit, 1 <= k < vocabulary.
+float KthLargest(const Row& row, int k) {
+  if (k <= kMaxTopN) {
+    std::array<TokenScore, kMaxTopN> best;
+    row.ops.top_n(row.logits.data(), row.size(), k, best.data());
+    return best[k - 1].score;
+  }
+  std::vector<float> values(row.logits.begin(), row.logits.end());
+  std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
+  return values[k - 1];
+}
+
+// A token's mass relative to that of the best token: e^((logit - max) / T).
+float Weight(const Row& row, float logit, float inverse_temperature) {
+  return kernels::Exp((logit - row.stats.max) * inverse_temperature);
+}
+
+// The mass of the whole row. It adds chunks of 1,024, as softmax_stats sums them, in
+// ascending order.
+double TotalWeight(const Row& row, float inverse_temperature) {
+  double total = 0;
+  std::array<float, kChunk> scaled;
+  for (std::size_t begin = 0; begin < row.logits.size(); begin += kChunk) {
+    const absl::Span<const float> chunk = row.logits.subspan(begin, kChunk);
+    for (std::size_t i = 0; i < chunk.size(); ++i) {
+      scaled[i] = (chunk[i] - row.stats.max) * inverse_temperature;
+    }
+    const kernels::SoftmaxStats stats =
+        row.ops.softmax_stats(scaled.data(), static_cast<int>(chunk.size()));
+    if (stats.max > kMinusInfinity) {
+      total += static_cast<double>(stats.sum) * kernels::Exp(stats.max);
+    }
+  }
+  return total;
+}
+
+// Returns a logit such that top-p cannot need any token below it. All tokens below it
+// together have at most n times the mass at that distance from the best token, which is
+// less than the 1 - top_p that may be left out (the best token alone has mass 1). One more
+// in the exponent covers rounding.
+float NucleusFloor(const Row& row, float top_p, float temperature) {
+  const float distance = kernels::Log(static_cast<float>(row.size()) / (1.0f - top_p)) + 1.0f;
+  return row.stats.max - distance * temperature;
+}
+
+// The last token that top-p keeps among those with a logit of at least `kept`
+// (-infinity: all). Only tokens near the best are gathered, and they are ordered
+// only as far as the answer reaches.
+TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float kept,
+                         float inverse_temperature) {
+  const bool all = kept == kMinusInfinity;
+  const float floor = all ? NucleusFloor(row, sampling.top_p, sampling.temperature) : kept;
+  std::vector<TokenScore> heap;
+  double total = 0;
+  for (int token = 0; token < row.size(); ++token) {
+    const float logit = row.logits[token];
+    if (logit < floor || logit == kMinusInfinity) continue;
+    heap.push_back({token, logit});
+    if (!all) total += Weight(row, logit, inverse_temperature);
+  }
+  if (all) total = TotalWeight(row, inverse_temperature);
+
+  const auto after = [](const TokenScore& a, const TokenScore& b) {
+    return a.score != b.score ? a.score < b.score : a.token > b.token;
+  };
+  std::make_heap(heap.begin(), heap.end(), after);
+  const double wanted = static_cast<double>(sampling.top_p) * total;
+  double mass = 0;
+  while (true) {
+    const TokenScore best = heap.front();
+    mass += Weight(row, best.score, inverse_temperature);
+    if (mass >= wanted || heap.size() == 1) return best;
+    std::pop_heap(heap.begin(), heap.end(), after);
+    heap.pop_back();
+  }
+}
+
+TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPosition& position) {
+  if (sampling.temperature < kMinTemperature) {
+    return row.ops.argmax(row.logits.data(), row.size()).token;
+  }
+  kernels::GumbelArgs args;
+  args.inverse_temperature = 1.0f / sampling.temperature;
+  args.key = TokenNoise(sampling, position);
+  if (sampling.min_p > 0) {
+    args.cutoff.score = row.stats.max + kernels::Log(sampling.min_p) * sampling.temperature;
+  }
+  if (sampling.top_k > 0 && sampling.top_k < row.size()) {
+    args.cutoff.score = std::max(args.cutoff.score, KthLargest(row, sampling.top_k));
+  }
+  if (sampling.top_p < 1.0f) {
+    args.cutoff = NucleusCutoff(row, sampling, args.cutoff.score, args.inverse_temperature);
+  }
+  return row.ops.gumbel_argmax(row.logits.data(), row.size(), args).token;
+}
+
+bool Penalises(const SamplingParams& sampling) {
+  return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
+         sampling.presence_penalty != 0;
+}
+
+// The cost grows with the tokens before the position, not with the vocabulary.
+void Penalise(const SamplingParams& sampling, const TokenPosition& position, TokenId first_token,
+              absl::Span<float> logits) {
+  constexpr std::uint32_t kInPrompt = 1u << 31;
+  // For each position in `logits`: how often the token is in the output, and kInPrompt. All
+  // entries are zero between calls.
+  static thread_local std::vector<std::uint32_t> seen;
+  if (seen.size() < logits.size()) seen.resize(logits.size());
+  const auto each = [&](absl::Span<const TokenId> tokens, auto fn) {
+    for (const TokenId token : tokens) {
+      const auto at = static_cast<std::size_t>(token - first_token);
+      if (at < logits.size()) fn(at);
+    }
+  };
+  each(position.prompt, [](std::size_t at) { seen[at] = kInPrompt; });
+  each(position.output, [](std::size_t at) { ++seen[at]; });
+  each(position.drafts, [](std::size_t at) { ++seen[at]; });
+  for (const auto tokens : {position.prompt, position.output, position.drafts}) {
+    each(tokens, [&](std::size_t at) {
+      const std::uint32_t found = std::exchange(seen[at], 0);
+      if (found == 0) return;  // not its first time in these lists
+      float& logit = logits[at];
+      logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
+      const std::uint32_t count = found & ~kInPrompt;
+      if (count == 0) return;
+      logit -= sampling.frequency_penalty * static_cast<float>(count);
+      logit -= sampling.presence_penalty;
+    });
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats) {
+  // A NaN anywhere reaches the sum; without any number the maximum is -infinity.
+  if (!std::isfinite(stats.max) || !std::isfinite(stats.sum)) {
+    return absl::InternalError("the model gave a row of logits that has no softmax");
+  }
+  return kernels::LogSumExp(stats);
+}
+
+kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPosition& position) {
+  return kernels::MakeNoiseKey(SequenceSeed(sampling.seed, position.sequence),
+                               position.output_index);
+}
+
+bool NeedsFullRow(const SamplingParams& sampling) {
+  if (sampling.temperature < kMinTemperature) return false;
+  return sampling.min_p > 0 || sampling.top_k > 0 || sampling.top_p < 1.0f;
+}
+
+bool ChangesLogits(const SamplingParams& sampling, const TokenPosition& position) {
+  return Penalises(sampling) || !sampling.logit_bias.empty() || !position.banned.empty();
+}
+
+void ChangeLogits(const SamplingParams& sampling, const TokenPosition& position,
+                  TokenId first_token, absl::Span<float> logits) {
+  const auto at = [&](TokenId token) { return static_cast<std::size_t>(token - first_token); };
+  for (const TokenId token : position.banned) {
+    if (at(token) < logits.size()) logits[at(token)] = kMinusInfinity;
+  }
+  for (const LogitBias& entry : sampling.logit_bias) {
+    if (at(entry.token) < logits.size()) logits[at(entry.token)] += entry.bias;
+  }
+  if (Penalises(sampling)) Penalise(sampling, position, first_token, logits);
+}
+
+TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
+                            std::uint32_t outputs, absl::Span<const TokenId> drafts,
+                            const StopRule& stop) {
+  TokenPosition position{.sequence = sequence,
+                         .output_index = outputs + static_cast<std::uint32_t>(drafts.size()),
+                         .prompt = known.first(known.size() - outputs),
+                         .output = known.last(outputs),
+                         .drafts = drafts,
+                         .banned = {}};
+  if (position.output_index < stop.min_tokens) position.banned = stop.stop_tokens;
+  return position;
+}
+
+absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
+                                       const SamplingParams& sampling, const LogprobSpec& logprobs,
+                                       const TokenPosition& position) {
+  const absl::StatusOr<Row> row = Measure(ops, logits);
+  if (!row.ok()) return row.status();
+  if (!ChangesLogits(sampling, position)) {
+    return Describe(*row, Draw(*row, sampling, position), logprobs.output_top);
+  }
+  static thread_local std::vector<float> copy;
+  copy.assign(logits.begin(), logits.end());
+  ChangeLogits(sampling, position, 0, absl::MakeSpan(copy));
+  const absl::StatusOr<Row> changed = Measure(ops, copy);
+  if (!changed.ok()) return changed.status();
+  return Describe(*row, Draw(*changed, sampling, position), logprobs.output_top);
+}
+
+absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,
+                                         TokenId token, std::int32_t top) {
+  const absl::StatusOr<Row> row = Measure(ops, logits);
+  if (!row.ok()) return row.status();
+  return Describe(*row, token, top);
+}
+
+absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
+                                                      absl::Span<const float> logits,
+                                                      std::uint32_t count) {
+  const absl::StatusOr<Row> row = Measure(ops, logits);
+  if (!row.ok()) return row.status();
+  return Best(*row, static_cast<int>(count));
+}
+
+}  // namespace flotilla

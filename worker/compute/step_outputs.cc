@@ -1,0 +1,263 @@
+#include "worker/compute/step_outputs.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "worker/compute/sampler.h"
+
+namespace flotilla {
+namespace {
+
+// The most entries in the list of one request, which holds best tokens or candidates.
+constexpr std::int64_t kMostEntries =
+    std::max<std::int64_t>(LogprobSpec::kMaxTop, BeamOptions::kMaxCandidates);
+
+template <class T>
+void Put(const T& value, std::vector<std::byte>& metadata) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+  metadata.insert(metadata.end(), bytes, bytes + sizeof(T));
+}
+
+template <class T>
+bool Get(absl::Span<const std::byte>& metadata, T& value) {
+  if (metadata.size() < sizeof(T)) return false;
+  std::memcpy(&value, metadata.data(), sizeof(T));
+  metadata.remove_prefix(sizeof(T));
+  return true;
+}
+
+template <class T>
+void PutEntries(const std::vector<T>& entries, std::vector<std::byte>& metadata) {
+  Put(static_cast<std::uint32_t>(entries.size()), metadata);
+  for (const T& entry : entries) Put(entry, metadata);
+}
+
+template <class T>
+bool GetEntries(absl::Span<const std::byte>& metadata, std::int64_t most, std::vector<T>& entries) {
+  std::uint32_t count = 0;
+  if (!Get(metadata, count) || count > most) return false;
+  entries.resize(count);
+  for (T& entry : entries) {
+    if (!Get(metadata, entry)) return false;
+  }
+  return true;
+}
+
+void PutToken(const SampledToken& token, std::vector<std::byte>& metadata) {
+  Put(token.token, metadata);
+  Put(token.logprob, metadata);
+  PutEntries(token.top, metadata);
+}
+
+bool GetToken(absl::Span<const std::byte>& metadata, SampledToken& token) {
+  return Get(metadata, token.token) && Get(metadata, token.logprob) &&
+         GetEntries(metadata, kMostEntries, token.top);
+}
+
+void PutPartial(const RowPartial& partial, std::vector<std::byte>& metadata) {
+  Put(partial.winner, metadata);
+  Put(partial.logit, metadata);
+  PutEntries(partial.stats, metadata);
+  PutEntries(partial.best, metadata);
+}
+
+bool GetPartial(absl::Span<const std::byte>& metadata, std::size_t subtrees, RowPartial& partial) {
+  return Get(metadata, partial.winner) && Get(metadata, partial.logit) &&
+         GetEntries(metadata, static_cast<std::int64_t>(subtrees), partial.stats) &&
+         partial.stats.size() == subtrees && GetEntries(metadata, kMostEntries, partial.best);
+}
+
+// The position of sample `at` of an item.
+TokenPosition PositionOf(const Batch& batch, const BatchItem& item, std::uint32_t at) {
+  const std::uint32_t first = item.row_begin + item.row_count - item.drafts;
+  return PositionAfter(item.index, item.known, item.output_index,
+                       absl::MakeConstSpan(batch.tokens).subspan(first, at), *item.stop);
+}
+
+}  // namespace
+
+StepOutputs::StepOutputs(const Batch& batch, const VocabularyShards* vocabulary)
+    : vocabulary_(vocabulary), outputs_(batch.items.size()) {
+  const auto want = [&](std::uint32_t row, const Request& request) {
+    rows_.push_back(static_cast<std::int32_t>(row));
+    requests_.push_back(request);
+  };
+  for (std::size_t i = 0; i < batch.items.size(); ++i) {
+    const BatchItem& item = batch.items[i];
+    outputs_[i].prompt.resize(item.prompt_targets.size());
+    Request request{.item = static_cast<std::int32_t>(i),
+                    .kind = Request::Kind::kPrompt,
+                    .parts = vocabulary != nullptr};
+    if (!item.prompt_targets.empty()) request.top = item.logprobs->prompt_top;
+    for (std::size_t t = 0; t < item.prompt_targets.size(); ++t) {
+      request.at = static_cast<std::uint32_t>(t);
+      want(item.row_begin + request.at, request);
+    }
+    if (!item.samples && item.candidates == 0) continue;
+    if (item.samples) outputs_[i].sampled.resize(1 + item.drafts);
+    const std::uint32_t first = item.row_begin + item.row_count - 1 - item.drafts;
+    request.kind = item.samples ? Request::Kind::kSample : Request::Kind::kCandidates;
+    request.top = item.samples ? item.logprobs->output_top : std::int32_t(item.candidates);
+    request.parts = vocabulary != nullptr && !(item.samples && NeedsFullRow(*item.sampling));
+    for (std::uint32_t at = 0; at <= item.drafts; ++at) {
+      request.at = at;
+      want(first + at, request);
+    }
+  }
+  if (vocabulary == nullptr) return;
+  own_parts_.resize(requests_.size());
+  all_partials_.resize(requests_.size());
+}
+
+void StepOutputs::Take(const kernels::Ops& ops, const Batch& batch, int request,
+                       absl::Span<const float> logits) {
+  Request& wanted = requests_[request];
+  const BatchItem& item = batch.items[wanted.item];
+  switch (wanted.kind) {
+    case Request::Kind::kSample:
+      return Store(wanted, SampleRow(ops, logits, *item.sampling, *item.logprobs,
+                                     PositionOf(batch, item, wanted.at)));
+    case Request::Kind::kPrompt:
+      return Store(wanted, RowLogprobs(ops, logits, item.prompt_targets[wanted.at], wanted.top));
+    case Request::Kind::kCandidates:
+      return Store(wanted, RowCandidates(ops, logits, item.candidates));
+  }
+}
+
+void StepOutputs::TakePart(const kernels::Ops& ops, const Batch& batch, int request,
+                           std::uint32_t shard, absl::Span<const float> logits) {
+  const Request& wanted = requests_[request];
+  const BatchItem& item = batch.items[wanted.item];
+  const VocabularyShard& tokens = vocabulary_->shard(shard);
+  RowPartial& part = own_parts_[request];
+  switch (wanted.kind) {
+    case Request::Kind::kSample:
+      part = SamplePartial(ops, tokens, logits, *item.sampling, *item.logprobs,
+                           PositionOf(batch, item, wanted.at));
+      break;
+    case Request::Kind::kPrompt:
+      part = LogprobsPartial(ops, tokens, logits, item.prompt_targets[wanted.at], wanted.top);
+      break;
+    case Request::Kind::kCandidates:
+      part = CandidatesPartial(ops, tokens, logits, item.candidates);
+      break;
+  }
+}
+
+void StepOutputs::Store(Request& wanted, absl::StatusOr<SampledToken> token) {
+  wanted.failed = !token.ok();
+  if (wanted.failed) return;
+  ItemOutput& output = outputs_[wanted.item];
+  const bool sample = wanted.kind == Request::Kind::kSample;
+  (sample ? output.sampled : output.prompt)[wanted.at] = *std::move(token);
+}
+
+void StepOutputs::Store(Request& wanted, absl::StatusOr<std::vector<TopLogprob>> candidates) {
+  wanted.failed = !candidates.ok();
+  if (!wanted.failed) outputs_[wanted.item].candidates = *std::move(candidates);
+}
+
+void StepOutputs::Write(std::uint32_t rank, std::uint32_t ranks,
+                        std::vector<std::byte>& metadata) const {
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    const Request& request = requests_[i];
+    if (request.parts) {
+      PutPartial(own_parts_[i], metadata);
+      continue;
+    }
+    if (i % ranks != rank) continue;
+    Put(static_cast<std::uint8_t>(request.failed), metadata);
+    if (request.failed) continue;
+    const ItemOutput& output = outputs_[request.item];
+    switch (request.kind) {
+      case Request::Kind::kPrompt:
+        PutToken(output.prompt[request.at], metadata);
+        break;
+      case Request::Kind::kSample:
+        PutToken(output.sampled[request.at], metadata);
+        break;
+      case Request::Kind::kCandidates:
+        PutEntries(output.candidates, metadata);
+        break;
+    }
+  }
+}
+
+absl::Status StepOutputs::Read(std::uint32_t rank, std::uint32_t ranks,
+                               absl::Span<const std::byte> metadata) {
+  bool good = true;
+  for (std::size_t i = 0; good && i < requests_.size(); ++i) {
+    if (requests_[i].parts) {
+      good = ReadPartial(i, rank, metadata);
+    } else if (i % ranks == rank) {
+      good = ReadWhole(requests_[i], metadata);
+    }
+  }
+  if (!good || !metadata.empty()) {
+    return absl::InvalidArgumentError("a rank's step metadata is not about this step's logits");
+  }
+  return absl::OkStatus();
+}
+
+bool StepOutputs::ReadPartial(std::size_t i, std::uint32_t rank,
+                              absl::Span<const std::byte>& metadata) {
+  RowPartial partial;
+  if (!GetPartial(metadata, vocabulary_->shard(rank).subtrees.size(), partial)) return false;
+  Append(std::move(partial), all_partials_[i]);
+  return true;
+}
+
+bool StepOutputs::ReadWhole(Request& request, absl::Span<const std::byte>& metadata) {
+  ItemOutput& output = outputs_[request.item];
+  std::uint8_t failed = 0;
+  if (!Get(metadata, failed)) return false;
+  request.failed = failed != 0;
+  if (request.failed) return true;
+  switch (request.kind) {
+    case Request::Kind::kPrompt:
+      return GetToken(metadata, output.prompt[request.at]);
+    case Request::Kind::kSample:
+      return GetToken(metadata, output.sampled[request.at]);
+    case Request::Kind::kCandidates:
+      break;
+  }
+  return GetEntries(metadata, kMostEntries, output.candidates);
+}
+
+std::int64_t StepOutputs::MaxMetadataBytes(std::int64_t requests,
+                                           const VocabularyShards* vocabulary) {
+  constexpr std::int64_t kEntries = sizeof(std::uint32_t) + kMostEntries * sizeof(TopLogprob);
+  constexpr std::int64_t kWhole = sizeof(std::uint8_t) + sizeof(TokenId) + sizeof(float) + kEntries;
+  static_assert(sizeof(TopLogprob) == sizeof(kernels::TokenScore));
+  const std::int64_t stats =
+      vocabulary == nullptr
+          ? 0
+          : static_cast<std::int64_t>(vocabulary->most_subtrees() * sizeof(kernels::SoftmaxStats));
+  return requests * (kWhole + sizeof(kernels::TokenScore) + sizeof(std::uint32_t) + stats);
+}
+
+absl::Span<const ItemOutput> StepOutputs::Finish() {
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    Request& request = requests_[i];
+    if (!request.parts) continue;
+    if (request.kind == Request::Kind::kCandidates) {
+      Store(request, ConcludeCandidates(all_partials_[i], *vocabulary_, request.top));
+    } else {
+      Store(request, ConcludeToken(all_partials_[i], *vocabulary_, request.top));
+    }
+  }
+  for (const Request& request : requests_) {
+    if (!request.failed) continue;
+    ItemOutput& output = outputs_[request.item];
+    output.failed = true;
+    if (request.kind == Request::Kind::kSample && request.at < output.sampled.size()) {
+      output.sampled.resize(request.at);
+    }
+  }
+  return outputs_;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,117 @@
+#include "worker/exec/in_process_executor.h"
+
+#include <utility>
+
+#include "worker/exec/local_group.h"
+#include "worker/exec/rank_runner.h"
+
+namespace flotilla {
+namespace {
+
+// One rank, or all ranks of a group as threads.
+absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(std::shared_ptr<const GgufFile> file,
+                                                       const RankOptions& options,
+                                                       const Clock* clock) {
+  if (options.shape.ranks() == 1) return RankRunner::Create(std::move(file), options, clock);
+  return LocalGroup::Create(std::move(file), options, clock);
+}
+
+}  // namespace
+
+InProcessExecutor::InProcessExecutor(std::shared_ptr<const GgufFile> file, RankOptions options,
+                                     const Clock* clock)
+    : options_(std::move(options)),
+      clock_(clock),
+      file_(std::move(file)),
+      max_unanswered_(static_cast<int>(options_.shape.pipeline) + 1),
+      plans_(max_unanswered_) {}
+
+InProcessExecutor::~InProcessExecutor() { Stop(); }
+
+absl::Status InProcessExecutor::Start(ExecutorListener* listener) {
+  listener_ = listener;
+  auto runner = MakeRunner(std::move(file_), options_, clock_);
+  if (!runner.ok()) return runner.status();
+  runner_ = *std::move(runner);
+  probe_.weight_bytes = runner_->weight_bytes();
+  probe_.buffer_bytes = runner_->buffer_bytes();
+  thread_ = std::thread([this] { Loop(); });
+  return absl::OkStatus();
+}
+
+absl::Status InProcessExecutor::Execute(StepPlan plan) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_ || epoch_ == Epoch{0} || plan.epoch != epoch_) {
+    return absl::FailedPreconditionError("not the current epoch");
+  }
+  if (unanswered_ == max_unanswered_ || !plans_.TryPush(std::move(plan))) {
+    return absl::ResourceExhaustedError("lag + 1 plans are unanswered");
+  }
+  ++unanswered_;
+  return absl::OkStatus();
+}
+
+void InProcessExecutor::EndEpoch(Epoch epoch) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_ || epoch_ == Epoch{0} || epoch != epoch_) return;
+  epoch_ = Epoch{0};  // from here on plans of this epoch are refused
+  ending_ = true;
+  plans_.Drain();
+  plans_.TryPush(StepPlan{});
+}
+
+void InProcessExecutor::Stop() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopped_ = true;
+    plans_.Drain();
+    plans_.Close();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void InProcessExecutor::Loop() {
+  for (Epoch epoch{1};; epoch = Epoch{epoch.value() + 1}) {
+    const std::optional<Lost> lost = RunEpoch(epoch);
+    if (!lost) return;
+    ++probe_.epochs_lost;
+    listener_->OnLost(*lost);
+  }
+}
+
+std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
+  runner_->BeginEpoch(epoch);
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopped_) return std::nullopt;
+    epoch_ = epoch;
+  }
+  listener_->OnReady(epoch, runner_->description());
+  while (std::optional<StepPlan> plan = plans_.Pop()) {
+    auto result = runner_->Run(*plan);
+    {
+      absl::MutexLock lock(&mu_);
+      if (stopped_) return std::nullopt;
+      if (result.ok() && result->has_value()) --unanswered_;
+      if (ending_) result = absl::DataLossError("the scheduler refused a result of this epoch");
+      if (!result.ok()) {
+        epoch_ = Epoch{0};
+        ending_ = false;
+        unanswered_ = 0;
+        plans_.Drain();
+      }
+    }
+    if (!result.ok()) {
+      return Lost{.epoch = epoch,
+                  .cause = LostCauseOf(result.status()),
+                  .detail = std::string(result.status().message()),
+                  .started = {}};
+    }
+    if (!result->has_value()) continue;
+    probe_.OnStep((*result)->timings);
+    listener_->OnResult(**std::move(result));
+  }
+  return std::nullopt;
+}
+
+}  // namespace flotilla

@@ -1,0 +1,65 @@
+// InProcessExecutor: the StepExecutor whose ranks live in this process.
+//
+// Plans wait in a queue of at most lag + 1 (2 with one stage). One thread runs them in order
+// with a StepRunner and reports results. The scheduler's thread never waits for this thread. A
+// plan that cannot be applied ends the epoch. The next epoch starts at once with no
+// sequences, since weights and memory are unharmed.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/rt/bounded_queue.h"
+#include "common/rt/clock.h"
+#include "common/types/executor.h"
+#include "model/gguf.h"
+#include "worker/exec/probe.h"
+#include "worker/exec/rank.h"
+#include "worker/exec/step_runner.h"
+
+namespace flotilla {
+
+class InProcessExecutor final : public StepExecutor {
+ public:
+  // `file` is read by Start and released; `clock` outlives the executor.
+  InProcessExecutor(std::shared_ptr<const GgufFile> file, RankOptions options, const Clock* clock);
+  ~InProcessExecutor() override;
+
+  // Loads the model before it returns; OnReady follows on the executor's thread.
+  absl::Status Start(ExecutorListener* listener) override;
+  absl::Status Execute(StepPlan plan) override;
+  void EndEpoch(Epoch epoch) override;
+  // Waits for the running step. A listener's method must not call it.
+  void Stop() override;
+
+  const WorkerProbe& probe() const { return probe_; }
+
+ private:
+  void Loop();
+  // Executes plans of `epoch` until one fails, and returns its Lost; none after Stop.
+  std::optional<Lost> RunEpoch(Epoch epoch);
+
+  const RankOptions options_;
+  const Clock* const clock_;
+  std::shared_ptr<const GgufFile> file_;  // null once started
+  const int max_unanswered_;              // lag + 1
+  ExecutorListener* listener_ = nullptr;
+  WorkerProbe probe_;
+
+  // Once started, only the executor's thread uses it.
+  std::unique_ptr<StepRunner> runner_;
+
+  absl::Mutex mu_;
+  Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // accepting plans; 0: none yet
+  int unanswered_ ABSL_GUARDED_BY(mu_) = 0;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;  // by EndEpoch; a plan wakes the thread
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+
+  BoundedQueue<StepPlan> plans_;
+  std::thread thread_;
+};
+
+}  // namespace flotilla
