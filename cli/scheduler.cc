@@ -58,7 +58,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   std::optional<RemoteExecutor> remote;
   std::optional<TokenizerContent> tokenizer;
   if (!flags.worker.empty()) {
-    remote.emplace(RemoteExecutorOptions{
+    remote.emplace(rpc::PeerOptions{
         .address = flags.worker, .credentials = credentials, .poller = (*process)->poller});
     tokenizer = WaitForTokenizer(*remote, flags.worker, signals, log);
     if (!tokenizer.has_value()) return absl::OkStatus();

@@ -45,6 +45,11 @@ absl::Status CheckExposure(const std::string& host, const Credentials& credentia
       "--tls-key and --tls-ca, or, if the network keeps others out, --insecure-internal"));
 }
 
+// Every code from CANCELLED to UNAUTHENTICATED has the same number in absl and gRPC.
+absl::Status ToAbslStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
 absl::Duration RetryDelay(const absl::Status& status, absl::Duration usual) {
   return absl::IsUnauthenticated(status) ? std::max(usual, kRetryRefused) : usual;
 }

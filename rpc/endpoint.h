@@ -40,6 +40,9 @@ bool IsLoopback(const std::string& host);
 // FAILED_PRECONDITION: internal ports on `host` would admit anybody who reaches them.
 absl::Status CheckExposure(const std::string& host, const Credentials& credentials);
 
+// The same code and message. Details are dropped; DetailsOf (proto/codec/status.h) reads them.
+absl::Status ToAbslStatus(const grpc::Status& status);
+
 // How long to wait before the next connection to a peer, after a call that ended with `status`.
 // After a refusal the delay is long, because only an operator can change that.
 absl::Duration RetryDelay(const absl::Status& status, absl::Duration usual);

@@ -55,10 +55,6 @@ grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorDetails& detail
   return grpc::Status(code, std::move(message), rich.SerializeAsString());
 }
 
-absl::Status ToAbslStatus(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
-
 ErrorDetails DetailsOf(const grpc::Status& status) {
   ErrorDetails details;
   google::rpc::Status rich;

@@ -1,4 +1,4 @@
-// Converts between absl::Status and grpc::Status, with their error details.
+// Converts absl::Status to grpc::Status, with error details, and reads these details again.
 //
 // Details travel as a google.rpc.Status in the trailer grpc-status-details-bin
 // (see proto/google/rpc), which every gRPC client library can read. Pure
@@ -25,9 +25,6 @@ struct ErrorDetails {
 // OK stays OK, without details. The codes of both libraries are the same
 // numbers; a number that gRPC does not know becomes UNKNOWN.
 grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorDetails& details);
-
-// Converts the other way. Payloads are not set; DetailsOf reads the details.
-absl::Status ToAbslStatus(const grpc::Status& status);
 
 // The details in a status that a peer sent. Missing or malformed details are empty.
 ErrorDetails DetailsOf(const grpc::Status& status);

@@ -4,18 +4,13 @@
 #include <utility>
 #include <variant>
 
-#include "absl/time/clock.h"
 #include "flotilla/v1/scheduler.grpc.pb.h"
 #include "proto/codec/engine.h"
-#include "proto/codec/status.h"
-#include "rpc/endpoint.h"
-#include "rpc/stream.h"
 
 namespace flotilla {
 namespace {
 
 constexpr std::int64_t kRetryAfterMs = 1000;
-constexpr absl::Duration kTokenizerTimeout = absl::Seconds(10);
 
 RequestEnd EndWith(const RequestId& id, Attempt attempt, absl::Status status) {
   return {.request = id,
@@ -27,70 +22,46 @@ RequestEnd EndWith(const RequestId& id, Attempt attempt, absl::Status status) {
 
 }  // namespace
 
-// One stream, from the connection to its end.
-class RemoteEngine::Link final
-    : private rpc::ClientStream<v1::EngineCommand, v1::EngineUpdate>::Handler {
- public:
-  explicit Link(RemoteEngine* engine)
-      : engine_(engine),
-        stub_(v1::Scheduler::NewStub(
-            rpc::ConnectTo(engine->options_.address, engine->options_.credentials.get()))),
-        stream_(engine->options_.poller, this) {}
-
-  // Begins the stream. Messages may come from here on.
-  void Begin() { stream_.Begin(stub_->PrepareAsyncAttach(&stream_.context(), stream_.queue())); }
-
+// The connection to the scheduler.
+struct RemoteEngine::Link {
   void Send(const EngineCommand& command, std::int64_t now_ns) {
     v1::EngineCommand message;
     ToProto(command, now_ns, &message);
-    stream_.Send(std::move(message));
-  }
-  void Cancel() { stream_.Cancel(); }
-  absl::Status Wait() {
-    const grpc::Status status = stream_.Wait();
-    if (!refused_.ok()) return refused_;
-    return status.ok() ? absl::UnavailableError("the scheduler ended the stream")
-                       : ToAbslStatus(status);
+    client.Send(std::move(message));
   }
 
- private:
-  void OnMessage(const v1::EngineUpdate& message) override {
-    if (!refused_.ok()) return;
-    absl::StatusOr<EngineUpdate> update = FromProto(message);
-    if (update.ok()) {
-      engine_->OnUpdate(*std::move(update));
-    } else {
-      refused_ = update.status();
-      Cancel();
-    }
-  }
-
-  RemoteEngine* const engine_;
-  const std::unique_ptr<v1::Scheduler::Stub> stub_;
-  absl::Status refused_;  // of the stream's callbacks, then of Wait
-  rpc::ClientStream<v1::EngineCommand, v1::EngineUpdate> stream_;
+  rpc::ReconnectingClient<v1::Scheduler, v1::EngineCommand, v1::EngineUpdate> client;
 };
 
-RemoteEngine::RemoteEngine(RemoteEngineOptions options, const Clock* clock,
+RemoteEngine::RemoteEngine(rpc::PeerOptions scheduler, const Clock* clock,
                            RemoteEngineObserver* observer)
-    : options_(std::move(options)), clock_(clock), observer_(observer) {}
+    : clock_(clock),
+      observer_(observer),
+      link_(new Link{{std::move(scheduler),
+                      &v1::Scheduler::Stub::PrepareAsyncAttach,
+                      "the scheduler",
+                      {.on_message =
+                           [this](const v1::EngineUpdate& message) {
+                             absl::StatusOr<EngineUpdate> update = FromProto(message);
+                             if (update.ok()) OnUpdate(*std::move(update));
+                             return update.status();
+                           },
+                       .on_broken = [this](const absl::Status& why) { OnBroken(why); }}}}) {}
 RemoteEngine::~RemoteEngine() { Stop(); }
 
-void RemoteEngine::Start() {
-  thread_ = std::thread([this] { Loop(); });
-}
+void RemoteEngine::Start() { link_->client.Start(); }
 
 void RemoteEngine::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopped_ = true;
-    if (link_ != nullptr) link_->Cancel();
   }
-  if (thread_.joinable()) thread_.join();
+  link_->client.Stop();
   SinkBatches batches;
   std::vector<std::function<void()>> drained;
   {
     absl::MutexLock lock(&mu_);
+    attached_ = false;
     for (const auto& [id, entry] : std::exchange(requests_, {})) {
       if (entry.accepted) EndSequences(id, entry, FinishReason::kError, batches);
       batches.Add(entry.sink,
@@ -152,14 +123,10 @@ void RemoteEngine::Cancel(const CancelRequest& cancel) {
 }
 
 absl::StatusOr<std::string> RemoteEngine::TokenizerBytes() const {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kTokenizerTimeout));
-  v1::TokenizerContent content;
-  const grpc::Status status =
-      v1::Scheduler::NewStub(rpc::ConnectTo(options_.address, options_.credentials.get()))
-          ->GetTokenizer(&context, {}, &content);
-  if (!status.ok()) return ToAbslStatus(status);
-  return std::move(*content.mutable_content());
+  absl::StatusOr<v1::TokenizerContent> answer =
+      link_->client.Call(&v1::Scheduler::Stub::GetTokenizer);
+  if (!answer.ok()) return answer.status();
+  return std::move(*answer->mutable_content());
 }
 
 void RemoteEngine::Drain(std::function<void()> done) {
@@ -176,29 +143,6 @@ void RemoteEngine::Drain(std::function<void()> done) {
 absl::Status RemoteEngine::status() const {
   absl::MutexLock lock(&mu_);
   return status_;
-}
-
-void RemoteEngine::Loop() {
-  while (true) {
-    Link link(this);
-    {
-      absl::MutexLock lock(&mu_);
-      if (stopped_) return;
-      link_ = &link;
-    }
-    link.Begin();
-    const absl::Status why = link.Wait();
-    {
-      absl::MutexLock lock(&mu_);
-      link_ = nullptr;
-      attached_ = false;
-      status_ = why;
-    }
-    OnBroken(why);
-    absl::MutexLock lock(&mu_);
-    if (mu_.AwaitWithTimeout(absl::Condition(&stopped_), rpc::RetryDelay(why, options_.retry)))
-      return;
-  }
 }
 
 void RemoteEngine::OnUpdate(EngineUpdate update) {
@@ -239,6 +183,8 @@ void RemoteEngine::OnUpdate(EngineUpdate update) {
 void RemoteEngine::OnBroken(const absl::Status& why) {
   {
     absl::MutexLock lock(&mu_);
+    attached_ = false;
+    status_ = why;
     if (stopped_) return;  // Stop ends them
   }
   if (observer_ != nullptr) observer_->OnDetached(why);

@@ -13,31 +13,20 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "common/rt/clock.h"
 #include "common/rt/sink_batches.h"
 #include "common/types/engine.h"
-#include "rpc/credentials.h"
-#include "rpc/poller.h"
+#include "rpc/reconnecting_client.h"
 
 namespace flotilla {
 
 struct EngineUpdate;  // proto/codec/engine.h
-
-struct RemoteEngineOptions {
-  std::string address;  // of the scheduler: host:port
-  // Between two attempts to attach.
-  absl::Duration retry = absl::Milliseconds(200);
-  std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
-  std::shared_ptr<rpc::Poller> poller;            // receives the answers; null: one for each stream
-};
 
 // Receives the state of a scheduler. It gets one call at a time, in order with the events, which
 // their sinks receive on the same threads. RemoteEngine is not locked during a call.
@@ -55,9 +44,9 @@ class RemoteEngineObserver {
 
 class RemoteEngine final : public Engine {
  public:
-  // `clock` outlives it and is the clock of the requests' deadlines. `observer` outlives it, too,
-  // and may be null.
-  RemoteEngine(RemoteEngineOptions options, const Clock* clock,
+  // `scheduler` is where the scheduler is. `clock` outlives it and is the clock of the requests'
+  // deadlines. `observer` outlives it, too, and may be null.
+  RemoteEngine(rpc::PeerOptions scheduler, const Clock* clock,
                RemoteEngineObserver* observer = nullptr);
   // Stops, unless stopped.
   ~RemoteEngine() override;
@@ -86,7 +75,7 @@ class RemoteEngine final : public Engine {
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  class Link;
+  struct Link;
   struct Entry {
     Attempt attempt;
     std::shared_ptr<EventSink> sink;
@@ -98,24 +87,21 @@ class RemoteEngine final : public Engine {
   static void EndSequences(const RequestId& id, const Entry& entry, FinishReason reason,
                            SinkBatches& batches);
 
-  void Loop();
   // The link calls these, one at a time.
   void OnUpdate(EngineUpdate update);
   void OnBroken(const absl::Status& why);
   // If all requests have ended, takes the callbacks that wait for this.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const RemoteEngineOptions options_;
   const Clock* const clock_;
   RemoteEngineObserver* const observer_;
-  std::thread thread_;
+  const std::unique_ptr<Link> link_;
 
   mutable absl::Mutex mu_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  Link* link_ ABSL_GUARDED_BY(mu_) = nullptr;   // the one that runs
-  bool attached_ ABSL_GUARDED_BY(mu_) = false;  // it has brought a description
+  bool attached_ ABSL_GUARDED_BY(mu_) = false;  // the stream has brought a description
   std::optional<EngineDescription> description_ ABSL_GUARDED_BY(mu_);  // the last
   EngineLoad load_ ABSL_GUARDED_BY(mu_);
   std::map<RequestId, Entry> requests_ ABSL_GUARDED_BY(mu_);  // not over

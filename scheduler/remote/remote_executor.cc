@@ -3,131 +3,50 @@
 #include <utility>
 #include <variant>
 
-#include "absl/time/clock.h"
 #include "flotilla/v1/worker.grpc.pb.h"
 #include "proto/codec/group.h"
-#include "proto/codec/status.h"
-#include "rpc/endpoint.h"
-#include "rpc/stream.h"
 
 namespace flotilla {
-namespace {
 
-constexpr char kStarting[] = "attached; the worker group is not ready yet";
-constexpr absl::Duration kTokenizerTimeout = absl::Seconds(10);
-
-}  // namespace
-
-// One stream, from its connection to its end.
-class RemoteExecutor::Link final
-    : private rpc::ClientStream<v1::GroupCommand, v1::GroupEvent>::Handler {
- public:
-  explicit Link(RemoteExecutor* executor)
-      : executor_(executor),
-        stub_(v1::WorkerGroup::NewStub(
-            rpc::ConnectTo(executor->options_.address, executor->options_.credentials.get()))),
-        stream_(executor->options_.poller, this) {}
-
-  // Messages are received from this call on.
-  void Begin() { stream_.Begin(stub_->PrepareAsyncAttach(&stream_.context(), stream_.queue())); }
-
+// The connection to the agent.
+struct RemoteExecutor::Link {
   void Send(const GroupCommand& command) {
     v1::GroupCommand message;
     ToProto(command, &message);
-    stream_.Send(std::move(message));
-  }
-  void Cancel() { stream_.Cancel(); }
-  absl::Status Wait() {
-    const grpc::Status status = stream_.Wait();
-    if (!refused_.ok()) return refused_;
-    return status.ok() ? absl::UnavailableError("the agent ended the stream")
-                       : ToAbslStatus(status);
+    client.Send(std::move(message));
   }
 
- private:
-  void OnOpen() override {
-    absl::MutexLock lock(&executor_->mu_);
-    executor_->status_ = absl::UnavailableError(kStarting);
-  }
-
-  void OnMessage(const v1::GroupEvent& message) override {
-    absl::StatusOr<GroupEvent> event = FromProto(message);
-    if (!refused_.ok()) return;
-    if (event.ok()) {
-      std::visit([this](auto& e) { refused_ = Deliver(std::move(e)); }, *event);
-    } else {
-      refused_ = event.status();
-    }
-    if (!refused_.ok()) Cancel();
-  }
-
-  absl::Status Deliver(GroupReady ready) {
-    RemoteExecutor& self = *executor_;
-    Epoch epoch;
-    {
-      absl::MutexLock lock(&self.mu_);
-      if (self.stopped_) return absl::OkStatus();
-      if (self.epoch_ != Epoch{0}) return absl::InternalError("the agent is ready within an epoch");
-      epoch = self.last_epoch_ = self.epoch_ = Epoch(self.last_epoch_.value() + 1);
-      self.agents_epoch_ = ready.epoch;
-      self.accepting_ = true;
-      self.room_ = ready.description.lag + 1;
-      self.unanswered_.clear();
-      self.status_ = absl::OkStatus();
-    }
-    self.listener_->OnReady(epoch, ready.description);
-    return absl::OkStatus();
-  }
-
-  absl::Status Deliver(StepResult result) {
-    RemoteExecutor& self = *executor_;
-    {
-      absl::MutexLock lock(&self.mu_);
-      if (self.stopped_) return absl::OkStatus();
-      if (self.epoch_ == Epoch{0} || result.epoch != self.agents_epoch_) {
-        return absl::InternalError("the agent sent a result of another epoch");
-      }
-      result.epoch = self.epoch_;
-      ++self.room_;
-      if (!self.unanswered_.empty()) self.unanswered_.pop_front();
-    }
-    self.listener_->OnResult(std::move(result));
-    return absl::OkStatus();
-  }
-
-  absl::Status Deliver(Lost lost) {
-    RemoteExecutor& self = *executor_;
-    {
-      absl::MutexLock lock(&self.mu_);
-      if (self.stopped_) return absl::OkStatus();
-      if (self.epoch_ == Epoch{0} || lost.epoch != self.agents_epoch_) {
-        return absl::InternalError("the agent lost another epoch");
-      }
-      lost.epoch = std::exchange(self.epoch_, Epoch{0});
-      self.accepting_ = false;
-    }
-    self.listener_->OnLost(lost);
-    return absl::OkStatus();
-  }
-
-  RemoteExecutor* const executor_;
-  const std::unique_ptr<v1::WorkerGroup::Stub> stub_;
-  absl::Status refused_;  // used by the stream's callbacks, then by Wait
-  rpc::ClientStream<v1::GroupCommand, v1::GroupEvent> stream_;
+  rpc::ReconnectingClient<v1::WorkerGroup, v1::GroupCommand, v1::GroupEvent> client;
 };
 
-RemoteExecutor::RemoteExecutor(RemoteExecutorOptions options) : options_(std::move(options)) {}
+RemoteExecutor::RemoteExecutor(rpc::PeerOptions agent)
+    : link_(new Link{
+          {std::move(agent),
+           &v1::WorkerGroup::Stub::PrepareAsyncAttach,
+           "the agent",
+           {.on_open =
+                [this] {
+                  absl::MutexLock lock(&mu_);
+                  status_ = absl::UnavailableError("attached; the worker group is not ready yet");
+                },
+            .on_message =
+                [this](const v1::GroupEvent& message) {
+                  absl::StatusOr<GroupEvent> event = FromProto(message);
+                  if (!event.ok()) return event.status();
+                  return std::visit([this](auto& e) { return OnEvent(std::move(e)); }, *event);
+                },
+            .on_broken = [this](const absl::Status& why) { OnBroken(why); }}}}) {}
 RemoteExecutor::~RemoteExecutor() { Stop(); }
 
 absl::Status RemoteExecutor::Start(ExecutorListener* listener) {
   listener_ = listener;
-  thread_ = std::thread([this] { Loop(); });
+  link_->client.Start();
   return absl::OkStatus();
 }
 
 absl::Status RemoteExecutor::Execute(StepPlan plan) {
   absl::MutexLock lock(&mu_);
-  if (stopped_ || !accepting_ || plan.epoch != epoch_ || link_ == nullptr) {
+  if (!accepting_ || plan.epoch != epoch_) {
     return absl::FailedPreconditionError("not the current epoch");
   }
   if (room_ == 0) return absl::ResourceExhaustedError("lag + 1 plans are unanswered");
@@ -140,31 +59,24 @@ absl::Status RemoteExecutor::Execute(StepPlan plan) {
 
 void RemoteExecutor::EndEpoch(Epoch epoch) {
   absl::MutexLock lock(&mu_);
-  if (stopped_ || !accepting_ || epoch != epoch_ || link_ == nullptr) return;
+  if (!accepting_ || epoch != epoch_) return;
   accepting_ = false;
   link_->Send(GroupCommand(flotilla::EndEpoch{agents_epoch_}));
 }
 
 void RemoteExecutor::Stop() {
-  {
-    absl::MutexLock lock(&mu_);
-    stopped_ = true;
-    if (link_ != nullptr) link_->Cancel();
-  }
-  if (thread_.joinable()) thread_.join();
+  link_->client.Stop();
+  absl::MutexLock lock(&mu_);
+  accepting_ = false;
 }
 
 absl::StatusOr<TokenizerContent> RemoteExecutor::FetchTokenizer() const {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kTokenizerTimeout));
-  v1::TokenizerContent content;
-  const grpc::Status status =
-      v1::WorkerGroup::NewStub(rpc::ConnectTo(options_.address, options_.credentials.get()))
-          ->GetTokenizer(&context, {}, &content);
-  if (!status.ok()) return ToAbslStatus(status);
-  return TokenizerContent{.model_id = content.model_id(),
-                          .hash = content.hash(),
-                          .content = std::move(*content.mutable_content())};
+  absl::StatusOr<v1::TokenizerContent> answer =
+      link_->client.Call(&v1::WorkerGroup::Stub::GetTokenizer);
+  if (!answer.ok()) return answer.status();
+  return TokenizerContent{.model_id = answer->model_id(),
+                          .hash = answer->hash(),
+                          .content = std::move(*answer->mutable_content())};
 }
 
 absl::Status RemoteExecutor::status() const {
@@ -172,25 +84,47 @@ absl::Status RemoteExecutor::status() const {
   return status_;
 }
 
-void RemoteExecutor::Loop() {
-  while (true) {
-    Link link(this);
-    {
-      absl::MutexLock lock(&mu_);
-      if (stopped_) return;
-      link_ = &link;
-    }
-    link.Begin();
-    const absl::Status why = link.Wait();
-    {
-      absl::MutexLock lock(&mu_);
-      link_ = nullptr;
-    }
-    OnBroken(why);
+absl::Status RemoteExecutor::OnEvent(GroupReady ready) {
+  Epoch epoch;
+  {
     absl::MutexLock lock(&mu_);
-    if (mu_.AwaitWithTimeout(absl::Condition(&stopped_), rpc::RetryDelay(why, options_.retry)))
-      return;
+    if (epoch_ != Epoch{0}) return absl::InternalError("the agent is ready within an epoch");
+    epoch = last_epoch_ = epoch_ = Epoch(last_epoch_.value() + 1);
+    agents_epoch_ = ready.epoch;
+    accepting_ = true;
+    room_ = ready.description.lag + 1;
+    unanswered_.clear();
+    status_ = absl::OkStatus();
   }
+  listener_->OnReady(epoch, ready.description);
+  return absl::OkStatus();
+}
+
+absl::Status RemoteExecutor::OnEvent(StepResult result) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (epoch_ == Epoch{0} || result.epoch != agents_epoch_) {
+      return absl::InternalError("the agent sent a result of another epoch");
+    }
+    result.epoch = epoch_;
+    ++room_;
+    if (!unanswered_.empty()) unanswered_.pop_front();
+  }
+  listener_->OnResult(std::move(result));
+  return absl::OkStatus();
+}
+
+absl::Status RemoteExecutor::OnEvent(Lost lost) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (epoch_ == Epoch{0} || lost.epoch != agents_epoch_) {
+      return absl::InternalError("the agent lost another epoch");
+    }
+    lost.epoch = std::exchange(epoch_, Epoch{0});
+    accepting_ = false;
+  }
+  listener_->OnLost(lost);
+  return absl::OkStatus();
 }
 
 void RemoteExecutor::OnBroken(const absl::Status& why) {
@@ -198,7 +132,7 @@ void RemoteExecutor::OnBroken(const absl::Status& why) {
   {
     absl::MutexLock lock(&mu_);
     status_ = why;
-    if (stopped_ || epoch_ == Epoch{0}) return;
+    if (epoch_ == Epoch{0}) return;
     lost.epoch = std::exchange(epoch_, Epoch{0});
     accepting_ = false;
     // The agent did not say which step it was computing. It is the oldest unanswered one, if

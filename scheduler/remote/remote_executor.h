@@ -9,31 +9,21 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <string>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "common/types/executor.h"
-#include "rpc/credentials.h"
-#include "rpc/poller.h"
+#include "rpc/reconnecting_client.h"
 
 namespace flotilla {
 
-struct RemoteExecutorOptions {
-  std::string address;  // of the agent: host:port
-  // The time between two attempts to attach.
-  absl::Duration retry = absl::Milliseconds(200);
-  std::shared_ptr<rpc::Credentials> credentials;  // null: none are shown
-  std::shared_ptr<rpc::Poller> poller;            // receives the answers; null: one for each stream
-};
+struct GroupReady;  // proto/codec/group.h
 
 class RemoteExecutor final : public StepExecutor {
  public:
-  explicit RemoteExecutor(RemoteExecutorOptions options);
+  explicit RemoteExecutor(rpc::PeerOptions agent);
   ~RemoteExecutor() override;
 
   // Returns OK at once. It is no failure that no agent answers yet.
@@ -51,21 +41,20 @@ class RemoteExecutor final : public StepExecutor {
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  class Link;
+  struct Link;
 
-  void Loop();
-  // Called when the link has ended. Reports the loss of the group if the listener has
-  // received its Ready.
+  // The link calls these, one at a time. Not OK: the agent's event is against the protocol.
+  absl::Status OnEvent(GroupReady ready);
+  absl::Status OnEvent(StepResult result);
+  absl::Status OnEvent(Lost lost);
+  // Reports the loss of the group if the listener has received its Ready.
   void OnBroken(const absl::Status& why);
 
-  const RemoteExecutorOptions options_;
+  const std::unique_ptr<Link> link_;
   ExecutorListener* listener_ = nullptr;
-  std::thread thread_;
 
   mutable absl::Mutex mu_;
-  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  Link* link_ ABSL_GUARDED_BY(mu_) = nullptr;  // the running one
   Epoch last_epoch_ ABSL_GUARDED_BY(mu_){0};
   // The epoch here and at the agent, between Ready and Lost.
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // 0: none

@@ -17,7 +17,7 @@ namespace {
 
 std::unique_ptr<RemoteEngine> Attach(std::uint16_t port, const Clock& clock) {
   auto engine = std::make_unique<RemoteEngine>(
-      RemoteEngineOptions{.address = absl::StrCat("127.0.0.1:", port),
+      rpc::PeerOptions{.address = absl::StrCat("127.0.0.1:", port),
                           .retry = absl::Milliseconds(1)},
       &clock);
   engine->Start();

@@ -51,7 +51,7 @@ class Remote final : public StepExecutor {
     auto server = GroupServer::Start({}, {}, behind_.get());
     if (!server.ok()) return server.status();
     server_ = *std::move(server);
-    remote_ = std::make_unique<RemoteExecutor>(RemoteExecutorOptions{
+    remote_ = std::make_unique<RemoteExecutor>(rpc::PeerOptions{
         .address = absl::StrCat("127.0.0.1:", server_->port()), .retry = absl::Milliseconds(1)});
     absl::Status started = remote_->Start(listener);
     // The group lives after the scheduler came, so that it sees all of it.
@@ -115,7 +115,7 @@ class RemoteExecutorTest : public ::testing::Test {
     port_ = server_->port();
   }
   std::unique_ptr<RemoteExecutor> Attach(ExecutorRecorder* recorder) {
-    auto remote = std::make_unique<RemoteExecutor>(RemoteExecutorOptions{
+    auto remote = std::make_unique<RemoteExecutor>(rpc::PeerOptions{
         .address = absl::StrCat("127.0.0.1:", port_), .retry = absl::Milliseconds(1)});
     EXPECT_TRUE(remote->Start(recorder).ok());
     return remote;

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "flotilla/v1/host.grpc.pb.h"
-#include "proto/codec/status.h"
 #include "rpc/endpoint.h"
 
 namespace flotilla {
@@ -71,7 +70,7 @@ absl::StatusOr<int> RunOnHost(const RunOnHostOptions& options) {
     }
   }
   const grpc::Status status = events->Finish();
-  if (!status.ok()) return ToAbslStatus(status);
+  if (!status.ok()) return rpc::ToAbslStatus(status);
   if (!exit_code.has_value()) return absl::UnavailableError("the host did not report the end");
   return *exit_code;
 }

@@ -3,6 +3,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
+#include "rpc/endpoint.h"
 
 namespace flotilla {
 namespace {
@@ -10,10 +11,10 @@ namespace {
 TEST(StatusCodec, EveryCodeSurvivesBothWays) {
   for (int code = 1; code <= 16; ++code) {
     const absl::Status status(static_cast<absl::StatusCode>(code), "why");
-    EXPECT_EQ(ToAbslStatus(ToGrpcStatus(status, {})), status);
+    EXPECT_EQ(rpc::ToAbslStatus(ToGrpcStatus(status, {})), status);
   }
   EXPECT_TRUE(ToGrpcStatus(absl::OkStatus(), {.reason = "ignored"}).ok());
-  EXPECT_TRUE(ToAbslStatus(grpc::Status::OK).ok());
+  EXPECT_TRUE(rpc::ToAbslStatus(grpc::Status::OK).ok());
 }
 
 TEST(StatusCodec, DetailsSurviveBothWays) {
