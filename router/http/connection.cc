@@ -258,7 +258,8 @@ void Connection::OnNoMemory() {
 void Connection::RefuseSlowBody() {
   Guarded([&] {
     Refuse({.status = 408,
-            .body = TransportErrorJson("the body came too slowly while memory was short"),
+            .body = ErrorJson(
+                absl::InvalidArgumentError("the body came too slowly while memory was short")),
             .headers = {}});
   });
 }

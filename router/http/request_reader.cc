@@ -7,8 +7,8 @@
 #include <boost/beast/http/error.hpp>
 
 #include "model/text.h"
+#include "router/http/api_error.h"
 #include "router/http/framing.h"
-#include "router/http/json_text.h"
 
 namespace flotilla {
 namespace {
@@ -26,13 +26,6 @@ constexpr std::size_t kFreeBodyBytes = 8 << 10;
 constexpr std::size_t kFirstBodyBytes = 1 << 10;
 
 }  // namespace
-
-std::string TransportErrorJson(std::string_view message) {
-  std::string body = R"({"error":{"message":)";
-  AppendJsonString(message, body);
-  body += R"(,"type":"invalid_request_error","param":null,"code":null}})";
-  return body;
-}
 
 RequestReader::RequestReader(const HttpLimits* limits, MemoryBudget* budget)
     : limits_(*limits), scanner_(limits->header_bytes, limits->header_fields), charge_(budget) {
@@ -114,7 +107,7 @@ bool RequestReader::Reserve(std::size_t bytes) {
 }
 
 RequestReader::Step RequestReader::Refuse(int status, std::string_view message) {
-  refusal_ = {.status = status, .body = TransportErrorJson(message), .headers = {}};
+  refusal_ = {.status = status, .body = ErrorJson(InvalidArgument(message)), .headers = {}};
   return Step::kRefused;
 }
 

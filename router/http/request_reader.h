@@ -100,7 +100,4 @@ class RequestReader {
   HttpRefusal refusal_;
 };
 
-// The body of the answer to an error that the transport itself finds.
-std::string TransportErrorJson(std::string_view message);
-
 }  // namespace flotilla

@@ -23,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "common/rt/descriptors.h"
 #include "model/text.h"
+#include "router/http/api_error.h"
 #include "router/http/api_handler.h"
 #include "router/http/connection.h"
 #include "router/http/host_policy.h"
@@ -34,10 +35,6 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-constexpr char kTooManyConnections[] =
-    R"({"error":{"message":"too many connections","type":"service_unavailable_error",)"
-    R"("param":null,"code":"server_is_overloaded"}})";
-
 // One I/O thread: an io_context, the I/O loop, and the connections it owns.
 class IoThread final : public ConnectionOwner, public Dispatcher {
  public:
@@ -46,6 +43,8 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
     explicit Shared(HttpServerOptions given)
         : options(std::move(given)), body_memory(options.body_memory_bytes) {}
     const HttpServerOptions options;
+    const std::string too_many_connections =
+        ErrorJson(absl::UnavailableError("too many connections"));
     std::atomic<std::uint32_t> connections = 0;
     MemoryBudget body_memory;
     // Called when a connection has closed, on its thread.
@@ -86,7 +85,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
       connections_.insert(connection);
       const bool full = shared_.connections.fetch_add(1) >= options_.max_connections && !MakeRoom();
       if (full || stopping_) {
-        connection->Reject(503, kTooManyConnections);
+        connection->Reject(503, shared_.too_many_connections);
       } else {
         connection->Start();
       }
