@@ -18,17 +18,17 @@ std::string FirstToken(const std::optional<std::int64_t>& ns) {
   return ns.has_value() ? Milliseconds(*ns) : "none";
 }
 
-const char* Name(RequestRecord::Outcome outcome) {
+const char* Name(RequestOutcome outcome) {
   switch (outcome) {
-    case RequestRecord::Outcome::kFinished:
+    case RequestOutcome::kFinished:
       return "finished";
-    case RequestRecord::Outcome::kCancelled:
+    case RequestOutcome::kCancelled:
       return "cancelled";
-    case RequestRecord::Outcome::kDeadline:
+    case RequestOutcome::kDeadline:
       return "deadline";
-    case RequestRecord::Outcome::kRefused:
+    case RequestOutcome::kRefused:
       return "refused";
-    case RequestRecord::Outcome::kFailed:
+    case RequestOutcome::kFailed:
       return "failed";
   }
   return "";
@@ -37,10 +37,10 @@ const char* Name(RequestRecord::Outcome outcome) {
 }  // namespace
 
 void LogOver(Logger& log, const RequestRecord& r) {
-  const bool refused = r.outcome == RequestRecord::Outcome::kRefused;
-  const LogLevel level = refused                                        ? LogLevel::kDebug
-                         : r.outcome == RequestRecord::Outcome::kFailed ? LogLevel::kWarning
-                                                                        : LogLevel::kInfo;
+  const bool refused = r.outcome == RequestOutcome::kRefused;
+  const LogLevel level = refused                                ? LogLevel::kDebug
+                         : r.outcome == RequestOutcome::kFailed ? LogLevel::kWarning
+                                                                : LogLevel::kInfo;
   if (!log.Takes(level)) return;
   log.Log(level, "request over",
           {{"request", RequestName(r.id)},

@@ -455,8 +455,8 @@ void RouterMetrics::OnInterToken(std::int64_t elapsed_ns) {
   inter_token_.Observe(Seconds(elapsed_ns));
 }
 
-void RouterMetrics::OnCancelled(CancelledBy by) {
-  (by == CancelledBy::kClient ? cancelled_by_client_ : cancelled_by_deadline_).Increment();
+void RouterMetrics::OnCancelled(FinishReason why) {
+  (why == FinishReason::kCancelled ? cancelled_by_client_ : cancelled_by_deadline_).Increment();
 }
 
 void RouterMetrics::OnFinished(std::int64_t elapsed_ns, std::uint32_t prompt_tokens,

@@ -42,7 +42,7 @@ class RouterMetrics final : public RouterProbe {
   void OnRefused(const absl::Status& status) override;
   void OnFirstToken(std::int64_t elapsed_ns) override;
   void OnInterToken(std::int64_t elapsed_ns) override;
-  void OnCancelled(CancelledBy by) override;
+  void OnCancelled(FinishReason why) override;
   void OnFinished(std::int64_t elapsed_ns, std::uint32_t prompt_tokens,
                   std::uint32_t output_tokens) override;
   void OnReplayed() override;

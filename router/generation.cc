@@ -9,26 +9,6 @@
 #include "router/errors.h"
 
 namespace flotilla {
-namespace {
-
-ChoiceFinish ToChoiceFinish(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return ChoiceFinish::kStop;
-    case FinishReason::kLength:
-      return ChoiceFinish::kLength;
-    case FinishReason::kCancelled:
-      return ChoiceFinish::kCancelled;
-    case FinishReason::kDeadline:
-      return ChoiceFinish::kDeadline;
-    case FinishReason::kError:
-    case FinishReason::kMoved:  // never reaches a client
-      break;
-  }
-  return ChoiceFinish::kError;
-}
-
-}  // namespace
 
 GenerationImpl::GenerationImpl(const Environment& environment, Identity identity,
                                const ApiRequest& api, TokenizedRequest request,
@@ -90,7 +70,7 @@ void GenerationImpl::CancelWork(bool late) {
   if (late) {
     CountDeadline();
   } else {
-    environment_.probe->OnCancelled(RouterProbe::CancelledBy::kClient);
+    environment_.probe->OnCancelled(FinishReason::kCancelled);
   }
   if (!tracker_) return;
   for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
@@ -103,7 +83,7 @@ bool GenerationImpl::TimeIsUp() const {
 
 void GenerationImpl::CountDeadline() {
   if (std::exchange(missed_deadline_, true)) return;
-  if (accepted_) return environment_.probe->OnCancelled(RouterProbe::CancelledBy::kDeadline);
+  if (accepted_) return environment_.probe->OnCancelled(FinishReason::kDeadline);
   environment_.probe->OnRefused(absl::DeadlineExceededError("before it was accepted"));
 }
 
@@ -216,7 +196,7 @@ bool GenerationImpl::AddText(SequenceIndex sequence, std::string_view text) {
   // The token that completed the stop string is the last that counts.
   const auto keep = static_cast<std::uint32_t>(tracker_->tokens(sequence).size());
   if (auto cancel = tracker_->EndSequence(sequence, keep)) environment_.engine->Cancel(*cancel);
-  EndChoice(sequence, {.reason = ChoiceFinish::kStop, .stop_string = stop_strings_[*result.stop]});
+  EndChoice(sequence, {.reason = FinishReason::kStop, .stop_string = stop_strings_[*result.stop]});
   return true;
 }
 
@@ -225,7 +205,7 @@ void GenerationImpl::Handle(const SequenceEnd& event) {
   Choice& choice = choices_[event.sequence.value()];
   if (AddText(event.sequence, choice.detokenizer.Flush())) return;
   choice.delta.text += choice.stops.Flush();
-  ChoiceEnd end{.reason = ToChoiceFinish(event.reason)};
+  ChoiceEnd end{.reason = event.reason};
   const std::vector<TokenId>& tokens = tracker_->tokens(event.sequence);
   if (event.reason == FinishReason::kStop && !tokens.empty() && IsStopToken(tokens.back())) {
     end.stop_token = tokens.back();
@@ -266,8 +246,8 @@ void GenerationImpl::CountRefusal(const absl::Status& status) {
 
 bool GenerationImpl::AllChoicesAreWhole() const {
   return std::all_of(choices_.begin(), choices_.end(), [](const Choice& choice) {
-    return choice.end.has_value() && (choice.end->reason == ChoiceFinish::kStop ||
-                                      choice.end->reason == ChoiceFinish::kLength);
+    return choice.end.has_value() && (choice.end->reason == FinishReason::kStop ||
+                                      choice.end->reason == FinishReason::kLength);
   });
 }
 
@@ -321,7 +301,7 @@ void GenerationImpl::Finish(absl::Status status, const Usage& usage) {
   for (std::uint32_t i = 0; i < choices_.size(); ++i) {
     if (choices_[i].end) continue;
     if (cancelled_) {
-      EndChoice(SequenceIndex(i), {.reason = ChoiceFinish::kCancelled});
+      EndChoice(SequenceIndex(i), {.reason = FinishReason::kCancelled});
     } else if (status.ok()) {
       status = absl::InternalError("the engine ended the request before its choices");
     }
@@ -343,7 +323,7 @@ void GenerationImpl::Finish(absl::Status status, const Usage& usage) {
 
 void GenerationImpl::NotifyEnd(const absl::Status& status, const Usage& usage) const {
   if (!environment_.on_over) return;
-  using Outcome = RequestRecord::Outcome;
+  using Outcome = RequestOutcome;
   const TokenizedRequest& request = tracker_ ? tracker_->request() : request_;
   environment_.on_over({.id = identity_.id,
                         .public_id = identity_.public_id,

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "common/types/event.h"
 
 namespace flotilla {
 
@@ -21,8 +22,8 @@ class RouterProbe {
   virtual void OnFirstToken(std::int64_t /*elapsed_ns*/) {}
   // The time between two deltas of one choice, divided by the tokens of the later one.
   virtual void OnInterToken(std::int64_t /*elapsed_ns*/) {}
-  enum class CancelledBy : std::uint8_t { kClient, kDeadline };
-  virtual void OnCancelled(CancelledBy /*by*/) {}
+  // A request ends early: kCancelled by its client, or kDeadline after it was accepted.
+  virtual void OnCancelled(FinishReason /*why*/) {}
   // A request ended: how long it took, and what it used.
   virtual void OnFinished(std::int64_t /*elapsed_ns*/, std::uint32_t /*prompt_tokens*/,
                           std::uint32_t /*output_tokens*/) {}

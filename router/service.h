@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "common/rt/clock.h"
 #include "common/types/engine.h"
+#include "common/types/request_outcome.h"
 #include "router/errors.h"
 #include "router/generate_request.h"
 
@@ -44,15 +45,6 @@ class Dispatcher {
   // Runs `work` once, later, on the I/O thread. A dispatcher runs its work one piece at a
   // time and in order. May be called on any thread; never blocks, never runs `work` inline.
   virtual void Post(std::function<void()> work) = 0;
-};
-
-// Why a choice ended, as clients see it.
-enum class ChoiceFinish : std::uint8_t {
-  kStop,       // stop token or stop string
-  kLength,     // max_tokens, or the end of the context
-  kCancelled,  // Generation::Cancel or InferenceService::Abort
-  kDeadline,   // timeout_ms passed
-  kError,      // GenerationEnd::status says why
 };
 
 struct OutputToken {
@@ -85,7 +77,8 @@ struct PromptScores {
 
 struct ChoiceEnd {
   std::uint32_t choice = 0;
-  ChoiceFinish reason = ChoiceFinish::kStop;
+  // As the engine says, but kStop also for a stop string. Never kMoved.
+  FinishReason reason = FinishReason::kStop;
   // The stop string or token that matched, if one did.
   std::optional<std::string> stop_string;
   std::optional<TokenId> stop_token;
@@ -189,13 +182,6 @@ struct DetokenizeRequest {
 
 // The outcome of a request, for logs. Its texts live only as long as the call that passes it.
 struct RequestRecord {
-  enum class Outcome : std::uint8_t {
-    kFinished,
-    kCancelled,  // by the client, or by Abort
-    kDeadline,   // its time was over, whether it was accepted by then or not
-    kRefused,    // `status` says why; it was never accepted
-    kFailed,     // `status` says why; it was accepted before
-  };
   RequestId id;
   std::string_view public_id;
   std::string_view label;  // the client's name of it
@@ -203,8 +189,8 @@ struct RequestRecord {
   std::string_view tenant;
   TraceContext trace;             // this router's span
   std::uint64_t parent_span = 0;  // the client's; 0: the trace begins here
-  Outcome outcome = Outcome::kFinished;
-  absl::Status status;
+  RequestOutcome outcome = RequestOutcome::kFinished;
+  absl::Status status;  // why it was refused, or failed
   Usage usage;
   std::uint32_t attempts = 0;                  // submissions; 0: it came to none
   std::optional<std::int64_t> first_token_ns;  // both since its start

@@ -207,7 +207,7 @@ std::string ReportCsv(absl::Span<const Summary> runs) {
 }
 
 std::string RequestsCsv(const Workload& workload, const RunRecord& record) {
-  static constexpr const char* kEnds[] = {"none", "finished", "refused", "expired", "failed"};
+  static constexpr const char* kEnds[] = {"finished", "cancelled", "expired", "refused", "failed"};
   std::string csv =
       "arrival_s,first_token_s,last_token_s,prompt_tokens,output_tokens,cached_tokens,"
       "preemptions,tenant,end\n";
@@ -218,7 +218,8 @@ std::string RequestsCsv(const Workload& workload, const RunRecord& record) {
         &csv, "%.9f,%.9f,%.9f,%d,%d,%d,%d,%s,%s\n", 1e-9 * static_cast<double>(r.arrival_ns),
         1e-9 * static_cast<double>(r.first_token_ns), 1e-9 * static_cast<double>(r.last_token_ns),
         w.prompt_tokens, r.output_tokens, r.cached_tokens, r.preemptions,
-        Plain(workload.tenants[w.tenant]), kEnds[static_cast<std::size_t>(r.end)]);
+        Plain(workload.tenants[w.tenant]),
+        r.outcome ? kEnds[static_cast<std::size_t>(*r.outcome)] : "none");
   }
   return csv;
 }

@@ -87,7 +87,7 @@ void ReservingRun::Start() {
     const SimulatedRequest& request = workload_.requests[started_];
     const std::uint64_t slots = ReservedSlots(reservation_, request, max_tokens_);
     if (slots > machine_.kv_tokens || request.prompt_tokens + request.output_tokens > max_tokens_) {
-      record_.requests[started_++].end = RequestRecord::End::kRefused;
+      record_.requests[started_++].outcome = RequestOutcome::kRefused;
       ++ended_;
       continue;
     }
@@ -151,7 +151,7 @@ void ReservingRun::Finish(const StepShape& shape) {
       record_.contended_tokens[Of(r).tenant] += 1 + (first ? Of(r).prompt_tokens : 0);
     }
     if (r.outputs < Of(r).output_tokens) continue;
-    record_.requests[r.index].end = RequestRecord::End::kFinished;
+    record_.requests[r.index].outcome = RequestOutcome::kFinished;
     ++ended_;
     reserved_ -= r.reserved;
     written_ -= r.length;

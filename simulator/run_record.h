@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/types/request_outcome.h"
 #include "scheduler/core/scheduler_core.h"
 #include "simulator/timeline.h"
 #include "simulator/virtual_group.h"
@@ -16,14 +18,13 @@
 namespace flotilla::simulator {
 
 struct RequestRecord {
-  enum class End : std::uint8_t { kNone, kFinished, kRefused, kExpired, kFailed };
   std::int64_t arrival_ns = 0;
   std::int64_t first_token_ns = 0;  // 0: none came
   std::int64_t last_token_ns = 0;
   std::uint32_t output_tokens = 0;  // all sequences
   std::uint32_t cached_tokens = 0;
   std::uint32_t preemptions = 0;
-  End end = End::kNone;
+  std::optional<RequestOutcome> outcome;  // none: the run ended before it
 };
 
 // KV slots over time, in slots times nanoseconds.

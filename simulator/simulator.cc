@@ -194,18 +194,17 @@ void VirtualRun::Take(const TokenEvent& event) {
 }
 
 void VirtualRun::Take(const RequestEnd& event) {
-  using End = RequestRecord::End;
   RequestRecord& request = record_.requests[event.request.counter];
   request.cached_tokens = event.usage.cached_tokens;
   request.preemptions = event.usage.preemptions;
   if (event.status.ok()) {
-    request.end = End::kFinished;
+    request.outcome = RequestOutcome::kFinished;
   } else if (absl::IsDeadlineExceeded(event.status)) {
-    request.end = End::kExpired;
+    request.outcome = RequestOutcome::kDeadline;
   } else if (absl::IsInternal(event.status)) {
-    request.end = End::kFailed;
+    request.outcome = RequestOutcome::kFailed;
   } else {
-    request.end = End::kRefused;
+    request.outcome = RequestOutcome::kRefused;
   }
   ++ended_;
   ++allowed_;

@@ -13,7 +13,7 @@ double Ratio(double a, double b) { return b > 0 ? a / b : 0; }
 double ToMs(std::int64_t ns) { return static_cast<double>(ns) / kNsPerMs; }
 
 bool IsGood(const RequestRecord& request, const ServiceLevel& level) {
-  if (request.end != RequestRecord::End::kFinished || request.first_token_ns == 0) return false;
+  if (request.outcome != RequestOutcome::kFinished || request.first_token_ns == 0) return false;
   if (ToMs(request.first_token_ns - request.arrival_ns) > level.ttft_ms) return false;
   if (request.output_tokens < 2) return true;
   const double gap_ms =
@@ -28,16 +28,15 @@ void SumRequests(const Workload& workload, const RunRecord& record, const Servic
   double output = 0, prompt = 0, good = 0;
   for (std::size_t i = 0; i < record.requests.size(); ++i) {
     const RequestRecord& request = record.requests[i];
-    using End = RequestRecord::End;
-    s.finished += request.end == End::kFinished;
-    s.refused += request.end == End::kRefused;
-    s.expired += request.end == End::kExpired;
+    s.finished += request.outcome == RequestOutcome::kFinished;
+    s.refused += request.outcome == RequestOutcome::kRefused;
+    s.expired += request.outcome == RequestOutcome::kDeadline;
     output += request.output_tokens;
     good += IsGood(request, level);
     if (request.first_token_ns > 0) {
       ttft.push_back(ToMs(request.first_token_ns - request.arrival_ns));
     }
-    if (request.end != End::kFinished) continue;
+    if (request.outcome != RequestOutcome::kFinished) continue;
     prompt += workload.requests[i].prompt_tokens;
     latency.push_back(ToMs(request.last_token_ns - request.arrival_ns));
     token_latency.push_back(latency.back() / std::max(request.output_tokens, 1u));
@@ -92,7 +91,7 @@ void SumTenants(const Workload& workload, const RunRecord& record, Summary& s) {
     const RequestRecord& request = record.requests[i];
     TenantSummary& tenant = s.tenants[workload.requests[i].tenant];
     ++tenant.requests;
-    tenant.finished += request.end == RequestRecord::End::kFinished;
+    tenant.finished += request.outcome == RequestOutcome::kFinished;
     if (request.first_token_ns == 0) continue;
     ttft[workload.requests[i].tenant].push_back(ToMs(request.first_token_ns - request.arrival_ns));
   }

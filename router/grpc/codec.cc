@@ -135,17 +135,18 @@ absl::Status ReadBeams(const v1::BeamSearch& beams, ApiRequest& api) {
   }
 }
 
-v1::FinishReason ToProto(ChoiceFinish reason) {
+v1::FinishReason ToProto(FinishReason reason) {
   switch (reason) {
-    case ChoiceFinish::kStop:
+    case FinishReason::kStop:
       return v1::FINISH_REASON_STOP;
-    case ChoiceFinish::kLength:
+    case FinishReason::kLength:
       return v1::FINISH_REASON_LENGTH;
-    case ChoiceFinish::kCancelled:
+    case FinishReason::kCancelled:
       return v1::FINISH_REASON_CANCELLED;
-    case ChoiceFinish::kDeadline:
+    case FinishReason::kDeadline:
       return v1::FINISH_REASON_DEADLINE;
-    case ChoiceFinish::kError:
+    case FinishReason::kError:
+    case FinishReason::kMoved:  // never reaches a client
       return v1::FINISH_REASON_ERROR;
   }
   return v1::FINISH_REASON_UNSPECIFIED;

@@ -96,7 +96,7 @@ void GenerateStream::OnDelta(Delta delta) {
 }
 
 void GenerateStream::OnChoiceEnd(const ChoiceEnd& end) {
-  missed_deadline_ |= end.reason == ChoiceFinish::kDeadline;
+  missed_deadline_ |= end.reason == FinishReason::kDeadline;
   outbox_.Add(end);
   ScheduleFlush();
 }

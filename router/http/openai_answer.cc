@@ -9,17 +9,18 @@
 namespace flotilla {
 namespace {
 
-std::string_view FinishName(ChoiceFinish reason) {
+std::string_view FinishName(FinishReason reason) {
   switch (reason) {
-    case ChoiceFinish::kStop:
+    case FinishReason::kStop:
       return R"("stop")";
-    case ChoiceFinish::kLength:
+    case FinishReason::kLength:
       return R"("length")";
-    case ChoiceFinish::kCancelled:
+    case FinishReason::kCancelled:
       return R"("abort")";
-    case ChoiceFinish::kDeadline:
+    case FinishReason::kDeadline:
       return R"("timeout")";
-    case ChoiceFinish::kError:
+    case FinishReason::kError:
+    case FinishReason::kMoved:  // never reaches a client
       break;
   }
   return R"("error")";

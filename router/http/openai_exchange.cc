@@ -140,7 +140,7 @@ void OpenAiExchange::Prompt::OnDelta(Delta delta) {
 
 void OpenAiExchange::Prompt::OnChoiceEnd(const ChoiceEnd& end) {
   exchange_->Guarded([&] {
-    if (exchange_->over_ || end.reason == ChoiceFinish::kError) return;
+    if (exchange_->over_ || end.reason == FinishReason::kError) return;
     exchange_->answer_->Finish(index_, end, exchange_->out_);
     exchange_->Write();
   });

@@ -209,7 +209,7 @@ TEST_F(SequencesTest, AnAbortHandsOutTheBestSoFar) {
   dispatcher_.RunUntil(recorder_.done);
   EXPECT_EQ(recorder_.texts, (std::map<std::uint32_t, std::string>{{0, "four"}, {1, "one"}}));
   ASSERT_EQ(recorder_.ends.size(), 2u);
-  EXPECT_EQ(recorder_.ends[0].reason, ChoiceFinish::kCancelled);
+  EXPECT_EQ(recorder_.ends[0].reason, FinishReason::kCancelled);
   EXPECT_EQ(recorder_.end.usage.output_tokens, 3u);
 }
 
@@ -228,7 +228,9 @@ TEST_F(SequencesTest, AFailureHandsOutNothingThatWasHeld) {
 
 TEST_F(SequencesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
   struct Probe : RouterProbe {
-    void OnCancelled(CancelledBy by) override { deadlines += by == CancelledBy::kDeadline ? 1 : 0; }
+    void OnCancelled(FinishReason why) override {
+      deadlines += why == FinishReason::kDeadline ? 1 : 0;
+    }
     int deadlines = 0;
   } probe;
   probe_ = &probe;
@@ -244,7 +246,7 @@ TEST_F(SequencesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
   dispatcher_.RunUntil(recorder_.done);
   EXPECT_EQ(probe.deadlines, 1);
   ASSERT_EQ(recorder_.ends.size(), 2u);
-  EXPECT_EQ(recorder_.ends[1].reason, ChoiceFinish::kDeadline);
+  EXPECT_EQ(recorder_.ends[1].reason, FinishReason::kDeadline);
   EXPECT_FALSE(recorder_.ends[1].score.has_value());
 }
 

@@ -36,7 +36,7 @@ TEST_F(ServiceTest, ARequestGivenBackIsContinuedAndNothingIsSaidTwice) {
 
 TEST_F(ServiceTest, SaysWhatBecameOfARequest) {
   struct Seen {
-    RequestRecord::Outcome outcome;
+    RequestOutcome outcome;
     std::string label;
     TraceContext trace;
     std::uint64_t parent_span;
@@ -55,7 +55,7 @@ TEST_F(ServiceTest, SaysWhatBecameOfARequest) {
       Start({.prompt = std::string("hi"), .client_request_id = "mine", .trace = client}, &recorder);
   dispatcher_.RunUntil(recorder.done);
   ASSERT_EQ(seen.size(), 1u);
-  EXPECT_EQ(seen[0].outcome, RequestRecord::Outcome::kFinished);
+  EXPECT_EQ(seen[0].outcome, RequestOutcome::kFinished);
   EXPECT_EQ(seen[0].label, "mine");
   EXPECT_EQ(seen[0].attempts, 2u);
   EXPECT_EQ(seen[0].output_tokens, 6u);
@@ -73,11 +73,11 @@ TEST_F(ServiceTest, SaysWhatBecameOfARequest) {
   Recorder left;
   Start({.prompt = std::string("hi"), .label = "made-up"}, &left).reset();
   ASSERT_EQ(seen.size(), 3u);
-  EXPECT_EQ(seen[1].outcome, RequestRecord::Outcome::kRefused);
+  EXPECT_EQ(seen[1].outcome, RequestOutcome::kRefused);
   EXPECT_EQ(seen[1].attempts, 0u);
   EXPECT_NE(seen[1].trace.trace_high, 0u);
   EXPECT_EQ(seen[1].parent_span, 0u);
-  EXPECT_EQ(seen[2].outcome, RequestRecord::Outcome::kCancelled);
+  EXPECT_EQ(seen[2].outcome, RequestOutcome::kCancelled);
   EXPECT_EQ(seen[2].label, "made-up");
 }
 
@@ -112,7 +112,7 @@ TEST_F(ServiceTest, AbortByPublicIdEndsItOnce) {
   engine.StepAll();
   dispatcher_.RunUntil(recorder.done);
   ASSERT_EQ(recorder.ends.size(), 1u);
-  EXPECT_EQ(recorder.ends[0].reason, ChoiceFinish::kCancelled);
+  EXPECT_EQ(recorder.ends[0].reason, FinishReason::kCancelled);
   EXPECT_TRUE(recorder.end.status.ok());
   EXPECT_EQ(recorder.end.usage.output_tokens, 1u);
   EXPECT_FALSE(service_->Abort(generation->id()));
@@ -146,7 +146,7 @@ TEST_F(ServiceTest, CancelBeforeThePromptIsEncodedNeverReachesTheEngine) {
   generation->Cancel();
   generation->Cancel();
   dispatcher_.RunUntil(recorder.done);
-  EXPECT_EQ(recorder.ends[0].reason, ChoiceFinish::kCancelled);
+  EXPECT_EQ(recorder.ends[0].reason, FinishReason::kCancelled);
   EXPECT_TRUE(engine.submitted().empty());
 }
 
@@ -164,8 +164,8 @@ TEST_F(ServiceTest, TimeSpentBeforeAdmissionCounts) {
 // Wherever its time runs out: the record says deadline, and metrics count one.
 TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
   struct Probe : RouterProbe {
-    void OnCancelled(CancelledBy by) override {
-      ++(by == CancelledBy::kDeadline ? deadlines : clients);
+    void OnCancelled(FinishReason why) override {
+      ++(why == FinishReason::kDeadline ? deadlines : clients);
     }
     void OnRefused(const absl::Status& status) override {
       ++(absl::IsDeadlineExceeded(status) ? refused : other);
@@ -173,7 +173,7 @@ TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
     int deadlines = 0, refused = 0, clients = 0, other = 0;
   } probe;
   probe_ = &probe;
-  std::vector<RequestRecord::Outcome> seen;
+  std::vector<RequestOutcome> seen;
   options_.on_over = [&](const RequestRecord& r) { seen.push_back(r.outcome); };
   FakeEngine engine(Manual());
   Make(&engine);
@@ -189,7 +189,7 @@ TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
     EXPECT_EQ(probe.clients, clients) << where;
     EXPECT_EQ(probe.other, 0) << where;
     ASSERT_EQ(seen.size(), static_cast<std::size_t>(deadlines + refused + clients)) << where;
-    EXPECT_EQ(seen.back() == RequestRecord::Outcome::kDeadline, clients == 0) << where;
+    EXPECT_EQ(seen.back() == RequestOutcome::kDeadline, clients == 0) << where;
   };
   {
     Recorder recorder;

@@ -84,8 +84,8 @@ TEST(ReservationTest, WhatNeverFitsIsRefused) {
   const auto record =
       SimulateReservation(s.machine, s.workload, s.options, Reservation::kOracle, 2048);
   ASSERT_TRUE(record.ok());
-  EXPECT_EQ(record->requests[0].end, RequestRecord::End::kRefused);
-  EXPECT_EQ(record->requests[1].end, RequestRecord::End::kFinished);
+  EXPECT_EQ(record->requests[0].outcome, RequestOutcome::kRefused);
+  EXPECT_EQ(record->requests[1].outcome, RequestOutcome::kFinished);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@ namespace flotilla::simulator {
 namespace {
 
 using ::testing::HasSubstr;
-using End = RequestRecord::End;
 
 // 10 ms a step, 1 ms a prompt row, 2 ms a decode row.
 Machine SlowMachine() {
@@ -43,7 +42,7 @@ TEST(SimulatorTest, OneRequestTakesWhatItsStepsTake) {
   const auto record = Simulate(machine, OneRequest(20, 4), OptionsFor(machine));
   ASSERT_TRUE(record.ok()) << record.status();
   const RequestRecord& r = record->requests[0];
-  EXPECT_EQ(r.end, End::kFinished);
+  EXPECT_EQ(r.outcome, RequestOutcome::kFinished);
   EXPECT_EQ(r.output_tokens, 4u);
   EXPECT_EQ(r.arrival_ns, 5'000'000);
   EXPECT_EQ(r.first_token_ns, 5'000'000 + 30'000'000);                  // 10 + 20 * 1 ms
@@ -109,11 +108,11 @@ TEST(SimulatorTest, InvariantsHoldUnderPressure) {
     for (std::size_t i = 0; i < workload.requests.size(); ++i) {
       const RequestRecord& r = record->requests[i];
       EXPECT_GE(r.arrival_ns, workload.requests[i].arrival_ns);
-      if (r.end == End::kExpired) {
+      if (r.outcome == RequestOutcome::kDeadline) {
         ++expired;
         continue;
       }
-      ASSERT_EQ(r.end, End::kFinished) << "request " << i;
+      ASSERT_EQ(r.outcome, RequestOutcome::kFinished) << "request " << i;
       EXPECT_EQ(r.output_tokens, workload.requests[i].output_tokens);
       EXPECT_GT(r.first_token_ns, r.arrival_ns);
       EXPECT_LE(r.last_token_ns, record->end_ns);
@@ -154,7 +153,7 @@ TEST(SimulatorTest, AClosedLoopKeepsItsConcurrency) {
   EXPECT_EQ(record->load.peak_waiting, 2u);
   std::vector<std::pair<std::int64_t, int>> changes;
   for (const RequestRecord& r : record->requests) {
-    EXPECT_EQ(r.end, End::kFinished);
+    EXPECT_EQ(r.outcome, RequestOutcome::kFinished);
     changes.emplace_back(r.arrival_ns, 1);
     changes.emplace_back(r.last_token_ns, -1);
   }
@@ -221,9 +220,9 @@ TEST(SimulatorTest, SeveralAnswersAndBeamsShareTheirPrompt) {
   options.max_tokens = 64;  // four beams of more would not fit the pool
   const auto record = Simulate(machine, workload, options);
   ASSERT_TRUE(record.ok()) << record.status();
-  EXPECT_EQ(record->requests[0].end, End::kFinished);
+  EXPECT_EQ(record->requests[0].outcome, RequestOutcome::kFinished);
   EXPECT_EQ(record->requests[0].output_tokens, 18u);
-  EXPECT_EQ(record->requests[1].end, End::kFinished);
+  EXPECT_EQ(record->requests[1].outcome, RequestOutcome::kFinished);
   EXPECT_GE(record->requests[1].output_tokens, 2u);
   EXPECT_GT(record->core.forks, 0u);
 }

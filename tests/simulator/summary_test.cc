@@ -68,7 +68,6 @@ struct Example {
   RunRecord record;
 };
 Example MakeExample() {
-  using End = RequestRecord::End;
   Example e;
   e.workload.tenants = {"a", "b,\x1b"};
   e.workload.requests.resize(4, {.prompt_tokens = 10, .output_tokens = 3});
@@ -79,12 +78,12 @@ Example MakeExample() {
                          .first_token_ns = first * kMs,
                          .last_token_ns = last * kMs,
                          .output_tokens = 3,
-                         .end = End::kFinished};
+                         .outcome = RequestOutcome::kFinished};
   };
   e.record.requests = {served(1000, 1100, 1300),
                        served(1000, 2500, 2600),
                        served(1000, 1100, 1900),
-                       {.arrival_ns = 1000 * kMs, .end = End::kRefused}};
+                       {.arrival_ns = 1000 * kMs, .outcome = RequestOutcome::kRefused}};
   e.record.gaps_us = {100'000, 100'000, 50'000, 50'000, 400'000, 400'000};
   e.record.contended_tokens = {30, 10};
   e.record.end_ns = 3000 * kMs;

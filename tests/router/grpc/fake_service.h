@@ -99,7 +99,7 @@ class FakeService final : public InferenceService {
       by_id_.erase(found);
     }
     Running::Say(running, [](GenerationListener& listener) {
-      listener.OnChoiceEnd({.reason = ChoiceFinish::kCancelled});
+      listener.OnChoiceEnd({.reason = FinishReason::kCancelled});
     });
     Running::End(running, {});
     return true;

@@ -20,7 +20,7 @@ TEST(Outbox, MergesDeltasOfAChoiceIntoOneMessage) {
   outbox.Add(Delta{.choice = 0, .text = "one ", .tokens = {Token(1)}});
   outbox.Add(Delta{.choice = 1, .text = "uno ", .tokens = {Token(2)}});
   outbox.Add(Delta{.choice = 0, .text = "two", .tokens = {Token(3), Token(4)}});
-  outbox.Add(ChoiceEnd{.choice = 0, .reason = ChoiceFinish::kStop, .stop_string = "STOP"});
+  outbox.Add(ChoiceEnd{.choice = 0, .reason = FinishReason::kStop, .stop_string = "STOP"});
   outbox.Add(Usage{.prompt_tokens = 5, .output_tokens = 4, .cached_tokens = 3});
   ASSERT_EQ(outbox.size(), 1u);
   const v1::GenerateResponse message = outbox.Take();
