@@ -34,10 +34,10 @@ void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {
     ranks.push_back(AddRank(metrics, rank));
   }
   std::vector<Counter*> restarts;
-  for (std::size_t i = 0; i < kRestartCauses; ++i) {
+  for (std::size_t i = 0; i < kFaults; ++i) {
     restarts.push_back(&metrics.AddCounter("flotilla_worker_restarts_total",
                                            "Times that the ranks were started again, by cause.",
-                                           {{"cause", CauseName(static_cast<RestartCause>(i))}}));
+                                           {{"cause", FaultName(static_cast<Fault>(i))}}));
   }
   metrics.OnRender([group, clock, ranks, restarts] {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -48,7 +48,7 @@ void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {
       ranks[rank].resident_bytes.Set(static_cast<double>(one.resident_bytes));
       RaiseTo(ranks[rank].cpu, Seconds(one.cpu_ns));
     }
-    for (std::size_t i = 0; i < kRestartCauses; ++i) {
+    for (std::size_t i = 0; i < kFaults; ++i) {
       RaiseTo(*restarts[i], static_cast<double>(group->restarts[i]));
     }
   });

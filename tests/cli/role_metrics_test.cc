@@ -249,7 +249,7 @@ TEST(RoleMetricsTest, RanksAreReadAtEachScrape) {
   group.ranks[1].heartbeat_ns = 8'000'000'000;
   group.ranks[1].cpu_ns = 2'500'000'000;
   group.ranks[1].resident_bytes = 1 << 20;
-  ++group.restarts[static_cast<std::size_t>(RestartCause::kStuck)];
+  ++group.restarts[static_cast<std::size_t>(Fault::kStuck)];
   page = metrics.Render();
   EXPECT_THAT(page, HasSubstr("flotilla_worker_up{rank=\"0\"} 0"));
   EXPECT_THAT(page, HasSubstr("flotilla_worker_up{rank=\"1\"} 1"));

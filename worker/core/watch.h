@@ -36,20 +36,27 @@ struct WorkUnderway {
   std::int64_t limit_ns = 0;
 };
 
+// Why the processes of a group are ended and started again.
 enum class Fault : std::uint8_t {
-  kNone,
   kDied,     // a member is gone
   kStopped,  // a member is stopped
   kSilent,   // a heartbeat is too old
   kStuck,    // the work underway takes too long
+  kGarbage,  // a rank sent an invalid message; GroupWatch sees none
 };
+inline constexpr std::size_t kFaults = 5;
+
+constexpr const char* FaultName(Fault fault) {
+  constexpr const char* kNames[kFaults] = {"died", "stopped", "silent", "stuck", "garbage"};
+  return kNames[static_cast<std::size_t>(fault)];
+}
 
 struct Verdict {
   static constexpr int kLauncher = -1;
 
-  Fault fault = Fault::kNone;
-  int member = kLauncher;   // a rank, or kLauncher
-  std::int64_t age_ns = 0;  // of the heartbeat, or of the work; else 0
+  std::optional<Fault> fault;  // none: the group is healthy
+  int member = kLauncher;      // a rank, or kLauncher
+  std::int64_t age_ns = 0;     // of the heartbeat, or of the work; else 0
 
   bool operator==(const Verdict&) const = default;
 };

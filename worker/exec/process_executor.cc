@@ -44,23 +44,8 @@ const char* PhaseName(RankPhase phase) {
   }
 }
 
-RestartCause CauseOf(Fault fault) {
-  switch (fault) {
-    case Fault::kStopped:
-      return RestartCause::kStopped;
-    case Fault::kSilent:
-      return RestartCause::kSilent;
-    case Fault::kStuck:
-      return RestartCause::kStuck;
-    case Fault::kNone:
-    case Fault::kDied:
-      break;
-  }
-  return RestartCause::kDied;
-}
-
-Lost::Cause LostCause(RestartCause cause) {
-  const bool died = cause == RestartCause::kDied || cause == RestartCause::kGarbage;
+Lost::Cause LostCause(Fault fault) {
+  const bool died = fault == Fault::kDied || fault == Fault::kGarbage;
   return died ? Lost::Cause::kDied : Lost::Cause::kStuck;
 }
 
@@ -215,7 +200,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::Turn() {
 
 std::optional<ProcessExecutor::End> ProcessExecutor::Take(const RankGroup::Message& update) {
   const auto garbage = [&](absl::string_view what) {
-    return End{.cause = RestartCause::kGarbage,
+    return End{.fault = Fault::kGarbage,
                .detail = absl::StrCat("rank ", update.rank, " (pid ",
                                       incarnation_.group->pid(update.rank), "): ", what)};
   };
@@ -234,7 +219,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::Take(const RankGroup::Messa
   }
   if (const auto* event = std::get_if<GroupEvent>(&*update.event)) {
     std::optional<End> end = TakeGroupEvent(update.rank, *event);
-    if (end.has_value() && end->cause == RestartCause::kGarbage) return garbage(end->detail);
+    if (end.has_value() && end->fault == Fault::kGarbage) return garbage(end->detail);
     return end;
   }
   return garbage("a second hello");
@@ -246,8 +231,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(int rank,
   if (const auto* lost = std::get_if<Lost>(&event)) {
     // The disk of this rank's tier failed. The other ranks do not know and wait for this rank.
     if (lost->cause == Lost::Cause::kDied && options_.group.ranks > 1) {
-      return End{.cause = RestartCause::kDied,
-                 .detail = absl::StrCat("rank ", rank, ": ", lost->detail)};
+      return End{.fault = Fault::kDied, .detail = absl::StrCat("rank ", rank, ": ", lost->detail)};
     }
     // Every rank finds the same fault in the same plan. Only the first report counts.
     if (incarnation_.stage == Stage::kReady && lost->epoch == last_epoch_) {
@@ -267,7 +251,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeResult(const StepResult
   {
     absl::MutexLock lock(&mu_);
     if (unanswered_.empty() || unanswered_.front().step != result.step) {
-      return End{.cause = RestartCause::kGarbage,
+      return End{.fault = Fault::kGarbage,
                  .detail = absl::StrCat("a result of step ", result.step.value(),
                                         " that is not the next")};
     }
@@ -409,8 +393,8 @@ std::optional<ProcessExecutor::End> ProcessExecutor::Look(std::int64_t now_ns) {
   NoteRanks(ranks);
   const auto work = Underway(&ranks);
   const Verdict verdict = incarnation_.watch.Judge(now_ns, launcher, ranks, work);
-  if (verdict.fault == Fault::kNone) return std::nullopt;
-  return End{.cause = CauseOf(verdict.fault), .detail = Describe(verdict)};
+  if (!verdict.fault.has_value()) return std::nullopt;
+  return End{.fault = verdict.fault, .detail = Describe(verdict)};
 }
 
 void ProcessExecutor::NoteRanks(const std::vector<MemberSample>& ranks) {
@@ -445,7 +429,7 @@ std::string ProcessExecutor::Describe(const Verdict& verdict) {
     absl::StrAppend(&seconds, " (", PhaseName(slot.phase), ", step ", slot.started_step.load(),
                     ")");
   }
-  switch (verdict.fault) {
+  switch (*verdict.fault) {
     case Fault::kStopped:
       return absl::StrCat(who, ": is stopped");
     case Fault::kSilent:
@@ -461,7 +445,7 @@ void ProcessExecutor::TearDown(const End& end) {
     rank.up = false;
     rank.resident_bytes = 0;
   }
-  if (!end.cause.has_value()) {
+  if (!end.fault.has_value()) {
     {
       absl::MutexLock lock(&mu_);
       epoch_ = Epoch{0};
@@ -469,10 +453,10 @@ void ProcessExecutor::TearDown(const End& end) {
     incarnation_.group->Close(kStopGraceMs);
     return;
   }
-  ++group_probe_.restarts[static_cast<std::size_t>(*end.cause)];
+  ++group_probe_.restarts[static_cast<std::size_t>(*end.fault)];
   log_->Warning(
       "worker group lost",
-      {{"epoch", last_epoch_.value()}, {"cause", CauseName(*end.cause)}, {"detail", end.detail}});
+      {{"epoch", last_epoch_.value()}, {"cause", FaultName(*end.fault)}, {"detail", end.detail}});
   const std::int64_t detected_ns = clock_->NowNs();
   incarnation_.group->Kill();
   ForwardLogs();
@@ -485,7 +469,7 @@ void ProcessExecutor::TearDown(const End& end) {
     }
   }
   if (incarnation_.stage == Stage::kReady) {
-    LoseEpoch(LostCause(*end.cause), end.detail, /*with_started=*/true);
+    LoseEpoch(LostCause(*end.fault), end.detail, /*with_started=*/true);
   }
 }
 

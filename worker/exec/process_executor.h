@@ -76,7 +76,7 @@ class ProcessExecutor final : public StepExecutor {
   };
   // Why an incarnation ends.
   struct End {
-    std::optional<RestartCause> cause;  // none: Stop, or a rank refused
+    std::optional<Fault> fault;  // none: Stop, or a rank refused
     std::string detail;
     absl::Status refused;  // a rank can never serve, for this reason
   };

@@ -11,21 +11,6 @@
 
 namespace flotilla {
 
-// Why the processes of a group were started again.
-enum class RestartCause : std::uint8_t {
-  kDied,     // a member ended
-  kStopped,  // a member was stopped
-  kSilent,   // no heartbeat
-  kStuck,    // a step took too long
-  kGarbage,  // a rank sent an invalid message
-};
-inline constexpr std::size_t kRestartCauses = 5;
-
-constexpr const char* CauseName(RestartCause cause) {
-  constexpr const char* kNames[kRestartCauses] = {"died", "stopped", "silent", "stuck", "garbage"};
-  return kNames[static_cast<std::size_t>(cause)];
-}
-
 // One thread writes. Any thread may read, as a scrape does.
 struct GroupProbe {
   struct Rank {
@@ -38,7 +23,7 @@ struct GroupProbe {
   explicit GroupProbe(int count) : ranks(static_cast<std::size_t>(count)) {}
 
   std::vector<Rank> ranks;
-  std::array<std::atomic<std::uint64_t>, kRestartCauses> restarts{};
+  std::array<std::atomic<std::uint64_t>, kFaults> restarts{};  // [Fault]
 };
 
 }  // namespace flotilla

@@ -27,7 +27,7 @@ class WatchTest : public ::testing::Test {
 };
 
 TEST_F(WatchTest, AMemberThatIsGoneOrStopped) {
-  EXPECT_EQ(Judge(0).fault, Fault::kNone);
+  EXPECT_EQ(Judge(0).fault, std::nullopt);
   ranks_[1].state = State::kStopped;
   EXPECT_EQ(Judge(100 * kMs), (Verdict{.fault = Fault::kStopped, .member = 1}));
   launcher_.state = State::kStopped;
@@ -40,17 +40,17 @@ TEST_F(WatchTest, AMemberThatIsGoneOrStopped) {
 
 TEST_F(WatchTest, AHeartbeatOfOneSecondAgo) {
   ranks_[2].heartbeat_ns = 5 * kSecond;
-  EXPECT_EQ(Judge(6 * kSecond).fault, Fault::kNone);
+  EXPECT_EQ(Judge(6 * kSecond).fault, std::nullopt);
   EXPECT_EQ(Judge(6 * kSecond + 1),
             (Verdict{.fault = Fault::kSilent, .member = 2, .age_ns = kSecond + 1}));
   ranks_[2].heartbeat_ns.reset();  // none is expected
-  EXPECT_EQ(Judge(6 * kSecond + 2).fault, Fault::kNone);
+  EXPECT_EQ(Judge(6 * kSecond + 2).fault, std::nullopt);
 }
 
 TEST_F(WatchTest, WorkThatTakesTooLongNamesWhoIsBehind) {
   const WorkUnderway work{.since_ns = kSecond, .limit_ns = 2 * kSecond};
   for (std::int64_t now = 0; now <= 3 * kSecond; now += 100 * kMs) {
-    ASSERT_EQ(Judge(now, work).fault, Fault::kNone);
+    ASSERT_EQ(Judge(now, work).fault, std::nullopt);
   }
   EXPECT_EQ(Judge(3 * kSecond + 1, work).member, Verdict::kLauncher);  // nobody says it is
   ranks_[1].behind = true;
@@ -62,17 +62,17 @@ TEST_F(WatchTest, AnAgentThatWasLateItselfBeginsAgain) {
   const WorkUnderway work{.since_ns = 0, .limit_ns = 2 * kSecond};
   ranks_[0].heartbeat_ns = 0;
   ranks_[0].behind = true;
-  EXPECT_EQ(Judge(100 * kMs, work).fault, Fault::kNone);
+  EXPECT_EQ(Judge(100 * kMs, work).fault, std::nullopt);
   ranks_[1].state = State::kStopped;  // with the agent, and about to go on like it
-  EXPECT_EQ(Judge(10 * kSecond, work).fault, Fault::kNone);
+  EXPECT_EQ(Judge(10 * kSecond, work).fault, std::nullopt);
   ranks_[1].state = State::kAlive;
   for (std::int64_t ms = 100; ms <= 1000; ms += 100) {
-    ASSERT_EQ(Judge(10 * kSecond + ms * kMs, work).fault, Fault::kNone) << ms;
+    ASSERT_EQ(Judge(10 * kSecond + ms * kMs, work).fault, std::nullopt) << ms;
   }
   EXPECT_EQ(Judge(11 * kSecond + 100 * kMs, work).fault, Fault::kSilent);
   ranks_[0].heartbeat_ns = 20 * kSecond;
   for (std::int64_t ms = 1200; ms <= 2000; ms += 100) {
-    ASSERT_EQ(Judge(10 * kSecond + ms * kMs, work).fault, Fault::kNone) << ms;
+    ASSERT_EQ(Judge(10 * kSecond + ms * kMs, work).fault, std::nullopt) << ms;
   }
   EXPECT_EQ(Judge(12 * kSecond + 100 * kMs, work).fault, Fault::kStuck);
   // A death is certain, whoever was late.
@@ -84,7 +84,7 @@ TEST_F(WatchTest, AFewHundredMillisecondsLateIsNotLate) {
   ranks_[0].heartbeat_ns = 0;
   Judge(700 * kMs);
   EXPECT_EQ(Judge(1100 * kMs).fault, Fault::kSilent);
-  EXPECT_EQ(Judge(1501 * kMs).fault, Fault::kNone);  // 401 ms after the last
+  EXPECT_EQ(Judge(1501 * kMs).fault, std::nullopt);  // 401 ms after the last
 }
 
 // Ranks whose heartbeat comes within a second and whose steps keep their time are never
@@ -108,7 +108,7 @@ TEST(WatchSeeds, NoFalseAlarmAndNoneMissed) {
     for (MemberSample& rank : ranks) rank.heartbeat_ns = 0;
     std::int64_t now = 0;
     Verdict verdict = watch.Judge(now, {}, ranks, std::nullopt);
-    while (verdict.fault == Fault::kNone) {
+    while (verdict.fault == std::nullopt) {
       // Mostly in time, now and then later than anything else may be.
       const bool late = below(30) == 0;
       now += late ? 500 * kMs + below(5 * kSecond) : 100 * kMs + below(50 * kMs);
@@ -127,7 +127,7 @@ TEST(WatchSeeds, NoFalseAlarmAndNoneMissed) {
         step_since = std::max(step_since, now - below(limit - 200 * kMs));
       verdict =
           watch.Judge(now, {}, ranks, WorkUnderway{.since_ns = step_since, .limit_ns = limit});
-      ASSERT_TRUE(ill || verdict.fault == Fault::kNone) << now;
+      ASSERT_TRUE(ill || verdict.fault == std::nullopt) << now;
       ASSERT_LE(now, std::max(falls_ill, last_late) + limit + 300 * kMs);
     }
     EXPECT_EQ(verdict.member, static_cast<int>(sick));

@@ -153,8 +153,8 @@ TEST_F(ProcessExecutorTest, AnyMemberThatIsKilledOrStoppedIsNoticed) {
   }
   RunStep(group, recorder, Script(recorder.WaitReady(losses + 1)), 1);
   const auto& restarts = group.executor().group_probe().restarts;
-  EXPECT_EQ(restarts[static_cast<std::size_t>(RestartCause::kDied)], 6u);
-  EXPECT_EQ(restarts[static_cast<std::size_t>(RestartCause::kStopped)], 2u);
+  EXPECT_EQ(restarts[static_cast<std::size_t>(Fault::kDied)], 6u);
+  EXPECT_EQ(restarts[static_cast<std::size_t>(Fault::kStopped)], 2u);
 }
 
 // What a rank does to itself in a step: its step is among those started.
