@@ -1,12 +1,8 @@
 // Two golden chats of 32 tokens give, in each recipe, KV type and layout, the tokens and the
 // bits of log-probabilities whose hashes are in tests/data/answer_hashes.txt: a change that
 // is about names, rooms or speed leaves every answer as it was.
-//
-//   FLOTILLA_RECORD=1   writes the file anew, for a change that means to change answers
 #include <bit>
 #include <cstdint>
-#include <cstdlib>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -15,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/support/engine_runner.h"
+#include "tests/support/recorded_lines.h"
 #include "tests/support/test_model.h"
 
 namespace flotilla {
@@ -23,7 +20,6 @@ namespace {
 using testing::Answer;
 using testing::EngineRunner;
 
-constexpr const char* kFile = "tests/data/answer_hashes.txt";
 constexpr std::size_t kChats = 2;
 constexpr std::uint32_t kOutputTokens = 32;
 
@@ -81,13 +77,6 @@ std::string Serve(Recipe recipe, kernels::KvFormat format, const Layout& layout)
   return absl::StrFormat("%016x %016x", tokens.value(), logprobs.value());
 }
 
-std::vector<std::string> Lines() {
-  std::vector<std::string> lines;
-  std::ifstream file(kFile);
-  for (std::string line; std::getline(file, line);) lines.push_back(line);
-  return lines;
-}
-
 TEST(AnswerGuard, AnswersAreWhatTheyWere) {
   const std::size_t layouts = testing::kSanitized ? 1 : std::size(kLayouts);
   std::vector<std::string> hashes;
@@ -103,12 +92,7 @@ TEST(AnswerGuard, AnswersAreWhatTheyWere) {
       }
     }
   }
-  if (std::getenv("FLOTILLA_RECORD") != nullptr) {
-    std::ofstream file(kFile);
-    for (const std::string& line : hashes) file << line << "\n";
-  }
-  EXPECT_EQ(hashes, Lines()) << "other answers than before; where that is meant, record them "
-                                "with FLOTILLA_RECORD=1";
+  testing::ExpectAsRecorded(hashes, "tests/data/answer_hashes.txt");
 }
 
 }  // namespace
