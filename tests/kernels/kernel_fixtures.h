@@ -8,56 +8,34 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/ops.h"
 #include "kernels/scalar_math.h"
+#include "tests/support/random.h"
 
 namespace flotilla::kernels {
 
-class Random {
- public:
-  explicit Random(uint64_t seed) : engine_(seed) {}
-
-  // Uniform integer in [low, high].
-  int Int(int low, int high) {
-    return low + static_cast<int>(engine_() % static_cast<uint64_t>(high - low + 1));
-  }
-  // Uniform in [-1, 1).
-  float Unit() { return static_cast<float>(static_cast<int32_t>(engine_() >> 32)) * 0x1p-31f; }
-
-  std::vector<float> Floats(size_t n, float scale = 1.0f) {
-    std::vector<float> x(n);
-    for (float& v : x) v = Unit() * scale;
-    return x;
-  }
-
-  // A finite fp16 with magnitude in [2^-10, 2^-1), either sign.
-  uint16_t Half() {
-    return static_cast<uint16_t>(Int(0, 1) << 15 | Int(5, 13) << 10 | Int(0, 1023));
-  }
-
-  std::vector<std::byte> Rows(WeightFormat format, int rows, int k);
-
- private:
-  std::mt19937_64 engine_;
-};
+// A finite fp16 with magnitude in [2^-10, 2^-1), either sign.
+inline uint16_t RandomHalf(Random& random) {
+  return static_cast<uint16_t>(random.Int(0, 1) << 15 | random.Int(5, 13) << 10 |
+                               random.Int(0, 1023));
+}
 
 // Raw file rows of `format`: valid blocks with every quant and sane scales.
-inline std::vector<std::byte> Random::Rows(WeightFormat format, int rows, int k) {
+inline std::vector<std::byte> RandomRows(Random& random, WeightFormat format, int rows, int k) {
   std::vector<std::byte> bytes(rows * RowBytes(format, k));
-  for (std::byte& b : bytes) b = static_cast<std::byte>(Int(0, 255));
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random.Int(0, 255));
   const auto put_half = [&](size_t at) {
-    const uint16_t half = Half();
+    const uint16_t half = RandomHalf(random);
     std::memcpy(bytes.data() + at, &half, sizeof half);
   };
   const int64_t block = RowBytes(format, kBlockK);
   switch (format) {
     case WeightFormat::kF32:
       for (size_t i = 0; i < bytes.size(); i += 4) {
-        const float x = Unit();
+        const float x = random.Unit();
         std::memcpy(bytes.data() + i, &x, sizeof x);
       }
       break;
@@ -66,7 +44,7 @@ inline std::vector<std::byte> Random::Rows(WeightFormat format, int rows, int k)
       break;
     case WeightFormat::kBf16:
       for (size_t i = 0; i < bytes.size(); i += 2) {
-        const uint16_t x = FloatToBf16(Unit());
+        const uint16_t x = FloatToBf16(random.Unit());
         std::memcpy(bytes.data() + i, &x, sizeof x);
       }
       break;

@@ -19,7 +19,7 @@ struct Problem {
     columns = random.Int(1, 100);
     k = random.Int(1, 48) * kBlockK;
     splits = RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9));
-    file = random.Rows(format, columns, k);
+    file = RandomRows(random, format, columns, k);
     matrix = Pack(format, columns, k, file, splits);
     x = random.Floats(static_cast<size_t>(rows) * k, 3.0f);
     stride = columns + random.Int(0, 5);
@@ -135,8 +135,9 @@ TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
 }
 
 TEST_P(MatMulTest, WritesOnlyItsPanels) {
-  Problem p(10, WeightFormat::kQ4_1);
-  ASSERT_GT(p.matrix.view().panels(), 2);
+  uint64_t seed = 10;
+  while (Problem(seed, WeightFormat::kQ4_1).matrix.view().panels() <= 2) ++seed;
+  Problem p(seed, WeightFormat::kQ4_1);
   p.accumulate = false;
   const std::vector<float> whole = RunF32(ops(), p);
   std::vector<float> parts = p.out;
@@ -165,7 +166,7 @@ TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
   Random random(3);
   const int k = 256;
   const int columns = 40;
-  const std::vector<std::byte> file = random.Rows(WeightFormat::kQ4_1, columns, k);
+  const std::vector<std::byte> file = RandomRows(random, WeightFormat::kQ4_1, columns, k);
   const std::vector<float> x = random.Floats(k);
   const auto product = [&](int begin, int end) {
     std::vector<int32_t> splits;
@@ -243,7 +244,7 @@ TEST(PackedMatrixTest, DequantizesExactlyAsTheFormatSays) {
     SCOPED_TRACE(Name(format));
     const int columns = 37;
     const int k = 96;
-    const std::vector<std::byte> file = random.Rows(format, columns, k);
+    const std::vector<std::byte> file = RandomRows(random, format, columns, k);
     const PackedMatrix matrix = Pack(format, columns, k, file);
     std::vector<float> weights(k);
     for (int column = 0; column < columns; ++column) {
@@ -276,7 +277,7 @@ TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
   Random random(12);
   const int columns = 100;
   const int k = 64;
-  const std::vector<std::byte> file = random.Rows(WeightFormat::kQ4_1, columns, k);
+  const std::vector<std::byte> file = RandomRows(random, WeightFormat::kQ4_1, columns, k);
   const PackedMatrix whole = Pack(WeightFormat::kQ4_1, columns, k, file);
   auto pieces = PackedMatrix::Create(WeightFormat::kQ4_1, columns, k);
   ASSERT_TRUE(pieces.ok());

@@ -22,8 +22,8 @@ Workload MatMul(WeightFormat format, bool integer, int rows, int columns, int k)
   const PackedKind kind = format == WeightFormat::kQ8_0 ? PackedKind::kBytes : PackedKind::kNibbles;
   const auto make = [=]() -> Call {
     Random random(1);
-    auto matrix =
-        std::make_shared<PackedMatrix>(Pack(format, columns, k, random.Rows(format, columns, k)));
+    auto matrix = std::make_shared<PackedMatrix>(
+        Pack(format, columns, k, RandomRows(random, format, columns, k)));
     auto x = std::make_shared<std::vector<float>>(random.Floats(static_cast<size_t>(rows) * k));
     auto quantized = std::make_shared<QuantizedBuffer>(
         Quantize(GetOps(DetectIsas().back()), *x, rows, matrix->view()));

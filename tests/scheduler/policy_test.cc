@@ -10,7 +10,7 @@
 
 #include "scheduler/core/fair_share.h"
 #include "tests/scheduler/core_harness.h"
-#include "tests/sim/sim_random.h"
+#include "tests/support/random.h"
 
 namespace flotilla {
 namespace {
@@ -107,7 +107,7 @@ std::map<std::string, double> Shares(std::vector<std::pair<std::string, std::uin
   options.tenant_weights = std::move(weights);
   CoreHarness harness(options, Group());
   harness.step_ns = StepNs;
-  SimRandom random(7);
+  Random random(7);
   std::map<std::string, double> tokens;
   std::map<std::uint64_t, std::string> tenant_of;
   std::map<std::string, int> live;
@@ -155,7 +155,7 @@ Service ServeDeadlines(const char* policy, double load) {
   CoreOptions options{.max_seqs = 8};
   CoreHarness harness(options, Group(), policy);
   harness.step_ns = StepNs;
-  SimRandom random(3);
+  Random random(3);
   const auto uniform = [&] { return (random.Below(1 << 30) + 0.5) / (1 << 30); };
   // Eight at a time make 8 tokens in 1.16 ms; a request has 100 prompt tokens and
   // 50 outputs on average: 9.3 ms of the group.

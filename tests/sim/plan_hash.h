@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/types/plan.h"
-#include "tests/sim/sim_random.h"
+#include "tests/support/random.h"
 
 namespace flotilla {
 
@@ -19,7 +19,7 @@ class PlanHash {
   std::uint64_t value() const { return value_; }
 
  private:
-  void Add(std::uint64_t word) { value_ = SimMix(value_ ^ word); }
+  void Add(std::uint64_t word) { value_ = MixBits(value_ ^ word); }
   void Add(float number);
   void Add(const std::string& text);
   template <class Id>

@@ -6,26 +6,26 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tests/sim/sim_random.h"
+#include "tests/support/random.h"
 
 namespace flotilla {
 
 TokenId SimToken(std::uint64_t seed, std::uint32_t index) {
   // Every third sequence repeats itself, but for a token now and then.
-  const std::uint64_t kind = SimMix(seed ^ 0x5eed);
-  const bool odd_one = SimMix(seed + index) % 16 == 0;
+  const std::uint64_t kind = MixBits(seed ^ 0x5eed);
+  const bool odd_one = MixBits(seed + index) % 16 == 0;
   if (kind % 3 == 0 && !odd_one) index %= 2 + kind / 3 % 6;
-  return static_cast<TokenId>(SimMix(seed ^ (std::uint64_t{index} << 32)) % kSimVocab);
+  return static_cast<TokenId>(MixBits(seed ^ (std::uint64_t{index} << 32)) % kSimVocab);
 }
 
 float SimPromptLogprob(std::uint64_t seed, std::uint32_t index, TokenId token) {
-  const std::uint64_t h = SimMix(seed + index * 77u + static_cast<std::uint64_t>(token));
+  const std::uint64_t h = MixBits(seed + index * 77u + static_cast<std::uint64_t>(token));
   return -static_cast<float>(h % 4096) / 256;
 }
 
 std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uint32_t count) {
   std::uint64_t hash = 0;
-  for (const TokenId token : tokens) hash = SimMix(hash ^ static_cast<std::uint64_t>(token));
+  for (const TokenId token : tokens) hash = MixBits(hash ^ static_cast<std::uint64_t>(token));
   std::vector<TopLogprob> candidates;
   for (std::uint32_t i = 0; i < count; ++i) {
     const auto token = static_cast<TokenId>((hash + 7 * i) % kSimVocab);  // 7 and 40 are coprime

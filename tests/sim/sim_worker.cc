@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tests/sim/sim_random.h"
+#include "tests/support/random.h"
 
 namespace flotilla {
 namespace {
@@ -14,11 +14,11 @@ namespace {
 // far and, so that scopes that share a block are caught, of its scope.
 std::vector<std::uint64_t> Written(const TokenizedRequest& request,
                                    absl::Span<const TokenId> tokens) {
-  std::uint64_t hash = SimMix(std::hash<std::string>()(request.tenant) ^
-                              3 * std::hash<std::string>()(request.cache_salt));
+  std::uint64_t hash = MixBits(std::hash<std::string>()(request.tenant) ^
+                               3 * std::hash<std::string>()(request.cache_salt));
   std::vector<std::uint64_t> all;
   for (const TokenId token : tokens) {
-    hash = SimMix(hash ^ (static_cast<std::uint64_t>(token) + 1));
+    hash = MixBits(hash ^ (static_cast<std::uint64_t>(token) + 1));
     all.push_back(hash);
   }
   return all;
@@ -166,7 +166,7 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   work.timings.decode_rows = batch->decode_rows;
   work.timings.compute_ns =
       5000 +
-      static_cast<std::int64_t>(SimMix(plan.step.value() / 64) % 4 * 500) * work.timings.rows;
+      static_cast<std::int64_t>(MixBits(plan.step.value() / 64) % 4 * 500) * work.timings.rows;
   for (const BlockCopy& copy : batch->copies) {
     for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
       kv_[std::size_t{copy.to.value()} * block_tokens_ + slot] =

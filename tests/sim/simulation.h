@@ -19,8 +19,8 @@
 #include "scheduler/core/scheduler_core.h"
 #include "tests/sim/plan_hash.h"
 #include "tests/sim/sim_client.h"
-#include "tests/sim/sim_random.h"
 #include "tests/sim/sim_worker.h"
+#include "tests/support/random.h"
 
 namespace flotilla {
 
@@ -115,6 +115,9 @@ struct SimCoverage {
   void Add(const SimCoverage& other);
 };
 
+// The error of an invariant (docs/architecture.md) that does not hold.
+absl::Status Broken(int invariant, absl::string_view what);
+
 class Simulation {
  public:
   explicit Simulation(std::uint64_t seed);
@@ -159,10 +162,10 @@ class Simulation {
   absl::Status CompareMarks(const SimResult& result) const;
   absl::Status CompareWithWorker() const;
   const SimClient& Find(const RequestId& id) const { return clients_.at(id.counter); }
-  void Trace(std::uint64_t word) { trace_hash_ = SimMix(trace_hash_ ^ word); }
+  void Trace(std::uint64_t word) { trace_hash_ = MixBits(trace_hash_ ^ word); }
   void TracePlan(const StepPlan& plan);
 
-  SimRandom random_;
+  Random random_;
   // The kind of traffic that this seed makes.
   CoreOptions options_;
   ExecutorDescription group_;
@@ -175,7 +178,7 @@ class Simulation {
   bool long_outputs_;
   // A separate random stream, so that seeds without deaths by requests give the same runs as
   // before; and whether groups report which steps they died in.
-  SimRandom fatal_;
+  Random fatal_;
   const bool blames_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 

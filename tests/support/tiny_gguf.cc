@@ -8,6 +8,8 @@
 #include <set>
 #include <utility>
 
+#include "tests/support/random.h"
+
 namespace flotilla::testing {
 namespace {
 
@@ -31,24 +33,6 @@ void PutString(std::vector<std::byte>& out, std::string_view text) {
 void Pad(std::vector<std::byte>& out) {
   out.resize((out.size() + kAlignment - 1) / kAlignment * kAlignment);
 }
-
-// SplitMix64: tests must not depend on the standard library's distributions.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-
-  // Uniform in [-1, 1).
-  float Uniform() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    z ^= z >> 31;
-    return static_cast<float>(static_cast<int64_t>(z) >> 40) * 0x1p-23f;
-  }
-
- private:
-  uint64_t state_;
-};
 
 // The byte-level alphabet: printable bytes stand for themselves, the other 68
 // for U+0100 and up, in ascending order.
@@ -144,17 +128,20 @@ void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
 }
 
 void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
-  Random random(o.seed);
+  // Not Random: its seeds are hashed, and the weights of a seed stay what they were.
+  auto unit = [state = o.seed]() mutable {
+    return UnitOf(MixBits(std::exchange(state, state + kRandomStep)));
+  };
   // Uniform with variance 1 / columns, so activations keep their size.
   const auto matrix = [&](const std::string& name, uint64_t columns, uint64_t rows, GgmlType type) {
     std::vector<float> values(columns * rows);
     const float limit = std::sqrt(3.0f / static_cast<float>(columns));
-    for (float& value : values) value = limit * random.Uniform();
+    for (float& value : values) value = limit * unit();
     file.AddTensor(name, {columns, rows}, type, EncodeTensor(type, values));
   };
   const auto norm = [&](const std::string& name) {
     std::vector<float> values(o.hidden);
-    for (float& value : values) value = 1.0f + 0.1f * random.Uniform();
+    for (float& value : values) value = 1.0f + 0.1f * unit();
     file.AddTensor(name, {o.hidden}, GgmlType::kF32, EncodeTensor(GgmlType::kF32, values));
   };
   const uint64_t q_width = uint64_t{o.heads} * o.head_dim;

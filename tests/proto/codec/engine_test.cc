@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 #include <string>
 #include <utility>
 #include <variant>
@@ -12,10 +11,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/proto/codec/random_values.h"
+#include "tests/support/random.h"
+
 namespace flotilla {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::RandomValues;
 
 constexpr std::int64_t kNow = 5'000'000'000;
 
@@ -34,103 +37,6 @@ EngineCommand RoundTrip(const EngineCommand& command, std::int64_t later = kNow)
   EXPECT_TRUE(back.ok()) << back.status();
   return back.ok() ? *back : EngineCommand();
 }
-
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : random_(seed) {}
-  std::uint64_t Word() { return random_() >> (random_() % 64); }
-  std::uint32_t Number() { return static_cast<std::uint32_t>(Word()); }
-  bool Flip() { return random_() % 2 == 0; }
-  float Real() { return static_cast<float>(static_cast<std::int32_t>(Number())) / 1024; }
-  TokenId Token() { return static_cast<TokenId>(Number() >> 1); }
-  std::string Text() {
-    std::string text(random_() % 6, '\0');
-    for (char& c : text) c = static_cast<char>(random_());  // not always UTF-8
-    return text;
-  }
-  std::vector<TokenId> Tokens() {
-    std::vector<TokenId> tokens(random_() % 6);
-    for (TokenId& token : tokens) token = Token();
-    return tokens;
-  }
-  std::vector<TopLogprob> Tops() {
-    std::vector<TopLogprob> tops(random_() % 3);
-    for (TopLogprob& top : tops) top = {Token(), -Real()};
-    return tops;
-  }
-  RequestId Id() { return {Word(), Word()}; }
-
-  TokenizedRequest Request() {
-    TokenizedRequest r;
-    r.id = Id();
-    r.attempt = Attempt(Number());
-    r.prompt = Tokens();
-    for (std::uint64_t i = random_() % 3; i > 0; --i) r.output_prefix.push_back(Tokens());
-    r.sampling = {.temperature = Real(),
-                  .top_k = static_cast<std::int32_t>(Number()),
-                  .top_p = Real(),
-                  .min_p = Real(),
-                  .repetition_penalty = Real(),
-                  .frequency_penalty = -Real(),
-                  .presence_penalty = Real(),
-                  .seed = Word()};
-    for (std::uint64_t i = random_() % 3; i > 0; --i) {
-      r.sampling.logit_bias.push_back({Token(), -Real()});
-    }
-    r.stop = {.stop_tokens = Tokens(), .max_tokens = Number(), .min_tokens = Number()};
-    r.logprobs = {.output_top = static_cast<std::int32_t>(random_() % 22) - 1,
-                  .prompt_top = static_cast<std::int32_t>(random_() % 22) - 1};
-    r.sequences = Number();
-    if (Flip()) {
-      r.beam = BeamOptions{.beams = Number(),
-                           .length_penalty = Real(),
-                           .early_stopping = BeamOptions::EarlyStopping(random_() % 3)};
-    }
-    r.constraint = Word();
-    if (Flip()) r.deadline_ns = static_cast<std::int64_t>(Word() >> 1);
-    r.priority = static_cast<std::int32_t>(Number());
-    r.tenant = Text();
-    r.cache_salt = Text();
-    r.adapter = Text();
-    r.crash_count = Number();
-    r.label = Text();
-    if (Flip()) r.trace = {Word(), Word(), Word(), Flip()};
-    return r;
-  }
-
-  EngineEvent Event() {
-    const RequestId id = Id();
-    const Attempt attempt(Number());
-    switch (random_() % 5) {
-      case 0:
-        return Accepted{id, attempt};
-      case 1: {
-        PromptLogprobs event{.request = id, .attempt = attempt, .first = Number()};
-        for (std::uint64_t i = random_() % 4; i > 0; --i) {
-          event.chosen.push_back(-Real());
-          event.top.push_back(Tops());
-        }
-        return event;
-      }
-      case 2:
-        return TokenEvent{id, attempt, SequenceIndex(Number()), Number(), Token(), -Real(), Tops()};
-      case 3:
-        return CrashCount{id, attempt, Number()};
-      case 4:
-        return SequenceEnd{id,       attempt, SequenceIndex(Number()), FinishReason(random_() % 6),
-                           Number(), Real()};
-      default:
-        return RequestEnd{.request = id,
-                          .attempt = attempt,
-                          .status = Flip() ? absl::OkStatus() : absl::UnavailableError(Text()),
-                          .retry_after_ms = static_cast<std::int64_t>(Word()),
-                          .usage = {Number(), Number(), Number(), Number(), Number()}};
-    }
-  }
-
- private:
-  std::mt19937_64 random_;
-};
 
 bool Same(const EngineEvent& a, const EngineEvent& b) {
   const auto* end = std::get_if<RequestEnd>(&a);
@@ -154,16 +60,16 @@ bool Same(const EngineEvent& a, const EngineEvent& b) {
 
 TEST(EngineCodec, RequestsComeBackAsTheyWere) {
   for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
-    const TokenizedRequest request = Random(seed).Request();
+    const TokenizedRequest request = RandomValues(seed).Request();
     EXPECT_EQ(std::get<TokenizedRequest>(RoundTrip(request)), request) << "seed " << seed;
   }
 }
 
 TEST(EngineCodec, EventsComeBackAsTheyWere) {
   for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
-    Random random(seed);
+    RandomValues random(seed);
     EngineUpdate update;
-    for (int i = 0; i < 4; ++i) update.events.push_back(random.Event());
+    for (int i = 0; i < 4; ++i) update.events.push_back(random.RouterEvent());
     v1::EngineUpdate proto;
     ToProto(update, &proto);
     const absl::StatusOr<EngineUpdate> back = FromProto(Sent(proto));
@@ -254,17 +160,17 @@ TEST(EngineCodec, WhatCannotBeIsRefusedByName) {
 
 // Any bytes of a peer give a value or a refusal.
 TEST(EngineCodec, DamagedMessagesAreRefusedOrRead) {
-  std::mt19937_64 random(9);
+  Random random(9);
   std::size_t parsed = 0;
   for (std::uint64_t seed = 1; seed <= 3000; ++seed) {
-    Random values(seed);
+    RandomValues values(seed);
     v1::EngineUpdate update;
     v1::EngineCommand command;
-    ToProto(EngineUpdate{.events = {values.Event(), values.Event()}}, &update);
+    ToProto(EngineUpdate{.events = {values.RouterEvent(), values.RouterEvent()}}, &update);
     ToProto(EngineCommand(values.Request()), kNow, &command);
     for (std::string bytes : {update.SerializeAsString(), command.SerializeAsString()}) {
       for (int i = 0; i < 3 && !bytes.empty(); ++i) {
-        bytes[random() % bytes.size()] = static_cast<char>(random());
+        bytes[random.Next() % bytes.size()] = static_cast<char>(random.Next());
       }
       if (update.ParseFromString(bytes)) parsed += FromProto(update).ok();
       if (command.ParseFromString(bytes)) parsed += FromProto(command, kNow).ok();

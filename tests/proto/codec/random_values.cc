@@ -12,9 +12,9 @@ std::uint64_t RandomValues::Word() {
     case 1:
       return ~std::uint64_t{0};
     case 2:
-      return random_();
+      return random_.Next();
     default:
-      return random_() >> Below(64);
+      return random_.Next() >> Below(64);
   }
 }
 
@@ -27,6 +27,12 @@ std::string RandomValues::Name() {
   std::string name(Below(12), 'a');
   for (char& c : name) c = static_cast<char>('a' + Below(26));
   return name;
+}
+
+std::string RandomValues::Text() {
+  std::string text(Below(6), '\0');
+  for (char& c : text) c = static_cast<char>(random_.Next());
+  return text;
 }
 
 std::vector<TokenId> RandomValues::Tokens(std::size_t most) {
@@ -228,6 +234,72 @@ GroupEvent RandomValues::Event() {
     }
     default:
       return Result();
+  }
+}
+
+TokenizedRequest RandomValues::Request() {
+  TokenizedRequest r;
+  r.id = {Word(), Word()};
+  r.attempt = Attempt(Number());
+  r.prompt = Tokens(5);
+  for (std::size_t i = Below(3); i > 0; --i) r.output_prefix.push_back(Tokens(5));
+  r.sampling = {.temperature = Real(),
+                .top_k = static_cast<std::int32_t>(Number()),
+                .top_p = Real(),
+                .min_p = Real(),
+                .repetition_penalty = Real(),
+                .frequency_penalty = -Real(),
+                .presence_penalty = Real(),
+                .logit_bias = Biases(),
+                .seed = Word()};
+  r.stop = {.stop_tokens = Tokens(5), .max_tokens = Number(), .min_tokens = Number()};
+  r.logprobs = {.output_top = static_cast<std::int32_t>(Below(22)) - 1,
+                .prompt_top = static_cast<std::int32_t>(Below(22)) - 1};
+  r.sequences = Number();
+  if (Flip()) {
+    r.beam = BeamOptions{.beams = Number(),
+                         .length_penalty = Real(),
+                         .early_stopping = BeamOptions::EarlyStopping(Below(3))};
+  }
+  r.constraint = Word();
+  if (Flip()) r.deadline_ns = static_cast<std::int64_t>(Word() >> 1);
+  r.priority = static_cast<std::int32_t>(Number());
+  r.tenant = Text();
+  r.cache_salt = Text();
+  r.adapter = Text();
+  r.crash_count = Number();
+  r.label = Text();
+  if (Flip()) r.trace = {Word(), Word(), Word(), Flip()};
+  return r;
+}
+
+EngineEvent RandomValues::RouterEvent() {
+  const RequestId id = {Word(), Word()};
+  const Attempt attempt(Number());
+  switch (Below(6)) {
+    case 0:
+      return Accepted{id, attempt};
+    case 1: {
+      PromptLogprobs event{.request = id, .attempt = attempt, .first = Number()};
+      for (std::size_t i = Below(4); i > 0; --i) {
+        event.chosen.push_back(Logprob());
+        event.top.push_back(Tops());
+      }
+      return event;
+    }
+    case 2:
+      return TokenEvent{id, attempt, SequenceIndex(Number()), Number(), Token(), Logprob(), Tops()};
+    case 3:
+      return CrashCount{id, attempt, Number()};
+    case 4:
+      return SequenceEnd{id,       attempt, SequenceIndex(Number()), FinishReason(Below(6)),
+                         Number(), Real()};
+    default:
+      return RequestEnd{.request = id,
+                        .attempt = attempt,
+                        .status = Flip() ? absl::OkStatus() : absl::UnavailableError(Text()),
+                        .retry_after_ms = static_cast<std::int64_t>(Word()),
+                        .usage = {Number(), Number(), Number(), Number(), Number()}};
   }
 }
 

@@ -1,13 +1,14 @@
-// Random plans, results and events for the codec's tests: every operation, every
+// Random plans, results, requests and events for the codec's tests: every operation, every
 // field, edges of their ranges more often than chance would have them.
 #pragma once
 
 #include <cstdint>
-#include <random>
 #include <string>
 
 #include "common/types/plan.h"
+#include "proto/codec/engine.h"
 #include "proto/codec/group.h"
+#include "tests/support/random.h"
 
 namespace flotilla::testing {
 
@@ -19,17 +20,21 @@ class RandomValues {
   StepResult Result();
   GroupCommand Command();
   GroupEvent Event();
+  TokenizedRequest Request();
+  EngineEvent RouterEvent();
   // In [0, n).
-  std::size_t Below(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
+  std::size_t Below(std::size_t n) { return static_cast<std::size_t>(random_.Next() % n); }
 
  private:
   bool Flip() { return Below(2) == 0; }
   std::uint64_t Word();  // small ones and the largest are frequent
   std::uint32_t Number() { return static_cast<std::uint32_t>(Word()); }
   float Logprob();
+  float Real() { return static_cast<float>(static_cast<std::int32_t>(Number())) / 1024; }
   TokenId Token() { return static_cast<TokenId>(Number() >> 1); }
   BlockId Block() { return BlockId(std::max(Number(), 1u)); }
   std::string Name();
+  std::string Text();  // not always UTF-8
   std::vector<TokenId> Tokens(std::size_t most);
   std::vector<LogitBias> Biases();
   std::vector<BlockCopy> Copies();
@@ -41,7 +46,7 @@ class RandomValues {
   SequenceResult Sequence();
   ExecutorDescription Description();
 
-  std::mt19937_64 random_;
+  Random random_;
 };
 
 }  // namespace flotilla::testing

@@ -1,0 +1,249 @@
+// What the simulation checks after its events, and what it counts of them.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/simulation.h"
+
+namespace flotilla {
+namespace {
+
+// Plans that a sequence may wait for copies: each step ends none, one or two of them.
+constexpr std::uint32_t kMostCopySteps = 100;
+
+}  // namespace
+
+absl::Status Broken(int invariant, absl::string_view what) {
+  return absl::InternalError(absl::StrCat("invariant ", invariant, ": ", what));
+}
+
+// Invariant 7: a stall has a reason, and what ends it is on its way.
+absl::Status Simulation::CheckStall(const PlanOutcome& outcome) const {
+  const CoreSnapshot core = core_->Snapshot();
+  bool stated = false;
+  switch (outcome.stall) {
+    case StallReason::kNone:
+      stated = true;
+      break;
+    case StallReason::kNotReady:
+      stated = !core.load.ready;
+      break;
+    case StallReason::kPipelineFull:
+      stated = core.in_flight == group_.lag + 1;
+      break;
+    case StallReason::kMemory:
+    case StallReason::kResults:
+      stated = core.in_flight > 0;
+      break;
+    case StallReason::kIdle:
+      stated = core_->live_requests() == 0;
+      break;
+  }
+  if (!stated || outcome.plan.has_value() != (outcome.stall == StallReason::kNone)) {
+    return Broken(7, absl::StrCat("stall ", static_cast<int>(outcome.stall)));
+  }
+  return absl::OkStatus();
+}
+
+// Invariant 7: the first sequence of the policy is no victim, and gains a
+// position, or has all that it can have in flight, within the plans of two
+// rounds of the pipeline; of three, if its blocks had to be copied away from others.
+absl::Status Simulation::CheckProgress() {
+  const std::vector<OpenSequenceView> open = core_->OpenSequences();
+  const bool still_open = std::any_of(open.begin(), open.end(), [this](const auto& sequence) {
+    return sequence.request == front_;
+  });
+  bool pending = false;  // its open sequences have ended and others of it are yet to open
+  if (front_ && !still_open && !Find(*front_).ended()) {
+    for (const SequenceStatus& sequence : core_->SequenceStates()) {
+      if (sequence.request != front_) continue;
+      if (sequence.state == SequenceState::kWaiting)
+        return Broken(7, "the first sequence was preempted");
+      pending |= sequence.state == SequenceState::kPending;
+    }
+  }
+  if (open.empty() && !pending) {
+    front_.reset();
+    return absl::OkStatus();
+  }
+  const RequestId first =
+      pending ? *front_
+              : std::min_element(open.begin(), open.end(), [](const auto& a, const auto& b) {
+                  return a.rank < b.rank;
+                })->request;
+  std::uint64_t progress = 0;
+  bool all_planned = !pending;
+  for (const OpenSequenceView& sequence : open) {
+    if (sequence.request != first) continue;
+    progress = MixBits(progress ^ sequence.length.computed_min ^ sequence.handle.value() << 20);
+    all_planned &= sequence.length.computed_min == sequence.length.max;
+  }
+  const bool same = front_ == first && front_progress_ == progress && !all_planned;
+  // Copies to and from tiers may hold the blocks that it needs, for as long as they
+  // take.
+  front_stalled_ = same ? front_stalled_ + copying_.empty() : 0;
+  front_waits_ = same ? front_waits_ + !copying_.empty() : 0;
+  front_ = first;
+  front_progress_ = progress;
+  // Its turn comes once a round: what a copy frees just after it is a round late.
+  const std::uint32_t rounds = front_waits_ > 0 ? 3 : 2;
+  // A quarantined request has every second step for itself.
+  const std::uint64_t quarantines = core_->Snapshot().counters.quarantines;
+  const std::uint32_t turns = quarantines > 0 ? 2 : 1;
+  if (front_stalled_ > turns * (rounds * group_.lag + 2) || front_waits_ > kMostCopySteps)
+    return Broken(7, "the first sequence stands still");
+  return absl::OkStatus();
+}
+
+void Simulation::CountTransitions() {
+  std::vector<SequenceStatus> now = core_->SequenceStates();
+  const auto key = [](const SequenceStatus& b) { return std::pair(b.request, b.index); };
+  const auto count = [this](std::size_t from, std::size_t to) {
+    if (from != to) ++coverage_.transitions[from][to];
+  };
+  auto was = states_.begin();
+  for (const SequenceStatus& is : now) {
+    for (; was != states_.end() && key(*was) < key(is); ++was) {
+      count(static_cast<std::size_t>(was->state), kAbsent);
+    }
+    auto from = kAbsent;
+    const auto to = static_cast<std::size_t>(is.state);
+    if (was != states_.end() && key(*was) == key(is)) {
+      from = static_cast<std::size_t>(was++->state);
+    }
+    // A beam that ended and a new one may have the same index.
+    const bool other = from != kAbsent && from > to && is.state == SequenceState::kPending &&
+                       Find(is.request).request().beam.has_value();
+    if (other) count(std::exchange(from, kAbsent), kAbsent);
+    count(from, to);
+  }
+  for (; was != states_.end(); ++was) count(static_cast<std::size_t>(was->state), kAbsent);
+  states_ = std::move(now);
+}
+
+// Invariant 9 for the sequences of a result just applied.
+absl::Status Simulation::CompareMarks(const SimResult& result) const {
+  const std::vector<OpenSequenceView> open = core_->OpenSequences();
+  for (const SimSequenceMark& mark : result.marks) {
+    const auto sequence = std::lower_bound(
+        open.begin(), open.end(), mark.sequence,
+        [](const OpenSequenceView& view, SequenceHandle handle) { return view.handle < handle; });
+    if (sequence == open.end() || sequence->handle != mark.sequence ||
+        sequence->opened > result.result.step) {
+      continue;
+    }
+    if (sequence->request != mark.request || sequence->length.computed != mark.length ||
+        sequence->tokens.size() != mark.tokens || mark.finished) {
+      return Broken(9, absl::StrCat("sequence ", mark.sequence.value(), " after its result"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Invariant 9 whenever the worker has applied all plans sent: tables are equal,
+// lengths within the bounds, tokens ahead by what is on its way; equal when
+// nothing is.
+absl::Status Simulation::CompareWithWorker() const {
+  if (worker_ == nullptr || !plans_.empty()) return absl::OkStatus();
+  const bool settled = results_.empty() && !worker_->CanComplete();
+  for (const OpenSequenceView& mine : core_->OpenSequences()) {
+    const std::optional<SequenceView> theirs = worker_->state().View(mine.handle);
+    if (!theirs || theirs->request != mine.request || theirs->index != mine.index) {
+      return Broken(9, "a sequence that the worker does not have");
+    }
+    bool equal = theirs->tokens.size() >= mine.tokens.size() &&
+                 (!settled || theirs->tokens.size() == mine.tokens.size()) &&
+                 std::equal(mine.tokens.begin(), mine.tokens.end(), theirs->tokens.begin()) &&
+                 mine.length.computed <= theirs->length &&
+                 theirs->length <= mine.length.scheduled_max &&
+                 (theirs->finished || theirs->length >= mine.length.computed_min) &&
+                 (!settled || mine.length.computed == theirs->length) &&
+                 (!settled || !theirs->finished) && mine.tables.size() == theirs->tables.size();
+    for (std::size_t g = 0; equal && g < mine.tables.size(); ++g) {
+      equal = std::equal(mine.tables[g].begin(), mine.tables[g].end(), theirs->tables[g].begin(),
+                         theirs->tables[g].end(), [](BlockId a, std::int32_t b) {
+                           return static_cast<std::int32_t>(a.value()) == b;
+                         });
+    }
+    if (!equal) return Broken(9, absl::StrCat("sequence ", mine.handle.value()));
+  }
+  return absl::OkStatus();
+}
+
+void Simulation::TracePlan(const StepPlan& plan) {
+  Trace(plan.epoch.value());
+  Trace(plan.step.value());
+  Trace(plan.digest);
+  Trace(static_cast<std::uint64_t>(plan.predicted_ns));
+  for (const PlanOp& op : plan.ops) {
+    Trace(op.index());
+    if (const auto* open = std::get_if<OpenSequence>(&op)) {
+      Trace(open->request.counter);
+      Trace(open->tokens.size());
+      Trace(open->micro_batch);
+      Trace(open->cached_tokens);
+    } else if (const auto* speculate = std::get_if<Speculate>(&op)) {
+      Trace(speculate->depth);
+    } else if (const auto* run = std::get_if<flotilla::Run>(&op)) {
+      Trace(run->candidates);
+      Trace(run->count << 2 ^ run->sample << 1 ^ std::uint64_t{run->prompt_logprobs});
+    }
+  }
+}
+
+void SimCoverage::Add(const SimCoverage& o) {
+  const auto add = [](auto& into, const auto& from) {
+    for (std::size_t i = 0; i < into.size(); ++i) into[i] += from[i];
+  };
+  core.accepted += o.core.accepted;
+  core.refused += o.core.refused;
+  core.stopped += o.core.stopped;
+  core.length += o.core.length;
+  core.cancelled += o.core.cancelled;
+  core.expired += o.core.expired;
+  core.preemptions += o.core.preemptions;
+  core.replays += o.core.replays;
+  core.quarantines += o.core.quarantines;
+  core.quarantine_releases += o.core.quarantine_releases;
+  core.quarantine_failures += o.core.quarantine_failures;
+  core.resumptions += o.core.resumptions;
+  core.deferrals += o.core.deferrals;
+  core.cached_tokens += o.core.cached_tokens;
+  core.prefix_waits += o.core.prefix_waits;
+  core.forks += o.core.forks;
+  core.bypasses += o.core.bypasses;
+  core.swapped += o.core.swapped;
+  core.blocks_out += o.core.blocks_out;
+  core.blocks_in += o.core.blocks_in;
+  core.dropped_late += o.core.dropped_late;
+  core.block_copies += o.core.block_copies;
+  core.evictions += o.core.evictions;
+  core.noops += o.core.noops;
+  core.output_tokens += o.core.output_tokens;
+  core.drafted_tokens += o.core.drafted_tokens;
+  core.accepted_tokens += o.core.accepted_tokens;
+  core.trims += o.core.trims;
+  core.prefill_tokens += o.core.prefill_tokens;
+  steps += o.steps;
+  for (std::size_t from = 0; from < kSimStates; ++from) {
+    add(transitions[from], o.transitions[from]);
+  }
+  add(faults, o.faults);
+  add(cancelled_in, o.cancelled_in);
+  add(lost_in, o.lost_in);
+  add(stalls, o.stalls);
+  add(lags, o.lags);
+  add(policies, o.policies);
+  refused_full += o.refused_full;
+  refused_wait += o.refused_wait;
+  refused_too_large += o.refused_too_large;
+  refused_draining += o.refused_draining;
+  replayed += o.replayed;
+  prompt_only += o.prompt_only;
+  non_preemptible += o.non_preemptible;
+  parallel += o.parallel;
+  beams += o.beams;
+  beams_served += o.beams_served;
+}
+
+}  // namespace flotilla
