@@ -23,6 +23,7 @@
 #include "proto/codec/plan.h"
 #include "scheduler/core/scheduler_core.h"
 #include "tests/support/fake_executor.h"
+#include "tests/support/requests.h"
 #include "worker/core/group_state.h"
 
 namespace flotilla {
@@ -119,16 +120,10 @@ class Bench {
  private:
   // Prompt i begins with i: no two have a block in common.
   void Submit(std::uint32_t i) {
-    TokenizedRequest request;
-    request.id = {1, i};
-    request.prompt = {static_cast<TokenId>(i % 1000), static_cast<TokenId>(i / 1000)};
     const std::uint32_t tokens = load_.tokens + (load_.prefill ? 0 : i % 16);
-    for (std::uint32_t t = 2; t < tokens; ++t) {
-      request.prompt.push_back(static_cast<TokenId>((t * 31 + i) % 1000));
-    }
-    request.sampling.seed = i;
-    request.stop.max_tokens = load_.prefill ? 1 : 2 * load_.steps;
-    core_->Submit(0, std::move(request));
+    std::vector<TokenId> prompt = CountingPrompt(i, tokens, 1000, /*step=*/31);
+    prompt[1] = static_cast<TokenId>(i / 1000);
+    core_->Submit(0, TestRequest({1, i}, std::move(prompt), load_.prefill ? 1 : 2 * load_.steps));
   }
 
   PlanOutcome Plan(bool measured) {

@@ -10,20 +10,14 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "tests/support/engine_recorder.h"
+#include "tests/support/requests.h"
 
 namespace flotilla::testing {
 namespace {
 
 TokenizedRequest Request(std::uint64_t number, std::uint32_t prompt_tokens = 20,
                          std::uint32_t max_tokens = 8) {
-  TokenizedRequest request;
-  request.id = {99, number};
-  for (std::uint32_t i = 0; i < prompt_tokens; ++i) {
-    request.prompt.push_back(static_cast<TokenId>((number + i) % 16));
-  }
-  request.sampling.seed = number;
-  request.stop.max_tokens = max_tokens;
-  return request;
+  return TestRequest({99, number}, CountingPrompt(number, prompt_tokens, 16), max_tokens);
 }
 
 class Session {

@@ -10,6 +10,7 @@
 #include "tests/contract/engine_contract.h"
 #include "tests/support/engine_recorder.h"
 #include "tests/support/fake_executor.h"
+#include "tests/support/requests.h"
 
 namespace flotilla::testing {
 namespace {
@@ -33,11 +34,9 @@ INSTANTIATE_TEST_SUITE_P(Fake, EngineContract,
 class FakeEngineTest : public ::testing::Test {
  protected:
   RecordedAnswer Ask(std::uint32_t max_tokens) {
-    TokenizedRequest request;
-    request.id = {1, ++count_};
-    request.prompt = {1, 2};
+    TokenizedRequest request = TestRequest({1, ++count_}, {1, 2}, max_tokens);
     request.sampling.seed = 4;
-    request.stop = {.stop_tokens = {9}, .max_tokens = max_tokens};
+    request.stop.stop_tokens = {9};
     recorder_->Expect(request);
     engine_.Submit(request, recorder_);
     return recorder_->Answer(request.id);
@@ -68,11 +67,8 @@ TEST_F(FakeEngineTest, FollowsItsScripts) {
 }
 
 TEST_F(FakeEngineTest, ScriptsSequencesAndBeams) {
-  TokenizedRequest request;
-  request.id = {1, 1};
-  request.prompt = {1, 2};
+  TokenizedRequest request = TestRequest({1, 1}, {1, 2}, 3);
   request.sequences = 2;
-  request.stop.max_tokens = 3;
   for (const bool beam : {false, true}) {
     if (beam) request.beam = BeamOptions{.beams = 4};
     engine_.Script({.sequences = {{{7, 8}, -1.0f, -0.25f}, {{5, 6, 4, 3}, -2.0f, -0.75f}}});

@@ -16,6 +16,7 @@
 #include "tests/contract/engine_contract.h"
 #include "tests/contract/scheduler_process.h"
 #include "tests/support/engine_recorder.h"
+#include "tests/support/requests.h"
 
 namespace flotilla::testing {
 namespace {
@@ -128,12 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
     EngineCaseName);
 
 TokenizedRequest Request(std::uint64_t number, std::uint32_t max_tokens) {
-  TokenizedRequest request;
-  request.id = {5, number};
-  request.prompt = {1, 2, 3, 4};
-  request.sampling.seed = number;
-  request.stop.max_tokens = max_tokens;
-  return request;
+  return TestRequest({5, number}, {1, 2, 3, 4}, max_tokens);
 }
 
 class FleetEngineTest : public ::testing::Test {

@@ -11,14 +11,14 @@
 #include "tests/contract/engine_contract.h"
 #include "tests/contract/scheduler_process.h"
 #include "tests/support/engine_recorder.h"
+#include "tests/support/requests.h"
 
 namespace flotilla::testing {
 namespace {
 
 std::unique_ptr<RemoteEngine> Attach(std::uint16_t port, const Clock& clock) {
   auto engine = std::make_unique<RemoteEngine>(
-      rpc::PeerOptions{.address = absl::StrCat("127.0.0.1:", port),
-                          .retry = absl::Milliseconds(1)},
+      rpc::PeerOptions{.address = absl::StrCat("127.0.0.1:", port), .retry = absl::Milliseconds(1)},
       &clock);
   engine->Start();
   return engine;
@@ -69,12 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Remote, EngineContract,
                          EngineCaseName);
 
 TokenizedRequest Request(std::uint64_t number, std::uint32_t max_tokens) {
-  TokenizedRequest request;
-  request.id = {5, number};
-  request.prompt = {1, 2, 3, 4};
-  request.sampling.seed = number;
-  request.stop.max_tokens = max_tokens;
-  return request;
+  return TestRequest({5, number}, {1, 2, 3, 4}, max_tokens);
 }
 
 class RemoteEngineTest : public ::testing::Test {

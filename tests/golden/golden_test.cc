@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/support/engine_runner.h"
+#include "tests/support/requests.h"
 #include "tests/support/test_model.h"
 
 namespace flotilla {
@@ -38,11 +39,9 @@ std::vector<Chat> ReadChats() {
 }
 
 TokenizedRequest MakeRequest(std::uint64_t id, std::vector<TokenId> prompt) {
-  TokenizedRequest request;
-  request.id = {1, id};
-  request.prompt = std::move(prompt);
+  TokenizedRequest request = TestRequest({1, id}, std::move(prompt), 64);
   request.sampling.temperature = 0;
-  request.stop = {{kImEnd}, 64};
+  request.stop.stop_tokens = {kImEnd};
   return request;
 }
 

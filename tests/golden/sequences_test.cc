@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/support/engine_runner.h"
+#include "tests/support/requests.h"
 #include "tests/support/test_model.h"
 
 namespace flotilla {
@@ -53,11 +54,9 @@ std::vector<BeamCase> ReadBeams() {
 }
 
 TokenizedRequest Sampled(std::uint64_t id, std::vector<TokenId> prompt, std::uint64_t seed) {
-  TokenizedRequest request;
-  request.id = {1, id};
-  request.prompt = std::move(prompt);
+  TokenizedRequest request = TestRequest({1, id}, std::move(prompt), 40);
   request.sampling = {.temperature = 0.8f, .top_p = 0.95f, .seed = seed};
-  request.stop = {{kImEnd}, 40};
+  request.stop.stop_tokens = {kImEnd};
   return request;
 }
 

@@ -10,6 +10,7 @@
 
 #include "router/core/request_tracker.h"
 #include "router/core/stop_matcher.h"
+#include "tests/support/requests.h"
 
 namespace flotilla {
 namespace {
@@ -107,9 +108,7 @@ TEST(StopMatcher, AgreesWithANaiveMatcherHoweverTheTextIsCut) {
 }
 
 TokenizedRequest Request(std::uint32_t sequences) {
-  TokenizedRequest request;
-  request.id = {7, 9};
-  request.prompt = {1, 2, 3};
+  TokenizedRequest request = TestRequest({7, 9}, {1, 2, 3}, 16);
   request.sequences = sequences;
   return request;
 }

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "common/types/engine.h"
+#include "tests/support/requests.h"
 
 namespace flotilla {
 
@@ -31,11 +32,8 @@ inline EngineDescription Description(const std::string& model = "m", std::uint64
 }
 
 inline TokenizedRequest Request(std::uint64_t number, std::uint32_t attempt = 0) {
-  TokenizedRequest request;
-  request.id = {1, number};
+  TokenizedRequest request = TestRequest({1, number}, {1, 2, 3}, 10);
   request.attempt = Attempt(attempt);
-  request.prompt = {1, 2, 3};
-  request.stop.max_tokens = 10;
   if (attempt > 0) request.output_prefix = {{7, 8}};
   return request;
 }

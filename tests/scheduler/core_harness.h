@@ -15,6 +15,7 @@
 
 #include "scheduler/core/scheduler_core.h"
 #include "tests/support/fake_executor.h"
+#include "tests/support/requests.h"
 #include "worker/core/group_state.h"
 #include "worker/core/ngram_proposer.h"
 
@@ -40,14 +41,7 @@ class CoreHarness {
 
   static TokenizedRequest Request(std::uint64_t id, std::uint32_t prompt_tokens,
                                   std::uint32_t max_tokens) {
-    TokenizedRequest request;
-    request.id = {.incarnation = 1, .counter = id};
-    for (std::uint32_t i = 0; i < prompt_tokens; ++i) {
-      request.prompt.push_back(static_cast<TokenId>((id * 31 + i) % 1000));
-    }
-    request.sampling.seed = id;
-    request.stop.max_tokens = max_tokens;
-    return request;
+    return TestRequest({1, id}, CountingPrompt(id * 31, prompt_tokens), max_tokens);
   }
 
   void Submit(std::uint64_t id, std::uint32_t prompt_tokens, std::uint32_t max_tokens) {

@@ -14,6 +14,7 @@
 #include "common/rt/clock.h"
 #include "scheduler/server/engine_loop.h"
 #include "tests/support/fake_executor.h"
+#include "tests/support/requests.h"
 
 namespace flotilla {
 namespace {
@@ -83,12 +84,7 @@ class Collector final : public EventSink {
 };
 
 TokenizedRequest Request(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens) {
-  TokenizedRequest request;
-  request.id = {.incarnation = 1, .counter = id};
-  request.prompt.assign(prompt, static_cast<TokenId>(id % 1000));
-  request.sampling.seed = id;
-  request.stop.max_tokens = max_tokens;
-  return request;
+  return TestRequest({1, id}, CountingPrompt(id, prompt, 1000, /*step=*/0), max_tokens);
 }
 
 // Every token once, in order, and the right one; then the two ends.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/support/fake_executor.h"
+#include "tests/support/requests.h"
 
 namespace flotilla::testing {
 
@@ -27,14 +28,8 @@ DecodeLoad::DecodeLoad(const DecodeLoadOptions& load) {
   worker_.emplace(Epoch(1), description_);
   if (!core_->Ready(Epoch(1), description_).ok()) std::abort();
   for (std::uint32_t i = 0; i < load.sequences; ++i) {
-    TokenizedRequest request;
-    request.id = {1, i};
-    for (std::uint32_t t = 0; t < load.tokens + i % 16; ++t) {
-      request.prompt.push_back(static_cast<TokenId>((t * 31 + i) % 1000));
-    }
-    request.sampling.seed = i;
-    request.stop.max_tokens = outputs;
-    core_->Submit(0, std::move(request));
+    core_->Submit(0, TestRequest({1, i}, CountingPrompt(i, load.tokens + i % 16, 1000, /*step=*/31),
+                                 outputs));
   }
 }
 
