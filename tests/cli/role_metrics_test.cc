@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "router/remote/fleet.h"
+#include "tests/support/fake_engine.h"
 
 namespace flotilla {
 namespace {
@@ -209,15 +210,8 @@ TEST(RoleMetricsTest, RequestsInFlightComeAndGo) {
 }
 
 TEST(RoleMetricsTest, ARouterIsReadyWhenItsEngineIs) {
-  struct FakeEngine final : Engine {
-    absl::StatusOr<EngineDescription> Describe() const override { return EngineDescription{}; }
-    void Submit(TokenizedRequest, std::shared_ptr<EventSink>) override {}
-    void Cancel(const CancelRequest&) override {}
-    EngineLoad Load() const override { return load; }
-    absl::StatusOr<std::string> TokenizerBytes() const override { return ""; }
-    void Drain(std::function<void()>) override {}
-    EngineLoad load;
-  } engine;
+  FakeEngine engine;
+  engine.SetReady(false);
   Metrics metrics;
   WatchEngine(metrics, &engine);
   const auto expect = [&metrics](const char* ready, const char* draining) {
@@ -226,9 +220,9 @@ TEST(RoleMetricsTest, ARouterIsReadyWhenItsEngineIs) {
     EXPECT_THAT(page, HasSubstr(std::string("\nflotilla_router_draining ") + draining + "\n"));
   };
   expect("0", "0");
-  engine.load.ready = true;
+  engine.SetReady(true);
   expect("1", "0");
-  engine.load.draining = true;
+  engine.Drain([] {});
   expect("0", "1");
 }
 

@@ -49,6 +49,11 @@ void FakeEngine::Script(FakeAnswer answer) {
   scripts_.push_back(std::move(answer));
 }
 
+void FakeEngine::SetReady(bool ready) {
+  absl::MutexLock lock(&mu_);
+  ready_ = ready;
+}
+
 bool FakeEngine::Step() {
   std::vector<std::function<void()>> drained;
   bool left;
@@ -131,7 +136,7 @@ void FakeEngine::Cancel(const CancelRequest& cancel) {
 EngineLoad FakeEngine::Load() const {
   absl::MutexLock lock(&mu_);
   EngineLoad load;
-  load.ready = true;
+  load.ready = ready_;
   load.draining = draining_;
   for (const Running& running : running_) {
     ++(running.accepted ? load.running_requests : load.waiting_requests);

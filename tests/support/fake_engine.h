@@ -65,6 +65,9 @@ class FakeEngine final : public Engine {
   // Sets the answer of the next submitted request that has none yet, in order.
   void Script(FakeAnswer answer);
 
+  // Whether Load says that it is ready; it is at first.
+  void SetReady(bool ready);
+
   // Manual mode: runs one step, which accepts (or refuses) new requests, ends cancelled
   // sequences and gives every other sequence a token. False: no request is left.
   bool Step();
@@ -114,6 +117,7 @@ class FakeEngine final : public Engine {
   std::vector<TokenizedRequest> submitted_ ABSL_GUARDED_BY(mu_);
   std::vector<CancelRequest> cancelled_ ABSL_GUARDED_BY(mu_);
   std::list<Running> running_ ABSL_GUARDED_BY(mu_);  // in order of arrival
+  bool ready_ ABSL_GUARDED_BY(mu_) = true;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::function<void()>> drained_ ABSL_GUARDED_BY(mu_);
 };
