@@ -12,9 +12,6 @@
 namespace flotilla {
 namespace {
 
-// Tokens of any context to this power stay far inside a double.
-constexpr double kMaxLengthPenalty = 10.0;
-
 absl::Status CheckBytes(std::string_view field, std::string_view text, std::size_t max_bytes) {
   if (text.size() <= max_bytes) return absl::OkStatus();
   return InvalidField(
@@ -32,14 +29,6 @@ absl::Status CheckCount(std::string_view field, std::size_t count, std::string_v
 absl::Status CheckText(std::string_view field, std::string_view text, std::size_t max_bytes) {
   if (auto s = CheckBytes(field, text, max_bytes); !s.ok()) return s;
   if (!IsValidUtf8(text)) return InvalidField(field, Cat(field, " is not valid UTF-8"));
-  return absl::OkStatus();
-}
-
-template <class T>
-absl::Status CheckRange(std::string_view field, const std::optional<T>& value, T low, T high) {
-  if (value && !(*value >= low && *value <= high)) {
-    return InvalidField(field, Cat(field, " is ", *value, "; it must be from ", low, " to ", high));
-  }
   return absl::OkStatus();
 }
 
@@ -94,106 +83,162 @@ absl::Status CheckPrompt(ApiRequest& api, const RequestLimits& limits, const Mod
   return CheckTokenIds("prompt", tokens, model);
 }
 
-absl::Status CheckSampling(const ApiRequest& api, const ModelLimits& model) {
-  if (auto s = CheckRange("temperature", api.temperature, 0.0, 2.0); !s.ok()) return s;
-  if (api.top_p && !(*api.top_p > 0.0 && *api.top_p <= 1.0)) {
-    return InvalidField("top_p",
-                        Cat("top_p is ", *api.top_p, "; it must be greater than 0 and at most 1"));
+// What the rows of the table are checked against.
+struct Bounds {
+  const ApiRequest& api;
+  const RequestLimits& limits;
+  const ModelLimits& model;
+};
+
+double MaxOf(const Range& range, const Bounds& bounds) {
+  switch (range.limit) {
+    case Limit::kVocabulary:
+      return bounds.model.vocab_size;
+    case Limit::kContext:
+      return bounds.model.max_context;
+    case Limit::kMaxTokens:
+      return static_cast<double>(bounds.api.max_tokens.value_or(bounds.model.max_context));
+    case Limit::kSequences:
+      return bounds.model.max_sequences;
+    case Limit::kTimeout:
+      return static_cast<double>(bounds.limits.max_timeout_ms);
+    case Limit::kNone:
+      break;
   }
-  if (auto s = CheckRange<std::int64_t>("top_k", api.top_k, -1, model.vocab_size); !s.ok()) {
+  return range.high;
+}
+
+// The first group of overloads checks the size of a list or text, the second one the value of a
+// parameter, its size included.
+template <class T>
+absl::Status CheckSize(const Parameter&, const T&, const RequestLimits&) {
+  return absl::OkStatus();
+}
+absl::Status CheckSize(const Parameter& row, const std::string& text, const RequestLimits& limits) {
+  return CheckBytes(row.name, text, limits.max_label_bytes);
+}
+absl::Status CheckSize(const Parameter& row, const std::vector<std::string>& stops,
+                       const RequestLimits& limits) {
+  if (auto s = CheckCount(row.name, stops.size(), "strings", limits.max_stop_strings); !s.ok()) {
     return s;
   }
-  return CheckRange("min_p", api.min_p, 0.0, 1.0);
+  for (const std::string& stop : stops) {
+    if (auto s = CheckBytes(row.name, stop, limits.max_stop_bytes); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+absl::Status CheckSize(const Parameter& row, const std::vector<std::int64_t>& tokens,
+                       const RequestLimits& limits) {
+  return CheckCount(row.name, tokens.size(), "entries", limits.max_stop_tokens);
+}
+absl::Status CheckSize(const Parameter& row,
+                       const std::vector<std::pair<std::int64_t, double>>& biases,
+                       const RequestLimits&) {
+  return CheckCount(row.name, biases.size(), "tokens", SamplingParams::kMaxBiases);
 }
 
-absl::Status CheckBiasCount(const ApiRequest& api) {
-  return CheckCount("logit_bias", api.logit_bias.size(), "tokens", SamplingParams::kMaxBiases);
+template <class T>
+absl::Status CheckValue(const Parameter&, const T&, const Bounds&) {
+  return absl::OkStatus();
 }
-
-absl::Status CheckBias(const ApiRequest& api, const ModelLimits& model) {
-  constexpr double kMost = SamplingParams::kMaxBias;
-  if (auto s = CheckBiasCount(api); !s.ok()) return s;
+template <class T>
+requires std::is_arithmetic_v<T> absl::Status CheckValue(const Parameter& row,
+                                                         const std::optional<T>& value,
+                                                         const Bounds& bounds) {
+  const double low = std::min(row.range.low, row.exceptions.also_default.value_or(row.range.low));
+  const double high = MaxOf(row.range, bounds);
+  if (!value) return absl::OkStatus();
+  const std::string error = RangeError(row, *value, static_cast<T>(low), static_cast<T>(high));
+  if (error.empty()) return absl::OkStatus();
+  // More tokens than fit the context are refused once the prompt's length is known. Here only
+  // numbers that no prompt could make valid are refused.
+  if (row.range.limit == Limit::kContext && *value > static_cast<T>(high)) {
+    return WithField(
+        absl::OutOfRangeError(Cat(row.name, " is ", *value, "; the model's context is ",
+                                  bounds.model.max_context, " tokens")),
+        row.name, kContextLengthExceeded);
+  }
+  return InvalidField(row.name, error);
+}
+absl::Status CheckValue(const Parameter&, const std::optional<std::uint64_t>&, const Bounds&) {
+  return absl::OkStatus();  // any seed will do
+}
+absl::Status CheckValue(const Parameter& row, const std::string& text, const Bounds& bounds) {
+  return CheckText(row.name, text, bounds.limits.max_label_bytes);
+}
+absl::Status CheckValue(const Parameter& row, const std::vector<std::string>& stops,
+                        const Bounds& bounds) {
+  if (auto s = CheckSize(row, stops, bounds.limits); !s.ok()) return s;
+  for (const std::string& stop : stops) {
+    if (stop.empty()) return InvalidField(row.name, "a stop string must not be empty");
+    if (!IsValidUtf8(stop)) return InvalidField(row.name, Cat(row.name, " is not valid UTF-8"));
+  }
+  return absl::OkStatus();
+}
+absl::Status CheckValue(const Parameter& row, const std::vector<std::int64_t>& tokens,
+                        const Bounds& bounds) {
+  if (auto s = CheckSize(row, tokens, bounds.limits); !s.ok()) return s;
+  return CheckTokenIds(row.name, tokens, bounds.model);
+}
+absl::Status CheckValue(const Parameter& row,
+                        const std::vector<std::pair<std::int64_t, double>>& biases,
+                        const Bounds& bounds) {
+  if (auto s = CheckSize(row, biases, bounds.limits); !s.ok()) return s;
   std::vector<std::int64_t> tokens;
-  tokens.reserve(api.logit_bias.size());
-  for (const auto& [token, bias] : api.logit_bias) {
-    if (auto s = CheckRange("logit_bias", std::optional(bias), -kMost, kMost); !s.ok()) return s;
+  tokens.reserve(biases.size());
+  for (const auto& [token, bias] : biases) {
+    if (auto s = CheckValue(row, std::optional(bias), bounds); !s.ok()) return s;
     tokens.push_back(token);
   }
-  if (auto s = CheckTokenIds("logit_bias", tokens, model); !s.ok()) return s;
+  if (auto s = CheckTokenIds(row.name, tokens, bounds.model); !s.ok()) return s;
   std::sort(tokens.begin(), tokens.end());
   if (std::adjacent_find(tokens.begin(), tokens.end()) != tokens.end()) {
-    return InvalidField("logit_bias", "logit_bias names a token twice");
+    return InvalidField(row.name, Cat(row.name, " names a token twice"));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckPenalties(const ApiRequest& api, const ModelLimits& model) {
-  using P = SamplingParams;
-  const auto range = CheckRange<double>;
-  constexpr double kMost = P::kMaxPenalty;
-  if (auto s = range("frequency_penalty", api.frequency_penalty, -kMost, kMost); !s.ok()) return s;
-  if (auto s = range("presence_penalty", api.presence_penalty, -kMost, kMost); !s.ok()) return s;
-  if (auto s = range("repetition_penalty", api.repetition_penalty, P::kMinRepetitionPenalty,
-                     P::kMaxRepetitionPenalty);
-      !s.ok()) {
-    return s;
-  }
-  return CheckBias(api, model);
+// Checks the parameter of one row.
+absl::Status CheckParameter(const Parameter& row, const Bounds& bounds) {
+  return std::visit([&](auto member) { return CheckValue(row, bounds.api.*member, bounds); },
+                    row.asked);
 }
 
-absl::Status CheckStopSizes(const ApiRequest& api, const RequestLimits& limits) {
-  if (auto s = CheckCount("stop", api.stop.size(), "strings", limits.max_stop_strings); !s.ok()) {
-    return s;
+// Whether the parameter has its default, or a value that means the same in a mode without it.
+template <class T>
+bool IsDefault(const Parameter& row, const std::optional<T>& value) {
+  return !value || *value == row.default_value || *value == row.exceptions.also_default ||
+         *value == row.exceptions.beams_take;
+}
+bool IsDefault(const Parameter&, const std::optional<std::uint64_t>& value) { return !value; }
+bool IsDefault(const Parameter&, const std::optional<BeamOptions::EarlyStopping>& value) {
+  return value.value_or(BeamOptions::EarlyStopping::kFalse) == BeamOptions::EarlyStopping::kFalse;
+}
+bool IsDefault(const Parameter&, bool value) { return !value; }
+template <class List>
+requires requires(const List& list) { list.empty(); }
+bool IsDefault(const Parameter&, const List& list) { return list.empty(); }
+
+// The error for the first parameter of these modes that does not have its default.
+absl::Status CheckDefaults(const ApiRequest& api, Modes modes, std::string_view why) {
+  for (const Parameter& row : kParameters) {
+    if (row.modes != modes) continue;
+    const bool is_default =
+        std::visit([&](auto member) { return IsDefault(row, api.*member); }, row.asked);
+    if (!is_default) return InvalidField(row.name, Cat(row.name, why));
   }
-  for (const std::string& stop : api.stop) {
-    if (auto s = CheckBytes("stop", stop, limits.max_stop_bytes); !s.ok()) return s;
-  }
-  return CheckCount("stop_token_ids", api.stop_token_ids.size(), "entries", limits.max_stop_tokens);
+  return absl::OkStatus();
 }
 
-absl::Status CheckStops(const ApiRequest& api, const RequestLimits& limits,
-                        const ModelLimits& model) {
-  if (auto s = CheckStopSizes(api, limits); !s.ok()) return s;
-  for (const std::string& stop : api.stop) {
-    if (stop.empty()) return InvalidField("stop", "a stop string must not be empty");
-    if (!IsValidUtf8(stop)) return InvalidField("stop", "stop is not valid UTF-8");
+// Sets a parameter that the client left out, and one whose value stands for the default.
+template <class T>
+void SetDefault(const Parameter&, T&) {}
+template <class T>
+requires std::is_arithmetic_v<T>
+void SetDefault(const Parameter& row, std::optional<T>& value) {
+  if (row.default_value && (!value || *value == row.exceptions.also_default)) {
+    value = static_cast<T>(*row.default_value);
   }
-  return CheckTokenIds("stop_token_ids", api.stop_token_ids, model);
-}
-
-absl::Status CheckLabelSizes(const ApiRequest& api, const RequestLimits& limits) {
-  const std::size_t most = limits.max_label_bytes;
-  if (auto s = CheckBytes("cache_salt", api.cache_salt, most); !s.ok()) return s;
-  return CheckBytes("request_id", api.client_request_id, most);
-}
-
-absl::Status CheckScalars(const ApiRequest& api, const RequestLimits& limits,
-                          const ModelLimits& model) {
-  constexpr std::int64_t kMaxTop = LogprobSpec::kMaxTop;
-  const auto range = CheckRange<std::int64_t>;
-  // More tokens than fit the context are refused once the prompt's length is known. Here only
-  // numbers that no prompt could make valid are refused.
-  if (auto s = range("max_tokens", api.max_tokens, 0, model.max_context); !s.ok()) {
-    return *api.max_tokens < 0
-               ? s
-               : WithField(absl::OutOfRangeError(Cat("max_tokens is ", *api.max_tokens,
-                                                     "; the model's context is ", model.max_context,
-                                                     " tokens")),
-                           "max_tokens", kContextLengthExceeded);
-  }
-  const std::int64_t most = api.max_tokens.value_or(model.max_context);
-  if (auto s = range("min_tokens", api.min_tokens, 0, most); !s.ok()) return s;
-  if (auto s = range("logprobs", api.logprobs, 0, kMaxTop); !s.ok()) return s;
-  if (auto s = range("prompt_logprobs", api.prompt_logprobs, 0, kMaxTop); !s.ok()) return s;
-  if (auto s = range("timeout_ms", api.timeout_ms, 1, limits.max_timeout_ms); !s.ok()) return s;
-  if (auto s = range("priority", std::optional(api.priority), -100, 100); !s.ok()) return s;
-  if (api.priority > api.max_priority) {
-    return InvalidField("priority", Cat("priority is ", api.priority, "; this key may use at most ",
-                                        api.max_priority));
-  }
-  if (auto s = CheckText("cache_salt", api.cache_salt, limits.max_label_bytes); !s.ok()) return s;
-  if (auto s = CheckText("tenant", api.tenant, limits.max_label_bytes); !s.ok()) return s;
-  return CheckText("request_id", api.client_request_id, limits.max_label_bytes);
 }
 
 // The error for a valid value that does not fit the value of another field.
@@ -201,10 +246,7 @@ absl::Status Unsupported(std::string_view field, std::string_view message) {
   return WithField(absl::InvalidArgumentError(std::string(message)), field, kUnsupportedField);
 }
 
-absl::Status CheckSequences(const ApiRequest& api, const ModelLimits& model) {
-  const auto range = CheckRange<std::int64_t>;
-  if (auto s = range("n", api.n, 1, model.max_sequences); !s.ok()) return s;
-  if (auto s = range("best_of", api.best_of, 1, model.max_sequences); !s.ok()) return s;
+absl::Status CheckSequences(const ApiRequest& api) {
   const std::int64_t n = api.n.value_or(1), best_of = api.best_of.value_or(n);
   if (best_of < n) {
     return InvalidField("best_of", Cat("best_of is ", best_of, "; it must be at least n, ", n));
@@ -217,45 +259,16 @@ absl::Status CheckSequences(const ApiRequest& api, const ModelLimits& model) {
   return absl::OkStatus();
 }
 
-// Fields that only beam search has are refused without it.
-absl::Status CheckNoBeams(const ApiRequest& api) {
-  if (api.length_penalty.value_or(1.0) != 1.0) {
-    return InvalidField("length_penalty", "length_penalty needs beam search");
+absl::Status CheckBeams(const ApiRequest& api, const Bounds& bounds) {
+  if (!api.use_beam_search) return CheckDefaults(api, Modes::kBeams, " needs beam search");
+  for (const Parameter& row : kParameters) {
+    if (row.modes != Modes::kBeams) continue;
+    if (auto s = CheckParameter(row, bounds); !s.ok()) return s;
   }
-  using EarlyStopping = BeamOptions::EarlyStopping;
-  if (api.early_stopping.value_or(EarlyStopping::kFalse) != EarlyStopping::kFalse) {
-    return InvalidField("early_stopping", "early_stopping needs beam search");
-  }
-  return absl::OkStatus();
-}
-
-// Beam search does not sample, so it would silently ignore sampling parameters.
-absl::Status CheckNoSampling(const ApiRequest& api) {
-  const auto refuse = [](std::string_view field) {
-    return InvalidField(field, Cat(field, " has no part in beam search"));
-  };
-  const double temperature = api.temperature.value_or(1.0);
-  if (temperature != 0.0 && temperature != 1.0) return refuse("temperature");
-  if (api.top_p.value_or(1.0) != 1.0) return refuse("top_p");
-  if (api.top_k.value_or(0) > 0) return refuse("top_k");
-  if (api.min_p.value_or(0.0) != 0.0) return refuse("min_p");
-  if (api.frequency_penalty.value_or(0.0) != 0.0) return refuse("frequency_penalty");
-  if (api.presence_penalty.value_or(0.0) != 0.0) return refuse("presence_penalty");
-  if (api.repetition_penalty.value_or(1.0) != 1.0) return refuse("repetition_penalty");
-  if (!api.logit_bias.empty()) return refuse("logit_bias");
-  if (api.min_tokens.value_or(0) != 0) return refuse("min_tokens");
-  if (api.seed) return refuse("seed");
-  return absl::OkStatus();
-}
-
-absl::Status CheckBeams(const ApiRequest& api, const ModelLimits& model) {
-  if (!api.use_beam_search) return CheckNoBeams(api);
-  if (auto s =
-          CheckRange("length_penalty", api.length_penalty, -kMaxLengthPenalty, kMaxLengthPenalty);
-      !s.ok()) {
+  // Beam search does not sample, so it would silently ignore these.
+  if (auto s = CheckDefaults(api, Modes::kSampling, " has no part in beam search"); !s.ok()) {
     return s;
   }
-  if (auto s = CheckNoSampling(api); !s.ok()) return s;
   if (!api.stop.empty()) {
     return Unsupported("stop", "stop strings are not supported with beam search");
   }
@@ -263,7 +276,7 @@ absl::Status CheckBeams(const ApiRequest& api, const ModelLimits& model) {
     return InvalidField("max_tokens", "max_tokens is 0; beam search needs at least 1");
   }
   const auto beams = static_cast<std::size_t>(api.best_of.value_or(api.n.value_or(1)));
-  const std::size_t stops = StopTokens(api, model).size();
+  const std::size_t stops = StopTokens(api, bounds.model).size();
   const std::size_t candidates = beams * std::max<std::size_t>(2, 1 + stops);
   if (candidates > BeamOptions::kMaxCandidates) {
     return InvalidField(api.best_of ? "best_of" : "n",
@@ -289,18 +302,23 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
                                                     const ModelLimits& model) const {
   if (auto s = CheckModel(api.model, model); !s.ok()) return s;
   if (auto s = CheckPrompt(api, limits_, model); !s.ok()) return s;
-  if (auto s = CheckSampling(api, model); !s.ok()) return s;
-  if (auto s = CheckPenalties(api, model); !s.ok()) return s;
-  if (auto s = CheckStops(api, limits_, model); !s.ok()) return s;
-  if (auto s = CheckScalars(api, limits_, model); !s.ok()) return s;
-  if (auto s = CheckSequences(api, model); !s.ok()) return s;
-  if (auto s = CheckBeams(api, model); !s.ok()) return s;
+  const Bounds bounds{api, limits_, model};
+  for (const Parameter& row : kParameters) {
+    if (row.modes == Modes::kBeams) continue;
+    if (auto s = CheckParameter(row, bounds); !s.ok()) return s;
+  }
+  if (api.priority > api.max_priority) {
+    return InvalidField("priority", Cat("priority is ", *api.priority,
+                                        "; this key may use at most ", api.max_priority));
+  }
+  if (auto s = CheckText("tenant", api.tenant, limits_.max_label_bytes); !s.ok()) return s;
+  if (auto s = CheckSequences(api); !s.ok()) return s;
+  if (auto s = CheckBeams(api, bounds); !s.ok()) return s;
 
-  api.temperature = api.temperature.value_or(1.0);
-  api.top_p = api.top_p.value_or(1.0);
-  api.top_k = std::max<std::int64_t>(api.top_k.value_or(0), 0);
+  for (const Parameter& row : kParameters) {
+    std::visit([&](auto member) { SetDefault(row, api.*member); }, row.asked);
+  }
   api.timeout_ms = api.timeout_ms.value_or(limits_.default_timeout_ms);
-  api.n = api.n.value_or(1);
   return GenerateRequest(std::move(api));
 }
 
@@ -331,9 +349,12 @@ absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_
 
 absl::Status CheckSizes(const ApiRequest& api, const RequestLimits& limits) {
   if (api.model.size() > limits.max_model_bytes) return NoSuchModel(api.model, {});
-  if (auto s = CheckBiasCount(api); !s.ok()) return s;
-  if (auto s = CheckStopSizes(api, limits); !s.ok()) return s;
-  return CheckLabelSizes(api, limits);
+  for (const Parameter& row : kParameters) {
+    auto s =
+        std::visit([&](auto member) { return CheckSize(row, api.*member, limits); }, row.asked);
+    if (!s.ok()) return s;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TooManyMessages(const RequestLimits& limits) {

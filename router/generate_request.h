@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/types/request.h"
+#include "common/types/parameters.h"
 
 namespace flotilla {
 
@@ -27,64 +27,23 @@ struct ChatTurn {
   std::string content;
 };
 
-// A generation as a client asked for it, before any check. Absent optionals are
-// fields that the client left out. Numbers are as wide as the wire allows.
-struct ApiRequest {
+// A generation as a client asked for it, before any check: its parameters, its prompt, and what
+// the frontend knows of it.
+struct ApiRequest : RequestParameters {
   std::string model;
   // Text, token ids, or a conversation that the chat template renders.
   std::variant<std::string, std::vector<std::int64_t>, std::vector<ChatTurn>> prompt;
-  // Text prompts only: whether to add the tokens that the tokenizer adds by itself (BOS).
-  bool add_special_tokens = true;
 
-  std::optional<double> temperature;                          // 0..2; 0 is greedy; default 1
-  std::optional<double> top_p;                                // (0, 1]; default 1
-  std::optional<std::int64_t> top_k;                          // 0 or -1: all; default 0
-  std::optional<double> min_p;                                // 0..1; default 0
-  std::optional<double> frequency_penalty, presence_penalty;  // -2..2; default 0
-  std::optional<double> repetition_penalty;                   // 0.01..100; default 1
-  // By token id, -100..100 each.
-  std::vector<std::pair<std::int64_t, double>> logit_bias;
-  std::optional<std::uint64_t> seed;  // default: see InferenceService::Start
-
-  // Output tokens; 0 computes the prompt only.
-  std::optional<std::int64_t> max_tokens;
+  // The frontend sets all of these, and a body none of them.
   // Used, clipped to the context, when max_tokens is absent. If both are absent, the
   // limit is the rest of the context.
   std::optional<std::uint32_t> default_max_tokens;
-  std::vector<std::string> stop;             // cut from the output
-  std::vector<std::int64_t> stop_token_ids;  // besides the model's own end tokens
-  bool ignore_eos = false;                   // the model's end tokens do not stop
-  // Nothing stops a choice within its first min_tokens output tokens; at most max_tokens;
-  // default 0.
-  std::optional<std::int64_t> min_tokens;
-
-  // Choices that come back, at least 1; default 1.
-  std::optional<std::int64_t> n;
-  // The number of continuations computed. The n best by mean log-probability come back.
-  // With beam search it is the number of beams. At least n; default n.
-  std::optional<std::int64_t> best_of;
-  // Beam search ranks whole sequences by the model's own log-probabilities (BeamOptions),
-  // so it excludes sampling parameters and stop strings.
-  bool use_beam_search = false;
-  std::optional<double> length_penalty;                      // beam search only; -10..10; default 1
-  std::optional<BeamOptions::EarlyStopping> early_stopping;  // the same; default kFalse
   // The client wants each token as soon as it is computed. A frontend that sends the answer
   // as a whole leaves it false.
   bool stream = false;
-
-  // Alternatives per token, 0..20; absent: no log-probabilities.
-  std::optional<std::int64_t> logprobs;
-  std::optional<std::int64_t> prompt_logprobs;
-
-  std::optional<std::int64_t> timeout_ms;  // > 0
-  std::int64_t priority = 0;               // -100..100, higher goes first
-  std::string tenant;                      // set by the frontend, never by the body
-  std::int64_t max_priority = 100;         // the same; what the caller's key allows
-  std::int64_t waited_ns = 0;              // the same; from its arrival to its start
-  std::string cache_salt;
-  // The client's own name for the request: a label for logs and for the seed,
-  // never a key.
-  std::string client_request_id;
+  std::string tenant;
+  std::int64_t max_priority = 100;  // what the caller's key allows
+  std::int64_t waited_ns = 0;       // from its arrival to its start
   // The name of the request in logs if the client gave it none. No answer contains it.
   std::string label;
   // The span of the client that this request belongs to; all zero: none.
@@ -155,8 +114,8 @@ class GenerateRequest {
   GenerateRequest(GenerateRequest&&) = default;
   GenerateRequest& operator=(GenerateRequest&&) = default;
 
-  // All values are in range, texts are valid UTF-8, token ids are inside the vocabulary, and
-  // roles are those that templates know.
+  // All values are in range, and parameters with a constant default are set. Texts are valid
+  // UTF-8, token ids are inside the vocabulary, and roles are those that templates know.
   const ApiRequest& api() const { return api_; }
   ApiRequest Release() && { return std::move(api_); }
 

@@ -307,13 +307,15 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
                                       const RequestId& id) {
   TokenizedRequest request;
   request.id = id;
-  request.sampling.temperature = static_cast<float>(*api.temperature);
-  request.sampling.top_p = static_cast<float>(*api.top_p);
-  request.sampling.top_k = static_cast<std::int32_t>(*api.top_k);
-  request.sampling.min_p = static_cast<float>(api.min_p.value_or(0));
-  request.sampling.frequency_penalty = static_cast<float>(api.frequency_penalty.value_or(0));
-  request.sampling.presence_penalty = static_cast<float>(api.presence_penalty.value_or(0));
-  request.sampling.repetition_penalty = static_cast<float>(api.repetition_penalty.value_or(1));
+  ForEachOfSampler([&](const Parameter& row, auto member) {
+    auto& value = request.sampling.*member;
+    const auto set = [&value](const auto& asked) {
+      if constexpr (requires { value = static_cast<float>(*asked); }) {
+        value = static_cast<std::remove_reference_t<decltype(value)>>(*asked);
+      }
+    };
+    std::visit([&](auto asked) { set(api.*asked); }, row.asked);
+  });
   for (const auto& [token, bias] : api.logit_bias) {
     request.sampling.logit_bias.push_back({static_cast<TokenId>(token), static_cast<float>(bias)});
   }
@@ -328,21 +330,21 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
     request.sampling.seed = Random();
   }
   request.stop.stop_tokens = StopTokens(api, model);
-  request.stop.min_tokens = static_cast<std::uint32_t>(api.min_tokens.value_or(0));
+  request.stop.min_tokens = static_cast<std::uint32_t>(*api.min_tokens);
   const auto candidates = static_cast<std::uint32_t>(api.best_of.value_or(*api.n));
   request.sequences = candidates;
   if (api.use_beam_search) {
     request.sequences = static_cast<std::uint32_t>(*api.n);
     request.beam = BeamOptions{
         .beams = candidates,
-        .length_penalty = static_cast<float>(api.length_penalty.value_or(1.0)),
+        .length_penalty = static_cast<float>(*api.length_penalty),
         .early_stopping = api.early_stopping.value_or(BeamOptions::EarlyStopping::kFalse)};
   }
   request.logprobs.output_top = static_cast<std::int32_t>(api.logprobs.value_or(LogprobSpec::kOff));
   request.logprobs.prompt_top =
       static_cast<std::int32_t>(api.prompt_logprobs.value_or(LogprobSpec::kOff));
   request.deadline_ns = clock_->NowNs() - api.waited_ns + *api.timeout_ms * 1'000'000;
-  request.priority = static_cast<std::int32_t>(api.priority);
+  request.priority = static_cast<std::int32_t>(*api.priority);
   request.tenant = api.tenant;
   request.cache_salt = api.cache_salt;
   request.label = api.client_request_id.empty() ? api.label : api.client_request_id;

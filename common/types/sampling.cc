@@ -1,19 +1,32 @@
 #include "common/types/sampling.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
+#include <limits>
+#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/types/parameters.h"
 
 namespace flotilla {
 namespace {
 
-// NaN is in no range.
-absl::Status CheckRange(const char* name, float value, float low, float high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, "; it must be from ", low, " to ", high));
+constexpr bool DefaultsAgree() {
+  bool agree = true;
+  ForEachOfSampler([&agree](const Parameter& row, auto member) {
+    agree = agree && SamplingParams{}.*member == *row.default_value;
+  });
+  return agree;
+}
+static_assert(DefaultsAgree(), "a row and SamplingParams have different defaults");
+
+// Checks a value against the constants of the row; a model's own limits are the router's matter.
+template <class T>
+absl::Status CheckRange(const Parameter& row, T value) {
+  const T high = row.range.limit == Limit::kNone ? static_cast<T>(row.range.high)
+                                                 : std::numeric_limits<T>::max();
+  const std::string error = RangeError(row, value, static_cast<T>(row.range.low), high);
+  return error.empty() ? absl::OkStatus() : absl::InvalidArgumentError(error);
 }
 
 absl::Status CheckBias(const std::vector<LogitBias>& biases, std::uint32_t vocab_size) {
@@ -30,9 +43,7 @@ absl::Status CheckBias(const std::vector<LogitBias>& biases, std::uint32_t vocab
                        " is outside the vocabulary, or the tokens do not ascend"));
     }
     last = entry.token;
-    absl::Status s =
-        CheckRange("logit_bias", entry.bias, -SamplingParams::kMaxBias, SamplingParams::kMaxBias);
-    if (!s.ok()) return s;
+    if (auto s = CheckRange(ParameterNamed("logit_bias"), entry.bias); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
@@ -46,20 +57,9 @@ absl::Status CheckTop(const char* name, std::int32_t top) {
 }  // namespace
 
 absl::Status CheckSampling(const SamplingParams& sampling, std::uint32_t vocab_size) {
-  constexpr float kMost = SamplingParams::kMaxPenalty;
-  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
-    return absl::InvalidArgumentError("temperature must be finite and not negative");
-  }
-  if (sampling.top_k < 0) return absl::InvalidArgumentError("top_k must not be negative");
-  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
-    return absl::InvalidArgumentError("top_p must be above 0 and at most 1");
-  }
-  absl::Status s = CheckRange("min_p", sampling.min_p, 0, 1);
-  s.Update(CheckRange("repetition_penalty", sampling.repetition_penalty,
-                      SamplingParams::kMinRepetitionPenalty,
-                      SamplingParams::kMaxRepetitionPenalty));
-  s.Update(CheckRange("frequency_penalty", sampling.frequency_penalty, -kMost, kMost));
-  s.Update(CheckRange("presence_penalty", sampling.presence_penalty, -kMost, kMost));
+  absl::Status s;
+  ForEachOfSampler(
+      [&](const Parameter& row, auto member) { s.Update(CheckRange(row, sampling.*member)); });
   s.Update(CheckBias(sampling.logit_bias, vocab_size));
   return s;
 }

@@ -22,9 +22,7 @@ struct LogitBias {
 // Then filters keep some tokens, in this order: min-p, top-k, top-p. One of the tokens
 // that are left is drawn at the temperature.
 struct SamplingParams {
-  static constexpr float kMinRepetitionPenalty = 0.01f, kMaxRepetitionPenalty = 100;
-  static constexpr float kMaxPenalty = 2;  // frequency and presence; as low as -2
-  static constexpr float kMaxBias = 100;   // as low as -100
+  static constexpr float kMaxBias = 100;  // as low as -100
   static constexpr std::size_t kMaxBiases = 1024;
 
   // 0 means greedy: arg-max of the changed logits, ties to the lowest id.

@@ -1,12 +1,13 @@
 #include "router/grpc/codec.h"
 
-#include <algorithm>
-#include <iterator>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/message.h"
 #include "model/text.h"
 #include "proto/codec/status.h"
 #include "router/errors.h"
@@ -21,32 +22,14 @@ constexpr int kMaxStops = 1 << 10;
 constexpr int kMaxBiases = 1 << 12;
 constexpr int kMaxTokenIds = 1 << 21;
 
-// The Validator uses HTTP's names of fields. These fields have other names in gRPC.
-constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {
-    {"early_stopping", "beam_search.early_stopping"},
-    {"frequency_penalty", "sampling.frequency_penalty"},
-    {"length_penalty", "beam_search.length_penalty"},
-    {"logit_bias", "sampling.logit_bias"},
-    {"logprobs", "logprobs.output_top"},
-    {"min_p", "sampling.min_p"},
-    {"min_tokens", "stop.min_tokens"},
-    {"presence_penalty", "sampling.presence_penalty"},
-    {"prompt_logprobs", "logprobs.prompt_top"},
-    {"repetition_penalty", "sampling.repetition_penalty"},
-    {"seed", "sampling.seed"},
-    {"stop", "stop.strings"},
-    {"stop_token_ids", "stop.token_ids"},
-    {"temperature", "sampling.temperature"},
-    {"tokens", "token_ids"},
-    {"top_k", "sampling.top_k"},
-    {"top_p", "sampling.top_p"},
-};
-
+// The Validator uses HTTP's names of fields.
 std::string FieldName(std::string field) {
   if (field.starts_with("messages")) return "chat." + field;  // and what is in one of them
-  const auto* found = std::ranges::find(kFieldNames, std::string_view(field),
-                                        [](const auto& names) { return names.first; });
-  return found == std::end(kFieldNames) ? std::move(field) : std::string(found->second);
+  if (field == "tokens") return "token_ids";
+  for (const Parameter& row : kParameters) {
+    if (row.name == field && !row.grpc.empty()) return std::string(row.grpc);
+  }
+  return field;
 }
 
 absl::Status CheckCount(std::string_view field, int count, int limit) {
@@ -85,39 +68,75 @@ absl::Status ReadPrompt(const v1::GenerateRequest& request, ApiRequest& api) {
   return InvalidField("prompt", "one of text, token_ids and chat is required");
 }
 
-absl::Status ReadStop(const v1::StopParams& stop, ApiRequest& api) {
-  for (const auto& [field, count] : {std::pair("stop.strings", stop.strings_size()),
-                                     std::pair("stop.token_ids", stop.token_ids_size())}) {
-    if (auto status = CheckCount(field, count, kMaxStops); !status.ok()) return status;
+// A scalar field of a message, which the client has set or which cannot be absent.
+struct Field {
+  const google::protobuf::Message& message;
+  const google::protobuf::FieldDescriptor* field;
+
+  const google::protobuf::Reflection& access() const { return *message.GetReflection(); }
+};
+
+// Each overload reads the fields of the type of one kind of member. Lists and enums are not read
+// here.
+template <class T>
+void Read(const Field&, T&) {}
+void Read(const Field& from, std::optional<double>& value) {
+  value = from.access().GetFloat(from.message, from.field);
+}
+void Read(const Field& from, std::optional<std::int64_t>& value) {
+  const bool is_signed = from.field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_INT32;
+  value = is_signed ? std::int64_t{from.access().GetInt32(from.message, from.field)}
+                    : std::int64_t{from.access().GetUInt32(from.message, from.field)};
+}
+void Read(const Field& from, std::optional<std::uint64_t>& value) {
+  value = from.access().GetUInt64(from.message, from.field);
+}
+void Read(const Field& from, std::string& value) {
+  value = from.access().GetString(from.message, from.field);
+}
+void Read(const Field& from, bool& value) {
+  // A message says by its presence that the client wants what it is about.
+  value = from.field->message_type() != nullptr || from.access().GetBool(from.message, from.field);
+}
+
+// Reads the parameters that are single values. `grpc` of a row names a field of the request, or
+// of a message in it.
+void ReadValues(const v1::GenerateRequest& request, ApiRequest& api) {
+  for (const Parameter& row : kParameters) {
+    const google::protobuf::Message* message = &request;
+    std::string_view name = row.grpc;
+    if (const auto dot = name.find('.'); dot != std::string_view::npos) {
+      const auto* outer =
+          message->GetDescriptor()->FindFieldByName(std::string(name.substr(0, dot)));
+      message = &message->GetReflection()->GetMessage(*message, outer);
+      name.remove_prefix(dot + 1);
+    }
+    const auto* field = message->GetDescriptor()->FindFieldByName(std::string(name));
+    if (field == nullptr || field->is_repeated()) continue;
+    if (field->has_presence() && !message->GetReflection()->HasField(*message, field)) continue;
+    std::visit([&](auto member) { Read(Field{*message, field}, api.*member); }, row.asked);
+  }
+}
+
+absl::Status ReadLists(const v1::GenerateRequest& request, ApiRequest& api) {
+  const v1::StopParams& stop = request.stop();
+  const auto& biases = request.sampling().logit_bias();
+  for (const auto& [field, count, limit] :
+       {std::tuple("stop.strings", stop.strings_size(), kMaxStops),
+        std::tuple("stop.token_ids", stop.token_ids_size(), kMaxStops),
+        std::tuple("sampling.logit_bias", biases.size(), kMaxBiases)}) {
+    if (auto status = CheckCount(field, count, limit); !status.ok()) return status;
   }
   api.stop.assign(stop.strings().begin(), stop.strings().end());
   api.stop_token_ids.assign(stop.token_ids().begin(), stop.token_ids().end());
-  api.ignore_eos = stop.ignore_eos();
-  if (stop.has_min_tokens()) api.min_tokens = stop.min_tokens();
-  return absl::OkStatus();
-}
-
-absl::Status ReadSampling(const v1::SamplingParams& sampling, ApiRequest& api) {
-  if (sampling.has_temperature()) api.temperature = sampling.temperature();
-  if (sampling.has_top_k()) api.top_k = sampling.top_k();
-  if (sampling.has_top_p()) api.top_p = sampling.top_p();
-  if (sampling.has_seed()) api.seed = sampling.seed();
-  if (sampling.has_min_p()) api.min_p = sampling.min_p();
-  if (sampling.has_frequency_penalty()) api.frequency_penalty = sampling.frequency_penalty();
-  if (sampling.has_presence_penalty()) api.presence_penalty = sampling.presence_penalty();
-  if (sampling.has_repetition_penalty()) api.repetition_penalty = sampling.repetition_penalty();
-  const int biases = sampling.logit_bias_size();
-  if (auto s = CheckCount("sampling.logit_bias", biases, kMaxBiases); !s.ok()) return s;
-  for (const v1::LogitBias& entry : sampling.logit_bias()) {
+  for (const v1::LogitBias& entry : biases) {
     api.logit_bias.emplace_back(entry.token_id(), entry.bias());
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadBeams(const v1::BeamSearch& beams, ApiRequest& api) {
+absl::Status ReadEarlyStopping(const v1::BeamSearch& beams, ApiRequest& api) {
   using EarlyStopping = BeamOptions::EarlyStopping;
-  api.use_beam_search = true;
-  if (beams.has_length_penalty()) api.length_penalty = beams.length_penalty();
   switch (beams.early_stopping()) {
     case v1::BeamSearch::EARLY_STOPPING_UNSPECIFIED:
       api.early_stopping = EarlyStopping::kFalse;
@@ -161,29 +180,16 @@ void FillToken(TokenId id, float logprob, const TokenBytesFn& bytes, v1::TokenLo
 
 }  // namespace
 
-absl::StatusOr<GenerateCall> FromProto(const v1::GenerateRequest& request) {
-  GenerateCall call;
-  ApiRequest& api = call.api;
+absl::StatusOr<ApiRequest> FromProto(const v1::GenerateRequest& request) {
+  ApiRequest api;
   api.model = request.model();
   if (auto status = ReadPrompt(request, api); !status.ok()) return status;
-  if (auto status = ReadStop(request.stop(), api); !status.ok()) return status;
-  if (request.has_add_special_tokens()) api.add_special_tokens = request.add_special_tokens();
-  if (auto status = ReadSampling(request.sampling(), api); !status.ok()) return status;
-
-  if (request.has_n()) api.n = request.n();
-  if (request.has_best_of()) api.best_of = request.best_of();
+  if (auto status = ReadLists(request, api); !status.ok()) return status;
   if (request.has_beam_search()) {
-    if (auto status = ReadBeams(request.beam_search(), api); !status.ok()) return status;
+    if (auto status = ReadEarlyStopping(request.beam_search(), api); !status.ok()) return status;
   }
-
-  if (request.has_max_tokens()) api.max_tokens = request.max_tokens();
-  if (request.logprobs().has_output_top()) api.logprobs = request.logprobs().output_top();
-  if (request.logprobs().has_prompt_top()) api.prompt_logprobs = request.logprobs().prompt_top();
-  api.priority = request.priority();
-  api.client_request_id = request.request_id();
-  api.cache_salt = request.cache_salt();
-  call.return_token_ids = request.return_token_ids();
-  return call;
+  ReadValues(request, api);
+  return api;
 }
 
 TokenizeRequest FromProto(const v1::TokenizeRequest& request) {

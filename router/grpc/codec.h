@@ -20,15 +20,9 @@ namespace flotilla {
 // Returns the bytes of a token; empty when unknown. They are valid while their source lives.
 using TokenBytesFn = std::function<std::string_view(TokenId)>;
 
-// A request, and the field of it that the service does not need.
-struct GenerateCall {
-  ApiRequest api;
-  bool return_token_ids = false;
-};
-
 // INVALID_ARGUMENT, which names the field: there is no prompt, or an enum value is unknown, or
 // there are more messages, stop strings or token ids than any model could take.
-absl::StatusOr<GenerateCall> FromProto(const v1::GenerateRequest& request);
+absl::StatusOr<ApiRequest> FromProto(const v1::GenerateRequest& request);
 
 TokenizeRequest FromProto(const v1::TokenizeRequest& request);
 

@@ -5,14 +5,14 @@
 namespace flotilla {
 namespace {
 
-Outbox::Options OutboxOptions(InferenceService* service, const absl::StatusOr<GenerateCall>& call) {
+Outbox::Options OutboxOptions(InferenceService* service, const absl::StatusOr<ApiRequest>& call) {
   Outbox::Options options;
   if (call.ok()) {
-    options.token_bytes = [service, model = call->api.model](TokenId token) {
+    options.token_bytes = [service, model = call->model](TokenId token) {
       return service->TokenBytes(model, token);
     };
     options.token_ids = call->return_token_ids;
-    options.logprobs = call->api.logprobs.has_value();
+    options.logprobs = call->logprobs.has_value();
   }
   return options;
 }
@@ -38,13 +38,13 @@ grpc::Status CallStatus(const GenerationEnd& end, bool missed_deadline) {
 }  // namespace
 
 GenerateStream::GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
-                               absl::StatusOr<GenerateCall> generate)
+                               absl::StatusOr<ApiRequest> generate)
     : ServerWriter(std::move(call)),
       shared_(shared),
       return_token_ids_(generate.ok() && generate->return_token_ids),
       outbox_(OutboxOptions(shared.service, generate)) {
   // A std::function must be copyable, but a request is not.
-  auto shared_call = std::make_shared<absl::StatusOr<GenerateCall>>(std::move(generate));
+  auto shared_call = std::make_shared<absl::StatusOr<ApiRequest>>(std::move(generate));
   shared_.thread->Post([this, shared_call] { Begin(std::move(*shared_call)); });
 }
 
@@ -108,8 +108,8 @@ void GenerateStream::OnDone(const GenerationEnd& end) {
   ScheduleFlush();
 }
 
-void GenerateStream::Begin(absl::StatusOr<GenerateCall> call) {
-  auto request = call.ok() ? shared_.service->Validate(std::move(call->api)) : call.status();
+void GenerateStream::Begin(absl::StatusOr<ApiRequest> call) {
+  auto request = call.ok() ? shared_.service->Validate(*std::move(call)) : call.status();
   auto generation = request.ok()
                         ? shared_.service->Start(*std::move(request), *shared_.io_loop, this)
                         : request.status();

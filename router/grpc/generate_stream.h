@@ -48,7 +48,7 @@ class GenerateStream final
 
   // Called on the poller's thread. `generate` is the request, or why it is refused at once.
   GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
-                 absl::StatusOr<GenerateCall> generate);
+                 absl::StatusOr<ApiRequest> generate);
   // Called on the I/O loop.
   ~GenerateStream() override;
 
@@ -67,7 +67,7 @@ class GenerateStream final
   void OnDone(const GenerationEnd& end) override;
 
   // The rest is called on the I/O loop.
-  void Begin(absl::StatusOr<GenerateCall> call);
+  void Begin(absl::StatusOr<ApiRequest> call);
   // Cancels the generation and drops the waiting messages, because the client is gone.
   void Abandon();
   // Writes after the current batch of work, so that all news of an engine step

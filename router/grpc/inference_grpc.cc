@@ -82,7 +82,7 @@ void InferenceGrpc::Attach(rpc::Server& server) {
 void InferenceGrpc::Generate(std::unique_ptr<GenerateStream::Call> call) {
   const absl::Status readable = call->request.status();
   auto generate =
-      readable.ok() ? FromProto(call->request.message) : absl::StatusOr<GenerateCall>(readable);
+      readable.ok() ? FromProto(call->request.message) : absl::StatusOr<ApiRequest>(readable);
   if (generate.ok()) {
     generate->api.timeout_ms = TimeoutMs(call->context);
     absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);

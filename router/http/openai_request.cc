@@ -38,46 +38,74 @@ std::vector<std::int64_t> TokenArray(const Json& array, std::string_view name,
   return tokens;
 }
 
+// Each overload reads the members of a body that have its type.
+void Read(std::string_view name, ObjectReader& reader, std::optional<double>& value) {
+  value = reader.Number(name);
+}
+void Read(std::string_view name, ObjectReader& reader, std::optional<std::int64_t>& value) {
+  value = reader.Int(name);
+}
+void Read(std::string_view name, ObjectReader& reader, std::optional<std::uint64_t>& value) {
+  value = reader.Seed(name);
+}
+void Read(std::string_view name, ObjectReader& reader, bool& value) {
+  value = reader.Bool(name).value_or(value);
+}
+void Read(std::string_view name, ObjectReader& reader, std::string& value) {
+  value = reader.String(name).value_or("");
+}
+
 // A string or a list of strings.
-std::vector<std::string> Stops(ObjectReader& reader) {
-  std::vector<std::string> stops;
-  const Json* value = reader.Value("stop");
-  if (value == nullptr) return stops;
-  if (value->is_string()) {
-    stops.push_back(value->get<std::string>());
-    return stops;
-  }
+void Read(std::string_view name, ObjectReader& reader, std::vector<std::string>& texts) {
+  const Json* value = reader.Value(name);
+  if (value == nullptr) return;
+  if (value->is_string()) return texts.push_back(value->get<std::string>());
   const bool strings =
       value->is_array() &&
       std::all_of(value->begin(), value->end(), [](const Json& s) { return s.is_string(); });
-  if (!strings) {
-    reader.FailField("stop", "must be a string or a list of strings");
-    return stops;
-  }
-  for (const Json& stop : *value) stops.push_back(stop.get<std::string>());
-  return stops;
+  if (!strings) return reader.FailField(name, "must be a string or a list of strings");
+  for (const Json& text : *value) texts.push_back(text.get<std::string>());
+}
+
+void Read(std::string_view name, ObjectReader& reader, std::vector<std::int64_t>& tokens) {
+  const Json* value = reader.Value(name);
+  if (value == nullptr) return;
+  if (!value->is_array()) return reader.FailField(name, "must be a list of integers");
+  tokens = TokenArray(*value, name, reader);
 }
 
 // {"token id": bias}.
-std::vector<std::pair<std::int64_t, double>> LogitBiases(ObjectReader& reader) {
-  std::vector<std::pair<std::int64_t, double>> biases;
-  const Json* value = reader.Value("logit_bias");
-  if (value == nullptr) return biases;
-  if (!value->is_object()) {
-    reader.FailField("logit_bias", "must be an object of token ids and numbers");
-    return biases;
-  }
-  for (const auto& [name, bias] : value->items()) {
+void Read(std::string_view name, ObjectReader& reader,
+          std::vector<std::pair<std::int64_t, double>>& biases) {
+  constexpr std::string_view kWrong = "must be an object of token ids and numbers";
+  const Json* value = reader.Value(name);
+  if (value == nullptr) return;
+  if (!value->is_object()) return reader.FailField(name, kWrong);
+  for (const auto& [key, bias] : value->items()) {
     std::int64_t token = 0;
     // absl::SimpleAtoi would take blanks and signs.
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), token);
-    if (error != std::errc() || end != name.data() + name.size() || !bias.is_number()) {
-      reader.FailField("logit_bias", "must be an object of token ids and numbers");
-      return {};
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
+    if (error != std::errc() || end != key.data() + key.size() || !bias.is_number()) {
+      return reader.FailField(name, kWrong);
     }
     biases.emplace_back(token, bias.get<double>());
   }
-  return biases;
+}
+
+// true, false or "never".
+void Read(std::string_view name, ObjectReader& reader,
+          std::optional<BeamOptions::EarlyStopping>& early_stopping) {
+  const Json* value = reader.Value(name);
+  if (value == nullptr) return;
+  if (*value == true) {
+    early_stopping = BeamOptions::EarlyStopping::kTrue;
+  } else if (*value == false) {
+    early_stopping = BeamOptions::EarlyStopping::kFalse;
+  } else if (*value == "never") {
+    early_stopping = BeamOptions::EarlyStopping::kNever;
+  } else {
+    reader.FailField(name, "must be true, false or \"never\"");
+  }
 }
 
 void ReadStreamOptions(ObjectReader& reader, bool permissive, OpenAiRequest& request) {
@@ -94,57 +122,16 @@ void ReadStreamOptions(ObjectReader& reader, bool permissive, OpenAiRequest& req
   reader.Fail(inner.Finish(permissive, &request.ignored));
 }
 
-// true, false or "never".
-std::optional<BeamOptions::EarlyStopping> EarlyStopping(ObjectReader& reader) {
-  const Json* value = reader.Value("early_stopping");
-  if (value == nullptr) return std::nullopt;
-  if (*value == true) return BeamOptions::EarlyStopping::kTrue;
-  if (*value == false) return BeamOptions::EarlyStopping::kFalse;
-  if (*value == "never") return BeamOptions::EarlyStopping::kNever;
-  reader.FailField("early_stopping", "must be true, false or \"never\"");
-  return std::nullopt;
-}
-
-// How many continuations, and how they are chosen.
-void ReadSequences(ObjectReader& reader, ApiRequest& api) {
-  api.n = reader.Int("n");
-  api.best_of = reader.Int("best_of");
-  api.use_beam_search = reader.Bool("use_beam_search").value_or(false);
-  api.length_penalty = reader.Number("length_penalty");
-  api.early_stopping = EarlyStopping(reader);
-}
-
-// Sampling, stops, labels and the fields that both bodies refuse or ignore.
+// The parameters that both bodies have, and the fields that both refuse or ignore.
 void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& api,
                 OpenAiRequest& request) {
   api.model = reader.String("model").value_or("");
-  api.temperature = reader.Number("temperature");
-  api.top_p = reader.Number("top_p");
-  api.top_k = reader.Int("top_k");
-  api.min_p = reader.Number("min_p");
-  api.frequency_penalty = reader.Number("frequency_penalty");
-  api.presence_penalty = reader.Number("presence_penalty");
-  api.repetition_penalty = reader.Number("repetition_penalty");
-  api.logit_bias = LogitBiases(reader);
-  api.seed = reader.Seed("seed");
-  api.max_tokens = reader.Int("max_tokens");
-  api.min_tokens = reader.Int("min_tokens");
-  api.stop = Stops(reader);
-  if (const Json* tokens = reader.Value("stop_token_ids")) {
-    if (tokens->is_array()) {
-      api.stop_token_ids = TokenArray(*tokens, "stop_token_ids", reader);
-    } else {
-      reader.FailField("stop_token_ids", "must be a list of integers");
-    }
+  for (const Parameter& row : kParameters) {
+    if (!row.exceptions.http) continue;
+    std::visit([&](auto member) { Read(row.name, reader, api.*member); }, row.asked);
   }
-  api.ignore_eos = reader.Bool("ignore_eos").value_or(false);
-  api.timeout_ms = reader.Int("timeout_ms");
-  api.priority = reader.Int("priority").value_or(0);
-  api.cache_salt = reader.String("cache_salt").value_or("");
-  api.client_request_id = reader.String("request_id").value_or("");
-  request.return_token_ids = reader.Bool("return_token_ids").value_or(false);
+  request.return_token_ids = api.return_token_ids;
   request.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
-  ReadSequences(reader, api);
   ReadStreamOptions(reader, options.permissive, request);
   api.stream = request.stream;
   reader.Fail(CheckSizes(api, options.limits));

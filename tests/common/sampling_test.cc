@@ -2,9 +2,12 @@
 
 #include <cmath>
 #include <string>
+#include <type_traits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "common/types/parameters.h"
 
 namespace flotilla {
 namespace {
@@ -38,25 +41,29 @@ TEST(Sampling, EdgesAreInside) {
 }
 
 TEST(Sampling, WhatIsOutsideIsNamed) {
-  for (const float bad : {NAN, -INFINITY, INFINITY, -1e-3f}) {
-    EXPECT_THAT(Refusal([&](auto& s) { s.temperature = bad; }), HasSubstr("temperature"));
-    EXPECT_THAT(Refusal([&](auto& s) { s.top_p = bad; }), HasSubstr("top_p"));
-    EXPECT_THAT(Refusal([&](auto& s) { s.min_p = bad; }), HasSubstr("min_p"));
-    EXPECT_THAT(Refusal([&](auto& s) { s.repetition_penalty = bad; }),
-                HasSubstr("repetition_penalty"));
-  }
-  for (const float bad : {NAN, -INFINITY, INFINITY, 2.001f, -2.001f}) {
-    EXPECT_THAT(Refusal([&](auto& s) { s.frequency_penalty = bad; }),
-                HasSubstr("frequency_penalty"));
-    EXPECT_THAT(Refusal([&](auto& s) { s.presence_penalty = bad; }), HasSubstr("presence_penalty"));
-    EXPECT_THAT(Refusal([&](auto& s) { s.logit_bias = {{1, 51 * bad}}; }), HasSubstr("logit_bias"));
+  int rows = 0;
+  ForEachOfSampler([&](const Parameter& row, auto member) {
+    ++rows;
+    const auto refused = [&](auto bad) {
+      EXPECT_THAT(Refusal([&](auto& s) { s.*member = bad; }), HasSubstr(std::string(row.name)));
+    };
+    if constexpr (std::is_same_v<decltype(member), float SamplingParams::*>) {
+      const auto low = static_cast<float>(row.range.low), high = static_cast<float>(row.range.high);
+      for (const float bad : {NAN, -INFINITY, INFINITY, low - 1e-3f, high + 1e-3f}) refused(bad);
+      if (row.range.above_low) refused(low);
+    } else {
+      refused(static_cast<int>(row.range.low) - 1);
+    }
+  });
+  EXPECT_GT(rows, 6);
+  for (const float bad : {NAN, -INFINITY, INFINITY, 100.1f, -100.1f}) {
+    EXPECT_THAT(Refusal([&](auto& s) { s.logit_bias = {{1, bad}}; }), HasSubstr("logit_bias"));
   }
   for (const std::vector<LogitBias>& bad : std::vector<std::vector<LogitBias>>{
            {{-1, 0}}, {{kVocab, 0}}, {{3, 0}, {3, 0}}, {{3, 0}, {2, 0}}}) {
     EXPECT_THAT(Refusal([&](auto& s) { s.logit_bias = bad; }), HasSubstr("logit_bias"));
   }
   EXPECT_THAT(Refusal([](auto& s) { s.logit_bias.resize(1025); }), HasSubstr("at most 1024"));
-  EXPECT_THAT(Refusal([](auto& s) { s.top_k = -1; }), HasSubstr("top_k"));
 }
 
 TEST(Sampling, StopsAndLogprobsAreBounded) {

@@ -248,7 +248,8 @@ TEST(Request, CandidatesOfBeamSearchAreBounded) {
 TEST(Request, LengthPenaltyIsANumber) {
   const Validator validator{RequestLimits{}};
   for (const double penalty : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
-    ApiRequest api{.model = "m", .prompt = "x", .use_beam_search = true};
+    ApiRequest api{.model = "m", .prompt = "x"};
+    api.use_beam_search = true;
     api.length_penalty = penalty;
     EXPECT_EQ(ErrorField(validator.Validate(api, kModel).status()), "length_penalty");
     api.use_beam_search = false;

@@ -25,7 +25,7 @@ TEST(GrpcCodec, ReadsEveryField) {
       max_tokens: 99 logprobs { output_top: 5 prompt_top: 2 }
       return_token_ids: true priority: -3 request_id: "label" cache_salt: "salt")"));
   ASSERT_TRUE(call.ok()) << call.status();
-  const ApiRequest& api = call->api;
+  const ApiRequest& api = *call;
   EXPECT_EQ(api.model, "m");
   EXPECT_EQ(std::get<std::string>(api.prompt), "hello");
   EXPECT_FALSE(api.add_special_tokens);
@@ -54,7 +54,7 @@ TEST(GrpcCodec, ReadsEveryField) {
 TEST(GrpcCodec, AbsentFieldsStayAbsent) {
   const auto call = FromProto(Parse(R"(token_ids { ids: 1 ids: -1 })"));
   ASSERT_TRUE(call.ok());
-  const ApiRequest& api = call->api;
+  const ApiRequest& api = *call;
   EXPECT_EQ(std::get<std::vector<std::int64_t>>(api.prompt), (std::vector<std::int64_t>{1, -1}));
   EXPECT_TRUE(api.add_special_tokens);
   EXPECT_FALSE(api.temperature || api.top_k || api.top_p || api.seed || api.max_tokens ||
@@ -69,33 +69,33 @@ TEST(GrpcCodec, ZeroIsNotAbsent) {
   const auto call = FromProto(Parse(
       R"(text: "" sampling { temperature: 0 seed: 0 } max_tokens: 0 logprobs { output_top: 0 })"));
   ASSERT_TRUE(call.ok());
-  EXPECT_EQ(call->api.temperature, 0.0);
-  EXPECT_EQ(call->api.seed, 0u);
-  EXPECT_EQ(call->api.max_tokens, 0);
-  EXPECT_EQ(call->api.logprobs, 0);
+  EXPECT_EQ(call->temperature, 0.0);
+  EXPECT_EQ(call->seed, 0u);
+  EXPECT_EQ(call->max_tokens, 0);
+  EXPECT_EQ(call->logprobs, 0);
 }
 
 TEST(GrpcCodec, ReadsSequencesAndBeams) {
   auto call = FromProto(Parse(R"(text: "x" n: 3 best_of: 4294967295)"));
   ASSERT_TRUE(call.ok());
-  EXPECT_EQ(call->api.n, 3);
-  EXPECT_EQ(call->api.best_of, 4294967295);
-  EXPECT_FALSE(call->api.use_beam_search);
-  EXPECT_FALSE(call->api.stream);
+  EXPECT_EQ(call->n, 3);
+  EXPECT_EQ(call->best_of, 4294967295);
+  EXPECT_FALSE(call->use_beam_search);
+  EXPECT_FALSE(call->stream);
   call = FromProto(Parse(R"(text: "x" beam_search {})"));
   ASSERT_TRUE(call.ok());
-  EXPECT_TRUE(call->api.use_beam_search);
-  EXPECT_FALSE(call->api.n || call->api.best_of || call->api.length_penalty);
+  EXPECT_TRUE(call->use_beam_search);
+  EXPECT_FALSE(call->n || call->best_of || call->length_penalty);
   using EarlyStopping = BeamOptions::EarlyStopping;
-  EXPECT_EQ(call->api.early_stopping, EarlyStopping::kFalse);
+  EXPECT_EQ(call->early_stopping, EarlyStopping::kFalse);
   for (const auto& [name, value] :
        {std::pair("ALWAYS", EarlyStopping::kTrue), std::pair("NEVER", EarlyStopping::kNever)}) {
     call = FromProto(Parse(
         absl::StrCat("text: 'x' beam_search { length_penalty: 0.5 early_stopping: EARLY_STOPPING_",
                      name, " }")));
     ASSERT_TRUE(call.ok());
-    EXPECT_EQ(call->api.early_stopping, value);
-    EXPECT_EQ(call->api.length_penalty, 0.5);
+    EXPECT_EQ(call->early_stopping, value);
+    EXPECT_EQ(call->length_penalty, 0.5);
   }
 }
 
@@ -121,7 +121,7 @@ TEST(GrpcCodec, ReadsAChat) {
   const auto call = FromProto(Parse(
       R"(chat { messages { role: "system" content: "s" } messages { role: "user" content: "u" } })"));
   ASSERT_TRUE(call.ok());
-  const auto& turns = std::get<std::vector<ChatTurn>>(call->api.prompt);
+  const auto& turns = std::get<std::vector<ChatTurn>>(call->prompt);
   ASSERT_EQ(turns.size(), 2u);
   EXPECT_EQ(turns[0].role, "system");
   EXPECT_EQ(turns[1].content, "u");

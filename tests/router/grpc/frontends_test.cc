@@ -1,14 +1,12 @@
 // Both frontends over one service: the same requests are accepted, and the others refused with
-// the same code, field and message; and no field is on one side alone without a reason.
-#include <fstream>
-#include <map>
+// the same code, field and message.
 #include <memory>
-#include <regex>
-#include <set>
-#include <sstream>
+#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "google/protobuf/text_format.h"
 #include "grpcpp/grpcpp.h"
@@ -172,27 +170,12 @@ std::vector<Case> TextCases() {
     return {http + more, proto + proto_more, field, grpc_field};
   };
   return {
-      with(R"("temperature":3)", "sampling { temperature: 3 }", "temperature",
-           "sampling.temperature"),
-      with(R"("temperature":-1)", "sampling { temperature: -1 }", "temperature",
-           "sampling.temperature"),
-      with(R"("top_p":0)", "sampling { top_p: 0 }", "top_p", "sampling.top_p"),
-      with(R"("top_k":-2)", "sampling { top_k: -2 }", "top_k", "sampling.top_k"),
-      with(R"("min_p":2)", "sampling { min_p: 2 }", "min_p", "sampling.min_p"),
-      with(R"("frequency_penalty":3)", "sampling { frequency_penalty: 3 }", "frequency_penalty",
-           "sampling.frequency_penalty"),
-      with(R"("presence_penalty":3)", "sampling { presence_penalty: 3 }", "presence_penalty",
-           "sampling.presence_penalty"),
-      with(R"("repetition_penalty":0)", "sampling { repetition_penalty: 0 }", "repetition_penalty",
-           "sampling.repetition_penalty"),
       with(R"("logit_bias":{"5":101})", "sampling { logit_bias { token_id: 5 bias: 101 } }",
            "logit_bias", "sampling.logit_bias"),
       with(R"("logit_bias":{"99999999":1})",
            "sampling { logit_bias { token_id: 99999999 bias: 1 } }", "logit_bias",
            "sampling.logit_bias"),
       with(R"("seed":7)", "sampling { seed: 7 }"),
-      with(R"("n":0)", "n: 0", "n", "n"),
-      with(R"("n":1000)", "n: 1000", "n", "n"),
       with(R"("n":2,"best_of":1)", "n: 2 best_of: 1", "best_of", "best_of"),
       with(R"("use_beam_search":true,"length_penalty":11)", "beam_search { length_penalty: 11 }",
            "length_penalty", "beam_search.length_penalty"),
@@ -210,7 +193,6 @@ std::vector<Case> TextCases() {
       with(R"("min_tokens":17,"max_tokens":16)", "stop { min_tokens: 17 }", "min_tokens",
            "stop.min_tokens"),
       with(R"("logprobs":21)", "logprobs { output_top: 21 }", "logprobs", "logprobs.output_top"),
-      with(R"("priority":101)", "priority: 101", "priority", "priority"),
       with(R"("request_id":")" + std::string(257, 'x') + '"',
            R"(request_id: ")" + std::string(257, 'x') + '"', "request_id", "request_id"),
       with(R"("cache_salt":"salt")", R"(cache_salt: "salt")"),
@@ -225,6 +207,40 @@ std::vector<Case> TextCases() {
       {R"("model":"tiny","prompt":[)" + Many(9000, "5", ",") + "]",
        R"(model: "tiny" token_ids {)" + Many(9000, "ids: 5", " ") + "}", "prompt", "prompt"},
   };
+}
+
+// `value` for the parameter of a row, over both APIs.
+Case NumberCase(const Parameter& row, double value) {
+  const std::string name(row.name), path(row.grpc);
+  const std::string number = absl::StrCat(static_cast<std::int64_t>(value));
+  const auto dot = path.find('.');
+  const std::string field = absl::StrCat(path.substr(dot + 1), ": ", number);
+  const bool bounded = row.name != "max_tokens";
+  return {absl::StrCat(R"("model":"tiny","prompt":"hi",)", bounded ? R"("max_tokens":16,)" : "",
+                       row.modes == Modes::kBeams ? R"("use_beam_search":true,)" : "", "\"", name,
+                       "\":", number),
+          absl::StrCat(R"(model: "tiny" text: "hi" )", bounded ? "max_tokens: 16 " : "",
+                       dot == path.npos ? field : path.substr(0, dot) + " { " + field + " }"),
+          name, path};
+}
+
+// Numbers outside the range of each row that has one and is on both APIs.
+std::vector<Case> RangeCases() {
+  std::vector<Case> cases;
+  for (const Parameter& row : kParameters) {
+    const bool real = std::holds_alternative<Parameter::Member<std::optional<double>>>(row.asked);
+    const bool integer =
+        std::holds_alternative<Parameter::Member<std::optional<std::int64_t>>>(row.asked);
+    if ((!real && !integer) || !row.exceptions.http || row.grpc.empty()) continue;
+    const Range& range = row.range;
+    const double low = row.exceptions.also_default.value_or(range.low);
+    // Integers from 0 on are unsigned over gRPC.
+    if (real || low != 0) cases.push_back(NumberCase(row, range.above_low ? low : low - 1));
+    const bool constant = range.limit == Limit::kNone;
+    cases.push_back(NumberCase(row, constant ? range.high + 1 : 2'000'000'000));
+  }
+  EXPECT_GT(cases.size(), 20u);
+  return cases;
 }
 
 TEST_F(FrontendsTest, JudgeAlike) {
@@ -242,6 +258,7 @@ TEST_F(FrontendsTest, JudgeAlike) {
   };
   for (const Case& one : ChatCases()) check("/v1/chat/completions", one);
   for (const Case& one : TextCases()) check("/v1/completions", one);
+  for (const Case& one : RangeCases()) check("/v1/completions", one);
 }
 
 TEST_F(FrontendsTest, WhatTheEngineIsToldIsTheSame) {
@@ -261,114 +278,6 @@ TEST_F(FrontendsTest, WhatTheEngineIsToldIsTheSame) {
   for (TokenId id : submitted[0].prompt) rendered += tokenizer_->TokenBytes(id);
   EXPECT_EQ(rendered, "system:hi;");
   for (const TokenizedRequest& one : submitted) EXPECT_EQ(one.cache_salt, "salt");
-}
-
-// Of every field in docs/api.md's table: the field of GenerateRequest that is its
-// counterpart, or, in parentheses, why there is none.
-const std::map<std::string, std::string>& Counterparts() {
-  static const std::map<std::string, std::string> counterparts = {
-      {"model", "model"},
-      {"messages", "chat.messages"},
-      {"prompt", "text token_ids.ids"},
-      {"max_tokens", "max_tokens"},
-      {"max_completion_tokens", "max_tokens"},
-      {"add_special_tokens", "add_special_tokens"},
-      {"temperature", "sampling.temperature"},
-      {"top_p", "sampling.top_p"},
-      {"top_k", "sampling.top_k"},
-      {"min_p", "sampling.min_p"},
-      {"frequency_penalty", "sampling.frequency_penalty"},
-      {"presence_penalty", "sampling.presence_penalty"},
-      {"repetition_penalty", "sampling.repetition_penalty"},
-      {"logit_bias", "sampling.logit_bias"},
-      {"seed", "sampling.seed"},
-      {"n", "n"},
-      {"best_of", "best_of"},
-      {"use_beam_search", "beam_search"},
-      {"length_penalty", "beam_search.length_penalty"},
-      {"early_stopping", "beam_search.early_stopping"},
-      {"stop", "stop.strings"},
-      {"stop_token_ids", "stop.token_ids"},
-      {"ignore_eos", "stop.ignore_eos"},
-      {"min_tokens", "stop.min_tokens"},
-      {"stream", "(a call always streams)"},
-      {"stream_options.include_usage", "(the last message has the usage)"},
-      {"stream_options.continuous_usage_stats", "(clients count tokens by return_token_ids)"},
-      {"logprobs", "logprobs.output_top"},
-      {"top_logprobs", "logprobs.output_top"},
-      {"echo", "logprobs.prompt_top"},
-      {"timeout_ms", "(the call's deadline)"},
-      {"cache_salt", "cache_salt"},
-      {"priority", "priority"},
-      {"request_id", "request_id"},
-      {"X-Request-Id", "(a header; request_id)"},
-      {"traceparent", "(metadata of that name)"},
-      {"return_token_ids", "return_token_ids"},
-      {"return_tokens_as_token_ids", "(tokens come with id and bytes)"},
-  };
-  return counterparts;
-}
-
-// The fields in the first column of the table of the generation endpoints.
-std::set<std::string> DocumentedFields() {
-  std::ifstream file("docs/api.md");
-  EXPECT_TRUE(file.is_open()) << "run the test from the source folder";
-  std::set<std::string> fields;
-  bool in_table = false;
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("| field |")) in_table = true;
-    if (in_table && !line.starts_with("|")) break;
-    if (!in_table) continue;
-    const std::string column = line.substr(0, line.find('|', 1));
-    static const std::regex quoted("`([A-Za-z_.-]+)`");
-    for (std::sregex_iterator it(column.begin(), column.end(), quoted), end; it != end; ++it) {
-      fields.insert((*it)[1]);
-    }
-  }
-  return fields;
-}
-
-// "a.b" of a message; null if there is none.
-const google::protobuf::FieldDescriptor* FindField(const std::string& path) {
-  const google::protobuf::Descriptor* message = v1::GenerateRequest::descriptor();
-  const google::protobuf::FieldDescriptor* field = nullptr;
-  std::stringstream names(path);
-  for (std::string name; std::getline(names, name, '.');) {
-    field = message == nullptr ? nullptr : message->FindFieldByName(name);
-    if (field == nullptr) return nullptr;
-    message = field->message_type();
-  }
-  return field;
-}
-
-TEST(Frontends, HaveTheSameFields) {
-  const std::set<std::string> documented = DocumentedFields();
-  std::set<std::string> reached;
-  for (const std::string& name : documented) {
-    ASSERT_TRUE(Counterparts().contains(name)) << name << " has no counterpart, and no reason";
-    const std::string& counterpart = Counterparts().at(name);
-    if (counterpart.starts_with("(")) continue;
-    std::stringstream paths(counterpart);
-    for (std::string path; paths >> path;) {
-      EXPECT_NE(FindField(path), nullptr) << path;
-      reached.insert(path.substr(0, path.find('.')));
-      reached.insert(path);
-    }
-  }
-  for (const auto& [name, counterpart] : Counterparts()) {
-    EXPECT_TRUE(documented.contains(name)) << name << " is not in docs/api.md";
-  }
-  // And nothing is over gRPC alone.
-  const google::protobuf::Descriptor* request = v1::GenerateRequest::descriptor();
-  for (int i = 0; i < request->field_count(); ++i) {
-    const google::protobuf::FieldDescriptor* field = request->field(i);
-    EXPECT_TRUE(reached.contains(field->name())) << field->name();
-    const google::protobuf::Descriptor* inner = field->message_type();
-    for (int j = 0; inner != nullptr && j < inner->field_count(); ++j) {
-      const std::string path = field->name() + "." + inner->field(j)->name();
-      EXPECT_TRUE(reached.contains(path)) << path;
-    }
-  }
 }
 
 }  // namespace

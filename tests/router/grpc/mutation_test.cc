@@ -114,7 +114,7 @@ TEST(GrpcMutation, GenerateRequestBytes) {
       EXPECT_EQ(call.status().code(), absl::StatusCode::kInvalidArgument);
       continue;
     }
-    const auto validated = validator.Validate(std::move(call->api), model);
+    const auto validated = validator.Validate(*std::move(call), model);
     most = std::max(most, allocated.bytes());
     ASSERT_LE(allocated.bytes(), (16u << 10) + 100 * bytes.size());
     if (!validated.ok()) continue;
