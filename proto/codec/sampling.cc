@@ -2,22 +2,32 @@
 
 #include <cmath>
 #include <string>
-#include <utility>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "common/types/parameters.h"
 #include "proto/codec/columns.h"
 
 namespace flotilla {
+namespace {
+
+// The field of a row. Every row of the sampler has one: tests/proto/codec/sampling_test.cc.
+const google::protobuf::FieldDescriptor* FieldOf(const Parameter& row) {
+  return v1::Sampling::descriptor()->FindFieldByName(std::string(row.name));
+}
+
+}  // namespace
 
 void ToProto(const SamplingParams& sampling, v1::Sampling* proto) {
-  proto->set_temperature(sampling.temperature);
-  proto->set_top_k(sampling.top_k);
-  proto->set_top_p(sampling.top_p);
+  const google::protobuf::Reflection& access = *proto->GetReflection();
+  ForEachOfSampler([&](const Parameter& row, auto member) {
+    if constexpr (std::is_same_v<decltype(member), float SamplingParams::*>) {
+      access.SetFloat(proto, FieldOf(row), sampling.*member);
+    } else {
+      access.SetInt32(proto, FieldOf(row), sampling.*member);
+    }
+  });
   proto->set_seed(sampling.seed);
-  proto->set_min_p(sampling.min_p);
-  proto->set_repetition_penalty(sampling.repetition_penalty);
-  proto->set_frequency_penalty(sampling.frequency_penalty);
-  proto->set_presence_penalty(sampling.presence_penalty);
   for (const LogitBias& entry : sampling.logit_bias) {
     proto->add_biased_tokens(entry.token);
     proto->add_biases(entry.bias);
@@ -30,27 +40,22 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   const auto biases = static_cast<std::size_t>(proto.biases_size());
   absl::Status s = columns::CheckRows(tokens, proto.biased_tokens_size(), biases);
   s.Update(columns::CheckTokens(tokens, proto.biased_tokens()));
-  for (const auto& [name, value] :
-       {std::pair(".temperature", proto.temperature()), std::pair(".top_p", proto.top_p()),
-        std::pair(".min_p", proto.min_p()),
-        std::pair(".repetition_penalty", proto.repetition_penalty()),
-        std::pair(".frequency_penalty", proto.frequency_penalty()),
-        std::pair(".presence_penalty", proto.presence_penalty())}) {
-    if (std::isnan(value)) s.Update(columns::Wrong(absl::StrCat(field, name), "not a number"));
-  }
+  sampling = {.logit_bias = {}, .seed = proto.seed()};
+  const google::protobuf::Reflection& access = *proto.GetReflection();
+  ForEachOfSampler([&](const Parameter& row, auto member) {
+    if constexpr (std::is_same_v<decltype(member), float SamplingParams::*>) {
+      const float value = sampling.*member = access.GetFloat(proto, FieldOf(row));
+      if (std::isnan(value)) {
+        s.Update(columns::Wrong(absl::StrCat(field, ".", std::string(row.name)), "not a number"));
+      }
+    } else {
+      sampling.*member = access.GetInt32(proto, FieldOf(row));
+    }
+  });
   for (const float bias : proto.biases()) {
     if (std::isnan(bias)) s.Update(columns::Wrong(absl::StrCat(field, ".biases"), "not a number"));
   }
   if (!s.ok()) return s;
-  sampling = {.temperature = proto.temperature(),
-              .top_k = proto.top_k(),
-              .top_p = proto.top_p(),
-              .min_p = proto.min_p(),
-              .repetition_penalty = proto.repetition_penalty(),
-              .frequency_penalty = proto.frequency_penalty(),
-              .presence_penalty = proto.presence_penalty(),
-              .logit_bias = {},
-              .seed = proto.seed()};
   sampling.logit_bias.reserve(biases);
   for (int i = 0; i < proto.biases_size(); ++i) {
     sampling.logit_bias.push_back({proto.biased_tokens(i), proto.biases(i)});

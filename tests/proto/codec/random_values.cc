@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
+
+#include "common/types/parameters.h"
 
 namespace flotilla::testing {
 
@@ -53,6 +56,15 @@ std::vector<BlockCopy> RandomValues::Copies() {
   return copies;
 }
 
+SamplingParams RandomValues::Sampling() {
+  SamplingParams sampling{.logit_bias = Biases(), .seed = Word()};
+  ForEachOfSampler([&](const Parameter&, auto member) {
+    auto& value = sampling.*member;
+    value = static_cast<std::remove_reference_t<decltype(value)>>(Below(99)) / 4;
+  });
+  return sampling;
+}
+
 OpenSequence RandomValues::Open() {
   return {.sequence = SequenceHandle(Number()),
           .request = {.incarnation = Word(), .counter = Word()},
@@ -60,15 +72,7 @@ OpenSequence RandomValues::Open() {
           .tokens = Tokens(40),
           .prompt_tokens = Number(),
           .cached_tokens = Number(),
-          .sampling = {.temperature = 0.25f * static_cast<float>(Below(9)),
-                       .top_k = static_cast<std::int32_t>(Number()),
-                       .top_p = 0.125f * static_cast<float>(Below(9)),
-                       .min_p = 0.125f * static_cast<float>(Below(9)),
-                       .repetition_penalty = 0.5f * static_cast<float>(Below(9)),
-                       .frequency_penalty = 0.5f * static_cast<float>(Below(9)) - 2,
-                       .presence_penalty = 0.5f * static_cast<float>(Below(9)) - 2,
-                       .logit_bias = Biases(),
-                       .seed = Word()},
+          .sampling = Sampling(),
           .stop = {.stop_tokens = Tokens(3), .max_tokens = Number(), .min_tokens = Number()},
           .logprobs = {.output_top = static_cast<std::int32_t>(Below(22)) - 1,
                        .prompt_top = static_cast<std::int32_t>(Below(22)) - 1},
@@ -243,15 +247,7 @@ TokenizedRequest RandomValues::Request() {
   r.attempt = Attempt(Number());
   r.prompt = Tokens(5);
   for (std::size_t i = Below(3); i > 0; --i) r.output_prefix.push_back(Tokens(5));
-  r.sampling = {.temperature = Real(),
-                .top_k = static_cast<std::int32_t>(Number()),
-                .top_p = Real(),
-                .min_p = Real(),
-                .repetition_penalty = Real(),
-                .frequency_penalty = -Real(),
-                .presence_penalty = Real(),
-                .logit_bias = Biases(),
-                .seed = Word()};
+  r.sampling = Sampling();
   r.stop = {.stop_tokens = Tokens(5), .max_tokens = Number(), .min_tokens = Number()};
   r.logprobs = {.output_top = static_cast<std::int32_t>(Below(22)) - 1,
                 .prompt_top = static_cast<std::int32_t>(Below(22)) - 1};

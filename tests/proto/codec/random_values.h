@@ -37,6 +37,7 @@ class RandomValues {
   std::string Text();  // not always UTF-8
   std::vector<TokenId> Tokens(std::size_t most);
   std::vector<LogitBias> Biases();
+  SamplingParams Sampling();
   std::vector<BlockCopy> Copies();
   std::vector<TopLogprob> Tops();
   std::vector<SampledToken> Sampled(std::size_t most);
