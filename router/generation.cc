@@ -153,14 +153,7 @@ void GenerationImpl::Handle(const Accepted& event) {
 
 void GenerationImpl::Handle(PromptLogprobs event) {
   if (!tracker_->Apply(event) || cancelled_) return;
-  const std::vector<TokenId>& prompt = tracker_->request().prompt;
-  PromptScores scores;
-  scores.first = event.first;
-  scores.tokens.reserve(event.chosen.size());
-  for (std::size_t i = 0; i < event.chosen.size(); ++i) {
-    scores.tokens.push_back({prompt[event.first + i], event.chosen[i], std::move(event.top[i])});
-  }
-  listener_->OnPromptScores(std::move(scores));
+  listener_->OnPromptScores({.first = event.first, .tokens = std::move(event.tokens)});
 }
 
 void GenerationImpl::Handle(TokenEvent event) {
@@ -176,11 +169,12 @@ void GenerationImpl::Handle(TokenEvent event) {
   }
   CountFirstToken();
   Choice& choice = choices_[event.sequence.value()];
-  choice.score.Add(event.logprob);
-  choice.delta.tokens.push_back({event.token, event.logprob, std::move(event.top)});
+  const TokenId token = event.sampled.token;
+  choice.score.Add(event.sampled.logprob);
+  choice.delta.tokens.push_back(std::move(event.sampled));
   // A token that ends the sequence gives no text.
   const std::string text =
-      IsStopToken(event.token) ? choice.detokenizer.Flush() : choice.detokenizer.Push(event.token);
+      IsStopToken(token) ? choice.detokenizer.Flush() : choice.detokenizer.Push(token);
   AddText(event.sequence, text);
 }
 

@@ -47,12 +47,6 @@ class Dispatcher {
   virtual void Post(std::function<void()> work) = 0;
 };
 
-struct OutputToken {
-  TokenId id = 0;
-  float logprob = 0;            // of raw logits, natural log
-  std::vector<TopLogprob> top;  // best first; as many as asked for
-};
-
 // An update of one choice: at most one per choice and engine step.
 struct Delta {
   std::uint32_t choice = 0;
@@ -61,7 +55,7 @@ struct Delta {
   // round.
   std::string text;
   // The tokens in order, each exactly once, including the token that ended the choice.
-  std::vector<OutputToken> tokens;
+  std::vector<SampledToken> tokens;
 };
 
 struct PromptInfo {
@@ -72,7 +66,7 @@ struct PromptInfo {
 // they cover prompt positions 1 .. size - 1 (the first token has none).
 struct PromptScores {
   std::uint32_t first = 1;
-  std::vector<OutputToken> tokens;
+  std::vector<SampledToken> tokens;
 };
 
 struct ChoiceEnd {

@@ -22,6 +22,16 @@ struct TopLogprob {
   bool operator==(const TopLogprob&) const = default;
 };
 
+// A token with its log-probabilities, which are natural logs over the raw logits. It is this one
+// struct from the sampler to the frontend, for tokens of the output and of the prompt.
+struct SampledToken {
+  TokenId token = 0;
+  float logprob = 0;
+  std::vector<TopLogprob> top;  // best first; as many as asked for
+
+  bool operator==(const SampledToken&) const = default;
+};
+
 enum class FinishReason : std::uint8_t {
   kStop,       // a stop token was sampled
   kLength,     // max_tokens reached
@@ -44,9 +54,8 @@ struct Accepted {
 struct PromptLogprobs {
   RequestId request;
   Attempt attempt;
-  std::uint32_t first = 0;                   // prompt index of chosen[0]
-  std::vector<float> chosen;                 // of the prompt's own tokens
-  std::vector<std::vector<TopLogprob>> top;  // best first; same length
+  std::uint32_t first = 0;           // prompt index of tokens[0]
+  std::vector<SampledToken> tokens;  // the prompt's own
 
   bool operator==(const PromptLogprobs&) const = default;
 };
@@ -56,9 +65,7 @@ struct TokenEvent {
   Attempt attempt;
   SequenceIndex sequence;
   std::uint32_t position = 0;  // index among the sequence's output tokens
-  TokenId token = 0;
-  float logprob = 0;            // of `token`, raw logits, natural log
-  std::vector<TopLogprob> top;  // best first; empty unless asked for
+  SampledToken sampled;
 
   bool operator==(const TokenEvent&) const = default;
 };

@@ -184,14 +184,6 @@ struct StepPlan {
   bool operator==(const StepPlan&) const = default;
 };
 
-struct SampledToken {
-  TokenId token = 0;
-  float logprob = 0;
-  std::vector<TopLogprob> top;
-
-  bool operator==(const SampledToken&) const = default;
-};
-
 // What one sequence did in one step.
 struct SequenceResult {
   SequenceHandle sequence;

@@ -168,19 +168,20 @@ struct EventWriter {
   void operator()(const PromptLogprobs& event) const {
     v1::EngineEvent::PromptLogprobs& out = *proto->mutable_prompt_logprobs();
     out.set_first(event.first);
-    out.mutable_chosen()->Add(event.chosen.begin(), event.chosen.end());
-    for (const std::vector<TopLogprob>& top : event.top) {
-      out.add_top_counts(static_cast<std::uint32_t>(top.size()));
-      Write(top, out.mutable_tops());
+    for (const SampledToken& token : event.tokens) {
+      out.add_tokens(token.token);
+      out.add_chosen(token.logprob);
+      out.add_top_counts(static_cast<std::uint32_t>(token.top.size()));
+      Write(token.top, out.mutable_tops());
     }
   }
   void operator()(const TokenEvent& event) const {
     v1::EngineEvent::Token& out = *proto->mutable_token();
     out.set_sequence(event.sequence.value());
     out.set_position(event.position);
-    out.set_token(event.token);
-    out.set_logprob(event.logprob);
-    if (!event.top.empty()) Write(event.top, out.mutable_top());
+    out.set_token(event.sampled.token);
+    out.set_logprob(event.sampled.logprob);
+    if (!event.sampled.top.empty()) Write(event.sampled.top, out.mutable_top());
   }
   void operator()(const CrashCount& event) const {
     proto->mutable_crash_count()->set_count(event.count);
@@ -212,16 +213,18 @@ absl::Status Read(const v1::EngineEvent::PromptLogprobs& proto, PromptLogprobs& 
   s.Update(CheckRows("prompt_logprobs.top_counts", proto.top_counts_size(), rows));
   s.Update(CheckCounts("prompt_logprobs.top_counts", proto.top_counts(), 0, rows,
                        proto.tops().ids_size()));
+  s.Update(CheckRows("prompt_logprobs.tokens", proto.tokens_size(), rows));
+  s.Update(CheckTokens("prompt_logprobs.tokens", proto.tokens()));
   for (const float chosen : proto.chosen()) {
     s.Update(CheckNumber("prompt_logprobs.chosen", chosen));
   }
   if (!s.ok()) return s;
   event.first = proto.first();
-  event.chosen.assign(proto.chosen().begin(), proto.chosen().end());
   int at = 0;
-  for (const std::uint32_t count : proto.top_counts()) {
-    event.top.push_back(Read(proto.tops(), at, static_cast<int>(count)));
-    at += static_cast<int>(count);
+  for (int i = 0; i < proto.chosen_size(); ++i) {
+    const int count = static_cast<int>(proto.top_counts(i));
+    event.tokens.push_back({proto.tokens(i), proto.chosen(i), Read(proto.tops(), at, count)});
+    at += count;
   }
   return absl::OkStatus();
 }
@@ -233,9 +236,7 @@ absl::Status Read(const v1::EngineEvent::Token& proto, TokenEvent& event) {
   if (!s.ok()) return s;
   event.sequence = SequenceIndex(proto.sequence());
   event.position = proto.position();
-  event.token = proto.token();
-  event.logprob = proto.logprob();
-  event.top = Read(proto.top(), 0, proto.top().ids_size());
+  event.sampled = {proto.token(), proto.logprob(), Read(proto.top(), 0, proto.top().ids_size())};
   return absl::OkStatus();
 }
 

@@ -38,26 +38,22 @@ RequestTracker::TokenVerdict RequestTracker::Apply(const TokenEvent& event) {
   Sequence& sequence = sequences_[event.sequence.value()];
   if (sequence.ended || event.position < sequence.tokens.size()) return TokenVerdict::kDrop;
   if (sequence.moved || event.position > sequence.tokens.size()) return TokenVerdict::kGap;
-  sequence.tokens.push_back(event.token);
+  sequence.tokens.push_back(event.sampled.token);
   return TokenVerdict::kNew;
 }
 
 bool RequestTracker::Apply(PromptLogprobs& event) {
   if (!Current(event.attempt)) return false;
   // Engines send log-probabilities in order. An event that begins after a gap is of no use.
-  if (event.first > next_prompt_logprob_ || event.chosen.size() != event.top.size()) return false;
+  if (event.first > next_prompt_logprob_) return false;
   const std::uint32_t had = next_prompt_logprob_ - event.first;
-  if (had >= event.chosen.size()) return false;
-  event.chosen.erase(event.chosen.begin(), event.chosen.begin() + had);
-  event.top.erase(event.top.begin(), event.top.begin() + had);
+  if (had >= event.tokens.size()) return false;
+  event.tokens.erase(event.tokens.begin(), event.tokens.begin() + had);
   event.first = next_prompt_logprob_;
   const std::uint32_t wanted = static_cast<std::uint32_t>(request_.prompt.size()) - event.first;
-  if (event.chosen.size() > wanted) {
-    event.chosen.resize(wanted);
-    event.top.resize(wanted);
-  }
-  next_prompt_logprob_ += static_cast<std::uint32_t>(event.chosen.size());
-  return !event.chosen.empty();
+  if (event.tokens.size() > wanted) event.tokens.resize(wanted);
+  next_prompt_logprob_ += static_cast<std::uint32_t>(event.tokens.size());
+  return !event.tokens.empty();
 }
 
 bool RequestTracker::Apply(const SequenceEnd& event) {

@@ -199,8 +199,8 @@ TokenizeRequest FromProto(const v1::TokenizeRequest& request) {
           .parse_special = request.parse_special()};
 }
 
-void ToProto(const OutputToken& token, const TokenBytesFn& bytes, v1::PositionLogprobs* position) {
-  FillToken(token.id, token.logprob, bytes, position->mutable_chosen());
+void ToProto(const SampledToken& token, const TokenBytesFn& bytes, v1::PositionLogprobs* position) {
+  FillToken(token.token, token.logprob, bytes, position->mutable_chosen());
   for (const TopLogprob& top : token.top) {
     FillToken(top.token, top.logprob, bytes, position->add_top());
   }

@@ -27,7 +27,7 @@ absl::StatusOr<ApiRequest> FromProto(const v1::GenerateRequest& request);
 TokenizeRequest FromProto(const v1::TokenizeRequest& request);
 
 // Writes the token with its alternatives as one position of the stream.
-void ToProto(const OutputToken& token, const TokenBytesFn& bytes, v1::PositionLogprobs* position);
+void ToProto(const SampledToken& token, const TokenBytesFn& bytes, v1::PositionLogprobs* position);
 
 void ToProto(const ChoiceEnd& end, v1::Finish* finish);
 

@@ -84,12 +84,12 @@ void InferenceGrpc::Generate(std::unique_ptr<GenerateStream::Call> call) {
   auto generate =
       readable.ok() ? FromProto(call->request.message) : absl::StatusOr<ApiRequest>(readable);
   if (generate.ok()) {
-    generate->api.timeout_ms = TimeoutMs(call->context);
+    generate->timeout_ms = TimeoutMs(call->context);
     absl::StatusOr<KeyOwner> caller = Caller(call->context, shared_);
     if (caller.ok()) {
-      generate->api.tenant = std::move(caller->name);
-      generate->api.max_priority = caller->max_priority;
-      generate->api.trace = Trace(call->context);
+      generate->tenant = std::move(caller->name);
+      generate->max_priority = caller->max_priority;
+      generate->trace = Trace(call->context);
     } else {
       generate = caller.status();
     }

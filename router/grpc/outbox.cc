@@ -44,11 +44,11 @@ void Outbox::Add(const Delta& delta) {
     rest.remove_prefix(piece.size());
   }
   if (!options_.token_ids && !options_.logprobs) return;
-  for (const OutputToken& token : delta.tokens) {
+  for (const SampledToken& token : delta.tokens) {
     v1::Delta& proto = DeltaOf(delta.choice);
     std::size_t bytes = 0;
     if (options_.token_ids) {
-      proto.add_token_ids(token.id);
+      proto.add_token_ids(token.token);
       bytes += kFieldBytes;
     }
     if (options_.logprobs) {

@@ -185,8 +185,8 @@ class ApiHandler final : public HttpHandler {
   std::unique_ptr<HttpExchange> Complete(HttpRequest& request, HttpReply& reply) {
     return Generate(&ParseCompletion, request, reply);
   }
-  std::unique_ptr<HttpExchange> Start(ValidOpenAiRequest valid, HttpReply& reply) {
-    return OpenAiExchange::Start(std::move(valid), absl::ToUnixSeconds(absl::Now()), service_,
+  std::unique_ptr<HttpExchange> Start(OpenAiBody<GenerateRequest> body, HttpReply& reply) {
+    return OpenAiExchange::Start(std::move(body), absl::ToUnixSeconds(absl::Now()), service_,
                                  io_loop_, reply);
   }
   std::unique_ptr<HttpExchange> Tokenize(HttpRequest& request, HttpReply& reply);
@@ -320,8 +320,8 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest&
                                                    HttpReply& reply) {
   // This may run on the pool's thread, so all that it points to outlives that.
   const auto parse = [parse_body, options = parse_, probe = options_.probe, service = &service_](
-                         const HttpRequest& from) -> absl::StatusOr<ValidOpenAiRequest> {
-    absl::StatusOr<OpenAiRequest> parsed = parse_body(from.body, options);
+                         const HttpRequest& from) -> absl::StatusOr<OpenAiBody<GenerateRequest>> {
+    absl::StatusOr<OpenAiBody<ApiRequest>> parsed = parse_body(from.body, options);
     if (!parsed.ok()) {
       if (probe != nullptr) probe->OnRefused(parsed.status());
       return parsed.status();
@@ -338,7 +338,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest&
     }
     return Validate(*std::move(parsed), *service);
   };
-  return Parse<ValidOpenAiRequest>(std::move(request), reply, parse, &ApiHandler::Start);
+  return Parse<OpenAiBody<GenerateRequest>>(std::move(request), reply, parse, &ApiHandler::Start);
 }
 
 void ApiHandler::Send(PoolExchange& exchange, const std::string& tenant, std::size_t bytes,

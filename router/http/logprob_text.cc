@@ -40,10 +40,10 @@ void LogprobText::AppendChatToken(TokenId token, float logprob, std::string& out
   out.push_back(']');
 }
 
-void LogprobText::Add(const OutputToken& token) {
+void LogprobText::Add(const SampledToken& token) {
   if (style_.chat) {
     if (count_++ > 0) tokens_.push_back(',');
-    AppendChatToken(token.id, token.logprob, tokens_);
+    AppendChatToken(token.token, token.logprob, tokens_);
     tokens_ += R"(,"top_logprobs":[)";
     for (std::size_t i = 0; i < token.top.size(); ++i) {
       if (i > 0) tokens_.push_back(',');
@@ -63,15 +63,15 @@ void LogprobText::Add(const OutputToken& token) {
     AppendJsonString(Name(entry.token), top);
     top.push_back(':');
     AppendJsonFloat(entry.logprob, top);
-    chosen = chosen || entry.token == token.id;
+    chosen = chosen || entry.token == token.token;
   }
   if (!chosen) {
     if (top.size() > 1) top.push_back(',');
-    AppendJsonString(Name(token.id), top);
+    AppendJsonString(Name(token.token), top);
     top += ":" + logprob;
   }
   top.push_back('}');
-  AddColumns(token.id, logprob, top);
+  AddColumns(token.token, logprob, top);
 }
 
 void LogprobText::AddUnscored(TokenId token) { AddColumns(token, "null", "null"); }

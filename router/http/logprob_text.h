@@ -26,7 +26,7 @@ class LogprobText {
 
   // Adds a token without log-probabilities: the first of an echoed prompt.
   void AddUnscored(TokenId token);
-  void Add(const OutputToken& token);
+  void Add(const SampledToken& token);
 
   // Appends the value of a "logprobs" member to `out` and begins anew. The text_offset of
   // completions continues to count.

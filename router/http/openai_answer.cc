@@ -42,11 +42,11 @@ void AppendScore(std::optional<float> score, std::string& out) {
 OpenAiAnswer::OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of)
     : header_(std::move(header)), prompts_(header_.prompts) {
   head_ = R"({"id":")";
-  head_ += header_.chat ? "chatcmpl-" : "cmpl-";
+  head_ += header_.form.chat ? "chatcmpl-" : "cmpl-";
   AppendJsonEscaped(header_.id, head_);
   head_ += R"(","object":)";
-  if (header_.chat) {
-    head_ += header_.stream ? R"("chat.completion.chunk")" : R"("chat.completion")";
+  if (header_.form.chat) {
+    head_ += header_.form.stream ? R"("chat.completion.chunk")" : R"("chat.completion")";
   } else {
     head_ += R"("text_completion")";
   }
@@ -56,25 +56,26 @@ OpenAiAnswer::OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of)
   const std::uint32_t choices = header_.prompts * header_.n;
   choices_.reserve(choices);
   for (std::uint32_t i = 0; i < choices; ++i) {
-    choices_.emplace_back(LogprobText({header_.chat, header_.tokens_as_token_ids}, bytes_of));
+    choices_.emplace_back(
+        LogprobText({header_.form.chat, header_.form.tokens_as_token_ids}, bytes_of));
   }
 }
 
 void OpenAiAnswer::Prompt(std::uint32_t prompt, std::vector<TokenId> tokens,
                           const std::string& text) {
   prompts_[prompt] = std::move(tokens);
-  if (!header_.echo) return;
+  if (!header_.form.echo) return;
   for (std::uint32_t i = 0; i < header_.n; ++i) {
     Choice& choice = choices_[IndexOf(prompt, i)];
     choice.echo = text;
-    if (header_.logprobs) choice.logprobs.AddUnscored(prompts_[prompt].front());
+    if (header_.form.logprobs) choice.logprobs.AddUnscored(prompts_[prompt].front());
   }
 }
 
-void OpenAiAnswer::PromptScores(std::uint32_t prompt, const std::vector<OutputToken>& scores) {
+void OpenAiAnswer::PromptScores(std::uint32_t prompt, const std::vector<SampledToken>& scores) {
   for (std::uint32_t i = 0; i < header_.n; ++i) {
     LogprobText& logprobs = choices_[IndexOf(prompt, i)].logprobs;
-    for (const OutputToken& token : scores) logprobs.Add(token);
+    for (const SampledToken& token : scores) logprobs.Add(token);
   }
 }
 
@@ -90,11 +91,11 @@ void OpenAiAnswer::EndEvent(std::uint32_t index, std::string_view finish, std::s
   out += finish;
   out += "}]";
   if (std::exchange(prompt_due_, false)) AppendPromptIds(out);
-  if (header_.continuous_usage) {
+  if (header_.form.continuous_usage) {
     out += R"(,"usage":{)";
     AppendCounts(prompts_[index / header_.n].size(), choices_[index].output_tokens, out);
     out.push_back('}');
-  } else if (header_.include_usage) {
+  } else if (header_.form.include_usage) {
     out += R"(,"usage":null)";
   }
   out += "}\n\n";
@@ -129,7 +130,7 @@ void OpenAiAnswer::AppendPromptIds(std::string& out) const {
 }
 
 void OpenAiAnswer::Start(std::uint32_t prompt, std::string& out) {
-  if (!header_.stream || !header_.chat) return;
+  if (!header_.form.stream || !header_.form.chat) return;
   for (std::uint32_t i = 0; i < header_.n; ++i) {
     const std::uint32_t index = IndexOf(prompt, i);
     BeginEvent(index, out);
@@ -154,25 +155,25 @@ void OpenAiAnswer::FlushEcho(std::uint32_t index, std::string& out) {
 void OpenAiAnswer::Add(std::uint32_t prompt, const Delta& delta, std::string& out) {
   const std::uint32_t index = IndexOf(prompt, delta.choice);
   Choice& choice = choices_[index];
-  if (header_.stream) FlushEcho(index, out);
+  if (header_.form.stream) FlushEcho(index, out);
   choice.output_tokens += static_cast<std::uint32_t>(delta.tokens.size());
   std::vector<TokenId> ids;
   if (header_.return_token_ids) {
-    for (const OutputToken& token : delta.tokens) ids.push_back(token.id);
+    for (const SampledToken& token : delta.tokens) ids.push_back(token.token);
   }
-  if (header_.logprobs) {
-    for (const OutputToken& token : delta.tokens) choice.logprobs.Add(token);
+  if (header_.form.logprobs) {
+    for (const SampledToken& token : delta.tokens) choice.logprobs.Add(token);
   }
-  if (!header_.stream) {
+  if (!header_.form.stream) {
     AppendJsonEscaped(delta.text, choice.text);
     choice.tokens.insert(choice.tokens.end(), ids.begin(), ids.end());
     return;
   }
   if (delta.text.empty() && ids.empty() && choice.logprobs.empty()) return;
   BeginEvent(index, out);
-  out += header_.chat ? R"(,"delta":{"content":")" : R"(,"text":")";
+  out += header_.form.chat ? R"(,"delta":{"content":")" : R"(,"text":")";
   AppendJsonEscaped(delta.text, out);
-  out += header_.chat ? R"("})" : R"(")";
+  out += header_.form.chat ? R"("})" : R"(")";
   AppendLogprobs(choice, out);
   AppendTokenIds(ids, index, out);
   EndEvent(index, "null", out);
@@ -183,10 +184,10 @@ void OpenAiAnswer::Finish(std::uint32_t prompt, const ChoiceEnd& end, std::strin
   Choice& choice = choices_[index];
   choice.finish = FinishName(end.reason);
   choice.score = end.score;
-  if (!header_.stream) return;
+  if (!header_.form.stream) return;
   FlushEcho(index, out);
   BeginEvent(index, out);
-  out += header_.chat ? R"(,"delta":{})" : R"(,"text":"")";
+  out += header_.form.chat ? R"(,"delta":{})" : R"(,"text":"")";
   AppendLogprobs(choice, out);
   AppendTokenIds({}, index, out);
   AppendScore(choice.score, out);
@@ -206,7 +207,7 @@ void OpenAiAnswer::AppendUsage(std::string& out) const {
 }
 
 void OpenAiAnswer::End(std::string& out) {
-  if (header_.include_usage) {
+  if (header_.form.include_usage) {
     out += "data: " + head_ + R"(],"usage":)";
     AppendUsage(out);
     out += "}\n\n";
@@ -218,10 +219,10 @@ void OpenAiAnswer::AppendChoice(std::uint32_t index, std::string& out) {
   Choice& choice = choices_[index];
   out += R"({"index":)";
   AppendJsonInt(index, out);
-  out += header_.chat ? R"(,"message":{"role":"assistant","content":")" : R"(,"text":")";
+  out += header_.form.chat ? R"(,"message":{"role":"assistant","content":")" : R"(,"text":")";
   AppendJsonEscaped(choice.echo, out);
   out += choice.text;
-  out += header_.chat ? R"(","refusal":null})" : R"(")";
+  out += header_.form.chat ? R"(","refusal":null})" : R"(")";
   AppendLogprobs(choice, out);
   AppendTokenIds(choice.tokens, index, out);
   AppendScore(choice.score, out);

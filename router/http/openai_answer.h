@@ -25,10 +25,8 @@ class OpenAiAnswer {
     std::string id;  // without the prefix that says the kind
     std::string model;
     std::int64_t created_s = 0;
-    bool chat = false, stream = false, include_usage = false;
-    bool continuous_usage = false;  // with include_usage: every event has its choice's usage
-    bool echo = false, logprobs = false;
-    bool return_token_ids = false, tokens_as_token_ids = false;
+    AnswerForm form;
+    bool return_token_ids = false;
     std::uint32_t prompts = 1;
     std::uint32_t n = 1;  // choices per prompt
   };
@@ -37,7 +35,7 @@ class OpenAiAnswer {
   // Adds a prompt's tokens. `text` is the text that echo repeats in each of its choices.
   void Prompt(std::uint32_t prompt, std::vector<TokenId> tokens, const std::string& text);
   // Adds log-probabilities of the echoed prompt, in order.
-  void PromptScores(std::uint32_t prompt, const std::vector<OutputToken>& scores);
+  void PromptScores(std::uint32_t prompt, const std::vector<SampledToken>& scores);
 
   // These add the reports of a prompt's generation, whose choices are numbered from 0. When
   // streaming, each appends whole events to `out`, or nothing if there is nothing to send.

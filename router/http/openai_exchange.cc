@@ -26,26 +26,24 @@ std::string HeaderText(const std::vector<std::string>& names) {
 
 }  // namespace
 
-absl::StatusOr<ValidOpenAiRequest> Validate(OpenAiRequest request,
-                                            const InferenceService& service) {
-  ValidOpenAiRequest valid;
-  valid.prompts.reserve(request.prompts.size());
-  for (ApiRequest& prompt : request.prompts) {
+absl::StatusOr<OpenAiBody<GenerateRequest>> Validate(OpenAiBody<ApiRequest> body,
+                                                     const InferenceService& service) {
+  OpenAiBody<GenerateRequest> valid{.form = std::move(body.form), .prompts = {}};
+  valid.prompts.reserve(body.prompts.size());
+  for (ApiRequest& prompt : body.prompts) {
     absl::StatusOr<GenerateRequest> checked = service.Validate(std::move(prompt));
     if (!checked.ok()) return checked.status();
     valid.prompts.push_back(*std::move(checked));
   }
-  request.prompts.clear();
-  valid.request = std::move(request);
   return valid;
 }
 
-std::unique_ptr<HttpExchange> OpenAiExchange::Start(ValidOpenAiRequest valid, std::int64_t now_s,
-                                                    InferenceService& service, IoLoop& io_loop,
-                                                    HttpReply& reply) {
+std::unique_ptr<HttpExchange> OpenAiExchange::Start(OpenAiBody<GenerateRequest> body,
+                                                    std::int64_t now_s, InferenceService& service,
+                                                    IoLoop& io_loop, HttpReply& reply) {
   std::unique_ptr<OpenAiExchange> exchange(
-      new OpenAiExchange(std::move(valid.request), service, reply));
-  absl::Status status = exchange->StartAll(std::move(valid.prompts), now_s, io_loop);
+      new OpenAiExchange(std::move(body.form), service, reply));
+  absl::Status status = exchange->StartAll(std::move(body.prompts), now_s, io_loop);
   if (!status.ok()) {
     exchange->over_ = true;
     SendError(status, reply);
@@ -59,25 +57,20 @@ absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std:
   model_ = prompts.front().api().model;
   const auto count = static_cast<std::uint32_t>(prompts.size());
   const auto n = static_cast<std::uint32_t>(*prompts.front().api().n);
+  const bool return_token_ids = prompts.front().api().return_token_ids;
   for (std::uint32_t i = 0; i < count; ++i) {
     prompts_.push_back(std::make_unique<Prompt>(this, i));
     absl::Status status = prompts_.back()->Start(std::move(prompts[i]), service_, io_loop);
     if (!status.ok()) return status;
   }
   running_ = count;
-  if (!request_.ignored.empty()) headers_.push_back({kIgnoredHeader, HeaderText(request_.ignored)});
+  if (!form_.ignored.empty()) headers_.push_back({kIgnoredHeader, HeaderText(form_.ignored)});
   answer_ = std::make_unique<OpenAiAnswer>(
       OpenAiAnswer::Header{.id = prompts_.front()->id(),
                            .model = model_,
                            .created_s = now_s,
-                           .chat = request_.chat,
-                           .stream = request_.stream,
-                           .include_usage = request_.include_usage,
-                           .continuous_usage = request_.continuous_usage,
-                           .echo = request_.echo,
-                           .logprobs = request_.logprobs,
-                           .return_token_ids = request_.return_token_ids,
-                           .tokens_as_token_ids = request_.tokens_as_token_ids,
+                           .form = form_,
+                           .return_token_ids = return_token_ids,
                            .prompts = count,
                            .n = n},
       [this](TokenId token) { return service_.TokenBytes(model_, token); });
@@ -97,7 +90,7 @@ void OpenAiExchange::Guarded(Work work) {
 absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceService& service,
                                            IoLoop& io_loop) {
   const auto* text = std::get_if<std::string>(&request.api().prompt);
-  if (exchange_->request_.echo && text != nullptr) text_ = *text;
+  if (exchange_->form_.echo && text != nullptr) text_ = *text;
   auto generation = service.Start(std::move(request), io_loop, this);
   if (!generation.ok()) return generation.status();
   generation_ = *std::move(generation);
@@ -106,7 +99,7 @@ absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceSer
 
 void OpenAiExchange::Prompt::OnPrompt(const PromptInfo& prompt) {
   exchange_->Guarded([&] {
-    if (exchange_->request_.echo && text_.empty()) {
+    if (exchange_->form_.echo && text_.empty()) {
       std::string bytes;
       for (TokenId token : prompt.tokens) {
         bytes += exchange_->service_.TokenBytes(exchange_->model_, token);
@@ -156,7 +149,7 @@ void OpenAiExchange::Prompt::OnDone(const GenerationEnd& end) {
 }
 
 void OpenAiExchange::Begin() {
-  if (!request_.stream || std::exchange(begun_, true)) return;
+  if (!form_.stream || std::exchange(begun_, true)) return;
   HttpHeaders headers = headers_;
   headers.push_back({"cache-control", "no-cache"});
   headers.push_back({"x-accel-buffering", "no"});
@@ -179,7 +172,7 @@ void OpenAiExchange::Fail(const absl::Status& status) {
 
 void OpenAiExchange::Complete() {
   over_ = true;
-  if (!request_.stream) {
+  if (!form_.stream) {
     reply_.Send(200, "application/json", answer_->Body(), headers_);
     return;
   }

@@ -15,21 +15,16 @@
 
 namespace flotilla {
 
-// A request whose prompts are valid.
-struct ValidOpenAiRequest {
-  OpenAiRequest request;  // without its prompts
-  std::vector<GenerateRequest> prompts;
-};
-
-// Validates all prompts of `request`; the error says why one of them is refused
+// Validates all prompts of `body`; the error says why one of them is refused
 // (InferenceService::Validate). May be called on any thread.
-absl::StatusOr<ValidOpenAiRequest> Validate(OpenAiRequest request, const InferenceService& service);
+absl::StatusOr<OpenAiBody<GenerateRequest>> Validate(OpenAiBody<ApiRequest> body,
+                                                     const InferenceService& service);
 
 class OpenAiExchange final : public HttpExchange {
  public:
   // Starts all prompts. Null: the request was refused, and the refusal was sent. `reply`, the
   // service and the I/O loop outlive the exchange.
-  static std::unique_ptr<HttpExchange> Start(ValidOpenAiRequest valid, std::int64_t now_s,
+  static std::unique_ptr<HttpExchange> Start(OpenAiBody<GenerateRequest> body, std::int64_t now_s,
                                              InferenceService& service, IoLoop& io_loop,
                                              HttpReply& reply);
 
@@ -55,8 +50,8 @@ class OpenAiExchange final : public HttpExchange {
     std::unique_ptr<Generation> generation_;
   };
 
-  OpenAiExchange(OpenAiRequest request, InferenceService& service, HttpReply& reply)
-      : request_(std::move(request)), service_(service), reply_(reply) {}
+  OpenAiExchange(AnswerForm form, InferenceService& service, HttpReply& reply)
+      : form_(std::move(form)), service_(service), reply_(reply) {}
 
   absl::Status StartAll(std::vector<GenerateRequest> prompts, std::int64_t now_s, IoLoop& io_loop);
   // Runs `work`. If it cannot get memory, this request fails, and no other.
@@ -67,7 +62,7 @@ class OpenAiExchange final : public HttpExchange {
   void Fail(const absl::Status& status);
   void Complete();
 
-  OpenAiRequest request_;
+  const AnswerForm form_;
   InferenceService& service_;
   HttpReply& reply_;
   HttpHeaders headers_;

@@ -108,32 +108,31 @@ void Read(std::string_view name, ObjectReader& reader,
   }
 }
 
-void ReadStreamOptions(ObjectReader& reader, bool permissive, OpenAiRequest& request) {
-  request.stream = reader.Bool("stream").value_or(false);
+void ReadStreamOptions(ObjectReader& reader, bool permissive, AnswerForm& form) {
+  form.stream = reader.Bool("stream").value_or(false);
   const Json* options = reader.Value("stream_options");
   if (options == nullptr) return;
   if (!options->is_object()) return reader.FailField("stream_options", "must be an object");
-  if (!request.stream) return reader.FailField("stream_options", "needs 'stream': true");
+  if (!form.stream) return reader.FailField("stream_options", "needs 'stream': true");
   ObjectReader inner(*options, "stream_options.");
-  request.include_usage = inner.Bool("include_usage").value_or(false);
-  request.continuous_usage =
-      inner.Bool("continuous_usage_stats").value_or(false) && request.include_usage;
+  form.include_usage = inner.Bool("include_usage").value_or(false);
+  form.continuous_usage =
+      inner.Bool("continuous_usage_stats").value_or(false) && form.include_usage;
   inner.UnsupportedUnless("include_obfuscation", {false});
-  reader.Fail(inner.Finish(permissive, &request.ignored));
+  reader.Fail(inner.Finish(permissive, &form.ignored));
 }
 
 // The parameters that both bodies have, and the fields that both refuse or ignore.
 void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& api,
-                OpenAiRequest& request) {
+                AnswerForm& form) {
   api.model = reader.String("model").value_or("");
   for (const Parameter& row : kParameters) {
     if (!row.exceptions.http) continue;
     std::visit([&](auto member) { Read(row.name, reader, api.*member); }, row.asked);
   }
-  request.return_token_ids = api.return_token_ids;
-  request.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
-  ReadStreamOptions(reader, options.permissive, request);
-  api.stream = request.stream;
+  form.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
+  ReadStreamOptions(reader, options.permissive, form);
+  api.stream = form.stream;
   reader.Fail(CheckSizes(api, options.limits));
 
   reader.UnsupportedUnless("response_format", {Json{{"type", "text"}}});
@@ -230,13 +229,13 @@ absl::StatusOr<JsonDocument> ParseBody(std::string_view body, const ParseOptions
 // Makes one ApiRequest per prompt from text, token ids, or a list of either. The fields that they
 // share are copied for each, so none is made from a body that is refused already.
 void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOptions& options,
-                 OpenAiRequest& request) {
+                 std::vector<ApiRequest>& prompts) {
   const Json* value = reader.Value("prompt");
   if (!reader.ok()) return;
   if (value == nullptr) return reader.FailField("prompt", "is missing");
   const auto add = [&](auto prompt) {
-    request.prompts.push_back(base);
-    request.prompts.back().prompt = std::move(prompt);
+    prompts.push_back(base);
+    prompts.back().prompt = std::move(prompt);
   };
   if (value->is_string()) return add(value->get<std::string>());
   if (!value->is_array() || value->empty()) {
@@ -261,29 +260,30 @@ void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOption
 
 }  // namespace
 
-absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
-                                                  const ParseOptions& options) {
+absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body,
+                                                           const ParseOptions& options) {
   absl::StatusOr<JsonDocument> json = ParseBody(body, options);
   if (!json.ok()) return json.status();
   ObjectReader reader(json->root(), "");
-  OpenAiRequest request;
-  request.chat = true;
+  OpenAiBody<ApiRequest> request;
+  AnswerForm& form = request.form;
+  form.chat = true;
   ApiRequest api;
-  ReadCommon(reader, options, api, request);
-  api.prompt = Messages(reader, {options.permissive, &request.ignored});
+  ReadCommon(reader, options, api, form);
+  api.prompt = Messages(reader, {options.permissive, &form.ignored});
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
     api.max_tokens = std::min(api.max_tokens.value_or(*limit), *limit);
   }
   if (api.max_tokens && *api.max_tokens < 1) reader.FailField("max_tokens", "must be at least 1");
 
-  request.logprobs = reader.Bool("logprobs").value_or(false);
+  form.logprobs = reader.Bool("logprobs").value_or(false);
   const auto top = reader.Int("top_logprobs");
-  if (top && !request.logprobs) reader.FailField("top_logprobs", "needs 'logprobs': true");
+  if (top && !form.logprobs) reader.FailField("top_logprobs", "needs 'logprobs': true");
   if (top && (*top < 0 || *top > LogprobSpec::kMaxTop)) {
     reader.FailField("top_logprobs", Cat("must be from 0 to ", LogprobSpec::kMaxTop));
   }
-  if (request.logprobs) api.logprobs = top.value_or(0);
+  if (form.logprobs) api.logprobs = top.value_or(0);
 
   reader.UnsupportedUnless("tools", {Json::array()});
   reader.UnsupportedUnless("tool_choice", {"none", "auto"});
@@ -299,27 +299,29 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
   reader.UnsupportedUnless("add_generation_prompt", {true});
   reader.UnsupportedUnless("continue_final_message", {false});
   reader.UnsupportedUnless("add_special_tokens", {false});
-  if (auto s = reader.Finish(options.permissive, &request.ignored); !s.ok()) return s;
+  if (auto s = reader.Finish(options.permissive, &form.ignored); !s.ok()) return s;
   request.prompts.push_back(std::move(api));
   return request;
 }
 
-absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const ParseOptions& options) {
+absl::StatusOr<OpenAiBody<ApiRequest>> ParseCompletion(std::string_view body,
+                                                       const ParseOptions& options) {
   absl::StatusOr<JsonDocument> json = ParseJsonObject(body);
   if (!json.ok()) return json.status();
   ObjectReader reader(json->root(), "");
-  OpenAiRequest request;
+  OpenAiBody<ApiRequest> request;
+  AnswerForm& form = request.form;
   ApiRequest api;
-  ReadCommon(reader, options, api, request);
+  ReadCommon(reader, options, api, form);
   api.default_max_tokens = kDefaultCompletionTokens;
   api.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
-  request.echo = reader.Bool("echo").value_or(false);
+  form.echo = reader.Bool("echo").value_or(false);
   api.logprobs = reader.Int("logprobs");
-  request.logprobs = api.logprobs.has_value();
-  if (request.echo) api.prompt_logprobs = api.logprobs;
+  form.logprobs = api.logprobs.has_value();
+  if (form.echo) api.prompt_logprobs = api.logprobs;
   reader.UnsupportedUnless("suffix", {""});
-  ReadPrompts(reader, api, options, request);
-  if (auto s = reader.Finish(options.permissive, &request.ignored); !s.ok()) return s;
+  ReadPrompts(reader, api, options, request.prompts);
+  if (auto s = reader.Finish(options.permissive, &form.ignored); !s.ok()) return s;
   return request;
 }
 

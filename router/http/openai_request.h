@@ -15,20 +15,26 @@
 
 namespace flotilla {
 
-struct OpenAiRequest {
+// How an answer is written.
+struct AnswerForm {
   bool chat = false;
-  // One per prompt, in order, each with the same n. The choices of prompt i are numbered from
-  // i * n on.
-  std::vector<ApiRequest> prompts;
   bool stream = false;
   bool include_usage = false;
-  bool continuous_usage = false;  // every event has the usage so far
+  bool continuous_usage = false;  // with include_usage: every event has its choice's usage so far
   bool echo = false;              // completions: the prompt is part of the text
   bool logprobs = false;          // the answer carries them
-  bool return_token_ids = false;
   bool tokens_as_token_ids = false;  // tokens are written "token_id:N"
   // Unknown fields that a permissive server ignored.
   std::vector<std::string> ignored;
+};
+
+// A body of a generation endpoint. Prompt is ApiRequest, or GenerateRequest once all are valid.
+template <class Prompt>
+struct OpenAiBody {
+  AnswerForm form;
+  // One per prompt, in order, each with the same parameters. The choices of prompt i are
+  // numbered from i * n on.
+  std::vector<Prompt> prompts;
 };
 
 struct ParseOptions {
@@ -37,9 +43,10 @@ struct ParseOptions {
   RequestLimits limits;  // a body that exceeds one of them is not read to its end
 };
 
-absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body,
-                                                  const ParseOptions& options);
-absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body, const ParseOptions& options);
+absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body,
+                                                           const ParseOptions& options);
+absl::StatusOr<OpenAiBody<ApiRequest>> ParseCompletion(std::string_view body,
+                                                       const ParseOptions& options);
 
 // {model, prompt | messages, add_special_tokens, parse_special,
 //  add_generation_prompt}

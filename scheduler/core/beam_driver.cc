@@ -24,10 +24,7 @@ std::vector<BeamSearch::Choice> BeamDriver::Choose(Request& request) {
   std::vector<BeamSearch::Beam> beams;
   for (const TableIndex at : request.beam->ranked) {
     const Sequence& sequence = state_.sequences[at];
-    beams.push_back({.outputs = absl::MakeConstSpan(sequence.tokens).subspan(request.prompt_tokens),
-                     .logprobs = sequence.logprobs,
-                     .tops = sequence.tops,
-                     .candidates = sequence.candidates});
+    beams.push_back({.outputs = sequence.outputs, .candidates = sequence.candidates});
   }
   return request.beam->search.Step(beams);
 }
@@ -49,19 +46,15 @@ Sequence BeamDriver::Child(const Sequence& parent, TableIndex parent_slot, const
   child.length.max = parent.length.max;
   // Everything that the parent knows has run, since it gave candidates.
   child.fork = {.parent = parent_slot, .length = parent.length.computed};
-  child.logprobs = parent.logprobs;
-  child.tops = parent.tops;
+  child.outputs = parent.outputs;
   child.tokens.push_back(token.token);
-  child.logprobs.push_back(token.logprob);
-  if (search.keeps_alternatives()) child.tops.push_back(search.Alternatives(parent.candidates));
+  child.outputs.push_back(search.Output(token, parent.candidates));
   return child;
 }
 
 void BeamDriver::Continue(Sequence& sequence, const TopLogprob& token, const BeamSearch& search) {
   sequence.tokens.push_back(token.token);
-  sequence.logprobs.push_back(token.logprob);
-  if (search.keeps_alternatives())
-    sequence.tops.push_back(search.Alternatives(sequence.candidates));
+  sequence.outputs.push_back(search.Output(token, sequence.candidates));
   sequence.candidates.clear();
   sequence.prefill_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   sequence.state = SequenceState::kPrefill;
@@ -114,14 +107,11 @@ void BeamDriver::Answer(TableIndex index) {
     const BeamSearch::Hypothesis& hypothesis = best[i];
     const auto count = static_cast<std::uint32_t>(hypothesis.tokens.size());
     for (std::uint32_t at = 0; at < count; ++at) {
-      state_.events.push_back(TokenEvent{
-          .request = request.id,
-          .attempt = request.attempt,
-          .sequence = SequenceIndex(i),
-          .position = at,
-          .token = hypothesis.tokens[at],
-          .logprob = hypothesis.logprobs[at],
-          .top = hypothesis.tops.empty() ? std::vector<TopLogprob>{} : hypothesis.tops[at]});
+      state_.events.push_back(TokenEvent{.request = request.id,
+                                         .attempt = request.attempt,
+                                         .sequence = SequenceIndex(i),
+                                         .position = at,
+                                         .sampled = hypothesis.tokens[at]});
     }
     state_.counters.output_tokens += count;
     state_.EmitSequenceEnd(request, SequenceIndex(i),

@@ -57,21 +57,18 @@ void BeamSearch::Complete(const Beam& beam, const Ranked& last, std::uint32_t le
   if (at == best_.end() && best_.size() == options_.beams) return;
   Hypothesis hypothesis{
       .tokens = {beam.outputs.begin(), beam.outputs.end()},
-      .logprobs = {beam.logprobs.begin(), beam.logprobs.end()},
-      .tops = {beam.tops.begin(), beam.tops.end()},
       .score = score,
       .stopped = std::binary_search(stop_tokens_.begin(), stop_tokens_.end(), last.token.token)};
-  hypothesis.tokens.push_back(last.token.token);
-  hypothesis.logprobs.push_back(last.token.logprob);
-  if (keeps_alternatives()) hypothesis.tops.push_back(Alternatives(beam.candidates));
+  hypothesis.tokens.push_back(Output(last.token, beam.candidates));
   best_.insert(at, std::move(hypothesis));
   if (best_.size() > options_.beams) best_.pop_back();
 }
 
-std::vector<TopLogprob> BeamSearch::Alternatives(absl::Span<const TopLogprob> candidates) const {
+SampledToken BeamSearch::Output(const TopLogprob& token,
+                                absl::Span<const TopLogprob> candidates) const {
   const auto kept =
       candidates.subspan(0, static_cast<std::size_t>(std::max(keep_top_, 0)));  // or all there are
-  return {kept.begin(), kept.end()};
+  return {token.token, token.logprob, {kept.begin(), kept.end()}};
 }
 
 // Whether a running beam can still become one of the best. `length` is the length of the

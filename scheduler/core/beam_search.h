@@ -37,10 +37,8 @@ class BeamSearch {
 
   // A running beam, as its owner keeps it.
   struct Beam {
-    absl::Span<const TokenId> outputs;
-    absl::Span<const float> logprobs;                // of outputs
-    absl::Span<const std::vector<TopLogprob>> tops;  // of outputs; empty if not kept
-    absl::Span<const TopLogprob> candidates;         // what may follow, best first
+    absl::Span<const SampledToken> outputs;
+    absl::Span<const TopLogprob> candidates;  // what may follow, best first
   };
   // How a beam of the next step begins: beam `parent` of this step, followed by `token`.
   struct Choice {
@@ -54,18 +52,15 @@ class BeamSearch {
 
   // A complete hypothesis.
   struct Hypothesis {
-    std::vector<TokenId> tokens;
-    std::vector<float> logprobs;                // of tokens
-    std::vector<std::vector<TopLogprob>> tops;  // of tokens; empty if not kept
+    std::vector<SampledToken> tokens;
     float score = 0;
     bool stopped = false;  // a stop token ended it; otherwise it is max_tokens long
   };
   // The best complete hypotheses, best first. When the search is over there are beams()
   // of them, or fewer if it ended early.
   const std::vector<Hypothesis>& best() const { return best_; }
-  // The alternatives that an answer lists for a token that was chosen from `candidates`.
-  std::vector<TopLogprob> Alternatives(absl::Span<const TopLogprob> candidates) const;
-  bool keeps_alternatives() const { return keep_top_ != LogprobSpec::kOff; }
+  // `token`, which was chosen from `candidates`, with the alternatives that an answer lists.
+  SampledToken Output(const TopLogprob& token, absl::Span<const TopLogprob> candidates) const;
 
  private:
   struct Ranked {

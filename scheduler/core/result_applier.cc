@@ -75,8 +75,9 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult
   const auto known = [this](TokenId token) {
     return token >= 0 && static_cast<std::uint32_t>(token) < state_.description->vocab_size;
   };
-  if (!std::all_of(result.tokens.begin(), result.tokens.end(),
-                   [&](const SampledToken& t) { return known(t.token); }) ||
+  const auto sampled = [&](const SampledToken& t) { return known(t.token); };
+  if (!std::all_of(result.tokens.begin(), result.tokens.end(), sampled) ||
+      !std::all_of(result.prompt.begin(), result.prompt.end(), sampled) ||
       !std::all_of(result.candidates.begin(), result.candidates.end(),
                    [&](const TopLogprob& t) { return known(t.token); })) {
     return Mismatch(result, "a token outside the vocabulary");
@@ -146,9 +147,7 @@ absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const Sequ
   if (first > last) return absl::OkStatus();
   PromptLogprobs event{.request = request.id, .attempt = request.attempt, .first = first};
   for (std::uint32_t at = first; at <= last; ++at) {
-    const SampledToken& token = result.prompt[at - result.prompt_first];
-    event.chosen.push_back(token.logprob);
-    event.top.push_back(token.top);
+    event.tokens.push_back(result.prompt[at - result.prompt_first]);
   }
   request.prompt_logprobs_next = last + 1;
   state_.events.push_back(std::move(event));
@@ -171,9 +170,7 @@ void ResultApplier::EmitTokens(const SequenceResult& result, Sequence& sequence)
                                        .attempt = request.attempt,
                                        .sequence = sequence.index,
                                        .position = state_.OutputTokens(sequence),
-                                       .token = token.token,
-                                       .logprob = token.logprob,
-                                       .top = token.top});
+                                       .sampled = token});
     sequence.tokens.push_back(token.token);
     ++state_.counters.output_tokens;
   }

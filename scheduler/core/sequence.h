@@ -110,10 +110,9 @@ struct Sequence {
   // How often its draft tokens are right. Kept while the sequence is not open.
   DraftAcceptance acceptance;
 
-  // For beam search: the log-probability and the alternatives of each output token, and
-  // the candidates for the next token once the result is in.
-  std::vector<float> logprobs;
-  std::vector<std::vector<TopLogprob>> tops;
+  // For beam search: the output tokens, and the candidates for the next one once the result is
+  // in.
+  std::vector<SampledToken> outputs;
   std::vector<TopLogprob> candidates;
 
   bool open() const { return state > SequenceState::kPending; }

@@ -120,7 +120,7 @@ TEST_P(EngineContract, AnswersToMaxTokens) {
     EXPECT_EQ(answer.tokens[0].size(), max_tokens);
     ExpectEnd(answer, FinishReason::kLength, max_tokens);
     EXPECT_EQ(answer.ends[0].usage.prompt_tokens, 20u);
-    for (const TokenEvent& token : answer.tokens[0]) EXPECT_LE(token.logprob, 0);
+    for (const TokenEvent& token : answer.tokens[0]) EXPECT_LE(token.sampled.logprob, 0);
   }
 }
 
@@ -298,11 +298,13 @@ TEST_P(EngineContract, LogprobsOfPromptAndOutput) {
     const RecordedAnswer answer = session.Ask(request);
     std::size_t prompt = 0;
     for (const PromptLogprobs& part : answer.prompt) {
-      prompt += part.chosen.size();
-      for (const auto& top : part.top) EXPECT_EQ(top.size(), 2u);
+      for (const SampledToken& token : part.tokens) {
+        EXPECT_EQ(token.token, request.prompt[++prompt]);
+        EXPECT_EQ(token.top.size(), 2u);
+      }
     }
     EXPECT_EQ(prompt, 49u);
-    for (const TokenEvent& token : answer.tokens[0]) EXPECT_EQ(token.top.size(), 4u);
+    for (const TokenEvent& token : answer.tokens[0]) EXPECT_EQ(token.sampled.top.size(), 4u);
   }
 }
 

@@ -77,7 +77,7 @@ TEST_F(FakeEngineTest, ScriptsSequencesAndBeams) {
     const RecordedAnswer answer = recorder_->Answer(request.id);
     EXPECT_THAT(answer.token_ids(0), ElementsAre(7, 8));
     EXPECT_THAT(answer.token_ids(1), ElementsAre(5, 6, 4));
-    EXPECT_EQ(answer.tokens[1][2].logprob, -2.0f);
+    EXPECT_EQ(answer.tokens[1][2].sampled.logprob, -2.0f);
     ASSERT_EQ(answer.sequence_ends.size(), 2u);
     EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kStop);
     EXPECT_EQ(answer.sequence_ends[1].reason, FinishReason::kLength);

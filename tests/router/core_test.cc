@@ -115,7 +115,7 @@ TokenizedRequest Request(std::uint32_t sequences) {
 
 TokenEvent Token(const RequestTracker& t, std::uint32_t sequence, std::uint32_t position,
                  TokenId token) {
-  return {t.id(), t.request().attempt, SequenceIndex(sequence), position, token, 0, {}};
+  return {t.id(), t.request().attempt, SequenceIndex(sequence), position, {.token = token}};
 }
 
 using Verdict = RequestTracker::TokenVerdict;
@@ -220,13 +220,13 @@ TEST(RequestTracker, MissingPositionsAndForeignSequencesAreGaps) {
 
 TEST(RequestTracker, PromptLogprobsArriveOnceEach) {
   RequestTracker tracker(Request(1), 2);
-  PromptLogprobs all{tracker.id(), Attempt(0), 1, {-1, -2}, {{}, {}}};
-  PromptLogprobs first{tracker.id(), Attempt(0), 1, {-1}, {{}}};
+  PromptLogprobs all{tracker.id(), Attempt(0), 1, {{2, -1}, {3, -2}}};
+  PromptLogprobs first{tracker.id(), Attempt(0), 1, {{2, -1}}};
   EXPECT_TRUE(tracker.Apply(first));
   EXPECT_TRUE(tracker.Apply(all));
   EXPECT_EQ(all.first, 2u);
-  EXPECT_EQ(all.chosen, (std::vector<float>{-2}));
-  PromptLogprobs beyond{tracker.id(), Attempt(0), 3, {-3}, {{}}};
+  EXPECT_EQ(all.tokens, (std::vector<SampledToken>{{3, -2}}));
+  PromptLogprobs beyond{tracker.id(), Attempt(0), 3, {{4, -3}}};
   EXPECT_FALSE(tracker.Apply(beyond));
 }
 
@@ -265,7 +265,7 @@ TEST(RequestTracker, ExactlyOnceUnderRandomLoss) {
           history.push_back(event);
           const Verdict verdict = tracker.Apply(event);
           ASSERT_NE(verdict, Verdict::kGap);
-          if (verdict == Verdict::kNew) got[b].push_back(event.token);
+          if (verdict == Verdict::kNew) got[b].push_back(event.sampled.token);
         }
         const bool whole = at >= truth[b].size();
         const bool told =

@@ -454,9 +454,9 @@ TEST_F(FleetCoreTest, WhatIsOutstandingFallsWithEveryTokenAndIsGoneAtTheEnd) {
   core_.OnLoad(now_ns_, Id(1),
                {.outstanding_tokens = 33, .ready = true});  // 20 are another router's
   EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 33u);
-  Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), 0, 7}});
+  Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), 0, {7}}});
   EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 29u) << "the prompt and a token";
-  Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), 1, 7},
+  Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), 1, {7}},
           RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
   EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 20u);
 }

@@ -150,7 +150,7 @@ class Storm {
       events.push_back(RequestEnd{request, attempt, absl::OkStatus(), 0, {}});
       over = true;
     } else {
-      events.push_back(TokenEvent{request, attempt, SequenceIndex(0), one.tokens++, 7});
+      events.push_back(TokenEvent{request, attempt, SequenceIndex(0), one.tokens++, {7}});
     }
     if (over) replica.requests.erase(at);
     core_.OnEvents(now_ns_, id, std::move(events));

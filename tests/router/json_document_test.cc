@@ -109,7 +109,7 @@ TEST(JsonDocument, TheLargestBodiesCostLittle) {
     const testing::AllocationCount allocated;
     const double seconds = SecondsOf([&] {
       for (auto* parse : {&ParseChatCompletion, &ParseCompletion}) {
-        absl::StatusOr<OpenAiRequest> parsed = (*parse)(body, options);
+        absl::StatusOr<OpenAiBody<ApiRequest>> parsed = (*parse)(body, options);
         absl::Status status = parsed.status();
         for (std::size_t i = 0; status.ok() && i < parsed->prompts.size(); ++i) {
           status = validator.Validate(std::move(parsed->prompts[i]), model).status();

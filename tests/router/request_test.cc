@@ -23,7 +23,7 @@ namespace {
 
 const ModelLimits kModel{"m", 1000, 512, /*max_sequences=*/32, /*end_tokens=*/{2}};
 
-absl::Status Check(absl::StatusOr<OpenAiRequest> parsed) {
+absl::Status Check(absl::StatusOr<OpenAiBody<ApiRequest>> parsed) {
   if (!parsed.ok()) return parsed.status();
   const Validator validator{RequestLimits{}};
   for (ApiRequest& prompt : parsed->prompts) {
@@ -339,7 +339,7 @@ TEST(Request, PermissiveIgnoresUnknownFieldsOnly) {
   const ParseOptions permissive{.permissive = true};
   auto parsed = ParseCompletion(Text(R"(,"bogus":1,"other":{})"), permissive);
   ASSERT_TRUE(parsed.ok());
-  EXPECT_EQ(parsed->ignored, (std::vector<std::string>{"bogus", "other"}));
+  EXPECT_EQ(parsed->form.ignored, (std::vector<std::string>{"bogus", "other"}));
   EXPECT_FALSE(ParseCompletion(Text(R"(,"suffix":"x")"), permissive).ok());
 }
 
@@ -350,7 +350,7 @@ TEST(Request, PermissiveIgnoresNestedFieldsToo) {
                            R"({"type":"text","text":"x","cache_control":{"type":"ephemeral"}}]}]})";
   auto parsed = ParseChatCompletion(body, {.permissive = true});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(parsed->ignored,
+  EXPECT_EQ(parsed->form.ignored,
             (std::vector<std::string>{"stream_options.more", "messages[0].reasoning_content",
                                       "messages[1].content[1].cache_control"}));
   EXPECT_EQ(ErrorField(ParseChatCompletion(body, {}).status()), "stream_options.more");
@@ -361,7 +361,7 @@ TEST(Request, TheNamesOfIgnoredFieldsAreBounded) {
   for (int i = 0; i < 10'000; ++i) body += ",\"" + std::to_string(i) + "\":0";
   auto parsed = ParseCompletion(body + "}", {.permissive = true});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(parsed->ignored.size(), kMaxIgnored);
+  EXPECT_EQ(parsed->form.ignored.size(), kMaxIgnored);
 }
 
 TEST(Json, WritesWhatItCanReadBack) {

@@ -60,7 +60,7 @@ struct Recorder final : GenerationListener {
     ++deltas;
     text += delta.text;
     texts[delta.choice] += delta.text;
-    for (const OutputToken& token : delta.tokens) tokens.push_back(token.id);
+    for (const SampledToken& token : delta.tokens) tokens.push_back(token.token);
   }
   void OnChoiceEnd(const ChoiceEnd& choice) override { ends.push_back(choice); }
   void OnDone(const GenerationEnd& generation) override {
@@ -123,9 +123,7 @@ class MovingEngine final : public Engine {
                                   request.attempt,
                                   SequenceIndex(b),
                                   static_cast<std::uint32_t>(at),
-                                  answer[at],
-                                  -1.0f - static_cast<float>(b),
-                                  {}});
+                                  {answer[at], -1.0f - static_cast<float>(b), {}}});
     }
     const FinishReason reason = at < answer.size() ? FinishReason::kMoved : FinishReason::kStop;
     events.push_back(SequenceEnd{request.id, request.attempt, SequenceIndex(b), reason,

@@ -51,8 +51,9 @@ TEST_F(ServiceTest, SaysWhatBecameOfARequest) {
   Make(&engine);
   Recorder recorder;
   const TraceContext client{.trace_high = 1, .trace_low = 2, .span = 3, .sampled = true};
-  auto generation =
-      Start({.prompt = std::string("hi"), .client_request_id = "mine", .trace = client}, &recorder);
+  ApiRequest request{.prompt = std::string("hi"), .trace = client};
+  request.client_request_id = "mine";
+  auto generation = Start(request, &recorder);
   dispatcher_.RunUntil(recorder.done);
   ASSERT_EQ(seen.size(), 1u);
   EXPECT_EQ(seen[0].outcome, RequestOutcome::kFinished);
@@ -68,7 +69,9 @@ TEST_F(ServiceTest, SaysWhatBecameOfARequest) {
   EXPECT_EQ(engine.submitted.back().label, "mine");
 
   Recorder too_long;
-  auto refused = Start({.prompt = std::vector<std::int64_t>{1}, .max_tokens = 8192}, &too_long);
+  ApiRequest long_one{.prompt = std::vector<std::int64_t>{1}};
+  long_one.max_tokens = 8192;
+  auto refused = Start(long_one, &too_long);
   dispatcher_.RunUntil(too_long.done);
   Recorder left;
   Start({.prompt = std::string("hi"), .label = "made-up"}, &left).reset();
@@ -95,7 +98,9 @@ TEST_F(ServiceTest, AbortByPublicIdEndsItOnce) {
   FakeEngine engine(Manual());
   Make(&engine);
   Recorder recorder;
-  auto generation = Start({.prompt = std::vector<std::int64_t>{1}, .max_tokens = 50}, &recorder);
+  ApiRequest request{.prompt = std::vector<std::int64_t>{1}};
+  request.max_tokens = 50;
+  auto generation = Start(request, &recorder);
   dispatcher_.RunOne();  // encoded
   engine.Step();
   dispatcher_.RunOne();
@@ -154,7 +159,9 @@ TEST_F(ServiceTest, TimeSpentBeforeAdmissionCounts) {
   FakeEngine engine(Manual());
   Make(&engine);
   Recorder recorder;
-  auto generation = Start({.prompt = std::string("hi"), .timeout_ms = 10}, &recorder);
+  ApiRequest request{.prompt = std::string("hi")};
+  request.timeout_ms = 10;
+  auto generation = Start(request, &recorder);
   clock_.AdvanceNs(11'000'000);
   dispatcher_.RunUntil(recorder.done);
   EXPECT_EQ(recorder.end.status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -178,7 +185,9 @@ TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
   FakeEngine engine(Manual());
   Make(&engine);
   const auto start = [&](Recorder* recorder) {
-    return Start({.prompt = std::vector<std::int64_t>{1}, .timeout_ms = 100}, recorder);
+    ApiRequest request{.prompt = std::vector<std::int64_t>{1}};
+    request.timeout_ms = 100;
+    return Start(request, recorder);
   };
   const auto submit = [&](std::size_t count) {
     while (engine.submitted().size() < count) dispatcher_.RunOne();
@@ -280,8 +289,9 @@ TEST_F(ServiceTest, EachModelHasItsEngine) {
   ASSERT_EQ(service_->Models().size(), 2u);
   EXPECT_EQ(service_->Models()[1].limits.id, "other");
   Recorder recorder;
-  auto generation =
-      Start({.model = "other", .prompt = std::vector<std::int64_t>{1}, .max_tokens = 1}, &recorder);
+  ApiRequest request{.model = "other", .prompt = std::vector<std::int64_t>{1}};
+  request.max_tokens = 1;
+  auto generation = Start(request, &recorder);
   dispatcher_.RunOne();  // encoded
   EXPECT_TRUE(first.submitted().empty());
   EXPECT_EQ(second.submitted().size(), 1u);

@@ -95,7 +95,7 @@ void ExpectWholeAnswer(const std::vector<EngineEvent>& events, std::uint64_t id,
   for (std::uint32_t i = 0; i < tokens; ++i) {
     const auto& token = std::get<TokenEvent>(events[i + 1]);
     EXPECT_EQ(token.position, i);
-    EXPECT_EQ(token.token, FakeToken(id, SequenceIndex(0), i, 1000));
+    EXPECT_EQ(token.sampled.token, FakeToken(id, SequenceIndex(0), i, 1000));
   }
   EXPECT_EQ(std::get<SequenceEnd>(events[tokens + 1]).reason, FinishReason::kLength);
   EXPECT_TRUE(std::get<RequestEnd>(events[tokens + 2]).status.ok());

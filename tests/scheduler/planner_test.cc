@@ -302,11 +302,11 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
   harness.RunAll();
   std::uint32_t position = 0, logprobs = 0;
   for (const EngineEvent& event : harness.events[1]) {
-    if (const auto* prompt = std::get_if<PromptLogprobs>(&event)) logprobs += prompt->chosen.size();
+    if (const auto* prompt = std::get_if<PromptLogprobs>(&event)) logprobs += prompt->tokens.size();
     const auto* token = std::get_if<TokenEvent>(&event);
     if (token == nullptr) continue;
     EXPECT_EQ(token->position, position);
-    EXPECT_EQ(token->token, FakeToken(1, SequenceIndex(0), position++, 1000));
+    EXPECT_EQ(token->sampled.token, FakeToken(1, SequenceIndex(0), position++, 1000));
   }
   EXPECT_EQ(position, 10u);
   EXPECT_EQ(logprobs, 29u);

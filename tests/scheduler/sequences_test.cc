@@ -30,7 +30,7 @@ std::map<std::uint32_t, std::vector<TokenId>> TokensBySequence(CoreHarness& harn
   std::map<std::uint32_t, std::vector<TokenId>> tokens;
   for (const EngineEvent& event : harness.events[id]) {
     if (const auto* token = std::get_if<TokenEvent>(&event)) {
-      tokens[token->sequence.value()].push_back(token->token);
+      tokens[token->sequence.value()].push_back(token->sampled.token);
     }
   }
   return tokens;
@@ -251,7 +251,13 @@ TEST(Beams, ALostGroupChangesNothing) {
   EXPECT_EQ(TokensBySequence(harness, 1), TokensBySequence(alone, 1));
 }
 
-// BeamSearch alone: an invented model of four tokens, the last ends a hypothesis.
+std::vector<TokenId> Ids(const std::vector<SampledToken>& tokens) {
+  std::vector<TokenId> ids;
+  for (const SampledToken& token : tokens) ids.push_back(token.token);
+  return ids;
+}
+
+// A BeamSearch alone, with an invented model of four tokens. The last token ends a hypothesis.
 class Search {
  public:
   explicit Search(const BeamOptions& options, std::uint32_t max_tokens)
@@ -261,20 +267,23 @@ class Search {
   std::vector<std::vector<TokenId>> Step(const std::vector<std::vector<TopLogprob>>& rows) {
     std::vector<BeamSearch::Beam> views;
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      views.push_back({.outputs = beams_[i], .logprobs = {}, .tops = {}, .candidates = rows[i]});
+      views.push_back({.outputs = beams_[i], .candidates = rows[i]});
     }
-    std::vector<std::vector<TokenId>> next;
+    std::vector<std::vector<SampledToken>> next;
+    std::vector<std::vector<TokenId>> tokens;
     for (const BeamSearch::Choice& choice : search_.Step(views)) {
       next.push_back(beams_[choice.parent]);
-      next.back().push_back(choice.token.token);
+      next.back().push_back(search_.Output(choice.token, rows[choice.parent]));
+      tokens.push_back(Ids(next.back()));
     }
-    return beams_ = next;
+    beams_ = std::move(next);
+    return tokens;
   }
   const std::vector<BeamSearch::Hypothesis>& best() const { return search_.best(); }
 
  private:
   BeamSearch search_;
-  std::vector<std::vector<TokenId>> beams_;
+  std::vector<std::vector<SampledToken>> beams_;
 };
 
 TEST(BeamSearch, AnEndBeyondTheBeamsIsOnlyAReserve) {
@@ -287,7 +296,7 @@ TEST(BeamSearch, AnEndBeyondTheBeamsIsOnlyAReserve) {
   EXPECT_THAT(search.Step({{{3, -1}, {0, -2}}, {{1, -2}, {0, -9}}}),
               ElementsAre(ElementsAre(0, 0), ElementsAre(1, 1)));
   ASSERT_THAT(search.best(), SizeIs(1));
-  EXPECT_THAT(search.best()[0].tokens, ElementsAre(0, 3));
+  EXPECT_THAT(Ids(search.best()[0].tokens), ElementsAre(0, 3));
   EXPECT_EQ(search.best()[0].score, -1.0f);  // (-1 - 1) / 2
   EXPECT_TRUE(search.best()[0].stopped);
 }
@@ -315,10 +324,10 @@ TEST(BeamSearch, LengthEndsEverySequence) {
   search.Step({{{0, -1}, {1, -2}, {2, -3}, {3, -9}}});
   EXPECT_THAT(search.Step({{{0, -1}, {1, -2}}, {{3, -0.5}, {2, -7}}}), IsEmpty());
   ASSERT_THAT(search.best(), SizeIs(2));
-  EXPECT_THAT(search.best()[0].tokens, ElementsAre(0, 0));
+  EXPECT_THAT(Ids(search.best()[0].tokens), ElementsAre(0, 0));
   EXPECT_EQ(search.best()[0].score, -0.5f);  // -2 / 2^2
   EXPECT_FALSE(search.best()[0].stopped);
-  EXPECT_THAT(search.best()[1].tokens, ElementsAre(1, 3));
+  EXPECT_THAT(Ids(search.best()[1].tokens), ElementsAre(1, 3));
   EXPECT_TRUE(search.best()[1].stopped);
 }
 

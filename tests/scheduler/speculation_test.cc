@@ -147,7 +147,7 @@ TokenId Misleading(const BatchItem& item, std::uint32_t output) {
 std::vector<TokenId> TokenIds(const std::vector<EngineEvent>& events) {
   std::vector<TokenId> ids;
   for (const EngineEvent& event : events) {
-    if (const auto* token = std::get_if<TokenEvent>(&event)) ids.push_back(token->token);
+    if (const auto* token = std::get_if<TokenEvent>(&event)) ids.push_back(token->sampled.token);
   }
   return ids;
 }

@@ -165,10 +165,11 @@ absl::Status SimClient::On(const PromptLogprobs& event) {
   if (!accepted_ || AllEnded()) return Wrong("prompt log-probabilities out of order");
   if (request_.logprobs.prompt_top == LogprobSpec::kOff) return Wrong("unwanted log-probabilities");
   if (event.first != prompt_next_) return Wrong("prompt log-probabilities not contiguous");
-  for (const float logprob : event.chosen) {
+  for (const SampledToken& scored : event.tokens) {
     if (prompt_next_ >= request_.prompt.size()) return Wrong("too many log-probabilities");
     const TokenId token = request_.prompt[prompt_next_];
-    if (logprob != SimPromptLogprob(request_.sampling.seed, prompt_next_, token)) {
+    if (scored.token != token ||
+        scored.logprob != SimPromptLogprob(request_.sampling.seed, prompt_next_, token)) {
       return Wrong("a wrong log-probability");
     }
     ++prompt_next_;
@@ -185,12 +186,12 @@ absl::Status SimClient::On(const TokenEvent& event) {
   ++sequence.delivered;
   first_token_ = true;
   if (!request_.beam.has_value()) {
-    return event.token == SimToken(sequence.seed, event.position) ? absl::OkStatus()
-                                                                  : Wrong("a wrong token");
+    return event.sampled.token == SimToken(sequence.seed, event.position) ? absl::OkStatus()
+                                                                          : Wrong("a wrong token");
   }
   const SimBeam& best = beams_[event.sequence.value()];
-  if (event.position >= best.tokens.size() || event.token != best.tokens[event.position] ||
-      event.logprob != best.logprobs[event.position]) {
+  if (event.position >= best.tokens.size() || event.sampled.token != best.tokens[event.position] ||
+      event.sampled.logprob != best.logprobs[event.position]) {
     return Wrong("a wrong token of a beam");
   }
   return absl::OkStatus();

@@ -28,7 +28,7 @@ struct RecordedAnswer {
 
   std::vector<TokenId> token_ids(std::uint32_t sequence = 0) const {
     std::vector<TokenId> ids;
-    for (const TokenEvent& event : tokens[sequence]) ids.push_back(event.token);
+    for (const TokenEvent& event : tokens[sequence]) ids.push_back(event.sampled.token);
     return ids;
   }
 };
@@ -96,8 +96,7 @@ class EngineRecorder : public EventSink {
   static void Take(Entry& entry, PromptLogprobs event) {
     EXPECT_TRUE(entry.answer.accepted);
     EXPECT_EQ(event.first, entry.prompt_next) << "prompt log-probabilities without gaps";
-    EXPECT_EQ(event.chosen.size(), event.top.size());
-    entry.prompt_next += static_cast<std::uint32_t>(event.chosen.size());
+    entry.prompt_next += static_cast<std::uint32_t>(event.tokens.size());
     EXPECT_LE(entry.prompt_next, entry.prompt_tokens);
     entry.answer.prompt.push_back(std::move(event));
   }

@@ -44,9 +44,10 @@ class Collector final : public EventSink {
   void Take(Answer&, CrashCount&) {}
   void Take(Answer& answer, PromptLogprobs& event) {
     EXPECT_EQ(event.first, answer.prompt_logprobs.size() + 1);
-    answer.prompt_logprobs.insert(answer.prompt_logprobs.end(), event.chosen.begin(),
-                                  event.chosen.end());
-    answer.prompt_top.insert(answer.prompt_top.end(), event.top.begin(), event.top.end());
+    for (SampledToken& token : event.tokens) {
+      answer.prompt_logprobs.push_back(token.logprob);
+      answer.prompt_top.push_back(std::move(token.top));
+    }
   }
   void Take(Answer& answer, TokenEvent& event) {
     Answer::Sequence& sequence = answer.sequences.at(event.sequence.value());
@@ -72,11 +73,10 @@ class Collector final : public EventSink {
   std::size_t ended_ = 0;
 };
 
-void AppendBits(std::vector<std::uint32_t>& bits, TokenId token, float logprob,
-                const std::vector<TopLogprob>& top) {
-  bits.push_back(static_cast<std::uint32_t>(token));
-  bits.push_back(std::bit_cast<std::uint32_t>(logprob));
-  for (const TopLogprob& t : top) {
+void AppendBits(std::vector<std::uint32_t>& bits, const SampledToken& token) {
+  bits.push_back(static_cast<std::uint32_t>(token.token));
+  bits.push_back(std::bit_cast<std::uint32_t>(token.logprob));
+  for (const TopLogprob& t : token.top) {
     bits.push_back(static_cast<std::uint32_t>(t.token));
     bits.push_back(std::bit_cast<std::uint32_t>(t.logprob));
   }
@@ -86,7 +86,7 @@ void AppendBits(std::vector<std::uint32_t>& bits, TokenId token, float logprob,
 
 std::vector<TokenId> Answer::Sequence::ids() const {
   std::vector<TokenId> ids;
-  for (const TokenEvent& event : tokens) ids.push_back(event.token);
+  for (const TokenEvent& event : tokens) ids.push_back(event.sampled.token);
   return ids;
 }
 
@@ -97,9 +97,9 @@ std::vector<TokenId> Answer::ids() const {
 std::vector<std::uint32_t> Answer::Bits() const {
   std::vector<std::uint32_t> bits;
   for (std::size_t i = 0; i < prompt_logprobs.size(); ++i) {
-    AppendBits(bits, 0, prompt_logprobs[i], prompt_top[i]);
+    AppendBits(bits, {0, prompt_logprobs[i], prompt_top[i]});
   }
-  for (const TokenEvent& event : tokens) AppendBits(bits, event.token, event.logprob, event.top);
+  for (const TokenEvent& event : tokens) AppendBits(bits, event.sampled);
   return bits;
 }
 

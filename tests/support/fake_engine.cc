@@ -191,10 +191,8 @@ void FakeEngine::Accept(const TokenizedRequest& request, std::vector<EngineEvent
   if (request.logprobs.prompt_top == LogprobSpec::kOff || request.prompt.size() < 2) return;
   PromptLogprobs prompt{.request = request.id, .attempt = request.attempt, .first = 1};
   for (std::size_t i = 1; i < request.prompt.size(); ++i) {
-    SampledToken token =
-        FakeSample(request.prompt[i], request.logprobs.prompt_top, options_.description.vocab_size);
-    prompt.chosen.push_back(token.logprob);
-    prompt.top.push_back(std::move(token.top));
+    prompt.tokens.push_back(FakeSample(request.prompt[i], request.logprobs.prompt_top,
+                                       options_.description.vocab_size));
   }
   events.emplace_back(std::move(prompt));
 }
@@ -272,8 +270,7 @@ std::optional<FinishReason> FakeEngine::StepSequence(const Running& running, Seq
                                                       SequenceIndex(0), position, vocab);
   SampledToken sampled = FakeSample(token, request.logprobs.output_top, vocab);
   if (scripted != nullptr) sampled.logprob = scripted->logprob;
-  events.emplace_back(TokenEvent{request.id, request.attempt, index, position, token,
-                                 sampled.logprob, std::move(sampled.top)});
+  events.emplace_back(TokenEvent{request.id, request.attempt, index, position, std::move(sampled)});
   if (std::binary_search(stops.begin(), stops.end(), token)) return FinishReason::kStop;
   if (sequence.outputs >= request.stop.max_tokens) return FinishReason::kLength;
   return std::nullopt;

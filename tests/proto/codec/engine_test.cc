@@ -156,6 +156,11 @@ TEST(EngineCodec, WhatCannotBeIsRefusedByName) {
                 e.mutable_prompt_logprobs()->add_top_counts(4'000'000'000u);
               }),
               HasSubstr("prompt_logprobs.top_counts"));
+  EXPECT_THAT(wrong([](auto& e) {
+                e.mutable_prompt_logprobs()->add_chosen(-1);
+                e.mutable_prompt_logprobs()->add_top_counts(0);
+              }),
+              HasSubstr("prompt_logprobs.tokens"));
 }
 
 // Any bytes of a peer give a value or a refusal.

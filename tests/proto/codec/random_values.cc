@@ -278,13 +278,13 @@ EngineEvent RandomValues::RouterEvent() {
     case 1: {
       PromptLogprobs event{.request = id, .attempt = attempt, .first = Number()};
       for (std::size_t i = Below(4); i > 0; --i) {
-        event.chosen.push_back(Logprob());
-        event.top.push_back(Tops());
+        event.tokens.push_back({Token(), Logprob(), Tops()});
       }
       return event;
     }
     case 2:
-      return TokenEvent{id, attempt, SequenceIndex(Number()), Number(), Token(), Logprob(), Tops()};
+      return TokenEvent{
+          id, attempt, SequenceIndex(Number()), Number(), {Token(), Logprob(), Tops()}};
     case 3:
       return CrashCount{id, attempt, Number()};
     case 4:

@@ -152,7 +152,7 @@ TEST(GrpcCodec, WritesATokenWithItsAlternatives) {
   const std::string bytes = "\xe2\x82";  // part of a character
   v1::PositionLogprobs position;
   ToProto(
-      {.id = 7, .logprob = -0.5f, .top = {{7, -0.5f}, {9, -1.5f}}},
+      {.token = 7, .logprob = -0.5f, .top = {{7, -0.5f}, {9, -1.5f}}},
       [&](TokenId id) { return id == 7 ? std::string_view(bytes) : std::string_view(); },
       &position);
   EXPECT_EQ(position.chosen().token_id(), 7);

@@ -212,7 +212,9 @@ std::vector<Case> TextCases() {
 // `value` for the parameter of a row, over both APIs.
 Case NumberCase(const Parameter& row, double value) {
   const std::string name(row.name), path(row.grpc);
-  const std::string number = absl::StrCat(static_cast<std::int64_t>(value));
+  const auto whole = static_cast<std::int64_t>(value);
+  const std::string number =
+      static_cast<double>(whole) == value ? absl::StrCat(whole) : absl::StrCat(value);
   const auto dot = path.find('.');
   const std::string field = absl::StrCat(path.substr(dot + 1), ": ", number);
   const bool bounded = row.name != "max_tokens";
@@ -259,6 +261,24 @@ TEST_F(FrontendsTest, JudgeAlike) {
   for (const Case& one : ChatCases()) check("/v1/chat/completions", one);
   for (const Case& one : TextCases()) check("/v1/completions", one);
   for (const Case& one : RangeCases()) check("/v1/completions", one);
+}
+
+TEST_F(FrontendsTest, EveryParameterOfTheSamplerReachesTheEngine) {
+  ForEachOfSampler([this](const Parameter& row, auto member) {
+    const bool constant = row.range.limit == Limit::kNone;
+    const double value = constant ? row.range.low + (row.range.high - row.range.low) / 4 : 5;
+    ASSERT_NE(value, row.default_value);
+    const Case one = NumberCase(row, value);
+    v1::GenerateRequest request;
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(one.proto, &request)) << one.proto;
+    EXPECT_EQ(OverHttp("/v1/completions", "{" + one.http + "}").status, 200) << one.http;
+    EXPECT_EQ(OverGrpc(request).status, 200) << one.proto;
+    const auto submitted = engine_.submitted();
+    ASSERT_GE(submitted.size(), 2u);
+    for (std::size_t i = submitted.size() - 2; i < submitted.size(); ++i) {
+      EXPECT_NEAR(submitted[i].sampling.*member, value, 1e-5) << one.proto;
+    }
+  });
 }
 
 TEST_F(FrontendsTest, WhatTheEngineIsToldIsTheSame) {

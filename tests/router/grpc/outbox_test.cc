@@ -13,7 +13,7 @@ Outbox MakeOutbox(bool token_ids = false, bool logprobs = false) {
                  }});
 }
 
-OutputToken Token(TokenId id) { return {.id = id, .logprob = -1.0f, .top = {{id, -1.0f}}}; }
+SampledToken Token(TokenId id) { return {.token = id, .logprob = -1.0f, .top = {{id, -1.0f}}}; }
 
 TEST(Outbox, MergesDeltasOfAChoiceIntoOneMessage) {
   Outbox outbox = MakeOutbox(true, true);

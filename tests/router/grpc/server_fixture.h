@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "flotilla/v1/inference.grpc.pb.h"
@@ -13,6 +14,37 @@
 #include "tests/router/grpc/fake_service.h"
 
 namespace flotilla {
+
+// Everything a stream said, put together.
+struct Received {
+  std::string text;
+  std::vector<TokenId> tokens;
+  int logprobs = 0;
+  std::vector<v1::Finish> finishes;
+  int usages = 0;
+  v1::Usage usage;
+
+  void Add(const v1::GenerateResponse& message) {
+    EXPECT_EQ(usages, 0) << "a message after the last one";
+    for (const auto& delta : message.deltas()) {
+      text += delta.text();
+      tokens.insert(tokens.end(), delta.token_ids().begin(), delta.token_ids().end());
+      logprobs += delta.logprobs_size();
+    }
+    for (const auto& finish : message.finishes()) finishes.push_back(finish);
+    if (message.has_usage()) {
+      usage = message.usage();
+      ++usages;
+    }
+  }
+};
+
+inline Received ReadAll(grpc::ClientReader<v1::GenerateResponse>& reader) {
+  Received received;
+  v1::GenerateResponse message;
+  while (reader.Read(&message)) received.Add(message);
+  return received;
+}
 
 class GrpcServerTest : public ::testing::Test {
  protected:
@@ -71,7 +103,7 @@ class GrpcServerTest : public ::testing::Test {
 
   static void SayText(const std::shared_ptr<Running>& running, std::string text, TokenId token) {
     Running::Say(running, [text = std::move(text), token](GenerationListener& listener) {
-      listener.OnDelta({.text = text, .tokens = {{.id = token, .logprob = -0.25f}}});
+      listener.OnDelta({.text = text, .tokens = {{.token = token, .logprob = -0.25f}}});
     });
   }
   static void EndWell(const std::shared_ptr<Running>& running, std::uint32_t output_tokens) {

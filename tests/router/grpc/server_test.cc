@@ -20,37 +20,6 @@ namespace {
 using testing::FakeService;
 using Running = FakeService::Running;
 
-// Everything a stream said, put together.
-struct Received {
-  std::string text;
-  std::vector<TokenId> tokens;
-  int logprobs = 0;
-  std::vector<v1::Finish> finishes;
-  int usages = 0;
-  v1::Usage usage;
-
-  void Add(const v1::GenerateResponse& message) {
-    EXPECT_EQ(usages, 0) << "a message after the last one";
-    for (const auto& delta : message.deltas()) {
-      text += delta.text();
-      tokens.insert(tokens.end(), delta.token_ids().begin(), delta.token_ids().end());
-      logprobs += delta.logprobs_size();
-    }
-    for (const auto& finish : message.finishes()) finishes.push_back(finish);
-    if (message.has_usage()) {
-      usage = message.usage();
-      ++usages;
-    }
-  }
-};
-
-Received ReadAll(grpc::ClientReader<v1::GenerateResponse>& reader) {
-  Received received;
-  v1::GenerateResponse message;
-  while (reader.Read(&message)) received.Add(message);
-  return received;
-}
-
 TEST_F(GrpcServerTest, AGatewayMayNameTheTenant) {
   StartServer({.tenant_metadata = "x-tenant"});
   for (const char* tenant : {"a", ""}) {
@@ -99,7 +68,7 @@ TEST_F(GrpcServerTest, PromptLogprobs) {
   StartServer();
   auto call = BeginCall(TextRequest());
   Running::Say(call->running, [](GenerationListener& listener) {
-    listener.OnPromptScores({.first = 1, .tokens = {{.id = 'b', .logprob = -1}}});
+    listener.OnPromptScores({.first = 1, .tokens = {{.token = 'b', .logprob = -1}}});
   });
   v1::GenerateResponse message;
   ASSERT_TRUE(call->reader->Read(&message));
