@@ -35,6 +35,7 @@ struct RequestParameters {
   std::optional<double> top_p;
   std::optional<std::int64_t> top_k;
   std::optional<double> min_p;
+  std::optional<double> typical_p;
   std::optional<double> frequency_penalty, presence_penalty, repetition_penalty;
   std::vector<std::pair<std::int64_t, double>> logit_bias;  // by token id
   std::optional<std::uint64_t> seed;                        // absent: see InferenceService::Start
@@ -144,6 +145,7 @@ inline constexpr Parameter kRows[] = {
     {"top_k", "sampling.top_k", &R::top_k, From(0, Limit::kVocabulary), 0, kSampling,
      &S::top_k, {.also_default = -1}},
     {"min_p", "sampling.min_p", &R::min_p, kShare, 0, kSampling, &S::min_p},
+    {"typical_p", "sampling.typical_p", &R::typical_p, kShareAbove0, 1, kSampling, &S::typical_p},
     {"frequency_penalty", "sampling.frequency_penalty", &R::frequency_penalty, {-2, 2}, 0,
      kSampling, &S::frequency_penalty},
     {"presence_penalty", "sampling.presence_penalty", &R::presence_penalty, {-2, 2}, 0,

@@ -19,7 +19,7 @@ struct LogitBias {
 // How a token is drawn from a row of logits. First the logits are changed, in this order:
 // logit bias, repetition, frequency and presence penalty. These depend only on the tokens
 // before the row, so an answer that is resumed goes on as it would have without a break.
-// Then filters keep some tokens, in this order: min-p, top-k, top-p. One of the tokens
+// Then filters keep some tokens, in this order: min-p, top-k, top-p, typical-p. One of the tokens
 // that are left is drawn at the temperature.
 struct SamplingParams {
   static constexpr float kMaxBias = 100;  // as low as -100
@@ -33,6 +33,11 @@ struct SamplingParams {
   float top_p = 1.0f;
   // Keep tokens that are at least this share as likely as the best one; 0 keeps all.
   float min_p = 0.0f;
+  // Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): of the tokens that the
+  // filters before left, keep the smallest set whose mass reaches typical_p, beginning with the
+  // tokens whose surprise, -log p, is nearest to its mean, the entropy (ties with the last
+  // stay). The best token need not be among them. 1 keeps all.
+  float typical_p = 1.0f;
   // For each token in the prompt or the output, a positive logit is divided by this and a
   // negative one is multiplied by it (Keskar et al. 2019, arXiv:1909.05858, 4.1). 1 changes
   // none.

@@ -81,7 +81,6 @@ std::vector<ForeignField> OfLlamaCpp() {
       {"thinking_forced_open", {false}},
       {"timings_per_token", {false}},
       {"top_n_sigma", {-1, 0}},
-      {"typical_p", {1}},
       {"xtc_probability", {0}},
       {"xtc_threshold", {}, /*ignored=*/true},
   };

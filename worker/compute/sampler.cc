@@ -96,7 +96,7 @@ double TotalWeight(const Row& row, float inverse_temperature) {
   return total;
 }
 
-// Returns a logit such that top-p cannot need any token below it. All tokens below it
+// Returns a logit such that a mass of top_p cannot need any token below it. All tokens below it
 // together have at most n times the mass at that distance from the best token, which is
 // less than the 1 - top_p that may be left out (the best token alone has mass 1). One more
 // in the exponent covers rounding.
@@ -137,6 +137,73 @@ TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float k
   }
 }
 
+// Fills `kept` [vocabulary] with the logits of the tokens that typical-p keeps among those that
+// `args` keeps, and with -infinity for all others.
+void KeepTypical(const Row& row, const SamplingParams& sampling, const kernels::GumbelArgs& args,
+                 std::vector<float>& kept) {
+  // The log of a token's mass (Weight); -infinity: `args` does not keep the token.
+  const auto exponent_of = [&](TokenId token) {
+    const float logit = row.logits[token];
+    const bool is_kept =
+        logit > args.cutoff.score || (logit == args.cutoff.score && token <= args.cutoff.token);
+    return is_kept ? double{logit - row.stats.max} * args.inverse_temperature : kMinusInfinity;
+  };
+  double total = 0, mean = 0;
+  for (int token = 0; token < row.size(); ++token) {
+    const double exponent = exponent_of(token);
+    const double mass = Weight(row, row.logits[token], args.inverse_temperature);
+    if (mass == 0 || exponent == kMinusInfinity) continue;
+    total += mass;
+    mean += mass * exponent;
+  }
+  // A token's surprise is log(total) - exponent, and the entropy is log(total) - mean.
+  mean /= total;
+  // Tokens below 2 * mean are farther from the mean than all above it, and those below the floor
+  // of top-p are not needed for the mass. So tokens below both are never kept.
+  const float floor = NucleusFloor(row, sampling.typical_p, sampling.temperature);
+  const double least = std::min(2 * mean, double{floor - row.stats.max} * args.inverse_temperature);
+  struct Candidate {
+    TokenId token;
+    float mass;
+    double distance;
+  };
+  std::vector<Candidate> candidates;
+  for (int token = 0; token < row.size(); ++token) {
+    const double exponent = exponent_of(token);
+    if (exponent == kMinusInfinity || exponent < least) continue;
+    candidates.push_back({token, Weight(row, row.logits[token], args.inverse_temperature),
+                          std::abs(exponent - mean)});
+  }
+  const auto nearer = [](const Candidate& a, const Candidate& b) {
+    return a.distance != b.distance ? a.distance < b.distance : a.token < b.token;
+  };
+  // Halves [begin, end), which has the token that reaches the mass, before anything is sorted.
+  const double wanted = static_cast<double>(sampling.typical_p) * total;
+  double mass = 0, farthest = 0;  // of the tokens before `begin`
+  auto begin = candidates.begin(), end = candidates.end();
+  while (end - begin > 32) {
+    const auto middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end, nearer);
+    double sum = mass;
+    for (auto at = begin; at != middle; ++at) sum += at->mass;
+    if (sum >= wanted) {
+      end = middle;
+    } else {
+      begin = middle;
+      mass = sum;
+    }
+  }
+  std::sort(begin, end, nearer);
+  for (; begin != end && mass < wanted; ++begin) {
+    mass += begin->mass;
+    farthest = begin->distance;
+  }
+  kept.assign(row.logits.size(), kMinusInfinity);
+  for (const Candidate& candidate : candidates) {
+    if (candidate.distance <= farthest) kept[candidate.token] = row.logits[candidate.token];
+  }
+}
+
 TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPosition& position) {
   if (sampling.temperature < kMinTemperature) {
     return row.ops.argmax(row.logits.data(), row.size()).token;
@@ -152,6 +219,11 @@ TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPosition
   }
   if (sampling.top_p < 1.0f) {
     args.cutoff = NucleusCutoff(row, sampling, args.cutoff.score, args.inverse_temperature);
+  }
+  if (sampling.typical_p < 1.0f) {
+    static thread_local std::vector<float> kept;
+    KeepTypical(row, sampling, args, kept);
+    return row.ops.gumbel_argmax(kept.data(), row.size(), args).token;
   }
   return row.ops.gumbel_argmax(row.logits.data(), row.size(), args).token;
 }
@@ -209,7 +281,8 @@ kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPosition
 
 bool NeedsFullRow(const SamplingParams& sampling) {
   if (sampling.temperature < kMinTemperature) return false;
-  return sampling.min_p > 0 || sampling.top_k > 0 || sampling.top_p < 1.0f;
+  return sampling.min_p > 0 || sampling.top_k > 0 || sampling.top_p < 1.0f ||
+         sampling.typical_p < 1.0f;
 }
 
 bool ChangesLogits(const SamplingParams& sampling, const TokenPosition& position) {

@@ -13,10 +13,12 @@
 //   Otherwise min-p keeps every logit not below max + T ln(min_p), and top-k keeps every
 //     logit not below the k-th largest, so ties with it stay. Top-p then takes the kept
 //     tokens by descending logit, ascending id, until their mass, softmax(logits / T)
-//     over the kept tokens, reaches top_p; the token that reaches it is included. Among
-//     the tokens that are left the largest logit / T + Gumbel noise wins, which samples
-//     exactly their softmax. The noise is a hash of (SequenceSeed(seed, sequence), output
-//     index, token id).
+//     over the kept tokens, reaches top_p; the token that reaches it is included. Typical-p
+//     then takes these tokens by ascending |-log p - H|, where H is the entropy of their
+//     softmax p, until their mass reaches typical_p; ties with the last stay. It comes last, as
+//     in transformers' `generate`. Among the tokens that are left the largest logit / T + Gumbel
+//     noise wins, which samples exactly their softmax. The noise is a hash of
+//     (SequenceSeed(seed, sequence), output index, token id).
 // Log-probabilities are natural logs of softmax(raw logits) over the whole
 // vocabulary, whatever was changed or kept.
 //

@@ -29,8 +29,37 @@ std::vector<float> RandomRow(int n, std::mt19937& random, float spread) {
 // The kept tokens by the definition: everything sorted, sums in double.
 struct Naive {
   std::vector<TokenId> kept;
-  double margin = 1;  // distance of top_p and min_p from the nearest boundary
+  double margin = 1;  // distance of top_p, min_p and typical_p from the nearest boundary
 };
+
+// TypicalLogitsWarper of transformers 4.46, line by line, in double.
+void NaiveTypical(const std::vector<float>& row, const SamplingParams& p, Naive& naive) {
+  double total = 0, entropy = 0, sum = 0;
+  for (TokenId token : naive.kept) total += std::exp(double{row[token]} / p.temperature);
+  const auto normalized = [&](TokenId token) {
+    return double{row[token]} / p.temperature - std::log(total);
+  };
+  for (TokenId token : naive.kept) entropy -= normalized(token) * std::exp(normalized(token));
+  std::vector<std::pair<double, TokenId>> sorted;
+  for (TokenId token : naive.kept) {
+    sorted.emplace_back(std::abs(-normalized(token) - entropy), token);
+  }
+  std::sort(sorted.begin(), sorted.end());
+  std::size_t last = 0;
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    sum += std::exp(normalized(sorted[i].second));
+    naive.margin = std::min(naive.margin, std::abs(sum - double{p.typical_p}));
+    last += sum < p.typical_p;
+  }
+  const auto [farthest, at] = sorted[std::min(last, sorted.size() - 1)];
+  naive.kept.clear();
+  for (const auto& [distance, token] : sorted) {
+    // The sampler's sums are of floats.
+    const bool tie = row[token] == row[at];
+    if (!tie) naive.margin = std::min(naive.margin, std::abs(distance - farthest) / 30);
+    if (tie || distance <= farthest) naive.kept.push_back(token);
+  }
+}
 
 Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
   Naive naive;
@@ -63,6 +92,7 @@ Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
     naive.margin = std::min(naive.margin, std::abs(sum - double{p.top_p}));
     if (sum >= p.top_p) break;
   }
+  if (p.typical_p < 1) NaiveTypical(row, p, naive);
   return naive;
 }
 
@@ -153,6 +183,7 @@ TEST_P(SamplerTest, EqualsTheNaiveReference) {
       p.top_k = std::vector<std::int32_t>{0, 1, 5, 40, 64, 65, 500, 100000}[random() % 8];
       p.top_p = std::vector<float>{1.0f, 0.01f, 0.5f, 0.9f, 0.999f}[random() % 5];
       p.min_p = std::vector<float>{0, 0, 0.05f, 0.3f, 0.9f}[random() % 5];
+      p.typical_p = std::vector<float>{1, 1, 0.1f, 0.5f, 0.95f}[random() % 5];
       p.seed = random();
       const TokenPosition position{SequenceIndex(random() % 4),
                                    static_cast<std::uint32_t>(random() % 99)};
@@ -257,6 +288,47 @@ TEST_P(SamplerTest, MinPKeepsWhatIsLikelyEnough) {
   EXPECT_EQ(Count(row, {.top_p = 0.6f, .min_p = 0.6f}, 200).size(), 2u);
 }
 
+// What transformers 4.46.3 (torch 1.12.1) keeps: its warpers for temperature, top_k, top_p or
+// min_p, then TypicalLogitsWarper(typical_p).
+TEST_P(SamplerTest, TypicalPKeepsWhatTransformersKeeps) {
+  struct Recorded {
+    std::vector<float> row;
+    SamplingParams sampling;
+    std::set<TokenId> kept;
+  };
+  const std::vector<Recorded> recorded = {
+      {{0.375, 0.125, 0, 0.25, -0.25, -0.125, -0.75, 0.25, -0.5, -0.25, -0.5, 0},
+       {.typical_p = 0.2f},
+       {2, 5, 11}},
+      {{1, -1, 4, 6, 1, -2, -2, 1, 0, -6, 2, 0},
+       {.temperature = 2, .typical_p = 0.8f},
+       {0, 2, 3, 4, 7, 10}},
+      {{2.875, -0.875, -2.75, 0.875, 1, 2.375, -2.25, 3.125, -2.375, 1.625, 1, -2.875},
+       {.typical_p = 0.95f},
+       {0, 4, 5, 7, 9, 10}},
+      {{-0.25, 0.375, -0.25, -0.375, -0.875, 0.5, 0, -0.375, 0.125, -0.625, 0.25, -0.125},
+       {.typical_p = 0.05f},
+       {6}},
+      {{1, 1, 1, -1, 0, 0, -1, 0, 0, -1, 0, 0},
+       {.top_k = 6, .typical_p = 0.95f},
+       {0, 1, 2, 4, 5, 7, 8, 10, 11}},
+      {{0.125, 2.125, -1, -0.75, 0.25, 1.125, -1.25, -2.25, 0.375, 0.25, -0.375, 0.25},
+       {.temperature = 0.5f, .top_p = 0.875f, .typical_p = 0.95f},
+       {1, 5}},
+      {{0, 0, 4, -1, -1, 3, -2, 2, -3, -2, 4, -5},  // the best are not typical
+       {.temperature = 2, .min_p = 0.0625f, .typical_p = 0.05f},
+       {5}},
+      {{2.375, 1.375, 3.875, -1.75, 0.5, -0.75, -0.875, 4.625, 2.25, 0.25, 4.75, -1},
+       {.temperature = 2, .min_p = 0.0625f, .typical_p = 0.95f},
+       {0, 1, 2, 4, 7, 8, 10}}};
+  for (const Recorded& one : recorded) {
+    std::set<TokenId> drawn;
+    for (const auto& [token, count] : Count(one.row, one.sampling, 2000)) drawn.insert(token);
+    EXPECT_EQ(drawn, one.kept) << &one - recorded.data();
+    EXPECT_TRUE(NeedsFullRow(one.sampling));
+  }
+}
+
 TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
   const unsigned seed = 12;
   SCOPED_TRACE(seed);
@@ -267,6 +339,7 @@ TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
     SamplingParams p{.temperature = 0.8f, .top_k = round % 2 ? 100 : 0, .top_p = 0.95f};
     p.seed = random();
     if (round % 4 == 1) p.min_p = 0.02f;
+    if (round % 4 == 2) p.typical_p = 0.7f;
     if (round % 4 == 3) {
       p.repetition_penalty = 1.1f;
       p.frequency_penalty = 0.3f;
@@ -408,8 +481,11 @@ TEST_P(SamplerTest, ExtremeParametersStayInTheVocabulary) {
     for (const float top_p : {1e-38f, 0.5f, std::nextafter(1.0f, 0.0f), 1.0f}) {
       for (const std::int32_t top_k : {0, 70, std::numeric_limits<std::int32_t>::max()}) {
         for (const float min_p : {0.0f, 1e-45f, std::nextafter(1.0f, 0.0f), 1.0f}) {
-          const SamplingParams p{
-              .temperature = temperature, .top_k = top_k, .top_p = top_p, .min_p = min_p};
+          const SamplingParams p{.temperature = temperature,
+                                 .top_k = top_k,
+                                 .top_p = top_p,
+                                 .min_p = min_p,
+                                 .typical_p = min_p > 0 ? min_p : 1};
           const TokenId token = Sample(row, p).token;
           EXPECT_GE(token, 0);
           EXPECT_LT(token, 1100);
