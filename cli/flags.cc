@@ -49,12 +49,12 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "The GGUF file of the worker group that this process runs itself, in place of --worker.",
      kOwnGroup},
     {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
-     "The name that clients use. By default it is the file's name without .gguf; clients may "
-     "leave out its format, as in .Q4_1.",
+     "The name that clients use. The default is the file's name without .gguf; clients may "
+     "also leave out the weight format at its end, such as .Q4_1.",
      kGroup},
     {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
-     "The most tokens of one request, prompt and output together. 0 means what the model was "
-     "trained for.",
+     "The most tokens of one request, prompt and output together. 0 means the length that the "
+     "model was trained for.",
      kGroup},
 
     {"--host", &RoleFlags::host, "ADDRESS", 0, 0, kListen,
@@ -64,17 +64,17 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--grpc-port", &RoleFlags::grpc_port, "port", 0, 65535, kListen,
      "The port of the gRPC API flotilla.v1. 0 means any free port.", kServe | kRouter},
     {"--health-port", &RoleFlags::health_port, "port", -1, 65535, kListen,
-     "A port that serves /health, /ready and /metrics on connections of its own, which no "
-     "client of the API can use up. 0 means any free port, -1 means none.",
+     "A further port for /health, /ready and /metrics. It answers even when clients of the API "
+     "use all their connections. 0 means any free port, -1 means none.",
      kServe | kRouter},
     {"--max-connections", &RoleFlags::max_connections, "connections", 1, 1 << 20, kListen,
-     "The most HTTP connections at a time. The limit of file descriptors can lower it. One "
-     "connection more takes the place of the one that has been idle for longest.",
+     "The most HTTP connections at a time. A low limit of file descriptors lowers this number. "
+     "A new connection above it replaces the one that has been idle for longest.",
      kServe | kRouter},
     {"--allowed-hosts", &RoleFlags::allowed_hosts, "NAME,NAME...", 0, 0, kListen,
-     "The names that the Host header of a request may have, besides those of loopback; * "
-     "allows any. By default any name is allowed, but only those of loopback when the server "
-     "listens on loopback.",
+     "The names that a request's Host header may have, besides those of loopback. * allows any "
+     "name. The default is * unless the server listens on loopback; then only the names of "
+     "loopback are allowed.",
      kServe | kRouter},
     {"--listen-port", &RoleFlags::listen_port, "port", 0, 65535, kListen,
      "The port where the rest of the fleet reaches this process. 0 means any free port.",
@@ -83,18 +83,19 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "The port where Prometheus reads metrics. 0 means any free port.",
      kScheduler | kWorker | kNode},
     {"--scheduler", &RoleFlags::schedulers, "HOST:PORT", 0, 0, kListen,
-     "A scheduler whose model this router serves. Repeat the flag for several. "
-     "dns:///NAME:PORT means all addresses of a name, which is looked up every 5 seconds.",
+     "A scheduler whose model this router serves. Repeat the flag for several schedulers. "
+     "dns:///NAME:PORT means all addresses of NAME, which is looked up every 5 seconds.",
      kRouter},
     {"--worker", &RoleFlags::worker, "HOST:PORT", 0, 0, kListen,
-     "The address of the worker whose ranks this scheduler uses. --model runs ranks in its "
-     "place.",
+     "The address of the worker that runs the model. With --model the scheduler starts the ranks "
+     "itself and needs no worker.",
      kScheduler},
     {"--hold-seconds", &RoleFlags::hold_seconds, "seconds", 0, 3600, kListen,
-     "How long a request waits for a scheduler that went away.", kRouter},
+     "How long a request waits when its scheduler went away and no other can continue it.",
+     kRouter},
     {"--move-after-seconds", &RoleFlags::move_after_seconds, "seconds", 0, 3600, kListen,
-     "How long a request waits for a worker group that went away before another replica "
-     "continues it.",
+     "How long a request waits at a replica that has lost its worker group. Then another replica "
+     "continues the request.",
      kRouter},
     {"--permissive", &RoleFlags::permissive, "", 0, 0, kListen,
      "The server ignores unknown fields of requests and names them in the answer's header "
@@ -114,13 +115,14 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      kServe | kRouter},
 
     {"--api-keys-file", &RoleFlags::api_keys_file, "PATH", 0, 0, kSecurity,
-     "Clients need a key of this file. A line is NAME KEY or NAME sha256:HEX, and may end "
-     "with max-priority=N to bound the priority of its requests. NAME is the tenant. The file "
-     "is read again when it changes.",
+     "Clients need a key from this file. A line is NAME KEY or NAME sha256:HEX. NAME is the "
+     "tenant. max-priority=N at the end of a line bounds the priority of requests with this "
+     "key. The file is read again when it changes.",
      kServe | kRouter},
     {"--fleet-secret-file", &RoleFlags::fleet_secret_file, "PATH", 0, 0, kSecurity,
-     "Streams between the roles need the secret in this file, 32 to 256 characters. A second "
-     "line is accepted as well, for rotation. The file is read again when it changes.",
+     "Streams between the roles need the secret in the first line of this file, 32 to 256 "
+     "characters. The secret in a second line is accepted as well, for rotation. The file is "
+     "read again when it changes.",
      kFleet},
     {"--tls-cert", &RoleFlags::tls_cert, "PATH", 0, 0, kSecurity,
      "The PEM certificate of this process. Streams between the roles are then encrypted, and "
@@ -129,12 +131,12 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--tls-key", &RoleFlags::tls_key, "PATH", 0, 0, kSecurity,
      "The PEM private key that belongs to --tls-cert.", kFleet},
     {"--tls-ca", &RoleFlags::tls_ca, "PATH", 0, 0, kSecurity,
-     "The PEM certificate authorities of the fleet. A process with a certificate of theirs is "
-     "a member.",
+     "The PEM certificate authorities of the fleet. A process is a member of the fleet if one of "
+     "them has signed its certificate.",
      kFleet},
     {"--insecure-internal", &RoleFlags::insecure_internal, "", 0, 0, kSecurity,
-     "The process listens for the fleet on any --host without secret and certificates. Use it "
-     "only on a network that keeps others out.",
+     "The process listens for the fleet on any --host, without a secret or certificates. Use "
+     "this flag only on a network that keeps others out.",
      kScheduler | kWorker | kNode},
 
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
@@ -144,51 +146,54 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--kv-type", &RoleFlags::kv_type, "bf16|fp32", 0, 0, kCompute,
      "The type of stored keys and values.", kGroup},
     {"--cpu-isa", &RoleFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
-     "The instruction path. auto takes the best that this CPU has. It never changes results.",
+     "The instruction path. auto takes the best that this CPU has. The choice never changes "
+     "results.",
      kGroup},
     {"--threads", &RoleFlags::threads, "threads", 0, 1024, kCompute,
-     "The compute threads of a rank. 0 means its share of what the CPU quota of the cgroup "
-     "allows. It never changes results.",
+     "The number of compute threads of a rank. 0 means the rank's share of the cgroup's CPU "
+     "quota. The number never changes results.",
      kGroup},
 
     {"--tp", &RoleFlags::tensor_parallel, "ranks", 1, 64, kCompute,
-     "The number of ranks that share every layer (tensor parallel). It never changes results.",
-     kGroup},
-    {"--pp", &RoleFlags::pipeline_parallel, "stages", 1, 64, kCompute,
-     "The number of pipeline stages, each of --tp ranks (pipeline parallel). It never changes "
+     "The number of ranks that share every layer (tensor parallel). The number never changes "
      "results.",
      kGroup},
+    {"--pp", &RoleFlags::pipeline_parallel, "stages", 1, 64, kCompute,
+     "The number of pipeline stages, each of --tp ranks (pipeline parallel). The number never "
+     "changes results.",
+     kGroup},
     {"--balance", &RoleFlags::balance, "step|bytes", 0, 0, kCompute,
-     "What --tp divides evenly: step divides each layer's work, for the fastest step; bytes "
-     "divides memory. It never changes results.",
+     "What --tp divides evenly. step divides the work of each layer, which gives the fastest "
+     "step; bytes divides the memory. The choice never changes results.",
      kGroup},
     {"--launcher", &RoleFlags::launcher, "auto|mpi|none", 0, 0, kCompute,
-     "mpi starts ranks as processes with mpirun, watches them and starts them again. none "
-     "runs them as threads of this process. auto means mpi.",
+     "How ranks run. mpi starts them as processes with mpirun, watches them, and starts them "
+     "again when they fail. none runs them as threads of this process. auto means mpi.",
      kWorker | kOwnGroup},
     {"--transport", &RoleFlags::transport, "auto|shared|mpi", 0, 0, kCompute,
      "How rank processes exchange activations: through shared memory, or by MPI messages. "
-     "auto uses shared memory where all ranks are on one host. It never changes results.",
+     "auto uses shared memory if all ranks are on one host. The choice never changes results.",
      kWorker | kRank | kOwnGroup},
     {"--group-network", &RoleFlags::group_network, "ADDRESS/BITS", 0, 0, kCompute,
      "The private network by which the hosts of the ranks reach each other, such as "
-     "10.1.0.0/16. Ranks may then be on other hosts. This traffic is not encrypted.",
+     "10.1.0.0/16. With this flag ranks may be on several hosts. Their traffic is not encrypted.",
      kWorker | kOwnGroup},
     {"--hosts", &RoleFlags::hosts, "HOST,HOST...", 0, 0, kCompute,
-     "The hosts of the ranks, this one first; HOST:RANKS places several ranks on one. It "
-     "needs --group-network.",
+     "The hosts of the ranks. This host is the first. HOST:RANKS places several ranks on a host. "
+     "The flag needs --group-network.",
      kWorker | kOwnGroup},
     {"--hostfile", &RoleFlags::hostfile, "PATH", 0, 0, kCompute,
-     "The hosts as a file in mpirun's format. Without --hosts and --hostfile, mpirun's "
-     "environment decides, as under Slurm. It needs --group-network.",
+     "A file with the hosts of the ranks, in mpirun's format. Without --hosts and --hostfile, "
+     "mpirun takes the hosts from its environment, as under Slurm. The flag needs "
+     "--group-network.",
      kWorker | kOwnGroup},
     {"--hosts-port", &RoleFlags::hosts_port, "port", 0, 65535, kCompute,
-     "The port of `flotilla node` on the other hosts, which starts ranks there. 0 means that "
-     "--remote-shell does. It needs --group-network.",
+     "The port where `flotilla node` listens on the other hosts, to start ranks there. 0 means "
+     "that --remote-shell starts them. The flag needs --group-network.",
      kWorker | kOwnGroup},
     {"--remote-shell", &RoleFlags::remote_shell, "COMMAND", 0, 0, kCompute,
-     "The command that starts a process on a host, called with the host and the command. By "
-     "default mpirun uses ssh. It needs --group-network.",
+     "The program that mpirun calls to start a command on another host. Its arguments are the "
+     "host and the command. The default is ssh. The flag needs --group-network.",
      kWorker | kOwnGroup},
 
     {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule,
@@ -199,62 +204,71 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "The token budget of a step, for prefill and decode together.",
      kServe | kScheduler | kWorker | kRank},
     {"--max-chunk-tokens", &RoleFlags::max_chunk_tokens, "tokens", 1, 1 << 16, kSchedule,
-     "The most tokens of one prompt in a step.", kServe | kScheduler},
+     "The most tokens of one prompt that a step computes.", kServe | kScheduler},
     {"--max-seqs", &RoleFlags::max_seqs, "sequences", 1, 4096, kSchedule,
      "The most sequences that run at once.", kServe | kScheduler | kWorker | kRank},
     {"--prefix-cache", &RoleFlags::prefix_cache, "on|off", 0, 0, kSchedule,
-     "Whether KV blocks of prompts and answers are kept for requests that begin alike. It "
-     "never changes results.",
+     "Whether KV blocks of prompts and answers are kept for later requests that begin with the "
+     "same tokens. The choice never changes results.",
      kServe | kScheduler},
     {"--host-blocks", &RoleFlags::host_blocks, "blocks", 0, 1 << 26, kSchedule,
-     "The number of blocks in host memory, outside the pool, for preempted requests and old "
-     "prefixes.",
+     "The number of KV blocks in host memory, outside the pool, for preempted requests and for "
+     "prefixes that the pool evicts.",
      kGroup},
     {"--disk-blocks", &RoleFlags::disk_blocks, "blocks", 0, 1 << 26, kSchedule,
-     "The same on disk. A block is kept where reading it back is cheaper than computing it.",
+     "The number of KV blocks on disk, for the same purpose. Memory or disk keeps a block only if "
+     "reading it back is cheaper than computing it.",
      kGroup},
     {"--disk-dir", &RoleFlags::disk_directory, "PATH", 0, 0, kSchedule,
-     "The directory of the disk blocks' file. The file has no name and goes with the process.",
+     "The directory of the file that holds the blocks on disk. The file has no name and "
+     "disappears with the process.",
      kGroup},
     {"--policy", &RoleFlags::policy, "priority|fcfs|srpt|edf", 0, 0, kSchedule,
-     "Who goes first: priority and then arrival; fcfs, arrival alone; srpt, the shortest "
-     "predicted; edf, the earliest deadline, which also ends requests that will hardly meet "
-     "theirs.",
+     "Which request goes first. fcfs: the one that came first. The other policies compare "
+     "priorities. Among equal ones, priority takes the request that came first; srpt the one "
+     "that is predicted to finish soonest; edf the one with the earliest deadline. edf also ends "
+     "requests that are predicted to miss their deadline.",
      kServe | kScheduler},
     {"--fair-share", &RoleFlags::fair_share, "", 0, 0, kSchedule,
-     "Tenants take turns by the tokens that they were served.", kServe | kScheduler},
+     "The next request is that of the tenant that was served the fewest tokens so far, divided "
+     "by its weight.",
+     kServe | kScheduler},
     {"--tenant-weights", &RoleFlags::tenant_weights, "NAME=WEIGHT,...", 0, 0, kSchedule,
-     "The shares of tenants under --fair-share. Other tenants have 1.", kServe | kScheduler},
+     "The weights of tenants under --fair-share. Tenants that are not listed have weight 1.",
+     kServe | kScheduler},
     {"--itl-target-ms", &RoleFlags::itl_target_ms, "ms", 0, 60'000, kSchedule,
-     "Prefill chunks become smaller so that steps take at most this long while a sequence "
-     "decodes. 0 means no target.",
+     "The target for the longest step while a sequence decodes. Prefill chunks become smaller "
+     "to meet it. 0 means no target.",
      kServe | kScheduler},
     {"--max-preemptions", &RoleFlags::max_preemptions, "times", 0, 1000, kSchedule,
      "How often a request may be preempted before it becomes non-preemptible.",
      kServe | kScheduler},
     {"--max-wait-ms", &RoleFlags::max_wait_ms, "ms", 0, 3'600'000, kSchedule,
-     "Requests whose predicted wait is longer are refused with 429. 0 means that only a full "
-     "queue refuses.",
+     "The longest wait in the queue. A request that is predicted to wait longer is refused with "
+     "429. 0 means that only a full queue refuses requests.",
      kServe | kScheduler},
     {"--speculation", &RoleFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
-     "How tokens are drafted ahead where it pays: ngram repeats what followed the same tokens "
-     "before; draft runs the model's first layers. It never changes results.",
+     "How draft tokens are made, when they save time. ngram repeats what followed the same "
+     "tokens before; draft runs the model's first layers. The choice never changes results.",
      kGroup},
     {"--draft-tokens", &RoleFlags::draft_tokens, "tokens", 1, 64, kSchedule,
      "The most draft tokens of a sequence in a step.", kServe | kScheduler | kWorker | kRank},
     {"--draft-layers", &RoleFlags::draft_layers, "layers", 0, 1024, kSchedule,
-     "The number of layers that --speculation=draft runs. 0 means a third of the model's.", kGroup},
+     "The number of layers that --speculation=draft runs. 0 means a third of the model's layers.",
+     kGroup},
     {"--queue-requests", &RoleFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
-     "The most requests that may wait. One more is refused with 429.", kServe | kScheduler},
+     "The most requests that may wait. A further request is refused with 429.",
+     kServe | kScheduler},
     {"--queue-tokens", &RoleFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,
-     "The most prompt tokens that may wait. More are refused with 429.", kServe | kScheduler},
+     "The most prompt tokens that may wait. A request that exceeds them is refused with 429.",
+     kServe | kScheduler},
 
     {"--drain-seconds", &RoleFlags::drain_seconds, "seconds", 0, 86400, kProcess,
      "How long running requests may take to finish after SIGTERM or SIGINT.",
      kServe | kRouter | kScheduler},
     {"--ready-file", &RoleFlags::ready_file, "PATH", 0, 0, kProcess,
      "A file that the process writes once it is ready: "
-     "{\"http\":PORT,\"grpc\":PORT,\"health\":PORT,\"pid\":PID}, with the ports that it has.",
+     "{\"http\":PORT,\"grpc\":PORT,\"health\":PORT,\"pid\":PID}, with the ports where it listens.",
      kAll},
     {"--log-level", &RoleFlags::log_level, "debug|info|warning|error", 0, 0, kProcess,
      "The least severe level that is logged to standard error.", kAll},

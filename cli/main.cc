@@ -32,13 +32,13 @@ Examples:
   flotilla serve --model SmolLM2-135M-Instruct.Q4_1.gguf
   flotilla serve --model m.gguf --served-model-name chat --http-port 0 --threads 4
 
-Once it prints `ready http=HOST:PORT grpc=HOST:PORT` on standard output (and
-`health=HOST:PORT`, with --health-port):
+The server is ready when it prints `ready http=HOST:PORT grpc=HOST:PORT` on standard output
+(and `health=HOST:PORT`, with --health-port). Then a client can call it:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
     -d '{"messages":[{"role":"user","content":"Hello!"}],"model":"SmolLM2-135M-Instruct"}'
 
-On SIGINT or SIGTERM the server takes no new requests and running ones finish. A second
-signal ends it at once.)";
+On SIGINT or SIGTERM the server takes no new requests, and running requests finish. A second
+signal ends the server at once.)";
 
 constexpr char kFleetExamples[] = R"(
 Examples, a fleet on one machine:
@@ -46,12 +46,13 @@ Examples, a fleet on one machine:
   flotilla scheduler --worker 127.0.0.1:7001 --listen-port 7002 &
   flotilla router --scheduler 127.0.0.1:7002
 
-The same with scheduler and worker group in one process, which saves a stream per token:
+The same fleet with one process less. This scheduler runs the worker group itself, so no plan
+or result crosses a connection:
   flotilla scheduler --model m.gguf --listen-port 7002 &
   flotilla router --scheduler 127.0.0.1:7002
 
-Each prints a line that begins with `ready` once it can work; they may start in any
-order. On SIGINT or SIGTERM running requests finish. A second signal ends it at once.)";
+The processes may start in any order. Each prints a line that begins with `ready` when it can
+work. On SIGINT or SIGTERM running requests finish. A second signal ends the process at once.)";
 
 constexpr char kNodeExamples[] = R"(
 Example, a worker group of two ranks on 10.1.0.1 and 10.1.0.2, which have the same files:
@@ -89,7 +90,8 @@ int main(int argc, char** argv) {
   CLI::App* serve = app.add_subcommand("serve", "Serve a model, all roles in this process");
   flotilla::AddRoleFlags(*serve, Role::kServe, &serve_flags);
   serve->footer(kServeExamples);
-  CLI::App* router = app.add_subcommand("router", "Serve clients; models are run elsewhere");
+  CLI::App* router =
+      app.add_subcommand("router", "Serve clients; schedulers and workers run the models");
   flotilla::AddRoleFlags(*router, Role::kRouter, &router_flags);
   router->footer(kFleetExamples);
   CLI::App* scheduler = app.add_subcommand("scheduler", "Schedule the work of a worker group");
@@ -98,19 +100,21 @@ int main(int argc, char** argv) {
   CLI::App* worker = app.add_subcommand("worker", "Run a model for a scheduler");
   flotilla::AddRoleFlags(*worker, Role::kWorker, &worker_flags);
   worker->footer(kFleetExamples);
-  CLI::App* node = app.add_subcommand("node", "Lend this host to worker groups of others");
+  CLI::App* node =
+      app.add_subcommand("node", "Start ranks on this host for workers on other hosts");
   flotilla::AddRoleFlags(*node, Role::kNode, &node_flags);
   node->footer(kNodeExamples);
-  // A worker starts this command and makes its flags.
-  CLI::App* rank = app.add_subcommand("rank", "")->group("");
+  // A worker starts this command and chooses its flags.
+  CLI::App* rank = app.add_subcommand("rank", "Run one rank of a worker")->group("");
   flotilla::AddRoleFlags(*rank, Role::kRank, &rank_flags);
   // A worker's mpirun starts this command.
-  CLI::App* exec = app.add_subcommand("exec", "")->group("");
+  CLI::App* exec =
+      app.add_subcommand("exec", "Run a command on a host through its flotilla node")->group("");
   flotilla::AddExecFlags(*exec, &exec_flags);
 
   std::string inspect_path;
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a GGUF file holds");
-  inspect->add_option("model", inspect_path, "GGUF file")->required();
+  inspect->add_option("model", inspect_path, "The GGUF file.")->required();
 
   flotilla::SimulateFlags simulate_flags;
   CLI::App* simulate =
@@ -118,7 +122,7 @@ int main(int argc, char** argv) {
   flotilla::AddSimulateFlags(*simulate, &simulate_flags);
 
   flotilla::TopFlags top_flags;
-  CLI::App* top = app.add_subcommand("top", "Watch a fleet, by its metrics");
+  CLI::App* top = app.add_subcommand("top", "Watch a fleet by its metrics");
   flotilla::AddTopFlags(*top, &top_flags);
 
   // The name flotilla-router means `flotilla router`.

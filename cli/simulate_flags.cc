@@ -15,14 +15,14 @@ Examples:
     flotilla simulate --machine h200 --preset long --rate 20 --requests 10000 --out DIR
   How latency grows with load, up to where it breaks:
     flotilla simulate --preset long --sweep-rate 5,10,20,30,40 --out DIR
-  What an option does:
+  The effect of an option:
     flotilla simulate --rate 30 --preset long --compare max_chunk_tokens=256,512,2048
-  What paging buys, against reserving memory:
+  The gain of paging over reserving memory:
     flotilla simulate --preset long --rate 60 --memory-baselines
   A recorded trace (CSV with a header, or JSON lines: arrival_s, prompt_tokens,
   output_tokens; also tenant, priority, deadline_s, prefix_group, prefix_tokens, n, beams):
     flotilla simulate --trace requests.csv
-  This computer: measure the steps of a model, then simulate it:
+  Measure the steps of a model on this computer, then simulate this computer:
     flotilla simulate --measure model.gguf --out DIR
     flotilla simulate --machine DIR/machine.json --arrivals closed --concurrency 32
 
@@ -50,18 +50,19 @@ void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
   app.add_flag("--list-machines", f->list_machines, "The built-in machines are printed as JSON.")
       ->group(group);
   app.add_option("--kv-tokens", f->kv_tokens,
-                 "The positions in the KV pool. 0 means the machine's.")
+                 "The number of token positions in the KV pool. 0 means that of the machine.")
+      ->check(Between(0, 1 << 30))
+      ->type_name("tokens")
+      ->group(group);
+  app.add_option("--host-tokens", f->host_tokens,
+                 "The number of token positions in host memory, for preempted requests and evicted "
+                 "prefixes. [default 0]")
       ->check(Between(0, 1 << 30))
       ->type_name("tokens")
       ->group(group);
   app.add_option(
-         "--host-tokens", f->host_tokens,
-         "The positions in host memory for preempted requests and old prefixes. [default 0]")
-      ->check(Between(0, 1 << 30))
-      ->type_name("tokens")
-      ->group(group);
-  app.add_option("--round-trip", f->round_trip_us,
-                 "The time from scheduler to worker and back. [default 0]")
+         "--round-trip", f->round_trip_us,
+         "The time that messages take from the scheduler to the worker and back. [default 0]")
       ->check(Between(0, 1e9))
       ->type_name("us")
       ->group(group);
@@ -72,25 +73,26 @@ void AddLengthFlags(CLI::App& app, SimulateFlags* f) {
   const auto length = [&](const char* name, double& value, const char* help, double high) {
     app.add_option(name, value, help)->check(Between(0, high))->group(group);
   };
-  length("--prompt-mean", f->prompt_mean, "The mean prompt length, in place of the preset's.",
-         1 << 20);
+  length("--prompt-mean", f->prompt_mean,
+         "The mean prompt length, if it is not that of the preset.", 1 << 20);
   length("--prompt-sigma", f->prompt_sigma,
          "The standard deviation of the logarithm of prompt lengths.", 4);
-  length("--output-mean", f->output_mean, "The mean output length, in place of the preset's.",
-         1 << 20);
+  length("--output-mean", f->output_mean,
+         "The mean output length, if it is not that of the preset.", 1 << 20);
   length("--output-sigma", f->output_sigma,
          "The standard deviation of the logarithm of output lengths.", 4);
   length("--deadline", f->deadline_s,
          "The deadline of a request, in seconds after its arrival. 0 means none.", 1e6);
   length("--last-deadline", f->last_deadline_s,
-         "Deadlines are spread evenly from --deadline to this. 0 means that all are --deadline.",
+         "Deadlines are spread evenly from --deadline to this one. 0 means that each request has "
+         "--deadline.",
          1e6);
   app.add_option("--max-tokens", f->max_tokens,
-                 "The max_tokens of each request; answers end by themselves. [default 1024]")
+                 "The max_tokens of each request. An answer may end before. [default 1024]")
       ->check(Between(1, 1 << 24))
       ->group(group);
   app.add_flag("--known-lengths", f->known_lengths,
-               "Each request allows exactly the length of its answer, so the scheduler knows it.")
+               "The scheduler knows how long each answer becomes: it is the request's max_tokens.")
       ->group(group);
 }
 
@@ -107,20 +109,21 @@ void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
       ->group(group);
   app.add_option(
          "--arrivals", f->arrivals,
-         "How requests arrive: as a Poisson process, with gamma-distributed gaps, or one for each "
-         "that ends. [default poisson]")
+         "How requests arrive. poisson: as a Poisson process. gamma: with gamma-distributed gaps. "
+         "closed: a new request for each that ends. [default poisson]")
       ->type_name("poisson|gamma|closed")
       ->check(CLI::IsMember({"poisson", "gamma", "closed"}).description(""))
       ->group(group);
-  app.add_option("--rate", f->rate, "The arrivals per second. [default 10]")
+  app.add_option("--rate", f->rate, "The number of arrivals per second. [default 10]")
       ->check(Between(1e-6, 1e6))
       ->group(group);
   app.add_option("--burstiness", f->burstiness,
-                 "The shape of gamma gaps. 1 is a Poisson process, less is burstier. [default 1]")
+                 "The shape of gamma gaps. 1 is a Poisson process, a smaller shape is burstier. "
+                 "[default 1]")
       ->check(Between(0.01, 100))
       ->group(group);
   app.add_option("--concurrency", f->concurrency,
-                 "The requests at any time, when arrivals are closed. [default 16]")
+                 "The number of requests at any time under --arrivals closed. [default 16]")
       ->check(Between(1, 1 << 20))
       ->group(group);
   const auto count = [&](const char* name, std::int64_t& value, double low, double high,
@@ -145,12 +148,13 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
          absl::StrCat("An option of the scheduler: ", Names(simulator::CoreOptionNames()), "."))
       ->type_name("OPTION=VALUE")
       ->group(group);
-  app.add_option("--compare", f->compare,
-                 "One run is made for each value; several options give all combinations.")
+  app.add_option(
+         "--compare", f->compare,
+         "One run is made for each value of the option. Several options give all combinations.")
       ->type_name("OPTION=V,V")
       ->group(group);
   app.add_option("--policies", f->policies,
-                 absl::StrCat("The policies that are compared, of ",
+                 absl::StrCat("The policies that are compared. There are ",
                               absl::StrJoin(PolicyNames(), ", "), "."))
       ->delimiter(',')
       ->type_name("NAME,NAME")
@@ -162,10 +166,12 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
       ->group(group);
   app.add_flag(
          "--memory-baselines", f->memory_baselines,
-         "Paging is compared with reserving memory: the longest, powers of two, the exact length.")
+         "Paging is compared with reserving memory for a request when it starts: for the longest "
+         "sequence, for the next power of two, or for the exact length.")
       ->group(group);
-  app.add_option("--reserve", f->reserve,
-                 "The token slots that a reservation of the longest sequence has. [default 2048]")
+  app.add_option(
+         "--reserve", f->reserve,
+         "The length of the longest sequence in --memory-baselines, in tokens. [default 2048]")
       ->check(Between(1, 1 << 20))
       ->group(group);
 }
@@ -173,36 +179,39 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
 void AddOutputFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Output";
   app.add_option("--slo-ttft", f->slo_ttft_ms,
-                 "The time to first token up to which a request counts for goodput. [default 1000]")
+                 "A request counts for goodput if its time to first token is at most this. "
+                 "[default 1000]")
       ->check(Between(0, 1e9))
       ->type_name("ms")
       ->group(group);
-  app.add_option(
-         "--slo-itl", f->slo_itl_ms,
-         "The mean gap between tokens up to which a request counts for goodput. [default 100]")
+  app.add_option("--slo-itl", f->slo_itl_ms,
+                 "A request counts for goodput if the mean gap between its tokens is at most this. "
+                 "[default 100]")
       ->check(Between(0, 1e9))
       ->type_name("ms")
       ->group(group);
   app.add_flag("--json", f->json, "The result is printed as JSON in place of a table.")
       ->group(group);
   app.add_option("--out", f->out,
-                 "The folder that gets report.json, report.csv, requests.csv and plots.")
+                 "The folder where report.json, report.csv, requests.csv and plots are written.")
       ->type_name("DIR")
       ->group(group);
 }
 
 void AddMeasureFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Measuring";
-  app.add_option("--measure", f->measure,
-                 "The steps of this GGUF model are timed here and fitted; --out gets steps.csv and "
-                 "machine.json.")
+  app.add_option(
+         "--measure", f->measure,
+         "The steps of this GGUF model are timed on this computer, and a machine is fitted to the "
+         "times. They are written to --out as steps.csv and machine.json.")
       ->type_name("PATH")
       ->group(group);
   app.add_option("--measure-seconds", f->measure_seconds,
-                 "The seconds that each of nine loads takes. [default 6]")
+                 "How long each of the nine measured loads runs, in seconds. [default 6]")
       ->check(Between(0.05, 600))
       ->group(group);
-  app.add_option("--threads", f->threads, "The compute threads. 0 means what the CPU quota allows.")
+  app.add_option("--threads", f->threads,
+                 "The number of compute threads of --measure. 0 means what the CPU quota allows.")
       ->check(Between(0, 1024))
       ->group(group);
   app.add_option("--fit", f->fit, "A linear machine is fitted to this steps.csv and printed.")

@@ -26,10 +26,11 @@ Examples:
   flotilla top --metrics 127.0.0.1:8080 127.0.0.1:9101 127.0.0.1:9102
   scripts/fleet top
 
-q ends it.
+The key q ends flotilla top.
 
-Addresses are those of /metrics: a router's HTTP port, --metrics-port of others. Rates and
-latencies (TTFT: time to first token, ITL: inter-token latency) are those between two looks.)";
+A router and flotilla serve have their metrics on the HTTP port, other roles on --metrics-port.
+Rates and latencies (TTFT: time to first token, ITL: inter-token latency) cover the time since
+the last table.)";
 
 std::vector<Look> LookAt(const std::vector<std::string>& addresses, const Clock& clock) {
   std::vector<absl::StatusOr<std::string>> pages = FetchPages(addresses, "/metrics", kTimeout);
@@ -60,10 +61,11 @@ void AddTopFlags(CLI::App& app, TopFlags* flags) {
       ->required()
       ->expected(1, kMaxProcesses);
   app.add_option("--interval", flags->interval_s,
-                 "The seconds between two pictures. [0.1..3600, default 2]")
+                 "The seconds between two tables. [0.1..3600, default 2]")
       ->type_name("seconds")
       ->check(CLI::Range(0.1, 3600.0).description(""));
-  app.add_flag("--once", flags->once, "One table is printed, after one interval.");
+  app.add_flag("--once", flags->once,
+               "One table is printed after one interval, and the command ends.");
   app.footer(kExamples);
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""usage: check_types.py [FOLDER] -- two definitions of one type name in the program?
+"""usage: check_types.py [FOLDER] -- finds type names that the program defines twice.
 
 Two types with one qualified name in one program break C++'s one-definition rule. No compiler
 has to notice that: the linker takes one of each of their functions. This script reads the
