@@ -17,7 +17,8 @@ namespace flotilla {
 namespace {
 
 constexpr char kPort[] = "FLOTILLA_EXEC_PORT";
-// A path that another process gets, which may have another working directory.
+// A flag with a path, and the environment variable that passes the path to `flotilla exec`. The
+// passed path is absolute, because that process may have another working directory.
 struct PathFlag {
   const char* name;
   const char* variable;
@@ -35,7 +36,8 @@ constexpr PathFlag kPaths[] = {
 std::vector<std::pair<std::string, std::string>> ExecEnvironment(const RoleFlags& worker) {
   std::vector<std::pair<std::string, std::string>> variables;
   variables.emplace_back(kPort, absl::StrCat(worker.hosts_port));
-  // A daemon that leaves its session and parent would outlive its call.
+  // Without this setting a daemon leaves its session and its parent, and outlives the call that
+  // started it.
   variables.emplace_back("OMPI_MCA_orte_leave_session_attached", "1");
   for (const PathFlag& path : kPaths) {
     const std::string& value = worker.*path.field;

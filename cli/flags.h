@@ -20,10 +20,10 @@ struct RoleFlags {
   std::string host = "127.0.0.1";
   std::int64_t http_port = 8080;
   std::int64_t grpc_port = 50051;
-  std::int64_t listen_port = 0;         // of scheduler, worker and node, for the fleet
+  std::int64_t listen_port = 0;         // where the fleet reaches a scheduler, worker or node
   std::int64_t metrics_port = 0;        // of scheduler, worker and node
   std::int64_t health_port = -1;        // -1: none
-  std::int64_t max_connections = 1024;  // of HTTP
+  std::int64_t max_connections = 1024;  // over HTTP
   std::string allowed_hosts;            // comma-separated
   std::vector<std::string> schedulers;  // HOST:PORT or dns:///NAME:PORT
   std::string worker;                   // HOST:PORT
@@ -34,12 +34,13 @@ struct RoleFlags {
   std::string balance = "step";
   std::string launcher = "auto";
   std::string transport = "auto";
-  std::string group_network;  // ADDRESS/BITS; this and the next: of a group on several hosts
-  std::string hosts;          // HOST or HOST:RANKS, comma-separated; or the hostfile
+  // This and the next four are for a worker group on several hosts.
+  std::string group_network;  // ADDRESS/BITS
+  std::string hosts;          // HOST or HOST:RANKS, comma-separated; excludes `hostfile`
   std::string hostfile;
-  std::int64_t hosts_port = 0;  // of `flotilla node`; 0: remote_shell starts processes there
+  std::int64_t hosts_port = 0;  // the port of `flotilla node`; 0: remote_shell starts processes
   std::string remote_shell;
-  std::string group_directory;  // of a rank; its agent sets this and the next two
+  std::string group_directory;  // only for a rank; its agent sets this and the next two
   std::string heartbeats;
   std::string agent;
   std::string compute = "accurate";
@@ -71,7 +72,7 @@ struct RoleFlags {
   bool permissive = false;
   std::string tenant_header;
   std::string api_keys_file;
-  std::string tls_cert, tls_key, tls_ca;  // of the fleet's own streams
+  std::string tls_cert, tls_key, tls_ca;  // for the fleet's own streams
   std::string fleet_secret_file;
   bool insecure_internal = false;
   std::string ready_file;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kMaxTyped = 64;
 constexpr std::size_t kMaxNames = 3;
-constexpr std::size_t kAllWords = 3;  // half errors
+constexpr std::size_t kAllWords = 3;  // the distance of a name with all words, in half errors
 
 std::string Normal(std::string_view name) {
   return absl::StrReplaceAll(absl::AsciiStrToLower({name.data(), name.size()}), {{"_", "-"}});

@@ -8,10 +8,10 @@
 namespace flotilla {
 
 // Returns the names of `names` that are nearest to `typed`, three at most. The distance is the
-// number of errors (EditDistance in router/names.h), of which one in three letters and three in
-// all are allowed. A name that has all words of `typed` has the distance one and a half
-// (`--port`: `--http-port`, `--grpc-port`). Small and capital letters are the same, and so are `_`
-// and `-`. Empty if `typed` is longer than 64 bytes.
+// number of errors (EditDistance in router/names.h). One error in three letters is allowed, and
+// three errors in all. A name that has all words of `typed` has the distance one and a half: for
+// `--port`, `--http-port` and `--grpc-port`. Small and capital letters are the same, and so are
+// `_` and `-`. Returns no name if `typed` is longer than 64 bytes.
 std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std::string>& names);
 
 }  // namespace flotilla

@@ -2,8 +2,8 @@
 //
 // Each byte of a token of n bytes counts 1/n of the token. No byte counts less than 1/m,
 // where m is the length of the longest token with that byte in it. So the sum of 1/m over a
-// text's bytes is never more than its number of tokens. For letters m is 20 or so and for
-// spaces 100, which is enough to refuse megabytes after a look at some hundred kilobytes.
+// text's bytes is never more than its number of tokens. m is about 20 for letters and 100 for
+// spaces. With these values a text of megabytes is refused after some hundred kilobytes.
 //
 // A TokenBound is built with a vocabulary and then only read, by any thread.
 #pragma once

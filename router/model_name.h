@@ -9,13 +9,14 @@
 
 namespace flotilla {
 
-// `id` without its last part, if that follows a `.` or `-` and names a storage format: Q4_1,
-// q8_0, Q4_K_M, IQ4_XS, F16, BF16, in lower or upper case. `id` itself if it has no such part,
-// or nothing in front of it.
+// Returns `id` without the storage format at its end. The format follows a `.` or `-`: Q4_1, q8_0,
+// Q4_K_M, IQ4_XS, F16, BF16, in lower or upper case. Returns `id` itself if it has no format, or
+// nothing in front of it.
 std::string_view WithoutFormat(std::string_view id);
 
-// The model called `name` among `ids`, the models that are served. If there is none, the only
-// one that has this name without its format. Empty: no model fits, or several do.
+// Returns the model called `name` among `ids`, the models that are served. If there is none, it
+// returns the only model that has this name without its format. Empty: no model fits, or several
+// do.
 std::string_view ModelMeant(std::string_view name, const std::vector<std::string_view>& ids);
 
 }  // namespace flotilla

@@ -15,13 +15,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Metric {
-  const char* key;    // of JSON and CSV, with its unit
-  const char* title;  // of the table
+  const char* key;    // in JSON and CSV, with its unit
+  const char* title;  // in the table
   int digits;         // after the point, in the table
-  bool quiet;         // not in the table when zero everywhere
+  bool quiet;         // left out of the table if every run has zero
   double (*value)(const Summary&);
   double table_scale = 1;
-  const char* brief = nullptr;  // the column's title in a table of many runs, if it is there
+  const char* brief = nullptr;  // the column's title in a table of many runs; null: no column
 };
 
 constexpr double kPercent = 100;
@@ -85,14 +85,14 @@ constexpr auto kMetrics = std::to_array<Metric>({
 });
 
 constexpr std::size_t kShownTenants = 10;
-// More runs than this are lines, not columns.
+// Each run is a column of the table. If there are more runs than this, each is a line.
 constexpr std::size_t kMostColumns = 6;
 
 std::string Cell(const Metric& metric, const Summary& run) {
   return absl::StrFormat("%.*f", metric.digits, metric.value(run) * metric.table_scale);
 }
 
-// A name from a trace goes to a terminal and into CSV.
+// Makes a name from a trace safe to print on a terminal and to write into CSV.
 std::string Plain(std::string name) {
   for (char& c : name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',' || c == '"') c = '?';
@@ -100,7 +100,7 @@ std::string Plain(std::string name) {
   return name;
 }
 
-// One line per run, the metrics that have a short title.
+// Returns a table with one line per run and one column per metric with a short title.
 std::string BriefTable(absl::Span<const Summary> runs) {
   std::vector<std::vector<std::string>> rows = {{""}};
   for (const Metric& metric : kMetrics) {

@@ -33,7 +33,8 @@ using boost::system::error_code;
 
 constexpr int kMaxConnections = 32;
 constexpr std::uint32_t kMaxHeaderBytes = 8192;
-// The longest time for a request to arrive, for its answer to be taken, and between two requests.
+// The longest time that a request takes to arrive, that a client takes to read the answer, and
+// that passes between two requests.
 constexpr std::chrono::seconds kPatience{10};
 // The pause before the next try when the process has no more descriptors.
 constexpr std::chrono::milliseconds kAcceptDelay{100};
@@ -174,8 +175,8 @@ class MetricsServerImpl final : public MetricsServer {
       }
     }
   }
-  // accept fails for want of descriptors even if no client waits, so this waits for a client
-  // first.
+  // Waits for a client before it calls accept. Without descriptors, accept fails even when no
+  // client waits.
   void Accept() {
     acceptor_.async_wait(tcp::acceptor::wait_read, [this](error_code ended) {
       if (ended) return;
@@ -192,7 +193,8 @@ class MetricsServerImpl final : public MetricsServer {
       Accept();
     });
   }
-  // A connection above the limit replaces the one that has been silent for longest, if any is.
+  // A connection above the limit replaces the one that has been silent for longest. If none is
+  // silent, the new connection is closed.
   void Serve(tcp::socket socket) {
     if (connections_ >= kMaxConnections && !MakeRoom()) return;
     try {

@@ -1,9 +1,9 @@
 // MetricsServer: /metrics of a process without an HTTP frontend, for Prometheus.
 //
-// Requests are read and answered by one thread; connections, headers and the time that a
-// client takes are bounded; one connection too many replaces a connection that is silent. (Not
-// prometheus-cpp's Exposer: its threads have stacks of 100 KB, thread-local memory included, which
-// a page of metrics nearly fills and an error page overflows.)
+// One thread reads and answers requests. The number of connections, the size of headers and the
+// time that a client takes are bounded. A connection above the bound replaces a connection that is
+// silent. (prometheus-cpp's Exposer cannot be used. Its threads have stacks of 100 KB, thread-local
+// memory included. A page of metrics nearly fills such a stack, and an error page overflows it.)
 #pragma once
 
 #include <cstdint>

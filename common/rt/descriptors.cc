@@ -25,7 +25,7 @@ std::uint64_t RaiseDescriptorLimit() {
 
 std::uint64_t DescriptorLimit() {
   rlimit limit{};
-  constexpr rlim_t kLeast = 256;  // of any system, if it does not say
+  constexpr rlim_t kLeast = 256;  // the least limit of any system
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : kLeast;
 }
 

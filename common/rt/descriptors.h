@@ -11,10 +11,9 @@
 
 namespace flotilla {
 
-// Raises the soft limit to the hard one, or to 2^20 if that is less, because some programs
-// close every descriptor that a process may have, one by one, in each child. Processes that
-// are started later inherit the limit. It must be called before anything relies on the
-// limit. Returns the new limit.
+// Raises the soft limit to the hard one, but not above 2^20. (Processes that are started later
+// inherit the limit, and some programs close every descriptor that a process may have, one by one,
+// in each child.) It must be called before anything relies on the limit. Returns the new limit.
 std::uint64_t RaiseDescriptorLimit();
 
 // The soft limit as it is.

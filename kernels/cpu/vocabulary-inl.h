@@ -8,15 +8,15 @@
 
 namespace flotilla::kernels {
 
-// 16 logits from p, with -infinity past the first n.
+// Loads 16 logits from p, with -infinity past the first n.
 template <class S>
 FLOTILLA_INLINE typename S::F LoadLogits(const float* p, int n) {
   if (n == 16) return S::Load(p);
   return S::Select(S::FirstN(n), S::LoadN(p, n), S::Set1(-__builtin_inff()));
 }
 
-// Returns the first place with the largest score(vector of logits, their places). `score`
-// gives -infinity for places that are left out.
+// Returns the place with the largest score, the first one among equals. `score` takes a vector of
+// logits and their places, and gives -infinity for places that are left out.
 template <class S, class Score>
 FLOTILLA_INLINE TokenScore FirstLargest(const float* logits, int n, Score score) {
   auto best = S::Set1(-__builtin_inff());
@@ -40,8 +40,8 @@ FLOTILLA_INLINE TokenScore FirstLargest(const float* logits, int n, Score score)
   return winner;
 }
 
-// Finds the maximum first, then its first place. These are two short passes without the chain
-// of compares and selects that carrying the index would need.
+// Finds the maximum first, then its first place. Two short passes are faster than one pass that
+// carries the index, because the index needs a chain of compares and selects.
 template <class S>
 TokenScore ArgMax(const float* logits, int n) {
   constexpr int kChains = 4;
@@ -87,8 +87,8 @@ TokenScore GumbelArgMax(const float* logits, int n, const GumbelArgs& args) {
   return {winner.token + args.first_token, winner.score};
 }
 
-// Rows past the first few vectors rarely beat the smallest kept score, so the
-// common case is one compare per 16 logits.
+// After the first few vectors a logit rarely beats the smallest kept score, so the common case is
+// one compare per 16 logits.
 template <class S>
 void TopN(const float* logits, int n, int count, TokenScore* out) {
   for (int i = 0; i < count; ++i) out[i] = {0, -__builtin_inff()};

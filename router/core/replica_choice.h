@@ -5,8 +5,8 @@
 // Two replicas are drawn at random and compared with the one that was sent most of this
 // prompt's prefix. Two are enough to keep queues short (Mitzenmacher 2001). As only two are
 // drawn, routers that see the same old figures do not all choose the same replica. The saving
-// by a prefix is counted in tokens, like a queue: a replica whose queue is longer by more than
-// the saving is not chosen for its cache. Pure.
+// by a prefix and the length of a queue are both counted in tokens. So a replica is not chosen for
+// its cache if its queue is longer by more than the saving. Pure.
 #pragma once
 
 #include <algorithm>
@@ -36,14 +36,15 @@ std::size_t ChooseReplica(absl::Span<const ReplicaChoice> replicas, std::uint64_
 //   outstanding.OnReport(r);
 class OutstandingTokens {
  public:
-  // Each request is sent once. Then it is admitted, or not served by this replica.
+  // Each request is sent once. Then this replica admits it or does not serve it.
   void OnSent(std::uint64_t tokens) { sent_ += tokens; }
   void OnAdmitted(std::uint64_t tokens) {
     sent_ -= tokens;
     own_ += tokens;
   }
   void OnNotServed(std::uint64_t tokens) { sent_ -= tokens; }
-  // `tokens` are computed, or not wanted any more. In all, they are as many as were admitted.
+  // `tokens` are computed, or not wanted any more. All calls together report as many tokens as
+  // were admitted.
   void OnDone(std::uint64_t tokens) { own_ -= tokens; }
   void OnReport(std::uint64_t outstanding_tokens) {
     others_ = outstanding_tokens - std::min(outstanding_tokens, own_);

@@ -63,8 +63,8 @@ void SchedulerCore::Refuse(const TokenizedRequest& request, absl::Status status,
 
 absl::Status SchedulerCore::CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const {
   // A replay was admitted before, here or elsewhere. It is not refused for a full queue or
-  // a drain, because a client waits for the rest of its answer. So there are no more
-  // replays than admitted requests.
+  // a drain, because a client waits for the rest of its answer. There are never more replays than
+  // requests that were admitted.
   const bool replay = request.attempt > Attempt(0);
   if (state_.draining && !replay) return absl::UnavailableError("the engine is draining");
   if (!state_.description.has_value()) {

@@ -7,10 +7,11 @@ namespace {
 
 // Measurements come from outside. They are limited to 100 s per step.
 constexpr std::int64_t kMostNs = 100'000'000'000;
-// A step moves the estimate for its number of rows a quarter of the way, and the estimates
-// for other numbers nearly as far, because other work on the machine changes the time of
-// all steps more often and by more than the cost of a row changes. The first four steps of
-// a number of rows move their own estimate further, and no other that was measured.
+// A step moves the estimate for its number of rows a quarter of the way to the measured time. It
+// moves the estimates for other numbers nearly as far. The reason is that the cost of a row
+// changes rarely, but other work on the machine often changes the time of all steps. The first
+// four steps with a number of rows move their own estimate further, and do not move other
+// estimates that come from a measurement.
 constexpr std::int64_t kCostWeight = 4;
 constexpr std::int64_t kOthersWeight = 5;
 // A step that took longer than this many times the expected time counts as that many times.
@@ -18,10 +19,11 @@ constexpr std::int64_t kOthersWeight = 5;
 constexpr std::int64_t kOutlier = 2;
 constexpr std::int64_t kFirstOutlier = 16;
 constexpr std::int64_t kUnit = 1 << 16;  // the unit of relative moves
-// A draft token moves the chance an eighth of the way; a draft token of a trial, half.
+// A draft token moves the estimated chance an eighth of the way to 1 (right) or 0 (wrong). In a
+// trial it moves the chance half of the way.
 constexpr std::int64_t kChanceWeight = 8;
 constexpr std::int64_t kTrialWeight = 2;
-// The least gain worth a change: one part in 32.
+// Drafting begins only if it gains at least one part in 32.
 constexpr std::uint64_t kMargin = 32;
 
 std::uint32_t Towards(std::uint32_t chance, std::uint32_t right, std::uint32_t of,
@@ -108,8 +110,8 @@ void StepCosts::Observe(const StepTimings& step) {
   ++steps_;
   for (std::size_t i = 0; i < kRows.size(); ++i) {
     Point& point = points_[i];
-    // A number of rows with few measurements does not move the estimates of others that
-    // were measured.
+    // A number of rows that has few measurements does not move estimates that come from a
+    // measurement.
     const std::int64_t move = own(i) || point.seen == 0 ? off / weight
                               : known                   ? off / kOthersWeight
                                                         : 0;

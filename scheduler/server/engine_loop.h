@@ -9,8 +9,8 @@
 //
 // The engine keeps lag + 1 plans unanswered. So plan N + 1 is made when the result of
 // N - lag is in, and the executor finds it in its queue when N ends. The scheduler is thus
-// never in the critical path. A request that arrives waits for the plans already sent, at
-// most lag steps more than if each plan were sent at the last safe moment.
+// never in the critical path. A request that arrives waits for the plans already sent. If each
+// plan were sent at the last safe moment, the request would wait at most lag steps less.
 #pragma once
 
 #include <cstdint>
@@ -105,8 +105,8 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   // the engine is stopped and the executor's error is returned.
   absl::Status Start();
 
-  // Waits until the first worker group is up, or has turned out not to be usable; then it
-  // returns the error. main calls it after Start, and not after Stop.
+  // Waits until a worker group is up, or until a group has turned out not to be usable. In the
+  // second case it returns that group's error. main calls it after Start, and not after Stop.
   absl::Status WaitReady() const;
 
   // Ends every request with UNAVAILABLE, then stops loop and executor. No event is posted
@@ -131,7 +131,8 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   void OnResult(StepResult result) override;
   void OnLost(const Lost& lost) override;
 
-  // Sends a message to the loop, or does its round at once. Returns as EngineInbox::Send.
+  // Sends a message to the loop, or does its round at once. Returns what EngineInbox::Send
+  // returns.
   EngineInbox::Sent Send(EngineMessage&& message);
   void Loop();
 
@@ -143,7 +144,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   void Handle(const ReadyMessage& ready);
   void Handle(const Lost& lost);
   void Handle(DrainMessage message);
-  // Sends plans until the core makes none. Returns when to plan again at the latest.
+  // Sends plans until the core makes none. Returns the latest time to plan again.
   absl::Time SendPlans();
   void EndEpoch(const absl::Status& why);
   void CollectEvents();

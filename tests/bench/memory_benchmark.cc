@@ -1,5 +1,5 @@
-// How well the KV pool is used on the real model, as Markdown tables on standard
-// output: waste, and what sequences of one request save by sharing.
+// Measures how well the KV pool is used on the real model: the waste, and how much the sequences
+// of one request save by sharing. Prints Markdown tables on standard output.
 //
 //   memory_benchmark [requests of each short case, default 40] [of each long, 24]
 //
@@ -20,12 +20,12 @@ using testing::MemoryCase;
 using testing::MemoryRun;
 using testing::MemoryUse;
 
-// Requests from whose lengths the preset's own saving is computed.
+// The number of requests from whose lengths the saving of a preset is computed.
 constexpr std::uint32_t kManyRequests = 20'000;
 
 std::string Percent(double share) { return absl::StrFormat("%.1f %%", 100 * share); }
 
-// Prints the case's row; whether it reached what is required.
+// Prints the row of the case. Returns whether all required figures are reached.
 bool Report(const MemoryCase& one, const MemoryRun& run, std::uint32_t requests) {
   const MemoryUse& use = run.use;
   const bool single = one.width == 1;

@@ -16,7 +16,7 @@
 namespace flotilla::testing {
 namespace {
 
-// A group whose last rank can be killed when a result has been heard.
+// An executor whose last rank can be killed after a result has arrived.
 class Killable final : public StepExecutor, private ExecutorListener {
  public:
   Killable(int ranks, std::optional<HostOptions> hosts)

@@ -1,5 +1,5 @@
-// The real model cut over the ranks of a group: whatever the layout, the answers of one
-// rank, bit for bit; and in fp32 those of HF transformers.
+// Runs the real model on the ranks of a group. Every layout gives the answers of one rank, bit
+// for bit. In fp32 these are the answers of HF transformers.
 #include <string>
 #include <vector>
 
@@ -25,8 +25,8 @@ struct Layout {
 constexpr Layout kLayouts[] = {
     {{3, 1}}, {{2, 1}}, {{2, 1}, ShardBalance::kBytes}, {{1, 2}}, {{2, 2}}};
 
-// The golden chats with log-probabilities, then sampled ones, two sequences each, prompt
-// log-probabilities, and a beam search.
+// The golden chats with log-probabilities; then sampled requests with two sequences each and
+// prompt log-probabilities; then a beam search.
 struct Load {
   std::vector<TokenizedRequest> requests;
   std::vector<std::vector<TokenId>> greedy;  // of the first requests
@@ -50,7 +50,7 @@ Load MakeLoad() {
     request.sampling = {.temperature = 0.9f, .top_k = 50, .top_p = 0.95f, .seed = i};
     if (i == 1) request.sampling.repetition_penalty = 1.2f;
     if (i == 2) request.sampling.frequency_penalty = request.sampling.presence_penalty = 0.5f;
-    // From the whole vocabulary: ranks draw of their own shards.
+    // This request samples from the whole vocabulary, so each rank draws from its own shard.
     if (i == 3) request.sampling = {.temperature = 0.9f, .seed = i};
     request.stop.max_tokens = 24;
     request.sequences = 2;

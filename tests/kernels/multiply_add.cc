@@ -3,10 +3,10 @@
 namespace flotilla::kernels {
 namespace {
 
-constexpr int kSums = 12, kRepeats = 2;  // of the sequences below
+constexpr int kSums = 12, kRepeats = 2;  // in the instructions below
 
-// Registers only, whatever the compiler does. All are zero, so that nothing of what they
-// held before matters.
+// Assembly that uses only registers, so the compiler cannot add loads. All registers begin at
+// zero, so their earlier content does not matter.
 #define FLOTILLA_ROUNDS(instructions)                                                         \
   asm volatile(                                                                               \
       "vzeroall\n"                                                                            \

@@ -1,4 +1,4 @@
-// Bodies of a given size that cost a reader of JSON the most, one of each kind.
+// Makes JSON bodies that cost a parser the most for their size, one body of each kind.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,8 @@
 
 namespace flotilla::testing {
 
-// `before`, `piece` as often as fits, the last of them without its comma, and `after`.
+// Returns `before`, then `piece` as often as it fits into `bytes`, then `after`. The last piece
+// loses its comma.
 inline std::string Filled(std::size_t bytes, const std::string& before, const std::string& piece,
                           const std::string& after) {
   std::string body = before;
@@ -18,7 +19,7 @@ inline std::string Filled(std::size_t bytes, const std::string& before, const st
   return body + after;
 }
 
-// Each as `{"model":"m",...}`; names for messages.
+// Returns pairs of a name, for messages, and a body. Each body begins with `{"model":"m",`.
 inline std::vector<std::pair<std::string, std::string>> LargeBodies(std::size_t bytes) {
   const std::string model = R"({"model":"m",)";
   const std::string turn = R"({"role":"user","content":"x"})";
@@ -28,7 +29,7 @@ inline std::vector<std::pair<std::string, std::string>> LargeBodies(std::size_t 
   const auto text = [&](const std::string& piece) {
     return Filled(bytes, model + R"("prompt":")", piece, R"("})");
   };
-  // As many keys as fit, all different.
+  // Returns a body with as many different keys as fit.
   const auto keys = [&](const std::string& before, const std::string& value,
                         const std::string& after) {
     std::string body = model + before;
@@ -42,7 +43,7 @@ inline std::vector<std::pair<std::string, std::string>> LargeBodies(std::size_t 
   std::string prompts = R"("prompt":[)";
   for (int i = 0; i < 32; ++i) prompts += i == 0 ? R"("")" : R"(,"")";
   prompts += "],";
-  // A field that 32 prompts share.
+  // Returns a body with 32 prompts and a field that all of them share.
   const auto shared = [&](const std::string& before, const std::string& piece,
                           const std::string& after) {
     return Filled(bytes, model + prompts + before, piece, after + "}");

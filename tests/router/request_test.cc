@@ -41,7 +41,8 @@ std::string Text(const std::string& more) { return R"({"model":"m","prompt":"hi"
 absl::Status CheckChat(const std::string& body) { return Check(ParseChatCompletion(body, {})); }
 absl::Status CheckText(const std::string& body) { return Check(ParseCompletion(body, {})); }
 
-// Before anything is copied for each prompt, and in the Validator's words, wherever they hold.
+// The parser refuses a field that is too large before it copies the field for each prompt. Its
+// message is the Validator's.
 TEST(Request, LargeFieldsAreRefusedWhileReading) {
   const auto text = [](int bytes) { return '"' + std::string(bytes, 'x') + '"'; };
   std::string biases = R"("0":1)", ids = "0";
@@ -288,7 +289,7 @@ TEST(Request, ToolCallsAreRefusedAsWhatTheyAre) {
   const auto check = [](const std::string& turn) {
     return CheckChat(R"({"model":"m","messages":[{"role":"user","content":"x"},)" + turn + "]}");
   };
-  // The content is null beside them, and that is not what is wrong.
+  // The content is null here. The error must name the tool calls, not the content.
   absl::Status status =
       check(R"({"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function"}]})");
   EXPECT_EQ(ErrorField(status), "messages[1].tool_calls");
@@ -327,8 +328,8 @@ TEST(Request, LimitsHoldAtTheirEdge) {
   for (int i = 1; i < 16; ++i) stops += R"(,"a")";
   EXPECT_EQ(CheckText(Text(",\"stop\":[" + stops + "]")), absl::OkStatus());
   EXPECT_EQ(ErrorField(CheckText(Text(",\"stop\":[" + stops + ",\"a\"]"))), "stop");
-  // As many tokens as the limit are more than this model has: the first refusal is of
-  // their number.
+  // The limit is larger than this model's vocabulary. The number of tokens is checked before
+  // their ids.
   std::string biases = R"("0":1)", ids = "0";
   for (int i = 1; i < 1025; ++i) biases += ",\"" + std::to_string(i) + "\":1";
   EXPECT_EQ(CheckText(Text(",\"logit_bias\":{" + biases + "}")).message(),

@@ -89,8 +89,8 @@ TEST_F(SequencesTest, AStopStringEndsItsChoiceAlone) {
   EXPECT_EQ(recorder_.end.usage.output_tokens, 4 + engine.cancelled()[0].keep_tokens);
 }
 
-// What comes before min_tokens is not looked at, not even as the beginning of a stop
-// string that ends later.
+// Text before min_tokens cannot match. It cannot even be the beginning of a stop string that
+// ends later.
 TEST_F(SequencesTest, StopStringsWaitForMinTokens) {
   FakeEngine engine(Manual());
   Make(&engine);
@@ -108,7 +108,8 @@ TEST_F(SequencesTest, StopStringsWaitForMinTokens) {
   EXPECT_EQ(engine.submitted()[0].stop.min_tokens, 3u);
 }
 
-// The engine goes before it hears that a stop string has ended the answer.
+// The engine gives the request back in the same batch of events in which a stop string ends the
+// answer.
 TEST_F(SequencesTest, AWholeAnswerIsNotLostWithItsEngine) {
   MovingEngine engine({*tokenizer_->Encode("one two three four"),
                        *tokenizer_->Encode("five six seven two eight nine")},
@@ -279,7 +280,7 @@ TEST_F(SequencesTest, BeamsCarryTheEnginesScoresAndUsage) {
   EXPECT_EQ(recorder_.ends[0].score, 0.0f);
   EXPECT_EQ(recorder_.ends[1].score, -0.5f);
   EXPECT_EQ(recorder_.end.usage.output_tokens, 99u);
-  // Given back once, it began again from nothing.
+  // The engine gave the request back once. The second submission has no output prefix.
   ASSERT_EQ(engine.submitted.size(), 2u);
   for (const TokenizedRequest& request : engine.submitted) {
     EXPECT_TRUE(request.output_prefix.empty());

@@ -82,7 +82,7 @@ struct Recorder final : GenerationListener {
 // answers are whole. A beam search is given back once, before it says anything.
 class MovingEngine final : public Engine {
  public:
-  // `answers[i]` is of sequence i, whose tokens have log-probability -1 - i.
+  // `answers[i]` is the answer of sequence i. Its tokens have the log-probability -1 - i.
   MovingEngine(std::vector<std::vector<TokenId>> answers, std::size_t per_attempt)
       : answers_(std::move(answers)), per_attempt_(per_attempt) {}
 

@@ -6,7 +6,7 @@
 namespace flotilla::rpc {
 namespace {
 
-// Of what gRPC says, standard error gets only that.
+// Standard error gets only the failed assertion of all that gRPC logs.
 TEST(GrpcLogTest, AnAssertionIsWrittenBeforeTheProcessIsAborted) {
   const GrpcLog log(nullptr);
   gpr_set_log_verbosity(GPR_LOG_SEVERITY_INFO);

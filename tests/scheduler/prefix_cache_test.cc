@@ -1,4 +1,4 @@
-// The prefix cache as a scheduler uses it: who computes what, and who pays.
+// Tests the prefix cache as a scheduler uses it: which request computes which tokens.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ TEST(PrefixCache, EqualPromptsThatArriveTogetherAreComputedOnce) {
   CoreHarness harness({}, Group());
   for (std::uint64_t id = 1; id <= 8; ++id) harness.core.Submit(0, Alike(id, 1000));
   harness.RunAll();
-  // 62 whole blocks are shared; each computes the 8 tokens after them.
+  // 62 whole blocks are shared. Each request computes the 8 tokens after them.
   EXPECT_EQ(Prefilled(harness), 1000u + 7 * 8);
   for (std::uint64_t id = 1; id <= 8; ++id) {
     EXPECT_EQ(harness.TokensOf(id), 4u);
@@ -62,7 +62,7 @@ TEST(PrefixCache, AConversationReusesItsAnswers) {
   for (TokenId token = 0; token < 20; ++token) next.prompt.push_back(token);
   harness.core.Submit(0, next);
   harness.RunAll();
-  // The last output token was never an input: 160 positions are there.
+  // The last output token was never an input, so 160 positions are cached.
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 160u);
 }
 
@@ -96,11 +96,11 @@ TEST(PrefixCache, CachedBlocksGiveWayToRequests) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, Group(10));
   harness.core.Submit(0, Alike(1, 100));
   harness.RunAll();
-  harness.Submit(50, 140, 4);  // 9 of 10 blocks; 6 are cached
+  harness.Submit(50, 140, 4);  // needs 9 of 10 blocks; 6 are cached
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(50), 4u);
   EXPECT_EQ(harness.core.Snapshot().counters.evictions, 5u);
-  harness.core.Submit(0, Alike(2, 100));  // its last blocks went first
+  harness.core.Submit(0, Alike(2, 100));  // its last blocks were evicted first
   harness.RunAll();
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 16u);
 }

@@ -10,8 +10,8 @@
 namespace flotilla {
 namespace {
 
-// What the model writes at each position of a sequence: a function of the tokens so
-// far and, so that scopes that share a block are caught, of its scope.
+// Returns what the model writes at each position of a sequence. It depends on the tokens so far
+// and on the sequence's cache scope, so the simulation sees when two scopes share a block.
 std::vector<std::uint64_t> Written(const TokenizedRequest& request,
                                    absl::Span<const TokenId> tokens) {
   std::uint64_t hash = MixBits(std::hash<std::string>()(request.tenant) ^
@@ -24,7 +24,7 @@ std::vector<std::uint64_t> Written(const TokenizedRequest& request,
   return all;
 }
 
-// What a slot holds that nobody wrote.
+// The content of a slot that nobody has written.
 constexpr std::uint64_t kPoison = 0xdead;
 
 }  // namespace
@@ -59,7 +59,7 @@ absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-// Nothing may be in the blocks that come while they come.
+// A block that a copy fills must not be in use.
 absl::Status SimWorker::Track(const BackgroundCopy& op) {
   for (const BackgroundCopy::Move& move : op.moves) {
     if (op.kind == BackgroundCopy::Kind::kOut) continue;
@@ -117,7 +117,7 @@ absl::Status SimWorker::Own(SequenceHandle sequence, BlockId block) {
   return absl::OkStatus();
 }
 
-// A block is granted to one sequence at a time, but for those that an OpenSequence
+// A block is granted to one sequence at a time. The exception are blocks that the OpenSequence
 // says are cached: they may be in other tables too.
 absl::Status SimWorker::Track(const GrantBlocks& op) {
   std::uint32_t& cached = cached_blocks_left_[op.sequence];
@@ -173,7 +173,7 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
           kv_[std::size_t{copy.from.value()} * block_tokens_ + slot];
     }
   }
-  // All writes before all reads, as executors promise.
+  // All writes come before all reads, as executors promise.
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
     if (absl::Status s = WriteItem(*batch, i); !s.ok()) return s;
   }

@@ -55,7 +55,7 @@ class LogLines {
   std::vector<std::string> lines_ ABSL_GUARDED_BY(mu_);
 };
 
-// Options for a group on several hosts, which are all this host.
+// Options for a group on several hosts. All of them are this host.
 inline HostOptions Loopback() {
   return {.network = "127.0.0.0/8", .hostfile = "", .remote_shell = "/bin/false"};
 }
@@ -86,7 +86,7 @@ class FakeGroup {
   }
 
   const std::string& temporary() const { return temporary_.path(); }
-  // For the group that became ready last, as the log shows it.
+  // The processes of the group that became ready last, as the log names them.
   pid_t RankPid(int rank) const { return Pids("ranks=").at(static_cast<std::size_t>(rank)); }
   pid_t LauncherPid() const { return Pids("mpirun=").at(0); }
 

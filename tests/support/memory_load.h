@@ -45,15 +45,15 @@ inline constexpr MemoryCase kMemoryCases[] = {
     {"long", 4, false, .24},  {"long", 6, false, .30},  {"long", 2, true, .44},
     {"long", 4, true, .56},   {"long", 6, true, .64},
 };
-// A share of all allocated slots, in the long mix of single sequences.
+// The largest share of the allocated slots that may be wasted, in the long mix of single sequences.
 inline constexpr double kMostWaste = 0.04;
 
 // Makes `count` requests of the case, with temperature 1 and no stop tokens.
 std::vector<TokenizedRequest> MakeMemoryRequests(const MemoryCase& one, std::uint32_t count);
 
-// The saving if `width` samples share every whole block of their prompts from the
-// first output to the last, with the lengths of the first `count` requests of the
-// preset. It is the most that can be reached with a block size of 16.
+// Returns the saving if `width` samples share every whole block of their prompts from the first
+// output to the last. The lengths are those of the first `count` requests of the preset. No saving
+// can be larger with a block size of 16.
 double PossibleSaving(const MemoryCase& one, std::uint32_t count);
 
 struct MemoryRun {
@@ -80,7 +80,7 @@ class MemoryLoad {
   std::unique_ptr<EngineRunner> runner_;
 };
 
-// The size of a pool that so many sequences of a preset keep busy.
+// Returns the number of blocks of a pool that kMemorySequences sequences of a preset keep busy.
 std::uint32_t MemoryPool(absl::string_view preset);
 
 }  // namespace flotilla::testing

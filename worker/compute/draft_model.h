@@ -5,9 +5,8 @@
 // the same values.
 //
 // A draft token costs a pass of a few layers and the head over one row per sequence. Each
-// draft token is drawn as the model's own token would be, with the same noise, because
-// nearly right logits then mostly draw the same token. The executor's thread calls it
-// between steps.
+// draft token is drawn with the same noise as the model's own token, so that nearly right logits
+// mostly draw the same token. The executor's thread calls it between steps.
 #pragma once
 
 #include <cstdint>

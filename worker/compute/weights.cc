@@ -18,10 +18,11 @@ namespace {
 using kernels::PackedMatrix;
 using kernels::WeightFormat;
 
-// Rows packed by one work item: large enough to amortise the hand-over, small
-// enough that the embedding table is spread over all threads.
+// The number of rows that one work item packs. It is large enough to amortise the hand-over, and
+// small enough to spread the embedding table over all threads.
 constexpr int64_t kRowsPerItem = 2048;
-// Shards of the vocabulary consist of the chunks that its reductions use.
+// A shard of the vocabulary consists of whole chunks. The reductions over the vocabulary use the
+// same chunks.
 constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
 constexpr char kTokens[] = "token_embd.weight";
 
@@ -48,8 +49,8 @@ std::optional<WeightFormat> PackedFormat(GgmlType type) {
   }
 }
 
-// Rows `rows` of a tensor become the matrix columns from `column` on. Of each row the
-// matrix takes the elements from first_k on for which it has room.
+// A part of a tensor that goes into a matrix. The `count` rows from `row` on become the matrix
+// columns from `column` on. The matrix takes k elements of each row, from first_k on.
 struct Source {
   const GgufTensor* tensor;
   int64_t row;
@@ -88,7 +89,7 @@ absl::Status Pack(PackedMatrix& matrix, const Source& source) {
   return absl::OkStatus();
 }
 
-// Part of a tensor: rows, and the elements of each.
+// A part of a tensor: its rows, and the first element that is used of each row.
 struct Piece {
   std::string name;
   int64_t row;
@@ -106,12 +107,12 @@ class Loader {
  private:
   absl::Status CheckLayout() const;
   absl::Status LoadLayer(uint32_t index, LayerWeights& layer);
-  // Creates `matrix` from `pieces` one below the other, with k elements of each row, and
-  // adds its items.
+  // Creates `matrix` from `pieces`, in their order, with k elements of each row. Adds the work
+  // items that pack it.
   absl::Status AddMatrix(const std::vector<Piece>& pieces, int64_t k,
                          absl::Span<const int32_t> split_ends, PackedMatrix& matrix);
-  // Adds a row-parallel matrix. `ends`: where each split of the model ends; `splits`: the
-  // splits of this rank.
+  // Adds the products of a row-parallel matrix. `ends` says where each split of the model ends;
+  // `splits` are the splits of this rank.
   absl::Status AddSplitProducts(const std::string& name, absl::Span<const int32_t> ends,
                                 IndexRange splits, std::vector<SplitProduct>& products);
   absl::Status AddVector(const std::string& name, std::vector<float>& out) const;

@@ -1,11 +1,11 @@
 // Weights: the tensors of a rank's shard of the model in the arrangement that the
 // kernels read. They are made once at start from the mapped file and then immutable.
 //
-// Q, K and V are one matrix, and so are gate and up; each of the two needs one product.
-// Matrices keep the file's quantisation exactly. What the packed formats do not cover
-// (other block types, parts of a fused matrix that differ) is stored as the exact fp32
-// values. The two row-parallel matrices are cut into the model's splits. The table of
-// token vectors stays in the file, which all ranks of a host share.
+// Q, K and V are one matrix with one product, and so are gate and up. Matrices keep the file's
+// quantisation exactly. What the packed formats do not cover is stored as the exact fp32 values:
+// other block types, and fused matrices whose parts have different types. The two row-parallel
+// matrices are cut into the model's splits. The table of token vectors stays in the file, which
+// all ranks of a host share.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace flotilla {
 // The part of a model that one rank computes, in the model's own units.
 struct ModelShard {
   IndexRange layers;
-  IndexRange kv_heads;  // with the query heads of each
+  IndexRange kv_heads;  // and the query heads of each
   IndexRange ffn;       // columns; whole splits
   IndexRange vocab;     // tokens whose logits it computes; whole chunks; may be empty
 
@@ -65,8 +65,8 @@ struct Weights {
   int64_t bytes = 0;                 // of all matrices
 };
 
-// Returns the subtrees that the owner of `splits` adds by itself, of a row-parallel product
-// with `all` splits: the whole range if `splits` are all of them.
+// Returns the subtrees of a row-parallel product with `all` splits that the owner of `splits` adds
+// by itself. The owner of all splits adds the whole range.
 std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all);
 // The splits behind a shard's heads and FFN columns.
 IndexRange AttentionSplits(const ModelShard& shard);

@@ -1,7 +1,7 @@
 // NgramProposer: predicts that a sequence goes on as it did when it last had these
 // tokens (prompt lookup). It works well where answers repeat their prompt: edits,
 // quotes, extraction, code. The longer the current repetition already is, the more
-// tokens it drafts, because long repetitions go on and short ones are chance
+// tokens it drafts, because a long repetition often goes on and a short one is chance
 // (SuffixDecoding, Oliaro et al. 2024).
 //
 // Each sequence has an index of the n-grams of its own tokens, min_n <= n <= max_n,
@@ -36,8 +36,9 @@ class NgramIndex {
   explicit NgramIndex(const NgramOptions& options) : options_(options) {}
 
   // Finds the longest suffix of `tokens` that occurred earlier, and returns the tokens
-  // that followed its last earlier occurrence. Returns at most `limit` tokens, and at most
-  // one fewer than the two occurrences have in common (going backwards), but at least one.
+  // that followed its last earlier occurrence. Returns at most `limit` tokens. If the two
+  // occurrences have c tokens in common, counted backwards, it returns at most c - 1 tokens,
+  // but at least one.
   // Returns none if no suffix occurred earlier. If the draft reaches the end of `tokens`,
   // it goes on with its own first tokens. `tokens` begins with the tokens of earlier calls.
   std::vector<TokenId> Draft(absl::Span<const TokenId> tokens, std::uint32_t limit);

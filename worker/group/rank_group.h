@@ -34,8 +34,8 @@ namespace flotilla {
 // Options of a group whose ranks may be on other hosts. All ranks talk to the agent by TCP,
 // in plain text, and show it a token. Each incarnation makes a new token.
 struct HostOptions {
-  std::string network;       // by which hosts reach each other, ADDRESS/BITS
-  std::string hostfile;      // Open MPI's; empty: `hosts`, or as the environment says (Slurm)
+  std::string network;       // the network that connects the hosts, ADDRESS/BITS
+  std::string hostfile;      // in Open MPI's format; empty: `hosts`, or the environment (Slurm)
   std::string hosts;         // HOST or HOST:RANKS, comma-separated
   std::string remote_shell;  // starts a process on a host; empty: Open MPI's choice
   EnvironmentSettings remote_shell_environment;
@@ -115,7 +115,7 @@ class RankGroup {
   };
   struct Member {
     pid_t pid = 0;
-    UniqueFd pidfd;     // none, if it may be on another host
+    UniqueFd pidfd;     // none if the process may be on another host
     bool gone = false;  // its socket has closed
   };
   static bool Ended(const Member& member);

@@ -27,7 +27,7 @@ class TierStoreTest : public ::testing::Test {
   }
   int ValueOf(std::uint32_t block) { return static_cast<int>(*cache_.Block(BlockId(block))); }
   std::vector<std::uint64_t> Wait() { return store_->TakeDone(true).value(); }
-  // Ends of `count` copies.
+  // Waits until `count` copies have ended, and returns their ends.
   std::vector<std::uint64_t> WaitFor(std::size_t count) {
     std::vector<std::uint64_t> all;
     while (all.size() < count) {
@@ -66,7 +66,7 @@ TEST_F(TierStoreTest, BlocksComeBackAsTheyWere) {
     EXPECT_THAT(WaitFor(1), ElementsAre(10 * tier + 1));
     Fill(3, 0);
     Fill(5, 0);
-    // In the order in which they are started: block 8 gets what slot 0 has by then.
+    // Copies run in the order in which they start, so block 8 gets what slot 0 has by then.
     store_->Start(
         {.id = 10 * tier + 2, .kind = Kind::kIn, .tier = tier, .moves = {{BlockId(7), 3}}});
     store_->Start(

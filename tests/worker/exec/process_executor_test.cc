@@ -1,5 +1,5 @@
-// Real processes die, hang and talk nonsense; the agent's side of it. How the group is
-// lost, within what time, that it comes back by itself, and that nothing stays behind.
+// Tests what the agent does when real processes die, hang or send nonsense: why and how soon it
+// reports the group lost, that the group comes back by itself, and that nothing stays behind.
 #include "worker/exec/process_executor.h"
 
 #include <poll.h>
@@ -67,7 +67,7 @@ std::vector<StepPlan> Script(Epoch epoch) {
 class ProcessExecutorTest : public ::testing::Test {
  protected:
   ~ProcessExecutorTest() override {
-    // No child is left, dead or alive: those of dead launchers included.
+    // No child is left, dead or alive. This includes the children of dead launchers.
     EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
     EXPECT_EQ(errno, ECHILD);
   }
@@ -87,7 +87,7 @@ class ProcessExecutorTest : public ::testing::Test {
     const char* detail;
     double least_seconds, most_seconds;
   };
-  // Each fault strikes one of the first `ranks` in a step of its own, in turns.
+  // Each fault happens in a step of its own, on the first `ranks` ranks in turn.
   static void ExpectNoticed(FakeGroup& group, std::size_t ranks, const std::vector<Case>& cases) {
     Recorder recorder;
     ASSERT_TRUE(group.executor().Start(&recorder).ok());
@@ -110,7 +110,8 @@ class ProcessExecutorTest : public ::testing::Test {
       EXPECT_EQ(lost.cause, one.cause);
       EXPECT_THAT(lost.detail, HasSubstr(one.detail));
       EXPECT_THAT(lost.detail, HasSubstr(absl::StrCat("rank ", rank)));
-      // Rank 0 may have answered before another rank was missed: then the step is done.
+      // Rank 0 may have answered before the loss of another rank was noticed. Then the step is
+      // done.
       const bool answered = recorder.result_count() > results;
       EXPECT_TRUE(rank != 0 || !answered);
       EXPECT_EQ(lost.started, answered ? std::vector<Step>{} : std::vector<Step>{Step(2)});
@@ -120,7 +121,7 @@ class ProcessExecutorTest : public ::testing::Test {
   }
 };
 
-// What happens to a member from outside, while the group has nothing to do or a plan.
+// A member is killed or stopped from outside, while the group is idle or has a plan.
 TEST_F(ProcessExecutorTest, AnyMemberThatIsKilledOrStoppedIsNoticed) {
   FakeGroup group(2);
   Recorder recorder;
@@ -157,7 +158,7 @@ TEST_F(ProcessExecutorTest, AnyMemberThatIsKilledOrStoppedIsNoticed) {
   EXPECT_EQ(restarts[static_cast<std::size_t>(Fault::kStopped)], 2u);
 }
 
-// What a rank does to itself in a step: its step is among those started.
+// A rank fails by itself in a step. This step is among those started.
 TEST_F(ProcessExecutorTest, WhateverARankDoesInAStepIsNoticed) {
   FakeGroup group(3);
   ExpectNoticed(group, 3,
@@ -173,8 +174,8 @@ TEST_F(ProcessExecutorTest, WhateverARankDoesInAStepIsNoticed) {
                  {"stuck", kStuck, "(running, step 2)", 2, 3}});
 }
 
-// A rank on another host is known by what it says; what happens to it is noticed all the
-// same, and the step that it died in is among those started.
+// The agent knows a rank on another host only by its messages. It notices the same faults, and
+// the step in which the rank died is among those started.
 TEST_F(ProcessExecutorTest, RanksThatTalkByTcpAreWatchedToo) {
   FakeGroup group(2, Loopback());
   ExpectNoticed(group, 1,
@@ -186,7 +187,7 @@ TEST_F(ProcessExecutorTest, RanksThatTalkByTcpAreWatchedToo) {
                  {"stuck", kStuck, "(running, step 2)", 2, 3}});
 }
 
-// Whoever reaches the agent's port from the network, without the token of this incarnation.
+// A stranger reaches the agent's port from the network, without the token of this incarnation.
 TEST_F(ProcessExecutorTest, StrangersAreNoRanks) {
   const ScratchDirectory temporary, faults;
   std::ofstream(faults.path() + "/rank-0-load") << "stuck\n";
@@ -209,7 +210,7 @@ TEST_F(ProcessExecutorTest, StrangersAreNoRanks) {
     FrameReader reader;
     absl::StatusOr<bool> read = true;
     const absl::Time limit = absl::Now() + absl::Seconds(30);
-    while (read.ok() && absl::Now() < limit) {  // until the stranger has been shown out
+    while (read.ok() && absl::Now() < limit) {  // until the agent closes the connection
       (*group)->Wait(10);
       pollfd end{.fd = stranger->get(), .events = POLLIN, .revents = 0};
       if (poll(&end, 1, 0) > 0) read = reader.ReadFrom(stranger->get());
@@ -297,7 +298,7 @@ TEST_F(ProcessExecutorTest, WhatRanksPrintIsLogged) {
   EXPECT_EQ(lines[1999], "printed by=\"rank 1\" line=\"line 1999 of many\"");
 }
 
-// The agent itself is killed: nobody is left to kill its ranks.
+// The agent itself is killed, so nobody is left to kill its ranks.
 TEST_F(ProcessExecutorTest, RanksEndWithTheirAgent) {
   const ScratchDirectory temporary, faults;
   int ready[2];
@@ -328,7 +329,7 @@ TEST_F(ProcessExecutorTest, RanksEndWithTheirAgent) {
   EXPECT_TRUE(members().empty());
   while (waitpid(-1, nullptr, WNOHANG) > 0) {  // this process has adopted them
   }
-  // What such an agent leaves on disk goes when another one starts, however soon.
+  // The next agent that starts removes what such an agent leaves on disk, however soon it starts.
   const auto left = [&] {
     return std::distance(std::filesystem::directory_iterator(temporary.path()), {});
   };
