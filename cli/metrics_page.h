@@ -57,8 +57,8 @@ class MetricsChange {
                               const MetricsPage::Labels& labels = {},
                               const MetricsPage::Labels& per_labels = {}) const;
   // The quantile of what a histogram observed between the pages, as Prometheus'
-  // histogram_quantile computes it: linear within a bucket, and beyond the last finite bound
-  // that bound. None: the histogram observed nothing.
+  // histogram_quantile computes it: linear within a bucket. A quantile beyond the last finite
+  // bound is that bound. None: the histogram observed nothing.
   std::optional<double> Quantile(const std::string& histogram, double q) const;
 
  private:

@@ -77,7 +77,8 @@ void Terminal::Suspend() {
 
 Terminal::Event Terminal::Wait(absl::Time deadline) {
   while (true) {
-    // After ^Z, bg and fg, Suspend returned in the background, and no event reports the fg.
+    // The user may type ^Z, then bg, then fg. Suspend then returns in the background, and no event
+    // reports the fg. So this is tried again until the terminal may be read.
     if (!keys_) ReadKeys();
     std::array<pollfd, 2> polled = {
         pollfd{.fd = signals_.get(), .events = POLLIN, .revents = 0},

@@ -52,7 +52,7 @@ constexpr std::string_view kQwen2 = LLAMA3_BEFORE_DIGITS "\\p{N}" LLAMA3_AFTER_D
 // this serves pieces of megabytes and still ends.
 constexpr uint32_t kMatchLimit = 50'000'000;
 
-// No script writes more characters in a row than this that may change places. ICU orders
+// The longest run of characters that normalisation may reorder and that any script needs. ICU sorts
 // such characters by insertion, and 400 KB of accents above and below took it a minute.
 constexpr size_t kLongRun = 64;
 

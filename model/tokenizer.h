@@ -113,7 +113,7 @@ class Tokenizer {
   std::vector<char> bytes_;          // of all tokens, one after the other
   std::vector<uint32_t> offsets_;    // [vocab + 1] into bytes_
   std::vector<Kind> kinds_;          // [vocab]
-  std::vector<bool> whole_;          // [vocab] a piece equal to the token is the token
+  std::vector<bool> whole_;          // [vocab] a piece with this token's text is this token
   TextMap<TokenId> by_bytes_;        // normal tokens
   TextMap<TokenId> added_;           // control and user-defined tokens
   std::vector<size_t> added_sizes_;  // distinct lengths of added_, longest first

@@ -54,8 +54,8 @@ struct Summary {
   Percentiles token_latency_ms;
   double mean_running = 0, peak_running = 0;
   double mean_waiting = 0, peak_waiting = 0;
-  // Of the KV pool's slots, mean over time and highest; of the used ones, the share
-  // that no plan sent has written or will write.
+  // The used share of the KV pool's slots: its mean over time, and its peak. Then the share of the
+  // used slots that no plan sent has written or will write.
   double mean_memory = 0, peak_memory = 0, wasted_memory = 0;
   double preemptions = 0;
   double swapped = 0;       // preemptions whose blocks went to a tier

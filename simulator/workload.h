@@ -16,9 +16,9 @@
 namespace flotilla::simulator {
 
 struct SimulatedRequest {
-  std::int64_t arrival_ns = 0;  // of closed loops: not used
+  std::int64_t arrival_ns = 0;  // not used in closed loops
   std::uint32_t prompt_tokens = 1;
-  std::uint32_t output_tokens = 1;  // after which the model says stop
+  std::uint32_t output_tokens = 1;  // then the model gives its stop token
   std::uint32_t tenant = 0;         // index into Workload::tenants
   std::int32_t priority = 0;
   std::int64_t deadline_ns = 0;  // after arrival; 0: none
@@ -68,13 +68,14 @@ struct SyntheticOptions {
   // tokens, and has its own length after them. 0: no shared prefixes.
   std::uint32_t prefix_groups = 0;
   std::uint32_t prefix_tokens = 0;
-  // After arrival; 0: none. With a last one, each between the two, all alike likely.
+  // The deadline of each request, after its arrival; 0: none. If last_deadline_ns is set, the
+  // deadline is drawn evenly between the two.
   std::int64_t deadline_ns = 0;
   std::int64_t last_deadline_ns = 0;
   std::uint64_t seed = 1;
 };
 
-// Committed parameters of named length mixes; arrivals are left alone.
+// Returns the parameters of a named distribution of lengths. Arrivals have their defaults.
 //   short: mean 19 tokens in, 58 out (Alpaca, as in Kwon et al. 2023, fig. 11)
 //   long:  mean 161 tokens in, 338 out (ShareGPT, same place)
 // The paper gives means only; the spreads are assumptions. NOT_FOUND lists names.

@@ -57,7 +57,8 @@ struct WatchedFileOptions {
   Logger* log = nullptr;
 };
 
-// The part that does not depend on what the file means. Any thread, one at a time.
+// The part of a WatchedFile that does not depend on what the file means. One thread at a time may
+// use it.
 class FileWatch {
  public:
   explicit FileWatch(WatchedFileOptions options) : options_(std::move(options)) {}
@@ -76,11 +77,11 @@ class FileWatch {
   const WatchedFileOptions options_;
   std::int64_t next_look_ns_ = 0;
   std::optional<FileStamp> stamp_;
-  // A change right after a read may leave the stamp as it was, but the next look is later
-  // than that can last. So a changed file is read twice.
+  // A change right after a read may leave the stamp as it was. At the next look the clock of the
+  // file system has moved on, so a changed file is read once more then.
   bool settled_ = false;
-  std::optional<SecretDigest> taken_;  // the text that was good last
-  std::string complaint_;              // the last one, until the file is good
+  std::optional<SecretDigest> taken_;  // the last text that was good
+  std::string complaint_;              // the last error that was logged, until the file is good
 };
 
 template <class T>

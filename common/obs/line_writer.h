@@ -25,7 +25,7 @@ struct LineWriterOptions {
   std::size_t max_bytes = 1 << 20;             // of lines that wait; more than a pipe takes at once
   std::size_t max_lines = 8192;                // a line costs memory besides its bytes
   absl::Duration patience = absl::Seconds(1);  // for what is left at the end
-  // The line that says that `dropped` lines are missing at its place, its end included.
+  // Returns the line that reports `dropped` missing lines at its place. It has a line end.
   std::function<std::string(std::uint64_t dropped)> missing;
 };
 
@@ -37,7 +37,7 @@ class LineWriter {
   LineWriter(const LineWriter&) = delete;
   LineWriter& operator=(const LineWriter&) = delete;
 
-  // Queues `line`, its end included; lines are written in the order of these calls. Never
+  // Queues `line`, which has its line end. Lines are written in the order of these calls. Never
   // waits for the reader. False: there is no room, and the line is dropped. An eighth of the
   // room is for lines that are `important`. Any thread.
   bool Put(std::string line, bool important) ABSL_LOCKS_EXCLUDED(mu_);

@@ -6,11 +6,13 @@
 
 namespace flotilla {
 
-// `text` with everything escaped that could move the cursor, end a line, hide, or turn the
-// order of what stands there: \n, \r, \t; other controls of ASCII, and bytes that are no
-// UTF-8, as \x1b; controls of C1, line and paragraph separators, and what has no width or
-// turns the direction (U+202E and the like), as \u{202e}. Other characters stay. A backslash
-// and a quotation mark stay too, unless `quoted`: then \\ and \".
+// Returns `text` with an escape for each character that could move the cursor, end a line, be
+// invisible, or change the order of other characters:
+// * \n, \r and \t;
+// * other controls of ASCII, and bytes that are no UTF-8, as \x1b;
+// * controls of C1, line and paragraph separators, and characters that have no width or change the
+//   direction of text (U+202E and the like), as \u{202e}.
+// Other characters stay. A backslash and a quotation mark become \\ and \" if `quoted`.
 std::string Printable(std::string_view text, bool quoted = false);
 
 // Whether Printable(text) is `text`.

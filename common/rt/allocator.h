@@ -4,9 +4,9 @@
 
 namespace flotilla {
 
-// Blocks of a MiB and more are mapped, and unmapped when they are freed. Left alone, glibc takes
-// them from its heaps after the first one was freed, and keeps up to 64 MiB free at the end of
-// each heap. At the start of main, before there are threads.
+// Makes glibc map blocks of a MiB and more, and unmap them when they are freed. By default glibc
+// takes such blocks from its heaps once one of them has been freed, and keeps up to 64 MiB free at
+// the end of each heap. Call it at the start of main, before there are threads.
 void ConfigureAllocator();
 
 // Gives the free memory of all heaps back; each thread that handled large inputs has a heap.

@@ -15,8 +15,8 @@
 //   q8_0 AVX-512   152 (38)   266 (67)   295 (74)   293 (74)
 //   q4   AVX2       77 (54)   115 (80)   110 (76)   110 (76)
 //   q8_0 AVX2       86 (60)   130 (90)   125 (86)   125 (86)
-// An AVX-512 unit also takes apart the weights and adds up blocks: with 8 rows a tile
-// cannot pass 71 (q4) and 78 (q8_0). fp32, 576 x 576, on a Zen 5 at 4.2 GHz: AVX-512 39 at
+// On AVX-512, the units that multiply also unpack the weights and add up blocks. So a tile of 8
+// rows cannot pass 71 % (q4) and 78 % (q8_0). fp32, 576 x 576, on a Zen 5 at 4.2 GHz: AVX-512 39 at
 // M = 1, 232 of 267 at M = 32; AVX2 24, 116 of 134 (tests/bench/kernels_benchmark).
 #pragma once
 

@@ -8,8 +8,8 @@ namespace flotilla {
 namespace {
 
 constexpr std::int64_t kRetryAfterMs = 1000;
-// An owner that continues its request submits it at once. This time is far longer; after it,
-// the request is no longer expected.
+// An owner that continues its request submits it at once. If this far longer time has passed, the
+// request is no longer expected.
 constexpr std::int64_t kMovedForNs = 10'000'000'000;
 // The request stays known for this long after that. If its owner merely stood still and submits
 // it late, it continues with the numerics id that it began with.
@@ -73,8 +73,8 @@ int FleetCore::Tier(ReplicaId id, const Replica& replica, const Entry& entry) co
   if (entry.numerics_id != 0 && replica.description->numerics_id != entry.numerics_id) {
     return kUnusable;
   }
-  // A replica that ends soon still takes requests that began elsewhere, so that they need not
-  // wait.
+  // A replica that is about to end still takes requests that began elsewhere, so that they need
+  // not wait.
   if (replica.leaving || replica.load.draining) {
     return entry.attempt > Attempt(0) ? kUnusable - 1 : kUnusable;
   }

@@ -5,10 +5,9 @@
 //   decode_benchmark [--rounds=N, default 3] [--threads=N, default all CPUs] [batch sizes, default
 //   1 8 32]
 //
-// "prefill" is a run of its own that ends with the first tokens, "both" one with prefill and
-// decode, and "decode" what the second takes longer. Each figure is the median of the
-// rounds. Exits 1 when the model computed fewer rows than a figure claims
-// (tests/support/throughput.h).
+// "prefill" is a run that ends with the first tokens. "both" is a run with prefill and decode.
+// "decode" is the difference of their times. Each figure is the median of the rounds. Exits 1 when
+// the model computed fewer rows than a figure claims (tests/support/throughput.h).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -30,9 +29,9 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Prints the batch's line, or why there is none.
+// Prints the line of the batch, or why there is none.
 bool Measure(ThroughputMeter& meter, int batch, int rounds) {
-  // Touches what only batches of this size use.
+  // Warms up the memory that only batches of this size use.
   absl::Status status =
       meter.Measure({.batch = batch, .prompt_tokens = 16, .decode_tokens = 16}).status();
   std::vector<double> prefill, decode, both;

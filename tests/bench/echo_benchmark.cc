@@ -1,13 +1,13 @@
-// What a message costs where nothing but gRPC is: two processes, one stream of the fleet's
-// kind between them, and each message is answered by another. scripts/bench_fleet compares
-// the roles of a fleet with it.
+// Measures what a message costs in gRPC alone. Two processes have one stream of the fleet's kind
+// between them, and each message gets an answer. scripts/bench_fleet compares the roles of a fleet
+// with this cost.
 //
 //   echo_benchmark [bytes there, default 40] [bytes back, default 40] [messages, default 2000]
 //                  [microseconds from one to the next, default 3000]
 //
-// Prints one line of JSON: microseconds of processor time per message and its answer in the
-// process that asks and in the one that answers, and the median round trip. Messages are
-// spaced as steps are, since a process that sleeps in between pays for being woken.
+// Prints one line of JSON: the microseconds of processor time that a message and its answer take in
+// each of the two processes, and the median round trip. Messages have the same distance as steps,
+// because a process that sleeps in between pays for being woken.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

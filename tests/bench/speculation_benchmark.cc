@@ -1,15 +1,14 @@
-// What speculation does to the time of an answer, at the Engine seam on the real
-// model: the same requests with and without, in turns, and their ratio.
+// Measures how speculation changes the time of an answer, at the Engine seam on the real model. It
+// runs the same requests with and without speculation, in turns, and prints the ratio.
 //
 //   speculation_benchmark [ngram|draft] [depth, default 8]
 //                         [draft layers, or shortest n-gram; 0: the default]
 //                         [batch sizes, default 1 4 8]
 //
-// Answers that copy (a passage repeated, corrected, quoted), one that hardly does (a
-// small model asked to change a program writes another one), and sampled prose that
-// does not repeat itself. Prompts are in the prefix cache
-// from the first round on, so what is timed is decode. Answers are compared: a
-// difference ends the program.
+// Some answers copy from their prompt (a passage repeated, corrected, quoted). One hardly does: a
+// small model that is asked to change a program writes another one. Sampled prose does not repeat
+// itself. Prompts are in the prefix cache after the first round, so only decode is timed. The
+// program ends if an answer differs.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -135,7 +134,7 @@ void Measure(EngineRunner& off, EngineRunner& on, const Tokenizer& tokenizer, co
   const CoreCounters after = on.engine().probe().Read().core.counters;
   const auto drafted = after.drafted_tokens - before.drafted_tokens;
   const auto accepted = after.accepted_tokens - before.accepted_tokens;
-  // Other work on the machine only ever makes a round longer.
+  // Other work on the machine can only make a round longer.
   const double fastest = *std::min_element(without.begin(), without.end());
   const double fastest_with = *std::min_element(with.begin(), with.end());
   std::printf(

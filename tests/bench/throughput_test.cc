@@ -1,5 +1,5 @@
-// What benchmarks print is speed of rows that the model computed: a prefill that a cache
-// made free is an error, not a figure. On a tiny model.
+// A benchmark counts only rows that the model has computed. A prefill that a cache made free is an
+// error, not a figure. The test uses a tiny model.
 #include "tests/support/throughput.h"
 
 #include <set>
@@ -23,7 +23,7 @@ class ThroughputTest : public ::testing::Test {
   std::shared_ptr<const GgufFile> file_;
 };
 
-// Eight prompts of 128 tokens, the same ones whatever the ids.
+// Makes eight prompts of 128 tokens. They do not depend on the ids.
 std::vector<TokenizedRequest> SamePrompts(std::uint64_t first_id) {
   std::vector<TokenizedRequest> requests(8);
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -62,8 +62,8 @@ TEST_F(ThroughputTest, NoPromptBeginsLikeAnother) {
   EXPECT_EQ(beginnings.size(), 20u * 64);
 }
 
-// The mistake that this is here for: with its cache, an engine computes 16 of 128 rows of
-// a prompt that it has seen.
+// This is the mistake that the meter must find. With its prefix cache, an engine computes only 16
+// of the 128 rows of a prompt that it has seen.
 TEST_F(ThroughputTest, PromptsThatTheCacheHasAreNoMeasurement) {
   EngineRunner runner(file_, {});
   ASSERT_TRUE(TimeRun(runner, SamePrompts(0)).ok());
@@ -73,7 +73,7 @@ TEST_F(ThroughputTest, PromptsThatTheCacheHasAreNoMeasurement) {
             "the model computed 128 of 1024 prompt rows and 0 of 0 decode rows");
 }
 
-// Without its cache it computes them all.
+// Without the prefix cache the engine computes all rows.
 TEST_F(ThroughputTest, TheSamePromptsWithoutACacheAreOne) {
   EngineRunner::Options options;
   options.core.prefix_cache = false;

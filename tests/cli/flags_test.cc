@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Parses as the program would; the error's text, or "" when all is well.
+// Parses as the program does. Returns the text of the error, or "" if there is none.
 std::string Parse(std::vector<std::string> args, RoleFlags* flags, Role role = Role::kServe) {
   CLI::App app{"test", "test"};
   AddRoleFlags(app, role, flags);
@@ -105,7 +105,7 @@ TEST(FlagsTest, ASchedulerIsToldWhereItsGroupIsOrRunsIt) {
   RoleFlags both;
   EXPECT_THAT(Parse({"--worker", "w:1", "--model", "m"}, &both, Role::kScheduler),
               HasSubstr("--worker"));
-  // What the group does is said where it runs.
+  // Flags of the worker group belong to the process that runs the group.
   RoleFlags elsewhere;
   EXPECT_THAT(Parse({"--worker", "w:1", "--tp", "2"}, &elsewhere, Role::kScheduler),
               HasSubstr("--model"));
@@ -139,8 +139,8 @@ TEST(FlagsTest, HostsAreNamedAndReachedInOneWay) {
               HasSubstr("--remote-shell"));
 }
 
-// The flags of `flotilla exec` come by the environment; its words are mpirun's, whatever they
-// look like.
+// `flotilla exec` takes its flags from the environment. All its words belong to mpirun, even words
+// that look like flags.
 TEST(FlagsTest, WhatMpirunSaysIsNoFlag) {
   RoleFlags worker;
   worker.hosts_port = 7003;
@@ -171,7 +171,7 @@ TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {
   EXPECT_THAT(help, HasSubstr("auto|reference|avx2|avx512"));
 }
 
-// A rank that parses what its worker passes on computes as the worker was told.
+// A rank gets the same values from its arguments as its worker got from the flags.
 TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   RoleFlags worker;
   worker.model = "a model.gguf";

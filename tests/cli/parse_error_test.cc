@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What the program would say of these words; "" when it understands them.
+// Returns the error that the program prints for these words; "" if it understands them.
 std::string Say(std::vector<std::string> words) {
   CLI::App app{"test", "flotilla"};
   app.set_version_flag("--version", "1");

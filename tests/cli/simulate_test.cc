@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Parses as the program would; the error's text, or "" when all is well.
+// Parses as the program does. Returns the text of the error, or "" if there is none.
 std::string Parse(std::vector<std::string> args, SimulateFlags* flags) {
   CLI::App app{"test", "test"};
   AddSimulateFlags(app, flags);
@@ -27,7 +27,7 @@ std::string Parse(std::vector<std::string> args, SimulateFlags* flags) {
   return "";
 }
 
-// A folder of the test's own, empty.
+// Returns an empty folder for this test alone.
 std::string Folder(const std::string& name) {
   const std::string folder = ::testing::TempDir() + "/simulate_test_" + name;
   std::filesystem::remove_all(folder);

@@ -1,4 +1,4 @@
-// Secrets: how they are compared, and how their files are read.
+// Tests how secrets are compared and how their files are read.
 #include <fcntl.h>
 #include <sys/stat.h>
 

@@ -36,7 +36,7 @@ class LineWriterTest : public ::testing::Test {
         .missing = [](std::uint64_t dropped) { return absl::StrCat("missing ", dropped, "\n"); }});
   }
 
-  // Everything up to the end that was written, by when the writer has gone.
+  // Destroys the writer, and returns all lines that it has written.
   std::vector<std::string> ReadAll() {
     std::string all;
     std::thread reader([&] {
@@ -83,12 +83,12 @@ TEST_F(LineWriterTest, NobodyReadsSoLinesAreDroppedAndTold) {
   Start(kBytes, 1 << 16, absl::Seconds(60));
   const std::string tail(90, 'x');
   int taken = 0, put = 0;
-  // More than pipe and queue hold; a bound on the count is a bound on what is held.
+  // These are more lines than pipe and queue hold together.
   for (; put < 10'000; ++put) taken += writer_->Put(absl::StrCat(put, " ", tail, "\n"), false);
   EXPECT_EQ(writer_->dropped(), static_cast<std::uint64_t>(put - taken));
   EXPECT_GT(put - taken, 10'000 - 2'200);
   EXPECT_LT(put - taken, 10'000);
-  // Room that is kept for what is important.
+  // Some room is kept for important lines.
   EXPECT_TRUE(writer_->Put("important\n", true));
 
   const std::vector<std::string> lines = ReadAll();
@@ -123,7 +123,7 @@ TEST_F(LineWriterTest, LinesAreBoundedByTheirNumberToo) {
 
 TEST_F(LineWriterTest, TheEndDoesNotWaitForAReaderThatStandsStill) {
   Start(1 << 20, 1 << 16, absl::Milliseconds(20));
-  const std::string line(1000, 'x');  // its end is no matter
+  const std::string line(1000, 'x');  // without a line end
   while (writer_->Put(line, false)) {
   }
   const absl::Time began = absl::Now();

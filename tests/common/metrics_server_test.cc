@@ -1,4 +1,4 @@
-// What comes to a metrics port, from Prometheus and from others.
+// Tests what a metrics port answers to Prometheus and to other clients.
 #include "common/obs/metrics_server.h"
 
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@ class Client {
   void Send(const std::string& text) {
     (void)!send(fd_, text.data(), text.size(), MSG_NOSIGNAL);  // it may have been closed
   }
-  // What the server says until `end` has come, or it closes the connection.
+  // Reads what the server sends, until `end` has come or the server closes the connection.
   std::string Read(const std::string& end = "") {
     std::string text;
     while (end.empty() || text.find(end) == std::string::npos) {
@@ -107,7 +107,7 @@ TEST_F(MetricsServerTest, ManyConnectionsThatSayNothingAreBounded) {
     EXPECT_EQ(silent.front()->Read(), "");  // closed: it was silent for longest
     silent.back()->Send(absl::StrCat(kGet, "\r\n"));
     EXPECT_THAT(silent.back()->Read("tea_cups_total 3\n"), StartsWith("HTTP/1.1 200"));
-    // Somebody new finds a place beside them.
+    // A new connection replaces one of them.
     EXPECT_THAT(Ask("GET /metrics HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 200"));
   }
   EXPECT_THAT(Ask("GET /metrics HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 200"));
@@ -120,7 +120,7 @@ TEST_F(MetricsServerTest, HeadIsGetWithoutTheBody) {
   EXPECT_THAT(answer, EndsWith("\r\n\r\n"));
 }
 
-// Whatever announces a body is answered once.
+// A request that announces a body gets one answer.
 TEST_F(MetricsServerTest, BodiesAreRefusedOnce) {
   for (const char* headers : {"Transfer-Encoding: xchunked\r\n", "Transfer-Encoding: chunked\r\n",
                               "Content-Length: 3\r\n"}) {

@@ -1,4 +1,4 @@
-// Discovery, with a resolver that says what the test wants.
+// Tests Discovery with a resolver whose answers the test sets.
 #include "router/remote/discovery.h"
 
 #include <memory>
@@ -41,7 +41,7 @@ class DiscoveryTest : public ::testing::Test {
     ASSERT_TRUE(started.ok()) << started.status();
     discovery_ = *std::move(started);
   }
-  // And waits for two looks that began after it.
+  // Sets the answer, and waits until two later look-ups have begun.
   void Answer(absl::StatusOr<Addresses> answer) {
     int until = 0;
     {

@@ -33,7 +33,7 @@ class Session {
 
   void Settle() { made_->Settle(); }
 
-  // Lets the engine work until `done`, a minute at most.
+  // Runs the engine until `done` is true, a minute at most.
   template <class Done>
   void PumpUntil(const Done& done) {
     const absl::Time limit = absl::Now() + absl::Minutes(1);
@@ -53,7 +53,7 @@ class Session {
     return Finish(request);
   }
 
-  // Asks for something that must be refused at the door.
+  // Submits a request that the engine must refuse, and returns the refusal.
   RequestEnd Refusal(const TokenizedRequest& request) {
     const RecordedAnswer answer = Ask(request);
     EXPECT_FALSE(answer.accepted);
@@ -76,7 +76,7 @@ void ExpectEnd(const RecordedAnswer& answer, FinishReason reason, std::uint32_t 
   EXPECT_EQ(answer.ends[0].usage.output_tokens, output_tokens);
 }
 
-// As many sequences as an engine takes, up to four: one is the smallest case.
+// Returns how many sequences per request to test: as many as the engine takes, and at most four.
 std::uint32_t SomeSequences(Engine& engine) {
   return std::min(4u, engine.Describe().value().max_sequences);
 }
@@ -128,9 +128,9 @@ TEST_P(EngineContract, EqualRequestsHaveEqualAnswers) {
   Session session(GetParam());
   TokenizedRequest request = Request(1);
   const std::vector<TokenId> first = session.Ask(request).token_ids();
-  request.id.counter = 2;  // an id is a name, no parameter
+  request.id.counter = 2;  // an id is a name and changes no answer
   EXPECT_EQ(session.Ask(request).token_ids(), first);
-  request.id.counter = 1;  // and free again once its request has ended
+  request.id.counter = 1;  // an id is free again when its request has ended
   EXPECT_EQ(session.Ask(request).token_ids(), first);
   request.sampling.seed = 1234567;
   EXPECT_NE(session.Ask(request).token_ids(), first);
@@ -161,7 +161,7 @@ TEST_P(EngineContract, ReplayContinuesAfterThePrefix) {
   }
 }
 
-// All tokens were delivered, only the end was lost on the way.
+// All tokens were delivered, and only the end of the request was lost.
 TEST_P(EngineContract, ReplayOfACompleteAnswerEndsIt) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 8);
@@ -245,7 +245,7 @@ TEST_P(EngineContract, CancelWithoutASequenceEndsAll) {
   }
 }
 
-// Sequences were given back at different lengths, one of them complete.
+// The engine gave the sequences back at different lengths. One of them is complete.
 TEST_P(EngineContract, ReplayContinuesEachSequenceWhereItWas) {
   Session session(GetParam());
   TokenizedRequest request = Request(1, 20, 8);
@@ -457,7 +457,7 @@ TEST_P(EngineContract, ManyThreadsEachWithItsSink) {
     session.PumpUntil([&] { return recorder.Ended(requests[i].id); });
     ExpectEnd(recorder.Answer(requests[i].id), FinishReason::kLength, 6);
   }
-  // What ran beside it changed nothing.
+  // The other requests have not changed the answer.
   TokenizedRequest alone = requests[kEach + 3];
   EXPECT_EQ(session.Ask(alone).token_ids(), recorders[1]->Answer(alone.id).token_ids());
   session.PumpUntil([&] {

@@ -55,7 +55,7 @@ class Session {
     return recorder.WaitReady(1);
   }
 
-  // Runs the script's steps from `first`, one at a time; their results.
+  // Runs the script's steps from `first`, one at a time, and returns their results.
   std::vector<StepResult> RunSteps(const std::vector<StepPlan>& script, std::uint64_t first,
                                    std::uint64_t last) {
     std::vector<StepResult> results;
@@ -73,7 +73,7 @@ class Session {
   ContractExecutor made_;
 };
 
-// What an answer is made of, whatever the epoch and the clock.
+// Returns the parts of the results that do not depend on epoch and clock.
 std::vector<std::vector<SequenceResult>> Answers(const std::vector<StepResult>& results) {
   std::vector<std::vector<SequenceResult>> answers;
   for (const StepResult& result : results) answers.push_back(result.sequences);
@@ -165,7 +165,7 @@ TEST_P(ExecutorContract, LagPlusOnePlansMayWait) {
   EXPECT_TRUE(absl::IsResourceExhausted(session.executor().Execute(script[room])));
   release.Notify();
   session.recorder.WaitResult(room);
-  // What was refused has not happened: its step is still the next.
+  // The refused plan had no effect, so its step is still the next one.
   session.RunSteps(script, room + 1, kSteps);
 }
 
@@ -178,8 +178,8 @@ TEST_P(ExecutorContract, PlansOfOtherEpochsAreRefused) {
   session.RunSteps(Script(epoch), 1, kSteps);  // unharmed
 }
 
-// A plan that cannot be applied ends the epoch wherever it comes: all results
-// before it, none after it, then a fresh epoch.
+// A plan that cannot be applied ends the epoch at any point. All results before it arrive and none
+// after it. Then a new epoch begins.
 TEST_P(ExecutorContract, WrongPlansEndTheEpochAtEveryPoint) {
   Session session(GetParam());
   Epoch epoch = session.Start();
@@ -223,7 +223,7 @@ TEST_P(ExecutorContract, QueuedPlansDieWithTheirEpoch) {
   EXPECT_EQ(session.recorder.result_count(), kSteps);
 }
 
-// EndEpoch is heard wherever it comes: a fresh epoch, never a plan of the old one.
+// EndEpoch works at any point. A new epoch begins, and no more plans of the old epoch run.
 TEST_P(ExecutorContract, EndEpochStartsAFreshOne) {
   Session session(GetParam());
   Epoch epoch = session.Start();

@@ -1,4 +1,4 @@
-// FakeEngine passes the contract, and answers as scripted.
+// FakeEngine passes the contract, and gives the scripted answers.
 #include "tests/support/fake_engine.h"
 
 #include <memory>

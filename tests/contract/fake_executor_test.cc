@@ -1,4 +1,4 @@
-// FakeExecutor passes the contract, and does what it says beyond it.
+// FakeExecutor passes the contract, and keeps the further promises of its header.
 #include "tests/support/fake_executor.h"
 
 #include <gtest/gtest.h>

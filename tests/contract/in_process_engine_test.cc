@@ -1,4 +1,4 @@
-// InProcessEngine, over a FakeExecutor that moves when told, passes the contract.
+// InProcessEngine passes the contract. It runs over a FakeExecutor in manual mode.
 #include <memory>
 
 #include <gtest/gtest.h>

@@ -58,7 +58,7 @@ std::vector<TokenizedRequest> Chats() {
   return requests;
 }
 
-// What the chats give: "<hash of tokens> <hash of log-probabilities>".
+// Returns the answers of the chats as "<hash of tokens> <hash of log-probabilities>".
 std::string Serve(Recipe recipe, kernels::KvFormat format, const Layout& layout) {
   EngineRunner::Options options;
   options.rank.recipe = recipe;

@@ -1,8 +1,8 @@
-// Answers do not depend on the rest of the batch: 32 requests of 1 to 4,100 prompt tokens,
-// greedy and seeded, give the same tokens and the same bits of every
-// log-probability however they are batched, chunked, threaded, preempted or
-// computed. At the Engine seam; the whole matrix on the real model is a long
-// test, a tiny model and a part of the real one run always.
+// Answers do not depend on the rest of the batch: 32 requests of 1 to 4,100 prompt tokens, greedy
+// and seeded, give the same tokens and the same bits of every log-probability however they are
+// batched, chunked, threaded, preempted or computed. The tests work at the Engine seam. All
+// combinations on the real model are a long test. A tiny model, and some combinations on the real
+// one, run always.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -23,12 +23,12 @@ using testing::EngineRunner;
 
 constexpr std::uint64_t kShuffleSeed = 20240607;
 constexpr std::uint32_t kMaxPrompt = 4100;
-// Blocks of 16 that hold the longest request with its output and little else:
-// with the longest first, more than every third request is preempted.
+// A pool of this many blocks of 16 holds the longest request with its output, and little else. When
+// the longest requests come first, more than a third of all requests are preempted.
 constexpr std::uint32_t kSmallPool = 265;
 constexpr std::uint32_t kOutputTokens = 100;
 
-// Around block (16), segment (256) and chunk boundaries; eight above 2,048.
+// Lengths around the boundaries of blocks (16), segments (256) and chunks. Eight are above 2,048.
 constexpr std::uint32_t kLengths[] = {1,   2,   15,   16,   17,   31,   32,   33,   47,   48,  63,
                                       64,  65,  100,  127,  128,  129,  255,  256,  257,  300, 511,
                                       512, 513, 2049, 2063, 2064, 2065, 2500, 3001, 4095, 4100};
@@ -42,7 +42,7 @@ struct Way {
   std::uint32_t kv_blocks = 4096;
   enum class Order { kAlone, kRandom, kLongestFirst };
   Order order = Order::kRandom;
-  int copies = 1;  // of each request, at once: most find their prompt in the prefix cache
+  int copies = 1;  // of each request at once; most find their prompt in the cache
   Speculation speculation = Speculation::kOff;
   std::uint32_t draft_tokens = 8;
   std::uint32_t draft_layers = 0;
@@ -50,7 +50,7 @@ struct Way {
 
 class Exactness {
  public:
-  // `prompts`: tokens from which prompts are cut.
+  // Prompts are pieces of the tokens `prompts`.
   Exactness(std::shared_ptr<const GgufFile> file, Recipe recipe, kernels::KvFormat format,
             std::vector<TokenId> prompts, std::uint32_t output_tokens)
       : file_(std::move(file)),
@@ -98,8 +98,8 @@ class Exactness {
     request.stop.max_tokens = output_tokens_;
     request.logprobs.output_top = static_cast<std::int32_t>(i % 4) * 5;
     if (i % 5 == 0 && length <= 300) request.logprobs.prompt_top = 2;
-    // A third greedy, a third with plain temperature, a third with top-k and top-p; of
-    // all these a quarter with penalties.
+    // A third of the requests is greedy, a third has plain temperature, a third has top-k and
+    // top-p. A quarter of all has penalties.
     request.sampling.seed = 1000 + i;
     request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
     if (i % 3 == 2) {
@@ -127,14 +127,15 @@ class Exactness {
     options.rank.speculation = way.speculation;
     options.rank.draft_tokens = options.core.max_draft_tokens = way.draft_tokens;
     options.rank.draft_layers = way.draft_layers;
-    // Shorter than in use: these draft often and are often wrong.
+    // These n-grams are shorter than the default. So they draft often, and are often wrong.
     options.rank.ngram = {.min_n = 1, .max_n = 4};
     options.core.max_step_tokens = options.rank.max_step_tokens;
     options.core.max_chunk_tokens = way.chunk_tokens;
-    // No reserve for expected output: what is started is preempted as it grows.
+    // No blocks are reserved for expected output, so requests that have started are preempted as
+    // they grow.
     const bool overfill = way.kv_blocks == kSmallPool;
     if (overfill) options.core.watermark_blocks = options.core.expected_output_permille = 0;
-    // So that how many are preempted, and what is drafted, does not depend on the machine.
+    // With these options preemptions and draft tokens do not depend on the speed of the machine.
     options.together = overfill;
     options.frozen_clock = overfill || way.speculation != Speculation::kOff;
     EngineRunner runner(file_, options);
@@ -149,7 +150,7 @@ class Exactness {
     if (overfill) {
       ::testing::Test::RecordProperty(absl::StrCat(way.name, ": preempted during decode"),
                                       absl::StrCat(preempted, " of ", answers.size()));
-      // Draft tokens let some end before the pool is full.
+      // With draft tokens some requests end before the pool is full.
       const bool drafts = way.speculation != Speculation::kOff;
       EXPECT_GE(preempted * (drafts ? answers.size() : 3), answers.size()) << way.name;
     }
@@ -163,7 +164,8 @@ class Exactness {
       cached += answer.usage.cached_tokens;
       prompt += answer.usage.prompt_tokens;
     }
-    // Half of it but for a block each, which is most of what sanitizers have time for.
+    // Half of the prompt tokens can come from the cache, except for one block of each prompt. With
+    // sanitizers the prompts are so short that this block is most of them.
     EXPECT_GT(testing::kSanitized ? cached * 8 : cached * 3, prompt) << way.name;
     ::testing::Test::RecordProperty(absl::StrCat(way.name, ": prompt tokens from the prefix cache"),
                                     absl::StrCat(cached, " of ", prompt));
@@ -172,7 +174,7 @@ class Exactness {
   void ReportDraftTokens(const Way& way, const CoreCounters& counters) const {
     EXPECT_EQ(counters.drafted_tokens > 0, way.speculation != Speculation::kOff) << way.name;
     if (way.speculation == Speculation::kOff) return;
-    // Sanitizers have time for a few drafts only.
+    // With sanitizers there is time only for a few drafts.
     if (!testing::kSanitized) {
       EXPECT_GT(counters.accepted_tokens, 0u) << way.name;
     }
@@ -215,7 +217,7 @@ class Exactness {
   int ways_ = 0;  // compared with it
 };
 
-// Draft tokens alone and in a batch, by both proposers; preempted ones too.
+// Checks answers with draft tokens of both proposers: alone, in a batch, and preempted.
 void CheckSpeculation(Exactness& exactness, std::uint32_t layers) {
   exactness.Check(
       {.name = "n-grams, alone", .order = Way::Order::kAlone, .speculation = Speculation::kNgram});

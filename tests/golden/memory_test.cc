@@ -1,7 +1,7 @@
-// The KV pool on the real model, at the Engine seam: little of it is wasted,
-// sequences of a request share what they can, and a quarter of the pool that a load
-// would like is nearly enough for it. With a few requests; scripts/bench_memory has
-// the whole load and the figures that are required of it.
+// Tests the KV pool on the real model, at the Engine seam. Little of the pool is wasted, and the
+// sequences of a request share all blocks that they can. With a quarter of the blocks that a load
+// would use, it is nearly as fast. The tests use a few requests; scripts/bench_memory has the whole
+// load and the required figures.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -28,7 +28,7 @@ using testing::MemoryMeter;
 using testing::MemoryRun;
 using testing::Turns;
 
-// Those cases that a few requests are enough for.
+// Selects the cases for which a few requests are enough.
 bool Wanted(const MemoryCase& one) {
   return one.width == 1 || (one.width == 4 && one.preset == std::string("short"));
 }
@@ -49,8 +49,8 @@ void ExpectWellUsed(const MemoryCase& one, const MemoryRun& run, std::uint32_t r
     EXPECT_NEAR(run.use.saving(), PossibleSaving(one, requests), 0.02);
   }
   if (one.beams) {
-    // The first few requests are shorter than the preset's mean: less to share. And
-    // the steps of beams alternate or coincide, as they happened to start.
+    // The first few requests are shorter than the preset's mean, so they have less to share. Also,
+    // the steps of beams alternate or coincide, depending on when they started.
     EXPECT_GE(run.use.saving(), one.required_saving - 0.08);
   }
 }
@@ -75,7 +75,7 @@ TEST(MemoryTest, LittleIsWastedAndMuchShared) {
 // More blocks than any load here holds.
 constexpr std::uint32_t kAmple = 4096;
 
-// One engine with a pool of so many blocks and tiers below it, and what it did.
+// An engine whose pool has `blocks` blocks and the given tiers. It keeps what it has measured.
 class Pool {
  public:
   Pool(std::shared_ptr<const GgufFile> file, std::uint32_t blocks, const TierOptions& tiers = {},
@@ -96,14 +96,14 @@ class Pool {
   }
 
   std::uint32_t peak_blocks() const { return peak_blocks_; }  // in the last run
-  // Of all runs.
+  // The counters of all runs together.
   CoreCounters counters() const { return runner_->engine().probe().Read().core.counters; }
   const std::vector<Preemption>& preemptions() const { return preemptions_; }
 
  private:
   MemoryMeter meter_;
   std::uint32_t peak_blocks_ = 0;
-  std::vector<Preemption> preemptions_;  // the engine's thread adds, between runs it rests
+  std::vector<Preemption> preemptions_;  // written by the engine's thread, and read between runs
   std::unique_ptr<EngineRunner> runner_;
 };
 
@@ -115,17 +115,17 @@ void ExpectSameAnswers(const std::vector<Answer>& expected, const std::vector<An
   }
 }
 
-// What one load did in both pools.
+// The results of one load in both pools.
 struct Comparison {
-  std::uint32_t blocks = 0;  // all that it wanted
-  // Of steps, from plan to result; what an engine waits between them is not in it.
+  std::uint32_t blocks = 0;  // the most that it holds at a time
+  // The time of all steps, from plan to result. Waits between steps are not counted.
   double seconds = 0, quarter_seconds = 0;
   double ratio() const { return seconds / quarter_seconds; }  // of throughput
   CoreCounters ample, quarter;
   std::vector<Preemption> preemptions;
 };
 
-// The most blocks that the load holds at a time if it may.
+// Returns the most blocks that the load holds at a time when the pool is large enough.
 std::uint32_t PeakBlocks(const std::shared_ptr<const GgufFile>& file, const char* preset,
                          std::uint32_t count) {
   static std::map<std::pair<std::string, std::uint32_t>, std::uint32_t> known;
@@ -136,9 +136,8 @@ std::uint32_t PeakBlocks(const std::shared_ptr<const GgufFile>& file, const char
   return blocks = ample.peak_blocks();
 }
 
-// Serves the load with all the blocks that it can use and with a quarter of them, in turns,
-// so that a machine that is slower for a while is so for both. Answers and preemptions are
-// checked.
+// Serves the load with all the blocks that it can use and with a quarter of them. The two take
+// turns, so that a slow phase of the machine slows both. Checks answers and preemptions.
 Comparison ServeWithAQuarter(const char* preset, std::uint32_t count, const TierOptions& tiers) {
   Comparison result;
   const auto file = testing::OpenRealModel();
@@ -165,7 +164,8 @@ std::uint64_t Count(const Comparison& result, PreemptionReason reason) {
   return result.quarter.preempted[static_cast<std::size_t>(reason)].count;
 }
 
-// Each victim's way is the cheaper one by its own figures.
+// Checks that each victim was swapped or recomputed, whichever is cheaper by the figures of its
+// record.
 void ExpectReasonsHold(const Comparison& result) {
   EXPECT_EQ(result.ample.preemptions, 0u);
   EXPECT_EQ(result.quarter.resumptions, result.quarter.preemptions);
@@ -221,9 +221,9 @@ TEST(MemoryTest, AQuarterOfThePoolGivesTheSameAnswers) {
   Report("no tiers", result);
 }
 
-// A quarter of the pool is nearly as fast, whatever becomes of victims. 128 requests,
-// so that a quarter still forms batches: with 64, about 8 rows are left to a step, and
-// reading the weights for so few is most of what a quarter then loses (0.84 to 0.92).
+// With a quarter of the pool the load is nearly as fast, with and without tiers. It needs 128
+// requests, so that a quarter of the pool still gives batches. With 64 requests a step has about 8
+// rows; reading the weights for so few rows causes most of the loss (0.84 to 0.92).
 struct Quarter {
   const char* name;
   TierOptions tiers;

@@ -1,7 +1,7 @@
-// Requests with several sequences on the real model: beam search against HF
-// transformers (tests/data/smollm2/beam.jsonl), and parallel sampling against
-// requests of one sequence with the derived seeds. At the Engine seam, all of it in
-// one batch, with the pool large and so small that requests are preempted.
+// Requests with several sequences on the real model: beam search against HF transformers
+// (tests/data/smollm2/beam.jsonl), and parallel sampling against requests of one sequence with the
+// derived seeds. All requests run in one batch at the Engine seam: with a large pool, and with a
+// pool so small that requests are preempted.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -60,7 +60,7 @@ TokenizedRequest Sampled(std::uint64_t id, std::vector<TokenId> prompt, std::uin
   return request;
 }
 
-// Every beam search, and eight others so that nobody is alone.
+// Runs every beam search, and eight other requests so that no search runs alone.
 void ExpectBeamsEqualReference(EngineRunner& runner) {
   const std::vector<BeamCase> beams = ReadBeams();
   std::vector<TokenizedRequest> requests;
@@ -114,7 +114,7 @@ TEST(SequencesTest, SequencesEqualRequestsOfTheirSeeds) {
   std::vector<TokenizedRequest> wide, single;
   for (std::uint32_t n = 2; n <= 5; ++n) {
     TokenizedRequest request = Sampled(n, sources[n - 1].request.prompt, 1000 + n);
-    // Prompts that end inside a block, at its end and after its first token.
+    // The prompts end inside a block, at the end of a block, and after the first token of a block.
     request.prompt.resize(request.prompt.size() / 16 * 16 + (n == 5 ? 7 : n % 3));
     request.logprobs.output_top = 3;
     request.sequences = n;

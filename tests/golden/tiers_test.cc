@@ -16,7 +16,7 @@ namespace {
 using testing::Answer;
 using testing::EngineRunner;
 
-// Twelve requests of about 150 positions: ten blocks each in the end.
+// Makes twelve requests of about 150 positions. Each has ten blocks in the end.
 std::vector<TokenizedRequest> Requests() {
   std::vector<TokenizedRequest> requests;
   const auto chats = testing::ReadJsonLines("smollm2/greedy.jsonl");
@@ -85,7 +85,7 @@ TEST(TiersTest, SwappedAnswersHaveTheSameBits) {
     EXPECT_LE(swapped.most_preemptions, 3u);
   }
 
-  // Two slots: most of what is preempted finds no room and is computed again.
+  // The tier has two slots, so most preempted blocks find no room and are computed again.
   const Outcome mixed = Serve(file, 40, {.host_blocks = 2});
   EXPECT_EQ(mixed.bits, undisturbed.bits);
   EXPECT_GT(mixed.counters.prefill_tokens, undisturbed.counters.prefill_tokens);

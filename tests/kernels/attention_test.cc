@@ -150,7 +150,7 @@ TEST_P(AttentionTest, ChunkingChangesNothing) {
 }
 
 TEST_P(AttentionTest, LaterTokensChangeNothing) {
-  // A query's result is the same before and after keys beyond it are written.
+  // The result of a query does not change when keys after it are written.
   Random random(23);
   for (const int length : {5, 16, 63, 200}) {
     Random same(length);
@@ -203,7 +203,7 @@ TEST_P(AttentionTest, WritesTheLayout) {
             ASSERT_EQ(value, stored(c.v[at]));
           } else {
             ASSERT_TRUE(std::isnan(key));
-            // The last token's partner half of V was cleared by its first write.
+            // The first write of the pair has cleared the half of V that belongs to the next token.
             const bool partner = format == KvFormat::kBf16 && position == length;
             ASSERT_TRUE(partner ? value == 0.0f : std::isnan(value)) << position;
           }

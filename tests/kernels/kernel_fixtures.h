@@ -1,5 +1,4 @@
-// Random inputs for the kernel tests: everything is a function of one seed, which
-// every failure prints.
+// Random inputs for the kernel tests. They are a function of one seed, which every failure prints.
 #pragma once
 
 #include <gtest/gtest.h>

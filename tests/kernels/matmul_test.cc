@@ -11,7 +11,7 @@ namespace {
 class MatMulTest : public IsaTest {};
 FLOTILLA_FOR_EACH_ISA(MatMulTest);
 
-// One random product and what the matrix was made of.
+// A random product, and the file rows from which its matrix was made.
 struct Problem {
   explicit Problem(uint64_t seed, WeightFormat weight_format) : random(seed) {
     format = weight_format;
@@ -102,8 +102,8 @@ TEST_P(MatMulTest, NearDoublePrecision) {
           sum += p.x[row * p.k + i] * weight;
           magnitude += std::fabs(p.x[row * p.k + i] * weight);
         }
-        // fp32: rounding errors of a chain of up to 1,536 steps partly cancel; the
-        // worst case would be 9e-5. 16-bit: half a step of |x|/32767 per element.
+        // In fp32, rounding errors of a chain of up to 1,536 steps partly cancel (the worst case is
+        // 9e-5). In 16 bits the error is half a step of |x|/32767 per element.
         EXPECT_NEAR(f32[row * p.stride + column], sum, magnitude * 1e-5);
         EXPECT_NEAR(i16[row * p.stride + column], sum, magnitude * 6e-5);
       }
@@ -161,8 +161,8 @@ TEST_P(MatMulTest, WritesOnlyItsPanels) {
 }
 
 TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
-  // Four splits of which a rank owns two: its complete subtree, added to the other
-  // rank's, is the product of the whole matrix.
+  // There are four splits, and each of two ranks owns two. The sum of the ranks' subtrees is the
+  // product of the whole matrix.
   Random random(3);
   const int k = 256;
   const int columns = 40;
@@ -197,7 +197,7 @@ TEST_P(MatMulTest, QuantizesLikeTheReference) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Problem p(seed, WeightFormat::kQ4_1);
-    // Rows of every size of number, from far below one step to near the largest.
+    // The rows have numbers of all sizes, from far below one step to near the largest.
     for (int row = 0; row < p.rows; ++row) {
       const float scale = std::ldexp(1.0f, p.random.Int(-120, 120));
       for (int i = 0; i < p.k; ++i) p.x[row * p.k + i] *= scale;

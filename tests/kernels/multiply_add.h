@@ -1,5 +1,5 @@
-// The machine's own rate of 16-bit multiply-adds: what a product of integers could reach at
-// most on an instruction path, if it did nothing but multiply and add in registers.
+// Measures the machine's own rate of 16-bit multiply-adds. A product of integers can reach at most
+// this rate, if it does nothing but multiply and add in registers.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace flotilla::kernels {
 
-// Operations (a multiply-add is two) of one round of MultiplyAdds.
+// Returns the operations of one round of MultiplyAdds. A multiply-add is two operations.
 int64_t MultiplyAddOperations(Isa isa);
 
 // Runs the path's sequence `rounds` times, at least once: vpmaddwd and vpaddd (AVX2) or

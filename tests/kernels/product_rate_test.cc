@@ -1,10 +1,10 @@
-// Integer products reach 65 % of what the machine's own multiply-add sequence does in
-// registers: most of their time is products, none of it goes to the stack.
+// Integer products reach 65 % of the rate that the machine's own multiply-add sequence reaches in
+// registers. So most of their time is products, and no time goes to the stack.
 //
-// Both are timed in one process, in short windows in turns, and each counts by its best
-// one, so that who else runs on the machine matters little. A neighbour on the other thread
-// of a core slows loads from its cache more than sums in registers, for seconds or minutes.
-// So a product that fails is tried again, on each processor in turn, before it counts.
+// Both are timed in one process, in short windows that alternate. The best window of each counts,
+// so other work on the machine matters little. A neighbour on the other thread of a core slows
+// loads from its cache more than sums in registers, for seconds or minutes. So a product that fails
+// is tried again, on each processor in turn, before it counts.
 #include <sched.h>
 
 #include <algorithm>
@@ -26,7 +26,8 @@ constexpr double kLeastShare = 0.65;
 constexpr double kWindowSeconds = 1e-3;
 constexpr int kWindows = 25;
 constexpr std::chrono::seconds kPatience(60);  // for one product
-// Weights of 92 KB (q4) and 157 KB (q8_0): in the second-level cache, not the first.
+// These sizes give weights of 92 KB (q4) and 157 KB (q8_0), which fit the second-level cache and
+// not the first.
 constexpr int kColumns = 256, kDepth = 576;
 
 using Clock = std::chrono::steady_clock;
@@ -57,7 +58,8 @@ class Processors {
   size_t next_ = 0;
 };
 
-// Operations per second in one window of whole calls of `run`, each of so many operations.
+// Returns the operations per second in one window of whole calls of `run`. Each call does
+// `operations` operations.
 double WindowRate(const std::function<void()>& run, double operations) {
   const Clock::time_point start = Clock::now();
   double elapsed = 0, done = 0;

@@ -71,7 +71,7 @@ TEST_P(RowsTest, Rope) {
     };
     const std::vector<float> out = run(ops());
     ASSERT_TRUE(SameBits(run(reference()), out)) << "dim " << dim;
-    for (int i = 0; i < dim; ++i) EXPECT_EQ(out[i], x[i]);  // position 0 turns nothing
+    for (int i = 0; i < dim; ++i) EXPECT_EQ(out[i], x[i]);  // position 0 rotates nothing
     for (int pair = 0; pair < dim / 2; ++pair) {
       const double angle = 299.0 * std::pow(1e5, -2.0 * pair / dim);
       const float* in = &x[stride + dim + 2 * pair];  // token 1, head 1
@@ -203,7 +203,7 @@ TEST(NoiseTest, UniformAndIndependentOfItsNeighbours) {
   for (const int count : bins) chi += (count - 1562.5) * (count - 1562.5) / 1562.5;
   EXPECT_LT(chi, 63 + 5 * 11.2);
   EXPECT_NEAR(sum / 100000, 0.5772, 0.02);  // Euler's constant, 1.28 / sqrt(n) = 0.004
-  // Any part of the key changes it.
+  // Each part of the key changes the hash.
   EXPECT_NE(NoiseHash(key, 5), NoiseHash(MakeNoiseKey(0, 3), 5));
   EXPECT_NE(NoiseHash(key, 5), NoiseHash(MakeNoiseKey(1, 0), 5));
 }

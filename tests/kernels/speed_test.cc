@@ -1,6 +1,6 @@
-// Every vector op is at least three times as fast as its reference. The two are
-// timed in turns, each by its best call, so that a busy machine slows both; a
-// workload that fails is tried again before it counts.
+// Every vector op is at least three times as fast as its reference. The two are timed in turns,
+// each by its best call, so that a busy machine slows both. A workload that fails is tried again
+// before it counts.
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Seconds of one call, averaged over as many as take about `budget` seconds.
+// Returns the seconds of one call: the mean of as many calls as take about `budget` seconds.
 double SecondsPerCall(const std::function<void(const Ops&)>& run, const Ops& ops, double budget) {
   int calls = 0;
   const Clock::time_point start = Clock::now();
@@ -43,7 +43,8 @@ TEST_P(SpeedTest, ThreeTimesTheReference) {
   if (GetParam() == Isa::kReference) return;
   if (!kTimed) GTEST_SKIP() << "timing means something in plain release builds only";
   for (const Workload& workload : Workloads()) {
-    // Reads 18 MB of weights: memory's speed, and seconds for the reference.
+    // Such a workload reads 18 MB of weights. Memory limits its speed, and the reference takes
+    // seconds.
     if (workload.operations > 5e7 && workload.bytes > 1e7) continue;
     const std::function<void(const Ops&)> run = workload.make();
     double ratio = 0;

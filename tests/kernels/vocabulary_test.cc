@@ -111,7 +111,7 @@ TEST_P(VocabularyTest, LogSumExpNearDouble) {
 }
 
 TEST_P(VocabularyTest, CutoffKeepsAPrefixOfTheOrder) {
-  // Only the first `kept` of the sorted order are ever drawn, and all of them are.
+  // Only the first `kept` tokens of the sorted order are drawn, and each of them is drawn at times.
   Random random(21);
   std::vector<float> logits(200, 0.25f);  // one large tie
   logits[7] = logits[9] = 1.0f;
@@ -132,7 +132,8 @@ TEST_P(VocabularyTest, CutoffKeepsAPrefixOfTheOrder) {
   EXPECT_EQ(kept, 12);
 }
 
-// A part of a row draws by its tokens' ids: the better of two parts is the row's.
+// A part of a row uses the ids of its tokens for the draw. The better result of two parts is the
+// result of the row.
 TEST_P(VocabularyTest, PartsOfARowDrawAsTheRow) {
   Random random(33);
   for (int draw = 0; draw < 200; ++draw) {

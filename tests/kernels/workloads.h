@@ -11,7 +11,7 @@
 
 namespace flotilla::kernels {
 
-// Timing means something in plain release builds only.
+// Times mean something only in plain release builds.
 #if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kTimed = false;
 #else

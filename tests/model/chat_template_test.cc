@@ -84,11 +84,11 @@ TEST(ChatTemplate, GoldenPromptsOfTheRealModel) {
   }
 }
 
-// Every way a template passes user text on keeps it apart from its own.
+// A template may pass on user text in many ways. In each the text stays marked as a user's.
 TEST(ChatTemplate, UserTextStaysMarked) {
   const std::string hostile = " <|im_end|> ";
   const Json messages = {{{"role", "user"}, {"content", hostile}}};
-  // Each with how often the template itself writes the token.
+  // Pairs of an expression and how often the template itself writes the token.
   const std::pair<const char*, int> expressions[] = {
       {"m.content", 0},
       {"'<|im_end|>' + m.content + '<|im_end|>'", 2},
@@ -198,7 +198,7 @@ TEST(ChatTemplate, RefusalsNameLineAndProblem) {
   }
 }
 
-// Each would run for ever, or fill memory, without the bounds.
+// Without the bounds each of these would run for ever or fill the memory.
 TEST(ChatTemplate, RunawayTemplatesAreStopped) {
   const char* const sources[] = {
       "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",

@@ -1,5 +1,5 @@
-// Damaged model files: refused or served, never a crash, and never more memory
-// than a small multiple of the file.
+// Damaged model files are refused or served. They never cause a crash, nor take more memory than a
+// small multiple of the file.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -20,7 +20,7 @@
 namespace flotilla {
 namespace {
 
-// Reads the file as far as it lets us; true if all of it was accepted.
+// Uses as much of the file as is accepted. True: all of it was.
 bool Serve(std::span<const std::byte> bytes) {
   const auto file = GgufFile::Parse(bytes);
   if (!file.ok()) return false;
@@ -41,11 +41,11 @@ bool Serve(std::span<const std::byte> bytes) {
   return config.ok() && tokenizer.ok() && pieces.ok();
 }
 
-// One to four changes, most of them in the metadata.
+// Makes one to four changes, most of them in the metadata.
 void Mutate(std::vector<std::byte>& bytes, size_t metadata, std::mt19937_64& random) {
   for (uint64_t n = 1 + random() % 4; n > 0 && bytes.size() > 8; --n) {
     const size_t at = random() % (random() % 16 ? std::min(metadata, bytes.size()) : bytes.size());
-    // Changes in place reach further than those that move all that follows.
+    // A change in place gets further into the parser than one that moves all later bytes.
     switch (random() % 12) {
       case 0:
         bytes[at] = static_cast<std::byte>(random());
@@ -97,7 +97,7 @@ TEST(HostileFile, MutationsAreRefusedOrServed) {
     const testing::AllocationCount allocated;
     served += Serve(bytes);
     largest = std::max(largest, allocated.bytes());
-    // A rendering that runs into its bounds, and the index of a file.
+    // This covers a rendering that reaches its bounds, and the index of a file.
     ASSERT_LT(allocated.bytes(), size_t{16} << 20) << "seed " << kSeed + round;
   }
   std::printf("seeds from %llu: %d of %d files were served; at most %zu bytes allocated\n",

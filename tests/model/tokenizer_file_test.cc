@@ -1,4 +1,4 @@
-// The tokenizer of a model, taken out of its file, says what it said in it.
+// A tokenizer that was taken out of a model file gives the same results as in the file.
 #include "model/tokenizer_file.h"
 
 #include <string>

@@ -76,8 +76,8 @@ TEST(Tokenizer, ManyThreadsGetTheSameIds) {
   EXPECT_THAT(wrong, ElementsAre(0, 0, 0, 0));
 }
 
-// What is split over pieces is encoded as one text; specials count only where
-// the piece allows them, and never across a border of trust.
+// A text that is split over pieces is encoded as one text. Special tokens count only in pieces that
+// allow them, and never across the border to a user's text.
 TEST(Tokenizer, PiecesAreOneText) {
   const auto encode = [](std::vector<TextPiece> pieces) { return *SmolLm2().EncodePieces(pieces); };
   EXPECT_EQ(encode({{"Hel", true}, {"lo, wor", false}, {"ld!", true}}),
@@ -113,7 +113,7 @@ TEST(Tokenizer, MegabyteWithoutASpace) {
   }
 }
 
-// A vocabulary of bytes whose texts are normalised.
+// A tokenizer whose vocabulary is the bytes, and which normalises texts.
 const Tokenizer& Normalising() {
   static const Tokenizer* tokenizer = [] {
     const auto bytes = testing::TinyGguf({.pretokenizer = "qwen2"});
@@ -136,7 +136,7 @@ void ExpectExactBound(const Tokenizer& tokenizer, const std::string& text) {
   }
 }
 
-// A bound refuses what has more tokens, and nothing else, and changes no ids.
+// A bound refuses exactly the texts with more tokens, and changes no ids.
 TEST(Tokenizer, ABoundRefusesWhatHasMoreTokensAndNothingElse) {
   const std::string units[] = {" ",
                                "a",
@@ -180,8 +180,9 @@ std::string Repeated(std::string_view unit, size_t bytes) {
   return text;
 }
 
-// What is refused costs what the bound allows, not what was sent: 16 kinds of megabytes, and
-// one that arithmetic alone does not refuse, so that encoding has to stop.
+// The cost of a refused text depends on the bound, not on the length of the text. The test has 16
+// kinds of long texts. The lower bound of tokens does not refuse the last one, so encoding has to
+// stop.
 TEST(Tokenizer, WhatIsTooLongIsNotEncoded) {
   constexpr size_t kBytes = 4 << 20, kBound = 2048;
   std::mt19937 random(7);
@@ -199,7 +200,7 @@ TEST(Tokenizer, WhatIsTooLongIsNotEncoded) {
     const auto ids = SmolLm2().Encode(text, {.parse_special = true, .max_tokens = kBound});
     EXPECT_EQ(ids.status().code(), absl::StatusCode::kOutOfRange);
     EXPECT_LT(count.bytes(), 64u << 10);  // twice the ids that fit, and their growth
-    // Normalised in parts of 64 KiB, where arithmetic alone is not sure.
+    // The text is normalised in parts of 64 KiB if the lower bound does not refuse it.
     const testing::AllocationCount normalising;
     EXPECT_EQ(Normalising().Encode(text, {.max_tokens = kBound}).status().code(),
               absl::StatusCode::kOutOfRange);
@@ -210,8 +211,8 @@ TEST(Tokenizer, WhatIsTooLongIsNotEncoded) {
   }
 }
 
-// The heap, the ranks and the scan are three ways to one result. Rules as a vocabulary is
-// trained, and (for the heap) such as none has.
+// The heap, the ranks and the scan must give the same result. The rules are those of a trained
+// vocabulary, or (for the heap) rules that no vocabulary has.
 class Merging : public ::testing::TestWithParam<bool> {};
 
 TEST_P(Merging, LongAndShortPiecesMergeAlike) {
@@ -235,7 +236,7 @@ TEST_P(Merging, LongAndShortPiecesMergeAlike) {
     for (int i = 0; i < 100; ++i) piece += static_cast<char>('a' + random() % 4);
     std::vector<TokenId> by_heap;
     merges.Encode(piece, by_heap);
-    // The definition: apply the lowest-ranked rule, leftmost, until none applies.
+    // By definition the lowest-ranked rule applies, the leftmost on ties, until none applies.
     std::vector<TokenId> expected;
     for (const char c : piece) expected.push_back(c - 'a');
     for (bool merged = true; merged;) {
@@ -300,8 +301,8 @@ TEST(Tokenizer, EveryPretokenizerSplitsAsPublished) {
               HasSubstr("'nosuch' is not supported; supported: default, gpt-2, smollm"));
 }
 
-// Accents in every order come out as ICU alone would have them, and a megabyte of them in
-// time: one by one they took it hours.
+// Accents in any order are normalised as by ICU alone. A megabyte of accents takes little time; ICU
+// alone took hours.
 TEST(Tokenizer, LongRunsOfMarksAreNormalisedAsIcuWould) {
   const auto pre = Pretokenizer::Create("qwen2");
   ASSERT_TRUE(pre.ok());
@@ -334,7 +335,7 @@ TEST(Tokenizer, LongRunsOfMarksAreNormalisedAsIcuWould) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
-// The text of `bytes`, straight from Unicode's table of well-formed sequences.
+// Returns the text of `bytes` by Unicode's table of well-formed sequences.
 std::string LossyText(std::string_view bytes) {
   std::string out;
   for (size_t at = 0; at < bytes.size();) {
@@ -382,7 +383,7 @@ TEST(Detokenizer, StreamsEqualTheWholeText) {
       EXPECT_EQ(FindInvalidUtf8(part), std::string_view::npos);
       text += part;
       ++pushed;
-      // Never more than the beginning of one character is held back.
+      // The detokenizer holds back at most the beginning of one character.
       ASSERT_LE(LossyText(std::string_view(bytes).substr(0, pushed)).size(), text.size() + 3);
     }
     text += stream.Flush();

@@ -1,4 +1,4 @@
-// README's section "What runs" says what the code's tables say.
+// Checks that README's section "What runs" agrees with the tables of the code.
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -17,7 +17,7 @@ namespace {
 
 using Names = std::set<std::string>;
 
-// What is between backquotes in the row of the section's table that begins with `title`.
+// Returns the words in backquotes in the row that begins with `title` of the section's table.
 Names RowOf(const std::string& title) {
   std::ifstream file("README.md");
   const std::string text{std::istreambuf_iterator<char>(file), {}};

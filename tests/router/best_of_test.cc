@@ -1,4 +1,4 @@
-// Which continuations of best_of are the answer.
+// Tests which continuations best_of chooses as the answer.
 #include "router/core/best_of.h"
 
 #include <cmath>

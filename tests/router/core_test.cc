@@ -1,5 +1,5 @@
-// router/core: stop strings against a naive matcher, and attempts, replay and
-// deduplication against a made-up engine that loses, repeats and moves.
+// Tests router/core: stop strings against a naive matcher; attempts, replay and deduplication
+// against an invented engine that loses requests, repeats events and gives requests back.
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -82,7 +82,7 @@ TEST(StopMatcher, AgreesWithANaiveMatcherHoweverTheTextIsCut) {
       const std::size_t n = std::min<std::size_t>(1 + random() % 5, text.size() - at);
       const auto result = matcher.Append(text.substr(at, n));
       delivered += result.text;
-      // The naive matcher: byte by byte, every stop.
+      // The naive matcher compares every stop string at every byte.
       std::size_t longest = 0;
       std::size_t end = at;
       while (end < at + n && longest == 0) {
@@ -166,7 +166,7 @@ TEST(RequestTracker, CancelKeepsWhatWasCountedAndIsNotReplayed) {
   EXPECT_EQ(cancel->keep_tokens, 3u);
   EXPECT_FALSE(tracker.EndSequence(SequenceIndex(0), 3).has_value());
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 4, 10)), Verdict::kDrop);
-  // Both come back moved; only sequence 1 still wants to run.
+  // The engine gives both sequences back. Only sequence 1 still has tokens to make.
   for (std::uint32_t b = 0; b < 2; ++b) {
     tracker.Apply(SequenceEnd{tracker.id(), Attempt(0), SequenceIndex(b), FinishReason::kMoved, 0});
   }
@@ -192,7 +192,7 @@ TEST(RequestTracker, ABeamSearchStartsAgainFromNothing) {
   EXPECT_EQ(tracker.Apply(RequestEnd{tracker.id(), Attempt(0)}), EndVerdict::kReplay);
   EXPECT_TRUE(tracker.Submission().output_prefix.empty());
   EXPECT_TRUE(tracker.CancelsOfEnded().empty());
-  // Should it say again what came before, nothing is delivered twice.
+  // If the engine repeats earlier tokens, nothing is delivered twice.
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 0, 50)), Verdict::kDrop);
   EXPECT_EQ(tracker.Apply(Token(tracker, 1, 0, 60)), Verdict::kNew);
 }

@@ -1,4 +1,4 @@
-// Whose job is next, under seeds: fairness and starvation as bounds.
+// Tests which job is next, with random jobs from seeds. Fairness and starvation are bounds.
 #include "router/core/fair_queue.h"
 
 #include <algorithm>
@@ -56,8 +56,9 @@ TEST(FairQueue, LongInputsNeverHaveAllThreads) {
   }
 }
 
-// Two tenants that always have work get the same bytes, up to one job each, whatever the
-// sizes of their jobs within the class; a third that comes now and then is at once in turn.
+// Two tenants that always have work get the same number of bytes, up to one job each. The sizes of
+// their jobs within the class do not matter. A third tenant that comes now and then has its turn at
+// once.
 TEST(FairQueue, TenantsTakeTurnsByBytes) {
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
@@ -95,7 +96,7 @@ TEST(FairQueue, TenantsTakeTurnsByBytes) {
   }
 }
 
-// A tenant that comes back each time with the next large input has had its share before.
+// A tenant that always comes back with the next large input does not get more than its share.
 TEST(FairQueue, WhatATenantHadIsRemembered) {
   FairQueue queue({.threads = 3, .max_jobs = 100, .max_bytes = kRoomy});
   const std::size_t least = FairQueue::kMediumBytes + 1;
@@ -121,8 +122,8 @@ TEST(FairQueue, WhatATenantHadIsRemembered) {
   }
 }
 
-// However the smaller ones flood, a class that may run is passed kMaxPassed times in a row,
-// and once more where the other larger class is due first.
+// Any number of smaller jobs may come. A class that may run is passed at most kMaxPassed times in a
+// row, and once more if the other larger class is due first.
 TEST(FairQueue, NothingStarves) {
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
@@ -142,7 +143,7 @@ TEST(FairQueue, NothingStarves) {
           ++waiting[size];
         }
       }
-      // No thread is held by a long job, so that only the order decides.
+      // The job ends at once, so only the order decides which job is next.
       const auto job = queue.Next();
       ASSERT_TRUE(job);
       ASSERT_EQ(size_of.at(job->id), job->size);
@@ -177,8 +178,8 @@ TEST(FairQueue, ATenantLeavesRoomForOthers) {
   EXPECT_TRUE(queue.Push("third", 1u << 20, id++));
 }
 
-// Both bounds hold whatever comes, every job that was let in comes out once, and what a
-// tenant holds is counted right: a queue that has run empty takes as much as at first.
+// Both bounds always hold, and each accepted job comes out once. What a tenant holds is counted
+// right, so a queue that has become empty accepts as much as a new one.
 TEST(FairQueue, BoundsHoldUnderSeeds) {
   for (std::uint32_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);

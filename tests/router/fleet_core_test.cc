@@ -1,5 +1,4 @@
-// FleetCore as values: replicas that attach, refuse, give back and go, under one lock that
-// is not there.
+// Tests FleetCore as a pure value: replicas attach, refuse requests, give them back and go away.
 #include "router/core/fleet_core.h"
 
 #include <cstdint>
@@ -32,7 +31,7 @@ class FleetCoreTest : public ::testing::Test {
   void Submit(const TokenizedRequest& request, std::size_t model = 0) {
     core_.Submit(now_ns_, model, request, owner_);
   }
-  // Where the only submission since goes; none: nowhere.
+  // Returns the replica that got the only submission since the last call; none: there was none.
   std::optional<std::uint64_t> SentTo() {
     FleetCore::Actions actions = core_.Take();
     for (auto& [sink, event] : actions.events) events_.push_back(std::move(event));
@@ -59,7 +58,7 @@ class FleetCoreTest : public ::testing::Test {
     Say(replica, {SequenceEnd{request.id, request.attempt, SequenceIndex(0), FinishReason::kMoved},
                   RequestEnd{request.id, request.attempt, absl::UnavailableError("gone"), 0, {}}});
   }
-  // A replica, the only one, begins to answer.
+  // Submits the requests, which the only replica accepts.
   void Begin(std::uint64_t replica, std::initializer_list<std::uint64_t> ids) {
     for (const std::uint64_t id : ids) {
       Submit(Request(id));
@@ -67,7 +66,7 @@ class FleetCoreTest : public ::testing::Test {
       Accept(replica, Request(id));
     }
   }
-  // The last end that an owner heard of, forgetting what came before.
+  // Returns the last end that an owner has received, and forgets the events before it.
   RequestEnd LastEnd() {
     SentTo();
     for (auto at = events_.rbegin(); at != events_.rend(); ++at) {
@@ -151,11 +150,11 @@ TEST_F(FleetCoreTest, AnAnswerThatBeganGoesOnOnlyWithEqualNumerics) {
   EXPECT_EQ(SentTo(), 3u);
   EXPECT_EQ(sent_.output_prefix, Request(1, 1).output_prefix);
   EXPECT_EQ(Replays(true, ReplayResult::kResumed), 1u);
-  // Also when it is given back again, before it was accepted there.
+  // The same holds when the next replica gives it back before it accepted it.
   core_.OnDetached(Id(3));
   Refuse(3, Request(1, 1), absl::UnavailableError("gone"));
   EXPECT_EQ(SentTo(), std::nullopt);
-  // The one that it needs came back with another build, and so did the other.
+  // Both replicas come back with another build, so none can continue the request.
   Attach(1, Description("m", 2));
   EXPECT_EQ(SentTo(), std::nullopt) << "3 may come back";
   Attach(3, Description("m", 2));
@@ -163,7 +162,8 @@ TEST_F(FleetCoreTest, AnAnswerThatBeganGoesOnOnlyWithEqualNumerics) {
   EXPECT_EQ(Replays(true, ReplayResult::kImpossible), 1u);
 }
 
-// Its owner stood still: no drain waits for that, but what it needs is still known.
+// The owner of a request stands still for long. No drain waits for the owner, but the numerics id
+// of the request is still known.
 TEST_F(FleetCoreTest, WhoComesBackLateGoesOnOnlyWithEqualNumerics) {
   Add(1);
   Submit(Request(1));
@@ -180,7 +180,7 @@ TEST_F(FleetCoreTest, WhoComesBackLateGoesOnOnlyWithEqualNumerics) {
   EXPECT_EQ(SentTo(), std::nullopt) << "waits for 1";
   Attach(1);
   EXPECT_EQ(SentTo(), 1u);
-  // Who never comes is forgotten.
+  // A request whose owner never comes is forgotten.
   Accept(1, Request(1, 1));
   GiveBack(1, Request(1, 1));
   EXPECT_TRUE(core_.waiting());
@@ -209,7 +209,7 @@ TEST_F(FleetCoreTest, WhatAReplicaDiedOfIsSentToTheNext) {
   Submit(Request(1, 1));
   EXPECT_EQ(SentTo(), 2u);
   EXPECT_EQ(sent_.crash_count, 1u);
-  // Nothing happens there, and that replica goes, too.
+  // The second replica goes away without a crash, so the count stays.
   Accept(2, Request(1, 1));
   core_.OnDetached(Id(2));
   GiveBack(2, Request(1, 1));
@@ -251,7 +251,7 @@ TEST_F(FleetCoreTest, AReplayPrefersOpenReplicasButTakesOneThatDrains) {
   EXPECT_TRUE(absl::IsUnavailable(LastEnd().status)) << "a new one";
 }
 
-// Its scheduler queues it: a worker that restarts is a pause.
+// The scheduler of such a replica queues the request until its worker is back.
 TEST_F(FleetCoreTest, AReplicaWithoutItsWorkerIsTheSecondBest) {
   Add(1);
   core_.OnLoad(now_ns_, Id(1), {.ready = false});
@@ -262,7 +262,7 @@ TEST_F(FleetCoreTest, AReplicaWithoutItsWorkerIsTheSecondBest) {
   EXPECT_EQ(SentTo(), 2u);
 }
 
-// Two replicas, and two requests at the first, whose worker goes.
+// The first of two replicas has two requests, and its worker goes away.
 class StuckTest : public FleetCoreTest {
  protected:
   StuckTest() {
@@ -280,7 +280,7 @@ class StuckTest : public FleetCoreTest {
     core_.OnLoad(now_ns_, Id(1), {.ready = false});
     EXPECT_TRUE(core_.waiting());
   }
-  // What Tick has to say at a time: cancels, and events.
+  // Returns the actions of Tick at this time: cancels and events.
   FleetCore::Actions At(std::int64_t seconds) {
     now_ns_ = seconds * kSecond;
     core_.Tick(now_ns_);
@@ -301,7 +301,7 @@ TEST_F(StuckTest, AnotherReplicaGoesOnAfterAWhile) {
   EXPECT_EQ(std::get<SequenceEnd>(actions.events[0].second).reason, FinishReason::kMoved);
   EXPECT_TRUE(absl::IsUnavailable(std::get<RequestEnd>(actions.events[2].second).status));
   EXPECT_FALSE(core_.Drained(0)) << "their owner comes again";
-  // Its worker is back; but what it had it may not have forgotten yet.
+  // The worker is back. But its replica may still know the requests that were taken from it.
   core_.OnLoad(now_ns_, Id(1), {.ready = true});
   for (const std::uint64_t number : {1, 2}) {
     Submit(Request(number, 1));
@@ -332,17 +332,18 @@ TEST_F(StuckTest, ItIsOnlyTakenFromAReplicaIfAnotherCouldGoOn) {
 TEST_F(StuckTest, AWorkerThatComesBackInTimeKeepsIt) {
   Add(2);
   now_ns_ = 9 * kSecond;
-  core_.OnLoad(now_ns_, Id(1), {.ready = false});  // still: its time does not begin anew
+  core_.OnLoad(now_ns_, Id(1), {.ready = false});  // a repeated report does not begin the time anew
   core_.OnLoad(now_ns_, Id(1), {.ready = true});
   EXPECT_FALSE(core_.waiting());
   EXPECT_TRUE(At(50).commands.empty());
   core_.OnLoad(now_ns_, Id(1), {.ready = false});
   EXPECT_TRUE(At(59).commands.empty());
-  core_.OnDetached(Id(1));  // then its stream gives it back
+  core_.OnDetached(Id(1));  // from now on the stream gives requests back, not Tick
   EXPECT_TRUE(At(70).commands.empty());
 }
 
-// No replica that may have it takes it, nor does one that was tried; it waits.
+// A request does not go to a replica that may still have it, nor to one that has refused it. It
+// waits.
 TEST_F(StuckTest, AReplicaThatItWasTakenFromMayTakeItLater) {
   Add(2);
   At(10);
@@ -367,7 +368,7 @@ TEST_F(FleetCoreTest, WhatIsHeldExpiresOrMissesItsDeadline) {
   EXPECT_EQ(SentTo(), std::nullopt);
   now_ns_ = 5 * kSecond;
   core_.Tick(now_ns_);
-  EXPECT_TRUE(LastEnd().status.ok());  // and its sequence says why
+  EXPECT_TRUE(LastEnd().status.ok());  // the end of its sequence has the reason
   core_.Drain(std::nullopt);
   EXPECT_FALSE(core_.Drained(std::nullopt));
   now_ns_ = 60 * kSecond;

@@ -1,4 +1,4 @@
-// FleetCore under everything at once, from a seed.
+// Tests FleetCore with all kinds of events in a random order, from a seed.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -15,9 +15,9 @@
 namespace flotilla {
 namespace {
 
-// Everything that can happen, in a random order: owners that submit again what they are
-// given back, replicas that come, refuse, go, change their build and leave. Tokens are counted
-// only: what matters is who hears what.
+// Makes random events. Owners submit again the requests that are given back. Replicas come, refuse,
+// go, change their build and leave. Tokens are only counted, because the test is about which events
+// reach which owner.
 class Storm {
  public:
   explicit Storm(std::uint64_t seed)
@@ -59,7 +59,7 @@ class Storm {
   struct Answer {
     TokenizedRequest request;
     std::uint32_t tokens = 0;
-    std::uint64_t numerics = 0;  // of whom the first token came
+    std::uint64_t numerics = 0;  // of the replica that sent the first token
     bool open = true;            // an end is to come
     bool moved = false;
   };
@@ -114,7 +114,7 @@ class Storm {
     core_.OnLoad(now_ns_, id, {.ready = true});
     core_.OnAttached(now_ns_, id, Description("m", replica.numerics));
   }
-  // As RemoteEngine: what was accepted is given back, the rest refused.
+  // Like RemoteEngine, gives accepted requests back and refuses the others.
   void Detach(ReplicaId id, Replica& replica) {
     replica.attached = false;
     core_.OnDetached(id);
@@ -180,7 +180,8 @@ class Storm {
         const auto [there, fresh] = replica.requests.emplace(
             request_id, AtReplica{.request = std::move(request), .tokens = had});
         if (fresh) continue;
-        // As RemoteEngine and Fleet: what it was taken from has not forgotten it yet.
+        // Like RemoteEngine and Fleet, refuses a request that this replica still knows, because the
+        // request was taken from it.
         ASSERT_TRUE(there->second.cancelled) << "twice in one replica";
         core_.OnEvents(now_ns_, id,
                        {RequestEnd{request_id, attempt, absl::UnavailableError("there"), 0, {}}});
@@ -221,7 +222,8 @@ class Storm {
     core_.Submit(now_ns_, 0, answer.request, owner_);
   }
 
-  // Replicas of the first build come back: all that is left is answered, or too late.
+  // Replicas of the first build come back. All requests that are left are answered, or have been
+  // held too long.
   void WindDown() {
     for (auto& [id, replica] : replicas_) {
       if (replica.attached) Detach(id, replica);

@@ -1,5 +1,5 @@
-// Fields of other servers' APIs: each passes where it cannot matter, and nowhere else; and
-// docs/api.md names them all.
+// Tests fields of other servers' APIs. Each is accepted only with values that change nothing, and
+// docs/api.md names all of them.
 #include "router/http/foreign_fields.h"
 
 #include <fstream>
@@ -19,7 +19,7 @@ namespace {
 Json ChatBody() { return {{"model", "m"}, {"messages", {{{"role", "user"}, {"content", "hi"}}}}}; }
 Json TextBody() { return {{"model", "m"}, {"prompt", "hi"}}; }
 
-// Of both generation endpoints, which must agree.
+// Returns the status of both generation endpoints, which must agree.
 absl::Status Parse(const Json& more, bool permissive = false) {
   Json chat = ChatBody(), text = TextBody();
   chat.update(more);
@@ -31,7 +31,7 @@ absl::Status Parse(const Json& more, bool permissive = false) {
   return of_chat;
 }
 
-// Values of every type, of which a field may take the accepted ones only.
+// Values of every type. A field may take only the accepted ones.
 const std::vector<Json>& Values() {
   static const std::vector<Json> values = {
       true,           false,           0, -1, 1, 0.5, 7, "", "x", Json::array(), Json::array({1}),
@@ -50,7 +50,7 @@ TEST(ForeignFields, PassExactlyWhereTheyCannotMatter) {
     for (const Json& value : Values()) {
       const bool passes = field.ignored || std::find(field.accepted.begin(), field.accepted.end(),
                                                      value) != field.accepted.end();
-      // A permissive server ignores what it does not know; these it knows.
+      // A permissive server ignores only fields that it does not know, and it knows these.
       for (const bool permissive : {false, true}) {
         const absl::Status status = Parse({{name, value}}, permissive);
         EXPECT_EQ(status.ok(), passes) << name << value << status;
@@ -82,7 +82,7 @@ TEST(ForeignFields, SomeDependOnOthers) {
   EXPECT_EQ(Parse({{"repeat_last_n", -1}, {"presence_penalty", 0.5}}), absl::OkStatus());
 }
 
-// What the clients send as they come: bodies of real ones.
+// Bodies that real clients send by default.
 TEST(ForeignFields, TheirClientsAreServed) {
   // llama.cpp's web page.
   EXPECT_EQ(Parse(Json::parse(R"({"stream":true,"cache_prompt":true,"temperature":0.8,"top_k":40,

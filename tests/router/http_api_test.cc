@@ -1,4 +1,4 @@
-// The HTTP API with real sockets: what clients see, and what the engine is told.
+// Tests the HTTP API with real sockets: what clients get, and which requests reach the engine.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -97,7 +97,7 @@ TEST_F(HttpTest, UsageInEveryChunk) {
     before = output;
   }
   EXPECT_EQ(before, total);
-  // Without include_usage it says nothing, as in vLLM.
+  // Without include_usage the option has no effect, as in vLLM.
   Answer("Hello");
   for (const std::string& event :
        Chat(R"(,"stream":true,"stream_options":{"continuous_usage_stats":true})").events()) {
@@ -112,7 +112,7 @@ TEST_F(HttpTest, StopStringAcrossTokensCutsTheTextAndCancels) {
   client.SendRequest("POST", "/v1/completions",
                      R"({"model":"m","prompt":"hi","stop":["zz","wo th"],"stream":true})");
   ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
-  // Accepted, "one", " two", " three"; the cancel comes while a token is left.
+  // The four steps give: Accepted, "one", " two", " three". The cancel comes while a token is left.
   for (int i = 0; i < 4; ++i) engine_->Step();
   ASSERT_TRUE(Await([&] { return engine_->cancelled().size() == 1; }));
   engine_->StepAll();
@@ -241,7 +241,7 @@ TEST_F(HttpTest, TheSeedFollowsTheClientsRequestId) {
 
 TEST_F(HttpTest, AGatewayMayNameTheTenant) {
   const char* body = R"({"model":"m","prompt":"hi"})";
-  Serve();  // without the option clients may say what they like
+  Serve();  // without --tenant-header clients may send any such header
   Post("/v1/completions", body, "X-Tenant: a\r\n");
   EXPECT_EQ(engine_->submitted()[0].tenant, "");
   Fixture setup;
@@ -330,7 +330,7 @@ TEST_F(HttpTest, Pages) {
     EXPECT_EQ(none.json()["error"]["message"],
               "there is nothing at " + path + "; GET / lists the paths");
   }
-  // Its body is not read, so the connection ends.
+  // The server does not read the body, so it closes the connection.
   EXPECT_EQ(HttpClient(port_).Call("POST", "/chat/completions", "{}").json()["error"]["message"],
             "there is nothing at /chat/completions; did you mean /v1/chat/completions?");
   EXPECT_EQ(client.Call("GET", "/v1/models/x").json()["error"]["message"],

@@ -1,5 +1,4 @@
-// What a page of the web can have its reader's browser ask of a server: nothing that was not
-// meant for it.
+// Tests that a web page cannot make its reader's browser send requests that the server accepts.
 #include <string>
 
 #include <gtest/gtest.h>
@@ -39,9 +38,9 @@ TEST_F(HttpTest, APageNeedsTheTypeOfJson) {
       EXPECT_FALSE(name.starts_with("access-control")) << name;
     }
   }
-  // Who is no browser may say what it likes.
+  // A client without an Origin header is no browser, and may send any type.
   EXPECT_EQ(Post("/v1/completions", kBody, "content-type: text/plain\r\n").status, 200);
-  // A browser asks before it sends JSON elsewhere, and is not told that it may.
+  // Before a browser sends JSON to another site it asks with OPTIONS. The server does not allow it.
   const HttpResponse preflight =
       HttpClient(port_).Call("OPTIONS", "/v1/completions", "",
                              origin +

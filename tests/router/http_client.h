@@ -1,5 +1,5 @@
-// A blocking HTTP/1.1 client over a plain socket, for tests: sees exactly the
-// bytes that came, and can be slow, rude or gone at any point.
+// A blocking HTTP/1.1 client over a plain socket, for tests. It sees exactly the bytes that came.
+// It can be slow, break the rules, or go away at any point.
 #pragma once
 
 #include <arpa/inet.h>
@@ -44,7 +44,8 @@ struct HttpResponse {
 
 class HttpClient {
  public:
-  // `receive_bytes`: the socket's buffer, when a test wants to be slow.
+  // `receive_bytes` is the size of the socket's buffer; a small one makes the client slow. 0: the
+  // default.
   explicit HttpClient(std::uint16_t port, int receive_bytes = 0) {
     fd_ = socket(AF_INET, SOCK_STREAM, 0);
     if (receive_bytes > 0) {
@@ -55,7 +56,7 @@ class HttpClient {
     address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    const timeval timeout{30, 0};  // a hang is a failure, not a hang
+    const timeval timeout{30, 0};  // a server that hangs is a failure of the test
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   }
   ~HttpClient() { Close(); }
@@ -70,7 +71,7 @@ class HttpClient {
     std::size_t sent = 0;
     while (sent < bytes.size()) {
       const ssize_t n = send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-      if (n <= 0) return;  // the server may close in mid-request: the answer tells
+      if (n <= 0) return;  // the server may close in the middle of a request; its answer says why
       sent += static_cast<std::size_t>(n);
     }
   }
@@ -80,10 +81,10 @@ class HttpClient {
          "content-length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
   }
 
-  // No more will be sent; what is read is not over.
+  // Closes the sending side. The client can still read.
   void CloseSending() { shutdown(fd_, SHUT_WR); }
 
-  // Whether something has come that was not read, or the end.
+  // Whether there are bytes to read, or the server has closed the connection.
   bool HasInput() const {
     char byte;
     return !input_.empty() || recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
@@ -99,7 +100,7 @@ class HttpClient {
   // True when the server has closed the connection and nothing is left.
   bool AtEnd() { return input_.empty() && !More(); }
 
-  // The answer to a HEAD: of a body there is nothing.
+  // Reads the answer to a HEAD, which has no body.
   HttpResponse ReadHead() { return Read(/*has_body=*/false); }
   HttpResponse Read(bool has_body = true) {
     HttpResponse response;

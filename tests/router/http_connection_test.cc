@@ -1,4 +1,4 @@
-// HTTP connections with real sockets: peers that leave, dawdle, crowd or talk
+// Tests HTTP connections with real sockets: peers that leave, are slow, are too many or send
 // nonsense, and a server that stops.
 #include <string>
 #include <thread>
@@ -169,7 +169,7 @@ TEST_F(HttpTest, TheConnectionIdleLongestGivesWay) {
   HttpClient fourth(port_);
   EXPECT_EQ(fourth.Call("GET", "/health").status, 200);
   EXPECT_TRUE(second.AtEnd());
-  first.Send("GET /hea");  // in mid-request, which idle ones come before
+  first.Send("GET /hea");  // idle connections are closed before this one
   EXPECT_EQ(fourth.Call("GET", "/health").status, 200);
   HttpClient fifth(port_), sixth(port_);
   for (HttpClient* one : {&fifth, &sixth}) EXPECT_EQ(one->Call("GET", "/health").status, 200);
@@ -229,7 +229,8 @@ TEST_F(HttpTest, APeerThatHalfClosesGetsItsAnswer) {
   EXPECT_TRUE(pipelining.AtEnd());
 }
 
-// Whoever has only closed its sending side is asked, by an interim answer, and stays.
+// The server probes a peer that has only closed its sending side, by an interim answer. The peer is
+// still there, so the request goes on.
 TEST_F(HttpTest, AHalfClosedPeerIsProbedAndWaitedFor) {
   Fixture setup{.manual = true};
   setup.http.limits.probe_delay = absl::Milliseconds(1);
@@ -239,7 +240,7 @@ TEST_F(HttpTest, AHalfClosedPeerIsProbedAndWaitedFor) {
   client.CloseSending();
   EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
   EXPECT_EQ(client.Read().status, 100);
-  EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));  // once more, ten times later
+  EXPECT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));  // again, after ten times the delay
   EXPECT_EQ(client.Read().status, 100);
   ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
   engine_->StepAll();
@@ -268,7 +269,7 @@ TEST_F(HttpTest, HeadIsGetWithoutTheBody) {
   const HttpResponse wrong = client.ReadHead();
   EXPECT_EQ(wrong.status, 405);
   EXPECT_EQ(wrong.headers.at("allow"), "POST");
-  EXPECT_EQ(client.Call("GET", "/health").status, 200);  // nothing of a body lies before it
+  EXPECT_EQ(client.Call("GET", "/health").status, 200);  // the HEAD had no body
   EXPECT_EQ(client.Call("DELETE", "/health").headers.at("allow"), "GET, HEAD");
 }
 

@@ -28,7 +28,7 @@ using nlohmann::json;
 using testing::HttpClient;
 using testing::HttpResponse;
 
-// What all tests share and never change: read once.
+// The texts that all tests share. They are read once and never changed.
 struct Text {
   Text() {
     auto file = GgufFile::Open(testing::ModelPath());
@@ -52,7 +52,7 @@ struct Text {
   std::unique_ptr<ChatTemplate> chat_template;
 };
 
-// Waits for what another thread is about to do; false if it never happens.
+// Waits until another thread makes the condition true. False: it did not in time.
 [[nodiscard]] inline bool Await(const std::function<bool()>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (!condition()) {

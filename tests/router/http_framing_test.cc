@@ -1,5 +1,5 @@
-// Where a request ends and whom it is for: whatever can be read in two ways is refused, so
-// that nobody smuggles a request past a proxy in what that takes for a body.
+// Tests where a request ends and which host it is for. A request that can be read in two ways is
+// refused. Otherwise a client could hide a second request in what a proxy takes for a body.
 #include <string>
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ struct Smuggling {
 
 const std::string kInner = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
-// Each is followed by a last chunk and another request: one reader sees one request there,
-// another two.
+// A last chunk and another request follow each of these. One reader sees one request, another
+// reader sees two.
 constexpr Smuggling kSmuggling[] = {
     {"an unknown coding",
      "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: xchunked"},
@@ -122,13 +122,13 @@ TEST_F(HttpTest, WhatCanBeReadInOneWayIsAnswered) {
   HttpClient old(port_);
   old.Send("GET /health HTTP/1.0\r\n\r\n");
   EXPECT_EQ(old.Read().status, 200);
-  // A host by another name is no error of the transport, but not this server's, either.
+  // Another host name is well-formed, but this server does not answer to it.
   HttpClient other(port_);
   other.Send("GET /health HTTP/1.1\r\nhost: other.example\r\n\r\n");
   EXPECT_EQ(other.Read().status, 403);
 }
 
-// What a trailer says comes after the request was admitted.
+// A trailer comes after the request was admitted, so its fields have no effect.
 TEST_F(HttpTest, ATrailerNamesNoTenantAndNoRequest) {
   Fixture setup;
   setup.http.tenant_header = "x-tenant";
@@ -159,7 +159,7 @@ TEST(FramingTest, HostsAreNamesOrAddressesWithAPort) {
   EXPECT_EQ(NameOfHost("a.b:80"), "a.b");
 }
 
-// However the bytes are cut, the head ends where it ends.
+// The end of the head does not depend on how the bytes are cut into reads.
 TEST(HeadScannerTest, SeesTheSameInWholeAndInParts) {
   const std::string head = "GET / HTTP/1.1\r\nhost: a\r\nx:\r\ny: \xff z\r\n\r\n";
   const std::string input = head + "GET /";

@@ -1,4 +1,4 @@
-// The HTTP frontend with keys: who is admitted, when, and as whom.
+// Tests the HTTP frontend with keys: which clients are admitted, when, and as which tenant.
 #include <memory>
 #include <string>
 
@@ -78,7 +78,7 @@ TEST_F(HttpKeysTest, ABodyIsNotReadBeforeTheKey) {
   client.Send(
       "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
       "content-length: 4000000\r\n\r\n");
-  EXPECT_EQ(client.Read().status, 401);  // and no 100 before it
+  EXPECT_EQ(client.Read().status, 401);  // without a 100 Continue before it
 }
 
 TEST_F(HttpKeysTest, TwoHeadersAreNone) {
@@ -105,7 +105,7 @@ TEST_F(HttpKeysTest, APriorityAboveTheKeysIsRefusedByTheFileAsItIsNow) {
     return Post("/v1/completions",
                 R"({"model":"m","prompt":"hi","priority":)" + std::to_string(priority) + "}", key);
   };
-  EXPECT_EQ(ask(100, kAlice).status, 200);  // without the option, any
+  EXPECT_EQ(ask(100, kAlice).status, 200);  // without max-priority any priority is allowed
   files_.Write("keys", "alice " + kKey + " max-priority=0\nbob " + kOther);
   file_clock_.AdvanceNs(1'000'000'000);
   const HttpResponse refused = ask(100, kAlice);

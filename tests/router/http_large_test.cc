@@ -1,4 +1,4 @@
-// The largest bodies over real sockets: each is answered soon, and nobody beside them waits.
+// Sends the largest bodies over real sockets. Each is answered soon, and other clients do not wait.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -24,7 +24,7 @@ class HealthWatch {
  public:
   explicit HealthWatch(std::uint16_t port) : thread_([this, port] { Watch(port); }) {}
   ~HealthWatch() { Stop(); }
-  // The longest that an answer took.
+  // Returns the longest time that an answer took.
   double Stop() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
@@ -50,7 +50,7 @@ TEST_F(HttpTest, TheLargestBodiesStopNobody) {
   Serve();
   double slowest = 0, slowest_health = 0;
   for (const auto& [name, body] : testing::LargeBodies(4u << 20)) {
-    // Where its fields are known.
+    // Chooses the path that knows the fields of the body.
     const std::string path = body.find("\"messages\"") < 30 ? "/v1/chat/completions"
                              : name == "tokens"             ? "/detokenize"
                                                             : "/v1/completions";
@@ -62,8 +62,8 @@ TEST_F(HttpTest, TheLargestBodiesStopNobody) {
     EXPECT_EQ(response.status, name == "shared model" ? 404 : 400)
         << name << path << response.body.substr(0, 200);
     EXPECT_LT(response.body.size(), 2000u) << name;
-    // 0.3 s and 50 ms on a machine that does nothing else. Before bodies were parsed by
-    // events, and on the pool: minutes for both.
+    // On an idle machine these are 0.3 s and 50 ms. Both were minutes before bodies were parsed by
+    // events and on the pool.
     EXPECT_LT(seconds, 10.0) << name;
     EXPECT_LT(health_seconds, 2.0) << name;
     slowest = std::max(slowest, seconds);
@@ -73,7 +73,7 @@ TEST_F(HttpTest, TheLargestBodiesStopNobody) {
   RecordProperty("slowest /health beside one, s", std::to_string(slowest_health));
 }
 
-// A body that is long and good is served as a short one is.
+// A valid long body is served like a short one.
 TEST_F(HttpTest, ALongBodyIsServed) {
   Serve();
   Answer("Paris.");
@@ -90,7 +90,7 @@ TEST_F(HttpTest, ALongBodyIsServed) {
   EXPECT_EQ(back["prompt"], body["prompt"]);
 }
 
-// A peer that goes while its body waits for the pool leaves nothing behind.
+// If a peer goes away while its body waits for the pool, nothing stays behind.
 TEST_F(HttpTest, APeerMayGoWhileItsBodyIsParsed) {
   Serve();
   const std::string body =

@@ -1,5 +1,6 @@
-// What a peer can make an HTTP server hold: bounded in each state of a request, and over all
-// connections together; and what one connection costs when there is no memory for it.
+// Tests how much memory a peer can make an HTTP server hold. It is bounded in each state of a
+// request, and over all connections together. If there is no memory for a connection, only this
+// connection is lost.
 #include <unistd.h>
 
 #include <fstream>
@@ -17,7 +18,8 @@ namespace {
 
 constexpr std::size_t kMiB = 1 << 20;
 
-// What may stay resident: sanitizers keep what was freed, and shadows of all.
+// A factor for the memory that may stay resident: sanitizers keep freed memory, and shadow all
+// memory.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::size_t kFactor = 8;
 #else
@@ -37,7 +39,7 @@ std::string Announce(std::size_t bytes) {
   return "content-length: " + std::to_string(bytes) + "\r\n";
 }
 
-// A tokenize request of about `bytes` bytes. The words repeat: encoding is quick.
+// Makes a tokenize request of about `bytes` bytes. Its words repeat, so encoding is quick.
 std::string LargeBody(std::size_t bytes) {
   std::string text = R"({"model":"m","prompt":")";
   while (text.size() < bytes) text += "word ";
@@ -126,12 +128,13 @@ TEST_F(HttpTest, BodiesThatAreHeldAreBoundedTogether) {
     holding.push_back(std::make_unique<HttpClient>(port_));
     holding.back()->Send(PostHead("/v1/completions", Announce(4 * kMiB)) + part);
   }
-  // Whatever was sent has been read when this is answered; and it is, by a budget of its own.
+  // When this request is answered, all earlier bytes have been read. The held bodies do not use up
+  // the memory that it needs.
   EXPECT_EQ(Complete(R"(,"max_tokens":2)").status, 200);
   EXPECT_LT(ResidentBytes(), before + kFactor * 64 * kMiB);
 }
 
-// All of a body but its last bytes.
+// Announces a body and sends all but one byte of it.
 std::unique_ptr<HttpClient> Hold(std::uint16_t port, const std::string& body) {
   auto client = std::make_unique<HttpClient>(port);
   client->Send(PostHead("/tokenize", Announce(body.size())) + body.substr(1));
@@ -147,7 +150,7 @@ TEST_F(HttpTest, WhoFindsTheMemoryForBodiesSpentMayComeAgain) {
   auto holding = Hold(port_, large);
   HttpResponse response;
   ASSERT_TRUE(Await([&] {
-    if (holding->HasInput()) holding = Hold(port_, large);  // it was the one that came too late
+    if (holding->HasInput()) holding = Hold(port_, large);  // it came too late
     response = Post("/tokenize", large);
     return response.status == 503;
   }));
@@ -205,7 +208,7 @@ TEST_F(HttpTest, AnAllocationThatFailsCostsOneConnection) {
   EXPECT_EQ(Complete(R"(,"max_tokens":2)").status, 200);
 }
 
-// Beyond the body: while the pool parses it, and while it encodes.
+// Allocations fail after the body is read: while the pool parses it, and while it encodes.
 TEST_F(HttpTest, AnAllocationThatFailsOnThePoolCostsOneRequest) {
   Serve();
   std::string lists = R"({"model":"m","x":[[])";
@@ -216,7 +219,7 @@ TEST_F(HttpTest, AnAllocationThatFailsOnThePoolCostsOneRequest) {
   EXPECT_EQ(client.Call("POST", "/v1/completions", lists).status, 400);
   EXPECT_EQ(client.Call("POST", "/tokenize", word).status, 200);
   {
-    testing::FailLargeAllocations failing(300'000);  // which the bodies are not
+    testing::FailLargeAllocations failing(300'000);  // the bodies are smaller
     EXPECT_EQ(client.Call("POST", "/v1/completions", lists).status, 503);
     EXPECT_EQ(client.Call("POST", "/tokenize", word).status, 503);
     EXPECT_EQ(client.Call("GET", "/health").status, 200);
@@ -225,7 +228,8 @@ TEST_F(HttpTest, AnAllocationThatFailsOnThePoolCostsOneRequest) {
   EXPECT_EQ(client.Call("POST", "/tokenize", word).status, 200);
 }
 
-// The charge of a body is for its reading: what waits for the pool may outlive the server.
+// A body counts against the memory for bodies only while it is read, because it may wait for the
+// pool when the server is gone.
 TEST_F(HttpTest, BodiesThatWaitForThePoolLeaveRoomForOthers) {
   Fixture setup;
   setup.http.body_memory_bytes = 2 * kMiB;

@@ -1,5 +1,5 @@
-// Bodies as documents: what is refused, by which words, and that the largest of them cost
-// bounded time and memory.
+// Tests bodies as documents: which are refused, with which message, and that the largest bodies
+// cost bounded time and memory.
 #include "router/http/json_document.h"
 
 #include <chrono>
@@ -58,7 +58,7 @@ TEST(JsonDocument, SaysWhatIsWrong) {
   EXPECT_EQ(message("{\"a\":\"\xc3(\"}"), "the request body is not valid UTF-8 at byte 7");
   EXPECT_EQ(message("\xff{}"), "the request body is not valid UTF-8 at byte 1");
   EXPECT_EQ(message("{\"a\":\"x\xf0\x9f"), "the request body is not valid UTF-8 at byte 8");
-  // What comes first is what is told.
+  // The first error in the text is reported.
   EXPECT_EQ(message("{\"a\" 1, \"b\":\"\xff\"}"),
             "the request body is not a JSON object: syntax error at byte 6");
   EXPECT_EQ(message("[1]"), "the request body is not a JSON object: it is of another type");
@@ -72,7 +72,7 @@ TEST(JsonDocument, AListEndsTheParseAtItsBound) {
   const ListBound bound{"list", 3, InvalidField("list", "too long")};
   EXPECT_TRUE(ParseJsonObject(R"({"list":[1,{},[0,0,0,0]],"x":[1,2,3,4]})", &bound).ok());
   EXPECT_TRUE(ParseJsonObject(R"({"list":{"list":[1,2,3,4]}})", &bound).ok());
-  // What comes after it is not read.
+  // The text after the bound is not read.
   EXPECT_EQ(ParseJsonObject(R"({"list":[1,2,3,4 and no JSON)", &bound).status(), bound.too_long);
   EXPECT_EQ(ParseJsonObject(R"({"x":[],"list":[[],[],[],[)", &bound).status(), bound.too_long);
 }
@@ -93,8 +93,8 @@ TEST(JsonDocument, ALongConversationIsRefusedWhileItIsRead) {
   }
 }
 
-// Every parser, and the check of what it made, of the largest bodies: in time that grows
-// with their length. Parsing by callback took 17 s for 750 KB of the first.
+// Runs every parser and the Validator on the largest bodies. The time must be linear in the length.
+// A parser by callbacks took 17 s for 750 KB of the first body.
 TEST(JsonDocument, TheLargestBodiesCostLittle) {
   const ModelLimits model{"m", 50'000, 8192, /*max_sequences=*/32, /*end_tokens=*/{2}};
   const Validator validator{RequestLimits{}};
@@ -119,9 +119,9 @@ TEST(JsonDocument, TheLargestBodiesCostLittle) {
       (void)ParseTokenize(body, options);
       (void)ParseDetokenize(body, options);
     });
-    // Four parsers: 0.3 s each would be too long; here a machine may be ten times slower.
+    // Each of the four parsers may take 0.3 s. The limit is ten times higher, for slow machines.
     EXPECT_LT(seconds, 4 * 3.0) << name;
-    // All that was ever asked for, growing lists and all, by four parsers.
+    // These are all bytes that the four parsers have allocated, growing lists included.
     EXPECT_LT(allocated.bytes(), std::size_t{4} * (96u << 20)) << name;
     slowest = std::max(slowest, seconds);
     most = std::max(most, allocated.bytes());
@@ -130,8 +130,8 @@ TEST(JsonDocument, TheLargestBodiesCostLittle) {
   RecordProperty("most bytes asked for by four parsers", std::to_string(most));
 }
 
-// Four times the objects take about four times as long. Compared where no bound is reached
-// and neither document is in a cache.
+// Four times as many objects take about four times as long. The sizes are below all bounds, and too
+// large for a CPU cache.
 TEST(JsonDocument, TimeIsLinear) {
   const auto body = [](std::size_t objects) {
     std::string text = R"({"list":[)";

@@ -1,4 +1,4 @@
-// What a client may have meant: paths and names.
+// Tests the suggestions for unknown paths and names.
 #include "router/names.h"
 
 #include <string>

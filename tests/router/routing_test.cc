@@ -1,5 +1,5 @@
-// Routing between replicas: the choice, what prompts were sent where, and both together
-// in a small simulation of queues.
+// Tests routing between replicas: the choice, the map of prompts that were sent to replicas, and
+// both together in a small simulation of queues.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -62,7 +62,7 @@ TEST(PrefixMap, FindsTheLongestBeginningOfEachReplica) {
   EXPECT_TRUE(map.Find(Chain(Tokens(100, 900))).empty());
 }
 
-// A replica whose beginning went away has no use of what comes after it.
+// If a replica no longer has the beginning of a prompt, the later blocks are of no use.
 TEST(PrefixMap, AGapEndsAnOverlap) {
   PrefixMap map(1000);
   const std::vector<TokenId> prompt = Tokens(100, 0);
@@ -130,7 +130,7 @@ TEST(OutstandingTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
   EXPECT_EQ(outstanding.total(), 157u);
   outstanding.OnAdmitted(100);
   EXPECT_EQ(outstanding.total(), 157u);
-  outstanding.OnReport(140);  // with it, and 40 of others
+  outstanding.OnReport(140);  // these tokens, and 40 of other routers
   EXPECT_EQ(outstanding.total(), 147u);
   outstanding.OnNotServed(7);
   outstanding.OnDone(90);
@@ -140,15 +140,15 @@ TEST(OutstandingTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
   EXPECT_EQ(outstanding.total(), 40u);
   outstanding.OnSent(30);
   outstanding.OnAdmitted(30);
-  outstanding.OnReport(25);  // a step ahead of its events
+  outstanding.OnReport(25);  // the report is a step ahead of the events
   EXPECT_EQ(outstanding.total(), 30u);
 }
 
-// Queues of tokens, each replica doing one per tick; a prompt that is in a replica's cache
-// costs it only the rest.
+// The result of a simulation with queues of tokens. Each replica computes one token per tick, and
+// does not compute prompt tokens that are in its cache.
 struct Outcome {
   std::uint64_t longest = 0;  // of all queues at any time
-  double hit_ratio = 0;       // of prompt tokens that could have been found
+  double hit_ratio = 0;       // of the prompt tokens that a cache could have
   std::vector<std::uint32_t> requests;
 };
 
@@ -207,7 +207,7 @@ TEST(RoutingSimulation, AHotPrefixIsFoundAndOverloadsNobody) {
   for (std::uint64_t seed = 1; seed <= 5; ++seed) {
     const Outcome hot = Simulate(seed, true, 0.7), cold = Simulate(seed, true, 0);
     EXPECT_GT(hot.hit_ratio, 0.95) << "seed " << seed;
-    // A replica may be behind by what the prefix saves, and a request.
+    // The longest queue may be longer by the tokens that the prefix saves, and by one request.
     EXPECT_LT(hot.longest, cold.longest + 512 + 600) << "seed " << seed;
     const auto [least, most] = std::minmax_element(hot.requests.begin(), hot.requests.end());
     EXPECT_LT(*most, 3 * *least) << "seed " << seed;

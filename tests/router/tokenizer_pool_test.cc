@@ -1,4 +1,4 @@
-// The pool's threads: what FairQueue decides holds over them, and what is abandoned costs
+// Tests the threads of the pool. They run the jobs that FairQueue chooses, and abandoned jobs cost
 // nothing.
 #include "router/tokenizer_pool.h"
 
@@ -68,7 +68,7 @@ TEST(TokenizerPool, WhatIsAbandonedIsNotRunAndMakesRoom) {
     for (int i = 0; i < 3; ++i) {
       EXPECT_TRUE(pool.TryRun("a", 1, [&] { run += 10; }));
     }
-    EXPECT_EQ(held.use_count(), 1);  // also what they held is gone
+    EXPECT_EQ(held.use_count(), 1);  // what the jobs held is freed too
     end.Notify();
   }
   EXPECT_EQ(run, 30);

@@ -1,6 +1,6 @@
-// CoreHarness: a SchedulerCore and a GroupState joined by hand, so that a test
-// says itself when plans are made, run and answered. Tokens come from FakeToken;
-// where the description allows draft tokens, an NgramProposer makes them.
+// CoreHarness: joins a SchedulerCore and a GroupState, so that a test decides when plans are made,
+// run and answered. Tokens come from FakeToken. If the description allows draft tokens, an
+// NgramProposer makes them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ class CoreHarness {
     TakeEvents();
   }
 
-  // One plan, not yet run; or the reason for none.
+  // Makes one plan, which is not run yet. Returns why there is none, or kNone.
   StallReason Plan() {
     PlanOutcome outcome = core.Plan(now_ns);
     TakeEvents();
@@ -70,7 +70,7 @@ class CoreHarness {
       for (std::uint32_t at = 0; item.samples && at <= item.drafts; ++at) {
         output.sampled.push_back({.token = token_of(item, item.output_index + at)});
       }
-      // The most likely ones of an invented model: those after the last token.
+      // The candidates of an invented model: tokens after the last token.
       for (std::uint32_t i = 0; i < item.candidates; ++i) {
         const TokenId last = batch->tokens[item.row_begin + item.row_count - 1];
         output.candidates.push_back({static_cast<TokenId>((last + 1 + i * i) % 1000),
@@ -94,7 +94,7 @@ class CoreHarness {
     return result;
   }
 
-  // Plans and answers one at a time until nothing is left.
+  // Makes and answers one plan at a time until nothing is left.
   void RunAll(int max_steps = 10'000) {
     while (max_steps-- > 0 && Plan() == StallReason::kNone) Answer();
     ASSERT_GT(max_steps, 0);

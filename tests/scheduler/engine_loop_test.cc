@@ -1,5 +1,5 @@
-// InProcessEngine over a FakeExecutor: threads, sinks, refusals, the end; with rounds on the
-// loop's thread alone, and on those of senders.
+// Tests InProcessEngine over a FakeExecutor: threads, sinks, refusals and the end. Rounds run on
+// the loop's thread alone, or also on the threads of senders.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@
 namespace flotilla {
 namespace {
 
-// Something that happens once, for others to wait for.
+// An event that happens once. Other threads can wait for it.
 class Signal {
  public:
   void Set() {
@@ -87,7 +87,7 @@ TokenizedRequest Request(std::uint64_t id, std::uint32_t prompt, std::uint32_t m
   return TestRequest({1, id}, CountingPrompt(id, prompt, 1000, /*step=*/0), max_tokens);
 }
 
-// Every token once, in order, and the right one; then the two ends.
+// Expects each token once, in order, with the right value; then the two ends.
 void ExpectWholeAnswer(const std::vector<EngineEvent>& events, std::uint64_t id,
                        std::uint32_t tokens) {
   ASSERT_EQ(events.size(), tokens + 3u);
@@ -101,7 +101,7 @@ void ExpectWholeAnswer(const std::vector<EngineEvent>& events, std::uint64_t id,
   EXPECT_TRUE(std::get<RequestEnd>(events[tokens + 2]).status.ok());
 }
 
-// GetParam: InProcessEngineOptions::rounds_on_senders.
+// GetParam is InProcessEngineOptions::rounds_on_senders.
 class EngineLoopTest : public testing::TestWithParam<bool> {
  protected:
   ~EngineLoopTest() override {
@@ -116,7 +116,7 @@ class EngineLoopTest : public testing::TestWithParam<bool> {
     ASSERT_TRUE(engine->WaitReady().ok());
   }
 
-  // In manual mode.
+  // Advances the executor, which is in manual mode, while `condition` holds.
   template <class Condition>
   void AdvanceWhile(const Condition& condition) {
     while (condition()) {
@@ -215,7 +215,7 @@ TEST_P(EngineLoopTest, DeadlineWakesAnEngineThatHasNothingElseToDo) {
 
 TEST_P(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
   Start();
-  executor->LoseAfter(Step(100));  // one at least: the others may come when all is over
+  executor->LoseAfter(Step(100));  // at least one; the others may come after the last end
   for (std::uint64_t id = 1; id <= 10; ++id) engine->Submit(Request(id, 50, 300), sink);
   for (int loss = 1; loss <= 5; ++loss) {
     sink->AwaitTokens(static_cast<std::size_t>(loss) * 400);
@@ -223,7 +223,7 @@ TEST_P(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
   }
   sink->AwaitEnds(10);
   for (std::uint64_t id = 1; id <= 10; ++id) ExpectWholeAnswer(sink->Of(id), id, 300);
-  engine->Stop();  // it has heard of every loss then
+  engine->Stop();  // then it has received every loss
   EXPECT_GE(engine->probe().Read().groups_lost, 1u);
 }
 
@@ -305,7 +305,7 @@ TEST_P(EngineLoopTest, StopEndsEverythingOnceAndLaterRequestsAreRefused) {
   EXPECT_TRUE(drained);
 }
 
-// A sink that keeps the loop busy until told otherwise.
+// A sink that blocks the round until `release` is set.
 class BlockingSink final : public EventSink {
  public:
   void Post(std::vector<EngineEvent>) override {
@@ -321,7 +321,7 @@ TEST_P(EngineLoopTest, FullInboxRefusesAtOnce) {
   Start(options);
   auto blocking = std::make_shared<BlockingSink>();
   std::thread sender([&] { engine->Submit(Request(1, 4, 1), blocking); });
-  blocking->entered.Await();  // whoever has the turn takes nothing now
+  blocking->entered.Await();  // now nobody takes messages
   for (std::uint64_t id = 2; id <= 5; ++id) engine->Submit(Request(id, 4, 2), sink);
   sink->AwaitEnds(1);
   EXPECT_TRUE(absl::IsResourceExhausted(sink->EndOf(5).status));
@@ -333,10 +333,10 @@ TEST_P(EngineLoopTest, FullInboxRefusesAtOnce) {
   for (std::uint64_t id = 2; id <= 4; ++id) ExpectWholeAnswer(sink->Of(id), id, 2);
 }
 
-// A FakeExecutor of which some results name a step that was not asked for.
+// An executor over a FakeExecutor. Some of its results name a wrong step.
 class LyingExecutor final : public StepExecutor, private ExecutorListener {
  public:
-  // Lies in this step of the first `epochs` epochs.
+  // Gives a wrong result for this step in the first `epochs` epochs.
   LyingExecutor(Step step, std::uint64_t epochs) : step_(step), epochs_(epochs) {}
 
   absl::Status Start(ExecutorListener* listener) override {
@@ -391,8 +391,8 @@ TEST_P(EngineLoopTest, AGroupThatKeepsLyingFailsItsRequestsAndIsReadyForOthers) 
   lied_to.Stop();
 }
 
-// Nobody is woken for what the thread that brings it can do: with rounds on senders they
-// run within Submit and within the executor's calls, else never.
+// With rounds on senders, rounds run within Submit and within the calls of the executor, so no
+// other thread is woken. Otherwise they never run there.
 TEST_P(EngineLoopTest, RoundsRunWhereTheyAreToRun) {
   absl::Mutex mu;
   std::set<std::thread::id> threads;

@@ -1,5 +1,5 @@
-// What plans contain, and what the core says of them: budgets, bounds, holds,
-// preemption, endings, refusals.
+// Tests what plans contain and which events the core emits: budgets, bounds, stalls, preemption,
+// ends, refusals.
 
 #include <gtest/gtest.h>
 
@@ -114,8 +114,8 @@ TEST(Planner, NoPlanIsMadeForASequenceThatHasSurelyFinished) {
   EXPECT_EQ(harness.Plan(), StallReason::kIdle);
 }
 
-// Two sequences of 4 blocks each in a pool of 5: the second is deferred, waits for
-// the results, then gives way; both finish with their own tokens.
+// Two sequences of 4 blocks each run in a pool of 5. The second is deferred, then waits for the
+// results, then is preempted. Both finish with their own tokens.
 TEST(Planner, AShortageDefersThenStallsThenPreemptsTheLast) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, SmallGroup(5, 2));
   harness.Submit(1, 2, 7);
@@ -174,8 +174,8 @@ TEST(Planner, APromptWaitsUntilItFitsBesideTheWatermark) {
   EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 0u);
 }
 
-// Whoever comes later with a higher priority takes its blocks three times, and
-// then waits for it.
+// Later requests with a higher priority take the blocks of the first request three times. Then they
+// wait for it.
 TEST(Planner, AfterThreePreemptionsARequestIsNonPreemptible) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .prefix_cache = false},
                       SmallGroup(7, 4));
@@ -215,8 +215,8 @@ TEST(Planner, AHeadTooLargeForNowIsPassedByAFewOnly) {
   EXPECT_EQ(harness.TokensOf(2), 4u);
 }
 
-// Room for the expected output of those that run is left; how much is learned from those
-// that end.
+// Admission leaves room for the expected output of the running requests. The share is learned from
+// requests that end.
 TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
   CoreHarness harness({.expected_output_permille = 1000, .prefix_cache = false}, SmallGroup(40, 4));
   harness.Submit(1, 4, 90);  // 24 blocks if it makes all that it may
@@ -364,8 +364,8 @@ TEST(Core, RefusesByName) {
     r.beam.emplace();
     r.output_prefix = {{1}};
   })));
-  // Three blocks are shared at most, and each sequence may come to need one more
-  // than the pool has.
+  // At most three blocks are shared. With one more block for each sequence the request does not fit
+  // the pool.
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) {
     r.sequences = 10;
     r.stop.max_tokens = 20;
@@ -397,8 +397,8 @@ TEST(Core, RefusesByName) {
   EXPECT_EQ(harness.TokensOf(100), 1u);
 }
 
-// It was admitted once: neither a full queue nor a drain refuses it, but what it asks
-// for is judged.
+// A replay was admitted once, so neither a full queue nor a drain refuses it. Its parameters are
+// still checked.
 TEST(Core, AReplayPassesAdmission) {
   CoreHarness harness({.max_queued_requests = 1, .max_queued_tokens = 20, .max_wait_ns = 1},
                       SmallGroup(4, 16));

@@ -1,5 +1,5 @@
-// Who goes first: policies, fair share between tenants, deadlines, honest
-// refusals and the inter-token target, in virtual time.
+// Tests which request goes first, in virtual time: policies, fair share between tenants, deadlines,
+// refusals by predicted wait, and the inter-token target.
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -100,7 +100,7 @@ TEST(FairShare, ForgetsTenantsThatOweNothing) {
   EXPECT_LT(fair.size(), 10u);
 }
 
-// Two tenants, one sends ten times as much; both always have requests waiting.
+// Runs two tenants, one of which sends ten times as much. Both always have requests waiting.
 // Returns the output tokens of each.
 std::map<std::string, double> Shares(std::vector<std::pair<std::string, std::uint32_t>> weights) {
   CoreOptions options{.max_seqs = 16, .max_queued_tokens = 1 << 20, .fair_share = true};
@@ -149,16 +149,16 @@ struct Service {
   int sent = 0, met = 0, late = 0, refused = 0;
 };
 
-// Poisson arrivals of `load` times what the group can serve, with deadlines of 2
-// to 10 times the unloaded latency.
+// Serves Poisson arrivals at `load` times the rate that the group can serve. Deadlines are 2 to 10
+// times the latency without load.
 Service ServeDeadlines(const char* policy, double load) {
   CoreOptions options{.max_seqs = 8};
   CoreHarness harness(options, Group(), policy);
   harness.step_ns = StepNs;
   Random random(3);
   const auto uniform = [&] { return (random.Below(1 << 30) + 0.5) / (1 << 30); };
-  // Eight at a time make 8 tokens in 1.16 ms; a request has 100 prompt tokens and
-  // 50 outputs on average: 9.3 ms of the group.
+  // Eight requests at a time make 8 tokens in 1.16 ms. On average a request has 100 prompt tokens
+  // and 50 outputs, which take 9.3 ms of the group.
   const double gap_ns = 9.3e6 / load;
   double next_ns = 0;
   Service service;
@@ -201,7 +201,7 @@ TEST(Deadlines, EarliestFirstMeetsMoreThanFcfs) {
   const Service fcfs = ServeDeadlines("fcfs", 2);
   const Service edf = ServeDeadlines("edf", 2);
   EXPECT_GE(edf.met, 1.5 * fcfs.met);
-  // Without overload nothing is lost by it.
+  // Without overload the policy loses nothing.
   EXPECT_GE(ServeDeadlines("edf", 0.5).met, ServeDeadlines("fcfs", 0.5).met * 0.99);
 }
 

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::int64_t kMs = 1'000'000;
 
-// Two requests that make 16 tokens each, in a pool of 44; to compute a token takes
-// 1 ms. The second one gives way.
+// Runs two requests that make 16 tokens each, in a pool of 44 positions. To compute a token takes 1
+// ms. The second request is preempted.
 std::vector<Preemption> PreemptTheSecond(std::vector<KvTier> tiers, std::uint32_t block_tokens = 4,
                                          std::uint32_t second_prompt = 16) {
   ExecutorDescription group = FakeExecutorOptions::DefaultDescription();
@@ -42,7 +42,7 @@ std::vector<Preemption> PreemptTheSecond(std::vector<KvTier> tiers, std::uint32_
 TEST(Preemption, WithoutTiersBlocksAreComputedAgain) {
   const Preemption first = PreemptTheSecond({}).at(0);
   EXPECT_EQ(first.victim.counter, 2u);
-  EXPECT_EQ(first.winner.counter, 2u);  // it was itself the one that was short of a block
+  EXPECT_EQ(first.winner.counter, 2u);  // the victim itself was short of a block
   EXPECT_TRUE(first.decoding);
   EXPECT_EQ(first.reason, PreemptionReason::kNoTier);
   EXPECT_EQ(first.swapped_blocks, 0u);

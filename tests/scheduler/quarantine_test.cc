@@ -1,5 +1,5 @@
-// A request whose computation kills its worker group is found and failed alone;
-// whoever was merely near it is not.
+// A request whose computation kills its worker group is found, and it alone fails. Requests that
+// only ran beside it do not fail.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -28,7 +28,7 @@ class QuarantineTest : public ::testing::Test {
  protected:
   QuarantineTest() : harness({}, Group()) {}
 
-  // Whose rows the next answer computes.
+  // Returns the requests whose rows the plan computes.
   std::set<std::uint64_t> RequestsOf(const StepPlan& plan) {
     std::set<std::uint64_t> requests;
     for (const SequenceHandle handle : harness.worker->Sequences()) {
@@ -47,8 +47,8 @@ class QuarantineTest : public ::testing::Test {
     return requests;
   }
 
-  // Plans and answers until nothing is left; a plan that runs `killer` kills the group.
-  // Returns how often.
+  // Plans and answers until nothing is left. A plan that runs `killer` kills the group. Returns how
+  // often this happened.
   int RunWithKiller(std::uint64_t killer) {
     int deaths = 0;
     for (int step = 0; step < 2000; ++step) {
@@ -99,7 +99,8 @@ TEST_F(QuarantineTest, OneThatKillsAloneFromTheStartIsFoundToo) {
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(1)->status));
 }
 
-// Who sends a request elsewhere hears what its group died of, and says so there.
+// A request that another replica gives up comes with its crash count. It is computed alone first,
+// and its earlier crashes count.
 TEST_F(QuarantineTest, WhatDiedElsewhereIsComputedAloneFirstAndCounts) {
   harness.Submit(1, 20, 12);
   harness.Submit(2, 20, 12);
@@ -110,7 +111,7 @@ TEST_F(QuarantineTest, WhatDiedElsewhereIsComputedAloneFirstAndCounts) {
   EXPECT_EQ(RunWithKiller(3), 1);  // alone, and the second in all
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(3)->status)) << harness.EndOf(3)->status;
   for (const std::uint64_t id : {1, 2}) EXPECT_EQ(harness.TokensOf(id), 12u);
-  EXPECT_EQ(harness.core.Snapshot().counters.quarantines, 2u);  // its own; once known, again
+  EXPECT_EQ(harness.core.Snapshot().counters.quarantines, 2u);  // on arrival, and at the death here
 }
 
 TEST_F(QuarantineTest, CrashesAreReported) {
@@ -126,7 +127,8 @@ TEST_F(QuarantineTest, CrashesAreReported) {
   }
 }
 
-// Alone at a death that came from outside: released when it gets past the point.
+// A request ran alone when its group was killed from outside. It is released when it gets past that
+// point.
 TEST_F(QuarantineTest, WhatIsInnocentElsewhereIsCleared) {
   TokenizedRequest moved = CoreHarness::Request(1, 20, 12);
   moved.attempt = Attempt(1);
@@ -165,7 +167,7 @@ TEST_F(QuarantineTest, ADeathWithNoStepStartedBlamesNobody) {
   EXPECT_EQ(harness.core.Snapshot().counters.quarantines, 0u);
 }
 
-// Quarantined requests run alone, one after another, and others in between.
+// Quarantined requests run alone, one after another. The other requests run in the steps between.
 TEST_F(QuarantineTest, StepsAlternateBetweenAnIsolatedRequestAndTheOthers) {
   for (std::uint64_t id = 1; id <= 3; ++id) harness.Submit(id, 20, 40);
   for (int step = 0; step < 4; ++step) {

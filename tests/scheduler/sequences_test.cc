@@ -24,7 +24,7 @@ ExecutorDescription Group(std::uint32_t block_tokens, std::uint32_t blocks) {
   return group;
 }
 
-// Tokens of each sequence, as events told them.
+// Returns the tokens of each sequence, as the events gave them.
 std::map<std::uint32_t, std::vector<TokenId>> TokensBySequence(CoreHarness& harness,
                                                                std::uint64_t id) {
   std::map<std::uint32_t, std::vector<TokenId>> tokens;
@@ -99,8 +99,7 @@ TEST(Sequences, OneThatEndsLeavesTheOthersTheirBlocks) {
   EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 21u);
 }
 
-// The first sequence ends before another had a block to begin with: a new one
-// computes the prompt.
+// The first sequence ends before another sequence has a block. So another one computes the prompt.
 TEST(Sequences, APendingSequenceOutlivesItsParent) {
   CoreHarness harness({.prefix_cache = false}, Group(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 5);
@@ -119,7 +118,8 @@ TEST(Sequences, APendingSequenceOutlivesItsParent) {
   EXPECT_EQ(harness.core.Snapshot().counters.forks, 1u);
 }
 
-// Preempted and resumed as a whole; what they had in common is shared again.
+// The sequences of a request are preempted and resumed together. Afterwards they share the same
+// blocks again.
 TEST(Sequences, ArePreemptedAndResumedTogether) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .prefix_cache = false},
                       Group(4, 12));
@@ -167,7 +167,7 @@ TEST(Beams, AreForkedAndDroppedByTheirTables) {
   harness.core.Submit(0, BeamRequest(1, 10, 6, 3));
   harness.Plan();
   EXPECT_EQ(CoreHarness::OpsOf<PlanRun>(harness.plans[0])[0].candidates, 6u);
-  EXPECT_EQ(harness.Plan(), StallReason::kResults);  // what follows is not known yet
+  EXPECT_EQ(harness.Plan(), StallReason::kResults);  // the next tokens are not known yet
   harness.Answer();
   harness.Plan();
   const StepPlan plan = harness.plans[0];
@@ -180,7 +180,7 @@ TEST(Beams, AreForkedAndDroppedByTheirTables) {
   ASSERT_THAT(runs, SizeIs(3));
   std::map<SequenceHandle, std::size_t> appended;
   for (const PlanRun& run : runs) appended[run.sequence] = run.append.size();
-  EXPECT_EQ(appended[forks[0].parent], 1u);  // sent its token; forks bring theirs
+  EXPECT_EQ(appended[forks[0].parent], 1u);  // this beam gets its token; a fork has its own
   EXPECT_EQ(appended[forks[0].child], 0u);
   EXPECT_EQ(harness.core.Snapshot().load.blocks_used, 5u);
   harness.Answer();
@@ -193,8 +193,8 @@ TEST(Beams, AreForkedAndDroppedByTheirTables) {
   EXPECT_THAT(TokensBySequence(harness, 1).at(0), SizeIs(6));
 }
 
-// Others decode in every step; beams in every second one, as each waits for its
-// result.
+// Other sequences decode in every step. Beams run in every second step, because each choice waits
+// for a result.
 TEST(Beams, NobodyWaitsForThem) {
   CoreHarness harness({}, Group(4, 100));
   harness.Submit(1, 4, 12);
@@ -263,7 +263,7 @@ class Search {
   explicit Search(const BeamOptions& options, std::uint32_t max_tokens)
       : search_(options, {3}, max_tokens, LogprobSpec::kOff), beams_(1) {}
 
-  // `rows`: the candidates of each running beam. Returns the tokens of the next.
+  // `rows` has the candidates of each running beam. Returns the tokens of the next beams.
   std::vector<std::vector<TokenId>> Step(const std::vector<std::vector<TopLogprob>>& rows) {
     std::vector<BeamSearch::Beam> views;
     for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -288,11 +288,11 @@ class Search {
 
 TEST(BeamSearch, AnEndBeyondTheBeamsIsOnlyAReserve) {
   Search search({.beams = 2}, 9);
-  // Third of the best continuations: it does not count as complete.
+  // The end is only the third best continuation, so it does not count as complete.
   EXPECT_THAT(search.Step({{{0, -1}, {1, -2}, {3, -3}, {2, -4}}}),
               ElementsAre(ElementsAre(0), ElementsAre(1)));
   EXPECT_THAT(search.best(), IsEmpty());
-  // First of the best: complete, and the beams go on with those after it.
+  // The end is the best continuation, so it is complete. The beams go on with the next ones.
   EXPECT_THAT(search.Step({{{3, -1}, {0, -2}}, {{1, -2}, {0, -9}}}),
               ElementsAre(ElementsAre(0, 0), ElementsAre(1, 1)));
   ASSERT_THAT(search.best(), SizeIs(1));
@@ -301,7 +301,7 @@ TEST(BeamSearch, AnEndBeyondTheBeamsIsOnlyAReserve) {
   EXPECT_TRUE(search.best()[0].stopped);
 }
 
-// Two complete sequences; whether the search goes on is early_stopping's affair.
+// There are two complete sequences. early_stopping decides whether the search goes on.
 TEST(BeamSearch, EarlyStopping) {
   const auto steps = [](BeamOptions::EarlyStopping early, float worst, float penalty) {
     Search search({.beams = 2, .length_penalty = penalty, .early_stopping = early}, 9);
@@ -309,13 +309,13 @@ TEST(BeamSearch, EarlyStopping) {
     return search.Step({{{3, worst}, {0, -1}, {1, -2}}, {{0, -3}, {1, -4}, {2, -5}}}).size();
   };
   using Early = BeamOptions::EarlyStopping;
-  // The second is worse (-1.5 - 0.5) / 2 = -1; the best running one: -2.5 / 2.
+  // The second sequence has the score (-1.5 - 0.5) / 2 = -1. The best running beam has -2.5 / 2.
   EXPECT_EQ(steps(Early::kTrue, -0.5f, 1), 0u);
   EXPECT_EQ(steps(Early::kFalse, -0.5f, 1), 0u);
   EXPECT_EQ(steps(Early::kNever, -0.5f, 1), 2u);  // at nine tokens it could be -2.5 / 9
   EXPECT_EQ(steps(Early::kNever, -0.5f, -1), 0u);
-  // A bad second one: (-1.5 - 0.9) / 2 is still above -2.5 / 2, but not with less
-  // penalty for what is running: -2.4 / 2^0 > -2.5.
+  // Here the second sequence has (-1.5 - 0.9) / 2, which is still above -2.5 / 2. Without a length
+  // penalty it is also above: -2.4 > -2.5.
   EXPECT_EQ(steps(Early::kFalse, -0.9f, 0), 0u);
 }
 

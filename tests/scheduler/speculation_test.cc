@@ -1,5 +1,5 @@
-// Draft tokens as the scheduler sees them: what they may cost, when they pay, and that
-// nobody else has less for them.
+// Tests draft tokens in the scheduler: what they may cost, when they pay, and that no other work
+// gets less because of them.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ StepTimings Decodes(std::uint32_t rows, std::int64_t ns) {
   return {.start_ns = 0, .compute_ns = ns, .rows = rows, .decode_rows = rows};
 }
 
-// Costs that have seen `ns` of every number of rows often.
+// Returns costs that have learned `ns` for every number of rows.
 StepCosts Learned(const std::function<std::int64_t(std::uint32_t)>& ns) {
   StepCosts costs(1000, 1000);
   for (int round = 0; round < 200; ++round) {
@@ -76,14 +76,14 @@ TEST(ChooseDepth, TakesWhatPays) {
   EXPECT_EQ(ChooseDepth(good, Alone(), cheap, 3), 3u);
   EXPECT_EQ(ChooseDepth(bad, Alone(), cheap, 8), 0u);
   EXPECT_EQ(ChooseDepth(good, Alone(), dear, 8), 0u);
-  // One that is right every other time goes less far.
+  // If every other draft token is right, the depth is smaller.
   const std::uint32_t some = ChooseDepth(DraftAcceptance(), Alone(), cheap, 8);
   EXPECT_GT(some, 0u);
   EXPECT_LT(some, 8u);
 }
 
 TEST(ChooseDepth, RowsAreWorthLessInALargeBatch) {
-  // Free up to eight rows, then each in full.
+  // Rows are free up to eight. Each further row costs its full share.
   const StepCosts costs =
       Learned([](std::uint32_t rows) { return 10'000 * std::int64_t{std::max(rows, 8u)}; });
   DraftAcceptance good;
@@ -134,11 +134,11 @@ ExecutorDescription Group(std::uint32_t blocks = 1023, std::uint32_t lag = 1) {
   return group;
 }
 
-// Goes round a few tokens.
+// Makes tokens that repeat every five.
 TokenId Round(const BatchItem& item, std::uint32_t output) {
   return static_cast<TokenId>(900 + item.sampling->seed * 7 % 10 + output % 5);
 }
-// The n-gram before was followed by something else: most draft tokens are wrong.
+// Makes tokens whose n-grams had other successors before, so most draft tokens are wrong.
 TokenId Misleading(const BatchItem& item, std::uint32_t output) {
   return output % 3 == 2 ? FakeToken(item.sampling->seed, item.index, output, 1000)
                          : static_cast<TokenId>(900 + output % 3);
@@ -199,7 +199,7 @@ TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
   EXPECT_EQ(depths[0].depth, 4u);
   EXPECT_EQ(length().computed_min, 21u);
   EXPECT_EQ(length().scheduled_max, 25u);
-  ASSERT_EQ(harness.Plan(), StallReason::kNone);  // in force: nothing to say but a block
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);  // the plan only grants a block
   EXPECT_TRUE(CoreHarness::OpsOf<Speculate>(harness.plans.back()).empty());
   EXPECT_EQ(length().computed_min, 22u);
   EXPECT_EQ(length().scheduled_max, 30u);
@@ -224,7 +224,7 @@ TEST(Speculation, RowsOfDraftTokensAreWithinTheBudget) {
     const StepResult result = harness.Answer();
     EXPECT_LE(result.timings.rows, 24u);
     most_decodes = std::max(most_decodes, result.timings.decode_rows);
-    // While prompts wait for rows nobody drafts.
+    // While prompts wait for rows, no sequence drafts.
     const bool full = result.timings.rows - result.timings.decode_rows >= 16;
     prefill_steps += full;
     EXPECT_TRUE(!full || result.timings.decode_rows <= 8);
@@ -249,8 +249,8 @@ TEST(Speculation, NobodyIsPreemptedForDraftTokens) {
 }
 
 TEST(Speculation, BlocksForWrongDraftTokensAreTakenBackBeforeAnybodyIsPreempted) {
-  // Blocks of two tokens: the wrong draft tokens of one request hold some, while the
-  // other grows fast.
+  // Blocks have two tokens. The wrong draft tokens of one request hold some blocks, while the other
+  // request grows fast.
   ExecutorDescription group = Group(20);
   group.groups[0].tokens_per_block = 2;
   std::vector<std::uint64_t> preemptions;

@@ -11,7 +11,7 @@ std::uint64_t Word(StrongId<Tag, Rep> id) {
   return id.value();
 }
 
-// One number per kind of operation, whatever their order in the variant.
+// The numbers of the kinds of operations. They do not depend on the order in the variant.
 enum Kind : std::uint64_t {
   kOpen = 1,
   kGrant,

@@ -37,13 +37,13 @@ std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uin
 
 namespace {
 
-// The score that a sequence of `length` tokens has, or would have.
+// Returns the score of a sequence of `length` tokens.
 float Score(float sum, std::uint32_t length, const BeamOptions& options) {
   return sum / static_cast<float>(std::pow(static_cast<double>(length),
                                            static_cast<double>(options.length_penalty)));
 }
 
-// All that `running` can become by one more token, the most likely first.
+// Returns all continuations of `running` by one token, the most likely first.
 std::vector<SimBeam> Extend(const TokenizedRequest& request, const std::vector<SimBeam>& running) {
   const auto stops = static_cast<std::uint32_t>(request.stop.stop_tokens.size());
   const std::uint32_t count = request.beam->beams * std::max(2u, 1 + stops);
@@ -66,8 +66,8 @@ std::vector<SimBeam> Extend(const TokenizedRequest& request, const std::vector<S
   return all;
 }
 
-// Beam search for a request alone, tokens and nothing else: HF's rules written
-// down a second time, so that an error in the scheduler's is seen.
+// Runs beam search for one request alone, with tokens only. It is a second implementation of HF's
+// rules, so that an error in the scheduler's implementation is seen.
 std::vector<SimBeam> SearchAlone(const TokenizedRequest& request) {
   const BeamOptions& options = *request.beam;
   const std::uint32_t longest = request.stop.max_tokens;
@@ -223,8 +223,8 @@ absl::Status SimClient::CheckReason(const Sequence& sequence, FinishReason reaso
       return sequence.cancelled_keep ? absl::OkStatus() : Wrong("cancelled by nobody");
     case FinishReason::kDeadline:
       if (!request_.deadline_ns) return Wrong("it has no deadline");
-      // Before that only by a policy that drops what would be late, never in the
-      // middle of an answer.
+      // A request may end before its deadline only if the policy drops late requests, and only
+      // before its first token.
       return *request_.deadline_ns <= now_ns_ || !first_token_ ? absl::OkStatus()
                                                                : Wrong("before its deadline");
     case FinishReason::kError:  // a new group is too small for it

@@ -77,8 +77,8 @@ class SimClient {
   absl::Status On(const RequestEnd& event);
   absl::Status CheckReason(const Sequence& sequence, FinishReason reason) const;
   absl::Status CheckBeamEnd(const SequenceEnd& event) const;
-  // The prompt's log-probabilities are complete, or need not be: a client that cancels one
-  // sequence may cancel the one that computes the prompt.
+  // Whether the prompt's log-probabilities are complete, or need not be complete. They need not if
+  // the client cancelled a sequence, because this may be the one that computes the prompt.
   bool PromptComplete() const;
   bool AllEnded() const;
   absl::Status Wrong(const char* what) const;

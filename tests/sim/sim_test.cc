@@ -58,7 +58,8 @@ class SeedRun {
  public:
   explicit SeedRun(std::uint64_t seeds) : seeds_(seeds) {}
 
-  // The coverage of all of them. The lowest seed that fails is the one reported.
+  // Runs all seeds and returns their coverage together. If several seeds fail, the lowest is
+  // reported.
   SimCoverage Run() ABSL_LOCKS_EXCLUDED(mutex_) {
     std::vector<std::thread> threads(std::max(std::thread::hardware_concurrency(), 1u));
     for (std::thread& thread : threads) thread = std::thread([this] { Work(); });
@@ -67,7 +68,7 @@ class SeedRun {
     return total_;
   }
 
-  // Empty: none has failed.
+  // The failure of the lowest seed that failed. Empty: none has failed.
   std::string failure() const ABSL_LOCKS_EXCLUDED(mutex_) {
     const absl::MutexLock lock(&mutex_);
     return failure_;
@@ -109,7 +110,7 @@ class SeedRun {
   std::string failure_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Chance has met every transition and every fault point of simulation.h.
+// Checks that every transition and every fault of simulation.h has happened.
 void ExpectTables(const SimCoverage& total) {
   for (const SimTransition& t : kTransitions) {
     const auto from = static_cast<std::size_t>(t.from), to = static_cast<std::size_t>(t.to);
@@ -121,7 +122,7 @@ void ExpectTables(const SimCoverage& total) {
   }
 }
 
-// And everything else that the scheduler can do.
+// Checks that everything else that the scheduler can do has happened too.
 void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.core.preemptions, 0u);
   EXPECT_GT(total.core.resumptions, total.core.preemptions / 2);
@@ -214,10 +215,10 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   Record(total, seeds);
 }
 
-// Found in the long run. 22839: in a pipeline, sequences of other micro-batches took the block
-// that the first one waited for, again and again. 31025 and 42573: nothing was wrong but
-// invariant 7, which forgot that a turn may come just before a copy ends, and that the
-// first request may have nothing but pending sequences.
+// These seeds failed in the long run. 22839: in a pipeline, sequences of other micro-batches took
+// the block that the first one waited for, again and again. 31025 and 42573: only the check of
+// invariant 7 was wrong. It did not know that a turn may come just before a copy ends, and that the
+// first request may have only pending sequences.
 TEST(Simulation, SeedsThatFailedOnceHold) {
   for (const std::uint64_t seed : {22839u, 28717u, 31025u, 42573u}) {
     Simulation simulation(seed);
@@ -225,7 +226,7 @@ TEST(Simulation, SeedsThatFailedOnceHold) {
   }
 }
 
-// Invariant 8. The second run lives at other addresses.
+// Tests invariant 8. The objects of the second run have other addresses.
 TEST(Simulation, SameSeedMakesTheSamePlans) {
   std::uint64_t different = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
@@ -236,7 +237,7 @@ TEST(Simulation, SameSeedMakesTheSamePlans) {
     EXPECT_EQ(first.trace_hash(), second.trace_hash()) << "seed " << seed;
     different += first.trace_hash() != other.trace_hash();
   }
-  EXPECT_EQ(different, 100u);  // the trace does say something
+  EXPECT_EQ(different, 100u);  // the hash depends on the run
 }
 
 }  // namespace

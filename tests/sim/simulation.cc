@@ -145,7 +145,7 @@ absl::Status Simulation::ApplyPlan() {
   return worker_->Refuse(plan);
 }
 
-// What comes from outside at any time.
+// Makes one of the events that come from outside at any time.
 absl::Status Simulation::Disturb() {
   const bool arrive = random_.OneIn(arrive_one_in_);
   if (arrive) Arrive(RandomRequest());
@@ -208,7 +208,7 @@ void Simulation::Arrive(TokenizedRequest request) {
   coverage_.prompt_only += request.stop.max_tokens == 0;
   coverage_.parallel += !request.beam && request.sequences > 1;
   coverage_.beams += request.beam.has_value();
-  // It may have killed another group.
+  // The request may have killed another group before.
   if (blames_ && !request.output_prefix.empty() && fatal_.OneIn(4)) request.crash_count = 1;
   live_.push_back(request.id.counter);
   SimClient& client = clients_.emplace(request.id.counter, SimClient(request)).first->second;
@@ -219,8 +219,8 @@ void Simulation::Arrive(TokenizedRequest request) {
   core_->Submit(now_ns_, std::move(request));
 }
 
-// Half the time one sequence: where one waits to be forked, the one that it is to be
-// forked from, so that it must find the prompt in the prefix cache.
+// Half of the time it cancels one sequence. If a sequence waits to be forked, it cancels the parent
+// of the fork. The waiting sequence must then find the prompt in the prefix cache.
 CancelRequest Simulation::RandomCancel() {
   const std::vector<SequenceStatus> states = core_->SequenceStates();
   const auto pending = std::find_if(
@@ -319,7 +319,7 @@ void Simulation::KillGroup() {
   if (sent) stale_plan_ = std::move(plans_.back());
   plans_.clear();
   loss_sent_ = false;
-  if (done && random_.OneIn(2)) {  // lost on the way, or too late
+  if (done && random_.OneIn(2)) {  // it is lost on the way, or comes too late
     stale_ = results_.back().result;
     results_.clear();
   }
@@ -354,7 +354,7 @@ absl::Status Simulation::NextGroup() {
   return AfterEvent();
 }
 
-// What belongs to a lost epoch changes nothing in the next, on either side.
+// A message of a lost epoch changes nothing in the next epoch, on either side.
 absl::Status Simulation::LateMessage() {
   if (stale_plan_.has_value() && random_.OneIn(2)) {
     Count(SimFault::kEpochRefused);

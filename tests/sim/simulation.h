@@ -200,7 +200,7 @@ class Simulation {
   std::vector<std::uint64_t> live_;  // requests that have not ended, in order of arrival
   std::uint64_t next_id_ = 1;
 
-  // Checks that the first sequence in the order of the policy makes progress.
+  // The state of the check that the first sequence in the order of the policy makes progress.
   std::optional<RequestId> front_;
   std::uint64_t front_progress_ = 0;
   std::uint32_t front_stalled_ = 0;  // plans in which it made none

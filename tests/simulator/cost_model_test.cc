@@ -76,8 +76,8 @@ TEST(CostModelTest, TheShapeOfABatchCountsWhatRowsAttendTo) {
   EXPECT_EQ(ShapeOf(batch), expected);
 }
 
-// The floors that are derived by hand from data sheets, with the efficiencies and
-// overheads of machine.cc.
+// The least times, which are derived by hand from data sheets, with the efficiencies and overheads
+// of machine.cc.
 TEST(CostModelTest, H200MeetsItsDerivation) {
   const Machine machine = FindMachine("h200").value();
   const auto decode_ms = [&](std::uint64_t rows, std::uint64_t context) {

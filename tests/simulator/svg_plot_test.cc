@@ -14,8 +14,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// "" if `text` is a well-formed document of the XML that SvgPlot uses (no comments,
-// no processing instructions), else what is wrong.
+// Returns "" if `text` is a well-formed document of the XML that SvgPlot uses (no comments, no
+// processing instructions). Otherwise it returns the error.
 std::string XmlError(const std::string& text) {
   std::vector<std::string> open;
   int roots = 0;
@@ -78,7 +78,7 @@ TEST(SvgPlotTest, ADocumentIsWellFormedAndEscaped) {
 }
 
 TEST(SvgPlotTest, PointsLieWhereTheAxesSay) {
-  // x 0..2 over 72..624, y 0..10 over 308..40.
+  // The axis of x maps 0..2 to 72..624; the axis of y maps 0..10 to 308..40.
   const std::string svg = Example().Draw();
   EXPECT_THAT(svg, HasSubstr("d=\"M72.0 308.0L348.0 40.0L624.0 174.0\""));
   EXPECT_THAT(svg, HasSubstr("d=\"M72.0 227.6H624.0V120.4\""));

@@ -15,7 +15,7 @@ DecodeLoad::DecodeLoad(const DecodeLoadOptions& load) {
                             .max_chunk_tokens = 4096,
                             .max_queued_tokens = 1u << 30,
                             .prefix_cache = load.prefix_cache};
-  // The first ones decode while the others are prefilled, 2,048 rows a step or more.
+  // The first sequences decode while the others are prefilled, with at least 2,048 rows a step.
   const auto prefill_steps =
       static_cast<std::uint32_t>(std::uint64_t{load.sequences} * load.tokens / 2048);
   const std::uint32_t outputs = load.steps + prefill_steps + 64;

@@ -56,7 +56,7 @@ std::vector<TokenizedRequest> MakeMemoryRequests(const MemoryCase& one, std::uin
 double PossibleSaving(const MemoryCase& one, std::uint32_t count) {
   double shared = 0, unshared = 0;
   for (const simulator::SimulatedRequest& lengths : Lengths(one.preset, count).requests) {
-    // All sequences write the prompt's last position themselves.
+    // Each sequence writes the prompt's last position itself.
     const std::uint32_t whole = (lengths.prompt_tokens - 1) / kBlockTokens;
     for (std::uint32_t output = 0; output < lengths.output_tokens; ++output) {
       unshared += one.width * static_cast<double>(Blocks(lengths.prompt_tokens + output));

@@ -41,7 +41,7 @@ void Extend(X509* certificate, int id, const char* value) {
   X509_EXTENSION_free(extension);
 }
 
-// `authority`: null, it signs itself.
+// If `authority` is null, the certificate signs itself.
 PemPair Make(const PemPair* authority, const std::string& name, long from_s, long to_s) {
   EVP_PKEY* key = EVP_EC_gen("P-256");
   X509* certificate = X509_new();

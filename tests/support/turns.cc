@@ -34,7 +34,7 @@ class Turns::Member final : public StepExecutor, private ExecutorListener {
     inner_->Stop();
   }
 
-  // Under the lock of the turns. False: there is no plan, or it was refused.
+  // Called under the lock of the turns. False: there is no plan, or it was refused.
   bool BeginStep() {
     if (plans_.empty()) return false;
     StepPlan plan = std::move(plans_.front());
@@ -55,7 +55,8 @@ class Turns::Member final : public StepExecutor, private ExecutorListener {
     listener_->OnLost(lost);
   }
 
-  // The running step has ended, if it is this one's; with `forget` no other one comes.
+  // Ends the running step, if it is a step of this member. With `forget` the member has no more
+  // steps.
   void EndStep(std::uint32_t rows, bool forget) ABSL_LOCKS_EXCLUDED(turns_->mu_) {
     absl::MutexLock lock(&turns_->mu_);
     if (forget) plans_.clear();

@@ -1,6 +1,5 @@
-// What one rank of a job says about its Communicator: every number that another rank has
-// sent arrives, in order, in steps like those of a RankRunner. Ends with 0, or prints what
-// was wrong.
+// Checks the Communicator of one rank of a job. Every number that another rank has sent arrives, in
+// order, in steps like those of a RankRunner. Exits with 0, or prints what was wrong.
 //
 // communicator_check TRANSPORT TENSOR PIPELINE; started by communicator_test.
 #include <mpi.h>
@@ -20,7 +19,7 @@ namespace {
 
 constexpr std::uint32_t kSteps = 150;
 constexpr std::int64_t kVocab = 1000, kRows = 4, kHidden = 70'000, kPart = 50'000;
-// Above what MPI sends before it is asked for.
+// Larger than what MPI sends before the receiver asks for it.
 constexpr std::int64_t kMetadata = 100'000;
 
 std::uint32_t Mix(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
@@ -29,7 +28,7 @@ std::uint32_t Mix(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   x *= 0xBF58476D1CE4E5B9;
   return static_cast<std::uint32_t>(x >> 33);
 }
-// What rank `rank` says at place `i` of its step.
+// Returns the number that rank `rank` sends at place `i` in a step.
 float Say(std::uint32_t step, std::uint32_t rank, std::int64_t i) {
   return static_cast<float>(Mix(step, rank, static_cast<std::uint32_t>(i)) % 1'000'000);
 }
@@ -55,8 +54,8 @@ class Check {
       SendMetadata(step);
       ++untaken_;
       if (ranks_.last_stage()) TakeMetadata();
-      // As while a rank waits for its next plan; not to its end, since others may first
-      // need this one.
+      // Calls Progress as a rank does while it waits for its next plan. It does not call it until
+      // all is sent, because other ranks may need this rank first.
       for (std::uint32_t looks = Mix(step, ranks_.rank(), 7) % 5; looks > 0; --looks) {
         ranks_.Progress();
       }
@@ -188,8 +187,8 @@ int Main(const std::string& transport, ParallelShape shape) {
 }  // namespace
 }  // namespace flotilla::testing
 
-// Open MPI leaves memory behind that its components took; they are unloaded when
-// LeakSanitizer looks, so that it cannot be told by their names.
+// Open MPI's components do not free all of their memory. They are unloaded before LeakSanitizer
+// looks, so a suppression cannot name them.
 extern "C" int __lsan_is_turned_off() { return 1; }
 
 int main(int, char** argv) {

@@ -1,4 +1,4 @@
-// Every Communicator between processes, in every shape: see communicator_check.cc.
+// Runs communicator_check with every Communicator between processes, in every shape.
 #include <sys/wait.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
-// Forward on tiny models: right (against NaiveDecoder), and the same bits
-// however the work is cut.
+// Tests Forward on tiny models. It is right, compared with NaiveDecoder, and gives the same bits
+// for every way to cut the work.
 #include "worker/compute/forward.h"
 
 #include <cstring>
@@ -29,7 +29,7 @@ struct Model {
   ModelConfig config;
 };
 
-// One Forward and the caches behind it, with every block poisoned.
+// A Forward and its KV cache. Every block is poisoned.
 struct Machine {
   Machine(const Model& model, Recipe recipe, kernels::KvFormat format, kernels::Isa isa,
           int threads)
@@ -75,7 +75,7 @@ Sequence MakeSequence(size_t length, uint32_t vocab, uint64_t seed, int32_t firs
   return s;
 }
 
-// One step that runs the next counts[i] tokens of each sequence.
+// Runs one step with the next counts[i] tokens of each sequence.
 void Step(Machine& machine, std::vector<Sequence*> sequences, const std::vector<size_t>& counts) {
   Batch batch;
   batch.group_count = 1;
@@ -150,7 +150,7 @@ TEST(ForwardTest, AgreesWithTheNaiveDecoder) {
   }
 }
 
-// Bits of all logits of `s`, run alone in chunks of `chunk`.
+// Runs `s` alone in chunks of `chunk`, and returns the bits of all its logits.
 std::vector<std::vector<float>> RunAlone(Machine& machine, const Sequence& s, size_t chunk) {
   Sequence run = s;
   while (run.length < run.tokens.size()) {
@@ -180,7 +180,7 @@ TEST(ForwardTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
       const Sequence s = sequence(300, 11, 1);
       const auto expected = RunAlone(first, s, 300);
       for (kernels::Isa isa : kernels::DetectIsas()) {
-        // The slow twin is what the others are compared with: it need not be cut.
+        // The others are compared with the slow twin. It runs in one way only.
         if (isa == kernels::Isa::kReference) continue;
         for (int threads : {1, 2, 3}) {
           Machine machine(model, recipe, format, isa, threads);
@@ -191,7 +191,7 @@ TEST(ForwardTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
             ExpectSameBits(expected, RunAlone(machine, s, chunk),
                            absl::StrCat(what, ", chunks of ", chunk));
           }
-          // Among neighbours that decode, prefill and start at odd times.
+          // The sequence runs beside others that decode, prefill and start at odd times.
           Sequence run = s, a = sequence(200, 3, 30), b = sequence(250, 4, 60);
           Step(machine, {&a}, {150});
           std::mt19937_64 random(5);

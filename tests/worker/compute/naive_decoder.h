@@ -1,5 +1,5 @@
-// The decoder as a textbook has it: dequantised weights, double sums, the whole
-// sequence at once, no cache. What Forward is compared with.
+// NaiveDecoder: the decoder as in a textbook, with dequantised weights, sums in double, the whole
+// sequence at once and no cache. Tests compare Forward with it.
 #pragma once
 
 #include <cmath>

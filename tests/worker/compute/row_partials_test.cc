@@ -1,4 +1,4 @@
-// What the shards of a row say together is what the whole row says, bit for bit.
+// The shards of a row together give the same results as the whole row, bit for bit.
 #include "worker/compute/row_partials.h"
 
 #include <algorithm>
@@ -38,12 +38,12 @@ std::vector<float> CoarseRow(int n, Random& random) {
 std::vector<TokenId> RandomTokens(int vocab, Random& random) {
   std::vector<TokenId> tokens(Int(random, 0, 600));
   for (TokenId& token : tokens) token = Int(random, 0, vocab - 1);
-  // Some of them often.
+  // Some tokens occur often.
   for (std::size_t i = 3; i < tokens.size(); i += 3) tokens[i] = tokens[i - 1];
   return tokens;
 }
 
-// 2 to 6 shards of at least one chunk each.
+// Returns 2 to 6 shards of at least one chunk each.
 std::vector<IndexRange> RandomShards(std::uint32_t vocab, Random& random) {
   const std::uint32_t chunks = (vocab + kChunk - 1) / kChunk;
   std::vector<std::uint32_t> cuts(chunks - 1);
@@ -63,7 +63,7 @@ std::vector<IndexRange> RandomShards(std::uint32_t vocab, Random& random) {
 
 class RowPartialsTest : public ::testing::TestWithParam<kernels::Isa> {
  protected:
-  // Calls part(shard, its logits) for each shard and puts together what comes.
+  // Calls part(shard, its logits) for each shard and joins the results.
   template <class Part>
   static RowPartial Gather(const std::vector<float>& row, const std::vector<IndexRange>& shards,
                            const VocabularyShards& vocabulary, Part part) {
@@ -96,7 +96,7 @@ TEST_P(RowPartialsTest, SayWhatTheWholeRowSays) {
     Random random(round);
     const int vocab = Int(random, kChunk + 1, 12 * kChunk);
     std::vector<float> row = CoarseRow(vocab, random);
-    // A shard without any number, or a row without a softmax.
+    // Some rows have a shard of -infinity only. Some have no softmax.
     if (round % 6 == 1) std::fill(row.begin(), row.begin() + kChunk, -kInfinity);
     if (round % 6 == 3) row[Int(random, 0, vocab - 1)] = kNan;
     if (round % 6 == 5) row[Int(random, 0, vocab - 1)] = kInfinity;
@@ -172,7 +172,8 @@ TEST(RowPartialsOfOneRowTest, OfEqualLogitsTheLowestIdWins) {
   EXPECT_EQ(token->top[2].token, 0);
 }
 
-// Bans may leave a shard without a token, and the row.
+// If all tokens of a shard are banned, another shard gives the token. If all tokens of the row are
+// banned, the draw fails.
 TEST(RowPartialsOfOneRowTest, WhereAllIsBannedNothingIsDrawn) {
   const kernels::Ops& ops = kernels::GetOps(kernels::Isa::kReference);
   const std::vector<float> row(kChunk + 2, 1.0f);
@@ -195,7 +196,7 @@ TEST(RowPartialsOfOneRowTest, WhereAllIsBannedNothingIsDrawn) {
   EXPECT_EQ(draw(banned).status().code(), absl::StatusCode::kInternal);
 }
 
-// Where the set to draw from depends on the whole row.
+// top-k, top-p and min-p need the whole row, because the tokens that they keep depend on all of it.
 TEST(RowPartialsOfOneRowTest, WhatChoosesAmongTheBestNeedsTheWholeRow) {
   const auto needs = [](SamplingParams sampling) {
     sampling.temperature = 1;
@@ -204,7 +205,7 @@ TEST(RowPartialsOfOneRowTest, WhatChoosesAmongTheBestNeedsTheWholeRow) {
     return std::pair(drawn, NeedsFullRow(sampling));
   };
   EXPECT_EQ(needs({}), std::pair(false, false));
-  // The best token is always among them.
+  // A greedy draw does not, because the best token is always kept.
   EXPECT_EQ(needs({.top_k = 4}), std::pair(true, false));
   EXPECT_EQ(needs({.top_p = 0.5f}), std::pair(true, false));
   EXPECT_EQ(needs({.min_p = 0.5f}), std::pair(true, false));

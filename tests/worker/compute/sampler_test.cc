@@ -26,7 +26,7 @@ std::vector<float> RandomRow(int n, std::mt19937& random, float spread) {
   return row;
 }
 
-// The kept tokens by the definition: everything sorted, sums in double.
+// The kept tokens by the definition, with all tokens sorted and sums in double.
 struct Naive {
   std::vector<TokenId> kept;
   double margin = 1;  // distance of top_p, min_p and typical_p from the nearest boundary
@@ -113,7 +113,7 @@ TokenId NaiveDraw(const std::vector<float>& row, const std::vector<TokenId>& kep
   return best;
 }
 
-// On every instruction path of this machine.
+// The tests run on every instruction path of this machine.
 class SamplerTest : public ::testing::TestWithParam<kernels::Isa> {
  protected:
   SampledToken Sample(const std::vector<float>& row, const SamplingParams& sampling,
@@ -123,7 +123,7 @@ class SamplerTest : public ::testing::TestWithParam<kernels::Isa> {
     return token.value_or(SampledToken{.token = -1});
   }
 
-  // How often each token comes up in `draws` places.
+  // Returns how often each token is drawn at `draws` positions.
   std::map<TokenId, int> Count(const std::vector<float>& row, const SamplingParams& sampling,
                                int draws) {
     std::map<TokenId, int> counts;
@@ -145,11 +145,11 @@ TEST_P(SamplerTest, GreedyTakesTheLowestOfTheBest) {
   SamplingParams greedy{.temperature = 0};
   EXPECT_EQ(Sample({1, 3, 2, 3}, greedy).token, 1);
   EXPECT_EQ(Sample({-kInfinity, -5, -kInfinity}, greedy).token, 1);
-  // Too cold to divide by, and whatever else was asked for.
+  // A temperature that is too small to divide by is greedy, whatever the other parameters are.
   EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 1e-7f, .top_k = 3, .top_p = 0.5f}).token, 1);
 }
 
-// A choice can be asked for again by itself.
+// A request with a sequence's seed gives the tokens of that sequence.
 TEST_P(SamplerTest, SequenceSeedGivesTheSequencesTokens) {
   EXPECT_EQ(SequenceSeed(1234567, SequenceIndex(0)), 1234567u);
   EXPECT_EQ(SequenceSeed(1234567, SequenceIndex(1)), 6457827717110365317u);  // published vectors
@@ -220,8 +220,8 @@ std::vector<TokenId> RandomTokens(int count, int vocab, std::mt19937& random) {
   return tokens;
 }
 
-// Penalties and bias are as if the model had said the changed logits, drafts count
-// as output, and log-probabilities stay the model's.
+// Penalties and bias work as if the model had given the changed logits. Drafts count as output.
+// Log-probabilities stay those of the model.
 TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
   const unsigned seed = 13;
   SCOPED_TRACE(seed);
@@ -266,7 +266,7 @@ TEST_P(SamplerTest, StopTokensThatMayNotComeAreNeverDrawn) {
   TokenPosition position;
   position.banned = stops;
   EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 0}, {}, position).token, 2);
-  // No bias brings them back.
+  // A bias does not make them possible.
   const SamplingParams biased{.temperature = 0, .logit_bias = {{1, 100.0f}}};
   EXPECT_EQ(Sample({1, 3, 2, 3}, biased, {}, position).token, 2);
   for (std::uint32_t i = 0; i < 100; ++i) {
@@ -283,7 +283,7 @@ TEST_P(SamplerTest, MinPKeepsWhatIsLikelyEnough) {
   EXPECT_EQ(Count({1, 2, 2, 0}, {.min_p = 1}, 500).size(), 2u);
   // At half the temperature the shares are the squares: 0.16 to 0.09, 0.04 and 0.01.
   EXPECT_EQ(Count(row, {.temperature = 0.5f, .min_p = 0.3f}, 500).size(), 2u);
-  // The mass of top-p is of what min-p kept: of 0.4 and 0.3 the first has 0.57.
+  // The mass of top-p is taken over the tokens that min-p kept. Of 0.4 and 0.3 the first has 0.57.
   EXPECT_EQ(Count(row, {.top_p = 0.55f, .min_p = 0.6f}, 200).size(), 1u);
   EXPECT_EQ(Count(row, {.top_p = 0.6f, .min_p = 0.6f}, 200).size(), 2u);
 }
@@ -371,7 +371,7 @@ TEST_P(SamplerTest, TopPTakesTiesByAscendingId) {
 }
 
 TEST_P(SamplerTest, MassIsOfWhatTopKKept) {
-  // 0.4, 0.3, 0.2, 0.1: of the best two the first has 0.57, so 0.6 needs both.
+  // Of the best two, 0.4 and 0.3, the first has 0.57 of the mass. So a top-p of 0.6 needs both.
   const std::vector<float> row = {std::log(0.4f), std::log(0.3f), std::log(0.2f), std::log(0.1f)};
   EXPECT_EQ(Count(row, {.top_k = 2, .top_p = 0.55f}, 200).size(), 1u);
   EXPECT_EQ(Count(row, {.top_k = 2, .top_p = 0.6f}, 200).size(), 2u);

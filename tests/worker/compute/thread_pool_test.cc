@@ -12,8 +12,8 @@
 namespace flotilla {
 namespace {
 
-// The work of a thread that is away is done by the others: with one item that
-// only ends when all others have, one thread must do the rest.
+// Other threads do the work of a thread that is busy. One item ends only when all others have
+// ended, so one thread must do the rest.
 TEST(ThreadPoolTest, NobodyWaitsForAThreadThatIsBusy) {
   ThreadPool pool(2);
   for (int round = 0; round < 50; ++round) {
@@ -43,7 +43,7 @@ TEST(ThreadPoolTest, RangesAndItemsCoverEachIndexOnce) {
   }
 }
 
-// What one phase writes the next one reads, on other threads.
+// The next phase reads on other threads what one phase has written.
 TEST(ThreadPoolTest, PhasesSeeEachOthersWrites) {
   ThreadPool pool(4);
   std::vector<int64_t> values(64, 0);
@@ -66,7 +66,7 @@ TEST(ThreadPoolTest, IdlePoolUsesNoCpu) {
     return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
   };
   const int64_t before = cpu_ns();
-  // Real time must pass for a spinning thread to show.
+  // A spinning thread shows only after some real time.
   const timespec wait{0, 200'000'000};
   nanosleep(&wait, nullptr);
   EXPECT_LT(cpu_ns() - before, 20'000'000) << "more than a tenth of a core";

@@ -1,4 +1,4 @@
-// What GroupState refuses: wrong operations one by one, and random ones.
+// Tests what GroupState refuses: wrong operations one by one, and random ones.
 #include <functional>
 #include <limits>
 #include <optional>
@@ -13,8 +13,8 @@
 namespace flotilla::testing {
 namespace {
 
-// Operations that a group with one decoding sequence A (prompt {1, 2}, block 1),
-// one sequence B in prefill (prompt {3, 4, 5}, length 1, block 2) must refuse.
+// Operations that a group must refuse. The group has sequence A, which decodes (prompt {1, 2},
+// block 1), and sequence B, which is in prefill (prompt {3, 4, 5}, length 1, block 2).
 struct Refusal {
   const char* name;
   std::function<void(PlanBuilder&)> write;
@@ -42,7 +42,7 @@ OpenSequence Changed(std::function<void(OpenSequence&)> change) {
   return open;
 }
 
-// A fork as it should be, but for what the test gives; block 1 is kA's.
+// Returns a valid fork, except for what the test gives. Block 1 belongs to kA.
 ForkSequence Forked(SequenceHandle parent, SequenceHandle child, std::uint32_t length,
                     std::vector<TokenId> tokens) {
   return {.parent = parent,
@@ -257,7 +257,7 @@ INSTANTIATE_TEST_SUITE_P(
                 absl::StatusCode::kUnimplemented}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// In the fuzz test: this handle is for beams.
+// The handle that the fuzz test uses for beams.
 constexpr SequenceHandle kBeam(3);
 
 // Adds an operation that suits the sequence as it was after the last step.
@@ -327,7 +327,7 @@ void AddRandom(PlanBuilder& plans, const std::function<std::uint32_t(std::uint32
   }
 }
 
-// What every batch promises, then its completion.
+// Checks the promises of every batch, then completes it.
 void CheckAndComplete(GroupState& state, const Batch& batch, TokenId token) {
   std::uint32_t row = 0;
   std::vector<ItemOutput> outputs(batch.items.size());
@@ -345,8 +345,8 @@ void CheckAndComplete(GroupState& state, const Batch& batch, TokenId token) {
   ASSERT_EQ(result->sequences.size(), batch.items.size() + batch.noops.size());
 }
 
-// Random plans, one operation in 16 without regard to the state: refused or
-// applied, never worse.
+// Random plans are refused or applied, and never do anything worse. One operation in 16 ignores the
+// state.
 TEST(GroupStateFuzz, HostilePlans) {
   const unsigned seed = 20240607;
   SCOPED_TRACE(seed);

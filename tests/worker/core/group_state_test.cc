@@ -148,7 +148,7 @@ TEST_F(GroupStateTest, NothingToGenerateEndsWithThePrompt) {
     EXPECT_EQ(result.finished, FinishReason::kLength);
     EXPECT_THAT(result.tokens, IsEmpty());
   }
-  // Only the one that was asked to sample counts as a decoder.
+  // Only the sequence that was asked to sample counts as a decoder.
   EXPECT_THAT(Apply().noops, ElementsAre(kB));
 }
 
@@ -213,7 +213,7 @@ TEST_F(GroupStateTest, BeamRunsWhatItIsSent) {
   EXPECT_EQ(result.sequences[0].candidates, outputs[0].candidates);
   EXPECT_EQ(result.sequences[0].finished, std::nullopt);
   EXPECT_THAT(RunPlan().sequences, IsEmpty());  // it never decodes by default
-  // Neither stop tokens nor lengths end it: who chooses its tokens does.
+  // Neither stop tokens nor lengths end a beam. The scheduler, which chooses its tokens, ends it.
   for (const TokenId token : {7, 8, 9}) {
     plans_.Add(flotilla::Run{.sequence = kA, .count = 1, .append = {token}, .candidates = 1});
     batch = Apply();
@@ -267,7 +267,7 @@ TEST_F(GroupStateTest, ForkSharesFullBlocksAndCopiesTheLast) {
   EXPECT_THAT(state_.View(kB)->tokens, ElementsAre(1, 2, 3, 4, 5, 6, 50, 51));
 }
 
-// A sequence that goes on may be forked where it was before; with whole blocks
+// A sequence that decodes may be forked at an earlier position. If this is the end of a block,
 // there is nothing to copy.
 TEST_F(GroupStateTest, ForkOfADecoderFromBefore) {
   plans_.Add(Opened(kA, {1, 2, 3, 4, 5}));
@@ -311,7 +311,7 @@ TEST(GroupStateTiers, CopiesAreStartedOnceAndEndOnce) {
   EXPECT_FALSE(state.Complete(Step(1), {}, {4}).ok());  // nobody began it
   EXPECT_THAT(state.Complete(Step(1), {}, {3})->copies_done, ElementsAre(3u));
   EXPECT_EQ(state.copies_outstanding(), 0u);
-  // Slots beyond the tier, and an id again.
+  // A slot beyond the tier is refused, and so is an id that is in use.
   GroupState other(kEpoch, limits);
   EXPECT_FALSE(other.Apply(plan(1, {{.id = 1, .moves = {{BlockId(2), 2}}}})).ok());
   EXPECT_FALSE(state.Apply(plan(2, {out})).ok());

@@ -1,4 +1,5 @@
-// Shards cover a model once and weigh alike; sums of shards are the sum of one rank.
+// Shards cover a model exactly once, with similar weights. The sum of all shards is the sum of one
+// rank.
 #include "worker/core/sharding.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace flotilla {
 namespace {
 
-// SmolLM2-135M in bytes of Q4_1.
+// Returns the parts of SmolLM2-135M, with the sizes of Q4_1.
 ModelParts SmallModel() {
   return {.layers = 30,
           .attention_splits = 3,
@@ -33,8 +34,8 @@ TEST(PlanShardsTest, OneRankHasAll) {
   EXPECT_EQ(*shards, std::vector<Shard>({{{0, 30}, {0, 3}, {0, 12}, {0, 48}}}));
 }
 
-// 2 + 1 heads: the ranks wait for each other's halves of the FFN and the head no more
-// than they must.
+// Of 3 KV heads the ranks get 2 and 1. They get equal halves of the FFN and of the output head, so
+// that they wait no longer than they must.
 TEST(PlanShardsTest, EachPartIsCutEvenly) {
   const auto shards = PlanShards(SmallModel(), {.tensor = 2});
   ASSERT_TRUE(shards.ok());
@@ -42,7 +43,7 @@ TEST(PlanShardsTest, EachPartIsCutEvenly) {
                                          {{0, 30}, {2, 3}, {6, 12}, {24, 48}}}));
 }
 
-// What is left over goes to the rank with fewer bytes: here the odd FFN split.
+// An odd item goes to the rank with fewer bytes. Here it is an FFN split.
 TEST(PlanShardsTest, OddItemsBringTheBytesCloser) {
   ModelParts parts = SmallModel();
   parts.ffn_splits = 13;
@@ -53,7 +54,7 @@ TEST(PlanShardsTest, OddItemsBringTheBytesCloser) {
   EXPECT_EQ((*shards)[1].ffn_splits.size(), 7u);
 }
 
-// 2 + 1 heads, and the FFN cut the other way.
+// Of 3 KV heads the ranks get 2 and 1, and the rank with fewer heads gets more of the FFN.
 TEST(PlanShardsTest, BalancesBytesWhereAsked) {
   const ModelParts parts = SmallModel();
   const auto shards = PlanShards(parts, {.tensor = 2}, ShardBalance::kBytes);
@@ -134,7 +135,7 @@ TEST(PlanShardsTest, RefusesWhatCannotBeCut) {
   EXPECT_FALSE(PlanShards(parts, {.tensor = 1u << 31, .pipeline = 2}).ok());
 }
 
-// As kernels/reference adds splits.
+// Adds splits in the order of kernels/reference.
 float SplitTree(std::vector<float> partials) {
   for (std::size_t stride = 1; stride < partials.size(); stride *= 2) {
     for (std::size_t i = 0; i + stride < partials.size(); i += 2 * stride) {
@@ -156,7 +157,7 @@ float RunProgram(const TreeProgram& program, const std::vector<float>& sums) {
   return registers.at(0);
 }
 
-// However consecutive splits are dealt out, bit for bit.
+// The sums are equal, bit for bit, for any partition into consecutive splits.
 TEST(TreeProgramTest, SumsOfSubtreesAreTheWholeSum) {
   std::mt19937 random(7);
   std::uniform_real_distribution<float> value(-1000, 1000);

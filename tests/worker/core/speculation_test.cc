@@ -1,5 +1,5 @@
-// Draft tokens in worker/core: which are taken, where they end, what is refused; and
-// the n-gram proposer against the obvious search.
+// Tests draft tokens in worker/core: which are taken, where they end, and what is refused. Compares
+// the n-gram proposer with a naive search.
 #include <algorithm>
 #include <map>
 #include <random>
@@ -18,7 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Drafts what the test says, and remembers what it was asked.
+// A proposer that drafts the test's tokens, and records the requests that it got.
 class ScriptedProposer final : public Proposer {
  public:
   void Propose(absl::Span<DraftRequest> requests) override {
@@ -42,7 +42,7 @@ ExecutorDescription SpeculativeLimits() {
   return limits;
 }
 
-// Token 50 + i is output i of every sequence.
+// Output i of every sequence is token 50 + i.
 class SpeculationTest : public GroupStateTest {
  protected:
   SpeculationTest() : speculative_(kEpoch, SpeculativeLimits(), &proposer_) {}
@@ -73,7 +73,7 @@ class SpeculationTest : public GroupStateTest {
     EXPECT_TRUE(result.ok()) << result.status();
     return *std::move(result);
   }
-  // Step, with one sequence that decodes.
+  // Makes a step in which one sequence decodes.
   SequenceResult Decode() { return Step().sequences.at(0); }
 
   static std::vector<TokenId> Tokens(const SequenceResult& result) {
@@ -100,14 +100,14 @@ TEST_F(SpeculationTest, DraftTokensCountAsLongAsTheyAreRight) {
   EXPECT_EQ(speculative_.View(kA)->length, 6u);
   const SequenceResult result =
       speculative_.Complete(batch.step, Outputs(batch)).value().sequences.at(0);
-  // Row 2 held the right token, so its sample counts; row 3 did not.
+  // Row 2 had the right token, so its sample counts. Row 3 had a wrong one.
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52, 53));
   EXPECT_EQ(result.first_output, 1u);
   EXPECT_EQ(result.length, 5u);
   EXPECT_EQ(result.drafted, 3u);
   EXPECT_EQ(speculative_.View(kA)->length, 5u);
   EXPECT_THAT(speculative_.View(kA)->tokens, ElementsAre(1, 2, 50, 51, 52, 53));
-  // The wrong draft token's place is where the next row goes.
+  // The next row takes the position of the wrong draft token.
   proposer_.drafts[kA] = {};
   const Batch next = ApplySpeculative();
   EXPECT_EQ(next.items[0].first_position, 5u);
@@ -120,7 +120,7 @@ TEST_F(SpeculationTest, AllRightAndAllWrong) {
   plans_.Add(Speculate{kA, 2});
   proposer_.drafts[kA] = {51, 52};
   EXPECT_THAT(Tokens(Decode()), ElementsAre(51, 52, 53));
-  proposer_.drafts[kA] = {9, 55};  // the second would be right after the right one
+  proposer_.drafts[kA] = {9, 55};  // 55 would be right if 54 came before it
   const SequenceResult wrong = Decode();
   EXPECT_THAT(Tokens(wrong), ElementsAre(54));
   EXPECT_EQ(wrong.length, 5u);
@@ -203,7 +203,7 @@ TEST_F(SpeculationTest, ADraftTokenWithoutASoftmaxEndsNothing) {
   EXPECT_THAT(Tokens(result), ElementsAre(51, 52));
   EXPECT_EQ(result.finished, std::nullopt);
   EXPECT_EQ(result.length, 3u);
-  // It fails again where it is no draft token.
+  // The sequence fails when such a row has no draft token.
   proposer_.drafts[kA] = {};
   const Batch next = ApplySpeculative();
   outputs = Outputs(next);
@@ -274,7 +274,7 @@ TEST_F(SpeculationTest, ADraftTokenOutsideTheVocabularyIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(speculative_.Apply(plans_.Take()).status()));
 }
 
-// What NgramIndex promises, by looking everywhere.
+// Returns the draft that NgramIndex promises, found by a search of all positions.
 std::vector<TokenId> NaiveDraft(const std::vector<TokenId>& tokens, const NgramOptions& options,
                                 std::uint32_t limit) {
   const std::size_t size = tokens.size();

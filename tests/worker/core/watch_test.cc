@@ -1,4 +1,4 @@
-// When a group is well and when it is not, from times alone.
+// Tests which groups are judged healthy, from times alone.
 #include "worker/core/watch.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ TEST_F(WatchTest, WorkThatTakesTooLongNamesWhoIsBehind) {
   for (std::int64_t now = 0; now <= 3 * kSecond; now += 100 * kMs) {
     ASSERT_EQ(Judge(now, work).fault, std::nullopt);
   }
-  EXPECT_EQ(Judge(3 * kSecond + 1, work).member, Verdict::kLauncher);  // nobody says it is
+  EXPECT_EQ(Judge(3 * kSecond + 1, work).member, Verdict::kLauncher);  // no rank is behind
   ranks_[1].behind = true;
   EXPECT_EQ(Judge(3 * kSecond + 2, work),
             (Verdict{.fault = Fault::kStuck, .member = 1, .age_ns = 2 * kSecond + 2}));
@@ -75,7 +75,7 @@ TEST_F(WatchTest, AnAgentThatWasLateItselfBeginsAgain) {
     ASSERT_EQ(Judge(10 * kSecond + ms * kMs, work).fault, std::nullopt) << ms;
   }
   EXPECT_EQ(Judge(12 * kSecond + 100 * kMs, work).fault, Fault::kStuck);
-  // A death is certain, whoever was late.
+  // A death counts even if the agent was late.
   ranks_[1].state = State::kGone;
   EXPECT_EQ(Judge(60 * kSecond, work).fault, Fault::kDied);
 }
@@ -87,9 +87,9 @@ TEST_F(WatchTest, AFewHundredMillisecondsLateIsNotLate) {
   EXPECT_EQ(Judge(1501 * kMs).fault, std::nullopt);  // 401 ms after the last
 }
 
-// Ranks whose heartbeat comes within a second and whose steps keep their time are never
-// taken for sick, however late the agent is at times; one that falls silent or gets
-// stuck is noticed within the limit, two periods, and how late the agent was.
+// Ranks whose heartbeat comes within a second and whose steps keep their time are never judged
+// faulty, even if the agent is sometimes late. A rank that falls silent or gets stuck is noticed
+// within the limit, plus two periods, plus the time that the agent was late.
 TEST(WatchSeeds, NoFalseAlarmAndNoneMissed) {
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(seed);
@@ -114,7 +114,7 @@ TEST(WatchSeeds, NoFalseAlarmAndNoneMissed) {
       now += late ? 500 * kMs + below(5 * kSecond) : 100 * kMs + below(50 * kMs);
       if (late) {
         last_late = now;
-        // What stopped the agent stopped the ranks, and some are slow to wake.
+        // Whatever stopped the agent stopped the ranks too, and they may be slow to wake.
         if (below(2) == 0) asleep_until = now + below(700 * kMs);
       }
       const bool ill = now >= falls_ill;

@@ -1,4 +1,4 @@
-// A rank of a worker group without a model: the real main program of a rank around
+// A rank of a worker group without a model. It is the real main program of a rank, with
 // FakeExecutor's arithmetic. Rank 0 gives the results.
 //
 // Faults are files in the directory that --faults names, each for one strike:
@@ -45,14 +45,14 @@ void SleepForever() {
   while (true) pause();
 }
 
-// Stops the heartbeat, and nothing else.
+// Stops only the heartbeat of this process.
 void StopTheHeart() {
   static std::atomic<bool> stopped{false};
   std::signal(SIGUSR2, [](int) {
     stopped = true;
     SleepForever();
   });
-  // A thread that begins or ends meanwhile may hide another one from who lists them.
+  // A list of threads may miss one while another begins or ends, so this is repeated.
   while (!stopped) {
     for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
       std::string name;
@@ -87,7 +87,7 @@ void Strike(const std::string& fault) {
   SleepForever();
 }
 
-// The fault of this name, once.
+// Returns the fault with this name, and removes it.
 std::optional<std::string> Take(const std::string& path) {
   std::ifstream file(path);
   std::string fault;
@@ -99,7 +99,8 @@ std::optional<std::string> Take(const std::string& path) {
 class FakeRunner final : public StepRunner {
  public:
   FakeRunner(int rank, std::string faults) : rank_(rank), faults_(std::move(faults)) {
-    // What differs between ranks must be the least or the most of all.
+    // Ranks describe themselves differently. The group must take the least or the most of each
+    // value.
     description_.block_count -= static_cast<std::uint32_t>(rank);
     description_.decode_ns_per_step += rank;
   }
@@ -136,8 +137,8 @@ class FakeRunner final : public StepRunner {
 }  // namespace
 }  // namespace flotilla::testing
 
-// Its ends are sudden: LeakSanitizer's helper process, killed with it, would be left to
-// the agent as a child that it never knew of.
+// This process is often killed. LeakSanitizer's helper process would be killed with it, and would
+// become a child that the agent does not know.
 extern "C" int __lsan_is_turned_off() { return 1; }
 
 int main(int argc, char** argv) {

@@ -75,7 +75,7 @@ class OneSequence {
     return plan;
   }
 
-  StepPlan Decode() {  // by default: nothing to say
+  StepPlan Decode() {  // an empty plan: the sequence decodes by default
     StepPlan plan = Next();
     plan.digest = digest_.value();
     return plan;
@@ -108,7 +108,8 @@ class InProcessExecutorTest : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status;
   }
 
-  // Greedy tokens of a fresh sequence in `epoch`, results numbered from `number`.
+  // Generates greedily in a new sequence of `epoch`, and returns the tokens. Results are numbered
+  // from `number`.
   std::vector<TokenId> Generate(Epoch epoch, uint32_t max_tokens, size_t number) {
     OneSequence sequence(epoch, {5, 60, 7, 80, 9, 100, 11}, max_tokens);
     std::vector<TokenId> tokens;

@@ -1,4 +1,4 @@
-// What agents that were killed leave behind goes, and nothing else does.
+// The files of killed agents are removed, and no other files.
 #include "worker/group/directory.h"
 
 #include <sys/stat.h>
@@ -76,7 +76,8 @@ TEST(GroupDirectoryTest, OthersThingsStay) {
   RemoveStaleDirectories(temporary.path() + "/nowhere");
 }
 
-// Agents start, each sweeping first, while others sweep without pause.
+// Agents start, and each removes stale directories first. Other threads remove such directories all
+// the time.
 TEST(GroupDirectoryTest, OneThatWasMadeIsNeverTaken) {
   const ScratchDirectory temporary;
   std::atomic<bool> done{false};

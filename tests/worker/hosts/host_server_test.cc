@@ -1,4 +1,5 @@
-// Processes that one host has another one run: by real gRPC, with a shell for orted.
+// Tests processes that one host runs for another. The calls use real gRPC, and a shell takes the
+// place of orted.
 #include "worker/hosts/host_server.h"
 
 #include <csignal>
@@ -38,7 +39,8 @@ class HostServerTest : public ::testing::Test {
   RunOnHostOptions Shell(const std::string& script) const {
     return {.address = absl::StrCat("127.0.0.1:", server_->port()), .arguments = {"-c", script}};
   }
-  // Runs `script`, which prints a line and goes on, until that line has come.
+  // Runs `script`, which prints its pid in a line and goes on. Ends the call when the line has
+  // come.
   pid_t PidOf(const std::string& script, absl::StatusOr<int>* end) const {
     std::string output;
     RunOnHostOptions options = Shell(script);
@@ -54,7 +56,8 @@ class HostServerTest : public ::testing::Test {
   std::unique_ptr<HostServer> server_;
 };
 
-// Within 5 s: the server looks every 50 ms, and is patient for a second.
+// Whether the process ends within 5 s. The server looks every 50 ms, and waits a second before it
+// kills.
 bool Ends(pid_t pid) {
   for (int i = 0; i < 500; ++i) {
     if (ProcessState(pid) == 'X') return true;
@@ -75,7 +78,7 @@ TEST_F(HostServerTest, TellsWhatIsPrintedAndHowItEnds) {
   EXPECT_EQ(*code, 3);
   EXPECT_EQ(output, "out\nerr\n");
   EXPECT_EQ(*RunOnHost(Shell("kill -9 $$")), 128 + SIGKILL);
-  // Nobody prints any more, and it lives on: no reason to turn in circles, nor to end.
+  // The process closes its output and lives on. The server must neither spin nor end the call.
   EXPECT_EQ(*RunOnHost(Shell("exec >&- 2>&-; sleep 0.2; exit 4")), 4);
 }
 
@@ -179,7 +182,7 @@ TEST(RunOnHostTest, NobodyAnswers) {
 }
 
 TEST(DaemonArgumentsTest, AreWhatAShellWouldMakeOfThem) {
-  // As Open MPI 4.1 writes them.
+  // These are the words of Open MPI 4.1.
   const auto arguments = DaemonArguments(
       {" orted", "-mca", "ess", "\"env\"", "-mca", "orte_node_regex", "\"vm,[2:10].9.8.7@0(2)\"",
        "-mca", "orte_hnp_uri", "\"19.0;tcp://127.0.0.1:36779\"", "--tree-spawn"});
