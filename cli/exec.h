@@ -23,7 +23,8 @@ std::vector<std::pair<std::string, std::string>> ExecEnvironment(const RoleFlags
 // program's path has a space or a colon, which mpirun would take for separators.
 absl::StatusOr<std::string> ExecCommand();
 
-// Adds flags and words; parsing fills `flags`, which outlives `app`.
+// Adds the flags. Parsing fills `flags`, which outlives `app`, and leaves the command's words in
+// app.remaining().
 void AddExecFlags(CLI::App& app, RoleFlags* flags);
 
 // Waits until the command ends and returns its exit code. `words`: the host and mpirun's command.

@@ -1,8 +1,7 @@
-// MeasureSteps: how long the steps of a real model take on this computer.
+// MeasureSteps: measures how long the steps of a real model take on this computer.
 //
-// The simulation with the hardware in the loop: the same event loop, scheduler and
-// worker core, but each batch is computed by a Rank and timed, and the virtual clock
-// advances by what it took.
+// This is the simulation with real hardware. Event loop, scheduler and worker core are the same,
+// but a Rank computes each batch. The virtual clock advances by the time that this takes.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Checks the flags whose valid values depend on the model, before its weights are loaded and
-// before processes are started for it. Errors name the flags as the user typed them. Libraries
-// check their options all the same, but their messages are for programmers.
+// Checks the flags whose valid values depend on the model, before its weights are loaded and before
+// processes are started for it. Errors name the flags as the user typed them. Libraries check their
+// options too, but their messages are for programmers.
 #pragma once
 
 #include "absl/status/status.h"

@@ -73,7 +73,7 @@ std::size_t Characters(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-// The line, or as much of it as fits and a sign that there is more.
+// Returns the line, or as much of it as fits and a sign that there is more.
 std::string Cut(std::string line, std::optional<std::size_t> columns) {
   if (!columns.has_value() || Characters(line) <= *columns) return line;
   std::size_t bytes = 0;
@@ -157,7 +157,7 @@ std::string Number(std::optional<double> value, int digits = 1) {
 std::string Percent(std::optional<double> ratio) {
   return ratio.has_value() ? absl::StrFormat("%.0f%%", *ratio * 100) : "-";
 }
-// About three figures, in the unit that suits.
+// Formats a time with about three digits, in a suitable unit.
 std::string Seconds(std::optional<double> value) {
   if (!value.has_value()) return "-";
   return *value < 1 ? absl::StrFormat("%.1fms", *value * 1e3) : absl::StrFormat("%.2fs", *value);

@@ -43,8 +43,8 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
 
   absl::Status ready = AnnounceReady(flags, "worker", (*server)->port(), **metrics_server);
   if (!ready.ok()) return ready;
-  // The worker need not drain, because the scheduler owns the requests. It has drained
-  // before its worker is stopped, or it computes the requests again elsewhere.
+  // The worker need not drain, because the scheduler owns the requests. Either the scheduler has
+  // drained before its worker is stopped, or it computes the requests again elsewhere.
   stop.WaitForStop();
   (*server)->Stop();
   return absl::OkStatus();

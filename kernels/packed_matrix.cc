@@ -12,7 +12,7 @@
 namespace flotilla::kernels {
 namespace {
 
-// This is far above any model, and it keeps every product below in 64 bits.
+// This limit is far above any model. It keeps every product of dimensions within 64 bits.
 constexpr int64_t kMaxDimension = int64_t{1} << 28;
 constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;

@@ -110,9 +110,9 @@ void BpeMerges::MergeByScan(std::vector<TokenId>& ids) const {
   ids.resize(count);
 }
 
-// Merges all pairs of the lowest rank from left to right, then those of the next rank. Where
-// a piece repeats itself this is ten times as fast as one heap of all pairs, because few of a
-// rank's lookups in the hash table miss the cache, and its positions lie side by side.
+// Merges all pairs of the lowest rank from left to right, then those of the next rank. If a piece
+// repeats itself, this is ten times as fast as one heap of all pairs. Few of a rank's look-ups in
+// the hash table miss the cache, and its positions lie side by side.
 bool BpeMerges::MergeByRank(std::vector<TokenId>& ids) const {
   Symbols symbols(ids);
   absl::flat_hash_map<uint32_t, std::vector<uint32_t>> waiting;  // positions by rank

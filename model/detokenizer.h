@@ -15,8 +15,8 @@ class Tokenizer;
 
 class IncrementalDetokenizer {
  public:
-  // `tokenizer` must outlive this object. With `skip_special`, control tokens give no
-  // text. With or without it they end a character that was still incomplete.
+  // `tokenizer` must outlive this object. With `skip_special`, control tokens give no text. In both
+  // cases they end a character that was still incomplete.
   explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true)
       : tokenizer_(tokenizer), skip_special_(skip_special) {}
 

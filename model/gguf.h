@@ -90,8 +90,8 @@ class GgufFile {
   absl::StatusOr<std::vector<std::string_view>> GetStrings(std::string_view key) const;
   absl::StatusOr<std::vector<int64_t>> GetInts(std::string_view key) const;
 
-  // As above, with `fallback` if the key is absent; a wrong type is still an
-  // error, since a file that says something must not be misread.
+  // The same, with `fallback` if the key is absent. A wrong type is still an error, because a value
+  // that is present must not be ignored.
   absl::StatusOr<uint64_t> GetUintOr(std::string_view key, uint64_t fallback) const;
   absl::StatusOr<double> GetFloatOr(std::string_view key, double fallback) const;
   absl::StatusOr<bool> GetBoolOr(std::string_view key, bool fallback) const;

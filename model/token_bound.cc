@@ -9,8 +9,9 @@ constexpr int kShareBits = 32;
 // The number of bytes that are summed between two checks of the sum.
 constexpr size_t kStride = 4096;
 
-// Whether the sum of `share(i)` over `text` passes `max_tokens`. A byte is at most one token,
-// so short texts need no sum, and for others the bound shifted by 32 bits fits.
+// Whether the sum of `share(i)` over `text` exceeds `max_tokens`. A byte is at most one token, so a
+// text of at most `max_tokens` bytes needs no sum. A bound of 2^32 tokens or more counts as never
+// exceeded.
 template <typename Share>
 bool SumExceeds(std::string_view text, size_t max_tokens, const Share& share) {
   if (text.size() <= max_tokens || max_tokens >> (64 - kShareBits) != 0) return false;

@@ -180,8 +180,8 @@ absl::Status Tokenizer::ReadSpecials(const GgufFile& file) {
   return absl::OkStatus();
 }
 
-// A look-up of a whole piece is right only for tokens to which merging leads, and a
-// vocabulary may hold others.
+// Finds the tokens that a piece with the same text becomes. The look-up of a whole piece is right
+// only for tokens that merging produces, and a vocabulary may have others.
 void Tokenizer::MarkWholePieces() {
   whole_.assign(vocab_size(), pretokenizer_.ignores_merges());
   if (pretokenizer_.ignores_merges()) return;

@@ -36,7 +36,7 @@ GenerationImpl* IoLoopState::Find(const RequestId& id) const {
 }
 
 void IoLoopState::Deliver(std::vector<EngineEvent> events) {
-  // A listener may destroy generations, so each is looked up when it is needed.
+  // A listener may destroy generations. So each is looked up again before it is used.
   std::vector<RequestId> touched;
   for (EngineEvent& event : events) {
     const RequestId id = EventKey(event).first;

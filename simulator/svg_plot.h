@@ -12,7 +12,8 @@ namespace flotilla::simulator {
 struct PlotSeries {
   enum class Kind { kLine, kStep, kBars };
   std::string name;
-  // (x, y); not finite ones are left out. Bars: x counts the categories from 0.
+  // The points (x, y). A point that is not finite is left out. For bars, x counts the categories
+  // from 0.
   std::vector<std::pair<double, double>> points;
   Kind kind = Kind::kLine;
   bool marks = false;  // a dot at each point

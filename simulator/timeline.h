@@ -11,9 +11,9 @@ namespace flotilla::simulator {
 
 class Timeline {
  public:
-  // `amount` happens at `at_ns` >= 0.
+  // Counts `amount` at the time `at_ns` >= 0.
   void Count(std::int64_t at_ns, double amount);
-  // The quantity is `value` from `from_ns` to `to_ns`.
+  // Records that the quantity is `value` from `from_ns` to `to_ns`.
   void Hold(std::int64_t from_ns, std::int64_t to_ns, double value);
 
   std::int64_t bucket_ns() const { return width_ns_; }

@@ -103,7 +103,7 @@ SampledToken VirtualGroup::Sample(const BatchItem& item) const {
   return {.token = SimulatedToken(workload_, item.sampling->seed, item.index, item.output_index)};
 }
 
-// The best one is what would be sampled; the others follow it in the vocabulary.
+// The best candidate is the token that would be sampled. The others follow it in the vocabulary.
 std::vector<TopLogprob> VirtualGroup::Candidates(const BatchItem& item) const {
   std::vector<TopLogprob> candidates;
   const TokenId best = Sample(item).token;

@@ -143,7 +143,7 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
   }
   const TenantSource tenants(options.tenants);
   const LengthSource prompts(options.prompt), outputs(options.output);
-  // Each has its own random stream, so that another rate, or deadlines, do not change the
+  // Each quantity has its own random stream. So another rate, or deadlines, do not change the
   // lengths.
   SimulatorRandom gaps(options.seed), lengths(options.seed + (1ull << 40)),
       deadlines(options.seed + (2ull << 40));

@@ -45,8 +45,8 @@ struct FileStamp {
 // None: there is no such file.
 std::optional<FileStamp> StampOf(const std::string& path);
 
-// A whole file. NOT_FOUND, PERMISSION_DENIED: it cannot be read; FAILED_PRECONDITION: it
-// is no regular file, or everybody may write to it; RESOURCE_EXHAUSTED: it is larger than
+// Reads a whole file. NOT_FOUND, PERMISSION_DENIED: it cannot be read; FAILED_PRECONDITION: it is
+// no regular file, or everybody may write to it; RESOURCE_EXHAUSTED: it is larger than
 // kMaxSecretFileBytes. `others_may_read`, unless null, is set.
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path, bool* others_may_read);
 

@@ -12,8 +12,8 @@
 namespace flotilla {
 namespace {
 
-// The size that a pipe takes whole or not at all (PIPE_BUF). Lines of processes that share a
-// pipe stay whole if they fit into it.
+// A pipe takes a write of this size whole or not at all (PIPE_BUF). If several processes share a
+// pipe, lines up to this size stay whole.
 constexpr std::size_t kPieceBytes = 4096;
 constexpr std::size_t kReserve = 8;  // 1 / kReserve of the room is for important lines
 // The time between two signals to a thread that is blocked in a write.

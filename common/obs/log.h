@@ -68,10 +68,11 @@ class Logger {
 
   void Log(LogLevel level, std::string_view event, Fields fields);
 
-  // Whether lines of this level are written. Ask before making fields that are expensive.
+  // Whether lines of this level are written. Ask before you make fields that are expensive.
   bool Takes(LogLevel level) const;
 
-  // Text for people, lines with their ends, in its place among the others. Not for a Sink.
+  // Writes text for people, in order with the log's lines. The text has its line ends. A Sink does
+  // not receive it.
   void Print(std::string text);
 
   // The number of lines that were dropped because the queue was full.

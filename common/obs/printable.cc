@@ -10,8 +10,8 @@
 namespace flotilla {
 namespace {
 
-// Characters above ASCII that are not shown as such: Unicode's controls (Cc), separators of
-// lines and paragraphs (Zl, Zp), and format characters (Cf) but for those of single scripts.
+// Characters above ASCII that are escaped: Unicode's controls (Cc), separators of lines and
+// paragraphs (Zl, Zp), and format characters (Cf), except those that belong to a single script.
 struct Range {
   char32_t first, last;
 };
@@ -33,7 +33,8 @@ bool IsHidden(char32_t c) {
                      [c](const Range& range) { return range.first <= c && c <= range.last; });
 }
 
-// The character that `text` begins with and its bytes; bytes 0: it is no UTF-8.
+// The first character of a text, and its number of bytes. 0 bytes: the text does not begin with
+// UTF-8.
 struct Decoded {
   char32_t character = 0;
   std::size_t bytes = 0;

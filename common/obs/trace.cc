@@ -8,10 +8,10 @@
 namespace flotilla {
 namespace {
 
-// version-trace-span-flags, all of fixed width.
+// The places of the fields in version-trace-span-flags. All fields have a fixed width.
 constexpr std::size_t kTraceAt = 3, kSpanAt = 36, kFlagsAt = 53, kEnd = 55;
 
-// `digits` lower-case hexadecimal digits at `at`.
+// Reads `digits` lower-case hexadecimal digits at `at`.
 std::optional<std::uint64_t> ReadHex(std::string_view text, std::size_t at, std::size_t digits) {
   std::uint64_t value = 0;
   for (const char c : text.substr(at, digits)) {

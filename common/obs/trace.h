@@ -14,8 +14,8 @@ namespace flotilla {
 std::string RequestName(const RequestId& id);
 
 // A `traceparent` of W3C Trace Context (level 2, section 3.2):
-// "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01". None when it is not valid:
-// a trace then starts here, as the recommendation has it.
+// "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01". None: the header is not valid. The
+// trace then starts here, as the recommendation requires.
 std::optional<TraceContext> ParseTraceparent(std::string_view text);
 
 // Lower-case hexadecimal, 32 and 16 digits.

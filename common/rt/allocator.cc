@@ -5,8 +5,8 @@
 namespace flotilla {
 namespace {
 
-// A mapped block costs the faults of its pages each time, a quarter of a millisecond per MiB.
-// Inputs need such blocks rarely, and the memory of a step is kept from step to step.
+// Each use of a mapped block costs page faults, a quarter of a millisecond per MiB. Inputs need
+// such blocks rarely, and steps keep their memory.
 [[maybe_unused]] constexpr int kMapBytes = 1 << 20;
 
 }  // namespace

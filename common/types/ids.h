@@ -49,8 +49,7 @@ using SequenceIndex = StrongId<struct SequenceIndexTag, std::uint32_t>;
 using SequenceHandle = StrongId<struct SequenceHandleTag, std::uint32_t>;
 // Position of a KV group in ExecutorDescription::groups.
 using GroupIndex = StrongId<struct GroupIndexTag, std::uint32_t>;
-// How often the router has submitted this request; events of older attempts
-// are dropped by the router.
+// How often the router has submitted this request. The router drops events of older attempts.
 using Attempt = StrongId<struct AttemptTag, std::uint32_t>;
 
 // Internal id of a request. The client's own request id is a label and never

@@ -46,8 +46,8 @@ FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot
   }
 }
 
-// `count` tokens of one block. K of four tokens is transposed in registers, four
-// dimensions at a time; single tokens, as in decode, are scattered.
+// Writes `count` tokens of one block. K of four tokens is transposed in registers, four dimensions
+// at a time. Single tokens, as in decode, are scattered.
 template <class S>
 FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int64_t stride, int count, int dim,
                               int slot, std::byte* record) {

@@ -89,9 +89,8 @@ constexpr int DotChains(int outputs) {
   return outputs >= S::kDotSums ? 1 : 2 * outputs >= S::kDotSums ? 2 : 4;
 }
 
-// The N fp32 sums of a tile, kept from block to block. If the sums and the dot products of a
-// block do not fit into the registers together, the dot products are in registers and the
-// sums wait in memory.
+// The N fp32 sums of a tile, kept from block to block. If the sums and the dot products of a block
+// do not fit into the registers together, the sums are kept in memory.
 template <class S, int N>
 class SumsInRegisters {
  public:

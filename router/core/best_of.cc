@@ -15,7 +15,8 @@ std::vector<std::uint32_t> BestOf(absl::Span<const double> scores, std::size_t c
   std::vector<std::uint32_t> order(scores.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-    // NaN compares with nothing, so it is handled first; else this would not be an order.
+    // Comparisons with NaN are always false. So NaN is handled first, or this would not be an
+    // order.
     if (std::isnan(scores[a]) || std::isnan(scores[b]))
       return !std::isnan(scores[a]) && std::isnan(scores[b]);
     return scores[a] > scores[b];

@@ -54,8 +54,8 @@ void FairQueue::Forget(Class& of) {
   }
 }
 
-// A class and the larger ones together may use all threads but one for each smaller class, and
-// at least one.
+// A class and the larger classes together may use all threads except one for each smaller class.
+// They may always use one.
 bool FairQueue::MayRun(std::size_t size) const {
   std::uint32_t running = 0;
   for (std::size_t i = size; i < kSizes; ++i) running += classes_[i].running;

@@ -35,7 +35,7 @@ namespace flotilla {
 using ReplicaId = StrongId<struct ReplicaIdTag, std::uint64_t>;
 
 struct FleetCoreOptions {
-  // How long a request that was given back waits for a replica at most.
+  // The longest time that a request that was given back waits for a replica.
   std::int64_t hold_ns = 60'000'000'000;
   // How long a replica may be without its worker group before others continue its requests.
   std::int64_t move_after_ns = 10'000'000'000;
@@ -113,7 +113,8 @@ class FleetCore {
     bool draining = false;
   };
   const std::vector<Model>& models() const { return models_; }
-  // The description that every replica of the model meets, including those that are gone for now.
+  // The description that holds for every replica of the model, including those that are gone for
+  // now.
   absl::StatusOr<EngineDescription> Describe(std::size_t model) const;
   // The load of all replicas of the model together.
   EngineLoad Load(std::size_t model) const;

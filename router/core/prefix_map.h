@@ -1,11 +1,10 @@
 // PrefixMap: records which replicas were lately sent which prefixes of prompts, so that a
 // prompt goes where its prefix probably is in the cache.
 //
-// A prefix is a chain of whole blocks of 16 tokens, as in a scheduler's prefix cache. A block
-// is known by a hash of itself and all blocks before it. The map is a hint: a replica may
-// have evicted a prefix that it was sent. The map is bounded: the prefixes that were sent
-// least recently are dropped first, and the end of a prompt before its beginning. Pure; one
-// owner.
+// A prefix is a chain of whole blocks of 16 tokens, as in a scheduler's prefix cache. A block is
+// known by a hash of itself and all blocks before it. The map is a hint: a replica may have evicted
+// a prefix that it was sent. The map is bounded. It first drops the prefixes that were sent least
+// recently, and the end of a prompt before its beginning. Pure; one owner.
 #pragma once
 
 #include <array>

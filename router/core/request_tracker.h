@@ -28,9 +28,9 @@ class RequestTracker {
   // submissions (at least 1) are made in all.
   RequestTracker(TokenizedRequest request, std::uint32_t max_attempts);
 
-  // The request to submit now. After a replay, it contains the sequences that had already
-  // ended, too, because sequences are known by their index; the caller sends
-  // CancelsOfEnded() after it. A beam search is submitted without prefixes.
+  // The request to submit now. A replay also contains the sequences that have already ended,
+  // because sequences are known by their index. The caller then sends CancelsOfEnded(). A beam
+  // search is submitted without prefixes.
   TokenizedRequest Submission() const;
   std::vector<CancelRequest> CancelsOfEnded() const;
 

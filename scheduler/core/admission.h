@@ -15,8 +15,8 @@ namespace flotilla {
 // allowed is never fed back, so it has none.
 std::uint32_t MaxPositions(std::uint32_t prompt_tokens, std::uint32_t max_tokens);
 
-// The most sequences that may hold KV blocks at once; no request may have more. This is
-// below the row budget, so that decodes alone never fill a plan that a prompt waits for.
+// The most sequences that may hold KV blocks at once. No request may have more. The number is below
+// the row budget, so that decodes alone never fill a plan for which a prompt waits.
 std::uint32_t MaxSequences(const CoreOptions& options, const ExecutorDescription& description);
 
 // Whether the worker group of `description` could serve the request if it were alone.

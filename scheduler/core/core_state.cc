@@ -78,8 +78,8 @@ void CoreState::LeaveRunning(TableIndex index) {
   running.erase(std::find(running.begin(), running.end(), index));
 }
 
-// Plans for each sequence that is not open to fork from the sequence that knows most of
-// its tokens, among those that are open and those before it.
+// Chooses a parent for each sequence that is not open. The parent is the sequence that shares most
+// of its tokens, among the open sequences and the sequences before it.
 void CoreState::PlanForks(Request& request) {
   std::vector<TableIndex> parents;
   for (const TableIndex index : request.sequences) {
@@ -120,7 +120,7 @@ std::uint64_t CoreState::PredictOutputs(const Sequence& sequence) const {
   const std::uint64_t made = OutputTokens(sequence);
   const std::uint64_t predicted =
       options.expected_output_permille == 0 ? most : most * expected_output_permille() / 1000;
-  // A sequence that nears or passes the prediction is predicted to make an eighth more.
+  // If a sequence comes near the prediction or exceeds it, an eighth more is predicted.
   return std::min(std::max(predicted, made + made / 8 + 1), most) - std::min(made, most);
 }
 

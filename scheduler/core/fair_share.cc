@@ -5,8 +5,8 @@
 namespace flotilla {
 namespace {
 
-// The number of tenants up to which the counters of idle ones are kept, so that a tenant
-// that was served too much does not start again with a low counter.
+// Counters of idle tenants are kept up to this number of tenants. So a tenant that was served too
+// much does not start again with a low counter.
 constexpr std::size_t kMaxKnown = 8192;
 
 }  // namespace

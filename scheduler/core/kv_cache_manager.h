@@ -102,9 +102,9 @@ class KvCacheManager {
   // them. Their tokens are known, and their K and V are written once the plans sent have
   // run.
   void Publish(Sequence& sequence, const Request& request, std::uint32_t positions);
-  // Begins to copy to tiers those of `blocks` that are in no table, in the index and in
-  // no tier, where a copy is cheaper than to recompute the block. A block is not
-  // available until its copy is done.
+  // Begins to copy blocks to tiers. It copies those of `blocks` that no table names, that are in
+  // the index, and that are in no tier, if a copy is cheaper than to recompute the block. A block
+  // is not available until its copy is done.
   struct Stored {
     std::uint32_t able = 0;   // blocks of which a tier could keep a copy
     std::uint32_t begun = 0;  // copies begun
@@ -156,8 +156,8 @@ class KvCacheManager {
 
   void AddToTable(Sequence& sequence, GroupIndex group, BlockId block);
   BlockId TakeBlock();
-  // The blocks of `sequence` that a hit may cover, which never include that of its last
-  // token.
+  // The number of blocks of `sequence` that a hit may cover. The block of its last token is never
+  // one of them.
   std::uint32_t ReusableBlocks(const Sequence& sequence) const;
   absl::Span<const TokenId> TokensOf(const Sequence& sequence, std::uint32_t block) const;
 

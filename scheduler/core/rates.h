@@ -82,7 +82,8 @@ class Rates {
   // The time that the group needs for `rows` rows in batches of the recent size.
   std::int64_t PredictRowsNs(std::uint64_t rows) const { return Bounded(rows) * row_ns_; }
 
-  // The time after which a queue of `rows` rows is predicted to be computed, in bounds.
+  // The time after which a queue of `rows` rows is predicted to be computed, limited to the bounds
+  // below.
   std::int64_t RetryAfterMs(std::uint64_t rows) const {
     return std::clamp<std::int64_t>(PredictRowsNs(rows) / 1'000'000, kMinRetryMs, kMaxRetryMs);
   }

@@ -18,9 +18,9 @@ PlanOutcome StepPlanner::Make() {
   plan_.step = Step(epoch.last_step.value() + 1);
 
   Choose();
-  // When no result is outstanding, every length is exact and no block is about to come
-  // free. So now the last request in the order of the policy gives its blocks to the
-  // others. This waits while copies to or from tiers hold blocks, which may be enough.
+  // When no result is outstanding, every length is exact, and no result can free a block. So the
+  // last request in the order of the policy gives its blocks to the others. The planner first waits
+  // for copies to or from tiers, because the blocks that they free may be enough.
   while (!short_of_blocks_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
     if (!TrimSequences()) {
       const TableIndex last = state_.sequences[state_.running.back()].request;
@@ -325,7 +325,7 @@ void StepPlanner::Promise(const Request& request, std::uint64_t blocks) {
 }
 
 void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const {
-  constexpr std::uint64_t kMostTokens = 1024;  // as far ahead as a prediction is worth anything
+  constexpr std::uint64_t kMostTokens = 1024;  // no prediction is useful further ahead
   if (request.non_preemptible) return;         // its blocks are reserved
   for (const TableIndex index : request.sequences) {
     const Sequence& sequence = state_.sequences[index];

@@ -18,7 +18,7 @@ bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at)
   std::vector<std::int32_t> rows;
   std::vector<DraftRequest*> asked;
   for (DraftRequest& request : requests) {
-    // If a row had no softmax it gave no draft token, and the sequence's draft ends there.
+    // A row without a softmax gave no draft token. The sequence's draft ends there.
     if (request.drafts.size() != at || at >= request.limit) continue;
     const auto row = static_cast<std::uint32_t>(batch.tokens.size());
     BatchItem item{.sequence = request.sequence, .index = request.index};

@@ -30,8 +30,8 @@ absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
   return absl::OkStatus();
 }
 
-// Cuts `count` items of `bytes` each over ranks that have `owned` bytes already. What
-// `balance` names becomes as even as whole items allow, and every rank gets at least one.
+// Divides `count` items of `bytes` each among ranks that already have `owned` bytes. The quantity
+// that `balance` names becomes as even as whole items allow. Every rank gets at least one item.
 std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes, ShardBalance balance,
                               std::vector<std::uint64_t>& owned) {
   std::vector<std::uint32_t> shares(owned.size(), 1);

@@ -38,8 +38,8 @@ enum class ShardBalance : std::uint8_t {
   // Balances each part by itself, so that the waits are short. This gives the fastest
   // step. Items that cannot be cut evenly go where they bring the sums of bytes closest.
   kStep,
-  // Balances the sum of each rank's bytes, for where memory is short: 3 KV heads over
-  // 2 ranks are 2 + 1, and the FFN is cut the other way.
+  // Balances the sum of each rank's bytes, for when memory is short. If 2 ranks get 2 and 1 of 3 KV
+  // heads, the rank with one head gets more of the FFN.
   kBytes,
 };
 

@@ -32,7 +32,7 @@ extern "C" {  // glibc 2.36 does not say so itself
 namespace flotilla {
 namespace {
 
-// Killed processes are gone within milliseconds. Kill waits no longer than this for one that
+// Killed processes are gone within milliseconds. Kill waits at most this long for a process that
 // hangs in the kernel.
 constexpr absl::Duration kKillLimit = absl::Seconds(5);
 constexpr absl::Duration kKillPeriod = absl::Milliseconds(1);
