@@ -178,7 +178,7 @@ std::string WrongUse(const CLI::App& command, const CLI::ParseError& error) {
 std::string Explain(const CLI::App& app, const CLI::App* command, const CLI::ParseError& error) {
   if (command == nullptr) {
     const std::vector<std::string> unknown = app.remaining();
-    return unknown.empty() ? absl::StrCat("say what to do", AllCommands(app))
+    return unknown.empty() ? absl::StrCat("a command is missing", AllCommands(app))
                            : UnknownCommand(app, unknown.front());
   }
   const std::vector<std::string> unknown = command->remaining();
@@ -199,7 +199,7 @@ std::string ExplainParseError(const CLI::App& app, const CLI::ParseError& error)
   const std::string called =
       command == nullptr ? app.get_name() : absl::StrCat(app.get_name(), " ", command->get_name());
   return absl::StrCat(called, ": ", Explain(app, command, error), "\n`", called,
-                      " --help` says what there is.");
+                      " --help` explains the usage.");
 }
 
 }  // namespace flotilla

@@ -69,7 +69,8 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
     tokenizer = own->tokenizer();
   } else {
     return absl::InvalidArgumentError(
-        "say where the worker group is, --worker HOST:PORT, or run it here, --model PATH");
+        "flotilla scheduler needs --worker HOST:PORT, the address of a worker, or --model PATH, "
+        "which makes it run the worker group itself");
   }
 
   Metrics metrics(Metrics::Labels{{"model", tokenizer->model_id}});

@@ -86,7 +86,8 @@ absl::Status SimulateCommand::Resolve() {
   variants_ = *std::move(variants);
   if (flags_.trace.empty()) return absl::OkStatus();
   if (!flags_.sweep_rate.empty()) {
-    return absl::InvalidArgumentError("a trace has its own rate: --sweep-rate has no meaning");
+    return absl::InvalidArgumentError(
+        "--sweep-rate cannot be used with --trace, because a trace has its own rate");
   }
   absl::StatusOr<std::string> trace = ReadTextFile(flags_.trace);
   if (!trace.ok()) return trace.status();

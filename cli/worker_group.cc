@@ -58,7 +58,9 @@ absl::StatusOr<ProcessExecutorOptions> ProcessOptions(const RoleFlags& flags) {
 absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags& flags,
                                                                  const Clock* clock, Logger* log) {
   if (flags.launcher == "none" && !flags.group_network.empty()) {
-    return absl::InvalidArgumentError("--group-network: --launcher none has no other hosts");
+    return absl::InvalidArgumentError(
+        "--group-network cannot be used with --launcher none, which runs all ranks in this "
+        "process");
   }
   const std::string model_id = ModelId(flags);
   absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);

@@ -32,18 +32,18 @@ absl::StatusOr<SecretDigest> DigestOf(std::string_view key) {
   if (key.starts_with(kDigestPrefix)) {
     const auto digest = SecretDigest::FromHex(key.substr(kDigestPrefix.size()));
     if (digest.has_value()) return *digest;
-    return absl::InvalidArgumentError("sha256: is followed by 64 hexadecimal digits");
+    return absl::InvalidArgumentError("sha256: must be followed by 64 hexadecimal digits");
   }
   if (IsKey(key)) return SecretDigest::Of(key);
-  return absl::InvalidArgumentError(absl::StrCat("a key is ", ApiKeys::kMinKeyBytes, " to ",
+  return absl::InvalidArgumentError(absl::StrCat("a key must have ", ApiKeys::kMinKeyBytes, " to ",
                                                  ApiKeys::kMaxKeyBytes,
                                                  " printable ASCII characters"));
 }
 
 constexpr absl::string_view kMaxPriority = "max-priority=";
 
-// Reads the options, which are the words after the key. A key may stand there by mistake, so
-// errors do not quote them.
+// Reads the options, which are the words after the key. A word may be a key by mistake, so
+// errors do not quote the words.
 absl::Status ReadOptions(const std::vector<absl::string_view>& words, KeyOwner& owner) {
   bool seen = false;
   for (std::size_t i = 2; i < words.size(); ++i) {
@@ -51,11 +51,11 @@ absl::Status ReadOptions(const std::vector<absl::string_view>& words, KeyOwner& 
       return absl::InvalidArgumentError(
           "unknown option; a key may be followed by max-priority=N, and by nothing else");
     }
-    if (std::exchange(seen, true)) return absl::InvalidArgumentError("max-priority stands twice");
+    if (std::exchange(seen, true)) return absl::InvalidArgumentError("max-priority is given twice");
     std::int64_t most = 0;
     if (!absl::SimpleAtoi(absl::StripPrefix(words[i], kMaxPriority), &most) || most < -100 ||
         most > 100) {
-      return absl::InvalidArgumentError("max-priority is a whole number from -100 to 100");
+      return absl::InvalidArgumentError("max-priority must be a whole number from -100 to 100");
     }
     owner.max_priority = most;
   }
@@ -81,8 +81,8 @@ absl::StatusOr<ApiKeys> ApiKeys::Parse(std::string_view text) {
     if (words.size() < 2) return wrong("expected NAME KEY or NAME sha256:HEX");
     const std::string_view name(words[0].data(), words[0].size());
     if (!IsName(name)) {
-      return wrong(
-          absl::StrCat("a name is 1 to ", kMaxNameBytes, " letters, digits, '.', '_' and '-'"));
+      return wrong(absl::StrCat("a name must have 1 to ", kMaxNameBytes,
+                                " letters, digits, '.', '_' and '-'"));
     }
     KeyOwner owner{.name = std::string(name)};
     if (const absl::Status options = ReadOptions(words, owner); !options.ok()) {
@@ -91,12 +91,12 @@ absl::StatusOr<ApiKeys> ApiKeys::Parse(std::string_view text) {
     const auto digest = DigestOf({words[1].data(), words[1].size()});
     if (!digest.ok()) return wrong(std::string(digest.status().message()));
     for (const Key& other : keys.keys_) {
-      if (other.digest == *digest) return wrong("this key stands there twice");
+      if (other.digest == *digest) return wrong("this key occurs twice");
     }
     if (keys.keys_.size() == kMaxKeys) return wrong(absl::StrCat("more than ", kMaxKeys, " keys"));
     keys.keys_.push_back({std::move(owner), *digest});
   }
-  if (keys.keys_.empty()) return absl::InvalidArgumentError("there is no key");
+  if (keys.keys_.empty()) return absl::InvalidArgumentError("the file has no key");
   return keys;
 }
 

@@ -102,7 +102,7 @@ void FileWatch::Complain(const absl::Status& status) {
   const std::string complaint = status.ToString();
   if (complaint == complaint_) return;
   complaint_ = complaint;
-  options_.log->Error("a file of secrets is not usable; what it said before still holds",
+  options_.log->Error("a file of secrets cannot be used; its last good content stays in use",
                       {{"file", options_.path}, {"reason", status}});
 }
 

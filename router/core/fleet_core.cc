@@ -210,9 +210,9 @@ FleetCore::Requests::iterator FleetCore::Route(std::int64_t now_ns, Requests::it
   }
   if (!Possible(entry)) {
     CountReplay(entry, ReplayResult::kImpossible);
-    return EndWith(
-        at, absl::UnavailableError("no scheduler is known that computes as the one that began this "
-                                   "answer, so it cannot go on"));
+    return EndWith(at, absl::UnavailableError(
+                           "the answer cannot continue: no known scheduler computes it with the "
+                           "same bits"));
   }
   if (!entry.held_until_ns.has_value()) {
     entry.held_until_ns = now_ns + options_.hold_ns;

@@ -72,7 +72,7 @@ TEST(ParseErrorTest, AnUnknownCommandIsNamedWithThoseThereAre) {
   EXPECT_EQ(Say({"sreve", "--model", "m"}),
             "flotilla: unknown command 'sreve'; did you mean serve?" + all);
   EXPECT_EQ(Say({"--model", "m"}), "flotilla: a command goes before --model" + all);
-  EXPECT_EQ(Say({}), "flotilla: say what to do" + all);
+  EXPECT_EQ(Say({}), "flotilla: a command is missing" + all);
 }
 
 TEST(ParseErrorTest, AFlagOfTheProgramIsHinted) {

@@ -260,7 +260,7 @@ def test_keys_are_replaced_while_connections_stay(fleet, files):
         assert (status(fresh), status(OTHER_KEY)) == (200, 200)
         write(keys, "this is no file of keys")
         wait_until(lambda: status(fresh) == 200 and
-                   "a file of secrets is not usable" in fleet.router.log_text(), "it is logged")
+                   "a file of secrets cannot be used" in fleet.router.log_text(), "it is logged")
         assert (status(fresh), status(KEY)) == (200, 401)
     finally:
         write(keys, before)
@@ -459,7 +459,7 @@ def test_a_key_has_a_highest_priority(tmp_path, pb):
 
         def told():
             assert refusals(server, stub, KEY, 100) == (None, None)
-            return "max-priority is a whole number" in server.log_text()
+            return "max-priority must be a whole number" in server.log_text()
         wait_until(told, "the log says what is wrong with the file")
 
 
