@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the dashboards in dashboards/ (Grafana 9 or later), which are what is deployed.
+"""Writes the dashboards in dashboards/ (Grafana 9 or later). These files are deployed.
 
     deploy/grafana/generate.py           write them
     deploy/grafana/generate.py --check   fail if one differs from what would be written

@@ -20,13 +20,13 @@ class Panel:
     width: int = 8
     stacked: bool = False
     maximum: float | None = None
-    # (value, colour) from which on it has it.
+    # (value, colour): from this value on the panel has this colour.
     thresholds: tuple = ()
     mappings: dict = dataclasses.field(default_factory=dict)  # {value: text}
 
 
 def up_down(title, description, expression, good="ready", bad="NOT READY", width=8):
-    """1 or 0 of each process, in words."""
+    """A panel that shows a value of 1 or 0 of each process as a word."""
     return Panel(title, "none", description, [("{{role}} {{replica}} {{instance}}", expression)],
                  kind="stat", width=width, thresholds=((0, "red"), (1, "green")),
                  mappings={"1": good, "0": bad})

@@ -1,9 +1,9 @@
-"""Programs of others that speak the OpenAI API, against a server: benchmarks (GuideLLM,
-AIPerf), LangChain, and schemathesis, which holds docs/openapi.yaml against it.
+"""Runs clients that others wrote for the OpenAI API against a server: benchmarks (GuideLLM,
+AIPerf), LangChain, and schemathesis, which compares the server with docs/openapi.yaml.
 
-They are in an environment of their own, whose bin folder FLOTILLA_CLIENTS names;
-`scripts/test --long` makes it. None of them reaches any other host: the benchmarks' tokenizer
-(a token is a byte) is made here, where Hugging Face's would be kept.
+The clients are in an environment of their own, which `scripts/test --long` makes.
+FLOTILLA_CLIENTS names its bin folder. None of them reaches any other host. The tests make the
+benchmarks' tokenizer, whose tokens are bytes, in the place of Hugging Face's cache.
 """
 
 import json
@@ -55,7 +55,7 @@ def home(tmp_path_factory):
 
 
 def run(command, home, folder, seconds=300, **environment):
-    """A program of the clients' environment; its output."""
+    """Runs a program of the clients' environment and returns its output."""
     command = [pathlib.Path(CLIENTS) / command[0], *command[1:]]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=folder,
                           timeout=seconds, env={
@@ -66,13 +66,13 @@ def run(command, home, folder, seconds=300, **environment):
 
 
 def snapshot(home):
-    """Where the tokenizer lies."""
+    """The folder of the tokenizer."""
     return next(home.glob("hub/*/snapshots/*"))
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["chat", "completions"])
 def test_guidellm(server, home, tmp_path, chat, record_property):
-    """It streams with `continuous_usage_stats`, and counts tokens by the server's usage."""
+    """GuideLLM streams with `continuous_usage_stats`, and counts tokens by the server's usage."""
     prompts = [dict(prompt=f"Tell me story {i}.", output_tokens_count=8) for i in range(8)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
     path = "/v1/chat/completions" if chat else "/v1/completions"
@@ -94,8 +94,8 @@ def test_guidellm(server, home, tmp_path, chat, record_property):
 
 
 def test_aiperf(server, home, tmp_path):
-    """Its probe asks for /metrics by HEAD and then, on the same connection, by GET; only if it
-    gets there does the report have the server's own figures."""
+    """AIPerf asks for /metrics by HEAD and then, on the same connection, by GET. Only if both
+    succeed does its report have the server's own figures."""
     run(["aiperf", "profile", "-m", MODEL, "--url", server.url, "--endpoint-type", "chat",
          "--streaming", "--tokenizer", TOKENIZER, "--use-server-token-count",
          "--request-count", "8", "--concurrency", "2", "--isl", "64", "--osl", "8",
@@ -130,7 +130,7 @@ CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conform
 
 
 def schema_of(model, vocabulary):
-    """docs/openapi.yaml with what this server has: its model, and so many tokens."""
+    """docs/openapi.yaml with this server's model and the size of its vocabulary."""
     text = (ROOT / "docs" / "openapi.yaml").read_text()
     for general, ours in (
             ("ModelName: {type: string, minLength: 1}", f"ModelName: {{enum: [{model}]}}"),
@@ -143,8 +143,8 @@ def schema_of(model, vocabulary):
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["open", "without a key"])
 def test_schemathesis(home, tmp_path, keyed, record_property):
-    """Requests made from the schema, good and bad ones: what is bad is refused, and each answer
-    is of a status, type and form that the schema has."""
+    """Makes valid and invalid requests from the schema. The server refuses the invalid ones, and
+    each answer has a status, a type and a form that the schema lists."""
     if keyed:
         keys = tmp_path / "keys"
         keys.write_text("alice a-key-that-nobody-here-has-0123456789\n")

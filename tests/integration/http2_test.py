@@ -246,12 +246,12 @@ def test_a_flood_of_frames_takes_no_memory(fleet, role, what):
     attacker = Attacker(address, b"", FLOODS[what], connections=4)
     most, after = attacker.run(program)
     tell(f"{role} {what}", attacker, before, most, after)
-    # Calls that are not refused for a missing key leave something behind in gRPC's heap: 88 MiB
-    # after a minute of connections made anew, where it was 309 after 8 s.
+    # Calls that are not refused for a missing key leave some memory in gRPC's heap: 88 MiB after
+    # a minute of new connections. Without the guard it was 309 MiB after 8 s.
     bound = 2 * BOUND if what == "reset" else BOUND
     assert most - before < bound and after - before < bound
-    # It took place: SETTINGS have no rate and are taken as fast as they come, or not any more;
-    # the others are cut off before any connection is stuck.
+    # The attack took place. SETTINGS have no limit of their rate, so the attacker sends as many as
+    # the server reads. Connections with other frames are cut off before they are stuck.
     if what == "settings":
         assert attacker.sent > MIB
     else:

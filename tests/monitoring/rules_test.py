@@ -1,8 +1,8 @@
 """Rules and dashboards as they are deployed: promtool judges the rules, every alert is
 tested and explained, and every panel says what to look for.
 
-Whether the metrics exist and the panels show anything, a real Prometheus tells:
-tests/integration/monitoring_test.py.
+tests/integration/monitoring_test.py shows, with a real Prometheus, that the metrics exist and
+the panels have data.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Stands in for PyTorch, of which GuideLLM uses the data loader alone: the real one brings
-3 GB of CUDA. What GuideLLM sends and reads is its own code."""
+"""Stands in for PyTorch, which brings 3 GB of CUDA. GuideLLM uses only its data loader, and sends
+and reads with its own code."""
 
 from . import nn, utils  # noqa: F401: torch.nn, torch.utils
 
@@ -7,11 +7,11 @@ __version__ = "0"
 
 
 class Tensor:
-    """Nothing is one; who pickles asks."""
+    """A type that no object has. Code that pickles objects asks for it."""
 
 
 class Generator:
-    """Nothing is shuffled, so no number is drawn."""
+    """A generator that draws no number, because GuideLLM shuffles nothing."""
 
     def manual_seed(self, seed):
         return self

@@ -1,2 +1,2 @@
 class Module:
-    """Nothing is one; who pickles asks."""
+    """A type that no object has. Code that pickles objects asks for it."""

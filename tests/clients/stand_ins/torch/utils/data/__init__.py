@@ -1,3 +1,3 @@
 def get_worker_info():
-    """Of a process that loads data; there is none."""
+    """Describes the process that loads data. None: there is no such process."""
     return None

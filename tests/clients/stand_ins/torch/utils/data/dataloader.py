@@ -4,7 +4,7 @@ T = TypeVar("T", covariant=True)
 
 
 class DataLoader(Generic[T]):
-    """One item after the other, in this process."""
+    """Yields one item after the other, in this process."""
 
     def __init__(self, dataset, collate_fn, batch_size=1, shuffle=False, **others):
         assert batch_size == 1 and not shuffle
