@@ -1,5 +1,5 @@
-// `flotilla inspect`: what a model file holds, for people. Reads the container
-// only, so it also shows files that flotilla cannot serve.
+// `flotilla inspect`: shows people what a model file holds. It reads only the container, so it also
+// shows files that flotilla cannot serve.
 #pragma once
 
 #include <ostream>

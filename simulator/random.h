@@ -29,16 +29,18 @@ class SimulatorRandom {
   // In [0, count); count is not 0. The bias, count / 2^64, is negligible.
   std::uint64_t Below(std::uint64_t count) { return Next() % count; }
 
-  // Mean 1.
+  // Exponentially distributed, with mean 1.
   double Exponential() { return -std::log(Uniform()); }
 
-  // Mean 0, variance 1 (Box and Muller 1958; the second value is not kept).
+  // Normally distributed, with mean 0 and variance 1 (Box and Muller 1958; the second value is not
+  // kept).
   double Normal() {
     const double radius = std::sqrt(-2.0 * std::log(Uniform()));
     return radius * std::cos(6.283185307179586 * Uniform());
   }
 
-  // Mean `shape`, variance `shape`; shape > 0 (Marsaglia and Tsang 2000).
+  // Gamma distributed, with mean `shape` and variance `shape`; shape > 0 (Marsaglia and Tsang
+  // 2000).
   double Gamma(double shape) {
     if (shape < 1) return Gamma(shape + 1) * std::pow(Uniform(), 1 / shape);
     const double d = shape - 1.0 / 3, c = 1 / std::sqrt(9 * d);

@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMaxTenants = 100'000;
 constexpr std::size_t kMaxTenantBytes = 256;
-// About 30 years: nanoseconds stay far from 64 bits.
+// About 30 years. In nanoseconds this is far below 2^63.
 constexpr double kMaxSeconds = 1e9;
 constexpr std::int64_t kMaxTokens = 1 << 24;
 
@@ -72,7 +72,7 @@ absl::Status LineError(std::uint64_t line, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", what));
 }
 
-// Names to indices, in order of appearance.
+// Maps the names of tenants to indices, in the order in which they first appear.
 class Tenants {
  public:
   explicit Tenants(Workload& workload) : workload_(workload) { workload_.tenants.clear(); }
@@ -190,7 +190,7 @@ absl::Status ParseJsonLines(absl::string_view text, Workload& workload) {
     if (workload.requests.size() == kMaxTraceRequests) {
       return LineError(number, absl::StrCat("more than ", kMaxTraceRequests, " requests"));
     }
-    // Flat objects only: depth is bounded before the parser recurses into it.
+    // Objects are flat. The limit of a line's length bounds the parser's recursion.
     if (line.size() > 4096) return LineError(number, "longer than 4096 bytes");
     const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (object.is_discarded()) return LineError(number, "not JSON");

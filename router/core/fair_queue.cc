@@ -6,7 +6,8 @@
 namespace flotilla {
 namespace {
 
-// The least cost of a job, however short its text, for the hand-over and the answer.
+// The least cost of a job. It stands for the hand-over and the answer, which a short text needs
+// too.
 constexpr std::size_t kLeastCost = 1024;
 
 }  // namespace

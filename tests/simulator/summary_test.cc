@@ -61,8 +61,8 @@ TEST(TimelineTest, LongRunsKeepTheirTotals) {
   for (const double value : level.PerSecond(5'000'000'000)) EXPECT_NEAR(value, 3, 1e-9);
 }
 
-// Two tenants; one request each that is good, too slow to start, too slow to go on,
-// refused.
+// There are two tenants and four requests: a good one, one that starts too late, one with too long
+// gaps, and one that is refused.
 struct Example {
   Workload workload;
   RunRecord record;

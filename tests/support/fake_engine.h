@@ -33,9 +33,9 @@ struct FakeSequence {
 
 // The answer of one request.
 struct FakeAnswer {
-  // The output tokens of every sequence. The request's stop rule ends a sequence as usual;
-  // if the script ends earlier, the sequence ends with kStop. An output prefix skips as many
-  // tokens. None: the tokens are FakeToken until the stop rule ends the sequence.
+  // The output tokens of every sequence. The request's stop rule ends a sequence as usual; if the
+  // script ends earlier, the sequence ends with kStop. With an output prefix, as many tokens are
+  // skipped. None: the tokens are FakeToken until the stop rule ends the sequence.
   std::optional<std::vector<TokenId>> tokens;
   // If sequences differ, entry i takes the place of `tokens` for sequence i.
   std::vector<FakeSequence> sequences;

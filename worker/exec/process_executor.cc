@@ -342,7 +342,7 @@ std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, b
     absl::MutexLock lock(&mu_);
     epoch_ = Epoch{0};
     ending_ = false;
-    // A rank of another host may have begun a step and died before it could say so.
+    // A rank on another host may have begun a step and died before it could report the step.
     if (with_started && options_.group.hosts.has_value() && !unanswered_.empty()) {
       started = std::max(started, unanswered_.front().step.value());
     }

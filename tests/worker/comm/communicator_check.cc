@@ -40,7 +40,7 @@ class Check {
   void Run() {
     for (std::uint32_t step = 0; step < kSteps; ++step) {
       const ParallelShape shape = ranks_.shape();
-      // A rank knows its own size of a part; others learn it by receiving.
+      // At most as many steps as there are stages may have metadata that is not taken.
       if (untaken_ == shape.pipeline) TakeMetadata();
       if (!ranks_.first_stage()) Receive(step);
       for (std::uint32_t layer = 0; layer < 5 && shape.tensor > 1; ++layer) {

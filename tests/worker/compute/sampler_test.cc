@@ -402,8 +402,8 @@ TEST_P(SamplerTest, DrawsFollowTheDistribution) {
   }
 }
 
-// Neighbouring places draw independently: the 3 x 3 table of consecutive tokens
-// against the product of equal shares; 0.9999 quantile of 8 degrees of freedom.
+// Neighbouring positions draw independently. The test compares the 3 x 3 table of consecutive
+// tokens with equal shares. The bound is the 0.9999 quantile of 8 degrees of freedom.
 TEST_P(SamplerTest, ConsecutiveTokensAreIndependent) {
   const std::vector<float> row(3, 0.0f);
   const SamplingParams p{.seed = 3};
