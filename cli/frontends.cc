@@ -63,10 +63,10 @@ class FrontendsImpl final : public Frontends {
       : flags_(flags),
         parts_(parts),
         service_(
-            InferenceService::Create(MakeServiceOptions(parts.log), parts.clock, parts.probe)) {}
+            InferenceService::Create(MakeServiceOptions(parts.log), parts.clock, parts.unknown)) {}
 
   absl::Status AddModel(const std::string& model_id, const GgufFile& file, Engine* engine,
-                        RouterProbe* probe) override {
+                        RouterMetrics* metrics) override {
     absl::StatusOr<std::vector<TokenId>> end_tokens = LoadStopTokens(file);
     if (!end_tokens.ok()) return end_tokens.status();
     absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromGguf(file);
@@ -86,7 +86,7 @@ class FrontendsImpl final : public Frontends {
                         .engine = engine,
                         .tokenizer = &text.tokenizer,
                         .chat_template = text.chat_template ? &*text.chat_template : nullptr,
-                        .probe = probe});
+                        .metrics = metrics});
     return absl::OkStatus();
   }
 
@@ -137,7 +137,7 @@ class FrontendsImpl final : public Frontends {
     http_options.permissive = flags_.permissive;
     http_options.tenant_header = flags_.tenant_header;
     http_options.gate = gate_.get();
-    http_options.probe = parts_.probe;
+    http_options.refusals = parts_.unknown;
     const std::uint64_t limit = DescriptorLimit();
     const std::uint64_t others = std::min(kOtherDescriptors, limit / 2);
     http_options.max_connections =
@@ -166,7 +166,7 @@ class FrontendsImpl final : public Frontends {
           "--tenant-header and --api-keys-file: the name of a key is the tenant");
     }
     absl::StatusOr<std::unique_ptr<KeyGate>> gate = KeyGate::Open(
-        {.path = flags_.api_keys_file, .clock = parts_.clock, .log = parts_.log}, parts_.probe);
+        {.path = flags_.api_keys_file, .clock = parts_.clock, .log = parts_.log}, parts_.unknown);
     if (!gate.ok()) return gate.status();
     gate_ = *std::move(gate);
     return absl::OkStatus();

@@ -15,7 +15,7 @@
 #include "common/rt/clock.h"
 #include "common/types/engine.h"
 #include "model/gguf.h"
-#include "router/probe.h"
+#include "router/metrics.h"
 #include "rpc/poller.h"
 
 namespace flotilla {
@@ -23,8 +23,8 @@ namespace flotilla {
 class Frontends {
  public:
   struct Parts {
-    Metrics* metrics = nullptr;    // what /metrics shows
-    RouterProbe* probe = nullptr;  // for requests that name no model
+    Metrics* metrics = nullptr;        // what /metrics shows
+    RouterMetrics* unknown = nullptr;  // for requests that name no model
     const Clock* clock = nullptr;
     Logger* log = nullptr;
     std::shared_ptr<rpc::Poller> poller;  // null: gRPC gets one of its own
@@ -35,10 +35,10 @@ class Frontends {
   virtual ~Frontends() = default;
 
   // Serves one more model from now on, as `model_id`. May be called at any time. `file` has
-  // the tokenizer and is not needed after the call; `engine` and `probe` outlive this object.
+  // the tokenizer and is not needed after the call; `engine` and `metrics` outlive this object.
   // Errors: the tokenizer cannot be used.
   virtual absl::Status AddModel(const std::string& model_id, const GgufFile& file, Engine* engine,
-                                RouterProbe* probe) = 0;
+                                RouterMetrics* metrics) = 0;
   // When it returns, requests are served. Called once. Errors: the process cannot listen on an
   // address.
   virtual absl::Status Listen() = 0;

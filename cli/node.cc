@@ -1,6 +1,5 @@
 #include "cli/node.h"
 
-#include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/role_process.h"
 #include "cli/signals.h"

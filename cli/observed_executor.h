@@ -1,40 +1,32 @@
-// ObservedExecutor: a StepExecutor that passes everything through to another
-// one and shows plans or results to an observer on their way, so that neither
-// the scheduler nor the worker knows of metrics and logs.
+// ObservedExecutor: a StepExecutor that shows each plan to an observer before another executor
+// gets it, so that the executor knows of no logs.
 #pragma once
 
 #include <functional>
+#include <utility>
 
 #include "common/types/executor.h"
 
 namespace flotilla {
 
-class ObservedExecutor final : public StepExecutor, private ExecutorListener {
+class ObservedExecutor final : public StepExecutor {
  public:
-  // Each may be empty, and must not block.
-  struct Observers {
-    // Called before the executor gets the plan, on the caller's thread.
-    std::function<void(const StepPlan&)> on_plan;
-    // Called before the scheduler gets the result, on the executor's thread.
-    std::function<void(const StepResult&)> on_result;
-  };
+  // `inner` is not owned and outlives this object. `on_plan` is called on the caller's thread
+  // and must not block; it may be empty.
+  ObservedExecutor(StepExecutor* inner, std::function<void(const StepPlan&)> on_plan)
+      : inner_(inner), on_plan_(std::move(on_plan)) {}
 
-  // `inner` is not owned and outlives this object.
-  ObservedExecutor(StepExecutor* inner, Observers observers);
-
-  absl::Status Start(ExecutorListener* listener) override;
-  absl::Status Execute(StepPlan plan) override;
-  void EndEpoch(Epoch epoch) override;
-  void Stop() override;
+  absl::Status Start(ExecutorListener* listener) override { return inner_->Start(listener); }
+  absl::Status Execute(StepPlan plan) override {
+    if (on_plan_) on_plan_(plan);
+    return inner_->Execute(std::move(plan));
+  }
+  void EndEpoch(Epoch epoch) override { inner_->EndEpoch(epoch); }
+  void Stop() override { inner_->Stop(); }
 
  private:
-  void OnReady(Epoch epoch, const ExecutorDescription& description) override;
-  void OnResult(StepResult result) override;
-  void OnLost(const Lost& lost) override;
-
   StepExecutor* const inner_;
-  const Observers observers_;
-  ExecutorListener* listener_ = nullptr;  // set before inner_->Start
+  const std::function<void(const StepPlan&)> on_plan_;
 };
 
 }  // namespace flotilla

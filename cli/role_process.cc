@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "common/obs/process_metrics.h"
+#include "rpc/metrics.h"
 
 namespace flotilla {
 
@@ -29,7 +29,7 @@ void AddRoleMetrics(Metrics& metrics, const RoleProcess& process, const std::str
   AddBuildInfo(metrics, version);
   AddProcessMetrics(metrics);
   WatchLog(metrics, &process.log);
-  WatchCertificate(metrics, process.credentials.get());
+  rpc::WatchCertificate(metrics, process.credentials.get());
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const RoleFlags& flags,

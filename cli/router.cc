@@ -13,7 +13,6 @@
 #include "absl/time/time.h"
 #include "cli/drain.h"
 #include "cli/frontends.h"
-#include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/role_process.h"
 #include "cli/signals.h"
@@ -22,6 +21,8 @@
 #include "router/remote/discovery.h"
 #include "router/remote/fleet.h"
 #include "router/remote/fleet_engine.h"
+#include "router/remote/metrics.h"
+#include "rpc/metrics.h"
 
 namespace flotilla {
 namespace {
@@ -93,9 +94,9 @@ class RouterModels {
  private:
   struct Model {
     Model(Fleet* fleet, std::size_t index, Metrics& metrics, const Metrics::Labels& labels)
-        : engine(fleet, index), probe(metrics, labels) {}
+        : engine(fleet, index), requests(metrics, labels) {}
     FleetEngine engine;
-    RouterMetrics probe;
+    RouterMetrics requests;
   };
 
   absl::Status Add(std::size_t index, const std::string& name, Frontends& frontends) {
@@ -108,7 +109,7 @@ class RouterModels {
     models_.push_back(std::make_unique<Model>(fleet_, index, *metrics_, labels));
     AddBuildInfo(*metrics_, version_, labels);
     WatchEngine(*metrics_, &models_.back()->engine, labels);
-    return frontends.AddModel(name, *file, &models_.back()->engine, &models_.back()->probe);
+    return frontends.AddModel(name, *file, &models_.back()->engine, &models_.back()->requests);
   }
 
   Fleet* const fleet_;
@@ -140,12 +141,12 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   RouterMetrics unknown(metrics, {{"model", "_unknown"}});
   AddProcessMetrics(metrics);
   WatchLog(metrics, &log);
-  WatchCertificate(metrics, credentials.get());
+  rpc::WatchCertificate(metrics, credentials.get());
   WatchFleet(metrics, &fleet);
   RouterModels models(&fleet, &metrics, version, &log);
   const std::unique_ptr<Frontends> frontends =
       Frontends::Create(flags, {.metrics = &metrics,
-                                .probe = &unknown,
+                                .unknown = &unknown,
                                 .clock = &clock,
                                 .log = &log,
                                 .poller = (*process)->poller});

@@ -9,7 +9,6 @@
 #include "cli/drain.h"
 #include "cli/observed_executor.h"
 #include "cli/request_log.h"
-#include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/role_process.h"
 #include "cli/signals.h"
@@ -75,19 +74,15 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
 
   Metrics metrics(Metrics::Labels{{"model", tokenizer->model_id}});
   AddRoleMetrics(metrics, **process, version);
-  SchedulerMetrics scheduler_metrics(metrics, static_cast<std::uint32_t>(flags.block_tokens));
   if (own != nullptr) own->AddMetrics(metrics);
   StepExecutor* const executor = own != nullptr ? own->executor() : &*remote;
-  ObservedExecutor observed(executor, {.on_plan = own != nullptr ? PlanLog(&log) : nullptr,
-                                       .on_result = [&scheduler_metrics](const StepResult& r) {
-                                         scheduler_metrics.OnStep(r);
-                                       }});
+  ObservedExecutor observed(executor, own != nullptr ? PlanLog(&log) : nullptr);
   absl::StatusOr<InProcessEngineOptions> options =
       MakeEngineOptions(flags, *std::move(tokenizer), &log);
   if (!options.ok()) return options.status();
+  options->metrics = &metrics;
   options->rounds_on_senders = own == nullptr || own->has_own_processes();
   InProcessEngine engine(*std::move(options), &observed, &clock);
-  scheduler_metrics.Watch(&engine.probe(), &clock);
   auto metrics_server = ServeMetrics(flags, &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
   StopListener starting(&signals, [&own] {

@@ -12,7 +12,6 @@
 #include "cli/model_flags.h"
 #include "cli/observed_executor.h"
 #include "cli/request_log.h"
-#include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/signals.h"
 #include "common/obs/log.h"
@@ -50,7 +49,6 @@ class LocalFleet {
   std::string isa_;  // the instruction path's name
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<RouterMetrics> router_metrics_;
-  std::unique_ptr<SchedulerMetrics> scheduler_metrics_;
   std::unique_ptr<InProcessExecutor> executor_;
   std::unique_ptr<ObservedExecutor> observed_;
   std::unique_ptr<InProcessEngine> engine_;
@@ -70,13 +68,11 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   AddKvConfigInfo(*metrics_, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
                   static_cast<std::uint32_t>(flags.block_tokens));
   router_metrics_ = std::make_unique<RouterMetrics>(*metrics_);
-  scheduler_metrics_ =
-      std::make_unique<SchedulerMetrics>(*metrics_, static_cast<std::uint32_t>(flags.block_tokens));
   if (absl::Status status = StartEngine(flags, file); !status.ok()) return status;
 
   frontends_ = Frontends::Create(
       flags,
-      {.metrics = metrics_.get(), .probe = router_metrics_.get(), .clock = &clock_, .log = log_});
+      {.metrics = metrics_.get(), .unknown = router_metrics_.get(), .clock = &clock_, .log = log_});
   absl::Status added = frontends_->AddModel(model_id_, *file, engine_.get(), router_metrics_.get());
   if (!added.ok()) return added;
   if (absl::Status listening = frontends_->Listen(); !listening.ok()) return listening;
@@ -91,16 +87,12 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
   if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
   isa_ = std::string(kernels::GetOps(options->isa).name);
   executor_ = std::make_unique<InProcessExecutor>(file, *options, &clock_);
-  observed_ = std::make_unique<ObservedExecutor>(
-      executor_.get(),
-      ObservedExecutor::Observers{.on_plan = PlanLog(log_),
-                                  .on_result = [metrics = scheduler_metrics_.get()](
-                                                   const StepResult& r) { metrics->OnStep(r); }});
+  observed_ = std::make_unique<ObservedExecutor>(executor_.get(), PlanLog(log_));
   absl::StatusOr<InProcessEngineOptions> engine =
       MakeEngineOptions(flags, TokenizerContentOf(*file, model_id_), log_);
   if (!engine.ok()) return engine.status();
+  engine->metrics = metrics_.get();
   engine_ = std::make_unique<InProcessEngine>(*std::move(engine), observed_.get(), &clock_);
-  scheduler_metrics_->Watch(&engine_->probe(), &clock_);
   WatchEngine(*metrics_, engine_.get());
   WatchWorker(*metrics_, &executor_->probe());
   if (absl::Status status = engine_->Start(); !status.ok()) return status;

@@ -2,7 +2,6 @@
 
 #include "cli/observed_executor.h"
 #include "cli/request_log.h"
-#include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "cli/role_process.h"
 #include "cli/signals.h"
@@ -33,7 +32,7 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   });
   auto metrics_server = ServeMetrics(flags, &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
-  ObservedExecutor observed(group.executor(), {.on_plan = PlanLog(&log), .on_result = nullptr});
+  ObservedExecutor observed(group.executor(), PlanLog(&log));
   auto server = GroupServer::Start({.host = flags.host,
                                     .port = static_cast<std::uint16_t>(flags.listen_port),
                                     .credentials = credentials,

@@ -6,9 +6,7 @@
 #include <utility>
 
 #include "cli/exec.h"
-#include "cli/group_metrics.h"
 #include "cli/model_flags.h"
-#include "cli/role_metrics.h"
 #include "cli/role_options.h"
 #include "common/rt/cpu_quota.h"
 #include "model/gguf.h"

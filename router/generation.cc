@@ -32,7 +32,7 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
     choices_.emplace_back(environment_.tokenizer, stop_strings_).delta.choice = i;
   }
   io_loop_->Add(identity_.id, this);
-  environment_.probe->OnStarted();
+  environment_.metrics->OnStarted();
 }
 
 GenerationImpl::~GenerationImpl() {
@@ -47,7 +47,7 @@ void GenerationImpl::Detach() {
   abandoned_->store(true);
   io_loop_->Remove(identity_.id);
   environment_.registry->Forget(identity_.public_id);
-  environment_.probe->OnEnded();
+  environment_.metrics->OnEnded();
 }
 
 void GenerationImpl::Cancel() {
@@ -70,7 +70,7 @@ void GenerationImpl::CancelWork(bool late) {
   if (late) {
     CountDeadline();
   } else {
-    environment_.probe->OnCancelled(FinishReason::kCancelled);
+    environment_.metrics->OnCancelled(FinishReason::kCancelled);
   }
   if (!tracker_) return;
   for (const CancelRequest& cancel : tracker_->EndAll()) environment_.engine->Cancel(cancel);
@@ -83,8 +83,8 @@ bool GenerationImpl::TimeIsUp() const {
 
 void GenerationImpl::CountDeadline() {
   if (std::exchange(missed_deadline_, true)) return;
-  if (accepted_) return environment_.probe->OnCancelled(FinishReason::kDeadline);
-  environment_.probe->OnRefused(absl::DeadlineExceededError("before it was accepted"));
+  if (accepted_) return environment_.metrics->OnCancelled(FinishReason::kDeadline);
+  environment_.metrics->OnRefused(absl::DeadlineExceededError("before it was accepted"));
 }
 
 absl::Status GenerationImpl::ResolveLength(std::size_t prompt_tokens) {
@@ -214,7 +214,7 @@ void GenerationImpl::Handle(const RequestEnd& event) {
     case RequestTracker::EndVerdict::kDrop:
       return;
     case RequestTracker::EndVerdict::kReplay:
-      environment_.probe->OnReplayed();
+      environment_.metrics->OnReplayed();
       return Submit();
     case RequestTracker::EndVerdict::kFinal:
       break;
@@ -235,7 +235,7 @@ void GenerationImpl::Handle(const RequestEnd& event) {
 void GenerationImpl::CountRefusal(const absl::Status& status) {
   if (absl::IsDeadlineExceeded(status)) return CountDeadline();
   const bool late_refusal = absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
-  if (late_refusal || (!tracker_ && !status.ok())) environment_.probe->OnRefused(status);
+  if (late_refusal || (!tracker_ && !status.ok())) environment_.metrics->OnRefused(status);
 }
 
 bool GenerationImpl::AllChoicesAreWhole() const {
@@ -257,7 +257,7 @@ void GenerationImpl::FlushChoice(Choice& choice) {
     const std::int64_t now_ns = environment_.clock->NowNs();
     const auto count = static_cast<std::int64_t>(delta.tokens.size());
     if (choice.last_token_ns != 0) {
-      environment_.probe->OnInterToken((now_ns - choice.last_token_ns) / count);
+      environment_.metrics->OnInterToken((now_ns - choice.last_token_ns) / count);
     }
     choice.last_token_ns = now_ns;
   }
@@ -308,8 +308,8 @@ void GenerationImpl::Finish(absl::Status status, const Usage& usage) {
   if (tracker_) {
     end.usage = tracker_->CountedUsage(usage);
     end.attempts = tracker_->attempts();
-    environment_.probe->OnFinished(environment_.clock->NowNs() - start_ns_, end.usage.prompt_tokens,
-                                   end.usage.output_tokens);
+    environment_.metrics->OnFinished(environment_.clock->NowNs() - start_ns_,
+                                     end.usage.prompt_tokens, end.usage.output_tokens);
   }
   NotifyEnd(end.status, end.usage);
   listener_->OnDone(end);  // may destroy this object
@@ -340,7 +340,7 @@ void GenerationImpl::NotifyEnd(const absl::Status& status, const Usage& usage) c
 void GenerationImpl::CountFirstToken() {
   if (first_token_ns_.has_value()) return;
   first_token_ns_ = environment_.clock->NowNs() - start_ns_;
-  environment_.probe->OnFirstToken(*first_token_ns_);
+  environment_.metrics->OnFirstToken(*first_token_ns_);
 }
 
 bool GenerationImpl::IsStopToken(TokenId token) const {

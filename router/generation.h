@@ -20,7 +20,7 @@
 #include "router/core/request_tracker.h"
 #include "router/core/stop_matcher.h"
 #include "router/io_loop_state.h"
-#include "router/probe.h"
+#include "router/metrics.h"
 #include "router/service.h"
 
 namespace flotilla {
@@ -39,7 +39,7 @@ class GenerationImpl final : public Generation {
     Engine* engine = nullptr;
     const Tokenizer* tokenizer = nullptr;
     const Clock* clock = nullptr;
-    RouterProbe* probe = nullptr;  // never null
+    RouterMetrics* metrics = nullptr;  // never null
     GenerationRegistry* registry = nullptr;
     std::uint32_t max_attempts = 1;
     std::function<void(const RequestRecord&)> on_over;  // may be empty

@@ -8,10 +8,10 @@
 namespace flotilla {
 
 absl::StatusOr<std::unique_ptr<KeyGate>> KeyGate::Open(WatchedFileOptions file,
-                                                       RouterProbe* probe) {
+                                                       RouterMetrics* metrics) {
   auto keys = WatchedFile<ApiKeys>::Open(std::move(file), &ApiKeys::Parse);
   if (!keys.ok()) return keys.status();
-  return std::unique_ptr<KeyGate>(new KeyGate(*std::move(keys), probe));
+  return std::unique_ptr<KeyGate>(new KeyGate(*std::move(keys), metrics));
 }
 
 absl::StatusOr<KeyOwner> KeyGate::Admit(std::string_view authorization) {
@@ -24,7 +24,7 @@ absl::StatusOr<KeyOwner> KeyGate::Admit(std::string_view authorization) {
       absl::UnauthenticatedError(key.empty() ? "an API key is needed: Authorization: Bearer KEY"
                                              : "the API key is not valid"),
       "", kInvalidApiKey);
-  if (probe_ != nullptr) probe_->OnRefused(refused);
+  if (metrics_ != nullptr) metrics_->OnRefused(refused);
   return refused;
 }
 

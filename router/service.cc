@@ -15,7 +15,6 @@
 #include "router/generation.h"
 #include "router/io_loop_state.h"
 #include "router/model_name.h"
-#include "router/probe.h"
 #include "router/tokenizer_pool.h"
 
 namespace flotilla {
@@ -124,9 +123,9 @@ absl::Status PoolFull() {
 
 // A model, and the values that are computed of it once. It is never moved.
 struct Model {
-  Model(ServedModel served_model, RouterProbe* silent)
+  Model(ServedModel served_model, RouterMetrics* unread)
       : served(std::move(served_model)), encoder(served.tokenizer, served.chat_template) {
-    if (served.probe == nullptr) served.probe = silent;
+    if (served.metrics == nullptr) served.metrics = unread;
   }
   ServedModel served;
   const Encoder encoder;
@@ -134,17 +133,17 @@ struct Model {
 
 class ServiceImpl final : public InferenceService, public GenerationRegistry {
  public:
-  ServiceImpl(ServiceOptions options, const Clock* clock, RouterProbe* probe)
+  ServiceImpl(ServiceOptions options, const Clock* clock, RouterMetrics* metrics)
       : options_(std::move(options)),
         clock_(clock),
-        probe_(probe == nullptr ? &silent_probe_ : probe),
+        metrics_(metrics == nullptr ? &unread_metrics_ : metrics),
         validator_(options_.limits),
         incarnation_(Random()),
         pool_(options_.tokenizer_threads, options_.tokenizer_queue,
               options_.tokenizer_queue_bytes) {}
 
   void AddModel(ServedModel served) override {
-    auto model = std::make_unique<Model>(std::move(served), &silent_probe_);
+    auto model = std::make_unique<Model>(std::move(served), &unread_metrics_);
     absl::MutexLock lock(&models_mu_);
     models_.push_back(std::move(model));
   }
@@ -156,7 +155,7 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
   absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const override {
     absl::StatusOr<Known> known = Find(api.model);
     if (!known.ok()) {
-      probe_->OnRefused(known.status());
+      metrics_->OnRefused(known.status());
       return known.status();
     }
     const Model& model = *known->model;
@@ -165,7 +164,7 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     absl::StatusOr<GenerateRequest> request =
         validator_.Validate(std::move(api), known->info.limits);
     if (request.ok() && chat && !model.encoder.can_chat()) request = NoTemplate();
-    if (!request.ok()) model.served.probe->OnRefused(request.status());
+    if (!request.ok()) model.served.metrics->OnRefused(request.status());
     return request;
   }
 
@@ -280,8 +279,9 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
 
   const ServiceOptions options_;
   const Clock* const clock_;
-  RouterProbe silent_probe_;
-  RouterProbe* const probe_;
+  Metrics unread_;  // of models and services without metrics
+  RouterMetrics unread_metrics_{unread_};
+  RouterMetrics* const metrics_;
   const Validator validator_;
   mutable absl::Mutex models_mu_;
   // The models in the order in which they came. None is ever removed.
@@ -373,7 +373,7 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
     running_[identity.public_id] = {state, id};
   }
   const GenerationImpl::Environment environment{
-      model.served.engine,   model.served.tokenizer, clock_, model.served.probe, this,
+      model.served.engine,   model.served.tokenizer, clock_, model.served.metrics, this,
       options_.max_attempts, options_.on_over};
   auto generation = std::make_unique<GenerationImpl>(
       environment, std::move(identity), api, Resolve(api, limits, id), limits, state, listener);
@@ -403,7 +403,7 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
       generation->abandoned());
   if (queued) return generation;
   generation->Detach();
-  model.served.probe->OnRefused(PoolFull());
+  model.served.metrics->OnRefused(PoolFull());
   return PoolFull();
 }
 
@@ -496,8 +496,9 @@ absl::Status ServiceImpl::RunOnPool(std::string_view tenant, std::size_t input_b
 }  // namespace
 
 std::unique_ptr<InferenceService> InferenceService::Create(ServiceOptions options,
-                                                           const Clock* clock, RouterProbe* probe) {
-  return std::make_unique<ServiceImpl>(std::move(options), clock, probe);
+                                                           const Clock* clock,
+                                                           RouterMetrics* metrics) {
+  return std::make_unique<ServiceImpl>(std::move(options), clock, metrics);
 }
 
 }  // namespace flotilla

@@ -35,7 +35,7 @@
 namespace flotilla {
 
 class ChatTemplate;
-class RouterProbe;
+class RouterMetrics;
 class Tokenizer;
 
 // Runs work on a frontend's I/O thread. Outlives the I/O loops that are opened on it.
@@ -150,7 +150,7 @@ struct ServedModel {
   Engine* engine = nullptr;         // on the service's clock
   const Tokenizer* tokenizer = nullptr;
   const ChatTemplate* chat_template = nullptr;  // null: no chat
-  RouterProbe* probe = nullptr;                 // may be null
+  RouterMetrics* metrics = nullptr;             // may be null
 };
 
 struct TokenizeRequest {
@@ -206,9 +206,9 @@ struct ServiceOptions {
 class InferenceService {
  public:
   // Starts the pool. All I/O loops and generations are destroyed before the service. `clock`
-  // and `probe` outlive it. `probe` receives requests that name no model; it may be null.
+  // and `metrics` outlive it. `metrics` counts requests that name no model; it may be null.
   static std::unique_ptr<InferenceService> Create(ServiceOptions options, const Clock* clock,
-                                                  RouterProbe* probe = nullptr);
+                                                  RouterMetrics* metrics = nullptr);
   virtual ~InferenceService() = default;
 
   // Serves one more model from now on; models are never removed. Its id is new. Any thread.

@@ -1,9 +1,8 @@
 // Metrics: the process's metric registry and its text exposition.
 //
-// Only main knows it. Components report to a probe (an interface of their own, with
-// methods named after events) what happened; main implements the probes with
-// the counters and histograms of this registry, and registers callbacks that
-// copy snapshots (queue depth, KV blocks) into gauges at each scrape.
+// main makes it. A component's series are in metrics.cc beside the component. They count
+// events (a request was refused), or copy a snapshot (queue depth, KV blocks) into gauges at each
+// scrape. Cores return values and know no metrics.
 //
 //   Metrics metrics;
 //   Histogram& ttft = metrics.AddHistogram("flotilla_router_time_to_first_token_seconds",
@@ -19,6 +18,7 @@
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -65,6 +65,8 @@ class Metrics {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+inline double Seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 // Brings a counter up to a running total that is kept elsewhere. Totals that
 // went backwards are ignored.

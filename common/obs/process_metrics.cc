@@ -96,6 +96,12 @@ void AddProcessMetrics(Metrics& metrics) {
   });
 }
 
+void AddBuildInfo(Metrics& metrics, const std::string& version, Metrics::Labels labels) {
+  labels["version"] = version;
+  labels["backend"] = "cpu";
+  metrics.AddGauge("flotilla_build_info", "1.", labels).Set(1);
+}
+
 void WatchLog(Metrics& metrics, const Logger* log) {
   Counter& dropped = metrics.AddCounter("flotilla_log_dropped_lines_total",
                                         "Lines of the log that found no room.");

@@ -1,8 +1,8 @@
 // Process metrics: what the kernel knows about this process, under the names that
 // Prometheus' own client libraries use (process_*), so that stock dashboards work.
 //
-// main adds them to the process's registry, and they are read from /proc at each scrape. A
-// metric of the dropped lines of the process's log is here too.
+// main adds them to the process's registry, and they are read from /proc at each scrape. The
+// version of the program and the dropped lines of the process's log are here too.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,9 @@ absl::StatusOr<ProcessStat> ParseProcessStat(std::string_view text);
 // process_resident_memory_bytes, process_open_fds, process_max_fds and process_threads.
 // A value that cannot be read stays as it was.
 void AddProcessMetrics(Metrics& metrics);
+
+// Adds flotilla_build_info.
+void AddBuildInfo(Metrics& metrics, const std::string& version, Metrics::Labels labels = {});
 
 // Adds flotilla_log_dropped_lines_total. `log` outlives the last Render.
 void WatchLog(Metrics& metrics, const Logger* log);

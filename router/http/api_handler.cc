@@ -21,8 +21,8 @@
 #include "router/http/openai_request.h"
 #include "router/http/pool_exchange.h"
 #include "router/http/route_hint.h"
+#include "router/metrics.h"
 #include "router/model_name.h"
-#include "router/probe.h"
 #include "router/utf8.h"
 
 namespace flotilla {
@@ -160,7 +160,7 @@ class ApiHandler final : public HttpHandler {
   }
 
   std::unique_ptr<HttpExchange> Refuse(const absl::Status& status, HttpReply& reply) {
-    if (options_.probe != nullptr) options_.probe->OnRefused(status);
+    if (options_.refusals != nullptr) options_.refusals->OnRefused(status);
     SendError(status, reply);
     return nullptr;
   }
@@ -319,11 +319,12 @@ template <class Body>
 std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest& request,
                                                    HttpReply& reply) {
   // This may run on the pool's thread, so all that it points to outlives that.
-  const auto parse = [parse_body, options = parse_, probe = options_.probe, service = &service_](
+  const auto parse = [parse_body, options = parse_, refusals = options_.refusals,
+                      service = &service_](
                          const HttpRequest& from) -> absl::StatusOr<OpenAiBody<GenerateRequest>> {
     absl::StatusOr<OpenAiBody<ApiRequest>> parsed = parse_body(from.body, options);
     if (!parsed.ok()) {
-      if (probe != nullptr) probe->OnRefused(parsed.status());
+      if (refusals != nullptr) refusals->OnRefused(parsed.status());
       return parsed.status();
     }
     for (ApiRequest& prompt : parsed->prompts) {
@@ -362,10 +363,10 @@ void ApiHandler::Send(PoolExchange& exchange, const std::string& tenant, std::si
 }
 
 std::unique_ptr<HttpExchange> ApiHandler::Tokenize(HttpRequest& request, HttpReply& reply) {
-  const auto parse = [options = parse_, probe = options_.probe](const HttpRequest& from) {
+  const auto parse = [options = parse_, refusals = options_.refusals](const HttpRequest& from) {
     absl::StatusOr<TokenizeRequest> parsed = ParseTokenize(from.body, options);
     if (parsed.ok()) parsed->tenant = from.tenant;
-    if (!parsed.ok() && probe != nullptr) probe->OnRefused(parsed.status());
+    if (!parsed.ok() && refusals != nullptr) refusals->OnRefused(parsed.status());
     return parsed;
   };
   return Parse<TokenizeRequest>(std::move(request), reply, parse, &ApiHandler::RunTokenize);
@@ -391,10 +392,10 @@ std::unique_ptr<HttpExchange> ApiHandler::RunTokenize(TokenizeRequest tokenize, 
 }
 
 std::unique_ptr<HttpExchange> ApiHandler::Detokenize(HttpRequest& request, HttpReply& reply) {
-  const auto parse = [options = parse_, probe = options_.probe](const HttpRequest& from) {
+  const auto parse = [options = parse_, refusals = options_.refusals](const HttpRequest& from) {
     absl::StatusOr<DetokenizeRequest> parsed = ParseDetokenize(from.body, options);
     if (parsed.ok()) parsed->tenant = from.tenant;
-    if (!parsed.ok() && probe != nullptr) probe->OnRefused(parsed.status());
+    if (!parsed.ok() && refusals != nullptr) refusals->OnRefused(parsed.status());
     return parsed;
   };
   return Parse<DetokenizeRequest>(std::move(request), reply, parse, &ApiHandler::RunDetokenize);

@@ -18,7 +18,7 @@ struct ApiOptions {
   bool permissive = false;
   std::size_t max_prompts = 32;
   std::function<std::string()> metrics;  // may be empty
-  RouterProbe* probe = nullptr;          // may be null
+  RouterMetrics* refusals = nullptr;     // may be null
   KeyGate* gate = nullptr;               // null: everybody is admitted
   HostPolicy hosts = HostPolicy("", {});
   bool health_only = false;  // the other routes do not exist

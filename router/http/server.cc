@@ -58,7 +58,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
         handler_(MakeApiHandler({.permissive = options_.permissive,
                                  .max_prompts = options_.max_prompts,
                                  .metrics = options_.metrics,
-                                 .probe = options_.probe,
+                                 .refusals = options_.refusals,
                                  .gate = options_.gate,
                                  .hosts = HostPolicy(options_.address, options_.allowed_hosts),
                                  .health_only = options_.health_only},

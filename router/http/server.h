@@ -70,9 +70,9 @@ struct HttpServerOptions {
   std::size_t max_prompts = 32;  // of one completions request
   // Returns the text of /metrics; without it there is no such page. Called on any I/O thread.
   std::function<std::string()> metrics;
-  // Receives refusals of bodies that are refused before the service sees them. May be null,
+  // Counts bodies that are refused before the service sees them. May be null,
   // else outlives the server.
-  RouterProbe* probe = nullptr;
+  RouterMetrics* refusals = nullptr;
 };
 
 class HttpServer {

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "common/rt/sink_batches.h"
 #include "scheduler/core/admission.h"
+#include "scheduler/server/metrics.h"
 
 namespace flotilla {
 namespace {
@@ -37,6 +38,9 @@ InProcessEngine::InProcessEngine(InProcessEngineOptions options, StepExecutor* e
     : options_(std::move(options)),
       executor_(executor),
       clock_(clock),
+      metrics_(options_.metrics == nullptr
+                   ? nullptr
+                   : std::make_unique<SchedulerMetrics>(*options_.metrics, &probe_, clock)),
       inbox_(options_.max_inbox_requests),
       core_(options_.core, MakePolicy(options_.policy)) {}
 
@@ -171,6 +175,7 @@ void InProcessEngine::Handle(const StepResult& result) {
   const absl::Status applied = core_.Apply(result);
   if (!applied.ok()) EndEpoch(applied);
   probe_.OnStepDone(clock_->NowNs(), result.timings);
+  if (metrics_ != nullptr) metrics_->OnStep(result, block_tokens_);
   if (!options_.on_step) return;
   CollectEvents();
   StepRecord record{.epoch = result.epoch,
@@ -197,6 +202,7 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
     return;
   }
   epoch_ = ready.epoch;
+  block_tokens_ = std::max(1u, ready.description.groups[0].tokens_per_block);
   probe_.OnGroupReady();
   probe_.OnState(clock_->NowNs(), core_.Snapshot());
   absl::MutexLock lock(&mu_);

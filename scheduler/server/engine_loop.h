@@ -36,6 +36,9 @@
 
 namespace flotilla {
 
+class Metrics;
+class SchedulerMetrics;
+
 // What one step did, as its result says.
 struct StepRecord {
   Epoch epoch;
@@ -80,6 +83,9 @@ struct InProcessEngineOptions {
   // The answers of TokenizerBytes and Describe.
   std::string tokenizer_bytes;
   std::uint64_t tokenizer_hash = 0;
+  // Gets the engine's metrics, and renders none of them after the engine is gone. Null: nothing
+  // is counted.
+  Metrics* metrics = nullptr;
   // Called for each step within its round, before the step's events are posted. It must
   // not block. May be empty.
   std::function<void(const StepRecord&)> on_step;
@@ -155,12 +161,14 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   StepExecutor* const executor_;
   const Clock* const clock_;
   SchedulerProbe probe_;
+  const std::unique_ptr<SchedulerMetrics> metrics_;  // may be null
   EngineInbox inbox_;
   std::thread thread_;
 
   // Used only by the thread that owns dispatch.
   SchedulerCore core_;
   Epoch epoch_;
+  std::uint32_t block_tokens_ = 1;    // of the last usable worker group
   std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was last served
   struct Live {
     std::shared_ptr<EventSink> sink;

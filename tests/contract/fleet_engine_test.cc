@@ -10,9 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/rt/clock.h"
+#include "router/remote/metrics.h"
 #include "tests/contract/engine_contract.h"
 #include "tests/contract/scheduler_process.h"
 #include "tests/support/engine_recorder.h"
@@ -20,6 +23,8 @@
 
 namespace flotilla::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 std::string AddressOf(std::uint16_t port) { return absl::StrCat("127.0.0.1:", port); }
 
@@ -376,6 +381,24 @@ TEST_F(FleetEngineTest, AllOfTheRouterDrain) {
   EXPECT_FALSE(drained);
   PumpUntil([&] { return recorder_->Ended({5, 1}); });
   WaitUntil([&] { return drained.load(); });
+}
+
+TEST(FleetMetricsTest, ARouterShowsItsGroupsAndKeepsThoseThatLeft) {
+  const SteadyClock clock;
+  Fleet fleet({}, &clock);
+  Metrics registry;
+  WatchFleet(registry, &fleet);
+  EXPECT_THAT(registry.Render(),
+              HasSubstr("flotilla_router_replays_total{kind=\"begun\",result=\"sent\"} 0"));
+  fleet.SetAddresses({"127.0.0.1:1"});  // where nobody listens
+  const char* kUp = "flotilla_router_replica_up{replica=\"127.0.0.1:1\"} 0";
+  const std::string page = registry.Render();
+  EXPECT_THAT(page, HasSubstr(kUp));
+  EXPECT_THAT(page,
+              HasSubstr("flotilla_router_replica_outstanding_tokens{replica=\"127.0.0.1:1\"} 0"));
+  EXPECT_THAT(page, HasSubstr("flotilla_router_replica_requests_total{replica=\"127.0.0.1:1\"} 0"));
+  fleet.SetAddresses({});
+  EXPECT_THAT(registry.Render(), HasSubstr(kUp));
 }
 
 }  // namespace

@@ -118,22 +118,15 @@ TEST(ApiKeysTest, EveryCutOfAGoodFileIsGoodOrRefused) {
   }
 }
 
-class Counting final : public RouterProbe {
- public:
-  void OnRefused(const absl::Status& status) override {
-    if (absl::IsUnauthenticated(status)) ++refused;
-  }
-  int refused = 0;
-};
-
 TEST(KeyGateTest, AdmitsByTheFileAsItIsNow) {
   testing::SecretFiles files;
   testing::LogLines log;
   ManualClock clock;
-  Counting probe;
+  Metrics registry;
+  RouterMetrics metrics(registry);
   auto gate = KeyGate::Open(
       {.path = files.Write("keys", "alice " + kKey), .clock = &clock, .log = &log.logger()},
-      &probe);
+      &metrics);
   ASSERT_TRUE(gate.ok()) << gate.status();
   EXPECT_EQ((*gate)->Admit("Bearer " + kKey).value().name, "alice");
   for (const std::string& wrong :
@@ -143,7 +136,8 @@ TEST(KeyGateTest, AdmitsByTheFileAsItIsNow) {
     EXPECT_EQ(ErrorCode(refused.status()), kInvalidApiKey);
     EXPECT_EQ(refused.status().ToString().find("sk-"), std::string::npos);
   }
-  EXPECT_EQ(probe.refused, 5);
+  const Metrics::Labels unauthenticated = {{"reason", "unauthenticated"}};
+  EXPECT_EQ(registry.AddCounter("flotilla_router_rejected_total", "", unauthenticated).Value(), 5);
 
   files.Write("keys", "bob " + kOther);
   clock.AdvanceNs(1'000'000'000);

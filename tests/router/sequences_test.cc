@@ -228,13 +228,6 @@ TEST_F(SequencesTest, AFailureHandsOutNothingThatWasHeld) {
 }
 
 TEST_F(SequencesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
-  struct Probe : RouterProbe {
-    void OnCancelled(FinishReason why) override {
-      deadlines += why == FinishReason::kDeadline ? 1 : 0;
-    }
-    int deadlines = 0;
-  } probe;
-  probe_ = &probe;
   FakeEngine engine(Manual());
   Make(&engine);
   const FakeSequence late{.reason = FinishReason::kDeadline};
@@ -245,7 +238,7 @@ TEST_F(SequencesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
   dispatcher_.RunOne();
   engine.StepAll();
   dispatcher_.RunUntil(recorder_.done);
-  EXPECT_EQ(probe.deadlines, 1);
+  EXPECT_EQ(Cancelled("deadline"), 1);
   ASSERT_EQ(recorder_.ends.size(), 2u);
   EXPECT_EQ(recorder_.ends[1].reason, FinishReason::kDeadline);
   EXPECT_FALSE(recorder_.ends[1].score.has_value());

@@ -17,7 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "model/gguf.h"
 #include "model/tokenizer.h"
-#include "router/probe.h"
+#include "router/metrics.h"
 #include "router/service.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_model.h"
@@ -150,7 +150,7 @@ class ServiceTest : public ::testing::Test {
     tokenizer_ = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
   }
   void Make(Engine* engine) {
-    service_ = InferenceService::Create(options_, &clock_, probe_);
+    service_ = InferenceService::Create(options_, &clock_, &metrics_);
     Add("m", engine);
     io_loop_ = service_->OpenIoLoop(&dispatcher_);
   }
@@ -159,7 +159,7 @@ class ServiceTest : public ::testing::Test {
                         .end_tokens = {2},
                         .engine = engine,
                         .tokenizer = tokenizer_.get(),
-                        .probe = probe_});
+                        .metrics = &metrics_});
   }
   std::unique_ptr<Generation> Start(ApiRequest api, Recorder* recorder) {
     if (api.model.empty()) api.model = "m";
@@ -170,9 +170,17 @@ class ServiceTest : public ::testing::Test {
     return *std::move(generation);
   }
 
+  double Cancelled(const char* by) {
+    return registry_.AddCounter("flotilla_router_cancelled_total", "", {{"by", by}}).Value();
+  }
+  double Refused(const char* reason) {
+    return registry_.AddCounter("flotilla_router_rejected_total", "", {{"reason", reason}}).Value();
+  }
+
   std::unique_ptr<Tokenizer> tokenizer_;
   ManualClock clock_;
-  RouterProbe* probe_ = nullptr;  // set before Make, as options_
+  Metrics registry_;
+  RouterMetrics metrics_{registry_};
   ServiceOptions options_;
   ManualDispatcher dispatcher_;
   std::unique_ptr<InferenceService> service_;

@@ -170,16 +170,6 @@ TEST_F(ServiceTest, TimeSpentBeforeAdmissionCounts) {
 
 // Wherever its time runs out: the record says deadline, and metrics count one.
 TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
-  struct Probe : RouterProbe {
-    void OnCancelled(FinishReason why) override {
-      ++(why == FinishReason::kDeadline ? deadlines : clients);
-    }
-    void OnRefused(const absl::Status& status) override {
-      ++(absl::IsDeadlineExceeded(status) ? refused : other);
-    }
-    int deadlines = 0, refused = 0, clients = 0, other = 0;
-  } probe;
-  probe_ = &probe;
   std::vector<RequestOutcome> seen;
   options_.on_over = [&](const RequestRecord& r) { seen.push_back(r.outcome); };
   FakeEngine engine(Manual());
@@ -193,10 +183,12 @@ TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
     while (engine.submitted().size() < count) dispatcher_.RunOne();
   };
   const auto expect = [&](const char* where, int deadlines, int refused, int clients) {
-    EXPECT_EQ(probe.deadlines, deadlines) << where;
-    EXPECT_EQ(probe.refused, refused) << where;
-    EXPECT_EQ(probe.clients, clients) << where;
-    EXPECT_EQ(probe.other, 0) << where;
+    EXPECT_EQ(Cancelled("deadline"), deadlines) << where;
+    EXPECT_EQ(Refused("deadline"), refused) << where;
+    EXPECT_EQ(Cancelled("client"), clients) << where;
+    for (const char* other : {"queue_full", "draining", "too_long", "invalid", "other"}) {
+      EXPECT_EQ(Refused(other), 0) << where << ", " << other;
+    }
     ASSERT_EQ(seen.size(), static_cast<std::size_t>(deadlines + refused + clients)) << where;
     EXPECT_EQ(seen.back() == RequestOutcome::kDeadline, clients == 0) << where;
   };

@@ -1,16 +1,19 @@
 // Tests InProcessEngine over a FakeExecutor: threads, sinks, refusals and the end. Rounds run on
 // the loop's thread alone, or also on the threads of senders.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "common/obs/metrics.h"
 #include "common/rt/clock.h"
 #include "scheduler/server/engine_loop.h"
 #include "tests/support/fake_executor.h"
@@ -18,6 +21,8 @@
 
 namespace flotilla {
 namespace {
+
+using ::testing::HasSubstr;
 
 // An event that happens once. Other threads can wait for it.
 class Signal {
@@ -143,6 +148,18 @@ TEST_P(EngineLoopTest, ServesManyRequestsAndEndsWithNoBlockUsed) {
   EXPECT_EQ(load.outstanding_tokens, 0u);
   EXPECT_TRUE(load.draining);
   EXPECT_GE(engine->probe().Read().core.counters.output_tokens, 200u * 40);
+}
+
+TEST_P(EngineLoopTest, StepsAreInItsMetrics) {
+  Metrics metrics;
+  Start({.metrics = &metrics});
+  engine->Submit(Request(1, 8, 30), sink);
+  sink->AwaitEnds(1);
+  const std::string page = metrics.Render();
+  EXPECT_THAT(page,
+              HasSubstr("flotilla_scheduler_step_duration_seconds_count{phase=\"decode\"} 29"));
+  EXPECT_THAT(page, HasSubstr("flotilla_scheduler_step_tokens_sum{kind=\"prefill\"} 8\n"));
+  EXPECT_THAT(page, HasSubstr("flotilla_scheduler_group_ready 1\n"));
 }
 
 TEST_P(EngineLoopTest, EachSinkGetsOneBatchPerStep) {

@@ -16,7 +16,7 @@
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
 #include "model/gguf.h"
-#include "worker/exec/probe.h"
+#include "worker/exec/metrics.h"
 #include "worker/exec/rank.h"
 #include "worker/exec/step_runner.h"
 

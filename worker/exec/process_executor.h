@@ -23,8 +23,7 @@
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
 #include "worker/core/watch.h"
-#include "worker/exec/probe.h"
-#include "worker/group/group_probe.h"
+#include "worker/exec/metrics.h"
 #include "worker/group/rank_group.h"
 
 namespace flotilla {

@@ -1,14 +1,7 @@
-#include "cli/group_metrics.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
+#include "worker/exec/metrics.h"
 
 namespace flotilla {
 namespace {
-
-double Seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 struct RankSeries {
   Gauge &up, &heartbeat_age, &resident_bytes;
@@ -27,6 +20,40 @@ RankSeries AddRank(Metrics& metrics, std::size_t rank) {
 }
 
 }  // namespace
+
+void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
+                     std::uint32_t block_tokens) {
+  metrics
+      .AddGauge("flotilla_kv_cache_config_info", "1.",
+                {{"block_size", std::to_string(block_tokens)},
+                 {"num_blocks", std::to_string(kv_blocks)},
+                 {"dtype", kv_type}})
+      .Set(1);
+}
+
+void WatchWorker(Metrics& metrics, const WorkerProbe* worker) {
+  Counter& steps = metrics.AddCounter("flotilla_worker_steps_total", "Plans executed.");
+  Counter& prefill = metrics.AddCounter("flotilla_worker_rows_total", "Tokens computed, by phase.",
+                                        {{"phase", "prefill"}});
+  Counter& decode = metrics.AddCounter("flotilla_worker_rows_total", "Tokens computed, by phase.",
+                                       {{"phase", "decode"}});
+  Counter& compute =
+      metrics.AddCounter("flotilla_worker_compute_seconds_total", "Forward and sampling.");
+  Counter& lost = metrics.AddCounter("flotilla_worker_epochs_lost_total", "Epochs that ended.");
+  Gauge& weights = metrics.AddGauge("flotilla_worker_weight_bytes", "Memory of the weights.");
+  Gauge& buffers = metrics.AddGauge("flotilla_worker_buffer_bytes",
+                                    "Memory of activations; the KV pool is not in it.");
+  metrics.OnRender([=, &steps, &prefill, &decode, &compute, &lost, &weights, &buffers] {
+    const auto decoded = static_cast<double>(worker->decode_rows);
+    RaiseTo(steps, static_cast<double>(worker->steps));
+    RaiseTo(prefill, static_cast<double>(worker->rows) - decoded);
+    RaiseTo(decode, decoded);
+    RaiseTo(compute, Seconds(worker->compute_ns));
+    RaiseTo(lost, static_cast<double>(worker->epochs_lost));
+    weights.Set(static_cast<double>(worker->weight_bytes));
+    buffers.Set(static_cast<double>(worker->buffer_bytes));
+  });
+}
 
 void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {
   std::vector<RankSeries> ranks;
