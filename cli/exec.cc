@@ -1,6 +1,7 @@
 #include "cli/exec.h"
 
 #include <sys/prctl.h>
+#include <CLI/CLI.hpp>
 
 #include <csignal>
 #include <cstdio>

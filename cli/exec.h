@@ -3,8 +3,6 @@
 // where nothing can mistake them for flags of the command.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -12,6 +10,10 @@
 
 #include "absl/status/statusor.h"
 #include "cli/flags.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace flotilla {
 

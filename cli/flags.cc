@@ -1,5 +1,6 @@
 #include "cli/flags.h"
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <sstream>
 #include <string_view>

@@ -3,8 +3,12 @@
 // missing, when the user misspelled that flag.)
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
+
+namespace CLI {
+class App;
+class ParseError;
+}  // namespace CLI
 
 namespace flotilla {
 

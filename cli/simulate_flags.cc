@@ -1,5 +1,6 @@
 #include "cli/simulate_flags.h"
 
+#include <CLI/CLI.hpp>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "simulator/machine.h"

@@ -1,5 +1,6 @@
 #include "cli/top.h"
 
+#include <CLI/CLI.hpp>
 #include <cstddef>
 #include <cstdio>
 #include <utility>

@@ -1,11 +1,14 @@
 // `flotilla top`: a live view of a fleet in a terminal, from the metrics of its processes.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace flotilla {
 

@@ -1,5 +1,6 @@
 #include "cli/flags.h"
 
+#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <string>
 #include <vector>

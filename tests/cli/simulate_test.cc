@@ -1,5 +1,6 @@
 #include "cli/simulate.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <string>
