@@ -307,9 +307,9 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
     if (row.modes == Modes::kBeams) continue;
     if (auto s = CheckParameter(row, bounds); !s.ok()) return s;
   }
-  if (api.priority > api.max_priority) {
-    return InvalidField("priority", Cat("priority is ", *api.priority,
-                                        "; this key may use at most ", api.max_priority));
+  if (const std::int64_t priority = api.priority.value_or(0); priority > api.max_priority) {
+    return InvalidField(
+        "priority", Cat("priority is ", priority, "; this key may use at most ", api.max_priority));
   }
   if (auto s = CheckText("tenant", api.tenant, limits_.max_label_bytes); !s.ok()) return s;
   if (auto s = CheckSequences(api); !s.ok()) return s;

@@ -213,7 +213,9 @@ absl::Status Read(const v1::EngineEvent::PromptLogprobs& proto, PromptLogprobs& 
   s.Update(CheckRows("prompt_logprobs.top_counts", proto.top_counts_size(), rows));
   s.Update(CheckCounts("prompt_logprobs.top_counts", proto.top_counts(), 0, rows,
                        proto.tops().ids_size()));
-  s.Update(CheckRows("prompt_logprobs.tokens", proto.tokens_size(), rows));
+  // An engine of an earlier version sends no tokens. The router knows them from its prompt.
+  const bool has_tokens = proto.tokens_size() != 0;
+  if (has_tokens) s.Update(CheckRows("prompt_logprobs.tokens", proto.tokens_size(), rows));
   s.Update(CheckTokens("prompt_logprobs.tokens", proto.tokens()));
   for (const float chosen : proto.chosen()) {
     s.Update(CheckNumber("prompt_logprobs.chosen", chosen));
@@ -223,7 +225,8 @@ absl::Status Read(const v1::EngineEvent::PromptLogprobs& proto, PromptLogprobs& 
   int at = 0;
   for (int i = 0; i < proto.chosen_size(); ++i) {
     const int count = static_cast<int>(proto.top_counts(i));
-    event.tokens.push_back({proto.tokens(i), proto.chosen(i), Read(proto.tops(), at, count)});
+    event.tokens.push_back(
+        {has_tokens ? proto.tokens(i) : 0, proto.chosen(i), Read(proto.tops(), at, count)});
     at += count;
   }
   return absl::OkStatus();

@@ -1,9 +1,10 @@
 // The messages between a router and a scheduler, as values and as flotilla.v1 messages.
 // One way go Engine's calls; the other way go its events, load and description.
 //
-// FromProto(ToProto(x)) == x for every value without negative tokens and NaNs; a
-// deadline keeps the time that is left. Admission judges whether a request can be
-// served. Pure functions: any thread.
+// FromProto(ToProto(x)) == x for every value without negative tokens and NaNs whose sampling
+// parameters are in their ranges; a deadline keeps the time that is left. What a peer of an
+// earlier version leaves out has its default. Admission judges whether a request can be served.
+// Pure functions: any thread.
 #pragma once
 
 #include <cstdint>

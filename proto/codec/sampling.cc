@@ -11,9 +11,16 @@
 namespace flotilla {
 namespace {
 
-// The field of a row. Every row of the sampler has one: tests/proto/codec/sampling_test.cc.
+// The field of a row. Every row of the sampler has one: tests/router/grpc/parameters_test.cc.
 const google::protobuf::FieldDescriptor* FieldOf(const Parameter& row) {
   return v1::Sampling::descriptor()->FindFieldByName(std::string(row.name));
+}
+
+// A sender of an earlier version leaves out the fields that it does not know. Where 0 is outside
+// the range of a row, it says that the field was left out.
+float ValueOf(const Parameter& row, float read) {
+  const bool zero_is_outside = row.range.low > 0 || (row.range.low == 0 && row.range.above_low);
+  return read == 0 && zero_is_outside ? static_cast<float>(row.default_value.value_or(0)) : read;
 }
 
 }  // namespace
@@ -44,7 +51,7 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   const google::protobuf::Reflection& access = *proto.GetReflection();
   ForEachOfSampler([&](const Parameter& row, auto member) {
     if constexpr (std::is_same_v<decltype(member), float SamplingParams::*>) {
-      const float value = sampling.*member = access.GetFloat(proto, FieldOf(row));
+      const float value = sampling.*member = ValueOf(row, access.GetFloat(proto, FieldOf(row)));
       if (std::isnan(value)) {
         s.Update(columns::Wrong(absl::StrCat(field, ".", std::string(row.name)), "not a number"));
       }

@@ -52,6 +52,9 @@ bool RequestTracker::Apply(PromptLogprobs& event) {
   event.first = next_prompt_logprob_;
   const std::uint32_t wanted = static_cast<std::uint32_t>(request_.prompt.size()) - event.first;
   if (event.tokens.size() > wanted) event.tokens.resize(wanted);
+  for (std::size_t i = 0; i < event.tokens.size(); ++i) {
+    event.tokens[i].token = request_.prompt[event.first + i];
+  }
   next_prompt_logprob_ += static_cast<std::uint32_t>(event.tokens.size());
   return !event.tokens.empty();
 }

@@ -230,6 +230,13 @@ TEST(RequestTracker, PromptLogprobsArriveOnceEach) {
   EXPECT_FALSE(tracker.Apply(beyond));
 }
 
+TEST(RequestTracker, PromptLogprobsHaveTheTokensOfThePrompt) {
+  RequestTracker tracker(Request(1), 2);
+  PromptLogprobs unnamed{tracker.id(), Attempt(0), 1, {{0, -1}, {0, -2}}};
+  EXPECT_TRUE(tracker.Apply(unnamed));
+  EXPECT_EQ(unnamed.tokens, (std::vector<SampledToken>{{2, -1}, {3, -2}}));
+}
+
 // An engine that stops at random places, gives requests back and repeats events
 // of earlier attempts: every token must be delivered exactly once, in order.
 TEST(RequestTracker, ExactlyOnceUnderRandomLoss) {

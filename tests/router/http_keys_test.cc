@@ -117,6 +117,12 @@ TEST_F(HttpKeysTest, APriorityAboveTheKeysIsRefusedByTheFileAsItIsNow) {
   EXPECT_EQ(ask(-100, kAlice).status, 200);
   EXPECT_EQ(ask(100, kBob).status, 200);
   EXPECT_EQ(engine_->submitted().size(), 4u);
+  // A request without a priority has 0, which may be too high, too.
+  files_.Write("keys", "alice " + kKey + " max-priority=-5\nbob " + kOther);
+  file_clock_.AdvanceNs(1'000'000'000);
+  const HttpResponse silent = Post("/v1/completions", R"({"model":"m","prompt":"hi"})", kAlice);
+  EXPECT_EQ(silent.status, 400);
+  EXPECT_EQ(silent.json()["error"]["message"], "priority is 0; this key may use at most -5");
 }
 
 TEST_F(HttpKeysTest, AKeyIsTakenAwayFromOpenConnectionsButNotFromARunningAnswer) {

@@ -159,8 +159,29 @@ TEST(EngineCodec, WhatCannotBeIsRefusedByName) {
   EXPECT_THAT(wrong([](auto& e) {
                 e.mutable_prompt_logprobs()->add_chosen(-1);
                 e.mutable_prompt_logprobs()->add_top_counts(0);
+                for (const TokenId token : {1, 2}) e.mutable_prompt_logprobs()->add_tokens(token);
               }),
               HasSubstr("prompt_logprobs.tokens"));
+}
+
+// Routers and schedulers of two versions talk to each other during a rolling update.
+TEST(EngineCodec, WhatAnEarlierVersionLeavesOutHasItsDefault) {
+  v1::EngineCommand command;
+  ToProto(EngineCommand(TokenizedRequest{}), kNow, &command);
+  command.mutable_submit()->mutable_sampling()->clear_typical_p();
+  command.mutable_submit()->mutable_sampling()->clear_repetition_penalty();
+  const auto request = FromProto(Sent(command), kNow);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(std::get<TokenizedRequest>(*request).sampling, SamplingParams{});
+
+  v1::EngineUpdate update;
+  ToProto(EngineUpdate{.events = {PromptLogprobs{.first = 1, .tokens = {{7, -1}, {8, -2}}}}},
+          &update);
+  update.mutable_events(0)->mutable_prompt_logprobs()->clear_tokens();
+  const auto received = FromProto(Sent(update));
+  ASSERT_TRUE(received.ok()) << received.status();
+  EXPECT_EQ(std::get<PromptLogprobs>(received->events[0]).tokens,
+            (std::vector<SampledToken>{{0, -1}, {0, -2}}));
 }
 
 // Any bytes of a peer give a value or a refusal.
