@@ -33,8 +33,9 @@ def known_flags(role):
 
 @functools.cache
 def metric_names():
-    """The names of metrics in the program's sources."""
-    sources = [*ROOT.glob("cli/*.cc"), *ROOT.glob("common/obs/*.cc")]
+    """The names of metrics in the program's sources. Each component has its own beside it."""
+    sources = [source for folder in ("common", "router", "rpc", "scheduler", "worker")
+               for source in (ROOT / folder).rglob("*metrics.cc")]
     return frozenset(re.findall(r'"(flotilla_[a-z_]+)"', "".join(s.read_text() for s in sources)))
 
 
