@@ -16,13 +16,6 @@ const google::protobuf::FieldDescriptor* FieldOf(const Parameter& row) {
   return v1::Sampling::descriptor()->FindFieldByName(std::string(row.name));
 }
 
-// A sender of an earlier version leaves out the fields that it does not know. Where 0 is outside
-// the range of a row, it says that the field was left out.
-float ValueOf(const Parameter& row, float read) {
-  const bool zero_is_outside = row.range.low > 0 || (row.range.low == 0 && row.range.above_low);
-  return read == 0 && zero_is_outside ? static_cast<float>(row.default_value.value_or(0)) : read;
-}
-
 }  // namespace
 
 void ToProto(const SamplingParams& sampling, v1::Sampling* proto) {
@@ -50,8 +43,11 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   sampling = {.logit_bias = {}, .seed = proto.seed()};
   const google::protobuf::Reflection& access = *proto.GetReflection();
   ForEachOfSampler([&](const Parameter& row, auto member) {
+    // A sender of an earlier version leaves out what it does not know, which keeps its default.
+    const google::protobuf::FieldDescriptor& of_row = *FieldOf(row);
+    if (of_row.has_presence() && !access.HasField(proto, &of_row)) return;
     if constexpr (std::is_same_v<decltype(member), float SamplingParams::*>) {
-      const float value = sampling.*member = ValueOf(row, access.GetFloat(proto, FieldOf(row)));
+      const float value = sampling.*member = access.GetFloat(proto, FieldOf(row));
       if (std::isnan(value)) {
         s.Update(columns::Wrong(absl::StrCat(field, ".", std::string(row.name)), "not a number"));
       }

@@ -169,7 +169,6 @@ TEST(EngineCodec, WhatAnEarlierVersionLeavesOutHasItsDefault) {
   v1::EngineCommand command;
   ToProto(EngineCommand(TokenizedRequest{}), kNow, &command);
   command.mutable_submit()->mutable_sampling()->clear_typical_p();
-  command.mutable_submit()->mutable_sampling()->clear_repetition_penalty();
   const auto request = FromProto(Sent(command), kNow);
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_EQ(std::get<TokenizedRequest>(*request).sampling, SamplingParams{});

@@ -60,7 +60,7 @@ SamplingParams RandomValues::Sampling() {
   SamplingParams sampling{.logit_bias = Biases(), .seed = Word()};
   ForEachOfSampler([&](const Parameter&, auto member) {
     auto& value = sampling.*member;
-    value = static_cast<std::remove_reference_t<decltype(value)>>(1 + Below(99)) / 4;
+    value = static_cast<std::remove_reference_t<decltype(value)>>(Below(99)) / 4;
   });
   return sampling;
 }
