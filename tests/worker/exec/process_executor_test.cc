@@ -326,8 +326,10 @@ TEST_F(ProcessExecutorTest, RanksEndWithTheirAgent) {
   waitpid(agent, nullptr, 0);
   const absl::Time limit = absl::Now() + absl::Seconds(5);
   while (!members().empty() && absl::Now() < limit) absl::SleepFor(absl::Milliseconds(10));
-  EXPECT_TRUE(members().empty());
-  while (waitpid(-1, nullptr, WNOHANG) > 0) {  // this process has adopted them
+  ASSERT_TRUE(members().empty());
+  // This process has adopted them. A member has no arguments any more before its exit is complete,
+  // so the wait blocks.
+  while (waitpid(-1, nullptr, 0) > 0) {
   }
   // The next agent that starts removes what such an agent leaves on disk, however soon it starts.
   const auto left = [&] {
