@@ -73,7 +73,10 @@ function(flotilla_test)
   find_package(GTest REQUIRED)
   add_executable(${F_NAME} ${F_SRCS})
   target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  target_precompile_headers(${F_NAME} PRIVATE <gtest/gtest.h>)
+  # gcc takes a precompiled header only with the option that the header was compiled with, and
+  # some of the libraries bring it along.
+  target_compile_options(${F_NAME} PRIVATE -pthread)
+  target_precompile_headers(${F_NAME} REUSE_FROM flotilla_test_headers)
   add_test(NAME ${F_NAME} COMMAND ${F_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set(tests ${F_NAME})
   if(F_HALVES)
