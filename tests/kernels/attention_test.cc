@@ -16,7 +16,7 @@ constexpr int kKvHeads = 2;
 
 // One sequence in a cache whose every unused byte is NaN; its blocks are scattered.
 struct Cache {
-  Cache(const Ops& ops, KvFormat format, int dim, int length, Random& random, int heads)
+  Cache(const Ops& ops, KvFormat format, int dim, int length, testing::Random& random, int heads)
       : format(format), dim(dim), length(length), heads(heads) {
     const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
     record_bytes = KvRecordBytes(format, dim);
@@ -87,7 +87,7 @@ TEST_P(AttentionTest, SameBitsAsReference) {
     for (const int dim : {64, 16, 80, 256}) {
       for (const int length : kLengths) {
         if (dim != 64 && length > 130) continue;
-        Random random(length * 1000 + dim);
+        testing::Random random(length * 1000 + dim);
         const int heads = random.Int(1, 5);
         SCOPED_TRACE(absl::StrCat("dim ", dim, " length ", length, " heads ", heads,
                                   format == KvFormat::kBf16 ? " bf16" : " fp32"));
@@ -102,7 +102,7 @@ TEST_P(AttentionTest, SameBitsAsReference) {
 }
 
 TEST_P(AttentionTest, NearDoublePrecision) {
-  Random random(6);
+  testing::Random random(6);
   const int dim = 64;
   const int heads = 3;
   for (const int length : {1, 40, 300, 1000}) {
@@ -132,7 +132,7 @@ TEST_P(AttentionTest, NearDoublePrecision) {
 TEST_P(AttentionTest, ChunkingChangesNothing) {
   for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
     for (const int heads : {1, 3}) {
-      Random random(17 + heads);
+      testing::Random random(17 + heads);
       const int length = 530;
       const Cache cache(ops(), format, 64, length, random, heads);
       const std::vector<float> whole = cache.Attend(ops(), 0, 0, length);
@@ -151,12 +151,12 @@ TEST_P(AttentionTest, ChunkingChangesNothing) {
 
 TEST_P(AttentionTest, LaterTokensChangeNothing) {
   // The result of a query does not change when keys after it are written.
-  Random random(23);
+  testing::Random random(23);
   for (const int length : {5, 16, 63, 200}) {
-    Random same(length);
+    testing::Random same(length);
     Cache shorter(ops(), KvFormat::kBf16, 64, length, same, 3);
     const std::vector<float> before = shorter.Attend(ops(), 0, 0, length);
-    Random again(length);
+    testing::Random again(length);
     Cache longer(ops(), KvFormat::kBf16, 64, length + 40, random, 3);
     std::copy(shorter.k.begin(), shorter.k.end(), longer.k.begin());
     std::copy(shorter.v.begin(), shorter.v.end(), longer.v.begin());
@@ -168,7 +168,7 @@ TEST_P(AttentionTest, LaterTokensChangeNothing) {
 }
 
 TEST_P(AttentionTest, WritesTheLayout) {
-  Random random(31);
+  testing::Random random(31);
   for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
     const int dim = 48;
     const int length = 21;
@@ -215,7 +215,7 @@ TEST_P(AttentionTest, WritesTheLayout) {
 
 TEST_P(AttentionTest, WritesTheSameBytesAsReference) {
   for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
-    Random a(41), b(41);
+    testing::Random a(41), b(41);
     const Cache expected(reference(), format, 64, 75, a, 1);
     const Cache actual(ops(), format, 64, 75, b, 1);
     EXPECT_EQ(0, std::memcmp(expected.memory.get(), actual.memory.get(),
@@ -225,7 +225,7 @@ TEST_P(AttentionTest, WritesTheSameBytesAsReference) {
 
 TEST_P(AttentionTest, WritingInPiecesEqualsWritingAtOnce) {
   for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
-    Random random(43);
+    testing::Random random(43);
     const int length = 150;
     Cache cache(ops(), format, 64, length, random, 1);
     const int64_t bytes = 10 * kKvHeads * cache.record_bytes;

@@ -17,13 +17,14 @@
 namespace flotilla::kernels {
 
 // A finite fp16 with magnitude in [2^-10, 2^-1), either sign.
-inline uint16_t RandomHalf(Random& random) {
+inline uint16_t RandomHalf(testing::Random& random) {
   return static_cast<uint16_t>(random.Int(0, 1) << 15 | random.Int(5, 13) << 10 |
                                random.Int(0, 1023));
 }
 
 // Raw file rows of `format`: valid blocks with every quant and sane scales.
-inline std::vector<std::byte> RandomRows(Random& random, WeightFormat format, int rows, int k) {
+inline std::vector<std::byte> RandomRows(testing::Random& random, WeightFormat format, int rows,
+                                         int k) {
   std::vector<std::byte> bytes(rows * RowBytes(format, k));
   for (std::byte& b : bytes) b = static_cast<std::byte>(random.Int(0, 255));
   const auto put_half = [&](size_t at) {
@@ -110,7 +111,7 @@ inline double FileWeight(WeightFormat format, const std::byte* row, int i) {
 }
 
 // Ascending multiples of 32 ending at k, `count` of them or as many as fit.
-inline std::vector<int32_t> RandomSplits(Random& random, int k, int count) {
+inline std::vector<int32_t> RandomSplits(testing::Random& random, int k, int count) {
   std::vector<int32_t> ends;
   const int blocks = k / kBlockK;
   for (int i = 1; i < std::min(count, blocks); ++i) {
@@ -160,29 +161,29 @@ inline QuantizedBuffer Quantize(const Ops& ops, const std::vector<float>& x, int
 }
 
 template <typename T>
-testing::AssertionResult SameBits(const std::vector<T>& expected, const std::vector<T>& actual) {
-  if (expected.size() != actual.size()) return testing::AssertionFailure() << "sizes differ";
+::testing::AssertionResult SameBits(const std::vector<T>& expected, const std::vector<T>& actual) {
+  if (expected.size() != actual.size()) return ::testing::AssertionFailure() << "sizes differ";
   for (size_t i = 0; i < expected.size(); ++i) {
     if (std::memcmp(&expected[i], &actual[i], sizeof(T)) != 0) {
-      return testing::AssertionFailure() << "element " << i << " of " << expected.size()
-                                         << ": expected " << expected[i] << ", got " << actual[i];
+      return ::testing::AssertionFailure() << "element " << i << " of " << expected.size()
+                                           << ": expected " << expected[i] << ", got " << actual[i];
     }
   }
-  return testing::AssertionSuccess();
+  return ::testing::AssertionSuccess();
 }
 
 // Runs a test once per instruction path of this machine.
-class IsaTest : public testing::TestWithParam<Isa> {
+class IsaTest : public ::testing::TestWithParam<Isa> {
  protected:
   const Ops& ops() const { return GetOps(GetParam()); }
   const Ops& reference() const { return GetOps(Isa::kReference); }
 };
 
-inline std::string IsaName(const testing::TestParamInfo<Isa>& info) {
+inline std::string IsaName(const ::testing::TestParamInfo<Isa>& info) {
   return std::string(GetOps(info.param).name);
 }
 
 #define FLOTILLA_FOR_EACH_ISA(fixture) \
-  INSTANTIATE_TEST_SUITE_P(Isa, fixture, testing::ValuesIn(DetectIsas()), IsaName)
+  INSTANTIATE_TEST_SUITE_P(Isa, fixture, ::testing::ValuesIn(DetectIsas()), IsaName)
 
 }  // namespace flotilla::kernels

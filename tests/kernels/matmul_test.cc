@@ -32,7 +32,7 @@ struct Problem {
                         splits.size(), accumulate ? " accumulate" : "");
   }
 
-  Random random;
+  testing::Random random;
   WeightFormat format;
   int rows, columns, k;
   std::vector<int32_t> splits;
@@ -163,7 +163,7 @@ TEST_P(MatMulTest, WritesOnlyItsPanels) {
 TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
   // There are four splits, and each of two ranks owns two. The sum of the ranks' subtrees is the
   // product of the whole matrix.
-  Random random(3);
+  testing::Random random(3);
   const int k = 256;
   const int columns = 40;
   const std::vector<std::byte> file = RandomRows(random, WeightFormat::kQ4_1, columns, k);
@@ -239,7 +239,7 @@ TEST_P(MatMulTest, QuantizationOfEdgeRows) {
 }
 
 TEST(PackedMatrixTest, DequantizesExactlyAsTheFormatSays) {
-  Random random(11);
+  testing::Random random(11);
   for (const WeightFormat format : kAllFormats) {
     SCOPED_TRACE(Name(format));
     const int columns = 37;
@@ -274,7 +274,7 @@ TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
 }
 
 TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
-  Random random(12);
+  testing::Random random(12);
   const int columns = 100;
   const int k = 64;
   const std::vector<std::byte> file = RandomRows(random, WeightFormat::kQ4_1, columns, k);

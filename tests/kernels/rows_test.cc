@@ -17,7 +17,7 @@ FLOTILLA_FOR_EACH_ISA(RowsTest);
 
 TEST_P(RowsTest, RmsNorm) {
   for (uint64_t seed = 1; seed <= 30; ++seed) {
-    Random random(seed);
+    testing::Random random(seed);
     const int rows = random.Int(1, 5);
     const int n = seed == 1 ? 576 : random.Int(1, 700);
     SCOPED_TRACE(absl::StrCat("seed ", seed, " rows ", rows, " n ", n));
@@ -51,7 +51,7 @@ TEST_P(RowsTest, RmsNorm) {
 
 TEST_P(RowsTest, Rope) {
   for (const int dim : {16, 64, 80, 128}) {
-    Random random(dim);
+    testing::Random random(dim);
     const int tokens = 5;
     const int heads = 3;
     const int64_t stride = heads * dim + 7;
@@ -84,7 +84,7 @@ TEST_P(RowsTest, Rope) {
 
 TEST_P(RowsTest, SiluMulAndAdd) {
   for (const int n : {1, 15, 16, 17, 100, 1536}) {
-    Random random(n);
+    testing::Random random(n);
     const int rows = 3;
     const std::vector<float> in = random.Floats(rows * 2 * n, 30.0f);  // gate and up side by side
     const auto silu = [&](const Ops& op) {
@@ -151,7 +151,7 @@ TEST(ScalarMathTest, ExpWithinTwoUlp) {
 
 TEST(ScalarMathTest, LogWithinTwoUlp) {
   EXPECT_EQ(Log(1.0f), 0.0f);
-  Random random(4);
+  testing::Random random(4);
   for (int i = 0; i < 200000; ++i) {
     const float x = std::ldexp(1.0f + std::fabs(random.Unit()), random.Int(-126, 126));
     const double exact = std::log(double{x});

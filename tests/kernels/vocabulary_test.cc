@@ -14,7 +14,7 @@ class VocabularyTest : public IsaTest {};
 FLOTILLA_FOR_EACH_ISA(VocabularyTest);
 
 // Random logits, some of them equal, some masked.
-std::vector<float> Logits(Random& random, int n) {
+std::vector<float> Logits(testing::Random& random, int n) {
   std::vector<float> logits = random.Floats(n, 12.0f);
   for (int i = 0; i < n / 10; ++i) logits[random.Int(0, n - 1)] = logits[random.Int(0, n - 1)];
   for (int i = 0; i < n / 20; ++i) logits[random.Int(0, n - 1)] = -kInf;
@@ -25,7 +25,7 @@ constexpr int kSizes[] = {1, 2, 15, 16, 17, 100, 1023, 1024, 1025, 2500, 5120, 4
 
 TEST_P(VocabularyTest, SameBitsAsReference) {
   for (const int n : kSizes) {
-    Random random(n);
+    testing::Random random(n);
     const std::vector<float> logits = Logits(random, n);
     SCOPED_TRACE(absl::StrCat("n ", n));
     const TokenScore expected = reference().argmax(logits.data(), n);
@@ -60,7 +60,7 @@ TEST_P(VocabularyTest, SameBitsAsReference) {
 }
 
 TEST_P(VocabularyTest, TopIsASortedPrefix) {
-  Random random(8);
+  testing::Random random(8);
   const std::vector<float> logits = Logits(random, 3000);
   std::vector<TokenScore> sorted;
   for (int i = 0; i < 3000; ++i) sorted.push_back({i, logits[i]});
@@ -102,7 +102,7 @@ TEST_P(VocabularyTest, NanAndMaskedRows) {
 
 TEST_P(VocabularyTest, LogSumExpNearDouble) {
   for (const int n : kSizes) {
-    Random random(n + 1);
+    testing::Random random(n + 1);
     const std::vector<float> logits = random.Floats(n, 20.0f);
     double sum = 0;
     for (const float x : logits) sum += std::exp(double{x});
@@ -112,7 +112,7 @@ TEST_P(VocabularyTest, LogSumExpNearDouble) {
 
 TEST_P(VocabularyTest, CutoffKeepsAPrefixOfTheOrder) {
   // Only the first `kept` tokens of the sorted order are drawn, and each of them is drawn at times.
-  Random random(21);
+  testing::Random random(21);
   std::vector<float> logits(200, 0.25f);  // one large tie
   logits[7] = logits[9] = 1.0f;
   TokenScore top[12];
@@ -135,7 +135,7 @@ TEST_P(VocabularyTest, CutoffKeepsAPrefixOfTheOrder) {
 // A part of a row uses the ids of its tokens for the draw. The better result of two parts is the
 // result of the row.
 TEST_P(VocabularyTest, PartsOfARowDrawAsTheRow) {
-  Random random(33);
+  testing::Random random(33);
   for (int draw = 0; draw < 200; ++draw) {
     const int n = random.Int(2, 3000), cut = random.Int(1, n - 1);
     const std::vector<float> logits = Logits(random, n);

@@ -21,7 +21,7 @@ Workload MatMul(WeightFormat format, bool integer, int rows, int columns, int k)
   const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
   const PackedKind kind = format == WeightFormat::kQ8_0 ? PackedKind::kBytes : PackedKind::kNibbles;
   const auto make = [=]() -> Call {
-    Random random(1);
+    testing::Random random(1);
     auto matrix = std::make_shared<PackedMatrix>(
         Pack(format, columns, k, RandomRows(random, format, columns, k)));
     auto x = std::make_shared<std::vector<float>>(random.Floats(static_cast<size_t>(rows) * k));
@@ -65,7 +65,7 @@ Workload Attention(KvFormat format, int tokens, int length) {
       std::vector<int32_t> table;
       KvView cache;
     };
-    Random random(2);
+    testing::Random random(2);
     auto state = std::make_shared<State>();
     state->q = random.Floats(static_cast<size_t>(tokens) * kHeads * kHeadDim);
     state->k = random.Floats(static_cast<size_t>(length) * kHeadDim);
@@ -109,7 +109,7 @@ Workload Attention(KvFormat format, int tokens, int length) {
 
 Workload KvWrites(KvFormat format) {
   const auto make = [=]() -> Call {
-    Random random(3);
+    testing::Random random(3);
     auto k = std::make_shared<std::vector<float>>(random.Floats(16 * kHeadDim));
     auto memory = std::make_shared<std::vector<std::byte>>(KvRecordBytes(format, kHeadDim) + 64);
     return [=](const Ops& ops) {
@@ -135,7 +135,7 @@ Workload KvWrites(KvFormat format) {
 Workload OnFloats(std::string name, int n, double operations_each,
                   std::function<void(const Ops&, float*)> body) {
   const auto make = [=]() -> Call {
-    Random random(4);
+    testing::Random random(4);
     auto x = std::make_shared<std::vector<float>>(random.Floats(2 * n, 10.0f));
     return [=](const Ops& ops) { body(ops, x->data()); };
   };
