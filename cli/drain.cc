@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 bool Drain(const std::function<void(std::function<void()> done)>& drain, Signals& signals,
            std::int64_t drain_seconds) {
@@ -39,4 +39,4 @@ bool WaitAndDrain(Engine& engine, Signals& signals, std::int64_t drain_seconds, 
                drain_seconds);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -8,7 +8,7 @@
 #include "common/obs/log.h"
 #include "common/types/engine.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Calls `drain` and waits until it calls `done`, for `drain_seconds` at most. False: some
 // requests still run. A request to stop meanwhile ends the process at once, with exit code
@@ -21,4 +21,4 @@ bool Drain(const std::function<void(std::function<void()> done)>& drain, Signals
 // process at once, with exit code 130.
 bool WaitAndDrain(Engine& engine, Signals& signals, std::int64_t drain_seconds, Logger& log);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -14,7 +14,7 @@
 #include "rpc/endpoint.h"
 #include "worker/hosts/run_on_host.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr char kPort[] = "FLOTILLA_EXEC_PORT";
@@ -71,19 +71,20 @@ absl::StatusOr<int> RunExec(const RoleFlags& flags, const std::vector<std::strin
   if (words.size() < 2)
     return absl::InvalidArgumentError(
         "flotilla exec needs a host and a command, as in: flotilla exec 10.1.0.2 hostname");
-  auto arguments = DaemonArguments({words.begin() + 1, words.end()});
+  auto arguments = worker::DaemonArguments({words.begin() + 1, words.end()});
   if (!arguments.ok()) return arguments.status();
   Logger log(LogLevel::kError);
   const SteadyClock clock;
   auto credentials = MakeCredentials(flags, /*listens=*/false, &clock, &log);
   if (!credentials.ok()) return credentials.status();
-  return RunOnHost({.address = rpc::JoinAddress(words[0], static_cast<int>(flags.hosts_port)),
-                    .arguments = *std::move(arguments),
-                    .credentials = credentials->get(),
-                    .on_output = [](std::string_view output) {
-                      std::fwrite(output.data(), 1, output.size(), stderr);
-                      return true;
-                    }});
+  return worker::RunOnHost(
+      {.address = rpc::JoinAddress(words[0], static_cast<int>(flags.hosts_port)),
+       .arguments = *std::move(arguments),
+       .credentials = credentials->get(),
+       .on_output = [](std::string_view output) {
+         std::fwrite(output.data(), 1, output.size(), stderr);
+         return true;
+       }});
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -15,7 +15,7 @@ namespace CLI {
 class App;
 }  // namespace CLI
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // The environment of `flotilla exec`, and of the mpirun that calls it, for a worker with these
 // flags.
@@ -32,4 +32,4 @@ void AddExecFlags(CLI::App& app, RoleFlags* flags);
 // Waits until the command ends and returns its exit code. `words`: the host and mpirun's command.
 absl::StatusOr<int> RunExec(const RoleFlags& flags, const std::vector<std::string>& words);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

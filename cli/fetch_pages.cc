@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 namespace asio = boost::asio;
@@ -115,4 +115,4 @@ std::vector<absl::StatusOr<std::string>> FetchPages(absl::Span<const std::string
   return results;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Returns the body of `path` at each address (host:port, IPv6 hosts in brackets), in the
 // same order. INVALID_ARGUMENT: the text is not an address. UNAVAILABLE: there was no
@@ -17,4 +17,4 @@ std::vector<absl::StatusOr<std::string>> FetchPages(absl::Span<const std::string
                                                     const std::string& path,
                                                     absl::Duration timeout);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

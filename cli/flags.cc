@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using Text = std::string RoleFlags::*;
@@ -363,4 +363,4 @@ std::vector<std::string> RankArguments(const RoleFlags& worker) {
   return words;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -11,7 +11,7 @@ namespace CLI {
 class App;
 }  // namespace CLI
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // What a process is. `serve` is router, scheduler and worker in one. A worker starts ranks; a
 // node starts ranks of workers on other hosts.
@@ -89,4 +89,4 @@ void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags);
 // The arguments that make a rank compute as the flags of its worker say.
 std::vector<std::string> RankArguments(const RoleFlags& worker);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

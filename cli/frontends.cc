@@ -22,7 +22,7 @@
 #include "router/key_gate.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr char kTemplateKey[] = "tokenizer.chat_template";
@@ -35,25 +35,25 @@ constexpr std::size_t kSpareDescriptors = 16;
 constexpr std::uint32_t kHealthConnections = 32;
 
 // The model's chat template; none when the file has none.
-absl::StatusOr<std::optional<ChatTemplate>> LoadChatTemplate(const GgufFile& file) {
+absl::StatusOr<std::optional<model::ChatTemplate>> LoadChatTemplate(const model::GgufFile& file) {
   if (file.Find(kTemplateKey) == nullptr) return std::nullopt;
   absl::StatusOr<std::string_view> source = file.GetString(kTemplateKey);
   if (!source.ok()) return source.status();
-  absl::StatusOr<ChatTemplate> chat_template = ChatTemplate::Compile(*source);
+  absl::StatusOr<model::ChatTemplate> chat_template = model::ChatTemplate::Compile(*source);
   if (!chat_template.ok()) return chat_template.status();
   return *std::move(chat_template);
 }
 
 // What turns text into a model's tokens and back.
 struct ModelText {
-  Tokenizer tokenizer;
-  std::optional<ChatTemplate> chat_template;
+  model::Tokenizer tokenizer;
+  std::optional<model::ChatTemplate> chat_template;
 };
 
-ServiceOptions MakeServiceOptions(Logger* log) {
-  ServiceOptions options;
+router::ServiceOptions MakeServiceOptions(Logger* log) {
+  router::ServiceOptions options;
   options.tokenizer_threads = TokenizerThreads(AvailableCpus());
-  options.on_over = [log](const RequestRecord& record) { LogOver(*log, record); };
+  options.on_over = [log](const router::RequestRecord& record) { LogOver(*log, record); };
   return options;
 }
 
@@ -62,16 +62,16 @@ class FrontendsImpl final : public Frontends {
   FrontendsImpl(const RoleFlags& flags, const Parts& parts)
       : flags_(flags),
         parts_(parts),
-        service_(
-            InferenceService::Create(MakeServiceOptions(parts.log), parts.clock, parts.unknown)) {}
+        service_(router::InferenceService::Create(MakeServiceOptions(parts.log), parts.clock,
+                                                  parts.unknown)) {}
 
-  absl::Status AddModel(const std::string& model_id, const GgufFile& file, Engine* engine,
-                        RouterMetrics* metrics) override {
-    absl::StatusOr<std::vector<TokenId>> end_tokens = LoadStopTokens(file);
+  absl::Status AddModel(const std::string& model_id, const model::GgufFile& file, Engine* engine,
+                        router::RouterMetrics* metrics) override {
+    absl::StatusOr<std::vector<TokenId>> end_tokens = model::LoadStopTokens(file);
     if (!end_tokens.ok()) return end_tokens.status();
-    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromGguf(file);
+    absl::StatusOr<model::Tokenizer> tokenizer = model::Tokenizer::FromGguf(file);
     if (!tokenizer.ok()) return tokenizer.status();
-    absl::StatusOr<std::optional<ChatTemplate>> chat_template = LoadChatTemplate(file);
+    absl::StatusOr<std::optional<model::ChatTemplate>> chat_template = LoadChatTemplate(file);
     if (!chat_template.ok()) {
       parts_.log->Warning("chat template not usable, chats are refused",
                           {{"model", model_id}, {"reason", chat_template.status()}});
@@ -93,14 +93,14 @@ class FrontendsImpl final : public Frontends {
   absl::Status Listen() override {
     if (absl::Status status = OpenGate(); !status.ok()) return status;
 
-    GrpcOptions grpc_options;
+    router::GrpcOptions grpc_options;
     grpc_options.gate = gate_.get();
     grpc_options.poller = parts_.poller;
     grpc_options.host = flags_.host;
     grpc_options.tenant_metadata = flags_.tenant_header;
     grpc_options.port = static_cast<std::uint16_t>(flags_.grpc_port);
-    absl::StatusOr<std::unique_ptr<GrpcServer>> grpc =
-        GrpcServer::Start(std::move(grpc_options), service_.get());
+    absl::StatusOr<std::unique_ptr<router::GrpcServer>> grpc =
+        router::GrpcServer::Start(std::move(grpc_options), service_.get());
     if (!grpc.ok()) return grpc.status();
     grpc_ = *std::move(grpc);
 
@@ -122,8 +122,8 @@ class FrontendsImpl final : public Frontends {
 
  private:
   // The options that the API's port and the health port share.
-  HttpServerOptions CommonOptions() const {
-    HttpServerOptions options;
+  router::HttpServerOptions CommonOptions() const {
+    router::HttpServerOptions options;
     options.address = flags_.host;
     options.allowed_hosts = absl::StrSplit(flags_.allowed_hosts, ',', absl::SkipWhitespace());
     options.metrics = [metrics = parts_.metrics] { return metrics->Render(); };
@@ -132,7 +132,7 @@ class FrontendsImpl final : public Frontends {
   }
 
   absl::StatusOr<std::uint16_t> ListenHttp() {
-    HttpServerOptions http_options = CommonOptions();
+    router::HttpServerOptions http_options = CommonOptions();
     http_options.port = static_cast<std::uint16_t>(flags_.http_port);
     http_options.permissive = flags_.permissive;
     http_options.tenant_header = flags_.tenant_header;
@@ -142,17 +142,17 @@ class FrontendsImpl final : public Frontends {
     const std::uint64_t others = std::min(kOtherDescriptors, limit / 2);
     http_options.max_connections =
         static_cast<std::uint32_t>(std::min<std::uint64_t>(flags_.max_connections, limit - others));
-    http_ = HttpServer::Create(std::move(http_options), service_.get());
+    http_ = router::HttpServer::Create(std::move(http_options), service_.get());
     return http_->Start();
   }
 
   absl::Status ListenHealth() {
     if (flags_.health_port < 0) return absl::OkStatus();
-    HttpServerOptions options = CommonOptions();
+    router::HttpServerOptions options = CommonOptions();
     options.port = static_cast<std::uint16_t>(flags_.health_port);
     options.max_connections = kHealthConnections;
     options.health_only = true;
-    health_ = HttpServer::Create(std::move(options), service_.get());
+    health_ = router::HttpServer::Create(std::move(options), service_.get());
     const absl::StatusOr<std::uint16_t> port = health_->Start();
     if (!port.ok()) return port.status();
     health_port_ = *port;
@@ -165,7 +165,7 @@ class FrontendsImpl final : public Frontends {
       return absl::InvalidArgumentError(
           "--tenant-header and --api-keys-file: the name of a key is the tenant");
     }
-    absl::StatusOr<std::unique_ptr<KeyGate>> gate = KeyGate::Open(
+    absl::StatusOr<std::unique_ptr<router::KeyGate>> gate = router::KeyGate::Open(
         {.path = flags_.api_keys_file, .clock = parts_.clock, .log = parts_.log}, parts_.unknown);
     if (!gate.ok()) return gate.status();
     gate_ = *std::move(gate);
@@ -176,11 +176,11 @@ class FrontendsImpl final : public Frontends {
   const Parts parts_;
   // Destroyed from last to first.
   std::vector<std::unique_ptr<const ModelText>> texts_;
-  std::unique_ptr<KeyGate> gate_;  // null: there are no keys
-  std::unique_ptr<InferenceService> service_;
-  std::unique_ptr<GrpcServer> grpc_;
-  std::unique_ptr<HttpServer> http_;
-  std::unique_ptr<HttpServer> health_;  // null: there is none
+  std::unique_ptr<router::KeyGate> gate_;  // null: there are no keys
+  std::unique_ptr<router::InferenceService> service_;
+  std::unique_ptr<router::GrpcServer> grpc_;
+  std::unique_ptr<router::HttpServer> http_;
+  std::unique_ptr<router::HttpServer> health_;  // null: there is none
   std::uint16_t http_port_ = 0;
   std::optional<std::uint16_t> health_port_;
 };
@@ -222,4 +222,4 @@ std::string UsageText(const RoleFlags& flags, const std::string& model_id,
       http, frontends.grpc_address(), http, http, model_id);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

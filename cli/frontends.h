@@ -18,13 +18,13 @@
 #include "router/metrics.h"
 #include "rpc/poller.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class Frontends {
  public:
   struct Parts {
-    Metrics* metrics = nullptr;        // what /metrics shows
-    RouterMetrics* unknown = nullptr;  // for requests that name no model
+    Metrics* metrics = nullptr;                // what /metrics shows
+    router::RouterMetrics* unknown = nullptr;  // for requests that name no model
     const Clock* clock = nullptr;
     Logger* log = nullptr;
     std::shared_ptr<rpc::Poller> poller;  // null: gRPC gets one of its own
@@ -37,8 +37,8 @@ class Frontends {
   // Serves one more model from now on, as `model_id`. May be called at any time. `file` has
   // the tokenizer and is not needed after the call; `engine` and `metrics` outlive this object.
   // Errors: the tokenizer cannot be used.
-  virtual absl::Status AddModel(const std::string& model_id, const GgufFile& file, Engine* engine,
-                                RouterMetrics* metrics) = 0;
+  virtual absl::Status AddModel(const std::string& model_id, const model::GgufFile& file,
+                                Engine* engine, router::RouterMetrics* metrics) = 0;
   // When it returns, requests are served. Called once. Errors: the process cannot listen on an
   // address.
   virtual absl::Status Listen() = 0;
@@ -65,4 +65,4 @@ absl::Status AnnounceFrontends(const RoleFlags& flags, const Frontends& frontend
 std::string UsageText(const RoleFlags& flags, const std::string& model_id,
                       const Frontends& frontends);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

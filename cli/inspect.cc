@@ -15,13 +15,13 @@
 #include "absl/strings/str_join.h"
 #include "model/ggml_type.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr std::size_t kShownText = 60;       // bytes of a string
 constexpr std::uint64_t kShownElements = 6;  // of an array
 
-std::string_view TypeName(GgufType type) {
+std::string_view TypeName(model::GgufType type) {
   static constexpr std::string_view kNames[] = {"u8",  "i8",  "u16",  "i16",    "u32",
                                                 "i32", "f32", "bool", "string", "array",
                                                 "u64", "i64", "f64"};
@@ -49,47 +49,47 @@ std::string Quoted(std::span<const std::byte> text) {
 }
 
 // Takes one element from the front of `bytes`, which the reader has checked.
-std::string TakeElement(GgufType type, std::span<const std::byte>& bytes) {
+std::string TakeElement(model::GgufType type, std::span<const std::byte>& bytes) {
   switch (type) {
-    case GgufType::kUint8:
+    case model::GgufType::kUint8:
       return Load<std::uint8_t>(bytes);
-    case GgufType::kInt8:
+    case model::GgufType::kInt8:
       return Load<std::int8_t>(bytes);
-    case GgufType::kUint16:
+    case model::GgufType::kUint16:
       return Load<std::uint16_t>(bytes);
-    case GgufType::kInt16:
+    case model::GgufType::kInt16:
       return Load<std::int16_t>(bytes);
-    case GgufType::kUint32:
+    case model::GgufType::kUint32:
       return Load<std::uint32_t>(bytes);
-    case GgufType::kInt32:
+    case model::GgufType::kInt32:
       return Load<std::int32_t>(bytes);
-    case GgufType::kFloat32:
+    case model::GgufType::kFloat32:
       return Load<float>(bytes);
-    case GgufType::kUint64:
+    case model::GgufType::kUint64:
       return Load<std::uint64_t>(bytes);
-    case GgufType::kInt64:
+    case model::GgufType::kInt64:
       return Load<std::int64_t>(bytes);
-    case GgufType::kFloat64:
+    case model::GgufType::kFloat64:
       return Load<double>(bytes);
-    case GgufType::kBool:
+    case model::GgufType::kBool:
       return Load<std::uint8_t>(bytes) == "0" ? "false" : "true";
-    case GgufType::kString: {  // inside an array: length, then bytes
+    case model::GgufType::kString: {  // inside an array: length, then bytes
       std::uint64_t length;
       std::memcpy(&length, bytes.data(), sizeof(length));
       const std::string text = Quoted(bytes.subspan(sizeof(length), length));
       bytes = bytes.subspan(sizeof(length) + length);
       return text;
     }
-    case GgufType::kArray:
+    case model::GgufType::kArray:
       break;
   }
   return "?";
 }
 
-std::string ValueText(const GgufValue& value) {
+std::string ValueText(const model::GgufValue& value) {
   std::span<const std::byte> bytes = value.bytes;
-  if (value.type == GgufType::kString) return Quoted(bytes);
-  if (value.type != GgufType::kArray) return TakeElement(value.type, bytes);
+  if (value.type == model::GgufType::kString) return Quoted(bytes);
+  if (value.type != model::GgufType::kArray) return TakeElement(value.type, bytes);
   std::vector<std::string> shown;
   for (std::uint64_t i = 0; i < std::min(value.count, kShownElements); ++i) {
     shown.push_back(TakeElement(value.element_type, bytes));
@@ -98,8 +98,8 @@ std::string ValueText(const GgufValue& value) {
   return absl::StrCat("[", absl::StrJoin(shown, ", "), "]");
 }
 
-std::string TypeText(const GgufValue& value) {
-  if (value.type != GgufType::kArray) return std::string(TypeName(value.type));
+std::string TypeText(const model::GgufValue& value) {
+  if (value.type != model::GgufType::kArray) return std::string(TypeName(value.type));
   return absl::StrFormat("%s[%d]", std::string(TypeName(value.element_type)), value.count);
 }
 
@@ -108,7 +108,7 @@ std::string Escaped(std::string_view name) {
 }
 
 // Shapes are printed as [rows, columns], as most tools do.
-std::string Shape(const GgufTensor& tensor) {
+std::string Shape(const model::GgufTensor& tensor) {
   std::vector<std::uint64_t> dims(tensor.dims, tensor.dims + tensor.rank);
   std::reverse(dims.begin(), dims.end());
   return absl::StrCat("[", absl::StrJoin(dims, ", "), "]");
@@ -116,13 +116,13 @@ std::string Shape(const GgufTensor& tensor) {
 
 }  // namespace
 
-void PrintGguf(const GgufFile& file, std::ostream& out) {
+void PrintGguf(const model::GgufFile& file, std::ostream& out) {
   std::uint64_t elements = 0, bytes = 0;
   std::map<std::string_view, int> types;
-  for (const GgufTensor& tensor : file.tensors()) {
+  for (const model::GgufTensor& tensor : file.tensors()) {
     elements += tensor.elements();
     bytes += tensor.data.size();
-    ++types[GgmlTypeName(tensor.type)];
+    ++types[model::GgmlTypeName(tensor.type)];
   }
   out << "GGUF v" << file.version() << ", " << file.tensors().size() << " tensors, "
       << absl::StrFormat("%.1f M parameters, %.1f MB", elements / 1e6, bytes / 1e6) << " (";
@@ -133,7 +133,7 @@ void PrintGguf(const GgufFile& file, std::ostream& out) {
   }
   out << ")\n\nmetadata\n";
 
-  std::vector<std::pair<std::string_view, const GgufValue*>> entries;
+  std::vector<std::pair<std::string_view, const model::GgufValue*>> entries;
   for (const auto& [key, value] : file.values()) entries.emplace_back(key, &value);
   std::sort(entries.begin(), entries.end());
   for (const auto& [key, value] : entries) {
@@ -142,18 +142,18 @@ void PrintGguf(const GgufFile& file, std::ostream& out) {
   }
 
   out << "\ntensors\n";
-  for (const GgufTensor& tensor : file.tensors()) {
+  for (const model::GgufTensor& tensor : file.tensors()) {
     out << "  " << std::left << std::setw(42) << Escaped(tensor.name) << std::setw(8)
-        << GgmlTypeName(tensor.type) << std::setw(18) << Shape(tensor)
+        << model::GgmlTypeName(tensor.type) << std::setw(18) << Shape(tensor)
         << absl::StrFormat("%9.2f MB\n", tensor.data.size() / 1e6);
   }
 }
 
 absl::Status RunInspect(const std::string& path) {
-  absl::StatusOr<GgufFile> file = GgufFile::Open(path);
+  absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(path);
   if (!file.ok()) return file.status();
   PrintGguf(*file, std::cout);
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -8,13 +8,13 @@
 #include "absl/status/status.h"
 #include "model/gguf.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Prints summary, metadata (sorted by key; long arrays and strings shortened;
 // control characters escaped) and the tensor table.
-void PrintGguf(const GgufFile& file, std::ostream& out);
+void PrintGguf(const model::GgufFile& file, std::ostream& out);
 
 // Opens the file and prints it to standard output. Errors as GgufFile::Open.
 absl::Status RunInspect(const std::string& path);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -84,46 +84,46 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", FLOTILLA_VERSION);
   app.require_subcommand(1);
 
-  using flotilla::Role;
-  flotilla::RoleFlags serve_flags, router_flags, scheduler_flags, worker_flags, rank_flags,
+  using flotilla::cli::Role;
+  flotilla::cli::RoleFlags serve_flags, router_flags, scheduler_flags, worker_flags, rank_flags,
       node_flags, exec_flags;
   CLI::App* serve = app.add_subcommand("serve", "Serve a model, all roles in this process");
-  flotilla::AddRoleFlags(*serve, Role::kServe, &serve_flags);
+  flotilla::cli::AddRoleFlags(*serve, Role::kServe, &serve_flags);
   serve->footer(kServeExamples);
   CLI::App* router =
       app.add_subcommand("router", "Serve clients; schedulers and workers run the models");
-  flotilla::AddRoleFlags(*router, Role::kRouter, &router_flags);
+  flotilla::cli::AddRoleFlags(*router, Role::kRouter, &router_flags);
   router->footer(kFleetExamples);
   CLI::App* scheduler = app.add_subcommand("scheduler", "Schedule the work of a worker group");
-  flotilla::AddRoleFlags(*scheduler, Role::kScheduler, &scheduler_flags);
+  flotilla::cli::AddRoleFlags(*scheduler, Role::kScheduler, &scheduler_flags);
   scheduler->footer(kFleetExamples);
   CLI::App* worker = app.add_subcommand("worker", "Run a model for a scheduler");
-  flotilla::AddRoleFlags(*worker, Role::kWorker, &worker_flags);
+  flotilla::cli::AddRoleFlags(*worker, Role::kWorker, &worker_flags);
   worker->footer(kFleetExamples);
   CLI::App* node =
       app.add_subcommand("node", "Start ranks on this host for workers on other hosts");
-  flotilla::AddRoleFlags(*node, Role::kNode, &node_flags);
+  flotilla::cli::AddRoleFlags(*node, Role::kNode, &node_flags);
   node->footer(kNodeExamples);
   // A worker starts this command and chooses its flags.
   CLI::App* rank = app.add_subcommand("rank", "Run one rank of a worker")->group("");
-  flotilla::AddRoleFlags(*rank, Role::kRank, &rank_flags);
+  flotilla::cli::AddRoleFlags(*rank, Role::kRank, &rank_flags);
   // A worker's mpirun starts this command.
   CLI::App* exec =
       app.add_subcommand("exec", "Run a command on a host through its flotilla node")->group("");
-  flotilla::AddExecFlags(*exec, &exec_flags);
+  flotilla::cli::AddExecFlags(*exec, &exec_flags);
 
   std::string inspect_path;
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a GGUF file holds");
   inspect->add_option("model", inspect_path, "The GGUF file.")->required();
 
-  flotilla::SimulateFlags simulate_flags;
+  flotilla::cli::SimulateFlags simulate_flags;
   CLI::App* simulate =
       app.add_subcommand("simulate", "Run the scheduler in virtual time on a modelled machine");
-  flotilla::AddSimulateFlags(*simulate, &simulate_flags);
+  flotilla::cli::AddSimulateFlags(*simulate, &simulate_flags);
 
-  flotilla::TopFlags top_flags;
+  flotilla::cli::TopFlags top_flags;
   CLI::App* top = app.add_subcommand("top", "Watch a fleet by its metrics");
-  flotilla::AddTopFlags(*top, &top_flags);
+  flotilla::cli::AddTopFlags(*top, &top_flags);
 
   // The name flotilla-router means `flotilla router`.
   std::vector<std::string> words(argv, argv + argc);
@@ -138,20 +138,21 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& error) {  // the user asked for help or the version
     return app.exit(error);
   } catch (const CLI::ParseError& error) {
-    std::cerr << flotilla::ExplainParseError(app, error) << "\n";
+    std::cerr << flotilla::cli::ExplainParseError(app, error) << "\n";
     return error.get_exit_code();
   }
-  if (serve->parsed()) return Report(flotilla::RunServe(serve_flags, FLOTILLA_VERSION));
-  if (router->parsed()) return Report(flotilla::RunRouter(router_flags, FLOTILLA_VERSION));
-  if (scheduler->parsed()) return Report(flotilla::RunScheduler(scheduler_flags, FLOTILLA_VERSION));
-  if (worker->parsed()) return Report(flotilla::RunWorker(worker_flags, FLOTILLA_VERSION));
-  if (node->parsed()) return Report(flotilla::RunNode(node_flags, FLOTILLA_VERSION));
-  if (rank->parsed()) flotilla::RunRank(rank_flags);
+  if (serve->parsed()) return Report(flotilla::cli::RunServe(serve_flags, FLOTILLA_VERSION));
+  if (router->parsed()) return Report(flotilla::cli::RunRouter(router_flags, FLOTILLA_VERSION));
+  if (scheduler->parsed())
+    return Report(flotilla::cli::RunScheduler(scheduler_flags, FLOTILLA_VERSION));
+  if (worker->parsed()) return Report(flotilla::cli::RunWorker(worker_flags, FLOTILLA_VERSION));
+  if (node->parsed()) return Report(flotilla::cli::RunNode(node_flags, FLOTILLA_VERSION));
+  if (rank->parsed()) flotilla::cli::RunRank(rank_flags);
   if (exec->parsed()) {
-    const absl::StatusOr<int> code = flotilla::RunExec(exec_flags, exec->remaining());
+    const absl::StatusOr<int> code = flotilla::cli::RunExec(exec_flags, exec->remaining());
     return code.ok() ? *code : Report(code.status());
   }
-  if (simulate->parsed()) return Report(flotilla::RunSimulate(simulate_flags));
-  if (top->parsed()) return Report(flotilla::RunTop(top_flags));
-  return Report(flotilla::RunInspect(inspect_path));
+  if (simulate->parsed()) return Report(flotilla::cli::RunSimulate(simulate_flags));
+  if (top->parsed()) return Report(flotilla::cli::RunTop(top_flags));
+  return Report(flotilla::cli::RunInspect(inspect_path));
 }

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "model/gguf.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr std::uint32_t kMaxSeqs = 64, kMaxStepTokens = 256, kKvBlocks = 4096;
@@ -15,7 +15,7 @@ constexpr std::uint32_t kMaxSeqs = 64, kMaxStepTokens = 256, kKvBlocks = 4096;
 // Computes and times each batch.
 class TimedSteps final : public simulator::StepRunner {
  public:
-  TimedSteps(Rank& rank, const Clock& clock, double seconds,
+  TimedSteps(worker::Rank& rank, const Clock& clock, double seconds,
              std::vector<simulator::MeasuredStep>* steps)
       : rank_(rank), clock_(clock), steps_(steps) {
     end_ns_ = clock.NowNs() + static_cast<std::int64_t>(1e9 * seconds);
@@ -23,7 +23,7 @@ class TimedSteps final : public simulator::StepRunner {
 
   bool TimeLeft() const { return clock_.NowNs() < end_ns_; }
 
-  simulator::StepCost Run(const Batch& batch, const simulator::StepShape& shape) override {
+  simulator::StepCost Run(const worker::Batch& batch, const simulator::StepShape& shape) override {
     const std::int64_t start = clock_.NowNs();
     rank_.Execute(batch);
     const std::int64_t ns = std::max<std::int64_t>(1, clock_.NowNs() - start);
@@ -32,7 +32,7 @@ class TimedSteps final : public simulator::StepRunner {
   }
 
  private:
-  Rank& rank_;
+  worker::Rank& rank_;
   const Clock& clock_;
   std::vector<simulator::MeasuredStep>* const steps_;
   std::int64_t end_ns_;
@@ -40,21 +40,23 @@ class TimedSteps final : public simulator::StepRunner {
 
 }  // namespace
 
-StepMeter::StepMeter(std::unique_ptr<Rank> rank, const Clock* clock, simulator::Machine machine)
+StepMeter::StepMeter(std::unique_ptr<worker::Rank> rank, const Clock* clock,
+                     simulator::Machine machine)
     : rank_(std::move(rank)), clock_(clock), machine_(std::move(machine)) {}
 
 absl::StatusOr<StepMeter> StepMeter::Create(const std::string& model_path, int threads,
                                             const Clock* clock) {
-  absl::StatusOr<GgufFile> file = GgufFile::Open(model_path);
+  absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(model_path);
   if (!file.ok()) return file.status();
   const std::string name = std::filesystem::path(model_path).stem().string();
-  RankOptions options;
+  worker::RankOptions options;
   options.model_id = name;
   options.threads = threads;
   options.kv_blocks = kKvBlocks;
   options.max_step_tokens = kMaxStepTokens;
   options.max_sequences = 2 * kMaxSeqs + 1;
-  auto rank = Rank::Create(std::make_shared<const GgufFile>(*std::move(file)), options, *clock);
+  auto rank = worker::Rank::Create(std::make_shared<const model::GgufFile>(*std::move(file)),
+                                   options, *clock);
   if (!rank.ok()) return rank.status();
   const ExecutorDescription& d = (*rank)->description();
   if (d.vocab_size < simulator::kSimulatedVocabulary) {
@@ -112,4 +114,4 @@ std::vector<simulator::Workload> MeasuringWorkloads() {
   return workloads;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -16,7 +16,7 @@
 #include "simulator/step_fit.h"
 #include "worker/exec/rank.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class StepMeter {
  public:
@@ -36,9 +36,9 @@ class StepMeter {
                                            std::vector<simulator::MeasuredStep>* steps);
 
  private:
-  StepMeter(std::unique_ptr<Rank> rank, const Clock* clock, simulator::Machine machine);
+  StepMeter(std::unique_ptr<worker::Rank> rank, const Clock* clock, simulator::Machine machine);
 
-  std::unique_ptr<Rank> rank_;
+  std::unique_ptr<worker::Rank> rank_;
   const Clock* clock_;
   simulator::Machine machine_;
 };
@@ -47,4 +47,4 @@ class StepMeter {
 // once, short and long ones, so that all terms of the cost model vary.
 std::vector<simulator::Workload> MeasuringWorkloads();
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

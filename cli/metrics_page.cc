@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 // Reads forward through one line.
@@ -181,4 +181,4 @@ std::optional<double> MetricsChange::Quantile(const std::string& histogram, doub
   return low;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

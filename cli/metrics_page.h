@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class MetricsPage {
  public:
@@ -68,4 +68,4 @@ class MetricsChange {
   const MetricsPage& now_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -11,7 +11,7 @@
 #include "model/config.h"
 #include "worker/compute/kv_cache.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 // INVALID_ARGUMENT "--flag value: why".
@@ -20,7 +20,7 @@ absl::Status Wrong(const char* flag, const Value& value, absl::string_view why) 
   return absl::InvalidArgumentError(absl::StrCat(flag, " ", value, ": ", why));
 }
 
-absl::Status CheckSpeculation(const RoleFlags& flags, const ModelConfig& config) {
+absl::Status CheckSpeculation(const RoleFlags& flags, const model::ModelConfig& config) {
   if (flags.speculation == "off") return absl::OkStatus();
   if (flags.draft_layers > std::int64_t{config.layers}) {
     return Wrong("--draft-layers", flags.draft_layers,
@@ -34,11 +34,11 @@ absl::Status CheckSpeculation(const RoleFlags& flags, const ModelConfig& config)
 
 // Checks how much memory the ranks on this host reserve together, and the directory that they
 // use on disk.
-absl::Status CheckMemory(const RoleFlags& flags, const RankOptions& options,
-                         const ModelConfig& config) {
+absl::Status CheckMemory(const RoleFlags& flags, const worker::RankOptions& options,
+                         const model::ModelConfig& config) {
   if (!flags.group_network.empty()) return absl::OkStatus();  // each host checks its own
-  const KvShape shape{options.kv_format, static_cast<int>(config.layers),
-                      static_cast<int>(config.kv_heads), static_cast<int>(config.head_dim)};
+  const worker::KvShape shape{options.kv_format, static_cast<int>(config.layers),
+                              static_cast<int>(config.kv_heads), static_cast<int>(config.head_dim)};
   const std::int64_t memory = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   const std::int64_t most = memory / shape.bytes_per_block();
   for (const auto& [flag, blocks] :
@@ -56,9 +56,9 @@ absl::Status CheckMemory(const RoleFlags& flags, const RankOptions& options,
 
 }  // namespace
 
-absl::Status CheckModelFlags(const RoleFlags& flags, const RankOptions& options,
-                             const GgufFile& file) {
-  const absl::StatusOr<ModelConfig> config = LoadConfig(file);
+absl::Status CheckModelFlags(const RoleFlags& flags, const worker::RankOptions& options,
+                             const model::GgufFile& file) {
+  const absl::StatusOr<model::ModelConfig> config = model::LoadConfig(file);
   if (!config.ok()) return config.status();
   if (flags.max_model_len > std::int64_t{config->context_length}) {
     return Wrong("--max-model-len", flags.max_model_len,
@@ -66,10 +66,10 @@ absl::Status CheckModelFlags(const RoleFlags& flags, const RankOptions& options,
   }
   if (auto status = CheckSpeculation(flags, *config); !status.ok()) return status;
   if (auto status = CheckMemory(flags, options, *config); !status.ok()) return status;
-  const auto layout = ShardModel(file, *config, options.shape, options.balance);
+  const auto layout = worker::ShardModel(file, *config, options.shape, options.balance);
   if (layout.ok() || !absl::IsInvalidArgument(layout.status())) return layout.status();
   // "tp 4: the model can be cut into 3 ..."
   return absl::InvalidArgumentError(absl::StrCat("--", layout.status().message()));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

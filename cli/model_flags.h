@@ -8,11 +8,11 @@
 #include "model/gguf.h"
 #include "worker/exec/rank.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // `options` come from MakeRankOptions(flags). INVALID_ARGUMENT and RESOURCE_EXHAUSTED name a
 // flag and its value; other errors are about the file.
-absl::Status CheckModelFlags(const RoleFlags& flags, const RankOptions& options,
-                             const GgufFile& file);
+absl::Status CheckModelFlags(const RoleFlags& flags, const worker::RankOptions& options,
+                             const model::GgufFile& file);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

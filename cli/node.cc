@@ -6,7 +6,7 @@
 #include "common/obs/log.h"
 #include "worker/hosts/host_server.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 absl::Status RunNode(const RoleFlags& flags, const std::string& version) {
   auto process = RoleProcess::Begin(flags, /*listens=*/true);
@@ -18,10 +18,11 @@ absl::Status RunNode(const RoleFlags& flags, const std::string& version) {
   AddRoleMetrics(metrics, **process, version);
   auto metrics_server = ServeMetrics(flags, &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
-  auto server = HostServer::Start({.listen = {.host = flags.host,
-                                              .port = static_cast<std::uint16_t>(flags.listen_port),
-                                              .credentials = credentials}},
-                                  &log);
+  auto server =
+      worker::HostServer::Start({.listen = {.host = flags.host,
+                                            .port = static_cast<std::uint16_t>(flags.listen_port),
+                                            .credentials = credentials}},
+                                &log);
   if (!server.ok()) return server.status();
 
   absl::Status ready = AnnounceReady(flags, "node", (*server)->port(), **metrics_server);
@@ -31,4 +32,4 @@ absl::Status RunNode(const RoleFlags& flags, const std::string& version) {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

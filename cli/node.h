@@ -6,9 +6,9 @@
 #include "absl/status/status.h"
 #include "cli/flags.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Serves until SIGINT or SIGTERM, which end the ranks on this host.
 absl::Status RunNode(const RoleFlags& flags, const std::string& version);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -7,7 +7,7 @@
 
 #include "common/types/executor.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class ObservedExecutor final : public StepExecutor {
  public:
@@ -29,4 +29,4 @@ class ObservedExecutor final : public StepExecutor {
   const std::function<void(const StepPlan&)> on_plan_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

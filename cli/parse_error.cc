@@ -15,7 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/suggest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 // Whether the subcommand is one that a person calls.
@@ -203,4 +203,4 @@ std::string ExplainParseError(const CLI::App& app, const CLI::ParseError& error)
                       " --help` explains the usage.");
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -10,10 +10,10 @@ class App;
 class ParseError;
 }  // namespace CLI
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // `app` is the program, whose commands are its subcommands, after a parse that ended with
 // `error`. The message has one or two lines, without a newline at the end.
 std::string ExplainParseError(const CLI::App& app, const CLI::ParseError& error);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 constexpr std::int64_t kSecond = 1'000'000'000;
 }
@@ -36,4 +36,4 @@ void ProgressLine::Update(std::uint64_t done, std::uint64_t total) {
   std::fflush(stderr);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -7,7 +7,7 @@
 
 #include "common/rt/clock.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class ProgressLine {
  public:
@@ -31,4 +31,4 @@ class ProgressLine {
   bool printed_ = false;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -19,7 +19,7 @@
 #include "worker/exec/rank_process.h"
 #include "worker/exec/rank_runner.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 // The number of ranks of the job on this host.
@@ -31,59 +31,61 @@ int RanksHere() {
 
 // Joins this rank to the others of its group and returns the communicator, which lives as
 // long as the process.
-absl::StatusOr<Communicator*> JoinRanks(const GgufFile& file, const ModelConfig& config,
-                                        const RankOptions& options, const std::string& transport,
-                                        int rank) {
-  absl::StatusOr<GroupLayout> layout = PlanGroup(file, options);
+absl::StatusOr<worker::Communicator*> JoinRanks(const model::GgufFile& file,
+                                                const model::ModelConfig& config,
+                                                const worker::RankOptions& options,
+                                                const std::string& transport, int rank) {
+  absl::StatusOr<worker::GroupLayout> layout = worker::PlanGroup(file, options);
   if (!layout.ok()) return layout.status();
-  const ParallelShape shape = layout->shape;
+  const worker::ParallelShape shape = layout->shape;
   const auto number = static_cast<std::uint32_t>(rank);
   const bool spin = RanksHere() * std::max(1, options.threads) <= AvailableCpus();
-  const bool one_host = OnOneHost();
+  const bool one_host = worker::OnOneHost();
   if (transport == "shared" && !one_host) {
     return absl::FailedPreconditionError("--transport shared: the ranks are on several hosts");
   }
-  static std::unique_ptr<Communicator> communicator;
+  static std::unique_ptr<worker::Communicator> communicator;
   if (transport == "mpi" || !one_host) {
-    std::vector<IndexRange> columns;
+    std::vector<worker::IndexRange> columns;
     const std::uint32_t stage_begin = number - number % shape.tensor;
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {
       columns.push_back(layout->shards[stage_begin + t].vocab);
     }
-    communicator = std::make_unique<MpiCommunicator>(shape, number, layout->limits,
-                                                     std::move(columns), config.vocab, spin);
+    communicator = std::make_unique<worker::MpiCommunicator>(
+        shape, number, layout->limits, std::move(columns), config.vocab, spin);
     return communicator.get();
   }
-  auto region = ShareRegion(SharedMemoryCommunicator::RegionBytes(shape, layout->limits));
+  auto region =
+      worker::ShareRegion(worker::SharedMemoryCommunicator::RegionBytes(shape, layout->limits));
   if (!region.ok()) return region.status();
-  communicator = std::make_unique<SharedMemoryCommunicator>(
-      std::make_shared<const SharedRegion>(*std::move(region)), shape, number, layout->limits,
-      spin);
+  communicator = std::make_unique<worker::SharedMemoryCommunicator>(
+      std::make_shared<const worker::SharedRegion>(*std::move(region)), shape, number,
+      layout->limits, spin);
   return communicator.get();
 }
 
-absl::StatusOr<std::unique_ptr<StepRunner>> LoadRank(const RoleFlags& flags, int rank, int size,
-                                                     const Clock* clock) {
-  absl::StatusOr<RankOptions> options = MakeRankOptions(flags, ModelId(flags));
+absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& flags, int rank,
+                                                             int size, const Clock* clock) {
+  absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, ModelId(flags));
   if (!options.ok()) return options.status();
   if (options->shape.ranks() != static_cast<std::uint32_t>(size)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tp x --pp is ", options->shape.ranks(), "; the job has ", size, " ranks"));
   }
   if (options->threads == 0) options->threads = std::max(1, AvailableCpus() / RanksHere());
-  absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);
+  absl::StatusOr<model::GgufFile> opened = model::GgufFile::Open(flags.model);
   if (!opened.ok()) return opened.status();
-  auto file = std::make_shared<const GgufFile>(*std::move(opened));
-  Communicator* communicator = nullptr;
+  auto file = std::make_shared<const model::GgufFile>(*std::move(opened));
+  worker::Communicator* communicator = nullptr;
   if (size > 1) {
-    const absl::StatusOr<ModelConfig> config = LoadConfig(*file);
+    const absl::StatusOr<model::ModelConfig> config = model::LoadConfig(*file);
     if (!config.ok()) return config.status();
-    absl::StatusOr<Communicator*> joined =
+    absl::StatusOr<worker::Communicator*> joined =
         JoinRanks(*file, *config, *options, flags.transport, rank);
     if (!joined.ok()) return joined.status();
     communicator = *joined;
   }
-  auto runner = RankRunner::Create(std::move(file), *options, clock, communicator);
+  auto runner = worker::RankRunner::Create(std::move(file), *options, clock, communicator);
   if (!runner.ok()) return runner.status();
   return *std::move(runner);
 }
@@ -92,10 +94,10 @@ absl::StatusOr<std::unique_ptr<StepRunner>> LoadRank(const RoleFlags& flags, int
 
 void RunRank(const RoleFlags& flags) {
   const SteadyClock clock;
-  RunRankProcess({.group_directory = flags.group_directory,
-                  .heartbeats = flags.heartbeats,
-                  .agent = flags.agent},
-                 [&](int rank, int size) { return LoadRank(flags, rank, size, &clock); });
+  worker::RunRankProcess({.group_directory = flags.group_directory,
+                          .heartbeats = flags.heartbeats,
+                          .agent = flags.agent},
+                         [&](int rank, int size) { return LoadRank(flags, rank, size, &clock); });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -3,9 +3,9 @@
 
 #include "cli/flags.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Runs until the agent goes away; ends the process.
 [[noreturn]] void RunRank(const RoleFlags& flags);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

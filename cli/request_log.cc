@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/obs/trace.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 std::string Milliseconds(std::int64_t ns) {
@@ -36,7 +36,7 @@ const char* Name(RequestOutcome outcome) {
 
 }  // namespace
 
-void LogOver(Logger& log, const RequestRecord& r) {
+void LogOver(Logger& log, const router::RequestRecord& r) {
   const bool refused = r.outcome == RequestOutcome::kRefused;
   const LogLevel level = refused                                ? LogLevel::kDebug
                          : r.outcome == RequestOutcome::kFailed ? LogLevel::kWarning
@@ -61,7 +61,7 @@ void LogOver(Logger& log, const RequestRecord& r) {
            {"ms", Milliseconds(r.elapsed_ns)}});
 }
 
-void LogServed(Logger& log, const ServedRecord& r) {
+void LogServed(Logger& log, const scheduler::ServedRecord& r) {
   log.Debug("request served", {{"request", RequestName(r.id)},
                                {"attempt", r.attempt.value()},
                                {"client_request_id", r.label},
@@ -76,11 +76,11 @@ void LogServed(Logger& log, const ServedRecord& r) {
                                {"ms", Milliseconds(r.elapsed_ns)}});
 }
 
-void LogPreemption(Logger& log, const Preemption& p) {
+void LogPreemption(Logger& log, const scheduler::Preemption& p) {
   log.Debug("preempted", {{"request", RequestName(p.victim)},
                           {"for", RequestName(p.winner)},
-                          {"mode", ModeName(p.reason)},
-                          {"reason", ReasonName(p.reason)},
+                          {"mode", scheduler::ModeName(p.reason)},
+                          {"reason", scheduler::ReasonName(p.reason)},
                           {"victim", p.decoding ? "decode" : "prefill"},
                           {"blocks", p.blocks},
                           {"swapped_blocks", p.swapped_blocks},
@@ -110,4 +110,4 @@ std::function<void(const StepPlan&)> PlanLog(Logger* log) {
   };
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

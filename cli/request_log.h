@@ -14,13 +14,13 @@
 #include "scheduler/core/scheduler_core.h"
 #include "scheduler/server/engine_loop.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
-void LogOver(Logger& log, const RequestRecord& record);
-void LogServed(Logger& log, const ServedRecord& record);
-void LogPreemption(Logger& log, const Preemption& preemption);
+void LogOver(Logger& log, const router::RequestRecord& record);
+void LogServed(Logger& log, const scheduler::ServedRecord& record);
+void LogPreemption(Logger& log, const scheduler::Preemption& preemption);
 
 // Logs each sequence that a plan opens or drops; empty if `log` takes no such lines.
 std::function<void(const StepPlan&)> PlanLog(Logger* log);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

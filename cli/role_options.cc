@@ -17,7 +17,7 @@
 #include "rpc/endpoint.h"
 #include "rpc/ports.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 // Parses "NAME=WEIGHT,...". INVALID_ARGUMENT names the entry that has another form.
@@ -44,17 +44,19 @@ std::string ModelId(const RoleFlags& flags) {
                                          : flags.served_model_name;
 }
 
-absl::StatusOr<RankOptions> MakeRankOptions(const RoleFlags& flags, const std::string& model_id) {
+absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
+                                                    const std::string& model_id) {
   absl::StatusOr<kernels::Isa> isa = kernels::ParseIsa(flags.cpu_isa);
   if (!isa.ok()) return isa.status();
-  RankOptions options;
+  worker::RankOptions options;
   options.model_id = model_id;
-  options.recipe = flags.compute == "fp32" ? Recipe::kFp32 : Recipe::kAccurate;
+  options.recipe = flags.compute == "fp32" ? worker::Recipe::kFp32 : worker::Recipe::kAccurate;
   options.kv_format = flags.kv_type == "fp32" ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
   options.isa = *isa;
   options.shape = {.tensor = static_cast<std::uint32_t>(flags.tensor_parallel),
                    .pipeline = static_cast<std::uint32_t>(flags.pipeline_parallel)};
-  options.balance = flags.balance == "bytes" ? ShardBalance::kBytes : ShardBalance::kStep;
+  options.balance =
+      flags.balance == "bytes" ? worker::ShardBalance::kBytes : worker::ShardBalance::kStep;
   options.threads = static_cast<int>(flags.threads);
   options.kv_blocks = static_cast<std::uint32_t>(flags.kv_blocks);
   options.max_context = static_cast<std::uint32_t>(flags.max_model_len);
@@ -63,17 +65,18 @@ absl::StatusOr<RankOptions> MakeRankOptions(const RoleFlags& flags, const std::s
   options.tiers = {.host_blocks = static_cast<std::uint32_t>(flags.host_blocks),
                    .disk_blocks = static_cast<std::uint32_t>(flags.disk_blocks),
                    .disk_directory = flags.disk_directory};
-  options.speculation = flags.speculation == "ngram"   ? Speculation::kNgram
-                        : flags.speculation == "draft" ? Speculation::kDraft
-                                                       : Speculation::kOff;
+  options.speculation = flags.speculation == "ngram"   ? worker::Speculation::kNgram
+                        : flags.speculation == "draft" ? worker::Speculation::kDraft
+                                                       : worker::Speculation::kOff;
   options.draft_tokens = static_cast<std::uint32_t>(flags.draft_tokens);
   options.draft_layers = static_cast<std::uint32_t>(flags.draft_layers);
   return options;
 }
 
-absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
-                                                         TokenizerContent tokenizer, Logger* log) {
-  InProcessEngineOptions options;
+absl::StatusOr<scheduler::InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
+                                                                    TokenizerContent tokenizer,
+                                                                    Logger* log) {
+  scheduler::InProcessEngineOptions options;
   auto weights = ParseWeights(flags.tenant_weights);
   if (!weights.ok()) return weights.status();
   options.policy = flags.policy;
@@ -94,14 +97,16 @@ absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
   options.tokenizer_hash = tokenizer.hash;
   options.tokenizer_bytes = std::move(tokenizer.content);
   if (log->Takes(LogLevel::kDebug)) {
-    options.on_preemption = [log](const Preemption& p) { LogPreemption(*log, p); };
-    options.on_over = [log](const ServedRecord& r) { LogServed(*log, r); };
+    options.on_preemption = [log](const scheduler::Preemption& p) { LogPreemption(*log, p); };
+    options.on_over = [log](const scheduler::ServedRecord& r) { LogServed(*log, r); };
   }
   return options;
 }
 
-TokenizerContent TokenizerContentOf(const GgufFile& file, const std::string& model_id) {
-  return {.model_id = model_id, .hash = TokenizerHash(file), .content = TokenizerFile(file)};
+TokenizerContent TokenizerContentOf(const model::GgufFile& file, const std::string& model_id) {
+  return {.model_id = model_id,
+          .hash = model::TokenizerHash(file),
+          .content = model::TokenizerFile(file)};
 }
 
 absl::StatusOr<std::shared_ptr<rpc::Credentials>> MakeCredentials(const RoleFlags& flags,
@@ -179,4 +184,4 @@ absl::Status WriteReadyFile(const std::string& path,
   return absl::UnavailableError("the ready file '" + path + "' cannot be written");
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

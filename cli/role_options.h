@@ -18,15 +18,17 @@
 #include "scheduler/server/engine_loop.h"
 #include "worker/exec/rank.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // The model's name for clients: the name that the flags give, or else the file's name.
 std::string ModelId(const RoleFlags& flags);
-absl::StatusOr<RankOptions> MakeRankOptions(const RoleFlags& flags, const std::string& model_id);
+absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
+                                                    const std::string& model_id);
 // The engine logs preemptions to `log`, which outlives it. INVALID_ARGUMENT names the flag.
-absl::StatusOr<InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
-                                                         TokenizerContent tokenizer, Logger* log);
-TokenizerContent TokenizerContentOf(const GgufFile& file, const std::string& model_id);
+absl::StatusOr<scheduler::InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
+                                                                    TokenizerContent tokenizer,
+                                                                    Logger* log);
+TokenizerContent TokenizerContentOf(const model::GgufFile& file, const std::string& model_id);
 
 // The credentials that this process shows to the rest of the fleet, and those that it demands.
 // `clock` and `log` outlive the result. INVALID_ARGUMENT and other errors name the flag or the
@@ -47,4 +49,4 @@ std::string HostPort(const std::string& host, int port);
 absl::Status WriteReadyFile(const std::string& path,
                             const std::vector<std::pair<std::string, int>>& ports);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -10,7 +10,7 @@
 #include "common/obs/process_metrics.h"
 #include "rpc/metrics.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 absl::StatusOr<std::unique_ptr<RoleProcess>> RoleProcess::Begin(const RoleFlags& flags,
                                                                 bool listens) {
@@ -48,4 +48,4 @@ absl::Status AnnounceReady(const RoleFlags& flags, std::string_view role, std::u
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

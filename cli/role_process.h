@@ -18,7 +18,7 @@
 #include "rpc/grpc_log.h"
 #include "rpc/poller.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Main makes it before any thread starts and destroys it last, because all else uses it.
 struct RoleProcess {
@@ -48,4 +48,4 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const RoleFlags& fla
 absl::Status AnnounceReady(const RoleFlags& flags, std::string_view role, std::uint16_t port,
                            const MetricsServer& metrics);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

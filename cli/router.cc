@@ -24,17 +24,17 @@
 #include "router/remote/metrics.h"
 #include "rpc/metrics.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 constexpr absl::Duration kLong = absl::Hours(1);
 constexpr absl::Duration kCloseGrace = absl::Seconds(2);
 
-FleetOptions MakeFleetOptions(const RoleFlags& flags, RoleProcess& process) {
+router::FleetOptions MakeFleetOptions(const RoleFlags& flags, RoleProcess& process) {
   Signals& signals = process.signals;
   Logger& log = process.log;
-  FleetOptions options;
+  router::FleetOptions options;
   options.credentials = process.credentials;
   options.poller = process.poller;
   options.core.hold_ns = absl::ToInt64Nanoseconds(absl::Seconds(flags.hold_seconds));
@@ -51,14 +51,15 @@ FleetOptions MakeFleetOptions(const RoleFlags& flags, RoleProcess& process) {
   return options;
 }
 
-DiscoveryOptions MakeDiscoveryOptions(const RoleFlags& flags, Fleet& fleet, Logger& log) {
-  DiscoveryOptions options;
+router::DiscoveryOptions MakeDiscoveryOptions(const RoleFlags& flags, router::Fleet& fleet,
+                                              Logger& log) {
+  router::DiscoveryOptions options;
   options.targets = flags.schedulers;
   options.on_addresses = [&](const std::vector<std::string>& addresses) {
     log.Info("schedulers known", {{"addresses", absl::StrJoin(addresses, " ")}});
     fleet.SetAddresses(addresses);
   };
-  options.on_failure = [&log](const DnsName& name, const absl::Status& why) {
+  options.on_failure = [&log](const router::DnsName& name, const absl::Status& why) {
     log.Warning("name not resolved, its last addresses stay",
                 {{"name", name.host}, {"reason", why}});
   };
@@ -70,7 +71,7 @@ DiscoveryOptions MakeDiscoveryOptions(const RoleFlags& flags, Fleet& fleet, Logg
 class RouterModels {
  public:
   // The arguments outlive this object, and this object outlives the frontends.
-  RouterModels(Fleet* fleet, Metrics* metrics, std::string version, Logger* log)
+  RouterModels(router::Fleet* fleet, Metrics* metrics, std::string version, Logger* log)
       : fleet_(fleet), metrics_(metrics), version_(std::move(version)), log_(log) {}
 
   // False: a model could not be added yet; the caller should try again.
@@ -93,26 +94,27 @@ class RouterModels {
 
  private:
   struct Model {
-    Model(Fleet* fleet, std::size_t index, Metrics& metrics, const Metrics::Labels& labels)
+    Model(router::Fleet* fleet, std::size_t index, Metrics& metrics, const Metrics::Labels& labels)
         : engine(fleet, index), requests(metrics, labels) {}
-    FleetEngine engine;
-    RouterMetrics requests;
+    router::FleetEngine engine;
+    router::RouterMetrics requests;
   };
 
   absl::Status Add(std::size_t index, const std::string& name, Frontends& frontends) {
-    FleetEngine engine(fleet_, index);
+    router::FleetEngine engine(fleet_, index);
     const absl::StatusOr<std::string> content = engine.TokenizerBytes();
     if (!content.ok()) return content.status();
-    const absl::StatusOr<GgufFile> file = GgufFile::Parse(std::as_bytes(std::span(*content)));
+    const absl::StatusOr<model::GgufFile> file =
+        model::GgufFile::Parse(std::as_bytes(std::span(*content)));
     if (!file.ok()) return file.status();
     const Metrics::Labels labels = {{"model", name}};
     models_.push_back(std::make_unique<Model>(fleet_, index, *metrics_, labels));
     AddBuildInfo(*metrics_, version_, labels);
-    WatchEngine(*metrics_, &models_.back()->engine, labels);
+    router::WatchEngine(*metrics_, &models_.back()->engine, labels);
     return frontends.AddModel(name, *file, &models_.back()->engine, &models_.back()->requests);
   }
 
-  Fleet* const fleet_;
+  router::Fleet* const fleet_;
   Metrics* const metrics_;
   const std::string version_;
   Logger* const log_;
@@ -131,18 +133,18 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   Logger& log = (*process)->log;
   const std::shared_ptr<rpc::Credentials>& credentials = (*process)->credentials;
 
-  Fleet fleet(MakeFleetOptions(flags, **process), &clock);
-  absl::StatusOr<std::unique_ptr<Discovery>> discovery =
-      Discovery::Start(MakeDiscoveryOptions(flags, fleet, log));
+  router::Fleet fleet(MakeFleetOptions(flags, **process), &clock);
+  absl::StatusOr<std::unique_ptr<router::Discovery>> discovery =
+      router::Discovery::Start(MakeDiscoveryOptions(flags, fleet, log));
   if (!discovery.ok()) return discovery.status();
 
   Metrics metrics;
   // A model name that a client invents never becomes a label.
-  RouterMetrics unknown(metrics, {{"model", "_unknown"}});
+  router::RouterMetrics unknown(metrics, {{"model", "_unknown"}});
   AddProcessMetrics(metrics);
   WatchLog(metrics, &log);
   rpc::WatchCertificate(metrics, credentials.get());
-  WatchFleet(metrics, &fleet);
+  router::WatchFleet(metrics, &fleet);
   RouterModels models(&fleet, &metrics, version, &log);
   const std::unique_ptr<Frontends> frontends =
       Frontends::Create(flags, {.metrics = &metrics,
@@ -175,4 +177,4 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

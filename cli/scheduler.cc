@@ -20,14 +20,14 @@
 #include "scheduler/remote/remote_executor.h"
 #include "scheduler/server/engine_loop.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 
 // Waits for the group's agent and returns the tokenizer of its model. None: the process was
 // asked to stop meanwhile.
-std::optional<TokenizerContent> WaitForTokenizer(const RemoteExecutor& executor,
+std::optional<TokenizerContent> WaitForTokenizer(const scheduler::RemoteExecutor& executor,
                                                  const std::string& address, Signals& signals,
                                                  Logger& log) {
   absl::StatusOr<TokenizerContent> tokenizer = executor.FetchTokenizer();
@@ -54,7 +54,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
 
   // The worker group is either behind an agent or in this process.
   std::unique_ptr<WorkerGroup> own;
-  std::optional<RemoteExecutor> remote;
+  std::optional<scheduler::RemoteExecutor> remote;
   std::optional<TokenizerContent> tokenizer;
   if (!flags.worker.empty()) {
     remote.emplace(rpc::PeerOptions{
@@ -77,12 +77,12 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   if (own != nullptr) own->AddMetrics(metrics);
   StepExecutor* const executor = own != nullptr ? own->executor() : &*remote;
   ObservedExecutor observed(executor, own != nullptr ? PlanLog(&log) : nullptr);
-  absl::StatusOr<InProcessEngineOptions> options =
+  absl::StatusOr<scheduler::InProcessEngineOptions> options =
       MakeEngineOptions(flags, *std::move(tokenizer), &log);
   if (!options.ok()) return options.status();
   options->metrics = &metrics;
   options->rounds_on_senders = own == nullptr || own->has_own_processes();
-  InProcessEngine engine(*std::move(options), &observed, &clock);
+  scheduler::InProcessEngine engine(*std::move(options), &observed, &clock);
   auto metrics_server = ServeMetrics(flags, &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
   StopListener starting(&signals, [&own] {
@@ -91,12 +91,12 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   const absl::Status started = engine.Start();
   if (starting.End()) return absl::OkStatus();
   if (!started.ok()) return started;
-  auto server =
-      EngineServer::Start({.listen = {.host = flags.host,
-                                      .port = static_cast<std::uint16_t>(flags.listen_port),
-                                      .credentials = credentials,
-                                      .poller = (*process)->poller}},
-                          &engine, &clock);
+  auto server = scheduler::EngineServer::Start(
+      {.listen = {.host = flags.host,
+                  .port = static_cast<std::uint16_t>(flags.listen_port),
+                  .credentials = credentials,
+                  .poller = (*process)->poller}},
+      &engine, &clock);
   if (!server.ok()) return server.status();
 
   absl::Status ready = AnnounceReady(flags, "scheduler", (*server)->port(), **metrics_server);
@@ -110,4 +110,4 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "cli/flags.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Waits for the agent, then serves until SIGINT or SIGTERM, then lets running requests
 // finish for `drain_seconds`. A second signal ends the process at once. When the
@@ -16,4 +16,4 @@ namespace flotilla {
 // Called from main before any thread is started.
 absl::Status RunScheduler(const RoleFlags& flags, const std::string& version);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -22,7 +22,7 @@
 #include "scheduler/server/engine_loop.h"
 #include "worker/exec/in_process_executor.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 // How long connections may take to send their last bytes once all requests have ended.
@@ -40,7 +40,8 @@ class LocalFleet {
   void RunUntilStopped(Signals& signals, std::int64_t drain_seconds);
 
  private:
-  absl::Status StartEngine(const RoleFlags& flags, const std::shared_ptr<const GgufFile>& file);
+  absl::Status StartEngine(const RoleFlags& flags,
+                           const std::shared_ptr<const model::GgufFile>& file);
   void PrintBanner(const RoleFlags& flags) const;
 
   Logger* const log_;
@@ -48,26 +49,26 @@ class LocalFleet {
   std::string model_id_;
   std::string isa_;  // the instruction path's name
   std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<RouterMetrics> router_metrics_;
-  std::unique_ptr<InProcessExecutor> executor_;
+  std::unique_ptr<router::RouterMetrics> router_metrics_;
+  std::unique_ptr<worker::InProcessExecutor> executor_;
   std::unique_ptr<ObservedExecutor> observed_;
-  std::unique_ptr<InProcessEngine> engine_;
+  std::unique_ptr<scheduler::InProcessEngine> engine_;
   std::unique_ptr<Frontends> frontends_;
 };
 
 absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& version) {
   model_id_ = ModelId(flags);
-  absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);
+  absl::StatusOr<model::GgufFile> opened = model::GgufFile::Open(flags.model);
   if (!opened.ok()) return opened.status();
-  const auto file = std::make_shared<const GgufFile>(*std::move(opened));
+  const auto file = std::make_shared<const model::GgufFile>(*std::move(opened));
 
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
   AddBuildInfo(*metrics_, version);
   AddProcessMetrics(*metrics_);
   WatchLog(*metrics_, log_);
-  AddKvConfigInfo(*metrics_, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
-                  static_cast<std::uint32_t>(flags.block_tokens));
-  router_metrics_ = std::make_unique<RouterMetrics>(*metrics_);
+  worker::AddKvConfigInfo(*metrics_, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
+                          static_cast<std::uint32_t>(flags.block_tokens));
+  router_metrics_ = std::make_unique<router::RouterMetrics>(*metrics_);
   if (absl::Status status = StartEngine(flags, file); !status.ok()) return status;
 
   frontends_ = Frontends::Create(
@@ -81,20 +82,21 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
 }
 
 absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
-                                     const std::shared_ptr<const GgufFile>& file) {
-  absl::StatusOr<RankOptions> options = MakeRankOptions(flags, model_id_);
+                                     const std::shared_ptr<const model::GgufFile>& file) {
+  absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id_);
   if (!options.ok()) return options.status();
   if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
   isa_ = std::string(kernels::GetOps(options->isa).name);
-  executor_ = std::make_unique<InProcessExecutor>(file, *options, &clock_);
+  executor_ = std::make_unique<worker::InProcessExecutor>(file, *options, &clock_);
   observed_ = std::make_unique<ObservedExecutor>(executor_.get(), PlanLog(log_));
-  absl::StatusOr<InProcessEngineOptions> engine =
+  absl::StatusOr<scheduler::InProcessEngineOptions> engine =
       MakeEngineOptions(flags, TokenizerContentOf(*file, model_id_), log_);
   if (!engine.ok()) return engine.status();
   engine->metrics = metrics_.get();
-  engine_ = std::make_unique<InProcessEngine>(*std::move(engine), observed_.get(), &clock_);
-  WatchEngine(*metrics_, engine_.get());
-  WatchWorker(*metrics_, &executor_->probe());
+  engine_ =
+      std::make_unique<scheduler::InProcessEngine>(*std::move(engine), observed_.get(), &clock_);
+  router::WatchEngine(*metrics_, engine_.get());
+  worker::WatchWorker(*metrics_, &executor_->probe());
   if (absl::Status status = engine_->Start(); !status.ok()) return status;
   return engine_->WaitReady();
 }
@@ -130,4 +132,4 @@ absl::Status RunServe(const RoleFlags& flags, const std::string& version) {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "cli/flags.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Serves until SIGINT or SIGTERM, then lets running requests finish for
 // `drain_seconds`. A second signal ends the process at once. When the process can
@@ -19,4 +19,4 @@ namespace flotilla {
 // Called from main before any thread is started.
 absl::Status RunServe(const RoleFlags& flags, const std::string& version);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

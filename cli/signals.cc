@@ -8,7 +8,7 @@
 
 #include "absl/time/clock.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 constexpr int kWakeSignal = SIGUSR1;
 }  // namespace
@@ -43,4 +43,4 @@ Signals::Event Signals::Wait(absl::Duration timeout) {
 
 void Signals::Wake() { kill(getpid(), kWakeSignal); }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -9,7 +9,7 @@
 
 #include "absl/time/time.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class Signals {
  public:
@@ -31,4 +31,4 @@ class Signals {
   sigset_t all_;   // these and the signal that Wake sends
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -22,7 +22,7 @@
 #include "simulator/trace.h"
 #include "simulator/variants.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 // One invocation, with the objects that its flags name.
@@ -74,7 +74,7 @@ absl::Status SimulateCommand::Resolve() {
   if (machine_.kv_tokens < machine_.block_tokens) {
     return absl::InvalidArgumentError("--kv-tokens is below one block");
   }
-  CoreOptions core = simulator::DefaultOptions(machine_);
+  scheduler::CoreOptions core = simulator::DefaultOptions(machine_);
   for (const std::string& setting : flags_.set) {
     const std::pair<std::string, std::string> parts =
         absl::StrSplit(setting, absl::MaxSplits('=', 1));
@@ -380,4 +380,4 @@ absl::Status RunSimulate(const SimulateFlags& flags) {
   return SimulateCommand(flags).Run();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -5,7 +5,7 @@
 #include "absl/status/status.h"
 #include "cli/simulate_flags.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Does what the flags say: a run, a comparison, a sweep, baselines, a fit or a
 // measurement. The report goes to standard output, progress to standard error, and
@@ -13,4 +13,4 @@ namespace flotilla {
 // read or written.
 absl::Status RunSimulate(const SimulateFlags& flags);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -7,7 +7,7 @@
 #include "simulator/variants.h"
 #include "simulator/workload.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr char kExamples[] = R"(
@@ -156,7 +156,7 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
       ->group(group);
   app.add_option("--policies", f->policies,
                  absl::StrCat("The policies that are compared. There are ",
-                              absl::StrJoin(PolicyNames(), ", "), "."))
+                              absl::StrJoin(scheduler::PolicyNames(), ", "), "."))
       ->delimiter(',')
       ->type_name("NAME,NAME")
       ->group(group);
@@ -232,4 +232,4 @@ void AddSimulateFlags(CLI::App& app, SimulateFlags* flags) {
   app.footer(kExamples);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

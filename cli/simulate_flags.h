@@ -10,7 +10,7 @@ namespace CLI {
 class App;
 }  // namespace CLI
 
-namespace flotilla {
+namespace flotilla::cli {
 
 struct SimulateFlags {
   // Machine.
@@ -60,4 +60,4 @@ struct SimulateFlags {
 // `app`, and refuses values outside the bounds with a message that names them.
 void AddSimulateFlags(CLI::App& app, SimulateFlags* flags);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

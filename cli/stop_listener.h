@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "cli/signals.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class StopListener {
  public:
@@ -45,4 +45,4 @@ class StopListener {
   std::thread thread_;  // last, because it uses the others
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

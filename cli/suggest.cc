@@ -8,7 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "router/names.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr std::size_t kMaxTyped = 64;
@@ -41,7 +41,7 @@ std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std
   const std::size_t limit = std::min<std::size_t>(3, (letters + 2) / 3);
   std::vector<std::pair<std::size_t, std::string>> near;  // distance in half errors, name
   for (const std::string& name : names) {
-    const std::size_t errors = EditDistance(wanted, Normal(name));
+    const std::size_t errors = router::EditDistance(wanted, Normal(name));
     if (errors <= limit) near.emplace_back(2 * errors, name);
   }
   for (const std::string& name : names) {
@@ -57,4 +57,4 @@ std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std
   return best;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Returns the names of `names` that are nearest to `typed`, three at most. The distance is the
 // number of errors (EditDistance in router/names.h). One error in three letters is allowed, and
@@ -14,4 +14,4 @@ namespace flotilla {
 // `_` and `-`. Returns no name if `typed` is longer than 64 bytes.
 std::vector<std::string> NamesLike(std::string_view typed, const std::vector<std::string>& names);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

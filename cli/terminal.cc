@@ -15,7 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH};
@@ -129,4 +129,4 @@ std::optional<std::size_t> Terminal::columns() const {
   return static_cast<std::size_t>(std::min(columns, kMaxColumns));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "common/rt/unique_fd.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class Terminal {
  public:
@@ -48,4 +48,4 @@ class Terminal {
   UniqueFd signals_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
 }
@@ -38,4 +38,4 @@ absl::Status WriteTextFile(const std::string& folder, const std::string& name,
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // NOT_FOUND: the file cannot be opened. RESOURCE_EXHAUSTED: the file is larger than 1 GiB.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path);
@@ -15,4 +15,4 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path);
 absl::Status WriteTextFile(const std::string& folder, const std::string& name,
                            const std::string& text);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -12,7 +12,7 @@
 #include "cli/top_view.h"
 #include "common/rt/clock.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 constexpr std::size_t kMaxProcesses = 256;
@@ -95,4 +95,4 @@ absl::Status RunTop(const TopFlags& flags) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

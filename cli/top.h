@@ -10,7 +10,7 @@ namespace CLI {
 class App;
 }  // namespace CLI
 
-namespace flotilla {
+namespace flotilla::cli {
 
 struct TopFlags {
   std::vector<std::string> metrics;  // host:port
@@ -25,4 +25,4 @@ void AddTopFlags(CLI::App& app, TopFlags* flags);
 // UNAVAILABLE: the one table is empty, because no process answered.
 absl::Status RunTop(const TopFlags& flags);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

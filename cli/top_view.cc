@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "common/obs/printable.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 RouterRow MakeRouterRow(const std::string& address, const MetricsPage& now,
@@ -271,4 +271,4 @@ std::string TopText(const TopView& view, std::optional<std::size_t> columns) {
   return text;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "cli/metrics_page.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // The metrics of a process, or why they could not be read.
 struct Look {
@@ -71,4 +71,4 @@ TopView MakeTopView(absl::Span<const Look> before, absl::Span<const Look> now);
 // from processes and users are made printable.
 std::string TopText(const TopView& view, std::optional<std::size_t> columns = std::nullopt);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -10,7 +10,7 @@
 #include "common/obs/log.h"
 #include "worker/agent/group_server.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   auto process = RoleProcess::Begin(flags, /*listens=*/true);
@@ -33,11 +33,11 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   auto metrics_server = ServeMetrics(flags, &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
   ObservedExecutor observed(group.executor(), PlanLog(&log));
-  auto server = GroupServer::Start({.host = flags.host,
-                                    .port = static_cast<std::uint16_t>(flags.listen_port),
-                                    .credentials = credentials,
-                                    .poller = (*process)->poller},
-                                   group.tokenizer(), &observed);
+  auto server = worker::GroupServer::Start({.host = flags.host,
+                                            .port = static_cast<std::uint16_t>(flags.listen_port),
+                                            .credentials = credentials,
+                                            .poller = (*process)->poller},
+                                           group.tokenizer(), &observed);
   if (!server.ok()) return stop.End() ? absl::OkStatus() : server.status();
 
   absl::Status ready = AnnounceReady(flags, "worker", (*server)->port(), **metrics_server);
@@ -49,4 +49,4 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

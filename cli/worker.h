@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "cli/flags.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 // Loads the model and executes a scheduler's plans until SIGINT or SIGTERM. When the worker
 // is ready, it prints one line on standard output:
@@ -14,4 +14,4 @@ namespace flotilla {
 // Called from main before any thread is started.
 absl::Status RunWorker(const RoleFlags& flags, const std::string& version);
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

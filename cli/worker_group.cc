@@ -11,14 +11,14 @@
 #include "common/rt/cpu_quota.h"
 #include "model/gguf.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
-absl::StatusOr<HostOptions> MakeHostOptions(const RoleFlags& flags) {
-  HostOptions options{.network = flags.group_network,
-                      .hostfile = flags.hostfile,
-                      .hosts = flags.hosts,
-                      .remote_shell = flags.remote_shell};
+absl::StatusOr<worker::HostOptions> MakeHostOptions(const RoleFlags& flags) {
+  worker::HostOptions options{.network = flags.group_network,
+                              .hostfile = flags.hostfile,
+                              .hosts = flags.hosts,
+                              .remote_shell = flags.remote_shell};
   if (flags.hosts_port != 0) {
     absl::StatusOr<std::string> command = ExecCommand();
     if (!command.ok()) return command.status();
@@ -28,7 +28,7 @@ absl::StatusOr<HostOptions> MakeHostOptions(const RoleFlags& flags) {
   return options;
 }
 
-absl::StatusOr<ProcessExecutorOptions> ProcessOptions(const RoleFlags& flags) {
+absl::StatusOr<worker::ProcessExecutorOptions> ProcessOptions(const RoleFlags& flags) {
   RoleFlags rank = flags;
   const std::int64_t ranks = flags.tensor_parallel * flags.pipeline_parallel;
   const bool hosts = !flags.group_network.empty();
@@ -37,12 +37,12 @@ absl::StatusOr<ProcessExecutorOptions> ProcessOptions(const RoleFlags& flags) {
     rank.threads = std::max<std::int64_t>(1, AvailableCpus() / ranks);
   }
   std::error_code unknown;
-  ProcessExecutorOptions options;
+  worker::ProcessExecutorOptions options;
   options.group.command = {std::filesystem::read_symlink("/proc/self/exe", unknown), "rank"};
   for (std::string& word : RankArguments(rank)) options.group.command.push_back(std::move(word));
   options.group.ranks = static_cast<int>(ranks);
   if (hosts) {
-    absl::StatusOr<HostOptions> host_options = MakeHostOptions(flags);
+    absl::StatusOr<worker::HostOptions> host_options = MakeHostOptions(flags);
     if (!host_options.ok()) return host_options.status();
     options.group.hosts = *std::move(host_options);
   }
@@ -61,10 +61,10 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
         "process");
   }
   const std::string model_id = ModelId(flags);
-  absl::StatusOr<GgufFile> opened = GgufFile::Open(flags.model);
+  absl::StatusOr<model::GgufFile> opened = model::GgufFile::Open(flags.model);
   if (!opened.ok()) return opened.status();
-  auto file = std::make_shared<const GgufFile>(*std::move(opened));
-  absl::StatusOr<RankOptions> options = MakeRankOptions(flags, model_id);
+  auto file = std::make_shared<const model::GgufFile>(*std::move(opened));
+  absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id);
   if (!options.ok()) return options.status();
   if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
   std::unique_ptr<WorkerGroup> group(
@@ -85,14 +85,15 @@ StepExecutor* WorkerGroup::executor() {
 }
 
 void WorkerGroup::AddMetrics(Metrics& metrics) const {
-  AddKvConfigInfo(metrics, flags_.kv_type, static_cast<std::uint32_t>(flags_.kv_blocks),
-                  static_cast<std::uint32_t>(flags_.block_tokens));
-  WatchWorker(metrics, in_process_.has_value() ? &in_process_->probe() : &processes_->probe());
-  if (processes_.has_value()) WatchGroup(metrics, &processes_->group_probe(), clock_);
+  worker::AddKvConfigInfo(metrics, flags_.kv_type, static_cast<std::uint32_t>(flags_.kv_blocks),
+                          static_cast<std::uint32_t>(flags_.block_tokens));
+  worker::WatchWorker(metrics,
+                      in_process_.has_value() ? &in_process_->probe() : &processes_->probe());
+  if (processes_.has_value()) worker::WatchGroup(metrics, &processes_->group_probe(), clock_);
 }
 
 void WorkerGroup::StopProcesses() {
   if (processes_.has_value()) processes_->Stop();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -16,7 +16,7 @@
 #include "worker/exec/in_process_executor.h"
 #include "worker/exec/process_executor.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 
 class WorkerGroup {
  public:
@@ -42,8 +42,8 @@ class WorkerGroup {
   const RoleFlags flags_;
   const Clock* const clock_;
   const TokenizerContent tokenizer_;
-  std::optional<InProcessExecutor> in_process_;  // either this or processes_ is set
-  std::optional<ProcessExecutor> processes_;
+  std::optional<worker::InProcessExecutor> in_process_;  // either this or processes_ is set
+  std::optional<worker::ProcessExecutor> processes_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::cli

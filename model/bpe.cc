@@ -4,7 +4,7 @@
 #include <queue>
 #include <tuple>
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 // Up to this many symbols a quadratic scan beats the heap (tiktoken's figure
@@ -176,4 +176,4 @@ void BpeMerges::MergeByHeap(std::vector<TokenId>& ids) const {
   symbols.Collect();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/types/ids.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 class BpeMerges {
  public:
@@ -52,4 +52,4 @@ class BpeMerges {
   absl::flat_hash_map<uint64_t, Rule> merges_;  // left << 32 | right
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -8,7 +8,7 @@
 #include "model/text.h"
 #include "model/utf8.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Compile(std::string_view source) {
   if (source.size() > kMaxSourceBytes) {
@@ -53,4 +53,4 @@ absl::StatusOr<std::vector<TextPiece>> ChatTemplate::Render(
   return pieces;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

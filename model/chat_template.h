@@ -32,11 +32,11 @@
 #include "absl/status/statusor.h"
 #include "model/text_piece.h"
 
-namespace flotilla {
-
-namespace jinja {
+namespace flotilla::jinja {
 struct Template;
 }
+
+namespace flotilla::model {
 
 struct ChatTemplateOptions {
   bool add_generation_prompt = true;
@@ -78,4 +78,4 @@ class ChatTemplate {
   std::shared_ptr<const jinja::Template> program_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::model

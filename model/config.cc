@@ -8,7 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "model/text.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 // A row of the model table. It says how an architecture differs from the others; all of them
@@ -315,4 +315,4 @@ absl::StatusOr<std::vector<TokenId>> LoadStopTokens(const GgufFile& file) {
   return std::move(config.stop_ids);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

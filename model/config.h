@@ -17,7 +17,7 @@
 #include "common/types/ids.h"
 #include "model/gguf.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 // Which elements of a head rotate together.
 enum class RopeStyle : uint8_t {
@@ -69,4 +69,4 @@ absl::StatusOr<ModelConfig> LoadConfig(const GgufFile& file);
 // Reads ModelConfig::stop_ids alone. The file may have a tokenizer and no model.
 absl::StatusOr<std::vector<TokenId>> LoadStopTokens(const GgufFile& file);
 
-}  // namespace flotilla
+}  // namespace flotilla::model

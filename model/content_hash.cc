@@ -8,7 +8,7 @@
 
 #include "model/text.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 class Hasher {
@@ -70,4 +70,4 @@ uint64_t WeightsHash(const GgufFile& file) {
   return hasher.Finish();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -6,7 +6,7 @@
 
 #include "model/gguf.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 // XXH64 over everything that decides how text becomes tokens and back: the
 // vocabulary, merges, token types, special ids and flags, and the chat template.
@@ -18,4 +18,4 @@ uint64_t TokenizerHash(const GgufFile& file);
 // quantisation or training, but not a flipped bit in mid-tensor.
 uint64_t WeightsHash(const GgufFile& file);
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -5,7 +5,7 @@
 #include "model/tokenizer.h"
 #include "model/utf8.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 std::string IncrementalDetokenizer::Push(TokenId id) {
   std::string out;
@@ -36,4 +36,4 @@ std::string IncrementalDetokenizer::Flush() {
   return std::string(kReplacementCharacter);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

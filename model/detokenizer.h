@@ -9,7 +9,7 @@
 
 #include "common/types/ids.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 class Tokenizer;
 
@@ -34,4 +34,4 @@ class IncrementalDetokenizer {
   std::string held_;  // beginning of a character, 0..3 bytes
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::model

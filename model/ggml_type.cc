@@ -5,7 +5,7 @@
 
 #include "model/text.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 // Layouts: ggml-common.h. Ids 4, 5, 31-33 and 36-38 are retired.
@@ -161,4 +161,4 @@ uint16_t FloatToHalf(float value) {
   return sign | static_cast<uint16_t>((rounded >> 13) - ((127 - 15) << 10));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

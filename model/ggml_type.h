@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 // Values are the ids in the file. Only types that code names are listed; the
 // table behind FindGgmlType knows every id in use.
@@ -56,4 +56,4 @@ float HalfToFloat(uint16_t half);
 // The nearest IEEE binary16 bits, ties to even.
 uint16_t FloatToHalf(float value);
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -14,7 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "model/text.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "GGUF is read in place");
@@ -460,4 +460,4 @@ absl::StatusOr<bool> GgufFile::GetBoolOr(std::string_view key, bool fallback) co
   return GetBool(key);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

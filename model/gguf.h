@@ -21,7 +21,7 @@
 #include "model/ggml_type.h"
 #include "model/text.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 // Metadata value types; values are the ids in the file.
 enum class GgufType : uint32_t {
@@ -123,4 +123,4 @@ class GgufFile {
       tensor_index_;  // name -> index in tensors_
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -15,7 +15,7 @@
 #include "model/text.h"
 #include "model/utf8.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 // PCRE2's \s also matches U+180E, but the \s of the reference tokenizers does not, so white
 // space is spelled out.
@@ -223,4 +223,4 @@ bool Pretokenizer::normalizes() const { return row_->nfc; }
 bool Pretokenizer::ignores_merges() const { return row_->ignores_merges; }
 bool Pretokenizer::adds_bos_by_default() const { return row_->adds_bos; }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

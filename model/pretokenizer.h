@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 class Pretokenizer {
  public:
@@ -55,4 +55,4 @@ class Pretokenizer {
   std::unique_ptr<const Regex> regex_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::model

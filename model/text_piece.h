@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace flotilla {
+namespace flotilla::model {
 
 // Text of a rendered prompt. In text of the template, special tokens such as
 // <|im_end|> are recognised. In text of a user they are plain characters, so that no user
@@ -13,4 +13,4 @@ struct TextPiece {
   bool special_allowed = false;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::model

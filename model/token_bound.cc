@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 constexpr int kShareBits = 32;
@@ -56,4 +56,4 @@ bool TokenBound::NormalizedExceeds(std::string_view text, size_t max_tokens) con
   });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace flotilla {
+namespace flotilla::model {
 
 class TokenBound {
  public:
@@ -35,4 +35,4 @@ class TokenBound {
   std::array<uint64_t, 256> share_{};  // of a token, in 2^-32, rounded down
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::model

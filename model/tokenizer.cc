@@ -8,7 +8,7 @@
 #include "model/detokenizer.h"
 #include "model/utf8.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 constexpr uint64_t kMaxVocab = 1 << 20;
@@ -329,4 +329,4 @@ std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special) c
   return text + detokenizer.Flush();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -23,7 +23,7 @@
 #include "model/text_piece.h"
 #include "model/token_bound.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 struct EncodeOptions {
   // Recognise control tokens written out in the text. Never for user text.
@@ -124,4 +124,4 @@ class Tokenizer {
   bool add_eos_ = false;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::model

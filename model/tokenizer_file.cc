@@ -4,7 +4,7 @@
 #include <map>
 #include <string_view>
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 // GGUF is little-endian, as is every machine that this code runs on.
@@ -47,4 +47,4 @@ std::string TokenizerFile(const GgufFile& file) {
   return out;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -6,11 +6,11 @@
 
 #include "model/gguf.h"
 
-namespace flotilla {
+namespace flotilla::model {
 
 // Returns a GGUF file without tensors that has every `tokenizer.*` value of `file`, the
 // chat template among them, ordered by name. Tokenizer::FromGguf, LoadStopTokens and
 // TokenizerHash give the same for this file as for `file`.
 std::string TokenizerFile(const GgufFile& file);
 
-}  // namespace flotilla
+}  // namespace flotilla::model

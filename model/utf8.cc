@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-namespace flotilla {
+namespace flotilla::model {
 
 Utf8Part ReadUtf8(std::string_view text, size_t at) {
   using Kind = Utf8Part::Kind;
@@ -45,4 +45,4 @@ size_t FindInvalidUtf8(std::string_view text) {
   return std::string_view::npos;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace flotilla {
+namespace flotilla::model {
 
 // U+FFFD, which replaces bytes that are not UTF-8.
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";
@@ -29,4 +29,4 @@ Utf8Part ReadUtf8(std::string_view text, size_t at);
 // Offset of the first byte that is not part of a whole character, or npos.
 size_t FindInvalidUtf8(std::string_view text);
 
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::string_view kDigestPrefix = "sha256:";
@@ -110,4 +110,4 @@ std::optional<KeyOwner> ApiKeys::Find(std::string_view key) const {
   return found->owner;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/auth/secret_digest.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // The name and the rights that a key gives to its client.
 struct KeyOwner {
@@ -52,4 +52,4 @@ class ApiKeys {
   std::vector<Key> keys_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -4,7 +4,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr char kFieldUrl[] = "flotilla/field";
@@ -46,4 +46,4 @@ absl::Status NoMemory() {
                         1000);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

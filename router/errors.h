@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Codes that clients can test for. The names are OpenAI's where OpenAI has one.
 inline constexpr std::string_view kContextLengthExceeded = "context_length_exceeded";
@@ -49,4 +49,4 @@ std::string ErrorField(const absl::Status& status);
 std::string ErrorCode(const absl::Status& status);
 std::int64_t RetryAfterMs(const absl::Status& status);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

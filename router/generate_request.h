@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/types/parameters.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // One message of a conversation. `content` is plain text: if a part of it looks like a
 // special token, it stays text.
@@ -140,4 +140,4 @@ class Validator {
   RequestLimits limits_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

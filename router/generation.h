@@ -23,7 +23,7 @@
 #include "router/metrics.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // The index of generations by public id, for Abort. The service implements it; generations
 // call it on I/O loop threads.
@@ -37,7 +37,7 @@ class GenerationImpl final : public Generation {
  public:
   struct Environment {
     Engine* engine = nullptr;
-    const Tokenizer* tokenizer = nullptr;
+    const model::Tokenizer* tokenizer = nullptr;
     const Clock* clock = nullptr;
     RouterMetrics* metrics = nullptr;  // never null
     GenerationRegistry* registry = nullptr;
@@ -74,9 +74,9 @@ class GenerationImpl final : public Generation {
   // One sequence: a choice of the answer, or a candidate for one if fewer choices than
   // sequences come back.
   struct Choice {
-    Choice(const Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
+    Choice(const model::Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
         : detokenizer(tokenizer), stops(stop_strings) {}
-    IncrementalDetokenizer detokenizer;
+    model::IncrementalDetokenizer detokenizer;
     StopMatcher stops;
     Delta delta;  // not yet handed out
     MeanLogprob score;
@@ -141,4 +141,4 @@ class GenerationImpl final : public Generation {
   bool done_ = false;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -5,7 +5,7 @@
 
 #include "router/generation.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 void IoLoopState::Post(std::vector<EngineEvent> events) {
   Run([events = std::move(events)](IoLoopState& io_loop) mutable {
@@ -50,4 +50,4 @@ void IoLoopState::Deliver(std::vector<EngineEvent> events) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -13,7 +13,7 @@
 #include "common/types/engine.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class GenerationImpl;
 
@@ -55,4 +55,4 @@ class IoLoopImpl final : public IoLoop {
   std::shared_ptr<IoLoopState> state_;  // shared with the engine and posted work
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

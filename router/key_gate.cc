@@ -5,7 +5,7 @@
 
 #include "router/errors.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 absl::StatusOr<std::unique_ptr<KeyGate>> KeyGate::Open(WatchedFileOptions file,
                                                        RouterMetrics* metrics) {
@@ -28,4 +28,4 @@ absl::StatusOr<KeyOwner> KeyGate::Admit(std::string_view authorization) {
   return refused;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -12,7 +12,7 @@
 #include "router/api_keys.h"
 #include "router/metrics.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class KeyGate {
  public:
@@ -33,4 +33,4 @@ class KeyGate {
   RouterMetrics* const metrics_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

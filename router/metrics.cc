@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 Metrics::Labels With(Metrics::Labels labels, const char* name, const std::string& value) {
@@ -112,4 +112,4 @@ void WatchEngine(Metrics& metrics, const Engine* engine, const Metrics::Labels& 
   });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

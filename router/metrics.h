@@ -11,7 +11,7 @@
 #include "common/types/engine.h"
 #include "common/types/event.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class RouterMetrics {
  public:
@@ -59,4 +59,4 @@ class RouterMetrics {
 // at each scrape from now on.
 void WatchEngine(Metrics& metrics, const Engine* engine, const Metrics::Labels& labels = {});
 
-}  // namespace flotilla
+}  // namespace flotilla::router

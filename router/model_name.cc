@@ -5,7 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // Whether `part` is a storage format as llama.cpp's tools write it: F16, F32, BF16, or Q or IQ
@@ -44,4 +44,4 @@ std::string_view ModelMeant(std::string_view name, const std::vector<std::string
   return meant;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

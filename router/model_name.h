@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Returns `id` without the storage format at its end. The format follows a `.` or `-`: Q4_1, q8_0,
 // Q4_K_M, IQ4_XS, F16, BF16, in lower or upper case. Returns `id` itself if it has no format, or
@@ -19,4 +19,4 @@ std::string_view WithoutFormat(std::string_view id);
 // do.
 std::string_view ModelMeant(std::string_view name, const std::vector<std::string_view>& ids);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

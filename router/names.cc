@@ -7,7 +7,7 @@
 #include "model/text.h"
 #include "router/utf8.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::size_t kComparedBytes = 64;
@@ -50,10 +50,11 @@ std::string NearestNames(std::string_view wrong, std::vector<std::string> names)
   for (std::size_t i = 0; i < shown; ++i) {
     if (i > 0) text += i + 1 == count ? " and " : ", ";
     const std::string_view name = names[order[i].second];
-    text += Cat("'", RepairUtf8(name.substr(0, kShownBytes)), "'");
+    text += model::Cat("'", RepairUtf8(name.substr(0, kShownBytes)), "'");
   }
-  if (count > shown) text += Cat(" and ", count - shown, count - shown == 1 ? " other" : " others");
+  if (count > shown)
+    text += model::Cat(" and ", count - shown, count - shown == 1 ? " other" : " others");
   return text;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::router {
 
 // How many characters have to be changed, added, removed or exchanged with their neighbour
 // to turn one string into the other (the optimal string alignment distance). Only the first
@@ -18,4 +18,4 @@ std::size_t EditDistance(std::string_view a, std::string_view b);
 // 256 names are compared. Empty without names.
 std::string NearestNames(std::string_view wrong, std::vector<std::string> names);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

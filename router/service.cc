@@ -17,7 +17,7 @@
 #include "router/model_name.h"
 #include "router/tokenizer_pool.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using Input = std::variant<std::string, std::vector<ChatTurn>>;
@@ -55,12 +55,13 @@ std::uint64_t SeedOf(std::string_view tenant, std::string_view request_id) {
 // bound it hit.
 class Encoder {
  public:
-  Encoder(const Tokenizer* tokenizer, const ChatTemplate* chat_template)
+  Encoder(const model::Tokenizer* tokenizer, const model::ChatTemplate* chat_template)
       : tokenizer_(tokenizer), chat_template_(chat_template) {}
 
   bool can_chat() const { return chat_template_ != nullptr; }
 
-  absl::StatusOr<std::vector<TokenId>> Encode(const Input& input, const EncodeOptions& options,
+  absl::StatusOr<std::vector<TokenId>> Encode(const Input& input,
+                                              const model::EncodeOptions& options,
                                               bool add_generation_prompt) const {
     if (const auto* text = std::get_if<std::string>(&input)) {
       return Blame("prompt", tokenizer_->Encode(*text, options), options);
@@ -69,7 +70,7 @@ class Encoder {
     for (const ChatTurn& turn : std::get<std::vector<ChatTurn>>(input)) {
       messages.push_back({{"role", turn.role}, {"content", turn.content}});
     }
-    ChatTemplateOptions template_options;
+    model::ChatTemplateOptions template_options;
     template_options.add_generation_prompt = add_generation_prompt;
     template_options.bos_token = tokenizer_->TokenBytes(tokenizer_->bos_id());
     template_options.eos_token = tokenizer_->TokenBytes(tokenizer_->eos_id());
@@ -81,30 +82,30 @@ class Encoder {
  private:
   static absl::StatusOr<std::vector<TokenId>> Blame(std::string_view field,
                                                     absl::StatusOr<std::vector<TokenId>> encoded,
-                                                    const EncodeOptions& options) {
+                                                    const model::EncodeOptions& options) {
     if (encoded.ok()) return encoded;
     if (absl::IsOutOfRange(encoded.status())) {
-      return WithField(absl::OutOfRangeError(Cat("the prompt has more than ", options.max_tokens,
-                                                 " tokens; the model's context is ",
-                                                 options.max_tokens, " tokens")),
+      return WithField(absl::OutOfRangeError(model::Cat(
+                           "the prompt has more than ", options.max_tokens,
+                           " tokens; the model's context is ", options.max_tokens, " tokens")),
                        "prompt", kContextLengthExceeded);
     }
     return InvalidField(field, std::string(encoded.status().message()));
   }
 
-  const Tokenizer* tokenizer_;
-  const ChatTemplate* chat_template_;
+  const model::Tokenizer* tokenizer_;
+  const model::ChatTemplate* chat_template_;
 };
 
 // A token may have a hundred bytes, so a text that is too long is refused before it is written.
-absl::StatusOr<std::string> Decode(const Tokenizer& tokenizer,
+absl::StatusOr<std::string> Decode(const model::Tokenizer& tokenizer,
                                    const std::vector<std::int64_t>& tokens, std::size_t most) {
   const std::vector<TokenId> ids(tokens.begin(), tokens.end());
   std::size_t bytes = 0;
   for (const TokenId id : ids) bytes += tokenizer.TokenBytes(id).size();
   if (bytes > most) {
-    return InvalidField("tokens", Cat("the text of tokens is ", bytes, " bytes long; at most ",
-                                      most, " are allowed"));
+    return InvalidField("tokens", model::Cat("the text of tokens is ", bytes,
+                                             " bytes long; at most ", most, " are allowed"));
   }
   return tokenizer.Decode(ids, /*skip_special=*/false);
 }
@@ -112,7 +113,7 @@ absl::StatusOr<std::string> Decode(const Tokenizer& tokenizer,
 // The error for an input of Tokenize, which need not fit a context.
 absl::Status TooManyTokens(const Input& input, std::size_t most) {
   return InvalidField(input.index() == 0 ? "prompt" : "messages",
-                      Cat("the text has more than ", most, " tokens"));
+                      model::Cat("the text has more than ", most, " tokens"));
 }
 
 absl::Status PoolFull() {
@@ -462,13 +463,13 @@ void ServiceImpl::Detokenize(DetokenizeRequest request, IoLoop& io_loop,
   if (!known.ok()) return answer(known.status());
   if (request.tokens.size() > kMaxDetokenize) {
     return answer(
-        InvalidField("tokens", Cat("tokens has ", request.tokens.size(), " entries; at most ",
-                                   kMaxDetokenize, " are allowed")));
+        InvalidField("tokens", model::Cat("tokens has ", request.tokens.size(),
+                                          " entries; at most ", kMaxDetokenize, " are allowed")));
   }
   if (auto s = CheckTokenIds("tokens", request.tokens, known->info.limits); !s.ok()) {
     return answer(s);
   }
-  const Tokenizer* tokenizer = known->model->served.tokenizer;
+  const model::Tokenizer* tokenizer = known->model->served.tokenizer;
   const std::size_t bytes = request.tokens.size() * sizeof request.tokens[0];
   const std::string tenant = request.tenant;
   const auto abandoned = request.abandoned;
@@ -501,4 +502,4 @@ std::unique_ptr<InferenceService> InferenceService::Create(ServiceOptions option
   return std::make_unique<ServiceImpl>(std::move(options), clock, metrics);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -32,11 +32,14 @@
 #include "router/errors.h"
 #include "router/generate_request.h"
 
-namespace flotilla {
-
+namespace flotilla::model {
 class ChatTemplate;
-class RouterMetrics;
 class Tokenizer;
+}  // namespace flotilla::model
+
+namespace flotilla::router {
+
+class RouterMetrics;
 
 // Runs work on a frontend's I/O thread. Outlives the I/O loops that are opened on it.
 class Dispatcher {
@@ -148,9 +151,9 @@ struct ServedModel {
   std::vector<TokenId> end_tokens;  // the model's own (ModelConfig::stop_ids)
   std::int64_t created_s = 0;       // Unix time, for ModelInfo
   Engine* engine = nullptr;         // on the service's clock
-  const Tokenizer* tokenizer = nullptr;
-  const ChatTemplate* chat_template = nullptr;  // null: no chat
-  RouterMetrics* metrics = nullptr;             // may be null
+  const model::Tokenizer* tokenizer = nullptr;
+  const model::ChatTemplate* chat_template = nullptr;  // null: no chat
+  RouterMetrics* metrics = nullptr;                    // may be null
 };
 
 struct TokenizeRequest {
@@ -271,4 +274,4 @@ class InferenceService {
   virtual bool Ready() const = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

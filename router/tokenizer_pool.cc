@@ -6,7 +6,7 @@
 
 #include "common/rt/allocator.h"
 
-namespace flotilla {
+namespace flotilla::router {
 TokenizerPool::TokenizerPool(std::uint32_t threads, std::size_t max_jobs, std::size_t max_bytes)
     : queue_({std::max(threads, 1u), max_jobs, max_bytes}) {
   for (std::uint32_t i = 0; i < std::max(threads, 1u); ++i) {
@@ -80,4 +80,4 @@ std::vector<TokenizerPool::Job> TokenizerPool::Sweep() {
   return taken;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -22,7 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "router/core/fair_queue.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class TokenizerPool {
  public:
@@ -71,4 +71,4 @@ class TokenizerPool {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -4,17 +4,19 @@
 
 #include "model/utf8.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
-bool IsValidUtf8(std::string_view text) { return FindInvalidUtf8(text) == std::string_view::npos; }
+bool IsValidUtf8(std::string_view text) {
+  return model::FindInvalidUtf8(text) == std::string_view::npos;
+}
 
 std::string RepairUtf8(std::string_view text) {
   std::string repaired;
   repaired.reserve(text.size());
   for (std::size_t at = 0; at < text.size();) {
-    const Utf8Part part = ReadUtf8(text, at);
-    repaired.append(part.kind == Utf8Part::Kind::kCharacter ? text.substr(at, part.bytes)
-                                                            : kReplacementCharacter);
+    const model::Utf8Part part = model::ReadUtf8(text, at);
+    repaired.append(part.kind == model::Utf8Part::Kind::kCharacter ? text.substr(at, part.bytes)
+                                                                   : model::kReplacementCharacter);
     at += part.bytes;
   }
   return repaired;
@@ -26,4 +28,4 @@ std::size_t Utf8Length(std::string_view text) {
   return count;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace flotilla {
+namespace flotilla::router {
 
 bool IsValidUtf8(std::string_view text);
 
@@ -16,4 +16,4 @@ std::string RepairUtf8(std::string_view text);
 // Characters (code points) of valid UTF-8.
 std::size_t Utf8Length(std::string_view text);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks every #include against the folder table of docs/architecture.md.
+"""Checks every #include and every namespace against the folder table of docs/architecture.md.
 
 The table below is that page as data. A folder may include itself, the folders in
-`may` and the libraries in `libs`; everything else is a violation. Run it from
-anywhere. It prints one line per violation and exits 1 if there is any.
+`may` and the libraries in `libs`; everything else is a violation. What a folder
+declares lies in the namespace of that folder. Run it from anywhere. It prints one
+line per violation and exits 1 if there is any.
 """
 
 import dataclasses
@@ -88,6 +89,16 @@ FOLDERS = {
                     libs=tuple(set(LIBRARIES.values())) + ("system",), generated=True),
 }
 
+# The namespace of all that a folder declares. The folders without an entry here declare in
+# `flotilla`. A test of one folder declares in that folder's namespace, and the other tests
+# declare in `flotilla::testing`. Fakes may stand there too, and a benchmark may declare in the
+# namespace of what it measures.
+NAMESPACES = {folder: "flotilla::" + folder for folder in
+              ("rpc", "model", "kernels", "scheduler", "worker", "router", "simulator", "cli")}
+NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec"}
+
+# Forward declarations may open the namespace of another folder.
+NAMESPACE = re.compile(r"^namespace (flotilla[\w:]*) \{(?!\n(?:(?:class|struct) \w+;\n)+\})", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 SUFFIXES = {".h", ".cc"}
 
@@ -137,6 +148,28 @@ def check_include(source, name, quoted, files):
     return None
 
 
+def namespace_of(path):
+    """The namespace that the file `path` declares in."""
+    test = path.startswith("tests/")
+    tested = path.removeprefix("tests/")
+    matches = [f for f in NAMESPACES if tested.startswith(f + "/")]
+    if matches:
+        return NAMESPACES[max(matches, key=len)]
+    return "flotilla::testing" if test and not tested.startswith("common/") else "flotilla"
+
+
+def check_namespace(path, name):
+    """Why the file `path` may not open namespace `name`, or None."""
+    own = namespace_of(path)
+    if name == own or name.startswith(own + "::") and own != "flotilla":
+        return None
+    if path.startswith("tests/") and name == "flotilla::testing":
+        return None
+    if path.startswith("tests/bench/") and name in NAMESPACES.values():
+        return None
+    return f"this folder declares in {own}"
+
+
 def check_tree(root):
     """All violations under `root`, as (path, line, include, reason)."""
     root = pathlib.Path(root)
@@ -155,6 +188,10 @@ def check_tree(root):
             reason = check_include(path, match[2], match[1] == '"', files)
             if reason:
                 violations.append((path, text.count("\n", 0, match.start(2)) + 1, match[2], reason))
+        for match in NAMESPACE.finditer(text):
+            reason = check_namespace(path, match[1])
+            if reason:
+                violations.append((path, text.count("\n", 0, match.start()) + 1, match[1], reason))
     return violations
 
 

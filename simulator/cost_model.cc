@@ -43,9 +43,9 @@ StepCost Cost(const RooflineModel& m, const StepShape& s) {
 
 }  // namespace
 
-StepShape ShapeOf(const Batch& batch) {
+StepShape ShapeOf(const worker::Batch& batch) {
   StepShape shape;
-  for (const BatchItem& item : batch.items) {
+  for (const worker::BatchItem& item : batch.items) {
     const std::uint64_t first = item.first_position, rows = item.row_count;
     const std::uint64_t end = first + rows;
     // Row i attends to first + i + 1 positions.

@@ -32,7 +32,7 @@ struct StepShape {
 };
 
 // The shape of a step that ranks are about to compute.
-StepShape ShapeOf(const Batch& batch);
+StepShape ShapeOf(const worker::Batch& batch);
 
 // Bytes, FLOP and seconds of the whole group (all its ranks together).
 struct RooflineModel {

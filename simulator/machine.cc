@@ -135,7 +135,7 @@ absl::StatusOr<Machine> FindMachine(absl::string_view name) {
 
 std::vector<Machine> BuiltInMachines() { return {ThisCpu(), H200(), EightH200(), A100()}; }
 
-ExecutorDescription Describe(const Machine& machine, const CoreOptions& core) {
+ExecutorDescription Describe(const Machine& machine, const scheduler::CoreOptions& core) {
   ExecutorDescription d;
   d.model_id = machine.model;
   d.vocab_size = kSimulatedVocabulary;
@@ -160,8 +160,8 @@ ExecutorDescription Describe(const Machine& machine, const CoreOptions& core) {
   return d;
 }
 
-CoreOptions DefaultOptions(const Machine& machine) {
-  CoreOptions options;
+scheduler::CoreOptions DefaultOptions(const Machine& machine) {
+  scheduler::CoreOptions options;
   options.max_seqs = machine.max_seqs;
   options.max_step_tokens = machine.max_step_tokens;
   options.max_chunk_tokens = machine.max_step_tokens;

@@ -47,10 +47,10 @@ absl::StatusOr<Machine> FindMachine(absl::string_view name);
 
 // How the machine's worker group describes itself. It takes as many sequences and rows as
 // `core` may ask for.
-ExecutorDescription Describe(const Machine& machine, const CoreOptions& core);
+ExecutorDescription Describe(const Machine& machine, const scheduler::CoreOptions& core);
 
 // The core options that `machine` suggests. The queue is practically unbounded, because a
 // simulation usually shows how long requests wait, not which ones are refused.
-CoreOptions DefaultOptions(const Machine& machine);
+scheduler::CoreOptions DefaultOptions(const Machine& machine);
 
 }  // namespace flotilla::simulator

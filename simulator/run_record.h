@@ -49,7 +49,7 @@ struct RunRecord {
   // [tenants] prompt and output tokens served while a request waited.
   std::vector<std::uint64_t> contended_tokens;
   GroupTotals group;
-  CoreCounters core;
+  scheduler::CoreCounters core;
   MemoryRecord memory;
   LoadRecord load;
   std::int64_t end_ns = 0;  // the last event

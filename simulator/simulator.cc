@@ -23,7 +23,7 @@ struct Letter {
 class VirtualRun {
  public:
   VirtualRun(StepRunner& runner, const Machine& machine, const Workload& workload,
-             const SimulationOptions& options, std::unique_ptr<OrderPolicy> policy)
+             const SimulationOptions& options, std::unique_ptr<scheduler::OrderPolicy> policy)
       : workload_(workload),
         options_(options),
         block_tokens_(machine.block_tokens),
@@ -50,7 +50,7 @@ class VirtualRun {
   const Workload& workload_;
   const SimulationOptions& options_;
   const std::uint32_t block_tokens_;
-  SchedulerCore core_;
+  scheduler::SchedulerCore core_;
   const ExecutorDescription description_;
   VirtualGroup group_;
   RunRecord record_;
@@ -65,7 +65,7 @@ class VirtualRun {
   std::deque<Letter<StepResult>> results_;
 
   // The state after the last event.
-  CoreSnapshot snapshot_;
+  scheduler::CoreSnapshot snapshot_;
   std::uint64_t used_slots_ = 0, wasted_slots_ = 0;
 };
 
@@ -149,7 +149,7 @@ void VirtualRun::MakePlans() {
   if (!changed_ && !woken) return;
   changed_ = false;
   for (;;) {
-    PlanOutcome outcome = core_.Plan(now_ns_);
+    scheduler::PlanOutcome outcome = core_.Plan(now_ns_);
     wake_ns_ = outcome.wake_ns;
     if (!outcome.plan.has_value()) break;
     plans_.push_back({now_ns_ + options_.round_trip_ns / 2, *std::move(outcome.plan)});
@@ -229,7 +229,7 @@ void VirtualRun::Observe() {
   used_slots_ = std::uint64_t{snapshot_.load.blocks_used} * block_tokens_;
   wasted_slots_ = 0;
   // A shared block is full, so it adds as much to a table's slots as to the length.
-  for (const OpenSequenceView& sequence : core_.OpenSequences()) {
+  for (const scheduler::OpenSequenceView& sequence : core_.OpenSequences()) {
     wasted_slots_ +=
         sequence.tables[0].size() * std::uint64_t{block_tokens_} - sequence.length.scheduled_max;
   }
@@ -257,7 +257,8 @@ absl::Status VirtualRun::Finish() {
 absl::StatusOr<RunRecord> SimulateWith(StepRunner& runner, const Machine& machine,
                                        const Workload& workload, const SimulationOptions& options) {
   if (absl::Status s = CheckPolicy(options.policy); !s.ok()) return s;
-  return VirtualRun(runner, machine, workload, options, MakePolicy(options.policy)).ToTheEnd();
+  return VirtualRun(runner, machine, workload, options, scheduler::MakePolicy(options.policy))
+      .ToTheEnd();
 }
 
 absl::StatusOr<RunRecord> Simulate(const Machine& machine, const Workload& workload,

@@ -25,7 +25,7 @@ struct SimulationProgress {
 };
 
 struct SimulationOptions {
-  CoreOptions core;
+  scheduler::CoreOptions core;
   std::string policy = "fcfs";  // variants.h lists them
   // The time from scheduler to worker and back; half each way.
   std::int64_t round_trip_ns = 0;

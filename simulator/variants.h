@@ -17,18 +17,19 @@ absl::Status CheckPolicy(absl::string_view name);
 
 // Sets one field of `options` by its name. INVALID_ARGUMENT: no such option, or not
 // a value of it.
-absl::Status SetCoreOption(absl::string_view name, absl::string_view value, CoreOptions* options);
+absl::Status SetCoreOption(absl::string_view name, absl::string_view value,
+                           scheduler::CoreOptions* options);
 std::vector<std::string> CoreOptionNames();
 
 struct Variant {
   std::string label;  // what differs; "" if nothing does
-  CoreOptions core;
+  scheduler::CoreOptions core;
   std::string policy;
 };
 
 // All combinations of `axes`, each "option=value,value,...", and of `policies`, on
 // top of `base`. INVALID_ARGUMENT: a bad axis, or more than 64 combinations.
-absl::StatusOr<std::vector<Variant>> ExpandVariants(const CoreOptions& base,
+absl::StatusOr<std::vector<Variant>> ExpandVariants(const scheduler::CoreOptions& base,
                                                     const std::vector<std::string>& axes,
                                                     const std::vector<std::string>& policies);
 

@@ -50,7 +50,7 @@ absl::StatusOr<std::optional<StepResult>> VirtualGroup::Advance(std::int64_t now
 absl::Status VirtualGroup::Start(std::int64_t now_ns) {
   const StepPlan plan = std::move(plans_.front());
   plans_.pop_front();
-  absl::StatusOr<Batch> batch = state_.Apply(plan);
+  absl::StatusOr<worker::Batch> batch = state_.Apply(plan);
   if (!batch.ok()) return batch.status();
   const StepShape shape = ShapeOf(*batch);
   const StepCost cost = runner_.Run(*batch, shape);
@@ -67,7 +67,7 @@ absl::Status VirtualGroup::Start(std::int64_t now_ns) {
                   .decode_rows = static_cast<std::uint32_t>(shape.decode_rows)};
   work.outputs.resize(batch->items.size());
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
-    const BatchItem& item = batch->items[i];
+    const worker::BatchItem& item = batch->items[i];
     if (item.candidates > 0) {
       work.outputs[i].candidates = Candidates(item);
     } else if (item.samples) {
@@ -87,7 +87,7 @@ absl::Status VirtualGroup::Start(std::int64_t now_ns) {
   return absl::OkStatus();
 }
 
-void VirtualGroup::StartCopies(const Batch& batch, std::int64_t now_ns) {
+void VirtualGroup::StartCopies(const worker::Batch& batch, std::int64_t now_ns) {
   for (const BackgroundCopy& copy : batch.background) {
     const KvTier& tier = tiers_[copy.tier];
     const std::int64_t block_ns =
@@ -99,12 +99,12 @@ void VirtualGroup::StartCopies(const Batch& batch, std::int64_t now_ns) {
 }
 
 // MakeRequest gives each request its index as seed.
-SampledToken VirtualGroup::Sample(const BatchItem& item) const {
+SampledToken VirtualGroup::Sample(const worker::BatchItem& item) const {
   return {.token = SimulatedToken(workload_, item.sampling->seed, item.index, item.output_index)};
 }
 
 // The best candidate is the token that would be sampled. The others follow it in the vocabulary.
-std::vector<TopLogprob> VirtualGroup::Candidates(const BatchItem& item) const {
+std::vector<TopLogprob> VirtualGroup::Candidates(const worker::BatchItem& item) const {
   std::vector<TopLogprob> candidates;
   const TokenId best = Sample(item).token;
   for (std::uint32_t i = 0; i < item.candidates; ++i) {

@@ -26,7 +26,7 @@ class StepRunner {
  public:
   virtual ~StepRunner() = default;
   // How long the step takes. Called once for each step, in order.
-  virtual StepCost Run(const Batch& batch, const StepShape& shape) = 0;
+  virtual StepCost Run(const worker::Batch& batch, const StepShape& shape) = 0;
 };
 
 // Takes the step times from a cost model.
@@ -34,7 +34,9 @@ class ModelledSteps final : public StepRunner {
  public:
   // `model` outlives it.
   explicit ModelledSteps(const CostModel& model) : model_(model) {}
-  StepCost Run(const Batch&, const StepShape& shape) override { return CostOf(model_, shape); }
+  StepCost Run(const worker::Batch&, const StepShape& shape) override {
+    return CostOf(model_, shape);
+  }
 
  private:
   const CostModel& model_;
@@ -55,7 +57,7 @@ class VirtualGroup {
   VirtualGroup(Epoch epoch, const ExecutorDescription& description, const Workload& workload,
                StepRunner& runner);
 
-  const GroupState& state() const { return state_; }
+  const worker::GroupState& state() const { return state_; }
   const GroupTotals& totals() const { return totals_; }
 
   // Receives a plan. At most lag + 1 may be unanswered.
@@ -74,25 +76,25 @@ class VirtualGroup {
     Step step;
     std::int64_t end_ns;
     StepTimings timings;
-    std::vector<ItemOutput> outputs;
+    std::vector<worker::ItemOutput> outputs;
   };
   bool CanStart() const { return !plans_.empty() && computing_.size() < lag_; }
   absl::Status Start(std::int64_t now_ns);
-  SampledToken Sample(const BatchItem& item) const;
-  std::vector<TopLogprob> Candidates(const BatchItem& item) const;
+  SampledToken Sample(const worker::BatchItem& item) const;
+  std::vector<TopLogprob> Candidates(const worker::BatchItem& item) const;
 
   // The link to the tiers takes one copy after the other.
   struct Copying {
     std::uint64_t id;
     std::int64_t end_ns;
   };
-  void StartCopies(const Batch& batch, std::int64_t now_ns);
+  void StartCopies(const worker::Batch& batch, std::int64_t now_ns);
 
   const std::size_t lag_;
   const std::vector<KvTier> tiers_;
   const Workload& workload_;
   StepRunner& runner_;
-  GroupState state_;
+  worker::GroupState state_;
   std::deque<StepPlan> plans_;
   std::deque<Computing> computing_;
   std::deque<Copying> copies_;

@@ -125,12 +125,12 @@ Value Strip(Heap& heap, const Text& text, const Text* characters, bool left, boo
   const std::string_view bytes = text.bytes();
   const auto goes = [&](std::string_view character) {
     if (characters != nullptr) return characters->bytes().find(character) != std::string::npos;
-    return IsSpace(ReadUtf8(character, 0).code_point);
+    return IsSpace(model::ReadUtf8(character, 0).code_point);
   };
   size_t begin = 0;
   size_t end = bytes.size();
   while (left && begin < end && heap.Charge(1)) {
-    const size_t size = ReadUtf8(bytes, begin).bytes;
+    const size_t size = model::ReadUtf8(bytes, begin).bytes;
     if (!goes(bytes.substr(begin, size))) break;
     begin += size;
   }

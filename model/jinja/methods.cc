@@ -133,7 +133,7 @@ Value SplitAtSpace(Heap& heap, const Text& text, int64_t limit) {
   // The end of the run of characters from `at` that are all space (or all not space).
   const auto run_end = [&](size_t at, bool space) {
     while (at < bytes.size()) {
-      const Utf8Part part = ReadUtf8(bytes, at);
+      const model::Utf8Part part = model::ReadUtf8(bytes, at);
       if (IsSpace(part.code_point) != space) break;
       at += part.bytes;
     }

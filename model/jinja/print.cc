@@ -46,7 +46,7 @@ std::string TextRepr(std::string_view text) {
   const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
   std::string out(1, quote);
   for (size_t at = 0; at < text.size();) {
-    const Utf8Part part = ReadUtf8(text, at);
+    const model::Utf8Part part = model::ReadUtf8(text, at);
     const uint32_t c = part.code_point;
     if (c == '\n') {
       out += "\\n";
@@ -69,7 +69,7 @@ std::string TextRepr(std::string_view text) {
 std::string JsonString(std::string_view text, bool ensure_ascii) {
   std::string out = "\"";
   for (size_t at = 0; at < text.size();) {
-    const Utf8Part part = ReadUtf8(text, at);
+    const model::Utf8Part part = model::ReadUtf8(text, at);
     const uint32_t c = part.code_point;
     constexpr std::string_view kShort = "\"\\\n\r\t\b\f";
     constexpr std::string_view kLetters = "\"\\nrtbf";
@@ -132,7 +132,7 @@ void AppendRepr(Heap& heap, Value value, Text& out) {
     case Type::kBool:
       return out.Append(value.boolean ? "True" : "False", false);
     case Type::kInt:
-      return out.Append(Cat(value.integer), false);
+      return out.Append(model::Cat(value.integer), false);
     case Type::kFloat:
       return out.Append(FloatRepr(value.real), false);
     case Type::kText:
@@ -159,7 +159,7 @@ void AppendRepr(Heap& heap, Value value, Text& out) {
       return out.Append("}", false);
     }
     default:
-      out.Append(Cat("<", TypeName(value), ">"), false);
+      out.Append(model::Cat("<", TypeName(value), ">"), false);
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla::columns {
+namespace flotilla::codec::columns {
 
 absl::Status Wrong(absl::string_view field, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
@@ -34,4 +34,4 @@ absl::Status CheckTokens(absl::string_view field, const Column<std::int32_t>& to
   return Wrong(field, absl::StrCat("token ", *negative));
 }
 
-}  // namespace flotilla::columns
+}  // namespace flotilla::codec::columns

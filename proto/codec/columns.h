@@ -15,7 +15,7 @@
 #include "common/types/ids.h"
 #include "google/protobuf/repeated_field.h"
 
-namespace flotilla::columns {
+namespace flotilla::codec::columns {
 
 template <class T>
 using Column = google::protobuf::RepeatedField<T>;
@@ -66,4 +66,4 @@ inline void AddTokens(const std::vector<TokenId>& tokens, Column<std::int32_t>* 
   column->Add(tokens.begin(), tokens.end());
 }
 
-}  // namespace flotilla::columns
+}  // namespace flotilla::codec::columns

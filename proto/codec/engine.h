@@ -16,7 +16,7 @@
 #include "common/types/engine.h"
 #include "flotilla/v1/scheduler.pb.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 
 using EngineCommand = std::variant<TokenizedRequest, CancelRequest>;
 
@@ -37,4 +37,4 @@ void ToProto(const EngineUpdate& update, v1::EngineUpdate* proto);
 absl::StatusOr<EngineCommand> FromProto(const v1::EngineCommand& proto, std::int64_t now_ns);
 absl::StatusOr<EngineUpdate> FromProto(const v1::EngineUpdate& proto);
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "proto/codec/columns.h"
 
-namespace flotilla::enums {
+namespace flotilla::codec::enums {
 
 // One value on both sides; FindWire and FindDomain go either way.
 template <class Wire, class Domain>
@@ -39,4 +39,4 @@ absl::Status FindDomain(absl::string_view field, const EnumPair<Wire, Domain> (&
   return columns::Wrong(field, absl::StrCat(static_cast<int>(wire)));
 }
 
-}  // namespace flotilla::enums
+}  // namespace flotilla::codec::enums

@@ -10,7 +10,7 @@
 #include "common/types/plan.h"
 #include "flotilla/v1/worker.pb.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 
 // StepExecutor::EndEpoch.
 struct EndEpoch {
@@ -39,4 +39,4 @@ void ToProto(const GroupEvent& event, v1::GroupEvent* proto);
 absl::StatusOr<GroupCommand> FromProto(const v1::GroupCommand& proto);
 absl::StatusOr<GroupEvent> FromProto(const v1::GroupEvent& proto);
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

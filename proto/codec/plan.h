@@ -10,7 +10,7 @@
 #include "common/types/plan.h"
 #include "flotilla/v1/worker.pb.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 
 // `proto` is empty.
 void ToProto(const StepPlan& plan, v1::StepPlan* proto);
@@ -20,4 +20,4 @@ void ToProto(const StepPlan& plan, v1::StepPlan* proto);
 // a number. Allocates in proportion to the message.
 absl::StatusOr<StepPlan> FromProto(const v1::StepPlan& proto);
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "proto/codec/group.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 
 // StepRunner::BeginEpoch.
 struct BeginEpoch {
@@ -61,4 +61,4 @@ std::string Encode(const RankEvent& event);
 absl::StatusOr<RankCommand> DecodeRankCommand(absl::string_view bytes);
 absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes);
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -9,7 +9,7 @@
 #include "common/types/plan.h"
 #include "flotilla/v1/worker.pb.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 
 // `proto` is empty.
 void ToProto(const StepResult& result, v1::StepResult* proto);
@@ -19,4 +19,4 @@ void ToProto(const StepResult& result, v1::StepResult* proto);
 // proportion to the message.
 absl::StatusOr<StepResult> FromProto(const v1::StepResult& proto);
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -8,7 +8,7 @@
 #include "common/types/parameters.h"
 #include "proto/codec/columns.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 namespace {
 
 // The field of a row. Every row of the sampler has one: tests/router/grpc/parameters_test.cc.
@@ -66,4 +66,4 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

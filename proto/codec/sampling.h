@@ -6,7 +6,7 @@
 #include "common/types/sampling.h"
 #include "flotilla/v1/sampling.pb.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 
 void ToProto(const SamplingParams& sampling, v1::Sampling* proto);
 // INVALID_ARGUMENT names a field of `field`. It means lists of unequal length, a negative
@@ -14,4 +14,4 @@ void ToProto(const SamplingParams& sampling, v1::Sampling* proto);
 absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
                        SamplingParams& sampling);
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -6,7 +6,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 namespace {
 
 constexpr char kDomain[] = "flotilla";
@@ -78,4 +78,4 @@ ErrorDetails DetailsOf(const grpc::Status& status) {
   return details;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "grpcpp/support/status.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 
 // What a client can act on besides code and message.
 struct ErrorDetails {
@@ -29,4 +29,4 @@ grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorDetails& detail
 // The details in a status that a peer sent. Missing or malformed details are empty.
 ErrorDetails DetailsOf(const grpc::Status& status);
 
-}  // namespace flotilla
+}  // namespace flotilla::codec

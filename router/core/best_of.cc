@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-namespace flotilla {
+namespace flotilla::router {
 
 double MeanLogprob::Get() const {
   return tokens_ == 0 ? -std::numeric_limits<double>::infinity() : sum_ / tokens_;
@@ -25,4 +25,4 @@ std::vector<std::uint32_t> BestOf(absl::Span<const double> scores, std::size_t c
   return order;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -10,7 +10,7 @@
 
 #include "absl/types/span.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Mean log-probability of the output tokens of one sequence, added in order.
 class MeanLogprob {
@@ -32,4 +32,4 @@ class MeanLogprob {
 // indices. NaN is the worst score. Returns at most as many indices as there are scores.
 std::vector<std::uint32_t> BestOf(absl::Span<const double> scores, std::size_t count);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

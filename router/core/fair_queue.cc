@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // The least cost of a job. It stands for the hand-over and the answer, which a short text needs
@@ -114,4 +114,4 @@ FairQueue::Waiting FairQueue::Take(Class& from, std::size_t at) {
   return job;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

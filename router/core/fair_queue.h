@@ -27,7 +27,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class FairQueue {
  public:
@@ -102,4 +102,4 @@ class FairQueue {
   std::size_t jobs_ = 0, bytes_ = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::int64_t kRetryAfterMs = 1000;
@@ -430,4 +430,4 @@ bool FleetCore::Drained(std::optional<std::size_t> model) const {
          std::none_of(moved_.begin(), moved_.end(), expected);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

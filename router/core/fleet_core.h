@@ -29,7 +29,7 @@
 #include "router/core/prefix_map.h"
 #include "router/core/replica_choice.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // A replica as this router names it, from AddReplica to RemoveReplica.
 using ReplicaId = StrongId<struct ReplicaIdTag, std::uint64_t>;
@@ -227,4 +227,4 @@ class FleetCore {
   Actions actions_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

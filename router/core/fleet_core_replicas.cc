@@ -4,7 +4,7 @@
 
 #include "router/core/fleet_core.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 bool FleetCore::Removable(ReplicaId id) const {
   const Replica& replica = replicas_.at(id);
@@ -104,4 +104,4 @@ FleetCore::ReplicaView FleetCore::View(ReplicaId id) const {
           .model_id = replica.description ? replica.description->model_id : std::string()};
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

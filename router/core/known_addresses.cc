@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr absl::string_view kDns = "dns:///";
@@ -68,4 +68,4 @@ std::vector<std::string> KnownAddresses::All() const {
   return all;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

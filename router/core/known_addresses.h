@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // A name whose addresses are schedulers, all on one port: a Kubernetes headless service.
 struct DnsName {
@@ -42,4 +42,4 @@ class KnownAddresses {
   std::vector<std::vector<std::string>> resolved_;  // of names_
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood 2014) over a running value.
@@ -88,4 +88,4 @@ void PrefixMap::OnSent(const Chain& chain, ReplicaKey replica) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -18,7 +18,7 @@
 #include "absl/types/span.h"
 #include "common/types/ids.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // One incarnation of a replica. A replica that was lost comes back with another key and an
 // empty cache.
@@ -67,4 +67,4 @@ class PrefixMap {
   absl::flat_hash_map<std::uint64_t, Recent::iterator> blocks_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

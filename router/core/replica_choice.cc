@@ -1,6 +1,6 @@
 #include "router/core/replica_choice.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // The tokens that are computed before this request's first token, compared between replicas. The
@@ -31,4 +31,4 @@ std::size_t ChooseReplica(absl::Span<const ReplicaChoice> replicas, std::uint64_
   return best;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

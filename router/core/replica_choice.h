@@ -15,7 +15,7 @@
 
 #include "absl/types/span.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 struct ReplicaChoice {
   std::uint64_t outstanding_tokens = 0;  // OutstandingTokens::total
@@ -57,4 +57,4 @@ class OutstandingTokens {
   std::uint64_t sent_ = 0;  // not yet admitted
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::router {
 
 RequestTracker::RequestTracker(TokenizedRequest request, std::uint32_t max_attempts)
     : request_(std::move(request)),
@@ -118,4 +118,4 @@ Usage RequestTracker::CountedUsage(const Usage& reported) const {
   return usage;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -20,7 +20,7 @@
 #include "common/types/event.h"
 #include "common/types/request.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class RequestTracker {
  public:
@@ -101,4 +101,4 @@ class RequestTracker {
   bool exhausted_ = false;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::router {
 
 StopMatcher::StopMatcher(const std::vector<std::string>& stops) {
   nodes_.emplace_back();
@@ -96,4 +96,4 @@ std::string StopMatcher::Flush() {
   return std::exchange(held_, {});
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::router {
 
 class StopMatcher {
  public:
@@ -60,4 +60,4 @@ class StopMatcher {
   bool finished_ = false;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -12,7 +12,7 @@
 #include "proto/codec/status.h"
 #include "router/errors.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // An element of a list has a byte or two in a message, but a copy of it takes tens of
@@ -34,7 +34,7 @@ std::string FieldName(std::string field) {
 
 absl::Status CheckCount(std::string_view field, int count, int limit) {
   if (count <= limit) return absl::OkStatus();
-  return InvalidField(field, Cat(field, " has ", count, " elements; at most ", limit));
+  return InvalidField(field, model::Cat(field, " has ", count, " elements; at most ", limit));
 }
 
 absl::Status ReadPrompt(const v1::GenerateRequest& request, ApiRequest& api) {
@@ -231,9 +231,9 @@ void ToProto(const ModelInfo& info, v1::GetModelInfoResponse* response) {
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
-  return ToGrpcStatus(status, {.reason = ErrorCode(status),
-                               .field = FieldName(ErrorField(status)),
-                               .retry_after_ms = RetryAfterMs(status)});
+  return codec::ToGrpcStatus(status, {.reason = ErrorCode(status),
+                                      .field = FieldName(ErrorField(status)),
+                                      .retry_after_ms = RetryAfterMs(status)});
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

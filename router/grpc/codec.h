@@ -15,7 +15,7 @@
 #include "router/generate_request.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Returns the bytes of a token; empty when unknown. They are valid while their source lives.
 using TokenBytesFn = std::function<std::string_view(TokenId)>;
@@ -38,4 +38,4 @@ void ToProto(const ModelInfo& info, v1::GetModelInfoResponse* response);
 // The status that ends a call, with the details that `status` carries.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 Outbox::Options OutboxOptions(InferenceService* service, const absl::StatusOr<ApiRequest>& call) {
@@ -169,4 +169,4 @@ void GenerateStream::WatchStall() {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -27,7 +27,7 @@
 #include "router/service.h"
 #include "rpc/writer.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class GenerateStream final
     : private rpc::ServerWriter<Readable<v1::GenerateRequest>, v1::GenerateResponse>,
@@ -94,4 +94,4 @@ class GenerateStream final
   std::optional<IoThread::Timer> stall_timer_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -8,7 +8,7 @@
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "rpc/writer.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using grpc::health::v1::HealthCheckRequest;
@@ -86,4 +86,4 @@ void HealthService::Attach(rpc::Server& server) {
                   [this](auto call) { new Watcher(std::move(call), service_, thread_); });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -13,7 +13,7 @@
 #include "router/service.h"
 #include "rpc/server.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class HealthService {
  public:
@@ -37,4 +37,4 @@ class HealthService {
   grpc::health::v1::Health::AsyncService grpc_service_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

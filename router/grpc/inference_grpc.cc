@@ -17,7 +17,7 @@
 #include "router/model_name.h"
 #include "rpc/call_guard.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // This bound is far above any context. It keeps a message from being copied at eight times its
@@ -152,4 +152,4 @@ void InferenceGrpc::GetModelInfo(ModelInfoCall* call) {
   call->Finish(ToGrpcStatus(NoSuchModel(name, std::move(served))));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

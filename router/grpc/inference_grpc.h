@@ -13,7 +13,7 @@
 #include "router/grpc/readable.h"
 #include "rpc/server.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // The generated service, with methods that take the next call whether or not its request can
 // be read. A method is identified by its index in inference.proto.
@@ -70,4 +70,4 @@ class InferenceGrpc {
   InferenceMethods service_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -14,7 +14,7 @@
 #include "common/rt/task_thread.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class IoThread final : public Dispatcher {
  public:
@@ -31,4 +31,4 @@ class IoThread final : public Dispatcher {
   TaskThread thread_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -4,7 +4,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // The most bytes of a nested message's tag and length, or of a token id.
@@ -104,4 +104,4 @@ void Outbox::Count(std::size_t bytes) {
   bytes_ += bytes;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -14,7 +14,7 @@
 #include "router/grpc/codec.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class Outbox {
  public:
@@ -63,4 +63,4 @@ class Outbox {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -9,7 +9,7 @@
 #include "grpcpp/grpcpp.h"
 #include "router/errors.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 template <class Message>
 struct Readable {
@@ -26,12 +26,13 @@ struct Readable {
   }
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router
 
 template <class Message>
-class grpc::SerializationTraits<flotilla::Readable<Message>> {
+class grpc::SerializationTraits<flotilla::router::Readable<Message>> {
  public:
-  static grpc::Status Deserialize(grpc::ByteBuffer* bytes, flotilla::Readable<Message>* request) {
+  static grpc::Status Deserialize(grpc::ByteBuffer* bytes,
+                                  flotilla::router::Readable<Message>* request) {
     request->is_readable =
         grpc::SerializationTraits<Message>::Deserialize(bytes, &request->message).ok();
     return grpc::Status::OK;

@@ -7,7 +7,7 @@
 #include "google/protobuf/descriptor.pb.h"
 #include "rpc/stream.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using google::protobuf::Descriptor;
@@ -117,4 +117,4 @@ void ReflectionService::Attach(rpc::Server& server) {
                   [this](auto call) { new Stream(std::move(call), this); });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -10,7 +10,7 @@
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "rpc/server.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class ReflectionService {
  public:
@@ -35,4 +35,4 @@ class ReflectionService {
   grpc::reflection::v1alpha::ServerReflection::AsyncService grpc_service_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -16,7 +16,7 @@
 #include "rpc/endpoint.h"
 #include "rpc/server.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // The methods that need no key. All others need one, reflection included.
@@ -136,4 +136,4 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(GrpcOptions option
   return server;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

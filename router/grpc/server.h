@@ -22,7 +22,7 @@
 #include "router/service.h"
 #include "rpc/poller.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 struct GrpcOptions {
   // A name or an address; "0.0.0.0" and "::" are all addresses of the machine.
@@ -64,4 +64,4 @@ class GrpcServer {
   virtual void Stop(absl::Duration grace) = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

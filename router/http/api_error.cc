@@ -8,7 +8,7 @@
 #include "router/http/json_text.h"
 #include "router/utf8.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 std::string_view TypeOf(const absl::Status& status) {
@@ -105,4 +105,4 @@ void SendError(const absl::Status& status, HttpReply& reply) {
   reply.Send(HttpStatusOf(status), "application/json", ErrorJson(status), ErrorHeaders(status));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

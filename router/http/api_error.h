@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "router/http/exchange.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // The HTTP status for the code of `status`.
 int HttpStatusOf(const absl::Status& status);
@@ -21,4 +21,4 @@ HttpHeaders ErrorHeaders(const absl::Status& status);
 // Answers with the error.
 void SendError(const absl::Status& status, HttpReply& reply);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -12,7 +12,7 @@
 #include "router/key_gate.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 struct ApiOptions {
   bool permissive = false;
@@ -28,4 +28,4 @@ struct ApiOptions {
 std::unique_ptr<HttpHandler> MakeApiHandler(ApiOptions options, InferenceService* service,
                                             IoLoop* io_loop);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -19,7 +19,7 @@
 #include "router/errors.h"
 #include "router/http/api_error.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 namespace http = boost::beast::http;
@@ -303,12 +303,12 @@ void Connection::ProbePeer() {
 void Connection::AppendHead(int status, std::string_view content_type, const HttpHeaders& headers) {
   begun_ = true;
   const auto reason = http::obsolete_reason(static_cast<http::status>(status));
-  pending_ += Cat(
+  pending_ += model::Cat(
       "HTTP/1.1 ", status, " ", std::string_view(reason.data(), reason.size()),
       "\r\ndate: ", absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
       "\r\ncontent-type: ", content_type, "\r\nx-request-id: ", request_id_,
       "\r\nx-content-type-options: nosniff\r\n");
-  for (const auto& [name, value] : headers) pending_ += Cat(name, ": ", value, "\r\n");
+  for (const auto& [name, value] : headers) pending_ += model::Cat(name, ": ", value, "\r\n");
   if (!keep_alive_) {
     pending_ += "connection: close\r\n";
   } else if (http10_) {
@@ -322,7 +322,7 @@ void Connection::Send(int status, std::string_view content_type, std::string bod
   chunked_ = false;
   Guarded([&] {
     AppendHead(status, content_type, headers);
-    pending_ += Cat("content-length: ", body.size(), "\r\n\r\n");
+    pending_ += model::Cat("content-length: ", body.size(), "\r\n\r\n");
     if (!head_only_) pending_ += body;
     answered_ = true;
     ScheduleFlush();
@@ -478,4 +478,4 @@ void Connection::ClearDeadline() {
   timer_.expires_at(std::chrono::steady_clock::time_point::max());
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

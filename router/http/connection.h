@@ -30,7 +30,7 @@
 #include "router/http/request_reader.h"
 #include "router/http/server.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 struct ConnectionLists;
 
@@ -177,4 +177,4 @@ struct ConnectionLists {
   List body;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

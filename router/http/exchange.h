@@ -16,7 +16,7 @@
 #include "router/api_keys.h"
 #include "router/http/memory_budget.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // The part of a request that is known before its body is read.
 struct HttpHead {
@@ -93,4 +93,4 @@ class HttpHandler {
   virtual std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // vLLM's extensions of the OpenAI API.
@@ -130,4 +130,4 @@ void CheckForeignFields(ObjectReader& body) {
   CheckRepeatWindow(body);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -9,7 +9,7 @@
 
 #include "router/http/json_input.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 struct ForeignField {
   std::string_view name;
@@ -25,4 +25,4 @@ const std::vector<ForeignField>& ForeignFields();
 // Checks the foreign fields of the body. `max_tokens` and the penalties have been read before.
 void CheckForeignFields(ObjectReader& body);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

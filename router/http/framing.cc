@@ -7,7 +7,7 @@
 
 #include "absl/strings/ascii.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 namespace http = boost::beast::http;
@@ -73,4 +73,4 @@ std::string_view NameOfHost(std::string_view host) {
   return host.substr(0, host.find(':'));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

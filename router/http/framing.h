@@ -7,7 +7,7 @@
 
 #include <boost/beast/http/fields.hpp>
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Null, or what is wrong. `version` is 10 or 11. It refuses a Transfer-Encoding that is not
 // just `chunked`, that is in HTTP/1.0, or that is beside a Content-Length; a Content-Length
@@ -22,4 +22,4 @@ bool IsHost(std::string_view host);
 // The name or address of a Host header, without port and brackets.
 std::string_view NameOfHost(std::string_view host);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -2,7 +2,7 @@
 
 #include "absl/strings/ascii.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::string_view kMarks = "!#$%&'*+-.^_`|~";
@@ -79,4 +79,4 @@ const char* HeadScanner::JudgeInLine(char c) {
   return nullptr;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace flotilla {
+namespace flotilla::router {
 
 class HeadScanner {
  public:
@@ -49,4 +49,4 @@ class HeadScanner {
   const char* error_ = "";
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

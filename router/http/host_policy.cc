@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "router/http/framing.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 bool IsLoopback(std::string_view name) {
@@ -37,4 +37,4 @@ bool HostPolicy::Allows(std::string_view host) const {
   });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

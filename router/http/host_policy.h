@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::router {
 
 class HostPolicy {
  public:
@@ -25,4 +25,4 @@ class HostPolicy {
   bool any_ = false;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

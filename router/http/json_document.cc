@@ -9,7 +9,7 @@
 #include "router/errors.h"
 #include "router/utf8.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // The memory that the library takes for each kind of value, and that malloc takes besides it.
@@ -24,7 +24,7 @@ constexpr std::size_t kMemberBytes = 32 + sizeof(Json::object_t::value_type) + k
 constexpr int kNumberOutOfRange = 406;  // the library's id of that error
 
 absl::Status BadBody(std::string_view what) {
-  return WithField(InvalidArgument("the request body is not a JSON object: ", what), "",
+  return WithField(model::InvalidArgument("the request body is not a JSON object: ", what), "",
                    "invalid_json");
 }
 
@@ -53,20 +53,21 @@ class Builder {
     auto& members = open_.back()->get_ref<Json::object_t&>();
     const auto [member, is_new] = members.try_emplace(std::move(name));
     if (!is_new) {
-      return Refuse(BadBody(Cat("duplicate key '", RepairUtf8(member->first.substr(0, 100)), "'")));
+      return Refuse(
+          BadBody(model::Cat("duplicate key '", RepairUtf8(member->first.substr(0, 100)), "'")));
     }
     member_ = &member->second;
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const Json::exception& error) {
     if (error.id == kNumberOutOfRange) return Refuse(BadBody("a number is out of range"));
-    const std::size_t invalid = FindInvalidUtf8(body_);
+    const std::size_t invalid = model::FindInvalidUtf8(body_);
     if (invalid < position) {
-      return Refuse(
-          WithField(InvalidArgument("the request body is not valid UTF-8 at byte ", invalid + 1),
-                    "", "invalid_json"));
+      return Refuse(WithField(
+          model::InvalidArgument("the request body is not valid UTF-8 at byte ", invalid + 1), "",
+          "invalid_json"));
     }
-    return Refuse(BadBody(Cat("syntax error at byte ", position)));
+    return Refuse(BadBody(model::Cat("syntax error at byte ", position)));
   }
 
   absl::StatusOr<JsonDocument> Result() && {
@@ -82,10 +83,11 @@ class Builder {
   bool Take(std::size_t bytes) {
     bytes_ += bytes;
     if (bytes_ <= kMaxJsonBytes) return true;
-    return Refuse(WithField(InvalidArgument("the request body has too many values: they would take "
-                                            "more than ",
-                                            kMaxJsonBytes >> 20, " MiB of memory"),
-                            "", kInvalidValue));
+    return Refuse(
+        WithField(model::InvalidArgument("the request body has too many values: they would take "
+                                         "more than ",
+                                         kMaxJsonBytes >> 20, " MiB of memory"),
+                  "", kInvalidValue));
   }
   bool Scalar(Json value) { return Add(std::move(value)) != nullptr; }
 
@@ -113,7 +115,7 @@ class Builder {
   }
   bool Open(Json container) {
     if (open_.size() == kMaxJsonDepth) {
-      return Refuse(BadBody(Cat("nested deeper than ", kMaxJsonDepth)));
+      return Refuse(BadBody(model::Cat("nested deeper than ", kMaxJsonDepth)));
     }
     Json* const opened = Add(std::move(container));
     if (opened == nullptr) return false;
@@ -160,4 +162,4 @@ absl::StatusOr<JsonDocument> ParseJsonObject(std::string_view body, const ListBo
   return std::move(builder).Result();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

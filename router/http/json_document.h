@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
 
-namespace flotilla {
+namespace flotilla::router {
 
 using Json = nlohmann::json;
 
@@ -58,4 +58,4 @@ struct ListBound {
 absl::StatusOr<JsonDocument> ParseJsonObject(std::string_view body,
                                              const ListBound* bound = nullptr);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

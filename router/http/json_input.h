@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "router/http/json_document.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // The most names of ignored members that are kept. The header that lists them shows fewer.
 inline constexpr std::size_t kMaxIgnored = 512;
@@ -70,4 +70,4 @@ class ObjectReader {
   absl::Status status_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace flotilla {
+namespace flotilla::router {
 
 void AppendJsonEscaped(std::string_view text, std::string& out) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -57,4 +57,4 @@ void AppendJsonFloat(float value, std::string& out) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace flotilla {
+namespace flotilla::router {
 
 // `text` (valid UTF-8) with quotes, backslashes and control characters escaped;
 // without the surrounding quotes.
@@ -34,4 +34,4 @@ void AppendJsonIntArray(const Range& values, std::string& out) {
   out.push_back(']');
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

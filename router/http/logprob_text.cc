@@ -6,12 +6,12 @@
 #include "router/http/json_text.h"
 #include "router/utf8.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // A token that is not whole characters has no text of its own: its bytes are
 // spelled out, as at OpenAI, so that names stay distinct.
 std::string LogprobText::Name(TokenId token) const {
-  if (style_.tokens_as_token_ids) return Cat("token_id:", token);
+  if (style_.tokens_as_token_ids) return model::Cat("token_id:", token);
   const std::string_view bytes = bytes_of_(token);
   if (IsValidUtf8(bytes)) return std::string(bytes);
   static constexpr char kHex[] = "0123456789abcdef";
@@ -99,4 +99,4 @@ void LogprobText::Take(std::string& out) {
   for (std::string* column : {&tokens_, &logprobs_, &top_, &offsets_}) column->clear();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -11,7 +11,7 @@
 
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class LogprobText {
  public:
@@ -47,4 +47,4 @@ class LogprobText {
   std::string logprobs_, top_, offsets_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::router {
 
 class MemoryBudget {
  public:
@@ -59,4 +59,4 @@ class MemoryCharge {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -16,7 +16,7 @@
 #include "router/http/openai_request.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class OpenAiAnswer {
  public:
@@ -84,4 +84,4 @@ class OpenAiAnswer {
   bool prompt_due_ = false;  // the event being written repeats the prompt's ids
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

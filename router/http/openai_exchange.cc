@@ -8,7 +8,7 @@
 #include "router/http/api_error.h"
 #include "router/utf8.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr char kIgnoredHeader[] = "x-flotilla-ignored-fields";
@@ -119,7 +119,7 @@ void OpenAiExchange::Prompt::OnAccepted() {
   });
 }
 
-void OpenAiExchange::Prompt::OnPromptScores(::flotilla::PromptScores scores) {
+void OpenAiExchange::Prompt::OnPromptScores(::flotilla::router::PromptScores scores) {
   exchange_->Guarded([&] { exchange_->answer_->PromptScores(index_, scores.tokens); });
 }
 
@@ -182,4 +182,4 @@ void OpenAiExchange::Complete() {
   reply_.End();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -13,7 +13,7 @@
 #include "router/http/openai_request.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Validates all prompts of `body`; the error says why one of them is refused
 // (InferenceService::Validate). May be called on any thread.
@@ -38,7 +38,7 @@ class OpenAiExchange final : public HttpExchange {
 
     void OnPrompt(const PromptInfo& prompt) override;
     void OnAccepted() override;
-    void OnPromptScores(::flotilla::PromptScores scores) override;
+    void OnPromptScores(::flotilla::router::PromptScores scores) override;
     void OnDelta(Delta delta) override;
     void OnChoiceEnd(const ChoiceEnd& end) override;
     void OnDone(const GenerationEnd& end) override;
@@ -75,4 +75,4 @@ class OpenAiExchange final : public HttpExchange {
   std::vector<std::unique_ptr<Prompt>> prompts_;  // last: they use the rest
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

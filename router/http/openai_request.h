@@ -13,7 +13,7 @@
 #include "router/generate_request.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // How an answer is written.
 struct AnswerForm {
@@ -55,4 +55,4 @@ absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const Parse
 absl::StatusOr<DetokenizeRequest> ParseDetokenize(std::string_view body,
                                                   const ParseOptions& options);
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -13,7 +13,7 @@
 #include "router/http/exchange.h"
 #include "router/http/memory_budget.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class PoolExchange final : public HttpExchange {
  public:
@@ -39,4 +39,4 @@ class PoolExchange final : public HttpExchange {
   const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -17,7 +17,7 @@
 #include "router/http/memory_budget.h"
 #include "router/http/server.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // A request's body, whose memory grows with the bytes that have come. Bytes that are only
 // announced take none. (The library's string_body reserves what Content-Length says.)
@@ -100,4 +100,4 @@ class RequestReader {
   HttpRefusal refusal_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -5,7 +5,7 @@
 
 #include "router/names.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::size_t kReadBytes = 200;
@@ -58,4 +58,4 @@ std::string_view NearestPath(std::string_view asked, std::span<const std::string
   return nearest;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -28,7 +28,7 @@
 #include "router/http/connection.h"
 #include "router/http/host_policy.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 namespace asio = boost::asio;
@@ -228,13 +228,13 @@ class HttpServerImpl final : public HttpServer {
 absl::StatusOr<std::uint16_t> HttpServerImpl::Start() {
   error_code error;
   const auto address = asio::ip::make_address(options_.address, error);
-  if (error) return InvalidArgument("not an IP address: ", options_.address);
+  if (error) return model::InvalidArgument("not an IP address: ", options_.address);
   const tcp::endpoint endpoint(address, options_.port);
   const auto fail = [&](std::string_view what) {
     acceptor_.reset();
     threads_.clear();
     return absl::UnavailableError(
-        Cat(what, " ", options_.address, ":", options_.port, ": ", error.message()));
+        model::Cat(what, " ", options_.address, ":", options_.port, ": ", error.message()));
   };
   for (std::uint32_t i = 0; i < std::max(options_.io_threads, 1u); ++i) {
     threads_.push_back(std::make_unique<IoThread>(&shared_, service_));
@@ -334,4 +334,4 @@ std::unique_ptr<HttpServer> HttpServer::Create(HttpServerOptions options,
   return std::make_unique<HttpServerImpl>(std::move(options), service);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

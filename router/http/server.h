@@ -14,7 +14,7 @@
 #include "router/key_gate.h"
 #include "router/service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Bounds of one connection, and of the time that a peer may take.
 struct HttpLimits {
@@ -91,4 +91,4 @@ class HttpServer {
   virtual void Stop(absl::Duration grace) = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

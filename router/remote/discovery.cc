@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "rpc/endpoint.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 absl::StatusOr<std::vector<std::string>> Resolve(const DnsName& name) {
@@ -88,4 +88,4 @@ void Discovery::Publish() {
   options_.on_addresses(published_);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "router/core/known_addresses.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 struct DiscoveryOptions {
   // host:port, or dns:///host:port.
@@ -56,4 +56,4 @@ class Discovery {
   std::thread thread_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

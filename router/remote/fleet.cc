@@ -6,7 +6,7 @@
 
 #include "router/remote/remote_engine.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // How often the fleet checks whether held requests can be sent or were held too long. A replica
@@ -248,4 +248,4 @@ void Fleet::Tick() {
   Run([this](FleetCore& core) { core.Tick(clock_->NowNs()); });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

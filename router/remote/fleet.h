@@ -29,7 +29,7 @@
 #include "rpc/credentials.h"
 #include "rpc/poller.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 struct FleetOptions {
   std::shared_ptr<rpc::Credentials> credentials;  // shown to schedulers; null: none
@@ -111,4 +111,4 @@ class Fleet {
   TaskThread thread_;  // last: its work uses the rest
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -10,7 +10,7 @@
 #include "common/types/engine.h"
 #include "router/remote/fleet.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 class FleetEngine final : public Engine {
  public:
@@ -41,4 +41,4 @@ class FleetEngine final : public Engine {
   const std::size_t model_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

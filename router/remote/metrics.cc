@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // One replica as a router sees it.
@@ -71,4 +71,4 @@ void WatchFleet(Metrics& metrics, const Fleet* fleet) {
   });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -7,7 +7,7 @@
 #include "flotilla/v1/scheduler.grpc.pb.h"
 #include "proto/codec/engine.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::int64_t kRetryAfterMs = 1000;
@@ -24,9 +24,9 @@ RequestEnd EndWith(const RequestId& id, Attempt attempt, absl::Status status) {
 
 // The connection to the scheduler.
 struct RemoteEngine::Link {
-  void Send(const EngineCommand& command, std::int64_t now_ns) {
+  void Send(const codec::EngineCommand& command, std::int64_t now_ns) {
     v1::EngineCommand message;
-    ToProto(command, now_ns, &message);
+    codec::ToProto(command, now_ns, &message);
     client.Send(std::move(message));
   }
 
@@ -42,7 +42,7 @@ RemoteEngine::RemoteEngine(rpc::PeerOptions scheduler, const Clock* clock,
                       "the scheduler",
                       {.on_message =
                            [this](const v1::EngineUpdate& message) {
-                             absl::StatusOr<EngineUpdate> update = FromProto(message);
+                             absl::StatusOr<codec::EngineUpdate> update = codec::FromProto(message);
                              if (update.ok()) OnUpdate(*std::move(update));
                              return update.status();
                            },
@@ -101,7 +101,7 @@ absl::Status RemoteEngine::TrySubmit(TokenizedRequest request, std::shared_ptr<E
   entry.attempt = request.attempt;
   entry.sink = std::move(sink);
   entry.ended.resize(request.sequences);
-  link_->Send(EngineCommand(std::move(request)), clock_->NowNs());
+  link_->Send(codec::EngineCommand(std::move(request)), clock_->NowNs());
   return absl::OkStatus();
 }
 
@@ -118,7 +118,7 @@ void RemoteEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink> s
 void RemoteEngine::Cancel(const CancelRequest& cancel) {
   absl::MutexLock lock(&mu_);
   if (attached_ && requests_.contains(cancel.request)) {
-    link_->Send(EngineCommand(cancel), clock_->NowNs());
+    link_->Send(codec::EngineCommand(cancel), clock_->NowNs());
   }
 }
 
@@ -145,7 +145,7 @@ absl::Status RemoteEngine::status() const {
   return status_;
 }
 
-void RemoteEngine::OnUpdate(EngineUpdate update) {
+void RemoteEngine::OnUpdate(codec::EngineUpdate update) {
   SinkBatches batches;
   std::vector<std::function<void()>> drained;
   {
@@ -219,4 +219,4 @@ std::vector<std::function<void()>> RemoteEngine::TakeDrained() {
   return std::exchange(drained_, {});
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -24,9 +24,11 @@
 #include "common/types/engine.h"
 #include "rpc/reconnecting_client.h"
 
-namespace flotilla {
+namespace flotilla::codec {
+struct EngineUpdate;
+}
 
-struct EngineUpdate;  // proto/codec/engine.h
+namespace flotilla::router {
 
 // Receives the state of a scheduler. It gets one call at a time, in order with the events, which
 // their sinks receive on the same threads. RemoteEngine is not locked during a call.
@@ -88,7 +90,7 @@ class RemoteEngine final : public Engine {
                            SinkBatches& batches);
 
   // The link calls these, one at a time.
-  void OnUpdate(EngineUpdate update);
+  void OnUpdate(codec::EngineUpdate update);
   void OnBroken(const absl::Status& why);
   // If all requests have ended, takes the callbacks that wait for this.
   std::vector<std::function<void()>> TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -108,4 +110,4 @@ class RemoteEngine final : public Engine {
   std::vector<std::function<void()>> drained_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/core/beam_search.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 absl::Status CheckTokens(const std::vector<TokenId>& tokens, std::uint32_t vocab_size,
@@ -192,4 +192,4 @@ absl::Status CheckDescription(const ExecutorDescription& description) {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

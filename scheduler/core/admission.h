@@ -9,7 +9,7 @@
 #include "common/types/request.h"
 #include "scheduler/core/core_state.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // The most positions with K and V that a sequence can come to have. The last token that is
 // allowed is never fed back, so it has none.
@@ -47,4 +47,4 @@ std::uint32_t LongestServable(const ExecutorDescription& description);
 // Whether plans can be made for a description. INVALID_ARGUMENT: they cannot.
 absl::Status CheckDescription(const ExecutorDescription& description);
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 void BeamDriver::Advance(TableIndex index) {
   Request& request = state_.requests[index];
@@ -121,4 +121,4 @@ void BeamDriver::Answer(TableIndex index) {
   state_.EndRequest(index, request.reason, absl::OkStatus());
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -8,7 +8,7 @@
 
 #include "scheduler/core/core_state.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class BeamDriver {
  public:
@@ -31,4 +31,4 @@ class BeamDriver {
   CoreState& state_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

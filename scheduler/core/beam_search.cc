@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 BeamSearch::BeamSearch(const BeamOptions& options, std::vector<TokenId> stop_tokens,
                        std::uint32_t max_tokens, std::int32_t keep_top)
@@ -102,4 +102,4 @@ std::vector<BeamSearch::Choice> BeamSearch::Step(absl::Span<const Beam> running)
   return next;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

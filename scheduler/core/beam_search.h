@@ -18,7 +18,7 @@
 #include "common/types/ids.h"
 #include "common/types/request.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class BeamSearch {
  public:
@@ -83,4 +83,4 @@ class BeamSearch {
   std::vector<Hypothesis> best_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -4,7 +4,7 @@
 
 #include "scheduler/core/check.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 BlockPool::BlockPool(std::uint32_t block_count)
     : total_(std::max(block_count, 1u) - 1), pages_(std::size_t{total_} + 1) {
@@ -70,4 +70,4 @@ std::vector<BlockId> BlockPool::Oldest(std::size_t count) const {
   return oldest;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

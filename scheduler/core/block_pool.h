@@ -11,7 +11,7 @@
 
 #include "common/types/ids.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class BlockPool {
  public:
@@ -62,4 +62,4 @@ class BlockPool {
   std::vector<Page> pages_;          // [total + 1]
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -6,7 +6,7 @@
 #include "scheduler/core/admission.h"
 #include "scheduler/core/check.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 // The number of leading tokens that two sequences of one request share. Their prompts are
@@ -47,7 +47,7 @@ std::uint64_t CoreState::MostBlocks(const Request& request) const {
   const Extent extent{.prompt_tokens = request.prompt_tokens,
                       .max_tokens = request.stop.max_tokens,
                       .width = request.width()};
-  return flotilla::MostBlocks(extent, *description);
+  return flotilla::scheduler::MostBlocks(extent, *description);
 }
 
 void CoreState::LearnOutputRatio(std::uint32_t outputs, std::uint32_t max_tokens) {
@@ -408,4 +408,4 @@ void CoreState::LoseEpoch() {
   epoch.reset();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

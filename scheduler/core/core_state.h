@@ -26,7 +26,7 @@
 #include "scheduler/core/speculation.h"
 #include "scheduler/core/waiting_queue.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // The run of one sequence in a plan, kept until its result.
 struct PlannedRun {
@@ -216,4 +216,4 @@ struct CoreState {
   void CountReason(FinishReason reason);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

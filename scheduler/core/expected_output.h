@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // One running sequence, as predicted.
 struct ExpectedOutput {
@@ -35,4 +35,4 @@ std::uint64_t PeakBlocks(const std::vector<ExpectedOutput>& sequences,
   return peak;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 // Counters of idle tenants are kept up to this number of tenants. So a tenant that was served too
@@ -84,4 +84,4 @@ bool FairShare::Before(TableIndex a, TableIndex b) const {
   return x != y ? x < y : a < b;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

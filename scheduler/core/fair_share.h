@@ -17,7 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "scheduler/core/indexed_table.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class FairShare {
  public:
@@ -60,4 +60,4 @@ class FairShare {
   std::uint64_t last_floor_ = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

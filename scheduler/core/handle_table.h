@@ -12,7 +12,7 @@
 #include "common/types/plan.h"
 #include "scheduler/core/sequence.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class HandleTable {
  public:
@@ -68,4 +68,4 @@ class HandleTable {
   std::vector<std::uint32_t> retired_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

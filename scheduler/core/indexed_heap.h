@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 template <class Before>
 class IndexedHeap {
@@ -104,4 +104,4 @@ class IndexedHeap {
   std::vector<std::size_t> at_;  // by index: position in heap_, or kOut
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

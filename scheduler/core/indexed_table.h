@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // Index of a sequence or a request in its table.
 using TableIndex = std::uint32_t;
@@ -53,4 +53,4 @@ class IndexedTable {
   std::vector<TableIndex> free_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

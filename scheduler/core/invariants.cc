@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 #define FLOTILLA_HOLDS(condition, number, what)                                   \
@@ -223,4 +223,4 @@ absl::Status CheckInvariants(const CoreState& state) {
   return CheckBounds(state);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -5,10 +5,10 @@
 #include "absl/status/status.h"
 #include "scheduler/core/core_state.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // Returns OK, or INTERNAL with the number of the first invariant that does not hold. It
 // reads the whole state, so only tests call it.
 absl::Status CheckInvariants(const CoreState& state);
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

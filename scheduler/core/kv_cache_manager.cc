@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 namespace {
 
@@ -452,4 +452,4 @@ absl::Status KvCacheManager::CheckIndex() const {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

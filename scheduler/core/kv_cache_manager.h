@@ -29,7 +29,7 @@
 #include "scheduler/core/request.h"
 #include "scheduler/core/sequence.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class KvCacheManager {
  public:
@@ -175,4 +175,4 @@ class KvCacheManager {
   std::vector<PrefixNode> node_of_;               // [total + 1] by block; set for kept blocks
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 KvTiers::KvTiers(const std::vector<KvTier>& tiers, PrefixIndex* index) : index_(index) {
   if (index == nullptr) return;
@@ -75,4 +75,4 @@ absl::Status KvTiers::Check() const {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

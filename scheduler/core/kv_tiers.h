@@ -13,7 +13,7 @@
 #include "scheduler/core/block_pool.h"
 #include "scheduler/core/prefix_index.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class KvTiers {
  public:
@@ -57,4 +57,4 @@ class KvTiers {
   std::vector<Store> stores_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

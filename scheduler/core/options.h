@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 struct CoreOptions {
   // The most sequences that may hold KV blocks at once. The executor also limits it.
@@ -58,4 +58,4 @@ struct CoreOptions {
   std::uint32_t max_draft_tokens = 8;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -1,6 +1,6 @@
 #include "scheduler/core/policy.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 std::vector<absl::string_view> PolicyNames() { return {"priority", "fcfs", "srpt", "edf"}; }
 
@@ -12,4 +12,4 @@ std::unique_ptr<OrderPolicy> MakePolicy(absl::string_view name) {
   return nullptr;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "scheduler/core/request.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class OrderPolicy {
  public:
@@ -80,4 +80,4 @@ inline bool GoesBefore(const Request& a, const Request& b) {
   return a.arrival < b.arrival;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

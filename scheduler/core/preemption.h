@@ -8,7 +8,7 @@
 
 #include "common/types/ids.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // Why a victim's KV is read back from a tier or recomputed.
 enum class PreemptionReason : std::uint8_t {
@@ -57,4 +57,4 @@ struct PreemptionTotals {
 };
 using PreemptionCounters = std::array<PreemptionTotals, kPreemptionReasons>;
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -1,6 +1,6 @@
 #include "scheduler/core/prefix_index.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 PrefixNode PrefixIndex::NewNode() {
   if (unused_.empty()) {
@@ -72,4 +72,4 @@ void PrefixIndex::EraseIfIdle(PrefixNode node) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -22,7 +22,7 @@
 #include "absl/types/span.h"
 #include "common/types/ids.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // A node of a PrefixIndex. It is valid from Insert until SetBlock or SetSlot removes it;
 // then it is reused.
@@ -115,4 +115,4 @@ class PrefixIndex {
   absl::flat_hash_map<std::string, PrefixNode> roots_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -15,7 +15,7 @@
 
 #include "common/types/plan.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class Rates {
  public:
@@ -112,4 +112,4 @@ class Rates {
   std::array<std::int64_t, 13> base_{};  // by Bucket; 0: never seen
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

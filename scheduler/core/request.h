@@ -18,7 +18,7 @@
 #include "scheduler/core/beam_search.h"
 #include "scheduler/core/indexed_table.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // What beam search adds to a request. Its sequences are the running beams.
 struct BeamGroup {
@@ -121,4 +121,4 @@ class RequestTable : public IndexedTable<Request> {
   absl::flat_hash_map<RequestId, TableIndex> by_id_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/core/beam_driver.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 absl::Status Mismatch(const SequenceResult& result, const char* what) {
@@ -179,4 +179,4 @@ void ResultApplier::EmitTokens(const SequenceResult& result, Sequence& sequence)
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -7,7 +7,7 @@
 #include "common/types/plan.h"
 #include "scheduler/core/core_state.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class ResultApplier {
  public:
@@ -33,4 +33,4 @@ class ResultApplier {
   CoreState& state_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

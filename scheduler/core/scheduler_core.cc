@@ -8,7 +8,7 @@
 #include "scheduler/core/invariants.h"
 #include "scheduler/core/result_applier.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 SchedulerCore::SchedulerCore(const CoreOptions& options, std::unique_ptr<OrderPolicy> policy)
     : state_(options, std::move(policy)) {}
@@ -329,6 +329,8 @@ std::uint64_t SchedulerCore::digest() const {
   return state_.epoch.has_value() ? state_.epoch->kv.digest() : 0;
 }
 
-absl::Status SchedulerCore::CheckInvariants() const { return flotilla::CheckInvariants(state_); }
+absl::Status SchedulerCore::CheckInvariants() const {
+  return flotilla::scheduler::CheckInvariants(state_);
+}
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -29,7 +29,7 @@
 #include "scheduler/core/policy.h"
 #include "scheduler/core/step_planner.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // What the scheduler believes of one open sequence, for comparison with
 // worker/core. Spans are valid until the next call of a mutating method.
@@ -142,4 +142,4 @@ class SchedulerCore {
   CoreState state_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

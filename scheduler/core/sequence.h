@@ -15,7 +15,7 @@
 #include "scheduler/core/prefix_index.h"
 #include "scheduler/core/speculation.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 enum class SequenceState : std::uint8_t {
   kWaiting,  // its request waits: new, preempted, or its worker group was lost
@@ -121,4 +121,4 @@ struct Sequence {
   bool surely_finished() const { return length.computed_min == length.max; }
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 // Measurements come from outside. They are limited to 100 s per step.
@@ -168,4 +168,4 @@ std::uint32_t ChooseDepth(const DraftAcceptance& acceptance, const SpeculationLo
   return may_pay ? std::min(DraftAcceptance::kTrialDepth, most) : 0;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -15,7 +15,7 @@
 
 #include "common/types/plan.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // The time of a step that only decodes, by its rows. It starts from the executor's
 // description and follows the measurements. A measurement at one number of rows also
@@ -107,4 +107,4 @@ std::uint64_t ExpectedTokens(std::uint32_t chance, std::uint32_t depth);
 std::uint32_t ChooseDepth(const DraftAcceptance& acceptance, const SpeculationLoad& load,
                           const StepCosts& costs, std::uint32_t most);
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

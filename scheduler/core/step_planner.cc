@@ -7,7 +7,7 @@
 
 #include "scheduler/core/check.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 PlanOutcome StepPlanner::Make() {
   if (!state_.epoch.has_value()) return {.stall = StallReason::kNotReady};
@@ -469,4 +469,4 @@ bool StepPlanner::WorthSending() {
          !opens_.empty() || due_later_ || FindAdmission().has_value() || load_.has_value();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -17,7 +17,7 @@
 #include "scheduler/core/core_state.h"
 #include "scheduler/core/expected_output.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // Why there is no plan now, and which event ends the wait.
 enum class StallReason : std::uint8_t {
@@ -167,4 +167,4 @@ class StepPlanner {
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

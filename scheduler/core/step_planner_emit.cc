@@ -4,7 +4,7 @@
 
 #include "scheduler/core/step_planner.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 void StepPlanner::EmitDeferrals() {
   for (const TableIndex index : short_of_blocks_) {
@@ -235,4 +235,4 @@ void StepPlanner::Admit(const Admission& admission) {
   EmitChunk(first, rows);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

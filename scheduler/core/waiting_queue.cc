@@ -2,7 +2,7 @@
 
 #include "scheduler/core/policy.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 bool WaitingQueue::Earlier::operator()(TableIndex a, TableIndex b) const {
   return GoesBefore((*requests)[a], (*requests)[b]);
@@ -70,4 +70,4 @@ void WaitingQueue::Charge(TableIndex tenant, std::uint64_t cost) {
   if (waits) tenants_.Push(tenant);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

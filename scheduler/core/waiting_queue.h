@@ -13,7 +13,7 @@
 #include "scheduler/core/indexed_heap.h"
 #include "scheduler/core/request.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class WaitingQueue {
  public:
@@ -78,4 +78,4 @@ struct EarlierDeadline {
 };
 using DeadlineQueue = IndexedHeap<EarlierDeadline>;
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -17,7 +17,7 @@
 #include "rpc/server.h"
 #include "rpc/stream.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 // The requests that routers have in the engine, by id. When a router comes back, requests
@@ -78,7 +78,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
 
   // Refuses a request that could not be parsed.
   void Refuse(const RequestId& id, Attempt attempt, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_) {
-    EngineUpdate update;
+    codec::EngineUpdate update;
     update.events.push_back(
         RequestEnd{.request = id, .attempt = attempt, .status = std::move(status)});
     absl::MutexLock lock(&mu_);
@@ -129,7 +129,7 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     absl::StatusOr<EngineDescription> description = engine_->Describe();
     if (!description.ok()) return;
     const EngineLoad load = engine_->Load();
-    EngineUpdate update;
+    codec::EngineUpdate update;
     if (description->numerics_id != sent_numerics_id_) update.description = *std::move(description);
     if (update.description.has_value() || load != sent_load_) update.load = load;
     if (!update.load.has_value()) return;
@@ -156,10 +156,10 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     return stream_ == nullptr;
   }
 
-  void Send(const EngineUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  void Send(const codec::EngineUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (stream_ == nullptr) return;
     v1::EngineUpdate message;
-    ToProto(update, &message);
+    codec::ToProto(update, &message);
     stream_->Send(std::move(message));
   }
 
@@ -237,7 +237,7 @@ class EngineServerImpl final : public EngineServer {
     const absl::StatusOr<EngineDescription> description = engine_->Describe();
     absl::StatusOr<std::string> bytes = engine_->TokenizerBytes();
     if (!description.ok() || !bytes.ok()) {
-      return ToGrpcStatus(description.ok() ? bytes.status() : description.status(), {});
+      return codec::ToGrpcStatus(description.ok() ? bytes.status() : description.status(), {});
     }
     content.set_hash(description->tokenizer_hash);
     content.set_content(*std::move(bytes));
@@ -271,7 +271,8 @@ RouterStream::RouterStream(std::unique_ptr<Call> call, EngineServerImpl* server)
 }
 
 bool RouterStream::OnMessage(const v1::EngineCommand& message) {
-  absl::StatusOr<EngineCommand> command = FromProto(message, server_->clock().NowNs());
+  absl::StatusOr<codec::EngineCommand> command =
+      codec::FromProto(message, server_->clock().NowNs());
   if (!command.ok() && message.has_submit()) {  // other requests are not affected
     const v1::RequestId& id = message.submit().id();
     link_->Refuse({id.incarnation(), id.counter()}, Attempt(message.submit().attempt()),
@@ -279,7 +280,7 @@ bool RouterStream::OnMessage(const v1::EngineCommand& message) {
     return true;
   }
   if (!command.ok()) {
-    Close(ToGrpcStatus(command.status(), {}));
+    Close(codec::ToGrpcStatus(command.status(), {}));
     return false;
   }
   if (auto* request = std::get_if<TokenizedRequest>(&*command)) {
@@ -301,4 +302,4 @@ absl::StatusOr<std::unique_ptr<EngineServer>> EngineServer::Start(
   return server;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

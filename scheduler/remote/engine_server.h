@@ -13,7 +13,7 @@
 #include "common/types/engine.h"
 #include "rpc/endpoint.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 struct EngineServerOptions {
   rpc::ListenOptions listen;
@@ -36,4 +36,4 @@ class EngineServer {
   virtual void Stop() = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

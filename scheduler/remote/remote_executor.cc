@@ -6,13 +6,13 @@
 #include "flotilla/v1/worker.grpc.pb.h"
 #include "proto/codec/group.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // The connection to the agent.
 struct RemoteExecutor::Link {
-  void Send(const GroupCommand& command) {
+  void Send(const codec::GroupCommand& command) {
     v1::GroupCommand message;
-    ToProto(command, &message);
+    codec::ToProto(command, &message);
     client.Send(std::move(message));
   }
 
@@ -31,7 +31,7 @@ RemoteExecutor::RemoteExecutor(rpc::PeerOptions agent)
                 },
             .on_message =
                 [this](const v1::GroupEvent& message) {
-                  absl::StatusOr<GroupEvent> event = FromProto(message);
+                  absl::StatusOr<codec::GroupEvent> event = codec::FromProto(message);
                   if (!event.ok()) return event.status();
                   return std::visit([this](auto& e) { return OnEvent(std::move(e)); }, *event);
                 },
@@ -53,7 +53,7 @@ absl::Status RemoteExecutor::Execute(StepPlan plan) {
   --room_;
   unanswered_.push_back(plan.step);
   plan.epoch = agents_epoch_;
-  link_->Send(GroupCommand(std::move(plan)));
+  link_->Send(codec::GroupCommand(std::move(plan)));
   return absl::OkStatus();
 }
 
@@ -61,7 +61,7 @@ void RemoteExecutor::EndEpoch(Epoch epoch) {
   absl::MutexLock lock(&mu_);
   if (!accepting_ || epoch != epoch_) return;
   accepting_ = false;
-  link_->Send(GroupCommand(flotilla::EndEpoch{agents_epoch_}));
+  link_->Send(codec::GroupCommand(flotilla::codec::EndEpoch{agents_epoch_}));
 }
 
 void RemoteExecutor::Stop() {
@@ -84,7 +84,7 @@ absl::Status RemoteExecutor::status() const {
   return status_;
 }
 
-absl::Status RemoteExecutor::OnEvent(GroupReady ready) {
+absl::Status RemoteExecutor::OnEvent(codec::GroupReady ready) {
   Epoch epoch;
   {
     absl::MutexLock lock(&mu_);
@@ -142,4 +142,4 @@ void RemoteExecutor::OnBroken(const absl::Status& why) {
   listener_->OnLost(lost);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -17,9 +17,11 @@
 #include "common/types/executor.h"
 #include "rpc/reconnecting_client.h"
 
-namespace flotilla {
+namespace flotilla::codec {
+struct GroupReady;
+}
 
-struct GroupReady;  // proto/codec/group.h
+namespace flotilla::scheduler {
 
 class RemoteExecutor final : public StepExecutor {
  public:
@@ -44,7 +46,7 @@ class RemoteExecutor final : public StepExecutor {
   struct Link;
 
   // The link calls these, one at a time. Not OK: the agent's event is against the protocol.
-  absl::Status OnEvent(GroupReady ready);
+  absl::Status OnEvent(codec::GroupReady ready);
   absl::Status OnEvent(StepResult result);
   absl::Status OnEvent(Lost lost);
   // Reports the loss of the group if the listener has received its Ready.
@@ -64,4 +66,4 @@ class RemoteExecutor final : public StepExecutor {
   std::deque<Step> unanswered_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -9,7 +9,7 @@
 #include "scheduler/core/admission.h"
 #include "scheduler/server/metrics.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 // How long a client is asked to wait when the inbox is full. This is far longer than the
@@ -294,4 +294,4 @@ void InProcessEngine::FinishDrain() {
   for (const std::function<void()>& done : std::exchange(drained_, {})) done();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

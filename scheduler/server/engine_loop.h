@@ -35,8 +35,11 @@
 #include "scheduler/server/probe.h"
 
 namespace flotilla {
-
 class Metrics;
+}
+
+namespace flotilla::scheduler {
+
 class SchedulerMetrics;
 
 // What one step did, as its result says.
@@ -188,4 +191,4 @@ class InProcessEngine final : public Engine, private ExecutorListener {
       absl::UnavailableError("no worker group is ready yet");
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

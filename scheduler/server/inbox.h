@@ -27,7 +27,7 @@
 #include "common/types/plan.h"
 #include "common/types/request.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 struct SubmitMessage {
   TokenizedRequest request;
@@ -116,4 +116,4 @@ class EngineInbox {
   absl::Time sleeps_until_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // of the loop
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 Histogram& StepTime(Metrics& metrics, const char* phase) {
@@ -249,4 +249,4 @@ void SchedulerMetrics::OnStep(const StepResult& result, std::uint32_t block_toke
   kv_waste_.Set(slots == 0 ? 0 : 1 - static_cast<double>(tokens) / static_cast<double>(slots));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

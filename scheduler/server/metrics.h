@@ -8,7 +8,7 @@
 #include "common/types/plan.h"
 #include "scheduler/server/probe.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class SchedulerMetrics {
  public:
@@ -29,4 +29,4 @@ class SchedulerMetrics {
   Gauge& kv_waste_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -15,7 +15,7 @@
 #include "common/types/plan.h"
 #include "scheduler/core/scheduler_core.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 // Counts by powers of two: bucket i counts durations up to 2^i microseconds, and the last
 // bucket counts all longer ones.
@@ -95,4 +95,4 @@ class SchedulerProbe {
   SchedulerSnapshot snapshot_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -18,7 +18,7 @@
 #include "absl/strings/strip.h"
 #include "tests/support/throughput.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using testing::Throughput;
@@ -56,7 +56,7 @@ bool Measure(ThroughputMeter& meter, int batch, int rounds) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing
 
 int main(int argc, char** argv) {
   int rounds = 3;
@@ -84,6 +84,6 @@ int main(int argc, char** argv) {
   if (file == nullptr) return 1;
   flotilla::testing::ThroughputMeter meter(file, options);
   for (const int batch : batches) {
-    if (!flotilla::Measure(meter, batch, rounds)) return 1;
+    if (!flotilla::testing::Measure(meter, batch, rounds)) return 1;
   }
 }

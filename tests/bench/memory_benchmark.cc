@@ -13,7 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "tests/support/memory_load.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using testing::MemoryCase;
@@ -66,12 +66,12 @@ bool RunAll(std::uint32_t short_requests, std::uint32_t long_requests) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing
 
 int main(int argc, char** argv) {
   const auto count = [&](int index, std::uint32_t fallback) {
     return argc > index ? static_cast<std::uint32_t>(std::max(1, std::atoi(argv[index])))
                         : fallback;
   };
-  return flotilla::RunAll(count(1, 40), count(2, 24)) ? 0 : 1;
+  return flotilla::testing::RunAll(count(1, 40), count(2, 24)) ? 0 : 1;
 }

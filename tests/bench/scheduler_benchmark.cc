@@ -26,7 +26,7 @@
 #include "tests/support/requests.h"
 #include "worker/core/group_state.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 std::int64_t ThreadCpuNs() {
@@ -49,8 +49,10 @@ struct Times {
 };
 
 // Functions of their own, so that callgrind can tell what is measured from the rest.
-[[gnu::noinline]] PlanOutcome MeasuredPlan(SchedulerCore& core) { return core.Plan(0); }
-[[gnu::noinline]] bool MeasuredApply(SchedulerCore& core, const StepResult& result) {
+[[gnu::noinline]] scheduler::PlanOutcome MeasuredPlan(scheduler::SchedulerCore& core) {
+  return core.Plan(0);
+}
+[[gnu::noinline]] bool MeasuredApply(scheduler::SchedulerCore& core, const StepResult& result) {
   return core.Apply(result).ok();
 }
 
@@ -60,7 +62,7 @@ struct Sizes {
   int plans = 0;
   void Add(const StepPlan& plan) {
     v1::StepPlan proto;
-    ToProto(plan, &proto);
+    codec::ToProto(plan, &proto);
     const std::size_t bytes = proto.ByteSizeLong();
     sum += bytes;
     largest = std::max(largest, bytes);
@@ -84,12 +86,12 @@ class Bench {
  public:
   explicit Bench(const Load& load) : load_(load) {
     const std::uint32_t rows = load.prefill ? 256 : 4096;
-    CoreOptions options{.max_seqs = load.sequences,
-                        .max_step_tokens = rows,
-                        .max_chunk_tokens = rows,
-                        .max_queued_requests = 1u << 30,
-                        .max_queued_tokens = 1u << 30,
-                        .prefix_cache = load.prefix_cache};
+    scheduler::CoreOptions options{.max_seqs = load.sequences,
+                                   .max_step_tokens = rows,
+                                   .max_chunk_tokens = rows,
+                                   .max_queued_requests = 1u << 30,
+                                   .max_queued_tokens = 1u << 30,
+                                   .prefix_cache = load.prefix_cache};
     description_ = FakeExecutorOptions::DefaultDescription();
     description_.max_context = load.tokens + 2 * load.steps + 64;
     description_.max_sequences = load.sequences + 1;
@@ -126,10 +128,10 @@ class Bench {
     core_->Submit(0, TestRequest({1, i}, std::move(prompt), load_.prefill ? 1 : 2 * load_.steps));
   }
 
-  PlanOutcome Plan(bool measured) {
+  scheduler::PlanOutcome Plan(bool measured) {
     if (!measured) return core_->Plan(0);
     const std::int64_t start = ThreadCpuNs();
-    PlanOutcome outcome = MeasuredPlan(*core_);
+    scheduler::PlanOutcome outcome = MeasuredPlan(*core_);
     plan_.ns.push_back(ThreadCpuNs() - start);
     return outcome;
   }
@@ -143,7 +145,7 @@ class Bench {
   }
 
   void Step(bool measured) {
-    PlanOutcome outcome = Plan(measured);
+    scheduler::PlanOutcome outcome = Plan(measured);
     if (outcome.plan.has_value()) {
       if (measured) sizes_.Add(*outcome.plan);
       plans_.push_back(*std::move(outcome.plan));
@@ -151,10 +153,10 @@ class Bench {
     if (plans_.size() < 2) return;
     const StepPlan plan = std::move(plans_.front());
     plans_.pop_front();
-    const Batch batch = worker_->Apply(plan).value();
+    const worker::Batch batch = worker_->Apply(plan).value();
     prefilling_ = batch.tokens.size() != batch.items.size();
-    std::vector<ItemOutput> outputs;
-    for (const BatchItem& item : batch.items) {
+    std::vector<worker::ItemOutput> outputs;
+    for (const worker::BatchItem& item : batch.items) {
       outputs.emplace_back();
       if (item.samples) {
         outputs.back().sampled = {
@@ -167,8 +169,8 @@ class Bench {
 
   const Load load_;
   ExecutorDescription description_;
-  std::optional<SchedulerCore> core_;
-  std::optional<GroupState> worker_;
+  std::optional<scheduler::SchedulerCore> core_;
+  std::optional<worker::GroupState> worker_;
   std::deque<StepPlan> plans_;
   bool prefilling_ = true;
   Times plan_, apply_;
@@ -176,7 +178,7 @@ class Bench {
 };
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing
 
 int main(int argc, char** argv) {
   const auto text = [&](int index, const char* fallback) {
@@ -185,15 +187,15 @@ int main(int argc, char** argv) {
   const auto number = [&](int index, const char* fallback) {
     return static_cast<std::uint32_t>(std::max(1, std::atoi(text(index, fallback).c_str())));
   };
-  flotilla::Load load{.sequences = number(1, "256"),
-                      .tokens = number(2, "8000"),
-                      .prefill = text(3, "decode") == "prefill",
-                      .steps = number(5, "2000")};
+  flotilla::testing::Load load{.sequences = number(1, "256"),
+                               .tokens = number(2, "8000"),
+                               .prefill = text(3, "decode") == "prefill",
+                               .steps = number(5, "2000")};
   const std::string cache = text(4, "both");
   for (const bool prefix_cache : {false, true}) {
     if (cache != "both" && (cache == "on") != prefix_cache) continue;
     load.prefix_cache = prefix_cache;
-    flotilla::Bench bench(load);
+    flotilla::testing::Bench bench(load);
     bench.Run();
     std::printf("%s, %u sequences of %u tokens, prefix cache %s\n",
                 load.prefill ? "prefill" : "decode", load.sequences, load.tokens,

@@ -21,7 +21,7 @@
 #include "model/tokenizer.h"
 #include "tests/support/engine_runner.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using testing::Answer;
@@ -77,7 +77,8 @@ std::vector<Task> Tasks() {
            0.8f, 200}};
 }
 
-std::vector<TokenizedRequest> Requests(const Tokenizer& tokenizer, const Task& task, int batch) {
+std::vector<TokenizedRequest> Requests(const model::Tokenizer& tokenizer, const Task& task,
+                                       int batch) {
   std::vector<TokenizedRequest> requests(batch);
   for (int i = 0; i < batch; ++i) {
     requests[i].id = {1, static_cast<std::uint64_t>(i)};
@@ -109,12 +110,12 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void Measure(EngineRunner& off, EngineRunner& on, const Tokenizer& tokenizer, const Task& task,
-             int batch) {
+void Measure(EngineRunner& off, EngineRunner& on, const model::Tokenizer& tokenizer,
+             const Task& task, int batch) {
   const std::vector<TokenizedRequest> requests = Requests(tokenizer, task, batch);
   off.Run(requests);
   on.Run(requests);
-  const CoreCounters before = on.engine().probe().Read().core.counters;
+  const scheduler::CoreCounters before = on.engine().probe().Read().core.counters;
   std::vector<double> without, with, ratios, cpu_ratios;
   std::size_t tokens = 0;
   for (int round = 0; round < kRounds; ++round) {
@@ -131,7 +132,7 @@ void Measure(EngineRunner& off, EngineRunner& on, const Tokenizer& tokenizer, co
     ratios.push_back(plain.seconds / drafted.seconds);
     cpu_ratios.push_back(plain.cpu_seconds / drafted.cpu_seconds);
   }
-  const CoreCounters after = on.engine().probe().Read().core.counters;
+  const scheduler::CoreCounters after = on.engine().probe().Read().core.counters;
   const auto drafted = after.drafted_tokens - before.drafted_tokens;
   const auto accepted = after.accepted_tokens - before.accepted_tokens;
   // Other work on the machine can only make a round longer.
@@ -148,7 +149,7 @@ void Measure(EngineRunner& off, EngineRunner& on, const Tokenizer& tokenizer, co
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing
 
 int main(int argc, char** argv) {
   using flotilla::testing::EngineRunner;
@@ -160,21 +161,22 @@ int main(int argc, char** argv) {
   EngineRunner::Options options;
   EngineRunner off(file, options);
   const bool draft = argc > 1 && std::string(argv[1]) == "draft";
-  options.rank.speculation = draft ? flotilla::Speculation::kDraft : flotilla::Speculation::kNgram;
+  options.rank.speculation =
+      draft ? flotilla::worker::Speculation::kDraft : flotilla::worker::Speculation::kNgram;
   options.rank.draft_tokens = static_cast<std::uint32_t>(std::max(1, number(2, 8)));
   const auto third = static_cast<std::uint32_t>(number(3, 0));
   if (draft) options.rank.draft_layers = third;
   if (!draft && third > 0) options.rank.ngram.min_n = third;
   options.core.max_draft_tokens = options.rank.draft_tokens;
   EngineRunner on(file, options);
-  const auto tokenizer = flotilla::Tokenizer::FromGguf(*file);
+  const auto tokenizer = flotilla::model::Tokenizer::FromGguf(*file);
   if (!tokenizer.ok()) return 1;
   std::vector<int> batches;
   for (int i = 4; i < argc; ++i) batches.push_back(std::max(1, std::atoi(argv[i])));
   if (batches.empty()) batches = {1, 4, 8};
   for (const int batch : batches) {
-    for (const flotilla::Task& task : flotilla::Tasks()) {
-      flotilla::Measure(off, on, *tokenizer, task, batch);
+    for (const flotilla::testing::Task& task : flotilla::testing::Tasks()) {
+      flotilla::testing::Measure(off, on, *tokenizer, task, batch);
     }
   }
 }

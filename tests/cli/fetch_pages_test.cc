@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::HasSubstr;
@@ -58,4 +58,4 @@ TEST_F(FetchPagesTest, OnlySuccessCounts) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::HasSubstr;
@@ -199,4 +199,4 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 TEST(TokenizerThreadsTest, FollowTheMachineWithinBounds) {
@@ -14,4 +14,4 @@ TEST(TokenizerThreadsTest, FollowTheMachineWithinBounds) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

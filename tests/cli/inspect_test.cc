@@ -8,14 +8,14 @@
 #include "gtest/gtest.h"
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::string Printed(const std::vector<std::byte>& bytes) {
-  absl::StatusOr<GgufFile> file = GgufFile::Parse(bytes);
+  absl::StatusOr<model::GgufFile> file = model::GgufFile::Parse(bytes);
   EXPECT_TRUE(file.ok()) << file.status();
   std::ostringstream out;
   PrintGguf(*file, out);
@@ -30,8 +30,8 @@ TEST(InspectTest, ShowsEveryKindOfValueAndTheTensors) {
   builder.AddBool("a.yes", true);
   builder.AddStrings("a.words", {"one", "two"});
   builder.AddInts("a.many", {1, 2, 3, 4, 5, 6, 7, 8});
-  builder.AddTensor("w", {32, 2}, GgmlType::kF32,
-                    testing::EncodeTensor(GgmlType::kF32, std::vector<float>(64)));
+  builder.AddTensor("w", {32, 2}, model::GgmlType::kF32,
+                    testing::EncodeTensor(model::GgmlType::kF32, std::vector<float>(64)));
   const std::string text = Printed(builder.Build());
   EXPECT_THAT(text, HasSubstr("GGUF v3, 1 tensors"));
   EXPECT_THAT(text, HasSubstr("\"tiny\""));
@@ -57,4 +57,4 @@ TEST(InspectTest, AMissingFileIsAnError) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

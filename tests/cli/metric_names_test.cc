@@ -11,7 +11,7 @@
 #include "scheduler/server/metrics.h"
 #include "worker/exec/metrics.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::HasSubstr;
@@ -21,15 +21,15 @@ struct TwoRoles {
   TwoRoles() {
     AddBuildInfo(registry, "1");
     AddProcessMetrics(registry);
-    AddKvConfigInfo(registry, "bf16", 64, 16);
+    worker::AddKvConfigInfo(registry, "bf16", 64, 16);
   }
   std::string Render() { return registry.Render(); }
 
   Metrics registry{Metrics::Labels{{"model", "m"}}};
-  RouterMetrics router{registry};
-  SchedulerProbe probe;
+  router::RouterMetrics router{registry};
+  scheduler::SchedulerProbe probe;
   ManualClock clock;
-  SchedulerMetrics scheduler{registry, &probe, &clock};
+  scheduler::SchedulerMetrics scheduler{registry, &probe, &clock};
 };
 
 TEST(MetricNamesTest, EverySeriesIsThereBeforeTheFirstRequest) {
@@ -75,4 +75,4 @@ TEST(MetricNamesTest, NamesFollowTheRules) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::DoubleNear;
@@ -111,4 +111,4 @@ TEST(MetricsChangeTest, QuantilesAreOfWhatCameInBetween) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

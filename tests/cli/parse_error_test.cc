@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::HasSubstr;
@@ -115,4 +115,4 @@ TEST(ParseErrorTest, TheRestIsTheLibrarys) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::HasSubstr;
@@ -121,4 +121,4 @@ TEST(SimulateTest, ValuesOutsideTheBoundsAreRefused) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::ElementsAre;
@@ -47,4 +47,4 @@ TEST(SuggestTest, ThreeAtMost) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

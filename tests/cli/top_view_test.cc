@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::cli {
 namespace {
 
 using ::testing::ElementsAre;
@@ -214,4 +214,4 @@ TEST(TopViewTest, WhatCannotServeIsSaidLoudly) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::cli

@@ -18,11 +18,11 @@ using Addresses = std::vector<std::string>;
 class DiscoveryTest : public ::testing::Test {
  protected:
   void Start(const Addresses& targets) {
-    auto started = Discovery::Start({
+    auto started = router::Discovery::Start({
         .targets = targets,
         .interval = absl::Milliseconds(1),
         .resolve =
-            [this](const DnsName&) {
+            [this](const router::DnsName&) {
               absl::MutexLock lock(&mu_);
               ++looks_;
               return answer_;
@@ -33,7 +33,7 @@ class DiscoveryTest : public ::testing::Test {
               received_.push_back(all);
             },
         .on_failure =
-            [this](const DnsName&, const absl::Status&) {
+            [this](const router::DnsName&, const absl::Status&) {
               absl::MutexLock lock(&mu_);
               ++failures_;
             },
@@ -63,7 +63,7 @@ class DiscoveryTest : public ::testing::Test {
   absl::StatusOr<Addresses> answer_ = absl::UnavailableError("no server");
   int looks_ = 0, failures_ = 0;
   std::vector<Addresses> received_;
-  std::unique_ptr<Discovery> discovery_;  // last: its thread uses the rest
+  std::unique_ptr<router::Discovery> discovery_;  // last: its thread uses the rest
 };
 
 TEST_F(DiscoveryTest, FixedAddressesAreToldAtOnce) {
@@ -90,7 +90,7 @@ TEST_F(DiscoveryTest, ChangesAreToldAndFailuresChangeNothing) {
 TEST(Discovery, ResolvesARealName) {
   absl::Mutex mu;
   Addresses all;
-  auto discovery = Discovery::Start(
+  auto discovery = router::Discovery::Start(
       {.targets = {"dns:///localhost:7002"}, .on_addresses = [&](const Addresses& addresses) {
          absl::MutexLock lock(&mu);
          all = addresses;
@@ -105,7 +105,7 @@ TEST(Discovery, ResolvesARealName) {
 }
 
 TEST(Discovery, RefusesWhatIsNoAddress) {
-  EXPECT_TRUE(absl::IsInvalidArgument(Discovery::Start({.targets = {"x"}}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(router::Discovery::Start({.targets = {"x"}}).status()));
 }
 
 }  // namespace

@@ -28,15 +28,15 @@ using ::testing::HasSubstr;
 
 std::string AddressOf(std::uint16_t port) { return absl::StrCat("127.0.0.1:", port); }
 
-FleetOptions Options(absl::Duration hold = absl::Minutes(1)) {
-  FleetOptions options;
+router::FleetOptions Options(absl::Duration hold = absl::Minutes(1)) {
+  router::FleetOptions options;
   options.retry = absl::Milliseconds(1);
   options.core.hold_ns = absl::ToInt64Nanoseconds(hold);
   return options;
 }
 
-std::size_t ReplicasUp(const Fleet& fleet) {
-  const std::vector<FleetReplica> replicas = fleet.Replicas();
+std::size_t ReplicasUp(const router::Fleet& fleet) {
+  const std::vector<router::FleetReplica> replicas = fleet.Replicas();
   return static_cast<std::size_t>(
       std::count_if(replicas.begin(), replicas.end(), [](const auto& g) { return g.view.up; }));
 }
@@ -47,8 +47,8 @@ std::size_t ReplicasUp(const Fleet& fleet) {
 // where is found out while all are idle.
 class FleetSettler {
  public:
-  void Settle(Fleet& fleet, Engine& engine) {
-    for (const FleetReplica& replica : fleet.Replicas()) {
+  void Settle(router::Fleet& fleet, Engine& engine) {
+    for (const router::FleetReplica& replica : fleet.Replicas()) {
       int tries = 0;
       while (IsOpen(fleet, replica.address) &&
              AskedBy(fleet, engine, replica.address) != replica.address) {
@@ -60,15 +60,15 @@ class FleetSettler {
 
  private:
   // Now: one may begin to drain while it is asked.
-  static bool IsOpen(const Fleet& fleet, const std::string& address) {
-    const std::vector<FleetReplica> replicas = fleet.Replicas();
-    return std::any_of(replicas.begin(), replicas.end(), [&](const FleetReplica& replica) {
+  static bool IsOpen(const router::Fleet& fleet, const std::string& address) {
+    const std::vector<router::FleetReplica> replicas = fleet.Replicas();
+    return std::any_of(replicas.begin(), replicas.end(), [&](const router::FleetReplica& replica) {
       return replica.address == address && replica.view.open;
     });
   }
 
   // The replica that a request went to which should go to `wanted`.
-  std::string AskedBy(Fleet& fleet, Engine& engine, const std::string& wanted) {
+  std::string AskedBy(router::Fleet& fleet, Engine& engine, const std::string& wanted) {
     const auto home = homes_.find(wanted);
     const TokenId prompt = home == homes_.end() ? ++prompts_ : home->second;
     TokenizedRequest hopeless;
@@ -77,10 +77,10 @@ class FleetSettler {
     hopeless.prompt.assign(20'000, prompt);
     auto recorder = std::make_shared<EngineRecorder>();
     recorder->Expect(hopeless);
-    const std::vector<FleetReplica> before = fleet.Replicas();
+    const std::vector<router::FleetReplica> before = fleet.Replicas();
     engine.Submit(hopeless, recorder);
     WaitUntil([&] { return recorder->Ended(hopeless.id); });
-    const std::vector<FleetReplica> after = fleet.Replicas();
+    const std::vector<router::FleetReplica> after = fleet.Replicas();
     for (std::size_t i = 0; i < std::min(before.size(), after.size()); ++i) {
       if (after[i].view.requests == before[i].view.requests) continue;
       homes_[after[i].address] = prompt;
@@ -121,8 +121,8 @@ class FleetUnderTest final : public EngineUnderTest {
  private:
   const SteadyClock clock_;
   std::vector<std::unique_ptr<SchedulerProcess>> schedulers_;
-  Fleet fleet_;
-  FleetEngine engine_{&fleet_, 0};
+  router::Fleet fleet_;
+  router::FleetEngine engine_{&fleet_, 0};
   FleetSettler settler_;
 };
 
@@ -145,9 +145,9 @@ class FleetEngineTest : public ::testing::Test {
 
   void Begin(std::size_t schedulers, absl::Duration hold = absl::Minutes(1)) {
     for (std::size_t i = 0; i < schedulers; ++i) StartScheduler({});
-    fleet_ = std::make_unique<Fleet>(Options(hold), &clock_);
+    fleet_ = std::make_unique<router::Fleet>(Options(hold), &clock_);
     fleet_->SetAddresses(Addresses());
-    engine_ = std::make_unique<FleetEngine>(fleet_.get(), 0);
+    engine_ = std::make_unique<router::FleetEngine>(fleet_.get(), 0);
     WaitUntil([&] { return ReplicasUp(*fleet_) == schedulers; });
     settler_.Settle(*fleet_, *engine_);
   }
@@ -206,8 +206,8 @@ class FleetEngineTest : public ::testing::Test {
   const SteadyClock clock_;
   std::vector<std::unique_ptr<SchedulerProcess>> schedulers_;
   std::vector<std::uint16_t> ports_;
-  std::unique_ptr<Fleet> fleet_;
-  std::unique_ptr<FleetEngine> engine_;
+  std::unique_ptr<router::Fleet> fleet_;
+  std::unique_ptr<router::FleetEngine> engine_;
   FleetSettler settler_;
   std::shared_ptr<EngineRecorder> recorder_ = std::make_shared<EngineRecorder>();
 };
@@ -239,7 +239,7 @@ TEST_F(FleetEngineTest, WhatIsGivenBackGoesOnWhenTheSchedulerIsBack) {
   for (std::uint32_t i = 0; i < 40; ++i) {
     EXPECT_EQ(all[i], FakeToken(1, SequenceIndex(0), i, 1000)) << i;
   }
-  EXPECT_EQ(fleet_->Counters().replays[1][static_cast<int>(ReplayResult::kResumed)], 3u);
+  EXPECT_EQ(fleet_->Counters().replays[1][static_cast<int>(router::ReplayResult::kResumed)], 3u);
 }
 
 TEST_F(FleetEngineTest, AnotherReplicaGoesOnAtOnce) {
@@ -264,7 +264,7 @@ TEST_F(FleetEngineTest, AnotherReplicaGoesOnAtOnce) {
   for (std::uint32_t i = 0; i < 40; ++i) {
     EXPECT_EQ(all[i], FakeToken(1, SequenceIndex(0), i, 1000)) << i;
   }
-  EXPECT_EQ(fleet_->Counters().replays[1][static_cast<int>(ReplayResult::kSent)], 2u);
+  EXPECT_EQ(fleet_->Counters().replays[1][static_cast<int>(router::ReplayResult::kSent)], 2u);
 }
 
 TEST_F(FleetEngineTest, AnotherBuildDoesNotGoOnWithAnAnswer) {
@@ -347,7 +347,7 @@ TEST_F(FleetEngineTest, ModelsAreWhatSchedulersServe) {
   StartScheduler({.model_id = "a"});
   StartScheduler({.model_id = "b"});
   StartScheduler({.model_id = "b", .tokenizer_hash = 78});  // says the same, means another
-  fleet_ = std::make_unique<Fleet>(Options(), &clock_);
+  fleet_ = std::make_unique<router::Fleet>(Options(), &clock_);
   fleet_->SetAddresses({Addresses()[0]});
   WaitUntil([&] { return ReplicasUp(*fleet_) == 1; });
   fleet_->SetAddresses({Addresses()[0], Addresses()[1]});
@@ -355,7 +355,7 @@ TEST_F(FleetEngineTest, ModelsAreWhatSchedulersServe) {
   fleet_->SetAddresses(Addresses());
   WaitUntil([&] { return ReplicasUp(*fleet_) == 3; });
   EXPECT_EQ(fleet_->Models(), (std::vector<std::string>{"a", "b"}));
-  FleetEngine a(fleet_.get(), 0), b(fleet_.get(), 1);
+  router::FleetEngine a(fleet_.get(), 0), b(fleet_.get(), 1);
   EXPECT_EQ(a.Describe()->model_id, "a");
   EXPECT_EQ(b.Describe()->model_id, "b");
   EXPECT_EQ(b.TokenizerBytes().value(), "a tokenizer");
@@ -363,7 +363,7 @@ TEST_F(FleetEngineTest, ModelsAreWhatSchedulersServe) {
     recorder_->Expect(Request(number, 3));
     b.Submit(Request(number, 3), recorder_);
   }
-  for (const FleetReplica& replica : fleet_->Replicas()) {
+  for (const router::FleetReplica& replica : fleet_->Replicas()) {
     const bool of_b = replica.view.model_id == "b" && replica.view.usable;
     EXPECT_EQ(replica.view.requests, of_b ? 8u : 0u) << replica.address;
   }
@@ -385,9 +385,9 @@ TEST_F(FleetEngineTest, AllOfTheRouterDrain) {
 
 TEST(FleetMetricsTest, ARouterShowsItsGroupsAndKeepsThoseThatLeft) {
   const SteadyClock clock;
-  Fleet fleet({}, &clock);
+  router::Fleet fleet({}, &clock);
   Metrics registry;
-  WatchFleet(registry, &fleet);
+  router::WatchFleet(registry, &fleet);
   EXPECT_THAT(registry.Render(),
               HasSubstr("flotilla_router_replays_total{kind=\"begun\",result=\"sent\"} 0"));
   fleet.SetAddresses({"127.0.0.1:1"});  // where nobody listens

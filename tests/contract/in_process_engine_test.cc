@@ -35,7 +35,7 @@ class EngineOverFake : public EngineUnderTest {
 
   const SteadyClock clock_;
   FakeExecutor executor_;
-  InProcessEngine engine_;
+  scheduler::InProcessEngine engine_;
 };
 
 INSTANTIATE_TEST_SUITE_P(InProcess, EngineContract,

@@ -19,7 +19,7 @@ namespace {
 // An executor whose last rank can be killed after a result has arrived.
 class Killable final : public StepExecutor, private ExecutorListener {
  public:
-  Killable(int ranks, std::optional<HostOptions> hosts)
+  Killable(int ranks, std::optional<worker::HostOptions> hosts)
       : group_(ranks, std::move(hosts)), last_rank_(ranks - 1) {}
 
   void LoseDuring(Step step) {
@@ -61,7 +61,7 @@ class Killable final : public StepExecutor, private ExecutorListener {
   std::optional<Step> lose_after_;
 };
 
-ExecutorCase ProcessCase(int ranks, std::optional<HostOptions> hosts = std::nullopt) {
+ExecutorCase ProcessCase(int ranks, std::optional<worker::HostOptions> hosts = std::nullopt) {
   return {absl::StrCat("Ranks", ranks, hosts.has_value() ? "ByTcp" : ""), [ranks, hosts] {
             auto made = std::make_unique<Killable>(ranks, hosts);
             Killable* raw = made.get();

@@ -16,8 +16,8 @@
 namespace flotilla::testing {
 namespace {
 
-std::unique_ptr<RemoteEngine> Attach(std::uint16_t port, const Clock& clock) {
-  auto engine = std::make_unique<RemoteEngine>(
+std::unique_ptr<router::RemoteEngine> Attach(std::uint16_t port, const Clock& clock) {
+  auto engine = std::make_unique<router::RemoteEngine>(
       rpc::PeerOptions{.address = absl::StrCat("127.0.0.1:", port), .retry = absl::Milliseconds(1)},
       &clock);
   engine->Start();
@@ -28,7 +28,7 @@ std::unique_ptr<RemoteEngine> Attach(std::uint16_t port, const Clock& clock) {
 // came of it: both sides hear in order, so a request that is refused there says so.
 class Settler {
  public:
-  void Settle(RemoteEngine& engine) {
+  void Settle(router::RemoteEngine& engine) {
     TokenizedRequest hopeless;
     hopeless.id = {7, ++count_};
     hopeless.attempt = Attempt(1);  // so that a router that drains sends it
@@ -59,7 +59,7 @@ class Remote final : public EngineUnderTest {
  private:
   const SteadyClock clock_;
   SchedulerProcess scheduler_{{}};
-  std::unique_ptr<RemoteEngine> remote_;
+  std::unique_ptr<router::RemoteEngine> remote_;
   Settler settler_;
 };
 
@@ -101,7 +101,7 @@ class RemoteEngineTest : public ::testing::Test {
   const SteadyClock clock_;
   std::unique_ptr<SchedulerProcess> scheduler_;
   std::uint16_t port_ = 0;
-  std::unique_ptr<RemoteEngine> remote_;
+  std::unique_ptr<router::RemoteEngine> remote_;
   Settler settler_;
   std::shared_ptr<EngineRecorder> recorder_ = std::make_shared<EngineRecorder>();
 };

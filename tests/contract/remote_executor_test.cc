@@ -48,10 +48,10 @@ class Remote final : public StepExecutor {
       : behind_(std::make_unique<StartsLater>(std::move(behind))) {}
 
   absl::Status Start(ExecutorListener* listener) override {
-    auto server = GroupServer::Start({}, {}, behind_.get());
+    auto server = worker::GroupServer::Start({}, {}, behind_.get());
     if (!server.ok()) return server.status();
     server_ = *std::move(server);
-    remote_ = std::make_unique<RemoteExecutor>(rpc::PeerOptions{
+    remote_ = std::make_unique<scheduler::RemoteExecutor>(rpc::PeerOptions{
         .address = absl::StrCat("127.0.0.1:", server_->port()), .retry = absl::Milliseconds(1)});
     absl::Status started = remote_->Start(listener);
     // The group lives after the scheduler came, so that it sees all of it.
@@ -69,8 +69,8 @@ class Remote final : public StepExecutor {
 
  private:
   const std::unique_ptr<StartsLater> behind_;
-  std::unique_ptr<GroupServer> server_;
-  std::unique_ptr<RemoteExecutor> remote_;
+  std::unique_ptr<worker::GroupServer> server_;
+  std::unique_ptr<scheduler::RemoteExecutor> remote_;
 };
 
 ExecutorCase FakeCase() {
@@ -87,15 +87,16 @@ ExecutorCase RealCase() {
   return {"RankOverGrpc", [] {
             static const SteadyClock clock;
             static const std::vector<std::byte> bytes = TinyGguf();
-            auto file = GgufFile::Parse(bytes);
+            auto file = model::GgufFile::Parse(bytes);
             EXPECT_TRUE(file.ok()) << file.status();
-            RankOptions options;
+            worker::RankOptions options;
             options.model_id = "tiny";
             options.threads = 2;
             options.kv_blocks = 64;
             options.poison_blocks = true;
-            return ContractExecutor{std::make_unique<Remote>(std::make_unique<InProcessExecutor>(
-                std::make_shared<const GgufFile>(*std::move(file)), options, &clock))};
+            return ContractExecutor{
+                std::make_unique<Remote>(std::make_unique<worker::InProcessExecutor>(
+                    std::make_shared<const model::GgufFile>(*std::move(file)), options, &clock))};
           }};
 }
 
@@ -108,14 +109,14 @@ class RemoteExecutorTest : public ::testing::Test {
  protected:
   void Serve(std::uint16_t port = 0) {
     executor_ = std::make_unique<FakeExecutor>();
-    auto server =
-        GroupServer::Start({.port = port}, {.hash = 5, .content = "a tokenizer"}, executor_.get());
+    auto server = worker::GroupServer::Start({.port = port}, {.hash = 5, .content = "a tokenizer"},
+                                             executor_.get());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     port_ = server_->port();
   }
-  std::unique_ptr<RemoteExecutor> Attach(ExecutorRecorder* recorder) {
-    auto remote = std::make_unique<RemoteExecutor>(rpc::PeerOptions{
+  std::unique_ptr<scheduler::RemoteExecutor> Attach(ExecutorRecorder* recorder) {
+    auto remote = std::make_unique<scheduler::RemoteExecutor>(rpc::PeerOptions{
         .address = absl::StrCat("127.0.0.1:", port_), .retry = absl::Milliseconds(1)});
     EXPECT_TRUE(remote->Start(recorder).ok());
     return remote;
@@ -129,7 +130,7 @@ class RemoteExecutorTest : public ::testing::Test {
   }
 
   std::unique_ptr<FakeExecutor> executor_;
-  std::unique_ptr<GroupServer> server_;
+  std::unique_ptr<worker::GroupServer> server_;
   std::uint16_t port_ = 0;
 };
 

@@ -47,7 +47,7 @@ class SchedulerProcess {
     EXPECT_TRUE(engine_.Start().ok());
     executor_.AdvanceAll();  // Ready
     EXPECT_TRUE(engine_.WaitReady().ok());
-    auto server = EngineServer::Start(
+    auto server = scheduler::EngineServer::Start(
         {.listen = {.port = options.port}, .load_interval = absl::Milliseconds(1)}, &engine_,
         &clock_);
     EXPECT_TRUE(server.ok()) << server.status();
@@ -60,7 +60,7 @@ class SchedulerProcess {
 
   std::uint16_t port() const { return server_->port(); }
   FakeExecutor& executor() { return executor_; }
-  InProcessEngine& engine() { return engine_; }
+  scheduler::InProcessEngine& engine() { return engine_; }
 
  private:
   static FakeExecutorOptions Executor(const Options& options) {
@@ -73,8 +73,8 @@ class SchedulerProcess {
 
   const SteadyClock clock_;
   FakeExecutor executor_;
-  InProcessEngine engine_;
-  std::unique_ptr<EngineServer> server_;
+  scheduler::InProcessEngine engine_;
+  std::unique_ptr<scheduler::EngineServer> server_;
 };
 
 }  // namespace flotilla::testing

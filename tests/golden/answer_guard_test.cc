@@ -14,7 +14,7 @@
 #include "tests/support/recorded_lines.h"
 #include "tests/support/test_model.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using testing::Answer;
@@ -24,10 +24,10 @@ constexpr std::size_t kChats = 2;
 constexpr std::uint32_t kOutputTokens = 32;
 
 struct Layout {
-  ParallelShape shape;
-  ShardBalance balance = ShardBalance::kStep;
+  worker::ParallelShape shape;
+  worker::ShardBalance balance = worker::ShardBalance::kStep;
 };
-constexpr Layout kLayouts[] = {{{1, 1}}, {{3, 1}}, {{2, 1}}, {{2, 1}, ShardBalance::kBytes},
+constexpr Layout kLayouts[] = {{{1, 1}}, {{3, 1}}, {{2, 1}}, {{2, 1}, worker::ShardBalance::kBytes},
                                {{1, 2}}, {{2, 2}}};
 
 // FNV-1a of 32-bit words (Fowler, Noll, Vo), by bytes from the lowest.
@@ -59,7 +59,7 @@ std::vector<TokenizedRequest> Chats() {
 }
 
 // Returns the answers of the chats as "<hash of tokens> <hash of log-probabilities>".
-std::string Serve(Recipe recipe, kernels::KvFormat format, const Layout& layout) {
+std::string Serve(worker::Recipe recipe, kernels::KvFormat format, const Layout& layout) {
   EngineRunner::Options options;
   options.rank.recipe = recipe;
   options.rank.kv_format = format;
@@ -80,9 +80,9 @@ std::string Serve(Recipe recipe, kernels::KvFormat format, const Layout& layout)
 TEST(AnswerGuard, AnswersAreWhatTheyWere) {
   const std::size_t layouts = testing::kSanitized ? 1 : std::size(kLayouts);
   std::vector<std::string> hashes;
-  for (const Recipe recipe : {Recipe::kAccurate, Recipe::kFp32}) {
+  for (const worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
     for (const auto format : {kernels::KvFormat::kBf16, kernels::KvFormat::kF32}) {
-      const std::string name = absl::StrCat(std::string(RecipeName(recipe)),
+      const std::string name = absl::StrCat(std::string(worker::RecipeName(recipe)),
                                             format == kernels::KvFormat::kF32 ? " fp32" : " bf16");
       for (std::size_t i = 0; i < layouts; ++i) {
         const std::string line = absl::StrCat(name, " ", Serve(recipe, format, kLayouts[i]));
@@ -96,4 +96,4 @@ TEST(AnswerGuard, AnswersAreWhatTheyWere) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

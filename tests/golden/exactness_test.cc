@@ -15,7 +15,7 @@
 #include "tests/support/engine_runner.h"
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using testing::Answer;
@@ -43,7 +43,7 @@ struct Way {
   enum class Order { kAlone, kRandom, kLongestFirst };
   Order order = Order::kRandom;
   int copies = 1;  // of each request at once; most find their prompt in the cache
-  Speculation speculation = Speculation::kOff;
+  worker::Speculation speculation = worker::Speculation::kOff;
   std::uint32_t draft_tokens = 8;
   std::uint32_t draft_layers = 0;
 };
@@ -51,8 +51,8 @@ struct Way {
 class Exactness {
  public:
   // Prompts are pieces of the tokens `prompts`.
-  Exactness(std::shared_ptr<const GgufFile> file, Recipe recipe, kernels::KvFormat format,
-            std::vector<TokenId> prompts, std::uint32_t output_tokens)
+  Exactness(std::shared_ptr<const model::GgufFile> file, worker::Recipe recipe,
+            kernels::KvFormat format, std::vector<TokenId> prompts, std::uint32_t output_tokens)
       : file_(std::move(file)),
         recipe_(recipe),
         format_(format),
@@ -137,7 +137,7 @@ class Exactness {
     if (overfill) options.core.watermark_blocks = options.core.expected_output_permille = 0;
     // With these options preemptions and draft tokens do not depend on the speed of the machine.
     options.together = overfill;
-    options.frozen_clock = overfill || way.speculation != Speculation::kOff;
+    options.frozen_clock = overfill || way.speculation != worker::Speculation::kOff;
     EngineRunner runner(file_, options);
     const std::int64_t start = clock_.NowNs();
     const std::vector<Answer> answers = RunInOrder(runner, way);
@@ -151,7 +151,7 @@ class Exactness {
       ::testing::Test::RecordProperty(absl::StrCat(way.name, ": preempted during decode"),
                                       absl::StrCat(preempted, " of ", answers.size()));
       // With draft tokens some requests end before the pool is full.
-      const bool drafts = way.speculation != Speculation::kOff;
+      const bool drafts = way.speculation != worker::Speculation::kOff;
       EXPECT_GE(preempted * (drafts ? answers.size() : 3), answers.size()) << way.name;
     }
     return answers;
@@ -171,9 +171,10 @@ class Exactness {
                                     absl::StrCat(cached, " of ", prompt));
   }
 
-  void ReportDraftTokens(const Way& way, const CoreCounters& counters) const {
-    EXPECT_EQ(counters.drafted_tokens > 0, way.speculation != Speculation::kOff) << way.name;
-    if (way.speculation == Speculation::kOff) return;
+  void ReportDraftTokens(const Way& way, const scheduler::CoreCounters& counters) const {
+    EXPECT_EQ(counters.drafted_tokens > 0, way.speculation != worker::Speculation::kOff)
+        << way.name;
+    if (way.speculation == worker::Speculation::kOff) return;
     // With sanitizers there is time only for a few drafts.
     if (!testing::kSanitized) {
       EXPECT_GT(counters.accepted_tokens, 0u) << way.name;
@@ -207,8 +208,8 @@ class Exactness {
   }
 
   const SteadyClock clock_;
-  const std::shared_ptr<const GgufFile> file_;
-  const Recipe recipe_;
+  const std::shared_ptr<const model::GgufFile> file_;
+  const worker::Recipe recipe_;
   const kernels::KvFormat format_;
   const std::vector<TokenId> source_;
   const std::uint32_t output_tokens_;
@@ -219,16 +220,17 @@ class Exactness {
 
 // Checks answers with draft tokens of both proposers: alone, in a batch, and preempted.
 void CheckSpeculation(Exactness& exactness, std::uint32_t layers) {
-  exactness.Check(
-      {.name = "n-grams, alone", .order = Way::Order::kAlone, .speculation = Speculation::kNgram});
+  exactness.Check({.name = "n-grams, alone",
+                   .order = Way::Order::kAlone,
+                   .speculation = worker::Speculation::kNgram});
   exactness.Check({.name = "n-grams, each twice, chunks of 64",
                    .chunk_tokens = 64,
                    .copies = 2,
-                   .speculation = Speculation::kNgram,
+                   .speculation = worker::Speculation::kNgram,
                    .draft_tokens = 3});
   exactness.Check({.name = "draft",
                    .order = Way::Order::kAlone,
-                   .speculation = Speculation::kDraft,
+                   .speculation = worker::Speculation::kDraft,
                    .draft_tokens = 4,
                    .draft_layers = layers});
 }
@@ -248,7 +250,7 @@ void CheckAllWays(Exactness& exactness) {
   exactness.Check({.name = "small pool, n-grams",
                    .kv_blocks = kSmallPool,
                    .order = Way::Order::kLongestFirst,
-                   .speculation = Speculation::kNgram});
+                   .speculation = worker::Speculation::kNgram});
   for (kernels::Isa isa : kernels::DetectIsas()) {
     if (isa == kernels::Isa::kReference) continue;  // far slower: ReferencePath
     exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa});
@@ -278,17 +280,18 @@ std::vector<TokenId> RandomTokens(std::uint32_t vocab) {
 class TinyExactnessTest : public ::testing::TestWithParam<kernels::KvFormat> {
  protected:
   TinyExactnessTest() : bytes_(testing::TinyGguf({.context_length = 8192})) {
-    auto parsed = GgufFile::Parse(bytes_);
+    auto parsed = model::GgufFile::Parse(bytes_);
     EXPECT_TRUE(parsed.ok());
-    file_ = std::make_shared<GgufFile>(*std::move(parsed));
+    file_ = std::make_shared<model::GgufFile>(*std::move(parsed));
     std::printf("shuffle seed %llu\n", static_cast<unsigned long long>(kShuffleSeed));
   }
   const std::vector<std::byte> bytes_;
-  std::shared_ptr<const GgufFile> file_;
+  std::shared_ptr<const model::GgufFile> file_;
 };
 
 TEST_P(TinyExactnessTest, SameBitsInEveryWay) {
-  Exactness exactness(file_, Recipe::kAccurate, GetParam(), RandomTokens(320), kOutputTokens);
+  Exactness exactness(file_, worker::Recipe::kAccurate, GetParam(), RandomTokens(320),
+                      kOutputTokens);
   exactness.AddRequests(1, kMaxPrompt);
   ASSERT_EQ(exactness.requests(), 32u);
   CheckAllWays(exactness);
@@ -296,7 +299,7 @@ TEST_P(TinyExactnessTest, SameBitsInEveryWay) {
 }
 
 TEST_P(TinyExactnessTest, ReferencePath) {
-  for (Recipe recipe : {Recipe::kAccurate, Recipe::kFp32}) {
+  for (worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
     Exactness exactness(file_, recipe, GetParam(), RandomTokens(320), 10);
     exactness.AddRequests(1, testing::LongTests() ? kMaxPrompt : 129);
     exactness.SetExpected({.name = "reference", .isa = kernels::Isa::kReference});
@@ -316,7 +319,7 @@ class RealExactnessTest : public ::testing::TestWithParam<kernels::KvFormat> {};
 TEST_P(RealExactnessTest, PartOfTheMatrix) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
-  Exactness exactness(file, Recipe::kAccurate, GetParam(), TextTokens(), 8);
+  Exactness exactness(file, worker::Recipe::kAccurate, GetParam(), TextTokens(), 8);
   exactness.AddRequests(31, 33);
   exactness.AddRequests(257, 257);
   if (!testing::kSanitized) exactness.AddRequests(2049, 2049);
@@ -331,7 +334,7 @@ TEST_P(RealExactnessTest, PartOfTheMatrix) {
 TEST_P(RealExactnessTest, DraftTokens) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
-  Exactness exactness(file, Recipe::kAccurate, GetParam(), TextTokens(),
+  Exactness exactness(file, worker::Recipe::kAccurate, GetParam(), TextTokens(),
                       testing::kSanitized ? 8 : 48);
   exactness.AddRequests(15, 33);
   if (!testing::kSanitized) exactness.AddRequests(255, 257);
@@ -343,13 +346,13 @@ TEST_P(RealExactnessTest, WholeMatrix) {
   if (!testing::LongTests()) GTEST_SKIP() << "set FLOTILLA_LONG=1";
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
-  Exactness exactness(file, Recipe::kAccurate, GetParam(), TextTokens(), kOutputTokens);
+  Exactness exactness(file, worker::Recipe::kAccurate, GetParam(), TextTokens(), kOutputTokens);
   exactness.AddRequests(1, kMaxPrompt);
   ASSERT_EQ(exactness.requests(), 32u);
   CheckAllWays(exactness);
   CheckSpeculation(exactness, 24);
 
-  Exactness reference(file, Recipe::kAccurate, GetParam(), TextTokens(), 4);
+  Exactness reference(file, worker::Recipe::kAccurate, GetParam(), TextTokens(), 4);
   reference.AddRequests(1, 33);
   reference.SetExpected({.name = "reference", .isa = kernels::Isa::kReference});
   reference.Check({.name = "best, alone", .order = Way::Order::kAlone});
@@ -360,4 +363,4 @@ INSTANTIATE_TEST_SUITE_P(Kv, RealExactnessTest,
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

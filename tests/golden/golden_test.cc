@@ -13,7 +13,7 @@
 #include "tests/support/requests.h"
 #include "tests/support/test_model.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using nlohmann::ordered_json;
@@ -116,7 +116,7 @@ std::vector<std::string> Texts() {
   return {"text_gpl3.json", "text_gpl3_long.json", "text_statistics_py.json"};
 }
 
-EngineRunner::Options MakeOptions(Recipe recipe, kernels::KvFormat format) {
+EngineRunner::Options MakeOptions(worker::Recipe recipe, kernels::KvFormat format) {
   EngineRunner::Options options;
   options.rank.recipe = recipe;
   options.rank.kv_format = format;
@@ -128,7 +128,7 @@ EngineRunner::Options MakeOptions(Recipe recipe, kernels::KvFormat format) {
 TEST(GoldenTest, Fp32IsTheReference) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
-  EngineRunner runner(file, MakeOptions(Recipe::kFp32, kernels::KvFormat::kF32));
+  EngineRunner runner(file, MakeOptions(worker::Recipe::kFp32, kernels::KvFormat::kF32));
   const std::vector<Chat> chats = ReadChats();
 
   std::vector<TokenizedRequest> requests;
@@ -153,7 +153,7 @@ TEST(GoldenTest, Fp32IsTheReference) {
 TEST(GoldenTest, DefaultRecipeIsClose) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
-  EngineRunner runner(file, MakeOptions(Recipe::kAccurate, kernels::KvFormat::kBf16));
+  EngineRunner runner(file, MakeOptions(worker::Recipe::kAccurate, kernels::KvFormat::kBf16));
   const std::vector<double> errors = TopFiveErrors(runner, ReadChats());
   Record("top-5 error, mean", Mean(errors));
   EXPECT_LE(Mean(errors), 0.08);
@@ -161,4 +161,4 @@ TEST(GoldenTest, DefaultRecipeIsClose) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

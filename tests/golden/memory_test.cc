@@ -17,7 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "tests/support/memory_load.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using testing::Answer;
@@ -78,14 +78,16 @@ constexpr std::uint32_t kAmple = 4096;
 // An engine whose pool has `blocks` blocks and the given tiers. It keeps what it has measured.
 class Pool {
  public:
-  Pool(std::shared_ptr<const GgufFile> file, std::uint32_t blocks, const TierOptions& tiers = {},
-       std::shared_ptr<Turns> turns = nullptr) {
+  Pool(std::shared_ptr<const model::GgufFile> file, std::uint32_t blocks,
+       const worker::TierOptions& tiers = {}, std::shared_ptr<Turns> turns = nullptr) {
     EngineRunner::Options options;
     options.turns = std::move(turns);
     options.rank.kv_blocks = blocks;
     options.rank.tiers = tiers;
-    options.on_preemption = [this](const Preemption& one) { preemptions_.push_back(one); };
-    options.on_planned = [this](const SchedulerCore& core) { meter_.Sample(core); };
+    options.on_preemption = [this](const scheduler::Preemption& one) {
+      preemptions_.push_back(one);
+    };
+    options.on_planned = [this](const scheduler::SchedulerCore& core) { meter_.Sample(core); };
     runner_ = std::make_unique<EngineRunner>(std::move(file), std::move(options));
   }
 
@@ -97,13 +99,16 @@ class Pool {
 
   std::uint32_t peak_blocks() const { return peak_blocks_; }  // in the last run
   // The counters of all runs together.
-  CoreCounters counters() const { return runner_->engine().probe().Read().core.counters; }
-  const std::vector<Preemption>& preemptions() const { return preemptions_; }
+  scheduler::CoreCounters counters() const {
+    return runner_->engine().probe().Read().core.counters;
+  }
+  const std::vector<scheduler::Preemption>& preemptions() const { return preemptions_; }
 
  private:
   MemoryMeter meter_;
   std::uint32_t peak_blocks_ = 0;
-  std::vector<Preemption> preemptions_;  // written by the engine's thread, and read between runs
+  std::vector<scheduler::Preemption>
+      preemptions_;  // written by the engine's thread, and read between runs
   std::unique_ptr<EngineRunner> runner_;
 };
 
@@ -121,12 +126,12 @@ struct Comparison {
   // The time of all steps, from plan to result. Waits between steps are not counted.
   double seconds = 0, quarter_seconds = 0;
   double ratio() const { return seconds / quarter_seconds; }  // of throughput
-  CoreCounters ample, quarter;
-  std::vector<Preemption> preemptions;
+  scheduler::CoreCounters ample, quarter;
+  std::vector<scheduler::Preemption> preemptions;
 };
 
 // Returns the most blocks that the load holds at a time when the pool is large enough.
-std::uint32_t PeakBlocks(const std::shared_ptr<const GgufFile>& file, const char* preset,
+std::uint32_t PeakBlocks(const std::shared_ptr<const model::GgufFile>& file, const char* preset,
                          std::uint32_t count) {
   static std::map<std::pair<std::string, std::uint32_t>, std::uint32_t> known;
   std::uint32_t& blocks = known[{preset, count}];
@@ -138,7 +143,8 @@ std::uint32_t PeakBlocks(const std::shared_ptr<const GgufFile>& file, const char
 
 // Serves the load with all the blocks that it can use and with a quarter of them. The two take
 // turns, so that a slow phase of the machine slows both. Checks answers and preemptions.
-Comparison ServeWithAQuarter(const char* preset, std::uint32_t count, const TierOptions& tiers) {
+Comparison ServeWithAQuarter(const char* preset, std::uint32_t count,
+                             const worker::TierOptions& tiers) {
   Comparison result;
   const auto file = testing::OpenRealModel();
   if (file == nullptr) return result;
@@ -160,7 +166,7 @@ Comparison ServeWithAQuarter(const char* preset, std::uint32_t count, const Tier
   return result;
 }
 
-std::uint64_t Count(const Comparison& result, PreemptionReason reason) {
+std::uint64_t Count(const Comparison& result, scheduler::PreemptionReason reason) {
   return result.quarter.preempted[static_cast<std::size_t>(reason)].count;
 }
 
@@ -170,22 +176,22 @@ void ExpectReasonsHold(const Comparison& result) {
   EXPECT_EQ(result.ample.preemptions, 0u);
   EXPECT_EQ(result.quarter.resumptions, result.quarter.preemptions);
   EXPECT_EQ(result.preemptions.size(), result.quarter.preemptions);
-  for (const Preemption& one : result.preemptions) {
-    SCOPED_TRACE(absl::StrCat("request ", one.victim.counter, ", ", ModeName(one.reason), ", ",
-                              ReasonName(one.reason)));
+  for (const scheduler::Preemption& one : result.preemptions) {
+    SCOPED_TRACE(absl::StrCat("request ", one.victim.counter, ", ", scheduler::ModeName(one.reason),
+                              ", ", scheduler::ReasonName(one.reason)));
     EXPECT_GT(one.blocks, 0u);
     switch (one.reason) {
-      case PreemptionReason::kSwapped:
+      case scheduler::PreemptionReason::kSwapped:
         EXPECT_LT(one.swap_ns, one.recompute_ns);
         EXPECT_GT(one.swapped_blocks, 0u);
         break;
-      case PreemptionReason::kRecomputed:
+      case scheduler::PreemptionReason::kRecomputed:
         EXPECT_GE(one.swap_ns, one.recompute_ns);
         break;
-      case PreemptionReason::kNoTier:
+      case scheduler::PreemptionReason::kNoTier:
         EXPECT_EQ(one.swap_ns, 0);
         break;
-      case PreemptionReason::kNoWholeBlock:
+      case scheduler::PreemptionReason::kNoWholeBlock:
         EXPECT_EQ(one.swapped_blocks, 0u);
         break;
     }
@@ -194,13 +200,13 @@ void ExpectReasonsHold(const Comparison& result) {
 
 void Report(const char* what, const Comparison& result) {
   std::string why;
-  for (std::size_t i = 0; i < kPreemptionReasons; ++i) {
-    const auto reason = static_cast<PreemptionReason>(i);
-    const PreemptionTotals& totals = result.quarter.preempted[i];
+  for (std::size_t i = 0; i < scheduler::kPreemptionReasons; ++i) {
+    const auto reason = static_cast<scheduler::PreemptionReason>(i);
+    const scheduler::PreemptionTotals& totals = result.quarter.preempted[i];
     if (totals.count == 0) continue;
     absl::StrAppendFormat(&why, "%s%d %s (%s; %d blocks, %.0f ms)", why.empty() ? "" : ", ",
-                          totals.count, ModeName(reason), ReasonName(reason), totals.blocks,
-                          1e-6 * static_cast<double>(totals.cost_ns));
+                          totals.count, scheduler::ModeName(reason), scheduler::ReasonName(reason),
+                          totals.blocks, 1e-6 * static_cast<double>(totals.cost_ns));
   }
   const std::string line = absl::StrFormat(
       "%.2f of that with all %d (%.1f s of steps, %.1f s); preemptions: %s; %d prompt tokens "
@@ -226,13 +232,13 @@ TEST(MemoryTest, AQuarterOfThePoolGivesTheSameAnswers) {
 // rows; reading the weights for so few rows causes most of the loss (0.84 to 0.92).
 struct Quarter {
   const char* name;
-  TierOptions tiers;
+  worker::TierOptions tiers;
 };
 class MemoryQuarterTest : public ::testing::TestWithParam<Quarter> {};
 
 TEST_P(MemoryQuarterTest, IsNearlyAsFast) {
   if (!LongTests()) GTEST_SKIP() << "only with FLOTILLA_LONG=1";
-  const TierOptions& tiers = GetParam().tiers;
+  const worker::TierOptions& tiers = GetParam().tiers;
   const Comparison result = ServeWithAQuarter("long", 128, tiers);
   ASSERT_GT(result.blocks, 0u);
   ExpectReasonsHold(result);
@@ -240,9 +246,9 @@ TEST_P(MemoryQuarterTest, IsNearlyAsFast) {
   EXPECT_GE(result.ratio(), 0.85);
   EXPECT_GT(result.quarter.preemptions, 0u);
   if (tiers.host_blocks == 0 && tiers.disk_blocks == 0) {
-    EXPECT_EQ(Count(result, PreemptionReason::kNoTier), result.quarter.preemptions);
+    EXPECT_EQ(Count(result, scheduler::PreemptionReason::kNoTier), result.quarter.preemptions);
   } else {
-    EXPECT_GT(Count(result, PreemptionReason::kSwapped), 0u);
+    EXPECT_GT(Count(result, scheduler::PreemptionReason::kSwapped), 0u);
     EXPECT_GT(result.quarter.blocks_in, 0u);
   }
 }
@@ -254,4 +260,4 @@ INSTANTIATE_TEST_SUITE_P(Tiers, MemoryQuarterTest,
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

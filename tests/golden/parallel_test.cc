@@ -10,7 +10,7 @@
 #include "tests/support/engine_runner.h"
 #include "tests/support/test_model.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using nlohmann::ordered_json;
@@ -19,11 +19,11 @@ using testing::EngineRunner;
 
 constexpr TokenId kImEnd = 2;
 struct Layout {
-  ParallelShape shape;
-  ShardBalance balance = ShardBalance::kStep;
+  worker::ParallelShape shape;
+  worker::ShardBalance balance = worker::ShardBalance::kStep;
 };
 constexpr Layout kLayouts[] = {
-    {{3, 1}}, {{2, 1}}, {{2, 1}, ShardBalance::kBytes}, {{1, 2}}, {{2, 2}}};
+    {{3, 1}}, {{2, 1}}, {{2, 1}, worker::ShardBalance::kBytes}, {{1, 2}}, {{2, 2}}};
 
 // The golden chats with log-probabilities; then sampled requests with two sequences each and
 // prompt log-probabilities; then a beam search.
@@ -65,13 +65,13 @@ Load MakeLoad() {
   return load;
 }
 
-std::vector<Answer> Serve(const Layout& layout, Recipe recipe, const Load& load) {
+std::vector<Answer> Serve(const Layout& layout, worker::Recipe recipe, const Load& load) {
   EngineRunner::Options options;
   options.rank.shape = layout.shape;
   options.rank.balance = layout.balance;
   options.rank.recipe = recipe;
   options.rank.kv_format =
-      recipe == Recipe::kFp32 ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
+      recipe == worker::Recipe::kFp32 ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
   options.rank.kv_blocks = 512;
   options.rank.poison_blocks = true;
   EngineRunner runner(testing::OpenRealModel(), options);
@@ -80,10 +80,10 @@ std::vector<Answer> Serve(const Layout& layout, Recipe recipe, const Load& load)
 
 std::string NameOf(const Layout& layout) {
   return absl::StrCat("tp", layout.shape.tensor, "pp", layout.shape.pipeline,
-                      layout.balance == ShardBalance::kBytes ? " by bytes" : "");
+                      layout.balance == worker::ShardBalance::kBytes ? " by bytes" : "");
 }
 
-class ParallelTest : public ::testing::TestWithParam<Recipe> {};
+class ParallelTest : public ::testing::TestWithParam<worker::Recipe> {};
 
 TEST_P(ParallelTest, EveryLayoutGivesTheBitsOfOneRank) {
   const Load load = MakeLoad();
@@ -101,15 +101,18 @@ TEST_P(ParallelTest, EveryLayoutGivesTheBitsOfOneRank) {
         EXPECT_EQ(answers[i].sequences[b].score, alone[i].sequences[b].score);
       }
       EXPECT_EQ(answers[i].prompt_logprobs, alone[i].prompt_logprobs);
-      if (GetParam() == Recipe::kFp32 && i < load.greedy.size()) {
+      if (GetParam() == worker::Recipe::kFp32 && i < load.greedy.size()) {
         EXPECT_EQ(answers[i].ids(), load.greedy[i]);
       }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, ParallelTest, ::testing::Values(Recipe::kAccurate, Recipe::kFp32),
-                         [](const auto& info) { return std::string(RecipeName(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Recipes, ParallelTest,
+                         ::testing::Values(worker::Recipe::kAccurate, worker::Recipe::kFp32),
+                         [](const auto& info) {
+                           return std::string(worker::RecipeName(info.param));
+                         });
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -13,7 +13,7 @@
 #include "tests/support/requests.h"
 #include "tests/support/test_model.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using nlohmann::ordered_json;
@@ -80,7 +80,8 @@ void ExpectBeamsEqualReference(EngineRunner& runner) {
   }
 }
 
-EngineRunner::Options Options(Recipe recipe, kernels::KvFormat format, std::uint32_t blocks) {
+EngineRunner::Options Options(worker::Recipe recipe, kernels::KvFormat format,
+                              std::uint32_t blocks) {
   EngineRunner::Options options;
   options.rank.recipe = recipe;
   options.rank.kv_format = format;
@@ -92,7 +93,7 @@ EngineRunner::Options Options(Recipe recipe, kernels::KvFormat format, std::uint
 TEST(SequencesTest, BeamSearchIsTheReference) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
-  EngineRunner runner(file, Options(Recipe::kFp32, kernels::KvFormat::kF32, 1024));
+  EngineRunner runner(file, Options(worker::Recipe::kFp32, kernels::KvFormat::kF32, 1024));
   ExpectBeamsEqualReference(runner);
   EXPECT_EQ(runner.engine().Load().blocks_used, 0u);
 }
@@ -100,7 +101,7 @@ TEST(SequencesTest, BeamSearchIsTheReference) {
 TEST(SequencesTest, BeamsThatArePreemptedFindTheSame) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
-  EngineRunner runner(file, Options(Recipe::kFp32, kernels::KvFormat::kF32, 40));
+  EngineRunner runner(file, Options(worker::Recipe::kFp32, kernels::KvFormat::kF32, 40));
   ExpectBeamsEqualReference(runner);
   EXPECT_GT(runner.engine().probe().Read().core.counters.preemptions, 0u);
 }
@@ -127,7 +128,7 @@ TEST(SequencesTest, SequencesEqualRequestsOfTheirSeeds) {
     }
   }
   for (const std::uint32_t blocks : {1024u, 24u}) {
-    EngineRunner runner(file, Options(Recipe::kAccurate, kernels::KvFormat::kBf16, blocks));
+    EngineRunner runner(file, Options(worker::Recipe::kAccurate, kernels::KvFormat::kBf16, blocks));
     const std::vector<Answer> together = runner.Run(wide);
     const std::vector<Answer> apart = runner.Run(single);
     std::size_t at = 0;
@@ -145,11 +146,11 @@ TEST(SequencesTest, SequencesEqualRequestsOfTheirSeeds) {
       }
       EXPECT_EQ(answer.usage.output_tokens, tokens);
     }
-    const CoreCounters counters = runner.engine().probe().Read().core.counters;
+    const scheduler::CoreCounters counters = runner.engine().probe().Read().core.counters;
     EXPECT_GT(counters.forks, 0u);
     EXPECT_EQ(counters.preemptions > 0, blocks < 100) << blocks << " blocks";
   }
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -10,7 +10,7 @@
 #include "tests/support/engine_runner.h"
 #include "tests/support/test_model.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 using testing::Answer;
@@ -33,12 +33,12 @@ std::vector<TokenizedRequest> Requests() {
 
 struct Outcome {
   std::vector<std::vector<std::uint32_t>> bits;
-  CoreCounters counters;
+  scheduler::CoreCounters counters;
   std::uint32_t most_preemptions = 0;
 };
 
-Outcome Serve(const std::shared_ptr<const GgufFile>& file, std::uint32_t blocks,
-              const TierOptions& tiers) {
+Outcome Serve(const std::shared_ptr<const model::GgufFile>& file, std::uint32_t blocks,
+              const worker::TierOptions& tiers) {
   EngineRunner::Options options;
   options.rank.kv_blocks = blocks;
   options.rank.tiers = tiers;
@@ -53,7 +53,7 @@ Outcome Serve(const std::shared_ptr<const GgufFile>& file, std::uint32_t blocks,
     outcome.most_preemptions = std::max(outcome.most_preemptions, answer.usage.preemptions);
   }
   outcome.counters = runner.engine().probe().Read().core.counters;
-  const CoreCounters& c = outcome.counters;
+  const scheduler::CoreCounters& c = outcome.counters;
   std::printf(
       "%4u blocks, host %u, disk %u: %lu preemptions, %lu of them swapped, %lu blocks out, "
       "%lu in, %lu tokens prefilled\n",
@@ -76,7 +76,8 @@ TEST(TiersTest, SwappedAnswersHaveTheSameBits) {
 
   // Reading a block back takes microseconds, computing it milliseconds: every victim
   // that has a full block is swapped while there is room, the others are recomputed.
-  for (const TierOptions& tiers : {TierOptions{.host_blocks = 200}, {.disk_blocks = 200}}) {
+  for (const worker::TierOptions& tiers :
+       {worker::TierOptions{.host_blocks = 200}, {.disk_blocks = 200}}) {
     const Outcome swapped = Serve(file, 40, tiers);
     EXPECT_EQ(swapped.bits, undisturbed.bits);
     EXPECT_GT(swapped.counters.swapped, swapped.counters.preemptions / 2);
@@ -92,4 +93,4 @@ TEST(TiersTest, SwappedAnswersHaveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -10,7 +10,7 @@
 #include "model/tokenizer.h"
 #include "tests/support/test_model.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 using ::testing::HasSubstr;
@@ -260,4 +260,4 @@ TEST(ChatTemplate, WithoutAClockTheDateIsRefused) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::model

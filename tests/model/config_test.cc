@@ -9,7 +9,7 @@
 #include "tests/support/test_model.h"
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 using ::testing::ElementsAre;
@@ -18,7 +18,7 @@ using testing::TinyGguf;
 using testing::TinyModelOptions;
 
 TEST(Config, ReadsTheTinyModel) {
-  const auto bytes = TinyGguf();
+  const auto bytes = testing::TinyGguf();
   const auto file = GgufFile::Parse(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
   const auto config = LoadConfig(*file);
@@ -65,7 +65,7 @@ TEST(Config, ReadsTheRealModel) {
 TEST(Config, OutputMatrixEndsTying) {
   TinyModelOptions options;
   options.tied_embedding = false;
-  const auto bytes = TinyGguf(options);
+  const auto bytes = testing::TinyGguf(options);
   const auto config = LoadConfig(*GgufFile::Parse(bytes));
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_FALSE(config->tied_embedding);
@@ -88,7 +88,7 @@ std::string LoadError(const std::vector<std::byte>& bytes) {
 }
 
 TEST(Config, RefusalsNameTheProblem) {
-  const auto tiny = TinyGguf();
+  const auto tiny = testing::TinyGguf();
   EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")), HasSubstr("'qwen2'"));
   EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")), HasSubstr("supported: llama"));
   EXPECT_THAT(LoadError(Replaced(tiny, "attn_q.w", "attn_z.w")),
@@ -103,17 +103,18 @@ TEST(Config, RefusalsNameTheProblem) {
   deep.layers = 513;
   deep.hidden = deep.ffn = 32;
   deep.heads = deep.kv_heads = 1;
-  EXPECT_THAT(LoadError(TinyGguf(deep)), HasSubstr("llama.block_count = 513 is not in 1..512"));
+  EXPECT_THAT(LoadError(testing::TinyGguf(deep)),
+              HasSubstr("llama.block_count = 513 is not in 1..512"));
   TinyModelOptions narrow;
   narrow.head_dim = 24;
-  EXPECT_THAT(LoadError(TinyGguf(narrow)).append(" "), HasSubstr("multiple of 16"));
+  EXPECT_THAT(LoadError(testing::TinyGguf(narrow)).append(" "), HasSubstr("multiple of 16"));
 }
 
 TEST(ContentHash, SeesWeightsAndTokenizerApart) {
   TinyModelOptions options;
-  const auto first = TinyGguf(options);
+  const auto first = testing::TinyGguf(options);
   options.seed = 2;
-  const auto second = TinyGguf(options);
+  const auto second = testing::TinyGguf(options);
   const auto a = GgufFile::Parse(first), b = GgufFile::Parse(second);
   EXPECT_EQ(TokenizerHash(*a), TokenizerHash(*b));
   EXPECT_NE(WeightsHash(*a), WeightsHash(*b));
@@ -123,4 +124,4 @@ TEST(ContentHash, SeesWeightsAndTokenizerApart) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -11,7 +11,7 @@
 
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 using ::testing::ElementsAre;
@@ -264,4 +264,4 @@ TEST(GgmlType, DequantizesByDefinition) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -17,7 +17,7 @@
 #include "tests/support/allocations.h"
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 // Uses as much of the file as is accepted. True: all of it was.
@@ -109,4 +109,4 @@ TEST(HostileFile, MutationsAreRefusedOrServed) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::model

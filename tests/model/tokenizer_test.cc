@@ -21,7 +21,7 @@
 #include "tests/support/test_model.h"
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 using ::testing::ElementsAre;
@@ -416,4 +416,4 @@ TEST(Tokenizer, LoadTime) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::model

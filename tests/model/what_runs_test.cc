@@ -12,7 +12,7 @@
 #include "model/ggml_type.h"
 #include "model/pretokenizer.h"
 
-namespace flotilla {
+namespace flotilla::model {
 namespace {
 
 using Names = std::set<std::string>;
@@ -59,4 +59,4 @@ TEST(WhatRunsTest, Pretokenizers) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::model

@@ -12,7 +12,7 @@
 #include "router/key_gate.h"
 #include "tests/support/secret_files.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 const std::string kKey = "sk-0123456789abcdef", kOther = "sk-fedcba9876543210";
@@ -151,4 +151,4 @@ TEST(KeyGateTest, AdmitsByTheFileAsItIsNow) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

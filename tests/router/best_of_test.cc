@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using Indices = std::vector<std::uint32_t>;
@@ -44,4 +44,4 @@ TEST(MeanLogprob, IsPerToken) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

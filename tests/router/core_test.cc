@@ -12,7 +12,7 @@
 #include "router/core/stop_matcher.h"
 #include "tests/support/requests.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 TEST(StopMatcher, PassesTextThroughWithoutStops) {
@@ -108,7 +108,7 @@ TEST(StopMatcher, AgreesWithANaiveMatcherHoweverTheTextIsCut) {
 }
 
 TokenizedRequest Request(std::uint32_t sequences) {
-  TokenizedRequest request = TestRequest({7, 9}, {1, 2, 3}, 16);
+  TokenizedRequest request = testing::TestRequest({7, 9}, {1, 2, 3}, 16);
   request.sequences = sequences;
   return request;
 }
@@ -292,4 +292,4 @@ TEST(RequestTracker, ExactlyOnceUnderRandomLoss) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

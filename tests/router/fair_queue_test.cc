@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using Size = FairQueue::Size;
@@ -236,4 +236,4 @@ TEST(FairQueue, BoundsHoldUnderSeeds) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -12,7 +12,7 @@
 
 #include "tests/router/fleet_values.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
@@ -495,4 +495,4 @@ TEST_F(FleetCoreTest, AReplicaThatLeavesIsKeptWhileItHasRequests) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

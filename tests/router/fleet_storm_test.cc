@@ -12,7 +12,7 @@
 #include "router/core/fleet_core.h"
 #include "tests/router/fleet_values.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // Makes random events. Owners submit again the requests that are given back. Replicas come, refuse,
@@ -282,4 +282,4 @@ TEST(FleetCoreStorm, EveryRequestEndsOnceAndNothingIsForgotten) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

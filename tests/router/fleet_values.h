@@ -10,7 +10,7 @@
 #include "common/types/engine.h"
 #include "tests/support/requests.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // The owner of requests; nothing is posted to it here.
 class Owner final : public EventSink {
@@ -32,10 +32,10 @@ inline EngineDescription Description(const std::string& model = "m", std::uint64
 }
 
 inline TokenizedRequest Request(std::uint64_t number, std::uint32_t attempt = 0) {
-  TokenizedRequest request = TestRequest({1, number}, {1, 2, 3}, 10);
+  TokenizedRequest request = testing::TestRequest({1, number}, {1, 2, 3}, 10);
   request.attempt = Attempt(attempt);
   if (attempt > 0) request.output_prefix = {{7, 8}};
   return request;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::router

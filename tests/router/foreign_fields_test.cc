@@ -13,7 +13,7 @@
 #include "router/errors.h"
 #include "router/http/openai_request.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 Json ChatBody() { return {{"model", "m"}, {"messages", {{{"role", "user"}, {"content", "hi"}}}}}; }
@@ -116,4 +116,4 @@ TEST(ForeignFields, AreDocumented) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -7,7 +7,7 @@
 
 #include "tests/router/http_fixture.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 TEST_F(HttpTest, Chat) {
@@ -367,4 +367,4 @@ TEST_F(HttpTest, TokenizeAndDetokenize) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -6,7 +6,7 @@
 #include "router/http/host_policy.h"
 #include "tests/router/http_fixture.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr char kBody[] = R"({"model":"m","prompt":"hi","max_tokens":2})";
@@ -87,4 +87,4 @@ TEST(HostPolicyTest, OtherAddressesAnswerEverybodyUnlessToldWhom) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

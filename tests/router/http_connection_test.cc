@@ -8,7 +8,7 @@
 
 #include "tests/router/http_fixture.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 TEST_F(HttpTest, DisconnectCancels) {
@@ -307,4 +307,4 @@ TEST_F(HttpTest, StopFinishesWhatRunsAndCancelsWhatDoesNotEnd) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -22,7 +22,7 @@
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_model.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 using nlohmann::json;
 using testing::HttpClient;
@@ -31,15 +31,15 @@ using testing::HttpResponse;
 // The texts that all tests share. They are read once and never changed.
 struct Text {
   Text() {
-    auto file = GgufFile::Open(testing::ModelPath());
+    auto file = model::GgufFile::Open(testing::ModelPath());
     if (!file.ok()) {
       ADD_FAILURE() << "the model file is missing: " << file.status();
       std::exit(1);
     }
-    config = *LoadConfig(*file);
-    tokenizer = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
-    chat_template = std::make_unique<ChatTemplate>(
-        *ChatTemplate::Compile(*file->GetString("tokenizer.chat_template")));
+    config = *model::LoadConfig(*file);
+    tokenizer = std::make_unique<model::Tokenizer>(*model::Tokenizer::FromGguf(*file));
+    chat_template = std::make_unique<model::ChatTemplate>(
+        *model::ChatTemplate::Compile(*file->GetString("tokenizer.chat_template")));
   }
   static const Text& Get() {
     static const Text* const text = new Text;
@@ -47,9 +47,9 @@ struct Text {
   }
   std::vector<TokenId> Encode(const std::string& s) const { return *tokenizer->Encode(s); }
 
-  ModelConfig config;
-  std::unique_ptr<Tokenizer> tokenizer;
-  std::unique_ptr<ChatTemplate> chat_template;
+  model::ModelConfig config;
+  std::unique_ptr<model::Tokenizer> tokenizer;
+  std::unique_ptr<model::ChatTemplate> chat_template;
 };
 
 // Waits until another thread makes the condition true. False: it did not in time.
@@ -71,11 +71,11 @@ struct Fixture {
 class HttpTest : public ::testing::Test {
  protected:
   void Serve(Fixture setup = {}) {
-    FakeEngineOptions engine;
+    testing::FakeEngineOptions engine;
     engine.description.vocab_size = text_.tokenizer->vocab_size();
     engine.description.max_context = 2048;
     engine.manual = setup.manual;
-    engine_ = std::make_unique<FakeEngine>(engine);
+    engine_ = std::make_unique<testing::FakeEngine>(engine);
     ServiceOptions options;
     options.tokenizer_queue = setup.tokenizer_queue;
     service_ = InferenceService::Create(options, &clock_);
@@ -111,10 +111,10 @@ class HttpTest : public ::testing::Test {
 
   const Text& text_ = Text::Get();
   SteadyClock clock_;
-  std::unique_ptr<FakeEngine> engine_;
+  std::unique_ptr<testing::FakeEngine> engine_;
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<HttpServer> server_;
   std::uint16_t port_ = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

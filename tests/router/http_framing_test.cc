@@ -8,7 +8,7 @@
 #include "router/http/head_scanner.h"
 #include "tests/router/http_fixture.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 struct Smuggling {
@@ -179,4 +179,4 @@ TEST(HeadScannerTest, SeesTheSameInWholeAndInParts) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -8,7 +8,7 @@
 #include "tests/router/http_fixture.h"
 #include "tests/support/secret_files.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 const std::string kKey = "sk-0123456789abcdef", kOther = "sk-fedcba9876543210";
@@ -143,4 +143,4 @@ TEST_F(HttpKeysTest, AKeyIsTakenAwayFromOpenConnectionsButNotFromARunningAnswer)
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -12,7 +12,7 @@
 #include "tests/router/http_fixture.h"
 #include "tests/router/large_bodies.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 double Since(std::chrono::steady_clock::time_point start) {
@@ -111,4 +111,4 @@ TEST_F(HttpTest, AFullPoolRefusesALongBody) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

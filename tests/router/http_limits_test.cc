@@ -13,7 +13,7 @@
 #include "tests/router/http_fixture.h"
 #include "tests/support/allocations.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::size_t kMiB = 1 << 20;
@@ -259,4 +259,4 @@ TEST_F(HttpTest, WhatIsDetokenizedIsBounded) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

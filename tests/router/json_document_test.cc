@@ -15,7 +15,7 @@
 #include "tests/router/large_bodies.h"
 #include "tests/support/allocations.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::size_t kBody = 4u << 20;  // HttpLimits::body_bytes
@@ -170,4 +170,4 @@ TEST(JsonDocument, MemoryIsBoundedAndTokenIdsFit) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using Addresses = std::vector<std::string>;
@@ -52,4 +52,4 @@ TEST(KnownAddresses, WhatIsNoAddressIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

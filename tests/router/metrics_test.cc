@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/fake_engine.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using ::testing::HasSubstr;
@@ -48,7 +48,7 @@ TEST(RouterMetricsTest, RequestsInFlightComeAndGo) {
 }
 
 TEST(RouterMetricsTest, ARouterIsReadyWhenItsEngineIs) {
-  FakeEngine engine;
+  testing::FakeEngine engine;
   engine.SetReady(false);
   Metrics metrics;
   WatchEngine(metrics, &engine);
@@ -77,4 +77,4 @@ TEST(RouterMetricsTest, ModelsOfOneRouterAreToldApart) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 TEST(ModelNameTest, TheFormatIsTheLastPartOfAFilesName) {
@@ -31,4 +31,4 @@ TEST(ModelNameTest, AModelIsMeantByItsNameOrByWhatNoOtherIsCalled) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -9,7 +9,7 @@
 
 #include "router/http/route_hint.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 TEST(Names, EditDistance) {
@@ -65,4 +65,4 @@ TEST(Names, PathsAreFoundAgain) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

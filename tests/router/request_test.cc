@@ -18,7 +18,7 @@
 #include "router/utf8.h"
 #include "tests/support/allocations.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 const ModelLimits kModel{"m", 1000, 512, /*max_sequences=*/32, /*end_tokens=*/{2}};
@@ -497,4 +497,4 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -11,7 +11,7 @@
 #include "router/core/prefix_map.h"
 #include "router/core/replica_choice.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 std::vector<TokenId> Tokens(std::size_t count, TokenId first) {
@@ -215,4 +215,4 @@ TEST(RoutingSimulation, AHotPrefixIsFoundAndOverloadsNobody) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -11,7 +11,7 @@
 #include "tests/router/http_fixture.h"
 #include "tests/router/service_fixture.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 // docs/api.md gives the formula to clients: SplitMix64, whose first outputs for
@@ -25,7 +25,7 @@ TEST(SequenceSeed, IsTheDocumentedOne) {
 
 class SequencesTest : public ServiceTest {
  protected:
-  FakeSequence Say(const std::string& text, float logprob = -0.5f, float score = 0) {
+  testing::FakeSequence Say(const std::string& text, float logprob = -0.5f, float score = 0) {
     return {*tokenizer_->Encode(text), logprob, score};
   }
   static ApiRequest Api(std::int64_t n, std::optional<std::int64_t> best_of = std::nullopt) {
@@ -37,7 +37,7 @@ class SequencesTest : public ServiceTest {
     return api;
   }
   // One step of a manual engine, seen by the service.
-  void Step(FakeEngine& engine) {
+  void Step(testing::FakeEngine& engine) {
     engine.Step();
     dispatcher_.RunOne();
   }
@@ -46,7 +46,7 @@ class SequencesTest : public ServiceTest {
 };
 
 TEST_F(SequencesTest, ChoicesGrowTogether) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   engine.Script({.sequences = {Say("one two"), Say("three"), Say("four five six")}});
   auto generation = Start(Api(3), &recorder_);
@@ -69,7 +69,7 @@ TEST_F(SequencesTest, ChoicesGrowTogether) {
 }
 
 TEST_F(SequencesTest, AStopStringEndsItsChoiceAlone) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   engine.Script({.sequences = {Say("one two three four"), Say("one END two three four")}});
   ApiRequest api = Api(2);
@@ -92,7 +92,7 @@ TEST_F(SequencesTest, AStopStringEndsItsChoiceAlone) {
 // Text before min_tokens cannot match. It cannot even be the beginning of a stop string that
 // ends later.
 TEST_F(SequencesTest, StopStringsWaitForMinTokens) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   engine.Script({.sequences = {Say("one two three two five"), Say("one two three four five")}});
   ApiRequest api = Api(2);
@@ -126,7 +126,7 @@ TEST_F(SequencesTest, AWholeAnswerIsNotLostWithItsEngine) {
 }
 
 TEST_F(SequencesTest, TheBestComeAtTheEndBestFirst) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   engine.Script(
       {.sequences = {Say("zero", -3), Say("one and more", -1), Say("two", -2), Say("three", -1)}});
@@ -151,7 +151,7 @@ TEST_F(SequencesTest, TheBestComeAtTheEndBestFirst) {
 }
 
 TEST_F(SequencesTest, AStopStringCutsWhatIsRanked) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   engine.Script({.sequences = {Say("zero", -2), Say("one END two", -1)}});
   ApiRequest api = Api(1, 2);
@@ -168,7 +168,7 @@ TEST_F(SequencesTest, AStopStringCutsWhatIsRanked) {
 }
 
 TEST_F(SequencesTest, BestOfAsManyAsComeBackIsNotHeld) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   engine.Script({.sequences = {Say("zero", -3), Say("one", -1)}});
   auto generation = Start(Api(2, 2), &recorder_);
@@ -184,7 +184,7 @@ TEST_F(SequencesTest, BestOfAsManyAsComeBackIsNotHeld) {
 }
 
 TEST_F(SequencesTest, WithoutTokensThereIsNoScore) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   ApiRequest api = Api(2, 3);
   api.max_tokens = 0;
@@ -198,7 +198,7 @@ TEST_F(SequencesTest, WithoutTokensThereIsNoScore) {
 }
 
 TEST_F(SequencesTest, AnAbortHandsOutTheBestSoFar) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   engine.Script({.sequences = {Say("one two three", -2), Say("four five six", -1), Say("x", -9)}});
   auto generation = Start(Api(2, 3), &recorder_);
@@ -215,7 +215,7 @@ TEST_F(SequencesTest, AnAbortHandsOutTheBestSoFar) {
 }
 
 TEST_F(SequencesTest, AFailureHandsOutNothingThatWasHeld) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   engine.Script({.error = absl::InternalError("lost"), .error_at = 2});
   auto generation = Start(Api(1, 3), &recorder_);
@@ -228,9 +228,9 @@ TEST_F(SequencesTest, AFailureHandsOutNothingThatWasHeld) {
 }
 
 TEST_F(SequencesTest, ADeadlineIsCountedOnceAndHasNoScoreWithoutTokens) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
-  const FakeSequence late{.reason = FinishReason::kDeadline};
+  const testing::FakeSequence late{.reason = FinishReason::kDeadline};
   engine.Script({.sequences = {late, late}});
   ApiRequest api = Api(2);
   api.use_beam_search = true;
@@ -283,7 +283,7 @@ TEST_F(SequencesTest, BeamsCarryTheEnginesScoresAndUsage) {
 }
 
 TEST_F(SequencesTest, BeamsAreCancelledAsAWhole) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   ApiRequest api = Api(2, 3);
   api.use_beam_search = true;
@@ -298,8 +298,8 @@ TEST_F(SequencesTest, BeamsAreCancelledAsAWhole) {
 // Over HTTP.
 class HttpSequencesTest : public HttpTest {
  protected:
-  FakeSequence Say(const std::string& text, float logprob = -0.5f, float score = 0) {
-    FakeSequence sequence{text_.Encode(text), logprob, score};
+  testing::FakeSequence Say(const std::string& text, float logprob = -0.5f, float score = 0) {
+    testing::FakeSequence sequence{text_.Encode(text), logprob, score};
     sequence.tokens.push_back(text_.config.eos_id);
     return sequence;
   }
@@ -441,4 +441,4 @@ TEST_F(HttpSequencesTest, RefusalsNameFieldAndLimit) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

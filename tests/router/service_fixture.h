@@ -22,7 +22,7 @@
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_model.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Runs posted work when the test says so.
 class ManualDispatcher final : public Dispatcher {
@@ -87,7 +87,7 @@ class MovingEngine final : public Engine {
       : answers_(std::move(answers)), per_attempt_(per_attempt) {}
 
   absl::StatusOr<EngineDescription> Describe() const override {
-    EngineDescription description = FakeEngineOptions::DefaultDescription();
+    EngineDescription description = testing::FakeEngineOptions::DefaultDescription();
     description.vocab_size = 49152;
     return description;
   }
@@ -135,8 +135,8 @@ class MovingEngine final : public Engine {
 };
 
 // A FakeEngine of the real vocabulary that steps when told.
-inline FakeEngineOptions Manual() {
-  FakeEngineOptions options;
+inline testing::FakeEngineOptions Manual() {
+  testing::FakeEngineOptions options;
   options.description.vocab_size = 49152;
   options.manual = true;
   return options;
@@ -145,9 +145,9 @@ inline FakeEngineOptions Manual() {
 class ServiceTest : public ::testing::Test {
  protected:
   ServiceTest() {
-    auto file = GgufFile::Open(testing::ModelPath());
+    auto file = model::GgufFile::Open(testing::ModelPath());
     EXPECT_TRUE(file.ok()) << "the model file is missing: " << file.status();
-    tokenizer_ = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
+    tokenizer_ = std::make_unique<model::Tokenizer>(*model::Tokenizer::FromGguf(*file));
   }
   void Make(Engine* engine) {
     service_ = InferenceService::Create(options_, &clock_, &metrics_);
@@ -177,7 +177,7 @@ class ServiceTest : public ::testing::Test {
     return registry_.AddCounter("flotilla_router_rejected_total", "", {{"reason", reason}}).Value();
   }
 
-  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<model::Tokenizer> tokenizer_;
   ManualClock clock_;
   Metrics registry_;
   RouterMetrics metrics_{registry_};
@@ -187,4 +187,4 @@ class ServiceTest : public ::testing::Test {
   std::unique_ptr<IoLoop> io_loop_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

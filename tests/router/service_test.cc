@@ -10,7 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "tests/router/service_fixture.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 TEST_F(ServiceTest, ARequestGivenBackIsContinuedAndNothingIsSaidTwice) {
@@ -95,7 +95,7 @@ TEST_F(ServiceTest, ARequestGivenBackForEverEndsUnavailable) {
 }
 
 TEST_F(ServiceTest, AbortByPublicIdEndsItOnce) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   Recorder recorder;
   ApiRequest request{.prompt = std::vector<std::int64_t>{1}};
@@ -126,7 +126,7 @@ TEST_F(ServiceTest, AbortByPublicIdEndsItOnce) {
 // What a client has to know to abort a request: nobody guesses it. Of 64 ids each of the
 // 128 bits is 0 and is 1; that it is not, is as likely as 1 in 2^56.
 TEST_F(ServiceTest, PublicIdsAreRandomInEachBit) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   std::vector<std::uint8_t> ever(16, 0), always(16, 0xff);
   for (int i = 0; i < 64; ++i) {
@@ -144,7 +144,7 @@ TEST_F(ServiceTest, PublicIdsAreRandomInEachBit) {
 }
 
 TEST_F(ServiceTest, CancelBeforeThePromptIsEncodedNeverReachesTheEngine) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   Recorder recorder;
   auto generation = Start({.prompt = std::string("hi")}, &recorder);
@@ -156,7 +156,7 @@ TEST_F(ServiceTest, CancelBeforeThePromptIsEncodedNeverReachesTheEngine) {
 }
 
 TEST_F(ServiceTest, TimeSpentBeforeAdmissionCounts) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   Recorder recorder;
   ApiRequest request{.prompt = std::string("hi")};
@@ -172,7 +172,7 @@ TEST_F(ServiceTest, TimeSpentBeforeAdmissionCounts) {
 TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
   std::vector<RequestOutcome> seen;
   options_.on_over = [&](const RequestRecord& r) { seen.push_back(r.outcome); };
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   const auto start = [&](Recorder* recorder) {
     ApiRequest request{.prompt = std::vector<std::int64_t>{1}};
@@ -246,7 +246,7 @@ TEST_F(ServiceTest, WhatEndsByItsDeadlineIsToldAndCountedOnce) {
 }
 
 TEST_F(ServiceTest, DestroyedGenerationsAndIoLoopsReceiveNothing) {
-  FakeEngine engine(Manual());
+  testing::FakeEngine engine(Manual());
   Make(&engine);
   Recorder recorder;
   auto generation = Start({.prompt = std::vector<std::int64_t>{1}}, &recorder);
@@ -272,7 +272,7 @@ TEST_F(ServiceTest, AStepsTokensComeAsOneDelta) {
 }
 
 TEST_F(ServiceTest, EachModelHasItsEngine) {
-  FakeEngine first(Manual()), second(Manual());
+  testing::FakeEngine first(Manual()), second(Manual());
   Make(&first);
   EXPECT_EQ(service_->Models().size(), 1u);
   ApiRequest api{.model = "other", .prompt = std::string("hi")};
@@ -292,4 +292,4 @@ TEST_F(ServiceTest, EachModelHasItsEngine) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -11,7 +11,7 @@
 
 #include "absl/synchronization/notification.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 constexpr std::size_t kRoomy = 64u << 20;
@@ -91,4 +91,4 @@ TEST(TokenizerPool, RefusesByBytes) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -133,10 +133,10 @@ TEST_F(CredentialsTest, MethodsThatDoNotExistAreGuardedToo) {
 }
 
 TEST_F(CredentialsTest, TheSecretMustComeOnceAndAsABearer) {
-  const PemPair fleet = MakeAuthority("fleet");
-  CredentialsOptions both = WriteTls("server", Issue(fleet, "server"), fleet.certificate);
+  const PemPair fleet = testing::MakeAuthority("fleet");
+  CredentialsOptions both = WriteTls("server", testing::Issue(fleet, "server"), fleet.certificate);
   both.secret_file = files_.Write("secret", kSecret);
-  const auto client = Make(WriteTls("client", Issue(fleet, "client"), fleet.certificate));
+  const auto client = Make(WriteTls("client", testing::Issue(fleet, "client"), fleet.certificate));
   for (const bool tls : {false, true}) {
     Serve(tls ? Make(both) : WithSecret("server", kSecret));
     const auto code = [&](std::vector<std::string> values) {
@@ -205,16 +205,16 @@ TEST_F(CredentialsTest, WhoIsRefusedComesSlowly) {
 }
 
 TEST_F(CredentialsTest, OnlyCertificatesOfTheFleetGetIn) {
-  const PemPair fleet = MakeAuthority("fleet"), others = MakeAuthority("fleet");
-  Serve(Make(WriteTls("server", Issue(fleet, "scheduler"), fleet.certificate)));
-  EXPECT_EQ(CodeOf(Make(WriteTls("client", Issue(fleet, "router"), fleet.certificate))),
+  const PemPair fleet = testing::MakeAuthority("fleet"), others = testing::MakeAuthority("fleet");
+  Serve(Make(WriteTls("server", testing::Issue(fleet, "scheduler"), fleet.certificate)));
+  EXPECT_EQ(CodeOf(Make(WriteTls("client", testing::Issue(fleet, "router"), fleet.certificate))),
             StatusCode::OK);
   EXPECT_EQ(service_.calls, 1);
   // Another authority of the same name; its member that knows ours; one with no
   // certificate of ours; plaintext.
-  EXPECT_EQ(CodeOf(Make(WriteTls("a", Issue(others, "router"), others.certificate))),
+  EXPECT_EQ(CodeOf(Make(WriteTls("a", testing::Issue(others, "router"), others.certificate))),
             StatusCode::UNAVAILABLE);
-  EXPECT_EQ(CodeOf(Make(WriteTls("b", Issue(others, "router"), fleet.certificate))),
+  EXPECT_EQ(CodeOf(Make(WriteTls("b", testing::Issue(others, "router"), fleet.certificate))),
             StatusCode::UNAVAILABLE);
   EXPECT_EQ(Call(nullptr).error_code(), StatusCode::UNAVAILABLE);
   const auto no_certificate = grpc::SslCredentials({.pem_root_certs = fleet.certificate});
@@ -226,18 +226,18 @@ TEST_F(CredentialsTest, OnlyCertificatesOfTheFleetGetIn) {
 }
 
 TEST_F(CredentialsTest, AClientTalksToItsOwnFleetOnly) {
-  const PemPair fleet = MakeAuthority("fleet"), others = MakeAuthority("others");
+  const PemPair fleet = testing::MakeAuthority("fleet"), others = testing::MakeAuthority("others");
   // A server that takes our certificates, and shows one of another authority.
-  Serve(Make(WriteTls("server", Issue(others, "scheduler"), fleet.certificate)));
-  EXPECT_EQ(CodeOf(Make(WriteTls("client", Issue(fleet, "router"), fleet.certificate))),
+  Serve(Make(WriteTls("server", testing::Issue(others, "scheduler"), fleet.certificate)));
+  EXPECT_EQ(CodeOf(Make(WriteTls("client", testing::Issue(fleet, "router"), fleet.certificate))),
             StatusCode::UNAVAILABLE);
   EXPECT_EQ(service_.calls, 0);
 }
 
 TEST_F(CredentialsTest, BothProofsAreAskedForWhereBothAreGiven) {
-  const PemPair fleet = MakeAuthority("fleet");
+  const PemPair fleet = testing::MakeAuthority("fleet");
   const auto both = [&](const std::string& name, const std::string& secret) {
-    CredentialsOptions options = WriteTls(name, Issue(fleet, name), fleet.certificate);
+    CredentialsOptions options = WriteTls(name, testing::Issue(fleet, name), fleet.certificate);
     if (!secret.empty()) options.secret_file = files_.Write(name + ".secret", secret);
     return Make(options);
   };
@@ -249,14 +249,15 @@ TEST_F(CredentialsTest, BothProofsAreAskedForWhereBothAreGiven) {
 }
 
 TEST_F(CredentialsTest, CertificatesAreReplacedWhileItRuns) {
-  const PemPair old = MakeAuthority("old"), next = MakeAuthority("new");
-  Serve(Make(WriteTls("server", Issue(old, "scheduler"), old.certificate)));
-  const auto client = Make(WriteTls("client", Issue(old, "router"), old.certificate));
+  const PemPair old = testing::MakeAuthority("old"), next = testing::MakeAuthority("new");
+  Serve(Make(WriteTls("server", testing::Issue(old, "scheduler"), old.certificate)));
+  const auto client = Make(WriteTls("client", testing::Issue(old, "router"), old.certificate));
   const auto channel = ConnectTo(address_, client.get());
   EXPECT_EQ(CallOn(channel).error_code(), StatusCode::OK);
-  const auto newcomer = Make(WriteTls("newcomer", Issue(next, "router"), next.certificate));
+  const auto newcomer =
+      Make(WriteTls("newcomer", testing::Issue(next, "router"), next.certificate));
   EXPECT_EQ(CodeOf(newcomer), StatusCode::UNAVAILABLE);
-  WriteTls("server", Issue(next, "scheduler"), next.certificate);
+  WriteTls("server", testing::Issue(next, "scheduler"), next.certificate);
   const absl::Time give_up = absl::Now() + absl::Seconds(20);
   while (CodeOf(newcomer) != StatusCode::OK) ASSERT_LT(absl::Now(), give_up);
   EXPECT_EQ(CodeOf(client), StatusCode::UNAVAILABLE);
@@ -264,9 +265,9 @@ TEST_F(CredentialsTest, CertificatesAreReplacedWhileItRuns) {
 }
 
 TEST_F(CredentialsTest, WhatABrokenCertificateDoesIsMendedByAGoodOne) {
-  const PemPair fleet = MakeAuthority("fleet");
-  Serve(Make(WriteTls("server", Issue(fleet, "scheduler"), fleet.certificate)));
-  const auto client = Make(WriteTls("client", Issue(fleet, "router"), fleet.certificate));
+  const PemPair fleet = testing::MakeAuthority("fleet");
+  Serve(Make(WriteTls("server", testing::Issue(fleet, "scheduler"), fleet.certificate)));
+  const auto client = Make(WriteTls("client", testing::Issue(fleet, "router"), fleet.certificate));
   const auto channel = ConnectTo(address_, client.get());
   const auto wait_for = [&](StatusCode code) {
     const absl::Time give_up = absl::Now() + absl::Seconds(20);
@@ -277,14 +278,14 @@ TEST_F(CredentialsTest, WhatABrokenCertificateDoesIsMendedByAGoodOne) {
   };
   wait_for(StatusCode::OK);
   // The key of another: new connections fail.
-  files_.Write("server.key", Issue(fleet, "other").key);
+  files_.Write("server.key", testing::Issue(fleet, "other").key);
   wait_for(StatusCode::UNAVAILABLE);
-  WriteTls("server", Issue(fleet, "scheduler"), fleet.certificate);
+  WriteTls("server", testing::Issue(fleet, "scheduler"), fleet.certificate);
   wait_for(StatusCode::OK);
 }
 
 TEST_F(CredentialsTest, FilesAreJudgedAtTheStart) {
-  const PemPair fleet = MakeAuthority("fleet"), member = Issue(fleet, "a");
+  const PemPair fleet = testing::MakeAuthority("fleet"), member = testing::Issue(fleet, "a");
   const auto refusal = [](const CredentialsOptions& options) {
     const auto made = Credentials::Create(options);
     return made.ok() ? std::string() : std::string(made.status().message());
@@ -293,9 +294,9 @@ TEST_F(CredentialsTest, FilesAreJudgedAtTheStart) {
   EXPECT_EQ(refusal(options), "");
   options.tls_ca.clear();
   EXPECT_EQ(refusal(options), "--tls-cert, --tls-key and --tls-ca go together");
-  options = WriteTls("x", {member.certificate, Issue(fleet, "b").key}, fleet.certificate);
+  options = WriteTls("x", {member.certificate, testing::Issue(fleet, "b").key}, fleet.certificate);
   EXPECT_NE(refusal(options).find("key: it is of another certificate"), std::string::npos);
-  options = WriteTls("x", Issue(fleet, "c", -7200, -3600), fleet.certificate);
+  options = WriteTls("x", testing::Issue(fleet, "c", -7200, -3600), fleet.certificate);
   EXPECT_NE(refusal(options).find("certificate: it has expired"), std::string::npos);
   options = WriteTls("x", member, "nothing");
   EXPECT_NE(refusal(options).find("--tls-ca"), std::string::npos);
@@ -325,7 +326,7 @@ class PathGuard final : public CallGuard {
 };
 
 TEST_F(CredentialsTest, AGuardKnowsTheMethod) {
-  const PemPair authority = MakeAuthority("a"), own = Issue(authority, "here");
+  const PemPair authority = testing::MakeAuthority("a"), own = testing::Issue(authority, "here");
   grpc::SslServerCredentialsOptions ssl;
   ssl.pem_key_cert_pairs.push_back({own.key, own.certificate});
   grpc::ChannelArguments arguments;

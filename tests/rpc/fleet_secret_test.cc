@@ -43,8 +43,9 @@ TEST(FleetSecretTest, RefusesWhatIsNoSecretWithoutRepeatingIt) {
 }
 
 TEST(PemTest, JudgesCertificatesBeforeTheyAreUsed) {
-  const PemPair authority = MakeAuthority("fleet");
-  const PemPair member = Issue(authority, "worker"), other = Issue(authority, "other");
+  const PemPair authority = testing::MakeAuthority("fleet");
+  const PemPair member = testing::Issue(authority, "worker"),
+                other = testing::Issue(authority, "other");
   const absl::Time now = absl::Now();
   EXPECT_TRUE(CheckKeyPair(member.certificate, member.key, now).ok());
   EXPECT_TRUE(CheckKeyPair(member.certificate + authority.certificate, member.key, now).ok());

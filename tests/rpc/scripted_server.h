@@ -90,7 +90,7 @@ class Scripted final : public ServerStream<Request, Response> {
 };
 
 // A test with such a server.
-class ScriptedServerTest : public testing::Test {
+class ScriptedServerTest : public ::testing::Test {
  protected:
   void Serve(const ListenOptions& options = {}) {
     server_.reset();

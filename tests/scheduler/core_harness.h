@@ -19,7 +19,7 @@
 #include "worker/core/group_state.h"
 #include "worker/core/ngram_proposer.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 
 class CoreHarness {
  public:
@@ -33,7 +33,7 @@ class CoreHarness {
   void Restart() {
     epoch_ = Epoch(epoch_.value() + 1);
     plans.clear();
-    proposer_.emplace(NgramOptions{.min_n = 2, .max_n = 4});
+    proposer_.emplace(worker::NgramOptions{.min_n = 2, .max_n = 4});
     worker.emplace(epoch_, description_, &*proposer_);
     ASSERT_TRUE(core.Ready(epoch_, description_).ok());
   }
@@ -41,7 +41,8 @@ class CoreHarness {
 
   static TokenizedRequest Request(std::uint64_t id, std::uint32_t prompt_tokens,
                                   std::uint32_t max_tokens) {
-    return TestRequest({1, id}, CountingPrompt(id * 31, prompt_tokens), max_tokens);
+    return testing::TestRequest({1, id}, testing::CountingPrompt(id * 31, prompt_tokens),
+                                max_tokens);
   }
 
   void Submit(std::uint64_t id, std::uint32_t prompt_tokens, std::uint32_t max_tokens) {
@@ -62,11 +63,11 @@ class CoreHarness {
   StepResult Answer() {
     const StepPlan plan = std::move(plans.front());
     plans.pop_front();
-    absl::StatusOr<Batch> batch = worker->Apply(plan);
+    absl::StatusOr<worker::Batch> batch = worker->Apply(plan);
     EXPECT_TRUE(batch.ok()) << batch.status();
-    std::vector<ItemOutput> outputs;
-    for (const BatchItem& item : batch->items) {
-      ItemOutput& output = outputs.emplace_back();
+    std::vector<worker::ItemOutput> outputs;
+    for (const worker::BatchItem& item : batch->items) {
+      worker::ItemOutput& output = outputs.emplace_back();
       for (std::uint32_t at = 0; item.samples && at <= item.drafts; ++at) {
         output.sampled.push_back({.token = token_of(item, item.output_index + at)});
       }
@@ -133,22 +134,22 @@ class CoreHarness {
   }
 
   SchedulerCore core;
-  std::optional<GroupState> worker;
+  std::optional<worker::GroupState> worker;
   std::deque<StepPlan> plans;  // made and not answered
   std::map<std::uint64_t, std::vector<EngineEvent>> events;
   std::int64_t now_ns = 0;
   // The invented model, for tests to change.
-  std::function<TokenId(const BatchItem&, std::uint32_t)> token_of = [](const BatchItem& item,
-                                                                        std::uint32_t output) {
-    return FakeToken(item.sampling->seed, item.index, output, 1000);
-  };
+  std::function<TokenId(const worker::BatchItem&, std::uint32_t)> token_of =
+      [](const worker::BatchItem& item, std::uint32_t output) {
+        return testing::FakeToken(item.sampling->seed, item.index, output, 1000);
+      };
   // How long a step of so many prefill and decode rows takes; null: no time.
   std::function<std::int64_t(std::uint32_t prefill_rows, std::uint32_t decode_rows)> step_ns;
 
  private:
   const ExecutorDescription description_;
-  std::optional<NgramProposer> proposer_;
+  std::optional<worker::NgramProposer> proposer_;
   Epoch epoch_{0};
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

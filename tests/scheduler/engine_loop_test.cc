@@ -19,7 +19,7 @@
 #include "tests/support/fake_executor.h"
 #include "tests/support/requests.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 using ::testing::HasSubstr;
@@ -89,7 +89,8 @@ class Collector final : public EventSink {
 };
 
 TokenizedRequest Request(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens) {
-  return TestRequest({1, id}, CountingPrompt(id, prompt, 1000, /*step=*/0), max_tokens);
+  return testing::TestRequest({1, id}, testing::CountingPrompt(id, prompt, 1000, /*step=*/0),
+                              max_tokens);
 }
 
 // Expects each token once, in order, with the right value; then the two ends.
@@ -100,21 +101,21 @@ void ExpectWholeAnswer(const std::vector<EngineEvent>& events, std::uint64_t id,
   for (std::uint32_t i = 0; i < tokens; ++i) {
     const auto& token = std::get<TokenEvent>(events[i + 1]);
     EXPECT_EQ(token.position, i);
-    EXPECT_EQ(token.sampled.token, FakeToken(id, SequenceIndex(0), i, 1000));
+    EXPECT_EQ(token.sampled.token, testing::FakeToken(id, SequenceIndex(0), i, 1000));
   }
   EXPECT_EQ(std::get<SequenceEnd>(events[tokens + 1]).reason, FinishReason::kLength);
   EXPECT_TRUE(std::get<RequestEnd>(events[tokens + 2]).status.ok());
 }
 
 // GetParam is InProcessEngineOptions::rounds_on_senders.
-class EngineLoopTest : public testing::TestWithParam<bool> {
+class EngineLoopTest : public ::testing::TestWithParam<bool> {
  protected:
   ~EngineLoopTest() override {
     if (engine) engine->Stop();
   }
-  void Start(InProcessEngineOptions options = {}, FakeExecutorOptions fake = {}) {
+  void Start(InProcessEngineOptions options = {}, testing::FakeExecutorOptions fake = {}) {
     options.rounds_on_senders = GetParam();
-    executor = std::make_unique<FakeExecutor>(fake);
+    executor = std::make_unique<testing::FakeExecutor>(fake);
     engine = std::make_unique<InProcessEngine>(std::move(options), executor.get(), &clock);
     ASSERT_TRUE(engine->Start().ok());
     if (fake.manual) return;
@@ -130,7 +131,7 @@ class EngineLoopTest : public testing::TestWithParam<bool> {
   }
 
   SteadyClock clock;
-  std::unique_ptr<FakeExecutor> executor;
+  std::unique_ptr<testing::FakeExecutor> executor;
   std::unique_ptr<InProcessEngine> engine;
   std::shared_ptr<Collector> sink = std::make_shared<Collector>();
 };
@@ -179,7 +180,7 @@ TEST_P(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
     absl::MutexLock lock(&mu);
     records.push_back(record);
   };
-  FakeExecutorOptions fake;
+  testing::FakeExecutorOptions fake;
   fake.manual = true;  // else the eight could end before the long one comes
   Start(options, fake);
   executor->AdvanceAll();  // Ready
@@ -245,7 +246,7 @@ TEST_P(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
 }
 
 TEST_P(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
-  FakeExecutorOptions fake;
+  testing::FakeExecutorOptions fake;
   Start({}, fake);
   engine->Submit(Request(1, 50, 3), sink);
   executor->CorruptDigest(Step(12));
@@ -255,7 +256,7 @@ TEST_P(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
 }
 
 TEST_P(EngineLoopTest, BeforeTheFirstGroupRequestsAreRefused) {
-  FakeExecutorOptions fake;
+  testing::FakeExecutorOptions fake;
   fake.manual = true;
   Start({}, fake);
   EXPECT_TRUE(absl::IsUnavailable(engine->Describe().status()));
@@ -265,7 +266,7 @@ TEST_P(EngineLoopTest, BeforeTheFirstGroupRequestsAreRefused) {
 }
 
 TEST_P(EngineLoopTest, DescribesTheModelAndWhatThePoolCanHold) {
-  FakeExecutorOptions fake;
+  testing::FakeExecutorOptions fake;
   fake.description.block_count = 11;  // ten blocks of 16
   InProcessEngineOptions options;
   options.model_id = "served";
@@ -376,7 +377,7 @@ class LyingExecutor final : public StepExecutor, private ExecutorListener {
 
   const Step step_;
   const std::uint64_t epochs_;
-  FakeExecutor fake_;
+  testing::FakeExecutor fake_;
   ExecutorListener* listener_ = nullptr;
 };
 
@@ -418,7 +419,7 @@ TEST_P(EngineLoopTest, RoundsRunWhereTheyAreToRun) {
     absl::MutexLock lock(&mu);
     threads.insert(std::this_thread::get_id());
   };
-  FakeExecutorOptions fake;
+  testing::FakeExecutorOptions fake;
   fake.manual = true;
   Start(options, fake);
   executor->AdvanceAll();  // Ready
@@ -435,8 +436,8 @@ TEST_P(EngineLoopTest, RoundsRunWhereTheyAreToRun) {
   EXPECT_EQ(threads.count(std::this_thread::get_id()), GetParam() ? 1u : 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Rounds, EngineLoopTest, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Rounds, EngineLoopTest, ::testing::Bool(),
                          [](const auto& param) { return param.param ? "OnSenders" : "OnTheLoop"; });
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 using ::testing::HasSubstr;
@@ -114,4 +114,4 @@ TEST(SchedulerMetricsTest, AStepThatDoesNotComeAges) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

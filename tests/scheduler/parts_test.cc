@@ -12,7 +12,7 @@
 #include "scheduler/core/prefix_index.h"
 #include "scheduler/core/rates.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 TEST(BlockPool, HandsOutEachBlockOnceAndNeverTheNullBlock) {
@@ -149,4 +149,4 @@ TEST(Rates, HostileTimingsStayInBounds) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

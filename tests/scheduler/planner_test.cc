@@ -7,12 +7,12 @@
 
 #include "tests/scheduler/core_harness.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
-using PlanRun = flotilla::Run;  // testing::Test has a Run of its own
+using PlanRun = flotilla::Run;  // ::testing::Test has a Run of its own
 
-ExecutorDescription Group() { return FakeExecutorOptions::DefaultDescription(); }
+ExecutorDescription Group() { return testing::FakeExecutorOptions::DefaultDescription(); }
 
 ExecutorDescription SmallGroup(std::uint32_t blocks, std::uint32_t block_tokens) {
   ExecutorDescription group = Group();
@@ -228,7 +228,7 @@ TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
   harness.core.Cancel({.request = {1, 2}});
   for (std::uint64_t id = 10; id < 60; ++id) {  // stop at their second token
     TokenizedRequest request = CoreHarness::Request(id, 4, 90);
-    request.stop.stop_tokens = {FakeToken(id, SequenceIndex(0), 1, 1000)};
+    request.stop.stop_tokens = {testing::FakeToken(id, SequenceIndex(0), 1, 1000)};
     harness.core.Submit(0, request);
     harness.RunAll();
   }
@@ -306,7 +306,7 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
     const auto* token = std::get_if<TokenEvent>(&event);
     if (token == nullptr) continue;
     EXPECT_EQ(token->position, position);
-    EXPECT_EQ(token->sampled.token, FakeToken(1, SequenceIndex(0), position++, 1000));
+    EXPECT_EQ(token->sampled.token, testing::FakeToken(1, SequenceIndex(0), position++, 1000));
   }
   EXPECT_EQ(position, 10u);
   EXPECT_EQ(logprobs, 29u);
@@ -315,7 +315,7 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
 TEST(Core, OutputPrefixContinuesAtItsPosition) {
   CoreHarness harness({}, Group());
   TokenizedRequest request = CoreHarness::Request(1, 5, 6);
-  request.output_prefix = {{FakeToken(1, SequenceIndex(0), 0, 1000)}};
+  request.output_prefix = {{testing::FakeToken(1, SequenceIndex(0), 0, 1000)}};
   harness.core.Submit(0, request);
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(1), 5u);
@@ -448,4 +448,4 @@ TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -12,14 +12,14 @@
 #include "tests/scheduler/core_harness.h"
 #include "tests/support/random.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 ExecutorDescription Group() {
-  ExecutorDescription group = FakeExecutorOptions::DefaultDescription();
+  ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.prefill_ns_per_token = 20'000;
   group.decode_ns_per_step = 1'000'000;
   return group;
@@ -107,7 +107,7 @@ std::map<std::string, double> Shares(std::vector<std::pair<std::string, std::uin
   options.tenant_weights = std::move(weights);
   CoreHarness harness(options, Group());
   harness.step_ns = StepNs;
-  Random random(7);
+  testing::Random random(7);
   std::map<std::string, double> tokens;
   std::map<std::uint64_t, std::string> tenant_of;
   std::map<std::string, int> live;
@@ -155,7 +155,7 @@ Service ServeDeadlines(const char* policy, double load) {
   CoreOptions options{.max_seqs = 8};
   CoreHarness harness(options, Group(), policy);
   harness.step_ns = StepNs;
-  Random random(3);
+  testing::Random random(3);
   const auto uniform = [&] { return (random.Below(1 << 30) + 0.5) / (1 << 30); };
   // Eight requests at a time make 8 tokens in 1.16 ms. On average a request has 100 prompt tokens
   // and 50 outputs, which take 9.3 ms of the group.
@@ -259,4 +259,4 @@ TEST(Planner, ChunksLeaveRoomForTheInterTokenTarget) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -5,7 +5,7 @@
 
 #include "tests/scheduler/core_harness.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 constexpr std::int64_t kMs = 1'000'000;
@@ -14,7 +14,7 @@ constexpr std::int64_t kMs = 1'000'000;
 // ms. The second request is preempted.
 std::vector<Preemption> PreemptTheSecond(std::vector<KvTier> tiers, std::uint32_t block_tokens = 4,
                                          std::uint32_t second_prompt = 16) {
-  ExecutorDescription group = FakeExecutorOptions::DefaultDescription();
+  ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.block_count = 44 / block_tokens + 1;
   group.groups[0].tokens_per_block = block_tokens;
   group.prefill_ns_per_token = kMs;
@@ -105,4 +105,4 @@ TEST(Preemption, ATierWithLittleRoomKeepsTheBeginning) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

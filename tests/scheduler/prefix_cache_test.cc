@@ -4,11 +4,11 @@
 
 #include "tests/scheduler/core_harness.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 ExecutorDescription Group(std::uint32_t blocks = 1024) {
-  ExecutorDescription group = FakeExecutorOptions::DefaultDescription();
+  ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.block_count = blocks + 1;
   return group;
 }
@@ -124,4 +124,4 @@ TEST(PrefixCache, CanBeOff) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

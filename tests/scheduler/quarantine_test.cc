@@ -8,7 +8,7 @@
 
 #include "tests/scheduler/core_harness.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 ExecutorDescription Group() {
@@ -32,7 +32,7 @@ class QuarantineTest : public ::testing::Test {
   std::set<std::uint64_t> RequestsOf(const StepPlan& plan) {
     std::set<std::uint64_t> requests;
     for (const SequenceHandle handle : harness.worker->Sequences()) {
-      const SequenceView view = *harness.worker->View(handle);
+      const worker::SequenceView view = *harness.worker->View(handle);
       if (view.finished || !view.decoding) continue;
       const bool deferred = std::any_of(plan.ops.begin(), plan.ops.end(), [&](const PlanOp& op) {
         const auto* defer = std::get_if<Defer>(&op);
@@ -199,4 +199,4 @@ TEST_F(QuarantineTest, StepsAlternateBetweenAnIsolatedRequestAndTheOthers) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -8,17 +8,17 @@
 
 #include "tests/scheduler/core_harness.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-using PlanRun = flotilla::Run;  // testing::Test has a Run of its own
+using PlanRun = flotilla::Run;  // ::testing::Test has a Run of its own
 
 ExecutorDescription Group(std::uint32_t block_tokens, std::uint32_t blocks) {
-  ExecutorDescription group = FakeExecutorOptions::DefaultDescription();
+  ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.groups[0].tokens_per_block = block_tokens;
   group.block_count = blocks + 1;
   return group;
@@ -72,7 +72,7 @@ TEST(Sequences, ShareThePromptAndCopyItsLastBlock) {
     ASSERT_THAT(tokens.at(i), SizeIs(6));
     for (std::uint32_t at = 0; at < 6; ++at) {
       EXPECT_EQ(tokens.at(i)[at],
-                FakeToken(SequenceSeed(1, SequenceIndex(i)), SequenceIndex(0), at, 1000));
+                testing::FakeToken(SequenceSeed(1, SequenceIndex(i)), SequenceIndex(0), at, 1000));
     }
   }
   EXPECT_EQ(harness.EndOf(1)->usage.output_tokens, 18u);
@@ -332,4 +332,4 @@ TEST(BeamSearch, LengthEndsEverySequence) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -13,10 +13,10 @@
 #include "scheduler/core/speculation.h"
 #include "tests/scheduler/core_harness.h"
 
-namespace flotilla {
+namespace flotilla::scheduler {
 namespace {
 
-using PlanRun = flotilla::Run;  // testing::Test has a Run of its own
+using PlanRun = flotilla::Run;  // ::testing::Test has a Run of its own
 
 StepTimings Decodes(std::uint32_t rows, std::int64_t ns) {
   return {.start_ns = 0, .compute_ns = ns, .rows = rows, .decode_rows = rows};
@@ -127,7 +127,7 @@ TEST(ChooseDepth, NoDraftTokenIsNoWrongOne) {
 }
 
 ExecutorDescription Group(std::uint32_t blocks = 1023, std::uint32_t lag = 1) {
-  ExecutorDescription group = FakeExecutorOptions::DefaultDescription();
+  ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.max_draft_tokens = 4;
   group.block_count = blocks + 1;
   group.lag = lag;
@@ -135,12 +135,12 @@ ExecutorDescription Group(std::uint32_t blocks = 1023, std::uint32_t lag = 1) {
 }
 
 // Makes tokens that repeat every five.
-TokenId Round(const BatchItem& item, std::uint32_t output) {
+TokenId Round(const worker::BatchItem& item, std::uint32_t output) {
   return static_cast<TokenId>(900 + item.sampling->seed * 7 % 10 + output % 5);
 }
 // Makes tokens whose n-grams had other successors before, so most draft tokens are wrong.
-TokenId Misleading(const BatchItem& item, std::uint32_t output) {
-  return output % 3 == 2 ? FakeToken(item.sampling->seed, item.index, output, 1000)
+TokenId Misleading(const worker::BatchItem& item, std::uint32_t output) {
+  return output % 3 == 2 ? testing::FakeToken(item.sampling->seed, item.index, output, 1000)
                          : static_cast<TokenId>(900 + output % 3);
 }
 
@@ -257,7 +257,7 @@ TEST(Speculation, BlocksForWrongDraftTokensAreTakenBackBeforeAnybodyIsPreempted)
   for (const std::uint32_t depth : {0u, 4u}) {
     CoreHarness harness({.watermark_blocks = 0, .prefix_cache = false, .max_draft_tokens = depth},
                         group);
-    harness.token_of = [](const BatchItem& item, std::uint32_t output) {
+    harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
       return item.sampling->seed == 1 ? Round(item, output) : Misleading(item, output);
     };
     harness.Submit(1, 8, 17);
@@ -273,7 +273,7 @@ TEST(Speculation, BlocksForWrongDraftTokensAreTakenBackBeforeAnybodyIsPreempted)
 
 TEST(Speculation, SequencesOfARequestDraftAndBeamsDoNot) {
   CoreHarness harness({}, Group());
-  harness.token_of = [](const BatchItem& item, std::uint32_t output) {
+  harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
     return static_cast<TokenId>(900 + 10 * item.index.value() + output % 5);
   };
   TokenizedRequest wide = CoreHarness::Request(1, 20, 60), beams = CoreHarness::Request(2, 20, 20);
@@ -350,4 +350,4 @@ TEST(Speculation, AResultThatLiesAboutDraftTokensIsRefused) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::scheduler

@@ -84,6 +84,33 @@ class CheckLayering(unittest.TestCase):
         self.assertIn("quotes", reason("model/x.cc", "model/gguf.h", quoted=False))
         self.assertIsNotNone(reason("elsewhere/x.cc", "vector", quoted=False))
 
+    def test_a_folder_declares_in_its_namespace(self):
+        for path, name in [
+            ("common/types/x.h", "flotilla"), ("router/x.h", "flotilla::router"),
+            ("router/grpc/x.cc", "flotilla::router"), ("kernels/x.h", "flotilla::kernels::reference"),
+            ("proto/codec/x.h", "flotilla::codec"), ("model/jinja/x.h", "flotilla::jinja"),
+            ("tests/common/x.cc", "flotilla"), ("tests/router/http/x.cc", "flotilla::router"),
+            ("tests/proto/codec/x.cc", "flotilla::codec"), ("tests/router/fake.h", "flotilla::testing"),
+            ("tests/golden/x.cc", "flotilla::testing"), ("tests/bench/x.cc", "flotilla::kernels"),
+        ]:
+            self.assertIsNone(check_layering.check_namespace(path, name), (path, name))
+        for path, name in [
+            ("common/types/x.h", "flotilla::router"), ("router/x.h", "flotilla"),
+            ("router/x.h", "flotilla::scheduler"), ("worker/exec/x.cc", "flotilla::testing"),
+            ("router/x.h", "flotilla::routers"), ("tests/router/x.cc", "flotilla"),
+            ("tests/golden/x.cc", "flotilla"), ("tests/golden/x.cc", "flotilla::worker"),
+        ]:
+            self.assertIsNotNone(check_layering.check_namespace(path, name), (path, name))
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name) / "model"
+            folder.mkdir()
+            (folder / "x.h").write_text("namespace flotilla::model {\n}\n")
+            self.assertEqual(check_layering.check_tree(name), [])
+            (folder / "x.h").write_text("namespace flotilla::jinja {\nstruct Template;\n}\n")
+            self.assertEqual(check_layering.check_tree(name), [])
+            (folder / "x.h").write_text("namespace flotilla {\n}\n")
+            self.assertEqual([row[1:3] for row in check_layering.check_tree(name)], [(1, "flotilla")])
+
     def test_a_source_includes_its_own_header_first(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name) / "model"

@@ -10,7 +10,7 @@
 #include "tests/sim/simulation.h"
 #include "tests/support/recorded_lines.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 constexpr std::uint64_t kSeeds = 200, kSteps = 500;
@@ -26,4 +26,4 @@ TEST(PlanGuard, PlansAreWhatTheyWere) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -2,7 +2,7 @@
 
 #include <bit>
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 std::uint64_t Word(TokenId token) { return static_cast<std::uint64_t>(token); }
@@ -165,4 +165,4 @@ void PlanHash::Add(const StepPlan& plan) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

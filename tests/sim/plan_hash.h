@@ -8,7 +8,7 @@
 #include "common/types/plan.h"
 #include "tests/support/random.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 
 class PlanHash {
  public:
@@ -41,4 +41,4 @@ class PlanHash {
   std::uint64_t value_ = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

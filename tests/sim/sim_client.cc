@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/support/random.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 
 TokenId SimToken(std::uint64_t seed, std::uint32_t index) {
   // Every third sequence repeats itself, but for a token now and then.
@@ -303,4 +303,4 @@ absl::Status SimClient::On(const RequestEnd& event) {
   return event.status.code() == wanted ? absl::OkStatus() : Wrong("the status of the end");
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -13,7 +13,7 @@
 #include "common/types/event.h"
 #include "common/types/request.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 
 inline constexpr std::uint32_t kSimVocab = 40;
 
@@ -104,4 +104,4 @@ class SimClient {
   absl::Status status_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

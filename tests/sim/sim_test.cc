@@ -23,7 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "tests/sim/simulation.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 constexpr std::uint64_t kSteps = 500;
@@ -241,4 +241,4 @@ TEST(Simulation, SameSeedMakesTheSamePlans) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/support/random.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 // Returns what the model writes at each position of a sequence. It depends on the tokens so far
@@ -30,7 +30,7 @@ constexpr std::uint64_t kPoison = 0xdead;
 }  // namespace
 
 SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description,
-                     const NgramOptions& ngrams, FindClient find_client)
+                     const worker::NgramOptions& ngrams, FindClient find_client)
     : groups_(description.groups),
       lag_(description.lag),
       block_tokens_(description.groups[0].tokens_per_block),
@@ -155,11 +155,11 @@ absl::Status SimWorker::Track(const ForkSequence& op) {
 
 absl::Status SimWorker::Apply(const StepPlan& plan) {
   if (absl::Status s = TrackBlocks(plan); !s.ok()) return s;
-  absl::StatusOr<Batch> batch = state_.Apply(plan);
+  absl::StatusOr<worker::Batch> batch = state_.Apply(plan);
   if (!batch.ok()) return batch.status();
   Computing work{.step = plan.step,
                  .timings = {},
-                 .outputs = std::vector<ItemOutput>(batch->items.size()),
+                 .outputs = std::vector<worker::ItemOutput>(batch->items.size()),
                  .idle = batch->items.empty()};
   // Rows are cheap in one step and dear in another, so that depths change.
   work.timings.rows = static_cast<std::uint32_t>(batch->tokens.size());
@@ -179,7 +179,7 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   }
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
     if (absl::Status s = ReadItem(*batch, i, work.outputs[i]); !s.ok()) return s;
-    const BatchItem& rows = batch->items[i];
+    const worker::BatchItem& rows = batch->items[i];
     work.requests.push_back(state_.View(rows.sequence)->request);
     const std::optional<std::uint32_t> kills = find_client_(work.requests.back()).kills_at();
     work.fatal |= kills.has_value() && *kills >= rows.first_position &&
@@ -205,9 +205,9 @@ std::vector<RequestId> SimWorker::UnderWay() const {
 
 bool SimWorker::IsFatal() const { return !computing_.empty() && computing_.front().fatal; }
 
-std::vector<TokenId> SimWorker::TokensOf(const Batch& batch, std::size_t item) const {
-  const BatchItem& rows = batch.items[item];
-  const SequenceView view = *state_.View(rows.sequence);
+std::vector<TokenId> SimWorker::TokensOf(const worker::Batch& batch, std::size_t item) const {
+  const worker::BatchItem& rows = batch.items[item];
+  const worker::SequenceView view = *state_.View(rows.sequence);
   const auto known = view.tokens.first(rows.first_position + rows.row_count - rows.drafts);
   std::vector<TokenId> tokens(known.begin(), known.end());
   const auto end = batch.tokens.begin() + rows.row_begin + rows.row_count;
@@ -228,14 +228,15 @@ absl::Status SimWorker::Refuse(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-std::size_t SimWorker::SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const {
+std::size_t SimWorker::SlotOf(const worker::Batch& batch, std::size_t item,
+                              std::uint32_t position) const {
   const std::int32_t block = batch.table(item, GroupIndex(0))[position / block_tokens_];
   return static_cast<std::size_t>(block) * block_tokens_ + position % block_tokens_;
 }
 
-absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
-  const BatchItem& rows = batch.items[item];
-  const SequenceView view = *state_.View(rows.sequence);
+absl::Status SimWorker::WriteItem(const worker::Batch& batch, std::size_t item) {
+  const worker::BatchItem& rows = batch.items[item];
+  const worker::SequenceView view = *state_.View(rows.sequence);
   const SimClient& client = find_client_(view.request);
   const std::uint32_t end = rows.first_position + rows.row_count;
   const std::vector<std::uint64_t> written = Written(client.request(), TokensOf(batch, item));
@@ -255,9 +256,10 @@ absl::Status SimWorker::WriteItem(const Batch& batch, std::size_t item) {
   return absl::OkStatus();
 }
 
-absl::Status SimWorker::ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const {
-  const BatchItem& rows = batch.items[item];
-  const SequenceView view = *state_.View(rows.sequence);
+absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
+                                 worker::ItemOutput& output) const {
+  const worker::BatchItem& rows = batch.items[item];
+  const worker::SequenceView view = *state_.View(rows.sequence);
   const SimClient& client = find_client_(view.request);
   const std::uint64_t seed = client.request().sampling.seed;
   const std::uint32_t end = rows.first_position + rows.row_count;
@@ -297,7 +299,7 @@ absl::StatusOr<SimResult> SimWorker::Complete(std::size_t copies) {
   result->timings = work.timings;
   SimResult out{.result = *std::move(result), .marks = {}};
   for (const SequenceResult& sequence : out.result.sequences) {
-    const std::optional<SequenceView> view = state_.View(sequence.sequence);
+    const std::optional<worker::SequenceView> view = state_.View(sequence.sequence);
     if (!view.has_value()) continue;  // dropped by a plan applied meanwhile
     out.marks.push_back({.sequence = sequence.sequence,
                          .request = view->request,
@@ -308,4 +310,4 @@ absl::StatusOr<SimResult> SimWorker::Complete(std::size_t copies) {
   return out;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -17,7 +17,7 @@
 #include "worker/core/group_state.h"
 #include "worker/core/ngram_proposer.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 
 // The state of a sequence in worker/core when a result was made.
 struct SimSequenceMark {
@@ -38,10 +38,10 @@ class SimWorker {
   using FindClient = std::function<const SimClient&(const RequestId&)>;
 
   // `ngrams`: how draft tokens are made, if the description allows them.
-  SimWorker(Epoch epoch, const ExecutorDescription& description, const NgramOptions& ngrams,
+  SimWorker(Epoch epoch, const ExecutorDescription& description, const worker::NgramOptions& ngrams,
             FindClient find_client);
 
-  const GroupState& state() const { return state_; }
+  const worker::GroupState& state() const { return state_; }
   bool CanApply() const { return computing_.size() < lag_; }
   bool CanComplete() const { return !computing_.empty(); }
 
@@ -65,7 +65,7 @@ class SimWorker {
   struct Computing {
     Step step;
     StepTimings timings;
-    std::vector<ItemOutput> outputs;
+    std::vector<worker::ItemOutput> outputs;
     bool idle = false;                // nothing was computed
     std::vector<RequestId> requests;  // of the items
     bool fatal = false;
@@ -83,18 +83,19 @@ class SimWorker {
   absl::Status Track(const TrimBlocks& op);
   // From now on only this sequence may write to `block`.
   absl::Status Own(SequenceHandle sequence, BlockId block);
-  absl::Status WriteItem(const Batch& batch, std::size_t item);
-  absl::Status ReadItem(const Batch& batch, std::size_t item, ItemOutput& output) const;
+  absl::Status WriteItem(const worker::Batch& batch, std::size_t item);
+  absl::Status ReadItem(const worker::Batch& batch, std::size_t item,
+                        worker::ItemOutput& output) const;
   // The tokens of the item's sequence up to its last row, draft tokens included.
-  std::vector<TokenId> TokensOf(const Batch& batch, std::size_t item) const;
-  std::size_t SlotOf(const Batch& batch, std::size_t item, std::uint32_t position) const;
+  std::vector<TokenId> TokensOf(const worker::Batch& batch, std::size_t item) const;
+  std::size_t SlotOf(const worker::Batch& batch, std::size_t item, std::uint32_t position) const;
 
   const std::vector<KvGroup> groups_;
   const std::uint32_t lag_;
   const std::uint32_t block_tokens_;
   const FindClient find_client_;
-  NgramProposer proposer_;
-  GroupState state_;
+  worker::NgramProposer proposer_;
+  worker::GroupState state_;
   std::deque<Computing> computing_;
   // [blocks, block_tokens]: a hash of the scope and of all tokens up to the one written
   std::vector<std::uint64_t> kv_;
@@ -106,4 +107,4 @@ class SimWorker {
   std::map<SequenceHandle, std::uint32_t> cached_blocks_left_;  // to be granted
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -6,10 +6,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
-std::uint64_t Sum(const CoreCounters& c) {
+std::uint64_t Sum(const scheduler::CoreCounters& c) {
   return c.stopped + c.length + c.cancelled + c.expired + c.failed;
 }
 
@@ -55,10 +55,10 @@ Simulation::Simulation(std::uint64_t seed)
   if (random_.OneIn(4)) options_.max_wait_ns = random_.Between(1, 400'000);
   options_.fair_share = random_.OneIn(2);
   if (random_.OneIn(2)) options_.tenant_weights = {{"t", random_.Between(1, 5)}};
-  const std::vector<absl::string_view> policies = PolicyNames();
+  const std::vector<absl::string_view> policies = scheduler::PolicyNames();
   const std::uint32_t policy = random_.Below(static_cast<std::uint32_t>(policies.size()));
   ++coverage_.policies[policy];
-  core_.emplace(options_, MakePolicy(policies[policy]));
+  core_.emplace(options_, scheduler::MakePolicy(policies[policy]));
 }
 
 ExecutorDescription Simulation::RandomGroup() {
@@ -222,14 +222,16 @@ void Simulation::Arrive(TokenizedRequest request) {
 // Half of the time it cancels one sequence. If a sequence waits to be forked, it cancels the parent
 // of the fork. The waiting sequence must then find the prompt in the prefix cache.
 CancelRequest Simulation::RandomCancel() {
-  const std::vector<SequenceStatus> states = core_->SequenceStates();
-  const auto pending = std::find_if(
-      states.begin(), states.end(),
-      [](const SequenceStatus& sequence) { return sequence.state == SequenceState::kPending; });
+  const std::vector<scheduler::SequenceStatus> states = core_->SequenceStates();
+  const auto pending =
+      std::find_if(states.begin(), states.end(), [](const scheduler::SequenceStatus& sequence) {
+        return sequence.state == scheduler::SequenceState::kPending;
+      });
   if (pending != states.end() && random_.OneIn(2)) {
-    const auto first = std::find_if(
-        states.begin(), states.end(),
-        [&](const SequenceStatus& sequence) { return sequence.request == pending->request; });
+    const auto first =
+        std::find_if(states.begin(), states.end(), [&](const scheduler::SequenceStatus& sequence) {
+          return sequence.request == pending->request;
+        });
     const SimClient& client = Find(pending->request);
     if (!client.request().beam) return {.request = first->request, .sequence = first->index};
   }
@@ -243,7 +245,7 @@ CancelRequest Simulation::RandomCancel() {
 void Simulation::CancelSome() {
   if (live_.empty()) return;
   CancelRequest cancel = RandomCancel();
-  for (const SequenceStatus& sequence : core_->SequenceStates()) {
+  for (const scheduler::SequenceStatus& sequence : core_->SequenceStates()) {
     if (sequence.request != cancel.request) continue;
     ++coverage_.cancelled_in[static_cast<std::size_t>(sequence.state)];
     for (const SimResult& result : results_) {
@@ -258,8 +260,8 @@ void Simulation::CancelSome() {
 }
 
 absl::Status Simulation::MakePlan() {
-  const CoreSnapshot before = core_->Snapshot();
-  PlanOutcome outcome = core_->Plan(now_ns_);
+  const scheduler::CoreSnapshot before = core_->Snapshot();
+  scheduler::PlanOutcome outcome = core_->Plan(now_ns_);
   if (before.in_flight > 0 &&
       core_->Snapshot().counters.preemptions > before.counters.preemptions) {
     return Broken(7, "preempted while results are on their way");
@@ -296,7 +298,7 @@ absl::Status Simulation::DeliverResult() {
 }
 
 void Simulation::KillGroup() {
-  for (const SequenceStatus& sequence : core_->SequenceStates()) {
+  for (const scheduler::SequenceStatus& sequence : core_->SequenceStates()) {
     ++coverage_.lost_in[static_cast<std::size_t>(sequence.state)];
   }
   const bool sent = !plans_.empty(), running = worker_->CanComplete(), done = !results_.empty();
@@ -360,7 +362,7 @@ absl::Status Simulation::LateMessage() {
     Count(SimFault::kEpochRefused);
     return worker_->Refuse(*std::exchange(stale_plan_, std::nullopt));
   }
-  const CoreSnapshot before = core_->Snapshot();
+  const scheduler::CoreSnapshot before = core_->Snapshot();
   const std::uint64_t digest = core_->digest();
   const Epoch old(epoch_.value() - 1);
   if (random_.OneIn(2)) {
@@ -370,7 +372,7 @@ absl::Status Simulation::LateMessage() {
     Count(SimFault::kLateReady);
     if (absl::Status s = core_->Ready(old, group_); !s.ok()) return s;
   }
-  const CoreSnapshot after = core_->Snapshot();
+  const scheduler::CoreSnapshot after = core_->Snapshot();
   if (!after.load.ready || after.in_flight != before.in_flight || core_->digest() != digest ||
       after.counters.replays != before.counters.replays) {
     return Broken(9, "an event of an older epoch had an effect");
@@ -394,10 +396,10 @@ absl::Status Simulation::WindDown() {
     if (++ticks_ > last) return Broken(7, "the work does not end");
     if (absl::Status s = Tick(/*arrivals=*/false); !s.ok()) return s;
   }
-  const CoreSnapshot core = core_->Snapshot();
+  const scheduler::CoreSnapshot core = core_->Snapshot();
   if (core.load.blocks_used != 0) return Broken(1, "blocks are used when idle");
   if (core.load.outstanding_tokens != 0) return Broken(4, "tokens are outstanding when idle");
-  if (core_->Plan(now_ns_).stall != StallReason::kIdle) return Broken(7, "not idle");
+  if (core_->Plan(now_ns_).stall != scheduler::StallReason::kIdle) return Broken(7, "not idle");
   if (!live_.empty()) return Broken(5, "a request has not ended");
   if (core.counters.accepted != Sum(core.counters)) return Broken(5, "ends and acceptances");
   if (core.counters.preemptions != preemptions_) return Broken(5, "preemptions reported");
@@ -434,4 +436,4 @@ absl::Status Simulation::TakeEvents() {
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -22,7 +22,7 @@
 #include "tests/sim/sim_worker.h"
 #include "tests/support/random.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 
 // A state of a sequence as the simulation sees it: a SequenceState, or kAbsent, which means
 // that the sequence does not exist yet or has ended.
@@ -34,37 +34,50 @@ inline constexpr const char* kStateNames[kSimStates] = {"waiting", "pending", "p
 // transitions at once (a plan preempts a request and starts it again), so a transition
 // that is not in this list may happen.
 struct SimTransition {
-  SequenceState from, to;
+  scheduler::SequenceState from, to;
   bool possible;  // true: it must happen in the test; false: it must never happen
 };
-inline constexpr SequenceState kGone{kAbsent};
+inline constexpr scheduler::SequenceState kGone{kAbsent};
 inline constexpr SimTransition kTransitions[] = {
-    {kGone, SequenceState::kWaiting, true},                    // admitted
-    {kGone, SequenceState::kPending, true},                    // a beam forks
-    {kGone, SequenceState::kPrefill, false},                   // opened before it was pending
-    {kGone, SequenceState::kDecode, false},                    //
-    {kGone, SequenceState::kEnding, false},                    //
-    {SequenceState::kWaiting, SequenceState::kPending, true},  // its request is opened
-    {SequenceState::kWaiting, SequenceState::kPrefill, true},  // and it, with a first chunk,
-    {SequenceState::kWaiting, SequenceState::kDecode, true},   // or with all it knows
-    {SequenceState::kWaiting, SequenceState::kEnding, true},   //
-    {SequenceState::kWaiting, kGone, true},                    // cancelled, late, too large
-    {SequenceState::kPending, SequenceState::kWaiting, true},  // preempted, or its group lost
-    {SequenceState::kPending, SequenceState::kPrefill, true},  // forked, or for memory
-    {SequenceState::kPending, SequenceState::kDecode, true},   //
-    {SequenceState::kPending, SequenceState::kEnding, true},   // a beam's one token
-    {SequenceState::kPending, kGone, true},                    // cancelled, or too late
-    {SequenceState::kPrefill, SequenceState::kWaiting, true},  // preempted, or its group lost
-    {SequenceState::kPrefill, SequenceState::kDecode, true},   // its last chunk
-    {SequenceState::kPrefill, SequenceState::kEnding, true},   //
-    {SequenceState::kPrefill, kGone, true},                    // cancelled, or too late
-    {SequenceState::kDecode, SequenceState::kWaiting, true},   // preempted, or its group lost
-    {SequenceState::kDecode, SequenceState::kEnding, false},   // a decode ends by its result
-    {SequenceState::kDecode, kGone, true},                     // finished, cancelled, too late
-    {SequenceState::kEnding, SequenceState::kWaiting, true},   // preempted, or its group lost
-    {SequenceState::kEnding, SequenceState::kPrefill, true},   // a beam goes on
-    {SequenceState::kEnding, SequenceState::kDecode, false},   // the result ends it
-    {SequenceState::kEnding, kGone, true},                     // finished, or nobody follows it
+    {kGone, scheduler::SequenceState::kWaiting, true},   // admitted
+    {kGone, scheduler::SequenceState::kPending, true},   // a beam forks
+    {kGone, scheduler::SequenceState::kPrefill, false},  // opened before it was pending
+    {kGone, scheduler::SequenceState::kDecode, false},   //
+    {kGone, scheduler::SequenceState::kEnding, false},   //
+    {scheduler::SequenceState::kWaiting, scheduler::SequenceState::kPending,
+     true},  // its request is opened
+    {scheduler::SequenceState::kWaiting, scheduler::SequenceState::kPrefill,
+     true},  // and it, with a first chunk,
+    {scheduler::SequenceState::kWaiting, scheduler::SequenceState::kDecode,
+     true},  // or with all it knows
+    {scheduler::SequenceState::kWaiting, scheduler::SequenceState::kEnding, true},  //
+    {scheduler::SequenceState::kWaiting, kGone, true},  // cancelled, late, too large
+    {scheduler::SequenceState::kPending, scheduler::SequenceState::kWaiting,
+     true},  // preempted, or its group lost
+    {scheduler::SequenceState::kPending, scheduler::SequenceState::kPrefill,
+     true},  // forked, or for memory
+    {scheduler::SequenceState::kPending, scheduler::SequenceState::kDecode, true},  //
+    {scheduler::SequenceState::kPending, scheduler::SequenceState::kEnding,
+     true},                                             // a beam's one token
+    {scheduler::SequenceState::kPending, kGone, true},  // cancelled, or too late
+    {scheduler::SequenceState::kPrefill, scheduler::SequenceState::kWaiting,
+     true},  // preempted, or its group lost
+    {scheduler::SequenceState::kPrefill, scheduler::SequenceState::kDecode,
+     true},  // its last chunk
+    {scheduler::SequenceState::kPrefill, scheduler::SequenceState::kEnding, true},  //
+    {scheduler::SequenceState::kPrefill, kGone, true},  // cancelled, or too late
+    {scheduler::SequenceState::kDecode, scheduler::SequenceState::kWaiting,
+     true},  // preempted, or its group lost
+    {scheduler::SequenceState::kDecode, scheduler::SequenceState::kEnding,
+     false},                                           // a decode ends by its result
+    {scheduler::SequenceState::kDecode, kGone, true},  // finished, cancelled, too late
+    {scheduler::SequenceState::kEnding, scheduler::SequenceState::kWaiting,
+     true},  // preempted, or its group lost
+    {scheduler::SequenceState::kEnding, scheduler::SequenceState::kPrefill,
+     true},  // a beam goes on
+    {scheduler::SequenceState::kEnding, scheduler::SequenceState::kDecode,
+     false},                                           // the result ends it
+    {scheduler::SequenceState::kEnding, kGone, true},  // finished, or nobody follows it
 };
 
 // What can go wrong between the two sides. The test asserts that each of these happened.
@@ -91,7 +104,7 @@ inline constexpr std::size_t kSimFaults = static_cast<std::size_t>(SimFault::kCo
 
 // How often each interesting thing happened; the test asserts that all did.
 struct SimCoverage {
-  CoreCounters core;
+  scheduler::CoreCounters core;
   std::uint64_t steps = 0;
   // [from][to] SequenceState or kAbsent
   std::array<std::array<std::uint64_t, kSimStates>, kSimStates> transitions{};
@@ -141,7 +154,7 @@ class Simulation {
   CancelRequest RandomCancel();
   void CancelSome();
   absl::Status MakePlan();
-  absl::Status CheckStall(const PlanOutcome& outcome) const;
+  absl::Status CheckStall(const scheduler::PlanOutcome& outcome) const;
   absl::Status CheckProgress();
   absl::Status DeliverResult();
   void KillGroup();
@@ -167,13 +180,13 @@ class Simulation {
 
   Random random_;
   // The kind of traffic that this seed makes.
-  CoreOptions options_;
+  scheduler::CoreOptions options_;
   ExecutorDescription group_;
   std::uint32_t arrive_one_in_, cancel_one_in_, kill_one_in_;
   std::uint32_t plan_weight_, apply_weight_, complete_weight_, deliver_weight_;
   bool tiers_;
   std::uint32_t wide_one_in_;
-  NgramOptions ngrams_;
+  worker::NgramOptions ngrams_;
   std::uint32_t prompt_bits_, output_bits_;
   bool long_outputs_;
   // A separate random stream, so that seeds without deaths by requests give the same runs as
@@ -182,7 +195,7 @@ class Simulation {
   const bool blames_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 
-  std::optional<SchedulerCore> core_;
+  std::optional<scheduler::SchedulerCore> core_;
   std::int64_t now_ns_ = 0;
   std::uint64_t ticks_ = 0;
 
@@ -207,12 +220,12 @@ class Simulation {
   std::uint32_t front_waits_ = 0;    // the same while copies were under way
   std::set<std::uint64_t> copying_;  // ids of copies in plans, not reported done
 
-  std::vector<SequenceStatus> states_;  // after the last event
-  std::uint64_t preemptions_ = 0;       // that ended requests report
+  std::vector<scheduler::SequenceStatus> states_;  // after the last event
+  std::uint64_t preemptions_ = 0;                  // that ended requests report
 
   SimCoverage coverage_;
   std::uint64_t trace_hash_ = 0;
   PlanHash plans_made_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

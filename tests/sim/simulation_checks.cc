@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/sim/simulation.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 // Plans that a sequence may wait for copies: each step ends none, one or two of them.
@@ -18,28 +18,28 @@ absl::Status Broken(int invariant, absl::string_view what) {
 }
 
 // Invariant 7: a stall has a reason, and what ends it is on its way.
-absl::Status Simulation::CheckStall(const PlanOutcome& outcome) const {
-  const CoreSnapshot core = core_->Snapshot();
+absl::Status Simulation::CheckStall(const scheduler::PlanOutcome& outcome) const {
+  const scheduler::CoreSnapshot core = core_->Snapshot();
   bool stated = false;
   switch (outcome.stall) {
-    case StallReason::kNone:
+    case scheduler::StallReason::kNone:
       stated = true;
       break;
-    case StallReason::kNotReady:
+    case scheduler::StallReason::kNotReady:
       stated = !core.load.ready;
       break;
-    case StallReason::kPipelineFull:
+    case scheduler::StallReason::kPipelineFull:
       stated = core.in_flight == group_.lag + 1;
       break;
-    case StallReason::kMemory:
-    case StallReason::kResults:
+    case scheduler::StallReason::kMemory:
+    case scheduler::StallReason::kResults:
       stated = core.in_flight > 0;
       break;
-    case StallReason::kIdle:
+    case scheduler::StallReason::kIdle:
       stated = core_->live_requests() == 0;
       break;
   }
-  if (!stated || outcome.plan.has_value() != (outcome.stall == StallReason::kNone)) {
+  if (!stated || outcome.plan.has_value() != (outcome.stall == scheduler::StallReason::kNone)) {
     return Broken(7, absl::StrCat("stall ", static_cast<int>(outcome.stall)));
   }
   return absl::OkStatus();
@@ -49,17 +49,17 @@ absl::Status Simulation::CheckStall(const PlanOutcome& outcome) const {
 // position, or has all that it can have in flight, within the plans of two
 // rounds of the pipeline; of three, if its blocks had to be copied away from others.
 absl::Status Simulation::CheckProgress() {
-  const std::vector<OpenSequenceView> open = core_->OpenSequences();
+  const std::vector<scheduler::OpenSequenceView> open = core_->OpenSequences();
   const bool still_open = std::any_of(open.begin(), open.end(), [this](const auto& sequence) {
     return sequence.request == front_;
   });
   bool pending = false;  // its open sequences have ended and others of it are yet to open
   if (front_ && !still_open && !Find(*front_).ended()) {
-    for (const SequenceStatus& sequence : core_->SequenceStates()) {
+    for (const scheduler::SequenceStatus& sequence : core_->SequenceStates()) {
       if (sequence.request != front_) continue;
-      if (sequence.state == SequenceState::kWaiting)
+      if (sequence.state == scheduler::SequenceState::kWaiting)
         return Broken(7, "the first sequence was preempted");
-      pending |= sequence.state == SequenceState::kPending;
+      pending |= sequence.state == scheduler::SequenceState::kPending;
     }
   }
   if (open.empty() && !pending) {
@@ -73,7 +73,7 @@ absl::Status Simulation::CheckProgress() {
                 })->request;
   std::uint64_t progress = 0;
   bool all_planned = !pending;
-  for (const OpenSequenceView& sequence : open) {
+  for (const scheduler::OpenSequenceView& sequence : open) {
     if (sequence.request != first) continue;
     progress = MixBits(progress ^ sequence.length.computed_min ^ sequence.handle.value() << 20);
     all_planned &= sequence.length.computed_min == sequence.length.max;
@@ -96,13 +96,13 @@ absl::Status Simulation::CheckProgress() {
 }
 
 void Simulation::CountTransitions() {
-  std::vector<SequenceStatus> now = core_->SequenceStates();
-  const auto key = [](const SequenceStatus& b) { return std::pair(b.request, b.index); };
+  std::vector<scheduler::SequenceStatus> now = core_->SequenceStates();
+  const auto key = [](const scheduler::SequenceStatus& b) { return std::pair(b.request, b.index); };
   const auto count = [this](std::size_t from, std::size_t to) {
     if (from != to) ++coverage_.transitions[from][to];
   };
   auto was = states_.begin();
-  for (const SequenceStatus& is : now) {
+  for (const scheduler::SequenceStatus& is : now) {
     for (; was != states_.end() && key(*was) < key(is); ++was) {
       count(static_cast<std::size_t>(was->state), kAbsent);
     }
@@ -112,7 +112,8 @@ void Simulation::CountTransitions() {
       from = static_cast<std::size_t>(was++->state);
     }
     // A beam that ended and a new one may have the same index.
-    const bool other = from != kAbsent && from > to && is.state == SequenceState::kPending &&
+    const bool other = from != kAbsent && from > to &&
+                       is.state == scheduler::SequenceState::kPending &&
                        Find(is.request).request().beam.has_value();
     if (other) count(std::exchange(from, kAbsent), kAbsent);
     count(from, to);
@@ -123,11 +124,13 @@ void Simulation::CountTransitions() {
 
 // Invariant 9 for the sequences of a result just applied.
 absl::Status Simulation::CompareMarks(const SimResult& result) const {
-  const std::vector<OpenSequenceView> open = core_->OpenSequences();
+  const std::vector<scheduler::OpenSequenceView> open = core_->OpenSequences();
   for (const SimSequenceMark& mark : result.marks) {
-    const auto sequence = std::lower_bound(
-        open.begin(), open.end(), mark.sequence,
-        [](const OpenSequenceView& view, SequenceHandle handle) { return view.handle < handle; });
+    const auto sequence =
+        std::lower_bound(open.begin(), open.end(), mark.sequence,
+                         [](const scheduler::OpenSequenceView& view, SequenceHandle handle) {
+                           return view.handle < handle;
+                         });
     if (sequence == open.end() || sequence->handle != mark.sequence ||
         sequence->opened > result.result.step) {
       continue;
@@ -146,8 +149,8 @@ absl::Status Simulation::CompareMarks(const SimResult& result) const {
 absl::Status Simulation::CompareWithWorker() const {
   if (worker_ == nullptr || !plans_.empty()) return absl::OkStatus();
   const bool settled = results_.empty() && !worker_->CanComplete();
-  for (const OpenSequenceView& mine : core_->OpenSequences()) {
-    const std::optional<SequenceView> theirs = worker_->state().View(mine.handle);
+  for (const scheduler::OpenSequenceView& mine : core_->OpenSequences()) {
+    const std::optional<worker::SequenceView> theirs = worker_->state().View(mine.handle);
     if (!theirs || theirs->request != mine.request || theirs->index != mine.index) {
       return Broken(9, "a sequence that the worker does not have");
     }
@@ -246,4 +249,4 @@ void SimCoverage::Add(const SimCoverage& o) {
   beams_served += o.beams_served;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

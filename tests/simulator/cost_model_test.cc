@@ -62,7 +62,7 @@ TEST(CostModelTest, AnEmptyStepIsCheapAndNoStepIsFreeOrEndless) {
 }
 
 TEST(CostModelTest, TheShapeOfABatchCountsWhatRowsAttendTo) {
-  Batch batch;
+  worker::Batch batch;
   // Rows at positions 4, 5, 6 attend to 5 + 6 + 7 positions.
   batch.items.push_back({.first_position = 4, .row_count = 3, .samples = true});
   batch.items.push_back(

@@ -52,7 +52,7 @@ TEST(MachineTest, HostileJsonIsRefusedByField) {
 TEST(MachineTest, TheDescriptionHoldsWhatTheOptionsMayAsk) {
   Machine machine = FindMachine("this-cpu").value();
   machine.kv_tokens = 1000;
-  CoreOptions core = DefaultOptions(machine);
+  scheduler::CoreOptions core = DefaultOptions(machine);
   core.max_seqs = 300;
   core.max_step_tokens = 999;
   const ExecutorDescription d = Describe(machine, core);

@@ -29,10 +29,11 @@ TEST(VariantsTest, NothingToCompareIsOneRun) {
 
 TEST(VariantsTest, EveryNamedOptionAndPolicyExists) {
   for (const std::string& name : CoreOptionNames()) {
-    CoreOptions options;
+    scheduler::CoreOptions options;
     EXPECT_TRUE(SetCoreOption(name, "1", &options).ok()) << name;
   }
-  for (const absl::string_view name : PolicyNames()) EXPECT_TRUE(CheckPolicy(name).ok()) << name;
+  for (const absl::string_view name : scheduler::PolicyNames())
+    EXPECT_TRUE(CheckPolicy(name).ok()) << name;
 }
 
 TEST(VariantsTest, BadAxesAreRefusedByName) {

@@ -10,11 +10,11 @@
 namespace flotilla::testing {
 
 DecodeLoad::DecodeLoad(const DecodeLoadOptions& load) {
-  const CoreOptions options{.max_seqs = load.sequences,
-                            .max_step_tokens = 4096,
-                            .max_chunk_tokens = 4096,
-                            .max_queued_tokens = 1u << 30,
-                            .prefix_cache = load.prefix_cache};
+  const scheduler::CoreOptions options{.max_seqs = load.sequences,
+                                       .max_step_tokens = 4096,
+                                       .max_chunk_tokens = 4096,
+                                       .max_queued_tokens = 1u << 30,
+                                       .prefix_cache = load.prefix_cache};
   // The first sequences decode while the others are prefilled, with at least 2,048 rows a step.
   const auto prefill_steps =
       static_cast<std::uint32_t>(std::uint64_t{load.sequences} * load.tokens / 2048);
@@ -38,10 +38,10 @@ std::optional<StepResult> DecodeLoad::Execute(StepPlan next) {
   if (plans_.size() < 2) return std::nullopt;
   const StepPlan plan = std::move(plans_.front());
   plans_.pop_front();
-  const Batch batch = worker_->Apply(plan).value();
+  const worker::Batch batch = worker_->Apply(plan).value();
   prefilling_ = batch.tokens.size() != batch.items.size() || core_->Snapshot().waiting_tokens > 0;
-  std::vector<ItemOutput> outputs;
-  for (const BatchItem& item : batch.items) {
+  std::vector<worker::ItemOutput> outputs;
+  for (const worker::BatchItem& item : batch.items) {
     outputs.emplace_back();
     if (item.samples) {
       outputs.back().sampled = {
@@ -58,7 +58,7 @@ void DecodeLoad::Apply(const StepResult& result) {
 }
 
 void DecodeLoad::Step() {
-  PlanOutcome outcome = core_->Plan(0);
+  scheduler::PlanOutcome outcome = core_->Plan(0);
   if (!outcome.plan.has_value()) std::abort();
   if (const auto result = Execute(*std::move(outcome.plan))) Apply(*result);
 }

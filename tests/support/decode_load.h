@@ -30,7 +30,7 @@ class DecodeLoad {
  public:
   explicit DecodeLoad(const DecodeLoadOptions& options);
 
-  SchedulerCore& core() { return *core_; }
+  scheduler::SchedulerCore& core() { return *core_; }
   // Whether a prompt is not complete yet.
   bool prefilling() const { return prefilling_; }
   // Takes the next plan and returns the result of the previous plan, if there is one.
@@ -42,8 +42,8 @@ class DecodeLoad {
 
  private:
   ExecutorDescription description_;
-  std::optional<SchedulerCore> core_;
-  std::optional<GroupState> worker_;
+  std::optional<scheduler::SchedulerCore> core_;
+  std::optional<worker::GroupState> worker_;
   std::deque<StepPlan> plans_;
   bool prefilling_ = true;
 };

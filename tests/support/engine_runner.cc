@@ -103,24 +103,24 @@ std::vector<std::uint32_t> Answer::Bits() const {
   return bits;
 }
 
-EngineRunner::EngineRunner(std::shared_ptr<const GgufFile> file, Options options) {
-  executor_ = std::make_unique<InProcessExecutor>(
+EngineRunner::EngineRunner(std::shared_ptr<const model::GgufFile> file, Options options) {
+  executor_ = std::make_unique<worker::InProcessExecutor>(
       std::move(file), options.rank,
       options.frozen_clock ? static_cast<const Clock*>(&frozen_clock_) : &clock_);
-  InProcessEngineOptions engine_options;
+  scheduler::InProcessEngineOptions engine_options;
   engine_options.core = options.core;
   engine_options.on_preemption = std::move(options.on_preemption);
   engine_options.on_planned = std::move(options.on_planned);
   if (options.together) {
     engine_options.on_planned =
-        [this, inner = std::move(engine_options.on_planned)](const SchedulerCore& core) {
+        [this, inner = std::move(engine_options.on_planned)](const scheduler::SchedulerCore& core) {
           submitted_.WaitForNotification();
           if (inner) inner(core);
         };
   }
   turns_ = std::move(options.turns);
   if (turns_ != nullptr) turn_ = turns_->Join(executor_.get());
-  engine_ = std::make_unique<InProcessEngine>(
+  engine_ = std::make_unique<scheduler::InProcessEngine>(
       engine_options, turn_ == nullptr ? executor_.get() : turn_.get(), &clock_);
   const absl::Status status = engine_->Start();
   EXPECT_TRUE(status.ok()) << status;
@@ -139,15 +139,15 @@ std::vector<Answer> EngineRunner::Run(const std::vector<TokenizedRequest>& reque
   return collector->Wait();
 }
 
-std::shared_ptr<const GgufFile> OpenRealModel() {
-  auto file = GgufFile::Open(ModelPath());
+std::shared_ptr<const model::GgufFile> OpenRealModel() {
+  auto file = model::GgufFile::Open(ModelPath());
   if (!file.ok()) {
     ADD_FAILURE() << "the model file is missing: run scripts/test, which fetches it, or set "
                      "FLOTILLA_MODEL: "
                   << file.status();
     return nullptr;
   }
-  return std::make_shared<GgufFile>(*std::move(file));
+  return std::make_shared<model::GgufFile>(*std::move(file));
 }
 
 bool LongTests() {

@@ -48,8 +48,8 @@ struct Answer {
 class EngineRunner {
  public:
   struct Options {
-    RankOptions rank;
-    CoreOptions core;
+    worker::RankOptions rank;
+    scheduler::CoreOptions core;
     // The engine receives all requests of the first Run at once, even if they are
     // submitted slowly.
     bool together = false;
@@ -58,33 +58,33 @@ class EngineRunner {
     // If set, the engine computes only when it is its turn. Null: always.
     std::shared_ptr<Turns> turns;
     // The same as in InProcessEngineOptions.
-    std::function<void(const Preemption&)> on_preemption;
-    std::function<void(const SchedulerCore&)> on_planned;
+    std::function<void(const scheduler::Preemption&)> on_preemption;
+    std::function<void(const scheduler::SchedulerCore&)> on_planned;
   };
 
   // Starts the engine and waits until it is ready. If the start fails, the test fails
   // and the answers of the runner are UNAVAILABLE.
-  EngineRunner(std::shared_ptr<const GgufFile> file, Options options);
+  EngineRunner(std::shared_ptr<const model::GgufFile> file, Options options);
   ~EngineRunner();
 
   // Submits all requests at once, in this order, and waits for their ends. The answers
   // have the order of `requests`, whose ids must differ.
   std::vector<Answer> Run(const std::vector<TokenizedRequest>& requests);
 
-  InProcessEngine& engine() { return *engine_; }
+  scheduler::InProcessEngine& engine() { return *engine_; }
 
  private:
   SteadyClock clock_;
   ManualClock frozen_clock_;
   absl::Notification submitted_;  // the first Run
-  std::unique_ptr<InProcessExecutor> executor_;
+  std::unique_ptr<worker::InProcessExecutor> executor_;
   std::shared_ptr<Turns> turns_;
   std::unique_ptr<StepExecutor> turn_;  // the executor that turns_ made
-  std::unique_ptr<InProcessEngine> engine_;
+  std::unique_ptr<scheduler::InProcessEngine> engine_;
 };
 
 // The real model's file, mapped. If it is missing, the test fails and names the file.
-std::shared_ptr<const GgufFile> OpenRealModel();
+std::shared_ptr<const model::GgufFile> OpenRealModel();
 
 // Whether a sanitizer is on. The real model is then 12 times slower, so tests run the
 // same code on less data.

@@ -6,7 +6,7 @@
 
 #include "tests/support/fake_executor.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 absl::Status CheckBeams(const TokenizedRequest& request) {
@@ -280,4 +280,4 @@ std::vector<std::function<void()>> FakeEngine::TakeDrained() {
   return running_.empty() ? std::exchange(drained_, {}) : std::vector<std::function<void()>>{};
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

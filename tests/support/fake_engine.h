@@ -20,7 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/types/engine.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 
 // The answer of one sequence of a request.
 struct FakeSequence {
@@ -122,4 +122,4 @@ class FakeEngine final : public Engine {
   std::vector<std::function<void()>> drained_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 namespace {
 
 std::uint64_t Mix(std::uint64_t x) {  // splitmix64's finaliser
@@ -17,7 +17,7 @@ std::uint64_t Mix(std::uint64_t x) {  // splitmix64's finaliser
 
 // Candidates: the token that would be sampled and those after it in the vocabulary, each
 // half as likely as the one before.
-std::vector<TopLogprob> FakeCandidates(const BatchItem& item, std::uint32_t vocab_size) {
+std::vector<TopLogprob> FakeCandidates(const worker::BatchItem& item, std::uint32_t vocab_size) {
   const TokenId first =
       FakeToken(item.sampling->seed, SequenceIndex(0), item.output_index, vocab_size);
   std::vector<TopLogprob> candidates;
@@ -48,11 +48,11 @@ SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_siz
   return sampled;
 }
 
-std::vector<ItemOutput> FakeOutputs(const Batch& batch, std::uint32_t vocab_size) {
-  std::vector<ItemOutput> outputs;
+std::vector<worker::ItemOutput> FakeOutputs(const worker::Batch& batch, std::uint32_t vocab_size) {
+  std::vector<worker::ItemOutput> outputs;
   outputs.reserve(batch.items.size());
-  for (const BatchItem& item : batch.items) {
-    ItemOutput& output = outputs.emplace_back();
+  for (const worker::BatchItem& item : batch.items) {
+    worker::ItemOutput& output = outputs.emplace_back();
     if (item.samples) {
       const TokenId token =
           FakeToken(item.sampling->seed, item.index, item.output_index, vocab_size);
@@ -249,7 +249,7 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
     lose_after = lose_after_.count(plan.step) > 0;
     if (corrupt_.count(plan.step) > 0) applied.digest = ~applied.digest;
   }
-  const absl::StatusOr<Batch> batch = state_->Apply(applied);
+  const absl::StatusOr<worker::Batch> batch = state_->Apply(applied);
   if (!batch.ok()) {
     const bool digest = batch.status().code() == absl::StatusCode::kDataLoss;
     Lose(digest ? Lost::Cause::kDigest : Lost::Cause::kInvalidPlan,
@@ -270,7 +270,7 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
   if (lose_after) Lose(Lost::Cause::kDied, "killed after a step", {});
 }
 
-StepResult FakeExecutor::Compute(const Batch& batch) {
+StepResult FakeExecutor::Compute(const worker::Batch& batch) {
   const ExecutorDescription& description = options_.description;
   // The outputs fit by construction.
   StepResult result =
@@ -302,4 +302,4 @@ void FakeExecutor::Lose(Lost::Cause cause, std::string detail, std::vector<Step>
   listener_->OnLost(lost);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

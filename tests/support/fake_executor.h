@@ -22,7 +22,7 @@
 #include "common/types/executor.h"
 #include "worker/core/group_state.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 
 // The token that a FakeExecutor samples as output token `output_index` of a sequence. It
 // is a hash of SequenceSeed(seed, sequence) and the index, in [0, vocab_size).
@@ -35,7 +35,7 @@ SampledToken FakeSample(TokenId token, std::int32_t top, std::uint32_t vocab_siz
 
 // The outputs of a step whose rows FakeToken and FakeSample compute: one entry per item of
 // the batch.
-std::vector<ItemOutput> FakeOutputs(const Batch& batch, std::uint32_t vocab_size);
+std::vector<worker::ItemOutput> FakeOutputs(const worker::Batch& batch, std::uint32_t vocab_size);
 
 struct FakeExecutorOptions {
   // The description that OnReady reports and that plans are checked against.
@@ -96,7 +96,7 @@ class FakeExecutor final : public StepExecutor {
   bool CanAdvanceOrStopped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginEpoch();
   void RunPlan(const StepPlan& plan);
-  StepResult Compute(const Batch& batch);
+  StepResult Compute(const worker::Batch& batch);
   void Lose(Lost::Cause cause, std::string detail, std::vector<Step> started);
 
   const FakeExecutorOptions options_;
@@ -105,7 +105,7 @@ class FakeExecutor final : public StepExecutor {
 
   // Only the executing thread uses it: the executor's own thread, or the one that calls
   // Advance. None until the first Ready.
-  std::optional<GroupState> state_;
+  std::optional<worker::GroupState> state_;
 
   mutable absl::Mutex mu_;
   Phase phase_ ABSL_GUARDED_BY(mu_) = Phase::kIdle;
@@ -121,4 +121,4 @@ class FakeExecutor final : public StepExecutor {
   std::set<Step> corrupt_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -56,16 +56,16 @@ class LogLines {
 };
 
 // Options for a group on several hosts. All of them are this host.
-inline HostOptions Loopback() {
+inline worker::HostOptions Loopback() {
   return {.network = "127.0.0.0/8", .hostfile = "", .remote_shell = "/bin/false"};
 }
 
 class FakeGroup {
  public:
-  explicit FakeGroup(int ranks, std::optional<HostOptions> hosts = std::nullopt)
+  explicit FakeGroup(int ranks, std::optional<worker::HostOptions> hosts = std::nullopt)
       : log_(LogLevel::kDebug, std::make_unique<LogLines::Sink>(&lines)),
-        executor_(std::make_unique<ProcessExecutor>(
-            ProcessExecutorOptions{
+        executor_(std::make_unique<worker::ProcessExecutor>(
+            worker::ProcessExecutorOptions{
                 .group = {.command = {FLOTILLA_FAKE_RANK, "--faults", faults_.path()},
                           .ranks = ranks,
                           .temporary = temporary_.path(),
@@ -78,7 +78,7 @@ class FakeGroup {
     EXPECT_TRUE(std::filesystem::is_empty(temporary_.path())) << "files were left behind";
   }
 
-  ProcessExecutor& executor() { return *executor_; }
+  worker::ProcessExecutor& executor() { return *executor_; }
   void AddFault(const std::string& name, const std::string& fault) {
     const std::string path = absl::StrCat(faults_.path(), "/", name);
     std::ofstream(path + ".tmp") << fault << "\n";
@@ -106,7 +106,7 @@ class FakeGroup {
   ScratchDirectory temporary_, faults_;
   SteadyClock clock_;
   Logger log_;
-  std::unique_ptr<ProcessExecutor> executor_;
+  std::unique_ptr<worker::ProcessExecutor> executor_;
 };
 
 }  // namespace flotilla::testing

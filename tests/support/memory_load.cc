@@ -66,14 +66,14 @@ double PossibleSaving(const MemoryCase& one, std::uint32_t count) {
   return shared / unshared;
 }
 
-MemoryLoad::MemoryLoad(std::shared_ptr<const GgufFile> file, std::uint32_t blocks)
+MemoryLoad::MemoryLoad(std::shared_ptr<const model::GgufFile> file, std::uint32_t blocks)
     : blocks_(blocks) {
   EngineRunner::Options options;
   options.rank.kv_blocks = blocks;
   options.core.max_seqs = kMemorySequences;
   options.core.prefix_cache = false;
   options.core.expected_output_permille = 1000;  // answers are as long as they may be
-  options.on_planned = [this](const SchedulerCore& core) { meter_.Sample(core); };
+  options.on_planned = [this](const scheduler::SchedulerCore& core) { meter_.Sample(core); };
   runner_ = std::make_unique<EngineRunner>(std::move(file), std::move(options));
 }
 

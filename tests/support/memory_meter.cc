@@ -10,11 +10,11 @@ constexpr std::uint32_t kSlots = 16;
 
 }  // namespace
 
-MemoryMeter::Look MemoryMeter::LookAt(const SchedulerCore& core) {
-  const std::vector<OpenSequenceView> sequences = core.OpenSequences();
+MemoryMeter::Look MemoryMeter::LookAt(const scheduler::SchedulerCore& core) {
+  const std::vector<scheduler::OpenSequenceView> sequences = core.OpenSequences();
   Look look;
   look.sequences = static_cast<std::uint32_t>(sequences.size());
-  for (const OpenSequenceView& sequence : sequences) {
+  for (const scheduler::OpenSequenceView& sequence : sequences) {
     const absl::Span<const BlockId> table = sequence.tables[0];
     const std::uint32_t length = sequence.length.scheduled_max;
     look.unshared_blocks += (length + kSlots - 1) / kSlots;
@@ -26,7 +26,7 @@ MemoryMeter::Look MemoryMeter::LookAt(const SchedulerCore& core) {
       written = std::max(written, static_cast<std::uint8_t>(1 + std::min(kSlots, length - before)));
     }
   }
-  for (const OpenSequenceView& sequence : sequences) {
+  for (const scheduler::OpenSequenceView& sequence : sequences) {
     for (const BlockId block : sequence.tables[0]) {
       const std::uint8_t written = std::exchange(written_[block.value()], 0);
       if (written == 0) continue;  // counted already
@@ -37,8 +37,8 @@ MemoryMeter::Look MemoryMeter::LookAt(const SchedulerCore& core) {
   return look;
 }
 
-void MemoryMeter::Sample(const SchedulerCore& core) {
-  const CoreSnapshot snapshot = core.Snapshot();
+void MemoryMeter::Sample(const scheduler::SchedulerCore& core) {
+  const scheduler::CoreSnapshot snapshot = core.Snapshot();
   absl::MutexLock lock(&mu_);
   const auto steps = static_cast<double>(snapshot.counters.plans - plans_);
   plans_ = snapshot.counters.plans;

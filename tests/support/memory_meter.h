@@ -37,7 +37,7 @@ struct MemoryUse {
 
 class MemoryMeter {
  public:
-  void Sample(const SchedulerCore& core) ABSL_LOCKS_EXCLUDED(mu_);
+  void Sample(const scheduler::SchedulerCore& core) ABSL_LOCKS_EXCLUDED(mu_);
   // The sums since the last call.
   MemoryUse Take() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -46,7 +46,7 @@ class MemoryMeter {
     std::uint32_t blocks = 0, unshared_blocks = 0, sequences = 0, worst_waste = 0;
     std::uint64_t used_slots = 0;
   };
-  Look LookAt(const SchedulerCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Look LookAt(const scheduler::SchedulerCore& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Mutex mu_;
   MemoryUse use_ ABSL_GUARDED_BY(mu_);
   std::uint64_t plans_ ABSL_GUARDED_BY(mu_) = 0;  // plans sent at the last sample

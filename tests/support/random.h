@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::testing {
 
 inline constexpr std::uint64_t kRandomStep = 0x9e3779b97f4a7c15ull;
 
@@ -54,4 +54,4 @@ class Random {
   std::uint64_t state_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -7,7 +7,7 @@
 
 #include "common/types/request.h"
 
-namespace flotilla {
+namespace flotilla::testing {
 
 // `count` tokens that go up by `step` from `first`, below `vocab_size`.
 inline std::vector<TokenId> CountingPrompt(std::uint64_t first, std::uint32_t count,
@@ -32,4 +32,4 @@ inline TokenizedRequest TestRequest(const RequestId& id, std::vector<TokenId> pr
   return request;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::testing

@@ -19,11 +19,11 @@ EngineRunner::Options WithoutPrefixCache(EngineRunner::Options options) {
 absl::StatusOr<double> TimeRun(EngineRunner& runner,
                                const std::vector<TokenizedRequest>& requests) {
   const SteadyClock clock;
-  const SchedulerSnapshot before = runner.engine().probe().Read();
+  const scheduler::SchedulerSnapshot before = runner.engine().probe().Read();
   const std::int64_t start_ns = clock.NowNs();
   const std::vector<Answer> answers = runner.Run(requests);
   const std::int64_t end_ns = clock.NowNs();
-  const SchedulerSnapshot after = runner.engine().probe().Read();
+  const scheduler::SchedulerSnapshot after = runner.engine().probe().Read();
 
   std::uint64_t prompt_rows = 0, decode_rows = 0;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -41,7 +41,7 @@ absl::StatusOr<double> TimeRun(EngineRunner& runner,
   return static_cast<double>(end_ns - start_ns) * 1e-9;
 }
 
-ThroughputMeter::ThroughputMeter(std::shared_ptr<const GgufFile> file,
+ThroughputMeter::ThroughputMeter(std::shared_ptr<const model::GgufFile> file,
                                  EngineRunner::Options options)
     : runner_(std::move(file), WithoutPrefixCache(std::move(options))) {
   const auto description = runner_.engine().Describe();

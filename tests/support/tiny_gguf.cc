@@ -133,7 +133,8 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
     return UnitOf(MixBits(std::exchange(state, state + kRandomStep)));
   };
   // Uniform with variance 1 / columns, so activations keep their size.
-  const auto matrix = [&](const std::string& name, uint64_t columns, uint64_t rows, GgmlType type) {
+  const auto matrix = [&](const std::string& name, uint64_t columns, uint64_t rows,
+                          model::GgmlType type) {
     std::vector<float> values(columns * rows);
     const float limit = std::sqrt(3.0f / static_cast<float>(columns));
     for (float& value : values) value = limit * unit();
@@ -142,7 +143,8 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
   const auto norm = [&](const std::string& name) {
     std::vector<float> values(o.hidden);
     for (float& value : values) value = 1.0f + 0.1f * unit();
-    file.AddTensor(name, {o.hidden}, GgmlType::kF32, EncodeTensor(GgmlType::kF32, values));
+    file.AddTensor(name, {o.hidden}, model::GgmlType::kF32,
+                   EncodeTensor(model::GgmlType::kF32, values));
   };
   const uint64_t q_width = uint64_t{o.heads} * o.head_dim;
   const uint64_t kv_width = uint64_t{o.kv_heads} * o.head_dim;
@@ -215,8 +217,8 @@ void GgufBuilder::AddInts(std::string_view key, const std::vector<int32_t>& valu
   for (const int32_t value : values) Put(values_, value);
 }
 
-void GgufBuilder::AddTensor(std::string_view name, const std::vector<uint64_t>& dims, GgmlType type,
-                            std::vector<std::byte> data) {
+void GgufBuilder::AddTensor(std::string_view name, const std::vector<uint64_t>& dims,
+                            model::GgmlType type, std::vector<std::byte> data) {
   tensors_.push_back({std::string(name), dims, type, std::move(data)});
 }
 
@@ -244,24 +246,24 @@ std::vector<std::byte> GgufBuilder::Build() const {
   return out;
 }
 
-std::vector<std::byte> EncodeTensor(GgmlType type, std::span<const float> values) {
+std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float> values) {
   std::vector<std::byte> out;
   constexpr size_t kBlock = 32;
-  if (type == GgmlType::kF32) {
+  if (type == model::GgmlType::kF32) {
     Append(out, values.data(), values.size_bytes());
-  } else if (type == GgmlType::kF16) {
-    for (const float value : values) Put(out, FloatToHalf(value));
-  } else if (type == GgmlType::kQ8_0) {
+  } else if (type == model::GgmlType::kF16) {
+    for (const float value : values) Put(out, model::FloatToHalf(value));
+  } else if (type == model::GgmlType::kQ8_0) {
     for (size_t i = 0; i < values.size(); i += kBlock) {
       float largest = 0;
       for (const float v : values.subspan(i, kBlock)) largest = std::max(largest, std::fabs(v));
       const float scale = largest / 127;
-      Put(out, FloatToHalf(scale));
+      Put(out, model::FloatToHalf(scale));
       for (const float v : values.subspan(i, kBlock)) {
         Put(out, static_cast<int8_t>(scale > 0 ? std::round(v / scale) : 0));
       }
     }
-  } else if (type == GgmlType::kQ4_1) {
+  } else if (type == model::GgmlType::kQ4_1) {
     for (size_t i = 0; i < values.size(); i += kBlock) {
       const auto block = values.subspan(i, kBlock);
       const auto [low, high] = std::minmax_element(block.begin(), block.end());
@@ -269,8 +271,8 @@ std::vector<std::byte> EncodeTensor(GgmlType type, std::span<const float> values
       const auto code = [&](size_t j) {
         return scale > 0 ? std::clamp(std::lround((block[j] - *low) / scale), 0l, 15l) : 0l;
       };
-      Put(out, FloatToHalf(scale));
-      Put(out, FloatToHalf(*low));
+      Put(out, model::FloatToHalf(scale));
+      Put(out, model::FloatToHalf(*low));
       for (size_t j = 0; j < 16; ++j) Put(out, static_cast<uint8_t>(code(j) | code(j + 16) << 4));
     }
   } else {

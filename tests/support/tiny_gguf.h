@@ -26,7 +26,7 @@ class GgufBuilder {
   void AddInts(std::string_view key, const std::vector<int32_t>& values);
 
   // dims[0] is the contiguous dimension; `data` holds the blocks as stored.
-  void AddTensor(std::string_view name, const std::vector<uint64_t>& dims, GgmlType type,
+  void AddTensor(std::string_view name, const std::vector<uint64_t>& dims, model::GgmlType type,
                  std::vector<std::byte> data);
 
   std::vector<std::byte> Build() const;
@@ -37,7 +37,7 @@ class GgufBuilder {
   struct Tensor {
     std::string name;
     std::vector<uint64_t> dims;
-    GgmlType type;
+    model::GgmlType type;
     std::vector<std::byte> data;
   };
   std::vector<std::byte> values_;
@@ -46,7 +46,7 @@ class GgufBuilder {
 };
 
 // Blocks of `type` that encode `values`; F32, F16, Q4_1 and Q8_0.
-std::vector<std::byte> EncodeTensor(GgmlType type, std::span<const float> values);
+std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float> values);
 
 struct TinyModelOptions {
   uint32_t hidden = 128;  // multiple of 32
@@ -59,8 +59,8 @@ struct TinyModelOptions {
   uint32_t context_length = 512;
   float rope_base = 10000.0f;
   bool tied_embedding = true;
-  GgmlType matrix_type = GgmlType::kQ4_1;
-  GgmlType embedding_type = GgmlType::kQ8_0;
+  model::GgmlType matrix_type = model::GgmlType::kQ4_1;
+  model::GgmlType embedding_type = model::GgmlType::kQ8_0;
   uint64_t seed = 1;
   std::string_view pretokenizer = "smollm";
 };

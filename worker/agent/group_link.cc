@@ -3,7 +3,7 @@
 #include <utility>
 #include <variant>
 
-namespace flotilla {
+namespace flotilla::worker {
 
 absl::Status GroupLink::Attach(AttachedScheduler* scheduler) {
   absl::MutexLock lock(&mu_);
@@ -23,10 +23,10 @@ void GroupLink::Detach(AttachedScheduler* scheduler) {
   EndUsedEpoch();
 }
 
-void GroupLink::Handle(AttachedScheduler* scheduler, GroupCommand command) {
+void GroupLink::Handle(AttachedScheduler* scheduler, codec::GroupCommand command) {
   absl::MutexLock lock(&mu_);
   if (scheduler_ != scheduler || !announced_) return;
-  if (const auto* end = std::get_if<EndEpoch>(&command)) {
+  if (const auto* end = std::get_if<codec::EndEpoch>(&command)) {
     executor_->EndEpoch(end->epoch);
     return;
   }
@@ -39,31 +39,31 @@ void GroupLink::Handle(AttachedScheduler* scheduler, GroupCommand command) {
 
 void GroupLink::OnReady(Epoch epoch, const ExecutorDescription& description) {
   absl::MutexLock lock(&mu_);
-  ready_ = GroupReady{.epoch = epoch, .description = description};
+  ready_ = codec::GroupReady{.epoch = epoch, .description = description};
   used_ = false;
   Announce();
 }
 
 void GroupLink::OnResult(StepResult result) {
   absl::MutexLock lock(&mu_);
-  if (announced_) scheduler_->Send(GroupEvent(std::move(result)));
+  if (announced_) scheduler_->Send(codec::GroupEvent(std::move(result)));
 }
 
 void GroupLink::OnLost(const Lost& lost) {
   absl::MutexLock lock(&mu_);
   ready_.reset();
-  if (std::exchange(announced_, false)) scheduler_->Send(GroupEvent(lost));
+  if (std::exchange(announced_, false)) scheduler_->Send(codec::GroupEvent(lost));
 }
 
 // Announces the epoch, if there is one that no scheduler has used.
 void GroupLink::Announce() {
   if (scheduler_ == nullptr || !ready_.has_value() || used_) return;
   announced_ = true;
-  scheduler_->Send(GroupEvent(*ready_));
+  scheduler_->Send(codec::GroupEvent(*ready_));
 }
 
 void GroupLink::EndUsedEpoch() {
   if (ready_.has_value() && used_) executor_->EndEpoch(ready_->epoch);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -14,14 +14,14 @@
 #include "common/types/executor.h"
 #include "proto/codec/group.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // The scheduler's end, as the link sees it. The link calls it under its lock, so it must
 // not block or call back.
 class AttachedScheduler {
  public:
   virtual ~AttachedScheduler() = default;
-  virtual void Send(const GroupEvent& event) = 0;
+  virtual void Send(const codec::GroupEvent& event) = 0;
 };
 
 class GroupLink final : public ExecutorListener {
@@ -37,7 +37,7 @@ class GroupLink final : public ExecutorListener {
   void Detach(AttachedScheduler* scheduler) ABSL_LOCKS_EXCLUDED(mu_);
   // Ignores commands of a scheduler that is not attached, and commands for epochs that were
   // not announced to it.
-  void Handle(AttachedScheduler* scheduler, GroupCommand command) ABSL_LOCKS_EXCLUDED(mu_);
+  void Handle(AttachedScheduler* scheduler, codec::GroupCommand command) ABSL_LOCKS_EXCLUDED(mu_);
 
   void OnReady(Epoch epoch, const ExecutorDescription& description) override;
   void OnResult(StepResult result) override;
@@ -51,9 +51,9 @@ class GroupLink final : public ExecutorListener {
   absl::Mutex mu_;
   AttachedScheduler* scheduler_ ABSL_GUARDED_BY(mu_) = nullptr;
   // The current epoch, from its Ready to its Lost.
-  std::optional<GroupReady> ready_ ABSL_GUARDED_BY(mu_);
+  std::optional<codec::GroupReady> ready_ ABSL_GUARDED_BY(mu_);
   bool used_ ABSL_GUARDED_BY(mu_) = false;       // it got a plan
   bool announced_ ABSL_GUARDED_BY(mu_) = false;  // to the attached scheduler
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -9,7 +9,7 @@
 #include "rpc/stream.h"
 #include "worker/agent/group_link.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // One Attach call.
@@ -19,7 +19,7 @@ class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::Gro
   SchedulerStream(std::unique_ptr<Call> call, GroupLink* link)
       : ServerStream(std::move(call)), link_(link) {
     if (const absl::Status attached = link_->Attach(this); !attached.ok()) {
-      Close(ToGrpcStatus(attached, {}));
+      Close(codec::ToGrpcStatus(attached, {}));
       return;
     }
     Begin();
@@ -27,9 +27,9 @@ class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::Gro
 
  private:
   bool OnMessage(const v1::GroupCommand& message) override {
-    absl::StatusOr<GroupCommand> command = FromProto(message);
+    absl::StatusOr<codec::GroupCommand> command = codec::FromProto(message);
     if (!command.ok()) {
-      Close(ToGrpcStatus(command.status(), {}));
+      Close(codec::ToGrpcStatus(command.status(), {}));
       return false;
     }
     link_->Handle(this, *std::move(command));
@@ -38,9 +38,9 @@ class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::Gro
 
   void OnGone() override { link_->Detach(this); }
 
-  void Send(const GroupEvent& event) override {
+  void Send(const codec::GroupEvent& event) override {
     v1::GroupEvent message;
-    ToProto(event, &message);
+    codec::ToProto(event, &message);
     ServerStream::Send(std::move(message));
   }
 
@@ -96,4 +96,4 @@ absl::StatusOr<std::unique_ptr<GroupServer>> GroupServer::Start(const rpc::Liste
   return server;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

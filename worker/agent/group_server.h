@@ -8,7 +8,7 @@
 #include "common/types/executor.h"
 #include "rpc/endpoint.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class GroupServer {
  public:
@@ -27,4 +27,4 @@ class GroupServer {
   virtual void Stop() = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -17,7 +17,7 @@
 #include "absl/types/span.h"
 #include "worker/core/sharding.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class Communicator {
  public:
@@ -83,4 +83,4 @@ class Communicator {
   const std::uint32_t rank_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using std::chrono::microseconds;
@@ -206,4 +206,4 @@ bool MpiCommunicator::Progress() {
   return pending && !aborted();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

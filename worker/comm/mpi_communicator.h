@@ -18,7 +18,7 @@
 #include "common/rt/aligned_buffer.h"
 #include "worker/comm/communicator.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -84,4 +84,4 @@ class MpiCommunicator final : public Communicator {
 // Whether all ranks of MPI_COMM_WORLD can share memory. All call it at the same time.
 bool OnOneHost();
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -8,7 +8,7 @@
 
 #include "common/rt/unique_fd.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 absl::StatusOr<SharedRegion> ShareRegion(std::int64_t bytes) {
   char path[64] = "";
@@ -27,4 +27,4 @@ absl::StatusOr<SharedRegion> ShareRegion(std::int64_t bytes) {
   return region;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

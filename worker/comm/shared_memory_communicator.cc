@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // A futex wake-up takes about this long; spinning longer never pays.
@@ -259,4 +259,4 @@ bool SharedMemoryCommunicator::aborted() const {
   return At<Header>(0)->aborted.load(std::memory_order_relaxed) != 0;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Zeroed memory that several communicators share. Pages that nobody writes cost nothing.
 class SharedRegion {
@@ -120,4 +120,4 @@ class SharedMemoryCommunicator final : public Communicator {
   std::vector<std::vector<std::byte>> metadata_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -4,7 +4,7 @@
 
 #include "worker/compute/sampler.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 void DraftModel::Propose(absl::Span<DraftRequest> requests) {
   for (std::uint32_t at = 0; ProposeOne(requests, at); ++at) {
@@ -44,4 +44,4 @@ bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at)
   return true;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -17,7 +17,7 @@
 #include "worker/core/group_state.h"
 #include "worker/core/proposer.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class DraftModel final : public Proposer {
  public:
@@ -40,4 +40,4 @@ class DraftModel final : public Proposer {
   const kernels::Ops* const ops_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using kernels::kBlockK;
@@ -44,7 +44,8 @@ Forward::SumTree Forward::MakeSumTree(absl::Span<const IndexRange> splits, uint3
   return tree;
 }
 
-Communicator::Limits Forward::ExchangeLimits(const Options& options, const ModelConfig& config,
+Communicator::Limits Forward::ExchangeLimits(const Options& options,
+                                             const model::ModelConfig& config,
                                              absl::Span<const ModelShard> shards,
                                              ParallelShape shape) {
   size_t subtrees = 0;
@@ -61,7 +62,7 @@ Communicator::Limits Forward::ExchangeLimits(const Options& options, const Model
   return limits;
 }
 
-Forward::Forward(const Options& options, const ModelConfig& config, const Weights& weights,
+Forward::Forward(const Options& options, const model::ModelConfig& config, const Weights& weights,
                  const kernels::Ops& ops, KvCache& cache, ThreadPool& pool,
                  Communicator* communicator, absl::Span<const ModelShard> shards)
     : recipe_(options.recipe),
@@ -160,13 +161,14 @@ void Forward::PlaceRows(const Batch& batch) {
 
 void Forward::Embed(const Batch& batch) {
   const size_t hidden = config_.hidden;
-  const GgufTensor& table = weights_.tokens;
+  const model::GgufTensor& table = weights_.tokens;
   const size_t row_bytes = table.data.size() / table.dims[1];
   ForRows(rows_, config_.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       // This cannot fail: LoadConfig has checked type and size, GroupState the tokens.
-      (void)DequantizeRow(table.type, table.data.subspan(batch.tokens[r] * row_bytes, row_bytes),
-                          {hidden_.data() + r * hidden, hidden});
+      (void)model::DequantizeRow(table.type,
+                                 table.data.subspan(batch.tokens[r] * row_bytes, row_bytes),
+                                 {hidden_.data() + r * hidden, hidden});
     }
   });
 }
@@ -470,4 +472,4 @@ void Forward::ForRows(int rows, int64_t row_elements,
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

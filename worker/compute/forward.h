@@ -31,7 +31,7 @@
 #include "worker/compute/weights.h"
 #include "worker/core/group_state.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // How matrix products round.
 enum class Recipe : std::uint8_t {
@@ -54,14 +54,15 @@ class Forward {
   };
 
   // The sizes of what ranks send each other in a pass. `shards` are those of all ranks.
-  static Communicator::Limits ExchangeLimits(const Options& options, const ModelConfig& config,
+  static Communicator::Limits ExchangeLimits(const Options& options,
+                                             const model::ModelConfig& config,
                                              absl::Span<const ModelShard> shards,
                                              ParallelShape shape);
 
   // All referenced objects outlive the Forward. `weights` and `cache` belong to this
   // rank's shard. `shards` are those of all ranks of `communicator`. With one rank,
   // `communicator` is null and `shards` is empty.
-  Forward(const Options& options, const ModelConfig& config, const Weights& weights,
+  Forward(const Options& options, const model::ModelConfig& config, const Weights& weights,
           const kernels::Ops& ops, KvCache& cache, ThreadPool& pool,
           Communicator* communicator = nullptr, absl::Span<const ModelShard> shards = {});
 
@@ -157,7 +158,7 @@ class Forward {
   void ForRows(int rows, int64_t row_elements, absl::FunctionRef<void(int64_t, int64_t)> fn);
 
   const Recipe recipe_;
-  const ModelConfig& config_;
+  const model::ModelConfig& config_;
   const Weights& weights_;
   const kernels::Ops& ops_;
   KvCache& cache_;
@@ -193,4 +194,4 @@ class Forward {
   AlignedBuffer<float> scales_;       // [max_rows, most splits]
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

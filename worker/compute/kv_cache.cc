@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 void KvCache::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
 
@@ -68,4 +68,4 @@ uint32_t DefaultBlockCount(const KvShape& shape, uint32_t max_context) {
       std::clamp<int64_t>(std::max(by_memory, one_sequence) + 1, 2, int64_t{1} << 30));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

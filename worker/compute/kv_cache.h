@@ -17,7 +17,7 @@
 #include "kernels/kv_layout.h"
 #include "kernels/ops.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 struct KvShape {
   kernels::KvFormat format = kernels::KvFormat::kBf16;
@@ -70,4 +70,4 @@ class KvCache {
 // `max_context` tokens needs.
 uint32_t DefaultBlockCount(const KvShape& shape, uint32_t max_context);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -142,4 +142,4 @@ absl::StatusOr<std::vector<TopLogprob>> ConcludeCandidates(const RowPartial& row
   return Best(row, *lse, static_cast<std::int32_t>(count));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -20,7 +20,7 @@
 #include "worker/compute/sampler.h"
 #include "worker/core/sharding.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Consecutive tokens of the vocabulary.
 struct VocabularyShard {
@@ -80,4 +80,4 @@ absl::StatusOr<std::vector<TopLogprob>> ConcludeCandidates(const RowPartial& row
                                                            const VocabularyShards& vocabulary,
                                                            std::uint32_t count);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

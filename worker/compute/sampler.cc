@@ -12,7 +12,7 @@
 #include "kernels/noise.h"
 #include "kernels/scalar_math.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using kernels::TokenScore;
@@ -345,4 +345,4 @@ absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
   return Best(*row, static_cast<int>(count));
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

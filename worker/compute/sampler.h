@@ -38,7 +38,7 @@
 #include "common/types/request.h"
 #include "kernels/ops.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // 1 / T times a logit must stay far from overflow.
 inline constexpr float kMinTemperature = 1e-6f;
@@ -97,4 +97,4 @@ absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
                                                       absl::Span<const float> logits,
                                                       std::uint32_t count);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

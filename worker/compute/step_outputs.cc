@@ -7,7 +7,7 @@
 
 #include "worker/compute/sampler.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // The most entries in the list of one request, which holds best tokens or candidates.
@@ -260,4 +260,4 @@ absl::Span<const ItemOutput> StepOutputs::Finish() {
   return outputs_;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -16,7 +16,7 @@
 #include "worker/compute/row_partials.h"
 #include "worker/core/group_state.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class StepOutputs {
  public:
@@ -81,4 +81,4 @@ class StepOutputs {
   std::vector<RowPartial> own_parts_, all_partials_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

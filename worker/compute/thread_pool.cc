@@ -5,7 +5,7 @@
 
 #include "common/rt/cpu_quota.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // A futex wake-up takes about this long; spinning longer never pays.
@@ -121,4 +121,4 @@ void ThreadPool::ParallelItems(int64_t count, absl::FunctionRef<void(int64_t)> f
   });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

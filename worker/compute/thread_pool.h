@@ -17,7 +17,7 @@
 
 #include "absl/functional/function_ref.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class ThreadPool {
  public:
@@ -68,4 +68,4 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

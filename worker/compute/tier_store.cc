@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 absl::StatusOr<std::unique_ptr<TierStore>> TierStore::Create(const TierOptions& options,
                                                              KvCache& cache, const Clock& clock) {
@@ -159,4 +159,4 @@ absl::Status TierStore::CopyDisk(BackgroundCopy::Kind kind, const BackgroundCopy
   return absl::OkStatus();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -22,7 +22,7 @@
 #include "common/types/plan.h"
 #include "worker/compute/kv_cache.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 struct TierOptions {
   std::uint32_t host_blocks = 0;  // 0: no such tier
@@ -81,4 +81,4 @@ class TierStore {
   std::thread thread_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

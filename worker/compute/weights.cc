@@ -12,7 +12,7 @@
 #include "kernels/kv_layout.h"
 #include "kernels/ops.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using kernels::PackedMatrix;
@@ -26,23 +26,23 @@ constexpr int64_t kRowsPerItem = 2048;
 constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
 constexpr char kTokens[] = "token_embd.weight";
 
-std::string HeadName(const ModelConfig& config) {
+std::string HeadName(const model::ModelConfig& config) {
   return config.tied_embedding ? kTokens : "output.weight";
 }
 
-std::optional<WeightFormat> PackedFormat(GgmlType type) {
+std::optional<WeightFormat> PackedFormat(model::GgmlType type) {
   switch (type) {
-    case GgmlType::kF32:
+    case model::GgmlType::kF32:
       return WeightFormat::kF32;
-    case GgmlType::kF16:
+    case model::GgmlType::kF16:
       return WeightFormat::kF16;
-    case GgmlType::kBF16:
+    case model::GgmlType::kBF16:
       return WeightFormat::kBf16;
-    case GgmlType::kQ4_0:
+    case model::GgmlType::kQ4_0:
       return WeightFormat::kQ4_0;
-    case GgmlType::kQ4_1:
+    case model::GgmlType::kQ4_1:
       return WeightFormat::kQ4_1;
-    case GgmlType::kQ8_0:
+    case model::GgmlType::kQ8_0:
       return WeightFormat::kQ8_0;
     default:
       return std::nullopt;
@@ -52,7 +52,7 @@ std::optional<WeightFormat> PackedFormat(GgmlType type) {
 // A part of a tensor that goes into a matrix. The `count` rows from `row` on become the matrix
 // columns from `column` on. The matrix takes k elements of each row, from first_k on.
 struct Source {
-  const GgufTensor* tensor;
+  const model::GgufTensor* tensor;
   int64_t row;
   int64_t count;
   int64_t first_k;
@@ -66,7 +66,7 @@ struct PackItem {
 };
 
 absl::Status Pack(PackedMatrix& matrix, const Source& source) {
-  const GgufTensor& tensor = *source.tensor;
+  const model::GgufTensor& tensor = *source.tensor;
   const int64_t row_bytes = tensor.data.size() / tensor.dims[1];
   const std::byte* rows = tensor.data.data() + source.row * row_bytes;
   if (const auto format = PackedFormat(tensor.type); format == matrix.format()) {
@@ -78,8 +78,8 @@ absl::Status Pack(PackedMatrix& matrix, const Source& source) {
   // Converts row by row through fp32, which holds every weight of every block type.
   std::vector<float> values(tensor.dims[0]);
   for (int64_t r = 0; r < source.count; ++r) {
-    absl::Status status =
-        DequantizeRow(tensor.type, {rows + r * row_bytes, static_cast<size_t>(row_bytes)}, values);
+    absl::Status status = model::DequantizeRow(
+        tensor.type, {rows + r * row_bytes, static_cast<size_t>(row_bytes)}, values);
     if (!status.ok()) return status;
     const auto* begin = reinterpret_cast<const std::byte*>(values.data() + source.first_k);
     const size_t bytes = matrix.k() * sizeof(float);
@@ -99,7 +99,7 @@ struct Piece {
 
 class Loader {
  public:
-  Loader(const GgufFile& file, const ModelConfig& config, const ModelShard& shard)
+  Loader(const model::GgufFile& file, const model::ModelConfig& config, const ModelShard& shard)
       : file_(file), config_(config), shard_(shard) {}
 
   absl::StatusOr<Weights> Load(ThreadPool& pool);
@@ -116,19 +116,20 @@ class Loader {
   absl::Status AddSplitProducts(const std::string& name, absl::Span<const int32_t> ends,
                                 IndexRange splits, std::vector<SplitProduct>& products);
   absl::Status AddVector(const std::string& name, std::vector<float>& out) const;
-  absl::StatusOr<const GgufTensor*> Find(const std::string& name) const;
+  absl::StatusOr<const model::GgufTensor*> Find(const std::string& name) const;
   absl::Status PackAll(ThreadPool& pool);
   uint64_t ContentHash(ThreadPool& pool) const;
 
-  const GgufFile& file_;
-  const ModelConfig& config_;
+  const model::GgufFile& file_;
+  const model::ModelConfig& config_;
   const ModelShard& shard_;
   std::vector<PackItem> items_;
   int64_t bytes_ = 0;
 };
 
 absl::Status Loader::CheckLayout() const {
-  if (config_.rope_style != RopeStyle::kInterleaved || config_.rope_dim != config_.head_dim) {
+  if (config_.rope_style != model::RopeStyle::kInterleaved ||
+      config_.rope_dim != config_.head_dim) {
     return absl::UnimplementedError("only interleaved RoPE over the whole head is supported");
   }
   if (config_.head_dim % 16 != 0 || config_.head_dim > kernels::kMaxHeadDim) {
@@ -138,8 +139,8 @@ absl::Status Loader::CheckLayout() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<const GgufTensor*> Loader::Find(const std::string& name) const {
-  const GgufTensor* tensor = file_.FindTensor(name);
+absl::StatusOr<const model::GgufTensor*> Loader::Find(const std::string& name) const {
+  const model::GgufTensor* tensor = file_.FindTensor(name);
   if (tensor == nullptr) return absl::InvalidArgumentError(absl::StrCat("no tensor ", name));
   return tensor;
 }
@@ -148,7 +149,7 @@ absl::Status Loader::AddVector(const std::string& name, std::vector<float>& out)
   const auto tensor = Find(name);
   if (!tensor.ok()) return tensor.status();
   out.resize((*tensor)->elements());
-  return DequantizeRow((*tensor)->type, (*tensor)->data, out);
+  return model::DequantizeRow((*tensor)->type, (*tensor)->data, out);
 }
 
 absl::Status Loader::AddMatrix(const std::vector<Piece>& pieces, int64_t k,
@@ -290,18 +291,19 @@ absl::StatusOr<Weights> Loader::Load(ThreadPool& pool) {
 
 }  // namespace
 
-ModelShard WholeModel(const ModelConfig& config) {
+ModelShard WholeModel(const model::ModelConfig& config) {
   return {.layers = {0, config.layers},
           .kv_heads = {0, config.kv_heads},
           .ffn = {0, config.ffn},
           .vocab = {0, config.vocab}};
 }
 
-absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
+absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::GgufFile& file,
+                                                   const model::ModelConfig& config,
                                                    ParallelShape shape, ShardBalance balance) {
   // A tensor's bytes in the file are close enough to its packed bytes.
   const auto bytes = [&](const std::string& name) {
-    const GgufTensor* tensor = file.FindTensor(name);
+    const model::GgufTensor* tensor = file.FindTensor(name);
     return tensor == nullptr ? uint64_t{0} : uint64_t{tensor->data.size()};
   };
   const auto layer_bytes = [&](std::initializer_list<const char*> parts) {
@@ -341,14 +343,14 @@ std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all) {
 
 IndexRange AttentionSplits(const ModelShard& shard) { return shard.kv_heads; }
 
-IndexRange FfnSplits(const ModelConfig& config, const ModelShard& shard) {
+IndexRange FfnSplits(const model::ModelConfig& config, const ModelShard& shard) {
   return {shard.ffn.begin / config.ffn_split,
           (shard.ffn.end + config.ffn_split - 1) / config.ffn_split};
 }
 
-absl::StatusOr<Weights> LoadWeights(const GgufFile& file, const ModelConfig& config,
+absl::StatusOr<Weights> LoadWeights(const model::GgufFile& file, const model::ModelConfig& config,
                                     const ModelShard& shard, ThreadPool& pool) {
   return Loader(file, config, shard).Load(pool);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -19,7 +19,7 @@
 #include "worker/compute/thread_pool.h"
 #include "worker/core/sharding.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // The part of a model that one rank computes, in the model's own units.
 struct ModelShard {
@@ -33,8 +33,9 @@ struct ModelShard {
 
 // WholeModel returns the shard that is the whole model; ShardModel returns the shards of a
 // group's ranks. INVALID_ARGUMENT as for PlanShards.
-ModelShard WholeModel(const ModelConfig& config);
-absl::StatusOr<std::vector<ModelShard>> ShardModel(const GgufFile& file, const ModelConfig& config,
+ModelShard WholeModel(const model::ModelConfig& config);
+absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::GgufFile& file,
+                                                   const model::ModelConfig& config,
                                                    ParallelShape shape, ShardBalance balance);
 
 // A product over some of the splits: one complete subtree of the split tree, or the
@@ -57,7 +58,7 @@ struct LayerWeights {
 // All weights of one rank. In LayerWeights, heads and ffn mean those of the shard.
 struct Weights {
   ModelShard shard;
-  GgufTensor tokens{};               // [vocab] rows of [hidden], in the file
+  model::GgufTensor tokens{};        // [vocab] rows of [hidden], in the file
   std::vector<LayerWeights> layers;  // the shard's
   std::vector<float> output_norm;    // [hidden]
   kernels::PackedMatrix head;        // hidden -> the shard's tokens; empty if it has none
@@ -70,14 +71,14 @@ struct Weights {
 std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all);
 // The splits behind a shard's heads and FFN columns.
 IndexRange AttentionSplits(const ModelShard& shard);
-IndexRange FfnSplits(const ModelConfig& config, const ModelShard& shard);
+IndexRange FfnSplits(const model::ModelConfig& config, const ModelShard& shard);
 
 // Packs the shard's tensors with the threads of `pool` (the caller's is one of them).
 // The file outlives the weights. `config` is what LoadConfig returned for this file, so
 // tensors are present and have the right dimensions. Unimplemented: the kernels do not
 // know the layout (half-split or partial RoPE, head_dim). ResourceExhausted: there is not
 // enough memory.
-absl::StatusOr<Weights> LoadWeights(const GgufFile& file, const ModelConfig& config,
+absl::StatusOr<Weights> LoadWeights(const model::GgufFile& file, const model::ModelConfig& config,
                                     const ModelShard& shard, ThreadPool& pool);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

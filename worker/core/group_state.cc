@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 struct GroupState::Sequence {
   SequenceHandle handle;
@@ -670,4 +670,4 @@ std::optional<SequenceView> GroupState::View(SequenceHandle handle) const {
   return view;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

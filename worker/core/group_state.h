@@ -30,7 +30,7 @@
 #include "common/types/plan.h"
 #include "worker/core/proposer.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // One sequence's rows in the flat batch of a step.
 struct BatchItem {
@@ -214,4 +214,4 @@ class GroupState {
   std::vector<StepWork> in_flight_;                 // applied, not completed
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

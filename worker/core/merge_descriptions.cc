@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // Names the first field that must be equal and is not; empty if there is none.
@@ -60,4 +60,4 @@ absl::StatusOr<ExecutorDescription> MergeDescriptions(absl::Span<const ExecutorD
   return all;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // Finaliser of SplitMix64 (Steele, Lea, Flood 2014).
@@ -73,4 +73,4 @@ void NgramProposer::Propose(absl::Span<DraftRequest> requests) {
 
 void NgramProposer::Forget(SequenceHandle sequence) { indexes_.erase(sequence.value()); }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -18,7 +18,7 @@
 #include "common/types/ids.h"
 #include "worker/core/proposer.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 struct NgramOptions {
   // How many tokens at the end of the sequence must have occurred before. The longest
@@ -68,4 +68,4 @@ class NgramProposer final : public Proposer {
   absl::flat_hash_map<std::uint32_t, NgramIndex> indexes_;  // by handle
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

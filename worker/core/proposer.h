@@ -15,7 +15,7 @@
 #include "common/types/ids.h"
 #include "common/types/request.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // One decode whose tokens are to be drafted.
 struct DraftRequest {
@@ -46,4 +46,4 @@ class Proposer {
   virtual void Forget(SequenceHandle sequence) = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

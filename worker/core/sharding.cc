@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
@@ -129,4 +129,4 @@ TreeProgram MakeTreeProgram(absl::Span<const IndexRange> subtrees) {
   return program;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Half open.
 struct IndexRange {
@@ -93,4 +93,4 @@ struct TreeProgram {
 };
 TreeProgram MakeTreeProgram(absl::Span<const IndexRange> subtrees);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
@@ -70,4 +70,4 @@ std::int64_t RestartDelayNs(int failures) {
   return std::min<std::int64_t>(30, std::int64_t{1} << std::min(failures - 2, 5)) * kSecond;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

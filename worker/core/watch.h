@@ -12,7 +12,7 @@
 
 #include "absl/types/span.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // One member at one moment.
 struct MemberSample {
@@ -96,4 +96,4 @@ std::int64_t StepLimitNs(std::int64_t predicted_ns);
 // in a row did not become ready: 0, 0, 1, 2, 4 ... 30 s.
 std::int64_t RestartDelayNs(int failures);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -5,11 +5,11 @@
 #include "worker/exec/local_group.h"
 #include "worker/exec/rank_runner.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // One rank, or all ranks of a group as threads.
-absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(std::shared_ptr<const GgufFile> file,
+absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(std::shared_ptr<const model::GgufFile> file,
                                                        const RankOptions& options,
                                                        const Clock* clock) {
   if (options.shape.ranks() == 1) return RankRunner::Create(std::move(file), options, clock);
@@ -18,8 +18,8 @@ absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(std::shared_ptr<const Ggu
 
 }  // namespace
 
-InProcessExecutor::InProcessExecutor(std::shared_ptr<const GgufFile> file, RankOptions options,
-                                     const Clock* clock)
+InProcessExecutor::InProcessExecutor(std::shared_ptr<const model::GgufFile> file,
+                                     RankOptions options, const Clock* clock)
     : options_(std::move(options)),
       clock_(clock),
       file_(std::move(file)),
@@ -114,4 +114,4 @@ std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
   return std::nullopt;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

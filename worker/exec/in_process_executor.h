@@ -20,12 +20,13 @@
 #include "worker/exec/rank.h"
 #include "worker/exec/step_runner.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class InProcessExecutor final : public StepExecutor {
  public:
   // `file` is read by Start and released; `clock` outlives the executor.
-  InProcessExecutor(std::shared_ptr<const GgufFile> file, RankOptions options, const Clock* clock);
+  InProcessExecutor(std::shared_ptr<const model::GgufFile> file, RankOptions options,
+                    const Clock* clock);
   ~InProcessExecutor() override;
 
   // Loads the model before it returns; OnReady follows on the executor's thread.
@@ -44,8 +45,8 @@ class InProcessExecutor final : public StepExecutor {
 
   const RankOptions options_;
   const Clock* const clock_;
-  std::shared_ptr<const GgufFile> file_;  // null once started
-  const int max_unanswered_;              // lag + 1
+  std::shared_ptr<const model::GgufFile> file_;  // null once started
+  const int max_unanswered_;                     // lag + 1
   ExecutorListener* listener_ = nullptr;
   WorkerProbe probe_;
 
@@ -62,4 +63,4 @@ class InProcessExecutor final : public StepExecutor {
   std::thread thread_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

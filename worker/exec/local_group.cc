@@ -4,19 +4,18 @@
 
 #include "common/rt/cpu_quota.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
-absl::StatusOr<std::unique_ptr<LocalGroup>> LocalGroup::Create(std::shared_ptr<const GgufFile> file,
-                                                               const RankOptions& options,
-                                                               const Clock* clock) {
+absl::StatusOr<std::unique_ptr<LocalGroup>> LocalGroup::Create(
+    std::shared_ptr<const model::GgufFile> file, const RankOptions& options, const Clock* clock) {
   auto group = std::unique_ptr<LocalGroup>(new LocalGroup());
   const absl::Status status = group->Load(std::move(file), options, clock);
   if (!status.ok()) return status;
   return group;
 }
 
-absl::Status LocalGroup::Load(std::shared_ptr<const GgufFile> file, const RankOptions& options,
-                              const Clock* clock) {
+absl::Status LocalGroup::Load(std::shared_ptr<const model::GgufFile> file,
+                              const RankOptions& options, const Clock* clock) {
   auto layout = PlanGroup(*file, options);
   if (!layout.ok()) return layout.status();
   auto created =
@@ -123,4 +122,4 @@ void LocalGroup::Loop(std::size_t rank) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

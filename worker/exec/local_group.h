@@ -21,14 +21,13 @@
 #include "worker/exec/rank_runner.h"
 #include "worker/exec/step_runner.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class LocalGroup final : public StepRunner {
  public:
   // Loads the ranks of `options.shape`, see Rank::Create. `clock` outlives the group.
-  static absl::StatusOr<std::unique_ptr<LocalGroup>> Create(std::shared_ptr<const GgufFile> file,
-                                                            const RankOptions& options,
-                                                            const Clock* clock);
+  static absl::StatusOr<std::unique_ptr<LocalGroup>> Create(
+      std::shared_ptr<const model::GgufFile> file, const RankOptions& options, const Clock* clock);
   ~LocalGroup() override;
 
   void BeginEpoch(Epoch epoch) override;
@@ -40,7 +39,7 @@ class LocalGroup final : public StepRunner {
 
  private:
   LocalGroup() = default;
-  absl::Status Load(std::shared_ptr<const GgufFile> file, const RankOptions& options,
+  absl::Status Load(std::shared_ptr<const model::GgufFile> file, const RankOptions& options,
                     const Clock* clock);
   const RankRunner& head() const { return *runners_[head_]; }
   // Calls fn(rank) on each rank's thread and waits for all.
@@ -59,4 +58,4 @@ class LocalGroup final : public StepRunner {
   std::vector<std::thread> threads_;  // [ranks]
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

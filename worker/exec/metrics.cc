@@ -1,6 +1,6 @@
 #include "worker/exec/metrics.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 struct RankSeries {
@@ -81,4 +81,4 @@ void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {
   });
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -16,7 +16,7 @@
 #include "common/types/plan.h"
 #include "worker/core/watch.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // What a worker group has done so far.
 struct WorkerProbe {
@@ -62,4 +62,4 @@ void WatchWorker(Metrics& metrics, const WorkerProbe* worker);
 // clock of the group's heartbeats.
 void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

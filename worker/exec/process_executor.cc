@@ -10,7 +10,7 @@
 #include "worker/core/merge_descriptions.h"
 #include "worker/group/directory.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // The limit from the start of mpirun to the last rank's hello. This takes a fraction of a
@@ -73,8 +73,8 @@ absl::Status ProcessExecutor::Execute(StepPlan plan) {
   const Unanswered sent{.step = plan.step,
                         .sent_ns = clock_->NowNs(),
                         .predicted_ns = std::max<std::int64_t>(plan.predicted_ns, 0)};
-  const RankCommand command(std::move(plan));
-  const std::string message = Encode(command);
+  const codec::RankCommand command(std::move(plan));
+  const std::string message = codec::Encode(command);
   absl::MutexLock lock(&mu_);
   const StepPlan& sent_plan = std::get<StepPlan>(command);
   if (stopped_ || epoch_ == Epoch{0} || sent_plan.epoch != epoch_) {
@@ -205,7 +205,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::Take(const RankGroup::Messa
                                       incarnation_.group->pid(update.rank), "): ", what)};
   };
   if (!update.event.ok()) return garbage(update.event.status().message());
-  if (const auto* loaded = std::get_if<RankLoaded>(&*update.event)) {
+  if (const auto* loaded = std::get_if<codec::RankLoaded>(&*update.event)) {
     incarnation_.loaded[update.rank] = *loaded;
     const auto has = [](const auto& one) { return one.has_value(); };
     if (incarnation_.stage == Stage::kStarting &&
@@ -214,10 +214,10 @@ std::optional<ProcessExecutor::End> ProcessExecutor::Take(const RankGroup::Messa
     }
     return std::nullopt;
   }
-  if (const auto* refused = std::get_if<RankRefused>(&*update.event)) {
+  if (const auto* refused = std::get_if<codec::RankRefused>(&*update.event)) {
     return End{.detail = std::string(refused->why.message()), .refused = refused->why};
   }
-  if (const auto* event = std::get_if<GroupEvent>(&*update.event)) {
+  if (const auto* event = std::get_if<codec::GroupEvent>(&*update.event)) {
     std::optional<End> end = TakeGroupEvent(update.rank, *event);
     if (end.has_value() && end->fault == Fault::kGarbage) return garbage(end->detail);
     return end;
@@ -225,8 +225,8 @@ std::optional<ProcessExecutor::End> ProcessExecutor::Take(const RankGroup::Messa
   return garbage("a second hello");
 }
 
-std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(int rank,
-                                                                    const GroupEvent& event) {
+std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(
+    int rank, const codec::GroupEvent& event) {
   if (const auto* result = std::get_if<StepResult>(&event)) return TakeResult(*result);
   if (const auto* lost = std::get_if<Lost>(&event)) {
     // The disk of this rank's tier failed. The other ranks do not know and wait for this rank.
@@ -239,7 +239,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(int rank,
     }
     return std::nullopt;
   }
-  const auto& ready = std::get<GroupReady>(event);
+  const auto& ready = std::get<codec::GroupReady>(event);
   if (incarnation_.stage != Stage::kBeginning || ready.epoch != last_epoch_) return std::nullopt;
   incarnation_.begun[rank] = ready.description;
   return FinishBeginning();
@@ -272,7 +272,7 @@ void ProcessExecutor::BeginNextEpoch(std::int64_t outstanding_ns) {
   incarnation_.stage = Stage::kBeginning;
   incarnation_.begun.assign(options_.group.ranks, std::nullopt);
   incarnation_.beginning = {.since_ns = clock_->NowNs(), .limit_ns = StepLimitNs(outstanding_ns)};
-  incarnation_.group->Send(Encode(RankCommand(BeginEpoch{last_epoch_})));
+  incarnation_.group->Send(codec::Encode(codec::RankCommand(codec::BeginEpoch{last_epoch_})));
 }
 
 std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
@@ -463,8 +463,8 @@ void ProcessExecutor::TearDown(const End& end) {
   log_->Debug("worker group killed", {{"ms", (clock_->NowNs() - detected_ns) / 1'000'000}});
   // Results that ranks sent before their end still count.
   for (const RankGroup::Message& update : incarnation_.group->TakeRest().events) {
-    if (update.event.ok() && std::holds_alternative<GroupEvent>(*update.event)) {
-      const auto& event = std::get<GroupEvent>(*update.event);
+    if (update.event.ok() && std::holds_alternative<codec::GroupEvent>(*update.event)) {
+      const auto& event = std::get<codec::GroupEvent>(*update.event);
       if (const auto* result = std::get_if<StepResult>(&event)) (void)TakeResult(*result);
     }
   }
@@ -479,4 +479,4 @@ void ProcessExecutor::ForwardLogs() {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -26,7 +26,7 @@
 #include "worker/exec/metrics.h"
 #include "worker/group/rank_group.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 struct ProcessExecutorOptions {
   RankGroupOptions group;
@@ -67,7 +67,7 @@ class ProcessExecutor final : public StepExecutor {
     Stage stage = Stage::kStarting;
     bool was_ready = false;
     WorkUnderway beginning;  // in kStarting: the connecting
-    std::vector<std::optional<RankLoaded>> loaded;
+    std::vector<std::optional<codec::RankLoaded>> loaded;
     std::vector<std::optional<ExecutorDescription>> begun;
     std::vector<std::int64_t> cpu_ns;  // of each rank, as last added to the probe
     std::int64_t launched_ns = 0;
@@ -96,7 +96,7 @@ class ProcessExecutor final : public StepExecutor {
   absl::Status Live();
   std::optional<End> Turn();
   std::optional<End> Take(const RankGroup::Message& update);
-  std::optional<End> TakeGroupEvent(int rank, const GroupEvent& event);
+  std::optional<End> TakeGroupEvent(int rank, const codec::GroupEvent& event);
   std::optional<End> TakeResult(const StepResult& result) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<End> Look(std::int64_t now_ns);
   void NoteCopies(const StepPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -142,4 +142,4 @@ class ProcessExecutor final : public StepExecutor {
   absl::Status refused_ ABSL_GUARDED_BY(mu_);  // why it will never be ready
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

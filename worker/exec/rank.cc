@@ -9,7 +9,7 @@
 #include "common/rt/cpu_quota.h"
 #include "worker/compute/draft_model.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr std::uint32_t kBlockTokens = kernels::kKvBlockTokens;
@@ -21,7 +21,7 @@ constexpr std::uint32_t kMaxKvBlocks = 1 << 30;
 // The room in the step metadata for background copies that have ended.
 constexpr std::int64_t kCopyMetadataBytes = 64 << 10;
 
-absl::Status CheckSpeculation(const RankOptions& options, const ModelConfig& config) {
+absl::Status CheckSpeculation(const RankOptions& options, const model::ModelConfig& config) {
   if (options.speculation == Speculation::kOff) return absl::OkStatus();
   if (options.draft_tokens == 0 || options.draft_tokens > Rank::kMaxDraftTokens) {
     return absl::InvalidArgumentError(
@@ -42,7 +42,7 @@ absl::Status CheckSpeculation(const RankOptions& options, const ModelConfig& con
   return absl::OkStatus();
 }
 
-absl::Status CheckOptions(const RankOptions& options, const ModelConfig& config) {
+absl::Status CheckOptions(const RankOptions& options, const model::ModelConfig& config) {
   if (options.max_step_tokens == 0 || options.max_step_tokens > kMaxStepTokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("max_step_tokens is outside 1..", kMaxStepTokens));
@@ -64,7 +64,7 @@ Forward::Options ForwardOptions(const RankOptions& options, std::uint32_t max_co
           .max_positions = static_cast<int>(max_context)};
 }
 
-std::uint32_t MaxContext(const RankOptions& options, const ModelConfig& config) {
+std::uint32_t MaxContext(const RankOptions& options, const model::ModelConfig& config) {
   return options.max_context > 0 ? options.max_context : config.context_length;
 }
 
@@ -79,8 +79,8 @@ std::optional<VocabularyShards> CutVocabulary(absl::Span<const ModelShard> shard
 
 }  // namespace
 
-absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& options) {
-  auto config = LoadConfig(file);
+absl::StatusOr<GroupLayout> PlanGroup(const model::GgufFile& file, const RankOptions& options) {
+  auto config = model::LoadConfig(file);
   if (!config.ok()) return config.status();
   absl::Status status = CheckOptions(options, *config);
   if (!status.ok()) return status;
@@ -98,8 +98,8 @@ absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& o
   return layout;
 }
 
-Rank::Rank(std::shared_ptr<const GgufFile> file, const RankOptions& options, ModelConfig config,
-           int threads, Communicator* communicator)
+Rank::Rank(std::shared_ptr<const model::GgufFile> file, const RankOptions& options,
+           model::ModelConfig config, int threads, Communicator* communicator)
     : file_(std::move(file)),
       options_(options),
       config_(std::move(config)),
@@ -107,10 +107,10 @@ Rank::Rank(std::shared_ptr<const GgufFile> file, const RankOptions& options, Mod
       ops_(kernels::GetOps(options.isa)),
       pool_(threads) {}
 
-absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const GgufFile> file,
+absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::GgufFile> file,
                                                    const RankOptions& options, const Clock& clock,
                                                    Communicator* communicator) {
-  auto config = LoadConfig(*file);
+  auto config = model::LoadConfig(*file);
   if (!config.ok()) return config.status();
   absl::Status status = CheckOptions(options, *config);
   if (!status.ok()) return status;
@@ -242,4 +242,4 @@ StepOutputs Rank::Execute(const Batch& batch) {
   return outputs;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

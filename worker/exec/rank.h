@@ -30,7 +30,7 @@
 #include "worker/core/ngram_proposer.h"
 #include "worker/core/proposer.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Which proposer makes the draft tokens that plans allow. It never changes a result.
 enum class Speculation : std::uint8_t {
@@ -69,7 +69,7 @@ struct GroupLayout {
 
 // Lays out the ranks of a group. INVALID_ARGUMENT: an option is wrong, or the model cannot
 // be cut into the shape.
-absl::StatusOr<GroupLayout> PlanGroup(const GgufFile& file, const RankOptions& options);
+absl::StatusOr<GroupLayout> PlanGroup(const model::GgufFile& file, const RankOptions& options);
 
 class Rank {
  public:
@@ -82,7 +82,7 @@ class Rank {
   // at the same time. Null: this is the only rank.
   // INVALID_ARGUMENT or UNIMPLEMENTED: the model or an option cannot be served;
   // RESOURCE_EXHAUSTED: not enough memory; UNAVAILABLE: another rank has failed.
-  static absl::StatusOr<std::unique_ptr<Rank>> Create(std::shared_ptr<const GgufFile> file,
+  static absl::StatusOr<std::unique_ptr<Rank>> Create(std::shared_ptr<const model::GgufFile> file,
                                                       const RankOptions& options,
                                                       const Clock& clock,
                                                       Communicator* communicator = nullptr);
@@ -110,23 +110,23 @@ class Rank {
   }
 
   const ExecutorDescription& description() const { return description_; }
-  const ModelConfig& config() const { return config_; }
+  const model::ModelConfig& config() const { return config_; }
 
   std::int64_t weight_bytes() const { return weights_.bytes; }
   std::int64_t buffer_bytes() const { return forward_->buffer_bytes(); }
 
  private:
-  Rank(std::shared_ptr<const GgufFile> file, const RankOptions& options, ModelConfig config,
-       int threads, Communicator* communicator);
+  Rank(std::shared_ptr<const model::GgufFile> file, const RankOptions& options,
+       model::ModelConfig config, int threads, Communicator* communicator);
   absl::Status Load(const Clock& clock);
   void Describe();
   void WarmUp(const Clock& clock);
   // Returns the nanoseconds that a batch of one sequence takes. Changes no block in use.
   std::int64_t TimeBatch(int rows, const Clock& clock);
 
-  const std::shared_ptr<const GgufFile> file_;  // the table of token vectors
+  const std::shared_ptr<const model::GgufFile> file_;  // the table of token vectors
   const RankOptions options_;
-  const ModelConfig config_;
+  const model::ModelConfig config_;
   Communicator* const communicator_;
   const kernels::Ops& ops_;
   ThreadPool pool_;
@@ -139,4 +139,4 @@ class Rank {
   ExecutorDescription description_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -30,7 +30,7 @@
 #include "worker/group/hosts.h"
 #include "worker/group/launch.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // The time between two calls of Progress while there is no plan.
@@ -95,18 +95,18 @@ class AgentSocket {
   // True if the agent sees the heartbeat slot only by the messages that SendHeartbeat sends.
   bool remote() const { return remote_; }
 
-  absl::Status Send(const RankEvent& event) {
-    const std::string frame = Frame(Encode(event));
+  absl::Status Send(const codec::RankEvent& event) {
+    const std::string frame = Frame(codec::Encode(event));
     absl::MutexLock lock(&mu_);
     return WriteAll(socket_.get(), frame);
   }
   absl::Status SendHeartbeat(const HeartbeatSlot& slot) {
-    return Send(RankHeartbeat{.phase = static_cast<std::uint32_t>(slot.phase.load()),
-                              .epoch = slot.epoch,
-                              .started_step = slot.started_step,
-                              .done_step = slot.done_step,
-                              .cpu_ns = slot.cpu_ns,
-                              .resident_bytes = slot.resident_bytes});
+    return Send(codec::RankHeartbeat{.phase = static_cast<std::uint32_t>(slot.phase.load()),
+                                     .epoch = slot.epoch,
+                                     .started_step = slot.started_step,
+                                     .done_step = slot.done_step,
+                                     .cpu_ns = slot.cpu_ns,
+                                     .resident_bytes = slot.resident_bytes});
   }
 
  private:
@@ -161,17 +161,17 @@ class RankProcess {
     slot_.phase = RankPhase::kLoading;
     auto runner = make(rank, size);
     if (!runner.ok()) {
-      (void)Send(RankRefused{.why = runner.status()});
+      (void)Send(codec::RankRefused{.why = runner.status()});
       return Drain();
     }
     runner_ = *std::move(runner);
     slot_.phase = RankPhase::kWaiting;
-    absl::Status sent = Send(RankLoaded{.weight_bytes = runner_->weight_bytes(),
-                                        .buffer_bytes = runner_->buffer_bytes()});
+    absl::Status sent = Send(codec::RankLoaded{.weight_bytes = runner_->weight_bytes(),
+                                               .buffer_bytes = runner_->buffer_bytes()});
     while (sent.ok()) {
       const auto message = Receive();
       if (!message.ok()) return message.status();
-      auto command = DecodeRankCommand(*message);
+      auto command = codec::DecodeRankCommand(*message);
       if (!command.ok()) return command.status();
       sent = Handle(*command);
     }
@@ -179,8 +179,8 @@ class RankProcess {
   }
 
  private:
-  absl::Status Handle(const RankCommand& command) {
-    if (const auto* begin = std::get_if<BeginEpoch>(&command)) return Begin(begin->epoch);
+  absl::Status Handle(const codec::RankCommand& command) {
+    if (const auto* begin = std::get_if<codec::BeginEpoch>(&command)) return Begin(begin->epoch);
     const auto& plan = std::get<StepPlan>(command);
     // Such a plan belongs to the rest of an epoch that has failed.
     if (!epoch_.has_value() || plan.epoch != *epoch_) return absl::OkStatus();
@@ -193,7 +193,8 @@ class RankProcess {
     slot_.started_step = 0;
     slot_.done_step = 0;
     slot_.epoch = epoch.value();
-    return Send(GroupEvent(GroupReady{.epoch = epoch, .description = runner_->description()}));
+    return Send(codec::GroupEvent(
+        codec::GroupReady{.epoch = epoch, .description = runner_->description()}));
   }
 
   absl::Status Run(const StepPlan& plan) {
@@ -205,19 +206,19 @@ class RankProcess {
     if (!sent.ok()) return sent;
     auto result = runner_->Run(plan);
     if (!result.ok()) {
-      sent = Send(GroupEvent(Lost{.epoch = *std::exchange(epoch_, std::nullopt),
-                                  .cause = LostCauseOf(result.status()),
-                                  .detail = std::string(result.status().message()),
-                                  .started = {}}));
+      sent = Send(codec::GroupEvent(Lost{.epoch = *std::exchange(epoch_, std::nullopt),
+                                         .cause = LostCauseOf(result.status()),
+                                         .detail = std::string(result.status().message()),
+                                         .started = {}}));
     } else if (result->has_value()) {
-      sent = Send(GroupEvent(**std::move(result)));
+      sent = Send(codec::GroupEvent(**std::move(result)));
     }
     slot_.done_step = plan.step.value();
     slot_.phase = RankPhase::kWaiting;
     return sent;
   }
 
-  absl::Status Send(const RankEvent& event) { return agent_.Send(event); }
+  absl::Status Send(const codec::RankEvent& event) { return agent_.Send(event); }
 
   absl::StatusOr<std::string> Receive() {
     while (true) {
@@ -272,10 +273,11 @@ void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
   static AgentSocket agent(*std::move(socket), remote);
   const char* token = std::getenv(kTokenVariable);
   // The hello goes out before any heartbeat.
-  const absl::Status hello = agent.Send(RankHello{.rank = static_cast<std::uint32_t>(rank),
-                                                  .size = static_cast<std::uint32_t>(size),
-                                                  .token = token == nullptr ? "" : token,
-                                                  .pid = static_cast<std::uint32_t>(getpid())});
+  const absl::Status hello =
+      agent.Send(codec::RankHello{.rank = static_cast<std::uint32_t>(rank),
+                                  .size = static_cast<std::uint32_t>(size),
+                                  .token = token == nullptr ? "" : token,
+                                  .pid = static_cast<std::uint32_t>(getpid())});
   if (!hello.ok()) Fail(hello);
   static HeartArguments heart{.slot = g_slot, .agent = &agent};
   pthread_t thread;
@@ -293,4 +295,4 @@ void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
   _exit(0);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

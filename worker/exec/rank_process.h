@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "worker/exec/step_runner.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 struct RankProcessOptions {
   // The agent's directory, see directory.h.
@@ -30,4 +30,4 @@ using MakeRunner = std::function<absl::StatusOr<std::unique_ptr<StepRunner>>(int
 // in this case. Call it from main before anything else has started a thread.
 [[noreturn]] void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -5,7 +5,7 @@
 #include <utility>
 #include <variant>
 
-namespace flotilla {
+namespace flotilla::worker {
 
 RankRunner::RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock,
                        Communicator* communicator)
@@ -14,10 +14,9 @@ RankRunner::RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clo
       communicator_(communicator),
       rank_(std::move(rank)) {}
 
-absl::StatusOr<std::unique_ptr<RankRunner>> RankRunner::Create(std::shared_ptr<const GgufFile> file,
-                                                               const RankOptions& options,
-                                                               const Clock* clock,
-                                                               Communicator* communicator) {
+absl::StatusOr<std::unique_ptr<RankRunner>> RankRunner::Create(
+    std::shared_ptr<const model::GgufFile> file, const RankOptions& options, const Clock* clock,
+    Communicator* communicator) {
   auto rank = Rank::Create(std::move(file), options, *clock, communicator);
   if (!rank.ok()) return rank.status();
   return std::unique_ptr<RankRunner>(
@@ -134,4 +133,4 @@ void RankRunner::PoisonGrants(const StepPlan& plan) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -22,16 +22,15 @@
 #include "worker/exec/rank.h"
 #include "worker/exec/step_runner.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class RankRunner final : public StepRunner {
  public:
   // Loads the model and warms up, see Rank::Create. `clock` and `communicator` outlive
   // the runner.
-  static absl::StatusOr<std::unique_ptr<RankRunner>> Create(std::shared_ptr<const GgufFile> file,
-                                                            const RankOptions& options,
-                                                            const Clock* clock,
-                                                            Communicator* communicator = nullptr);
+  static absl::StatusOr<std::unique_ptr<RankRunner>> Create(
+      std::shared_ptr<const model::GgufFile> file, const RankOptions& options, const Clock* clock,
+      Communicator* communicator = nullptr);
 
   void BeginEpoch(Epoch epoch) override;
   absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override;
@@ -74,4 +73,4 @@ class RankRunner final : public StepRunner {
   std::vector<std::uint32_t> cached_blocks_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -12,7 +12,7 @@
 #include "common/types/executor.h"
 #include "common/types/plan.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class StepRunner {
  public:
@@ -46,4 +46,4 @@ inline Lost::Cause LostCauseOf(const absl::Status& status) {
   return absl::IsDataLoss(status) ? Lost::Cause::kDigest : Lost::Cause::kInvalidPlan;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -17,7 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // The most names in the temporary directory that one start looks at, and the most directories
@@ -98,4 +98,4 @@ void RemoveStaleDirectories(const std::string& temporary) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "common/rt/unique_fd.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // The prefix of the directory's name.
 inline constexpr char kDirectoryPrefix[] = "flotilla-group-";
@@ -35,4 +35,4 @@ absl::StatusOr<GroupDirectory> MakeGroupDirectory(const std::string& temporary);
 // names.
 void RemoveStaleDirectories(const std::string& temporary);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 std::size_t Bytes(int ranks) { return sizeof(HeartbeatSlot) * static_cast<std::size_t>(ranks); }
@@ -66,4 +66,4 @@ HeartbeatPage::~HeartbeatPage() {
   close(fd_);
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // The present activity of a rank.
 enum class RankPhase : std::uint32_t { kStarting, kLoading, kWaiting, kRunning };
@@ -64,4 +64,4 @@ class HeartbeatPage {
   std::string path_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // A rank sends a heartbeat every 100 ms, so silence of this length is no mere delay.
@@ -106,4 +106,4 @@ absl::StatusOr<UniqueFd> ConnectTcp(const std::string& agent) {
   return connection;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

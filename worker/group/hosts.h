@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "common/rt/unique_fd.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Returns this host's address in `network`, which is ADDRESS/BITS in IPv4.
 // INVALID_ARGUMENT: `network` does not have that form; NOT_FOUND: this host has no address
@@ -25,4 +25,4 @@ absl::StatusOr<UniqueFd> ConnectTcp(const std::string& agent);
 // ends when the other side has answered nothing for some seconds.
 void TuneTcp(const UniqueFd& socket);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -14,7 +14,7 @@
 #include "worker/group/directory.h"
 #include "worker/group/spawn.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using Settings = EnvironmentSettings;
@@ -107,4 +107,4 @@ absl::StatusOr<pid_t> LaunchJob(const LaunchOptions& options) {
       {.words = CommandLine(options), .environment = Environment(options), .output = log.get()});
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Names and values.
 using EnvironmentSettings = std::vector<std::pair<std::string, std::string>>;
@@ -46,4 +46,4 @@ inline constexpr char kTokenVariable[] = "FLOTILLA_GROUP_TOKEN";
 // started now.
 absl::StatusOr<pid_t> LaunchJob(const LaunchOptions& options);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -6,7 +6,7 @@
 #include <array>
 #include <utility>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr std::size_t kReadBytes = 64 << 10;
@@ -34,4 +34,4 @@ std::vector<std::string> LogTail::TakeLines(bool at_end) {
   return lines;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

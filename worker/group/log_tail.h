@@ -10,7 +10,7 @@
 
 #include "common/rt/unique_fd.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class LogTail {
  public:
@@ -29,4 +29,4 @@ class LogTail {
   std::string partial_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

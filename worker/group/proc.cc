@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/rt/unique_fd.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // The beginning of a file; empty if it cannot be read.
@@ -59,4 +59,4 @@ bool HasEnded(int pidfd) {
   return poll(&one, 1, 0) > 0;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

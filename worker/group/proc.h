@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Returns the state letter of /proc/PID/stat: R, S, D, T (stopped), Z (has ended) ...; X if
 // there is no such process.
@@ -19,4 +19,4 @@ std::vector<pid_t> ProcessesWithArguments(const std::vector<std::string>& argume
 // Whether the process of a pidfd has ended.
 bool HasEnded(int pidfd);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -29,7 +29,7 @@ extern "C" {  // glibc 2.36 does not say so itself
 #include "worker/group/hosts.h"
 #include "worker/group/proc.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // Killed processes are gone within milliseconds. Kill waits at most this long for a process that
@@ -250,13 +250,13 @@ bool RankGroup::Read(Connection& connection, std::vector<Message>* events) {
   for (int reads = 0; reads < kMaxReads; ++reads) {
     const auto read = connection.reader.ReadFrom(connection.socket.get());
     while (const auto message = connection.reader.Next()) {
-      auto event = DecodeRankEvent(*message);
+      auto event = codec::DecodeRankEvent(*message);
       if (connection.rank < 0) {
-        const auto* hello = event.ok() ? std::get_if<RankHello>(&*event) : nullptr;
+        const auto* hello = event.ok() ? std::get_if<codec::RankHello>(&*event) : nullptr;
         if (hello == nullptr || !TakeHello(connection, *hello)) return false;
         continue;
       }
-      if (const auto* beat = event.ok() ? std::get_if<RankHeartbeat>(&*event) : nullptr;
+      if (const auto* beat = event.ok() ? std::get_if<codec::RankHeartbeat>(&*event) : nullptr;
           beat != nullptr && Remote()) {
         TakeHeartbeat(connection.rank, *beat);
         continue;
@@ -280,7 +280,7 @@ bool RankGroup::Read(Connection& connection, std::vector<Message>* events) {
   return true;
 }
 
-bool RankGroup::TakeHello(Connection& connection, const RankHello& hello) {
+bool RankGroup::TakeHello(Connection& connection, const codec::RankHello& hello) {
   if (hello.size != ranks_.size() || hello.rank >= ranks_.size()) return false;
   Member& member = ranks_[hello.rank];
   if (member.pid != 0) return false;
@@ -302,7 +302,7 @@ bool RankGroup::TakeHello(Connection& connection, const RankHello& hello) {
 
 // Writes the slot of a rank on another host, as a rank of this host does itself. The time is
 // that of this host's clock.
-void RankGroup::TakeHeartbeat(int rank, const RankHeartbeat& beat) {
+void RankGroup::TakeHeartbeat(int rank, const codec::RankHeartbeat& beat) {
   HeartbeatSlot& slot = page_.slot(rank);
   slot.phase = static_cast<RankPhase>(beat.phase);
   slot.started_step = beat.started_step;
@@ -466,4 +466,4 @@ void RankGroup::Close(int grace_ms) {
   Kill();
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -29,7 +29,7 @@
 #include "worker/group/launch.h"
 #include "worker/group/log_tail.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Options of a group whose ranks may be on other hosts. All ranks talk to the agent by TCP,
 // in plain text, and show it a token. Each incarnation makes a new token.
@@ -69,7 +69,7 @@ class RankGroup {
   // now.
   struct Message {
     int rank = 0;
-    absl::StatusOr<RankEvent> event;
+    absl::StatusOr<codec::RankEvent> event;
   };
   struct Received {
     std::vector<Message> events;  // in the order of each rank
@@ -129,8 +129,8 @@ class RankGroup {
   void Accept();
   // Reads what has arrived. Returns false if the connection is over.
   bool Read(Connection& connection, std::vector<Message>* events);
-  bool TakeHello(Connection& connection, const RankHello& hello);
-  void TakeHeartbeat(int rank, const RankHeartbeat& beat);
+  bool TakeHello(Connection& connection, const codec::RankHello& hello);
+  void TakeHeartbeat(int rank, const codec::RankHeartbeat& beat);
   bool Remote() const { return options_.hosts.has_value(); }
   // Reads what ranks on other hosts still send until they have closed their sockets, for
   // `limit_ms` at most.
@@ -170,4 +170,4 @@ class RankGroup {
   std::vector<std::string> unsent_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

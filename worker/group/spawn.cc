@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 std::vector<char*> Pointers(std::vector<std::string>& words) {
@@ -61,4 +61,4 @@ std::vector<std::string> OwnEnvironment() {
   return variables;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 struct SpawnOptions {
   std::vector<std::string> words;        // the program, found by PATH, and its arguments
@@ -24,4 +24,4 @@ absl::StatusOr<pid_t> Spawn(SpawnOptions options);
 // This process's environment.
 std::vector<std::string> OwnEnvironment();
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -21,7 +21,7 @@ extern "C" {  // glibc 2.36 does not say so itself
 #include "worker/group/proc.h"
 #include "worker/group/spawn.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr int kGraceMs = 1000;
@@ -128,4 +128,4 @@ void Daemons::Forget(pid_t pid) {
   }
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

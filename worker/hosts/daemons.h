@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/rt/unique_fd.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 class Daemons;
 
@@ -73,4 +73,4 @@ class Daemons {
   std::set<pid_t> pids_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

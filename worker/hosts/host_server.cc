@@ -7,7 +7,7 @@
 #include "proto/codec/status.h"
 #include "worker/hosts/daemons.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // The time between two checks whether the call was cancelled.
@@ -24,7 +24,7 @@ class Service final : public v1::Host::Service {
     if (!daemon.ok()) {
       log_->Warning("no daemon for a worker group",
                     {{"peer", context->peer()}, {"reason", daemon.status()}});
-      return ToGrpcStatus(daemon.status(), {});
+      return codec::ToGrpcStatus(daemon.status(), {});
     }
     log_->Info("daemon started for a worker group", {{"peer", context->peer()}});
     // Sends the call's initial metadata, so that the caller learns that the call has begun.
@@ -81,4 +81,4 @@ absl::StatusOr<std::unique_ptr<HostServer>> HostServer::Start(HostServerOptions 
   return server;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -14,7 +14,7 @@
 #include "common/obs/log.h"
 #include "rpc/endpoint.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 struct HostServerOptions {
   rpc::ListenOptions listen;
@@ -34,4 +34,4 @@ class HostServer {
   virtual void Stop() = 0;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -9,7 +9,7 @@
 #include "flotilla/v1/host.grpc.pb.h"
 #include "rpc/endpoint.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // The characters in a word on which a shell would act. It acts on $ and ` inside quotes too.
@@ -75,4 +75,4 @@ absl::StatusOr<int> RunOnHost(const RunOnHostOptions& options) {
   return *exit_code;
 }
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

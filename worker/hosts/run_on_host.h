@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "rpc/credentials.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 
 // Returns the arguments of orted from the words that mpirun gives a remote shell after the
 // host: `orted`, then words that a shell would split and unquote. mpirun only ever quotes
@@ -31,4 +31,4 @@ struct RunOnHostOptions {
 // reached, or was lost; CANCELLED: on_output returned false; other errors as for Host.Run.
 absl::StatusOr<int> RunOnHost(const RunOnHostOptions& options);
 
-}  // namespace flotilla
+}  // namespace flotilla::worker

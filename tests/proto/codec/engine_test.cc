@@ -14,7 +14,7 @@
 #include "tests/proto/codec/random_values.h"
 #include "tests/support/random.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 namespace {
 
 using ::testing::HasSubstr;
@@ -185,7 +185,7 @@ TEST(EngineCodec, WhatAnEarlierVersionLeavesOutHasItsDefault) {
 
 // Any bytes of a peer give a value or a refusal.
 TEST(EngineCodec, DamagedMessagesAreRefusedOrRead) {
-  Random random(9);
+  testing::Random random(9);
   std::size_t parsed = 0;
   for (std::uint64_t seed = 1; seed <= 3000; ++seed) {
     RandomValues values(seed);
@@ -205,4 +205,4 @@ TEST(EngineCodec, DamagedMessagesAreRefusedOrRead) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::codec

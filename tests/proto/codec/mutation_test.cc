@@ -16,7 +16,7 @@
 #include "tests/support/allocations.h"
 #include "worker/core/group_state.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 namespace {
 
 using testing::RandomValues;
@@ -99,7 +99,7 @@ void ApplyToGroup(const GroupCommand& command) {
   description.block_count = 1 << 20;
   description.max_sequences = 8;
   description.max_step_tokens = 1 << 10;
-  GroupState state(plan->epoch, description);
+  worker::GroupState state(plan->epoch, description);
   StepPlan first = *plan;
   first.step = Step(1);
   EXPECT_FALSE(state.Apply(first).ok() && !plan->ops.empty() && plan->digest == 0);
@@ -135,4 +135,4 @@ TEST(WorkerMutation, PromisedSizesAllocateNothing) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -13,7 +13,7 @@
 #include "tests/proto/codec/random_values.h"
 #include "tests/support/decode_load.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 namespace {
 
 constexpr int kRounds = 5000;
@@ -274,4 +274,4 @@ TEST(WorkerCodec, PlansOfDecodesAreSmall) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -219,15 +219,15 @@ ExecutorDescription RandomValues::Description() {
   return description;
 }
 
-GroupCommand RandomValues::Command() {
-  if (Below(4) == 0) return EndEpoch{.epoch = Epoch(Word())};
+codec::GroupCommand RandomValues::Command() {
+  if (Below(4) == 0) return codec::EndEpoch{.epoch = Epoch(Word())};
   return Plan();
 }
 
-GroupEvent RandomValues::Event() {
+codec::GroupEvent RandomValues::Event() {
   switch (Below(4)) {
     case 0:
-      return GroupReady{.epoch = Epoch(Word()), .description = Description()};
+      return codec::GroupReady{.epoch = Epoch(Word()), .description = Description()};
     case 1: {
       Lost lost{.epoch = Epoch(Word()),
                 .cause = static_cast<Lost::Cause>(Below(5)),

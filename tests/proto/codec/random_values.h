@@ -18,8 +18,8 @@ class RandomValues {
 
   StepPlan Plan();
   StepResult Result();
-  GroupCommand Command();
-  GroupEvent Event();
+  codec::GroupCommand Command();
+  codec::GroupEvent Event();
   TokenizedRequest Request();
   EngineEvent RouterEvent();
   // In [0, n).

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/proto/codec/random_values.h"
 
-namespace flotilla {
+namespace flotilla::codec {
 namespace {
 
 constexpr int kRounds = 2000;
@@ -94,4 +94,4 @@ TEST(RankCodec, WhatSaysNothingIsRefused) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::codec

@@ -6,7 +6,7 @@
 #include "proto/codec/status.h"
 #include "router/errors.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 v1::GenerateRequest Parse(const std::string& text) {
@@ -105,7 +105,7 @@ TEST(GrpcCodec, RefusesAnEnumValueOfTheFuture) {
   request.mutable_beam_search()->set_early_stopping(static_cast<v1::BeamSearch::EarlyStopping>(7));
   const grpc::Status status = ToGrpcStatus(FromProto(request).status());
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(DetailsOf(status).field, "beam_search.early_stopping");
+  EXPECT_EQ(codec::DetailsOf(status).field, "beam_search.early_stopping");
 }
 
 TEST(GrpcCodec, WritesTheScoreWhereThereIsOne) {
@@ -131,7 +131,7 @@ TEST(GrpcCodec, RefusesShapesByName) {
   EXPECT_EQ(ErrorField(FromProto(v1::GenerateRequest()).status()), "prompt");
   v1::GenerateRequest messages;
   for (int i = 0; i < 20'000; ++i) messages.mutable_chat()->add_messages();
-  EXPECT_EQ(DetailsOf(ToGrpcStatus(FromProto(messages).status())).field, "chat.messages");
+  EXPECT_EQ(codec::DetailsOf(ToGrpcStatus(FromProto(messages).status())).field, "chat.messages");
   v1::GenerateRequest stops;
   stops.set_text("x");
   for (int i = 0; i < 2'000; ++i) stops.mutable_stop()->add_strings();
@@ -141,10 +141,10 @@ TEST(GrpcCodec, RefusesShapesByName) {
 TEST(GrpcCodec, ErrorsNameFieldsAsTheProtoDoes) {
   const grpc::Status status = ToGrpcStatus(InvalidField("temperature", "too hot"));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(DetailsOf(status).field, "sampling.temperature");
-  EXPECT_EQ(DetailsOf(status).reason, kInvalidValue);
-  EXPECT_EQ(DetailsOf(ToGrpcStatus(InvalidField("model", "?"))).field, "model");
-  EXPECT_EQ(DetailsOf(ToGrpcStatus(InvalidField("messages[3].role", "?"))).field,
+  EXPECT_EQ(codec::DetailsOf(status).field, "sampling.temperature");
+  EXPECT_EQ(codec::DetailsOf(status).reason, kInvalidValue);
+  EXPECT_EQ(codec::DetailsOf(ToGrpcStatus(InvalidField("model", "?"))).field, "model");
+  EXPECT_EQ(codec::DetailsOf(ToGrpcStatus(InvalidField("messages[3].role", "?"))).field,
             "chat.messages[3].role");
 }
 
@@ -164,4 +164,4 @@ TEST(GrpcCodec, WritesATokenWithItsAlternatives) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -22,7 +22,7 @@
 #include "tests/support/fake_engine.h"
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using nlohmann::json;
@@ -56,10 +56,10 @@ class FrontendsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::vector<std::byte> bytes = testing::TinyGguf();
-    auto file = GgufFile::Parse(bytes);
+    auto file = model::GgufFile::Parse(bytes);
     ASSERT_TRUE(file.ok()) << file.status();
-    tokenizer_ = std::make_unique<Tokenizer>(*Tokenizer::FromGguf(*file));
-    chat_template_ = std::make_unique<ChatTemplate>(*ChatTemplate::Compile(
+    tokenizer_ = std::make_unique<model::Tokenizer>(*model::Tokenizer::FromGguf(*file));
+    chat_template_ = std::make_unique<model::ChatTemplate>(*model::ChatTemplate::Compile(
         "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"));
     service_ = InferenceService::Create({}, &clock_);
     for (const char* name : {"tiny", "small"}) {
@@ -96,15 +96,15 @@ class FrontendsTest : public ::testing::Test {
     }
     const grpc::Status status = reader->Finish();
     if (status.ok()) return {.status = 200};
-    const auto details = DetailsOf(status);
+    const auto details = codec::DetailsOf(status);
     return {HttpStatusOf(status.error_code()), status.error_message(), details.field,
             details.reason};
   }
 
   const SteadyClock clock_;
-  FakeEngine engine_;
-  std::unique_ptr<Tokenizer> tokenizer_;
-  std::unique_ptr<ChatTemplate> chat_template_;
+  testing::FakeEngine engine_;
+  std::unique_ptr<model::Tokenizer> tokenizer_;
+  std::unique_ptr<model::ChatTemplate> chat_template_;
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<v1::Inference::Stub> stub_;
@@ -301,4 +301,4 @@ TEST_F(FrontendsTest, WhatTheEngineIsToldIsTheSame) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -12,7 +12,7 @@
 #include "tests/router/grpc/fake_service.h"
 #include "tests/support/secret_files.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using grpc::StatusCode;
@@ -80,4 +80,4 @@ TEST_F(GrpcKeysTest, HealthNeedsNone) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -11,7 +11,7 @@
 #include "router/grpc/codec.h"
 #include "tests/support/allocations.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 std::vector<std::string> Seeds() {
@@ -131,4 +131,4 @@ TEST(GrpcMutation, GenerateRequestBytes) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 Outbox MakeOutbox(bool token_ids = false, bool logprobs = false) {
@@ -91,4 +91,4 @@ TEST(Outbox, CountsAboutTheBytesOnTheWire) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

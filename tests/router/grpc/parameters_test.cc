@@ -16,7 +16,7 @@
 #include "gtest/gtest.h"
 #include "router/generate_request.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using google::protobuf::Descriptor;
@@ -200,4 +200,4 @@ TEST(Parameters, AndOtherFieldsAreOnBothApisOrHaveAReason) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -17,7 +17,7 @@
 #include "tests/support/fake_engine.h"
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 std::vector<TokenId> Bytes(std::string_view text) {
@@ -30,11 +30,11 @@ class GrpcPipelineTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::vector<std::byte> bytes = testing::TinyGguf();
-    auto file = GgufFile::Parse(bytes);
+    auto file = model::GgufFile::Parse(bytes);
     ASSERT_TRUE(file.ok()) << file.status();
-    auto tokenizer = Tokenizer::FromGguf(*file);
+    auto tokenizer = model::Tokenizer::FromGguf(*file);
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-    tokenizer_ = std::make_unique<Tokenizer>(*std::move(tokenizer));
+    tokenizer_ = std::make_unique<model::Tokenizer>(*std::move(tokenizer));
     service_ = InferenceService::Create({}, &clock_);
     service_->AddModel({.id = "tiny", .engine = &engine_, .tokenizer = tokenizer_.get()});
     auto server = GrpcServer::Start({.port = 0}, service_.get());
@@ -56,8 +56,8 @@ class GrpcPipelineTest : public ::testing::Test {
   }
 
   const SteadyClock clock_;
-  FakeEngine engine_;
-  std::unique_ptr<Tokenizer> tokenizer_;
+  testing::FakeEngine engine_;
+  std::unique_ptr<model::Tokenizer> tokenizer_;
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<v1::Inference::Stub> stub_;
@@ -151,7 +151,7 @@ TEST_F(GrpcPipelineTest, AFullEngineRefusesAtOnceWithAHint) {
   std::vector<v1::Finish> finishes;
   const grpc::Status status = ReadAll(*reader, text, finishes);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(DetailsOf(status).retry_after_ms, 700);
+  EXPECT_EQ(codec::DetailsOf(status).retry_after_ms, 700);
 }
 
 TEST_F(GrpcPipelineTest, AnEngineErrorEndsTheCall) {
@@ -177,7 +177,7 @@ TEST_F(GrpcPipelineTest, TooLongAPromptIsOutOfRange) {
   std::vector<v1::Finish> finishes;
   const grpc::Status status = ReadAll(*reader, text, finishes);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
-  EXPECT_EQ(DetailsOf(status).reason, kContextLengthExceeded);
+  EXPECT_EQ(codec::DetailsOf(status).reason, kContextLengthExceeded);
 }
 
 TEST_F(GrpcPipelineTest, TokenizeAndBack) {
@@ -202,4 +202,4 @@ TEST_F(GrpcPipelineTest, TokenizeAndBack) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

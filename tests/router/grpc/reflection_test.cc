@@ -10,13 +10,13 @@
 #include "google/protobuf/descriptor.pb.h"
 #include "grpcpp/grpcpp.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using Request = grpc::reflection::v1alpha::ServerReflectionRequest;
 using Response = grpc::reflection::v1alpha::ServerReflectionResponse;
 
-class ReflectionTest : public testing::Test {
+class ReflectionTest : public ::testing::Test {
  protected:
   // A client makes types of the files in their order: each imports only earlier ones.
   std::set<std::string> Files(const Response& response) {
@@ -79,4 +79,4 @@ TEST_F(ReflectionTest, WhatIsNotKnownIsAnAnswerToo) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -13,7 +13,7 @@
 #include "router/grpc/server.h"
 #include "tests/router/grpc/fake_service.h"
 
-namespace flotilla {
+namespace flotilla::router {
 
 // Everything a stream said, put together.
 struct Received {
@@ -119,4 +119,4 @@ class GrpcServerTest : public ::testing::Test {
   std::unique_ptr<v1::Inference::Stub> stub_;
 };
 
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -14,7 +14,7 @@
 #include "proto/codec/status.h"
 #include "tests/router/grpc/server_fixture.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using testing::FakeService;
@@ -52,7 +52,7 @@ TEST_F(GrpcServerTest, TokenizeAndDetokenize) {
   grpc::ClientContext context;
   const grpc::Status status = stub_->Detokenize(&context, back, &text);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(DetailsOf(status).field, "token_ids");
+  EXPECT_EQ(codec::DetailsOf(status).field, "token_ids");
 }
 
 TEST_F(GrpcServerTest, Models) {
@@ -172,4 +172,4 @@ TEST_F(GrpcServerTest, ATakenPortIsAnError) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

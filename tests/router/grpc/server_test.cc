@@ -14,7 +14,7 @@
 #include "router/errors.h"
 #include "tests/router/grpc/server_fixture.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 using testing::FakeService;
@@ -146,7 +146,7 @@ TEST_F(GrpcServerTest, RefusalsCarryARetryHint) {
   const grpc::Status status = RefusedStatus(TextRequest());
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(status.error_message(), "the queue is full");
-  EXPECT_EQ(DetailsOf(status).retry_after_ms, 1500);
+  EXPECT_EQ(codec::DetailsOf(status).retry_after_ms, 1500);
 }
 
 TEST_F(GrpcServerTest, LateRefusalsEndTheCallWithTheirDetails) {
@@ -158,7 +158,7 @@ TEST_F(GrpcServerTest, LateRefusalsEndTheCallWithTheirDetails) {
   EXPECT_EQ(ReadAll(*reader).usages, 0);
   const grpc::Status status = reader->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
-  EXPECT_EQ(DetailsOf(status).reason, kContextLengthExceeded);
+  EXPECT_EQ(codec::DetailsOf(status).reason, kContextLengthExceeded);
 }
 
 TEST_F(GrpcServerTest, AFailureInTheMiddleKeepsWhatWasSaid) {
@@ -174,28 +174,28 @@ TEST_F(GrpcServerTest, InvalidRequestsNameTheField) {
   StartServer();
   const grpc::Status no_prompt = RefusedStatus(v1::GenerateRequest());
   EXPECT_EQ(no_prompt.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(DetailsOf(no_prompt).field, "prompt");
+  EXPECT_EQ(codec::DetailsOf(no_prompt).field, "prompt");
 
   v1::GenerateRequest hot = TextRequest();
   hot.mutable_sampling()->set_temperature(3);
-  EXPECT_EQ(DetailsOf(RefusedStatus(hot)).field, "sampling.temperature");
+  EXPECT_EQ(codec::DetailsOf(RefusedStatus(hot)).field, "sampling.temperature");
 
   v1::GenerateRequest many = TextRequest();
   many.set_n(FakeService::Limits().max_sequences + 1);
-  EXPECT_EQ(DetailsOf(RefusedStatus(many)).field, "n");
+  EXPECT_EQ(codec::DetailsOf(RefusedStatus(many)).field, "n");
 
   v1::GenerateRequest beams = TextRequest();
   beams.mutable_beam_search()->set_length_penalty(100);
-  EXPECT_EQ(DetailsOf(RefusedStatus(beams)).field, "beam_search.length_penalty");
+  EXPECT_EQ(codec::DetailsOf(RefusedStatus(beams)).field, "beam_search.length_penalty");
   beams.mutable_beam_search()->clear_length_penalty();
   beams.mutable_stop()->add_strings("x");
-  EXPECT_EQ(DetailsOf(RefusedStatus(beams)).field, "stop.strings");
+  EXPECT_EQ(codec::DetailsOf(RefusedStatus(beams)).field, "stop.strings");
 
   v1::GenerateRequest other = TextRequest();
   other.set_model("gpt-7");
   const grpc::Status not_found = RefusedStatus(other);
   EXPECT_EQ(not_found.error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_EQ(DetailsOf(not_found).reason, kModelNotFound);
+  EXPECT_EQ(codec::DetailsOf(not_found).reason, kModelNotFound);
 }
 
 TEST_F(GrpcServerTest, TooLargeARequestIsRefusedUnparsed) {
@@ -274,4 +274,4 @@ TEST_F(GrpcServerTest, ManyStreamsLoseNothing) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -5,35 +5,35 @@
 #include "gtest/gtest.h"
 #include "rpc/endpoint.h"
 
-namespace flotilla {
+namespace flotilla::router {
 namespace {
 
 TEST(StatusCodec, EveryCodeSurvivesBothWays) {
   for (int code = 1; code <= 16; ++code) {
     const absl::Status status(static_cast<absl::StatusCode>(code), "why");
-    EXPECT_EQ(rpc::ToAbslStatus(ToGrpcStatus(status, {})), status);
+    EXPECT_EQ(rpc::ToAbslStatus(codec::ToGrpcStatus(status, {})), status);
   }
-  EXPECT_TRUE(ToGrpcStatus(absl::OkStatus(), {.reason = "ignored"}).ok());
+  EXPECT_TRUE(codec::ToGrpcStatus(absl::OkStatus(), {.reason = "ignored"}).ok());
   EXPECT_TRUE(rpc::ToAbslStatus(grpc::Status::OK).ok());
 }
 
 TEST(StatusCodec, DetailsSurviveBothWays) {
-  const ErrorDetails details{
+  const codec::ErrorDetails details{
       .reason = "model_not_found", .field = "model", .retry_after_ms = 1'234'567};
-  const grpc::Status status = ToGrpcStatus(absl::NotFoundError("no such model"), details);
+  const grpc::Status status = codec::ToGrpcStatus(absl::NotFoundError("no such model"), details);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_EQ(DetailsOf(status), details);
+  EXPECT_EQ(codec::DetailsOf(status), details);
 }
 
 TEST(StatusCodec, NoDetailsMeansNoTrailer) {
-  EXPECT_EQ(ToGrpcStatus(absl::InternalError("x"), {}).error_details(), "");
-  EXPECT_EQ(DetailsOf(grpc::Status(grpc::StatusCode::INTERNAL, "x")), ErrorDetails());
+  EXPECT_EQ(codec::ToGrpcStatus(absl::InternalError("x"), {}).error_details(), "");
+  EXPECT_EQ(codec::DetailsOf(grpc::Status(grpc::StatusCode::INTERNAL, "x")), codec::ErrorDetails());
 }
 
 // What other languages' helpers expect to find.
 TEST(StatusCodec, IsAGoogleRpcStatus) {
   const grpc::Status status =
-      ToGrpcStatus(absl::ResourceExhaustedError("full"), {.retry_after_ms = 2500});
+      codec::ToGrpcStatus(absl::ResourceExhaustedError("full"), {.retry_after_ms = 2500});
   google::rpc::Status rich;
   ASSERT_TRUE(rich.ParseFromString(status.error_details()));
   EXPECT_EQ(rich.code(), 8);
@@ -47,15 +47,17 @@ TEST(StatusCodec, IsAGoogleRpcStatus) {
 }
 
 TEST(StatusCodec, HostileDetailsAreIgnored) {
-  EXPECT_EQ(DetailsOf(grpc::Status(grpc::StatusCode::INTERNAL, "x", "\xff\xff not a message")),
-            ErrorDetails());
+  EXPECT_EQ(
+      codec::DetailsOf(grpc::Status(grpc::StatusCode::INTERNAL, "x", "\xff\xff not a message")),
+      codec::ErrorDetails());
   google::rpc::RetryInfo retry;
   retry.mutable_retry_delay()->set_seconds(INT64_MAX);
   google::rpc::Status rich;
   rich.add_details()->PackFrom(retry);
-  EXPECT_EQ(DetailsOf(grpc::Status(grpc::StatusCode::INTERNAL, "x", rich.SerializeAsString())),
-            ErrorDetails());
+  EXPECT_EQ(
+      codec::DetailsOf(grpc::Status(grpc::StatusCode::INTERNAL, "x", rich.SerializeAsString())),
+      codec::ErrorDetails());
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::router

@@ -14,7 +14,7 @@
 #include "worker/group/directory.h"
 #include "worker/group/launch.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 class CommunicatorTest : public ::testing::TestWithParam<std::tuple<std::string, ParallelShape>> {};
@@ -50,4 +50,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -10,23 +10,23 @@
 #include "tests/support/tiny_gguf.h"
 #include "tests/worker/compute/naive_decoder.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using testing::TinyModelOptions;
 
 struct Model {
   explicit Model(const TinyModelOptions& options) : bytes(testing::TinyGguf(options)) {
-    auto parsed = GgufFile::Parse(bytes);
+    auto parsed = model::GgufFile::Parse(bytes);
     EXPECT_TRUE(parsed.ok()) << parsed.status();
     file.emplace(*std::move(parsed));
-    auto loaded = LoadConfig(*file);
+    auto loaded = model::LoadConfig(*file);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     config = *std::move(loaded);
   }
   std::vector<std::byte> bytes;
-  std::optional<GgufFile> file;
-  ModelConfig config;
+  std::optional<model::GgufFile> file;
+  model::ModelConfig config;
 };
 
 // A Forward and its KV cache. Every block is poisoned.
@@ -122,9 +122,9 @@ TEST(ForwardTest, AgreesWithTheNaiveDecoder) {
        .head_dim = 16,
        .ffn = 160,
        .vocab = 333,
-       .matrix_type = GgmlType::kQ8_0,
-       .embedding_type = GgmlType::kF16},
-      {.layers = 3, .matrix_type = GgmlType::kF32, .embedding_type = GgmlType::kF32},
+       .matrix_type = model::GgmlType::kQ8_0,
+       .embedding_type = model::GgmlType::kF16},
+      {.layers = 3, .matrix_type = model::GgmlType::kF32, .embedding_type = model::GgmlType::kF32},
   };
   for (const TinyModelOptions& shape : shapes) {
     const Model model(shape);
@@ -209,4 +209,4 @@ TEST(ForwardTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

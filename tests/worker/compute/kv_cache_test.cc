@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr KvShape kShape{kernels::KvFormat::kF32, 3, 2, 32};
@@ -59,4 +59,4 @@ TEST(KvCacheTest, DefaultHoldsAtLeastOneWholeSequence) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

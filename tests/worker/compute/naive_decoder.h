@@ -17,7 +17,8 @@ namespace flotilla::testing {
 
 class NaiveDecoder {
  public:
-  NaiveDecoder(const GgufFile& file, const ModelConfig& config) : file_(file), config_(config) {}
+  NaiveDecoder(const model::GgufFile& file, const model::ModelConfig& config)
+      : file_(file), config_(config) {}
 
   // Logits [tokens, vocab] of every position.
   std::vector<std::vector<double>> Logits(const std::vector<TokenId>& tokens) {
@@ -40,10 +41,10 @@ class NaiveDecoder {
   const std::vector<float>& Tensor(const std::string& name) {
     auto [it, added] = tensors_.try_emplace(name);
     if (added) {
-      const GgufTensor* tensor = file_.FindTensor(name + ".weight");
+      const model::GgufTensor* tensor = file_.FindTensor(name + ".weight");
       EXPECT_NE(tensor, nullptr) << name;
       it->second.resize(tensor->elements());
-      EXPECT_TRUE(DequantizeRow(tensor->type, tensor->data, it->second).ok()) << name;
+      EXPECT_TRUE(model::DequantizeRow(tensor->type, tensor->data, it->second).ok()) << name;
     }
     return it->second;
   }
@@ -120,8 +121,8 @@ class NaiveDecoder {
     for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
   }
 
-  const GgufFile& file_;
-  const ModelConfig& config_;
+  const model::GgufFile& file_;
+  const model::ModelConfig& config_;
   std::map<std::string, std::vector<float>> tensors_;
 };
 

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -213,4 +213,4 @@ TEST(RowPartialsOfOneRowTest, WhatChoosesAmongTheBestNeedsTheWholeRow) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -13,7 +13,7 @@
 
 #include "kernels/noise.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -496,4 +496,4 @@ TEST_P(SamplerTest, ExtremeParametersStayInTheVocabulary) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

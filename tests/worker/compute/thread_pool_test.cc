@@ -9,7 +9,7 @@
 
 #include "common/rt/cpu_quota.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // Other threads do the work of a thread that is busy. One item ends only when all others have
@@ -73,4 +73,4 @@ TEST(ThreadPoolTest, IdlePoolUsesNoCpu) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

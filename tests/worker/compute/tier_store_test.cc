@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using ::testing::ElementsAre;
@@ -102,4 +102,4 @@ TEST_F(TierStoreTest, RefusesWhatTheMachineHasNot) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

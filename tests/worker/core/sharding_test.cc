@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 // Returns the parts of SmolLM2-135M, with the sizes of Q4_1.
@@ -188,4 +188,4 @@ TEST(TreeProgramTest, SumsOfSubtreesAreTheWholeSum) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

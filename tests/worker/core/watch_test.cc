@@ -9,7 +9,7 @@
 
 #include "worker/core/merge_descriptions.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 constexpr std::int64_t kMs = 1'000'000, kSecond = 1000 * kMs;
@@ -189,4 +189,4 @@ TEST(MergeDescriptions, RanksOfDifferentModelsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -96,7 +96,7 @@ std::optional<std::string> Take(const std::string& path) {
   return fault;
 }
 
-class FakeRunner final : public StepRunner {
+class FakeRunner final : public worker::StepRunner {
  public:
   FakeRunner(int rank, std::string faults) : rank_(rank), faults_(std::move(faults)) {
     // Ranks describe themselves differently. The group must take the least or the most of each
@@ -131,7 +131,7 @@ class FakeRunner final : public StepRunner {
   const int rank_;
   const std::string faults_;
   ExecutorDescription description_ = FakeExecutorOptions::DefaultDescription();
-  std::optional<GroupState> state_;
+  std::optional<worker::GroupState> state_;
 };
 
 }  // namespace
@@ -143,7 +143,7 @@ extern "C" int __lsan_is_turned_off() { return 1; }
 
 int main(int argc, char** argv) {
   std::string faults;
-  flotilla::RankProcessOptions options;
+  flotilla::worker::RankProcessOptions options;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--faults") faults = argv[i + 1];
@@ -152,8 +152,8 @@ int main(int argc, char** argv) {
     if (name == "--agent") options.agent = argv[i + 1];
   }
   using flotilla::testing::FakeRunner;
-  flotilla::RunRankProcess(
-      options, [&](int rank, int) -> absl::StatusOr<std::unique_ptr<flotilla::StepRunner>> {
+  flotilla::worker::RunRankProcess(
+      options, [&](int rank, int) -> absl::StatusOr<std::unique_ptr<flotilla::worker::StepRunner>> {
         const auto fault = flotilla::testing::Take(absl::StrCat(faults, "/rank-", rank, "-load"));
         if (fault == "refuse") return absl::InvalidArgumentError("no such model");
         if (fault.has_value()) flotilla::testing::Strike(*fault);

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -40,4 +40,4 @@ TEST(WorkerMetricsTest, RanksAreReadAtEachScrape) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/scratch_directory.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 namespace fs = std::filesystem;
@@ -111,4 +111,4 @@ TEST(GroupDirectoryTest, NowhereToPutItIsSaid) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 TEST(Hosts, AnAddressIsFoundByItsNetwork) {
@@ -30,4 +30,4 @@ TEST(Hosts, WhoConnectsIsHeard) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker

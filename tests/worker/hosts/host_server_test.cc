@@ -22,7 +22,7 @@
 #include "worker/hosts/daemons.h"
 #include "worker/hosts/run_on_host.h"
 
-namespace flotilla {
+namespace flotilla::worker {
 namespace {
 
 using ::testing::ElementsAre;
@@ -215,4 +215,4 @@ TEST(DaemonArgumentsTest, NeedNoShell) {
 }
 
 }  // namespace
-}  // namespace flotilla
+}  // namespace flotilla::worker
