@@ -16,8 +16,8 @@ import xml.etree.ElementTree as ElementTree
 # The stages of each part, in the order of the page.
 PARTS = {
     "sanitizers": ("soak", "tsan", "asan+ubsan", "asan+ubsan-integration"),
-    "tests": ("layering", "types", "scripts", "monitoring", "format", "headers", "locks", "mutants", "ctest",
-              "integration", "deploy", "clients"),
+    "tests": ("layering", "types", "scripts", "monitoring", "format", "headers", "locks", "mutants", "odr",
+              "ctest", "integration", "deploy", "clients"),
     "attacks": ("attacks",),
     "measurements": ("peer-comparison", "memory", "prefix-cache-cost", "clean-build"),
 }
