@@ -196,8 +196,9 @@ consteval const Parameter& ParameterNamed(std::string_view name) {
 template <class Visit>
 constexpr void ForEachOfSampler(Visit visit) {
   for (const Parameter& row : kParameters) {
-    if (const auto* real = std::get_if<1>(&row.sampler)) visit(row, *real);
-    if (const auto* integer = std::get_if<2>(&row.sampler)) visit(row, *integer);
+    // With UndefinedBehaviorSanitizer, gcc 12 takes std::get_if for no constant expression.
+    if (row.sampler.index() == 1) visit(row, std::get<1>(row.sampler));
+    if (row.sampler.index() == 2) visit(row, std::get<2>(row.sampler));
   }
 }
 
