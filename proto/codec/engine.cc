@@ -22,13 +22,12 @@ using enums::FindDomain;
 using enums::FindWire;
 using EarlyStopping = BeamOptions::EarlyStopping;
 
-constexpr codec::enums::EnumPair<v1::EngineRequest::Beam::EarlyStopping, EarlyStopping>
-    kEarlyStopping[] = {
-        {v1::EngineRequest::Beam::EARLY_STOPPING_FALSE, EarlyStopping::kFalse},
-        {v1::EngineRequest::Beam::EARLY_STOPPING_TRUE, EarlyStopping::kTrue},
-        {v1::EngineRequest::Beam::EARLY_STOPPING_NEVER, EarlyStopping::kNever},
+constexpr EnumPair<v1::EngineRequest::Beam::EarlyStopping, EarlyStopping> kEarlyStopping[] = {
+    {v1::EngineRequest::Beam::EARLY_STOPPING_FALSE, EarlyStopping::kFalse},
+    {v1::EngineRequest::Beam::EARLY_STOPPING_TRUE, EarlyStopping::kTrue},
+    {v1::EngineRequest::Beam::EARLY_STOPPING_NEVER, EarlyStopping::kNever},
 };
-constexpr codec::enums::EnumPair<v1::EngineEvent::Finish, FinishReason> kFinish[] = {
+constexpr EnumPair<v1::EngineEvent::Finish, FinishReason> kFinish[] = {
     {v1::EngineEvent::FINISH_STOP, FinishReason::kStop},
     {v1::EngineEvent::FINISH_LENGTH, FinishReason::kLength},
     {v1::EngineEvent::FINISH_CANCELLED, FinishReason::kCancelled},
@@ -36,13 +35,13 @@ constexpr codec::enums::EnumPair<v1::EngineEvent::Finish, FinishReason> kFinish[
     {v1::EngineEvent::FINISH_ERROR, FinishReason::kError},
     {v1::EngineEvent::FINISH_MOVED, FinishReason::kMoved},
 };
-constexpr codec::enums::EnumPair<v1::EngineDescription::Exactness, Exactness> kExactness[] = {
+constexpr EnumPair<v1::EngineDescription::Exactness, Exactness> kExactness[] = {
     {v1::EngineDescription::EXACTNESS_BITWISE, Exactness::kBitwise},
     {v1::EngineDescription::EXACTNESS_CONSISTENT, Exactness::kConsistent},
 };
 
 absl::Status CheckNumber(absl::string_view field, float value) {
-  return std::isnan(value) ? codec::columns::Wrong(field, "no number") : absl::OkStatus();
+  return std::isnan(value) ? Wrong(field, "no number") : absl::OkStatus();
 }
 
 // a - b and a + b, clamped to the range of the type.
@@ -62,12 +61,12 @@ RequestId Read(const v1::RequestId& proto) { return {proto.incarnation(), proto.
 void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineRequest* proto) {
   Write(request.id, proto->mutable_id());
   proto->set_attempt(request.attempt.value());
-  codec::columns::AddTokens(request.prompt, proto->mutable_prompt());
+  AddTokens(request.prompt, proto->mutable_prompt());
   for (const std::vector<TokenId>& prefix : request.output_prefix) {
-    codec::columns::AddTokens(prefix, proto->add_output_prefix()->mutable_tokens());
+    AddTokens(prefix, proto->add_output_prefix()->mutable_tokens());
   }
   ToProto(request.sampling, proto->mutable_sampling());
-  codec::columns::AddTokens(request.stop.stop_tokens, proto->mutable_stop_tokens());
+  AddTokens(request.stop.stop_tokens, proto->mutable_stop_tokens());
   proto->set_max_tokens(request.stop.max_tokens);
   proto->set_min_tokens(request.stop.min_tokens);
   proto->set_output_top(request.logprobs.output_top);
@@ -77,7 +76,7 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
     v1::EngineRequest::Beam& beam = *proto->mutable_beam();
     beam.set_beams(request.beam->beams);
     beam.set_length_penalty(request.beam->length_penalty);
-    beam.set_early_stopping(codec::enums::FindWire(kEarlyStopping, request.beam->early_stopping));
+    beam.set_early_stopping(FindWire(kEarlyStopping, request.beam->early_stopping));
   }
   proto->set_constraint(request.constraint);
   if (request.deadline_ns.has_value()) {
@@ -101,14 +100,14 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
 absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, TokenizedRequest& request) {
   request.id = Read(proto.id());
   request.attempt = Attempt(proto.attempt());
-  absl::Status s = codec::columns::CheckTokens("submit.prompt", proto.prompt());
+  absl::Status s = CheckTokens("submit.prompt", proto.prompt());
   request.prompt.assign(proto.prompt().begin(), proto.prompt().end());
   for (const auto& prefix : proto.output_prefix()) {
-    s.Update(codec::columns::CheckTokens("submit.output_prefix", prefix.tokens()));
+    s.Update(CheckTokens("submit.output_prefix", prefix.tokens()));
     request.output_prefix.emplace_back(prefix.tokens().begin(), prefix.tokens().end());
   }
   s.Update(FromProto("submit.sampling", proto.sampling(), request.sampling));
-  s.Update(codec::columns::CheckTokens("submit.stop_tokens", proto.stop_tokens()));
+  s.Update(CheckTokens("submit.stop_tokens", proto.stop_tokens()));
   request.stop.stop_tokens.assign(proto.stop_tokens().begin(), proto.stop_tokens().end());
   request.stop.max_tokens = proto.max_tokens();
   request.stop.min_tokens = proto.min_tokens();
@@ -118,8 +117,8 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
     BeamOptions beam{.beams = proto.beam().beams(),
                      .length_penalty = proto.beam().length_penalty()};
     s.Update(CheckNumber("submit.beam.length_penalty", beam.length_penalty));
-    s.Update(codec::enums::FindDomain("submit.beam.early_stopping", kEarlyStopping,
-                                      proto.beam().early_stopping(), beam.early_stopping));
+    s.Update(FindDomain("submit.beam.early_stopping", kEarlyStopping, proto.beam().early_stopping(),
+                        beam.early_stopping));
     request.beam = beam;
   }
   request.constraint = proto.constraint();
@@ -147,9 +146,9 @@ void Write(const std::vector<TopLogprob>& tops, v1::EngineEvent::Tokens* proto) 
 }
 
 absl::Status Check(absl::string_view field, const v1::EngineEvent::Tokens& tokens) {
-  absl::Status s = codec::columns::CheckRows(field, tokens.logprobs_size(),
-                                             static_cast<std::size_t>(tokens.ids_size()));
-  s.Update(codec::columns::CheckTokens(field, tokens.ids()));
+  absl::Status s =
+      CheckRows(field, tokens.logprobs_size(), static_cast<std::size_t>(tokens.ids_size()));
+  s.Update(CheckTokens(field, tokens.ids()));
   for (const float logprob : tokens.logprobs()) s.Update(CheckNumber(field, logprob));
   return s;
 }
@@ -190,7 +189,7 @@ struct EventWriter {
   void operator()(const SequenceEnd& event) const {
     v1::EngineEvent::SequenceEnd& out = *proto->mutable_sequence_end();
     out.set_sequence(event.sequence.value());
-    out.set_reason(codec::enums::FindWire(kFinish, event.reason));
+    out.set_reason(FindWire(kFinish, event.reason));
     out.set_output_tokens(event.output_tokens);
     out.set_score(event.score);
   }
@@ -211,14 +210,13 @@ struct EventWriter {
 absl::Status Read(const v1::EngineEvent::PromptLogprobs& proto, PromptLogprobs& event) {
   const auto rows = static_cast<std::size_t>(proto.chosen_size());
   absl::Status s = Check("prompt_logprobs.tops", proto.tops());
-  s.Update(codec::columns::CheckRows("prompt_logprobs.top_counts", proto.top_counts_size(), rows));
-  s.Update(codec::columns::CheckCounts("prompt_logprobs.top_counts", proto.top_counts(), 0, rows,
-                                       proto.tops().ids_size()));
+  s.Update(CheckRows("prompt_logprobs.top_counts", proto.top_counts_size(), rows));
+  s.Update(CheckCounts("prompt_logprobs.top_counts", proto.top_counts(), 0, rows,
+                       proto.tops().ids_size()));
   // An engine of an earlier version sends no tokens. The router knows them from its prompt.
   const bool has_tokens = proto.tokens_size() != 0;
-  if (has_tokens)
-    s.Update(codec::columns::CheckRows("prompt_logprobs.tokens", proto.tokens_size(), rows));
-  s.Update(codec::columns::CheckTokens("prompt_logprobs.tokens", proto.tokens()));
+  if (has_tokens) s.Update(CheckRows("prompt_logprobs.tokens", proto.tokens_size(), rows));
+  s.Update(CheckTokens("prompt_logprobs.tokens", proto.tokens()));
   for (const float chosen : proto.chosen()) {
     s.Update(CheckNumber("prompt_logprobs.chosen", chosen));
   }
@@ -237,7 +235,7 @@ absl::Status Read(const v1::EngineEvent::PromptLogprobs& proto, PromptLogprobs& 
 absl::Status Read(const v1::EngineEvent::Token& proto, TokenEvent& event) {
   absl::Status s = Check("token.top", proto.top());
   s.Update(CheckNumber("token.logprob", proto.logprob()));
-  if (proto.token() < 0) s.Update(codec::columns::Wrong("token.token", "negative"));
+  if (proto.token() < 0) s.Update(Wrong("token.token", "negative"));
   if (!s.ok()) return s;
   event.sequence = SequenceIndex(proto.sequence());
   event.position = proto.position();
@@ -254,16 +252,14 @@ absl::Status Read(const v1::EngineEvent::SequenceEnd& proto, SequenceEnd& event)
   event.sequence = SequenceIndex(proto.sequence());
   event.output_tokens = proto.output_tokens();
   event.score = proto.score();
-  absl::Status s =
-      codec::enums::FindDomain("sequence_end.reason", kFinish, proto.reason(), event.reason);
+  absl::Status s = FindDomain("sequence_end.reason", kFinish, proto.reason(), event.reason);
   s.Update(CheckNumber("sequence_end.score", event.score));
   return s;
 }
 
 absl::Status Read(const v1::EngineEvent::RequestEnd& proto, RequestEnd& event) {
   constexpr std::uint32_t kLargestCode = 16;
-  if (proto.code() > kLargestCode)
-    return codec::columns::Wrong("request_end.code", absl::StrCat(proto.code()));
+  if (proto.code() > kLargestCode) return Wrong("request_end.code", absl::StrCat(proto.code()));
   event.status = absl::Status(static_cast<absl::StatusCode>(proto.code()), proto.message());
   event.retry_after_ms = proto.retry_after_ms();
   const v1::EngineEvent::Usage& usage = proto.usage();
@@ -301,7 +297,7 @@ absl::StatusOr<EngineEvent> Read(const v1::EngineEvent& proto) {
     case v1::EngineEvent::EVENT_NOT_SET:
       break;
   }
-  return codec::columns::Wrong("event", "none that is known");
+  return Wrong("event", "none that is known");
 }
 
 void Write(const EngineLoad& load, v1::EngineLoad* proto) {
@@ -320,7 +316,7 @@ void Write(const EngineDescription& description, v1::EngineDescription* proto) {
   proto->set_max_context(description.max_context);
   proto->set_tokenizer_hash(description.tokenizer_hash);
   proto->set_numerics_id(description.numerics_id);
-  proto->set_exactness(codec::enums::FindWire(kExactness, description.exactness));
+  proto->set_exactness(FindWire(kExactness, description.exactness));
   proto->set_max_sequences(description.max_sequences);
   proto->set_max_queue_tokens(description.max_queue_tokens);
 }
@@ -354,7 +350,7 @@ absl::StatusOr<EngineCommand> FromProto(const v1::EngineCommand& proto, std::int
     case v1::EngineCommand::COMMAND_NOT_SET:
       break;
   }
-  return codec::columns::Wrong("command", "none that is known");
+  return Wrong("command", "none that is known");
 }
 
 void ToProto(const EngineUpdate& update, v1::EngineUpdate* proto) {
@@ -397,8 +393,8 @@ absl::StatusOr<EngineUpdate> FromProto(const v1::EngineUpdate& proto) {
                                   .exactness = {},
                                   .max_sequences = d.max_sequences(),
                                   .max_queue_tokens = d.max_queue_tokens()};
-    if (absl::Status s = codec::enums::FindDomain("description.exactness", kExactness,
-                                                  d.exactness(), description.exactness);
+    if (absl::Status s =
+            FindDomain("description.exactness", kExactness, d.exactness(), description.exactness);
         !s.ok()) {
       return s;
     }

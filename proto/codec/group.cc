@@ -16,20 +16,20 @@ using enums::EnumPair;
 using enums::FindDomain;
 using enums::FindWire;
 
-constexpr codec::enums::EnumPair<v1::KvGroup::Kind, KvGroup::Kind> kGroupKinds[] = {
+constexpr EnumPair<v1::KvGroup::Kind, KvGroup::Kind> kGroupKinds[] = {
     {v1::KvGroup::KIND_FULL, KvGroup::Kind::kFull},
     {v1::KvGroup::KIND_WINDOW, KvGroup::Kind::kWindow},
     {v1::KvGroup::KIND_STATE, KvGroup::Kind::kState},
 };
-constexpr codec::enums::EnumPair<v1::KvTier::Kind, KvTier::Kind> kTierKinds[] = {
+constexpr EnumPair<v1::KvTier::Kind, KvTier::Kind> kTierKinds[] = {
     {v1::KvTier::KIND_HOST, KvTier::Kind::kHost},
     {v1::KvTier::KIND_DISK, KvTier::Kind::kDisk},
 };
-constexpr codec::enums::EnumPair<v1::ExecutorDescription::Exactness, Exactness> kExactness[] = {
+constexpr EnumPair<v1::ExecutorDescription::Exactness, Exactness> kExactness[] = {
     {v1::ExecutorDescription::EXACTNESS_BITWISE, Exactness::kBitwise},
     {v1::ExecutorDescription::EXACTNESS_CONSISTENT, Exactness::kConsistent},
 };
-constexpr codec::enums::EnumPair<v1::GroupLost::Cause, Lost::Cause> kCauses[] = {
+constexpr EnumPair<v1::GroupLost::Cause, Lost::Cause> kCauses[] = {
     {v1::GroupLost::CAUSE_DIED, Lost::Cause::kDied},
     {v1::GroupLost::CAUSE_STUCK, Lost::Cause::kStuck},
     {v1::GroupLost::CAUSE_DIGEST, Lost::Cause::kDigest},
@@ -42,10 +42,10 @@ void ToProto(const ExecutorDescription& description, v1::ExecutorDescription* pr
   proto->set_vocab_size(description.vocab_size);
   proto->set_max_context(description.max_context);
   proto->set_numerics_id(description.numerics_id);
-  proto->set_exactness(codec::enums::FindWire(kExactness, description.exactness));
+  proto->set_exactness(FindWire(kExactness, description.exactness));
   for (const KvGroup& group : description.groups) {
     v1::KvGroup& entry = *proto->add_groups();
-    entry.set_kind(codec::enums::FindWire(kGroupKinds, group.kind));
+    entry.set_kind(FindWire(kGroupKinds, group.kind));
     entry.set_window(group.window);
     entry.set_tokens_per_block(group.tokens_per_block);
     entry.set_bytes_per_block(group.bytes_per_block);
@@ -53,7 +53,7 @@ void ToProto(const ExecutorDescription& description, v1::ExecutorDescription* pr
   proto->set_block_count(description.block_count);
   for (const KvTier& tier : description.tiers) {
     v1::KvTier& entry = *proto->add_tiers();
-    entry.set_kind(codec::enums::FindWire(kTierKinds, tier.kind));
+    entry.set_kind(FindWire(kTierKinds, tier.kind));
     entry.set_block_count(tier.block_count);
     entry.set_out_ns_per_block(tier.out_ns_per_block);
     entry.set_in_ns_per_block(tier.in_ns_per_block);
@@ -81,15 +81,14 @@ absl::StatusOr<ExecutorDescription> FromProto(const v1::ExecutorDescription& pro
                                   .max_draft_tokens = proto.max_draft_tokens(),
                                   .prefill_ns_per_token = proto.prefill_ns_per_token(),
                                   .decode_ns_per_step = proto.decode_ns_per_step()};
-  absl::Status s = codec::enums::FindDomain("ready.description.exactness", kExactness,
-                                            proto.exactness(), description.exactness);
+  absl::Status s = FindDomain("ready.description.exactness", kExactness, proto.exactness(),
+                              description.exactness);
   for (const v1::KvGroup& entry : proto.groups()) {
     KvGroup group{.kind = {},
                   .window = entry.window(),
                   .tokens_per_block = entry.tokens_per_block(),
                   .bytes_per_block = entry.bytes_per_block()};
-    s.Update(codec::enums::FindDomain("ready.description.groups.kind", kGroupKinds, entry.kind(),
-                                      group.kind));
+    s.Update(FindDomain("ready.description.groups.kind", kGroupKinds, entry.kind(), group.kind));
     description.groups.push_back(group);
   }
   for (const v1::KvTier& entry : proto.tiers()) {
@@ -97,8 +96,7 @@ absl::StatusOr<ExecutorDescription> FromProto(const v1::ExecutorDescription& pro
                 .block_count = entry.block_count(),
                 .out_ns_per_block = entry.out_ns_per_block(),
                 .in_ns_per_block = entry.in_ns_per_block()};
-    s.Update(codec::enums::FindDomain("ready.description.tiers.kind", kTierKinds, entry.kind(),
-                                      tier.kind));
+    s.Update(FindDomain("ready.description.tiers.kind", kTierKinds, entry.kind(), tier.kind));
     description.tiers.push_back(tier);
   }
   if (!s.ok()) return s;
@@ -107,15 +105,14 @@ absl::StatusOr<ExecutorDescription> FromProto(const v1::ExecutorDescription& pro
 
 void ToProto(const Lost& lost, v1::GroupLost* proto) {
   proto->set_epoch(lost.epoch.value());
-  proto->set_cause(codec::enums::FindWire(kCauses, lost.cause));
+  proto->set_cause(FindWire(kCauses, lost.cause));
   proto->set_detail(lost.detail);
   for (const Step step : lost.started) proto->add_started(step.value());
 }
 
 absl::StatusOr<Lost> FromProto(const v1::GroupLost& proto) {
   Lost lost{.epoch = Epoch(proto.epoch()), .cause = {}, .detail = proto.detail(), .started = {}};
-  if (absl::Status s = codec::enums::FindDomain("lost.cause", kCauses, proto.cause(), lost.cause);
-      !s.ok()) {
+  if (absl::Status s = FindDomain("lost.cause", kCauses, proto.cause(), lost.cause); !s.ok()) {
     return s;
   }
   for (const std::uint64_t step : proto.started()) lost.started.emplace_back(step);
@@ -141,7 +138,7 @@ absl::StatusOr<GroupCommand> FromProto(const v1::GroupCommand& proto) {
     case v1::GroupCommand::COMMAND_NOT_SET:
       break;
   }
-  return codec::columns::Wrong("command", "none that is known");
+  return Wrong("command", "none that is known");
 }
 
 void ToProto(const GroupEvent& event, v1::GroupEvent* proto) {
@@ -170,7 +167,7 @@ absl::StatusOr<GroupEvent> FromProto(const v1::GroupEvent& proto) {
     case v1::GroupEvent::EVENT_NOT_SET:
       break;
   }
-  return codec::columns::Wrong("event", "none that is known");
+  return Wrong("event", "none that is known");
 }
 
 }  // namespace flotilla::codec

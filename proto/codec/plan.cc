@@ -45,15 +45,13 @@ void WriteCopies(const std::vector<BlockCopy>& copies, v1::BlockCopies* proto) {
 
 absl::Status ReadCopies(const v1::BlockCopies& proto, std::vector<BlockCopy>& copies) {
   constexpr absl::string_view kField = "forks.copies";
-  if (absl::Status s = codec::columns::CheckRows(kField, proto.to_size(), proto.from_size());
-      !s.ok())
-    return s;
+  if (absl::Status s = CheckRows(kField, proto.to_size(), proto.from_size()); !s.ok()) return s;
   ColumnReader from(proto.from()), to(proto.to());
   copies.reserve(proto.from_size());
   for (int i = 0; i < proto.from_size(); ++i) {
     copies.push_back({.from = BlockId(from.Next()), .to = BlockId(to.Next())});
     if (copies.back().from == kNullBlock || copies.back().to == kNullBlock) {
-      return codec::columns::Wrong(kField, "the null block");
+      return Wrong(kField, "the null block");
     }
   }
   return absl::OkStatus();
@@ -71,11 +69,11 @@ class PlanWriter {
     open.set_request_incarnation(op.request.incarnation);
     open.set_request_counter(op.request.counter);
     open.set_index(op.index.value());
-    codec::columns::AddTokens(op.tokens, open.mutable_tokens());
+    AddTokens(op.tokens, open.mutable_tokens());
     open.set_prompt_tokens(op.prompt_tokens);
     open.set_cached_tokens(op.cached_tokens);
     ToProto(op.sampling, open.mutable_sampling());
-    codec::columns::AddTokens(op.stop.stop_tokens, open.mutable_stop_tokens());
+    AddTokens(op.stop.stop_tokens, open.mutable_stop_tokens());
     open.set_max_tokens(op.stop.max_tokens);
     open.set_min_tokens(op.stop.min_tokens);
     open.set_output_top(op.logprobs.output_top);
@@ -102,7 +100,7 @@ class PlanWriter {
     fork.set_child(op.child.value());
     fork.set_index(op.index.value());
     fork.set_length(op.length);
-    codec::columns::AddTokens(op.tokens, fork.mutable_tokens());
+    AddTokens(op.tokens, fork.mutable_tokens());
     if (!op.copies.empty()) WriteCopies(op.copies, fork.mutable_copies());
     fork.set_micro_batch(op.micro_batch);
   }
@@ -122,7 +120,7 @@ class PlanWriter {
     runs.add_pooled(op.pooled);
     runs.add_candidates(op.candidates);
     runs.add_append_counts(static_cast<std::uint32_t>(op.append.size()));
-    codec::columns::AddTokens(op.append, runs.mutable_append());
+    AddTokens(op.append, runs.mutable_append());
   }
 
   void Add(const Defer& op) {
@@ -171,24 +169,24 @@ class PlanWriter {
   // After the last operation.
   void Finish() {
     if (proto_.has_trims()) {
-      codec::columns::DropUsual(0u, proto_.mutable_trims()->mutable_groups());
-      codec::columns::DropUsual(1u, proto_.mutable_trims()->mutable_counts());
+      DropUsual(0u, proto_.mutable_trims()->mutable_groups());
+      DropUsual(1u, proto_.mutable_trims()->mutable_counts());
     }
     if (proto_.has_speculations()) {
-      codec::columns::DropUsual(0u, proto_.mutable_speculations()->mutable_depths());
+      DropUsual(0u, proto_.mutable_speculations()->mutable_depths());
     }
     if (proto_.has_grants()) {
-      codec::columns::DropUsual(0u, proto_.mutable_grants()->mutable_groups());
-      codec::columns::DropUsual(1u, proto_.mutable_grants()->mutable_counts());
+      DropUsual(0u, proto_.mutable_grants()->mutable_groups());
+      DropUsual(1u, proto_.mutable_grants()->mutable_counts());
     }
     if (!proto_.has_runs()) return;
     v1::Runs& runs = *proto_.mutable_runs();
-    codec::columns::DropUsual(1u, runs.mutable_counts());
-    codec::columns::DropUsual(false, runs.mutable_sample());
-    codec::columns::DropUsual(false, runs.mutable_prompt_logprobs());
-    codec::columns::DropUsual(false, runs.mutable_pooled());
-    codec::columns::DropUsual(0u, runs.mutable_candidates());
-    codec::columns::DropUsual(0u, runs.mutable_append_counts());
+    DropUsual(1u, runs.mutable_counts());
+    DropUsual(false, runs.mutable_sample());
+    DropUsual(false, runs.mutable_prompt_logprobs());
+    DropUsual(false, runs.mutable_pooled());
+    DropUsual(0u, runs.mutable_candidates());
+    DropUsual(0u, runs.mutable_append_counts());
   }
 
  private:
@@ -233,7 +231,7 @@ class PlanReader {
     for (const char c : proto_.ops()) {
       const auto kind = static_cast<std::uint8_t>(c);
       if (kind < kOpen || kind >= kOpKinds) {
-        return codec::columns::Wrong("ops", absl::StrCat("operation of kind ", kind));
+        return Wrong("ops", absl::StrCat("operation of kind ", kind));
       }
       ++rows_[kind];
     }
@@ -251,9 +249,7 @@ class PlanReader {
         {"speculations.sequences", {proto_.speculations().sequences_size(), kSpeculate}},
     };
     for (const auto& [field, list] : lists) {
-      if (absl::Status s = codec::columns::CheckRows(field, list.first, rows_[list.second]);
-          !s.ok())
-        return s;
+      if (absl::Status s = CheckRows(field, list.first, rows_[list.second]); !s.ok()) return s;
     }
     return absl::OkStatus();
   }
@@ -261,12 +257,10 @@ class PlanReader {
   absl::Status CheckGrants() const {
     const v1::Grants& grants = proto_.grants();
     const std::size_t rows = rows_[kGrant];
-    if (absl::Status s = codec::columns::CheckColumn("grants.groups", grants.groups_size(), rows);
-        !s.ok()) {
+    if (absl::Status s = CheckColumn("grants.groups", grants.groups_size(), rows); !s.ok()) {
       return s;
     }
-    return codec::columns::CheckCounts("grants.counts", grants.counts(), 1, rows,
-                                       grants.blocks_size());
+    return CheckCounts("grants.counts", grants.counts(), 1, rows, grants.blocks_size());
   }
 
   absl::Status CheckRuns() const {
@@ -280,21 +274,19 @@ class PlanReader {
         {"runs.candidates", runs.candidates_size()},
     };
     for (const auto& [field, size] : columns) {
-      if (absl::Status s = codec::columns::CheckColumn(field, size, rows); !s.ok()) return s;
+      if (absl::Status s = CheckColumn(field, size, rows); !s.ok()) return s;
     }
-    if (absl::Status s = codec::columns::CheckTokens("runs.append", runs.append()); !s.ok())
-      return s;
-    return codec::columns::CheckCounts("runs.append_counts", runs.append_counts(), 0, rows,
-                                       runs.append_size());
+    if (absl::Status s = CheckTokens("runs.append", runs.append()); !s.ok()) return s;
+    return CheckCounts("runs.append_counts", runs.append_counts(), 0, rows, runs.append_size());
   }
 
   absl::Status CheckDraftDepths() const {
     const v1::Trims& trims = proto_.trims();
     const std::size_t rows = rows_[kTrim];
-    absl::Status s = codec::columns::CheckColumn("trims.groups", trims.groups_size(), rows);
-    s.Update(codec::columns::CheckColumn("trims.counts", trims.counts_size(), rows));
-    s.Update(codec::columns::CheckColumn("speculations.depths", proto_.speculations().depths_size(),
-                                         rows_[kSpeculate]));
+    absl::Status s = CheckColumn("trims.groups", trims.groups_size(), rows);
+    s.Update(CheckColumn("trims.counts", trims.counts_size(), rows));
+    s.Update(
+        CheckColumn("speculations.depths", proto_.speculations().depths_size(), rows_[kSpeculate]));
     return s;
   }
 
@@ -321,21 +313,18 @@ class PlanReader {
         return UnloadAdapter{.adapter = proto_.unload_adapters(at)};
       case kTrim:
         return TrimBlocks{.sequence = SequenceHandle(trimmed_.Next()),
-                          .group = GroupIndex(codec::columns::At(proto_.trims().groups(), row, 0u)),
-                          .count = codec::columns::At(proto_.trims().counts(), row, 1u)};
+                          .group = GroupIndex(At(proto_.trims().groups(), row, 0u)),
+                          .count = At(proto_.trims().counts(), row, 1u)};
       case kSpeculate:
         return Speculate{.sequence = SequenceHandle(speculating_.Next()),
-                         .depth = codec::columns::At(proto_.speculations().depths(), row, 0u)};
+                         .depth = At(proto_.speculations().depths(), row, 0u)};
     }
-    return codec::columns::Wrong("ops", "an operation that is not known");
+    return Wrong("ops", "an operation that is not known");
   }
 
   absl::StatusOr<PlanOp> ReadOpen(const v1::OpenSequence& proto) const {
-    if (absl::Status s = codec::columns::CheckTokens("opens.tokens", proto.tokens()); !s.ok())
-      return s;
-    if (absl::Status s = codec::columns::CheckTokens("opens.stop_tokens", proto.stop_tokens());
-        !s.ok())
-      return s;
+    if (absl::Status s = CheckTokens("opens.tokens", proto.tokens()); !s.ok()) return s;
+    if (absl::Status s = CheckTokens("opens.stop_tokens", proto.stop_tokens()); !s.ok()) return s;
     SamplingParams sampling;
     if (absl::Status s = FromProto("opens.sampling", proto.sampling(), sampling); !s.ok()) return s;
     return OpenSequence{
@@ -358,21 +347,19 @@ class PlanReader {
   absl::StatusOr<PlanOp> ReadGrant(std::size_t row) {
     const v1::Grants& grants = proto_.grants();
     GrantBlocks grant{.sequence = SequenceHandle(granted_to_.Next()),
-                      .group = GroupIndex(codec::columns::At(grants.groups(), row, 0u)),
+                      .group = GroupIndex(At(grants.groups(), row, 0u)),
                       .blocks = {}};
-    const std::uint32_t count = codec::columns::At(grants.counts(), row, 1u);
+    const std::uint32_t count = At(grants.counts(), row, 1u);
     grant.blocks.reserve(count);  // the counts were checked against the blocks
     for (std::uint32_t i = 0; i < count; ++i) {
       grant.blocks.emplace_back(granted_.Next());
-      if (grant.blocks.back() == kNullBlock)
-        return codec::columns::Wrong("grants.blocks", "the null block");
+      if (grant.blocks.back() == kNullBlock) return Wrong("grants.blocks", "the null block");
     }
     return grant;
   }
 
   absl::StatusOr<PlanOp> ReadFork(const v1::ForkSequence& proto) const {
-    if (absl::Status s = codec::columns::CheckTokens("forks.tokens", proto.tokens()); !s.ok())
-      return s;
+    if (absl::Status s = CheckTokens("forks.tokens", proto.tokens()); !s.ok()) return s;
     ForkSequence fork{.parent = SequenceHandle(proto.parent()),
                       .child = SequenceHandle(proto.child()),
                       .index = SequenceIndex(proto.index()),
@@ -387,15 +374,15 @@ class PlanReader {
   absl::StatusOr<PlanOp> ReadRun(std::size_t row) {
     const v1::Runs& runs = proto_.runs();
     const auto* append = runs.append().data() + appended_;
-    const std::uint32_t appends = codec::columns::At(runs.append_counts(), row, 0u);
+    const std::uint32_t appends = At(runs.append_counts(), row, 0u);
     appended_ += appends;
     return Run{.sequence = SequenceHandle(run_.Next()),
-               .count = codec::columns::At(runs.counts(), row, 1u),
-               .sample = codec::columns::At(runs.sample(), row, false),
-               .prompt_logprobs = codec::columns::At(runs.prompt_logprobs(), row, false),
+               .count = At(runs.counts(), row, 1u),
+               .sample = At(runs.sample(), row, false),
+               .prompt_logprobs = At(runs.prompt_logprobs(), row, false),
                .append = {append, append + appends},
-               .candidates = codec::columns::At(runs.candidates(), row, 0u),
-               .pooled = codec::columns::At(runs.pooled(), row, false)};
+               .candidates = At(runs.candidates(), row, 0u),
+               .pooled = At(runs.pooled(), row, false)};
   }
 
   absl::StatusOr<PlanOp> ReadBackgroundCopy(const v1::BackgroundCopy& proto) const {
@@ -408,18 +395,17 @@ class PlanReader {
         copy.kind = BackgroundCopy::Kind::kIn;
         break;
       default:  // the enum is open: any number may come
-        return codec::columns::Wrong("background_copies.kind",
-                                     absl::StrCat(static_cast<int>(proto.kind())));
+        return Wrong("background_copies.kind", absl::StrCat(static_cast<int>(proto.kind())));
     }
     const auto rows = static_cast<std::size_t>(proto.blocks_size());
-    absl::Status s = codec::columns::CheckRows("background_copies.slots", proto.slots_size(), rows);
+    absl::Status s = CheckRows("background_copies.slots", proto.slots_size(), rows);
     if (!s.ok()) return s;
     ColumnReader blocks(proto.blocks()), slots(proto.slots());
     copy.moves.reserve(rows);
     while (copy.moves.size() < rows) {
       copy.moves.push_back({.block = BlockId(blocks.Next()), .slot = slots.Next()});
       if (copy.moves.back().block == kNullBlock) {
-        return codec::columns::Wrong("background_copies.blocks", "the null block");
+        return Wrong("background_copies.blocks", "the null block");
       }
     }
     return copy;

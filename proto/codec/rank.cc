@@ -57,7 +57,7 @@ std::string Encode(const RankEvent& event) {
 
 absl::StatusOr<RankCommand> DecodeRankCommand(absl::string_view bytes) {
   v1::RankCommand proto;
-  if (!Parse(bytes, &proto)) return codec::columns::Wrong("command", "no message");
+  if (!Parse(bytes, &proto)) return Wrong("command", "no message");
   switch (proto.command_case()) {
     case v1::RankCommand::kPlan:
       return FromProto(proto.plan());
@@ -66,12 +66,12 @@ absl::StatusOr<RankCommand> DecodeRankCommand(absl::string_view bytes) {
     case v1::RankCommand::COMMAND_NOT_SET:
       break;
   }
-  return codec::columns::Wrong("command", "none that is known");
+  return Wrong("command", "none that is known");
 }
 
 absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
   v1::RankEvent proto;
-  if (!Parse(bytes, &proto)) return codec::columns::Wrong("event", "no message");
+  if (!Parse(bytes, &proto)) return Wrong("event", "no message");
   switch (proto.event_case()) {
     case v1::RankEvent::kHello:
       return RankHello{.rank = proto.hello().rank(),
@@ -90,7 +90,7 @@ absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
                         .buffer_bytes = proto.loaded().buffer_bytes()};
     case v1::RankEvent::kRefused: {
       const auto code = static_cast<absl::StatusCode>(proto.refused().code());
-      if (code == absl::StatusCode::kOk) return codec::columns::Wrong("refused.code", "0");
+      if (code == absl::StatusCode::kOk) return Wrong("refused.code", "0");
       return RankRefused{.why = absl::Status(code, proto.refused().message())};
     }
     case v1::RankEvent::kGroup: {
@@ -101,7 +101,7 @@ absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
     case v1::RankEvent::EVENT_NOT_SET:
       break;
   }
-  return codec::columns::Wrong("event", "none that is known");
+  return Wrong("event", "none that is known");
 }
 
 }  // namespace flotilla::codec

@@ -57,7 +57,7 @@ absl::Status ReadFinish(int value, std::optional<FinishReason>& reason) {
                                                       FinishReason::kError,
                                                       FinishReason::kMoved};
   if (value < 0 || value > v1::StepResult::FINISH_MOVED) {
-    return codec::columns::Wrong("finished", absl::StrCat(value));
+    return Wrong("finished", absl::StrCat(value));
   }
   reason = kReasons[value];
   return absl::OkStatus();
@@ -80,19 +80,17 @@ void WriteSequence(const SequenceResult& sequence, v1::StepResult* proto) {
 }
 
 void DropUsualColumns(v1::StepResult* proto) {
-  codec::columns::DropUsual(0u, proto->mutable_lengths());
-  codec::columns::DropUsual(0u, proto->mutable_first_outputs());
-  codec::columns::DropUsual(1u, proto->mutable_token_counts());
-  codec::columns::DropUsual(0u, proto->mutable_drafted());
-  codec::columns::DropUsual(0u, proto->mutable_prompt_firsts());
-  codec::columns::DropUsual(0u, proto->mutable_prompt_counts());
-  codec::columns::DropUsual(0u, proto->mutable_candidate_counts());
-  codec::columns::DropUsual<int>(v1::StepResult::FINISH_NONE, proto->mutable_finished());
-  codec::columns::DropUsual(false, proto->mutable_noops());
-  if (proto->has_tokens())
-    codec::columns::DropUsual(0u, proto->mutable_tokens()->mutable_top_counts());
-  if (proto->has_prompt())
-    codec::columns::DropUsual(0u, proto->mutable_prompt()->mutable_top_counts());
+  DropUsual(0u, proto->mutable_lengths());
+  DropUsual(0u, proto->mutable_first_outputs());
+  DropUsual(1u, proto->mutable_token_counts());
+  DropUsual(0u, proto->mutable_drafted());
+  DropUsual(0u, proto->mutable_prompt_firsts());
+  DropUsual(0u, proto->mutable_prompt_counts());
+  DropUsual(0u, proto->mutable_candidate_counts());
+  DropUsual<int>(v1::StepResult::FINISH_NONE, proto->mutable_finished());
+  DropUsual(false, proto->mutable_noops());
+  if (proto->has_tokens()) DropUsual(0u, proto->mutable_tokens()->mutable_top_counts());
+  if (proto->has_prompt()) DropUsual(0u, proto->mutable_prompt()->mutable_top_counts());
 }
 
 // Reads tokens with log-probabilities one after another.
@@ -102,15 +100,13 @@ class TopReader {
   explicit TopReader(const v1::TokenLogprobs& proto) : proto_(proto) {}
 
   static absl::Status Check(absl::string_view field, const v1::TokenLogprobs& proto) {
-    if (absl::Status s = codec::columns::CheckRows(field, proto.logprobs_size(), proto.ids_size());
-        !s.ok()) {
+    if (absl::Status s = CheckRows(field, proto.logprobs_size(), proto.ids_size()); !s.ok()) {
       return s;
     }
     for (const float logprob : proto.logprobs()) {
-      if (std::isnan(logprob))
-        return codec::columns::Wrong(field, "a log-probability is no number");
+      if (std::isnan(logprob)) return Wrong(field, "a log-probability is no number");
     }
-    return codec::columns::CheckTokens(field, proto.ids());
+    return CheckTokens(field, proto.ids());
   }
 
   TopLogprob Next() {
@@ -143,8 +139,8 @@ class SampledReader {
       return s;
     }
     const auto rows = static_cast<std::size_t>(proto.tokens().ids_size());
-    return codec::columns::CheckCounts(absl::StrCat(field, ".top_counts"), proto.top_counts(), 0,
-                                       rows, proto.tops().ids_size());
+    return CheckCounts(absl::StrCat(field, ".top_counts"), proto.top_counts(), 0, rows,
+                       proto.tops().ids_size());
   }
 
   std::vector<SampledToken> Next(std::uint32_t count) {
@@ -154,7 +150,7 @@ class SampledReader {
       const TopLogprob own = tokens_.Next();
       tokens.push_back({.token = own.token,
                         .logprob = own.logprob,
-                        .top = tops_.Next(codec::columns::At(proto_.top_counts(), row_++, 0u))});
+                        .top = tops_.Next(At(proto_.top_counts(), row_++, 0u))});
     }
     return tokens;
   }
@@ -173,17 +169,17 @@ absl::Status CheckColumns(const v1::StepResult& proto) {
       {"finished", proto.finished_size()}, {"noops", proto.noops_size()},
   };
   for (const auto& [field, size] : columns) {
-    if (absl::Status s = codec::columns::CheckColumn(field, size, rows); !s.ok()) return s;
+    if (absl::Status s = CheckColumn(field, size, rows); !s.ok()) return s;
   }
   absl::Status s = SampledReader::Check("tokens", proto.tokens());
   s.Update(SampledReader::Check("prompt", proto.prompt()));
   s.Update(TopReader::Check("candidates", proto.candidates()));
-  s.Update(codec::columns::CheckCounts("token_counts", proto.token_counts(), 1, rows,
-                                       proto.tokens().tokens().ids_size()));
-  s.Update(codec::columns::CheckCounts("prompt_counts", proto.prompt_counts(), 0, rows,
-                                       proto.prompt().tokens().ids_size()));
-  s.Update(codec::columns::CheckCounts("candidate_counts", proto.candidate_counts(), 0, rows,
-                                       proto.candidates().ids_size()));
+  s.Update(CheckCounts("token_counts", proto.token_counts(), 1, rows,
+                       proto.tokens().tokens().ids_size()));
+  s.Update(CheckCounts("prompt_counts", proto.prompt_counts(), 0, rows,
+                       proto.prompt().tokens().ids_size()));
+  s.Update(CheckCounts("candidate_counts", proto.candidate_counts(), 0, rows,
+                       proto.candidates().ids_size()));
   return s;
 }
 
@@ -196,16 +192,15 @@ absl::Status ReadSequences(const v1::StepResult& proto, std::vector<SequenceResu
   for (std::size_t row = 0; row < rows; ++row) {
     SequenceResult& sequence = sequences.emplace_back();
     sequence.sequence = SequenceHandle(handles.Next());
-    sequence.length = codec::columns::At(proto.lengths(), row, 0u);
-    sequence.first_output = codec::columns::At(proto.first_outputs(), row, 0u);
-    sequence.tokens = tokens.Next(codec::columns::At(proto.token_counts(), row, 1u));
-    sequence.drafted = codec::columns::At(proto.drafted(), row, 0u);
-    sequence.prompt_first = codec::columns::At(proto.prompt_firsts(), row, 0u);
-    sequence.prompt = prompt.Next(codec::columns::At(proto.prompt_counts(), row, 0u));
-    sequence.candidates = candidates.Next(codec::columns::At(proto.candidate_counts(), row, 0u));
-    sequence.noop = codec::columns::At(proto.noops(), row, false);
-    const int finished =
-        codec::columns::At<int>(proto.finished(), row, v1::StepResult::FINISH_NONE);
+    sequence.length = At(proto.lengths(), row, 0u);
+    sequence.first_output = At(proto.first_outputs(), row, 0u);
+    sequence.tokens = tokens.Next(At(proto.token_counts(), row, 1u));
+    sequence.drafted = At(proto.drafted(), row, 0u);
+    sequence.prompt_first = At(proto.prompt_firsts(), row, 0u);
+    sequence.prompt = prompt.Next(At(proto.prompt_counts(), row, 0u));
+    sequence.candidates = candidates.Next(At(proto.candidate_counts(), row, 0u));
+    sequence.noop = At(proto.noops(), row, false);
+    const int finished = At<int>(proto.finished(), row, v1::StepResult::FINISH_NONE);
     if (absl::Status s = ReadFinish(finished, sequence.finished); !s.ok()) return s;
   }
   return absl::OkStatus();
