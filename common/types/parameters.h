@@ -8,7 +8,7 @@
 //
 //   a member of RequestParameters and a row, here,
 //   a member of SamplingParams (common/types/sampling.h) and its use (the sampler),
-//   a field of flotilla.v1.SamplingParams and one of flotilla.v1.Sampling,
+//   a field of flotilla.v1.SamplingParams and an optional one of flotilla.v1.Sampling,
 //   a line each in docs/api.md and docs/openapi.yaml.
 //
 // Pure values and functions, which may be used on any thread.

@@ -47,12 +47,12 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
     const google::protobuf::FieldDescriptor& of_row = *FieldOf(row);
     if (of_row.has_presence() && !access.HasField(proto, &of_row)) return;
     if constexpr (std::is_same_v<decltype(member), float SamplingParams::*>) {
-      const float value = sampling.*member = access.GetFloat(proto, FieldOf(row));
+      const float value = sampling.*member = access.GetFloat(proto, &of_row);
       if (std::isnan(value)) {
         s.Update(columns::Wrong(absl::StrCat(field, ".", std::string(row.name)), "not a number"));
       }
     } else {
-      sampling.*member = access.GetInt32(proto, FieldOf(row));
+      sampling.*member = access.GetInt32(proto, &of_row);
     }
   });
   for (const float bias : proto.biases()) {
