@@ -26,7 +26,6 @@ class IndexedHeap {
   std::uint32_t top() const { return heap_.front(); }
   bool Contains(std::uint32_t index) const { return index < at_.size() && at_[index] != kOut; }
   // Every index inside, in heap order.
-  const std::vector<std::uint32_t>& indices() const { return heap_; }
 
   // The first `count` indices, or all if there are fewer, in the order in which they would
   // leave. O(count^2), so `count` should be small.

@@ -203,7 +203,6 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
   }
   epoch_ = ready.epoch;
   block_tokens_ = std::max(1u, ready.description.groups[0].tokens_per_block);
-  probe_.OnGroupReady();
   probe_.OnState(clock_->NowNs(), core_.Snapshot());
   absl::MutexLock lock(&mu_);
   described_ = true;

@@ -35,11 +35,9 @@ struct DurationHistogram {
 struct SchedulerSnapshot {
   CoreSnapshot core;            // queue, running, blocks, totals by kind
   DurationHistogram plan_time;  // to make one plan
-  DurationHistogram step_time;  // compute time that workers reported
   std::uint64_t steps = 0;
   std::uint64_t rows = 0;         // tokens through the model
   std::uint64_t decode_rows = 0;  // rows of decodes
-  std::uint64_t groups_ready = 0;
   std::uint64_t groups_lost = 0;
   std::uint64_t inbox_refusals = 0;
   // The time on the loop's clock since which the oldest unanswered plan is the next to be
@@ -58,12 +56,7 @@ class SchedulerProbe {
     ++snapshot_.steps;
     snapshot_.rows += timings.rows;
     snapshot_.decode_rows += timings.decode_rows;
-    snapshot_.step_time.Add(timings.compute_ns);
     snapshot_.unanswered_since_ns = now_ns;  // until OnState says that none is left
-  }
-  void OnGroupReady() {
-    absl::MutexLock lock(&mu_);
-    ++snapshot_.groups_ready;
   }
   void OnGroupLost() {
     absl::MutexLock lock(&mu_);

@@ -109,11 +109,6 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemons::Start(const std::vector<std::st
   return std::unique_ptr<Daemon>(new Daemon(this, *pid, std::move(pidfd), std::move(from)));
 }
 
-std::size_t Daemons::running() const {
-  absl::MutexLock lock(&mu_);
-  return pids_.size();
-}
-
 void Daemons::Forget(pid_t pid) {
   absl::MutexLock lock(&mu_);
   waitpid(pid, nullptr, WNOHANG);

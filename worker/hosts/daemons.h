@@ -23,15 +23,17 @@ class Daemons;
 // One running daemon process. One thread uses it.
 class Daemon {
  public:
-  // Ends the daemon by SIGTERM, on which the daemon ends its ranks and removes its files.
-  // Kills what is left after a second by SIGKILL.
+  // Sends SIGTERM, on which the daemon ends its ranks and removes its files. When the daemon
+  // has ended, or after one second, sends SIGKILL to what is left of its process group.
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
   struct Update {
-    std::string output;            // since the last call, 64 KiB at most
-    std::optional<int> exit_code;  // it has ended, and nothing is left of its output
+    // What was printed since the last call, 64 KiB at most.
+    std::string output;
+    // Set when the daemon has ended and Wait has returned all its output.
+    std::optional<int> exit_code;
   };
   // Returns an update as soon as there is one, or after `timeout_ms`.
   Update Wait(int timeout_ms);
@@ -45,7 +47,7 @@ class Daemon {
   const pid_t pid_;
   const UniqueFd pidfd_;
   const UniqueFd output_;
-  bool closed_ = false;  // nobody prints any more
+  bool closed_ = false;  // no process holds the other end of output_ any more
 };
 
 // All daemons of this host. Any thread may use it.
@@ -55,14 +57,13 @@ class Daemons {
   static constexpr std::size_t kMaxArguments = 256;
   static constexpr std::size_t kMaxArgumentBytes = 64 << 10;  // of all arguments
 
-  // `program`: found by PATH.
+  // `program` is looked up in PATH.
   explicit Daemons(std::string program) : program_(std::move(program)) {}
 
-  // Starts a daemon. Errors as for flotilla.v1.Host.Run. The Daemons object outlives the
-  // Daemon that it returns.
+  // Starts a daemon. Fails with the codes of flotilla.v1.Host.Run, or with UNAVAILABLE if the
+  // daemon cannot be started now. The Daemons object outlives the Daemon that it returns.
   absl::StatusOr<std::unique_ptr<Daemon>> Start(const std::vector<std::string>& arguments)
       ABSL_LOCKS_EXCLUDED(mu_);
-  std::size_t running() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   friend class Daemon;
