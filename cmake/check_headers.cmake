@@ -1,13 +1,15 @@
 # Target check_headers: every header compiles alone. A header with a source of its own name is
 # checked by that source, which includes it before anything else (scripts/check_layering.py
-# holds sources to that), unless its folder has a precompiled header in front. Each other
-# header gets a source of a single #include, built like any other source, so that only headers
-# that changed are compiled again.
+# holds sources to that), unless its folder has a precompiled header in front, as those of
+# tests have. Each other header gets a source of a single #include, built like any other
+# source, so that only headers that changed are compiled again.
 function(flotilla_check_headers)
   file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
     common/*.h model/*.h kernels/*.h worker/*.h scheduler/*.h simulator/*.h proto/*.h router/*.h rpc/*.h
     cli/*.h tests/*.h)
-  set(precompiled "^(proto/codec|router/grpc|router/remote|scheduler/remote|worker/agent|worker/hosts)/")
+  set(precompiled "^(proto/codec|router/grpc|router/remote|scheduler/remote|worker/agent"
+    "|worker/hosts|tests/contract|tests/kernels|tests/proto/codec|tests/sim)/")
+  list(JOIN precompiled "" precompiled)
   set(sources)
   foreach(header IN LISTS headers)
     string(REGEX REPLACE "\\.h$" ".cc" own ${header})

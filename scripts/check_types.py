@@ -3,8 +3,8 @@
 
 Two types with one qualified name in one program break C++'s one-definition rule. No compiler
 has to notice that: the linker takes one of each of their functions. This script reads the
-sources of FOLDER (default: this repository), without tests, and prints each qualified name
-that is defined twice outside anonymous namespaces, with both places. Exits 1 if there is one.
+sources of FOLDER (default: this repository), tests too, and prints each qualified name that is
+defined twice outside anonymous namespaces, with both places. It exits 1 if there is one.
 """
 
 import collections
@@ -62,7 +62,7 @@ def main():
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.h", "*.cc"],
                             cwd=folder, check=True, capture_output=True, text=True).stdout
     found = check(folder, [file for file in listed.splitlines()
-                           if not file.startswith("tests/") and (folder / file).is_file()])
+                           if (folder / file).is_file()])
     print("\n".join(found), end="\n" if found else "")
     sys.exit(1 if found else 0)
 

@@ -12,6 +12,7 @@
 #include "common/auth/random_token.h"
 #include "common/auth/secret_digest.h"
 #include "common/auth/watched_file.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/secret_files.h"
 
 namespace flotilla {

@@ -10,6 +10,7 @@
 #include "common/rt/clock.h"
 #include "router/errors.h"
 #include "router/key_gate.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/secret_files.h"
 
 namespace flotilla::router {

@@ -6,6 +6,7 @@
 
 #include "router/key_gate.h"
 #include "tests/router/http_fixture.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/secret_files.h"
 
 namespace flotilla::router {

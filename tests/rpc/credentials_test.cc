@@ -16,6 +16,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "rpc/call_guard.h"
 #include "rpc/endpoint.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/secret_files.h"
 #include "tests/support/test_certificates.h"
 

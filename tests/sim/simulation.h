@@ -24,6 +24,8 @@
 
 namespace flotilla::testing {
 
+using scheduler::SequenceState;
+
 // A state of a sequence as the simulation sees it: a SequenceState, or kAbsent, which means
 // that the sequence does not exist yet or has ended.
 inline constexpr std::size_t kAbsent = 5, kSimStates = 6;
@@ -34,50 +36,37 @@ inline constexpr const char* kStateNames[kSimStates] = {"waiting", "pending", "p
 // transitions at once (a plan preempts a request and starts it again), so a transition
 // that is not in this list may happen.
 struct SimTransition {
-  scheduler::SequenceState from, to;
+  SequenceState from, to;
   bool possible;  // true: it must happen in the test; false: it must never happen
 };
-inline constexpr scheduler::SequenceState kGone{kAbsent};
+inline constexpr SequenceState kGone{kAbsent};
 inline constexpr SimTransition kTransitions[] = {
-    {kGone, scheduler::SequenceState::kWaiting, true},   // admitted
-    {kGone, scheduler::SequenceState::kPending, true},   // a beam forks
-    {kGone, scheduler::SequenceState::kPrefill, false},  // opened before it was pending
-    {kGone, scheduler::SequenceState::kDecode, false},   //
-    {kGone, scheduler::SequenceState::kEnding, false},   //
-    {scheduler::SequenceState::kWaiting, scheduler::SequenceState::kPending,
-     true},  // its request is opened
-    {scheduler::SequenceState::kWaiting, scheduler::SequenceState::kPrefill,
-     true},  // and it, with a first chunk,
-    {scheduler::SequenceState::kWaiting, scheduler::SequenceState::kDecode,
-     true},  // or with all it knows
-    {scheduler::SequenceState::kWaiting, scheduler::SequenceState::kEnding, true},  //
-    {scheduler::SequenceState::kWaiting, kGone, true},  // cancelled, late, too large
-    {scheduler::SequenceState::kPending, scheduler::SequenceState::kWaiting,
-     true},  // preempted, or its group lost
-    {scheduler::SequenceState::kPending, scheduler::SequenceState::kPrefill,
-     true},  // forked, or for memory
-    {scheduler::SequenceState::kPending, scheduler::SequenceState::kDecode, true},  //
-    {scheduler::SequenceState::kPending, scheduler::SequenceState::kEnding,
-     true},                                             // a beam's one token
-    {scheduler::SequenceState::kPending, kGone, true},  // cancelled, or too late
-    {scheduler::SequenceState::kPrefill, scheduler::SequenceState::kWaiting,
-     true},  // preempted, or its group lost
-    {scheduler::SequenceState::kPrefill, scheduler::SequenceState::kDecode,
-     true},  // its last chunk
-    {scheduler::SequenceState::kPrefill, scheduler::SequenceState::kEnding, true},  //
-    {scheduler::SequenceState::kPrefill, kGone, true},  // cancelled, or too late
-    {scheduler::SequenceState::kDecode, scheduler::SequenceState::kWaiting,
-     true},  // preempted, or its group lost
-    {scheduler::SequenceState::kDecode, scheduler::SequenceState::kEnding,
-     false},                                           // a decode ends by its result
-    {scheduler::SequenceState::kDecode, kGone, true},  // finished, cancelled, too late
-    {scheduler::SequenceState::kEnding, scheduler::SequenceState::kWaiting,
-     true},  // preempted, or its group lost
-    {scheduler::SequenceState::kEnding, scheduler::SequenceState::kPrefill,
-     true},  // a beam goes on
-    {scheduler::SequenceState::kEnding, scheduler::SequenceState::kDecode,
-     false},                                           // the result ends it
-    {scheduler::SequenceState::kEnding, kGone, true},  // finished, or nobody follows it
+    {kGone, SequenceState::kWaiting, true},                    // admitted
+    {kGone, SequenceState::kPending, true},                    // a beam forks
+    {kGone, SequenceState::kPrefill, false},                   // opened before it was pending
+    {kGone, SequenceState::kDecode, false},                    //
+    {kGone, SequenceState::kEnding, false},                    //
+    {SequenceState::kWaiting, SequenceState::kPending, true},  // its request is opened
+    {SequenceState::kWaiting, SequenceState::kPrefill, true},  // and it, with a first chunk,
+    {SequenceState::kWaiting, SequenceState::kDecode, true},   // or with all it knows
+    {SequenceState::kWaiting, SequenceState::kEnding, true},   //
+    {SequenceState::kWaiting, kGone, true},                    // cancelled, late, too large
+    {SequenceState::kPending, SequenceState::kWaiting, true},  // preempted, or its group lost
+    {SequenceState::kPending, SequenceState::kPrefill, true},  // forked, or for memory
+    {SequenceState::kPending, SequenceState::kDecode, true},   //
+    {SequenceState::kPending, SequenceState::kEnding, true},   // a beam's one token
+    {SequenceState::kPending, kGone, true},                    // cancelled, or too late
+    {SequenceState::kPrefill, SequenceState::kWaiting, true},  // preempted, or its group lost
+    {SequenceState::kPrefill, SequenceState::kDecode, true},   // its last chunk
+    {SequenceState::kPrefill, SequenceState::kEnding, true},   //
+    {SequenceState::kPrefill, kGone, true},                    // cancelled, or too late
+    {SequenceState::kDecode, SequenceState::kWaiting, true},   // preempted, or its group lost
+    {SequenceState::kDecode, SequenceState::kEnding, false},   // a decode ends by its result
+    {SequenceState::kDecode, kGone, true},                     // finished, cancelled, too late
+    {SequenceState::kEnding, SequenceState::kWaiting, true},   // preempted, or its group lost
+    {SequenceState::kEnding, SequenceState::kPrefill, true},   // a beam goes on
+    {SequenceState::kEnding, SequenceState::kDecode, false},   // the result ends it
+    {SequenceState::kEnding, kGone, true},                     // finished, or nobody follows it
 };
 
 // What can go wrong between the two sides. The test asserts that each of these happened.

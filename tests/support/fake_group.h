@@ -7,53 +7,20 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/synchronization/mutex.h"
-#include "common/obs/log.h"
 #include "common/rt/clock.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/scratch_directory.h"
 #include "worker/exec/process_executor.h"
 
 namespace flotilla::testing {
-
-// Keeps the lines of a log.
-class LogLines {
- public:
-  class Sink final : public Logger::Sink {
-   public:
-    explicit Sink(LogLines* lines) : lines_(lines) {}
-    void Write(LogLevel, std::string_view line) override {
-      absl::MutexLock lock(&lines_->mu_);
-      lines_->lines_.emplace_back(line);
-    }
-
-   private:
-    LogLines* const lines_;
-  };
-
-  // The lines that contain `text`.
-  std::vector<std::string> With(const std::string& text) const {
-    absl::MutexLock lock(&mu_);
-    std::vector<std::string> found;
-    for (const std::string& line : lines_) {
-      if (line.find(text) != std::string::npos) found.push_back(line);
-    }
-    return found;
-  }
-
- private:
-  mutable absl::Mutex mu_;
-  std::vector<std::string> lines_ ABSL_GUARDED_BY(mu_);
-};
 
 // Options for a group on several hosts. All of them are this host.
 inline worker::HostOptions Loopback() {
@@ -63,15 +30,14 @@ inline worker::HostOptions Loopback() {
 class FakeGroup {
  public:
   explicit FakeGroup(int ranks, std::optional<worker::HostOptions> hosts = std::nullopt)
-      : log_(LogLevel::kDebug, std::make_unique<LogLines::Sink>(&lines)),
-        executor_(std::make_unique<worker::ProcessExecutor>(
+      : executor_(std::make_unique<worker::ProcessExecutor>(
             worker::ProcessExecutorOptions{
                 .group = {.command = {FLOTILLA_FAKE_RANK, "--faults", faults_.path()},
                           .ranks = ranks,
                           .temporary = temporary_.path(),
                           .hosts = std::move(hosts)},
                 .watch = {}},
-            &clock_, &log_)) {}
+            &clock_, &lines.logger())) {}
   // Stops the group and checks what is left.
   ~FakeGroup() {
     executor_->Stop();
@@ -105,7 +71,6 @@ class FakeGroup {
 
   ScratchDirectory temporary_, faults_;
   SteadyClock clock_;
-  Logger log_;
   std::unique_ptr<worker::ProcessExecutor> executor_;
 };
 

@@ -10,6 +10,7 @@
 #include "router/grpc/server.h"
 #include "router/key_gate.h"
 #include "tests/router/grpc/fake_service.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/secret_files.h"
 
 namespace flotilla::router {
