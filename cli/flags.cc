@@ -44,14 +44,14 @@ constexpr std::string_view kProcess = "Process";
 
 // Numbers are bounded so that no product of them overflows 64 bits.
 constexpr auto kFlags = std::to_array<FlagSpec>({
-    {"--model", &RoleFlags::model, "PATH", 0, 0, kModel, "The GGUF file that this process serves.",
-     kServe | kWorker | kRank},
+    {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
+     "The GGUF file of the model that this process runs.", kServe | kWorker | kRank},
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
      "The GGUF file of the worker group that this process runs itself, in place of --worker.",
      kOwnGroup},
     {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
-     "The name that clients use. The default is the file's name without .gguf; clients may "
-     "also leave out the weight format at its end, such as .Q4_1.",
+     "The name of the model for clients. The default is the file's name without .gguf. Clients "
+     "may leave out a weight format at the end of the name, such as .Q4_1.",
      kGroup},
     {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,
      "The most tokens of one request, prompt and output together. 0 means the length that the "
@@ -200,7 +200,7 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule,
      "The number of blocks in the KV pool.", kGroup},
     {"--block-tokens", &RoleFlags::block_tokens, "tokens", 16, 16, kSchedule,
-     "The number of tokens in a KV block.", kServe | kWorker | kOwnGroup},
+     "The number of tokens in a KV block. Only 16 is supported.", kServe | kWorker | kOwnGroup},
     {"--max-batch-tokens", &RoleFlags::max_batch_tokens, "tokens", 1, 1 << 16, kSchedule,
      "The token budget of a step, for prefill and decode together.",
      kServe | kScheduler | kWorker | kRank},
@@ -225,14 +225,15 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "disappears with the process.",
      kGroup},
     {"--policy", &RoleFlags::policy, "priority|fcfs|srpt|edf", 0, 0, kSchedule,
-     "Which request goes first. fcfs: the one that came first. The other policies compare "
-     "priorities. Among equal ones, priority takes the request that came first; srpt the one "
-     "that is predicted to finish soonest; edf the one with the earliest deadline. edf also ends "
-     "requests that are predicted to miss their deadline.",
+     "The order in which requests run. fcfs runs them in the order of arrival. The other policies "
+     "run higher priorities first. Requests of equal priority run in the order of arrival under "
+     "priority, in the order of the predicted time to finish under srpt, and in the order of "
+     "deadlines under edf. edf also ends waiting requests that are predicted to miss their "
+     "deadline.",
      kServe | kScheduler},
     {"--fair-share", &RoleFlags::fair_share, "", 0, 0, kSchedule,
-     "The next request is that of the tenant that was served the fewest tokens so far, divided "
-     "by its weight.",
+     "The next request is taken from the waiting tenant whose served tokens, divided by its "
+     "weight, are the fewest. An output token counts as two prompt tokens.",
      kServe | kScheduler},
     {"--tenant-weights", &RoleFlags::tenant_weights, "NAME=WEIGHT,...", 0, 0, kSchedule,
      "The weights of tenants under --fair-share. Tenants that are not listed have weight 1.",
@@ -245,12 +246,13 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "How often a request may be preempted before it becomes non-preemptible.",
      kServe | kScheduler},
     {"--max-wait-ms", &RoleFlags::max_wait_ms, "ms", 0, 3'600'000, kSchedule,
-     "The longest wait in the queue. A request that is predicted to wait longer is refused with "
-     "429. 0 means that only a full queue refuses requests.",
+     "The longest predicted wait in the queue. A request whose predicted wait is longer is "
+     "refused with 429. 0 means that only a full queue refuses requests.",
      kServe | kScheduler},
     {"--speculation", &RoleFlags::speculation, "off|ngram|draft", 0, 0, kSchedule,
-     "How draft tokens are made, when they save time. ngram repeats what followed the same "
-     "tokens before; draft runs the model's first layers. The choice never changes results.",
+     "How draft tokens are proposed. ngram proposes the tokens that followed the same tokens "
+     "earlier in the sequence. draft runs the model's first layers. The scheduler uses draft "
+     "tokens only where they save time. The choice never changes results.",
      kGroup},
     {"--draft-tokens", &RoleFlags::draft_tokens, "tokens", 1, 64, kSchedule,
      "The most draft tokens of a sequence in a step.", kServe | kScheduler | kWorker | kRank},
@@ -261,15 +263,16 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "The most requests that may wait. A further request is refused with 429.",
      kServe | kScheduler},
     {"--queue-tokens", &RoleFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,
-     "The most prompt tokens that may wait. A request that exceeds them is refused with 429.",
+     "The most prompt tokens that may wait. A request with which they would be more is refused "
+     "with 429.",
      kServe | kScheduler},
 
     {"--drain-seconds", &RoleFlags::drain_seconds, "seconds", 0, 86400, kProcess,
      "How long running requests may take to finish after SIGTERM or SIGINT.",
      kServe | kRouter | kScheduler},
     {"--ready-file", &RoleFlags::ready_file, "PATH", 0, 0, kProcess,
-     "A file that the process writes once it is ready: "
-     "{\"http\":PORT,\"grpc\":PORT,\"health\":PORT,\"pid\":PID}, with the ports where it listens.",
+     "A JSON file that the process writes once it is ready. It has the pid, and the ports http, "
+     "grpc and health of a router or of serve, or the ports listen and metrics of another role.",
      kAll},
     {"--log-level", &RoleFlags::log_level, "debug|info|warning|error", 0, 0, kProcess,
      "The least severe level that is logged to standard error.", kAll},

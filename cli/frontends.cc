@@ -26,15 +26,15 @@ namespace flotilla::cli {
 namespace {
 
 constexpr char kTemplateKey[] = "tokenizer.chat_template";
-// At most so many of the process's file descriptors are left for everything that is not a
-// connection to the HTTP API: gRPC's connections, files, the fleet's streams, and a few that
-// are kept for accepting.
+// This many of the process's file descriptors, or half of all if that is fewer, are not used
+// for connections to the HTTP API. They are for gRPC's connections, files, the fleet's streams,
+// and the spare descriptors that accept a connection when no other descriptor is left.
 constexpr std::uint64_t kOtherDescriptors = 256;
 constexpr std::size_t kSpareDescriptors = 16;
-// For kubelets, Prometheus, and a person who looks.
+// The health port is for kubelets, Prometheus and a few people.
 constexpr std::uint32_t kHealthConnections = 32;
 
-// The model's chat template; none when the file has none.
+// Returns the model's chat template, or none if the file has none.
 absl::StatusOr<std::optional<model::ChatTemplate>> LoadChatTemplate(const model::GgufFile& file) {
   if (file.Find(kTemplateKey) == nullptr) return std::nullopt;
   absl::StatusOr<std::string_view> source = file.GetString(kTemplateKey);
@@ -44,7 +44,7 @@ absl::StatusOr<std::optional<model::ChatTemplate>> LoadChatTemplate(const model:
   return *std::move(chat_template);
 }
 
-// What turns text into a model's tokens and back.
+// Turns text into a model's tokens and back.
 struct ModelText {
   model::Tokenizer tokenizer;
   std::optional<model::ChatTemplate> chat_template;
@@ -73,7 +73,7 @@ class FrontendsImpl final : public Frontends {
     if (!tokenizer.ok()) return tokenizer.status();
     absl::StatusOr<std::optional<model::ChatTemplate>> chat_template = LoadChatTemplate(file);
     if (!chat_template.ok()) {
-      parts_.log->Warning("chat template not usable, chats are refused",
+      parts_.log->Warning("the chat template cannot be used, so chat requests are refused",
                           {{"model", model_id}, {"reason", chat_template.status()}});
       chat_template = std::nullopt;
     }
@@ -174,13 +174,13 @@ class FrontendsImpl final : public Frontends {
 
   const RoleFlags flags_;
   const Parts parts_;
-  // Destroyed from last to first.
+  // These members are destroyed from last to first.
   std::vector<std::unique_ptr<const ModelText>> texts_;
-  std::unique_ptr<router::KeyGate> gate_;  // null: there are no keys
+  std::unique_ptr<router::KeyGate> gate_;  // null: clients need no key
   std::unique_ptr<router::InferenceService> service_;
   std::unique_ptr<router::GrpcServer> grpc_;
   std::unique_ptr<router::HttpServer> http_;
-  std::unique_ptr<router::HttpServer> health_;  // null: there is none
+  std::unique_ptr<router::HttpServer> health_;  // null: there is no health port
   std::uint16_t http_port_ = 0;
   std::optional<std::uint16_t> health_port_;
 };

@@ -46,13 +46,14 @@ Examples, a fleet on one machine:
   flotilla scheduler --worker 127.0.0.1:7001 --listen-port 7002 &
   flotilla router --scheduler 127.0.0.1:7002
 
-The same fleet with one process less. This scheduler runs the worker group itself, so no plan
-or result crosses a connection:
+The same fleet with one process less. This scheduler runs the worker group itself, so plans and
+results need no gRPC stream:
   flotilla scheduler --model m.gguf --listen-port 7002 &
   flotilla router --scheduler 127.0.0.1:7002
 
 The processes may start in any order. Each prints a line that begins with `ready` when it can
-work. On SIGINT or SIGTERM running requests finish. A second signal ends the process at once.)";
+work. On SIGINT or SIGTERM a router or scheduler lets running requests finish. A worker does not
+wait: its scheduler has the requests computed again. A second signal ends a process at once.)";
 
 constexpr char kNodeExamples[] = R"(
 Example, a worker group of two ranks on 10.1.0.1 and 10.1.0.2, which have the same files:
@@ -104,10 +105,10 @@ int main(int argc, char** argv) {
       app.add_subcommand("node", "Start ranks on this host for workers on other hosts");
   flotilla::cli::AddRoleFlags(*node, Role::kNode, &node_flags);
   node->footer(kNodeExamples);
-  // A worker starts this command and chooses its flags.
-  CLI::App* rank = app.add_subcommand("rank", "Run one rank of a worker")->group("");
+  // The agent of a worker group starts this command and chooses its flags.
+  CLI::App* rank = app.add_subcommand("rank", "Run one rank of a worker group")->group("");
   flotilla::cli::AddRoleFlags(*rank, Role::kRank, &rank_flags);
-  // A worker's mpirun starts this command.
+  // The mpirun that an agent starts calls this command.
   CLI::App* exec =
       app.add_subcommand("exec", "Run a command on a host through its flotilla node")->group("");
   flotilla::cli::AddExecFlags(*exec, &exec_flags);

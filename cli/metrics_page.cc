@@ -32,7 +32,7 @@ class Cursor {
     rest_.remove_prefix(length);
     return taken;
   }
-  // Takes a quoted value and resolves its escapes. None: the quotes are not closed.
+  // Takes a quoted value and resolves its escapes. None: a quote is missing.
   std::optional<std::string> TakeQuoted() {
     if (!Take('"')) return std::nullopt;
     std::string value;
@@ -86,20 +86,21 @@ absl::StatusOr<MetricsPage> MetricsPage::Parse(std::string_view text, std::int64
 absl::StatusOr<std::string> MetricsPage::ParseLine(std::string_view line, Series* series) const {
   Cursor cursor(line);
   std::string name = cursor.TakeUntil("{ \t");
-  if (name.empty()) return absl::InvalidArgumentError("no name");
+  if (name.empty()) return absl::InvalidArgumentError("the metric has no name");
   if (cursor.Take('{')) {
     while (!cursor.Take('}')) {
       std::string label = cursor.TakeUntil("=}");
-      if (!cursor.Take('=')) return absl::InvalidArgumentError("a label without a value");
+      if (!cursor.Take('=')) return absl::InvalidArgumentError("a label has no value");
       std::optional<std::string> value = cursor.TakeQuoted();
-      if (!value.has_value()) return absl::InvalidArgumentError("a label's value is not quoted");
+      if (!value.has_value())
+        return absl::InvalidArgumentError("the value of a label lacks a quote");
       series->labels[std::move(label)] = *std::move(value);
       cursor.Take(',');
     }
   }
   cursor.SkipSpace();
   if (!absl::SimpleAtod(cursor.TakeUntil(" \t\r"), &series->value)) {
-    return absl::InvalidArgumentError("no number");
+    return absl::InvalidArgumentError("the value is not a number");
   }
   return name;
 }

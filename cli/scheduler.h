@@ -1,5 +1,5 @@
-// `flotilla scheduler`: the engine loop, between routers and the agent of a worker
-// group in other processes.
+// `flotilla scheduler`: the engine loop between routers and a worker group. The agent of the
+// group is `flotilla worker`, or with --model this process.
 #pragma once
 
 #include <string>

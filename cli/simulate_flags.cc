@@ -12,9 +12,9 @@ namespace {
 
 constexpr char kExamples[] = R"(
 Examples:
-  One run, with plots, figures and each request's times in DIR:
+  One run, with plots, a report and the times of each request in DIR:
     flotilla simulate --machine h200 --preset long --rate 20 --requests 10000 --out DIR
-  How latency grows with load, up to where it breaks:
+  Latency at growing load, up to overload:
     flotilla simulate --preset long --sweep-rate 5,10,20,30,40 --out DIR
   The effect of an option:
     flotilla simulate --rate 30 --preset long --compare max_chunk_tokens=256,512,2048
@@ -27,8 +27,8 @@ Examples:
     flotilla simulate --measure model.gguf --out DIR
     flotilla simulate --machine DIR/machine.json --arrivals closed --concurrency 32
 
-Tables go to standard output, progress to standard error. The same flags give the same
-figures. docs/simulate.md explains the cost models and their limits.)";
+Tables go to standard output, and progress goes to standard error. The same flags give the same
+numbers. docs/simulate.md explains the cost models and their limits.)";
 
 CLI::Validator Between(double low, double high) { return CLI::Range(low, high).description(""); }
 
@@ -51,7 +51,7 @@ void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
   app.add_flag("--list-machines", f->list_machines, "The built-in machines are printed as JSON.")
       ->group(group);
   app.add_option("--kv-tokens", f->kv_tokens,
-                 "The number of token positions in the KV pool. 0 means that of the machine.")
+                 "The number of token positions in the KV pool. 0 means the number of the machine.")
       ->check(Between(0, 1 << 30))
       ->type_name("tokens")
       ->group(group);
@@ -89,11 +89,12 @@ void AddLengthFlags(CLI::App& app, SimulateFlags* f) {
          "--deadline.",
          1e6);
   app.add_option("--max-tokens", f->max_tokens,
-                 "The max_tokens of each request. An answer may end before. [default 1024]")
+                 "The max_tokens of each request. An answer may be shorter. [default 1024]")
       ->check(Between(1, 1 << 24))
       ->group(group);
   app.add_flag("--known-lengths", f->known_lengths,
-               "The scheduler knows how long each answer becomes: it is the request's max_tokens.")
+               "The max_tokens of each request is the length of its answer, so the scheduler knows "
+               "it. --max-tokens then has no effect.")
       ->group(group);
 }
 
@@ -110,17 +111,18 @@ void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
       ->group(group);
   app.add_option(
          "--arrivals", f->arrivals,
-         "How requests arrive. poisson: as a Poisson process. gamma: with gamma-distributed gaps. "
-         "closed: a new request for each that ends. [default poisson]")
+         "How requests arrive. With poisson they are a Poisson process. With gamma the gaps are "
+         "gamma-distributed. With closed a new request arrives when one ends. [default poisson]")
       ->type_name("poisson|gamma|closed")
       ->check(CLI::IsMember({"poisson", "gamma", "closed"}).description(""))
       ->group(group);
   app.add_option("--rate", f->rate, "The number of arrivals per second. [default 10]")
       ->check(Between(1e-6, 1e6))
       ->group(group);
-  app.add_option("--burstiness", f->burstiness,
-                 "The shape of gamma gaps. 1 is a Poisson process, a smaller shape is burstier. "
-                 "[default 1]")
+  app.add_option(
+         "--burstiness", f->burstiness,
+         "The shape of gamma gaps. 1 gives a Poisson process, and a smaller shape gives burstier "
+         "arrivals. [default 1]")
       ->check(Between(0.01, 100))
       ->group(group);
   app.add_option("--concurrency", f->concurrency,
@@ -134,7 +136,8 @@ void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
   count("--requests", f->requests, 1, 10'000'000, "The number of requests. [default 1000]");
   count("--seed", f->seed, 0, 9e15, "The seed of arrivals and lengths. [default 1]");
   count("--tenants", f->tenants, 1, 10'000,
-        "The number of tenants. Tenant i sends 1/(i+1) as much as tenant 0.");
+        "The number of tenants. Tenant i, counted from 0, sends 1/(i+1) of the requests of tenant "
+        "0.");
   count("--prefix-groups", f->prefix_groups, 0, 1 << 30,
         "The number of groups of prompts that begin alike. 0 means that none do.");
   count("--prefix-tokens", f->prefix_tokens, 0, 1 << 20,
@@ -155,7 +158,7 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
       ->type_name("OPTION=V,V")
       ->group(group);
   app.add_option("--policies", f->policies,
-                 absl::StrCat("The policies that are compared. There are ",
+                 absl::StrCat("The policies that are compared, out of ",
                               absl::StrJoin(scheduler::PolicyNames(), ", "), "."))
       ->delimiter(',')
       ->type_name("NAME,NAME")
@@ -180,21 +183,23 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
 void AddOutputFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Output";
   app.add_option("--slo-ttft", f->slo_ttft_ms,
-                 "A request counts for goodput if its time to first token is at most this. "
-                 "[default 1000]")
+                 "A request counts for goodput if its time to first token is at most this many "
+                 "milliseconds. [default 1000]")
       ->check(Between(0, 1e9))
       ->type_name("ms")
       ->group(group);
   app.add_option("--slo-itl", f->slo_itl_ms,
-                 "A request counts for goodput if the mean gap between its tokens is at most this. "
-                 "[default 100]")
+                 "A request counts for goodput if the mean gap between its tokens is at most this "
+                 "many milliseconds. [default 100]")
       ->check(Between(0, 1e9))
       ->type_name("ms")
       ->group(group);
   app.add_flag("--json", f->json, "The result is printed as JSON in place of a table.")
       ->group(group);
-  app.add_option("--out", f->out,
-                 "The folder where report.json, report.csv, requests.csv and plots are written.")
+  app.add_option(
+         "--out", f->out,
+         "The folder where report.json, report.csv and plots are written, with requests.csv if "
+         "there is only one run. --measure and --fit write their files there.")
       ->type_name("DIR")
       ->group(group);
 }
@@ -204,7 +209,7 @@ void AddMeasureFlags(CLI::App& app, SimulateFlags* f) {
   app.add_option(
          "--measure", f->measure,
          "The steps of this GGUF model are timed on this computer, and a machine is fitted to the "
-         "times. They are written to --out as steps.csv and machine.json.")
+         "times. The times and the machine are written to --out, as steps.csv and machine.json.")
       ->type_name("PATH")
       ->group(group);
   app.add_option("--measure-seconds", f->measure_seconds,
@@ -215,7 +220,10 @@ void AddMeasureFlags(CLI::App& app, SimulateFlags* f) {
                  "The number of compute threads of --measure. 0 means what the CPU quota allows.")
       ->check(Between(0, 1024))
       ->group(group);
-  app.add_option("--fit", f->fit, "A linear machine is fitted to this steps.csv and printed.")
+  app.add_option(
+         "--fit", f->fit,
+         "A machine with a linear cost model is fitted to this steps.csv. It is printed, or "
+         "written to --out.")
       ->type_name("PATH")
       ->group(group);
 }

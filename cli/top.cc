@@ -29,7 +29,8 @@ Examples:
 
 The key q ends flotilla top.
 
-A router and flotilla serve have their metrics on the HTTP port, other roles on --metrics-port.
+flotilla router and flotilla serve have their metrics on the HTTP port. The other roles have them
+on --metrics-port.
 Rates and latencies (TTFT: time to first token, ITL: inter-token latency) cover the time since
 the last table.)";
 

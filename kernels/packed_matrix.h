@@ -6,8 +6,8 @@
 // file format and no model.
 //
 // Columns are outputs: y[m, column] = sum over k of x[m, k] * W[column, k]. They
-// are grouped in panels of 32; K runs in blocks of 32. One record per (panel,
-// block), all records 64-byte aligned, blocks ascending inside a panel:
+// are grouped in panels of 32, and K is cut into blocks of 32. Each (panel, block)
+// has one record. Records are 64-byte aligned, and blocks ascend inside a panel:
 //
 //   kNibbles  (q4_0, q4_1)  [2 halves][4 z][16 columns][2 j] 16-bit lanes, then
 //             d [32] fp16, m [32] fp16. Nibble n of a lane (bits 4n..4n+3) is
@@ -19,8 +19,8 @@
 //             then d [32] fp16. 1,088 bytes.
 //   kFloats   (f32, f16, bf16)  [32 k][32 columns] fp32. 4,096 bytes.
 //
-// fp16 scales cost 1 bit per weight instead of 2 and convert exactly in one
-// instruction; single-row decode is bound by the bytes read.
+// Scales are fp16, because single-row decode is bound by the bytes read: in kNibbles they
+// cost 1 bit per weight, and fp32 would cost 2. One instruction converts them to fp32 exactly.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ namespace flotilla::kernels {
 
 inline constexpr int kPanelColumns = 32;
 inline constexpr int kBlockK = 32;
-// A row-parallel product adds at most this many split partials (see MatrixView).
+// A row-parallel product adds the partial sums of at most this many splits (see MatrixView).
 inline constexpr int kMaxSplits = 256;
 
 // Encoding of one weight row in the model file (GGML's names and layouts).
@@ -63,9 +63,10 @@ inline constexpr int kNibbleScaleOffset = 512;
 inline constexpr int kNibbleMinOffset = 576;
 inline constexpr int kByteScaleOffset = 1024;
 
-// Scalar access to one record, column `lane` (0..31), for the reference kernels
-// and the embedding lookup. Quant: the stored integer of k (0..31), kNibbles and
-// kBytes. UnpackBlock: the 32 weights of one column in fp32.
+// These functions read one record at column `lane` (0..31), one value at a time; the
+// reference kernels use them. Quant returns the stored integer of `k` (0..31), and Scale
+// returns the scales; both are for kNibbles and kBytes only. UnpackBlock writes the 32
+// weights of the column in fp32.
 struct BlockScale {
   float d;
   float m;  // 0 for kBytes
@@ -81,7 +82,7 @@ int64_t RowBytes(WeightFormat format, int64_t k);
 //
 // Splits cut K into consecutive ranges. Each range is summed by itself with its own
 // activation scale. The partial sums are then added in a fixed binary tree over the split
-// index: (0,1), (2,3), ... and so on upwards; an odd one carries up.
+// index: (0,1), (2,3), and so on, level by level. A sum without a partner moves up unchanged.
 struct MatrixView {
   PackedKind kind = PackedKind::kFloats;
   int columns = 0;                      // outputs, before padding to panels
@@ -119,8 +120,8 @@ class PackedMatrix {
                            int64_t row_stride_bytes);
 
   // Writes the k weights of one column in fp32, exactly as the format defines
-  // them. This is the embedding lookup of a tied head. `out` has room for k floats;
-  // `column` is within range (checked).
+  // them. The tests compare it with the file. `out` has room for k floats; `column` is
+  // within range (checked).
   void DequantizeColumn(int64_t column, absl::Span<float> out) const;
 
   MatrixView view() const;

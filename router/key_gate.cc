@@ -19,7 +19,7 @@ absl::StatusOr<KeyOwner> KeyGate::Admit(std::string_view authorization) {
   if (!key.empty()) {
     if (std::optional<KeyOwner> owner = keys_->Get()->Find(key)) return *std::move(owner);
   }
-  // The error does not repeat the key: it may be nearly right, and errors are logged.
+  // The error does not repeat the key, because errors are logged and the key may be nearly right.
   const absl::Status refused = WithField(
       absl::UnauthenticatedError(key.empty() ? "an API key is needed: Authorization: Bearer KEY"
                                              : "the API key is not valid"),

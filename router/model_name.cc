@@ -8,8 +8,8 @@
 namespace flotilla::router {
 namespace {
 
-// Whether `part` is a storage format as llama.cpp's tools write it: F16, F32, BF16, or Q or IQ
-// with a number of bits and perhaps more letters, digits and _.
+// Whether `part` is a weight format, in any case: F16, F32, BF16, FP16, FP32, or as llama.cpp's
+// tools write it, Q or IQ with a number of bits and perhaps more letters, digits and _.
 bool IsFormat(absl::string_view part) {
   for (const char* name : {"f16", "f32", "bf16", "fp16", "fp32"}) {
     if (absl::EqualsIgnoreCase(part, name)) return true;

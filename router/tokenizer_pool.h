@@ -2,9 +2,9 @@
 // behind a queue that is bounded in jobs and in bytes and refuses rather than blocks.
 //
 // FairQueue (router/core/fair_queue.h) decides which job is next and which may wait: tenants
-// take turns, short inputs pass long ones, and a thread is left for them. Jobs are not
-// interrupted, so the caller of TryRun bounds its job. Owned by the InferenceService. TryRun
-// may be called on any thread.
+// take turns, short inputs pass long ones, and one thread is left for short inputs. Jobs are
+// not interrupted, so the caller of TryRun bounds its job. The InferenceService owns the pool.
+// TryRun may be called on any thread.
 #pragma once
 
 #include <atomic>
@@ -35,11 +35,11 @@ class TokenizerPool {
   TokenizerPool(const TokenizerPool&) = delete;
   TokenizerPool& operator=(const TokenizerPool&) = delete;
 
-  // Runs `job` soon on a pool thread. Its turn is charged to `tenant` (empty: nobody in
-  // particular). `input_bytes` is the length of the text that the job works on; it counts
-  // towards the bound while the job waits. False, and `job` does not run, if a bound is
-  // reached. A job that is abandoned (null: never) before its turn does not run either, and
-  // takes no room from others.
+  // Runs `job` soon on a pool thread. Its turn is charged to `tenant` (empty: the request names
+  // no tenant). `input_bytes` is the length of the text that the job works on. It counts towards
+  // the bound while the job waits. Returns false and does not run `job` if a bound is reached. A
+  // job that is abandoned (null: never) before its turn does not run either, and takes no room from
+  // others.
   bool TryRun(std::string_view tenant, std::size_t input_bytes, std::function<void()> job,
               Abandoned abandoned = nullptr);
 
@@ -55,7 +55,7 @@ class TokenizerPool {
   };
 
   void Work();
-  // Waits for the job that this thread runs next, and returns it. None: the pool ends.
+  // Waits for the job that this thread runs next, and returns it. Returns none when the pool ends.
   std::optional<Turn> Wait();
   bool HasWorkOrEnds() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Job Take(std::uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

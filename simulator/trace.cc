@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMaxTenants = 100'000;
 constexpr std::size_t kMaxTenantBytes = 256;
-// About 30 years. In nanoseconds this is far below 2^63.
+// This is about 32 years. In nanoseconds it is 1e18, which fits 63 bits.
 constexpr double kMaxSeconds = 1e9;
 constexpr std::int64_t kMaxTokens = 1 << 24;
 
@@ -81,8 +81,14 @@ class Tenants {
     const auto [it, fresh] =
         index_.try_emplace(std::string(name), static_cast<std::uint32_t>(index_.size()));
     if (fresh) {
-      if (index_.size() > kMaxTenants) return absl::InvalidArgumentError("too many tenants");
-      if (name.size() > kMaxTenantBytes) return absl::InvalidArgumentError("name too long");
+      if (index_.size() > kMaxTenants) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("there are more than ", kMaxTenants, " tenants"));
+      }
+      if (name.size() > kMaxTenantBytes) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("the name is longer than ", kMaxTenantBytes, " bytes"));
+      }
       workload_.tenants.emplace_back(name);
     }
     return it->second;
@@ -94,7 +100,7 @@ class Tenants {
 };
 
 absl::Status Finish(Workload& workload) {
-  if (workload.requests.empty()) return absl::InvalidArgumentError("a trace without requests");
+  if (workload.requests.empty()) return absl::InvalidArgumentError("the trace has no requests");
   std::stable_sort(workload.requests.begin(), workload.requests.end(),
                    [](const SimulatedRequest& a, const SimulatedRequest& b) {
                      return a.arrival_ns < b.arrival_ns;
@@ -114,7 +120,7 @@ absl::Status ParseCsvRow(const std::vector<TextCell>& row, Tenants& tenants,
     absl::StatusOr<double> value = CellNumber(cell, column.min, column.max);
     if (!value.ok()) return value.status();
     if (column.whole && *value != std::floor(*value)) {
-      return CellError(cell, "not a whole number");
+      return CellError(cell, "the value is not a whole number");
     }
     column.set(request, *value);
   }
@@ -146,11 +152,11 @@ absl::Status ParseCsv(absl::string_view text, Workload& workload) {
 
 absl::Status ParseJsonLine(const Json& object, std::uint64_t line, Tenants& tenants,
                            SimulatedRequest& request) {
-  if (!object.is_object()) return LineError(line, "not a JSON object");
+  if (!object.is_object()) return LineError(line, "the line is not a JSON object");
   std::string tenant;
   for (const auto& [key, value] : object.items()) {
     if (key == kTenant) {
-      if (!value.is_string()) return LineError(line, "column tenant: not a string");
+      if (!value.is_string()) return LineError(line, "column tenant is not a string");
       tenant = value.get<std::string>();
       continue;
     }
@@ -162,8 +168,9 @@ absl::Status ParseJsonLine(const Json& object, std::uint64_t line, Tenants& tena
     const double number = value.is_number() ? value.get<double>() : NAN;
     if (!(number >= column->min) || !(number <= column->max) ||
         (column->whole && number != std::floor(number))) {
-      return LineError(line, absl::StrCat("column ", key, ": not a ", column->whole ? "whole " : "",
-                                          "number in ", column->min, "..", column->max));
+      return LineError(line,
+                       absl::StrCat("column ", key, " is not a ", column->whole ? "whole " : "",
+                                    "number in ", column->min, "..", column->max));
     }
     column->set(request, number);
   }
@@ -188,12 +195,13 @@ absl::Status ParseJsonLines(absl::string_view text, Workload& workload) {
     line = absl::StripAsciiWhitespace(line);
     if (line.empty()) continue;
     if (workload.requests.size() == kMaxTraceRequests) {
-      return LineError(number, absl::StrCat("more than ", kMaxTraceRequests, " requests"));
+      return LineError(number,
+                       absl::StrCat("the trace has more than ", kMaxTraceRequests, " requests"));
     }
-    // Objects are flat. The limit of a line's length bounds the parser's recursion.
-    if (line.size() > 4096) return LineError(number, "longer than 4096 bytes");
+    // A valid line is one flat object. The limit bounds how deep a hostile line can nest.
+    if (line.size() > 4096) return LineError(number, "the line is longer than 4096 bytes");
     const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (object.is_discarded()) return LineError(number, "not JSON");
+    if (object.is_discarded()) return LineError(number, "the line is not JSON");
     absl::Status s = ParseJsonLine(object, number, tenants, workload.requests.emplace_back());
     if (!s.ok()) return s;
   }

@@ -21,7 +21,7 @@ struct ApiOptions {
   RouterMetrics* refusals = nullptr;     // may be null
   KeyGate* gate = nullptr;               // null: everybody is admitted
   HostPolicy hosts = HostPolicy("", {});
-  bool health_only = false;  // the other routes do not exist
+  bool health_only = false;  // true: only /health, /ready and /metrics exist
 };
 
 // `service` and `io_loop` outlive the handler, which lives on the I/O loop's thread.

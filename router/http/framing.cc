@@ -38,22 +38,23 @@ const char* FramingError(const http::fields& fields, unsigned version) {
   const std::size_t lengths = fields.count(http::field::content_length);
   const std::size_t encodings = fields.count(http::field::transfer_encoding);
   if (encodings > 0) {
-    if (version < 11) return "Transfer-Encoding in HTTP/1.0";
-    if (lengths > 0) return "Transfer-Encoding beside Content-Length";
+    if (version < 11) return "a request of HTTP/1.0 has a Transfer-Encoding";
+    if (lengths > 0) return "the request has both a Transfer-Encoding and a Content-Length";
     if (encodings > 1 ||
         !boost::beast::iequals(fields[http::field::transfer_encoding], "chunked")) {
-      return "the Transfer-Encoding is not chunked alone";
+      return "the Transfer-Encoding is something other than just chunked";
     }
   }
-  if (lengths > 1) return "several Content-Lengths";
+  if (lengths > 1) return "the request has several Content-Length headers";
   if (lengths == 1) {
     const std::string_view length = ValueOf(fields, http::field::content_length);
     if (length.empty() || !AllDigits(length)) return "the Content-Length is not a number";
   }
   const std::size_t hosts = fields.count(http::field::host);
-  if (hosts > 1) return "several Hosts";
-  if (hosts == 0 && version >= 11) return "no Host";
-  if (!IsHost(ValueOf(fields, http::field::host))) return "the Host is not the name of one";
+  if (hosts > 1) return "the request has several Host headers";
+  if (hosts == 0 && version >= 11) return "the request has no Host header";
+  if (!IsHost(ValueOf(fields, http::field::host)))
+    return "the Host header is not the name or address of a host";
   return nullptr;
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 constexpr char kIgnoredHeader[] = "x-flotilla-ignored-fields";
 
-// Names of ignored fields as a header's value: printable, bounded.
+// Returns the names as a header's value. Other characters than printable ones become ?, and a
+// list of more than 1,000 bytes is cut.
 std::string HeaderText(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) {
@@ -165,7 +166,7 @@ void OpenAiExchange::Write() {
 void OpenAiExchange::Fail(const absl::Status& status) {
   over_ = true;
   if (!begun_) return SendError(status, reply_);
-  // The status line is long gone: clients raise on an event with an error.
+  // The status 200 was already sent, so an event has the error. Clients raise an exception on it.
   reply_.Write("data: " + ErrorJson(status) + "\n\n");
   reply_.End();
 }
@@ -176,7 +177,7 @@ void OpenAiExchange::Complete() {
     reply_.Send(200, "application/json", answer_->Body(), headers_);
     return;
   }
-  Begin();  // aborted before it was admitted
+  Begin();  // no OnAccepted has come if the request was cancelled before it was admitted
   answer_->End(out_);
   Write();
   reply_.End();

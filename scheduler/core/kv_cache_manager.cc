@@ -98,8 +98,8 @@ absl::Span<const TokenId> KvCacheManager::TokensOf(const Sequence& sequence,
   return absl::MakeConstSpan(sequence.tokens).subspan(std::size_t{block} * size, size);
 }
 
-// The node of the sequence's block number `block`. `node` is the node before it (for block
-// 0: a root).
+// Returns the index node of block number `block` of the sequence, or kNoPrefix. `node` is the
+// node of the block before it, or a root for block 0.
 PrefixNode KvCacheManager::NodeAfter(PrefixNode node, const Sequence& sequence,
                                      std::uint32_t block) const {
   return node == kNoPrefix ? kNoPrefix : index_->Find(node, TokensOf(sequence, block));
@@ -291,8 +291,8 @@ void KvCacheManager::Publish(Sequence& sequence, const Request& request, std::ui
   }
 }
 
-// The last blocks go first: a block is released before the block that it follows. So the
-// oldest cached block never has a cached block after it.
+// Blocks are released from the last to the first, so that the last block of a sequence is
+// evicted before the blocks that it follows.
 void KvCacheManager::Close(Sequence& sequence, const Request& request) {
   for (std::uint32_t g = 0; g < sequence.tables.size(); ++g) {
     const std::vector<BlockId>& table = sequence.tables[g];
@@ -427,26 +427,31 @@ absl::Status KvCacheManager::CheckIndex() const {
     const BlockId block(b);
     const PrefixNode node = node_of_[b];
     if (pool_.kept(block) != (node != kNoPrefix)) {
-      return absl::InternalError(absl::StrCat("block ", b, " is kept and not indexed, or not"));
+      return absl::InternalError(
+          absl::StrCat("block ", b, " is kept and not indexed, or indexed and not kept"));
     }
     if (node == kNoPrefix) continue;
     ++indexed;
-    if (index_->block(node) != block) return absl::InternalError("a node of another block");
+    if (index_->block(node) != block)
+      return absl::InternalError(absl::StrCat("the node of block ", b, " names another block"));
     cached += pool_.references(block) == 0;
     const BlockId before = index_->block(index_->parent(node));
     ++children[before.value()];
     if (before != kNullBlock && copies_.empty() &&
         pool_.references(before) < pool_.references(block)) {
-      return absl::InternalError("a block is in more tables than the one before it");
+      return absl::InternalError(
+          absl::StrCat("block ", b, " is in more tables than the block before it"));
     }
   }
   if (indexed != index_->size() && !tiers_.any()) {
-    return absl::InternalError("a node without a block");
+    return absl::InternalError("a node of the prefix index has no block");
   }
-  if (cached != pool_.cached()) return absl::InternalError("cached blocks");
+  if (cached != pool_.cached())
+    return absl::InternalError("pool and prefix index differ in the number of cached blocks");
   for (std::uint32_t b = 1; b < node_of_.size(); ++b) {
     if (node_of_[b] != kNoPrefix && !tiers_.any() && index_->children(node_of_[b]) != children[b]) {
-      return absl::InternalError("children of a node");
+      return absl::InternalError(
+          absl::StrCat("the node of block ", b, " has a wrong number of children"));
     }
   }
   return absl::OkStatus();

@@ -24,7 +24,7 @@ using testing::EngineRunner;
 constexpr std::uint64_t kShuffleSeed = 20240607;
 constexpr std::uint32_t kMaxPrompt = 4100;
 // A pool of this many blocks of 16 holds the longest request with its output, and little else. When
-// the longest requests come first, more than a third of all requests are preempted.
+// the longest requests come first, at least a third of all requests is preempted.
 constexpr std::uint32_t kSmallPool = 265;
 constexpr std::uint32_t kOutputTokens = 100;
 
@@ -68,7 +68,7 @@ class Exactness {
   std::size_t requests() const { return requests_.size(); }
   int ways() const { return ways_; }
 
-  // The answers that all other ways must give.
+  // Runs the requests in this way. All other ways must give the same answers.
   void SetExpected(const Way& way) {
     expected_ = Run(way);
     for (const Answer& answer : expected_) {
@@ -215,10 +215,10 @@ class Exactness {
   const std::uint32_t output_tokens_;
   std::vector<TokenizedRequest> requests_;
   std::vector<Answer> expected_;
-  int ways_ = 0;  // compared with it
+  int ways_ = 0;  // compared with expected_
 };
 
-// Checks answers with draft tokens of both proposers: alone, in a batch, and preempted.
+// Checks answers with draft tokens: n-grams alone and in a batch, and the draft proposer alone.
 void CheckSpeculation(Exactness& exactness, std::uint32_t layers) {
   exactness.Check({.name = "n-grams, alone",
                    .order = Way::Order::kAlone,
@@ -252,7 +252,7 @@ void CheckAllWays(Exactness& exactness) {
                    .order = Way::Order::kLongestFirst,
                    .speculation = worker::Speculation::kNgram});
   for (kernels::Isa isa : kernels::DetectIsas()) {
-    if (isa == kernels::Isa::kReference) continue;  // far slower: ReferencePath
+    if (isa == kernels::Isa::kReference) continue;  // it is far slower, so ReferencePath tests it
     exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa});
   }
   ::testing::Test::RecordProperty(

@@ -16,13 +16,13 @@
 
 namespace flotilla::kernels {
 
-// A finite fp16 with magnitude in [2^-10, 2^-1), either sign.
+// Returns a finite fp16 with magnitude in [2^-10, 2^-1) and a random sign.
 inline uint16_t RandomHalf(testing::Random& random) {
   return static_cast<uint16_t>(random.Int(0, 1) << 15 | random.Int(5, 13) << 10 |
                                random.Int(0, 1023));
 }
 
-// Raw file rows of `format`: valid blocks with every quant and sane scales.
+// Returns raw file rows of `format`. Quants are random, and scales are those of RandomHalf.
 inline std::vector<std::byte> RandomRows(testing::Random& random, WeightFormat format, int rows,
                                          int k) {
   std::vector<std::byte> bytes(rows * RowBytes(format, k));
@@ -81,7 +81,7 @@ inline constexpr WeightFormat kAllFormats[] = {WeightFormat::kF32,  WeightFormat
                                                WeightFormat::kBf16, WeightFormat::kQ4_0,
                                                WeightFormat::kQ4_1, WeightFormat::kQ8_0};
 
-// Weight i of a raw row, in double, straight from GGML's definition of the format.
+// Returns weight i of a raw row, in double, by GGML's definition of the format.
 inline double FileWeight(WeightFormat format, const std::byte* row, int i) {
   const auto at = [&](int64_t offset, auto sample) {
     std::memcpy(&sample, row + offset, sizeof sample);
@@ -110,7 +110,7 @@ inline double FileWeight(WeightFormat format, const std::byte* row, int i) {
   return 0;
 }
 
-// Ascending multiples of 32 ending at k, `count` of them or as many as fit.
+// Returns `count` ascending multiples of 32, or as many as fit. The last one is k.
 inline std::vector<int32_t> RandomSplits(testing::Random& random, int k, int count) {
   std::vector<int32_t> ends;
   const int blocks = k / kBlockK;
@@ -133,7 +133,7 @@ inline PackedMatrix Pack(WeightFormat format, int columns, int k,
   return *std::move(matrix);
 }
 
-// Owner of QuantizedRows.
+// Owns the memory of a QuantizedRows.
 struct QuantizedBuffer {
   QuantizedBuffer(int rows, int k, int splits)
       : values(static_cast<size_t>(rows) * k),

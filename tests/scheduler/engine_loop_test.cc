@@ -93,7 +93,7 @@ TokenizedRequest Request(std::uint64_t id, std::uint32_t prompt, std::uint32_t m
                               max_tokens);
 }
 
-// Expects each token once, in order, with the right value; then the two ends.
+// Expects each token once, in order, with the right value. Then SequenceEnd and RequestEnd follow.
 void ExpectWholeAnswer(const std::vector<EngineEvent>& events, std::uint64_t id,
                        std::uint32_t tokens) {
   ASSERT_EQ(events.size(), tokens + 3u);
@@ -181,7 +181,7 @@ TEST_P(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
     records.push_back(record);
   };
   testing::FakeExecutorOptions fake;
-  fake.manual = true;  // else the eight could end before the long one comes
+  fake.manual = true;  // otherwise requests 1 to 8 could end before request 9 comes
   Start(options, fake);
   executor->AdvanceAll();  // Ready
   ASSERT_TRUE(engine->WaitReady().ok());
@@ -210,7 +210,7 @@ TEST_P(EngineLoopTest, CancelEndsAStream) {
   engine->Submit(Request(1, 4, 8000), sink);
   sink->AwaitTokens(10);
   engine->Cancel({.request = {1, 1}, .sequence = SequenceIndex(0), .keep_tokens = 7});
-  engine->Cancel({.request = {1, 99}});  // unknown: nothing
+  engine->Cancel({.request = {1, 99}});  // the request is unknown, so nothing happens
   sink->AwaitEnds(1);
   const std::vector<EngineEvent> events = sink->Of(1);
   const auto& end = std::get<SequenceEnd>(events[events.size() - 2]);
@@ -233,7 +233,8 @@ TEST_P(EngineLoopTest, DeadlineWakesAnEngineThatHasNothingElseToDo) {
 
 TEST_P(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
   Start();
-  executor->LoseAfter(Step(100));  // at least one; the others may come after the last end
+  // This makes one loss certain, because each LoseNow may come after the last request has ended.
+  executor->LoseAfter(Step(100));
   for (std::uint64_t id = 1; id <= 10; ++id) engine->Submit(Request(id, 50, 300), sink);
   for (int loss = 1; loss <= 5; ++loss) {
     sink->AwaitTokens(static_cast<std::size_t>(loss) * 400);
@@ -241,7 +242,7 @@ TEST_P(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
   }
   sink->AwaitEnds(10);
   for (std::uint64_t id = 1; id <= 10; ++id) ExpectWholeAnswer(sink->Of(id), id, 300);
-  engine->Stop();  // then it has received every loss
+  engine->Stop();  // after this the engine has received every loss
   EXPECT_GE(engine->probe().Read().groups_lost, 1u);
 }
 
@@ -339,7 +340,7 @@ TEST_P(EngineLoopTest, FullInboxRefusesAtOnce) {
   Start(options);
   auto blocking = std::make_shared<BlockingSink>();
   std::thread sender([&] { engine->Submit(Request(1, 4, 1), blocking); });
-  blocking->entered.Await();  // now nobody takes messages
+  blocking->entered.Await();  // the round is blocked now, so no thread takes messages
   for (std::uint64_t id = 2; id <= 5; ++id) engine->Submit(Request(id, 4, 2), sink);
   sink->AwaitEnds(1);
   EXPECT_TRUE(absl::IsResourceExhausted(sink->EndOf(5).status));
@@ -354,7 +355,7 @@ TEST_P(EngineLoopTest, FullInboxRefusesAtOnce) {
 // An executor over a FakeExecutor. Some of its results name a wrong step.
 class LyingExecutor final : public StepExecutor, private ExecutorListener {
  public:
-  // Gives a wrong result for this step in the first `epochs` epochs.
+  // Changes the step number in the result of `step` in the first `epochs` epochs.
   LyingExecutor(Step step, std::uint64_t epochs) : step_(step), epochs_(epochs) {}
 
   absl::Status Start(ExecutorListener* listener) override {

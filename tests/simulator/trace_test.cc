@@ -53,7 +53,7 @@ TEST(TraceTest, HostileInputIsRefusedByLineAndColumn) {
   const std::string head = "arrival_s,prompt_tokens,output_tokens\n";
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"", "no header"},
-      {head, "without requests"},
+      {head, "the trace has no requests"},
       {"arrival_s,prompt_tokens\n0,1\n", "column output_tokens is missing"},
       {"arrival_s,prompt_tokens,output_tokens,color\n", "line 1: unknown column \"color\""},
       {"arrival_s,arrival_s,output_tokens\n", "line 1: column \"arrival_s\" comes twice"},
@@ -64,10 +64,11 @@ TEST(TraceTest, HostileInputIsRefusedByLineAndColumn) {
       {head + "1e300,1,1\n", "line 2: column arrival_s"},
       {head + "0,0,1\n", "line 2: column prompt_tokens"},
       {head + "0,1,99999999999\n", "line 2: column output_tokens"},
-      {head + "0,1.5,1\n", "line 2: column prompt_tokens: not a whole number"},
+      {head + "0,1.5,1\n", "line 2: column prompt_tokens: the value is not a whole number"},
       {head + "0,\"1\",1\n", "line 2: quotes"},
       {head + "0,1,\x1b[2J\n", "line 2: column output_tokens"},
-      {"{\"arrival_s\":0,\"prompt_tokens\":1,\"output_tokens\":1}\nnonsense", "line 2: not JSON"},
+      {"{\"arrival_s\":0,\"prompt_tokens\":1,\"output_tokens\":1}\nnonsense",
+       "line 2: the line is not JSON"},
       {"{\"arrival_s\":0,\"prompt_tokens\":1}", "line 1: column output_tokens is missing"},
       {"{\"arrival_s\":\"0\",\"prompt_tokens\":1,\"output_tokens\":1}", "line 1: column arrival_s"},
       {"{\"arrival_s\":0,\"prompt_tokens\":1,\"output_tokens\":1,\"x\":1}",

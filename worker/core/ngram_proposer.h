@@ -1,7 +1,7 @@
-// NgramProposer: predicts that a sequence goes on as it did when it last had these
-// tokens (prompt lookup). It works well where answers repeat their prompt: edits,
+// NgramProposer: drafts the tokens that followed when the last tokens of a sequence
+// occurred before (prompt lookup). It works well where answers repeat their prompt: edits,
 // quotes, extraction, code. The longer the current repetition already is, the more
-// tokens it drafts, because a long repetition often goes on and a short one is chance
+// tokens it drafts, because a long repetition often goes on and a short one is often chance
 // (SuffixDecoding, Oliaro et al. 2024).
 //
 // Each sequence has an index of the n-grams of its own tokens, min_n <= n <= max_n,
@@ -21,8 +21,8 @@
 namespace flotilla::worker {
 
 struct NgramOptions {
-  // How many tokens at the end of the sequence must have occurred before. The longest
-  // such suffix counts. Shorter suffixes match more often and are right less often.
+  // The last n tokens of the sequence must have occurred before, min_n <= n <= max_n. The
+  // longest such suffix is used. Shorter suffixes match more often and are right less often.
   std::uint32_t min_n = 2;
   std::uint32_t max_n = 5;  // at most kMaxNgram
 };

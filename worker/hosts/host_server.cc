@@ -10,7 +10,7 @@
 namespace flotilla::worker {
 namespace {
 
-// The time between two checks whether the call was cancelled.
+// The service checks this often whether the call was cancelled.
 constexpr int kLookMs = 50;
 
 // Each call has a gRPC thread of its own: there are few calls, and each waits for a process.
