@@ -14,6 +14,11 @@ endif()
 
 # Contraction is never left to the compiler: results must not depend on it.
 add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # gcc collects garbage from a heap of 128 MB on. Here it does not before 1 GiB, which no source
+  # reaches. That saves a seventh of its time, for 120 MB more at most.
+  add_compile_options("SHELL:--param ggc-min-heapsize=1048576")
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False positives on std::string's operator= and +, fixed in GCC 13 (PR105651).
   add_compile_options(-Wno-restrict)
@@ -24,6 +29,10 @@ endif()
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 endif()
+# What the code of tests is compiled with, and their precompiled header, which gcc takes with the
+# same options only. Some of the libraries bring -pthread along. What tests test keeps -O2, and -O1
+# saves a sixth of the time that tests take to compile.
+set(FLOTILLA_TEST_FLAGS -pthread $<$<CONFIG:Release>:-O1>)
 # Instruction sets of the SIMD kernels: given to their own files only.
 set(FLOTILLA_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(FLOTILLA_AVX512_FLAGS -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni)
@@ -73,9 +82,7 @@ function(flotilla_test)
   find_package(GTest REQUIRED)
   add_executable(${F_NAME} ${F_SRCS})
   target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  # gcc takes a precompiled header only with the option that the header was compiled with, and
-  # some of the libraries bring it along.
-  target_compile_options(${F_NAME} PRIVATE -pthread)
+  target_compile_options(${F_NAME} PRIVATE ${FLOTILLA_TEST_FLAGS})
   target_precompile_headers(${F_NAME} REUSE_FROM flotilla_test_headers)
   add_test(NAME ${F_NAME} COMMAND ${F_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set(tests ${F_NAME})
