@@ -14,54 +14,82 @@ import pytest
 from fleet_test import serve_all
 from flotilla_server import SANITIZED, Fleet, binary, wait_until
 
-# Addresses of this test's own link; the fourth number of each host's.
-NETWORK, HERE, THERE = "10.213.77.0/24", "10.213.77.1", "10.213.77.2"
-
 
 def run(*words):
     return subprocess.run(words, check=True, capture_output=True, text=True)
 
 
+class SecondHost:
+    """A network namespace with a link to this one. Tests of several checkouts may run side by
+    side on one machine: each takes the first link and subnet that is free."""
+
+    def __init__(self):
+        self.namespace = f"flotilla-{os.getpid()}"
+        run("ip", "netns", "add", self.namespace)
+        for number in range(256):
+            self.link = f"flotilla{number}"
+            added = subprocess.run(["ip", "link", "add", self.link, "type", "veth", "peer", "name",
+                                    "there", "netns", self.namespace],
+                                   capture_output=True, text=True)
+            if "File exists" not in added.stderr:
+                break
+        if added.returncode != 0:
+            self.close()
+            raise RuntimeError(f"There is no link to the other host: {added.stderr}")
+        self.network = f"10.213.{number}.0/24"
+        self.here, self.there = f"10.213.{number}.1", f"10.213.{number}.2"
+        run("ip", "addr", "add", f"{self.here}/24", "dev", self.link)
+        run("ip", "link", "set", self.link, "up")
+        self.inside("addr", "add", f"{self.there}/24", "dev", "there")
+        self.inside("link", "set", "lo", "up")
+        self.connect(True)
+
+    def inside(self, *words):
+        run("ip", "-n", self.namespace, *words)
+
+    def connect(self, up):
+        self.inside("link", "set", "there", "up" if up else "down")
+
+    def processes(self):
+        return [int(pid) for pid in run("ip", "netns", "pids", self.namespace).stdout.split()]
+
+    def flags(self, way, folder):
+        """What tells a worker of the two hosts, for a way to start processes on the other."""
+        if way == "node":
+            secret = folder / "secret"
+            secret.write_text(secrets.token_hex(32))
+            secret.chmod(0o600)
+            return ["--hosts", f"{self.here},{self.there}", "--fleet-secret-file", str(secret)]
+        hostfile = folder / "hosts"
+        hostfile.write_text(f"{self.here} slots=1\n{self.there} slots=1\n")
+        shell = folder / "remote-shell"
+        shell.write_text(f'#!/bin/sh\n# HOST COMMAND...\n[ "$1" = {self.there} ] || exit 1\nshift\n'
+                         f'exec ip netns exec {self.namespace} sh -c "$*"\n')
+        shell.chmod(0o700)
+        return ["--hostfile", str(hostfile), "--remote-shell", str(shell)]
+
+    def close(self):
+        """The link goes with the namespace."""
+        run("ip", "netns", "del", self.namespace)
+
+
 @pytest.fixture(scope="module")
-def second_host(tmp_path_factory):
-    """(the name of its namespace, the flags of a worker for each way to start processes there)."""
-    name = f"flotilla-{os.getpid()}"
-    folder = tmp_path_factory.mktemp("hosts")
+def second_host():
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("needs root and iproute2")
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode != 0:
-        pytest.skip("this machine makes no network namespaces")
     try:
-        run("ip", "link", "add", "flotilla0", "type", "veth", "peer", "name", "flotilla1",
-            "netns", name)
-        run("ip", "addr", "add", f"{HERE}/24", "dev", "flotilla0")
-        run("ip", "link", "set", "flotilla0", "up")
-        for words in (["addr", "add", f"{THERE}/24", "dev", "flotilla1"],
-                      ["link", "set", "flotilla1", "up"], ["link", "set", "lo", "up"]):
-            run("ip", "-n", name, *words)
-        hostfile = folder / "hosts"
-        hostfile.write_text(f"{HERE} slots=1\n{THERE} slots=1\n")
-        shell = folder / "remote-shell"
-        shell.write_text(f'#!/bin/sh\n# HOST COMMAND...\n[ "$1" = {THERE} ] || exit 1\nshift\n'
-                         f'exec ip netns exec {name} sh -c "$*"\n')
-        shell.chmod(0o700)
-        secret = folder / "secret"
-        secret.write_text(secrets.token_hex(32))
-        secret.chmod(0o600)
-        yield name, {
-            "shell": ["--hostfile", str(hostfile), "--remote-shell", str(shell)],
-            "node": ["--hosts", f"{HERE},{THERE}", "--fleet-secret-file", str(secret)],
-        }
-    finally:
-        subprocess.run(["ip", "link", "del", "flotilla0"], capture_output=True)
-        run("ip", "netns", "del", name)
+        host = SecondHost()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this machine makes no network namespaces: {error.stderr}")
+    yield host
+    host.close()
 
 
 class Lent:
     """`flotilla node` in the namespace; a context manager."""
 
-    def __init__(self, directory, name, flags):
-        self.directory, self.name, self.flags = directory, name, flags
+    def __init__(self, directory, host, flags):
+        self.directory, self.host, self.flags = directory, host, flags
         self.port = 0
         self.start()
 
@@ -71,8 +99,9 @@ class Lent:
         ready.unlink(missing_ok=True)
         with open(self.directory / "host.log", "ab") as log:
             self.process = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, binary(), "node", "--host", THERE,
-                 "--listen-port", str(self.port), "--ready-file", str(ready), *self.flags],
+                ["ip", "netns", "exec", self.host.namespace, binary(), "node",
+                 "--host", self.host.there, "--listen-port", str(self.port),
+                 "--ready-file", str(ready), *self.flags],
                 stdout=log, stderr=log)
         wait_until(ready.exists, "the other host is lent")
         self.port = json.loads(ready.read_text())["listen"]
@@ -91,11 +120,11 @@ class Lent:
 @contextlib.contextmanager
 def fleet_on(directory, second_host, way, *layout):
     """A fleet; its `other` is the host that was lent to it."""
-    name, ways = second_host
-    flags = [*layout, "--threads", "1", "--group-network", NETWORK, *ways[way]]
+    flags = [*layout, "--threads", "1", "--group-network", second_host.network,
+             *second_host.flags(way, directory)]
     secret = flags[flags.index("--fleet-secret-file"):][:2] if way == "node" else []
     with contextlib.ExitStack() as stack:
-        other = stack.enter_context(Lent(directory, name, secret)) if secret else None
+        other = stack.enter_context(Lent(directory, second_host, secret)) if secret else None
         if other:
             flags += ["--hosts-port", str(other.port)]
         fleet = stack.enter_context(Fleet(directory, extra={
@@ -106,8 +135,8 @@ def fleet_on(directory, second_host, way, *layout):
 
 def ranks_there(second_host, fleet):
     """The ranks of this fleet in the other host's namespace."""
-    inside = run("ip", "netns", "pids", second_host[0]).stdout.split()
-    return [pid for pid in fleet.worker.members()[0] if str(pid) in inside]
+    inside = second_host.processes()
+    return [pid for pid in fleet.worker.members()[0] if pid in inside]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +159,6 @@ def test_two_hosts_give_the_bits_of_one(tmp_path, second_host, one_host, way, la
 @pytest.mark.parametrize("way", ["shell", "node"])
 def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one_host, way):
     """Its rank is killed, then the next one stopped, then the link is cut for a while."""
-    name = second_host[0]
     with fleet_on(tmp_path, second_host, way, "--tp", "2") as fleet:
         worker = fleet.worker
         lost = []
@@ -146,26 +174,19 @@ def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one
                            seconds=20)
             assert serve_all(fleet.url, go) == one_host
 
-        def link(state):
-            return lambda: run("ip", "-n", name, "link", "set", "flotilla1", state)
-
         for number in (signal.SIGKILL, signal.SIGSTOP):
             disturb(lambda: os.kill(ranks_there(second_host, fleet)[0], number))
-        disturb(link("down"), undo=link("up"))
+        disturb(lambda: second_host.connect(False), undo=lambda: second_host.connect(True))
         assert worker.metric("flotilla_worker_restarts_total", cause="died") == 1
         assert worker.metric("flotilla_worker_restarts_total", cause="silent") == 2
-        gone = {str(pid) for ranks in lost for pid in ranks}
-
-        def earlier_ranks():
-            return gone & set(run("ip", "netns", "pids", name).stdout.split())
-
-        wait_until(lambda: not earlier_ranks(), "earlier ranks have ended", seconds=10)
+        gone = {pid for ranks in lost for pid in ranks}
+        wait_until(lambda: gone.isdisjoint(second_host.processes()),
+                   "earlier ranks have ended", seconds=10)
         # `flotilla node` runs one daemon and its rank, and has reaped all earlier ones.
         if way == "node":
-            inside = run("ip", "netns", "pids", name).stdout.split()
+            inside = second_host.processes()
             assert len(inside) == 3, inside
-    wait_until(lambda: not run("ip", "netns", "pids", name).stdout.split(),
-               "the other host is empty", seconds=10)
+    wait_until(lambda: not second_host.processes(), "the other host is empty", seconds=10)
 
 
 def test_a_group_waits_for_a_host_that_went(tmp_path, second_host, one_host):
