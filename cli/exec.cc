@@ -68,9 +68,10 @@ void AddExecFlags(CLI::App& app, RoleFlags* flags) {
 
 absl::StatusOr<int> RunExec(const RoleFlags& flags, const std::vector<std::string>& words) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // if mpirun dies without stopping this process
-  if (words.size() < 2)
+  if (words.size() < 2) {
     return absl::InvalidArgumentError(
         "flotilla exec needs a host and a command, as in: flotilla exec 10.1.0.2 hostname");
+  }
   auto arguments = worker::DaemonArguments({words.begin() + 1, words.end()});
   if (!arguments.ok()) return arguments.status();
   Logger log(LogLevel::kError);

@@ -18,10 +18,12 @@
 namespace flotilla::cli {
 namespace {
 
+using model::GgufType;
+
 constexpr std::size_t kShownText = 60;       // bytes of a string
 constexpr std::uint64_t kShownElements = 6;  // of an array
 
-std::string_view TypeName(model::GgufType type) {
+std::string_view TypeName(GgufType type) {
   static constexpr std::string_view kNames[] = {"u8",  "i8",  "u16",  "i16",    "u32",
                                                 "i32", "f32", "bool", "string", "array",
                                                 "u64", "i64", "f64"};
@@ -49,38 +51,38 @@ std::string Quoted(std::span<const std::byte> text) {
 }
 
 // Takes one element from the front of `bytes`, which the reader has checked.
-std::string TakeElement(model::GgufType type, std::span<const std::byte>& bytes) {
+std::string TakeElement(GgufType type, std::span<const std::byte>& bytes) {
   switch (type) {
-    case model::GgufType::kUint8:
+    case GgufType::kUint8:
       return Load<std::uint8_t>(bytes);
-    case model::GgufType::kInt8:
+    case GgufType::kInt8:
       return Load<std::int8_t>(bytes);
-    case model::GgufType::kUint16:
+    case GgufType::kUint16:
       return Load<std::uint16_t>(bytes);
-    case model::GgufType::kInt16:
+    case GgufType::kInt16:
       return Load<std::int16_t>(bytes);
-    case model::GgufType::kUint32:
+    case GgufType::kUint32:
       return Load<std::uint32_t>(bytes);
-    case model::GgufType::kInt32:
+    case GgufType::kInt32:
       return Load<std::int32_t>(bytes);
-    case model::GgufType::kFloat32:
+    case GgufType::kFloat32:
       return Load<float>(bytes);
-    case model::GgufType::kUint64:
+    case GgufType::kUint64:
       return Load<std::uint64_t>(bytes);
-    case model::GgufType::kInt64:
+    case GgufType::kInt64:
       return Load<std::int64_t>(bytes);
-    case model::GgufType::kFloat64:
+    case GgufType::kFloat64:
       return Load<double>(bytes);
-    case model::GgufType::kBool:
+    case GgufType::kBool:
       return Load<std::uint8_t>(bytes) == "0" ? "false" : "true";
-    case model::GgufType::kString: {  // inside an array: length, then bytes
+    case GgufType::kString: {  // inside an array: length, then bytes
       std::uint64_t length;
       std::memcpy(&length, bytes.data(), sizeof(length));
       const std::string text = Quoted(bytes.subspan(sizeof(length), length));
       bytes = bytes.subspan(sizeof(length) + length);
       return text;
     }
-    case model::GgufType::kArray:
+    case GgufType::kArray:
       break;
   }
   return "?";
@@ -88,8 +90,8 @@ std::string TakeElement(model::GgufType type, std::span<const std::byte>& bytes)
 
 std::string ValueText(const model::GgufValue& value) {
   std::span<const std::byte> bytes = value.bytes;
-  if (value.type == model::GgufType::kString) return Quoted(bytes);
-  if (value.type != model::GgufType::kArray) return TakeElement(value.type, bytes);
+  if (value.type == GgufType::kString) return Quoted(bytes);
+  if (value.type != GgufType::kArray) return TakeElement(value.type, bytes);
   std::vector<std::string> shown;
   for (std::uint64_t i = 0; i < std::min(value.count, kShownElements); ++i) {
     shown.push_back(TakeElement(value.element_type, bytes));
@@ -99,7 +101,7 @@ std::string ValueText(const model::GgufValue& value) {
 }
 
 std::string TypeText(const model::GgufValue& value) {
-  if (value.type != model::GgufType::kArray) return std::string(TypeName(value.type));
+  if (value.type != GgufType::kArray) return std::string(TypeName(value.type));
   return absl::StrFormat("%s[%d]", std::string(TypeName(value.element_type)), value.count);
 }
 

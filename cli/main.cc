@@ -25,6 +25,7 @@
 #include "common/rt/allocator.h"
 #include "common/rt/descriptors.h"
 
+namespace flotilla::cli {
 namespace {
 
 constexpr char kServeExamples[] = R"(
@@ -73,58 +74,57 @@ int Report(const absl::Status& status) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int Main(int argc, char** argv) {
 #ifdef NDEBUG
   // Debian builds Abseil with its checks. Without this call, Abseil enters every lock, also
   // gRPC's, into a graph.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 #endif
-  flotilla::ConfigureAllocator();
-  flotilla::RaiseDescriptorLimit();
+  ConfigureAllocator();
+  RaiseDescriptorLimit();
   CLI::App app{"flotilla serves open large language models", "flotilla"};
   app.set_version_flag("--version", FLOTILLA_VERSION);
   app.require_subcommand(1);
 
-  using flotilla::cli::Role;
-  flotilla::cli::RoleFlags serve_flags, router_flags, scheduler_flags, worker_flags, rank_flags,
-      node_flags, exec_flags;
+  RoleFlags serve_flags, router_flags, scheduler_flags, worker_flags, rank_flags, node_flags,
+      exec_flags;
   CLI::App* serve = app.add_subcommand("serve", "Serve a model, all roles in this process");
-  flotilla::cli::AddRoleFlags(*serve, Role::kServe, &serve_flags);
+  AddRoleFlags(*serve, Role::kServe, &serve_flags);
   serve->footer(kServeExamples);
   CLI::App* router =
       app.add_subcommand("router", "Serve clients; schedulers and workers run the models");
-  flotilla::cli::AddRoleFlags(*router, Role::kRouter, &router_flags);
+  AddRoleFlags(*router, Role::kRouter, &router_flags);
   router->footer(kFleetExamples);
   CLI::App* scheduler = app.add_subcommand("scheduler", "Schedule the work of a worker group");
-  flotilla::cli::AddRoleFlags(*scheduler, Role::kScheduler, &scheduler_flags);
+  AddRoleFlags(*scheduler, Role::kScheduler, &scheduler_flags);
   scheduler->footer(kFleetExamples);
   CLI::App* worker = app.add_subcommand("worker", "Run a model for a scheduler");
-  flotilla::cli::AddRoleFlags(*worker, Role::kWorker, &worker_flags);
+  AddRoleFlags(*worker, Role::kWorker, &worker_flags);
   worker->footer(kFleetExamples);
   CLI::App* node =
       app.add_subcommand("node", "Start ranks on this host for workers on other hosts");
-  flotilla::cli::AddRoleFlags(*node, Role::kNode, &node_flags);
+  AddRoleFlags(*node, Role::kNode, &node_flags);
   node->footer(kNodeExamples);
   // The agent of a worker group starts this command and chooses its flags.
   CLI::App* rank = app.add_subcommand("rank", "Run one rank of a worker group")->group("");
-  flotilla::cli::AddRoleFlags(*rank, Role::kRank, &rank_flags);
+  AddRoleFlags(*rank, Role::kRank, &rank_flags);
   // The mpirun that an agent starts calls this command.
   CLI::App* exec =
       app.add_subcommand("exec", "Run a command on a host through its flotilla node")->group("");
-  flotilla::cli::AddExecFlags(*exec, &exec_flags);
+  AddExecFlags(*exec, &exec_flags);
 
   std::string inspect_path;
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a GGUF file holds");
   inspect->add_option("model", inspect_path, "The GGUF file.")->required();
 
-  flotilla::cli::SimulateFlags simulate_flags;
+  SimulateFlags simulate_flags;
   CLI::App* simulate =
       app.add_subcommand("simulate", "Run the scheduler in virtual time on a modelled machine");
-  flotilla::cli::AddSimulateFlags(*simulate, &simulate_flags);
+  AddSimulateFlags(*simulate, &simulate_flags);
 
-  flotilla::cli::TopFlags top_flags;
+  TopFlags top_flags;
   CLI::App* top = app.add_subcommand("top", "Watch a fleet by its metrics");
-  flotilla::cli::AddTopFlags(*top, &top_flags);
+  AddTopFlags(*top, &top_flags);
 
   // The name flotilla-router means `flotilla router`.
   std::vector<std::string> words(argv, argv + argc);
@@ -139,21 +139,26 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& error) {  // the user asked for help or the version
     return app.exit(error);
   } catch (const CLI::ParseError& error) {
-    std::cerr << flotilla::cli::ExplainParseError(app, error) << "\n";
+    std::cerr << ExplainParseError(app, error) << "\n";
     return error.get_exit_code();
   }
-  if (serve->parsed()) return Report(flotilla::cli::RunServe(serve_flags, FLOTILLA_VERSION));
-  if (router->parsed()) return Report(flotilla::cli::RunRouter(router_flags, FLOTILLA_VERSION));
-  if (scheduler->parsed())
-    return Report(flotilla::cli::RunScheduler(scheduler_flags, FLOTILLA_VERSION));
-  if (worker->parsed()) return Report(flotilla::cli::RunWorker(worker_flags, FLOTILLA_VERSION));
-  if (node->parsed()) return Report(flotilla::cli::RunNode(node_flags, FLOTILLA_VERSION));
-  if (rank->parsed()) flotilla::cli::RunRank(rank_flags);
+  if (serve->parsed()) return Report(RunServe(serve_flags, FLOTILLA_VERSION));
+  if (router->parsed()) return Report(RunRouter(router_flags, FLOTILLA_VERSION));
+  if (scheduler->parsed()) {
+    return Report(RunScheduler(scheduler_flags, FLOTILLA_VERSION));
+  }
+  if (worker->parsed()) return Report(RunWorker(worker_flags, FLOTILLA_VERSION));
+  if (node->parsed()) return Report(RunNode(node_flags, FLOTILLA_VERSION));
+  if (rank->parsed()) RunRank(rank_flags);
   if (exec->parsed()) {
-    const absl::StatusOr<int> code = flotilla::cli::RunExec(exec_flags, exec->remaining());
+    const absl::StatusOr<int> code = RunExec(exec_flags, exec->remaining());
     return code.ok() ? *code : Report(code.status());
   }
-  if (simulate->parsed()) return Report(flotilla::cli::RunSimulate(simulate_flags));
-  if (top->parsed()) return Report(flotilla::cli::RunTop(top_flags));
-  return Report(flotilla::cli::RunInspect(inspect_path));
+  if (simulate->parsed()) return Report(RunSimulate(simulate_flags));
+  if (top->parsed()) return Report(RunTop(top_flags));
+  return Report(RunInspect(inspect_path));
 }
+
+}  // namespace flotilla::cli
+
+int main(int argc, char** argv) { return flotilla::cli::Main(argc, argv); }

@@ -92,8 +92,9 @@ absl::StatusOr<std::string> MetricsPage::ParseLine(std::string_view line, Series
       std::string label = cursor.TakeUntil("=}");
       if (!cursor.Take('=')) return absl::InvalidArgumentError("a label has no value");
       std::optional<std::string> value = cursor.TakeQuoted();
-      if (!value.has_value())
+      if (!value.has_value()) {
         return absl::InvalidArgumentError("the value of a label lacks a quote");
+      }
       series->labels[std::move(label)] = *std::move(value);
       cursor.Take(',');
     }

@@ -42,7 +42,7 @@ void LogOver(Logger& log, const router::RequestRecord& r) {
                          : r.outcome == RequestOutcome::kFailed ? LogLevel::kWarning
                                                                 : LogLevel::kInfo;
   if (!log.Takes(level)) return;
-  log.Log(level, "request over",
+  log.Log(level, "request ended",
           {{"request", RequestName(r.id)},
            {"id", r.public_id},
            {"client_request_id", r.label},
@@ -62,31 +62,31 @@ void LogOver(Logger& log, const router::RequestRecord& r) {
 }
 
 void LogServed(Logger& log, const scheduler::ServedRecord& r) {
-  log.Debug("request served", {{"request", RequestName(r.id)},
-                               {"attempt", r.attempt.value()},
-                               {"client_request_id", r.label},
-                               {"trace_id", TraceIdText(r.trace)},
-                               {"span_id", SpanIdText(r.trace.span)},
-                               {"status", r.status},
-                               {"prompt_tokens", r.usage.prompt_tokens},
-                               {"cached_tokens", r.usage.cached_tokens},
-                               {"output_tokens", r.usage.output_tokens},
-                               {"preemptions", r.usage.preemptions},
-                               {"first_token_ms", FirstToken(r.first_token_ns)},
-                               {"ms", Milliseconds(r.elapsed_ns)}});
+  log.Debug("attempt ended", {{"request", RequestName(r.id)},
+                              {"attempt", r.attempt.value()},
+                              {"client_request_id", r.label},
+                              {"trace_id", TraceIdText(r.trace)},
+                              {"span_id", SpanIdText(r.trace.span)},
+                              {"status", r.status},
+                              {"prompt_tokens", r.usage.prompt_tokens},
+                              {"cached_tokens", r.usage.cached_tokens},
+                              {"output_tokens", r.usage.output_tokens},
+                              {"preemptions", r.usage.preemptions},
+                              {"first_token_ms", FirstToken(r.first_token_ns)},
+                              {"ms", Milliseconds(r.elapsed_ns)}});
 }
 
 void LogPreemption(Logger& log, const scheduler::Preemption& p) {
-  log.Debug("preempted", {{"request", RequestName(p.victim)},
-                          {"for", RequestName(p.winner)},
-                          {"mode", scheduler::ModeName(p.reason)},
-                          {"reason", scheduler::ReasonName(p.reason)},
-                          {"victim", p.decoding ? "decode" : "prefill"},
-                          {"blocks", p.blocks},
-                          {"swapped_blocks", p.swapped_blocks},
-                          {"swap_us_per_block", p.swap_ns / 1000},
-                          {"compute_us_per_block", p.recompute_ns / 1000},
-                          {"cost_ms", p.cost_ns / 1'000'000}});
+  log.Debug("request preempted", {{"request", RequestName(p.victim)},
+                                  {"for", RequestName(p.winner)},
+                                  {"mode", scheduler::ModeName(p.reason)},
+                                  {"reason", scheduler::ReasonName(p.reason)},
+                                  {"victim", p.decoding ? "decode" : "prefill"},
+                                  {"blocks", p.blocks},
+                                  {"swapped_blocks", p.swapped_blocks},
+                                  {"swap_us_per_block", p.swap_ns / 1000},
+                                  {"compute_us_per_block", p.recompute_ns / 1000},
+                                  {"cost_ms", p.cost_ns / 1'000'000}});
 }
 
 std::function<void(const StepPlan&)> PlanLog(Logger* log) {

@@ -25,6 +25,13 @@
 namespace flotilla::cli {
 namespace {
 
+using simulator::Machine;
+using simulator::RunRecord;
+using simulator::SimulationOptions;
+using simulator::Summary;
+using simulator::SyntheticOptions;
+using simulator::Workload;
+
 // One invocation, with the objects that its flags name.
 class SimulateCommand {
  public:
@@ -34,22 +41,20 @@ class SimulateCommand {
 
  private:
   absl::Status Resolve();
-  absl::StatusOr<simulator::Workload> MakeWorkloadAt(double rate) const;
-  simulator::SimulationOptions OptionsOf(const simulator::Variant& variant) const;
-  absl::StatusOr<simulator::RunRecord> RunOne(const std::string& label,
-                                              const simulator::Machine& machine,
-                                              const simulator::Workload& workload,
-                                              simulator::SimulationOptions options);
+  absl::StatusOr<Workload> MakeWorkloadAt(double rate) const;
+  SimulationOptions OptionsOf(const simulator::Variant& variant) const;
+  absl::StatusOr<RunRecord> RunOne(const std::string& label, const Machine& machine,
+                                   const Workload& workload, SimulationOptions options);
   absl::Status RunVariants();
   absl::Status RunSweep();
   absl::Status RunMemoryBaselines();
-  absl::Status Report(const std::vector<simulator::Summary>& runs,
+  absl::Status Report(const std::vector<Summary>& runs,
                       const std::vector<simulator::NamedPlot>& plots) const;
   void PrintSpeed() const;
 
   const SimulateFlags& flags_;
   const SteadyClock clock_;
-  simulator::Machine machine_;
+  Machine machine_;
   std::vector<simulator::Variant> variants_;
   std::string trace_;
 
@@ -58,7 +63,7 @@ class SimulateCommand {
   std::uint64_t requests_ = 0, tokens_ = 0, steps_ = 0;
 };
 
-absl::StatusOr<simulator::Machine> LoadMachine(const std::string& name) {
+absl::StatusOr<Machine> LoadMachine(const std::string& name) {
   if (!absl::EndsWith(name, ".json")) return simulator::FindMachine(name);
   const absl::StatusOr<std::string> text = ReadTextFile(name);
   if (!text.ok()) return text.status();
@@ -66,7 +71,7 @@ absl::StatusOr<simulator::Machine> LoadMachine(const std::string& name) {
 }
 
 absl::Status SimulateCommand::Resolve() {
-  absl::StatusOr<simulator::Machine> machine = LoadMachine(flags_.machine);
+  absl::StatusOr<Machine> machine = LoadMachine(flags_.machine);
   if (!machine.ok()) return machine.status();
   machine_ = *std::move(machine);
   if (flags_.kv_tokens > 0) machine_.kv_tokens = static_cast<std::uint64_t>(flags_.kv_tokens);
@@ -78,8 +83,9 @@ absl::Status SimulateCommand::Resolve() {
   for (const std::string& setting : flags_.set) {
     const std::pair<std::string, std::string> parts =
         absl::StrSplit(setting, absl::MaxSplits('=', 1));
-    if (absl::Status s = simulator::SetCoreOption(parts.first, parts.second, &core); !s.ok())
+    if (absl::Status s = simulator::SetCoreOption(parts.first, parts.second, &core); !s.ok()) {
       return s;
+    }
   }
   auto variants = simulator::ExpandVariants(core, flags_.compare, flags_.policies);
   if (!variants.ok()) return variants.status();
@@ -95,17 +101,17 @@ absl::Status SimulateCommand::Resolve() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<simulator::Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
+absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
   if (!flags_.trace.empty()) {
-    absl::StatusOr<simulator::Workload> trace = simulator::ParseTrace(trace_);
+    absl::StatusOr<Workload> trace = simulator::ParseTrace(trace_);
     if (trace.ok()) return trace;
     return absl::InvalidArgumentError(absl::StrCat(flags_.trace, ": ", trace.status().message()));
   }
-  absl::StatusOr<simulator::SyntheticOptions> preset = simulator::FindPreset(flags_.preset);
+  absl::StatusOr<SyntheticOptions> preset = simulator::FindPreset(flags_.preset);
   if (!preset.ok()) return preset.status();
-  simulator::SyntheticOptions o = *std::move(preset);
-  if (flags_.arrivals == "gamma") o.arrivals = simulator::SyntheticOptions::Arrivals::kGamma;
-  if (flags_.arrivals == "closed") o.arrivals = simulator::SyntheticOptions::Arrivals::kClosed;
+  SyntheticOptions o = *std::move(preset);
+  if (flags_.arrivals == "gamma") o.arrivals = SyntheticOptions::Arrivals::kGamma;
+  if (flags_.arrivals == "closed") o.arrivals = SyntheticOptions::Arrivals::kClosed;
   o.rate = rate;
   o.gamma_shape = flags_.burstiness;
   o.concurrency = static_cast<std::uint32_t>(flags_.concurrency);
@@ -129,8 +135,8 @@ absl::StatusOr<simulator::Workload> SimulateCommand::MakeWorkloadAt(double rate)
   return simulator::MakeWorkload(o);
 }
 
-simulator::SimulationOptions SimulateCommand::OptionsOf(const simulator::Variant& variant) const {
-  simulator::SimulationOptions options;
+SimulationOptions SimulateCommand::OptionsOf(const simulator::Variant& variant) const {
+  SimulationOptions options;
   options.core = variant.core;
   options.policy = variant.policy;
   options.round_trip_ns = static_cast<std::int64_t>(flags_.round_trip_us * 1000);
@@ -139,12 +145,11 @@ simulator::SimulationOptions SimulateCommand::OptionsOf(const simulator::Variant
   return options;
 }
 
-absl::StatusOr<simulator::RunRecord> SimulateCommand::RunOne(const std::string& label,
-                                                             const simulator::Machine& machine,
-                                                             const simulator::Workload& workload,
-                                                             simulator::SimulationOptions options) {
+absl::StatusOr<RunRecord> SimulateCommand::RunOne(const std::string& label, const Machine& machine,
+                                                  const Workload& workload,
+                                                  SimulationOptions options) {
   const std::int64_t start = clock_.NowNs();
-  absl::StatusOr<simulator::RunRecord> record;
+  absl::StatusOr<RunRecord> record;
   {
     ProgressLine line(&clock_, label.empty() ? "simulating" : label);
     options.progress = [&line](const simulator::SimulationProgress& p) {
@@ -162,13 +167,13 @@ absl::StatusOr<simulator::RunRecord> SimulateCommand::RunOne(const std::string& 
 }
 
 absl::Status SimulateCommand::RunVariants() {
-  absl::StatusOr<simulator::Workload> workload = MakeWorkloadAt(flags_.rate);
+  absl::StatusOr<Workload> workload = MakeWorkloadAt(flags_.rate);
   if (!workload.ok()) return workload.status();
-  std::vector<simulator::Summary> runs;
-  std::vector<simulator::RunRecord> records;
+  std::vector<Summary> runs;
+  std::vector<RunRecord> records;
   std::vector<std::string> labels;
   for (const simulator::Variant& variant : variants_) {
-    absl::StatusOr<simulator::RunRecord> record =
+    absl::StatusOr<RunRecord> record =
         RunOne(variant.label, machine_, *workload, OptionsOf(variant));
     if (!record.ok()) return record.status();
     runs.push_back(
@@ -187,18 +192,17 @@ absl::Status SimulateCommand::RunVariants() {
 
 absl::Status SimulateCommand::RunSweep() {
   std::vector<simulator::Sweep> sweeps;
-  std::vector<simulator::Summary> runs;
+  std::vector<Summary> runs;
   for (const simulator::Variant& variant : variants_) {
     simulator::Sweep& sweep = sweeps.emplace_back();
     sweep.label = variant.label;
     sweep.rates = flags_.sweep_rate;
     for (const double rate : flags_.sweep_rate) {
-      absl::StatusOr<simulator::Workload> workload = MakeWorkloadAt(rate);
+      absl::StatusOr<Workload> workload = MakeWorkloadAt(rate);
       if (!workload.ok()) return workload.status();
       const std::string label = absl::StrCat(variant.label, variant.label.empty() ? "" : " ",
                                              absl::StrFormat("%g/s", rate));
-      absl::StatusOr<simulator::RunRecord> record =
-          RunOne(label, machine_, *workload, OptionsOf(variant));
+      absl::StatusOr<RunRecord> record = RunOne(label, machine_, *workload, OptionsOf(variant));
       if (!record.ok()) return record.status();
       runs.push_back(
           simulator::Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
@@ -210,16 +214,16 @@ absl::Status SimulateCommand::RunSweep() {
 }
 
 absl::Status SimulateCommand::RunMemoryBaselines() {
-  absl::StatusOr<simulator::Workload> workload = MakeWorkloadAt(flags_.rate);
+  absl::StatusOr<Workload> workload = MakeWorkloadAt(flags_.rate);
   if (!workload.ok()) return workload.status();
   const auto slots = static_cast<std::uint32_t>(flags_.reserve);
   const std::string max = absl::StrCat("max ", slots);
-  simulator::SimulationOptions options = OptionsOf(variants_[0]);
+  SimulationOptions options = OptionsOf(variants_[0]);
   options.core.prefix_cache = false;  // the runs compare allocation only
-  std::vector<simulator::Summary> runs;
-  std::vector<simulator::RunRecord> records;
+  std::vector<Summary> runs;
+  std::vector<RunRecord> records;
   std::vector<std::string> labels;
-  const auto add = [&](const std::string& label, absl::StatusOr<simulator::RunRecord> record) {
+  const auto add = [&](const std::string& label, absl::StatusOr<RunRecord> record) {
     if (!record.ok()) return record.status();
     runs.push_back(
         simulator::Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
@@ -229,8 +233,8 @@ absl::Status SimulateCommand::RunMemoryBaselines() {
     return absl::OkStatus();
   };
   absl::Status s = add("paged", RunOne("paged", machine_, *workload, options));
-  const simulator::Machine reserving = simulator::MachineWithReservation(machine_, slots);
-  simulator::SimulationOptions no_watermark = options;
+  const Machine reserving = simulator::MachineWithReservation(machine_, slots);
+  SimulationOptions no_watermark = options;
   no_watermark.core.watermark_blocks = 0;  // one block holds all that a request will need
   no_watermark.core.expected_output_permille = 0;
   if (s.ok()) s = add(max, RunOne(max, reserving, *workload, no_watermark));
@@ -246,7 +250,7 @@ absl::Status SimulateCommand::RunMemoryBaselines() {
   return Report(runs, plots);
 }
 
-absl::Status SimulateCommand::Report(const std::vector<simulator::Summary>& runs,
+absl::Status SimulateCommand::Report(const std::vector<Summary>& runs,
                                      const std::vector<simulator::NamedPlot>& plots) const {
   const std::string json = simulator::ReportJson(runs);
   std::fputs(flags_.json ? json.c_str() : simulator::ReportTable(runs).c_str(), stdout);
@@ -293,12 +297,13 @@ void PrintFit(const simulator::StepFit& fit) {
 }
 
 // Writes a fitted machine to --out, or to standard output.
-absl::Status GiveMachine(const SimulateFlags& flags, simulator::Machine machine,
+absl::Status GiveMachine(const SimulateFlags& flags, Machine machine,
                          const simulator::StepFit& fit) {
   PrintFit(fit);
   machine.cost = fit.model;
-  if (!flags.out.empty())
+  if (!flags.out.empty()) {
     return WriteTextFile(flags.out, "machine.json", simulator::MachineJson(machine));
+  }
   std::fputs(simulator::MachineJson(machine).c_str(), stdout);
   return absl::OkStatus();
 }
@@ -312,7 +317,7 @@ absl::Status RunFit(const SimulateFlags& flags) {
   }
   const absl::StatusOr<simulator::StepFit> fit = simulator::FitSteps(*steps);
   if (!fit.ok()) return fit.status();
-  simulator::Machine machine;
+  Machine machine;
   machine.name = "fitted";
   machine.model = absl::StrCat("fitted to ", fit->steps, " steps");
   return GiveMachine(flags, std::move(machine), *fit);
@@ -320,23 +325,23 @@ absl::Status RunFit(const SimulateFlags& flags) {
 
 // Computes and simulates a workload that the fit has not used, and prints both results.
 absl::Status Validate(const SimulateFlags& flags, StepMeter& meter, const simulator::StepFit& fit) {
-  simulator::SyntheticOptions synthetic = simulator::FindPreset("short").value();
-  synthetic.arrivals = simulator::SyntheticOptions::Arrivals::kClosed;
+  SyntheticOptions synthetic = simulator::FindPreset("short").value();
+  synthetic.arrivals = SyntheticOptions::Arrivals::kClosed;
   synthetic.concurrency = 12;
   synthetic.requests = 60;
   synthetic.seed = 7;
-  const simulator::Workload workload = simulator::MakeWorkload(synthetic).value();
-  simulator::SimulationOptions options;
+  const Workload workload = simulator::MakeWorkload(synthetic).value();
+  SimulationOptions options;
   options.core = simulator::DefaultOptions(meter.machine());
-  absl::StatusOr<simulator::RunRecord> measured = meter.Run(workload, options, 300, nullptr);
+  absl::StatusOr<RunRecord> measured = meter.Run(workload, options, 300, nullptr);
   if (!measured.ok()) return measured.status();
-  simulator::Machine machine = meter.machine();
+  Machine machine = meter.machine();
   machine.cost = fit.model;
-  absl::StatusOr<simulator::RunRecord> modelled = simulator::Simulate(machine, workload, options);
+  absl::StatusOr<RunRecord> modelled = simulator::Simulate(machine, workload, options);
   if (!modelled.ok()) return modelled.status();
   const simulator::ServiceLevel level = {flags.slo_ttft_ms, flags.slo_itl_ms};
-  std::vector<simulator::Summary> runs = {simulator::Summarize(workload, *measured, level),
-                                          simulator::Summarize(workload, *modelled, level)};
+  std::vector<Summary> runs = {simulator::Summarize(workload, *measured, level),
+                               simulator::Summarize(workload, *modelled, level)};
   runs[0].label = "computed";
   runs[1].label = "simulated";
   absl::PrintF("60 short requests, 12 at once, which the fit has not seen:\n%s",
@@ -349,17 +354,18 @@ absl::Status RunMeasure(const SimulateFlags& flags) {
   const SteadyClock clock;
   auto meter = StepMeter::Create(flags.measure, static_cast<int>(flags.threads), &clock);
   if (!meter.ok()) return meter.status();
-  simulator::SimulationOptions options;
+  SimulationOptions options;
   options.core = simulator::DefaultOptions(meter->machine());
   std::vector<simulator::MeasuredStep> steps;
-  for (const simulator::Workload& workload : MeasuringWorkloads()) {
+  for (const Workload& workload : MeasuringWorkloads()) {
     const std::size_t before = steps.size();
     const auto run = meter->Run(workload, options, flags.measure_seconds, &steps);
     if (!run.ok() && !absl::IsCancelled(run.status())) return run.status();
     absl::FPrintF(stderr, "%s: %d steps\n", workload.name, steps.size() - before);
   }
-  if (absl::Status s = WriteTextFile(flags.out, "steps.csv", simulator::StepsCsv(steps)); !s.ok())
+  if (absl::Status s = WriteTextFile(flags.out, "steps.csv", simulator::StepsCsv(steps)); !s.ok()) {
     return s;
+  }
   const absl::StatusOr<simulator::StepFit> fit = simulator::FitSteps(steps);
   if (!fit.ok()) return fit.status();
   if (absl::Status s = GiveMachine(flags, meter->machine(), *fit); !s.ok()) return s;
@@ -370,7 +376,7 @@ absl::Status RunMeasure(const SimulateFlags& flags) {
 
 absl::Status RunSimulate(const SimulateFlags& flags) {
   if (flags.list_machines) {
-    for (const simulator::Machine& machine : simulator::BuiltInMachines()) {
+    for (const Machine& machine : simulator::BuiltInMachines()) {
       std::fputs(simulator::MachineJson(machine).c_str(), stdout);
     }
     return absl::OkStatus();

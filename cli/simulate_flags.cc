@@ -36,8 +36,9 @@ std::string Names(const std::vector<std::string>& names) { return absl::StrJoin(
 
 std::string MachineNames() {
   std::vector<std::string> names;
-  for (const simulator::Machine& machine : simulator::BuiltInMachines())
+  for (const simulator::Machine& machine : simulator::BuiltInMachines()) {
     names.push_back(machine.name);
+  }
   return Names(names);
 }
 

@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include "common/types/text.h"
 #include "model/jinja/interpreter.h"
 #include "model/jinja/lexer.h"
 #include "model/jinja/parser.h"
-#include "model/text.h"
 #include "model/utf8.h"
 
 namespace flotilla::model {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "model/text.h"
+#include "common/types/text.h"
 
 namespace flotilla::model {
 namespace {

@@ -2,11 +2,10 @@
 
 #include <xxhash.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 
-#include "model/text.h"
+#include "common/types/text.h"
 
 namespace flotilla::model {
 namespace {
@@ -46,8 +45,6 @@ constexpr std::string_view kTokenizerKeys[] = {
     "chat_template",
 };
 
-constexpr size_t kSampleBytes = 4096;
-
 }  // namespace
 
 uint64_t TokenizerHash(const GgufFile& file) {
@@ -55,17 +52,6 @@ uint64_t TokenizerHash(const GgufFile& file) {
   for (const std::string_view key : kTokenizerKeys) {
     const GgufValue* value = file.Find(Cat("tokenizer.", key));
     hasher.Add(value == nullptr ? std::span<const std::byte>{} : value->bytes);
-  }
-  return hasher.Finish();
-}
-
-uint64_t WeightsHash(const GgufFile& file) {
-  Hasher hasher;
-  hasher.Add(file.metadata());
-  for (const GgufTensor& tensor : file.tensors()) {
-    const size_t sample = std::min(kSampleBytes, tensor.data.size());
-    hasher.Add(tensor.data.first(sample));
-    hasher.Add(tensor.data.last(sample));
   }
   return hasher.Finish();
 }

@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-#include "model/text.h"
+#include "common/types/text.h"
 
 namespace flotilla::model {
 namespace {

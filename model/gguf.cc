@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "model/text.h"
+#include "common/types/text.h"
 
 namespace flotilla::model {
 namespace {

@@ -18,8 +18,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "common/types/text.h"
 #include "model/ggml_type.h"
-#include "model/text.h"
 
 namespace flotilla::model {
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "model/utf8.h"
 
 namespace flotilla::model {

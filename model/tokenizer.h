@@ -16,10 +16,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "common/types/ids.h"
+#include "common/types/text.h"
 #include "model/bpe.h"
 #include "model/gguf.h"
 #include "model/pretokenizer.h"
-#include "model/text.h"
 #include "model/text_piece.h"
 #include "model/token_bound.h"
 

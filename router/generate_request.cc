@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/errors.h"
 #include "router/names.h"
 #include "router/utf8.h"
@@ -14,21 +14,21 @@ namespace {
 
 absl::Status CheckBytes(std::string_view field, std::string_view text, std::size_t max_bytes) {
   if (text.size() <= max_bytes) return absl::OkStatus();
-  return InvalidField(field, model::Cat(field, " is ", text.size(), " bytes long; at most ",
-                                        max_bytes, " are allowed"));
+  return InvalidField(
+      field, Cat(field, " is ", text.size(), " bytes long; at most ", max_bytes, " are allowed"));
 }
 
 // Checks the number of entries of a list, which errors call `what`.
 absl::Status CheckCount(std::string_view field, std::size_t count, std::string_view what,
                         std::size_t most) {
   if (count <= most) return absl::OkStatus();
-  return InvalidField(
-      field, model::Cat(field, " has ", count, " ", what, "; at most ", most, " are allowed"));
+  return InvalidField(field,
+                      Cat(field, " has ", count, " ", what, "; at most ", most, " are allowed"));
 }
 
 absl::Status CheckText(std::string_view field, std::string_view text, std::size_t max_bytes) {
   if (auto s = CheckBytes(field, text, max_bytes); !s.ok()) return s;
-  if (!IsValidUtf8(text)) return InvalidField(field, model::Cat(field, " is not valid UTF-8"));
+  if (!IsValidUtf8(text)) return InvalidField(field, Cat(field, " is not valid UTF-8"));
   return absl::OkStatus();
 }
 
@@ -36,14 +36,14 @@ absl::Status CheckText(std::string_view field, std::string_view text, std::size_
 absl::Status CheckRole(std::size_t index, std::string& role) {
   if (role == "developer") role = "system";
   if (role == "system" || role == "user" || role == "assistant") return absl::OkStatus();
-  const std::string field = model::Cat("messages[", index, "].role");
+  const std::string field = Cat("messages[", index, "].role");
   if (role == "tool" || role == "function") {
-    return WithField(model::InvalidArgument("'", field, "' is '", role,
-                                            "', which is not supported: there are no tools here"),
+    return WithField(InvalidArgument("'", field, "' is '", role,
+                                     "', which is not supported: there are no tools here"),
                      field, kUnsupportedField);
   }
-  return InvalidField(
-      field, model::Cat("'", field, "' must be 'system', 'developer', 'user' or 'assistant'"));
+  return InvalidField(field,
+                      Cat("'", field, "' must be 'system', 'developer', 'user' or 'assistant'"));
 }
 
 absl::Status CheckConversation(std::vector<ChatTurn>& turns, const RequestLimits& limits) {
@@ -54,12 +54,12 @@ absl::Status CheckConversation(std::vector<ChatTurn>& turns, const RequestLimits
     if (auto s = CheckRole(i, turns[i].role); !s.ok()) return s;
     bytes += turns[i].content.size();
     if (bytes > limits.max_prompt_bytes) {
-      return InvalidField("messages", model::Cat("messages are more than ", limits.max_prompt_bytes,
-                                                 " bytes long in all"));
+      return InvalidField("messages", Cat("messages are more than ", limits.max_prompt_bytes,
+                                          " bytes long in all"));
     }
     if (!IsValidUtf8(turns[i].content)) {
-      const std::string field = model::Cat("messages[", i, "].content");
-      return InvalidField(field, model::Cat("'", field, "' is not valid UTF-8"));
+      const std::string field = Cat("messages[", i, "].content");
+      return InvalidField(field, Cat("'", field, "' is not valid UTF-8"));
     }
   }
   return absl::OkStatus();
@@ -75,9 +75,9 @@ absl::Status CheckPrompt(ApiRequest& api, const RequestLimits& limits, const Mod
   const auto& tokens = std::get<std::vector<std::int64_t>>(api.prompt);
   if (tokens.empty()) return InvalidField("prompt", "prompt must have at least one token");
   if (tokens.size() > model.max_context) {
-    return WithField(absl::OutOfRangeError(model::Cat("the prompt has ", tokens.size(),
-                                                      " tokens; the model's context is ",
-                                                      model.max_context, " tokens")),
+    return WithField(absl::OutOfRangeError(Cat("the prompt has ", tokens.size(),
+                                               " tokens; the model's context is ",
+                                               model.max_context, " tokens")),
                      "prompt", kContextLengthExceeded);
   }
   return CheckTokenIds("prompt", tokens, model);
@@ -154,8 +154,8 @@ requires std::is_arithmetic_v<T> absl::Status CheckValue(const Parameter& row,
   // numbers that no prompt could make valid are refused.
   if (row.range.limit == Limit::kContext && *value > static_cast<T>(high)) {
     return WithField(
-        absl::OutOfRangeError(model::Cat(row.name, " is ", *value, "; the model's context is ",
-                                         bounds.model.max_context, " tokens")),
+        absl::OutOfRangeError(Cat(row.name, " is ", *value, "; the model's context is ",
+                                  bounds.model.max_context, " tokens")),
         row.name, kContextLengthExceeded);
   }
   return InvalidField(row.name, error);
@@ -171,8 +171,7 @@ absl::Status CheckValue(const Parameter& row, const std::vector<std::string>& st
   if (auto s = CheckSize(row, stops, bounds.limits); !s.ok()) return s;
   for (const std::string& stop : stops) {
     if (stop.empty()) return InvalidField(row.name, "a stop string must not be empty");
-    if (!IsValidUtf8(stop))
-      return InvalidField(row.name, model::Cat(row.name, " is not valid UTF-8"));
+    if (!IsValidUtf8(stop)) return InvalidField(row.name, Cat(row.name, " is not valid UTF-8"));
   }
   return absl::OkStatus();
 }
@@ -194,7 +193,7 @@ absl::Status CheckValue(const Parameter& row,
   if (auto s = CheckTokenIds(row.name, tokens, bounds.model); !s.ok()) return s;
   std::sort(tokens.begin(), tokens.end());
   if (std::adjacent_find(tokens.begin(), tokens.end()) != tokens.end()) {
-    return InvalidField(row.name, model::Cat(row.name, " names a token twice"));
+    return InvalidField(row.name, Cat(row.name, " names a token twice"));
   }
   return absl::OkStatus();
 }
@@ -226,7 +225,7 @@ absl::Status CheckDefaults(const ApiRequest& api, Modes modes, std::string_view 
     if (row.modes != modes) continue;
     const bool is_default =
         std::visit([&](auto member) { return IsDefault(row, api.*member); }, row.asked);
-    if (!is_default) return InvalidField(row.name, model::Cat(row.name, why));
+    if (!is_default) return InvalidField(row.name, Cat(row.name, why));
   }
   return absl::OkStatus();
 }
@@ -250,13 +249,12 @@ absl::Status Unsupported(std::string_view field, std::string_view message) {
 absl::Status CheckSequences(const ApiRequest& api) {
   const std::int64_t n = api.n.value_or(1), best_of = api.best_of.value_or(n);
   if (best_of < n) {
-    return InvalidField("best_of",
-                        model::Cat("best_of is ", best_of, "; it must be at least n, ", n));
+    return InvalidField("best_of", Cat("best_of is ", best_of, "; it must be at least n, ", n));
   }
   if (api.stream && best_of > n && !api.use_beam_search) {
-    return Unsupported("stream",
-                       model::Cat("stream is not supported with best_of greater than n: which of ",
-                                  best_of, " choices are the best is known at their end"));
+    return Unsupported(
+        "stream", Cat("stream is not supported with best_of greater than n: which of ", best_of,
+                      " choices are the best is known at their end"));
   }
   return absl::OkStatus();
 }
@@ -281,10 +279,9 @@ absl::Status CheckBeams(const ApiRequest& api, const Bounds& bounds) {
   const std::size_t stops = StopTokens(api, bounds.model).size();
   const std::size_t candidates = beams * std::max<std::size_t>(2, 1 + stops);
   if (candidates > BeamOptions::kMaxCandidates) {
-    return InvalidField(
-        api.best_of ? "best_of" : "n",
-        model::Cat(beams, " beams with ", stops, " stop tokens have ", candidates,
-                   " candidates; at most ", BeamOptions::kMaxCandidates, " are allowed"));
+    return InvalidField(api.best_of ? "best_of" : "n",
+                        Cat(beams, " beams with ", stops, " stop tokens have ", candidates,
+                            " candidates; at most ", BeamOptions::kMaxCandidates, " are allowed"));
   }
   return absl::OkStatus();
 }
@@ -311,8 +308,8 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
     if (auto s = CheckParameter(row, bounds); !s.ok()) return s;
   }
   if (const std::int64_t priority = api.priority.value_or(0); priority > api.max_priority) {
-    return InvalidField("priority", model::Cat("priority is ", priority,
-                                               "; this key may use at most ", api.max_priority));
+    return InvalidField(
+        "priority", Cat("priority is ", priority, "; this key may use at most ", api.max_priority));
   }
   if (auto s = CheckText("tenant", api.tenant, limits_.max_label_bytes); !s.ok()) return s;
   if (auto s = CheckSequences(api); !s.ok()) return s;
@@ -331,11 +328,11 @@ absl::Status CheckModel(std::string_view name, const ModelLimits& model) {
 
 absl::Status NoSuchModel(std::string_view name, std::vector<std::string> served) {
   const std::string there = NearestNames(name, std::move(served));
-  const std::string hint = there.empty() ? "" : model::Cat("; served here: ", there);
-  if (name.empty()) return InvalidField("model", model::Cat("model is missing", hint));
+  const std::string hint = there.empty() ? "" : Cat("; served here: ", there);
+  if (name.empty()) return InvalidField("model", Cat("model is missing", hint));
   // The name is the client's text, so it is cut to a length that fits a log line.
   const std::string shown = RepairUtf8(name.substr(0, 200));
-  return WithField(absl::NotFoundError(model::Cat("the model '", shown, "' does not exist", hint)),
+  return WithField(absl::NotFoundError(Cat("the model '", shown, "' does not exist", hint)),
                    "model", kModelNotFound);
 }
 
@@ -343,8 +340,7 @@ absl::Status CheckTokenIds(std::string_view field, const std::vector<std::int64_
                            const ModelLimits& model) {
   for (std::int64_t token : tokens) {
     if (token < 0 || token >= model.vocab_size) {
-      return InvalidField(field,
-                          model::Cat(field, ": token id ", token, " is outside the vocabulary (",
+      return InvalidField(field, Cat(field, ": token id ", token, " is outside the vocabulary (",
                                      model.vocab_size, " tokens)"));
     }
   }
@@ -362,8 +358,7 @@ absl::Status CheckSizes(const ApiRequest& api, const RequestLimits& limits) {
 }
 
 absl::Status TooManyMessages(const RequestLimits& limits) {
-  return InvalidField("messages",
-                      model::Cat("messages has more than ", limits.max_messages, " entries"));
+  return InvalidField("messages", Cat("messages has more than ", limits.max_messages, " entries"));
 }
 
 absl::Status CheckInput(std::variant<std::string, std::vector<ChatTurn>>& input,

@@ -4,7 +4,7 @@
 #include <utility>
 #include <variant>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "model/tokenizer.h"
 #include "router/errors.h"
 
@@ -94,21 +94,21 @@ absl::Status GenerationImpl::ResolveLength(std::size_t prompt_tokens) {
     return WithField(absl::OutOfRangeError(message), "prompt", kContextLengthExceeded);
   };
   if (prompt_tokens > context) {
-    return exceeded(model::Cat("the prompt has ", prompt_tokens, " tokens; the model's context is ",
-                               context, " tokens"));
+    return exceeded(Cat("the prompt has ", prompt_tokens, " tokens; the model's context is ",
+                        context, " tokens"));
   }
   const auto rest = context - static_cast<std::uint32_t>(prompt_tokens);
   if (max_tokens_) {
     if (*max_tokens_ > rest) {
-      return exceeded(model::Cat("the prompt has ", prompt_tokens, " tokens and max_tokens is ",
-                                 *max_tokens_, "; the model's context is ", context, " tokens"));
+      return exceeded(Cat("the prompt has ", prompt_tokens, " tokens and max_tokens is ",
+                          *max_tokens_, "; the model's context is ", context, " tokens"));
     }
     request_.stop.max_tokens = static_cast<std::uint32_t>(*max_tokens_);
     return absl::OkStatus();
   }
   if (rest == 0) {
-    return exceeded(model::Cat("the prompt's ", prompt_tokens,
-                               " tokens fill the model's context and leave none for the answer"));
+    return exceeded(Cat("the prompt's ", prompt_tokens,
+                        " tokens fill the model's context and leave none for the answer"));
   }
   request_.stop.max_tokens = std::min(default_max_tokens_.value_or(rest), rest);
   return absl::OkStatus();

@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/utf8.h"
 
 namespace flotilla::router {
@@ -50,10 +50,9 @@ std::string NearestNames(std::string_view wrong, std::vector<std::string> names)
   for (std::size_t i = 0; i < shown; ++i) {
     if (i > 0) text += i + 1 == count ? " and " : ", ";
     const std::string_view name = names[order[i].second];
-    text += model::Cat("'", RepairUtf8(name.substr(0, kShownBytes)), "'");
+    text += Cat("'", RepairUtf8(name.substr(0, kShownBytes)), "'");
   }
-  if (count > shown)
-    text += model::Cat(" and ", count - shown, count - shown == 1 ? " other" : " others");
+  if (count > shown) text += Cat(" and ", count - shown, count - shown == 1 ? " other" : " others");
   return text;
 }
 

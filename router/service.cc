@@ -9,8 +9,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/random/random.h"
 #include "absl/synchronization/mutex.h"
+#include "common/types/text.h"
 #include "model/chat_template.h"
-#include "model/text.h"
 #include "model/tokenizer.h"
 #include "router/generation.h"
 #include "router/io_loop_state.h"
@@ -85,9 +85,9 @@ class Encoder {
                                                     const model::EncodeOptions& options) {
     if (encoded.ok()) return encoded;
     if (absl::IsOutOfRange(encoded.status())) {
-      return WithField(absl::OutOfRangeError(model::Cat(
-                           "the prompt has more than ", options.max_tokens,
-                           " tokens; the model's context is ", options.max_tokens, " tokens")),
+      return WithField(absl::OutOfRangeError(Cat("the prompt has more than ", options.max_tokens,
+                                                 " tokens; the model's context is ",
+                                                 options.max_tokens, " tokens")),
                        "prompt", kContextLengthExceeded);
     }
     return InvalidField(field, std::string(encoded.status().message()));
@@ -104,8 +104,8 @@ absl::StatusOr<std::string> Decode(const model::Tokenizer& tokenizer,
   std::size_t bytes = 0;
   for (const TokenId id : ids) bytes += tokenizer.TokenBytes(id).size();
   if (bytes > most) {
-    return InvalidField("tokens", model::Cat("the text of tokens is ", bytes,
-                                             " bytes long; at most ", most, " are allowed"));
+    return InvalidField("tokens", Cat("the text of tokens is ", bytes, " bytes long; at most ",
+                                      most, " are allowed"));
   }
   return tokenizer.Decode(ids, /*skip_special=*/false);
 }
@@ -113,7 +113,7 @@ absl::StatusOr<std::string> Decode(const model::Tokenizer& tokenizer,
 // The error for an input of Tokenize, which need not fit a context.
 absl::Status TooManyTokens(const Input& input, std::size_t most) {
   return InvalidField(input.index() == 0 ? "prompt" : "messages",
-                      model::Cat("the text has more than ", most, " tokens"));
+                      Cat("the text has more than ", most, " tokens"));
 }
 
 absl::Status PoolFull() {
@@ -463,8 +463,8 @@ void ServiceImpl::Detokenize(DetokenizeRequest request, IoLoop& io_loop,
   if (!known.ok()) return answer(known.status());
   if (request.tokens.size() > kMaxDetokenize) {
     return answer(
-        InvalidField("tokens", model::Cat("tokens has ", request.tokens.size(),
-                                          " entries; at most ", kMaxDetokenize, " are allowed")));
+        InvalidField("tokens", Cat("tokens has ", request.tokens.size(), " entries; at most ",
+                                   kMaxDetokenize, " are allowed")));
   }
   if (auto s = CheckTokenIds("tokens", request.tokens, known->info.limits); !s.ok()) {
     return answer(s);

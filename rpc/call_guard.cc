@@ -90,8 +90,9 @@ std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCre
     return guard == nullptr ? grpc::InsecureServerCredentials()
                             : std::make_shared<GuardedPlaintext>(std::move(guard));
   }
-  if (guard != nullptr)
+  if (guard != nullptr) {
     tls->SetAuthMetadataProcessor(std::make_shared<Processor>(std::move(guard)));
+  }
   return tls;
 }
 

@@ -91,14 +91,14 @@ FOLDERS = {
 
 # The namespace of all that a folder declares. The folders without an entry here declare in
 # `flotilla`. A test of one folder declares in that folder's namespace, and the other tests
-# declare in `flotilla::testing`. Fakes may stand there too, and a benchmark may declare in the
-# namespace of what it measures.
+# declare in `flotilla::testing`. A benchmark may declare in the namespace of what it measures.
 NAMESPACES = {folder: "flotilla::" + folder for folder in
               ("rpc", "model", "kernels", "scheduler", "worker", "router", "simulator", "cli")}
 NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec"}
 
-# Forward declarations may open the namespace of another folder.
-NAMESPACE = re.compile(r"^namespace (flotilla[\w:]*) \{(?!\n(?:(?:class|struct) \w+;\n)+\})", re.MULTILINE)
+# What only announces types of other files opens the namespace of their folder.
+NAMESPACE = re.compile(r"^(?:inline )?namespace (\w[\w:]*) \{(\n(?:(?:class|struct) \w+;\n)+\})?", re.MULTILINE)
+CLOSED = re.compile(r"^\}  // namespace flotilla", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 SUFFIXES = {".h", ".cc"}
 
@@ -158,12 +158,21 @@ def namespace_of(path):
     return "flotilla::testing" if test and not tested.startswith("common/") else "flotilla"
 
 
-def check_namespace(path, name):
-    """Why the file `path` may not open namespace `name`, or None."""
+def check_namespace(path, name, announces=False):
+    """Why the file `path` may not open namespace `name`, or None.
+
+    `announces` says that it only holds forward declarations. They follow the rule of includes.
+    """
     own = namespace_of(path)
+    if announces:
+        folder = folder_of(path)
+        rule = FOLDERS[folder]
+        seen = any(f"{key}/".startswith(f"{f}/") or f"{f}/".startswith(f"{key}/")
+                   for key, ns in NAMESPACES.items() if ns == name for f in (folder,) + rule.may)
+        if name == "flotilla" or seen or LIBRARIES.get(name.split("::")[0]) in rule.libs:
+            return None
+        return f"{folder} must not announce types of {name}"
     if name == own or name.startswith(own + "::") and own != "flotilla":
-        return None
-    if path.startswith("tests/") and name == "flotilla::testing":
         return None
     if path.startswith("tests/bench/") and name in NAMESPACES.values():
         return None
@@ -188,8 +197,12 @@ def check_tree(root):
             reason = check_include(path, match[2], match[1] == '"', files)
             if reason:
                 violations.append((path, text.count("\n", 0, match.start(2)) + 1, match[2], reason))
+        opened = 0  # namespaces of flotilla, each of which encloses the names that follow
         for match in NAMESPACE.finditer(text):
-            reason = check_namespace(path, match[1])
+            if not match[1].startswith("flotilla") and opened > len(CLOSED.findall(text, 0, match.start())):
+                continue
+            reason = check_namespace(path, match[1], announces=match[2] is not None)
+            opened += match[1].startswith("flotilla") and match[2] is None
             if reason:
                 violations.append((path, text.count("\n", 0, match.start()) + 1, match[1], reason))
     return violations

@@ -125,8 +125,9 @@ absl::Status ParseCsvRow(const std::vector<TextCell>& row, Tenants& tenants,
     column.set(request, *value);
   }
   const absl::StatusOr<std::uint32_t> index = tenants.IndexOf(tenant);
-  if (!index.ok())
+  if (!index.ok()) {
     return LineError(row.front().line, absl::StrCat("column tenant: ", index.status().message()));
+  }
   request.tenant = *index;
   return absl::OkStatus();
 }

@@ -12,30 +12,31 @@
 namespace flotilla::simulator {
 namespace {
 
+using scheduler::CoreOptions;
+
 constexpr std::size_t kMaxVariants = 64;
 
 struct OptionRow {
   absl::string_view name;
-  std::variant<std::uint32_t scheduler::CoreOptions::*, std::int64_t scheduler::CoreOptions::*,
-               bool scheduler::CoreOptions::*>
+  std::variant<std::uint32_t CoreOptions::*, std::int64_t CoreOptions::*, bool CoreOptions::*>
       field;
   std::uint32_t min = 0, max = 1;  // of numbers
 };
 
 constexpr auto kOptions = std::to_array<OptionRow>({
-    {"max_seqs", &scheduler::CoreOptions::max_seqs, 1, 1 << 16},
-    {"max_step_tokens", &scheduler::CoreOptions::max_step_tokens, 1, 1 << 20},
-    {"max_chunk_tokens", &scheduler::CoreOptions::max_chunk_tokens, 1, 1 << 20},
-    {"max_queued_requests", &scheduler::CoreOptions::max_queued_requests, 1, 1u << 30},
-    {"max_queued_tokens", &scheduler::CoreOptions::max_queued_tokens, 1, 1u << 31},
-    {"watermark_blocks", &scheduler::CoreOptions::watermark_blocks, 0, 1 << 16},
-    {"expected_output_permille", &scheduler::CoreOptions::expected_output_permille, 0, 1000},
-    {"max_preemptions", &scheduler::CoreOptions::max_preemptions, 0, 1 << 16},
-    {"max_bypass", &scheduler::CoreOptions::max_bypass, 0, 1 << 16},
-    {"itl_target_ns", &scheduler::CoreOptions::itl_target_ns, 0, ~0u},
-    {"max_wait_ns", &scheduler::CoreOptions::max_wait_ns, 0, ~0u},
-    {"fair_share", &scheduler::CoreOptions::fair_share},
-    {"prefix_cache", &scheduler::CoreOptions::prefix_cache},
+    {"max_seqs", &CoreOptions::max_seqs, 1, 1 << 16},
+    {"max_step_tokens", &CoreOptions::max_step_tokens, 1, 1 << 20},
+    {"max_chunk_tokens", &CoreOptions::max_chunk_tokens, 1, 1 << 20},
+    {"max_queued_requests", &CoreOptions::max_queued_requests, 1, 1u << 30},
+    {"max_queued_tokens", &CoreOptions::max_queued_tokens, 1, 1u << 31},
+    {"watermark_blocks", &CoreOptions::watermark_blocks, 0, 1 << 16},
+    {"expected_output_permille", &CoreOptions::expected_output_permille, 0, 1000},
+    {"max_preemptions", &CoreOptions::max_preemptions, 0, 1 << 16},
+    {"max_bypass", &CoreOptions::max_bypass, 0, 1 << 16},
+    {"itl_target_ns", &CoreOptions::itl_target_ns, 0, ~0u},
+    {"max_wait_ns", &CoreOptions::max_wait_ns, 0, ~0u},
+    {"fair_share", &CoreOptions::fair_share},
+    {"prefix_cache", &CoreOptions::prefix_cache},
 });
 
 absl::Status Add(const std::string& name, const std::vector<std::string>& values,
@@ -75,11 +76,10 @@ std::vector<std::string> CoreOptionNames() {
   return names;
 }
 
-absl::Status SetCoreOption(absl::string_view name, absl::string_view value,
-                           scheduler::CoreOptions* options) {
+absl::Status SetCoreOption(absl::string_view name, absl::string_view value, CoreOptions* options) {
   for (const OptionRow& row : kOptions) {
     if (row.name != name) continue;
-    if (const auto* flag = std::get_if<bool scheduler::CoreOptions::*>(&row.field)) {
+    if (const auto* flag = std::get_if<bool CoreOptions::*>(&row.field)) {
       if (absl::SimpleAtob(value, &(options->*(*flag)))) return absl::OkStatus();
       return absl::InvalidArgumentError(absl::StrCat(name, " is true or false"));
     }
@@ -88,10 +88,10 @@ absl::Status SetCoreOption(absl::string_view name, absl::string_view value,
       return absl::InvalidArgumentError(
           absl::StrCat(name, " is a number in ", row.min, "..", row.max));
     }
-    if (const auto* field = std::get_if<std::int64_t scheduler::CoreOptions::*>(&row.field)) {
+    if (const auto* field = std::get_if<std::int64_t CoreOptions::*>(&row.field)) {
       options->*(*field) = number;
     } else {
-      options->*std::get<std::uint32_t scheduler::CoreOptions::*>(row.field) = number;
+      options->*std::get<std::uint32_t CoreOptions::*>(row.field) = number;
     }
     return absl::OkStatus();
   }
@@ -99,7 +99,7 @@ absl::Status SetCoreOption(absl::string_view name, absl::string_view value,
                                                  absl::StrJoin(CoreOptionNames(), ", ")));
 }
 
-absl::StatusOr<std::vector<Variant>> ExpandVariants(const scheduler::CoreOptions& base,
+absl::StatusOr<std::vector<Variant>> ExpandVariants(const CoreOptions& base,
                                                     const std::vector<std::string>& axes,
                                                     const std::vector<std::string>& policies) {
   std::vector<Variant> variants = {{.label = "", .core = base, .policy = "priority"}};

@@ -256,7 +256,7 @@ ExprPtr ExpressionParser::ParseFilters(ExprPtr expr, bool first_without_pipe) {
     if (std::exchange(first_without_pipe, false) || SkipOperator("|")) {
       expr = Node(Expr::Kind::kFilter, std::move(expr));
       expr->name = ExpectName();
-      if (ok() && !IsFilter(expr->name)) return Fail(model::Cat("no filter '", expr->name, "'"));
+      if (ok() && !IsFilter(expr->name)) return Fail(Cat("no filter '", expr->name, "'"));
       if (IsOperator("(")) ParseArguments(*expr);
     } else if (IsName("is")) {
       expr = ParseTest(std::move(expr));
@@ -275,7 +275,7 @@ ExprPtr ExpressionParser::ParseTest(ExprPtr operand) {
   const bool negated = SkipName("not");
   ExprPtr test = Node(Expr::Kind::kTest, std::move(operand));
   test->name = ExpectName();
-  if (ok() && !IsTest(test->name)) return Fail(model::Cat("no test '", test->name, "'"));
+  if (ok() && !IsTest(test->name)) return Fail(Cat("no test '", test->name, "'"));
   const bool keyword = IsName("else") || IsName("or") || IsName("and") || IsName("is");
   const bool operand_follows =
       (Now().kind == Kind::kName && !keyword && !IsName("if") && !IsName("in") && !IsName("not")) ||

@@ -13,7 +13,7 @@ namespace flotilla::jinja {
 // Variables of the template, of a loop's body or of one macro call.
 struct Scope {
   Scope* parent = nullptr;
-  absl::flat_hash_map<std::string_view, Value, model::TextHash, model::TextEqual> variables;
+  absl::flat_hash_map<std::string_view, Value, TextHash, TextEqual> variables;
 };
 
 namespace {

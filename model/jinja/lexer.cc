@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "model/utf8.h"
 
 namespace flotilla::jinja {
@@ -75,7 +75,7 @@ class Lexer {
   void Add(Kind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
 
   void Fail(std::string_view problem) {
-    if (status_.ok()) status_ = model::InvalidArgument("template line ", line_, ": ", problem);
+    if (status_.ok()) status_ = InvalidArgument("template line ", line_, ": ", problem);
   }
 
   // Reads the text up to the next tag, then the tag.
@@ -269,8 +269,9 @@ class Lexer {
     if (kShort.find(c) == std::string_view::npos) return Fail("an unexpected character");
     if (c == '(' || c == '[' || c == '{') open += c == '(' ? ')' : c == '[' ? ']' : '}';
     if (c == ')' || c == ']' || c == '}') {
-      if (open.empty() || open.back() != c)
-        return Fail(model::Cat("an unexpected '", std::string(1, c), "'"));
+      if (open.empty() || open.back() != c) {
+        return Fail(Cat("an unexpected '", std::string(1, c), "'"));
+      }
       open.pop_back();
     }
     Add(Kind::kOperator, std::string(1, c));
@@ -288,7 +289,7 @@ class Lexer {
 
 absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source) {
   if (const size_t bad = model::FindInvalidUtf8(source); bad != std::string_view::npos) {
-    return model::InvalidArgument("the template is not UTF-8 at byte ", bad);
+    return InvalidArgument("the template is not UTF-8 at byte ", bad);
   }
   return Lexer(source).Run();
 }

@@ -33,8 +33,9 @@ Value FloorDivide(Heap& heap, Op op, int64_t a, int64_t b) {
 }
 
 Value IntegerPower(Heap& heap, int64_t base, int64_t exponent) {
-  if (exponent < 0)
+  if (exponent < 0) {
     return Value(std::pow(static_cast<double>(base), static_cast<double>(exponent)));
+  }
   int64_t result = 1;
   for (int64_t i = 0; i < exponent; ++i) {
     if (base == 0 || base == 1) return Value(base);

@@ -31,7 +31,7 @@ class Parser : private ExpressionParser {
     Body body;
     while (ok()) {
       if (Now().kind == Kind::kEnd) {
-        if (ends.size() > 0) Fail(model::Cat("'", *(ends.end() - 1), "' is missing"));
+        if (ends.size() > 0) Fail(Cat("'", *(ends.end() - 1), "' is missing"));
         break;
       }
       if (Now().kind == Kind::kText) {
@@ -90,12 +90,12 @@ class Parser : private ExpressionParser {
       return stmt;
     }
     if (name == "break" || name == "continue") {
-      if (loops_ == 0) return Fail(model::Cat("'", name, "' outside of a loop"));
+      if (loops_ == 0) return Fail(Cat("'", name, "' outside of a loop"));
       auto stmt = NewStmt(name == "break" ? Stmt::Kind::kBreak : Stmt::Kind::kContinue);
       Expect(Kind::kBlockEnd);
       return stmt;
     }
-    return Fail(model::Cat("statement '", name.substr(0, 40), "' is not supported"));
+    return Fail(Cat("statement '", name.substr(0, 40), "' is not supported"));
   }
 
   std::unique_ptr<Stmt> ParseIf() {

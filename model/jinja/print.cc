@@ -132,7 +132,7 @@ void AppendRepr(Heap& heap, Value value, Text& out) {
     case Type::kBool:
       return out.Append(value.boolean ? "True" : "False", false);
     case Type::kInt:
-      return out.Append(model::Cat(value.integer), false);
+      return out.Append(Cat(value.integer), false);
     case Type::kFloat:
       return out.Append(FloatRepr(value.real), false);
     case Type::kText:
@@ -159,7 +159,7 @@ void AppendRepr(Heap& heap, Value value, Text& out) {
       return out.Append("}", false);
     }
     default:
-      out.Append(model::Cat("<", TypeName(value), ">"), false);
+      out.Append(Cat("<", TypeName(value), ">"), false);
   }
 }
 

@@ -37,7 +37,7 @@ class TokenCursor {
 
   // Records the failure. Always returns null.
   std::nullptr_t Fail(std::string_view problem) {
-    if (ok()) status_ = model::InvalidArgument("template line ", Now().line, ": ", problem);
+    if (ok()) status_ = InvalidArgument("template line ", Now().line, ": ", problem);
     at_ = tokens_.size() - 1;
     return nullptr;
   }
@@ -45,7 +45,7 @@ class TokenCursor {
   std::nullptr_t Unexpected() {
     const std::string_view text = Now().text;
     return Fail(text.empty() ? "unexpected end of a tag or of the template"
-                             : model::Cat("unexpected '", text.substr(0, 40), "'"));
+                             : Cat("unexpected '", text.substr(0, 40), "'"));
   }
 
   bool IsOperator(std::string_view op) const {

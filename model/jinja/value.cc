@@ -21,7 +21,7 @@ bool KeyIdentity(Value key, std::string& out) {
       return true;
     case Type::kInt:
     case Type::kBool:
-      out = model::Cat("i", key.as_integer());
+      out = Cat("i", key.as_integer());
       return true;
     case Type::kNone:
       out = "n";
@@ -59,7 +59,7 @@ const Value* Dict::Find(Value key) const {
 }
 
 const Value* Dict::Find(std::string_view key) const {
-  const auto it = index.find(model::Cat("s", key));
+  const auto it = index.find(Cat("s", key));
   return it == index.end() ? nullptr : &items[it->second].second;
 }
 
@@ -86,14 +86,13 @@ bool Heap::Charge(uint64_t steps) {
 }
 
 Value Heap::Raise(std::string_view message) {
-  if (ok()) status_ = model::InvalidArgument(message);
+  if (ok()) status_ = InvalidArgument(message);
   return {};
 }
 
 Value Heap::Exhaust(std::string_view what) {
   if (ok()) {
-    status_ =
-        model::ResourceExhausted("template line ", line_, ": the bound on ", what, " is reached");
+    status_ = ResourceExhausted("template line ", line_, ": the bound on ", what, " is reached");
   }
   return {};
 }
@@ -227,8 +226,9 @@ bool Less(Heap& heap, Value a, Value b) {
 std::vector<size_t> CharacterOffsets(std::string_view text) {
   std::vector<size_t> offsets;
   offsets.reserve(text.size() + 1);
-  for (size_t at = 0; at < text.size(); at += model::ReadUtf8(text, at).bytes)
+  for (size_t at = 0; at < text.size(); at += model::ReadUtf8(text, at).bytes) {
     offsets.push_back(at);
+  }
   offsets.push_back(text.size());
   return offsets;
 }
@@ -267,8 +267,9 @@ Value FromJson(Heap& heap, const nlohmann::ordered_json& json, int depth) {
     case Json::value_t::number_integer:
       return Value(json.get<int64_t>());
     case Json::value_t::number_unsigned:
-      if (json.get<uint64_t>() > INT64_MAX)
+      if (json.get<uint64_t>() > INT64_MAX) {
         return heap.Fail("an integer of the input is too large");
+      }
       return Value(json.get<int64_t>());
     case Json::value_t::number_float:
       return Value(json.get<double>());

@@ -19,7 +19,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "model/text.h"
+#include "common/types/text.h"
 
 namespace flotilla::jinja {
 
@@ -172,7 +172,7 @@ class Heap {
   // Records the first failure, with the line being executed. Always returns undefined.
   template <typename... Parts>
   Value Fail(const Parts&... parts) {
-    if (ok()) status_ = model::InvalidArgument("template line ", line_, ": ", model::Cat(parts...));
+    if (ok()) status_ = InvalidArgument("template line ", line_, ": ", Cat(parts...));
     return {};
   }
   // As Fail, but the status has only `message`, without a line. For raise_exception.

@@ -17,8 +17,9 @@ std::vector<std::uint32_t> BestOf(absl::Span<const double> scores, std::size_t c
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
     // Comparisons with NaN are always false. So NaN is handled first, or this would not be an
     // order.
-    if (std::isnan(scores[a]) || std::isnan(scores[b]))
+    if (std::isnan(scores[a]) || std::isnan(scores[b])) {
       return !std::isnan(scores[a]) && std::isnan(scores[b]);
+    }
     return scores[a] > scores[b];
   });
   order.resize(std::min(count, order.size()));

@@ -292,8 +292,9 @@ void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEv
   for (EngineEvent& event : events) {
     const auto [request, attempt] = EventKey(event);
     const auto at = requests_.find(request);
-    if (at == requests_.end() || at->second.attempt != attempt || at->second.replica != id)
+    if (at == requests_.end() || at->second.attempt != attempt || at->second.replica != id) {
       continue;
+    }
     Entry& entry = at->second;
     if (std::holds_alternative<Accepted>(event) && !std::exchange(entry.accepted, true)) {
       if (entry.incarnation == replica.incarnation) replica.outstanding.OnAdmitted(entry.tokens);

@@ -39,8 +39,7 @@ struct FleetCoreOptions {
   std::int64_t hold_ns = 60'000'000'000;
   // How long a replica may be without its worker group before others continue its requests.
   std::int64_t move_after_ns = 10'000'000'000;
-  std::uint64_t seed = 0;               // of the draws between replicas
-  std::size_t prefix_blocks = 1 << 16;  // PrefixMap
+  std::uint64_t seed = 0;  // of the draws between replicas
 };
 
 // The outcome of a request that was given back.
@@ -59,8 +58,7 @@ struct FleetCounters {
 
 class FleetCore {
  public:
-  explicit FleetCore(const FleetCoreOptions& options)
-      : options_(options), prefixes_(options.prefix_blocks) {}
+  explicit FleetCore(const FleetCoreOptions& options) : options_(options) {}
 
   // The actions to perform, in this order: commands to replicas, then events to owners.
   using Command = std::variant<TokenizedRequest, CancelRequest>;

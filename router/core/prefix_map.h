@@ -33,7 +33,7 @@ class PrefixMap {
   static constexpr std::size_t kHolders = 4;
 
   // At most `max_blocks` are remembered (about 150 bytes each).
-  explicit PrefixMap(std::size_t max_blocks) : max_blocks_(max_blocks) {}
+  explicit PrefixMap(std::size_t max_blocks = 1 << 16) : max_blocks_(max_blocks) {}
 
   using Chain = std::vector<std::uint64_t>;
   // The blocks of a prompt that a cache may have: all whole ones before its last token.

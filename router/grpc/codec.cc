@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/types/text.h"
 #include "google/protobuf/message.h"
-#include "model/text.h"
 #include "proto/codec/status.h"
 #include "router/errors.h"
 
@@ -34,7 +34,7 @@ std::string FieldName(std::string field) {
 
 absl::Status CheckCount(std::string_view field, int count, int limit) {
   if (count <= limit) return absl::OkStatus();
-  return InvalidField(field, model::Cat(field, " has ", count, " elements; at most ", limit));
+  return InvalidField(field, Cat(field, " has ", count, " elements; at most ", limit));
 }
 
 absl::Status ReadPrompt(const v1::GenerateRequest& request, ApiRequest& api) {

@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/errors.h"
 #include "router/http/api_error.h"
 #include "router/http/json_text.h"
@@ -66,18 +66,17 @@ HttpRefusal ToRefusal(const absl::Status& status) {
 }
 
 HttpRefusal RefuseHost(std::string_view host) {
-  return ToRefusal(
-      model::InvalidArgument("a server on a loopback address does not answer the Host '",
-                             RepairUtf8(host.substr(0, 200)),
-                             "': ask localhost, or start it with --allowed-hosts"),
-      403);
+  return ToRefusal(InvalidArgument("a server on a loopback address does not answer the Host '",
+                                   RepairUtf8(host.substr(0, 200)),
+                                   "': ask localhost, or start it with --allowed-hosts"),
+                   403);
 }
 
 void AppendModel(const ModelInfo& model, std::string& out) {
   out += R"({"id":)";
   AppendJsonString(model.limits.id, out);
-  out += model::Cat(R"(,"object":"model","created":)", model.created_s,
-                    R"(,"owned_by":"flotilla","max_model_len":)", model.limits.max_context, "}");
+  out += Cat(R"(,"object":"model","created":)", model.created_s,
+             R"(,"owned_by":"flotilla","max_model_len":)", model.limits.max_context, "}");
 }
 
 // Bodies up to this size are parsed, and answers up to this size are written, on the I/O thread;
@@ -143,8 +142,8 @@ class ApiHandler final : public HttpHandler {
   static HttpRefusal RefuseMethod(const Route& route) {
     const bool is_get = route.method == kGet;
     return {.status = 405,
-            .body = ErrorJson(model::InvalidArgument(
-                "this path answers ", is_get ? "GET and HEAD" : route.method, " only")),
+            .body = ErrorJson(InvalidArgument("this path answers ",
+                                              is_get ? "GET and HEAD" : route.method, " only")),
             .headers = {{"allow", is_get ? "GET, HEAD" : std::string(route.method)}}};
   }
   // The route that answers `method` at `path`. If there is none, another route of that path.
@@ -157,7 +156,7 @@ class ApiHandler final : public HttpHandler {
   std::string PathHint(std::string_view asked) const;
   absl::Status NothingAt(std::string_view path) const {
     return absl::NotFoundError(
-        model::Cat("there is nothing at ", RepairUtf8(path.substr(0, 200)), PathHint(path)));
+        Cat("there is nothing at ", RepairUtf8(path.substr(0, 200)), PathHint(path)));
   }
 
   std::unique_ptr<HttpExchange> Refuse(const absl::Status& status, HttpReply& reply) {
@@ -245,7 +244,7 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
     if (route == nullptr) {
       admission.refusal = ToRefusal(NothingAt(head.path));
     } else if (route->method != kPost) {
-      admission.refusal = ToRefusal(model::InvalidArgument("this path takes no body"), 413);
+      admission.refusal = ToRefusal(InvalidArgument("this path takes no body"), 413);
     } else if (!route->Answers(head.method)) {
       admission.refusal = RefuseMethod(*route);
     }
@@ -253,8 +252,8 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
   // Browsers let a page send forms and plain text to another site without asking it. Their type
   // is not JSON.
   if (!admission.refusal && head.from_page && head.method == kPost && !IsJson(head.content_type)) {
-    admission.refusal = ToRefusal(
-        model::InvalidArgument("a request with an Origin needs the Content-Type ", kJson), 415);
+    admission.refusal =
+        ToRefusal(InvalidArgument("a request with an Origin needs the Content-Type ", kJson), 415);
   }
   return admission;
 }
@@ -265,7 +264,7 @@ std::string ApiHandler::PathHint(std::string_view asked) const {
     if (Has(route)) paths.push_back(route.path);
   }
   const std::string_view meant = NearestPath(asked, paths);
-  if (!meant.empty()) return model::Cat("; did you mean ", meant, "?");
+  if (!meant.empty()) return Cat("; did you mean ", meant, "?");
   return options_.health_only ? "" : "; GET / lists the paths";
 }
 
@@ -384,7 +383,7 @@ std::unique_ptr<HttpExchange> ApiHandler::RunTokenize(TokenizeRequest tokenize, 
       Send(waiter, tenant, bytes, [tokens = *std::move(tokens)] {
         std::string body = R"({"tokens":)";
         AppendJsonIntArray(tokens, body);
-        return body += model::Cat(R"(,"count":)", tokens.size(), "}");
+        return body += Cat(R"(,"count":)", tokens.size(), "}");
       });
     })();
   };
@@ -475,7 +474,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Metrics(HttpRequest&, HttpReply& reply
 
 std::unique_ptr<HttpExchange> ApiHandler::Root(HttpRequest&, HttpReply& reply) {
   std::string body = "flotilla\n\n";
-  for (const Route& route : kRoutes) body += model::Cat(route.method, " ", route.path, "\n");
+  for (const Route& route : kRoutes) body += Cat(route.method, " ", route.path, "\n");
   reply.Send(200, "text/plain; charset=utf-8", std::move(body), {});
   return nullptr;
 }

@@ -15,7 +15,7 @@
 
 #include "absl/time/clock.h"
 #include "common/obs/trace.h"
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/errors.h"
 #include "router/http/api_error.h"
 
@@ -126,8 +126,9 @@ void Connection::Read() {
   socket_.async_read_some(boost::asio::buffer(chunk_),
                           [self = shared_from_this()](const error_code& error, std::size_t bytes) {
                             self->reading_ = false;
-                            if (self->state_ != State::kClosed)
+                            if (self->state_ != State::kClosed) {
                               self->Guarded([&] { self->OnRead(error, bytes); });
+                            }
                           });
 }
 
@@ -303,12 +304,12 @@ void Connection::ProbePeer() {
 void Connection::AppendHead(int status, std::string_view content_type, const HttpHeaders& headers) {
   begun_ = true;
   const auto reason = http::obsolete_reason(static_cast<http::status>(status));
-  pending_ += model::Cat(
+  pending_ += Cat(
       "HTTP/1.1 ", status, " ", std::string_view(reason.data(), reason.size()),
       "\r\ndate: ", absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
       "\r\ncontent-type: ", content_type, "\r\nx-request-id: ", request_id_,
       "\r\nx-content-type-options: nosniff\r\n");
-  for (const auto& [name, value] : headers) pending_ += model::Cat(name, ": ", value, "\r\n");
+  for (const auto& [name, value] : headers) pending_ += Cat(name, ": ", value, "\r\n");
   if (!keep_alive_) {
     pending_ += "connection: close\r\n";
   } else if (http10_) {
@@ -322,7 +323,7 @@ void Connection::Send(int status, std::string_view content_type, std::string bod
   chunked_ = false;
   Guarded([&] {
     AppendHead(status, content_type, headers);
-    pending_ += model::Cat("content-length: ", body.size(), "\r\n\r\n");
+    pending_ += Cat("content-length: ", body.size(), "\r\n\r\n");
     if (!head_only_) pending_ += body;
     answered_ = true;
     ScheduleFlush();

@@ -91,8 +91,9 @@ std::vector<ForeignField> OfLlamaCpp() {
 void CheckPredict(ObjectReader& body) {
   const Json* predict = body.Value("n_predict");
   const Json* max_tokens = body.Value("max_tokens");
-  if (predict == nullptr || *predict == -1 || (max_tokens != nullptr && *predict == *max_tokens))
+  if (predict == nullptr || *predict == -1 || (max_tokens != nullptr && *predict == *max_tokens)) {
     return;
+  }
   body.Unsupported("n_predict", "is not supported, except as -1 or equal to 'max_tokens'");
 }
 

@@ -53,8 +53,9 @@ const char* FramingError(const http::fields& fields, unsigned version) {
   const std::size_t hosts = fields.count(http::field::host);
   if (hosts > 1) return "the request has several Host headers";
   if (hosts == 0 && version >= 11) return "the request has no Host header";
-  if (!IsHost(ValueOf(fields, http::field::host)))
+  if (!IsHost(ValueOf(fields, http::field::host))) {
     return "the Host header is not the name or address of a host";
+  }
   return nullptr;
 }
 

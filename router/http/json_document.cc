@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "model/utf8.h"
 #include "router/errors.h"
 #include "router/utf8.h"
@@ -24,7 +24,7 @@ constexpr std::size_t kMemberBytes = 32 + sizeof(Json::object_t::value_type) + k
 constexpr int kNumberOutOfRange = 406;  // the library's id of that error
 
 absl::Status BadBody(std::string_view what) {
-  return WithField(model::InvalidArgument("the request body is not a JSON object: ", what), "",
+  return WithField(InvalidArgument("the request body is not a JSON object: ", what), "",
                    "invalid_json");
 }
 
@@ -53,8 +53,7 @@ class Builder {
     auto& members = open_.back()->get_ref<Json::object_t&>();
     const auto [member, is_new] = members.try_emplace(std::move(name));
     if (!is_new) {
-      return Refuse(
-          BadBody(model::Cat("duplicate key '", RepairUtf8(member->first.substr(0, 100)), "'")));
+      return Refuse(BadBody(Cat("duplicate key '", RepairUtf8(member->first.substr(0, 100)), "'")));
     }
     member_ = &member->second;
     return true;
@@ -63,11 +62,11 @@ class Builder {
     if (error.id == kNumberOutOfRange) return Refuse(BadBody("a number is out of range"));
     const std::size_t invalid = model::FindInvalidUtf8(body_);
     if (invalid < position) {
-      return Refuse(WithField(
-          model::InvalidArgument("the request body is not valid UTF-8 at byte ", invalid + 1), "",
-          "invalid_json"));
+      return Refuse(
+          WithField(InvalidArgument("the request body is not valid UTF-8 at byte ", invalid + 1),
+                    "", "invalid_json"));
     }
-    return Refuse(BadBody(model::Cat("syntax error at byte ", position)));
+    return Refuse(BadBody(Cat("syntax error at byte ", position)));
   }
 
   absl::StatusOr<JsonDocument> Result() && {
@@ -83,11 +82,10 @@ class Builder {
   bool Take(std::size_t bytes) {
     bytes_ += bytes;
     if (bytes_ <= kMaxJsonBytes) return true;
-    return Refuse(
-        WithField(model::InvalidArgument("the request body has too many values: they would take "
-                                         "more than ",
-                                         kMaxJsonBytes >> 20, " MiB of memory"),
-                  "", kInvalidValue));
+    return Refuse(WithField(InvalidArgument("the request body has too many values: they would take "
+                                            "more than ",
+                                            kMaxJsonBytes >> 20, " MiB of memory"),
+                            "", kInvalidValue));
   }
   bool Scalar(Json value) { return Add(std::move(value)) != nullptr; }
 
@@ -115,7 +113,7 @@ class Builder {
   }
   bool Open(Json container) {
     if (open_.size() == kMaxJsonDepth) {
-      return Refuse(BadBody(model::Cat("nested deeper than ", kMaxJsonDepth)));
+      return Refuse(BadBody(Cat("nested deeper than ", kMaxJsonDepth)));
     }
     Json* const opened = Add(std::move(container));
     if (opened == nullptr) return false;

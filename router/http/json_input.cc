@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/errors.h"
 #include "router/utf8.h"
 
@@ -73,7 +73,7 @@ void ObjectReader::UnsupportedUnless(std::string_view name, std::span<const Json
   if (value == nullptr) return;
   if (std::find(off.begin(), off.end(), *value) != off.end()) return;
   Unsupported(name, off.empty() ? "is not supported"
-                                : model::Cat("is not supported, except as ", off.front().dump()));
+                                : Cat("is not supported, except as ", off.front().dump()));
 }
 
 void ObjectReader::Ignored(std::initializer_list<std::string_view> names) {
@@ -85,16 +85,16 @@ void ObjectReader::Fail(absl::Status status) {
 }
 
 void ObjectReader::FailField(std::string_view name, std::string_view what) {
-  Fail(InvalidField(model::Cat(path_, name), model::Cat("'", path_, name, "' ", what)));
+  Fail(InvalidField(Cat(path_, name), Cat("'", path_, name, "' ", what)));
 }
 
 void ObjectReader::Unsupported(std::string_view name, std::string_view what) {
-  Fail(WithField(model::InvalidArgument("'", path_, name, "' ", what), model::Cat(path_, name),
+  Fail(WithField(InvalidArgument("'", path_, name, "' ", what), Cat(path_, name),
                  kUnsupportedField));
 }
 
 void ObjectReader::WrongType(std::string_view name, std::string_view expected) {
-  FailField(name, model::Cat("must be ", expected));
+  FailField(name, Cat("must be ", expected));
 }
 
 absl::Status ObjectReader::Finish(bool permissive, std::vector<std::string>* ignored) {
@@ -103,7 +103,7 @@ absl::Status ObjectReader::Finish(bool permissive, std::vector<std::string>* ign
     if (seen_.contains(member.key())) continue;
     const std::string name = path_ + Shown(member.key());
     if (!permissive) {
-      return WithField(model::InvalidArgument("unknown field '", name, "'"), name, kUnknownField);
+      return WithField(InvalidArgument("unknown field '", name, "'"), name, kUnknownField);
     }
     if (ignored->size() < kMaxIgnored) ignored->push_back(name);
   }

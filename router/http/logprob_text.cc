@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/http/json_text.h"
 #include "router/utf8.h"
 
@@ -11,7 +11,7 @@ namespace flotilla::router {
 // A token that is not whole characters has no text of its own: its bytes are
 // spelled out, as at OpenAI, so that names stay distinct.
 std::string LogprobText::Name(TokenId token) const {
-  if (style_.tokens_as_token_ids) return model::Cat("token_id:", token);
+  if (style_.tokens_as_token_ids) return Cat("token_id:", token);
   const std::string_view bytes = bytes_of_(token);
   if (IsValidUtf8(bytes)) return std::string(bytes);
   static constexpr char kHex[] = "0123456789abcdef";

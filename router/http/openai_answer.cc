@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/http/json_text.h"
 
 namespace flotilla::router {
@@ -27,8 +27,8 @@ std::string_view FinishName(FinishReason reason) {
 }
 
 void AppendCounts(std::uint64_t prompt_tokens, std::uint64_t output_tokens, std::string& out) {
-  out += model::Cat(R"("prompt_tokens":)", prompt_tokens, R"(,"completion_tokens":)", output_tokens,
-                    R"(,"total_tokens":)", prompt_tokens + output_tokens);
+  out += Cat(R"("prompt_tokens":)", prompt_tokens, R"(,"completion_tokens":)", output_tokens,
+             R"(,"total_tokens":)", prompt_tokens + output_tokens);
 }
 
 void AppendScore(std::optional<float> score, std::string& out) {
@@ -50,7 +50,7 @@ OpenAiAnswer::OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of)
   } else {
     head_ += R"("text_completion")";
   }
-  head_ += model::Cat(R"(,"created":)", header_.created_s, R"(,"model":)");
+  head_ += Cat(R"(,"created":)", header_.created_s, R"(,"model":)");
   AppendJsonString(header_.model, head_);
   head_ += R"(,"choices":[)";
   const std::uint32_t choices = header_.prompts * header_.n;
@@ -203,7 +203,7 @@ void OpenAiAnswer::AddUsage(const Usage& usage) {
 void OpenAiAnswer::AppendUsage(std::string& out) const {
   out.push_back('{');
   AppendCounts(usage_.prompt_tokens, usage_.output_tokens, out);
-  out += model::Cat(R"(,"prompt_tokens_details":{"cached_tokens":)", usage_.cached_tokens, "}}");
+  out += Cat(R"(,"prompt_tokens_details":{"cached_tokens":)", usage_.cached_tokens, "}}");
 }
 
 void OpenAiAnswer::End(std::string& out) {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/errors.h"
 #include "router/http/foreign_fields.h"
 #include "router/http/json_input.h"
@@ -30,8 +30,7 @@ std::vector<std::int64_t> TokenArray(const Json& array, std::string_view name,
     }
     if (token.is_number_unsigned() &&
         token.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
-      reader.FailField(name,
-                       model::Cat("holds ", token.get<std::uint64_t>(), ", which is no token id"));
+      reader.FailField(name, Cat("holds ", token.get<std::uint64_t>(), ", which is no token id"));
       return {};
     }
     tokens.push_back(token.get<std::int64_t>());
@@ -164,7 +163,7 @@ std::string Content(const Json* value, std::string_view path, Ignoring ignoring,
       message.FailField("content", "must hold objects");
       return {};
     }
-    ObjectReader reader(part, model::Cat(path, ".content[", i, "]."));
+    ObjectReader reader(part, Cat(path, ".content[", i, "]."));
     reader.UnsupportedUnless("type", {"text"});
     const auto piece = reader.String("text");
     if (!piece) reader.FailField("text", "is missing");
@@ -180,7 +179,7 @@ std::string Content(const Json* value, std::string_view path, Ignoring ignoring,
 
 std::optional<ChatTurn> Message(const Json& value, std::size_t index, Ignoring ignoring,
                                 ObjectReader& body) {
-  const std::string path = model::Cat("messages[", index, "]");
+  const std::string path = Cat("messages[", index, "]");
   if (!value.is_object()) {
     body.FailField(path, "must be an object");
     return std::nullopt;
@@ -244,8 +243,8 @@ void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOption
   }
   if (value->front().is_number()) return add(TokenArray(*value, "prompt", reader));
   if (value->size() > options.max_prompts) {
-    return reader.FailField("prompt", model::Cat("has ", value->size(), " prompts; at most ",
-                                                 options.max_prompts, " are allowed"));
+    return reader.FailField("prompt", Cat("has ", value->size(), " prompts; at most ",
+                                          options.max_prompts, " are allowed"));
   }
   for (const Json& prompt : *value) {
     if (!reader.ok()) return;
@@ -282,7 +281,7 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
   const auto top = reader.Int("top_logprobs");
   if (top && !form.logprobs) reader.FailField("top_logprobs", "needs 'logprobs': true");
   if (top && (*top < 0 || *top > LogprobSpec::kMaxTop)) {
-    reader.FailField("top_logprobs", model::Cat("must be from 0 to ", LogprobSpec::kMaxTop));
+    reader.FailField("top_logprobs", Cat("must be from 0 to ", LogprobSpec::kMaxTop));
   }
   if (form.logprobs) api.logprobs = top.value_or(0);
 

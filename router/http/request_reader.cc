@@ -6,7 +6,7 @@
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/http/error.hpp>
 
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/http/api_error.h"
 #include "router/http/framing.h"
 
@@ -44,12 +44,11 @@ RequestReader::Step RequestReader::ReadHead(std::string& input) {
     case HeadScanner::Result::kMore:
       return Step::kMore;
     case HeadScanner::Result::kBad:
-      return Refuse(400, model::Cat("malformed HTTP request: ", scanner_.error()));
+      return Refuse(400, Cat("malformed HTTP request: ", scanner_.error()));
     case HeadScanner::Result::kTooLong:
-      return Refuse(431,
-                    model::Cat("request headers are longer than ", limits_.header_bytes, " bytes"));
+      return Refuse(431, Cat("request headers are longer than ", limits_.header_bytes, " bytes"));
     case HeadScanner::Result::kTooMany:
-      return Refuse(431, model::Cat("more than ", limits_.header_fields, " request headers"));
+      return Refuse(431, Cat("more than ", limits_.header_fields, " request headers"));
     case HeadScanner::Result::kEnd:
       break;
   }
@@ -62,7 +61,7 @@ RequestReader::Step RequestReader::ReadHead(std::string& input) {
   input.erase(0, used);
   const Head& head = parser_.get();
   if (const char* wrong = FramingError(head, head.version()); wrong != nullptr) {
-    return Refuse(400, model::Cat("malformed HTTP request: ", wrong));
+    return Refuse(400, Cat("malformed HTTP request: ", wrong));
   }
   head_read_ = true;
   has_body_ = !parser_.is_done();
@@ -80,8 +79,8 @@ RequestReader::Step RequestReader::ReadBody(std::string& input) {
   if (error && error != http::error::need_more) return RefuseError(error);
   if (parser_.is_done()) return Step::kRequest;
   if (input.size() > limits_.framing_bytes) {
-    return Refuse(400, model::Cat("a line of a chunk's size, or a trailer, is longer than ",
-                                  limits_.framing_bytes, " bytes"));
+    return Refuse(400, Cat("a line of a chunk's size, or a trailer, is longer than ",
+                           limits_.framing_bytes, " bytes"));
   }
   wire_bytes_ += used;
   const std::uint64_t body_bytes = parser_.get().body().size();
@@ -108,18 +107,16 @@ bool RequestReader::Reserve(std::size_t bytes) {
 }
 
 RequestReader::Step RequestReader::Refuse(int status, std::string_view message) {
-  refusal_ = {.status = status, .body = ErrorJson(model::InvalidArgument(message)), .headers = {}};
+  refusal_ = {.status = status, .body = ErrorJson(InvalidArgument(message)), .headers = {}};
   return Step::kRefused;
 }
 
 RequestReader::Step RequestReader::RefuseError(const error_code& error) {
   if (error == http::error::body_limit) {
-    return Refuse(413,
-                  model::Cat("the request body is longer than ", limits_.body_bytes, " bytes"));
+    return Refuse(413, Cat("the request body is longer than ", limits_.body_bytes, " bytes"));
   }
   if (error == http::error::header_limit) {
-    return Refuse(431,
-                  model::Cat("request headers are longer than ", limits_.header_bytes, " bytes"));
+    return Refuse(431, Cat("request headers are longer than ", limits_.header_bytes, " bytes"));
   }
   return Refuse(400, "malformed HTTP request: " + error.message());
 }

@@ -22,7 +22,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "common/rt/descriptors.h"
-#include "model/text.h"
+#include "common/types/text.h"
 #include "router/http/api_error.h"
 #include "router/http/api_handler.h"
 #include "router/http/connection.h"
@@ -228,13 +228,13 @@ class HttpServerImpl final : public HttpServer {
 absl::StatusOr<std::uint16_t> HttpServerImpl::Start() {
   error_code error;
   const auto address = asio::ip::make_address(options_.address, error);
-  if (error) return model::InvalidArgument("not an IP address: ", options_.address);
+  if (error) return InvalidArgument("not an IP address: ", options_.address);
   const tcp::endpoint endpoint(address, options_.port);
   const auto fail = [&](std::string_view what) {
     acceptor_.reset();
     threads_.clear();
     return absl::UnavailableError(
-        model::Cat(what, " ", options_.address, ":", options_.port, ": ", error.message()));
+        Cat(what, " ", options_.address, ":", options_.port, ": ", error.message()));
   };
   for (std::uint32_t i = 0; i < std::max(options_.io_threads, 1u); ++i) {
     threads_.push_back(std::make_unique<IoThread>(&shared_, service_));

@@ -1,8 +1,8 @@
-// BlockPool: counts exactly how many tables use each page of the KV pool.
+// BlockPool: counts exactly how many tables use each block of the KV pool.
 //
 // Block 0 is the null block and is never handed out. Every other block is free, cached or
 // used: free + cached + used = total. At least one table names a used block. No table
-// names a cached block, but its contents are kept until its page is needed; the least
+// names a cached block, but its contents are kept until its block is needed; the least
 // recently used one goes first. KvCacheManager owns the pool; one thread.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace flotilla::scheduler {
 
 class BlockPool {
  public:
-  // Makes a pool of pages 0 .. block_count - 1. Page 0 is the null block.
+  // Makes a pool of blocks 0 .. block_count - 1. Block 0 is the null block.
   explicit BlockPool(std::uint32_t block_count);
 
   std::uint32_t total() const { return total_; }
@@ -37,16 +37,16 @@ class BlockPool {
   // The cached blocks in the order of eviction, `count` at most.
   std::vector<BlockId> Oldest(std::size_t count) const;
   // Marks `block`, which is used: its contents are kept until Take evicts it.
-  void Keep(BlockId block) { pages_[block.value()].kept = true; }
-  bool kept(BlockId block) const { return pages_[block.value()].kept; }
+  void Keep(BlockId block) { states_[block.value()].kept = true; }
+  bool kept(BlockId block) const { return states_[block.value()].kept; }
   // The number of tables that name `block`; 0 when it is free or cached.
-  std::uint32_t references(BlockId block) const { return pages_[block.value()].references; }
+  std::uint32_t references(BlockId block) const { return states_[block.value()].references; }
 
  private:
-  struct Page {
+  struct State {
     std::uint32_t references = 0;
     bool kept = false;
-    // The neighbours in the list of cached blocks. Page 0 is the head of the list.
+    // The neighbours in the list of cached blocks. Block 0 is the head of the list.
     std::uint32_t previous = 0, next = 0;
   };
 
@@ -59,7 +59,7 @@ class BlockPool {
   std::uint32_t total_;
   std::uint32_t cached_ = 0;
   std::vector<std::uint32_t> free_;  // a stack: the block released last is taken first
-  std::vector<Page> pages_;          // [total + 1]
+  std::vector<State> states_;        // [total + 1]
 };
 
 }  // namespace flotilla::scheduler

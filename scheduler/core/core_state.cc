@@ -374,8 +374,9 @@ void CoreState::Quarantine(Request& request) {
   // The positions of the fatal step are among the tokens that the request knows, or one
   // beyond them: the token of a step whose result was lost with the group.
   std::size_t known = 0;
-  for (const TableIndex at : request.sequences)
+  for (const TableIndex at : request.sequences) {
     known = std::max(known, sequences[at].tokens.size());
+  }
   ++counters.quarantines;
   quarantined += !request.quarantined;
   request.quarantined = true;

@@ -432,8 +432,9 @@ absl::Status KvCacheManager::CheckIndex() const {
     }
     if (node == kNoPrefix) continue;
     ++indexed;
-    if (index_->block(node) != block)
+    if (index_->block(node) != block) {
       return absl::InternalError(absl::StrCat("the node of block ", b, " names another block"));
+    }
     cached += pool_.references(block) == 0;
     const BlockId before = index_->block(index_->parent(node));
     ++children[before.value()];
@@ -446,8 +447,9 @@ absl::Status KvCacheManager::CheckIndex() const {
   if (indexed != index_->size() && !tiers_.any()) {
     return absl::InternalError("a node of the prefix index has no block");
   }
-  if (cached != pool_.cached())
+  if (cached != pool_.cached()) {
     return absl::InternalError("pool and prefix index differ in the number of cached blocks");
+  }
   for (std::uint32_t b = 1; b < node_of_.size(); ++b) {
     if (node_of_[b] != kNoPrefix && !tiers_.any() && index_->children(node_of_[b]) != children[b]) {
       return absl::InternalError(

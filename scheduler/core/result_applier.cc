@@ -38,8 +38,9 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
   if (state_.MaxDraftTokens() > 0) state_.costs.Observe(result.timings);
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
     const SequenceResult& sequence = result.sequences[i];
-    if (sequence.sequence != plan.runs[i].handle)
+    if (sequence.sequence != plan.runs[i].handle) {
       return Mismatch(sequence, "it was not in the plan");
+    }
     if (sequence.noop) ++state_.counters.noops;
     const std::optional<TableIndex> index = epoch.handles.Live(sequence.sequence, plan.step);
     if (!index.has_value()) continue;  // it ended after the plan was sent
@@ -57,8 +58,9 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult
       result.length > sequence.length.max) {
     return Mismatch(result, "its length is outside the bounds");
   }
-  if (result.drafted > run.depth)
+  if (result.drafted > run.depth) {
     return Mismatch(result, "more draft tokens than the plan allowed");
+  }
   if (result.finished == FinishReason::kError) return absl::OkStatus();
   if (result.finished.has_value() && *result.finished != FinishReason::kStop &&
       *result.finished != FinishReason::kLength) {

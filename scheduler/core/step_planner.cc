@@ -12,8 +12,9 @@ namespace flotilla::scheduler {
 PlanOutcome StepPlanner::Make() {
   if (!state_.epoch.has_value()) return {.stall = StallReason::kNotReady};
   EpochState& epoch = *state_.epoch;
-  if (epoch.in_flight.size() > state_.description->lag)
+  if (epoch.in_flight.size() > state_.description->lag) {
     return {.stall = StallReason::kPipelineFull};
+  }
   plan_.epoch = epoch.epoch;
   plan_.step = Step(epoch.last_step.value() + 1);
 
@@ -76,8 +77,9 @@ void StepPlanner::Choose() {
       isolated_step_ = isolated;
       Assess();
       const bool runs = !decodes_.empty() || !chunks_.empty() || !opens_.empty();
-      if (runs || !short_of_blocks_.empty() || FindAdmission().has_value() || load_.has_value())
+      if (runs || !short_of_blocks_.empty() || FindAdmission().has_value() || load_.has_value()) {
         return;
+      }
     }
     isolated_step_ = false;
   }
@@ -262,8 +264,9 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
   for (open.rows = wanted; open.rows > 0; open.rows /= 2) {
     if (OpenNeeds(open) <= blocks) return open;
   }
-  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence))
+  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence)) {
     short_of_blocks_.push_back(index);
+  }
   return std::nullopt;
 }
 
@@ -418,8 +421,9 @@ void StepPlanner::StoreAhead() {
 
 std::optional<StepPlanner::Admission> StepPlanner::TryAdmit(TableIndex index) {
   const Request& request = state_.requests[index];
-  if (!IsFor(request) || (isolated_step_ && state_.isolated_request.has_value()))
+  if (!IsFor(request) || (isolated_step_ && state_.isolated_request.has_value())) {
     return std::nullopt;
+  }
   const bool full = state_.reserved_sequences + request.width() > state_.MaxRunning();
   const bool head = index == state_.waiting.head();
   if (full && !(head && state_.epoch->kv.tiers().any())) return std::nullopt;
@@ -443,8 +447,9 @@ std::optional<StepPlanner::Admission> StepPlanner::TryAdmit(TableIndex index) {
   const std::uint64_t expected =
       std::max(PeakBlocksWith(request),
                std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
-  if (free_blocks_ < promised_blocks_ + expected + AdmissionNeeds(request, match))
+  if (free_blocks_ < promised_blocks_ + expected + AdmissionNeeds(request, match)) {
     return std::nullopt;
+  }
   return Admission{index, match};
 }
 

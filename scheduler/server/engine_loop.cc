@@ -84,14 +84,11 @@ void InProcessEngine::Submit(TokenizedRequest request, std::shared_ptr<EventSink
   const EngineInbox::Sent sent = Send(std::move(message));
   if (sent == EngineInbox::Sent::kYes) return;
   const SubmitMessage& refused = std::get<SubmitMessage>(message);
-  if (sent == EngineInbox::Sent::kFull) {
-    probe_.OnInboxFull();
-    PostRefusal(refused.request, *refused.sink,
-                absl::ResourceExhaustedError("too many requests at once"), kInboxRetryMs);
-  } else {
-    PostRefusal(refused.request, *refused.sink, absl::UnavailableError("the engine has stopped"),
-                kInboxRetryMs);
-  }
+  PostRefusal(refused.request, *refused.sink,
+              sent == EngineInbox::Sent::kFull
+                  ? absl::ResourceExhaustedError("too many requests at once")
+                  : absl::UnavailableError("the engine has stopped"),
+              kInboxRetryMs);
 }
 
 void InProcessEngine::Cancel(const CancelRequest& cancel) { Send(EngineMessage(cancel)); }
@@ -170,26 +167,10 @@ void InProcessEngine::Handle(SubmitMessage message) {
 void InProcessEngine::Handle(const CancelRequest& cancel) { core_.Cancel(cancel); }
 
 void InProcessEngine::Handle(const StepResult& result) {
-  CollectEvents();
-  const std::size_t before = events_.size();
   const absl::Status applied = core_.Apply(result);
   if (!applied.ok()) EndEpoch(applied);
   probe_.OnStepDone(clock_->NowNs(), result.timings);
   if (metrics_ != nullptr) metrics_->OnStep(result, block_tokens_);
-  if (!options_.on_step) return;
-  CollectEvents();
-  StepRecord record{.epoch = result.epoch,
-                    .step = result.step,
-                    .rows = result.timings.rows,
-                    .decode_rows = result.timings.decode_rows,
-                    .tokens = {},
-                    .preemptions = core_.Snapshot().counters.preemptions};
-  for (std::size_t i = before; i < events_.size(); ++i) {
-    if (const auto* token = std::get_if<TokenEvent>(&events_[i])) {
-      record.tokens.push_back(token->request);
-    }
-  }
-  options_.on_step(record);
 }
 
 void InProcessEngine::Handle(const ReadyMessage& ready) {

@@ -42,18 +42,6 @@ namespace flotilla::scheduler {
 
 class SchedulerMetrics;
 
-// What one step did, as its result says.
-struct StepRecord {
-  Epoch epoch;
-  Step step;
-  std::uint32_t rows = 0;
-  std::uint32_t decode_rows = 0;
-  // Requests that got a token.
-  std::vector<RequestId> tokens;
-  // The total of requests preempted for memory so far.
-  std::uint64_t preemptions = 0;
-};
-
 // How a request, or one attempt at it, ended, for logs. The label is valid during the call
 // of on_over only.
 struct ServedRecord {
@@ -89,9 +77,6 @@ struct InProcessEngineOptions {
   // Gets the engine's metrics, and renders none of them after the engine is gone. Null: nothing
   // is counted.
   Metrics* metrics = nullptr;
-  // Called for each step within its round, before the step's events are posted. It must
-  // not block. May be empty.
-  std::function<void(const StepRecord&)> on_step;
   // Called for each preemption, within a round. It must not block. May be empty.
   std::function<void(const Preemption&)> on_preemption;
   // Called for each request that has ended, within a round. It must not block. May be

@@ -39,7 +39,6 @@ struct SchedulerSnapshot {
   std::uint64_t rows = 0;         // tokens through the model
   std::uint64_t decode_rows = 0;  // rows of decodes
   std::uint64_t groups_lost = 0;
-  std::uint64_t inbox_refusals = 0;
   // The time on the loop's clock since which the oldest unanswered plan is the next to be
   // answered; none: every plan is answered.
   std::optional<std::int64_t> unanswered_since_ns;
@@ -61,11 +60,6 @@ class SchedulerProbe {
   void OnGroupLost() {
     absl::MutexLock lock(&mu_);
     ++snapshot_.groups_lost;
-  }
-  // Records that a full inbox refused a request. Any thread may call it.
-  void OnInboxFull() {
-    absl::MutexLock lock(&mu_);
-    ++snapshot_.inbox_refusals;
   }
   // Records the state after a round.
   void OnState(std::int64_t now_ns, const CoreSnapshot& core) {

@@ -21,9 +21,6 @@
 namespace flotilla::testing {
 namespace {
 
-using testing::Throughput;
-using testing::ThroughputMeter;
-
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];

@@ -16,10 +16,6 @@
 namespace flotilla::testing {
 namespace {
 
-using testing::MemoryCase;
-using testing::MemoryRun;
-using testing::MemoryUse;
-
 // The number of requests from whose lengths the saving of a preset is computed.
 constexpr std::uint32_t kManyRequests = 20'000;
 

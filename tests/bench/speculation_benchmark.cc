@@ -24,9 +24,6 @@
 namespace flotilla::testing {
 namespace {
 
-using testing::Answer;
-using testing::EngineRunner;
-
 constexpr int kRounds = 7;
 
 constexpr char kPassage[] =

@@ -4,11 +4,11 @@
 #include <string>
 
 #include "common/obs/process_metrics.h"
-#include "common/rt/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "router/metrics.h"
 #include "scheduler/server/metrics.h"
+#include "tests/support/manual_clock.h"
 #include "worker/exec/metrics.h"
 
 namespace flotilla::cli {
@@ -28,7 +28,7 @@ struct TwoRoles {
   Metrics registry{Metrics::Labels{{"model", "m"}}};
   router::RouterMetrics router{registry};
   scheduler::SchedulerProbe probe;
-  ManualClock clock;
+  testing::ManualClock clock;
   scheduler::SchedulerMetrics scheduler{registry, &probe, &clock};
 };
 

@@ -13,6 +13,7 @@
 #include "common/auth/secret_digest.h"
 #include "common/auth/watched_file.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/secret_files.h"
 
 namespace flotilla {
@@ -76,7 +77,7 @@ class WatchedFileTest : public ::testing::Test {
 
   SecretFiles files_;
   LogLines log_;
-  ManualClock clock_;
+  testing::ManualClock clock_;
   int parsed_ = 0;
 };
 

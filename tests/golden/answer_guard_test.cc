@@ -17,9 +17,6 @@
 namespace flotilla::testing {
 namespace {
 
-using testing::Answer;
-using testing::EngineRunner;
-
 constexpr std::size_t kChats = 2;
 constexpr std::uint32_t kOutputTokens = 32;
 

@@ -18,9 +18,6 @@
 namespace flotilla::testing {
 namespace {
 
-using testing::Answer;
-using testing::EngineRunner;
-
 constexpr std::uint64_t kShuffleSeed = 20240607;
 constexpr std::uint32_t kMaxPrompt = 4100;
 // A pool of this many blocks of 16 holds the longest request with its output, and little else. When

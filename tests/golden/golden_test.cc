@@ -17,8 +17,6 @@ namespace flotilla::testing {
 namespace {
 
 using nlohmann::ordered_json;
-using testing::Answer;
-using testing::EngineRunner;
 
 constexpr TokenId kImEnd = 2;
 
@@ -146,8 +144,9 @@ TEST(GoldenTest, Fp32IsTheReference) {
   const std::vector<double> errors = TopFiveErrors(runner, chats);
   Record("top-5 error, median", Median(errors));
   EXPECT_LE(Median(errors), 2e-4);
-  for (const std::string& text : Texts())
+  for (const std::string& text : Texts()) {
     EXPECT_NEAR(PerplexityRatio(runner, text), 1, 1e-4) << text;
+  }
 }
 
 TEST(GoldenTest, DefaultRecipeIsClose) {

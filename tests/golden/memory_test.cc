@@ -20,14 +20,6 @@
 namespace flotilla::testing {
 namespace {
 
-using testing::Answer;
-using testing::EngineRunner;
-using testing::LongTests;
-using testing::MemoryCase;
-using testing::MemoryMeter;
-using testing::MemoryRun;
-using testing::Turns;
-
 // Selects the cases for which a few requests are enough.
 bool Wanted(const MemoryCase& one) {
   return one.width == 1 || (one.width == 4 && one.preset == std::string("short"));

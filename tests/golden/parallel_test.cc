@@ -14,8 +14,6 @@ namespace flotilla::testing {
 namespace {
 
 using nlohmann::ordered_json;
-using testing::Answer;
-using testing::EngineRunner;
 
 constexpr TokenId kImEnd = 2;
 struct Layout {

@@ -17,8 +17,6 @@ namespace flotilla::testing {
 namespace {
 
 using nlohmann::ordered_json;
-using testing::Answer;
-using testing::EngineRunner;
 
 constexpr TokenId kImEnd = 2;
 

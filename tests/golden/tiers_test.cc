@@ -13,9 +13,6 @@
 namespace flotilla::testing {
 namespace {
 
-using testing::Answer;
-using testing::EngineRunner;
-
 // Makes twelve requests of about 150 positions. Each has ten blocks in the end.
 std::vector<TokenizedRequest> Requests() {
   std::vector<TokenizedRequest> requests;

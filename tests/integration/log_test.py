@@ -99,7 +99,7 @@ def test_a_reader_that_stands_still_stops_nobody_and_loses_lines_that_are_counte
 
     # No later line is missing.
     unread.complete("after")
-    over = [line for line in unread.read() if " request over " in line and "id=after-" in line]
+    over = [line for line in unread.read() if " request ended " in line and "id=after-" in line]
     assert len(over) == len(PROMPTS)
     assert unread.dropped() == dropped
 

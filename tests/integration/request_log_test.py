@@ -26,11 +26,11 @@ def lines(program, event, **fields):
 
 def follow(fleet, **fields):
     """Returns the request's line from the router, from the scheduler, and from the worker."""
-    wait_until(lambda: lines(fleet.router, "request over", **fields), f"the router tells of {fields}")
-    [over] = lines(fleet.router, "request over", **fields)
-    wait_until(lambda: lines(fleet.scheduler, "request served", request=over["request"]),
+    wait_until(lambda: lines(fleet.router, "request ended", **fields), f"the router tells of {fields}")
+    [over] = lines(fleet.router, "request ended", **fields)
+    wait_until(lambda: lines(fleet.scheduler, "attempt ended", request=over["request"]),
                "the scheduler tells of it")
-    [served] = lines(fleet.scheduler, "request served", request=over["request"])
+    [served] = lines(fleet.scheduler, "attempt ended", request=over["request"])
     opened = lines(fleet.worker, "sequence opened", request=over["request"])
     for key in ("trace_id", "span_id", "client_request_id", "prompt_tokens", "output_tokens"):
         assert served[key] == over[key], key
@@ -81,8 +81,8 @@ def test_grpc_carries_them_too(fleet, pb):
 def test_refused_and_cancelled_requests_are_told_apart(fleet):
     fleet.http.post("/v1/completions", headers={"X-Request-Id": "too-long"},
                     json=dict(model=MODEL, prompt="x", max_tokens=8192))
-    wait_until(lambda: lines(fleet.router, "request over", client_request_id="too-long"), "told")
-    [refused] = lines(fleet.router, "request over", client_request_id="too-long")
+    wait_until(lambda: lines(fleet.router, "request ended", client_request_id="too-long"), "told")
+    [refused] = lines(fleet.router, "request ended", client_request_id="too-long")
     assert refused["outcome"] == "refused" and "context" in refused["error"]
     assert refused["attempts"] == "0" and refused["first_token_ms"] == "none"
 
@@ -126,8 +126,8 @@ def test_a_request_that_ends_by_its_deadline_says_so(fleet, pb, way):
                                                max_tokens=10)}.get(way, {})
         answer = fleet.http.post("/v1/completions", headers={"X-Request-Id": name}, json=body)
         assert answer.status_code == 504 or body.get("stream"), answer.text
-    wait_until(lambda: lines(fleet.router, "request over", client_request_id=name), "it is told")
-    [over] = lines(fleet.router, "request over", client_request_id=name)
+    wait_until(lambda: lines(fleet.router, "request ended", client_request_id=name), "it is told")
+    [over] = lines(fleet.router, "request ended", client_request_id=name)
     assert over["outcome"] == "deadline", over
     rise = {key: value - before[key] for key, value in counted(fleet).items()}
     assert rise["client"] == 0 and rise["deadline"] + rise["refused"] == 1, rise

@@ -118,8 +118,9 @@ TEST_P(RowsTest, SiluOfExtremes) {
     gate.push_back(std::ldexp(1.3f, e));
     gate.push_back(-std::ldexp(1.3f, e));
   }
-  for (const float x : {0.0f, -0.0f, 87.0f, -87.0f, -86.99f, -88.0f, 88.0f, kInf})
+  for (const float x : {0.0f, -0.0f, 87.0f, -87.0f, -86.99f, -88.0f, 88.0f, kInf}) {
     gate.push_back(x);
+  }
   const std::vector<float> up(gate.size(), 1.0f);
   const auto run = [&](const Ops& op) {
     std::vector<float> out(gate.size());

@@ -110,14 +110,13 @@ TEST(Config, RefusalsNameTheProblem) {
   EXPECT_THAT(LoadError(testing::TinyGguf(narrow)).append(" "), HasSubstr("multiple of 16"));
 }
 
-TEST(ContentHash, SeesWeightsAndTokenizerApart) {
+TEST(ContentHash, SeesTheTokenizerAlone) {
   TinyModelOptions options;
   const auto first = testing::TinyGguf(options);
   options.seed = 2;
   const auto second = testing::TinyGguf(options);
   const auto a = GgufFile::Parse(first), b = GgufFile::Parse(second);
   EXPECT_EQ(TokenizerHash(*a), TokenizerHash(*b));
-  EXPECT_NE(WeightsHash(*a), WeightsHash(*b));
   const auto renamed = Replaced(first, "assistant\n", "Assistant\n");
   const auto c = GgufFile::Parse(renamed);
   EXPECT_NE(TokenizerHash(*a), TokenizerHash(*c));

@@ -25,7 +25,6 @@ bool Serve(std::span<const std::byte> bytes) {
   const auto file = GgufFile::Parse(bytes);
   if (!file.ok()) return false;
   TokenizerHash(*file);
-  WeightsHash(*file);
   const auto config = LoadConfig(*file);
   const auto tokenizer = Tokenizer::FromGguf(*file);
   if (tokenizer.ok()) {

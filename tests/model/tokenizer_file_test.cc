@@ -12,29 +12,29 @@
 #include "model/tokenizer.h"
 #include "tests/support/tiny_gguf.h"
 
-namespace flotilla::testing {
+namespace flotilla::model {
 namespace {
 
 TEST(TokenizerFile, SaysWhatTheModelFileSays) {
-  const std::vector<std::byte> bytes = TinyGguf();
-  const auto model = model::GgufFile::Parse(bytes);
+  const std::vector<std::byte> bytes = testing::TinyGguf();
+  const auto model = GgufFile::Parse(bytes);
   ASSERT_TRUE(model.ok()) << model.status();
-  const std::string content = model::TokenizerFile(*model);
+  const std::string content = TokenizerFile(*model);
   EXPECT_LT(content.size(), bytes.size());
-  const auto file = model::GgufFile::Parse(std::as_bytes(std::span(content)));
+  const auto file = GgufFile::Parse(std::as_bytes(std::span(content)));
   ASSERT_TRUE(file.ok()) << file.status();
 
-  EXPECT_EQ(model::TokenizerHash(*file), model::TokenizerHash(*model));
-  EXPECT_EQ(model::LoadStopTokens(*file).value(), model::LoadConfig(*model)->stop_ids);
+  EXPECT_EQ(TokenizerHash(*file), TokenizerHash(*model));
+  EXPECT_EQ(LoadStopTokens(*file).value(), LoadConfig(*model)->stop_ids);
   EXPECT_EQ(file->GetString("tokenizer.chat_template").value(),
             model->GetString("tokenizer.chat_template").value());
-  const auto before = model::Tokenizer::FromGguf(*model), after = model::Tokenizer::FromGguf(*file);
+  const auto before = Tokenizer::FromGguf(*model), after = Tokenizer::FromGguf(*file);
   ASSERT_TRUE(before.ok() && after.ok());
   const std::string text = "Hello, <|im_start|>world!\n\xc3\xa9 12";
   EXPECT_EQ(after->Encode(text, {.parse_special = true}).value(),
             before->Encode(text, {.parse_special = true}).value());
-  EXPECT_EQ(model::TokenizerFile(*file), content);  // nothing is lost when it is passed on
+  EXPECT_EQ(TokenizerFile(*file), content);  // nothing is lost when it is passed on
 }
 
 }  // namespace
-}  // namespace flotilla::testing
+}  // namespace flotilla::model

@@ -7,10 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/rt/clock.h"
 #include "router/errors.h"
 #include "router/key_gate.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/secret_files.h"
 
 namespace flotilla::router {
@@ -122,7 +122,7 @@ TEST(ApiKeysTest, EveryCutOfAGoodFileIsGoodOrRefused) {
 TEST(KeyGateTest, AdmitsByTheFileAsItIsNow) {
   testing::SecretFiles files;
   testing::LogLines log;
-  ManualClock clock;
+  testing::ManualClock clock;
   Metrics registry;
   RouterMetrics metrics(registry);
   auto gate = KeyGate::Open(

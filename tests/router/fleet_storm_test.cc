@@ -76,14 +76,16 @@ class Storm {
       case 1:
         return Submit();
       case 2:
-        if (OneIn(4))
+        if (OneIn(4)) {
           replica.attached ? Detach(id, replica) : Attach(id, replica, OneIn(6) ? 2 : 1);
+        }
         return;
       case 3:
-        if (replica.attached)
+        if (replica.attached) {
           core_.OnLoad(
               now_ns_, id,
               {.outstanding_tokens = random_() % 50, .ready = !OneIn(4), .draining = OneIn(4)});
+        }
         return;
       case 4:
         if (OneIn(4)) core_.SetLeaving(id, OneIn(2));

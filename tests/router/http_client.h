@@ -18,7 +18,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace flotilla::testing {
+namespace flotilla::router {
 
 struct HttpResponse {
   int status = 0;
@@ -172,4 +172,4 @@ class HttpClient {
   std::string input_;
 };
 
-}  // namespace flotilla::testing
+}  // namespace flotilla::router

@@ -25,8 +25,6 @@
 namespace flotilla::router {
 
 using nlohmann::json;
-using testing::HttpClient;
-using testing::HttpResponse;
 
 // The texts that all tests share. They are read once and never changed.
 struct Text {

@@ -7,6 +7,7 @@
 #include "router/key_gate.h"
 #include "tests/router/http_fixture.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/secret_files.h"
 
 namespace flotilla::router {
@@ -34,7 +35,7 @@ class HttpKeysTest : public HttpTest {
 
   testing::SecretFiles files_;
   testing::LogLines log_;
-  ManualClock file_clock_;
+  testing::ManualClock file_clock_;
   std::unique_ptr<KeyGate> gate_;
 };
 

@@ -49,7 +49,7 @@ class HealthWatch {
 TEST_F(HttpTest, TheLargestBodiesStopNobody) {
   Serve();
   double slowest = 0, slowest_health = 0;
-  for (const auto& [name, body] : testing::LargeBodies(4u << 20)) {
+  for (const auto& [name, body] : LargeBodies(4u << 20)) {
     // Chooses the path that knows the fields of the body.
     const std::string path = body.find("\"messages\"") < 30 ? "/v1/chat/completions"
                              : name == "tokens"             ? "/detokenize"

@@ -101,7 +101,7 @@ TEST(JsonDocument, TheLargestBodiesCostLittle) {
   double slowest = 0;
   std::size_t most = 0;
   bool permissive = false;  // in turns
-  for (const auto& [name, body] : testing::LargeBodies(kBody)) {
+  for (const auto& [name, body] : LargeBodies(kBody)) {
     ASSERT_LE(body.size(), kBody + 1) << name;
     ASSERT_GE(body.size(), kBody - 110'000) << name;
     permissive = !permissive;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace flotilla::testing {
+namespace flotilla::router {
 
 // Returns `before`, then `piece` as often as it fits into `bytes`, then `after`. The last piece
 // loses its comma.
@@ -96,4 +96,4 @@ inline std::vector<std::pair<std::string, std::string>> LargeBodies(std::size_t 
   };
 }
 
-}  // namespace flotilla::testing
+}  // namespace flotilla::router

@@ -20,6 +20,7 @@
 #include "router/metrics.h"
 #include "router/service.h"
 #include "tests/support/fake_engine.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/test_model.h"
 
 namespace flotilla::router {
@@ -178,7 +179,7 @@ class ServiceTest : public ::testing::Test {
   }
 
   std::unique_ptr<model::Tokenizer> tokenizer_;
-  ManualClock clock_;
+  testing::ManualClock clock_;
   Metrics registry_;
   RouterMetrics metrics_{registry_};
   ServiceOptions options_;

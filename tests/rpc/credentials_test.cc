@@ -17,6 +17,7 @@
 #include "rpc/call_guard.h"
 #include "rpc/endpoint.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/secret_files.h"
 #include "tests/support/test_certificates.h"
 
@@ -96,7 +97,7 @@ class CredentialsTest : public ::testing::Test {
 
   SecretFiles files_;
   LogLines log_;
-  ManualClock clock_;
+  testing::ManualClock clock_;
   Service service_;
   Listening listening_;
   std::string address_;

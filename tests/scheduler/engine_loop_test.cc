@@ -173,36 +173,27 @@ TEST_P(EngineLoopTest, EachSinkGetsOneBatchPerStep) {
 }
 
 TEST_P(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
-  absl::Mutex mu;
-  std::vector<StepRecord> records;
-  InProcessEngineOptions options;
-  options.on_step = [&](const StepRecord& record) {
-    absl::MutexLock lock(&mu);
-    records.push_back(record);
-  };
   testing::FakeExecutorOptions fake;
   fake.manual = true;  // otherwise requests 1 to 8 could end before request 9 comes
-  Start(options, fake);
+  Start({}, fake);
   executor->AdvanceAll();  // Ready
   ASSERT_TRUE(engine->WaitReady().ok());
   for (std::uint64_t id = 1; id <= 8; ++id) engine->Submit(Request(id, 5, 8000), sink);
   AdvanceWhile([&] { return sink->tokens() < 8 * 3; });
+  const auto count = [&](std::uint64_t id) { return sink->Of(id).size(); };
+  std::map<std::uint64_t, std::size_t> before;
+  for (std::uint64_t id = 1; id <= 8; ++id) before[id] = count(id);
+  const std::uint64_t steps_before = engine->probe().Read().steps;
   auto long_sink = std::make_shared<Collector>();
   engine->Submit(Request(9, 6000, 2), long_sink);
-  AdvanceWhile([&] { return long_sink->ends() < 1; });
+  AdvanceWhile([&] { return long_sink->tokens() < 1; });
+  const std::uint64_t steps = engine->probe().Read().steps - steps_before;
+  // One step has 256 rows, 8 of them decodes. Up to two steps more are under way on either side.
+  EXPECT_GE(steps, (6000 + 247) / 248u);
+  EXPECT_LE(steps, (6000 + 247) / 248u + 4);
+  for (std::uint64_t id = 1; id <= 8; ++id) EXPECT_GE(count(id) - before[id] + 2, steps) << id;
   for (std::uint64_t id = 1; id <= 8; ++id) engine->Cancel({.request = {1, id}});
   AdvanceWhile([&] { return sink->ends() < 8; });
-  engine->Stop();
-  absl::MutexLock lock(&mu);
-  int mixed = 0;
-  for (const StepRecord& record : records) {
-    if (record.decode_rows != 8 || record.rows <= 8) continue;
-    ++mixed;
-    std::set<std::uint64_t> got;
-    for (const RequestId& id : record.tokens) got.insert(id.counter);
-    for (std::uint64_t id = 1; id <= 8; ++id) EXPECT_TRUE(got.contains(id)) << id;
-  }
-  EXPECT_EQ(mixed, (6000 + 247) / 248);  // 256 rows, 8 of them decodes
 }
 
 TEST_P(EngineLoopTest, CancelEndsAStream) {
@@ -345,7 +336,6 @@ TEST_P(EngineLoopTest, FullInboxRefusesAtOnce) {
   sink->AwaitEnds(1);
   EXPECT_TRUE(absl::IsResourceExhausted(sink->EndOf(5).status));
   EXPECT_GT(sink->EndOf(5).retry_after_ms, 0);
-  EXPECT_EQ(engine->probe().Read().inbox_refusals, 1u);
   blocking->release.Set();
   sender.join();
   sink->AwaitEnds(4);

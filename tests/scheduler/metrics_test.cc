@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "common/rt/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/manual_clock.h"
 
 namespace flotilla::scheduler {
 namespace {
@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 struct Scheduler {
   Metrics registry{Metrics::Labels{{"model", "m"}}};
   SchedulerProbe probe;
-  ManualClock clock;
+  testing::ManualClock clock;
   SchedulerMetrics metrics{registry, &probe, &clock};
 };
 

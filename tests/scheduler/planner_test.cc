@@ -51,8 +51,9 @@ TEST(Planner, ChunksKeepWithinBothBudgets) {
   harness.Submit(4, 90, 4);
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   std::vector<std::uint32_t> counts;
-  for (const PlanRun& run : CoreHarness::OpsOf<PlanRun>(harness.plans.back()))
+  for (const PlanRun& run : CoreHarness::OpsOf<PlanRun>(harness.plans.back())) {
     counts.push_back(run.count);
+  }
   EXPECT_EQ(counts, (std::vector<std::uint32_t>{30, 30, 30, 10}));
   harness.Answer();
   harness.RunAll();

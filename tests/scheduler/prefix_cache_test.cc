@@ -56,8 +56,9 @@ TEST(PrefixCache, AConversationReusesItsAnswers) {
   harness.RunAll();
   TokenizedRequest next = Alike(2, 100);
   for (const EngineEvent& event : harness.events[1]) {
-    if (const auto* token = std::get_if<TokenEvent>(&event))
+    if (const auto* token = std::get_if<TokenEvent>(&event)) {
       next.prompt.push_back(token->sampled.token);
+    }
   }
   for (TokenId token = 0; token < 20; ++token) next.prompt.push_back(token);
   harness.core.Submit(0, next);

@@ -40,10 +40,12 @@ class QuarantineTest : public ::testing::Test {
       });
       if (!deferred) requests.insert(view.request.counter);
     }
-    for (const auto& open : CoreHarness::OpsOf<OpenSequence>(plan))
+    for (const auto& open : CoreHarness::OpsOf<OpenSequence>(plan)) {
       opened[open.sequence] = open.request.counter;
-    for (const auto& run : CoreHarness::OpsOf<flotilla::Run>(plan))
+    }
+    for (const auto& run : CoreHarness::OpsOf<flotilla::Run>(plan)) {
       requests.insert(opened[run.sequence]);
+    }
     return requests;
   }
 

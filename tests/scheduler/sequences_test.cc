@@ -244,8 +244,9 @@ TEST(Beams, ALostGroupChangesNothing) {
     harness.Plan();
     harness.Restart();
     EXPECT_EQ(harness.core.CheckInvariants(), absl::OkStatus());
-    for (int step = 0; step < 2 + i && harness.Plan() == StallReason::kNone; ++step)
+    for (int step = 0; step < 2 + i && harness.Plan() == StallReason::kNone; ++step) {
       harness.Answer();
+    }
   }
   harness.RunAll();
   EXPECT_EQ(TokensBySequence(harness, 1), TokensBySequence(alone, 1));

@@ -90,7 +90,7 @@ class CheckLayering(unittest.TestCase):
             ("router/grpc/x.cc", "flotilla::router"), ("kernels/x.h", "flotilla::kernels::reference"),
             ("proto/codec/x.h", "flotilla::codec"), ("model/jinja/x.h", "flotilla::jinja"),
             ("tests/common/x.cc", "flotilla"), ("tests/router/http/x.cc", "flotilla::router"),
-            ("tests/proto/codec/x.cc", "flotilla::codec"), ("tests/router/fake.h", "flotilla::testing"),
+            ("tests/proto/codec/x.cc", "flotilla::codec"), ("tests/support/x.h", "flotilla::testing"),
             ("tests/golden/x.cc", "flotilla::testing"), ("tests/bench/x.cc", "flotilla::kernels"),
         ]:
             self.assertIsNone(check_layering.check_namespace(path, name), (path, name))
@@ -99,6 +99,7 @@ class CheckLayering(unittest.TestCase):
             ("router/x.h", "flotilla::scheduler"), ("worker/exec/x.cc", "flotilla::testing"),
             ("router/x.h", "flotilla::routers"), ("tests/router/x.cc", "flotilla"),
             ("tests/golden/x.cc", "flotilla"), ("tests/golden/x.cc", "flotilla::worker"),
+            ("tests/router/fake.h", "flotilla::testing"), ("router/x.h", "other"),
         ]:
             self.assertIsNotNone(check_layering.check_namespace(path, name), (path, name))
         with tempfile.TemporaryDirectory() as name:
@@ -108,6 +109,12 @@ class CheckLayering(unittest.TestCase):
             self.assertEqual(check_layering.check_tree(name), [])
             (folder / "x.h").write_text("namespace flotilla::jinja {\nstruct Template;\n}\n")
             self.assertEqual(check_layering.check_tree(name), [])
+            (folder / "x.h").write_text("namespace flotilla::scheduler {\nstruct Plan;\n}\n")
+            self.assertEqual([row[3] for row in check_layering.check_tree(name)],
+                             ["model must not announce types of flotilla::scheduler"])
+            (folder / "x.h").write_text("namespace flotilla::model {\nnamespace inner {\n}\n"
+                                        "}  // namespace flotilla::model\nnamespace other {\n}\n")
+            self.assertEqual([row[2] for row in check_layering.check_tree(name)], ["other"])
             (folder / "x.h").write_text("namespace flotilla {\n}\n")
             self.assertEqual([row[1:3] for row in check_layering.check_tree(name)], [(1, "flotilla")])
 

@@ -57,8 +57,9 @@ absl::Status Simulation::CheckProgress() {
   if (front_ && !still_open && !Find(*front_).ended()) {
     for (const scheduler::SequenceStatus& sequence : core_->SequenceStates()) {
       if (sequence.request != front_) continue;
-      if (sequence.state == scheduler::SequenceState::kWaiting)
+      if (sequence.state == scheduler::SequenceState::kWaiting) {
         return Broken(7, "the first sequence was preempted");
+      }
       pending |= sequence.state == scheduler::SequenceState::kPending;
     }
   }
@@ -90,8 +91,9 @@ absl::Status Simulation::CheckProgress() {
   // A quarantined request has every second step for itself.
   const std::uint64_t quarantines = core_->Snapshot().counters.quarantines;
   const std::uint32_t turns = quarantines > 0 ? 2 : 1;
-  if (front_stalled_ > turns * (rounds * group_.lag + 2) || front_waits_ > kMostCopySteps)
+  if (front_stalled_ > turns * (rounds * group_.lag + 2) || front_waits_ > kMostCopySteps) {
     return Broken(7, "the first sequence stands still");
+  }
   return absl::OkStatus();
 }
 

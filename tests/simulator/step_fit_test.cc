@@ -54,8 +54,9 @@ TEST(StepFitTest, NoiseMovesThemLittleAndDoesNotBiasTheSum) {
 
 TEST(StepFitTest, ACoefficientThatWouldBeNegativeIsZero) {
   std::vector<MeasuredStep> steps = Steps(kTruth, 0);
-  for (MeasuredStep& step : steps)
+  for (MeasuredStep& step : steps) {
     step.ns -= static_cast<std::int64_t>(step.shape.decode_rows) * 2'400'000 - 160'000'000;
+  }
   const StepFit fit = FitSteps(steps).value();
   EXPECT_EQ(fit.model.decode_row_ns, 0);
   EXPECT_GE(fit.model.step_ns, 0);

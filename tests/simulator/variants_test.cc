@@ -32,8 +32,9 @@ TEST(VariantsTest, EveryNamedOptionAndPolicyExists) {
     scheduler::CoreOptions options;
     EXPECT_TRUE(SetCoreOption(name, "1", &options).ok()) << name;
   }
-  for (const absl::string_view name : scheduler::PolicyNames())
+  for (const absl::string_view name : scheduler::PolicyNames()) {
     EXPECT_TRUE(CheckPolicy(name).ok()) << name;
+  }
 }
 
 TEST(VariantsTest, BadAxesAreRefusedByName) {

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "tests/support/test_model.h"
 
@@ -84,6 +85,55 @@ void AppendBits(std::vector<std::uint32_t>& bits, const SampledToken& token) {
 
 }  // namespace
 
+// Hands the engine a result only after the round that handled the one before. Otherwise two results
+// that meet in one round are followed by two plans, and what is planned depends on the machine.
+class EngineRunner::OneByOne final : public StepExecutor, private ExecutorListener {
+ public:
+  explicit OneByOne(StepExecutor* inner) : inner_(inner) {}
+
+  absl::Status Start(ExecutorListener* listener) override {
+    listener_ = listener;
+    return inner_->Start(this);
+  }
+  absl::Status Execute(StepPlan plan) override { return inner_->Execute(std::move(plan)); }
+  void EndEpoch(Epoch epoch) override { inner_->EndEpoch(epoch); }
+  void Stop() override {
+    {
+      absl::MutexLock lock(&mu_);
+      stopped_ = true;
+    }
+    inner_->Stop();
+  }
+
+  // A round of the engine has ended.
+  void OnRound() {
+    absl::MutexLock lock(&mu_);
+    pending_ = false;
+  }
+
+ private:
+  void OnReady(Epoch epoch, const ExecutorDescription& description) override {
+    listener_->OnReady(epoch, description);
+  }
+  void OnResult(StepResult result) override {
+    {
+      absl::MutexLock lock(&mu_);
+      const auto free = [this]()
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !pending_ || stopped_; };
+      mu_.Await(absl::Condition(&free));
+      pending_ = true;
+    }
+    listener_->OnResult(std::move(result));
+  }
+  void OnLost(const Lost& lost) override { listener_->OnLost(lost); }
+
+  StepExecutor* const inner_;
+  ExecutorListener* listener_ = nullptr;
+  absl::Mutex mu_;
+  bool pending_ ABSL_GUARDED_BY(mu_) = false;  // a result waits for its round
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+};
+
 std::vector<TokenId> Answer::Sequence::ids() const {
   std::vector<TokenId> ids;
   for (const TokenEvent& event : tokens) ids.push_back(event.sampled.token);
@@ -116,12 +166,18 @@ EngineRunner::EngineRunner(std::shared_ptr<const model::GgufFile> file, Options 
         [this, inner = std::move(engine_options.on_planned)](const scheduler::SchedulerCore& core) {
           submitted_.WaitForNotification();
           if (inner) inner(core);
+          one_by_one_->OnRound();
         };
+    one_by_one_ = std::make_unique<OneByOne>(executor_.get());
   }
   turns_ = std::move(options.turns);
   if (turns_ != nullptr) turn_ = turns_->Join(executor_.get());
   engine_ = std::make_unique<scheduler::InProcessEngine>(
-      engine_options, turn_ == nullptr ? executor_.get() : turn_.get(), &clock_);
+      engine_options,
+      turn_ != nullptr         ? turn_.get()
+      : one_by_one_ != nullptr ? one_by_one_.get()
+                               : static_cast<StepExecutor*>(executor_.get()),
+      &clock_);
   const absl::Status status = engine_->Start();
   EXPECT_TRUE(status.ok()) << status;
   while (status.ok() && !engine_->Describe().ok()) std::this_thread::yield();

@@ -14,6 +14,7 @@
 #include "model/gguf.h"
 #include "scheduler/core/options.h"
 #include "scheduler/server/engine_loop.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/turns.h"
 #include "worker/exec/in_process_executor.h"
 
@@ -51,7 +52,7 @@ class EngineRunner {
     worker::RankOptions rank;
     scheduler::CoreOptions core;
     // The engine receives all requests of the first Run at once, even if they are
-    // submitted slowly.
+    // submitted slowly, and results one by one. Not together with `turns`.
     bool together = false;
     // The executor measures no time for a step, so that draft tokens always seem worthwhile.
     bool frozen_clock = false;
@@ -74,10 +75,13 @@ class EngineRunner {
   scheduler::InProcessEngine& engine() { return *engine_; }
 
  private:
+  class OneByOne;
+
   SteadyClock clock_;
   ManualClock frozen_clock_;
   absl::Notification submitted_;  // the first Run
   std::unique_ptr<worker::InProcessExecutor> executor_;
+  std::unique_ptr<OneByOne> one_by_one_;  // with `together`
   std::shared_ptr<Turns> turns_;
   std::unique_ptr<StepExecutor> turn_;  // the executor that turns_ made
   std::unique_ptr<scheduler::InProcessEngine> engine_;

@@ -252,8 +252,9 @@ absl::Status GroupState::ApplyOp(const Run& op, StepWork& work) {
   if (sequence.last_run == work.step) return Invalid(op.sequence, "runs twice in a step");
   if (op.count == 0) return Invalid(op.sequence, "runs no token");
   const bool choices = !op.append.empty() || op.candidates > 0;
-  if (choices && !sequence.is_beam)
+  if (choices && !sequence.is_beam) {
     return Invalid(op.sequence, "choices of a sequence that is no beam");
+  }
   if (op.sample && sequence.is_beam) return Invalid(op.sequence, "a beam samples");
   if (op.candidates > BeamOptions::kMaxCandidates) {
     return Invalid(op.sequence, "number of candidates");
@@ -266,8 +267,9 @@ absl::Status GroupState::ApplyOp(const Run& op, StepWork& work) {
 absl::Status GroupState::ApplyOp(const Defer& op, StepWork& work) {
   absl::StatusOr<Sequence*> sequence = FindOpen(op.sequence);
   if (!sequence.ok()) return sequence.status();
-  if (!Due(**sequence, work.step))
+  if (!Due(**sequence, work.step)) {
     return Invalid(op.sequence, "defers a step that it would not run in");
+  }
   (*sequence)->deferred = work.step;
   digest_.AddDefer(work.step, op.sequence);
   return absl::OkStatus();
@@ -373,8 +375,9 @@ absl::Status GroupState::CheckCovered(const Sequence& sequence, std::uint64_t en
     const bool covered = kind.kind == KvGroup::Kind::kState
                              ? blocks > 0 || end == 0
                              : blocks * std::uint64_t{kind.tokens_per_block} >= end;
-    if (!covered)
+    if (!covered) {
       return Invalid(sequence.handle, absl::StrCat("no block behind position ", end - 1));
+    }
   }
   return absl::OkStatus();
 }

@@ -89,8 +89,9 @@ absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
   for (std::uint32_t rank = 0; rank < shape.ranks(); ++rank) {
     absl::Span<const std::byte> metadata = all[rank];
     std::uint64_t count = 0;
-    if (metadata.size() < sizeof(count))
+    if (metadata.size() < sizeof(count)) {
       return absl::InternalError("the step metadata of a rank is cut short");
+    }
     std::memcpy(&count, metadata.data(), sizeof(count));
     metadata.remove_prefix(sizeof(count));
     if (count > metadata.size() / sizeof(std::uint64_t)) {

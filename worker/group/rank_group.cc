@@ -285,8 +285,9 @@ bool RankGroup::TakeHello(Connection& connection, const codec::RankHello& hello)
   Member& member = ranks_[hello.rank];
   if (member.pid != 0) return false;
   if (Remote()) {
-    if (!(SecretDigest::Of(hello.token) == SecretDigest::Of(token_)) || hello.pid == 0)
+    if (!(SecretDigest::Of(hello.token) == SecretDigest::Of(token_)) || hello.pid == 0) {
       return false;
+    }
     connection.pid = static_cast<pid_t>(hello.pid);
   } else {
     member.pidfd.Reset(pidfd_open(connection.pid, 0));
@@ -343,8 +344,9 @@ std::vector<MemberSample> RankGroup::Ranks() const {
       sample.state = MemberSample::State::kGone;
       continue;
     }
-    if (member.pidfd.ok() && ProcessState(member.pid) == 'T')
+    if (member.pidfd.ok() && ProcessState(member.pid) == 'T') {
       sample.state = MemberSample::State::kStopped;
+    }
     const std::int64_t beat = page_.slot(static_cast<int>(rank)).time_ns;
     if (beat != 0) sample.heartbeat_ns = beat;
   }

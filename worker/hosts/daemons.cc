@@ -49,7 +49,7 @@ Daemon::~Daemon() {
   }
   kill(-pid_, SIGKILL);  // the ranks of its process group, too
   EndsWithin(pidfd_.get(), kGraceMs);
-  owner_->Forget(pid_);
+  owner_->Reap(pid_);
 }
 
 std::string Daemon::ReadOutput() {
@@ -109,7 +109,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemons::Start(const std::vector<std::st
   return std::unique_ptr<Daemon>(new Daemon(this, *pid, std::move(pidfd), std::move(from)));
 }
 
-void Daemons::Forget(pid_t pid) {
+void Daemons::Reap(pid_t pid) {
   absl::MutexLock lock(&mu_);
   waitpid(pid, nullptr, WNOHANG);
   pids_.erase(pid);

@@ -67,7 +67,7 @@ class Daemons {
 
  private:
   friend class Daemon;
-  void Forget(pid_t pid) ABSL_LOCKS_EXCLUDED(mu_);
+  void Reap(pid_t pid) ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string program_;
   mutable absl::Mutex mu_;

@@ -11,7 +11,7 @@ namespace flotilla::worker {
 namespace {
 
 // The service checks this often whether the call was cancelled.
-constexpr int kLookMs = 50;
+constexpr int kCancelCheckMs = 50;
 
 // Each call has a gRPC thread of its own: there are few calls, and each waits for a process.
 class Service final : public v1::Host::Service {
@@ -30,7 +30,7 @@ class Service final : public v1::Host::Service {
     // Sends the call's initial metadata, so that the caller learns that the call has begun.
     events->SendInitialMetadata();
     while (!context->IsCancelled()) {
-      Daemon::Update update = (*daemon)->Wait(kLookMs);
+      Daemon::Update update = (*daemon)->Wait(kCancelCheckMs);
       v1::RunEvent event;
       if (!update.output.empty()) {
         event.set_output(std::move(update.output));

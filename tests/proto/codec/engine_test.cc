@@ -18,7 +18,6 @@ namespace flotilla::codec {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::RandomValues;
 
 constexpr std::int64_t kNow = 5'000'000'000;
 

@@ -19,8 +19,6 @@
 namespace flotilla::codec {
 namespace {
 
-using testing::RandomValues;
-
 int Count() { return std::getenv("FLOTILLA_LONG") != nullptr ? 500'000 : 20'000; }
 
 std::string Mutate(std::string bytes, RandomValues& random) {

@@ -28,7 +28,7 @@ auto Sent(const Value& value) {
 }
 
 TEST(WorkerCodec, CommandsComeThroughUnchanged) {
-  testing::RandomValues random(1);
+  RandomValues random(1);
   std::vector<int> seen(std::variant_size_v<PlanOp>, 0);
   for (int i = 0; i < kRounds; ++i) {
     const GroupCommand command = random.Command();
@@ -43,7 +43,7 @@ TEST(WorkerCodec, CommandsComeThroughUnchanged) {
 }
 
 TEST(WorkerCodec, EventsComeThroughUnchanged) {
-  testing::RandomValues random(2);
+  RandomValues random(2);
   std::vector<int> seen(std::variant_size_v<GroupEvent>, 0);
   for (int i = 0; i < kRounds; ++i) {
     const GroupEvent event = random.Event();
@@ -57,7 +57,7 @@ TEST(WorkerCodec, EventsComeThroughUnchanged) {
 
 // A later release may add fields; they say nothing to this one.
 TEST(WorkerCodec, UnknownFieldsAreIgnored) {
-  testing::RandomValues random(3);
+  RandomValues random(3);
   for (int i = 0; i < 100; ++i) {
     const StepPlan plan = random.Plan();
     v1::StepPlan proto;

@@ -6,7 +6,7 @@
 
 #include "common/types/parameters.h"
 
-namespace flotilla::testing {
+namespace flotilla::codec {
 
 std::uint64_t RandomValues::Word() {
   switch (Below(8)) {
@@ -219,15 +219,15 @@ ExecutorDescription RandomValues::Description() {
   return description;
 }
 
-codec::GroupCommand RandomValues::Command() {
-  if (Below(4) == 0) return codec::EndEpoch{.epoch = Epoch(Word())};
+GroupCommand RandomValues::Command() {
+  if (Below(4) == 0) return EndEpoch{.epoch = Epoch(Word())};
   return Plan();
 }
 
-codec::GroupEvent RandomValues::Event() {
+GroupEvent RandomValues::Event() {
   switch (Below(4)) {
     case 0:
-      return codec::GroupReady{.epoch = Epoch(Word()), .description = Description()};
+      return GroupReady{.epoch = Epoch(Word()), .description = Description()};
     case 1: {
       Lost lost{.epoch = Epoch(Word()),
                 .cause = static_cast<Lost::Cause>(Below(5)),
@@ -299,4 +299,4 @@ EngineEvent RandomValues::RouterEvent() {
   }
 }
 
-}  // namespace flotilla::testing
+}  // namespace flotilla::codec

@@ -10,7 +10,7 @@
 #include "proto/codec/group.h"
 #include "tests/support/random.h"
 
-namespace flotilla::testing {
+namespace flotilla::codec {
 
 class RandomValues {
  public:
@@ -18,8 +18,8 @@ class RandomValues {
 
   StepPlan Plan();
   StepResult Result();
-  codec::GroupCommand Command();
-  codec::GroupEvent Event();
+  GroupCommand Command();
+  GroupEvent Event();
   TokenizedRequest Request();
   EngineEvent RouterEvent();
   // In [0, n).
@@ -47,7 +47,7 @@ class RandomValues {
   SequenceResult Sequence();
   ExecutorDescription Description();
 
-  Random random_;
+  testing::Random random_;
 };
 
-}  // namespace flotilla::testing
+}  // namespace flotilla::codec

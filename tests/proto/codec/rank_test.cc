@@ -15,12 +15,12 @@ namespace {
 
 constexpr int kRounds = 2000;
 
-RankCommand RandomCommand(testing::RandomValues& random) {
+RankCommand RandomCommand(RandomValues& random) {
   if (random.Below(4) == 0) return BeginEpoch{Epoch(random.Below(1'000'000))};
   return random.Plan();
 }
 
-RankEvent RandomEvent(testing::RandomValues& random) {
+RankEvent RandomEvent(RandomValues& random) {
   const auto number = [&] { return static_cast<std::uint32_t>(random.Below(1u << 31)); };
   switch (random.Below(5)) {
     case 0:
@@ -46,7 +46,7 @@ RankEvent RandomEvent(testing::RandomValues& random) {
 }
 
 TEST(RankCodec, MessagesComeThroughUnchanged) {
-  testing::RandomValues random(7);
+  RandomValues random(7);
   std::vector<int> commands(std::variant_size_v<RankCommand>, 0);
   std::vector<int> events(std::variant_size_v<RankEvent>, 0);
   for (int i = 0; i < kRounds; ++i) {
@@ -67,7 +67,7 @@ TEST(RankCodec, MessagesComeThroughUnchanged) {
 
 TEST(RankCodec, BrokenBytesAreRefusedOrUnderstood) {
   const google::protobuf::LogSilencer quiet;
-  testing::RandomValues random(8);
+  RandomValues random(8);
   int refused = 0;
   for (int i = 0; i < 10 * kRounds; ++i) {
     std::string bytes =

@@ -17,29 +17,28 @@
 #include "absl/synchronization/mutex.h"
 #include "router/service.h"
 
-namespace flotilla::testing {
+namespace flotilla::router {
 
-class FakeService final : public router::InferenceService {
+class FakeService final : public InferenceService {
  public:
   static constexpr char kModel[] = "fake";
 
   // What the frontend holds. `Running` stays for the test after it is gone.
   struct Running {
-    router::ApiRequest api;
+    ApiRequest api;
     std::string id;
-    router::Dispatcher* dispatcher = nullptr;
-    router::GenerationListener* listener = nullptr;  // I/O loop's thread; null once ended
+    Dispatcher* dispatcher = nullptr;
+    GenerationListener* listener = nullptr;  // I/O loop's thread; null once ended
     std::atomic<bool> destroyed = false;
 
     // Runs `say` on the I/O loop, unless the generation has ended.
-    static void Say(std::shared_ptr<Running> self,
-                    std::function<void(router::GenerationListener&)> say) {
+    static void Say(std::shared_ptr<Running> self, std::function<void(GenerationListener&)> say) {
       auto* dispatcher = self->dispatcher;
       dispatcher->Post([self = std::move(self), say = std::move(say)] {
         if (self->listener != nullptr) say(*self->listener);
       });
     }
-    static void End(std::shared_ptr<Running> self, router::GenerationEnd end) {
+    static void End(std::shared_ptr<Running> self, GenerationEnd end) {
       auto* dispatcher = self->dispatcher;
       dispatcher->Post([self = std::move(self), end = std::move(end)] {
         if (auto* listener = std::exchange(self->listener, nullptr)) listener->OnDone(end);
@@ -71,15 +70,14 @@ class FakeService final : public router::InferenceService {
   }
   std::atomic<bool> ready = true;
 
-  std::unique_ptr<router::IoLoop> OpenIoLoop(router::Dispatcher* dispatcher) override {
+  std::unique_ptr<IoLoop> OpenIoLoop(Dispatcher* dispatcher) override {
     return std::make_unique<FakeIoLoop>(dispatcher);
   }
-  absl::StatusOr<router::GenerateRequest> Validate(router::ApiRequest api) const override {
-    return router::Validator(router::RequestLimits()).Validate(std::move(api), Limits());
+  absl::StatusOr<GenerateRequest> Validate(ApiRequest api) const override {
+    return Validator(RequestLimits()).Validate(std::move(api), Limits());
   }
-  absl::StatusOr<std::unique_ptr<router::Generation>> Start(
-      router::GenerateRequest request, router::IoLoop& io_loop,
-      router::GenerationListener* listener) override {
+  absl::StatusOr<std::unique_ptr<Generation>> Start(GenerateRequest request, IoLoop& io_loop,
+                                                    GenerationListener* listener) override {
     absl::MutexLock lock(&mu_);
     if (!refusal_.ok()) return refusal_;
     auto running = std::make_shared<Running>();
@@ -100,17 +98,17 @@ class FakeService final : public router::InferenceService {
       running = found->second;
       by_id_.erase(found);
     }
-    Running::Say(running, [](router::GenerationListener& listener) {
+    Running::Say(running, [](GenerationListener& listener) {
       listener.OnChoiceEnd({.reason = FinishReason::kCancelled});
     });
     Running::End(running, {});
     return true;
   }
   // One token per byte; `parse_special` shows as a token 256 in front.
-  void Tokenize(router::TokenizeRequest request, router::IoLoop& io_loop,
+  void Tokenize(TokenizeRequest request, IoLoop& io_loop,
                 std::function<void(absl::StatusOr<std::vector<TokenId>>)> done) override {
     absl::StatusOr<std::vector<TokenId>> result = std::vector<TokenId>();
-    if (auto status = router::CheckModel(request.model, Limits()); !status.ok()) result = status;
+    if (auto status = CheckModel(request.model, Limits()); !status.ok()) result = status;
     if (result.ok()) {
       if (request.add_special_tokens) result->push_back(257);
       if (request.parse_special) result->push_back(256);
@@ -118,12 +116,12 @@ class FakeService final : public router::InferenceService {
     }
     static_cast<FakeIoLoop&>(io_loop).dispatcher->Post([result, done] { done(result); });
   }
-  void Detokenize(router::DetokenizeRequest request, router::IoLoop& io_loop,
+  void Detokenize(DetokenizeRequest request, IoLoop& io_loop,
                   std::function<void(absl::StatusOr<std::string>)> done) override {
     absl::StatusOr<std::string> result = std::string();
-    if (auto status = router::CheckModel(request.model, Limits()); !status.ok()) result = status;
+    if (auto status = CheckModel(request.model, Limits()); !status.ok()) result = status;
     if (result.ok()) {
-      if (auto status = router::CheckTokenIds("tokens", request.tokens, Limits()); !status.ok()) {
+      if (auto status = CheckTokenIds("tokens", request.tokens, Limits()); !status.ok()) {
         result = status;
       } else {
         for (auto token : request.tokens) result->push_back(static_cast<char>(token));
@@ -131,22 +129,22 @@ class FakeService final : public router::InferenceService {
     }
     static_cast<FakeIoLoop&>(io_loop).dispatcher->Post([result, done] { done(result); });
   }
-  absl::Status RunOnPool(std::string_view, std::size_t, router::IoLoop& io_loop,
+  absl::Status RunOnPool(std::string_view, std::size_t, IoLoop& io_loop,
                          std::function<std::function<void()>()> work,
                          std::shared_ptr<const std::atomic<bool>>) override {
     static_cast<FakeIoLoop&>(io_loop).dispatcher->Post(work());
     return absl::OkStatus();
   }
-  void AddModel(router::ServedModel) override {}
+  void AddModel(ServedModel) override {}
   std::string_view TokenBytes(std::string_view, TokenId token) const override {
     return token >= 0 && token < 256 ? std::string_view(&bytes_[token], 1) : std::string_view();
   }
-  std::vector<router::ModelInfo> Models() const override {
+  std::vector<ModelInfo> Models() const override {
     return {{.limits = Limits(), .numerics_id = 0xF00D, .created_s = 1234}};
   }
   bool Ready() const override { return ready; }
 
-  static router::ModelLimits Limits() {
+  static ModelLimits Limits() {
     return {.id = kModel,
             .vocab_size = 1000,
             .max_context = 4096,
@@ -155,11 +153,11 @@ class FakeService final : public router::InferenceService {
   }
 
  private:
-  struct FakeIoLoop final : router::IoLoop {
-    explicit FakeIoLoop(router::Dispatcher* d) : dispatcher(d) {}
-    router::Dispatcher* const dispatcher;
+  struct FakeIoLoop final : IoLoop {
+    explicit FakeIoLoop(Dispatcher* d) : dispatcher(d) {}
+    Dispatcher* const dispatcher;
   };
-  struct FakeGeneration final : router::Generation {
+  struct FakeGeneration final : Generation {
     FakeGeneration(FakeService* s, std::shared_ptr<Running> r)
         : service(s), running(std::move(r)) {}
     ~FakeGeneration() override { service->OnDestroyed(*running); }
@@ -191,4 +189,4 @@ class FakeService final : public router::InferenceService {
   int abandoned_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-}  // namespace flotilla::testing
+}  // namespace flotilla::router

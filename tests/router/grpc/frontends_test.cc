@@ -80,7 +80,7 @@ class FrontendsTest : public ::testing::Test {
   }
 
   Verdict OverHttp(const std::string& path, const std::string& body) {
-    const testing::HttpResponse response = testing::HttpClient(http_port_).Call("POST", path, body);
+    const HttpResponse response = HttpClient(http_port_).Call("POST", path, body);
     if (response.status == 200) return {.status = 200};
     const json error = response.json()["error"];
     const auto text = [&](const char* name) {

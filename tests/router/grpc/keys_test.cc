@@ -11,13 +11,13 @@
 #include "router/key_gate.h"
 #include "tests/router/grpc/fake_service.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/secret_files.h"
 
 namespace flotilla::router {
 namespace {
 
 using grpc::StatusCode;
-using testing::FakeService;
 
 const std::string kKey = "sk-0123456789abcdef";
 
@@ -35,7 +35,7 @@ class GrpcKeysTest : public ::testing::Test {
 
   testing::SecretFiles files_;
   testing::LogLines log_;
-  ManualClock clock_;
+  testing::ManualClock clock_;
   FakeService service_;
   std::unique_ptr<KeyGate> gate_;
   std::unique_ptr<GrpcServer> server_;

@@ -48,7 +48,7 @@ inline Received ReadAll(grpc::ClientReader<v1::GenerateResponse>& reader) {
 
 class GrpcServerTest : public ::testing::Test {
  protected:
-  using Running = testing::FakeService::Running;
+  using Running = FakeService::Running;
 
   void StartServer(GrpcOptions options = {}) {
     options.port = 0;
@@ -68,7 +68,7 @@ class GrpcServerTest : public ::testing::Test {
 
   static v1::GenerateRequest TextRequest(const std::string& text = "hi") {
     v1::GenerateRequest request;
-    request.set_model(testing::FakeService::kModel);
+    request.set_model(FakeService::kModel);
     request.set_text(text);
     return request;
   }
@@ -113,7 +113,7 @@ class GrpcServerTest : public ::testing::Test {
     Running::End(running, {.usage = {.prompt_tokens = 3, .output_tokens = output_tokens}});
   }
 
-  testing::FakeService service_;
+  FakeService service_;
   std::unique_ptr<GrpcServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Inference::Stub> stub_;

@@ -17,7 +17,6 @@
 namespace flotilla::router {
 namespace {
 
-using testing::FakeService;
 using ::testing::HasSubstr;
 
 TEST_F(GrpcServerTest, TokenizeAndDetokenize) {

@@ -17,7 +17,6 @@
 namespace flotilla::router {
 namespace {
 
-using testing::FakeService;
 using Running = FakeService::Running;
 
 TEST_F(GrpcServerTest, AGatewayMayNameTheTenant) {

@@ -14,7 +14,7 @@
 #include "worker/comm/share_region.h"
 #include "worker/comm/shared_memory_communicator.h"
 
-namespace flotilla::testing {
+namespace flotilla::worker {
 namespace {
 
 constexpr std::uint32_t kSteps = 150;
@@ -35,11 +35,11 @@ float Say(std::uint32_t step, std::uint32_t rank, std::int64_t i) {
 
 class Check {
  public:
-  explicit Check(worker::Communicator* ranks) : ranks_(*ranks) {}
+  explicit Check(Communicator* ranks) : ranks_(*ranks) {}
 
   void Run() {
     for (std::uint32_t step = 0; step < kSteps; ++step) {
-      const worker::ParallelShape shape = ranks_.shape();
+      const ParallelShape shape = ranks_.shape();
       // At most as many steps as there are stages may have metadata that is not taken.
       if (untaken_ == shape.pipeline) TakeMetadata();
       if (!ranks_.first_stage()) Receive(step);
@@ -148,34 +148,34 @@ class Check {
     }
   }
 
-  worker::Communicator& ranks_;
+  Communicator& ranks_;
   std::uint32_t untaken_ = 0, taken_ = 0;
 };
 
-int Main(const std::string& transport, worker::ParallelShape shape) {
+int Main(const std::string& transport, ParallelShape shape) {
   MPI_Init(nullptr, nullptr);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const auto number = static_cast<std::uint32_t>(rank);
-  const worker::Communicator::Limits limits{.exchange_floats = kPart,
-                                            .logit_floats = kRows * kVocab,
-                                            .hidden_floats = kHidden,
-                                            .metadata_bytes = kMetadata,
-                                            .lag = shape.pipeline};
-  std::unique_ptr<worker::Communicator> communicator;
+  const Communicator::Limits limits{.exchange_floats = kPart,
+                                    .logit_floats = kRows * kVocab,
+                                    .hidden_floats = kHidden,
+                                    .metadata_bytes = kMetadata,
+                                    .lag = shape.pipeline};
+  std::unique_ptr<Communicator> communicator;
   if (transport == "mpi") {
-    std::vector<worker::IndexRange> columns;
+    std::vector<IndexRange> columns;
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {
       columns.push_back({static_cast<std::uint32_t>(kVocab * t / shape.tensor),
                          static_cast<std::uint32_t>(kVocab * (t + 1) / shape.tensor)});
     }
-    communicator = std::make_unique<worker::MpiCommunicator>(
-        shape, number, limits, std::move(columns), kVocab, /*spin=*/false);
+    communicator = std::make_unique<MpiCommunicator>(shape, number, limits, std::move(columns),
+                                                     kVocab, /*spin=*/false);
   } else {
-    auto region = worker::ShareRegion(worker::SharedMemoryCommunicator::RegionBytes(shape, limits));
+    auto region = ShareRegion(SharedMemoryCommunicator::RegionBytes(shape, limits));
     if (!region.ok()) return 2;
-    communicator = std::make_unique<worker::SharedMemoryCommunicator>(
-        std::make_shared<const worker::SharedRegion>(*std::move(region)), shape, number, limits,
+    communicator = std::make_unique<SharedMemoryCommunicator>(
+        std::make_shared<const SharedRegion>(*std::move(region)), shape, number, limits,
         /*spin=*/false);
   }
   Check(communicator.get()).Run();
@@ -185,14 +185,14 @@ int Main(const std::string& transport, worker::ParallelShape shape) {
 }
 
 }  // namespace
-}  // namespace flotilla::testing
+}  // namespace flotilla::worker
 
 // Open MPI's components do not free all of their memory. They are unloaded before LeakSanitizer
 // looks, so a suppression cannot name them.
 extern "C" int __lsan_is_turned_off() { return 1; }
 
 int main(int, char** argv) {
-  return flotilla::testing::Main(argv[1],
-                                 {.tensor = static_cast<std::uint32_t>(std::atoi(argv[2])),
-                                  .pipeline = static_cast<std::uint32_t>(std::atoi(argv[3]))});
+  return flotilla::worker::Main(argv[1],
+                                {.tensor = static_cast<std::uint32_t>(std::atoi(argv[2])),
+                                 .pipeline = static_cast<std::uint32_t>(std::atoi(argv[3]))});
 }

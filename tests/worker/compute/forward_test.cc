@@ -129,7 +129,7 @@ TEST(ForwardTest, AgreesWithTheNaiveDecoder) {
   for (const TinyModelOptions& shape : shapes) {
     const Model model(shape);
     Sequence s = MakeSequence(150, shape.vocab, 7, 1);
-    const auto expected = testing::NaiveDecoder(*model.file, model.config).Logits(s.tokens);
+    const auto expected = NaiveDecoder(*model.file, model.config).Logits(s.tokens);
     struct Case {
       Recipe recipe;
       kernels::KvFormat format;

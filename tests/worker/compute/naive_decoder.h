@@ -13,7 +13,7 @@
 #include "model/config.h"
 #include "model/gguf.h"
 
-namespace flotilla::testing {
+namespace flotilla::worker {
 
 class NaiveDecoder {
  public:
@@ -126,4 +126,4 @@ class NaiveDecoder {
   std::map<std::string, std::vector<float>> tensors_;
 };
 
-}  // namespace flotilla::testing
+}  // namespace flotilla::worker

@@ -11,7 +11,7 @@
 #include "tests/support/plan_builder.h"
 #include "worker/core/group_state.h"
 
-namespace flotilla::testing {
+namespace flotilla::worker {
 
 inline constexpr SequenceHandle kA{0}, kB{1}, kC{2};
 inline constexpr Epoch kEpoch{7};
@@ -50,16 +50,16 @@ class GroupStateTest : public ::testing::Test {
  protected:
   explicit GroupStateTest(std::uint32_t lag = 1) : state_(kEpoch, Limits(lag)) {}
 
-  worker::Batch Apply() {
-    absl::StatusOr<worker::Batch> batch = state_.Apply(plans_.Take());
+  Batch Apply() {
+    absl::StatusOr<Batch> batch = state_.Apply(plans_.Take());
     EXPECT_TRUE(batch.ok()) << batch.status();
     return *std::move(batch);
   }
 
-  static std::vector<worker::ItemOutput> Outputs(const worker::Batch& batch) {
-    std::vector<worker::ItemOutput> outputs(batch.items.size());
+  static std::vector<ItemOutput> Outputs(const Batch& batch) {
+    std::vector<ItemOutput> outputs(batch.items.size());
     for (std::size_t i = 0; i < outputs.size(); ++i) {
-      const worker::BatchItem& item = batch.items[i];
+      const BatchItem& item = batch.items[i];
       if (item.samples) {
         for (std::uint32_t at = 0; at <= item.drafts; ++at) {
           outputs[i].sampled.push_back(
@@ -73,7 +73,7 @@ class GroupStateTest : public ::testing::Test {
     return outputs;
   }
 
-  StepResult Complete(const worker::Batch& batch) {
+  StepResult Complete(const Batch& batch) {
     absl::StatusOr<StepResult> result = state_.Complete(batch.step, Outputs(batch));
     EXPECT_TRUE(result.ok()) << result.status();
     return *std::move(result);
@@ -81,8 +81,8 @@ class GroupStateTest : public ::testing::Test {
 
   StepResult RunPlan() { return Complete(Apply()); }
 
-  worker::GroupState state_;
-  PlanBuilder plans_{kEpoch};
+  GroupState state_;
+  testing::PlanBuilder plans_{kEpoch};
 };
 
-}  // namespace flotilla::testing
+}  // namespace flotilla::worker

@@ -10,8 +10,10 @@
 
 #include "tests/worker/core/group_state_fixture.h"
 
-namespace flotilla::testing {
+namespace flotilla::worker {
 namespace {
+
+using testing::PlanBuilder;
 
 // Operations that a group must refuse. The group has sequence A, which decodes (prompt {1, 2},
 // block 1), and sequence B, which is in prefill (prompt {3, 4, 5}, length 1, block 2).
@@ -261,9 +263,9 @@ INSTANTIATE_TEST_SUITE_P(
 constexpr SequenceHandle kBeam(3);
 
 // Adds an operation that suits the sequence as it was after the last step.
-void AddSensible(PlanBuilder& plans, const worker::GroupState& state, SequenceHandle sequence,
+void AddSensible(PlanBuilder& plans, const GroupState& state, SequenceHandle sequence,
                  const std::function<std::uint32_t(std::uint32_t)>& below) {
-  const std::optional<worker::SequenceView> view = state.View(sequence);
+  const std::optional<SequenceView> view = state.View(sequence);
   if (!view) {
     OpenSequence open = Opened(sequence, std::vector<TokenId>(1 + below(8), 1));
     open.is_beam = sequence == kBeam;
@@ -328,11 +330,11 @@ void AddRandom(PlanBuilder& plans, const std::function<std::uint32_t(std::uint32
 }
 
 // Checks the promises of every batch, then completes it.
-void CheckAndComplete(worker::GroupState& state, const worker::Batch& batch, TokenId token) {
+void CheckAndComplete(GroupState& state, const Batch& batch, TokenId token) {
   std::uint32_t row = 0;
-  std::vector<worker::ItemOutput> outputs(batch.items.size());
+  std::vector<ItemOutput> outputs(batch.items.size());
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
-    const worker::BatchItem& item = batch.items[i];
+    const BatchItem& item = batch.items[i];
     ASSERT_EQ(item.row_begin, row);
     row += item.row_count;
     ASSERT_GE(batch.table(i, GroupIndex(0)).size() * 4, item.first_position + item.row_count);
@@ -354,7 +356,7 @@ TEST(GroupStateFuzz, HostilePlans) {
   const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
   int applied = 0, refused = 0;
   for (int round = 0; round < 20000; ++round) {
-    worker::GroupState state(kEpoch, Limits(1 + below(3)));
+    GroupState state(kEpoch, Limits(1 + below(3)));
     PlanBuilder plans(kEpoch);
     for (int step = 0; step < 30; ++step) {
       for (std::uint32_t b = 0; b < 4; ++b) {
@@ -364,7 +366,7 @@ TEST(GroupStateFuzz, HostilePlans) {
           AddSensible(plans, state, SequenceHandle(b), below);
         }
       }
-      const absl::StatusOr<worker::Batch> batch = state.Apply(plans.Take());
+      const absl::StatusOr<Batch> batch = state.Apply(plans.Take());
       ++(batch.ok() ? applied : refused);
       if (!batch.ok()) break;
       ASSERT_NO_FATAL_FAILURE(CheckAndComplete(state, *batch, TokenId(below(100))));
@@ -375,4 +377,4 @@ TEST(GroupStateFuzz, HostilePlans) {
 }
 
 }  // namespace
-}  // namespace flotilla::testing
+}  // namespace flotilla::worker

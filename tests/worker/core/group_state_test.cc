@@ -7,7 +7,7 @@
 
 #include "tests/worker/core/group_state_fixture.h"
 
-namespace flotilla::testing {
+namespace flotilla::worker {
 namespace {
 
 using ::testing::ElementsAre;
@@ -23,7 +23,7 @@ TEST_F(GroupStateTest, PromptInChunksThenDecodesByDefault) {
   plans_.Add(Opened(kA, {1, 2, 3, 4, 5}));
   plans_.Grant(kA, {9});
   plans_.Add(Prefill(kA, 3, false));
-  worker::Batch batch = Apply();
+  Batch batch = Apply();
   ASSERT_EQ(batch.items.size(), 1u);
   EXPECT_EQ(batch.items[0].first_position, 0u);
   EXPECT_FALSE(batch.items[0].samples);
@@ -67,7 +67,7 @@ TEST_F(GroupStateTest, ItemsInAscendingHandlesWithFlatRows) {
   plans_.Grant(kA, {3});
   plans_.Add(Prefill(kB, 3, true));
   plans_.Add(Prefill(kA, 1, false));
-  const worker::Batch batch = Apply();
+  const Batch batch = Apply();
   ASSERT_EQ(batch.items.size(), 3u);
   EXPECT_EQ(batch.items[0].sequence, kA);
   EXPECT_EQ(batch.items[1].sequence, kB);
@@ -91,7 +91,7 @@ TEST_F(GroupStateTest, StopTokenEndsAndLaterDecodesAreNoOps) {
   EXPECT_THAT(TokensOf(result.sequences[0]), ElementsAre(51));
   EXPECT_EQ(result.sequences[0].finished, FinishReason::kStop);
   for (int i = 0; i < 2; ++i) {
-    const worker::Batch batch = Apply();
+    const Batch batch = Apply();
     EXPECT_THAT(batch.items, IsEmpty());
     EXPECT_THAT(batch.noops, ElementsAre(kA));
     result = Complete(batch);
@@ -142,7 +142,7 @@ TEST_F(GroupStateTest, NothingToGenerateEndsWithThePrompt) {
     plans_.Add(Prefill(sequence, 1, false));
     EXPECT_EQ(RunPlan().sequences.back().finished, std::nullopt);
     plans_.Add(Prefill(sequence, 1, sample));
-    const worker::Batch batch = Apply();
+    const Batch batch = Apply();
     EXPECT_FALSE(batch.items[0].samples);
     const SequenceResult result = Complete(batch).sequences.back();
     EXPECT_EQ(result.finished, FinishReason::kLength);
@@ -160,7 +160,7 @@ TEST_F(GroupStateTest, ResumesAfterEarlierOutputAndCachedBlocks) {
   plans_.Add(open);
   plans_.Grant(kA, {8, 9});
   plans_.Add(Prefill(kA, 2, true));
-  const worker::Batch batch = Apply();
+  const Batch batch = Apply();
   EXPECT_EQ(batch.items[0].first_position, 4u);
   EXPECT_EQ(batch.items[0].output_index, 2u);
   EXPECT_THAT(batch.tokens, ElementsAre(60, 61));
@@ -175,7 +175,7 @@ TEST_F(GroupStateTest, PromptTargetsFollowTheirRowsAndEndWithThePrompt) {
   plans_.Add(open);
   plans_.Grant(kA, {8, 9});
   plans_.Add(flotilla::Run{.sequence = kA, .count = 2, .prompt_logprobs = true});
-  worker::Batch batch = Apply();
+  Batch batch = Apply();
   EXPECT_THAT(batch.items[0].prompt_targets, ElementsAre(2, 3));
   EXPECT_EQ(Complete(batch).sequences[0].prompt_first, 1u);
   plans_.Add(flotilla::Run{.sequence = kA, .count = 3, .sample = true, .prompt_logprobs = true});
@@ -204,10 +204,10 @@ TEST_F(GroupStateTest, BeamRunsWhatItIsSent) {
   plans_.Add(open);
   plans_.Grant(kA, {1});
   plans_.Add(flotilla::Run{.sequence = kA, .count = 1, .candidates = 2});
-  worker::Batch batch = Apply();
+  Batch batch = Apply();
   EXPECT_EQ(batch.items[0].candidates, 2u);
   EXPECT_FALSE(batch.items[0].samples);
-  std::vector<worker::ItemOutput> outputs(1);
+  std::vector<ItemOutput> outputs(1);
   outputs[0].candidates = {{7, -1.0f}, {8, -2.0f}};
   const StepResult result = state_.Complete(batch.step, outputs).value();
   EXPECT_EQ(result.sequences[0].candidates, outputs[0].candidates);
@@ -231,8 +231,8 @@ TEST_F(GroupStateTest, CandidatesThatDoNotFitChangeNothing) {
   plans_.Add(open);
   plans_.Grant(kA, {1});
   plans_.Add(flotilla::Run{.sequence = kA, .count = 1, .candidates = 2});
-  const worker::Batch batch = Apply();
-  std::vector<worker::ItemOutput> outputs(1);
+  const Batch batch = Apply();
+  std::vector<ItemOutput> outputs(1);
   EXPECT_FALSE(state_.Complete(batch.step, outputs).ok());
   outputs[0].candidates = {{1, 0}, {2, 0}, {3, 0}};
   EXPECT_FALSE(state_.Complete(batch.step, outputs).ok());
@@ -255,7 +255,7 @@ TEST_F(GroupStateTest, ForkSharesFullBlocksAndCopiesTheLast) {
                           .copies = {{BlockId(2), BlockId(3)}}});
   plans_.Add(Prefill(kA, 1, true));
   plans_.Add(Prefill(kB, 1, true));
-  const worker::Batch batch = Apply();
+  const Batch batch = Apply();
   EXPECT_THAT(batch.copies, ElementsAre(BlockCopy{BlockId(2), BlockId(3)}));
   ASSERT_EQ(batch.items.size(), 2u);
   EXPECT_EQ(batch.items[1].index, SequenceIndex(1));
@@ -279,7 +279,7 @@ TEST_F(GroupStateTest, ForkOfADecoderFromBefore) {
       .parent = kA, .child = kB, .index = SequenceIndex(1), .length = 4, .tokens = {5, 60}});
   plans_.Grant(kB, {3});
   plans_.Add(Prefill(kB, 2, true));
-  const worker::Batch batch = Apply();
+  const Batch batch = Apply();
   EXPECT_THAT(batch.copies, IsEmpty());
   EXPECT_THAT(batch.table(1, GroupIndex(0)), ElementsAre(1, 3));
   EXPECT_EQ(batch.items[1].output_index, 1u);
@@ -291,7 +291,7 @@ TEST_F(GroupStateTest, ForkOfADecoderFromBefore) {
 TEST(GroupStateTiers, CopiesAreStartedOnceAndEndOnce) {
   ExecutorDescription limits = Limits(1);
   limits.tiers = {{.block_count = 2}};
-  worker::GroupState state(kEpoch, limits);
+  GroupState state(kEpoch, limits);
   const auto plan = [&](std::uint64_t step, std::vector<BackgroundCopy> copies) {
     StepPlan made{.epoch = kEpoch, .step = Step(step), .digest = state.digest(), .ops = {}};
     PlanDigest added;
@@ -305,14 +305,14 @@ TEST(GroupStateTiers, CopiesAreStartedOnceAndEndOnce) {
     return made;
   };
   const BackgroundCopy out{.id = 3, .moves = {{BlockId(2), 1}}};
-  const worker::Batch batch = state.Apply(plan(1, {out})).value();
+  const Batch batch = state.Apply(plan(1, {out})).value();
   EXPECT_THAT(batch.background, ElementsAre(out));
   EXPECT_EQ(state.copies_outstanding(), 1u);
   EXPECT_FALSE(state.Complete(Step(1), {}, {4}).ok());  // nobody began it
   EXPECT_THAT(state.Complete(Step(1), {}, {3})->copies_done, ElementsAre(3u));
   EXPECT_EQ(state.copies_outstanding(), 0u);
   // A slot beyond the tier is refused, and so is an id that is in use.
-  worker::GroupState other(kEpoch, limits);
+  GroupState other(kEpoch, limits);
   EXPECT_FALSE(other.Apply(plan(1, {{.id = 1, .moves = {{BlockId(2), 2}}}})).ok());
   EXPECT_FALSE(state.Apply(plan(2, {out})).ok());
 }
@@ -323,9 +323,9 @@ TEST_F(GroupStateTest, FailedItemEndsItsSequenceAlone) {
     plans_.Grant(sequence, {sequence.value() + 1});
     plans_.Add(Prefill(sequence, 1, true));
   }
-  const worker::Batch batch = Apply();
-  std::vector<worker::ItemOutput> outputs = Outputs(batch);
-  outputs[0] = worker::ItemOutput{.failed = true};
+  const Batch batch = Apply();
+  std::vector<ItemOutput> outputs = Outputs(batch);
+  outputs[0] = ItemOutput{.failed = true};
   const StepResult result = state_.Complete(batch.step, outputs).value();
   EXPECT_EQ(result.sequences[0].finished, FinishReason::kError);
   EXPECT_THAT(result.sequences[0].tokens, IsEmpty());
@@ -339,11 +339,11 @@ TEST_F(GroupStateTest, OutputsThatDoNotFitChangeNothing) {
   plans_.Add(Opened(kA, {1}));
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, true));
-  const worker::Batch batch = Apply();
-  std::vector<worker::ItemOutput> good = Outputs(batch);
+  const Batch batch = Apply();
+  std::vector<ItemOutput> good = Outputs(batch);
   EXPECT_TRUE(absl::IsFailedPrecondition(state_.Complete(Step(2), good).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), {}).status()));
-  std::vector<worker::ItemOutput> bad = good;
+  std::vector<ItemOutput> bad = good;
   bad[0].sampled.clear();
   EXPECT_TRUE(absl::IsInvalidArgument(state_.Complete(Step(1), bad).status()));
   for (TokenId token : {-1, 100}) {
@@ -400,25 +400,25 @@ TEST_F(LagTest, DecodesInItsMicroBatchOnceEveryLagSteps) {
   plans_.Add(Opened(kB, {1}));
   plans_.Grant(kB, {3});
   plans_.Add(Prefill(kB, 1, true));
-  const worker::Batch first = Apply();
+  const Batch first = Apply();
   // Chunks of one prompt in consecutive plans, the first not completed.
   plans_.Add(Prefill(kA, 1, true));
-  const worker::Batch second = Apply();
-  const worker::Batch third = Apply();
+  const Batch second = Apply();
+  const Batch third = Apply();
   EXPECT_THAT(third.items, IsEmpty());  // step 3: micro_batch 0, but B ran in 1
   EXPECT_THAT(state_.Unfinished(), ElementsAre(Step(1), Step(2), Step(3)));
   EXPECT_TRUE(absl::IsFailedPrecondition(state_.Apply(StepPlan{kEpoch, Step(4)}).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(state_.Complete(Step(2), Outputs(second)).status()));
   Complete(first);
-  const worker::Batch fourth = Apply();
+  const Batch fourth = Apply();
   EXPECT_THAT(fourth.items, IsEmpty());  // micro_batch 1: nobody
   Complete(second);
-  const worker::Batch fifth = Apply();  // micro_batch 2: A, which ran in step 2
+  const Batch fifth = Apply();  // micro_batch 2: A, which ran in step 2
   ASSERT_EQ(fifth.items.size(), 1u);
   EXPECT_EQ(fifth.items[0].sequence, kA);
   EXPECT_THAT(fifth.tokens, ElementsAre(50));
   Complete(third);
-  const worker::Batch sixth = Apply();  // micro_batch 0: B
+  const Batch sixth = Apply();  // micro_batch 0: B
   ASSERT_EQ(sixth.items.size(), 1u);
   EXPECT_EQ(sixth.items[0].sequence, kB);
 }
@@ -429,12 +429,12 @@ TEST_F(LagTest, DropWhileARunIsInFlight) {
   plans_.Add(open);
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, true));
-  const worker::Batch first = Apply();
+  const Batch first = Apply();
   plans_.Add(DropSequence{kA});
   plans_.Add(Opened(kA, {9, 9}));  // the handle is free again
   plans_.Grant(kA, {1});
   plans_.Add(Prefill(kA, 1, false));
-  const worker::Batch second = Apply();
+  const Batch second = Apply();
   const StepResult result = Complete(first);
   EXPECT_THAT(TokensOf(result.sequences[0]), ElementsAre(50));
   EXPECT_THAT(state_.View(kA)->tokens, ElementsAre(9, 9));
@@ -442,4 +442,4 @@ TEST_F(LagTest, DropWhileARunIsInFlight) {
 }
 
 }  // namespace
-}  // namespace flotilla::testing
+}  // namespace flotilla::worker

@@ -12,17 +12,17 @@
 #include "tests/worker/core/group_state_fixture.h"
 #include "worker/core/ngram_proposer.h"
 
-namespace flotilla::testing {
+namespace flotilla::worker {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 // A proposer that drafts the test's tokens, and records the requests that it got.
-class ScriptedProposer final : public worker::Proposer {
+class ScriptedProposer final : public Proposer {
  public:
-  void Propose(absl::Span<worker::DraftRequest> requests) override {
-    for (worker::DraftRequest& request : requests) {
+  void Propose(absl::Span<DraftRequest> requests) override {
+    for (DraftRequest& request : requests) {
       limits.push_back(request.limit);
       known = {request.tokens.begin(), request.tokens.end()};
       request.drafts = drafts[request.sequence];
@@ -62,13 +62,13 @@ class SpeculationTest : public GroupStateTest {
     plans_.Add(Prefill(sequence, count > 16 ? count - 16 : count, true));
   }
 
-  worker::Batch ApplySpeculative() {
-    absl::StatusOr<worker::Batch> batch = speculative_.Apply(plans_.Take());
+  Batch ApplySpeculative() {
+    absl::StatusOr<Batch> batch = speculative_.Apply(plans_.Take());
     EXPECT_TRUE(batch.ok()) << batch.status();
     return *std::move(batch);
   }
   StepResult Step() {
-    const worker::Batch batch = ApplySpeculative();
+    const Batch batch = ApplySpeculative();
     absl::StatusOr<StepResult> result = speculative_.Complete(batch.step, Outputs(batch));
     EXPECT_TRUE(result.ok()) << result.status();
     return *std::move(result);
@@ -83,7 +83,7 @@ class SpeculationTest : public GroupStateTest {
   }
 
   ScriptedProposer proposer_;
-  worker::GroupState speculative_;
+  GroupState speculative_;
 };
 
 TEST_F(SpeculationTest, DraftTokensCountAsLongAsTheyAreRight) {
@@ -91,7 +91,7 @@ TEST_F(SpeculationTest, DraftTokensCountAsLongAsTheyAreRight) {
   Step();  // samples 50
   plans_.Add(Speculate{kA, 3});
   proposer_.drafts[kA] = {51, 52, 9};
-  const worker::Batch batch = ApplySpeculative();
+  const Batch batch = ApplySpeculative();
   EXPECT_THAT(batch.tokens, ElementsAre(50, 51, 52, 9));
   EXPECT_EQ(batch.items[0].row_count, 4u);
   EXPECT_EQ(batch.items[0].drafts, 3u);
@@ -109,7 +109,7 @@ TEST_F(SpeculationTest, DraftTokensCountAsLongAsTheyAreRight) {
   EXPECT_THAT(speculative_.View(kA)->tokens, ElementsAre(1, 2, 50, 51, 52, 53));
   // The next row takes the position of the wrong draft token.
   proposer_.drafts[kA] = {};
-  const worker::Batch next = ApplySpeculative();
+  const Batch next = ApplySpeculative();
   EXPECT_EQ(next.items[0].first_position, 5u);
   EXPECT_THAT(next.tokens, ElementsAre(53));
 }
@@ -182,7 +182,7 @@ TEST_F(SpeculationTest, EachSequenceHasItsOwn) {
   plans_.Add(Speculate{kC, 2});
   proposer_.drafts[kA] = {51};
   proposer_.drafts[kC] = {9, 9};
-  const worker::Batch batch = ApplySpeculative();
+  const Batch batch = ApplySpeculative();
   EXPECT_THAT(batch.tokens, ElementsAre(50, 51, 50, 50, 9, 9));
   const StepResult result = speculative_.Complete(batch.step, Outputs(batch)).value();
   EXPECT_THAT(Tokens(result.sequences[0]), ElementsAre(51, 52));
@@ -195,8 +195,8 @@ TEST_F(SpeculationTest, ADraftTokenWithoutASoftmaxEndsNothing) {
   Step();
   plans_.Add(Speculate{kA, 3});
   proposer_.drafts[kA] = {51, 52, 53};
-  const worker::Batch batch = ApplySpeculative();
-  std::vector<worker::ItemOutput> outputs = Outputs(batch);
+  const Batch batch = ApplySpeculative();
+  std::vector<ItemOutput> outputs = Outputs(batch);
   outputs[0].failed = true;
   outputs[0].sampled.resize(2);
   const SequenceResult result = speculative_.Complete(batch.step, outputs).value().sequences.at(0);
@@ -205,7 +205,7 @@ TEST_F(SpeculationTest, ADraftTokenWithoutASoftmaxEndsNothing) {
   EXPECT_EQ(result.length, 3u);
   // The sequence fails when such a row has no draft token.
   proposer_.drafts[kA] = {};
-  const worker::Batch next = ApplySpeculative();
+  const Batch next = ApplySpeculative();
   outputs = Outputs(next);
   outputs[0].failed = true;
   outputs[0].sampled.clear();
@@ -218,10 +218,10 @@ TEST_F(SpeculationTest, OutputsMustFitTheRows) {
   Step();
   plans_.Add(Speculate{kA, 2});
   proposer_.drafts[kA] = {51, 52};
-  const worker::Batch batch = ApplySpeculative();
-  const std::vector<worker::ItemOutput> good = Outputs(batch);
+  const Batch batch = ApplySpeculative();
+  const std::vector<ItemOutput> good = Outputs(batch);
   for (const std::size_t count : {0, 2, 4}) {
-    std::vector<worker::ItemOutput> bad = good;
+    std::vector<ItemOutput> bad = good;
     bad[0].sampled.resize(count);
     EXPECT_TRUE(absl::IsInvalidArgument(speculative_.Complete(batch.step, bad).status())) << count;
   }
@@ -248,8 +248,8 @@ TEST_F(SpeculationTest, DropForgets) {
 
 TEST_F(SpeculationTest, Refusals) {
   const auto refused = [&](PlanOp op) {
-    worker::GroupState state(kEpoch, SpeculativeLimits(), &proposer_);
-    PlanBuilder plans(kEpoch);
+    GroupState state(kEpoch, SpeculativeLimits(), &proposer_);
+    testing::PlanBuilder plans(kEpoch);
     OpenSequence is_beam = Opened(kB, {1});
     is_beam.is_beam = true;
     plans.Add(Opened(kA, {1, 2}));
@@ -275,8 +275,8 @@ TEST_F(SpeculationTest, ADraftTokenOutsideTheVocabularyIsRefused) {
 }
 
 // Returns the draft that NgramIndex promises, found by a search of all positions.
-std::vector<TokenId> NaiveDraft(const std::vector<TokenId>& tokens,
-                                const worker::NgramOptions& options, std::uint32_t limit) {
+std::vector<TokenId> NaiveDraft(const std::vector<TokenId>& tokens, const NgramOptions& options,
+                                std::uint32_t limit) {
   const std::size_t size = tokens.size();
   for (std::size_t n = std::min<std::size_t>(options.max_n, size); n >= options.min_n; --n) {
     for (std::size_t end = size - 1; end >= n; --end) {
@@ -296,11 +296,11 @@ TEST(NgramIndex, FindsWhatTheObviousSearchFinds) {
   std::mt19937_64 random(7);
   std::size_t found = 0;
   for (int round = 0; round < 300; ++round) {
-    worker::NgramOptions options;
+    NgramOptions options;
     options.min_n = static_cast<std::uint32_t>(1 + random() % 4);
     options.max_n = options.min_n + static_cast<std::uint32_t>(random() % 4);
     const auto vocabulary = static_cast<TokenId>(2 + random() % 12);
-    worker::NgramIndex index(options);
+    NgramIndex index(options);
     std::vector<TokenId> tokens;
     for (int step = 0; step < 60; ++step) {
       for (std::uint64_t more = 1 + random() % 3; more > 0; --more) {
@@ -316,17 +316,16 @@ TEST(NgramIndex, FindsWhatTheObviousSearchFinds) {
 }
 
 TEST(NgramIndex, GoesOnWithAPeriodAsLongAsItLasted) {
-  worker::NgramIndex index({.min_n = 2, .max_n = 4});
+  NgramIndex index({.min_n = 2, .max_n = 4});
   EXPECT_THAT(index.Draft(std::vector<TokenId>{1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2}, 9),
               ElementsAre(3, 1, 2, 3, 1, 2, 3));
 }
 
 TEST(NgramProposer, KeepsSequencesApartAndForgets) {
-  worker::NgramProposer proposer({.min_n = 1, .max_n = 2});
+  NgramProposer proposer({.min_n = 1, .max_n = 2});
   const std::vector<TokenId> a = {1, 2, 1}, b = {1, 3, 1}, c = {4, 5};
   const auto draft = [&](SequenceHandle sequence, const std::vector<TokenId>& tokens) {
-    std::vector<worker::DraftRequest> requests = {
-        {.sequence = sequence, .tokens = tokens, .limit = 1}};
+    std::vector<DraftRequest> requests = {{.sequence = sequence, .tokens = tokens, .limit = 1}};
     proposer.Propose(absl::MakeSpan(requests));
     return requests[0].drafts;
   };
@@ -337,4 +336,4 @@ TEST(NgramProposer, KeepsSequencesApartAndForgets) {
 }
 
 }  // namespace
-}  // namespace flotilla::testing
+}  // namespace flotilla::worker

@@ -123,8 +123,9 @@ TEST(WatchSeeds, NoFalseAlarmAndNoneMissed) {
         if (beats) ranks[i].heartbeat_ns = now - below(900 * kMs);
         ranks[i].behind = i == sick;
       }
-      if (now >= asleep_until && !(ill && !silent))
+      if (now >= asleep_until && !(ill && !silent)) {
         step_since = std::max(step_since, now - below(limit - 200 * kMs));
+      }
       verdict =
           watch.Judge(now, {}, ranks, WorkUnderway{.since_ns = step_since, .limit_ns = limit});
       ASSERT_TRUE(ill || verdict.fault == std::nullopt) << now;

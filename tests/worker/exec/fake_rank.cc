@@ -25,7 +25,7 @@
 #include "worker/core/group_state.h"
 #include "worker/exec/rank_process.h"
 
-namespace flotilla::testing {
+namespace flotilla::worker {
 namespace {
 
 // The socket to the agent: the only connected Unix socket that leads to a path.
@@ -96,7 +96,7 @@ std::optional<std::string> Take(const std::string& path) {
   return fault;
 }
 
-class FakeRunner final : public worker::StepRunner {
+class FakeRunner final : public StepRunner {
  public:
   FakeRunner(int rank, std::string faults) : rank_(rank), faults_(std::move(faults)) {
     // Ranks describe themselves differently. The group must take the least or the most of each
@@ -114,7 +114,8 @@ class FakeRunner final : public worker::StepRunner {
     }
     auto batch = state_->Apply(plan);
     if (!batch.ok()) return batch.status();
-    auto result = state_->Complete(plan.step, FakeOutputs(*batch, description_.vocab_size));
+    auto result =
+        state_->Complete(plan.step, testing::FakeOutputs(*batch, description_.vocab_size));
     if (!result.ok()) return result.status();
     result->timings = {.compute_ns = 1000,
                        .rows = static_cast<std::uint32_t>(batch->tokens.size()),
@@ -130,12 +131,12 @@ class FakeRunner final : public worker::StepRunner {
  private:
   const int rank_;
   const std::string faults_;
-  ExecutorDescription description_ = FakeExecutorOptions::DefaultDescription();
-  std::optional<worker::GroupState> state_;
+  ExecutorDescription description_ = testing::FakeExecutorOptions::DefaultDescription();
+  std::optional<GroupState> state_;
 };
 
 }  // namespace
-}  // namespace flotilla::testing
+}  // namespace flotilla::worker
 
 // This process is often killed. LeakSanitizer's helper process would be killed with it, and would
 // become a child that the agent does not know.
@@ -151,12 +152,11 @@ int main(int argc, char** argv) {
     if (name == "--heartbeats") options.heartbeats = argv[i + 1];
     if (name == "--agent") options.agent = argv[i + 1];
   }
-  using flotilla::testing::FakeRunner;
   flotilla::worker::RunRankProcess(
       options, [&](int rank, int) -> absl::StatusOr<std::unique_ptr<flotilla::worker::StepRunner>> {
-        const auto fault = flotilla::testing::Take(absl::StrCat(faults, "/rank-", rank, "-load"));
+        const auto fault = flotilla::worker::Take(absl::StrCat(faults, "/rank-", rank, "-load"));
         if (fault == "refuse") return absl::InvalidArgumentError("no such model");
-        if (fault.has_value()) flotilla::testing::Strike(*fault);
-        return std::make_unique<FakeRunner>(rank, faults);
+        if (fault.has_value()) flotilla::worker::Strike(*fault);
+        return std::make_unique<flotilla::worker::FakeRunner>(rank, faults);
       });
 }

@@ -2,9 +2,9 @@
 
 #include <string>
 
-#include "common/rt/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/manual_clock.h"
 
 namespace flotilla::worker {
 namespace {
@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 TEST(WorkerMetricsTest, RanksAreReadAtEachScrape) {
   Metrics metrics;
-  ManualClock clock;
+  testing::ManualClock clock;
   GroupProbe group(2);
   WatchGroup(metrics, &group, &clock);
   std::string page = metrics.Render();

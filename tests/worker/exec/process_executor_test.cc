@@ -34,10 +34,16 @@
 #include "worker/group/hosts.h"
 #include "worker/group/proc.h"
 
-namespace flotilla::testing {
+namespace flotilla::worker {
 namespace {
 
+using testing::ExecutorRecorder;
+using testing::FakeExecutorOptions;
+using testing::FakeGroup;
 using ::testing::HasSubstr;
+using testing::Loopback;
+using testing::PlanBuilder;
+using testing::ScratchDirectory;
 
 constexpr double kDetectSeconds = 2;
 
@@ -154,8 +160,8 @@ TEST_F(ProcessExecutorTest, AnyMemberThatIsKilledOrStoppedIsNoticed) {
   }
   RunStep(group, recorder, Script(recorder.WaitReady(losses + 1)), 1);
   const auto& restarts = group.executor().group_probe().restarts;
-  EXPECT_EQ(restarts[static_cast<std::size_t>(worker::Fault::kDied)], 6u);
-  EXPECT_EQ(restarts[static_cast<std::size_t>(worker::Fault::kStopped)], 2u);
+  EXPECT_EQ(restarts[static_cast<std::size_t>(Fault::kDied)], 6u);
+  EXPECT_EQ(restarts[static_cast<std::size_t>(Fault::kStopped)], 2u);
 }
 
 // A rank fails by itself in a step. This step is among those started.
@@ -191,11 +197,10 @@ TEST_F(ProcessExecutorTest, RanksThatTalkByTcpAreWatchedToo) {
 TEST_F(ProcessExecutorTest, StrangersAreNoRanks) {
   const ScratchDirectory temporary, faults;
   std::ofstream(faults.path() + "/rank-0-load") << "stuck\n";
-  auto group =
-      worker::RankGroup::Launch({.command = {FLOTILLA_FAKE_RANK, "--faults", faults.path()},
-                                 .ranks = 2,
-                                 .temporary = temporary.path(),
-                                 .hosts = Loopback()});
+  auto group = RankGroup::Launch({.command = {FLOTILLA_FAKE_RANK, "--faults", faults.path()},
+                                  .ranks = 2,
+                                  .temporary = temporary.path(),
+                                  .hosts = Loopback()});
   ASSERT_TRUE(group.ok()) << group.status();
   const std::string hellos[] = {
       Frame(codec::Encode(codec::RankHello{.rank = 1, .size = 2, .token = "", .pid = 1})),
@@ -206,7 +211,7 @@ TEST_F(ProcessExecutorTest, StrangersAreNoRanks) {
       Frame(std::string(10'000, 'x')).substr(0, 9'000),  // the rest never comes
   };
   for (const std::string& hello : hellos) {
-    auto stranger = worker::ConnectTcp((*group)->agent());
+    auto stranger = ConnectTcp((*group)->agent());
     ASSERT_TRUE(stranger.ok()) << stranger.status();
     (void)WriteAll(stranger->get(), hello);
     FrameReader reader;
@@ -232,8 +237,9 @@ TEST_F(ProcessExecutorTest, DescribesWhatAllRanksCanDo) {
   expected.decode_ns_per_step += 2;
   EXPECT_EQ(recorder.description(), expected);
   EXPECT_EQ(group.executor().probe().weight_bytes, 3000);
-  for (const worker::GroupProbe::Rank& rank : group.executor().group_probe().ranks)
+  for (const GroupProbe::Rank& rank : group.executor().group_probe().ranks) {
     EXPECT_TRUE(rank.up);
+  }
 }
 
 TEST_F(ProcessExecutorTest, ARankThatCannotLoadEndsTheStart) {
@@ -275,11 +281,11 @@ TEST_F(ProcessExecutorTest, NoLauncherEndsTheStart) {
   const SteadyClock clock;
   Logger log(LogLevel::kError);
   Recorder recorder;
-  worker::ProcessExecutor executor({.group = {.command = {"true"},
-                                              .launcher = "no-such-launcher",
-                                              .temporary = temporary.path()},
-                                    .watch = {}},
-                                   &clock, &log);
+  ProcessExecutor executor({.group = {.command = {"true"},
+                                      .launcher = "no-such-launcher",
+                                      .temporary = temporary.path()},
+                            .watch = {}},
+                           &clock, &log);
   const absl::Status started = executor.Start(&recorder);
   EXPECT_TRUE(absl::IsNotFound(started)) << started;
   EXPECT_THAT(std::string(started.message()), HasSubstr("no-such-launcher"));
@@ -311,12 +317,11 @@ TEST_F(ProcessExecutorTest, RanksEndWithTheirAgent) {
     const SteadyClock clock;
     Logger log(LogLevel::kError);
     Recorder recorder;
-    worker::ProcessExecutor executor(
-        {.group = {.command = {FLOTILLA_FAKE_RANK, "--faults", faults.path()},
-                   .ranks = 2,
-                   .temporary = temporary.path()},
-         .watch = {}},
-        &clock, &log);
+    ProcessExecutor executor({.group = {.command = {FLOTILLA_FAKE_RANK, "--faults", faults.path()},
+                                        .ranks = 2,
+                                        .temporary = temporary.path()},
+                              .watch = {}},
+                             &clock, &log);
     if (executor.Start(&recorder).ok()) (void)!write(ready[1], "1", 1);
     while (true) pause();
   }
@@ -324,7 +329,7 @@ TEST_F(ProcessExecutorTest, RanksEndWithTheirAgent) {
   char one = 0;
   ASSERT_EQ(read(ready[0], &one, 1), 1);
   close(ready[0]);
-  const auto members = [&] { return worker::ProcessesWithArguments({"--faults", faults.path()}); };
+  const auto members = [&] { return ProcessesWithArguments({"--faults", faults.path()}); };
   EXPECT_EQ(members().size(), 3u);
   kill(agent, SIGKILL);
   waitpid(agent, nullptr, 0);
@@ -340,7 +345,7 @@ TEST_F(ProcessExecutorTest, RanksEndWithTheirAgent) {
     return std::distance(std::filesystem::directory_iterator(temporary.path()), {});
   };
   EXPECT_EQ(left(), 1);
-  worker::RemoveStaleDirectories(temporary.path());
+  RemoveStaleDirectories(temporary.path());
   EXPECT_EQ(left(), 0);
 }
 
@@ -348,10 +353,10 @@ TEST_F(ProcessExecutorTest, DirectoriesOfLiveAgentsAreNotStale) {
   FakeGroup group(1);
   Recorder recorder;
   ASSERT_TRUE(group.executor().Start(&recorder).ok());
-  worker::RemoveStaleDirectories(group.temporary());
+  RemoveStaleDirectories(group.temporary());
   EXPECT_FALSE(std::filesystem::is_empty(group.temporary()));
   RunStep(group, recorder, Script(recorder.WaitReady(1)), 1);
 }
 
 }  // namespace
-}  // namespace flotilla::testing
+}  // namespace flotilla::worker

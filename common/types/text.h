@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-namespace flotilla::model {
+namespace flotilla {
 
 inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -54,4 +54,4 @@ struct TextHash {
 };
 using TextEqual = std::equal_to<>;
 
-}  // namespace flotilla::model
+}  // namespace flotilla
