@@ -10,7 +10,8 @@
 // obvious twin (only the payload of a NaN may differ). Each op therefore states
 // the order of its float reductions. "Lanes" are 16 partial results: element i
 // goes to lane i mod 16; "the lane tree" adds lane i and i+8, then i and i+4, i
-// and i+2, i and i+1. `fma` rounds once.
+// and i+2, i and i+1. "64 lanes" are the same with lane i mod 64, and a tree that adds
+// lane i and i+32 first, then i and i+16. `fma` rounds once.
 //
 // Preconditions are the caller's invariants and are not checked here. Pointers
 // need no alignment beyond their element's, except packed weights and KV records.
@@ -78,7 +79,7 @@ struct MatMulF32Args {
 };
 
 // rms_norm: out = x * (1 / sqrt(sum(x^2) / n + eps)) * weight, left to right. The
-// sum runs in lanes by fma, then the lane tree. `out` may be `x`.
+// sum runs in 64 lanes by fma, then their tree. `out` may be `x`.
 struct RmsNormArgs {
   const float* x = nullptr;  // [rows, n] fp32
   int64_t x_stride = 0;

@@ -2,6 +2,8 @@
 // is in L1; none of these is more than a few per cent of a step.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/ops.h"
@@ -81,11 +83,19 @@ void RmsNorm(const RmsNormArgs& args, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     float* out = args.out + row * args.out_stride;
-    auto squares = S::Zero();
-    ForVectors(args.n, [&](int64_t i, int count) FLOTILLA_INLINE_LAMBDA {
-      const auto v = LoadUpTo<S>(x + i, count);
-      squares = S::Fma(v, v, squares);
-    });
+    auto s0 = S::Zero(), s1 = s0, s2 = s0, s3 = s0;  // lanes 0-15, 16-31, 32-47 and 48-63
+    const auto add_squares = [&](int i, typename S::F& sum) FLOTILLA_INLINE_LAMBDA {
+      if (i >= args.n) return;
+      const auto v = LoadUpTo<S>(x + i, std::min(args.n - i, 16));
+      sum = S::Fma(v, v, sum);
+    };
+    for (int i = 0; i < args.n; i += 64) {
+      add_squares(i, s0);
+      add_squares(i + 16, s1);
+      add_squares(i + 32, s2);
+      add_squares(i + 48, s3);
+    }
+    const auto squares = S::Add(S::Add(s0, s2), S::Add(s1, s3));
     const float mean = S::LaneTree(squares) / static_cast<float>(args.n);
     const auto root = S::Sqrt(S::Set1(mean + args.eps));
     const auto inverse = S::Div(S::Set1(1.0f), root);

@@ -11,8 +11,8 @@ void RmsNorm(const RmsNormArgs& args, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     float* out = args.out + row * args.out_stride;
-    float lanes[16] = {};
-    for (int i = 0; i < args.n; ++i) lanes[i % 16] = std::fma(x[i], x[i], lanes[i % 16]);
+    float lanes[64] = {};
+    for (int i = 0; i < args.n; ++i) lanes[i % 64] = std::fma(x[i], x[i], lanes[i % 64]);
     const float mean = LaneTree(lanes) / static_cast<float>(args.n);
     const float inverse = 1.0f / std::sqrt(mean + args.eps);
     for (int i = 0; i < args.n; ++i) out[i] = x[i] * inverse * args.weight[i];
