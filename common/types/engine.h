@@ -30,8 +30,8 @@ struct EngineDescription {
   std::uint32_t vocab_size = 0;
   std::uint32_t max_context = 0;     // prompt + output tokens of a request
   std::uint64_t tokenizer_hash = 0;  // content of tokenizer and chat template
-  // Hash of weights, build, recipe, instruction path, KV type and, where it
-  // matters, parallel layout. Equal ids give bit-equal answers.
+  // A hash of weights, recipe, the recipe's version and KV type. Equal ids give bit-equal
+  // answers, on every CPU and in every parallel layout.
   std::uint64_t numerics_id = 0;
   Exactness exactness = Exactness::kBitwise;
   std::uint32_t max_sequences = 0;     // of one request

@@ -263,7 +263,8 @@ class Replicas:
     its group itself, behind several routers; a context manager."""
 
     def __init__(self, directory, models=(MODEL, MODEL), routers=2, drain_seconds=(30, 30),
-                 worker=(), router=(), colocate=False):
+                 worker=(), router=(), colocate=False, isas=()):
+        """`isas`: the instruction path of each replica; without it the best that the CPU has."""
         self.directory = directory
         ports = free_ports(2 * len(models) + routers)
         self.http_ports = ports[2 * len(models):]  # clients hold both
@@ -275,6 +276,8 @@ class Replicas:
             self.addresses.append(f"127.0.0.1:{port}")
             replica = ["--model", model_path(), "--served-model-name", model, "--threads", "1",
                      "--kv-blocks", "1024", *worker]
+            if isas:
+                replica += ["--cpu-isa", isas[i]]
             if not colocate:
                 self.flags[f"worker{i}"] = ["--listen-port", str(worker_port), *replica]
                 replica = ["--worker", f"127.0.0.1:{worker_port}"]

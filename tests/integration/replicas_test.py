@@ -115,6 +115,14 @@ def test_another_replica_goes_on_when_a_worker_does_not_come_back(tmp_path, undi
                    "it has forgotten them")
 
 
+def test_a_replica_on_another_kind_of_cpu_goes_on(tmp_path, undisturbed):
+    """All instruction paths give equal bits, so the numerics ids are equal, too."""
+    with Replicas(tmp_path, routers=1, isas=("auto", "avx2")) as replicas:
+        assert serve_all(replicas.url(), lambda: replicas.kill("scheduler0", "worker0")) == undisturbed
+        assert replicas.replays("sent") > 0, "the dead replica had work"
+        assert replicas.replays("resumed") == 0, "nobody was held"
+
+
 def test_a_replica_that_drains_loses_nothing(replicas, undisturbed):
     draining = replicas.processes["scheduler1"].process
     before = replicas.replays("sent")

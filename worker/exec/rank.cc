@@ -170,11 +170,11 @@ void Rank::Describe() {
   description_.model_id = options_.model_id;
   description_.vocab_size = config_.vocab;
   description_.max_context = MaxContext(options_, config_);
-  // The bits of a result depend on all of this, and on nothing else; threads do not matter.
+  // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
+  // nor the build matters: every one gives the bits that belong to the recipe's version.
   const std::string numerics = absl::StrCat(
-      weights_.content_hash, "|", std::string(RecipeName(options_.recipe)), "|",
-      std::string(ops_.name), "|", options_.kv_format == kernels::KvFormat::kF32 ? "fp32" : "bf16",
-      "|", FLOTILLA_BUILD);
+      weights_.content_hash, "|", std::string(RecipeName(options_.recipe)), "|", kRecipeVersion,
+      "|", options_.kv_format == kernels::KvFormat::kF32 ? "fp32" : "bf16");
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.max_sequences = options_.max_sequences;

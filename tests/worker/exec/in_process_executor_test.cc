@@ -162,6 +162,7 @@ TEST_F(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
   };
   const uint64_t base = id({});
   EXPECT_EQ(base, id({.threads = 1, .kv_blocks = 9, .max_step_tokens = 1}));
+  for (const kernels::Isa isa : kernels::DetectIsas()) EXPECT_EQ(base, id({.isa = isa}));
   EXPECT_NE(base, id({.recipe = Recipe::kFp32}));
   EXPECT_NE(base, id({.kv_format = kernels::KvFormat::kF32}));
 }
