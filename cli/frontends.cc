@@ -15,7 +15,7 @@
 #include "common/rt/cpu_quota.h"
 #include "common/rt/descriptors.h"
 #include "model/chat_template.h"
-#include "model/config.h"
+#include "model/stop_tokens.h"
 #include "model/tokenizer.h"
 #include "router/grpc/server.h"
 #include "router/http/server.h"
@@ -25,7 +25,6 @@
 namespace flotilla::cli {
 namespace {
 
-constexpr char kTemplateKey[] = "tokenizer.chat_template";
 // This many of the process's file descriptors, or half of all if that is fewer, are not used
 // for connections to the HTTP API. They are for gRPC's connections, files, the fleet's streams,
 // and the spare descriptors that accept a connection when no other descriptor is left.
@@ -34,12 +33,12 @@ constexpr std::size_t kSpareDescriptors = 16;
 // The health port is for kubelets, Prometheus and a few people.
 constexpr std::uint32_t kHealthConnections = 32;
 
-// Returns the model's chat template, or none if the file has none.
-absl::StatusOr<std::optional<model::ChatTemplate>> LoadChatTemplate(const model::GgufFile& file) {
-  if (file.Find(kTemplateKey) == nullptr) return std::nullopt;
-  absl::StatusOr<std::string_view> source = file.GetString(kTemplateKey);
-  if (!source.ok()) return source.status();
-  absl::StatusOr<model::ChatTemplate> chat_template = model::ChatTemplate::Compile(*source);
+// Returns the model's chat template, or none if it has none.
+absl::StatusOr<std::optional<model::ChatTemplate>> LoadChatTemplate(
+    const TokenizerBundle& tokenizer) {
+  if (!tokenizer.chat_template.has_value()) return std::nullopt;
+  absl::StatusOr<model::ChatTemplate> chat_template =
+      model::ChatTemplate::Compile(*tokenizer.chat_template);
   if (!chat_template.ok()) return chat_template.status();
   return *std::move(chat_template);
 }
@@ -65,13 +64,11 @@ class FrontendsImpl final : public Frontends {
         service_(router::InferenceService::Create(MakeServiceOptions(parts.log), parts.clock,
                                                   parts.unknown)) {}
 
-  absl::Status AddModel(const std::string& model_id, const model::GgufFile& file, Engine* engine,
+  absl::Status AddModel(const std::string& model_id, const TokenizerBundle& bundle, Engine* engine,
                         router::RouterMetrics* metrics) override {
-    absl::StatusOr<std::vector<TokenId>> end_tokens = model::LoadStopTokens(file);
-    if (!end_tokens.ok()) return end_tokens.status();
-    absl::StatusOr<model::Tokenizer> tokenizer = model::Tokenizer::FromGguf(file);
+    absl::StatusOr<model::Tokenizer> tokenizer = model::Tokenizer::Create(bundle);
     if (!tokenizer.ok()) return tokenizer.status();
-    absl::StatusOr<std::optional<model::ChatTemplate>> chat_template = LoadChatTemplate(file);
+    absl::StatusOr<std::optional<model::ChatTemplate>> chat_template = LoadChatTemplate(bundle);
     if (!chat_template.ok()) {
       parts_.log->Warning("the chat template cannot be used, so chat requests are refused",
                           {{"model", model_id}, {"reason", chat_template.status()}});
@@ -81,7 +78,7 @@ class FrontendsImpl final : public Frontends {
         std::make_unique<ModelText>(ModelText{*std::move(tokenizer), *std::move(chat_template)}));
     const ModelText& text = *texts_.back();
     service_->AddModel({.id = model_id,
-                        .end_tokens = *std::move(end_tokens),
+                        .end_tokens = model::StopTokens(bundle),
                         .created_s = absl::ToUnixSeconds(absl::Now()),
                         .engine = engine,
                         .tokenizer = &text.tokenizer,

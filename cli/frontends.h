@@ -14,7 +14,7 @@
 #include "common/obs/metrics.h"
 #include "common/rt/clock.h"
 #include "common/types/engine.h"
-#include "model/gguf.h"
+#include "common/types/tokenizer_bundle.h"
 #include "router/metrics.h"
 #include "rpc/poller.h"
 
@@ -34,10 +34,10 @@ class Frontends {
   static std::unique_ptr<Frontends> Create(const RoleFlags& flags, const Parts& parts);
   virtual ~Frontends() = default;
 
-  // Serves one more model from now on, as `model_id`. May be called at any time. `file` has
-  // the tokenizer and is not needed after the call; `engine` and `metrics` outlive this object.
+  // Serves one more model from now on, as `model_id`. May be called at any time. `tokenizer`
+  // is not needed after the call; `engine` and `metrics` outlive this object.
   // Errors: the tokenizer cannot be used.
-  virtual absl::Status AddModel(const std::string& model_id, const model::GgufFile& file,
+  virtual absl::Status AddModel(const std::string& model_id, const TokenizerBundle& tokenizer,
                                 Engine* engine, router::RouterMetrics* metrics) = 0;
   // When it returns, requests are served. Called once. Errors: the process cannot listen on an
   // address.

@@ -1,20 +1,20 @@
-// `flotilla inspect`: shows people what a model file holds. It reads only the container, so it also
-// shows files that flotilla cannot serve.
+// `flotilla inspect`: shows people what a model file holds. It reads only the checkpoint, so it
+// also shows files that flotilla cannot serve.
 #pragma once
 
 #include <ostream>
 #include <string>
 
 #include "absl/status/status.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 
 namespace flotilla::cli {
 
 // Prints summary, metadata (sorted by key; long arrays and strings shortened;
 // control characters escaped) and the tensor table.
-void PrintGguf(const model::GgufFile& file, std::ostream& out);
+void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out);
 
-// Opens the file and prints it to standard output. Errors as GgufFile::Open.
+// Opens the file and prints it to standard output. Errors as OpenCheckpoint.
 absl::Status RunInspect(const std::string& path);
 
 }  // namespace flotilla::cli

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 
 namespace flotilla::cli {
 namespace {
@@ -46,7 +46,7 @@ StepMeter::StepMeter(std::unique_ptr<worker::Rank> rank, const Clock* clock,
 
 absl::StatusOr<StepMeter> StepMeter::Create(const std::string& model_path, int threads,
                                             const Clock* clock) {
-  absl::StatusOr<model::GgufFile> file = model::GgufFile::Open(model_path);
+  const auto file = model::OpenCheckpoint(model_path);
   if (!file.ok()) return file.status();
   const std::string name = std::filesystem::path(model_path).stem().string();
   worker::RankOptions options;
@@ -55,8 +55,7 @@ absl::StatusOr<StepMeter> StepMeter::Create(const std::string& model_path, int t
   options.kv_blocks = kKvBlocks;
   options.max_step_tokens = kMaxStepTokens;
   options.max_sequences = 2 * kMaxSeqs + 1;
-  auto rank = worker::Rank::Create(std::make_shared<const model::GgufFile>(*std::move(file)),
-                                   options, *clock);
+  auto rank = worker::Rank::Create(*file, options, *clock);
   if (!rank.ok()) return rank.status();
   const ExecutorDescription& d = (*rank)->description();
   if (d.vocab_size < simulator::kSimulatedVocabulary) {

@@ -57,7 +57,7 @@ absl::Status CheckMemory(const RoleFlags& flags, const worker::RankOptions& opti
 }  // namespace
 
 absl::Status CheckModelFlags(const RoleFlags& flags, const worker::RankOptions& options,
-                             const model::GgufFile& file) {
+                             const model::Checkpoint& file) {
   const absl::StatusOr<model::ModelConfig> config = model::LoadConfig(file);
   if (!config.ok()) return config.status();
   if (flags.max_model_len > std::int64_t{config->context_length}) {

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "cli/flags.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "worker/exec/rank.h"
 
 namespace flotilla::cli {
@@ -13,6 +13,6 @@ namespace flotilla::cli {
 // `options` come from MakeRankOptions(flags). INVALID_ARGUMENT and RESOURCE_EXHAUSTED name a
 // flag and its value; other errors are about the file.
 absl::Status CheckModelFlags(const RoleFlags& flags, const worker::RankOptions& options,
-                             const model::GgufFile& file);
+                             const model::Checkpoint& file);
 
 }  // namespace flotilla::cli

@@ -12,7 +12,7 @@
 #include "cli/role_options.h"
 #include "common/rt/clock.h"
 #include "common/rt/cpu_quota.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "worker/comm/mpi_communicator.h"
 #include "worker/comm/share_region.h"
 #include "worker/comm/shared_memory_communicator.h"
@@ -31,7 +31,7 @@ int RanksHere() {
 
 // Joins this rank to the others of its group and returns the communicator, which lives as
 // long as the process.
-absl::StatusOr<worker::Communicator*> JoinRanks(const model::GgufFile& file,
+absl::StatusOr<worker::Communicator*> JoinRanks(const model::Checkpoint& file,
                                                 const model::ModelConfig& config,
                                                 const worker::RankOptions& options,
                                                 const std::string& transport, int rank) {
@@ -73,19 +73,18 @@ absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& fl
         absl::StrCat("--tp x --pp is ", options->shape.ranks(), "; the job has ", size, " ranks"));
   }
   if (options->threads == 0) options->threads = std::max(1, AvailableCpus() / RanksHere());
-  absl::StatusOr<model::GgufFile> opened = model::GgufFile::Open(flags.model);
-  if (!opened.ok()) return opened.status();
-  auto file = std::make_shared<const model::GgufFile>(*std::move(opened));
+  const auto file = model::OpenCheckpoint(flags.model);
+  if (!file.ok()) return file.status();
   worker::Communicator* communicator = nullptr;
   if (size > 1) {
-    const absl::StatusOr<model::ModelConfig> config = model::LoadConfig(*file);
+    const absl::StatusOr<model::ModelConfig> config = model::LoadConfig(**file);
     if (!config.ok()) return config.status();
     absl::StatusOr<worker::Communicator*> joined =
-        JoinRanks(*file, *config, *options, flags.transport, rank);
+        JoinRanks(**file, *config, *options, flags.transport, rank);
     if (!joined.ok()) return joined.status();
     communicator = *joined;
   }
-  auto runner = worker::RankRunner::Create(std::move(file), *options, clock, communicator);
+  auto runner = worker::RankRunner::Create(*file, *options, clock, communicator);
   if (!runner.ok()) return runner.status();
   return *std::move(runner);
 }

@@ -12,8 +12,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "cli/request_log.h"
+#include "model/checkpoint.h"
 #include "model/content_hash.h"
-#include "model/tokenizer_file.h"
+#include "proto/codec/tokenizer.h"
 #include "rpc/endpoint.h"
 #include "rpc/ports.h"
 
@@ -103,10 +104,15 @@ absl::StatusOr<scheduler::InProcessEngineOptions> MakeEngineOptions(const RoleFl
   return options;
 }
 
-TokenizerContent TokenizerContentOf(const model::GgufFile& file, const std::string& model_id) {
+TokenizerContent TokenizerContentOf(const TokenizerBundle& tokenizer, const std::string& model_id) {
   return {.model_id = model_id,
-          .hash = model::TokenizerHash(file),
-          .content = model::TokenizerFile(file)};
+          .hash = model::TokenizerHash(tokenizer),
+          .content = codec::WriteTokenizer(tokenizer)};
+}
+
+absl::StatusOr<TokenizerBundle> ReadTokenizerContent(const std::string& content) {
+  const auto file = model::ParseCheckpoint(std::as_bytes(std::span(content)));
+  return file.ok() ? (*file)->ReadTokenizer() : codec::ReadTokenizer(content);
 }
 
 absl::StatusOr<std::shared_ptr<rpc::Credentials>> MakeCredentials(const RoleFlags& flags,

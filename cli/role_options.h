@@ -13,7 +13,7 @@
 #include "common/obs/log.h"
 #include "common/rt/clock.h"
 #include "common/types/engine.h"
-#include "model/gguf.h"
+#include "common/types/tokenizer_bundle.h"
 #include "rpc/credentials.h"
 #include "scheduler/server/engine_loop.h"
 #include "worker/exec/rank.h"
@@ -28,7 +28,10 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
 absl::StatusOr<scheduler::InProcessEngineOptions> MakeEngineOptions(const RoleFlags& flags,
                                                                     TokenizerContent tokenizer,
                                                                     Logger* log);
-TokenizerContent TokenizerContentOf(const model::GgufFile& file, const std::string& model_id);
+TokenizerContent TokenizerContentOf(const TokenizerBundle& tokenizer, const std::string& model_id);
+// Reads TokenizerContent::content as a replica sent it. A replica of an earlier version sends a
+// model file without tensors. INVALID_ARGUMENT: it is neither.
+absl::StatusOr<TokenizerBundle> ReadTokenizerContent(const std::string& content);
 
 // The credentials that this process shows to the rest of the fleet, and those that it demands.
 // `clock` and `log` outlive the result. INVALID_ARGUMENT and other errors name the flag or the

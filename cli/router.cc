@@ -104,14 +104,13 @@ class RouterModels {
     router::FleetEngine engine(fleet_, index);
     const absl::StatusOr<std::string> content = engine.TokenizerBytes();
     if (!content.ok()) return content.status();
-    const absl::StatusOr<model::GgufFile> file =
-        model::GgufFile::Parse(std::as_bytes(std::span(*content)));
-    if (!file.ok()) return file.status();
+    const absl::StatusOr<TokenizerBundle> tokenizer = ReadTokenizerContent(*content);
+    if (!tokenizer.ok()) return tokenizer.status();
     const Metrics::Labels labels = {{"model", name}};
     models_.push_back(std::make_unique<Model>(fleet_, index, *metrics_, labels));
     AddBuildInfo(*metrics_, version_, labels);
     router::WatchEngine(*metrics_, &models_.back()->engine, labels);
-    return frontends.AddModel(name, *file, &models_.back()->engine, &models_.back()->requests);
+    return frontends.AddModel(name, *tokenizer, &models_.back()->engine, &models_.back()->requests);
   }
 
   router::Fleet* const fleet_;

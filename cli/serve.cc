@@ -17,7 +17,7 @@
 #include "common/obs/log.h"
 #include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "rpc/grpc_log.h"
 #include "scheduler/server/engine_loop.h"
 #include "worker/exec/in_process_executor.h"
@@ -41,7 +41,8 @@ class LocalFleet {
 
  private:
   absl::Status StartEngine(const RoleFlags& flags,
-                           const std::shared_ptr<const model::GgufFile>& file);
+                           const std::shared_ptr<const model::Checkpoint>& file,
+                           const TokenizerBundle& tokenizer);
   void PrintBanner(const RoleFlags& flags) const;
 
   Logger* const log_;
@@ -58,9 +59,11 @@ class LocalFleet {
 
 absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& version) {
   model_id_ = ModelId(flags);
-  absl::StatusOr<model::GgufFile> opened = model::GgufFile::Open(flags.model);
+  const auto opened = model::OpenCheckpoint(flags.model);
   if (!opened.ok()) return opened.status();
-  const auto file = std::make_shared<const model::GgufFile>(*std::move(opened));
+  const std::shared_ptr<const model::Checkpoint>& file = *opened;
+  const absl::StatusOr<TokenizerBundle> tokenizer = file->ReadTokenizer();
+  if (!tokenizer.ok()) return tokenizer.status();
 
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
   AddBuildInfo(*metrics_, version);
@@ -69,12 +72,13 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   worker::AddKvConfigInfo(*metrics_, flags.kv_type, static_cast<std::uint32_t>(flags.kv_blocks),
                           static_cast<std::uint32_t>(flags.block_tokens));
   router_metrics_ = std::make_unique<router::RouterMetrics>(*metrics_);
-  if (absl::Status status = StartEngine(flags, file); !status.ok()) return status;
+  if (absl::Status status = StartEngine(flags, file, *tokenizer); !status.ok()) return status;
 
   frontends_ = Frontends::Create(
       flags,
       {.metrics = metrics_.get(), .unknown = router_metrics_.get(), .clock = &clock_, .log = log_});
-  absl::Status added = frontends_->AddModel(model_id_, *file, engine_.get(), router_metrics_.get());
+  absl::Status added =
+      frontends_->AddModel(model_id_, *tokenizer, engine_.get(), router_metrics_.get());
   if (!added.ok()) return added;
   if (absl::Status listening = frontends_->Listen(); !listening.ok()) return listening;
   PrintBanner(flags);
@@ -82,7 +86,8 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
 }
 
 absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
-                                     const std::shared_ptr<const model::GgufFile>& file) {
+                                     const std::shared_ptr<const model::Checkpoint>& file,
+                                     const TokenizerBundle& tokenizer) {
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id_);
   if (!options.ok()) return options.status();
   if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
@@ -90,7 +95,7 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
   executor_ = std::make_unique<worker::InProcessExecutor>(file, *options, &clock_);
   observed_ = std::make_unique<ObservedExecutor>(executor_.get(), PlanLog(log_));
   absl::StatusOr<scheduler::InProcessEngineOptions> engine =
-      MakeEngineOptions(flags, TokenizerContentOf(*file, model_id_), log_);
+      MakeEngineOptions(flags, TokenizerContentOf(tokenizer, model_id_), log_);
   if (!engine.ok()) return engine.status();
   engine->metrics = metrics_.get();
   engine_ =

@@ -9,7 +9,7 @@
 #include "cli/model_flags.h"
 #include "cli/role_options.h"
 #include "common/rt/cpu_quota.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 
 namespace flotilla::cli {
 namespace {
@@ -61,16 +61,17 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
         "process");
   }
   const std::string model_id = ModelId(flags);
-  absl::StatusOr<model::GgufFile> opened = model::GgufFile::Open(flags.model);
-  if (!opened.ok()) return opened.status();
-  auto file = std::make_shared<const model::GgufFile>(*std::move(opened));
+  const auto file = model::OpenCheckpoint(flags.model);
+  if (!file.ok()) return file.status();
+  const absl::StatusOr<TokenizerBundle> tokenizer = (*file)->ReadTokenizer();
+  if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id);
   if (!options.ok()) return options.status();
-  if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
+  if (auto wrong = CheckModelFlags(flags, *options, **file); !wrong.ok()) return wrong;
   std::unique_ptr<WorkerGroup> group(
-      new WorkerGroup(flags, TokenizerContentOf(*file, model_id), clock));
+      new WorkerGroup(flags, TokenizerContentOf(*tokenizer, model_id), clock));
   if (flags.launcher == "none") {
-    group->in_process_.emplace(std::move(file), *std::move(options), clock);
+    group->in_process_.emplace(*file, *std::move(options), clock);
   } else {
     auto processes = ProcessOptions(flags);
     if (!processes.ok()) return processes.status();

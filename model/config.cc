@@ -32,67 +32,57 @@ constexpr uint64_t kMaxFfn = 1 << 20;
 constexpr uint64_t kMaxVocab = 1 << 20;
 constexpr uint64_t kMaxContext = 1 << 24;
 
-// Control tokens that end a turn or a text, whatever the file's eos says.
-constexpr std::string_view kStopTokens[] = {
-    "<|im_end|>",    "<|eot_id|>",      "<|eom_id|>", "<|end|>",  "<end_of_turn>",
-    "<|endoftext|>", "<|end_of_text|>", "<|return|>", "<|call|>", "</s>",
-    "<|endofturn|>", "<|end_of_turn|>", "<EOT>",      "[EOS]",    "<eos>",
-};
+constexpr char kEmbedding[] = "token_embd.weight";
 
 // Reads bounded values. The first failure sticks, and later reads return 0.
 class ConfigReader {
  public:
-  ConfigReader(const GgufFile& file, std::string prefix)
-      : file_(file), prefix_(std::move(prefix)) {}
+  explicit ConfigReader(const Configuration& in) : in_(in) {}
 
   const absl::Status& status() const { return status_; }
-  const std::string& prefix() const { return prefix_; }
 
   void Fail(absl::Status status) {
     if (status_.ok()) status_ = std::move(status);
   }
-
-  // An integer in [min, max]; an absent key is an error unless there is a fallback.
-  uint32_t Uint(std::string_view suffix, uint64_t min, uint64_t max,
-                std::optional<uint64_t> fallback = std::nullopt) {
-    const std::string key = Cat(prefix_, suffix);
-    const auto value = fallback ? file_.GetUintOr(key, *fallback) : file_.GetUint(key);
-    if (!value.ok()) return Fail(AsInvalid(value.status())), 0;
-    if (*value < min || *value > max) {
-      Fail(InvalidArgument(key, " = ", *value, " is not in ", min, "..", max));
-      return 0;
-    }
-    return static_cast<uint32_t>(*value);
+  // Fails unless `holds`, naming the key and the problem.
+  void Require(bool holds, std::string_view key, std::string_view problem) {
+    if (!holds) Fail(InvalidArgument(in_.NameOf(key), " ", problem));
   }
 
-  float Float(std::string_view suffix, double min, double max, std::optional<double> fallback) {
-    const std::string key = Cat(prefix_, suffix);
-    const auto value = fallback ? file_.GetFloatOr(key, *fallback) : file_.GetFloat(key);
-    if (!value.ok()) return Fail(AsInvalid(value.status())), 0;
-    if (!(*value >= min && *value <= max)) {  // NaN is refused too
-      Fail(InvalidArgument(key, " = ", *value, " is not in ", min, "..", max));
-      return 0;
-    }
-    return static_cast<float>(*value);
+  // An integer in [min, max]; an absent key is an error unless there is a fallback.
+  uint32_t Uint(std::string_view key, uint64_t min, uint64_t max,
+                std::optional<uint64_t> fallback = std::nullopt) {
+    const auto value = fallback && !in_.Has(key) ? *fallback : in_.Uint(key);
+    return static_cast<uint32_t>(Bounded(key, value, min, max));
+  }
+
+  float Float(std::string_view key, double min, double max, std::optional<double> fallback) {
+    const auto value = fallback && !in_.Has(key) ? *fallback : in_.Float(key);
+    return static_cast<float>(Bounded(key, value, min, max));
   }
 
   // Refuses a file that asks for a feature by setting an integer other than 0.
-  void RefuseIfSet(std::string_view suffix) {
-    const std::string key = Cat(prefix_, suffix);
-    const auto value = file_.GetUintOr(key, 0);
-    if (!value.ok() || *value != 0) {
-      Fail(Unimplemented(key, " is not supported"));
-    }
+  void RefuseIfSet(std::string_view key) {
+    if (!in_.Has(key)) return;
+    const auto value = in_.Uint(key);
+    if (!value.ok() || *value != 0) Fail(Unimplemented(in_.NameOf(key), " is not supported"));
   }
 
  private:
-  // A missing key is an error of the file, so its NotFound becomes InvalidArgument.
-  static absl::Status AsInvalid(const absl::Status& status) {
-    return absl::InvalidArgumentError(status.message());
+  template <class Number>
+  Number Bounded(std::string_view key, const absl::StatusOr<Number>& value, Number min,
+                 Number max) {
+    if (!value.ok()) {
+      // A missing key is an error of the file.
+      Fail(absl::InvalidArgumentError(value.status().message()));
+      return 0;
+    }
+    if (*value >= min && *value <= max) return *value;  // a NaN is refused too
+    Fail(InvalidArgument(in_.NameOf(key), " = ", *value, " is not in ", min, "..", max));
+    return 0;
   }
 
-  const GgufFile& file_;
-  std::string prefix_;
+  const Configuration& in_;
   absl::Status status_;
 };
 
@@ -111,25 +101,21 @@ void ReadShape(ConfigReader& in, ModelConfig& config) {
   config.rope_base = in.Float("rope.freq_base", 1, 1e9, 10000.0);
   config.rms_eps = in.Float("attention.layer_norm_rms_epsilon", 1e-12, 1e-1, std::nullopt);
   if (!in.status().ok()) return;
-  const auto require = [&in](bool holds, std::string_view what) {
-    if (!holds) in.Fail(InvalidArgument(in.prefix(), what));
-  };
-  require(config.hidden % 32 == 0, "embedding_length is not a multiple of 32");
-  require(config.ffn % 32 == 0, "feed_forward_length is not a multiple of 32");
-  require(config.heads % config.kv_heads == 0,
-          "attention.head_count is not a multiple of "
-          "attention.head_count_kv");
-  require(config.head_dim % 16 == 0, "attention.key_length is not a multiple of 16");
-  require(value_dim == config.head_dim, "attention.value_length differs from key_length");
-  require(config.rope_dim % 2 == 0, "rope.dimension_count is odd");
+  in.Require(config.hidden % 32 == 0, "embedding_length", "is not a multiple of 32");
+  in.Require(config.ffn % 32 == 0, "feed_forward_length", "is not a multiple of 32");
+  in.Require(config.heads % config.kv_heads == 0, "attention.head_count",
+             "is not a multiple of attention.head_count_kv");
+  in.Require(config.head_dim % 16 == 0, "attention.key_length", "is not a multiple of 16");
+  in.Require(value_dim == config.head_dim, "attention.value_length", "differs from key_length");
+  in.Require(config.rope_dim % 2 == 0, "rope.dimension_count", "is odd");
 }
 
-void RefuseUnknownFeatures(const GgufFile& file, ConfigReader& in) {
+void RefuseUnknownFeatures(const Configuration& configuration, ConfigReader& in) {
   in.RefuseIfSet("expert_count");
   in.RefuseIfSet("attention.sliding_window");
-  const std::string key = Cat(in.prefix(), "rope.scaling.type");
-  if (const auto scaling = file.GetString(key); scaling.ok() && *scaling != "none") {
-    in.Fail(Unimplemented(key, " = '", *scaling, "' is not supported"));
+  constexpr std::string_view kScaling = "rope.scaling.type";
+  if (const auto scaling = configuration.String(kScaling); scaling.ok() && *scaling != "none") {
+    in.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", *scaling, "' is not supported"));
   }
 }
 
@@ -140,14 +126,14 @@ std::string Shape(const uint64_t (&dims)[4]) {
 // Checks each tensor of the architecture when the caller names it, and counts them.
 class TensorChecker {
  public:
-  explicit TensorChecker(const GgufFile& file) : file_(file) {}
+  explicit TensorChecker(const Checkpoint& file) : file_(file) {}
 
   void Matrix(const std::string& name, uint64_t columns, uint64_t rows) {
     Check(name, columns, rows, /*rank=*/2);
   }
 
   void Vector(const std::string& name, uint64_t size) {
-    const GgufTensor* tensor = Check(name, size, 1, /*rank=*/1);
+    const Tensor* tensor = Check(name, size, 1, /*rank=*/1);
     if (tensor != nullptr && tensor->type != GgmlType::kF32) {
       Fail(Cat("tensor ", name, " is ", GgmlTypeName(tensor->type), ", not F32"));
     }
@@ -156,7 +142,7 @@ class TensorChecker {
   // Call it after all expected tensors were named.
   absl::Status Finish() {
     if (status_.ok() && expected_.size() != file_.tensors().size()) {
-      for (const GgufTensor& tensor : file_.tensors()) {
+      for (const Tensor& tensor : file_.tensors()) {
         if (!expected_.contains(tensor.name)) {
           return Unimplemented("tensor ", tensor.name, " has no meaning in this architecture");
         }
@@ -170,8 +156,8 @@ class TensorChecker {
     if (status_.ok()) status_ = InvalidArgument(problem);
   }
 
-  const GgufTensor* Check(const std::string& name, uint64_t columns, uint64_t rows, uint32_t rank) {
-    const GgufTensor* tensor = file_.FindTensor(name);
+  const Tensor* Check(const std::string& name, uint64_t columns, uint64_t rows, uint32_t rank) {
+    const Tensor* tensor = file_.FindTensor(name);
     if (tensor == nullptr) return Fail(Cat("tensor ", name, " is missing")), nullptr;
     expected_.insert(tensor->name);
     const uint64_t want[4] = {columns, rows, 1, 1};
@@ -186,16 +172,16 @@ class TensorChecker {
     return tensor;
   }
 
-  const GgufFile& file_;
+  const Checkpoint& file_;
   absl::flat_hash_set<std::string_view, TextHash, TextEqual> expected_;
   absl::Status status_;
 };
 
-absl::Status CheckTensors(const GgufFile& file, const ModelConfig& config) {
+absl::Status CheckTensors(const Checkpoint& file, const ModelConfig& config) {
   TensorChecker check(file);
   const uint64_t q_width = uint64_t{config.heads} * config.head_dim;
   const uint64_t kv_width = uint64_t{config.kv_heads} * config.head_dim;
-  check.Matrix("token_embd.weight", config.hidden, config.vocab);
+  check.Matrix(kEmbedding, config.hidden, config.vocab);
   for (uint32_t layer = 0; layer < config.layers; ++layer) {
     const std::string prefix = Cat("blk.", layer, ".");
     check.Vector(prefix + "attn_norm.weight", config.hidden);
@@ -213,59 +199,21 @@ absl::Status CheckTensors(const GgufFile& file, const ModelConfig& config) {
   return check.Finish();
 }
 
-// Reads the ids of the special tokens of `file`, and the stop set.
-absl::Status ReadTokenIds(const GgufFile& file, ModelConfig& config) {
-  absl::Status status;
-  const auto read = [&](std::string_view name) -> TokenId {
-    const std::string key = Cat("tokenizer.ggml.", name, "_token_id");
-    if (file.Find(key) == nullptr) return -1;
-    const auto id = file.GetUint(key);
-    if (id.ok() && *id < config.vocab) return static_cast<TokenId>(*id);
-    status.Update(
-        id.ok() ? InvalidArgument(key, " = ", *id, " is outside the vocabulary of ", config.vocab)
-                : id.status());
-    return -1;
-  };
-  config.bos_id = read("bos");
-  config.eos_id = read("eos");
-  for (const TokenId id : {config.eos_id, read("eot"), read("eom")}) {
-    if (id >= 0) config.stop_ids.push_back(id);
+// The vocabulary's size is that of the embedding's table. A stated size must agree, and so must the
+// tokenizer of the file.
+absl::Status ReadVocab(const Checkpoint& checkpoint, ConfigReader& in, ModelConfig& config) {
+  const Tensor* table = checkpoint.FindTensor(kEmbedding);
+  if (table == nullptr) return InvalidArgument("tensor ", kEmbedding, " is missing");
+  const uint64_t rows = table->dims[1];
+  if (rows == 0 || rows > kMaxVocab) {
+    return InvalidArgument("tensor ", kEmbedding, " has ", rows, " rows, not 1..", kMaxVocab);
   }
-  const auto tokens = file.GetStrings("tokenizer.ggml.tokens");
-  const auto types = file.GetInts("tokenizer.ggml.token_type");
-  if (!tokens.ok()) status.Update(tokens.status());
-  if (!types.ok()) status.Update(types.status());
-  if (!status.ok()) return status;
-  if (types->size() != tokens->size()) {
-    return absl::InvalidArgumentError("tokenizer.ggml: tokens and token_type differ in length");
+  const uint64_t tokens = checkpoint.token_count();
+  if (tokens != 0 && tokens != rows) {
+    return InvalidArgument("the tokenizer has ", tokens, " tokens; tensor ", kEmbedding, " has ",
+                           rows, " rows");
   }
-  constexpr int64_t kControl = 3;
-  for (size_t id = 0; id < tokens->size(); ++id) {
-    if ((*types)[id] != kControl) continue;
-    if (std::ranges::find(kStopTokens, (*tokens)[id]) != std::end(kStopTokens)) {
-      config.stop_ids.push_back(static_cast<TokenId>(id));
-    }
-  }
-  std::ranges::sort(config.stop_ids);
-  const auto repeated = std::ranges::unique(config.stop_ids);
-  config.stop_ids.erase(repeated.begin(), repeated.end());
-  return absl::OkStatus();
-}
-
-absl::StatusOr<uint32_t> CountTokens(const GgufFile& file) {
-  const GgufValue* tokens = file.Find("tokenizer.ggml.tokens");
-  if (tokens == nullptr || tokens->type != GgufType::kArray || tokens->count == 0 ||
-      tokens->count > kMaxVocab) {
-    return InvalidArgument("tokenizer.ggml.tokens is not a list of 1..", kMaxVocab, " strings");
-  }
-  return static_cast<uint32_t>(tokens->count);
-}
-
-// The vocabulary's size is that of the token list; a stated size must agree.
-absl::Status ReadVocab(const GgufFile& file, ConfigReader& in, ModelConfig& config) {
-  const absl::StatusOr<uint32_t> tokens = CountTokens(file);
-  if (!tokens.ok()) return tokens.status();
-  config.vocab = in.Uint("vocab_size", *tokens, *tokens, *tokens);
+  config.vocab = in.Uint("vocab_size", rows, rows, rows);
   return in.status();
 }
 
@@ -277,9 +225,10 @@ std::vector<std::string_view> KnownArchitectures() {
   return names;
 }
 
-absl::StatusOr<ModelConfig> LoadConfig(const GgufFile& file) {
-  const auto name = file.GetString("general.architecture");
-  if (!name.ok()) return absl::InvalidArgumentError(name.status().message());
+absl::StatusOr<ModelConfig> LoadConfig(const Checkpoint& checkpoint) {
+  const Configuration& configuration = checkpoint.configuration();
+  const auto name = configuration.architecture();
+  if (!name.ok()) return name.status();
   const auto* row = std::ranges::find(kArchitectures, *name, &Architecture::name);
   if (row == std::end(kArchitectures)) {
     std::string known;
@@ -292,27 +241,17 @@ absl::StatusOr<ModelConfig> LoadConfig(const GgufFile& file) {
   ModelConfig config;
   config.architecture = row->name;
   config.rope_style = row->rope_style;
-  if (const auto title = file.GetString("general.name"); title.ok()) config.name = *title;
-  config.tied_embedding = file.FindTensor("output.weight") == nullptr;
+  config.name = configuration.title();
+  config.tied_embedding = checkpoint.FindTensor("output.weight") == nullptr;
 
-  ConfigReader in(file, Cat(row->name, "."));
+  ConfigReader in(configuration);
   ReadShape(in, config);
-  RefuseUnknownFeatures(file, in);
+  RefuseUnknownFeatures(configuration, in);
   absl::Status status = in.status();
-  if (status.ok()) status = ReadVocab(file, in, config);
-  if (status.ok()) status = ReadTokenIds(file, config);
-  if (status.ok()) status = CheckTensors(file, config);
+  if (status.ok()) status = ReadVocab(checkpoint, in, config);
+  if (status.ok()) status = CheckTensors(checkpoint, config);
   if (!status.ok()) return status;
   return config;
-}
-
-absl::StatusOr<std::vector<TokenId>> LoadStopTokens(const GgufFile& file) {
-  const absl::StatusOr<uint32_t> tokens = CountTokens(file);
-  if (!tokens.ok()) return tokens.status();
-  ModelConfig config;
-  config.vocab = *tokens;
-  if (absl::Status status = ReadTokenIds(file, config); !status.ok()) return status;
-  return std::move(config.stop_ids);
 }
 
 }  // namespace flotilla::model

@@ -1,5 +1,5 @@
 // The configuration of a model, as one row of numbers: the shape of the decoder, how it
-// rotates positions, where it stops, and the splits that fix the order of its
+// rotates positions, and the splits that fix the order of its
 // row-parallel sums. These are plain values, read once from the file at start. This code
 // allocates no weights and knows no kernel.
 //
@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/types/ids.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 
 namespace flotilla::model {
 
@@ -45,10 +44,6 @@ struct ModelConfig {
   float rms_eps = 0;
   bool tied_embedding = false;  // no output.weight: logits use token_embd
 
-  TokenId bos_id = -1;  // -1: the model has none
-  TokenId eos_id = -1;
-  std::vector<TokenId> stop_ids;  // ascending, unique: eos, eot, eom and turn ends
-
   // Splits of the row-parallel products: attention output is summed by KV head
   // group, FFN down by runs of ffn_split columns, the last of which may be short.
   uint32_t attention_splits() const { return kv_heads; }
@@ -64,9 +59,6 @@ std::vector<std::string_view> KnownArchitectures();
 // be decoded, and none is unexpected. Unimplemented for an architecture or a
 // feature (e.g. experts, RoPE scaling) outside the table, naming it;
 // InvalidArgument for a file that contradicts itself.
-absl::StatusOr<ModelConfig> LoadConfig(const GgufFile& file);
-
-// Reads ModelConfig::stop_ids alone. The file may have a tokenizer and no model.
-absl::StatusOr<std::vector<TokenId>> LoadStopTokens(const GgufFile& file);
+absl::StatusOr<ModelConfig> LoadConfig(const Checkpoint& checkpoint);
 
 }  // namespace flotilla::model

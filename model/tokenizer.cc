@@ -56,43 +56,32 @@ struct Tokenizer::Run {
   bool special_allowed;
 };
 
-absl::StatusOr<Tokenizer> Tokenizer::FromGguf(const GgufFile& file) {
-  const auto model = file.GetString("tokenizer.ggml.model");
-  if (!model.ok()) return InvalidArgument(model.status().message());
-  if (*model != "gpt2") {
-    return Unimplemented("tokenizer model '", model->substr(0, 64),
+absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
+  if (bundle.kind != "gpt2") {
+    return Unimplemented("tokenizer model '", bundle.kind.substr(0, 64),
                          "' is not supported; supported: gpt2");
   }
-  std::string_view pre = "default";
-  if (file.Find("tokenizer.ggml.pre") != nullptr) {
-    const auto named = file.GetString("tokenizer.ggml.pre");
-    if (!named.ok()) return named.status();
-    pre = *named;
-  }
-  auto pretokenizer = Pretokenizer::Create(pre);
+  auto pretokenizer =
+      Pretokenizer::Create(bundle.pretokenizer.empty() ? "default" : bundle.pretokenizer);
   if (!pretokenizer.ok()) return pretokenizer.status();
   Tokenizer tokenizer(*std::move(pretokenizer));
-  absl::Status status = tokenizer.ReadTokens(file);
-  if (status.ok()) status = tokenizer.ReadMerges(file);
-  if (status.ok()) status = tokenizer.ReadSpecials(file);
+  absl::Status status = tokenizer.ReadTokens(bundle);
+  if (status.ok()) status = tokenizer.ReadMerges(bundle);
   if (!status.ok()) return status;
+  tokenizer.ReadSpecials(bundle);
   tokenizer.MarkWholePieces();
   return tokenizer;
 }
 
-absl::Status Tokenizer::ReadTokens(const GgufFile& file) {
-  const auto tokens = file.GetStrings("tokenizer.ggml.tokens");
-  if (!tokens.ok()) return InvalidArgument(tokens.status().message());
-  const auto types = file.GetInts("tokenizer.ggml.token_type");
-  if (!types.ok()) return InvalidArgument(types.status().message());
-  const size_t count = tokens->size();
-  if (count == 0 || count > kMaxVocab || types->size() != count) {
-    return InvalidArgument("tokenizer.ggml: ", count, " tokens and ", types->size(),
+absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
+  const size_t count = bundle.tokens.size();
+  if (count == 0 || count > kMaxVocab || bundle.kinds.size() != count) {
+    return InvalidArgument("tokenizer: ", count, " tokens and ", bundle.kinds.size(),
                            " token types (wanted: as many, 1..", kMaxVocab, ")");
   }
   size_t total = 0;
-  for (const std::string_view token : *tokens) total += token.size();
-  if (total > UINT32_MAX) return InvalidArgument("tokenizer.ggml.tokens is too large");
+  for (const std::string& token : bundle.tokens) total += token.size();
+  if (total > UINT32_MAX) return InvalidArgument("tokenizer: the tokens are too large");
   bytes_.reserve(total);  // never grows again, so views into it stay valid
   offsets_.reserve(count + 1);
   kinds_.reserve(count);
@@ -100,12 +89,12 @@ absl::Status Tokenizer::ReadTokens(const GgufFile& file) {
   added_first_.assign(256, false);
   offsets_.push_back(0);
   for (size_t i = 0; i < count; ++i) {
-    const std::string_view token = (*tokens)[i];
-    const int64_t type = (*types)[i];
-    if (type < 1 || type > static_cast<int64_t>(Kind::kUnused)) {
-      return InvalidArgument("tokenizer.ggml.token_type: token ", i, " has type ", type);
+    const std::string_view token = bundle.tokens[i];
+    const Kind kind = bundle.kinds[i];
+    if (kind == Kind::kByte) {
+      return InvalidArgument("tokenizer: token ", i,
+                             " stands for a byte, which gpt2 does not have");
     }
-    const Kind kind = static_cast<Kind>(type);
     kinds_.push_back(kind);
     const bool byte_level = kind == Kind::kNormal && AppendByteLevel(token, bytes_);
     if (!byte_level) bytes_.insert(bytes_.end(), token.begin(), token.end());
@@ -131,18 +120,17 @@ absl::Status Tokenizer::ReadTokens(const GgufFile& file) {
   return absl::OkStatus();
 }
 
-absl::Status Tokenizer::ReadMerges(const GgufFile& file) {
-  const auto merges = file.GetStrings("tokenizer.ggml.merges");
-  if (!merges.ok()) return InvalidArgument(merges.status().message());
-  if (merges->size() > UINT32_MAX) return InvalidArgument("tokenizer.ggml.merges is too long");
-  merges_.Reserve(merges->size());
+absl::Status Tokenizer::ReadMerges(const TokenizerBundle& bundle) {
+  const std::vector<std::string>& merges = bundle.merges;
+  if (merges.size() > UINT32_MAX) return InvalidArgument("tokenizer: too many merges");
+  merges_.Reserve(merges.size());
   std::string both;
-  for (size_t rank = 0; rank < merges->size(); ++rank) {
-    const std::string_view merge = (*merges)[rank];
+  for (size_t rank = 0; rank < merges.size(); ++rank) {
+    const std::string_view merge = merges[rank];
     // A space is not in the byte-level alphabet, so the first one separates.
     const size_t space = merge.find(' ');
     const auto fail = [&](std::string_view problem) {
-      return InvalidArgument("tokenizer.ggml.merges: rule ", rank, " ", problem);
+      return InvalidArgument("tokenizer: merge rule ", rank, " ", problem);
     };
     if (space == std::string_view::npos) return fail("has no space");
     both.clear();
@@ -161,23 +149,11 @@ absl::Status Tokenizer::ReadMerges(const GgufFile& file) {
   return absl::OkStatus();
 }
 
-absl::Status Tokenizer::ReadSpecials(const GgufFile& file) {
-  for (const auto& [key, id] : {std::pair{"tokenizer.ggml.bos_token_id", &bos_id_},
-                                std::pair{"tokenizer.ggml.eos_token_id", &eos_id_}}) {
-    if (file.Find(key) == nullptr) continue;
-    const auto value = file.GetUint(key);
-    if (!value.ok()) return value.status();
-    if (*value >= vocab_size()) return InvalidArgument(key, " is outside the vocabulary");
-    *id = static_cast<TokenId>(*value);
-  }
-  const auto add_bos =
-      file.GetBoolOr("tokenizer.ggml.add_bos_token", pretokenizer_.adds_bos_by_default());
-  if (!add_bos.ok()) return add_bos.status();
-  const auto add_eos = file.GetBoolOr("tokenizer.ggml.add_eos_token", false);
-  if (!add_eos.ok()) return add_eos.status();
-  add_bos_ = *add_bos && bos_id_ >= 0;
-  add_eos_ = *add_eos && eos_id_ >= 0;
-  return absl::OkStatus();
+void Tokenizer::ReadSpecials(const TokenizerBundle& bundle) {
+  bos_id_ = bundle.bos;
+  eos_id_ = bundle.eos;
+  add_bos_ = bundle.add_bos.value_or(pretokenizer_.adds_bos_by_default()) && bos_id_ >= 0;
+  add_eos_ = bundle.add_eos.value_or(false) && eos_id_ >= 0;
 }
 
 // Finds the tokens that a piece with the same text becomes. The look-up of a whole piece is right

@@ -1,6 +1,6 @@
 // Turns text into token ids and back, for byte-level BPE vocabularies.
 //
-// A Tokenizer copies what it needs out of the model file and is immutable. Any number of
+// A Tokenizer copies what it needs out of the bundle and is immutable. Any number of
 // threads may use it at once. It belongs to the router; others use only the bytes of its
 // vocabulary. It knows nothing of chats: a rendered prompt arrives as pieces that say
 // whether special tokens count in them.
@@ -17,8 +17,8 @@
 #include "absl/status/statusor.h"
 #include "common/types/ids.h"
 #include "common/types/text.h"
+#include "common/types/tokenizer_bundle.h"
 #include "model/bpe.h"
-#include "model/gguf.h"
 #include "model/pretokenizer.h"
 #include "model/text_piece.h"
 #include "model/token_bound.h"
@@ -40,10 +40,9 @@ struct EncodeOptions {
 
 class Tokenizer {
  public:
-  // Reads `tokenizer.ggml.*`. Unimplemented for tokenizer models other than
-  // `gpt2` and unknown pre-tokenizers, listing the known ones; InvalidArgument
-  // for a vocabulary that contradicts itself.
-  static absl::StatusOr<Tokenizer> FromGguf(const GgufFile& file);
+  // Unimplemented for kinds other than `gpt2` and unknown pre-tokenizers, listing the known
+  // ones; InvalidArgument for a vocabulary that contradicts itself.
+  static absl::StatusOr<Tokenizer> Create(const TokenizerBundle& bundle);
 
   // Returns the token ids of `text`. InvalidArgument, naming the byte offset, if it is not
   // UTF-8; ResourceExhausted if splitting it runs into the match limit; OutOfRange past
@@ -78,16 +77,14 @@ class Tokenizer {
   std::string Decode(std::span<const TokenId> ids, bool skip_special = true) const;
 
  private:
-  // `token_type` of GGUF.
-  enum class Kind : uint8_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused };
-
+  using Kind = TokenKind;
   struct Run;  // consecutive pieces with equal special_allowed
 
   explicit Tokenizer(Pretokenizer pretokenizer) : pretokenizer_(std::move(pretokenizer)) {}
 
-  absl::Status ReadTokens(const GgufFile& file);
-  absl::Status ReadMerges(const GgufFile& file);
-  absl::Status ReadSpecials(const GgufFile& file);
+  absl::Status ReadTokens(const TokenizerBundle& bundle);
+  absl::Status ReadMerges(const TokenizerBundle& bundle);
+  void ReadSpecials(const TokenizerBundle& bundle);
   void MarkWholePieces();
 
   // Length and id of the longest added token that begins at `at`; id -1 if there is none.

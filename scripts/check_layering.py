@@ -96,6 +96,9 @@ NAMESPACES = {folder: "flotilla::" + folder for folder in
               ("rpc", "model", "kernels", "scheduler", "worker", "router", "simulator", "cli")}
 NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec"}
 
+# Folders behind a door: what the files that begin so may include. Everyone else uses the door.
+HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/")}
+
 # What only announces types of other files opens the namespace of their folder.
 NAMESPACE = re.compile(r"^(?:inline )?namespace (\w[\w:]*) \{(\n(?:(?:class|struct) \w+;\n)+\})?", re.MULTILINE)
 CLOSED = re.compile(r"^\}  // namespace flotilla", re.MULTILINE)
@@ -131,6 +134,9 @@ def check_include(source, name, quoted, files):
         return f"{own} is pure: it must not see <{name}>"
     if name.endswith(".pb.h"):
         return None if rule.generated else "generated protobuf types stop at proto/codec"
+    for folder, users in HIDDEN.items():
+        if name.startswith(folder) and not source.startswith(users):
+            return f"{folder} is hidden: only {', '.join(users)} may include it"
     if name in files:
         if not quoted:
             return f'include "{name}" with quotes'

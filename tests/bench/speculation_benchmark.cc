@@ -166,7 +166,7 @@ int main(int argc, char** argv) {
   if (!draft && third > 0) options.rank.ngram.min_n = third;
   options.core.max_draft_tokens = options.rank.draft_tokens;
   EngineRunner on(file, options);
-  const auto tokenizer = flotilla::model::Tokenizer::FromGguf(*file);
+  const auto tokenizer = flotilla::model::Tokenizer::Create(*file->ReadTokenizer());
   if (!tokenizer.ok()) return 1;
   std::vector<int> batches;
   for (int i = 4; i < argc; ++i) batches.push_back(std::max(1, std::atoi(argv[i])));

@@ -14,13 +14,13 @@ namespace {
 class ThroughputTest : public ::testing::Test {
  protected:
   ThroughputTest() : bytes_(TinyGguf()) {
-    auto parsed = model::GgufFile::Parse(bytes_);
+    auto parsed = model::ParseCheckpoint(bytes_);
     EXPECT_TRUE(parsed.ok()) << parsed.status();
-    file_ = std::make_shared<model::GgufFile>(*std::move(parsed));
+    file_ = *std::move(parsed);
   }
 
   const std::vector<std::byte> bytes_;
-  std::shared_ptr<const model::GgufFile> file_;
+  std::shared_ptr<const model::Checkpoint> file_;
 };
 
 // Makes eight prompts of 128 tokens. They do not depend on the ids.

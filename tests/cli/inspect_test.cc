@@ -15,10 +15,10 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::string Printed(const std::vector<std::byte>& bytes) {
-  absl::StatusOr<model::GgufFile> file = model::GgufFile::Parse(bytes);
+  const auto file = model::ParseCheckpoint(bytes);
   EXPECT_TRUE(file.ok()) << file.status();
   std::ostringstream out;
-  PrintGguf(*file, out);
+  PrintCheckpoint(**file, out);
   return out.str();
 }
 

@@ -87,16 +87,15 @@ ExecutorCase RealCase() {
   return {"RankOverGrpc", [] {
             static const SteadyClock clock;
             static const std::vector<std::byte> bytes = TinyGguf();
-            auto file = model::GgufFile::Parse(bytes);
+            auto file = model::ParseCheckpoint(bytes);
             EXPECT_TRUE(file.ok()) << file.status();
             worker::RankOptions options;
             options.model_id = "tiny";
             options.threads = 2;
             options.kv_blocks = 64;
             options.poison_blocks = true;
-            return ContractExecutor{
-                std::make_unique<Remote>(std::make_unique<worker::InProcessExecutor>(
-                    std::make_shared<const model::GgufFile>(*std::move(file)), options, &clock))};
+            return ContractExecutor{std::make_unique<Remote>(
+                std::make_unique<worker::InProcessExecutor>(*std::move(file), options, &clock))};
           }};
 }
 

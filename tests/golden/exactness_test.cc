@@ -48,7 +48,7 @@ struct Way {
 class Exactness {
  public:
   // Prompts are pieces of the tokens `prompts`.
-  Exactness(std::shared_ptr<const model::GgufFile> file, worker::Recipe recipe,
+  Exactness(std::shared_ptr<const model::Checkpoint> file, worker::Recipe recipe,
             kernels::KvFormat format, std::vector<TokenId> prompts, std::uint32_t output_tokens)
       : file_(std::move(file)),
         recipe_(recipe),
@@ -205,7 +205,7 @@ class Exactness {
   }
 
   const SteadyClock clock_;
-  const std::shared_ptr<const model::GgufFile> file_;
+  const std::shared_ptr<const model::Checkpoint> file_;
   const worker::Recipe recipe_;
   const kernels::KvFormat format_;
   const std::vector<TokenId> source_;
@@ -277,13 +277,13 @@ std::vector<TokenId> RandomTokens(std::uint32_t vocab) {
 class TinyExactnessTest : public ::testing::TestWithParam<kernels::KvFormat> {
  protected:
   TinyExactnessTest() : bytes_(testing::TinyGguf({.context_length = 8192})) {
-    auto parsed = model::GgufFile::Parse(bytes_);
+    auto parsed = model::ParseCheckpoint(bytes_);
     EXPECT_TRUE(parsed.ok());
-    file_ = std::make_shared<model::GgufFile>(*std::move(parsed));
+    file_ = *std::move(parsed);
     std::printf("shuffle seed %llu\n", static_cast<unsigned long long>(kShuffleSeed));
   }
   const std::vector<std::byte> bytes_;
-  std::shared_ptr<const model::GgufFile> file_;
+  std::shared_ptr<const model::Checkpoint> file_;
 };
 
 TEST_P(TinyExactnessTest, SameBitsInEveryWay) {

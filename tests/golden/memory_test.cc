@@ -70,7 +70,7 @@ constexpr std::uint32_t kAmple = 4096;
 // An engine whose pool has `blocks` blocks and the given tiers. It keeps what it has measured.
 class Pool {
  public:
-  Pool(std::shared_ptr<const model::GgufFile> file, std::uint32_t blocks,
+  Pool(std::shared_ptr<const model::Checkpoint> file, std::uint32_t blocks,
        const worker::TierOptions& tiers = {}, std::shared_ptr<Turns> turns = nullptr) {
     EngineRunner::Options options;
     options.turns = std::move(turns);
@@ -123,7 +123,7 @@ struct Comparison {
 };
 
 // Returns the most blocks that the load holds at a time when the pool is large enough.
-std::uint32_t PeakBlocks(const std::shared_ptr<const model::GgufFile>& file, const char* preset,
+std::uint32_t PeakBlocks(const std::shared_ptr<const model::Checkpoint>& file, const char* preset,
                          std::uint32_t count) {
   static std::map<std::pair<std::string, std::uint32_t>, std::uint32_t> known;
   std::uint32_t& blocks = known[{preset, count}];

@@ -34,7 +34,7 @@ struct Outcome {
   std::uint32_t most_preemptions = 0;
 };
 
-Outcome Serve(const std::shared_ptr<const model::GgufFile>& file, std::uint32_t blocks,
+Outcome Serve(const std::shared_ptr<const model::Checkpoint>& file, std::uint32_t blocks,
               const worker::TierOptions& tiers) {
   EngineRunner::Options options;
   options.rank.kv_blocks = blocks;

@@ -10,9 +10,11 @@
 #include <gtest/gtest.h>
 
 #include "model/chat_template.h"
+#include "model/checkpoint.h"
 #include "model/config.h"
 #include "model/content_hash.h"
-#include "model/gguf.h"
+#include "model/gguf/gguf_file.h"
+#include "model/stop_tokens.h"
 #include "model/tokenizer.h"
 #include "tests/support/allocations.h"
 #include "tests/support/tiny_gguf.h"
@@ -22,18 +24,23 @@ namespace {
 
 // Uses as much of the file as is accepted. True: all of it was.
 bool Serve(std::span<const std::byte> bytes) {
-  const auto file = GgufFile::Parse(bytes);
+  const auto file = ParseCheckpoint(bytes);
   if (!file.ok()) return false;
-  TokenizerHash(*file);
-  const auto config = LoadConfig(*file);
-  const auto tokenizer = Tokenizer::FromGguf(*file);
+  const auto bundle = (*file)->ReadTokenizer();
+  if (bundle.ok()) {
+    TokenizerHash(*bundle);
+    StopTokens(*bundle);
+  }
+  const auto config = LoadConfig(**file);
+  const absl::StatusOr<Tokenizer> tokenizer =
+      bundle.ok() ? Tokenizer::Create(*bundle) : bundle.status();
   if (tokenizer.ok()) {
     const auto ids = tokenizer->Encode("hello world 12 \u00e9", {.parse_special = true});
     if (ids.ok()) tokenizer->Decode(*ids);
   }
-  const auto source = file->GetString("tokenizer.chat_template");
-  if (!source.ok()) return false;
-  const auto compiled = ChatTemplate::Compile(*source);
+  (*file)->Metadata();
+  if (!bundle.ok() || !bundle->chat_template.has_value()) return false;
+  const auto compiled = ChatTemplate::Compile(*bundle->chat_template);
   if (!compiled.ok()) return false;
   const auto pieces = compiled->Render({{{"role", "user"}, {"content", "hi"}}},
                                        {.max_steps = 10'000, .max_output_bytes = 1 << 16});

@@ -15,6 +15,7 @@
 #include <unicode/normalizer2.h>
 #include <unicode/unistr.h>
 
+#include "model/checkpoint.h"
 #include "model/detokenizer.h"
 #include "model/utf8.h"
 #include "tests/support/allocations.h"
@@ -30,13 +31,13 @@ using ::testing::HasSubstr;
 // The real vocabulary, loaded once.
 const Tokenizer& SmolLm2() {
   static const Tokenizer* tokenizer = [] {
-    const auto file = GgufFile::Open(testing::ModelPath());
+    const auto file = OpenCheckpoint(testing::ModelPath());
     if (!file.ok()) {
       std::fprintf(stderr, "the test model is missing (scripts/test fetches it): %s\n",
                    file.status().ToString().c_str());
       std::abort();
     }
-    auto loaded = Tokenizer::FromGguf(*file);
+    auto loaded = Tokenizer::Create(*(*file)->ReadTokenizer());
     if (!loaded.ok()) {
       std::fprintf(stderr, "%s\n", loaded.status().ToString().c_str());
       std::abort();
@@ -117,7 +118,7 @@ TEST(Tokenizer, MegabyteWithoutASpace) {
 const Tokenizer& Normalising() {
   static const Tokenizer* tokenizer = [] {
     const auto bytes = testing::TinyGguf({.pretokenizer = "qwen2"});
-    return new Tokenizer(*Tokenizer::FromGguf(*GgufFile::Parse(bytes)));
+    return new Tokenizer(*Tokenizer::Create(*(*ParseCheckpoint(bytes))->ReadTokenizer()));
   }();
   return *tokenizer;
 }
@@ -361,7 +362,7 @@ std::string LossyText(std::string_view bytes) {
 
 TEST(Detokenizer, StreamsEqualTheWholeText) {
   const auto file_bytes = testing::TinyGguf();
-  const auto tokenizer = Tokenizer::FromGguf(*GgufFile::Parse(file_bytes));
+  const auto tokenizer = Tokenizer::Create(*(*ParseCheckpoint(file_bytes))->ReadTokenizer());
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const std::string characters[] = {"a",    "\u00e9",   "\u20ac", "\U0001f600",
                                     "\xff", "\xf0\x9f", "\xe2"};
@@ -393,7 +394,7 @@ TEST(Detokenizer, StreamsEqualTheWholeText) {
 
 TEST(Detokenizer, SpecialTokensEndACharacter) {
   const auto file_bytes = testing::TinyGguf();
-  const auto tokenizer = Tokenizer::FromGguf(*GgufFile::Parse(file_bytes));
+  const auto tokenizer = Tokenizer::Create(*(*ParseCheckpoint(file_bytes))->ReadTokenizer());
   const TokenId half = testing::kTinyFirstByte + 0xc3;
   IncrementalDetokenizer quiet(&*tokenizer);
   EXPECT_EQ(quiet.Push(half), "");
@@ -405,10 +406,10 @@ TEST(Detokenizer, SpecialTokensEndACharacter) {
 }
 
 TEST(Tokenizer, LoadTime) {
-  const auto file = GgufFile::Open(testing::ModelPath());
+  const auto file = OpenCheckpoint(testing::ModelPath());
   ASSERT_TRUE(file.ok()) << file.status();
   const auto begin = std::chrono::steady_clock::now();
-  ASSERT_TRUE(Tokenizer::FromGguf(*file).ok());
+  ASSERT_TRUE(Tokenizer::Create(*(*file)->ReadTokenizer()).ok());
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
   std::printf("49,152 tokens loaded in %.1f ms\n", took.count());
   // Measured at 16 ms; a second would mean that something became quadratic.

@@ -54,7 +54,7 @@ TEST(WhatRunsTest, Pretokenizers) {
   const std::string refusal(Pretokenizer::Create("?").status().message());
   const std::string list = refusal.substr(refusal.rfind(": ") + 2);
   Names known = absl::StrSplit(list, ", ");
-  known.insert("gpt2");  // the only kind of tokenizer (Tokenizer::FromGguf)
+  known.insert("gpt2");  // the only kind of tokenizer (Tokenizer::Create)
   EXPECT_EQ(RowOf("tokenizer"), known);
 }
 

@@ -21,7 +21,7 @@ TEST_F(HttpTest, Chat) {
   EXPECT_EQ(body["choices"][0]["message"]["content"], "The capital is Paris.");
   EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
   auto expected = text_.Encode("The capital is Paris.");
-  expected.push_back(text_.config.eos_id);
+  expected.push_back(text_.eos);
   EXPECT_EQ(body["choices"][0]["token_ids"], expected);
   EXPECT_EQ(body["prompt_token_ids"], engine_->submitted()[0].prompt);
   EXPECT_EQ(body["usage"]["completion_tokens"], expected.size());
@@ -211,7 +211,7 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
   const auto requests = engine_->submitted();
   EXPECT_EQ(requests[0].stop.max_tokens, 16u);
   EXPECT_EQ(requests[0].sampling.temperature, 1.0f);
-  EXPECT_EQ(requests[0].stop.stop_tokens, text_.config.stop_ids);
+  EXPECT_EQ(requests[0].stop.stop_tokens, text_.stop_tokens);
   EXPECT_TRUE(requests[0].deadline_ns.has_value());
   EXPECT_EQ(requests[1].sampling, (SamplingParams{.temperature = 0,
                                                   .top_k = 5,

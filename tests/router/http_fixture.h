@@ -13,8 +13,8 @@
 #include <gtest/gtest.h>
 
 #include "model/chat_template.h"
-#include "model/config.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
+#include "model/stop_tokens.h"
 #include "model/tokenizer.h"
 #include "router/http/server.h"
 #include "router/service.h"
@@ -29,15 +29,17 @@ using nlohmann::json;
 // The texts that all tests share. They are read once and never changed.
 struct Text {
   Text() {
-    auto file = model::GgufFile::Open(testing::ModelPath());
+    auto file = model::OpenCheckpoint(testing::ModelPath());
     if (!file.ok()) {
       ADD_FAILURE() << "the model file is missing: " << file.status();
       std::exit(1);
     }
-    config = *model::LoadConfig(*file);
-    tokenizer = std::make_unique<model::Tokenizer>(*model::Tokenizer::FromGguf(*file));
-    chat_template = std::make_unique<model::ChatTemplate>(
-        *model::ChatTemplate::Compile(*file->GetString("tokenizer.chat_template")));
+    const TokenizerBundle bundle = *(*file)->ReadTokenizer();
+    eos = bundle.eos;
+    stop_tokens = model::StopTokens(bundle);
+    tokenizer = std::make_unique<model::Tokenizer>(*model::Tokenizer::Create(bundle));
+    chat_template =
+        std::make_unique<model::ChatTemplate>(*model::ChatTemplate::Compile(*bundle.chat_template));
   }
   static const Text& Get() {
     static const Text* const text = new Text;
@@ -45,7 +47,8 @@ struct Text {
   }
   std::vector<TokenId> Encode(const std::string& s) const { return *tokenizer->Encode(s); }
 
-  model::ModelConfig config;
+  TokenId eos = -1;
+  std::vector<TokenId> stop_tokens;
   std::unique_ptr<model::Tokenizer> tokenizer;
   std::unique_ptr<model::ChatTemplate> chat_template;
 };
@@ -78,7 +81,7 @@ class HttpTest : public ::testing::Test {
     options.tokenizer_queue = setup.tokenizer_queue;
     service_ = InferenceService::Create(options, &clock_);
     service_->AddModel({.id = "m",
-                        .end_tokens = text_.config.stop_ids,
+                        .end_tokens = text_.stop_tokens,
                         .engine = engine_.get(),
                         .tokenizer = text_.tokenizer.get(),
                         .chat_template = text_.chat_template.get()});
@@ -92,7 +95,7 @@ class HttpTest : public ::testing::Test {
 
   void Answer(const std::string& text, bool end = true) {
     std::vector<TokenId> tokens = text_.Encode(text);
-    if (end) tokens.push_back(text_.config.eos_id);
+    if (end) tokens.push_back(text_.eos);
     engine_->Script({.tokens = tokens});
   }
   HttpResponse Post(const std::string& path, const std::string& body,

@@ -300,7 +300,7 @@ class HttpSequencesTest : public HttpTest {
  protected:
   testing::FakeSequence Say(const std::string& text, float logprob = -0.5f, float score = 0) {
     testing::FakeSequence sequence{text_.Encode(text), logprob, score};
-    sequence.tokens.push_back(text_.config.eos_id);
+    sequence.tokens.push_back(text_.eos);
     return sequence;
   }
 };

@@ -15,7 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/synchronization/mutex.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "model/tokenizer.h"
 #include "router/metrics.h"
 #include "router/service.h"
@@ -146,9 +146,10 @@ inline testing::FakeEngineOptions Manual() {
 class ServiceTest : public ::testing::Test {
  protected:
   ServiceTest() {
-    auto file = model::GgufFile::Open(testing::ModelPath());
+    auto file = model::OpenCheckpoint(testing::ModelPath());
     EXPECT_TRUE(file.ok()) << "the model file is missing: " << file.status();
-    tokenizer_ = std::make_unique<model::Tokenizer>(*model::Tokenizer::FromGguf(*file));
+    tokenizer_ =
+        std::make_unique<model::Tokenizer>(*model::Tokenizer::Create(*(*file)->ReadTokenizer()));
   }
   void Make(Engine* engine) {
     service_ = InferenceService::Create(options_, &clock_, &metrics_);

@@ -9,11 +9,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import check_layering  # noqa: E402
 
 FILES = {
-    "common/types/ids.h", "common/rt/clock.h", "common/obs/metrics.h", "model/gguf.h",
+    "common/types/ids.h", "common/rt/clock.h", "common/obs/metrics.h", "model/checkpoint.h",
     "kernels/ops.h", "scheduler/core/scheduler.h", "scheduler/server/engine_loop.h",
     "worker/core/sequences.h", "worker/exec/executor.h", "router/service.h", "router/core/stop.h",
     "router/grpc/server.h", "router/http/server.h", "cli/flags.h", "proto/codec/request.h",
-    "tests/support/model.h",
+    "model/gguf/gguf_file.h", "tests/support/model.h",
 }
 
 
@@ -50,18 +50,24 @@ class CheckLayering(unittest.TestCase):
             ("scheduler/server/x.cc", "worker/exec/executor.h"),
             ("worker/compute/x.cc", "scheduler/core/scheduler.h"),
             ("kernels/x.cc", "worker/exec/executor.h"),
-            ("kernels/x.cc", "model/gguf.h"),
+            ("kernels/x.cc", "model/checkpoint.h"),
             ("model/x.cc", "kernels/ops.h"),
             ("worker/compute/x.cc", "cli/flags.h"),
             ("cli/main.cc", "tests/support/model.h"),
             ("scheduler/core/x.cc", "scheduler/server/engine_loop.h"),
-            ("worker/core/x.cc", "model/gguf.h"),
+            ("worker/core/x.cc", "model/checkpoint.h"),
             ("router/core/x.cc", "router/service.h"),
             ("router/core/x.cc", "common/rt/clock.h"),
             ("router/x.cc", "router/grpc/server.h"),
             ("common/types/x.h", "common/rt/clock.h"),
         ]:
             self.assertIsNotNone(reason(source, include), (source, include))
+
+    def test_a_container_is_hidden(self):
+        for source in ["model/gguf/x.cc", "model/checkpoint.cc", "tests/model/x_test.cc"]:
+            self.assertIsNone(reason(source, "model/gguf/gguf_file.h"), source)
+        for source in ["model/config.cc", "cli/main.cc", "worker/compute/x.cc", "tests/support/x.cc"]:
+            self.assertIn("hidden", reason(source, "model/gguf/gguf_file.h"), source)
 
     def test_generated_types_stop_at_the_codec(self):
         for source in ["router/service.cc", "scheduler/server/x.cc", "cli/main.cc", "model/x.cc"]:
@@ -81,7 +87,7 @@ class CheckLayering(unittest.TestCase):
 
     def test_paths_are_root_relative(self):
         self.assertIn("root-relative", reason("model/x.cc", "gguf.h"))
-        self.assertIn("quotes", reason("model/x.cc", "model/gguf.h", quoted=False))
+        self.assertIn("quotes", reason("model/x.cc", "model/checkpoint.h", quoted=False))
         self.assertIsNotNone(reason("elsewhere/x.cc", "vector", quoted=False))
 
     def test_a_folder_declares_in_its_namespace(self):

@@ -153,7 +153,7 @@ std::vector<std::uint32_t> Answer::Bits() const {
   return bits;
 }
 
-EngineRunner::EngineRunner(std::shared_ptr<const model::GgufFile> file, Options options) {
+EngineRunner::EngineRunner(std::shared_ptr<const model::Checkpoint> file, Options options) {
   executor_ = std::make_unique<worker::InProcessExecutor>(
       std::move(file), options.rank,
       options.frozen_clock ? static_cast<const Clock*>(&frozen_clock_) : &clock_);
@@ -195,15 +195,15 @@ std::vector<Answer> EngineRunner::Run(const std::vector<TokenizedRequest>& reque
   return collector->Wait();
 }
 
-std::shared_ptr<const model::GgufFile> OpenRealModel() {
-  auto file = model::GgufFile::Open(ModelPath());
+std::shared_ptr<const model::Checkpoint> OpenRealModel() {
+  auto file = model::OpenCheckpoint(ModelPath());
   if (!file.ok()) {
     ADD_FAILURE() << "the model file is missing: run scripts/test, which fetches it, or set "
                      "FLOTILLA_MODEL: "
                   << file.status();
     return nullptr;
   }
-  return std::make_shared<model::GgufFile>(*std::move(file));
+  return *std::move(file);
 }
 
 bool LongTests() {

@@ -11,7 +11,7 @@
 #include "absl/synchronization/notification.h"
 #include "common/rt/clock.h"
 #include "common/types/engine.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "scheduler/core/options.h"
 #include "scheduler/server/engine_loop.h"
 #include "tests/support/manual_clock.h"
@@ -65,7 +65,7 @@ class EngineRunner {
 
   // Starts the engine and waits until it is ready. If the start fails, the test fails
   // and the answers of the runner are UNAVAILABLE.
-  EngineRunner(std::shared_ptr<const model::GgufFile> file, Options options);
+  EngineRunner(std::shared_ptr<const model::Checkpoint> file, Options options);
   ~EngineRunner();
 
   // Submits all requests at once, in this order, and waits for their ends. The answers
@@ -88,7 +88,7 @@ class EngineRunner {
 };
 
 // The real model's file, mapped. If it is missing, the test fails and names the file.
-std::shared_ptr<const model::GgufFile> OpenRealModel();
+std::shared_ptr<const model::Checkpoint> OpenRealModel();
 
 // Whether a sanitizer is on. The real model is then 12 times slower, so tests run the
 // same code on less data.

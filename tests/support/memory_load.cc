@@ -66,7 +66,7 @@ double PossibleSaving(const MemoryCase& one, std::uint32_t count) {
   return shared / unshared;
 }
 
-MemoryLoad::MemoryLoad(std::shared_ptr<const model::GgufFile> file, std::uint32_t blocks)
+MemoryLoad::MemoryLoad(std::shared_ptr<const model::Checkpoint> file, std::uint32_t blocks)
     : blocks_(blocks) {
   EngineRunner::Options options;
   options.rank.kv_blocks = blocks;

@@ -67,7 +67,7 @@ struct MemoryRun {
 class MemoryLoad {
  public:
   // The pool has `blocks` blocks.
-  MemoryLoad(std::shared_ptr<const model::GgufFile> file, std::uint32_t blocks);
+  MemoryLoad(std::shared_ptr<const model::Checkpoint> file, std::uint32_t blocks);
   ~MemoryLoad();
 
   // Serves the requests; checks that every sequence has the length drawn.

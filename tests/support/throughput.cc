@@ -41,7 +41,7 @@ absl::StatusOr<double> TimeRun(EngineRunner& runner,
   return static_cast<double>(end_ns - start_ns) * 1e-9;
 }
 
-ThroughputMeter::ThroughputMeter(std::shared_ptr<const model::GgufFile> file,
+ThroughputMeter::ThroughputMeter(std::shared_ptr<const model::Checkpoint> file,
                                  EngineRunner::Options options)
     : runner_(std::move(file), WithoutPrefixCache(std::move(options))) {
   const auto description = runner_.engine().Describe();

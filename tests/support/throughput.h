@@ -49,7 +49,7 @@ absl::StatusOr<double> TimeRun(EngineRunner& runner, const std::vector<Tokenized
 class ThroughputMeter {
  public:
   // Starts an engine on `file`, without a prefix cache. If the start fails, the test fails.
-  ThroughputMeter(std::shared_ptr<const model::GgufFile> file, EngineRunner::Options options);
+  ThroughputMeter(std::shared_ptr<const model::Checkpoint> file, EngineRunner::Options options);
 
   // Runs prefill alone, then prefill and decode with other prompts. Errors as TimeRun.
   absl::StatusOr<Throughput> Measure(const ThroughputLoad& load);

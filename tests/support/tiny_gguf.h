@@ -1,6 +1,6 @@
 // A GGUF writer and a tiny Llama model for tests. The model has a real container, a
 // real byte-level BPE tokenizer, the ChatML template and seeded random weights. Equal
-// options give equal bytes. No file is needed: pass the bytes to GgufFile::Parse.
+// options give equal bytes. No file is needed: pass the bytes to ParseCheckpoint.
 #pragma once
 
 #include <cstddef>
@@ -73,7 +73,7 @@ inline constexpr int32_t kTinyImEnd = 2;      // <|im_end|>, eos
 inline constexpr int32_t kTinyFirstByte = 3;
 inline constexpr uint32_t kTinyVocabMin = 3 + 256;
 
-// A complete model that LoadConfig and Tokenizer::FromGguf accept.
+// A complete model that LoadConfig and Tokenizer::Create accept.
 std::vector<std::byte> TinyGguf(const TinyModelOptions& options = {});
 
 // Writes the same model to a file at `path`. Aborts the test process if that fails.

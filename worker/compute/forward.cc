@@ -161,7 +161,7 @@ void Forward::PlaceRows(const Batch& batch) {
 
 void Forward::Embed(const Batch& batch) {
   const size_t hidden = config_.hidden;
-  const model::GgufTensor& table = weights_.tokens;
+  const model::Tensor& table = weights_.tokens;
   const size_t row_bytes = table.data.size() / table.dims[1];
   ForRows(rows_, config_.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {

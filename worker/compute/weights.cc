@@ -52,7 +52,7 @@ std::optional<WeightFormat> PackedFormat(model::GgmlType type) {
 // A part of a tensor that goes into a matrix. The `count` rows from `row` on become the matrix
 // columns from `column` on. The matrix takes k elements of each row, from first_k on.
 struct Source {
-  const model::GgufTensor* tensor;
+  const model::Tensor* tensor;
   int64_t row;
   int64_t count;
   int64_t first_k;
@@ -66,7 +66,7 @@ struct PackItem {
 };
 
 absl::Status Pack(PackedMatrix& matrix, const Source& source) {
-  const model::GgufTensor& tensor = *source.tensor;
+  const model::Tensor& tensor = *source.tensor;
   const int64_t row_bytes = tensor.data.size() / tensor.dims[1];
   const std::byte* rows = tensor.data.data() + source.row * row_bytes;
   if (const auto format = PackedFormat(tensor.type); format == matrix.format()) {
@@ -99,7 +99,7 @@ struct Piece {
 
 class Loader {
  public:
-  Loader(const model::GgufFile& file, const model::ModelConfig& config, const ModelShard& shard)
+  Loader(const model::Checkpoint& file, const model::ModelConfig& config, const ModelShard& shard)
       : file_(file), config_(config), shard_(shard) {}
 
   absl::StatusOr<Weights> Load(ThreadPool& pool);
@@ -116,11 +116,11 @@ class Loader {
   absl::Status AddSplitProducts(const std::string& name, absl::Span<const int32_t> ends,
                                 IndexRange splits, std::vector<SplitProduct>& products);
   absl::Status AddVector(const std::string& name, std::vector<float>& out) const;
-  absl::StatusOr<const model::GgufTensor*> Find(const std::string& name) const;
+  absl::StatusOr<const model::Tensor*> Find(const std::string& name) const;
   absl::Status PackAll(ThreadPool& pool);
   uint64_t ContentHash(ThreadPool& pool) const;
 
-  const model::GgufFile& file_;
+  const model::Checkpoint& file_;
   const model::ModelConfig& config_;
   const ModelShard& shard_;
   std::vector<PackItem> items_;
@@ -139,8 +139,8 @@ absl::Status Loader::CheckLayout() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<const model::GgufTensor*> Loader::Find(const std::string& name) const {
-  const model::GgufTensor* tensor = file_.FindTensor(name);
+absl::StatusOr<const model::Tensor*> Loader::Find(const std::string& name) const {
+  const model::Tensor* tensor = file_.FindTensor(name);
   if (tensor == nullptr) return absl::InvalidArgumentError(absl::StrCat("no tensor ", name));
   return tensor;
 }
@@ -261,7 +261,7 @@ uint64_t Loader::ContentHash(ThreadPool& pool) const {
   pool.ParallelItems(static_cast<int64_t>(tensors.size()), [&](int64_t i) {
     hashes[i] = XXH3_64bits(tensors[i].data.data(), tensors[i].data.size());
   });
-  hashes.back() = XXH3_64bits(file_.metadata().data(), file_.metadata().size());
+  hashes.back() = file_.MetadataHash();
   return XXH3_64bits(hashes.data(), hashes.size() * sizeof hashes[0]);
 }
 
@@ -298,12 +298,12 @@ ModelShard WholeModel(const model::ModelConfig& config) {
           .vocab = {0, config.vocab}};
 }
 
-absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::GgufFile& file,
+absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file,
                                                    const model::ModelConfig& config,
                                                    ParallelShape shape, ShardBalance balance) {
   // A tensor's bytes in the file are close enough to its packed bytes.
   const auto bytes = [&](const std::string& name) {
-    const model::GgufTensor* tensor = file.FindTensor(name);
+    const model::Tensor* tensor = file.FindTensor(name);
     return tensor == nullptr ? uint64_t{0} : uint64_t{tensor->data.size()};
   };
   const auto layer_bytes = [&](std::initializer_list<const char*> parts) {
@@ -348,7 +348,7 @@ IndexRange FfnSplits(const model::ModelConfig& config, const ModelShard& shard) 
           (shard.ffn.end + config.ffn_split - 1) / config.ffn_split};
 }
 
-absl::StatusOr<Weights> LoadWeights(const model::GgufFile& file, const model::ModelConfig& config,
+absl::StatusOr<Weights> LoadWeights(const model::Checkpoint& file, const model::ModelConfig& config,
                                     const ModelShard& shard, ThreadPool& pool) {
   return Loader(file, config, shard).Load(pool);
 }

@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/packed_matrix.h"
+#include "model/checkpoint.h"
 #include "model/config.h"
-#include "model/gguf.h"
 #include "worker/compute/thread_pool.h"
 #include "worker/core/sharding.h"
 
@@ -34,7 +34,7 @@ struct ModelShard {
 // WholeModel returns the shard that is the whole model; ShardModel returns the shards of a
 // group's ranks. INVALID_ARGUMENT as for PlanShards.
 ModelShard WholeModel(const model::ModelConfig& config);
-absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::GgufFile& file,
+absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file,
                                                    const model::ModelConfig& config,
                                                    ParallelShape shape, ShardBalance balance);
 
@@ -58,7 +58,7 @@ struct LayerWeights {
 // All weights of one rank. In LayerWeights, heads and ffn mean those of the shard.
 struct Weights {
   ModelShard shard;
-  model::GgufTensor tokens{};        // [vocab] rows of [hidden], in the file
+  model::Tensor tokens{};            // [vocab] rows of [hidden], in the file
   std::vector<LayerWeights> layers;  // the shard's
   std::vector<float> output_norm;    // [hidden]
   kernels::PackedMatrix head;        // hidden -> the shard's tokens; empty if it has none
@@ -78,7 +78,7 @@ IndexRange FfnSplits(const model::ModelConfig& config, const ModelShard& shard);
 // tensors are present and have the right dimensions. Unimplemented: the kernels do not
 // know the layout (half-split or partial RoPE, head_dim). ResourceExhausted: there is not
 // enough memory.
-absl::StatusOr<Weights> LoadWeights(const model::GgufFile& file, const model::ModelConfig& config,
+absl::StatusOr<Weights> LoadWeights(const model::Checkpoint& file, const model::ModelConfig& config,
                                     const ModelShard& shard, ThreadPool& pool);
 
 }  // namespace flotilla::worker

@@ -9,16 +9,15 @@ namespace flotilla::worker {
 namespace {
 
 // One rank, or all ranks of a group as threads.
-absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(std::shared_ptr<const model::GgufFile> file,
-                                                       const RankOptions& options,
-                                                       const Clock* clock) {
+absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(
+    std::shared_ptr<const model::Checkpoint> file, const RankOptions& options, const Clock* clock) {
   if (options.shape.ranks() == 1) return RankRunner::Create(std::move(file), options, clock);
   return LocalGroup::Create(std::move(file), options, clock);
 }
 
 }  // namespace
 
-InProcessExecutor::InProcessExecutor(std::shared_ptr<const model::GgufFile> file,
+InProcessExecutor::InProcessExecutor(std::shared_ptr<const model::Checkpoint> file,
                                      RankOptions options, const Clock* clock)
     : options_(std::move(options)),
       clock_(clock),

@@ -15,7 +15,7 @@
 #include "common/rt/bounded_queue.h"
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "worker/exec/metrics.h"
 #include "worker/exec/rank.h"
 #include "worker/exec/step_runner.h"
@@ -25,7 +25,7 @@ namespace flotilla::worker {
 class InProcessExecutor final : public StepExecutor {
  public:
   // `file` is read by Start and released; `clock` outlives the executor.
-  InProcessExecutor(std::shared_ptr<const model::GgufFile> file, RankOptions options,
+  InProcessExecutor(std::shared_ptr<const model::Checkpoint> file, RankOptions options,
                     const Clock* clock);
   ~InProcessExecutor() override;
 
@@ -45,8 +45,8 @@ class InProcessExecutor final : public StepExecutor {
 
   const RankOptions options_;
   const Clock* const clock_;
-  std::shared_ptr<const model::GgufFile> file_;  // null once started
-  const int max_unanswered_;                     // lag + 1
+  std::shared_ptr<const model::Checkpoint> file_;  // null once started
+  const int max_unanswered_;                       // lag + 1
   ExecutorListener* listener_ = nullptr;
   WorkerProbe probe_;
 

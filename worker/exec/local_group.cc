@@ -7,14 +7,14 @@
 namespace flotilla::worker {
 
 absl::StatusOr<std::unique_ptr<LocalGroup>> LocalGroup::Create(
-    std::shared_ptr<const model::GgufFile> file, const RankOptions& options, const Clock* clock) {
+    std::shared_ptr<const model::Checkpoint> file, const RankOptions& options, const Clock* clock) {
   auto group = std::unique_ptr<LocalGroup>(new LocalGroup());
   const absl::Status status = group->Load(std::move(file), options, clock);
   if (!status.ok()) return status;
   return group;
 }
 
-absl::Status LocalGroup::Load(std::shared_ptr<const model::GgufFile> file,
+absl::Status LocalGroup::Load(std::shared_ptr<const model::Checkpoint> file,
                               const RankOptions& options, const Clock* clock) {
   auto layout = PlanGroup(*file, options);
   if (!layout.ok()) return layout.status();

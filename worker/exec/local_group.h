@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/rt/clock.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "worker/comm/shared_memory_communicator.h"
 #include "worker/exec/rank_runner.h"
 #include "worker/exec/step_runner.h"
@@ -27,7 +27,8 @@ class LocalGroup final : public StepRunner {
  public:
   // Loads the ranks of `options.shape`, see Rank::Create. `clock` outlives the group.
   static absl::StatusOr<std::unique_ptr<LocalGroup>> Create(
-      std::shared_ptr<const model::GgufFile> file, const RankOptions& options, const Clock* clock);
+      std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
+      const Clock* clock);
   ~LocalGroup() override;
 
   void BeginEpoch(Epoch epoch) override;
@@ -39,7 +40,7 @@ class LocalGroup final : public StepRunner {
 
  private:
   LocalGroup() = default;
-  absl::Status Load(std::shared_ptr<const model::GgufFile> file, const RankOptions& options,
+  absl::Status Load(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
                     const Clock* clock);
   const RankRunner& head() const { return *runners_[head_]; }
   // Calls fn(rank) on each rank's thread and waits for all.

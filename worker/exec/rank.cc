@@ -79,7 +79,7 @@ std::optional<VocabularyShards> CutVocabulary(absl::Span<const ModelShard> shard
 
 }  // namespace
 
-absl::StatusOr<GroupLayout> PlanGroup(const model::GgufFile& file, const RankOptions& options) {
+absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankOptions& options) {
   auto config = model::LoadConfig(file);
   if (!config.ok()) return config.status();
   absl::Status status = CheckOptions(options, *config);
@@ -98,7 +98,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const model::GgufFile& file, const RankOpt
   return layout;
 }
 
-Rank::Rank(std::shared_ptr<const model::GgufFile> file, const RankOptions& options,
+Rank::Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
            model::ModelConfig config, int threads, Communicator* communicator)
     : file_(std::move(file)),
       options_(options),
@@ -107,7 +107,7 @@ Rank::Rank(std::shared_ptr<const model::GgufFile> file, const RankOptions& optio
       ops_(kernels::GetOps(options.isa)),
       pool_(threads) {}
 
-absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::GgufFile> file,
+absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::Checkpoint> file,
                                                    const RankOptions& options, const Clock& clock,
                                                    Communicator* communicator) {
   auto config = model::LoadConfig(*file);

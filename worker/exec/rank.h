@@ -17,8 +17,8 @@
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
 #include "kernels/ops.h"
+#include "model/checkpoint.h"
 #include "model/config.h"
-#include "model/gguf.h"
 #include "worker/comm/communicator.h"
 #include "worker/compute/forward.h"
 #include "worker/compute/kv_cache.h"
@@ -69,7 +69,7 @@ struct GroupLayout {
 
 // Lays out the ranks of a group. INVALID_ARGUMENT: an option is wrong, or the model cannot
 // be cut into the shape.
-absl::StatusOr<GroupLayout> PlanGroup(const model::GgufFile& file, const RankOptions& options);
+absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankOptions& options);
 
 class Rank {
  public:
@@ -82,7 +82,7 @@ class Rank {
   // at the same time. Null: this is the only rank.
   // INVALID_ARGUMENT or UNIMPLEMENTED: the model or an option cannot be served;
   // RESOURCE_EXHAUSTED: not enough memory; UNAVAILABLE: another rank has failed.
-  static absl::StatusOr<std::unique_ptr<Rank>> Create(std::shared_ptr<const model::GgufFile> file,
+  static absl::StatusOr<std::unique_ptr<Rank>> Create(std::shared_ptr<const model::Checkpoint> file,
                                                       const RankOptions& options,
                                                       const Clock& clock,
                                                       Communicator* communicator = nullptr);
@@ -116,7 +116,7 @@ class Rank {
   std::int64_t buffer_bytes() const { return forward_->buffer_bytes(); }
 
  private:
-  Rank(std::shared_ptr<const model::GgufFile> file, const RankOptions& options,
+  Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
        model::ModelConfig config, int threads, Communicator* communicator);
   absl::Status Load(const Clock& clock);
   void Describe();
@@ -124,7 +124,7 @@ class Rank {
   // Returns the nanoseconds that a batch of one sequence takes. Changes no block in use.
   std::int64_t TimeBatch(int rows, const Clock& clock);
 
-  const std::shared_ptr<const model::GgufFile> file_;  // the table of token vectors
+  const std::shared_ptr<const model::Checkpoint> file_;  // the table of token vectors
   const RankOptions options_;
   const model::ModelConfig config_;
   Communicator* const communicator_;

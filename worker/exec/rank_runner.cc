@@ -15,7 +15,7 @@ RankRunner::RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clo
       rank_(std::move(rank)) {}
 
 absl::StatusOr<std::unique_ptr<RankRunner>> RankRunner::Create(
-    std::shared_ptr<const model::GgufFile> file, const RankOptions& options, const Clock* clock,
+    std::shared_ptr<const model::Checkpoint> file, const RankOptions& options, const Clock* clock,
     Communicator* communicator) {
   auto rank = Rank::Create(std::move(file), options, *clock, communicator);
   if (!rank.ok()) return rank.status();

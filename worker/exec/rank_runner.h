@@ -16,7 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/rt/clock.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "worker/core/group_state.h"
 #include "worker/core/proposer.h"
 #include "worker/exec/rank.h"
@@ -29,7 +29,7 @@ class RankRunner final : public StepRunner {
   // Loads the model and warms up, see Rank::Create. `clock` and `communicator` outlive
   // the runner.
   static absl::StatusOr<std::unique_ptr<RankRunner>> Create(
-      std::shared_ptr<const model::GgufFile> file, const RankOptions& options, const Clock* clock,
+      std::shared_ptr<const model::Checkpoint> file, const RankOptions& options, const Clock* clock,
       Communicator* communicator = nullptr);
 
   void BeginEpoch(Epoch epoch) override;

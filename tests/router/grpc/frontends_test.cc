@@ -12,7 +12,7 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "model/chat_template.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "model/tokenizer.h"
 #include "proto/codec/status.h"
 #include "router/grpc/server.h"
@@ -56,9 +56,10 @@ class FrontendsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::vector<std::byte> bytes = testing::TinyGguf();
-    auto file = model::GgufFile::Parse(bytes);
+    auto file = model::ParseCheckpoint(bytes);
     ASSERT_TRUE(file.ok()) << file.status();
-    tokenizer_ = std::make_unique<model::Tokenizer>(*model::Tokenizer::FromGguf(*file));
+    tokenizer_ =
+        std::make_unique<model::Tokenizer>(*model::Tokenizer::Create(*(*file)->ReadTokenizer()));
     chat_template_ = std::make_unique<model::ChatTemplate>(*model::ChatTemplate::Compile(
         "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"));
     service_ = InferenceService::Create({}, &clock_);

@@ -9,7 +9,7 @@
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
-#include "model/gguf.h"
+#include "model/checkpoint.h"
 #include "model/tokenizer.h"
 #include "proto/codec/status.h"
 #include "router/grpc/server.h"
@@ -30,9 +30,9 @@ class GrpcPipelineTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::vector<std::byte> bytes = testing::TinyGguf();
-    auto file = model::GgufFile::Parse(bytes);
+    auto file = model::ParseCheckpoint(bytes);
     ASSERT_TRUE(file.ok()) << file.status();
-    auto tokenizer = model::Tokenizer::FromGguf(*file);
+    auto tokenizer = model::Tokenizer::Create(*(*file)->ReadTokenizer());
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     tokenizer_ = std::make_unique<model::Tokenizer>(*std::move(tokenizer));
     service_ = InferenceService::Create({}, &clock_);

@@ -17,15 +17,15 @@ using testing::TinyModelOptions;
 
 struct Model {
   explicit Model(const TinyModelOptions& options) : bytes(testing::TinyGguf(options)) {
-    auto parsed = model::GgufFile::Parse(bytes);
+    auto parsed = model::ParseCheckpoint(bytes);
     EXPECT_TRUE(parsed.ok()) << parsed.status();
-    file.emplace(*std::move(parsed));
+    file = *std::move(parsed);
     auto loaded = model::LoadConfig(*file);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     config = *std::move(loaded);
   }
   std::vector<std::byte> bytes;
-  std::optional<model::GgufFile> file;
+  std::shared_ptr<const model::Checkpoint> file;
   model::ModelConfig config;
 };
 

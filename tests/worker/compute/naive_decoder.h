@@ -10,14 +10,14 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "model/checkpoint.h"
 #include "model/config.h"
-#include "model/gguf.h"
 
 namespace flotilla::worker {
 
 class NaiveDecoder {
  public:
-  NaiveDecoder(const model::GgufFile& file, const model::ModelConfig& config)
+  NaiveDecoder(const model::Checkpoint& file, const model::ModelConfig& config)
       : file_(file), config_(config) {}
 
   // Logits [tokens, vocab] of every position.
@@ -41,7 +41,7 @@ class NaiveDecoder {
   const std::vector<float>& Tensor(const std::string& name) {
     auto [it, added] = tensors_.try_emplace(name);
     if (added) {
-      const model::GgufTensor* tensor = file_.FindTensor(name + ".weight");
+      const model::Tensor* tensor = file_.FindTensor(name + ".weight");
       EXPECT_NE(tensor, nullptr) << name;
       it->second.resize(tensor->elements());
       EXPECT_TRUE(model::DequantizeRow(tensor->type, tensor->data, it->second).ok()) << name;
@@ -121,7 +121,7 @@ class NaiveDecoder {
     for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
   }
 
-  const model::GgufFile& file_;
+  const model::Checkpoint& file_;
   const model::ModelConfig& config_;
   std::map<std::string, std::vector<float>> tensors_;
 };

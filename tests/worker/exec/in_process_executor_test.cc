@@ -97,13 +97,13 @@ class OneSequence {
 class InProcessExecutorTest : public ::testing::Test {
  protected:
   void Start(RankOptions options = {}) {
-    auto file = model::GgufFile::Parse(bytes_);
+    auto file = model::ParseCheckpoint(bytes_);
     ASSERT_TRUE(file.ok());
     options.model_id = "tiny";
     options.threads = 2;
     if (options.kv_blocks == 0) options.kv_blocks = 64;
     options.poison_blocks = true;
-    executor_.emplace(std::make_shared<model::GgufFile>(*std::move(file)), options, &clock_);
+    executor_.emplace(*std::move(file), options, &clock_);
     const absl::Status status = executor_->Start(&recorder_);
     ASSERT_TRUE(status.ok()) << status;
   }
@@ -154,9 +154,8 @@ TEST_F(InProcessExecutorTest, DescribesWhatItServes) {
 TEST_F(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
   const auto id = [&](const RankOptions& options) {
     Recorder recorder;
-    auto file = model::GgufFile::Parse(bytes_);
-    InProcessExecutor executor(std::make_shared<model::GgufFile>(*std::move(file)), options,
-                               &clock_);
+    auto file = model::ParseCheckpoint(bytes_);
+    InProcessExecutor executor(*std::move(file), options, &clock_);
     EXPECT_TRUE(executor.Start(&recorder).ok());
     return recorder.WaitReady(Epoch{1}).numerics_id;
   };
@@ -217,10 +216,9 @@ TEST_F(InProcessExecutorTest, RefusesMoreThanTwoUnansweredPlans) {
     absl::Notification ready, leave;
     Once entered;
   } blocker;
-  auto file = model::GgufFile::Parse(bytes_);
+  auto file = model::ParseCheckpoint(bytes_);
   ASSERT_TRUE(file.ok());
-  InProcessExecutor executor(std::make_shared<model::GgufFile>(*std::move(file)),
-                             {.threads = 1, .kv_blocks = 8}, &clock_);
+  InProcessExecutor executor(*std::move(file), {.threads = 1, .kv_blocks = 8}, &clock_);
   OneSequence sequence(Epoch{1}, {1, 2, 3}, 10);
   EXPECT_EQ(executor.Execute(sequence.Prefill()).code(), absl::StatusCode::kFailedPrecondition)
       << "before Start";
@@ -240,10 +238,9 @@ TEST_F(InProcessExecutorTest, RefusesMoreThanTwoUnansweredPlans) {
 
 TEST_F(InProcessExecutorTest, StartRefusesWhatCannotBeServed) {
   const auto start = [&](const std::vector<std::byte>& bytes, const RankOptions& options) {
-    auto file = model::GgufFile::Parse(bytes);
+    auto file = model::ParseCheckpoint(bytes);
     EXPECT_TRUE(file.ok());
-    InProcessExecutor executor(std::make_shared<model::GgufFile>(*std::move(file)), options,
-                               &clock_);
+    InProcessExecutor executor(*std::move(file), options, &clock_);
     return executor.Start(&recorder_).code();
   };
   EXPECT_EQ(start(bytes_, {.max_context = 513}), absl::StatusCode::kInvalidArgument);

@@ -1,4 +1,4 @@
-#include "model/gguf.h"
+#include "model/gguf/gguf_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -269,7 +269,7 @@ class GgufFile::Reader {
 
   void ReadTensorInfo(uint64_t index, GgufFile& file) {
     context_ = Cat("tensor ", index, ": ");
-    GgufTensor tensor{};
+    Tensor tensor{};
     tensor.name = ReadString("name");
     if (!ok()) return;
     if (tensor.name.empty() || tensor.name.size() > kMaxTensorNameBytes) {
@@ -327,7 +327,7 @@ class GgufFile::Reader {
     const auto data = bytes_.subspan(data_begin);
     uint64_t expected = 0;
     for (size_t i = 0; i < file.tensors_.size(); ++i) {
-      GgufTensor& tensor = file.tensors_[i];
+      Tensor& tensor = file.tensors_[i];
       const auto [offset, size] = extents_[i];
       context_ = Cat("tensor ", i, " ", Quote(tensor.name), ": ");
       if (offset != expected) {
@@ -378,7 +378,7 @@ const GgufValue* GgufFile::Find(std::string_view key) const {
   return it == values_.end() ? nullptr : &it->second;
 }
 
-const GgufTensor* GgufFile::FindTensor(std::string_view name) const {
+const Tensor* GgufFile::FindTensor(std::string_view name) const {
   const auto it = tensor_index_.find(name);
   return it == tensor_index_.end() ? nullptr : &tensors_[it->second];
 }
@@ -442,6 +442,17 @@ absl::StatusOr<std::vector<int64_t>> GgufFile::GetInts(std::string_view key) con
     if (!number) return WrongType(key, "an array of integers");
     numbers.push_back(*number);
   }
+  return numbers;
+}
+
+absl::StatusOr<std::vector<float>> GgufFile::GetFloats(std::string_view key) const {
+  const GgufValue* value = Find(key);
+  if (value == nullptr) return Absent(key);
+  if (value->type != GgufType::kArray || value->element_type != GgufType::kFloat32) {
+    return WrongType(key, "an array of 32-bit floats");
+  }
+  std::vector<float> numbers(value->count);
+  if (!numbers.empty()) std::memcpy(numbers.data(), value->bytes.data(), value->bytes.size());
   return numbers;
 }
 

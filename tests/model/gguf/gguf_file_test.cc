@@ -1,4 +1,4 @@
-#include "model/gguf.h"
+#include "model/gguf/gguf_file.h"
 
 #include <cmath>
 #include <cstring>
@@ -49,7 +49,7 @@ TEST(Gguf, ReadsTypedValuesAndTensors) {
   EXPECT_EQ(*file->GetUintOr("absent", 9), 9u);
 
   ASSERT_EQ(file->tensors().size(), 2u);
-  const GgufTensor* one = file->FindTensor("t.one");
+  const Tensor* one = file->FindTensor("t.one");
   ASSERT_NE(one, nullptr);
   EXPECT_EQ(one->dims[0], 32u);
   EXPECT_EQ(one->dims[1], 3u);

@@ -19,7 +19,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "common/types/text.h"
-#include "model/ggml_type.h"
+#include "model/tensor.h"
 
 namespace flotilla::model {
 
@@ -51,18 +51,6 @@ struct GgufValue {
   std::span<const std::byte> bytes;
 };
 
-// One tensor, by view. dims[0] is the contiguous dimension (a row), i.e. the
-// usual [rows, columns] shape reversed; dims past `rank` are 1.
-struct GgufTensor {
-  std::string_view name;
-  uint32_t rank;
-  uint64_t dims[4];
-  GgmlType type;
-  std::span<const std::byte> data;  // whole blocks, aligned as the file says
-
-  uint64_t elements() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
-};
-
 class GgufFile {
  public:
   // Maps the file at `path`. NotFound or another errno code if it cannot be
@@ -89,6 +77,7 @@ class GgufFile {
   absl::StatusOr<std::string_view> GetString(std::string_view key) const;
   absl::StatusOr<std::vector<std::string_view>> GetStrings(std::string_view key) const;
   absl::StatusOr<std::vector<int64_t>> GetInts(std::string_view key) const;
+  absl::StatusOr<std::vector<float>> GetFloats(std::string_view key) const;
 
   // The same, with `fallback` if the key is absent. A wrong type is still an error, because a value
   // that is present must not be ignored.
@@ -97,10 +86,10 @@ class GgufFile {
   absl::StatusOr<bool> GetBoolOr(std::string_view key, bool fallback) const;
 
   // Null if there is no tensor of that name.
-  const GgufTensor* FindTensor(std::string_view name) const;
+  const Tensor* FindTensor(std::string_view name) const;
 
   // The tensors in file order, which is also the order of their data.
-  std::span<const GgufTensor> tensors() const { return tensors_; }
+  std::span<const Tensor> tensors() const { return tensors_; }
 
   // Everything before the tensor data, header included.
   std::span<const std::byte> metadata() const { return metadata_; }
@@ -118,7 +107,7 @@ class GgufFile {
   uint32_t version_ = 0;
   std::span<const std::byte> metadata_;
   absl::flat_hash_map<std::string_view, GgufValue, TextHash, TextEqual> values_;
-  std::vector<GgufTensor> tensors_;
+  std::vector<Tensor> tensors_;
   absl::flat_hash_map<std::string_view, uint32_t, TextHash, TextEqual>
       tensor_index_;  // name -> index in tensors_
 };

@@ -1,0 +1,66 @@
+// What a model file holds: configuration, tensors and tokenizer. This is the only view of a model
+// file that anyone outside model/ has, so a container is one folder here (model/gguf/) and a line
+// in checkpoint.cc.
+//
+// A checkpoint is immutable, and any thread may read it. All views that it hands out live as long
+// as it does. The file is untrusted: a checkpoint has checked that every view lies inside it, and
+// takes memory of at most a small multiple of the file's metadata. It does not know what the
+// numbers mean.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/types/tokenizer_bundle.h"
+#include "model/configuration.h"
+#include "model/tensor.h"
+
+namespace flotilla::model {
+
+// One entry of a file's metadata, for people.
+struct MetadataEntry {
+  std::string name;   // escaped: safe for a terminal
+  std::string type;   // as the container names it
+  std::string value;  // shortened and escaped
+};
+
+class Checkpoint {
+ public:
+  virtual ~Checkpoint() = default;
+
+  // The container and its version, e.g. "GGUF v3".
+  virtual std::string format() const = 0;
+  virtual const Configuration& configuration() const = 0;
+
+  // The tensors in the file's order.
+  virtual std::span<const Tensor> tensors() const = 0;
+  // Null if there is no tensor of that name.
+  virtual const Tensor* FindTensor(std::string_view name) const = 0;
+
+  // The number of tokens of the tokenizer; 0 if the file has none.
+  virtual uint64_t token_count() const = 0;
+  // INVALID_ARGUMENT: the file has no tokenizer, or one that contradicts itself. UNIMPLEMENTED:
+  // a token of an unknown type.
+  virtual absl::StatusOr<TokenizerBundle> ReadTokenizer() const = 0;
+
+  // A hash of everything but the tensors' data. It tells files apart and is no defence against
+  // forgery.
+  virtual uint64_t MetadataHash() const = 0;
+  // All metadata, sorted by name.
+  virtual std::vector<MetadataEntry> Metadata() const = 0;
+};
+
+// Maps the file at `path`. NOT_FOUND or another errno code if it cannot be opened;
+// INVALID_ARGUMENT, which says what and where, if it is not a valid model file.
+absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const std::string& path);
+
+// Reads a file that is held in memory. `bytes` outlive the result. INVALID_ARGUMENT as above.
+absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseCheckpoint(std::span<const std::byte> bytes);
+
+}  // namespace flotilla::model

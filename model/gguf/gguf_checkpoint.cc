@@ -1,0 +1,194 @@
+#include "model/gguf/gguf_checkpoint.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/types/text.h"
+#include "model/gguf/gguf_file.h"
+#include "model/gguf/gguf_text.h"
+
+namespace flotilla::model {
+namespace {
+
+constexpr char kTokens[] = "tokenizer.ggml.tokens";
+
+// A missing key is an error of the file, so its NotFound becomes InvalidArgument.
+absl::Status AsInvalid(const absl::Status& status) {
+  if (!absl::IsNotFound(status)) return status;
+  return absl::InvalidArgumentError(status.message());
+}
+
+// A configuration's keys have the architecture in front of them; "general.*" do not.
+class GgufConfiguration final : public Configuration {
+ public:
+  explicit GgufConfiguration(const GgufFile& file) : file_(file) {}
+
+  absl::StatusOr<std::string_view> architecture() const override {
+    auto name = file_.GetString("general.architecture");
+    if (!name.ok()) return AsInvalid(name.status());
+    return name;
+  }
+  std::string_view title() const override {
+    return file_.GetString("general.name").value_or(std::string_view());
+  }
+  std::string NameOf(std::string_view key) const override {
+    return Cat(architecture().value_or(std::string_view()), ".", key);
+  }
+  bool Has(std::string_view key) const override { return file_.Find(NameOf(key)) != nullptr; }
+  absl::StatusOr<uint64_t> Uint(std::string_view key) const override {
+    return file_.GetUint(NameOf(key));
+  }
+  absl::StatusOr<double> Float(std::string_view key) const override {
+    return file_.GetFloat(NameOf(key));
+  }
+  absl::StatusOr<std::string_view> String(std::string_view key) const override {
+    return file_.GetString(NameOf(key));
+  }
+
+ private:
+  const GgufFile& file_;
+};
+
+// Reads the values of a tokenizer. The first failure sticks, and later reads return nothing.
+class TokenizerReader {
+ public:
+  explicit TokenizerReader(const GgufFile& file) : file_(file) {}
+
+  absl::StatusOr<TokenizerBundle> Read() && {
+    TokenizerBundle bundle;
+    bundle.kind = Value(file_.GetString("tokenizer.ggml.model"));
+    bundle.tokens = Strings(kTokens);
+    ReadKinds(bundle);
+    if (Has("tokenizer.ggml.pre"))
+      bundle.pretokenizer = Value(file_.GetString("tokenizer.ggml.pre"));
+    if (Has("tokenizer.ggml.merges")) bundle.merges = Strings("tokenizer.ggml.merges");
+    if (Has("tokenizer.ggml.scores"))
+      bundle.scores = Value(file_.GetFloats("tokenizer.ggml.scores"));
+    const size_t count = bundle.tokens.size();
+    if (!bundle.scores.empty() && bundle.scores.size() != count) {
+      Fail(InvalidArgument("tokenizer.ggml: ", count, " tokens and ", bundle.scores.size(),
+                           " scores"));
+    }
+    bundle.bos = Id("bos", count);
+    bundle.eos = Id("eos", count);
+    bundle.eot = Id("eot", count);
+    bundle.eom = Id("eom", count);
+    bundle.unknown = Id("unknown", count);
+    bundle.add_bos = Flag("tokenizer.ggml.add_bos_token");
+    bundle.add_eos = Flag("tokenizer.ggml.add_eos_token");
+    bundle.add_space_prefix = Flag("tokenizer.ggml.add_space_prefix");
+    if (Has("tokenizer.chat_template")) {
+      bundle.chat_template = Value(file_.GetString("tokenizer.chat_template"));
+    }
+    if (!status_.ok()) return status_;
+    return bundle;
+  }
+
+ private:
+  void Fail(const absl::Status& status) {
+    if (status_.ok()) status_ = AsInvalid(status);
+  }
+  bool Has(std::string_view key) const { return file_.Find(key) != nullptr; }
+  template <class T>
+  T Value(absl::StatusOr<T> value) {
+    if (value.ok()) return *std::move(value);
+    Fail(value.status());
+    return T();
+  }
+
+  std::vector<std::string> Strings(std::string_view key) {
+    const std::vector<std::string_view> views = Value(file_.GetStrings(key));
+    return {views.begin(), views.end()};
+  }
+
+  std::optional<bool> Flag(std::string_view key) {
+    if (!Has(key)) return std::nullopt;
+    return Value(file_.GetBool(key));
+  }
+
+  TokenId Id(std::string_view name, size_t count) {
+    const std::string key = Cat("tokenizer.ggml.", name, "_token_id");
+    if (!Has(key)) return -1;
+    const uint64_t id = Value(file_.GetUint(key));
+    if (id < count) return static_cast<TokenId>(id);
+    Fail(InvalidArgument(key, " = ", id, " is outside the vocabulary of ", count));
+    return -1;
+  }
+
+  void ReadKinds(TokenizerBundle& bundle) {
+    const std::vector<int64_t> kinds = Value(file_.GetInts("tokenizer.ggml.token_type"));
+    if (kinds.size() != bundle.tokens.size()) {
+      Fail(InvalidArgument("tokenizer.ggml: ", bundle.tokens.size(), " tokens and ", kinds.size(),
+                           " token types"));
+      return;
+    }
+    bundle.kinds.reserve(kinds.size());
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      if (kinds[i] < 1 || kinds[i] > static_cast<int64_t>(TokenKind::kByte)) {
+        Fail(InvalidArgument("tokenizer.ggml.token_type: token ", i, " has type ", kinds[i]));
+        return;
+      }
+      bundle.kinds.push_back(static_cast<TokenKind>(kinds[i]));
+    }
+  }
+
+  const GgufFile& file_;
+  absl::Status status_;
+};
+
+class GgufCheckpoint final : public Checkpoint {
+ public:
+  explicit GgufCheckpoint(GgufFile file) : file_(std::move(file)), configuration_(file_) {}
+
+  std::string format() const override { return Cat("GGUF v", file_.version()); }
+  const Configuration& configuration() const override { return configuration_; }
+  std::span<const Tensor> tensors() const override { return file_.tensors(); }
+  const Tensor* FindTensor(std::string_view name) const override { return file_.FindTensor(name); }
+  uint64_t token_count() const override {
+    const GgufValue* tokens = file_.Find(kTokens);
+    return tokens != nullptr && tokens->type == GgufType::kArray ? tokens->count : 0;
+  }
+  absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
+    return TokenizerReader(file_).Read();
+  }
+  uint64_t MetadataHash() const override {
+    return XXH3_64bits(file_.metadata().data(), file_.metadata().size());
+  }
+  std::vector<MetadataEntry> Metadata() const override {
+    std::vector<std::pair<std::string_view, const GgufValue*>> values;
+    for (const auto& [key, value] : file_.values()) values.emplace_back(key, &value);
+    std::ranges::sort(values);
+    std::vector<MetadataEntry> entries;
+    for (const auto& [key, value] : values) {
+      entries.push_back({EscapedText(key), TypeText(*value), ValueText(*value)});
+    }
+    return entries;
+  }
+
+ private:
+  const GgufFile file_;
+  const GgufConfiguration configuration_;
+};
+
+absl::StatusOr<std::shared_ptr<const Checkpoint>> Wrap(absl::StatusOr<GgufFile> file) {
+  if (!file.ok()) return file.status();
+  return std::make_shared<const GgufCheckpoint>(*std::move(file));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenGguf(const std::string& path) {
+  return Wrap(GgufFile::Open(path));
+}
+
+absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseGguf(std::span<const std::byte> bytes) {
+  return Wrap(GgufFile::Parse(bytes));
+}
+
+}  // namespace flotilla::model

@@ -1,0 +1,98 @@
+// What a GGUF file holds, seen as a checkpoint.
+#include "model/gguf/gguf_checkpoint.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/content_hash.h"
+#include "model/stop_tokens.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace flotilla::model {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(GgufCheckpoint, ConfigurationHasTheFilesNames) {
+  const auto bytes = testing::TinyGguf();
+  const auto file = ParseGguf(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const Configuration& configuration = (*file)->configuration();
+  EXPECT_EQ(configuration.architecture().value(), "llama");
+  EXPECT_EQ(configuration.title(), "tiny");
+  EXPECT_EQ(configuration.NameOf("block_count"), "llama.block_count");
+  EXPECT_TRUE(configuration.Has("block_count"));
+  EXPECT_EQ(configuration.Uint("block_count").value(), testing::TinyModelOptions().layers);
+  EXPECT_FALSE(configuration.Has("no_such_key"));
+  EXPECT_TRUE(absl::IsNotFound(configuration.Uint("no_such_key").status()));
+  EXPECT_THAT(std::string(configuration.String("block_count").status().message()),
+              HasSubstr("llama.block_count"));
+  EXPECT_EQ((*file)->format(), "GGUF v3");
+  EXPECT_EQ((*file)->token_count(), testing::TinyModelOptions().vocab);
+}
+
+TEST(GgufCheckpoint, TokenizerSaysWhatTheFileSays) {
+  const auto bytes = testing::TinyGguf();
+  const auto file = ParseGguf(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto tokenizer = (*file)->ReadTokenizer();
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(tokenizer->kind, "gpt2");
+  EXPECT_EQ(tokenizer->pretokenizer, "smollm");
+  EXPECT_EQ(tokenizer->tokens.size(), testing::TinyModelOptions().vocab);
+  EXPECT_EQ(tokenizer->tokens[testing::kTinyImEnd], "<|im_end|>");
+  EXPECT_EQ(tokenizer->kinds[testing::kTinyImEnd], TokenKind::kControl);
+  EXPECT_EQ(tokenizer->kinds[testing::kTinyFirstByte], TokenKind::kNormal);
+  EXPECT_FALSE(tokenizer->merges.empty());
+  EXPECT_TRUE(tokenizer->scores.empty());
+  EXPECT_EQ(tokenizer->bos, testing::kTinyImStart);
+  EXPECT_EQ(tokenizer->eos, testing::kTinyImEnd);
+  EXPECT_EQ(tokenizer->unknown, -1);
+  EXPECT_EQ(tokenizer->add_bos, false);
+  EXPECT_EQ(tokenizer->add_eos, std::nullopt);
+  EXPECT_TRUE(tokenizer->chat_template.has_value());
+  EXPECT_THAT(StopTokens(*tokenizer), ElementsAre(testing::kTinyEndOfText, testing::kTinyImEnd));
+  // The value that versions before the bundle computed from the file.
+  EXPECT_EQ(TokenizerHash(*tokenizer), 0x1870a2a01f64930c);
+}
+
+std::string Refusal(void (*change)(testing::GgufBuilder&)) {
+  testing::GgufBuilder builder;
+  builder.AddString("general.architecture", "llama");
+  builder.AddString("tokenizer.ggml.model", "gpt2");
+  builder.AddStrings("tokenizer.ggml.tokens", {"a", "b"});
+  change(builder);
+  const auto bytes = builder.Build();
+  const auto file = ParseGguf(bytes);
+  EXPECT_TRUE(file.ok()) << file.status();
+  const auto tokenizer = (*file)->ReadTokenizer();
+  EXPECT_TRUE(absl::IsInvalidArgument(tokenizer.status())) << tokenizer.status();
+  return std::string(tokenizer.status().message());
+}
+
+TEST(GgufCheckpoint, RefusesTokenizersThatContradictThemselves) {
+  EXPECT_THAT(Refusal([](auto&) {}), HasSubstr("token_type"));
+  EXPECT_THAT(Refusal([](auto& b) { b.AddInts("tokenizer.ggml.token_type", {1}); }),
+              HasSubstr("2 tokens and 1 token types"));
+  EXPECT_THAT(Refusal([](auto& b) {
+                b.AddInts("tokenizer.ggml.token_type", {1, 7});
+              }),
+              HasSubstr("token 1 has type 7"));
+  EXPECT_THAT(Refusal([](auto& b) {
+                b.AddInts("tokenizer.ggml.token_type", {1, 1});
+                b.AddUint32("tokenizer.ggml.eos_token_id", 2);
+              }),
+              HasSubstr("tokenizer.ggml.eos_token_id = 2 is outside the vocabulary of 2"));
+  EXPECT_THAT(Refusal([](auto& b) {
+                b.AddInts("tokenizer.ggml.token_type", {1, 1});
+                b.AddString("tokenizer.ggml.merges", "a b");
+              }),
+              HasSubstr("tokenizer.ggml.merges"));
+}
+
+}  // namespace
+}  // namespace flotilla::model
