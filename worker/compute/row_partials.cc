@@ -20,7 +20,7 @@ RowPartial Measure(const kernels::Ops& ops, const VocabularyShard& shard,
     subtree += size;
   }
   const int size = static_cast<int>(logits.size());
-  if (top <= 0) return partial;
+  if (top <= 0 || size == 0) return partial;
   partial.best.resize(std::min(top, size));
   ops.top_n(logits.data(), size, static_cast<int>(partial.best.size()), partial.best.data());
   for (kernels::TokenScore& entry : partial.best) entry.token += shard.first_token;
@@ -53,6 +53,10 @@ VocabularyShards::VocabularyShards(absl::Span<const IndexRange> shards) {
   for (const IndexRange& tokens : shards) {
     VocabularyShard shard{.first_token = static_cast<TokenId>(tokens.begin), .subtrees = {}};
     const IndexRange chunks{tokens.begin / kChunk, (tokens.end + kChunk - 1) / kChunk};
+    if (tokens.size() == 0) {
+      shards_.push_back(std::move(shard));
+      continue;
+    }
     for (const IndexRange& subtree : CompleteSubtrees(chunks)) {
       const std::uint32_t end = std::min(subtree.end * kChunk, tokens.end);
       shard.subtrees.push_back(static_cast<std::int32_t>(end - subtree.begin * kChunk));
@@ -72,6 +76,7 @@ std::size_t VocabularyShards::most_subtrees() const {
 RowPartial SamplePartial(const kernels::Ops& ops, const VocabularyShard& shard,
                          absl::Span<const float> logits, const SamplingParams& sampling,
                          const LogprobSpec& logprobs, const TokenPosition& position) {
+  if (logits.empty()) return {};
   RowPartial partial = Measure(ops, shard, logits, logprobs.output_top);
   const int size = static_cast<int>(logits.size());
   const float* drawn_from = logits.data();

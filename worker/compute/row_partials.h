@@ -34,7 +34,7 @@ struct VocabularyShard {
 class VocabularyShards {
  public:
   // `shards` follow each other from token 0 to the last token. Each begins at a multiple of
-  // kernels::kVocabularyChunk. None may be empty.
+  // kernels::kVocabularyChunk, or is empty at the end. A shard may be empty.
   explicit VocabularyShards(absl::Span<const IndexRange> shards);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(shards_.size()); }

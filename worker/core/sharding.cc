@@ -19,27 +19,30 @@ absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
     return absl::InvalidArgumentError(
         absl::StrCat("pp ", shape.pipeline, ": the model has ", parts.layers, " layers"));
   }
-  const std::uint32_t most =
-      std::min({parts.attention_splits, parts.ffn_splits, parts.vocab_chunks});
+  const std::uint32_t most = std::min(parts.attention_splits, parts.ffn_splits);
   if (shape.tensor > most) {
     return absl::InvalidArgumentError(
         absl::StrCat("tp ", shape.tensor, ": the model can be cut into ", most, " (",
-                     parts.attention_splits, " KV heads, ", parts.ffn_splits, " FFN splits, ",
-                     parts.vocab_chunks, " chunks of the vocabulary)"));
+                     parts.attention_splits, " KV heads, ", parts.ffn_splits, " FFN splits)"));
   }
   return absl::OkStatus();
 }
 
 // Divides `count` items of `bytes` each among ranks that already have `owned` bytes. The quantity
-// that `balance` names becomes as even as whole items allow. Every rank gets at least one item.
+// that `balance` names becomes as even as whole items allow. Every rank gets at least one item, or
+// the first ranks do if there are too few.
 std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes, ShardBalance balance,
                               std::vector<std::uint64_t>& owned) {
-  std::vector<std::uint32_t> shares(owned.size(), 1);
-  for (std::uint64_t& sum : owned) sum += bytes;
+  const std::size_t first = std::min<std::size_t>(count, owned.size());
+  std::vector<std::uint32_t> shares(owned.size(), 0);
+  for (std::size_t i = 0; i < first; ++i) {
+    shares[i] = 1;
+    owned[i] += bytes;
+  }
   const auto weight = [&](std::size_t i) {
     return std::pair(balance == ShardBalance::kStep ? shares[i] : 0u, owned[i]);
   };
-  for (std::size_t left = count - owned.size(); left > 0; --left) {
+  for (std::size_t left = count - first; left > 0; --left) {
     std::size_t least = 0;
     for (std::size_t i = 1; i < owned.size(); ++i) {
       if (weight(i) < weight(least)) least = i;

@@ -59,7 +59,7 @@ struct Shard {
   IndexRange layers;
   IndexRange attention_splits;
   IndexRange ffn_splits;
-  IndexRange vocab_chunks;  // empty but on the last stage
+  IndexRange vocab_chunks;  // empty but on the last stage; there, too, if chunks are few
 
   bool operator==(const Shard&) const = default;
 };
@@ -68,7 +68,7 @@ struct Shard {
 // head counts with the last stage. The ranks of a stage differ, in what `balance` names,
 // by as little as whole splits allow.
 // INVALID_ARGUMENT: a shape of 0 or above kMaxRanks; more stages than layers; more ranks
-// in a stage than attention splits, FFN splits or vocabulary chunks.
+// in a stage than attention splits or FFN splits.
 inline constexpr std::uint32_t kMaxRanks = 64;
 absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape,
                                               ShardBalance balance = ShardBalance::kStep);

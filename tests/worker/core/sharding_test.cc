@@ -90,7 +90,7 @@ TEST(PlanShardsTest, EveryPartBelongsToOneRank) {
     const ModelParts parts{.layers = draw(shape.pipeline, 40),
                            .attention_splits = draw(shape.tensor, 12),
                            .ffn_splits = draw(shape.tensor, 40),
-                           .vocab_chunks = draw(shape.tensor, 40),
+                           .vocab_chunks = draw(1, 40),
                            .attention_split_bytes = draw(1, 1000),
                            .ffn_split_bytes = draw(1, 1000),
                            .vocab_chunk_bytes = draw(1, 1000)};
@@ -128,8 +128,7 @@ TEST(PlanShardsTest, RefusesWhatCannotBeCut) {
   const ModelParts parts = SmallModel();
   EXPECT_EQ(PlanShards(parts, {.tensor = 0}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(PlanShards(parts, {.tensor = 4}).status().message(),
-            "tp 4: the model can be cut into 3 (3 KV heads, 12 FFN splits, 48 chunks of the "
-            "vocabulary)");
+            "tp 4: the model can be cut into 3 (3 KV heads, 12 FFN splits)");
   EXPECT_EQ(PlanShards(parts, {.pipeline = 31}).status().message(),
             "pp 31: the model has 30 layers");
   EXPECT_FALSE(PlanShards(parts, {.tensor = 1u << 31, .pipeline = 2}).ok());
