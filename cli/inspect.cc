@@ -11,7 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "model/ggml_type.h"
+#include "model/load_spec.h"
+#include "model/tensor_table.h"
 
 namespace flotilla::cli {
 namespace {
@@ -25,6 +28,32 @@ std::string Shape(const model::Tensor& tensor) {
   std::vector<std::uint64_t> dims(tensor.dims, tensor.dims + tensor.rank);
   std::reverse(dims.begin(), dims.end());
   return absl::StrCat("[", absl::StrJoin(dims, ", "), "]");
+}
+
+// The role of each tensor in the model, by name.
+std::map<std::string, std::string_view> Roles(const model::ModelSpec& spec) {
+  std::map<std::string, std::string_view> roles;
+  for (const model::TensorRow& row : spec.tensors) {
+    const std::size_t count = model::IsPerLayer(row) ? spec.layers.size() : 1;
+    for (std::uint32_t layer = 0; layer < count; ++layer) {
+      roles.emplace(model::NameInFile(row, layer), model::RoleName(row.role));
+    }
+  }
+  return roles;
+}
+
+// Says what the model is, or why flotilla cannot serve it.
+std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
+  if (!spec.ok()) {
+    return absl::StrCat(
+        "cannot be served: ",
+        absl::StrReplaceAll(absl::Utf8SafeCEscape(spec.status().message()), {{"\\'", "'"}}));
+  }
+  const model::AttentionSpec& attention = spec->attention();
+  return absl::StrFormat(
+      "%s: %d layers of %d, %d query and %d KV heads of %d, FFN of %d, %d tokens, context %d",
+      spec->architecture, spec->layers.size(), spec->hidden, attention.heads, attention.kv_heads,
+      attention.head_dim, spec->ffn().width, spec->vocab, spec->context_length);
 }
 
 }  // namespace
@@ -44,18 +73,23 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
     out << separator << count << " " << type;
     separator = ", ";
   }
-  out << ")\n\nmetadata\n";
+  const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
+  out << ")\n" << Summary(spec) << "\n\nmetadata\n";
 
   for (const model::MetadataEntry& entry : file.Metadata()) {
     out << "  " << std::left << std::setw(42) << entry.name << std::setw(14) << entry.type
         << entry.value << "\n";
   }
 
+  const auto roles = spec.ok() ? Roles(*spec) : std::map<std::string, std::string_view>();
   out << "\ntensors\n";
   for (const model::Tensor& tensor : file.tensors()) {
     out << "  " << std::left << std::setw(42) << Escaped(tensor.name) << std::setw(8)
         << model::GgmlTypeName(tensor.type) << std::setw(18) << Shape(tensor)
-        << absl::StrFormat("%9.2f MB\n", tensor.data.size() / 1e6);
+        << absl::StrFormat("%9.2f MB", tensor.data.size() / 1e6);
+    const auto role = roles.find(std::string(tensor.name));
+    if (role != roles.end()) out << "  " << role->second;
+    out << "\n";
   }
 }
 

@@ -10,8 +10,8 @@
 
 namespace flotilla::cli {
 
-// Prints summary, metadata (sorted by key; long arrays and strings shortened;
-// control characters escaped) and the tensor table.
+// Prints what the model is or why it cannot be served, metadata (sorted by key; long arrays and
+// strings shortened; control characters escaped) and the tensors with their roles.
 void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out);
 
 // Opens the file and prints it to standard output. Errors as OpenCheckpoint.

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "model/config.h"
+#include "model/load_spec.h"
 #include "worker/compute/kv_cache.h"
 
 namespace flotilla::cli {
@@ -20,11 +20,11 @@ absl::Status Wrong(const char* flag, const Value& value, absl::string_view why) 
   return absl::InvalidArgumentError(absl::StrCat(flag, " ", value, ": ", why));
 }
 
-absl::Status CheckSpeculation(const RoleFlags& flags, const model::ModelConfig& config) {
+absl::Status CheckSpeculation(const RoleFlags& flags, const model::ModelSpec& spec) {
   if (flags.speculation == "off") return absl::OkStatus();
-  if (flags.draft_layers > std::int64_t{config.layers}) {
+  if (flags.draft_layers > static_cast<std::int64_t>(spec.layers.size())) {
     return Wrong("--draft-layers", flags.draft_layers,
-                 absl::StrCat("the model has ", config.layers, " layers"));
+                 absl::StrCat("the model has ", spec.layers.size(), " layers"));
   }
   if (flags.speculation == "draft" && flags.pipeline_parallel > 1) {
     return Wrong("--speculation", "draft", "it needs all layers on one stage, --pp 1");
@@ -35,10 +35,11 @@ absl::Status CheckSpeculation(const RoleFlags& flags, const model::ModelConfig& 
 // Checks how much memory the ranks on this host reserve together, and the directory that they
 // use on disk.
 absl::Status CheckMemory(const RoleFlags& flags, const worker::RankOptions& options,
-                         const model::ModelConfig& config) {
+                         const model::ModelSpec& spec) {
   if (!flags.group_network.empty()) return absl::OkStatus();  // each host checks its own
-  const worker::KvShape shape{options.kv_format, static_cast<int>(config.layers),
-                              static_cast<int>(config.kv_heads), static_cast<int>(config.head_dim)};
+  const worker::KvShape shape{options.kv_format, static_cast<int>(spec.layers.size()),
+                              static_cast<int>(spec.attention().kv_heads),
+                              static_cast<int>(spec.attention().head_dim)};
   const std::int64_t memory = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   const std::int64_t most = memory / shape.bytes_per_block();
   for (const auto& [flag, blocks] :
@@ -58,15 +59,15 @@ absl::Status CheckMemory(const RoleFlags& flags, const worker::RankOptions& opti
 
 absl::Status CheckModelFlags(const RoleFlags& flags, const worker::RankOptions& options,
                              const model::Checkpoint& file) {
-  const absl::StatusOr<model::ModelConfig> config = model::LoadConfig(file);
-  if (!config.ok()) return config.status();
-  if (flags.max_model_len > std::int64_t{config->context_length}) {
+  const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
+  if (!spec.ok()) return spec.status();
+  if (flags.max_model_len > std::int64_t{spec->context_length}) {
     return Wrong("--max-model-len", flags.max_model_len,
-                 absl::StrCat("the model was trained for ", config->context_length, " tokens"));
+                 absl::StrCat("the model was trained for ", spec->context_length, " tokens"));
   }
-  if (auto status = CheckSpeculation(flags, *config); !status.ok()) return status;
-  if (auto status = CheckMemory(flags, options, *config); !status.ok()) return status;
-  const auto layout = worker::ShardModel(file, *config, options.shape, options.balance);
+  if (auto status = CheckSpeculation(flags, *spec); !status.ok()) return status;
+  if (auto status = CheckMemory(flags, options, *spec); !status.ok()) return status;
+  const auto layout = worker::ShardModel(file, *spec, options.shape, options.balance);
   if (layout.ok() || !absl::IsInvalidArgument(layout.status())) return layout.status();
   // "tp 4: the model can be cut into 3 ..."
   return absl::InvalidArgumentError(absl::StrCat("--", layout.status().message()));

@@ -13,6 +13,7 @@
 #include "common/rt/clock.h"
 #include "common/rt/cpu_quota.h"
 #include "model/checkpoint.h"
+#include "model/load_spec.h"
 #include "worker/comm/mpi_communicator.h"
 #include "worker/comm/share_region.h"
 #include "worker/comm/shared_memory_communicator.h"
@@ -32,7 +33,7 @@ int RanksHere() {
 // Joins this rank to the others of its group and returns the communicator, which lives as
 // long as the process.
 absl::StatusOr<worker::Communicator*> JoinRanks(const model::Checkpoint& file,
-                                                const model::ModelConfig& config,
+                                                const model::ModelSpec& spec,
                                                 const worker::RankOptions& options,
                                                 const std::string& transport, int rank) {
   absl::StatusOr<worker::GroupLayout> layout = worker::PlanGroup(file, options);
@@ -51,8 +52,8 @@ absl::StatusOr<worker::Communicator*> JoinRanks(const model::Checkpoint& file,
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {
       columns.push_back(layout->shards[stage_begin + t].vocab);
     }
-    communicator = std::make_unique<worker::MpiCommunicator>(
-        shape, number, layout->limits, std::move(columns), config.vocab, spin);
+    communicator = std::make_unique<worker::MpiCommunicator>(shape, number, layout->limits,
+                                                             std::move(columns), spec.vocab, spin);
     return communicator.get();
   }
   auto region =
@@ -77,10 +78,10 @@ absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& fl
   if (!file.ok()) return file.status();
   worker::Communicator* communicator = nullptr;
   if (size > 1) {
-    const absl::StatusOr<model::ModelConfig> config = model::LoadConfig(**file);
-    if (!config.ok()) return config.status();
+    const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(**file);
+    if (!spec.ok()) return spec.status();
     absl::StatusOr<worker::Communicator*> joined =
-        JoinRanks(**file, *config, *options, flags.transport, rank);
+        JoinRanks(**file, *spec, *options, flags.transport, rank);
     if (!joined.ok()) return joined.status();
     communicator = *joined;
   }

@@ -6,37 +6,10 @@
 namespace flotilla::kernels {
 namespace {
 
-// The series use double and plain operations. Their relative error is about 1e-15, far below
-// that of fp32, to which the results are rounded.
-constexpr double kLn2 = 0.6931471805599453094;
-
-// Natural logarithm of x > 0: x = f * 2^e with f in [sqrt(1/2), sqrt(2)), log f =
-// 2 atanh((f - 1) / (f + 1)).
-double LogSeries(double x) {
-  int exponent = 0;
-  double f = std::frexp(x, &exponent);
-  if (f < 0.70710678118654752440) {
-    f *= 2;
-    --exponent;
-  }
-  const double s = (f - 1) / (f + 1);
-  double sum = 0;
-  for (int n = 25; n >= 1; n -= 2) sum = sum * s * s + 1.0 / n;
-  return 2 * s * sum + exponent * kLn2;
-}
-
-// e^x by Taylor series after taking out powers of two.
-double ExpSeries(double x) {
-  const double n = std::floor(x / kLn2 + 0.5);
-  const double r = x - n * kLn2;
-  double sum = 1;
-  for (int i = 20; i >= 1; --i) sum = 1 + sum * r / i;
-  return std::ldexp(sum, static_cast<int>(n));
-}
-
-// Cosine and sine of x in [0, 2^24). First a multiple of pi/2 is taken out, with pi/2 in
-// three parts (33 bits each, so n times a part is exact). Then Taylor series give the values
-// on [-pi/4, pi/4].
+// Cosine and sine of x in [0, 2^24), by plain operations in double. Their relative error is about
+// 1e-15, far below that of fp32, to which they are rounded. First a multiple of pi/2 is taken out,
+// with pi/2 in three parts (33 bits each, so n times a part is exact). Then Taylor series give the
+// values on [-pi/4, pi/4].
 void CosSin(double x, float* cosine, float* sine) {
   constexpr double kPart1 = 1.57079632673412561417e+00;
   constexpr double kPart2 = 6.07710050630396597660e-11;
@@ -73,19 +46,15 @@ void CosSin(double x, float* cosine, float* sine) {
 
 }  // namespace
 
-RopeTable::RopeTable(int positions, int dim, double base)
-    : positions_(positions), dim_(dim), data_(static_cast<size_t>(positions) * dim) {
-  const int half = dim / 2;
-  const double log_base = LogSeries(base);
-  std::vector<float> frequency(half);
-  for (int i = 0; i < half; ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(dim);
-    frequency[i] = 1.0f / static_cast<float>(ExpSeries(log_base * exponent));
-  }
+RopeTable::RopeTable(int positions, absl::Span<const float> frequencies)
+    : positions_(positions),
+      dim_(static_cast<int>(2 * frequencies.size())),
+      data_(static_cast<size_t>(positions) * dim_) {
+  const size_t half = frequencies.size();
   for (int p = 0; p < positions; ++p) {
-    float* row = data_.data() + static_cast<size_t>(p) * dim;
-    for (int i = 0; i < half; ++i) {
-      const float angle = static_cast<float>(p) * frequency[i];
+    float* row = data_.data() + static_cast<size_t>(p) * dim_;
+    for (size_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(p) * frequencies[i];
       CosSin(angle, row + i, row + half + i);
     }
   }

@@ -5,14 +5,16 @@
 
 #include <vector>
 
+#include "absl/types/span.h"
+
 namespace flotilla::kernels {
 
 class RopeTable {
  public:
-  // Computes positions 0 .. positions - 1 for heads of `dim` (even) with frequencies
-  // base^(-2i/dim). As in the reference implementation (Hugging Face), frequency and angle
-  // are rounded to fp32 before the cosine is taken.
-  RopeTable(int positions, int dim, double base);
+  // Computes positions 0 .. positions - 1 for heads of twice as many elements as there are
+  // frequencies. As in the reference implementation (Hugging Face), the angle is rounded to fp32
+  // before the cosine is taken.
+  RopeTable(int positions, absl::Span<const float> frequencies);
 
   // [positions, dim] fp32: row p holds cos[dim/2], then sin[dim/2].
   const float* data() const { return data_.data(); }

@@ -148,7 +148,7 @@ struct ModelInfo {
 // outlives the service.
 struct ServedModel {
   std::string id;                   // as clients name it
-  std::vector<TokenId> end_tokens;  // the model's own (ModelConfig::stop_ids)
+  std::vector<TokenId> end_tokens;  // the model's own (model/stop_tokens.h)
   std::int64_t created_s = 0;       // Unix time, for ModelInfo
   Engine* engine = nullptr;         // on the service's clock
   const model::Tokenizer* tokenizer = nullptr;

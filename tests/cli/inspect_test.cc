@@ -43,6 +43,19 @@ TEST(InspectTest, ShowsEveryKindOfValueAndTheTensors) {
   EXPECT_THAT(text, HasSubstr("[2, 32]"));
 }
 
+TEST(InspectTest, SaysWhatTheModelIs) {
+  const std::string text = Printed(testing::TinyGguf());
+  EXPECT_THAT(text, HasSubstr("llama: 2 layers of 128, 4 query and 2 KV heads of 32, FFN of 288, "
+                              "320 tokens, context 512"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("blk.1.attn_output.weight .* MB  attention output"));
+}
+
+TEST(InspectTest, SaysWhyAModelCannotBeServed) {
+  testing::GgufBuilder builder;
+  builder.AddString("general.architecture", "b\x1b[2Jrt");
+  EXPECT_THAT(Printed(builder.Build()), HasSubstr("cannot be served: architecture 'b\\033[2Jrt'"));
+}
+
 TEST(InspectTest, AFileCannotWriteToTheTerminal) {
   testing::GgufBuilder builder;
   builder.AddString("evil", "\x1b[2J" + std::string(1000, 'x'));

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/rope_table.h"
+#include "model/rope_frequencies.h"
 #include "tests/kernels/kernel_fixtures.h"
 
 namespace flotilla::kernels {
@@ -55,7 +56,7 @@ TEST_P(RowsTest, Rope) {
     const int tokens = 5;
     const int heads = 3;
     const int64_t stride = heads * dim + 7;
-    const RopeTable table(300, dim, 1e5);
+    const RopeTable table(300, model::RopeFrequencies(dim, 1e5));
     const std::vector<int32_t> positions = {0, 299, 1, 7, 42};
     const std::vector<float> x = random.Floats(tokens * stride);
     const auto run = [&](const Ops& op) {
@@ -211,7 +212,7 @@ TEST(NoiseTest, UniformAndIndependentOfItsNeighbours) {
 
 TEST(RopeTableTest, MatchesDoublePrecision) {
   const int dim = 64;
-  const RopeTable table(8192, dim, 1e5);
+  const RopeTable table(8192, model::RopeFrequencies(dim, 1e5));
   for (const int position : {0, 1, 2, 100, 4095, 8191}) {
     for (int i = 0; i < dim / 2; ++i) {
       const float power = static_cast<float>(std::pow(1e5, 2.0 * i / dim));

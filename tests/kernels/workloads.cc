@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/rope_table.h"
+#include "model/rope_frequencies.h"
 #include "tests/kernels/kernel_fixtures.h"
 
 namespace flotilla::kernels {
@@ -159,7 +160,7 @@ std::vector<Workload> RowWorkloads() {
                }),
       OnFloats("rope/9x64", kHidden, 3,
                [](const Ops& ops, float* x) {
-                 static const RopeTable table(100, kHeadDim, 1e5);
+                 static const RopeTable table(100, model::RopeFrequencies(kHeadDim, 1e5));
                  static constexpr int32_t kPosition = 77;
                  ops.rope({.x = x,
                            .heads = 9,

@@ -11,9 +11,9 @@
 
 #include "model/chat_template.h"
 #include "model/checkpoint.h"
-#include "model/config.h"
 #include "model/content_hash.h"
 #include "model/gguf/gguf_file.h"
+#include "model/load_spec.h"
 #include "model/stop_tokens.h"
 #include "model/tokenizer.h"
 #include "tests/support/allocations.h"
@@ -31,7 +31,7 @@ bool Serve(std::span<const std::byte> bytes) {
     TokenizerHash(*bundle);
     StopTokens(*bundle);
   }
-  const auto config = LoadConfig(**file);
+  const auto spec = LoadSpec(**file);
   const absl::StatusOr<Tokenizer> tokenizer =
       bundle.ok() ? Tokenizer::Create(*bundle) : bundle.status();
   if (tokenizer.ok()) {
@@ -44,7 +44,7 @@ bool Serve(std::span<const std::byte> bytes) {
   if (!compiled.ok()) return false;
   const auto pieces = compiled->Render({{{"role", "user"}, {"content", "hi"}}},
                                        {.max_steps = 10'000, .max_output_bytes = 1 << 16});
-  return config.ok() && tokenizer.ok() && pieces.ok();
+  return spec.ok() && tokenizer.ok() && pieces.ok();
 }
 
 // Makes one to four changes, most of them in the metadata.

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
-#include "model/config.h"
 #include "model/ggml_type.h"
+#include "model/load_spec.h"
 #include "model/pretokenizer.h"
 
 namespace flotilla::model {

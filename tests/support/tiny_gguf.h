@@ -73,7 +73,7 @@ inline constexpr int32_t kTinyImEnd = 2;      // <|im_end|>, eos
 inline constexpr int32_t kTinyFirstByte = 3;
 inline constexpr uint32_t kTinyVocabMin = 3 + 256;
 
-// A complete model that LoadConfig and Tokenizer::Create accept.
+// A complete model that LoadSpec and Tokenizer::Create accept.
 std::vector<std::byte> TinyGguf(const TinyModelOptions& options = {});
 
 // Writes the same model to a file at `path`. Aborts the test process if that fails.

@@ -1,7 +1,6 @@
 #include "worker/compute/forward.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace flotilla::worker {
@@ -44,64 +43,63 @@ Forward::SumTree Forward::MakeSumTree(absl::Span<const IndexRange> splits, uint3
   return tree;
 }
 
-Communicator::Limits Forward::ExchangeLimits(const Options& options,
-                                             const model::ModelConfig& config,
+Communicator::Limits Forward::ExchangeLimits(const Options& options, const model::ModelSpec& spec,
                                              absl::Span<const ModelShard> shards,
                                              ParallelShape shape) {
   size_t subtrees = 0;
   for (const ModelShard& shard : shards) {
     subtrees =
-        std::max({subtrees, SubtreesOf(AttentionSplits(shard), config.attention_splits()).size(),
-                  SubtreesOf(FfnSplits(config, shard), config.ffn_splits()).size()});
+        std::max({subtrees, SubtreesOf(AttentionSplits(shard), spec.attention_splits()).size(),
+                  SubtreesOf(FfnSplits(spec, shard), spec.ffn_splits()).size()});
   }
-  const int64_t hidden = int64_t{std::max(options.max_rows, kLogitRows)} * config.hidden;
+  const int64_t hidden = int64_t{std::max(options.max_rows, kLogitRows)} * spec.hidden;
   Communicator::Limits limits;
   if (shape.tensor > 1) limits.exchange_floats = static_cast<int64_t>(subtrees) * hidden;
-  if (shape.tensor > 1) limits.logit_floats = int64_t{kLogitRows} * config.vocab;
+  if (shape.tensor > 1) limits.logit_floats = int64_t{kLogitRows} * spec.vocab;
   if (shape.pipeline > 1) limits.hidden_floats = hidden;
   return limits;
 }
 
-Forward::Forward(const Options& options, const model::ModelConfig& config, const Weights& weights,
+Forward::Forward(const Options& options, const model::ModelSpec& spec, const Weights& weights,
                  const kernels::Ops& ops, KvCache& cache, ThreadPool& pool,
                  Communicator* communicator, absl::Span<const ModelShard> shards)
     : recipe_(options.recipe),
-      config_(config),
+      spec_(spec),
       weights_(weights),
       ops_(ops),
       cache_(cache),
       pool_(pool),
       communicator_(communicator),
-      rope_(options.max_positions, config.head_dim, config.rope_base),
+      rope_(options.max_positions, spec.ropes[spec.attention().rope].frequencies),
       kv_heads_(static_cast<int>(weights.shard.kv_heads.size())),
-      query_heads_(kv_heads_ * static_cast<int>(config.heads / config.kv_heads)),
-      query_width_(query_heads_ * static_cast<int>(config.head_dim)),
-      kv_width_(kv_heads_ * static_cast<int>(config.head_dim)),
+      query_heads_(kv_heads_ *
+                   static_cast<int>(spec.attention().heads / spec.attention().kv_heads)),
+      query_width_(query_heads_ * static_cast<int>(spec.attention().head_dim)),
+      kv_width_(kv_heads_ * static_cast<int>(spec.attention().head_dim)),
       qkv_width_(query_width_ + 2 * kv_width_),
       ffn_(weights.shard.ffn.size()),
-      attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))) {
+      attention_scale_(spec.attention().scale) {
   if (communicator_ != nullptr && communicator_->shape().tensor > 1) {
     const uint32_t ranks = communicator_->shape().tensor;
     std::vector<IndexRange> attention, ffn;
     for (const ModelShard& shard : shards.subspan(communicator_->stage() * ranks, ranks)) {
       attention.push_back(AttentionSplits(shard));
-      ffn.push_back(FfnSplits(config, shard));
+      ffn.push_back(FfnSplits(spec, shard));
     }
-    trees_ = {MakeSumTree(attention, config.attention_splits()),
-              MakeSumTree(ffn, config.ffn_splits())};
+    trees_ = {MakeSumTree(attention, spec.attention_splits()), MakeSumTree(ffn, spec.ffn_splits())};
   }
   const int64_t rows = std::max(options.max_rows, kLogitRows);
-  const int64_t widest = std::max<int64_t>({config.hidden, ffn_, query_width_});
-  const int64_t most_splits = std::max({1u, config.attention_splits(), config.ffn_splits()});
+  const int64_t widest = std::max<int64_t>({spec.hidden, ffn_, query_width_});
+  const int64_t most_splits = std::max({1u, spec.attention_splits(), spec.ffn_splits()});
   positions_.resize(rows);
   row_items_.resize(rows);
-  hidden_ = AlignedBuffer<float>(rows * config.hidden);
-  normed_ = AlignedBuffer<float>(rows * config.hidden);
+  hidden_ = AlignedBuffer<float>(rows * spec.hidden);
+  normed_ = AlignedBuffer<float>(rows * spec.hidden);
   qkv_ = AlignedBuffer<float>(rows * qkv_width_);
   attended_ = AlignedBuffer<float>(rows * query_width_);
   gate_up_ = AlignedBuffer<float>(rows * 2 * ffn_);
   if (alone() && weights.shard.vocab.size() > 0) {
-    logits_ = AlignedBuffer<float>(int64_t{kLogitRows} * config.vocab);
+    logits_ = AlignedBuffer<float>(int64_t{kLogitRows} * spec.vocab);
   }
   quantized_ = AlignedBuffer<int16_t>(rows * widest);
   block_sums_ = AlignedBuffer<float>(rows * widest / kBlockK);
@@ -117,7 +115,7 @@ void Forward::Run(const Batch& batch, absl::Span<const int32_t> logit_rows, Want
                   LogitSink sink) {
   Layers(batch, static_cast<int>(weights_.layers.size()));
   if (communicator_ != nullptr && !communicator_->last_stage()) {
-    communicator_->SendHidden(hidden_.data(), int64_t{rows_} * config_.hidden);
+    communicator_->SendHidden(hidden_.data(), int64_t{rows_} * spec_.hidden);
     return;
   }
   Logits(logit_rows, /*to_all=*/false, full_row, sink);
@@ -142,7 +140,7 @@ void Forward::Layers(const Batch& batch, int count) {
   if (communicator_ == nullptr || communicator_->first_stage()) {
     Embed(batch);
   } else {
-    communicator_->ReceiveHidden(hidden_.data(), int64_t{rows_} * config_.hidden);
+    communicator_->ReceiveHidden(hidden_.data(), int64_t{rows_} * spec_.hidden);
   }
   PlanAttention(batch);
   for (int i = 0; i < count; ++i) Layer(batch, i);
@@ -160,12 +158,12 @@ void Forward::PlaceRows(const Batch& batch) {
 }
 
 void Forward::Embed(const Batch& batch) {
-  const size_t hidden = config_.hidden;
+  const size_t hidden = spec_.hidden;
   const model::Tensor& table = weights_.tokens;
   const size_t row_bytes = table.data.size() / table.dims[1];
-  ForRows(rows_, config_.hidden, [&](int64_t begin, int64_t end) {
+  ForRows(rows_, spec_.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      // This cannot fail: LoadConfig has checked type and size, GroupState the tokens.
+      // This cannot fail: LoadSpec has checked type and size, GroupState the tokens.
       (void)model::DequantizeRow(table.type,
                                  table.data.subspan(batch.tokens[r] * row_bytes, row_bytes),
                                  {hidden_.data() + r * hidden, hidden});
@@ -194,13 +192,14 @@ void Forward::PlanAttention(const Batch& batch) {
 
 void Forward::Layer(const Batch& batch, int index) {
   const LayerWeights& layer = weights_.layers[index];
+  const float norm_eps = spec_.layers[weights_.shard.layers.begin + index].norm_eps;
 
   const MatrixView qkv = layer.qkv.view();
-  NormAndQuantize(layer.attention_norm, qkv);
+  NormAndQuantize(layer.attention_norm, norm_eps, qkv);
   pool_.ParallelFor(qkv.panels(), [&](int64_t begin, int64_t end) {
     MatMul({.matrix = qkv,
             .x = normed_.data(),
-            .x_stride = config_.hidden,
+            .x_stride = spec_.hidden,
             .out = qkv_.data(),
             .out_stride = qkv_width_,
             .rows = rows_},
@@ -212,14 +211,14 @@ void Forward::Layer(const Batch& batch, int index) {
   AddRowParallel(layer.attention_output, attended_.data(), query_width_, kAttentionTree);
 
   const MatrixView gate_up = layer.gate_up.view();
-  NormAndQuantize(layer.ffn_norm, gate_up);
+  NormAndQuantize(layer.ffn_norm, norm_eps, gate_up);
   pool_.ParallelFor(Panels(ffn_), [&](int64_t begin, int64_t end) { GateUp(gate_up, begin, end); });
   AddRowParallel(layer.down, gate_up_.data(), 2 * ffn_, kFfnTree);
 }
 
 void Forward::AddRowParallel(const std::vector<SplitProduct>& products, const float* x,
                              int64_t x_stride, int tree) {
-  const int64_t hidden = config_.hidden, panels = Panels(hidden);
+  const int64_t hidden = spec_.hidden, panels = Panels(hidden);
   float* const outgoing = alone() ? nullptr : communicator_->Outgoing();
   const auto count = static_cast<int64_t>(products.size());
   std::vector<MatrixView>& views = views_;
@@ -251,7 +250,7 @@ void Forward::AddRowParallel(const std::vector<SplitProduct>& products, const fl
 
 void Forward::AddParts(const SumTree& tree, absl::Span<const float* const> parts, int64_t begin,
                        int64_t end) {
-  const int64_t hidden = config_.hidden;
+  const int64_t hidden = spec_.hidden;
   float registers[kTreeDepth][kTreeColumns];
   for (int64_t at = begin * hidden; at < end * hidden; at += kTreeColumns) {
     const int64_t n = std::min(kTreeColumns, end * hidden - at);
@@ -271,7 +270,7 @@ void Forward::GateUp(const MatrixView& gate_up, int64_t begin, int64_t end) {
   const int64_t panels = Panels(ffn_);
   const Product product{.matrix = gate_up,
                         .x = normed_.data(),
-                        .x_stride = config_.hidden,
+                        .x_stride = spec_.hidden,
                         .out = gate_up_.data(),
                         .out_stride = 2 * ffn_,
                         .rows = rows_};
@@ -304,7 +303,8 @@ void Forward::RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t
   end = align(end);
   if (begin >= end) return;
 
-  const int dim = static_cast<int>(config_.head_dim);
+  if (!weights_.layers[layer].query_norm.empty()) NormHeads(layer, begin, end);
+  const int dim = static_cast<int>(spec_.attention().head_dim);
   const kernels::RopeArgs rope{.x = qkv_.data(),
                                .token_stride = qkv_width_,
                                .heads = query_heads_ + kv_heads_,
@@ -331,13 +331,34 @@ void Forward::RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t
   }
 }
 
+void Forward::NormHeads(int layer, int64_t begin, int64_t end) {
+  const LayerWeights& weights = weights_.layers[layer];
+  const float eps = spec_.layers[weights_.shard.layers.begin + layer].norm_eps;
+  const int dim = static_cast<int>(spec_.attention().head_dim);
+  const auto norm = [&](float* heads, int count, const std::vector<float>& weight) {
+    ops_.rms_norm({.x = heads,
+                   .x_stride = dim,
+                   .weight = weight.data(),
+                   .n = dim,
+                   .eps = eps,
+                   .out = heads,
+                   .out_stride = dim},
+                  0, count);
+  };
+  for (int64_t row = begin; row < end; ++row) {
+    float* const token = qkv_.data() + row * qkv_width_;
+    norm(token, query_heads_, weights.query_norm);
+    norm(token + query_width_, kv_heads_, weights.key_norm);
+  }
+}
+
 void Forward::Attention(const Batch& batch, int layer) {
   const kernels::KvView cache = cache_.Layer(layer);
-  const int group = static_cast<int>(config_.heads / config_.kv_heads);
+  const int group = static_cast<int>(spec_.attention().heads / spec_.attention().kv_heads);
   pool_.ParallelItems(static_cast<int64_t>(attention_items_.size()), [&](int64_t i) {
     const AttentionItem& part = attention_items_[i];
     const BatchItem& item = batch.items[part.item];
-    const int64_t head_offset = int64_t{part.kv_head} * group * config_.head_dim;
+    const int64_t head_offset = int64_t{part.kv_head} * group * spec_.attention().head_dim;
     kernels::AttentionArgs args{
         .cache = cache,
         .kv_head = part.kv_head,
@@ -355,7 +376,7 @@ void Forward::Attention(const Batch& batch, int layer) {
 
 void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsFullRow full_row,
                      LogitSink sink) {
-  const int64_t hidden = config_.hidden, vocab = config_.vocab;
+  const int64_t hidden = spec_.hidden, vocab = spec_.vocab;
   const MatrixView head = weights_.head.view();
   for (size_t first = 0; first < logit_rows.size(); first += kLogitRows) {
     const auto tile = logit_rows.subspan(first, kLogitRows);
@@ -365,7 +386,7 @@ void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsFul
                      .x_stride = hidden,
                      .weight = weights_.output_norm.data(),
                      .n = static_cast<int>(hidden),
-                     .eps = config_.rms_eps,
+                     .eps = spec_.output_norm_eps,
                      .out = normed_.data() + i * hidden,
                      .out_stride = hidden},
                     0, 1);
@@ -396,13 +417,14 @@ void Forward::Logits(absl::Span<const int32_t> logit_rows, bool to_all, WantsFul
   }
 }
 
-void Forward::NormAndQuantize(const std::vector<float>& weight, const MatrixView& matrix) {
-  const int64_t hidden = config_.hidden;
+void Forward::NormAndQuantize(const std::vector<float>& weight, float eps,
+                              const MatrixView& matrix) {
+  const int64_t hidden = spec_.hidden;
   const kernels::RmsNormArgs norm{.x = hidden_.data(),
                                   .x_stride = hidden,
                                   .weight = weight.data(),
                                   .n = static_cast<int>(hidden),
-                                  .eps = config_.rms_eps,
+                                  .eps = eps,
                                   .out = normed_.data(),
                                   .out_stride = hidden};
   const kernels::QuantizeArgs quantize = QuantizeFor({.matrix = matrix,

@@ -24,7 +24,7 @@
 #include "common/rt/aligned_buffer.h"
 #include "kernels/ops.h"
 #include "kernels/rope_table.h"
-#include "model/config.h"
+#include "model/spec.h"
 #include "worker/comm/communicator.h"
 #include "worker/compute/kv_cache.h"
 #include "worker/compute/thread_pool.h"
@@ -59,15 +59,14 @@ class Forward {
   };
 
   // The sizes of what ranks send each other in a pass. `shards` are those of all ranks.
-  static Communicator::Limits ExchangeLimits(const Options& options,
-                                             const model::ModelConfig& config,
+  static Communicator::Limits ExchangeLimits(const Options& options, const model::ModelSpec& spec,
                                              absl::Span<const ModelShard> shards,
                                              ParallelShape shape);
 
   // All referenced objects outlive the Forward. `weights` and `cache` belong to this
   // rank's shard. `shards` are those of all ranks of `communicator`. With one rank,
   // `communicator` is null and `shards` is empty.
-  Forward(const Options& options, const model::ModelConfig& config, const Weights& weights,
+  Forward(const Options& options, const model::ModelSpec& spec, const Weights& weights,
           const kernels::Ops& ops, KvCache& cache, ThreadPool& pool,
           Communicator* communicator = nullptr, absl::Span<const ModelShard> shards = {});
 
@@ -139,7 +138,9 @@ class Forward {
   // Adds what all ranks have exchanged to rows [begin, end) of hidden_.
   void AddParts(const SumTree& tree, absl::Span<const float* const> parts, int64_t begin,
                 int64_t end);
-  // Rotates Q and K of rows [begin, end) and writes their K and V.
+  // Norms each head of Q and K of rows [begin, end), in place.
+  void NormHeads(int layer, int64_t begin, int64_t end);
+  // Norms if the model does, rotates Q and K of rows [begin, end), and writes their K and V.
   void RopeAndStore(const Batch& batch, int layer, int64_t begin, int64_t end);
   void Attention(const Batch& batch, int layer);
   // silu(gate) * up for panels [begin, end) of the FFN's width, into gate's place.
@@ -152,7 +153,8 @@ class Forward {
     return recipe_ == Recipe::kAccurate && matrix.kind != kernels::PackedKind::kFloats;
   }
   // normed_ = RMSNorm(hidden_) * weight, quantised if `matrix` wants it.
-  void NormAndQuantize(const std::vector<float>& weight, const kernels::MatrixView& matrix);
+  void NormAndQuantize(const std::vector<float>& weight, float eps,
+                       const kernels::MatrixView& matrix);
   // Quantises the rows of a product's x by the splits of its matrix, if it wants that.
   void Quantize(const Product& product);
   kernels::QuantizeArgs QuantizeFor(const Product& product);
@@ -163,7 +165,7 @@ class Forward {
   void ForRows(int rows, int64_t row_elements, absl::FunctionRef<void(int64_t, int64_t)> fn);
 
   const Recipe recipe_;
-  const model::ModelConfig& config_;
+  const model::ModelSpec& spec_;
   const Weights& weights_;
   const kernels::Ops& ops_;
   KvCache& cache_;

@@ -24,10 +24,12 @@ constexpr int64_t kRowsPerItem = 2048;
 // A shard of the vocabulary consists of whole chunks. The reductions over the vocabulary use the
 // same chunks.
 constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
-constexpr char kTokens[] = "token_embd.weight";
 
-std::string HeadName(const model::ModelConfig& config) {
-  return config.tied_embedding ? kTokens : "output.weight";
+using model::TensorRole;
+
+// The tensor that is the head.
+TensorRole HeadRole(const model::ModelSpec& spec) {
+  return spec.tied_embedding ? TensorRole::kTokenEmbedding : TensorRole::kHead;
 }
 
 std::optional<WeightFormat> PackedFormat(model::GgmlType type) {
@@ -57,7 +59,16 @@ struct Source {
   int64_t count;
   int64_t first_k;
   int64_t column;
+  int64_t pairs_of = 0;  // heads of this size have their pairs half a head apart; 0: no change
 };
+
+// Returns where the file has the element `index` of the canonical order, in which the elements of a
+// pair follow each other.
+int64_t IndexInFile(int64_t index, int64_t pairs_of) {
+  if (pairs_of == 0) return index;
+  const int64_t in_head = index % pairs_of;
+  return index - in_head + in_head / 2 + in_head % 2 * (pairs_of / 2);
+}
 
 // One unit of parallel work. No other unit writes the panels of its columns.
 struct PackItem {
@@ -65,106 +76,162 @@ struct PackItem {
   std::vector<Source> sources;
 };
 
-absl::Status Pack(PackedMatrix& matrix, const Source& source) {
+// Packs one row of `tensor` as a column of the matrix, through fp32 if the formats differ. `values`
+// has room for a row.
+absl::Status PackRow(PackedMatrix& matrix, const Source& source, int64_t row, int64_t column,
+                     std::vector<float>& values) {
   const model::Tensor& tensor = *source.tensor;
   const int64_t row_bytes = tensor.data.size() / tensor.dims[1];
-  const std::byte* rows = tensor.data.data() + source.row * row_bytes;
+  const std::span<const std::byte> bytes = tensor.data.subspan(row * row_bytes, row_bytes);
   if (const auto format = PackedFormat(tensor.type); format == matrix.format()) {
     const int64_t skip = source.first_k == 0 ? 0 : kernels::RowBytes(*format, source.first_k);
+    return matrix.PackColumns(column, 1, {bytes.data() + skip, bytes.size() - skip}, row_bytes);
+  }
+  absl::Status status = model::DequantizeRow(tensor.type, bytes, values);
+  if (!status.ok()) return status;
+  const size_t used = matrix.k() * sizeof(float);
+  return matrix.PackColumns(
+      column, 1, {reinterpret_cast<const std::byte*>(values.data() + source.first_k), used}, used);
+}
+
+absl::Status Pack(PackedMatrix& matrix, const Source& source) {
+  const model::Tensor& tensor = *source.tensor;
+  const auto format = PackedFormat(tensor.type);
+  if (format == matrix.format() && source.pairs_of == 0) {
+    const int64_t row_bytes = tensor.data.size() / tensor.dims[1];
+    const int64_t skip = source.first_k == 0 ? 0 : kernels::RowBytes(*format, source.first_k);
     return matrix.PackColumns(source.column, source.count,
-                              {rows + skip, static_cast<size_t>(source.count * row_bytes - skip)},
+                              {tensor.data.data() + source.row * row_bytes + skip,
+                               static_cast<size_t>(source.count * row_bytes - skip)},
                               row_bytes);
   }
-  // Converts row by row through fp32, which holds every weight of every block type.
   std::vector<float> values(tensor.dims[0]);
   for (int64_t r = 0; r < source.count; ++r) {
-    absl::Status status = model::DequantizeRow(
-        tensor.type, {rows + r * row_bytes, static_cast<size_t>(row_bytes)}, values);
-    if (!status.ok()) return status;
-    const auto* begin = reinterpret_cast<const std::byte*>(values.data() + source.first_k);
-    const size_t bytes = matrix.k() * sizeof(float);
-    status = matrix.PackColumns(source.column + r, 1, {begin, bytes}, bytes);
+    const int64_t row = IndexInFile(source.row + r, source.pairs_of);
+    absl::Status status = PackRow(matrix, source, row, source.column + r, values);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-// A part of a tensor: its rows, and the first element that is used of each row.
-struct Piece {
-  std::string name;
-  int64_t row;
-  int64_t count;
-  int64_t first_k = 0;
-};
-
 class Loader {
  public:
-  Loader(const model::Checkpoint& file, const model::ModelConfig& config, const ModelShard& shard)
-      : file_(file), config_(config), shard_(shard) {}
+  Loader(const model::Checkpoint& file, const model::ModelSpec& spec, const ModelShard& shard)
+      : file_(file), spec_(spec), shard_(shard) {}
 
   absl::StatusOr<Weights> Load(ThreadPool& pool);
 
  private:
   absl::Status CheckLayout() const;
   absl::Status LoadLayer(uint32_t index, LayerWeights& layer);
-  // Creates `matrix` from `pieces`, in their order, with k elements of each row. Adds the work
-  // items that pack it.
-  absl::Status AddMatrix(const std::vector<Piece>& pieces, int64_t k,
-                         absl::Span<const int32_t> split_ends, PackedMatrix& matrix);
+  // Creates `matrix` from the rows that this rank has of each of `roles`, in their order. Adds the
+  // work items that pack it.
+  absl::Status AddMatrix(const std::vector<TensorRole>& roles, uint32_t layer,
+                         PackedMatrix& matrix);
   // Adds the products of a row-parallel matrix. `ends` says where each split of the model ends;
   // `splits` are the splits of this rank.
-  absl::Status AddSplitProducts(const std::string& name, absl::Span<const int32_t> ends,
+  absl::Status AddSplitProducts(TensorRole role, uint32_t layer, absl::Span<const int32_t> ends,
                                 IndexRange splits, std::vector<SplitProduct>& products);
-  absl::Status AddVector(const std::string& name, std::vector<float>& out) const;
-  absl::StatusOr<const model::Tensor*> Find(const std::string& name) const;
+  absl::Status AddSources(std::vector<Source> sources, int64_t k,
+                          absl::Span<const int32_t> split_ends, PackedMatrix& matrix);
+  absl::Status AddVector(TensorRole role, uint32_t layer, std::vector<float>& out) const;
+  absl::StatusOr<const model::Tensor*> Find(const model::TensorRow& row, uint32_t layer) const;
+  const model::TensorRow& Row(TensorRole role) const { return *model::FindRow(spec_, role); }
+  // The part of an axis that this rank has.
+  IndexRange Own(model::Extent extent) const;
+  // Source::pairs_of for a tensor with this fix.
+  int64_t PairsOf(const model::TensorRow& row) const {
+    return row.fix == model::TensorFix::kInterleavePairs ? spec_.attention().head_dim : 0;
+  }
   absl::Status PackAll(ThreadPool& pool);
   uint64_t ContentHash(ThreadPool& pool) const;
 
   const model::Checkpoint& file_;
-  const model::ModelConfig& config_;
+  const model::ModelSpec& spec_;
   const ModelShard& shard_;
   std::vector<PackItem> items_;
   int64_t bytes_ = 0;
 };
 
 absl::Status Loader::CheckLayout() const {
-  if (config_.rope_style != model::RopeStyle::kInterleaved ||
-      config_.rope_dim != config_.head_dim) {
-    return absl::UnimplementedError("only interleaved RoPE over the whole head is supported");
-  }
-  if (config_.head_dim % 16 != 0 || config_.head_dim > kernels::kMaxHeadDim) {
+  const uint32_t head_dim = spec_.attention().head_dim;
+  if (head_dim % 16 != 0 || head_dim > kernels::kMaxHeadDim) {
     return absl::UnimplementedError(absl::StrCat(
-        "head size ", config_.head_dim, " is not a multiple of 16 up to ", kernels::kMaxHeadDim));
+        "head size ", head_dim, " is not a multiple of 16 up to ", kernels::kMaxHeadDim));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<const model::Tensor*> Loader::Find(const std::string& name) const {
+IndexRange Loader::Own(model::Extent extent) const {
+  const model::AttentionSpec& attention = spec_.attention();
+  const auto heads = [&](uint32_t width) {
+    return IndexRange{shard_.kv_heads.begin * width, shard_.kv_heads.end * width};
+  };
+  switch (extent) {
+    case model::Extent::kQueries:
+      return heads(attention.heads / attention.kv_heads * attention.head_dim);
+    case model::Extent::kKeys:
+      return heads(attention.head_dim);
+    case model::Extent::kFfn:
+      return shard_.ffn;
+    case model::Extent::kVocabulary:
+      return shard_.vocab;
+    default:
+      return {0, static_cast<uint32_t>(model::SizeOf(extent, spec_))};
+  }
+}
+
+absl::StatusOr<const model::Tensor*> Loader::Find(const model::TensorRow& row,
+                                                  uint32_t layer) const {
+  const std::string name = model::NameInFile(row, layer);
   const model::Tensor* tensor = file_.FindTensor(name);
   if (tensor == nullptr) return absl::InvalidArgumentError(absl::StrCat("no tensor ", name));
   return tensor;
 }
 
-absl::Status Loader::AddVector(const std::string& name, std::vector<float>& out) const {
-  const auto tensor = Find(name);
+absl::Status Loader::AddVector(TensorRole role, uint32_t layer, std::vector<float>& out) const {
+  const model::TensorRow& row = Row(role);
+  const auto tensor = Find(row, layer);
   if (!tensor.ok()) return tensor.status();
-  out.resize((*tensor)->elements());
-  return model::DequantizeRow((*tensor)->type, (*tensor)->data, out);
+  std::vector<float> values((*tensor)->elements());
+  absl::Status status = model::DequantizeRow((*tensor)->type, (*tensor)->data, values);
+  if (!status.ok()) return status;
+  out.resize(values.size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = values[IndexInFile(static_cast<int64_t>(i), PairsOf(row))];
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Loader::AddMatrix(const std::vector<Piece>& pieces, int64_t k,
-                               absl::Span<const int32_t> split_ends, PackedMatrix& matrix) {
+absl::Status Loader::AddMatrix(const std::vector<TensorRole>& roles, uint32_t layer,
+                               PackedMatrix& matrix) {
   std::vector<Source> sources;
-  std::optional<WeightFormat> format;
   int64_t columns = 0;
-  for (const Piece& piece : pieces) {
-    const auto tensor = Find(piece.name);
+  for (const TensorRole role : roles) {
+    const model::TensorRow& row = Row(role);
+    const auto tensor = Find(row, layer);
     if (!tensor.ok()) return tensor.status();
-    const auto own = PackedFormat((*tensor)->type).value_or(WeightFormat::kF32);
-    format = format.value_or(own) == own ? own : WeightFormat::kF32;
-    sources.push_back({*tensor, piece.row, piece.count, piece.first_k, columns});
-    columns += piece.count;
+    const IndexRange own = Own(row.rows);
+    sources.push_back({.tensor = *tensor,
+                       .row = own.begin,
+                       .count = own.size(),
+                       .first_k = 0,
+                       .column = columns,
+                       .pairs_of = PairsOf(row)});
+    columns += own.size();
   }
+  const int64_t k = static_cast<int64_t>(sources[0].tensor->dims[0]);
+  return AddSources(std::move(sources), k, {}, matrix);
+}
+
+absl::Status Loader::AddSources(std::vector<Source> sources, int64_t k,
+                                absl::Span<const int32_t> split_ends, PackedMatrix& matrix) {
+  std::optional<WeightFormat> format;
+  for (const Source& source : sources) {
+    const auto own = PackedFormat(source.tensor->type).value_or(WeightFormat::kF32);
+    format = format.value_or(own) == own ? own : WeightFormat::kF32;
+  }
+  const int64_t columns = sources.back().column + sources.back().count;
   auto created = PackedMatrix::Create(*format, columns, k, split_ends);
   if (!created.ok()) return created.status();
   matrix = *std::move(created);
@@ -185,8 +252,11 @@ absl::Status Loader::AddMatrix(const std::vector<Piece>& pieces, int64_t k,
   return absl::OkStatus();
 }
 
-absl::Status Loader::AddSplitProducts(const std::string& name, absl::Span<const int32_t> ends,
-                                      IndexRange splits, std::vector<SplitProduct>& products) {
+absl::Status Loader::AddSplitProducts(TensorRole role, uint32_t layer,
+                                      absl::Span<const int32_t> ends, IndexRange splits,
+                                      std::vector<SplitProduct>& products) {
+  const auto tensor = Find(Row(role), layer);
+  if (!tensor.ok()) return tensor.status();
   const auto begin_of = [&](uint32_t split) { return split == 0 ? 0 : ends[split - 1]; };
   const auto subtrees = SubtreesOf(splits, static_cast<uint32_t>(ends.size()));
   products.resize(subtrees.size());  // items point to the matrices
@@ -199,43 +269,38 @@ absl::Status Loader::AddSplitProducts(const std::string& name, absl::Span<const 
     }
     products[i].first_k = first - begin_of(splits.begin);
     products[i].first_split = static_cast<int>(subtree.begin - splits.begin);
-    absl::Status status = AddMatrix({{name, 0, config_.hidden, first}}, own_ends.back(), own_ends,
-                                    products[i].matrix);
+    absl::Status status = AddSources(
+        {{.tensor = *tensor, .row = 0, .count = spec_.hidden, .first_k = first, .column = 0}},
+        own_ends.back(), own_ends, products[i].matrix);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
 absl::Status Loader::LoadLayer(uint32_t index, LayerWeights& layer) {
-  const std::string prefix = absl::StrCat("blk.", index, ".");
-  const auto name = [&](const char* part) { return absl::StrCat(prefix, part, ".weight"); };
-
-  const int32_t head_group = config_.heads / config_.kv_heads * config_.head_dim;
+  const model::AttentionSpec& attention = spec_.attention();
+  const model::FfnSpec& ffn = spec_.ffn();
+  const int32_t head_group = attention.heads / attention.kv_heads * attention.head_dim;
   std::vector<int32_t> attention_ends, ffn_ends;
-  for (uint32_t h = 0; h < config_.attention_splits(); ++h) {
+  for (uint32_t h = 0; h < spec_.attention_splits(); ++h) {
     attention_ends.push_back((h + 1) * head_group);
   }
-  for (uint32_t s = 0; s < config_.ffn_splits(); ++s) {
-    ffn_ends.push_back(std::min((s + 1) * config_.ffn_split, config_.ffn));
+  for (uint32_t s = 0; s < spec_.ffn_splits(); ++s) {
+    ffn_ends.push_back(std::min((s + 1) * ffn.split, ffn.width));
   }
-  const int64_t hidden = config_.hidden;
-  const IndexRange heads = shard_.kv_heads, ffn = shard_.ffn;
-  const Piece q{name("attn_q"), int64_t{heads.begin} * head_group,
-                int64_t{heads.size()} * head_group};
-  const Piece k{name("attn_k"), int64_t{heads.begin} * config_.head_dim,
-                int64_t{heads.size()} * config_.head_dim};
-  const Piece v{name("attn_v"), k.row, k.count};
-
-  absl::Status status = AddVector(name("attn_norm"), layer.attention_norm);
-  status.Update(AddVector(name("ffn_norm"), layer.ffn_norm));
-  status.Update(AddMatrix({q, k, v}, hidden, {}, layer.qkv));
-  status.Update(AddSplitProducts(name("attn_output"), attention_ends, AttentionSplits(shard_),
-                                 layer.attention_output));
-  status.Update(AddMatrix(
-      {{name("ffn_gate"), ffn.begin, ffn.size()}, {name("ffn_up"), ffn.begin, ffn.size()}}, hidden,
-      {}, layer.gate_up));
+  absl::Status status = AddVector(TensorRole::kAttentionNorm, index, layer.attention_norm);
+  status.Update(AddVector(TensorRole::kFfnNorm, index, layer.ffn_norm));
+  if (attention.head_norms) {
+    status.Update(AddVector(TensorRole::kQueryNorm, index, layer.query_norm));
+    status.Update(AddVector(TensorRole::kKeyNorm, index, layer.key_norm));
+  }
   status.Update(
-      AddSplitProducts(name("ffn_down"), ffn_ends, FfnSplits(config_, shard_), layer.down));
+      AddMatrix({TensorRole::kQuery, TensorRole::kKey, TensorRole::kValue}, index, layer.qkv));
+  status.Update(AddSplitProducts(TensorRole::kAttentionOutput, index, attention_ends,
+                                 AttentionSplits(shard_), layer.attention_output));
+  status.Update(AddMatrix({TensorRole::kGate, TensorRole::kUp}, index, layer.gate_up));
+  status.Update(
+      AddSplitProducts(TensorRole::kDown, index, ffn_ends, FfnSplits(spec_, shard_), layer.down));
   return status;
 }
 
@@ -271,14 +336,11 @@ absl::StatusOr<Weights> Loader::Load(ThreadPool& pool) {
   Weights weights;
   weights.shard = shard_;
   weights.layers.resize(shard_.layers.size());
-  const auto tokens = Find(kTokens);
+  const auto tokens = Find(Row(TensorRole::kTokenEmbedding), 0);
   if (!tokens.ok()) return tokens.status();
   weights.tokens = **tokens;
-  status = AddVector("output_norm.weight", weights.output_norm);
-  if (shard_.vocab.size() > 0) {
-    status.Update(AddMatrix({{HeadName(config_), shard_.vocab.begin, shard_.vocab.size()}},
-                            config_.hidden, {}, weights.head));
-  }
+  status = AddVector(TensorRole::kOutputNorm, 0, weights.output_norm);
+  if (shard_.vocab.size() > 0) status.Update(AddMatrix({HeadRole(spec_)}, 0, weights.head));
   for (uint32_t i = 0; status.ok() && i < shard_.layers.size(); ++i) {
     status = LoadLayer(shard_.layers.begin + i, weights.layers[i]);
   }
@@ -291,36 +353,36 @@ absl::StatusOr<Weights> Loader::Load(ThreadPool& pool) {
 
 }  // namespace
 
-ModelShard WholeModel(const model::ModelConfig& config) {
-  return {.layers = {0, config.layers},
-          .kv_heads = {0, config.kv_heads},
-          .ffn = {0, config.ffn},
-          .vocab = {0, config.vocab}};
+ModelShard WholeModel(const model::ModelSpec& spec) {
+  return {.layers = {0, static_cast<uint32_t>(spec.layers.size())},
+          .kv_heads = {0, spec.attention().kv_heads},
+          .ffn = {0, spec.ffn().width},
+          .vocab = {0, spec.vocab}};
 }
 
 absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file,
-                                                   const model::ModelConfig& config,
+                                                   const model::ModelSpec& spec,
                                                    ParallelShape shape, ShardBalance balance) {
-  // A tensor's bytes in the file are close enough to its packed bytes.
-  const auto bytes = [&](const std::string& name) {
-    const model::Tensor* tensor = file.FindTensor(name);
-    return tensor == nullptr ? uint64_t{0} : uint64_t{tensor->data.size()};
-  };
-  const auto layer_bytes = [&](std::initializer_list<const char*> parts) {
-    uint64_t sum = 0;
-    for (const char* part : parts) sum += bytes(absl::StrCat("blk.0.", part, ".weight"));
-    return sum;
-  };
-  const ModelParts parts{
-      .layers = config.layers,
-      .attention_splits = config.attention_splits(),
-      .ffn_splits = config.ffn_splits(),
-      .vocab_chunks = (config.vocab + kVocabChunk - 1) / kVocabChunk,
-      .attention_split_bytes =
-          layer_bytes({"attn_q", "attn_k", "attn_v", "attn_output"}) / config.attention_splits(),
-      .ffn_split_bytes = layer_bytes({"ffn_gate", "ffn_up", "ffn_down"}) / config.ffn_splits(),
-      .vocab_chunk_bytes =
-          bytes(HeadName(config)) / ((config.vocab + kVocabChunk - 1) / kVocabChunk)};
+  // A tensor's bytes in the file are close enough to its packed bytes. Layers are alike.
+  const uint32_t chunks = (spec.vocab + kVocabChunk - 1) / kVocabChunk;
+  uint64_t attention_bytes = 0, ffn_bytes = 0, head_bytes = 0;
+  for (const model::TensorRow& row : spec.tensors) {
+    const model::Tensor* tensor = file.FindTensor(model::NameInFile(row, 0));
+    const uint64_t bytes = tensor == nullptr ? 0 : tensor->data.size();
+    const auto along = [&](model::Extent extent) {
+      return row.rows == extent || row.columns == extent;
+    };
+    if (along(model::Extent::kQueries) || along(model::Extent::kKeys)) attention_bytes += bytes;
+    if (along(model::Extent::kFfn)) ffn_bytes += bytes;
+    if (row.role == HeadRole(spec)) head_bytes = bytes;
+  }
+  const ModelParts parts{.layers = static_cast<uint32_t>(spec.layers.size()),
+                         .attention_splits = spec.attention_splits(),
+                         .ffn_splits = spec.ffn_splits(),
+                         .vocab_chunks = chunks,
+                         .attention_split_bytes = attention_bytes / spec.attention_splits(),
+                         .ffn_split_bytes = ffn_bytes / spec.ffn_splits(),
+                         .vocab_chunk_bytes = head_bytes / chunks};
   const auto shards = PlanShards(parts, shape, balance);
   if (!shards.ok()) return shards.status();
   std::vector<ModelShard> result;
@@ -330,8 +392,8 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
     };
     result.push_back({.layers = shard.layers,
                       .kv_heads = shard.attention_splits,
-                      .ffn = scaled(shard.ffn_splits, config.ffn_split, config.ffn),
-                      .vocab = scaled(shard.vocab_chunks, kVocabChunk, config.vocab)});
+                      .ffn = scaled(shard.ffn_splits, spec.ffn().split, spec.ffn().width),
+                      .vocab = scaled(shard.vocab_chunks, kVocabChunk, spec.vocab)});
   }
   return result;
 }
@@ -343,14 +405,14 @@ std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all) {
 
 IndexRange AttentionSplits(const ModelShard& shard) { return shard.kv_heads; }
 
-IndexRange FfnSplits(const model::ModelConfig& config, const ModelShard& shard) {
-  return {shard.ffn.begin / config.ffn_split,
-          (shard.ffn.end + config.ffn_split - 1) / config.ffn_split};
+IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard) {
+  return {shard.ffn.begin / spec.ffn().split,
+          (shard.ffn.end + spec.ffn().split - 1) / spec.ffn().split};
 }
 
-absl::StatusOr<Weights> LoadWeights(const model::Checkpoint& file, const model::ModelConfig& config,
+absl::StatusOr<Weights> LoadWeights(const model::Checkpoint& file, const model::ModelSpec& spec,
                                     const ModelShard& shard, ThreadPool& pool) {
-  return Loader(file, config, shard).Load(pool);
+  return Loader(file, spec, shard).Load(pool);
 }
 
 }  // namespace flotilla::worker

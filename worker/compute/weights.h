@@ -15,7 +15,7 @@
 #include "absl/types/span.h"
 #include "kernels/packed_matrix.h"
 #include "model/checkpoint.h"
-#include "model/config.h"
+#include "model/spec.h"
 #include "worker/compute/thread_pool.h"
 #include "worker/core/sharding.h"
 
@@ -33,9 +33,9 @@ struct ModelShard {
 
 // WholeModel returns the shard that is the whole model; ShardModel returns the shards of a
 // group's ranks. INVALID_ARGUMENT as for PlanShards.
-ModelShard WholeModel(const model::ModelConfig& config);
+ModelShard WholeModel(const model::ModelSpec& spec);
 absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file,
-                                                   const model::ModelConfig& config,
+                                                   const model::ModelSpec& spec,
                                                    ParallelShape shape, ShardBalance balance);
 
 // A product over some of the splits: one complete subtree of the split tree, or the
@@ -49,10 +49,12 @@ struct SplitProduct {
 struct LayerWeights {
   std::vector<float> attention_norm;           // [hidden]
   kernels::PackedMatrix qkv;                   // hidden -> (heads + 2 kv_heads) * head_dim
+  std::vector<float> query_norm;               // [head_dim]; empty: heads are not normed
+  std::vector<float> key_norm;                 // [head_dim]
   std::vector<SplitProduct> attention_output;  // heads * head_dim -> hidden; splits: KV heads
   std::vector<float> ffn_norm;                 // [hidden]
   kernels::PackedMatrix gate_up;               // hidden -> 2 ffn: gate, then up
-  std::vector<SplitProduct> down;              // ffn -> hidden; splits: config.ffn_split
+  std::vector<SplitProduct> down;              // ffn -> hidden; splits: those of the FFN
 };
 
 // All weights of one rank. In LayerWeights, heads and ffn mean those of the shard.
@@ -71,14 +73,14 @@ struct Weights {
 std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all);
 // The splits behind a shard's heads and FFN columns.
 IndexRange AttentionSplits(const ModelShard& shard);
-IndexRange FfnSplits(const model::ModelConfig& config, const ModelShard& shard);
+IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard);
 
 // Packs the shard's tensors with the threads of `pool` (the caller's is one of them).
-// The file outlives the weights. `config` is what LoadConfig returned for this file, so
+// The file outlives the weights. `spec` is what LoadSpec returned for this file, so
 // tensors are present and have the right dimensions. Unimplemented: the kernels do not
-// know the layout (half-split or partial RoPE, head_dim). ResourceExhausted: there is not
+// know the head size. ResourceExhausted: there is not
 // enough memory.
-absl::StatusOr<Weights> LoadWeights(const model::Checkpoint& file, const model::ModelConfig& config,
+absl::StatusOr<Weights> LoadWeights(const model::Checkpoint& file, const model::ModelSpec& spec,
                                     const ModelShard& shard, ThreadPool& pool);
 
 }  // namespace flotilla::worker

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/rt/cpu_quota.h"
+#include "model/load_spec.h"
 #include "worker/compute/draft_model.h"
 
 namespace flotilla::worker {
@@ -21,15 +22,15 @@ constexpr std::uint32_t kMaxKvBlocks = 1 << 30;
 // The room in the step metadata for background copies that have ended.
 constexpr std::int64_t kCopyMetadataBytes = 64 << 10;
 
-absl::Status CheckSpeculation(const RankOptions& options, const model::ModelConfig& config) {
+absl::Status CheckSpeculation(const RankOptions& options, const model::ModelSpec& spec) {
   if (options.speculation == Speculation::kOff) return absl::OkStatus();
   if (options.draft_tokens == 0 || options.draft_tokens > Rank::kMaxDraftTokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("draft_tokens is outside 1..", Rank::kMaxDraftTokens));
   }
-  if (options.draft_layers > config.layers) {
+  if (options.draft_layers > spec.layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat("a draft of ", options.draft_layers,
-                                                   " layers; the model has ", config.layers));
+                                                   " layers; the model has ", spec.layers.size()));
   }
   if (options.speculation == Speculation::kDraft && options.shape.pipeline > 1) {
     return absl::InvalidArgumentError("a draft model needs all layers on one stage (pp 1)");
@@ -42,20 +43,20 @@ absl::Status CheckSpeculation(const RankOptions& options, const model::ModelConf
   return absl::OkStatus();
 }
 
-absl::Status CheckOptions(const RankOptions& options, const model::ModelConfig& config) {
+absl::Status CheckOptions(const RankOptions& options, const model::ModelSpec& spec) {
   if (options.max_step_tokens == 0 || options.max_step_tokens > kMaxStepTokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("max_step_tokens is outside 1..", kMaxStepTokens));
   }
-  if (options.max_context > config.context_length) {
+  if (options.max_context > spec.context_length) {
     return absl::InvalidArgumentError(absl::StrCat("max_context ", options.max_context,
-                                                   " exceeds the model's ", config.context_length));
+                                                   " exceeds the model's ", spec.context_length));
   }
   if (options.kv_blocks > kMaxKvBlocks) {
     return absl::InvalidArgumentError(absl::StrCat("kv_blocks exceeds ", kMaxKvBlocks));
   }
   if (options.max_sequences == 0) return absl::InvalidArgumentError("max_sequences is 0");
-  return CheckSpeculation(options, config);
+  return CheckSpeculation(options, spec);
 }
 
 Forward::Options ForwardOptions(const RankOptions& options, std::uint32_t max_context) {
@@ -64,8 +65,8 @@ Forward::Options ForwardOptions(const RankOptions& options, std::uint32_t max_co
           .max_positions = static_cast<int>(max_context)};
 }
 
-std::uint32_t MaxContext(const RankOptions& options, const model::ModelConfig& config) {
-  return options.max_context > 0 ? options.max_context : config.context_length;
+std::uint32_t MaxContext(const RankOptions& options, const model::ModelSpec& spec) {
+  return options.max_context > 0 ? options.max_context : spec.context_length;
 }
 
 // Returns the shards of the vocabulary; none where a rank has the whole vocabulary.
@@ -80,15 +81,15 @@ std::optional<VocabularyShards> CutVocabulary(absl::Span<const ModelShard> shard
 }  // namespace
 
 absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankOptions& options) {
-  auto config = model::LoadConfig(file);
-  if (!config.ok()) return config.status();
-  absl::Status status = CheckOptions(options, *config);
+  auto spec = model::LoadSpec(file);
+  if (!spec.ok()) return spec.status();
+  absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
-  auto shards = ShardModel(file, *config, options.shape, options.balance);
+  auto shards = ShardModel(file, *spec, options.shape, options.balance);
   if (!shards.ok()) return shards.status();
   GroupLayout layout{.shape = options.shape, .shards = *std::move(shards), .limits = {}};
-  layout.limits = Forward::ExchangeLimits(ForwardOptions(options, MaxContext(options, *config)),
-                                          *config, layout.shards, options.shape);
+  layout.limits = Forward::ExchangeLimits(ForwardOptions(options, MaxContext(options, *spec)),
+                                          *spec, layout.shards, options.shape);
   layout.limits.lag = options.shape.pipeline;
   const auto vocabulary = CutVocabulary(layout.shards, options.shape);
   layout.limits.metadata_bytes =
@@ -99,10 +100,10 @@ absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankO
 }
 
 Rank::Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
-           model::ModelConfig config, int threads, Communicator* communicator)
+           model::ModelSpec spec, int threads, Communicator* communicator)
     : file_(std::move(file)),
       options_(options),
-      config_(std::move(config)),
+      spec_(std::move(spec)),
       communicator_(communicator),
       ops_(kernels::GetOps(options.isa)),
       pool_(threads) {}
@@ -110,14 +111,14 @@ Rank::Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& opt
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::Checkpoint> file,
                                                    const RankOptions& options, const Clock& clock,
                                                    Communicator* communicator) {
-  auto config = model::LoadConfig(*file);
-  if (!config.ok()) return config.status();
-  absl::Status status = CheckOptions(options, *config);
+  auto spec = model::LoadSpec(*file);
+  if (!spec.ok()) return spec.status();
+  absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
   const int ranks = static_cast<int>(options.shape.ranks());
   const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCpus() / ranks);
   auto rank = std::unique_ptr<Rank>(
-      new Rank(std::move(file), options, *std::move(config), threads, communicator));
+      new Rank(std::move(file), options, *std::move(spec), threads, communicator));
   status = rank->Load(clock);
   if (!status.ok()) return status;
   rank->WarmUp(clock);
@@ -136,16 +137,18 @@ absl::Status Rank::Load(const Clock& clock) {
     vocabulary_ = CutVocabulary(shards, options_.shape);
   }
   auto weights = LoadWeights(
-      *file_, config_, shards.empty() ? WholeModel(config_) : shards[communicator_->rank()], pool_);
+      *file_, spec_, shards.empty() ? WholeModel(spec_) : shards[communicator_->rank()], pool_);
   if (!weights.ok()) return weights.status();
   weights_ = *std::move(weights);
   Describe();
 
   const ModelShard& shard = weights_.shard;
   const KvShape shape{options_.kv_format, static_cast<int>(shard.layers.size()),
-                      static_cast<int>(shard.kv_heads.size()), static_cast<int>(config_.head_dim)};
-  const KvShape whole{options_.kv_format, static_cast<int>(config_.layers),
-                      static_cast<int>(config_.kv_heads), static_cast<int>(config_.head_dim)};
+                      static_cast<int>(shard.kv_heads.size()),
+                      static_cast<int>(spec_.attention().head_dim)};
+  const KvShape whole{options_.kv_format, static_cast<int>(spec_.layers.size()),
+                      static_cast<int>(spec_.attention().kv_heads),
+                      static_cast<int>(spec_.attention().head_dim)};
   description_.groups = {{.kind = KvGroup::Kind::kFull,
                           .tokens_per_block = kBlockTokens,
                           .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())}};
@@ -161,15 +164,15 @@ absl::Status Rank::Load(const Clock& clock) {
   tiers_ = *std::move(tiers);
   description_.tiers = tiers_->tiers();
 
-  forward_ = std::make_unique<Forward>(ForwardOptions(options_, description_.max_context), config_,
+  forward_ = std::make_unique<Forward>(ForwardOptions(options_, description_.max_context), spec_,
                                        weights_, ops_, cache_, pool_, communicator_, shards);
   return absl::OkStatus();
 }
 
 void Rank::Describe() {
   description_.model_id = options_.model_id;
-  description_.vocab_size = config_.vocab;
-  description_.max_context = MaxContext(options_, config_);
+  description_.vocab_size = spec_.vocab;
+  description_.max_context = MaxContext(options_, spec_);
   // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
   // nor the build matters: every one gives the bits that belong to the recipe's version.
   const std::string numerics = absl::StrCat(
@@ -194,7 +197,8 @@ std::unique_ptr<Proposer> Rank::MakeProposer() {
       break;
   }
   const std::uint32_t layers =
-      options_.draft_layers > 0 ? options_.draft_layers : std::max(1u, config_.layers / 3);
+      options_.draft_layers > 0 ? options_.draft_layers
+                                : std::max(1u, static_cast<std::uint32_t>(spec_.layers.size()) / 3);
   return std::make_unique<DraftModel>(static_cast<int>(layers), forward_.get(), &ops_);
 }
 

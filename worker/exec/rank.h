@@ -18,7 +18,7 @@
 #include "common/types/executor.h"
 #include "kernels/ops.h"
 #include "model/checkpoint.h"
-#include "model/config.h"
+#include "model/spec.h"
 #include "worker/comm/communicator.h"
 #include "worker/compute/forward.h"
 #include "worker/compute/kv_cache.h"
@@ -110,14 +110,14 @@ class Rank {
   }
 
   const ExecutorDescription& description() const { return description_; }
-  const model::ModelConfig& config() const { return config_; }
+  const model::ModelSpec& spec() const { return spec_; }
 
   std::int64_t weight_bytes() const { return weights_.bytes; }
   std::int64_t buffer_bytes() const { return forward_->buffer_bytes(); }
 
  private:
   Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
-       model::ModelConfig config, int threads, Communicator* communicator);
+       model::ModelSpec spec, int threads, Communicator* communicator);
   absl::Status Load(const Clock& clock);
   void Describe();
   void WarmUp(const Clock& clock);
@@ -126,7 +126,7 @@ class Rank {
 
   const std::shared_ptr<const model::Checkpoint> file_;  // the table of token vectors
   const RankOptions options_;
-  const model::ModelConfig config_;
+  const model::ModelSpec spec_;
   Communicator* const communicator_;
   const kernels::Ops& ops_;
   ThreadPool pool_;

@@ -11,25 +11,25 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/checkpoint.h"
-#include "model/config.h"
+#include "model/spec.h"
 
 namespace flotilla::worker {
 
 class NaiveDecoder {
  public:
-  NaiveDecoder(const model::Checkpoint& file, const model::ModelConfig& config)
-      : file_(file), config_(config) {}
+  NaiveDecoder(const model::Checkpoint& file, const model::ModelSpec& spec)
+      : file_(file), spec_(spec) {}
 
   // Logits [tokens, vocab] of every position.
   std::vector<std::vector<double>> Logits(const std::vector<TokenId>& tokens) {
     const auto& embedding = Tensor("token_embd");
     std::vector<std::vector<double>> x;
     for (TokenId token : tokens) {
-      const auto row = embedding.begin() + int64_t{token} * config_.hidden;
-      x.emplace_back(row, row + config_.hidden);
+      const auto row = embedding.begin() + int64_t{token} * spec_.hidden;
+      x.emplace_back(row, row + spec_.hidden);
     }
-    for (uint32_t i = 0; i < config_.layers; ++i) Layer(absl::StrCat("blk.", i, "."), x);
-    const auto& head = config_.tied_embedding ? embedding : Tensor("output");
+    for (uint32_t i = 0; i < spec_.layers.size(); ++i) Layer(absl::StrCat("blk.", i, "."), x);
+    const auto& head = spec_.tied_embedding ? embedding : Tensor("output");
     std::vector<std::vector<double>> logits;
     for (const auto& row : x) logits.push_back(Product(head, Norm(row, Tensor("output_norm"))));
     return logits;
@@ -62,15 +62,15 @@ class NaiveDecoder {
     for (double v : x) sum += v * v;
     Row y(x.size());
     for (size_t i = 0; i < x.size(); ++i) {
-      y[i] = x[i] / std::sqrt(sum / x.size() + config_.rms_eps) * weight[i];
+      y[i] = x[i] / std::sqrt(sum / x.size() + spec_.output_norm_eps) * weight[i];
     }
     return y;
   }
 
   void Rotate(Row& x, int position) const {
     for (size_t i = 0; i < x.size(); i += 2) {
-      const double pair = static_cast<double>(i % config_.head_dim);
-      const double angle = position * std::pow(config_.rope_base, -pair / config_.head_dim);
+      const size_t pair = i % spec_.attention().head_dim / 2;
+      const double angle = position * double{spec_.ropes[0].frequencies[pair]};
       const double a = x[i], b = x[i + 1];
       x[i] = a * std::cos(angle) - b * std::sin(angle);
       x[i + 1] = b * std::cos(angle) + a * std::sin(angle);
@@ -79,9 +79,10 @@ class NaiveDecoder {
 
   Row Attend(const Row& q, const std::vector<Row>& k, const std::vector<Row>& v,
              size_t last) const {
-    const uint32_t dim = config_.head_dim, group = config_.heads / config_.kv_heads;
+    const model::AttentionSpec& attention = spec_.attention();
+    const uint32_t dim = attention.head_dim, group = attention.heads / attention.kv_heads;
     Row out(q.size());
-    for (uint32_t h = 0; h < config_.heads; ++h) {
+    for (uint32_t h = 0; h < attention.heads; ++h) {
       const uint32_t kv = h / group * dim;
       Row p(last + 1);
       double sum = 0;
@@ -122,7 +123,7 @@ class NaiveDecoder {
   }
 
   const model::Checkpoint& file_;
-  const model::ModelConfig& config_;
+  const model::ModelSpec& spec_;
   std::map<std::string, std::vector<float>> tensors_;
 };
 

@@ -1,5 +1,6 @@
-#include "model/config.h"
+#include "model/load_spec.h"
 
+#include <cmath>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -18,56 +19,56 @@ using ::testing::HasSubstr;
 using testing::TinyGguf;
 using testing::TinyModelOptions;
 
-TEST(Config, ReadsTheTinyModel) {
+TEST(LoadSpec, ReadsTheTinyModel) {
   const auto bytes = testing::TinyGguf();
   const auto file = ParseCheckpoint(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
-  const auto config = LoadConfig(**file);
-  ASSERT_TRUE(config.ok()) << config.status();
+  const auto spec = LoadSpec(**file);
+  ASSERT_TRUE(spec.ok()) << spec.status();
   const TinyModelOptions tiny;
-  EXPECT_EQ(config->architecture, "llama");
-  EXPECT_EQ(config->hidden, tiny.hidden);
-  EXPECT_EQ(config->layers, tiny.layers);
-  EXPECT_EQ(config->heads, tiny.heads);
-  EXPECT_EQ(config->kv_heads, tiny.kv_heads);
-  EXPECT_EQ(config->head_dim, tiny.head_dim);
-  EXPECT_EQ(config->vocab, tiny.vocab);
-  EXPECT_EQ(config->rope_style, RopeStyle::kInterleaved);
-  EXPECT_EQ(config->rope_dim, tiny.head_dim);
-  EXPECT_TRUE(config->tied_embedding);
-  EXPECT_EQ(config->attention_splits(), 2u);
-  EXPECT_EQ(config->ffn_splits(), 3u);  // 128 + 128 + 32
+  EXPECT_EQ(spec->architecture, "llama");
+  EXPECT_EQ(spec->hidden, tiny.hidden);
+  EXPECT_EQ(spec->layers.size(), tiny.layers);
+  EXPECT_EQ(spec->attention().heads, tiny.heads);
+  EXPECT_EQ(spec->attention().kv_heads, tiny.kv_heads);
+  EXPECT_EQ(spec->attention().head_dim, tiny.head_dim);
+  EXPECT_EQ(spec->vocab, tiny.vocab);
+  EXPECT_EQ(spec->ropes[0].frequencies.size(), tiny.head_dim / 2);
+  EXPECT_EQ(spec->ropes[0].frequencies[0], 1.0f);
+  EXPECT_TRUE(spec->tied_embedding);
+  EXPECT_EQ(spec->attention_splits(), 2u);
+  EXPECT_EQ(spec->ffn_splits(), 3u);  // 128 + 128 + 32
 }
 
-TEST(Config, ReadsTheRealModel) {
+TEST(LoadSpec, ReadsTheRealModel) {
   const auto file = OpenCheckpoint(testing::ModelPath());
   ASSERT_TRUE(file.ok()) << "the test model is missing (scripts/test fetches it): "
                          << file.status();
-  const auto config = LoadConfig(**file);
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->hidden, 576u);
-  EXPECT_EQ(config->layers, 30u);
-  EXPECT_EQ(config->heads, 9u);
-  EXPECT_EQ(config->kv_heads, 3u);
-  EXPECT_EQ(config->head_dim, 64u);
-  EXPECT_EQ(config->ffn, 1536u);
-  EXPECT_EQ(config->ffn_splits(), 12u);
-  EXPECT_EQ(config->vocab, 49152u);
-  EXPECT_EQ(config->context_length, 8192u);
-  EXPECT_EQ(config->rope_base, 100000.0f);
-  EXPECT_TRUE(config->tied_embedding);
+  const auto spec = LoadSpec(**file);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->hidden, 576u);
+  EXPECT_EQ(spec->layers.size(), 30u);
+  EXPECT_EQ(spec->attention().heads, 9u);
+  EXPECT_EQ(spec->attention().kv_heads, 3u);
+  EXPECT_EQ(spec->attention().head_dim, 64u);
+  EXPECT_EQ(spec->ffn().width, 1536u);
+  EXPECT_EQ(spec->ffn_splits(), 12u);
+  EXPECT_EQ(spec->vocab, 49152u);
+  EXPECT_EQ(spec->context_length, 8192u);
+  EXPECT_NEAR(spec->ropes[0].frequencies[31], std::pow(100000.0, -62.0 / 64), 1e-11);
+  EXPECT_TRUE(spec->tied_embedding);
   const TokenizerBundle tokenizer = *(*file)->ReadTokenizer();
   EXPECT_THAT(StopTokens(tokenizer), ElementsAre(0, 2));
   EXPECT_EQ(TokenizerHash(tokenizer), 0x6e6dbd0332df1a6a);  // as in earlier versions
 }
 
-TEST(Config, OutputMatrixEndsTying) {
+TEST(LoadSpec, OutputMatrixEndsTying) {
   TinyModelOptions options;
   options.tied_embedding = false;
   const auto bytes = testing::TinyGguf(options);
-  const auto config = LoadConfig(**ParseCheckpoint(bytes));
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_FALSE(config->tied_embedding);
+  const auto spec = LoadSpec(**ParseCheckpoint(bytes));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_FALSE(spec->tied_embedding);
 }
 
 // Replaces the first occurrence of `from`; both have one length.
@@ -83,10 +84,10 @@ std::vector<std::byte> Replaced(std::vector<std::byte> bytes, std::string_view f
 std::string LoadError(const std::vector<std::byte>& bytes) {
   const auto file = ParseCheckpoint(bytes);
   if (!file.ok()) return std::string(file.status().message());
-  return std::string(LoadConfig(**file).status().message());
+  return std::string(LoadSpec(**file).status().message());
 }
 
-TEST(Config, RefusalsNameTheProblem) {
+TEST(LoadSpec, RefusalsNameTheProblem) {
   const auto tiny = testing::TinyGguf();
   EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")), HasSubstr("'qwen2'"));
   EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")), HasSubstr("supported: llama"));

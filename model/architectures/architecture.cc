@@ -1,0 +1,10 @@
+#include "model/architectures/architecture.h"
+
+namespace flotilla::model {
+
+std::span<const Architecture* const> Architectures() {
+  static constexpr const Architecture* kAll[] = {&kLlama};
+  return kAll;
+}
+
+}  // namespace flotilla::model

@@ -1,0 +1,98 @@
+#include "model/architectures/dense.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
+#include "common/types/text.h"
+#include "model/rope_frequencies.h"
+
+namespace flotilla::model {
+namespace {
+
+// Bounds of accepted values. They are several times those of the largest published model,
+// and small enough that products of two stay far below 2^63.
+constexpr uint64_t kMaxLayers = 512;
+constexpr uint64_t kMaxHidden = 1 << 16;
+constexpr uint64_t kMaxHeads = 1 << 10;
+constexpr uint64_t kMaxHeadDim = 512;
+constexpr uint64_t kMaxFfn = 1 << 20;
+constexpr uint64_t kMaxContext = 1 << 24;
+
+void RefuseUnknownFeatures(const Configuration& configuration, ConfigReader& in) {
+  in.RefuseIfSet("expert_count");
+  in.RefuseIfSet("attention.sliding_window");
+  constexpr std::string_view kScaling = "rope.scaling.type";
+  if (const auto scaling = configuration.String(kScaling); scaling.ok() && *scaling != "none") {
+    in.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", *scaling, "' is not supported"));
+  }
+}
+
+void AddTensors(const DenseOptions& options, ModelSpec& spec) {
+  using enum TensorRole;
+  using enum Extent;
+  spec.tensors = {
+      {kTokenEmbedding, "token_embd.weight", kHidden, kVocabulary},
+      {kAttentionNorm, "blk.*.attn_norm.weight", kHidden},
+      {kQuery, "blk.*.attn_q.weight", kHidden, kQueries, options.pairs},
+      {kKey, "blk.*.attn_k.weight", kHidden, kKeys, options.pairs},
+      {kValue, "blk.*.attn_v.weight", kHidden, kKeys},
+      {kAttentionOutput, "blk.*.attn_output.weight", kQueries, kHidden},
+      {kFfnNorm, "blk.*.ffn_norm.weight", kHidden},
+      {kGate, "blk.*.ffn_gate.weight", kHidden, kFfn},
+      {kUp, "blk.*.ffn_up.weight", kHidden, kFfn},
+      {kDown, "blk.*.ffn_down.weight", kFfn, kHidden},
+      {kOutputNorm, "output_norm.weight", kHidden},
+  };
+  if (options.head_norms) {
+    spec.tensors.push_back({kQueryNorm, "blk.*.attn_q_norm.weight", kHeadDim, kOne, options.pairs});
+    spec.tensors.push_back({kKeyNorm, "blk.*.attn_k_norm.weight", kHeadDim, kOne, options.pairs});
+  }
+  if (!spec.tied_embedding) {
+    spec.tensors.push_back({kHead, "output.weight", kHidden, kVocabulary});
+  }
+}
+
+}  // namespace
+
+void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOptions& options,
+               ModelSpec& spec) {
+  const uint32_t layers = in.Uint("block_count", 1, kMaxLayers);
+  spec.hidden = in.Uint("embedding_length", 32, kMaxHidden);
+  LayerSpec layer;
+  AttentionSpec& attention = layer.attention;
+  attention.heads = in.Uint("attention.head_count", 1, kMaxHeads);
+  attention.kv_heads = in.Uint("attention.head_count_kv", 1, kMaxHeads, attention.heads);
+  layer.ffn.width = in.Uint("feed_forward_length", 32, kMaxFfn);
+  spec.context_length = in.Uint("context_length", 1, kMaxContext);
+  if (!in.status().ok()) return;
+  const uint64_t default_dim = spec.hidden / attention.heads;
+  attention.head_dim = in.Uint("attention.key_length", 16, kMaxHeadDim, default_dim);
+  const uint32_t value_dim = in.Uint("attention.value_length", 16, kMaxHeadDim, default_dim);
+  const uint32_t rope_dim =
+      in.Uint("rope.dimension_count", 2, attention.head_dim, attention.head_dim);
+  const float rope_base = in.Float("rope.freq_base", 1, 1e9, 10000.0);
+  layer.norm_eps = in.Float("attention.layer_norm_rms_epsilon", 1e-12, 1e-1, std::nullopt);
+  if (!in.status().ok()) return;
+  in.Require(spec.hidden % 32 == 0, "embedding_length", "is not a multiple of 32");
+  in.Require(layer.ffn.width % 32 == 0, "feed_forward_length", "is not a multiple of 32");
+  in.Require(attention.heads % attention.kv_heads == 0, "attention.head_count",
+             "is not a multiple of attention.head_count_kv");
+  in.Require(attention.head_dim % 16 == 0, "attention.key_length", "is not a multiple of 16");
+  in.Require(value_dim == attention.head_dim, "attention.value_length", "differs from key_length");
+  RefuseUnknownFeatures(checkpoint.configuration(), in);
+  if (rope_dim != attention.head_dim) {
+    in.Fail(Unimplemented("RoPE over ", rope_dim, " of ", attention.head_dim,
+                          " elements of a head is not supported"));
+  }
+  if (!in.status().ok()) return;
+  attention.head_norms = options.head_norms;
+  attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
+  spec.ropes = {{RopeFrequencies(rope_dim, rope_base)}};
+  spec.layers.assign(layers, layer);
+  spec.output_norm_eps = layer.norm_eps;
+  spec.tied_embedding = checkpoint.FindTensor("output.weight") == nullptr;
+  AddTensors(options, spec);
+}
+
+}  // namespace flotilla::model

@@ -1,0 +1,68 @@
+// Reads the numbers of a configuration within bounds.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/types/text.h"
+#include "model/configuration.h"
+
+namespace flotilla::model {
+
+// The first failure sticks, and later reads return 0.
+class ConfigReader {
+ public:
+  explicit ConfigReader(const Configuration& in) : in_(in) {}
+
+  const absl::Status& status() const { return status_; }
+
+  void Fail(absl::Status status) {
+    if (status_.ok()) status_ = std::move(status);
+  }
+  // Fails unless `holds`, naming the key and the problem.
+  void Require(bool holds, std::string_view key, std::string_view problem) {
+    if (!holds) Fail(InvalidArgument(in_.NameOf(key), " ", problem));
+  }
+
+  // An integer in [min, max]; an absent key is an error unless there is a fallback.
+  uint32_t Uint(std::string_view key, uint64_t min, uint64_t max,
+                std::optional<uint64_t> fallback = std::nullopt) {
+    const auto value = fallback && !in_.Has(key) ? *fallback : in_.Uint(key);
+    return static_cast<uint32_t>(Bounded(key, value, min, max));
+  }
+
+  float Float(std::string_view key, double min, double max, std::optional<double> fallback) {
+    const auto value = fallback && !in_.Has(key) ? *fallback : in_.Float(key);
+    return static_cast<float>(Bounded(key, value, min, max));
+  }
+
+  // Refuses a file that asks for a feature by setting an integer other than 0.
+  void RefuseIfSet(std::string_view key) {
+    if (!in_.Has(key)) return;
+    const auto value = in_.Uint(key);
+    if (!value.ok() || *value != 0) Fail(Unimplemented(in_.NameOf(key), " is not supported"));
+  }
+
+ private:
+  template <class Number>
+  Number Bounded(std::string_view key, const absl::StatusOr<Number>& value, Number min,
+                 Number max) {
+    if (!value.ok()) {
+      // A missing key is an error of the file.
+      Fail(absl::InvalidArgumentError(value.status().message()));
+      return 0;
+    }
+    if (*value >= min && *value <= max) return *value;  // a NaN is refused too
+    Fail(InvalidArgument(in_.NameOf(key), " = ", *value, " is not in ", min, "..", max));
+    return 0;
+  }
+
+  const Configuration& in_;
+  absl::Status status_;
+};
+
+}  // namespace flotilla::model

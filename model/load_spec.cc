@@ -1,0 +1,69 @@
+#include "model/load_spec.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "common/types/text.h"
+#include "model/architectures/architecture.h"
+#include "model/config_reader.h"
+
+namespace flotilla::model {
+namespace {
+
+constexpr uint64_t kMaxVocab = 1 << 20;
+
+// The vocabulary's size is that of the embedding's table. A stated size must agree, and so must the
+// tokenizer of the file.
+absl::Status ReadVocab(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
+  const std::string name = NameInFile(*FindRow(spec, TensorRole::kTokenEmbedding), 0);
+  const Tensor* table = checkpoint.FindTensor(name);
+  if (table == nullptr) return InvalidArgument("tensor ", name, " is missing");
+  const uint64_t rows = table->dims[1];
+  if (rows == 0 || rows > kMaxVocab) {
+    return InvalidArgument("tensor ", name, " has ", rows, " rows, not 1..", kMaxVocab);
+  }
+  const uint64_t tokens = checkpoint.token_count();
+  if (tokens != 0 && tokens != rows) {
+    return InvalidArgument("the tokenizer has ", tokens, " tokens; tensor ", name, " has ", rows,
+                           " rows");
+  }
+  spec.vocab = in.Uint("vocab_size", rows, rows, rows);
+  return in.status();
+}
+
+}  // namespace
+
+std::vector<std::string_view> KnownArchitectures() {
+  std::vector<std::string_view> names;
+  for (const Architecture* architecture : Architectures()) names.push_back(architecture->name);
+  return names;
+}
+
+absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint) {
+  const Configuration& configuration = checkpoint.configuration();
+  const auto name = configuration.architecture();
+  if (!name.ok()) return name.status();
+  const auto architectures = Architectures();
+  const auto found = std::ranges::find(architectures, *name, &Architecture::name);
+  if (found == architectures.end()) {
+    std::string known;
+    for (const std::string_view each : KnownArchitectures()) {
+      known += Cat(known.empty() ? "" : ", ", each);
+    }
+    return Unimplemented("architecture '", name->substr(0, 64),
+                         "' is not supported; supported: ", known);
+  }
+  ModelSpec spec;
+  spec.architecture = (*found)->name;
+  spec.name = configuration.title();
+  ConfigReader in(configuration);
+  (*found)->read(checkpoint, in, spec);
+  absl::Status status = in.status();
+  if (status.ok()) status = ReadVocab(checkpoint, in, spec);
+  if (status.ok()) status = CheckTensors(checkpoint, spec);
+  if (!status.ok()) return status;
+  return spec;
+}
+
+}  // namespace flotilla::model
