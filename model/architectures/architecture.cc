@@ -3,7 +3,7 @@
 namespace flotilla::model {
 
 std::span<const Architecture* const> Architectures() {
-  static constexpr const Architecture* kAll[] = {&kLlama};
+  static constexpr const Architecture* kAll[] = {&kLlama, &kQwen3};
   return kAll;
 }
 

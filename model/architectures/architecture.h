@@ -19,6 +19,7 @@ struct Architecture {
 };
 
 extern const Architecture kLlama;
+extern const Architecture kQwen3;
 
 // All of them, by name.
 std::span<const Architecture* const> Architectures();

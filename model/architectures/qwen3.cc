@@ -1,0 +1,12 @@
+// Qwen3, dense: q and k are normed by head, and the pairs of a head are half a head apart
+// (modeling_qwen3.py of Hugging Face's transformers).
+#include "model/architectures/dense.h"
+
+namespace flotilla::model {
+
+const Architecture kQwen3 = {
+    "qwen3", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
+      ReadDense(checkpoint, in, {.pairs = TensorFix::kInterleavePairs, .head_norms = true}, spec);
+    }};
+
+}  // namespace flotilla::model

@@ -1,0 +1,54 @@
+// Each architecture gives the logits that Hugging Face's transformers give, and the same bits on
+// every instruction path and in chunks of any size.
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "model/load_spec.h"
+#include "tests/support/tiny_case.h"
+#include "tests/worker/compute/forward_machine.h"
+
+namespace flotilla::worker {
+namespace {
+
+class ArchitecturesTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
+  const testing::TinyCase tiny = testing::ReadTinyCase(GetParam());
+  ASSERT_NE(tiny.file, nullptr);
+  const auto spec = model::LoadSpec(*tiny.file);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  Sequence whole = MakeSequence(tiny.ids.size(), spec->vocab, 1, 1);
+  whole.tokens = tiny.ids;
+  std::vector<std::vector<float>> first;
+  for (const kernels::Isa isa : kernels::DetectIsas()) {
+    Machine machine(*tiny.file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2);
+    for (const std::size_t chunk : {tiny.ids.size(), std::size_t{1}, std::size_t{7}}) {
+      const std::string what =
+          absl::StrCat(std::string(kernels::GetOps(isa).name), ", chunks of ", chunk);
+      const auto logits = RunAlone(machine, whole, chunk);
+      if (first.empty()) first = logits;
+      ExpectSameBits(first, logits, what);
+    }
+  }
+  double worst = 0;
+  for (std::size_t i = 0; i < tiny.positions.size(); ++i) {
+    const std::vector<float>& row = first[tiny.positions[i]];
+    ASSERT_EQ(row.size(), tiny.logits[i].size());
+    for (std::size_t v = 0; v < row.size(); ++v) {
+      const double difference = std::abs(double{row[v]} - double{tiny.logits[i][v]});
+      if (!(difference <= worst)) worst = difference;  // NaN is worst
+    }
+  }
+  std::printf("%s: max |difference| of logits %.2g\n", GetParam(), worst);
+  EXPECT_LE(worst, 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, ArchitecturesTest, ::testing::Values("qwen3"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace flotilla::worker
