@@ -287,15 +287,19 @@ TEST_P(EngineLoopTest, DrainRefusesAndReportsTheLastEnd) {
 }
 
 TEST_P(EngineLoopTest, SecondRequestOfALiveIdIsRefusedAtItsOwnSink) {
-  Start();
+  testing::FakeExecutorOptions fake;
+  fake.manual = true;  // otherwise the first request could end before the second comes
+  Start({}, fake);
+  executor->AdvanceAll();  // Ready
+  ASSERT_TRUE(engine->WaitReady().ok());
   engine->Submit(Request(1, 4, 8000), sink);
-  sink->AwaitTokens(1);
+  AdvanceWhile([&] { return sink->tokens() < 1; });
   auto other = std::make_shared<Collector>();
   engine->Submit(Request(1, 4, 8), other);
-  other->AwaitEnds(1);
+  AdvanceWhile([&] { return other->ends() < 1; });
   EXPECT_TRUE(absl::IsAlreadyExists(other->EndOf(1).status));
   engine->Cancel({.request = {1, 1}});
-  sink->AwaitEnds(1);
+  AdvanceWhile([&] { return sink->ends() < 1; });
   EXPECT_TRUE(sink->EndOf(1).status.ok());
 }
 
