@@ -54,7 +54,7 @@ struct QuantizeArgs {
 };
 
 // matmul_i16: out[m, c] (+)= sum of x[m, :] * W[c, :] with integer dot products
-// (kNibbles and kBytes only). Per split, blocks ascending: acc = fma(d,
+// (kinds with HasIntegerProduct only). Per split, blocks ascending: acc = fma(d,
 // float(dot), acc), then for kNibbles acc = fma(m, block_sum, acc); partial =
 // scale * acc; partials are added in the split tree. Panels of 32 columns.
 struct MatMulI16Args {

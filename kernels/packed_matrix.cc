@@ -28,9 +28,14 @@ PackedKind KindOf(WeightFormat format) {
       return PackedKind::kNibbles;
     case WeightFormat::kQ8_0:
       return PackedKind::kBytes;
-    default:
-      return PackedKind::kFloats;
+    case WeightFormat::kBf16:
+      return PackedKind::kBf16;
+    case WeightFormat::kF16:
+      return PackedKind::kFp16;
+    case WeightFormat::kF32:
+      break;
   }
+  return PackedKind::kFloats;
 }
 
 uint16_t Load16(const std::byte* p) {
@@ -91,12 +96,10 @@ void PackBytes(const std::byte* quants, int column, std::byte* record) {
   for (int pair = 0; pair < 16; ++pair) std::memcpy(half + pair * 32, quants + pair * 2, 2);
 }
 
-template <typename Convert>
-void PackFloats(const std::byte* source, int element_bytes, int column, std::byte* record,
-                Convert convert) {
+// Packs numbers of `size` bytes as they are.
+void PackNumbers(const std::byte* source, int size, int column, std::byte* record) {
   for (int i = 0; i < kBlockK; ++i) {
-    const float value = convert(source + i * element_bytes);
-    std::memcpy(record + (i * kPanelColumns + column) * sizeof(float), &value, sizeof value);
+    std::memcpy(record + (i * kPanelColumns + column) * size, source + i * size, size);
   }
 }
 
@@ -105,19 +108,11 @@ void PackFloats(const std::byte* source, int element_bytes, int column, std::byt
 bool PackBlock(WeightFormat format, const std::byte* block, int column, std::byte* record) {
   switch (format) {
     case WeightFormat::kF32:
-      PackFloats(block, 4, column, record, [](const std::byte* p) {
-        float x;
-        std::memcpy(&x, p, sizeof x);
-        return x;
-      });
+      PackNumbers(block, 4, column, record);
       return true;
     case WeightFormat::kF16:
-      PackFloats(block, 2, column, record,
-                 [](const std::byte* p) { return HalfToFloat(Load16(p)); });
-      return true;
     case WeightFormat::kBf16:
-      PackFloats(block, 2, column, record,
-                 [](const std::byte* p) { return Bf16ToFloat(Load16(p)); });
+      PackNumbers(block, 2, column, record);
       return true;
     case WeightFormat::kQ4_0: {
       uint16_t min;
@@ -182,6 +177,13 @@ void UnpackBlock(PackedKind kind, const std::byte* record, int lane, float* out)
   if (kind == PackedKind::kFloats) {
     for (int i = 0; i < kBlockK; ++i) {
       std::memcpy(&out[i], record + (i * kPanelColumns + lane) * sizeof(float), sizeof(float));
+    }
+    return;
+  }
+  if (kind == PackedKind::kBf16 || kind == PackedKind::kFp16) {
+    for (int i = 0; i < kBlockK; ++i) {
+      const uint16_t bits = Load16(record + (i * kPanelColumns + lane) * 2);
+      out[i] = kind == PackedKind::kBf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
     }
     return;
   }

@@ -17,7 +17,9 @@
 //             640 bytes: 5 bits per weight.
 //   kBytes    (q8_0)  [2 halves][16 pairs][16 columns][2 j] int8, k = 2 pair + j,
 //             then d [32] fp16. 1,088 bytes.
-//   kFloats   (f32, f16, bf16)  [32 k][32 columns] fp32. 4,096 bytes.
+//   kFloats   (f32)  [32 k][32 columns] fp32. 4,096 bytes.
+//   kBf16     (bf16) [32 k][32 columns] bf16. 2,048 bytes.
+//   kFp16     (f16)  [32 k][32 columns] fp16. 2,048 bytes.
 //
 // Scales are fp16, because single-row decode is bound by the bytes read: in kNibbles they
 // cost 1 bit per weight, and fp32 would cost 2. One instruction converts them to fp32 exactly.
@@ -43,7 +45,12 @@ inline constexpr int kMaxSplits = 256;
 enum class WeightFormat : uint8_t { kF32, kF16, kBf16, kQ4_0, kQ4_1, kQ8_0 };
 
 // Arrangement of packed weights; see the top of this file.
-enum class PackedKind : uint8_t { kNibbles, kBytes, kFloats };
+enum class PackedKind : uint8_t { kNibbles, kBytes, kFloats, kBf16, kFp16 };
+
+// Whether matmul_i16 multiplies weights of this kind. The others have fp32 products only.
+constexpr bool HasIntegerProduct(PackedKind kind) {
+  return kind == PackedKind::kNibbles || kind == PackedKind::kBytes;
+}
 
 // Bytes of one (panel, block) record.
 constexpr int64_t RecordBytes(PackedKind kind) {
@@ -54,6 +61,9 @@ constexpr int64_t RecordBytes(PackedKind kind) {
       return 1088;
     case PackedKind::kFloats:
       return 4096;
+    case PackedKind::kBf16:
+    case PackedKind::kFp16:
+      return 2048;
   }
   return 0;
 }
@@ -127,8 +137,7 @@ class PackedMatrix {
   MatrixView view() const;
   WeightFormat format() const { return format_; }
   PackedKind kind() const { return kind_; }
-  // True when matmul_i16 applies; kFloats has fp32 products only.
-  bool quantized() const { return kind_ != PackedKind::kFloats; }
+  bool quantized() const { return HasIntegerProduct(kind_); }
   int64_t columns() const { return columns_; }
   int64_t k() const { return k_; }
   absl::Span<const int32_t> split_ends() const { return split_ends_; }

@@ -278,6 +278,13 @@ void MatMulI16(const MatMulI16Args& args, int panel_begin, int panel_end) {
 // weights (d q is exact in fp32; adding m rounds once, as fma does).
 template <class S>
 FLOTILLA_INLINE void DequantizeRecord(PackedKind kind, const std::byte* record, float* out) {
+  if (kind == PackedKind::kBf16 || kind == PackedKind::kFp16) {
+    for (int i = 0; i < kBlockK * kPanelColumns; i += 16) {
+      const std::byte* p = record + i * 2;
+      S::Store(out + i, kind == PackedKind::kBf16 ? S::LoadBf16(p) : S::LoadHalf(p));
+    }
+    return;
+  }
   const auto store_pair = [&](typename S::I even, typename S::I odd, typename S::F d,
                               typename S::F m, int k, int h) FLOTILLA_INLINE_LAMBDA {
     float* p = out + k * kPanelColumns + h * 16;

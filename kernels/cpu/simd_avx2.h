@@ -190,6 +190,13 @@ struct Avx2 {
     return _mm_cvtsi128_si32(_mm_max_epi32(pair, _mm_shuffle_epi32(pair, 0xB1)));
   }
 
+  static FLOTILLA_INLINE F LoadBf16(const void* p) {
+    const auto* q = static_cast<const __m128i*>(p);
+    const auto widen = [](__m128i halves) {
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    };
+    return {widen(_mm_loadu_si128(q)), widen(_mm_loadu_si128(q + 1))};
+  }
   static FLOTILLA_INLINE F LoadHalf(const void* p) {
     const auto* q = static_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};

@@ -102,6 +102,10 @@ struct Avx512 {
   static FLOTILLA_INLINE int32_t IMaxLane(I x) { return _mm512_reduce_max_epi32(x); }
 
   // 16 halves to fp32.
+  static FLOTILLA_INLINE F LoadBf16(const void* p) {
+    const __m256i halves = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
   static FLOTILLA_INLINE F LoadHalf(const void* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }

@@ -111,6 +111,29 @@ TEST_P(MatMulTest, NearDoublePrecision) {
   }
 }
 
+// Two bytes a weight, and the product of the same weights in fp32.
+TEST_P(MatMulTest, TwoByteWeightsGiveTheBitsOfTheirFp32Copy) {
+  for (const WeightFormat format : {WeightFormat::kBf16, WeightFormat::kF16}) {
+    for (uint64_t seed = 1; seed <= 6; ++seed) {
+      Problem p(seed, format);
+      SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", p.Describe()));
+      EXPECT_EQ(p.matrix.bytes(), int64_t{p.matrix.view().panels()} * kPanelColumns * p.k * 2);
+      std::vector<float> weights(static_cast<size_t>(p.columns) * p.k);
+      for (int column = 0; column < p.columns; ++column) {
+        const std::byte* row = p.file.data() + column * RowBytes(format, p.k);
+        for (int i = 0; i < p.k; ++i) {
+          weights[column * p.k + i] = static_cast<float>(FileWeight(format, row, i));
+        }
+      }
+      std::vector<std::byte> copy(weights.size() * sizeof(float));
+      std::memcpy(copy.data(), weights.data(), copy.size());
+      const std::vector<float> halves = RunF32(ops(), p);
+      p.matrix = Pack(WeightFormat::kF32, p.columns, p.k, copy, p.splits);
+      ASSERT_TRUE(SameBits(RunF32(ops(), p), halves));
+    }
+  }
+}
+
 TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
   for (const WeightFormat format : {WeightFormat::kQ4_1, WeightFormat::kQ8_0, WeightFormat::kF32}) {
     Problem p(5, format);

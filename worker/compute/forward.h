@@ -150,7 +150,7 @@ class Forward {
               LogitSink sink);
 
   bool Quantizes(const kernels::MatrixView& matrix) const {
-    return recipe_ == Recipe::kAccurate && matrix.kind != kernels::PackedKind::kFloats;
+    return recipe_ == Recipe::kAccurate && kernels::HasIntegerProduct(matrix.kind);
   }
   // normed_ = RMSNorm(hidden_) * weight, quantised if `matrix` wants it.
   void NormAndQuantize(const std::vector<float>& weight, float eps,
