@@ -25,7 +25,7 @@ namespace {
 constexpr int kMaxNames = 100'000;
 constexpr int kMaxRemoved = 1000;
 // How often a new directory is made, because another agent may take one for stale before it
-// is locked. With two agents that do nothing else, one of two new directories is taken.
+// is locked. On a busy machine a test has seen that 16 times in a row.
 constexpr int kMaxTries = 1000;
 
 // Locks a directory of this user. None: there is no such directory, or another process holds
