@@ -25,7 +25,7 @@ class TimedSteps final : public simulator::StepRunner {
 
   simulator::StepCost Run(const worker::Batch& batch, const simulator::StepShape& shape) override {
     const std::int64_t start = clock_.NowNs();
-    rank_.Execute(batch);
+    (void)rank_.Finish(*rank_.Start(batch));  // the backend of CPUs does not fail
     const std::int64_t ns = std::max<std::int64_t>(1, clock_.NowNs() - start);
     if (steps_ != nullptr && shape.rows() > 0) steps_->push_back({.shape = shape, .ns = ns});
     return {.ns = ns};

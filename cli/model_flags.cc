@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/load_spec.h"
-#include "worker/compute/kv_cache.h"
+#include "worker/compute/kv_shape.h"
 
 namespace flotilla::cli {
 namespace {

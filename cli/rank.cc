@@ -30,12 +30,11 @@ int RanksHere() {
   return variable != nullptr && absl::SimpleAtoi(variable, &count) ? std::max(1, count) : 1;
 }
 
-// Joins this rank to the others of its group and returns the communicator, which lives as
-// long as the process.
-absl::StatusOr<worker::Communicator*> JoinRanks(const model::Checkpoint& file,
-                                                const model::ModelSpec& spec,
-                                                const worker::RankOptions& options,
-                                                const std::string& transport, int rank) {
+// Joins this rank to the others of its group. The links live as long as the process.
+absl::StatusOr<worker::RankLinks> JoinRanks(const model::Checkpoint& file,
+                                            const model::ModelSpec& spec,
+                                            const worker::RankOptions& options,
+                                            const std::string& transport, int rank) {
   absl::StatusOr<worker::GroupLayout> layout = worker::PlanGroup(file, options);
   if (!layout.ok()) return layout.status();
   const worker::ParallelShape shape = layout->shape;
@@ -45,24 +44,23 @@ absl::StatusOr<worker::Communicator*> JoinRanks(const model::Checkpoint& file,
   if (transport == "shared" && !one_host) {
     return absl::FailedPreconditionError("--transport shared: the ranks are on several hosts");
   }
-  static std::unique_ptr<worker::Communicator> communicator;
   if (transport == "mpi" || !one_host) {
     std::vector<worker::IndexRange> columns;
     const std::uint32_t stage_begin = number - number % shape.tensor;
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {
       columns.push_back(layout->shards[stage_begin + t].vocab);
     }
-    communicator = std::make_unique<worker::MpiCommunicator>(shape, number, layout->limits,
-                                                             std::move(columns), spec.vocab, spin);
-    return communicator.get();
+    static worker::MpiCommunicator ranks(shape, number, layout->limits, std::move(columns),
+                                         spec.vocab, spin);
+    return worker::RankLinks{&ranks, &ranks};
   }
   auto region =
       worker::ShareRegion(worker::SharedMemoryCommunicator::RegionBytes(shape, layout->limits));
   if (!region.ok()) return region.status();
-  communicator = std::make_unique<worker::SharedMemoryCommunicator>(
+  static worker::SharedMemoryCommunicator ranks(
       std::make_shared<const worker::SharedRegion>(*std::move(region)), shape, number,
       layout->limits, spin);
-  return communicator.get();
+  return worker::RankLinks{&ranks, &ranks};
 }
 
 absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& flags, int rank,
@@ -76,16 +74,15 @@ absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& fl
   if (options->threads == 0) options->threads = std::max(1, AvailableCpus() / RanksHere());
   const auto file = model::OpenCheckpoint(flags.model);
   if (!file.ok()) return file.status();
-  worker::Communicator* communicator = nullptr;
+  worker::RankLinks links;
   if (size > 1) {
     const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(**file);
     if (!spec.ok()) return spec.status();
-    absl::StatusOr<worker::Communicator*> joined =
-        JoinRanks(**file, *spec, *options, flags.transport, rank);
+    const auto joined = JoinRanks(**file, *spec, *options, flags.transport, rank);
     if (!joined.ok()) return joined.status();
-    communicator = *joined;
+    links = *joined;
   }
-  auto runner = worker::RankRunner::Create(*file, *options, clock, communicator);
+  auto runner = worker::RankRunner::Create(*file, *options, clock, links);
   if (!runner.ok()) return runner.status();
   return *std::move(runner);
 }

@@ -70,6 +70,16 @@ std::string NameInFile(const TensorRow& row, uint32_t layer) {
   return Cat(row.name.substr(0, star), layer, row.name.substr(star + 1));
 }
 
+int64_t IndexInFile(int64_t index, int64_t pairs_of) {
+  if (pairs_of == 0) return index;
+  const int64_t in_head = index % pairs_of;
+  return index - in_head + in_head / 2 + in_head % 2 * (pairs_of / 2);
+}
+
+TensorRole HeadRole(const ModelSpec& spec) {
+  return spec.tied_embedding ? TensorRole::kTokenEmbedding : TensorRole::kHead;
+}
+
 const TensorRow* FindRow(const ModelSpec& spec, TensorRole role) {
   const auto row = std::ranges::find(spec.tensors, role, &TensorRow::role);
   return row == spec.tensors.end() ? nullptr : &*row;

@@ -43,6 +43,10 @@ enum class TensorFix : uint8_t {
   kInterleavePairs,
 };
 
+// Where the file has the element or row `index` of the canonical order, if heads of `pairs_of`
+// elements have their pairs half a head apart; 0: the orders are the same.
+int64_t IndexInFile(int64_t index, int64_t pairs_of);
+
 struct TensorRow {
   TensorRole role;
   std::string_view name;       // "*" stands for the layer's index
@@ -58,6 +62,9 @@ uint64_t SizeOf(Extent extent, const ModelSpec& spec);
 // Whether there is one tensor for each layer.
 bool IsPerLayer(const TensorRow& row);
 std::string NameInFile(const TensorRow& row, uint32_t layer);
+
+// The tensor that is the head: one of its own, or the table of token vectors.
+TensorRole HeadRole(const ModelSpec& spec);
 
 // The row of `role`; null if the model has no such tensor.
 const TensorRow* FindRow(const ModelSpec& spec, TensorRole role);

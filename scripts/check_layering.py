@@ -65,8 +65,12 @@ FOLDERS = {
     "simulator": Folder(may=("scheduler/core", "worker/core", "common/types"),
                         libs=("absl", "json"), pure=True),
     "worker/comm": Folder(may=("worker/core",) + COMMON, libs=("absl", "mpi", "system")),
-    "worker/compute": Folder(may=("worker/core", "worker/comm", "model", "kernels") + COMMON,
-                             libs=("absl", "xxhash", "system")),
+    "worker/compute": Folder(may=("worker/core", "worker/comm", "worker/compute/decoder", "model",
+                                  "kernels") + COMMON,
+                             libs=("absl", "system")),
+    # The model's graph. It sees no kernel, thread or device.
+    "worker/compute/decoder": Folder(may=("worker/core", "worker/comm", "worker/compute", "model",
+                                          "common/types"), libs=("absl",), pure=True),
     "worker/exec": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/group", "model",
                                "kernels", "proto/codec") + COMMON,
                           libs=("absl", "mpi", "xxhash", "system")),
@@ -97,7 +101,8 @@ NAMESPACES = {folder: "flotilla::" + folder for folder in
 NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec"}
 
 # Folders behind a door: what the files that begin so may include. Everyone else uses the door.
-HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/")}
+HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/"),
+          "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "tests/worker/")}
 
 # What only announces types of other files opens the namespace of their folder.
 NAMESPACE = re.compile(r"^(?:inline )?namespace (\w[\w:]*) \{(\n(?:(?:class|struct) \w+;\n)+\})?", re.MULTILINE)

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/deferred_backend.h"
 #include "tests/support/engine_runner.h"
 #include "tests/support/tiny_gguf.h"
 
@@ -43,6 +44,7 @@ struct Way {
   worker::Speculation speculation = worker::Speculation::kOff;
   std::uint32_t draft_tokens = 8;
   std::uint32_t draft_layers = 0;
+  worker::BackendMaker backend = nullptr;  // null: that of CPUs
 };
 
 class Exactness {
@@ -121,6 +123,7 @@ class Exactness {
     options.rank.kv_blocks = way.kv_blocks;
     options.rank.max_step_tokens = std::max(256u, way.chunk_tokens);
     options.rank.poison_blocks = true;
+    options.rank.make_backend = way.backend;
     options.rank.speculation = way.speculation;
     options.rank.draft_tokens = options.core.max_draft_tokens = way.draft_tokens;
     options.rank.draft_layers = way.draft_layers;
@@ -304,6 +307,14 @@ TEST_P(TinyExactnessTest, ReferencePath) {
       exactness.Check(
           {.name = std::string(kernels::GetOps(isa).name), .isa = isa, .chunk_tokens = 33});
     }
+    const auto deferred = testing::MakeDeferredBackends(kShuffleSeed, 2);
+    exactness.Check({.name = "deferred backend", .chunk_tokens = 33, .backend = deferred});
+    exactness.Check({.name = "deferred backend, draft",
+                     .order = Way::Order::kAlone,
+                     .speculation = worker::Speculation::kDraft,
+                     .draft_tokens = 3,
+                     .draft_layers = 1,
+                     .backend = deferred});
   }
 }
 

@@ -11,7 +11,8 @@ import check_layering  # noqa: E402
 FILES = {
     "common/types/ids.h", "common/rt/clock.h", "common/obs/metrics.h", "model/checkpoint.h",
     "kernels/ops.h", "scheduler/core/scheduler.h", "scheduler/server/engine_loop.h",
-    "worker/core/sequences.h", "worker/exec/executor.h", "router/service.h", "router/core/stop.h",
+    "worker/core/sequences.h", "worker/compute/backend.h", "worker/compute/decoder/decoder.h",
+    "worker/compute/cpu/cpu_backend.h", "model/spec.h", "worker/exec/executor.h", "router/service.h", "router/core/stop.h",
     "router/grpc/server.h", "router/http/server.h", "cli/flags.h", "proto/codec/request.h",
     "model/gguf/gguf_file.h", "tests/support/model.h",
 }
@@ -29,6 +30,9 @@ class CheckLayering(unittest.TestCase):
             ("scheduler/server/x.cc", "scheduler/core/scheduler.h"),
             ("worker/compute/x.cc", "kernels/ops.h"),
             ("worker/compute/x.cc", "worker/core/sequences.h"),
+            ("worker/compute/x.cc", "worker/compute/decoder/decoder.h"),
+            ("worker/compute/decoder/x.cc", "worker/compute/backend.h"),
+            ("worker/compute/decoder/x.cc", "model/spec.h"),
             ("router/http/x.cc", "router/service.h"),
             ("router/grpc/x.cc", "flotilla/v1/inference.grpc.pb.h"),
             ("proto/codec/x.cc", "flotilla/v1/inference.pb.h"),
@@ -46,6 +50,8 @@ class CheckLayering(unittest.TestCase):
             ("router/x.cc", "scheduler/core/scheduler.h"),
             ("scheduler/server/x.cc", "router/service.h"),
             ("worker/compute/x.cc", "worker/exec/executor.h"),
+            ("worker/compute/decoder/x.cc", "kernels/ops.h"),
+            ("worker/compute/decoder/x.cc", "common/rt/clock.h"),
             ("worker/group/x.cc", "worker/exec/executor.h"),
             ("scheduler/server/x.cc", "worker/exec/executor.h"),
             ("worker/compute/x.cc", "scheduler/core/scheduler.h"),
@@ -68,6 +74,13 @@ class CheckLayering(unittest.TestCase):
             self.assertIsNone(reason(source, "model/gguf/gguf_file.h"), source)
         for source in ["model/config.cc", "cli/main.cc", "worker/compute/x.cc", "tests/support/x.cc"]:
             self.assertIn("hidden", reason(source, "model/gguf/gguf_file.h"), source)
+
+    def test_a_backend_is_hidden(self):
+        for source in ["worker/compute/cpu/x.cc", "worker/exec/rank.cc", "tests/worker/compute/x.cc"]:
+            self.assertIsNone(reason(source, "worker/compute/cpu/cpu_backend.h"), source)
+        for source in ["worker/compute/x.cc", "worker/compute/decoder/x.cc", "worker/exec/x.cc",
+                       "cli/main.cc", "tests/support/x.cc"]:
+            self.assertIn("hidden", reason(source, "worker/compute/cpu/cpu_backend.h"), source)
 
     def test_generated_types_stop_at_the_codec(self):
         for source in ["router/service.cc", "scheduler/server/x.cc", "cli/main.cc", "model/x.cc"]:

@@ -19,7 +19,7 @@ constexpr microseconds kSpin{30};
 constexpr microseconds kShortNap{10}, kLongNap{160};
 constexpr std::uint32_t kBuffers = 2;
 
-enum Tag : int { kExchangeTag = 1, kLogitsTag, kHiddenTag, kMetadataTag };
+enum Tag : int { kPartialsTag = 1, kLogitsTag, kResidualTag, kMetadataTag };
 
 }  // namespace
 
@@ -33,15 +33,16 @@ bool OnOneHost() {
   return size == all;
 }
 
-MpiCommunicator::MpiCommunicator(ParallelShape shape, std::uint32_t rank, const Limits& limits,
+MpiCommunicator::MpiCommunicator(ParallelShape shape, std::uint32_t rank, const CommLimits& limits,
                                  std::vector<IndexRange> columns, std::int64_t vocab, bool spin)
     : Communicator(shape, rank),
       limits_(limits),
       spin_(spin),
       stage_begin_(rank - tensor_rank()),
       columns_(std::move(columns)),
+      vocab_(vocab),
       parts_(kBuffers),
-      hidden_(kBuffers),
+      residual_(kBuffers),
       sent_metadata_(limits.lag + 1),
       received_(shape.ranks()),
       metadata_(shape.ranks()),
@@ -49,23 +50,27 @@ MpiCommunicator::MpiCommunicator(ParallelShape shape, std::uint32_t rank, const 
   prctl(PR_SET_TIMERSLACK, 1'000);  // ns; naps are as short as the default of 50 us
   MPI_Comm_dup(MPI_COMM_WORLD, &world_);
   for (std::uint32_t i = 0; i < kBuffers; ++i) {
-    outgoing_.emplace_back(limits.exchange_floats);
+    outgoing_.emplace_back(limits.partial_floats);
     logits_.emplace_back(limits.logit_floats);
-    hidden_[i].data = Buffer(limits.hidden_floats);
+    residual_[i].data = Buffer(limits.residual_floats);
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {
-      parts_[i].emplace_back(t == tensor_rank() ? 0 : limits.exchange_floats);
+      parts_[i].emplace_back(t == tensor_rank() ? 0 : limits.partial_floats);
     }
   }
   for (std::uint32_t r = 0; r < shape.ranks(); ++r) {
     if (r != rank) received_[r].resize(static_cast<std::size_t>(limits.metadata_bytes));
   }
   for (const IndexRange& range : columns_) {
-    MPI_Datatype row = MPI_DATATYPE_NULL, type = MPI_DATATYPE_NULL;
-    MPI_Type_contiguous(static_cast<int>(range.size()), MPI_FLOAT, &row);
-    MPI_Type_create_resized(row, 0, vocab * static_cast<MPI_Aint>(sizeof(float)), &type);
-    MPI_Type_commit(&type);
-    MPI_Type_free(&row);
-    column_types_.push_back(type);
+    const auto columns_of_rows = [&](std::int64_t stride) {
+      MPI_Datatype row = MPI_DATATYPE_NULL, type = MPI_DATATYPE_NULL;
+      MPI_Type_contiguous(static_cast<int>(range.size()), MPI_FLOAT, &row);
+      MPI_Type_create_resized(row, 0, stride * static_cast<MPI_Aint>(sizeof(float)), &type);
+      MPI_Type_commit(&type);
+      MPI_Type_free(&row);
+      return type;
+    };
+    column_types_.push_back(columns_of_rows(vocab));
+    reader_column_types_.push_back(columns_of_rows(vocab * shape.tensor));
   }
   // Two ranks connect at their first message to each other, and both must take part. So all
   // ranks exchange a message here.
@@ -102,9 +107,9 @@ void MpiCommunicator::Await(std::vector<MPI_Request>& requests, bool spin) {
 }
 
 // Two buffers suffice, because an exchange returns only when all of it is sent and received.
-float* MpiCommunicator::Outgoing() { return outgoing_[exchanges_ % kBuffers].data(); }
+float* MpiCommunicator::Partials() { return outgoing_[exchanges_ % kBuffers].data(); }
 
-absl::Span<const float* const> MpiCommunicator::Exchange(std::int64_t count) {
+absl::Span<const float* const> MpiCommunicator::SharePartials(std::int64_t count) {
   const std::uint32_t buffer = exchanges_ % kBuffers;
   for (std::uint32_t t = 0; t < shape().tensor; ++t) {
     if (t == tensor_rank()) {
@@ -112,12 +117,12 @@ absl::Span<const float* const> MpiCommunicator::Exchange(std::int64_t count) {
       continue;
     }
     part_pointers_[t] = parts_[buffer][t].data();
-    requests_.push_back(Receive(parts_[buffer][t].data(), limits_.exchange_floats, MPI_FLOAT,
-                                RankOf(t), kExchangeTag));
+    requests_.push_back(Receive(parts_[buffer][t].data(), limits_.partial_floats, MPI_FLOAT,
+                                RankOf(t), kPartialsTag));
   }
   for (std::uint32_t t = 0; t < shape().tensor; ++t) {
     if (t == tensor_rank()) continue;
-    requests_.push_back(Send(outgoing_[buffer].data(), count, MPI_FLOAT, RankOf(t), kExchangeTag));
+    requests_.push_back(Send(outgoing_[buffer].data(), count, MPI_FLOAT, RankOf(t), kPartialsTag));
   }
   Await(requests_, spin_);
   ++exchanges_;
@@ -126,33 +131,46 @@ absl::Span<const float* const> MpiCommunicator::Exchange(std::int64_t count) {
 
 float* MpiCommunicator::Logits() { return logits_[tiles_ % kBuffers].data(); }
 
-void MpiCommunicator::ShareLogits(std::int64_t rows) {
+void MpiCommunicator::ShareLogits(std::int64_t rows, LogitReaders readers) {
   float* const tile = Logits();
-  for (std::uint32_t t = 0; t < shape().tensor; ++t) {
+  const std::int64_t ranks = shape().tensor;
+  const auto& types = readers.all ? column_types_ : reader_column_types_;
+  struct Rows {
+    std::int64_t begin, count;
+  };
+  // The rows that rank `reader` of this stage reads.
+  const auto rows_of = [&](std::int64_t reader) -> Rows {
+    if (readers.all) return {0, rows};
+    const std::int64_t begin = (reader + ranks - readers.first_owner % ranks) % ranks;
+    return {begin, begin < rows ? (rows - begin - 1) / ranks + 1 : 0};
+  };
+  const Rows own = rows_of(tensor_rank());
+  for (std::uint32_t t = 0; t < ranks && own.count > 0; ++t) {
     if (t == tensor_rank()) continue;
-    requests_.push_back(
-        Receive(tile + columns_[t].begin, rows, column_types_[t], RankOf(t), kLogitsTag));
+    float* const to = tile + own.begin * vocab_ + columns_[t].begin;
+    requests_.push_back(Receive(to, own.count, types[t], RankOf(t), kLogitsTag));
   }
-  for (std::uint32_t t = 0; t < shape().tensor; ++t) {
-    if (t == tensor_rank()) continue;
-    requests_.push_back(Send(tile + columns_[tensor_rank()].begin, rows,
-                             column_types_[tensor_rank()], RankOf(t), kLogitsTag));
+  for (std::uint32_t t = 0; t < ranks; ++t) {
+    const Rows theirs = rows_of(t);
+    if (t == tensor_rank() || theirs.count == 0) continue;
+    const float* const from = tile + theirs.begin * vocab_ + columns_[tensor_rank()].begin;
+    requests_.push_back(Send(from, theirs.count, types[tensor_rank()], RankOf(t), kLogitsTag));
   }
   Await(requests_, spin_);
   ++tiles_;
 }
 
-void MpiCommunicator::SendHidden(const float* data, std::int64_t count) {
-  Sent<Buffer>& slot = hidden_[sent_++ % kBuffers];
+void MpiCommunicator::SendResidual(const float* data, std::int64_t count) {
+  Sent<Buffer>& slot = residual_[sent_++ % kBuffers];
   Await(slot.requests, /*spin=*/false);
   std::copy_n(data, count, slot.data.data());
   slot.requests.push_back(Send(slot.data.data(), count, MPI_FLOAT,
-                               static_cast<int>(rank() + shape().tensor), kHiddenTag));
+                               static_cast<int>(rank() + shape().tensor), kResidualTag));
 }
 
-void MpiCommunicator::ReceiveHidden(float* data, std::int64_t count) {
+void MpiCommunicator::ReceiveResidual(float* data, std::int64_t count) {
   requests_.push_back(
-      Receive(data, count, MPI_FLOAT, static_cast<int>(rank() - shape().tensor), kHiddenTag));
+      Receive(data, count, MPI_FLOAT, static_cast<int>(rank() - shape().tensor), kResidualTag));
   Await(requests_, /*spin=*/false);
 }
 
@@ -201,7 +219,7 @@ bool MpiCommunicator::Progress() {
     if (done != 0) requests.clear();
     pending |= done == 0;
   };
-  for (auto& one : hidden_) move_on(one.requests);
+  for (auto& one : residual_) move_on(one.requests);
   for (auto& one : sent_metadata_) move_on(one.requests);
   return pending && !aborted();
 }

@@ -17,23 +17,25 @@
 
 #include "common/rt/aligned_buffer.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/exchange.h"
+#include "worker/comm/limits.h"
 
 namespace flotilla::worker {
 
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator final : public Communicator, public Exchange {
  public:
   // All ranks of MPI_COMM_WORLD, which are those of the shape, call it at the same time.
   // `columns` says for each rank of this stage which columns of a row of `vocab` logits it
   // fills. `spin`: the host has a CPU for each compute thread of its ranks.
-  MpiCommunicator(ParallelShape shape, std::uint32_t rank, const Limits& limits,
+  MpiCommunicator(ParallelShape shape, std::uint32_t rank, const CommLimits& limits,
                   std::vector<IndexRange> columns, std::int64_t vocab, bool spin);
 
-  float* Outgoing() override;
-  absl::Span<const float* const> Exchange(std::int64_t count) override;
+  float* Partials() override;
+  absl::Span<const float* const> SharePartials(std::int64_t count) override;
   float* Logits() override;
-  void ShareLogits(std::int64_t rows) override;
-  void SendHidden(const float* data, std::int64_t count) override;
-  void ReceiveHidden(float* data, std::int64_t count) override;
+  void ShareLogits(std::int64_t rows, LogitReaders readers) override;
+  void SendResidual(const float* data, std::int64_t count) override;
+  void ReceiveResidual(float* data, std::int64_t count) override;
   void SendMetadata(absl::Span<const std::byte> metadata) override;
   absl::Span<const std::vector<std::byte>> TakeMetadata() override;
   bool Progress() override;
@@ -57,21 +59,24 @@ class MpiCommunicator final : public Communicator {
   // Waits until all requests have ended, or until Abort. Then forgets them.
   void Await(std::vector<MPI_Request>& requests, bool spin);
 
-  const Limits limits_;
+  const CommLimits limits_;
   const bool spin_;
   const std::uint32_t stage_begin_;  // first rank of this stage
   const std::vector<IndexRange> columns_;
-  MPI_Comm world_ = MPI_COMM_NULL;          // used by these messages alone
-  std::vector<MPI_Datatype> column_types_;  // [tensor] a rank's columns of a row
+  const std::int64_t vocab_;
+  MPI_Comm world_ = MPI_COMM_NULL;  // used by these messages alone
+  // [tensor] a rank's columns of a row. Consecutive elements are consecutive rows, or every row
+  // of one reader.
+  std::vector<MPI_Datatype> column_types_, reader_column_types_;
   std::atomic<bool> aborted_{false};
 
-  // How many exchanges, tiles, hidden states and step metadata there were so far. Each
+  // How many exchanges, tiles, residuals and step metadata there were so far. Each
   // number, modulo the count of its buffers below, picks a buffer.
   std::uint32_t exchanges_ = 0, tiles_ = 0, sent_ = 0, metadata_sent_ = 0;
   std::vector<Buffer> outgoing_;                             // [2]
   std::vector<std::vector<Buffer>> parts_;                   // [2][tensor] parts of the others
   std::vector<Buffer> logits_;                               // [2]
-  std::vector<Sent<Buffer>> hidden_;                         // [2]
+  std::vector<Sent<Buffer>> residual_;                       // [2]
   std::vector<Sent<std::vector<std::byte>>> sent_metadata_;  // [lag + 1]
   std::deque<std::vector<std::byte>> own_metadata_;          // not taken yet
   std::vector<std::vector<std::byte>> received_;  // [ranks] room for the metadata of a step

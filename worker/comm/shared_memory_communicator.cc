@@ -24,7 +24,7 @@ constexpr int kPausesPerCheck = 32;
 // died before it woke the sleepers.
 constexpr timespec kLook{.tv_sec = 0, .tv_nsec = 100'000'000};
 constexpr std::int64_t kAlignment = 4096;
-constexpr std::uint32_t kHiddenBuffers = 2;
+constexpr std::uint32_t kResidualBuffers = 2;
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 std::int64_t Aligned(std::int64_t bytes) {
@@ -77,28 +77,28 @@ absl::StatusOr<SharedRegion> SharedRegion::Open(const std::string& path, std::in
   return region;
 }
 
-SharedMemoryCommunicator::Layout::Layout(ParallelShape shape, const Limits& limits)
+SharedMemoryCommunicator::Layout::Layout(ParallelShape shape, const CommLimits& limits)
     : counters(Aligned(sizeof(Header))),
-      exchange_bytes(FloatBytes(limits.exchange_floats)),
+      partial_bytes(FloatBytes(limits.partial_floats)),
       logit_bytes(FloatBytes(limits.logit_floats)),
-      hidden_bytes(FloatBytes(limits.hidden_floats)),
+      residual_bytes(FloatBytes(limits.residual_floats)),
       metadata_bytes(
           Aligned(limits.metadata_bytes + static_cast<std::int64_t>(sizeof(std::int64_t)))) {
   const std::int64_t ranks = shape.ranks();
   exchanges = counters + Aligned(ranks * static_cast<std::int64_t>(sizeof(RankCounters)));
-  logits = exchanges + 2 * ranks * exchange_bytes;
+  logits = exchanges + 2 * ranks * partial_bytes;
   hidden = logits + 2 * logit_bytes;
-  metadata = hidden + (ranks - shape.tensor) * kHiddenBuffers * hidden_bytes;
+  metadata = hidden + (ranks - shape.tensor) * kResidualBuffers * residual_bytes;
   end = metadata + ranks * (limits.lag + 1) * metadata_bytes;
 }
 
-std::int64_t SharedMemoryCommunicator::RegionBytes(ParallelShape shape, const Limits& limits) {
+std::int64_t SharedMemoryCommunicator::RegionBytes(ParallelShape shape, const CommLimits& limits) {
   return Layout(shape, limits).end;
 }
 
 SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<const SharedRegion> region,
                                                    ParallelShape shape, std::uint32_t rank,
-                                                   const Limits& limits, bool spin)
+                                                   const CommLimits& limits, bool spin)
     : Communicator(shape, rank),
       region_(std::move(region)),
       limits_(limits),
@@ -113,13 +113,13 @@ SharedMemoryCommunicator::RankCounters& SharedMemoryCommunicator::CountersOf(
   return At<RankCounters>(layout_.counters)[rank];
 }
 
-float* SharedMemoryCommunicator::ExchangeBuffer(std::uint32_t rank, std::uint32_t parity) const {
-  return At<float>(layout_.exchanges + (2 * rank + parity) * layout_.exchange_bytes);
+float* SharedMemoryCommunicator::PartialBuffer(std::uint32_t rank, std::uint32_t parity) const {
+  return At<float>(layout_.exchanges + (2 * rank + parity) * layout_.partial_bytes);
 }
 
-float* SharedMemoryCommunicator::HiddenBuffer(std::uint32_t sender, std::uint32_t number) const {
-  return At<float>(layout_.hidden +
-                   (sender * kHiddenBuffers + number % kHiddenBuffers) * layout_.hidden_bytes);
+float* SharedMemoryCommunicator::ResidualBuffer(std::uint32_t sender, std::uint32_t number) const {
+  return At<float>(layout_.hidden + (sender * kResidualBuffers + number % kResidualBuffers) *
+                                        layout_.residual_bytes);
 }
 
 std::byte* SharedMemoryCommunicator::MetadataBuffer(std::uint32_t rank,
@@ -175,13 +175,13 @@ void SharedMemoryCommunicator::Reset() {
 
 // Two buffers suffice. Before a rank fills a buffer again it has met all others (Meet), and
 // they came to that meeting after they had read the buffer.
-float* SharedMemoryCommunicator::Outgoing() { return ExchangeBuffer(rank(), met_ % 2); }
+float* SharedMemoryCommunicator::Partials() { return PartialBuffer(rank(), met_ % 2); }
 
-absl::Span<const float* const> SharedMemoryCommunicator::Exchange(std::int64_t) {
+absl::Span<const float* const> SharedMemoryCommunicator::SharePartials(std::int64_t) {
   const std::uint32_t parity = met_ % 2;
   Meet();
   for (std::uint32_t t = 0; t < shape().tensor; ++t) {
-    parts_[t] = ExchangeBuffer(stage_begin_ + t, parity);
+    parts_[t] = PartialBuffer(stage_begin_ + t, parity);
   }
   return parts_;
 }
@@ -190,23 +190,23 @@ float* SharedMemoryCommunicator::Logits() {
   return At<float>(layout_.logits + (tiles_ % 2) * layout_.logit_bytes);
 }
 
-void SharedMemoryCommunicator::ShareLogits(std::int64_t) {
+void SharedMemoryCommunicator::ShareLogits(std::int64_t, LogitReaders) {
   ++tiles_;
   Meet();
 }
 
-void SharedMemoryCommunicator::SendHidden(const float* data, std::int64_t count) {
+void SharedMemoryCommunicator::SendResidual(const float* data, std::int64_t count) {
   RankCounters& next = CountersOf(rank() + shape().tensor);
-  Await(next.received, sent_ + 1 - kHiddenBuffers, /*spin=*/false);
-  std::memcpy(HiddenBuffer(rank(), sent_), data, static_cast<std::size_t>(count) * sizeof(float));
+  Await(next.received, sent_ + 1 - kResidualBuffers, /*spin=*/false);
+  std::memcpy(ResidualBuffer(rank(), sent_), data, static_cast<std::size_t>(count) * sizeof(float));
   ++sent_;
   Raise(CountersOf(rank()).sent);
 }
 
-void SharedMemoryCommunicator::ReceiveHidden(float* data, std::int64_t count) {
+void SharedMemoryCommunicator::ReceiveResidual(float* data, std::int64_t count) {
   const std::uint32_t sender = rank() - shape().tensor;
   Await(CountersOf(sender).sent, received_ + 1, /*spin=*/false);
-  std::memcpy(data, HiddenBuffer(sender, received_),
+  std::memcpy(data, ResidualBuffer(sender, received_),
               static_cast<std::size_t>(count) * sizeof(float));
   ++received_;
   Raise(CountersOf(rank()).received);

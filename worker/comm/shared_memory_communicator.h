@@ -16,6 +16,8 @@
 
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/exchange.h"
+#include "worker/comm/limits.h"
 
 namespace flotilla::worker {
 
@@ -43,27 +45,27 @@ class SharedRegion {
   std::unique_ptr<std::byte, Unmap> memory_;
 };
 
-class SharedMemoryCommunicator final : public Communicator {
+class SharedMemoryCommunicator final : public Communicator, public Exchange {
  public:
   // The bytes that a region for `shape` and `limits` needs.
-  static std::int64_t RegionBytes(ParallelShape shape, const Limits& limits);
+  static std::int64_t RegionBytes(ParallelShape shape, const CommLimits& limits);
 
   // `region` has RegionBytes and was zeroed before the first communicator used it. The
   // shape's ranks share it, each with a `rank` of its own. `spin`: the host has a CPU for
   // each compute thread of all ranks.
   SharedMemoryCommunicator(std::shared_ptr<const SharedRegion> region, ParallelShape shape,
-                           std::uint32_t rank, const Limits& limits, bool spin);
+                           std::uint32_t rank, const CommLimits& limits, bool spin);
 
   // After Abort: brings the communicator back to its first state. It must be called on all
   // ranks, while no rank makes another call.
   void Reset();
 
-  float* Outgoing() override;
-  absl::Span<const float* const> Exchange(std::int64_t count) override;
+  float* Partials() override;
+  absl::Span<const float* const> SharePartials(std::int64_t count) override;
   float* Logits() override;
-  void ShareLogits(std::int64_t rows) override;
-  void SendHidden(const float* data, std::int64_t count) override;
-  void ReceiveHidden(float* data, std::int64_t count) override;
+  void ShareLogits(std::int64_t rows, LogitReaders readers) override;
+  void SendResidual(const float* data, std::int64_t count) override;
+  void ReceiveResidual(float* data, std::int64_t count) override;
   void SendMetadata(absl::Span<const std::byte> metadata) override;
   absl::Span<const std::vector<std::byte>> TakeMetadata() override;
   void Abort() override;
@@ -78,8 +80,8 @@ class SharedMemoryCommunicator final : public Communicator {
   // The counters of one rank.
   struct RankCounters {
     Counter met;            // exchanges and shared logits
-    Counter sent;           // hidden states for the next stage
-    Counter received;       // hidden states of the stage before
+    Counter sent;           // residuals for the next stage
+    Counter received;       // residuals of the stage before
     Counter metadata_sent;  // step metadata sent
     Counter taken;          // step metadata taken
   };
@@ -88,9 +90,9 @@ class SharedMemoryCommunicator final : public Communicator {
   };
   // Byte offsets into the region.
   struct Layout {
-    Layout(ParallelShape shape, const Limits& limits);
+    Layout(ParallelShape shape, const CommLimits& limits);
     std::int64_t counters, exchanges, logits, hidden, metadata, end;
-    std::int64_t exchange_bytes, logit_bytes, hidden_bytes, metadata_bytes;  // of one buffer
+    std::int64_t partial_bytes, logit_bytes, residual_bytes, metadata_bytes;  // of one buffer
   };
 
   RankCounters& CountersOf(std::uint32_t rank) const;
@@ -98,8 +100,8 @@ class SharedMemoryCommunicator final : public Communicator {
   T* At(std::int64_t offset) const {
     return reinterpret_cast<T*>(region_->data() + offset);
   }
-  float* ExchangeBuffer(std::uint32_t rank, std::uint32_t parity) const;
-  float* HiddenBuffer(std::uint32_t sender, std::uint32_t number) const;
+  float* PartialBuffer(std::uint32_t rank, std::uint32_t parity) const;
+  float* ResidualBuffer(std::uint32_t sender, std::uint32_t number) const;
   std::byte* MetadataBuffer(std::uint32_t rank, std::uint32_t number) const;
   // Returns once all ranks of this stage have called it.
   void Meet();
@@ -108,7 +110,7 @@ class SharedMemoryCommunicator final : public Communicator {
   void Await(Counter& counter, std::uint32_t number, bool spin) const;
 
   const std::shared_ptr<const SharedRegion> region_;
-  const Limits limits_;
+  const CommLimits limits_;
   const Layout layout_;
   const bool spin_;
   const std::uint32_t stage_begin_;  // first rank of this stage

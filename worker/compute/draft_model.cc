@@ -5,6 +5,28 @@
 #include "worker/compute/sampler.h"
 
 namespace flotilla::worker {
+namespace {
+
+// Draws the draft token of each row.
+class Drawer final : public RowReceiver {
+ public:
+  Drawer(absl::Span<DraftRequest* const> asked, const kernels::Ops& ops)
+      : asked_(asked), ops_(ops) {}
+
+  void TakeRow(int index, absl::Span<const float> logits) override {
+    DraftRequest& request = *asked_[index];
+    const TokenPosition position = PositionAfter(
+        request.index, request.tokens, request.output_index, request.drafts, *request.stop);
+    auto token = SampleRow(ops_, logits, MakeDraw(*request.sampling, position), LogprobSpec::kOff);
+    if (token.ok()) request.drafts.push_back(token->token);
+  }
+
+ private:
+  const absl::Span<DraftRequest* const> asked_;
+  const kernels::Ops& ops_;
+};
+
+}  // namespace
 
 void DraftModel::Propose(absl::Span<DraftRequest> requests) {
   for (std::uint32_t at = 0; ProposeOne(requests, at); ++at) {
@@ -12,36 +34,25 @@ void DraftModel::Propose(absl::Span<DraftRequest> requests) {
 }
 
 bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at) {
-  static constexpr LogprobSpec kNoLogprobs;
-  Batch batch;
-  batch.group_count = 1;
-  std::vector<std::int32_t> rows;
+  StepInputs inputs;
+  inputs.full_rows_to_all = true;
   std::vector<DraftRequest*> asked;
   for (DraftRequest& request : requests) {
     // A row without a softmax gave no draft token. The sequence's draft ends there.
     if (request.drafts.size() != at || at >= request.limit) continue;
-    const auto row = static_cast<std::uint32_t>(batch.tokens.size());
-    BatchItem item{.sequence = request.sequence, .index = request.index};
-    item.first_position = static_cast<std::uint32_t>(request.tokens.size()) - 1 + at;
-    item.row_begin = row;
-    item.row_count = 1;
-    item.sampling = request.sampling;
-    item.logprobs = &kNoLogprobs;
-    batch.items.push_back(item);
-    batch.tokens.push_back(at == 0 ? request.tokens.back() : request.drafts.back());
-    batch.tables.emplace_back(request.tables[0]);
-    rows.push_back(static_cast<std::int32_t>(row));
+    const TokenId token = at == 0 ? request.tokens.back() : request.drafts.back();
+    RowRequest& row = inputs.requests.emplace_back();
+    row.row = inputs.rows();
+    row.full_row = true;
+    AddSequence(static_cast<std::int32_t>(request.tokens.size() - 1 + at), {token},
+                {request.tables[0]}, inputs);
     asked.push_back(&request);
   }
-  if (batch.items.empty()) return false;
-  forward_->RunFirst(layers_, batch, rows, [&](int index, absl::Span<const float> logits) {
-    DraftRequest& request = *asked[static_cast<std::size_t>(index)];
-    const TokenPosition position = PositionAfter(
-        request.index, request.tokens, request.output_index, request.drafts, *request.stop);
-    auto token = SampleRow(*ops_, logits, *request.sampling, kNoLogprobs, position);
-    if (token.ok()) request.drafts.push_back(token->token);
-  });
-  return true;
+  if (asked.empty()) return false;
+  Drawer drawer(asked, ops_);
+  decoder_.StartFirst(layers_, std::move(inputs), &drawer);
+  // The steps that follow report the failure of a backend.
+  return decoder_.backend().Finish().ok();
 }
 
 }  // namespace flotilla::worker

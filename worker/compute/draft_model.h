@@ -13,18 +13,17 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "worker/compute/forward.h"
-#include "worker/core/group_state.h"
+#include "worker/compute/decoder/decoder.h"
 #include "worker/core/proposer.h"
 
 namespace flotilla::worker {
 
 class DraftModel final : public Proposer {
  public:
-  // `forward` and `ops` belong to the rank and outlive the DraftModel. The rank's KV
-  // memory has one group. 1 <= layers.
-  DraftModel(int layers, Forward* forward, const kernels::Ops* ops)
-      : layers_(layers), forward_(forward), ops_(ops) {}
+  // `decoder` belongs to the rank. It and `ops`, which draw the tokens, outlive the DraftModel. The
+  // rank's KV memory has one group. 1 <= layers.
+  DraftModel(int layers, const Decoder& decoder, const kernels::Ops& ops)
+      : layers_(layers), decoder_(decoder), ops_(ops) {}
 
   void Propose(absl::Span<DraftRequest> requests) override;
   // A DraftModel keeps no state of sequences.
@@ -36,8 +35,8 @@ class DraftModel final : public Proposer {
   bool ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at);
 
   const int layers_;
-  Forward* const forward_;
-  const kernels::Ops* const ops_;
+  const Decoder& decoder_;
+  const kernels::Ops& ops_;
 };
 
 }  // namespace flotilla::worker

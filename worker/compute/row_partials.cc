@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "worker/compute/sampler.h"
+
 namespace flotilla::worker {
 namespace {
 
@@ -73,46 +75,39 @@ std::size_t VocabularyShards::most_subtrees() const {
   return most;
 }
 
-RowPartial SamplePartial(const kernels::Ops& ops, const VocabularyShard& shard,
-                         absl::Span<const float> logits, const SamplingParams& sampling,
-                         const LogprobSpec& logprobs, const TokenPosition& position) {
-  if (logits.empty()) return {};
-  RowPartial partial = Measure(ops, shard, logits, logprobs.output_top);
+RowPartial ReduceRow(const kernels::Ops& ops, const VocabularyShard& shard,
+                     absl::Span<const float> logits, const RowRequest& request,
+                     absl::Span<const LogitEdit> edits) {
+  using Pick = RowRequest::Pick;
+  RowPartial partial = Measure(ops, shard, logits, request.top);
+  if (logits.empty() || request.pick == Pick::kNone) return partial;
+  if (request.pick == Pick::kKnown) {
+    const std::int64_t at = std::int64_t{request.token} - shard.first_token;
+    if (at >= 0 && at < static_cast<std::int64_t>(logits.size())) {
+      partial.winner = {request.token, 0};
+      partial.logit = logits[at];
+    }
+    return partial;
+  }
   const int size = static_cast<int>(logits.size());
   const float* drawn_from = logits.data();
-  static thread_local std::vector<float> changed;
-  if (ChangesLogits(sampling, position)) {
-    changed.assign(logits.begin(), logits.end());
-    ChangeLogits(sampling, position, shard.first_token, absl::MakeSpan(changed));
-    drawn_from = changed.data();
+  static thread_local std::vector<float> edited;
+  if (!edits.empty()) {
+    edited.assign(logits.begin(), logits.end());
+    EditLogits(edits, shard.first_token, absl::MakeSpan(edited));
+    drawn_from = edited.data();
   }
-  if (sampling.temperature < kMinTemperature) {
+  if (request.pick == Pick::kGreedy) {
     partial.winner = ops.argmax(drawn_from, size);
     partial.winner.token += shard.first_token;
   } else {
     partial.winner = ops.gumbel_argmax(drawn_from, size,
-                                       {.inverse_temperature = 1.0f / sampling.temperature,
-                                        .key = TokenNoise(sampling, position),
+                                       {.inverse_temperature = request.inverse_temperature,
+                                        .key = request.noise,
                                         .first_token = shard.first_token});
   }
   partial.logit = logits[partial.winner.token - shard.first_token];
   return partial;
-}
-
-RowPartial LogprobsPartial(const kernels::Ops& ops, const VocabularyShard& shard,
-                           absl::Span<const float> logits, TokenId token, std::int32_t top) {
-  RowPartial partial = Measure(ops, shard, logits, top);
-  const std::int64_t position = std::int64_t{token} - shard.first_token;
-  if (position >= 0 && position < static_cast<std::int64_t>(logits.size())) {
-    partial.winner = {token, 0};
-    partial.logit = logits[position];
-  }
-  return partial;
-}
-
-RowPartial CandidatesPartial(const kernels::Ops& ops, const VocabularyShard& shard,
-                             absl::Span<const float> logits, std::uint32_t count) {
-  return Measure(ops, shard, logits, static_cast<std::int32_t>(count));
 }
 
 void Append(RowPartial next, RowPartial& row) {

@@ -1,10 +1,10 @@
-// Sampling from a row of logits of which several ranks hold a shard each. The functions
-// compute the partial result of one shard, and the result of all shards together.
+// What a row of logits is reduced to: the partial result of each shard of the vocabulary, and the
+// result of all shards together.
 //
-// With partial results, ranks send each other a few numbers and not full rows. This works
-// for log-probabilities, and for tokens whose shards can be judged one by one (NeedsFullRow
-// says which tokens need the full row). All functions are pure. The outcome is that of
-// sampler.h for the full row, bit for bit, however the vocabulary is sharded.
+// A backend reduces its rank's shard of a row, and ranks send each other a few numbers and not full
+// rows. This works for log-probabilities, and for tokens whose shards can be judged one by one
+// (NeedsFullRow says which tokens need the full row). All functions are pure. The outcome is that
+// of sampler.h for the full row, bit for bit, however the vocabulary is sharded.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,8 @@
 #include "absl/types/span.h"
 #include "common/types/ids.h"
 #include "common/types/plan.h"
-#include "common/types/request.h"
 #include "kernels/ops.h"
-#include "worker/compute/sampler.h"
+#include "worker/compute/step_inputs.h"
 #include "worker/core/sharding.h"
 
 namespace flotilla::worker {
@@ -58,15 +57,11 @@ struct RowPartial {
   std::vector<kernels::TokenScore> best;                  // by logit, best first
 };
 
-// These do for one shard's `logits` what SampleRow, RowLogprobs and RowCandidates do for a
-// row. The parameters must be such that no full row is needed (NeedsFullRow).
-RowPartial SamplePartial(const kernels::Ops& ops, const VocabularyShard& shard,
-                         absl::Span<const float> logits, const SamplingParams& sampling,
-                         const LogprobSpec& logprobs, const TokenPosition& position);
-RowPartial LogprobsPartial(const kernels::Ops& ops, const VocabularyShard& shard,
-                           absl::Span<const float> logits, TokenId token, std::int32_t top);
-RowPartial CandidatesPartial(const kernels::Ops& ops, const VocabularyShard& shard,
-                             absl::Span<const float> logits, std::uint32_t count);
+// Reduces the `logits` of one shard as the request asks. `edits` are those of the request, for
+// tokens of any shard. The request wants no full row.
+RowPartial ReduceRow(const kernels::Ops& ops, const VocabularyShard& shard,
+                     absl::Span<const float> logits, const RowRequest& request,
+                     absl::Span<const LogitEdit> edits);
 
 // Adds to `row` the partial of the shard that follows those of `row`.
 void Append(RowPartial next, RowPartial& row);

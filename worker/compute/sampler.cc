@@ -108,7 +108,7 @@ float NucleusFloor(const Row& row, float top_p, float temperature) {
 // The last token that top-p keeps among those with a logit of at least `kept`
 // (-infinity: all). Only tokens near the best are gathered, and they are ordered
 // only as far as the answer reaches.
-TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float kept,
+TokenScore NucleusCutoff(const Row& row, const TokenDraw& sampling, float kept,
                          float inverse_temperature) {
   const bool all = kept == kMinusInfinity;
   const float floor = all ? NucleusFloor(row, sampling.top_p, sampling.temperature) : kept;
@@ -139,7 +139,7 @@ TokenScore NucleusCutoff(const Row& row, const SamplingParams& sampling, float k
 
 // Fills `kept` [vocabulary] with the logits of the tokens that typical-p keeps among those that
 // `args` keeps, and with -infinity for all others.
-void KeepTypical(const Row& row, const SamplingParams& sampling, const kernels::GumbelArgs& args,
+void KeepTypical(const Row& row, const TokenDraw& sampling, const kernels::GumbelArgs& args,
                  std::vector<float>& kept) {
   // The log of a token's mass (Weight); -infinity: `args` does not keep the token.
   const auto exponent_of = [&](TokenId token) {
@@ -204,13 +204,13 @@ void KeepTypical(const Row& row, const SamplingParams& sampling, const kernels::
   }
 }
 
-TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPosition& position) {
-  if (sampling.temperature < kMinTemperature) {
+TokenId Draw(const Row& row, const TokenDraw& sampling) {
+  if (sampling.greedy()) {
     return row.ops.argmax(row.logits.data(), row.size()).token;
   }
   kernels::GumbelArgs args;
   args.inverse_temperature = 1.0f / sampling.temperature;
-  args.key = TokenNoise(sampling, position);
+  args.key = sampling.noise;
   if (sampling.min_p > 0) {
     args.cutoff.score = row.stats.max + kernels::Log(sampling.min_p) * sampling.temperature;
   }
@@ -228,39 +228,38 @@ TokenId Draw(const Row& row, const SamplingParams& sampling, const TokenPosition
   return row.ops.gumbel_argmax(row.logits.data(), row.size(), args).token;
 }
 
-bool Penalises(const SamplingParams& sampling) {
-  return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
-         sampling.presence_penalty != 0;
-}
-
-// The cost grows with the tokens before the position, not with the vocabulary.
-void Penalise(const SamplingParams& sampling, const TokenPosition& position, TokenId first_token,
-              absl::Span<float> logits) {
+void AddPenalties(const SamplingParams& sampling, const TokenPosition& position,
+                  std::vector<LogitEdit>& edits) {
   constexpr std::uint32_t kInPrompt = 1u << 31;
-  // For each position in `logits`: how often the token is in the output, and kInPrompt. All
-  // entries are zero between calls.
+  // By token: how often it is in the output, and kInPrompt. All entries are zero between calls.
   static thread_local std::vector<std::uint32_t> seen;
-  if (seen.size() < logits.size()) seen.resize(logits.size());
-  const auto each = [&](absl::Span<const TokenId> tokens, auto fn) {
+  const auto lists = {position.prompt, position.output, position.drafts};
+  for (const auto& tokens : lists) {
     for (const TokenId token : tokens) {
-      const auto at = static_cast<std::size_t>(token - first_token);
-      if (at < logits.size()) fn(at);
+      const auto at = static_cast<std::size_t>(token);
+      if (at >= seen.size()) seen.resize(at + at / 2 + 1);
     }
-  };
-  each(position.prompt, [](std::size_t at) { seen[at] = kInPrompt; });
-  each(position.output, [](std::size_t at) { ++seen[at]; });
-  each(position.drafts, [](std::size_t at) { ++seen[at]; });
-  for (const auto tokens : {position.prompt, position.output, position.drafts}) {
-    each(tokens, [&](std::size_t at) {
-      const std::uint32_t found = std::exchange(seen[at], 0);
-      if (found == 0) return;  // not its first time in these lists
-      float& logit = logits[at];
-      logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
+  }
+  for (const TokenId token : position.prompt) seen[token] = kInPrompt;
+  for (const TokenId token : position.output) ++seen[token];
+  for (const TokenId token : position.drafts) ++seen[token];
+  for (const auto& tokens : lists) {
+    for (const TokenId token : tokens) {
+      const std::uint32_t found = std::exchange(seen[token], 0);
+      if (found == 0) continue;  // not its first time in these lists
+      const auto add = [&](LogitEdit::Kind kind, float value) {
+        edits.push_back({.token = token, .kind = kind, .value = value});
+      };
+      if (sampling.repetition_penalty != 1) {
+        add(LogitEdit::Kind::kRepetition, sampling.repetition_penalty);
+      }
       const std::uint32_t count = found & ~kInPrompt;
-      if (count == 0) return;
-      logit -= sampling.frequency_penalty * static_cast<float>(count);
-      logit -= sampling.presence_penalty;
-    });
+      if (count == 0) continue;
+      if (sampling.frequency_penalty != 0) {
+        add(LogitEdit::Kind::kAdd, -(sampling.frequency_penalty * static_cast<float>(count)));
+      }
+      if (sampling.presence_penalty != 0) add(LogitEdit::Kind::kAdd, -sampling.presence_penalty);
+    }
   }
 }
 
@@ -274,9 +273,29 @@ absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats) {
   return kernels::LogSumExp(stats);
 }
 
-kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPosition& position) {
-  return kernels::MakeNoiseKey(SequenceSeed(sampling.seed, position.sequence),
-                               position.output_index);
+bool Penalises(const SamplingParams& sampling) {
+  return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
+         sampling.presence_penalty != 0;
+}
+
+TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position) {
+  TokenDraw draw{.temperature = sampling.temperature,
+                 .top_k = sampling.top_k,
+                 .top_p = sampling.top_p,
+                 .min_p = sampling.min_p,
+                 .typical_p = sampling.typical_p,
+                 .noise = kernels::MakeNoiseKey(SequenceSeed(sampling.seed, position.sequence),
+                                                position.output_index),
+                 .edits = {}};
+  for (const TokenId token : position.banned) {
+    draw.edits.push_back({.token = token, .kind = LogitEdit::Kind::kSet, .value = kMinusInfinity});
+  }
+  for (const LogitBias& entry : sampling.logit_bias) {
+    draw.edits.push_back(
+        {.token = entry.token, .kind = LogitEdit::Kind::kAdd, .value = entry.bias});
+  }
+  if (Penalises(sampling)) AddPenalties(sampling, position, draw.edits);
+  return draw;
 }
 
 bool NeedsFullRow(const SamplingParams& sampling) {
@@ -285,20 +304,23 @@ bool NeedsFullRow(const SamplingParams& sampling) {
          sampling.typical_p < 1.0f;
 }
 
-bool ChangesLogits(const SamplingParams& sampling, const TokenPosition& position) {
-  return Penalises(sampling) || !sampling.logit_bias.empty() || !position.banned.empty();
-}
-
-void ChangeLogits(const SamplingParams& sampling, const TokenPosition& position,
-                  TokenId first_token, absl::Span<float> logits) {
-  const auto at = [&](TokenId token) { return static_cast<std::size_t>(token - first_token); };
-  for (const TokenId token : position.banned) {
-    if (at(token) < logits.size()) logits[at(token)] = kMinusInfinity;
+void EditLogits(absl::Span<const LogitEdit> edits, TokenId first_token, absl::Span<float> logits) {
+  for (const LogitEdit& edit : edits) {
+    const auto at = static_cast<std::size_t>(edit.token - first_token);
+    if (at >= logits.size()) continue;
+    float& logit = logits[at];
+    switch (edit.kind) {
+      case LogitEdit::Kind::kSet:
+        logit = edit.value;
+        break;
+      case LogitEdit::Kind::kAdd:
+        logit += edit.value;
+        break;
+      case LogitEdit::Kind::kRepetition:
+        logit = logit > 0 ? logit / edit.value : logit * edit.value;
+        break;
+    }
   }
-  for (const LogitBias& entry : sampling.logit_bias) {
-    if (at(entry.token) < logits.size()) logits[at(entry.token)] += entry.bias;
-  }
-  if (Penalises(sampling)) Penalise(sampling, position, first_token, logits);
 }
 
 TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> known,
@@ -315,34 +337,16 @@ TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> kn
 }
 
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
-                                       const SamplingParams& sampling, const LogprobSpec& logprobs,
-                                       const TokenPosition& position) {
+                                       const TokenDraw& draw, std::int32_t top) {
   const absl::StatusOr<Row> row = Measure(ops, logits);
   if (!row.ok()) return row.status();
-  if (!ChangesLogits(sampling, position)) {
-    return Describe(*row, Draw(*row, sampling, position), logprobs.output_top);
-  }
+  if (draw.edits.empty()) return Describe(*row, Draw(*row, draw), top);
   static thread_local std::vector<float> copy;
   copy.assign(logits.begin(), logits.end());
-  ChangeLogits(sampling, position, 0, absl::MakeSpan(copy));
+  EditLogits(draw.edits, 0, absl::MakeSpan(copy));
   const absl::StatusOr<Row> changed = Measure(ops, copy);
   if (!changed.ok()) return changed.status();
-  return Describe(*row, Draw(*changed, sampling, position), logprobs.output_top);
-}
-
-absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,
-                                         TokenId token, std::int32_t top) {
-  const absl::StatusOr<Row> row = Measure(ops, logits);
-  if (!row.ok()) return row.status();
-  return Describe(*row, token, top);
-}
-
-absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
-                                                      absl::Span<const float> logits,
-                                                      std::uint32_t count) {
-  const absl::StatusOr<Row> row = Measure(ops, logits);
-  if (!row.ok()) return row.status();
-  return Best(*row, static_cast<int>(count));
+  return Describe(*row, Draw(*changed, draw), top);
 }
 
 }  // namespace flotilla::worker

@@ -37,6 +37,7 @@
 #include "common/types/plan.h"
 #include "common/types/request.h"
 #include "kernels/ops.h"
+#include "worker/compute/step_inputs.h"
 
 namespace flotilla::worker {
 
@@ -62,15 +63,28 @@ TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> kn
                             std::uint32_t outputs, absl::Span<const TokenId> drafts,
                             const StopRule& stop);
 
-// The key of the noise of a token at this position.
-kernels::NoiseKey TokenNoise(const SamplingParams& sampling, const TokenPosition& position);
+// Everything that decides which token is drawn from a row, but the row. It keeps no view.
+struct TokenDraw {
+  float temperature = 1;
+  std::int32_t top_k = 0;
+  float top_p = 1;
+  float min_p = 0;
+  float typical_p = 1;
+  kernels::NoiseKey noise;
+  // Stop tokens that may not come yet, biases and penalties.
+  std::vector<LogitEdit> edits;
 
-// ChangesLogits says whether stop tokens that may not come yet, biases or penalties change
-// the logits before a token is drawn. ChangeLogits makes these changes; `logits` are those
-// of tokens first_token, first_token + 1, ...
-bool ChangesLogits(const SamplingParams& sampling, const TokenPosition& position);
-void ChangeLogits(const SamplingParams& sampling, const TokenPosition& position,
-                  TokenId first_token, absl::Span<float> logits);
+  bool greedy() const { return temperature < kMinTemperature; }
+};
+
+// Whether the tokens before a position change its logits. MakeDraw then counts them.
+bool Penalises(const SamplingParams& sampling);
+
+// The draw at a position.
+TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position);
+
+// Makes the edits of tokens first_token, first_token + 1, ..., whose logits these are.
+void EditLogits(absl::Span<const LogitEdit> edits, TokenId first_token, absl::Span<float> logits);
 
 // Whether drawing the token needs the full row. False: the partials of the row's shards are
 // enough (row_partials.h).
@@ -79,22 +93,9 @@ bool NeedsFullRow(const SamplingParams& sampling);
 // The log-sum-exp of a row, from its statistics. INTERNAL: the row has no softmax.
 absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats);
 
-// Draws a token from `logits` [vocab] fp32. `top` holds the output_top best
-// tokens, best first. The parameters are valid (GroupState checks them).
+// Draws a token from `logits` [vocab] fp32. The result lists the `top` (0..LogprobSpec::kMaxTop, or
+// kOff) best tokens, best first. The parameters are valid (GroupState checks them).
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
-                                       const SamplingParams& sampling, const LogprobSpec& logprobs,
-                                       const TokenPosition& position);
-
-// Returns the log-probability of `token`, which is known (a prompt token), and the `top`
-// (0..LogprobSpec::kMaxTop, or kOff) best tokens. `token` is in the vocabulary.
-absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops, absl::Span<const float> logits,
-                                         TokenId token, std::int32_t top);
-
-// Returns the `count` (1..BeamOptions::kMaxCandidates) most likely tokens with their
-// log-probabilities, best first; of equal ones the lower id comes first. Returns fewer if
-// fewer tokens are above -infinity.
-absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
-                                                      absl::Span<const float> logits,
-                                                      std::uint32_t count);
+                                       const TokenDraw& draw, std::int32_t top);
 
 }  // namespace flotilla::worker

@@ -5,8 +5,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "worker/compute/sampler.h"
-
 namespace flotilla::worker {
 namespace {
 
@@ -79,72 +77,68 @@ TokenPosition PositionOf(const Batch& batch, const BatchItem& item, std::uint32_
 
 }  // namespace
 
-StepOutputs::StepOutputs(const Batch& batch, const VocabularyShards* vocabulary)
-    : vocabulary_(vocabulary), outputs_(batch.items.size()) {
-  const auto want = [&](std::uint32_t row, const Request& request) {
-    rows_.push_back(static_cast<std::int32_t>(row));
-    requests_.push_back(request);
-  };
+StepOutputs::StepOutputs(const Batch& batch, const VocabularyShards& vocabulary,
+                         const kernels::Ops& ops)
+    : vocabulary_(vocabulary), ops_(ops), outputs_(batch.items.size()) {
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const BatchItem& item = batch.items[i];
     outputs_[i].prompt.resize(item.prompt_targets.size());
-    Request request{.item = static_cast<std::int32_t>(i),
-                    .kind = Request::Kind::kPrompt,
-                    .parts = vocabulary != nullptr};
+    Request request{.item = static_cast<std::int32_t>(i), .kind = Request::Kind::kPrompt};
     if (!item.prompt_targets.empty()) request.top = item.logprobs->prompt_top;
-    for (std::size_t t = 0; t < item.prompt_targets.size(); ++t) {
-      request.at = static_cast<std::uint32_t>(t);
-      want(item.row_begin + request.at, request);
-    }
+    const auto want = [&](std::uint32_t first_row, std::uint32_t at) {
+      request.row = static_cast<std::int32_t>(first_row + at);
+      request.at = at;
+      requests_.push_back(request);
+    };
+    for (std::uint32_t t = 0; t < item.prompt_targets.size(); ++t) want(item.row_begin, t);
     if (!item.samples && item.candidates == 0) continue;
     if (item.samples) outputs_[i].sampled.resize(1 + item.drafts);
     const std::uint32_t first = item.row_begin + item.row_count - 1 - item.drafts;
     request.kind = item.samples ? Request::Kind::kSample : Request::Kind::kCandidates;
     request.top = item.samples ? item.logprobs->output_top : std::int32_t(item.candidates);
-    request.parts = vocabulary != nullptr && !(item.samples && NeedsFullRow(*item.sampling));
-    for (std::uint32_t at = 0; at <= item.drafts; ++at) {
-      request.at = at;
-      want(first + at, request);
+    request.full_row = item.samples && NeedsFullRow(*item.sampling);
+    for (std::uint32_t at = 0; at <= item.drafts; ++at) want(first, at);
+  }
+}
+
+void StepOutputs::AddRequests(const Batch& batch, Backend& backend, StepInputs& inputs) {
+  draws_.resize(requests_.size());
+  const auto make_draw = [&](std::int64_t i) {
+    const Request& wanted = requests_[i];
+    if (wanted.kind != Request::Kind::kSample) return;
+    const BatchItem& item = batch.items[wanted.item];
+    draws_[i] = MakeDraw(*item.sampling, PositionOf(batch, item, wanted.at));
+  };
+  const auto penalises = [](const BatchItem& item) { return Penalises(*item.sampling); };
+  const auto count = static_cast<std::int64_t>(requests_.size());
+  if (std::any_of(batch.items.begin(), batch.items.end(), penalises)) {
+    backend.OnHost(count, make_draw);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) make_draw(i);
+  }
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    const Request& wanted = requests_[i];
+    RowRequest& request = inputs.requests.emplace_back();
+    request.row = wanted.row;
+    request.full_row = wanted.full_row;
+    request.top = wanted.top;
+    if (wanted.kind == Request::Kind::kPrompt) {
+      request.pick = RowRequest::Pick::kKnown;
+      request.token = batch.items[wanted.item].prompt_targets[wanted.at];
     }
-  }
-  if (vocabulary == nullptr) return;
-  own_parts_.resize(requests_.size());
-  all_partials_.resize(requests_.size());
-}
-
-void StepOutputs::Take(const kernels::Ops& ops, const Batch& batch, int request,
-                       absl::Span<const float> logits) {
-  Request& wanted = requests_[request];
-  const BatchItem& item = batch.items[wanted.item];
-  switch (wanted.kind) {
-    case Request::Kind::kSample:
-      return Store(wanted, SampleRow(ops, logits, *item.sampling, *item.logprobs,
-                                     PositionOf(batch, item, wanted.at)));
-    case Request::Kind::kPrompt:
-      return Store(wanted, RowLogprobs(ops, logits, item.prompt_targets[wanted.at], wanted.top));
-    case Request::Kind::kCandidates:
-      return Store(wanted, RowCandidates(ops, logits, item.candidates));
+    if (wanted.kind != Request::Kind::kSample || wanted.full_row) continue;
+    const TokenDraw& draw = draws_[i];
+    request.pick = draw.greedy() ? RowRequest::Pick::kGreedy : RowRequest::Pick::kGumbel;
+    if (!draw.greedy()) request.inverse_temperature = 1.0f / draw.temperature;
+    request.noise = draw.noise;
+    request.edits_begin = static_cast<std::int32_t>(inputs.edits.size());
+    inputs.edits.insert(inputs.edits.end(), draw.edits.begin(), draw.edits.end());
+    request.edits_end = static_cast<std::int32_t>(inputs.edits.size());
   }
 }
 
-void StepOutputs::TakePart(const kernels::Ops& ops, const Batch& batch, int request,
-                           std::uint32_t shard, absl::Span<const float> logits) {
-  const Request& wanted = requests_[request];
-  const BatchItem& item = batch.items[wanted.item];
-  const VocabularyShard& tokens = vocabulary_->shard(shard);
-  RowPartial& part = own_parts_[request];
-  switch (wanted.kind) {
-    case Request::Kind::kSample:
-      part = SamplePartial(ops, tokens, logits, *item.sampling, *item.logprobs,
-                           PositionOf(batch, item, wanted.at));
-      break;
-    case Request::Kind::kPrompt:
-      part = LogprobsPartial(ops, tokens, logits, item.prompt_targets[wanted.at], wanted.top);
-      break;
-    case Request::Kind::kCandidates:
-      part = CandidatesPartial(ops, tokens, logits, item.candidates);
-      break;
-  }
+void StepOutputs::TakeRow(int request, absl::Span<const float> logits) {
+  Store(requests_[request], SampleRow(ops_, logits, draws_[request], requests_[request].top));
 }
 
 void StepOutputs::Store(Request& wanted, absl::StatusOr<SampledToken> token) {
@@ -164,36 +158,26 @@ void StepOutputs::Write(std::uint32_t rank, std::uint32_t ranks,
                         std::vector<std::byte>& metadata) const {
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     const Request& request = requests_[i];
-    if (request.parts) {
-      PutPartial(own_parts_[i], metadata);
+    if (!request.full_row) {
+      PutPartial(own_partials_[i], metadata);
       continue;
     }
     if (i % ranks != rank) continue;
     Put(static_cast<std::uint8_t>(request.failed), metadata);
     if (request.failed) continue;
-    const ItemOutput& output = outputs_[request.item];
-    switch (request.kind) {
-      case Request::Kind::kPrompt:
-        PutToken(output.prompt[request.at], metadata);
-        break;
-      case Request::Kind::kSample:
-        PutToken(output.sampled[request.at], metadata);
-        break;
-      case Request::Kind::kCandidates:
-        PutEntries(output.candidates, metadata);
-        break;
-    }
+    PutToken(outputs_[request.item].sampled[request.at], metadata);
   }
 }
 
 absl::Status StepOutputs::Read(std::uint32_t rank, std::uint32_t ranks,
                                absl::Span<const std::byte> metadata) {
+  all_partials_.resize(requests_.size());
   bool good = true;
   for (std::size_t i = 0; good && i < requests_.size(); ++i) {
-    if (requests_[i].parts) {
+    if (!requests_[i].full_row) {
       good = ReadPartial(i, rank, metadata);
     } else if (i % ranks == rank) {
-      good = ReadWhole(requests_[i], metadata);
+      good = ReadFullRow(requests_[i], metadata);
     }
   }
   if (!good || !metadata.empty()) {
@@ -205,48 +189,37 @@ absl::Status StepOutputs::Read(std::uint32_t rank, std::uint32_t ranks,
 bool StepOutputs::ReadPartial(std::size_t i, std::uint32_t rank,
                               absl::Span<const std::byte>& metadata) {
   RowPartial partial;
-  if (!GetPartial(metadata, vocabulary_->shard(rank).subtrees.size(), partial)) return false;
+  if (!GetPartial(metadata, vocabulary_.shard(rank).subtrees.size(), partial)) return false;
   Append(std::move(partial), all_partials_[i]);
   return true;
 }
 
-bool StepOutputs::ReadWhole(Request& request, absl::Span<const std::byte>& metadata) {
-  ItemOutput& output = outputs_[request.item];
+bool StepOutputs::ReadFullRow(Request& request, absl::Span<const std::byte>& metadata) {
   std::uint8_t failed = 0;
   if (!Get(metadata, failed)) return false;
   request.failed = failed != 0;
-  if (request.failed) return true;
-  switch (request.kind) {
-    case Request::Kind::kPrompt:
-      return GetToken(metadata, output.prompt[request.at]);
-    case Request::Kind::kSample:
-      return GetToken(metadata, output.sampled[request.at]);
-    case Request::Kind::kCandidates:
-      break;
-  }
-  return GetEntries(metadata, kMostEntries, output.candidates);
+  return request.failed || GetToken(metadata, outputs_[request.item].sampled[request.at]);
 }
 
 std::int64_t StepOutputs::MaxMetadataBytes(std::int64_t requests,
-                                           const VocabularyShards* vocabulary) {
+                                           const VocabularyShards& vocabulary) {
   constexpr std::int64_t kEntries = sizeof(std::uint32_t) + kMostEntries * sizeof(TopLogprob);
   constexpr std::int64_t kWhole = sizeof(std::uint8_t) + sizeof(TokenId) + sizeof(float) + kEntries;
   static_assert(sizeof(TopLogprob) == sizeof(kernels::TokenScore));
-  const std::int64_t stats =
-      vocabulary == nullptr
-          ? 0
-          : static_cast<std::int64_t>(vocabulary->most_subtrees() * sizeof(kernels::SoftmaxStats));
+  const auto stats =
+      static_cast<std::int64_t>(vocabulary.most_subtrees() * sizeof(kernels::SoftmaxStats));
   return requests * (kWhole + sizeof(kernels::TokenScore) + sizeof(std::uint32_t) + stats);
 }
 
 absl::Span<const ItemOutput> StepOutputs::Finish() {
+  if (all_partials_.empty()) all_partials_ = std::move(own_partials_);
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     Request& request = requests_[i];
-    if (!request.parts) continue;
+    if (request.full_row) continue;
     if (request.kind == Request::Kind::kCandidates) {
-      Store(request, ConcludeCandidates(all_partials_[i], *vocabulary_, request.top));
+      Store(request, ConcludeCandidates(all_partials_[i], vocabulary_, request.top));
     } else {
-      Store(request, ConcludeToken(all_partials_[i], *vocabulary_, request.top));
+      Store(request, ConcludeToken(all_partials_[i], vocabulary_, request.top));
     }
   }
   for (const Request& request : requests_) {

@@ -132,4 +132,23 @@ TreeProgram MakeTreeProgram(absl::Span<const IndexRange> subtrees) {
   return program;
 }
 
+std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all) {
+  if (splits.size() == all) return {splits};
+  return CompleteSubtrees(splits);
+}
+
+SumTree MakeSumTree(absl::Span<const IndexRange> splits, std::uint32_t all) {
+  SumTree tree;
+  std::vector<IndexRange> subtrees;
+  for (std::uint32_t rank = 0; rank < splits.size(); ++rank) {
+    std::uint32_t place = 0;
+    for (const IndexRange& subtree : SubtreesOf(splits[rank], all)) {
+      tree.parts.push_back({rank, place++});
+      subtrees.push_back(subtree);
+    }
+  }
+  tree.program = MakeTreeProgram(subtrees);
+  return tree;
+}
+
 }  // namespace flotilla::worker

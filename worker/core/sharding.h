@@ -93,4 +93,20 @@ struct TreeProgram {
 };
 TreeProgram MakeTreeProgram(absl::Span<const IndexRange> subtrees);
 
+// The subtrees of a row-parallel product with `all` splits that the owner of `splits` adds by
+// itself. The owner of all splits adds the whole tree.
+std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all);
+
+// How the partial sums of all ranks of a stage become the sum of the product. A rank's sums are
+// those of its subtrees, in order; `parts` says which of them a load of index i reads.
+struct SumTree {
+  struct Part {
+    std::uint32_t rank, place;
+  };
+  TreeProgram program;
+  std::vector<Part> parts;
+};
+// `splits` are those of each rank, from the first split to the last.
+SumTree MakeSumTree(absl::Span<const IndexRange> splits, std::uint32_t all);
+
 }  // namespace flotilla::worker

@@ -29,7 +29,7 @@ InProcessExecutor::~InProcessExecutor() { Stop(); }
 
 absl::Status InProcessExecutor::Start(ExecutorListener* listener) {
   listener_ = listener;
-  auto runner = MakeRunner(std::move(file_), options_, clock_);
+  auto runner = MakeRunner(file_, options_, clock_);
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
   probe_.weight_bytes = runner_->weight_bytes();
@@ -75,6 +75,12 @@ void InProcessExecutor::Loop() {
     if (!lost) return;
     ++probe_.epochs_lost;
     listener_->OnLost(*lost);
+    if (!runner_->failed()) continue;
+    // What a new process would do. If it cannot be done, there is no next epoch.
+    runner_.reset();
+    auto runner = MakeRunner(file_, options_, clock_);
+    if (!runner.ok()) return;
+    runner_ = *std::move(runner);
   }
 }
 
@@ -101,10 +107,11 @@ std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
       }
     }
     if (!result.ok()) {
-      return Lost{.epoch = epoch,
-                  .cause = LostCauseOf(result.status()),
-                  .detail = std::string(result.status().message()),
-                  .started = {}};
+      return Lost{
+          .epoch = epoch,
+          .cause = LostCauseOf(result.status()),
+          .detail = std::string(result.status().message()),
+          .started = runner_->failed() ? std::vector<Step>{plan->step} : std::vector<Step>{}};
     }
     if (!result->has_value()) continue;
     probe_.OnStep((*result)->timings);

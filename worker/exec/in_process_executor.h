@@ -3,7 +3,8 @@
 // Plans wait in a queue of at most lag + 1 (2 with one stage). One thread runs them in order
 // with a StepRunner and reports results. The scheduler's thread never waits for this thread. A
 // plan that cannot be applied ends the epoch. The next epoch starts at once with no
-// sequences, since weights and memory are unharmed.
+// sequences, since weights and memory are unharmed. If a backend fails, the executor loads the
+// model again before the next epoch; if that fails, there is none.
 #pragma once
 
 #include <memory>
@@ -24,7 +25,7 @@ namespace flotilla::worker {
 
 class InProcessExecutor final : public StepExecutor {
  public:
-  // `file` is read by Start and released; `clock` outlives the executor.
+  // `clock` outlives the executor.
   InProcessExecutor(std::shared_ptr<const model::Checkpoint> file, RankOptions options,
                     const Clock* clock);
   ~InProcessExecutor() override;
@@ -45,8 +46,8 @@ class InProcessExecutor final : public StepExecutor {
 
   const RankOptions options_;
   const Clock* const clock_;
-  std::shared_ptr<const model::Checkpoint> file_;  // null once started
-  const int max_unanswered_;                       // lag + 1
+  const std::shared_ptr<const model::Checkpoint> file_;
+  const int max_unanswered_;  // lag + 1
   ExecutorListener* listener_ = nullptr;
   WorkerProbe probe_;
 

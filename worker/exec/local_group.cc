@@ -1,5 +1,6 @@
 #include "worker/exec/local_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/rt/cpu_quota.h"
@@ -35,7 +36,8 @@ absl::Status LocalGroup::Load(std::shared_ptr<const model::Checkpoint> file,
   }
   std::vector<absl::Status> results(ranks);
   OnAll([&](std::size_t rank) {
-    auto runner = RankRunner::Create(file, options, clock, communicators_[rank].get());
+    auto runner = RankRunner::Create(file, options, clock,
+                                     {communicators_[rank].get(), communicators_[rank].get()});
     results[rank] = runner.status();
     if (runner.ok()) {
       runners_[rank] = *std::move(runner);
@@ -80,6 +82,11 @@ absl::StatusOr<std::optional<StepResult>> LocalGroup::Run(const StepPlan& plan) 
   });
   if (!failure.ok()) return failure;
   return result;
+}
+
+bool LocalGroup::failed() const {
+  return std::any_of(runners_.begin(), runners_.end(),
+                     [](const auto& runner) { return runner->failed(); });
 }
 
 std::int64_t LocalGroup::weight_bytes() const {

@@ -33,6 +33,7 @@ class LocalGroup final : public StepRunner {
 
   void BeginEpoch(Epoch epoch) override;
   absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override;
+  bool failed() const override;
   const ExecutorDescription& description() const override { return head().description(); }
   // The sums over all ranks.
   std::int64_t weight_bytes() const override;

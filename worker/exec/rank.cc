@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/rt/cpu_quota.h"
 #include "model/load_spec.h"
+#include "worker/compute/cpu/cpu_backend.h"
 #include "worker/compute/draft_model.h"
 
 namespace flotilla::worker {
@@ -59,23 +60,19 @@ absl::Status CheckOptions(const RankOptions& options, const model::ModelSpec& sp
   return CheckSpeculation(options, spec);
 }
 
-Forward::Options ForwardOptions(const RankOptions& options, std::uint32_t max_context) {
-  return {.recipe = options.recipe,
-          .max_rows = static_cast<int>(options.max_step_tokens),
-          .max_positions = static_cast<int>(max_context)};
-}
-
 std::uint32_t MaxContext(const RankOptions& options, const model::ModelSpec& spec) {
   return options.max_context > 0 ? options.max_context : spec.context_length;
 }
 
-// Returns the shards of the vocabulary; none where a rank has the whole vocabulary.
-std::optional<VocabularyShards> CutVocabulary(absl::Span<const ModelShard> shards,
-                                              ParallelShape shape) {
-  if (shape.tensor == 1) return std::nullopt;
-  std::vector<IndexRange> tokens;
-  for (const ModelShard& shard : shards.last(shape.tensor)) tokens.push_back(shard.vocab);
-  return VocabularyShards(tokens);
+// A hash of everything in the file.
+std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend) {
+  const auto tensors = file.tensors();
+  std::vector<std::uint64_t> hashes(tensors.size() + 1);
+  backend.OnHost(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t i) {
+    hashes[i] = XXH3_64bits(tensors[i].data.data(), tensors[i].data.size());
+  });
+  hashes.back() = file.MetadataHash();
+  return XXH3_64bits(hashes.data(), hashes.size() * sizeof hashes[0]);
 }
 
 }  // namespace
@@ -88,61 +85,72 @@ absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankO
   auto shards = ShardModel(file, *spec, options.shape, options.balance);
   if (!shards.ok()) return shards.status();
   GroupLayout layout{.shape = options.shape, .shards = *std::move(shards), .limits = {}};
-  layout.limits = Forward::ExchangeLimits(ForwardOptions(options, MaxContext(options, *spec)),
-                                          *spec, layout.shards, options.shape);
+  layout.limits = ExchangeLimits(*spec, layout.shards, options.shape,
+                                 static_cast<int>(options.max_step_tokens));
   layout.limits.lag = options.shape.pipeline;
-  const auto vocabulary = CutVocabulary(layout.shards, options.shape);
   layout.limits.metadata_bytes =
       kCopyMetadataBytes +
       StepOutputs::MaxMetadataBytes(options.max_step_tokens + options.max_sequences,
-                                    vocabulary.has_value() ? &*vocabulary : nullptr);
+                                    ShardVocabulary(layout.shards, options.shape));
   return layout;
 }
 
 Rank::Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
-           model::ModelSpec spec, int threads, Communicator* communicator)
+           model::ModelSpec spec, RankLinks links)
     : file_(std::move(file)),
       options_(options),
       spec_(std::move(spec)),
-      communicator_(communicator),
-      ops_(kernels::GetOps(options.isa)),
-      pool_(threads) {}
+      links_(links),
+      host_ops_(kernels::GetOps(options.isa)) {}
 
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::Checkpoint> file,
                                                    const RankOptions& options, const Clock& clock,
-                                                   Communicator* communicator) {
+                                                   RankLinks links) {
   auto spec = model::LoadSpec(*file);
   if (!spec.ok()) return spec.status();
   absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
   const int ranks = static_cast<int>(options.shape.ranks());
   const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCpus() / ranks);
-  auto rank = std::unique_ptr<Rank>(
-      new Rank(std::move(file), options, *std::move(spec), threads, communicator));
-  status = rank->Load(clock);
+  auto rank = std::unique_ptr<Rank>(new Rank(std::move(file), options, *std::move(spec), links));
+  status = rank->Load(threads, clock);
+  if (status.ok()) status = rank->WarmUp(clock);
   if (!status.ok()) return status;
-  rank->WarmUp(clock);
-  if (communicator != nullptr && communicator->aborted()) {
+  if (links.communicator != nullptr && links.communicator->aborted()) {
     return absl::UnavailableError("another rank of the group has failed");
   }
   return rank;
 }
 
-absl::Status Rank::Load(const Clock& clock) {
-  std::vector<ModelShard> shards;
-  if (communicator_ != nullptr) {
+absl::Status Rank::Load(int threads, const Clock& clock) {
+  std::vector<ModelShard> shards{WholeModel(spec_)};
+  std::uint32_t number = 0;
+  BackendOptions backend{.recipe = options_.recipe,
+                         .isa = options_.isa,
+                         .threads = threads,
+                         .max_rows = static_cast<int>(options_.max_step_tokens),
+                         .max_positions = static_cast<int>(MaxContext(options_, spec_)),
+                         .clock = &clock,
+                         .exchange = links_.exchange};
+  if (links_.communicator != nullptr) {
     auto layout = PlanGroup(*file_, options_);
     if (!layout.ok()) return layout.status();
     shards = std::move(layout->shards);
-    vocabulary_ = CutVocabulary(shards, options_.shape);
+    number = links_.communicator->rank();
+    backend.tensor_ranks = options_.shape.tensor;
+    backend.tensor_rank = links_.communicator->tensor_rank();
   }
-  auto weights = LoadWeights(
-      *file_, spec_, shards.empty() ? WholeModel(spec_) : shards[communicator_->rank()], pool_);
-  if (!weights.ok()) return weights.status();
-  weights_ = *std::move(weights);
+  backend_ = options_.make_backend ? options_.make_backend(backend) : MakeCpuBackend(backend);
+  auto decoder = Decoder::Load(*file_, spec_, shards, options_.shape, number, *backend_);
+  if (!decoder.ok()) return decoder.status();
+  decoder_ = *std::move(decoder);
+  vocabulary_ = ShardVocabulary(shards, options_.shape);
+  content_hash_ = ContentHash(*file_, *backend_);
   Describe();
+  return CreateKv(shards[number]);
+}
 
-  const ModelShard& shard = weights_.shard;
+absl::Status Rank::CreateKv(const ModelShard& shard) {
   const KvShape shape{options_.kv_format, static_cast<int>(shard.layers.size()),
                       static_cast<int>(shard.kv_heads.size()),
                       static_cast<int>(spec_.attention().head_dim)};
@@ -155,18 +163,10 @@ absl::Status Rank::Load(const Clock& clock) {
   // All ranks choose the same number, because they share the machine's memory.
   description_.block_count = options_.kv_blocks > 0
                                  ? options_.kv_blocks + 1
-                                 : DefaultBlockCount(whole, description_.max_context);
-  auto cache = KvCache::Create(shape, description_.block_count);
-  if (!cache.ok()) return cache.status();
-  cache_ = *std::move(cache);
-  auto tiers = TierStore::Create(options_.tiers, cache_, clock);
-  if (!tiers.ok()) return tiers.status();
-  tiers_ = *std::move(tiers);
-  description_.tiers = tiers_->tiers();
-
-  forward_ = std::make_unique<Forward>(ForwardOptions(options_, description_.max_context), spec_,
-                                       weights_, ops_, cache_, pool_, communicator_, shards);
-  return absl::OkStatus();
+                                 : backend_->DefaultBlockCount(whole, description_.max_context);
+  const absl::Status status = backend_->CreateKv(shape, description_.block_count, options_.tiers);
+  if (status.ok()) description_.tiers = backend_->tiers();
+  return status;
 }
 
 void Rank::Describe() {
@@ -176,8 +176,8 @@ void Rank::Describe() {
   // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
   // nor the build matters: every one gives the bits that belong to the recipe's version.
   const std::string numerics = absl::StrCat(
-      weights_.content_hash, "|", std::string(RecipeName(options_.recipe)), "|", kRecipeVersion,
-      "|", options_.kv_format == kernels::KvFormat::kF32 ? "fp32" : "bf16");
+      content_hash_, "|", std::string(RecipeName(options_.recipe)), "|", kRecipeVersion, "|",
+      options_.kv_format == kernels::KvFormat::kF32 ? "fp32" : "bf16");
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.max_sequences = options_.max_sequences;
@@ -199,10 +199,10 @@ std::unique_ptr<Proposer> Rank::MakeProposer() {
   const std::uint32_t layers =
       options_.draft_layers > 0 ? options_.draft_layers
                                 : std::max(1u, static_cast<std::uint32_t>(spec_.layers.size()) / 3);
-  return std::make_unique<DraftModel>(static_cast<int>(layers), forward_.get(), &ops_);
+  return std::make_unique<DraftModel>(static_cast<int>(layers), *decoder_, host_ops_);
 }
 
-std::int64_t Rank::TimeBatch(int rows, const Clock& clock) {
+absl::StatusOr<std::int64_t> Rank::TimeBatch(int rows, const Clock& clock) {
   // Every position lies in the null block, which padding may write and which is never granted.
   const std::vector<std::int32_t> table(rows / kBlockTokens + 1, 0);
   const SamplingParams sampling;
@@ -218,32 +218,38 @@ std::int64_t Rank::TimeBatch(int rows, const Clock& clock) {
   batch.tables = {table};
   batch.group_count = 1;
   const std::int64_t start = clock.NowNs();
-  Execute(batch);
+  const std::unique_ptr<StepOutputs> outputs = Start(batch);
+  if (absl::Status status = Finish(*outputs); !status.ok()) return status;
   return clock.NowNs() - start;
 }
 
-void Rank::WarmUp(const Clock& clock) {
+absl::Status Rank::WarmUp(const Clock& clock) {
   const int rows = static_cast<int>(
       std::min<std::uint32_t>({kWarmUpRows, options_.max_step_tokens, description_.max_context}));
-  TimeBatch(1, clock);  // touches every weight
-  description_.prefill_ns_per_token = std::max<std::int64_t>(1, TimeBatch(rows, clock) / rows);
-  description_.decode_ns_per_step = std::max<std::int64_t>(1, TimeBatch(1, clock));
+  const auto first = TimeBatch(1, clock);  // touches every weight
+  if (!first.ok()) return first.status();
+  const auto prefill = TimeBatch(rows, clock);
+  if (!prefill.ok()) return prefill.status();
+  const auto decode = TimeBatch(1, clock);
+  if (!decode.ok()) return decode.status();
+  description_.prefill_ns_per_token = std::max<std::int64_t>(1, *prefill / rows);
+  description_.decode_ns_per_step = std::max<std::int64_t>(1, *decode);
+  return absl::OkStatus();
 }
 
-StepOutputs Rank::Execute(const Batch& batch) {
-  for (const BlockCopy& copy : batch.copies) cache_.CopyBlock(copy.from, copy.to);
-  for (const BackgroundCopy& copy : batch.background) tiers_->Start(copy);
-  StepOutputs outputs(batch, vocabulary_.has_value() ? &*vocabulary_ : nullptr);
-  if (batch.items.empty()) return outputs;
-  const auto full_row = [&](int request) { return outputs.full_row(request); };
-  forward_->Run(batch, outputs.rows(), full_row, [&](int request, absl::Span<const float> logits) {
-    if (outputs.full_row(request)) {
-      outputs.Take(ops_, batch, request, logits);
-    } else {
-      outputs.TakePart(ops_, batch, request, communicator_->tensor_rank(), logits);
-    }
-  });
+std::unique_ptr<StepOutputs> Rank::Start(const Batch& batch, std::vector<BlockId> granted) {
+  auto outputs = std::make_unique<StepOutputs>(batch, *vocabulary_, host_ops_);
+  StepInputs inputs = MakeStepInputs(batch);
+  inputs.granted = std::move(granted);
+  if (last_stage()) outputs->AddRequests(batch, *backend_, inputs);
+  decoder_->Start(std::move(inputs), outputs.get());
   return outputs;
+}
+
+absl::Status Rank::Finish(StepOutputs& outputs) {
+  auto partials = backend_->Finish();
+  if (partials.ok()) outputs.TakePartials(*std::move(partials));
+  return partials.status();
 }
 
 }  // namespace flotilla::worker

@@ -1,9 +1,9 @@
-// Rank: all that one rank computes with (its shard of weights and KV memory, forward,
-// sampler) and the step that uses them. Batches go in, samples come out.
+// Rank: all that one rank computes with (a backend with its shard of weights and KV memory, the
+// decoder, the sampler) and the step that uses them. Batches go in, outputs come out.
 //
-// An executor or a rank process owns the Rank. One thread at a time calls it, and the
-// pool's threads work for that thread inside a call. A Rank knows no plans, epochs or
-// queues: GroupState decides what to run.
+// An executor or a rank process owns the Rank. One thread at a time calls it. A Rank knows no
+// plans, epochs or queues: GroupState decides what to run. It knows no kernels and no memory
+// either: what computes is a Backend.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@
 #include "model/checkpoint.h"
 #include "model/spec.h"
 #include "worker/comm/communicator.h"
-#include "worker/compute/forward.h"
-#include "worker/compute/kv_cache.h"
+#include "worker/comm/exchange.h"
+#include "worker/comm/limits.h"
+#include "worker/compute/backend.h"
+#include "worker/compute/decoder/decoder.h"
+#include "worker/compute/model_shard.h"
 #include "worker/compute/step_outputs.h"
-#include "worker/compute/thread_pool.h"
-#include "worker/compute/tier_store.h"
-#include "worker/compute/weights.h"
 #include "worker/core/group_state.h"
 #include "worker/core/ngram_proposer.h"
 #include "worker/core/proposer.h"
@@ -58,13 +58,21 @@ struct RankOptions {
   NgramOptions ngram;
   // Tests: blocks hold NaN until they are written.
   bool poison_blocks = false;
+  // Makes what computes; null: MakeCpuBackend.
+  BackendMaker make_backend;
+};
+
+// How a rank talks to the others of its group. Both outlive the rank; null: the rank is alone.
+struct RankLinks {
+  Communicator* communicator = nullptr;
+  Exchange* exchange = nullptr;
 };
 
 // How a model is laid out over the ranks of a group.
 struct GroupLayout {
   ParallelShape shape;
   std::vector<ModelShard> shards;  // one per rank
-  Communicator::Limits limits;     // what their communicators must hold
+  CommLimits limits;               // what their communicators must hold
 };
 
 // Lays out the ranks of a group. INVALID_ARGUMENT: an option is wrong, or the model cannot
@@ -76,66 +84,61 @@ class Rank {
   // More draft tokens than this are not worth their rows on any machine.
   static constexpr std::uint32_t kMaxDraftTokens = 64;
 
-  // Packs the weights and runs a warm-up step, which touches all weights and measures the
-  // rates of the description. `communicator` is this rank's and outlives the rank. It
-  // belongs to a group that PlanGroup has laid out, and all ranks of the group are created
-  // at the same time. Null: this is the only rank.
+  // Loads the weights and runs a warm-up step, which touches all weights and measures the
+  // rates of the description. `links` are this rank's, in a group that PlanGroup has laid out;
+  // all ranks of the group are created at the same time.
   // INVALID_ARGUMENT or UNIMPLEMENTED: the model or an option cannot be served;
   // RESOURCE_EXHAUSTED: not enough memory; UNAVAILABLE: another rank has failed.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(std::shared_ptr<const model::Checkpoint> file,
                                                       const RankOptions& options,
-                                                      const Clock& clock,
-                                                      Communicator* communicator = nullptr);
+                                                      const Clock& clock, RankLinks links = {});
 
-  // Does the batch's copies, starts its background copies, then runs forward and sampling.
-  // The batch fits the description. With several ranks, each has the outputs of some
-  // requests.
-  StepOutputs Execute(const Batch& batch);
+  // Start starts a step: the batch's copies, its background copies, decoder and sampling. `granted`
+  // are blocks whose contents are to become undefined first. The batch fits the description, and
+  // is not needed afterwards. Finish waits for the oldest step started, whose outputs Start has
+  // returned; with several ranks, each then has the outputs of some requests. Up to lag + 1 steps
+  // may be started and not finished. An error means that the rank computes nothing any more.
+  std::unique_ptr<StepOutputs> Start(const Batch& batch, std::vector<BlockId> granted = {});
+  absl::Status Finish(StepOutputs& outputs);
 
-  // TakeCopiesDone returns the background copies that have ended (TierStore::TakeDone).
-  // ForgetCopies forgets all of them (TierStore::Reset).
+  // As Backend::TakeCopiesDone and ForgetCopies.
   absl::StatusOr<std::vector<std::uint64_t>> TakeCopiesDone(bool wait) {
-    return tiers_->TakeDone(wait);
+    return backend_->TakeCopiesDone(wait);
   }
-  void ForgetCopies() { tiers_->Reset(); }
+  void ForgetCopies() { backend_->ForgetCopies(); }
   // Makes the proposer for the sequences of one epoch, as the options say; null for kOff.
   // The proposer uses the rank, so the rank must outlive it, and a call of Propose counts
   // as a call of the rank.
   std::unique_ptr<Proposer> MakeProposer();
 
-  // Call it when the block was just granted to hold new tokens. Poisons the block if the
-  // options say so.
-  void OnGranted(BlockId block) {
-    if (options_.poison_blocks) cache_.Poison(block);
-  }
-
   const ExecutorDescription& description() const { return description_; }
   const model::ModelSpec& spec() const { return spec_; }
 
-  std::int64_t weight_bytes() const { return weights_.bytes; }
-  std::int64_t buffer_bytes() const { return forward_->buffer_bytes(); }
+  std::int64_t weight_bytes() const { return backend_->weight_bytes(); }
+  std::int64_t buffer_bytes() const { return backend_->buffer_bytes(); }
 
  private:
   Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
-       model::ModelSpec spec, int threads, Communicator* communicator);
-  absl::Status Load(const Clock& clock);
+       model::ModelSpec spec, RankLinks links);
+  absl::Status Load(int threads, const Clock& clock);
+  absl::Status CreateKv(const ModelShard& shard);
   void Describe();
-  void WarmUp(const Clock& clock);
+  absl::Status WarmUp(const Clock& clock);
   // Returns the nanoseconds that a batch of one sequence takes. Changes no block in use.
-  std::int64_t TimeBatch(int rows, const Clock& clock);
+  absl::StatusOr<std::int64_t> TimeBatch(int rows, const Clock& clock);
+  bool last_stage() const {
+    return links_.communicator == nullptr || links_.communicator->last_stage();
+  }
 
   const std::shared_ptr<const model::Checkpoint> file_;  // the table of token vectors
   const RankOptions options_;
   const model::ModelSpec spec_;
-  Communicator* const communicator_;
-  const kernels::Ops& ops_;
-  ThreadPool pool_;
-  Weights weights_;
-  // Set where each rank of the last stage has a shard of the vocabulary.
-  std::optional<VocabularyShards> vocabulary_;
-  KvCache cache_;
-  std::unique_ptr<TierStore> tiers_;
-  std::unique_ptr<Forward> forward_;
+  const RankLinks links_;
+  const kernels::Ops& host_ops_;  // for full rows of logits
+  std::unique_ptr<Backend> backend_;
+  std::optional<Decoder> decoder_;              // set by Load, as the next
+  std::optional<VocabularyShards> vocabulary_;  // of the ranks of the last stage
+  std::uint64_t content_hash_ = 0;              // of the file's metadata and tensors
   ExecutorDescription description_;
 };
 

@@ -205,6 +205,8 @@ class RankProcess {
     if (agent_.remote()) sent = agent_.SendHeartbeat(slot_);
     if (!sent.ok()) return sent;
     auto result = runner_->Run(plan);
+    // The agent then starts another process.
+    if (!result.ok() && runner_->failed()) return absl::InternalError(result.status().message());
     if (!result.ok()) {
       sent = Send(codec::GroupEvent(Lost{.epoch = *std::exchange(epoch_, std::nullopt),
                                          .cause = LostCauseOf(result.status()),

@@ -5,6 +5,8 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
+
 namespace flotilla::worker {
 
 RankRunner::RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock,
@@ -16,17 +18,20 @@ RankRunner::RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clo
 
 absl::StatusOr<std::unique_ptr<RankRunner>> RankRunner::Create(
     std::shared_ptr<const model::Checkpoint> file, const RankOptions& options, const Clock* clock,
-    Communicator* communicator) {
-  auto rank = Rank::Create(std::move(file), options, *clock, communicator);
+    RankLinks links) {
+  auto rank = Rank::Create(std::move(file), options, *clock, links);
   if (!rank.ok()) return rank.status();
   return std::unique_ptr<RankRunner>(
-      new RankRunner(*std::move(rank), options.poison_blocks, clock, communicator));
+      new RankRunner(*std::move(rank), options.poison_blocks, clock, links.communicator));
 }
 
 void RankRunner::BeginEpoch(Epoch epoch) {
   // All ranks have had the same plans. Taking the step metadata that nobody needs any more
   // makes the next metadata that of the new epoch.
-  for (; !computed_.empty(); computed_.pop_front()) communicator_->TakeMetadata();
+  for (; !started_.empty(); started_.pop_front()) {
+    (void)Finish(started_.front());  // a failure shows in the next step, too
+    communicator_->TakeMetadata();
+  }
   copies_ended_.clear();
   state_.reset();  // before the proposer, which it uses
   proposer_ = rank_->MakeProposer();
@@ -36,35 +41,49 @@ void RankRunner::BeginEpoch(Epoch epoch) {
 }
 
 absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) {
-  if (computed_.size() == rank_->description().lag) {
+  if (started_.size() == rank_->description().lag) {
     if (auto result = CompleteOldest(); !result.ok()) return result.status();
   }
   const std::int64_t start = clock_->NowNs();
   auto batch = state_->Apply(plan);  // and draft tokens, which may be computed
   if (!batch.ok()) return batch.status();
-  if (poison_blocks_) PoisonGrants(plan);
 
-  StepOutputs outputs = rank_->Execute(*batch);
-  const StepTimings timings{.start_ns = start,
-                            .compute_ns = clock_->NowNs() - start,
-                            .rows = static_cast<std::uint32_t>(batch->tokens.size()),
-                            .decode_rows = batch->decode_rows};
+  Started started{
+      .step = plan.step,
+      .outputs = rank_->Start(*batch, poison_blocks_ ? EmptyGrants(plan) : std::vector<BlockId>{}),
+      .timings = {.start_ns = start,
+                  .rows = static_cast<std::uint32_t>(batch->tokens.size()),
+                  .decode_rows = batch->decode_rows}};
+  const bool gives_outputs = communicator_ == nullptr || communicator_->last_stage();
+  if (gives_outputs) {
+    if (absl::Status status = Finish(started); !status.ok()) return status;
+  }
+  started.timings.compute_ns = clock_->NowNs() - start;
   // A plan with nothing to compute was sent to learn that a copy has ended.
   auto copies = rank_->TakeCopiesDone(/*wait=*/batch->items.empty());
   if (!copies.ok()) return copies.status();
   if (communicator_ == nullptr) {
-    auto result = state_->Complete(plan.step, outputs.Finish(), *copies);
+    auto result = state_->Complete(plan.step, started.outputs->Finish(), *copies);
     if (!result.ok()) return result.status();
-    result->timings = timings;
+    result->timings = started.timings;
     return *std::move(result);
   }
-  SendMetadata(outputs, *copies);
-  computed_.push_back({plan.step, std::move(outputs), timings});
+  SendMetadata(*started.outputs, *copies);
+  started_.push_back(std::move(started));
   if (!communicator_->last_stage()) return std::nullopt;
   auto result = CompleteOldest();
   if (!result.ok()) return result.status();
   if (!communicator_->head()) return std::nullopt;
   return *std::move(result);
+}
+
+absl::Status RankRunner::Finish(Started& started) {
+  if (started.finished) return absl::OkStatus();
+  started.finished = true;
+  const absl::Status status = rank_->Finish(*started.outputs);
+  if (status.ok()) return status;
+  failed_ = true;
+  return absl::UnavailableError(absl::StrCat("the backend failed: ", status.message()));
 }
 
 void RankRunner::SendMetadata(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies) {
@@ -81,9 +100,11 @@ void RankRunner::SendMetadata(const StepOutputs& outputs, absl::Span<const std::
 }
 
 absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
-  Computed computed = std::move(computed_.front());
-  computed_.pop_front();
+  Started started = std::move(started_.front());
+  started_.pop_front();
+  const absl::Status finished = Finish(started);
   const auto all = communicator_->TakeMetadata();
+  if (!finished.ok()) return finished;
   if (communicator_->aborted()) return absl::UnavailableError("another rank has failed");
   const ParallelShape shape = communicator_->shape();
   for (std::uint32_t rank = 0; rank < shape.ranks(); ++rank) {
@@ -103,7 +124,7 @@ absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
       ++copies_ended_[id];
     }
     if (rank < shape.ranks() - shape.tensor) continue;
-    const absl::Status read = computed.outputs.Read(rank % shape.tensor, shape.tensor, metadata);
+    const absl::Status read = started.outputs->Read(rank % shape.tensor, shape.tensor, metadata);
     if (!read.ok()) return read;
   }
   // A copy has ended when it has ended on every rank.
@@ -112,12 +133,13 @@ absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
     if (copy->second == shape.ranks()) ended.push_back(copy->first);
     copy = copy->second == shape.ranks() ? copies_ended_.erase(copy) : std::next(copy);
   }
-  auto result = state_->Complete(computed.step, computed.outputs.Finish(), ended);
-  if (result.ok()) result->timings = computed.timings;
+  auto result = state_->Complete(started.step, started.outputs->Finish(), ended);
+  if (result.ok()) result->timings = started.timings;
   return result;
 }
 
-void RankRunner::PoisonGrants(const StepPlan& plan) {
+std::vector<BlockId> RankRunner::EmptyGrants(const StepPlan& plan) {
+  std::vector<BlockId> empty;
   for (const PlanOp& op : plan.ops) {
     if (const auto* open = std::get_if<OpenSequence>(&op)) {
       cached_blocks_[open->sequence.value()] = open->cached_tokens / kernels::kKvBlockTokens;
@@ -127,11 +149,12 @@ void RankRunner::PoisonGrants(const StepPlan& plan) {
         if (cached > 0) {
           --cached;
         } else {
-          rank_->OnGranted(block);
+          empty.push_back(block);
         }
       }
     }
   }
+  return empty;
 }
 
 }  // namespace flotilla::worker

@@ -26,25 +26,26 @@ namespace flotilla::worker {
 
 class RankRunner final : public StepRunner {
  public:
-  // Loads the model and warms up, see Rank::Create. `clock` and `communicator` outlive
-  // the runner.
+  // Loads the model and warms up, see Rank::Create. `clock` and `links` outlive the runner.
   static absl::StatusOr<std::unique_ptr<RankRunner>> Create(
       std::shared_ptr<const model::Checkpoint> file, const RankOptions& options, const Clock* clock,
-      Communicator* communicator = nullptr);
+      RankLinks links = {});
 
   void BeginEpoch(Epoch epoch) override;
   absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override;
   bool Progress() override { return communicator_ != nullptr && communicator_->Progress(); }
+  bool failed() const override { return failed_; }
   const ExecutorDescription& description() const override { return rank_->description(); }
   std::int64_t weight_bytes() const override { return rank_->weight_bytes(); }
   std::int64_t buffer_bytes() const override { return rank_->buffer_bytes(); }
 
  private:
-  // A step that this rank has computed and not completed.
-  struct Computed {
+  // A step that this rank has started and not completed.
+  struct Started {
     Step step;
-    StepOutputs outputs;
+    std::unique_ptr<StepOutputs> outputs;
     StepTimings timings;
+    bool finished = false;  // its outputs are there
   };
 
   RankRunner(std::unique_ptr<Rank> rank, bool poison_blocks, const Clock* clock,
@@ -52,20 +53,24 @@ class RankRunner final : public StepRunner {
   // Sends all ranks what this rank has of a step: its outputs and the copies that have
   // ended.
   void SendMetadata(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies);
-  // Completes the oldest step computed, with the step metadata of all ranks.
+  // Waits until the step's outputs are there.
+  absl::Status Finish(Started& started);
+  // Completes the oldest step started, with the step metadata of all ranks.
   absl::StatusOr<StepResult> CompleteOldest();
-  // Informs the rank of granted blocks whose contents are still to come.
-  void PoisonGrants(const StepPlan& plan);
+  // Returns the blocks that the plan grants and whose contents are still to come.
+  std::vector<BlockId> EmptyGrants(const StepPlan& plan);
 
   const bool poison_blocks_;
   const Clock* const clock_;
   Communicator* const communicator_;  // null: the only rank
   const std::unique_ptr<Rank> rank_;
 
+  bool failed_ = false;  // the backend computes nothing any more
+
   // These belong to the current epoch. There are none before the first.
   std::unique_ptr<Proposer> proposer_;  // may be null; the state uses it
   std::optional<GroupState> state_;
-  std::deque<Computed> computed_;
+  std::deque<Started> started_;
   // Background copies that some ranks have reported ended, and by how many ranks.
   std::map<std::uint64_t, std::uint32_t> copies_ended_;
   // By handle: how many prefix-cached blocks, which keep their contents, are still to be

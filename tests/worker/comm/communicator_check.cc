@@ -1,5 +1,6 @@
-// Checks the Communicator of one rank of a job. Every number that another rank has sent arrives, in
-// order, in steps like those of a RankRunner. Exits with 0, or prints what was wrong.
+// Checks the communicator and exchange of one rank of a job. Every number that another rank has
+// sent arrives, in order, in steps like those of a RankRunner. Exits with 0, or prints what was
+// wrong.
 //
 // communicator_check TRANSPORT TENSOR PIPELINE; started by communicator_test.
 #include <mpi.h>
@@ -18,7 +19,7 @@ namespace flotilla::worker {
 namespace {
 
 constexpr std::uint32_t kSteps = 150;
-constexpr std::int64_t kVocab = 1000, kRows = 4, kHidden = 70'000, kPart = 50'000;
+constexpr std::int64_t kVocab = 1000, kRows = 9, kResidual = 70'000, kPart = 50'000;
 // Larger than what MPI sends before the receiver asks for it.
 constexpr std::int64_t kMetadata = 100'000;
 
@@ -35,7 +36,7 @@ float Say(std::uint32_t step, std::uint32_t rank, std::int64_t i) {
 
 class Check {
  public:
-  explicit Check(Communicator* ranks) : ranks_(*ranks) {}
+  Check(Communicator* ranks, Exchange* exchange) : ranks_(*ranks), exchange_(*exchange) {}
 
   void Run() {
     for (std::uint32_t step = 0; step < kSteps; ++step) {
@@ -44,7 +45,7 @@ class Check {
       if (untaken_ == shape.pipeline) TakeMetadata();
       if (!ranks_.first_stage()) Receive(step);
       for (std::uint32_t layer = 0; layer < 5 && shape.tensor > 1; ++layer) {
-        Exchange(100 * step + layer);
+        SharePartials(100 * step + layer);
       }
       if (!ranks_.last_stage()) {
         Send(step);
@@ -76,13 +77,13 @@ class Check {
     return ranks_.rank() - ranks_.tensor_rank() + t;
   }
 
-  void Exchange(std::uint32_t number) {
+  void SharePartials(std::uint32_t number) {
     const auto size = [&](std::uint32_t rank) {
       return Mix(number, rank, 1) % (number % 2 == 0 ? 100 : kPart) + 1;
     };
-    float* const mine = ranks_.Outgoing();
+    float* const mine = exchange_.Partials();
     for (std::int64_t i = 0; i < size(ranks_.rank()); ++i) mine[i] = Say(number, ranks_.rank(), i);
-    const absl::Span<const float* const> parts = ranks_.Exchange(size(ranks_.rank()));
+    const absl::Span<const float* const> parts = exchange_.SharePartials(size(ranks_.rank()));
     Expect(parts.size() == ranks_.shape().tensor, "parts", number);
     for (std::uint32_t t = 0; t < parts.size(); ++t) {
       for (std::int64_t i = 0; i < size(Neighbour(t)); ++i) {
@@ -100,30 +101,33 @@ class Check {
       }
       return static_cast<std::uint32_t>(tensor - 1);
     };
-    float* const tile = ranks_.Logits();
+    float* const tile = exchange_.Logits();
     for (std::int64_t i = 0; i < rows * kVocab; ++i) {
       if (owner(i % kVocab) == ranks_.tensor_rank()) tile[i] = Say(step, owner(i % kVocab), i);
     }
-    ranks_.ShareLogits(rows);
+    const Exchange::LogitReaders readers{.all = step % 2 == 0, .first_owner = step % 7};
+    exchange_.ShareLogits(rows, readers);
     for (std::int64_t i = 0; i < rows * kVocab; ++i) {
+      const std::int64_t reader = (readers.first_owner + i / kVocab) % tensor;
+      if (!readers.all && reader != ranks_.tensor_rank()) continue;
       Expect(tile[i] == Say(step, owner(i % kVocab), i), "logits", step);
     }
   }
 
-  static std::int64_t HiddenSize(std::uint32_t step) {
-    return Mix(step, 0, 3) % (step % 2 == 0 ? 1000 : kHidden) + 1;
+  static std::int64_t ResidualSize(std::uint32_t step) {
+    return Mix(step, 0, 3) % (step % 2 == 0 ? 1000 : kResidual) + 1;
   }
   void Send(std::uint32_t step) {
     std::vector<float> hidden;
-    for (std::int64_t i = 0; i < HiddenSize(step); ++i) {
+    for (std::int64_t i = 0; i < ResidualSize(step); ++i) {
       hidden.push_back(Say(step, ranks_.rank(), i));
     }
-    ranks_.SendHidden(hidden.data(), HiddenSize(step));
+    exchange_.SendResidual(hidden.data(), ResidualSize(step));
   }
   void Receive(std::uint32_t step) {
-    std::vector<float> hidden(static_cast<std::size_t>(HiddenSize(step)));
-    ranks_.ReceiveHidden(hidden.data(), HiddenSize(step));
-    for (std::int64_t i = 0; i < HiddenSize(step); ++i) {
+    std::vector<float> hidden(static_cast<std::size_t>(ResidualSize(step)));
+    exchange_.ReceiveResidual(hidden.data(), ResidualSize(step));
+    for (std::int64_t i = 0; i < ResidualSize(step); ++i) {
       Expect(hidden[i] == Say(step, ranks_.rank() - ranks_.shape().tensor, i), "hidden", step);
     }
   }
@@ -149,6 +153,7 @@ class Check {
   }
 
   Communicator& ranks_;
+  Exchange& exchange_;
   std::uint32_t untaken_ = 0, taken_ = 0;
 };
 
@@ -157,28 +162,26 @@ int Main(const std::string& transport, ParallelShape shape) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const auto number = static_cast<std::uint32_t>(rank);
-  const Communicator::Limits limits{.exchange_floats = kPart,
-                                    .logit_floats = kRows * kVocab,
-                                    .hidden_floats = kHidden,
-                                    .metadata_bytes = kMetadata,
-                                    .lag = shape.pipeline};
-  std::unique_ptr<Communicator> communicator;
+  const CommLimits limits{.partial_floats = kPart,
+                          .logit_floats = kRows * kVocab,
+                          .residual_floats = kResidual,
+                          .metadata_bytes = kMetadata,
+                          .lag = shape.pipeline};
   if (transport == "mpi") {
     std::vector<IndexRange> columns;
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {
       columns.push_back({static_cast<std::uint32_t>(kVocab * t / shape.tensor),
                          static_cast<std::uint32_t>(kVocab * (t + 1) / shape.tensor)});
     }
-    communicator = std::make_unique<MpiCommunicator>(shape, number, limits, std::move(columns),
-                                                     kVocab, /*spin=*/false);
+    MpiCommunicator ranks(shape, number, limits, std::move(columns), kVocab, /*spin=*/false);
+    Check(&ranks, &ranks).Run();
   } else {
     auto region = ShareRegion(SharedMemoryCommunicator::RegionBytes(shape, limits));
     if (!region.ok()) return 2;
-    communicator = std::make_unique<SharedMemoryCommunicator>(
-        std::make_shared<const SharedRegion>(*std::move(region)), shape, number, limits,
-        /*spin=*/false);
+    SharedMemoryCommunicator ranks(std::make_shared<const SharedRegion>(*std::move(region)), shape,
+                                   number, limits, /*spin=*/false);
+    Check(&ranks, &ranks).Run();
   }
-  Check(communicator.get()).Run();
   MPI_Barrier(MPI_COMM_WORLD);  // nobody leaves while another still needs it
   MPI_Finalize();
   return 0;

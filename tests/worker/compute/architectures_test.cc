@@ -1,5 +1,5 @@
 // Each architecture gives the logits that Hugging Face's transformers give, and the same bits on
-// every instruction path and in chunks of any size.
+// every instruction path, over every backend and in chunks of any size.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -8,8 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/load_spec.h"
+#include "tests/support/deferred_backend.h"
 #include "tests/support/tiny_case.h"
-#include "tests/worker/compute/forward_machine.h"
+#include "tests/worker/compute/decoder_machine.h"
 
 namespace flotilla::worker {
 namespace {
@@ -24,16 +25,18 @@ TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
   Sequence whole = MakeSequence(tiny.ids.size(), spec->vocab, 1, 1);
   whole.tokens = tiny.ids;
   std::vector<std::vector<float>> first;
-  for (const kernels::Isa isa : kernels::DetectIsas()) {
-    Machine machine(*tiny.file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2);
+  const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
+    Machine machine(*tiny.file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
     for (const std::size_t chunk : {tiny.ids.size(), std::size_t{1}, std::size_t{7}}) {
-      const std::string what =
-          absl::StrCat(std::string(kernels::GetOps(isa).name), ", chunks of ", chunk);
       const auto logits = RunAlone(machine, whole, chunk);
       if (first.empty()) first = logits;
-      ExpectSameBits(first, logits, what);
+      ExpectSameBits(first, logits, absl::StrCat(what, ", chunks of ", chunk));
     }
+  };
+  for (const kernels::Isa isa : kernels::DetectIsas()) {
+    run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
   }
+  run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
   double worst = 0;
   for (std::size_t i = 0; i < tiny.positions.size(); ++i) {
     const std::vector<float>& row = first[tiny.positions[i]];

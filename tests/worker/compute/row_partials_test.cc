@@ -12,6 +12,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "tests/worker/compute/whole_row.h"
+#include "worker/compute/sampler.h"
 
 namespace flotilla::worker {
 namespace {
@@ -59,6 +61,16 @@ std::vector<IndexRange> RandomShards(std::uint32_t vocab, Random& random) {
   }
   shards.push_back({begin, vocab});
   return shards;
+}
+
+// A request to draw a token from the shards of a row.
+RowRequest RequestOf(const TokenDraw& draw, std::int32_t top) {
+  RowRequest request;
+  request.top = top;
+  request.pick = draw.greedy() ? RowRequest::Pick::kGreedy : RowRequest::Pick::kGumbel;
+  if (!draw.greedy()) request.inverse_temperature = 1.0f / draw.temperature;
+  request.noise = draw.noise;
+  return request;
 }
 
 class RowPartialsTest : public ::testing::TestWithParam<kernels::Isa> {
@@ -125,25 +137,28 @@ TEST_P(RowPartialsTest, SayWhatTheWholeRowSays) {
       }
       ASSERT_FALSE(NeedsFullRow(sampling));
       const LogprobSpec logprobs{.output_top = draw % 3 == 0 ? LogprobSpec::kOff : 5 * (draw % 5)};
+      const TokenDraw token_draw = MakeDraw(sampling, position);
       const RowPartial sample =
           Gather(row, shards, vocabulary, [&](const auto& shard, auto logits) {
-            return SamplePartial(ops_, shard, logits, sampling, logprobs, position);
+            return ReduceRow(ops_, shard, logits, RequestOf(token_draw, logprobs.output_top),
+                             token_draw.edits);
           });
-      ExpectEqual(SampleRow(ops_, row, sampling, logprobs, position),
+      ExpectEqual(SampleRow(ops_, row, token_draw, logprobs.output_top),
                   ConcludeToken(sample, vocabulary, logprobs.output_top));
 
       const TokenId token = Int(random, 0, vocab - 1);
       const std::int32_t top = Int(random, -1, LogprobSpec::kMaxTop);
       const RowPartial known_token =
           Gather(row, shards, vocabulary, [&](const auto& shard, auto logits) {
-            return LogprobsPartial(ops_, shard, logits, token, top);
+            RowRequest request{.top = top, .pick = RowRequest::Pick::kKnown, .token = token};
+            return ReduceRow(ops_, shard, logits, request, {});
           });
       ExpectEqual(RowLogprobs(ops_, row, token, top), ConcludeToken(known_token, vocabulary, top));
 
       const auto count = static_cast<std::uint32_t>(Int(random, 1, BeamOptions::kMaxCandidates));
       const RowPartial candidates =
           Gather(row, shards, vocabulary, [&](const auto& shard, auto logits) {
-            return CandidatesPartial(ops_, shard, logits, count);
+            return ReduceRow(ops_, shard, logits, {.top = static_cast<std::int32_t>(count)}, {});
           });
       ExpectEqual(RowCandidates(ops_, row, count),
                   ConcludeCandidates(candidates, vocabulary, count));
@@ -161,7 +176,8 @@ TEST(RowPartialsOfOneRowTest, OfEqualLogitsTheLowestIdWins) {
     const auto logits = absl::MakeConstSpan(row).subspan(i * kChunk, kChunk);
     SamplingParams greedy;
     greedy.temperature = 0;
-    Append(SamplePartial(ops, vocabulary.shard(i), logits, greedy, {.output_top = 3}, {}), all);
+    const TokenDraw draw = MakeDraw(greedy, {});
+    Append(ReduceRow(ops, vocabulary.shard(i), logits, RequestOf(draw, 3), draw.edits), all);
   }
   const auto token = ConcludeToken(all, vocabulary, 3);
   ASSERT_TRUE(token.ok()) << token.status();
@@ -184,9 +200,8 @@ TEST(RowPartialsOfOneRowTest, WhereAllIsBannedNothingIsDrawn) {
     RowPartial all;
     for (std::uint32_t i = 0; i < vocabulary.size(); ++i) {
       const auto logits = absl::MakeConstSpan(row).subspan(i * kChunk, i == 0 ? kChunk : 2);
-      Append(SamplePartial(ops, vocabulary.shard(i), logits, {.temperature = 1}, {},
-                           {.banned = all_but}),
-             all);
+      const TokenDraw token = MakeDraw({.temperature = 1}, {.banned = all_but});
+      Append(ReduceRow(ops, vocabulary.shard(i), logits, RequestOf(token, 0), token.edits), all);
     }
     return ConcludeToken(all, vocabulary, 0);
   };

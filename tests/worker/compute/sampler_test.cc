@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/noise.h"
+#include "tests/worker/compute/whole_row.h"
 
 namespace flotilla::worker {
 namespace {
@@ -118,7 +119,7 @@ class SamplerTest : public ::testing::TestWithParam<kernels::Isa> {
  protected:
   SampledToken Sample(const std::vector<float>& row, const SamplingParams& sampling,
                       LogprobSpec logprobs = {}, TokenPosition position = {}) {
-    const auto token = SampleRow(ops_, row, sampling, logprobs, position);
+    const auto token = SampleRow(ops_, row, MakeDraw(sampling, position), logprobs.output_top);
     EXPECT_TRUE(token.ok()) << token.status();
     return token.value_or(SampledToken{.token = -1});
   }
@@ -347,7 +348,7 @@ TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
     const std::vector<TokenId> prompt = RandomTokens(50, 3001, random);
     const TokenPosition position{.prompt = prompt, .output = prompt};
     const LogprobSpec logprobs{.output_top = 20};
-    const auto expected = SampleRow(reference, row, p, logprobs, position);
+    const auto expected = SampleRow(reference, row, MakeDraw(p, position), logprobs.output_top);
     ASSERT_TRUE(expected.ok());
     EXPECT_EQ(Sample(row, p, logprobs, position), *expected);
   }
@@ -462,7 +463,7 @@ TEST_P(SamplerTest, RowsWithoutASoftmaxFail) {
       row[at] = bad;
       for (const float temperature : {0.0f, 1.0f}) {
         const auto token =
-            SampleRow(ops_, row, {.temperature = temperature, .top_p = 0.9f}, {}, {});
+            SampleRow(ops_, row, MakeDraw({.temperature = temperature, .top_p = 0.9f}, {}), 0);
         EXPECT_TRUE(absl::IsInternal(token.status())) << bad << " at " << at;
       }
       EXPECT_TRUE(absl::IsInternal(RowLogprobs(ops_, row, 3, 0).status()));
@@ -470,7 +471,7 @@ TEST_P(SamplerTest, RowsWithoutASoftmaxFail) {
   }
   for (const float bad : {kNan, -kInfinity}) {
     const std::vector<float> row(2000, bad);
-    EXPECT_TRUE(absl::IsInternal(SampleRow(ops_, row, {}, {}, {}).status()));
+    EXPECT_TRUE(absl::IsInternal(SampleRow(ops_, row, MakeDraw({}, {}), 0).status()));
   }
 }
 

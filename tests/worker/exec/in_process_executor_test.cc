@@ -1,12 +1,14 @@
-// InProcessExecutor on a tiny model, driven by plans made by hand.
+// InProcessExecutor on a tiny model, driven by plans made by hand, with each backend.
 #include "worker/exec/in_process_executor.h"
 
 #include <deque>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/synchronization/notification.h"
 #include "common/types/digest.h"
+#include "tests/support/deferred_backend.h"
 #include "tests/support/tiny_gguf.h"
 
 namespace flotilla::worker {
@@ -94,9 +96,20 @@ class OneSequence {
   PlanDigest digest_;
 };
 
-class InProcessExecutorTest : public ::testing::Test {
+const std::vector<TokenId> kPrompt = {5, 60, 7, 80, 9, 100, 11};
+constexpr uint64_t kSeed = 11;  // of the deferred backend's delays
+
+// With the backend of CPUs (false) and the deferred one (true).
+class InProcessExecutorTest : public ::testing::TestWithParam<bool> {
  protected:
+  // The options with the backend of this test.
+  RankOptions WithBackend(RankOptions options) const {
+    if (GetParam()) options.make_backend = testing::MakeDeferredBackends(kSeed, 2, control_);
+    return options;
+  }
+
   void Start(RankOptions options = {}) {
+    options = WithBackend(std::move(options));
     auto file = model::ParseCheckpoint(bytes_);
     ASSERT_TRUE(file.ok());
     options.model_id = "tiny";
@@ -111,7 +124,7 @@ class InProcessExecutorTest : public ::testing::Test {
   // Generates greedily in a new sequence of `epoch`, and returns the tokens. Results are numbered
   // from `number`.
   std::vector<TokenId> Generate(Epoch epoch, uint32_t max_tokens, size_t number) {
-    OneSequence sequence(epoch, {5, 60, 7, 80, 9, 100, 11}, max_tokens);
+    OneSequence sequence(epoch, kPrompt, max_tokens);
     std::vector<TokenId> tokens;
     EXPECT_TRUE(executor_->Execute(sequence.Prefill()).ok());
     for (uint32_t i = 0; i < max_tokens; ++i) {
@@ -129,12 +142,17 @@ class InProcessExecutorTest : public ::testing::Test {
   }
 
   const std::vector<std::byte> bytes_ = testing::TinyGguf();
+  const std::shared_ptr<testing::DeferredControl> control_ =
+      std::make_shared<testing::DeferredControl>();
   const SteadyClock clock_;
   Recorder recorder_;
   std::optional<InProcessExecutor> executor_;
 };
 
-TEST_F(InProcessExecutorTest, DescribesWhatItServes) {
+INSTANTIATE_TEST_SUITE_P(Backends, InProcessExecutorTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Deferred" : "Cpu"; });
+
+TEST_P(InProcessExecutorTest, DescribesWhatItServes) {
   Start({.max_context = 100, .max_step_tokens = 33, .max_sequences = 9});
   const ExecutorDescription d = recorder_.WaitReady(Epoch{1});
   EXPECT_EQ(d.model_id, "tiny");
@@ -151,11 +169,11 @@ TEST_F(InProcessExecutorTest, DescribesWhatItServes) {
   EXPECT_GT(d.decode_ns_per_step, 0);
 }
 
-TEST_F(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
+TEST_P(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
   const auto id = [&](const RankOptions& options) {
     Recorder recorder;
     auto file = model::ParseCheckpoint(bytes_);
-    InProcessExecutor executor(*std::move(file), options, &clock_);
+    InProcessExecutor executor(*std::move(file), WithBackend(options), &clock_);
     EXPECT_TRUE(executor.Start(&recorder).ok());
     return recorder.WaitReady(Epoch{1}).numerics_id;
   };
@@ -166,7 +184,7 @@ TEST_F(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
   EXPECT_NE(base, id({.kv_format = kernels::KvFormat::kF32}));
 }
 
-TEST_F(InProcessExecutorTest, GeneratesAndEnds) {
+TEST_P(InProcessExecutorTest, GeneratesAndEnds) {
   Start();
   recorder_.WaitReady(Epoch{1});
   EXPECT_EQ(Generate(Epoch{1}, 20, 1).size(), 20u);
@@ -175,7 +193,7 @@ TEST_F(InProcessExecutorTest, GeneratesAndEnds) {
   EXPECT_EQ(executor_->probe().decode_rows, 19u);
 }
 
-TEST_F(InProcessExecutorTest, WrongDigestEndsTheEpochAndTheNextAnswersTheSame) {
+TEST_P(InProcessExecutorTest, WrongDigestEndsTheEpochAndTheNextAnswersTheSame) {
   Start();
   recorder_.WaitReady(Epoch{1});
   const auto tokens = Generate(Epoch{1}, 5, 1);
@@ -198,7 +216,7 @@ TEST_F(InProcessExecutorTest, WrongDigestEndsTheEpochAndTheNextAnswersTheSame) {
   EXPECT_EQ(executor_->probe().epochs_lost, 2u);
 }
 
-TEST_F(InProcessExecutorTest, RefusesMoreThanTwoUnansweredPlans) {
+TEST_P(InProcessExecutorTest, RefusesMoreThanTwoUnansweredPlans) {
   // A listener that keeps the executor inside its first result.
   class Blocker : public ExecutorListener {
    public:
@@ -218,7 +236,8 @@ TEST_F(InProcessExecutorTest, RefusesMoreThanTwoUnansweredPlans) {
   } blocker;
   auto file = model::ParseCheckpoint(bytes_);
   ASSERT_TRUE(file.ok());
-  InProcessExecutor executor(*std::move(file), {.threads = 1, .kv_blocks = 8}, &clock_);
+  InProcessExecutor executor(*std::move(file), WithBackend({.threads = 1, .kv_blocks = 8}),
+                             &clock_);
   OneSequence sequence(Epoch{1}, {1, 2, 3}, 10);
   EXPECT_EQ(executor.Execute(sequence.Prefill()).code(), absl::StatusCode::kFailedPrecondition)
       << "before Start";
@@ -236,11 +255,11 @@ TEST_F(InProcessExecutorTest, RefusesMoreThanTwoUnansweredPlans) {
   executor.Stop();
 }
 
-TEST_F(InProcessExecutorTest, StartRefusesWhatCannotBeServed) {
+TEST_P(InProcessExecutorTest, StartRefusesWhatCannotBeServed) {
   const auto start = [&](const std::vector<std::byte>& bytes, const RankOptions& options) {
     auto file = model::ParseCheckpoint(bytes);
     EXPECT_TRUE(file.ok());
-    InProcessExecutor executor(*std::move(file), options, &clock_);
+    InProcessExecutor executor(*std::move(file), WithBackend(options), &clock_);
     return executor.Start(&recorder_).code();
   };
   EXPECT_EQ(start(bytes_, {.max_context = 513}), absl::StatusCode::kInvalidArgument);
@@ -250,6 +269,54 @@ TEST_F(InProcessExecutorTest, StartRefusesWhatCannotBeServed) {
   testing::GgufBuilder other;
   other.AddString("general.architecture", "mamba");
   EXPECT_EQ(start(other.Build(), {}), absl::StatusCode::kUnimplemented);
+}
+
+TEST_P(InProcessExecutorTest, EveryBackendGeneratesTheSame) {
+  Start();
+  recorder_.WaitReady(Epoch{1});
+  const auto tokens = Generate(Epoch{1}, 20, 1);
+  const auto file = model::ParseCheckpoint(bytes_);
+  Recorder recorder;
+  InProcessExecutor other(*file, {.isa = kernels::Isa::kReference, .threads = 1, .kv_blocks = 64},
+                          &clock_);
+  ASSERT_TRUE(other.Start(&recorder).ok());
+  recorder.WaitReady(Epoch{1});
+  OneSequence sequence(Epoch{1}, kPrompt, 20);
+  for (uint32_t i = 0; i < 20; ++i) {
+    EXPECT_TRUE(other.Execute(i == 0 ? sequence.Prefill() : sequence.Decode()).ok());
+    EXPECT_EQ(recorder.WaitResult(i + 1).sequences[0].tokens[0].token, tokens[i]);
+  }
+}
+
+// With the backend that can fail.
+using FailedBackendTest = InProcessExecutorTest;
+INSTANTIATE_TEST_SUITE_P(Deferred, FailedBackendTest, ::testing::Values(true));
+
+// A backend that has failed is not used again: the model is loaded anew, and the next epoch gives
+// the answers of the first.
+TEST_P(FailedBackendTest, IsReplaced) {
+  Start();
+  recorder_.WaitReady(Epoch{1});
+  const auto tokens = Generate(Epoch{1}, 5, 1);
+  // The first epoch ends, so that the plans of the second are steps 1, 2 ...
+  EXPECT_TRUE(executor_->Execute(OneSequence(Epoch{1}, kPrompt, 4).Decode()).ok());
+  EXPECT_EQ(recorder_.WaitLost(1).cause, Lost::Cause::kInvalidPlan);
+  recorder_.WaitReady(Epoch{2});
+  EXPECT_EQ(control_->made(), 1);
+
+  control_->FailAfter(2);
+  OneSequence sequence(Epoch{2}, kPrompt, 5);
+  EXPECT_TRUE(executor_->Execute(sequence.Prefill()).ok());
+  EXPECT_EQ(recorder_.WaitResult(6).sequences[0].tokens[0].token, tokens[0]);
+  EXPECT_TRUE(executor_->Execute(sequence.Decode()).ok());
+  const Lost lost = recorder_.WaitLost(2);
+  EXPECT_EQ(lost.epoch, Epoch{2});
+  EXPECT_EQ(lost.cause, Lost::Cause::kDied);
+  EXPECT_THAT(lost.detail, ::testing::HasSubstr("backend"));
+  EXPECT_THAT(lost.started, ::testing::ElementsAre(Step{2}));
+  recorder_.WaitReady(Epoch{3});
+  EXPECT_EQ(control_->made(), 2);
+  EXPECT_EQ(Generate(Epoch{3}, 5, 7), tokens);
 }
 
 }  // namespace

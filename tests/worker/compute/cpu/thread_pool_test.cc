@@ -1,4 +1,4 @@
-#include "worker/compute/thread_pool.h"
+#include "worker/compute/cpu/thread_pool.h"
 
 #include <atomic>
 #include <ctime>

@@ -1,20 +1,24 @@
-// Tests Forward on tiny models. It is right, compared with NaiveDecoder, and gives the same bits
-// for every way to cut the work.
-#include "worker/compute/forward.h"
+// Tests the decoder on tiny models. It is right, compared with NaiveDecoder, and gives the same
+// bits for every way to cut the work.
+#include "worker/compute/decoder/decoder.h"
 
 #include <random>
 
 #include <gtest/gtest.h>
 
 #include "model/load_spec.h"
+#include "tests/support/deferred_backend.h"
 #include "tests/support/tiny_gguf.h"
-#include "tests/worker/compute/forward_machine.h"
+#include "tests/worker/compute/decoder_machine.h"
 #include "tests/worker/compute/naive_decoder.h"
 
 namespace flotilla::worker {
 namespace {
 
 using testing::TinyModelOptions;
+
+const uint32_t kVocab = TinyModelOptions{}.vocab;
+constexpr uint64_t kSeed = 3;  // of the deferred backend's delays
 
 struct Model {
   explicit Model(const TinyModelOptions& options) : bytes(testing::TinyGguf(options)) {
@@ -42,7 +46,7 @@ double MaxDifference(const std::vector<std::vector<double>>& expected,
   return worst;
 }
 
-TEST(ForwardTest, AgreesWithTheNaiveDecoder) {
+TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
   const TinyModelOptions shapes[] = {
       {},
       {.heads = 3, .kv_heads = 1, .head_dim = 64, .tied_embedding = false},
@@ -80,15 +84,26 @@ TEST(ForwardTest, AgreesWithTheNaiveDecoder) {
   }
 }
 
-TEST(ForwardTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
+// Runs `s` beside others that decode, prefill and start at odd times.
+std::vector<std::vector<float>> RunAmongNeighbours(Machine& machine, const Sequence& s) {
+  Sequence run = s, a = MakeSequence(200, kVocab, 3, 30), b = MakeSequence(250, kVocab, 4, 60);
+  Step(machine, {&a}, {150});
+  std::mt19937_64 random(5);
+  while (run.length < run.tokens.size()) {
+    const auto part = [&](const Sequence& q, size_t most) {
+      return std::min<size_t>(random() % (most + 1), q.tokens.size() - q.length);
+    };
+    Step(machine, {&a, &run, &b}, {part(a, 1), part(run, 40), part(b, 33)});
+  }
+  return run.logits;
+}
+
+TEST(DecoderTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
   const Model model({});
-  const auto sequence = [&](size_t length, uint64_t seed, int32_t block) {
-    return MakeSequence(length, model.spec.vocab, seed, block);
-  };
   for (Recipe recipe : {Recipe::kFp32, Recipe::kAccurate}) {
     for (kernels::KvFormat format : {kernels::KvFormat::kF32, kernels::KvFormat::kBf16}) {
       Machine first(*model.file, model.spec, recipe, format, kernels::Isa::kReference, 1);
-      const Sequence s = sequence(300, 11, 1);
+      const Sequence s = MakeSequence(300, kVocab, 11, 1);
       const auto expected = RunAlone(first, s, 300);
       for (kernels::Isa isa : kernels::DetectIsas()) {
         // The others are compared with the slow twin. It runs in one way only.
@@ -102,19 +117,29 @@ TEST(ForwardTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
             ExpectSameBits(expected, RunAlone(machine, s, chunk),
                            absl::StrCat(what, ", chunks of ", chunk));
           }
-          // The sequence runs beside others that decode, prefill and start at odd times.
-          Sequence run = s, a = sequence(200, 3, 30), b = sequence(250, 4, 60);
-          Step(machine, {&a}, {150});
-          std::mt19937_64 random(5);
-          while (run.length < run.tokens.size()) {
-            const auto part = [&](const Sequence& q, size_t most) {
-              return std::min<size_t>(random() % (most + 1), q.tokens.size() - q.length);
-            };
-            Step(machine, {&a, &run, &b}, {part(a, 1), part(run, 40), part(b, 33)});
-          }
-          ExpectSameBits(expected, run.logits, what + ", among neighbours");
+          ExpectSameBits(expected, RunAmongNeighbours(machine, s), what + ", among neighbours");
         }
       }
+    }
+  }
+}
+
+TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
+  const Model model({.head_dim = 16});
+  const Sequence s = MakeSequence(90, kVocab, 12, 1);
+  for (Recipe recipe : {Recipe::kFp32, Recipe::kAccurate}) {
+    for (kernels::KvFormat format : {kernels::KvFormat::kF32, kernels::KvFormat::kBf16}) {
+      const std::string what = absl::StrCat(std::string(RecipeName(recipe)), ", KV type ",
+                                            format == kernels::KvFormat::kF32 ? "fp32" : "bf16");
+      Machine cpu(*model.file, model.spec, recipe, format, kernels::DetectIsas().back(), 2);
+      Machine deferred(*model.file, model.spec, recipe, format, kernels::Isa::kReference, 1,
+                       testing::MakeDeferredBackends(kSeed, 1));
+      const auto expected = RunAlone(cpu, s, 90);
+      for (size_t chunk : {1, 7, 90}) {
+        ExpectSameBits(expected, RunAlone(deferred, s, chunk),
+                       absl::StrCat(what, ", chunks of ", chunk));
+      }
+      ExpectSameBits(expected, RunAmongNeighbours(deferred, s), what + ", among neighbours");
     }
   }
 }

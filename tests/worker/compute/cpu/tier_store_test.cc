@@ -1,5 +1,5 @@
 // Copies between the KV cache and its tiers: contents, order, ends, failures.
-#include "worker/compute/tier_store.h"
+#include "worker/compute/cpu/tier_store.h"
 
 #include <cstring>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "worker/compute/kv_cache.h"
+#include "worker/compute/cpu/kv_cache.h"
 
 #include <cmath>
 #include <cstring>

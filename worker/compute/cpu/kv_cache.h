@@ -16,20 +16,9 @@
 #include "common/types/ids.h"
 #include "kernels/kv_layout.h"
 #include "kernels/ops.h"
+#include "worker/compute/kv_shape.h"
 
 namespace flotilla::worker {
-
-struct KvShape {
-  kernels::KvFormat format = kernels::KvFormat::kBf16;
-  int layers = 0;
-  int kv_heads = 0;
-  int head_dim = 0;  // multiple of 16
-
-  // Bytes of one block of kKvBlockTokens tokens.
-  int64_t bytes_per_block() const {
-    return int64_t{layers} * kv_heads * kernels::KvRecordBytes(format, head_dim);
-  }
-};
 
 class KvCache {
  public:

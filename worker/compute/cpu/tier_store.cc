@@ -1,4 +1,4 @@
-#include "worker/compute/tier_store.h"
+#include "worker/compute/cpu/tier_store.h"
 
 #include <fcntl.h>
 #include <unistd.h>

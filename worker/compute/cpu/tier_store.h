@@ -20,15 +20,10 @@
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
-#include "worker/compute/kv_cache.h"
+#include "worker/compute/backend.h"
+#include "worker/compute/cpu/kv_cache.h"
 
 namespace flotilla::worker {
-
-struct TierOptions {
-  std::uint32_t host_blocks = 0;  // 0: no such tier
-  std::uint32_t disk_blocks = 0;
-  std::string disk_directory;  // where the file is made; empty: /tmp
-};
 
 class TierStore {
  public:

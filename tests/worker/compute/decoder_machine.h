@@ -1,4 +1,4 @@
-// A Forward with all that it needs, and sequences that run through it step by step.
+// A Decoder with a backend, and sequences that run through it step by step.
 #pragma once
 
 #include <algorithm>
@@ -12,38 +12,47 @@
 
 #include <gtest/gtest.h>
 
+#include "common/rt/clock.h"
 #include "model/checkpoint.h"
 #include "model/spec.h"
-#include "worker/compute/forward.h"
-#include "worker/compute/kv_cache.h"
-#include "worker/compute/weights.h"
+#include "worker/compute/backend.h"
+#include "worker/compute/cpu/cpu_backend.h"
+#include "worker/compute/decoder/decoder.h"
+#include "worker/compute/model_shard.h"
 
 namespace flotilla::worker {
 
-// A Forward and its KV cache. Every block is poisoned.
+// A decoder of the whole model on one rank. Blocks hold NaN until they are written.
 struct Machine {
   Machine(const model::Checkpoint& file, const model::ModelSpec& spec, Recipe recipe,
-          kernels::KvFormat format, kernels::Isa isa, int threads)
-      : pool(threads) {
-    auto loaded = LoadWeights(file, spec, WholeModel(spec), pool);
+          kernels::KvFormat format, kernels::Isa isa, int threads,
+          const BackendMaker& make = MakeCpuBackend)
+      : shard(WholeModel(spec)),
+        backend(make({.recipe = recipe,
+                      .isa = isa,
+                      .threads = threads,
+                      .max_rows = 512,
+                      .max_positions = 512,
+                      .clock = &clock})) {
+    auto loaded = Decoder::Load(file, spec, {&shard, 1}, {}, 0, *backend);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
-    weights = *std::move(loaded);
-    auto made = KvCache::Create(
+    decoder.emplace(*std::move(loaded));
+    const absl::Status made = backend->CreateKv(
         {format, static_cast<int>(spec.layers.size()), static_cast<int>(spec.attention().kv_heads),
          static_cast<int>(spec.attention().head_dim)},
-        kBlocks);
-    EXPECT_TRUE(made.ok()) << made.status();
-    cache = *std::move(made);
-    for (uint32_t b = 0; b < kBlocks; ++b) cache.Poison(BlockId{b});
-    forward.emplace(Forward::Options{.recipe = recipe, .max_rows = 512, .max_positions = 512}, spec,
-                    weights, kernels::GetOps(isa), cache, pool);
+        kBlocks, {});
+    EXPECT_TRUE(made.ok()) << made;
+    StepInputs poison;
+    for (uint32_t b = 0; b < kBlocks; ++b) poison.granted.push_back(BlockId{b});
+    decoder->Start(std::move(poison), nullptr);
+    EXPECT_TRUE(backend->Finish().ok());
   }
 
   static constexpr uint32_t kBlocks = 128;
-  ThreadPool pool;
-  Weights weights;
-  KvCache cache;
-  std::optional<Forward> forward;
+  const SteadyClock clock;
+  const ModelShard shard;
+  const std::unique_ptr<Backend> backend;
+  std::optional<Decoder> decoder;
 };
 
 // A sequence, the blocks it owns and the logits seen so far.
@@ -69,27 +78,28 @@ inline Sequence MakeSequence(size_t length, uint32_t vocab, uint64_t seed, int32
 // Runs one step with the next counts[i] tokens of each sequence.
 inline void Step(Machine& machine, std::vector<Sequence*> sequences,
                  const std::vector<size_t>& counts) {
-  Batch batch;
-  batch.group_count = 1;
-  std::vector<std::pair<Sequence*, size_t>> rows;
+  struct Rows final : RowReceiver {
+    void TakeRow(int request, absl::Span<const float> logits) override {
+      of[request].first->logits[of[request].second].assign(logits.begin(), logits.end());
+    }
+    std::vector<std::pair<Sequence*, size_t>> of;
+  } rows;
+  StepInputs inputs;
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
     if (counts[i] == 0) continue;
-    batch.items.push_back({.first_position = static_cast<uint32_t>(s.length),
-                           .row_begin = static_cast<uint32_t>(batch.tokens.size()),
-                           .row_count = static_cast<uint32_t>(counts[i])});
-    batch.tables.push_back(s.table);
-    for (size_t t = 0; t < counts[i]; ++t, ++s.length) {
-      batch.tokens.push_back(s.tokens[s.length]);
-      rows.push_back({&s, s.length});
+    const size_t first = std::exchange(s.length, s.length + counts[i]);
+    for (size_t position = first; position < s.length; ++position) {
+      RowRequest& request = inputs.requests.emplace_back();
+      request.row = inputs.rows() + static_cast<int>(position - first);
+      request.full_row = true;
+      rows.of.push_back({&s, position});
     }
+    AddSequence(static_cast<int>(first), absl::MakeConstSpan(s.tokens).subspan(first, counts[i]),
+                {s.table}, inputs);
   }
-  std::vector<int32_t> logit_rows(rows.size());
-  for (size_t r = 0; r < rows.size(); ++r) logit_rows[r] = static_cast<int32_t>(r);
-  const auto whole = [](int) { return true; };
-  machine.forward->Run(batch, logit_rows, whole, [&](int request, absl::Span<const float> logits) {
-    rows[request].first->logits[rows[request].second].assign(logits.begin(), logits.end());
-  });
+  machine.decoder->Start(std::move(inputs), &rows);
+  EXPECT_TRUE(machine.backend->Finish().ok());
 }
 
 // Runs `s` alone in chunks of `chunk`, and returns the bits of all its logits.

@@ -1,0 +1,1428 @@
+#include "tests/support/deferred_backend.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
+#include "kernels/packed_matrix.h"
+#include "kernels/rope_table.h"
+#include "kernels/scalar_math.h"
+#include "model/ggml_type.h"
+#include "model/tensor_table.h"
+#include "worker/compute/sampler.h"
+
+namespace flotilla::testing {
+namespace {
+
+using kernels::kKvBlockTokens;
+using worker::AttentionOp;
+using worker::BufferHandle;
+using worker::EmbeddingHandle;
+using worker::HeadHandle;
+using worker::MatrixHandle;
+using worker::ProjectionHandle;
+using worker::RopeHandle;
+using worker::RowPartial;
+using worker::RowRequest;
+using worker::StepInputs;
+using worker::StepSequence;
+using worker::VectorHandle;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+// Floats behind each row that no operation may need.
+constexpr std::int64_t kRowPadding = 5;
+// The longest time from Start to the step's first operation. Most steps' operations are enqueued
+// by then.
+constexpr std::uint32_t kMaxDelayUs = 300;
+// A background copy lets at most this many calls pass.
+constexpr std::uint32_t kMaxCopyCalls = 3;
+constexpr std::int64_t kNeverFails = std::numeric_limits<std::int64_t>::max();
+
+const kernels::Ops& Reference() { return kernels::GetOps(kernels::Isa::kReference); }
+
+absl::Status Misfit(std::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("the sizes do not fit: ", std::string(what)));
+}
+
+// ---- Formats of weights: all that this file knows about them is in the functions and the class
+// of this section.
+
+// The format whose products have the bits that the recipe wants for `tensor`.
+kernels::WeightFormat FormatOf(const model::Tensor& tensor) {
+  using kernels::WeightFormat;
+  switch (tensor.type) {
+    case model::GgmlType::kF16:
+      return WeightFormat::kF16;
+    case model::GgmlType::kBF16:
+      return WeightFormat::kBf16;
+    case model::GgmlType::kQ4_0:
+      return WeightFormat::kQ4_0;
+    case model::GgmlType::kQ4_1:
+      return WeightFormat::kQ4_1;
+    case model::GgmlType::kQ8_0:
+      return WeightFormat::kQ8_0;
+    default:
+      return WeightFormat::kF32;
+  }
+}
+
+std::span<const std::byte> BytesOfRow(const model::Tensor& tensor, std::int64_t row) {
+  const std::size_t bytes = tensor.data.size() / tensor.dims[1];
+  return tensor.data.subspan(static_cast<std::size_t>(row) * bytes, bytes);
+}
+
+// Decodes a row of the tensor. `out` has room for it.
+absl::Status DecodeRow(const model::Tensor& tensor, std::int64_t row, float* out) {
+  return model::DequantizeRow(tensor.type, BytesOfRow(tensor, row),
+                              {out, static_cast<std::size_t>(tensor.dims[0])});
+}
+
+// One row of activations as a product reads it: as it is, or quantised.
+struct Operand {
+  std::vector<float> values;
+  std::vector<std::int16_t> quants;  // empty: not quantised
+  std::vector<float> block_sums, scales;
+};
+
+// Weights of one product with the reference kernels.
+class Weights {
+ public:
+  // The outputs are the rows of the parts. The inputs begin at `first_k` of a row and are cut into
+  // splits; without `split_ends` they are the whole row, in one. INVALID_ARGUMENT: the sizes do not
+  // fit; RESOURCE_EXHAUSTED: there is not enough memory.
+  static absl::StatusOr<Weights> Create(std::vector<worker::MatrixPart> parts,
+                                        std::int64_t first_k = 0,
+                                        const std::vector<std::int32_t>& split_ends = {});
+  // Reads them from the file.
+  absl::Status Load();
+
+  Operand OperandOf(worker::Recipe recipe, const float* x) const;
+  // Writes the `columns` outputs for one row.
+  void Multiply(Operand& x, float* out) const;
+
+  std::int64_t k() const { return matrix_.k(); }
+  std::int64_t columns() const { return matrix_.columns(); }
+  std::int64_t bytes() const { return matrix_.bytes(); }
+
+ private:
+  absl::Status LoadRow(const model::Tensor& tensor, std::int64_t row, std::int64_t column);
+
+  std::vector<worker::MatrixPart> parts_;
+  std::int64_t first_k_ = 0;
+  kernels::PackedMatrix matrix_;
+};
+
+absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts, std::int64_t first_k,
+                                        const std::vector<std::int32_t>& split_ends) {
+  if (parts.empty()) return Misfit("a matrix has no parts");
+  const auto row_size = static_cast<std::int64_t>(parts.front().tensor->dims[0]);
+  const std::int64_t k = split_ends.empty() ? row_size : split_ends.back();
+  kernels::WeightFormat format = FormatOf(*parts.front().tensor);
+  std::int64_t columns = 0;
+  for (const worker::MatrixPart& part : parts) {
+    const auto name = std::string(part.tensor->name);
+    if (part.tensor->dims[0] != parts.front().tensor->dims[0]) {
+      return Misfit(absl::StrCat("the rows of ", name, " are not as long as those beside it"));
+    }
+    if (part.rows.begin > part.rows.end || part.rows.end > part.tensor->dims[1]) {
+      return Misfit(absl::StrCat(name, " has only ", part.tensor->dims[1], " rows"));
+    }
+    const std::int64_t head = std::max(part.pairs_of, 1);
+    if (part.rows.begin % head != 0 || part.rows.size() % head != 0) {
+      return Misfit(absl::StrCat("the rows of ", name, " are not whole heads"));
+    }
+    // Parts of several formats become fp32, and so does what the kernels do not know.
+    if (FormatOf(*part.tensor) != format) format = kernels::WeightFormat::kF32;
+    columns += part.rows.size();
+  }
+  if (first_k < 0 || first_k % kernels::kBlockK != 0 || first_k + k > row_size) {
+    return Misfit(absl::StrCat("inputs ", first_k, " + ", k, " of a row of ", row_size));
+  }
+  auto matrix = kernels::PackedMatrix::Create(format, columns, k, split_ends);
+  if (!matrix.ok()) return matrix.status();
+  Weights weights;
+  weights.parts_ = std::move(parts);
+  weights.first_k_ = first_k;
+  weights.matrix_ = *std::move(matrix);
+  return weights;
+}
+
+absl::Status Weights::Load() {
+  std::int64_t column = 0;
+  for (const worker::MatrixPart& part : parts_) {
+    for (std::uint32_t row = part.rows.begin; row < part.rows.end; ++row, ++column) {
+      const absl::Status loaded =
+          LoadRow(*part.tensor, model::IndexInFile(row, part.pairs_of), column);
+      if (loaded.ok()) continue;
+      return absl::Status(loaded.code(),
+                          absl::StrCat(std::string(part.tensor->name), ": ", loaded.message()));
+    }
+  }
+  parts_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status Weights::LoadRow(const model::Tensor& tensor, std::int64_t row, std::int64_t column) {
+  std::vector<float> decoded;
+  absl::Span<const std::byte> bytes;
+  const bool as_in_file =
+      FormatOf(tensor) == matrix_.format() && FormatOf(tensor) != kernels::WeightFormat::kF32;
+  if (as_in_file) {
+    const std::span<const std::byte> whole = BytesOfRow(tensor, row);
+    bytes = {whole.data(), whole.size()};
+  } else {
+    decoded.resize(tensor.dims[0]);
+    if (absl::Status s = DecodeRow(tensor, row, decoded.data()); !s.ok()) return s;
+    bytes = {reinterpret_cast<const std::byte*>(decoded.data()), decoded.size() * sizeof(float)};
+  }
+  const auto begin =
+      static_cast<std::size_t>(first_k_ == 0 ? 0 : kernels::RowBytes(matrix_.format(), first_k_));
+  const std::int64_t size = kernels::RowBytes(matrix_.format(), matrix_.k());
+  return matrix_.PackColumns(column, 1, bytes.subspan(begin, static_cast<std::size_t>(size)), size);
+}
+
+Operand Weights::OperandOf(worker::Recipe recipe, const float* x) const {
+  Operand operand{
+      .values = std::vector<float>(x, x + k()), .quants = {}, .block_sums = {}, .scales = {}};
+  if (recipe != worker::Recipe::kAccurate || !matrix_.quantized()) return operand;
+  const kernels::MatrixView view = matrix_.view();
+  operand.quants.resize(static_cast<std::size_t>(view.k));
+  operand.block_sums.resize(static_cast<std::size_t>(view.blocks()));
+  operand.scales.resize(static_cast<std::size_t>(view.split_count));
+  Reference().quantize_rows({.x = operand.values.data(),
+                             .x_stride = view.k,
+                             .k = view.k,
+                             .split_count = view.split_count,
+                             .split_ends = view.split_ends,
+                             .out = {.values = operand.quants.data(),
+                                     .block_sums = operand.block_sums.data(),
+                                     .scales = operand.scales.data()}},
+                            0, 1);
+  return operand;
+}
+
+void Weights::Multiply(Operand& x, float* out) const {
+  const kernels::MatrixView view = matrix_.view();
+  if (x.quants.empty()) {
+    Reference().matmul_f32({.weights = view,
+                            .x = x.values.data(),
+                            .x_stride = view.k,
+                            .rows = 1,
+                            .out = out,
+                            .out_stride = view.columns},
+                           0, view.panels());
+    return;
+  }
+  Reference().matmul_i16({.weights = view,
+                          .x = {.values = x.quants.data(),
+                                .block_sums = x.block_sums.data(),
+                                .scales = x.scales.data()},
+                          .rows = 1,
+                          .out = out,
+                          .out_stride = view.columns},
+                         0, view.panels());
+}
+
+// ---- What a device has.
+
+struct Buffer {
+  std::int64_t width = 0;
+  std::vector<std::vector<float>> rows;  // [rows of the step][width + kRowPadding]
+
+  void Poison() {
+    for (std::vector<float>& row : rows) std::fill(row.begin(), row.end(), kNaN);
+  }
+};
+
+// A product over one subtree of the splits.
+struct SubtreeProduct {
+  std::int64_t first_k = 0;  // of the rank's own inputs
+  Weights weights;
+};
+
+struct Projection {
+  std::int64_t inputs = 0;   // of this rank
+  std::int64_t columns = 0;  // outputs
+  std::vector<SubtreeProduct> products;
+  worker::SumTree tree;  // over the products of all ranks
+};
+
+struct HeadWeights {
+  std::int64_t hidden = 0;
+  std::int64_t vocabulary = 0;
+  worker::VocabularyShard shard;
+  std::optional<Weights> weights;  // none: the shard is empty
+
+  std::int64_t tokens() const { return weights.has_value() ? weights->columns() : 0; }
+};
+
+// K and V of 16 tokens of one layer and head: [16 tokens][dim] each.
+struct Plane {
+  std::vector<float> keys, values;
+};
+using Block = std::vector<Plane>;  // [layers, heads]
+// Blocks by block id or slot. What is not there is all NaN.
+using Blocks = std::unordered_map<std::uint32_t, Block>;
+
+template <class Value>
+using ByHandle = std::unordered_map<std::int32_t, Value>;
+
+// `value` as K and V are stored.
+float Rounded(kernels::KvFormat format, float value) {
+  if (format == kernels::KvFormat::kF32) return value;
+  return kernels::Bf16ToFloat(kernels::FloatToBf16(value));
+}
+
+// Stores a rounded value as element `index` of the K or V that starts at `base`.
+void StoreElement(kernels::KvFormat format, std::byte* base, std::int64_t index, float value) {
+  if (format == kernels::KvFormat::kF32) {
+    std::memcpy(base + index * 4, &value, sizeof value);
+    return;
+  }
+  const std::uint16_t bits = kernels::FloatToBf16(value);
+  std::memcpy(base + index * 2, &bits, sizeof bits);
+}
+
+// Makes the block `place` of `to` a copy of the block `at` of `from`, which may be the same memory.
+void Copy(Blocks& from, std::uint32_t at, Blocks& to, std::uint32_t place) {
+  const auto found = from.find(at);
+  if (found == from.end()) {
+    to.erase(place);
+    return;
+  }
+  Block copy = found->second;
+  to[place] = std::move(copy);
+}
+
+// RESOURCE_EXHAUSTED: this machine could not hold so many blocks.
+absl::Status CheckMemory(const worker::KvShape& shape, std::uint32_t blocks) {
+  std::int64_t bytes;
+  if (__builtin_mul_overflow(shape.bytes_per_block(), std::int64_t{blocks}, &bytes) ||
+      bytes > std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(blocks, " blocks of KV are more than the machine's memory"));
+  }
+  return absl::OkStatus();
+}
+
+// The partial of one shard of a row, as row_partials.h defines it.
+RowPartial Reduce(const worker::VocabularyShard& shard, const std::vector<float>& logits,
+                  const RowRequest& request, absl::Span<const worker::LogitEdit> edits) {
+  const int size = static_cast<int>(logits.size());
+  RowPartial partial;
+  int begin = 0;
+  for (const std::int32_t subtree : shard.subtrees) {
+    partial.stats.push_back(Reference().softmax_stats(logits.data() + begin, subtree));
+    begin += subtree;
+  }
+  if (size == 0) return partial;
+  if (request.top > 0) {
+    partial.best.resize(static_cast<std::size_t>(std::min(request.top, size)));
+    Reference().top_n(logits.data(), size, static_cast<int>(partial.best.size()),
+                      partial.best.data());
+    for (kernels::TokenScore& token : partial.best) token.token += shard.first_token;
+  }
+  std::vector<float> changed = logits;
+  worker::EditLogits(edits, shard.first_token, absl::MakeSpan(changed));
+  std::int64_t winner = -1;  // index into the shard
+  switch (request.pick) {
+    case RowRequest::Pick::kNone:
+      return partial;
+    case RowRequest::Pick::kGreedy:
+      partial.winner = Reference().argmax(changed.data(), size);
+      partial.winner.token += shard.first_token;
+      winner = partial.winner.token - shard.first_token;
+      break;
+    case RowRequest::Pick::kGumbel:
+      partial.winner =
+          Reference().gumbel_argmax(changed.data(), size,
+                                    {.inverse_temperature = request.inverse_temperature,
+                                     .key = request.noise,
+                                     .first_token = shard.first_token});
+      winner = partial.winner.token - shard.first_token;
+      break;
+    case RowRequest::Pick::kKnown:
+      winner = std::int64_t{request.token} - shard.first_token;
+      if (winner < 0 || winner >= size) return partial;
+      partial.winner = {request.token, 0};
+      break;
+  }
+  partial.logit = logits[static_cast<std::size_t>(winner)];
+  return partial;
+}
+
+}  // namespace
+
+// From Start to Finish. The caller makes and ends it; in between the worker thread has it.
+struct DeferredBackend::Step {
+  int rows = 0;  // of `inputs`, for the caller's thread
+  StepInputs inputs;
+  worker::RowReceiver* receiver = nullptr;
+  std::vector<RowPartial> partials;  // [requests]
+  bool done = false;                 // guarded by DeferredBackend::mu_
+};
+
+// The worker thread calls all methods but those that add, which come before the first step.
+class DeferredBackend::Device {
+ public:
+  explicit Device(const worker::BackendOptions& options) : options_(options) {}
+
+  BufferHandle AddBuffer(std::int64_t width) {
+    return Keep<BufferHandle>(buffers_, Buffer{.width = width, .rows = {}});
+  }
+  VectorHandle AddVector(std::vector<float> values) {
+    return Keep<VectorHandle>(vectors_, std::move(values));
+  }
+  RopeHandle AddRope(absl::Span<const float> frequencies) {
+    return Keep<RopeHandle>(ropes_, kernels::RopeTable(options_.max_positions, frequencies));
+  }
+  EmbeddingHandle AddEmbedding(const model::Tensor& table) {
+    return Keep<EmbeddingHandle>(embeddings_, model::Tensor(table));
+  }
+  absl::StatusOr<MatrixHandle> AddMatrix(std::vector<worker::MatrixPart> parts);
+  absl::StatusOr<ProjectionHandle> AddProjection(const worker::ProjectionSource& source);
+  absl::StatusOr<HeadHandle> AddHead(const worker::HeadSource& source);
+  absl::Status Load();
+  absl::Status CreateKv(const worker::KvShape& shape, std::uint32_t blocks, std::size_t tiers);
+
+  bool Has(BufferHandle handle) const { return buffers_.contains(handle.index()); }
+  bool Has(VectorHandle handle) const { return vectors_.contains(handle.index()); }
+  bool Has(RopeHandle handle) const { return ropes_.contains(handle.index()); }
+  bool Has(EmbeddingHandle handle) const { return embeddings_.contains(handle.index()); }
+  bool Has(MatrixHandle handle) const { return matrices_.contains(handle.index()); }
+  bool Has(ProjectionHandle handle) const { return projections_.contains(handle.index()); }
+  bool Has(HeadHandle handle) const { return heads_.contains(handle.index()); }
+  bool Has(const AttentionOp& attention) const {
+    const bool norms = attention.query_norm.valid() || attention.key_norm.valid();
+    return Has(attention.rope) &&
+           (!norms || (Has(attention.query_norm) && Has(attention.key_norm)));
+  }
+
+  std::int64_t weight_bytes() const;
+  std::int64_t buffer_bytes() const;
+
+  absl::Status Begin(Step& step);
+  void End();
+  absl::Status MakeCopy(const BackgroundCopy& copy);
+
+  absl::Status Embed(EmbeddingHandle table, BufferHandle out);
+  absl::Status ReceiveResidual(BufferHandle x);
+  absl::Status SendResidual(BufferHandle x);
+  absl::Status Norm(BufferHandle x, VectorHandle weight, float eps, MatrixHandle next,
+                    BufferHandle out);
+  absl::Status Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out);
+  absl::Status GateUp(BufferHandle x, MatrixHandle gate_up, BufferHandle out);
+  absl::Status AddProjection(BufferHandle x, ProjectionHandle projection, BufferHandle residual);
+  absl::Status RopeAndStore(const AttentionOp& attention, BufferHandle qkv);
+  absl::Status Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out);
+  absl::Status Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head);
+
+ private:
+  // What Norm leaves to the product that follows.
+  struct Form {
+    BufferHandle buffer;
+    MatrixHandle matrix;
+    std::vector<Operand> rows;
+  };
+  // Blocks in the layout of the kernels.
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+
+  template <class Handle, class Value>
+  Handle Keep(ByHandle<Value>& values, Value value) {
+    values.emplace(++last_handle_, std::move(value));
+    return Handle(last_handle_);
+  }
+  bool alone() const { return options_.tensor_ranks == 1; }
+  const StepInputs& inputs() const { return step_->inputs; }
+  std::size_t rows() const { return static_cast<std::size_t>(inputs().rows()); }
+
+  absl::Status CheckInputs() const;
+  absl::Status CheckSequence(std::size_t index) const;
+  absl::Status CheckRequests() const;
+  absl::Status CheckAttention(const AttentionOp& attention, const Buffer& qkv) const;
+  bool HasBlock(BlockId block) const { return block.value() < block_count_; }
+  std::size_t PlaneOf(const AttentionOp& attention, int kv_head) const {
+    return static_cast<std::size_t>(attention.layer * kv_shape_.kv_heads + kv_head);
+  }
+  std::vector<float> Normed(const float* x, const std::vector<float>& weight, float eps) const;
+  absl::StatusOr<std::vector<Operand>> TakeForm(BufferHandle x, MatrixHandle matrix);
+  // residual += the sum of all ranks' parts, [places][rows][columns] each.
+  void AddParts(const Projection& projection, absl::Span<const float* const> parts,
+                Buffer& residual) const;
+  void NormHeads(const AttentionOp& attention, float* heads, int count, VectorHandle weight) const;
+  void WriteKv(std::uint32_t block, std::size_t plane, int slot, const float* k, const float* v);
+  std::vector<Line> GatherKv(const std::int32_t* table, int count, std::size_t plane) const;
+  // Fills this rank's columns of the tile that begins with request `first`. Returns the tile, which
+  // is complete in the rows that this rank gets.
+  const float* ShareTile(const HeadWeights& head, std::size_t first,
+                         const std::vector<std::vector<float>>& rows);
+  absl::Status GiveRow(std::size_t request, absl::Span<const float> logits);
+
+  const worker::BackendOptions options_;
+
+  std::int32_t last_handle_ = 0;  // of any kind
+  ByHandle<Buffer> buffers_;
+  ByHandle<std::vector<float>> vectors_;
+  ByHandle<kernels::RopeTable> ropes_;
+  ByHandle<model::Tensor> embeddings_;
+  ByHandle<Weights> matrices_;
+  ByHandle<Projection> projections_;
+  ByHandle<HeadWeights> heads_;
+
+  worker::KvShape kv_shape_;
+  std::uint32_t block_count_ = 0;
+  Blocks kv_;                  // by block id
+  std::vector<Blocks> slots_;  // of each tier
+
+  Step* step_ = nullptr;  // in work
+  Form form_;
+};
+
+// ---- Loading.
+
+absl::StatusOr<MatrixHandle> DeferredBackend::Device::AddMatrix(
+    std::vector<worker::MatrixPart> parts) {
+  auto weights = Weights::Create(std::move(parts));
+  if (!weights.ok()) return weights.status();
+  return Keep<MatrixHandle>(matrices_, *std::move(weights));
+}
+
+absl::StatusOr<ProjectionHandle> DeferredBackend::Device::AddProjection(
+    const worker::ProjectionSource& source) {
+  const auto all = static_cast<std::uint32_t>(source.split_ends.size());
+  if (source.splits.size() != options_.tensor_ranks) return Misfit("splits are not those of ranks");
+  const worker::IndexRange own = source.splits[options_.tensor_rank];
+  if (own.begin >= own.end || own.end > all) return Misfit("this rank has no splits");
+  const auto begin_of = [&](std::uint32_t split) {
+    return split == 0 ? 0 : source.split_ends[split - 1];
+  };
+  Projection projection;
+  projection.inputs = begin_of(own.end) - begin_of(own.begin);
+  projection.columns = static_cast<std::int64_t>(source.tensor->dims[1]);
+  projection.tree = worker::MakeSumTree(source.splits, all);
+  for (const worker::IndexRange& subtree : worker::SubtreesOf(own, all)) {
+    const std::int32_t first = begin_of(subtree.begin);
+    std::vector<std::int32_t> ends;
+    for (std::uint32_t split = subtree.begin; split < subtree.end; ++split) {
+      ends.push_back(source.split_ends[split] - first);
+    }
+    auto weights = Weights::Create(
+        {{.tensor = source.tensor, .rows = {0, static_cast<std::uint32_t>(projection.columns)}}},
+        first, ends);
+    if (!weights.ok()) return weights.status();
+    projection.products.push_back(
+        {.first_k = first - begin_of(own.begin), .weights = *std::move(weights)});
+  }
+  return Keep<ProjectionHandle>(projections_, std::move(projection));
+}
+
+absl::StatusOr<HeadHandle> DeferredBackend::Device::AddHead(const worker::HeadSource& source) {
+  HeadWeights head{.hidden = static_cast<std::int64_t>(source.part.tensor->dims[0]),
+                   .vocabulary = source.vocabulary,
+                   .shard = source.shard,
+                   .weights = std::nullopt};
+  if (source.part.rows.size() > 0) {
+    auto weights = Weights::Create({source.part});
+    if (!weights.ok()) return weights.status();
+    head.weights = *std::move(weights);
+  }
+  const std::int64_t end = source.shard.first_token + head.tokens();
+  const std::int64_t sum =
+      std::accumulate(source.shard.subtrees.begin(), source.shard.subtrees.end(), std::int64_t{0});
+  if (sum != head.tokens() || end > head.vocabulary || (alone() && sum != head.vocabulary)) {
+    return Misfit("the head's rows are not the tokens of its shard");
+  }
+  return Keep<HeadHandle>(heads_, std::move(head));
+}
+
+absl::Status DeferredBackend::Device::Load() {
+  absl::Status status;
+  for (auto& [handle, weights] : matrices_) status.Update(weights.Load());
+  for (auto& [handle, projection] : projections_) {
+    for (SubtreeProduct& product : projection.products) status.Update(product.weights.Load());
+  }
+  for (auto& [handle, head] : heads_) {
+    if (head.weights.has_value()) status.Update(head.weights->Load());
+  }
+  return status;
+}
+
+absl::Status DeferredBackend::Device::CreateKv(const worker::KvShape& shape, std::uint32_t blocks,
+                                               std::size_t tiers) {
+  if (absl::Status s = CheckMemory(shape, blocks); !s.ok()) return s;
+  kv_shape_ = shape;
+  block_count_ = blocks;
+  slots_.resize(tiers);
+  return absl::OkStatus();
+}
+
+std::int64_t DeferredBackend::Device::weight_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [handle, weights] : matrices_) bytes += weights.bytes();
+  for (const auto& [handle, projection] : projections_) {
+    for (const SubtreeProduct& product : projection.products) bytes += product.weights.bytes();
+  }
+  for (const auto& [handle, head] : heads_) {
+    if (head.weights.has_value()) bytes += head.weights->bytes();
+  }
+  return bytes;
+}
+
+std::int64_t DeferredBackend::Device::buffer_bytes() const {
+  std::int64_t floats = 0;
+  for (const auto& [handle, buffer] : buffers_) {
+    floats += (buffer.width + kRowPadding) * options_.max_rows;
+  }
+  return floats * static_cast<std::int64_t>(sizeof(float));
+}
+
+// ---- A step.
+
+absl::Status DeferredBackend::Device::Begin(Step& step) {
+  step_ = &step;
+  if (absl::Status s = CheckInputs(); !s.ok()) return s;
+  for (auto& [handle, buffer] : buffers_) {
+    const auto width = static_cast<std::size_t>(buffer.width + kRowPadding);
+    buffer.rows.assign(rows(), std::vector<float>(width, kNaN));
+  }
+  for (const BlockId block : inputs().granted) kv_.erase(block.value());
+  for (const BlockCopy& copy : inputs().copies) {
+    Copy(kv_, copy.from.value(), kv_, copy.to.value());
+  }
+  return absl::OkStatus();
+}
+
+void DeferredBackend::Device::End() {
+  for (auto& [handle, buffer] : buffers_) buffer.Poison();
+  form_ = {};
+  step_ = nullptr;
+}
+
+absl::Status DeferredBackend::Device::CheckInputs() const {
+  const StepInputs& in = inputs();
+  if (in.rows() > options_.max_rows || in.positions.size() != in.tokens.size()) {
+    return Misfit(absl::StrCat("a step of ", in.rows(), " rows"));
+  }
+  for (const BlockId block : in.granted) {
+    if (!HasBlock(block)) return Misfit("a granted block");
+  }
+  for (const BlockCopy& copy : in.copies) {
+    if (!HasBlock(copy.from) || !HasBlock(copy.to)) return Misfit("a block to copy");
+  }
+  if (in.table_begins.size() != in.sequences.size() * in.group_count) return Misfit("block tables");
+  std::int32_t row = 0;
+  for (std::size_t i = 0; i < in.sequences.size(); ++i) {
+    if (in.sequences[i].row_begin != row || in.sequences[i].row_count < 1) {
+      return Misfit("the rows of a sequence");
+    }
+    row += in.sequences[i].row_count;
+    if (row > in.rows()) return Misfit("sequences have more rows than the step");
+    if (absl::Status s = CheckSequence(i); !s.ok()) return s;
+  }
+  if (row != in.rows()) return Misfit("the step has more rows than its sequences");
+  return CheckRequests();
+}
+
+absl::Status DeferredBackend::Device::CheckSequence(std::size_t index) const {
+  const StepInputs& in = inputs();
+  const StepSequence& sequence = in.sequences[index];
+  const std::int64_t length = std::int64_t{sequence.first_position} + sequence.row_count;
+  if (sequence.first_position < 0 || length > options_.max_positions) {
+    return Misfit(absl::StrCat("a sequence of ", length, " positions"));
+  }
+  for (std::int32_t i = 0; i < sequence.row_count; ++i) {
+    if (in.positions[static_cast<std::size_t>(sequence.row_begin + i)] !=
+        sequence.first_position + i) {
+      return Misfit("the positions of a sequence");
+    }
+  }
+  const std::int64_t blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
+  for (std::size_t group = 0; group < in.group_count; ++group) {
+    const std::int64_t begin = in.table_begins[index * in.group_count + group];
+    if (begin < 0 || begin + blocks > static_cast<std::int64_t>(in.block_ids.size())) {
+      return Misfit("a block table");
+    }
+    for (std::int64_t i = begin; i < begin + blocks; ++i) {
+      const std::int32_t block = in.block_ids[static_cast<std::size_t>(i)];
+      if (block < 0 || !HasBlock(BlockId(static_cast<std::uint32_t>(block)))) {
+        return Misfit("a block of a table");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::CheckRequests() const {
+  std::int32_t row = 0;
+  for (const RowRequest& request : inputs().requests) {
+    if (request.row < row || request.row >= inputs().rows()) return Misfit("the row of a request");
+    row = request.row;
+    if (request.edits_begin < 0 || request.edits_begin > request.edits_end ||
+        request.edits_end > static_cast<std::int64_t>(inputs().edits.size())) {
+      return Misfit("the edits of a request");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::MakeCopy(const BackgroundCopy& copy) {
+  if (copy.tier >= slots_.size()) return Misfit("the tier of a background copy");
+  Blocks& slots = slots_[copy.tier];
+  for (const BackgroundCopy::Move& move : copy.moves) {
+    if (!HasBlock(move.block)) return Misfit("the block of a background copy");
+    if (copy.kind == BackgroundCopy::Kind::kOut) {
+      Copy(kv_, move.block.value(), slots, move.slot);
+    } else {
+      Copy(slots, move.slot, kv_, move.block.value());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::Embed(EmbeddingHandle table_handle, BufferHandle out_handle) {
+  const model::Tensor& table = embeddings_.at(table_handle.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  if (static_cast<std::int64_t>(table.dims[0]) != out.width) return Misfit("token vectors");
+  out.Poison();
+  for (std::size_t row = 0; row < rows(); ++row) {
+    const TokenId token = inputs().tokens[row].id;
+    if (token < 0 || static_cast<std::uint64_t>(token) >= table.dims[1]) return Misfit("a token");
+    if (absl::Status s = DecodeRow(table, token, out.rows[row].data()); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::ReceiveResidual(BufferHandle handle) {
+  if (options_.exchange == nullptr) return Misfit("a rank without an exchange receives");
+  Buffer& x = buffers_.at(handle.index());
+  std::vector<float> all(rows() * static_cast<std::size_t>(x.width), kNaN);
+  options_.exchange->ReceiveResidual(all.data(), static_cast<std::int64_t>(all.size()));
+  x.Poison();
+  for (std::size_t row = 0; row < rows(); ++row) {
+    std::copy_n(all.data() + static_cast<std::int64_t>(row) * x.width, x.width, x.rows[row].data());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::SendResidual(BufferHandle handle) {
+  if (options_.exchange == nullptr) return Misfit("a rank without an exchange sends");
+  const Buffer& x = buffers_.at(handle.index());
+  std::vector<float> all;
+  for (const std::vector<float>& row : x.rows) {
+    all.insert(all.end(), row.begin(), row.begin() + x.width);
+  }
+  options_.exchange->SendResidual(all.data(), static_cast<std::int64_t>(all.size()));
+  return absl::OkStatus();
+}
+
+std::vector<float> DeferredBackend::Device::Normed(const float* x, const std::vector<float>& weight,
+                                                   float eps) const {
+  const auto n = static_cast<std::int64_t>(weight.size());
+  std::vector<float> out(weight.size(), kNaN);
+  Reference().rms_norm({.x = x,
+                        .x_stride = n,
+                        .weight = weight.data(),
+                        .n = static_cast<int>(n),
+                        .eps = eps,
+                        .out = out.data(),
+                        .out_stride = n},
+                       0, 1);
+  return out;
+}
+
+absl::Status DeferredBackend::Device::Norm(BufferHandle x_handle, VectorHandle weight_handle,
+                                           float eps, MatrixHandle next, BufferHandle out) {
+  const Buffer& x = buffers_.at(x_handle.index());
+  const std::vector<float>& weight = vectors_.at(weight_handle.index());
+  const Weights& matrix = matrices_.at(next.index());
+  const auto n = static_cast<std::int64_t>(weight.size());
+  if (x.width != n || matrix.k() != n || buffers_.at(out.index()).width < n) return Misfit("Norm");
+  form_ = {.buffer = out, .matrix = next, .rows = {}};
+  for (const std::vector<float>& row : x.rows) {
+    form_.rows.push_back(matrix.OperandOf(options_.recipe, Normed(row.data(), weight, eps).data()));
+  }
+  buffers_.at(out.index()).Poison();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Operand>> DeferredBackend::Device::TakeForm(BufferHandle x,
+                                                                       MatrixHandle matrix) {
+  Form form = std::exchange(form_, {});
+  if (form.buffer.index() != x.index() || form.matrix.index() != matrix.index()) {
+    return absl::FailedPreconditionError("the last Norm was not for this product");
+  }
+  return std::move(form.rows);
+}
+
+absl::Status DeferredBackend::Device::Multiply(BufferHandle x, MatrixHandle matrix,
+                                               BufferHandle out_handle) {
+  const Weights& weights = matrices_.at(matrix.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  if (out.width < weights.columns()) return Misfit("Multiply");
+  auto operands = TakeForm(x, matrix);
+  if (!operands.ok()) return operands.status();
+  out.Poison();
+  for (std::size_t row = 0; row < rows(); ++row) {
+    weights.Multiply((*operands)[row], out.rows[row].data());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::GateUp(BufferHandle x, MatrixHandle matrix,
+                                             BufferHandle out_handle) {
+  const Weights& weights = matrices_.at(matrix.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  if (out.width < weights.columns() || weights.columns() % 2 != 0) return Misfit("GateUp");
+  auto operands = TakeForm(x, matrix);
+  if (!operands.ok()) return operands.status();
+  out.Poison();
+  const std::int64_t width = weights.columns() / 2;
+  std::vector<float> gate_up(static_cast<std::size_t>(2 * width));
+  for (std::size_t row = 0; row < rows(); ++row) {
+    weights.Multiply((*operands)[row], gate_up.data());
+    Reference().silu_mul({.gate = gate_up.data(),
+                          .up = gate_up.data() + width,
+                          .in_stride = 2 * width,
+                          .n = static_cast<int>(width),
+                          .out = out.rows[row].data(),
+                          .out_stride = width},
+                         0, 1);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::AddProjection(BufferHandle x_handle, ProjectionHandle handle,
+                                                    BufferHandle residual_handle) {
+  const Buffer& x = buffers_.at(x_handle.index());
+  const Projection& projection = projections_.at(handle.index());
+  Buffer& residual = buffers_.at(residual_handle.index());
+  const std::int64_t columns = projection.columns;
+  if (x.width < projection.inputs || residual.width != columns) return Misfit("AddProjection");
+  form_ = {};
+  const auto part = static_cast<std::size_t>(columns) * rows();
+  std::vector<float> sums(projection.products.size() * part, kNaN);
+  float* sum = sums.data();
+  for (const SubtreeProduct& product : projection.products) {
+    for (const std::vector<float>& row : x.rows) {
+      Operand operand = product.weights.OperandOf(options_.recipe, row.data() + product.first_k);
+      product.weights.Multiply(operand, sum);
+      sum += columns;
+    }
+  }
+  if (alone()) {
+    const float* own = sums.data();
+    AddParts(projection, absl::MakeConstSpan(&own, 1), residual);
+    return absl::OkStatus();
+  }
+  if (options_.exchange == nullptr) return Misfit("a rank of several without an exchange");
+  std::copy(sums.begin(), sums.end(), options_.exchange->Partials());
+  AddParts(projection, options_.exchange->SharePartials(static_cast<std::int64_t>(sums.size())),
+           residual);
+  return absl::OkStatus();
+}
+
+void DeferredBackend::Device::AddParts(const Projection& projection,
+                                       absl::Span<const float* const> parts,
+                                       Buffer& residual) const {
+  const auto columns = static_cast<std::size_t>(projection.columns);
+  std::vector<std::vector<float>> registers(projection.tree.program.depth);
+  for (std::size_t row = 0; row < rows(); ++row) {
+    for (const worker::TreeStep& step : projection.tree.program.steps) {
+      if (step.load) {
+        const worker::SumTree::Part& from = projection.tree.parts[step.from];
+        const float* sums = parts[from.rank] + (from.place * rows() + row) * columns;
+        registers[step.to].assign(sums, sums + columns);
+      } else {
+        Reference().add(registers[step.to + 1].data(), registers[step.to].data(),
+                        projection.columns);
+      }
+    }
+    Reference().add(registers[0].data(), residual.rows[row].data(), projection.columns);
+  }
+}
+
+// ---- Attention.
+
+absl::Status DeferredBackend::Device::CheckAttention(const AttentionOp& attention,
+                                                     const Buffer& qkv) const {
+  const std::int64_t heads = std::int64_t{attention.heads} + 2 * attention.kv_heads;
+  const bool fits = attention.kv_heads == kv_shape_.kv_heads && attention.kv_heads > 0 &&
+                    attention.heads % attention.kv_heads == 0 &&
+                    attention.head_dim == kv_shape_.head_dim && attention.layer >= 0 &&
+                    attention.layer < kv_shape_.layers &&
+                    attention.group.value() < inputs().group_count &&
+                    ropes_.at(attention.rope.index()).dim() == attention.head_dim &&
+                    qkv.width >= heads * attention.head_dim;
+  return fits ? absl::OkStatus() : Misfit("attention");
+}
+
+void DeferredBackend::Device::NormHeads(const AttentionOp& attention, float* heads, int count,
+                                        VectorHandle weight) const {
+  for (int i = 0; i < count; ++i) {
+    float* const head = heads + i * attention.head_dim;
+    const std::vector<float> normed = Normed(head, vectors_.at(weight.index()), attention.norm_eps);
+    std::copy(normed.begin(), normed.end(), head);
+  }
+}
+
+absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
+                                                   BufferHandle handle) {
+  Buffer& qkv = buffers_.at(handle.index());
+  if (absl::Status s = CheckAttention(attention, qkv); !s.ok()) return s;
+  const int dim = attention.head_dim;
+  const auto norm_size = static_cast<std::size_t>(dim);
+  const bool norms = attention.query_norm.valid();
+  if (norms && (vectors_.at(attention.query_norm.index()).size() != norm_size ||
+                vectors_.at(attention.key_norm.index()).size() != norm_size)) {
+    return Misfit("the norms of heads");
+  }
+  for (std::size_t s = 0; s < inputs().sequences.size(); ++s) {
+    const StepSequence& sequence = inputs().sequences[s];
+    const std::int32_t* table = inputs().table(s, attention.group);
+    for (int i = 0; i < sequence.row_count; ++i) {
+      const auto row = static_cast<std::size_t>(sequence.row_begin + i);
+      const int position = sequence.first_position + i;
+      float* const q = qkv.rows[row].data();
+      float* const k = q + attention.heads * dim;
+      float* const v = k + attention.kv_heads * dim;
+      if (norms) {
+        NormHeads(attention, q, attention.heads, attention.query_norm);
+        NormHeads(attention, k, attention.kv_heads, attention.key_norm);
+      }
+      Reference().rope({.x = q,
+                        .token_stride = qkv.width,
+                        .heads = attention.heads + attention.kv_heads,
+                        .dim = dim,
+                        .positions = &inputs().positions[row],
+                        .table = ropes_.at(attention.rope.index()).data()},
+                       0, 1);
+      const auto block = static_cast<std::uint32_t>(table[position / kKvBlockTokens]);
+      for (int head = 0; head < attention.kv_heads; ++head) {
+        WriteKv(block, PlaneOf(attention, head), position % kKvBlockTokens, k + head * dim,
+                v + head * dim);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int slot, const float* k,
+                                      const float* v) {
+  const auto dim = static_cast<std::size_t>(kv_shape_.head_dim);
+  Block& block = kv_[id];
+  if (block.empty()) {
+    const std::vector<float> unwritten(kKvBlockTokens * dim, kNaN);
+    block.resize(static_cast<std::size_t>(kv_shape_.layers * kv_shape_.kv_heads),
+                 {unwritten, unwritten});
+  }
+  float* const keys = block[plane].keys.data() + static_cast<std::size_t>(slot) * dim;
+  float* const values = block[plane].values.data() + static_cast<std::size_t>(slot) * dim;
+  for (std::size_t d = 0; d < dim; ++d) {
+    keys[d] = Rounded(kv_shape_.format, k[d]);
+    values[d] = Rounded(kv_shape_.format, v[d]);
+    // kv_write does the same to the other half of a pair.
+    if (kv_shape_.format == kernels::KvFormat::kBf16 && slot % 2 == 0) values[dim + d] = 0;
+  }
+}
+
+std::vector<DeferredBackend::Device::Line> DeferredBackend::Device::GatherKv(
+    const std::int32_t* table, int count, std::size_t plane) const {
+  const kernels::KvFormat format = kv_shape_.format;
+  const int dim = kv_shape_.head_dim;
+  const std::int64_t record = kernels::KvRecordBytes(format, dim);
+  std::vector<Line> lines(static_cast<std::size_t>(count * record) / sizeof(Line));
+  // All ones is NaN in both formats.
+  std::memset(lines.data(), 0xFF, lines.size() * sizeof(Line));
+  for (int i = 0; i < count; ++i) {
+    const auto block = kv_.find(static_cast<std::uint32_t>(table[i]));
+    if (block == kv_.end()) continue;
+    std::byte* const keys = lines.front().bytes + i * record;
+    std::byte* const values = keys + kernels::KvValueOffset(format, dim);
+    const Plane& from = block->second[plane];
+    for (int slot = 0; slot < kKvBlockTokens; ++slot) {
+      for (int d = 0; d < dim; ++d) {
+        const auto at = static_cast<std::size_t>(slot * dim + d);
+        StoreElement(format, keys, kernels::KvKeyIndex(format, slot, d), from.keys[at]);
+        StoreElement(format, values, kernels::KvValueIndex(format, dim, slot, d), from.values[at]);
+      }
+    }
+  }
+  return lines;
+}
+
+absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, BufferHandle in,
+                                             BufferHandle out_handle) {
+  const Buffer& qkv = buffers_.at(in.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  if (absl::Status s = CheckAttention(attention, qkv); !s.ok()) return s;
+  const int dim = attention.head_dim, group = attention.heads / attention.kv_heads;
+  if (out.width < std::int64_t{attention.heads} * dim || in.index() == out_handle.index()) {
+    return Misfit("Attend");
+  }
+  out.Poison();
+  for (std::size_t s = 0; s < inputs().sequences.size(); ++s) {
+    const StepSequence& sequence = inputs().sequences[s];
+    const int keys = sequence.first_position + sequence.row_count;
+    const int blocks = (keys + kKvBlockTokens - 1) / kKvBlockTokens;
+    std::vector<std::int32_t> table(static_cast<std::size_t>(blocks));  // of the gathered blocks
+    std::iota(table.begin(), table.end(), 0);
+    for (int head = 0; head < attention.kv_heads; ++head) {
+      std::vector<Line> records =
+          GatherKv(inputs().table(s, attention.group), blocks, PlaneOf(attention, head));
+      for (int i = 0; i < sequence.row_count; ++i) {
+        const auto row = static_cast<std::size_t>(sequence.row_begin + i);
+        kernels::AttentionArgs args{.cache = {},
+                                    .kv_head = 0,
+                                    .first_position = sequence.first_position + i,
+                                    .heads = group,
+                                    .q = qkv.rows[row].data() + head * group * dim,
+                                    .q_stride = qkv.width,
+                                    .scale = attention.scale,
+                                    .out = out.rows[row].data() + head * group * dim,
+                                    .out_stride = out.width};
+        args.cache.format = kv_shape_.format;
+        args.cache.dim = dim;
+        args.cache.base = records.front().bytes;
+        args.cache.block_stride = kernels::KvRecordBytes(kv_shape_.format, dim);
+        args.cache.block_table = table.data();
+        Reference().paged_attention(args, 0, 1);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---- The head.
+
+absl::Status DeferredBackend::Device::Head(BufferHandle x_handle, VectorHandle weight_handle,
+                                           float eps, HeadHandle handle) {
+  const Buffer& x = buffers_.at(x_handle.index());
+  const std::vector<float>& weight = vectors_.at(weight_handle.index());
+  const HeadWeights& head = heads_.at(handle.index());
+  if (x.width != head.hidden || static_cast<std::int64_t>(weight.size()) != head.hidden) {
+    return Misfit("Head");
+  }
+  form_ = {};
+  const absl::Span<const RowRequest> requests = inputs().requests;
+  for (std::size_t first = 0; first < requests.size(); first += kLogitRows) {
+    const absl::Span<const RowRequest> tile = requests.subspan(first, kLogitRows);
+    std::vector<std::vector<float>> logits;  // of the shard
+    for (const RowRequest& request : tile) {
+      logits.emplace_back(static_cast<std::size_t>(head.tokens()), kNaN);
+      if (!head.weights.has_value()) continue;
+      const float* const row = x.rows[static_cast<std::size_t>(request.row)].data();
+      Operand operand = head.weights->OperandOf(options_.recipe, Normed(row, weight, eps).data());
+      head.weights->Multiply(operand, logits.back().data());
+    }
+    const bool any_full =
+        std::any_of(tile.begin(), tile.end(), [](const RowRequest& r) { return r.full_row; });
+    const float* const shared = any_full && !alone() ? ShareTile(head, first, logits) : nullptr;
+    for (std::size_t i = 0; i < tile.size(); ++i) {
+      const std::size_t request = first + i;
+      if (!tile[i].full_row) {
+        step_->partials[request] =
+            Reduce(head.shard, logits[i], tile[i], inputs().edits_of(tile[i]));
+        continue;
+      }
+      const bool own =
+          inputs().full_rows_to_all || request % options_.tensor_ranks == options_.tensor_rank;
+      if (!own) continue;
+      const float* const row = alone() ? logits[i].data() : shared + i * head.vocabulary;
+      absl::Status s = GiveRow(request, {row, static_cast<std::size_t>(head.vocabulary)});
+      if (!s.ok()) return s;
+    }
+  }
+  return absl::OkStatus();
+}
+
+const float* DeferredBackend::Device::ShareTile(const HeadWeights& head, std::size_t first,
+                                                const std::vector<std::vector<float>>& rows) {
+  float* const tile = options_.exchange->Logits();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::copy(rows[i].begin(), rows[i].end(),
+              tile + static_cast<std::int64_t>(i) * head.vocabulary + head.shard.first_token);
+  }
+  options_.exchange->ShareLogits(
+      static_cast<std::int64_t>(rows.size()),
+      {.all = inputs().full_rows_to_all, .first_owner = static_cast<std::uint32_t>(first)});
+  return tile;
+}
+
+absl::Status DeferredBackend::Device::GiveRow(std::size_t request, absl::Span<const float> logits) {
+  if (step_->receiver == nullptr) {
+    return absl::FailedPreconditionError("nobody takes the full rows of the step");
+  }
+  std::vector<float> row(logits.begin(), logits.end());
+  step_->receiver->TakeRow(static_cast<int>(request), row);
+  std::fill(row.begin(), row.end(), kNaN);
+  return absl::OkStatus();
+}
+
+// ---- The queue.
+
+DeferredBackend::DeferredBackend(const worker::BackendOptions& options,
+                                 const DeferredOptions& deferred)
+    : deferred_(deferred),
+      finishes_left_(std::make_shared<std::atomic<std::int64_t>>(kNeverFails)),
+      random_(deferred.seed),
+      device_(std::make_unique<Device>(options)),
+      thread_([this] { Loop(); }) {}
+
+DeferredBackend::~DeferredBackend() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopped_ = true;
+  }
+  thread_.join();
+}
+
+void DeferredBackend::Loop() {
+  while (true) {
+    std::optional<PendingCopy> pending;
+    Work work;
+    bool skip = false;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(this, &DeferredBackend::HasWork));
+      if (stopped_) return;
+      if (CopyIsDue()) {
+        pending = std::move(copies_.front());
+        copies_.pop_front();
+        copying_ = true;
+      } else {
+        work = std::move(queue_.front());
+        queue_.pop_front();
+        skip = !work.always && !failure_.ok() && work.step >= failed_step_;
+      }
+    }
+    if (pending.has_value()) {
+      if (absl::Status s = device_->MakeCopy(pending->copy); !s.ok()) Fail(pending->step, s);
+      absl::MutexLock lock(&mu_);
+      copying_ = false;
+      copies_done_.push_back(pending->copy.id);
+    } else if (!skip) {
+      if (absl::Status s = work.run(); !s.ok()) Fail(work.step, s);
+    }
+  }
+}
+
+void DeferredBackend::Fail(std::uint64_t step, const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  if (!failure_.ok() && failed_step_ <= step) return;
+  failure_ = status;
+  failed_step_ = step;
+}
+
+void DeferredBackend::Misuse(std::string_view message) {
+  Fail(last_step_, absl::FailedPreconditionError(absl::StrCat(
+                       "the caller breaks the contract of Backend: ", std::string(message))));
+}
+
+void DeferredBackend::Push(Work work) {
+  absl::MutexLock lock(&mu_);
+  queue_.push_back(std::move(work));
+}
+
+void DeferredBackend::Enqueue(std::string_view operation, bool valid,
+                              std::function<absl::Status()> run) {
+  const auto name = std::string(operation);
+  if (!open_) return Misuse(absl::StrCat(name, " outside of a step"));
+  if (steps_.back()->rows == 0) return Misuse(absl::StrCat(name, " in a step without rows"));
+  if (!valid) return Misuse(absl::StrCat(name, " of a handle that names nothing of the kind"));
+  Push({.step = last_step_, .always = false, .run = [name, run = std::move(run)] {
+          const absl::Status status = run();
+          return status.ok()
+                     ? status
+                     : absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
+        }});
+}
+
+void DeferredBackend::Start(StepInputs inputs, worker::RowReceiver* receiver) {
+  if (open_) Seal();
+  ++last_step_;
+  if (steps_.size() >= deferred_.max_started) {
+    Misuse(absl::StrCat("more than ", deferred_.max_started, " steps are started"));
+  }
+  auto made = std::make_unique<Step>();
+  Step* const step = made.get();
+  step->rows = inputs.rows();
+  step->partials.resize(inputs.requests.size());
+  step->receiver = receiver;
+  steps_.push_back(std::move(made));
+  open_ = true;
+  {
+    absl::MutexLock lock(&mu_);
+    CountDown();
+    for (BackgroundCopy& copy : inputs.background) {
+      copies_.push_back({.copy = std::move(copy),
+                         .step = last_step_,
+                         .calls_left = random_.Below(kMaxCopyCalls + 1)});
+    }
+  }
+  step->inputs = std::move(inputs);
+  Push({.step = last_step_,
+        .always = true,
+        .run = [this, step, number = last_step_, delay_us = random_.Below(kMaxDelayUs + 1)] {
+          {
+            absl::MutexLock lock(&mu_);
+            mu_.AwaitWithTimeout(absl::Condition(&stopped_), absl::Microseconds(delay_us));
+          }
+          const absl::Status status = device_->Begin(*step);
+          absl::MutexLock lock(&mu_);
+          begun_steps_ = number;
+          return status;
+        }});
+}
+
+void DeferredBackend::Seal() {
+  open_ = false;
+  Push({.step = last_step_, .always = true, .run = [this, step = steps_.back().get()] {
+          device_->End();
+          absl::MutexLock lock(&mu_);
+          step->done = true;
+          return absl::OkStatus();
+        }});
+}
+
+absl::StatusOr<std::vector<RowPartial>> DeferredBackend::Finish() {
+  if (steps_.empty()) {
+    Misuse("Finish of a step that is not started");
+    absl::MutexLock lock(&mu_);
+    return failure_;
+  }
+  if (steps_.size() == 1 && open_) Seal();
+  const std::unique_ptr<Step> step = std::move(steps_.front());
+  steps_.pop_front();
+  const std::uint64_t number = last_step_ - steps_.size();
+  if (finishes_left_->fetch_sub(1) <= 1) {
+    Fail(number, absl::InternalError("the backend failed, as the test asked"));
+  }
+  absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(&step->done));
+  if (!failure_.ok() && failed_step_ <= number) return failure_;
+  return std::move(step->partials);
+}
+
+void DeferredBackend::Embed(EmbeddingHandle table, BufferHandle out) {
+  Enqueue("Embed", device_->Has(table) && device_->Has(out),
+          [=, this] { return device_->Embed(table, out); });
+}
+
+void DeferredBackend::ReceiveResidual(BufferHandle x) {
+  Enqueue("ReceiveResidual", device_->Has(x), [=, this] { return device_->ReceiveResidual(x); });
+}
+
+void DeferredBackend::SendResidual(BufferHandle x) {
+  Enqueue("SendResidual", device_->Has(x), [=, this] { return device_->SendResidual(x); });
+}
+
+void DeferredBackend::Norm(BufferHandle x, VectorHandle weight, float eps, MatrixHandle next,
+                           BufferHandle out) {
+  Enqueue("Norm",
+          device_->Has(x) && device_->Has(weight) && device_->Has(next) && device_->Has(out),
+          [=, this] { return device_->Norm(x, weight, eps, next, out); });
+}
+
+void DeferredBackend::Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out) {
+  Enqueue("Multiply", device_->Has(x) && device_->Has(matrix) && device_->Has(out),
+          [=, this] { return device_->Multiply(x, matrix, out); });
+}
+
+void DeferredBackend::GateUp(BufferHandle x, MatrixHandle gate_up, BufferHandle out) {
+  Enqueue("GateUp", device_->Has(x) && device_->Has(gate_up) && device_->Has(out),
+          [=, this] { return device_->GateUp(x, gate_up, out); });
+}
+
+void DeferredBackend::AddProjection(BufferHandle x, ProjectionHandle projection,
+                                    BufferHandle residual) {
+  Enqueue("AddProjection", device_->Has(x) && device_->Has(projection) && device_->Has(residual),
+          [=, this] { return device_->AddProjection(x, projection, residual); });
+}
+
+void DeferredBackend::RopeAndStore(const AttentionOp& attention, BufferHandle qkv) {
+  Enqueue("RopeAndStore", device_->Has(attention) && device_->Has(qkv),
+          [=, this] { return device_->RopeAndStore(attention, qkv); });
+}
+
+void DeferredBackend::Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) {
+  Enqueue("Attend", device_->Has(attention) && device_->Has(qkv) && device_->Has(out),
+          [=, this] { return device_->Attend(attention, qkv, out); });
+}
+
+void DeferredBackend::Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head) {
+  Enqueue("Head", device_->Has(x) && device_->Has(weight) && device_->Has(head),
+          [=, this] { return device_->Head(x, weight, eps, head); });
+}
+
+// ---- What is added before the first step.
+
+absl::Status DeferredBackend::Check(const model::ModelSpec& spec) const {
+  const std::uint32_t dim = spec.attention().head_dim;
+  if (dim % 16 == 0 && dim <= kernels::kMaxHeadDim) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("head size ", dim, " is not a multiple of 16 up to ", kernels::kMaxHeadDim));
+}
+
+bool DeferredBackend::MayAdd(std::string_view what) {
+  if (last_step_ == 0) return true;
+  Misuse(absl::StrCat(std::string(what), " after the first step"));
+  return false;
+}
+
+BufferHandle DeferredBackend::AddBuffer(std::int64_t width) {
+  return MayAdd("AddBuffer") ? device_->AddBuffer(width) : BufferHandle();
+}
+
+VectorHandle DeferredBackend::AddVector(std::vector<float> values) {
+  return MayAdd("AddVector") ? device_->AddVector(std::move(values)) : VectorHandle();
+}
+
+RopeHandle DeferredBackend::AddRope(absl::Span<const float> frequencies) {
+  return MayAdd("AddRope") ? device_->AddRope(frequencies) : RopeHandle();
+}
+
+EmbeddingHandle DeferredBackend::AddEmbedding(const model::Tensor& table) {
+  return MayAdd("AddEmbedding") ? device_->AddEmbedding(table) : EmbeddingHandle();
+}
+
+absl::StatusOr<MatrixHandle> DeferredBackend::AddMatrix(std::vector<worker::MatrixPart> parts) {
+  if (!MayAdd("AddMatrix")) return MatrixHandle();
+  return device_->AddMatrix(std::move(parts));
+}
+
+absl::StatusOr<ProjectionHandle> DeferredBackend::AddProjection(
+    const worker::ProjectionSource& source) {
+  if (!MayAdd("AddProjection")) return ProjectionHandle();
+  return device_->AddProjection(source);
+}
+
+absl::StatusOr<HeadHandle> DeferredBackend::AddHead(const worker::HeadSource& source) {
+  if (!MayAdd("AddHead")) return HeadHandle();
+  return device_->AddHead(source);
+}
+
+absl::Status DeferredBackend::Load() { return MayAdd("Load") ? device_->Load() : absl::OkStatus(); }
+
+// ---- KV memory and tiers.
+
+std::uint32_t DeferredBackend::DefaultBlockCount(const worker::KvShape&,
+                                                 std::uint32_t max_context) const {
+  constexpr std::uint32_t kBlocks = 4096;
+  return std::max(kBlocks, max_context / kKvBlockTokens + 1) + 1;
+}
+
+absl::Status DeferredBackend::CreateKv(const worker::KvShape& shape, std::uint32_t blocks,
+                                       const worker::TierOptions& options) {
+  if (!MayAdd("CreateKv")) return absl::OkStatus();
+  std::vector<KvTier> tiers;
+  if (options.host_blocks > 0) {
+    if (absl::Status s = CheckMemory(shape, options.host_blocks); !s.ok()) return s;
+    tiers.push_back({.kind = KvTier::Kind::kHost,
+                     .block_count = options.host_blocks,
+                     .out_ns_per_block = 2'000,
+                     .in_ns_per_block = 1'000});
+  }
+  if (options.disk_blocks > 0) {
+    const std::string directory = options.disk_directory.empty() ? "/tmp" : options.disk_directory;
+    if (access(directory.c_str(), W_OK | X_OK) != 0) {
+      return absl::UnavailableError(
+          absl::StrCat("no file for KV blocks can be made in '", directory, "'"));
+    }
+    if (absl::Status s = CheckMemory(shape, options.disk_blocks); !s.ok()) return s;
+    tiers.push_back({.kind = KvTier::Kind::kDisk,
+                     .block_count = options.disk_blocks,
+                     .out_ns_per_block = 20'000,
+                     .in_ns_per_block = 10'000});
+  }
+  if (absl::Status s = device_->CreateKv(shape, blocks, tiers.size()); !s.ok()) return s;
+  tiers_ = std::move(tiers);
+  return absl::OkStatus();
+}
+
+void DeferredBackend::CountDown() {
+  for (PendingCopy& pending : copies_) {
+    if (pending.calls_left > 0) --pending.calls_left;
+  }
+}
+
+absl::StatusOr<std::vector<std::uint64_t>> DeferredBackend::TakeCopiesDone(bool wait) {
+  absl::MutexLock lock(&mu_);
+  CountDown();
+  if (wait) {
+    if (copies_done_.empty() && !copies_.empty()) copies_.front().calls_left = 0;
+    mu_.Await(absl::Condition(this, &DeferredBackend::HasNews));
+  }
+  std::sort(copies_done_.begin(), copies_done_.end());
+  return std::exchange(copies_done_, {});
+}
+
+void DeferredBackend::ForgetCopies() {
+  absl::MutexLock lock(&mu_);
+  copies_.clear();
+  mu_.Await(absl::Condition(this, &DeferredBackend::NoCopyRuns));
+  copies_done_.clear();
+}
+
+// ---- The host's side.
+
+void DeferredBackend::OnHost(std::int64_t count, absl::FunctionRef<void(std::int64_t)> fn) {
+  std::atomic<std::int64_t> next{0};
+  const auto run = [&] {
+    for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) fn(i);
+  };
+  if (count <= 0) return;
+  std::thread first(run), second(run);
+  first.join();
+  second.join();
+}
+
+std::int64_t DeferredBackend::weight_bytes() const { return device_->weight_bytes(); }
+std::int64_t DeferredBackend::buffer_bytes() const { return device_->buffer_bytes(); }
+
+// ---- The maker.
+
+int DeferredControl::made() const {
+  absl::MutexLock lock(&mu_);
+  return static_cast<int>(made_.size());
+}
+
+void DeferredControl::FailAfter(std::int64_t n) {
+  absl::MutexLock lock(&mu_);
+  made_.back()->store(n);
+}
+
+void DeferredControl::Add(FinishesLeft finishes_left) {
+  absl::MutexLock lock(&mu_);
+  made_.push_back(std::move(finishes_left));
+}
+
+worker::BackendMaker MakeDeferredBackends(std::uint64_t seed, std::uint32_t max_started,
+                                          std::shared_ptr<DeferredControl> control) {
+  if (control == nullptr) control = std::make_shared<DeferredControl>();
+  return [=](const worker::BackendOptions& options) {
+    const auto number = static_cast<std::uint64_t>(control->made());
+    auto backend = std::make_unique<DeferredBackend>(
+        options, DeferredOptions{.seed = MixBits(seed + number) + options.tensor_rank,
+                                 .max_started = max_started});
+    control->Add(backend->finishes_left());
+    return backend;
+  };
+}
+
+}  // namespace flotilla::testing

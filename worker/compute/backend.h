@@ -1,0 +1,249 @@
+// Backend: what computes. It owns a rank's weights, KV memory and activations, its threads or
+// streams, and the partition of work. The decoder (decoder/) writes the model's graph once, over
+// these operations; nobody above it sees an address of a backend's memory.
+//
+// Bits: an operation gives the bits of the steps of kernels/ops.h that its comment names, in their
+// order, for each row by itself. A backend may fuse neighbouring operations, may hold rows, weights
+// and K and V in any order, and may pad rows, as long as the bits are these.
+//
+// Time: between Start and Finish, operations may compute or only enqueue, and callers are right
+// either way. They therefore take handles and constants of the model only, and return nothing. What
+// varies by step is in StepInputs. An operation belongs to the step started last. Up to lag + 1
+// steps may be started and not finished; Finish is about the oldest, and every step needs one, also
+// one without rows.
+//
+// Errors come from the Finish of the step that failed, which still waits for the end of the step,
+// and every later Finish fails too. The owner then aborts the exchange, so that no rank waits for
+// this one, and makes another backend. After an abort of the exchange, by any rank, the outcome of
+// a step means nothing, and Finish need not say so: the owner asks the communicator.
+//
+// One thread at a time calls a backend. TakeRow, and what OnHost calls, may run at the same time,
+// for different steps; neither may call the backend. A backend that is destroyed drops what has not
+// begun, and waits for what runs; exchange and receivers must live until then.
+//
+// Implementations: CpuBackend (cpu/), and one in tests/support that shares no code with it but
+// kernels/reference.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/rt/clock.h"
+#include "common/types/executor.h"
+#include "common/types/ids.h"
+#include "kernels/ops.h"
+#include "model/spec.h"
+#include "model/tensor.h"
+#include "worker/comm/exchange.h"
+#include "worker/compute/kv_shape.h"
+#include "worker/compute/recipe.h"
+#include "worker/compute/row_partials.h"
+#include "worker/compute/step_inputs.h"
+#include "worker/core/sharding.h"
+
+namespace flotilla::worker {
+
+// Names of what a backend owns; a backend gives them out and nobody else can read them. A handle
+// that was never given out is not `valid`.
+template <class Tag>
+class BackendHandle {
+ public:
+  constexpr BackendHandle() = default;
+  constexpr explicit BackendHandle(std::int32_t index) : index_(index) {}
+  constexpr bool valid() const { return index_ >= 0; }
+  constexpr std::int32_t index() const { return index_; }
+
+ private:
+  std::int32_t index_ = -1;
+};
+using BufferHandle = BackendHandle<struct BufferTag>;          // activations, a row per token
+using VectorHandle = BackendHandle<struct VectorTag>;          // a norm's weight
+using RopeHandle = BackendHandle<struct RopeTag>;              // cosines and sines
+using EmbeddingHandle = BackendHandle<struct EmbeddingTag>;    // the table of token vectors
+using MatrixHandle = BackendHandle<struct MatrixTag>;          // weights with whole sums
+using ProjectionHandle = BackendHandle<struct ProjectionTag>;  // weights whose sums ranks share
+using HeadHandle = BackendHandle<struct HeadTag>;              // weights of the logits
+
+// Rows of a tensor of the model file, which are outputs of a product.
+struct MatrixPart {
+  const model::Tensor* tensor = nullptr;
+  IndexRange rows;
+  // Heads of this size have their pairs half a head apart in the file, and side by side in the
+  // backend; 0: the rows keep their order.
+  std::int32_t pairs_of = 0;
+};
+
+// A row-parallel product, whose sums over K are cut into splits.
+struct ProjectionSource {
+  const model::Tensor* tensor = nullptr;
+  std::vector<std::int32_t> split_ends;  // of the whole model, ascending
+  std::vector<IndexRange> splits;        // of each rank of the stage
+};
+
+// The head: the rows of this rank's shard of the vocabulary.
+struct HeadSource {
+  MatrixPart part;              // may have no rows
+  VocabularyShard shard;        // the same tokens
+  std::int64_t vocabulary = 0;  // of the model
+};
+
+// One attention: grouped-query attention over all positions of its sequence up to the row's own.
+struct AttentionOp {
+  int layer = 0;  // of this rank, for its K and V
+  GroupIndex group{0};
+  int heads = 0;     // query heads of this rank
+  int kv_heads = 0;  // of this rank
+  int head_dim = 0;
+  float scale = 0;  // of the scores
+  RopeHandle rope;
+  // RMSNorm of each head's q and k, before RoPE. Neither is valid: none.
+  VectorHandle query_norm, key_norm;
+  float norm_eps = 0;
+};
+
+// Tiers below the KV memory.
+struct TierOptions {
+  std::uint32_t host_blocks = 0;  // 0: no such tier
+  std::uint32_t disk_blocks = 0;
+  std::string disk_directory;  // where the file is made; empty: /tmp
+};
+
+// Takes the whole rows of a step (RowRequest::full_row).
+class RowReceiver {
+ public:
+  virtual ~RowReceiver() = default;
+  // Called once per row that this rank gets, between Start and the end of Finish, on any of the
+  // backend's host threads, several at a time. `request` is the index into StepInputs::requests;
+  // `logits` [vocabulary] are valid during the call.
+  virtual void TakeRow(int request, absl::Span<const float> logits) = 0;
+};
+
+class Backend {
+ public:
+  // Rows of logits that exist at a time. This bounds their memory (12 MiB for 96 Ki tokens), and a
+  // batch of 32 decodes still reads the head once.
+  static constexpr int kLogitRows = 32;
+
+  virtual ~Backend() = default;
+
+  // ---- Loading. Everything is added once, before the first step.
+
+  // UNIMPLEMENTED: the backend cannot compute such a model; the message says why.
+  virtual absl::Status Check(const model::ModelSpec& spec) const = 0;
+
+  // A buffer of `width` floats for each row of a step. Operations take the sizes of rows from the
+  // widths of buffers.
+  virtual BufferHandle AddBuffer(std::int64_t width) = 0;
+  virtual VectorHandle AddVector(std::vector<float> values) = 0;
+  // Rotations of a head of twice as many elements: pair i turns by position * frequencies[i].
+  virtual RopeHandle AddRope(absl::Span<const float> frequencies) = 0;
+  // The tensor's rows are read where the file has them.
+  virtual EmbeddingHandle AddEmbedding(const model::Tensor& table) = 0;
+  // Adds weights, which Load reads from the file. The outputs of the parts follow each other. If
+  // the parts have different formats, the fp32 values of all of them are multiplied (matmul_f32);
+  // whatever else a backend makes of the parts is its own matter. INVALID_ARGUMENT: the sizes do
+  // not fit; RESOURCE_EXHAUSTED: not enough memory.
+  virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts) = 0;
+  virtual absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) = 0;
+  virtual absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) = 0;
+  // Reads all weights that were added. The file is not needed afterwards but for embeddings. An
+  // error names the tensor.
+  virtual absl::Status Load() = 0;
+
+  // ---- KV memory: blocks of 16 tokens of all layers and heads of this rank.
+
+  // The number of blocks, the null block included, when the operator names none; at least what one
+  // sequence of `max_context` tokens needs.
+  virtual std::uint32_t DefaultBlockCount(const KvShape& shape,
+                                          std::uint32_t max_context) const = 0;
+  // Makes the memory and the tiers, once, after Load. K and V behind the last position that was
+  // written mean nothing. RESOURCE_EXHAUSTED: not enough of either; UNAVAILABLE: no file
+  // can be made in the directory.
+  virtual absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
+                                const TierOptions& tiers) = 0;
+  // The tiers that exist, with the times that were measured.
+  virtual const std::vector<KvTier>& tiers() const = 0;
+  // Returns the ids of background copies that have ended since the last call, ascending. With
+  // `wait` it first waits until one has ended, unless none is under way; without it, it waits for
+  // nothing. Copies run in the order of StepInputs, after all writes of earlier steps; those of a
+  // step that has not begun are under way, too. UNAVAILABLE: a tier failed, and nothing that tiers
+  // keep can be relied on.
+  virtual absl::StatusOr<std::vector<std::uint64_t>> TakeCopiesDone(bool wait) = 0;
+  // Forgets all background copies, and returns when none runs.
+  virtual void ForgetCopies() = 0;
+
+  // ---- A step: Start, operations in order, Finish.
+
+  // `receiver` outlives the step; null: there are no full rows. Without rows no operation may
+  // follow.
+  virtual void Start(StepInputs inputs, RowReceiver* receiver) = 0;
+
+  // out = the table's rows of the step's tokens, in fp32.
+  virtual void Embed(EmbeddingHandle table, BufferHandle out) = 0;
+  // x = what the stage before sent. SendResidual gives x to the next stage.
+  virtual void ReceiveResidual(BufferHandle x) = 0;
+  virtual void SendResidual(BufferHandle x) = 0;
+
+  // out = rms_norm(x) * weight, in the form that the next product multiplies (quantize_rows, where
+  // the recipe and the matrix want it). Only a Multiply or GateUp by `next` may read `out`, before
+  // the next Norm, AddProjection or Head. `out` is not `x`.
+  virtual void Norm(BufferHandle x, VectorHandle weight, float eps, MatrixHandle next,
+                    BufferHandle out) = 0;
+  // out = x * matrix (matmul_i16 or matmul_f32); x comes from Norm.
+  virtual void Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out) = 0;
+  // out = silu_mul(x * gate, x * up). The matrix has gate's outputs, then up's; out has room for
+  // both, and begins with the result.
+  virtual void GateUp(BufferHandle x, MatrixHandle gate_up, BufferHandle out) = 0;
+  // residual += x * projection: each rank's part is quantised by the splits and multiplied by the
+  // rank's own weights; the partial sums of all ranks are added in the tree of splits.
+  virtual void AddProjection(BufferHandle x, ProjectionHandle projection,
+                             BufferHandle residual) = 0;
+
+  // qkv has q, k and v of each row. Norms the heads if the part does, rotates q and k (rope), and
+  // writes k and v to the KV memory (kv_write).
+  virtual void RopeAndStore(const AttentionOp& attention, BufferHandle qkv) = 0;
+  // out = paged_attention of q. All K and V of the step are written before any are read.
+  virtual void Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) = 0;
+
+  // The logits of the requested rows: head * rms_norm(x) * weight. Reduces each row to a
+  // RowPartial, or hands it to a receiver.
+  virtual void Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head) = 0;
+
+  // Waits for the oldest step that is not finished, and returns a partial for each of its requests;
+  // those of full rows are empty.
+  virtual absl::StatusOr<std::vector<RowPartial>> Finish() = 0;
+
+  // ---- The host's side.
+
+  // Calls fn(i) once for every i below `count` on the backend's host threads, several at a time,
+  // and returns when all calls have.
+  virtual void OnHost(std::int64_t count, absl::FunctionRef<void(std::int64_t)> fn) = 0;
+
+  virtual std::int64_t weight_bytes() const = 0;  // of all matrices
+  virtual std::int64_t buffer_bytes() const = 0;  // of all activations
+};
+
+struct BackendOptions {
+  Recipe recipe = Recipe::kAccurate;
+  kernels::Isa isa = kernels::Isa::kReference;  // of the host's kernels; must be supported
+  int threads = 1;                              // of the host, the caller's included
+  int max_rows = 0;                             // of one step
+  int max_positions = 0;                        // of one sequence
+  const Clock* clock = nullptr;                 // outlives the backend
+  // With several ranks in the stage, or several stages: how this rank exchanges activations. Null:
+  // there is one rank.
+  Exchange* exchange = nullptr;
+  std::uint32_t tensor_ranks = 1;  // of the stage
+  std::uint32_t tensor_rank = 0;
+};
+
+using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendOptions&)>;
+
+}  // namespace flotilla::worker

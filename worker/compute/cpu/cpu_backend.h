@@ -1,0 +1,179 @@
+// CpuBackend: the Backend of x86 CPUs: a table of ops (kernels/ops.h), a pool of threads, and how
+// rows, panels and heads are cut over them.
+//
+// Every operation computes at once, so a step is done before its Finish. The pool's threads do the
+// work of an operation in one phase each. The result of a row depends on its sequence alone: the
+// ops fix the order of every reduction, and this class only cuts ranges. Buffers are allocated
+// once, for `max_rows` rows; a step allocates nothing that grows with rows or context but its
+// inputs.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "common/rt/aligned_buffer.h"
+#include "kernels/ops.h"
+#include "kernels/rope_table.h"
+#include "worker/compute/backend.h"
+#include "worker/compute/cpu/kv_cache.h"
+#include "worker/compute/cpu/thread_pool.h"
+#include "worker/compute/cpu/tier_store.h"
+#include "worker/compute/cpu/weight_packer.h"
+
+namespace flotilla::worker {
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const BackendOptions& options);
+
+  absl::Status Check(const model::ModelSpec& spec) const override;
+  BufferHandle AddBuffer(std::int64_t width) override;
+  VectorHandle AddVector(std::vector<float> values) override;
+  RopeHandle AddRope(absl::Span<const float> frequencies) override;
+  EmbeddingHandle AddEmbedding(const model::Tensor& table) override;
+  absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts) override;
+  absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) override;
+  absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) override;
+  absl::Status Load() override;
+
+  std::uint32_t DefaultBlockCount(const KvShape& shape, std::uint32_t max_context) const override;
+  absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
+                        const TierOptions& tiers) override;
+  const std::vector<KvTier>& tiers() const override { return tiers_->tiers(); }
+  absl::StatusOr<std::vector<std::uint64_t>> TakeCopiesDone(bool wait) override {
+    return tiers_->TakeDone(wait);
+  }
+  void ForgetCopies() override { tiers_->Reset(); }
+
+  void Start(StepInputs inputs, RowReceiver* receiver) override;
+  void Embed(EmbeddingHandle table, BufferHandle out) override;
+  void ReceiveResidual(BufferHandle x) override;
+  void SendResidual(BufferHandle x) override;
+  void Norm(BufferHandle x, VectorHandle weight, float eps, MatrixHandle next,
+            BufferHandle out) override;
+  void Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out) override;
+  void GateUp(BufferHandle x, MatrixHandle gate_up, BufferHandle out) override;
+  void AddProjection(BufferHandle x, ProjectionHandle projection, BufferHandle residual) override;
+  void RopeAndStore(const AttentionOp& attention, BufferHandle qkv) override;
+  void Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) override;
+  void Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head) override;
+  absl::StatusOr<std::vector<RowPartial>> Finish() override;
+
+  void OnHost(std::int64_t count, absl::FunctionRef<void(std::int64_t)> fn) override {
+    pool_.ParallelItems(count, fn);
+  }
+  std::int64_t weight_bytes() const override { return packer_.bytes(); }
+  std::int64_t buffer_bytes() const override;
+
+ private:
+  struct Buffer {
+    std::int64_t width = 0;
+    AlignedBuffer<float> data;  // [max_rows, width]
+  };
+  // A product over some of the splits: one complete subtree of the split tree, or the whole tree.
+  struct SplitProduct {
+    const kernels::PackedMatrix* matrix;
+    std::int64_t first_k;  // of the rank's own columns
+    int first_split;       // of the rank's own splits
+  };
+  struct Projection {
+    std::vector<SplitProduct> products;
+    std::vector<kernels::MatrixView> views;  // of the products
+    SumTree tree;                            // over all ranks' products; empty if the rank is alone
+  };
+  struct HeadWeights {
+    const kernels::PackedMatrix* matrix;  // null: the rank has no chunk of the vocabulary
+    VocabularyShard shard;
+    std::int64_t vocabulary;
+    std::int64_t size;  // tokens of the shard
+  };
+  // Part of one sequence's queries against one KV head.
+  struct AttentionItem {
+    int sequence;
+    int row;  // first row, within the sequence's rows
+    int rows;
+  };
+  // out (+)= x * matrix. Where the recipe quantises, x means the rows quantised last.
+  struct Product {
+    const kernels::MatrixView& matrix;
+    const float* x;  // [rows, matrix.k]
+    std::int64_t x_stride;
+    float* out;  // [rows, matrix.columns]
+    std::int64_t out_stride;
+    bool accumulate = false;
+    int rows = 0;
+    // Where the quantised rows of x begin.
+    std::int64_t first_k = 0;
+    std::int64_t first_split = 0;
+  };
+
+  bool alone() const { return options_.tensor_ranks == 1; }
+  int rows() const { return inputs_.rows(); }
+  Buffer& At(BufferHandle handle) { return buffers_[handle.index()]; }
+  const float* At(VectorHandle handle) const { return vectors_[handle.index()].data(); }
+
+  void PlanAttention();
+  // Adds what all ranks have exchanged to rows [begin, end) of `residual`.
+  void AddParts(const SumTree& tree, absl::Span<const float* const> parts, std::int64_t begin,
+                std::int64_t end, Buffer& residual);
+  // Norms each head of Q and K of rows [begin, end), in place.
+  void NormHeads(const AttentionOp& attention, Buffer& qkv, std::int64_t begin, std::int64_t end);
+  // Norms, rotates and stores rows [begin, end).
+  void RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, std::int64_t begin,
+                        std::int64_t end);
+  // Whether this rank gets the full row of a request.
+  bool GetsFullRow(std::int64_t request) const;
+  // Reduces the rows of one tile of logits, or hands them over.
+  void TakeTile(const HeadWeights& head, const float* logits, std::size_t first, int rows);
+
+  bool Quantizes(const kernels::MatrixView& matrix) const {
+    return options_.recipe == Recipe::kAccurate && kernels::HasIntegerProduct(matrix.kind);
+  }
+  // Quantises the rows of a product's x by the splits of its matrix, if it wants that.
+  void Quantize(const Product& product);
+  kernels::QuantizeArgs QuantizeFor(const Product& product);
+  kernels::QuantizedRows QuantizedOf(const Product& product);
+  // Panels [begin, end) of the product; on any thread.
+  void MatMul(const Product& product, std::int64_t begin, std::int64_t end);
+  // Runs `fn` over rows in parallel where this is worth a hand-over, else on this thread.
+  void ForRows(int rows, std::int64_t row_elements,
+               absl::FunctionRef<void(std::int64_t, std::int64_t)> fn);
+
+  const BackendOptions options_;
+  const std::int64_t buffer_rows_;
+  const kernels::Ops& ops_;
+  ThreadPool pool_;
+
+  WeightPacker packer_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::vector<float>> vectors_;
+  std::vector<std::unique_ptr<kernels::RopeTable>> ropes_;
+  std::vector<model::Tensor> embeddings_;
+  std::vector<const kernels::PackedMatrix*> matrices_;
+  std::vector<Projection> projections_;
+  std::vector<HeadWeights> heads_;
+  KvCache cache_;
+  std::unique_ptr<TierStore> tiers_;
+
+  // Of the step in work.
+  StepInputs inputs_;
+  RowReceiver* receiver_ = nullptr;
+  std::vector<std::int32_t> row_sequences_;  // [rows] sequence of each row
+  std::vector<AttentionItem> attention_items_;
+  std::deque<std::vector<RowPartial>> partials_;  // of steps that are not finished
+
+  // The sizes of what follows, as the matrices need it.
+  std::int64_t widest_ = 0, most_splits_ = 1;
+  AlignedBuffer<std::int16_t> quantized_;  // [buffer_rows_, widest_]
+  AlignedBuffer<float> block_sums_;        // [buffer_rows_, widest_ / block]
+  AlignedBuffer<float> scales_;            // [buffer_rows_, most_splits_]
+  AlignedBuffer<float> head_input_;        // [kLogitRows, hidden]
+  AlignedBuffer<float> logits_;            // [kLogitRows, vocabulary], where one rank has them all
+};
+
+// The backend that serves when nobody names another.
+std::unique_ptr<Backend> MakeCpuBackend(const BackendOptions& options);
+
+}  // namespace flotilla::worker

@@ -1,0 +1,60 @@
+// WeightPacker: brings weights of the model file into the arrangement that the kernels read, once
+// at start. Matrices are listed first and packed together, so that all threads share the work.
+//
+// Matrices keep the file's quantisation exactly. What the packed formats do not cover is stored as
+// the exact fp32 values: other block types, and matrices whose parts have different types.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/packed_matrix.h"
+#include "worker/compute/backend.h"
+#include "worker/compute/cpu/thread_pool.h"
+
+namespace flotilla::worker {
+
+class WeightPacker {
+ public:
+  // Lists a matrix whose outputs are those of the parts, one after the other. Of each row it takes
+  // `k` elements from first_k on; `split_ends` is as for PackedMatrix. The matrix lives as long as
+  // the packer, and is zero until Pack. Errors as for PackedMatrix::Create.
+  absl::StatusOr<const kernels::PackedMatrix*> Add(std::vector<MatrixPart> parts, std::int64_t k,
+                                                   std::int64_t first_k = 0,
+                                                   absl::Span<const std::int32_t> split_ends = {});
+
+  // Packs all matrices of the list with the threads of `pool`. An error names the tensor.
+  absl::Status Pack(ThreadPool& pool);
+
+  std::int64_t bytes() const { return bytes_; }  // of all matrices
+
+ private:
+  // A part of a tensor that goes into a matrix. The `count` rows from `row` on become the matrix
+  // columns from `column` on. The matrix takes k elements of each row, from first_k on.
+  struct Source {
+    const model::Tensor* tensor;
+    std::int64_t row;
+    std::int64_t count;
+    std::int64_t first_k;
+    std::int64_t column;
+    std::int64_t pairs_of;  // as MatrixPart::pairs_of
+  };
+  // One unit of parallel work. No other unit writes the panels of its columns.
+  struct Item {
+    kernels::PackedMatrix* matrix;
+    std::vector<Source> sources;
+  };
+
+  static absl::Status PackRow(kernels::PackedMatrix& matrix, const Source& source, std::int64_t row,
+                              std::int64_t column, std::vector<float>& values);
+  static absl::Status PackSource(kernels::PackedMatrix& matrix, const Source& source);
+
+  std::deque<kernels::PackedMatrix> matrices_;
+  std::vector<Item> items_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace flotilla::worker

@@ -1,0 +1,59 @@
+// WeightSource: where the parts of a decoder get their weights. It knows the tensor table of the
+// model and the shards of the ranks, and adds to a backend what this rank has of a tensor.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "model/checkpoint.h"
+#include "model/spec.h"
+#include "worker/compute/backend.h"
+#include "worker/compute/model_shard.h"
+
+namespace flotilla::worker {
+
+class WeightSource {
+ public:
+  // `shards` are those of all ranks, of which this one is number `rank`. All arguments outlive the
+  // source. `spec` is what LoadSpec returned for this file, so tensors are present and have the
+  // right dimensions.
+  WeightSource(const model::Checkpoint& file, const model::ModelSpec& spec,
+               absl::Span<const ModelShard> shards, ParallelShape shape, std::uint32_t rank,
+               Backend& backend);
+
+  const model::ModelSpec& spec() const { return spec_; }
+  const ModelShard& shard() const { return shards_[rank_]; }
+  Backend& backend() const { return backend_; }
+
+  // Each adds the tensor of a role in one layer of the model (0 where there is one for all), or the
+  // tensors of several roles as one matrix. INVALID_ARGUMENT: the file lacks a tensor; other errors
+  // as for the backend.
+  absl::StatusOr<VectorHandle> AddVector(model::TensorRole role, std::uint32_t layer) const;
+  absl::StatusOr<MatrixHandle> AddMatrix(absl::Span<const model::TensorRole> roles,
+                                         std::uint32_t layer) const;
+  // `split_ends` are the ends of the model's splits; `splits_of` says which of them a shard has.
+  absl::StatusOr<ProjectionHandle> AddProjection(
+      model::TensorRole role, std::uint32_t layer, std::vector<std::int32_t> split_ends,
+      absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const;
+  absl::StatusOr<EmbeddingHandle> AddEmbedding() const;
+  absl::StatusOr<HeadHandle> AddHead() const;
+
+ private:
+  absl::StatusOr<const model::Tensor*> Find(model::TensorRole role, std::uint32_t layer) const;
+  // What this rank has of a tensor's rows.
+  absl::StatusOr<MatrixPart> Part(model::TensorRole role, std::uint32_t layer) const;
+  // The part of an axis that this rank has.
+  IndexRange Own(model::Extent extent) const;
+  std::int32_t PairsOf(model::TensorRole role) const;
+
+  const model::Checkpoint& file_;
+  const model::ModelSpec& spec_;
+  const absl::Span<const ModelShard> shards_;
+  const ParallelShape shape_;
+  const std::uint32_t rank_;
+  Backend& backend_;
+};
+
+}  // namespace flotilla::worker

@@ -1,0 +1,22 @@
+// The sizes of the K and V of one rank.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kv_layout.h"
+
+namespace flotilla::worker {
+
+struct KvShape {
+  kernels::KvFormat format = kernels::KvFormat::kBf16;
+  int layers = 0;
+  int kv_heads = 0;
+  int head_dim = 0;  // multiple of 16
+
+  // Bytes of one block of kKvBlockTokens tokens.
+  std::int64_t bytes_per_block() const {
+    return std::int64_t{layers} * kv_heads * kernels::KvRecordBytes(format, head_dim);
+  }
+};
+
+}  // namespace flotilla::worker

@@ -1,0 +1,91 @@
+#include "worker/compute/model_shard.h"
+
+#include <algorithm>
+
+#include "kernels/ops.h"
+#include "worker/compute/backend.h"
+
+namespace flotilla::worker {
+namespace {
+
+// A shard of the vocabulary consists of whole chunks. The reductions over the vocabulary use the
+// same chunks.
+constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
+
+}  // namespace
+
+ModelShard WholeModel(const model::ModelSpec& spec) {
+  return {.layers = {0, static_cast<uint32_t>(spec.layers.size())},
+          .kv_heads = {0, spec.attention().kv_heads},
+          .ffn = {0, spec.ffn().width},
+          .vocab = {0, spec.vocab}};
+}
+
+absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file,
+                                                   const model::ModelSpec& spec,
+                                                   ParallelShape shape, ShardBalance balance) {
+  // A tensor's bytes in the file are close enough to its packed bytes. Layers are alike.
+  const uint32_t chunks = (spec.vocab + kVocabChunk - 1) / kVocabChunk;
+  uint64_t attention_bytes = 0, ffn_bytes = 0, head_bytes = 0;
+  for (const model::TensorRow& row : spec.tensors) {
+    const model::Tensor* tensor = file.FindTensor(model::NameInFile(row, 0));
+    const uint64_t bytes = tensor == nullptr ? 0 : tensor->data.size();
+    const auto along = [&](model::Extent extent) {
+      return row.rows == extent || row.columns == extent;
+    };
+    if (along(model::Extent::kQueries) || along(model::Extent::kKeys)) attention_bytes += bytes;
+    if (along(model::Extent::kFfn)) ffn_bytes += bytes;
+    if (row.role == model::HeadRole(spec)) head_bytes = bytes;
+  }
+  const ModelParts parts{.layers = static_cast<uint32_t>(spec.layers.size()),
+                         .attention_splits = spec.attention_splits(),
+                         .ffn_splits = spec.ffn_splits(),
+                         .vocab_chunks = chunks,
+                         .attention_split_bytes = attention_bytes / spec.attention_splits(),
+                         .ffn_split_bytes = ffn_bytes / spec.ffn_splits(),
+                         .vocab_chunk_bytes = head_bytes / chunks};
+  const auto shards = PlanShards(parts, shape, balance);
+  if (!shards.ok()) return shards.status();
+  std::vector<ModelShard> result;
+  for (const Shard& shard : *shards) {
+    const auto scaled = [](IndexRange range, uint32_t width, uint32_t end) {
+      return IndexRange{std::min(range.begin * width, end), std::min(range.end * width, end)};
+    };
+    result.push_back({.layers = shard.layers,
+                      .kv_heads = shard.attention_splits,
+                      .ffn = scaled(shard.ffn_splits, spec.ffn().split, spec.ffn().width),
+                      .vocab = scaled(shard.vocab_chunks, kVocabChunk, spec.vocab)});
+  }
+  return result;
+}
+
+IndexRange AttentionSplits(const ModelShard& shard) { return shard.kv_heads; }
+
+IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard) {
+  return {shard.ffn.begin / spec.ffn().split,
+          (shard.ffn.end + spec.ffn().split - 1) / spec.ffn().split};
+}
+
+VocabularyShards ShardVocabulary(absl::Span<const ModelShard> shards, ParallelShape shape) {
+  std::vector<IndexRange> tokens;
+  for (const ModelShard& shard : shards.last(shape.tensor)) tokens.push_back(shard.vocab);
+  return VocabularyShards(tokens);
+}
+
+CommLimits ExchangeLimits(const model::ModelSpec& spec, absl::Span<const ModelShard> shards,
+                          ParallelShape shape, int rows) {
+  size_t subtrees = 0;
+  for (const ModelShard& shard : shards) {
+    subtrees =
+        std::max({subtrees, SubtreesOf(AttentionSplits(shard), spec.attention_splits()).size(),
+                  SubtreesOf(FfnSplits(spec, shard), spec.ffn_splits()).size()});
+  }
+  const int64_t hidden = int64_t{std::max(rows, Backend::kLogitRows)} * spec.hidden;
+  CommLimits limits;
+  if (shape.tensor > 1) limits.partial_floats = static_cast<int64_t>(subtrees) * hidden;
+  if (shape.tensor > 1) limits.logit_floats = int64_t{Backend::kLogitRows} * spec.vocab;
+  if (shape.pipeline > 1) limits.residual_floats = hidden;
+  return limits;
+}
+
+}  // namespace flotilla::worker

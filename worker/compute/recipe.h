@@ -1,0 +1,24 @@
+// The numeric recipes (docs/architecture.md).
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace flotilla::worker {
+
+// How matrix products round.
+enum class Recipe : std::uint8_t {
+  kAccurate,  // 16-bit activations, one scale per row and split; exact weights
+  kFp32,      // fp32 activations: the reference
+};
+
+inline std::string_view RecipeName(Recipe recipe) {
+  return recipe == Recipe::kFp32 ? "fp32" : "accurate";
+}
+
+// The version of the numeric recipes. A change of any answer's bits needs another version:
+// tests/data/answer_hashes.txt has the version beside hashes of bits, and answer_guard_test fails
+// if one of them changes alone. 2: RMSNorm sums in 64 lanes.
+inline constexpr int kRecipeVersion = 2;
+
+}  // namespace flotilla::worker

@@ -1,0 +1,35 @@
+#include "worker/compute/step_inputs.h"
+
+namespace flotilla::worker {
+
+void AddSequence(std::int32_t first_position, absl::Span<const TokenId> tokens,
+                 absl::Span<const absl::Span<const std::int32_t>> tables, StepInputs& inputs) {
+  inputs.sequences.push_back({.row_begin = inputs.rows(),
+                              .row_count = static_cast<std::int32_t>(tokens.size()),
+                              .first_position = first_position});
+  for (const TokenId token : tokens) {
+    inputs.tokens.push_back({token});
+    inputs.positions.push_back(first_position++);
+  }
+  for (const absl::Span<const std::int32_t> table : tables) {
+    inputs.table_begins.push_back(static_cast<std::int32_t>(inputs.block_ids.size()));
+    inputs.block_ids.insert(inputs.block_ids.end(), table.begin(), table.end());
+  }
+}
+
+StepInputs MakeStepInputs(const Batch& batch) {
+  StepInputs inputs;
+  inputs.copies = batch.copies;
+  inputs.background = batch.background;
+  inputs.group_count = batch.group_count;
+  for (std::size_t i = 0; i < batch.items.size(); ++i) {
+    const BatchItem& item = batch.items[i];
+    AddSequence(static_cast<std::int32_t>(item.first_position),
+                absl::MakeConstSpan(batch.tokens).subspan(item.row_begin, item.row_count),
+                absl::MakeConstSpan(batch.tables).subspan(i * batch.group_count, batch.group_count),
+                inputs);
+  }
+  return inputs;
+}
+
+}  // namespace flotilla::worker
