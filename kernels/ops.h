@@ -36,7 +36,7 @@ namespace flotilla::kernels {
 // x[row, i] ~ scales[row, split of i] * values[row, i].
 struct QuantizedRows {
   int16_t* values = nullptr;    // [rows, k], within +-32767
-  float* block_sums = nullptr;  // [rows, k / 32] sum of the block's values, exact
+  float* group_sums = nullptr;  // [rows, k / kActivationGroup] the sum of each group, exact
   float* scales = nullptr;      // [rows, splits]
 };
 
@@ -54,8 +54,8 @@ struct QuantizeArgs {
 };
 
 // matmul_i16: out[m, c] (+)= sum of x[m, :] * W[c, :] with integer dot products
-// (kinds with HasIntegerProduct only). Per split, blocks ascending: acc = fma(d,
-// float(dot), acc), then for kNibbles acc = fma(m, block_sum, acc); partial =
+// (kinds with HasIntegerProduct only). Per split, blocks of 32 ascending, each added to
+// acc by fma in the order that the kind's AddBlock states (kernels/packing/); partial =
 // scale * acc; partials are added in the split tree. Panels of 32 columns.
 struct MatMulI16Args {
   MatrixView weights;

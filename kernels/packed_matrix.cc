@@ -7,7 +7,7 @@
 
 #include "absl/base/macros.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/scalar_math.h"
+#include "kernels/packing/kinds.h"
 
 namespace flotilla::kernels {
 namespace {
@@ -16,124 +16,6 @@ namespace {
 constexpr int64_t kMaxDimension = int64_t{1} << 28;
 constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
-
-constexpr int kQ4_0Bytes = 18;  // d fp16, 16 bytes of nibbles
-constexpr int kQ4_1Bytes = 20;  // d fp16, m fp16, 16 bytes of nibbles
-constexpr int kQ8_0Bytes = 34;  // d fp16, 32 int8
-
-PackedKind KindOf(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kQ4_0:
-    case WeightFormat::kQ4_1:
-      return PackedKind::kNibbles;
-    case WeightFormat::kQ8_0:
-      return PackedKind::kBytes;
-    case WeightFormat::kBf16:
-      return PackedKind::kBf16;
-    case WeightFormat::kF16:
-      return PackedKind::kFp16;
-    case WeightFormat::kF32:
-      break;
-  }
-  return PackedKind::kFloats;
-}
-
-uint16_t Load16(const std::byte* p) {
-  uint16_t x;
-  std::memcpy(&x, p, sizeof x);
-  return x;
-}
-
-void Store16(std::byte* p, uint16_t x) { std::memcpy(p, &x, sizeof x); }
-
-// -8 d as fp16: exponent + 3 and the sign flipped; exact for every d whose result
-// is finite. Returns false otherwise.
-bool MinusEightTimes(uint16_t d, uint16_t* out) {
-  const uint16_t sign = (d & 0x8000u) ^ 0x8000u;
-  uint32_t exponent = (d >> 10) & 31u;
-  uint32_t mantissa = d & 0x3FFu;
-  if (exponent >= 28) return false;
-  if (exponent == 0) {
-    // Subnormal: eight times the mantissa, perhaps with a carry into the exponent.
-    mantissa *= 8;
-    while (mantissa >= 0x800u) {
-      mantissa >>= 1;
-      ++exponent;
-    }
-    if (mantissa >= 0x400u) {
-      ++exponent;
-      mantissa &= 0x3FFu;
-    }
-  } else {
-    exponent += 3;
-  }
-  *out = static_cast<uint16_t>(sign | (exponent << 10) | mantissa);
-  return true;
-}
-
-// Returns the four nibbles in bits 0-3, 16-19, 32-35, 48-51 side by side in bits 0-15.
-uint32_t Gather4(uint64_t x) {
-  x = (x | x >> 12) & 0x000000FF000000FFu;
-  return static_cast<uint32_t>(x | x >> 24) & 0xFFFFu;
-}
-
-// Quant i (0..31) of a q4 block is in byte i mod 16, low nibble first; so z 0 and
-// 1 (k < 16) take low nibbles, z 2 and 3 high ones.
-void PackNibbles(const std::byte* quants, int column, std::byte* record) {
-  constexpr uint64_t kEven = 0x000F000F000F000Fu;
-  std::byte* half = record + column / 16 * 256 + column % 16 * 4;
-  for (int z = 0; z < 4; ++z) {
-    uint64_t eight;
-    std::memcpy(&eight, quants + z % 2 * 8, sizeof eight);
-    if (z >= 2) eight >>= 4;
-    const uint32_t lanes = Gather4(eight & kEven) | Gather4((eight >> 8) & kEven) << 16;
-    std::memcpy(half + z * 64, &lanes, sizeof lanes);
-  }
-}
-
-void PackBytes(const std::byte* quants, int column, std::byte* record) {
-  std::byte* half = record + column / 16 * 512 + column % 16 * 2;
-  for (int pair = 0; pair < 16; ++pair) std::memcpy(half + pair * 32, quants + pair * 2, 2);
-}
-
-// Packs numbers of `size` bytes as they are.
-void PackNumbers(const std::byte* source, int size, int column, std::byte* record) {
-  for (int i = 0; i < kBlockK; ++i) {
-    std::memcpy(record + (i * kPanelColumns + column) * size, source + i * size, size);
-  }
-}
-
-// Packs one block of 32 weights into `column` of a record. Returns false if MinusEightTimes
-// does.
-bool PackBlock(WeightFormat format, const std::byte* block, int column, std::byte* record) {
-  switch (format) {
-    case WeightFormat::kF32:
-      PackNumbers(block, 4, column, record);
-      return true;
-    case WeightFormat::kF16:
-    case WeightFormat::kBf16:
-      PackNumbers(block, 2, column, record);
-      return true;
-    case WeightFormat::kQ4_0: {
-      uint16_t min;
-      if (!MinusEightTimes(Load16(block), &min)) return false;
-      Store16(record + kNibbleScaleOffset + column * 2, Load16(block));
-      Store16(record + kNibbleMinOffset + column * 2, min);
-      PackNibbles(block + 2, column, record);
-      return true;
-    }
-    case WeightFormat::kQ4_1:
-      Store16(record + kNibbleScaleOffset + column * 2, Load16(block));
-      Store16(record + kNibbleMinOffset + column * 2, Load16(block + 2));
-      PackNibbles(block + 4, column, record);
-      return true;
-    case WeightFormat::kQ8_0:
-      Store16(record + kByteScaleOffset + column * 2, Load16(block));
-      PackBytes(block + 2, column, record);
-      return true;
-  }
-  return false;
-}
 
 absl::Status CheckSplits(absl::Span<const int32_t> ends, int64_t k) {
   if (ends.size() > kMaxSplits) {
@@ -155,66 +37,31 @@ absl::Status CheckSplits(absl::Span<const int32_t> ends, int64_t k) {
   return absl::OkStatus();
 }
 
+// Returns the position of the first kind that packs the encoding; -1 if none does.
+template <class... All>
+int FindKind(const WeightEncoding& encoding, KindList<All...>) {
+  int found = 0;
+  return ((All::Packs(encoding) || (++found, false)) || ...) ? found : -1;
+}
+
 }  // namespace
 
-int Quant(PackedKind kind, const std::byte* record, int lane, int k) {
-  if (kind == PackedKind::kNibbles) {
-    const int lane16 = (lane / 16 * 4 + k / 8) * 32 + lane % 16 * 2 + k % 2;
-    return Load16(record + lane16 * 2) >> (k % 8 / 2 * 4) & 0xF;
-  }
-  return static_cast<int8_t>(record[((lane / 16 * 16 + k / 2) * 16 + lane % 16) * 2 + k % 2]);
+absl::StatusOr<PackedKind> KindFor(const WeightEncoding& encoding) {
+  const int kind = FindKind(encoding, Kinds{});
+  if (kind < 0) return absl::InvalidArgumentError("no packed kind has weights of this encoding");
+  return static_cast<PackedKind>(kind);
 }
 
-BlockScale Scale(PackedKind kind, const std::byte* record, int lane) {
-  if (kind == PackedKind::kNibbles) {
-    return {HalfToFloat(Load16(record + kNibbleScaleOffset + lane * 2)),
-            HalfToFloat(Load16(record + kNibbleMinOffset + lane * 2))};
-  }
-  return {HalfToFloat(Load16(record + kByteScaleOffset + lane * 2)), 0.0f};
-}
-
-void UnpackBlock(PackedKind kind, const std::byte* record, int lane, float* out) {
-  if (kind == PackedKind::kFloats) {
-    for (int i = 0; i < kBlockK; ++i) {
-      std::memcpy(&out[i], record + (i * kPanelColumns + lane) * sizeof(float), sizeof(float));
-    }
-    return;
-  }
-  if (kind == PackedKind::kBf16 || kind == PackedKind::kFp16) {
-    for (int i = 0; i < kBlockK; ++i) {
-      const uint16_t bits = Load16(record + (i * kPanelColumns + lane) * 2);
-      out[i] = kind == PackedKind::kBf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
-    }
-    return;
-  }
-  const BlockScale scale = Scale(kind, record, lane);
-  for (int i = 0; i < kBlockK; ++i) {
-    const float product = scale.d * static_cast<float>(Quant(kind, record, lane, i));  // exact
-    out[i] = kind == PackedKind::kNibbles ? product + scale.m : product;
-  }
-}
-
-int64_t RowBytes(WeightFormat format, int64_t k) {
-  switch (format) {
-    case WeightFormat::kF32:
-      return k * 4;
-    case WeightFormat::kF16:
-    case WeightFormat::kBf16:
-      return k * 2;
-    case WeightFormat::kQ4_0:
-      return k / kBlockK * kQ4_0Bytes;
-    case WeightFormat::kQ4_1:
-      return k / kBlockK * kQ4_1Bytes;
-    case WeightFormat::kQ8_0:
-      return k / kBlockK * kQ8_0Bytes;
-  }
-  return 0;
+bool HasIntegerProduct(PackedKind kind) {
+  bool has = false;
+  VisitKind(kind, [&]<class Kind>() { has = Kind::kHasIntegerProduct; });
+  return has;
 }
 
 void PackedMatrix::Free::operator()(std::byte* p) const { std::free(p); }
 
-absl::StatusOr<PackedMatrix> PackedMatrix::Create(WeightFormat format, int64_t columns, int64_t k,
-                                                  absl::Span<const int32_t> split_ends) {
+absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding, int64_t columns,
+                                                  int64_t k, absl::Span<const int32_t> split_ends) {
   if (k <= 0 || k % kBlockK != 0 || k > kMaxDimension) {
     return absl::InvalidArgumentError(
         absl::StrCat("rows of ", k, " weights: not a positive multiple of 32 within limits"));
@@ -222,16 +69,19 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(WeightFormat format, int64_t c
   if (columns <= 0 || columns > kMaxDimension) {
     return absl::InvalidArgumentError(absl::StrCat("a matrix of ", columns, " columns"));
   }
+  const absl::StatusOr<PackedKind> kind = KindFor(encoding);
+  if (!kind.ok()) return kind.status();
   PackedMatrix matrix;
   matrix.split_ends_.assign(split_ends.begin(), split_ends.end());
   if (split_ends.empty()) matrix.split_ends_.push_back(static_cast<int32_t>(k));
   if (absl::Status status = CheckSplits(matrix.split_ends_, k); !status.ok()) return status;
-  matrix.format_ = format;
-  matrix.kind_ = KindOf(format);
+  matrix.encoding_ = encoding;
+  matrix.kind_ = *kind;
+  VisitKind(*kind, [&]<class Kind>() { matrix.record_bytes_ = Kind::kRecordBytes; });
   matrix.columns_ = columns;
   matrix.k_ = k;
   const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
-  if (__builtin_mul_overflow(panels * (k / kBlockK), RecordBytes(matrix.kind_), &matrix.bytes_) ||
+  if (__builtin_mul_overflow(panels * (k / kBlockK), matrix.record_bytes_, &matrix.bytes_) ||
       matrix.bytes_ > kMaxBytes) {
     return absl::InvalidArgumentError(absl::StrCat("a matrix of ", columns, " x ", k));
   }
@@ -252,41 +102,36 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(WeightFormat format, int64_t c
   return matrix;
 }
 
-absl::Status PackedMatrix::PackColumns(int64_t column, int64_t count,
-                                       absl::Span<const std::byte> rows, int64_t row_stride_bytes) {
-  const int64_t row_bytes = RowBytes(format_, k_);
-  if (column < 0 || count < 0 || column > columns_ || count > columns_ - column) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("columns ", column, " + ", count, " of a matrix of ", columns_));
+absl::Status PackedMatrix::PackPanel(const WeightPanel& panel, int64_t column, int64_t k) {
+  const int count = panel.end - panel.begin;
+  if (panel.encoding != encoding_ || panel.outputs < 1 || panel.outputs > kPanelOutputs ||
+      panel.begin < 0 || count <= 0 || panel.end > kPanelWindow || panel.begin % kBlockK != 0 ||
+      count % kBlockK != 0) {
+    return absl::InvalidArgumentError("a malformed panel, or one of another matrix");
   }
-  if (count == 0) return absl::OkStatus();
-  int64_t needed;
-  if (row_stride_bytes < row_bytes ||
-      __builtin_mul_overflow(count - 1, row_stride_bytes, &needed) ||
-      __builtin_add_overflow(needed, row_bytes, &needed) ||
-      static_cast<uint64_t>(needed) > rows.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(count, " rows of ", row_bytes, " bytes, ",
-                                                   row_stride_bytes, " apart, do not fit into ",
-                                                   rows.size(), " bytes"));
+  if (column < 0 || column > columns_ - panel.outputs || k < 0 || k > k_ - count ||
+      k % kBlockK != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("columns ", column, " + ", panel.outputs,
+                                                   ", elements ", k, " + ", count,
+                                                   " of a matrix of ", columns_, " x ", k_));
   }
   const int64_t blocks = k_ / kBlockK;
-  const int64_t block_bytes = row_bytes / blocks;
-  const int64_t record_bytes = RecordBytes(kind_);
-  for (int64_t i = 0; i < count; ++i) {
-    const std::byte* source = rows.data() + i * row_stride_bytes;
-    const int64_t panel = (column + i) / kPanelColumns;
-    const int lane = static_cast<int>((column + i) % kPanelColumns);
-    std::byte* record = data_.get() + panel * blocks * record_bytes;
-    for (int64_t b = 0; b < blocks; ++b) {
-      if (!PackBlock(format_, source, lane, record)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("scale of column ", column + i, " is out of range"));
+  absl::Status status;
+  VisitKind(kind_, [&]<class Kind>() {
+    for (int i = 0; i < panel.outputs; ++i) {
+      const int64_t block = (column + i) / kPanelColumns * blocks + k / kBlockK;
+      const int lane = static_cast<int>((column + i) % kPanelColumns);
+      std::byte* record = data_.get() + block * Kind::kRecordBytes;
+      for (int at = panel.begin; at < panel.end; at += kBlockK, record += Kind::kRecordBytes) {
+        if (!Kind::Pack(encoding_, panel.rows[i], at, lane, record)) {
+          status = absl::InvalidArgumentError(
+              absl::StrCat("scale of column ", column + i, " is out of range"));
+          return;
+        }
       }
-      source += block_bytes;
-      record += record_bytes;
     }
-  }
-  return absl::OkStatus();
+  });
+  return status;
 }
 
 void PackedMatrix::DequantizeColumn(int64_t column, absl::Span<float> out) const {
@@ -294,9 +139,11 @@ void PackedMatrix::DequantizeColumn(int64_t column, absl::Span<float> out) const
   const MatrixView matrix = view();
   const int panel = static_cast<int>(column / kPanelColumns);
   const int lane = static_cast<int>(column % kPanelColumns);
-  for (int b = 0; b < matrix.blocks(); ++b) {
-    UnpackBlock(kind_, matrix.record(panel, b), lane, out.data() + b * kBlockK);
-  }
+  VisitKind(kind_, [&]<class Kind>() {
+    for (int b = 0; b < matrix.blocks(); ++b) {
+      Kind::Decode(matrix.record(panel, b), lane, out.data() + b * kBlockK);
+    }
+  });
 }
 
 MatrixView PackedMatrix::view() const {
@@ -305,7 +152,8 @@ MatrixView PackedMatrix::view() const {
           .k = static_cast<int>(k_),
           .split_count = static_cast<int>(split_ends_.size()),
           .split_ends = split_ends_.data(),
-          .records = data_.get()};
+          .records = data_.get(),
+          .record_bytes = record_bytes_};
 }
 
 }  // namespace flotilla::kernels

@@ -1,21 +1,15 @@
-// The element types of GGUF tensors: their ids, names and block sizes, and the
-// obvious fp32 decoding of the ones that flotilla can read.
+// The element types of GGUF tensors: their ids, names and block sizes. Those with a file in
+// model/weights/ can be decoded.
 //
-// Pure functions over bytes: any thread, no allocation. The decoders here are
-// the definition of what a weight means; kernels are tested against them.
+// Pure functions: any thread, no allocation.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string_view>
-
-#include "absl/status/status.h"
 
 namespace flotilla::model {
 
-// Values are the ids in the file. Only types that code names are listed; the
-// table behind FindGgmlType knows every id in use.
+// Values are the ids in the file; those that are missing are retired.
 enum class GgmlType : uint32_t {
   kF32 = 0,
   kF16 = 1,
@@ -24,7 +18,34 @@ enum class GgmlType : uint32_t {
   kQ5_0 = 6,
   kQ5_1 = 7,
   kQ8_0 = 8,
+  kQ8_1 = 9,
+  kQ2_K = 10,
+  kQ3_K = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kQ8_K = 15,
+  kIQ2_XXS = 16,
+  kIQ2_XS = 17,
+  kIQ3_XXS = 18,
+  kIQ1_S = 19,
+  kIQ4_NL = 20,
+  kIQ3_S = 21,
+  kIQ2_S = 22,
+  kIQ4_XS = 23,
+  kI8 = 24,
+  kI16 = 25,
+  kI32 = 26,
+  kI64 = 27,
+  kF64 = 28,
+  kIQ1_M = 29,
   kBF16 = 30,
+  kTQ1_0 = 34,
+  kTQ2_0 = 35,
+  kMXFP4 = 39,
+  kNVFP4 = 40,
+  kQ1_0 = 41,
+  kQ2_0 = 42,
 };
 
 // How a type is stored: rows are whole blocks of `block_elements` elements,
@@ -41,14 +62,6 @@ const GgmlTypeInfo* FindGgmlType(uint32_t id);
 
 // The name of `type`, or "?" for an id outside the table.
 std::string_view GgmlTypeName(GgmlType type);
-
-// Whether DequantizeRow decodes `type`.
-bool IsDecodable(GgmlType type);
-
-// Decodes whole blocks. `bytes` must hold exactly the blocks of `out.size()`
-// elements. InvalidArgument if the sizes disagree, Unimplemented (naming the
-// type) for types other than those of GgmlType.
-absl::Status DequantizeRow(GgmlType type, std::span<const std::byte> bytes, std::span<float> out);
 
 // IEEE binary16 bits to float, exact (subnormals, infinities and NaN included).
 float HalfToFloat(uint16_t half);

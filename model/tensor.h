@@ -1,4 +1,7 @@
-// One tensor of a model file.
+// One tensor of a model file, and how its weights are read.
+//
+// Pure functions over bytes: any thread, no allocation. DequantizeRow is the definition of what a
+// weight means; kernels are tested against it.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +9,8 @@
 #include <span>
 #include <string_view>
 
+#include "absl/status/status.h"
+#include "common/types/weight_panel.h"
 #include "model/ggml_type.h"
 
 namespace flotilla::model {
@@ -22,5 +27,23 @@ struct Tensor {
 
   uint64_t elements() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
 };
+
+// Whether `type` has a format (model/weights/). The functions below answer UNIMPLEMENTED, naming
+// the type, for those that have none.
+bool IsDecodable(GgmlType type);
+
+// Decodes whole blocks to fp32. `bytes` must hold exactly the blocks of `out.size()` elements.
+// INVALID_ARGUMENT if the sizes disagree.
+absl::Status DequantizeRow(GgmlType type, std::span<const std::byte> bytes, std::span<float> out);
+
+// The encoding of the panels of `type`; plain fp32 for a type that has no format.
+WeightEncoding EncodingOf(GgmlType type);
+
+// Reads the elements [k_begin, k_end) of some rows of a matrix as a panel: rows[i] is the row of
+// output i. `encoding` is EncodingOf(tensor.type) or plain fp32. INVALID_ARGUMENT if it is another
+// one, if there are no rows or more than kPanelOutputs, if rows or elements lie outside the tensor,
+// or if the elements are not multiples of kScaleGroup in one window.
+absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
+                       int64_t k_end, const WeightEncoding& encoding, WeightPanel& panel);
 
 }  // namespace flotilla::model

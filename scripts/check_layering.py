@@ -102,7 +102,9 @@ NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec
 
 # Folders behind a door: what the files that begin so may include. Everyone else uses the door.
 HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/"),
-          "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "tests/worker/")}
+          "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "tests/worker/"),
+          "model/weights/": ("model/weights/", "model/tensor.cc", "tests/model/"),
+          "kernels/packing/": ("kernels/", "tests/kernels/")}
 
 # What only announces types of other files opens the namespace of their folder.
 NAMESPACE = re.compile(r"^(?:inline )?namespace (\w[\w:]*) \{(\n(?:(?:class|struct) \w+;\n)+\})?", re.MULTILINE)

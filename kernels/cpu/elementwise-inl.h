@@ -47,16 +47,16 @@ FLOTILLA_INLINE float QuantizeSplit(const float* x, int n, int16_t* values, floa
   const bool finite = max_bits < 0x7F800000;
   if (!finite || max < 1e-30f) {
     for (int i = 0; i < n; i += 16) S::StoreInt16(values + i, S::IZero());
-    for (int b = 0; b < n / kBlockK; ++b) sums[b] = 0.0f;
+    for (int b = 0; b < n / kActivationGroup; ++b) sums[b] = 0.0f;
     return finite ? 0.0f : __builtin_nanf("");
   }
   const auto inverse = S::Set1(32767.0f / max);
-  for (int i = 0; i < n; i += kBlockK) {
+  for (int i = 0; i < n; i += kActivationGroup) {
     const I low = S::ToInt(S::Mul(S::Load(x + i), inverse));
     const I high = S::ToInt(S::Mul(S::Load(x + i + 16), inverse));
     S::StoreInt16(values + i, low);
     S::StoreInt16(values + i + 16, high);
-    sums[i / kBlockK] = static_cast<float>(S::ISum(S::IAdd(low, high)));
+    sums[i / kActivationGroup] = static_cast<float>(S::ISum(S::IAdd(low, high)));
   }
   return max / 32767.0f;
 }
@@ -66,13 +66,13 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     int16_t* values = args.out.values + static_cast<int64_t>(row) * args.k;
-    float* sums = args.out.block_sums + static_cast<int64_t>(row) * (args.k / kBlockK);
+    float* sums = args.out.group_sums + static_cast<int64_t>(row) * (args.k / kActivationGroup);
     float* scales = args.out.scales + static_cast<int64_t>(row) * args.split_count;
     int begin = 0;
     for (int split = 0; split < args.split_count; ++split) {
       const int end = args.split_ends[split];
       scales[split] =
-          QuantizeSplit<S>(x + begin, end - begin, values + begin, sums + begin / kBlockK);
+          QuantizeSplit<S>(x + begin, end - begin, values + begin, sums + begin / kActivationGroup);
       begin = end;
     }
   }

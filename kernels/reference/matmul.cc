@@ -1,6 +1,7 @@
 // Activation quantisation and matrix products, one output at a time.
 #include <cmath>
 
+#include "kernels/packing/kinds.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/scalar_math.h"
 
@@ -16,43 +17,38 @@ float SplitTree(float* partials, int count) {
   return partials[0];
 }
 
+template <class Kind>
 float ProductI16(const MatMulI16Args& args, int row, int column) {
   const MatrixView& w = args.weights;
-  const int panel = column / kPanelColumns;
-  const int lane = column % kPanelColumns;
   const int16_t* x = args.x.values + static_cast<int64_t>(row) * w.k;
-  const float* sums = args.x.block_sums + static_cast<int64_t>(row) * w.blocks();
+  const float* sums = args.x.group_sums + static_cast<int64_t>(row) * (w.k / kActivationGroup);
   const float* scales = args.x.scales + static_cast<int64_t>(row) * w.split_count;
   float partials[kMaxSplits];
-  int block = 0;
+  int k = 0;
   for (int split = 0; split < w.split_count; ++split) {
     float acc = 0;
-    for (; block < w.split_ends[split] / kBlockK; ++block) {
-      const std::byte* record = w.record(panel, block);
-      int32_t dot = 0;
-      for (int i = 0; i < kBlockK; ++i) {
-        dot += x[block * kBlockK + i] * Quant(w.kind, record, lane, i);
-      }
-      const BlockScale scale = Scale(w.kind, record, lane);
-      acc = std::fma(scale.d, static_cast<float>(dot), acc);
-      if (w.kind == PackedKind::kNibbles) acc = std::fma(scale.m, sums[block], acc);
+    for (; k < w.split_ends[split]; k += kBlockK) {
+      const std::byte* record = w.record(column / kPanelColumns, k / kBlockK);
+      acc = Kind::AddBlock(record, column % kPanelColumns, x + k, sums + k / kActivationGroup, acc);
     }
     partials[split] = scales[split] * acc;
   }
   return SplitTree(partials, w.split_count);
 }
 
+template <class Kind>
 float ProductF32(const MatMulF32Args& args, int row, int column) {
   const MatrixView& w = args.weights;
   const float* x = args.x + row * args.x_stride;
   float partials[kMaxSplits];
-  int block = 0;
+  int k = 0;
   for (int split = 0; split < w.split_count; ++split) {
     float acc = 0;
-    for (; block < w.split_ends[split] / kBlockK; ++block) {
+    for (; k < w.split_ends[split]; k += kBlockK) {
       float weights[kBlockK];
-      UnpackBlock(w.kind, w.record(column / kPanelColumns, block), column % kPanelColumns, weights);
-      for (int i = 0; i < kBlockK; ++i) acc = std::fma(x[block * kBlockK + i], weights[i], acc);
+      const std::byte* record = w.record(column / kPanelColumns, k / kBlockK);
+      Kind::Decode(record, column % kPanelColumns, weights);
+      for (int i = 0; i < kBlockK; ++i) acc = std::fma(x[k + i], weights[i], acc);
     }
     partials[split] = acc;
   }
@@ -76,11 +72,10 @@ void ForEachOutput(const Args& args, int panel_begin, int panel_end, Product pro
 }  // namespace
 
 void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
-  const int blocks = args.k / kBlockK;
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     int16_t* values = args.out.values + static_cast<int64_t>(row) * args.k;
-    float* sums = args.out.block_sums + static_cast<int64_t>(row) * blocks;
+    float* sums = args.out.group_sums + static_cast<int64_t>(row) * (args.k / kActivationGroup);
     int begin = 0;
     for (int split = 0; split < args.split_count; ++split) {
       const int end = args.split_ends[split];
@@ -97,10 +92,10 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
       for (int i = begin; i < end; ++i) {
         values[i] = zero ? 0 : static_cast<int16_t>(std::nearbyint(x[i] * inverse));
       }
-      for (int b = begin / kBlockK; b < end / kBlockK; ++b) {
+      for (int g = begin; g < end; g += kActivationGroup) {
         int32_t sum = 0;
-        for (int i = 0; i < kBlockK; ++i) sum += values[b * kBlockK + i];
-        sums[b] = static_cast<float>(sum);
+        for (int i = 0; i < kActivationGroup; ++i) sum += values[g + i];
+        sums[g / kActivationGroup] = static_cast<float>(sum);
       }
       float* scale = args.out.scales + static_cast<int64_t>(row) * args.split_count + split;
       *scale = !finite ? BitsFloat(0x7FC00000u) : zero ? 0.0f : max / 32767.0f;
@@ -110,11 +105,16 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
 }
 
 void MatMulI16(const MatMulI16Args& args, int panel_begin, int panel_end) {
-  ForEachOutput(args, panel_begin, panel_end, ProductI16);
+  VisitKind(args.weights.kind, [&]<class Kind>() {
+    if constexpr (Kind::kHasIntegerProduct) {
+      ForEachOutput(args, panel_begin, panel_end, ProductI16<Kind>);
+    }
+  });
 }
 
 void MatMulF32(const MatMulF32Args& args, int panel_begin, int panel_end) {
-  ForEachOutput(args, panel_begin, panel_end, ProductF32);
+  VisitKind(args.weights.kind,
+            [&]<class Kind>() { ForEachOutput(args, panel_begin, panel_end, ProductF32<Kind>); });
 }
 
 }  // namespace flotilla::kernels::reference

@@ -3,16 +3,23 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "common/types/text.h"
+#include "common/types/weight_panel.h"
 #include "kernels/ops.h"
 #include "kernels/scalar_math.h"
+#include "model/tensor.h"
 #include "tests/support/random.h"
+#include "tests/support/weight_case.h"
 
 namespace flotilla::kernels {
 
@@ -22,92 +29,101 @@ inline uint16_t RandomHalf(testing::Random& random) {
                                random.Int(0, 1023));
 }
 
-// Returns raw file rows of `format`. Quants are random, and scales are those of RandomHalf.
-inline std::vector<std::byte> RandomRows(testing::Random& random, WeightFormat format, int rows,
-                                         int k) {
-  std::vector<std::byte> bytes(rows * RowBytes(format, k));
-  for (std::byte& b : bytes) b = static_cast<std::byte>(random.Int(0, 255));
-  const auto put_half = [&](size_t at) {
-    const uint16_t half = RandomHalf(random);
-    std::memcpy(bytes.data() + at, &half, sizeof half);
-  };
-  const int64_t block = RowBytes(format, kBlockK);
-  switch (format) {
-    case WeightFormat::kF32:
-      for (size_t i = 0; i < bytes.size(); i += 4) {
-        const float x = random.Unit();
-        std::memcpy(bytes.data() + i, &x, sizeof x);
-      }
-      break;
-    case WeightFormat::kF16:
-      for (size_t i = 0; i < bytes.size(); i += 2) put_half(i);
-      break;
-    case WeightFormat::kBf16:
-      for (size_t i = 0; i < bytes.size(); i += 2) {
-        const uint16_t x = FloatToBf16(random.Unit());
-        std::memcpy(bytes.data() + i, &x, sizeof x);
-      }
-      break;
-    case WeightFormat::kQ4_1:
-      for (size_t i = 0; i < bytes.size(); i += block) put_half(i + 2);
-      [[fallthrough]];
-    case WeightFormat::kQ4_0:
-    case WeightFormat::kQ8_0:
-      for (size_t i = 0; i < bytes.size(); i += block) put_half(i);
-      break;
+// The weights of a matrix as panels have them: windows [columns][windows of K].
+struct RandomWeights {
+  // Numbers and codes are random within the encoding, and scales are those of RandomHalf.
+  RandomWeights(testing::Random& random, const WeightEncoding& weight_encoding, int column_count,
+                int depth)
+      : encoding(weight_encoding), columns(column_count), k(depth) {
+    rows.resize(static_cast<size_t>(columns) * windows());
+    for (WeightRow& row : rows) Fill(random, row);
   }
-  return bytes;
+
+  int windows() const { return (k + kPanelWindow - 1) / kPanelWindow; }
+  size_t index(int column, int i) const {
+    return static_cast<size_t>(column) * windows() + i / kPanelWindow;
+  }
+  const WeightRow& row(int column, int i) const { return rows[index(column, i)]; }
+
+  // Weight i of a column, exact.
+  double At(int column, int i) const {
+    return testing::WeightOf(encoding, row(column, i), i % kPanelWindow);
+  }
+
+  // Packs the elements [begin, end) of all columns, as the elements from 0 on.
+  absl::Status PackInto(PackedMatrix& matrix, int begin, int end) const {
+    for (int first = 0; first < columns; first += kPanelOutputs) {
+      for (int i = begin; i < end; i = (i / kPanelWindow + 1) * kPanelWindow) {
+        auto panel = std::make_unique<WeightPanel>();
+        panel->encoding = encoding;
+        panel->outputs = std::min(kPanelOutputs, columns - first);
+        panel->begin = i % kPanelWindow;
+        panel->end = std::min(kPanelWindow, panel->begin + end - i);
+        for (int c = 0; c < panel->outputs; ++c) panel->rows[c] = row(first + c, i);
+        const absl::Status status = matrix.PackPanel(*panel, first, i - begin);
+        if (!status.ok()) return status;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The same weights as fp32 numbers.
+  RandomWeights ToFp32() const {
+    RandomWeights copy = *this;
+    copy.encoding = {};
+    for (int c = 0; c < columns; ++c) {
+      for (int i = 0; i < k; ++i) {
+        const float weight = static_cast<float>(At(c, i));
+        std::memcpy(copy.rows[index(c, i)].numbers + i % kPanelWindow * 4, &weight, sizeof weight);
+      }
+    }
+    return copy;
+  }
+
+  WeightEncoding encoding;
+  int columns, k;
+  std::vector<WeightRow> rows;
+
+ private:
+  void Fill(testing::Random& random, WeightRow& row) const {
+    std::memset(&row, 0, sizeof row);
+    const auto put = [&](int i, auto number) {
+      std::memcpy(row.numbers + i * sizeof number, &number, sizeof number);
+    };
+    for (int i = 0; i < kPanelWindow; ++i) {
+      switch (encoding.numbers) {
+        case WeightEncoding::Numbers::kFp32:
+          put(i, random.Unit());
+          break;
+        case WeightEncoding::Numbers::kFp16:
+          put(i, RandomHalf(random));
+          break;
+        case WeightEncoding::Numbers::kBf16:
+          put(i, FloatToBf16(random.Unit()));
+          break;
+        case WeightEncoding::Numbers::kCodes:
+          row.codes[i] = static_cast<int8_t>(random.Int(encoding.low, encoding.high));
+          break;
+      }
+    }
+    for (uint16_t& scale : row.scales) scale = RandomHalf(random);
+    for (uint16_t& minimum : row.minimums) minimum = RandomHalf(random);
+    for (int8_t& factor : row.factors) factor = static_cast<int8_t>(random.Int(-128, 127));
+  }
+};
+
+// Every format that can be decoded. Each packed kind has the encoding of one of them.
+inline std::vector<model::GgmlType> AllFormats() {
+  std::vector<model::GgmlType> types;
+  for (uint32_t id = 0; id < 256; ++id) {
+    const auto type = static_cast<model::GgmlType>(id);
+    if (model::IsDecodable(type)) types.push_back(type);
+  }
+  return types;
 }
 
-inline const char* Name(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF32:
-      return "f32";
-    case WeightFormat::kF16:
-      return "f16";
-    case WeightFormat::kBf16:
-      return "bf16";
-    case WeightFormat::kQ4_0:
-      return "q4_0";
-    case WeightFormat::kQ4_1:
-      return "q4_1";
-    case WeightFormat::kQ8_0:
-      return "q8_0";
-  }
-  return "?";
-}
-
-inline constexpr WeightFormat kAllFormats[] = {WeightFormat::kF32,  WeightFormat::kF16,
-                                               WeightFormat::kBf16, WeightFormat::kQ4_0,
-                                               WeightFormat::kQ4_1, WeightFormat::kQ8_0};
-
-// Returns weight i of a raw row, in double, by GGML's definition of the format.
-inline double FileWeight(WeightFormat format, const std::byte* row, int i) {
-  const auto at = [&](int64_t offset, auto sample) {
-    std::memcpy(&sample, row + offset, sizeof sample);
-    return sample;
-  };
-  const int64_t block = i / kBlockK * RowBytes(format, kBlockK);
-  const auto half = [&](int64_t offset) { return double{HalfToFloat(at(offset, uint16_t{}))}; };
-  const auto nibble = [&](int64_t quants) {
-    const int byte = at(quants + i % 16, uint8_t{});
-    return i % 32 < 16 ? byte & 15 : byte >> 4;
-  };
-  switch (format) {
-    case WeightFormat::kF32:
-      return at(i * 4, float{});
-    case WeightFormat::kF16:
-      return half(i * 2);
-    case WeightFormat::kBf16:
-      return Bf16ToFloat(at(i * 2, uint16_t{}));
-    case WeightFormat::kQ4_0:
-      return half(block) * (nibble(block + 2) - 8);
-    case WeightFormat::kQ4_1:
-      return half(block) * nibble(block + 4) + half(block + 2);
-    case WeightFormat::kQ8_0:
-      return half(block) * at(block + 2 + i % 32, int8_t{});
-  }
-  return 0;
+inline std::string Name(model::GgmlType format) {
+  return absl::AsciiStrToLower(ToAbsl(model::GgmlTypeName(format)));
 }
 
 // Returns `count` ascending multiples of 32, or as many as fit. The last one is k.
@@ -123,12 +139,11 @@ inline std::vector<int32_t> RandomSplits(testing::Random& random, int k, int cou
   return ends;
 }
 
-inline PackedMatrix Pack(WeightFormat format, int columns, int k,
-                         const std::vector<std::byte>& rows,
-                         const std::vector<int32_t>& splits = {}) {
-  absl::StatusOr<PackedMatrix> matrix = PackedMatrix::Create(format, columns, k, splits);
+inline PackedMatrix Pack(const RandomWeights& weights, const std::vector<int32_t>& splits = {}) {
+  absl::StatusOr<PackedMatrix> matrix =
+      PackedMatrix::Create(weights.encoding, weights.columns, weights.k, splits);
   if (!matrix.ok()) ADD_FAILURE() << matrix.status();
-  const absl::Status packed = matrix->PackColumns(0, columns, rows, RowBytes(format, k));
+  const absl::Status packed = weights.PackInto(*matrix, 0, weights.k);
   if (!packed.ok()) ADD_FAILURE() << packed;
   return *std::move(matrix);
 }
@@ -137,13 +152,13 @@ inline PackedMatrix Pack(WeightFormat format, int columns, int k,
 struct QuantizedBuffer {
   QuantizedBuffer(int rows, int k, int splits)
       : values(static_cast<size_t>(rows) * k),
-        block_sums(static_cast<size_t>(rows) * k / kBlockK),
+        group_sums(static_cast<size_t>(rows) * k / kActivationGroup),
         scales(static_cast<size_t>(rows) * splits) {}
 
-  QuantizedRows view() { return {values.data(), block_sums.data(), scales.data()}; }
+  QuantizedRows view() { return {values.data(), group_sums.data(), scales.data()}; }
 
   std::vector<int16_t> values;
-  std::vector<float> block_sums;
+  std::vector<float> group_sums;
   std::vector<float> scales;
 };
 

@@ -11,21 +11,23 @@ namespace {
 class MatMulTest : public IsaTest {};
 FLOTILLA_FOR_EACH_ISA(MatMulTest);
 
-// A random product, and the file rows from which its matrix was made.
+using model::GgmlType;
+
+// A random product, and the weights from which its matrix was made.
 struct Problem {
-  explicit Problem(uint64_t seed, WeightFormat weight_format) : random(seed) {
-    format = weight_format;
-    rows = random.Int(1, 40);
-    columns = random.Int(1, 100);
-    k = random.Int(1, 48) * kBlockK;
-    splits = RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9));
-    file = RandomRows(random, format, columns, k);
-    matrix = Pack(format, columns, k, file, splits);
-    x = random.Floats(static_cast<size_t>(rows) * k, 3.0f);
-    stride = columns + random.Int(0, 5);
-    out = random.Floats(static_cast<size_t>(rows) * stride);
-    accumulate = random.Int(0, 1) == 1;
-  }
+  explicit Problem(uint64_t seed, GgmlType weight_format)
+      : random(seed),
+        format(weight_format),
+        rows(random.Int(1, 40)),
+        columns(random.Int(1, 100)),
+        k(random.Int(1, 48) * kBlockK),
+        splits(RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9))),
+        weights(random, model::EncodingOf(format), columns, k),
+        matrix(Pack(weights, splits)),
+        x(random.Floats(static_cast<size_t>(rows) * k, 3.0f)),
+        stride(columns + random.Int(0, 5)),
+        out(random.Floats(static_cast<size_t>(rows) * stride)),
+        accumulate(random.Int(0, 1) == 1) {}
 
   std::string Describe() const {
     return absl::StrCat(Name(format), " rows ", rows, " columns ", columns, " k ", k, " splits ",
@@ -33,10 +35,10 @@ struct Problem {
   }
 
   testing::Random random;
-  WeightFormat format;
+  GgmlType format;
   int rows, columns, k;
   std::vector<int32_t> splits;
-  std::vector<std::byte> file;
+  RandomWeights weights;
   PackedMatrix matrix;
   std::vector<float> x;
   int64_t stride;
@@ -70,7 +72,7 @@ std::vector<float> RunF32(const Ops& ops, const Problem& p) {
 }
 
 TEST_P(MatMulTest, SameBitsAsReference) {
-  for (const WeightFormat format : kAllFormats) {
+  for (const GgmlType format : AllFormats()) {
     for (uint64_t seed = 1; seed <= 12; ++seed) {
       Problem p(seed, format);
       SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", p.Describe()));
@@ -83,7 +85,7 @@ TEST_P(MatMulTest, SameBitsAsReference) {
 }
 
 TEST_P(MatMulTest, NearDoublePrecision) {
-  for (const WeightFormat format : kAllFormats) {
+  for (const GgmlType format : AllFormats()) {
     Problem p(77, format);
     SCOPED_TRACE(p.Describe());
     const std::vector<float> f32 = RunF32(ops(), p);
@@ -97,8 +99,7 @@ TEST_P(MatMulTest, NearDoublePrecision) {
         double sum = p.accumulate ? double{p.out[row * p.stride + column]} : 0.0;
         double magnitude = std::fabs(sum);
         for (int i = 0; i < p.k; ++i) {
-          const double weight =
-              FileWeight(format, p.file.data() + column * RowBytes(format, p.k), i);
+          const double weight = p.weights.At(column, i);
           sum += p.x[row * p.k + i] * weight;
           magnitude += std::fabs(p.x[row * p.k + i] * weight);
         }
@@ -111,31 +112,20 @@ TEST_P(MatMulTest, NearDoublePrecision) {
   }
 }
 
-// Two bytes a weight, and the product of the same weights in fp32.
-TEST_P(MatMulTest, TwoByteWeightsGiveTheBitsOfTheirFp32Copy) {
-  for (const WeightFormat format : {WeightFormat::kBf16, WeightFormat::kF16}) {
+TEST_P(MatMulTest, EveryKindGivesTheBitsOfItsFp32Copy) {
+  for (const GgmlType format : AllFormats()) {
     for (uint64_t seed = 1; seed <= 6; ++seed) {
       Problem p(seed, format);
       SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", p.Describe()));
-      EXPECT_EQ(p.matrix.bytes(), int64_t{p.matrix.view().panels()} * kPanelColumns * p.k * 2);
-      std::vector<float> weights(static_cast<size_t>(p.columns) * p.k);
-      for (int column = 0; column < p.columns; ++column) {
-        const std::byte* row = p.file.data() + column * RowBytes(format, p.k);
-        for (int i = 0; i < p.k; ++i) {
-          weights[column * p.k + i] = static_cast<float>(FileWeight(format, row, i));
-        }
-      }
-      std::vector<std::byte> copy(weights.size() * sizeof(float));
-      std::memcpy(copy.data(), weights.data(), copy.size());
-      const std::vector<float> halves = RunF32(ops(), p);
-      p.matrix = Pack(WeightFormat::kF32, p.columns, p.k, copy, p.splits);
-      ASSERT_TRUE(SameBits(RunF32(ops(), p), halves));
+      const std::vector<float> packed = RunF32(ops(), p);
+      p.matrix = Pack(p.weights.ToFp32(), p.splits);
+      ASSERT_TRUE(SameBits(RunF32(ops(), p), packed));
     }
   }
 }
 
 TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
-  for (const WeightFormat format : {WeightFormat::kQ4_1, WeightFormat::kQ8_0, WeightFormat::kF32}) {
+  for (const GgmlType format : AllFormats()) {
     Problem p(5, format);
     p.accumulate = false;
     const std::vector<float> batch = RunF32(ops(), p);
@@ -159,8 +149,8 @@ TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
 
 TEST_P(MatMulTest, WritesOnlyItsPanels) {
   uint64_t seed = 10;
-  while (Problem(seed, WeightFormat::kQ4_1).matrix.view().panels() <= 2) ++seed;
-  Problem p(seed, WeightFormat::kQ4_1);
+  while (Problem(seed, GgmlType::kQ4_1).matrix.view().panels() <= 2) ++seed;
+  Problem p(seed, GgmlType::kQ4_1);
   p.accumulate = false;
   const std::vector<float> whole = RunF32(ops(), p);
   std::vector<float> parts = p.out;
@@ -189,16 +179,14 @@ TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
   testing::Random random(3);
   const int k = 256;
   const int columns = 40;
-  const std::vector<std::byte> file = RandomRows(random, WeightFormat::kQ4_1, columns, k);
+  const RandomWeights weights(random, model::EncodingOf(GgmlType::kQ4_1), columns, k);
   const std::vector<float> x = random.Floats(k);
   const auto product = [&](int begin, int end) {
     std::vector<int32_t> splits;
     for (int e = begin + 64; e <= end; e += 64) splits.push_back(e - begin);
-    auto matrix = PackedMatrix::Create(WeightFormat::kQ4_1, columns, end - begin, splits);
+    auto matrix = PackedMatrix::Create(weights.encoding, columns, end - begin, splits);
     EXPECT_TRUE(matrix.ok());
-    const int64_t stride = RowBytes(WeightFormat::kQ4_1, k);
-    const auto shard = absl::MakeConstSpan(file).subspan(RowBytes(WeightFormat::kQ4_1, begin));
-    EXPECT_TRUE(matrix->PackColumns(0, columns, shard, stride).ok());
+    EXPECT_TRUE(weights.PackInto(*matrix, begin, end).ok());
     const std::vector<float> part(x.begin() + begin, x.begin() + end);
     QuantizedBuffer quantized = Quantize(ops(), part, 1, matrix->view());
     std::vector<float> out(columns);
@@ -219,7 +207,7 @@ TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
 TEST_P(MatMulTest, QuantizesLikeTheReference) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    Problem p(seed, WeightFormat::kQ4_1);
+    Problem p(seed, GgmlType::kQ4_1);
     // The rows have numbers of all sizes, from far below one step to near the largest.
     for (int row = 0; row < p.rows; ++row) {
       const float scale = std::ldexp(1.0f, p.random.Int(-120, 120));
@@ -228,7 +216,7 @@ TEST_P(MatMulTest, QuantizesLikeTheReference) {
     QuantizedBuffer expected = Quantize(reference(), p.x, p.rows, p.matrix.view());
     QuantizedBuffer actual = Quantize(ops(), p.x, p.rows, p.matrix.view());
     EXPECT_TRUE(SameBits(expected.values, actual.values));
-    EXPECT_TRUE(SameBits(expected.block_sums, actual.block_sums));
+    EXPECT_TRUE(SameBits(expected.group_sums, actual.group_sums));
     EXPECT_TRUE(SameBits(expected.scales, actual.scales));
   }
 }
@@ -243,101 +231,21 @@ TEST_P(MatMulTest, QuantizationOfEdgeRows) {
   x[3 * 32] = nan;
   x[3 * 32 + 1] = inf;
   x[4 * 32] = std::numeric_limits<float>::denorm_min();
-  const PackedMatrix matrix =
-      Pack(WeightFormat::kQ8_0, 1, 32, std::vector<std::byte>(RowBytes(WeightFormat::kQ8_0, 32)));
-  QuantizedBuffer q = Quantize(ops(), x, 5, matrix.view());
+  const auto matrix = PackedMatrix::Create(model::EncodingOf(GgmlType::kQ8_0), 1, 32);
+  QuantizedBuffer q = Quantize(ops(), x, 5, matrix->view());
   EXPECT_EQ(q.scales[0], 0.0f);
   EXPECT_EQ(q.scales[1], 2.0f / 32767.0f);
   EXPECT_EQ(q.values[32 + 3], -32767);
   EXPECT_EQ(q.values[32 + 4], 16384);  // 16383.5 to even
-  EXPECT_EQ(q.block_sums[1], 16384.0f - 32767.0f);
+  EXPECT_EQ(q.group_sums[1], 16384.0f - 32767.0f);
   EXPECT_TRUE(std::isnan(q.scales[2]));
   EXPECT_TRUE(std::isnan(q.scales[3]));
   EXPECT_EQ(q.scales[4], 0.0f);
   for (const int row : {0, 2, 3, 4}) {
-    EXPECT_EQ(q.block_sums[row], 0.0f);
+    EXPECT_EQ(q.group_sums[row], 0.0f);
     EXPECT_TRUE(std::all_of(&q.values[row * 32], &q.values[row * 32] + 32,
                             [](int16_t v) { return v == 0; }));
   }
-}
-
-TEST(PackedMatrixTest, DequantizesExactlyAsTheFormatSays) {
-  testing::Random random(11);
-  for (const WeightFormat format : kAllFormats) {
-    SCOPED_TRACE(Name(format));
-    const int columns = 37;
-    const int k = 96;
-    const std::vector<std::byte> file = RandomRows(random, format, columns, k);
-    const PackedMatrix matrix = Pack(format, columns, k, file);
-    std::vector<float> weights(k);
-    for (int column = 0; column < columns; ++column) {
-      matrix.DequantizeColumn(column, absl::MakeSpan(weights));
-      for (int i = 0; i < k; ++i) {
-        const double exact = FileWeight(format, file.data() + column * RowBytes(format, k), i);
-        EXPECT_EQ(weights[i], static_cast<float>(exact));
-      }
-    }
-  }
-}
-
-TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
-  for (int half = 0; half < 0x10000; ++half) {
-    std::vector<std::byte> row(RowBytes(WeightFormat::kQ4_0, 32));
-    std::memcpy(row.data(), &half, 2);
-    auto matrix = PackedMatrix::Create(WeightFormat::kQ4_0, 1, 32);
-    ASSERT_TRUE(matrix.ok());
-    const absl::Status status = matrix->PackColumns(0, 1, row, row.size());
-    const float d = HalfToFloat(static_cast<uint16_t>(half));
-    ASSERT_EQ(status.ok(), std::fabs(d) < 8192.0f) << half;  // false for NaN
-    if (!status.ok()) continue;
-    float weights[32];
-    matrix->DequantizeColumn(0, weights);
-    ASSERT_EQ(weights[0], -8.0f * d) << half;
-  }
-}
-
-TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
-  testing::Random random(12);
-  const int columns = 100;
-  const int k = 64;
-  const std::vector<std::byte> file = RandomRows(random, WeightFormat::kQ4_1, columns, k);
-  const PackedMatrix whole = Pack(WeightFormat::kQ4_1, columns, k, file);
-  auto pieces = PackedMatrix::Create(WeightFormat::kQ4_1, columns, k);
-  ASSERT_TRUE(pieces.ok());
-  const int64_t row_bytes = RowBytes(WeightFormat::kQ4_1, k);
-  for (const auto& [column, count] : {std::pair{64, 36}, {0, 5}, {5, 59}}) {
-    ASSERT_TRUE(pieces
-                    ->PackColumns(column, count,
-                                  absl::MakeConstSpan(file).subspan(column * row_bytes), row_bytes)
-                    .ok());
-  }
-  ASSERT_EQ(whole.bytes(), pieces->bytes());
-  EXPECT_EQ(0, std::memcmp(whole.view().records, pieces->view().records, whole.bytes()));
-}
-
-TEST(PackedMatrixTest, RefusesWhatDoesNotFit) {
-  const auto code = [](const auto& result) { return result.status().code(); };
-  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 33)), kInvalid);
-  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 0)), kInvalid);
-  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 0, 32)), kInvalid);
-  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kF32, int64_t{1} << 40, 32)), kInvalid);
-  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kF32, int64_t{1} << 28, int64_t{1} << 28)),
-            kInvalid);
-  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {32})), kInvalid);
-  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {16, 64})), kInvalid);
-  EXPECT_EQ(code(PackedMatrix::Create(WeightFormat::kQ4_1, 1, 64, {64, 64})), kInvalid);
-
-  auto matrix = PackedMatrix::Create(WeightFormat::kQ8_0, 4, 32);
-  ASSERT_TRUE(matrix.ok());
-  const std::vector<std::byte> rows(4 * 34);
-  EXPECT_TRUE(matrix->PackColumns(0, 4, rows, 34).ok());
-  EXPECT_EQ(matrix->PackColumns(1, 4, rows, 34).code(), kInvalid);
-  EXPECT_EQ(matrix->PackColumns(-1, 1, rows, 34).code(), kInvalid);
-  EXPECT_EQ(matrix->PackColumns(0, 4, rows, 35).code(), kInvalid);
-  EXPECT_EQ(matrix->PackColumns(0, 4, rows, 33).code(), kInvalid);
-  EXPECT_EQ(matrix->PackColumns(0, 4, rows, INT64_MAX).code(), kInvalid);
-  EXPECT_EQ(matrix->PackColumns(2, INT64_MAX, rows, 34).code(), kInvalid);
 }
 
 }  // namespace

@@ -94,7 +94,7 @@ FLOTILLA_FOR_EACH_ISA(ProductRateTest);
 TEST_P(ProductRateTest, TwoThirdsOfTheMachinesMultiplyAdds) {
   if (GetParam() == Isa::kReference) GTEST_SKIP() << "the reference is slow on purpose";
   if (!kTimed) GTEST_SKIP() << "timing means something in plain release builds only";
-  for (const WeightFormat format : {WeightFormat::kQ4_1, WeightFormat::kQ8_0}) {
+  for (const model::GgmlType format : {model::GgmlType::kQ4_1, model::GgmlType::kQ8_0}) {
     for (const int rows : {32, 512}) {
       const Workload workload = IntegerProduct(format, rows, kColumns, kDepth);
       const std::function<void(const Ops&)> call = workload.make();

@@ -17,14 +17,19 @@ constexpr int kHidden = 576;
 constexpr int kHeadDim = 64;
 constexpr int kVocabulary = 49152;
 
+// In memory.
+double BitsPerWeight(model::GgmlType format) {
+  const auto record = PackedMatrix::Create(model::EncodingOf(format), kPanelColumns, kBlockK);
+  return record.ok() ? 8.0 * record->bytes() / (kPanelColumns * kBlockK) : 0;
+}
+
 // out[rows, columns] = x[rows, k] W; integer activations or fp32.
-Workload MatMul(WeightFormat format, bool integer, int rows, int columns, int k) {
+Workload MatMul(model::GgmlType format, bool integer, int rows, int columns, int k) {
   const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
-  const PackedKind kind = format == WeightFormat::kQ8_0 ? PackedKind::kBytes : PackedKind::kNibbles;
   const auto make = [=]() -> Call {
     testing::Random random(1);
     auto matrix = std::make_shared<PackedMatrix>(
-        Pack(format, columns, k, RandomRows(random, format, columns, k)));
+        Pack(RandomWeights(random, model::EncodingOf(format), columns, k)));
     auto x = std::make_shared<std::vector<float>>(random.Floats(static_cast<size_t>(rows) * k));
     auto quantized = std::make_shared<QuantizedBuffer>(
         Quantize(GetOps(DetectIsas().back()), *x, rows, matrix->view()));
@@ -51,8 +56,7 @@ Workload MatMul(WeightFormat format, bool integer, int rows, int columns, int k)
   };
   return {absl::StrCat(integer ? "matmul_i16/" : "matmul_f32/", Name(format), "/rows:", rows, "/",
                        columns, "x", k),
-          2.0 * rows * columns * k, static_cast<double>(panels * (k / kBlockK) * RecordBytes(kind)),
-          make};
+          2.0 * rows * columns * k, BitsPerWeight(format) / 8 * panels * kPanelColumns * k, make};
 }
 
 // Attention of one KV head's three query heads, `tokens` queries at the end of
@@ -194,22 +198,25 @@ std::vector<Workload> RowWorkloads() {
 
 }  // namespace
 
-Workload IntegerProduct(WeightFormat format, int rows, int columns, int k) {
+Workload IntegerProduct(model::GgmlType format, int rows, int columns, int k) {
   return MatMul(format, true, rows, columns, k);
 }
 
 std::vector<Workload> Workloads() {
   std::vector<Workload> all;
-  for (const WeightFormat format : {WeightFormat::kQ4_1, WeightFormat::kQ8_0}) {
+  for (const model::GgmlType format : {model::GgmlType::kQ4_1, model::GgmlType::kQ8_0}) {
     for (const int rows : {1, 4, 32}) {
       all.push_back(MatMul(format, true, rows, kHidden, kHidden));
     }
   }
-  all.push_back(MatMul(WeightFormat::kQ4_1, true, 32, kHidden, 1536));
-  all.push_back(MatMul(WeightFormat::kQ4_1, true, 1, kVocabulary, kHidden));
-  all.push_back(MatMul(WeightFormat::kQ4_1, false, 1, kHidden, kHidden));
-  all.push_back(MatMul(WeightFormat::kQ4_1, false, 32, kHidden, kHidden));
-  all.push_back(MatMul(WeightFormat::kQ8_0, false, 32, kHidden, kHidden));
+  all.push_back(MatMul(model::GgmlType::kQ4_1, true, 32, kHidden, 1536));
+  all.push_back(MatMul(model::GgmlType::kQ4_1, true, 1, kVocabulary, kHidden));
+  all.push_back(MatMul(model::GgmlType::kQ4_1, false, 1, kHidden, kHidden));
+  all.push_back(MatMul(model::GgmlType::kQ4_1, false, 32, kHidden, kHidden));
+  all.push_back(MatMul(model::GgmlType::kQ8_0, false, 32, kHidden, kHidden));
+  for (const int rows : {1, 32}) {
+    all.push_back(MatMul(model::GgmlType::kBF16, false, rows, kHidden, kHidden));
+  }
   for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
     all.push_back(Attention(format, 1, 600));
     all.push_back(Attention(format, 32, 600));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "model/ggml_type.h"
 
 namespace flotilla::kernels {
 
@@ -29,6 +30,6 @@ struct Workload {
 std::vector<Workload> Workloads();
 
 // out[rows, columns] = x[rows, k] W with integer activations.
-Workload IntegerProduct(WeightFormat format, int rows, int columns, int k);
+Workload IntegerProduct(model::GgmlType format, int rows, int columns, int k);
 
 }  // namespace flotilla::kernels

@@ -11,6 +11,7 @@
 #include "model/ggml_type.h"
 #include "model/load_spec.h"
 #include "model/pretokenizer.h"
+#include "model/tensor.h"
 
 namespace flotilla::model {
 namespace {

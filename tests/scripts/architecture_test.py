@@ -8,7 +8,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ([^|]+\?) \| `([^`|]+)/` \| `([^`|]+)` \|$", re.M)
 QUESTIONS = ("stop string", "sampler", "KV block freed", "metric added", "flag added",
-             "request parameter", "preempted request", "HTTP route", "RPC")
+             "request parameter", "preempted request", "HTTP route", "RPC", "weight format added",
+             "packed kind added")
 
 
 class WhereIs(unittest.TestCase):

@@ -61,25 +61,6 @@ absl::Status Misfit(std::string_view what) {
 // ---- Formats of weights: all that this file knows about them is in the functions and the class
 // of this section.
 
-// The format whose products have the bits that the recipe wants for `tensor`.
-kernels::WeightFormat FormatOf(const model::Tensor& tensor) {
-  using kernels::WeightFormat;
-  switch (tensor.type) {
-    case model::GgmlType::kF16:
-      return WeightFormat::kF16;
-    case model::GgmlType::kBF16:
-      return WeightFormat::kBf16;
-    case model::GgmlType::kQ4_0:
-      return WeightFormat::kQ4_0;
-    case model::GgmlType::kQ4_1:
-      return WeightFormat::kQ4_1;
-    case model::GgmlType::kQ8_0:
-      return WeightFormat::kQ8_0;
-    default:
-      return WeightFormat::kF32;
-  }
-}
-
 std::span<const std::byte> BytesOfRow(const model::Tensor& tensor, std::int64_t row) {
   const std::size_t bytes = tensor.data.size() / tensor.dims[1];
   return tensor.data.subspan(static_cast<std::size_t>(row) * bytes, bytes);
@@ -95,7 +76,7 @@ absl::Status DecodeRow(const model::Tensor& tensor, std::int64_t row, float* out
 struct Operand {
   std::vector<float> values;
   std::vector<std::int16_t> quants;  // empty: not quantised
-  std::vector<float> block_sums, scales;
+  std::vector<float> group_sums, scales;
 };
 
 // Weights of one product with the reference kernels.
@@ -131,7 +112,7 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts, s
   if (parts.empty()) return Misfit("a matrix has no parts");
   const auto row_size = static_cast<std::int64_t>(parts.front().tensor->dims[0]);
   const std::int64_t k = split_ends.empty() ? row_size : split_ends.back();
-  kernels::WeightFormat format = FormatOf(*parts.front().tensor);
+  WeightEncoding encoding = model::EncodingOf(parts.front().tensor->type);
   std::int64_t columns = 0;
   for (const worker::MatrixPart& part : parts) {
     const auto name = std::string(part.tensor->name);
@@ -145,14 +126,14 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts, s
     if (part.rows.begin % head != 0 || part.rows.size() % head != 0) {
       return Misfit(absl::StrCat("the rows of ", name, " are not whole heads"));
     }
-    // Parts of several formats become fp32, and so does what the kernels do not know.
-    if (FormatOf(*part.tensor) != format) format = kernels::WeightFormat::kF32;
+    // Parts of several encodings become fp32.
+    if (model::EncodingOf(part.tensor->type) != encoding) encoding = {};
     columns += part.rows.size();
   }
   if (first_k < 0 || first_k % kernels::kBlockK != 0 || first_k + k > row_size) {
     return Misfit(absl::StrCat("inputs ", first_k, " + ", k, " of a row of ", row_size));
   }
-  auto matrix = kernels::PackedMatrix::Create(format, columns, k, split_ends);
+  auto matrix = kernels::PackedMatrix::Create(encoding, columns, k, split_ends);
   if (!matrix.ok()) return matrix.status();
   Weights weights;
   weights.parts_ = std::move(parts);
@@ -177,31 +158,26 @@ absl::Status Weights::Load() {
 }
 
 absl::Status Weights::LoadRow(const model::Tensor& tensor, std::int64_t row, std::int64_t column) {
-  std::vector<float> decoded;
-  absl::Span<const std::byte> bytes;
-  const bool as_in_file =
-      FormatOf(tensor) == matrix_.format() && FormatOf(tensor) != kernels::WeightFormat::kF32;
-  if (as_in_file) {
-    const std::span<const std::byte> whole = BytesOfRow(tensor, row);
-    bytes = {whole.data(), whole.size()};
-  } else {
-    decoded.resize(tensor.dims[0]);
-    if (absl::Status s = DecodeRow(tensor, row, decoded.data()); !s.ok()) return s;
-    bytes = {reinterpret_cast<const std::byte*>(decoded.data()), decoded.size() * sizeof(float)};
+  const auto panel = std::make_unique<WeightPanel>();
+  std::int64_t count;
+  for (std::int64_t k = 0; k < matrix_.k(); k += count) {
+    const std::int64_t first = first_k_ + k;
+    count = std::min(kPanelWindow - first % kPanelWindow, matrix_.k() - k);
+    absl::Status status =
+        model::ReadPanel(tensor, {&row, 1}, first, first + count, matrix_.encoding(), *panel);
+    if (status.ok()) status = matrix_.PackPanel(*panel, column, k);
+    if (!status.ok()) return status;
   }
-  const auto begin =
-      static_cast<std::size_t>(first_k_ == 0 ? 0 : kernels::RowBytes(matrix_.format(), first_k_));
-  const std::int64_t size = kernels::RowBytes(matrix_.format(), matrix_.k());
-  return matrix_.PackColumns(column, 1, bytes.subspan(begin, static_cast<std::size_t>(size)), size);
+  return absl::OkStatus();
 }
 
 Operand Weights::OperandOf(worker::Recipe recipe, const float* x) const {
   Operand operand{
-      .values = std::vector<float>(x, x + k()), .quants = {}, .block_sums = {}, .scales = {}};
+      .values = std::vector<float>(x, x + k()), .quants = {}, .group_sums = {}, .scales = {}};
   if (recipe != worker::Recipe::kAccurate || !matrix_.quantized()) return operand;
   const kernels::MatrixView view = matrix_.view();
   operand.quants.resize(static_cast<std::size_t>(view.k));
-  operand.block_sums.resize(static_cast<std::size_t>(view.blocks()));
+  operand.group_sums.resize(static_cast<std::size_t>(view.k / kernels::kActivationGroup));
   operand.scales.resize(static_cast<std::size_t>(view.split_count));
   Reference().quantize_rows({.x = operand.values.data(),
                              .x_stride = view.k,
@@ -209,7 +185,7 @@ Operand Weights::OperandOf(worker::Recipe recipe, const float* x) const {
                              .split_count = view.split_count,
                              .split_ends = view.split_ends,
                              .out = {.values = operand.quants.data(),
-                                     .block_sums = operand.block_sums.data(),
+                                     .group_sums = operand.group_sums.data(),
                                      .scales = operand.scales.data()}},
                             0, 1);
   return operand;
@@ -229,7 +205,7 @@ void Weights::Multiply(Operand& x, float* out) const {
   }
   Reference().matmul_i16({.weights = view,
                           .x = {.values = x.quants.data(),
-                                .block_sums = x.block_sums.data(),
+                                .group_sums = x.group_sums.data(),
                                 .scales = x.scales.data()},
                           .rows = 1,
                           .out = out,

@@ -216,52 +216,5 @@ TEST(GgmlType, HalfConversionsAreExactInverses) {
   EXPECT_EQ(FloatToHalf(1.0f + 0x1p-11f), 0x3c00);  // tie to even
 }
 
-// One block of each type, by hand.
-TEST(GgmlType, DequantizesByDefinition) {
-  const auto block = [](std::vector<uint16_t> halves, std::vector<uint8_t> rest) {
-    std::vector<std::byte> bytes(halves.size() * 2 + rest.size());
-    std::memcpy(bytes.data(), halves.data(), halves.size() * 2);
-    for (size_t i = 0; i < rest.size(); ++i) bytes[halves.size() * 2 + i] = std::byte{rest[i]};
-    return bytes;
-  };
-  const uint16_t kHalf = FloatToHalf(0.5f), kTwo = FloatToHalf(2.0f);
-  std::vector<uint8_t> nibbles(16, 0);
-  nibbles[3] = 0xf1;  // element 3 = 1, element 19 = 15
-  std::vector<float> out(32);
-
-  ASSERT_TRUE(DequantizeRow(GgmlType::kQ4_0, block({kHalf}, nibbles), out).ok());
-  EXPECT_EQ(out[3], 0.5f * (1 - 8));
-  EXPECT_EQ(out[19], 0.5f * (15 - 8));
-  EXPECT_EQ(out[0], 0.5f * -8);
-  ASSERT_TRUE(DequantizeRow(GgmlType::kQ4_1, block({kHalf, kTwo}, nibbles), out).ok());
-  EXPECT_EQ(out[3], 2.5f);
-  EXPECT_EQ(out[19], 9.5f);
-
-  std::vector<uint8_t> five = {0x08, 0, 0x08, 0};  // bits 3 and 19
-  five.insert(five.end(), nibbles.begin(), nibbles.end());
-  ASSERT_TRUE(DequantizeRow(GgmlType::kQ5_0, block({kHalf}, five), out).ok());
-  EXPECT_EQ(out[3], 0.5f * (17 - 16));
-  EXPECT_EQ(out[19], 0.5f * (31 - 16));
-  ASSERT_TRUE(DequantizeRow(GgmlType::kQ5_1, block({kHalf, kTwo}, five), out).ok());
-  EXPECT_EQ(out[3], 0.5f * 17 + 2);
-  EXPECT_EQ(out[1], 2.0f);
-
-  std::vector<uint8_t> eight(32, 0);
-  eight[31] = 0x80;
-  ASSERT_TRUE(DequantizeRow(GgmlType::kQ8_0, block({kHalf}, eight), out).ok());
-  EXPECT_EQ(out[31], -64.0f);
-
-  std::vector<float> one(1);
-  ASSERT_TRUE(DequantizeRow(GgmlType::kBF16, block({0x4040}, {}), one).ok());
-  EXPECT_EQ(one[0], 3.0f);
-  ASSERT_TRUE(DequantizeRow(GgmlType::kF16, block({kTwo}, {}), one).ok());
-  EXPECT_EQ(one[0], 2.0f);
-
-  EXPECT_EQ(DequantizeRow(GgmlType::kQ8_0, Bytes(33), out).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(DequantizeRow(GgmlType{12}, Bytes(144), out).message()),
-              HasSubstr("Q4_K"));
-}
-
 }  // namespace
 }  // namespace flotilla::model

@@ -8,7 +8,7 @@
 
 namespace flotilla::worker {
 
-using kernels::kBlockK;
+using kernels::kActivationGroup;
 using kernels::PackedMatrix;
 
 CpuBackend::CpuBackend(const BackendOptions& options)
@@ -107,7 +107,7 @@ absl::StatusOr<HeadHandle> CpuBackend::AddHead(const HeadSource& source) {
 
 absl::Status CpuBackend::Load() {
   quantized_ = AlignedBuffer<int16_t>(buffer_rows_ * widest_);
-  block_sums_ = AlignedBuffer<float>(buffer_rows_ * widest_ / kBlockK);
+  group_sums_ = AlignedBuffer<float>(buffer_rows_ * widest_ / kActivationGroup);
   scales_ = AlignedBuffer<float>(buffer_rows_ * most_splits_);
   row_sequences_.resize(buffer_rows_);
   return packer_.Pack(pool_);
@@ -128,7 +128,7 @@ absl::Status CpuBackend::CreateKv(const KvShape& shape, uint32_t blocks, const T
 }
 
 int64_t CpuBackend::buffer_bytes() const {
-  int64_t bytes = quantized_.bytes() + block_sums_.bytes() + scales_.bytes() + head_input_.bytes() +
+  int64_t bytes = quantized_.bytes() + group_sums_.bytes() + scales_.bytes() + head_input_.bytes() +
                   logits_.bytes();
   for (const Buffer& buffer : buffers_) bytes += buffer.data.bytes();
   return bytes;

@@ -167,7 +167,7 @@ class CpuBackend final : public Backend {
   // The sizes of what follows, as the matrices need it.
   std::int64_t widest_ = 0, most_splits_ = 1;
   AlignedBuffer<std::int16_t> quantized_;  // [buffer_rows_, widest_]
-  AlignedBuffer<float> block_sums_;        // [buffer_rows_, widest_ / block]
+  AlignedBuffer<float> group_sums_;        // [buffer_rows_, widest_ / kActivationGroup]
   AlignedBuffer<float> scales_;            // [buffer_rows_, most_splits_]
   AlignedBuffer<float> head_input_;        // [kLogitRows, hidden]
   AlignedBuffer<float> logits_;            // [kLogitRows, vocabulary], where one rank has them all

@@ -6,7 +6,7 @@
 namespace flotilla::worker {
 namespace {
 
-using kernels::kBlockK;
+using kernels::kActivationGroup;
 using kernels::kPanelColumns;
 using kernels::MatrixView;
 
@@ -355,7 +355,7 @@ kernels::QuantizeArgs CpuBackend::QuantizeFor(const Product& product) {
 
 kernels::QuantizedRows CpuBackend::QuantizedOf(const Product& product) {
   return {quantized_.data() + product.rows * product.first_k,
-          block_sums_.data() + product.rows * product.first_k / kBlockK,
+          group_sums_.data() + product.rows * product.first_k / kActivationGroup,
           scales_.data() + product.rows * product.first_split};
 }
 

@@ -1,7 +1,7 @@
 #include "worker/compute/cpu/weight_packer.h"
 
 #include <algorithm>
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -11,31 +11,11 @@ namespace flotilla::worker {
 namespace {
 
 using kernels::PackedMatrix;
-using kernels::WeightFormat;
 
 // The number of rows that one work item packs. It is large enough to amortise the hand-over, and
 // small enough to spread the embedding table over all threads.
 constexpr int64_t kRowsPerItem = 2048;
 static_assert(kRowsPerItem % kernels::kPanelColumns == 0);
-
-std::optional<WeightFormat> PackedFormat(model::GgmlType type) {
-  switch (type) {
-    case model::GgmlType::kF32:
-      return WeightFormat::kF32;
-    case model::GgmlType::kF16:
-      return WeightFormat::kF16;
-    case model::GgmlType::kBF16:
-      return WeightFormat::kBf16;
-    case model::GgmlType::kQ4_0:
-      return WeightFormat::kQ4_0;
-    case model::GgmlType::kQ4_1:
-      return WeightFormat::kQ4_1;
-    case model::GgmlType::kQ8_0:
-      return WeightFormat::kQ8_0;
-    default:
-      return std::nullopt;
-  }
-}
 
 }  // namespace
 
@@ -43,7 +23,7 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
                                                       int64_t first_k,
                                                       absl::Span<const int32_t> split_ends) {
   std::vector<Source> sources;
-  std::optional<WeightFormat> format;
+  WeightEncoding encoding = model::EncodingOf(parts[0].tensor->type);
   int64_t columns = 0;
   for (const MatrixPart& part : parts) {
     sources.push_back({.tensor = part.tensor,
@@ -53,10 +33,9 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
                        .column = columns,
                        .pairs_of = part.pairs_of});
     columns += part.rows.size();
-    const auto own = PackedFormat(part.tensor->type).value_or(WeightFormat::kF32);
-    format = format.value_or(own) == own ? own : WeightFormat::kF32;
+    if (model::EncodingOf(part.tensor->type) != encoding) encoding = {};
   }
-  auto created = PackedMatrix::Create(*format, columns, k, split_ends);
+  auto created = PackedMatrix::Create(encoding, columns, k, split_ends);
   if (!created.ok()) return created.status();
   PackedMatrix& matrix = matrices_.emplace_back(*std::move(created));
   bytes_ += matrix.bytes();
@@ -75,40 +54,25 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
   return &matrix;
 }
 
-// Packs one row of `tensor` as a column of the matrix, through fp32 if the formats differ. `values`
-// has room for a row.
-absl::Status WeightPacker::PackRow(PackedMatrix& matrix, const Source& source, int64_t row,
-                                   int64_t column, std::vector<float>& values) {
-  const model::Tensor& tensor = *source.tensor;
-  const int64_t row_bytes = tensor.data.size() / tensor.dims[1];
-  const std::span<const std::byte> bytes = tensor.data.subspan(row * row_bytes, row_bytes);
-  if (const auto format = PackedFormat(tensor.type); format == matrix.format()) {
-    const int64_t skip = source.first_k == 0 ? 0 : kernels::RowBytes(*format, source.first_k);
-    return matrix.PackColumns(column, 1, {bytes.data() + skip, bytes.size() - skip}, row_bytes);
-  }
-  absl::Status status = model::DequantizeRow(tensor.type, bytes, values);
-  if (!status.ok()) return status;
-  const size_t used = matrix.k() * sizeof(float);
-  return matrix.PackColumns(
-      column, 1, {reinterpret_cast<const std::byte*>(values.data() + source.first_k), used}, used);
-}
-
+// Reads the source's rows panel by panel, in the encoding of the matrix, and packs them.
 absl::Status WeightPacker::PackSource(PackedMatrix& matrix, const Source& source) {
-  const model::Tensor& tensor = *source.tensor;
-  const auto format = PackedFormat(tensor.type);
-  if (format == matrix.format() && source.pairs_of == 0) {
-    const int64_t row_bytes = tensor.data.size() / tensor.dims[1];
-    const int64_t skip = source.first_k == 0 ? 0 : kernels::RowBytes(*format, source.first_k);
-    return matrix.PackColumns(source.column, source.count,
-                              {tensor.data.data() + source.row * row_bytes + skip,
-                               static_cast<size_t>(source.count * row_bytes - skip)},
-                              row_bytes);
-  }
-  std::vector<float> values(tensor.dims[0]);
-  for (int64_t r = 0; r < source.count; ++r) {
-    const int64_t row = model::IndexInFile(source.row + r, source.pairs_of);
-    absl::Status status = PackRow(matrix, source, row, source.column + r, values);
-    if (!status.ok()) return status;
+  const auto panel = std::make_unique<WeightPanel>();
+  std::vector<int64_t> rows;
+  for (int64_t row = 0; row < source.count; row += static_cast<int64_t>(rows.size())) {
+    rows.clear();
+    const int64_t last = std::min(row + kPanelOutputs, source.count);
+    for (int64_t r = row; r < last; ++r) {
+      rows.push_back(model::IndexInFile(source.row + r, source.pairs_of));
+    }
+    int64_t count;
+    for (int64_t k = 0; k < matrix.k(); k += count) {
+      const int64_t first = source.first_k + k;
+      count = std::min(kPanelWindow - first % kPanelWindow, matrix.k() - k);
+      absl::Status status =
+          model::ReadPanel(*source.tensor, rows, first, first + count, matrix.encoding(), *panel);
+      if (status.ok()) status = matrix.PackPanel(*panel, source.column + row, k);
+      if (!status.ok()) return status;
+    }
   }
   return absl::OkStatus();
 }

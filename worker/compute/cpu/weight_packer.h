@@ -1,8 +1,8 @@
 // WeightPacker: brings weights of the model file into the arrangement that the kernels read, once
 // at start. Matrices are listed first and packed together, so that all threads share the work.
 //
-// Matrices keep the file's quantisation exactly. What the packed formats do not cover is stored as
-// the exact fp32 values: other block types, and matrices whose parts have different types.
+// Matrices keep the file's quantisation exactly. Where the parts of a matrix have different
+// encodings they are stored as the exact fp32 values.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,6 @@ class WeightPacker {
     std::vector<Source> sources;
   };
 
-  static absl::Status PackRow(kernels::PackedMatrix& matrix, const Source& source, std::int64_t row,
-                              std::int64_t column, std::vector<float>& values);
   static absl::Status PackSource(kernels::PackedMatrix& matrix, const Source& source);
 
   std::deque<kernels::PackedMatrix> matrices_;

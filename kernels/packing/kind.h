@@ -1,0 +1,57 @@
+// What a packed kind is: an arrangement of weights in the memory of CPUs.
+//
+// A kind is a type without state, one file of this folder and a row of kinds.h. Weights lie in
+// records of kPanelColumns columns (outputs) by kBlockK inputs, which are 64-byte aligned. A kind
+// has
+//
+//   kRecordBytes
+//   Packs(encoding)            whether the kind keeps weights of this encoding exactly
+//   Pack(encoding, row, k, lane, record)  packs the kBlockK weights of a window from k on as column
+//                              `lane` of a record; false if a scale is out of the kind's range
+//   Decode(record, lane, out)  the [kBlockK] weights of a column in fp32
+//   DecodeRecord<S>(record, out)  all of them, [kBlockK][kPanelColumns]
+//
+// and, where weights are plain numbers (kIsPlain), in the order [kBlockK][kPanelColumns]:
+//
+//   Load<S>(weights, i)        16 weights from index i on, across records that follow each other
+//
+// and, where there is a product with 16-bit activations (kHasIntegerProduct), the order of its
+// sums:
+//
+//   AddBlock(record, lane, x, sums, acc)  one column's sum after the block. x are the block's
+//                              kBlockK activations, and sums those of its activation groups
+//   AddBlock<S, R, H>(...)     the same for R rows and H halves of 16 columns
+//
+// Functions of S are vector code (kernels/cpu/simd.h). The others are the scalar twin; they are
+// inlined everywhere, so that none of them is linked from a file of another instruction path.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/types/weight_panel.h"
+#include "kernels/cpu/simd.h"
+
+namespace flotilla::kernels {
+
+inline constexpr int kPanelColumns = 32;  // outputs of a record
+inline constexpr int kBlockK = 32;        // inputs of a record
+// Activations have the exact sums of groups of this many, for kinds whose weights have minimums.
+inline constexpr int kActivationGroup = 32;
+
+// The position of a kind in Kinds (kinds.h).
+enum class PackedKind : uint8_t {};
+
+template <typename T>
+FLOTILLA_INLINE T LoadAs(const std::byte* p) {
+  T value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+
+template <typename T>
+FLOTILLA_INLINE void StoreAs(std::byte* p, T value) {
+  std::memcpy(p, &value, sizeof value);
+}
+
+}  // namespace flotilla::kernels

@@ -1,0 +1,36 @@
+// The packed kinds: one row each, and the call of a template for the kind of a matrix.
+#pragma once
+
+#include "kernels/packing/bf16.h"
+#include "kernels/packing/bytes.h"
+#include "kernels/packing/floats.h"
+#include "kernels/packing/fp16.h"
+#include "kernels/packing/kind.h"
+#include "kernels/packing/nibbles.h"
+
+namespace flotilla::kernels {
+
+template <class... All>
+struct KindList {};
+
+// An encoding is packed as the first kind that packs it.
+using Kinds = KindList<  //
+    Nibbles,             //
+    Bytes,               //
+    Floats,              //
+    Bf16,                //
+    Fp16>;
+
+template <class Visitor, class... All>
+FLOTILLA_INLINE void VisitKind(PackedKind kind, KindList<All...>, const Visitor& visitor) {
+  int i = 0;
+  (void)((i++ == static_cast<int>(kind) && (visitor.template operator()<All>(), true)) || ...);
+}
+
+// Calls visitor.operator()<Kind>() for the kind, once.
+template <class Visitor>
+FLOTILLA_INLINE void VisitKind(PackedKind kind, const Visitor& visitor) {
+  VisitKind(kind, Kinds{}, visitor);
+}
+
+}  // namespace flotilla::kernels

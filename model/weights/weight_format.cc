@@ -1,0 +1,19 @@
+#include "model/weights/weight_format.h"
+
+namespace flotilla::model {
+
+std::span<const WeightFormat* const> WeightFormats() {
+  static constexpr const WeightFormat* kAll[] = {&kF32Format,  &kF16Format,  &kBf16Format,
+                                                 &kQ4_0Format, &kQ4_1Format, &kQ5_0Format,
+                                                 &kQ5_1Format, &kQ8_0Format};
+  return kAll;
+}
+
+const WeightFormat* FindWeightFormat(GgmlType type) {
+  for (const WeightFormat* format : WeightFormats()) {
+    if (format->type == type) return format;
+  }
+  return nullptr;
+}
+
+}  // namespace flotilla::model

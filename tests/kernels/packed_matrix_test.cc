@@ -1,0 +1,177 @@
+// Packing: every format of files, by way of its packed kind, keeps its weights.
+#include "kernels/packed_matrix.h"
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/packing/kinds.h"
+#include "tests/kernels/kernel_fixtures.h"
+
+namespace flotilla::kernels {
+namespace {
+
+using model::GgmlType;
+
+template <class... All>
+constexpr int Count(KindList<All...>) {
+  return sizeof...(All);
+}
+
+TEST(PackedMatrixTest, EveryKindPacksAFormat) {
+  std::set<int> kinds;
+  for (const GgmlType format : AllFormats()) {
+    const auto kind = KindFor(model::EncodingOf(format));
+    ASSERT_TRUE(kind.ok()) << Name(format) << ": " << kind.status();
+    kinds.insert(static_cast<int>(*kind));
+  }
+  EXPECT_EQ(kinds.size(), Count(Kinds{}));
+}
+
+TEST(PackedMatrixTest, TakesTheBytesOfItsKind) {
+  const auto bits = [](GgmlType format) {
+    const auto matrix = PackedMatrix::Create(model::EncodingOf(format), 64, 256);
+    EXPECT_TRUE(matrix.ok()) << matrix.status();
+    return 8.0 * matrix->bytes() / (64 * 256);
+  };
+  EXPECT_EQ(bits(GgmlType::kF32), 32);
+  EXPECT_EQ(bits(GgmlType::kF16), 16);
+  EXPECT_EQ(bits(GgmlType::kBF16), 16);
+  EXPECT_EQ(bits(GgmlType::kQ4_0), 5);
+  EXPECT_EQ(bits(GgmlType::kQ4_1), 5);
+  EXPECT_EQ(bits(GgmlType::kQ8_0), 8.5);
+}
+
+TEST(PackedMatrixTest, DequantizesExactlyAsTheEncodingSays) {
+  testing::Random random(11);
+  for (const GgmlType format : AllFormats()) {
+    SCOPED_TRACE(Name(format));
+    const RandomWeights weights(random, model::EncodingOf(format), 37, 288);
+    const PackedMatrix matrix = Pack(weights);
+    std::vector<float> column(weights.k);
+    for (int c = 0; c < weights.columns; ++c) {
+      matrix.DequantizeColumn(c, absl::MakeSpan(column));
+      for (int i = 0; i < weights.k; ++i) {
+        EXPECT_EQ(column[i], static_cast<float>(weights.At(c, i)));
+      }
+    }
+  }
+}
+
+// From blocks of a file to a column of the matrix.
+TEST(PackedMatrixTest, KeepsTheWeightsOfEveryFormat) {
+  for (const GgmlType format : AllFormats()) {
+    SCOPED_TRACE(Name(format));
+    const testing::WeightCase expected = testing::ReadWeightCase(format);
+    const model::Tensor tensor = expected.Matrix(format, 256);
+    // The second half of the rows, too: a shard may begin inside a block.
+    for (const int begin : {0, 128}) {
+      const int k = 256 - begin;
+      auto matrix = PackedMatrix::Create(model::EncodingOf(format), 2, k);
+      ASSERT_TRUE(matrix.ok()) << matrix.status();
+      const auto panel = std::make_unique<WeightPanel>();
+      const std::vector<int64_t> rows = {1, 0};
+      ASSERT_TRUE(model::ReadPanel(tensor, rows, begin, 256, matrix->encoding(), *panel).ok());
+      ASSERT_TRUE(matrix->PackPanel(*panel, 0, 0).ok());
+      std::vector<float> column(k);
+      for (int c = 0; c < 2; ++c) {
+        matrix->DequantizeColumn(c, absl::MakeSpan(column));
+        for (int i = 0; i < k; ++i) {
+          ASSERT_EQ(column[i], expected.weights[rows[c] * 256 + begin + i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
+  testing::Random random(1);
+  RandomWeights weights(random, model::EncodingOf(GgmlType::kQ4_0), 1, 32);
+  weights.rows[0].codes[0] = -8;
+  for (int half = 0; half < 0x10000; ++half) {
+    weights.rows[0].scales[0] = static_cast<uint16_t>(half);
+    auto matrix = PackedMatrix::Create(weights.encoding, 1, 32);
+    ASSERT_TRUE(matrix.ok());
+    const absl::Status status = weights.PackInto(*matrix, 0, 32);
+    const float d = HalfToFloat(static_cast<uint16_t>(half));
+    ASSERT_EQ(status.ok(), std::fabs(d) < 8192.0f) << half;  // false for NaN
+    if (!status.ok()) continue;
+    float column[32];
+    matrix->DequantizeColumn(0, column);
+    ASSERT_EQ(column[0], -8.0f * d) << half;
+  }
+}
+
+TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
+  testing::Random random(12);
+  for (const GgmlType format : AllFormats()) {
+    SCOPED_TRACE(Name(format));
+    const RandomWeights weights(random, model::EncodingOf(format), 100, 320);
+    const PackedMatrix whole = Pack(weights);
+    auto pieces = PackedMatrix::Create(weights.encoding, weights.columns, weights.k);
+    ASSERT_TRUE(pieces.ok());
+    // The pieces are of any size, and cross the panels of the matrix.
+    for (const auto& [column, count] : {std::pair{64, 36}, {0, 5}, {5, 59}}) {
+      for (const auto& [begin, end] : {std::pair{256, 320}, {0, 32}, {32, 256}}) {
+        for (int first = column; first < column + count; first += 20) {
+          auto panel = std::make_unique<WeightPanel>();
+          panel->encoding = weights.encoding;
+          panel->outputs = std::min(20, column + count - first);
+          panel->begin = begin % kPanelWindow;
+          panel->end = panel->begin + end - begin;
+          for (int c = 0; c < panel->outputs; ++c) panel->rows[c] = weights.row(first + c, begin);
+          ASSERT_TRUE(pieces->PackPanel(*panel, first, begin).ok());
+        }
+      }
+    }
+    ASSERT_EQ(whole.bytes(), pieces->bytes());
+    EXPECT_EQ(0, std::memcmp(whole.view().records, pieces->view().records, whole.bytes()));
+  }
+}
+
+TEST(PackedMatrixTest, RefusesWhatDoesNotFit) {
+  const auto code = [](const auto& result) { return result.status().code(); };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  const WeightEncoding bytes = model::EncodingOf(GgmlType::kQ8_0), fp32;
+  EXPECT_EQ(code(PackedMatrix::Create(bytes, 1, 33)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(bytes, 1, 0)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(bytes, 0, 32)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(fp32, int64_t{1} << 40, 32)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(fp32, int64_t{1} << 28, int64_t{1} << 28)), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(bytes, 1, 64, {32})), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(bytes, 1, 64, {16, 64})), kInvalid);
+  EXPECT_EQ(code(PackedMatrix::Create(bytes, 1, 64, {64, 64})), kInvalid);
+  WeightEncoding unknown = bytes;
+  unknown.has_minimums = true;
+  EXPECT_EQ(code(PackedMatrix::Create(unknown, 1, 32)), kInvalid);
+
+  auto matrix = PackedMatrix::Create(bytes, 4, 64);
+  ASSERT_TRUE(matrix.ok());
+  const auto panel = std::make_unique<WeightPanel>();
+  const auto pack = [&](int outputs, int begin, int end, int64_t column, int64_t k) {
+    panel->outputs = outputs;
+    panel->begin = begin;
+    panel->end = end;
+    return matrix->PackPanel(*panel, column, k).code();
+  };
+  EXPECT_EQ(pack(4, 0, 64, 0, 0), kInvalid);  // another encoding
+  panel->encoding = bytes;
+  EXPECT_EQ(pack(4, 0, 64, 0, 0), absl::StatusCode::kOk);
+  EXPECT_EQ(pack(4, 192, 256, 0, 0), absl::StatusCode::kOk);
+  EXPECT_EQ(pack(4, 0, 64, 1, 0), kInvalid);
+  EXPECT_EQ(pack(1, 0, 64, -1, 0), kInvalid);
+  EXPECT_EQ(pack(1, 0, 64, INT64_MAX, 0), kInvalid);
+  EXPECT_EQ(pack(0, 0, 64, 0, 0), kInvalid);
+  EXPECT_EQ(pack(33, 0, 64, 0, 0), kInvalid);
+  EXPECT_EQ(pack(4, 0, 64, 0, 32), kInvalid);
+  EXPECT_EQ(pack(4, 0, 32, 0, -32), kInvalid);
+  EXPECT_EQ(pack(4, 0, 32, 0, 16), kInvalid);
+  EXPECT_EQ(pack(4, 0, 32, 0, INT64_MAX), kInvalid);
+  EXPECT_EQ(pack(4, 16, 48, 0, 0), kInvalid);
+  EXPECT_EQ(pack(4, 0, 48, 0, 0), kInvalid);
+  EXPECT_EQ(pack(4, 32, 32, 0, 0), kInvalid);
+  EXPECT_EQ(pack(4, 224, 288, 0, 0), kInvalid);
+  EXPECT_EQ(pack(4, -32, 32, 0, 0), kInvalid);
+}
+
+}  // namespace
+}  // namespace flotilla::kernels

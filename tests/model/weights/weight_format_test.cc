@@ -1,0 +1,167 @@
+#include "model/weights/weight_format.h"
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/tensor.h"
+#include "tests/support/weight_case.h"
+
+namespace flotilla::model {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::ReadWeightCase;
+using testing::WeightCase;
+using testing::WeightOf;
+
+std::string Name(const WeightFormat& format) { return std::string(GgmlTypeName(format.type)); }
+
+std::vector<uint32_t> Bits(std::span<const float> values) {
+  std::vector<uint32_t> bits;
+  for (const float value : values) bits.push_back(std::bit_cast<uint32_t>(value));
+  return bits;
+}
+
+TEST(WeightFormats, DequantizeToTheBitsOfGguf) {
+  for (const WeightFormat* format : WeightFormats()) {
+    SCOPED_TRACE(Name(*format));
+    const WeightCase expected = ReadWeightCase(format->type);
+    std::vector<float> weights(expected.weights.size());
+    ASSERT_TRUE(DequantizeRow(format->type, expected.blocks, weights).ok());
+    EXPECT_EQ(Bits(weights), Bits(expected.weights));
+  }
+}
+
+// Rows in any order, and ranges that begin and end inside the blocks of a format.
+TEST(WeightFormats, PanelsHaveTheWeights) {
+  const auto panel = std::make_unique<WeightPanel>();
+  for (const WeightFormat* format : WeightFormats()) {
+    SCOPED_TRACE(Name(*format));
+    const WeightCase expected = ReadWeightCase(format->type);
+    const Tensor tensor = expected.Matrix(format->type, 256);
+    for (const WeightEncoding& encoding : {format->encoding, WeightEncoding{}}) {
+      for (const auto& [begin, end] : {std::pair{0, 256}, {128, 256}, {32, 64}, {0, 224}}) {
+        const int64_t rows[] = {1, 0, 1};
+        ASSERT_TRUE(ReadPanel(tensor, rows, begin, end, encoding, *panel).ok());
+        EXPECT_EQ(panel->outputs, 3);
+        EXPECT_EQ(panel->begin, begin);
+        EXPECT_EQ(panel->end, end);
+        EXPECT_EQ(panel->encoding, encoding);
+        for (int i = 0; i < 3; ++i) {
+          for (int k = begin; k < end; ++k) {
+            const WeightRow& row = panel->rows[i];
+            ASSERT_EQ(static_cast<float>(WeightOf(encoding, row, k)),
+                      expected.weights[rows[i] * 256 + k]);
+            if (encoding.numbers != WeightEncoding::Numbers::kCodes) continue;
+            ASSERT_GE(row.codes[k], encoding.low);
+            ASSERT_LE(row.codes[k], encoding.high);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(WeightFormats, PanelsOfLaterWindows) {
+  const WeightCase expected = ReadWeightCase(GgmlType::kQ8_0);
+  const Tensor tensor = expected.Matrix(GgmlType::kQ8_0, 512);
+  const auto panel = std::make_unique<WeightPanel>();
+  const int64_t row = 0;
+  ASSERT_TRUE(ReadPanel(tensor, {&row, 1}, 288, 512, EncodingOf(tensor.type), *panel).ok());
+  EXPECT_EQ(panel->begin, 32);
+  EXPECT_EQ(panel->end, 256);
+  EXPECT_EQ(static_cast<float>(WeightOf(panel->encoding, panel->rows[0], 255)),
+            expected.weights[511]);
+}
+
+TEST(WeightFormats, RefuseWhatIsNoPanel) {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  const WeightCase expected = ReadWeightCase(GgmlType::kQ4_0);
+  Tensor tensor = expected.Matrix(GgmlType::kQ4_0, 256);
+  const auto panel = std::make_unique<WeightPanel>();
+  const auto read = [&](std::vector<int64_t> rows, int64_t begin, int64_t end) {
+    return ReadPanel(tensor, rows, begin, end, EncodingOf(tensor.type), *panel).code();
+  };
+  EXPECT_EQ(read({0, 1}, 0, 256), absl::StatusCode::kOk);
+  EXPECT_EQ(read({}, 0, 256), kInvalid);
+  EXPECT_EQ(read(std::vector<int64_t>(33), 0, 256), kInvalid);
+  EXPECT_EQ(read({2}, 0, 256), kInvalid);
+  EXPECT_EQ(read({-1}, 0, 256), kInvalid);
+  EXPECT_EQ(read({0}, 0, 288), kInvalid);
+  EXPECT_EQ(read({0}, -32, 32), kInvalid);
+  EXPECT_EQ(read({0}, 64, 64), kInvalid);
+  EXPECT_EQ(read({0}, 16, 64), kInvalid);
+  EXPECT_EQ(read({0}, 32, 48), kInvalid);
+  EXPECT_EQ(
+      ReadPanel(tensor, std::vector<int64_t>{0}, 0, 32, EncodingOf(GgmlType::kQ8_0), *panel).code(),
+      kInvalid);
+  // Data that is shorter than the shape says.
+  tensor.data = tensor.data.first(tensor.data.size() - 18);
+  EXPECT_EQ(read({0}, 0, 256), absl::StatusCode::kOk);
+  EXPECT_EQ(read({1}, 0, 256), kInvalid);
+  // Two windows.
+  tensor = expected.Matrix(GgmlType::kQ4_0, 512);
+  EXPECT_EQ(read({0}, 224, 288), kInvalid);
+  // Rows that are no whole blocks.
+  tensor.dims[0] = 80;
+  EXPECT_EQ(read({0}, 0, 32), kInvalid);
+  // A type that has no format.
+  tensor.type = GgmlType::kQ8_1;
+  EXPECT_EQ(read({0}, 0, 32), absl::StatusCode::kUnimplemented);
+}
+
+TEST(WeightFormats, RefuseWrongSizesAndOtherTypes) {
+  std::vector<float> out(32);
+  const std::vector<std::byte> bytes(33);
+  EXPECT_EQ(DequantizeRow(GgmlType::kQ8_0, bytes, out).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(DequantizeRow(GgmlType::kQ4_K, bytes, out).message()), HasSubstr("Q4_K"));
+}
+
+// One block of each type, by hand.
+TEST(WeightFormats, DequantizeByDefinition) {
+  const auto block = [](std::vector<uint16_t> halves, std::vector<uint8_t> rest) {
+    std::vector<std::byte> bytes(halves.size() * 2 + rest.size());
+    std::memcpy(bytes.data(), halves.data(), halves.size() * 2);
+    for (size_t i = 0; i < rest.size(); ++i) bytes[halves.size() * 2 + i] = std::byte{rest[i]};
+    return bytes;
+  };
+  const uint16_t kHalf = FloatToHalf(0.5f), kTwo = FloatToHalf(2.0f);
+  std::vector<uint8_t> nibbles(16, 0);
+  nibbles[3] = 0xf1;  // element 3 = 1, element 19 = 15
+  std::vector<float> out(32);
+
+  ASSERT_TRUE(DequantizeRow(GgmlType::kQ4_0, block({kHalf}, nibbles), out).ok());
+  EXPECT_EQ(out[3], 0.5f * (1 - 8));
+  EXPECT_EQ(out[19], 0.5f * (15 - 8));
+  EXPECT_EQ(out[0], 0.5f * -8);
+  ASSERT_TRUE(DequantizeRow(GgmlType::kQ4_1, block({kHalf, kTwo}, nibbles), out).ok());
+  EXPECT_EQ(out[3], 2.5f);
+  EXPECT_EQ(out[19], 9.5f);
+
+  std::vector<uint8_t> five = {0x08, 0, 0x08, 0};  // bits 3 and 19
+  five.insert(five.end(), nibbles.begin(), nibbles.end());
+  ASSERT_TRUE(DequantizeRow(GgmlType::kQ5_0, block({kHalf}, five), out).ok());
+  EXPECT_EQ(out[3], 0.5f * (17 - 16));
+  EXPECT_EQ(out[19], 0.5f * (31 - 16));
+  ASSERT_TRUE(DequantizeRow(GgmlType::kQ5_1, block({kHalf, kTwo}, five), out).ok());
+  EXPECT_EQ(out[3], 0.5f * 17 + 2);
+  EXPECT_EQ(out[1], 2.0f);
+
+  std::vector<uint8_t> eight(32, 0);
+  eight[31] = 0x80;
+  ASSERT_TRUE(DequantizeRow(GgmlType::kQ8_0, block({kHalf}, eight), out).ok());
+  EXPECT_EQ(out[31], -64.0f);
+
+  std::vector<float> one(1);
+  ASSERT_TRUE(DequantizeRow(GgmlType::kBF16, block({0x4040}, {}), one).ok());
+  EXPECT_EQ(one[0], 3.0f);
+  ASSERT_TRUE(DequantizeRow(GgmlType::kF16, block({kTwo}, {}), one).ok());
+  EXPECT_EQ(one[0], 2.0f);
+}
+
+}  // namespace
+}  // namespace flotilla::model
