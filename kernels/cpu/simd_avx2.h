@@ -222,6 +222,14 @@ struct Avx2 {
   static FLOTILLA_INLINE I Nibble(I x) {
     return {Nibble1<kIndex>(x.a), Nibble1<kIndex>(x.b)};
   }
+  template <int kBits>
+  static FLOTILLA_INLINE I Shl16(I x) {
+    return {_mm256_slli_epi16(x.a, kBits), _mm256_slli_epi16(x.b, kBits)};
+  }
+  template <int kBits>
+  static FLOTILLA_INLINE I Sar16(I x) {
+    return {_mm256_srai_epi16(x.a, kBits), _mm256_srai_epi16(x.b, kBits)};
+  }
   static FLOTILLA_INLINE I WidenBytes(const void* p) {
     const auto* q = static_cast<const __m128i*>(p);
     return {_mm256_cvtepi8_epi16(_mm_load_si128(q)), _mm256_cvtepi8_epi16(_mm_load_si128(q + 1))};

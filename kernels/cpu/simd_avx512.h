@@ -129,6 +129,14 @@ struct Avx512 {
     const __m512i shifted = kIndex == 0 ? x : _mm512_srli_epi16(x, 4 * kIndex);
     return kIndex == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
   }
+  template <int kBits>
+  static FLOTILLA_INLINE I Shl16(I x) {
+    return _mm512_slli_epi16(x, kBits);
+  }
+  template <int kBits>
+  static FLOTILLA_INLINE I Sar16(I x) {
+    return _mm512_srai_epi16(x, kBits);
+  }
   static FLOTILLA_INLINE I WidenBytes(const void* p) {
     return _mm512_cvtepi8_epi16(_mm256_load_si256(static_cast<const __m256i*>(p)));
   }

@@ -7,6 +7,7 @@
 #include "kernels/packing/fp16.h"
 #include "kernels/packing/kind.h"
 #include "kernels/packing/nibbles.h"
+#include "kernels/packing/six.h"
 
 namespace flotilla::kernels {
 
@@ -17,6 +18,7 @@ struct KindList {};
 using Kinds = KindList<  //
     Nibbles,             //
     Bytes,               //
+    Six,                 //
     Floats,              //
     Bf16,                //
     Fp16>;

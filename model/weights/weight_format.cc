@@ -5,7 +5,7 @@ namespace flotilla::model {
 std::span<const WeightFormat* const> WeightFormats() {
   static constexpr const WeightFormat* kAll[] = {&kF32Format,  &kF16Format,  &kBf16Format,
                                                  &kQ4_0Format, &kQ4_1Format, &kQ5_0Format,
-                                                 &kQ5_1Format, &kQ8_0Format};
+                                                 &kQ5_1Format, &kQ6_KFormat, &kQ8_0Format};
   return kAll;
 }
 

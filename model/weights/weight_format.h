@@ -26,6 +26,7 @@ extern const WeightFormat kQ4_0Format;
 extern const WeightFormat kQ4_1Format;
 extern const WeightFormat kQ5_0Format;
 extern const WeightFormat kQ5_1Format;
+extern const WeightFormat kQ6_KFormat;
 extern const WeightFormat kQ8_0Format;
 
 // All of them.

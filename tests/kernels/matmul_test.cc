@@ -124,6 +124,35 @@ TEST_P(MatMulTest, EveryKindGivesTheBitsOfItsFp32Copy) {
   }
 }
 
+// The largest codes, factors and activations: no integer overflows.
+TEST_P(MatMulTest, LargestProducts) {
+  for (const GgmlType format : AllFormats()) {
+    Problem p(2, format);
+    if (!p.matrix.quantized()) continue;
+    SCOPED_TRACE(p.Describe());
+    for (WeightRow& row : p.weights.rows) {
+      std::fill(std::begin(row.codes), std::end(row.codes), p.weights.encoding.low);
+      std::fill(std::begin(row.factors), std::end(row.factors), -128);
+      std::fill(std::begin(row.scales), std::end(row.scales), 0x3C00);  // 1
+    }
+    if (p.weights.encoding.low == 0) {
+      for (WeightRow& row : p.weights.rows) std::memset(row.codes, p.weights.encoding.high, 256);
+    }
+    p.matrix = Pack(p.weights, p.splits);
+    std::fill(p.x.begin(), p.x.end(), 1.0f);
+    p.accumulate = false;
+    QuantizedBuffer x = Quantize(reference(), p.x, p.rows, p.matrix.view());
+    ASSERT_EQ(x.values[0], 32767);
+    const std::vector<float> out = RunI16(ops(), p, x);
+    ASSERT_TRUE(SameBits(RunI16(reference(), p, x), out));
+    for (int column = 0; column < p.columns; ++column) {
+      double sum = 0;
+      for (int i = 0; i < p.k; ++i) sum += p.weights.At(column, i);
+      EXPECT_NEAR(out[column], sum, std::fabs(sum) * 1e-6 + p.k * 1e-5);
+    }
+  }
+}
+
 TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
   for (const GgmlType format : AllFormats()) {
     Problem p(5, format);

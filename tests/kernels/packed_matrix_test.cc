@@ -38,6 +38,7 @@ TEST(PackedMatrixTest, TakesTheBytesOfItsKind) {
   EXPECT_EQ(bits(GgmlType::kBF16), 16);
   EXPECT_EQ(bits(GgmlType::kQ4_0), 5);
   EXPECT_EQ(bits(GgmlType::kQ4_1), 5);
+  EXPECT_EQ(bits(GgmlType::kQ6_K), 7);
   EXPECT_EQ(bits(GgmlType::kQ8_0), 8.5);
 }
 

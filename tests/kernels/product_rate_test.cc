@@ -1,5 +1,6 @@
 // Integer products reach 65 % of the rate that the machine's own multiply-add sequence reaches in
-// registers. So most of their time is products, and no time goes to the stack.
+// registers. So most of their time is products, and no time goes to the stack. Those of six-bit
+// codes reach 50 %, since most of their operands take two shifts and each 16 codes have a factor.
 //
 // Both are timed in one process, in short windows that alternate. The best window of each counts,
 // so other work on the machine matters little. A neighbour on the other thread of a core slows
@@ -22,7 +23,12 @@
 namespace flotilla::kernels {
 namespace {
 
-constexpr double kLeastShare = 0.65;
+struct Least {
+  model::GgmlType format;
+  double share;
+};
+constexpr Least kLeast[] = {
+    {model::GgmlType::kQ4_1, 0.65}, {model::GgmlType::kQ8_0, 0.65}, {model::GgmlType::kQ6_K, 0.5}};
 constexpr double kWindowSeconds = 1e-3;
 constexpr int kWindows = 25;
 constexpr std::chrono::seconds kPatience(60);  // for one product
@@ -91,10 +97,10 @@ Rates Measure(const std::function<void()>& product, double operations, Isa isa) 
 class ProductRateTest : public IsaTest {};
 FLOTILLA_FOR_EACH_ISA(ProductRateTest);
 
-TEST_P(ProductRateTest, TwoThirdsOfTheMachinesMultiplyAdds) {
+TEST_P(ProductRateTest, AShareOfTheMachinesMultiplyAdds) {
   if (GetParam() == Isa::kReference) GTEST_SKIP() << "the reference is slow on purpose";
   if (!kTimed) GTEST_SKIP() << "timing means something in plain release builds only";
-  for (const model::GgmlType format : {model::GgmlType::kQ4_1, model::GgmlType::kQ8_0}) {
+  for (const auto& [format, least_share] : kLeast) {
     for (const int rows : {32, 512}) {
       const Workload workload = IntegerProduct(format, rows, kColumns, kDepth);
       const std::function<void(const Ops&)> call = workload.make();
@@ -102,7 +108,7 @@ TEST_P(ProductRateTest, TwoThirdsOfTheMachinesMultiplyAdds) {
       Rates rates;
       Processors processors;
       const Clock::time_point end = Clock::now() + kPatience;
-      while (rates.share() < kLeastShare && Clock::now() < end) {
+      while (rates.share() < least_share && Clock::now() < end) {
         processors.Next();
         const Rates one = Measure(product, workload.operations, GetParam());
         if (one.share() > rates.share()) rates = one;
@@ -111,7 +117,7 @@ TEST_P(ProductRateTest, TwoThirdsOfTheMachinesMultiplyAdds) {
                                                1e-9 * rates.machine, 100 * rates.share());
       std::printf("%s: %s\n", workload.name.c_str(), line.c_str());
       RecordProperty(workload.name, line);
-      EXPECT_GE(rates.share(), kLeastShare) << workload.name;
+      EXPECT_GE(rates.share(), least_share) << workload.name;
     }
   }
 }

@@ -204,7 +204,8 @@ Workload IntegerProduct(model::GgmlType format, int rows, int columns, int k) {
 
 std::vector<Workload> Workloads() {
   std::vector<Workload> all;
-  for (const model::GgmlType format : {model::GgmlType::kQ4_1, model::GgmlType::kQ8_0}) {
+  for (const model::GgmlType format :
+       {model::GgmlType::kQ4_1, model::GgmlType::kQ6_K, model::GgmlType::kQ8_0}) {
     for (const int rows : {1, 4, 32}) {
       all.push_back(MatMul(format, true, rows, kHidden, kHidden));
     }

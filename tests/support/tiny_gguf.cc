@@ -165,6 +165,37 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
   if (!o.tied_embedding) matrix("output.weight", o.hidden, o.vocab, o.embedding_type);
 }
 
+// A block of 256 as model/weights/q6_k.cc reads it.
+void EncodeQ6_K(std::span<const float> values, std::vector<std::byte>& out) {
+  constexpr size_t kGroups = 16;
+  float largest[kGroups] = {};
+  for (size_t i = 0; i < values.size(); ++i) {
+    largest[i / 16] = std::max(largest[i / 16], std::fabs(values[i]));
+  }
+  // The largest code is 31, and the largest factor 127.
+  const uint16_t half =
+      model::FloatToHalf(*std::max_element(largest, largest + kGroups) / (31 * 127));
+  const float d = model::HalfToFloat(half);
+  uint8_t nibbles[128] = {}, pairs[64] = {};
+  int8_t factors[kGroups];
+  for (size_t g = 0; g < kGroups; ++g) {
+    factors[g] =
+        static_cast<int8_t>(d > 0 ? std::clamp(std::lround(largest[g] / (31 * d)), 1l, 127l) : 0);
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float scale = d * static_cast<float>(factors[i / 16]);
+    const long code = scale > 0 ? std::clamp(std::lround(values[i] / scale), -32l, 31l) + 32 : 32;
+    const size_t part = i / 128, quarter = i % 128 / 32, l = i % 32;
+    nibbles[part * 64 + quarter % 2 * 32 + l] |=
+        static_cast<uint8_t>((code & 15) << quarter / 2 * 4);
+    pairs[part * 32 + l] |= static_cast<uint8_t>(code >> 4 << quarter * 2);
+  }
+  Append(out, nibbles, sizeof nibbles);
+  Append(out, pairs, sizeof pairs);
+  Append(out, factors, sizeof factors);
+  Put(out, half);
+}
+
 [[noreturn]] void Die(const char* why) {
   std::fprintf(stderr, "tiny_gguf: %s\n", why);
   std::abort();
@@ -275,6 +306,8 @@ std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float>
       Put(out, model::FloatToHalf(*low));
       for (size_t j = 0; j < 16; ++j) Put(out, static_cast<uint8_t>(code(j) | code(j + 16) << 4));
     }
+  } else if (type == model::GgmlType::kQ6_K) {
+    for (size_t i = 0; i < values.size(); i += 256) EncodeQ6_K(values.subspan(i, 256), out);
   } else {
     Die("EncodeTensor: a type without an encoder");
   }

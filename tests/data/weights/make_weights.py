@@ -15,7 +15,7 @@ import numpy as np
 WEIGHTS = 512
 # Where a block has its fp16 scales. In F16 a block is one.
 HALVES = {"F32": (), "BF16": (), "F16": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2),
-          "Q8_0": (0,)}
+          "Q6_K": (208,), "Q8_0": (0,)}
 
 
 def make(name):
@@ -25,7 +25,8 @@ def make(name):
     blocks = random.integers(0, 256, (WEIGHTS // elements, size), dtype=np.uint8)
     for at in HALVES[name]:
         halves = random.normal(0, 0.1, len(blocks)).astype(np.float16)
-        halves[:3] = [-0.25, 0, np.float16(3e-6)]
+        if len(halves) > 3:
+            halves[:3] = [-0.25, 0, np.float16(3e-6)]
         blocks[:, at:at + 2] = halves.view(np.uint8).reshape(-1, 2)
     if name == "F32":
         blocks = random.normal(0, 1, WEIGHTS).astype(np.float32).view(np.uint8)

@@ -59,6 +59,11 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
        .matrix_type = model::GgmlType::kQ8_0,
        .embedding_type = model::GgmlType::kF16},
       {.layers = 3, .matrix_type = model::GgmlType::kF32, .embedding_type = model::GgmlType::kF32},
+      {.hidden = 256,
+       .head_dim = 64,
+       .ffn = 256,
+       .matrix_type = model::GgmlType::kQ6_K,
+       .embedding_type = model::GgmlType::kQ6_K},
   };
   for (const TinyModelOptions& shape : shapes) {
     const Model model(shape);
