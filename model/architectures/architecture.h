@@ -18,9 +18,6 @@ struct Architecture {
   void (*read)(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec);
 };
 
-extern const Architecture kLlama;
-extern const Architecture kQwen3;
-
 // All of them, by name.
 std::span<const Architecture* const> Architectures();
 

@@ -3,7 +3,9 @@
 
 namespace flotilla::model {
 
-const Architecture kLlama = {"llama", [](const Checkpoint& checkpoint, ConfigReader& in,
-                                         ModelSpec& spec) { ReadDense(checkpoint, in, {}, spec); }};
+extern const Architecture kLlama = {
+    "llama", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
+      ReadDense(checkpoint, in, {}, spec);
+    }};
 
 }  // namespace flotilla::model

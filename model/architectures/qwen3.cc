@@ -4,7 +4,7 @@
 
 namespace flotilla::model {
 
-const Architecture kQwen3 = {
+extern const Architecture kQwen3 = {
     "qwen3", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
       ReadDense(checkpoint, in, {.pairs = TensorFix::kInterleavePairs, .head_norms = true}, spec);
     }};

@@ -3,10 +3,11 @@
 
 namespace flotilla::model {
 
-const WeightFormat kF16Format = {GgmlType::kF16,
-                                 {.numbers = WeightEncoding::Numbers::kFp16},
-                                 [](const std::byte* blocks, int begin, int end, WeightRow& row) {
-                                   std::memcpy(row.numbers + begin * 2, blocks, (end - begin) * 2);
-                                 }};
+extern const WeightFormat kF16Format = {
+    GgmlType::kF16,
+    {.numbers = WeightEncoding::Numbers::kFp16},
+    [](const std::byte* blocks, int begin, int end, WeightRow& row) {
+      std::memcpy(row.numbers + begin * 2, blocks, (end - begin) * 2);
+    }};
 
 }  // namespace flotilla::model

@@ -3,10 +3,11 @@
 
 namespace flotilla::model {
 
-const WeightFormat kF32Format = {GgmlType::kF32,
-                                 {.numbers = WeightEncoding::Numbers::kFp32},
-                                 [](const std::byte* blocks, int begin, int end, WeightRow& row) {
-                                   std::memcpy(row.numbers + begin * 4, blocks, (end - begin) * 4);
-                                 }};
+extern const WeightFormat kF32Format = {
+    GgmlType::kF32,
+    {.numbers = WeightEncoding::Numbers::kFp32},
+    [](const std::byte* blocks, int begin, int end, WeightRow& row) {
+      std::memcpy(row.numbers + begin * 4, blocks, (end - begin) * 4);
+    }};
 
 }  // namespace flotilla::model

@@ -3,7 +3,7 @@
 
 namespace flotilla::model {
 
-const WeightFormat kQ4_0Format = {
+extern const WeightFormat kQ4_0Format = {
     GgmlType::kQ4_0,
     {.numbers = WeightEncoding::Numbers::kCodes, .low = -8, .high = 7},
     [](const std::byte* block, int begin, int end, WeightRow& row) {

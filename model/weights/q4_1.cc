@@ -3,7 +3,7 @@
 
 namespace flotilla::model {
 
-const WeightFormat kQ4_1Format = {
+extern const WeightFormat kQ4_1Format = {
     GgmlType::kQ4_1,
     {.numbers = WeightEncoding::Numbers::kCodes, .low = 0, .high = 15, .has_minimums = true},
     [](const std::byte* block, int begin, int end, WeightRow& row) {

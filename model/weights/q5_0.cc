@@ -4,7 +4,7 @@
 
 namespace flotilla::model {
 
-const WeightFormat kQ5_0Format = {
+extern const WeightFormat kQ5_0Format = {
     GgmlType::kQ5_0, {}, [](const std::byte* block, int begin, int end, WeightRow& row) {
       for (int k = begin; k < end; k += 32, block += 22) {
         ReadNibbles(block + 6, 16, row.codes);

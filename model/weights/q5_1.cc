@@ -4,7 +4,7 @@
 
 namespace flotilla::model {
 
-const WeightFormat kQ5_1Format = {
+extern const WeightFormat kQ5_1Format = {
     GgmlType::kQ5_1, {}, [](const std::byte* block, int begin, int end, WeightRow& row) {
       for (int k = begin; k < end; k += 32, block += 24) {
         ReadNibbles(block + 8, 0, row.codes);

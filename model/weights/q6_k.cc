@@ -22,7 +22,7 @@ void ReadHalf(const std::byte* nibbles, const std::byte* pairs, int8_t* codes) {
 
 }  // namespace
 
-const WeightFormat kQ6_KFormat = {
+extern const WeightFormat kQ6_KFormat = {
     GgmlType::kQ6_K,
     {.numbers = WeightEncoding::Numbers::kCodes, .low = -32, .high = 31, .has_factors = true},
     [](const std::byte* block, int begin, int end, WeightRow& row) {

@@ -3,7 +3,7 @@
 
 namespace flotilla::model {
 
-const WeightFormat kQ8_0Format = {
+extern const WeightFormat kQ8_0Format = {
     GgmlType::kQ8_0,
     {.numbers = WeightEncoding::Numbers::kCodes, .low = -128, .high = 127},
     [](const std::byte* block, int begin, int end, WeightRow& row) {

@@ -19,16 +19,6 @@ struct WeightFormat {
   void (*read)(const std::byte* blocks, int begin, int end, WeightRow& row);
 };
 
-extern const WeightFormat kF32Format;
-extern const WeightFormat kF16Format;
-extern const WeightFormat kBf16Format;
-extern const WeightFormat kQ4_0Format;
-extern const WeightFormat kQ4_1Format;
-extern const WeightFormat kQ5_0Format;
-extern const WeightFormat kQ5_1Format;
-extern const WeightFormat kQ6_KFormat;
-extern const WeightFormat kQ8_0Format;
-
 // All of them.
 std::span<const WeightFormat* const> WeightFormats();
 
