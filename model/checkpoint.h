@@ -49,6 +49,10 @@ class Checkpoint {
   // a token of an unknown type.
   virtual absl::StatusOr<TokenizerBundle> ReadTokenizer() const = 0;
 
+  // Gives memory back that only caches what was read of the file. Views stay valid; who reads them
+  // again waits for the file. Any thread may call it, also while others read.
+  virtual void ReleasePages() const = 0;
+
   // A hash of everything but the tensors' data. It tells files apart and is no defence against
   // forgery.
   virtual uint64_t MetadataHash() const = 0;

@@ -157,6 +157,7 @@ class GgufCheckpoint final : public Checkpoint {
   absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
     return TokenizerReader(file_).Read();
   }
+  void ReleasePages() const override { file_.ReleasePages(); }
   uint64_t MetadataHash() const override {
     return XXH3_64bits(file_.metadata().data(), file_.metadata().size());
   }

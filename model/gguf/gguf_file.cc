@@ -138,6 +138,9 @@ class GgufFile::Mapping {
     return {static_cast<const std::byte*>(address_), size_};
   }
 
+  // The map is private and was never written, so the file has all that the pages have.
+  void ReleasePages() const { madvise(address_, size_, MADV_DONTNEED); }
+
  private:
   Mapping(void* address, size_t size) : address_(address), size_(size) {}
   void* address_;
@@ -145,6 +148,10 @@ class GgufFile::Mapping {
 };
 
 void GgufFile::Unmap::operator()(Mapping* mapping) const { delete mapping; }
+
+void GgufFile::ReleasePages() const {
+  if (mapping_ != nullptr) mapping_->ReleasePages();
+}
 
 // Reads the file once, front to back. The first failure sticks: later reads return zeros,
 // so callers check ok() only before they act on what they read.

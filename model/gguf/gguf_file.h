@@ -94,6 +94,9 @@ class GgufFile {
   // Everything before the tensor data, header included.
   std::span<const std::byte> metadata() const { return metadata_; }
 
+  // As Checkpoint::ReleasePages; does nothing for a file held in memory.
+  void ReleasePages() const;
+
   uint32_t version() const { return version_; }
 
  private:

@@ -1,6 +1,7 @@
 #include "tests/support/tiny_gguf.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -284,6 +285,10 @@ std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float>
     Append(out, values.data(), values.size_bytes());
   } else if (type == model::GgmlType::kF16) {
     for (const float value : values) Put(out, model::FloatToHalf(value));
+  } else if (type == model::GgmlType::kBF16) {
+    for (const float value : values) {
+      Put(out, static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
+    }
   } else if (type == model::GgmlType::kQ8_0) {
     for (size_t i = 0; i < values.size(); i += kBlock) {
       float largest = 0;

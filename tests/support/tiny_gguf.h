@@ -45,7 +45,8 @@ class GgufBuilder {
   std::vector<Tensor> tensors_;
 };
 
-// Blocks of `type` that encode `values`, which are whole blocks; F32, F16, Q4_1, Q6_K and Q8_0.
+// Blocks of `type` that encode `values`, which are whole blocks; F32, F16, BF16 (cut off), Q4_1,
+// Q6_K and Q8_0.
 std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float> values);
 
 struct TinyModelOptions {

@@ -1,6 +1,13 @@
 // What a GGUF file holds, seen as a checkpoint.
 #include "model/gguf/gguf_checkpoint.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +40,40 @@ TEST(GgufCheckpoint, ConfigurationHasTheFilesNames) {
               HasSubstr("llama.block_count"));
   EXPECT_EQ((*file)->format(), "GGUF v3");
   EXPECT_EQ((*file)->token_count(), testing::TinyModelOptions().vocab);
+}
+
+// The bytes of this process that cache files.
+std::int64_t CachedFileBytes() {
+  std::int64_t all = 0, resident = 0, shared = 0;
+  std::ifstream("/proc/self/statm") >> all >> resident >> shared;
+  return shared * sysconf(_SC_PAGESIZE);
+}
+
+TEST(GgufCheckpoint, PagesThatWereReadCanBeReleased) {
+  constexpr std::int64_t kBytes = 8 << 20;
+  testing::GgufBuilder builder;
+  std::vector<std::byte> data(kBytes);
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 7);
+  builder.AddTensor("t", {kBytes / 4}, GgmlType::kF32, data);
+  const std::string path = ::testing::TempDir() + "/release_pages.gguf";
+  const std::vector<std::byte> bytes = builder.Build();
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
+  const auto file = OpenGguf(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const std::span<const std::byte> tensor = (*file)->FindTensor("t")->data;
+  EXPECT_TRUE(std::ranges::equal(tensor, data));
+  const std::int64_t before = CachedFileBytes();
+  (*file)->ReleasePages();
+  EXPECT_LE(CachedFileBytes(), before - kBytes / 4 * 3);
+  EXPECT_TRUE(std::ranges::equal(tensor, data));
+  std::filesystem::remove(path);
+  // There is nothing to release of a file in memory.
+  const auto parsed = ParseGguf(bytes);
+  ASSERT_TRUE(parsed.ok());
+  (*parsed)->ReleasePages();
+  EXPECT_TRUE(std::ranges::equal((*parsed)->FindTensor("t")->data, data));
 }
 
 TEST(GgufCheckpoint, TokenizerSaysWhatTheFileSays) {
