@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace flotilla::kernels {
 
@@ -17,6 +18,17 @@ inline constexpr int kKvBlockTokens = 16;
 inline constexpr int kMaxHeadDim = 256;
 
 enum class KvFormat : uint8_t { kBf16, kF32 };
+
+// As flags, metrics and the numerics id have it.
+constexpr std::string_view KvFormatName(KvFormat format) {
+  switch (format) {
+    case KvFormat::kBf16:
+      return "bf16";
+    case KvFormat::kF32:
+      return "fp32";
+  }
+  return "";
+}
 
 constexpr int64_t KvElementBytes(KvFormat format) { return format == KvFormat::kBf16 ? 2 : 4; }
 

@@ -106,6 +106,9 @@ HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/"),
           "model/weights/": ("model/weights/", "model/tensor.cc", "tests/model/"),
           "kernels/packing/": ("kernels/", "tests/kernels/")}
 
+# What the files of a folder may not even name, although headers that they include do.
+UNNAMED = {"worker/compute/decoder/": re.compile(r"\bkernels::|\bThreadPool\b|\bClock\b")}
+
 # What only announces types of other files opens the namespace of their folder.
 NAMESPACE = re.compile(r"^(?:inline )?namespace (\w[\w:]*) \{(\n(?:(?:class|struct) \w+;\n)+\})?", re.MULTILINE)
 CLOSED = re.compile(r"^\}  // namespace flotilla", re.MULTILINE)
@@ -210,6 +213,11 @@ def check_tree(root):
             reason = check_include(path, match[2], match[1] == '"', files)
             if reason:
                 violations.append((path, text.count("\n", 0, match.start(2)) + 1, match[2], reason))
+        for folder, names in UNNAMED.items():
+            match = names.search(text) if path.startswith(folder) else None
+            if match:
+                violations.append((path, text.count("\n", 0, match.start()) + 1, match[0],
+                                   f"{folder} must not name it"))
         opened = 0  # namespaces of flotilla, each of which encloses the names that follow
         for match in NAMESPACE.finditer(text):
             if not match[1].startswith("flotilla") and opened > len(CLOSED.findall(text, 0, match.start())):

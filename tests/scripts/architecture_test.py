@@ -9,7 +9,8 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ([^|]+\?) \| `([^`|]+)/` \| `([^`|]+)` \|$", re.M)
 QUESTIONS = ("stop string", "sampler", "KV block freed", "metric added", "flag added",
              "request parameter", "preempted request", "HTTP route", "RPC", "weight format added",
-             "packed kind added")
+             "packed kind added", "architecture added", "container", "op added", "part of a layer",
+             "backend added", "collective added", "KV type added")
 
 
 class WhereIs(unittest.TestCase):

@@ -23,7 +23,6 @@
 #include "kernels/scalar_math.h"
 #include "model/ggml_type.h"
 #include "model/tensor_table.h"
-#include "worker/compute/sampler.h"
 
 namespace flotilla::testing {
 namespace {
@@ -313,7 +312,15 @@ RowPartial Reduce(const worker::VocabularyShard& shard, const std::vector<float>
     for (kernels::TokenScore& token : partial.best) token.token += shard.first_token;
   }
   std::vector<float> changed = logits;
-  worker::EditLogits(edits, shard.first_token, absl::MakeSpan(changed));
+  for (const worker::LogitEdit& edit : edits) {
+    const std::int64_t at = std::int64_t{edit.token} - shard.first_token;
+    if (at < 0 || at >= size) continue;
+    float& logit = changed[static_cast<std::size_t>(at)];
+    if (edit.kind == worker::LogitEdit::Kind::kSet) logit = edit.value;
+    if (edit.kind == worker::LogitEdit::Kind::kAdd) logit = logit + edit.value;
+    if (edit.kind != worker::LogitEdit::Kind::kRepetition) continue;
+    logit = logit > 0 ? logit / edit.value : logit * edit.value;
+  }
   std::int64_t winner = -1;  // index into the shard
   switch (request.pick) {
     case RowRequest::Pick::kNone:
@@ -1055,6 +1062,7 @@ absl::Status DeferredBackend::Device::GiveRow(std::size_t request, absl::Span<co
 DeferredBackend::DeferredBackend(const worker::BackendOptions& options,
                                  const DeferredOptions& deferred)
     : deferred_(deferred),
+      exchange_(options.exchange),
       finishes_left_(std::make_shared<std::atomic<std::int64_t>>(kNeverFails)),
       random_(deferred.seed),
       device_(std::make_unique<Device>(options)),
@@ -1103,6 +1111,7 @@ void DeferredBackend::Fail(std::uint64_t step, const absl::Status& status) {
   if (!failure_.ok() && failed_step_ <= step) return;
   failure_ = status;
   failed_step_ = step;
+  if (exchange_ != nullptr) exchange_->Abort();
 }
 
 void DeferredBackend::Misuse(std::string_view message) {
@@ -1152,6 +1161,10 @@ void DeferredBackend::Start(StepInputs inputs, worker::RowReceiver* receiver) {
     }
   }
   step->inputs = std::move(inputs);
+  // Such a step fails before its first operation.
+  if (finishes_left_->load() <= static_cast<std::int64_t>(steps_.size())) {
+    Fail(last_step_, absl::InternalError("the backend failed, as the test asked"));
+  }
   Push({.step = last_step_,
         .always = true,
         .run = [this, step, number = last_step_, delay_us = random_.Below(kMaxDelayUs + 1)] {
@@ -1297,7 +1310,7 @@ absl::Status DeferredBackend::Load() { return MayAdd("Load") ? device_->Load() :
 
 // ---- KV memory and tiers.
 
-std::uint32_t DeferredBackend::DefaultBlockCount(const worker::KvShape&,
+std::uint32_t DeferredBackend::DefaultBlockCount(const worker::KvShape&, const worker::KvShape&,
                                                  std::uint32_t max_context) const {
   constexpr std::uint32_t kBlocks = 4096;
   return std::max(kBlocks, max_context / kKvBlockTokens + 1) + 1;

@@ -1,6 +1,7 @@
 // DeferredBackend: a second Backend, for tests. It proves that nothing above
 // worker/compute/backend.h depends on how CpuBackend works: it gives the same bits, and shares with
-// CpuBackend only the reference kernels, which define the bits, and plain values.
+// CpuBackend only the reference kernels, which define the bits, and what these read: weights in a
+// PackedMatrix, tables of RoPE. The trees of sums are those of worker/core.
 //
 // It differs wherever the contract allows it:
 //   Time: every call only enqueues. One worker thread of its own begins a step a seeded time after
@@ -52,7 +53,8 @@ class DeferredBackend final : public worker::Backend {
   DeferredBackend(const worker::BackendOptions& options, const DeferredOptions& deferred);
   ~DeferredBackend() override;
 
-  // The n-th Finish from now on (1: the next), and every later one, fails: INTERNAL.
+  // The n-th Finish from now on (1: the next), and every later one, fails: INTERNAL. If its step
+  // has not started yet, no operation of the step will run.
   void FailAfter(std::int64_t n) { finishes_left_->store(n); }
   const FinishesLeft& finishes_left() const { return finishes_left_; }
 
@@ -67,7 +69,7 @@ class DeferredBackend final : public worker::Backend {
   absl::StatusOr<worker::HeadHandle> AddHead(const worker::HeadSource& source) override;
   absl::Status Load() override;
 
-  std::uint32_t DefaultBlockCount(const worker::KvShape& shape,
+  std::uint32_t DefaultBlockCount(const worker::KvShape& own, const worker::KvShape& all,
                                   std::uint32_t max_context) const override;
   absl::Status CreateKv(const worker::KvShape& shape, std::uint32_t blocks,
                         const worker::TierOptions& tiers) override;
@@ -145,6 +147,7 @@ class DeferredBackend final : public worker::Backend {
   void CountDown() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const DeferredOptions deferred_;
+  worker::Exchange* const exchange_;  // may be null
   const FinishesLeft finishes_left_;
 
   // Only the caller's thread has these.

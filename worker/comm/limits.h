@@ -8,7 +8,7 @@ namespace flotilla::worker {
 struct CommLimits {
   // Of an Exchange.
   std::int64_t partial_floats = 0;   // one rank's partial sums of a product
-  std::int64_t logit_floats = 0;     // a tile of logits, whole rows
+  std::int64_t logit_floats = 0;     // a tile of logits, full rows
   std::int64_t residual_floats = 0;  // what a stage hands to the next
   // Of a Communicator.
   std::int64_t metadata_bytes = 0;  // what a rank sends to all others about a step

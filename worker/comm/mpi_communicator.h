@@ -1,4 +1,4 @@
-// MpiCommunicator: a Communicator by MPI messages, for ranks that share no memory.
+// MpiCommunicator: communicator and exchange by MPI messages, for ranks that share no memory.
 //
 // All calls to MPI come from the thread that runs plans. A rank receives only what it has
 // asked for. A wait polls: without pauses for the time of one wake-up, then with naps in

@@ -1,4 +1,4 @@
-// SharedMemoryCommunicator: a Communicator for ranks on one host, over memory that they
+// SharedMemoryCommunicator: communicator and exchange of ranks on one host, over memory that they
 // share. The ranks may be threads of one process or several processes. Only what a stage
 // hands to the next is copied: a rank writes parts, logits and step metadata where the
 // others read them.

@@ -13,16 +13,17 @@
 // one without rows.
 //
 // Errors come from the Finish of the step that failed, which still waits for the end of the step,
-// and every later Finish fails too. The owner then aborts the exchange, so that no rank waits for
-// this one, and makes another backend. After an abort of the exchange, by any rank, the outcome of
-// a step means nothing, and Finish need not say so: the owner asks the communicator.
+// and every later Finish fails too. A backend whose step fails aborts the exchange at once, so that
+// no rank waits for this one; the owner makes another backend. After an abort of the exchange, by
+// any rank, the outcome of a step means nothing, and Finish may say so or not: the owner asks the
+// communicator.
 //
 // One thread at a time calls a backend. TakeRow, and what OnHost calls, may run at the same time,
 // for different steps; neither may call the backend. A backend that is destroyed drops what has not
 // begun, and waits for what runs; exchange and receivers must live until then.
 //
-// Implementations: CpuBackend (cpu/), and one in tests/support that shares no code with it but
-// kernels/reference.
+// Implementations: CpuBackend (cpu/), and one in tests/support that shares only the reference
+// kernels with it, and the values that these read.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +42,7 @@
 #include "kernels/ops.h"
 #include "model/spec.h"
 #include "model/tensor.h"
+#include "worker/comm/communicator.h"
 #include "worker/comm/exchange.h"
 #include "worker/compute/kv_shape.h"
 #include "worker/compute/recipe.h"
@@ -160,8 +162,9 @@ class Backend {
   // ---- KV memory: blocks of 16 tokens of all layers and heads of this rank.
 
   // The number of blocks, the null block included, when the operator names none; at least what one
-  // sequence of `max_context` tokens needs.
-  virtual std::uint32_t DefaultBlockCount(const KvShape& shape,
+  // sequence of `max_context` tokens needs. `own` is the shape of this rank, `all` that of all
+  // ranks together, which counts if they share the memory. All ranks must come to the same number.
+  virtual std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
                                           std::uint32_t max_context) const = 0;
   // Makes the memory and the tiers, once, after Load. K and V behind the last position that was
   // written mean nothing. RESOURCE_EXHAUSTED: not enough of either; UNAVAILABLE: no file
@@ -172,9 +175,9 @@ class Backend {
   virtual const std::vector<KvTier>& tiers() const = 0;
   // Returns the ids of background copies that have ended since the last call, ascending. With
   // `wait` it first waits until one has ended, unless none is under way; without it, it waits for
-  // nothing. Copies run in the order of StepInputs, after all writes of earlier steps; those of a
-  // step that has not begun are under way, too. UNAVAILABLE: a tier failed, and nothing that tiers
-  // keep can be relied on.
+  // nothing. Copies run in the order of StepInputs, after all reads and writes of earlier steps;
+  // those of a step that has not begun are under way, too. UNAVAILABLE: a tier failed, and nothing
+  // that tiers keep can be relied on.
   virtual absl::StatusOr<std::vector<std::uint64_t>> TakeCopiesDone(bool wait) = 0;
   // Forgets all background copies, and returns when none runs.
   virtual void ForgetCopies() = 0;
@@ -212,8 +215,10 @@ class Backend {
   // out = paged_attention of q. All K and V of the step are written before any are read.
   virtual void Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) = 0;
 
-  // The logits of the requested rows: head * rms_norm(x) * weight. Reduces each row to a
-  // RowPartial, or hands it to a receiver.
+  // The logits of the requested rows: rms_norm(x) * weight * head, in tiles of kLogitRows requests.
+  // Reduces each row to a RowPartial; a full row goes to the receiver of one rank of the stage
+  // (rank number request % tensor_ranks), or to those of all. Ranks share a tile if it has a full
+  // row. Head or SendResidual is the last operation of a step.
   virtual void Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head) = 0;
 
   // Waits for the oldest step that is not finished, and returns a partial for each of its requests;
@@ -240,6 +245,9 @@ struct BackendOptions {
   // With several ranks in the stage, or several stages: how this rank exchanges activations. Null:
   // there is one rank.
   Exchange* exchange = nullptr;
+  // The communicator of the group, for a backend that makes an exchange of its own; null with one
+  // rank.
+  Communicator* communicator = nullptr;
   std::uint32_t tensor_ranks = 1;  // of the stage
   std::uint32_t tensor_rank = 0;
 };

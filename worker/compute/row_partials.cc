@@ -1,6 +1,7 @@
 #include "worker/compute/row_partials.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -129,7 +130,8 @@ absl::StatusOr<SampledToken> ConcludeToken(const RowPartial& row,
                                            const VocabularyShards& vocabulary, std::int32_t top) {
   const absl::StatusOr<float> lse = LogSumExpOf(row, vocabulary);
   if (!lse.ok()) return lse.status();
-  if (row.winner.score == kMinusInfinity) return absl::InternalError("no token is left to draw");
+  // The edits left no token, or one of infinite score. The row that they make has no softmax.
+  if (!std::isfinite(row.winner.score)) return absl::InternalError("no token can be drawn");
   return SampledToken{
       .token = row.winner.token, .logprob = row.logit - *lse, .top = Best(row, *lse, top)};
 }

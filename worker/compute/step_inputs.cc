@@ -1,5 +1,7 @@
 #include "worker/compute/step_inputs.h"
 
+#include "kernels/kv_layout.h"
+
 namespace flotilla::worker {
 
 void AddSequence(std::int32_t first_position, absl::Span<const TokenId> tokens,
@@ -11,9 +13,12 @@ void AddSequence(std::int32_t first_position, absl::Span<const TokenId> tokens,
     inputs.tokens.push_back({token});
     inputs.positions.push_back(first_position++);
   }
+  // `first_position` is behind the last row now. Nothing reads a block behind that.
+  const int blocks = (first_position + kernels::kKvBlockTokens - 1) / kernels::kKvBlockTokens;
   for (const absl::Span<const std::int32_t> table : tables) {
-    inputs.table_begins.push_back(static_cast<std::int32_t>(inputs.block_ids.size()));
-    inputs.block_ids.insert(inputs.block_ids.end(), table.begin(), table.end());
+    inputs.table_begins.push_back(static_cast<std::int64_t>(inputs.block_ids.size()));
+    const auto needed = table.subspan(0, static_cast<std::size_t>(blocks));
+    inputs.block_ids.insert(inputs.block_ids.end(), needed.begin(), needed.end());
   }
 }
 
@@ -22,6 +27,10 @@ StepInputs MakeStepInputs(const Batch& batch) {
   inputs.copies = batch.copies;
   inputs.background = batch.background;
   inputs.group_count = batch.group_count;
+  inputs.tokens.reserve(batch.tokens.size());
+  inputs.positions.reserve(batch.tokens.size());
+  inputs.sequences.reserve(batch.items.size());
+  inputs.table_begins.reserve(batch.tables.size());
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const BatchItem& item = batch.items[i];
     AddSequence(static_cast<std::int32_t>(item.first_position),

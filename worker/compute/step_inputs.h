@@ -29,7 +29,8 @@ struct StepSequence {
   std::int32_t first_position = 0;  // absolute position of the first row
 };
 
-// One change of a logit before a token is drawn. The changes of one token are made in order.
+// One change of a logit before a token is drawn. The changes of one token are made in the order of
+// the list, in which they need not be neighbours.
 struct LogitEdit {
   enum class Kind : std::uint8_t {
     kSet,         // the logit becomes `value`
@@ -42,7 +43,7 @@ struct LogitEdit {
 };
 
 // What one row of logits is for. A backend reduces the logits of this rank's shard of the
-// vocabulary to a RowPartial, or it hands over the whole row.
+// vocabulary to a RowPartial, or it hands over the full row.
 struct RowRequest {
   enum class Pick : std::uint8_t {
     kNone,
@@ -51,7 +52,7 @@ struct RowRequest {
     kKnown,   // `token`
   };
   std::int32_t row = 0;
-  // The row goes whole to a RowReceiver (Backend::Head says of which rank); the fields below mean
+  // The row goes to a RowReceiver (Backend::Head says of which rank); the fields below mean
   // nothing.
   bool full_row = false;
   std::int32_t top = 0;  // how many of the best tokens are listed, by unchanged logits; <= 0: none
@@ -60,7 +61,7 @@ struct RowRequest {
   float inverse_temperature = 1;  // kGumbel
   kernels::NoiseKey noise;        // kGumbel
   // The changes, which kGreedy and kGumbel see: a range of StepInputs::edits.
-  std::int32_t edits_begin = 0, edits_end = 0;
+  std::int64_t edits_begin = 0, edits_end = 0;
 };
 
 struct StepInputs {
@@ -76,7 +77,7 @@ struct StepInputs {
   std::vector<StepSequence> sequences;  // in the order of their rows
   // Block tables. Entry i of a sequence's table covers positions 16 i to 16 i + 15.
   std::uint32_t group_count = 1;
-  std::vector<std::int32_t> table_begins;  // [sequences, groups] index into block_ids
+  std::vector<std::int64_t> table_begins;  // [sequences, groups] index into block_ids
   std::vector<std::int32_t> block_ids;
 
   // On the last stage: the rows whose logits are wanted, ascending. On others there are none.

@@ -127,13 +127,13 @@ void StepOutputs::AddRequests(const Batch& batch, Backend& backend, StepInputs& 
       request.token = batch.items[wanted.item].prompt_targets[wanted.at];
     }
     if (wanted.kind != Request::Kind::kSample || wanted.full_row) continue;
-    const TokenDraw& draw = draws_[i];
+    const TokenDraw draw = std::move(draws_[i]);  // the inputs have the edits from here on
     request.pick = draw.greedy() ? RowRequest::Pick::kGreedy : RowRequest::Pick::kGumbel;
     if (!draw.greedy()) request.inverse_temperature = 1.0f / draw.temperature;
     request.noise = draw.noise;
-    request.edits_begin = static_cast<std::int32_t>(inputs.edits.size());
+    request.edits_begin = static_cast<std::int64_t>(inputs.edits.size());
     inputs.edits.insert(inputs.edits.end(), draw.edits.begin(), draw.edits.end());
-    request.edits_end = static_cast<std::int32_t>(inputs.edits.size());
+    request.edits_end = static_cast<std::int64_t>(inputs.edits.size());
   }
 }
 

@@ -8,7 +8,7 @@
 //
 //   GroupState state(epoch, description);
 //   absl::StatusOr<Batch> batch = state.Apply(plan);        // per plan, in order
-//   std::vector<ItemOutput> outputs = Forward(*batch);      // one per item
+//   std::vector<ItemOutput> outputs = Compute(*batch);      // one per item
 //   absl::StatusOr<StepResult> result = state.Complete(plan.step, outputs);
 //
 // With a lag of L, up to L plans may be applied and not completed (a pipeline of

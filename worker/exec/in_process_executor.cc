@@ -1,5 +1,6 @@
 #include "worker/exec/in_process_executor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "worker/exec/local_group.h"
@@ -7,6 +8,10 @@
 
 namespace flotilla::worker {
 namespace {
+
+// The pauses before a model is loaded again, when backends fail one after another. A pause is
+// twice the one before.
+constexpr absl::Duration kFirstPause = absl::Seconds(1), kLongestPause = absl::Seconds(30);
 
 // One rank, or all ranks of a group as threads.
 absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(
@@ -71,21 +76,37 @@ void InProcessExecutor::Stop() {
 
 void InProcessExecutor::Loop() {
   for (Epoch epoch{1};; epoch = Epoch{epoch.value() + 1}) {
+    if (!BeginEpoch(epoch)) return;
     const std::optional<Lost> lost = RunEpoch(epoch);
     if (!lost) return;
     ++probe_.epochs_lost;
     listener_->OnLost(*lost);
-    if (!runner_->failed()) continue;
-    // What a new process would do. If it cannot be done, there is no next epoch.
-    runner_.reset();
-    auto runner = MakeRunner(file_, options_, clock_);
-    if (!runner.ok()) return;
-    runner_ = *std::move(runner);
   }
 }
 
-std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
+bool InProcessExecutor::BeginEpoch(Epoch epoch) {
   runner_->BeginEpoch(epoch);
+  while (runner_ == nullptr || runner_->failed()) {
+    if (failures_ > 0 && !Pause()) return false;
+    ++failures_;
+    runner_.reset();
+    auto runner = MakeRunner(file_, options_, clock_);
+    if (!runner.ok()) continue;
+    runner_ = *std::move(runner);
+    runner_->BeginEpoch(epoch);
+  }
+  return true;
+}
+
+bool InProcessExecutor::Pause() {
+  const absl::Duration pause = kFirstPause * (1 << std::min(failures_ - 1, 10));
+  absl::MutexLock lock(&mu_);
+  mu_.AwaitWithTimeout(absl::Condition(&stopped_), std::min(pause, kLongestPause));
+  return !stopped_;
+}
+
+std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
+  Step last_result{0};
   {
     absl::MutexLock lock(&mu_);
     if (stopped_) return std::nullopt;
@@ -107,13 +128,20 @@ std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
       }
     }
     if (!result.ok()) {
-      return Lost{
-          .epoch = epoch,
-          .cause = LostCauseOf(result.status()),
-          .detail = std::string(result.status().message()),
-          .started = runner_->failed() ? std::vector<Step>{plan->step} : std::vector<Step>{}};
+      Lost lost{.epoch = epoch,
+                .cause = LostCauseOf(result.status()),
+                .detail = std::string(result.status().message()),
+                .started = {}};
+      if (!absl::IsAborted(result.status())) return lost;
+      // One of these steps may have made a backend fail.
+      for (std::uint64_t step = last_result.value() + 1; step <= plan->step.value(); ++step) {
+        lost.started.push_back(Step{step});
+      }
+      return lost;
     }
     if (!result->has_value()) continue;
+    last_result = (*result)->step;
+    failures_ = 0;
     probe_.OnStep((*result)->timings);
     listener_->OnResult(**std::move(result));
   }

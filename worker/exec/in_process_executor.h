@@ -2,9 +2,9 @@
 //
 // Plans wait in a queue of at most lag + 1 (2 with one stage). One thread runs them in order
 // with a StepRunner and reports results. The scheduler's thread never waits for this thread. A
-// plan that cannot be applied ends the epoch. The next epoch starts at once with no
-// sequences, since weights and memory are unharmed. If a backend fails, the executor loads the
-// model again before the next epoch; if that fails, there is none.
+// plan that cannot be applied ends the epoch. The next epoch starts at once with no sequences,
+// since weights and memory are unharmed. If a backend fails, the executor first loads the model
+// again: at once, or after 1, 2, 4 … 30 s if backends keep failing before they give a result.
 #pragma once
 
 #include <memory>
@@ -41,6 +41,11 @@ class InProcessExecutor final : public StepExecutor {
 
  private:
   void Loop();
+  // Brings the runner, or a new one in place of one that has failed, to a new epoch. Returns false
+  // after Stop.
+  bool BeginEpoch(Epoch epoch);
+  // Waits before the model is loaded again. Returns false after Stop.
+  bool Pause();
   // Executes plans of `epoch` until one fails, and returns its Lost; none after Stop.
   std::optional<Lost> RunEpoch(Epoch epoch);
 
@@ -51,8 +56,9 @@ class InProcessExecutor final : public StepExecutor {
   ExecutorListener* listener_ = nullptr;
   WorkerProbe probe_;
 
-  // Once started, only the executor's thread uses it.
+  // Once started, only the executor's thread uses these.
   std::unique_ptr<StepRunner> runner_;
+  int failures_ = 0;  // of backends, since the last result
 
   absl::Mutex mu_;
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // accepting plans; 0: none yet

@@ -137,6 +137,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
     if (!layout.ok()) return layout.status();
     shards = std::move(layout->shards);
     number = links_.communicator->rank();
+    backend.communicator = links_.communicator;
     backend.tensor_ranks = options_.shape.tensor;
     backend.tensor_rank = links_.communicator->tensor_rank();
   }
@@ -146,6 +147,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
   decoder_ = *std::move(decoder);
   vocabulary_ = ShardVocabulary(shards, options_.shape);
   content_hash_ = ContentHash(*file_, *backend_);
+  file_->ReleasePages();  // the backend has its own copy of all but the token vectors
   Describe();
   return CreateKv(shards[number]);
 }
@@ -160,10 +162,9 @@ absl::Status Rank::CreateKv(const ModelShard& shard) {
   description_.groups = {{.kind = KvGroup::Kind::kFull,
                           .tokens_per_block = kBlockTokens,
                           .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())}};
-  // All ranks choose the same number, because they share the machine's memory.
-  description_.block_count = options_.kv_blocks > 0
-                                 ? options_.kv_blocks + 1
-                                 : backend_->DefaultBlockCount(whole, description_.max_context);
+  description_.block_count =
+      options_.kv_blocks > 0 ? options_.kv_blocks + 1
+                             : backend_->DefaultBlockCount(shape, whole, description_.max_context);
   const absl::Status status = backend_->CreateKv(shape, description_.block_count, options_.tiers);
   if (status.ok()) description_.tiers = backend_->tiers();
   return status;
@@ -175,9 +176,9 @@ void Rank::Describe() {
   description_.max_context = MaxContext(options_, spec_);
   // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
   // nor the build matters: every one gives the bits that belong to the recipe's version.
-  const std::string numerics = absl::StrCat(
-      content_hash_, "|", std::string(RecipeName(options_.recipe)), "|", kRecipeVersion, "|",
-      options_.kv_format == kernels::KvFormat::kF32 ? "fp32" : "bf16");
+  const std::string numerics =
+      absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)), "|",
+                   kRecipeVersion, "|", std::string(kernels::KvFormatName(options_.kv_format)));
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.max_sequences = options_.max_sequences;

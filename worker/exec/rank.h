@@ -2,8 +2,8 @@
 // decoder, the sampler) and the step that uses them. Batches go in, outputs come out.
 //
 // An executor or a rank process owns the Rank. One thread at a time calls it. A Rank knows no
-// plans, epochs or queues: GroupState decides what to run. It knows no kernels and no memory
-// either: what computes is a Backend.
+// plans, epochs or queues: GroupState decides what to run. What computes is a Backend; the rank
+// itself only draws tokens from full rows.
 #pragma once
 
 #include <cstdint>
@@ -96,8 +96,9 @@ class Rank {
   // Start starts a step: the batch's copies, its background copies, decoder and sampling. `granted`
   // are blocks whose contents are to become undefined first. The batch fits the description, and
   // is not needed afterwards. Finish waits for the oldest step started, whose outputs Start has
-  // returned; with several ranks, each then has the outputs of some requests. Up to lag + 1 steps
-  // may be started and not finished. An error means that the rank computes nothing any more.
+  // returned; of several ranks, each of the last stage then has the outputs of some requests. Up to
+  // lag + 1 steps may be started and not finished. An error means that the rank computes nothing
+  // any more.
   std::unique_ptr<StepOutputs> Start(const Batch& batch, std::vector<BlockId> granted = {});
   absl::Status Finish(StepOutputs& outputs);
 

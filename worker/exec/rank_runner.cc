@@ -61,7 +61,10 @@ absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) 
   started.timings.compute_ns = clock_->NowNs() - start;
   // A plan with nothing to compute was sent to learn that a copy has ended.
   auto copies = rank_->TakeCopiesDone(/*wait=*/batch->items.empty());
-  if (!copies.ok()) return copies.status();
+  if (!copies.ok()) {
+    (void)Finish(started);  // no step outlives its epoch
+    return copies.status();
+  }
   if (communicator_ == nullptr) {
     auto result = state_->Complete(plan.step, started.outputs->Finish(), *copies);
     if (!result.ok()) return result.status();
@@ -83,7 +86,7 @@ absl::Status RankRunner::Finish(Started& started) {
   const absl::Status status = rank_->Finish(*started.outputs);
   if (status.ok()) return status;
   failed_ = true;
-  return absl::UnavailableError(absl::StrCat("the backend failed: ", status.message()));
+  return absl::AbortedError(absl::StrCat("the backend failed: ", status.message()));
 }
 
 void RankRunner::SendMetadata(const StepOutputs& outputs, absl::Span<const std::uint64_t> copies) {
@@ -102,10 +105,9 @@ void RankRunner::SendMetadata(const StepOutputs& outputs, absl::Span<const std::
 absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
   Started started = std::move(started_.front());
   started_.pop_front();
-  const absl::Status finished = Finish(started);
+  if (absl::Status status = Finish(started); !status.ok()) return status;
   const auto all = communicator_->TakeMetadata();
-  if (!finished.ok()) return finished;
-  if (communicator_->aborted()) return absl::UnavailableError("another rank has failed");
+  if (communicator_->aborted()) return absl::AbortedError("another rank has failed");
   const ParallelShape shape = communicator_->shape();
   for (std::uint32_t rank = 0; rank < shape.ranks(); ++rank) {
     absl::Span<const std::byte> metadata = all[rank];

@@ -63,6 +63,8 @@ class RankRunner final : public StepRunner {
   const bool poison_blocks_;
   const Clock* const clock_;
   Communicator* const communicator_;  // null: the only rank
+  // Outlives the rank, whose backend may still write to outputs. Of the current epoch.
+  std::deque<Started> started_;
   const std::unique_ptr<Rank> rank_;
 
   bool failed_ = false;  // the backend computes nothing any more
@@ -70,7 +72,6 @@ class RankRunner final : public StepRunner {
   // These belong to the current epoch. There are none before the first.
   std::unique_ptr<Proposer> proposer_;  // may be null; the state uses it
   std::optional<GroupState> state_;
-  std::deque<Started> started_;
   // Background copies that some ranks have reported ended, and by how many ranks.
   std::map<std::uint64_t, std::uint32_t> copies_ended_;
   // By handle: how many prefix-cached blocks, which keep their contents, are still to be

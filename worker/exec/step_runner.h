@@ -25,12 +25,12 @@ class StepRunner {
   // Applies the next plan of the epoch and computes it. On the rank that gives results it
   // returns the results of plans in step order. It returns none on other ranks, or while a
   // pipeline fills. After an error the epoch is over. DATA_LOSS: the digests differ;
-  // UNAVAILABLE: a tier cannot be read or written, or the backend failed; any other code: the state
-  // does not allow the plan.
+  // UNAVAILABLE: a tier cannot be read or written; ABORTED: a rank's backend failed; any other
+  // code: the state does not allow the plan.
   virtual absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) = 0;
 
   // Whether what computes has failed. No later plan can succeed: the owner makes a new runner, or
-  // ends its process.
+  // ends its process. After an ABORTED that another rank caused, this is known after BeginEpoch.
   virtual bool failed() const { return false; }
 
   // Called between plans: moves on what other ranks have not received yet about earlier
@@ -46,7 +46,8 @@ class StepRunner {
 
 // The cause of a loss when a plan failed with `status`.
 inline Lost::Cause LostCauseOf(const absl::Status& status) {
-  if (absl::IsUnavailable(status)) return Lost::Cause::kDied;  // a tier's disk, a backend
+  // A tier's disk, or a backend.
+  if (absl::IsUnavailable(status) || absl::IsAborted(status)) return Lost::Cause::kDied;
   return absl::IsDataLoss(status) ? Lost::Cause::kDigest : Lost::Cause::kInvalidPlan;
 }
 

@@ -13,7 +13,7 @@ using kernels::PackedMatrix;
 
 CpuBackend::CpuBackend(const BackendOptions& options)
     : options_(options),
-      buffer_rows_(std::max(options.max_rows, kLogitRows)),
+      scratch_rows_(std::max(options.max_rows, kLogitRows)),
       ops_(kernels::GetOps(options.isa)),
       pool_(options.threads) {}
 
@@ -31,7 +31,7 @@ absl::Status CpuBackend::Check(const model::ModelSpec& spec) const {
 }
 
 BufferHandle CpuBackend::AddBuffer(int64_t width) {
-  buffers_.push_back({width, AlignedBuffer<float>(buffer_rows_ * width)});
+  buffers_.push_back({width, AlignedBuffer<float>(options_.max_rows * width)});
   return BufferHandle(static_cast<int32_t>(buffers_.size() - 1));
 }
 
@@ -106,15 +106,16 @@ absl::StatusOr<HeadHandle> CpuBackend::AddHead(const HeadSource& source) {
 }
 
 absl::Status CpuBackend::Load() {
-  quantized_ = AlignedBuffer<int16_t>(buffer_rows_ * widest_);
-  group_sums_ = AlignedBuffer<float>(buffer_rows_ * widest_ / kActivationGroup);
-  scales_ = AlignedBuffer<float>(buffer_rows_ * most_splits_);
-  row_sequences_.resize(buffer_rows_);
+  quantized_ = AlignedBuffer<int16_t>(scratch_rows_ * widest_);
+  group_sums_ = AlignedBuffer<float>(scratch_rows_ * widest_ / kActivationGroup);
+  scales_ = AlignedBuffer<float>(scratch_rows_ * most_splits_);
+  row_sequences_.resize(options_.max_rows);
   return packer_.Pack(pool_);
 }
 
-uint32_t CpuBackend::DefaultBlockCount(const KvShape& shape, uint32_t max_context) const {
-  return worker::DefaultBlockCount(shape, max_context);
+uint32_t CpuBackend::DefaultBlockCount(const KvShape& /*own*/, const KvShape& all,
+                                       uint32_t max_context) const {
+  return worker::DefaultBlockCount(all, max_context);
 }
 
 absl::Status CpuBackend::CreateKv(const KvShape& shape, uint32_t blocks, const TierOptions& tiers) {

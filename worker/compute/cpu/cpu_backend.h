@@ -38,7 +38,8 @@ class CpuBackend final : public Backend {
   absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) override;
   absl::Status Load() override;
 
-  std::uint32_t DefaultBlockCount(const KvShape& shape, std::uint32_t max_context) const override;
+  std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
+                                  std::uint32_t max_context) const override;
   absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
                         const TierOptions& tiers) override;
   const std::vector<KvTier>& tiers() const override { return tiers_->tiers(); }
@@ -142,7 +143,7 @@ class CpuBackend final : public Backend {
                absl::FunctionRef<void(std::int64_t, std::int64_t)> fn);
 
   const BackendOptions options_;
-  const std::int64_t buffer_rows_;
+  const std::int64_t scratch_rows_;  // of the largest product, of a step or of logits
   const kernels::Ops& ops_;
   ThreadPool pool_;
 
@@ -166,9 +167,9 @@ class CpuBackend final : public Backend {
 
   // The sizes of what follows, as the matrices need it.
   std::int64_t widest_ = 0, most_splits_ = 1;
-  AlignedBuffer<std::int16_t> quantized_;  // [buffer_rows_, widest_]
-  AlignedBuffer<float> group_sums_;        // [buffer_rows_, widest_ / kActivationGroup]
-  AlignedBuffer<float> scales_;            // [buffer_rows_, most_splits_]
+  AlignedBuffer<std::int16_t> quantized_;  // [scratch_rows_, widest_]
+  AlignedBuffer<float> group_sums_;        // [scratch_rows_, widest_ / kActivationGroup]
+  AlignedBuffer<float> scales_;            // [scratch_rows_, most_splits_]
   AlignedBuffer<float> head_input_;        // [kLogitRows, hidden]
   AlignedBuffer<float> logits_;            // [kLogitRows, vocabulary], where one rank has them all
 };

@@ -288,7 +288,7 @@ void CpuBackend::Head(BufferHandle in, VectorHandle weight, float eps, HeadHandl
   for (size_t first = 0; first < requests.size(); first += kLogitRows) {
     const auto tile = requests.subspan(first, kLogitRows);
     const int count = static_cast<int>(tile.size());
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; head.matrix != nullptr && i < count; ++i) {
       ops_.rms_norm({.x = x.data.data() + tile[i].row * x.width,
                      .x_stride = x.width,
                      .weight = At(weight),

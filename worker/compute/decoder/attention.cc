@@ -12,10 +12,14 @@ AttentionPart::Buffers AttentionPart::AddBuffers(const WeightSource& weights, Bu
   const std::int64_t keys = std::int64_t{weights.shard().kv_heads.size()} * spec.head_dim;
   const std::int64_t queries = keys * (spec.heads / spec.kv_heads);
   Backend& backend = weights.backend();
-  return {.normed = normed,
-          .qkv = backend.AddBuffer(queries + 2 * keys),
-          .attended = backend.AddBuffer(queries),
-          .rope = backend.AddRope(weights.spec().ropes[spec.rope].frequencies)};
+  Buffers buffers{.normed = normed,
+                  .qkv = backend.AddBuffer(queries + 2 * keys),
+                  .attended = backend.AddBuffer(queries),
+                  .ropes = {}};
+  for (const model::RopeSpec& rope : weights.spec().ropes) {
+    buffers.ropes.push_back(backend.AddRope(rope.frequencies));
+  }
+  return buffers;
 }
 
 absl::StatusOr<AttentionPart> AttentionPart::Create(const WeightSource& weights,
@@ -32,7 +36,7 @@ absl::StatusOr<AttentionPart> AttentionPart::Create(const WeightSource& weights,
               .kv_heads = kv_heads,
               .head_dim = static_cast<int>(spec.head_dim),
               .scale = spec.scale,
-              .rope = buffers.rope,
+              .rope = buffers.ropes[spec.rope],
               .query_norm = {},
               .key_norm = {},
               .norm_eps = layer_spec.norm_eps};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "model/spec.h"
@@ -15,10 +16,10 @@ class AttentionPart {
  public:
   // Activations, which the attentions of all layers share.
   struct Buffers {
-    BufferHandle normed;    // [hidden]
-    BufferHandle qkv;       // q, k and v of this rank's heads
-    BufferHandle attended;  // as q
-    RopeHandle rope;
+    BufferHandle normed;            // [hidden]
+    BufferHandle qkv;               // q, k and v of this rank's heads
+    BufferHandle attended;          // as q
+    std::vector<RopeHandle> ropes;  // of the model
   };
   // Adds the buffers. `normed` is the decoder's.
   static Buffers AddBuffers(const WeightSource& weights, BufferHandle normed);

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "model/ggml_type.h"
+#include "model/tensor.h"
 
 namespace flotilla::worker {
 
