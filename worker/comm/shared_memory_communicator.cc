@@ -85,10 +85,10 @@ SharedMemoryCommunicator::Layout::Layout(ParallelShape shape, const CommLimits& 
       metadata_bytes(
           Aligned(limits.metadata_bytes + static_cast<std::int64_t>(sizeof(std::int64_t)))) {
   const std::int64_t ranks = shape.ranks();
-  exchanges = counters + Aligned(ranks * static_cast<std::int64_t>(sizeof(RankCounters)));
-  logits = exchanges + 2 * ranks * partial_bytes;
-  hidden = logits + 2 * logit_bytes;
-  metadata = hidden + (ranks - shape.tensor) * kResidualBuffers * residual_bytes;
+  partials = counters + Aligned(ranks * static_cast<std::int64_t>(sizeof(RankCounters)));
+  logits = partials + 2 * ranks * partial_bytes;
+  residuals = logits + 2 * logit_bytes;
+  metadata = residuals + (ranks - shape.tensor) * kResidualBuffers * residual_bytes;
   end = metadata + ranks * (limits.lag + 1) * metadata_bytes;
 }
 
@@ -114,12 +114,12 @@ SharedMemoryCommunicator::RankCounters& SharedMemoryCommunicator::CountersOf(
 }
 
 float* SharedMemoryCommunicator::PartialBuffer(std::uint32_t rank, std::uint32_t parity) const {
-  return At<float>(layout_.exchanges + (2 * rank + parity) * layout_.partial_bytes);
+  return At<float>(layout_.partials + (2 * rank + parity) * layout_.partial_bytes);
 }
 
 float* SharedMemoryCommunicator::ResidualBuffer(std::uint32_t sender, std::uint32_t number) const {
-  return At<float>(layout_.hidden + (sender * kResidualBuffers + number % kResidualBuffers) *
-                                        layout_.residual_bytes);
+  return At<float>(layout_.residuals + (sender * kResidualBuffers + number % kResidualBuffers) *
+                                           layout_.residual_bytes);
 }
 
 std::byte* SharedMemoryCommunicator::MetadataBuffer(std::uint32_t rank,

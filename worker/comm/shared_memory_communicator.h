@@ -79,7 +79,7 @@ class SharedMemoryCommunicator final : public Communicator, public Exchange {
   };
   // The counters of one rank.
   struct RankCounters {
-    Counter met;            // exchanges and shared logits
+    Counter met;            // shared partials and logits
     Counter sent;           // residuals for the next stage
     Counter received;       // residuals of the stage before
     Counter metadata_sent;  // step metadata sent
@@ -91,7 +91,7 @@ class SharedMemoryCommunicator final : public Communicator, public Exchange {
   // Byte offsets into the region.
   struct Layout {
     Layout(ParallelShape shape, const CommLimits& limits);
-    std::int64_t counters, exchanges, logits, hidden, metadata, end;
+    std::int64_t counters, partials, logits, residuals, metadata, end;
     std::int64_t partial_bytes, logit_bytes, residual_bytes, metadata_bytes;  // of one buffer
   };
 

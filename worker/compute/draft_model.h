@@ -6,8 +6,8 @@
 //
 // A draft token costs a pass of a few layers and the head over one row per sequence. Each
 // draft token is drawn with the same noise as the model's own token, so that nearly right logits
-// mostly draw the same token. The executor's thread calls it between steps, while none is started and
-// not finished, since each pass is a step of the backend.
+// mostly draw the same token. The executor's thread calls it between steps, while none is started
+// and not finished, since each pass is a step of the backend.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "model/load_spec.h"
@@ -15,6 +16,7 @@
 namespace flotilla::worker {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::TinyModelOptions;
 
 const uint32_t kVocab = TinyModelOptions{}.vocab;
@@ -87,6 +89,33 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
       EXPECT_LE(worst, c.tolerance);
     }
   }
+}
+
+// A spec may say more than the decoder computes. It refuses the rest by name.
+TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
+  const Model model({});
+  const auto refusal = [&](auto change) {
+    model::ModelSpec spec = model.spec;
+    change(spec);
+    const absl::Status status = Decoder::Check(spec);
+    return absl::IsUnimplemented(status) ? std::string(status.message()) : "not refused";
+  };
+  const auto of_layers = [&](auto change) {
+    return refusal([&](model::ModelSpec& spec) {
+      for (model::LayerSpec& layer : spec.layers) change(layer);
+    });
+  };
+  EXPECT_TRUE(Decoder::Check(model.spec).ok());
+  EXPECT_THAT(of_layers([](auto& layer) { layer.norms_before = false; }),
+              HasSubstr("norms before"));
+  EXPECT_THAT(of_layers([](auto& layer) { layer.norms_after = true; }), HasSubstr("norms after"));
+  EXPECT_THAT(of_layers([](auto& layer) { layer.wiring = model::Wiring::kParallel; }),
+              HasSubstr("parallel"));
+  EXPECT_THAT(of_layers([](auto& layer) { layer.residual_factor = 0.5f; }), HasSubstr("factor"));
+  EXPECT_THAT(of_layers([](auto& layer) { layer.moe = model::MoeSpec{}; }), HasSubstr("experts"));
+  EXPECT_THAT(refusal([](auto& spec) { spec.kv_groups = {{}, {}}; }), HasSubstr("KV groups"));
+  EXPECT_THAT(refusal([](auto& spec) { spec.kv_groups = {{.window = 9}}; }), HasSubstr("window"));
+  EXPECT_THAT(refusal([](auto& spec) { spec.layers.back().ffn.width = 32; }), HasSubstr("differ"));
 }
 
 // Runs `s` beside others that decode, prefill and start at odd times.

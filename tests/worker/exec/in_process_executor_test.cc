@@ -38,9 +38,7 @@ class Recorder : public ExecutorListener {
   // Waits for the first of the two, and says whether it is the result.
   bool ResultComesBeforeLoss(size_t result, size_t loss) {
     absl::MutexLock lock(&mu_);
-    const auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return results_.size() >= result || lost_.size() >= loss;
-    };
+    const auto there = [&] { return results_.size() >= result || lost_.size() >= loss; };
     EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&there), absl::Seconds(60)));
     return results_.size() >= result;
   }

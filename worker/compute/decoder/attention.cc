@@ -32,6 +32,7 @@ absl::StatusOr<AttentionPart> AttentionPart::Create(const WeightSource& weights,
   part.buffers_ = buffers;
   part.norm_eps_ = layer_spec.norm_eps;
   part.op_ = {.layer = static_cast<int>(layer - weights.shard().layers.begin),
+              .group = GroupIndex{spec.kv_group},
               .heads = kv_heads * group,
               .kv_heads = kv_heads,
               .head_dim = static_cast<int>(spec.head_dim),

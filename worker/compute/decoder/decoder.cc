@@ -1,15 +1,38 @@
 #include "worker/compute/decoder/decoder.h"
 
+#include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace flotilla::worker {
 
 using model::TensorRole;
 
+absl::Status Decoder::Check(const model::ModelSpec& spec) {
+  const model::LayerSpec& layer = spec.layers.front();
+  const auto alike = [&](const model::LayerSpec& other) { return other == layer; };
+  std::string_view part;
+  if (!layer.norms_before) part = "layers without norms before their parts";
+  if (layer.norms_after) part = "norms after the parts of a layer";
+  if (layer.wiring == model::Wiring::kParallel) part = "attention and FFN in parallel";
+  if (layer.residual_factor != 1) part = "a factor of the residual";
+  if (layer.moe.has_value()) part = "a mixture of experts";
+  if (spec.kv_groups.size() > 1) part = "several KV groups";
+  if (spec.kv_groups.front().window > 0) part = "attention in a window";
+  if (!std::all_of(spec.layers.begin(), spec.layers.end(), alike)) part = "layers that differ";
+  if (part.empty()) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("the decoder cannot compute ", std::string(part)));
+}
+
 absl::StatusOr<Decoder> Decoder::Load(const model::Checkpoint& file, const model::ModelSpec& spec,
                                       absl::Span<const ModelShard> shards, ParallelShape shape,
                                       std::uint32_t rank, Backend& backend) {
-  if (absl::Status status = backend.Check(spec); !status.ok()) return status;
+  absl::Status status = Check(spec);
+  if (status.ok()) status = backend.Check(spec);
+  if (!status.ok()) return status;
   const WeightSource weights(file, spec, shards, shape, rank, backend);
   const std::uint32_t stage = rank / shape.tensor;
   Decoder decoder;
@@ -43,7 +66,8 @@ absl::StatusOr<Decoder> Decoder::Load(const model::Checkpoint& file, const model
     if (!head.ok()) return head.status();
     decoder.head_ = *head;
   }
-  if (absl::Status status = backend.Load(); !status.ok()) return status;
+  status = backend.Load();
+  if (!status.ok()) return status;
   return decoder;
 }
 

@@ -24,9 +24,14 @@ namespace flotilla::worker {
 
 class Decoder {
  public:
+  // Whether this decoder can compute the model's graph. UNIMPLEMENTED names the part that it
+  // cannot.
+  static absl::Status Check(const model::ModelSpec& spec);
+
   // Adds weights and buffers of rank `rank` to the backend, and loads them. `shards` are those of
   // all ranks. The backend outlives the decoder; `file` outlives both, since token vectors stay in
-  // it. UNIMPLEMENTED: the backend cannot compute the model; other errors as for Backend::Load.
+  // it. UNIMPLEMENTED: the decoder or the backend cannot compute the model; other errors as for
+  // Backend::Load.
   static absl::StatusOr<Decoder> Load(const model::Checkpoint& file, const model::ModelSpec& spec,
                                       absl::Span<const ModelShard> shards, ParallelShape shape,
                                       std::uint32_t rank, Backend& backend);
