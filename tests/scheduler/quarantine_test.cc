@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/scheduler/core_harness.h"
+#include "tests/support/known_failure.h"
 
 namespace flotilla::scheduler {
 namespace {
@@ -156,6 +157,32 @@ TEST_F(QuarantineTest, ADeathFromOutsideCostsNobodyItsAnswer) {
   harness.RunAll();
   for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 30u);
   EXPECT_EQ(harness.core.Snapshot().counters.quarantine_failures, 0u);
+}
+
+// The group is killed from outside every 20 steps. Prompts of 32 steps never get further, so one of
+// them is the one that runs at each death. None fails.
+TEST(Quarantine, DeathsFromOutsideAtAnyRateFailNobody) {
+  const testing::KnownFailure mark("the same request is isolated each time");
+  ExecutorDescription group = Group();
+  group.max_context = 16384;
+  group.block_count = 4000;
+  CoreHarness harness({}, group);
+  for (std::uint64_t id = 1; id <= 4; ++id) harness.Submit(id, 8000, 50);
+  for (int step = 0; step < 60; ++step) {
+    if (harness.Plan() == StallReason::kNone) harness.Answer();
+  }
+  for (int death = 1; death <= 10; ++death) {
+    harness.Plan();
+    harness.core.Lost(harness.epoch(), std::vector<Step>{harness.plans.back().step});
+    harness.TakeEvents();
+    harness.Restart();
+    for (int step = 0; step < 20; ++step) {
+      if (harness.Plan() == StallReason::kNone) harness.Answer();
+    }
+    ASSERT_EQ(harness.core.Snapshot().counters.quarantine_failures, 0u) << "death " << death;
+  }
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 50u);
 }
 
 TEST_F(QuarantineTest, ADeathWithNoStepStartedBlamesNobody) {

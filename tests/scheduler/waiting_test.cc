@@ -1,0 +1,268 @@
+// Who waits for whom, and for how long: in plans, rows and virtual time.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "tests/scheduler/core_harness.h"
+#include "tests/support/known_failure.h"
+
+namespace flotilla::scheduler {
+namespace {
+
+ExecutorDescription Group(std::uint32_t blocks = 4000) {
+  ExecutorDescription group;
+  group.vocab_size = 1000;
+  group.max_context = 16384;
+  group.groups = {KvGroup{.tokens_per_block = 16}};
+  group.block_count = blocks;
+  group.max_sequences = 512;
+  group.max_step_tokens = 8192;
+  group.prefill_ns_per_token = 20'000;
+  group.decode_ns_per_step = 1'000'000;
+  return group;
+}
+
+// The time of a step on a machine that reads its weights in 1 ms and computes a row in 20 us.
+std::int64_t StepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) {
+  return 1'000'000 + 20'000 * std::int64_t{prefill_rows + decode_rows};
+}
+
+// A prompt that shares no block with the prompt of another id.
+TokenizedRequest DistinctRequest(std::uint64_t id, std::uint32_t prompt_tokens,
+                                 std::uint32_t max_tokens) {
+  TokenizedRequest request = CoreHarness::Request(id, prompt_tokens, max_tokens);
+  for (std::size_t i = 0; i < request.prompt.size(); ++i) {
+    request.prompt[i] = static_cast<TokenId>((id * 7919 + i * 31 + id * i) % 1000);
+  }
+  return request;
+}
+
+// Plans and answers until the request has a token. Returns the number of plans.
+int PlansToFirstToken(CoreHarness& harness, std::uint64_t id, int most = 1000) {
+  int plans = 0;
+  for (; harness.TokensOf(id) == 0 && plans < most; ++plans) {
+    EXPECT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  return plans;
+}
+
+class UrgentRequest : public ::testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(, UrgentRequest, ::testing::Values("priority", "srpt", "edf"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// A prompt of 8,000 tokens whose chunks are the whole step holds up nobody of a higher class, and
+// the work takes as many steps as it would without the newcomer.
+TEST_P(UrgentRequest, StartsWithinThreePlansOfALongPrefill) {
+  const testing::KnownFailure mark("chunks of begun prompts take all rows first");
+  CoreHarness harness({}, Group(), GetParam());
+  TokenizedRequest slow = CoreHarness::Request(1, 8000, 5);
+  slow.priority = -100;
+  harness.core.Submit(0, slow);
+  harness.Plan();
+  TokenizedRequest urgent = CoreHarness::Request(2, 10, 5);
+  urgent.priority = 100;
+  urgent.deadline_ns = 1'000'000'000'000;
+  harness.core.Submit(0, urgent);
+  harness.Plan();  // as an engine does, one plan ahead
+  harness.Answer();
+  int plans = 1;
+  while (harness.TokensOf(2) == 0 && plans < 100) {
+    harness.Plan();
+    harness.Answer();
+    ++plans;
+  }
+  EXPECT_LE(plans, 3);
+  harness.RunAll();
+  // 8,010 rows in steps of 256, and then the other four tokens.
+  EXPECT_LE(harness.core.Snapshot().counters.plans, 8010u / 256 + 1 + 4 + 2);
+}
+
+// A short request of the same class has rows beside a long prompt that came before it.
+TEST(Waiting, AShortPromptDoesNotWaitForTheEndOfALongOne) {
+  const testing::KnownFailure mark("chunks of begun prompts take all rows first");
+  CoreHarness harness({}, Group());
+  harness.Submit(1, 8000, 5);
+  harness.Plan();
+  harness.Answer();
+  harness.Submit(2, 10, 5);
+  EXPECT_LE(PlansToFirstToken(harness, 2), 3);
+}
+
+// Short prompts that never end get a part of each step, so the long prompt goes on.
+TEST(Waiting, ALongPromptKeepsMostOfEachStep) {
+  const testing::KnownFailure mark("short prompts have no share of their own yet");
+  CoreHarness harness({}, Group());
+  harness.Submit(1, 8000, 1);
+  std::uint64_t id = 1;
+  int plans = 0;
+  for (; harness.TokensOf(1) == 0 && plans < 1000; ++plans) {
+    for (int i = 0; i < 20; ++i) harness.core.Submit(0, DistinctRequest(++id, 60, 1));
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  EXPECT_LE(plans, 8000 / 192 + 2);
+  EXPECT_GE(harness.core.Snapshot().counters.length, std::uint64_t(plans));  // one short one a plan
+}
+
+// A tenant that sends little has its first token within three full steps, and within two in the
+// mean, although another tenant always has three prompts of 8,000 tokens.
+TEST(Waiting, UnderFairShareTheLightTenantWaitsForTwoSteps) {
+  const testing::KnownFailure mark("fair share acts at admission alone");
+  CoreHarness harness({.max_queued_tokens = 1 << 24, .fair_share = true}, Group(20000));
+  const auto step_ns = [](std::uint32_t p, std::uint32_t d) {
+    return 2'500'000ll + 380'000ll * p + 600'000ll * d;
+  };
+  harness.step_ns = step_ns;
+  std::map<std::uint64_t, std::int64_t> sent, first;
+  std::uint64_t heavy_id = 0, light_id = 100'000;
+  int heavy = 0;
+  std::int64_t worst = 0, sum = 0;
+  for (int step = 0; step < 1000; ++step) {
+    for (; heavy < 3; ++heavy) {
+      TokenizedRequest request = DistinctRequest(++heavy_id, 8000, 2);
+      request.tenant = "heavy";
+      harness.core.Submit(harness.now_ns, request);
+    }
+    if (step % 40 == 7) {
+      TokenizedRequest request = DistinctRequest(++light_id, 20, 2);
+      request.tenant = "light";
+      sent[light_id] = harness.now_ns;
+      harness.core.Submit(harness.now_ns, request);
+    }
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+    for (const auto& [id, events] : harness.events) {
+      for (const EngineEvent& event : events) {
+        heavy -= id < 100'000 && std::holds_alternative<RequestEnd>(event);
+        if (id > 100'000 && std::holds_alternative<TokenEvent>(event) && first.count(id) == 0) {
+          first[id] = harness.now_ns;
+          worst = std::max(worst, harness.now_ns - sent[id]);
+          sum += harness.now_ns - sent[id];
+        }
+      }
+    }
+    harness.events.clear();
+  }
+  ASSERT_GE(first.size(), 24u);
+  EXPECT_LE(worst, 3 * step_ns(256, 0));
+  EXPECT_LE(sum / static_cast<std::int64_t>(first.size()), 2 * step_ns(256, 0));
+}
+
+// The head waits for a prefix that another request computes in small chunks. The short requests
+// behind it use the rows that are left.
+TEST(Waiting, NobodyWaitsForAPrefixThatOnlyTheHeadNeeds) {
+  const testing::KnownFailure mark("at most 16 requests may bypass the head");
+  CoreHarness harness({.max_step_tokens = 256, .max_chunk_tokens = 64}, Group());
+  TokenizedRequest first = CoreHarness::Request(1, 12000, 5), head = first;
+  head.id.counter = 2;
+  for (TokenId t = 0; t < 10; ++t) head.prompt.push_back(t);
+  harness.core.Submit(0, first);
+  harness.Plan();
+  harness.Answer();
+  harness.core.Submit(0, head);
+  for (std::uint64_t id = 100; id < 140; ++id) harness.Submit(id, 20, 3);
+  const auto served = [&] {
+    int count = 0;
+    for (std::uint64_t id = 100; id < 140; ++id) count += harness.TokensOf(id) > 0;
+    return count;
+  };
+  int plans = 0;
+  while (served() < 40 && plans < 200) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    const StepResult result = harness.Answer();
+    ++plans;
+    if (served() < 40) {
+      EXPECT_EQ(result.timings.rows, 256u) << "plan " << plans;
+    }
+  }
+  EXPECT_LE(plans, 6);
+  harness.RunAll();
+  EXPECT_GE(harness.EndOf(2)->usage.cached_tokens, 11'984u);
+}
+
+// A request of a high class waits for a prefix that one of a low class computes. The prefix is
+// computed before the requests between the two.
+TEST(Waiting, WhoWaitsForAPrefixLendsItsOrderToWhoComputesIt) {
+  CoreHarness harness({}, Group());
+  TokenizedRequest low = CoreHarness::Request(1, 4000, 2), high = low;
+  low.priority = -10;
+  high.id.counter = 2;
+  high.priority = 10;
+  for (TokenId t = 0; t < 10; ++t) high.prompt.push_back(t);
+  harness.core.Submit(0, low);
+  harness.Plan();
+  harness.Answer();
+  for (std::uint64_t id = 3; id <= 4; ++id) harness.core.Submit(0, DistinctRequest(id, 4000, 2));
+  harness.Plan();
+  harness.Answer();
+  harness.core.Submit(0, high);
+  EXPECT_LE(PlansToFirstToken(harness, 2), 4000 / 256 + 3);
+  EXPECT_EQ(harness.TokensOf(4), 0u);
+  harness.RunAll();
+  EXPECT_GE(harness.EndOf(2)->usage.cached_tokens, 3984u);
+}
+
+class AfterADeath : public ::testing::TestWithParam<int> {
+ protected:
+  // Kills a group that decodes for `n` requests with prompts of 500 tokens. Returns the time from
+  // the next Ready to the last pause's end. `newcomer` comes at Ready.
+  std::int64_t LastPause(int n, bool blamed, std::optional<std::uint64_t> newcomer) {
+    CoreHarness harness({.max_seqs = 128}, Group());
+    harness.step_ns = StepNs;
+    for (int id = 1; id <= n; ++id) harness.core.Submit(0, DistinctRequest(id, 500, 200));
+    while (harness.TokensOf(n) < 3) {
+      harness.Plan();
+      harness.Answer();
+    }
+    harness.Plan();
+    std::vector<Step> started;
+    if (blamed) started.push_back(harness.plans.back().step);
+    harness.core.Lost(harness.epoch(), started);
+    harness.TakeEvents();
+    harness.Restart();
+    if (newcomer) harness.Submit(*newcomer, 10, 5);
+    std::map<int, std::uint32_t> had;
+    for (int id = 1; id <= n; ++id) had[id] = harness.TokensOf(id);
+    const std::int64_t ready = harness.now_ns;
+    int plans = 0;
+    while (!had.empty() && plans < 5000) {
+      EXPECT_EQ(harness.Plan(), StallReason::kNone);
+      const StepResult result = harness.Answer();
+      ++plans;
+      if (newcomer && newcomer_plans == 0 && harness.TokensOf(*newcomer) > 0) {
+        newcomer_plans = plans;
+      }
+      for (auto it = had.begin(); it != had.end();) {
+        it = harness.TokensOf(it->first) > it->second ? had.erase(it) : std::next(it);
+      }
+    }
+    steps = plans;
+    EXPECT_EQ(harness.core.Snapshot().counters.quarantines, blamed ? std::uint64_t(n) : 0u);
+    return harness.now_ns - ready;
+  }
+  int newcomer_plans = 0, steps = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(, AfterADeath, ::testing::Values(8, 16, 64));
+
+TEST_P(AfterADeath, ANewRequestStartsWithinFourPlans) {
+  const testing::KnownFailure mark(
+      "quarantined requests hide others, and are computed alone whole");
+  LastPause(GetParam(), true, 1000);
+  EXPECT_LE(newcomer_plans, 4);
+}
+
+TEST_P(AfterADeath, TheLastPauseIsAtMostOneAndAHalfTimesThatOfAPlainReplay) {
+  const testing::KnownFailure mark("quarantined requests are computed alone whole");
+  const std::int64_t plain = LastPause(GetParam(), false, std::nullopt);
+  const int plain_steps = steps;
+  const std::int64_t isolated = LastPause(GetParam(), true, std::nullopt);
+  EXPECT_LE(isolated * 2, plain * 3);
+  EXPECT_LE(steps, plain_steps + 2 * GetParam());
+}
+
+}  // namespace
+}  // namespace flotilla::scheduler
