@@ -32,7 +32,7 @@ constexpr auto kOptions = std::to_array<OptionRow>({
     {"watermark_blocks", &CoreOptions::watermark_blocks, 0, 1 << 16},
     {"expected_output_permille", &CoreOptions::expected_output_permille, 0, 1000},
     {"max_preemptions", &CoreOptions::max_preemptions, 0, 1 << 16},
-    {"max_bypass", &CoreOptions::max_bypass, 0, 1 << 16},
+    {"max_overtaken_rows", &CoreOptions::max_overtaken_rows, 0, 1u << 31},
     {"itl_target_ns", &CoreOptions::itl_target_ns, 0, ~0u},
     {"max_wait_ns", &CoreOptions::max_wait_ns, 0, ~0u},
     {"fair_share", &CoreOptions::fair_share},

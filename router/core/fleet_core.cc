@@ -313,7 +313,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEv
       replica.outstanding.OnDone(done);
     }
     if (const auto* death = std::get_if<CrashCount>(&event)) {
-      entry.crash_count = std::max(entry.crash_count, death->count);
+      entry.crash_count = death->count;  // 0: its fatal rows have run
       continue;  // the owner needs no count, because this fleet is its only engine
     }
     if (const auto* end = std::get_if<SequenceEnd>(&event)) {

@@ -25,7 +25,7 @@ CoreState::CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> po
     : options(options),
       policy(std::move(policy)),
       fair(options.fair_share, options.tenant_weights),
-      waiting(&requests, &fair),
+      waiting(&requests, &fair, options.max_step_tokens),
       deadlines(EarlierDeadline{&requests}),
       output_ratio(std::int64_t{options.expected_output_permille} * 1024) {}
 
@@ -38,6 +38,24 @@ std::uint32_t CoreState::MaxDraftTokens() const {
 }
 
 std::uint32_t CoreState::MaxRunning() const { return MaxSequences(options, *description); }
+
+bool CoreState::Before(const Request& a, const Request& b) const {
+  if (a.non_preemptible == b.non_preemptible && a.tenant != b.tenant) {
+    return fair.Before(a.tenant, b.tenant);
+  }
+  return GoesBefore(a, b);
+}
+
+std::vector<TableIndex> CoreState::RunningInOrder() const {
+  std::vector<TableIndex> order = running;
+  if (!options.fair_share) return order;
+  std::stable_sort(order.begin(), order.end(), [this](TableIndex a, TableIndex b) {
+    const Sequence& x = sequences[a];
+    const Sequence& y = sequences[b];
+    return x.request != y.request && Before(RequestOf(x), RequestOf(y));
+  });
+  return order;
+}
 
 std::int64_t CoreState::RecomputeNs() const {
   return rates.prefill_ns_per_token() * description->groups[0].tokens_per_block;
@@ -111,6 +129,8 @@ void CoreState::Enqueue(TableIndex index) {
     request.waiting_rows += tokens + PredictOutputs(sequence);
   }
   request.order = policy->Key(request, PredictNs(request, 0));
+  const Sequence& first = sequences[request.sequences.front()];
+  request.starts_isolated = first.fatal.any() && first.fatal.begin == 0;
   waiting.Push(index);
 }
 
@@ -140,6 +160,7 @@ void CoreState::AdmitRequest(TableIndex index) {
   waiting.Remove(index);
   counters.resumptions += request.was_admitted;
   request.admitted = true;
+  request.overtaken_rows = 0;
   reserved_sequences += request.width();
   for (const TableIndex sequence : request.sequences) {
     sequences[sequence].state = SequenceState::kPending;
@@ -255,8 +276,7 @@ void CoreState::EndRequest(TableIndex index, FinishReason reason, absl::Status s
 void CoreState::Forget(TableIndex index) {
   Request& request = requests[index];
   fair.Leave(request.tenant);
-  quarantined -= request.quarantined;
-  if (isolated_request == index) isolated_request.reset();
+  Quarantine(*this).Remove(index);
   if (request.admitted && request.beam != nullptr) reserved_sequences -= request.width();
   deadlines.Remove(index);
   CountReason(request.reason);
@@ -277,7 +297,7 @@ void CoreState::Requeue(TableIndex index) {
   Request& request = requests[index];
   reserved_sequences -= request.width();
   request.admitted = false;
-  if (isolated_request == index) isolated_request.reset();
+  if (quarantine.isolated == index) quarantine.isolated.reset();
   for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
     sequence.state = SequenceState::kWaiting;
@@ -341,62 +361,6 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
   totals.blocks += record.blocks;
   totals.cost_ns += record.cost_ns;
   if (preemptions.size() < kMostRecent) preemptions.push_back(record);
-}
-
-std::optional<TableIndex> CoreState::Blame(absl::Span<const Step> started) {
-  std::vector<TableIndex> under_way;
-  bool others_ran = false;  // sequences that are gone ran too, so no request was alone
-  for (const PlanInFlight& plan : epoch->in_flight) {
-    if (std::find(started.begin(), started.end(), plan.step) == started.end()) continue;
-    for (const PlannedRun& run : plan.runs) {
-      if (run.most == 0) continue;  // surely finished
-      const std::optional<TableIndex> sequence = epoch->handles.Live(run.handle, plan.step);
-      if (sequence.has_value()) under_way.push_back(sequences[*sequence].request);
-      others_ran |= !sequence.has_value();
-    }
-  }
-  std::sort(under_way.begin(), under_way.end());
-  under_way.erase(std::unique(under_way.begin(), under_way.end()), under_way.end());
-  std::optional<TableIndex> failed;
-  for (const TableIndex index : under_way) {
-    Request& request = requests[index];
-    if (request.quarantined && under_way.size() == 1 && !others_ran) {
-      events.push_back(CrashCount{
-          .request = request.id, .attempt = request.attempt, .count = ++request.crash_count});
-    }
-    if (request.crash_count >= options.max_crashes) failed = index;
-    Quarantine(request);
-  }
-  return failed;
-}
-
-void CoreState::Quarantine(Request& request) {
-  // The positions of the fatal step are among the tokens that the request knows, or one
-  // beyond them: the token of a step whose result was lost with the group.
-  std::size_t known = 0;
-  for (const TableIndex at : request.sequences) {
-    known = std::max(known, sequences[at].tokens.size());
-  }
-  ++counters.quarantines;
-  quarantined += !request.quarantined;
-  request.quarantined = true;
-  request.quarantine_length = static_cast<std::uint32_t>(known) + 1;
-}
-
-void CoreState::EndQuarantine() {
-  if (!isolated_request.has_value()) return;
-  Request& request = requests[*isolated_request];
-  const bool past =
-      std::all_of(request.sequences.begin(), request.sequences.end(), [&](TableIndex at) {
-        const Sequence& sequence = sequences[at];
-        return sequence.open() &&
-               sequence.length.computed >= std::min(request.quarantine_length, sequence.length.max);
-      });
-  if (!past) return;
-  request.quarantined = false;
-  --quarantined;
-  isolated_request.reset();
-  ++counters.quarantine_releases;
 }
 
 void CoreState::LoseEpoch() {

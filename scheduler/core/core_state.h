@@ -20,6 +20,7 @@
 #include "scheduler/core/options.h"
 #include "scheduler/core/policy.h"
 #include "scheduler/core/preemption.h"
+#include "scheduler/core/quarantine.h"
 #include "scheduler/core/rates.h"
 #include "scheduler/core/request.h"
 #include "scheduler/core/sequence.h"
@@ -118,9 +119,8 @@ struct CoreState {
   // The sequences of open requests, pending ones included. Requests are in the order of
   // the policy, and the sequences of each request are in the order of their indices.
   std::vector<TableIndex> running;
-  std::uint32_t reserved_sequences = 0;        // sum of the open requests' width
-  std::uint32_t quarantined = 0;               // requests
-  std::optional<TableIndex> isolated_request;  // the one that is open
+  std::uint32_t reserved_sequences = 0;  // sum of the open requests' width
+  QuarantinedRequests quarantine;
   std::uint64_t next_arrival = 0;
   std::uint64_t outstanding_tokens = 0;  // sum of Sequence::outstanding_tokens
   bool draining = false;
@@ -141,6 +141,11 @@ struct CoreState {
   // The number of sequences that may be open at once in this epoch.
   std::uint32_t MaxRunning() const;
   std::uint32_t MaxStepTokens() const;
+  // CoreOptions::max_overtaken_rows, or its default.
+  std::uint64_t MaxOvertakenRows() const {
+    if (options.max_overtaken_rows < 0) return 32 * std::uint64_t{options.max_step_tokens};
+    return static_cast<std::uint64_t>(options.max_overtaken_rows);
+  }
   // The most tokens that a decode may draft ahead. 0: speculation is off.
   std::uint32_t MaxDraftTokens() const;
 
@@ -154,6 +159,11 @@ struct CoreState {
   std::uint32_t expected_output_permille() const {
     return static_cast<std::uint32_t>(output_ratio / 1024);
   }
+  // Whether `a` goes before `b`: non-preemptible requests first, then by tenant, policy and
+  // arrival. Tenants are charged, so under fair share this changes from plan to plan.
+  bool Before(const Request& a, const Request& b) const;
+  // `running` in this order. The first request is never a victim, and the last one is the first.
+  std::vector<TableIndex> RunningInOrder() const;
   // The most blocks that a request alone can come to hold.
   std::uint64_t MostBlocks(const Request& request) const;
   // The number of output tokens that a sequence is predicted to still make.
@@ -197,15 +207,6 @@ struct CoreState {
   void Preempt(TableIndex request, TableIndex winner);
   // Puts all open requests back into the queue and ends the epoch.
   void LoseEpoch();
-  // Quarantines the requests that ran in `started`, the steps that the group was
-  // computing when it died. Must be called before LoseEpoch. Returns a request that has
-  // reached CoreOptions::max_crashes and is to be failed, if there is one.
-  std::optional<TableIndex> Blame(absl::Span<const Step> started);
-  // Quarantines the request: it runs alone until it is past the tokens that it knows now.
-  void Quarantine(Request& request);
-  // Releases the isolated request from quarantine if results have brought it past
-  // quarantine_length.
-  void EndQuarantine();
 
  private:
   void Detach(Sequence& sequence);

@@ -53,7 +53,10 @@ absl::Status CheckRequest(const CoreState& state, TableIndex index) {
   FLOTILLA_HOLDS(!request.sequences.empty(), 2, "a request without sequences");
   FLOTILLA_HOLDS(request.sequences.size() <= request.width(), 3, "sequences of a request");
   FLOTILLA_HOLDS(request.preemptions <= state.options.max_preemptions, 7, "preemptions");
-  FLOTILLA_HOLDS(request.bypassed <= state.options.max_bypass, 7, "bypasses");
+  FLOTILLA_HOLDS(request.overtaken_rows <= state.MaxOvertakenRows(), 7, "overtaken rows");
+  const auto& quarantined = state.quarantine.requests;
+  FLOTILLA_HOLDS(std::count(quarantined.begin(), quarantined.end(), index) == request.quarantined,
+                 2, "quarantined requests");
   const Sequence* previous = nullptr;
   for (const TableIndex at : request.sequences) {
     const Sequence& sequence = state.sequences[at];

@@ -89,7 +89,12 @@ std::uint64_t KvCacheManager::BlocksNeededByFork(std::uint32_t length,
 }
 
 std::uint32_t KvCacheManager::ReusableBlocks(const Sequence& sequence) const {
-  return static_cast<std::uint32_t>((sequence.tokens.size() - 1) / groups_[0].tokens_per_block);
+  std::size_t known = sequence.tokens.size();
+  // Fatal rows are computed, and a row before them, with which a shared step opens the sequence.
+  if (sequence.fatal.any() && sequence.fatal.begin > 0) {
+    known = std::min<std::size_t>(known, sequence.fatal.begin);
+  }
+  return static_cast<std::uint32_t>((known - 1) / groups_[0].tokens_per_block);
 }
 
 absl::Span<const TokenId> KvCacheManager::TokensOf(const Sequence& sequence,

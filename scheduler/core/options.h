@@ -31,15 +31,14 @@ struct CoreOptions {
   // A request that was preempted this often is non-preemptible: it starts again only with
   // all the blocks that it can come to need.
   std::uint32_t max_preemptions = 3;
-  // A request that was running when its worker group died is quarantined: it is computed
-  // alone until it is past that point. A request fails when its worker group has died this
-  // often while the request was quarantined and ran alone. Deaths of its earlier worker
-  // groups (TokenizedRequest::crash_count) count too. The default is two, because a
-  // process that is killed from outside may strike any request once.
+  // The rows that ran when a worker group died are computed again in steps of one request. A
+  // request fails when this many groups died in such steps of the same rows. If another
+  // request had such a death meanwhile, twice as many are needed, because then deaths may come
+  // from outside. Deaths on earlier replicas (TokenizedRequest::crash_count) count too.
   std::uint32_t max_crashes = 2;
-  // The most requests, in total, that may bypass an earlier request which waits for memory
-  // or for the prefix of another request.
-  std::uint32_t max_bypass = 16;
+  // While a request waits for memory or sequences, later requests whose prompts have at most
+  // this many tokens in total may start before it. 0: none; -1: 32 * max_step_tokens.
+  std::int64_t max_overtaken_rows = -1;
   // The target for the time between two tokens: while any sequence decodes, prefill chunks
   // are made smaller so that steps take at most this. 0: no target.
   std::int64_t itl_target_ns = 0;

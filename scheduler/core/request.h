@@ -60,17 +60,24 @@ struct Request {
   std::uint32_t answers = 1;          // sequences as the client counts them
   std::unique_ptr<BeamGroup> beam;
 
-  // The request was running when its worker group died. While it is open and has not got
-  // past that point, it runs in isolated steps. Only one request at a time is isolated.
+  // Some of its rows ran when its worker group died (Sequence::fatal). They run again in isolated
+  // steps; all others run with everybody.
   bool quarantined = false;
-  std::uint32_t crash_count = 0;        // deaths of groups that ran this request alone
-  std::uint32_t quarantine_length = 0;  // it is released when it has this many positions
+  // While the request waits: its first row is fatal, so it starts in an isolated step.
+  bool starts_isolated = false;
+  // Deaths in isolated steps of this request at the same fatal rows.
+  std::uint32_t crash_count = 0;
+  // Since the first of them another request had such a death, so it may be that deaths come from
+  // outside.
+  bool others_crashed = false;
 
   std::uint32_t preemptions = 0;
   // The request was preempted CoreOptions::max_preemptions times. It now goes before all
   // others, its blocks are reserved, and it is never preempted again.
   bool non_preemptible = false;
-  std::uint32_t bypassed = 0;  // later requests that started before it
+  // The prompt tokens of later requests that started while it waited for memory or sequences.
+  std::uint64_t overtaken_rows = 0;
+  std::uint32_t charged_tokens = 0;  // prompt tokens that its tenant was charged for
   std::uint32_t decode_preemptions = 0;
   std::uint32_t cached_tokens = 0;  // prompt tokens found in the prefix cache at its first open
   // The next prompt token whose log-probability was not yet delivered.

@@ -46,7 +46,7 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
     if (!index.has_value()) continue;  // it ended after the plan was sent
     if (absl::Status s = ApplyRun(plan.runs[i], sequence, *index); !s.ok()) return s;
   }
-  state_.EndQuarantine();
+  Quarantine(state_).Release();
   return absl::OkStatus();
 }
 

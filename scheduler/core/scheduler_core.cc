@@ -41,7 +41,7 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
 
 void SchedulerCore::Lost(Epoch epoch, absl::Span<const Step> started) {
   if (!state_.epoch.has_value() || state_.epoch->epoch != epoch) return;
-  const std::optional<TableIndex> failed = state_.Blame(started);
+  const std::optional<TableIndex> failed = Quarantine(state_).Blame(started);
   state_.LoseEpoch();
   if (!failed.has_value()) return;
   ++state_.counters.quarantine_failures;
@@ -161,7 +161,7 @@ void SchedulerCore::AddSequences(TableIndex index, std::uint32_t count, std::vec
     request.sequences.push_back(state_.sequences.Insert(std::move(sequence)));
   }
   if (request.beam != nullptr) request.beam->ranked = request.sequences;
-  if (request.crash_count > 0) state_.Quarantine(request);
+  if (request.crash_count > 0) Quarantine(state_).AddMoved(index);
   state_.Enqueue(index);
 }
 
@@ -229,8 +229,8 @@ void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
 // that their time goes to requests that can meet theirs.
 void SchedulerCore::DropLate(std::int64_t now_ns) {
   if (!state_.policy->drops_late() || !state_.epoch.has_value()) return;
-  while (!state_.waiting.empty()) {
-    const TableIndex index = state_.waiting.head();
+  while (const std::optional<TableIndex> head = state_.waiting.head()) {
+    const TableIndex index = *head;
     const Request& request = state_.requests[index];
     if (!request.deadline_ns.has_value() || request.was_admitted) return;
     const KvCacheManager& kv = state_.epoch->kv;
@@ -281,6 +281,7 @@ CoreSnapshot SchedulerCore::Snapshot() const {
     snapshot.tier_blocks = state_.epoch->kv.tiers().used();
     snapshot.in_flight = static_cast<std::uint32_t>(state_.epoch->in_flight.size());
   }
+  snapshot.quarantined = static_cast<std::uint32_t>(state_.quarantine.requests.size());
   snapshot.counters = state_.counters;
   snapshot.waiting_tokens = state_.waiting.tokens();
   return snapshot;
@@ -288,7 +289,7 @@ CoreSnapshot SchedulerCore::Snapshot() const {
 
 std::vector<OpenSequenceView> SchedulerCore::OpenSequences() const {
   std::vector<OpenSequenceView> views;
-  for (const TableIndex index : state_.running) {
+  for (const TableIndex index : state_.RunningInOrder()) {
     const Sequence& sequence = state_.sequences[index];
     if (!sequence.open()) continue;
     OpenSequenceView view{.handle = sequence.handle,

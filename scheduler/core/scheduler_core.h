@@ -58,6 +58,7 @@ struct CoreSnapshot {
   EngineLoad load;
   CoreCounters counters;
   std::uint32_t in_flight = 0;       // plans without a result
+  std::uint32_t quarantined = 0;     // requests with fatal rows that are to run alone
   std::uint32_t blocks_cached = 0;   // in no table, kept for their contents
   std::uint64_t tier_blocks = 0;     // kept in tiers
   std::uint64_t waiting_tokens = 0;  // to be prefilled for waiting requests

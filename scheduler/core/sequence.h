@@ -5,6 +5,7 @@
 // exists only while it is open on the worker group.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -74,6 +75,17 @@ struct ForkPlan {
   std::uint32_t length = 0;
 };
 
+// The positions that a sequence ran in the steps in which a worker group died. They run again in
+// isolated steps, in the same chunks, so that another death shows whose rows they were.
+struct FatalRows {
+  std::uint32_t begin = 0, end = 0;  // none if both are equal
+  // Where the rows of each step ended, ascending. The last one is `end`.
+  std::vector<std::uint32_t> cuts;
+
+  bool any() const { return begin < end; }
+  bool Overlaps(const FatalRows& other) const { return begin < other.end && other.begin < end; }
+};
+
 struct Sequence {
   TableIndex request = 0;  // its owner
   SequenceIndex index;
@@ -107,6 +119,9 @@ struct Sequence {
   // more blocks of this sequence are added.
   bool duplicate = false;
 
+  // Kept while the sequence is not open.
+  FatalRows fatal;
+
   // How often its draft tokens are right. Kept while the sequence is not open.
   DraftAcceptance acceptance;
 
@@ -116,6 +131,23 @@ struct Sequence {
   std::vector<TopLogprob> candidates;
 
   bool open() const { return state > SequenceState::kPending; }
+  // Whether the results of its fatal rows are in, or it has none. If it will be forked behind
+  // them, they are the parent's.
+  bool past_fatal() const {
+    return !fatal.any() || (open() ? length.computed : fork.length) >= fatal.end;
+  }
+  // The position of its next row, as far as it is known.
+  std::uint32_t next_row() const { return open() ? length.scheduled_max : fork.length; }
+  // Whether it runs in isolated steps only, because its next row is fatal or the results of
+  // its fatal rows are outstanding.
+  bool held() const { return !past_fatal() && next_row() >= fatal.begin; }
+  // The position at which the rows of a step that begin at `from` must end: in a shared step
+  // before its fatal rows, in an isolated one where the fatal step ended.
+  std::uint32_t StepEnd(std::uint32_t from) const {
+    if (past_fatal() || from >= fatal.end) return length.max;
+    if (from < fatal.begin) return fatal.begin;
+    return *std::upper_bound(fatal.cuts.begin(), fatal.cuts.end() - 1, from);
+  }
   // The sequence has finished and no further run can change it. Its last result may still
   // be on the way.
   bool surely_finished() const { return length.computed_min == length.max; }

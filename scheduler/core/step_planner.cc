@@ -1,5 +1,5 @@
-// The first half of StepPlanner: decides what the step does. step_planner_emit.cc writes
-// the plan.
+// The first part of StepPlanner: what runs in the step. step_planner_rows.cc deals rows to prompts,
+// and step_planner_emit.cc writes the plan.
 #include "scheduler/core/step_planner.h"
 
 #include <algorithm>
@@ -20,15 +20,21 @@ PlanOutcome StepPlanner::Make() {
 
   Choose();
   // When no result is outstanding, every length is exact, and no result can free a block. So the
-  // last request in the order of the policy gives its blocks to the others. The planner first waits
-  // for copies to or from tiers, because the blocks that they free may be enough.
-  while (!short_of_blocks_.empty() && epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
+  // last request in order gives its blocks to the others. The planner first waits for copies to or
+  // from tiers, because the blocks that they free may be enough.
+  while (epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
+    if (short_of_blocks_.empty() && !HeadNeedsVictims()) break;
     if (!TrimSequences()) {
-      const TableIndex last = state_.sequences[state_.running.back()].request;
+      const TableIndex last = state_.sequences[order_.back()].request;
       FLOTILLA_CORE_CHECK(!state_.requests[last].non_preemptible);
-      state_.Preempt(last, state_.sequences[short_of_blocks_.front()].request);
+      state_.Preempt(last, short_of_blocks_.empty()
+                               ? *state_.waiting.head()
+                               : state_.sequences[short_of_blocks_.front()].request);
     }
-    Assess();
+    Choose();
+  }
+  if (short_of_blocks_.empty() && !epoch.in_flight.empty() && HeadNeedsVictims()) {
+    return {.stall = StallReason::kMemory};
   }
   const bool copies = epoch.kv.copies_to_send() || MustPoll();
   if (AnyDeferred() && !copies) return {.stall = StallReason::kMemory};
@@ -43,7 +49,7 @@ PlanOutcome StepPlanner::Make() {
   EmitDecodes();
   for (const PendingOpen& open : opens_) EmitChunk(open.index, open.rows);
   for (const Chunk& chunk : chunks_) EmitChunk(chunk.index, chunk.rows);
-  EmitAdmissions();
+  DealRows();
   EmitDraftTokens();
   StoreAhead();
   epoch.kv.EmitCopies(plan_);
@@ -67,40 +73,79 @@ bool StepPlanner::DueInThisStep(const Sequence& sequence) const {
          plan_.step.value() >= sequence.last_chunk.value() + lag;
 }
 
-// Steps of the isolated request and steps of the others alternate every `lag` steps, so
-// that every micro-batch gets both kinds. If one of the two has nothing to do, the step is
-// for the other.
+// Isolated and shared steps alternate every `lag` steps, so that every micro-batch gets both
+// kinds. If one of the two has nothing to do, the step is of the other kind.
 void StepPlanner::Choose() {
-  if (state_.quarantined > 0) {
+  isolated_.reset();
+  if (!state_.quarantine.requests.empty()) {
     const bool first = plan_.step.value() / state_.description->lag % 2 == 0;
     for (const bool isolated : {first, !first}) {
-      isolated_step_ = isolated;
-      Assess();
-      const bool runs = !decodes_.empty() || !chunks_.empty() || !opens_.empty();
-      if (runs || !short_of_blocks_.empty() || FindAdmission().has_value() || load_.has_value()) {
-        return;
-      }
+      if (isolated ? ChooseIsolated() : (Assess(), AnythingToRun())) return;
     }
-    isolated_step_ = false;
   }
   Assess();
 }
 
+bool StepPlanner::ChooseIsolated() {
+  for (const TableIndex index : Quarantine(state_).InTurn()) {
+    if (!CanIsolate(index)) continue;
+    isolated_ = index;
+    Assess();
+    if (AnythingToRun()) return true;
+  }
+  isolated_.reset();
+  return false;
+}
+
+bool StepPlanner::CanIsolate(TableIndex index) const {
+  const Request& request = state_.requests[index];
+  if (!request.admitted) return request.starts_isolated;
+  return std::any_of(request.sequences.begin(), request.sequences.end(),
+                     [this](TableIndex at) { return HasFatalRows(state_.sequences[at]); });
+}
+
+// Whether the next row of the sequence is fatal and can run in this step.
+bool StepPlanner::HasFatalRows(const Sequence& sequence) const {
+  if (!sequence.held() || sequence.next_row() >= sequence.fatal.end) return false;
+  switch (sequence.state) {
+    case SequenceState::kPending:
+      return !sequence.fork.parent.has_value() || ParentIsReady(sequence);
+    case SequenceState::kPrefill:
+      return true;
+    case SequenceState::kDecode:
+      return DueInThisStep(sequence) && !sequence.surely_finished();
+    default:
+      return false;
+  }
+}
+
+bool StepPlanner::IsInThisStep(const Sequence& sequence) const {
+  if (isolated_.has_value()) return sequence.request == *isolated_ && HasFatalRows(sequence);
+  return !sequence.held();
+}
+
+bool StepPlanner::AnythingToRun() {
+  return !decodes_.empty() || !chunks_.empty() || !opens_.empty() || prompt_can_run_ ||
+         !short_of_blocks_.empty() || CanAdmit() || load_.has_value();
+}
+
 void StepPlanner::Assess() {
+  order_ = state_.RunningInOrder();
   for_other_steps_.clear();
   decodes_.clear();
   finished_.clear();
   short_of_blocks_.clear();
   chunks_.clear();
   opens_.clear();
-  due_later_ = false;
+  prompts_.clear();
+  due_later_ = prompt_can_run_ = false;
   free_blocks_ = state_.epoch->kv.pool().available() - ReservedBlocks();
   promised_blocks_ = 0;
   expected_.reset();
   budget_ = state_.MaxStepTokens();
   AssessDecodes();
   KeepToItlTarget();
-  AssessPrefills();
+  AssessPrompts();
 }
 
 // When sequences decode in this step, prompts get the rows that the target leaves, and
@@ -114,7 +159,7 @@ void StepPlanner::KeepToItlTarget() {
 }
 
 bool StepPlanner::InFirstRequest(const Sequence& sequence) const {
-  return sequence.request == state_.sequences[state_.running.front()].request;
+  return sequence.request == state_.sequences[order_.front()].request;
 }
 
 bool StepPlanner::IsBeamStep(const Sequence& sequence) const {
@@ -133,9 +178,9 @@ bool StepPlanner::ParentIsReady(const Sequence& sequence) const {
 }
 
 void StepPlanner::AssessDecodes() {
-  for (const TableIndex index : state_.running) {
+  for (const TableIndex index : order_) {
     const Sequence& sequence = state_.sequences[index];
-    const bool ours = IsFor(state_.RequestOf(sequence));
+    const bool ours = IsInThisStep(sequence);
     if (sequence.state == SequenceState::kDecode) {
       if (ours || sequence.surely_finished()) {
         AssessDecode(index);
@@ -197,37 +242,51 @@ void StepPlanner::AssessBeamStep(TableIndex index) {
 // A prompt that is short of blocks takes a smaller chunk or waits for the sequences
 // before it. Only the first request in the order makes others give way, so it always
 // advances.
-void StepPlanner::AssessPrefills() {
-  const bool decodes_are_short = !short_of_blocks_.empty();
-  for (const TableIndex index : state_.running) {
+void StepPlanner::AssessPrompts() {
+  decodes_are_short_ = !short_of_blocks_.empty();
+  for (const TableIndex index : order_) {
     const Sequence& sequence = state_.sequences[index];
-    const Request& request = state_.RequestOf(sequence);
-    if (IsBeamStep(sequence) || !IsFor(request)) continue;
-    const std::uint64_t room = decodes_are_short && !request.non_preemptible ? 0 : Room(request);
-    if (sequence.state == SequenceState::kPrefill) AssessPrefill(index, room);
+    if (IsBeamStep(sequence)) continue;
+    if (sequence.state == SequenceState::kPrefill) AssessPrompt(index);
     if (sequence.state != SequenceState::kPending) continue;
-    const std::optional<PendingOpen> open = FindOpen(index, room);
+    const std::optional<PendingOpen> open = FindOpen(index, PromptRoom(state_.RequestOf(sequence)));
     if (open.has_value()) ScheduleOpen(*open);
   }
 }
 
-void StepPlanner::AssessPrefill(TableIndex index, std::uint64_t room) {
-  const KvCacheManager& kv = state_.epoch->kv;
+void StepPlanner::AssessPrompt(TableIndex index) {
   const Sequence& sequence = state_.sequences[index];
-  const std::uint32_t begin = sequence.length.scheduled_max;
-  const std::uint32_t wanted =
-      std::min({sequence.prefill_tokens - begin, state_.options.max_chunk_tokens, budget_});
   const Request& request = state_.RequestOf(sequence);
-  const std::uint32_t rows = kv.LongestWithin(sequence, begin + wanted, room) - begin;
-  const std::uint64_t takes = kv.BlocksNeeded(sequence, begin + rows);
-  Promise(request, kv.BlocksNeeded(sequence, sequence.prefill_tokens) - takes);
-  if (rows > 0) {
-    Take(request, takes);
-    budget_ -= rows;
-    chunks_.push_back({index, rows});
-  } else if (wanted > 0 && InFirstRequest(sequence)) {
+  Promise(request, state_.epoch->kv.BlocksNeeded(sequence, sequence.prefill_tokens));
+  if (budget_ == 0 || !IsInThisStep(sequence)) return;
+  if (RowsWithin(sequence, 1, PromptRoom(request)) > 0) {
+    prompts_.push_back(index);
+    prompt_can_run_ = true;
+  } else if (InFirstRequest(sequence)) {
     short_of_blocks_.push_back(index);
   }
+}
+
+std::uint64_t StepPlanner::PromptRoom(const Request& request) const {
+  return decodes_are_short_ && !request.non_preemptible ? 0 : Room(request);
+}
+
+std::uint32_t StepPlanner::RowsLeft(const Sequence& sequence) const {
+  const std::uint32_t begin = sequence.length.scheduled_max;
+  return std::min(sequence.prefill_tokens, sequence.StepEnd(begin)) - begin;
+}
+
+std::uint32_t StepPlanner::RowsWithin(const Sequence& sequence, std::uint32_t rows,
+                                      std::uint64_t blocks) const {
+  const std::uint32_t begin = sequence.length.scheduled_max;
+  const std::uint32_t end = begin + std::min(rows, RowsLeft(sequence));
+  return state_.epoch->kv.LongestWithin(sequence, end, blocks) - begin;
+}
+
+// The most rows of one prompt in this step. In an isolated step the chunks are those of the fatal
+// one.
+std::uint32_t StepPlanner::MaxChunk() const {
+  return isolated_.has_value() ? state_.MaxStepTokens() : state_.options.max_chunk_tokens;
 }
 
 std::uint64_t StepPlanner::OpenNeeds(const PendingOpen& open) const {
@@ -260,7 +319,9 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
   open.rows = whole;
   Promise(state_.RequestOf(sequence), OpenNeeds(open));
   if (forks && !ParentIsReady(sequence)) return std::nullopt;
-  const std::uint32_t wanted = std::min({whole, state_.options.max_chunk_tokens, budget_});
+  if (!IsInThisStep(sequence)) return std::nullopt;
+  const std::uint32_t wanted =
+      std::min({whole, sequence.StepEnd(begin) - begin, MaxChunk(), budget_});
   for (open.rows = wanted; open.rows > 0; open.rows /= 2) {
     if (OpenNeeds(open) <= blocks) return open;
   }
@@ -327,151 +388,33 @@ void StepPlanner::Promise(const Request& request, std::uint64_t blocks) {
   if (!request.non_preemptible) promised_blocks_ += blocks;
 }
 
-void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const {
-  constexpr std::uint64_t kMostTokens = 1024;  // no prediction is useful further ahead
-  if (request.non_preemptible) return;         // its blocks are reserved
-  for (const TableIndex index : request.sequences) {
-    const Sequence& sequence = state_.sequences[index];
-    std::uint64_t held = 0;
-    for (const auto& table : sequence.tables) held += table.size();
-    expected.push_back(
-        {.remaining = std::min(state_.PredictOutputs(sequence), kMostTokens),
-         .own_blocks = held - std::min<std::uint64_t>(held, sequence.shared_blocks)});
-  }
-}
-
-// The blocks that the running requests and `request` are predicted to need at once beyond
-// those that they hold.
-std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
-  const auto shorter = [](const ExpectedOutput& a, const ExpectedOutput& b) {
-    return a.remaining < b.remaining;
-  };
-  if (state_.options.expected_output_permille == 0) return 0;
-  if (!expected_.has_value()) {
-    expected_.emplace();
-    for (std::size_t at = 0; at < state_.running.size();) {
-      const Request& running = state_.RequestOf(state_.sequences[state_.running[at]]);
-      AddExpected(running, *expected_);
-      at += running.sequences.size();
-    }
-    std::sort(expected_->begin(), expected_->end(), shorter);
-  }
-  std::vector<ExpectedOutput> all = *expected_;
-  AddExpected(request, all);
-  std::inplace_merge(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(expected_->size()),
-                     all.end(), shorter);
-  return PeakBlocks(all, [this](std::uint64_t t) { return state_.epoch->kv.MostBlocksFor(t); });
-}
-
-// Whether another prompt with the same beginning is about to be computed further than this
-// request's match. To wait for it is cheaper than to compute the blocks twice.
-bool StepPlanner::PrefixIsBeingComputed(const Request& request,
-                                        const KvCacheManager::Match& match) const {
-  const Sequence& first = state_.sequences[request.sequences.front()];
-  return std::any_of(state_.running.begin(), state_.running.end(), [&](TableIndex index) {
-    const Sequence& other = state_.sequences[index];
-    return state_.epoch->kv.WillPublish(other, state_.RequestOf(other), first, request, match);
-  });
-}
-
-// The blocks for all tokens that the request knows: its first sequence begins with the
-// match, and the others fork. For a non-preemptible request, all blocks that it can come
-// to need.
-std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
-                                          const KvCacheManager::Match& match) const {
-  const KvCacheManager& kv = state_.epoch->kv;
-  if (request.non_preemptible) return match.pinned + state_.MostBlocks(request) - match.blocks;
-  const auto first = state_.sequences[request.sequences.front()].tokens.size();
-  std::uint64_t needs = match.pinned + kv.BlocksFor(first) - match.blocks;
-  for (std::size_t i = 1; i < request.sequences.size(); ++i) {
-    const Sequence& sequence = state_.sequences[request.sequences[i]];
-    needs +=
-        kv.BlocksNeededByFork(kv.can_fork() ? sequence.fork.length : 0, sequence.tokens.size());
-  }
-  // Beams that are still to come begin at the end of the prompt.
-  const std::uint64_t beams = request.width() - request.sequences.size();
-  return needs + beams * kv.BlocksNeededByFork(request.prompt_tokens, request.prompt_tokens + 1);
-}
-
-bool StepPlanner::MustPoll() const {
-  return state_.epoch->kv.copies_pending() && state_.epoch->in_flight.empty();
-}
-
-bool StepPlanner::WantsLoad(const KvCacheManager::Match& match) const {
-  const std::uint64_t promised = state_.running.empty() ? 0 : promised_blocks_;
-  return match.in_tiers > 0 && free_blocks_ >= match.pinned + match.in_tiers + promised;
-}
-
-void StepPlanner::Load(const Admission& head) {
-  const Request& request = state_.requests[head.request];
-  state_.epoch->kv.Load(state_.sequences[request.sequences.front()], request, head.match);
-  free_blocks_ -= head.match.in_tiers;
-  state_.counters.blocks_in += head.match.in_tiers;
-}
-
-void StepPlanner::StoreAhead() {
-  constexpr std::uint32_t kAtOnce = 8;
-  KvCacheManager& kv = state_.epoch->kv;
-  const BlockPool& pool = kv.pool();
-  if (!kv.tiers().any() || pool.free() > pool.total() / 8 || free_blocks_ < 4 * kAtOnce) return;
-  const std::uint32_t stored = kv.Store(kv.Oldest(kAtOnce), state_.RecomputeNs()).begun;
-  free_blocks_ -= stored;
-  state_.counters.blocks_out += stored;
-}
-
-std::optional<StepPlanner::Admission> StepPlanner::TryAdmit(TableIndex index) {
-  const Request& request = state_.requests[index];
-  if (!IsFor(request) || (isolated_step_ && state_.isolated_request.has_value())) {
-    return std::nullopt;
-  }
-  const bool full = state_.reserved_sequences + request.width() > state_.MaxRunning();
-  const bool head = index == state_.waiting.head();
-  if (full && !(head && state_.epoch->kv.tiers().any())) return std::nullopt;
-  const KvCacheManager::Match match = state_.epoch->kv.FindPrefix(
-      state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
-  const bool loads = head && WantsLoad(match);
-  if (loads) load_ = Admission{index, match};
-  if (loads || match.loading) {
-    waits_for_prefix_ |= head;
-    return std::nullopt;
-  }
-  if (full) return std::nullopt;
-  // Alone, the request fits the pool (see admission), except for what copies hold.
-  if (state_.running.empty() && !state_.epoch->kv.copies_pending()) return Admission{index, match};
-  if (PrefixIsBeingComputed(request, match)) {
-    waits_for_prefix_ |= index == state_.waiting.head();
-    return std::nullopt;
-  }
-  // All of the request must fit beside what is promised already. Otherwise several
-  // half-computed prompts could wait for each other.
-  const std::uint64_t expected =
-      std::max(PeakBlocksWith(request),
-               std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
-  if (free_blocks_ < promised_blocks_ + expected + AdmissionNeeds(request, match)) {
-    return std::nullopt;
-  }
-  return Admission{index, match};
-}
-
-std::optional<StepPlanner::Admission> StepPlanner::FindAdmission() {
-  constexpr std::size_t kCandidates = 4;  // limits the work of a plan
-  waits_for_prefix_ = false;
-  load_.reset();
-  if (state_.waiting.empty() || budget_ == 0 || !short_of_blocks_.empty()) return std::nullopt;
-  if (std::optional<Admission> admission = TryAdmit(state_.waiting.head())) return admission;
-  if (state_.requests[state_.waiting.head()].bypassed >= state_.options.max_bypass) {
-    return std::nullopt;
-  }
-  for (const TableIndex index : state_.waiting.First(kCandidates)) {
-    if (index == state_.waiting.head()) continue;
-    if (std::optional<Admission> admission = TryAdmit(index)) return admission;
-  }
-  return std::nullopt;
-}
-
 bool StepPlanner::WorthSending() {
-  return state_.epoch->handles.drops_pending() || !decodes_.empty() || !chunks_.empty() ||
-         !opens_.empty() || due_later_ || FindAdmission().has_value() || load_.has_value();
+  return state_.epoch->handles.drops_pending() || due_later_ || AnythingToRun();
+}
+
+// Requests of lower classes give way one by one, so the head never takes more than it needs. It
+// takes nothing if all of them together are not enough.
+bool StepPlanner::HeadNeedsVictims() {
+  const std::optional<TableIndex> head = state_.waiting.head();
+  if (isolated_.has_value() || !head.has_value() || order_.empty() || budget_ == 0) return false;
+  const Request& request = state_.requests[*head];
+  const auto gives_way = [&](const Request& other) {
+    return !other.non_preemptible && request.order.group < other.order.group;
+  };
+  if (!gives_way(state_.RequestOf(state_.sequences[order_.back()]))) return false;
+  const Attempt attempt = TryAdmit(*head);
+  load_.reset();
+  if (!attempt.blocked) return false;
+  std::uint64_t places = state_.MaxRunning() - state_.reserved_sequences;
+  std::uint64_t blocks = free_blocks_;
+  for (const TableIndex index : order_) {
+    const Sequence& sequence = state_.sequences[index];
+    if (!gives_way(state_.RequestOf(sequence))) continue;
+    ++places;
+    for (const auto& table : sequence.tables) blocks += table.size();
+    blocks -= std::min<std::uint64_t>(blocks, sequence.shared_blocks);
+  }
+  return places >= request.width() && blocks >= AdmissionNeeds(request, {});
 }
 
 }  // namespace flotilla::scheduler

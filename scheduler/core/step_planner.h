@@ -1,12 +1,13 @@
 // StepPlanner: decides what the next step does and writes it as a plan.
 //
 // One object makes at most one plan. The row budget goes first to every decode and every
-// beam that is due, then to the prompts already begun, then to new ones. Each sequence
-// gets blocks for the greatest length that it can have after the step. The cost of a plan
-// grows with the running sequences and with what changes, never with context length.
+// beam that is due. The rest is dealt to prompts, begun and new ones alike, in one order; a
+// quarter of a step is kept for prompts that are shorter than the one that would take all of it.
+// Each sequence gets blocks for the greatest length that it can have after the step. The cost of
+// a plan grows with the running sequences and with what changes, never with context length.
 //
-// While a request is quarantined (Request::quarantined), plans alternate between steps of
-// its own, in which all others are deferred, and steps of all others.
+// While requests are quarantined, shared steps alternate with isolated ones. An isolated step
+// has the fatal rows of one request (Sequence::fatal), and all others are deferred in it.
 #pragma once
 
 #include <cstdint>
@@ -62,11 +63,15 @@ class StepPlanner {
   };
 
   bool DueInThisStep(const Sequence& sequence) const;
-  // Chooses whether the step is for the isolated request or for all others, and assesses
-  // those.
+  // Chooses whether the step is isolated or shared, and assesses what can run in it.
   void Choose();
-  // Whether the step is for this request's kind: the isolated one, or all others.
-  bool IsFor(const Request& request) const { return request.quarantined == isolated_step_; }
+  // Chooses the request of an isolated step. Returns whether there is one.
+  bool ChooseIsolated();
+  bool CanIsolate(TableIndex request) const;
+  bool HasFatalRows(const Sequence& sequence) const;
+  // Whether the sequence may run in this kind of step.
+  bool IsInThisStep(const Sequence& sequence) const;
+  bool AnythingToRun();
   void Assess();
   void AssessDecodes();
   void AssessDecode(TableIndex index);
@@ -76,8 +81,14 @@ class StepPlanner {
   void AssessBeamStep(TableIndex index);
   bool ParentIsReady(const Sequence& sequence) const;
   void KeepToItlTarget();
-  void AssessPrefills();
-  void AssessPrefill(TableIndex index, std::uint64_t room);
+  // Opens what is pending, and finds whether begun prompts can go on.
+  void AssessPrompts();
+  void AssessPrompt(TableIndex index);
+  std::uint32_t MaxChunk() const;
+  std::uint64_t PromptRoom(const Request& request) const;
+  // The rows that a prompt may have in this step: up to `rows`, and as many as `blocks` hold.
+  std::uint32_t RowsWithin(const Sequence& sequence, std::uint32_t rows,
+                           std::uint64_t blocks) const;
   // Returns how a pending sequence can be opened with at most `blocks` new blocks.
   std::optional<PendingOpen> FindOpen(TableIndex index, std::uint64_t blocks);
   // The blocks that it takes to open a sequence in this way and run its rows.
@@ -88,10 +99,35 @@ class StepPlanner {
     TableIndex request;
     KvCacheManager::Match match;
   };
-  // Returns the first request in the queue if it may be admitted, or else one behind it
-  // while the first may be bypassed.
-  std::optional<Admission> FindAdmission();
-  std::optional<Admission> TryAdmit(TableIndex request);
+  // Why a waiting request cannot be admitted now.
+  struct Attempt {
+    std::optional<Admission> admission;
+    bool blocked = false;  // for memory or sequences, which later requests may take from it
+    std::optional<TableIndex> computing;  // the sequence that computes its prefix
+  };
+  Attempt TryAdmit(TableIndex request);
+  // Whether any waiting request can be admitted, or the head is to be loaded.
+  bool CanAdmit();
+
+  // Deals the rows that are left to prompts, in the order of CoreState::Before.
+  void DealRows();
+  // Deals rows to one begun prompt.
+  void DealToPrompt(TableIndex index, std::uint32_t most);
+  // Admits a waiting request with up to `most` rows if it can be. Otherwise notes who is
+  // blocked, and deals rows to the prompt that computes its prefix.
+  bool DealToWaiting(TableIndex request, std::uint32_t most);
+  // Deals a quarter of a step to prompts shorter than `rows`, the shortest first, before a
+  // prompt of `request` takes all that is left.
+  void DealToShorter(TableIndex request, std::uint64_t rows);
+  std::optional<TableIndex> ShortestPrompt(const Request& than, std::uint64_t rows) const;
+  std::optional<TableIndex> ShortestWaiting(const Request& than, std::uint64_t rows) const;
+  // The next request of the queue that was not tried in this plan.
+  std::optional<TableIndex> NextWaiting();
+  void NoteBlocked();
+  void NoteTried(TableIndex request, const Attempt& attempt);
+  bool MayShareRowsOf(const Request& than, const Request& request) const;
+  bool MayOvertake(const Request& request) const;
+  std::uint32_t RowsLeft(const Sequence& sequence) const;
   // Whether the blocks in tiers that the head of the queue can use are to be read back
   // now, so that they are in the pool when the request is admitted.
   bool WantsLoad(const KvCacheManager::Match& match) const;
@@ -103,7 +139,10 @@ class StepPlanner {
   // way, and no plan is in flight.
   bool MustPoll() const;
   std::uint64_t AdmissionNeeds(const Request& request, const KvCacheManager::Match& match) const;
-  bool PrefixIsBeingComputed(const Request& request, const KvCacheManager::Match& match) const;
+  // The running sequence that is about to compute the prompt of this request further than its
+  // match. To wait for it is cheaper than to compute the blocks twice.
+  std::optional<TableIndex> WhoComputesPrefix(const Request& request,
+                                              const KvCacheManager::Match& match) const;
   void AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const;
   std::uint64_t PeakBlocksWith(const Request& request);
 
@@ -121,6 +160,9 @@ class StepPlanner {
   void KeepFor(const Sequence& sequence);
   void Promise(const Request& request, std::uint64_t blocks);
   bool WorthSending();
+  // Whether the head of the queue is blocked, and can start if requests of lower classes give
+  // way to it.
+  bool HeadNeedsVictims();
   bool AnyDeferred() const;
   bool InFirstRequest(const Sequence& sequence) const;
 
@@ -138,8 +180,8 @@ class StepPlanner {
   // there were any.
   bool TrimSequences();
   void EmitChunk(TableIndex index, std::uint32_t rows);
-  void EmitAdmissions();
-  void Admit(const Admission& admission);
+  void ChargePrompt(Request& request, std::uint32_t begin, std::uint32_t end);
+  void Admit(const Admission& admission, std::uint32_t most);
   void Open(TableIndex index, const KvCacheManager::Match& match);
   std::uint32_t SmallestMicroBatch() const;
 
@@ -149,20 +191,28 @@ class StepPlanner {
   std::uint32_t prefill_rows_ = 0;
   std::uint32_t draft_rows_ = 0;
 
-  bool isolated_step_ = false;  // the step is for the isolated request alone
+  std::optional<TableIndex> isolated_;  // the request of an isolated step
 
   // Assess computes the following fields from the current state.
   std::vector<TableIndex> decodes_;          // due, and there is a block for the position
   std::vector<TableIndex> finished_;         // due, but surely finished: no-ops
   std::vector<TableIndex> short_of_blocks_;  // could run if they had blocks
   std::vector<TableIndex> for_other_steps_;  // due, but the step is for others
-  std::vector<Chunk> chunks_;                // of prompts already begun, and of beams
+  std::vector<Chunk> chunks_;                // of beams
   std::vector<PendingOpen> opens_;           // of pending sequences
+  bool decodes_are_short_ = false;           // some of short_of_blocks_ are decodes
   bool due_later_ = false;                   // a decode is due in another micro-batch's step
   std::uint64_t free_blocks_ = 0;            // after all of the above, without reserved ones
   std::uint64_t promised_blocks_ = 0;        // needed for the rest of the prompts begun
   std::uint32_t budget_ = 0;                 // rows left
+  std::vector<TableIndex> order_;            // the running sequences, in order
+  std::vector<TableIndex> prompts_;          // begun ones, in order, that were dealt no rows yet
+  bool prompt_can_run_ = false;              // one of them has blocks for a row
   bool waits_for_prefix_ = false;            // the head of the queue waits for a prefix
+  std::vector<TableIndex> tried_;            // waiting requests that could not be admitted
+  std::vector<TableIndex> queue_;            // the next waiting requests, the first one last
+  std::optional<TableIndex> blocked_;        // the first of them that others can overtake
+  bool dealt_to_shorter_ = false;
   std::optional<Admission> load_;  // the head of the queue, if it is to be read back first
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed
 };

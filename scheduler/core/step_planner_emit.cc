@@ -1,4 +1,4 @@
-// The second half of StepPlanner: writes what was decided as a plan.
+// The third part of StepPlanner: writes what was decided as a plan.
 #include <algorithm>
 #include <utility>
 
@@ -71,14 +71,13 @@ void StepPlanner::Open(TableIndex index, const KvCacheManager::Match& match) {
   state_.counters.cached_tokens += sequence.length.scheduled_max;
   if (!request.was_admitted) {
     request.cached_tokens = std::min(sequence.length.scheduled_max, request.prompt_tokens);
-    state_.waiting.Charge(request.tenant,
-                          (request.prompt_tokens - request.cached_tokens) * FairShare::kPromptCost);
   }
   request.was_admitted = true;
   Opened(sequence);
 }
 
 void StepPlanner::EmitDecodes() {
+  if (isolated_.has_value()) state_.quarantine.isolated = isolated_;
   for (const TableIndex index : finished_) {
     const Sequence& sequence = state_.sequences[index];
     runs_.push_back({.handle = sequence.handle, .samples = true});
@@ -111,9 +110,9 @@ std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
       promised_blocks_ + std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences;
   const std::uint64_t blocks = free_blocks_ > kept ? free_blocks_ - kept : 0;
   const std::uint32_t upper = sequence.length.scheduled_max;
-  const std::uint32_t end = std::min(upper + most, sequence.length.max);
+  const std::uint32_t end = std::min(upper + most, sequence.StepEnd(upper));
   // No position beyond the sequence's maximum is ever written.
-  if (state_.epoch->kv.BlocksNeeded(sequence, end) <= blocks) return most;
+  if (state_.epoch->kv.BlocksNeeded(sequence, end) <= blocks) return end - upper;
   return state_.epoch->kv.LongestWithin(sequence, end, blocks) - upper;
 }
 
@@ -187,8 +186,18 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
                    .prompt_logprobs = prompt_logprobs,
                    .candidates = run.candidates});
   plan_.ops.push_back(std::move(run));
+  ChargePrompt(state_.RequestOf(sequence), begin, end);
   prefill_rows_ += rows;
   state_.counters.prefill_tokens += rows;
+}
+
+// Charges the tenant for the rows of the prompt that are computed for the first time.
+void StepPlanner::ChargePrompt(Request& request, std::uint32_t begin, std::uint32_t end) {
+  const std::uint32_t from = std::max(begin, request.charged_tokens);
+  const std::uint32_t to = std::min(end, request.prompt_tokens);
+  if (to <= from) return;
+  request.charged_tokens = to;
+  state_.waiting.Charge(request.tenant, std::uint64_t{to - from} * FairShare::kPromptCost);
 }
 
 std::uint32_t StepPlanner::SmallestMicroBatch() const {
@@ -196,37 +205,22 @@ std::uint32_t StepPlanner::SmallestMicroBatch() const {
   return static_cast<std::uint32_t>(std::min_element(sizes.begin(), sizes.end()) - sizes.begin());
 }
 
-void StepPlanner::EmitAdmissions() {
-  while (true) {
-    const std::optional<Admission> admission = FindAdmission();
-    if (load_.has_value()) {
-      Load(*load_);  // then look again: it may have taken blocks of another request's prefix
-    } else if (admission.has_value()) {
-      Admit(*admission);
-    } else {
-      return;
-    }
-  }
-}
-
 // Opens the request's first sequence. The others stay pending for now.
-void StepPlanner::Admit(const Admission& admission) {
+void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const KvCacheManager& kv = state_.epoch->kv;
   const Request& request = state_.requests[admission.request];
   const std::uint64_t needs = AdmissionNeeds(request, admission.match);
-  if (const TableIndex head = state_.waiting.head(); head != admission.request) {
-    ++state_.requests[head].bypassed;
+  if (blocked_.has_value()) {
+    state_.requests[*blocked_].overtaken_rows += request.waiting_tokens;
     ++state_.counters.bypasses;
   }
   expected_.reset();
   state_.AdmitRequest(admission.request);
-  if (request.quarantined) state_.isolated_request = admission.request;
   const TableIndex first = request.sequences.front();
   Sequence& sequence = state_.sequences[first];
   Open(first, admission.match);
 
-  const std::uint32_t rows = std::min({sequence.prefill_tokens - sequence.length.scheduled_max,
-                                       state_.options.max_chunk_tokens, budget_});
+  const std::uint32_t rows = std::min({RowsLeft(sequence), MaxChunk(), most});
   const std::uint64_t takes =
       admission.match.pinned + kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   free_blocks_ -= request.non_preemptible ? needs : takes;

@@ -8,7 +8,16 @@ bool WaitingQueue::Earlier::operator()(TableIndex a, TableIndex b) const {
   return GoesBefore((*requests)[a], (*requests)[b]);
 }
 
+bool WaitingQueue::Shorter::operator()(TableIndex a, TableIndex b) const {
+  const Request& x = (*requests)[a];
+  const Request& y = (*requests)[b];
+  if (x.order.group != y.order.group) return x.order.group < y.order.group;
+  if (x.waiting_tokens != y.waiting_tokens) return x.waiting_tokens < y.waiting_tokens;
+  return x.arrival < y.arrival;
+}
+
 WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) {
+  if (request.starts_isolated) return isolated_;
   if (request.non_preemptible) return non_preemptible_;
   if (request.tenant >= of_tenant_.size()) of_tenant_.resize(request.tenant + 1);
   std::unique_ptr<Heap>& heap = of_tenant_[request.tenant];
@@ -24,8 +33,15 @@ bool WaitingQueue::Contains(TableIndex index) const {
   return HeapOf((*requests_)[index]).Contains(index);
 }
 
-TableIndex WaitingQueue::head() const {
-  return non_preemptible_.empty() ? of_tenant_[tenants_.top()]->top() : non_preemptible_.top();
+std::optional<TableIndex> WaitingQueue::head() const {
+  if (!non_preemptible_.empty()) return non_preemptible_.top();
+  if (tenants_.empty()) return std::nullopt;
+  return of_tenant_[tenants_.top()]->top();
+}
+
+std::optional<TableIndex> WaitingQueue::shortest() const {
+  if (short_.empty()) return std::nullopt;
+  return short_.top();
 }
 
 // First the non-preemptible requests, then the head of each tenant in turn, then the
@@ -50,18 +66,21 @@ void WaitingQueue::Push(TableIndex index) {
   rows_ += request.waiting_rows;
   Heap& heap = HeapOf(request);
   heap.Push(index);
-  if (!request.non_preemptible && heap.size() == 1) tenants_.Push(request.tenant);
+  if (!OfTenant(request)) return;
+  if (heap.size() == 1) tenants_.Push(request.tenant);
+  if (request.waiting_tokens <= short_rows_) short_.Push(index);
 }
 
 void WaitingQueue::Remove(TableIndex index) {
   Request& request = (*requests_)[index];
   Heap& heap = HeapOf(request);
   if (!heap.Remove(index)) return;
+  short_.Remove(index);
   --size_;
   tokens_ -= request.waiting_tokens;
   rows_ -= request.waiting_rows;
   request.waiting_tokens = request.waiting_rows = 0;
-  if (!request.non_preemptible && heap.empty()) tenants_.Remove(request.tenant);
+  if (OfTenant(request) && heap.empty()) tenants_.Remove(request.tenant);
 }
 
 void WaitingQueue::Charge(TableIndex tenant, std::uint64_t cost) {

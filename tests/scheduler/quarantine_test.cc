@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/scheduler/core_harness.h"
-#include "tests/support/known_failure.h"
 
 namespace flotilla::scheduler {
 namespace {
@@ -162,7 +161,6 @@ TEST_F(QuarantineTest, ADeathFromOutsideCostsNobodyItsAnswer) {
 // The group is killed from outside every 20 steps. Prompts of 32 steps never get further, so one of
 // them is the one that runs at each death. None fails.
 TEST(Quarantine, DeathsFromOutsideAtAnyRateFailNobody) {
-  const testing::KnownFailure mark("the same request is isolated each time");
   ExecutorDescription group = Group();
   group.max_context = 16384;
   group.block_count = 4000;

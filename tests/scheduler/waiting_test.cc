@@ -5,7 +5,6 @@
 #include <string>
 
 #include "tests/scheduler/core_harness.h"
-#include "tests/support/known_failure.h"
 
 namespace flotilla::scheduler {
 namespace {
@@ -56,7 +55,6 @@ INSTANTIATE_TEST_SUITE_P(, UrgentRequest, ::testing::Values("priority", "srpt", 
 // A prompt of 8,000 tokens whose chunks are the whole step holds up nobody of a higher class, and
 // the work takes as many steps as it would without the newcomer.
 TEST_P(UrgentRequest, StartsWithinThreePlansOfALongPrefill) {
-  const testing::KnownFailure mark("chunks of begun prompts take all rows first");
   CoreHarness harness({}, Group(), GetParam());
   TokenizedRequest slow = CoreHarness::Request(1, 8000, 5);
   slow.priority = -100;
@@ -82,7 +80,6 @@ TEST_P(UrgentRequest, StartsWithinThreePlansOfALongPrefill) {
 
 // A short request of the same class has rows beside a long prompt that came before it.
 TEST(Waiting, AShortPromptDoesNotWaitForTheEndOfALongOne) {
-  const testing::KnownFailure mark("chunks of begun prompts take all rows first");
   CoreHarness harness({}, Group());
   harness.Submit(1, 8000, 5);
   harness.Plan();
@@ -93,7 +90,6 @@ TEST(Waiting, AShortPromptDoesNotWaitForTheEndOfALongOne) {
 
 // Short prompts that never end get a part of each step, so the long prompt goes on.
 TEST(Waiting, ALongPromptKeepsMostOfEachStep) {
-  const testing::KnownFailure mark("short prompts have no share of their own yet");
   CoreHarness harness({}, Group());
   harness.Submit(1, 8000, 1);
   std::uint64_t id = 1;
@@ -110,7 +106,6 @@ TEST(Waiting, ALongPromptKeepsMostOfEachStep) {
 // A tenant that sends little has its first token within three full steps, and within two in the
 // mean, although another tenant always has three prompts of 8,000 tokens.
 TEST(Waiting, UnderFairShareTheLightTenantWaitsForTwoSteps) {
-  const testing::KnownFailure mark("fair share acts at admission alone");
   CoreHarness harness({.max_queued_tokens = 1 << 24, .fair_share = true}, Group(20000));
   const auto step_ns = [](std::uint32_t p, std::uint32_t d) {
     return 2'500'000ll + 380'000ll * p + 600'000ll * d;
@@ -154,7 +149,6 @@ TEST(Waiting, UnderFairShareTheLightTenantWaitsForTwoSteps) {
 // The head waits for a prefix that another request computes in small chunks. The short requests
 // behind it use the rows that are left.
 TEST(Waiting, NobodyWaitsForAPrefixThatOnlyTheHeadNeeds) {
-  const testing::KnownFailure mark("at most 16 requests may bypass the head");
   CoreHarness harness({.max_step_tokens = 256, .max_chunk_tokens = 64}, Group());
   TokenizedRequest first = CoreHarness::Request(1, 12000, 5), head = first;
   head.id.counter = 2;
@@ -249,14 +243,11 @@ class AfterADeath : public ::testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(, AfterADeath, ::testing::Values(8, 16, 64));
 
 TEST_P(AfterADeath, ANewRequestStartsWithinFourPlans) {
-  const testing::KnownFailure mark(
-      "quarantined requests hide others, and are computed alone whole");
   LastPause(GetParam(), true, 1000);
   EXPECT_LE(newcomer_plans, 4);
 }
 
 TEST_P(AfterADeath, TheLastPauseIsAtMostOneAndAHalfTimesThatOfAPlainReplay) {
-  const testing::KnownFailure mark("quarantined requests are computed alone whole");
   const std::int64_t plain = LastPause(GetParam(), false, std::nullopt);
   const int plain_steps = steps;
   const std::int64_t isolated = LastPause(GetParam(), true, std::nullopt);

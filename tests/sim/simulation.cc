@@ -25,7 +25,7 @@ Simulation::Simulation(std::uint64_t seed)
   options_.watermark_blocks = random_.OneIn(2) ? 0 : random_.Between(1, 2);
   options_.expected_output_permille = random_.OneIn(2) ? 0 : random_.Between(1, 1000);
   options_.max_preemptions = random_.OneIn(8) ? random_.Below(3) : 3;
-  options_.max_bypass = random_.OneIn(2) ? 0 : random_.Between(1, 20);
+  options_.max_overtaken_rows = random_.OneIn(2) ? 0 : random_.Between(1, 400);
   options_.prefix_cache = !random_.OneIn(4);
   for (std::uint32_t i = random_.Below(4); i > 0; --i) {
     std::vector<TokenId>& opening = openings_.emplace_back();
@@ -261,6 +261,7 @@ void Simulation::CancelSome() {
 
 absl::Status Simulation::MakePlan() {
   const scheduler::CoreSnapshot before = core_->Snapshot();
+  const std::optional<RequestId> first = FirstOpen();
   scheduler::PlanOutcome outcome = core_->Plan(now_ns_);
   if (before.in_flight > 0 &&
       core_->Snapshot().counters.preemptions > before.counters.preemptions) {
@@ -269,6 +270,7 @@ absl::Status Simulation::MakePlan() {
   ++coverage_.stalls[static_cast<std::size_t>(outcome.stall)];
   if (absl::Status s = CheckStall(outcome); !s.ok()) return s;
   if (absl::Status s = TakeEvents(); !s.ok()) return s;
+  if (absl::Status s = CheckVictims(first); !s.ok()) return s;
   if (outcome.plan.has_value()) {
     TracePlan(*outcome.plan);
     plans_made_.Add(*outcome.plan);

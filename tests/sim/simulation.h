@@ -144,6 +144,8 @@ class Simulation {
   void CancelSome();
   absl::Status MakePlan();
   absl::Status CheckStall(const scheduler::PlanOutcome& outcome) const;
+  std::optional<RequestId> FirstOpen() const;
+  absl::Status CheckVictims(const std::optional<RequestId>& first) const;
   absl::Status CheckProgress();
   absl::Status DeliverResult();
   void KillGroup();
@@ -205,9 +207,10 @@ class Simulation {
   // The state of the check that the first sequence in the order of the policy makes progress.
   std::optional<RequestId> front_;
   std::uint64_t front_progress_ = 0;
-  std::uint32_t front_stalled_ = 0;  // plans in which it made none
-  std::uint32_t front_waits_ = 0;    // the same while copies were under way
-  std::set<std::uint64_t> copying_;  // ids of copies in plans, not reported done
+  std::uint32_t front_stalled_ = 0;      // plans in which it made none
+  std::uint32_t front_waits_ = 0;        // the same while copies were under way
+  std::uint32_t front_quarantined_ = 0;  // the most requests quarantined meanwhile
+  std::set<std::uint64_t> copying_;      // ids of copies in plans, not reported done
 
   std::vector<scheduler::SequenceStatus> states_;  // after the last event
   std::uint64_t preemptions_ = 0;                  // that ended requests report

@@ -45,9 +45,32 @@ absl::Status Simulation::CheckStall(const scheduler::PlanOutcome& outcome) const
   return absl::OkStatus();
 }
 
-// Invariant 7: the first sequence of the policy is no victim, and gains a
-// position, or has all that it can have in flight, within the plans of two
-// rounds of the pipeline; of three, if its blocks had to be copied away from others.
+// The request of the first open sequence in order.
+std::optional<RequestId> Simulation::FirstOpen() const {
+  for (const scheduler::OpenSequenceView& sequence : core_->OpenSequences()) {
+    if (sequence.rank == 0) return sequence.request;
+  }
+  return std::nullopt;
+}
+
+// Invariant 7: the request that was the first in order before a plan is no victim of it, unless a
+// waiting request of a higher class takes its place.
+absl::Status Simulation::CheckVictims(const std::optional<RequestId>& first) const {
+  if (!first.has_value()) return absl::OkStatus();
+  for (const scheduler::SequenceStatus& sequence : core_->SequenceStates()) {
+    if (sequence.request != *first || sequence.state != SequenceState::kWaiting) continue;
+    const std::int32_t priority = Find(*first).request().priority;
+    const bool higher = std::any_of(live_.begin(), live_.end(), [&](std::uint64_t id) {
+      return clients_.at(id).request().priority > priority;
+    });
+    if (!higher) return Broken(7, "the first sequence was preempted");
+  }
+  return absl::OkStatus();
+}
+
+// Invariant 7: the first sequence of the policy gains a position, or has all that it can have in
+// flight, within the plans of two rounds of the pipeline; of three, if its blocks had to be copied
+// away from others.
 absl::Status Simulation::CheckProgress() {
   const std::vector<scheduler::OpenSequenceView> open = core_->OpenSequences();
   const bool still_open = std::any_of(open.begin(), open.end(), [this](const auto& sequence) {
@@ -56,11 +79,7 @@ absl::Status Simulation::CheckProgress() {
   bool pending = false;  // its open sequences have ended and others of it are yet to open
   if (front_ && !still_open && !Find(*front_).ended()) {
     for (const scheduler::SequenceStatus& sequence : core_->SequenceStates()) {
-      if (sequence.request != front_) continue;
-      if (sequence.state == scheduler::SequenceState::kWaiting) {
-        return Broken(7, "the first sequence was preempted");
-      }
-      pending |= sequence.state == scheduler::SequenceState::kPending;
+      pending |= sequence.request == front_ && sequence.state == SequenceState::kPending;
     }
   }
   if (open.empty() && !pending) {
@@ -88,9 +107,11 @@ absl::Status Simulation::CheckProgress() {
   front_progress_ = progress;
   // Its turn comes once a round: what a copy frees just after it is a round late.
   const std::uint32_t rounds = front_waits_ > 0 ? 3 : 2;
-  // A quarantined request has every second step for itself.
-  const std::uint64_t quarantines = core_->Snapshot().counters.quarantines;
-  const std::uint32_t turns = quarantines > 0 ? 2 : 1;
+  // Every second step is isolated, and quarantined requests have their two isolated steps one
+  // request after another.
+  const std::uint32_t quarantined = core_->Snapshot().quarantined;
+  front_quarantined_ = same ? std::max(front_quarantined_, quarantined) : quarantined;
+  const std::uint32_t turns = 1 + 4 * front_quarantined_;
   if (front_stalled_ > turns * (rounds * group_.lag + 2) || front_waits_ > kMostCopySteps) {
     return Broken(7, "the first sequence stands still");
   }

@@ -1,0 +1,320 @@
+// The second part of StepPlanner: deals the rows that decodes leave to prompts, begun and new ones.
+#include <algorithm>
+
+#include "scheduler/core/step_planner.h"
+
+namespace flotilla::scheduler {
+namespace {
+
+// Waiting requests that a plan tries to admit in vain. It limits the work of a plan.
+constexpr std::size_t kMostTried = 32;
+// The part of the rows left that is kept for shorter prompts.
+constexpr std::uint32_t kShorterShare = 4;
+
+bool Contains(const std::vector<TableIndex>& all, TableIndex index) {
+  return std::find(all.begin(), all.end(), index) != all.end();
+}
+
+void Erase(std::vector<TableIndex>& all, TableIndex index) {
+  all.erase(std::remove(all.begin(), all.end(), index), all.end());
+}
+
+}  // namespace
+
+void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const {
+  constexpr std::uint64_t kMostTokens = 1024;  // no prediction is useful further ahead
+  if (request.non_preemptible) return;         // its blocks are reserved
+  for (const TableIndex index : request.sequences) {
+    const Sequence& sequence = state_.sequences[index];
+    std::uint64_t held = 0;
+    for (const auto& table : sequence.tables) held += table.size();
+    expected.push_back(
+        {.remaining = std::min(state_.PredictOutputs(sequence), kMostTokens),
+         .own_blocks = held - std::min<std::uint64_t>(held, sequence.shared_blocks)});
+  }
+}
+
+// The blocks that the running requests and `request` are predicted to need at once beyond
+// those that they hold.
+std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
+  const auto shorter = [](const ExpectedOutput& a, const ExpectedOutput& b) {
+    return a.remaining < b.remaining;
+  };
+  if (state_.options.expected_output_permille == 0) return 0;
+  if (!expected_.has_value()) {
+    expected_.emplace();
+    for (std::size_t at = 0; at < state_.running.size();) {
+      const Request& running = state_.RequestOf(state_.sequences[state_.running[at]]);
+      AddExpected(running, *expected_);
+      at += running.sequences.size();
+    }
+    std::sort(expected_->begin(), expected_->end(), shorter);
+  }
+  std::vector<ExpectedOutput> all = *expected_;
+  AddExpected(request, all);
+  std::inplace_merge(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(expected_->size()),
+                     all.end(), shorter);
+  return PeakBlocks(all, [this](std::uint64_t t) { return state_.epoch->kv.MostBlocksFor(t); });
+}
+
+// The blocks for all tokens that the request knows: its first sequence begins with the
+// match, and the others fork. For a non-preemptible request, all blocks that it can come
+// to need.
+std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
+                                          const KvCacheManager::Match& match) const {
+  const KvCacheManager& kv = state_.epoch->kv;
+  if (request.non_preemptible) return match.pinned + state_.MostBlocks(request) - match.blocks;
+  const auto first = state_.sequences[request.sequences.front()].tokens.size();
+  std::uint64_t needs = match.pinned + kv.BlocksFor(first) - match.blocks;
+  for (std::size_t i = 1; i < request.sequences.size(); ++i) {
+    const Sequence& sequence = state_.sequences[request.sequences[i]];
+    needs +=
+        kv.BlocksNeededByFork(kv.can_fork() ? sequence.fork.length : 0, sequence.tokens.size());
+  }
+  // Beams that are still to come begin at the end of the prompt.
+  const std::uint64_t beams = request.width() - request.sequences.size();
+  return needs + beams * kv.BlocksNeededByFork(request.prompt_tokens, request.prompt_tokens + 1);
+}
+
+bool StepPlanner::MustPoll() const {
+  return state_.epoch->kv.copies_pending() && state_.epoch->in_flight.empty();
+}
+
+bool StepPlanner::WantsLoad(const KvCacheManager::Match& match) const {
+  const std::uint64_t promised = state_.running.empty() ? 0 : promised_blocks_;
+  return match.in_tiers > 0 && free_blocks_ >= match.pinned + match.in_tiers + promised;
+}
+
+void StepPlanner::Load(const Admission& head) {
+  const Request& request = state_.requests[head.request];
+  state_.epoch->kv.Load(state_.sequences[request.sequences.front()], request, head.match);
+  free_blocks_ -= head.match.in_tiers;
+  state_.counters.blocks_in += head.match.in_tiers;
+}
+
+void StepPlanner::StoreAhead() {
+  constexpr std::uint32_t kAtOnce = 8;
+  KvCacheManager& kv = state_.epoch->kv;
+  const BlockPool& pool = kv.pool();
+  if (!kv.tiers().any() || pool.free() > pool.total() / 8 || free_blocks_ < 4 * kAtOnce) return;
+  const std::uint32_t stored = kv.Store(kv.Oldest(kAtOnce), state_.RecomputeNs()).begun;
+  free_blocks_ -= stored;
+  state_.counters.blocks_out += stored;
+}
+
+std::optional<TableIndex> StepPlanner::WhoComputesPrefix(const Request& request,
+                                                         const KvCacheManager::Match& match) const {
+  const Sequence& first = state_.sequences[request.sequences.front()];
+  for (const TableIndex index : state_.running) {
+    const Sequence& other = state_.sequences[index];
+    if (state_.epoch->kv.WillPublish(other, state_.RequestOf(other), first, request, match)) {
+      return index;
+    }
+  }
+  return std::nullopt;
+}
+
+StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
+  const Request& request = state_.requests[index];
+  const bool head = index == state_.waiting.head();
+  Attempt attempt{.blocked = state_.reserved_sequences + request.width() > state_.MaxRunning()};
+  if (attempt.blocked && !(head && state_.epoch->kv.tiers().any())) return attempt;
+  const KvCacheManager::Match match = state_.epoch->kv.FindPrefix(
+      state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
+  const bool loads = head && WantsLoad(match);
+  if (loads) load_ = Admission{index, match};
+  if (loads || match.loading) {
+    waits_for_prefix_ |= head;
+    return {};
+  }
+  if (attempt.blocked) return attempt;
+  // Alone, the request fits the pool (see admission), except for what copies hold.
+  if (state_.running.empty() && !state_.epoch->kv.copies_pending()) {
+    return {.admission = Admission{index, match}};
+  }
+  attempt.computing = WhoComputesPrefix(request, match);
+  if (attempt.computing.has_value()) {
+    waits_for_prefix_ |= head;
+    return attempt;
+  }
+  // All of the request must fit beside what is promised already. Otherwise several
+  // half-computed prompts could wait for each other.
+  const std::uint64_t expected =
+      std::max(PeakBlocksWith(request),
+               std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
+  attempt.blocked = free_blocks_ < promised_blocks_ + expected + AdmissionNeeds(request, match);
+  if (!attempt.blocked) attempt.admission = Admission{index, match};
+  return attempt;
+}
+
+bool StepPlanner::CanAdmit() {
+  load_.reset();
+  waits_for_prefix_ = false;
+  tried_.clear();
+  queue_.clear();
+  NoteBlocked();
+  bool found = false;
+  while (!found && !load_.has_value()) {
+    const std::optional<TableIndex> next = NextWaiting();
+    if (!next.has_value()) break;
+    const Attempt attempt = TryAdmit(*next);
+    found = attempt.admission.has_value() && MayOvertake(state_.requests[*next]);
+    if (!found) NoteTried(*next, attempt);
+  }
+  tried_.clear();
+  queue_.clear();
+  return found;
+}
+
+// A request that starts in an isolated step can be overtaken, too.
+void StepPlanner::NoteBlocked() {
+  blocked_.reset();
+  const std::optional<TableIndex> head = state_.waiting.isolated_head();
+  if (!isolated_.has_value() && head.has_value() && TryAdmit(*head).blocked) blocked_ = head;
+}
+
+void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
+  tried_.push_back(index);
+  Erase(queue_, index);
+  if (attempt.blocked && !blocked_.has_value()) blocked_ = index;
+}
+
+bool StepPlanner::MayOvertake(const Request& request) const {
+  return !blocked_.has_value() ||
+         state_.requests[*blocked_].overtaken_rows + request.waiting_tokens <=
+             state_.MaxOvertakenRows();
+}
+
+std::optional<TableIndex> StepPlanner::NextWaiting() {
+  if (budget_ == 0 || !short_of_blocks_.empty() || tried_.size() >= kMostTried) {
+    return std::nullopt;
+  }
+  if (isolated_.has_value()) {
+    const bool waits = !state_.requests[*isolated_].admitted && tried_.empty();
+    return waits ? isolated_ : std::nullopt;
+  }
+  // Without a free place only blocks of the head are read back from tiers.
+  const bool full = state_.reserved_sequences >= state_.MaxRunning();
+  if (full && !tried_.empty()) return std::nullopt;
+  if (queue_.empty()) {
+    queue_ = state_.waiting.First(kMostTried + tried_.size());
+    for (const TableIndex index : tried_) Erase(queue_, index);
+    std::reverse(queue_.begin(), queue_.end());
+  }
+  if (queue_.empty()) return std::nullopt;
+  return queue_.back();
+}
+
+void StepPlanner::DealRows() {
+  NoteBlocked();
+  while (budget_ > 0) {
+    const std::optional<TableIndex> waiting = NextWaiting();
+    if (prompts_.empty() && !waiting.has_value()) return;
+    const Sequence* prompt = prompts_.empty() ? nullptr : &state_.sequences[prompts_.front()];
+    const bool is_new =
+        waiting.has_value() &&
+        (prompt == nullptr || state_.Before(state_.requests[*waiting], state_.RequestOf(*prompt)));
+    const TableIndex request = is_new ? *waiting : prompt->request;
+    const std::uint64_t rows = is_new ? state_.requests[request].waiting_tokens : RowsLeft(*prompt);
+    if (!dealt_to_shorter_ && std::min<std::uint64_t>(rows, MaxChunk()) >= budget_) {
+      dealt_to_shorter_ = true;
+      DealToShorter(request, rows);
+    } else if (is_new) {
+      DealToWaiting(request, budget_);
+    } else {
+      DealToPrompt(prompts_.front(), budget_);
+    }
+  }
+}
+
+void StepPlanner::DealToPrompt(TableIndex index, std::uint32_t most) {
+  Erase(prompts_, index);
+  const Sequence& sequence = state_.sequences[index];
+  const Request& request = state_.RequestOf(sequence);
+  const std::uint32_t rows = RowsWithin(sequence, std::min(most, MaxChunk()), PromptRoom(request));
+  if (rows == 0) return;
+  const std::uint64_t takes =
+      state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
+  if (!request.non_preemptible) {
+    free_blocks_ -= takes;
+    promised_blocks_ -= takes;
+  }
+  budget_ -= rows;
+  EmitChunk(index, rows);
+}
+
+bool StepPlanner::DealToWaiting(TableIndex index, std::uint32_t most) {
+  const Attempt attempt = TryAdmit(index);
+  if (load_.has_value()) {
+    Load(*load_);
+    load_.reset();
+  } else if (attempt.admission.has_value() && MayOvertake(state_.requests[index])) {
+    Erase(queue_, index);
+    Admit(*attempt.admission, most);
+    if (state_.options.fair_share) queue_.clear();  // its tenant was charged
+    return true;
+  }
+  NoteTried(index, attempt);
+  // Who waits for a prefix lends its order to who computes it.
+  if (attempt.computing.has_value() && Contains(prompts_, *attempt.computing)) {
+    DealToPrompt(*attempt.computing, most);
+  }
+  return false;
+}
+
+void StepPlanner::DealToShorter(TableIndex index, std::uint64_t rows) {
+  const Request& than = state_.requests[index];
+  const std::uint32_t left = budget_ - budget_ / kShorterShare;
+  while (budget_ > left) {
+    const std::optional<TableIndex> prompt = ShortestPrompt(than, rows);
+    const std::optional<TableIndex> waiting = ShortestWaiting(than, rows);
+    const bool is_new =
+        waiting.has_value() && (!prompt.has_value() || state_.requests[*waiting].waiting_tokens <
+                                                           RowsLeft(state_.sequences[*prompt]));
+    if (is_new) {
+      const std::optional<TableIndex> head = state_.waiting.head();
+      if (!blocked_.has_value() && head != waiting && !Contains(tried_, *head) &&
+          TryAdmit(*head).blocked) {
+        blocked_ = head;
+      }
+      load_.reset();
+      if (!DealToWaiting(*waiting, budget_ - left)) return;
+    } else if (prompt.has_value()) {
+      DealToPrompt(*prompt, budget_ - left);
+    } else {
+      return;
+    }
+  }
+}
+
+// Whether the order lets `request` have rows that `than` would have had.
+bool StepPlanner::MayShareRowsOf(const Request& than, const Request& request) const {
+  if (request.order.group > than.order.group) return false;
+  return request.tenant == than.tenant || state_.fair.Before(request.tenant, than.tenant);
+}
+
+std::optional<TableIndex> StepPlanner::ShortestPrompt(const Request& than,
+                                                      std::uint64_t rows) const {
+  std::optional<TableIndex> shortest;
+  std::uint64_t least = std::min<std::uint64_t>(rows, state_.MaxStepTokens() + 1);
+  for (const TableIndex index : prompts_) {
+    const Sequence& sequence = state_.sequences[index];
+    if (RowsLeft(sequence) >= least || !MayShareRowsOf(than, state_.RequestOf(sequence))) continue;
+    least = RowsLeft(sequence);
+    shortest = index;
+  }
+  return shortest;
+}
+
+std::optional<TableIndex> StepPlanner::ShortestWaiting(const Request& than,
+                                                       std::uint64_t rows) const {
+  const std::optional<TableIndex> index = state_.waiting.shortest();
+  if (!index.has_value() || isolated_.has_value() || !short_of_blocks_.empty()) {
+    return std::nullopt;
+  }
+  const Request& request = state_.requests[*index];
+  if (request.waiting_tokens >= rows || Contains(tried_, *index)) return std::nullopt;
+  return MayShareRowsOf(than, request) ? index : std::nullopt;
+}
+
+}  // namespace flotilla::scheduler
