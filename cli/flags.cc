@@ -245,6 +245,11 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--max-preemptions", &RoleFlags::max_preemptions, "times", 0, 1000, kSchedule,
      "How often a request may be preempted before it becomes non-preemptible.",
      kServe | kScheduler},
+    {"--max-overtaken-rows", &RoleFlags::max_overtaken_rows, "tokens", -1, 1 << 30, kSchedule,
+     "While a request waits for memory or for a free sequence, later requests whose prompts have "
+     "at most this many tokens in total may start before it. 0 means none, and -1 means 32 times "
+     "--max-batch-tokens.",
+     kServe | kScheduler},
     {"--max-wait-ms", &RoleFlags::max_wait_ms, "ms", 0, 3'600'000, kSchedule,
      "The longest predicted wait in the queue. A request whose predicted wait is longer is "
      "refused with 429. 0 means that only a full queue refuses requests.",

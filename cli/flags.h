@@ -63,6 +63,7 @@ struct RoleFlags {
   std::int64_t itl_target_ms = 0;
   std::int64_t max_preemptions = 3;
   std::int64_t max_wait_ms = 0;
+  std::int64_t max_overtaken_rows = -1;
   std::string speculation = "off";
   std::int64_t draft_tokens = 8;
   std::int64_t draft_layers = 0;

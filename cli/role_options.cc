@@ -84,6 +84,7 @@ absl::StatusOr<scheduler::InProcessEngineOptions> MakeEngineOptions(const RoleFl
   options.core.fair_share = flags.fair_share;
   options.core.tenant_weights = *std::move(weights);
   options.core.itl_target_ns = flags.itl_target_ms * 1'000'000;
+  options.core.max_overtaken_rows = flags.max_overtaken_rows;
   options.core.max_wait_ns = flags.max_wait_ms * 1'000'000;
   options.core.max_preemptions = static_cast<std::uint32_t>(flags.max_preemptions);
   options.core.max_seqs = static_cast<std::uint32_t>(flags.max_seqs);

@@ -124,9 +124,10 @@ class StepPlanner {
   // The next request of the queue that was not tried in this plan.
   std::optional<TableIndex> NextWaiting();
   void NoteBlocked();
+  void NoteOvertakenHead(TableIndex by);
   void NoteTried(TableIndex request, const Attempt& attempt);
   bool MayShareRowsOf(const Request& than, const Request& request) const;
-  bool MayOvertake(const Request& request) const;
+  bool MayOvertake(TableIndex request) const;
   std::uint32_t RowsLeft(const Sequence& sequence) const;
   // Whether the blocks in tiers that the head of the queue can use are to be read back
   // now, so that they are in the pool when the request is admitted.

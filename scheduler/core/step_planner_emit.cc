@@ -210,6 +210,7 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const KvCacheManager& kv = state_.epoch->kv;
   const Request& request = state_.requests[admission.request];
   const std::uint64_t needs = AdmissionNeeds(request, admission.match);
+  if (blocked_ == admission.request) blocked_.reset();
   if (blocked_.has_value()) {
     state_.requests[*blocked_].overtaken_rows += request.waiting_tokens;
     ++state_.counters.bypasses;

@@ -158,7 +158,7 @@ bool StepPlanner::CanAdmit() {
     const std::optional<TableIndex> next = NextWaiting();
     if (!next.has_value()) break;
     const Attempt attempt = TryAdmit(*next);
-    found = attempt.admission.has_value() && MayOvertake(state_.requests[*next]);
+    found = attempt.admission.has_value() && MayOvertake(*next);
     if (!found) NoteTried(*next, attempt);
   }
   tried_.clear();
@@ -179,10 +179,10 @@ void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
   if (attempt.blocked && !blocked_.has_value()) blocked_ = index;
 }
 
-bool StepPlanner::MayOvertake(const Request& request) const {
-  return !blocked_.has_value() ||
-         state_.requests[*blocked_].overtaken_rows + request.waiting_tokens <=
-             state_.MaxOvertakenRows();
+bool StepPlanner::MayOvertake(TableIndex index) const {
+  if (!blocked_.has_value() || *blocked_ == index) return true;
+  return state_.requests[*blocked_].overtaken_rows + state_.requests[index].waiting_tokens <=
+         state_.MaxOvertakenRows();
 }
 
 std::optional<TableIndex> StepPlanner::NextWaiting() {
@@ -248,7 +248,7 @@ bool StepPlanner::DealToWaiting(TableIndex index, std::uint32_t most) {
   if (load_.has_value()) {
     Load(*load_);
     load_.reset();
-  } else if (attempt.admission.has_value() && MayOvertake(state_.requests[index])) {
+  } else if (attempt.admission.has_value() && MayOvertake(index)) {
     Erase(queue_, index);
     Admit(*attempt.admission, most);
     if (state_.options.fair_share) queue_.clear();  // its tenant was charged
@@ -272,12 +272,7 @@ void StepPlanner::DealToShorter(TableIndex index, std::uint64_t rows) {
         waiting.has_value() && (!prompt.has_value() || state_.requests[*waiting].waiting_tokens <
                                                            RowsLeft(state_.sequences[*prompt]));
     if (is_new) {
-      const std::optional<TableIndex> head = state_.waiting.head();
-      if (!blocked_.has_value() && head != waiting && !Contains(tried_, *head) &&
-          TryAdmit(*head).blocked) {
-        blocked_ = head;
-      }
-      load_.reset();
+      NoteOvertakenHead(*waiting);
       if (!DealToWaiting(*waiting, budget_ - left)) return;
     } else if (prompt.has_value()) {
       DealToPrompt(*prompt, budget_ - left);
@@ -285,6 +280,16 @@ void StepPlanner::DealToShorter(TableIndex index, std::uint64_t rows) {
       return;
     }
   }
+}
+
+// The head of the queue is overtaken by a shorter request, even if its own turn comes later in this
+// step; but not if it waits for a prefix anyway.
+void StepPlanner::NoteOvertakenHead(TableIndex by) {
+  const std::optional<TableIndex> head = state_.waiting.head();
+  if (blocked_.has_value() || *head == by || Contains(tried_, *head)) return;
+  const Attempt attempt = TryAdmit(*head);
+  load_.reset();
+  if (attempt.blocked || attempt.admission.has_value()) blocked_ = head;
 }
 
 // Whether the order lets `request` have rows that `than` would have had.

@@ -199,6 +199,85 @@ TEST(Waiting, WhoWaitsForAPrefixLendsItsOrderToWhoComputesIt) {
   EXPECT_GE(harness.EndOf(2)->usage.cached_tokens, 3984u);
 }
 
+// A request of a high class takes the only place of one of a low class, which goes on later with
+// the tokens that it has.
+TEST(Waiting, AHigherClassTakesAPlaceFromALowerOne) {
+  CoreHarness harness({.max_seqs = 1}, Group());
+  TokenizedRequest low = CoreHarness::Request(1, 20, 100), high = CoreHarness::Request(2, 20, 5);
+  low.priority = -1;
+  harness.core.Submit(0, low);
+  PlansToFirstToken(harness, 1);
+  harness.core.Submit(0, high);
+  EXPECT_LE(PlansToFirstToken(harness, 2), 3);
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 100u);
+  EXPECT_EQ(harness.EndOf(1)->usage.preemptions, 1u);
+  EXPECT_EQ(harness.EndOf(2)->usage.preemptions, 0u);
+}
+
+// Equal classes wait for each other; and of several lower ones only as many give way as must.
+TEST(Waiting, AHigherClassTakesNoMoreBlocksThanItNeeds) {
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, Group(41));
+  for (std::uint64_t id = 1; id <= 4; ++id) {  // ten blocks each: all of the pool
+    TokenizedRequest low = DistinctRequest(id, 130, 30);
+    low.priority = -1;
+    harness.core.Submit(0, low);
+  }
+  PlansToFirstToken(harness, 4);
+  TokenizedRequest equal = DistinctRequest(5, 100, 5), high = DistinctRequest(6, 100, 5);
+  equal.priority = -1;
+  harness.core.Submit(0, equal);
+  harness.Plan();
+  harness.Answer();
+  EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 0u);
+  harness.core.Submit(0, high);
+  EXPECT_LE(PlansToFirstToken(harness, 6), 3);
+  EXPECT_EQ(harness.core.Snapshot().counters.preemptions, 1u);
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 30u);
+}
+
+// Requests of a high class that keep coming take the place of a low one three times. Then they wait
+// for it.
+TEST(Waiting, NonPreemptibleHoldsAgainstEveryPriority) {
+  CoreHarness harness({.max_seqs = 1}, Group());
+  TokenizedRequest low = CoreHarness::Request(1, 20, 200);
+  low.priority = -100;
+  harness.core.Submit(0, low);
+  for (std::uint64_t id = 2; !harness.EndOf(1).has_value(); ++id) {
+    TokenizedRequest high = CoreHarness::Request(id, 20, 3);
+    high.priority = 100;
+    harness.core.Submit(0, high);
+    for (int step = 0; step < 10 && harness.Plan() == StallReason::kNone; ++step) harness.Answer();
+    ASSERT_LT(id, 100u);
+  }
+  EXPECT_EQ(harness.EndOf(1)->usage.preemptions, 3u);
+  EXPECT_EQ(harness.TokensOf(1), 200u);
+  harness.RunAll();
+}
+
+// Short requests that never end overtake a head that waits for memory by 32 steps' rows at most.
+TEST(Waiting, AHeadThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, Group(101));
+  harness.core.Submit(0, DistinctRequest(1, 700, 880));  // 99 blocks in the end
+  PlansToFirstToken(harness, 1);
+  harness.core.Submit(0, DistinctRequest(2, 1000, 1));  // 63 blocks; 55 are free at first
+  std::uint64_t id = 2, rows = 0;
+  for (bool started = false; !started;) {
+    harness.core.Submit(0, DistinctRequest(++id, 60, 1));
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+      started |= open.request.counter == 2;
+      if (!started) rows += 60;
+    }
+    harness.Answer();
+    ASSERT_LT(id, 2000u);
+  }
+  EXPECT_GT(rows, 1000u);
+  EXPECT_LE(rows, 32u * 256);
+  harness.RunAll();
+}
+
 class AfterADeath : public ::testing::TestWithParam<int> {
  protected:
   // Kills a group that decodes for `n` requests with prompts of 500 tokens. Returns the time from
