@@ -81,10 +81,12 @@ class SeedRun {
       running_seed = next_++;
       if (running_seed > std::min<std::uint64_t>(seeds_, failed_ - 1)) break;
       Simulation simulation(running_seed);
-      const absl::Status status = simulation.Run(kSteps);
+      // Steps with long prompts take as long as several others.
+      const std::uint64_t steps = simulation.large() ? kSteps / 4 : kSteps;
+      const absl::Status status = simulation.Run(steps);
       if (!status.ok()) {
         Fail(status.message());
-      } else if (simulation.coverage().steps < kSteps) {
+      } else if (simulation.coverage().steps < steps) {
         Fail("too few steps");
       }
       mine.Add(simulation.coverage());
@@ -153,6 +155,7 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.core.drafted_tokens, total.core.accepted_tokens);
   EXPECT_GT(total.core.trims, 0u);
   EXPECT_GT(total.parallel, 0u);
+  EXPECT_GT(total.large, seeds / 30);
   EXPECT_GT(total.beams_served, total.beams / 10);
   for (std::size_t state = 0; state < total.cancelled_in.size(); ++state) {
     EXPECT_GT(total.cancelled_in[state], 0u) << "cancelled when " << kStateNames[state];

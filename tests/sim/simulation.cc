@@ -16,7 +16,10 @@ std::uint64_t Sum(const scheduler::CoreCounters& c) {
 }  // namespace
 
 Simulation::Simulation(std::uint64_t seed)
-    : random_(seed), fatal_(~seed), blames_(MixBits(seed ^ 1) % 2 == 1) {
+    : random_(seed),
+      fatal_(~seed),
+      blames_(MixBits(seed ^ 1) % 2 == 1),
+      large_(MixBits(seed ^ 2) % 20 == 0) {
   options_.max_seqs = random_.Between(1, 12);
   options_.max_step_tokens = random_.Between(1, 48);
   options_.max_chunk_tokens = random_.Between(1, 48);
@@ -58,22 +61,39 @@ Simulation::Simulation(std::uint64_t seed)
   const std::vector<absl::string_view> policies = scheduler::PolicyNames();
   const std::uint32_t policy = random_.Below(static_cast<std::uint32_t>(policies.size()));
   ++coverage_.policies[policy];
+  if (large_) MakeLarge();
   core_.emplace(options_, scheduler::MakePolicy(policies[policy]));
+}
+
+// Prompts of up to 8,000 tokens, which take many steps, and beginnings in common that are as long.
+void Simulation::MakeLarge() {
+  ++coverage_.large;
+  options_.max_step_tokens = random_.Between(64, 512);
+  options_.max_chunk_tokens = random_.Between(32, 512);
+  options_.max_queued_tokens = 60'000;
+  options_.max_overtaken_rows = random_.OneIn(2) ? -1 : random_.Between(0, 4000);
+  group_.max_step_tokens = 512;
+  prompt_bits_ = 13;
+  for (std::vector<TokenId>& opening : openings_) {
+    while (opening.size() < 8192) opening.push_back(static_cast<TokenId>(random_.Below(kSimVocab)));
+  }
 }
 
 ExecutorDescription Simulation::RandomGroup() {
   ExecutorDescription group = group_;
   group.model_id = "sim";
   group.vocab_size = kSimVocab;
-  group.max_context = 120;
+  group.max_context = large_ ? 9000 : 120;
   constexpr std::uint32_t kBlockTokens[] = {1, 2, 4, 16};
   group.groups = {KvGroup{.tokens_per_block = kBlockTokens[random_.Below(4)]}};
   if (random_.OneIn(4)) group.groups.push_back({.kind = KvGroup::Kind::kState});
   if (random_.OneIn(4)) group.groups.push_back({.tokens_per_block = 8});
-  const std::uint32_t tokens = random_.Between(16, random_.OneIn(2) ? 80 : 240);
+  if (large_) group.groups = {KvGroup{.tokens_per_block = 16}};
+  const std::uint32_t tokens =
+      large_ ? random_.Between(8'000, 40'000) : random_.Between(16, random_.OneIn(2) ? 80 : 240);
   group.block_count = 3 + tokens / group.groups[0].tokens_per_block;
   if (tiers_) {
-    group.tiers.push_back({.block_count = random_.Between(1, 24),
+    group.tiers.push_back({.block_count = random_.Between(1, 24) * (large_ ? 200 : 1),
                            .out_ns_per_block = random_.Below(1000),
                            .in_ns_per_block = random_.Below(1500)});
     if (random_.OneIn(2)) {

@@ -110,6 +110,7 @@ struct SimCoverage {
   std::uint64_t non_preemptible = 0;  // served after as many preemptions as one may have
   std::uint64_t beams = 0;            // beam searches
   std::uint64_t beams_served = 0;
+  std::uint64_t large = 0;                  // runs with long prompts
   std::array<std::uint64_t, 6> stalls{};    // by StallReason
   std::array<std::uint64_t, 4> lags{};      // runs by lag
   std::array<std::uint64_t, 4> policies{};  // runs by policy
@@ -133,6 +134,7 @@ class Simulation {
   // A hash of every field of all plans in their order.
   std::uint64_t plan_hash() const { return plans_made_.value(); }
   const SimCoverage& coverage() const { return coverage_; }
+  bool large() const { return large_; }
 
  private:
   // Makes one event happen.
@@ -156,6 +158,7 @@ class Simulation {
   absl::Status ApplyPlan();
   ExecutorDescription RandomGroup();
   absl::Status WindDown();
+  void MakeLarge();
 
   absl::Status AfterEvent();
   void CountTransitions();
@@ -184,6 +187,7 @@ class Simulation {
   // before; and whether groups report which steps they died in.
   Random fatal_;
   const bool blames_;
+  const bool large_;                            // one seed in 20 has prompts of up to 8,000 tokens
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 
   std::optional<scheduler::SchedulerCore> core_;

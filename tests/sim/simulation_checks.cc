@@ -111,7 +111,9 @@ absl::Status Simulation::CheckProgress() {
   // request after another.
   const std::uint32_t quarantined = core_->Snapshot().quarantined;
   front_quarantined_ = same ? std::max(front_quarantined_, quarantined) : quarantined;
-  const std::uint32_t turns = 1 + 4 * front_quarantined_;
+  // Under fair share another tenant can be first when the plan is made, and this one again when
+  // its rows are charged.
+  const std::uint32_t turns = (1 + 4 * front_quarantined_) * (options_.fair_share ? 8 : 1);
   if (front_stalled_ > turns * (rounds * group_.lag + 2) || front_waits_ > kMostCopySteps) {
     return Broken(7, "the first sequence stands still");
   }
@@ -269,6 +271,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   non_preemptible += o.non_preemptible;
   parallel += o.parallel;
   beams += o.beams;
+  large += o.large;
   beams_served += o.beams_served;
 }
 
