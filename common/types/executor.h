@@ -78,12 +78,16 @@ struct Lost {
     kStuck,        // heartbeat or step deadline missed
     kDigest,       // the two sides disagreed
     kInvalidPlan,  // an operation that the state does not allow
-    kStopped,      // asked to stop
+    kStopped,      // the worker was asked to stop, and has said so
   };
   Cause cause = Cause::kDied;
   std::string detail;
   // The steps that had started and not finished when the group was lost.
   std::vector<Step> started;
+  // Whether a request of these steps may be what ended the group: a rank crashed, was killed for
+  // its memory, or did not finish its step. False: the end came from outside, such as a signal that
+  // somebody sent or an announced stop, or it says nothing about the requests.
+  bool blames_requests = false;
 
   bool operator==(const Lost&) const = default;
 };

@@ -108,6 +108,7 @@ void ToProto(const Lost& lost, v1::GroupLost* proto) {
   proto->set_cause(FindWire(kCauses, lost.cause));
   proto->set_detail(lost.detail);
   for (const Step step : lost.started) proto->add_started(step.value());
+  proto->set_blames_requests(lost.blames_requests);
 }
 
 absl::StatusOr<Lost> FromProto(const v1::GroupLost& proto) {
@@ -116,6 +117,7 @@ absl::StatusOr<Lost> FromProto(const v1::GroupLost& proto) {
     return s;
   }
   for (const std::uint64_t step : proto.started()) lost.started.emplace_back(step);
+  lost.blames_requests = proto.blames_requests();
   return lost;
 }
 

@@ -138,6 +138,7 @@ void RemoteExecutor::OnBroken(const absl::Status& why) {
     // The agent did not say which step it was computing. It is the oldest unanswered one, if
     // there is any.
     if (!unanswered_.empty()) lost.started = {unanswered_.front()};
+    lost.blames_requests = !lost.started.empty();
   }
   listener_->OnLost(lost);
 }

@@ -200,7 +200,8 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
 
 void InProcessEngine::Handle(const flotilla::Lost& lost) {
   probe_.OnGroupLost();
-  core_.Lost(lost.epoch, lost.started);
+  core_.Lost(lost.epoch,
+             lost.blames_requests ? absl::MakeConstSpan(lost.started) : absl::Span<const Step>());
 }
 
 void InProcessEngine::Handle(DrainMessage message) {

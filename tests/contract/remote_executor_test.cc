@@ -14,6 +14,7 @@
 #include "tests/contract/executor_contract.h"
 #include "tests/support/executor_recorder.h"
 #include "tests/support/fake_executor.h"
+#include "tests/support/known_failure.h"
 #include "tests/support/plan_builder.h"
 #include "tests/support/tiny_gguf.h"
 #include "worker/agent/group_server.h"
@@ -151,6 +152,26 @@ TEST_F(RemoteExecutorTest, AnAgentThatGoesIsALostGroupAndComesBackWithAHigherEpo
     Serve(port_);
   }
   recorder.WaitReady(4);
+  remote->Stop();
+}
+
+// A worker that is restarted on purpose says so. It finishes its step, and nobody is blamed.
+TEST_F(RemoteExecutorTest, AWorkerThatStopsFinishesItsStepAndBlamesNobody) {
+  const KnownFailure mark("an agent that stops looks like one that died");
+  Serve();
+  ExecutorRecorder recorder;
+  auto remote = Attach(&recorder);
+  const Epoch epoch = recorder.WaitReady(1);
+  executor_->Pause();
+  ASSERT_TRUE(remote->Execute(FirstPlan(epoch)).ok());
+  while (executor_->queued() == 0) std::this_thread::yield();
+  std::thread stopper([this] { server_->Stop(); });
+  executor_->Resume();
+  stopper.join();
+  const Lost lost = recorder.WaitLost(1);
+  EXPECT_EQ(recorder.result_count(), 1u);
+  EXPECT_EQ(lost.cause, Lost::Cause::kStopped);
+  EXPECT_FALSE(lost.blames_requests);
   remote->Stop();
 }
 

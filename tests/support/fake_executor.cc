@@ -287,6 +287,7 @@ void FakeExecutor::Lose(Lost::Cause cause, std::string detail, std::vector<Step>
   lost.cause = cause;
   lost.detail = std::move(detail);
   lost.started = std::move(started);
+  lost.blames_requests = !lost.started.empty();
   {
     absl::MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;

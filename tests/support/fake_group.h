@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/rt/clock.h"
 #include "tests/support/log_lines.h"
 #include "tests/support/scratch_directory.h"
@@ -49,6 +52,15 @@ class FakeGroup {
     const std::string path = absl::StrCat(faults_.path(), "/", name);
     std::ofstream(path + ".tmp") << fault << "\n";
     std::filesystem::rename(path + ".tmp", path);
+  }
+
+  // Waits until a rank has met the fault.
+  void AwaitTaken(const std::string& name) const {
+    const absl::Time limit = absl::Now() + absl::Minutes(1);
+    while (std::filesystem::exists(absl::StrCat(faults_.path(), "/", name)) &&
+           absl::Now() < limit) {
+      std::this_thread::yield();
+    }
   }
 
   const std::string& temporary() const { return temporary_.path(); }

@@ -27,6 +27,11 @@ struct MemberSample {
   std::optional<std::int64_t> heartbeat_ns;
   // The work underway waits for this member.
   bool behind = false;
+  // When the member last got further with loading, on the agent's clock. None: it does not load.
+  std::optional<std::int64_t> moved_ns;
+  // The member may be waiting for other ranks, which load. It then gets further as long as one of
+  // them does.
+  bool waits = false;
 };
 
 // Work that the group was asked for and has not done: a step, the start of an epoch, or
@@ -43,11 +48,13 @@ enum class Fault : std::uint8_t {
   kSilent,   // a heartbeat is too old
   kStuck,    // the work underway takes too long
   kGarbage,  // a rank sent an invalid message; GroupWatch sees none
+  kStalled,  // a rank gets no further with loading
 };
-inline constexpr std::size_t kFaults = 5;
+inline constexpr std::size_t kFaults = 6;
 
 constexpr const char* FaultName(Fault fault) {
-  constexpr const char* kNames[kFaults] = {"died", "stopped", "silent", "stuck", "garbage"};
+  constexpr const char* kNames[kFaults] = {"died",  "stopped", "silent",
+                                           "stuck", "garbage", "stalled"};
   return kNames[static_cast<std::size_t>(fault)];
 }
 
@@ -65,13 +72,14 @@ struct WatchOptions {
   std::int64_t period_ns = 100'000'000;             // between two calls of Judge
   std::int64_t late_ns = 300'000'000;               // how late a call may be
   std::int64_t heartbeat_limit_ns = 1'000'000'000;  // ten times the ranks' period
+  std::int64_t load_stall_ns = 10'000'000'000;      // without getting further; 0: no limit
 };
 
 class GroupWatch {
  public:
   explicit GroupWatch(const WatchOptions& options) : options_(options) {}
 
-  // Returns the first fault in this order: deaths, stops, silence, deadlines. Within each
+  // Returns the first fault in this order: deaths, stops, silence, stalls, deadlines. Within each
   // kind the launcher comes before the ranks.
   //
   // If the agent itself calls late, it has not seen what happened in between, and what

@@ -131,8 +131,9 @@ std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
       Lost lost{.epoch = epoch,
                 .cause = LostCauseOf(result.status()),
                 .detail = std::string(result.status().message()),
-                .started = {}};
-      if (!absl::IsAborted(result.status())) return lost;
+                .started = {},
+                .blames_requests = absl::IsAborted(result.status())};
+      if (!lost.blames_requests) return lost;
       // One of these steps may have made a backend fail.
       for (std::uint64_t step = last_result.value() + 1; step <= plan->step.value(); ++step) {
         lost.started.push_back(Step{step});

@@ -354,6 +354,7 @@ std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, b
     unanswered_.clear();
     copies_.clear();
   }
+  lost.blames_requests = with_started;
   ++probe_.epochs_lost;
   listener_->OnLost(lost);
   return outstanding_ns;

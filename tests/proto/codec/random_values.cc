@@ -232,7 +232,8 @@ GroupEvent RandomValues::Event() {
       Lost lost{.epoch = Epoch(Word()),
                 .cause = static_cast<Lost::Cause>(Below(5)),
                 .detail = "cut \xe2\x82",
-                .started = {}};
+                .started = {},
+                .blames_requests = Below(2) == 0};
       for (std::size_t i = Below(4); i > 0; --i) lost.started.emplace_back(Word());
       return lost;
     }

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/known_failure.h"
 #include "worker/core/merge_descriptions.h"
 
 namespace flotilla::worker {
@@ -56,6 +57,40 @@ TEST_F(WatchTest, WorkThatTakesTooLongNamesWhoIsBehind) {
   ranks_[1].behind = true;
   EXPECT_EQ(Judge(3 * kSecond + 2, work),
             (Verdict{.fault = Fault::kStuck, .member = 1, .age_ns = 2 * kSecond + 2}));
+}
+
+// A rank may load as long as it likes, if it gets further.
+TEST_F(WatchTest, ARankThatGetsNoFurtherWithLoadingIsStalledAfterTenSeconds) {
+  const testing::KnownFailure mark("loading is not watched");
+  ranks_[1].moved_ns = 0;
+  std::int64_t now = 0;
+  for (; now <= 3600 * kSecond; now += 100 * kMs) {  // slow, and never missed
+    if (now % (9 * kSecond) == 0) ranks_[1].moved_ns = now;
+    ASSERT_EQ(Judge(now).fault, std::nullopt) << now;
+  }
+  for (; now <= *ranks_[1].moved_ns + 10 * kSecond; now += 100 * kMs) {
+    ASSERT_EQ(Judge(now).fault, std::nullopt) << now;
+  }
+  EXPECT_EQ(
+      Judge(now),
+      (Verdict{.fault = Fault::kStalled, .member = 1, .age_ns = now - ranks_[1].moved_ns.value()}));
+}
+
+// A rank that is done with its own part waits for the others, and is not missed for that.
+TEST_F(WatchTest, ARankThatWaitsForOthersIsStalledOnlyWithThem) {
+  const testing::KnownFailure mark("loading is not watched");
+  ranks_[0].moved_ns = 0;
+  ranks_[0].waits = true;
+  ranks_[2].moved_ns = 0;
+  std::int64_t now = 0;
+  for (; now <= 60 * kSecond; now += 100 * kMs) {
+    ranks_[2].moved_ns = now;
+    ASSERT_EQ(Judge(now).fault, std::nullopt) << now;
+  }
+  for (; now <= 70 * kSecond; now += 100 * kMs) ASSERT_EQ(Judge(now).fault, std::nullopt) << now;
+  ranks_[2].moved_ns.reset();  // it has loaded; rank 0 waits for what does not come
+  EXPECT_EQ(Judge(now).member, 0);
+  EXPECT_EQ(Judge(now + 1).fault, Fault::kStalled);
 }
 
 TEST_F(WatchTest, AnAgentThatWasLateItselfBeginsAgain) {

@@ -64,12 +64,32 @@ void StopTheHeart() {
   }
 }
 
-void Strike(const std::string& fault) {
+// Calls itself until the stack is used up.
+[[gnu::noinline]] void OverflowTheStack(const volatile char* caller) {
+  volatile char frame[4096];
+  frame[0] = *caller;
+  if (frame[0] != 0) OverflowTheStack(frame);  // as it always is
+  frame[1] = frame[0];
+}
+
+// Ends as a process does that the kernel kills because its cgroup has no memory left.
+void DieForMemory(const std::string& faults) {
+  std::ofstream(faults + "/cgroup/memory.events") << "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\n";
+  raise(SIGKILL);
+}
+
+void Strike(const std::string& fault, const std::string& faults) {
   if (fault == "exit") std::exit(3);
   if (fault == "abort") std::abort();
   if (fault == "kill") raise(SIGKILL);
+  if (fault == "oom") DieForMemory(faults);
   if (fault == "stop") raise(SIGSTOP);
   if (fault == "term") raise(SIGTERM);
+  if (fault == "segv") raise(SIGSEGV);
+  if (fault == "bus") raise(SIGBUS);
+  if (fault == "fpe") raise(SIGFPE);
+  if (fault == "ill") raise(SIGILL);
+  if (fault == "overflow") OverflowTheStack(fault.data());
   if (fault == "stuck") SleepForever();
   if (fault == "silent") StopTheHeart();
   if (fault == "close") shutdown(AgentSocket(), SHUT_RDWR);
@@ -110,7 +130,7 @@ class FakeRunner final : public StepRunner {
   absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override {
     if (const auto fault =
             Take(absl::StrCat(faults_, "/rank-", rank_, "-step-", plan.step.value()))) {
-      Strike(*fault);
+      Strike(*fault, faults_);
     }
     auto batch = state_->Apply(plan);
     if (!batch.ok()) return batch.status();
@@ -156,7 +176,7 @@ int main(int argc, char** argv) {
       options, [&](int rank, int) -> absl::StatusOr<std::unique_ptr<flotilla::worker::StepRunner>> {
         const auto fault = flotilla::worker::Take(absl::StrCat(faults, "/rank-", rank, "-load"));
         if (fault == "refuse") return absl::InvalidArgumentError("no such model");
-        if (fault.has_value()) flotilla::worker::Strike(*fault);
+        if (fault.has_value()) flotilla::worker::Strike(*fault, faults);
         return std::make_unique<flotilla::worker::FakeRunner>(rank, faults);
       });
 }

@@ -29,6 +29,7 @@
 #include "tests/support/executor_recorder.h"
 #include "tests/support/fake_executor.h"
 #include "tests/support/fake_group.h"
+#include "tests/support/known_failure.h"
 #include "tests/support/plan_builder.h"
 #include "worker/group/directory.h"
 #include "worker/group/hosts.h"
@@ -178,6 +179,53 @@ TEST_F(ProcessExecutorTest, WhateverARankDoesInAStepIsNoticed) {
                  {"stop", kStuck, "is stopped", 0, kDetectSeconds},
                  {"silent", kStuck, "no heartbeat for", 0.9, kDetectSeconds},
                  {"stuck", kStuck, "(running, step 2)", 2, 3}});
+}
+
+// Only an end that a request can have caused blames the requests of the steps that had started.
+TEST_F(ProcessExecutorTest, ADeathBlamesRequestsOnlyIfARequestCanHaveCausedIt) {
+  const testing::KnownFailure mark("every death blames the requests under way");
+  FakeGroup group(2);
+  Recorder recorder;
+  ASSERT_TRUE(group.executor().Start(&recorder).ok());
+  const struct {
+    const char* fault;
+    bool blames;
+  } cases[] = {{"kill", false}, {"term", false},    {"stop", false}, {"abort", true},
+               {"exit", true},  {"segv", true},     {"bus", true},   {"fpe", true},
+               {"ill", true},   {"overflow", true}, {"oom", true},   {"garbage", true},
+               {"stuck", true}};
+  std::size_t losses = 0;
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.fault);
+    const std::vector<StepPlan> script = Script(recorder.WaitReady(losses + 1));
+    group.AddFault("rank-0-step-1", one.fault);
+    ASSERT_TRUE(group.executor().Execute(script[0]).ok());
+    const Lost lost = recorder.WaitLost(++losses);
+    EXPECT_EQ(lost.started, std::vector<Step>{Step(1)});
+    EXPECT_EQ(lost.blames_requests, one.blames) << lost.detail;
+  }
+  group.executor().Stop();
+}
+
+// Whoever stops or kills mpirun, it is no request.
+TEST_F(ProcessExecutorTest, WhatHappensToTheLauncherBlamesNoRequest) {
+  const testing::KnownFailure mark("every death blames the requests under way");
+  FakeGroup group(2);
+  Recorder recorder;
+  ASSERT_TRUE(group.executor().Start(&recorder).ok());
+  std::size_t losses = 0;
+  for (const int signal : {SIGSTOP, SIGKILL, SIGTERM}) {
+    SCOPED_TRACE(signal);
+    const std::vector<StepPlan> script = Script(recorder.WaitReady(losses + 1));
+    group.AddFault("rank-0-step-1", "stuck");  // the step lasts for 2 s
+    ASSERT_TRUE(group.executor().Execute(script[0]).ok());
+    group.AwaitTaken("rank-0-step-1");
+    kill(group.LauncherPid(), signal);
+    const Lost lost = recorder.WaitLost(++losses);
+    EXPECT_EQ(lost.started, std::vector<Step>{Step(1)});
+    EXPECT_FALSE(lost.blames_requests) << lost.detail;
+  }
+  group.executor().Stop();
 }
 
 // The agent knows a rank on another host only by its messages. It notices the same faults, and
