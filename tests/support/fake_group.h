@@ -38,9 +38,13 @@ class FakeGroup {
                 .group = {.command = {FLOTILLA_FAKE_RANK, "--faults", faults_.path()},
                           .ranks = ranks,
                           .temporary = temporary_.path(),
+                          .cgroups = faults_.path() + "/cgroup",
                           .hosts = std::move(hosts)},
                 .watch = {}},
-            &clock_, &lines.logger())) {}
+            &clock_, &lines.logger())) {
+    std::filesystem::create_directory(faults_.path() + "/cgroup");
+    std::ofstream(faults_.path() + "/cgroup/memory.events") << "oom 0\noom_kill 0\n";
+  }
   // Stops the group and checks what is left.
   ~FakeGroup() {
     executor_->Stop();

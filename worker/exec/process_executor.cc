@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "worker/core/blame.h"
 #include "worker/core/merge_descriptions.h"
 #include "worker/group/directory.h"
 
@@ -231,11 +232,13 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(
   if (const auto* lost = std::get_if<Lost>(&event)) {
     // The disk of this rank's tier failed. The other ranks do not know and wait for this rank.
     if (lost->cause == Lost::Cause::kDied && options_.group.ranks > 1) {
-      return End{.fault = Fault::kDied, .detail = absl::StrCat("rank ", rank, ": ", lost->detail)};
+      return End{.fault = Fault::kDied,
+                 .detail = absl::StrCat("rank ", rank, ": ", lost->detail),
+                 .blames_requests = lost->blames_requests};
     }
     // Every rank finds the same fault in the same plan. Only the first report counts.
     if (incarnation_.stage == Stage::kReady && lost->epoch == last_epoch_) {
-      BeginNextEpoch(LoseEpoch(lost->cause, lost->detail, /*with_started=*/false));
+      BeginNextEpoch(LoseEpoch(lost->cause, lost->detail, Report::kNoSteps));
     }
     return std::nullopt;
   }
@@ -327,11 +330,16 @@ void ProcessExecutor::EndEpochAsAsked() {
   // The epoch may have been lost for another reason in the meantime.
   if (incarnation_.stage != Stage::kReady) return;
   BeginNextEpoch(LoseEpoch(Lost::Cause::kDigest, "the scheduler refused a result of this epoch",
-                           /*with_started=*/false));
+                           Report::kNoSteps));
 }
 
-std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, bool with_started) {
-  Lost lost{.epoch = last_epoch_, .cause = cause, .detail = std::move(detail), .started = {}};
+std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, Report report) {
+  const bool with_started = report != Report::kNoSteps;
+  Lost lost{.epoch = last_epoch_,
+            .cause = cause,
+            .detail = std::move(detail),
+            .started = {},
+            .blames_requests = report == Report::kBlamedSteps};
   std::uint64_t started = 0;
   for (int rank = 0; with_started && rank < options_.group.ranks; ++rank) {
     const HeartbeatSlot& slot = incarnation_.group->slot(rank);
@@ -354,7 +362,6 @@ std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, b
     unanswered_.clear();
     copies_.clear();
   }
-  lost.blames_requests = with_started;
   ++probe_.epochs_lost;
   listener_->OnLost(lost);
   return outstanding_ns;
@@ -455,11 +462,14 @@ void ProcessExecutor::TearDown(const End& end) {
     return;
   }
   ++group_probe_.restarts[static_cast<std::size_t>(*end.fault)];
-  log_->Warning(
-      "worker group lost",
-      {{"epoch", last_epoch_.value()}, {"cause", FaultName(*end.fault)}, {"detail", end.detail}});
   const std::int64_t detected_ns = clock_->NowNs();
   incarnation_.group->Kill();
+  const bool blames =
+      end.blames_requests.value_or(BlamesRequests(*end.fault, incarnation_.group->HowItEnded()));
+  log_->Warning("worker group lost", {{"epoch", last_epoch_.value()},
+                                      {"cause", FaultName(*end.fault)},
+                                      {"detail", end.detail},
+                                      {"blames", blames ? "requests" : "nobody"}});
   ForwardLogs();
   log_->Debug("worker group killed", {{"ms", (clock_->NowNs() - detected_ns) / 1'000'000}});
   // Results that ranks sent before their end still count.
@@ -470,7 +480,7 @@ void ProcessExecutor::TearDown(const End& end) {
     }
   }
   if (incarnation_.stage == Stage::kReady) {
-    LoseEpoch(LostCause(*end.fault), end.detail, /*with_started=*/true);
+    LoseEpoch(LostCause(*end.fault), end.detail, blames ? Report::kBlamedSteps : Report::kSteps);
   }
 }
 

@@ -77,8 +77,11 @@ class ProcessExecutor final : public StepExecutor {
   struct End {
     std::optional<Fault> fault;  // none: Stop, or a rank refused
     std::string detail;
-    absl::Status refused;  // a rank can never serve, for this reason
+    absl::Status refused;                                // a rank can never serve, for this reason
+    std::optional<bool> blames_requests = std::nullopt;  // as a rank says; none: none has said
   };
+  // What a Lost says of the steps that had started.
+  enum class Report : std::uint8_t { kNoSteps, kSteps, kBlamedSteps };
   struct Unanswered {
     Step step;
     std::int64_t sent_ns;
@@ -109,7 +112,7 @@ class ProcessExecutor final : public StepExecutor {
   void EndEpochAsAsked() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the epoch for both sides and drops its plans. Returns the time that those plans
   // were predicted to take. Called only in kReady.
-  std::int64_t LoseEpoch(Lost::Cause cause, std::string detail, bool with_started)
+  std::int64_t LoseEpoch(Lost::Cause cause, std::string detail, Report report)
       ABSL_LOCKS_EXCLUDED(mu_);
   void TearDown(const End& end);
   void ForwardLogs();

@@ -37,8 +37,8 @@ namespace {
 constexpr int kProgressMs = 1;
 
 // Signals that a rank can report in its slot before it dies of them.
-constexpr int kDeadlySignals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGABRT,
-                                  SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+constexpr int kDeadlySignals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGABRT, SIGSEGV,
+                                  SIGBUS,  SIGFPE, SIGILL, SIGTRAP, SIGSYS};
 
 // A signal handler takes no argument of ours, so this pointer has to be global.
 HeartbeatSlot* g_slot = nullptr;
@@ -47,6 +47,17 @@ void NoteSignal(int number) {
   g_slot->signal.store(number, std::memory_order_relaxed);
   std::signal(number, SIG_DFL);
   raise(number);
+}
+
+// The handler needs a stack of its own: a thread whose stack is full has none.
+void CatchDeadlySignals() {
+  static char stack[64 << 10];
+  const stack_t own{.ss_sp = stack, .ss_flags = 0, .ss_size = sizeof(stack)};
+  sigaltstack(&own, nullptr);
+  struct sigaction action {};
+  action.sa_handler = NoteSignal;
+  action.sa_flags = SA_ONSTACK | SA_RESTART;
+  for (const int number : kDeadlySignals) sigaction(number, &action, nullptr);
 }
 
 void NoteExit(int code, void*) { g_slot->exit_plus_one.store(code + 1, std::memory_order_relaxed); }
@@ -211,7 +222,8 @@ class RankProcess {
       sent = Send(codec::GroupEvent(Lost{.epoch = *std::exchange(epoch_, std::nullopt),
                                          .cause = LostCauseOf(result.status()),
                                          .detail = std::string(result.status().message()),
-                                         .started = {}}));
+                                         .started = {},
+                                         .blames_requests = absl::IsAborted(result.status())}));
     } else if (result->has_value()) {
       sent = Send(codec::GroupEvent(**std::move(result)));
     }
@@ -266,7 +278,7 @@ void RunRankProcess(const RankProcessOptions& options, const MakeRunner& make) {
       remote ? HeartbeatPage::Create(size) : HeartbeatPage::Open(options.heartbeats, size);
   if (!page.ok()) Fail(page.status());
   g_slot = &page->slot(rank);
-  for (const int number : kDeadlySignals) std::signal(number, NoteSignal);
+  CatchDeadlySignals();
   on_exit(NoteExit, nullptr);
 
   auto socket = remote ? ConnectTcp(options.agent)

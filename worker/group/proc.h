@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,5 +19,10 @@ std::vector<pid_t> ProcessesWithArguments(const std::vector<std::string>& argume
 
 // Whether the process of a pidfd has ended.
 bool HasEnded(int pidfd);
+
+// How the process of a pidfd ended, as waitpid reports it. Works for processes that are no
+// children, once their parents have reaped them. None: not yet, or the kernel cannot say (before
+// Linux 6.15).
+std::optional<int> WaitStatus(int pidfd);
 
 }  // namespace flotilla::worker

@@ -292,6 +292,7 @@ bool RankGroup::TakeHello(Connection& connection, const codec::RankHello& hello)
   } else {
     member.pidfd.Reset(pidfd_open(connection.pid, 0));
     if (!member.pidfd.ok()) return false;
+    member.oom_kills = OomKills(connection.pid, options_.cgroups);
   }
   member.pid = connection.pid;
   connection.rank = static_cast<int>(hello.rank);
@@ -353,26 +354,68 @@ std::vector<MemberSample> RankGroup::Ranks() const {
   return samples;
 }
 
-std::string RankGroup::ExitReport(int member) {
-  if (member == Verdict::kLauncher) {
-    siginfo_t info{};
-    std::string how = "alive";
-    if (waitid(P_PID, static_cast<id_t>(launcher_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-        info.si_pid == launcher_) {
-      how = absl::StrCat(info.si_code == CLD_EXITED ? "exit code " : "signal ", info.si_status);
-    }
-    return absl::StrCat("mpirun (pid ", launcher_, "): ", how);
+MemberEnd RankGroup::EndOfLauncher() const {
+  siginfo_t info{};
+  if (waitid(P_PID, static_cast<id_t>(launcher_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid != launcher_) {
+    return {};
   }
-  // A rank's socket closes some microseconds before its process has ended.
-  pollfd end{.fd = ranks_[member].pidfd.get(), .events = POLLIN, .revents = 0};
-  const bool ended = poll(&end, 1, kLastBreathMs) > 0;
-  const HeartbeatSlot& slot = page_.slot(member);
-  const std::string who = absl::StrCat("rank ", member, " (pid ", ranks_[member].pid, "): ");
-  if (const int number = slot.signal; number != 0) return absl::StrCat(who, "signal ", number);
+  const bool exited = info.si_code == CLD_EXITED;
+  return {.how = exited ? MemberEnd::How::kExit : MemberEnd::How::kSignal,
+          .number = info.si_status};
+}
+
+// Whoever dies of a signal that no handler sees leaves no word. SIGKILL is one; a full stack is
+// another reason, which only the kernel knows.
+MemberEnd RankGroup::EndOf(int rank) const {
+  using How = MemberEnd::How;
+  const HeartbeatSlot& slot = page_.slot(rank);
+  const Member& member = ranks_[rank];
+  if (const int number = slot.signal; number != 0) return {.how = How::kSignal, .number = number};
   if (const int code = slot.exit_plus_one; code != 0) {
-    return absl::StrCat(who, "exit code ", code - 1);
+    return {.how = How::kExit, .number = code - 1};
   }
-  return absl::StrCat(who, ended ? "ended without a word, as by signal 9" : "closed its socket");
+  if (const auto status = member.pidfd.ok() ? WaitStatus(member.pidfd.get()) : std::nullopt) {
+    if (WIFSIGNALED(*status)) return {.how = How::kSignal, .number = WTERMSIG(*status)};
+    return {.how = How::kExit, .number = WEXITSTATUS(*status)};
+  }
+  if (member.pid == 0 || member.killed || !Ended(member)) return {};
+  if (Remote()) return {.how = How::kUnknown};
+  return {.how = How::kSignal, .number = SIGKILL};
+}
+
+void RankGroup::NoteEnds() {
+  launcher_end_ = EndOfLauncher();
+  for (Member& member : ranks_) member.killed = !Ended(member);
+}
+
+GroupEnd RankGroup::HowItEnded() const {
+  GroupEnd end{.launcher = launcher_end_};
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    end.ranks.push_back(EndOf(rank));
+    end.out_of_memory |= ranks_[rank].oom_kills.HaveRisen();
+  }
+  return end;
+}
+
+std::string RankGroup::ExitReport(int member) {
+  const bool launcher = member == Verdict::kLauncher;
+  // A rank's socket closes some microseconds before its process has ended.
+  pollfd ended{.fd = launcher ? -1 : ranks_[member].pidfd.get(), .events = POLLIN, .revents = 0};
+  const bool has_ended = !launcher && poll(&ended, 1, kLastBreathMs) > 0;
+  const MemberEnd end = launcher ? EndOfLauncher() : EndOf(member);
+  const std::string who = launcher
+                              ? absl::StrCat("mpirun (pid ", launcher_, "): ")
+                              : absl::StrCat("rank ", member, " (pid ", ranks_[member].pid, "): ");
+  if (end.how == MemberEnd::How::kExit) return absl::StrCat(who, "exit code ", end.number);
+  if (launcher || (end.how == MemberEnd::How::kSignal && end.number != SIGKILL)) {
+    return end.how == MemberEnd::How::kRuns ? absl::StrCat(who, "alive")
+                                            : absl::StrCat(who, "signal ", end.number);
+  }
+  if (!has_ended) return absl::StrCat(who, "closed its socket");
+  return absl::StrCat(who, ranks_[member].oom_kills.HaveRisen()
+                               ? "killed by the kernel, because memory ran out"
+                               : "ended without a word, as by signal 9");
 }
 
 std::vector<std::pair<std::string, std::string>> RankGroup::TakeLogLines() {
@@ -407,6 +450,7 @@ bool RankGroup::Reap() {
 
 void RankGroup::Kill() {
   if (launcher_reaped_ || launcher_ == 0) return;
+  NoteEnds();
   const absl::Time limit = absl::Now() + kKillLimit;
   do {
     // This also finds ranks that have not connected yet, and ranks that the launcher starts

@@ -23,11 +23,13 @@
 #include "common/rt/frames.h"
 #include "common/rt/unique_fd.h"
 #include "proto/codec/rank.h"
+#include "worker/core/blame.h"
 #include "worker/core/watch.h"
 #include "worker/group/directory.h"
 #include "worker/group/heartbeats.h"
 #include "worker/group/launch.h"
 #include "worker/group/log_tail.h"
+#include "worker/group/oom_kills.h"
 
 namespace flotilla::worker {
 
@@ -46,8 +48,9 @@ struct RankGroupOptions {
   // --heartbeats PATH, or --agent HOST:PORT.
   std::vector<std::string> command;
   int ranks = 1;
-  std::string launcher = "mpirun";  // found by PATH
-  std::string temporary;            // where the group's directory is made
+  std::string launcher = "mpirun";    // found by PATH
+  std::string temporary;              // where the group's directory is made
+  std::string cgroups = kCgroupRoot;  // where the kernel shows cgroups
   std::optional<HostOptions> hosts;
 };
 
@@ -98,9 +101,10 @@ class RankGroup {
   std::vector<std::pair<std::string, std::string>> TakeLogLines();
 
   // Kills every member and waits until all are gone. TakeRest then returns what they sent
-  // before their end.
+  // before their end, and HowItEnded how those ended that Kill did not end.
   void Kill();
   Received TakeRest();
+  GroupEnd HowItEnded() const;
   // Closes the sockets, so that the ranks end by themselves. Gives them `grace_ms` to do
   // so, and kills those that are left.
   void Close(int grace_ms);
@@ -115,9 +119,15 @@ class RankGroup {
   };
   struct Member {
     pid_t pid = 0;
-    UniqueFd pidfd;     // none if the process may be on another host
-    bool gone = false;  // its socket has closed
+    UniqueFd pidfd;       // none if the process may be on another host
+    bool gone = false;    // its socket has closed
+    bool killed = false;  // it lived when Kill began
+    OomKills oom_kills;   // of its cgroup, if it is on this host
   };
+  MemberEnd EndOf(int rank) const;
+  MemberEnd EndOfLauncher() const;
+  // Notes which members have ended by themselves.
+  void NoteEnds();
   static bool Ended(const Member& member);
 
   RankGroup(RankGroupOptions options, GroupDirectory directory, HeartbeatPage page);
@@ -154,6 +164,7 @@ class RankGroup {
   UniqueFd tcp_;  // for ranks on other hosts
   pid_t launcher_ = 0;
   UniqueFd launcher_pidfd_;
+  MemberEnd launcher_end_;  // when Kill began
   bool launcher_reaped_ = false;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<Member> ranks_;

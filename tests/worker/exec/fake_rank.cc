@@ -74,7 +74,8 @@ void StopTheHeart() {
 
 // Ends as a process does that the kernel kills because its cgroup has no memory left.
 void DieForMemory(const std::string& faults) {
-  std::ofstream(faults + "/cgroup/memory.events") << "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\n";
+  std::ofstream(faults + "/cgroup/memory.events") << "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\n"
+                                                  << std::flush;
   raise(SIGKILL);
 }
 

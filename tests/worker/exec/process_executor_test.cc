@@ -29,7 +29,6 @@
 #include "tests/support/executor_recorder.h"
 #include "tests/support/fake_executor.h"
 #include "tests/support/fake_group.h"
-#include "tests/support/known_failure.h"
 #include "tests/support/plan_builder.h"
 #include "worker/group/directory.h"
 #include "worker/group/hosts.h"
@@ -183,7 +182,6 @@ TEST_F(ProcessExecutorTest, WhateverARankDoesInAStepIsNoticed) {
 
 // Only an end that a request can have caused blames the requests of the steps that had started.
 TEST_F(ProcessExecutorTest, ADeathBlamesRequestsOnlyIfARequestCanHaveCausedIt) {
-  const testing::KnownFailure mark("every death blames the requests under way");
   FakeGroup group(2);
   Recorder recorder;
   ASSERT_TRUE(group.executor().Start(&recorder).ok());
@@ -209,7 +207,6 @@ TEST_F(ProcessExecutorTest, ADeathBlamesRequestsOnlyIfARequestCanHaveCausedIt) {
 
 // Whoever stops or kills mpirun, it is no request.
 TEST_F(ProcessExecutorTest, WhatHappensToTheLauncherBlamesNoRequest) {
-  const testing::KnownFailure mark("every death blames the requests under way");
   FakeGroup group(2);
   Recorder recorder;
   ASSERT_TRUE(group.executor().Start(&recorder).ok());
