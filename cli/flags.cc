@@ -275,6 +275,11 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--drain-seconds", &RoleFlags::drain_seconds, "seconds", 0, 86400, kProcess,
      "How long running requests may take to finish after SIGTERM or SIGINT.",
      kServe | kRouter | kScheduler},
+    {"--stop-step-seconds", &RoleFlags::stop_step_seconds, "seconds", 0, 3600, kProcess,
+     "How long the steps under way may take to finish after SIGTERM or SIGINT. The worker then "
+     "tells its scheduler that it stops, so that no request is blamed. Example: "
+     "--stop-step-seconds=20 for a model whose steps take several seconds.",
+     kWorker},
     {"--ready-file", &RoleFlags::ready_file, "PATH", 0, 0, kProcess,
      "A JSON file that the process writes once it is ready. It has the pid, and the ports http, "
      "grpc and health of a router or of serve, or the ports listen and metrics of another role.",

@@ -73,6 +73,7 @@ struct RoleFlags {
   std::int64_t threads = 0;
   std::string cpu_isa = "auto";
   std::int64_t drain_seconds = 30;
+  std::int64_t stop_step_seconds = 5;
   bool permissive = false;
   std::string tenant_header;
   std::string api_keys_file;

@@ -18,6 +18,22 @@ std::string FirstToken(const std::optional<std::int64_t>& ns) {
   return ns.has_value() ? Milliseconds(*ns) : "none";
 }
 
+const char* CauseName(Lost::Cause cause) {
+  switch (cause) {
+    case Lost::Cause::kDied:
+      return "died";
+    case Lost::Cause::kStuck:
+      return "stuck";
+    case Lost::Cause::kDigest:
+      return "digest";
+    case Lost::Cause::kInvalidPlan:
+      return "invalid_plan";
+    case Lost::Cause::kStopped:
+      return "stopping";
+  }
+  return "";
+}
+
 const char* Name(RequestOutcome outcome) {
   switch (outcome) {
     case RequestOutcome::kFinished:
@@ -74,6 +90,13 @@ void LogServed(Logger& log, const scheduler::ServedRecord& r) {
                               {"preemptions", r.usage.preemptions},
                               {"first_token_ms", FirstToken(r.first_token_ns)},
                               {"ms", Milliseconds(r.elapsed_ns)}});
+}
+
+void LogLost(Logger& log, const Lost& lost) {
+  log.Info("the worker group is gone", {{"cause", CauseName(lost.cause)},
+                                        {"detail", lost.detail},
+                                        {"steps_started", lost.started.size()},
+                                        {"blames", lost.blames_requests ? "requests" : "nobody"}});
 }
 
 void LogPreemption(Logger& log, const scheduler::Preemption& p) {

@@ -18,6 +18,8 @@ namespace flotilla::cli {
 
 void LogOver(Logger& log, const router::RequestRecord& record);
 void LogServed(Logger& log, const scheduler::ServedRecord& record);
+// A loss of the scheduler's worker group, at "info".
+void LogLost(Logger& log, const Lost& lost);
 void LogPreemption(Logger& log, const scheduler::Preemption& preemption);
 
 // Logs each sequence that a plan opens or drops; empty if `log` takes no such lines.

@@ -98,6 +98,7 @@ absl::StatusOr<scheduler::InProcessEngineOptions> MakeEngineOptions(const RoleFl
   options.model_id = tokenizer.model_id;
   options.tokenizer_hash = tokenizer.hash;
   options.tokenizer_bytes = std::move(tokenizer.content);
+  options.on_lost = [log](const Lost& lost) { LogLost(*log, lost); };
   if (log->Takes(LogLevel::kDebug)) {
     options.on_preemption = [log](const scheduler::Preemption& p) { LogPreemption(*log, p); };
     options.on_over = [log](const scheduler::ServedRecord& r) { LogServed(*log, r); };

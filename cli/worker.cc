@@ -1,5 +1,9 @@
 #include "cli/worker.h"
 
+#include <functional>
+#include <utility>
+
+#include "cli/drain.h"
 #include "cli/observed_executor.h"
 #include "cli/request_log.h"
 #include "cli/role_options.h"
@@ -38,13 +42,20 @@ absl::Status RunWorker(const RoleFlags& flags, const std::string& version) {
                                             .credentials = credentials,
                                             .poller = (*process)->poller},
                                            group.tokenizer(), &observed);
-  if (!server.ok()) return stop.End() ? absl::OkStatus() : server.status();
+  // From here on a request to stop drains.
+  if (stop.End()) return absl::OkStatus();
+  if (!server.ok()) return server.status();
 
   absl::Status ready = AnnounceReady(flags, "worker", (*server)->port(), **metrics_server);
   if (!ready.ok()) return ready;
-  // The worker need not drain, because the scheduler owns the requests. Either the scheduler has
-  // drained before its worker is stopped, or it computes the requests again elsewhere.
-  stop.WaitForStop();
+  // The scheduler owns the requests. The worker finishes the steps under way and says that it
+  // stops; the scheduler then waits for its next start, or gives the requests back to the routers.
+  const int number = signals.WaitForStop();
+  log.Info("stopping", {{"signal", number}, {"step_seconds", flags.stop_step_seconds}});
+  if (!Drain([&](std::function<void()> done) { (*server)->Drain(std::move(done)); }, signals,
+             flags.stop_step_seconds)) {
+    log.Warning("a step has not ended; the scheduler computes it again", {});
+  }
   (*server)->Stop();
   return absl::OkStatus();
 }

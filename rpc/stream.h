@@ -167,9 +167,20 @@ class ServerStream {
   // Does nothing once the stream has ended.
   void Send(Out message) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    if (closed_) return;
+    if (closed_ || last_) return;
     out_.push_back(std::move(message));
     if (begun_ && out_.size() == 1) Write();
+  }
+
+  // Ends the stream with OK once all messages that were sent are written. Nothing is sent from now
+  // on.
+  void CloseWhenWritten() ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      absl::MutexLock lock(&mu_);
+      last_ = true;
+      if (!out_.empty()) return;
+    }
+    Close(grpc::Status::OK);
   }
 
   // Ends the stream with a status; messages that still wait are not written. The first call
@@ -237,11 +248,14 @@ class ServerStream {
   }
 
   void OnWrite(bool ok) ABSL_LOCKS_EXCLUDED(mu_) {
+    bool written = false;
     {
       absl::MutexLock lock(&mu_);
       out_.pop_front();
       if (ok && !closed_ && !out_.empty()) Write();
+      written = last_ && out_.empty();
     }
+    if (written) Close(grpc::Status::OK);
     OnEnd(ok);
   }
 
@@ -274,6 +288,7 @@ class ServerStream {
   int pending_ ABSL_GUARDED_BY(mu_) = 1;  // operations, one of them the call
   bool begun_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool last_ ABSL_GUARDED_BY(mu_) = false;    // no message follows those of out_
   std::deque<Out> out_ ABSL_GUARDED_BY(mu_);  // once it has begun, the first is being written
 };
 

@@ -199,7 +199,8 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
 }
 
 void InProcessEngine::Handle(const flotilla::Lost& lost) {
-  probe_.OnGroupLost();
+  probe_.OnGroupLost(lost.cause == flotilla::Lost::Cause::kStopped);
+  if (options_.on_lost) options_.on_lost(lost);
   core_.Lost(lost.epoch,
              lost.blames_requests ? absl::MakeConstSpan(lost.started) : absl::Span<const Step>());
 }

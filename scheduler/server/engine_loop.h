@@ -82,6 +82,8 @@ struct InProcessEngineOptions {
   // Called for each request that has ended, within a round. It must not block. May be
   // empty.
   std::function<void(const ServedRecord&)> on_over;
+  // Called for each loss of the worker group, within a round. It must not block. May be empty.
+  std::function<void(const flotilla::Lost&)> on_lost;
   // Called within a round when the scheduler has sent all the plans that it can. The
   // scheduler keeps that state until the next round. The function only reads the
   // scheduler, must not block and keeps no reference. For measurements; may be empty.

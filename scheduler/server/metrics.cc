@@ -139,6 +139,9 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
      nullptr, [](Snapshot s) { return Seconds(s.plan_time.sum_ns); }},
     {kCounter, "flotilla_worker_groups_lost_total", "Worker groups that were lost.", nullptr,
      nullptr, [](Snapshot s) -> double { return s.groups_lost; }},
+    {kCounter, "flotilla_worker_groups_stopped_total",
+     "Worker groups that were lost because their worker said that it stops.", nullptr, nullptr,
+     [](Snapshot s) -> double { return s.groups_stopped; }},
 };
 
 // Shows preemptions: which requests gave blocks back, by mode and reason, and the cost.

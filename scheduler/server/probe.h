@@ -39,6 +39,7 @@ struct SchedulerSnapshot {
   std::uint64_t rows = 0;         // tokens through the model
   std::uint64_t decode_rows = 0;  // rows of decodes
   std::uint64_t groups_lost = 0;
+  std::uint64_t groups_stopped = 0;  // those of them that said that they stop
   // The time on the loop's clock since which the oldest unanswered plan is the next to be
   // answered; none: every plan is answered.
   std::optional<std::int64_t> unanswered_since_ns;
@@ -57,9 +58,10 @@ class SchedulerProbe {
     snapshot_.decode_rows += timings.decode_rows;
     snapshot_.unanswered_since_ns = now_ns;  // until OnState says that none is left
   }
-  void OnGroupLost() {
+  void OnGroupLost(bool stopped) {
     absl::MutexLock lock(&mu_);
     ++snapshot_.groups_lost;
+    if (stopped) ++snapshot_.groups_stopped;
   }
   // Records the state after a round.
   void OnState(std::int64_t now_ns, const CoreSnapshot& core) {

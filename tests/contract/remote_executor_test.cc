@@ -11,10 +11,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "tests/contract/executor_contract.h"
 #include "tests/support/executor_recorder.h"
 #include "tests/support/fake_executor.h"
-#include "tests/support/known_failure.h"
 #include "tests/support/plan_builder.h"
 #include "tests/support/tiny_gguf.h"
 #include "worker/agent/group_server.h"
@@ -157,7 +157,6 @@ TEST_F(RemoteExecutorTest, AnAgentThatGoesIsALostGroupAndComesBackWithAHigherEpo
 
 // A worker that is restarted on purpose says so. It finishes its step, and nobody is blamed.
 TEST_F(RemoteExecutorTest, AWorkerThatStopsFinishesItsStepAndBlamesNobody) {
-  const KnownFailure mark("an agent that stops looks like one that died");
   Serve();
   ExecutorRecorder recorder;
   auto remote = Attach(&recorder);
@@ -165,13 +164,53 @@ TEST_F(RemoteExecutorTest, AWorkerThatStopsFinishesItsStepAndBlamesNobody) {
   executor_->Pause();
   ASSERT_TRUE(remote->Execute(FirstPlan(epoch)).ok());
   while (executor_->queued() == 0) std::this_thread::yield();
-  std::thread stopper([this] { server_->Stop(); });
+  absl::Notification drained;
+  server_->Drain([&] { drained.Notify(); });
+  EXPECT_FALSE(drained.HasBeenNotified());
+  EXPECT_EQ(recorder.event_count(), 1u);
   executor_->Resume();
-  stopper.join();
+  drained.WaitForNotification();
+  server_->Stop();
   const Lost lost = recorder.WaitLost(1);
   EXPECT_EQ(recorder.result_count(), 1u);
   EXPECT_EQ(lost.cause, Lost::Cause::kStopped);
   EXPECT_FALSE(lost.blames_requests);
+  remote->Stop();
+}
+
+TEST_F(RemoteExecutorTest, AWorkerThatStopsDoesNotWaitForAStepThatNeverEnds) {
+  Serve();
+  ExecutorRecorder recorder;
+  auto remote = Attach(&recorder);
+  executor_->Pause();
+  ASSERT_TRUE(remote->Execute(FirstPlan(recorder.WaitReady(1))).ok());
+  while (executor_->queued() == 0) std::this_thread::yield();
+  int drained = 0;
+  server_->Drain([&] { ++drained; });
+  server_->Stop();
+  EXPECT_EQ(drained, 1);
+  const Lost lost = recorder.WaitLost(1);
+  EXPECT_EQ(recorder.result_count(), 0u);
+  EXPECT_EQ(lost.cause, Lost::Cause::kStopped);
+  EXPECT_FALSE(lost.blames_requests);
+  remote->Stop();
+}
+
+// No scheduler gets an epoch that is about to end.
+TEST_F(RemoteExecutorTest, AWorkerThatStopsTakesNoScheduler) {
+  Serve();
+  int drained = 0;
+  server_->Drain([&] { ++drained; });
+  EXPECT_EQ(drained, 1);
+  ExecutorRecorder recorder;
+  auto remote = Attach(&recorder);
+  const absl::Time limit = absl::Now() + absl::Minutes(1);
+  while (!absl::StrContains(remote->status().message(), "the worker stops") &&
+         absl::Now() < limit) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(absl::StrContains(remote->status().message(), "the worker stops"));
+  EXPECT_EQ(recorder.event_count(), 0u);
   remote->Stop();
 }
 

@@ -237,6 +237,27 @@ TEST_P(EngineLoopTest, LostGroupsAreAPauseAndNoTokenComesTwice) {
   EXPECT_GE(engine->probe().Read().groups_lost, 1u);
 }
 
+// A worker that is killed from outside or stops on purpose costs a pause and nothing else.
+TEST_P(EngineLoopTest, ALossThatBlamesNobodyQuarantinesNobody) {
+  for (const bool blames : {false, true}) {
+    InProcessEngineOptions options;
+    std::vector<bool> lost;
+    options.on_lost = [&](const flotilla::Lost& one) { lost.push_back(one.blames_requests); };
+    testing::FakeExecutor fake;
+    InProcessEngine one(options, &fake, &clock);
+    auto answers = std::make_shared<Collector>();
+    fake.LoseDuring(Step(5), blames);
+    ASSERT_TRUE(one.Start().ok());
+    ASSERT_TRUE(one.WaitReady().ok());
+    for (std::uint64_t id = 1; id <= 3; ++id) one.Submit(Request(id, 4, 60), answers);
+    answers->AwaitEnds(3);
+    for (std::uint64_t id = 1; id <= 3; ++id) ExpectWholeAnswer(answers->Of(id), id, 60);
+    one.Stop();
+    EXPECT_EQ(one.probe().Read().core.counters.quarantines > 0, blames);
+    EXPECT_EQ(lost, std::vector<bool>{blames});
+  }
+}
+
 TEST_P(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
   testing::FakeExecutorOptions fake;
   Start({}, fake);

@@ -125,9 +125,9 @@ void FakeExecutor::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void FakeExecutor::LoseDuring(Step step) {
+void FakeExecutor::LoseDuring(Step step, bool blames_requests) {
   absl::MutexLock lock(&mu_);
-  lose_during_.insert(step);
+  lose_during_[step] = blames_requests;
 }
 
 void FakeExecutor::LoseAfter(Step step) {
@@ -241,11 +241,13 @@ void FakeExecutor::BeginEpoch() {
 }
 
 void FakeExecutor::RunPlan(const StepPlan& plan) {
-  bool lose_during, lose_after;
+  bool lose_during, lose_after, blames_requests;
   StepPlan applied = plan;
   {
     absl::MutexLock lock(&mu_);
-    lose_during = lose_during_.count(plan.step) > 0;
+    const auto lose = lose_during_.find(plan.step);
+    lose_during = lose != lose_during_.end();
+    blames_requests = lose_during && lose->second;
     lose_after = lose_after_.count(plan.step) > 0;
     if (corrupt_.count(plan.step) > 0) applied.digest = ~applied.digest;
   }
@@ -257,7 +259,7 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
     return;
   }
   if (lose_during) {
-    Lose(Lost::Cause::kDied, "killed in a step", {plan.step});
+    Lose(Lost::Cause::kDied, "killed in a step", {plan.step}, blames_requests);
     return;
   }
   StepResult result = Compute(*batch);
@@ -282,12 +284,13 @@ StepResult FakeExecutor::Compute(const worker::Batch& batch) {
   return result;
 }
 
-void FakeExecutor::Lose(Lost::Cause cause, std::string detail, std::vector<Step> started) {
+void FakeExecutor::Lose(Lost::Cause cause, std::string detail, std::vector<Step> started,
+                        bool blames_requests) {
   Lost lost;
   lost.cause = cause;
   lost.detail = std::move(detail);
   lost.started = std::move(started);
-  lost.blames_requests = !lost.started.empty();
+  lost.blames_requests = blames_requests;
   {
     absl::MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -63,7 +64,7 @@ class FakeExecutor final : public StepExecutor {
   // fault that has not struck when the epoch ends is forgotten. Any thread.
   //
   // Loses the group (Lost::kDied) when `step` has started, before its result.
-  void LoseDuring(Step step);
+  void LoseDuring(Step step, bool blames_requests = true);
   // Loses the group right after the result of `step`; step 0: right after Ready.
   void LoseAfter(Step step);
   // Loses the group before its next step. Queued plans are dropped and never start. In
@@ -97,7 +98,8 @@ class FakeExecutor final : public StepExecutor {
   void BeginEpoch();
   void RunPlan(const StepPlan& plan);
   StepResult Compute(const worker::Batch& batch);
-  void Lose(Lost::Cause cause, std::string detail, std::vector<Step> started);
+  void Lose(Lost::Cause cause, std::string detail, std::vector<Step> started,
+            bool blames_requests = false);
 
   const FakeExecutorOptions options_;
   ExecutorListener* listener_ = nullptr;
@@ -116,7 +118,7 @@ class FakeExecutor final : public StepExecutor {
   bool hold_restart_ ABSL_GUARDED_BY(mu_) = false;
   // How the group is to be lost before its next step.
   std::optional<Lost::Cause> lose_now_ ABSL_GUARDED_BY(mu_);
-  std::set<Step> lose_during_ ABSL_GUARDED_BY(mu_);
+  std::map<Step, bool> lose_during_ ABSL_GUARDED_BY(mu_);  // and whether it blames requests
   std::set<Step> lose_after_ ABSL_GUARDED_BY(mu_);
   std::set<Step> corrupt_ ABSL_GUARDED_BY(mu_);
 };

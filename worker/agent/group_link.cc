@@ -7,6 +7,7 @@ namespace flotilla::worker {
 
 absl::Status GroupLink::Attach(AttachedScheduler* scheduler) {
   absl::MutexLock lock(&mu_);
+  if (draining_) return absl::UnavailableError("the worker stops");
   if (scheduler_ != nullptr) {
     return absl::AlreadyExistsError("another scheduler is attached to this worker group");
   }
@@ -21,6 +22,7 @@ void GroupLink::Detach(AttachedScheduler* scheduler) {
   scheduler_ = nullptr;
   announced_ = false;
   EndUsedEpoch();
+  if (draining_) FinishDrain();
 }
 
 void GroupLink::Handle(AttachedScheduler* scheduler, codec::GroupCommand command) {
@@ -30,9 +32,11 @@ void GroupLink::Handle(AttachedScheduler* scheduler, codec::GroupCommand command
     executor_->EndEpoch(end->epoch);
     return;
   }
+  if (draining_) return;  // its Lost comes
   const Epoch epoch = ready_->epoch;
   used_ = true;
   const absl::Status sent = executor_->Execute(std::get<StepPlan>(std::move(command)));
+  if (sent.ok()) ++unanswered_;
   // With FAILED_PRECONDITION the epoch's Lost is already on the way.
   if (!sent.ok() && !absl::IsFailedPrecondition(sent)) executor_->EndEpoch(epoch);
 }
@@ -41,18 +45,47 @@ void GroupLink::OnReady(Epoch epoch, const ExecutorDescription& description) {
   absl::MutexLock lock(&mu_);
   ready_ = codec::GroupReady{.epoch = epoch, .description = description};
   used_ = false;
+  unanswered_ = 0;
   Announce();
 }
 
 void GroupLink::OnResult(StepResult result) {
   absl::MutexLock lock(&mu_);
+  if (unanswered_ > 0) --unanswered_;
   if (announced_) scheduler_->Send(codec::GroupEvent(std::move(result)));
+  if (draining_ && unanswered_ == 0) FinishDrain();
 }
 
 void GroupLink::OnLost(const Lost& lost) {
   absl::MutexLock lock(&mu_);
   ready_.reset();
+  unanswered_ = 0;
   if (std::exchange(announced_, false)) scheduler_->Send(codec::GroupEvent(lost));
+  if (draining_) FinishDrain();
+}
+
+void GroupLink::Drain(std::function<void()> done) {
+  absl::MutexLock lock(&mu_);
+  draining_ = true;
+  drained_ = std::move(done);
+  if (unanswered_ == 0 || !announced_) FinishDrain();
+}
+
+void GroupLink::EndDrain() {
+  absl::MutexLock lock(&mu_);
+  if (draining_) FinishDrain();
+}
+
+// Says that the worker stops, unless it was said.
+void GroupLink::FinishDrain() {
+  if (std::exchange(announced_, false)) {
+    scheduler_->Send(codec::GroupEvent(Lost{.epoch = ready_->epoch,
+                                            .cause = Lost::Cause::kStopped,
+                                            .detail = "the worker was asked to stop",
+                                            .started = {}}));
+  }
+  if (scheduler_ != nullptr) scheduler_->Close();
+  if (const auto done = std::exchange(drained_, nullptr)) done();
 }
 
 // Announces the epoch, if there is one that no scheduler has used.

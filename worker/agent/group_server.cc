@@ -1,5 +1,6 @@
 #include "worker/agent/group_server.h"
 
+#include <atomic>
 #include <utility>
 
 #include "flotilla/v1/worker.grpc.pb.h"
@@ -12,6 +13,9 @@
 namespace flotilla::worker {
 namespace {
 
+// How long the last events may take to reach the scheduler.
+constexpr absl::Duration kLastEvents = absl::Seconds(2);
+
 // One Attach call.
 class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::GroupEvent>,
                               private AttachedScheduler {
@@ -19,7 +23,7 @@ class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::Gro
   SchedulerStream(std::unique_ptr<Call> call, GroupLink* link)
       : ServerStream(std::move(call)), link_(link) {
     if (const absl::Status attached = link_->Attach(this); !attached.ok()) {
-      Close(codec::ToGrpcStatus(attached, {}));
+      ServerStream::Close(codec::ToGrpcStatus(attached, {}));
       return;
     }
     Begin();
@@ -29,7 +33,7 @@ class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::Gro
   bool OnMessage(const v1::GroupCommand& message) override {
     absl::StatusOr<codec::GroupCommand> command = codec::FromProto(message);
     if (!command.ok()) {
-      Close(codec::ToGrpcStatus(command.status(), {}));
+      ServerStream::Close(codec::ToGrpcStatus(command.status(), {}));
       return false;
     }
     link_->Handle(this, *std::move(command));
@@ -37,6 +41,7 @@ class SchedulerStream final : public rpc::ServerStream<v1::GroupCommand, v1::Gro
   }
 
   void OnGone() override { link_->Detach(this); }
+  void Close() override { CloseWhenWritten(); }
 
   void Send(const codec::GroupEvent& event) override {
     v1::GroupEvent message;
@@ -73,8 +78,14 @@ class GroupServerImpl final : public GroupServer {
 
   std::uint16_t port() const override { return server_.port(); }
 
+  void Drain(std::function<void()> done) override {
+    drained_ = true;
+    link_.Drain(std::move(done));
+  }
+
   void Stop() override {
-    server_.Stop(absl::ZeroDuration());
+    link_.EndDrain();
+    server_.Stop(drained_ ? kLastEvents : absl::ZeroDuration());
     executor_->Stop();
   }
 
@@ -84,6 +95,7 @@ class GroupServerImpl final : public GroupServer {
   GroupLink link_;
   v1::WorkerGroup::AsyncService service_;
   rpc::Server server_;
+  std::atomic<bool> drained_{false};
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -23,7 +24,12 @@ class GroupServer {
   virtual ~GroupServer() = default;
 
   virtual std::uint16_t port() const = 0;
-  // Ends the stream and the executor. Idempotent.
+  // Takes no more plans, and calls `done` when those that it has are answered, and the scheduler
+  // was told that the worker stops. `done` must not block; it may be called at once, or by Stop.
+  // Called once.
+  virtual void Drain(std::function<void()> done) = 0;
+  // Ends the stream and the executor. After Drain, the scheduler is told that the worker stops even
+  // if plans are not answered; otherwise the group is lost for it. Idempotent.
   virtual void Stop() = 0;
 };
 
