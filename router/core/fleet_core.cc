@@ -314,6 +314,8 @@ void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEv
     }
     if (const auto* death = std::get_if<CrashCount>(&event)) {
       entry.crash_count = death->count;  // 0: its fatal rows have run
+      // The death says more about the request if the next one, too, would be another machine's.
+      if (death->count > 0 && entry.accepted && HasBetter(entry)) TakeBack(now_ns, at);
       continue;  // the owner needs no count, because this fleet is its only engine
     }
     if (const auto* end = std::get_if<SequenceEnd>(&event)) {

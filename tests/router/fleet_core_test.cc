@@ -219,6 +219,28 @@ TEST_F(FleetCoreTest, WhatAReplicaDiedOfIsSentToTheNext) {
   EXPECT_EQ(sent_.crash_count, 1u);
 }
 
+// A request that may have killed a worker group is tried on another replica, if there is one,
+// before a second death can fail it.
+TEST_F(FleetCoreTest, AfterADeathAloneARequestIsTriedOnAnotherReplica) {
+  Add(1);
+  Begin(1, {1});
+  const TokenizedRequest request = Request(1);
+  const EngineEvent death =
+      CrashCount{.request = request.id, .attempt = request.attempt, .count = 1};
+  Say(1, {death});
+  EXPECT_TRUE(core_.Take().commands.empty()) << "there is no other replica";
+  Add(2);
+  Say(1, {death});
+  FleetCore::Actions actions = core_.Take();
+  ASSERT_EQ(actions.commands.size(), 1u);
+  EXPECT_EQ(actions.commands[0].first, Id(1));
+  EXPECT_TRUE(std::holds_alternative<CancelRequest>(actions.commands[0].second));
+  ASSERT_EQ(actions.events.size(), 2u) << "its sequence and its end, for the owner to go on";
+  Submit(Request(1, 1));
+  EXPECT_EQ(SentTo(), 2u);
+  EXPECT_EQ(sent_.crash_count, 1u);
+}
+
 TEST_F(FleetCoreTest, WhatHasNotBegunGoesAnywhere) {
   Add(1);
   Submit(Request(1));
