@@ -171,6 +171,13 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "How ranks run. mpi starts them as processes with mpirun, watches them, and starts them "
      "again when they fail. none runs them as threads of this process. auto means mpi.",
      kWorker | kOwnGroup},
+    {"--load-stall-ms", &RoleFlags::load_stall_ms, "ms", 0, 3'600'000, kCompute,
+     "How long a rank process may load the model without getting further. A rank that reads "
+     "nothing "
+     "for longer is ended and started again; one that is slow but gets further never is. 0 means "
+     "no "
+     "limit. Example: --load-stall-ms=60000 for a network disk that pauses for up to a minute.",
+     kWorker | kOwnGroup},
     {"--transport", &RoleFlags::transport, "auto|shared|mpi", 0, 0, kCompute,
      "How rank processes exchange activations: through shared memory, or by MPI messages. "
      "auto uses shared memory if all ranks are on one host. The choice never changes results.",

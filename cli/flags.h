@@ -36,6 +36,7 @@ struct RoleFlags {
   std::int64_t pipeline_parallel = 1;
   std::string balance = "step";
   std::string launcher = "auto";
+  std::int64_t load_stall_ms = 10'000;
   std::string transport = "auto";
   // This and the next four are for a worker group on several hosts.
   std::string group_network;  // ADDRESS/BITS

@@ -12,6 +12,7 @@
 #include "cli/role_options.h"
 #include "common/rt/clock.h"
 #include "common/rt/cpu_quota.h"
+#include "common/rt/load_progress.h"
 #include "model/checkpoint.h"
 #include "model/load_spec.h"
 #include "worker/comm/mpi_communicator.h"
@@ -64,9 +65,11 @@ absl::StatusOr<worker::RankLinks> JoinRanks(const model::Checkpoint& file,
 }
 
 absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& flags, int rank,
-                                                             int size, const Clock* clock) {
+                                                             int size, LoadProgress* progress,
+                                                             const Clock* clock) {
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, ModelId(flags));
   if (!options.ok()) return options.status();
+  options->progress = progress;
   if (options->shape.ranks() != static_cast<std::uint32_t>(size)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tp x --pp is ", options->shape.ranks(), "; the job has ", size, " ranks"));
@@ -76,6 +79,7 @@ absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& fl
   if (!file.ok()) return file.status();
   worker::RankLinks links;
   if (size > 1) {
+    progress->Begin(LoadPhase::kJoin, 0);
     const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(**file);
     if (!spec.ok()) return spec.status();
     const auto joined = JoinRanks(**file, *spec, *options, flags.transport, rank);
@@ -94,7 +98,9 @@ void RunRank(const RoleFlags& flags) {
   worker::RunRankProcess({.group_directory = flags.group_directory,
                           .heartbeats = flags.heartbeats,
                           .agent = flags.agent},
-                         [&](int rank, int size) { return LoadRank(flags, rank, size, &clock); });
+                         [&](int rank, int size, LoadProgress* progress) {
+                           return LoadRank(flags, rank, size, progress, &clock);
+                         });
 }
 
 }  // namespace flotilla::cli

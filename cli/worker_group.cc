@@ -41,6 +41,7 @@ absl::StatusOr<worker::ProcessExecutorOptions> ProcessOptions(const RoleFlags& f
   options.group.command = {std::filesystem::read_symlink("/proc/self/exe", unknown), "rank"};
   for (std::string& word : RankArguments(rank)) options.group.command.push_back(std::move(word));
   options.group.ranks = static_cast<int>(ranks);
+  options.watch.load_stall_ns = flags.load_stall_ms * 1'000'000;
   if (hosts) {
     absl::StatusOr<worker::HostOptions> host_options = MakeHostOptions(flags);
     if (!host_options.ok()) return host_options.status();

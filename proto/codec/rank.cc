@@ -43,6 +43,10 @@ std::string Encode(const RankEvent& event) {
     proto.mutable_heartbeat()->set_done_step(beat->done_step);
     proto.mutable_heartbeat()->set_cpu_ns(beat->cpu_ns);
     proto.mutable_heartbeat()->set_resident_bytes(beat->resident_bytes);
+    proto.mutable_heartbeat()->set_load_phase(beat->load_phase);
+    proto.mutable_heartbeat()->set_loaded_bytes(beat->loaded_bytes);
+    proto.mutable_heartbeat()->set_load_bytes(beat->load_bytes);
+    proto.mutable_heartbeat()->set_load_moves(beat->load_moves);
   } else if (const auto* loaded = std::get_if<RankLoaded>(&event)) {
     proto.mutable_loaded()->set_weight_bytes(loaded->weight_bytes);
     proto.mutable_loaded()->set_buffer_bytes(loaded->buffer_bytes);
@@ -84,7 +88,11 @@ absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
                            .started_step = proto.heartbeat().started_step(),
                            .done_step = proto.heartbeat().done_step(),
                            .cpu_ns = proto.heartbeat().cpu_ns(),
-                           .resident_bytes = proto.heartbeat().resident_bytes()};
+                           .resident_bytes = proto.heartbeat().resident_bytes(),
+                           .load_phase = proto.heartbeat().load_phase(),
+                           .loaded_bytes = proto.heartbeat().loaded_bytes(),
+                           .load_bytes = proto.heartbeat().load_bytes(),
+                           .load_moves = proto.heartbeat().load_moves()};
     case v1::RankEvent::kLoaded:
       return RankLoaded{.weight_bytes = proto.loaded().weight_bytes(),
                         .buffer_bytes = proto.loaded().buffer_bytes()};

@@ -35,6 +35,8 @@ struct RankHeartbeat {
   std::uint32_t phase = 0;
   std::uint64_t epoch = 0, started_step = 0, done_step = 0;
   std::int64_t cpu_ns = 0, resident_bytes = 0;
+  std::uint32_t load_phase = 0;  // this and the next are those of LoadProgress
+  std::uint64_t loaded_bytes = 0, load_bytes = 0, load_moves = 0;
 
   bool operator==(const RankHeartbeat&) const = default;
 };

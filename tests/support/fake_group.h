@@ -32,7 +32,8 @@ inline worker::HostOptions Loopback() {
 
 class FakeGroup {
  public:
-  explicit FakeGroup(int ranks, std::optional<worker::HostOptions> hosts = std::nullopt)
+  explicit FakeGroup(int ranks, std::optional<worker::HostOptions> hosts = std::nullopt,
+                     worker::WatchOptions watch = {})
       : executor_(std::make_unique<worker::ProcessExecutor>(
             worker::ProcessExecutorOptions{
                 .group = {.command = {FLOTILLA_FAKE_RANK, "--faults", faults_.path()},
@@ -40,7 +41,7 @@ class FakeGroup {
                           .temporary = temporary_.path(),
                           .cgroups = faults_.path() + "/cgroup",
                           .hosts = std::move(hosts)},
-                .watch = {}},
+                .watch = watch},
             &clock_, &lines.logger())) {
     std::filesystem::create_directory(faults_.path() + "/cgroup");
     std::ofstream(faults_.path() + "/cgroup/memory.events") << "oom 0\noom_kill 0\n";

@@ -37,6 +37,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/rt/clock.h"
+#include "common/rt/load_progress.h"
 #include "common/types/executor.h"
 #include "common/types/ids.h"
 #include "kernels/ops.h"
@@ -250,6 +251,9 @@ struct BackendOptions {
   Communicator* communicator = nullptr;
   std::uint32_t tensor_ranks = 1;  // of the stage
   std::uint32_t tensor_rank = 0;
+  // Load says here how much it has read, and other calls that they get further. Outlives the
+  // backend; null: nobody wants to know.
+  LoadProgress* progress = nullptr;
 };
 
 using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendOptions&)>;

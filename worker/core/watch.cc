@@ -28,6 +28,21 @@ bool GroupWatch::IsLate(std::int64_t now_ns) const {
   return last_ns_.has_value() && now_ns - *last_ns_ > options_.period_ns + options_.late_ns;
 }
 
+// The first rank that gets no further with loading.
+std::optional<int> GroupWatch::Stalled(std::int64_t now_ns,
+                                       absl::Span<const MemberSample> ranks) const {
+  if (options_.load_stall_ns == 0) return std::nullopt;
+  std::int64_t latest_ns = armed_ns_;
+  for (const MemberSample& rank : ranks) {
+    latest_ns = std::max(latest_ns, rank.moved_ns.value_or(INT64_MIN));
+  }
+  return FirstRank(ranks, [&](const MemberSample& rank) {
+    if (!rank.moved_ns.has_value()) return false;
+    const std::int64_t since_ns = rank.waits ? latest_ns : std::max(*rank.moved_ns, armed_ns_);
+    return now_ns - since_ns > options_.load_stall_ns;
+  });
+}
+
 Verdict GroupWatch::Judge(std::int64_t now_ns, const MemberSample& launcher,
                           absl::Span<const MemberSample> ranks,
                           const std::optional<WorkUnderway>& work) {
@@ -50,6 +65,11 @@ Verdict GroupWatch::Judge(std::int64_t now_ns, const MemberSample& launcher,
   if (silent) {
     return {
         .fault = Fault::kSilent, .member = *silent, .age_ns = age(*ranks[*silent].heartbeat_ns)};
+  }
+  if (const auto stalled = Stalled(now_ns, ranks)) {
+    return {.fault = Fault::kStalled,
+            .member = *stalled,
+            .age_ns = age(ranks[*stalled].moved_ns.value_or(now_ns))};
   }
   if (work.has_value() && age(work->since_ns) > work->limit_ns) {
     const auto behind = FirstRank(ranks, [](const MemberSample& rank) { return rank.behind; });

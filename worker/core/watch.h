@@ -90,6 +90,7 @@ class GroupWatch {
 
  private:
   bool IsLate(std::int64_t now_ns) const;
+  std::optional<int> Stalled(std::int64_t now_ns, absl::Span<const MemberSample> ranks) const;
 
   WatchOptions options_;
   std::optional<std::int64_t> last_ns_;  // the last call

@@ -6,17 +6,32 @@ namespace {
 struct RankSeries {
   Gauge &up, &heartbeat_age, &resident_bytes;
   Counter& cpu;
+  Gauge &loaded, &to_load;
+  std::array<Gauge*, kLoadPhases> phases;
 };
 
 RankSeries AddRank(Metrics& metrics, std::size_t rank) {
   const Metrics::Labels labels = {{"rank", std::to_string(rank)}};
-  return {.up = metrics.AddGauge("flotilla_worker_up", "1 while the rank runs.", labels),
-          .heartbeat_age = metrics.AddGauge("flotilla_worker_heartbeat_age_seconds",
-                                            "Since the rank's last heartbeat.", labels),
-          .resident_bytes = metrics.AddGauge("flotilla_worker_rank_resident_memory_bytes",
-                                             "Resident memory of the rank's process.", labels),
-          .cpu = metrics.AddCounter("flotilla_worker_rank_cpu_seconds_total",
-                                    "User and system CPU time of the rank's processes.", labels)};
+  std::array<Gauge*, kLoadPhases> phases{};
+  for (std::size_t i = 0; i < kLoadPhases; ++i) {
+    Metrics::Labels all = labels;
+    all["phase"] = LoadPhaseName(static_cast<LoadPhase>(i));
+    phases[i] = &metrics.AddGauge("flotilla_worker_rank_loading",
+                                  "1 for the phase in which the rank loads the model.", all);
+  }
+  return {
+      .up = metrics.AddGauge("flotilla_worker_up", "1 while the rank runs.", labels),
+      .heartbeat_age = metrics.AddGauge("flotilla_worker_heartbeat_age_seconds",
+                                        "Since the rank's last heartbeat.", labels),
+      .resident_bytes = metrics.AddGauge("flotilla_worker_rank_resident_memory_bytes",
+                                         "Resident memory of the rank's process.", labels),
+      .cpu = metrics.AddCounter("flotilla_worker_rank_cpu_seconds_total",
+                                "User and system CPU time of the rank's processes.", labels),
+      .loaded = metrics.AddGauge("flotilla_worker_rank_loaded_bytes",
+                                 "Bytes that the rank has loaded in the present phase.", labels),
+      .to_load = metrics.AddGauge("flotilla_worker_rank_load_bytes",
+                                  "Bytes that the rank loads in the present phase.", labels),
+      .phases = phases};
 }
 
 }  // namespace
@@ -74,6 +89,12 @@ void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {
       ranks[rank].heartbeat_age.Set(beat == 0 ? 0 : Seconds(clock->NowNs() - beat));
       ranks[rank].resident_bytes.Set(static_cast<double>(one.resident_bytes));
       RaiseTo(ranks[rank].cpu, Seconds(one.cpu_ns));
+      ranks[rank].loaded.Set(one.loading ? static_cast<double>(one.loaded_bytes) : 0);
+      ranks[rank].to_load.Set(one.loading ? static_cast<double>(one.load_bytes) : 0);
+      for (std::size_t i = 0; i < kLoadPhases; ++i) {
+        const bool is = one.loading && one.load_phase == static_cast<LoadPhase>(i);
+        ranks[rank].phases[i]->Set(is ? 1 : 0);
+      }
     }
     for (std::size_t i = 0; i < kFaults; ++i) {
       RaiseTo(*restarts[i], static_cast<double>(group->restarts[i]));

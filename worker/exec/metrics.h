@@ -13,6 +13,7 @@
 
 #include "common/obs/metrics.h"
 #include "common/rt/clock.h"
+#include "common/rt/load_progress.h"
 #include "common/types/plan.h"
 #include "worker/core/watch.h"
 
@@ -43,6 +44,10 @@ struct GroupProbe {
     std::atomic<std::int64_t> heartbeat_ns{0};  // the last one seen; 0: none yet
     std::atomic<std::int64_t> cpu_ns{0};        // of all its processes so far
     std::atomic<std::int64_t> resident_bytes{0};
+    std::atomic<bool> loading{false};
+    std::atomic<LoadPhase> load_phase{LoadPhase::kOpen};  // these three are as LoadProgress
+    std::atomic<std::uint64_t> loaded_bytes{0};
+    std::atomic<std::uint64_t> load_bytes{0};
   };
 
   explicit GroupProbe(int count) : ranks(static_cast<std::size_t>(count)) {}

@@ -164,6 +164,7 @@ absl::Status ProcessExecutor::Live() {
   incarnation_.beginning = {.since_ns = incarnation_.launched_ns, .limit_ns = kConnectLimitNs};
   incarnation_.loaded.resize(options_.group.ranks);
   incarnation_.begun.resize(options_.group.ranks);
+  incarnation_.loading.resize(options_.group.ranks);
   incarnation_.cpu_ns.resize(options_.group.ranks);
   {
     absl::MutexLock lock(&mu_);
@@ -309,7 +310,9 @@ std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
   }
   incarnation_.stage = Stage::kReady;
   incarnation_.was_ready = true;
-  NoteRanks(incarnation_.group->Ranks());
+  std::vector<MemberSample> ranks = incarnation_.group->Ranks();
+  NoteRanks(ranks);
+  NoteLoading(clock_->NowNs(), &ranks);
   {
     absl::MutexLock lock(&mu_);
     epoch_ = last_epoch_;
@@ -375,7 +378,7 @@ std::optional<WorkUnderway> ProcessExecutor::Underway(std::vector<MemberSample>*
   };
   switch (incarnation_.stage) {
     case Stage::kStarting:
-      // Loading has no time limit; heartbeats show that it goes on.
+      // Loading has no time limit, as long as every rank gets further (NoteLoading).
       if (incarnation_.group->all_connected()) return std::nullopt;
       mark([&](int rank) { return incarnation_.group->pid(rank) == 0; });
       return incarnation_.beginning;
@@ -399,6 +402,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::Look(std::int64_t now_ns) {
   const MemberSample launcher = incarnation_.group->Launcher();
   std::vector<MemberSample> ranks = incarnation_.group->Ranks();
   NoteRanks(ranks);
+  NoteLoading(now_ns, &ranks);
   const auto work = Underway(&ranks);
   const Verdict verdict = incarnation_.watch.Judge(now_ns, launcher, ranks, work);
   if (!verdict.fault.has_value()) return std::nullopt;
@@ -424,6 +428,37 @@ void ProcessExecutor::NoteUsage() {
   }
 }
 
+void ProcessExecutor::NoteLoading(std::int64_t now_ns, std::vector<MemberSample>* ranks) {
+  for (int rank = 0; rank < options_.group.ranks; ++rank) {
+    const LoadProgress& load = incarnation_.group->slot(rank).load;
+    GroupProbe::Rank& probe = group_probe_.ranks[rank];
+    probe.loading = incarnation_.group->pid(rank) != 0 && !incarnation_.loaded[rank].has_value();
+    probe.load_phase = load.phase.load();
+    probe.loaded_bytes = load.loaded_bytes.load();
+    probe.load_bytes = load.total_bytes.load();
+    if (!probe.loading) continue;
+    Loading& loading = incarnation_.loading[rank];
+    // While it opens the file it only touches pages, which then are in its memory.
+    const bool opens = probe.load_phase == LoadPhase::kOpen;
+    const std::uint64_t moves =
+        load.moves + (opens ? static_cast<std::uint64_t>(probe.resident_bytes.load()) : 0);
+    if (moves != loading.moves || loading.moved_ns == 0) {
+      loading = {.moves = moves, .moved_ns = now_ns};
+    }
+    (*ranks)[rank].moved_ns = loading.moved_ns;
+    (*ranks)[rank].waits = WaitsForRanks(probe.load_phase);
+  }
+  if (incarnation_.stage != Stage::kStarting) return;
+  if (const auto line = incarnation_.load_log.Next(now_ns, group_probe_)) {
+    log_->Info("worker group loads", {{"rank", line->rank},
+                                      {"phase", LoadPhaseName(line->phase)},
+                                      {"loaded_mb", line->loaded_bytes / 1'000'000},
+                                      {"of_mb", line->load_bytes / 1'000'000},
+                                      {"mb_per_s", line->bytes_per_second / 1'000'000},
+                                      {"seconds_left", line->seconds_left}});
+  }
+}
+
 std::string ProcessExecutor::Describe(const Verdict& verdict) {
   if (verdict.fault == Fault::kDied) return incarnation_.group->ExitReport(verdict.member);
   const std::string who =
@@ -442,6 +477,12 @@ std::string ProcessExecutor::Describe(const Verdict& verdict) {
       return absl::StrCat(who, ": is stopped");
     case Fault::kSilent:
       return absl::StrCat(who, ": no heartbeat for ", seconds);
+    case Fault::kStalled: {
+      const LoadProgress& load = incarnation_.group->slot(verdict.member).load;
+      return absl::StrCat(who, ": has got no further with loading for ", seconds, ", in phase ",
+                          LoadPhaseName(load.phase), " with ", load.loaded_bytes.load(), " of ",
+                          load.total_bytes.load(), " bytes");
+    }
     default:
       return absl::StrCat(who, ": has not finished its work for ", seconds);
   }
@@ -451,6 +492,7 @@ void ProcessExecutor::TearDown(const End& end) {
   NoteUsage();
   for (GroupProbe::Rank& rank : group_probe_.ranks) {
     rank.up = false;
+    rank.loading = false;
     rank.resident_bytes = 0;
   }
   if (!end.fault.has_value()) {

@@ -23,6 +23,7 @@
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
 #include "worker/core/watch.h"
+#include "worker/exec/load_log.h"
 #include "worker/exec/metrics.h"
 #include "worker/group/rank_group.h"
 
@@ -60,6 +61,11 @@ class ProcessExecutor final : public StepExecutor {
     kBeginning,  // until all have said that the epoch has begun
     kReady,
   };
+  // How far a rank was with loading when the agent last looked.
+  struct Loading {
+    std::uint64_t moves = 0;
+    std::int64_t moved_ns = 0;  // when this was new; 0: not seen yet
+  };
   // The state of one incarnation of the processes. Only the watch thread uses it.
   struct Incarnation {
     std::unique_ptr<RankGroup> group;
@@ -70,6 +76,8 @@ class ProcessExecutor final : public StepExecutor {
     std::vector<std::optional<codec::RankLoaded>> loaded;
     std::vector<std::optional<ExecutorDescription>> begun;
     std::vector<std::int64_t> cpu_ns;  // of each rank, as last added to the probe
+    std::vector<Loading> loading;
+    LoadLog load_log;
     std::int64_t launched_ns = 0;
     std::int64_t next_look_ns = 0;
   };
@@ -107,6 +115,8 @@ class ProcessExecutor final : public StepExecutor {
   std::string Describe(const Verdict& verdict);
   void NoteRanks(const std::vector<MemberSample>& ranks);
   void NoteUsage();
+  // Sets what `ranks` say of loading, and shows it in metrics and log.
+  void NoteLoading(std::int64_t now_ns, std::vector<MemberSample>* ranks);
   void BeginNextEpoch(std::int64_t outstanding_ns);
   std::optional<End> FinishBeginning();
   void EndEpochAsAsked() ABSL_LOCKS_EXCLUDED(mu_);

@@ -64,12 +64,30 @@ std::uint32_t MaxContext(const RankOptions& options, const model::ModelSpec& spe
   return options.max_context > 0 ? options.max_context : spec.context_length;
 }
 
+// A hash of the bytes, which says after each piece that it gets further.
+std::uint64_t HashInPieces(absl::Span<const std::byte> bytes, LoadProgress* progress) {
+  constexpr std::size_t kPiece = 4 << 20;
+  if (progress == nullptr) return XXH3_64bits(bytes.data(), bytes.size());
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  for (std::size_t at = 0; at < bytes.size(); at += kPiece) {
+    const std::size_t size = std::min(kPiece, bytes.size() - at);
+    XXH3_64bits_update(state.get(), bytes.data() + at, size);
+    progress->Move(size);
+  }
+  return XXH3_64bits_digest(state.get());
+}
+
 // A hash of everything in the file.
-std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend) {
+std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadProgress* progress) {
   const auto tensors = file.tensors();
+  std::uint64_t bytes = 0;
+  for (const model::Tensor& tensor : tensors) bytes += tensor.data.size();
+  if (progress != nullptr) progress->Begin(LoadPhase::kHash, bytes);
   std::vector<std::uint64_t> hashes(tensors.size() + 1);
   backend.OnHost(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t i) {
-    hashes[i] = XXH3_64bits(tensors[i].data.data(), tensors[i].data.size());
+    hashes[i] = HashInPieces({tensors[i].data.data(), tensors[i].data.size()}, progress);
   });
   hashes.back() = file.MetadataHash();
   return XXH3_64bits(hashes.data(), hashes.size() * sizeof hashes[0]);
@@ -114,6 +132,7 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::
   const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCpus() / ranks);
   auto rank = std::unique_ptr<Rank>(new Rank(std::move(file), options, *std::move(spec), links));
   status = rank->Load(threads, clock);
+  rank->Begin(LoadPhase::kWarmUp);
   if (status.ok()) status = rank->WarmUp(clock);
   if (!status.ok()) return status;
   if (links.communicator != nullptr && links.communicator->aborted()) {
@@ -131,7 +150,9 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
                          .max_rows = static_cast<int>(options_.max_step_tokens),
                          .max_positions = static_cast<int>(MaxContext(options_, spec_)),
                          .clock = &clock,
-                         .exchange = links_.exchange};
+                         .exchange = links_.exchange,
+                         .progress = options_.progress};
+  Begin(LoadPhase::kWeights);
   if (links_.communicator != nullptr) {
     auto layout = PlanGroup(*file_, options_);
     if (!layout.ok()) return layout.status();
@@ -146,9 +167,10 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
   if (!decoder.ok()) return decoder.status();
   decoder_ = *std::move(decoder);
   vocabulary_ = ShardVocabulary(shards, options_.shape);
-  content_hash_ = ContentHash(*file_, *backend_);
+  content_hash_ = ContentHash(*file_, *backend_, options_.progress);
   file_->ReleasePages();  // the backend has its own copy of all but the token vectors
   Describe();
+  Begin(LoadPhase::kMemory);
   return CreateKv(shards[number]);
 }
 

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/rt/clock.h"
+#include "common/rt/load_progress.h"
 #include "common/types/executor.h"
 #include "kernels/ops.h"
 #include "model/checkpoint.h"
@@ -58,6 +59,8 @@ struct RankOptions {
   NgramOptions ngram;
   // Tests: blocks hold NaN until they are written.
   bool poison_blocks = false;
+  // How far the load is is written here. Outlives the rank; null: nobody wants to know.
+  LoadProgress* progress = nullptr;
   // Makes what computes; null: MakeCpuBackend.
   BackendMaker make_backend;
 };
@@ -122,6 +125,9 @@ class Rank {
   Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
        model::ModelSpec spec, RankLinks links);
   absl::Status Load(int threads, const Clock& clock);
+  void Begin(LoadPhase phase) {
+    if (options_.progress != nullptr) options_.progress->Begin(phase, 0);
+  }
   absl::Status CreateKv(const ModelShard& shard);
   void Describe();
   absl::Status WarmUp(const Clock& clock);

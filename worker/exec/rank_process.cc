@@ -112,12 +112,17 @@ class AgentSocket {
     return WriteAll(socket_.get(), frame);
   }
   absl::Status SendHeartbeat(const HeartbeatSlot& slot) {
-    return Send(codec::RankHeartbeat{.phase = static_cast<std::uint32_t>(slot.phase.load()),
-                                     .epoch = slot.epoch,
-                                     .started_step = slot.started_step,
-                                     .done_step = slot.done_step,
-                                     .cpu_ns = slot.cpu_ns,
-                                     .resident_bytes = slot.resident_bytes});
+    return Send(
+        codec::RankHeartbeat{.phase = static_cast<std::uint32_t>(slot.phase.load()),
+                             .epoch = slot.epoch,
+                             .started_step = slot.started_step,
+                             .done_step = slot.done_step,
+                             .cpu_ns = slot.cpu_ns,
+                             .resident_bytes = slot.resident_bytes,
+                             .load_phase = static_cast<std::uint32_t>(slot.load.phase.load()),
+                             .loaded_bytes = slot.load.loaded_bytes,
+                             .load_bytes = slot.load.total_bytes,
+                             .load_moves = slot.load.moves});
   }
 
  private:
@@ -170,7 +175,7 @@ class RankProcess {
   // Serves until the agent goes away or sends an invalid message.
   absl::Status Serve(int rank, int size, const MakeRunner& make) {
     slot_.phase = RankPhase::kLoading;
-    auto runner = make(rank, size);
+    auto runner = make(rank, size, &slot_.load);
     if (!runner.ok()) {
       (void)Send(codec::RankRefused{.why = runner.status()});
       return Drain();

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/rt/load_progress.h"
 #include "worker/exec/step_runner.h"
 
 namespace flotilla::worker {
@@ -24,7 +25,10 @@ struct RankProcessOptions {
 // Loads what rank `rank` of `size` needs, and warms up. On INVALID_ARGUMENT, UNIMPLEMENTED,
 // NOT_FOUND, FAILED_PRECONDITION or RESOURCE_EXHAUSTED the rank can never load, and the
 // agent gives up. On any other error the agent tries again.
-using MakeRunner = std::function<absl::StatusOr<std::unique_ptr<StepRunner>>(int rank, int size)>;
+// While it loads it writes to `progress`, which is never null: a rank that does not get further is
+// ended and started again.
+using MakeRunner = std::function<absl::StatusOr<std::unique_ptr<StepRunner>>(
+    int rank, int size, LoadProgress* progress)>;
 
 // Runs the rank until the agent goes away, and ends the process by _exit; the exit code is 0
 // in this case. Call it from main before anything else has started a thread.

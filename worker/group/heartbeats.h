@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/rt/load_progress.h"
 
 namespace flotilla::worker {
 
@@ -31,6 +32,7 @@ struct alignas(128) HeartbeatSlot {
   // 1 + its exit code.
   std::atomic<std::int32_t> signal;
   std::atomic<std::int32_t> exit_plus_one;
+  LoadProgress load;  // in kLoading
 
   static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 };

@@ -312,6 +312,10 @@ void RankGroup::TakeHeartbeat(int rank, const codec::RankHeartbeat& beat) {
   slot.epoch = beat.epoch;
   slot.cpu_ns = beat.cpu_ns;
   slot.resident_bytes = beat.resident_bytes;
+  slot.load.phase = static_cast<LoadPhase>(beat.load_phase);
+  slot.load.loaded_bytes = beat.loaded_bytes;
+  slot.load.total_bytes = beat.load_bytes;
+  slot.load.moves = beat.load_moves;
   slot.time_ns = SteadyClock().NowNs();
 }
 

@@ -39,7 +39,11 @@ RankEvent RandomEvent(RandomValues& random) {
                            .started_step = random.Below(1'000'000),
                            .done_step = random.Below(1'000'000),
                            .cpu_ns = std::int64_t{number()} << 20,
-                           .resident_bytes = std::int64_t{number()} << 10};
+                           .resident_bytes = std::int64_t{number()} << 10,
+                           .load_phase = number(),
+                           .loaded_bytes = random.Below(1'000'000),
+                           .load_bytes = random.Below(1'000'000),
+                           .load_moves = random.Below(1'000'000)};
     default:
       return random.Event();
   }

@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/support/known_failure.h"
 #include "worker/core/merge_descriptions.h"
 
 namespace flotilla::worker {
@@ -61,7 +60,6 @@ TEST_F(WatchTest, WorkThatTakesTooLongNamesWhoIsBehind) {
 
 // A rank may load as long as it likes, if it gets further.
 TEST_F(WatchTest, ARankThatGetsNoFurtherWithLoadingIsStalledAfterTenSeconds) {
-  const testing::KnownFailure mark("loading is not watched");
   ranks_[1].moved_ns = 0;
   std::int64_t now = 0;
   for (; now <= 3600 * kSecond; now += 100 * kMs) {  // slow, and never missed
@@ -78,7 +76,6 @@ TEST_F(WatchTest, ARankThatGetsNoFurtherWithLoadingIsStalledAfterTenSeconds) {
 
 // A rank that is done with its own part waits for the others, and is not missed for that.
 TEST_F(WatchTest, ARankThatWaitsForOthersIsStalledOnlyWithThem) {
-  const testing::KnownFailure mark("loading is not watched");
   ranks_[0].moved_ns = 0;
   ranks_[0].waits = true;
   ranks_[2].moved_ns = 0;

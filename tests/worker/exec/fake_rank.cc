@@ -21,6 +21,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/rt/load_progress.h"
 #include "tests/support/fake_executor.h"
 #include "worker/core/group_state.h"
 #include "worker/exec/rank_process.h"
@@ -108,6 +109,14 @@ void Strike(const std::string& fault, const std::string& faults) {
   SleepForever();
 }
 
+// Loads for two seconds, a byte every 20 ms.
+void LoadSlowly(LoadProgress* progress) {
+  for (int i = 0; i < 100; ++i) {
+    usleep(20'000);
+    progress->Move(1);
+  }
+}
+
 // Returns the fault with this name, and removes it.
 std::optional<std::string> Take(const std::string& path) {
   std::ifstream file(path);
@@ -174,10 +183,19 @@ int main(int argc, char** argv) {
     if (name == "--agent") options.agent = argv[i + 1];
   }
   flotilla::worker::RunRankProcess(
-      options, [&](int rank, int) -> absl::StatusOr<std::unique_ptr<flotilla::worker::StepRunner>> {
+      options,
+      [&](int rank, int, flotilla::LoadProgress* progress)
+          -> absl::StatusOr<std::unique_ptr<flotilla::worker::StepRunner>> {
+        progress->Begin(flotilla::LoadPhase::kWeights, 100);
         const auto fault = flotilla::worker::Take(absl::StrCat(faults, "/rank-", rank, "-load"));
         if (fault == "refuse") return absl::InvalidArgumentError("no such model");
-        if (fault.has_value()) flotilla::worker::Strike(*fault, faults);
+        if (fault == "slow") {
+          flotilla::worker::LoadSlowly(progress);
+        } else if (fault == "join") {
+          progress->Begin(flotilla::LoadPhase::kJoin, 0);
+          usleep(2'000'000);  // as long as the others are slow
+        } else if (fault.has_value())
+          flotilla::worker::Strike(*fault, faults);
         return std::make_unique<flotilla::worker::FakeRunner>(rank, faults);
       });
 }

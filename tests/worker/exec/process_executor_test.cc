@@ -306,6 +306,47 @@ TEST_F(ProcessExecutorTest, ARankThatDiesWhileLoadingIsStartedAgain) {
   EXPECT_EQ(group.lines.With("worker group lost").size(), 1u);
 }
 
+constexpr WatchOptions kHalfASecond = {.load_stall_ns = 500'000'000};
+
+// Rank 1 hangs while it loads, on this host or on another one, and is stopped once besides.
+TEST_F(ProcessExecutorTest, ARankThatHangsWhileItLoadsIsMissedAndStartedAgain) {
+  for (const bool remote : {false, true}) {
+    for (const char* fault : {"stuck", "stop"}) {
+      SCOPED_TRACE(absl::StrCat(fault, remote ? " by TCP" : ""));
+      FakeGroup group(2, remote ? std::optional(Loopback()) : std::nullopt, kHalfASecond);
+      group.AddFault("rank-1-load", fault);
+      Recorder recorder;
+      ASSERT_TRUE(group.executor().Start(&recorder).ok());
+      RunStep(group, recorder, Script(recorder.WaitReady(1)), 1);
+      const std::vector<std::string> lost = group.lines.With("worker group lost");
+      ASSERT_EQ(lost.size(), 1u);
+      EXPECT_THAT(lost[0], HasSubstr("rank 1 (pid "));
+      if (absl::string_view(fault) != "stuck") continue;
+      EXPECT_THAT(lost[0], HasSubstr("cause=stalled"));
+      EXPECT_THAT(lost[0], HasSubstr("has got no further with loading for 0."));
+      EXPECT_THAT(lost[0], HasSubstr("in phase weights with 0 of 100 bytes"));
+      const auto& restarts = group.executor().group_probe().restarts;
+      EXPECT_EQ(restarts[static_cast<std::size_t>(Fault::kStalled)], 1u);
+      group.executor().Stop();
+    }
+  }
+}
+
+// Rank 1 loads four times as long as a rank may stand still, and rank 0 waits for it.
+TEST_F(ProcessExecutorTest, ALoadThatIsSlowButGetsFurtherIsLeftAlone) {
+  for (const bool remote : {false, true}) {
+    FakeGroup group(2, remote ? std::optional(Loopback()) : std::nullopt, kHalfASecond);
+    group.AddFault("rank-0-load", "join");
+    group.AddFault("rank-1-load", "slow");
+    Recorder recorder;
+    ASSERT_TRUE(group.executor().Start(&recorder).ok());
+    RunStep(group, recorder, Script(recorder.WaitReady(1)), 1);
+    EXPECT_TRUE(group.lines.With("worker group lost").empty());
+    EXPECT_FALSE(group.executor().group_probe().ranks[1].loading);
+    group.executor().Stop();
+  }
+}
+
 TEST_F(ProcessExecutorTest, StopEndsAStartThatWouldTakeForEver) {
   FakeGroup group(2);
   group.AddFault("rank-1-load", "stuck");

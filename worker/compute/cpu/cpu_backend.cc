@@ -31,6 +31,7 @@ absl::Status CpuBackend::Check(const model::ModelSpec& spec) const {
 }
 
 BufferHandle CpuBackend::AddBuffer(int64_t width) {
+  NoteMove();
   buffers_.push_back({width, AlignedBuffer<float>(options_.max_rows * width)});
   return BufferHandle(static_cast<int32_t>(buffers_.size() - 1));
 }
@@ -51,6 +52,7 @@ EmbeddingHandle CpuBackend::AddEmbedding(const model::Tensor& table) {
 }
 
 absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts) {
+  NoteMove();
   const auto k = static_cast<int64_t>(parts[0].tensor->dims[0]);
   auto matrix = packer_.Add(std::move(parts), k);
   if (!matrix.ok()) return matrix.status();
@@ -60,6 +62,7 @@ absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts
 }
 
 absl::StatusOr<ProjectionHandle> CpuBackend::AddProjection(const ProjectionSource& source) {
+  NoteMove();
   const auto all = static_cast<uint32_t>(source.split_ends.size());
   const IndexRange own = source.splits[options_.tensor_rank];
   const auto begin_of = [&](uint32_t split) {
@@ -110,7 +113,7 @@ absl::Status CpuBackend::Load() {
   group_sums_ = AlignedBuffer<float>(scratch_rows_ * widest_ / kActivationGroup);
   scales_ = AlignedBuffer<float>(scratch_rows_ * most_splits_);
   row_sequences_.resize(options_.max_rows);
-  return packer_.Pack(pool_);
+  return packer_.Pack(pool_, options_.progress);
 }
 
 uint32_t CpuBackend::DefaultBlockCount(const KvShape& /*own*/, const KvShape& all,
@@ -122,7 +125,7 @@ absl::Status CpuBackend::CreateKv(const KvShape& shape, uint32_t blocks, const T
   auto cache = KvCache::Create(shape, blocks);
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
-  auto store = TierStore::Create(tiers, cache_, *options_.clock);
+  auto store = TierStore::Create(tiers, cache_, *options_.clock, options_.progress);
   if (!store.ok()) return store.status();
   tiers_ = *std::move(store);
   return absl::OkStatus();
@@ -136,6 +139,7 @@ int64_t CpuBackend::buffer_bytes() const {
 }
 
 void CpuBackend::Start(StepInputs inputs, RowReceiver* receiver) {
+  NoteMove();
   for (const BlockId block : inputs.granted) cache_.Poison(block);
   for (const BlockCopy& copy : inputs.copies) cache_.CopyBlock(copy.from, copy.to);
   for (BackgroundCopy& copy : inputs.background) tiers_->Start(std::move(copy));

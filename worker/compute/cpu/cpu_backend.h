@@ -69,6 +69,10 @@ class CpuBackend final : public Backend {
   std::int64_t buffer_bytes() const override;
 
  private:
+  // Says that the load, which includes the first steps, gets further.
+  void NoteMove() {
+    if (options_.progress != nullptr) options_.progress->Move();
+  }
   struct Buffer {
     std::int64_t width = 0;
     AlignedBuffer<float> data;  // [max_rows, width]

@@ -51,6 +51,7 @@ void CpuBackend::SendResidual(BufferHandle x) {
 
 void CpuBackend::Norm(BufferHandle in, VectorHandle weight, float eps, MatrixHandle next,
                       BufferHandle out) {
+  NoteMove();
   const MatrixView matrix = matrices_[next.index()]->view();
   Buffer& x = At(in);
   Buffer& normed = At(out);
@@ -281,6 +282,7 @@ bool CpuBackend::GetsFullRow(int64_t request) const {
 }
 
 void CpuBackend::Head(BufferHandle in, VectorHandle weight, float eps, HeadHandle handle) {
+  NoteMove();
   const HeadWeights& head = heads_[handle.index()];
   const Buffer& x = At(in);
   const MatrixView matrix = head.matrix == nullptr ? MatrixView{} : head.matrix->view();

@@ -13,14 +13,16 @@
 namespace flotilla::worker {
 
 absl::StatusOr<std::unique_ptr<TierStore>> TierStore::Create(const TierOptions& options,
-                                                             KvCache& cache, const Clock& clock) {
+                                                             KvCache& cache, const Clock& clock,
+                                                             LoadProgress* progress) {
   auto store = std::unique_ptr<TierStore>(new TierStore(cache));
   if (options.host_blocks > 0) {
     if (absl::Status s = store->AddHost(options.host_blocks); !s.ok()) return s;
   }
   if (options.disk_blocks > 0) {
     const std::string directory = options.disk_directory.empty() ? "/tmp" : options.disk_directory;
-    if (absl::Status s = store->AddDisk(options.disk_blocks, directory); !s.ok()) return s;
+    if (absl::Status s = store->AddDisk(options.disk_blocks, directory, progress); !s.ok())
+      return s;
   }
   if (store->tiers_.empty()) return store;
   if (absl::Status s = store->Measure(clock); !s.ok()) return s;
@@ -45,14 +47,22 @@ absl::Status TierStore::AddHost(std::uint32_t blocks) {
   return absl::OkStatus();
 }
 
-absl::Status TierStore::AddDisk(std::uint32_t blocks, const std::string& directory) {
+absl::Status TierStore::AddDisk(std::uint32_t blocks, const std::string& directory,
+                                LoadProgress* progress) {
   disk_ = open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (disk_ < 0) {
     return absl::UnavailableError(absl::StrCat("no file for KV blocks can be made in '", directory,
                                                "': ", std::strerror(errno)));
   }
   const off_t bytes = off_t{blocks} * cache_.shape().bytes_per_block();
-  if (const int error = posix_fallocate(disk_, 0, bytes); error != 0) {
+  // Some file systems write every block, so a large file takes a while.
+  constexpr off_t kPiece = off_t{64} << 20;
+  int error = 0;
+  for (off_t at = 0; at < bytes && error == 0; at += kPiece) {
+    error = posix_fallocate(disk_, at, std::min(kPiece, bytes - at));
+    if (progress != nullptr) progress->Move();
+  }
+  if (error != 0) {
     return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes for KV blocks in '",
                                                      directory, "': ", std::strerror(error)));
   }

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/rt/clock.h"
+#include "common/rt/load_progress.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
 #include "worker/compute/backend.h"
@@ -29,9 +30,10 @@ class TierStore {
  public:
   // Reserves memory and disk and measures what copies cost. `cache` outlives the
   // store. RESOURCE_EXHAUSTED: not enough of either. UNAVAILABLE: no file can be
-  // made in the directory.
+  // made in the directory. `progress`, which may be null, learns that it gets further.
   static absl::StatusOr<std::unique_ptr<TierStore>> Create(const TierOptions& options,
-                                                           KvCache& cache, const Clock& clock);
+                                                           KvCache& cache, const Clock& clock,
+                                                           LoadProgress* progress = nullptr);
   // Waits for the copy that runs.
   ~TierStore();
 
@@ -50,7 +52,7 @@ class TierStore {
  private:
   explicit TierStore(KvCache& cache) : cache_(cache) {}
   absl::Status AddHost(std::uint32_t blocks);
-  absl::Status AddDisk(std::uint32_t blocks, const std::string& directory);
+  absl::Status AddDisk(std::uint32_t blocks, const std::string& directory, LoadProgress* progress);
   absl::Status Measure(const Clock& clock);
   void Loop();
   absl::Status Copy(const BackgroundCopy& copy);

@@ -55,7 +55,8 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
 }
 
 // Reads the source's rows panel by panel, in the encoding of the matrix, and packs them.
-absl::Status WeightPacker::PackSource(PackedMatrix& matrix, const Source& source) {
+absl::Status WeightPacker::PackSource(PackedMatrix& matrix, const Source& source,
+                                      LoadProgress* progress) {
   const auto panel = std::make_unique<WeightPanel>();
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < source.count; row += static_cast<int64_t>(rows.size())) {
@@ -73,15 +74,30 @@ absl::Status WeightPacker::PackSource(PackedMatrix& matrix, const Source& source
       if (status.ok()) status = matrix.PackPanel(*panel, source.column + row, k);
       if (!status.ok()) return status;
     }
+    if (progress != nullptr) progress->Move(FileBytes(source, matrix.k(), last - row));
   }
   return absl::OkStatus();
 }
 
-absl::Status WeightPacker::Pack(ThreadPool& pool) {
+uint64_t WeightPacker::FileBytes(const Source& source, int64_t k, int64_t rows) {
+  const auto& tensor = *source.tensor;
+  const uint64_t whole_row = tensor.data.size() / std::max<uint64_t>(1, tensor.dims[1]);
+  return whole_row * static_cast<uint64_t>(rows) * static_cast<uint64_t>(k) /
+         std::max<uint64_t>(1, tensor.dims[0]);
+}
+
+absl::Status WeightPacker::Pack(ThreadPool& pool, LoadProgress* progress) {
+  uint64_t bytes = 0;
+  for (const Item& item : items_) {
+    for (const Source& source : item.sources) {
+      bytes += FileBytes(source, item.matrix->k(), source.count);
+    }
+  }
+  if (progress != nullptr) progress->Begin(LoadPhase::kWeights, bytes);
   std::vector<absl::Status> results(items_.size());
   pool.ParallelItems(static_cast<int64_t>(items_.size()), [&](int64_t i) {
     for (const Source& source : items_[i].sources) {
-      results[i].Update(PackSource(*items_[i].matrix, source));
+      results[i].Update(PackSource(*items_[i].matrix, source, progress));
     }
   });
   for (size_t i = 0; i < results.size(); ++i) {

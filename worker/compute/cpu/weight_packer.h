@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/rt/load_progress.h"
 #include "kernels/packed_matrix.h"
 #include "worker/compute/backend.h"
 #include "worker/compute/cpu/thread_pool.h"
@@ -27,7 +28,8 @@ class WeightPacker {
                                                    absl::Span<const std::int32_t> split_ends = {});
 
   // Packs all matrices of the list with the threads of `pool`. An error names the tensor.
-  absl::Status Pack(ThreadPool& pool);
+  // `progress`, which may be null, gets the bytes of the file that are read.
+  absl::Status Pack(ThreadPool& pool, LoadProgress* progress = nullptr);
 
   std::int64_t bytes() const { return bytes_; }  // of all matrices
 
@@ -48,7 +50,10 @@ class WeightPacker {
     std::vector<Source> sources;
   };
 
-  static absl::Status PackSource(kernels::PackedMatrix& matrix, const Source& source);
+  static absl::Status PackSource(kernels::PackedMatrix& matrix, const Source& source,
+                                 LoadProgress* progress);
+  // The bytes of the file that `rows` of the source have.
+  static std::uint64_t FileBytes(const Source& source, std::int64_t k, std::int64_t rows);
 
   std::deque<kernels::PackedMatrix> matrices_;
   std::vector<Item> items_;
