@@ -142,6 +142,10 @@ class Chaos:
         return (self.scheduler.process.poll() is None
                 and self.scheduler.metric("flotilla_scheduler_group_ready") == 1)
 
+    def quarantined(self):
+        return self.scheduler.metric("flotilla_scheduler_quarantined_requests_total",
+                                     outcome="quarantined")
+
     def timed(self, what, condition, limit):
         start = time.monotonic()
         wait_until(condition, what, seconds=limit)
@@ -216,14 +220,22 @@ def survive(fleet, faults, record):
     assert Round(fleet).run() == expected, "answers follow from the requests' names"
     counts = collections.Counter()
     failed = 0
+    blamed = 0
     for process, number, phase in faults:
         wait_until(lambda: fleet.up(0, 0) and fleet.up(0, 1), "both routers have the replica")
         round_ = Round(fleet)
+        before = chaos.quarantined()
         answers = round_.run(phase, lambda p=process, n=number: chaos.strike(p, n))
         name = "exit" if number == EXIT else number.name
         assert answers == expected, f"{process}, {name}, {phase}"
         if process != "router0":
             assert not any(client.retries for client in round_.clients), "a connection was lost"
+        # Members that are ended from outside blame nobody. A worker that is killed says nothing.
+        outside = number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+        if process in ("mpirun", "rank 0", "rank 1") and outside:
+            blamed += chaos.quarantined() - before
+        if process == "worker0" and number == signal.SIGTERM:
+            blamed += chaos.quarantined() - before
         failed += chaos.scheduler.metric("flotilla_scheduler_quarantined_requests_total", outcome="failed")
         counts.update((process, name, phase))
     record(f"faults with seed {SEED}: how many of each process, signal, phase",
@@ -232,6 +244,7 @@ def survive(fleet, faults, record):
         record(f"{what}: times; median and most in seconds",
                f"{len(times)}; {sorted(times)[len(times) // 2]:.2f} and {max(times):.2f}")
     assert failed == 0, "a request was failed for what came from outside"
+    assert blamed == 0, "a request was blamed for what came from outside"
 
 
 def test_nothing_accepted_is_lost(fleet, record):

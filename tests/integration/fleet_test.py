@@ -128,6 +128,22 @@ def test_a_process_that_goes_costs_a_pause(fleet, undisturbed, role, number):
         assert fleet.router.metric("flotilla_router_retries_total") >= len(PROMPTS)
 
 
+def test_a_worker_that_is_restarted_on_purpose_blames_nobody(fleet, undisturbed):
+    """It says that it stops, so no request is quarantined."""
+    def go():
+        fleet.worker.kill(signal.SIGTERM)
+        fleet.start("worker")
+
+    assert serve_all(fleet.url, go) == undisturbed
+    assert fleet.scheduler.metric("flotilla_worker_groups_lost_total") == 1
+    assert fleet.scheduler.metric("flotilla_worker_groups_stopped_total") == 1
+    assert quarantined(fleet.scheduler) == 0
+
+
+def quarantined(scheduler):
+    return scheduler.metric("flotilla_scheduler_quarantined_requests_total", outcome="quarantined")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT,
                                     signal.SIGSTOP])
 def test_a_member_of_a_worker_group_that_goes_costs_a_pause(fleet, undisturbed, number):
@@ -159,6 +175,8 @@ def check_that_the_group_is_started_again(fleet, undisturbed, number):
     assert fleet.scheduler.metric("flotilla_worker_groups_lost_total") == 2
     assert worker.metric("flotilla_worker_restarts_total",
                          cause="stopped" if number == signal.SIGSTOP else "died") == 2
+    if number != signal.SIGABRT:  # as a crash is, too
+        assert quarantined(fleet.scheduler) == 0, "a request is blamed for a signal from outside"
     assert worker.metric("flotilla_worker_up", rank="0") == 1
     assert worker.metric("flotilla_worker_heartbeat_age_seconds", rank="0") < 1
 

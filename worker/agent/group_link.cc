@@ -88,9 +88,9 @@ void GroupLink::FinishDrain() {
   if (const auto done = std::exchange(drained_, nullptr)) done();
 }
 
-// Announces the epoch, if there is one that no scheduler has used.
+// Announces the epoch, if there is one that no scheduler has used and the worker goes on.
 void GroupLink::Announce() {
-  if (scheduler_ == nullptr || !ready_.has_value() || used_) return;
+  if (draining_ || scheduler_ == nullptr || !ready_.has_value() || used_) return;
   announced_ = true;
   scheduler_->Send(codec::GroupEvent(*ready_));
 }

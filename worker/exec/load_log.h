@@ -1,6 +1,7 @@
 // LoadLog: when a worker group says in the log how far it is with loading, and what. One thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
