@@ -121,6 +121,8 @@ MUTATIONS = [
      lambda f: f.pod("router").spec.update(terminationGracePeriodSeconds=115)),
     ("the_grace_period_covers_preStop_and_drain", "cpu-small",
      lambda f: f.argument("scheduler", "--drain-seconds", "--drain-seconds=200")),
+    ("the_grace_period_covers_preStop_and_drain", "multi-host",
+     lambda f: f.worker["args"].append("--stop-step-seconds=60")),
     ("what_drains_is_told_to", "cpu-small",
      lambda f: f.argument("router", "--drain-seconds", "--drain-seconds=0")),
     ("clients_are_turned_away_before_the_router_ends", "cpu-small", lambda f: f.router.pop("lifecycle")),

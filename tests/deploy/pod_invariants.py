@@ -249,7 +249,8 @@ def every_wire_and_client_is_authenticated(fleet):
 @invariant
 def the_grace_period_covers_preStop_and_drain(fleet):
     for one in fleet.containers():
-        drain = int(one.flags(fleet).get("--drain-seconds", 0))
+        flags = one.flags(fleet)
+        drain = int(flags.get("--drain-seconds", flags.get("--stop-step-seconds", 0)))
         grace = one.pod.spec.get("terminationGracePeriodSeconds", 30)
         if grace < one.pre_stop_seconds() + drain + 10:
             yield (f"{one} is killed after {grace} s: preStop {one.pre_stop_seconds()} s, "
