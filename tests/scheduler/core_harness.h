@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -33,6 +34,7 @@ class CoreHarness {
   void Restart() {
     epoch_ = Epoch(epoch_.value() + 1);
     plans.clear();
+    copies_.clear();
     proposer_.emplace(worker::NgramOptions{.min_n = 2, .max_n = 4});
     worker.emplace(epoch_, description_, &*proposer_);
     ASSERT_TRUE(core.Ready(epoch_, description_).ok());
@@ -79,16 +81,16 @@ class CoreHarness {
       }
       for (const TokenId target : item.prompt_targets) output.prompt.push_back({.token = target});
     }
-    std::vector<std::uint64_t> copies;  // are done at once
-    for (const BackgroundCopy& copy : batch->background) copies.push_back(copy.id);
-    StepResult result = worker->Complete(plan.step, outputs, copies).value();
-    result.timings.rows = static_cast<std::uint32_t>(batch->tokens.size());
+    StartCopies(*batch);
+    const auto rows = static_cast<std::uint32_t>(batch->tokens.size());
+    const std::int64_t took = step_ns ? step_ns(rows - batch->decode_rows, batch->decode_rows) : 0;
+    now_ns += took;
+    // A plan without rows is sent to learn of a copy's end.
+    if (rows == 0 && !copies_.empty()) now_ns = std::max(now_ns, copies_.front().end_ns);
+    StepResult result = worker->Complete(plan.step, outputs, CopiesDone()).value();
+    result.timings.rows = rows;
     result.timings.decode_rows = batch->decode_rows;
-    if (step_ns) {
-      result.timings.compute_ns =
-          step_ns(result.timings.rows - batch->decode_rows, batch->decode_rows);
-      now_ns += result.timings.compute_ns;
-    }
+    result.timings.compute_ns = took;
     EXPECT_EQ(core.Apply(result), absl::OkStatus());
     TakeEvents();
     EXPECT_EQ(core.CheckInvariants(), absl::OkStatus());
@@ -145,11 +147,40 @@ class CoreHarness {
       };
   // How long a step of so many prefill and decode rows takes; null: no time.
   std::function<std::int64_t(std::uint32_t prefill_rows, std::uint32_t decode_rows)> step_ns;
+  // False: copies to and from tiers are done with their step. True: a link makes one copy after
+  // the other, and each takes as long as the description says.
+  bool copies_take_time = false;
 
  private:
+  struct Copying {
+    std::uint64_t id;
+    std::int64_t end_ns;
+  };
+
+  void StartCopies(const worker::Batch& batch) {
+    for (const BackgroundCopy& copy : batch.background) {
+      const KvTier& tier = description_.tiers[copy.tier];
+      const std::int64_t block_ns =
+          copy.kind == BackgroundCopy::Kind::kOut ? tier.out_ns_per_block : tier.in_ns_per_block;
+      link_free_ns_ = copies_take_time ? std::max(link_free_ns_, now_ns) +
+                                             block_ns * static_cast<std::int64_t>(copy.moves.size())
+                                       : 0;
+      copies_.push_back({.id = copy.id, .end_ns = link_free_ns_});
+    }
+  }
+  std::vector<std::uint64_t> CopiesDone() {
+    std::vector<std::uint64_t> done;
+    for (; !copies_.empty() && copies_.front().end_ns <= now_ns; copies_.pop_front()) {
+      done.push_back(copies_.front().id);
+    }
+    return done;
+  }
+
   const ExecutorDescription description_;
   std::optional<worker::NgramProposer> proposer_;
   Epoch epoch_{0};
+  std::deque<Copying> copies_;
+  std::int64_t link_free_ns_ = 0;
 };
 
 }  // namespace flotilla::scheduler

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/scheduler/core_harness.h"
+#include "tests/support/known_failure.h"
 
 namespace flotilla::scheduler {
 namespace {
@@ -65,6 +66,33 @@ TEST(PrefixCache, AConversationReusesItsAnswers) {
   harness.RunAll();
   // The last output token was never an input, so 160 positions are cached.
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 160u);
+}
+
+// The last block of a prompt that fills its blocks is computed again by the second request, since
+// the block of the last token is never taken from the cache. What follows it is cached all the
+// same.
+TEST(PrefixCache, AnAnswerToAPromptAskedBeforeIsReusedToo) {
+  const testing::KnownFailure mark("a sequence with a duplicate block stops publishing");
+  for (const std::uint32_t prompt : {100u, 112u}) {
+    CoreHarness harness({}, Group());
+    harness.core.Submit(0, Alike(1, prompt, 61));
+    harness.RunAll();
+    TokenizedRequest again = Alike(2, prompt, 200);
+    again.sampling.seed = 77;
+    harness.core.Submit(0, again);
+    harness.RunAll();
+    TokenizedRequest next = Alike(3, prompt);
+    for (const EngineEvent& event : harness.events[2]) {
+      if (const auto* token = std::get_if<TokenEvent>(&event)) {
+        next.prompt.push_back(token->sampled.token);
+      }
+    }
+    for (TokenId token = 0; token < 20; ++token) next.prompt.push_back(token);
+    harness.core.Submit(0, next);
+    harness.RunAll();
+    // All whole blocks before the last output token, which was never an input.
+    EXPECT_EQ(harness.EndOf(3)->usage.cached_tokens, (prompt + 199) / 16 * 16) << prompt;
+  }
 }
 
 TEST(PrefixCache, APromptWhoseLogprobsAreWantedIsComputed) {
