@@ -58,17 +58,17 @@ void BlockPool::Release(BlockId block) {
   if (Unreference(block)) Link(block.value(), states_[0].previous, 0);
 }
 
-void BlockPool::ReleaseAsOldest(BlockId block) {
-  if (Unreference(block)) Link(block.value(), 0, states_[0].next);
+void BlockPool::ReleaseBefore(BlockId block, BlockId later) {
+  if (!Unreference(block)) return;
+  const std::uint32_t next = cached(later) ? later.value() : 0;
+  Link(block.value(), states_[next].previous, next);
 }
 
-std::vector<BlockId> BlockPool::Oldest(std::size_t count) const {
-  std::vector<BlockId> oldest;
-  for (std::uint32_t at = states_[0].next; at != 0 && oldest.size() < count;
-       at = states_[at].next) {
-    oldest.emplace_back(at);
-  }
-  return oldest;
+void BlockPool::Drop(BlockId block) {
+  FLOTILLA_CORE_CHECK(cached(block));
+  Unlink(block.value());
+  states_[block.value()] = State{};
+  free_.push_back(block.value());
 }
 
 }  // namespace flotilla::scheduler

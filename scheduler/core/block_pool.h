@@ -32,15 +32,17 @@ class BlockPool {
   void Share(BlockId block);
   // Removes a reference. Without references the block is cached if it is kept, else free.
   void Release(BlockId block);
-  // As Release, but if the block becomes cached then it is the next to be evicted.
-  void ReleaseAsOldest(BlockId block);
-  // The cached blocks in the order of eviction, `count` at most.
-  std::vector<BlockId> Oldest(std::size_t count) const;
+  // As Release, but if the block becomes cached and `later` is cached, the block is evicted
+  // just before `later`.
+  void ReleaseBefore(BlockId block, BlockId later);
+  // Frees a cached block at once. Its contents are lost.
+  void Drop(BlockId block);
   // Marks `block`, which is used: its contents are kept until Take evicts it.
   void Keep(BlockId block) { states_[block.value()].kept = true; }
   bool kept(BlockId block) const { return states_[block.value()].kept; }
   // The number of tables that name `block`; 0 when it is free or cached.
   std::uint32_t references(BlockId block) const { return states_[block.value()].references; }
+  bool cached(BlockId block) const { return kept(block) && references(block) == 0; }
 
  private:
   struct State {

@@ -173,6 +173,7 @@ TableIndex CoreState::AddSequence(Sequence sequence) {
   sequence.state = SequenceState::kPending;
   const SequenceIndex number = sequence.index;
   const TableIndex index = sequences.Insert(std::move(sequence));
+  sequences[index].self = index;
   const auto at =
       std::lower_bound(request.sequences.begin(), request.sequences.end(), number,
                        [this](TableIndex a, SequenceIndex i) { return sequences[a].index < i; });
@@ -199,6 +200,7 @@ void CoreState::DropSequence(TableIndex index) {
   }
   outstanding_tokens -= sequence.outstanding_tokens;
   request.sequences.erase(std::find(request.sequences.begin(), request.sequences.end(), index));
+  if (epoch.has_value()) epoch->kv.Forget(sequence);
   sequences.Erase(index);
   const bool was_parent =
       std::any_of(request.sequences.begin(), request.sequences.end(), [&](TableIndex other) {
@@ -306,7 +308,7 @@ void CoreState::Requeue(TableIndex index) {
     sequence.fork = ForkPlan{};
     sequence.indexed_blocks = 0;
     sequence.indexed = kNoPrefix;
-    sequence.duplicate = false;
+    sequence.has_duplicates = false;
     sequence.deferred = false;
     sequence.candidates.clear();
   }
@@ -316,7 +318,8 @@ void CoreState::Requeue(TableIndex index) {
 void CoreState::Preempt(TableIndex index, TableIndex winner) {
   constexpr std::size_t kMostRecent = 256;
   Request& request = requests[index];
-  const std::uint32_t available = epoch->kv.pool().available();
+  const auto available = [this] { return epoch->kv.pool().available() + epoch->kv.HeldByCopies(); };
+  const std::uint32_t before = available();
   const bool decoded =
       std::any_of(request.sequences.begin(), request.sequences.end(), [&](TableIndex at) {
         return sequences[at].open() && OutputTokens(sequences[at]) > 0 &&
@@ -340,7 +343,7 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
   Preemption record{.victim = request.id,
                     .winner = requests[winner].id,
                     .decoding = decoded,
-                    .blocks = epoch->kv.pool().available() - available,
+                    .blocks = available() - before,
                     .swap_ns = tiers.SwapNs(),
                     .recompute_ns = RecomputeNs()};
   const KvCacheManager::Stored stored = epoch->kv.Store(blocks, record.recompute_ns);
@@ -350,7 +353,7 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
                   : stored.able == 0 ? PreemptionReason::kNoWholeBlock
                                      : PreemptionReason::kRecomputed;
   const std::int64_t computed = record.blocks - std::min(record.blocks, stored.kept);
-  record.cost_ns = stored.begun * record.swap_ns + computed * record.recompute_ns;
+  record.cost_ns = stored.kept * record.swap_ns + computed * record.recompute_ns;
   Requeue(index);
   ++counters.preemptions;
   counters.swapped += stored.kept > 0;

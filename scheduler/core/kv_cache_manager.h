@@ -8,8 +8,12 @@
 // found again by sequences that begin with it. A block is published when the plan
 // that fills it is made (ranks run plans in order, and write the K and V of a
 // plan before they read any), or when the result that brings its tokens is
-// applied. The prefix cache is only for models with one KV group that keeps every
-// position.
+// applied. A block with the content of one that is in the cache already is a duplicate: it is
+// not published, and the blocks after it are. The prefix cache is only for models with one KV
+// group that keeps every position.
+//
+// Blocks that are published or found are also listed to be copied to a tier, those before others
+// first. Copies take the link to the tiers no longer than StoreAhead says.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +22,15 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "common/types/digest.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
+#include "scheduler/core/block_list.h"
 #include "scheduler/core/block_pool.h"
 #include "scheduler/core/kv_tiers.h"
 #include "scheduler/core/prefix_index.h"
+#include "scheduler/core/prefix_path.h"
 #include "scheduler/core/request.h"
 #include "scheduler/core/sequence.h"
 
@@ -70,9 +75,12 @@ class KvCacheManager {
     std::uint32_t in_tiers = 0;
     bool loading = false;
   };
-  // `recompute_ns`: the time to compute a block.
-  Match FindPrefix(const Sequence& sequence, const Request& request,
-                   std::int64_t recompute_ns = 0) const;
+  // `recompute_ns`: the time to compute a block. What is found is remembered, so to ask again
+  // costs as much as has changed since, until the sequence is opened or forgotten. Its tokens must
+  // not change before.
+  Match FindPrefix(const Sequence& sequence, const Request& request, std::int64_t recompute_ns = 0);
+  // Forgets what FindPrefix remembers of a sequence. Must be called before the sequence is erased.
+  void Forget(const Sequence& sequence);
   // Whether `other`, which is in prefill, will publish the block after `match`. Then it
   // is better for `sequence` to wait for that block than to compute it again.
   bool WillPublish(const Sequence& other, const Request& others, const Sequence& sequence,
@@ -102,20 +110,34 @@ class KvCacheManager {
   // them. Their tokens are known, and their K and V are written once the plans sent have
   // run.
   void Publish(Sequence& sequence, const Request& request, std::uint32_t positions);
-  // Begins to copy blocks to tiers. It copies those of `blocks` that no table names, that are in
-  // the index, and that are in no tier, if a copy is cheaper than to recompute the block. A block
-  // is not available until its copy is done.
+  // Begins to copy to tiers those of the published `blocks`, in the order of a sequence, that are
+  // in no tier. It stops where no tier is worth it or has room: a block is of no use without those
+  // before it. A block that is being copied is not available.
   struct Stored {
-    std::uint32_t able = 0;   // blocks of which a tier could keep a copy
+    std::uint32_t able = 0;   // of the blocks that no table names: those that a tier could keep
+    std::uint32_t kept = 0;   // of these: those that a tier keeps, or will when the copy is done
     std::uint32_t begun = 0;  // copies begun
-    std::uint32_t kept = 0;   // copies begun, and blocks that were in a tier already
   };
   Stored Store(const std::vector<BlockId>& blocks, std::int64_t recompute_ns);
-  // Begins to read back for `sequence` the match.in_tiers blocks that follow `match`. The
-  // pool must have as many blocks. They are cached once the copies are done.
-  void Load(const Sequence& sequence, const Request& request, const Match& match);
-  // The cached blocks that are evicted next, `count` at most.
-  std::vector<BlockId> Oldest(std::size_t count) const { return pool_.Oldest(count); }
+  // Begins to copy blocks to tiers before they are evicted, in the order in which they were
+  // published. It begins when three quarters of the pool or less are free. The limits:
+  struct StoreLimits {
+    std::int64_t step_ns = 0;       // the time of this step; copies that begin in it take no longer
+    std::uint32_t steps = 0;        // all that are under way take no longer than so many steps
+    std::uint64_t spare = 0;        // the blocks that no table names and that may be copied
+    std::int64_t recompute_ns = 0;  // the time to compute a block
+  };
+  struct StoredAhead {
+    std::uint32_t begun = 0;    // copies begun
+    std::uint32_t unnamed = 0;  // of blocks that no table names, which are not available now
+  };
+  StoredAhead StoreAhead(const StoreLimits& limits);
+  // Begins to read back for `sequence` the match.in_tiers blocks that follow `match`, which
+  // FindPrefix has just found. The pool must have as many blocks. They are cached once the copies
+  // are done.
+  void Load(const Sequence& sequence, const Match& match);
+  // The number of blocks that no table names and that are not available until a copy is done.
+  std::uint32_t HeldByCopies() const;
   // Whether there are copies that no plan has sent to the workers yet, and whether there
   // are copies that are not reported done.
   bool copies_to_send() const { return !to_send_.empty(); }
@@ -149,8 +171,23 @@ class KvCacheManager {
     std::vector<PrefixNode> nodes;  // of the moves
   };
   CopyInFlight& CopyTo(BackgroundCopy::Kind kind, std::uint32_t tier);
-  PrefixNode NodeAfter(PrefixNode node, const Sequence& sequence, std::uint32_t block) const;
-  bool IsLoading(PrefixNode node) const;
+  std::int64_t CopyNs(BackgroundCopy::Kind kind, std::uint32_t tier) const;
+  void BeginCopyOut(PrefixNode node, TierSlot slot);
+  PrefixPath& PathOf(const Sequence& sequence);
+  // Sets the node of the last published block of an open sequence.
+  void SetIndexed(Sequence& sequence, PrefixNode node, std::uint32_t blocks);
+  // Publishes `block` under `node`. A cached block that the node had becomes free.
+  void Adopt(PrefixNode node, BlockId block);
+  // Whether the node has no block, or one that no table and no copy names.
+  bool CanAdopt(PrefixNode node) const;
+  // Lists the block to be copied to a tier if it is in none.
+  void WantStored(BlockId block);
+  void Share(BlockId block);
+  void Release(BlockId block);
+  // Whether no table names the block. A copy may.
+  bool Unnamed(BlockId block) const {
+    return pool_.references(block) == std::uint32_t{copying_[block.value()]};
+  }
   // The blocks of a match, in order.
   std::vector<BlockId> BlocksOf(const Match& match) const;
 
@@ -171,8 +208,15 @@ class KvCacheManager {
   std::uint64_t last_copy_ = 0;
   std::map<std::uint64_t, CopyInFlight> copies_;  // by id
   std::vector<std::uint64_t> to_send_;            // ids of them
-  absl::flat_hash_set<std::uint32_t> loading_;    // blocks that are being read back
+  std::int64_t copies_ns_ = 0;                    // the time that the link needs for all copies
+  std::uint32_t copies_out_ = 0;                  // blocks that are being copied to tiers
+  std::vector<bool> copying_;                     // [total + 1] by block; in either direction
   std::vector<PrefixNode> node_of_;               // [total + 1] by block; set for kept blocks
+  // Blocks to be copied to tiers: those that the workers have written, and those that the plan in
+  // the making writes.
+  BlockList to_store_, written_now_;
+  std::uint32_t with_duplicates_ = 0;               // open sequences
+  std::vector<std::unique_ptr<PrefixPath>> paths_;  // by Sequence::self; of those not open
 };
 
 }  // namespace flotilla::scheduler

@@ -1,25 +1,35 @@
 #include "scheduler/core/kv_tiers.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace flotilla::scheduler {
 
+KvTiers::Store::Store(const KvTier& tier)
+    : tier(tier), slots(tier.block_count), droppable(LessRecent{&slots}) {
+  free.reserve(tier.block_count);
+  for (std::uint32_t slot = tier.block_count; slot-- > 0;) free.push_back(slot);
+}
+
 KvTiers::KvTiers(const std::vector<KvTier>& tiers, PrefixIndex* index) : index_(index) {
   if (index == nullptr) return;
   for (const KvTier& tier : tiers) {
-    stores_.push_back({.tier = tier,
-                       .slots = BlockPool(tier.block_count + 1),
-                       .node_of = std::vector<PrefixNode>(tier.block_count + 1, kNoPrefix)});
+    if (stores_.size() < 32) stores_.emplace_back(tier);
   }
 }
 
-bool KvTiers::WorthStoring(std::uint32_t tier, std::int64_t recompute_ns) const {
+bool KvTiers::Worth(std::uint32_t tier, Cost cost, std::int64_t recompute_ns) const {
   const KvTier& t = stores_[tier].tier;
-  return t.out_ns_per_block + t.in_ns_per_block < recompute_ns;
+  const std::int64_t write_ns = cost == Cost::kWriteAndReadBack ? t.out_ns_per_block : 0;
+  return write_ns + t.in_ns_per_block < recompute_ns;
 }
 
-bool KvTiers::WorthLoading(std::uint32_t tier, std::int64_t recompute_ns) const {
-  return stores_[tier].tier.in_ns_per_block < recompute_ns;
+std::uint32_t KvTiers::WorthLoading(std::int64_t recompute_ns) const {
+  std::uint32_t worth = 0;
+  for (std::uint32_t t = 0; t < stores_.size(); ++t) {
+    worth |= std::uint32_t{Worth(t, Cost::kReadBack, recompute_ns)} << t;
+  }
+  return worth;
 }
 
 std::int64_t KvTiers::SwapNs() const {
@@ -31,44 +41,93 @@ std::int64_t KvTiers::SwapNs() const {
   return least;
 }
 
-std::optional<TierSlot> KvTiers::Take(PrefixNode node, std::int64_t recompute_ns) {
-  for (const bool free_only : {true, false}) {
-    for (std::uint32_t t = 0; t < stores_.size(); ++t) {
+std::optional<TierSlot> KvTiers::Take(PrefixNode node, Cost cost, std::int64_t recompute_ns) {
+  const TierSlot parent = index_->slot(index_->parent(node));
+  if (index_->depth(node) > 1 && !parent.kept()) return std::nullopt;
+  if (parent.kept()) Pin(parent);  // so that it is not dropped for its own child
+  std::optional<TierSlot> taken;
+  for (const bool drop : {false, true}) {
+    for (std::uint32_t t = 0; t < stores_.size() && !taken.has_value(); ++t) {
       Store& store = stores_[t];
-      const std::uint32_t room = free_only ? store.slots.free() : store.slots.available();
-      if (room == 0 || !WorthStoring(t, recompute_ns)) continue;
-      const BlockId id = store.slots.Take();
-      if (const PrefixNode old = std::exchange(store.node_of[id.value()], node); old != kNoPrefix) {
-        index_->SetSlot(old, TierSlot{});
+      if (!Worth(t, cost, recompute_ns)) continue;
+      if (drop && store.free.empty() && !store.droppable.empty()) {
+        Drop({.tier = t, .slot = store.droppable.top()});
       }
-      store.slots.Keep(id);
-      return TierSlot{.tier = t, .slot = id.value() - 1};
+      if (store.free.empty()) continue;
+      taken = {.tier = t, .slot = store.free.back()};
+      store.free.pop_back();
+      At(*taken) = {.node = node, .pins = 1, .last_use = ++uses_};
+      index_->SetSlot(node, *taken);
     }
   }
-  return std::nullopt;
+  if (parent.kept()) Unpin(parent);
+  return taken;
 }
 
-void KvTiers::Pin(TierSlot slot) { stores_[slot.tier].slots.Share(IdOf(slot)); }
-void KvTiers::Unpin(TierSlot slot) { stores_[slot.tier].slots.Release(IdOf(slot)); }
+void KvTiers::Pin(TierSlot slot) {
+  ++At(slot).pins;
+  Sort(slot);
+}
+
+void KvTiers::Unpin(TierSlot slot) {
+  --At(slot).pins;
+  Sort(slot);
+}
+
+void KvTiers::Use(TierSlot slot) {
+  stores_[slot.tier].droppable.Remove(slot.slot);
+  At(slot).last_use = ++uses_;
+  Sort(slot);
+}
+
+void KvTiers::Sort(TierSlot slot) {
+  const Slot& is = At(slot);
+  IndexedHeap<LessRecent>& droppable = stores_[slot.tier].droppable;
+  if (is.pins > 0 || index_->children_in_tiers(is.node) > 0) {
+    droppable.Remove(slot.slot);
+  } else if (!droppable.Contains(slot.slot)) {
+    droppable.Push(slot.slot);
+  }
+}
+
+void KvTiers::SortParent(PrefixNode node) {
+  if (index_->depth(node) > 1) Sort(index_->slot(index_->parent(node)));
+}
+
+void KvTiers::Drop(TierSlot slot) {
+  Store& store = stores_[slot.tier];
+  store.droppable.Remove(slot.slot);
+  const PrefixNode node = std::exchange(At(slot), Slot{}).node;
+  store.free.push_back(slot.slot);
+  index_->Hold(node);
+  index_->SetSlot(node, TierSlot{});
+  SortParent(node);
+  index_->LetGo(node);
+}
 
 std::uint64_t KvTiers::used() const {
   std::uint64_t used = 0;
-  for (const Store& store : stores_) used += store.slots.total() - store.slots.free();
+  for (const Store& store : stores_) used += store.slots.size() - store.free.size();
   return used;
 }
 
 absl::Status KvTiers::Check() const {
   for (std::uint32_t t = 0; t < stores_.size(); ++t) {
     const Store& store = stores_[t];
-    for (std::uint32_t id = 1; id < store.node_of.size(); ++id) {
-      const PrefixNode node = store.node_of[id];
-      if (store.slots.kept(BlockId(id)) != (node != kNoPrefix)) {
-        return absl::InternalError("a slot without a node");
-      }
-      const bool copying = store.slots.references(BlockId(id)) > 0;
-      const TierSlot slot{.tier = t, .slot = id - 1};
-      if (node != kNoPrefix && !copying && index_->slot(node) != slot) {
+    const auto kept = std::count_if(store.slots.begin(), store.slots.end(),
+                                    [](const Slot& slot) { return slot.node != kNoPrefix; });
+    if (static_cast<std::size_t>(kept) + store.free.size() != store.slots.size()) {
+      return absl::InternalError("a slot without a node");
+    }
+    for (std::uint32_t at = 0; at < store.slots.size(); ++at) {
+      const Slot& slot = store.slots[at];
+      if (slot.node == kNoPrefix) continue;
+      if (index_->slot(slot.node) != TierSlot{.tier = t, .slot = at}) {
         return absl::InternalError("a node of another slot");
+      }
+      const bool can_be_dropped = slot.pins == 0 && index_->children_in_tiers(slot.node) == 0;
+      if (store.droppable.Contains(at) != can_be_dropped) {
+        return absl::InternalError("a slot that can be dropped is not listed, or the reverse");
       }
     }
   }

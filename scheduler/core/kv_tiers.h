@@ -1,16 +1,19 @@
 // KvTiers: tracks which slots of the tiers below the KV pool are used, and by which block.
 //
-// A slot keeps a copy of a block that the prefix index knows. When a tier is full, the
-// least recently used slot is reused. A slot is pinned while a copy reads or writes it.
-// KvCacheManager owns this object for one epoch; one thread.
+// A slot keeps a copy of a block that the prefix index knows. A block is kept only while the
+// block before it is kept, because it is found through that one. So when a tier is full, it drops
+// a block after which none is kept: of these, the least recently used. A slot is pinned while a
+// copy reads or writes it. KvCacheManager owns this object for one epoch; one thread.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/types/executor.h"
-#include "scheduler/core/block_pool.h"
+#include "scheduler/core/indexed_heap.h"
 #include "scheduler/core/prefix_index.h"
 
 namespace flotilla::scheduler {
@@ -21,23 +24,27 @@ class KvTiers {
   KvTiers(const std::vector<KvTier>& tiers, PrefixIndex* index);
 
   bool any() const { return !stores_.empty(); }
-  // Whether it is cheaper to write a block to this tier and read it back (WorthStoring),
-  // or only to read it back (WorthLoading), than to compute the block again.
-  bool WorthStoring(std::uint32_t tier, std::int64_t recompute_ns) const;
-  bool WorthLoading(std::uint32_t tier, std::int64_t recompute_ns) const;
+  const KvTier& tier(std::uint32_t tier) const { return stores_[tier].tier; }
+  // What a copy to a tier costs that must be cheaper than to compute the block again: to read it
+  // back, if it is written while nobody waits for its block; else to write it and read it back.
+  enum class Cost : std::uint8_t { kReadBack, kWriteAndReadBack };
+  bool Worth(std::uint32_t tier, Cost cost, std::int64_t recompute_ns) const;
+  // The tiers from which it is cheaper to read a block back than to compute it again: bit t is set
+  // for tier t. Tiers after the 32nd are not used.
+  std::uint32_t WorthLoading(std::int64_t recompute_ns) const;
 
   // The least time that a tier takes to write a block and read it back; 0: no tiers.
   std::int64_t SwapNs() const;
 
-  // Takes and pins a slot for the node's block, in the fastest tier that is worth it and
-  // has a free slot. If there is no free slot, the least recently used slot of the fastest
-  // such tier is taken and its old content is forgotten. None: no tier is worth it, or all
-  // slots are pinned.
-  std::optional<TierSlot> Take(PrefixNode node, std::int64_t recompute_ns);
-  // A pinned slot is not reused until Unpin was called as often as Pin. Unpin makes the
-  // slot the most recently used.
+  // Takes a slot for the node's block, pins it and gives it to the node, in the fastest tier that
+  // is worth it and has a free slot. If there is no free slot, the fastest such tier drops a block.
+  // None: no tier is worth it, the block before it is in no tier, or nothing can be dropped.
+  std::optional<TierSlot> Take(PrefixNode node, Cost cost, std::int64_t recompute_ns);
+  // The block of a pinned slot is not dropped until Unpin was called as often as Pin.
   void Pin(TierSlot slot);
   void Unpin(TierSlot slot);
+  // Makes the slot the most recently used.
+  void Use(TierSlot slot);
 
   // The number of slots that hold a copy.
   std::uint64_t used() const;
@@ -45,16 +52,37 @@ class KvTiers {
   absl::Status Check() const;
 
  private:
+  struct Slot {
+    PrefixNode node = kNoPrefix;
+    std::uint32_t pins = 0;
+    std::uint64_t last_use = 0;
+  };
+  struct LessRecent {
+    const std::vector<Slot>* slots;
+    bool operator()(std::uint32_t a, std::uint32_t b) const {
+      return (*slots)[a].last_use < (*slots)[b].last_use;
+    }
+  };
   struct Store {
-    KvTier tier;
-    BlockPool slots;                  // block id = slot + 1
-    std::vector<PrefixNode> node_of;  // [slots + 1] by id
+    explicit Store(const KvTier& tier);
+    Store(const Store&) = delete;
+
+    const KvTier tier;
+    std::vector<Slot> slots;
+    std::vector<std::uint32_t> free;    // a stack
+    IndexedHeap<LessRecent> droppable;  // not pinned, and no block after them is kept
   };
 
-  static BlockId IdOf(TierSlot slot) { return BlockId(slot.slot + 1); }
+  Slot& At(TierSlot slot) { return stores_[slot.tier].slots[slot.slot]; }
+  // Puts the slot among those that can be dropped, or takes it out, as its state says.
+  void Sort(TierSlot slot);
+  // As Sort, for the slot of the block before the node's.
+  void SortParent(PrefixNode node);
+  void Drop(TierSlot slot);
 
   PrefixIndex* index_;
-  std::vector<Store> stores_;
+  std::deque<Store> stores_;
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace flotilla::scheduler

@@ -43,8 +43,9 @@ struct Preemption {
   // is no tier), and the predicted time to compute it.
   std::int64_t swap_ns = 0;
   std::int64_t recompute_ns = 0;
-  // The predicted time for all blocks: to copy those that are swapped and to compute the
-  // others. The real time is less if some are still cached when the victim resumes.
+  // The predicted time for all blocks: to copy those that are swapped, also where they were
+  // written before, and to compute the others. The real time is less if some are still cached
+  // when the victim resumes.
   std::int64_t cost_ns = 0;
 };
 

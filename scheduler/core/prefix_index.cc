@@ -1,5 +1,7 @@
 #include "scheduler/core/prefix_index.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace flotilla::scheduler {
 
 PrefixNode PrefixIndex::NewNode() {
@@ -26,6 +28,7 @@ PrefixNode PrefixIndex::MakeRoot(absl::string_view scope) {
 }
 
 PrefixNode PrefixIndex::Find(PrefixNode parent, absl::Span<const TokenId> tokens) const {
+  ++lookups_;
   const auto found = by_content_.find(MakeContent(parent, tokens));
   return found == by_content_.end() ? kNoPrefix : *found;
 }
@@ -33,7 +36,7 @@ PrefixNode PrefixIndex::Find(PrefixNode parent, absl::Span<const TokenId> tokens
 PrefixNode PrefixIndex::Insert(PrefixNode parent, absl::Span<const TokenId> tokens, BlockId block) {
   const PrefixNode node = NewNode();
   nodes_[node] = Node{.parent = parent,
-                      .children = 0,
+                      .depth = nodes_[parent].depth + 1,
                       .block = block,
                       .slot = {},
                       .hash = MakeContent(parent, tokens).hash,
@@ -41,23 +44,39 @@ PrefixNode PrefixIndex::Insert(PrefixNode parent, absl::Span<const TokenId> toke
                       .scope = {}};
   ++nodes_[parent].children;
   by_content_.insert(node);
+  Log(node);
   return node;
 }
 
 void PrefixIndex::SetBlock(PrefixNode node, BlockId block) {
   nodes_[node].block = block;
+  Log(node);
   EraseIfIdle(node);
 }
 
 void PrefixIndex::SetSlot(PrefixNode node, TierSlot slot) {
+  std::uint32_t& siblings = nodes_[nodes_[node].parent].children_in_tiers;
+  siblings = siblings + slot.kept() - nodes_[node].slot.kept();
   nodes_[node].slot = slot;
+  Log(node);
+  EraseIfIdle(node);
+}
+
+void PrefixIndex::SetLoading(PrefixNode node, bool loading) {
+  nodes_[node].loading = loading;
+  Log(node);
+}
+
+void PrefixIndex::LetGo(PrefixNode node) {
+  --nodes_[node].holders;
   EraseIfIdle(node);
 }
 
 void PrefixIndex::EraseIfIdle(PrefixNode node) {
   while (true) {
     const Node& idle = nodes_[node];
-    if (idle.children > 0 || idle.block != kNullBlock || idle.slot.kept()) return;
+    if (idle.children > 0 || idle.holders > 0) return;
+    if (idle.block != kNullBlock || idle.slot.kept()) return;
     const PrefixNode parent = idle.parent;
     if (parent == kNoPrefix) {  // a root
       roots_.erase(idle.scope);
@@ -70,6 +89,36 @@ void PrefixIndex::EraseIfIdle(PrefixNode node) {
     if (parent == kNoPrefix) return;
     node = parent;
   }
+}
+
+std::size_t PrefixIndex::in_pool() const {
+  std::size_t count = 0;
+  for (const Node& node : nodes_) count += node.block != kNullBlock;
+  return count;
+}
+
+absl::Status PrefixIndex::Check() const {
+  std::vector<std::uint32_t> children(nodes_.size(), 0), in_tiers(nodes_.size(), 0);
+  for (const PrefixNode node : by_content_) {
+    ++children[nodes_[node].parent];
+    in_tiers[nodes_[node].parent] += nodes_[node].slot.kept();
+  }
+  for (PrefixNode at = 0; at < nodes_.size(); ++at) {
+    const Node& node = nodes_[at];
+    if (node.children != children[at] || node.children_in_tiers != in_tiers[at]) {
+      return absl::InternalError(absl::StrCat("node ", at, " has a wrong number of children"));
+    }
+    const bool kept = node.block != kNullBlock || node.slot.kept() || node.holders > 0;
+    if (node.depth > 0 && children[at] == 0 && !kept) {
+      return absl::InternalError(absl::StrCat("nothing keeps node ", at));
+    }
+    // What lies in a tier is found through what lies before it.
+    const bool first = node.depth <= 1;
+    if (node.slot.kept() && !first && !nodes_[node.parent].slot.kept()) {
+      return absl::InternalError(absl::StrCat("node ", at, " is in a tier, its parent is not"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace flotilla::scheduler

@@ -6,8 +6,10 @@
 // is found by its parent and its own tokens. The tokens are compared, so a hit is exact by
 // induction and never relies on a hash alone. The hash of a block is computed once, when
 // the block is published; absl's hash is salted per process. A node that is kept nowhere
-// stays while it has children, because they are found through it. KvCacheManager owns the
-// index for one epoch; one thread. The index does not count references.
+// stays while it has children, because they are found through it, and while it is held. The
+// index also logs which nodes have changed, so that what was found once need not be looked up
+// again (PrefixPaths). KvCacheManager owns the index for one epoch; one thread. The index does
+// not count the tables that name a block.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/types/ids.h"
@@ -42,7 +45,8 @@ struct TierSlot {
 class PrefixIndex {
  public:
   // The index does not allocate in the middle of a plan while it holds at most `blocks` blocks.
-  explicit PrefixIndex(std::size_t blocks) : by_content_(blocks, Hash{this}, Equal{this}) {
+  explicit PrefixIndex(std::size_t blocks)
+      : by_content_(blocks, Hash{this}, Equal{this}), log_(kLogged) {
     nodes_.reserve(blocks + blocks / 8);  // and roots
   }
   PrefixIndex(const PrefixIndex&) = delete;
@@ -63,18 +67,49 @@ class PrefixIndex {
   // nodes before it.
   void SetBlock(PrefixNode node, BlockId block);
   void SetSlot(PrefixNode node, TierSlot slot);
+  // Sets whether the block of the node is being read back from a tier.
+  void SetLoading(PrefixNode node, bool loading);
+  // A node that is held is not removed. LetGo must be called as often as Hold; it removes the
+  // node if nothing keeps it any more.
+  void Hold(PrefixNode node) { ++nodes_[node].holders; }
+  void LetGo(PrefixNode node);
 
   BlockId block(PrefixNode node) const { return nodes_[node].block; }
   TierSlot slot(PrefixNode node) const { return nodes_[node].slot; }
+  bool loading(PrefixNode node) const { return nodes_[node].loading; }
+  // kNoPrefix: the node is a root.
   PrefixNode parent(PrefixNode node) const { return nodes_[node].parent; }
+  // The number of the node's block in its sequence, from 1; 0: it is a root or not in use.
+  std::uint32_t depth(PrefixNode node) const { return nodes_[node].depth; }
   std::uint32_t children(PrefixNode node) const { return nodes_[node].children; }
+  // The number of its children that have a slot.
+  std::uint32_t children_in_tiers(PrefixNode node) const { return nodes_[node].children_in_tiers; }
   // The number of nodes that are not roots.
   std::size_t size() const { return by_content_.size(); }
+
+  // The number of changes so far, and the node of change number `change`. Only the last kLogged
+  // changes are known. A node in the log may have been removed since.
+  static constexpr std::size_t kLogged = 4096;
+  std::uint64_t changes() const { return changes_; }
+  PrefixNode Changed(std::uint64_t change) const { return log_[change % kLogged]; }
+  // Logs that something else about the node has changed: whether a table names its block.
+  void Log(PrefixNode node) { log_[changes_++ % kLogged] = node; }
+  // The number of blocks whose content was hashed to be found. For tests.
+  std::uint64_t lookups() const { return lookups_; }
+
+  // The number of nodes that name a block. O(nodes): for tests.
+  std::size_t in_pool() const;
+  // INTERNAL: the counts of a node are wrong, or nothing keeps it. O(nodes): for tests.
+  absl::Status Check() const;
 
  private:
   struct Node {
     PrefixNode parent = kNoPrefix;
+    std::uint32_t depth = 0;
     std::uint32_t children = 0;
+    std::uint32_t children_in_tiers = 0;
+    std::uint32_t holders = 0;
+    bool loading = false;
     BlockId block = kNullBlock;  // always null for a root
     TierSlot slot;
     std::size_t hash = 0;
@@ -113,6 +148,9 @@ class PrefixIndex {
   std::vector<PrefixNode> unused_;
   absl::flat_hash_set<PrefixNode, Hash, Equal> by_content_;
   absl::flat_hash_map<std::string, PrefixNode> roots_;
+  std::vector<PrefixNode> log_;  // [kLogged] by change, modulo its size
+  std::uint64_t changes_ = 0;
+  mutable std::uint64_t lookups_ = 0;
 };
 
 }  // namespace flotilla::scheduler

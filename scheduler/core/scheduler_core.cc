@@ -158,7 +158,9 @@ void SchedulerCore::AddSequences(TableIndex index, std::uint32_t count, std::vec
       sequence.tokens.insert(sequence.tokens.end(), prefixes[i].begin(), prefixes[i].end());
     }
     sequence.length.max = max;
-    request.sequences.push_back(state_.sequences.Insert(std::move(sequence)));
+    const TableIndex at = state_.sequences.Insert(std::move(sequence));
+    state_.sequences[at].self = at;
+    request.sequences.push_back(at);
   }
   if (request.beam != nullptr) request.beam->ranked = request.sequences;
   if (request.crash_count > 0) Quarantine(state_).AddMoved(index);
@@ -233,7 +235,7 @@ void SchedulerCore::DropLate(std::int64_t now_ns) {
     const TableIndex index = *head;
     const Request& request = state_.requests[index];
     if (!request.deadline_ns.has_value() || request.was_admitted) return;
-    const KvCacheManager& kv = state_.epoch->kv;
+    KvCacheManager& kv = state_.epoch->kv;
     const Sequence& first = state_.sequences[request.sequences.front()];
     const std::uint32_t cached = kv.PositionsOf(kv.FindPrefix(first, request));
     if (now_ns + state_.PredictNs(request, cached) <= *request.deadline_ns) return;

@@ -88,6 +88,7 @@ struct FatalRows {
 
 struct Sequence {
   TableIndex request = 0;  // its owner
+  TableIndex self = 0;     // where it lives in CoreState::sequences
   SequenceIndex index;
 
   // The prompt, then every output token that is known.
@@ -111,13 +112,13 @@ struct Sequence {
   bool deferred = false;
   std::vector<std::vector<BlockId>> tables;  // [groups] entries in order
   std::uint32_t shared_blocks = 0;           // blocks that it shared when it was opened
-  // The number of its leading blocks that are in the prefix index, and the node of the
-  // last one.
+  // The number of its leading blocks whose content is in the prefix index, and the node of the
+  // last one, which the sequence holds.
   std::uint32_t indexed_blocks = 0;
   PrefixNode indexed = kNoPrefix;
-  // The prefix index already has another block with the content of its next block. No
-  // more blocks of this sequence are added.
-  bool duplicate = false;
+  // Some of these blocks may not be those that the index names: when they were filled, it had
+  // others with the same content.
+  bool has_duplicates = false;
 
   // Kept while the sequence is not open.
   FatalRows fatal;

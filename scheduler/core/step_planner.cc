@@ -21,8 +21,8 @@ PlanOutcome StepPlanner::Make() {
   Choose();
   // When no result is outstanding, every length is exact, and no result can free a block. So the
   // last request in order gives its blocks to the others. The planner first waits for copies to or
-  // from tiers, because the blocks that they free may be enough.
-  while (epoch.in_flight.empty() && !epoch.kv.copies_pending()) {
+  // from tiers that free blocks, because these may be enough.
+  while (epoch.in_flight.empty() && epoch.kv.HeldByCopies() == 0) {
     if (short_of_blocks_.empty() && !HeadNeedsVictims()) break;
     if (!TrimSequences()) {
       const TableIndex last = state_.sequences[order_.back()].request;
@@ -51,12 +51,13 @@ PlanOutcome StepPlanner::Make() {
   for (const Chunk& chunk : chunks_) EmitChunk(chunk.index, chunk.rows);
   DealRows();
   EmitDraftTokens();
+  plan_.predicted_ns = state_.rates.PredictStepNs(
+      prefill_rows_, static_cast<std::uint32_t>(decodes_.size()) + draft_rows_);
+  LoadAhead();
   StoreAhead();
   epoch.kv.EmitCopies(plan_);
 
   plan_.digest = epoch.kv.digest();
-  plan_.predicted_ns = state_.rates.PredictStepNs(
-      prefill_rows_, static_cast<std::uint32_t>(decodes_.size()) + draft_rows_);
   std::sort(runs_.begin(), runs_.end(),
             [](const PlannedRun& a, const PlannedRun& b) { return a.handle < b.handle; });
   epoch.last_step = plan_.step;
@@ -139,7 +140,9 @@ void StepPlanner::Assess() {
   opens_.clear();
   prompts_.clear();
   due_later_ = prompt_can_run_ = false;
-  free_blocks_ = state_.epoch->kv.pool().available() - ReservedBlocks();
+  // Copies may hold some of the reserved blocks for a while: those of a sequence that has ended.
+  const std::uint64_t available = state_.epoch->kv.pool().available();
+  free_blocks_ = available - std::min(available, ReservedBlocks());
   promised_blocks_ = 0;
   expected_.reset();
   budget_ = state_.MaxStepTokens();
@@ -302,7 +305,7 @@ std::uint64_t StepPlanner::OpenNeeds(const PendingOpen& open) const {
 // Returns none while the parent is not far enough, or if rows or blocks are missing.
 std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
                                                               std::uint64_t blocks) {
-  const KvCacheManager& kv = state_.epoch->kv;
+  KvCacheManager& kv = state_.epoch->kv;
   Sequence& sequence = state_.sequences[index];
   if (!kv.can_fork()) {
     sequence.fork = ForkPlan{};

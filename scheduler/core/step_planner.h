@@ -132,13 +132,20 @@ class StepPlanner {
   // Whether the blocks in tiers that the head of the queue can use are to be read back
   // now, so that they are in the pool when the request is admitted.
   bool WantsLoad(const KvCacheManager::Match& match) const;
-  // Begins to read these blocks back.
-  void Load(const Admission& head);
-  // Copies the blocks that would be evicted next to a tier, while few blocks are free.
+  // Begins to read the blocks back that tiers have after a match.
+  void Load(const Admission& load);
+  // Begins to read back what tiers have of the first few requests in the queue, as far as these
+  // could start beside the running requests and those before them.
+  void LoadAhead();
+  // Begins to copy blocks to tiers before they are evicted. Copies take no blocks from running
+  // sequences, nor from a request that waits for blocks.
   void StoreAhead();
-  // Whether a plan must be sent only to learn that copies have ended: copies are under
-  // way, and no plan is in flight.
+  // Whether a plan must be sent only to learn that copies have ended: copies are under way, no
+  // plan is in flight, and somebody waits.
   bool MustPoll() const;
+  // The blocks that must be left when the request starts, for the expected output of the running
+  // requests and its own.
+  std::uint64_t ExpectedBlocks(const Request& request);
   std::uint64_t AdmissionNeeds(const Request& request, const KvCacheManager::Match& match) const;
   // The running sequence that is about to compute the prompt of this request further than its
   // match. To wait for it is cheaper than to compute the blocks twice.

@@ -77,7 +77,8 @@ std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
 }
 
 bool StepPlanner::MustPoll() const {
-  return state_.epoch->kv.copies_pending() && state_.epoch->in_flight.empty();
+  const bool waits = !state_.waiting.empty() || !short_of_blocks_.empty();
+  return waits && state_.epoch->kv.copies_pending() && state_.epoch->in_flight.empty();
 }
 
 bool StepPlanner::WantsLoad(const KvCacheManager::Match& match) const {
@@ -85,21 +86,46 @@ bool StepPlanner::WantsLoad(const KvCacheManager::Match& match) const {
   return match.in_tiers > 0 && free_blocks_ >= match.pinned + match.in_tiers + promised;
 }
 
-void StepPlanner::Load(const Admission& head) {
-  const Request& request = state_.requests[head.request];
-  state_.epoch->kv.Load(state_.sequences[request.sequences.front()], request, head.match);
-  free_blocks_ -= head.match.in_tiers;
-  state_.counters.blocks_in += head.match.in_tiers;
+void StepPlanner::Load(const Admission& load) {
+  const Request& request = state_.requests[load.request];
+  state_.epoch->kv.Load(state_.sequences[request.sequences.front()], load.match);
+  free_blocks_ -= load.match.in_tiers;
+  state_.counters.blocks_in += load.match.in_tiers;
+}
+
+void StepPlanner::LoadAhead() {
+  constexpr std::size_t kRequests = 4;
+  KvCacheManager& kv = state_.epoch->kv;
+  if (!kv.tiers().any() || isolated_.has_value() || !short_of_blocks_.empty()) return;
+  std::uint64_t kept = promised_blocks_;
+  for (const TableIndex index : state_.waiting.First(kRequests)) {
+    const Request& request = state_.requests[index];
+    const KvCacheManager::Match match =
+        kv.FindPrefix(state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
+    const std::uint64_t needs = AdmissionNeeds(request, match);
+    if (free_blocks_ < kept + ExpectedBlocks(request) + needs) return;
+    if (match.in_tiers > 0) Load({index, match});
+    kept += needs - match.in_tiers;
+  }
 }
 
 void StepPlanner::StoreAhead() {
-  constexpr std::uint32_t kAtOnce = 8;
-  KvCacheManager& kv = state_.epoch->kv;
-  const BlockPool& pool = kv.pool();
-  if (!kv.tiers().any() || pool.free() > pool.total() / 8 || free_blocks_ < 4 * kAtOnce) return;
-  const std::uint32_t stored = kv.Store(kv.Oldest(kAtOnce), state_.RecomputeNs()).begun;
-  free_blocks_ -= stored;
-  state_.counters.blocks_out += stored;
+  const bool full = state_.reserved_sequences >= state_.MaxRunning();
+  const bool wanted = !short_of_blocks_.empty() || (!state_.waiting.empty() && !full);
+  // One block for the next token of each sequence, and what prompts need.
+  const std::uint64_t kept = promised_blocks_ + state_.reserved_sequences;
+  const KvCacheManager::StoredAhead stored =
+      state_.epoch->kv.StoreAhead({.step_ns = plan_.predicted_ns,
+                                   .steps = state_.description->lag + 2,
+                                   .spare = wanted || free_blocks_ < kept ? 0 : free_blocks_ - kept,
+                                   .recompute_ns = state_.RecomputeNs()});
+  free_blocks_ -= stored.unnamed;
+  state_.counters.blocks_out += stored.begun;
+}
+
+std::uint64_t StepPlanner::ExpectedBlocks(const Request& request) {
+  return std::max(PeakBlocksWith(request),
+                  std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
 }
 
 std::optional<TableIndex> StepPlanner::WhoComputesPrefix(const Request& request,
@@ -129,7 +155,8 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   }
   if (attempt.blocked) return attempt;
   // Alone, the request fits the pool (see admission), except for what copies hold.
-  if (state_.running.empty() && !state_.epoch->kv.copies_pending()) {
+  if (state_.running.empty() &&
+      (state_.epoch->kv.HeldByCopies() == 0 || free_blocks_ >= AdmissionNeeds(request, match))) {
     return {.admission = Admission{index, match}};
   }
   attempt.computing = WhoComputesPrefix(request, match);
@@ -139,10 +166,8 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   }
   // All of the request must fit beside what is promised already. Otherwise several
   // half-computed prompts could wait for each other.
-  const std::uint64_t expected =
-      std::max(PeakBlocksWith(request),
-               std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences);
-  attempt.blocked = free_blocks_ < promised_blocks_ + expected + AdmissionNeeds(request, match);
+  attempt.blocked =
+      free_blocks_ < promised_blocks_ + ExpectedBlocks(request) + AdmissionNeeds(request, match);
   if (!attempt.blocked) attempt.admission = Admission{index, match};
   return attempt;
 }

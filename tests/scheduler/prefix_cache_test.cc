@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/scheduler/core_harness.h"
-#include "tests/support/known_failure.h"
 
 namespace flotilla::scheduler {
 namespace {
@@ -72,7 +71,6 @@ TEST(PrefixCache, AConversationReusesItsAnswers) {
 // the block of the last token is never taken from the cache. What follows it is cached all the
 // same.
 TEST(PrefixCache, AnAnswerToAPromptAskedBeforeIsReusedToo) {
-  const testing::KnownFailure mark("a sequence with a duplicate block stops publishing");
   for (const std::uint32_t prompt : {100u, 112u}) {
     CoreHarness harness({}, Group());
     harness.core.Submit(0, Alike(1, prompt, 61));

@@ -1,0 +1,83 @@
+// PrefixPath: what the prefix index has of one sequence that is not open, remembered.
+//
+// The path is the sequence's leading blocks that the index knows. It holds its last node, so no
+// node of it is removed. Each block of the sequence is hashed once, when it is found. Later
+// updates read the log of the index, so their cost grows with what has changed, and not with the
+// length of the prefix. KvCacheManager owns the paths; one thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/types/ids.h"
+#include "scheduler/core/block_pool.h"
+#include "scheduler/core/prefix_index.h"
+
+namespace flotilla::scheduler {
+
+class PrefixPath {
+ public:
+  // `index` and `pool` outlive the path.
+  PrefixPath(PrefixIndex* index, const BlockPool* pool) : index_(index), pool_(pool) {}
+  PrefixPath(const PrefixPath&) = delete;
+  PrefixPath& operator=(const PrefixPath&) = delete;
+  ~PrefixPath() {
+    if (!blocks_.empty()) index_->LetGo(last());
+  }
+
+  // Brings the path up to date. `tokens` are those of the sequence's blocks that may be found, and
+  // a block has `block_tokens` of them. There may be more or fewer than in the last call, but they
+  // begin alike.
+  void Update(absl::string_view scope, absl::Span<const TokenId> tokens,
+              std::uint32_t block_tokens);
+
+  // The leading blocks that are in the pool, and those of them that no table names. `loading`: the
+  // block after them is being read back from a tier.
+  std::uint32_t ready() const { return ready_; }
+  std::uint32_t unnamed() const { return unnamed_; }
+  bool loading() const { return loading_; }
+  // The number of blocks after these that are in one of `tiers` (bit t for tier t) and not in the
+  // pool. O(the number) when `tiers` is not that of the last call.
+  std::uint32_t InTiers(std::uint32_t tiers);
+  // The node of the sequence's block `block`, from 0.
+  PrefixNode node(std::uint32_t block) const { return blocks_[block].node; }
+
+  // INTERNAL: the path is not what the index has. O(path): for tests.
+  absl::Status Check() const;
+
+ private:
+  struct Block {
+    PrefixNode node;
+    bool in_pool : 1;
+    bool named : 1;
+    bool loading : 1;
+    std::uint8_t tier;  // kNoTier: it is in no tier
+  };
+  static constexpr std::uint8_t kNoTier = 0xff;
+
+  PrefixNode last() const { return blocks_.back().node; }
+  Block StateOf(PrefixNode node) const;
+  // Reads the changes since the last update. Returns whether the path may go on further than it
+  // did, and sets `changed` if any block of the path has changed.
+  bool ReadLog(bool& changed);
+  // Looks for more blocks after the path. Returns whether there were any.
+  bool Extend(absl::string_view scope, absl::Span<const TokenId> tokens,
+              std::uint32_t block_tokens);
+  // Forgets the blocks after the first `blocks`. Returns whether there were any.
+  bool Shorten(std::size_t blocks);
+  void Count();
+
+  PrefixIndex* const index_;
+  const BlockPool* const pool_;
+  std::vector<Block> blocks_;
+  bool looked_up_ = false;
+  std::size_t most_ = 0;    // the blocks that may be found, in the last call of Update
+  std::uint64_t seen_ = 0;  // changes of the index that the path knows
+  std::uint32_t ready_ = 0, unnamed_ = 0;
+  bool loading_ = false;
+  std::uint32_t tiers_ = 0, in_tiers_ = 0;  // of the last call of InTiers
+};
+
+}  // namespace flotilla::scheduler
