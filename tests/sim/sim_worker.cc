@@ -61,24 +61,37 @@ absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
 
 // A block that a copy fills must not be in use.
 absl::Status SimWorker::Track(const BackgroundCopy& op) {
+  Copying copying{.op = op, .began = {}};
   for (const BackgroundCopy::Move& move : op.moves) {
-    if (op.kind == BackgroundCopy::Kind::kOut) continue;
-    if (absl::Status s = Own(SequenceHandle(~0u), move.block); !s.ok()) return s;
+    if (op.kind == BackgroundCopy::Kind::kOut) {
+      const auto block = kv_.begin() + std::ptrdiff_t{move.block.value()} * block_tokens_;
+      copying.began.insert(copying.began.end(), block, block + block_tokens_);
+    } else if (absl::Status s = Own(SequenceHandle(~0u), move.block); !s.ok()) {
+      return s;
+    }
   }
-  copying_.push_back(op);
+  copying_.push_back(std::move(copying));
   return absl::OkStatus();
 }
 
-void SimWorker::Finish(const BackgroundCopy& copy) {
+absl::Status SimWorker::Finish(const Copying& copying) {
+  const BackgroundCopy& copy = copying.op;
   std::vector<std::uint64_t>& tier = tiers_[copy.tier];
+  auto began = copying.began.begin();
   for (const BackgroundCopy::Move& move : copy.moves) {
     for (std::uint32_t at = 0; at < block_tokens_; ++at) {
       std::uint64_t& slot = tier[std::size_t{move.slot} * block_tokens_ + at];
       std::uint64_t& block = kv_[std::size_t{move.block.value()} * block_tokens_ + at];
-      (copy.kind == BackgroundCopy::Kind::kOut ? slot : block) =
-          copy.kind == BackgroundCopy::Kind::kOut ? block : slot;
+      if (copy.kind == BackgroundCopy::Kind::kIn) {
+        block = slot;
+      } else if (*began++ == block) {
+        slot = block;
+      } else {
+        return absl::InternalError("invariant 6: a block was written while it was copied out");
+      }
     }
   }
+  return absl::OkStatus();
 }
 
 absl::Status SimWorker::Track(const DropSequence& op) {
@@ -290,8 +303,8 @@ absl::StatusOr<SimResult> SimWorker::Complete(std::size_t copies) {
   std::vector<std::uint64_t> done;
   const std::size_t wanted = work.idle ? copying_.size() : std::min(copies, copying_.size());
   while (done.size() < wanted) {
-    Finish(copying_.front());
-    done.push_back(copying_.front().id);
+    if (absl::Status s = Finish(copying_.front()); !s.ok()) return s;
+    done.push_back(copying_.front().op.id);
     copying_.pop_front();
   }
   absl::StatusOr<StepResult> result = state_.Complete(work.step, work.outputs, done);

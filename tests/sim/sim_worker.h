@@ -78,8 +78,14 @@ class SimWorker {
   absl::Status Track(const ForkSequence& op);
   absl::Status Track(const DropSequence& op);
   absl::Status Track(const BackgroundCopy& op);
-  // Does a background copy, as late as it is allowed.
-  void Finish(const BackgroundCopy& copy);
+  // A background copy, and what the blocks that it copies out held when its plan came.
+  struct Copying {
+    BackgroundCopy op;
+    std::vector<std::uint64_t> began;  // [moves, block_tokens]
+  };
+  // Does a background copy, as late as it is allowed. The blocks that it copies out must still be
+  // as they were when it began.
+  absl::Status Finish(const Copying& copying);
   absl::Status Track(const TrimBlocks& op);
   // From now on only this sequence may write to `block`.
   absl::Status Own(SequenceHandle sequence, BlockId block);
@@ -100,7 +106,7 @@ class SimWorker {
   // [blocks, block_tokens]: a hash of the scope and of all tokens up to the one written
   std::vector<std::uint64_t> kv_;
   std::vector<std::vector<std::uint64_t>> tiers_;  // [tiers][slots, block_tokens]
-  std::deque<BackgroundCopy> copying_;
+  std::deque<Copying> copying_;
   std::vector<std::uint32_t> tables_naming_;                    // [blocks]
   std::vector<SequenceHandle> writer_;                          // [blocks] while in use
   std::map<SequenceHandle, Tables> tables_;                     // open sequences

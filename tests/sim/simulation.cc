@@ -15,11 +15,12 @@ std::uint64_t Sum(const scheduler::CoreCounters& c) {
 
 }  // namespace
 
-Simulation::Simulation(std::uint64_t seed)
+Simulation::Simulation(std::uint64_t seed, Tiers tiers)
     : random_(seed),
+      fixed_tiers_(tiers),
       fatal_(~seed),
       blames_(MixBits(seed ^ 1) % 2 == 1),
-      large_(MixBits(seed ^ 2) % 20 == 0) {
+      large_(tiers == Tiers::kOfSeed && MixBits(seed ^ 2) % 20 == 0) {
   options_.max_seqs = random_.Between(1, 12);
   options_.max_step_tokens = random_.Between(1, 48);
   options_.max_chunk_tokens = random_.Between(1, 48);
@@ -62,6 +63,7 @@ Simulation::Simulation(std::uint64_t seed)
   const std::uint32_t policy = random_.Below(static_cast<std::uint32_t>(policies.size()));
   ++coverage_.policies[policy];
   if (large_) MakeLarge();
+  if (fixed_tiers_ != Tiers::kOfSeed) options_.prefix_cache = true;
   core_.emplace(options_, scheduler::MakePolicy(policies[policy]));
 }
 
@@ -92,7 +94,10 @@ ExecutorDescription Simulation::RandomGroup() {
   const std::uint32_t tokens =
       large_ ? random_.Between(8'000, 40'000) : random_.Between(16, random_.OneIn(2) ? 80 : 240);
   group.block_count = 3 + tokens / group.groups[0].tokens_per_block;
-  if (tiers_) {
+  if (fixed_tiers_ != Tiers::kOfSeed) {
+    group.groups.resize(1);
+    if (fixed_tiers_ == Tiers::kLarge) group.tiers = {{.block_count = 4000}};
+  } else if (tiers_) {
     group.tiers.push_back({.block_count = random_.Between(1, 24) * (large_ ? 200 : 1),
                            .out_ns_per_block = random_.Below(1000),
                            .in_ns_per_block = random_.Below(1500)});

@@ -123,7 +123,10 @@ absl::Status Broken(int invariant, absl::string_view what);
 
 class Simulation {
  public:
-  explicit Simulation(std::uint64_t seed);
+  // The tiers below the KV pool: as the seed says, none, or one that has room for everything. In
+  // the latter two cases the prefix cache is on.
+  enum class Tiers { kOfSeed, kNone, kLarge };
+  explicit Simulation(std::uint64_t seed, Tiers tiers = Tiers::kOfSeed);
 
   // Runs until `steps` plans were made, then lets all work finish and checks
   // that nothing is left. The error names the invariant and the tick.
@@ -179,6 +182,7 @@ class Simulation {
   std::uint32_t arrive_one_in_, cancel_one_in_, kill_one_in_;
   std::uint32_t plan_weight_, apply_weight_, complete_weight_, deliver_weight_;
   bool tiers_;
+  const Tiers fixed_tiers_;
   std::uint32_t wide_one_in_;
   worker::NgramOptions ngrams_;
   std::uint32_t prompt_bits_, output_bits_;
