@@ -20,25 +20,67 @@ std::uint64_t Longer(std::uint64_t hash, TokenId token) {
 
 }  // namespace
 
+void NgramIndex::Begin(std::size_t end) {
+  const std::size_t each = options_.max_n - options_.min_n + 1;
+  std::size_t wanted = kFewestSlots;
+  while (wanted < kMostSlots && wanted < 4 * each * end) wanted *= 2;
+  slots_.assign(wanted, Slot());
+  first_ = indexed_ = end;
+  used_ = 0;
+}
+
 void NgramIndex::Extend(absl::Span<const TokenId> tokens, std::size_t end) {
-  for (; indexed_ < end; ++indexed_) {
-    std::uint64_t hash = 0;
-    const std::size_t longest = std::min<std::size_t>(options_.max_n, indexed_ + 1);
-    for (std::size_t n = 1; n <= longest; ++n) {
-      hash = Longer(hash, tokens[indexed_ + 1 - n]);
-      if (n >= options_.min_n) last_[hash + n] = static_cast<std::uint32_t>(indexed_ + 1);
-    }
+  const std::uint32_t each = options_.max_n - options_.min_n + 1;
+  new_entries_ = 0;
+  const bool full = used_ > slots_.size() / 4 && slots_.size() < kMostSlots;
+  if (slots_.empty() || full) Begin(end);
+  for (; indexed_ < end && new_entries_ + each <= kMostNewEntries; ++indexed_) {
+    Add(tokens, indexed_);
   }
+  while (first_ > 0 && new_entries_ + each <= kMostNewEntries && used_ <= slots_.size() / 2) {
+    Add(tokens, --first_);
+  }
+}
+
+void NgramIndex::Add(absl::Span<const TokenId> tokens, std::size_t last) {
+  std::uint64_t hash = 0;
+  const std::size_t longest = std::min<std::size_t>(options_.max_n, last + 1);
+  for (std::size_t n = 1; n <= longest; ++n) {
+    hash = Longer(hash, tokens[last + 1 - n]);
+    if (n >= options_.min_n) Add(Mix(hash + n), static_cast<std::uint32_t>(last + 1));
+  }
+}
+
+// Uses the n-gram's own slot, or else an empty one, or else the one of the earliest n-gram.
+void NgramIndex::Add(std::uint64_t hash, std::uint32_t end) {
+  const auto tag = static_cast<std::uint32_t>(hash >> 32);
+  Slot* const bucket = slots_.data() + BucketOf(hash);
+  Slot* to = bucket;
+  for (Slot* slot = bucket; slot < bucket + kBucket; ++slot) {
+    if (slot->end == 0 || slot->tag == tag) {
+      to = slot;
+      break;
+    }
+    if (slot->end < to->end) to = slot;
+  }
+  ++new_entries_;
+  used_ += to->end == 0;
+  if (end > to->end) *to = {tag, end};
 }
 
 std::size_t NgramIndex::Find(absl::Span<const TokenId> tokens, std::uint32_t n) const {
   std::uint64_t hash = 0;
   for (std::uint32_t i = 1; i <= n; ++i) hash = Longer(hash, tokens[tokens.size() - i]);
-  const auto found = last_.find(hash + n);
-  if (found == last_.end()) return 0;
-  const auto suffix = tokens.last(n);
-  const bool same = std::equal(suffix.begin(), suffix.end(), tokens.begin() + found->second - n);
-  return same ? found->second : 0;
+  hash = Mix(hash + n);
+  const Slot* const bucket = slots_.data() + BucketOf(hash);
+  const auto tag = static_cast<std::uint32_t>(hash >> 32);
+  for (const Slot* slot = bucket; slot < bucket + kBucket; ++slot) {
+    if (slot->end < n || slot->tag != tag) continue;
+    const auto suffix = tokens.last(n);
+    const bool same = std::equal(suffix.begin(), suffix.end(), tokens.begin() + slot->end - n);
+    return same ? slot->end : 0;
+  }
+  return 0;
 }
 
 std::vector<TokenId> NgramIndex::Draft(absl::Span<const TokenId> tokens, std::uint32_t limit) {

@@ -315,6 +315,46 @@ TEST(NgramIndex, FindsWhatTheObviousSearchFinds) {
   EXPECT_GT(found, 5000u);
 }
 
+// A prompt of 131,072 tokens is not indexed within one step. Drafts come from the latest tokens at
+// once, and from all of them in the end.
+TEST(NgramIndex, ALongPromptIsIndexedInPartsFromItsEnd) {
+  std::mt19937_64 random(11);
+  std::vector<TokenId> tokens(131072);
+  for (TokenId& token : tokens) token = static_cast<TokenId>(random() % 50000);
+  const std::vector<TokenId> first(tokens.begin() + 2000, tokens.begin() + 2010);
+  const std::vector<TokenId> late(tokens.end() - 500, tokens.end() - 490);
+  tokens.insert(tokens.end(), late.begin(), late.begin() + 5);
+  NgramIndex index({});
+  EXPECT_THAT(index.Draft(tokens, 4), ElementsAre(late[5], late[6], late[7], late[8]));
+  EXPECT_LE(index.new_entries(), NgramIndex::kMostNewEntries);
+  EXPECT_GT(index.new_entries(), NgramIndex::kMostNewEntries / 2);
+
+  tokens.insert(tokens.end(), first.begin(), first.begin() + 5);
+  EXPECT_THAT(index.Draft(tokens, 4), IsEmpty());
+  std::size_t entries = 0;
+  int calls = 0;
+  for (; calls < 200 && index.Draft(tokens, 4).empty(); ++calls) {
+    EXPECT_LE(index.new_entries(), NgramIndex::kMostNewEntries);
+    entries += index.new_entries();
+  }
+  EXPECT_THAT(index.Draft(tokens, 4), ElementsAre(first[5], first[6], first[7], first[8]));
+  EXPECT_LE(calls, 4 * 131072 / static_cast<int>(NgramIndex::kMostNewEntries));
+  EXPECT_LE(index.slots(), NgramIndex::kMostSlots);
+}
+
+// Tokens that came while nothing was drafted are indexed in parts, too.
+TEST(NgramIndex, AGrowingSequenceKeepsItsBoundAndItsTableGrowsAlong) {
+  std::mt19937_64 random(12);
+  std::vector<TokenId> tokens;
+  NgramIndex index({});
+  for (int round = 0; round < 100; ++round) {
+    for (int i = 0; i < 3000; ++i) tokens.push_back(static_cast<TokenId>(random() % 50000));
+    index.Draft(tokens, 4);
+    EXPECT_LE(index.new_entries(), NgramIndex::kMostNewEntries);
+    EXPECT_LE(index.slots(), NgramIndex::kMostSlots);
+  }
+}
+
 TEST(NgramIndex, GoesOnWithAPeriodAsLongAsItLasted) {
   NgramIndex index({.min_n = 2, .max_n = 4});
   EXPECT_THAT(index.Draft(std::vector<TokenId>{1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2}, 9),
