@@ -1,6 +1,8 @@
 #include "scheduler/remote/engine_server.h"
 
-#include <functional>
+#include <algorithm>
+#include <deque>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -20,37 +22,66 @@
 namespace flotilla::scheduler {
 namespace {
 
+class RouterLink;
+
+// A request that a router has submitted and that is not in the engine yet.
+struct Submission {
+  std::shared_ptr<RouterLink> link;
+  TokenizedRequest request;
+  // [sequences] The output tokens that count of a sequence that the router has cancelled meanwhile.
+  std::vector<std::optional<std::uint32_t>> cancelled;
+  std::uint64_t ticket = 0;  // from RequestRegistry::Take
+
+  // Records a cancel; the first one of a sequence counts. Returns whether none is left to compute.
+  bool Cancel(const CancelRequest& cancel) {
+    for (std::size_t i = 0; i < cancelled.size(); ++i) {
+      if (cancel.sequence.has_value() && cancel.sequence->value() != i) continue;
+      if (!cancelled[i].has_value()) cancelled[i] = cancel.keep_tokens;
+    }
+    return std::all_of(cancelled.begin(), cancelled.end(), [](const auto& c) { return c; });
+  }
+};
+
 // The requests that routers have in the engine, by id. When a router comes back, requests
 // of its last stream may still be ending. Any thread may use it.
 class RequestRegistry {
  public:
-  // Registers a request. False: a request with this id is in the engine; `submit` runs when
-  // that one has ended.
-  bool Begin(const RequestId& id, std::function<void()> submit) ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    const auto [at, added] = waiting_.try_emplace(id);
-    if (!added) at->second.push_back(std::move(submit));
-    return added;
-  }
-  // Records that the request with this id has ended. Returns the next one to be submitted
-  // under that id, or null.
-  std::function<void()> End(const RequestId& id) ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    const auto at = waiting_.find(id);
-    if (at == waiting_.end()) return nullptr;
-    if (at->second.empty()) {
-      waiting_.erase(at);
-      return nullptr;
-    }
-    std::function<void()> next = std::move(at->second.front());
-    at->second.erase(at->second.begin());
-    return next;
-  }
+  // The most submissions that wait for the end of one request: one more is refused.
+  static constexpr std::size_t kMostWaiting = 8;
+  enum class Place { kNow, kWaits, kRefused };
+  enum class Cancelled { kElsewhere, kNoted, kEnds };
+
+  // Registers a request. kNow: the caller calls Take. kWaits: a request with this id is in the
+  // engine, and the one that gets true from End calls Take. kRefused: too many wait already;
+  // `submission` is untouched.
+  Place Begin(Submission& submission) ABSL_LOCKS_EXCLUDED(mu_);
+  // Records that the request with this id has ended. Returns whether Take must be called for it.
+  bool End(const RequestId& id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes the next submission of this id, whose link submits it to the engine and then calls
+  // TakeCancels. Returns none, and forgets the id, if none waits.
+  std::optional<Submission> Take(const RequestId& id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns the cancels that came while the submission with this ticket was being submitted.
+  // Returns none once there are no more; from then on cancels go to the engine.
+  std::vector<CancelRequest> TakeCancels(const RequestId& id, std::uint64_t ticket)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Cancels the link's request of this id if it is not in the engine yet. kElsewhere: it is in the
+  // engine, or there is none. kEnds: nothing of it is left to compute, and it is now `ended`.
+  Cancelled Cancel(const RouterLink* link, const CancelRequest& cancel, Submission* ended)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the link's request of this id is in the engine.
+  bool Owns(const RouterLink* link, const RequestId& id) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  struct Entry {
+    const RouterLink* owner = nullptr;  // of the request that is in the engine, or about to be
+    bool submitting = false;
+    std::uint64_t ticket = 0;            // of the owner's submission
+    std::vector<CancelRequest> cancels;  // while submitting; at most one for each sequence
+    std::deque<Submission> waiting;
+  };
   absl::Mutex mu_;
-  // For each id in the engine, the submissions that wait for its end.
-  absl::flat_hash_map<RequestId, std::vector<std::function<void()>>> waiting_ ABSL_GUARDED_BY(mu_);
+  std::uint64_t last_ticket_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_map<RequestId, Entry> entries_ ABSL_GUARDED_BY(mu_);
 };
 
 using UpdateStream = rpc::ServerStream<v1::EngineCommand, v1::EngineUpdate>;
@@ -69,11 +100,18 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
       if (stream_ == nullptr) return;
       requests_.insert(id);
     }
-    auto submit = [self = shared_from_this(), request = std::move(request)]() mutable {
-      self->SubmitNow(std::move(request));
-    };
-    auto shared = std::make_shared<decltype(submit)>(std::move(submit));
-    if (registry_->Begin(id, [shared] { (*shared)(); })) (*shared)();
+    Submission submission{.link = shared_from_this(), .request = {}, .cancelled = {}, .ticket = 0};
+    submission.cancelled.resize(request.sequences);
+    submission.request = std::move(request);
+    switch (registry_->Begin(submission)) {
+      case RequestRegistry::Place::kNow:
+        return SubmitNext(id);
+      case RequestRegistry::Place::kWaits:
+        return;
+      case RequestRegistry::Place::kRefused:
+        return Refuse(id, submission.request.attempt,
+                      absl::AlreadyExistsError("requests of this id wait already"));
+    }
   }
 
   // Refuses a request that could not be parsed.
@@ -86,11 +124,16 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
   }
 
   void Cancel(const CancelRequest& cancel) ABSL_LOCKS_EXCLUDED(mu_) {
-    {
-      absl::MutexLock lock(&mu_);
-      if (!requests_.contains(cancel.request)) return;  // not this router's
+    Submission ended;
+    switch (registry_->Cancel(this, cancel, &ended)) {
+      case RequestRegistry::Cancelled::kElsewhere:
+        if (!registry_->Owns(this, cancel.request)) return;  // not this router's
+        return engine_->Cancel(cancel);
+      case RequestRegistry::Cancelled::kNoted:
+        return;
+      case RequestRegistry::Cancelled::kEnds:
+        return EndCancelled(ended);
     }
-    engine_->Cancel(cancel);
   }
 
   // Called when the stream has ended. Cancels its requests.
@@ -102,7 +145,10 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
       left = requests_;
     }
     for (const RequestId& id : left) {
-      engine_->Cancel({.request = id, .sequence = std::nullopt, .keep_tokens = 0});
+      const CancelRequest all{.request = id, .sequence = std::nullopt, .keep_tokens = 0};
+      Submission ended;  // nobody waits for its end
+      if (registry_->Cancel(this, all, &ended) != RequestRegistry::Cancelled::kElsewhere) continue;
+      if (registry_->Owns(this, id)) engine_->Cancel(all);
     }
   }
 
@@ -118,7 +164,8 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
     }
     // The following work calls the engine, so it must not run inside a call of the engine.
     for (const RequestId& id : ended) {
-      if (auto next = registry_->End(id)) thread_->Post(std::move(next));
+      if (!registry_->End(id)) continue;
+      thread_->Post([self = shared_from_this(), id] { self->SubmitNext(id); });
     }
     if (!ended.empty()) thread_->Post([self = shared_from_this()] { self->SendUpdate(); });
   }
@@ -140,15 +187,58 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
   }
 
  private:
-  void SubmitNow(TokenizedRequest request) ABSL_LOCKS_EXCLUDED(mu_) {
-    const RequestId id = request.id;
-    if (gone()) {
-      if (auto next = registry_->End(id)) thread_->Post(std::move(next));
-      return;
+  // Submits the next request of this id, which may be another link's.
+  void SubmitNext(const RequestId& id) ABSL_LOCKS_EXCLUDED(mu_) {
+    std::optional<Submission> next = registry_->Take(id);
+    if (!next.has_value()) return;
+    const std::shared_ptr<RouterLink> link = next->link;
+    engine_->Submit(std::move(next->request), link);
+    for (std::size_t i = 0; i < next->cancelled.size(); ++i) {
+      if (!next->cancelled[i].has_value()) continue;
+      const SequenceIndex sequence(static_cast<std::uint32_t>(i));
+      engine_->Cancel({.request = id, .sequence = sequence, .keep_tokens = *next->cancelled[i]});
     }
-    engine_->Submit(std::move(request), shared_from_this());
+    while (true) {
+      const std::vector<CancelRequest> cancels = registry_->TakeCancels(id, next->ticket);
+      if (cancels.empty()) break;
+      for (const CancelRequest& cancel : cancels) engine_->Cancel(cancel);
+    }
     // Leave may have been called before the request was in the engine.
-    if (gone()) engine_->Cancel({.request = id, .sequence = std::nullopt, .keep_tokens = 0});
+    if (link->gone()) {
+      engine_->Cancel({.request = id, .sequence = std::nullopt, .keep_tokens = 0});
+    }
+  }
+
+  // Ends a request that was cancelled before it was in the engine.
+  void EndCancelled(const Submission& submission) ABSL_LOCKS_EXCLUDED(mu_) {
+    const TokenizedRequest& request = submission.request;
+    codec::EngineUpdate update;
+    update.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
+    std::uint32_t kept = 0;
+    for (std::uint32_t i = 0; i < submission.cancelled.size(); ++i) {
+      const std::size_t known =
+          i < request.output_prefix.size() ? request.output_prefix[i].size() : 0;
+      const auto own = static_cast<std::uint32_t>(
+          std::min<std::size_t>(known, submission.cancelled[i].value_or(0)));
+      kept += own;
+      update.events.push_back(SequenceEnd{.request = request.id,
+                                          .attempt = request.attempt,
+                                          .sequence = SequenceIndex(i),
+                                          .reason = FinishReason::kCancelled,
+                                          .output_tokens = own,
+                                          .score = 0});
+    }
+    Usage usage;
+    usage.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
+    usage.output_tokens = kept;
+    update.events.push_back(RequestEnd{.request = request.id,
+                                       .attempt = request.attempt,
+                                       .status = absl::OkStatus(),
+                                       .retry_after_ms = 0,
+                                       .usage = usage});
+    absl::MutexLock lock(&mu_);
+    requests_.erase(request.id);
+    Send(update);
   }
 
   bool gone() ABSL_LOCKS_EXCLUDED(mu_) {
@@ -173,6 +263,79 @@ class RouterLink final : public EventSink, public std::enable_shared_from_this<R
   std::uint64_t sent_numerics_id_ = 0;  // 0: nothing was sent
   EngineLoad sent_load_;
 };
+
+RequestRegistry::Place RequestRegistry::Begin(Submission& submission) {
+  absl::MutexLock lock(&mu_);
+  const auto [at, added] = entries_.try_emplace(submission.request.id);
+  std::deque<Submission>& waiting = at->second.waiting;
+  if (waiting.size() >= kMostWaiting) return Place::kRefused;
+  waiting.push_back(std::move(submission));
+  return added ? Place::kNow : Place::kWaits;
+}
+
+bool RequestRegistry::End(const RequestId& id) {
+  absl::MutexLock lock(&mu_);
+  const auto at = entries_.find(id);
+  if (at == entries_.end()) return false;
+  at->second.owner = nullptr;
+  if (!at->second.waiting.empty()) return true;
+  entries_.erase(at);
+  return false;
+}
+
+std::optional<Submission> RequestRegistry::Take(const RequestId& id) {
+  absl::MutexLock lock(&mu_);
+  const auto at = entries_.find(id);
+  if (at == entries_.end()) return std::nullopt;
+  Entry& entry = at->second;
+  if (entry.waiting.empty()) {  // all that waited were cancelled
+    entries_.erase(at);
+    return std::nullopt;
+  }
+  Submission next = std::move(entry.waiting.front());
+  entry.waiting.pop_front();
+  entry.owner = next.link.get();
+  entry.submitting = true;
+  entry.ticket = next.ticket = ++last_ticket_;
+  return next;
+}
+
+std::vector<CancelRequest> RequestRegistry::TakeCancels(const RequestId& id, std::uint64_t ticket) {
+  absl::MutexLock lock(&mu_);
+  const auto at = entries_.find(id);
+  // It may have ended at once.
+  if (at == entries_.end() || at->second.ticket != ticket) return {};
+  at->second.submitting = !at->second.cancels.empty();
+  return std::exchange(at->second.cancels, {});
+}
+
+RequestRegistry::Cancelled RequestRegistry::Cancel(const RouterLink* link,
+                                                   const CancelRequest& cancel, Submission* ended) {
+  absl::MutexLock lock(&mu_);
+  const auto at = entries_.find(cancel.request);
+  if (at == entries_.end()) return Cancelled::kElsewhere;
+  Entry& entry = at->second;
+  const auto waits = std::find_if(entry.waiting.begin(), entry.waiting.end(),
+                                  [&](const Submission& one) { return one.link.get() == link; });
+  if (waits != entry.waiting.end()) {
+    if (!waits->Cancel(cancel)) return Cancelled::kNoted;
+    *ended = std::move(*waits);
+    entry.waiting.erase(waits);
+    return Cancelled::kEnds;
+  }
+  if (entry.owner != link || !entry.submitting) return Cancelled::kElsewhere;
+  const bool known =
+      std::any_of(entry.cancels.begin(), entry.cancels.end(),
+                  [&](const CancelRequest& other) { return other.sequence == cancel.sequence; });
+  if (!known) entry.cancels.push_back(cancel);
+  return Cancelled::kNoted;
+}
+
+bool RequestRegistry::Owns(const RouterLink* link, const RequestId& id) {
+  absl::MutexLock lock(&mu_);
+  const auto at = entries_.find(id);
+  return at != entries_.end() && at->second.owner == link;
+}
 
 class EngineServerImpl;
 

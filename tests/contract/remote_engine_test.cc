@@ -142,6 +142,84 @@ TEST_F(RemoteEngineTest, TheSameSchedulerTakesItAgainAfterABrokenStream) {
   WaitUntil([&] { return scheduler_->engine().Load().running_requests == 0; });
 }
 
+// The scheduler has not heard yet that a router's first stream is gone, so the replay waits there
+// for the end of its predecessor.
+class WaitingReplayTest : public RemoteEngineTest {
+ protected:
+  // Submits the request, and its replay on a second stream.
+  void BeginReplay(std::uint32_t sequences) {
+    Begin();
+    second_ = Attach(port_, clock_);
+    WaitUntil([&] { return second_->Load().ready; });
+    request_ = Request(1, 50);
+    request_.sequences = sequences;
+    Submit(request_);
+    WaitUntil([&] { return scheduler_->engine().Load().running_requests == 1; });
+    request_.attempt = Attempt(1);
+    request_.output_prefix = std::vector<std::vector<TokenId>>(sequences);
+    replay_->Expect(request_);
+    second_->Submit(request_, replay_);
+  }
+  // Ends the first stream, and runs steps until the replay has ended.
+  void Finish() {
+    settler_.Settle(*second_);  // the scheduler has heard all that the second stream said
+    remote_->Stop();
+    WaitUntil([&] { return !replay_->Answer(request_.id).sequence_ends.empty(); });
+    WaitUntil([&] {
+      scheduler_->executor().Advance();
+      return replay_->Ended(request_.id);
+    });
+    WaitUntil([&] {
+      scheduler_->executor().Advance();
+      return scheduler_->engine().Load().running_requests == 0;
+    });
+  }
+
+  std::unique_ptr<router::RemoteEngine> second_;
+  TokenizedRequest request_;
+  std::shared_ptr<EngineRecorder> replay_ = std::make_shared<EngineRecorder>();
+};
+
+TEST_F(WaitingReplayTest, ACancelOfAReplayThatWaitsEndsItAndNothingIsComputed) {
+  BeginReplay(1);
+  second_->Cancel({.request = request_.id, .sequence = {}, .keep_tokens = 0});
+  Finish();
+  const RecordedAnswer answer = replay_->Answer(request_.id);
+  ASSERT_EQ(answer.sequence_ends.size(), 1u);
+  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kCancelled);
+  EXPECT_EQ(answer.tokens[0].size(), 0u);
+  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+}
+
+TEST_F(WaitingReplayTest, ACancelOfOneSequenceThatWaitsLeavesTheOther) {
+  BeginReplay(2);
+  second_->Cancel({.request = request_.id, .sequence = SequenceIndex(1), .keep_tokens = 3});
+  Finish();
+  const RecordedAnswer answer = replay_->Answer(request_.id);
+  ASSERT_EQ(answer.sequence_ends.size(), 2u);
+  EXPECT_EQ(answer.sequence_ends[0].sequence, SequenceIndex(1));
+  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kCancelled);
+  EXPECT_EQ(answer.sequence_ends[0].output_tokens, 0u);  // the replay has none of its tokens
+  EXPECT_EQ(answer.sequence_ends[1].reason, FinishReason::kLength);
+  EXPECT_EQ(answer.tokens[0].size(), 50u);
+  EXPECT_EQ(answer.tokens[1].size(), 0u);
+}
+
+TEST_F(WaitingReplayTest, CancelsOfAllSequencesOneByOneEndIt) {
+  BeginReplay(2);
+  for (const std::uint32_t sequence : {0, 1}) {
+    second_->Cancel(
+        {.request = request_.id, .sequence = SequenceIndex(sequence), .keep_tokens = 2});
+  }
+  Finish();
+  const RecordedAnswer answer = replay_->Answer(request_.id);
+  ASSERT_EQ(answer.sequence_ends.size(), 2u);
+  for (const SequenceEnd& end : answer.sequence_ends) {
+    EXPECT_EQ(end.reason, FinishReason::kCancelled);
+  }
+  EXPECT_EQ(answer.tokens[0].size() + answer.tokens[1].size(), 0u);
+}
+
 TEST_F(RemoteEngineTest, ARouterThatGoesIsCancelled) {
   Begin();
   Submit(Request(1, 1000));
