@@ -274,9 +274,10 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--queue-requests", &RoleFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
      "The most requests that may wait. A further request is refused with 429.",
      kServe | kScheduler},
-    {"--queue-tokens", &RoleFlags::queue_tokens, "tokens", 1, 1 << 30, kSchedule,
+    {"--queue-tokens", &RoleFlags::queue_tokens, "tokens", 0, 1 << 30, kSchedule,
      "The most prompt tokens that may wait. A request with which they would be more is refused "
-     "with 429.",
+     "with 429. 0 means 65,536, or the longest prompt that the model and its KV pool can hold if "
+     "that is more. A process refuses to start with a smaller number than that prompt has.",
      kServe | kScheduler},
 
     {"--drain-seconds", &RoleFlags::drain_seconds, "seconds", 0, 86400, kProcess,

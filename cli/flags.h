@@ -69,7 +69,7 @@ struct RoleFlags {
   std::int64_t draft_tokens = 8;
   std::int64_t draft_layers = 0;
   std::int64_t queue_requests = 1024;
-  std::int64_t queue_tokens = 65536;
+  std::int64_t queue_tokens = 0;  // 0: 65,536, or the longest prompt if that is more
   std::int64_t max_model_len = 0;
   std::int64_t threads = 0;
   std::string cpu_isa = "auto";

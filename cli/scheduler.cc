@@ -82,6 +82,7 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   if (!options.ok()) return options.status();
   options->metrics = &metrics;
   options->rounds_on_senders = own == nullptr || own->has_own_processes();
+  options->on_unusable = [&signals] { signals.Stop(); };
   scheduler::InProcessEngine engine(*std::move(options), &observed, &clock);
   auto metrics_server = ServeMetrics(flags, &metrics);
   if (!metrics_server.ok()) return metrics_server.status();
@@ -105,9 +106,11 @@ absl::Status RunScheduler(const RoleFlags& flags, const std::string& version) {
   if (!WaitAndDrain(engine, signals, flags.drain_seconds, log)) {
     log.Warning("requests are still running; routers submit them again", {});
   }
+  // The error of a group that turned out not to be usable.
+  const absl::Status usable = engine.Describe().status();
   (*server)->Stop();
   engine.Stop();
-  return absl::OkStatus();
+  return absl::IsUnavailable(usable) ? absl::OkStatus() : usable;
 }
 
 }  // namespace flotilla::cli

@@ -41,6 +41,8 @@ Signals::Event Signals::Wait(absl::Duration timeout) {
   }
 }
 
+void Signals::Stop() { kill(getpid(), SIGTERM); }
+
 void Signals::Wake() { kill(getpid(), kWakeSignal); }
 
 }  // namespace flotilla::cli

@@ -23,6 +23,9 @@ class Signals {
   // Waits for another request to stop, for Wake, or until `timeout` has passed.
   Event Wait(absl::Duration timeout);
 
+  // Requests a stop, as SIGTERM does. Any thread.
+  void Stop();
+
   // Ends the Wait that is under way, or else the next one. Any thread.
   void Wake();
 

@@ -1,8 +1,16 @@
 #include "common/rt/task_thread.h"
 
-#include "absl/time/clock.h"
+#include <chrono>
 
 namespace flotilla {
+namespace {
+
+// The time of the steady clock, which a change of the system's wall clock does not move.
+absl::Time SteadyNow() {
+  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+}  // namespace
 
 TaskThread::TaskThread() : thread_([this] { Loop(); }) {}
 
@@ -20,7 +28,7 @@ void TaskThread::Post(std::function<void()> work) {
 }
 
 TaskThread::Timer TaskThread::After(absl::Duration delay, std::function<void()> work) {
-  const Timer timer(absl::Now() + delay, next_timer_++);
+  const Timer timer(SteadyNow() + delay, next_timer_++);
   timers_.emplace(timer, std::move(work));
   return timer;
 }
@@ -43,14 +51,14 @@ bool TaskThread::Take(std::vector<std::function<void()>>& batch) {
   const absl::Time deadline =
       timers_.empty() ? absl::InfiniteFuture() : timers_.begin()->first.first;
   absl::MutexLock lock(&mu_);
-  mu_.AwaitWithDeadline(absl::Condition(this, &TaskThread::HasWorkOrClosed), deadline);
+  mu_.AwaitWithTimeout(absl::Condition(this, &TaskThread::HasWorkOrClosed), deadline - SteadyNow());
   if (posted_.empty() && closed_) return false;
   batch.swap(posted_);
   return true;
 }
 
 void TaskThread::FireTimers() {
-  while (!timers_.empty() && timers_.begin()->first.first <= absl::Now()) {
+  while (!timers_.empty() && timers_.begin()->first.first <= SteadyNow()) {
     auto due = timers_.extract(timers_.begin());
     due.mapped()();
   }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,9 @@ struct Lost {
   // its memory, or did not finish its step. False: the end came from outside, such as a signal that
   // somebody sent or an announced stop, or it says nothing about the requests.
   bool blames_requests = false;
+  // kDigest and kInvalidPlan: the step whose plan was refused. None if no plan of the group's was,
+  // as after EndEpoch.
+  std::optional<Step> refused;
 
   bool operator==(const Lost&) const = default;
 };

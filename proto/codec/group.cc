@@ -109,15 +109,21 @@ void ToProto(const Lost& lost, v1::GroupLost* proto) {
   proto->set_detail(lost.detail);
   for (const Step step : lost.started) proto->add_started(step.value());
   proto->set_blames_requests(lost.blames_requests);
+  if (lost.refused.has_value()) proto->set_refused(lost.refused->value());
 }
 
 absl::StatusOr<Lost> FromProto(const v1::GroupLost& proto) {
-  Lost lost{.epoch = Epoch(proto.epoch()), .cause = {}, .detail = proto.detail(), .started = {}};
+  Lost lost{.epoch = Epoch(proto.epoch()),
+            .cause = {},
+            .detail = proto.detail(),
+            .started = {},
+            .refused = {}};
   if (absl::Status s = FindDomain("lost.cause", kCauses, proto.cause(), lost.cause); !s.ok()) {
     return s;
   }
   for (const std::uint64_t step : proto.started()) lost.started.emplace_back(step);
   lost.blames_requests = proto.blames_requests();
+  if (proto.has_refused()) lost.refused = Step(proto.refused());
   return lost;
 }
 

@@ -153,15 +153,30 @@ std::uint32_t LongestServable(const ExecutorDescription& description) {
   return fits;
 }
 
+std::uint32_t MaxQueuedTokens(const CoreOptions& options, const ExecutorDescription& description) {
+  constexpr std::uint32_t kDefault = 65536;
+  if (options.max_queued_tokens > 0) return options.max_queued_tokens;
+  return std::max(kDefault, LongestServable(description));
+}
+
+absl::Status CheckQueueTokens(const CoreOptions& options, const ExecutorDescription& description) {
+  const std::uint32_t queue = MaxQueuedTokens(options, description);
+  const std::uint32_t longest = LongestServable(description);
+  if (queue >= longest) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("--queue-tokens is ", queue, ", but a prompt may have ", longest,
+                   " tokens: set --queue-tokens to ", longest, " or more, or leave it out"));
+}
+
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
                            const ExecutorDescription& description) {
   if (absl::Status s = CheckSequences(request, options, description); !s.ok()) return s;
   if (absl::Status s = CheckParameters(request, description.vocab_size); !s.ok()) return s;
   if (request.prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
-  if (request.prompt.size() > options.max_queued_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat("the prompt has ", request.prompt.size(),
-                                                   " tokens; the queue takes ",
-                                                   options.max_queued_tokens));
+  const std::uint32_t queue = MaxQueuedTokens(options, description);
+  if (request.prompt.size() > queue) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the prompt has ", request.prompt.size(), " tokens; the queue takes ", queue));
   }
   const Extent extent{.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size()),
                       .max_tokens = request.stop.max_tokens,

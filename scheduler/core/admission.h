@@ -44,6 +44,14 @@ absl::Status CheckFits(const Extent& extent, const ExecutorDescription& descript
 // The longest prompt plus output that context and pool can hold.
 std::uint32_t LongestServable(const ExecutorDescription& description);
 
+// The most prompt tokens that may wait: CoreOptions::max_queued_tokens or, if that is 0, 65,536 or
+// the longest servable prompt, whichever is more.
+std::uint32_t MaxQueuedTokens(const CoreOptions& options, const ExecutorDescription& description);
+
+// Whether the queue takes every prompt that context and pool can hold. FAILED_PRECONDITION: it does
+// not, and the longest of them would always be refused. The error names both figures.
+absl::Status CheckQueueTokens(const CoreOptions& options, const ExecutorDescription& description);
+
 // Whether plans can be made for a description. INVALID_ARGUMENT: they cannot.
 absl::Status CheckDescription(const ExecutorDescription& description);
 

@@ -366,6 +366,55 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
   if (preemptions.size() < kMostRecent) preemptions.push_back(record);
 }
 
+std::vector<RefusedPlans::Suspect> CoreState::OperationsOf(std::optional<Step> step) const {
+  std::vector<RefusedPlans::Suspect> suspects;
+  if (epoch->in_flight.empty()) return suspects;
+  const auto& plans = epoch->in_flight;
+  auto plan = std::find_if(plans.begin(), plans.end(),
+                           [&](const PlanInFlight& one) { return one.step == step; });
+  if (plan == plans.end()) plan = plans.begin();
+  const bool chunks = std::any_of(plan->runs.begin(), plan->runs.end(),
+                                  [](const PlannedRun& run) { return run.chunk; });
+  for (const PlannedRun& run : plan->runs) {
+    const std::optional<TableIndex> live = epoch->handles.Live(run.handle, plan->step);
+    if (run.most == 0 || !live.has_value() || (chunks && !run.chunk)) continue;
+    const Sequence& sequence = sequences[*live];
+    const RequestId& id = RequestOf(sequence).id;
+    const auto same = [&](const RefusedPlans::Suspect& suspect) { return suspect.request == id; };
+    auto at = std::find_if(suspects.begin(), suspects.end(), same);
+    if (at == suspects.end()) at = suspects.insert(at, {.request = id});
+    at->cleared_at = std::max(at->cleared_at, sequence.length.scheduled_max);
+  }
+  std::sort(suspects.begin(), suspects.end(), [this](const auto& a, const auto& b) {
+    return requests[*requests.Find(a.request)].arrival <
+           requests[*requests.Find(b.request)].arrival;
+  });
+  return suspects;
+}
+
+void CoreState::UpdateRefusedPlans(std::int64_t now_ns) {
+  refused_plans.Update(now_ns, [this](const RequestId& id) -> std::optional<std::uint32_t> {
+    const std::optional<TableIndex> index = requests.Find(id);
+    if (!index.has_value()) return std::nullopt;
+    std::uint32_t computed = 0;
+    for (const TableIndex at : requests[*index].sequences) {
+      computed = std::max(computed, sequences[at].length.computed);
+    }
+    return computed;
+  });
+  const std::size_t suspects = refused_plans.suspects();
+  if (suspects == 0 && held_back == 0) return;
+  for (const TableIndex index : requests.Indices()) {
+    Request& request = requests[index];
+    const bool hold = !refused_plans.MayStart(request.id);
+    if (request.admitted || request.held_back == hold) continue;
+    waiting.Remove(index);
+    request.held_back = hold;
+    Enqueue(index);
+  }
+  held_back = suspects;
+}
+
 void CoreState::LoseEpoch() {
   for (const TableIndex index : std::exchange(running, {})) sequences[index].tables.clear();
   for (const TableIndex index : requests.Indices()) {

@@ -22,6 +22,7 @@
 #include "scheduler/core/preemption.h"
 #include "scheduler/core/quarantine.h"
 #include "scheduler/core/rates.h"
+#include "scheduler/core/refused_plans.h"
 #include "scheduler/core/request.h"
 #include "scheduler/core/sequence.h"
 #include "scheduler/core/speculation.h"
@@ -85,6 +86,9 @@ struct CoreCounters {
   std::uint64_t quarantines = 0;          // requests that a group was computing when it died
   std::uint64_t quarantine_releases = 0;  // quarantined requests that got past that point
   std::uint64_t quarantine_failures = 0;  // requests failed by CoreOptions::max_crashes
+  std::uint64_t plans_refused = 0;        // by the worker group, or with a wrong result
+  std::uint64_t refused_failures = 0;     // requests failed because their operations are refused
+  std::uint64_t refused_given_back = 0;   // requests given back, as no cause was found
   std::uint64_t resumptions = 0;          // requests opened again
   std::uint64_t bypasses = 0;             // requests that started before an earlier one
   std::uint64_t forks = 0;                // sequences that share another's blocks
@@ -121,6 +125,8 @@ struct CoreState {
   std::vector<TableIndex> running;
   std::uint32_t reserved_sequences = 0;  // sum of the open requests' width
   QuarantinedRequests quarantine;
+  RefusedPlans refused_plans;
+  std::size_t held_back = 0;  // suspects at the last plan; at least one has Request::held_back set
   std::uint64_t next_arrival = 0;
   std::uint64_t outstanding_tokens = 0;  // sum of Sequence::outstanding_tokens
   bool draining = false;
@@ -207,6 +213,11 @@ struct CoreState {
   void Preempt(TableIndex request, TableIndex winner);
   // Puts all open requests back into the queue and ends the epoch.
   void LoseEpoch();
+  // Returns the requests that had new operations in the plan of `step`, in order of arrival. If it
+  // had none, these are all requests that it ran. No step: the oldest plan in flight.
+  std::vector<RefusedPlans::Suspect> OperationsOf(std::optional<Step> step) const;
+  // Tells refused_plans the time and how far its suspects have got.
+  void UpdateRefusedPlans(std::int64_t now_ns);
 
  private:
   void Detach(Sequence& sequence);

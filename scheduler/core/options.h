@@ -19,6 +19,7 @@ struct CoreOptions {
   // The most requests that wait in the queue; one more is refused.
   std::uint32_t max_queued_requests = 4096;
   // The most tokens that these requests have to prefill; a request beyond it is refused.
+  // 0: MaxQueuedTokens (admission.h).
   std::uint32_t max_queued_tokens = 65536;
   // The free blocks per running sequence that must be left when a request starts, so that
   // the expected output of the running requests does not preempt it at once.

@@ -65,6 +65,8 @@ struct Request {
   bool quarantined = false;
   // While the request waits: its first row is fatal, so it starts in an isolated step.
   bool starts_isolated = false;
+  // A plan with it was refused (RefusedPlans), and its turn to start has not come.
+  bool held_back = false;
   // Deaths in isolated steps of this request at the same fatal rows.
   std::uint32_t crash_count = 0;
   // Since the first of them another request had such a death, so it may be that deaths come from

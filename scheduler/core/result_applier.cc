@@ -23,8 +23,19 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
     return absl::InternalError(
         absl::StrCat("result of step ", result.step.value(), " is not the next one"));
   }
-  const PlanInFlight plan = std::move(epoch.in_flight.front());
+  PlanInFlight plan = std::move(epoch.in_flight.front());
   epoch.in_flight.pop_front();
+  const absl::Status applied = ApplyPlan(plan, result);
+  if (applied.ok()) {
+    Quarantine(state_).Release();
+  } else {
+    epoch.in_flight.push_front(std::move(plan));  // it has no answer
+  }
+  return applied;
+}
+
+absl::Status ResultApplier::ApplyPlan(const PlanInFlight& plan, const StepResult& result) {
+  EpochState& epoch = *state_.epoch;
   if (plan.runs.size() != result.sequences.size()) {
     return absl::InternalError(absl::StrCat("result of ", result.sequences.size(),
                                             " sequences for a plan of ", plan.runs.size()));
@@ -46,7 +57,6 @@ absl::Status ResultApplier::Apply(const StepResult& result) {
     if (!index.has_value()) continue;  // it ended after the plan was sent
     if (absl::Status s = ApplyRun(plan.runs[i], sequence, *index); !s.ok()) return s;
   }
-  Quarantine(state_).Release();
   return absl::OkStatus();
 }
 

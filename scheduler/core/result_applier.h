@@ -22,6 +22,7 @@ class ResultApplier {
   absl::Status Apply(const StepResult& result);
 
  private:
+  absl::Status ApplyPlan(const PlanInFlight& plan, const StepResult& result);
   absl::Status ApplyRun(const PlannedRun& run, const SequenceResult& result, TableIndex index);
   absl::Status CheckRun(const PlannedRun& run, const SequenceResult& result,
                         const Sequence& sequence) const;

@@ -51,6 +51,35 @@ void SchedulerCore::Lost(Epoch epoch, absl::Span<const Step> started) {
                                      " times while it computed this request alone")));
 }
 
+void SchedulerCore::PlanRefused(std::int64_t now_ns, Epoch epoch, std::optional<Step> step,
+                                absl::string_view why) {
+  constexpr std::size_t kMostText = 256;  // of what the worker group says
+  const bool current = state_.epoch.has_value() && state_.epoch->epoch == epoch;
+  if (!current) return;
+  std::vector<RefusedPlans::Suspect> operations = state_.OperationsOf(step);
+  state_.LoseEpoch();
+  ++state_.counters.plans_refused;
+  if (operations.empty()) return;
+  const RefusedPlans::Outcome outcome =
+      state_.refused_plans.OnRefused(now_ns, std::move(operations));
+  state_.counters.refused_failures += outcome.failed.size();
+  state_.counters.refused_given_back += outcome.given_back.size();
+  why = why.substr(0, kMostText);
+  EndAll(outcome.failed, FinishReason::kError,
+         absl::InternalError(
+             absl::StrCat("the worker group refuses the operations of this request: ", why)));
+  EndAll(outcome.given_back, FinishReason::kMoved,
+         absl::UnavailableError(absl::StrCat("the worker group keeps refusing plans: ", why)));
+}
+
+void SchedulerCore::EndAll(const std::vector<RequestId>& ids, FinishReason reason,
+                           const absl::Status& status) {
+  for (const RequestId& id : ids) {
+    const std::optional<TableIndex> index = state_.requests.Find(id);
+    if (index.has_value()) state_.EndRequest(*index, reason, status);
+  }
+}
+
 void SchedulerCore::Refuse(const TokenizedRequest& request, absl::Status status,
                            std::int64_t retry_after_ms) {
   ++state_.counters.refused;
@@ -87,7 +116,8 @@ absl::Status SchedulerCore::CheckQueue(const TokenizedRequest& request) const {
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", state_.waiting.size(), " requests wait"));
   }
-  if (state_.waiting.tokens() + request.prompt.size() > state_.options.max_queued_tokens) {
+  if (state_.waiting.tokens() + request.prompt.size() >
+      MaxQueuedTokens(state_.options, *state_.description)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", state_.waiting.tokens(), " prompt tokens wait"));
   }
@@ -248,9 +278,12 @@ void SchedulerCore::DropLate(std::int64_t now_ns) {
 PlanOutcome SchedulerCore::Plan(std::int64_t now_ns) {
   ExpireDeadlines(now_ns);
   DropLate(now_ns);
+  state_.UpdateRefusedPlans(now_ns);
   PlanOutcome outcome = StepPlanner(state_).Make();
+  outcome.wake_ns = state_.refused_plans.wake_ns();
   if (!state_.deadlines.empty()) {
-    outcome.wake_ns = state_.requests[state_.deadlines.top()].deadline_ns;
+    const std::int64_t deadline_ns = *state_.requests[state_.deadlines.top()].deadline_ns;
+    outcome.wake_ns = std::min(outcome.wake_ns.value_or(deadline_ns), deadline_ns);
   }
   return outcome;
 }
@@ -285,6 +318,7 @@ CoreSnapshot SchedulerCore::Snapshot() const {
   }
   snapshot.quarantined = static_cast<std::uint32_t>(state_.quarantine.requests.size());
   snapshot.counters = state_.counters;
+  snapshot.suspects = static_cast<std::uint32_t>(state_.refused_plans.suspects());
   snapshot.waiting_tokens = state_.waiting.tokens();
   return snapshot;
 }

@@ -16,9 +16,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/types/engine.h"
 #include "common/types/event.h"
@@ -57,6 +59,7 @@ struct SequenceStatus {
 struct CoreSnapshot {
   EngineLoad load;
   CoreCounters counters;
+  std::uint32_t suspects = 0;        // of refused plans; some of them are held back
   std::uint32_t in_flight = 0;       // plans without a result
   std::uint32_t quarantined = 0;     // requests with fatal rows that are to run alone
   std::uint32_t blocks_cached = 0;   // in no table, kept for their contents
@@ -80,6 +83,14 @@ class SchedulerCore {
   // are the steps that the group was computing when it died. Their requests are
   // quarantined; one that reaches CoreOptions::max_crashes ends with INTERNAL.
   void Lost(Epoch epoch, absl::Span<const Step> started = {});
+
+  // The worker group of `epoch` is gone because it refused the plan of `step`, or gave a result
+  // that does not answer it; no step: the oldest plan without a result. As Lost, but no request is
+  // quarantined. The request whose operations are refused is sought by bisection (RefusedPlans)
+  // and ends with INTERNAL, which says `why`. If none is found after many tries, the requests of
+  // the refused plan end with UNAVAILABLE.
+  void PlanRefused(std::int64_t now_ns, Epoch epoch, std::optional<Step> step,
+                   absl::string_view why);
 
   // Accepts the request with an Accepted event, or refuses it with one RequestEnd.
   // INVALID_ARGUMENT and UNIMPLEMENTED: see admission.h. RESOURCE_EXHAUSTED with
@@ -128,6 +139,7 @@ class SchedulerCore {
   absl::Status CheckInvariants() const;
 
  private:
+  void EndAll(const std::vector<RequestId>& ids, FinishReason reason, const absl::Status& status);
   void Refuse(const TokenizedRequest& request, absl::Status status, std::int64_t retry_after_ms);
   absl::Status CheckEntry(std::int64_t now_ns, const TokenizedRequest& request) const;
   // Checks the bounds of the queue, which do not apply to replays.

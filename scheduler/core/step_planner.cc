@@ -40,7 +40,9 @@ PlanOutcome StepPlanner::Make() {
   if (AnyDeferred() && !copies) return {.stall = StallReason::kMemory};
   if (!WorthSending() && !copies) {
     if (!short_of_blocks_.empty()) return {.stall = StallReason::kMemory};
-    return {.stall = state_.requests.size() == 0 ? StallReason::kIdle : StallReason::kResults};
+    if (state_.requests.size() == 0) return {.stall = StallReason::kIdle};
+    const bool held_back = epoch.in_flight.empty() && state_.refused_plans.wake_ns().has_value();
+    return {.stall = held_back ? StallReason::kHeldBack : StallReason::kResults};
   }
 
   epoch.handles.DropRetired(plan_);

@@ -29,13 +29,14 @@ enum class StallReason : std::uint8_t {
                   // free blocks or make it safe to preempt
   kResults,       // all that is runnable is in plans already; the next result ends the wait
   kIdle,          // there is nothing to run; the next request ends the wait
+  kHeldBack,      // only requests of refused plans are left, and they pause; wake_ns ends the wait
 };
 
 struct PlanOutcome {
   std::optional<StepPlan> plan;
   StallReason stall = StallReason::kNone;  // kNone exactly when there is a plan
-  // The time (a deadline) at which Plan must be called again at the latest; none: no
-  // request has a deadline.
+  // The time (a deadline, or the end of a pause after a refused plan) at which Plan must be called
+  // again at the latest; none: there is no such time.
   std::optional<std::int64_t> wake_ns;
 };
 

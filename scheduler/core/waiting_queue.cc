@@ -17,6 +17,7 @@ bool WaitingQueue::Shorter::operator()(TableIndex a, TableIndex b) const {
 }
 
 WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) {
+  if (request.held_back) return held_back_;
   if (request.starts_isolated) return isolated_;
   if (request.non_preemptible) return non_preemptible_;
   if (request.tenant >= of_tenant_.size()) of_tenant_.resize(request.tenant + 1);

@@ -26,6 +26,7 @@ class WaitingQueue {
         short_rows_(short_rows),
         non_preemptible_(Earlier{requests}),
         isolated_(Earlier{requests}),
+        held_back_(Earlier{requests}),
         tenants_(EarlierTenant{fair}),
         short_(Shorter{requests}) {}
 
@@ -72,7 +73,7 @@ class WaitingQueue {
   Heap& HeapOf(const Request& request);
   const Heap& HeapOf(const Request& request) const;
   bool OfTenant(const Request& request) const {
-    return !request.non_preemptible && !request.starts_isolated;
+    return !request.held_back && !request.non_preemptible && !request.starts_isolated;
   }
 
   RequestTable* requests_;
@@ -80,6 +81,7 @@ class WaitingQueue {
   const std::uint32_t short_rows_;
   Heap non_preemptible_;
   Heap isolated_;
+  Heap held_back_;                                // hides nobody, and none of it starts
   std::vector<std::unique_ptr<Heap>> of_tenant_;  // by index
   IndexedHeap<EarlierTenant> tenants_;            // tenants with requests in of_tenant_
   IndexedHeap<Shorter> short_;                    // those in of_tenant_ that are short

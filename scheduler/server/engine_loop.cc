@@ -16,10 +16,6 @@ namespace {
 // loop needs to take all messages.
 constexpr std::int64_t kInboxRetryMs = 100;
 
-// When a group answers wrongly this often and completes no request in between, it would
-// do so again, so its requests fail.
-constexpr std::uint32_t kMaxRefusedEpochs = 3;
-
 void PostRefusal(const TokenizedRequest& request, EventSink& sink, absl::Status status,
                  std::int64_t retry_after_ms) {
   std::vector<EngineEvent> events;
@@ -41,7 +37,7 @@ InProcessEngine::InProcessEngine(InProcessEngineOptions options, StepExecutor* e
       metrics_(options_.metrics == nullptr
                    ? nullptr
                    : std::make_unique<SchedulerMetrics>(*options_.metrics, &probe_, clock)),
-      inbox_(options_.max_inbox_requests),
+      inbox_(options_.max_inbox_requests, clock),
       core_(options_.core, MakePolicy(options_.policy)) {}
 
 InProcessEngine::~InProcessEngine() { Stop(); }
@@ -113,11 +109,11 @@ EngineInbox::Sent InProcessEngine::Send(EngineMessage&& message) {
   return sent;
 }
 
-absl::Time InProcessEngine::Round(std::vector<EngineMessage> messages) {
+std::int64_t InProcessEngine::Round(std::vector<EngineMessage> messages) {
   for (EngineMessage& message : messages) {
     std::visit([this](auto& m) { Handle(std::move(m)); }, message);
   }
-  const absl::Time wake = SendPlans();
+  const std::int64_t wake_ns = SendPlans();
   for (const Preemption& preemption : core_.TakePreemptions()) {
     if (options_.on_preemption) options_.on_preemption(preemption);
   }
@@ -126,7 +122,7 @@ absl::Time InProcessEngine::Round(std::vector<EngineMessage> messages) {
   probe_.OnState(clock_->NowNs(), core_.Snapshot());
   PostEvents();
   FinishDrain();
-  return wake;
+  return wake_ns;
 }
 
 void InProcessEngine::Loop() {
@@ -168,18 +164,23 @@ void InProcessEngine::Handle(const CancelRequest& cancel) { core_.Cancel(cancel)
 
 void InProcessEngine::Handle(const StepResult& result) {
   const absl::Status applied = core_.Apply(result);
-  if (!applied.ok()) EndEpoch(applied);
+  if (!applied.ok()) EndEpoch(result.step, applied);
   probe_.OnStepDone(clock_->NowNs(), result.timings);
   if (metrics_ != nullptr) metrics_->OnStep(result, block_tokens_);
 }
 
 void InProcessEngine::Handle(const ReadyMessage& ready) {
-  const absl::Status usable = core_.Ready(ready.epoch, ready.description);
+  absl::Status usable;
+  if (epoch_ == Epoch{0}) usable = CheckQueueTokens(options_.core, ready.description);
+  if (usable.ok()) usable = core_.Ready(ready.epoch, ready.description);
   if (!usable.ok()) {
     core_.Abort(usable);
-    absl::MutexLock lock(&mu_);
-    if (!described_) description_ = usable;
-    described_ = true;
+    {
+      absl::MutexLock lock(&mu_);
+      if (!described_) description_ = usable;
+      described_ = true;
+    }
+    if (epoch_ == Epoch{0} && options_.on_unusable) options_.on_unusable();
     return;
   }
   epoch_ = ready.epoch;
@@ -195,12 +196,18 @@ void InProcessEngine::Handle(const ReadyMessage& ready) {
       .numerics_id = ready.description.numerics_id,
       .exactness = ready.description.exactness,
       .max_sequences = MaxSequences(options_.core, ready.description),
-      .max_queue_tokens = options_.core.max_queued_tokens};
+      .max_queue_tokens = MaxQueuedTokens(options_.core, ready.description)};
 }
 
 void InProcessEngine::Handle(const flotilla::Lost& lost) {
   probe_.OnGroupLost(lost.cause == flotilla::Lost::Cause::kStopped);
   if (options_.on_lost) options_.on_lost(lost);
+  const bool refused = lost.cause == flotilla::Lost::Cause::kDigest ||
+                       lost.cause == flotilla::Lost::Cause::kInvalidPlan;
+  if (refused) {
+    core_.PlanRefused(clock_->NowNs(), lost.epoch, lost.refused, lost.detail);
+    return;
+  }
   core_.Lost(lost.epoch,
              lost.blames_requests ? absl::MakeConstSpan(lost.started) : absl::Span<const Step>());
 }
@@ -212,27 +219,21 @@ void InProcessEngine::Handle(DrainMessage message) {
 
 // Ends an epoch whose group gave a wrong result or refused a plan. No later result of this
 // epoch is used. Its requests are computed again in the next epoch.
-void InProcessEngine::EndEpoch(const absl::Status& why) {
-  if (++refused_epochs_ == kMaxRefusedEpochs) {
-    refused_epochs_ = 0;
-    core_.Abort(why);
-  }
-  core_.Lost(epoch_);
+void InProcessEngine::EndEpoch(Step step, const absl::Status& why) {
+  core_.PlanRefused(clock_->NowNs(), epoch_, step, why.message());
   executor_->EndEpoch(epoch_);
 }
 
-absl::Time InProcessEngine::SendPlans() {
+std::int64_t InProcessEngine::SendPlans() {
   while (true) {
     const std::int64_t now_ns = clock_->NowNs();
     PlanOutcome outcome = core_.Plan(now_ns);
-    if (!outcome.plan.has_value()) {
-      if (!outcome.wake_ns.has_value()) return absl::InfiniteFuture();
-      return absl::Now() + absl::Nanoseconds(std::max<std::int64_t>(*outcome.wake_ns - now_ns, 0));
-    }
+    if (!outcome.plan.has_value()) return outcome.wake_ns.value_or(EngineInbox::kNever);
     probe_.OnPlanned(clock_->NowNs() - now_ns);
+    const Step step = outcome.plan->step;
     const absl::Status sent = executor_->Execute(*std::move(outcome.plan));
     // FAILED_PRECONDITION: the epoch has ended, and its Lost is in the inbox or on its way.
-    if (!sent.ok() && !absl::IsFailedPrecondition(sent)) EndEpoch(sent);
+    if (!sent.ok() && !absl::IsFailedPrecondition(sent)) EndEpoch(step, sent);
   }
 }
 
@@ -248,7 +249,6 @@ void InProcessEngine::PostEvents() {
     const auto live = live_.find(EventKey(event).first);
     const auto* end = std::get_if<RequestEnd>(&event);
     const bool last = end != nullptr;
-    if (last && end->status.ok()) refused_epochs_ = 0;
     if (last && options_.on_over) NotifyEnd(live->second, *end);
     if (std::holds_alternative<TokenEvent>(event) && !live->second.first_token_ns.has_value()) {
       live->second.first_token_ns = clock_->NowNs() - live->second.submitted_ns;

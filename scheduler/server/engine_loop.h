@@ -84,6 +84,9 @@ struct InProcessEngineOptions {
   std::function<void(const ServedRecord&)> on_over;
   // Called for each loss of the worker group, within a round. It must not block. May be empty.
   std::function<void(const flotilla::Lost&)> on_lost;
+  // Called within a round when the first worker group has turned out not to be usable; Describe
+  // then returns why. It must not block. May be empty.
+  std::function<void()> on_unusable;
   // Called within a round when the scheduler has sent all the plans that it can. The
   // scheduler keeps that state until the next round. The function only reads the
   // scheduler, must not block and keeps no reference. For measurements; may be empty.
@@ -133,7 +136,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   void Loop();
 
   // Called only by the thread that owns dispatch.
-  absl::Time Round(std::vector<EngineMessage> messages);  // returns when the next round is due
+  std::int64_t Round(std::vector<EngineMessage> messages);  // returns when the next round is due
   void Handle(SubmitMessage message);
   void Handle(const CancelRequest& cancel);
   void Handle(const StepResult& result);
@@ -141,8 +144,8 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   void Handle(const Lost& lost);
   void Handle(DrainMessage message);
   // Sends plans until the core makes none. Returns the latest time to plan again.
-  absl::Time SendPlans();
-  void EndEpoch(const absl::Status& why);
+  std::int64_t SendPlans();
+  void EndEpoch(Step step, const absl::Status& why);
   void CollectEvents();
   void PostEvents();
   void FinishDrain();
@@ -158,8 +161,7 @@ class InProcessEngine final : public Engine, private ExecutorListener {
   // Used only by the thread that owns dispatch.
   SchedulerCore core_;
   Epoch epoch_;
-  std::uint32_t block_tokens_ = 1;    // of the last usable worker group
-  std::uint32_t refused_epochs_ = 0;  // ended by EndEpoch since a request was last served
+  std::uint32_t block_tokens_ = 1;  // of the last usable worker group
   struct Live {
     std::shared_ptr<EventSink> sink;
     std::string label;

@@ -11,8 +11,11 @@
 // finds that no other thread owns it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <variant>
@@ -20,8 +23,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/rt/clock.h"
 #include "common/types/engine.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
@@ -46,8 +49,12 @@ using EngineMessage =
 class EngineInbox {
  public:
   enum class Sent { kYes, kFull, kClosed };
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-  explicit EngineInbox(std::size_t max_submits) : max_submits_(max_submits) {}
+  // `clock` outlives the inbox. Only this clock tells when a round is due, so that a change of the
+  // system's wall clock neither delays nor hastens one.
+  EngineInbox(std::size_t max_submits, const Clock* clock)
+      : max_submits_(max_submits), clock_(clock) {}
 
   // Any thread may call it. Only new requests get kFull. Unless it returns kYes, `message`
   // is untouched. If `batch` is not null and no thread owns dispatch, the caller owns it
@@ -70,19 +77,19 @@ class EngineInbox {
   std::vector<EngineMessage> AwaitDispatch() {
     absl::MutexLock lock(&mu_);
     do {
-      sleeps_until_ = wake_;
-      mu_.AwaitWithDeadline(absl::Condition(this, &EngineInbox::IsDue), wake_);
+      sleeps_until_ns_ = wake_ns_;
+      mu_.AwaitWithTimeout(absl::Condition(this, &EngineInbox::IsDue), Left());
       mu_.Await(absl::Condition(this, &EngineInbox::IsFree));
-    } while (!closed_ && messages_.empty() && absl::Now() < wake_);
+    } while (!closed_ && messages_.empty() && Left() > absl::ZeroDuration());
     return Take();
   }
 
-  // Ends a round. The next round is due when there is a message, and at `wake` at the
-  // latest.
-  void EndDispatch(absl::Time wake) {
+  // Ends a round. The next round is due when there is a message, and at `wake_ns` of the clock at
+  // the latest.
+  void EndDispatch(std::int64_t wake_ns) {
     absl::MutexLock lock(&mu_);
     taken_ = false;
-    wake_ = wake;
+    wake_ns_ = wake_ns;
   }
 
   // Closes the inbox. Messages inside can still be taken; no more are accepted.
@@ -103,17 +110,24 @@ class EngineInbox {
   }
   bool IsFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !taken_; }
   bool IsDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return !taken_ && (closed_ || !messages_.empty() || wake_ < sleeps_until_);
+    return !taken_ && (closed_ || !messages_.empty() || wake_ns_ < sleeps_until_ns_);
+  }
+
+  // The time until wake_ns_.
+  absl::Duration Left() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (wake_ns_ == kNever) return absl::InfiniteDuration();
+    return absl::Nanoseconds(std::max<std::int64_t>(0, wake_ns_ - clock_->NowNs()));
   }
 
   const std::size_t max_submits_;
+  const Clock* const clock_;
   mutable absl::Mutex mu_;
   std::vector<EngineMessage> messages_ ABSL_GUARDED_BY(mu_);
   std::size_t submits_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool taken_ ABSL_GUARDED_BY(mu_) = false;  // a thread owns dispatch
-  absl::Time wake_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  absl::Time sleeps_until_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // of the loop
+  std::int64_t wake_ns_ ABSL_GUARDED_BY(mu_) = kNever;
+  std::int64_t sleeps_until_ns_ ABSL_GUARDED_BY(mu_) = kNever;  // of the loop
 };
 
 }  // namespace flotilla::scheduler

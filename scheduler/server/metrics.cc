@@ -41,6 +41,9 @@ constexpr char kTierCopiesHelp[] = "Blocks copied to tiers and back.";
 constexpr char kFinished[] = "flotilla_scheduler_requests_finished_total";
 constexpr char kFinishedHelp[] = "Requests that ended, by reason.";
 constexpr char kTokens[] = "flotilla_scheduler_tokens_total";
+constexpr char kRefused[] = "flotilla_scheduler_refused_requests_total";
+constexpr char kRefusedHelp[] =
+    "Requests that ended because the worker group refused plans with them, by outcome.";
 constexpr char kQuarantined[] = "flotilla_scheduler_quarantined_requests_total";
 constexpr char kQuarantinedHelp[] =
     "Requests under way when their worker group died, and what was found: they got past that "
@@ -103,6 +106,13 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kCounter, "flotilla_scheduler_recomputed_requests_total",
      "Running requests that lost their blocks with a worker group and are computed again.", nullptr,
      nullptr, [](Snapshot s) -> double { return s.core.counters.replays; }},
+    {kCounter, "flotilla_scheduler_plans_refused_total",
+     "Plans that the worker group refused, or answered with a result that does not fit.", nullptr,
+     nullptr, [](Snapshot s) -> double { return s.core.counters.plans_refused; }},
+    {kCounter, kRefused, kRefusedHelp, "outcome", "failed",
+     [](Snapshot s) -> double { return s.core.counters.refused_failures; }},
+    {kCounter, kRefused, kRefusedHelp, "outcome", "given_back",
+     [](Snapshot s) -> double { return s.core.counters.refused_given_back; }},
     {kCounter, kQuarantined, kQuarantinedHelp, "outcome", "quarantined",
      [](Snapshot s) -> double { return s.core.counters.quarantines; }},
     {kCounter, kQuarantined, kQuarantinedHelp, "outcome", "released",

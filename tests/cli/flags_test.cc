@@ -41,7 +41,7 @@ TEST(FlagsTest, DefaultsThatOthersRelyOn) {
   EXPECT_EQ(flags.max_batch_tokens, 256);
   EXPECT_EQ(flags.max_chunk_tokens, 256);
   EXPECT_EQ(flags.max_seqs, 64);
-  EXPECT_EQ(flags.queue_tokens, 65536);
+  EXPECT_EQ(flags.queue_tokens, 0);  // the engine chooses
   EXPECT_EQ(flags.cpu_isa, "auto");
   EXPECT_FALSE(flags.permissive);
 }

@@ -252,7 +252,7 @@ def test_the_limit_of_headers_holds_as_documented(plain):
 # Limits of the table that are too expensive to probe here, and where the number is.
 CONSTANTS = {
     "requests that wait": ("cli/flags.h", r"queue_requests = (\d+)"),
-    "prompt tokens that wait": ("cli/flags.h", r"queue_tokens = (\d+)"),
+    "prompt tokens that wait": ("scheduler/core/options.h", r"max_queued_tokens = (\d+)"),
     "connections": ("cli/flags.h", r"max_connections = (\d+)"),
 }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -266,6 +267,77 @@ TEST_P(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
   engine->Submit(Request(2, 50, 60), sink);
   sink->AwaitEnds(2);
   ExpectWholeAnswer(sink->Of(2), 2, 60);
+}
+
+TEST_P(EngineLoopTest, ARequestWhoseOperationsAreRefusedFailsAloneAndOthersAreServed) {
+  Start();
+  executor->RefuseRequest({1, 3});
+  for (std::uint64_t id = 1; id <= 8; ++id) engine->Submit(Request(id, 4, 20), sink);
+  sink->AwaitEnds(8);
+  for (std::uint64_t id = 1; id <= 8; ++id) {
+    if (id != 3) ExpectWholeAnswer(sink->Of(id), id, 20);
+  }
+  EXPECT_TRUE(absl::IsInternal(sink->EndOf(3).status)) << sink->EndOf(3).status;
+  EXPECT_THAT(sink->EndOf(3).status.message(), HasSubstr("an operation is refused"));
+}
+
+TEST_P(EngineLoopTest, AQueueThatCannotTakeALegalPromptIsRefusedAtTheStart) {
+  InProcessEngineOptions options;
+  options.core.max_queued_tokens = 8191;
+  std::atomic<int> unusable = 0;
+  options.on_unusable = [&] { ++unusable; };
+  testing::FakeExecutor fake;
+  InProcessEngine refused(options, &fake, &clock);
+  ASSERT_TRUE(refused.Start().ok());
+  const absl::Status status = refused.WaitReady();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("--queue-tokens is 8191"));
+  EXPECT_THAT(status.message(), HasSubstr("a prompt may have 8192 tokens"));
+  refused.Stop();
+  EXPECT_EQ(unusable, 1);
+}
+
+TEST_P(EngineLoopTest, WithoutANumberTheQueueTakesTheLongestPrompt) {
+  InProcessEngineOptions options;
+  options.core.max_queued_tokens = 0;
+  testing::FakeExecutorOptions fake;
+  fake.description.max_context = 131072;
+  fake.description.block_count = 10000;
+  Start(options, fake);
+  EXPECT_EQ(engine->Describe()->max_queue_tokens, 131072u);
+  engine.reset();  // before its executor
+  fake.description.max_context = 8192;
+  Start(options, fake);
+  EXPECT_EQ(engine->Describe()->max_queue_tokens, 65536u);
+}
+
+// A clock that one thread moves while others read it.
+class MovedClock final : public Clock {
+ public:
+  std::int64_t NowNs() const override { return now_ns; }
+  std::atomic<std::int64_t> now_ns{1};
+};
+
+// Deadlines are timed by the engine's clock alone: real time passes while this clock stands.
+TEST_P(EngineLoopTest, ADeadlinePassesByTheClockOfTheEngine) {
+  MovedClock stopped;
+  InProcessEngineOptions options;
+  options.rounds_on_senders = GetParam();
+  testing::FakeExecutor fake;
+  InProcessEngine timed(options, &fake, &stopped);
+  ASSERT_TRUE(timed.Start().ok());
+  ASSERT_TRUE(timed.WaitReady().ok());
+  fake.Pause();
+  TokenizedRequest late = Request(1, 4, 20);
+  late.deadline_ns = stopped.NowNs() + 2'000'000;
+  timed.Submit(late, sink);
+  const std::int64_t begun_ns = clock.NowNs();
+  while (clock.NowNs() - begun_ns < 10'000'000) std::this_thread::yield();
+  EXPECT_EQ(sink->ends(), 0u);
+  stopped.now_ns += 2'000'000;
+  sink->AwaitEnds(1);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(sink->EndOf(1).status)) << sink->EndOf(1).status;
+  timed.Stop();
 }
 
 TEST_P(EngineLoopTest, BeforeTheFirstGroupRequestsAreRefused) {

@@ -49,6 +49,10 @@ class SimClient {
   // A group that computes this position dies.
   void KillAt(std::uint32_t position) { kills_at_ = position; }
   std::optional<std::uint32_t> kills_at() const { return kills_at_; }
+  // Every plan that opens a sequence of this request is refused.
+  void Refuse() { refused_ = true; }
+  bool refused() const { return refused_; }
+  void OnRefused() { ++refusals_; }
   // The group died while it computed this request and, if `alone`, no other request.
   void OnGroupDied(bool alone) {
     ++deaths_;
@@ -84,9 +88,11 @@ class SimClient {
   absl::Status Wrong(const char* what) const;
 
   std::uint32_t Crashes() const { return request_.crash_count + crashes_; }
-  // Checks a request that failed because it kills groups. It ran alone at two deaths, and
-  // with others at an earlier death, here or on another replica.
+  // Checks a request that failed because it kills groups, or because plans with it are refused.
+  // It ran alone at two deaths, and with others at an earlier death, here or on another replica; or
+  // two plans that opened it were refused.
   bool MayBeFailed() const {
+    if (refusals_ >= 2) return true;
     return Crashes() >= 2 && deaths_ >= (request_.crash_count > 0 ? 1u : 3u);
   }
 
@@ -99,6 +105,8 @@ class SimClient {
   bool first_token_ = false;  // a token was delivered
   bool ended_ = false;
   std::optional<std::uint32_t> kills_at_;
+  bool refused_ = false;
+  std::uint32_t refusals_ = 0;
   std::uint32_t deaths_ = 0, crashes_ = 0;  // here
   std::uint32_t reported_crashes_;          // by the core
   absl::Status status_;

@@ -20,7 +20,8 @@ Simulation::Simulation(std::uint64_t seed, Tiers tiers)
       fixed_tiers_(tiers),
       fatal_(~seed),
       blames_(MixBits(seed ^ 1) % 2 == 1),
-      large_(tiers == Tiers::kOfSeed && MixBits(seed ^ 2) % 20 == 0) {
+      large_(tiers == Tiers::kOfSeed && MixBits(seed ^ 2) % 20 == 0),
+      refuses_(MixBits(seed ^ 3) % 8 == 1) {
   options_.max_seqs = random_.Between(1, 12);
   options_.max_step_tokens = random_.Between(1, 48);
   options_.max_chunk_tokens = random_.Between(1, 48);
@@ -163,11 +164,29 @@ absl::Status Simulation::ApplyPlan() {
   if (worker_ == nullptr || plans_.empty() || !worker_->CanApply()) return absl::OkStatus();
   const StepPlan plan = std::move(plans_.front());
   plans_.pop_front();
+  if (Refuses(plan)) {
+    Count(SimFault::kPlanRefused);
+    KillGroup(plan.step);
+    return AfterEvent();
+  }
   if (absl::Status s = worker_->Apply(plan); !s.ok()) return s;
   if (absl::Status s = CompareWithWorker(); !s.ok()) return s;
   if (!random_.OneIn(64)) return absl::OkStatus();
   Count(SimFault::kStepRefused);
   return worker_->Refuse(plan);
+}
+
+bool Simulation::Refuses(const StepPlan& plan) {
+  bool refuses = false;
+  for (const PlanOp& op : plan.ops) {
+    const auto* open = std::get_if<OpenSequence>(&op);
+    if (open == nullptr) continue;
+    SimClient& client = clients_.at(open->request.counter);
+    if (!client.refused()) continue;
+    client.OnRefused();
+    refuses = true;
+  }
+  return refuses;
 }
 
 // Makes one of the events that come from outside at any time.
@@ -241,6 +260,7 @@ void Simulation::Arrive(TokenizedRequest request) {
     const auto positions = static_cast<std::uint32_t>(request.prompt.size());
     client.KillAt(fatal_.Below(positions + request.stop.max_tokens));
   }
+  if (refuses_ && fatal_.OneIn(16)) client.Refuse();
   core_->Submit(now_ns_, std::move(request));
 }
 
@@ -293,6 +313,11 @@ absl::Status Simulation::MakePlan() {
     return Broken(7, "preempted while results are on their way");
   }
   ++coverage_.stalls[static_cast<std::size_t>(outcome.stall)];
+  // Pauses after refused plans are far longer than all else here.
+  const bool paused = core_->Snapshot().suspects > 0 && outcome.wake_ns.has_value();
+  if (paused && (outcome.stall == scheduler::StallReason::kHeldBack || fatal_.OneIn(64))) {
+    now_ns_ = std::max(now_ns_, *outcome.wake_ns);
+  }
   if (absl::Status s = CheckStall(outcome); !s.ok()) return s;
   if (absl::Status s = TakeEvents(); !s.ok()) return s;
   if (absl::Status s = CheckVictims(first); !s.ok()) return s;
@@ -324,7 +349,7 @@ absl::Status Simulation::DeliverResult() {
   return AfterEvent();
 }
 
-void Simulation::KillGroup() {
+void Simulation::KillGroup(std::optional<Step> refused) {
   for (const scheduler::SequenceStatus& sequence : core_->SequenceStates()) {
     ++coverage_.lost_in[static_cast<std::size_t>(sequence.state)];
   }
@@ -335,7 +360,8 @@ void Simulation::KillGroup() {
   Count(SimFault::kDiedResultSent, done);
   Count(SimFault::kDiedInAllPhases, sent && running && done);
   started_.clear();
-  if (blames_) {
+  refused_ = refused;
+  if (blames_ && !refused.has_value()) {
     started_ = worker_->Started();
     std::vector<SimClient*> under_way;
     for (const RequestId& id : worker_->UnderWay()) {
@@ -364,7 +390,11 @@ absl::Status Simulation::ReviveGroup() {
     return NextGroup();
   }
   if (!results_.empty()) return DeliverResult();  // those came before the loss
-  core_->Lost(epoch_, started_);
+  if (refused_.has_value()) {
+    core_->PlanRefused(now_ns_, epoch_, refused_, "the simulation refuses it");
+  } else {
+    core_->Lost(epoch_, started_);
+  }
   loss_sent_ = true;
   return AfterEvent();
 }

@@ -86,6 +86,7 @@ enum class SimFault : std::uint8_t {
   kStepRefused,         // a plan came twice
   kCancelAfterFinish,   // the cancel came when the result with the end was on its way
   kTooLargeForNewGroup,
+  kPlanRefused,    // a plan was refused for a request whose next plans are refused too
   kDiedOfRequest,  // the group died of a request, which will kill the next one too
   kCount,
 };
@@ -111,7 +112,7 @@ struct SimCoverage {
   std::uint64_t beams = 0;            // beam searches
   std::uint64_t beams_served = 0;
   std::uint64_t large = 0;                  // runs with long prompts
-  std::array<std::uint64_t, 6> stalls{};    // by StallReason
+  std::array<std::uint64_t, 7> stalls{};    // by StallReason
   std::array<std::uint64_t, 4> lags{};      // runs by lag
   std::array<std::uint64_t, 4> policies{};  // runs by policy
 
@@ -153,12 +154,15 @@ class Simulation {
   absl::Status CheckVictims(const std::optional<RequestId>& first) const;
   absl::Status CheckProgress();
   absl::Status DeliverResult();
-  void KillGroup();
+  // `refused`: the step whose plan the group refused; else it died.
+  void KillGroup(std::optional<Step> refused = std::nullopt);
   // Reports the loss, or the next group, to the core.
   absl::Status ReviveGroup();
   absl::Status NextGroup();
   absl::Status LateMessage();
   absl::Status ApplyPlan();
+  // Whether the group refuses the plan, because it opens a request that is always refused.
+  bool Refuses(const StepPlan& plan);
   ExecutorDescription RandomGroup();
   absl::Status WindDown();
   void MakeLarge();
@@ -192,6 +196,7 @@ class Simulation {
   Random fatal_;
   const bool blames_;
   const bool large_;                            // one seed in 20 has prompts of up to 8,000 tokens
+  const bool refuses_;                          // groups refuse plans with some requests
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 
   std::optional<scheduler::SchedulerCore> core_;
@@ -202,6 +207,7 @@ class Simulation {
   std::unique_ptr<SimWorker> worker_;  // null: the group is dead
   bool loss_sent_ = true;              // the core knows that the group is dead
   std::vector<Step> started_;          // the steps in which the group died
+  std::optional<Step> refused_;        // the plan that ended the epoch
   std::deque<StepPlan> plans_;         // sent, not applied
   std::deque<SimResult> results_;      // on their way back
   // Events of a lost epoch that come too late.

@@ -145,6 +145,11 @@ void FakeExecutor::CorruptDigest(Step step) {
   corrupt_.insert(step);
 }
 
+void FakeExecutor::RefuseRequest(const RequestId& request) {
+  absl::MutexLock lock(&mu_);
+  refused_.insert(request);
+}
+
 void FakeExecutor::HoldRestart() {
   absl::MutexLock lock(&mu_);
   hold_restart_ = true;
@@ -241,7 +246,7 @@ void FakeExecutor::BeginEpoch() {
 }
 
 void FakeExecutor::RunPlan(const StepPlan& plan) {
-  bool lose_during, lose_after, blames_requests;
+  bool lose_during, lose_after, blames_requests, refused = false;
   StepPlan applied = plan;
   {
     absl::MutexLock lock(&mu_);
@@ -249,13 +254,19 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
     lose_during = lose != lose_during_.end();
     blames_requests = lose_during && lose->second;
     lose_after = lose_after_.count(plan.step) > 0;
+    for (const PlanOp& op : plan.ops) {
+      const auto* open = std::get_if<OpenSequence>(&op);
+      refused |= open != nullptr && refused_.count(open->request) > 0;
+    }
     if (corrupt_.count(plan.step) > 0) applied.digest = ~applied.digest;
   }
+  if (refused)
+    return Lose(Lost::Cause::kInvalidPlan, "an operation is refused", {}, false, plan.step);
   const absl::StatusOr<worker::Batch> batch = state_->Apply(applied);
   if (!batch.ok()) {
     const bool digest = batch.status().code() == absl::StatusCode::kDataLoss;
     Lose(digest ? Lost::Cause::kDigest : Lost::Cause::kInvalidPlan,
-         std::string(batch.status().message()), {});
+         std::string(batch.status().message()), {}, false, plan.step);
     return;
   }
   if (lose_during) {
@@ -285,12 +296,13 @@ StepResult FakeExecutor::Compute(const worker::Batch& batch) {
 }
 
 void FakeExecutor::Lose(Lost::Cause cause, std::string detail, std::vector<Step> started,
-                        bool blames_requests) {
+                        bool blames_requests, std::optional<Step> refused) {
   Lost lost;
   lost.cause = cause;
   lost.detail = std::move(detail);
   lost.started = std::move(started);
   lost.blames_requests = blames_requests;
+  lost.refused = refused;
   {
     absl::MutexLock lock(&mu_);
     if (phase_ == Phase::kStopped) return;

@@ -72,6 +72,8 @@ class FakeExecutor final : public StepExecutor {
   void LoseNow();
   // Treats the plan of `step` as one whose digest differs.
   void CorruptDigest(Step step);
+  // Refuses each plan that opens a sequence of this request, in this epoch and in all later ones.
+  void RefuseRequest(const RequestId& request);
   // Makes Ready of the next epoch wait for Restart (default: Ready follows Lost at once).
   void HoldRestart();
   void Restart();
@@ -99,7 +101,7 @@ class FakeExecutor final : public StepExecutor {
   void RunPlan(const StepPlan& plan);
   StepResult Compute(const worker::Batch& batch);
   void Lose(Lost::Cause cause, std::string detail, std::vector<Step> started,
-            bool blames_requests = false);
+            bool blames_requests = false, std::optional<Step> refused = std::nullopt);
 
   const FakeExecutorOptions options_;
   ExecutorListener* listener_ = nullptr;
@@ -121,6 +123,7 @@ class FakeExecutor final : public StepExecutor {
   std::map<Step, bool> lose_during_ ABSL_GUARDED_BY(mu_);  // and whether it blames requests
   std::set<Step> lose_after_ ABSL_GUARDED_BY(mu_);
   std::set<Step> corrupt_ ABSL_GUARDED_BY(mu_);
+  std::set<RequestId> refused_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace flotilla::testing

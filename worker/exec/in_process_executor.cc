@@ -115,11 +115,13 @@ std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
   listener_->OnReady(epoch, runner_->description());
   while (std::optional<StepPlan> plan = plans_.Pop()) {
     auto result = runner_->Run(*plan);
+    bool asked = false;  // to end this epoch
     {
       absl::MutexLock lock(&mu_);
       if (stopped_) return std::nullopt;
       if (result.ok() && result->has_value()) --unanswered_;
-      if (ending_) result = absl::DataLossError("the scheduler refused a result of this epoch");
+      asked = ending_;
+      if (asked) result = absl::DataLossError("the scheduler refused a result of this epoch");
       if (!result.ok()) {
         epoch_ = Epoch{0};
         ending_ = false;
@@ -132,7 +134,10 @@ std::optional<Lost> InProcessExecutor::RunEpoch(Epoch epoch) {
                 .cause = LostCauseOf(result.status()),
                 .detail = std::string(result.status().message()),
                 .started = {},
-                .blames_requests = absl::IsAborted(result.status())};
+                .blames_requests = absl::IsAborted(result.status()),
+                .refused = std::nullopt};
+      const bool refused = lost.cause != Lost::Cause::kDied && !asked;
+      if (refused) lost.refused = plan->step;
       if (!lost.blames_requests) return lost;
       // One of these steps may have made a backend fail.
       for (std::uint64_t step = last_result.value() + 1; step <= plan->step.value(); ++step) {

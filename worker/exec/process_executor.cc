@@ -239,7 +239,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::TakeGroupEvent(
     }
     // Every rank finds the same fault in the same plan. Only the first report counts.
     if (incarnation_.stage == Stage::kReady && lost->epoch == last_epoch_) {
-      BeginNextEpoch(LoseEpoch(lost->cause, lost->detail, Report::kNoSteps));
+      BeginNextEpoch(LoseEpoch(lost->cause, lost->detail, Report::kNoSteps, lost->refused));
     }
     return std::nullopt;
   }
@@ -336,13 +336,15 @@ void ProcessExecutor::EndEpochAsAsked() {
                            Report::kNoSteps));
 }
 
-std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, Report report) {
+std::int64_t ProcessExecutor::LoseEpoch(Lost::Cause cause, std::string detail, Report report,
+                                        std::optional<Step> refused) {
   const bool with_started = report != Report::kNoSteps;
   Lost lost{.epoch = last_epoch_,
             .cause = cause,
             .detail = std::move(detail),
             .started = {},
-            .blames_requests = report == Report::kBlamedSteps};
+            .blames_requests = report == Report::kBlamedSteps,
+            .refused = refused};
   std::uint64_t started = 0;
   for (int rank = 0; with_started && rank < options_.group.ranks; ++rank) {
     const HeartbeatSlot& slot = incarnation_.group->slot(rank);

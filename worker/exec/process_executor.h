@@ -122,8 +122,8 @@ class ProcessExecutor final : public StepExecutor {
   void EndEpochAsAsked() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the epoch for both sides and drops its plans. Returns the time that those plans
   // were predicted to take. Called only in kReady.
-  std::int64_t LoseEpoch(Lost::Cause cause, std::string detail, Report report)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  std::int64_t LoseEpoch(Lost::Cause cause, std::string detail, Report report,
+                         std::optional<Step> refused = std::nullopt) ABSL_LOCKS_EXCLUDED(mu_);
   void TearDown(const End& end);
   void ForwardLogs();
   bool Stopped() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -224,11 +224,15 @@ class RankProcess {
     // The agent then starts another process.
     if (!result.ok() && runner_->failed()) return absl::InternalError(result.status().message());
     if (!result.ok()) {
+      const Lost::Cause cause = LostCauseOf(result.status());
+      std::optional<Step> refused;
+      if (cause != Lost::Cause::kDied) refused = plan.step;
       sent = Send(codec::GroupEvent(Lost{.epoch = *std::exchange(epoch_, std::nullopt),
-                                         .cause = LostCauseOf(result.status()),
+                                         .cause = cause,
                                          .detail = std::string(result.status().message()),
                                          .started = {},
-                                         .blames_requests = absl::IsAborted(result.status())}));
+                                         .blames_requests = absl::IsAborted(result.status()),
+                                         .refused = refused}));
     } else if (result->has_value()) {
       sent = Send(codec::GroupEvent(**std::move(result)));
     }

@@ -233,8 +233,10 @@ GroupEvent RandomValues::Event() {
                 .cause = static_cast<Lost::Cause>(Below(5)),
                 .detail = "cut \xe2\x82",
                 .started = {},
-                .blames_requests = Below(2) == 0};
+                .blames_requests = Below(2) == 0,
+                .refused = {}};
       for (std::size_t i = Below(4); i > 0; --i) lost.started.emplace_back(Word());
+      if (Flip()) lost.refused = Step(Word());
       return lost;
     }
     default:
