@@ -47,6 +47,7 @@ struct PlannedRun {
 
 struct PlanInFlight {
   Step step;
+  bool isolated = false;
   std::vector<PlannedRun> runs;  // ascending handles
 };
 

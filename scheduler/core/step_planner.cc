@@ -15,10 +15,14 @@ PlanOutcome StepPlanner::Make() {
   if (epoch.in_flight.size() > state_.description->lag) {
     return {.stall = StallReason::kPipelineFull};
   }
+  if (IsolatedStepInPipeline()) return {.stall = StallReason::kResults};
   plan_.epoch = epoch.epoch;
   plan_.step = Step(epoch.last_step.value() + 1);
 
   Choose();
+  if (isolated_.has_value() && state_.description->lag > 1 && !epoch.in_flight.empty()) {
+    return {.stall = StallReason::kResults};
+  }
   // When no result is outstanding, every length is exact, and no result can free a block. So the
   // last request in order gives its blocks to the others. The planner first waits for copies to or
   // from tiers that free blocks, because these may be enough.
@@ -63,11 +67,19 @@ PlanOutcome StepPlanner::Make() {
   std::sort(runs_.begin(), runs_.end(),
             [](const PlannedRun& a, const PlannedRun& b) { return a.handle < b.handle; });
   epoch.last_step = plan_.step;
-  epoch.in_flight.push_back({.step = plan_.step, .runs = std::move(runs_)});
+  epoch.in_flight.push_back(
+      {.step = plan_.step, .isolated = isolated_.has_value(), .runs = std::move(runs_)});
   ++state_.counters.plans;
   state_.counters.prefix_waits += waits_for_prefix_;
   state_.counters.evictions += epoch.kv.TakeEvictions();
   return {.plan = std::move(plan_)};
+}
+
+// In a pipeline several steps are under way at once. A death in an isolated step says whose rows
+// it was only if no other step was.
+bool StepPlanner::IsolatedStepInPipeline() const {
+  const std::deque<PlanInFlight>& plans = state_.epoch->in_flight;
+  return state_.description->lag > 1 && !plans.empty() && plans.back().isolated;
 }
 
 bool StepPlanner::DueInThisStep(const Sequence& sequence) const {
@@ -102,7 +114,7 @@ bool StepPlanner::ChooseIsolated() {
 
 bool StepPlanner::CanIsolate(TableIndex index) const {
   const Request& request = state_.requests[index];
-  if (!request.admitted) return request.starts_isolated;
+  if (!request.admitted) return request.starts_isolated && !request.held_back;
   return std::any_of(request.sequences.begin(), request.sequences.end(),
                      [this](TableIndex at) { return HasFatalRows(state_.sequences[at]); });
 }

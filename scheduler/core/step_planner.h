@@ -63,6 +63,7 @@ class StepPlanner {
     KvCacheManager::Match match;
   };
 
+  bool IsolatedStepInPipeline() const;
   bool DueInThisStep(const Sequence& sequence) const;
   // Chooses whether the step is isolated or shared, and assesses what can run in it.
   void Choose();
