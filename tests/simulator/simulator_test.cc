@@ -102,7 +102,10 @@ TEST(SimulatorTest, InvariantsHoldUnderPressure) {
     options.round_trip_ns = seed % 2 == 0 ? 0 : 4'000'000;
     options.lengths_known = seed % 3 == 0;
     options.core.prefix_cache = seed % 7 != 0;
-    if (seed % 4 == 0) options.core.expected_output_permille = 0;  // no room kept: preemptions
+    if (seed % 4 == 0) {  // no room is kept, so there are preemptions
+      options.core.expected_output_permille = 0;
+      options.core.watermark_blocks = 0;
+    }
     const auto record = Simulate(machine, workload, options);
     ASSERT_TRUE(record.ok()) << record.status();
     for (std::size_t i = 0; i < workload.requests.size(); ++i) {
