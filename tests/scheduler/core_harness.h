@@ -83,7 +83,9 @@ class CoreHarness {
     }
     StartCopies(*batch);
     const auto rows = static_cast<std::uint32_t>(batch->tokens.size());
-    const std::int64_t took = step_ns ? step_ns(rows - batch->decode_rows, batch->decode_rows) : 0;
+    const std::int64_t took = batch_ns  ? batch_ns(*batch)
+                              : step_ns ? step_ns(rows - batch->decode_rows, batch->decode_rows)
+                                        : 0;
     now_ns += took;
     // A plan without rows is sent to learn of a copy's end.
     if (rows == 0 && !copies_.empty()) now_ns = std::max(now_ns, copies_.front().end_ns);
@@ -147,6 +149,8 @@ class CoreHarness {
       };
   // How long a step of so many prefill and decode rows takes; null: no time.
   std::function<std::int64_t(std::uint32_t prefill_rows, std::uint32_t decode_rows)> step_ns;
+  // The same for machines on which context costs time; goes before step_ns.
+  std::function<std::int64_t(const worker::Batch&)> batch_ns;
   // False: copies to and from tiers are done with their step. True: a link makes one copy after
   // the other, and each takes as long as the description says.
   bool copies_take_time = false;

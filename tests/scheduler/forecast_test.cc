@@ -1,0 +1,475 @@
+// Tests what the scheduler's estimates are worth, in virtual time: deadlines, refusals, chunks and
+// memory under machines and answer lengths that it has to learn.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "tests/scheduler/core_harness.h"
+#include "tests/support/known_failure.h"
+#include "tests/support/random.h"
+
+namespace flotilla::scheduler {
+namespace {
+
+using testing::KnownFailure;
+
+ExecutorDescription Group(std::uint32_t blocks = 4000, std::uint32_t context = 16384) {
+  ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
+  group.vocab_size = 1000;
+  group.max_context = context;
+  group.groups = {KvGroup{.tokens_per_block = 16}};
+  group.block_count = blocks;
+  group.max_sequences = 512;
+  group.max_step_tokens = 8192;
+  group.prefill_ns_per_token = 20'000;
+  group.decode_ns_per_step = 1'000'000;
+  return group;
+}
+
+// The steps of SmolLM2-135M on two cores, as `flotilla simulate --machine this-cpu` has them.
+std::int64_t ThisCpuNs(const worker::Batch& batch) {
+  std::int64_t ns = 2'490'000;
+  for (const worker::BatchItem& item : batch.items) {
+    const std::int64_t first = item.first_position, rows = item.row_count;
+    const std::int64_t context = rows * first + rows * (rows + 1) / 2;
+    ns += item.decode ? 600'000 * rows + 850 * context : 380'000 * rows + 180 * context;
+  }
+  return ns;
+}
+
+// A prompt that shares no block with those of other ids. Its tokens are below 900.
+std::vector<TokenId> PromptOf(std::uint64_t id, std::uint32_t tokens) {
+  std::vector<TokenId> prompt;
+  for (std::uint64_t i = 0; i < tokens; ++i) {
+    prompt.push_back(static_cast<TokenId>((id * 7919 + i * 31 + id * i) % 900));
+  }
+  return prompt;
+}
+
+constexpr TokenId kStop = 999;
+
+TokenizedRequest OpenRequest(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens) {
+  TokenizedRequest request = CoreHarness::Request(id, 1, max_tokens);
+  request.prompt = PromptOf(id, prompt);
+  request.stop.stop_tokens = {kStop};
+  return request;
+}
+
+// Row 4.
+TEST(Forecast, ADeadlineThatCanBeMetIsMetAfterManyShortPrompts) {
+  const KnownFailure mark("the fixed time of a step counts as time of its rows");
+  CoreHarness harness({.max_step_tokens = 2048, .max_chunk_tokens = 2048}, Group(), "edf");
+  harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
+    return std::max<std::int64_t>(4'000'000, std::int64_t{20'000} * (prefill + decodes));
+  };
+  for (std::uint64_t id = 1; id <= 40; ++id) {
+    harness.Submit(id, 20, 2);
+    harness.RunAll();
+  }
+  TokenizedRequest request = CoreHarness::Request(100, 8000, 2);
+  request.deadline_ns = harness.now_ns + 1'000'000'000;
+  harness.core.Submit(harness.now_ns, request);
+  harness.RunAll();
+  EXPECT_EQ(harness.ReasonOf(100), FinishReason::kLength);
+}
+
+struct Mix {
+  int dropped = 0;
+  int could = 0;  // of these would have met the deadline if they had run next
+};
+
+// Serves a seeded mix under edf on a machine of random costs. Whoever is dropped is computed by
+// the true costs as if it ran next beside the running ones.
+Mix DropsOf(std::uint64_t seed) {
+  testing::Random random(seed);
+  const std::int64_t fixed = random.Between(200'000, 5'000'000);
+  const std::int64_t row = random.Between(5'000, 400'000);
+  const std::int64_t context = random.Between(0, 200), decode_context = random.Between(0, 800);
+  const auto chunk_ns = [=](std::int64_t begin, std::int64_t rows) {
+    return row * rows + context * (rows * begin + rows * (rows + 1) / 2);
+  };
+  const auto decode_ns = [=](std::int64_t length) { return row + decode_context * length; };
+  CoreHarness harness({.max_seqs = 8, .prefix_cache = false}, Group(), "edf");
+  harness.batch_ns = [=](const worker::Batch& batch) {
+    std::int64_t ns = fixed;
+    for (const worker::BatchItem& item : batch.items) {
+      ns += item.decode ? decode_ns(item.first_position + 1)
+                        : chunk_ns(item.first_position, item.row_count);
+    }
+    return ns;
+  };
+  struct Sent {
+    std::int64_t prompt, outputs, deadline;
+  };
+  std::map<std::uint64_t, Sent> sent;
+  const auto needs_ns = [&](const Sent& one) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> others;  // length, outputs left
+    for (const OpenSequenceView& view : harness.core.OpenSequences()) {
+      const Sent& other = sent[view.request.counter];
+      const std::int64_t made =
+          std::max<std::int64_t>(static_cast<std::int64_t>(view.tokens.size()) - other.prompt, 0);
+      others.emplace_back(view.tokens.size(), other.outputs - made);
+    }
+    std::int64_t ns = 0, step = 0;
+    const auto beside = [&] {
+      std::int64_t sum = fixed;
+      for (const auto& [length, left] : others) sum += left > step ? decode_ns(length + step) : 0;
+      ++step;
+      return sum;
+    };
+    const auto chunk = std::int64_t{256} - static_cast<std::int64_t>(others.size());
+    for (std::int64_t at = 0; at < one.prompt; at += chunk) {
+      ns += beside() + chunk_ns(at, std::min(chunk, one.prompt - at));
+    }
+    for (std::int64_t i = 1; i < one.outputs; ++i) ns += beside() + decode_ns(one.prompt + i);
+    return ns;
+  };
+  Mix mix;
+  std::set<std::uint64_t> dropped;
+  for (std::uint64_t id = 1; id <= 60 || harness.core.live_requests() > 0;) {
+    while (id <= 60 && (harness.core.live_requests() < 4 || random.OneIn(6))) {
+      Sent one{.prompt = static_cast<std::int64_t>(random.Between(4, random.OneIn(4) ? 3000 : 200)),
+               .outputs = static_cast<std::int64_t>(random.Between(1, 60)),
+               .deadline = 0};
+      one.deadline = harness.now_ns + static_cast<std::int64_t>(
+                                          random.Between(needs_ns(one) / 2, 6 * needs_ns(one)));
+      sent[id] = one;
+      TokenizedRequest request = OpenRequest(id, static_cast<std::uint32_t>(one.prompt),
+                                             static_cast<std::uint32_t>(one.outputs));
+      request.stop.stop_tokens.clear();
+      request.deadline_ns = one.deadline;
+      harness.core.Submit(harness.now_ns, request);
+      ++id;
+    }
+    const StallReason stall = harness.Plan();
+    for (const auto& [counter, events] : harness.events) {
+      if (!dropped.insert(counter).second) continue;
+      const std::optional<RequestEnd> end = harness.EndOf(counter);
+      if (!end.has_value() || harness.now_ns >= sent[counter].deadline ||
+          !absl::IsDeadlineExceeded(end->status) || harness.TokensOf(counter) > 0) {
+        dropped.erase(counter);
+        continue;
+      }
+      ++mix.dropped;
+      mix.could += harness.now_ns + needs_ns(sent[counter]) <= sent[counter].deadline;
+    }
+    if (stall != StallReason::kNone && harness.plans.empty()) continue;
+    harness.Answer();
+  }
+  return mix;
+}
+
+TEST(Forecast, WhoIsDroppedCouldNotHaveMetItsDeadline) {
+  const KnownFailure mark("predictions that are probably too long end requests");
+  Mix all;
+  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
+    const Mix mix = DropsOf(seed);
+    all.dropped += mix.dropped;
+    all.could += mix.could;
+  }
+  std::printf("%d dropped in 1,000 mixes; %d of them could have met their deadline\n", all.dropped,
+              all.could);
+  EXPECT_GT(all.dropped, 1000);
+  EXPECT_LE(all.could * 100, all.dropped);
+}
+
+// Row 5.
+TEST(Forecast, ChunksBehindALongContextKeepToTheInterTokenTarget) {
+  const KnownFailure mark("rows cost the same at every position");
+  CoreHarness harness(
+      {.max_step_tokens = 512, .max_chunk_tokens = 512, .itl_target_ns = 60'000'000}, Group(8000));
+  harness.batch_ns = ThisCpuNs;
+  const TokenizedRequest base = CoreHarness::Request(9, 8000, 2);
+  harness.core.Submit(0, base);
+  harness.RunAll();  // 8,000 tokens are cached
+  harness.Submit(1, 4, 3000);
+  for (int i = 0; i < 50; ++i) {
+    harness.Plan();
+    harness.Answer();
+  }
+  int over = 0, mixed = 0;
+  std::int64_t worst = 0;
+  for (std::uint64_t k = 0; k < 12; ++k) {
+    TokenizedRequest request = k % 2 ? CoreHarness::Request(100 + k, 600, 1) : base;
+    request.id.counter = 100 + k;
+    request.stop.max_tokens = 1;
+    for (std::uint64_t i = 0; k % 2 == 0 && i < 400; ++i) {
+      request.prompt.push_back(static_cast<TokenId>((k * 17 + i * 3) % 1000));
+    }
+    harness.core.Submit(harness.now_ns, request);
+    while (!harness.EndOf(100 + k).has_value()) {
+      harness.Plan();
+      const StepResult result = harness.Answer();
+      if (result.timings.rows == result.timings.decode_rows) continue;
+      ++mixed;
+      over += result.timings.compute_ns > 66'000'000;
+      worst = std::max(worst, result.timings.compute_ns);
+    }
+  }
+  std::printf("%d of %d mixed steps above 66 ms, the worst %.0f ms\n", over, mixed,
+              static_cast<double>(worst) * 1e-6);
+  EXPECT_LE(over * 20, mixed);
+}
+
+// Row 6.
+TEST(Forecast, NobodyIsRefusedWhilePlacesAreFree) {
+  const KnownFailure mark("outputs that are computed side by side count as if one after another");
+  CoreHarness harness({.max_seqs = 64, .max_wait_ns = 1'000'000'000}, Group());
+  harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
+    return 3'000'000 + std::int64_t{30'000} * prefill + std::int64_t{100'000} * decodes;
+  };
+  harness.Submit(1, 20, 300);
+  for (int i = 0; i < 200; ++i) {
+    harness.Plan();
+    harness.Answer();
+  }
+  for (std::uint64_t id = 10; id < 30; ++id) {
+    harness.Submit(id, 150, 400);
+    EXPECT_FALSE(harness.EndOf(id).has_value()) << id;
+  }
+}
+
+// Row 12. Requests of 100 tokens, of whose answers 15 in 100 have 1,500 tokens and the others 30.
+std::uint32_t OutputsOf(std::uint64_t seed) {
+  return (seed * 2654435761u >> 7) % 100 < 85 ? 30u : 1500u;
+}
+
+// How many steps 300 of them take in 600 blocks, after 200 of each length have been seen alone.
+std::uint64_t StepsWith(const std::function<std::uint32_t(std::uint32_t)>& max_tokens_of,
+                        std::uint32_t max_preemptions) {
+  CoreHarness harness(
+      {.max_seqs = 64, .max_queued_tokens = 1 << 20, .max_preemptions = max_preemptions},
+      Group(601, 8192));
+  harness.token_of = [&](const worker::BatchItem& item, std::uint32_t output) {
+    return output + 1 >= OutputsOf(item.sampling->seed) ? kStop
+                                                        : static_cast<TokenId>(output % 900);
+  };
+  std::uint64_t id = 1;
+  const auto send = [&] {
+    TokenizedRequest request = OpenRequest(id, 100, 1);
+    request.stop.max_tokens = max_tokens_of(OutputsOf(request.sampling.seed));
+    harness.core.Submit(0, request);
+    ++id;
+  };
+  const auto run = [&] {
+    std::uint64_t steps = 0;
+    while (harness.core.live_requests() > 0 && steps < 200'000) {
+      EXPECT_EQ(harness.Plan(), StallReason::kNone);
+      harness.Answer();
+      ++steps;
+    }
+    return steps;
+  };
+  while (id <= 600) send();
+  run();
+  while (id <= 900) send();
+  return run();
+}
+
+TEST(Forecast, MaxTokensThatAreTooLargeCostNoSteps) {
+  const KnownFailure mark("lengths are forecast as max_tokens times one ratio");
+  const auto exact = [](std::uint32_t outputs) { return outputs; };
+  const auto twenty = [](std::uint32_t outputs) { return std::min(20 * outputs, 8000u); };
+  const auto absent = [](std::uint32_t) { return 8092u; };
+  for (const std::uint32_t max_preemptions : {3u, 1000u}) {
+    const std::uint64_t best = StepsWith(exact, max_preemptions);
+    const std::uint64_t with_twenty = StepsWith(twenty, max_preemptions);
+    const std::uint64_t with_absent = StepsWith(absent, max_preemptions);
+    std::printf(
+        "at most %u preemptions: %llu steps with exact max_tokens, %llu with 20 times as "
+        "much, %llu with none\n",
+        max_preemptions, static_cast<unsigned long long>(best),
+        static_cast<unsigned long long>(with_twenty), static_cast<unsigned long long>(with_absent));
+    EXPECT_LE(with_twenty, best * 105 / 100);
+    EXPECT_LE(with_absent, best * 105 / 100);
+  }
+}
+
+// The mean times to the first token, of answers of 20 and of 400 tokens, under srpt.
+std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t max_of_long) {
+  CoreHarness harness({.max_seqs = 4}, Group(), "srpt");
+  harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
+    const std::uint32_t outputs = item.sampling->seed % 2 == 0 ? 20 : 400;
+    return output + 1 >= outputs ? kStop : static_cast<TokenId>(output % 900);
+  };
+  harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
+    return 1'000'000 + std::int64_t{20'000} * (prefill + decodes);
+  };
+  std::map<std::uint64_t, std::int64_t> sent, first;
+  const auto step = [&] {
+    if (harness.Plan() != StallReason::kNone && harness.plans.empty()) return false;
+    harness.Answer();
+    for (const auto& [id, events] : harness.events) {
+      if (!first.contains(id) && harness.TokensOf(id) > 0) first[id] = harness.now_ns;
+    }
+    for (const auto& [id, at] : first) harness.events.erase(id);
+    return true;
+  };
+  for (std::uint64_t id = 1; id <= 300; ++id) {
+    TokenizedRequest request = OpenRequest(id, 20, id % 2 == 0 ? max_of_short : max_of_long);
+    request.sampling.seed = id;
+    sent[id] = harness.now_ns;
+    harness.core.Submit(harness.now_ns, request);
+    for (int s = 0; id % 2 == 0 && s < 100; ++s) step();
+  }
+  while (step()) {
+  }
+  double waits[2] = {0, 0};
+  int count[2] = {0, 0};
+  for (const auto& [id, at] : first) {
+    if (id <= 120) continue;  // until then 50 answers of each class have been seen
+    waits[id % 2] += static_cast<double>(at - sent[id]) * 1e-6;
+    ++count[id % 2];
+  }
+  return {waits[0] / count[0], waits[1] / count[1]};
+}
+
+TEST(Forecast, SrptOrdersByAnswersAndNotByMaxTokens) {
+  const KnownFailure mark("lengths are forecast as max_tokens times one ratio");
+  const auto [exact_short, exact_long] = SrptWaits(20, 400);
+  const auto [short_answers, long_answers] = SrptWaits(4000, 400);
+  std::printf(
+      "first token with exact max_tokens: %.0f and %.0f ms; with 4,000 for the short ones: "
+      "%.0f and %.0f ms\n",
+      exact_short, exact_long, short_answers, long_answers);
+  EXPECT_LE(short_answers, 1.2 * exact_short);
+  EXPECT_LE(long_answers, 1.2 * exact_long);
+}
+
+TEST(Forecast, NonPreemptibleRequestsReserveWhatTheyAreExpectedToNeed) {
+  const KnownFailure mark("non-preemptible requests reserve all of max_tokens");
+  const auto steps = [](std::uint32_t max_tokens) {
+    CoreHarness harness({.max_seqs = 64,
+                         .max_queued_tokens = 1 << 20,
+                         .watermark_blocks = 0,
+                         .expected_output_permille = 0},
+                        Group(601, 8192));
+    harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
+      return output >= 250 + item.sampling->seed % 50 ? kStop : static_cast<TokenId>(output % 900);
+    };
+    for (std::uint64_t id = 1; id <= 200; ++id) {
+      harness.core.Submit(0, OpenRequest(id, 100, max_tokens));
+    }
+    std::uint64_t plans = 0;
+    while (harness.core.live_requests() > 0 && plans < 100'000) {
+      EXPECT_EQ(harness.Plan(), StallReason::kNone);
+      harness.Answer();
+      ++plans;
+    }
+    return plans;
+  };
+  const std::uint64_t exact = steps(300), large = steps(7000);
+  std::printf("%llu steps with max_tokens 300, %llu with 7,000\n",
+              static_cast<unsigned long long>(exact), static_cast<unsigned long long>(large));
+  EXPECT_LE(large, exact * 105 / 100);
+}
+
+// Row 17. What a closed loop of `concurrency` clients gets from this CPU with the default options.
+struct Stream {
+  double median_ms = 0, p99_ms = 0, tokens_per_s = 0;
+};
+Stream ClosedLoop(const CoreOptions& options, int concurrency) {
+  CoreHarness harness(options, Group());
+  harness.batch_ns = ThisCpuNs;
+  std::map<std::uint64_t, std::int64_t> last;
+  std::vector<double> gaps;
+  std::uint64_t id = 0, tokens = 0;
+  int live = 0;
+  std::int64_t begin = 0;
+  while (id < 60 + 6 * static_cast<std::uint64_t>(concurrency)) {
+    while (live < concurrency) {
+      harness.core.Submit(harness.now_ns, OpenRequest(++id, 130, 96));
+      ++live;
+    }
+    if (id <= 40) begin = harness.now_ns;  // the machine is known then
+    harness.Plan();
+    harness.Answer();
+    for (const auto& [counter, events] : harness.events) {
+      for (const EngineEvent& event : events) {
+        live -= std::holds_alternative<RequestEnd>(event);
+        if (!std::holds_alternative<TokenEvent>(event)) continue;
+        std::int64_t& before = last[counter];
+        if (before > 0 && id > 40) {
+          gaps.push_back(static_cast<double>(harness.now_ns - before) * 1e-6);
+        }
+        tokens += id > 40;
+        before = harness.now_ns;
+      }
+    }
+    harness.events.clear();
+  }
+  std::sort(gaps.begin(), gaps.end());
+  return {.median_ms = gaps[gaps.size() / 2],
+          .p99_ms = gaps[gaps.size() * 99 / 100],
+          .tokens_per_s =
+              static_cast<double>(tokens) * 1e9 / static_cast<double>(harness.now_ns - begin)};
+}
+
+TEST(Forecast, ByDefaultChunksFollowTheTimeOfSteps) {
+  const KnownFailure mark("a chunk has as many rows as the budget allows");
+  for (const int concurrency : {8, 32}) {
+    const Stream stream = ClosedLoop({}, concurrency);
+    std::printf("%d at once: a token each %.1f ms in the median, %.1f ms at p99, %.0f tokens/s\n",
+                concurrency, stream.median_ms, stream.p99_ms, stream.tokens_per_s);
+    EXPECT_LE(stream.p99_ms, 3 * stream.median_ms);
+  }
+}
+
+// Row 18. The requests per second that are served within 4 s, of `rate` that arrive.
+double Goodput(const char* policy, double rate) {
+  CoreHarness harness({}, Group(), policy);
+  harness.batch_ns = ThisCpuNs;
+  testing::Random random(11);
+  const auto uniform = [&] { return (random.Below(1 << 30) + 0.5) / (1 << 30); };
+  constexpr std::int64_t kEnd = 60'000'000'000;
+  double next_ns = 0;
+  int met = 0;
+  std::uint64_t id = 0;
+  while (harness.now_ns < kEnd) {
+    while (next_ns <= static_cast<double>(harness.now_ns)) {
+      TokenizedRequest request = OpenRequest(++id, 130, 96);
+      request.deadline_ns = static_cast<std::int64_t>(next_ns) + 4'000'000'000;
+      harness.core.Submit(harness.now_ns, request);
+      next_ns -= 1e9 / rate * std::log(uniform());
+    }
+    if (harness.Plan() == StallReason::kNone || !harness.plans.empty()) {
+      harness.Answer();
+    } else {
+      harness.now_ns = static_cast<std::int64_t>(next_ns) + 1;
+    }
+    harness.TakeEvents();
+    for (const auto& [counter, events] : harness.events) {
+      for (const EngineEvent& event : events) {
+        const auto* end = std::get_if<RequestEnd>(&event);
+        met += end != nullptr && end->status.ok();
+      }
+    }
+    harness.events.clear();
+  }
+  return met * 1e9 / static_cast<double>(kEnd);
+}
+
+TEST(Forecast, GoodputHoldsAtFiveTimesTheCapacityUnderEveryPolicy) {
+  const KnownFailure mark("requests that cannot meet their deadline are computed in vain");
+  for (const absl::string_view name : PolicyNames()) {
+    const std::string policy(name);
+    double peak = 0, at_peak = 0;
+    for (const double rate : {4.0, 6.0, 8.0, 10.0, 12.0}) {
+      const double goodput = Goodput(policy.c_str(), rate);
+      if (goodput > peak) at_peak = rate;
+      peak = std::max(peak, goodput);
+    }
+    const double overload = Goodput(policy.c_str(), 45);
+    std::printf("%s: %.2f requests/s in time at the peak (%.0f/s), %.2f at 45/s\n", policy.c_str(),
+                peak, at_peak, overload);
+    EXPECT_GE(overload, 0.8 * peak);
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::scheduler
