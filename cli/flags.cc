@@ -235,8 +235,7 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "The order in which requests run. fcfs runs them in the order of arrival. The other policies "
      "run higher priorities first. Requests of equal priority run in the order of arrival under "
      "priority, in the order of the predicted time to finish under srpt, and in the order of "
-     "deadlines under edf. edf also ends waiting requests that are predicted to miss their "
-     "deadline.",
+     "deadlines under edf.",
      kServe | kScheduler},
     {"--fair-share", &RoleFlags::fair_share, "", 0, 0, kSchedule,
      "The next request is taken from the waiting tenant whose served tokens, divided by its "
@@ -247,7 +246,7 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      kServe | kScheduler},
     {"--itl-target-ms", &RoleFlags::itl_target_ms, "ms", 0, 60'000, kSchedule,
      "The target for the longest step while a sequence decodes. Prefill chunks become smaller "
-     "to meet it. 0 means no target.",
+     "to meet it. 0 means 2.5 times what a step takes without chunks.",
      kServe | kScheduler},
     {"--max-preemptions", &RoleFlags::max_preemptions, "times", 0, 1000, kSchedule,
      "How often a request may be preempted before it becomes non-preemptible.",

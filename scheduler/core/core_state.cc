@@ -1,6 +1,7 @@
 #include "scheduler/core/core_state.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "scheduler/core/admission.h"
@@ -27,7 +28,8 @@ CoreState::CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> po
       fair(options.fair_share, options.tenant_weights),
       waiting(&requests, &fair, options.max_step_tokens),
       deadlines(EarlierDeadline{&requests}),
-      output_ratio(std::int64_t{options.expected_output_permille} * 1024) {}
+      // Without a first estimate, answers are as long as they may be until some were seen.
+      forecast(options.expected_output_permille > 0 ? options.expected_output_permille : 1000) {}
 
 std::uint32_t CoreState::MaxStepTokens() const {
   return std::min(options.max_step_tokens, description->max_step_tokens);
@@ -57,21 +59,11 @@ std::vector<TableIndex> CoreState::RunningInOrder() const {
   return order;
 }
 
-std::int64_t CoreState::RecomputeNs() const {
-  return rates.prefill_ns_per_token() * description->groups[0].tokens_per_block;
-}
-
 std::uint64_t CoreState::MostBlocks(const Request& request) const {
   const Extent extent{.prompt_tokens = request.prompt_tokens,
                       .max_tokens = request.stop.max_tokens,
                       .width = request.width()};
   return flotilla::scheduler::MostBlocks(extent, *description);
-}
-
-void CoreState::LearnOutputRatio(std::uint32_t outputs, std::uint32_t max_tokens) {
-  if (options.expected_output_permille == 0 || max_tokens == 0) return;
-  const std::int64_t seen = std::int64_t{outputs} * 1000 * 1024 / max_tokens;
-  output_ratio += (seen - output_ratio) / 16;
 }
 
 void CoreState::UpdateOutstanding(Sequence& sequence) {
@@ -123,41 +115,36 @@ void CoreState::Enqueue(TableIndex index) {
   PlanForks(request);
   request.waiting_tokens = request.waiting_rows = 0;
   for (const TableIndex at : request.sequences) {
-    const Sequence& sequence = sequences[at];
+    Sequence& sequence = sequences[at];
+    UpdateForecast(sequence);
     const std::uint64_t tokens = sequence.tokens.size() - sequence.fork.length;
     request.waiting_tokens += tokens;
-    request.waiting_rows += tokens + PredictOutputs(sequence);
+    request.waiting_rows += tokens + ExpectedOutputs(sequence);
   }
   request.order = policy->Key(request, PredictNs(request, 0));
   const Sequence& first = sequences[request.sequences.front()];
   request.starts_isolated = first.fatal.any() && first.fatal.begin == 0;
+  request.demoted = false;
   waiting.Push(index);
 }
 
-std::uint64_t CoreState::PredictOutputs(const Sequence& sequence) const {
-  const Request& request = RequestOf(sequence);
-  const std::uint64_t most = request.stop.max_tokens;
-  const std::uint64_t made = OutputTokens(sequence);
-  const std::uint64_t predicted =
-      options.expected_output_permille == 0 ? most : most * expected_output_permille() / 1000;
-  // If a sequence comes near the prediction or exceeds it, an eighth more is predicted.
-  return std::min(std::max(predicted, made + made / 8 + 1), most) - std::min(made, most);
-}
-
-std::int64_t CoreState::PredictNs(const Request& request, std::uint64_t cached_tokens) const {
-  std::uint64_t tokens = 0, longest = 0;
-  for (const TableIndex at : request.sequences) {
-    const Sequence& sequence = sequences[at];
-    tokens += sequence.tokens.size() - sequence.fork.length;
-    longest = std::max(longest, PredictOutputs(sequence));
-  }
-  return rates.PredictRequestNs(tokens - std::min(tokens, cached_tokens), longest,
-                                reserved_sequences);
+void CoreState::Demote(TableIndex index) {
+  Request& request = requests[index];
+  const std::uint64_t tokens = request.waiting_tokens, rows = request.waiting_rows;
+  waiting.Remove(index);
+  request.order = {.group = std::numeric_limits<std::int64_t>::max()};
+  request.demoted = true;
+  request.waiting_tokens = tokens;
+  request.waiting_rows = rows;
+  waiting.Push(index);
 }
 
 void CoreState::AdmitRequest(TableIndex index) {
   Request& request = requests[index];
   waiting.Remove(index);
+  // Once it runs, it gives way only to those that its own class gives way to.
+  if (request.demoted) request.order = policy->Key(request, PredictNs(request, 0));
+  request.demoted = false;
   counters.resumptions += request.was_admitted;
   request.admitted = true;
   request.overtaken_rows = 0;
@@ -179,6 +166,7 @@ TableIndex CoreState::AddSequence(Sequence sequence) {
                        [this](TableIndex a, SequenceIndex i) { return sequences[a].index < i; });
   request.sequences.insert(at, index);
   AddRunning(index);
+  UpdateForecast(sequences[index]);
   UpdateOutstanding(sequences[index]);
   return index;
 }
@@ -271,6 +259,10 @@ void CoreState::EndRequest(TableIndex index, FinishReason reason, absl::Status s
     if (request.beam != nullptr) break;
     EmitSequenceEnd(request, sequences[sequence].index, reason, OutputTokens(sequences[sequence]));
   }
+  for (const TableIndex sequence : request.sequences) {
+    const std::uint32_t made = OutputTokens(sequences[sequence]);
+    if (reason == FinishReason::kDeadline && made > 0) LearnOutputs(request, made, false);
+  }
   while (!request.sequences.empty()) DropSequence(request.sequences.back());
   Forget(index);
 }
@@ -328,7 +320,7 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
   request.decode_preemptions += decoded;
   ++request.preemptions;
   request.non_preemptible = request.preemptions >= options.max_preemptions;
-  if (options.expected_output_permille > 0) output_ratio += (1000 * 1024 - output_ratio) / 4;
+  caution += (kMostCaution - caution) / 4;
   std::vector<BlockId> blocks;  // those in the prefix index
   for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];

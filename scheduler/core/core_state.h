@@ -7,13 +7,16 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/types/event.h"
 #include "common/types/executor.h"
+#include "common/types/request.h"
 #include "scheduler/core/fair_share.h"
+#include "scheduler/core/forecast/forecast.h"
 #include "scheduler/core/handle_table.h"
 #include "scheduler/core/indexed_table.h"
 #include "scheduler/core/kv_cache_manager.h"
@@ -21,7 +24,6 @@
 #include "scheduler/core/policy.h"
 #include "scheduler/core/preemption.h"
 #include "scheduler/core/quarantine.h"
-#include "scheduler/core/rates.h"
 #include "scheduler/core/refused_plans.h"
 #include "scheduler/core/request.h"
 #include "scheduler/core/sequence.h"
@@ -49,6 +51,7 @@ struct PlanInFlight {
   Step step;
   bool isolated = false;
   std::vector<PlannedRun> runs;  // ascending handles
+  StepShape shape;
 };
 
 // The state that begins and ends with one epoch of the worker group.
@@ -76,7 +79,8 @@ struct CoreCounters {
   std::uint64_t length = 0;
   std::uint64_t cancelled = 0;
   std::uint64_t expired = 0;
-  std::uint64_t dropped_late = 0;  // those of `expired` that DeadlinePolicy ended before they began
+  std::uint64_t dropped_late = 0;  // those of `expired` that ended before they began
+  std::uint64_t ended_late = 0;    // those that ended while they ran, before their deadline
   std::uint64_t failed = 0;
   std::uint64_t preemptions = 0;          // of requests, for memory
   std::uint64_t swapped = 0;              // preemptions whose blocks went to a tier
@@ -108,6 +112,13 @@ struct CoreCounters {
   std::uint64_t trims = 0;            // times that blocks for wrong draft tokens were taken back
 };
 
+// A request that asks to enter, as the forecast sees it.
+struct ForecastEntry {
+  Request request;          // without sequences; in no table
+  ForecastWork needs;       // from its start to its end
+  std::int64_t run_ns = 0;  // the expected time from its start to its end
+};
+
 struct CoreState {
   CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> policy);
   CoreState(const CoreState&) = delete;
@@ -131,14 +142,16 @@ struct CoreState {
   std::uint64_t next_arrival = 0;
   std::uint64_t outstanding_tokens = 0;  // sum of Sequence::outstanding_tokens
   bool draining = false;
-  // The share of their max_tokens that requests make, in units of 1/1024 of a thousandth.
-  // See CoreOptions::expected_output_permille.
-  std::int64_t output_ratio = 0;
+  std::int64_t now_ns = 0;  // of the present call
 
   std::optional<ExecutorDescription> description;  // of the last epoch
   std::optional<EpochState> epoch;                 // while a group is ready
   Epoch last_epoch{0};
-  Rates rates;
+  Forecast forecast;
+  // How far memory is kept for more than the mean output, up to kMostCaution for the upper
+  // quantile. Each preemption raises it, and each answer that ends lowers it.
+  static constexpr std::uint32_t kMostCaution = 1024;
+  std::uint32_t caution = 0;
   StepCosts costs;
 
   CoreCounters counters;
@@ -163,9 +176,6 @@ struct CoreState {
     return static_cast<std::uint32_t>(sequence.tokens.size()) - RequestOf(sequence).prompt_tokens;
   }
   bool IsBeam(const Sequence& sequence) const { return RequestOf(sequence).beam != nullptr; }
-  std::uint32_t expected_output_permille() const {
-    return static_cast<std::uint32_t>(output_ratio / 1024);
-  }
   // Whether `a` goes before `b`: non-preemptible requests first, then by tenant, policy and
   // arrival. Tenants are charged, so under fair share this changes from plan to plan.
   bool Before(const Request& a, const Request& b) const;
@@ -173,19 +183,42 @@ struct CoreState {
   std::vector<TableIndex> RunningInOrder() const;
   // The most blocks that a request alone can come to hold.
   std::uint64_t MostBlocks(const Request& request) const;
-  // The number of output tokens that a sequence is predicted to still make.
-  std::uint64_t PredictOutputs(const Sequence& sequence) const;
-  // The time that a request would need to finish if it started now and `cached_tokens`
+  // The number of output tokens that a sequence is expected to still make, and the number for
+  // which memory is kept. The latter is more after preemptions.
+  std::uint64_t ExpectedOutputs(const Sequence& sequence) const;
+  std::uint64_t MemoryOutputs(const Sequence& sequence) const;
+  // Whether the request misses its deadline even if it runs next and the forecast errs by as much
+  // as it can, and whether it is expected to.
+  bool SurelyLate(const Request& request);
+  bool ExpectedLate(const Request& request) const;
+  // Whether the running requests that are expected to meet their deadlines still are once this
+  // one runs beside them.
+  bool LeavesTime(const Request& request) const;
+  // Forecasts the outputs of a sequence anew.
+  void UpdateForecast(Sequence& sequence);
+  // Learns from an answer that ended by itself, or, if it was ended, had at least `outputs` tokens.
+  void LearnOutputs(const Request& request, std::uint32_t outputs, bool ended_itself);
+  // The expected time that a request would need to finish if it started now and `cached_tokens`
   // of its tokens need not be computed.
   std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens) const;
+  // The least time that it can need, as far as the forecast is sure.
+  std::int64_t QuickestNs(const Request& request, std::uint64_t cached_tokens) const;
+  // What the forecast says of a request that has not been accepted.
+  ForecastEntry EntryOf(const TokenizedRequest& request) const;
+  // The expected time until such a request would start. O(requests).
+  std::int64_t PredictWaitNs(const ForecastEntry& entry) const;
   // The predicted time to recompute one block of K and V.
   std::int64_t RecomputeNs() const;
+  // The sequences that run, as decodes.
+  StepShape RunningShape() const;
   // Recounts the sequence's outstanding tokens. Must be called after every change to its
   // tokens, lengths or fork.
   void UpdateOutstanding(Sequence& sequence);
 
   // Puts a request that is not open into the queue.
   void Enqueue(TableIndex request);
+  // Puts a waiting request behind all others.
+  void Demote(TableIndex request);
   // Takes a request out of the queue. Its sequences become pending, and
   // reserved_sequences grows by its width.
   void AdmitRequest(TableIndex request);
@@ -201,8 +234,6 @@ struct CoreState {
   // Ends a sequence that is an answer (not a beam). If it is the last one, its request
   // ends too.
   void EndSequence(TableIndex sequence, FinishReason reason, std::uint32_t kept);
-  // Updates output_ratio with a sequence that has ended after `outputs` tokens.
-  void LearnOutputRatio(std::uint32_t outputs, std::uint32_t max_tokens);
   // Ends a request with all sequences that it still has. Their output tokens count.
   void EndRequest(TableIndex request, FinishReason reason, absl::Status status);
   // Emits the RequestEnd of a request that has no sequences left, and forgets it.
@@ -221,6 +252,13 @@ struct CoreState {
   void UpdateRefusedPlans(std::int64_t now_ns);
 
  private:
+  using Decodes = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+  // What is left of `outputs` tokens, within what the sequence may have.
+  std::uint64_t RemainingOf(const Sequence& sequence, std::uint32_t outputs) const;
+  Decodes DecodesBeside(const Request& request) const;
+  std::int64_t DecodesNs(std::uint64_t steps, std::uint64_t length, const Decodes& others) const;
+  void AddRunning(ForecastQueue& queue) const;
+  void AddWaiting(const Request& request, ForecastQueue& queue) const;
   void Detach(Sequence& sequence);
   void LeaveRunning(TableIndex sequence);
   void AddRunning(TableIndex sequence);

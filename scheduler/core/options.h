@@ -41,8 +41,11 @@ struct CoreOptions {
   // this many tokens in total may start before it. 0: none; -1: 32 * max_step_tokens.
   std::int64_t max_overtaken_rows = -1;
   // The target for the time between two tokens: while any sequence decodes, prefill chunks
-  // are made smaller so that steps take at most this. 0: no target.
+  // are made smaller so that steps take at most this. 0: itl_permille decides.
   std::int64_t itl_target_ns = 0;
+  // Without a target, a step with chunks takes at most this many thousandths of the time that
+  // its decodes are predicted to take alone, once the machine's steps are known. 0: no limit.
+  std::uint32_t itl_permille = 2500;
   // A request whose predicted wait is longer than this is refused. 0: only the limits of
   // the queue apply.
   std::int64_t max_wait_ns = 0;

@@ -22,8 +22,6 @@ class OrderPolicy {
   virtual absl::string_view name() const = 0;
   // The key of a request that the group is predicted to finish in `predicted_ns`.
   virtual OrderKey Key(const Request& request, std::int64_t predicted_ns) const = 0;
-  // Whether a request that is predicted to miss its deadline ends before it starts.
-  virtual bool drops_late() const { return false; }
 };
 
 // First come, first served. Priorities are ignored.
@@ -54,8 +52,7 @@ class SrptPolicy final : public OrderPolicy {
 };
 
 // Among equal priorities, the request with the earliest deadline goes first; requests
-// without a deadline come last. A request that is predicted to miss its deadline ends
-// before its prefill, so that others meet theirs.
+// without a deadline come last.
 class DeadlinePolicy final : public OrderPolicy {
  public:
   absl::string_view name() const override { return "edf"; }
@@ -63,7 +60,6 @@ class DeadlinePolicy final : public OrderPolicy {
     return {.group = -std::int64_t{request.priority},
             .value = request.deadline_ns.value_or(std::numeric_limits<std::int64_t>::max())};
   }
-  bool drops_late() const override { return true; }
 };
 
 // The names of the policies.

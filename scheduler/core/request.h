@@ -16,6 +16,7 @@
 #include "common/types/event.h"
 #include "common/types/request.h"
 #include "scheduler/core/beam_search.h"
+#include "scheduler/core/forecast/output_lengths.h"
 #include "scheduler/core/indexed_table.h"
 
 namespace flotilla::scheduler {
@@ -48,10 +49,13 @@ struct Request {
   LogprobSpec logprobs;
   std::optional<std::int64_t> deadline_ns;
 
+  AnswerClass answer_class;  // for forecasts of its outputs
+
   std::int32_t priority = 0;
   std::uint64_t arrival = 0;  // order of admission; unique
   TableIndex tenant = 0;      // in FairShare
   OrderKey order;             // the key that it got when it last entered the queue
+  bool demoted = false;       // it waits behind all others, because it will hardly be in time
 
   // True while the request is admitted; false while it waits in the queue.
   bool admitted = false;
@@ -100,6 +104,8 @@ struct Request {
   bool wants_prompt_rows() const {
     return logprobs.prompt_top != LogprobSpec::kOff && prompt_logprobs_next < prompt_tokens;
   }
+  // Whether each answer surely has max_tokens tokens, unless it is cancelled.
+  bool has_exact_outputs() const { return beam != nullptr || stop.stop_tokens.empty(); }
   // The most sequences that the request can have at once.
   std::uint32_t width() const {
     return beam ? beam->search.beams() : static_cast<std::uint32_t>(sequences.size());

@@ -45,7 +45,7 @@ absl::Status ResultApplier::ApplyPlan(const PlanInFlight& plan, const StepResult
       return absl::InternalError(absl::StrCat("copy ", copy, " is done but was not begun"));
     }
   }
-  state_.rates.Observe(result.timings);
+  state_.forecast.Observe(plan.shape, result.timings);
   if (state_.MaxDraftTokens() > 0) state_.costs.Observe(result.timings);
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
     const SequenceResult& sequence = result.sequences[i];
@@ -132,13 +132,14 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   }
   if (absl::Status s = EmitPromptLogprobs(run, result, request); !s.ok()) return s;
   EmitTokens(result, sequence);
+  if (state_.OutputTokens(sequence) >= sequence.forecast_until) state_.UpdateForecast(sequence);
   state_.UpdateOutstanding(sequence);
   state_.epoch->kv.Publish(sequence, request, sequence.length.computed);
   if (run.candidates > 0) {
     sequence.candidates = result.candidates;
     BeamDriver(state_).Advance(sequence.request);
   } else if (result.finished.has_value()) {
-    state_.LearnOutputRatio(state_.OutputTokens(sequence), request.stop.max_tokens);
+    state_.LearnOutputs(request, state_.OutputTokens(sequence), true);
     state_.EndSequence(index, *result.finished, state_.OutputTokens(sequence));
   } else if (sequence.state == SequenceState::kEnding &&
              sequence.length.computed == sequence.length.max) {

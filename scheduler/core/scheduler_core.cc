@@ -19,7 +19,7 @@ absl::Status SchedulerCore::Ready(Epoch epoch, const ExecutorDescription& descri
   if (state_.epoch.has_value()) state_.LoseEpoch();
   state_.last_epoch = epoch;
   state_.description = description;
-  state_.rates = Rates(description.prefill_ns_per_token, description.decode_ns_per_step);
+  state_.forecast.Begin(description.prefill_ns_per_token, description.decode_ns_per_step);
   state_.costs = StepCosts(description.prefill_ns_per_token, description.decode_ns_per_step);
   state_.epoch.emplace(epoch, description, state_.options.prefix_cache);
   for (const TableIndex index : state_.requests.Indices()) {
@@ -121,8 +121,9 @@ absl::Status SchedulerCore::CheckQueue(const TokenizedRequest& request) const {
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", state_.waiting.tokens(), " prompt tokens wait"));
   }
-  const std::int64_t wait_ns = state_.rates.PredictRowsNs(state_.waiting.rows());
-  if (state_.options.max_wait_ns > 0 && wait_ns > state_.options.max_wait_ns) {
+  if (state_.options.max_wait_ns == 0) return absl::OkStatus();
+  const std::int64_t wait_ns = state_.PredictWaitNs(state_.EntryOf(request));
+  if (wait_ns > state_.options.max_wait_ns) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the wait would be about ", wait_ns / 1'000'000, " ms; the limit is ",
                      state_.options.max_wait_ns / 1'000'000, " ms"));
@@ -133,7 +134,9 @@ absl::Status SchedulerCore::CheckQueue(const TokenizedRequest& request) const {
 void SchedulerCore::Submit(std::int64_t now_ns, TokenizedRequest request) {
   if (absl::Status s = CheckEntry(now_ns, request); !s.ok()) {
     const bool retry = absl::IsResourceExhausted(s) || absl::IsUnavailable(s);
-    Refuse(request, std::move(s), retry ? state_.rates.RetryAfterMs(state_.waiting.rows()) : 0);
+    const bool known = retry && state_.description.has_value();
+    const std::int64_t wait_ns = known ? state_.PredictWaitNs(state_.EntryOf(request)) : 0;
+    Refuse(request, std::move(s), retry ? Forecast::RetryAfterMs(wait_ns) : 0);
     return;
   }
   EndComplete(Accept(std::move(request)));
@@ -161,6 +164,8 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   accepted.priority = request.priority;
   accepted.arrival = state_.next_arrival++;
   accepted.non_preemptible = state_.options.max_preemptions == 0;
+  accepted.answer_class =
+      AnswerClass::Of(request.tenant, accepted.stop.max_tokens, true, accepted.prompt_tokens);
   accepted.tenant = state_.fair.Join(request.tenant);
   accepted.answers = request.sequences;
   accepted.crash_count = request.crash_count;
@@ -244,6 +249,11 @@ void SchedulerCore::CancelBeam(TableIndex index, SequenceIndex number) {
   }
 }
 
+std::int64_t SchedulerCore::PredictWaitNs(const TokenizedRequest& request) const {
+  if (!state_.description.has_value()) return 0;
+  return state_.PredictWaitNs(state_.EntryOf(request));
+}
+
 absl::Status SchedulerCore::Apply(const StepResult& result) {
   return ResultApplier(state_).Apply(result);
 }
@@ -257,27 +267,55 @@ void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
   }
 }
 
-// Ends the requests at the head of the queue that are predicted to miss their deadline, so
-// that their time goes to requests that can meet theirs.
-void SchedulerCore::DropLate(std::int64_t now_ns) {
-  if (!state_.policy->drops_late() || !state_.epoch.has_value()) return;
-  while (const std::optional<TableIndex> head = state_.waiting.head()) {
-    const TableIndex index = *head;
-    const Request& request = state_.requests[index];
-    if (!request.deadline_ns.has_value() || request.was_admitted) return;
-    KvCacheManager& kv = state_.epoch->kv;
-    const Sequence& first = state_.sequences[request.sequences.front()];
-    const std::uint32_t cached = kv.PositionsOf(kv.FindPrefix(first, request));
-    if (now_ns + state_.PredictNs(request, cached) <= *request.deadline_ns) return;
-    ++state_.counters.dropped_late;
+// Ends the running requests that surely miss their deadline, so that their time goes to requests
+// that can meet theirs.
+void SchedulerCore::EndLate() {
+  if (!state_.epoch.has_value() || state_.deadlines.empty()) return;
+  constexpr int kChecks = 16;  // limits the work of a plan
+  std::vector<TableIndex> late;
+  const std::int64_t step_ns = state_.forecast.steps().PredictNs(state_.RunningShape());
+  int checks = 0;
+  for (const TableIndex at : state_.running) {
+    const Sequence& sequence = state_.sequences[at];
+    const Request& request = state_.RequestOf(sequence);
+    if (!request.deadline_ns.has_value() || sequence.state != SequenceState::kDecode) continue;
+    const auto steps = static_cast<std::int64_t>(state_.ExpectedOutputs(sequence));
+    if (state_.now_ns + steps * step_ns <= *request.deadline_ns || ++checks > kChecks) continue;
+    const bool known = !late.empty() && late.back() == sequence.request;
+    if (!known && state_.SurelyLate(request)) late.push_back(sequence.request);
+  }
+  for (const TableIndex index : late) {
+    ++state_.counters.ended_late;
     state_.EndRequest(index, FinishReason::kDeadline,
                       absl::DeadlineExceededError("the deadline could not have been met"));
   }
 }
 
+// Ends the requests at the head of the queue that surely miss their deadline. Those that probably
+// miss it go behind all others.
+void SchedulerCore::DropLate() {
+  if (!state_.epoch.has_value() || state_.deadlines.empty()) return;
+  while (const std::optional<TableIndex> head = state_.waiting.head()) {
+    const TableIndex index = *head;
+    const Request& request = state_.requests[index];
+    if (request.was_admitted || request.non_preemptible) return;
+    if (state_.SurelyLate(request)) {
+      ++state_.counters.dropped_late;
+      state_.EndRequest(index, FinishReason::kDeadline,
+                        absl::DeadlineExceededError("the deadline could not have been met"));
+    } else if (!request.demoted && state_.waiting.size() > 1 && state_.ExpectedLate(request)) {
+      state_.Demote(index);
+    } else {
+      return;
+    }
+  }
+}
+
 PlanOutcome SchedulerCore::Plan(std::int64_t now_ns) {
+  state_.now_ns = now_ns;
   ExpireDeadlines(now_ns);
-  DropLate(now_ns);
+  EndLate();
+  DropLate();
   state_.UpdateRefusedPlans(now_ns);
   PlanOutcome outcome = StepPlanner(state_).Make();
   outcome.wake_ns = state_.refused_plans.wake_ns();

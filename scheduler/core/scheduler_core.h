@@ -96,7 +96,7 @@ class SchedulerCore {
   // INVALID_ARGUMENT and UNIMPLEMENTED: see admission.h. RESOURCE_EXHAUSTED with
   // a retry hint: the queue is full. UNAVAILABLE: draining, or no group was ever
   // ready. ALREADY_EXISTS: its id is in use. DEADLINE_EXCEEDED: the deadline has passed,
-  // or (by policy) is predicted to be missed.
+  // or is surely missed.
   void Submit(std::int64_t now_ns, TokenizedRequest request);
 
   // Ends the sequence at once, or all sequences of the request if none is named, in any
@@ -127,6 +127,8 @@ class SchedulerCore {
   // The number of requests that are accepted and have not ended.
   std::size_t live_requests() const { return state_.requests.size(); }
   CoreSnapshot Snapshot() const;
+  // The expected time until such a request would start if it came now. 0 without a group.
+  std::int64_t PredictWaitNs(const TokenizedRequest& request) const;
 
   // Open sequences in ascending order of their handles. O(sequences).
   std::vector<OpenSequenceView> OpenSequences() const;
@@ -149,7 +151,8 @@ class SchedulerCore {
                     std::vector<std::vector<TokenId>> prefixes);
   void EndComplete(TableIndex request);
   void CancelBeam(TableIndex request, SequenceIndex index);
-  void DropLate(std::int64_t now_ns);
+  void EndLate();
+  void DropLate();
   void ExpireDeadlines(std::int64_t now_ns);
 
   CoreState state_;

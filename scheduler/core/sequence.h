@@ -12,6 +12,7 @@
 
 #include "common/types/event.h"
 #include "common/types/ids.h"
+#include "scheduler/core/forecast/output_lengths.h"
 #include "scheduler/core/indexed_table.h"
 #include "scheduler/core/prefix_index.h"
 #include "scheduler/core/speculation.h"
@@ -99,6 +100,9 @@ struct Sequence {
   ForkPlan fork;
   // Tokens still to be computed, as counted in CoreState::outstanding_tokens.
   std::uint64_t outstanding_tokens = 0;
+  // The output tokens that it is expected to have in all. Good until it has `forecast_until`.
+  OutputForecast forecast;
+  std::uint32_t forecast_until = 0;
 
   // The following fields are valid only while the sequence is open.
   SequenceHandle handle;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/core/admission.h"
 #include "scheduler/core/check.h"
 
 namespace flotilla::scheduler {
@@ -57,8 +58,7 @@ PlanOutcome StepPlanner::Make() {
   for (const Chunk& chunk : chunks_) EmitChunk(chunk.index, chunk.rows);
   DealRows();
   EmitDraftTokens();
-  plan_.predicted_ns = state_.rates.PredictStepNs(
-      prefill_rows_, static_cast<std::uint32_t>(decodes_.size()) + draft_rows_);
+  plan_.predicted_ns = state_.forecast.steps().QuantileNs(shape_, 900);
   LoadAhead();
   StoreAhead();
   epoch.kv.EmitCopies(plan_);
@@ -67,8 +67,10 @@ PlanOutcome StepPlanner::Make() {
   std::sort(runs_.begin(), runs_.end(),
             [](const PlannedRun& a, const PlannedRun& b) { return a.handle < b.handle; });
   epoch.last_step = plan_.step;
-  epoch.in_flight.push_back(
-      {.step = plan_.step, .isolated = isolated_.has_value(), .runs = std::move(runs_)});
+  epoch.in_flight.push_back({.step = plan_.step,
+                             .isolated = isolated_.has_value(),
+                             .runs = std::move(runs_),
+                             .shape = shape_});
   ++state_.counters.plans;
   state_.counters.prefix_waits += waits_for_prefix_;
   state_.counters.evictions += epoch.kv.TakeEvictions();
@@ -155,8 +157,11 @@ void StepPlanner::Assess() {
   prompts_.clear();
   due_later_ = prompt_can_run_ = false;
   // Copies may hold some of the reserved blocks for a while: those of a sequence that has ended.
-  const std::uint64_t available = state_.epoch->kv.pool().available();
-  free_blocks_ = available - std::min(available, ReservedBlocks());
+  available_blocks_ = state_.epoch->kv.pool().available();
+  CountNonPreemptible();
+  free_blocks_ = available_blocks_ - std::min(available_blocks_, ReservedBlocks());
+  shape_ = {};
+  target_ns_ = 0;
   promised_blocks_ = 0;
   expected_.reset();
   budget_ = state_.MaxStepTokens();
@@ -165,14 +170,30 @@ void StepPlanner::Assess() {
   AssessPrompts();
 }
 
-// When sequences decode in this step, prompts get the rows that the target leaves, and
-// always at least kLeastRows.
+// When sequences decode in this step, prompts get the rows that the target leaves, and always at
+// least kLeastRows. Without a target of its own, the step may take a multiple of what its decodes
+// take alone.
 void StepPlanner::KeepToItlTarget() {
   constexpr std::uint32_t kLeastRows = 8;
-  const std::uint32_t rows = state_.MaxStepTokens() - budget_;
-  if (state_.options.itl_target_ns == 0 || rows == 0) return;
-  budget_ = std::min(budget_, std::max(kLeastRows, state_.rates.PrefillRowsWithin(
-                                                       state_.options.itl_target_ns, rows)));
+  if (budget_ == state_.MaxStepTokens()) return;
+  const StepTimeModel& steps = state_.forecast.steps();
+  target_ns_ = state_.options.itl_target_ns;
+  if (target_ns_ == 0 && steps.steps() >= StepTimeModel::kWarmUp) {
+    target_ns_ = steps.PredictNs(shape_) / 1000 * state_.options.itl_permille;
+  }
+  if (target_ns_ == 0) return;
+  const std::uint32_t rows = steps.RowsWithin(target_ns_, shape_, 0, budget_);
+  budget_ = std::min(budget_, std::max(rows, kLeastRows));
+}
+
+// Rows cost more the longer their context is. The first chunks of a step and the first request in
+// order get kLeastRows all the same, so that it advances.
+std::uint32_t StepPlanner::RowsOfTarget(std::uint32_t begin, std::uint32_t rows, bool first) const {
+  constexpr std::uint32_t kLeastRows = 8;
+  if (target_ns_ == 0 || rows == 0) return rows;
+  const std::uint32_t within = state_.forecast.steps().RowsWithin(target_ns_, shape_, begin, rows);
+  const bool advances = first || shape_.prefill_rows < kLeastRows;
+  return advances ? std::max(within, std::min(rows, kLeastRows)) : within;
 }
 
 bool StepPlanner::InFirstRequest(const Sequence& sequence) const {
@@ -225,11 +246,14 @@ void StepPlanner::AssessDecode(TableIndex index) {
     const Request& request = state_.RequestOf(sequence);
     const std::uint64_t needed = BlocksNeededForNext(sequence);
     if (needed > Room(request)) {
-      short_of_blocks_.push_back(index);
+      // One that waits for a non-preemptible request before it needs no other to give way.
+      const bool waits = request.non_preemptible && needed <= available_blocks_;
+      (waits ? for_other_steps_ : short_of_blocks_).push_back(index);
       return;
     }
     Take(request, needed);
     --budget_;
+    shape_.AddDecode(sequence.length.scheduled_max);
     decodes_.push_back(index);
   }
 }
@@ -253,6 +277,7 @@ void StepPlanner::AssessBeamStep(TableIndex index) {
   }
   Take(request, needed);
   --budget_;
+  shape_.AddChunk(sequence.length.scheduled_max, 1);
   chunks_.push_back({index, 1});
 }
 
@@ -279,7 +304,7 @@ void StepPlanner::AssessPrompt(TableIndex index) {
   if (RowsWithin(sequence, 1, PromptRoom(request)) > 0) {
     prompts_.push_back(index);
     prompt_can_run_ = true;
-  } else if (InFirstRequest(sequence)) {
+  } else if (InFirstRequest(sequence) && !WaitsForEarlier(request)) {
     short_of_blocks_.push_back(index);
   }
 }
@@ -325,24 +350,27 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
     sequence.fork = ForkPlan{};
     state_.UpdateOutstanding(sequence);
   }
-  PendingOpen open{.index = index, .rows = 0, .match = {}};
+  PendingOpen open{.index = index, .begin = 0, .rows = 0, .match = {}};
   std::uint32_t begin = sequence.fork.length;
   const bool forks = sequence.fork.parent.has_value();
   if (!forks) {
     open.match = kv.FindPrefix(sequence, state_.RequestOf(sequence));
     begin = kv.PositionsOf(open.match);
   }
+  open.begin = begin;
   const auto whole = static_cast<std::uint32_t>(sequence.tokens.size()) - begin;
   open.rows = whole;
   Promise(state_.RequestOf(sequence), OpenNeeds(open));
   if (forks && !ParentIsReady(sequence)) return std::nullopt;
   if (!IsInThisStep(sequence)) return std::nullopt;
   const std::uint32_t wanted =
-      std::min({whole, sequence.StepEnd(begin) - begin, MaxChunk(), budget_});
+      RowsOfTarget(begin, std::min({whole, sequence.StepEnd(begin) - begin, MaxChunk(), budget_}),
+                   InFirstRequest(sequence));
   for (open.rows = wanted; open.rows > 0; open.rows /= 2) {
     if (OpenNeeds(open) <= blocks) return open;
   }
-  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence)) {
+  const bool waits = WaitsForEarlier(state_.RequestOf(sequence));
+  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence) && !waits) {
     short_of_blocks_.push_back(index);
   }
   return std::nullopt;
@@ -350,12 +378,11 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
 
 void StepPlanner::ScheduleOpen(const PendingOpen& open) {
   const Request& request = state_.RequestOf(state_.sequences[open.index]);
-  if (!request.non_preemptible) {
-    const std::uint64_t takes = OpenNeeds(open);
-    free_blocks_ -= takes;
-    promised_blocks_ -= takes;
-  }
+  const std::uint64_t takes = OpenNeeds(open);
+  Take(request, takes);
+  if (!request.non_preemptible) promised_blocks_ -= takes;
   budget_ -= open.rows;
+  shape_.AddChunk(open.begin, open.rows);
   opens_.push_back(open);
 }
 
@@ -364,8 +391,13 @@ bool StepPlanner::AnyDeferred() const {
                      [this](TableIndex index) { return state_.sequences[index].deferred; });
 }
 
-std::uint64_t StepPlanner::ReservedBlocks() const {
-  std::uint64_t reserved = 0;
+// Whether the request could have blocks, but leaves them to non-preemptible ones before it.
+bool StepPlanner::WaitsForEarlier(const Request& request) const {
+  return request.non_preemptible && SafeBlocks(request) < available_blocks_;
+}
+
+void StepPlanner::CountNonPreemptible() {
+  non_preemptible_.clear();
   // Non-preemptible requests are the first in order.
   for (std::size_t at = 0; at < state_.running.size();) {
     const Request& request = state_.RequestOf(state_.sequences[state_.running[at]]);
@@ -378,14 +410,62 @@ std::uint64_t StepPlanner::ReservedBlocks() const {
     }
     std::sort(held.begin(), held.end());
     const auto distinct = std::unique(held.begin(), held.end()) - held.begin();
-    reserved += state_.MostBlocks(request) - static_cast<std::uint64_t>(distinct);
+    non_preemptible_.push_back({.request = &request,
+                                .held = static_cast<std::uint64_t>(distinct),
+                                .most = state_.MostBlocks(request)});
     at += request.sequences.size();
+  }
+}
+
+std::uint64_t StepPlanner::ReservedBlocks() const {
+  std::uint64_t reserved = 0;
+  for (const NonPreemptible& one : non_preemptible_) {
+    const std::uint64_t expected = ExpectedBlocks(*one.request);
+    reserved += expected - std::min(expected, one.held);
   }
   return reserved;
 }
 
+std::uint64_t StepPlanner::ExpectedBlocks(const Request& request) const {
+  constexpr std::uint32_t kMore = 16;  // positions that the next plans may add
+  std::uint32_t outputs = 0;
+  for (const TableIndex index : request.sequences) {
+    const Sequence& sequence = state_.sequences[index];
+    const auto known = std::max<std::uint32_t>(static_cast<std::uint32_t>(sequence.tokens.size()),
+                                               sequence.length.allocated);
+    outputs = std::max({outputs, sequence.forecast.upper, known + kMore - request.prompt_tokens});
+  }
+  const Extent extent{.prompt_tokens = request.prompt_tokens,
+                      .max_tokens = std::min(outputs, request.stop.max_tokens),
+                      .width = request.width()};
+  return flotilla::scheduler::MostBlocks(extent, *state_.description);
+}
+
+std::uint64_t StepPlanner::SafeBlocks(const Request& request) const {
+  const std::uint64_t total = state_.epoch->kv.pool().total();
+  std::uint64_t safe = total, later = 0;  // blocks that requests after the one in question hold
+  bool before = false;
+  for (std::size_t i = non_preemptible_.size(); i-- > 0;) {
+    const NonPreemptible& one = non_preemptible_[i];
+    before |= one.request != &request && GoesBefore(*one.request, request);
+    if (before) safe = std::min(safe, total - std::min(total, one.most + later));
+    later += one.held;
+  }
+  return safe;
+}
+
+bool StepPlanner::FitsSafely(const Request& request) const {
+  std::uint64_t later = 0;
+  for (const NonPreemptible& one : non_preemptible_) {
+    if (GoesBefore(request, *one.request)) later += one.held;
+  }
+  return state_.MostBlocks(request) + later <= state_.epoch->kv.pool().total() &&
+         ExpectedBlocks(request) <= SafeBlocks(request);
+}
+
 std::uint64_t StepPlanner::Room(const Request& request) const {
-  return request.non_preemptible ? state_.epoch->kv.pool().available() : free_blocks_;
+  if (!request.non_preemptible) return free_blocks_;
+  return std::min(available_blocks_, SafeBlocks(request));
 }
 
 std::uint64_t StepPlanner::BlocksNeededForNext(const Sequence& sequence) const {
@@ -394,11 +474,22 @@ std::uint64_t StepPlanner::BlocksNeededForNext(const Sequence& sequence) const {
 }
 
 void StepPlanner::KeepFor(const Sequence& sequence) {
-  Take(state_.RequestOf(sequence), std::min(free_blocks_, BlocksNeededForNext(sequence)));
+  const Request& request = state_.RequestOf(sequence);
+  Take(request, std::min(request.non_preemptible ? available_blocks_ : free_blocks_,
+                         BlocksNeededForNext(sequence)));
 }
 
 void StepPlanner::Take(const Request& request, std::uint64_t blocks) {
-  if (!request.non_preemptible) free_blocks_ -= blocks;
+  available_blocks_ -= blocks;
+  if (!request.non_preemptible) {
+    free_blocks_ -= blocks;
+    return;
+  }
+  // Its blocks were reserved, except for those that it takes beyond the forecast.
+  free_blocks_ = std::min(free_blocks_, available_blocks_);
+  for (NonPreemptible& one : non_preemptible_) {
+    if (one.request == &request) one.held += blocks;
+  }
 }
 
 void StepPlanner::Promise(const Request& request, std::uint64_t blocks) {

@@ -59,6 +59,7 @@ class StepPlanner {
   // that the prefix cache has for it.
   struct PendingOpen {
     TableIndex index;
+    std::uint32_t begin;  // the position of its first row
     std::uint32_t rows;
     KvCacheManager::Match match;
   };
@@ -83,6 +84,8 @@ class StepPlanner {
   void AssessBeamStep(TableIndex index);
   bool ParentIsReady(const Sequence& sequence) const;
   void KeepToItlTarget();
+  // As many of `rows` rows of a chunk from position `begin` as the inter-token target allows.
+  std::uint32_t RowsOfTarget(std::uint32_t begin, std::uint32_t rows, bool first = false) const;
   // Opens what is pending, and finds whether begun prompts can go on.
   void AssessPrompts();
   void AssessPrompt(TableIndex index);
@@ -156,9 +159,21 @@ class StepPlanner {
   void AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const;
   std::uint64_t PeakBlocksWith(const Request& request);
 
-  // The blocks reserved for non-preemptible requests: those that they can still come to
-  // need in addition to what they hold.
+  // Counts the blocks of the non-preemptible requests that run.
+  void CountNonPreemptible();
+  // The blocks reserved for them: those that they are expected to need in addition to what they
+  // hold, by the upper forecast of their outputs.
   std::uint64_t ReservedBlocks() const;
+  // The most blocks that a non-preemptible request is expected to come to hold.
+  std::uint64_t ExpectedBlocks(const Request& request) const;
+  // The blocks that a non-preemptible request may take so that each one before it in the order
+  // can still get all blocks that it can ever need, once the requests that are preemptible have
+  // given theirs back (as in Dijkstra's banker's algorithm). No limit for the first one.
+  std::uint64_t SafeBlocks(const Request& request) const;
+  // Whether such a request may start: those after it hold little enough, and it is expected to
+  // run to its end without waiting for those before it.
+  bool FitsSafely(const Request& request) const;
+  bool WaitsForEarlier(const Request& request) const;
   // The blocks that the request may take.
   std::uint64_t Room(const Request& request) const;
   // Takes blocks for the request from free_blocks_.
@@ -198,8 +213,6 @@ class StepPlanner {
   CoreState& state_;
   StepPlan plan_;
   std::vector<PlannedRun> runs_;
-  std::uint32_t prefill_rows_ = 0;
-  std::uint32_t draft_rows_ = 0;
 
   std::optional<TableIndex> isolated_;  // the request of an isolated step
 
@@ -212,16 +225,24 @@ class StepPlanner {
   std::vector<PendingOpen> opens_;           // of pending sequences
   bool decodes_are_short_ = false;           // some of short_of_blocks_ are decodes
   bool due_later_ = false;                   // a decode is due in another micro-batch's step
-  std::uint64_t free_blocks_ = 0;            // after all of the above, without reserved ones
-  std::uint64_t promised_blocks_ = 0;        // needed for the rest of the prompts begun
-  std::uint32_t budget_ = 0;                 // rows left
-  std::vector<TableIndex> order_;            // the running sequences, in order
-  std::vector<TableIndex> prompts_;          // begun ones, in order, that were dealt no rows yet
-  bool prompt_can_run_ = false;              // one of them has blocks for a row
-  bool waits_for_prefix_ = false;            // the head of the queue waits for a prefix
-  std::vector<TableIndex> tried_;            // waiting requests that could not be admitted
-  std::vector<TableIndex> queue_;            // the next waiting requests, the first one last
-  std::optional<TableIndex> blocked_;        // the first of them that others can overtake
+  std::uint64_t available_blocks_ = 0;       // after all of the above
+  std::uint64_t free_blocks_ = 0;            // the same, without reserved ones
+  struct NonPreemptible {
+    const Request* request;
+    std::uint64_t held, most;  // blocks
+  };
+  std::vector<NonPreemptible> non_preemptible_;  // in the order of the policy
+  StepShape shape_;                              // of all of the above
+  std::int64_t target_ns_ = 0;                   // for the step, if chunks keep to one
+  std::uint64_t promised_blocks_ = 0;            // needed for the rest of the prompts begun
+  std::uint32_t budget_ = 0;                     // rows left
+  std::vector<TableIndex> order_;                // the running sequences, in order
+  std::vector<TableIndex> prompts_;    // begun ones, in order, that were dealt no rows yet
+  bool prompt_can_run_ = false;        // one of them has blocks for a row
+  bool waits_for_prefix_ = false;      // the head of the queue waits for a prefix
+  std::vector<TableIndex> tried_;      // waiting requests that could not be admitted
+  std::vector<TableIndex> queue_;      // the next waiting requests, the first one last
+  std::optional<TableIndex> blocked_;  // the first of them that others can overtake
   bool dealt_to_shorter_ = false;
   std::optional<Admission> load_;  // the head of the queue, if it is to be read back first
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed

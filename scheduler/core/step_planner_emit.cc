@@ -108,7 +108,9 @@ std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
       {state_.MaxDraftTokens(), budget_, sequence.length.max - sequence.length.computed_min});
   const std::uint64_t kept =
       promised_blocks_ + std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences;
-  const std::uint64_t blocks = free_blocks_ > kept ? free_blocks_ - kept : 0;
+  const Request& request = state_.RequestOf(sequence);
+  const std::uint64_t safe = request.non_preemptible ? SafeBlocks(request) : free_blocks_;
+  const std::uint64_t blocks = std::min(safe, free_blocks_ > kept ? free_blocks_ - kept : 0);
   const std::uint32_t upper = sequence.length.scheduled_max;
   const std::uint32_t end = std::min(upper + most, sequence.StepEnd(upper));
   // No position beyond the sequence's maximum is ever written.
@@ -120,7 +122,7 @@ void StepPlanner::EmitDraftTokens() {
   if (state_.MaxDraftTokens() == 0) return;
   SpeculationLoad load{.rows = static_cast<std::uint32_t>(decodes_.size()),
                        .tokens = decodes_.size() * std::uint64_t{DraftAcceptance::kSure},
-                       .prefill_ns = prefill_rows_ * state_.rates.prefill_ns_per_token()};
+                       .prefill_ns = state_.forecast.PrefillPartNs(shape_)};
   const bool nobody = !short_of_blocks_.empty() || state_.costs.Stale(load.rows);
   for (std::size_t i = 0; i < decodes_.size(); ++i) {
     Sequence& sequence = state_.sequences[decodes_[i]];
@@ -144,9 +146,15 @@ void StepPlanner::EmitDraftTokens(Sequence& sequence, PlannedRun& run, std::uint
   run.depth = depth;
   run.most += depth;
   budget_ -= depth;
-  draft_rows_ += depth;
+  shape_.AddDecode(sequence.length.scheduled_max, depth);
   sequence.length.Send(0, depth);
-  free_blocks_ -= state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max);
+  const std::uint64_t takes =
+      state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max);
+  free_blocks_ -= takes;
+  available_blocks_ -= takes;
+  for (NonPreemptible& one : non_preemptible_) {
+    if (one.request == &state_.RequestOf(sequence)) one.held += takes;
+  }
   state_.epoch->kv.Allocate(sequence, sequence.length.scheduled_max, plan_);
 }
 
@@ -187,7 +195,6 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
                    .candidates = run.candidates});
   plan_.ops.push_back(std::move(run));
   ChargePrompt(state_.RequestOf(sequence), begin, end);
-  prefill_rows_ += rows;
   state_.counters.prefill_tokens += rows;
 }
 
@@ -221,13 +228,18 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   Sequence& sequence = state_.sequences[first];
   Open(first, admission.match);
 
-  const std::uint32_t rows = std::min({RowsLeft(sequence), MaxChunk(), most});
+  const std::uint32_t begin = sequence.length.scheduled_max;
+  const std::uint32_t rows =
+      std::max(RowsOfTarget(begin, std::min({RowsLeft(sequence), MaxChunk(), most})), 1u);
   const std::uint64_t takes =
       admission.match.pinned + kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
-  free_blocks_ -= request.non_preemptible ? needs : takes;
+  available_blocks_ -= takes;
+  free_blocks_ -= std::min(free_blocks_, request.non_preemptible ? needs : takes);
   Promise(request, needs - takes);
   budget_ -= rows;
+  shape_.AddChunk(begin, rows);
   EmitChunk(first, rows);
+  if (request.non_preemptible) CountNonPreemptible();
 }
 
 }  // namespace flotilla::scheduler

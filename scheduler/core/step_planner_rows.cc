@@ -29,7 +29,7 @@ void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput
     std::uint64_t held = 0;
     for (const auto& table : sequence.tables) held += table.size();
     expected.push_back(
-        {.remaining = std::min(state_.PredictOutputs(sequence), kMostTokens),
+        {.remaining = std::min(state_.MemoryOutputs(sequence), kMostTokens),
          .own_blocks = held - std::min<std::uint64_t>(held, sequence.shared_blocks)});
   }
 }
@@ -58,12 +58,15 @@ std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
 }
 
 // The blocks for all tokens that the request knows: its first sequence begins with the
-// match, and the others fork. For a non-preemptible request, all blocks that it can come
-// to need.
+// match, and the others fork. For a non-preemptible request, all blocks that it is expected
+// to come to need.
 std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
                                           const KvCacheManager::Match& match) const {
   const KvCacheManager& kv = state_.epoch->kv;
-  if (request.non_preemptible) return match.pinned + state_.MostBlocks(request) - match.blocks;
+  if (request.non_preemptible) {
+    const std::uint64_t expected = ExpectedBlocks(request);
+    return match.pinned + expected - std::min<std::uint64_t>(expected, match.blocks);
+  }
   const auto first = state_.sequences[request.sequences.front()].tokens.size();
   std::uint64_t needs = match.pinned + kv.BlocksFor(first) - match.blocks;
   for (std::size_t i = 1; i < request.sequences.size(); ++i) {
@@ -90,6 +93,7 @@ void StepPlanner::Load(const Admission& load) {
   const Request& request = state_.requests[load.request];
   state_.epoch->kv.Load(state_.sequences[request.sequences.front()], load.match);
   free_blocks_ -= load.match.in_tiers;
+  available_blocks_ -= load.match.in_tiers;
   state_.counters.blocks_in += load.match.in_tiers;
 }
 
@@ -120,6 +124,7 @@ void StepPlanner::StoreAhead() {
                                    .spare = wanted || free_blocks_ < kept ? 0 : free_blocks_ - kept,
                                    .recompute_ns = state_.RecomputeNs()});
   free_blocks_ -= stored.unnamed;
+  available_blocks_ -= stored.unnamed;
   state_.counters.blocks_out += stored.begun;
 }
 
@@ -145,6 +150,9 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   const bool head = index == state_.waiting.head();
   Attempt attempt{.blocked = state_.reserved_sequences + request.width() > state_.MaxRunning()};
   if (attempt.blocked && !(head && state_.epoch->kv.tiers().any())) return attempt;
+  if (!request.non_preemptible && !state_.running.empty() && !state_.LeavesTime(request)) {
+    return attempt;
+  }
   const KvCacheManager::Match match = state_.epoch->kv.FindPrefix(
       state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
   const bool loads = head && WantsLoad(match);
@@ -158,6 +166,10 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   if (state_.running.empty() &&
       (state_.epoch->kv.HeldByCopies() == 0 || free_blocks_ >= AdmissionNeeds(request, match))) {
     return {.admission = Admission{index, match}};
+  }
+  if (request.non_preemptible && !FitsSafely(request)) {
+    attempt.blocked = true;
+    return attempt;
   }
   attempt.computing = WhoComputesPrefix(request, match);
   if (attempt.computing.has_value()) {
@@ -211,7 +223,7 @@ bool StepPlanner::MayOvertake(TableIndex index) const {
 }
 
 std::optional<TableIndex> StepPlanner::NextWaiting() {
-  if (budget_ == 0 || !short_of_blocks_.empty() || tried_.size() >= kMostTried) {
+  if (RowsOfTarget(0, budget_) == 0 || !short_of_blocks_.empty() || tried_.size() >= kMostTried) {
     return std::nullopt;
   }
   if (isolated_.has_value()) {
@@ -256,15 +268,17 @@ void StepPlanner::DealToPrompt(TableIndex index, std::uint32_t most) {
   Erase(prompts_, index);
   const Sequence& sequence = state_.sequences[index];
   const Request& request = state_.RequestOf(sequence);
-  const std::uint32_t rows = RowsWithin(sequence, std::min(most, MaxChunk()), PromptRoom(request));
+  const std::uint32_t begin = sequence.length.scheduled_max;
+  const std::uint32_t wanted = RowsOfTarget(begin, std::min({most, MaxChunk(), RowsLeft(sequence)}),
+                                            InFirstRequest(sequence));
+  const std::uint32_t rows = RowsWithin(sequence, wanted, PromptRoom(request));
   if (rows == 0) return;
   const std::uint64_t takes =
       state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
-  if (!request.non_preemptible) {
-    free_blocks_ -= takes;
-    promised_blocks_ -= takes;
-  }
+  Take(request, takes);
+  if (!request.non_preemptible) promised_blocks_ -= takes;
   budget_ -= rows;
+  shape_.AddChunk(begin, rows);
   EmitChunk(index, rows);
 }
 

@@ -16,8 +16,6 @@
 namespace flotilla::scheduler {
 namespace {
 
-using testing::KnownFailure;
-
 ExecutorDescription Group(std::uint32_t blocks = 4000, std::uint32_t context = 16384) {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.vocab_size = 1000;
@@ -62,7 +60,6 @@ TokenizedRequest OpenRequest(std::uint64_t id, std::uint32_t prompt, std::uint32
 
 // Row 4.
 TEST(Forecast, ADeadlineThatCanBeMetIsMetAfterManyShortPrompts) {
-  const KnownFailure mark("the fixed time of a step counts as time of its rows");
   CoreHarness harness({.max_step_tokens = 2048, .max_chunk_tokens = 2048}, Group(), "edf");
   harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
     return std::max<std::int64_t>(4'000'000, std::int64_t{20'000} * (prefill + decodes));
@@ -165,7 +162,6 @@ Mix DropsOf(std::uint64_t seed) {
 }
 
 TEST(Forecast, WhoIsDroppedCouldNotHaveMetItsDeadline) {
-  const KnownFailure mark("predictions that are probably too long end requests");
   Mix all;
   for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
     const Mix mix = DropsOf(seed);
@@ -180,7 +176,6 @@ TEST(Forecast, WhoIsDroppedCouldNotHaveMetItsDeadline) {
 
 // Row 5.
 TEST(Forecast, ChunksBehindALongContextKeepToTheInterTokenTarget) {
-  const KnownFailure mark("rows cost the same at every position");
   CoreHarness harness(
       {.max_step_tokens = 512, .max_chunk_tokens = 512, .itl_target_ns = 60'000'000}, Group(8000));
   harness.batch_ns = ThisCpuNs;
@@ -218,7 +213,6 @@ TEST(Forecast, ChunksBehindALongContextKeepToTheInterTokenTarget) {
 
 // Row 6.
 TEST(Forecast, NobodyIsRefusedWhilePlacesAreFree) {
-  const KnownFailure mark("outputs that are computed side by side count as if one after another");
   CoreHarness harness({.max_seqs = 64, .max_wait_ns = 1'000'000'000}, Group());
   harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
     return 3'000'000 + std::int64_t{30'000} * prefill + std::int64_t{100'000} * decodes;
@@ -272,7 +266,6 @@ std::uint64_t StepsWith(const std::function<std::uint32_t(std::uint32_t)>& max_t
 }
 
 TEST(Forecast, MaxTokensThatAreTooLargeCostNoSteps) {
-  const KnownFailure mark("lengths are forecast as max_tokens times one ratio");
   const auto exact = [](std::uint32_t outputs) { return outputs; };
   const auto twenty = [](std::uint32_t outputs) { return std::min(20 * outputs, 8000u); };
   const auto absent = [](std::uint32_t) { return 8092u; };
@@ -311,6 +304,8 @@ std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t ma
     return true;
   };
   for (std::uint64_t id = 1; id <= 300; ++id) {
+    while (id <= 121 && step()) {  // until 60 answers of each class have been seen
+    }
     TokenizedRequest request = OpenRequest(id, 20, id % 2 == 0 ? max_of_short : max_of_long);
     request.sampling.seed = id;
     sent[id] = harness.now_ns;
@@ -322,7 +317,7 @@ std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t ma
   double waits[2] = {0, 0};
   int count[2] = {0, 0};
   for (const auto& [id, at] : first) {
-    if (id <= 120) continue;  // until then 50 answers of each class have been seen
+    if (id <= 120) continue;
     waits[id % 2] += static_cast<double>(at - sent[id]) * 1e-6;
     ++count[id % 2];
   }
@@ -330,7 +325,6 @@ std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t ma
 }
 
 TEST(Forecast, SrptOrdersByAnswersAndNotByMaxTokens) {
-  const KnownFailure mark("lengths are forecast as max_tokens times one ratio");
   const auto [exact_short, exact_long] = SrptWaits(20, 400);
   const auto [short_answers, long_answers] = SrptWaits(4000, 400);
   std::printf(
@@ -342,7 +336,7 @@ TEST(Forecast, SrptOrdersByAnswersAndNotByMaxTokens) {
 }
 
 TEST(Forecast, NonPreemptibleRequestsReserveWhatTheyAreExpectedToNeed) {
-  const KnownFailure mark("non-preemptible requests reserve all of max_tokens");
+  const testing::KnownFailure mark("they take 11 % more steps, where 5 % are wanted");
   const auto steps = [](std::uint32_t max_tokens) {
     CoreHarness harness({.max_seqs = 64,
                          .max_queued_tokens = 1 << 20,
@@ -352,14 +346,16 @@ TEST(Forecast, NonPreemptibleRequestsReserveWhatTheyAreExpectedToNeed) {
     harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
       return output >= 250 + item.sampling->seed % 50 ? kStop : static_cast<TokenId>(output % 900);
     };
-    for (std::uint64_t id = 1; id <= 200; ++id) {
-      harness.core.Submit(0, OpenRequest(id, 100, max_tokens));
-    }
     std::uint64_t plans = 0;
-    while (harness.core.live_requests() > 0 && plans < 100'000) {
-      EXPECT_EQ(harness.Plan(), StallReason::kNone);
-      harness.Answer();
-      ++plans;
+    for (std::uint64_t id = 1; id <= 260; ++id) {
+      harness.core.Submit(0, OpenRequest(id, 100, max_tokens));
+      if (id != 60 && id != 260) continue;  // the first 60 show how long answers are
+      plans = 0;
+      while (harness.core.live_requests() > 0 && plans < 100'000) {
+        EXPECT_EQ(harness.Plan(), StallReason::kNone);
+        harness.Answer();
+        ++plans;
+      }
     }
     return plans;
   };
@@ -411,7 +407,6 @@ Stream ClosedLoop(const CoreOptions& options, int concurrency) {
 }
 
 TEST(Forecast, ByDefaultChunksFollowTheTimeOfSteps) {
-  const KnownFailure mark("a chunk has as many rows as the budget allows");
   for (const int concurrency : {8, 32}) {
     const Stream stream = ClosedLoop({}, concurrency);
     std::printf("%d at once: a token each %.1f ms in the median, %.1f ms at p99, %.0f tokens/s\n",
@@ -455,7 +450,6 @@ double Goodput(const char* policy, double rate) {
 }
 
 TEST(Forecast, GoodputHoldsAtFiveTimesTheCapacityUnderEveryPolicy) {
-  const KnownFailure mark("requests that cannot meet their deadline are computed in vain");
   for (const absl::string_view name : PolicyNames()) {
     const std::string policy(name);
     double peak = 0, at_peak = 0;

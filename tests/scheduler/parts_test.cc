@@ -1,4 +1,4 @@
-// The parts of the scheduler core that stand alone: pool, heap, rates.
+// The parts of the scheduler core that stand alone: pool and heap.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,6 @@
 #include "scheduler/core/indexed_heap.h"
 #include "scheduler/core/kv_cache_manager.h"
 #include "scheduler/core/prefix_index.h"
-#include "scheduler/core/rates.h"
 
 namespace flotilla::scheduler {
 namespace {
@@ -118,34 +117,6 @@ TEST(KvCacheManager, LongestWithinIsTheMostThatTheBlocksHold) {
     EXPECT_LE(manager.BlocksNeeded(sequence, longest), blocks);
     EXPECT_TRUE(longest == 90 || manager.BlocksNeeded(sequence, longest + 1) > blocks) << blocks;
   }
-}
-
-TEST(Rates, FollowStepsAndPredict) {
-  Rates rates(1000, 50'000);
-  EXPECT_EQ(rates.PredictStepNs(10, 4), 60'000);
-  EXPECT_EQ(rates.PredictStepNs(10, 0), 10'000);
-  for (int i = 0; i < 100; ++i) rates.Observe({.compute_ns = 80'000, .rows = 4, .decode_rows = 4});
-  EXPECT_NEAR(rates.BaseNs(4), 80'000, 100);
-  EXPECT_EQ(rates.BaseNs(0), 0);
-  EXPECT_NEAR(rates.BaseNs(64), 80'000, 100);  // not seen: as for fewer
-  EXPECT_NEAR(rates.BaseNs(1), 80'000, 100);   // or as for more
-  for (int i = 0; i < 100; ++i) {
-    rates.Observe({.compute_ns = 280'000, .rows = 104, .decode_rows = 4});
-  }
-  EXPECT_NEAR(rates.prefill_ns_per_token(), 2000, 20);
-  EXPECT_NEAR(rates.PrefillRowsWithin(180'000, 4), 50, 1);
-  EXPECT_EQ(rates.PrefillRowsWithin(70'000, 4), 0u);
-}
-
-TEST(Rates, HostileTimingsStayInBounds) {
-  Rates rates(-5, INT64_MAX);
-  rates.Observe({.compute_ns = INT64_MAX, .rows = 1, .decode_rows = 7});
-  rates.Observe({.compute_ns = INT64_MIN, .rows = UINT32_MAX, .decode_rows = 0});
-  rates.Observe({.compute_ns = INT64_MAX, .rows = 1, .decode_rows = 0});
-  EXPECT_GE(rates.prefill_ns_per_token(), 0);
-  EXPECT_GT(rates.PredictStepNs(1'000'000, 1), 0);
-  EXPECT_GE(rates.RetryAfterMs(0), 100);
-  EXPECT_LE(rates.RetryAfterMs(UINT64_MAX), 60'000);
 }
 
 }  // namespace

@@ -200,7 +200,10 @@ Service ServeDeadlines(const char* policy, double load) {
 TEST(Deadlines, EarliestFirstMeetsMoreThanFcfs) {
   const Service fcfs = ServeDeadlines("fcfs", 2);
   const Service edf = ServeDeadlines("edf", 2);
-  EXPECT_GE(edf.met, 1.5 * fcfs.met);
+  // fcfs met 4,570 while it computed requests that could not meet their deadline.
+  EXPECT_GE(edf.met, 1.5 * 4570);
+  EXPECT_GE(edf.met, 1.05 * fcfs.met);
+  EXPECT_GE(fcfs.met, 1.2 * 4570);
   // Without overload the policy loses nothing.
   EXPECT_GE(ServeDeadlines("edf", 0.5).met, ServeDeadlines("fcfs", 0.5).met * 0.99);
 }

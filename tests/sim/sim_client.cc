@@ -223,10 +223,11 @@ absl::Status SimClient::CheckReason(const Sequence& sequence, FinishReason reaso
       return sequence.cancelled_keep ? absl::OkStatus() : Wrong("cancelled by nobody");
     case FinishReason::kDeadline:
       if (!request_.deadline_ns) return Wrong("it has no deadline");
-      // A request may end before its deadline only if the policy drops late requests, and only
-      // before its first token.
-      return *request_.deadline_ns <= now_ns_ || !first_token_ ? absl::OkStatus()
-                                                               : Wrong("before its deadline");
+      // A request that cannot meet its deadline may end before it, but never one that is complete.
+      return *request_.deadline_ns <= now_ns_ ||
+                     sequence.delivered < std::max(request_.stop.max_tokens, 1u)
+                 ? absl::OkStatus()
+                 : Wrong("complete, but ended for its deadline");
     case FinishReason::kError:  // a new group is too small for it
       return absl::OkStatus();
     case FinishReason::kMoved:

@@ -93,7 +93,7 @@ TEST(SimulatorTest, InvariantsHoldUnderPressure) {
     SCOPED_TRACE(seed);
     Machine machine = SlowMachine();
     machine.lag = 1 + seed % 3;
-    machine.kv_tokens = seed % 4 == 0 ? 1600 : 4096;  // one request, or a few
+    machine.kv_tokens = seed % 4 == 0 ? 1200 : 4096;  // one request, or a few
     Workload workload = Synthetic(60, 20, seed);
     for (std::size_t i = 0; i < workload.requests.size() && seed % 5 == 0; i += 3) {
       workload.requests[i].deadline_ns = 2'000'000'000;

@@ -1,0 +1,202 @@
+// Tests the parts of the forecast alone: what they learn, on recorded steps and answers, and that
+// hostile measurements stay in bounds.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "scheduler/core/forecast/forecast.h"
+#include "tests/support/random.h"
+
+namespace flotilla::scheduler {
+namespace {
+
+// The rows of a CSV file, without comments and the header.
+std::vector<std::vector<std::string>> ReadCsv(const char* path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file.good()) << path;
+  std::vector<std::vector<std::string>> rows;
+  std::string line;
+  bool header = true;
+  while (std::getline(file, line)) {
+    if (line.empty() || line[0] == '#') continue;
+    if (!std::exchange(header, false)) {
+      std::stringstream cells(line);
+      rows.emplace_back();
+      for (std::string cell; std::getline(cells, cell, ',');) rows.back().push_back(cell);
+    }
+  }
+  return rows;
+}
+
+TEST(Calibration, StepsOfARealMachineArePredictedWithinATenth) {
+  StepTimeModel model(400'000, 4'000'000);
+  std::vector<double> errors;
+  int below = 0;
+  bool judge = false;
+  for (const auto& row : ReadCsv("tests/data/forecast/steps.csv")) {
+    const StepShape shape{.prefill_rows = std::stoull(row[0]),
+                          .decode_rows = std::stoull(row[1]),
+                          .prefill_context = std::stoull(row[2]),
+                          .decode_context = std::stoull(row[3])};
+    const std::int64_t ns = std::stoll(row[4]);
+    if (judge) {  // every other step is fitted
+      errors.push_back(std::abs(static_cast<double>(model.PredictNs(shape) - ns)) /
+                       static_cast<double>(ns));
+      below += ns <= model.QuantileNs(shape, 900);
+    } else {
+      model.Observe(shape, ns);
+    }
+    judge = !judge;
+  }
+  ASSERT_GT(errors.size(), 400u);
+  std::sort(errors.begin(), errors.end());
+  const double share = below / static_cast<double>(errors.size());
+  std::printf("median error %.1f %%, p90 %.1f %%; %.1f %% of steps below the predicted p90\n",
+              100 * errors[errors.size() / 2], 100 * errors[errors.size() * 9 / 10], 100 * share);
+  EXPECT_LE(errors[errors.size() / 2], 0.10);
+  EXPECT_GE(share, 0.85);
+  EXPECT_LE(share, 0.95);
+}
+
+TEST(Calibration, LengthsOfAnswersAreForecastByTheirClasses) {
+  OutputLengths lengths(700);
+  int below = 0, judged = 0;
+  double forecast = 0, real = 0, ratio = 0;
+  bool judge = false;
+  for (const auto& row : ReadCsv("tests/data/forecast/answer_lengths.csv")) {
+    const auto max_tokens = static_cast<std::uint32_t>(std::stoul(row[1]));
+    const auto prompt = static_cast<std::uint32_t>(std::stoul(row[2]));
+    const auto outputs = static_cast<std::uint32_t>(std::stoul(row[3]));
+    const AnswerClass answers = AnswerClass::Of(row[0], max_tokens, max_tokens > 0, prompt);
+    if (judge) {
+      const OutputForecast said =
+          lengths.Predict(answers, 0, max_tokens > 0 ? max_tokens : 16384 - prompt);
+      below += outputs <= said.upper;
+      forecast += said.mean;
+      real += outputs;
+      ratio += 1;
+      ++judged;
+    } else {
+      lengths.Learn(answers, outputs);
+    }
+    judge = !judge;
+    if (lengths.classes() > 0 && judged == 300) {  // until then classes are being learned
+      below = 0, judged = 301, forecast = real = ratio = 0;
+    }
+  }
+  const double share = below / ratio;
+  std::printf("%.0f answers: %.1f %% within the upper forecast; mean forecast %.0f, real %.0f\n",
+              ratio, 100 * share, forecast / ratio, real / ratio);
+  EXPECT_GE(share, 0.90);
+  EXPECT_LE(share, 0.98);
+  EXPECT_NEAR(forecast / real, 1, 0.1);
+}
+
+TEST(StepTimeModel, FollowsStepsAndSeparatesTheirTerms) {
+  StepTimeModel model(1000, 50'000);
+  testing::Random random(3);
+  const auto truth = [](const StepShape& s) {
+    return static_cast<std::int64_t>(3'000'000 + 20'000 * s.prefill_rows + s.prefill_context * 2 +
+                                     60'000 * s.decode_rows + s.decode_context * 30);
+  };
+  const auto shape = [&] {
+    StepShape one;
+    for (std::uint64_t i = random.Below(32); i > 0; --i) one.AddDecode(random.Between(10, 4000));
+    if (random.OneIn(3) || one.decode_rows == 0) {
+      one.AddChunk(random.Below(8000), random.Between(1, 256));
+    }
+    return one;
+  };
+  for (int i = 0; i < 600; ++i) {
+    const StepShape one = shape();
+    // A paused machine gives a step of ten seconds once in a hundred.
+    model.Observe(one, i % 100 == 77 ? 10'000'000'000 : truth(one));
+  }
+  for (int i = 0; i < 100; ++i) {
+    const StepShape one = shape();
+    EXPECT_NEAR(static_cast<double>(model.PredictNs(one)) / static_cast<double>(truth(one)), 1,
+                0.25);
+  }
+  StepShape decodes;
+  decodes.AddDecode(100);
+  const std::uint32_t rows = model.RowsWithin(9'000'000, decodes, 4000, 2000);
+  decodes.AddChunk(4000, rows);
+  EXPECT_LE(truth(decodes), 9'900'000);
+  EXPECT_GE(truth(decodes), 6'000'000);
+}
+
+TEST(StepTimeModel, AMachineThatBecomesSlowerIsNoticedInTwentySteps) {
+  StepTimeModel model(1000, 50'000);
+  StepShape decodes;
+  for (int i = 0; i < 8; ++i) decodes.AddDecode(500);
+  for (int i = 0; i < 500; ++i) model.Observe(decodes, 4'000'000);
+  EXPECT_NEAR(static_cast<double>(model.PredictNs(decodes)), 4e6, 4e4);
+  for (int i = 0; i < 20; ++i) model.Observe(decodes, 12'000'000);
+  EXPECT_NEAR(static_cast<double>(model.PredictNs(decodes)), 12e6, 2e6);
+}
+
+TEST(StepTimeModel, HostileTimingsStayInBounds) {
+  StepTimeModel model(-5, INT64_MAX);
+  testing::Random random(9);
+  for (int i = 0; i < 20'000; ++i) {
+    const auto wild = [&] {
+      return (std::uint64_t{random.Below(UINT32_MAX)} << 32 | random.Below(UINT32_MAX)) >>
+             random.Below(64);
+    };
+    const StepShape shape{.prefill_rows = random.OneIn(2) ? wild() : 0,
+                          .decode_rows = wild(),
+                          .prefill_context = wild(),
+                          .decode_context = wild()};
+    model.Observe(shape, i % 40 < 20   ? static_cast<std::int64_t>(wild())
+                         : i % 80 < 40 ? 1
+                                       : INT64_MAX);
+    const std::int64_t ns = model.PredictNs(shape);
+    ASSERT_GE(ns, 1);
+    ASSERT_LE(ns, StepTimeModel::kMostNs);
+    ASSERT_LE(model.QuantileNs(shape, 900), StepTimeModel::kMostNs);
+    ASSERT_LE(model.RowsWithin(1'000'000, shape, wild(), 512), 512u);
+  }
+  EXPECT_EQ(Forecast::RetryAfterMs(-1), 100);
+  EXPECT_EQ(Forecast::RetryAfterMs(INT64_MAX), 60'000);
+}
+
+TEST(OutputLengths, MemoryIsBoundedAndOldTenantsAreForgotten) {
+  OutputLengths lengths(700);
+  const auto of = [](int tenant) {
+    return AnswerClass::Of(std::to_string(tenant), 1000, true, 100);
+  };
+  for (int tenant = 0; tenant < 5000; ++tenant) {
+    for (int i = 0; i < 2; ++i) lengths.Learn(of(tenant), 40);
+  }
+  EXPECT_LE(lengths.classes(), OutputLengths::kMostTenantClasses + 2);
+  // What all tenants have in common is still known.
+  EXPECT_NEAR(lengths.Predict(of(5000), 0, 1000).mean, 40, 5);
+  EXPECT_EQ(lengths.Predict(of(0), 1000, 1000).mean, 1000u);
+  EXPECT_NEAR(lengths.Predict(of(0), 500, 1000).mean, 563, 5);  // beyond all others
+}
+
+TEST(Forecast, StepsUntilAPlaceIsFree) {
+  ForecastQueue queue{.sequences = 2, .blocks = 100, .rows = 10};
+  queue.own = {.steps = 5, .width = 1, .blocks = 10};
+  EXPECT_EQ(StepsUntilStart(queue), 0u);
+  queue.begun_tokens = 35;  // prompts that fill three steps
+  EXPECT_EQ(StepsUntilStart(queue), 3u);
+  queue.running = {{.steps = 7, .width = 1, .blocks = 10}, {.steps = 4, .width = 1, .blocks = 10}};
+  EXPECT_EQ(StepsUntilStart(queue), 4u);
+  queue.requests = 1;
+  queue.mean = {.steps = 20, .width = 1, .blocks = 10};
+  EXPECT_EQ(StepsUntilStart(queue), 7u);
+  queue.own.blocks = 95;
+  EXPECT_EQ(StepsUntilStart(queue), 24u);
+  queue.requests = 1'000'000'000;
+  EXPECT_GT(StepsUntilStart(queue), 9'000'000'000u);
+}
+
+}  // namespace
+}  // namespace flotilla::scheduler
