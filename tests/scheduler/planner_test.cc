@@ -200,8 +200,9 @@ TEST(Planner, AfterThreePreemptionsARequestIsNonPreemptible) {
 }
 
 TEST(Planner, AHeadTooLargeForNowIsPassedByAFewOnly) {
-  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .max_overtaken_rows = 6},
-                      SmallGroup(10, 4));
+  CoreHarness harness(
+      {.watermark_blocks = 0, .expected_output_permille = 0, .max_overtaken_rows = 6},
+      SmallGroup(10, 4));
   harness.Submit(1, 20, 20);  // five blocks, and running
   harness.Plan();
   harness.Answer();
