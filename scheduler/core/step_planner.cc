@@ -172,10 +172,10 @@ void StepPlanner::Assess() {
 
 // When sequences decode in this step, prompts get the rows that the target leaves, and always at
 // least kLeastRows. Without a target of its own, the step may take a multiple of what its decodes
-// take alone.
+// take alone. The chunks of an isolated step are those of the fatal one.
 void StepPlanner::KeepToItlTarget() {
   constexpr std::uint32_t kLeastRows = 8;
-  if (budget_ == state_.MaxStepTokens()) return;
+  if (budget_ == state_.MaxStepTokens() || isolated_.has_value()) return;
   const StepTimeModel& steps = state_.forecast.steps();
   target_ns_ = state_.options.itl_target_ns;
   if (target_ns_ == 0 && steps.steps() >= StepTimeModel::kWarmUp) {

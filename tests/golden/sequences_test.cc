@@ -85,6 +85,10 @@ EngineRunner::Options Options(worker::Recipe recipe, kernels::KvFormat format,
   options.rank.kv_format = format;
   options.rank.kv_blocks = blocks;
   options.rank.poison_blocks = true;
+  if (blocks < 100) {  // no room is kept for outputs, so requests are preempted
+    options.core.watermark_blocks = 0;
+    options.core.expected_output_permille = 0;
+  }
   return options;
 }
 
