@@ -42,9 +42,8 @@ std::uint32_t CoreState::MaxDraftTokens() const {
 std::uint32_t CoreState::MaxRunning() const { return MaxSequences(options, *description); }
 
 bool CoreState::Before(const Request& a, const Request& b) const {
-  if (a.non_preemptible == b.non_preemptible && a.tenant != b.tenant) {
-    return fair.Before(a.tenant, b.tenant);
-  }
+  const bool either = a.non_preemptible || b.non_preemptible;
+  if (!either && a.tenant != b.tenant) return fair.Before(a.tenant, b.tenant);
   return GoesBefore(a, b);
 }
 
@@ -358,9 +357,9 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
   if (preemptions.size() < kMostRecent) preemptions.push_back(record);
 }
 
-std::vector<RefusedPlans::Suspect> CoreState::OperationsOf(std::optional<Step> step) const {
-  std::vector<RefusedPlans::Suspect> suspects;
-  if (epoch->in_flight.empty()) return suspects;
+std::vector<RefusedPlans::Candidate> CoreState::OperationsOf(std::optional<Step> step) const {
+  std::vector<RefusedPlans::Candidate> candidates;
+  if (epoch->in_flight.empty()) return candidates;
   const auto& plans = epoch->in_flight;
   auto plan = std::find_if(plans.begin(), plans.end(),
                            [&](const PlanInFlight& one) { return one.step == step; });
@@ -372,16 +371,18 @@ std::vector<RefusedPlans::Suspect> CoreState::OperationsOf(std::optional<Step> s
     if (run.most == 0 || !live.has_value() || (chunks && !run.chunk)) continue;
     const Sequence& sequence = sequences[*live];
     const RequestId& id = RequestOf(sequence).id;
-    const auto same = [&](const RefusedPlans::Suspect& suspect) { return suspect.request == id; };
-    auto at = std::find_if(suspects.begin(), suspects.end(), same);
-    if (at == suspects.end()) at = suspects.insert(at, {.request = id});
+    const auto same = [&](const RefusedPlans::Candidate& candidate) {
+      return candidate.request == id;
+    };
+    auto at = std::find_if(candidates.begin(), candidates.end(), same);
+    if (at == candidates.end()) at = candidates.insert(at, {.request = id});
     at->cleared_at = std::max(at->cleared_at, sequence.length.scheduled_max);
   }
-  std::sort(suspects.begin(), suspects.end(), [this](const auto& a, const auto& b) {
+  std::sort(candidates.begin(), candidates.end(), [this](const auto& a, const auto& b) {
     return requests[*requests.Find(a.request)].arrival <
            requests[*requests.Find(b.request)].arrival;
   });
-  return suspects;
+  return candidates;
 }
 
 void CoreState::UpdateRefusedPlans(std::int64_t now_ns) {
@@ -394,8 +395,8 @@ void CoreState::UpdateRefusedPlans(std::int64_t now_ns) {
     }
     return computed;
   });
-  const std::size_t suspects = refused_plans.suspects();
-  if (suspects == 0 && held_back == 0) return;
+  const std::size_t candidates = refused_plans.candidates();
+  if (candidates == 0 && held_back == 0) return;
   for (const TableIndex index : requests.Indices()) {
     Request& request = requests[index];
     const bool hold = !refused_plans.MayStart(request.id);
@@ -404,7 +405,7 @@ void CoreState::UpdateRefusedPlans(std::int64_t now_ns) {
     request.held_back = hold;
     Enqueue(index);
   }
-  held_back = suspects;
+  held_back = candidates;
 }
 
 void CoreState::LoseEpoch() {

@@ -138,7 +138,8 @@ struct CoreState {
   std::uint32_t reserved_sequences = 0;  // sum of the open requests' width
   QuarantinedRequests quarantine;
   RefusedPlans refused_plans;
-  std::size_t held_back = 0;  // suspects at the last plan; at least one has Request::held_back set
+  std::size_t held_back =
+      0;  // candidates at the last plan; at least one has Request::held_back set
   std::uint64_t next_arrival = 0;
   std::uint64_t outstanding_tokens = 0;  // sum of Sequence::outstanding_tokens
   bool draining = false;
@@ -176,8 +177,9 @@ struct CoreState {
     return static_cast<std::uint32_t>(sequence.tokens.size()) - RequestOf(sequence).prompt_tokens;
   }
   bool IsBeam(const Sequence& sequence) const { return RequestOf(sequence).beam != nullptr; }
-  // Whether `a` goes before `b`: non-preemptible requests first, then by tenant, policy and
-  // arrival. Tenants are charged, so under fair share this changes from plan to plan.
+  // Whether `a` goes before `b`: non-preemptible requests first, by policy and arrival, then the
+  // others by tenant, policy and arrival. Tenants are charged, so under fair share this changes
+  // from plan to plan.
   bool Before(const Request& a, const Request& b) const;
   // `running` in this order. The first request is never a victim, and the last one is the first.
   std::vector<TableIndex> RunningInOrder() const;
@@ -247,8 +249,8 @@ struct CoreState {
   void LoseEpoch();
   // Returns the requests that had new operations in the plan of `step`, in order of arrival. If it
   // had none, these are all requests that it ran. No step: the oldest plan in flight.
-  std::vector<RefusedPlans::Suspect> OperationsOf(std::optional<Step> step) const;
-  // Tells refused_plans the time and how far its suspects have got.
+  std::vector<RefusedPlans::Candidate> OperationsOf(std::optional<Step> step) const;
+  // Tells refused_plans the time and how far its candidates have got.
   void UpdateRefusedPlans(std::int64_t now_ns);
 
  private:

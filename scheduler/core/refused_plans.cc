@@ -7,31 +7,31 @@
 namespace flotilla::scheduler {
 namespace {
 
-using Suspects = std::vector<RefusedPlans::Suspect>;
+using Candidates = std::vector<RefusedPlans::Candidate>;
 
-bool Contains(const Suspects& suspects, const RequestId& request) {
-  return std::any_of(suspects.begin(), suspects.end(), [&](const RefusedPlans::Suspect& suspect) {
-    return suspect.request == request;
-  });
+bool Contains(const Candidates& candidates, const RequestId& request) {
+  return std::any_of(
+      candidates.begin(), candidates.end(),
+      [&](const RefusedPlans::Candidate& candidate) { return candidate.request == request; });
 }
 
 }  // namespace
 
 RefusedPlans::Outcome RefusedPlans::OnRefused(std::int64_t now_ns,
-                                              std::vector<Suspect> operations) {
+                                              std::vector<Candidate> operations) {
   Outcome outcome;
   if (tries_ > 0 && now_ns - last_refused_ns_ > kQuietNs) tries_ = 0;
   last_refused_ns_ = now_ns;
-  Suspects again, others;
-  for (Suspect& suspect : operations) {
-    (Contains(tried_, suspect.request) ? again : others).push_back(suspect);
+  Candidates again, others;
+  for (Candidate& candidate : operations) {
+    (Contains(tried_, candidate.request) ? again : others).push_back(candidate);
   }
   const bool learned = !again.empty();
-  // The plan had no suspect's operations, except perhaps of those that have had their try before.
+  // The plan had no candidate's operations, except perhaps of those that have had their try before.
   // Its requests wait for their turn.
   if (!tried_.empty() && again.empty()) {
-    for (Suspect& suspect : others) {
-      if (!Contains(held_, suspect.request)) held_.push_back(suspect);
+    for (Candidate& candidate : others) {
+      if (!Contains(held_, candidate.request)) held_.push_back(candidate);
     }
     return outcome;
   }
@@ -44,7 +44,7 @@ RefusedPlans::Outcome RefusedPlans::OnRefused(std::int64_t now_ns,
     return outcome;
   }
   if (alone) {  // these others are kept away from it, so that the next refusal decides
-    for (const Suspect& other : others) {
+    for (const Candidate& other : others) {
       if (!Contains(held_, other.request)) held_.push_back(other);
     }
   } else {
@@ -52,19 +52,19 @@ RefusedPlans::Outcome RefusedPlans::OnRefused(std::int64_t now_ns,
   }
   Pause(now_ns, learned);
   if (tries_ < kMostTries) return outcome;
-  for (const Suspects* suspects : {&tried_, &held_}) {
-    for (const Suspect& suspect : *suspects) outcome.given_back.push_back(suspect.request);
+  for (const Candidates* candidates : {&tried_, &held_}) {
+    for (const Candidate& candidate : *candidates) outcome.given_back.push_back(candidate.request);
   }
   Split({}, /*refused=*/false);
   tries_ = 0;
   return outcome;
 }
 
-void RefusedPlans::Split(std::vector<Suspect> suspects, bool refused) {
-  const auto half = static_cast<std::ptrdiff_t>((suspects.size() + 1) / 2);
-  held_.assign(suspects.begin() + half, suspects.end());
-  suspects.resize(half);
-  tried_ = std::move(suspects);
+void RefusedPlans::Split(std::vector<Candidate> candidates, bool refused) {
+  const auto half = static_cast<std::ptrdiff_t>((candidates.size() + 1) / 2);
+  held_.assign(candidates.begin() + half, candidates.end());
+  candidates.resize(half);
+  tried_ = std::move(candidates);
   confirming_ = refused && tried_.size() == 1 && held_.empty();
 }
 
@@ -79,21 +79,21 @@ void RefusedPlans::Update(
     std::int64_t now_ns,
     const std::function<std::optional<std::uint32_t>(const RequestId&)>& computed) {
   now_ns_ = now_ns;
-  if (suspects() == 0) return;
+  if (candidates() == 0) return;
   bool ended = false;
-  std::erase_if(tried_, [&](const Suspect& suspect) {
-    const std::optional<std::uint32_t> positions = computed(suspect.request);
+  std::erase_if(tried_, [&](const Candidate& candidate) {
+    const std::optional<std::uint32_t> positions = computed(candidate.request);
     ended |= !positions.has_value();
-    return !positions.has_value() || *positions >= suspect.cleared_at;
+    return !positions.has_value() || *positions >= candidate.cleared_at;
   });
-  // Nothing was learned about a suspect that its client cancelled.
+  // Nothing was learned about a candidate that its client cancelled.
   if (ended && tries_ > 0) --tries_;
-  std::erase_if(held_, [&](const Suspect& s) { return !computed(s.request).has_value(); });
+  std::erase_if(held_, [&](const Candidate& s) { return !computed(s.request).has_value(); });
   if (tried_.empty()) Split(std::exchange(held_, {}), /*refused=*/false);
 }
 
 bool RefusedPlans::MayStart(const RequestId& request) const {
-  if (suspects() == 0) return true;
+  if (candidates() == 0) return true;
   if (Contains(held_, request)) return false;
   return now_ns_ >= resume_ns_ || !Contains(tried_, request);
 }

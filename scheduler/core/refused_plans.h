@@ -1,17 +1,17 @@
 // RefusedPlans: finds the request whose operations a worker group refuses.
 //
 // A refused plan ends the epoch, so all requests are computed again. The requests that had new
-// operations in the plan (an open, a fork, a chunk) are the suspects, and they are bisected: only
+// operations in the plan (an open, a fork, a chunk) are the candidates, and they are bisected: only
 // one half of them may start at a time, and all other requests go on. If a plan is refused again,
-// the suspects are those of the half that had operations in it; if none had, the requests of that
-// plan are held until the suspects before them are settled. A suspect that gets past the point
-// of the refusal is cleared. A suspect that is alone and is refused again fails. So a request that
-// is refused each time is found among n suspects after at most 2 + log2(n) refusals.
+// the candidates are those of the half that had operations in it; if none had, the requests of that
+// plan are held until the candidates before them are settled. A candidate that gets past the point
+// of the refusal is cleared. A candidate that is alone and is refused again fails. So a request
+// that is refused each time is found among n candidates after at most 2 + log2(n) refusals.
 //
-// The suspects wait before each try: kFirstPauseNs, and twice as long each time that all
-// suspects were cleared and a plan is refused again (a digest may drift without any request being
+// The candidates wait before each try: kFirstPauseNs, and twice as long each time that all
+// candidates were cleared and a plan is refused again (a digest may drift without any request being
 // the cause), at most kLongestPauseNs. After kMostTries of these, each within kQuietNs of the one
-// before, the suspects are given back, and no other request is.
+// before, the candidates are given back, and no other request is.
 //
 // It is a value: it reads no clock, and the scheduler core owns it.
 #pragma once
@@ -32,9 +32,9 @@ class RefusedPlans {
   static constexpr std::int64_t kQuietNs = 60'000'000'000;
   static constexpr std::uint32_t kMostTries = 10;
 
-  struct Suspect {
+  struct Candidate {
     RequestId request;
-    // The suspect is cleared when it has computed this many positions.
+    // The candidate is cleared when it has computed this many positions.
     std::uint32_t cleared_at = 0;
   };
   // What follows from a refusal. Both lists may be empty.
@@ -44,33 +44,33 @@ class RefusedPlans {
   };
 
   // Records that a plan was refused in which these requests had new operations. The ids differ.
-  Outcome OnRefused(std::int64_t now_ns, std::vector<Suspect> operations);
+  Outcome OnRefused(std::int64_t now_ns, std::vector<Candidate> operations);
 
-  // Clears the suspects that have got far enough, and lets others try when none is left that
+  // Clears the candidates that have got far enough, and lets others try when none is left that
   // may. `computed` returns the positions that a request has computed, or none if it has ended.
   void Update(std::int64_t now_ns,
               const std::function<std::optional<std::uint32_t>(const RequestId&)>& computed);
 
   // Whether the request may start at the time of the last Update.
   bool MayStart(const RequestId& request) const;
-  // The suspects whose turn it is.
-  const std::vector<Suspect>& tried() const { return tried_; }
+  // The candidates whose turn it is.
+  const std::vector<Candidate>& tried() const { return tried_; }
   // The number of requests that may have to wait.
-  std::size_t suspects() const { return tried_.size() + held_.size(); }
-  // When suspects may start that wait for the end of a pause; none: none does.
+  std::size_t candidates() const { return tried_.size() + held_.size(); }
+  // When candidates may start that wait for the end of a pause; none: none does.
   std::optional<std::int64_t> wake_ns() const;
 
  private:
-  // Begins with a new set of suspects, the first half of which may try. `refused`: all of them were
-  // in the plan that was refused just now.
-  void Split(std::vector<Suspect> suspects, bool refused);
+  // Begins with a new set of candidates, the first half of which may try. `refused`: all of them
+  // were in the plan that was refused just now.
+  void Split(std::vector<Candidate> candidates, bool refused);
   void Pause(std::int64_t now_ns, bool learned);
 
-  std::vector<Suspect> tried_;  // may start after the pause
-  std::vector<Suspect> held_;   // may not start
-  bool confirming_ = false;     // tried_ was one suspect that was refused before
-  std::int64_t now_ns_ = 0;     // of the last Update
-  std::int64_t resume_ns_ = 0;  // the end of the pause
+  std::vector<Candidate> tried_;  // may start after the pause
+  std::vector<Candidate> held_;   // may not start
+  bool confirming_ = false;       // tried_ was one candidate that was refused before
+  std::int64_t now_ns_ = 0;       // of the last Update
+  std::int64_t resume_ns_ = 0;    // the end of the pause
   std::int64_t last_refused_ns_ = 0;
   std::uint32_t tries_ = 0;  // refusals of which no cause was found
 };

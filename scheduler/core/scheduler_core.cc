@@ -56,7 +56,7 @@ void SchedulerCore::PlanRefused(std::int64_t now_ns, Epoch epoch, std::optional<
   constexpr std::size_t kMostText = 256;  // of what the worker group says
   const bool current = state_.epoch.has_value() && state_.epoch->epoch == epoch;
   if (!current) return;
-  std::vector<RefusedPlans::Suspect> operations = state_.OperationsOf(step);
+  std::vector<RefusedPlans::Candidate> operations = state_.OperationsOf(step);
   state_.LoseEpoch();
   ++state_.counters.plans_refused;
   if (operations.empty()) return;
@@ -356,7 +356,7 @@ CoreSnapshot SchedulerCore::Snapshot() const {
   }
   snapshot.quarantined = static_cast<std::uint32_t>(state_.quarantine.requests.size());
   snapshot.counters = state_.counters;
-  snapshot.suspects = static_cast<std::uint32_t>(state_.refused_plans.suspects());
+  snapshot.candidates = static_cast<std::uint32_t>(state_.refused_plans.candidates());
   snapshot.waiting_tokens = state_.waiting.tokens();
   return snapshot;
 }

@@ -59,7 +59,7 @@ struct SequenceStatus {
 struct CoreSnapshot {
   EngineLoad load;
   CoreCounters counters;
-  std::uint32_t suspects = 0;        // of refused plans; some of them are held back
+  std::uint32_t candidates = 0;      // of refused plans; some of them are held back
   std::uint32_t in_flight = 0;       // plans without a result
   std::uint32_t quarantined = 0;     // requests with fatal rows that are to run alone
   std::uint32_t blocks_cached = 0;   // in no table, kept for their contents

@@ -420,13 +420,13 @@ void StepPlanner::CountNonPreemptible() {
 std::uint64_t StepPlanner::ReservedBlocks() const {
   std::uint64_t reserved = 0;
   for (const NonPreemptible& one : non_preemptible_) {
-    const std::uint64_t expected = ExpectedBlocks(*one.request);
+    const std::uint64_t expected = ReservationOf(*one.request);
     reserved += expected - std::min(expected, one.held);
   }
   return reserved;
 }
 
-std::uint64_t StepPlanner::ExpectedBlocks(const Request& request) const {
+std::uint64_t StepPlanner::ReservationOf(const Request& request) const {
   constexpr std::uint32_t kMore = 16;  // positions that the next plans may add
   std::uint32_t outputs = 0;
   for (const TableIndex index : request.sequences) {
@@ -460,7 +460,7 @@ bool StepPlanner::FitsSafely(const Request& request) const {
     if (GoesBefore(request, *one.request)) later += one.held;
   }
   return state_.MostBlocks(request) + later <= state_.epoch->kv.pool().total() &&
-         ExpectedBlocks(request) <= SafeBlocks(request);
+         ReservationOf(request) <= SafeBlocks(request);
 }
 
 std::uint64_t StepPlanner::Room(const Request& request) const {

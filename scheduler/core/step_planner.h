@@ -165,7 +165,7 @@ class StepPlanner {
   // hold, by the upper forecast of their outputs.
   std::uint64_t ReservedBlocks() const;
   // The most blocks that a non-preemptible request is expected to come to hold.
-  std::uint64_t ExpectedBlocks(const Request& request) const;
+  std::uint64_t ReservationOf(const Request& request) const;
   // The blocks that a non-preemptible request may take so that each one before it in the order
   // can still get all blocks that it can ever need, once the requests that are preemptible have
   // given theirs back (as in Dijkstra's banker's algorithm). No limit for the first one.

@@ -64,7 +64,7 @@ std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
                                           const KvCacheManager::Match& match) const {
   const KvCacheManager& kv = state_.epoch->kv;
   if (request.non_preemptible) {
-    const std::uint64_t expected = ExpectedBlocks(request);
+    const std::uint64_t expected = ReservationOf(request);
     return match.pinned + expected - std::min<std::uint64_t>(expected, match.blocks);
   }
   const auto first = state_.sequences[request.sequences.front()].tokens.size();

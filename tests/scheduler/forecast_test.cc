@@ -51,7 +51,7 @@ std::vector<TokenId> PromptOf(std::uint64_t id, std::uint32_t tokens) {
 
 constexpr TokenId kStop = 999;
 
-TokenizedRequest OpenRequest(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens) {
+TokenizedRequest LiveRequest(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens) {
   TokenizedRequest request = CoreHarness::Request(id, 1, max_tokens);
   request.prompt = PromptOf(id, prompt);
   request.stop.stop_tokens = {kStop};
@@ -136,7 +136,7 @@ Mix DropsOf(std::uint64_t seed) {
       one.deadline = harness.now_ns + static_cast<std::int64_t>(
                                           random.Between(needs_ns(one) / 2, 6 * needs_ns(one)));
       sent[id] = one;
-      TokenizedRequest request = OpenRequest(id, static_cast<std::uint32_t>(one.prompt),
+      TokenizedRequest request = LiveRequest(id, static_cast<std::uint32_t>(one.prompt),
                                              static_cast<std::uint32_t>(one.outputs));
       request.stop.stop_tokens.clear();
       request.deadline_ns = one.deadline;
@@ -245,7 +245,7 @@ std::uint64_t StepsWith(const std::function<std::uint32_t(std::uint32_t)>& max_t
   };
   std::uint64_t id = 1;
   const auto send = [&] {
-    TokenizedRequest request = OpenRequest(id, 100, 1);
+    TokenizedRequest request = LiveRequest(id, 100, 1);
     request.stop.max_tokens = max_tokens_of(OutputsOf(request.sampling.seed));
     harness.core.Submit(0, request);
     ++id;
@@ -306,7 +306,7 @@ std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t ma
   for (std::uint64_t id = 1; id <= 300; ++id) {
     while (id <= 121 && step()) {  // until 60 answers of each class have been seen
     }
-    TokenizedRequest request = OpenRequest(id, 20, id % 2 == 0 ? max_of_short : max_of_long);
+    TokenizedRequest request = LiveRequest(id, 20, id % 2 == 0 ? max_of_short : max_of_long);
     request.sampling.seed = id;
     sent[id] = harness.now_ns;
     harness.core.Submit(harness.now_ns, request);
@@ -348,7 +348,7 @@ TEST(Forecast, NonPreemptibleRequestsReserveWhatTheyAreExpectedToNeed) {
     };
     std::uint64_t plans = 0;
     for (std::uint64_t id = 1; id <= 260; ++id) {
-      harness.core.Submit(0, OpenRequest(id, 100, max_tokens));
+      harness.core.Submit(0, LiveRequest(id, 100, max_tokens));
       if (id != 60 && id != 260) continue;  // the first 60 show how long answers are
       plans = 0;
       while (harness.core.live_requests() > 0 && plans < 100'000) {
@@ -379,7 +379,7 @@ Stream ClosedLoop(const CoreOptions& options, int concurrency) {
   std::int64_t begin = 0;
   while (id < 60 + 6 * static_cast<std::uint64_t>(concurrency)) {
     while (live < concurrency) {
-      harness.core.Submit(harness.now_ns, OpenRequest(++id, 130, 96));
+      harness.core.Submit(harness.now_ns, LiveRequest(++id, 130, 96));
       ++live;
     }
     if (id <= 40) begin = harness.now_ns;  // the machine is known then
@@ -427,7 +427,7 @@ double Goodput(const char* policy, double rate) {
   std::uint64_t id = 0;
   while (harness.now_ns < kEnd) {
     while (next_ns <= static_cast<double>(harness.now_ns)) {
-      TokenizedRequest request = OpenRequest(++id, 130, 96);
+      TokenizedRequest request = LiveRequest(++id, 130, 96);
       request.deadline_ns = static_cast<std::int64_t>(next_ns) + 4'000'000'000;
       harness.core.Submit(harness.now_ns, request);
       next_ns -= 1e9 / rate * std::log(uniform());

@@ -123,7 +123,7 @@ TEST_F(RefusedPlansTest, AChunkInTheMiddleOfALongPromptIsFoundToo) {
   }
 }
 
-TEST_F(RefusedPlansTest, OthersStartWhileTheSuspectsPause) {
+TEST_F(RefusedPlansTest, OthersStartWhileTheCandidatesPause) {
   for (std::uint64_t id = 1; id <= 24; ++id) harness.Submit(id, 8, 12);
   while (refusals == 0) ASSERT_TRUE(Step(/*culprit=*/3, 0));
   const std::int64_t refused_ns = harness.now_ns;
@@ -137,7 +137,7 @@ TEST_F(RefusedPlansTest, OthersStartWhileTheSuspectsPause) {
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(3)->status));
 }
 
-TEST_F(RefusedPlansTest, ACancelledSuspectHoldsNobodyBack) {
+TEST_F(RefusedPlansTest, ACancelledCandidateHoldsNobodyBack) {
   for (std::uint64_t id = 1; id <= 4; ++id) harness.Submit(id, 8, 12);
   while (refusals == 0) ASSERT_TRUE(Step(/*culprit=*/1, 0));
   harness.core.Cancel({.request = {1, 1}, .sequence = {}, .keep_tokens = 0});
@@ -149,7 +149,7 @@ TEST_F(RefusedPlansTest, ACancelledSuspectHoldsNobodyBack) {
 RequestId Id(std::uint64_t number) { return {1, number}; }
 
 // Digests that drift have no cause among the requests: each time others are in the plan.
-TEST(RefusedPlans, WithoutACauseThePausesGrowAndOnlyTheLastSuspectsAreGivenBack) {
+TEST(RefusedPlans, WithoutACauseThePausesGrowAndOnlyTheLastCandidatesAreGivenBack) {
   RefusedPlans plans;
   std::int64_t now_ns = 0;
   std::vector<std::int64_t> pauses_ms;
@@ -166,12 +166,12 @@ TEST(RefusedPlans, WithoutACauseThePausesGrowAndOnlyTheLastSuspectsAreGivenBack)
     EXPECT_TRUE(plans.MayStart(Id(round)));
     EXPECT_FALSE(plans.wake_ns().has_value());
     plans.Update(now_ns, [](const RequestId&) { return 5u; });  // it gets past that point
-    EXPECT_EQ(plans.suspects(), 0u);
+    EXPECT_EQ(plans.candidates(), 0u);
   }
   EXPECT_THAT(pauses_ms, ElementsAre(100, 200, 400, 800, 1600, 3200, 6400, 10000, 10000));
   const auto last = plans.OnRefused(now_ns, {{.request = Id(77)}, {.request = Id(78)}});
   EXPECT_THAT(last.given_back, ElementsAre(Id(77), Id(78)));
-  EXPECT_EQ(plans.suspects(), 0u);
+  EXPECT_EQ(plans.candidates(), 0u);
 }
 
 TEST(RefusedPlans, AfterAQuietMinutePausesAreShortAgain) {
@@ -201,10 +201,10 @@ TEST(RefusedPlans, SeveralCausesAreFoundOneAfterAnother) {
   EXPECT_THAT(outcome.failed, IsEmpty());  // its first try
   outcome = plans.OnRefused(3 * RefusedPlans::kFirstPauseNs, {{.request = Id(2)}});
   EXPECT_THAT(outcome.failed, ElementsAre(Id(2)));
-  EXPECT_EQ(plans.suspects(), 0u);
+  EXPECT_EQ(plans.candidates(), 0u);
 }
 
-// One request is alone among the suspects and is refused beside others. Only a refusal without
+// One request is alone among the candidates and is refused beside others. Only a refusal without
 // those shows that it is the cause.
 TEST(RefusedPlans, WhoIsRefusedBesideOthersIsTriedWithoutThem) {
   RefusedPlans plans;

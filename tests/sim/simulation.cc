@@ -314,7 +314,7 @@ absl::Status Simulation::MakePlan() {
   }
   ++coverage_.stalls[static_cast<std::size_t>(outcome.stall)];
   // Pauses after refused plans are far longer than all else here.
-  const bool paused = core_->Snapshot().suspects > 0 && outcome.wake_ns.has_value();
+  const bool paused = core_->Snapshot().candidates > 0 && outcome.wake_ns.has_value();
   if (paused && (outcome.stall == scheduler::StallReason::kHeldBack || fatal_.OneIn(64))) {
     now_ns_ = std::max(now_ns_, *outcome.wake_ns);
   }

@@ -36,7 +36,7 @@ absl::Status Simulation::CheckStall(const scheduler::PlanOutcome& outcome) const
       stated = core.in_flight > 0;
       break;
     case scheduler::StallReason::kHeldBack:
-      stated = core.suspects > 0 && outcome.wake_ns.has_value();
+      stated = core.candidates > 0 && outcome.wake_ns.has_value();
       break;
     case scheduler::StallReason::kIdle:
       stated = core_->live_requests() == 0;
