@@ -193,8 +193,8 @@ struct CoreState {
   // as it can, and whether it is expected to.
   bool SurelyLate(const Request& request);
   bool ExpectedLate(const Request& request) const;
-  // Whether the running requests that are expected to meet their deadlines still are once this
-  // one runs beside them.
+  // Whether at most as many running sequences come to miss their deadline as this request has, once
+  // it runs beside them, and most of those that have one are expected to meet it.
   bool LeavesTime(const Request& request) const;
   // Forecasts the outputs of a sequence anew.
   void UpdateForecast(Sequence& sequence);
