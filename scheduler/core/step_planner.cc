@@ -161,7 +161,7 @@ void StepPlanner::Assess() {
   CountNonPreemptible();
   free_blocks_ = available_blocks_ - std::min(available_blocks_, ReservedBlocks());
   shape_ = {};
-  target_ns_ = 0;
+  target_ = {};
   promised_blocks_ = 0;
   expected_.reset();
   budget_ = state_.MaxStepTokens();
@@ -171,27 +171,53 @@ void StepPlanner::Assess() {
 }
 
 // When sequences decode in this step, prompts get the rows that the target leaves, and always at
-// least kLeastRows. Without a target of its own, the step may take a multiple of what its decodes
+// least kLeastRows. Without a target of its own, the step may take a multiple of what the decodes
 // take alone. The chunks of an isolated step are those of the fatal one.
 void StepPlanner::KeepToItlTarget() {
   constexpr std::uint32_t kLeastRows = 8;
   if (budget_ == state_.MaxStepTokens() || isolated_.has_value()) return;
   const StepTimeModel& steps = state_.forecast.steps();
-  target_ns_ = state_.options.itl_target_ns;
-  if (target_ns_ == 0 && steps.steps() >= StepTimeModel::kWarmUp) {
-    target_ns_ = steps.PredictNs(shape_) / 1000 * state_.options.itl_permille;
+  target_ = {.ns = state_.options.itl_target_ns, .strict = true};
+  if (target_.ns == 0 && state_.options.itl_permille > 0 && steps.steps() > 0) {
+    const bool decodes_alone = shape_.decode_rows > 0 && shape_.prefill_rows == 0;
+    if (decodes_alone && steps.NeedsDecodesAlone() && !DecodesAloneInFlight()) {
+      budget_ = 0;
+      return;
+    }
+    // A step that the machine makes longer makes those beside it longer, too.
+    target_ = {.ns = steps.PredictNs(DecodesToCome()) / 1000 * state_.options.itl_permille};
   }
-  if (target_ns_ == 0) return;
-  const std::uint32_t rows = steps.RowsWithin(target_ns_, shape_, 0, budget_);
+  if (target_.ns == 0) return;
+  const std::uint32_t rows = steps.RowsWithin(target_, shape_, 0, budget_);
   budget_ = std::min(budget_, std::max(rows, kLeastRows));
+}
+
+bool StepPlanner::DecodesAloneInFlight() const {
+  const std::deque<PlanInFlight>& plans = state_.epoch->in_flight;
+  return std::any_of(plans.begin(), plans.end(), [](const PlanInFlight& plan) {
+    return plan.shape.prefill_rows == 0 && plan.shape.decode_rows > 0;
+  });
+}
+
+// The decodes of a step once all requests that are here decode, as far as there are places for
+// them. While few decode and many prompts wait, steps with nothing but these few decodes are
+// short; a target that followed them would make all others wait. Where requests have deadlines,
+// those that wait may never start, so they do not count.
+StepShape StepPlanner::DecodesToCome() const {
+  const std::size_t waiting = state_.deadlines.empty() ? state_.waiting.size() : 0;
+  const std::uint64_t all = std::min<std::uint64_t>(state_.MaxRunning(), order_.size() + waiting);
+  const std::uint64_t mine = shape_.decode_rows;
+  const std::uint64_t to_come = std::max(mine, all / state_.description->lag);
+  return {.decode_rows = to_come,
+          .decode_context = shape_.decode_context / std::max<std::uint64_t>(mine, 1) * to_come};
 }
 
 // Rows cost more the longer their context is. The first chunks of a step and the first request in
 // order get kLeastRows all the same, so that it advances.
 std::uint32_t StepPlanner::RowsOfTarget(std::uint32_t begin, std::uint32_t rows, bool first) const {
   constexpr std::uint32_t kLeastRows = 8;
-  if (target_ns_ == 0 || rows == 0) return rows;
-  const std::uint32_t within = state_.forecast.steps().RowsWithin(target_ns_, shape_, begin, rows);
+  if (target_.ns == 0 || rows == 0) return rows;
+  const std::uint32_t within = state_.forecast.steps().RowsWithin(target_, shape_, begin, rows);
   const bool advances = first || shape_.prefill_rows < kLeastRows;
   return advances ? std::max(within, std::min(rows, kLeastRows)) : within;
 }

@@ -84,6 +84,8 @@ class StepPlanner {
   void AssessBeamStep(TableIndex index);
   bool ParentIsReady(const Sequence& sequence) const;
   void KeepToItlTarget();
+  StepShape DecodesToCome() const;
+  bool DecodesAloneInFlight() const;
   // As many of `rows` rows of a chunk from position `begin` as the inter-token target allows.
   std::uint32_t RowsOfTarget(std::uint32_t begin, std::uint32_t rows, bool first = false) const;
   // Opens what is pending, and finds whether begun prompts can go on.
@@ -233,7 +235,7 @@ class StepPlanner {
   };
   std::vector<NonPreemptible> non_preemptible_;  // in the order of the policy
   StepShape shape_;                              // of all of the above
-  std::int64_t target_ns_ = 0;                   // for the step, if chunks keep to one
+  StepTimeModel::Target target_;                 // for the step, if chunks keep to one
   std::uint64_t promised_blocks_ = 0;            // needed for the rest of the prompts begun
   std::uint32_t budget_ = 0;                     // rows left
   std::vector<TableIndex> order_;                // the running sequences, in order

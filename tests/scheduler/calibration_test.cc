@@ -125,7 +125,8 @@ TEST(StepTimeModel, FollowsStepsAndSeparatesTheirTerms) {
   }
   StepShape decodes;
   decodes.AddDecode(100);
-  const std::uint32_t rows = model.RowsWithin(9'000'000, decodes, 4000, 2000);
+  const std::uint32_t rows =
+      model.RowsWithin({.ns = 9'000'000, .strict = true}, decodes, 4000, 2000);
   decodes.AddChunk(4000, rows);
   EXPECT_LE(truth(decodes), 9'900'000);
   EXPECT_GE(truth(decodes), 6'000'000);
@@ -160,7 +161,7 @@ TEST(StepTimeModel, HostileTimingsStayInBounds) {
     ASSERT_GE(ns, 1);
     ASSERT_LE(ns, StepTimeModel::kMostNs);
     ASSERT_LE(model.QuantileNs(shape, 900), StepTimeModel::kMostNs);
-    ASSERT_LE(model.RowsWithin(1'000'000, shape, wild(), 512), 512u);
+    ASSERT_LE(model.RowsWithin({.ns = 1'000'000}, shape, wild(), 512), 512u);
   }
   EXPECT_EQ(Forecast::RetryAfterMs(-1), 100);
   EXPECT_EQ(Forecast::RetryAfterMs(INT64_MAX), 60'000);

@@ -37,7 +37,7 @@ StepTimeModel::StepTimeModel(std::int64_t prefill_ns_per_token, std::int64_t dec
   const std::int64_t step = std::clamp<std::int64_t>(decode_ns_per_step, 0, kMostNs / 2);
   const std::int64_t prefill = std::clamp<std::int64_t>(prefill_ns_per_token, 0, kMostNs / 1024);
   const std::int64_t row = std::max(prefill - step / kShare, prefill / 2);
-  terms_ = {step << kTermBits, prefill << kTermBits, 0, row << (kTermBits - 1), 0};
+  terms_ = {step << kTermBits, prefill << kTermBits, 0, row << kTermBits, 0};
   StepShape one, batch, prompt, both;
   one.AddDecode(100);
   for (int i = 0; i < 32; ++i) batch.AddDecode(200);
@@ -87,13 +87,14 @@ std::int64_t StepTimeModel::QuickestNs(std::int64_t ns, std::uint64_t chunk_rows
   return static_cast<std::int64_t>(Wide{ns} * ratio / kOne * 9 / 10);
 }
 
-std::uint32_t StepTimeModel::RowsWithin(std::int64_t target_ns, StepShape shape,
-                                        std::uint64_t begin, std::uint32_t most) const {
-  const auto ratio = static_cast<Wide>(ratios_[1].Quantile(950)) * 10 / 11;
+std::uint32_t StepTimeModel::RowsWithin(const Target& target, StepShape shape, std::uint64_t begin,
+                                        std::uint32_t most) const {
+  const auto high_ratio = static_cast<Wide>(ratios_[1].Quantile(950)) * 10 / 11;
+  const Wide ratio = target.strict ? std::max<Wide>(high_ratio, kOne) : kOne;
   const auto fits = [&](std::uint32_t rows) {
     StepShape with = shape;
     with.AddChunk(begin, rows);
-    return PredictNs(with) * std::max<Wide>(ratio, kOne) / kOne <= target_ns;
+    return PredictNs(with) * ratio / kOne <= target.ns;
   };
   std::uint32_t low = 0, high = most;
   while (low < high) {
@@ -194,6 +195,7 @@ void StepTimeModel::Observe(const StepShape& shape, std::int64_t ns) {
       std::clamp(seen, predicted / kOutlier, std::min(predicted, kMostNs / kOutlier) * kOutlier));
   Improve();
   ++steps_;
+  since_decodes_alone_ = prefill ? since_decodes_alone_ + 1 : 0;
   most_prefill_rows_ = std::max(most_prefill_rows_, shape.prefill_rows);
   NoticeChange(static_cast<std::int64_t>(ratio));
 }

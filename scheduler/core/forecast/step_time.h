@@ -63,19 +63,28 @@ class StepTimeModel {
   // wrong: nearly every step takes longer. 0 for the first steps, and a quarter for chunks that
   // are far larger than all that were seen.
   std::int64_t QuickestNs(std::int64_t ns, std::uint64_t chunk_rows) const;
+  // A time that a step keeps to if it is expected to. Where the target is `strict`, the step also
+  // exceeds it by a tenth in one of twenty cases at most.
+  struct Target {
+    std::int64_t ns = 0;  // 0: there is none
+    bool strict = false;
+  };
   // The most rows up to `most` of a chunk from position `begin` with which a step that already has
-  // `shape` keeps to `target_ns`. It does so if it is expected to, and if it exceeds the target
-  // by a tenth only in one of twenty steps.
-  std::uint32_t RowsWithin(std::int64_t target_ns, StepShape shape, std::uint64_t begin,
+  // `shape` keeps to the target.
+  std::uint32_t RowsWithin(const Target& target, StepShape shape, std::uint64_t begin,
                            std::uint32_t most) const;
 
   // The number of steps that were observed.
   std::uint64_t steps() const { return steps_; }
+  // Whether all recent steps had prefill. What a step takes without is not known any more then: if
+  // decodes are taken to be too short and prefill too long, such steps agree with the model.
+  bool NeedsDecodesAlone() const { return since_decodes_alone_ >= kPrefillInARow; }
 
   // A measurement comes from outside. It counts as 100 s at most.
   static constexpr std::int64_t kMostNs = 100'000'000'000;
 
  private:
+  static constexpr std::uint64_t kPrefillInARow = 64;
   __extension__ using Wide = __int128;
   static constexpr std::size_t kTerms = 5;
   using Vector = std::array<std::int64_t, kTerms>;
@@ -100,7 +109,8 @@ class StepTimeModel {
   std::array<Equations, 2> equations_{};  // of decodes alone; with prefill
   std::array<Ratios, 2> ratios_;          // the same
   std::uint64_t steps_ = 0;
-  std::uint64_t most_prefill_rows_ = 0;  // of a step
+  std::uint64_t most_prefill_rows_ = 0;    // of a step
+  std::uint64_t since_decodes_alone_ = 0;  // steps with prefill in a row
   std::int64_t side_ = 0;     // the last steps in a row that were too long (> 0) or too short
   std::int64_t nearest_ = 0;  // the ratio of the one of them that was least off
 };
