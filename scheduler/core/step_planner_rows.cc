@@ -151,6 +151,7 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   Attempt attempt{.blocked = state_.reserved_sequences + request.width() > state_.MaxRunning()};
   if (attempt.blocked && !(head && state_.epoch->kv.tiers().any())) return attempt;
   if (!request.non_preemptible && !state_.running.empty() && !state_.LeavesTime(request)) {
+    attempt.late = true;
     return attempt;
   }
   const KvCacheManager::Match match = state_.epoch->kv.FindPrefix(
@@ -213,7 +214,7 @@ void StepPlanner::NoteBlocked() {
 void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
   tried_.push_back(index);
   Erase(queue_, index);
-  if (attempt.blocked && !blocked_.has_value()) blocked_ = index;
+  if ((attempt.blocked || attempt.late) && !blocked_.has_value()) blocked_ = index;
 }
 
 bool StepPlanner::MayOvertake(TableIndex index) const {
@@ -312,6 +313,7 @@ void StepPlanner::DealToShorter(TableIndex index, std::uint64_t rows) {
                                                            RowsLeft(state_.sequences[*prompt]));
     if (is_new) {
       NoteOvertakenHead(*waiting);
+      if (!MayOvertake(*waiting)) return;  // its own turn may come later in this step
       if (!DealToWaiting(*waiting, budget_ - left)) return;
     } else if (prompt.has_value()) {
       DealToPrompt(*prompt, budget_ - left);
@@ -327,8 +329,10 @@ void StepPlanner::NoteOvertakenHead(TableIndex by) {
   const std::optional<TableIndex> head = state_.waiting.head();
   if (blocked_.has_value() || *head == by || Contains(tried_, *head)) return;
   const Attempt attempt = TryAdmit(*head);
+  const bool loads = load_.has_value();  // the blocks that it would be read back to
   load_.reset();
-  if (attempt.blocked || attempt.admission.has_value()) blocked_ = head;
+  const bool starts = attempt.admission.has_value() || loads;
+  if (attempt.blocked || attempt.late || starts) blocked_ = head;
 }
 
 // Whether the order lets `request` have rows that `than` would have had.

@@ -278,6 +278,101 @@ TEST(Waiting, AHeadThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
   harness.RunAll();
 }
 
+// A request without a deadline would make two running ones miss theirs. It waits, and a later
+// request that may do so, because it has two sequences, does not start before it.
+TEST(Waiting, ARequestThatWaitsForDeadlinesOfOthersIsNotOvertakenWithoutEnd) {
+  CoreHarness harness({.max_overtaken_rows = 0}, Group(), "fcfs");
+  harness.step_ns = StepNs;
+  for (std::uint32_t i = 1; i <= 8; ++i) {  // the forecast learns what a row costs
+    harness.core.Submit(0, DistinctRequest(10 + i, 20, 20 * i));
+  }
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    TokenizedRequest urgent = DistinctRequest(id, 20, 1000);
+    // 1,000 steps of two rows are in time by the forecast and its margin, of three rows they are
+    // not.
+    urgent.deadline_ns = harness.now_ns + std::int64_t{1000} * 1'050'000 * 13 / 12;
+    harness.core.Submit(harness.now_ns, urgent);
+  }
+  for (int step = 0; step < 20; ++step) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  harness.core.Submit(harness.now_ns, DistinctRequest(3, 20, 5));
+  TokenizedRequest wide = DistinctRequest(4, 10, 5);
+  wide.sequences = 2;
+  harness.core.Submit(harness.now_ns, wide);
+  for (int step = 0; step < 5; ++step) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  EXPECT_EQ(harness.TokensOf(3), 0u);
+  EXPECT_EQ(harness.TokensOf(4), 0u);
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 2; ++id) EXPECT_TRUE(harness.EndOf(id)->status.ok());
+}
+
+// The head's prompt is as long as the step, so shorter ones are considered first. They may not
+// overtake it; but as most of it is cached, there are rows for one of them, and that is the first.
+TEST(Waiting, WhoMayNotOvertakeTheHeadKeepsItsTurn) {
+  CoreHarness harness({.max_seqs = 2, .max_step_tokens = 64, .max_overtaken_rows = 0}, Group());
+  const TokenizedRequest first = DistinctRequest(1, 100, 1);
+  harness.core.Submit(0, first);
+  harness.RunAll();
+  TokenizedRequest head = first;
+  head.id.counter = 2;
+  head.stop.max_tokens = 50;
+  harness.core.Submit(0, head);
+  harness.core.Submit(0, DistinctRequest(3, 5, 50));
+  harness.core.Submit(0, DistinctRequest(4, 6, 50));
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  std::vector<std::uint64_t> opened;
+  for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+    opened.push_back(open.request.counter);
+  }
+  EXPECT_EQ(opened, std::vector<std::uint64_t>({2, 3}));
+  harness.Answer();
+  harness.RunAll();
+}
+
+// The head's blocks are in a tier, and just fit. A shorter request does not take one of the blocks
+// that they are to be read back to.
+TEST(Waiting, AHeadThatIsToBeReadBackIsNotOvertakenWithoutEnd) {
+  ExecutorDescription group = Group(22);
+  group.tiers = {{.block_count = 100, .out_ns_per_block = 10, .in_ns_per_block = 10}};
+  CoreHarness harness({.max_step_tokens = 64,
+                       .watermark_blocks = 0,
+                       .expected_output_permille = 0,
+                       .max_overtaken_rows = 0},
+                      group);
+  const TokenizedRequest first = DistinctRequest(1, 161, 1);
+  harness.core.Submit(0, first);
+  harness.RunAll();
+  harness.core.Submit(0, DistinctRequest(2, 320, 1));  // takes its blocks
+  harness.RunAll();
+  harness.core.Submit(0, DistinctRequest(3, 150, 18));  // leaves eleven
+  PlansToFirstToken(harness, 3);
+  TokenizedRequest head = first;
+  head.id.counter = 4;
+  harness.core.Submit(0, head);
+  for (std::uint64_t id = 5; id <= 6; ++id) harness.core.Submit(0, DistinctRequest(id, 5, 50));
+  std::vector<std::uint64_t> opened;
+  bool loads = false;
+  while (opened.empty()) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+      opened.push_back(open.request.counter);
+    }
+    for (const BackgroundCopy& copy : CoreHarness::OpsOf<BackgroundCopy>(harness.plans.back())) {
+      loads |= copy.kind == BackgroundCopy::Kind::kIn;
+    }
+    harness.Answer();
+  }
+  EXPECT_TRUE(loads);
+  EXPECT_EQ(opened.front(), 4u);
+  harness.RunAll();
+}
+
 class AfterADeath : public ::testing::TestWithParam<int> {
  protected:
   // Kills a group that decodes for `n` requests with prompts of 500 tokens. Returns the time from

@@ -46,6 +46,11 @@ class SimClient {
   // keeps of the sequence that has the most.
   std::uint32_t Cancel(std::optional<SequenceIndex> sequence, std::uint32_t dropped);
 
+  // The output tokens that the client has of a sequence.
+  std::uint32_t delivered(SequenceIndex sequence) const {
+    return sequences_[sequence.value()].delivered;
+  }
+
   // A group that computes this position dies.
   void KillAt(std::uint32_t position) { kills_at_ = position; }
   std::optional<std::uint32_t> kills_at() const { return kills_at_; }
@@ -58,6 +63,9 @@ class SimClient {
     ++deaths_;
     crashes_ += alone;
   }
+
+  // The deaths of groups that computed this request.
+  std::uint32_t deaths() const { return deaths_; }
 
   // Takes the next event of this request. INTERNAL: the event must not come now.
   absl::Status Take(const EngineEvent& event, std::int64_t now_ns);

@@ -156,6 +156,14 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.core.trims, 0u);
   EXPECT_GT(total.parallel, 0u);
   EXPECT_GT(total.large, seeds / 30);
+  EXPECT_GT(total.large_found, total.large_lookups / 50);
+  EXPECT_GT(total.arrived_quarantined, seeds);
+  // The checks of liveness and of early ends are worth something only if they come close.
+  EXPECT_GT(total.liveness.started, 5 * seeds);
+  EXPECT_GT(total.liveness.overtaken, 20 * seeds);
+  EXPECT_GT(total.liveness.most_overtaken_permille, 900u);
+  EXPECT_GT(total.ended_early, seeds);
+  EXPECT_GT(total.early_permille, 800);
   EXPECT_GT(total.beams_served, total.beams / 10);
   for (std::size_t state = 0; state < total.cancelled_in.size(); ++state) {
     EXPECT_GT(total.cancelled_in[state], 0u) << "cancelled when " << kStateNames[state];
@@ -189,6 +197,14 @@ void Record(const SimCoverage& total, std::uint64_t seeds) {
   record("quarantined", total.core.quarantines);
   record("of them released", total.core.quarantine_releases);
   record("of them failed", total.core.quarantine_failures);
+  record("requests that were first and fit, and started at once", total.liveness.started);
+  record("rows that overtook the first of those that wait", total.liveness.overtaken);
+  record("most of them, permille of what is allowed", total.liveness.most_overtaken_permille);
+  record("ended before their deadline", total.ended_early);
+  record("most time that one of them had, permille of what it needs at most",
+         static_cast<std::uint64_t>(total.early_permille));
+  record("permille found in the prefix cache by long prompts",
+         1000 * total.large_found / std::max<std::uint64_t>(total.large_lookups, 1));
   std::string transitions, faults;
   for (const SimTransition& t : kTransitions) {
     if (!t.possible) continue;
@@ -245,6 +261,36 @@ TEST(Simulation, ALargeTierKeepsWhatIsEvicted) {
   RecordProperty("permille found without a tier", std::to_string(permille(false)));
   RecordProperty("permille found with a tier", std::to_string(permille(true)));
   EXPECT_GE(permille(true), permille(false) * 105 / 100);
+}
+
+// Two runs are the same until the group dies; in one of them the loss says which steps it was
+// computing. So the pauses differ only by what quarantine costs: a pause has at most twice the
+// plans of a plain replay, and two for each sequence under way, or six in a pipeline, where
+// micro-batches take turns. A request that arrives after the loss waits for at most one isolated
+// step before each shared one. Where places or blocks are missing, requests wait for the ends of
+// others, and the order of starts decides for whose; such runs are left out.
+TEST(Simulation, AfterALossPausesAreBounded) {
+  const std::uint64_t seeds = EnvNumber("FLOTILLA_LONG") != 0 ? 10'000 : 1'000;
+  std::uint64_t pauses = 0, longer = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    Simulation replay(seed), quarantine(seed);
+    const auto plain = replay.PauseAfterLoss(60, /*blamed=*/false);
+    ASSERT_TRUE(plain.ok()) << plain.status() << " seed " << seed;
+    if (!plain->has_value()) continue;
+    const auto blamed = quarantine.PauseAfterLoss(60, /*blamed=*/true);
+    ASSERT_TRUE(blamed.ok() && blamed->has_value()) << blamed.status() << " seed " << seed;
+    const Simulation::Pause& one = **plain;
+    const Simulation::Pause& other = **blamed;
+    ASSERT_EQ(other.waited, one.waited) << "seed " << seed;
+    const std::uint64_t isolated = (other.lag == 1 ? 2 : 6) * other.under_way;
+    EXPECT_LE(other.plans, 2 * one.plans + isolated)
+        << "seed " << seed << ": " << other.under_way << " under way, lag " << other.lag;
+    EXPECT_LE(other.newcomer, 2 * one.newcomer + other.lag + 1) << "seed " << seed;
+    pauses += other.waited > 0;
+    longer += other.plans > one.plans;
+  }
+  EXPECT_GT(pauses, seeds / 20);
+  EXPECT_GT(longer, seeds / 40);
 }
 
 // Tests invariant 8. The objects of the second run have other addresses.

@@ -177,9 +177,9 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   // Rows are cheap in one step and dear in another, so that depths change.
   work.timings.rows = static_cast<std::uint32_t>(batch->tokens.size());
   work.timings.decode_rows = batch->decode_rows;
-  work.timings.compute_ns =
-      5000 +
-      static_cast<std::int64_t>(MixBits(plan.step.value() / 64) % 4 * 500) * work.timings.rows;
+  work.timings.compute_ns = kSimStepNs + static_cast<std::int64_t>(MixBits(plan.step.value() / 64) %
+                                                                   4 * (kSimMostRowNs / 3)) *
+                                             work.timings.rows;
   for (const BlockCopy& copy : batch->copies) {
     for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
       kv_[std::size_t{copy.to.value()} * block_tokens_ + slot] =

@@ -33,6 +33,9 @@ struct SimResult {
   std::vector<SimSequenceMark> marks;  // of the sequences in the result
 };
 
+// The time of a step without rows, and the most that a row costs.
+inline constexpr std::int64_t kSimStepNs = 5000, kSimMostRowNs = 1500;
+
 class SimWorker {
  public:
   using FindClient = std::function<const SimClient&(const RequestId&)>;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "scheduler/core/admission.h"
 
 namespace flotilla::testing {
 namespace {
@@ -66,6 +67,8 @@ Simulation::Simulation(std::uint64_t seed, Tiers tiers)
   if (large_) MakeLarge();
   if (fixed_tiers_ != Tiers::kOfSeed) options_.prefix_cache = true;
   core_.emplace(options_, scheduler::MakePolicy(policies[policy]));
+  liveness_.emplace(options_, policies[policy],
+                    [this](const RequestId& id) -> const SimClient& { return Find(id); });
 }
 
 // Prompts of up to 8,000 tokens, which take many steps, and beginnings in common that are as long.
@@ -84,6 +87,7 @@ void Simulation::MakeLarge() {
 
 ExecutorDescription Simulation::RandomGroup() {
   ExecutorDescription group = group_;
+  group.tiers.clear();
   group.model_id = "sim";
   group.vocab_size = kSimVocab;
   group.max_context = large_ ? 9000 : 120;
@@ -125,6 +129,9 @@ absl::Status Simulation::Run(std::uint64_t steps) {
   if (status.ok()) status = WindDown();
   coverage_.core = core_->Snapshot().counters;
   coverage_.steps = coverage_.core.plans;
+  coverage_.liveness = liveness_->counts();
+  coverage_.large_lookups = large_ ? coverage_.core.lookup_tokens : 0;
+  coverage_.large_found = large_ ? coverage_.core.cached_tokens : 0;
   if (status.ok()) return status;
   return absl::InternalError(absl::StrCat("tick ", ticks_, ": ", status.message()));
 }
@@ -261,6 +268,7 @@ void Simulation::Arrive(TokenizedRequest request) {
     client.KillAt(fatal_.Below(positions + request.stop.max_tokens));
   }
   if (refuses_ && fatal_.OneIn(16)) client.Refuse();
+  coverage_.arrived_quarantined += core_->Snapshot().quarantined > 0;
   core_->Submit(now_ns_, std::move(request));
 }
 
@@ -307,7 +315,11 @@ void Simulation::CancelSome() {
 absl::Status Simulation::MakePlan() {
   const scheduler::CoreSnapshot before = core_->Snapshot();
   const std::optional<RequestId> first = FirstOpen();
+  liveness_->BeforePlan(states_, core_->OpenSequences());
   scheduler::PlanOutcome outcome = core_->Plan(now_ns_);
+  for (const scheduler::Preemption& preemption : core_->TakePreemptions()) {
+    liveness_->NotePreemption(preemption.victim);
+  }
   if (before.in_flight > 0 &&
       core_->Snapshot().counters.preemptions > before.counters.preemptions) {
     return Broken(7, "preempted while results are on their way");
@@ -324,8 +336,9 @@ absl::Status Simulation::MakePlan() {
   if (outcome.plan.has_value()) {
     TracePlan(*outcome.plan);
     plans_made_.Add(*outcome.plan);
+    if (absl::Status s = CheckLiveness(*outcome.plan, before); !s.ok()) return s;
     for (const PlanOp& op : outcome.plan->ops) {
-      if (const auto* copy = std::get_if<BackgroundCopy>(&op)) copying_.insert(copy->id);
+      if (const auto* copy = std::get_if<BackgroundCopy>(&op)) copying_.emplace(copy->id, *copy);
     }
     if (absl::Status s = CheckProgress(); !s.ok()) return s;
     Count(SimFault::kPlanToTheDead, worker_ == nullptr);
@@ -399,10 +412,13 @@ absl::Status Simulation::ReviveGroup() {
   return AfterEvent();
 }
 
-absl::Status Simulation::NextGroup() {
+absl::Status Simulation::NextGroup() { return NextGroup(RandomGroup()); }
+
+absl::Status Simulation::NextGroup(ExecutorDescription group) {
   epoch_ = Epoch(epoch_.value() + 1);
-  group_ = RandomGroup();
+  group_ = std::move(group);
   copying_.clear();
+  liveness_->Begin(group_);
   const std::uint64_t failed = core_->Snapshot().counters.failed;
   if (absl::Status s = core_->Ready(epoch_, group_); !s.ok()) return s;
   Count(SimFault::kTooLargeForNewGroup, core_->Snapshot().counters.failed - failed);
@@ -435,6 +451,93 @@ absl::Status Simulation::LateMessage() {
     return Broken(9, "an event of an older epoch had an effect");
   }
   return AfterEvent();
+}
+
+absl::Status Simulation::PlanAndAnswer() {
+  std::uint64_t plans = 0;
+  do {
+    plans = core_->Snapshot().counters.plans;
+    if (absl::Status s = MakePlan(); !s.ok()) return s;
+    if (absl::Status s = ApplyPlan(); !s.ok()) return s;
+  } while (core_->Snapshot().counters.plans > plans);
+  if (worker_->CanComplete()) {
+    constexpr std::size_t kAll = 1000;
+    absl::StatusOr<SimResult> result = worker_->Complete(kAll);
+    if (!result.ok()) return result.status();
+    results_.push_back(*std::move(result));
+  }
+  if (absl::Status s = ApplyPlan(); !s.ok()) return s;
+  return DeliverResult();
+}
+
+absl::StatusOr<std::optional<Simulation::Pause>> Simulation::PauseAfterLoss(std::uint64_t steps,
+                                                                            bool blamed) {
+  const auto plans = [this] { return core_->Snapshot().counters.plans; };
+  cancel_one_in_ = 1u << 30;
+  kill_one_in_ = 0;
+  blames_ = refuses_ = false;
+  arrive_one_in_ *= 4;
+  absl::Status status = ReviveGroup();
+  while (status.ok() && (plans() < steps || worker_->UnderWay().empty())) {
+    if (++ticks_ > steps * 200) return Broken(7, "too few plans were made");
+    status = Tick(/*arrivals=*/true);
+  }
+  if (!status.ok()) return status;
+  std::uint64_t places = 1;  // for the request that arrives
+  for (const std::uint64_t id : live_) {
+    const TokenizedRequest& request = clients_.at(id).request();
+    places += request.beam ? request.beam->beams : request.sequences;
+  }
+  if (places > scheduler::MaxSequences(options_, group_)) return std::nullopt;
+  Pause pause;
+  pause.lag = group_.lag;
+  const std::vector<RequestId> under_way = worker_->UnderWay();
+  for (const scheduler::OpenSequenceView& sequence : core_->OpenSequences()) {
+    pause.under_way += static_cast<std::uint64_t>(
+        std::count(under_way.begin(), under_way.end(), sequence.request));
+  }
+  if (blamed) started_ = worker_->Started();
+  ExecutorDescription next = group_;
+  next.block_count = 20'000;  // room for all
+  worker_.reset();
+  plans_.clear();
+  results_.clear();
+  core_->Lost(epoch_, started_);
+  if (status = NextGroup(next); !status.ok()) return status;
+  TokenizedRequest newcomer;
+  newcomer.id = {.incarnation = 7, .counter = next_id_++};
+  newcomer.attempt = Attempt(1);  // it is not refused for the queue
+  newcomer.prompt = {static_cast<TokenId>(fatal_.Below(kSimVocab))};
+  newcomer.tenant = "t";
+  newcomer.stop.max_tokens = 1;
+  const std::uint64_t new_id = newcomer.id.counter;
+  std::map<std::uint64_t, std::uint64_t> had;  // tokens, by request that had some
+  const auto tokens = [this](std::uint64_t id) {
+    const SimClient& client = clients_.at(id);
+    std::uint64_t sum = 0;
+    for (std::uint32_t i = 0; i < client.request().sequences; ++i) {
+      sum += client.delivered(SequenceIndex(i));
+    }
+    return sum;
+  };
+  for (const std::uint64_t id : live_) {
+    if (tokens(id) > 0) had.emplace(id, tokens(id));
+  }
+  pause.waited = had.size();
+  had.emplace(new_id, 0);
+  Arrive(std::move(newcomer));
+  if (status = AfterEvent(); !status.ok()) return status;
+  const std::uint64_t begin = plans();
+  while (!had.empty()) {
+    if (plans() - begin > 100'000) return Broken(7, "a pause without end");
+    if (status = PlanAndAnswer(); !status.ok()) return status;
+    for (auto it = had.begin(); it != had.end();) {
+      const bool over = clients_.at(it->first).ended() || tokens(it->first) > it->second;
+      if (over) (it->first == new_id ? pause.newcomer : pause.plans) = plans() - begin;
+      it = over ? had.erase(it) : std::next(it);
+    }
+  }
+  return pause;
 }
 
 // No more arrivals: everything must end, and nothing may be left.
@@ -475,6 +578,10 @@ absl::Status Simulation::TakeEvents() {
     const RequestId id = EventKey(event).first;
     SimClient& client = clients_.at(id.counter);
     if (absl::Status s = client.Take(event, now_ns_); !s.ok()) return s;
+    const auto* ended = std::get_if<SequenceEnd>(&event);
+    if (ended != nullptr && ended->reason == FinishReason::kDeadline) {
+      if (absl::Status s = CheckEarlyEnd(client); !s.ok()) return s;
+    }
     Trace(event.index() << 32 ^ id.counter);
     if (const auto* token = std::get_if<TokenEvent>(&event)) Trace(token->position);
     if (!client.ended()) continue;

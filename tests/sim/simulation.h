@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "scheduler/core/scheduler_core.h"
+#include "tests/sim/liveness.h"
 #include "tests/sim/plan_hash.h"
 #include "tests/sim/sim_client.h"
 #include "tests/sim/sim_worker.h"
@@ -111,7 +113,13 @@ struct SimCoverage {
   std::uint64_t non_preemptible = 0;  // served after as many preemptions as one may have
   std::uint64_t beams = 0;            // beam searches
   std::uint64_t beams_served = 0;
-  std::uint64_t large = 0;                  // runs with long prompts
+  std::uint64_t large = 0;                // runs with long prompts
+  std::uint64_t large_lookups = 0;        // tokens that those looked up in the prefix cache
+  std::uint64_t large_found = 0;          // and found there
+  std::uint64_t arrived_quarantined = 0;  // arrived while others were quarantined
+  std::uint64_t ended_early = 0;          // ended for a deadline that had not passed
+  std::int64_t early_permille = 0;        // the most time that such a request had, of what it needs
+  Liveness::Counts liveness;
   std::array<std::uint64_t, 7> stalls{};    // by StallReason
   std::array<std::uint64_t, 4> lags{};      // runs by lag
   std::array<std::uint64_t, 4> policies{};  // runs by policy
@@ -140,6 +148,19 @@ class Simulation {
   const SimCoverage& coverage() const { return coverage_; }
   bool large() const { return large_; }
 
+  // Runs until `steps` plans were made, and kills the group. The next one is like it, and nothing
+  // else happens from then on, but for an arrival. Returns after how many plans the last of the
+  // requests under way got a token or its end. `blamed`: the loss names the steps that the group
+  // was computing. Up to the loss both runs are the same. None: the group has no place for all.
+  struct Pause {
+    std::uint64_t plans = 0;      // until the last of those that had a token
+    std::uint64_t newcomer = 0;   // until the request that arrived after the loss
+    std::uint64_t lag = 0;        // of the group
+    std::uint64_t under_way = 0;  // sequences that the group was computing
+    std::uint64_t waited = 0;     // requests that had a token
+  };
+  absl::StatusOr<std::optional<Pause>> PauseAfterLoss(std::uint64_t steps, bool blamed);
+
  private:
   // Makes one event happen.
   absl::Status Tick(bool arrivals);
@@ -153,12 +174,19 @@ class Simulation {
   std::optional<RequestId> FirstOpen() const;
   absl::Status CheckVictims(const std::optional<RequestId>& first) const;
   absl::Status CheckProgress();
+  absl::Status CheckLiveness(const StepPlan& plan, const scheduler::CoreSnapshot& before);
+  // Checks that a request that is ended before its deadline could hardly have met it, by what steps
+  // really cost at most.
+  absl::Status CheckEarlyEnd(const SimClient& client);
+  // Makes the plans that can be made now, and answers the oldest one.
+  absl::Status PlanAndAnswer();
   absl::Status DeliverResult();
   // `refused`: the step whose plan the group refused; else it died.
   void KillGroup(std::optional<Step> refused = std::nullopt);
   // Reports the loss, or the next group, to the core.
   absl::Status ReviveGroup();
   absl::Status NextGroup();
+  absl::Status NextGroup(ExecutorDescription group);
   absl::Status LateMessage();
   absl::Status ApplyPlan();
   // Whether the group refuses the plan, because it opens a request that is always refused.
@@ -194,12 +222,13 @@ class Simulation {
   // A separate random stream, so that seeds without deaths by requests give the same runs as
   // before; and whether groups report which steps they died in.
   Random fatal_;
-  const bool blames_;
+  bool blames_;
   const bool large_;                            // one seed in 20 has prompts of up to 8,000 tokens
-  const bool refuses_;                          // groups refuse plans with some requests
+  bool refuses_;                                // groups refuse plans with some requests
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 
   std::optional<scheduler::SchedulerCore> core_;
+  std::optional<Liveness> liveness_;
   std::int64_t now_ns_ = 0;
   std::uint64_t ticks_ = 0;
 
@@ -224,7 +253,8 @@ class Simulation {
   std::uint32_t front_stalled_ = 0;      // plans in which it made none
   std::uint32_t front_waits_ = 0;        // the same while copies were under way
   std::uint32_t front_quarantined_ = 0;  // the most requests quarantined meanwhile
-  std::set<std::uint64_t> copying_;      // ids of copies in plans, not reported done
+  // The copies in plans that were not reported done, by id.
+  std::map<std::uint64_t, BackgroundCopy> copying_;
 
   std::vector<scheduler::SequenceStatus> states_;  // after the last event
   std::uint64_t preemptions_ = 0;                  // that ended requests report

@@ -10,6 +10,9 @@ namespace {
 
 // Plans that a sequence may wait for copies: each step ends none, one or two of them.
 constexpr std::uint32_t kMostCopySteps = 100;
+// How much more time than it needs at most, in percent, a request that is ended early may have
+// had: the forecast errs by so much.
+constexpr std::int64_t kEarlyMargin = 110;
 
 }  // namespace
 
@@ -121,6 +124,49 @@ absl::Status Simulation::CheckProgress() {
     return Broken(7, "the first sequence stands still");
   }
   return absl::OkStatus();
+}
+
+absl::Status Simulation::CheckLiveness(const StepPlan& plan,
+                                       const scheduler::CoreSnapshot& before) {
+  const scheduler::CoreSnapshot core = core_->Snapshot();
+  std::uint64_t blocks = 0;
+  bool loading = false;
+  for (const auto& [id, copy] : copying_) {
+    blocks += copy.moves.size();
+    loading |= copy.kind == BackgroundCopy::Kind::kIn;
+  }
+  const bool unclear = core.quarantined > 0 || core.candidates > 0 || before.candidates > 0;
+  return liveness_->AfterPlan(plan, core_->SequenceStates(), blocks, loading, unclear);
+}
+
+// If all that the request does not have is computed beside the sequences that run now, and every
+// step and row costs as much as the dearest ones that the groups of the simulation report. The
+// answer is as long as it may be, because the scheduler does not know where it stops.
+absl::Status Simulation::CheckEarlyEnd(const SimClient& client) {
+  const TokenizedRequest& request = client.request();
+  if (*request.deadline_ns <= now_ns_) return absl::OkStatus();
+  ++coverage_.ended_early;
+  std::uint64_t tokens = 0, outputs = 0, others = 0, own = 0;
+  for (const scheduler::SequenceStatus& sequence : states_) {
+    if (sequence.request != request.id) {
+      others += sequence.state != SequenceState::kWaiting;
+      continue;
+    }
+    const std::uint32_t made = request.beam ? 0 : client.delivered(sequence.index);
+    ++own;
+    outputs = std::max<std::uint64_t>(outputs, request.stop.max_tokens - made);
+    if (sequence.state < SequenceState::kDecode) tokens += request.prompt.size() + made;
+  }
+  const std::uint64_t rows = std::min(options_.max_step_tokens, group_.max_step_tokens);
+  const std::uint64_t for_prompts = rows - std::min(rows - 1, others);
+  const std::uint64_t steps = (tokens + for_prompts - 1) / for_prompts + outputs;
+  const auto most = static_cast<std::int64_t>(
+      steps * (kSimStepNs + kSimMostRowNs * (others + own)) + kSimMostRowNs * tokens);
+  const std::int64_t left = *request.deadline_ns - now_ns_;
+  coverage_.early_permille = std::max<std::int64_t>(coverage_.early_permille, 1000 * left / most);
+  if (left <= most * kEarlyMargin / 100) return absl::OkStatus();
+  return Broken(5, absl::StrCat("request ", request.id.counter, " ended ", left,
+                                " ns before its deadline, although it needs at most ", most));
 }
 
 void Simulation::CountTransitions() {
@@ -276,6 +322,16 @@ void SimCoverage::Add(const SimCoverage& o) {
   beams += o.beams;
   large += o.large;
   beams_served += o.beams_served;
+  large_lookups += o.large_lookups;
+  large_found += o.large_found;
+  arrived_quarantined += o.arrived_quarantined;
+  ended_early += o.ended_early;
+  early_permille = std::max(early_permille, o.early_permille);
+  liveness.started += o.liveness.started;
+  liveness.judged += o.liveness.judged;
+  liveness.overtaken += o.liveness.overtaken;
+  liveness.most_overtaken_permille =
+      std::max(liveness.most_overtaken_permille, o.liveness.most_overtaken_permille);
 }
 
 }  // namespace flotilla::testing

@@ -1,0 +1,220 @@
+#include "tests/sim/liveness.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/core/admission.h"
+
+namespace flotilla::testing {
+namespace {
+
+absl::Status Broken(const RequestId& id, absl::string_view what) {
+  return absl::InternalError(
+      absl::StrCat("invariant 7: request ", id.counter, " waits too long: ", what));
+}
+
+std::uint32_t Delivered(const SimClient& client) {
+  std::uint32_t most = 0;
+  for (std::uint32_t i = 0; i < client.request().sequences; ++i) {
+    most = std::max(most, client.delivered(SequenceIndex(i)));
+  }
+  return most;
+}
+
+}  // namespace
+
+Liveness::Liveness(const scheduler::CoreOptions& options, absl::string_view policy,
+                   FindClient find_client)
+    : options_(options), policy_(policy), find_client_(std::move(find_client)) {}
+
+void Liveness::Begin(const ExecutorDescription& group) { group_ = group; }
+
+void Liveness::BeforePlan(const States& states,
+                          const std::vector<scheduler::OpenSequenceView>& open) {
+  seen_.clear();
+  for (const scheduler::SequenceStatus& sequence : states) {
+    Seen& seen = seen_[sequence.request];
+    seen.client = &find_client_(sequence.request);
+    ++seen.sequences;
+    seen.waiting &= sequence.state == scheduler::SequenceState::kWaiting;
+    seen.prompt_is_due |= sequence.state == scheduler::SequenceState::kPending ||
+                          sequence.state == scheduler::SequenceState::kPrefill;
+  }
+  std::set<BlockId> used;
+  for (const scheduler::OpenSequenceView& sequence : open) {
+    for (const absl::Span<const BlockId> table : sequence.tables) {
+      seen_[sequence.request].blocks += table.size();
+      used.insert(table.begin(), table.end());
+    }
+  }
+  used_ = used.size();
+  places_ = 0;
+  has_deadlines_ = false;
+  for (const auto& [id, seen] : seen_) {
+    if (seen.waiting) continue;
+    places_ += Width(seen);
+    has_deadlines_ |= seen.client->request().deadline_ns.has_value();
+  }
+  for (auto it = waiters_.begin(); it != waiters_.end();) {
+    it = seen_.count(it->first) == 0 ? waiters_.erase(it) : std::next(it);
+  }
+}
+
+std::uint32_t Liveness::Width(const Seen& seen) {
+  const TokenizedRequest& request = seen.client->request();
+  return request.beam ? request.beam->beams : seen.sequences;
+}
+
+bool Liveness::NonPreemptible(const Seen& seen) const {
+  const auto waiter = waiters_.find(seen.client->request().id);
+  const std::uint32_t preemptions = waiter == waiters_.end() ? 0 : waiter->second.preemptions;
+  return preemptions >= options_.max_preemptions;
+}
+
+// A request with a deadline may go behind all others. One that killed a group alone goes behind
+// those that are quarantined.
+bool Liveness::IsClear(const Seen& seen) const {
+  return !seen.client->request().deadline_ns.has_value() && seen.client->deaths() == 0 &&
+         seen.client->request().crash_count == 0;
+}
+
+bool Liveness::SurelyBefore(const Seen& a, const Seen& b) const {
+  const TokenizedRequest& x = a.client->request();
+  const TokenizedRequest& y = b.client->request();
+  const bool a_first = NonPreemptible(a), b_first = NonPreemptible(b);
+  if (a_first != b_first) return a_first;
+  if (options_.fair_share && !a_first && x.tenant != y.tenant) return false;
+  if (policy_ != "fcfs" && x.priority != y.priority) return x.priority > y.priority;
+  if (policy_ == "srpt") return false;
+  if (policy_ == "edf" && y.deadline_ns.has_value()) return false;
+  return x.id.counter < y.id.counter;
+}
+
+bool Liveness::MayShareAPrefix(const Seen& a, const Seen& b) const {
+  const TokenizedRequest& x = a.client->request();
+  const TokenizedRequest& y = b.client->request();
+  if (!options_.prefix_cache || x.tenant != y.tenant || x.cache_salt != y.cache_salt) return false;
+  const auto block =
+      std::min({x.prompt.size(), y.prompt.size(), std::size_t{group_.groups[0].tokens_per_block}});
+  return std::equal(x.prompt.begin(), x.prompt.begin() + static_cast<std::ptrdiff_t>(block),
+                    y.prompt.begin());
+}
+
+std::uint64_t Liveness::Blocks(std::uint32_t prompt_tokens, std::uint32_t outputs) const {
+  return scheduler::MostBlocks({.prompt_tokens = prompt_tokens, .max_tokens = outputs}, group_);
+}
+
+std::uint64_t Liveness::Wants(const Seen& seen) const {
+  const TokenizedRequest& request = seen.client->request();
+  const auto prompt = static_cast<std::uint32_t>(request.prompt.size());
+  // A next token of each sequence may need a block, and a prediction is rounded up.
+  const std::uint64_t more = 2 * group_.groups.size() + options_.watermark_blocks;
+  const bool predicts = options_.expected_output_permille > 0 || NonPreemptible(seen);
+  const std::uint32_t outputs =
+      predicts || request.beam.has_value() ? request.stop.max_tokens : Delivered(*seen.client) + 1;
+  const std::uint64_t most = Width(seen) * (Blocks(prompt, outputs) + more);
+  return most - std::min(most, seen.blocks);
+}
+
+bool Liveness::Fits(const Seen& seen, std::uint64_t copying) const {
+  if (places_ + Width(seen) > scheduler::MaxSequences(options_, group_)) return false;
+  std::uint64_t wanted = used_ + copying + Wants(seen);
+  for (const auto& [id, other] : seen_) {
+    if (!other.waiting) wanted += Wants(other);
+  }
+  return wanted < group_.block_count;
+}
+
+// Whether the first of those that wait goes before all prompts that were begun, too, and could have
+// its first rows now.
+bool Liveness::IsFirstAndFits(const Seen& first, std::uint64_t copying) const {
+  // No request starts that makes running requests miss their deadlines.
+  if (has_deadlines_) return false;
+  for (const auto& [id, other] : seen_) {
+    if (other.waiting || !other.prompt_is_due) continue;
+    if (!SurelyBefore(first, other) || MayShareAPrefix(first, other)) return false;
+  }
+  return Fits(first, copying);
+}
+
+// Counts the prompt tokens of requests that start in this plan although the first of those that
+// wait does not.
+absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& first,
+                                      const StepPlan& plan) {
+  Waiter& waiter = waiters_[id];
+  ++counts_.judged;
+  std::uint64_t largest = 0;
+  for (const PlanOp& op : plan.ops) {
+    const auto* open = std::get_if<OpenSequence>(&op);
+    if (open == nullptr) continue;
+    const auto started = seen_.find(open->request);
+    if (started == seen_.end() || !started->second.waiting) continue;
+    if (&started->second == &first || !SurelyBefore(first, started->second)) continue;
+    waiter.overtaken += open->tokens.size();
+    counts_.overtaken += open->tokens.size();
+    largest = std::max<std::uint64_t>(largest, open->tokens.size());
+  }
+  const std::uint64_t allowed = options_.max_overtaken_rows < 0
+                                    ? 32 * std::uint64_t{options_.max_step_tokens}
+                                    : static_cast<std::uint64_t>(options_.max_overtaken_rows);
+  if (allowed > 0) {
+    counts_.most_overtaken_permille =
+        std::max(counts_.most_overtaken_permille, 1000 * waiter.overtaken / allowed);
+  }
+  if (largest == 0 || waiter.overtaken <= allowed) return absl::OkStatus();
+  return Broken(id, absl::StrCat("overtaken by ", waiter.overtaken, " rows of ", allowed));
+}
+
+absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std::uint64_t copying,
+                                 bool loading, bool unclear) {
+  std::set<RequestId> started, waiting;
+  bool further = false;  // the plan opens further sequences of requests that were started before
+  for (const PlanOp& op : plan.ops) {
+    const auto* open = std::get_if<OpenSequence>(&op);
+    if (open != nullptr) started.insert(open->request);
+    further |= open != nullptr && !seen_[open->request].waiting;
+    further |= std::holds_alternative<ForkSequence>(op);
+    const auto* copy = std::get_if<BackgroundCopy>(&op);
+    loading |= copy != nullptr && copy->kind == BackgroundCopy::Kind::kIn;
+  }
+  for (const scheduler::SequenceStatus& sequence : states) {
+    if (sequence.state == scheduler::SequenceState::kWaiting) waiting.insert(sequence.request);
+  }
+  // The first of those that waited before the plan, or wait since a preemption in it.
+  const auto waited = [&](const auto& entry) {
+    return entry.second.waiting || waiting.count(entry.first) > 0;
+  };
+  const auto first = std::find_if(seen_.begin(), seen_.end(), [&](const auto& one) {
+    return one.second.waiting && IsClear(one.second) &&
+           std::all_of(seen_.begin(), seen_.end(), [&](const auto& other) {
+             return &other == &one || !waited(other) || SurelyBefore(one.second, other.second);
+           });
+  });
+  for (const RequestId& id : started) {
+    if (seen_[id].waiting) waiters_[id] = {.preemptions = waiters_[id].preemptions};
+  }
+  absl::Status status;
+  if (first != seen_.end() && !loading && !unclear) {
+    const auto& [id, seen] = *first;
+    if (started.count(id) > 0) {
+      counts_.started += IsFirstAndFits(seen, copying);
+    } else if (waiting.count(id) > 0) {
+      // Who waits for a prefix hides nobody.
+      for (const auto& [other_id, other] : seen_) {
+        const bool computes = other.prompt_is_due || started.count(other_id) > 0;
+        if (computes && MayShareAPrefix(seen, other)) return status;
+      }
+      const std::uint64_t overtaken = counts_.overtaken;
+      status = CheckOvertaken(id, seen, plan);
+      const bool others_start = further || counts_.overtaken > overtaken;
+      if (status.ok() && !others_start && IsFirstAndFits(seen, copying)) {
+        status = Broken(id, "it is first and fits, but the plan has no row of it");
+      }
+    }
+  }
+  return status;
+}
+
+}  // namespace flotilla::testing
