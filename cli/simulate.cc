@@ -128,6 +128,7 @@ absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
   if (flags_.prompt_sigma >= 0) o.prompt.sigma = flags_.prompt_sigma;
   if (flags_.output_sigma >= 0) o.output.sigma = flags_.output_sigma;
   o.tenants = static_cast<std::uint32_t>(flags_.tenants);
+  o.priorities = static_cast<std::uint32_t>(flags_.priorities);
   o.prefix_groups = static_cast<std::uint32_t>(flags_.prefix_groups);
   o.prefix_tokens = static_cast<std::uint32_t>(flags_.prefix_tokens);
   o.deadline_ns = static_cast<std::int64_t>(flags_.deadline_s * 1e9);
@@ -196,7 +197,7 @@ absl::Status SimulateCommand::RunSweep() {
   for (const simulator::Variant& variant : variants_) {
     simulator::Sweep& sweep = sweeps.emplace_back();
     sweep.label = variant.label;
-    sweep.rates = flags_.sweep_rate;
+    sweep.loads = flags_.sweep_rate;
     for (const double rate : flags_.sweep_rate) {
       absl::StatusOr<Workload> workload = MakeWorkloadAt(rate);
       if (!workload.ok()) return workload.status();
@@ -210,7 +211,7 @@ absl::Status SimulateCommand::RunSweep() {
       sweep.runs.push_back(runs.back());
     }
   }
-  return Report(runs, simulator::PlotSweeps(sweeps));
+  return Report(runs, simulator::PlotSweeps(sweeps, "arrivals, requests/s"));
 }
 
 absl::Status SimulateCommand::RunMemoryBaselines() {
@@ -258,7 +259,7 @@ absl::Status SimulateCommand::Report(const std::vector<Summary>& runs,
     absl::Status s = WriteTextFile(flags_.out, "report.json", json);
     if (s.ok()) s = WriteTextFile(flags_.out, "report.csv", simulator::ReportCsv(runs));
     for (const simulator::NamedPlot& plot : plots) {
-      if (s.ok()) s = WriteTextFile(flags_.out, plot.file, plot.plot.Draw());
+      if (s.ok()) s = WriteTextFile(flags_.out, plot.file, plot.Draw());
     }
     if (!s.ok()) return s;
   }

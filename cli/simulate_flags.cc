@@ -139,6 +139,8 @@ void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
   count("--tenants", f->tenants, 1, 10'000,
         "The number of tenants. Tenant i, counted from 0, sends 1/(i+1) of the requests of tenant "
         "0.");
+  count("--priorities", f->priorities, 1, 100,
+        "The number of priorities. Each request gets one of them, with equal chances. [default 1]");
   count("--prefix-groups", f->prefix_groups, 0, 1 << 30,
         "The number of groups of prompts that begin alike. 0 means that none do.");
   count("--prefix-tokens", f->prefix_tokens, 0, 1 << 20,
@@ -160,11 +162,14 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
       ->group(group);
   app.add_option("--policies", f->policies,
                  absl::StrCat("The policies that are compared, out of ",
-                              absl::StrJoin(scheduler::PolicyNames(), ", "), "."))
+                              absl::StrJoin(scheduler::PolicyNames(), ", "),
+                              ". NAME+fair_share is a policy with fair share."))
       ->delimiter(',')
       ->type_name("NAME,NAME")
       ->group(group);
-  app.add_option("--sweep-rate", f->sweep_rate, "One run is made for each arrival rate.")
+  app.add_option("--sweep-rate", f->sweep_rate,
+                 "One run is made for each arrival rate. The plots show TTFT, throughput and "
+                 "goodput over the load: TTFT by length of prompt, by priority and by tenant.")
       ->delimiter(',')
       ->check(Between(1e-6, 1e6))
       ->type_name("R,R")

@@ -30,6 +30,7 @@ struct SimulateFlags {
   double prompt_mean = 0, prompt_sigma = -1;  // out of range: the preset's value
   double output_mean = 0, output_sigma = -1;
   std::int64_t tenants = 1;
+  std::int64_t priorities = 1;
   std::int64_t prefix_groups = 0;
   std::int64_t prefix_tokens = 0;
   double deadline_s = 0;

@@ -116,6 +116,16 @@ std::string BriefTable(absl::Span<const Summary> runs) {
   return AlignColumns(rows);
 }
 
+void AddClasses(const char* key, const std::vector<ClassSummary>& classes, Json& out) {
+  Json& list = out[key] = Json::array();
+  for (const ClassSummary& one : classes) {
+    list.push_back({{"name", one.name},
+                    {"requests", one.requests},
+                    {"ttft_p50_ms", one.ttft_ms.p50},
+                    {"ttft_p99_ms", one.ttft_ms.p99}});
+  }
+}
+
 void AppendTenants(const Summary& run, std::string& out) {
   if (run.tenants.size() < 2) return;
   std::vector<std::vector<std::string>> rows = {
@@ -178,6 +188,8 @@ std::string ReportJson(absl::Span<const Summary> runs) {
     Json& out = list.emplace_back(Json::object());
     out["label"] = run.label;
     for (const Metric& metric : kMetrics) out[metric.key] = metric.value(run);
+    AddClasses("by_prompt", run.by_prompt, out);
+    AddClasses("by_priority", run.by_priority, out);
     Json& tenants = out["tenants"] = Json::array();
     for (const TenantSummary& tenant : run.tenants) {
       tenants.push_back({{"name", tenant.name},

@@ -33,6 +33,16 @@ struct TenantSummary {
   double ttft_p99_ms = 0;
 };
 
+// Requests that are alike.
+struct ClassSummary {
+  std::string name;
+  std::uint64_t requests = 0;
+  Percentiles ttft_ms;  // of those that got a first token
+};
+
+// Prompts of at most so many tokens are short, or of medium length. All others are long.
+inline constexpr std::uint32_t kShortPrompt = 64, kMediumPrompt = 256;
+
 struct Summary {
   std::string label;
   // Requests by how they ended.
@@ -69,6 +79,8 @@ struct Summary {
   // got as much, 1 / tenants if one got everything, 1 if no request ever waited.
   double fairness = 1;
   std::vector<TenantSummary> tenants;
+  // By the length of the prompt (three classes), by priority (the highest first), and by tenant.
+  std::vector<ClassSummary> by_prompt, by_priority, by_tenant;
 };
 
 // Sums up a run of `workload`.

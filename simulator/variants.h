@@ -28,7 +28,8 @@ struct Variant {
 };
 
 // All combinations of `axes`, each "option=value,value,...", and of `policies`, on
-// top of `base`. INVALID_ARGUMENT: a bad axis, or more than 64 combinations.
+// top of `base`. A policy is a name of PolicyNames, or NAME+fair_share. INVALID_ARGUMENT: a bad
+// axis, or more than 64 combinations.
 absl::StatusOr<std::vector<Variant>> ExpandVariants(const scheduler::CoreOptions& base,
                                                     const std::vector<std::string>& axes,
                                                     const std::vector<std::string>& policies);

@@ -75,6 +75,7 @@ absl::Status Check(const SyntheticOptions& o) {
     return OutOfRange("concurrency", "at least 1");
   }
   if (o.tenants < 1 || o.tenants > 10'000) return OutOfRange("tenants", "1..10000");
+  if (o.priorities < 1 || o.priorities > 100) return OutOfRange("priorities", "1..100");
   if (o.prefix_tokens > 1 << 24) return OutOfRange("prefix tokens", "0..2^24");
   if (o.deadline_ns < 0) return OutOfRange("deadline", "0 or more");
   if (o.last_deadline_ns != 0 && (o.deadline_ns == 0 || o.last_deadline_ns < o.deadline_ns)) {
@@ -143,10 +144,10 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
   }
   const TenantSource tenants(options.tenants);
   const LengthSource prompts(options.prompt), outputs(options.output);
-  // Each quantity has its own random stream. So another rate, or deadlines, do not change the
-  // lengths.
+  // Each quantity has its own random stream. So another rate, deadlines or priorities do not change
+  // the lengths.
   SimulatorRandom gaps(options.seed), lengths(options.seed + (1ull << 40)),
-      deadlines(options.seed + (2ull << 40));
+      deadlines(options.seed + (2ull << 40)), priorities(options.seed + (3ull << 40));
   double at_ns = 0;
   workload.requests.reserve(options.requests);
   for (std::uint32_t i = 0; i < options.requests; ++i) {
@@ -156,6 +157,7 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
     request.prompt_tokens = prompts.Draw(lengths);
     request.output_tokens = outputs.Draw(lengths);
     request.tenant = tenants.Draw(lengths);
+    request.priority = static_cast<std::int32_t>(priorities.Below(options.priorities));
     request.deadline_ns = options.deadline_ns;
     if (options.last_deadline_ns > 0) {
       const auto spread = static_cast<double>(options.last_deadline_ns - options.deadline_ns);

@@ -64,6 +64,8 @@ struct SyntheticOptions {
   LengthDistribution prompt, output;
   // Each request gets a random tenant; tenant i has weight 1 / (i + 1).
   std::uint32_t tenants = 1;
+  // Each request gets one of so many priorities: 0, 1, ... with equal chances.
+  std::uint32_t priorities = 1;
   // The number of groups. Each request belongs to one; its prompt begins with the group's
   // tokens, and has its own length after them. 0: no shared prefixes.
   std::uint32_t prefix_groups = 0;

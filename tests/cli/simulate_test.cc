@@ -65,6 +65,16 @@ TEST(SimulateTest, SweepsComparisonsAndBaselinesRun) {
   EXPECT_EQ(Simulate({"--requests", "30", "--sweep-rate", "5,50", "--out", out}), absl::OkStatus());
   EXPECT_THAT(Read(out + "/report.csv"), HasSubstr("\n50/s,30"));
   EXPECT_THAT(Read(out + "/latency_throughput.svg"), HasSubstr("</svg>"));
+  EXPECT_EQ(
+      Simulate({"--requests", "60", "--sweep-rate", "5,50", "--policies",
+                "priority,fcfs+fair_share", "--priorities", "2", "--tenants", "2", "--out", out}),
+      absl::OkStatus());
+  for (const char* classes : {"prompt", "priority", "tenant"}) {
+    const std::string svg = Read(out + "/ttft_by_" + classes + ".svg");
+    EXPECT_THAT(svg, HasSubstr("policy=fcfs+fair_share")) << classes;
+    EXPECT_THAT(svg, HasSubstr("TTFT p99, ms")) << classes;
+  }
+  EXPECT_THAT(Read(out + "/report.json"), HasSubstr("\"name\": \"priority 1\""));
   EXPECT_EQ(Simulate({"--requests", "30", "--compare", "max_seqs=2,64", "--policies", "fcfs",
                       "--out", out}),
             absl::OkStatus());

@@ -27,6 +27,16 @@ TEST(VariantsTest, NothingToCompareIsOneRun) {
   EXPECT_EQ((*variants)[0].core.max_seqs, 9u);
 }
 
+TEST(VariantsTest, APolicyMayHaveFairShare) {
+  const auto variants = ExpandVariants({}, {}, {"fcfs", "fcfs+fair_share"});
+  ASSERT_TRUE(variants.ok()) << variants.status();
+  EXPECT_FALSE((*variants)[0].core.fair_share);
+  EXPECT_TRUE((*variants)[1].core.fair_share);
+  EXPECT_EQ((*variants)[1].policy, "fcfs");
+  EXPECT_EQ((*variants)[1].label, "policy=fcfs+fair_share");
+  EXPECT_TRUE(ExpandVariants({}, {}, {"srpt+fair_share"})->at(0).core.fair_share);
+}
+
 TEST(VariantsTest, EveryNamedOptionAndPolicyExists) {
   for (const std::string& name : CoreOptionNames()) {
     scheduler::CoreOptions options;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -39,6 +40,19 @@ TEST(WorkloadTest, TheSeedDecidesAll) {
   EXPECT_EQ(MakeRequest(a, 7, 0, false, 100), MakeRequest(b, 7, 0, false, 100));
   options.seed = 2;
   EXPECT_NE(MakeWorkload(options).value().requests, a.requests);
+}
+
+TEST(WorkloadTest, PrioritiesAreDealtEvenlyAndChangeNothingElse) {
+  SyntheticOptions options = Preset("long", 9'000);
+  Workload plain = MakeWorkload(options).value();
+  options.priorities = 3;
+  Workload dealt = MakeWorkload(options).value();
+  std::vector<int> count(3);
+  for (SimulatedRequest& request : dealt.requests) ++count.at(std::exchange(request.priority, 0));
+  for (const int one : count) EXPECT_NEAR(one, 3'000, 200);
+  EXPECT_EQ(dealt.requests, plain.requests);
+  options.priorities = 0;
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("priorities must be 1..100"));
 }
 
 TEST(WorkloadTest, PresetsHaveTheirMeans) {
