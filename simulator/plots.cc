@@ -1,6 +1,7 @@
 #include "simulator/plots.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -114,6 +115,40 @@ NamedPlot PlotByClass(const std::string& file, const std::string& classes,
   return grid;
 }
 
+// A grid of figures over load.
+NamedPlot PlotLoad(absl::Span<const Sweep> sweeps, const std::string& load) {
+  struct Figure {
+    const char* title;
+    const char* y_label;
+    double (*value)(const Summary&);
+    bool log = false;
+  };
+  constexpr auto kFigures = std::to_array<Figure>({
+      {"TTFT, median", "ms", [](const Summary& s) { return s.ttft_ms.p50; }, true},
+      {"TTFT, 99th percentile", "ms", [](const Summary& s) { return s.ttft_ms.p99; }, true},
+      {"Throughput", "requests/s", [](const Summary& s) { return s.requests_per_s; }},
+      {"From the prefix cache", "% of prompt tokens",
+       [](const Summary& s) { return 100 * s.cached_share; }},
+  });
+  NamedPlot grid{.file = "load.svg", .panels = {}, .title = "Over the load", .columns = 2};
+  for (const Figure& figure : kFigures) {
+    SvgPlot& panel = grid.panels.emplace_back();
+    panel.title = figure.title;
+    panel.x_label = load;
+    panel.y_label = figure.y_label;
+    panel.log_y = figure.log;
+    panel.width = kPanelWidth;
+    panel.height = kPanelHeight;
+    for (const Sweep& sweep : sweeps) {
+      PlotSeries& curve = panel.series.emplace_back(Curve(sweep.label));
+      for (std::size_t i = 0; i < sweep.runs.size(); ++i) {
+        curve.points.emplace_back(sweep.loads[i], figure.value(sweep.runs[i]));
+      }
+    }
+  }
+  return grid;
+}
+
 }  // namespace
 
 std::string NamedPlot::Draw() const {
@@ -161,7 +196,8 @@ std::vector<NamedPlot> PlotSweeps(absl::Span<const Sweep> sweeps, const std::str
     goodput.series.push_back(std::move(b));
   }
   std::vector<NamedPlot> plots = {{"latency_throughput.svg", {std::move(latency)}},
-                                  {"goodput.svg", {std::move(goodput)}}};
+                                  {"goodput.svg", {std::move(goodput)}},
+                                  PlotLoad(sweeps, load)};
   if (sweeps.empty() || sweeps[0].runs.empty()) return plots;
   const Summary& first = sweeps[0].runs[0];
   const auto add = [&](const char* file, const char* classes, auto member) {

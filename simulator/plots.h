@@ -16,7 +16,7 @@ struct NamedPlot {
   // One, or the panels of a grid.
   std::vector<SvgPlot> panels;
   // Of a grid.
-  std::string title;
+  std::string title{};
   std::size_t columns = 0;
 
   std::string Draw() const;
@@ -34,7 +34,8 @@ struct Sweep {
   std::vector<Summary> runs;  // as many
 };
 
-// Latency over throughput; goodput over load; TTFT over load by length of the prompt, and by
+// Latency over throughput; goodput over load; TTFT, throughput and the share of prompts that the
+// prefix cache has, over load; TTFT over load by length of the prompt, and by
 // priority and by tenant if there are several. `load` names the axis of loads, with its unit.
 std::vector<NamedPlot> PlotSweeps(absl::Span<const Sweep> sweeps, const std::string& load);
 

@@ -282,7 +282,7 @@ std::string SvgPlot::Draw() const {
 
 std::string DrawGrid(const std::string& title, absl::Span<const SvgPlot> panels,
                      std::size_t columns) {
-  if (panels.empty() || columns == 0) return SvgPlot{.title = title}.Draw();
+  if (panels.empty() || columns == 0) return Begin(kGridTop, kGridTop, title) + "</svg>\n";
   const double width = panels[0].width, height = panels[0].height;
   const std::size_t rows = (panels.size() + columns - 1) / columns;
   const double whole = width * static_cast<double>(std::min(columns, panels.size()));

@@ -58,6 +58,10 @@ absl::Status Add(const std::string& name, const std::vector<std::string>& values
       Variant& next = all.emplace_back(variant);
       if (name == "policy") {
         if (absl::Status s = SetPolicy(value, &next); !s.ok()) return s;
+      } else if (name == "host_tokens") {
+        if (!absl::SimpleAtoi(value, &next.host_tokens.emplace())) {
+          return absl::InvalidArgumentError("host_tokens is a number");
+        }
       } else if (absl::Status s = SetCoreOption(name, value, &next.core); !s.ok()) {
         return s;
       }
@@ -112,7 +116,8 @@ absl::Status SetCoreOption(absl::string_view name, absl::string_view value, Core
 absl::StatusOr<std::vector<Variant>> ExpandVariants(const CoreOptions& base,
                                                     const std::vector<std::string>& axes,
                                                     const std::vector<std::string>& policies) {
-  std::vector<Variant> variants = {{.label = "", .core = base, .policy = "priority"}};
+  std::vector<Variant> variants = {
+      {.label = "", .core = base, .policy = "priority", .host_tokens = {}}};
   if (policies.size() == 1) {
     if (absl::Status s = SetPolicy(policies[0], &variants[0]); !s.ok()) return s;
   } else if (!policies.empty()) {

@@ -84,6 +84,20 @@ TEST(SimulateTest, SweepsComparisonsAndBaselinesRun) {
   EXPECT_THAT(Read(out + "/memory.svg"), HasSubstr("</svg>"));
 }
 
+TEST(SimulateTest, ChatsOfMoreUsersWithAndWithoutATier) {
+  const std::string out = Folder("chats");
+  ASSERT_EQ(Simulate({"--arrivals", "closed", "--turns", "3", "--think", "0.1", "--requests", "40",
+                      "--kv-tokens", "2000", "--compare", "host_tokens=0,20000",
+                      "--sweep-concurrency", "2,8", "--out", out}),
+            absl::OkStatus());
+  EXPECT_THAT(Read(out + "/report.csv"), HasSubstr("\nhost_tokens=20000 8 users,40"));
+  EXPECT_THAT(Read(out + "/load.svg"), HasSubstr(">users</text>"));
+  EXPECT_THAT(Simulate({"--sweep-concurrency", "2"}).message(), HasSubstr("--arrivals closed"));
+  EXPECT_THAT(Simulate({"--turns", "2"}).message(), HasSubstr("closed"));
+  EXPECT_THAT(Simulate({"--arrivals", "closed", "--turns", "2", "--memory-baselines"}).message(),
+              HasSubstr("--memory-baselines"));
+}
+
 TEST(SimulateTest, ATraceAndAMachineOfOnesOwn) {
   const std::string out = Folder("own");
   ASSERT_EQ(

@@ -137,8 +137,8 @@ TEST(PlotsTest, TtftIsDrawnByClassAndLoad) {
   low.by_priority = high.by_priority = {{"priority 0", 2, {}}};
   const std::vector<NamedPlot> plots =
       PlotSweeps(std::vector<Sweep>{{"fcfs", {10, 20}, {low, high}}}, "load");
-  ASSERT_EQ(plots.size(), 3u);  // one priority is no reason for a plot
-  const NamedPlot& grid = plots[2];
+  ASSERT_EQ(plots.size(), 4u);  // one priority is no reason for a plot
+  const NamedPlot& grid = plots[3];
   EXPECT_EQ(grid.file, "ttft_by_prompt.svg");
   ASSERT_EQ(grid.panels.size(), 4u);
   EXPECT_EQ(grid.panels[0].title, "short");

@@ -135,6 +135,65 @@ TEST(WorkloadTest, GroupsShareTheirPrefixAndNothingElse) {
   EXPECT_LT(same, 50);
 }
 
+SyntheticOptions Chats(std::uint32_t users, std::uint32_t turns) {
+  SyntheticOptions options = Preset("short", 10 * users);
+  options.arrivals = Arrivals::kClosed;
+  options.concurrency = users;
+  options.turns = turns;
+  return options;
+}
+
+TEST(WorkloadTest, APromptOfAChatBeginsWithAllThatWasSaid) {
+  SyntheticOptions options = Chats(3, 4);
+  options.tenants = 5;
+  const Workload w = MakeWorkload(options).value();
+  for (std::uint32_t user = 0; user < 3; ++user) {
+    std::vector<TokenId> said;
+    for (std::uint32_t turn = 0; turn < 10; ++turn) {
+      const std::uint32_t index = user + 3 * turn;
+      // The first chat of user u has 4 - u turns. Later ones have 4.
+      const bool first = (turn + user) % 4 == 0 || turn == 0;
+      if (first) said.clear();
+      ASSERT_EQ(w.requests[index].history_tokens, said.size()) << index;
+      const TokenizedRequest request = MakeRequest(w, index, 0, false, 1024);
+      ASSERT_EQ(request.prompt.size(), w.requests[index].prompt_tokens);
+      EXPECT_TRUE(std::equal(said.begin(), said.end(), request.prompt.begin())) << index;
+      EXPECT_GT(request.prompt.size(), said.size());
+      if (turn > 0) {
+        EXPECT_EQ(w.requests[index].tenant, w.requests[index - 3].tenant);
+      }
+      said = request.prompt;
+      for (std::uint32_t i = 0; i < w.requests[index].output_tokens; ++i) {
+        said.push_back(SimulatedToken(w, index, SequenceIndex(0), i));
+      }
+    }
+  }
+}
+
+TEST(WorkloadTest, AChatEndsBeforeItIsTooLong) {
+  SyntheticOptions options = Chats(4, 1000);
+  options.max_chat_tokens = 1200;
+  const Workload w = MakeWorkload(options).value();
+  int continued = 0;
+  for (const SimulatedRequest& request : w.requests) {
+    EXPECT_LE(request.prompt_tokens + request.output_tokens, 1200u);
+    continued += request.history_tokens > 0;
+  }
+  EXPECT_GT(continued, 25);
+}
+
+TEST(WorkloadTest, UsersThinkForTheGivenTimeInTheMean) {
+  SyntheticOptions options = Chats(10, 1);
+  options.requests = 5'000;
+  options.think_ns = 2'000'000'000;
+  const Workload w = MakeWorkload(options).value();
+  double sum = 0;
+  for (const SimulatedRequest& request : w.requests) sum += 1e-9 * request.think_ns;
+  EXPECT_NEAR(sum / 5'000, 2, 0.1);
+  options.arrivals = Arrivals::kPoisson;
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("closed"));
+}
+
 TEST(WorkloadTest, DeadlinesAreSpreadAndLeaveTheRestAsItIs) {
   SyntheticOptions options = Preset("short", 2000);
   const Workload without = MakeWorkload(options).value();
