@@ -97,6 +97,7 @@ NamedPlot PlotByClass(const std::string& file, const std::string& classes,
       panel.height = kPanelHeight;
       for (const Sweep& sweep : sweeps) {
         PlotSeries& curve = panel.series.emplace_back(Curve(sweep.label));
+        curve.marks = false;  // a grid has many points
         for (std::size_t i = 0; i < sweep.runs.size(); ++i) {
           const double ttft_ms = (sweep.runs[i].*member)[c].ttft_ms.*percentile;
           curve.points.emplace_back(sweep.loads[i], ttft_ms);
@@ -126,7 +127,8 @@ NamedPlot PlotLoad(absl::Span<const Sweep> sweeps, const std::string& load) {
   constexpr auto kFigures = std::to_array<Figure>({
       {"TTFT, median", "ms", [](const Summary& s) { return s.ttft_ms.p50; }, true},
       {"TTFT, 99th percentile", "ms", [](const Summary& s) { return s.ttft_ms.p99; }, true},
-      {"Throughput", "requests/s", [](const Summary& s) { return s.requests_per_s; }},
+      {"Throughput, middle half", "requests/s",
+       [](const Summary& s) { return s.steady_requests_per_s; }},
       {"From the prefix cache", "% of prompt tokens",
        [](const Summary& s) { return 100 * s.cached_share; }},
   });

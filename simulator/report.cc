@@ -34,6 +34,8 @@ constexpr auto kMetrics = std::to_array<Metric>({
     {"seconds", "virtual time, s", 1, false, [](const Summary& s) { return s.seconds; }},
     {"requests_per_s", "requests/s", 2, false, [](const Summary& s) { return s.requests_per_s; }, 1,
      "req/s"},
+    {"steady_requests_per_s", "  in the middle half", 2, false,
+     [](const Summary& s) { return s.steady_requests_per_s; }},
     {"output_tokens_per_s", "output tokens/s", 1, false,
      [](const Summary& s) { return s.output_tokens_per_s; }, 1, "out tok/s"},
     {"prompt_tokens_per_s", "prompt tokens/s", 1, false,

@@ -28,7 +28,7 @@ bool IsGood(const RequestRecord& request, const ServiceLevel& level) {
 // Counts and times of requests.
 void SumRequests(const Workload& workload, const RunRecord& record, const ServiceLevel& level,
                  Summary& s) {
-  std::vector<double> ttft, latency, token_latency;
+  std::vector<double> ttft, latency, token_latency, ends;
   double output = 0, prompt = 0, good = 0;
   for (std::size_t i = 0; i < record.requests.size(); ++i) {
     const RequestRecord& request = record.requests[i];
@@ -41,6 +41,7 @@ void SumRequests(const Workload& workload, const RunRecord& record, const Servic
       ttft.push_back(ToMs(request.first_token_ns - request.arrival_ns));
     }
     if (request.outcome != RequestOutcome::kFinished) continue;
+    ends.push_back(ToMs(request.last_token_ns) / 1000);
     prompt += workload.requests[i].prompt_tokens;
     latency.push_back(ToMs(request.last_token_ns - request.arrival_ns));
     token_latency.push_back(latency.back() / std::max(request.output_tokens, 1u));
@@ -49,6 +50,11 @@ void SumRequests(const Workload& workload, const RunRecord& record, const Servic
   const std::int64_t start = record.requests.empty() ? 0 : record.requests[0].arrival_ns;
   s.seconds = ToMs(record.end_ns - start) / 1000;
   s.requests_per_s = Ratio(s.finished, s.seconds);
+  if (ends.size() >= 4) {
+    std::sort(ends.begin(), ends.end());
+    const std::size_t first = ends.size() / 4, last = 3 * ends.size() / 4;
+    s.steady_requests_per_s = Ratio(static_cast<double>(last - first), ends[last] - ends[first]);
+  }
   s.output_tokens_per_s = Ratio(output, s.seconds);
   s.prompt_tokens_per_s = Ratio(prompt, s.seconds);
   s.goodput_per_s = Ratio(good, s.seconds);

@@ -50,6 +50,9 @@ struct Summary {
   // The time from the first arrival to the last event.
   double seconds = 0;
   double requests_per_s = 0;  // finished ones
+  // The same in the middle half: from the end of the first quarter of the finished requests to
+  // that of the third. It leaves out how a closed loop begins and how its last users end.
+  double steady_requests_per_s = 0;
   double output_tokens_per_s = 0;
   double prompt_tokens_per_s = 0;  // of finished ones, cached tokens included
   // Finished requests that kept the service level, per second and as a share of all.

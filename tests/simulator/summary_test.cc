@@ -117,6 +117,23 @@ TEST(SummaryTest, FiguresFollowTheirDefinitions) {
   EXPECT_EQ(s.tenants[1].contended_tokens, 10u);
 }
 
+TEST(SummaryTest, TheMiddleHalfLeavesOutHowARunEnds) {
+  Workload workload;
+  RunRecord record;
+  for (int i = 0; i <= 8; ++i) {  // one request a second, and the last one much later
+    workload.requests.push_back({});
+    record.requests.push_back({.first_token_ns = 1,
+                               .last_token_ns = (i < 8 ? i : 1000) * std::int64_t{1'000'000'000},
+                               .output_tokens = 1,
+                               .outcome = RequestOutcome::kFinished});
+  }
+  record.contended_tokens = {0};
+  record.end_ns = 1'000'000'000'000;
+  const Summary s = Summarize(workload, record, {});
+  EXPECT_DOUBLE_EQ(s.steady_requests_per_s, 1);
+  EXPECT_LT(s.requests_per_s, 0.01);
+}
+
 TEST(SummaryTest, RequestsAreSummedUpByClass) {
   Example e = MakeExample();
   e.workload.requests[0].prompt_tokens = kShortPrompt;
