@@ -41,7 +41,8 @@ class SimulateCommand {
 
  private:
   absl::Status Resolve();
-  absl::StatusOr<Workload> MakeWorkloadAt(double rate) const;
+  absl::StatusOr<Workload> MakeWorkloadAt(double rate, double concurrency) const;
+  Machine MachineOf(const simulator::Variant& variant) const;
   SimulationOptions OptionsOf(const simulator::Variant& variant) const;
   absl::StatusOr<RunRecord> RunOne(const std::string& label, const Machine& machine,
                                    const Workload& workload, SimulationOptions options);
@@ -90,10 +91,21 @@ absl::Status SimulateCommand::Resolve() {
   auto variants = simulator::ExpandVariants(core, flags_.compare, flags_.policies);
   if (!variants.ok()) return variants.status();
   variants_ = *std::move(variants);
-  if (flags_.trace.empty()) return absl::OkStatus();
-  if (!flags_.sweep_rate.empty()) {
+  if (flags_.memory_baselines && (flags_.turns > 1 || flags_.think_s > 0)) {
     return absl::InvalidArgumentError(
-        "--sweep-rate cannot be used with --trace, because a trace has its own rate");
+        "--memory-baselines cannot be used with --turns and --think, because the emulation has no "
+        "chats");
+  }
+  if (!flags_.sweep_rate.empty() && !flags_.sweep_concurrency.empty()) {
+    return absl::InvalidArgumentError("give --sweep-rate or --sweep-concurrency, not both");
+  }
+  if (!flags_.sweep_concurrency.empty() && flags_.arrivals != "closed") {
+    return absl::InvalidArgumentError("--sweep-concurrency needs --arrivals closed");
+  }
+  if (flags_.trace.empty()) return absl::OkStatus();
+  if (!flags_.sweep_rate.empty() || !flags_.sweep_concurrency.empty()) {
+    return absl::InvalidArgumentError(
+        "a sweep cannot be used with --trace, because a trace has its own load");
   }
   absl::StatusOr<std::string> trace = ReadTextFile(flags_.trace);
   if (!trace.ok()) return trace.status();
@@ -101,7 +113,7 @@ absl::Status SimulateCommand::Resolve() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
+absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate, double concurrency) const {
   if (!flags_.trace.empty()) {
     absl::StatusOr<Workload> trace = simulator::ParseTrace(trace_);
     if (trace.ok()) return trace;
@@ -114,7 +126,10 @@ absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
   if (flags_.arrivals == "closed") o.arrivals = SyntheticOptions::Arrivals::kClosed;
   o.rate = rate;
   o.gamma_shape = flags_.burstiness;
-  o.concurrency = static_cast<std::uint32_t>(flags_.concurrency);
+  o.concurrency = static_cast<std::uint32_t>(concurrency);
+  o.think_ns = static_cast<std::int64_t>(flags_.think_s * 1e9);
+  o.turns = static_cast<std::uint32_t>(flags_.turns);
+  o.max_chat_tokens = machine_.max_context;
   o.requests = static_cast<std::uint32_t>(flags_.requests);
   o.seed = static_cast<std::uint64_t>(flags_.seed);
   // A mean that the user gives also raises the preset's maximum.
@@ -128,11 +143,18 @@ absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate) const {
   if (flags_.prompt_sigma >= 0) o.prompt.sigma = flags_.prompt_sigma;
   if (flags_.output_sigma >= 0) o.output.sigma = flags_.output_sigma;
   o.tenants = static_cast<std::uint32_t>(flags_.tenants);
+  o.priorities = static_cast<std::uint32_t>(flags_.priorities);
   o.prefix_groups = static_cast<std::uint32_t>(flags_.prefix_groups);
   o.prefix_tokens = static_cast<std::uint32_t>(flags_.prefix_tokens);
   o.deadline_ns = static_cast<std::int64_t>(flags_.deadline_s * 1e9);
   o.last_deadline_ns = static_cast<std::int64_t>(flags_.last_deadline_s * 1e9);
   return simulator::MakeWorkload(o);
+}
+
+Machine SimulateCommand::MachineOf(const simulator::Variant& variant) const {
+  Machine machine = machine_;
+  machine.host_tokens = variant.host_tokens.value_or(machine.host_tokens);
+  return machine;
 }
 
 SimulationOptions SimulateCommand::OptionsOf(const simulator::Variant& variant) const {
@@ -167,14 +189,15 @@ absl::StatusOr<RunRecord> SimulateCommand::RunOne(const std::string& label, cons
 }
 
 absl::Status SimulateCommand::RunVariants() {
-  absl::StatusOr<Workload> workload = MakeWorkloadAt(flags_.rate);
+  absl::StatusOr<Workload> workload =
+      MakeWorkloadAt(flags_.rate, static_cast<double>(flags_.concurrency));
   if (!workload.ok()) return workload.status();
   std::vector<Summary> runs;
   std::vector<RunRecord> records;
   std::vector<std::string> labels;
   for (const simulator::Variant& variant : variants_) {
     absl::StatusOr<RunRecord> record =
-        RunOne(variant.label, machine_, *workload, OptionsOf(variant));
+        RunOne(variant.label, MachineOf(variant), *workload, OptionsOf(variant));
     if (!record.ok()) return record.status();
     runs.push_back(
         simulator::Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
@@ -191,18 +214,22 @@ absl::Status SimulateCommand::RunVariants() {
 }
 
 absl::Status SimulateCommand::RunSweep() {
+  const bool users = !flags_.sweep_concurrency.empty();
   std::vector<simulator::Sweep> sweeps;
   std::vector<Summary> runs;
   for (const simulator::Variant& variant : variants_) {
     simulator::Sweep& sweep = sweeps.emplace_back();
     sweep.label = variant.label;
-    sweep.rates = flags_.sweep_rate;
-    for (const double rate : flags_.sweep_rate) {
-      absl::StatusOr<Workload> workload = MakeWorkloadAt(rate);
+    sweep.loads = users ? flags_.sweep_concurrency : flags_.sweep_rate;
+    for (const double load : sweep.loads) {
+      absl::StatusOr<Workload> workload =
+          users ? MakeWorkloadAt(flags_.rate, load)
+                : MakeWorkloadAt(load, static_cast<double>(flags_.concurrency));
       if (!workload.ok()) return workload.status();
       const std::string label = absl::StrCat(variant.label, variant.label.empty() ? "" : " ",
-                                             absl::StrFormat("%g/s", rate));
-      absl::StatusOr<RunRecord> record = RunOne(label, machine_, *workload, OptionsOf(variant));
+                                             absl::StrFormat("%g", load), users ? " users" : "/s");
+      absl::StatusOr<RunRecord> record =
+          RunOne(label, MachineOf(variant), *workload, OptionsOf(variant));
       if (!record.ok()) return record.status();
       runs.push_back(
           simulator::Summarize(*workload, *record, {flags_.slo_ttft_ms, flags_.slo_itl_ms}));
@@ -210,11 +237,12 @@ absl::Status SimulateCommand::RunSweep() {
       sweep.runs.push_back(runs.back());
     }
   }
-  return Report(runs, simulator::PlotSweeps(sweeps));
+  return Report(runs, simulator::PlotSweeps(sweeps, users ? "users" : "arrivals, requests/s"));
 }
 
 absl::Status SimulateCommand::RunMemoryBaselines() {
-  absl::StatusOr<Workload> workload = MakeWorkloadAt(flags_.rate);
+  absl::StatusOr<Workload> workload =
+      MakeWorkloadAt(flags_.rate, static_cast<double>(flags_.concurrency));
   if (!workload.ok()) return workload.status();
   const auto slots = static_cast<std::uint32_t>(flags_.reserve);
   const std::string max = absl::StrCat("max ", slots);
@@ -258,7 +286,7 @@ absl::Status SimulateCommand::Report(const std::vector<Summary>& runs,
     absl::Status s = WriteTextFile(flags_.out, "report.json", json);
     if (s.ok()) s = WriteTextFile(flags_.out, "report.csv", simulator::ReportCsv(runs));
     for (const simulator::NamedPlot& plot : plots) {
-      if (s.ok()) s = WriteTextFile(flags_.out, plot.file, plot.plot.Draw());
+      if (s.ok()) s = WriteTextFile(flags_.out, plot.file, plot.Draw());
     }
     if (!s.ok()) return s;
   }
@@ -278,7 +306,7 @@ void SimulateCommand::PrintSpeed() const {
 absl::Status SimulateCommand::Run() {
   if (absl::Status s = Resolve(); !s.ok()) return s;
   if (flags_.memory_baselines) return RunMemoryBaselines();
-  if (!flags_.sweep_rate.empty()) return RunSweep();
+  if (!flags_.sweep_rate.empty() || !flags_.sweep_concurrency.empty()) return RunSweep();
   return RunVariants();
 }
 

@@ -127,18 +127,29 @@ void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
       ->check(Between(0.01, 100))
       ->group(group);
   app.add_option("--concurrency", f->concurrency,
-                 "The number of requests at any time under --arrivals closed. [default 16]")
+                 "The number of users under --arrivals closed. Each has one request at a time. "
+                 "[default 16]")
       ->check(Between(1, 1 << 20))
+      ->group(group);
+  app.add_option("--think", f->think_s,
+                 "The mean time that such a user waits before the next request, in seconds. "
+                 "[default 0]")
+      ->check(Between(0, 1e6))
       ->group(group);
   const auto count = [&](const char* name, std::int64_t& value, double low, double high,
                          const char* help) {
     app.add_option(name, value, help)->check(Between(low, high))->group(group);
   };
+  count("--turns", f->turns, 1, 1000,
+        "The number of requests in a chat of such a user. The prompt of each begins with the "
+        "prompts and answers before it. 1 means that each request stands alone. [default 1]");
   count("--requests", f->requests, 1, 10'000'000, "The number of requests. [default 1000]");
   count("--seed", f->seed, 0, 9e15, "The seed of arrivals and lengths. [default 1]");
   count("--tenants", f->tenants, 1, 10'000,
         "The number of tenants. Tenant i, counted from 0, sends 1/(i+1) of the requests of tenant "
         "0.");
+  count("--priorities", f->priorities, 1, 100,
+        "The number of priorities. Each request gets one of them, with equal chances. [default 1]");
   count("--prefix-groups", f->prefix_groups, 0, 1 << 30,
         "The number of groups of prompts that begin alike. 0 means that none do.");
   count("--prefix-tokens", f->prefix_tokens, 0, 1 << 20,
@@ -155,19 +166,29 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
       ->group(group);
   app.add_option(
          "--compare", f->compare,
-         "One run is made for each value of the option. Several options give all combinations.")
+         "One run is made for each value of the option, or of host_tokens. Several options give "
+         "all combinations.")
       ->type_name("OPTION=V,V")
       ->group(group);
   app.add_option("--policies", f->policies,
                  absl::StrCat("The policies that are compared, out of ",
-                              absl::StrJoin(scheduler::PolicyNames(), ", "), "."))
+                              absl::StrJoin(scheduler::PolicyNames(), ", "),
+                              ". NAME+fair_share is a policy with fair share."))
       ->delimiter(',')
       ->type_name("NAME,NAME")
       ->group(group);
-  app.add_option("--sweep-rate", f->sweep_rate, "One run is made for each arrival rate.")
+  app.add_option("--sweep-rate", f->sweep_rate,
+                 "One run is made for each arrival rate. The plots show TTFT, throughput and "
+                 "goodput over the load; TTFT also by length of prompt, priority and tenant.")
       ->delimiter(',')
       ->check(Between(1e-6, 1e6))
       ->type_name("R,R")
+      ->group(group);
+  app.add_option("--sweep-concurrency", f->sweep_concurrency,
+                 "One run is made for each number of users under --arrivals closed.")
+      ->delimiter(',')
+      ->check(Between(1, 1 << 20))
+      ->type_name("N,N")
       ->group(group);
   app.add_flag(
          "--memory-baselines", f->memory_baselines,

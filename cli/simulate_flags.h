@@ -25,11 +25,14 @@ struct SimulateFlags {
   double rate = 10;
   double burstiness = 1;
   std::int64_t concurrency = 16;
+  double think_s = 0;
+  std::int64_t turns = 1;
   std::int64_t requests = 1000;
   std::int64_t seed = 1;
   double prompt_mean = 0, prompt_sigma = -1;  // out of range: the preset's value
   double output_mean = 0, output_sigma = -1;
   std::int64_t tenants = 1;
+  std::int64_t priorities = 1;
   std::int64_t prefix_groups = 0;
   std::int64_t prefix_tokens = 0;
   double deadline_s = 0;
@@ -41,6 +44,7 @@ struct SimulateFlags {
   std::vector<std::string> compare;  // option=value,value
   std::vector<std::string> policies;
   std::vector<double> sweep_rate;
+  std::vector<double> sweep_concurrency;
   bool memory_baselines = false;
   std::int64_t reserve = 2048;
   // These flags say what is printed and written.

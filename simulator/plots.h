@@ -13,7 +13,13 @@ namespace flotilla::simulator {
 
 struct NamedPlot {
   std::string file;  // NAME.svg
-  SvgPlot plot;
+  // One, or the panels of a grid.
+  std::vector<SvgPlot> panels;
+  // Of a grid.
+  std::string title{};
+  std::size_t columns = 0;
+
+  std::string Draw() const;
 };
 
 // Throughput, queue and used blocks over time, and the distributions of TTFT and
@@ -21,15 +27,17 @@ struct NamedPlot {
 std::vector<NamedPlot> PlotRuns(absl::Span<const std::string> labels,
                                 absl::Span<const RunRecord> records);
 
-// One curve of a sweep over rates: a point per rate.
+// One curve of a sweep over loads: a point per load.
 struct Sweep {
   std::string label;
-  std::vector<double> rates;
+  std::vector<double> loads;  // rates of arrivals, or numbers of users
   std::vector<Summary> runs;  // as many
 };
 
-// Latency over throughput, and goodput over rate.
-std::vector<NamedPlot> PlotSweeps(absl::Span<const Sweep> sweeps);
+// Latency over throughput; goodput over load; TTFT, throughput and the share of prompts that the
+// prefix cache has, over load; TTFT over load by length of the prompt, and by
+// priority and by tenant if there are several. `load` names the axis of loads, with its unit.
+std::vector<NamedPlot> PlotSweeps(absl::Span<const Sweep> sweeps, const std::string& load);
 
 // Sequences served at once, and throughput, by how memory is allocated.
 NamedPlot PlotMemory(absl::Span<const Summary> runs);

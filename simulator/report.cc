@@ -34,6 +34,8 @@ constexpr auto kMetrics = std::to_array<Metric>({
     {"seconds", "virtual time, s", 1, false, [](const Summary& s) { return s.seconds; }},
     {"requests_per_s", "requests/s", 2, false, [](const Summary& s) { return s.requests_per_s; }, 1,
      "req/s"},
+    {"steady_requests_per_s", "  in the middle half", 2, false,
+     [](const Summary& s) { return s.steady_requests_per_s; }},
     {"output_tokens_per_s", "output tokens/s", 1, false,
      [](const Summary& s) { return s.output_tokens_per_s; }, 1, "out tok/s"},
     {"prompt_tokens_per_s", "prompt tokens/s", 1, false,
@@ -116,6 +118,16 @@ std::string BriefTable(absl::Span<const Summary> runs) {
   return AlignColumns(rows);
 }
 
+void AddClasses(const char* key, const std::vector<ClassSummary>& classes, Json& out) {
+  Json& list = out[key] = Json::array();
+  for (const ClassSummary& one : classes) {
+    list.push_back({{"name", one.name},
+                    {"requests", one.requests},
+                    {"ttft_p50_ms", one.ttft_ms.p50},
+                    {"ttft_p99_ms", one.ttft_ms.p99}});
+  }
+}
+
 void AppendTenants(const Summary& run, std::string& out) {
   if (run.tenants.size() < 2) return;
   std::vector<std::vector<std::string>> rows = {
@@ -178,6 +190,8 @@ std::string ReportJson(absl::Span<const Summary> runs) {
     Json& out = list.emplace_back(Json::object());
     out["label"] = run.label;
     for (const Metric& metric : kMetrics) out[metric.key] = metric.value(run);
+    AddClasses("by_prompt", run.by_prompt, out);
+    AddClasses("by_priority", run.by_priority, out);
     Json& tenants = out["tenants"] = Json::array();
     for (const TenantSummary& tenant : run.tenants) {
       tenants.push_back({{"name", tenant.name},

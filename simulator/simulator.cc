@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <queue>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/core/scheduler_core.h"
@@ -38,6 +41,7 @@ class VirtualRun {
   absl::Status DeliverResults();
   void Arrive();
   void Admit(std::uint32_t index);
+  void Think(std::uint32_t index);
   void MakePlans();
   absl::Status RunGroup();
   void TakeEvents();
@@ -56,8 +60,10 @@ class VirtualRun {
   RunRecord record_;
 
   std::int64_t now_ns_ = 0;
-  std::uint32_t arrived_ = 0;  // requests admitted or refused
-  std::uint32_t allowed_ = 0;  // closed loop: how many may have arrived by now
+  std::uint32_t next_ = 0;  // the request that is the next to arrive, or to get a user
+  // Closed loop: the requests whose users think, by the time of their arrival.
+  using Due = std::pair<std::int64_t, std::uint32_t>;
+  std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
   std::uint64_t ended_ = 0;
   bool changed_ = true;  // the core got an event since its last plan
   std::optional<std::int64_t> wake_ns_;
@@ -73,7 +79,7 @@ absl::StatusOr<RunRecord> VirtualRun::ToTheEnd() {
   record_.requests.resize(workload_.requests.size());
   record_.contended_tokens.resize(workload_.tenants.size());
   record_.memory.pool = std::uint64_t{description_.block_count - 1} * block_tokens_;
-  allowed_ = workload_.concurrency;
+  while (next_ < workload_.concurrency) Think(next_++);
   if (absl::Status s = core_.Ready(Epoch(1), description_); !s.ok()) return s;
   std::uint64_t events = 0;
   while (const std::optional<std::int64_t> next = NextNs()) {
@@ -105,12 +111,9 @@ std::optional<std::int64_t> VirtualRun::NextNs() const {
   if (!results_.empty()) consider(results_.front().at_ns);
   if (wake_ns_.has_value()) consider(std::max(now_ns_, *wake_ns_));
   if (changed_) consider(now_ns_);
-  if (arrived_ < workload_.requests.size()) {
-    if (workload_.concurrency == 0) {
-      consider(std::max(now_ns_, workload_.requests[arrived_].arrival_ns));
-    } else if (arrived_ < allowed_) {
-      consider(now_ns_);
-    }
+  if (!due_.empty()) consider(std::max(now_ns_, due_.top().first));
+  if (workload_.concurrency == 0 && next_ < workload_.requests.size()) {
+    consider(std::max(now_ns_, workload_.requests[next_].arrival_ns));
   }
   return next;
 }
@@ -125,12 +128,19 @@ absl::Status VirtualRun::DeliverResults() {
 }
 
 void VirtualRun::Arrive() {
-  const auto due = [this] {
-    if (arrived_ == workload_.requests.size()) return false;
-    return workload_.concurrency > 0 ? arrived_ < allowed_
-                                     : workload_.requests[arrived_].arrival_ns <= now_ns_;
-  };
-  while (due()) Admit(arrived_++);
+  while (!due_.empty() && due_.top().first <= now_ns_) {
+    Admit(due_.top().second);
+    due_.pop();
+  }
+  if (workload_.concurrency > 0) return;
+  while (next_ < workload_.requests.size() && workload_.requests[next_].arrival_ns <= now_ns_) {
+    Admit(next_++);
+  }
+}
+
+void VirtualRun::Think(std::uint32_t index) {
+  if (index >= workload_.requests.size()) return;
+  due_.emplace(now_ns_ + workload_.requests[index].think_ns, index);
 }
 
 void VirtualRun::Admit(std::uint32_t index) {
@@ -207,7 +217,9 @@ void VirtualRun::Take(const RequestEnd& event) {
     request.outcome = RequestOutcome::kRefused;
   }
   ++ended_;
-  ++allowed_;
+  if (workload_.concurrency == 0) return;
+  Think(workload_.chats ? static_cast<std::uint32_t>(event.request.counter) + workload_.concurrency
+                        : next_++);
 }
 
 // Accounts the time since the last event, in which the observed state did not change.

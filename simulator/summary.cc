@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <set>
+
+#include "absl/strings/str_cat.h"
 
 namespace flotilla::simulator {
 namespace {
@@ -24,7 +28,7 @@ bool IsGood(const RequestRecord& request, const ServiceLevel& level) {
 // Counts and times of requests.
 void SumRequests(const Workload& workload, const RunRecord& record, const ServiceLevel& level,
                  Summary& s) {
-  std::vector<double> ttft, latency, token_latency;
+  std::vector<double> ttft, latency, token_latency, ends;
   double output = 0, prompt = 0, good = 0;
   for (std::size_t i = 0; i < record.requests.size(); ++i) {
     const RequestRecord& request = record.requests[i];
@@ -37,6 +41,7 @@ void SumRequests(const Workload& workload, const RunRecord& record, const Servic
       ttft.push_back(ToMs(request.first_token_ns - request.arrival_ns));
     }
     if (request.outcome != RequestOutcome::kFinished) continue;
+    ends.push_back(ToMs(request.last_token_ns) / 1000);
     prompt += workload.requests[i].prompt_tokens;
     latency.push_back(ToMs(request.last_token_ns - request.arrival_ns));
     token_latency.push_back(latency.back() / std::max(request.output_tokens, 1u));
@@ -45,6 +50,11 @@ void SumRequests(const Workload& workload, const RunRecord& record, const Servic
   const std::int64_t start = record.requests.empty() ? 0 : record.requests[0].arrival_ns;
   s.seconds = ToMs(record.end_ns - start) / 1000;
   s.requests_per_s = Ratio(s.finished, s.seconds);
+  if (ends.size() >= 4) {
+    std::sort(ends.begin(), ends.end());
+    const std::size_t first = ends.size() / 4, last = 3 * ends.size() / 4;
+    s.steady_requests_per_s = Ratio(static_cast<double>(last - first), ends[last] - ends[first]);
+  }
   s.output_tokens_per_s = Ratio(output, s.seconds);
   s.prompt_tokens_per_s = Ratio(prompt, s.seconds);
   s.goodput_per_s = Ratio(good, s.seconds);
@@ -55,6 +65,49 @@ void SumRequests(const Workload& workload, const RunRecord& record, const Servic
   std::vector<double> gaps(record.gaps_us.begin(), record.gaps_us.end());
   for (double& gap : gaps) gap /= 1000;
   s.itl_ms = PercentilesOf(gaps);
+}
+
+// Sums up the times to first token by the class that `class_of` gives each request.
+template <class ClassOf>
+void SumClasses(const Workload& workload, const RunRecord& record, ClassOf class_of,
+                std::vector<ClassSummary>& classes) {
+  std::vector<std::vector<double>> ttft(classes.size());
+  for (std::size_t i = 0; i < record.requests.size(); ++i) {
+    const RequestRecord& request = record.requests[i];
+    const std::size_t index = class_of(workload.requests[i]);
+    ++classes[index].requests;
+    if (request.first_token_ns == 0) continue;
+    ttft[index].push_back(ToMs(request.first_token_ns - request.arrival_ns));
+  }
+  for (std::size_t c = 0; c < classes.size(); ++c) classes[c].ttft_ms = PercentilesOf(ttft[c]);
+}
+
+void SumByClass(const Workload& workload, const RunRecord& record, Summary& s) {
+  s.by_prompt = {
+      {.name = absl::StrCat("prompts of at most ", kShortPrompt, " tokens")},
+      {.name = absl::StrCat("prompts of ", kShortPrompt + 1, " to ", kMediumPrompt, " tokens")},
+      {.name = absl::StrCat("prompts of more than ", kMediumPrompt, " tokens")}};
+  const auto by_prompt = [](const SimulatedRequest& request) -> std::size_t {
+    return (request.prompt_tokens > kShortPrompt) + (request.prompt_tokens > kMediumPrompt);
+  };
+  SumClasses(workload, record, by_prompt, s.by_prompt);
+
+  std::set<std::int32_t, std::greater<>> priorities;
+  for (const SimulatedRequest& request : workload.requests) priorities.insert(request.priority);
+  const std::vector<std::int32_t> sorted(priorities.begin(), priorities.end());
+  for (const std::int32_t priority : sorted) {
+    s.by_priority.push_back({.name = absl::StrCat("priority ", priority)});
+  }
+  const auto by_priority = [&sorted](const SimulatedRequest& request) -> std::size_t {
+    return std::lower_bound(sorted.begin(), sorted.end(), request.priority, std::greater<>()) -
+           sorted.begin();
+  };
+  SumClasses(workload, record, by_priority, s.by_priority);
+
+  for (const std::string& tenant : workload.tenants) s.by_tenant.push_back({.name = tenant});
+  SumClasses(
+      workload, record,
+      [](const SimulatedRequest& request) -> std::size_t { return request.tenant; }, s.by_tenant);
 }
 
 void SumMachine(const RunRecord& record, Summary& s) {
@@ -138,6 +191,7 @@ Summary Summarize(const Workload& workload, const RunRecord& record, const Servi
   SumRequests(workload, record, level, s);
   SumMachine(record, s);
   SumTenants(workload, record, s);
+  SumByClass(workload, record, s);
   return s;
 }
 

@@ -33,6 +33,16 @@ struct TenantSummary {
   double ttft_p99_ms = 0;
 };
 
+// Requests that are alike.
+struct ClassSummary {
+  std::string name;
+  std::uint64_t requests = 0;
+  Percentiles ttft_ms;  // of those that got a first token
+};
+
+// Prompts of at most so many tokens are short, or of medium length. All others are long.
+inline constexpr std::uint32_t kShortPrompt = 64, kMediumPrompt = 256;
+
 struct Summary {
   std::string label;
   // Requests by how they ended.
@@ -40,6 +50,9 @@ struct Summary {
   // The time from the first arrival to the last event.
   double seconds = 0;
   double requests_per_s = 0;  // finished ones
+  // The same in the middle half: from the end of the first quarter of the finished requests to
+  // that of the third. It leaves out how a closed loop begins and how its last users end.
+  double steady_requests_per_s = 0;
   double output_tokens_per_s = 0;
   double prompt_tokens_per_s = 0;  // of finished ones, cached tokens included
   // Finished requests that kept the service level, per second and as a share of all.
@@ -69,6 +82,8 @@ struct Summary {
   // got as much, 1 / tenants if one got everything, 1 if no request ever waited.
   double fairness = 1;
   std::vector<TenantSummary> tenants;
+  // By the length of the prompt (three classes), by priority (the highest first), and by tenant.
+  std::vector<ClassSummary> by_prompt, by_priority, by_tenant;
 };
 
 // Sums up a run of `workload`.

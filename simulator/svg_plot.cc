@@ -10,10 +10,10 @@
 namespace flotilla::simulator {
 namespace {
 
-constexpr double kWidth = 640, kHeight = 360;
 constexpr double kLeft = 72, kRight = 16, kTop = 40, kBottom = 52;
-constexpr double kPlotWidth = kWidth - kLeft - kRight, kPlotHeight = kHeight - kTop - kBottom;
 constexpr double kLegendLine = 16;
+// In a grid: the title and the legend above the panels.
+constexpr double kGridTop = 56, kLegendLetter = 7;
 // Contrast with white and with black is at least 4 to 1.
 constexpr const char* kInk = "#767c85";
 // After Okabe and Ito (2008), which colour-blind readers tell apart; middle lightness.
@@ -105,23 +105,43 @@ void FindRange(const std::vector<double>& values, Axis& axis) {
   if (axis.high <= axis.low) axis.high = axis.low + 1;
 }
 
+void AppendText(double x, double y, const char* anchor, const std::string& text, const char* more,
+                std::string& out) {
+  absl::StrAppendFormat(&out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" %s>%s</text>\n", x, y,
+                        anchor, more, Escape(text));
+}
+
+void AppendKey(double x, double y, std::size_t series, const std::string& name, std::string& out) {
+  absl::StrAppendFormat(&out,
+                        "<rect x=\"%.1f\" y=\"%.1f\" width=\"14\" height=\"4\" fill=\"%s\"/>\n", x,
+                        y, kColors[series % kColors.size()]);
+  AppendText(x + 20, y + 6, "start", name, "", out);
+}
+
+// The tags that begin a document of this size.
+std::string Begin(double width, double height, const std::string& title) {
+  return absl::StrFormat(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" "
+      "font-family=\"sans-serif\" font-size=\"12\" fill=\"%s\" role=\"img\">\n"
+      "<title>%s</title>\n",
+      width, height, kInk, Escape(title));
+}
+
 class Canvas {
  public:
-  explicit Canvas(const SvgPlot& plot) : plot_(plot) {
+  explicit Canvas(const SvgPlot& plot)
+      : plot_(plot),
+        plot_width_(plot.width - kLeft - kRight),
+        plot_height_(plot.height - kTop - kBottom) {
     FindRanges();
-    absl::StrAppendFormat(&out_,
-                          "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" "
-                          "font-family=\"sans-serif\" font-size=\"12\" fill=\"%s\" role=\"img\">\n"
-                          "<title>%s</title>\n",
-                          kWidth, kHeight, kInk, Escape(plot.title));
-    Text(kWidth / 2, 22, "middle", plot.title, "font-size=\"14\" font-weight=\"bold\"");
   }
 
   std::string Draw() && {
+    AppendText(plot_.width / 2, 22, "middle", plot_.title, "font-size=\"14\" font-weight=\"bold\"",
+               out_);
     DrawAxes();
     for (std::size_t i = 0; i < plot_.series.size(); ++i) DrawSeries(i);
-    DrawLegend();
-    out_ += "</svg>\n";
+    if (plot_.legend) DrawLegend();
     return std::move(out_);
   }
 
@@ -129,8 +149,8 @@ class Canvas {
   bool Shows(const std::pair<double, double>& point) const {
     return x_.Shows(point.first) && y_.Shows(point.second);
   }
-  double X(double value) const { return kLeft + kPlotWidth * x_.Place(value); }
-  double Y(double value) const { return kTop + kPlotHeight * (1 - y_.Place(value)); }
+  double X(double value) const { return kLeft + plot_width_ * x_.Place(value); }
+  double Y(double value) const { return kTop + plot_height_ * (1 - y_.Place(value)); }
 
   void FindRanges() {
     x_.log = plot_.log_x;
@@ -145,6 +165,10 @@ class Canvas {
     }
     FindRange(xs, x_);
     FindRange(ys, y_);
+    if (plot_.high_y > plot_.low_y) {
+      y_.low = plot_.low_y;
+      y_.high = plot_.high_y;
+    }
     if (!plot_.categories.empty()) {
       x_.low = -0.5;
       x_.high = static_cast<double>(plot_.categories.size()) - 0.5;
@@ -156,8 +180,7 @@ class Canvas {
 
   void Text(double x, double y, const char* anchor, const std::string& text,
             const char* more = "") {
-    absl::StrAppendFormat(&out_, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" %s>%s</text>\n", x,
-                          y, anchor, more, Escape(text));
+    AppendText(x, y, anchor, text, more, out_);
   }
   void Line(double x1, double y1, double x2, double y2, double opacity) {
     absl::StrAppendFormat(&out_,
@@ -167,7 +190,7 @@ class Canvas {
   }
 
   void DrawAxes() {
-    const double bottom = kTop + kPlotHeight, right = kLeft + kPlotWidth;
+    const double bottom = kTop + plot_height_, right = kLeft + plot_width_;
     for (const double tick : y_.Ticks()) {
       Line(kLeft, Y(tick), right, Y(tick), tick == 0 ? 1 : 0.25);
       Text(kLeft - 6, Y(tick) + 4, "end", Number(tick));
@@ -182,11 +205,11 @@ class Canvas {
       Text(X(static_cast<double>(i)), bottom + 17, "middle", plot_.categories[i]);
     }
     Line(kLeft, kTop, kLeft, bottom, 1);
-    Text(kLeft + kPlotWidth / 2, kHeight - 14, "middle", plot_.x_label);
+    Text(kLeft + plot_width_ / 2, plot_.height - 14, "middle", plot_.x_label);
     absl::StrAppendFormat(
         &out_,
         "<text transform=\"translate(16 %.1f) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
-        kTop + kPlotHeight / 2, Escape(plot_.y_label));
+        kTop + plot_height_ / 2, Escape(plot_.y_label));
   }
 
   void DrawSeries(std::size_t index) {
@@ -223,14 +246,14 @@ class Canvas {
 
   // Bars of several series stand side by side.
   void DrawBars(std::size_t index, const char* color) {
-    const double slot = kPlotWidth / (x_.high - x_.low);
+    const double slot = plot_width_ / (x_.high - x_.low);
     const double width = 0.8 * slot / static_cast<double>(plot_.series.size());
     for (const auto& point : plot_.series[index].points) {
       if (!Shows(point)) continue;
       const double x = X(point.first) - 0.4 * slot + width * static_cast<double>(index);
       absl::StrAppendFormat(
           &out_, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n", x,
-          Y(point.second), width * 0.94, std::max(0.0, kTop + kPlotHeight - Y(point.second)),
+          Y(point.second), width * 0.94, std::max(0.0, kTop + plot_height_ - Y(point.second)),
           color);
       Text(x + width * 0.47, Y(point.second) - 4, "middle",
            Number(std::round(point.second * 10) / 10), "font-size=\"10\"");
@@ -240,21 +263,46 @@ class Canvas {
   void DrawLegend() {
     if (plot_.series.size() < 2) return;
     for (std::size_t i = 0; i < plot_.series.size(); ++i) {
-      const double y = kTop + 6 + kLegendLine * static_cast<double>(i);
-      absl::StrAppendFormat(&out_,
-                            "<rect x=\"%.1f\" y=\"%.1f\" width=\"14\" height=\"4\" fill=\"%s\"/>\n",
-                            kLeft + 10, y, kColors[i % kColors.size()]);
-      Text(kLeft + 30, y + 6, "start", plot_.series[i].name);
+      AppendKey(kLeft + 10, kTop + 6 + kLegendLine * static_cast<double>(i), i,
+                plot_.series[i].name, out_);
     }
   }
 
   const SvgPlot& plot_;
+  const double plot_width_, plot_height_;
   Axis x_, y_;
   std::string out_;
 };
 
 }  // namespace
 
-std::string SvgPlot::Draw() const { return Canvas(*this).Draw(); }
+std::string SvgPlot::Draw() const {
+  return absl::StrCat(Begin(width, height, title), Canvas(*this).Draw(), "</svg>\n");
+}
+
+std::string DrawGrid(const std::string& title, absl::Span<const SvgPlot> panels,
+                     std::size_t columns) {
+  if (panels.empty() || columns == 0) return Begin(kGridTop, kGridTop, title) + "</svg>\n";
+  const double width = panels[0].width, height = panels[0].height;
+  const std::size_t rows = (panels.size() + columns - 1) / columns;
+  const double whole = width * static_cast<double>(std::min(columns, panels.size()));
+  std::string out = Begin(whole, kGridTop + height * static_cast<double>(rows), title);
+  AppendText(whole / 2, 20, "middle", title, "font-size=\"15\" font-weight=\"bold\"", out);
+  double x = kLeft;
+  for (std::size_t i = 0; i < panels[0].series.size(); ++i) {
+    const std::string& name = panels[0].series[i].name;
+    AppendKey(x, 38, i, name, out);
+    x += 40 + kLegendLetter * static_cast<double>(name.size());
+  }
+  for (std::size_t i = 0; i < panels.size(); ++i) {
+    SvgPlot panel = panels[i];
+    panel.legend = false;
+    absl::StrAppendFormat(&out, "<g transform=\"translate(%g %g)\">\n%s</g>\n",
+                          width * static_cast<double>(i % columns),
+                          kGridTop + height * static_cast<double>(i / columns),
+                          Canvas(panel).Draw());
+  }
+  return out + "</svg>\n";
+}
 
 }  // namespace flotilla::simulator

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace flotilla::simulator {
 namespace {
@@ -39,6 +40,16 @@ constexpr auto kOptions = std::to_array<OptionRow>({
     {"prefix_cache", &CoreOptions::prefix_cache},
 });
 
+constexpr absl::string_view kFairShare = "+fair_share";
+
+// Sets the policy, and fair share if the name ends with it.
+absl::Status SetPolicy(absl::string_view name, Variant* variant) {
+  if (absl::ConsumeSuffix(&name, kFairShare)) variant->core.fair_share = true;
+  if (absl::Status s = CheckPolicy(name); !s.ok()) return s;
+  variant->policy = std::string(name);
+  return absl::OkStatus();
+}
+
 absl::Status Add(const std::string& name, const std::vector<std::string>& values,
                  std::vector<Variant>& variants) {
   std::vector<Variant> all;
@@ -46,8 +57,11 @@ absl::Status Add(const std::string& name, const std::vector<std::string>& values
     for (const std::string& value : values) {
       Variant& next = all.emplace_back(variant);
       if (name == "policy") {
-        if (absl::Status s = CheckPolicy(value); !s.ok()) return s;
-        next.policy = value;
+        if (absl::Status s = SetPolicy(value, &next); !s.ok()) return s;
+      } else if (name == "host_tokens") {
+        if (!absl::SimpleAtoi(value, &next.host_tokens.emplace())) {
+          return absl::InvalidArgumentError("host_tokens is a number");
+        }
       } else if (absl::Status s = SetCoreOption(name, value, &next.core); !s.ok()) {
         return s;
       }
@@ -102,10 +116,10 @@ absl::Status SetCoreOption(absl::string_view name, absl::string_view value, Core
 absl::StatusOr<std::vector<Variant>> ExpandVariants(const CoreOptions& base,
                                                     const std::vector<std::string>& axes,
                                                     const std::vector<std::string>& policies) {
-  std::vector<Variant> variants = {{.label = "", .core = base, .policy = "priority"}};
+  std::vector<Variant> variants = {
+      {.label = "", .core = base, .policy = "priority", .host_tokens = {}}};
   if (policies.size() == 1) {
-    if (absl::Status s = CheckPolicy(policies[0]); !s.ok()) return s;
-    variants[0].policy = policies[0];
+    if (absl::Status s = SetPolicy(policies[0], &variants[0]); !s.ok()) return s;
   } else if (!policies.empty()) {
     if (absl::Status s = Add("policy", policies, variants); !s.ok()) return s;
   }

@@ -2,6 +2,8 @@
 // its policies. A new option is one row in the table of variants.cc.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +27,12 @@ struct Variant {
   std::string label;  // what differs; "" if nothing does
   scheduler::CoreOptions core;
   std::string policy;
+  std::optional<std::uint64_t> host_tokens;  // Machine::host_tokens; none: the machine's own
 };
 
 // All combinations of `axes`, each "option=value,value,...", and of `policies`, on
-// top of `base`. INVALID_ARGUMENT: a bad axis, or more than 64 combinations.
+// top of `base`. An option is one of CoreOptionNames, or host_tokens. A policy is a name of
+// PolicyNames, or NAME+fair_share. INVALID_ARGUMENT: a bad axis, or more than 64 combinations.
 absl::StatusOr<std::vector<Variant>> ExpandVariants(const scheduler::CoreOptions& base,
                                                     const std::vector<std::string>& axes,
                                                     const std::vector<std::string>& policies);

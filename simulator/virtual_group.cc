@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "simulator/machine.h"
-#include "simulator/random.h"
 
 namespace flotilla::simulator {
 
@@ -112,14 +111,6 @@ std::vector<TopLogprob> VirtualGroup::Candidates(const worker::BatchItem& item) 
     candidates.push_back({static_cast<TokenId>(token), -0.7f * static_cast<float>(i + 1)});
   }
   return candidates;
-}
-
-TokenId SimulatedToken(const Workload& workload, std::uint64_t request, SequenceIndex sequence,
-                       std::uint32_t output_index) {
-  if (output_index + 1 >= workload.requests[request].output_tokens) return kStopToken;
-  const std::uint64_t hash = MixBits(MixBits(workload.seed ^ request << 24 ^ sequence.value()) ^
-                                     ~std::uint64_t{output_index});
-  return static_cast<TokenId>(1 + hash % (kSimulatedVocabulary - 1));
 }
 
 }  // namespace flotilla::simulator

@@ -103,9 +103,4 @@ class VirtualGroup {
   GroupTotals totals_;
 };
 
-// The token that the simulated model samples as output `output_index`: the stop
-// token at the end of the answer, else a hash.
-TokenId SimulatedToken(const Workload& workload, std::uint64_t request, SequenceIndex sequence,
-                       std::uint32_t output_index);
-
 }  // namespace flotilla::simulator

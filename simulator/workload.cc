@@ -74,7 +74,16 @@ absl::Status Check(const SyntheticOptions& o) {
   if (o.arrivals == SyntheticOptions::Arrivals::kClosed && o.concurrency < 1) {
     return OutOfRange("concurrency", "at least 1");
   }
+  if (o.think_ns < 0) return OutOfRange("think time", "0 or more");
+  if (o.turns < 1 || o.turns > 1000) return OutOfRange("turns", "1..1000");
+  if (o.arrivals != SyntheticOptions::Arrivals::kClosed && (o.turns > 1 || o.think_ns > 0)) {
+    return absl::InvalidArgumentError("turns and think time need closed arrivals");
+  }
+  if (o.turns > 1 && o.prefix_groups > 0) {
+    return absl::InvalidArgumentError("chats of several turns have no prefix groups");
+  }
   if (o.tenants < 1 || o.tenants > 10'000) return OutOfRange("tenants", "1..10000");
+  if (o.priorities < 1 || o.priorities > 100) return OutOfRange("priorities", "1..100");
   if (o.prefix_tokens > 1 << 24) return OutOfRange("prefix tokens", "0..2^24");
   if (o.deadline_ns < 0) return OutOfRange("deadline", "0 or more");
   if (o.last_deadline_ns != 0 && (o.deadline_ns == 0 || o.last_deadline_ns < o.deadline_ns)) {
@@ -112,6 +121,46 @@ TokenId PromptToken(const Workload& workload, std::uint32_t index, std::uint32_t
   return static_cast<TokenId>(1 + hash % (kSimulatedVocabulary - 1));  // never kStopToken
 }
 
+void AppendPrompt(const Workload& workload, std::uint32_t index, std::vector<TokenId>& prompt) {
+  const SimulatedRequest& request = workload.requests[index];
+  if (request.history_tokens > 0) {
+    const std::uint32_t last = index - workload.concurrency;
+    AppendPrompt(workload, last, prompt);
+    for (std::uint32_t i = 0; i < workload.requests[last].output_tokens; ++i) {
+      prompt.push_back(SimulatedToken(workload, last, SequenceIndex(0), i));
+    }
+  }
+  while (prompt.size() < request.prompt_tokens) {
+    prompt.push_back(PromptToken(workload, index, static_cast<std::uint32_t>(prompt.size())));
+  }
+}
+
+// Makes chats of single requests: a request continues the chat of its user.
+void JoinChats(const SyntheticOptions& options, Workload& workload) {
+  workload.chats = true;
+  std::vector<std::uint32_t> turns(workload.concurrency);  // that each user's chat has had
+  for (std::size_t i = 0; i < workload.requests.size(); ++i) {
+    std::uint32_t& turn = turns[i % workload.concurrency];
+    if (i < workload.concurrency) {
+      turn = 1 + static_cast<std::uint32_t>(i) % options.turns;
+      continue;
+    }
+    SimulatedRequest& request = workload.requests[i];
+    const SimulatedRequest& last = workload.requests[i - workload.concurrency];
+    const std::uint32_t history = last.prompt_tokens + last.output_tokens;
+    request.tenant = last.tenant;
+    request.priority = last.priority;
+    if (turn == options.turns ||
+        history + request.prompt_tokens + request.output_tokens > options.max_chat_tokens) {
+      turn = 1;
+      continue;
+    }
+    ++turn;
+    request.history_tokens = history;
+    request.prompt_tokens += history;
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> PresetNames() {
@@ -143,19 +192,25 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
   }
   const TenantSource tenants(options.tenants);
   const LengthSource prompts(options.prompt), outputs(options.output);
-  // Each quantity has its own random stream. So another rate, or deadlines, do not change the
-  // lengths.
+  // Each quantity has its own random stream. So another rate, deadlines or priorities do not change
+  // the lengths.
   SimulatorRandom gaps(options.seed), lengths(options.seed + (1ull << 40)),
-      deadlines(options.seed + (2ull << 40));
+      deadlines(options.seed + (2ull << 40)), priorities(options.seed + (3ull << 40)),
+      thinking(options.seed + (4ull << 40));
   double at_ns = 0;
   workload.requests.reserve(options.requests);
   for (std::uint32_t i = 0; i < options.requests; ++i) {
     SimulatedRequest& request = workload.requests.emplace_back();
     request.arrival_ns = closed ? 0 : static_cast<std::int64_t>(at_ns);
     at_ns += 1e9 / options.rate * (shape == 1 ? gaps.Exponential() : gaps.Gamma(shape) / shape);
+    if (options.think_ns > 0) {
+      request.think_ns =
+          static_cast<std::int64_t>(static_cast<double>(options.think_ns) * thinking.Exponential());
+    }
     request.prompt_tokens = prompts.Draw(lengths);
     request.output_tokens = outputs.Draw(lengths);
     request.tenant = tenants.Draw(lengths);
+    request.priority = static_cast<std::int32_t>(priorities.Below(options.priorities));
     request.deadline_ns = options.deadline_ns;
     if (options.last_deadline_ns > 0) {
       const auto spread = static_cast<double>(options.last_deadline_ns - options.deadline_ns);
@@ -167,7 +222,16 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
       request.prompt_tokens += options.prefix_tokens;
     }
   }
+  if (options.turns > 1) JoinChats(options, workload);
   return workload;
+}
+
+TokenId SimulatedToken(const Workload& workload, std::uint64_t request, SequenceIndex sequence,
+                       std::uint32_t output_index) {
+  if (output_index + 1 >= workload.requests[request].output_tokens) return kStopToken;
+  const std::uint64_t hash = MixBits(MixBits(workload.seed ^ request << 24 ^ sequence.value()) ^
+                                     ~std::uint64_t{output_index});
+  return static_cast<TokenId>(1 + hash % (kSimulatedVocabulary - 1));
 }
 
 TokenizedRequest MakeRequest(const Workload& workload, std::uint32_t index, std::int64_t now_ns,
@@ -176,9 +240,7 @@ TokenizedRequest MakeRequest(const Workload& workload, std::uint32_t index, std:
   TokenizedRequest request;
   request.id = {.incarnation = 1, .counter = index};
   request.prompt.reserve(from.prompt_tokens);
-  for (std::uint32_t i = 0; i < from.prompt_tokens; ++i) {
-    request.prompt.push_back(PromptToken(workload, index, i));
-  }
+  AppendPrompt(workload, index, request.prompt);
   request.sampling.seed = index;
   if (length_known) {
     request.stop.max_tokens = from.output_tokens;

@@ -17,6 +17,8 @@ namespace flotilla::simulator {
 
 struct SimulatedRequest {
   std::int64_t arrival_ns = 0;  // not used in closed loops
+  // Closed loops: how long the user waits before the request, after the end of the last one.
+  std::int64_t think_ns = 0;
   std::uint32_t prompt_tokens = 1;
   std::uint32_t output_tokens = 1;  // then the model gives its stop token
   std::uint32_t tenant = 0;         // index into Workload::tenants
@@ -25,6 +27,9 @@ struct SimulatedRequest {
   // Requests of one group begin with the same prefix_tokens tokens; 0: of none.
   std::uint32_t prefix_group = 0;
   std::uint32_t prefix_tokens = 0;
+  // Chats: the prompt begins with prompt and answer of the user's last request, in this many
+  // tokens. 0: the request begins a chat.
+  std::uint32_t history_tokens = 0;
   std::uint32_t sequences = 1;
   std::uint32_t beams = 0;  // 0: no beam search
 
@@ -36,9 +41,12 @@ struct Workload {
   std::uint64_t seed = 0;
   std::vector<SimulatedRequest> requests;   // ascending arrivals
   std::vector<std::string> tenants = {""};  // names
-  // Not 0: a closed loop. This many requests are in the system at any time; the next one
-  // arrives when one ends.
+  // Not 0: a closed loop of this many users. Each has one request at a time, and thinks before the
+  // next one.
   std::uint32_t concurrency = 0;
+  // Closed loops. True: user u sends the requests u, u + concurrency, ... False: each request is
+  // sent by the user whose turn it is first.
+  bool chats = false;
 };
 
 // Lengths with a log-normal distribution: `mean` tokens, `sigma` the standard
@@ -60,10 +68,21 @@ struct SyntheticOptions {
   double rate = 1;         // requests per second
   double gamma_shape = 1;  // kGamma: 1 is Poisson; the gaps' variance is 1 / shape
   std::uint32_t concurrency = 1;
+  // kClosed: the mean time that a user thinks, exponentially distributed.
+  std::int64_t think_ns = 0;
+  // kClosed: the requests of a chat. The prompt of each begins with all that was said before; the
+  // drawn lengths are those of the new message and of its answer. A user whose chat ends begins
+  // another one. 1: each request stands alone. The first chats of some users are shorter, so
+  // that users are not in step.
+  std::uint32_t turns = 1;
+  // A chat ends early if it would become longer than this.
+  std::uint32_t max_chat_tokens = 8192;
   std::uint32_t requests = 1000;
   LengthDistribution prompt, output;
   // Each request gets a random tenant; tenant i has weight 1 / (i + 1).
   std::uint32_t tenants = 1;
+  // Each request gets one of so many priorities: 0, 1, ... with equal chances.
+  std::uint32_t priorities = 1;
   // The number of groups. Each request belongs to one; its prompt begins with the group's
   // tokens, and has its own length after them. 0: no shared prefixes.
   std::uint32_t prefix_groups = 0;
@@ -90,6 +109,10 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options);
 // Without `length_known`, it stops at kStopToken and may have `max_tokens`; with
 // it, max_tokens is its length.
 inline constexpr TokenId kStopToken = 0;
+// The token that the simulated model samples as output `output_index`: the stop
+// token at the end of the answer, else a hash.
+TokenId SimulatedToken(const Workload& workload, std::uint64_t request, SequenceIndex sequence,
+                       std::uint32_t output_index);
 TokenizedRequest MakeRequest(const Workload& workload, std::uint32_t index, std::int64_t now_ns,
                              bool length_known, std::uint32_t max_tokens);
 

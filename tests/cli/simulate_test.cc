@@ -65,6 +65,16 @@ TEST(SimulateTest, SweepsComparisonsAndBaselinesRun) {
   EXPECT_EQ(Simulate({"--requests", "30", "--sweep-rate", "5,50", "--out", out}), absl::OkStatus());
   EXPECT_THAT(Read(out + "/report.csv"), HasSubstr("\n50/s,30"));
   EXPECT_THAT(Read(out + "/latency_throughput.svg"), HasSubstr("</svg>"));
+  EXPECT_EQ(
+      Simulate({"--requests", "60", "--sweep-rate", "5,50", "--policies",
+                "priority,fcfs+fair_share", "--priorities", "2", "--tenants", "2", "--out", out}),
+      absl::OkStatus());
+  for (const char* classes : {"prompt", "priority", "tenant"}) {
+    const std::string svg = Read(out + "/ttft_by_" + classes + ".svg");
+    EXPECT_THAT(svg, HasSubstr("policy=fcfs+fair_share")) << classes;
+    EXPECT_THAT(svg, HasSubstr("TTFT p99, ms")) << classes;
+  }
+  EXPECT_THAT(Read(out + "/report.json"), HasSubstr("\"name\": \"priority 1\""));
   EXPECT_EQ(Simulate({"--requests", "30", "--compare", "max_seqs=2,64", "--policies", "fcfs",
                       "--out", out}),
             absl::OkStatus());
@@ -72,6 +82,20 @@ TEST(SimulateTest, SweepsComparisonsAndBaselinesRun) {
   EXPECT_EQ(Simulate({"--requests", "30", "--memory-baselines", "--out", out}), absl::OkStatus());
   EXPECT_THAT(Read(out + "/report.csv"), HasSubstr("\noracle,30"));
   EXPECT_THAT(Read(out + "/memory.svg"), HasSubstr("</svg>"));
+}
+
+TEST(SimulateTest, ChatsOfMoreUsersWithAndWithoutATier) {
+  const std::string out = Folder("chats");
+  ASSERT_EQ(Simulate({"--arrivals", "closed", "--turns", "3", "--think", "0.1", "--requests", "40",
+                      "--kv-tokens", "2000", "--compare", "host_tokens=0,20000",
+                      "--sweep-concurrency", "2,8", "--out", out}),
+            absl::OkStatus());
+  EXPECT_THAT(Read(out + "/report.csv"), HasSubstr("\nhost_tokens=20000 8 users,40"));
+  EXPECT_THAT(Read(out + "/load.svg"), HasSubstr(">users</text>"));
+  EXPECT_THAT(Simulate({"--sweep-concurrency", "2"}).message(), HasSubstr("--arrivals closed"));
+  EXPECT_THAT(Simulate({"--turns", "2"}).message(), HasSubstr("closed"));
+  EXPECT_THAT(Simulate({"--arrivals", "closed", "--turns", "2", "--memory-baselines"}).message(),
+              HasSubstr("--memory-baselines"));
 }
 
 TEST(SimulateTest, ATraceAndAMachineOfOnesOwn) {

@@ -35,16 +35,18 @@ struct Outcome {
 };
 
 Outcome Serve(const std::shared_ptr<const model::Checkpoint>& file, std::uint32_t blocks,
-              const worker::TierOptions& tiers) {
+              const worker::TierOptions& tiers,
+              const std::vector<TokenizedRequest>& requests = Requests()) {
   EngineRunner::Options options;
   options.rank.kv_blocks = blocks;
   options.rank.tiers = tiers;
   options.rank.poison_blocks = true;
+  options.together = true;                    // so that the same requests are preempted in each run
   options.core.expected_output_permille = 0;  // start as many as fit at first
   options.core.watermark_blocks = 0;
   EngineRunner runner(file, options);
   Outcome outcome;
-  for (const Answer& answer : runner.Run(Requests())) {
+  for (const Answer& answer : runner.Run(requests)) {
     EXPECT_TRUE(answer.status.ok()) << answer.status;
     outcome.bits.push_back(answer.Bits());
     outcome.most_preemptions = std::max(outcome.most_preemptions, answer.usage.preemptions);
@@ -87,6 +89,34 @@ TEST(TiersTest, SwappedAnswersHaveTheSameBits) {
   const Outcome mixed = Serve(file, 40, {.host_blocks = 2});
   EXPECT_EQ(mixed.bits, undisturbed.bits);
   EXPECT_GT(mixed.counters.prefill_tokens, undisturbed.counters.prefill_tokens);
+}
+
+// The last four requests are so short that they never have a whole block. They still run when eight
+// others come to need their third block, so they are the first victims, and are recomputed. Later
+// victims have whole blocks, and are swapped.
+TEST(TiersTest, OneRunSwapsAndRecomputes) {
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  std::vector<TokenizedRequest> requests = Requests();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].prompt.resize(i < 8 ? 28 : 3);
+    if (i >= 8) requests[i].stop.max_tokens = 12;
+  }
+  // All can start, and no block is left. The first block of the eight prompts is the same one. One
+  // block of a pool is never used.
+  constexpr std::uint32_t kBlocks = 1 + 8 + 4 + 1;
+  const Outcome undisturbed = Serve(file, 400, {}, requests);
+  EXPECT_EQ(undisturbed.counters.preemptions, 0u);
+  const Outcome both = Serve(file, kBlocks, {.host_blocks = 200}, requests);
+  EXPECT_EQ(both.bits, undisturbed.bits);
+  const auto count = [&both](scheduler::PreemptionReason reason) {
+    return both.counters.preempted[static_cast<std::size_t>(reason)].count;
+  };
+  EXPECT_GT(count(scheduler::PreemptionReason::kSwapped), 0u);
+  EXPECT_GT(count(scheduler::PreemptionReason::kNoWholeBlock), 0u);
+  EXPECT_GT(both.counters.blocks_in, 0u);
+  EXPECT_GT(both.counters.prefill_tokens, undisturbed.counters.prefill_tokens);
+  EXPECT_LE(both.most_preemptions, 3u);
 }
 
 }  // namespace

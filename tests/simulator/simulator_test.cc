@@ -166,6 +166,30 @@ TEST(SimulatorTest, AClosedLoopKeepsItsConcurrency) {
   EXPECT_EQ(most, 6);
 }
 
+// Each user thinks between two requests, and finds its chat in the prefix cache.
+TEST(SimulatorTest, UsersChatAndThink) {
+  const Machine machine = SlowMachine();
+  SyntheticOptions o = FindPreset("short").value();
+  o.requests = 60;
+  o.arrivals = SyntheticOptions::Arrivals::kClosed;
+  o.concurrency = 5;
+  o.turns = 4;
+  o.think_ns = 300'000'000;
+  const Workload workload = MakeWorkload(o).value();
+  const auto record = Simulate(machine, workload, OptionsFor(machine));
+  ASSERT_TRUE(record.ok()) << record.status();
+  for (std::size_t i = 0; i < workload.requests.size(); ++i) {
+    const RequestRecord& r = record->requests[i];
+    const SimulatedRequest& w = workload.requests[i];
+    ASSERT_EQ(r.outcome, RequestOutcome::kFinished);
+    const std::int64_t last = i < 5 ? 0 : record->requests[i - 5].last_token_ns;
+    EXPECT_EQ(r.arrival_ns, last + w.think_ns) << i;
+    if (w.history_tokens > 0) {
+      EXPECT_GE(r.cached_tokens + 32, w.history_tokens) << i;
+    }
+  }
+}
+
 TEST(SimulatorTest, AFullQueueRefuses) {
   const Machine machine = SlowMachine();
   SimulationOptions options = OptionsFor(machine);

@@ -117,6 +117,44 @@ TEST(SummaryTest, FiguresFollowTheirDefinitions) {
   EXPECT_EQ(s.tenants[1].contended_tokens, 10u);
 }
 
+TEST(SummaryTest, TheMiddleHalfLeavesOutHowARunEnds) {
+  Workload workload;
+  RunRecord record;
+  for (int i = 0; i <= 8; ++i) {  // one request a second, and the last one much later
+    workload.requests.push_back({});
+    record.requests.push_back({.first_token_ns = 1,
+                               .last_token_ns = (i < 8 ? i : 1000) * std::int64_t{1'000'000'000},
+                               .output_tokens = 1,
+                               .outcome = RequestOutcome::kFinished});
+  }
+  record.contended_tokens = {0};
+  record.end_ns = 1'000'000'000'000;
+  const Summary s = Summarize(workload, record, {});
+  EXPECT_DOUBLE_EQ(s.steady_requests_per_s, 1);
+  EXPECT_LT(s.requests_per_s, 0.01);
+}
+
+TEST(SummaryTest, RequestsAreSummedUpByClass) {
+  Example e = MakeExample();
+  e.workload.requests[0].prompt_tokens = kShortPrompt;
+  e.workload.requests[1].prompt_tokens = kShortPrompt + 1;
+  e.workload.requests[2].prompt_tokens = kMediumPrompt + 1;
+  e.workload.requests[1].priority = 5;
+  const Summary s = Summarize(e.workload, e.record, {});
+  ASSERT_EQ(s.by_prompt.size(), 3u);
+  EXPECT_EQ(s.by_prompt[0].requests, 2u);  // one of them was refused and has no first token
+  EXPECT_EQ(s.by_prompt[0].ttft_ms.worst, 100);
+  EXPECT_EQ(s.by_prompt[1].ttft_ms.p50, 1500);
+  EXPECT_EQ(s.by_prompt[2].ttft_ms.p50, 100);
+  ASSERT_EQ(s.by_priority.size(), 2u);
+  EXPECT_EQ(s.by_priority[0].name, "priority 5");
+  EXPECT_EQ(s.by_priority[0].ttft_ms.p50, 1500);
+  EXPECT_EQ(s.by_priority[1].requests, 3u);
+  ASSERT_EQ(s.by_tenant.size(), 2u);
+  EXPECT_EQ(s.by_tenant[0].ttft_ms.worst, 1500);
+  EXPECT_EQ(s.by_tenant[1].requests, 1u);
+}
+
 TEST(ReportTest, TableJsonAndCsvSayTheSame) {
   const Example e = MakeExample();
   Summary s = Summarize(e.workload, e.record, {});

@@ -109,6 +109,50 @@ TEST(SvgPlotTest, BarsStandSideBySide) {
   EXPECT_THAT(svg, HasSubstr("height=\"134.0\""));  // half of 268
 }
 
+TEST(SvgPlotTest, AGridHasOneLegendAndItsPanelsSideBySide) {
+  SvgPlot panel = Example();
+  panel.title = "a panel";
+  const std::string svg = DrawGrid("the grid", std::vector<SvgPlot>(3, panel), 2);
+  EXPECT_EQ(XmlError(svg), "");
+  EXPECT_THAT(svg, HasSubstr("viewBox=\"0 0 1280 776\""));  // 2 columns, 2 rows and the head
+  EXPECT_THAT(svg, HasSubstr("translate(640 56)"));
+  EXPECT_THAT(svg, HasSubstr("translate(0 416)"));
+  const std::size_t legend = svg.find("line &lt;1&gt;");
+  ASSERT_NE(legend, std::string::npos);
+  EXPECT_EQ(svg.find("line &lt;1&gt;", legend + 1), std::string::npos);
+  EXPECT_EQ(XmlError(DrawGrid("none", {}, 2)), "");
+}
+
+TEST(SvgPlotTest, ARangeThatIsGivenIsTheAxis) {
+  SvgPlot plot = Example();
+  plot.high_y = 20;  // then 10 is in the middle of 308..40
+  EXPECT_THAT(plot.Draw(), HasSubstr("L348.0 174.0"));
+}
+
+// A sweep of two loads. Prompts of each class have TTFTs of their own.
+TEST(PlotsTest, TtftIsDrawnByClassAndLoad) {
+  Summary low, high;
+  low.by_prompt = {{"short", 1, {.p50 = 20, .p99 = 100}}, {"long", 1, {.p50 = 30, .p99 = 200}}};
+  high.by_prompt = {{"short", 1, {.p50 = 40, .p99 = 400}}, {"long", 1, {.p50 = 60, .p99 = 900}}};
+  low.by_priority = high.by_priority = {{"priority 0", 2, {}}};
+  const std::vector<NamedPlot> plots =
+      PlotSweeps(std::vector<Sweep>{{"fcfs", {10, 20}, {low, high}}}, "load");
+  ASSERT_EQ(plots.size(), 4u);  // one priority is no reason for a plot
+  const NamedPlot& grid = plots[3];
+  EXPECT_EQ(grid.file, "ttft_by_prompt.svg");
+  ASSERT_EQ(grid.panels.size(), 4u);
+  EXPECT_EQ(grid.panels[0].title, "short");
+  EXPECT_THAT(grid.panels[0].series[0].points,
+              ::testing::ElementsAre(std::pair(10.0, 20.0), std::pair(20.0, 40.0)));
+  EXPECT_THAT(grid.panels[3].series[0].points,
+              ::testing::ElementsAre(std::pair(10.0, 200.0), std::pair(20.0, 900.0)));
+  for (const SvgPlot& panel : grid.panels) {  // one axis for all
+    EXPECT_EQ(panel.low_y, 10);
+    EXPECT_EQ(panel.high_y, 1000);
+  }
+  EXPECT_EQ(XmlError(grid.Draw()), "");
+}
+
 TEST(PlotsTest, EveryChartOfARunIsWellFormed) {
   RunRecord record;
   record.end_ns = 2'000'000'000;
@@ -119,12 +163,13 @@ TEST(PlotsTest, EveryChartOfARunIsWellFormed) {
   Summary summary;
   summary.label = "a & b";
   for (const NamedPlot& plot : PlotRuns({"a & b"}, {record})) {
-    EXPECT_EQ(XmlError(plot.plot.Draw()), "") << plot.file;
+    EXPECT_EQ(XmlError(plot.Draw()), "") << plot.file;
   }
-  for (const NamedPlot& plot : PlotSweeps(std::vector<Sweep>{{"x", {1, 2}, {summary, summary}}})) {
-    EXPECT_EQ(XmlError(plot.plot.Draw()), "") << plot.file;
+  for (const NamedPlot& plot :
+       PlotSweeps(std::vector<Sweep>{{"x", {1, 2}, {summary, summary}}}, "load")) {
+    EXPECT_EQ(XmlError(plot.Draw()), "") << plot.file;
   }
-  EXPECT_EQ(XmlError(PlotMemory({summary}).plot.Draw()), "");
+  EXPECT_EQ(XmlError(PlotMemory({summary}).Draw()), "");
 }
 
 }  // namespace

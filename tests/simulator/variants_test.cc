@@ -27,6 +27,26 @@ TEST(VariantsTest, NothingToCompareIsOneRun) {
   EXPECT_EQ((*variants)[0].core.max_seqs, 9u);
 }
 
+TEST(VariantsTest, APolicyMayHaveFairShare) {
+  const auto variants = ExpandVariants({}, {}, {"fcfs", "fcfs+fair_share"});
+  ASSERT_TRUE(variants.ok()) << variants.status();
+  EXPECT_FALSE((*variants)[0].core.fair_share);
+  EXPECT_TRUE((*variants)[1].core.fair_share);
+  EXPECT_EQ((*variants)[1].policy, "fcfs");
+  EXPECT_EQ((*variants)[1].label, "policy=fcfs+fair_share");
+  EXPECT_TRUE(ExpandVariants({}, {}, {"srpt+fair_share"})->at(0).core.fair_share);
+}
+
+TEST(VariantsTest, TiersAreCompared) {
+  const auto variants = ExpandVariants({}, {"host_tokens=0,4096"}, {});
+  ASSERT_TRUE(variants.ok()) << variants.status();
+  EXPECT_EQ((*variants)[0].host_tokens, 0u);
+  EXPECT_EQ((*variants)[1].host_tokens, 4096u);
+  EXPECT_EQ((*variants)[1].label, "host_tokens=4096");
+  EXPECT_FALSE(ExpandVariants({}, {"host_tokens=x"}, {}).ok());
+  EXPECT_FALSE(ExpandVariants({}, {}, {})->at(0).host_tokens.has_value());
+}
+
 TEST(VariantsTest, EveryNamedOptionAndPolicyExists) {
   for (const std::string& name : CoreOptionNames()) {
     scheduler::CoreOptions options;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -39,6 +40,19 @@ TEST(WorkloadTest, TheSeedDecidesAll) {
   EXPECT_EQ(MakeRequest(a, 7, 0, false, 100), MakeRequest(b, 7, 0, false, 100));
   options.seed = 2;
   EXPECT_NE(MakeWorkload(options).value().requests, a.requests);
+}
+
+TEST(WorkloadTest, PrioritiesAreDealtEvenlyAndChangeNothingElse) {
+  SyntheticOptions options = Preset("long", 9'000);
+  Workload plain = MakeWorkload(options).value();
+  options.priorities = 3;
+  Workload dealt = MakeWorkload(options).value();
+  std::vector<int> count(3);
+  for (SimulatedRequest& request : dealt.requests) ++count.at(std::exchange(request.priority, 0));
+  for (const int one : count) EXPECT_NEAR(one, 3'000, 200);
+  EXPECT_EQ(dealt.requests, plain.requests);
+  options.priorities = 0;
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("priorities must be 1..100"));
 }
 
 TEST(WorkloadTest, PresetsHaveTheirMeans) {
@@ -119,6 +133,65 @@ TEST(WorkloadTest, GroupsShareTheirPrefixAndNothingElse) {
   }
   EXPECT_GT(same, 10);
   EXPECT_LT(same, 50);
+}
+
+SyntheticOptions Chats(std::uint32_t users, std::uint32_t turns) {
+  SyntheticOptions options = Preset("short", 10 * users);
+  options.arrivals = Arrivals::kClosed;
+  options.concurrency = users;
+  options.turns = turns;
+  return options;
+}
+
+TEST(WorkloadTest, APromptOfAChatBeginsWithAllThatWasSaid) {
+  SyntheticOptions options = Chats(3, 4);
+  options.tenants = 5;
+  const Workload w = MakeWorkload(options).value();
+  for (std::uint32_t user = 0; user < 3; ++user) {
+    std::vector<TokenId> said;
+    for (std::uint32_t turn = 0; turn < 10; ++turn) {
+      const std::uint32_t index = user + 3 * turn;
+      // The first chat of user u has 4 - u turns. Later ones have 4.
+      const bool first = (turn + user) % 4 == 0 || turn == 0;
+      if (first) said.clear();
+      ASSERT_EQ(w.requests[index].history_tokens, said.size()) << index;
+      const TokenizedRequest request = MakeRequest(w, index, 0, false, 1024);
+      ASSERT_EQ(request.prompt.size(), w.requests[index].prompt_tokens);
+      EXPECT_TRUE(std::equal(said.begin(), said.end(), request.prompt.begin())) << index;
+      EXPECT_GT(request.prompt.size(), said.size());
+      if (turn > 0) {
+        EXPECT_EQ(w.requests[index].tenant, w.requests[index - 3].tenant);
+      }
+      said = request.prompt;
+      for (std::uint32_t i = 0; i < w.requests[index].output_tokens; ++i) {
+        said.push_back(SimulatedToken(w, index, SequenceIndex(0), i));
+      }
+    }
+  }
+}
+
+TEST(WorkloadTest, AChatEndsBeforeItIsTooLong) {
+  SyntheticOptions options = Chats(4, 1000);
+  options.max_chat_tokens = 1200;
+  const Workload w = MakeWorkload(options).value();
+  int continued = 0;
+  for (const SimulatedRequest& request : w.requests) {
+    EXPECT_LE(request.prompt_tokens + request.output_tokens, 1200u);
+    continued += request.history_tokens > 0;
+  }
+  EXPECT_GT(continued, 25);
+}
+
+TEST(WorkloadTest, UsersThinkForTheGivenTimeInTheMean) {
+  SyntheticOptions options = Chats(10, 1);
+  options.requests = 5'000;
+  options.think_ns = 2'000'000'000;
+  const Workload w = MakeWorkload(options).value();
+  double sum = 0;
+  for (const SimulatedRequest& request : w.requests) sum += 1e-9 * request.think_ns;
+  EXPECT_NEAR(sum / 5'000, 2, 0.1);
+  options.arrivals = Arrivals::kPoisson;
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("closed"));
 }
 
 TEST(WorkloadTest, DeadlinesAreSpreadAndLeaveTheRestAsItIs) {

@@ -1,7 +1,5 @@
 #include "tests/support/turns.h"
 
-#include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace flotilla::testing {
@@ -12,7 +10,9 @@ class Turns::Member final : public StepExecutor, private ExecutorListener {
       : turns_(turns), index_(index), inner_(inner) {}
   ~Member() override ABSL_LOCKS_EXCLUDED(turns_->mu_) {
     absl::MutexLock lock(&turns_->mu_);
-    turns_->members_[index_] = nullptr;
+    turns_->seats_[index_].member = nullptr;
+    turns_->Left(index_);
+    turns_->Next();
   }
 
   absl::Status Start(ExecutorListener* listener) override {
@@ -23,6 +23,7 @@ class Turns::Member final : public StepExecutor, private ExecutorListener {
   absl::Status Execute(StepPlan plan) override ABSL_LOCKS_EXCLUDED(turns_->mu_) {
     absl::MutexLock lock(&turns_->mu_);
     plans_.push_back(std::move(plan));
+    turns_->seats_[index_].takes_part = true;
     turns_->Next();
     return absl::OkStatus();
   }
@@ -59,11 +60,15 @@ class Turns::Member final : public StepExecutor, private ExecutorListener {
   // steps.
   void EndStep(std::uint32_t rows, bool forget) ABSL_LOCKS_EXCLUDED(turns_->mu_) {
     absl::MutexLock lock(&turns_->mu_);
-    if (forget) plans_.clear();
-    if (!turns_->running_ || turns_->last_ != index_) return;
-    turns_->step_ns_[index_] += turns_->clock_.NowNs() - turns_->start_ns_;
-    turns_->rows_[index_] += rows;
-    turns_->running_ = false;
+    if (turns_->running_ == index_) {
+      turns_->seats_[index_].rows += rows;
+      turns_->turn_rows_ += rows;
+      turns_->running_.reset();
+    }
+    if (forget) {
+      plans_.clear();
+      turns_->Left(index_);
+    }
     turns_->Next();
   }
 
@@ -76,32 +81,45 @@ class Turns::Member final : public StepExecutor, private ExecutorListener {
 
 std::unique_ptr<StepExecutor> Turns::Join(StepExecutor* inner) {
   absl::MutexLock lock(&mu_);
-  auto member = std::make_unique<Member>(this, members_.size(), inner);
-  members_.push_back(member.get());
-  step_ns_.push_back(0);
-  rows_.push_back(0);
+  auto member = std::make_unique<Member>(this, seats_.size(), inner);
+  seats_.push_back({.member = member.get()});
   return member;
 }
 
-std::int64_t Turns::StepNs(std::size_t member) const {
+void Turns::Leave(std::size_t member) {
   absl::MutexLock lock(&mu_);
-  return step_ns_[member];
+  Left(member);
+  Next();
+}
+
+std::int64_t Turns::ClockNs(std::size_t member) const {
+  absl::MutexLock lock(&mu_);
+  return seats_[member].clock_ns;
+}
+
+void Turns::Left(std::size_t member) {
+  seats_[member].takes_part = false;
+  if (turn_ == member) FinishTurn();
+}
+
+void Turns::FinishTurn() {
+  seats_[*turn_].clock_ns += clock_.NowNs() - turn_start_ns_;
+  turn_.reset();
 }
 
 void Turns::Next() {
-  if (running_) return;
-  std::vector<std::size_t> order(members_.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [this](std::size_t a, std::size_t b)
-                       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return rows_[a] < rows_[b]; });
-  for (const std::size_t member : order) {
-    start_ns_ = clock_.NowNs();
-    if (members_[member] == nullptr || !members_[member]->BeginStep()) continue;
-    running_ = true;
-    last_ = member;
-    return;
+  if (running_.has_value()) return;
+  if (turn_.has_value() && turn_rows_ >= rows_per_turn_) FinishTurn();
+  if (!turn_.has_value()) {
+    for (std::size_t i = 0; i < seats_.size(); ++i) {
+      if (!seats_[i].takes_part) continue;
+      if (!turn_.has_value() || seats_[i].rows < seats_[*turn_].rows) turn_ = i;
+    }
+    if (!turn_.has_value()) return;
+    turn_start_ns_ = clock_.NowNs();
+    turn_rows_ = 0;
   }
+  if (seats_[*turn_].member->BeginStep()) running_ = turn_;
 }
 
 }  // namespace flotilla::testing
