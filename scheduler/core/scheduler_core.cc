@@ -391,7 +391,10 @@ std::vector<SequenceStatus> SchedulerCore::SequenceStates() const {
     const Request& request = state_.requests[index];
     for (const TableIndex at : request.sequences) {
       const Sequence& sequence = state_.sequences[at];
-      states.push_back({.request = request.id, .index = sequence.index, .state = sequence.state});
+      states.push_back({.request = request.id,
+                        .index = sequence.index,
+                        .state = sequence.state,
+                        .computed = sequence.open() ? sequence.length.computed : 0});
     }
   }
   std::sort(states.begin(), states.end(), [](const SequenceStatus& a, const SequenceStatus& b) {

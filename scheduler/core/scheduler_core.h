@@ -53,6 +53,7 @@ struct SequenceStatus {
   RequestId request;
   SequenceIndex index;
   SequenceState state = SequenceState::kWaiting;
+  std::uint32_t computed = 0;  // positions of an open sequence whose results are in
 };
 
 // A cheap snapshot for metrics.

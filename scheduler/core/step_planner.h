@@ -134,6 +134,7 @@ class StepPlanner {
   void NoteBlocked();
   void NoteOvertakenHead(TableIndex by);
   void NoteTried(TableIndex request, const Attempt& attempt);
+  void NoteStarted(TableIndex request);
   bool MayShareRowsOf(const Request& than, const Request& request) const;
   bool MayOvertake(TableIndex request) const;
   std::uint32_t RowsLeft(const Sequence& sequence) const;
@@ -240,12 +241,13 @@ class StepPlanner {
   std::uint64_t promised_blocks_ = 0;            // needed for the rest of the prompts begun
   std::uint32_t budget_ = 0;                     // rows left
   std::vector<TableIndex> order_;                // the running sequences, in order
-  std::vector<TableIndex> prompts_;    // begun ones, in order, that were dealt no rows yet
-  bool prompt_can_run_ = false;        // one of them has blocks for a row
-  bool waits_for_prefix_ = false;      // the head of the queue waits for a prefix
-  std::vector<TableIndex> tried_;      // waiting requests that could not be admitted
-  std::vector<TableIndex> queue_;      // the next waiting requests, the first one last
-  std::optional<TableIndex> blocked_;  // the first of them that others can overtake
+  std::vector<TableIndex> prompts_;         // begun ones, in order, that were dealt no rows yet
+  bool prompt_can_run_ = false;             // one of them has blocks for a row
+  bool waits_for_prefix_ = false;           // the head of the queue waits for a prefix
+  std::vector<TableIndex> tried_;           // waiting requests that could not be admitted
+  std::vector<TableIndex> queue_;           // the next waiting requests, the first one last
+  std::optional<TableIndex> blocked_;       // the first of them that others can overtake
+  std::vector<TableIndex> blocked_behind_;  // the next ones
   bool dealt_to_shorter_ = false;
   std::optional<Admission> load_;  // the head of the queue, if it is to be read back first
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed

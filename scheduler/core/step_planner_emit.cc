@@ -217,11 +217,11 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const KvCacheManager& kv = state_.epoch->kv;
   const Request& request = state_.requests[admission.request];
   const std::uint64_t needs = AdmissionNeeds(request, admission.match);
-  if (blocked_ == admission.request) blocked_.reset();
-  if (blocked_.has_value()) {
+  if (blocked_.has_value() && blocked_ != admission.request) {
     state_.requests[*blocked_].overtaken_rows += request.waiting_tokens;
     ++state_.counters.bypasses;
   }
+  NoteStarted(admission.request);
   expected_.reset();
   state_.AdmitRequest(admission.request);
   const TableIndex first = request.sequences.front();

@@ -207,6 +207,7 @@ bool StepPlanner::CanAdmit() {
 // A request that starts in an isolated step can be overtaken, too.
 void StepPlanner::NoteBlocked() {
   blocked_.reset();
+  blocked_behind_.clear();
   const std::optional<TableIndex> head = state_.waiting.isolated_head();
   if (!isolated_.has_value() && head.has_value() && TryAdmit(*head).blocked) blocked_ = head;
 }
@@ -214,7 +215,22 @@ void StepPlanner::NoteBlocked() {
 void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
   tried_.push_back(index);
   Erase(queue_, index);
-  if ((attempt.blocked || attempt.late) && !blocked_.has_value()) blocked_ = index;
+  if (!attempt.blocked && !attempt.late) return;
+  if (!blocked_.has_value()) {
+    blocked_ = index;
+  } else {
+    blocked_behind_.push_back(index);
+  }
+}
+
+// When the first blocked request starts after all, the next one is the first that is overtaken.
+void StepPlanner::NoteStarted(TableIndex index) {
+  Erase(blocked_behind_, index);
+  if (blocked_ != index) return;
+  blocked_.reset();
+  if (blocked_behind_.empty()) return;
+  blocked_ = blocked_behind_.front();
+  blocked_behind_.erase(blocked_behind_.begin());
 }
 
 bool StepPlanner::MayOvertake(TableIndex index) const {

@@ -209,6 +209,12 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
       const std::uint64_t overtaken = counts_.overtaken;
       status = CheckOvertaken(id, seen, plan);
       const bool others_start = further || counts_.overtaken > overtaken;
+      // One step in many has nothing but decodes, to measure these.
+      const bool chunks = std::any_of(plan.ops.begin(), plan.ops.end(), [](const PlanOp& op) {
+        return std::holds_alternative<Run>(op);
+      });
+      const bool measured = std::exchange(waiters_[id].saw_decodes_alone, !chunks);
+      if (!chunks && !measured) return status;
       if (status.ok() && !others_start && IsFirstAndFits(seen, copying)) {
         status = Broken(id, "it is first and fits, but the plan has no row of it");
       }

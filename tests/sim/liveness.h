@@ -62,7 +62,8 @@ class Liveness {
   // What is remembered of a request that has not ended.
   struct Waiter {
     std::uint32_t preemptions = 0;
-    std::uint64_t overtaken = 0;  // prompt tokens of later requests, since it last started
+    std::uint64_t overtaken = 0;     // prompt tokens of later requests, since it last started
+    bool saw_decodes_alone = false;  // the last plan had no chunk
   };
   using States = std::vector<scheduler::SequenceStatus>;
 

@@ -257,6 +257,7 @@ class Simulation {
   std::map<std::uint64_t, BackgroundCopy> copying_;
 
   std::vector<scheduler::SequenceStatus> states_;  // after the last event
+  std::uint64_t preemptions_then_ = 0;             // the same
   std::uint64_t preemptions_ = 0;                  // that ended requests report
 
   SimCoverage coverage_;

@@ -146,6 +146,8 @@ absl::Status Simulation::CheckEarlyEnd(const SimClient& client) {
   const TokenizedRequest& request = client.request();
   if (*request.deadline_ns <= now_ns_) return absl::OkStatus();
   ++coverage_.ended_early;
+  // The call may have preempted the request before it ended it. Then all is to be computed again.
+  const bool preempted = core_->Snapshot().counters.preemptions > preemptions_then_;
   std::uint64_t tokens = 0, outputs = 0, others = 0, own = 0;
   for (const scheduler::SequenceStatus& sequence : states_) {
     if (sequence.request != request.id) {
@@ -155,7 +157,8 @@ absl::Status Simulation::CheckEarlyEnd(const SimClient& client) {
     const std::uint32_t made = request.beam ? 0 : client.delivered(sequence.index);
     ++own;
     outputs = std::max<std::uint64_t>(outputs, request.stop.max_tokens - made);
-    if (sequence.state < SequenceState::kDecode) tokens += request.prompt.size() + made;
+    const std::uint64_t known = request.prompt.size() + made;
+    tokens += known - std::min<std::uint64_t>(known, preempted ? 0 : sequence.computed);
   }
   const std::uint64_t rows = std::min(options_.max_step_tokens, group_.max_step_tokens);
   const std::uint64_t for_prompts = rows - std::min(rows - 1, others);
@@ -194,6 +197,7 @@ void Simulation::CountTransitions() {
   }
   for (; was != states_.end(); ++was) count(static_cast<std::size_t>(was->state), kAbsent);
   states_ = std::move(now);
+  preemptions_then_ = core_->Snapshot().counters.preemptions;
 }
 
 // Invariant 9 for the sequences of a result just applied.
