@@ -10,6 +10,8 @@ from fleet_test import Stream, requests
 pytestmark = pytest.mark.skipif(SANITIZED, reason="a sanitizer wants to be the first library")
 
 POISON = [31337] * 400  # so long that the worker dies before the step ends
+# The poison kills after some processor time, so its chunks must not be cut short.
+WHOLE_CHUNKS = {"scheduler": ["--itl-target-ms", "60000"]}
 
 
 def test_a_request_that_kills_its_worker_is_failed_alone(tmp_path, monkeypatch):
@@ -17,7 +19,7 @@ def test_a_request_that_kills_its_worker_is_failed_alone(tmp_path, monkeypatch):
         expected = [Stream(fleet.url, body).run().answer() for body in requests()]
 
     monkeypatch.setenv("LD_PRELOAD", shared_library("poison", tmp_path))
-    with Fleet(tmp_path) as fleet, concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with Fleet(tmp_path, extra=WHOLE_CHUNKS) as fleet, concurrent.futures.ThreadPoolExecutor(8) as pool:
         monkeypatch.delenv("LD_PRELOAD")
         streams = [pool.submit(Stream(fleet.url, body).run) for body in requests()]
         answer = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt=POISON,
