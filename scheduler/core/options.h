@@ -44,7 +44,7 @@ struct CoreOptions {
   // are made smaller so that steps take at most this. 0: itl_permille decides.
   std::int64_t itl_target_ns = 0;
   // Without a target, a step with chunks takes at most this many thousandths of the time that
-  // its decodes are predicted to take alone, once the machine's steps are known. 0: no limit.
+  // the decodes of all requests that run or wait are predicted to take. 0: no limit.
   std::uint32_t itl_permille = 2500;
   // A request whose predicted wait is longer than this is refused. 0: only the limits of
   // the queue apply.

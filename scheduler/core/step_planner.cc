@@ -10,6 +10,13 @@
 
 namespace flotilla::scheduler {
 
+namespace {
+
+// The rows of prompts that a step has at least, whatever its target.
+constexpr std::uint32_t kLeastRows = 8;
+
+}  // namespace
+
 PlanOutcome StepPlanner::Make() {
   if (!state_.epoch.has_value()) return {.stall = StallReason::kNotReady};
   EpochState& epoch = *state_.epoch;
@@ -174,7 +181,6 @@ void StepPlanner::Assess() {
 // least kLeastRows. Without a target of its own, the step may take a multiple of what the decodes
 // take alone. The chunks of an isolated step are those of the fatal one.
 void StepPlanner::KeepToItlTarget() {
-  constexpr std::uint32_t kLeastRows = 8;
   if (budget_ == state_.MaxStepTokens() || isolated_.has_value()) return;
   const StepTimeModel& steps = state_.forecast.steps();
   target_ = {.ns = state_.options.itl_target_ns, .strict = true};
@@ -215,7 +221,6 @@ StepShape StepPlanner::DecodesToCome() const {
 // Rows cost more the longer their context is. The first chunks of a step and the first request in
 // order get kLeastRows all the same, so that it advances.
 std::uint32_t StepPlanner::RowsOfTarget(std::uint32_t begin, std::uint32_t rows, bool first) const {
-  constexpr std::uint32_t kLeastRows = 8;
   if (target_.ns == 0 || rows == 0) return rows;
   const std::uint32_t within = state_.forecast.steps().RowsWithin(target_, shape_, begin, rows);
   const bool advances = first || shape_.prefill_rows < kLeastRows;

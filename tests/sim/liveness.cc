@@ -167,6 +167,18 @@ absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& first,
   return Broken(id, absl::StrCat("overtaken by ", waiter.overtaken, " rows of ", allowed));
 }
 
+// Whether the plan may have no chunk so that decodes alone are measured: after 64 plans with
+// chunks.
+bool Liveness::MeasuresDecodes(const StepPlan& plan) {
+  constexpr std::uint64_t kPlansWithChunks = 64;
+  const bool chunks = std::any_of(plan.ops.begin(), plan.ops.end(),
+                                  [](const PlanOp& op) { return std::holds_alternative<Run>(op); });
+  plans_with_chunks_ += chunks;
+  if (chunks || plans_with_chunks_ < kPlansWithChunks) return false;
+  plans_with_chunks_ = 0;
+  return true;
+}
+
 absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std::uint64_t copying,
                                  bool loading, bool unclear) {
   std::set<RequestId> started, waiting;
@@ -195,6 +207,7 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
   for (const RequestId& id : started) {
     if (seen_[id].waiting) waiters_[id] = {.preemptions = waiters_[id].preemptions};
   }
+  const bool measures = MeasuresDecodes(plan);
   absl::Status status;
   if (first != seen_.end() && !loading && !unclear) {
     const auto& [id, seen] = *first;
@@ -209,13 +222,7 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
       const std::uint64_t overtaken = counts_.overtaken;
       status = CheckOvertaken(id, seen, plan);
       const bool others_start = further || counts_.overtaken > overtaken;
-      // One step in many has nothing but decodes, to measure these.
-      const bool chunks = std::any_of(plan.ops.begin(), plan.ops.end(), [](const PlanOp& op) {
-        return std::holds_alternative<Run>(op);
-      });
-      const bool measured = std::exchange(waiters_[id].saw_decodes_alone, !chunks);
-      if (!chunks && !measured) return status;
-      if (status.ok() && !others_start && IsFirstAndFits(seen, copying)) {
+      if (status.ok() && !others_start && !measures && IsFirstAndFits(seen, copying)) {
         status = Broken(id, "it is first and fits, but the plan has no row of it");
       }
     }

@@ -62,8 +62,7 @@ class Liveness {
   // What is remembered of a request that has not ended.
   struct Waiter {
     std::uint32_t preemptions = 0;
-    std::uint64_t overtaken = 0;     // prompt tokens of later requests, since it last started
-    bool saw_decodes_alone = false;  // the last plan had no chunk
+    std::uint64_t overtaken = 0;  // prompt tokens of later requests, since it last started
   };
   using States = std::vector<scheduler::SequenceStatus>;
 
@@ -78,6 +77,7 @@ class Liveness {
   std::uint64_t Wants(const Seen& seen) const;
   static std::uint32_t Width(const Seen& seen);
   bool Fits(const Seen& seen, std::uint64_t copying) const;
+  bool MeasuresDecodes(const StepPlan& plan);
   bool IsFirstAndFits(const Seen& first, std::uint64_t copying) const;
   absl::Status CheckOvertaken(const RequestId& id, const Seen& first, const StepPlan& plan);
 
@@ -87,9 +87,10 @@ class Liveness {
   ExecutorDescription group_;
   std::map<RequestId, Seen> seen_;  // before the plan
   std::map<RequestId, Waiter> waiters_;
-  std::uint64_t used_ = 0;      // blocks in tables, before the plan
-  std::uint64_t places_ = 0;    // taken, before the plan
-  bool has_deadlines_ = false;  // of open requests, before the plan
+  std::uint64_t used_ = 0;               // blocks in tables, before the plan
+  std::uint64_t places_ = 0;             // taken, before the plan
+  bool has_deadlines_ = false;           // of open requests, before the plan
+  std::uint64_t plans_with_chunks_ = 0;  // since a plan without was excused
   Counts counts_;
 };
 

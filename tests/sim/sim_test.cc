@@ -239,7 +239,7 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
 // invariant 7 was wrong. It did not know that a turn may come just before a copy ends, and that the
 // first request may have only pending sequences.
 TEST(Simulation, SeedsThatFailedOnceHold) {
-  for (const std::uint64_t seed : {22839u, 28717u, 31025u, 42573u}) {
+  for (const std::uint64_t seed : {1241u, 1876u, 22839u, 28717u, 31025u, 42573u}) {
     Simulation simulation(seed);
     EXPECT_EQ(simulation.Run(kSteps), absl::OkStatus()) << "seed " << seed;
   }

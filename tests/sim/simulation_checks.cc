@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint32_t kMostCopySteps = 100;
 // How much more time than it needs at most, in percent, a request that is ended early may have
 // had: the forecast errs by so much.
-constexpr std::int64_t kEarlyMargin = 110;
+constexpr std::int64_t kEarlyMargin = 100;
 
 }  // namespace
 

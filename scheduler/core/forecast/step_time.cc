@@ -89,8 +89,8 @@ std::int64_t StepTimeModel::QuickestNs(std::int64_t ns, std::uint64_t chunk_rows
 
 std::uint32_t StepTimeModel::RowsWithin(const Target& target, StepShape shape, std::uint64_t begin,
                                         std::uint32_t most) const {
-  const auto high_ratio = static_cast<Wide>(ratios_[1].Quantile(950)) * 10 / 11;
-  const Wide ratio = target.strict ? std::max<Wide>(high_ratio, kOne) : kOne;
+  Wide ratio = kOne;
+  if (target.strict) ratio = std::max(ratio, Wide{ratios_[1].Quantile(950)} * 10 / 11);
   const auto fits = [&](std::uint32_t rows) {
     StepShape with = shape;
     with.AddChunk(begin, rows);
