@@ -249,7 +249,7 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "to meet it. 0 means 2.5 times what a step takes without chunks.",
      kServe | kScheduler},
     {"--max-preemptions", &RoleFlags::max_preemptions, "times", 0, 1000, kSchedule,
-     "How often a request may be preempted before it becomes non-preemptible.",
+     "How often a request may be preempted. One time before that, blocks are reserved for it.",
      kServe | kScheduler},
     {"--max-overtaken-rows", &RoleFlags::max_overtaken_rows, "tokens", -1, 1 << 30, kSchedule,
      "While a request waits for memory or for a free sequence, later requests whose prompts have "

@@ -193,7 +193,7 @@ ForecastEntry CoreState::EntryOf(const TokenizedRequest& request) const {
   entry.request.deadline_ns = request.deadline_ns;
   entry.request.priority = request.priority;
   entry.request.arrival = next_arrival;
-  entry.request.non_preemptible = options.max_preemptions == 0;
+  entry.request.protection = ProtectionAfter(0, options.max_preemptions);
   entry.request.answer_class =
       AnswerClass::Of(request.tenant, request.stop.max_tokens, true, entry.request.prompt_tokens);
   const std::uint32_t most = request.stop.max_tokens;

@@ -42,7 +42,7 @@ std::uint32_t CoreState::MaxDraftTokens() const {
 std::uint32_t CoreState::MaxRunning() const { return MaxSequences(options, *description); }
 
 bool CoreState::Before(const Request& a, const Request& b) const {
-  const bool either = a.non_preemptible || b.non_preemptible;
+  const bool either = a.reserves() || b.reserves();
   if (!either && a.tenant != b.tenant) return fair.Before(a.tenant, b.tenant);
   return GoesBefore(a, b);
 }
@@ -318,7 +318,7 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
       });
   request.decode_preemptions += decoded;
   ++request.preemptions;
-  request.non_preemptible = request.preemptions >= options.max_preemptions;
+  request.protection = ProtectionAfter(request.preemptions, options.max_preemptions);
   caution += (kMostCaution - caution) / 4;
   std::vector<BlockId> blocks;  // those in the prefix index
   for (const TableIndex at : request.sequences) {

@@ -177,7 +177,7 @@ struct CoreState {
     return static_cast<std::uint32_t>(sequence.tokens.size()) - RequestOf(sequence).prompt_tokens;
   }
   bool IsBeam(const Sequence& sequence) const { return RequestOf(sequence).beam != nullptr; }
-  // Whether `a` goes before `b`: non-preemptible requests first, by policy and arrival, then the
+  // Whether `a` goes before `b`: protected requests first, by policy and arrival, then the
   // others by tenant, policy and arrival. Tenants are charged, so under fair share this changes
   // from plan to plan.
   bool Before(const Request& a, const Request& b) const;

@@ -30,7 +30,7 @@ struct CoreOptions {
   // preemption raises it. 0: nothing is predicted.
   std::uint32_t expected_output_permille = 700;
   // A request that was preempted this often is non-preemptible: it starts again only with
-  // all the blocks that it can come to need.
+  // all the blocks that it can come to need (Protection).
   std::uint32_t max_preemptions = 3;
   // The rows that ran when a worker group died are computed again in steps of one request. A
   // request fails when this many groups died in such steps of the same rows. If another

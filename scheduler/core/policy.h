@@ -67,10 +67,10 @@ std::vector<absl::string_view> PolicyNames();
 // Makes the policy of that name; null: there is none.
 std::unique_ptr<OrderPolicy> MakePolicy(absl::string_view name);
 
-// The order in the queue and in memory: non-preemptible requests first, then by policy,
-// then first come, first served.
+// The order in the queue and in memory: by protection, then by policy, then first come, first
+// served.
 inline bool GoesBefore(const Request& a, const Request& b) {
-  if (a.non_preemptible != b.non_preemptible) return a.non_preemptible;
+  if (a.protection != b.protection) return a.protection > b.protection;
   if (a.order.group != b.order.group) return a.order.group < b.order.group;
   if (a.order.value != b.order.value) return a.order.value < b.order.value;
   return a.arrival < b.arrival;

@@ -37,6 +37,20 @@ struct OrderKey {
   std::int64_t value = 0;
 };
 
+// What preemptions give a request in return. A later value goes before an earlier one.
+enum class Protection : std::uint8_t {
+  kNone,
+  kReserved,        // the blocks that it is expected to need at most are reserved for it
+  kNonPreemptible,  // all blocks that it can ever need are reserved; it is never a victim again
+};
+
+// The protection after so many preemptions, if there may be `most`. Before the last one, blocks are
+// reserved, so that few requests come to have the last one, after which much more is reserved.
+constexpr Protection ProtectionAfter(std::uint32_t preemptions, std::uint32_t most) {
+  if (preemptions >= most) return Protection::kNonPreemptible;
+  return preemptions > 0 && preemptions + 1 == most ? Protection::kReserved : Protection::kNone;
+}
+
 struct Request {
   RequestId id;
   Attempt attempt;
@@ -78,9 +92,7 @@ struct Request {
   bool others_crashed = false;
 
   std::uint32_t preemptions = 0;
-  // The request was preempted CoreOptions::max_preemptions times. It now goes before all
-  // others, its blocks are reserved, and it is never preempted again.
-  bool non_preemptible = false;
+  Protection protection = Protection::kNone;
   // The prompt tokens of later requests that started while it waited for memory or sequences.
   std::uint64_t overtaken_rows = 0;
   std::uint32_t charged_tokens = 0;  // prompt tokens that its tenant was charged for
@@ -104,6 +116,8 @@ struct Request {
   bool wants_prompt_rows() const {
     return logprobs.prompt_top != LogprobSpec::kOff && prompt_logprobs_next < prompt_tokens;
   }
+  bool reserves() const { return protection != Protection::kNone; }
+  bool non_preemptible() const { return protection == Protection::kNonPreemptible; }
   // Whether each answer surely has max_tokens tokens, unless it is cancelled.
   bool has_exact_outputs() const { return beam != nullptr || stop.stop_tokens.empty(); }
   // The most sequences that the request can have at once.

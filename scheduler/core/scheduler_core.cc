@@ -163,7 +163,7 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   accepted.deadline_ns = request.deadline_ns;
   accepted.priority = request.priority;
   accepted.arrival = state_.next_arrival++;
-  accepted.non_preemptible = state_.options.max_preemptions == 0;
+  accepted.protection = ProtectionAfter(0, state_.options.max_preemptions);
   accepted.answer_class =
       AnswerClass::Of(request.tenant, accepted.stop.max_tokens, true, accepted.prompt_tokens);
   accepted.tenant = state_.fair.Join(request.tenant);
@@ -298,7 +298,7 @@ void SchedulerCore::DropLate() {
   while (const std::optional<TableIndex> head = state_.waiting.head()) {
     const TableIndex index = *head;
     const Request& request = state_.requests[index];
-    if (request.was_admitted || request.non_preemptible) return;
+    if (request.was_admitted || request.reserves()) return;
     if (state_.SurelyLate(request)) {
       ++state_.counters.dropped_late;
       state_.EndRequest(index, FinishReason::kDeadline,

@@ -38,7 +38,7 @@ PlanOutcome StepPlanner::Make() {
     if (short_of_blocks_.empty() && !HeadNeedsVictims()) break;
     if (!TrimSequences()) {
       const TableIndex last = state_.sequences[order_.back()].request;
-      FLOTILLA_CORE_CHECK(!state_.requests[last].non_preemptible);
+      FLOTILLA_CORE_CHECK(!state_.requests[last].non_preemptible());
       state_.Preempt(last, short_of_blocks_.empty()
                                ? *state_.waiting.head()
                                : state_.sequences[short_of_blocks_.front()].request);
@@ -165,8 +165,8 @@ void StepPlanner::Assess() {
   due_later_ = prompt_can_run_ = false;
   // Copies may hold some of the reserved blocks for a while: those of a sequence that has ended.
   available_blocks_ = state_.epoch->kv.pool().available();
-  CountNonPreemptible();
-  free_blocks_ = available_blocks_ - std::min(available_blocks_, ReservedBlocks());
+  CountReserved();
+  free_blocks_ = available_blocks_ - std::min(available_blocks_, reserved_blocks_);
   shape_ = {};
   target_ = {};
   promised_blocks_ = 0;
@@ -277,9 +277,7 @@ void StepPlanner::AssessDecode(TableIndex index) {
     const Request& request = state_.RequestOf(sequence);
     const std::uint64_t needed = BlocksNeededForNext(sequence);
     if (needed > Room(request)) {
-      // One that waits for a non-preemptible request before it needs no other to give way.
-      const bool waits = request.non_preemptible && needed <= available_blocks_;
-      (waits ? for_other_steps_ : short_of_blocks_).push_back(index);
+      short_of_blocks_.push_back(index);
       return;
     }
     Take(request, needed);
@@ -335,13 +333,13 @@ void StepPlanner::AssessPrompt(TableIndex index) {
   if (RowsWithin(sequence, 1, PromptRoom(request)) > 0) {
     prompts_.push_back(index);
     prompt_can_run_ = true;
-  } else if (InFirstRequest(sequence) && !WaitsForEarlier(request)) {
+  } else if (InFirstRequest(sequence)) {
     short_of_blocks_.push_back(index);
   }
 }
 
 std::uint64_t StepPlanner::PromptRoom(const Request& request) const {
-  return decodes_are_short_ && !request.non_preemptible ? 0 : Room(request);
+  return decodes_are_short_ && !request.non_preemptible() ? 0 : Room(request);
 }
 
 std::uint32_t StepPlanner::RowsLeft(const Sequence& sequence) const {
@@ -400,8 +398,7 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
   for (open.rows = wanted; open.rows > 0; open.rows /= 2) {
     if (OpenNeeds(open) <= blocks) return open;
   }
-  const bool waits = WaitsForEarlier(state_.RequestOf(sequence));
-  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence) && !waits) {
+  if (wanted > 0 && InFirstRequest(sequence) && !IsBeamStep(sequence)) {
     short_of_blocks_.push_back(index);
   }
   return std::nullopt;
@@ -411,7 +408,7 @@ void StepPlanner::ScheduleOpen(const PendingOpen& open) {
   const Request& request = state_.RequestOf(state_.sequences[open.index]);
   const std::uint64_t takes = OpenNeeds(open);
   Take(request, takes);
-  if (!request.non_preemptible) promised_blocks_ -= takes;
+  if (!request.reserves()) promised_blocks_ -= takes;
   budget_ -= open.rows;
   shape_.AddChunk(open.begin, open.rows);
   opens_.push_back(open);
@@ -422,17 +419,12 @@ bool StepPlanner::AnyDeferred() const {
                      [this](TableIndex index) { return state_.sequences[index].deferred; });
 }
 
-// Whether the request could have blocks, but leaves them to non-preemptible ones before it.
-bool StepPlanner::WaitsForEarlier(const Request& request) const {
-  return request.non_preemptible && SafeBlocks(request) < available_blocks_;
-}
-
-void StepPlanner::CountNonPreemptible() {
-  non_preemptible_.clear();
-  // Non-preemptible requests are the first in order.
+// Protected requests are the first in order.
+void StepPlanner::CountReserved() {
+  kept_blocks_ = reserved_blocks_ = 0;
   for (std::size_t at = 0; at < state_.running.size();) {
     const Request& request = state_.RequestOf(state_.sequences[state_.running[at]]);
-    if (!request.non_preemptible) break;
+    if (!request.reserves()) break;
     std::vector<BlockId> held;
     for (const TableIndex index : request.sequences) {
       for (const auto& table : state_.sequences[index].tables) {
@@ -440,24 +432,18 @@ void StepPlanner::CountNonPreemptible() {
       }
     }
     std::sort(held.begin(), held.end());
-    const auto distinct = std::unique(held.begin(), held.end()) - held.begin();
-    non_preemptible_.push_back({.request = &request,
-                                .held = static_cast<std::uint64_t>(distinct),
-                                .most = state_.MostBlocks(request)});
+    const auto distinct =
+        static_cast<std::uint64_t>(std::unique(held.begin(), held.end()) - held.begin());
+    const std::uint64_t all = ReservationOf(request);
+    const std::uint64_t more = all - std::min(all, distinct);
+    if (request.non_preemptible()) kept_blocks_ += more;
+    reserved_blocks_ += more;
     at += request.sequences.size();
   }
 }
 
-std::uint64_t StepPlanner::ReservedBlocks() const {
-  std::uint64_t reserved = 0;
-  for (const NonPreemptible& one : non_preemptible_) {
-    const std::uint64_t expected = ReservationOf(*one.request);
-    reserved += expected - std::min(expected, one.held);
-  }
-  return reserved;
-}
-
 std::uint64_t StepPlanner::ReservationOf(const Request& request) const {
+  if (request.non_preemptible()) return state_.MostBlocks(request);
   constexpr std::uint32_t kMore = 16;  // positions that the next plans may add
   std::uint32_t outputs = 0;
   for (const TableIndex index : request.sequences) {
@@ -472,31 +458,10 @@ std::uint64_t StepPlanner::ReservationOf(const Request& request) const {
   return flotilla::scheduler::MostBlocks(extent, *state_.description);
 }
 
-std::uint64_t StepPlanner::SafeBlocks(const Request& request) const {
-  const std::uint64_t total = state_.epoch->kv.pool().total();
-  std::uint64_t safe = total, later = 0;  // blocks that requests after the one in question hold
-  bool before = false;
-  for (std::size_t i = non_preemptible_.size(); i-- > 0;) {
-    const NonPreemptible& one = non_preemptible_[i];
-    before |= one.request != &request && GoesBefore(*one.request, request);
-    if (before) safe = std::min(safe, total - std::min(total, one.most + later));
-    later += one.held;
-  }
-  return safe;
-}
-
-bool StepPlanner::FitsSafely(const Request& request) const {
-  std::uint64_t later = 0;
-  for (const NonPreemptible& one : non_preemptible_) {
-    if (GoesBefore(request, *one.request)) later += one.held;
-  }
-  return state_.MostBlocks(request) + later <= state_.epoch->kv.pool().total() &&
-         ReservationOf(request) <= SafeBlocks(request);
-}
-
 std::uint64_t StepPlanner::Room(const Request& request) const {
-  if (!request.non_preemptible) return free_blocks_;
-  return std::min(available_blocks_, SafeBlocks(request));
+  if (request.non_preemptible()) return available_blocks_;
+  if (!request.reserves()) return free_blocks_;
+  return available_blocks_ - std::min(available_blocks_, kept_blocks_);
 }
 
 std::uint64_t StepPlanner::BlocksNeededForNext(const Sequence& sequence) const {
@@ -506,25 +471,20 @@ std::uint64_t StepPlanner::BlocksNeededForNext(const Sequence& sequence) const {
 
 void StepPlanner::KeepFor(const Sequence& sequence) {
   const Request& request = state_.RequestOf(sequence);
-  Take(request, std::min(request.non_preemptible ? available_blocks_ : free_blocks_,
-                         BlocksNeededForNext(sequence)));
+  Take(request, std::min(Room(request), BlocksNeededForNext(sequence)));
 }
 
 void StepPlanner::Take(const Request& request, std::uint64_t blocks) {
   available_blocks_ -= blocks;
-  if (!request.non_preemptible) {
-    free_blocks_ -= blocks;
-    return;
-  }
-  // Its blocks were reserved, except for those that it takes beyond the forecast.
+  if (!request.reserves()) free_blocks_ -= blocks;
+  if (request.non_preemptible()) kept_blocks_ -= std::min(kept_blocks_, blocks);
+  // Blocks of protected requests were reserved, except for those that one takes beyond its
+  // forecast.
   free_blocks_ = std::min(free_blocks_, available_blocks_);
-  for (NonPreemptible& one : non_preemptible_) {
-    if (one.request == &request) one.held += blocks;
-  }
 }
 
 void StepPlanner::Promise(const Request& request, std::uint64_t blocks) {
-  if (!request.non_preemptible) promised_blocks_ += blocks;
+  if (!request.reserves()) promised_blocks_ += blocks;
 }
 
 bool StepPlanner::WorthSending() {
@@ -538,7 +498,7 @@ bool StepPlanner::HeadNeedsVictims() {
   if (isolated_.has_value() || !head.has_value() || order_.empty() || budget_ == 0) return false;
   const Request& request = state_.requests[*head];
   const auto gives_way = [&](const Request& other) {
-    return !other.non_preemptible && request.order.group < other.order.group;
+    return !other.reserves() && request.order.group < other.order.group;
   };
   if (!gives_way(state_.RequestOf(state_.sequences[order_.back()]))) return false;
   const Attempt attempt = TryAdmit(*head);

@@ -163,21 +163,11 @@ class StepPlanner {
   void AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const;
   std::uint64_t PeakBlocksWith(const Request& request);
 
-  // Counts the blocks of the non-preemptible requests that run.
-  void CountNonPreemptible();
-  // The blocks reserved for them: those that they are expected to need in addition to what they
-  // hold, by the upper forecast of their outputs.
-  std::uint64_t ReservedBlocks() const;
-  // The most blocks that a non-preemptible request is expected to come to hold.
+  // Counts the blocks that are reserved for protected requests in addition to what they hold.
+  void CountReserved();
+  // The blocks that are reserved for a protected request in all: those that it can ever need if it
+  // is non-preemptible, else those that it needs by the upper forecast of its outputs.
   std::uint64_t ReservationOf(const Request& request) const;
-  // The blocks that a non-preemptible request may take so that each one before it in the order
-  // can still get all blocks that it can ever need, once the requests that are preemptible have
-  // given theirs back (as in Dijkstra's banker's algorithm). No limit for the first one.
-  std::uint64_t SafeBlocks(const Request& request) const;
-  // Whether such a request may start: those after it hold little enough, and it is expected to
-  // run to its end without waiting for those before it.
-  bool FitsSafely(const Request& request) const;
-  bool WaitsForEarlier(const Request& request) const;
   // The blocks that the request may take.
   std::uint64_t Room(const Request& request) const;
   // Takes blocks for the request from free_blocks_.
@@ -231,16 +221,14 @@ class StepPlanner {
   bool due_later_ = false;                   // a decode is due in another micro-batch's step
   std::uint64_t available_blocks_ = 0;       // after all of the above
   std::uint64_t free_blocks_ = 0;            // the same, without reserved ones
-  struct NonPreemptible {
-    const Request* request;
-    std::uint64_t held, most;  // blocks
-  };
-  std::vector<NonPreemptible> non_preemptible_;  // in the order of the policy
-  StepShape shape_;                              // of all of the above
-  StepTimeModel::Target target_;                 // for the step, if chunks keep to one
-  std::uint64_t promised_blocks_ = 0;            // needed for the rest of the prompts begun
-  std::uint32_t budget_ = 0;                     // rows left
-  std::vector<TableIndex> order_;                // the running sequences, in order
+  // Blocks reserved at the beginning of the plan: for non-preemptible requests, and for all that
+  // are protected.
+  std::uint64_t kept_blocks_ = 0, reserved_blocks_ = 0;
+  StepShape shape_;                         // of all of the above
+  StepTimeModel::Target target_;            // for the step, if chunks keep to one
+  std::uint64_t promised_blocks_ = 0;       // needed for the rest of the prompts begun
+  std::uint32_t budget_ = 0;                // rows left
+  std::vector<TableIndex> order_;           // the running sequences, in order
   std::vector<TableIndex> prompts_;         // begun ones, in order, that were dealt no rows yet
   bool prompt_can_run_ = false;             // one of them has blocks for a row
   bool waits_for_prefix_ = false;           // the head of the queue waits for a prefix

@@ -108,9 +108,7 @@ std::uint32_t StepPlanner::AllowedDraftTokens(const Sequence& sequence) const {
       {state_.MaxDraftTokens(), budget_, sequence.length.max - sequence.length.computed_min});
   const std::uint64_t kept =
       promised_blocks_ + std::uint64_t{state_.options.watermark_blocks} * state_.reserved_sequences;
-  const Request& request = state_.RequestOf(sequence);
-  const std::uint64_t safe = request.non_preemptible ? SafeBlocks(request) : free_blocks_;
-  const std::uint64_t blocks = std::min(safe, free_blocks_ > kept ? free_blocks_ - kept : 0);
+  const std::uint64_t blocks = free_blocks_ > kept ? free_blocks_ - kept : 0;
   const std::uint32_t upper = sequence.length.scheduled_max;
   const std::uint32_t end = std::min(upper + most, sequence.StepEnd(upper));
   // No position beyond the sequence's maximum is ever written.
@@ -152,9 +150,6 @@ void StepPlanner::EmitDraftTokens(Sequence& sequence, PlannedRun& run, std::uint
       state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max);
   free_blocks_ -= takes;
   available_blocks_ -= takes;
-  for (NonPreemptible& one : non_preemptible_) {
-    if (one.request == &state_.RequestOf(sequence)) one.held += takes;
-  }
   state_.epoch->kv.Allocate(sequence, sequence.length.scheduled_max, plan_);
 }
 
@@ -234,12 +229,12 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const std::uint64_t takes =
       admission.match.pinned + kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   available_blocks_ -= takes;
-  free_blocks_ -= std::min(free_blocks_, request.non_preemptible ? needs : takes);
+  free_blocks_ -= std::min(free_blocks_, request.reserves() ? needs : takes);
+  if (request.non_preemptible()) kept_blocks_ += needs - takes;
   Promise(request, needs - takes);
   budget_ -= rows;
   shape_.AddChunk(begin, rows);
   EmitChunk(first, rows);
-  if (request.non_preemptible) CountNonPreemptible();
 }
 
 }  // namespace flotilla::scheduler

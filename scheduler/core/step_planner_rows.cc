@@ -23,7 +23,7 @@ void Erase(std::vector<TableIndex>& all, TableIndex index) {
 
 void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput>& expected) const {
   constexpr std::uint64_t kMostTokens = 1024;  // no prediction is useful further ahead
-  if (request.non_preemptible) return;         // its blocks are reserved
+  if (request.reserves()) return;              // its blocks are reserved
   for (const TableIndex index : request.sequences) {
     const Sequence& sequence = state_.sequences[index];
     std::uint64_t held = 0;
@@ -58,12 +58,11 @@ std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
 }
 
 // The blocks for all tokens that the request knows: its first sequence begins with the
-// match, and the others fork. For a non-preemptible request, all blocks that it is expected
-// to come to need.
+// match, and the others fork. For a protected request, all blocks that are reserved for it.
 std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
                                           const KvCacheManager::Match& match) const {
   const KvCacheManager& kv = state_.epoch->kv;
-  if (request.non_preemptible) {
+  if (request.reserves()) {
     const std::uint64_t expected = ReservationOf(request);
     return match.pinned + expected - std::min<std::uint64_t>(expected, match.blocks);
   }
@@ -150,7 +149,7 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   const bool head = index == state_.waiting.head();
   Attempt attempt{.blocked = state_.reserved_sequences + request.width() > state_.MaxRunning()};
   if (attempt.blocked && !(head && state_.epoch->kv.tiers().any())) return attempt;
-  if (!request.non_preemptible && !state_.running.empty() && !state_.LeavesTime(request)) {
+  if (!request.non_preemptible() && !state_.running.empty() && !state_.LeavesTime(request)) {
     attempt.late = true;
     return attempt;
   }
@@ -167,10 +166,6 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   if (state_.running.empty() &&
       (state_.epoch->kv.HeldByCopies() == 0 || free_blocks_ >= AdmissionNeeds(request, match))) {
     return {.admission = Admission{index, match}};
-  }
-  if (request.non_preemptible && !FitsSafely(request)) {
-    attempt.blocked = true;
-    return attempt;
   }
   attempt.computing = WhoComputesPrefix(request, match);
   if (attempt.computing.has_value()) {
@@ -293,7 +288,7 @@ void StepPlanner::DealToPrompt(TableIndex index, std::uint32_t most) {
   const std::uint64_t takes =
       state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   Take(request, takes);
-  if (!request.non_preemptible) promised_blocks_ -= takes;
+  if (!request.reserves()) promised_blocks_ -= takes;
   budget_ -= rows;
   shape_.AddChunk(begin, rows);
   EmitChunk(index, rows);

@@ -19,7 +19,7 @@ bool WaitingQueue::Shorter::operator()(TableIndex a, TableIndex b) const {
 WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) {
   if (request.held_back) return held_back_;
   if (request.starts_isolated) return isolated_;
-  if (request.non_preemptible) return non_preemptible_;
+  if (request.reserves()) return protected_;
   if (request.tenant >= of_tenant_.size()) of_tenant_.resize(request.tenant + 1);
   std::unique_ptr<Heap>& heap = of_tenant_[request.tenant];
   if (heap == nullptr) heap = std::make_unique<Heap>(Earlier{requests_});
@@ -35,7 +35,7 @@ bool WaitingQueue::Contains(TableIndex index) const {
 }
 
 std::optional<TableIndex> WaitingQueue::head() const {
-  if (!non_preemptible_.empty()) return non_preemptible_.top();
+  if (!protected_.empty()) return protected_.top();
   if (tenants_.empty()) return std::nullopt;
   return of_tenant_[tenants_.top()]->top();
 }
@@ -45,10 +45,10 @@ std::optional<TableIndex> WaitingQueue::shortest() const {
   return short_.top();
 }
 
-// First the non-preemptible requests, then the head of each tenant in turn, then the
+// First the protected requests, then the head of each tenant in turn, then the
 // following requests of the first tenant.
 std::vector<TableIndex> WaitingQueue::First(std::size_t count) const {
-  std::vector<TableIndex> first = non_preemptible_.First(count);
+  std::vector<TableIndex> first = protected_.First(count);
   const auto add = [&](const std::vector<TableIndex>& more, std::size_t from) {
     for (std::size_t i = from; i < more.size() && first.size() < count; ++i) {
       first.push_back(more[i]);

@@ -1,6 +1,6 @@
 // WaitingQueue: the requests that are not open. The next one is its head.
 //
-// Non-preemptible requests come first. Then tenants take turns as FairShare decides (when
+// Protected requests come first. Then tenants take turns as FairShare decides (when
 // it is off there is one tenant), and each tenant's requests go in the order of the
 // policy. Requests that start in an isolated step (Request::starts_isolated) have a queue of their
 // own, so that they hide nobody. CoreState owns the queue; one thread.
@@ -24,7 +24,7 @@ class WaitingQueue {
       : requests_(requests),
         fair_(fair),
         short_rows_(short_rows),
-        non_preemptible_(Earlier{requests}),
+        protected_(Earlier{requests}),
         isolated_(Earlier{requests}),
         held_back_(Earlier{requests}),
         tenants_(EarlierTenant{fair}),
@@ -73,13 +73,13 @@ class WaitingQueue {
   Heap& HeapOf(const Request& request);
   const Heap& HeapOf(const Request& request) const;
   bool OfTenant(const Request& request) const {
-    return !request.held_back && !request.non_preemptible && !request.starts_isolated;
+    return !request.held_back && !request.reserves() && !request.starts_isolated;
   }
 
   RequestTable* requests_;
   FairShare* fair_;
   const std::uint32_t short_rows_;
-  Heap non_preemptible_;
+  Heap protected_;
   Heap isolated_;
   Heap held_back_;                                // hides nobody, and none of it starts
   std::vector<std::unique_ptr<Heap>> of_tenant_;  // by index

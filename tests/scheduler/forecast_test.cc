@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/scheduler/core_harness.h"
-#include "tests/support/known_failure.h"
 #include "tests/support/random.h"
 
 namespace flotilla::scheduler {
@@ -335,8 +334,7 @@ TEST(Forecast, SrptOrdersByAnswersAndNotByMaxTokens) {
   EXPECT_LE(long_answers, 1.2 * exact_long);
 }
 
-TEST(Forecast, NonPreemptibleRequestsReserveWhatTheyAreExpectedToNeed) {
-  const testing::KnownFailure mark("they take 11 % more steps, where 5 % are wanted");
+TEST(Forecast, ProtectedRequestsReserveWhatTheyAreExpectedToNeed) {
   const auto steps = [](std::uint32_t max_tokens) {
     CoreHarness harness({.max_seqs = 64,
                          .max_queued_tokens = 1 << 20,

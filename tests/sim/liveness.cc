@@ -43,11 +43,14 @@ void Liveness::BeforePlan(const States& states,
                           sequence.state == scheduler::SequenceState::kPrefill;
   }
   std::set<BlockId> used;
+  std::map<RequestId, std::set<BlockId>> by_request;
   for (const scheduler::OpenSequenceView& sequence : open) {
+    std::set<BlockId>& own = by_request[sequence.request];
     for (const absl::Span<const BlockId> table : sequence.tables) {
-      seen_[sequence.request].blocks += table.size();
-      used.insert(table.begin(), table.end());
+      own.insert(table.begin(), table.end());
     }
+    seen_[sequence.request].blocks = own.size();
+    used.insert(own.begin(), own.end());
   }
   used_ = used.size();
   places_ = 0;
@@ -67,10 +70,11 @@ std::uint32_t Liveness::Width(const Seen& seen) {
   return request.beam ? request.beam->beams : seen.sequences;
 }
 
-bool Liveness::NonPreemptible(const Seen& seen) const {
+int Liveness::Protection(const Seen& seen) const {
   const auto waiter = waiters_.find(seen.client->request().id);
   const std::uint32_t preemptions = waiter == waiters_.end() ? 0 : waiter->second.preemptions;
-  return preemptions >= options_.max_preemptions;
+  if (preemptions >= options_.max_preemptions) return 2;
+  return preemptions > 0 && preemptions + 1 >= options_.max_preemptions ? 1 : 0;
 }
 
 // A request with a deadline may go behind all others. One that killed a group alone goes behind
@@ -83,9 +87,9 @@ bool Liveness::IsClear(const Seen& seen) const {
 bool Liveness::SurelyBefore(const Seen& a, const Seen& b) const {
   const TokenizedRequest& x = a.client->request();
   const TokenizedRequest& y = b.client->request();
-  const bool a_first = NonPreemptible(a), b_first = NonPreemptible(b);
-  if (a_first != b_first) return a_first;
-  if (options_.fair_share && !a_first && x.tenant != y.tenant) return false;
+  const int of_a = Protection(a), of_b = Protection(b);
+  if (of_a != of_b) return of_a > of_b;
+  if (options_.fair_share && of_a == 0 && x.tenant != y.tenant) return false;
   if (policy_ != "fcfs" && x.priority != y.priority) return x.priority > y.priority;
   if (policy_ == "srpt") return false;
   if (policy_ == "edf" && y.deadline_ns.has_value()) return false;
@@ -111,7 +115,7 @@ std::uint64_t Liveness::Wants(const Seen& seen) const {
   const auto prompt = static_cast<std::uint32_t>(request.prompt.size());
   // A next token of each sequence may need a block, and a prediction is rounded up.
   const std::uint64_t more = 2 * group_.groups.size() + options_.watermark_blocks;
-  const bool predicts = options_.expected_output_permille > 0 || NonPreemptible(seen);
+  const bool predicts = options_.expected_output_permille > 0 || Protection(seen) > 0;
   const std::uint32_t outputs =
       predicts || request.beam.has_value() ? request.stop.max_tokens : Delivered(*seen.client) + 1;
   const std::uint64_t most = Width(seen) * (Blocks(prompt, outputs) + more);

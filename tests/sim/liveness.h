@@ -57,7 +57,7 @@ class Liveness {
     std::uint32_t sequences = 0;
     bool waiting = true;         // not open
     bool prompt_is_due = false;  // open, and some of what it knows is in no plan yet
-    std::uint64_t blocks = 0;    // in its tables; a shared one counts for each
+    std::uint64_t blocks = 0;    // in its tables
   };
   // What is remembered of a request that has not ended.
   struct Waiter {
@@ -66,7 +66,8 @@ class Liveness {
   };
   using States = std::vector<scheduler::SequenceStatus>;
 
-  bool NonPreemptible(const Seen& seen) const;
+  // 0: none; 1: its blocks are reserved; 2: non-preemptible.
+  int Protection(const Seen& seen) const;
   // Whether the place of the request is known.
   bool IsClear(const Seen& seen) const;
   bool SurelyBefore(const Seen& a, const Seen& b) const;
