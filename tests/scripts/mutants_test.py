@@ -44,6 +44,12 @@ class Mutants(unittest.TestCase):
         self.assertEqual(mutants.judge(1, seed), "invariant 1: references (seed 12)")
         self.assertIn("crash", mutants.judge(-11, ""))
 
+    def test_a_failed_unit_test_is_seen(self):
+        self.assertEqual(mutants.judge_test(1, "[  FAILED  ] A.B (3 ms)"), "A.B")
+        self.assertIsNone(mutants.judge_test(0, "[  PASSED  ] 2 tests."))
+        with self.assertRaises(mutants.Stale):
+            mutants.judge_test(0, "[==========] Running 0 tests from 0 test suites.")
+
     def test_what_seeds_did_not_meet_is_not_seen(self):
         self.assertIsNone(mutants.judge(0, ""))
         self.assertIsNone(mutants.judge(1, "Expected: (total.core.evictions) > (0u)"))
