@@ -297,9 +297,6 @@ void CoreState::Requeue(TableIndex index) {
     sequence.length.Settle(0);
     sequence.sent_depth = 0;
     sequence.fork = ForkPlan{};
-    sequence.indexed_blocks = 0;
-    sequence.indexed = kNoPrefix;
-    sequence.has_duplicates = false;
     sequence.deferred = false;
     sequence.candidates.clear();
   }
@@ -324,8 +321,8 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
   for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
     if (sequence.open()) {
-      const auto begin = sequence.tables[0].begin();
-      blocks.insert(blocks.end(), begin, begin + sequence.indexed_blocks);
+      const absl::Span<const BlockId> indexed = epoch->kv.IndexedBlocks(sequence);
+      blocks.insert(blocks.end(), indexed.begin(), indexed.end());
       Detach(sequence);
     }
     LeaveRunning(at);
@@ -409,7 +406,7 @@ void CoreState::UpdateRefusedPlans(std::int64_t now_ns) {
 }
 
 void CoreState::LoseEpoch() {
-  for (const TableIndex index : std::exchange(running, {})) sequences[index].tables.clear();
+  running.clear();
   for (const TableIndex index : requests.Indices()) {
     if (!requests[index].admitted) continue;
     ++counters.replays;

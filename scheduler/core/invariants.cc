@@ -24,7 +24,7 @@ absl::Status CheckBlocks(const CoreState& state) {
   FLOTILLA_HOLDS(pool.free() + pool.cached() + pool.used() == pool.total(), 1, "block counts");
   std::vector<std::uint32_t> named(std::size_t{pool.total()} + 1, 0);
   for (const TableIndex index : state.running) {
-    for (const auto& table : state.sequences[index].tables) {
+    for (const auto& table : state.epoch->kv.TablesOf(state.sequences[index])) {
       for (const BlockId block : table) {
         FLOTILLA_HOLDS(block != kNullBlock && block.value() <= pool.total(), 1, "a block's id");
         ++named[block.value()];
@@ -68,7 +68,8 @@ absl::Status CheckRequest(const CoreState& state, TableIndex index) {
                    "sequence state");
     const auto in_running = std::count(state.running.begin(), state.running.end(), at);
     FLOTILLA_HOLDS(in_running == (request.admitted ? 1 : 0), 2, "running list");
-    FLOTILLA_HOLDS(sequence.open() || sequence.tables.empty(), 2, "blocks of a sequence not open");
+    FLOTILLA_HOLDS(sequence.open() || !state.epoch || state.epoch->kv.TablesOf(sequence).empty(), 2,
+                   "blocks of a sequence not open");
     FLOTILLA_HOLDS(state.OutputTokens(sequence) <= request.stop.max_tokens, 4, "output tokens");
     if (sequence.open() || !sequence.fork.parent.has_value()) continue;
     const auto parent =
@@ -200,7 +201,7 @@ absl::Status CheckBounds(const CoreState& state) {
                               length.scheduled_max == length.allocated),
                    4, "bounds without draft tokens");
     std::uint64_t blocks = 0;
-    for (const auto& table : sequence.tables) blocks += table.size();
+    for (const auto& table : epoch.kv.TablesOf(sequence)) blocks += table.size();
     FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.allocated), 4, "blocks cover scheduled_max");
     FLOTILLA_HOLDS(epoch.handles.Live(sequence.handle, epoch.last_step) == index, 2, "its handle");
     ++micro_batches[sequence.micro_batch];

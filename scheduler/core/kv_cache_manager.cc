@@ -58,10 +58,11 @@ std::uint64_t KvCacheManager::MostBlocksFor(std::uint64_t tokens) const {
 
 std::uint64_t KvCacheManager::BlocksNeeded(const Sequence& sequence,
                                            std::uint64_t positions) const {
+  const auto& tables = TablesOf(sequence);
   std::uint64_t needed = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::uint64_t needs = BlocksFor(groups_[g], positions);
-    const std::uint64_t has = sequence.tables.empty() ? 0 : sequence.tables[g].size();
+    const std::uint64_t has = tables.empty() ? 0 : tables[g].size();
     if (needs > has) needed += needs - has;
   }
   return needed;
@@ -113,6 +114,31 @@ PrefixPath& KvCacheManager::PathOf(const Sequence& sequence) {
   return *path;
 }
 
+const KvCacheManager::Holding& KvCacheManager::Of(const Sequence& sequence) const {
+  static const Holding kNothing;
+  return sequence.self < holdings_.size() ? holdings_[sequence.self] : kNothing;
+}
+
+KvCacheManager::Holding& KvCacheManager::Hold(const Sequence& sequence) {
+  if (sequence.self >= holdings_.size()) holdings_.resize(std::size_t{sequence.self} + 1);
+  Holding& holding = holdings_[sequence.self];
+  holding.tables.assign(groups_.size(), {});
+  return holding;
+}
+
+std::uint64_t KvCacheManager::OwnBlocks(const Sequence& sequence) const {
+  const Holding& holding = Of(sequence);
+  std::uint64_t blocks = 0;
+  for (const std::vector<BlockId>& table : holding.tables) blocks += table.size();
+  return blocks - std::min<std::uint64_t>(blocks, holding.shared);
+}
+
+absl::Span<const BlockId> KvCacheManager::IndexedBlocks(const Sequence& sequence) const {
+  const Holding& holding = Of(sequence);
+  if (holding.indexed_blocks == 0) return {};
+  return absl::MakeConstSpan(holding.tables[0]).first(holding.indexed_blocks);
+}
+
 void KvCacheManager::Forget(const Sequence& sequence) {
   if (sequence.self < paths_.size()) paths_[sequence.self].reset();
 }
@@ -135,9 +161,10 @@ bool KvCacheManager::WillPublish(const Sequence& other, const Request& others,
                                  const Sequence& sequence, const Request& request,
                                  const Match& match) const {
   const std::uint32_t next = match.blocks;
+  const Holding& holding = Of(other);
   if (index_ == nullptr || request.wants_prompt_rows() || next >= ReusableBlocks(sequence) ||
-      other.state != SequenceState::kPrefill || other.indexed_blocks != next ||
-      other.indexed != match.node || others.cache_scope != request.cache_scope ||
+      other.state != SequenceState::kPrefill || holding.indexed_blocks != next ||
+      holding.indexed != match.node || others.cache_scope != request.cache_scope ||
       std::uint64_t{next + 1} * groups_[0].tokens_per_block > other.prefill_tokens) {
     return false;
   }
@@ -146,7 +173,7 @@ bool KvCacheManager::WillPublish(const Sequence& other, const Request& others,
 
 void KvCacheManager::Open(Sequence& sequence, const Request& request, const Match& match,
                           StepPlan& plan) {
-  sequence.tables.assign(groups_.size(), {});
+  Holding& holding = Hold(sequence);
   digest_.Open(sequence.handle, request.id, sequence.index);
   sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   plan.ops.push_back(OpenSequence{
@@ -162,7 +189,7 @@ void KvCacheManager::Open(Sequence& sequence, const Request& request, const Matc
       .micro_batch = sequence.micro_batch,
       .is_beam = request.beam != nullptr,
   });
-  sequence.shared_blocks = match.blocks;
+  holding.shared = match.blocks;
   if (match.blocks > 0) {
     GrantBlocks hit{.sequence = sequence.handle, .group = GroupIndex(0), .blocks = BlocksOf(match)};
     for (const BlockId block : hit.blocks) {
@@ -173,7 +200,7 @@ void KvCacheManager::Open(Sequence& sequence, const Request& request, const Matc
       WantStored(block);
     }
     plan.ops.push_back(std::move(hit));
-    SetIndexed(sequence, match.node, match.blocks);
+    SetIndexed(holding, match.node, match.blocks);
     sequence.length.Settle(PositionsOf(match));
   }
   Forget(sequence);
@@ -193,36 +220,36 @@ std::size_t KvCacheManager::Fork(const Sequence& parent, Sequence& sequence, con
   digest_.Open(sequence.handle, request.id, sequence.index);
   sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   sequence.length.Settle(length);
-  sequence.tables.assign(groups_.size(), {});
-  sequence.shared_blocks = 0;
+  Holding& holding = Hold(sequence);
+  const Holding& from = Of(parent);
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     const std::uint32_t shared = length / groups_[g].tokens_per_block;
     for (std::uint32_t at = 0; at < shared; ++at) {
-      Share(parent.tables[g][at]);
-      AddToTable(sequence, GroupIndex(g), parent.tables[g][at]);
+      Share(from.tables[g][at]);
+      AddToTable(sequence, GroupIndex(g), from.tables[g][at]);
     }
-    sequence.shared_blocks += shared;
+    holding.shared += shared;
     if (length % groups_[g].tokens_per_block == 0) continue;
-    fork.copies.push_back({.from = parent.tables[g][shared], .to = TakeBlock()});
+    fork.copies.push_back({.from = from.tables[g][shared], .to = TakeBlock()});
     AddToTable(sequence, GroupIndex(g), fork.copies.back().to);
   }
   Forget(sequence);
   if (index_ != nullptr) {
     const std::uint32_t shared = length / groups_[0].tokens_per_block;
-    PrefixNode node = parent.indexed;
-    for (std::uint32_t at = parent.indexed_blocks; at > shared; --at) node = index_->parent(node);
-    const std::uint32_t indexed = std::min(parent.indexed_blocks, shared);
-    if (indexed > 0) SetIndexed(sequence, node, indexed);
-    sequence.has_duplicates = parent.has_duplicates;
-    with_duplicates_ += sequence.has_duplicates;
+    PrefixNode node = from.indexed;
+    for (std::uint32_t at = from.indexed_blocks; at > shared; --at) node = index_->parent(node);
+    const std::uint32_t indexed = std::min(from.indexed_blocks, shared);
+    if (indexed > 0) SetIndexed(holding, node, indexed);
+    holding.has_duplicates = from.has_duplicates;
+    with_duplicates_ += holding.has_duplicates;
   }
   const std::size_t copies = fork.copies.size();
   plan.ops.push_back(std::move(fork));
   return copies;
 }
 
-void KvCacheManager::AddToTable(Sequence& sequence, GroupIndex group, BlockId block) {
-  std::vector<BlockId>& table = sequence.tables[group.value()];
+void KvCacheManager::AddToTable(const Sequence& sequence, GroupIndex group, BlockId block) {
+  std::vector<BlockId>& table = holdings_[sequence.self].tables[group.value()];
   digest_.AddBlock(sequence.handle, group, static_cast<std::uint32_t>(table.size()), block);
   table.push_back(block);
 }
@@ -240,12 +267,13 @@ BlockId KvCacheManager::TakeBlock() {
   return block;
 }
 
-void KvCacheManager::Allocate(Sequence& sequence, std::uint32_t positions, StepPlan& plan) {
+void KvCacheManager::Allocate(const Sequence& sequence, std::uint32_t positions, StepPlan& plan) {
+  const auto& tables = TablesOf(sequence);
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     const std::uint64_t needs = BlocksFor(groups_[g], positions);
-    if (sequence.tables[g].size() >= needs) continue;
+    if (tables[g].size() >= needs) continue;
     GrantBlocks grant{.sequence = sequence.handle, .group = GroupIndex(g), .blocks = {}};
-    while (sequence.tables[g].size() < needs) {
+    while (tables[g].size() < needs) {
       grant.blocks.push_back(TakeBlock());
       AddToTable(sequence, GroupIndex(g), grant.blocks.back());
     }
@@ -256,7 +284,7 @@ void KvCacheManager::Allocate(Sequence& sequence, std::uint32_t positions, StepP
 bool KvCacheManager::Trim(Sequence& sequence, StepPlan& plan) {
   bool trimmed = false;
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
-    std::vector<BlockId>& table = sequence.tables[g];
+    std::vector<BlockId>& table = holdings_[sequence.self].tables[g];
     const std::uint64_t needs = BlocksFor(groups_[g], sequence.length.scheduled_max);
     if (table.size() <= needs) continue;
     plan.ops.push_back(TrimBlocks{.sequence = sequence.handle,
@@ -274,11 +302,11 @@ bool KvCacheManager::Trim(Sequence& sequence, StepPlan& plan) {
   return trimmed;
 }
 
-void KvCacheManager::SetIndexed(Sequence& sequence, PrefixNode node, std::uint32_t blocks) {
+void KvCacheManager::SetIndexed(Holding& holding, PrefixNode node, std::uint32_t blocks) {
   index_->Hold(node);
-  if (sequence.indexed_blocks > 0) index_->LetGo(sequence.indexed);
-  sequence.indexed = node;
-  sequence.indexed_blocks = blocks;
+  if (holding.indexed_blocks > 0) index_->LetGo(holding.indexed);
+  holding.indexed = node;
+  holding.indexed_blocks = blocks;
 }
 
 void KvCacheManager::WantStored(BlockId block) {
@@ -302,13 +330,15 @@ void KvCacheManager::Adopt(PrefixNode node, BlockId block) {
   WantStored(block);
 }
 
-void KvCacheManager::Publish(Sequence& sequence, const Request& request, std::uint32_t positions) {
+void KvCacheManager::Publish(const Sequence& sequence, const Request& request,
+                             std::uint32_t positions) {
   if (index_ == nullptr) return;
-  while (std::uint64_t{sequence.indexed_blocks + 1} * groups_[0].tokens_per_block <= positions) {
-    const std::uint32_t at = sequence.indexed_blocks;
+  Holding& holding = holdings_[sequence.self];
+  while (std::uint64_t{holding.indexed_blocks + 1} * groups_[0].tokens_per_block <= positions) {
+    const std::uint32_t at = holding.indexed_blocks;
     const absl::Span<const TokenId> tokens = TokensOf(sequence, at);
-    const PrefixNode parent = at == 0 ? index_->MakeRoot(request.cache_scope) : sequence.indexed;
-    const BlockId block = sequence.tables[0][at];
+    const PrefixNode parent = at == 0 ? index_->MakeRoot(request.cache_scope) : holding.indexed;
+    const BlockId block = holding.tables[0][at];
     PrefixNode node = index_->Find(parent, tokens);
     if (node == kNoPrefix) {
       node = index_->Insert(parent, tokens, kNullBlock);
@@ -316,23 +346,24 @@ void KvCacheManager::Publish(Sequence& sequence, const Request& request, std::ui
     } else if (CanAdopt(node)) {
       Adopt(node, block);
     } else {
-      with_duplicates_ += !sequence.has_duplicates;
-      sequence.has_duplicates = true;
+      with_duplicates_ += !holding.has_duplicates;
+      holding.has_duplicates = true;
     }
-    SetIndexed(sequence, node, at + 1);
+    SetIndexed(holding, node, at + 1);
   }
 }
 
 // Blocks are released from the last to the first, so that the last block of a sequence is
 // evicted before the blocks that it follows. A duplicate takes the place of a block that nobody
 // uses any more, so that the blocks after it are still found.
-void KvCacheManager::Close(Sequence& sequence, const Request& request) {
-  for (std::uint32_t g = 0; g < sequence.tables.size(); ++g) {
-    const std::vector<BlockId>& table = sequence.tables[g];
-    PrefixNode node = sequence.indexed;
+void KvCacheManager::Close(const Sequence& sequence, const Request& request) {
+  const Holding holding = std::exchange(holdings_[sequence.self], {});
+  for (std::uint32_t g = 0; g < holding.tables.size(); ++g) {
+    const std::vector<BlockId>& table = holding.tables[g];
+    PrefixNode node = holding.indexed;
     for (std::uint32_t at = static_cast<std::uint32_t>(table.size()); at-- > 0;) {
       digest_.RemoveBlock(sequence.handle, GroupIndex(g), at, table[at]);
-      if (g == 0 && at < sequence.indexed_blocks) {
+      if (g == 0 && at < holding.indexed_blocks) {
         const bool duplicate = node_of_[table[at].value()] != node;
         if (duplicate && CanAdopt(node)) Adopt(node, table[at]);
         node = index_->parent(node);
@@ -340,13 +371,9 @@ void KvCacheManager::Close(Sequence& sequence, const Request& request) {
       Release(table[at]);
     }
   }
-  sequence.tables.clear();
   digest_.Close(sequence.handle, request.id, sequence.index);
-  if (sequence.indexed_blocks > 0) index_->LetGo(sequence.indexed);
-  with_duplicates_ -= sequence.has_duplicates;
-  sequence.indexed = kNoPrefix;
-  sequence.indexed_blocks = 0;
-  sequence.has_duplicates = false;
+  if (holding.indexed_blocks > 0) index_->LetGo(holding.indexed);
+  with_duplicates_ -= holding.has_duplicates;
 }
 
 void KvCacheManager::Share(BlockId block) {

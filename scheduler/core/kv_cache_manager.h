@@ -44,6 +44,14 @@ class KvCacheManager {
                  const std::vector<KvTier>& tiers = {});
 
   const BlockPool& pool() const { return pool_; }
+  // [groups] The block tables of a sequence, entries in order. Empty while it is not open.
+  const std::vector<std::vector<BlockId>>& TablesOf(const Sequence& sequence) const {
+    return Of(sequence).tables;
+  }
+  // The blocks in its tables, less those that it shared when it was opened.
+  std::uint64_t OwnBlocks(const Sequence& sequence) const;
+  // Its leading blocks whose content is in the prefix index.
+  absl::Span<const BlockId> IndexedBlocks(const Sequence& sequence) const;
   std::size_t group_count() const { return groups_.size(); }
   std::uint64_t digest() const { return digest_.value(); }
 
@@ -98,18 +106,18 @@ class KvCacheManager {
   std::size_t Fork(const Sequence& parent, Sequence& sequence, const Request& request,
                    StepPlan& plan);
   // Grants the blocks that `sequence` needs to hold `positions`. The pool must have them.
-  void Allocate(Sequence& sequence, std::uint32_t positions, StepPlan& plan);
+  void Allocate(const Sequence& sequence, std::uint32_t positions, StepPlan& plan);
   // Takes back at once the blocks that `sequence` has beyond scheduled_max, for draft
   // tokens that were wrong. The sequence must have no run in this plan yet, and no other
   // plan may be outstanding. Returns whether it took any block.
   bool Trim(Sequence& sequence, StepPlan& plan);
   // Takes the blocks of `sequence` back. They may be granted again from the next plan on,
   // which must begin with the DropSequence.
-  void Close(Sequence& sequence, const Request& request);
+  void Close(const Sequence& sequence, const Request& request);
   // Publishes the full blocks of `sequence` below `positions`, so that FindPrefix finds
   // them. Their tokens are known, and their K and V are written once the plans sent have
   // run.
-  void Publish(Sequence& sequence, const Request& request, std::uint32_t positions);
+  void Publish(const Sequence& sequence, const Request& request, std::uint32_t positions);
   // Begins to copy to tiers those of the published `blocks`, in the order of a sequence, that are
   // in no tier. It stops where no tier is worth it or has room: a block is of no use without those
   // before it. A block that is being copied is not available.
@@ -174,8 +182,23 @@ class KvCacheManager {
   std::int64_t CopyNs(BackgroundCopy::Kind kind, std::uint32_t tier) const;
   void BeginCopyOut(PrefixNode node, TierSlot slot);
   PrefixPath& PathOf(const Sequence& sequence);
-  // Sets the node of the last published block of an open sequence.
-  void SetIndexed(Sequence& sequence, PrefixNode node, std::uint32_t blocks);
+  // What an open sequence holds.
+  struct Holding {
+    std::vector<std::vector<BlockId>> tables;  // [groups]
+    std::uint32_t shared = 0;                  // blocks that it shared when it was opened
+    // The number of its leading blocks whose content is in the prefix index, and the node of the
+    // last one, which the sequence holds.
+    std::uint32_t indexed_blocks = 0;
+    PrefixNode indexed = kNoPrefix;
+    // Some of these blocks may not be those that the index names: when they were filled, it had
+    // others with the same content.
+    bool has_duplicates = false;
+  };
+  const Holding& Of(const Sequence& sequence) const;
+  // Begins an empty holding. References to others are invalid from then on.
+  Holding& Hold(const Sequence& sequence);
+  // Sets the node of the last published block.
+  void SetIndexed(Holding& holding, PrefixNode node, std::uint32_t blocks);
   // Publishes `block` under `node`. A cached block that the node had becomes free.
   void Adopt(PrefixNode node, BlockId block);
   // Whether the node has no block, or one that no table and no copy names.
@@ -191,7 +214,7 @@ class KvCacheManager {
   // The blocks of a match, in order.
   std::vector<BlockId> BlocksOf(const Match& match) const;
 
-  void AddToTable(Sequence& sequence, GroupIndex group, BlockId block);
+  void AddToTable(const Sequence& sequence, GroupIndex group, BlockId block);
   BlockId TakeBlock();
   // The number of blocks of `sequence` that a hit may cover. The block of its last token is never
   // one of them.
@@ -216,7 +239,8 @@ class KvCacheManager {
   // the making writes.
   BlockList to_store_, written_now_;
   std::uint32_t with_duplicates_ = 0;               // open sequences
-  std::vector<std::unique_ptr<PrefixPath>> paths_;  // by Sequence::self; of those not open
+  std::vector<Holding> holdings_;                   // by Sequence::self
+  std::vector<std::unique_ptr<PrefixPath>> paths_;  // the same; of those not open
 };
 
 }  // namespace flotilla::scheduler

@@ -376,7 +376,7 @@ std::vector<OpenSequenceView> SchedulerCore::OpenSequences() const {
                           .tokens = sequence.tokens,
                           .tables = {}};
     if (state_.IsBeam(sequence)) view.tokens = view.tokens.subspan(0, sequence.sent_tokens);
-    for (const std::vector<BlockId>& table : sequence.tables) view.tables.push_back(table);
+    for (const auto& table : state_.epoch->kv.TablesOf(sequence)) view.tables.push_back(table);
     views.push_back(std::move(view));
   }
   std::sort(views.begin(), views.end(), [](const OpenSequenceView& a, const OpenSequenceView& b) {

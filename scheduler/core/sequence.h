@@ -114,15 +114,6 @@ struct Sequence {
   std::uint32_t micro_batch = 0;
   // The last time that it could have run, it was short of a block and was deferred.
   bool deferred = false;
-  std::vector<std::vector<BlockId>> tables;  // [groups] entries in order
-  std::uint32_t shared_blocks = 0;           // blocks that it shared when it was opened
-  // The number of its leading blocks whose content is in the prefix index, and the node of the
-  // last one, which the sequence holds.
-  std::uint32_t indexed_blocks = 0;
-  PrefixNode indexed = kNoPrefix;
-  // Some of these blocks may not be those that the index names: when they were filled, it had
-  // others with the same content.
-  bool has_duplicates = false;
 
   // Kept while the sequence is not open.
   FatalRows fatal;

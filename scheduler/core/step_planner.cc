@@ -427,7 +427,7 @@ void StepPlanner::CountReserved() {
     if (!request.reserves()) break;
     std::vector<BlockId> held;
     for (const TableIndex index : request.sequences) {
-      for (const auto& table : state_.sequences[index].tables) {
+      for (const auto& table : state_.epoch->kv.TablesOf(state_.sequences[index])) {
         held.insert(held.end(), table.begin(), table.end());
       }
     }
@@ -510,8 +510,7 @@ bool StepPlanner::HeadNeedsVictims() {
     const Sequence& sequence = state_.sequences[index];
     if (!gives_way(state_.RequestOf(sequence))) continue;
     ++places;
-    for (const auto& table : sequence.tables) blocks += table.size();
-    blocks -= std::min<std::uint64_t>(blocks, sequence.shared_blocks);
+    blocks += state_.epoch->kv.OwnBlocks(sequence);
   }
   return places >= request.width() && blocks >= AdmissionNeeds(request, {});
 }

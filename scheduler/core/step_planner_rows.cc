@@ -26,11 +26,8 @@ void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput
   if (request.reserves()) return;              // its blocks are reserved
   for (const TableIndex index : request.sequences) {
     const Sequence& sequence = state_.sequences[index];
-    std::uint64_t held = 0;
-    for (const auto& table : sequence.tables) held += table.size();
-    expected.push_back(
-        {.remaining = std::min(state_.MemoryOutputs(sequence), kMostTokens),
-         .own_blocks = held - std::min<std::uint64_t>(held, sequence.shared_blocks)});
+    expected.push_back({.remaining = std::min(state_.MemoryOutputs(sequence), kMostTokens),
+                        .own_blocks = state_.epoch->kv.OwnBlocks(sequence)});
   }
 }
 

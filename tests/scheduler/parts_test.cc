@@ -110,8 +110,7 @@ TEST(KvCacheManager, LongestWithinIsTheMostThatTheBlocksHold) {
   EXPECT_EQ(manager.BlocksFor(0), 0u);
   EXPECT_EQ(manager.BlocksFor(1), 3u);
   EXPECT_EQ(manager.BlocksFor(17), 2u + 1u + 5u);
-  Sequence sequence;
-  sequence.tables.assign(3, {});
+  const Sequence sequence;
   for (std::uint64_t blocks = 0; blocks < 40; ++blocks) {
     const std::uint32_t longest = manager.LongestWithin(sequence, 90, blocks);
     EXPECT_LE(manager.BlocksNeeded(sequence, longest), blocks);
