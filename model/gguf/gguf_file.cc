@@ -1,12 +1,6 @@
 #include "model/gguf/gguf_file.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -108,46 +102,6 @@ absl::Status WrongType(std::string_view key, std::string_view wanted) {
 }
 
 }  // namespace
-
-// A read-only map of a whole file.
-class GgufFile::Mapping {
- public:
-  static absl::StatusOr<std::unique_ptr<Mapping, Unmap>> Map(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return absl::ErrnoToStatus(errno, Cat("cannot open ", path));
-    struct stat info;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) {
-      close(fd);
-      return InvalidArgument(path, " is not a file with content");
-    }
-    const size_t size = static_cast<size_t>(info.st_size);
-    void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    const int map_errno = errno;
-    close(fd);
-    if (address == MAP_FAILED) {
-      return absl::ErrnoToStatus(map_errno, Cat("cannot map ", path));
-    }
-    return std::unique_ptr<Mapping, Unmap>(new Mapping(address, size));
-  }
-
-  ~Mapping() { munmap(address_, size_); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  std::span<const std::byte> bytes() const {
-    return {static_cast<const std::byte*>(address_), size_};
-  }
-
-  // The map is private and was never written, so the file has all that the pages have.
-  void ReleasePages() const { madvise(address_, size_, MADV_DONTNEED); }
-
- private:
-  Mapping(void* address, size_t size) : address_(address), size_(size) {}
-  void* address_;
-  size_t size_;
-};
-
-void GgufFile::Unmap::operator()(Mapping* mapping) const { delete mapping; }
 
 void GgufFile::ReleasePages() const {
   if (mapping_ != nullptr) mapping_->ReleasePages();
@@ -364,7 +318,7 @@ class GgufFile::Reader {
 };
 
 absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
-  auto mapping = Mapping::Map(path);
+  auto mapping = MappedFile::Open(path);
   if (!mapping.ok()) return mapping.status();
   auto file = Parse((*mapping)->bytes());
   if (!file.ok()) {

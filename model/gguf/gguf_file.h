@@ -19,6 +19,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "common/types/text.h"
+#include "model/mapped_file.h"
 #include "model/tensor.h"
 
 namespace flotilla::model {
@@ -100,13 +101,9 @@ class GgufFile {
   uint32_t version() const { return version_; }
 
  private:
-  class Mapping;
   class Reader;
-  struct Unmap {
-    void operator()(Mapping* mapping) const;
-  };
 
-  std::unique_ptr<Mapping, Unmap> mapping_;  // null when the bytes are borrowed
+  std::unique_ptr<const MappedFile> mapping_;  // null when the bytes are borrowed
   uint32_t version_ = 0;
   std::span<const std::byte> metadata_;
   absl::flat_hash_map<std::string_view, GgufValue, TextHash, TextEqual> values_;

@@ -1,0 +1,35 @@
+#include "model/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "common/types/text.h"
+
+namespace flotilla::model {
+
+absl::StatusOr<std::unique_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return absl::ErrnoToStatus(errno, Cat("cannot open ", path));
+  struct stat info;
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) {
+    close(fd);
+    return InvalidArgument(path, " is not a file with content");
+  }
+  const size_t size = static_cast<size_t>(info.st_size);
+  void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+  const int map_errno = errno;
+  close(fd);
+  if (address == MAP_FAILED) return absl::ErrnoToStatus(map_errno, Cat("cannot map ", path));
+  return std::unique_ptr<const MappedFile>(new MappedFile(address, size));
+}
+
+MappedFile::~MappedFile() { munmap(address_, size_); }
+
+// The map is private and was never written, so the file has all that the pages have.
+void MappedFile::ReleasePages() const { madvise(address_, size_, MADV_DONTNEED); }
+
+}  // namespace flotilla::model
