@@ -1,12 +1,15 @@
 #include "model/checkpoint.h"
 
+#include <filesystem>
+
 #include "model/gguf/gguf_checkpoint.h"
+#include "model/huggingface/hf_checkpoint.h"
 
 namespace flotilla::model {
 
-// GGUF is the only container so far. Others will be told apart by what a file begins with.
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const std::string& path) {
-  return OpenGguf(path);
+  std::error_code error;
+  return std::filesystem::is_directory(path, error) ? OpenHuggingFace(path) : OpenGguf(path);
 }
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseCheckpoint(

@@ -1,6 +1,6 @@
 // What a model file holds: configuration, tensors and tokenizer. This is the only view of a model
-// file that anyone outside model/ has, so a container is one folder here (model/gguf/) and a line
-// in checkpoint.cc.
+// file that anyone outside model/ has, so a container is one folder here (model/gguf/,
+// model/huggingface/) and a line in checkpoint.cc.
 //
 // A checkpoint is immutable, and any thread may read it. All views that it hands out live as long
 // as it does. The file is untrusted: a checkpoint has checked that every view lies inside it, and
@@ -30,6 +30,12 @@ struct MetadataEntry {
   std::string value;  // shortened and escaped
 };
 
+// Whose names the tensors have. It also says how the pairs of a head that RoPE turns are ordered.
+enum class Naming : uint8_t {
+  kLlamaCpp,     // "blk.0.attn_q.weight"; pairs as llama.cpp's converter orders them
+  kHuggingFace,  // "model.layers.0.self_attn.q_proj.weight"; pairs are half a head apart
+};
+
 class Checkpoint {
  public:
   virtual ~Checkpoint() = default;
@@ -37,6 +43,7 @@ class Checkpoint {
   // The container and its version, e.g. "GGUF v3".
   virtual std::string format() const = 0;
   virtual const Configuration& configuration() const = 0;
+  virtual Naming naming() const { return Naming::kLlamaCpp; }
 
   // The tensors in the file's order.
   virtual std::span<const Tensor> tensors() const = 0;
@@ -60,11 +67,12 @@ class Checkpoint {
   virtual std::vector<MetadataEntry> Metadata() const = 0;
 };
 
-// Maps the file at `path`. NOT_FOUND or another errno code if it cannot be opened;
-// INVALID_ARGUMENT, which says what and where, if it is not a valid model file.
+// Maps the GGUF file at `path`, or the files of the Hugging Face folder there. NOT_FOUND or another
+// errno code if one cannot be opened; INVALID_ARGUMENT, which says what and where, if it is not
+// valid.
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const std::string& path);
 
-// Reads a file that is held in memory. `bytes` outlive the result. INVALID_ARGUMENT as above.
+// Reads a GGUF file that is held in memory. `bytes` outlive the result. INVALID_ARGUMENT as above.
 absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseCheckpoint(std::span<const std::byte> bytes);
 
 }  // namespace flotilla::model

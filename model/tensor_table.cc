@@ -26,9 +26,6 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
     return Unimplemented("tensor ", name, " has type ", GgmlTypeName(tensor->type),
                          ", which cannot be decoded");
   }
-  if (vector && tensor->type != GgmlType::kF32) {
-    return InvalidArgument("tensor ", name, " is ", GgmlTypeName(tensor->type), ", not F32");
-  }
   return absl::OkStatus();
 }
 

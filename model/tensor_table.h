@@ -51,7 +51,7 @@ struct TensorRow {
   TensorRole role;
   std::string_view name;       // "*" stands for the layer's index
   Extent columns;              // the contiguous axis: inputs of a matrix
-  Extent rows = Extent::kOne;  // kOne: a vector, which is fp32
+  Extent rows = Extent::kOne;  // kOne: a vector
   TensorFix fix = TensorFix::kNone;
 };
 

@@ -22,35 +22,47 @@ constexpr uint64_t kMaxContext = 1 << 24;
 void RefuseUnknownFeatures(const Configuration& configuration, ConfigReader& in) {
   in.RefuseIfSet("expert_count");
   in.RefuseIfSet("attention.sliding_window");
+  constexpr std::string_view kActivation = "feed_forward.activation";
+  if (const auto name = configuration.String(kActivation); name.ok() && *name != "silu") {
+    in.Fail(Unimplemented(configuration.NameOf(kActivation), " = '", *name, "' is not supported"));
+  }
   constexpr std::string_view kScaling = "rope.scaling.type";
   if (const auto scaling = configuration.String(kScaling); scaling.ok() && *scaling != "none") {
     in.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", *scaling, "' is not supported"));
   }
 }
 
-void AddTensors(const DenseOptions& options, ModelSpec& spec) {
+void AddTensors(const Checkpoint& checkpoint, const DenseOptions& options, ModelSpec& spec) {
   using enum TensorRole;
   using enum Extent;
-  spec.tensors = {
-      {kTokenEmbedding, "token_embd.weight", kHidden, kVocabulary},
-      {kAttentionNorm, "blk.*.attn_norm.weight", kHidden},
-      {kQuery, "blk.*.attn_q.weight", kHidden, kQueries, options.pairs},
-      {kKey, "blk.*.attn_k.weight", kHidden, kKeys, options.pairs},
-      {kValue, "blk.*.attn_v.weight", kHidden, kKeys},
-      {kAttentionOutput, "blk.*.attn_output.weight", kQueries, kHidden},
-      {kFfnNorm, "blk.*.ffn_norm.weight", kHidden},
-      {kGate, "blk.*.ffn_gate.weight", kHidden, kFfn},
-      {kUp, "blk.*.ffn_up.weight", kHidden, kFfn},
-      {kDown, "blk.*.ffn_down.weight", kFfn, kHidden},
-      {kOutputNorm, "output_norm.weight", kHidden},
+  const bool hf = checkpoint.naming() == Naming::kHuggingFace;
+  const TensorFix pairs = hf ? TensorFix::kInterleavePairs : options.pairs;
+  const auto add = [&](TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
+                       Extent columns, Extent rows = kOne, TensorFix fix = TensorFix::kNone) {
+    spec.tensors.push_back({role, hf ? hugging_face : llama_cpp, columns, rows, fix});
   };
+  add(kTokenEmbedding, "token_embd.weight", "model.embed_tokens.weight", kHidden, kVocabulary);
+  add(kAttentionNorm, "blk.*.attn_norm.weight", "model.layers.*.input_layernorm.weight", kHidden);
+  add(kQuery, "blk.*.attn_q.weight", "model.layers.*.self_attn.q_proj.weight", kHidden, kQueries,
+      pairs);
+  add(kKey, "blk.*.attn_k.weight", "model.layers.*.self_attn.k_proj.weight", kHidden, kKeys, pairs);
+  add(kValue, "blk.*.attn_v.weight", "model.layers.*.self_attn.v_proj.weight", kHidden, kKeys);
+  add(kAttentionOutput, "blk.*.attn_output.weight", "model.layers.*.self_attn.o_proj.weight",
+      kQueries, kHidden);
+  add(kFfnNorm, "blk.*.ffn_norm.weight", "model.layers.*.post_attention_layernorm.weight", kHidden);
+  add(kGate, "blk.*.ffn_gate.weight", "model.layers.*.mlp.gate_proj.weight", kHidden, kFfn);
+  add(kUp, "blk.*.ffn_up.weight", "model.layers.*.mlp.up_proj.weight", kHidden, kFfn);
+  add(kDown, "blk.*.ffn_down.weight", "model.layers.*.mlp.down_proj.weight", kFfn, kHidden);
+  add(kOutputNorm, "output_norm.weight", "model.norm.weight", kHidden);
   if (options.head_norms) {
-    spec.tensors.push_back({kQueryNorm, "blk.*.attn_q_norm.weight", kHeadDim, kOne, options.pairs});
-    spec.tensors.push_back({kKeyNorm, "blk.*.attn_k_norm.weight", kHeadDim, kOne, options.pairs});
+    add(kQueryNorm, "blk.*.attn_q_norm.weight", "model.layers.*.self_attn.q_norm.weight", kHeadDim,
+        kOne, pairs);
+    add(kKeyNorm, "blk.*.attn_k_norm.weight", "model.layers.*.self_attn.k_norm.weight", kHeadDim,
+        kOne, pairs);
   }
-  if (!spec.tied_embedding) {
-    spec.tensors.push_back({kHead, "output.weight", kHidden, kVocabulary});
-  }
+  const std::string_view head = hf ? "lm_head.weight" : "output.weight";
+  spec.tied_embedding = checkpoint.FindTensor(head) == nullptr;
+  if (!spec.tied_embedding) add(kHead, "output.weight", "lm_head.weight", kHidden, kVocabulary);
 }
 
 }  // namespace
@@ -91,8 +103,7 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
   spec.ropes = {{RopeFrequencies(rope_dim, rope_base)}};
   spec.layers.assign(layers, layer);
   spec.output_norm_eps = layer.norm_eps;
-  spec.tied_embedding = checkpoint.FindTensor("output.weight") == nullptr;
-  AddTensors(options, spec);
+  AddTensors(checkpoint, options, spec);
 }
 
 }  // namespace flotilla::model

@@ -8,7 +8,7 @@ namespace flotilla::model {
 
 // How an architecture differs from Llama.
 struct DenseOptions {
-  TensorFix pairs = TensorFix::kNone;  // how the file orders the pairs of q and k
+  TensorFix pairs = TensorFix::kNone;  // how llama.cpp orders the pairs of q and k
   bool head_norms = false;             // AttentionSpec::head_norms
 };
 

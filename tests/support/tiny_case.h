@@ -1,4 +1,5 @@
-// Tiny models with the logits that Hugging Face's transformers computed for them (tests/data/tiny).
+// Tiny models with the logits that Hugging Face's transformers computed for them (tests/data/tiny):
+// folders as Hugging Face writes them. Some have the same weights as a GGUF file, too.
 #pragma once
 
 #include <cstring>
@@ -18,6 +19,7 @@ namespace flotilla::testing {
 
 struct TinyCase {
   std::shared_ptr<const model::Checkpoint> file;
+  std::shared_ptr<const model::Checkpoint> gguf;  // null: there is none
   std::vector<TokenId> ids;
   std::vector<std::size_t> positions;      // where there are logits
   std::vector<std::vector<float>> logits;  // of each of the positions
@@ -27,7 +29,8 @@ struct TinyCase {
 inline TinyCase ReadTinyCase(const std::string& name) {
   const std::string folder = "tests/data/tiny/" + name;
   TinyCase result;
-  auto file = model::OpenCheckpoint(folder + "/model.gguf");
+  auto file = model::OpenCheckpoint(folder);
+  if (auto gguf = model::OpenCheckpoint(folder + "/model.gguf"); gguf.ok()) result.gguf = *gguf;
   std::ifstream text(folder + "/case.json");
   std::ifstream array(folder + "/logits.npy", std::ios::binary);
   if (!file.ok() || !text || !array) {

@@ -1,5 +1,6 @@
 // Each architecture gives the logits that Hugging Face's transformers give, and the same bits on
-// every instruction path, over every backend and in chunks of any size.
+// every instruction path, over every backend, in chunks of any size, and from a GGUF file with the
+// same weights.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -37,6 +38,13 @@ TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
     run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
   }
   run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+  if (tiny.gguf != nullptr) {
+    const auto twin = model::LoadSpec(*tiny.gguf);
+    ASSERT_TRUE(twin.ok()) << twin.status();
+    Machine machine(*tiny.gguf, *twin, Recipe::kFp32, kernels::KvFormat::kF32,
+                    kernels::DetectIsas().front(), 2, MakeCpuBackend);
+    ExpectSameBits(first, RunAlone(machine, whole, 7), "GGUF");
+  }
   double worst = 0;
   for (std::size_t i = 0; i < tiny.positions.size(); ++i) {
     const std::vector<float>& row = first[tiny.positions[i]];
@@ -50,7 +58,7 @@ TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
   EXPECT_LE(worst, 1e-4);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiny, ArchitecturesTest, ::testing::Values("qwen3"),
+INSTANTIATE_TEST_SUITE_P(Tiny, ArchitecturesTest, ::testing::Values("llama", "qwen3"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -1,0 +1,259 @@
+#include "model/huggingface/hf_checkpoint.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "common/types/text.h"
+#include "model/huggingface/hf_configuration.h"
+#include "model/huggingface/hf_tokenizer.h"
+#include "model/huggingface/json_file.h"
+#include "model/huggingface/safetensors_file.h"
+
+namespace flotilla::model {
+namespace {
+
+constexpr JsonBounds kConfigBounds = {.bytes = 1 << 20, .depth = 16};
+constexpr JsonBounds kIndexBounds = {.bytes = 16 << 20, .depth = 4};
+constexpr JsonBounds kTokenizerBounds = {.bytes = 64 << 20, .depth = 16};
+constexpr size_t kMaxTemplateBytes = 1 << 20;
+constexpr size_t kMaxFiles = 1000;
+
+// Reads the files of one folder.
+class Folder {
+ public:
+  explicit Folder(std::string path) : path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+  std::string PathOf(std::string_view name) const { return Cat(path_, "/", name); }
+  bool Has(std::string_view name) const {
+    std::error_code error;
+    return std::filesystem::exists(PathOf(name), error);
+  }
+  // Refuses a name with parts, and a link to a file elsewhere. The cache of Hugging Face's hub has
+  // a folder of links into the folder "blobs" beside its parent.
+  absl::Status Check(std::string_view name) const {
+    namespace fs = std::filesystem;
+    if (name.empty() || name.find('/') != std::string_view::npos || name == "." || name == "..") {
+      return InvalidArgument(path_, ": '", absl::CHexEscape(ToAbsl(name.substr(0, 80))),
+                             "' is not the name of a file");
+    }
+    std::error_code error;
+    const fs::path folder = fs::canonical(path_, error);
+    const fs::path file = fs::canonical(PathOf(name), error);
+    if (error) return absl::NotFoundError(Cat("cannot open ", PathOf(name)));
+    const fs::path parent = file.parent_path();
+    if (parent == folder || parent == folder.parent_path().parent_path() / "blobs") {
+      return absl::OkStatus();
+    }
+    return InvalidArgument(PathOf(name), " is a link out of its folder");
+  }
+  absl::StatusOr<std::string> Read(std::string_view name, size_t max_bytes) const {
+    if (absl::Status status = Check(name); !status.ok()) return status;
+    return ReadTextFile(PathOf(name), max_bytes);
+  }
+
+ private:
+  const std::string path_;
+};
+
+class HfCheckpoint final : public Checkpoint {
+ public:
+  // `text` is that of config.json.
+  HfCheckpoint(Json config, std::string title, std::string text)
+      : configuration_(std::move(config), std::move(title)), texts_(std::move(text)) {}
+
+  absl::Status Load(const Folder& folder) {
+    absl::Status status = LoadTensors(folder);
+    if (status.ok()) status = LoadTokenizer(folder);
+    return status;
+  }
+
+  std::string format() const override {
+    return Cat("Hugging Face folder with ", files_.size(), " safetensors file",
+               files_.size() == 1 ? "" : "s");
+  }
+  const Configuration& configuration() const override { return configuration_; }
+  Naming naming() const override { return Naming::kHuggingFace; }
+  std::span<const Tensor> tensors() const override { return tensors_; }
+  const Tensor* FindTensor(std::string_view name) const override {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &tensors_[found->second];
+  }
+  uint64_t token_count() const override { return tokens_; }
+  absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
+    if (!tokenizer_status_.ok()) return tokenizer_status_;
+    return tokenizer_;
+  }
+  void ReleasePages() const override {
+    for (const SafetensorsFile& file : files_) file.ReleasePages();
+  }
+  uint64_t MetadataHash() const override {
+    std::vector<uint64_t> hashes = {XXH3_64bits(texts_.data(), texts_.size())};
+    for (const SafetensorsFile& file : files_) {
+      hashes.push_back(XXH3_64bits(file.header().data(), file.header().size()));
+    }
+    return XXH3_64bits(hashes.data(), hashes.size() * sizeof hashes[0]);
+  }
+  std::vector<MetadataEntry> Metadata() const override {
+    constexpr size_t kShown = 100;
+    std::vector<MetadataEntry> entries;
+    for (const auto& [name, value] : configuration_.all().items()) {
+      std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+      if (text.size() > kShown) text = Cat(text.substr(0, kShown), " ...");
+      entries.push_back({absl::CHexEscape(name), value.type_name(), std::move(text)});
+    }
+    return entries;
+  }
+
+ private:
+  absl::StatusOr<Json> ReadJson(const Folder& folder, std::string_view name,
+                                const JsonBounds& bounds) {
+    const auto text = folder.Read(name, bounds.bytes);
+    if (!text.ok()) return text.status();
+    texts_ += *text;
+    return ParseJsonObject(*text, folder.PathOf(name), bounds);
+  }
+
+  absl::Status AddFile(const Folder& folder, const std::string& name,
+                       const std::map<std::string, std::string>* index) {
+    if (absl::Status status = folder.Check(name); !status.ok()) return status;
+    auto file = SafetensorsFile::Open(folder.PathOf(name));
+    if (!file.ok()) return file.status();
+    for (const Tensor& tensor : file->tensors()) {
+      if (!by_name_.emplace(tensor.name, static_cast<uint32_t>(tensors_.size())).second) {
+        return InvalidArgument(folder.PathOf(name), ": tensor ", tensor.name,
+                               " is in another file, too");
+      }
+      if (index != nullptr) {
+        const auto listed = index->find(std::string(tensor.name));
+        if (listed == index->end() || listed->second != name) {
+          return InvalidArgument(folder.PathOf(name), ": tensor ", tensor.name,
+                                 " is not listed for this file in the index");
+        }
+      }
+      tensors_.push_back(tensor);
+    }
+    files_.push_back(*std::move(file));
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadTensors(const Folder& folder) {
+    constexpr char kOne[] = "model.safetensors", kIndex[] = "model.safetensors.index.json";
+    if (!folder.Has(kIndex)) return AddFile(folder, kOne, nullptr);
+    const auto index = ReadJson(folder, kIndex, kIndexBounds);
+    if (!index.ok()) return index.status();
+    const auto map = index->find("weight_map");
+    if (map == index->end() || !map->is_object()) {
+      return InvalidArgument(folder.PathOf(kIndex), " has no weight_map");
+    }
+    std::map<std::string, std::string> file_of;
+    std::vector<std::string> names;
+    for (const auto& [tensor, file] : map->items()) {
+      if (!file.is_string()) {
+        return InvalidArgument(folder.PathOf(kIndex), ": weight_map has a file that is no string");
+      }
+      names.push_back(file.get<std::string>());
+      file_of.emplace(tensor, names.back());
+    }
+    std::ranges::sort(names);
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    if (names.size() > kMaxFiles) {
+      return InvalidArgument(folder.PathOf(kIndex), " names ", names.size(), " files, not at most ",
+                             kMaxFiles);
+    }
+    for (const std::string& name : names) {
+      if (absl::Status status = AddFile(folder, name, &file_of); !status.ok()) return status;
+    }
+    for (const auto& [tensor, file] : file_of) {
+      if (by_name_.contains(tensor)) continue;
+      return InvalidArgument(folder.PathOf(file), " lacks tensor ", tensor.substr(0, 255),
+                             ", which the index lists");
+    }
+    return absl::OkStatus();
+  }
+
+  static void AddEnds(const Json* value, std::vector<uint64_t>& ends) {
+    constexpr size_t kMost = 64;
+    if (value == nullptr) return;
+    if (value->is_number_unsigned()) ends.push_back(value->get<uint64_t>());
+    if (!value->is_array()) return;
+    for (const Json& id : *value) {
+      if (id.is_number_unsigned() && ends.size() < kMost) ends.push_back(id.get<uint64_t>());
+    }
+  }
+  static const Json* Member(const Json& object, const char* name) {
+    const auto found = object.find(name);
+    return found == object.end() ? nullptr : &*found;
+  }
+
+  // A folder without tokenizer.json can be inspected; ReadTokenizer says what is missing.
+  absl::Status LoadTokenizer(const Folder& folder) {
+    constexpr char kTokenizer[] = "tokenizer.json";
+    if (!folder.Has(kTokenizer)) {
+      tokenizer_status_ = InvalidArgument(folder.PathOf(kTokenizer), " is missing");
+      return absl::OkStatus();
+    }
+    HfTokenizerFiles files;
+    auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds);
+    if (!tokenizer.ok()) return tokenizer.status();
+    files.tokenizer = *std::move(tokenizer);
+    tokens_ = HfTokenCount(files.tokenizer);
+    if (folder.Has("tokenizer_config.json")) {
+      auto config = ReadJson(folder, "tokenizer_config.json", kConfigBounds);
+      if (!config.ok()) return config.status();
+      files.tokenizer_config = *std::move(config);
+    }
+    if (folder.Has("chat_template.jinja")) {
+      auto text = folder.Read("chat_template.jinja", kMaxTemplateBytes);
+      if (!text.ok()) return text.status();
+      texts_ += *text;
+      files.chat_template = *std::move(text);
+    }
+    AddEnds(Member(configuration_.all(), "eos_token_id"), files.end_ids);
+    if (folder.Has("generation_config.json")) {
+      const auto generation = ReadJson(folder, "generation_config.json", kConfigBounds);
+      if (!generation.ok()) return generation.status();
+      AddEnds(Member(*generation, "eos_token_id"), files.end_ids);
+    }
+    auto bundle = ReadHfTokenizer(files);
+    tokenizer_status_ = bundle.status();
+    if (bundle.ok()) tokenizer_ = *std::move(bundle);
+    return absl::OkStatus();
+  }
+
+  const HfConfiguration configuration_;
+  std::vector<SafetensorsFile> files_;
+  std::vector<Tensor> tensors_;
+  absl::flat_hash_map<std::string_view, uint32_t, TextHash, TextEqual> by_name_;
+  std::string texts_;  // of the folder's small files, for the hash
+  uint64_t tokens_ = 0;
+  TokenizerBundle tokenizer_;
+  absl::Status tokenizer_status_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenHuggingFace(const std::string& path) {
+  const Folder folder(path);
+  const auto text = folder.Read("config.json", kConfigBounds.bytes);
+  if (!text.ok()) return text.status();
+  auto config = ParseJsonObject(*text, folder.PathOf("config.json"), kConfigBounds);
+  if (!config.ok()) return config.status();
+  std::string title = std::filesystem::path(path).lexically_normal().filename().string();
+  const auto checkpoint =
+      std::make_shared<HfCheckpoint>(*std::move(config), std::move(title), *text);
+  if (absl::Status status = checkpoint->Load(folder); !status.ok()) return status;
+  return checkpoint;
+}
+
+}  // namespace flotilla::model

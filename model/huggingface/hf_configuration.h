@@ -1,0 +1,46 @@
+// config.json as a configuration: the keys of llama.cpp, found under Hugging Face's names.
+//
+// Old and new files are read: numbers of RoPE stand beside the others (`rope_theta`,
+// `rope_scaling`) or in `rope_parameters`, and models of several kinds of input have those of their
+// text in `text_config`. Immutable; any thread may read it.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "model/configuration.h"
+#include "model/huggingface/json_file.h"
+
+namespace flotilla::model {
+
+class HfConfiguration final : public Configuration {
+ public:
+  // `config` is the object of config.json, and `title` the model's name for people.
+  HfConfiguration(Json config, std::string title);
+  HfConfiguration(const HfConfiguration&) = delete;
+  HfConfiguration& operator=(const HfConfiguration&) = delete;
+
+  absl::StatusOr<std::string_view> architecture() const override;
+  std::string_view title() const override { return title_; }
+  std::string NameOf(std::string_view key) const override;
+  bool Has(std::string_view key) const override;
+  absl::StatusOr<uint64_t> Uint(std::string_view key) const override;
+  absl::StatusOr<double> Float(std::string_view key) const override;
+  absl::StatusOr<std::string_view> String(std::string_view key) const override;
+
+  // Everything, for people.
+  const Json& all() const { return config_; }
+
+ private:
+  // The value of a key; null if the file has none, or says null.
+  const Json* Find(std::string_view key) const;
+
+  const Json config_;
+  const std::string title_;
+  const Json* text_;  // the object that describes the text model
+  const Json* rope_;  // the object with the numbers of RoPE's scaling; null: there is none
+  uint64_t rope_dimension_ = 0;  // 0: the file does not say it
+};
+
+}  // namespace flotilla::model

@@ -1,0 +1,31 @@
+// The tokenizer of a Hugging Face folder as a bundle.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/types/tokenizer_bundle.h"
+#include "model/huggingface/json_file.h"
+
+namespace flotilla::model {
+
+// The files of a folder that say how text becomes tokens. All but the first may be missing.
+struct HfTokenizerFiles {
+  Json tokenizer;                            // tokenizer.json
+  Json tokenizer_config;                     // tokenizer_config.json; null: there is none
+  std::optional<std::string> chat_template;  // chat_template.jinja, which goes before the one in
+                                             // tokenizer_config.json
+  std::vector<uint64_t> end_ids;             // eos_token_id of the configurations
+};
+
+// The number of tokens, added ones included.
+uint64_t HfTokenCount(const Json& tokenizer);
+
+// INVALID_ARGUMENT: the files contradict themselves. UNIMPLEMENTED names the part of tokenizer.json
+// that is not known: today byte-level BPE with the pre-tokenizers of model/pretokenizer.h is.
+absl::StatusOr<TokenizerBundle> ReadHfTokenizer(const HfTokenizerFiles& files);
+
+}  // namespace flotilla::model
