@@ -45,12 +45,15 @@ constexpr std::string_view kProcess = "Process";
 // Numbers are bounded so that no product of them overflows 64 bits.
 constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
-     "The GGUF file of the model that this process runs.", kServe | kWorker | kRank},
+     "The model that this process runs: a GGUF file or a Hugging Face folder.",
+     kServe | kWorker | kRank},
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
-     "The GGUF file of the worker group that this process runs itself, in place of --worker.",
+     "The model of the worker group that this process runs itself, in place of --worker: a GGUF "
+     "file or a Hugging Face folder.",
      kOwnGroup},
     {"--served-model-name", &RoleFlags::served_model_name, "NAME", 0, 0, kModel,
-     "The name of the model for clients. The default is the file's name without .gguf. Clients "
+     "The name of the model for clients. The default is the name of the file, without .gguf, or of "
+     "the folder. Clients "
      "may leave out a weight format at the end of the name, such as .Q4_1.",
      kGroup},
     {"--max-model-len", &RoleFlags::max_model_len, "tokens", 0, 1 << 24, kModel,

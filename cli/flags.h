@@ -19,7 +19,7 @@ enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kNode };
 
 struct RoleFlags {
   std::string model;
-  std::string served_model_name;  // empty: the file's name without .gguf
+  std::string served_model_name;  // empty: the file's name without .gguf, or the folder's
   std::string host = "127.0.0.1";
   std::int64_t http_port = 8080;
   std::int64_t grpc_port = 50051;

@@ -114,8 +114,9 @@ int Main(int argc, char** argv) {
   AddExecFlags(*exec, &exec_flags);
 
   std::string inspect_path;
-  CLI::App* inspect = app.add_subcommand("inspect", "Show what a GGUF file holds");
-  inspect->add_option("model", inspect_path, "The GGUF file.")->required();
+  CLI::App* inspect = app.add_subcommand("inspect", "Show what a model file or folder holds");
+  inspect->add_option("model", inspect_path, "The GGUF file, or the Hugging Face folder.")
+      ->required();
 
   SimulateFlags simulate_flags;
   CLI::App* simulate =

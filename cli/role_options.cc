@@ -41,8 +41,11 @@ absl::StatusOr<std::vector<std::pair<std::string, std::uint32_t>>> ParseWeights(
 }  // namespace
 
 std::string ModelId(const RoleFlags& flags) {
-  return flags.served_model_name.empty() ? std::filesystem::path(flags.model).stem().string()
-                                         : flags.served_model_name;
+  if (!flags.served_model_name.empty()) return flags.served_model_name;
+  // The name of a folder may have a dot, as in Qwen3-0.6B.
+  const auto path = std::filesystem::path(flags.model).lexically_normal();
+  const auto name = path.has_filename() ? path.filename() : path.parent_path().filename();
+  return name.extension() == ".gguf" ? name.stem().string() : name.string();
 }
 
 absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,

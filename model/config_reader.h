@@ -21,7 +21,7 @@ class ConfigReader {
   const absl::Status& status() const { return status_; }
 
   void Fail(absl::Status status) {
-    if (status_.ok()) status_ = std::move(status);
+    if (status_.ok()) status_.Update(status);
   }
   // Fails unless `holds`, naming the key and the problem.
   void Require(bool holds, std::string_view key, std::string_view problem) {

@@ -45,4 +45,22 @@ std::vector<float> RopeFrequencies(uint32_t dim, double base) {
   return frequencies;
 }
 
+void ScaleAsLlama3(const Llama3Scaling& scaling, std::vector<float>& frequencies) {
+  constexpr float kTwoPi = 6.283185307179586f;
+  const float low = scaling.original_context / scaling.low_freq_factor;
+  const float high = scaling.original_context / scaling.high_freq_factor;
+  for (float& frequency : frequencies) {
+    const float wave = kTwoPi / frequency;
+    if (wave < high) continue;
+    const float scaled = frequency / scaling.factor;
+    if (wave > low) {
+      frequency = scaled;
+      continue;
+    }
+    const float smooth = (scaling.original_context / wave - scaling.low_freq_factor) /
+                         (scaling.high_freq_factor - scaling.low_freq_factor);
+    frequency = (1 - smooth) * scaled + smooth * frequency;
+  }
+}
+
 }  // namespace flotilla::model

@@ -11,4 +11,15 @@ namespace flotilla::model {
 // (Hugging Face), the exponent and the frequency are rounded to fp32.
 std::vector<float> RopeFrequencies(uint32_t dim, double base);
 
+// The scaling of Llama 3.1 (Hugging Face's modeling_rope_utils.py): frequencies whose waves are
+// long beside the context of training are divided by `factor`, short ones stay, and those between
+// are mixed.
+struct Llama3Scaling {
+  float factor = 1;
+  float low_freq_factor = 1;
+  float high_freq_factor = 4;  // above low_freq_factor
+  float original_context = 8192;
+};
+void ScaleAsLlama3(const Llama3Scaling& scaling, std::vector<float>& frequencies);
+
 }  // namespace flotilla::model

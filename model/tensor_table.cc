@@ -34,7 +34,8 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
 std::string_view RoleName(TensorRole role) {
   static constexpr std::string_view kNames[] = {
       "token embedding",  "attention norm", "query", "key", "value", "query norm",  "key norm",
-      "attention output", "FFN norm",       "gate",  "up",  "down",  "output norm", "head"};
+      "attention output", "FFN norm",       "gate",  "up",  "down",  "output norm", "head",
+      "RoPE factors"};
   return kNames[static_cast<size_t>(role)];
 }
 
@@ -47,6 +48,8 @@ uint64_t SizeOf(Extent extent, const ModelSpec& spec) {
       return spec.hidden;
     case Extent::kHeadDim:
       return attention.head_dim;
+    case Extent::kPairs:
+      return attention.head_dim / 2;
     case Extent::kQueries:
       return uint64_t{attention.heads} * attention.head_dim;
     case Extent::kKeys:

@@ -30,11 +30,12 @@ enum class TensorRole : uint8_t {
   kDown,
   kOutputNorm,
   kHead,
+  kRopeFactors,  // what RoPE's frequencies are divided by; read by LoadSpec
 };
 
 // The length of a tensor's axis. It also says how the axis is sharded: kQueries and kKeys by KV
 // head groups, kFfn by FFN splits, kVocabulary by chunks of the vocabulary, the others not at all.
-enum class Extent : uint8_t { kOne, kHidden, kHeadDim, kQueries, kKeys, kFfn, kVocabulary };
+enum class Extent : uint8_t { kOne, kHidden, kHeadDim, kPairs, kQueries, kKeys, kFfn, kVocabulary };
 
 // What the loader changes to get the canonical form (spec.h).
 enum class TensorFix : uint8_t {

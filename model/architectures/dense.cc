@@ -26,10 +26,45 @@ void RefuseUnknownFeatures(const Configuration& configuration, ConfigReader& in)
   if (const auto name = configuration.String(kActivation); name.ok() && *name != "silu") {
     in.Fail(Unimplemented(configuration.NameOf(kActivation), " = '", *name, "' is not supported"));
   }
+}
+
+constexpr std::string_view kFactors = "rope_freqs.weight";
+
+// Llama 3.1's scaling is stated in numbers by Hugging Face, and in factors by llama.cpp.
+RopeSpec ReadRope(const Checkpoint& checkpoint, ConfigReader& in, uint32_t dim) {
   constexpr std::string_view kScaling = "rope.scaling.type";
-  if (const auto scaling = configuration.String(kScaling); scaling.ok() && *scaling != "none") {
-    in.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", *scaling, "' is not supported"));
+  const Configuration& configuration = checkpoint.configuration();
+  const float base = in.Float("rope.freq_base", 1, 1e9, 10000.0);
+  const std::string_view scaling = configuration.String(kScaling).value_or("none");
+  if (!in.status().ok()) return {};
+  RopeSpec rope{RopeFrequencies(dim, base)};
+  if (scaling == "linear") {
+    const float factor = in.Float("rope.scaling.factor", 1e-3, 1e6, std::nullopt);
+    for (float& frequency : rope.frequencies) frequency /= factor;
+  } else if (scaling == "llama3") {
+    const Llama3Scaling numbers{
+        .factor = in.Float("rope.scaling.factor", 1, 1e6, std::nullopt),
+        .low_freq_factor = in.Float("rope.scaling.low_freq_factor", 1e-3, 1e6, std::nullopt),
+        .high_freq_factor = in.Float("rope.scaling.high_freq_factor", 1e-3, 1e6, std::nullopt),
+        .original_context =
+            static_cast<float>(in.Uint("rope.scaling.original_context_length", 1, kMaxContext))};
+    in.Require(numbers.high_freq_factor > numbers.low_freq_factor, "rope.scaling.high_freq_factor",
+               "is not above low_freq_factor");
+    if (in.status().ok()) ScaleAsLlama3(numbers, rope.frequencies);
+  } else if (scaling != "none") {
+    in.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", scaling, "' is not supported"));
   }
+  const Tensor* factors = checkpoint.FindTensor(kFactors);
+  std::vector<float> values(rope.frequencies.size());
+  if (factors == nullptr || factors->dims[0] != values.size()) return rope;
+  in.Fail(DequantizeRow(factors->type, factors->data, values));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!(values[i] >= 1e-3f && values[i] <= 1e6f)) {
+      in.Fail(InvalidArgument("tensor ", kFactors, " has ", values[i], ", not 0.001..1e6"));
+    }
+    rope.frequencies[i] /= values[i];
+  }
+  return rope;
 }
 
 void AddTensors(const Checkpoint& checkpoint, const DenseOptions& options, ModelSpec& spec) {
@@ -60,6 +95,9 @@ void AddTensors(const Checkpoint& checkpoint, const DenseOptions& options, Model
     add(kKeyNorm, "blk.*.attn_k_norm.weight", "model.layers.*.self_attn.k_norm.weight", kHeadDim,
         kOne, pairs);
   }
+  if (checkpoint.FindTensor(kFactors) != nullptr) {
+    add(TensorRole::kRopeFactors, kFactors, kFactors, kPairs);
+  }
   const std::string_view head = hf ? "lm_head.weight" : "output.weight";
   spec.tied_embedding = checkpoint.FindTensor(head) == nullptr;
   if (!spec.tied_embedding) add(kHead, "output.weight", "lm_head.weight", kHidden, kVocabulary);
@@ -83,7 +121,6 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
   const uint32_t value_dim = in.Uint("attention.value_length", 16, kMaxHeadDim, default_dim);
   const uint32_t rope_dim =
       in.Uint("rope.dimension_count", 2, attention.head_dim, attention.head_dim);
-  const float rope_base = in.Float("rope.freq_base", 1, 1e9, 10000.0);
   layer.norm_eps = in.Float("attention.layer_norm_rms_epsilon", 1e-12, 1e-1, std::nullopt);
   if (!in.status().ok()) return;
   in.Require(spec.hidden % 32 == 0, "embedding_length", "is not a multiple of 32");
@@ -100,7 +137,7 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
   if (!in.status().ok()) return;
   attention.head_norms = options.head_norms;
   attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
-  spec.ropes = {{RopeFrequencies(rope_dim, rope_base)}};
+  spec.ropes = {ReadRope(checkpoint, in, rope_dim)};
   spec.layers.assign(layers, layer);
   spec.output_norm_eps = layer.norm_eps;
   AddTensors(checkpoint, options, spec);

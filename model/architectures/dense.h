@@ -13,7 +13,7 @@ struct DenseOptions {
 };
 
 // Reads and bounds sizes, and makes the layers and the tensor table. UNIMPLEMENTED goes to `in` for
-// experts, sliding windows, RoPE scaling and RoPE over a part of the head.
+// experts, sliding windows, unknown scalings of RoPE and RoPE over a part of the head.
 void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOptions& options,
                ModelSpec& spec);
 

@@ -207,7 +207,8 @@ class HfCheckpoint final : public Checkpoint {
     auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds);
     if (!tokenizer.ok()) return tokenizer.status();
     files.tokenizer = *std::move(tokenizer);
-    tokens_ = HfTokenCount(files.tokenizer);
+    files.rows = configuration_.Uint("vocab_size").value_or(0);
+    tokens_ = std::max(HfTokenCount(files.tokenizer), files.rows);
     if (folder.Has("tokenizer_config.json")) {
       auto config = ReadJson(folder, "tokenizer_config.json", kConfigBounds);
       if (!config.ok()) return config.status();
@@ -249,7 +250,9 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenHuggingFace(const std::str
   if (!text.ok()) return text.status();
   auto config = ParseJsonObject(*text, folder.PathOf("config.json"), kConfigBounds);
   if (!config.ok()) return config.status();
-  std::string title = std::filesystem::path(path).lexically_normal().filename().string();
+  const auto normal = std::filesystem::path(path).lexically_normal();
+  const auto last = normal.has_filename() ? normal : normal.parent_path();
+  std::string title = last.filename().string();
   const auto checkpoint =
       std::make_shared<HfCheckpoint>(*std::move(config), std::move(title), *text);
   if (absl::Status status = checkpoint->Load(folder); !status.ok()) return status;

@@ -33,6 +33,10 @@ constexpr Names kNames[] = {
 constexpr Names kRopeNames[] = {
     {"rope.freq_base", {"rope_theta"}},
     {"rope.scaling.type", {"rope_type", "type"}},
+    {"rope.scaling.factor", {"factor"}},
+    {"rope.scaling.low_freq_factor", {"low_freq_factor"}},
+    {"rope.scaling.high_freq_factor", {"high_freq_factor"}},
+    {"rope.scaling.original_context_length", {"original_max_position_embeddings"}},
 };
 
 const Json* Member(const Json* object, std::string_view name) {

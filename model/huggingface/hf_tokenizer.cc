@@ -161,7 +161,7 @@ class Reader {
     if (!vocabulary.is_object()) {
       return Fail(InvalidArgument("tokenizer.json: model.vocab is no object"));
     }
-    const uint64_t count = HfTokenCount(files_.tokenizer);
+    const uint64_t count = std::max(HfTokenCount(files_.tokenizer), files_.rows);
     if (count == 0 || count > kMaxTokens) {
       return Fail(InvalidArgument("tokenizer.json has ", count, " tokens, not 1..", kMaxTokens));
     }
@@ -178,9 +178,10 @@ class Reader {
             Flag(token, "special", false) ? TokenKind::kControl : TokenKind::kUserDefined);
       }
     }
-    const auto missing = std::ranges::find(placed_, false);
-    if (missing != placed_.end()) {
-      Fail(InvalidArgument("tokenizer.json: no token has the id ", missing - placed_.begin()));
+    for (size_t id = 0; id < count; ++id) {
+      if (placed_[id]) continue;
+      bundle_.tokens[id] = Cat("[PAD", id, "]");
+      bundle_.kinds[id] = TokenKind::kUnused;
     }
   }
 
@@ -273,13 +274,15 @@ class Reader {
 
 uint64_t HfTokenCount(const Json& tokenizer) {
   const Json& vocabulary = At(At(tokenizer, "model"), "vocab");
-  uint64_t count = vocabulary.is_object() || vocabulary.is_array() ? vocabulary.size() : 0;
+  uint64_t count = vocabulary.is_array() ? vocabulary.size() : 0;
+  const auto cover = [&](const Json& id) {
+    constexpr uint64_t kMost = uint64_t{1} << 62;
+    if (id.is_number_unsigned()) count = std::max(count, std::min(id.get<uint64_t>(), kMost) + 1);
+  };
+  if (vocabulary.is_object()) std::for_each(vocabulary.begin(), vocabulary.end(), cover);
   const Json& added = At(tokenizer, "added_tokens");
   if (!added.is_array()) return count;
-  for (const Json& token : added) {
-    const Json& id = At(token, "id");
-    if (id.is_number_unsigned()) count = std::max(count, id.get<uint64_t>() + 1);
-  }
+  for (const Json& token : added) cover(At(token, "id"));
   return count;
 }
 

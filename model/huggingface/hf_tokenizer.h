@@ -19,9 +19,12 @@ struct HfTokenizerFiles {
   std::optional<std::string> chat_template;  // chat_template.jinja, which goes before the one in
                                              // tokenizer_config.json
   std::vector<uint64_t> end_ids;             // eos_token_id of the configurations
+  // Rows of the table of token vectors. Ids without a token are unused ones, as in the files that
+  // llama.cpp's converter writes.
+  uint64_t rows = 0;
 };
 
-// The number of tokens, added ones included.
+// One more than the largest id of a token, added ones included.
 uint64_t HfTokenCount(const Json& tokenizer);
 
 // INVALID_ARGUMENT: the files contradict themselves. UNIMPLEMENTED names the part of tokenizer.json

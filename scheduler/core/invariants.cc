@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,24 @@ namespace {
     }                                                                             \
   } while (false)
 
+// The blocks that the non-preemptible requests which run may still need.
+std::uint64_t KeptBlocks(const CoreState& state) {
+  std::uint64_t kept = 0;
+  for (const TableIndex index : state.requests.Indices()) {
+    const Request& request = state.requests[index];
+    if (!request.admitted || !request.non_preemptible()) continue;
+    std::set<BlockId> held;
+    for (const TableIndex at : request.sequences) {
+      for (const auto& table : state.epoch->kv.TablesOf(state.sequences[at])) {
+        held.insert(table.begin(), table.end());
+      }
+    }
+    const std::uint64_t most = state.MostBlocks(request);
+    kept += most - std::min<std::uint64_t>(most, held.size());
+  }
+  return kept;
+}
+
 // 1. Every block is free, cached or used; references equal the tables naming it.
 absl::Status CheckBlocks(const CoreState& state) {
   const BlockPool& pool = state.epoch->kv.pool();
@@ -31,6 +50,8 @@ absl::Status CheckBlocks(const CoreState& state) {
       }
     }
   }
+  const std::uint64_t available = pool.available() + state.epoch->kv.HeldByCopies();
+  FLOTILLA_HOLDS(available >= KeptBlocks(state), 7, "blocks kept for the non-preemptible");
   for (const BlockId block : state.epoch->kv.CopiedBlocks()) ++named[block.value()];
   std::uint32_t used = 0;
   for (std::uint32_t block = 0; block < named.size(); ++block) {

@@ -1,0 +1,289 @@
+#include <filesystem>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "model/checkpoint.h"
+#include "model/load_spec.h"
+#include "tests/support/hf_folder.h"
+#include "tests/support/scratch_directory.h"
+#include "tests/support/test_model.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace flotilla::model {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+// A folder with a tiny Llama, which a test then changes.
+class HfCheckpointTest : public ::testing::Test {
+ protected:
+  HfCheckpointTest() {
+    const auto gguf = ParseCheckpoint(tiny_);
+    EXPECT_TRUE(gguf.ok()) << gguf.status();
+    testing::WriteLlamaFolder(**gguf, folder_);
+  }
+
+  std::string PathOf(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
+  Json Read(const std::string& name) const {
+    std::ifstream file(PathOf(name));
+    return Json::parse(file);
+  }
+  void Write(const std::string& name, const Json& content) {
+    testing::WriteFile(PathOf(name), content.dump());
+  }
+  // The error of opening the folder and reading what it is.
+  std::string Error() const {
+    const auto file = OpenCheckpoint(folder_);
+    if (!file.ok()) return std::string(file.status().message());
+    return std::string(LoadSpec(**file).status().message());
+  }
+  // The error after a value of config.json was set.
+  std::string ErrorWith(const std::string& key, const Json& value) {
+    const Json before = Read("config.json");
+    Json changed = before;
+    changed[key] = value;
+    Write("config.json", changed);
+    std::string error = Error();
+    Write("config.json", before);
+    return error;
+  }
+
+  const std::vector<std::byte> tiny_ = testing::TinyGguf();
+  testing::ScratchDirectory scratch_;
+  const std::string folder_ = scratch_.path() + "/tiny-llama";
+};
+
+TEST_F(HfCheckpointTest, ReadsWhatTheGgufSays) {
+  const auto file = OpenCheckpoint(folder_ + "/");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->format(), "Hugging Face folder with 2 safetensors files");
+  const auto gguf = ParseCheckpoint(tiny_);
+  const auto spec = LoadSpec(**file), same = LoadSpec(**gguf);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->layers, same->layers);
+  EXPECT_EQ(spec->vocab, same->vocab);
+  EXPECT_EQ(spec->context_length, same->context_length);
+  EXPECT_EQ(spec->tied_embedding, same->tied_embedding);
+  EXPECT_EQ(spec->ropes[0].frequencies, same->ropes[0].frequencies);
+  const auto tokenizer = (*file)->ReadTokenizer();
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*file)->token_count(), tokenizer->tokens.size());
+}
+
+TEST_F(HfCheckpointTest, NewAndOldNumbersOfRope) {
+  const auto rope = [&] {
+    const auto file = OpenCheckpoint(folder_);
+    EXPECT_TRUE(file.ok()) << file.status();
+    const auto spec = LoadSpec(**file);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec->ropes[0].frequencies;
+  };
+  Json config = Read("config.json");
+  const auto old = rope();
+  config["rope_parameters"] = {{"rope_theta", config["rope_theta"]}, {"rope_type", "default"}};
+  config.erase("rope_theta");
+  config.erase("rope_scaling");
+  Write("config.json", config);
+  EXPECT_EQ(rope(), old);
+  config["rope_parameters"]["rope_type"] = "linear";
+  config["rope_parameters"]["factor"] = 4;
+  Write("config.json", config);
+  EXPECT_EQ(rope()[0], old[0] / 4);
+  // A model of several kinds of input.
+  Write("config.json", {{"model_type", "some_vision"}, {"text_config", config}});
+  EXPECT_EQ(rope()[0], old[0] / 4);
+  config["rope_parameters"] = {{"full_attention", {{"rope_theta", 1e6}}}};
+  Write("config.json", config);
+  EXPECT_THAT(Error(), HasSubstr("rope_type = 'different for kinds of layers' is not supported"));
+}
+
+TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
+  EXPECT_EQ(Error(), "");
+  EXPECT_THAT(ErrorWith("num_hidden_layers", 1 << 20),
+              HasSubstr("config.json: num_hidden_layers = 1048576 is not in 1..512"));
+  EXPECT_THAT(ErrorWith("hidden_size", -64), HasSubstr("hidden_size is not a non-negative"));
+  EXPECT_THAT(ErrorWith("hidden_size", nullptr), HasSubstr("hidden_size is missing"));
+  EXPECT_THAT(ErrorWith("rms_norm_eps", "1e-5"), HasSubstr("rms_norm_eps is not a number"));
+  EXPECT_THAT(ErrorWith("hidden_act", "gelu"), HasSubstr("'gelu' is not supported"));
+  EXPECT_THAT(ErrorWith("sliding_window", 512), HasSubstr("sliding_window is not supported"));
+  EXPECT_THAT(ErrorWith("num_local_experts", 8), HasSubstr("num_local_experts is not supported"));
+  EXPECT_THAT(ErrorWith("partial_rotary_factor", 0.5), HasSubstr("of a head is not supported"));
+  EXPECT_THAT(ErrorWith("partial_rotary_factor", 1e300), HasSubstr("is not"));
+  EXPECT_THAT(ErrorWith("model_type", "bert"), HasSubstr("architecture 'bert' is not supported"));
+  EXPECT_THAT(ErrorWith("model_type", nullptr), HasSubstr("config.json has no model_type"));
+  EXPECT_THAT(ErrorWith("rope_scaling", {{"type", "yarn"}}), HasSubstr("'yarn' is not supported"));
+  EXPECT_THAT(ErrorWith("vocab_size", 7), HasSubstr("vocab_size = 7 is not in"));
+}
+
+TEST_F(HfCheckpointTest, FilesThatAreNoJsonOrTooMuchOfIt) {
+  testing::WriteFile(PathOf("config.json"), R"({"a": NaN})");
+  EXPECT_THAT(Error(), HasSubstr("no valid JSON at byte"));
+  testing::WriteFile(PathOf("config.json"), std::string(100'000, '['));
+  EXPECT_THAT(Error(), HasSubstr("nested more than 16 deep"));
+  testing::WriteFile(PathOf("config.json"), R"({"a": 1, "a": 2})");
+  EXPECT_THAT(Error(), HasSubstr("key 'a' appears twice"));
+  testing::WriteFile(PathOf("config.json"), std::string((1 << 20) + 1, ' '));
+  EXPECT_THAT(Error(), HasSubstr("has 1048577 bytes, not at most 1048576"));
+  std::filesystem::remove(PathOf("config.json"));
+  EXPECT_THAT(Error(), HasSubstr("config.json"));
+}
+
+TEST_F(HfCheckpointTest, TheIndexAndItsFilesAgree) {
+  const std::string index = "model.safetensors.index.json";
+  const Json good = Read(index);
+  const auto with = [&](const std::string& tensor, const Json& file) {
+    Json changed = good;
+    changed["weight_map"][tensor] = file;
+    Write(index, changed);
+    return Error();
+  };
+  const std::string one = "model-00001-of-00002.safetensors";
+  EXPECT_THAT(with("model.norm.weight", "../" + one), HasSubstr("is not the name of a file"));
+  EXPECT_THAT(with("model.norm.weight", "/etc/passwd"), HasSubstr("is not the name of a file"));
+  EXPECT_THAT(with("model.norm.weight", ".."), HasSubstr("is not the name of a file"));
+  EXPECT_THAT(with("model.norm.weight", 1), HasSubstr("a file that is no string"));
+  EXPECT_THAT(with("model.norm.weight", "model-00002-of-00002.safetensors"),
+              HasSubstr("is not listed for this file"));
+  EXPECT_THAT(with("more.weight", one), HasSubstr("lacks tensor more.weight"));
+  EXPECT_THAT(with("more.weight", "none.safetensors"), HasSubstr("cannot open"));
+  Json without = good;
+  without["weight_map"].erase("model.norm.weight");
+  Write(index, without);
+  EXPECT_THAT(Error(), HasSubstr("tensor model.norm.weight is not listed"));
+  Write(index, good);
+  std::filesystem::copy(PathOf(one), PathOf("copy.safetensors"));
+  Json twice = good;
+  for (auto& [tensor, file] : twice["weight_map"].items()) {
+    if (tensor == "model.norm.weight") file = "copy.safetensors";
+  }
+  Write(index, twice);
+  EXPECT_THAT(Error(), HasSubstr("not listed for this file"));
+}
+
+TEST_F(HfCheckpointTest, LinksStayInTheFolderOrInTheHubsCache) {
+  namespace fs = std::filesystem;
+  const std::string one = "model-00001-of-00002.safetensors";
+  fs::rename(PathOf(one), scratch_.path() + "/elsewhere");
+  fs::create_symlink("../elsewhere", PathOf(one));
+  EXPECT_THAT(Error(), HasSubstr("is a link out of its folder"));
+  // snapshots/HASH with links to ../../blobs/HASH.
+  const std::string snapshot = scratch_.path() + "/hub/snapshots/abc";
+  fs::create_directories(snapshot);
+  fs::create_directories(scratch_.path() + "/hub/blobs");
+  fs::rename(scratch_.path() + "/elsewhere", scratch_.path() + "/hub/blobs/123");
+  fs::remove(PathOf(one));
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    fs::copy(entry.path(), snapshot / entry.path().filename());
+  }
+  fs::create_symlink("../../blobs/123", snapshot + "/" + one);
+  const auto file = OpenCheckpoint(snapshot);
+  ASSERT_TRUE(file.ok()) << file.status();
+}
+
+TEST_F(HfCheckpointTest, TokenizersThatAreNotKnownAreNamed) {
+  const Json good = Read("tokenizer.json");
+  const auto error = [&](const Json& tokenizer) {
+    Write("tokenizer.json", tokenizer);
+    const auto file = OpenCheckpoint(folder_);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return std::string((*file)->ReadTokenizer().status().message());
+  };
+  EXPECT_EQ(error(good), "");
+  Json changed = good;
+  changed["model"]["type"] = "Unigram";
+  EXPECT_THAT(error(changed), HasSubstr("the model 'Unigram' is not supported"));
+  changed = good;
+  changed["pre_tokenizer"] = {{"type", "Whitespace"}};
+  EXPECT_THAT(error(changed), HasSubstr("the pre-tokenizer Whitespace is not supported"));
+  changed = good;
+  changed["normalizer"] = {{"type", "Lowercase"}};
+  EXPECT_THAT(error(changed), HasSubstr("the normalizer 'Lowercase' is not supported"));
+  changed = good;
+  changed["added_tokens"][0]["lstrip"] = true;
+  EXPECT_THAT(error(changed), HasSubstr("an added token with lstrip true is not supported"));
+  changed = good;
+  changed["added_tokens"][0]["id"] = 1 << 30;
+  EXPECT_THAT(error(changed), HasSubstr("has 1073741825 tokens, not 1.."));
+  changed = good;
+  changed["model"]["merges"].push_back(7);
+  EXPECT_THAT(error(changed), HasSubstr("is neither a string nor two"));
+  changed = good;
+  changed["pre_tokenizer"]["pretokenizers"][0] = {{"type", "Split"},
+                                                  {"pattern", {{"Regex", "(a+)+"}}},
+                                                  {"behavior", "Isolated"},
+                                                  {"invert", false}};
+  EXPECT_THAT(error(changed), HasSubstr("the pre-tokenizer Split by '(a+)+' + ByteLevel"));
+  std::filesystem::remove(PathOf("tokenizer.json"));
+  const auto file = OpenCheckpoint(folder_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT(std::string((*file)->ReadTokenizer().status().message()), HasSubstr("is missing"));
+}
+
+// How Llama 3 and Qwen 2 split, as their tokenizer.json says it, and ids that no token has.
+TEST_F(HfCheckpointTest, KnownPatternsAndUnusedIds) {
+  const std::string before = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)",
+                    after = R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  Json tokenizer = Read("tokenizer.json"), config = Read("config.json");
+  const auto read = [&](const std::string& digits) {
+    tokenizer["pre_tokenizer"]["pretokenizers"][0] = {
+        {"type", "Split"},
+        {"pattern", {{"Regex", absl::StrCat(before, digits, after)}}},
+        {"behavior", "Isolated"},
+        {"invert", false}};
+    tokenizer["pre_tokenizer"]["pretokenizers"][1]["use_regex"] = false;
+    Write("tokenizer.json", tokenizer);
+    const auto file = OpenCheckpoint(folder_);
+    EXPECT_TRUE(file.ok()) << file.status();
+    const auto bundle = (*file)->ReadTokenizer();
+    EXPECT_TRUE(bundle.ok()) << bundle.status();
+    return bundle.value_or(TokenizerBundle());
+  };
+  tokenizer["model"]["ignore_merges"] = true;
+  EXPECT_EQ(read(R"(\p{N}{1,3})").pretokenizer, "llama-bpe");
+  tokenizer["model"]["ignore_merges"] = false;
+  tokenizer["normalizer"] = {{"type", "NFC"}};
+  const TokenizerBundle qwen = read(R"(\p{N})");
+  EXPECT_EQ(qwen.pretokenizer, "qwen2");
+  const std::size_t tokens = qwen.tokens.size();
+  config["vocab_size"] = tokens + 2;
+  Write("config.json", config);
+  const TokenizerBundle padded = read(R"(\p{N})");
+  ASSERT_EQ(padded.tokens.size(), tokens + 2);
+  EXPECT_EQ(padded.tokens.back(), absl::StrCat("[PAD", tokens + 1, "]"));
+  EXPECT_EQ(padded.kinds.back(), TokenKind::kUnused);
+}
+
+// The real tokenizer comes back as it was, but for what only GGUF says.
+TEST(HfTokenizer, IsTheBundleThatGgufHas) {
+  const auto gguf = OpenCheckpoint(testing::ModelPath());
+  ASSERT_TRUE(gguf.ok()) << gguf.status();
+  const TokenizerBundle expected = *(*gguf)->ReadTokenizer();
+  const testing::ScratchDirectory scratch;
+  Json config = testing::TokenizerConfigJson(expected);
+  const std::string text = *expected.chat_template;
+  config["chat_template"] = Json::array(
+      {{{"name", "tool_use"}, {"template", "x"}}, {{"name", "default"}, {"template", text}}});
+  testing::WriteFile(scratch.path() + "/tokenizer.json", testing::TokenizerJson(expected).dump());
+  testing::WriteFile(scratch.path() + "/tokenizer_config.json", config.dump());
+  testing::WriteFile(scratch.path() + "/config.json", R"({"model_type":"llama","eos_token_id":2})");
+  testing::WriteFile(scratch.path() + "/generation_config.json", R"({"eos_token_id":[2,0]})");
+  testing::WriteFile(scratch.path() + "/model.safetensors", testing::Safetensors("{}", ""));
+  const auto file = OpenCheckpoint(scratch.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto read = (*file)->ReadTokenizer();
+  ASSERT_TRUE(read.ok()) << read.status();
+  TokenizerBundle tokenizer = *read;
+  EXPECT_EQ(tokenizer.eot, 0);
+  tokenizer.eot = expected.eot;
+  tokenizer.unknown = expected.unknown;
+  tokenizer.add_eos = expected.add_eos;
+  tokenizer.add_space_prefix = expected.add_space_prefix;
+  EXPECT_TRUE(tokenizer == expected);
+}
+
+}  // namespace
+}  // namespace flotilla::model

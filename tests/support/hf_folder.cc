@@ -1,0 +1,176 @@
+#include "tests/support/hf_folder.h"
+
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "model/load_spec.h"
+#include "model/tensor.h"
+
+namespace flotilla::testing {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::uint16_t ToBf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// The name that Hugging Face gives to a tensor of llama.cpp's.
+std::string HfName(const model::TensorRow& row, std::uint32_t layer) {
+  static const std::pair<model::TensorRole, const char*> kNames[] = {
+      {model::TensorRole::kAttentionNorm, "input_layernorm"},
+      {model::TensorRole::kQuery, "self_attn.q_proj"},
+      {model::TensorRole::kKey, "self_attn.k_proj"},
+      {model::TensorRole::kValue, "self_attn.v_proj"},
+      {model::TensorRole::kAttentionOutput, "self_attn.o_proj"},
+      {model::TensorRole::kFfnNorm, "post_attention_layernorm"},
+      {model::TensorRole::kGate, "mlp.gate_proj"},
+      {model::TensorRole::kUp, "mlp.up_proj"},
+      {model::TensorRole::kDown, "mlp.down_proj"}};
+  for (const auto& [role, name] : kNames) {
+    if (row.role == role) return absl::StrCat("model.layers.", layer, ".", name, ".weight");
+  }
+  if (row.role == model::TensorRole::kTokenEmbedding) return "model.embed_tokens.weight";
+  return row.role == model::TensorRole::kHead ? "lm_head.weight" : "model.norm.weight";
+}
+
+// Its values in Hugging Face's order: pairs of q and k are half a head apart.
+HfTensor HfTensorOf(const model::Tensor& tensor, const model::TensorRow& row, std::uint32_t layer,
+                    std::uint32_t head_dim) {
+  HfTensor result{.name = HfName(row, layer), .dtype = "BF16", .shape = {}, .data = {}};
+  for (std::uint32_t d = tensor.rank; d-- > 0;) result.shape.push_back(tensor.dims[d]);
+  std::vector<float> values(tensor.elements());
+  EXPECT_TRUE(model::DequantizeRow(tensor.type, tensor.data, values).ok());
+  const bool pairs = row.role == model::TensorRole::kQuery || row.role == model::TensorRole::kKey;
+  const std::uint64_t columns = tensor.dims[0];
+  std::vector<std::uint16_t> halves(values.size());
+  for (std::uint64_t at = 0; at < values.size(); ++at) {
+    const auto to = static_cast<std::uint64_t>(
+        model::IndexInFile(static_cast<std::int64_t>(at / columns), pairs ? head_dim : 0));
+    halves[to * columns + at % columns] = ToBf16(values[at]);
+  }
+  result.data.assign(reinterpret_cast<const char*>(halves.data()), halves.size() * 2);
+  return result;
+}
+
+}  // namespace
+
+std::string Safetensors(std::string_view header, std::string_view data) {
+  const std::uint64_t size = header.size();
+  std::string bytes(reinterpret_cast<const char*>(&size), sizeof size);
+  return bytes.append(header).append(data);
+}
+
+std::string Safetensors(const std::vector<HfTensor>& tensors) {
+  Json header = {{"__metadata__", {{"format", "pt"}}}};
+  std::string data;
+  for (const HfTensor& tensor : tensors) {
+    header[tensor.name] = {{"dtype", tensor.dtype},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {data.size(), data.size() + tensor.data.size()}}};
+    data += tensor.data;
+  }
+  return Safetensors(header.dump(), data);
+}
+
+void WriteFile(const std::string& path, std::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+Json TokenizerJson(const TokenizerBundle& bundle) {
+  Json vocabulary = Json::object(), added = Json::array(), merges = Json::array();
+  for (std::size_t id = 0; id < bundle.tokens.size(); ++id) {
+    if (bundle.kinds[id] == TokenKind::kNormal) {
+      vocabulary[bundle.tokens[id]] = id;
+      continue;
+    }
+    added.push_back({{"id", id},
+                     {"content", bundle.tokens[id]},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", bundle.kinds[id] == TokenKind::kControl}});
+  }
+  for (const std::string& merge : bundle.merges) {  // the newer form
+    const std::size_t space = merge.find(' ');
+    merges.push_back({merge.substr(0, space), merge.substr(space + 1)});
+  }
+  const Json bytes = {{"type", "ByteLevel"},
+                      {"add_prefix_space", false},
+                      {"trim_offsets", true},
+                      {"use_regex", true}};
+  return {{"version", "1.0"},
+          {"added_tokens", added},
+          {"normalizer", nullptr},
+          {"pre_tokenizer",
+           {{"type", "Sequence"},
+            {"pretokenizers",
+             Json::array({{{"type", "Digits"}, {"individual_digits", true}}, bytes})}}},
+          {"post_processor", nullptr},
+          {"decoder", bytes},
+          {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", merges}}}};
+}
+
+Json TokenizerConfigJson(const TokenizerBundle& bundle) {
+  const auto text = [&](TokenId id) -> Json {
+    return id < 0 ? Json(nullptr) : Json(bundle.tokens[static_cast<std::size_t>(id)]);
+  };
+  Json config = {{"bos_token", text(bundle.bos)}, {"eos_token", {{"content", text(bundle.eos)}}}};
+  if (bundle.add_bos.has_value()) config["add_bos_token"] = *bundle.add_bos;
+  if (bundle.chat_template.has_value()) config["chat_template"] = *bundle.chat_template;
+  return config;
+}
+
+void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder) {
+  const auto spec = model::LoadSpec(llama);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const model::AttentionSpec& attention = spec->attention();
+  const auto base = llama.configuration().Float("rope.freq_base");
+  const Json config = {{"architectures", {"LlamaForCausalLM"}},
+                       {"model_type", "llama"},
+                       {"hidden_act", "silu"},
+                       {"hidden_size", spec->hidden},
+                       {"intermediate_size", spec->ffn().width},
+                       {"max_position_embeddings", spec->context_length},
+                       {"num_attention_heads", attention.heads},
+                       {"num_hidden_layers", spec->layers.size()},
+                       {"num_key_value_heads", attention.kv_heads},
+                       {"rms_norm_eps", spec->output_norm_eps},
+                       {"rope_theta", base.value_or(10000)},
+                       {"rope_scaling", nullptr},
+                       {"torch_dtype", "bfloat16"},
+                       {"vocab_size", spec->vocab}};
+  std::filesystem::create_directories(folder);
+  WriteFile(folder + "/config.json", config.dump());
+  std::vector<HfTensor> parts[2];
+  Json map = Json::object();
+  const char* const names[] = {"model-00001-of-00002.safetensors",
+                               "model-00002-of-00002.safetensors"};
+  for (const model::TensorRow& row : spec->tensors) {
+    const std::size_t count = model::IsPerLayer(row) ? spec->layers.size() : 1;
+    for (std::uint32_t layer = 0; layer < count; ++layer) {
+      const std::size_t part = layer % 2;
+      const model::Tensor* tensor = llama.FindTensor(model::NameInFile(row, layer));
+      parts[part].push_back(HfTensorOf(*tensor, row, layer, attention.head_dim));
+      map[parts[part].back().name] = names[part];
+    }
+  }
+  for (std::size_t part = 0; part < 2; ++part) {
+    WriteFile(absl::StrCat(folder, "/", names[part]), Safetensors(parts[part]));
+  }
+  WriteFile(folder + "/model.safetensors.index.json", Json{{"weight_map", map}}.dump());
+  const auto tokenizer = llama.ReadTokenizer();
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  WriteFile(folder + "/tokenizer.json", TokenizerJson(*tokenizer).dump());
+  WriteFile(folder + "/tokenizer_config.json", TokenizerConfigJson(*tokenizer).dump());
+}
+
+}  // namespace flotilla::testing

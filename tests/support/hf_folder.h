@@ -1,0 +1,38 @@
+// Writes Hugging Face folders.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "common/types/tokenizer_bundle.h"
+#include "model/checkpoint.h"
+
+namespace flotilla::testing {
+
+struct HfTensor {
+  std::string name;
+  std::string dtype;  // e.g. "BF16"
+  std::vector<std::uint64_t> shape;
+  std::string data;
+};
+
+// The bytes of a safetensors file with these tensors, in this order.
+std::string Safetensors(const std::vector<HfTensor>& tensors);
+// The same with a header that may be wrong.
+std::string Safetensors(std::string_view header, std::string_view data);
+
+void WriteFile(const std::string& path, std::string_view text);
+
+// tokenizer.json and tokenizer_config.json of a byte-level BPE whose pre-tokenizer is "smollm".
+nlohmann::ordered_json TokenizerJson(const TokenizerBundle& bundle);
+nlohmann::ordered_json TokenizerConfigJson(const TokenizerBundle& bundle);
+
+// Writes a Llama as a folder: weights rounded to bf16, in two files, and the tokenizer.
+void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder);
+
+}  // namespace flotilla::testing
