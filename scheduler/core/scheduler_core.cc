@@ -146,6 +146,7 @@ void SchedulerCore::Submit(std::int64_t now_ns, TokenizedRequest request) {
 TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   state_.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
   ++state_.counters.accepted;
+  state_.prompts.Add(request.prompt.size());
   Request accepted;
   accepted.id = request.id;
   accepted.attempt = request.attempt;
@@ -318,6 +319,7 @@ PlanOutcome SchedulerCore::Plan(std::int64_t now_ns) {
   DropLate();
   state_.UpdateRefusedPlans(now_ns);
   PlanOutcome outcome = StepPlanner(state_).Make();
+  if (outcome.plan.has_value()) state_.LearnUsableBlocks();
   outcome.wake_ns = state_.refused_plans.wake_ns();
   if (!state_.deadlines.empty()) {
     const std::int64_t deadline_ns = *state_.requests[state_.deadlines.top()].deadline_ns;
