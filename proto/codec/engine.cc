@@ -164,7 +164,9 @@ std::vector<TopLogprob> Read(const v1::EngineEvent::Tokens& tokens, int begin, i
 struct EventWriter {
   v1::EngineEvent* proto;
 
-  void operator()(const Accepted&) const { proto->mutable_accepted(); }
+  void operator()(const Accepted& event) const {
+    proto->mutable_accepted()->set_expected_outputs(event.expected_outputs);
+  }
   void operator()(const PromptLogprobs& event) const {
     v1::EngineEvent::PromptLogprobs& out = *proto->mutable_prompt_logprobs();
     out.set_first(event.first);
@@ -283,7 +285,9 @@ absl::StatusOr<EngineEvent> ReadAs(const v1::EngineEvent& envelope, const Proto&
 absl::StatusOr<EngineEvent> Read(const v1::EngineEvent& proto) {
   switch (proto.event_case()) {
     case v1::EngineEvent::kAccepted:
-      return EngineEvent(Accepted{Read(proto.request()), Attempt(proto.attempt())});
+      return EngineEvent(Accepted{.request = Read(proto.request()),
+                                  .attempt = Attempt(proto.attempt()),
+                                  .expected_outputs = proto.accepted().expected_outputs()});
     case v1::EngineEvent::kPromptLogprobs:
       return ReadAs<PromptLogprobs>(proto, proto.prompt_logprobs());
     case v1::EngineEvent::kToken:

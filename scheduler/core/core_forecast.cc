@@ -47,6 +47,14 @@ std::uint64_t CoreState::ExpectedOutputs(const Sequence& sequence) const {
       sequence, request.has_exact_outputs() ? request.stop.max_tokens : sequence.forecast.mean);
 }
 
+std::uint64_t CoreState::ExpectedOutputsOf(TableIndex index) const {
+  const Request& request = requests[index];
+  if (request.beam != nullptr) return std::uint64_t{request.width()} * request.stop.max_tokens;
+  std::uint64_t outputs = 0;
+  for (const TableIndex at : request.sequences) outputs += ExpectedOutputs(sequences[at]);
+  return outputs;
+}
+
 std::uint64_t CoreState::MemoryOutputs(const Sequence& sequence) const {
   const OutputForecast& all = sequence.forecast;
   const std::uint64_t more = std::uint64_t{all.upper - all.mean} * caution / kMostCaution;

@@ -67,9 +67,8 @@ std::uint64_t CoreState::MostBlocks(const Request& request) const {
 
 void CoreState::UpdateOutstanding(Sequence& sequence) {
   const std::uint64_t had = std::max(sequence.length.computed, sequence.fork.length);
-  const std::uint32_t wanted = RequestOf(sequence).stop.max_tokens - OutputTokens(sequence);
   outstanding_tokens -= sequence.outstanding_tokens;
-  sequence.outstanding_tokens = sequence.tokens.size() - had + wanted;
+  sequence.outstanding_tokens = sequence.tokens.size() - had + ExpectedOutputs(sequence);
   outstanding_tokens += sequence.outstanding_tokens;
 }
 
@@ -116,6 +115,7 @@ void CoreState::Enqueue(TableIndex index) {
   for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
     UpdateForecast(sequence);
+    UpdateOutstanding(sequence);
     const std::uint64_t tokens = sequence.tokens.size() - sequence.fork.length;
     request.waiting_tokens += tokens;
     request.waiting_rows += tokens + ExpectedOutputs(sequence);

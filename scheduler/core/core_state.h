@@ -198,6 +198,7 @@ struct CoreState {
   // The number of output tokens that a sequence is expected to still make, and the number for
   // which memory is kept. The latter is more after preemptions.
   std::uint64_t ExpectedOutputs(const Sequence& sequence) const;
+  std::uint64_t ExpectedOutputsOf(TableIndex request) const;  // of all sequences or beams
   std::uint64_t MemoryOutputs(const Sequence& sequence) const;
   // What is left of `outputs` tokens, within what the sequence may have.
   std::uint64_t RemainingOf(const Sequence& sequence, std::uint32_t outputs) const;
@@ -228,7 +229,7 @@ struct CoreState {
   // The sequences that run, as decodes.
   StepShape RunningShape() const;
   // Recounts the sequence's outstanding tokens. Must be called after every change to its
-  // tokens, lengths or fork.
+  // tokens, lengths, fork or forecast.
   void UpdateOutstanding(Sequence& sequence);
 
   // Puts a request that is not open into the queue.

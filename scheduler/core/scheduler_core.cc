@@ -144,7 +144,6 @@ void SchedulerCore::Submit(std::int64_t now_ns, TokenizedRequest request) {
 
 // Puts the request into the queue. Its sequences know the prompt and the output prefix.
 TableIndex SchedulerCore::Accept(TokenizedRequest request) {
-  state_.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
   ++state_.counters.accepted;
   state_.prompts.Add(request.prompt.size());
   Request accepted;
@@ -181,6 +180,9 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   AddSequences(index, request.beam ? 1 : request.sequences, std::move(request.prompt),
                std::move(request.output_prefix));
   if (request.deadline_ns.has_value()) state_.deadlines.Push(index);
+  state_.events.push_back(Accepted{.request = request.id,
+                                   .attempt = request.attempt,
+                                   .expected_outputs = state_.ExpectedOutputsOf(index)});
   return index;
 }
 
