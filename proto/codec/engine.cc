@@ -69,6 +69,7 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
   AddTokens(request.stop.stop_tokens, proto->mutable_stop_tokens());
   proto->set_max_tokens(request.stop.max_tokens);
   proto->set_min_tokens(request.stop.min_tokens);
+  proto->set_max_tokens_absent(request.max_tokens_absent);
   proto->set_output_top(request.logprobs.output_top);
   proto->set_prompt_top(request.logprobs.prompt_top);
   proto->set_sequences(request.sequences);
@@ -111,6 +112,7 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
   request.stop.stop_tokens.assign(proto.stop_tokens().begin(), proto.stop_tokens().end());
   request.stop.max_tokens = proto.max_tokens();
   request.stop.min_tokens = proto.min_tokens();
+  request.max_tokens_absent = proto.max_tokens_absent();
   request.logprobs = {.output_top = proto.output_top(), .prompt_top = proto.prompt_top()};
   request.sequences = proto.sequences();
   if (proto.has_beam()) {

@@ -164,8 +164,8 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   accepted.priority = request.priority;
   accepted.arrival = state_.next_arrival++;
   accepted.non_preemptible = state_.options.max_preemptions == 0;
-  accepted.answer_class =
-      AnswerClass::Of(request.tenant, accepted.stop.max_tokens, true, accepted.prompt_tokens);
+  accepted.answer_class = AnswerClass::Of(request.tenant, accepted.stop.max_tokens,
+                                          !request.max_tokens_absent, accepted.prompt_tokens);
   accepted.tenant = state_.fair.Join(request.tenant);
   accepted.answers = request.sequences;
   accepted.crash_count = request.crash_count;

@@ -199,7 +199,8 @@ ForecastEntry CoreState::EntryOf(const TokenizedRequest& request) const {
   entry.request.arrival = next_arrival;
   entry.request.non_preemptible = options.max_preemptions == 0;
   entry.request.answer_class =
-      AnswerClass::Of(request.tenant, request.stop.max_tokens, true, entry.request.prompt_tokens);
+      AnswerClass::Of(request.tenant, request.stop.max_tokens, !request.max_tokens_absent,
+                      entry.request.prompt_tokens);
   entry.standing = fair.StandingOf(request.tenant);
   const std::uint32_t most = request.stop.max_tokens;
   const bool exact = request.beam.has_value() || request.stop.stop_tokens.empty();

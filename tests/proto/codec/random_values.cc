@@ -268,6 +268,7 @@ TokenizedRequest RandomValues::Request() {
   r.adapter = Text();
   r.crash_count = Number();
   r.label = Text();
+  r.max_tokens_absent = Flip();
   if (Flip()) r.trace = {Word(), Word(), Word(), Flip()};
   return r;
 }
