@@ -111,6 +111,7 @@ absl::Status GenerationImpl::ResolveLength(std::size_t prompt_tokens) {
                         " tokens fill the model's context and leave none for the answer"));
   }
   request_.stop.max_tokens = std::min(default_max_tokens_.value_or(rest), rest);
+  request_.max_tokens_absent = true;
   return absl::OkStatus();
 }
 

@@ -50,7 +50,7 @@ struct TokenizerContent {
 struct EngineLoad {
   std::uint32_t running_requests = 0;
   std::uint32_t waiting_requests = 0;
-  std::uint64_t outstanding_tokens = 0;  // prompt tokens to prefill + outputs allowed
+  std::uint64_t outstanding_tokens = 0;  // prompt tokens to prefill + outputs expected
   std::uint32_t blocks_total = 0;        // without the null block
   std::uint32_t blocks_used = 0;
   bool ready = false;  // a worker group is up

@@ -45,6 +45,9 @@ enum class FinishReason : std::uint8_t {
 struct Accepted {
   RequestId request;
   Attempt attempt;
+  // The output tokens that its answers are expected to have in all, by which it raises
+  // EngineLoad::outstanding_tokens. 0: not known.
+  std::uint64_t expected_outputs = 0;
 
   bool operator==(const Accepted&) const = default;
 };

@@ -51,6 +51,9 @@ struct TokenizedRequest {
   std::vector<std::vector<TokenId>> output_prefix;
   SamplingParams sampling;
   StopRule stop;
+  // The client left max_tokens out, so stop.max_tokens is a bound, and says nothing of the answer.
+  // Only forecasts of its length use this.
+  bool max_tokens_absent = false;
   LogprobSpec logprobs;
   // The number of independent continuations that share the prompt. With `beam`: how many of
   // the found sequences are the answer, at most `beams`. Sequence i is then the i-th best,

@@ -263,7 +263,7 @@ DASHBOARDS = {
     "scheduler": ("flotilla: scheduler", [
         ("Queue", [
             QUEUE,
-            Panel("Outstanding tokens", "short", "Prompt tokens to prefill and output tokens allowed, of "
+            Panel("Outstanding tokens", "short", "Prompt tokens to prefill and output tokens expected, of "
                   "all requests: the load in tokens. Uneven replicas: routing does not balance.",
                   [("replica {{replica}}", "flotilla_scheduler_outstanding_tokens{REPLICA}")]),
             Panel("Finished", "reqps", "Requests by how they ended. error should be 0; deadline "

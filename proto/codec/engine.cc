@@ -69,6 +69,7 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
   AddTokens(request.stop.stop_tokens, proto->mutable_stop_tokens());
   proto->set_max_tokens(request.stop.max_tokens);
   proto->set_min_tokens(request.stop.min_tokens);
+  proto->set_max_tokens_absent(request.max_tokens_absent);
   proto->set_output_top(request.logprobs.output_top);
   proto->set_prompt_top(request.logprobs.prompt_top);
   proto->set_sequences(request.sequences);
@@ -111,6 +112,7 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
   request.stop.stop_tokens.assign(proto.stop_tokens().begin(), proto.stop_tokens().end());
   request.stop.max_tokens = proto.max_tokens();
   request.stop.min_tokens = proto.min_tokens();
+  request.max_tokens_absent = proto.max_tokens_absent();
   request.logprobs = {.output_top = proto.output_top(), .prompt_top = proto.prompt_top()};
   request.sequences = proto.sequences();
   if (proto.has_beam()) {
@@ -164,7 +166,9 @@ std::vector<TopLogprob> Read(const v1::EngineEvent::Tokens& tokens, int begin, i
 struct EventWriter {
   v1::EngineEvent* proto;
 
-  void operator()(const Accepted&) const { proto->mutable_accepted(); }
+  void operator()(const Accepted& event) const {
+    proto->mutable_accepted()->set_expected_outputs(event.expected_outputs);
+  }
   void operator()(const PromptLogprobs& event) const {
     v1::EngineEvent::PromptLogprobs& out = *proto->mutable_prompt_logprobs();
     out.set_first(event.first);
@@ -283,7 +287,9 @@ absl::StatusOr<EngineEvent> ReadAs(const v1::EngineEvent& envelope, const Proto&
 absl::StatusOr<EngineEvent> Read(const v1::EngineEvent& proto) {
   switch (proto.event_case()) {
     case v1::EngineEvent::kAccepted:
-      return EngineEvent(Accepted{Read(proto.request()), Attempt(proto.attempt())});
+      return EngineEvent(Accepted{.request = Read(proto.request()),
+                                  .attempt = Attempt(proto.attempt()),
+                                  .expected_outputs = proto.accepted().expected_outputs()});
     case v1::EngineEvent::kPromptLogprobs:
       return ReadAs<PromptLogprobs>(proto, proto.prompt_logprobs());
     case v1::EngineEvent::kToken:

@@ -22,8 +22,8 @@ bool HasTokens(const TokenizedRequest& request) {
                      [](const std::vector<TokenId>& prefix) { return !prefix.empty(); });
 }
 
-// The outputs by which the request raises a replica's EngineLoad::outstanding_tokens.
-std::uint64_t OutputsOf(const TokenizedRequest& request) {
+// The most outputs that the request can have.
+std::uint64_t MostOutputsOf(const TokenizedRequest& request) {
   const std::uint64_t width = request.beam ? request.beam->beams : request.sequences;
   return width * request.stop.max_tokens;
 }
@@ -127,7 +127,9 @@ void FleetCore::SendTo(const Choice& choice, Entry& entry) {
   entry.replica = choice.replica;
   entry.incarnation = replica.incarnation;
   entry.prefill = entry.request->prompt.size() - choice.overlap_tokens;
-  entry.tokens = entry.prefill + OutputsOf(*entry.request);
+  // What the replica expects of the request is known once it is accepted. Until then it counts as
+  // earlier requests did.
+  entry.tokens = entry.prefill + MostOutputsOf(*entry.request) * expected_permille_ / 1000;
   replica.outstanding.OnSent(entry.tokens);
   ++replica.live;
   ++replica.requests;
@@ -287,6 +289,17 @@ bool FleetCore::TryElsewhere(std::int64_t now_ns, Requests::iterator at, const R
   return true;
 }
 
+// From now on the request counts with the outputs that its replica expects.
+void FleetCore::CountAccepted(const Accepted& accepted, Entry& entry, Replica& replica) {
+  const std::uint64_t most = MostOutputsOf(*entry.request), sent = entry.tokens;
+  if (accepted.expected_outputs > 0 && most > 0) {
+    const std::uint64_t expected = std::min(accepted.expected_outputs, most);
+    entry.tokens = entry.prefill + expected;
+    expected_permille_ = (expected_permille_ * 15 + expected * 1000 / most) / 16;
+  }
+  if (entry.incarnation == replica.incarnation) replica.outstanding.OnAdmitted(sent, entry.tokens);
+}
+
 void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEvent> events) {
   Replica& replica = replicas_.at(id);
   for (EngineEvent& event : events) {
@@ -297,7 +310,7 @@ void FleetCore::OnEvents(std::int64_t now_ns, ReplicaId id, std::vector<EngineEv
     }
     Entry& entry = at->second;
     if (std::holds_alternative<Accepted>(event) && !std::exchange(entry.accepted, true)) {
-      if (entry.incarnation == replica.incarnation) replica.outstanding.OnAdmitted(entry.tokens);
+      CountAccepted(std::get<Accepted>(event), entry, replica);
       entry.request.reset();
       entry.cancels.clear();
       entry.refused_by.clear();

@@ -192,6 +192,7 @@ class FleetCore {
   // Sends, holds or refuses the request. Returns the iterator after it.
   Requests::iterator Route(std::int64_t now_ns, Requests::iterator at);
   void SendTo(const Choice& choice, Entry& entry);
+  void CountAccepted(const Accepted& accepted, Entry& entry, Replica& replica);
   // The request has left the replica that it was sent to.
   void LeaveReplica(Entry& entry);
   // True: the request was sent elsewhere or is held, so the owner does not receive the refusal.
@@ -217,6 +218,8 @@ class FleetCore {
   Requests requests_;  // not over
   std::map<RequestId, Moved> moved_;
   std::size_t held_ = 0;  // of requests_
+  // The outputs that replicas expect, in thousandths of those that requests may have, lately.
+  std::uint64_t expected_permille_ = 1000;
   std::uint64_t draws_ = 0;
   std::uint64_t incarnations_ = 0;
   bool draining_ = false;

@@ -27,20 +27,21 @@ struct ReplicaChoice {
 std::size_t ChooseReplica(absl::Span<const ReplicaChoice> replicas, std::uint64_t random);
 
 // The outstanding tokens of a replica, as one router knows them. The count of the router's own
-// requests is exact, because it receives each of their tokens. The count of other routers'
-// requests is the one of the replica's last report. Example:
+// requests begins with what the replica expects of each, and falls with each of their tokens. The
+// rest of the replica's last report is that of other routers' requests, and of answers that became
+// longer than expected. Example:
 //
-//   outstanding.OnSent(n);      // on its way
-//   outstanding.OnAdmitted(n);  // from now on a report contains it
-//   outstanding.OnDone(1);      // a token came
+//   outstanding.OnSent(n);         // on its way
+//   outstanding.OnAdmitted(n, m);  // from now on a report contains it, as m tokens
+//   outstanding.OnDone(1);         // a token came
 //   outstanding.OnReport(r);
 class OutstandingTokens {
  public:
   // Each request is sent once. Then this replica admits it or does not serve it.
   void OnSent(std::uint64_t tokens) { sent_ += tokens; }
-  void OnAdmitted(std::uint64_t tokens) {
-    sent_ -= tokens;
-    own_ += tokens;
+  void OnAdmitted(std::uint64_t sent, std::uint64_t expected) {
+    sent_ -= sent;
+    own_ += expected;
   }
   void OnNotServed(std::uint64_t tokens) { sent_ -= tokens; }
   // `tokens` are computed, or not wanted any more. All calls together report as many tokens as

@@ -24,9 +24,13 @@ std::int64_t CoreState::RecomputeNs() const {
 void CoreState::UpdateForecast(Sequence& sequence) {
   const Request& request = RequestOf(sequence);
   const std::uint32_t most = request.stop.max_tokens, made = OutputTokens(sequence);
+  if (request.beam == nullptr) {
+    forecast.lengths().Report(request.answer_class, std::exchange(sequence.reported, made), made);
+  }
   sequence.forecast = request.beam != nullptr
-                          ? OutputForecast{.mean = most, .upper = most}
+                          ? OutputForecast::Exactly(most)
                           : forecast.lengths().Predict(request.answer_class, made, most);
+  if (request.has_exact_outputs()) sequence.forecast.parts.fill(most);
   // A forecast is good until an eighth more has been made.
   sequence.forecast_until = made + made / 8 + 4;
 }
@@ -41,6 +45,14 @@ std::uint64_t CoreState::ExpectedOutputs(const Sequence& sequence) const {
   const Request& request = RequestOf(sequence);
   return RemainingOf(
       sequence, request.has_exact_outputs() ? request.stop.max_tokens : sequence.forecast.mean);
+}
+
+std::uint64_t CoreState::ExpectedOutputsOf(TableIndex index) const {
+  const Request& request = requests[index];
+  if (request.beam != nullptr) return std::uint64_t{request.width()} * request.stop.max_tokens;
+  std::uint64_t outputs = 0;
+  for (const TableIndex at : request.sequences) outputs += ExpectedOutputs(sequences[at]);
+  return outputs;
 }
 
 std::uint64_t CoreState::MemoryOutputs(const Sequence& sequence) const {
@@ -184,102 +196,6 @@ bool CoreState::LeavesTime(const Request& request) const {
   // Some are late whatever happens. When most are, the batch is too large.
   constexpr std::size_t kSome = 4;
   return made_late <= request.sequences.size() && (late <= kSome || 2 * late <= all);
-}
-
-ForecastEntry CoreState::EntryOf(const TokenizedRequest& request) const {
-  ForecastEntry entry;
-  entry.request.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
-  entry.request.stop = request.stop;
-  entry.request.deadline_ns = request.deadline_ns;
-  entry.request.priority = request.priority;
-  entry.request.arrival = next_arrival;
-  entry.request.protection = ProtectionAfter(0, options.max_preemptions);
-  entry.request.answer_class =
-      AnswerClass::Of(request.tenant, request.stop.max_tokens, true, entry.request.prompt_tokens);
-  const std::uint32_t most = request.stop.max_tokens;
-  const bool exact = request.beam.has_value() || request.stop.stop_tokens.empty();
-  const std::uint64_t outputs =
-      exact ? most : forecast.lengths().Predict(entry.request.answer_class, 0, most).mean;
-  const std::uint64_t length = request.prompt.size() + outputs;
-  StepShape beside = RunningShape();
-  beside.AddDecode(length);
-  entry.run_ns = forecast.PrefillNs(0, request.prompt.size(), MaxStepTokens()) +
-                 static_cast<std::int64_t>(outputs) * forecast.DecodeStepNs(beside);
-  entry.request.order = policy->Key(entry.request, entry.run_ns);
-  entry.needs.steps = request.prompt.size() / MaxStepTokens() + outputs;
-  entry.needs.width = request.beam ? request.beam->beams : request.sequences;
-  if (epoch.has_value()) entry.needs.blocks = entry.needs.width * epoch->kv.BlocksFor(length);
-  return entry;
-}
-
-// Adds the running sequences to the queue. Those that are in flight have made a step that is not
-// counted yet.
-void CoreState::AddRunning(ForecastQueue& queue) const {
-  for (const TableIndex index : running) {
-    const Sequence& sequence = sequences[index];
-    const std::uint64_t known = sequence.tokens.size(), outputs = ExpectedOutputs(sequence);
-    const std::uint64_t left =
-        known - std::min<std::uint64_t>(
-                    known, std::max(sequence.length.scheduled_max, sequence.fork.length));
-    queue.begun_tokens += left;
-    queue.running.push_back({.steps = left / MaxStepTokens() + outputs,
-                             .width = 1,
-                             .blocks = epoch->kv.BlocksFor(known + outputs)});
-  }
-}
-
-// Adds the waiting requests that go before `request`. Tenants that share the group take turns, so
-// none of them has many more requests before it than its own tenant has.
-void CoreState::AddWaiting(const Request& request, ForecastQueue& queue) const {
-  std::uint64_t own = 0, outputs = 0;
-  for (const TableIndex index : requests.Indices()) {
-    const Request& other = requests[index];
-    if (other.admitted || !GoesBefore(other, request)) continue;
-    ++queue.requests;
-    own += other.answer_class.tenant == request.answer_class.tenant;
-    queue.tokens += other.waiting_tokens;
-    outputs += other.waiting_rows - other.waiting_tokens;
-    queue.mean.width += other.width();
-    queue.mean.blocks += epoch->kv.BlocksFor(other.waiting_rows);
-  }
-  const std::uint64_t count = std::max<std::uint64_t>(queue.requests, 1);
-  // What the prefix cache has had of prompts, it will have of these.
-  const std::uint64_t looked_up = std::max<std::uint64_t>(counters.lookup_tokens, 1);
-  queue.tokens -= queue.tokens * std::min(counters.cached_tokens, looked_up) / looked_up;
-  queue.mean.width = std::max<std::uint64_t>(queue.mean.width / count, 1);
-  queue.mean.blocks /= count;
-  queue.mean.steps = outputs / count / queue.mean.width + queue.tokens / count / MaxStepTokens();
-  if (!options.fair_share) return;
-  const std::uint64_t fair_turns = std::min(queue.requests, (own + 1) * fair.size());
-  queue.tokens = queue.tokens * fair_turns / count;
-  queue.requests = fair_turns;
-}
-
-std::int64_t CoreState::PredictWaitNs(const ForecastEntry& entry) const {
-  if (!epoch.has_value()) return 0;
-  ForecastQueue queue{.own = entry.needs, .sequences = MaxRunning()};
-  queue.mean.width = queue.mean.blocks = 0;
-  queue.blocks = epoch->kv.pool().total();
-  const StepShape now = RunningShape();
-  const std::uint64_t most = MaxStepTokens();
-  queue.rows = most - std::min(now.decode_rows, most - 1);
-  AddRunning(queue);
-  AddWaiting(entry.request, queue);
-  const std::uint64_t steps = StepsUntilStart(queue);
-  if (steps == 0) return 0;
-  // As many decode as now, or as there will be places for, whichever comes later.
-  const std::uint64_t decodes =
-      (now.decode_rows + std::min<std::uint64_t>(MaxRunning(), now.decode_rows + queue.requests)) /
-      2;
-  StepShape step{.decode_rows = decodes};
-  step.decode_context = now.decode_context / std::max<std::uint64_t>(now.decode_rows, 1) * decodes;
-  const std::uint64_t tokens = queue.begun_tokens + queue.tokens;
-  StepShape prompts{.prefill_rows = tokens};
-  prompts.prefill_context = tokens * (tokens / (queue.requests + 1)) / 2;
-  const auto count = static_cast<std::int64_t>(std::min<std::uint64_t>(steps, 1 << 24));
-  return std::min(std::min(count, StepTimeModel::kMostNs) * forecast.steps().PredictNs(step),
-                  1000 * StepTimeModel::kMostNs) +
-         forecast.PrefillPartNs(prompts);
 }
 
 }  // namespace flotilla::scheduler

@@ -67,9 +67,8 @@ std::uint64_t CoreState::MostBlocks(const Request& request) const {
 
 void CoreState::UpdateOutstanding(Sequence& sequence) {
   const std::uint64_t had = std::max(sequence.length.computed, sequence.fork.length);
-  const std::uint32_t wanted = RequestOf(sequence).stop.max_tokens - OutputTokens(sequence);
   outstanding_tokens -= sequence.outstanding_tokens;
-  sequence.outstanding_tokens = sequence.tokens.size() - had + wanted;
+  sequence.outstanding_tokens = sequence.tokens.size() - had + ExpectedOutputs(sequence);
   outstanding_tokens += sequence.outstanding_tokens;
 }
 
@@ -116,6 +115,7 @@ void CoreState::Enqueue(TableIndex index) {
   for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
     UpdateForecast(sequence);
+    UpdateOutstanding(sequence);
     const std::uint64_t tokens = sequence.tokens.size() - sequence.fork.length;
     request.waiting_tokens += tokens;
     request.waiting_rows += tokens + ExpectedOutputs(sequence);
@@ -140,12 +140,15 @@ void CoreState::Demote(TableIndex index) {
 
 void CoreState::AdmitRequest(TableIndex index) {
   Request& request = requests[index];
+  const bool shortest = waiting.shortest() == index;
   waiting.Remove(index);
   // Once it runs, it gives way only to those that its own class gives way to.
   if (request.demoted) request.order = policy->Key(request, PredictNs(request, 0));
   request.demoted = false;
   counters.resumptions += request.was_admitted;
   request.admitted = true;
+  const bool overtook = std::exchange(overtaken, counters.bypasses) < counters.bypasses;
+  overtaking += (overtook && shortest ? 1024 : 0) - overtaking / 64;
   request.overtaken_rows = 0;
   reserved_sequences += request.width();
   for (const TableIndex sequence : request.sequences) {
@@ -186,6 +189,7 @@ void CoreState::DropSequence(TableIndex index) {
     if (request.beam == nullptr) --reserved_sequences;
   }
   outstanding_tokens -= sequence.outstanding_tokens;
+  forecast.lengths().Report(request.answer_class, sequence.reported, 0);
   request.sequences.erase(std::find(request.sequences.begin(), request.sequences.end(), index));
   if (epoch.has_value()) epoch->kv.Forget(sequence);
   sequences.Erase(index);

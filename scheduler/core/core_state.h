@@ -59,12 +59,16 @@ struct EpochState {
   EpochState(Epoch epoch, const ExecutorDescription& description, bool prefix_cache)
       : epoch(epoch),
         kv(description.groups, description.block_count, prefix_cache, description.tiers),
+        usable_blocks(std::uint64_t{kv.pool().total()} * 64),
         handles(description.max_sequences),
         micro_batch_sizes(description.lag, 0) {}
 
   Epoch epoch;
   Step last_step{0};
   KvCacheManager kv;
+  // The blocks that are used while requests wait for blocks, in the mean: what is kept for the
+  // growth of running requests cannot be used. In 1/64; the whole pool until it is known.
+  std::uint64_t usable_blocks;
   HandleTable handles;
   std::vector<std::uint32_t> micro_batch_sizes;  // [lag] open sequences
   std::deque<PlanInFlight> in_flight;            // sent and not answered, in order
@@ -114,9 +118,10 @@ struct CoreCounters {
 
 // A request that asks to enter, as the forecast sees it.
 struct ForecastEntry {
-  Request request;          // without sequences; in no table
-  ForecastWork needs;       // from its start to its end
-  std::int64_t run_ns = 0;  // the expected time from its start to its end
+  Request request;               // without sequences; in no table
+  FairShare::Standing standing;  // of its tenant
+  ForecastWork needs;            // from its start to its end
+  std::int64_t run_ns = 0;       // the expected time from its start to its end
 };
 
 struct CoreState {
@@ -154,6 +159,11 @@ struct CoreState {
   static constexpr std::uint32_t kMostCaution = 1024;
   std::uint32_t caution = 0;
   StepCosts costs;
+  // The part of the last starts in which a request overtook others because its prompt is short, and
+  // the lengths of all prompts: so many of the shortest overtake. In 1/65536.
+  std::uint64_t overtaking = 0;
+  std::uint64_t overtaken = 0;  // CoreCounters::bypasses at the last start
+  DecayingHistogram<3, 24> prompts{1024};
 
   CoreCounters counters;
   std::vector<EngineEvent> events;      // not yet taken
@@ -188,7 +198,10 @@ struct CoreState {
   // The number of output tokens that a sequence is expected to still make, and the number for
   // which memory is kept. The latter is more after preemptions.
   std::uint64_t ExpectedOutputs(const Sequence& sequence) const;
+  std::uint64_t ExpectedOutputsOf(TableIndex request) const;  // of all sequences or beams
   std::uint64_t MemoryOutputs(const Sequence& sequence) const;
+  // What is left of `outputs` tokens, within what the sequence may have.
+  std::uint64_t RemainingOf(const Sequence& sequence, std::uint32_t outputs) const;
   // Whether the request misses its deadline even if it runs next and the forecast errs by as much
   // as it can, and whether it is expected to.
   bool SurelyLate(const Request& request);
@@ -209,12 +222,14 @@ struct CoreState {
   ForecastEntry EntryOf(const TokenizedRequest& request) const;
   // The expected time until such a request would start. O(requests).
   std::int64_t PredictWaitNs(const ForecastEntry& entry) const;
+  // Learns how many blocks can be used from a plan that was just made.
+  void LearnUsableBlocks();
   // The predicted time to recompute one block of K and V.
   std::int64_t RecomputeNs() const;
   // The sequences that run, as decodes.
   StepShape RunningShape() const;
   // Recounts the sequence's outstanding tokens. Must be called after every change to its
-  // tokens, lengths or fork.
+  // tokens, lengths, fork or forecast.
   void UpdateOutstanding(Sequence& sequence);
 
   // Puts a request that is not open into the queue.
@@ -255,12 +270,8 @@ struct CoreState {
 
  private:
   using Decodes = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
-  // What is left of `outputs` tokens, within what the sequence may have.
-  std::uint64_t RemainingOf(const Sequence& sequence, std::uint32_t outputs) const;
   Decodes DecodesBeside(const Request& request) const;
   std::int64_t DecodesNs(std::uint64_t steps, std::uint64_t length, const Decodes& others) const;
-  void AddRunning(ForecastQueue& queue) const;
-  void AddWaiting(const Request& request, ForecastQueue& queue) const;
   void Detach(Sequence& sequence);
   void LeaveRunning(TableIndex sequence);
   void AddRunning(TableIndex sequence);

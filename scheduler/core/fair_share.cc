@@ -68,6 +68,21 @@ TableIndex FairShare::Join(absl::string_view name) {
   return index;
 }
 
+FairShare::Standing FairShare::StandingOf(TableIndex index) const {
+  const Tenant& tenant = tenants_[index];
+  return {.tenant = index,
+          .weight = tenant.weight,
+          .served = tenant.requests > 0 ? tenant.served : std::max(tenant.served, Floor())};
+}
+
+FairShare::Standing FairShare::StandingOf(absl::string_view name) const {
+  const std::string key(on_ ? name : absl::string_view());
+  const auto found = by_name_.find(key);
+  if (found != by_name_.end()) return StandingOf(found->second);
+  const auto weight = weights_.find(key);
+  return {.tenant = {}, .weight = weight == weights_.end() ? 1 : weight->second, .served = Floor()};
+}
+
 void FairShare::Leave(TableIndex index) {
   Tenant& tenant = tenants_[index];
   last_floor_ = std::max(last_floor_, std::min(tenant.served, Floor()));

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,14 @@ class FairShare {
   bool Before(TableIndex a, TableIndex b) const;
   // The number of known tenants: those with requests, and some that had requests.
   std::size_t size() const { return tenants_.size(); }
+  // A tenant's place among the others, or the place that it would have if it came now.
+  struct Standing {
+    std::optional<TableIndex> tenant;  // none: it is not known
+    std::uint64_t weight = 1;
+    std::uint64_t served = 0;  // cost / weight, in 1/1024
+  };
+  Standing StandingOf(absl::string_view tenant) const;
+  Standing StandingOf(TableIndex tenant) const;
   // The requests of the tenant that have come and not left.
   std::uint32_t requests(TableIndex tenant) const { return tenants_[tenant].requests; }
   std::uint64_t requests() const;  // of all tenants. O(tenants)

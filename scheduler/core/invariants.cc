@@ -133,7 +133,7 @@ absl::Status CheckMembership(const CoreState& state) {
       const Sequence& sequence = state.sequences[at];
       outstanding += sequence.tokens.size() -
                      std::max(sequence.length.computed, sequence.fork.length) +
-                     request.stop.max_tokens - state.OutputTokens(sequence);
+                     state.ExpectedOutputs(sequence);
     }
   }
   FLOTILLA_HOLDS(outstanding == state.outstanding_tokens, 2, "outstanding tokens");

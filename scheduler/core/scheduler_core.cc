@@ -144,8 +144,8 @@ void SchedulerCore::Submit(std::int64_t now_ns, TokenizedRequest request) {
 
 // Puts the request into the queue. Its sequences know the prompt and the output prefix.
 TableIndex SchedulerCore::Accept(TokenizedRequest request) {
-  state_.events.push_back(Accepted{.request = request.id, .attempt = request.attempt});
   ++state_.counters.accepted;
+  state_.prompts.Add(request.prompt.size());
   Request accepted;
   accepted.id = request.id;
   accepted.attempt = request.attempt;
@@ -164,8 +164,8 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   accepted.priority = request.priority;
   accepted.arrival = state_.next_arrival++;
   accepted.protection = ProtectionAfter(0, state_.options.max_preemptions);
-  accepted.answer_class =
-      AnswerClass::Of(request.tenant, accepted.stop.max_tokens, true, accepted.prompt_tokens);
+  accepted.answer_class = AnswerClass::Of(request.tenant, accepted.stop.max_tokens,
+                                          !request.max_tokens_absent, accepted.prompt_tokens);
   accepted.tenant = state_.fair.Join(request.tenant);
   accepted.answers = request.sequences;
   accepted.crash_count = request.crash_count;
@@ -180,6 +180,9 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   AddSequences(index, request.beam ? 1 : request.sequences, std::move(request.prompt),
                std::move(request.output_prefix));
   if (request.deadline_ns.has_value()) state_.deadlines.Push(index);
+  state_.events.push_back(Accepted{.request = request.id,
+                                   .attempt = request.attempt,
+                                   .expected_outputs = state_.ExpectedOutputsOf(index)});
   return index;
 }
 
@@ -318,6 +321,7 @@ PlanOutcome SchedulerCore::Plan(std::int64_t now_ns) {
   DropLate();
   state_.UpdateRefusedPlans(now_ns);
   PlanOutcome outcome = StepPlanner(state_).Make();
+  if (outcome.plan.has_value()) state_.LearnUsableBlocks();
   outcome.wake_ns = state_.refused_plans.wake_ns();
   if (!state_.deadlines.empty()) {
     const std::int64_t deadline_ns = *state_.requests[state_.deadlines.top()].deadline_ns;

@@ -103,6 +103,7 @@ struct Sequence {
   // The output tokens that it is expected to have in all. Good until it has `forecast_until`.
   OutputForecast forecast;
   std::uint32_t forecast_until = 0;
+  std::uint32_t reported = 0;  // OutputLengths::Report
 
   // The following fields are valid only while the sequence is open.
   SequenceHandle handle;

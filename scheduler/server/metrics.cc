@@ -59,7 +59,7 @@ constexpr SchedulerMetric kSchedulerMetrics[] = {
     {kGauge, kRunning, "Requests with KV blocks.", nullptr, nullptr,
      [](Snapshot s) -> double { return s.core.load.running_requests; }},
     {kGauge, "flotilla_scheduler_outstanding_tokens",
-     "Tokens that running and waiting requests may still cost: prompt to prefill, output allowed.",
+     "Tokens that running and waiting requests still cost: prompt to prefill, output expected.",
      nullptr, nullptr, [](Snapshot s) -> double { return s.core.load.outstanding_tokens; }},
     {kGauge, "flotilla_scheduler_group_ready", "1 while the worker group takes plans.", nullptr,
      nullptr, [](Snapshot s) -> double { return s.core.load.ready ? 1 : 0; }},

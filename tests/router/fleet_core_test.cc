@@ -484,6 +484,43 @@ TEST_F(FleetCoreTest, WhatIsOutstandingFallsWithEveryTokenAndIsGoneAtTheEnd) {
   EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 20u);
 }
 
+TEST_F(FleetCoreTest, WhatIsOutstandingIsWhatTheReplicaExpects) {
+  Add(1);
+  TokenizedRequest request = Request(1);
+  request.stop.max_tokens = 1000;
+  Submit(request);
+  EXPECT_EQ(SentTo(), 1u);
+  Say(1, {Accepted{request.id, request.attempt, 40}});
+  EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 43u) << "and not 1003";
+  core_.OnLoad(now_ns_, Id(1), {.outstanding_tokens = 50, .ready = true});  // 7 of another router
+  for (std::uint32_t i = 0; i < 45; ++i) {                                  // longer than expected
+    Say(1, {TokenEvent{request.id, request.attempt, SequenceIndex(0), i, {7}}});
+  }
+  EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 7u);
+  Say(1, {RequestEnd{request.id, request.attempt, absl::OkStatus(), 0, {}}});
+  EXPECT_EQ(core_.View(Id(1)).outstanding_tokens, 7u);
+}
+
+// The second replica has less to do, by what is expected, although its request may have more.
+TEST_F(FleetCoreTest, AReplicaIsChosenByWhatIsExpectedAndNotByMaxTokens) {
+  Add(1);
+  TokenizedRequest first = Request(1), second = Request(2);
+  first.stop.max_tokens = 50;
+  second.stop.max_tokens = 5000;
+  second.prompt = {5, 6, 7};
+  Submit(first);
+  EXPECT_EQ(SentTo(), 1u);
+  Say(1, {Accepted{first.id, first.attempt, 50}});
+  Add(2);
+  Submit(second);
+  EXPECT_EQ(SentTo(), 2u);
+  Say(2, {Accepted{second.id, second.attempt, 20}});
+  TokenizedRequest third = Request(3);
+  third.prompt = {8, 9};
+  Submit(third);
+  EXPECT_EQ(SentTo(), 2u);
+}
+
 TEST_F(FleetCoreTest, ModelsAreKeptApartAndLimitsAreTheLeast) {
   Add(1, Description("a"));
   Add(2, Description("b"));

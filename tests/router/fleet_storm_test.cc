@@ -144,7 +144,7 @@ class Storm {
       events.push_back(RequestEnd{request, attempt, absl::ResourceExhaustedError("full"), 5, {}});
       over = true;
     } else if (!std::exchange(one.accepted, true)) {
-      events.push_back(Accepted{request, attempt});
+      events.push_back(Accepted{request, attempt, random_() % 20});
     } else if (one.cancelled || one.tokens == kTokens) {
       events.push_back(
           SequenceEnd{request, attempt, SequenceIndex(0),

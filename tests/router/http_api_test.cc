@@ -210,6 +210,8 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
            R"("logit_bias":{"9":-100,"10":1.5,"8":0})");
   const auto requests = engine_->submitted();
   EXPECT_EQ(requests[0].stop.max_tokens, 16u);
+  EXPECT_TRUE(requests[0].max_tokens_absent);
+  EXPECT_FALSE(requests[1].max_tokens_absent);
   EXPECT_EQ(requests[0].sampling.temperature, 1.0f);
   EXPECT_EQ(requests[0].stop.stop_tokens, text_.stop_tokens);
   EXPECT_TRUE(requests[0].deadline_ns.has_value());

@@ -128,7 +128,7 @@ TEST(OutstandingTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
   outstanding.OnSent(100);
   outstanding.OnSent(7);
   EXPECT_EQ(outstanding.total(), 157u);
-  outstanding.OnAdmitted(100);
+  outstanding.OnAdmitted(100, 100);
   EXPECT_EQ(outstanding.total(), 157u);
   outstanding.OnReport(140);  // these tokens, and 40 of other routers
   EXPECT_EQ(outstanding.total(), 147u);
@@ -139,7 +139,7 @@ TEST(OutstandingTokens, AreThisRoutersToTheTokenAndTheOthersAsReported) {
   outstanding.OnReport(40);
   EXPECT_EQ(outstanding.total(), 40u);
   outstanding.OnSent(30);
-  outstanding.OnAdmitted(30);
+  outstanding.OnAdmitted(30, 30);
   outstanding.OnReport(25);  // the report is a step ahead of the events
   EXPECT_EQ(outstanding.total(), 30u);
 }

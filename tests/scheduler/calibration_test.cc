@@ -182,21 +182,55 @@ TEST(OutputLengths, MemoryIsBoundedAndOldTenantsAreForgotten) {
   EXPECT_NEAR(lengths.Predict(of(0), 500, 1000).mean, 563, 5);  // beyond all others
 }
 
+// A sequence that ends in the same step whatever happens.
+ForecastWork Work(std::uint64_t steps, std::uint64_t blocks = 10) {
+  ForecastWork work;
+  work.parts.fill({.steps = steps, .blocks = blocks});
+  return work;
+}
+
 TEST(Forecast, StepsUntilAPlaceIsFree) {
   ForecastQueue queue{.sequences = 2, .blocks = 100, .rows = 10};
-  queue.own = {.steps = 5, .width = 1, .blocks = 10};
-  EXPECT_EQ(StepsUntilStart(queue), 0u);
+  queue.own = Work(5);
+  EXPECT_EQ(WaitUntilStart(queue).steps, 0u);
   queue.begun_tokens = 35;  // prompts that fill three steps
-  EXPECT_EQ(StepsUntilStart(queue), 3u);
-  queue.running = {{.steps = 7, .width = 1, .blocks = 10}, {.steps = 4, .width = 1, .blocks = 10}};
-  EXPECT_EQ(StepsUntilStart(queue), 4u);
+  EXPECT_EQ(WaitUntilStart(queue).steps, 3u);
+  queue.running = {Work(7), Work(4)};
+  EXPECT_EQ(WaitUntilStart(queue).steps, 4u);
+  EXPECT_EQ(WaitUntilStart(queue).decodes, 2u);
   queue.requests = 1;
-  queue.mean = {.steps = 20, .width = 1, .blocks = 10};
-  EXPECT_EQ(StepsUntilStart(queue), 7u);
-  queue.own.blocks = 95;
-  EXPECT_EQ(StepsUntilStart(queue), 24u);
+  queue.mean = Work(20);
+  EXPECT_EQ(WaitUntilStart(queue).steps, 7u);
+  queue.own = Work(5, 95);
+  EXPECT_EQ(WaitUntilStart(queue).steps, 24u);
   queue.requests = 1'000'000'000;
-  EXPECT_GT(StepsUntilStart(queue), 9'000'000'000u);
+  EXPECT_GT(WaitUntilStart(queue).steps, 9'000'000'000u);
+}
+
+// Of two answers, each of which ends after 10 or after 90 steps, one has ended after 10 steps if
+// both are as likely, and not after the mean of 50.
+TEST(Forecast, AnswersThatMayBeShortLeaveTheirPlacesEarly) {
+  ForecastQueue queue{.sequences = 2, .blocks = 100, .rows = 10};
+  queue.own = Work(5);
+  ForecastWork either = Work(10);
+  std::fill(either.parts.begin() + either.parts.size() / 2, either.parts.end(),
+            ForecastWork::Part{.steps = 90, .blocks = 10});
+  queue.running = {either, either};
+  EXPECT_EQ(WaitUntilStart(queue).steps, 10u);
+  // One that waits takes that place, and half of it is free again after 20 steps. The rest comes
+  // after 90.
+  queue.requests = 1;
+  queue.mean = either;
+  EXPECT_EQ(WaitUntilStart(queue).steps, 90u);
+}
+
+TEST(DecayingHistogram, PartsHaveEqualWeightAndKeepTheMean) {
+  DecayingHistogram<3, 24> values(1024);
+  for (const std::uint64_t value : {1, 2, 3, 4, 5, 6, 7, 8}) values.Add(value);
+  EXPECT_EQ(values.PartMeans<4>(), (std::array<std::uint64_t, 4>{1, 3, 5, 7}));
+  EXPECT_EQ(values.PartMeans<2>(5), (std::array<std::uint64_t, 2>{5, 7}));
+  EXPECT_EQ(values.PartMeans<2>(100), (std::array<std::uint64_t, 2>{100, 100}));
+  EXPECT_EQ((DecayingHistogram<3, 24>(8).PartMeans<2>()), (std::array<std::uint64_t, 2>{0, 0}));
 }
 
 }  // namespace

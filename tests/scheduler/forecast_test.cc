@@ -227,6 +227,43 @@ TEST(Forecast, NobodyIsRefusedWhilePlacesAreFree) {
   }
 }
 
+// Serves `count` requests whose answers have `outputs` of 1,000 tokens. Returns what the core
+// expects of the next one.
+std::uint64_t ExpectedAfter(CoreHarness& harness, std::uint64_t first_id, int count,
+                            std::uint32_t outputs, bool max_tokens_absent = false) {
+  harness.token_of = [outputs](const worker::BatchItem&, std::uint32_t output) {
+    return output + 1 >= outputs ? kStop : static_cast<TokenId>(output % 900);
+  };
+  const auto submit = [&](std::uint64_t id) {
+    TokenizedRequest request = LiveRequest(id, 100, 1000);
+    request.max_tokens_absent = max_tokens_absent;
+    harness.core.Submit(harness.now_ns, request);
+    harness.TakeEvents();
+  };
+  for (int i = 0; i < count; ++i) submit(first_id++);
+  harness.RunAll(100'000);
+  submit(first_id);
+  const std::uint64_t expected =
+      std::get<Accepted>(harness.events[first_id].front()).expected_outputs;
+  EXPECT_EQ(harness.core.Snapshot().load.outstanding_tokens, 100 + expected);
+  harness.RunAll();
+  EXPECT_EQ(harness.core.Snapshot().load.outstanding_tokens, 0u);
+  return expected;
+}
+
+TEST(Forecast, LoadReportsCountWhatAnswersAreExpectedToHave) {
+  CoreHarness harness({}, Group());
+  EXPECT_EQ(ExpectedAfter(harness, 1, 0, 30), 700u);  // the prior
+  EXPECT_NEAR(static_cast<double>(ExpectedAfter(harness, 100, 100, 30)), 30, 4);
+}
+
+TEST(Forecast, RequestsWithoutMaxTokensAreAClass) {
+  CoreHarness harness({}, Group());
+  EXPECT_NEAR(static_cast<double>(ExpectedAfter(harness, 1, 60, 30, true)), 30, 4);
+  EXPECT_NEAR(static_cast<double>(ExpectedAfter(harness, 1000, 60, 300)), 300, 30);
+  EXPECT_NEAR(static_cast<double>(ExpectedAfter(harness, 2000, 0, 30, true)), 30, 4);
+}
+
 // Row 12. Requests of 100 tokens, of whose answers 15 in 100 have 1,500 tokens and the others 30.
 std::uint32_t OutputsOf(std::uint64_t seed) {
   return (seed * 2654435761u >> 7) % 100 < 85 ? 30u : 1500u;

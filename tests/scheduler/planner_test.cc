@@ -227,14 +227,14 @@ TEST(Planner, BlocksAreReservedForAProtectedRequest) {
   ASSERT_EQ(harness.core.Snapshot().counters.preemptions, 1u);
   harness.Plan();  // the first one comes back
   harness.Answer();
-  harness.Submit(3, 4, 2);   // two blocks beside its seven: starts
-  harness.Submit(4, 4, 12);  // its first two blocks are there, but reserved: waits
+  harness.Submit(3, 8, 1);   // two blocks beside its seven: starts
+  harness.Submit(4, 4, 12);  // a block would be there, but is reserved: waits
   harness.Plan();
   harness.Answer();
   EXPECT_EQ(harness.core.Snapshot().load.running_requests, 2u);
   harness.RunAll();
   EXPECT_EQ(harness.EndOf(1)->usage.preemptions, 1u);
-  for (const auto& [id, tokens] : {std::pair(1, 22u), {2, 2u}, {3, 2u}, {4, 12u}}) {
+  for (const auto& [id, tokens] : {std::pair(1, 22u), {2, 2u}, {3, 1u}, {4, 12u}}) {
     EXPECT_EQ(harness.TokensOf(id), tokens);
   }
 }

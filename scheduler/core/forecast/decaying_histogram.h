@@ -29,6 +29,40 @@ class DecayingHistogram {
     for (std::uint32_t& count : counts_) total_ += count /= 2;
   }
 
+  // Takes out a value that was added; has no effect if it is not there any more.
+  void Remove(std::uint64_t value) {
+    std::uint32_t& count = counts_[BucketOf(value)];
+    const std::uint32_t taken = std::min(count, kUnit);
+    count -= taken;
+    total_ -= taken;
+  }
+
+  // These values, and those of which only a lower bound is known, the ones in `least`: each is
+  // taken to be as the values above its bound are (the estimate of Kaplan and Meier, 1958). Where
+  // no value is above, it is taken for an eighth more than its bound.
+  DecayingHistogram WithOpen(const DecayingHistogram& least) const {
+    if (least.total_ == 0) return *this;
+    constexpr std::uint32_t kFraction = 12;
+    const auto rounded = [](std::uint64_t x) {
+      return static_cast<std::uint32_t>((x + (1u << (kFraction - 1))) >> kFraction);
+    };
+    DecayingHistogram all(memory_);
+    std::uint64_t beyond = total_, weight = std::uint64_t{1} << kFraction;  // of a value
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      beyond -= counts_[bucket];
+      all.counts_[bucket] += rounded(counts_[bucket] * weight);
+      const std::uint64_t open = least.counts_[bucket] * weight;
+      if (beyond > 0) {
+        weight += open / beyond;
+      } else if (open > 0) {
+        const std::uint64_t bound = LeastOf(bucket);
+        all.counts_[BucketOf(bound + bound / 8)] += rounded(open);
+      }
+    }
+    for (const std::uint32_t count : all.counts_) all.total_ += count;
+    return all;
+  }
+
   // The value that `permille` of the values of at least `least` do not exceed. `least` if there
   // are no such values. Never less than `least`. Interpolated within a bucket.
   std::uint64_t Quantile(std::uint32_t permille, std::uint64_t least = 0) const {
@@ -37,10 +71,9 @@ class DecayingHistogram {
     const std::uint64_t wanted = std::max<std::uint64_t>(beyond * permille / 1000, 1);
     std::uint64_t seen = 0;
     std::size_t bucket = BucketOf(least);
-    while (seen + counts_[bucket] < wanted) seen += counts_[bucket++];
-    const std::uint64_t width = LeastOf(bucket + 1) - LeastOf(bucket);
-    const std::uint64_t in = (width - 1) * (wanted - seen) / counts_[bucket];
-    return std::max(LeastOf(bucket) + in, least);
+    while (seen + CountIn(bucket, least) < wanted) seen += CountIn(bucket++, least);
+    const std::uint64_t from = std::max(LeastOf(bucket), least);
+    return from + (LeastOf(bucket + 1) - 1 - from) * (wanted - seen) / CountIn(bucket, least);
   }
 
   // The mean of the values of at least `least`; `least` if there are none. Never less.
@@ -49,12 +82,37 @@ class DecayingHistogram {
     if (beyond == 0) return least;
     std::uint64_t sum = 0;
     for (std::size_t bucket = BucketOf(least); bucket < kBuckets; ++bucket) {
-      sum += counts_[bucket] * ((LeastOf(bucket) + LeastOf(bucket + 1) - 1) / 2);
+      sum += CountIn(bucket, least) * MiddleOf(bucket, least);
     }
     return std::max(sum / beyond, least);
   }
 
-  // The number of values of at least `least`, to the precision of a bucket.
+  // The values of at least `least` in kParts parts of equal weight, the smallest values first: the
+  // mean of each part. `least` if there are none. Never less.
+  template <std::size_t kParts>
+  std::array<std::uint64_t, kParts> PartMeans(std::uint64_t least = 0) const {
+    std::array<std::uint64_t, kParts> means;
+    means.fill(least);
+    const std::uint64_t part = CountFrom(least);  // each value counts kParts times
+    std::uint64_t sum = 0, left = part;
+    std::size_t at = 0;
+    for (std::size_t bucket = BucketOf(least); bucket < kBuckets && part > 0; ++bucket) {
+      for (std::uint64_t count = CountIn(bucket, least) * kParts; count > 0;) {
+        const std::uint64_t taken = std::min(count, left);
+        sum += taken * MiddleOf(bucket, least);
+        count -= taken;
+        left -= taken;
+        if (left > 0) continue;
+        means[at] = std::max(sum / part, least);
+        ++at;
+        sum = 0;
+        left = part;
+      }
+    }
+    return means;
+  }
+
+  // The number of values of at least `least`.
   std::uint32_t CountAbove(std::uint64_t least) const {
     return static_cast<std::uint32_t>(CountFrom(least) / kUnit);
   }
@@ -80,9 +138,19 @@ class DecayingHistogram {
   std::uint64_t CountFrom(std::uint64_t least) const {
     std::uint64_t beyond = 0;
     for (std::size_t bucket = BucketOf(least); bucket < kBuckets; ++bucket) {
-      beyond += counts_[bucket];
+      beyond += CountIn(bucket, least);
     }
     return beyond;
+  }
+  // The values of a bucket that are at least `least`, which is not beyond it, and their mean: they
+  // are taken to be evenly spread.
+  std::uint64_t CountIn(std::size_t bucket, std::uint64_t least) const {
+    const std::uint64_t from = LeastOf(bucket), end = LeastOf(bucket + 1);
+    if (least <= from || counts_[bucket] == 0) return counts_[bucket];
+    return (counts_[bucket] * (end - std::min(least, end - 1)) + end - from - 1) / (end - from);
+  }
+  static std::uint64_t MiddleOf(std::size_t bucket, std::uint64_t least) {
+    return (std::max(LeastOf(bucket), least) + LeastOf(bucket + 1) - 1) / 2;
   }
 
   std::array<std::uint32_t, kBuckets> counts_{};

@@ -5,6 +5,7 @@
 // CoreState owns it. Integers only; no clock.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -14,11 +15,15 @@
 
 namespace flotilla::scheduler {
 
-// A request that holds sequences and blocks, or will hold them, until it ends.
+// A request that holds sequences and blocks, or will hold them, until each of its sequences ends.
+// When that is is not known; each part is as likely.
 struct ForecastWork {
-  std::uint64_t steps = 0;   // until it ends, from now or from its start
-  std::uint64_t width = 1;   // sequences
-  std::uint64_t blocks = 0;  // at its end
+  struct Part {
+    std::uint64_t steps = 0;   // until a sequence ends, from now or from its start
+    std::uint64_t blocks = 0;  // that it holds until then, in the mean
+  };
+  std::uint64_t width = 1;  // sequences
+  std::array<Part, OutputForecast::kParts> parts{};
 };
 
 // What stands between a request and its start.
@@ -34,10 +39,17 @@ struct ForecastQueue {
   std::uint64_t sequences = 1, blocks = 1, rows = 1;
 };
 
-// The number of steps that pass before the request starts: those until sequences and blocks are
-// free, or those that the prompts before it fill, if these are more. Places are given in order.
-// O(n log n) for n = running requests plus 3 * `sequences`, however many wait.
-std::uint64_t StepsUntilStart(const ForecastQueue& queue);
+struct ForecastWait {
+  // Those until sequences and blocks are free, or those that the prompts before it fill, if these
+  // are more.
+  std::uint64_t steps = 0;
+  std::uint64_t decodes = 0;  // of one of these steps, in the mean
+};
+
+// What passes before the request starts. Places are given in order, and a sequence gives its place
+// back part by part, as likely as it ends. O(n log n) for n = running sequences plus 3 *
+// `sequences`, however many wait.
+ForecastWait WaitUntilStart(const ForecastQueue& queue);
 
 class Forecast {
  public:

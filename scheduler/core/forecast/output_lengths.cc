@@ -38,6 +38,20 @@ void OutputLengths::Learn(const AnswerClass& answers, std::uint32_t outputs) {
   }
 }
 
+void OutputLengths::Report(const AnswerClass& answers, std::uint32_t before, std::uint32_t made) {
+  const auto report = [&](std::map<Key, Class>& classes, const Key& key, bool may_add) {
+    auto at = classes.find(key);
+    if (at == classes.end() && may_add && made > 0) at = classes.try_emplace(key).first;
+    if (at == classes.end()) return;
+    if (before > 0) at->second.open.Remove(before);
+    if (made > 0) at->second.open.Add(made);
+  };
+  for (const bool prompt : {false, true}) {
+    report(of_all_, KeyOf(answers, false, prompt), true);
+    report(of_tenant_, KeyOf(answers, true, prompt), of_tenant_.size() < kMostTenantClasses);
+  }
+}
+
 const OutputLengths::Class* OutputLengths::Find(const AnswerClass& answers) const {
   const Class* last = nullptr;
   for (const auto& [tenant, prompt] : {std::pair{true, true}, std::pair{true, false},
@@ -52,24 +66,28 @@ const OutputLengths::Class* OutputLengths::Find(const AnswerClass& answers) cons
 
 OutputForecast OutputLengths::Predict(const AnswerClass& answers, std::uint32_t made,
                                       std::uint32_t most) const {
-  if (made >= most) return {.mean = most, .upper = most};
+  if (made >= most) return OutputForecast::Exactly(most);
   const Class* const known = Find(answers);
   const std::uint64_t prior =
       std::max<std::uint64_t>(std::uint64_t{most} * prior_permille_ / 1000, made + 1);
   // An answer that is longer than all others is expected to go on for another eighth.
   const std::uint64_t longer = std::uint64_t{made} + made / 8 + 1;
-  std::uint64_t mean = prior, upper = most;
-  if (known != nullptr) {
-    const std::uint32_t seen = std::min(known->outputs.count(), kEnough);
-    const bool longest = known->outputs.CountAbove(made + 1) == 0;
-    mean = longest ? longer : known->outputs.Mean(made + 1);
-    upper = longest ? longer : known->outputs.Quantile(kUpperPermille, made + 1);
-    mean = (mean * seen + prior * (kEnough - seen)) / kEnough;
-    upper = (upper * seen + std::uint64_t{most} * (kEnough - seen)) / kEnough;
+  const std::uint32_t seen = known == nullptr ? 0 : std::min(known->outputs.count(), kEnough);
+  const Lengths lengths = seen == 0 ? Lengths(1) : known->outputs.WithOpen(known->open);
+  const bool longest = lengths.CountAbove(made + 1) == 0;
+  const auto forecast = [&](std::uint64_t of_known, std::uint64_t without, std::uint64_t least) {
+    const std::uint64_t value =
+        ((longest ? longer : of_known) * seen + without * (kEnough - seen)) / kEnough;
+    return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(value, least, most));
+  };
+  OutputForecast all;
+  all.mean = forecast(lengths.Mean(made + 1), prior, made + 1);
+  all.upper = forecast(lengths.Quantile(kUpperPermille, made + 1), most, all.mean);
+  const auto parts = lengths.PartMeans<OutputForecast::kParts>(made + 1);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    all.parts[i] = forecast(parts[i], prior, made + 1);
   }
-  mean = std::clamp<std::uint64_t>(mean, made + 1, most);
-  return {.mean = static_cast<std::uint32_t>(mean),
-          .upper = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(upper, mean, most))};
+  return all;
 }
 
 std::uint32_t OutputLengths::Impute(const AnswerClass& answers, std::uint32_t made,

@@ -5,8 +5,9 @@
 // comes from the most specific class that has seen enough answers: that of the tenant with both
 // lengths, of the tenant with max_tokens, of all tenants with both lengths, of all tenants with
 // max_tokens. Until the last one has seen enough, its forecast is mixed with a prior, which is a
-// share of max_tokens. Integers only; memory is bounded: the classes of tenants that were
-// used least recently are forgotten.
+// share of max_tokens. Answers that have not ended count by the tokens that they have: long ones
+// end last, so without them answers would seem to be short. Integers only; memory is bounded: the
+// classes of tenants that were used least recently are forgotten.
 #pragma once
 
 #include <array>
@@ -31,8 +32,19 @@ struct AnswerClass {
 
 // The output tokens that an answer is expected to have in all.
 struct OutputForecast {
+  // Answers of a class differ, so some end long before the mean one. Each part is as likely.
+  static constexpr std::size_t kParts = 8;
+
   std::uint32_t mean = 0;
   std::uint32_t upper = 0;  // kUpperPermille of the answers have no more; at least `mean`
+  std::array<std::uint32_t, kParts> parts{};  // the mean of each part, ascending
+
+  // An answer that will surely have so many.
+  static OutputForecast Exactly(std::uint32_t outputs) {
+    OutputForecast exact{.mean = outputs, .upper = outputs};
+    exact.parts.fill(outputs);
+    return exact;
+  }
 };
 
 class OutputLengths {
@@ -49,7 +61,11 @@ class OutputLengths {
   // Records an answer that ended by itself after `outputs` tokens.
   void Learn(const AnswerClass& answers, std::uint32_t outputs);
 
-  // Forecasts an answer that has `made` tokens and may have `most`. Both results are from
+  // An answer that had `before` tokens when it was last reported has `made` now. 0: it is not, or
+  // no longer, under way.
+  void Report(const AnswerClass& answers, std::uint32_t before, std::uint32_t made);
+
+  // Forecasts an answer that has `made` tokens and may have `most`. All results are from
   // made + 1 to `most`, or `most` if it has them all.
   OutputForecast Predict(const AnswerClass& answers, std::uint32_t made, std::uint32_t most) const;
   // The length that stands for an answer that was ended when it had `made` tokens: the mean of
@@ -64,8 +80,10 @@ class OutputLengths {
  private:
   static constexpr std::uint8_t kAnyPrompt = 0xff;
   using Key = std::array<std::uint64_t, 2>;  // the tenant; both lengths
+  using Lengths = DecayingHistogram<3, 24>;
   struct Class {
-    DecayingHistogram<3, 24> outputs{1024};
+    Lengths outputs{1024};
+    Lengths open{1 << 20};   // what answers have that have not ended
     std::uint64_t used = 0;  // the time, in answers, of the last one
   };
   static Key KeyOf(const AnswerClass& answers, bool tenant, bool prompt);

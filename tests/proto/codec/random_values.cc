@@ -268,6 +268,7 @@ TokenizedRequest RandomValues::Request() {
   r.adapter = Text();
   r.crash_count = Number();
   r.label = Text();
+  r.max_tokens_absent = Flip();
   if (Flip()) r.trace = {Word(), Word(), Word(), Flip()};
   return r;
 }
@@ -277,7 +278,7 @@ EngineEvent RandomValues::RouterEvent() {
   const Attempt attempt(Number());
   switch (Below(6)) {
     case 0:
-      return Accepted{id, attempt};
+      return Accepted{id, attempt, Word()};
     case 1: {
       PromptLogprobs event{.request = id, .attempt = attempt, .first = Number()};
       for (std::size_t i = Below(4); i > 0; --i) {

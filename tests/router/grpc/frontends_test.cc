@@ -298,7 +298,24 @@ TEST_F(FrontendsTest, WhatTheEngineIsToldIsTheSame) {
   std::string rendered;
   for (TokenId id : submitted[0].prompt) rendered += tokenizer_->TokenBytes(id);
   EXPECT_EQ(rendered, "system:hi;");
-  for (const TokenizedRequest& one : submitted) EXPECT_EQ(one.cache_salt, "salt");
+  for (const TokenizedRequest& one : submitted) {
+    EXPECT_EQ(one.cache_salt, "salt");
+    EXPECT_FALSE(one.max_tokens_absent);
+  }
+}
+
+TEST_F(FrontendsTest, TheEngineIsToldThatMaxTokensAreAbsent) {
+  EXPECT_EQ(OverHttp("/v1/chat/completions",
+                     R"({"model":"tiny","messages":[{"role":"user","content":"hi"}]})")
+                .status,
+            200);
+  v1::GenerateRequest request;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      R"(model: "tiny" chat { messages { role: "user" content: "hi" } })", &request));
+  EXPECT_EQ(OverGrpc(request).status, 200);
+  const auto submitted = engine_.submitted();
+  ASSERT_EQ(submitted.size(), 2u);
+  for (const TokenizedRequest& one : submitted) EXPECT_TRUE(one.max_tokens_absent);
 }
 
 }  // namespace

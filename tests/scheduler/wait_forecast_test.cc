@@ -1,0 +1,226 @@
+// Tests the predicted wait of a request against its real wait, in virtual time and under overload:
+// with answers of a skewed length that end long before max_tokens, with known lengths, with little
+// memory, with long prompts, under every policy and fair share.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/scheduler/core_harness.h"
+#include "tests/support/random.h"
+
+namespace flotilla::scheduler {
+namespace {
+
+constexpr TokenId kStop = 999;
+constexpr std::uint32_t kMaxOutputs = 4000;
+constexpr std::int64_t kMostWaitNs = 4'000'000'000;
+
+struct Load {
+  const char* name = "";
+  const char* policy = "fcfs";
+  double overload = 2;         // arrivals for each request that can be served
+  std::uint32_t prompt = 100;  // tokens, in the mean
+  double outputs = 100;        // the same
+  double sigma = 1;            // of the logarithm of the outputs
+  bool known = false;          // max_tokens is the length of the answer
+  std::uint32_t blocks = 8000;
+  // The arrivals of tenants, and of classes of priority, the highest first.
+  std::vector<std::uint32_t> tenants = {1}, classes = {1};
+  std::uint32_t measured_class = 0;
+
+  bool fair() const { return tenants.size() > 1; }
+};
+
+std::ostream& operator<<(std::ostream& out, const Load& load) { return out << load.name; }
+
+// Serves a load on a machine that reads its weights in 3 ms.
+class Server {
+ public:
+  explicit Server(const Load& load, std::int64_t max_wait_ns)
+      : harness(
+            {.max_queued_tokens = 1 << 24, .max_wait_ns = max_wait_ns, .fair_share = load.fair()},
+            Group(load.blocks), load.policy),
+        load_(load),
+        random_(7) {
+    harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
+      return 3'000'000 + std::int64_t{30'000} * prefill + std::int64_t{100'000} * decodes;
+    };
+    harness.token_of = [this](const worker::BatchItem& item, std::uint32_t output) {
+      return output + 1 >= outputs_[item.sampling->seed] ? kStop
+                                                         : static_cast<TokenId>(output % 900);
+    };
+  }
+
+  struct Sent {
+    std::int64_t at = 0, predicted = 0;
+    std::uint32_t of_class = 0;
+    bool learned = false;  // the forecast had seen enough answers
+  };
+
+  double Uniform() { return (random_.Below(1 << 30) + 0.5) / (1 << 30); }
+
+  void Submit() {
+    TokenizedRequest request = CoreHarness::Request(++id_, 1, kMaxOutputs);
+    const std::uint32_t prompt = random_.Between(load_.prompt / 2, load_.prompt * 3 / 2);
+    request.prompt.clear();
+    for (std::uint64_t i = 0; i < prompt; ++i) {  // shares no block with that of another id
+      request.prompt.push_back(static_cast<TokenId>((id_ * 7919 + i * 31 + id_ * i) % 900));
+    }
+    const double normal =
+        std::sqrt(-2 * std::log(Uniform())) * std::cos(6.283185307179586 * Uniform());
+    const double outputs =
+        load_.outputs * std::exp(load_.sigma * normal - load_.sigma * load_.sigma / 2);
+    outputs_[id_] = static_cast<std::uint32_t>(std::clamp(outputs, 1.0, double{kMaxOutputs}));
+    request.sampling.seed = id_;
+    if (load_.known) {
+      request.stop.max_tokens = outputs_[id_];
+      request.stop.stop_tokens.clear();
+    } else {
+      request.stop.stop_tokens = {kStop};
+    }
+    request.tenant = std::to_string(Draw(load_.tenants));
+    const std::uint32_t of_class = Draw(load_.classes);
+    request.priority = -static_cast<std::int32_t>(of_class);
+    sent[id_] = {.at = harness.now_ns,
+                 .predicted = harness.core.PredictWaitNs(request),
+                 .of_class = of_class,
+                 .learned = ended >= 200};
+    harness.core.Submit(harness.now_ns, request);
+  }
+
+  // Plans and answers a step, if there is something to do.
+  bool Step() {
+    if (harness.Plan() != StallReason::kNone) return false;
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+      started.try_emplace(open.request.counter, harness.now_ns);
+    }
+    harness.Answer();
+    for (const auto& [id, events] : harness.events) {
+      for (const EngineEvent& event : events) {
+        const auto* end = std::get_if<RequestEnd>(&event);
+        ended += end != nullptr && end->status.ok();
+      }
+    }
+    harness.events.clear();
+    return true;
+  }
+
+  CoreHarness harness;
+  std::map<std::uint64_t, Sent> sent;
+  std::map<std::uint64_t, std::int64_t> started;
+  int ended = 0;
+
+ private:
+  static ExecutorDescription Group(std::uint32_t blocks) {
+    ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
+    group.vocab_size = 1000;
+    group.max_context = 8192;
+    group.block_count = blocks + 1;
+    group.max_sequences = 512;
+    group.max_step_tokens = 8192;
+    return group;
+  }
+  std::uint32_t Draw(const std::vector<std::uint32_t>& weights) {
+    std::uint32_t sum = 0;
+    for (const std::uint32_t weight : weights) sum += weight;
+    std::uint32_t at = random_.Below(sum), index = 0;
+    while (at >= weights[index]) at -= weights[index++];
+    return index;
+  }
+
+  const Load load_;
+  testing::Random random_;
+  std::uint64_t id_ = 0;
+  std::map<std::uint64_t, std::uint32_t> outputs_;
+};
+
+// The requests per second that are served while enough wait.
+double Capacity(const Load& load) {
+  Server server(load, 0);
+  for (int i = 0; i < 900; ++i) server.Submit();
+  while (server.ended < 200) server.Step();
+  const std::int64_t begin = server.harness.now_ns;
+  const int before = server.ended;
+  while (server.ended < 700) server.Step();
+  return (server.ended - before) * 1e9 / static_cast<double>(server.harness.now_ns - begin);
+}
+
+struct Errors {
+  std::size_t waits = 0;
+  double median = 0, bias = 0, p90_factor = 0;
+};
+
+Errors ErrorsOf(const Load& load) {
+  const double capacity = Capacity(load);
+  Server server(load, kMostWaitNs);
+  std::int64_t next_ns = 0;
+  const std::int64_t end_ns = 30'000'000'000;
+  const auto next = [&] {
+    next_ns -=
+        static_cast<std::int64_t>(1e9 / (capacity * load.overload) * std::log(server.Uniform()));
+  };
+  while (server.harness.now_ns < end_ns) {
+    for (; next_ns <= server.harness.now_ns; next()) server.Submit();
+    if (!server.Step()) server.harness.now_ns = next_ns;
+  }
+  while (server.Step()) {
+  }
+  std::vector<double> errors, factors, ratios;
+  for (const auto& [id, start] : server.started) {
+    const Server::Sent& one = server.sent[id];
+    const auto real = static_cast<double>(start - one.at);
+    if (!one.learned || one.of_class != load.measured_class || real < 200e6) continue;
+    const double predicted = std::max(static_cast<double>(one.predicted), 1e6);
+    errors.push_back(std::abs(predicted - real) / real);
+    factors.push_back(std::max(predicted / real, real / predicted));
+    ratios.push_back(predicted / real);
+  }
+  if (errors.empty()) return {};
+  const auto quantile = [](std::vector<double>& all, std::size_t percent) {
+    std::sort(all.begin(), all.end());
+    return all[all.size() * percent / 100];
+  };
+  const Errors result{.waits = errors.size(),
+                      .median = quantile(errors, 50),
+                      .bias = quantile(ratios, 50),
+                      .p90_factor = quantile(factors, 90)};
+  std::printf(
+      "%-36s %5.1f/s served; %5zu waits: error %3.0f %% in the median, predicted / real %.2f, "
+      "p90 of the factor %.2f\n",
+      load.name, capacity, result.waits, 100 * result.median, result.bias, result.p90_factor);
+  return result;
+}
+
+class WaitForecast : public ::testing::TestWithParam<Load> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    , WaitForecast,
+    ::testing::Values(
+        Load{.name = "fcfs", .overload = 1.2}, Load{.name = "fcfs_at_twice"},
+        Load{.name = "fcfs_long_answers", .outputs = 400, .sigma = 1.3},
+        Load{.name = "fcfs_long_known_answers", .outputs = 400, .sigma = 1.3, .known = true},
+        Load{.name = "fcfs_known_lengths", .overload = 1.2, .known = true},
+        Load{.name = "fcfs_little_memory", .blocks = 500},
+        Load{.name = "fcfs_long_prompts", .prompt = 1000, .outputs = 20},
+        Load{.name = "edf_without_deadlines", .policy = "edf"},
+        Load{.name = "priority", .policy = "priority"},
+        Load{.name = "priority_of_the_highest", .policy = "priority", .classes = {3, 1}},
+        Load{.name = "fair_share", .overload = 1.2, .tenants = {5, 2, 1}},
+        Load{.name = "fair_share_at_twice", .tenants = {5, 2, 1}},
+        Load{.name = "fair_share_of_a_light_tenant", .tenants = {20, 20, 1}}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(WaitForecast, IsWithinAQuarterInTheMedianAndTwiceAtP90) {
+  const Errors errors = ErrorsOf(GetParam());
+  EXPECT_GT(errors.waits, 300u);
+  EXPECT_LE(errors.median, 0.25);
+  EXPECT_LE(errors.p90_factor, 2);
+}
+
+}  // namespace
+}  // namespace flotilla::scheduler
