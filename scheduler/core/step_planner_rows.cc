@@ -150,7 +150,10 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   const bool head = index == state_.waiting.head();
   Attempt attempt{.blocked = state_.reserved_sequences + request.width() > state_.MaxRunning()};
   if (attempt.blocked && !(head && state_.epoch->kv.tiers().any())) return attempt;
-  if (!request.non_preemptible && !state_.running.empty() && !state_.LeavesTime(request)) {
+  const bool may_wait = !request.non_preemptible && !state_.running.empty();
+  // Its rows would probably be lost, so others that wait have them. It hides nobody.
+  if (may_wait && state_.waiting.size() > 1 && state_.ExpectedLate(request)) return attempt;
+  if (may_wait && !state_.LeavesTime(request)) {
     attempt.late = true;
     return attempt;
   }
