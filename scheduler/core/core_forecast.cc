@@ -13,6 +13,18 @@ namespace {
 // part in so many is left.
 constexpr std::int64_t kForecastMargin = 12;
 
+// What is left of the prompts that have begun.
+StepShape BegunPrompts(const CoreState& state) {
+  StepShape shape;
+  for (const TableIndex index : state.running) {
+    const Sequence& sequence = state.sequences[index];
+    const std::uint64_t known = sequence.tokens.size();
+    const std::uint64_t had = std::max(sequence.length.scheduled_max, sequence.fork.length);
+    if (had < known) shape.AddChunk(had, known - had);
+  }
+  return shape;
+}
+
 }  // namespace
 
 std::int64_t CoreState::RecomputeNs() const {
@@ -160,17 +172,21 @@ std::int64_t CoreState::QuickestNs(const Request& request, std::uint64_t cached_
 bool CoreState::SurelyLate(const Request& request) {
   if (!request.deadline_ns.has_value()) return false;
   if (now_ns + QuickestNs(request, 0) <= *request.deadline_ns) return false;
-  if (request.admitted) return true;
-  KvCacheManager& kv = epoch->kv;
-  const Sequence& first = sequences[request.sequences.front()];
-  const std::uint32_t cached = kv.PositionsOf(kv.FindPrefix(first, request));
-  return now_ns + QuickestNs(request, cached) > *request.deadline_ns;
+  return request.admitted || now_ns + QuickestNs(request, Cached(request)) > *request.deadline_ns;
 }
 
-bool CoreState::ExpectedLate(const Request& request) const {
+bool CoreState::ExpectedLate(const Request& request) {
   if (!request.deadline_ns.has_value()) return false;
-  const std::int64_t ns = PredictNs(request, 0);
-  return now_ns + ns + ns / kForecastMargin > *request.deadline_ns;
+  const std::int64_t begun_ns = forecast.PrefillPartNs(BegunPrompts(*this));
+  const auto is_late = [&](std::uint32_t cached) {
+    const std::int64_t ns = begun_ns + PredictNs(request, cached);
+    return now_ns + ns + ns / kForecastMargin > *request.deadline_ns;
+  };
+  return is_late(0) && is_late(Cached(request));
+}
+
+std::uint32_t CoreState::Cached(const Request& request) {
+  return epoch->kv.PositionsOf(epoch->kv.FindPrefix(sequences[request.sequences.front()], request));
 }
 
 bool CoreState::LeavesTime(const Request& request) const {

@@ -205,7 +205,9 @@ struct CoreState {
   // Whether the request misses its deadline even if it runs next and the forecast errs by as much
   // as it can, and whether it is expected to.
   bool SurelyLate(const Request& request);
-  bool ExpectedLate(const Request& request) const;
+  bool ExpectedLate(const Request& request);
+  // The positions of the request's prompt that the prefix cache has.
+  std::uint32_t Cached(const Request& request);
   // Whether at most as many running sequences come to miss their deadline as this request has, once
   // it runs beside them, and most of those that have one are expected to meet it.
   bool LeavesTime(const Request& request) const;

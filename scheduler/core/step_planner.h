@@ -137,6 +137,8 @@ class StepPlanner {
   void NoteStarted(TableIndex request);
   bool MayShareRowsOf(const Request& than, const Request& request) const;
   bool MayOvertake(TableIndex request) const;
+  // Counts the prompt of a request that starts for those that it overtakes.
+  void CountOvertaken(const Request& request);
   std::uint32_t RowsLeft(const Sequence& sequence) const;
   // Whether the blocks in tiers that the head of the queue can use are to be read back
   // now, so that they are in the pool when the request is admitted.
@@ -224,18 +226,19 @@ class StepPlanner {
   // Blocks reserved at the beginning of the plan: for non-preemptible requests, and for all that
   // are protected.
   std::uint64_t kept_blocks_ = 0, reserved_blocks_ = 0;
-  StepShape shape_;                         // of all of the above
-  StepTimeModel::Target target_;            // for the step, if chunks keep to one
-  std::uint64_t promised_blocks_ = 0;       // needed for the rest of the prompts begun
-  std::uint32_t budget_ = 0;                // rows left
-  std::vector<TableIndex> order_;           // the running sequences, in order
-  std::vector<TableIndex> prompts_;         // begun ones, in order, that were dealt no rows yet
-  bool prompt_can_run_ = false;             // one of them has blocks for a row
-  bool waits_for_prefix_ = false;           // the head of the queue waits for a prefix
-  std::vector<TableIndex> tried_;           // waiting requests that could not be admitted
-  std::vector<TableIndex> queue_;           // the next waiting requests, the first one last
-  std::optional<TableIndex> blocked_;       // the first of them that others can overtake
-  std::vector<TableIndex> blocked_behind_;  // the next ones
+  StepShape shape_;                             // of all of the above
+  StepTimeModel::Target target_;                // for the step, if chunks keep to one
+  std::uint64_t promised_blocks_ = 0;           // needed for the rest of the prompts begun
+  std::uint32_t budget_ = 0;                    // rows left
+  std::vector<TableIndex> order_;               // the running sequences, in order
+  std::vector<TableIndex> prompts_;             // begun ones, in order, that were dealt no rows yet
+  bool prompt_can_run_ = false;                 // one of them has blocks for a row
+  bool waits_for_prefix_ = false;               // the head of the queue waits for a prefix
+  std::vector<TableIndex> tried_;               // waiting requests that could not be admitted
+  std::vector<TableIndex> queue_;               // the next waiting requests, the first one last
+  std::optional<TableIndex> blocked_;           // the first of them that others can overtake
+  std::optional<TableIndex> blocked_isolated_;  // the same of those that start in isolated steps
+  std::vector<TableIndex> blocked_behind_;      // the next ones
   bool dealt_to_shorter_ = false;
   std::optional<Admission> load_;  // the head of the queue, if it is to be read back first
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed

@@ -212,10 +212,7 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const KvCacheManager& kv = state_.epoch->kv;
   const Request& request = state_.requests[admission.request];
   const std::uint64_t needs = AdmissionNeeds(request, admission.match);
-  if (blocked_.has_value() && blocked_ != admission.request) {
-    state_.requests[*blocked_].overtaken_rows += request.waiting_tokens;
-    ++state_.counters.bypasses;
-  }
+  CountOvertaken(request);
   NoteStarted(admission.request);
   expected_.reset();
   state_.AdmitRequest(admission.request);

@@ -146,7 +146,10 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   const bool head = index == state_.waiting.head();
   Attempt attempt{.blocked = state_.reserved_sequences + request.width() > state_.MaxRunning()};
   if (attempt.blocked && !(head && state_.epoch->kv.tiers().any())) return attempt;
-  if (!request.non_preemptible() && !state_.running.empty() && !state_.LeavesTime(request)) {
+  const bool may_wait = !request.non_preemptible() && !state_.running.empty();
+  // Its rows would probably be lost, so others that wait have them. It hides nobody.
+  if (may_wait && state_.waiting.size() > 1 && state_.ExpectedLate(request)) return attempt;
+  if (may_wait && !state_.LeavesTime(request)) {
     attempt.late = true;
     return attempt;
   }
@@ -199,9 +202,11 @@ bool StepPlanner::CanAdmit() {
 // A request that starts in an isolated step can be overtaken, too.
 void StepPlanner::NoteBlocked() {
   blocked_.reset();
+  blocked_isolated_.reset();
   blocked_behind_.clear();
   const std::optional<TableIndex> head = state_.waiting.isolated_head();
-  if (!isolated_.has_value() && head.has_value() && TryAdmit(*head).blocked) blocked_ = head;
+  if (!isolated_.has_value() && head.has_value() && TryAdmit(*head).blocked)
+    blocked_isolated_ = head;
 }
 
 void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
@@ -218,6 +223,7 @@ void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
 // When the first blocked request starts after all, the next one is the first that is overtaken.
 void StepPlanner::NoteStarted(TableIndex index) {
   Erase(blocked_behind_, index);
+  if (blocked_isolated_ == index) blocked_isolated_.reset();
   if (blocked_ != index) return;
   blocked_.reset();
   if (blocked_behind_.empty()) return;
@@ -226,9 +232,22 @@ void StepPlanner::NoteStarted(TableIndex index) {
 }
 
 bool StepPlanner::MayOvertake(TableIndex index) const {
-  if (!blocked_.has_value() || *blocked_ == index) return true;
-  return state_.requests[*blocked_].overtaken_rows + state_.requests[index].waiting_tokens <=
-         state_.MaxOvertakenRows();
+  const std::uint64_t rows = state_.requests[index].waiting_tokens;
+  const auto may = [&](const std::optional<TableIndex>& blocked) {
+    return !blocked.has_value() || *blocked == index ||
+           state_.requests[*blocked].overtaken_rows + rows <= state_.MaxOvertakenRows();
+  };
+  return may(blocked_) && may(blocked_isolated_);
+}
+
+void StepPlanner::CountOvertaken(const Request& request) {
+  bool overtakes = false;
+  for (const std::optional<TableIndex>& blocked : {blocked_, blocked_isolated_}) {
+    if (!blocked.has_value() || &state_.requests[*blocked] == &request) continue;
+    state_.requests[*blocked].overtaken_rows += request.waiting_tokens;
+    overtakes = true;
+  }
+  state_.counters.bypasses += overtakes;
 }
 
 std::optional<TableIndex> StepPlanner::NextWaiting() {

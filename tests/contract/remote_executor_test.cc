@@ -146,12 +146,31 @@ TEST_F(RemoteExecutorTest, AnAgentThatGoesIsALostGroupAndComesBackWithAHigherEpo
     server_.reset();  // and its executor's epochs begin again at 1
     const Lost lost = recorder.WaitLost(life);
     EXPECT_EQ(lost.cause, Lost::Cause::kDied);
+    EXPECT_FALSE(lost.blames_requests) << "it computed nothing";
     EXPECT_EQ(lost.epoch, epoch);
     EXPECT_FALSE(remote->status().ok());
     EXPECT_TRUE(absl::IsFailedPrecondition(remote->Execute(FirstPlan(epoch))));
     Serve(port_);
   }
   recorder.WaitReady(4);
+  remote->Stop();
+}
+
+// Its requests may have used up the memory of all its processes.
+TEST_F(RemoteExecutorTest, AWorkerThatIsGoneWithoutAWordBlamesItsOldestStep) {
+  Serve();
+  ExecutorRecorder recorder;
+  auto remote = Attach(&recorder);
+  executor_->Pause();
+  StepPlan plan = FirstPlan(recorder.WaitReady(1));
+  const Step step = plan.step;
+  ASSERT_TRUE(remote->Execute(std::move(plan)).ok());
+  while (executor_->queued() == 0) std::this_thread::yield();
+  server_.reset();
+  const Lost lost = recorder.WaitLost(1);
+  EXPECT_EQ(lost.cause, Lost::Cause::kDied);
+  EXPECT_TRUE(lost.blames_requests);
+  EXPECT_EQ(lost.started, std::vector<Step>{step});
   remote->Stop();
 }
 

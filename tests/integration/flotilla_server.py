@@ -263,7 +263,7 @@ class Replicas:
     its group itself, behind several routers; a context manager."""
 
     def __init__(self, directory, models=(MODEL, MODEL), routers=2, drain_seconds=(30, 30),
-                 worker=(), router=(), colocate=False, isas=()):
+                 worker=(), router=(), colocate=False, isas=(), kv_blocks=1024):
         """`isas`: the instruction path of each replica; without it the best that the CPU has."""
         self.directory = directory
         ports = free_ports(2 * len(models) + routers)
@@ -275,7 +275,7 @@ class Replicas:
             worker_port, port = ports[2 * i:2 * i + 2]
             self.addresses.append(f"127.0.0.1:{port}")
             replica = ["--model", model_path(), "--served-model-name", model, "--threads", "1",
-                     "--kv-blocks", "1024", *worker]
+                     "--kv-blocks", str(kv_blocks), *worker]
             if isas:
                 replica += ["--cpu-isa", isas[i]]
             if not colocate:

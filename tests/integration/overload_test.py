@@ -5,7 +5,9 @@ share the machine.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+import itertools
 import random
 import re
 import statistics
@@ -14,11 +16,12 @@ import time
 import httpx
 import pytest
 
-from flotilla_server import LONG, MODEL, SANITIZED, Server
+from flotilla_server import LONG, MODEL, SANITIZED, Server, parse_metrics
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="measures time")
 
 PROMPT_TOKENS = 24
+FRESH = itertools.count(1_000_000)  # indices of bodies whose prompts no server has cached
 
 
 @dataclasses.dataclass
@@ -34,9 +37,9 @@ class Outcome:
     message: str = ""
 
 
-def body_of(index, tokens):
+def body_of(index, tokens, prompt_tokens=PROMPT_TOKENS):
     rng = random.Random(index)
-    prompt = [rng.randrange(1000, 40000) for _ in range(PROMPT_TOKENS)]
+    prompt = [rng.randrange(1000, 40000) for _ in range(prompt_tokens)]
     return dict(model=MODEL, prompt=prompt, max_tokens=tokens, ignore_eos=True, stream=True,
                 temperature=0)
 
@@ -71,38 +74,75 @@ def with_client(server, work):
     return asyncio.run(run())
 
 
-def open_loop(server, rate, seconds, body, seed):
+async def send_openly(http, rate, seconds, body, seed):
     """Poisson arrivals, which do not wait for answers; body(i, rng) is the body of request i."""
-    async def work(http):
-        rng, tasks = random.Random(seed), []
-        start = at = time.monotonic()
-        while at < start + seconds:
-            await asyncio.sleep(max(0, at - time.monotonic()))
-            tasks.append(asyncio.create_task(ask(http, body(len(tasks), rng))))
-            at += rng.expovariate(rate)
-        return await asyncio.gather(*tasks)
-    return with_client(server, work)
+    rng, tasks = random.Random(seed), []
+    start = at = time.monotonic()
+    while at < start + seconds:
+        await asyncio.sleep(max(0, at - time.monotonic()))
+        tasks.append(asyncio.create_task(ask(http, body(len(tasks), rng))))
+        at += rng.expovariate(rate)
+    return await asyncio.gather(*tasks)
 
 
-def capacity(server, clients, requests, tokens):
-    """Requests per second of a closed loop that keeps every place taken. It is the best of
-    three tries, because other work on the machine only lowers it."""
-    async def work(http):
-        left = iter(range(requests))
+def open_loop(server, *load):
+    return with_client(server, lambda http: send_openly(http, *load))
 
-        async def client():
-            for index in left:
-                await ask(http, body_of(1_000_000 + index, tokens(random.Random(index))))
-        started = time.monotonic()
-        await asyncio.gather(*(client() for _ in range(clients)))
-        return requests / (time.monotonic() - started)
-    return max(with_client(server, work) for _ in range(3))
+
+async def send_closed(http, clients, requests, tokens, prompt_tokens=PROMPT_TOKENS):
+    """Requests per second of a closed loop that keeps every place taken."""
+    left = iter(range(requests))
+
+    async def client():
+        for index in left:
+            wanted = tokens(random.Random(index))
+            await ask(http, body_of(next(FRESH), wanted, prompt_tokens))
+    started = time.monotonic()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return requests / (time.monotonic() - started)
+
+
+def capacity(server, *load):
+    """The best of three tries, because other work on the machine only lowers it."""
+    return max(with_client(server, lambda http: send_closed(http, *load)) for _ in range(3))
+
+
+async def time_alone(http, tokens, prompt_tokens=PROMPT_TOKENS):
+    return statistics.median([(await ask(http, body_of(next(FRESH), tokens, prompt_tokens))).total
+                              for _ in range(5)])
 
 
 def latency_alone(server, tokens):
-    async def work(http):
-        return [(await ask(http, body_of(2_000_000 + i, tokens))).total for i in range(5)]
-    return statistics.median(with_client(server, work))
+    return with_client(server, lambda http: time_alone(http, tokens))
+
+
+@contextlib.contextmanager
+def servers_of(directory, flags):
+    """{name: a server with these flags}. Each computes with one thread, so that all have equal
+    shares of the machine: what else runs there slows all of them alike, and their figures of one
+    time can be compared."""
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for name, more in flags.items():
+            (directory / str(name)).mkdir()
+            servers[name] = stack.enter_context(
+                Server(directory / str(name), "--threads", "1", *more))
+        yield servers
+
+
+def at_once(servers, work):
+    """{name: what work(client, name) returns}, of all servers at the same time."""
+    async def run():
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(
+                httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits))
+                for server in servers.values()]
+            return await asyncio.gather(*map(work, clients, servers))
+    results = dict(zip(servers, asyncio.run(run())))
+    for server in servers.values():
+        server.wait_idle()
+    return results
 
 
 SHORT, LONGEST = 6, 24
@@ -112,43 +152,127 @@ def some_tokens(rng):
     return rng.randint(SHORT, LONGEST)
 
 
-@pytest.mark.skipif(not LONG, reason="only with FLOTILLA_LONG=1: a ratio of times")
-def test_earliest_deadline_meets_more(tmp_path, record_property):
-    """At twice the load that can be served, with deadlines of 2 to 10 times the
-    unloaded latency."""
-    flags = ("--max-seqs", "3", "--queue-requests", "512")
-    seconds = 20  # many times the longest deadline
+@pytest.mark.skipif(not LONG, reason="only with FLOTILLA_LONG=1: a ratio of counts")
+def test_earliest_deadline_meets_no_fewer(tmp_path, record_property):
+    """At twice the load that can be served, with deadlines of 2 to 10 times the unloaded latency.
+    Both policies give up what they cannot serve in time, so edf need not meet many more. Of what
+    fcfs meets it meets at least 95 %, over all rounds; the margin is for noise. Both get the same
+    requests at the same time."""
     rounds = []  # {policy: deadlines met}
-    for policy in ("fcfs", "edf"):
-        (tmp_path / policy).mkdir()
-    with Server(tmp_path / "fcfs", "--policy", "fcfs", *flags) as fcfs, \
-            Server(tmp_path / "edf", "--policy", "edf", *flags) as edf:
-        for number in range(3):  # the machine may be busy; one good round is enough
-            rate = 2 * max(capacity(server, 6, 40, some_tokens) for server in (fcfs, edf))
-            fast, slow = latency_alone(fcfs, SHORT), latency_alone(fcfs, LONGEST)
+    flags = {policy: ("--policy", policy, "--max-seqs", "3") for policy in ("fcfs", "edf")}
+    with servers_of(tmp_path, flags) as servers:
+        for number in range(3):
+            loops = at_once(servers, lambda http, _: send_closed(http, 6, 60, some_tokens))
+            rate = 2 * statistics.mean(loops.values())
+            fast, slow = (at_once(servers, lambda http, _: time_alone(http, tokens))["fcfs"]
+                          for tokens in (SHORT, LONGEST))
 
             def body(index, rng):
                 tokens = some_tokens(rng)
                 alone = fast + (slow - fast) * (tokens - SHORT) / (LONGEST - SHORT)
                 timeout_ms = round(1000 * alone * rng.uniform(2, 10))
-                return dict(body_of(1000 * number + index, tokens), timeout_ms=timeout_ms)
+                return dict(body_of(10_000 * number + index, tokens), timeout_ms=timeout_ms)
 
-            rounds.append({})
-            for policy, server in (("fcfs", fcfs), ("edf", edf)):
-                outcomes = open_loop(server, rate, seconds, body, seed=number)
-                assert {o.status for o in outcomes} <= {200, 504}, outcomes
-                rounds[-1]["sent"] = len(outcomes)
-                rounds[-1][policy] = sum(o.status == 200 for o in outcomes)
-                server.wait_idle()
-            if rounds[-1]["edf"] >= 1.5 * rounds[-1]["fcfs"]:
-                break
+            outcomes = at_once(servers, lambda http, _: send_openly(
+                http, rate, 40 * slow, body, seed=number))  # many times the longest deadline
+            for some in outcomes.values():
+                assert {o.status for o in some} <= {200, 504}, some
+            rounds.append({policy: sum(o.status == 200 for o in some)
+                           for policy, some in outcomes.items()} | {"sent": len(outcomes["edf"])})
     record_property("deadlines met, by round", str(rounds))
-    assert rounds[-1]["edf"] >= 1.5 * rounds[-1]["fcfs"], rounds
+    assert sum(r["edf"] for r in rounds) >= 0.95 * sum(r["fcfs"] for r in rounds), rounds
+
+
+LOADS = (0.5, 1, 1.5, 5)
+GOODPUT_PROMPT, GOODPUT_TOKENS = 48, 24
+GOODPUT_ROWS = GOODPUT_PROMPT + GOODPUT_TOKENS - 1  # that an answer needs
+
+
+@dataclasses.dataclass
+class Window:
+    """What a server did while a load with deadlines came."""
+
+    in_time: int = 0  # answers
+    others: int = 0  # requests that were refused or ended
+    rows: float = 0  # that were computed
+    seconds: float = 0
+
+    def __add__(self, more):
+        return Window(self.in_time + more.in_time, self.others + more.others,
+                      self.rows + more.rows, self.seconds + more.seconds)
+
+    @property
+    def goodput(self):
+        return self.in_time / self.seconds
+
+    @property
+    def useful(self):
+        """The share of the rows that answers in time needed."""
+        return self.in_time * GOODPUT_ROWS / self.rows
+
+
+async def with_deadlines(http, rate, deadline, seed):
+    """The Window of two deadlines' time, after the load has come for the time of one. The clients
+    leave at its end."""
+    async def request():
+        body = dict(body_of(next(FRESH), GOODPUT_TOKENS, GOODPUT_PROMPT), stream=False,
+                    timeout_ms=round(1000 * deadline))
+        response = await http.post("/v1/completions", json=body)
+        assert response.status_code in (200, 429, 504), response.text
+        return response.status_code, time.monotonic()
+
+    async def rows_computed():
+        page = parse_metrics((await http.get("/metrics")).text)
+        rows = sum(value for key, value in page.items()
+                   if key.startswith("flotilla_worker_rows_total"))
+        return rows, time.monotonic()
+
+    rng, tasks, looks = random.Random(seed), [], []
+    start = at = time.monotonic()
+    for until in (start + deadline, start + 3 * deadline):
+        while at < until:
+            await asyncio.sleep(max(0, at - time.monotonic()))
+            tasks.append(asyncio.create_task(request()))
+            at += rng.expovariate(rate)
+        await asyncio.sleep(max(0, until - time.monotonic()))
+        looks.append(await rows_computed())
+    (rows_before, begin), (rows_after, end) = looks
+    ended = [task.result() for task in tasks if task.done()]
+    inside = [status for status, when in ended if begin < when <= end]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return Window(inside.count(200), len(inside) - inside.count(200), rows_after - rows_before,
+                  end - begin)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "srpt", "edf"])
+@pytest.mark.skipif(not LONG, reason="only with FLOTILLA_LONG=1: a ratio of counts")
+def test_goodput_holds_where_requests_have_deadlines(tmp_path, policy, record_property):
+    """Without any flag against overload, a server at five times its capacity answers at least 80 %
+    as many requests in time as at its best load. It gives the others up early: most of the rows
+    that it computes are for answers in time. A deadline is ten times the unloaded latency."""
+    total = dict.fromkeys(LOADS, Window())
+    with servers_of(tmp_path, {load: ("--policy", policy) for load in LOADS}) as servers:
+        for number in range(3):
+            loops = at_once(servers, lambda http, _: send_closed(
+                http, 12, 24, lambda _: GOODPUT_TOKENS, GOODPUT_PROMPT))
+            alone = at_once(servers, lambda http, _: time_alone(
+                http, GOODPUT_TOKENS, GOODPUT_PROMPT))
+            peak, deadline = (statistics.mean(x.values()) for x in (loops, alone))
+            windows = at_once(servers, lambda http, load: with_deadlines(
+                http, load * peak, 10 * deadline, seed=number))
+            total = {load: total[load] + windows[load] for load in LOADS}
+    figures = ", ".join(f"{window.goodput:.2f}" for window in total.values())
+    record_property(f"{policy}: answers in time a second at {LOADS} times the capacity; the share "
+                    "of the rows at 5 that they needed", f"{figures}; {total[5].useful:.2f}")
+    assert total[5].goodput >= 0.8 * max(window.goodput for window in total.values()), total
+    assert total[5].useful >= 0.7, total
+    assert total[5].others > total[5].in_time, total
 
 
 MAX_WAIT_MS = 1000
 TOKENS = 48
-LOADS = (0.5, 1, 1.5, 5)
 
 
 def good(outcomes, bound):
@@ -170,7 +294,7 @@ def test_overload_keeps_goodput(tmp_path, record_property):
             for load in LOADS:
                 first = 100_000 * number + int(10_000 * load)
                 outcomes = open_loop(server, load * peak, seconds,
-                                     lambda index, _: body_of(first + index, TOKENS), seed=first)
+                                     lambda index, _: body_of(first + index, TOKENS), first)
                 server.wait_idle()
                 assert {o.status for o in outcomes} <= {200, 429}
                 goodput[load].append(len(good(outcomes, bound)) / seconds / peak)

@@ -206,39 +206,6 @@ TEST(Planner, ARequestIsPreemptedAsOftenAsItMayBe) {
   }
 }
 
-// A request that was preempted as often as it may be but once comes back, and later ones that fit
-// only without its reserve wait.
-TEST(Planner, BlocksAreReservedForAProtectedRequest) {
-  CoreHarness harness({.watermark_blocks = 0,
-                       .expected_output_permille = 0,
-                       .max_preemptions = 2,
-                       .prefix_cache = false},
-                      SmallGroup(9, 4));
-  harness.Submit(1, 4, 22);                                  // seven blocks in the end
-  TokenizedRequest urgent = CoreHarness::Request(2, 28, 2);  // eight
-  urgent.priority = 1;
-  harness.Plan();
-  harness.Answer();
-  harness.core.Submit(0, urgent);
-  while (harness.TokensOf(2) < 2u) {
-    ASSERT_EQ(harness.Plan(), StallReason::kNone);
-    harness.Answer();
-  }
-  ASSERT_EQ(harness.core.Snapshot().counters.preemptions, 1u);
-  harness.Plan();  // the first one comes back
-  harness.Answer();
-  harness.Submit(3, 8, 1);   // two blocks beside its seven: starts
-  harness.Submit(4, 4, 12);  // a block would be there, but is reserved: waits
-  harness.Plan();
-  harness.Answer();
-  EXPECT_EQ(harness.core.Snapshot().load.running_requests, 2u);
-  harness.RunAll();
-  EXPECT_EQ(harness.EndOf(1)->usage.preemptions, 1u);
-  for (const auto& [id, tokens] : {std::pair(1, 22u), {2, 2u}, {3, 1u}, {4, 12u}}) {
-    EXPECT_EQ(harness.TokensOf(id), tokens);
-  }
-}
-
 TEST(Planner, AHeadTooLargeForNowIsPassedByAFewOnly) {
   CoreHarness harness(
       {.watermark_blocks = 0, .expected_output_permille = 0, .max_overtaken_rows = 6},

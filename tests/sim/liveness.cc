@@ -34,6 +34,7 @@ void Liveness::Begin(const ExecutorDescription& group) { group_ = group; }
 void Liveness::BeforePlan(const States& states,
                           const std::vector<scheduler::OpenSequenceView>& open) {
   seen_.clear();
+  preempted_.clear();
   for (const scheduler::SequenceStatus& sequence : states) {
     Seen& seen = seen_[sequence.request];
     seen.client = &find_client_(sequence.request);
@@ -212,6 +213,9 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
     if (seen_[id].waiting) waiters_[id] = {.preemptions = waiters_[id].preemptions};
   }
   const bool measures = MeasuresDecodes(plan);
+  // Who was preempted and starts again at once waited before all others, and was not seen to.
+  const auto again = [&](const RequestId& id) { return started.count(id) > 0; };
+  unclear |= std::any_of(preempted_.begin(), preempted_.end(), again);
   absl::Status status;
   if (first != seen_.end() && !loading && !unclear) {
     const auto& [id, seen] = *first;

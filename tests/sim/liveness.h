@@ -40,7 +40,10 @@ class Liveness {
   void BeforePlan(const std::vector<scheduler::SequenceStatus>& states,
                   const std::vector<scheduler::OpenSequenceView>& open);
   // Must be called for each victim of the plan, before AfterPlan.
-  void NotePreemption(const RequestId& victim) { ++waiters_[victim].preemptions; }
+  void NotePreemption(const RequestId& victim) {
+    ++waiters_[victim].preemptions;
+    preempted_.insert(victim);
+  }
   // Must be called after a plan was made. `copying` are the blocks of
   // background copies that were under way before it, and `loading` whether some of them, or of this
   // plan's, fill blocks. `unclear`: requests are quarantined or held back, so that others may have
@@ -88,6 +91,7 @@ class Liveness {
   ExecutorDescription group_;
   std::map<RequestId, Seen> seen_;  // before the plan
   std::map<RequestId, Waiter> waiters_;
+  std::set<RequestId> preempted_;        // in this plan
   std::uint64_t used_ = 0;               // blocks in tables, before the plan
   std::uint64_t places_ = 0;             // taken, before the plan
   bool has_deadlines_ = false;           // of open requests, before the plan

@@ -83,8 +83,8 @@ std::int64_t StepTimeModel::QuickestNs(std::int64_t ns, std::uint64_t chunk_rows
   const std::uint64_t least = std::min(ratios_[0].Quantile(kLow), ratios_[1].Quantile(kLow));
   const auto ratio = std::min<std::int64_t>(static_cast<std::int64_t>(least), kOne);
   // The mean of many steps varies less than one step does, but a model of a few terms is off by
-  // a tenth where a machine is not linear.
-  return static_cast<std::int64_t>(Wide{ns} * ratio / kOne * 9 / 10);
+  // a fifth where a machine is not linear.
+  return static_cast<std::int64_t>(Wide{ns} * ratio / kOne * 4 / 5);
 }
 
 std::uint32_t StepTimeModel::RowsWithin(const Target& target, StepShape shape, std::uint64_t begin,
