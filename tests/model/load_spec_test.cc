@@ -90,7 +90,8 @@ std::string LoadError(const std::vector<std::byte>& bytes) {
 TEST(LoadSpec, RefusalsNameTheProblem) {
   const auto tiny = testing::TinyGguf();
   EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")), HasSubstr("'qwen2'"));
-  EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")), HasSubstr("supported: llama, mistral, qwen3"));
+  EXPECT_THAT(LoadError(Replaced(tiny, "llama", "qwen2")),
+              HasSubstr("supported: llama, mistral, qwen3"));
   EXPECT_THAT(LoadError(Replaced(tiny, "attn_q.w", "attn_z.w")),
               HasSubstr("blk.0.attn_q.weight is missing"));
   EXPECT_THAT(LoadError(Replaced(tiny, "llama.block_count", "llama.block_sount")),
