@@ -179,9 +179,7 @@ bool Liveness::MeasuresDecodes(const StepPlan& plan) {
   const bool chunks = std::any_of(plan.ops.begin(), plan.ops.end(),
                                   [](const PlanOp& op) { return std::holds_alternative<Run>(op); });
   plans_with_chunks_ += chunks;
-  if (chunks || plans_with_chunks_ < kPlansWithChunks) return false;
-  plans_with_chunks_ = 0;
-  return true;
+  return !chunks && plans_with_chunks_ >= kPlansWithChunks;
 }
 
 absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std::uint64_t copying,
@@ -230,7 +228,10 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
       const std::uint64_t overtaken = counts_.overtaken;
       status = CheckOvertaken(id, seen, plan);
       const bool others_start = further || counts_.overtaken > overtaken;
-      if (status.ok() && !others_start && !measures && IsFirstAndFits(seen, copying)) {
+      if (!status.ok() || others_start || !IsFirstAndFits(seen, copying)) return status;
+      if (measures) {
+        plans_with_chunks_ = 0;
+      } else {
         status = Broken(id, "it is first and fits, but the plan has no row of it");
       }
     }

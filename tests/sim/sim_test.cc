@@ -28,6 +28,11 @@ namespace {
 
 constexpr std::uint64_t kSteps = 500;
 
+// Steps with long prompts take as long as several others.
+std::uint64_t StepsOf(const Simulation& simulation) {
+  return simulation.large() ? kSteps / 4 : kSteps;
+}
+
 std::uint64_t EnvNumber(const char* name) {
   const char* text = std::getenv(name);
   return text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
@@ -81,8 +86,7 @@ class SeedRun {
       running_seed = next_++;
       if (running_seed > std::min<std::uint64_t>(seeds_, failed_ - 1)) break;
       Simulation simulation(running_seed);
-      // Steps with long prompts take as long as several others.
-      const std::uint64_t steps = simulation.large() ? kSteps / 4 : kSteps;
+      const std::uint64_t steps = StepsOf(simulation);
       const absl::Status status = simulation.Run(steps);
       if (!status.ok()) {
         Fail(status.message());
@@ -222,7 +226,7 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   if (const std::uint64_t seed = EnvNumber("FLOTILLA_SIM_SEED"); seed != 0) {
     running_seed = seed;
     Simulation simulation(seed);
-    EXPECT_EQ(simulation.Run(kSteps), absl::OkStatus());
+    EXPECT_EQ(simulation.Run(StepsOf(simulation)), absl::OkStatus());
     return;
   }
   const std::uint64_t seeds = EnvNumber("FLOTILLA_LONG") != 0 ? 50'000 : 2'000;
