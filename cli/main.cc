@@ -36,7 +36,8 @@ Examples:
 The server is ready when it prints `ready http=HOST:PORT grpc=HOST:PORT` on standard output
 (and `health=HOST:PORT`, with --health-port). Then a client can call it:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
-    -d '{"messages":[{"role":"user","content":"Hello!"}],"model":"SmolLM2-135M-Instruct"}'
+    -d '{"model":"SmolLM2-135M-Instruct","temperature":0,
+         "messages":[{"role":"user","content":"Hello!"}]}'
 
 On SIGINT or SIGTERM the server takes no new requests, and running requests finish. A second
 signal ends the server at once.)";
